@@ -1,0 +1,45 @@
+"""Packaging: `pip install -c requirements.txt -e .` (extras below)."""
+
+import setuptools
+
+# Lower bounds are the versions this code was written against where an older
+# API differs (jax, flax, orbax, grain); requirements.txt holds exact pins.
+_INSTALL_REQUIRES = [
+  'absl-py',
+  'array_record>=0.8.1; sys_platform == "linux"',
+  'clu>=0.0.12',
+  'etils[epath]>=1.9',
+  'flax>=0.12',
+  'grain>=0.2.18',
+  'jax>=0.10',
+  'matplotlib>=3.9',
+  'ml-collections>=1.0',
+  'numpy>=2.0',
+  'opencv-python-headless>=4.10',
+  'optax>=0.2.5',
+  'orbax-checkpoint>=0.12',
+  'pillow>=11',
+  'scikit-learn>=1.5',
+  'simplejpeg>=1.8',
+  'tensorflow-datasets>=4.9.9',
+]
+
+_EXTRAS_REQUIRE = {
+  # gcsfs: reading and writing gs:// paths, where TPU hosts keep their files.
+  'tpu': ['gcsfs', 'jax[tpu]>=0.10'],
+  'cuda': ['jax[cuda13]>=0.10'],
+  # What clu writes event files with; TensorFlow does not bring TensorBoard.
+  'tensorboard': ['tensorboard>=2.20', 'tensorflow>=2.20'],
+  'test': ['mypy', 'pytest', 'pytest-xdist', 'ruff'],
+}
+
+setuptools.setup(
+  name='vit_jax',
+  version='0.1.0',
+  description='Vision Transformer in JAX/Flax for TPUs, a reference code base',
+  license='Apache-2.0',
+  python_requires='>=3.11,<3.14',
+  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  install_requires=_INSTALL_REQUIRES,
+  extras_require=_EXTRAS_REQUIRE,
+)

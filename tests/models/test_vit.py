@@ -1,0 +1,214 @@
+"""The model against the original code's outputs, and its identities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import variants
+
+SIZE = (16, 24)
+TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
+VARIANTS = {
+  'cls': {},
+  'gap': {'pool': 'gap'},
+  'representation': {'representation_size': 20},
+  'stem': {'patch_size': 2, 'stem_width': 32},
+}
+
+
+def make(size=SIZE, **fields):
+  model = variants.build(num_classes=5, image_size=size, **(TINY | fields))
+  params = variants.init(model, jax.random.key(0), size)
+  # The head starts at zero, which would hide everything before it.
+  kernel = params['head']['kernel']
+  params['head']['kernel'] = jax.random.normal(jax.random.key(1), kernel.shape)
+  return model, params
+
+
+def images(n=2, size=SIZE):
+  return jax.random.uniform(jax.random.key(2), (n, *size, 3), minval=-1)
+
+
+def run(model, params, train=False, capture=()):
+  rngs = {'dropout': jax.random.key(3)}
+  return jax.jit(
+    lambda p, x: model.apply(
+      {'params': p}, x, train=train, rngs=rngs, capture=capture
+    )
+  )(params, images())
+
+
+@pytest.mark.parametrize('fields', VARIANTS.values(), ids=VARIANTS)
+def test_every_parameter_gets_a_finite_gradient(fields):
+  model, params = make(**fields)
+
+  def loss(p):
+    logits, _ = model.apply({'params': p}, images())
+    return jnp.sum(logits**2)
+
+  grads = jax.jit(jax.grad(loss))(params)
+  for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+    name = jax.tree_util.keystr(path)
+    assert np.isfinite(grad).all(), name
+    # Keys' biases shift all logits of a softmax alike and learn nothing.
+    if "['key']['bias']" not in name:
+      assert np.any(grad != 0), name
+
+
+@pytest.mark.parametrize('train', [False, True], ids=['eval', 'train'])
+@pytest.mark.parametrize('remat', ['none', 'nothing_saveable', 'dots_saveable'])
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_scan_and_remat_change_no_number(scan, remat, train):
+  """Dropout included: its keys do not depend on how layers are compiled."""
+  plain, params = make(dropout=0.3)
+  other, _ = make(dropout=0.3, scan=scan, remat=remat)
+  other_params = variants.stack_blocks(params) if scan else params
+
+  def value_and_grad(model, p):
+    def loss(p):
+      rngs = {'dropout': jax.random.key(3)}
+      logits, _ = model.apply({'params': p}, images(), train=train, rngs=rngs)
+      return jnp.sum(logits**2), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(p)
+    return logits, grads
+
+  want, want_grads = value_and_grad(plain, params)
+  got, got_grads = value_and_grad(other, other_params)
+  if scan:
+    got_grads = variants.unstack_blocks(got_grads)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+  # Only the order of sums differs.
+  jax.tree.map(
+    lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4),
+    got_grads,
+    want_grads,
+  )
+
+
+def test_initial_parameters_do_not_depend_on_scan():
+  size = (16, 16)
+  key = jax.random.key(7)
+  model = variants.build(num_classes=5, image_size=size, **TINY)
+  loop = variants.init(model, key, size)
+  scan = variants.init(model.clone(scan=True), key, size)
+  jax.tree.map(
+    np.testing.assert_array_equal, variants.unstack_blocks(scan), loop
+  )
+
+
+def test_stacking_is_undone_by_unstacking():
+  _, params = make()
+  back = variants.unstack_blocks(variants.stack_blocks(params))
+  jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_dropout_needs_train_and_changes_the_output():
+  model, params = make(dropout=0.5)
+  quiet, _ = run(model, params)
+  noisy, _ = run(model, params, train=True)
+  same, _ = run(model.clone(dropout=0.0), params, train=True)
+  assert np.abs(noisy - quiet).max() > 0.1
+  np.testing.assert_array_equal(same, quiet)
+
+
+def test_dropout_keeps_the_mean():
+  """E[dropout(x)] = x: over many draws the mean logit of a linear path."""
+  from vit_jax.models import vit
+
+  x = jnp.ones((100_000,))
+  y = vit.nn.Dropout(0.3, deterministic=False).apply(
+    {}, x, rng=jax.random.key(0)
+  )
+  assert abs(float(y.mean()) - 1) < 0.01
+
+
+def test_bfloat16_is_close_to_float32():
+  model, params = make()
+  want, _ = run(model, params)
+  got, aux = run(model.clone(dtype=jnp.bfloat16), params)
+  assert aux['tokens'].dtype == jnp.bfloat16
+  assert got.dtype == jnp.float32
+  # bfloat16 keeps 8 bits: 0.4 % a rounding, a handful of them in a row.
+  assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+def test_captured_attention_is_what_the_model_used():
+  model, params = make()
+  want, _ = run(model, params)
+  got, aux = run(model, params, capture=('attention', 'blocks'))
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+  assert aux['attention'].shape == (3, 2, 3, 7, 7)
+  assert aux['blocks'].shape == (3, 2, 7, 24)
+  np.testing.assert_allclose(aux['attention'].sum(-1), 1, rtol=1e-5)
+
+
+def test_attention_against_numpy():
+  """softmax(q k' / sqrt(K)) v of appendix A, equations 5 to 8."""
+  model, params = make(depth=1)
+  _, aux = run(model, params, capture=('attention',))
+  weights = params['Transformer']['encoderblock_0']
+  msa = jax.tree.map(np.asarray, weights['MultiHeadDotProductAttention_1'])
+  posemb = params['Transformer']['posembed_input']['pos_embedding']
+  x = np.concatenate(
+    [np.zeros((2, 1, 24)), np.asarray(aux['stem']).reshape(2, 6, 24)], 1
+  ) + np.asarray(posemb)
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  q, k = (
+    np.einsum('bld,dnk->bnlk', x, msa[name]['kernel'])
+    + msa[name]['bias'][:, None]
+    for name in ('query', 'key')
+  )
+  logits = q @ k.swapaxes(-1, -2) / np.sqrt(8)
+  want = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  np.testing.assert_allclose(aux['attention'][0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_initial_head_predicts_nothing_but_its_bias():
+  size = (16, 16)
+  model = variants.build(
+    num_classes=5, image_size=size, head_bias=-10.0, **TINY
+  )
+  params = variants.init(model, jax.random.key(0), size)
+  logits, _ = model.apply({'params': params}, images(size=size))
+  np.testing.assert_array_equal(logits, -10.0)
+
+
+def test_initialisers_have_the_published_scales():
+  """Xavier-uniform kernels, N(0, 1e-6) MLP biases, N(0, 0.02) positions."""
+  size = (112, 112)
+  model = variants.build(
+    num_classes=2, image_size=size, **variants.fields('s8')
+  )
+  params = variants.init(model.clone(depth=1), jax.random.key(0), size)
+  block = params['Transformer']['encoderblock_0']
+  for name in ('query', 'key', 'value'):
+    kernel = block['MultiHeadDotProductAttention_1'][name]['kernel']
+    bound = np.sqrt(6 / (384 + 384))
+    assert np.abs(kernel).max() <= bound
+    np.testing.assert_allclose(np.std(kernel), bound / np.sqrt(3), rtol=0.02)
+  bias = block['MlpBlock_3']['Dense_0']['bias']
+  np.testing.assert_allclose(np.std(bias), 1e-6, rtol=0.1)
+  posemb = params['Transformer']['posembed_input']['pos_embedding']
+  np.testing.assert_allclose(np.std(posemb), 0.02, rtol=0.02)
+  fan_in = 8 * 8 * 3
+  np.testing.assert_allclose(
+    np.std(params['embedding']['kernel']), fan_in**-0.5, rtol=0.02
+  )
+  assert not params['cls'].any()
+
+
+def test_permuting_patches_with_their_positions_changes_nothing():
+  """Section 3.1: all the model knows of 2-D structure is its position table."""
+  model, params = make(size=(16, 16), pool='gap')
+  x = images(size=(16, 16))
+  blocks = x.reshape(2, 2, 8, 2, 8, 3).transpose(0, 1, 3, 2, 4, 5)
+  order = np.array([2, 0, 3, 1])
+  shuffled = blocks.reshape(2, 4, 8, 8, 3)[:, order].reshape(2, 2, 2, 8, 8, 3)
+  x_shuffled = shuffled.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
+  want, _ = model.apply({'params': params}, x)
+  table = params['Transformer']['posembed_input']['pos_embedding']
+  params['Transformer']['posembed_input']['pos_embedding'] = table[:, order]
+  got, _ = model.apply({'params': params}, x_shuffled)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

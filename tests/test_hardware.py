@@ -1,0 +1,67 @@
+"""Device kinds against the vendors' figures per chip."""
+
+import types
+
+import jax
+import pytest
+from jax._src.pallas.mosaic import tpu_info  # Its parser is in no public API.
+
+from vit_jax import hardware
+
+
+def _device(kind):
+  return types.SimpleNamespace(device_kind=kind)
+
+
+@pytest.mark.parametrize(
+  'kind, devices_per_chip, chip_tflops, cores_per_chip',
+  [
+    ('TPU v2', 2, 45, 2),
+    ('TPU v3', 2, 123, 2),
+    ('TPU v4', 1, 275, 2),
+    ('TPU v5 lite', 1, 197, 1),
+    ('TPU v5e', 1, 197, 1),
+    ('TPU v5', 1, 459, 2),
+    ('TPU v5p', 1, 459, 2),
+    ('TPU v6 lite', 1, 918, 1),
+    ('TPU v6e', 1, 918, 1),
+    ('TPU7x', 2, 2307, 2),
+    ('NVIDIA A100-SXM4-80GB', 1, 312, 1),
+    ('NVIDIA H100 80GB HBM3', 1, 989, 1),
+    ('NVIDIA H200', 1, 989, 1),
+  ],
+)
+def test_devices_add_up_to_the_chip(
+  kind, devices_per_chip, chip_tflops, cores_per_chip
+):
+  device = _device(kind)
+  peak = hardware.peak_flops(device)
+  assert peak is not None
+  assert peak * devices_per_chip == pytest.approx(chip_tflops * 1e12)
+  assert hardware.cores_per_device(device) * devices_per_chip == cores_per_chip
+
+
+@pytest.mark.parametrize('kind', ['TPU v99', 'NVIDIA H200 MIG 1g.18gb', ''])
+def test_unknown_kinds_have_no_peak_and_one_core(kind):
+  assert hardware.peak_flops(_device(kind)) is None
+  assert hardware.cores_per_device(_device(kind)) == 1
+
+
+def test_cpu_devices_have_no_peak_and_one_core():
+  device = jax.devices('cpu')[0]
+  assert hardware.peak_flops(device) is None
+  assert hardware.cores_per_device(device) == 1
+
+
+@pytest.mark.parametrize(
+  'kind', [k for k in hardware._PEAK_FLOPS if k.startswith('TPU')]
+)
+def test_tpu_cores_are_those_that_jax_knows(kind):
+  """Also catches a misspelt kind: JAX parses what devices report."""
+  version = tpu_info.chip_version_from_device_kind(kind)
+  assert version is not None
+  cores = hardware.cores_per_device(_device(kind))
+  if version.supports_megacore:
+    assert cores == version.num_physical_tensor_cores_per_chip
+  else:
+    assert cores == 1

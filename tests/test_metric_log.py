@@ -1,0 +1,384 @@
+"""metrics.csv over writes, resumes and kills; TensorBoard in its thread."""
+
+import importlib.machinery
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import logging
+from etils import epath
+
+from vit_jax import metric_log
+
+
+@pytest.fixture(autouse=True)
+def no_tensorflow(monkeypatch):
+  """The CSV tests are the same with and without TensorFlow installed."""
+  monkeypatch.setattr(metric_log.importlib.util, 'find_spec', lambda name: None)
+
+
+def _log(workdir, resume_step=None, **kwargs):
+  return metric_log.MetricLog(str(workdir), resume_step, **kwargs)
+
+
+def _text(workdir):
+  return (workdir / 'metrics.csv').read_text()
+
+
+def _rows_of(workdir):
+  return metric_log.read_table(epath.Path(workdir / 'metrics.csv'))[1]
+
+
+def test_rows_are_in_the_file_after_every_write(tmp_path):
+  log = _log(tmp_path / 'new' / 'run')
+  path = tmp_path / 'new' / 'run' / 'metrics.csv'
+  assert os.fspath(log.path) == os.fspath(path)
+  assert path.read_text() == 'step\n'
+  log.write(1, {'train/loss': 2.5})
+  assert path.read_text() == 'step,train/loss\n1,2.5\n'
+  log.write(2, {'train/loss': 2.25})
+  assert path.read_text() == 'step,train/loss\n1,2.5\n2,2.25\n'
+
+
+def test_writes_for_one_step_share_a_row(tmp_path):
+  log = _log(tmp_path)
+  log.write(1, {'loss': 2.0, 'test/accuracy': 0.25})
+  log.write(2, {'loss': 1.0})
+  log.write(2, {'test/accuracy': 0.5})
+  log.write(3, {'loss': 0.5})
+  expected = 'step,loss,test/accuracy\n1,2.0,0.25\n2,1.0,0.5\n3,0.5,\n'
+  assert _text(tmp_path) == expected
+
+
+def test_a_replaced_value_may_be_shorter(tmp_path):
+  log = _log(tmp_path)
+  log.write(1, {'loss': 0.123456789})
+  log.write(1, {'loss': 2})
+  assert _text(tmp_path) == 'step,loss\n1,2\n'
+
+
+def test_a_new_metric_adds_a_column_to_all_rows(tmp_path):
+  log = _log(tmp_path)
+  log.write(1, {'loss': 2.0})
+  log.write(2, {'loss': 1.0, 'lr': 0.1})
+  log.write(2, {'loss': 1.5})
+  log.write(3, {'loss': 0.5, 'lr': 0.2})
+  assert _text(tmp_path) == 'step,loss,lr\n1,2.0,\n2,1.5,0.1\n3,0.5,0.2\n'
+  assert os.listdir(tmp_path) == ['metrics.csv']
+
+
+def test_an_earlier_step_goes_to_its_place(tmp_path):
+  log = _log(tmp_path)
+  for step in (10, 30, 20, 10):
+    log.write(step, {'loss': step / 10})
+  log.write(40, {'loss': 4.0})
+  assert _text(tmp_path) == 'step,loss\n10,1.0\n20,2.0\n30,3.0\n40,4.0\n'
+
+
+def test_a_removed_file_comes_back_whole(tmp_path):
+  log = _log(tmp_path)
+  log.write(1, {'loss': 2.0})
+  log.path.unlink()
+  log.write(2, {'loss': 1.0})
+  assert _text(tmp_path) == 'step,loss\n1,2.0\n2,1.0\n'
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    0.1,
+    1 / 3,
+    float('inf'),
+    np.float32(1 / 3),
+    np.float32(1e-30),
+    np.float64(1 / 3),
+    np.int64(2**53),
+    7,
+  ],
+  ids=lambda value: f'{type(value).__name__}-{value}',
+)
+def test_values_read_back_exactly(tmp_path, value):
+  _log(tmp_path).write(1, {'x': value})
+  text = _rows_of(tmp_path)[1]['x']
+  assert np.asarray(float(text), np.asarray(value).dtype) == value
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_device_arrays_read_back_exactly(tmp_path, dtype):
+  value = jnp.asarray(1 / 3, dtype)
+  _log(tmp_path).write(1, {'x': value})
+  assert jnp.asarray(float(_rows_of(tmp_path)[1]['x']), dtype) == value
+
+
+def test_float32_is_not_padded_with_float64_digits(tmp_path):
+  _log(tmp_path).write(1, {'x': np.float32(0.1)})
+  assert _text(tmp_path) == 'step,x\n1,0.1\n'
+
+
+def _write_run(log, steps):
+  for step in steps:
+    log.write(step, {'train/loss': np.float32(1 / step)})
+    if step % 3 == 0:
+      log.write(step, {'test/accuracy': step / 7})
+
+
+@pytest.mark.parametrize('resume_step', [0, 1, 3, 4, 6, 7])
+@pytest.mark.parametrize('torn', ['', '8', '8,0.1', '8,0.125,0.', '8,\0\0\0'])
+def test_resumed_equals_uninterrupted(tmp_path, resume_step, torn):
+  whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
+  _write_run(_log(whole), range(1, 11))
+  _write_run(_log(resumed), range(1, 8))
+  with open(resumed / 'metrics.csv', 'a') as f:
+    f.write(torn)
+  log = _log(resumed, resume_step)
+  # What a kill right after the resume leaves behind, is complete already.
+  assert max(_rows_of(resumed), default=0) == resume_step
+  _write_run(log, range(resume_step + 1, 11))
+  assert _text(resumed) == _text(whole)
+
+
+def test_metrics_that_come_after_a_resume_join_the_last_row(tmp_path):
+  _log(tmp_path).write(5, {'loss': 2.0, 'test/accuracy': 0.25})
+  log = _log(tmp_path, 5)
+  log.write(5, {'test/accuracy': 0.5})
+  log.write(6, {'loss': 1.0})
+  assert _text(tmp_path) == 'step,loss,test/accuracy\n5,2.0,0.5\n6,1.0,\n'
+
+
+def test_a_resume_without_a_table_starts_one(tmp_path):
+  _log(tmp_path, 5).write(6, {'loss': 1.0})
+  assert _text(tmp_path) == 'step,loss\n6,1.0\n'
+
+
+def test_a_run_from_the_start_replaces_the_table(tmp_path):
+  _log(tmp_path).write(5, {'loss': 2.0})
+  _log(tmp_path)
+  assert _text(tmp_path) == 'step\n'
+
+
+@pytest.mark.parametrize('left', ['', 'st', 'step,lo'])
+def test_a_file_killed_at_birth_is_an_empty_table(tmp_path, left):
+  (tmp_path / 'metrics.csv').write_text(left)
+  _log(tmp_path, 5).write(6, {'loss': 1.0})
+  assert _text(tmp_path) == 'step,loss\n6,1.0\n'
+
+
+_WRITE_UNTIL_KILLED = """
+import sys
+from vit_jax import metric_log
+log = metric_log.MetricLog(sys.argv[1], None)
+for step in range(1, 10**9):
+  log.write(step, {'loss': 1 / step, f'metric_{step // 1000}': step})
+  if step == 2500:
+    print('going', flush=True)
+"""
+
+
+def test_a_killed_run_leaves_every_finished_row(tmp_path):
+  process = subprocess.Popen(
+    [sys.executable, '-c', _WRITE_UNTIL_KILLED, str(tmp_path)],
+    stdout=subprocess.PIPE,
+  )
+  with process:
+    process.stdout.readline()
+    process.kill()
+  rows = _rows_of(tmp_path)
+  assert list(rows) == list(range(1, len(rows) + 1))
+  assert len(rows) >= 2500
+  for step in (1, 1500, 2500):
+    assert rows[step]['loss'] == str(1 / step)
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('epoch,loss\n1,2\n', "first column of .*metrics.csv is 'epoch'"),
+    ('step,loss\n1,2\n2\n3,4\n', "Line 3 of .*fit its 2 columns: '2'"),
+    ('step,loss\nx,2\n', "Line 2 of .*metrics.csv .*'x,2'. Repair"),
+  ],
+)
+def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
+  (tmp_path / 'metrics.csv').write_text(text)
+  with pytest.raises(ValueError, match=message):
+    _log(tmp_path, 5)
+  assert _text(tmp_path) == text
+
+
+@pytest.mark.parametrize(
+  'scalars, message',
+  [
+    ({'loss': np.zeros(3)}, r"'loss' has shape \(3,\) and type float64"),
+    ({'loss': True}, r"'loss' has shape \(\) and type bool"),
+    ({'loss': 'low'}, r"'loss' has shape \(\) and type <U3"),
+    ({'step': 3}, "Metric 'step' = 3 would hide the first column"),
+  ],
+)
+def test_a_bad_metric_is_refused_and_nothing_written(
+  tmp_path, scalars, message
+):
+  log = _log(tmp_path)
+  log.write(1, {'x': 1})
+  with pytest.raises(ValueError, match=message):
+    log.write(2, {'x': 2} | scalars)
+  assert _text(tmp_path) == 'step,x\n1,1\n'
+
+
+def test_disabled_touches_nothing(tmp_path):
+  log = _log(tmp_path / 'run', enabled=False)
+  log.write(1, {'loss': 1.0})
+  log.close()
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_bucket_gets_whole_objects(tmp_path, monkeypatch):
+  """Objects cannot be appended to or renamed: only whole writes may happen."""
+  objects = {}
+
+  class Bucket(type(epath.Path('gs://bucket'))):
+    def mkdir(self, **kwargs):
+      pass
+
+    def exists(self):
+      return os.fspath(self) in objects
+
+    def read_text(self):
+      return objects[os.fspath(self)].decode()
+
+    def write_bytes(self, data):
+      objects[os.fspath(self)] = data
+
+  monkeypatch.setattr(metric_log.epath, 'Path', Bucket)
+  monkeypatch.chdir(tmp_path)
+  log = _log('gs://bucket/run')
+  log.write(1, {'loss': 2.0})
+  log.write(2, {'loss': 1.0})
+  log.write(2, {'loss': 1.5})
+  _log('gs://bucket/run', 1).write(2, {'loss': 0.5})
+  assert objects == {
+    'gs://bucket/run/metrics.csv': b'step,loss\n1,2.0\n2,0.5\n'
+  }
+  assert not os.listdir(tmp_path)
+
+
+def test_without_tensorflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
+  lines = []
+  modules = set(sys.modules)
+  monkeypatch.setattr(logging, 'info', lambda *args: lines.append(args[0]))
+  log = _log(tmp_path)
+  log.write(1, {'loss': 1.0})
+  log.write(2, {'loss': 1.0})
+  log.close()
+  assert len(lines) == 1
+  assert 'TensorBoard logs are off' in lines[0]
+  assert "pip install -e '.[tensorboard]'" in lines[0]
+  assert not (set(sys.modules) - modules) & {'clu.metric_writers', 'tensorflow'}
+
+
+class FakeClu:
+  """Stands for TensorFlow and clu.metric_writers; its imports may stall."""
+
+  def __init__(self):
+    self.gate = threading.Event()
+    self.fail_at_step = None
+    self.calls = []
+    self.hidden = []
+    self.tensorflow = types.ModuleType('tensorflow')
+    self.tensorflow.__spec__ = importlib.machinery.ModuleSpec(
+      'tensorflow', None
+    )
+    self.tensorflow.config = types.SimpleNamespace(
+      set_visible_devices=lambda devices, kind: self.hidden.append(
+        (devices, kind)
+      )
+    )
+    self.metric_writers = types.ModuleType('clu.metric_writers')
+    self.metric_writers.SummaryWriter = self.open
+
+  def open(self, logdir):
+    # Not an endless wait, should the loop's own thread ever come here.
+    assert threading.current_thread() is not threading.main_thread()
+    self.gate.wait()
+    self.calls.append(('open', logdir))
+    return self
+
+  def write_scalars(self, step, scalars):
+    if step == self.fail_at_step:
+      raise OSError('disk full')
+    self.calls.append((step, scalars))
+
+  def flush(self):
+    self.calls.append('flush')
+
+  def close(self):
+    self.calls.append('close')
+
+
+@pytest.fixture
+def fake_clu(monkeypatch):
+  fake = FakeClu()
+  monkeypatch.setattr(
+    metric_log.importlib.util, 'find_spec', lambda name: object()
+  )
+  monkeypatch.setitem(sys.modules, 'tensorflow', fake.tensorflow)
+  monkeypatch.setitem(sys.modules, 'clu.metric_writers', fake.metric_writers)
+  return fake
+
+
+def test_tensorboard_never_makes_the_loop_wait(tmp_path, fake_clu):
+  log = _log(tmp_path)
+  log.write(1, {'loss': np.float32(0.5)})
+  log.write(2, {'loss': 0.25, 'lr': 1})
+  # Here the writer still waits for its import, and the loop has gone on.
+  assert not fake_clu.calls
+  assert _text(tmp_path) == 'step,loss,lr\n1,0.5,\n2,0.25,1\n'
+  fake_clu.gate.set()
+  log.close()
+  written = [call for call in fake_clu.calls if call != 'flush']
+  assert written == [
+    ('open', str(tmp_path)),
+    (1, {'loss': 0.5}),
+    (2, {'loss': 0.25, 'lr': 1.0}),
+    'close',
+  ]
+  assert fake_clu.hidden == [([], 'GPU')]
+
+
+@pytest.fixture
+def warned(monkeypatch):
+  lines = []
+  monkeypatch.setattr(
+    logging, 'warning', lambda text, *args: lines.append(text % args)
+  )
+  return lines
+
+
+def test_a_failing_writer_is_reported_once(tmp_path, fake_clu, warned):
+  fake_clu.gate.set()
+  fake_clu.fail_at_step = 2
+  log = _log(tmp_path)
+  for step in (1, 2, 3, 4):
+    log.write(step, {'loss': step})
+  log.close()
+  log.write(5, {'loss': 5})
+  assert _text(tmp_path) == 'step,loss\n1,1\n2,2\n3,3\n4,4\n5,5\n'
+  assert len(warned) == 1
+  assert 'TensorBoard logs end here' in warned[0]
+  assert 'OSError: disk full' in warned[0]
+  assert 'close' not in fake_clu.calls
+
+
+def test_a_broken_tensorflow_is_reported_once(
+  tmp_path, fake_clu, warned, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, 'tensorflow', None)  # Import fails.
+  log = _log(tmp_path)
+  log.write(1, {'loss': 1})
+  log.close()
+  assert _text(tmp_path) == 'step,loss\n1,1\n'
+  assert len(warned) == 1
+  assert 'ModuleNotFoundError' in warned[0]

@@ -1,0 +1,362 @@
+"""The live line with a clock by hand, the curves and the summary."""
+
+import io
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import metric_log, monitor
+
+
+class Clock:
+  """Seconds that pass only when a test says so."""
+
+  def __init__(self):
+    self.now_s = 1000.0
+
+  def __call__(self):
+    return self.now_s
+
+
+class Terminal(io.StringIO):
+  """A stream that says it is a terminal, and what would stand there."""
+
+  def isatty(self):
+    return True
+
+  def screen(self):
+    lines, column = [''], 0
+    for text in re.findall(r'\r|\n|\x1b\[K|[^\r\n\x1b]+', self.getvalue()):
+      if text == '\n':
+        lines.append('')
+      if text in '\r\n':
+        column = 0
+      elif text == '\x1b[K':
+        lines[-1] = lines[-1][:column]
+      else:
+        end = column + len(text)
+        lines[-1] = lines[-1][:column] + text + lines[-1][end:]
+        column = end
+    return lines
+
+
+@pytest.fixture
+def clock():
+  return Clock()
+
+
+def _progress(clock, stream, **kwargs):
+  defaults = {
+    'total_steps': 10_000,
+    'start_step': 0,
+    'batch_size': 512,
+    'cores': 2,
+    'train_flops_per_image': 1e9,
+    'peak_flops': 4e12,
+  }
+  kwargs = defaults | {'stream': stream, 'clock': clock} | kwargs
+  return monitor.Progress(**kwargs)
+
+
+def test_the_whole_line(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out)
+  clock.now_s += 60  # Compiling.
+  progress.update(1, {'train/loss': 6.9}, 55.0)
+  clock.now_s += 200
+  scalars = {'train/loss': np.float32(0.8123), 'train/accuracy': 0.7131}
+  progress.update(1201, scalars | {'train/lr': 0.1, 'other/loss': 3.0}, 4.0)
+  # 1200 steps of 512 images in 200 s: 3072 images/s, 77 % of 4e12 FLOP/s, and
+  # 8799 steps more at 6 steps/s.
+  assert out.getvalue().splitlines() == [
+    'step 1/10,000 0% | loss 6.90',
+    'step 1,201/10,000 12% | loss 0.812 | acc 71.3% | 3,072 img/s | '
+    '1,536 img/s/core | MFU 77% | data wait 2% | 0:24:26 left',
+  ]
+  assert progress.images_per_s == 3072
+  assert progress.images_per_s_per_core == 1536
+
+
+def test_the_first_step_starts_the_rates(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out)
+  clock.now_s += 60
+  progress.first_step_done(1)
+  clock.now_s += 50
+  progress.update(101, {}, 0.0)
+  assert '1,024 img/s' in out.getvalue()
+  assert '1:22:30 left' in out.getvalue()  # 9899 steps at 2 steps/s.
+  assert progress.images_per_s == 1024
+
+
+def test_rates_are_of_the_last_interval_and_totals_of_all(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out, total_steps=300)
+  progress.first_step_done(100)
+  clock.now_s += 100
+  progress.update(200, {}, 0.0)
+  clock.now_s += 300
+  progress.update(300, {}, 30.0)
+  last = out.getvalue().splitlines()[-1]
+  assert '| 171 img/s | 85.3 img/s/core |' in last
+  assert 'data wait 10% | 0:00:00 left' in last
+  assert last.startswith('step 300/300 100%')
+  assert progress.images_per_s == 200 * 512 / 400
+
+
+def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out, total_steps=400)
+  with progress.pause('evaluating'):
+    clock.now_s += 1000  # Before the first step: no rate knows of it.
+  progress.first_step_done(1)
+  clock.now_s += 10
+  with progress.pause('evaluating'):
+    clock.now_s += 100
+  with pytest.raises(KeyError), progress.pause('saving'):
+    clock.now_s += 50
+    raise KeyError
+  clock.now_s += 40
+  progress.update(101, {}, 25.0)
+  line = out.getvalue()
+  assert progress.images_per_s == 100 * 512 / 50
+  assert '1,024 img/s' in line
+  assert 'data wait 50%' in line
+  assert '0:09:58 left' in line  # 299 steps of 2 s, the pauses included.
+  clock.now_s += 50
+  progress.update(201, {}, 0.0)  # The pauses are not taken off twice.
+  assert progress.images_per_s == 1024
+  assert progress.elapsed_s == 1250
+
+
+def test_core_days_include_earlier_parts_of_the_run(clock):
+  progress = _progress(clock, io.StringIO(), cores=8, prior_s=43_200.0)
+  clock.now_s += 43_200
+  assert progress.elapsed_s == 86_400
+  assert progress.core_days == 8
+
+
+@pytest.mark.parametrize('missing', ['train_flops_per_image', 'peak_flops'])
+def test_no_mfu_where_unknown(clock, missing):
+  out = io.StringIO()
+  progress = _progress(clock, out, **{missing: None})
+  progress.first_step_done(1)
+  clock.now_s += 1
+  progress.update(2, {}, 0.0)
+  assert 'img/s' in out.getvalue()
+  assert 'MFU' not in out.getvalue()
+
+
+def test_no_rates_without_steps_or_time(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out, start_step=5)
+  assert progress.images_per_s is None
+  assert progress.images_per_s_per_core is None
+  progress.update(6, {}, 0.0)
+  progress.update(7, {}, 0.0)  # The clock stands still.
+  clock.now_s += 1
+  progress.update(7, {}, 0.0)
+  assert 'img/s' not in out.getvalue()
+  assert len(out.getvalue().splitlines()) == 3
+
+
+def test_slow_rates_and_odd_losses_stay_readable(clock):
+  out = io.StringIO()
+  progress = _progress(clock, out, batch_size=1)
+  for step, loss in enumerate([float('nan'), 0.00123, 11.0]):
+    progress.update(step, {'train/loss': loss}, 9.0)
+    clock.now_s += 4
+  lines = out.getvalue().splitlines()
+  assert [line.split(' | ')[1] for line in lines] == [
+    'loss nan',
+    'loss 0.00123',
+    'loss 11.0',
+  ]
+  assert '| 0.25 img/s | 0.125 img/s/core |' in lines[-1]
+  assert 'data wait 100%' in lines[-1]
+
+
+def test_a_terminal_has_one_line_as_wide_as_it(clock, monkeypatch):
+  monkeypatch.setenv('COLUMNS', '30')
+  out = Terminal()
+  progress = _progress(clock, out)
+  progress.update(1, {'train/loss': 6.9}, 0.0)
+  assert out.screen() == ['step 1/10,000 0% | loss 6.90']
+  clock.now_s += 1
+  progress.update(2, {'train/loss': 5.9}, 0.0)
+  assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']  # One free: 29.
+  with progress.pause('saving'):
+    assert out.screen() == ['step 2/10,000 0% | saving']
+  assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']
+  progress.message('test accuracy 71.2%')
+  assert out.screen() == [
+    'test accuracy 71.2%',
+    'step 2/10,000 0% | loss 5.90 ',
+  ]
+  progress.close()
+  progress.close()
+  assert out.screen()[1:] == ['step 2/10,000 0% | loss 5.90 ', '']
+
+
+def test_a_file_has_whole_lines_only(clock, monkeypatch):
+  monkeypatch.setenv('COLUMNS', '20')
+  out = io.StringIO()
+  progress = _progress(clock, out)
+  progress.update(1, {'train/loss': 6.9}, 0.0)
+  with progress.pause('evaluating'):
+    pass
+  progress.message('test accuracy 71.2%')
+  progress.close()
+  assert out.getvalue() == 'step 1/10,000 0% | loss 6.90\ntest accuracy 71.2%\n'
+
+
+@pytest.mark.parametrize('stream_type', [io.StringIO, Terminal])
+def test_disabled_prints_nothing_but_counts(clock, stream_type):
+  out = stream_type()
+  progress = _progress(clock, out, enabled=False)
+  progress.first_step_done(1)
+  clock.now_s += 1
+  progress.update(3, {'train/loss': 1.0}, 0.0)
+  with progress.pause('evaluating'):
+    pass
+  progress.message('hello')
+  progress.close()
+  assert out.getvalue() == ''
+  assert progress.images_per_s == 1024
+
+
+def _write_csv(tmp_path, rows):
+  log = metric_log.MetricLog(str(tmp_path), None)
+  for step, scalars in rows.items():
+    log.write(step, scalars)
+  log.close()
+  return str(tmp_path / 'metrics.csv')
+
+
+_ROWS = {
+  100: {'train/loss': 2.0, 'train/accuracy': 0.2, 'train/lr': 0.1},
+  200: {'train/loss': 1.5, 'real/accuracy': 0.25},
+  300: {'train/loss': 1.0, 'train/accuracy': 0.6, 'train/lr': 0.0},
+  400: {'test/accuracy': 0.9125, 'test/loss': 1.9, 'real/accuracy': 0.5},
+  500: {'test/accuracy': 0.9125},
+  1200: {'test/accuracy': 0.875},
+}
+
+
+@pytest.fixture
+def figures(monkeypatch):
+  """The figures that were drawn, to look inside."""
+  from matplotlib.backends import backend_agg
+
+  drawn = []
+
+  class Canvas(backend_agg.FigureCanvasAgg):
+    def __init__(self, figure):
+      super().__init__(figure)
+      drawn.append(figure)
+
+  monkeypatch.setattr(backend_agg, 'FigureCanvasAgg', Canvas)
+  return drawn
+
+
+def test_the_curves_are_the_columns(tmp_path, figures):
+  csv_path = _write_csv(tmp_path, _ROWS)
+  png_path = tmp_path / 'curves.png'
+  modules = set(sys.modules)
+  assert monitor.plot_curves(csv_path, str(png_path))
+  with Image.open(png_path) as image:
+    assert image.format == 'PNG'
+    assert image.width == 800
+    assert len(image.convert('RGB').getcolors(1 << 24)) > 3  # Not blank.
+  (figure,) = figures
+  lines = {
+    axes.get_ylabel(): {
+      line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+      for line in axes.get_lines()
+    }
+    for axes in figure.axes
+  }
+  assert lines == {
+    'loss': {
+      'train': ([100, 200, 300], [2.0, 1.5, 1.0]),
+      'test': ([400], [1.9]),
+    },
+    'accuracy': {
+      'train': ([100, 300], [0.2, 0.6]),
+      'real': ([200, 400], [0.25, 0.5]),
+      'test': ([400, 500, 1200], [0.9125, 0.9125, 0.875]),
+    },
+    'learning rate': {'train': ([100, 300], [0.1, 0.0])},
+  }
+  loss, accuracy, _ = figure.axes
+  assert figure.axes[-1].get_xlabel() == 'step'
+  for axes in (loss, accuracy):
+    labels = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert labels == set(lines[axes.get_ylabel()])
+  colors = [
+    {line.get_label(): line.get_color() for line in axes.get_lines()}
+    for axes in (loss, accuracy)
+  ]
+  assert colors[1] | colors[0] == colors[1]  # The same source, the same color.
+  assert len(set(colors[1].values())) == 3
+  assert sorted(os.listdir(tmp_path)) == ['curves.png', 'metrics.csv']
+  assert 'matplotlib.pyplot' not in set(sys.modules) - modules
+
+
+@pytest.mark.parametrize(
+  'rows', [{}, {1: {'train/grad_norm': 3.0}}], ids=['empty', 'nothing shown']
+)
+def test_nothing_to_draw(tmp_path, rows):
+  csv_path = _write_csv(tmp_path, rows)
+  assert monitor.plot_curves(csv_path, str(tmp_path / 'curves.png')) is False
+  assert os.listdir(tmp_path) == ['metrics.csv']
+
+
+def test_only_panels_that_have_points(tmp_path, figures):
+  csv_path = _write_csv(
+    tmp_path, {1: {'train/loss': 3.0}, 2: {'test/accuracy': 0.5}}
+  )
+  metric_log.MetricLog(str(tmp_path), 1)  # Leaves an empty column.
+  assert monitor.plot_curves(csv_path, str(tmp_path / 'curves.png'))
+  assert [axes.get_ylabel() for axes in figures[0].axes] == ['loss']
+  # A line through one point would be invisible.
+  assert figures[0].axes[0].get_lines()[0].get_marker() == '.'
+
+
+def test_the_summary(tmp_path):
+  text = monitor.summary_text(
+    _write_csv(tmp_path, _ROWS),
+    checkpoint='/runs/a/checkpoints/1200',
+    images_per_s_per_core=1834.4,
+    core_days=0.01234,
+    files=['/runs/a/metrics.csv', '/runs/a/curves.png'],
+  )
+  assert text.splitlines() == [
+    'best real/accuracy   50.00% at step 400',
+    'final real/accuracy  50.00% at step 400',
+    'best test/accuracy   91.25% at step 400',
+    'final test/accuracy  87.50% at step 1,200',
+    'checkpoint           /runs/a/checkpoints/1200',
+    'speed                1,834 images/s per core',
+    'cost                 0.0123 core-days',
+    'written              /runs/a/metrics.csv',
+    'written              /runs/a/curves.png',
+  ]
+
+
+def test_the_summary_of_a_run_without_evaluation(tmp_path):
+  text = monitor.summary_text(
+    _write_csv(tmp_path, {1: {'train/accuracy': 0.5}}),
+    checkpoint='/runs/a/checkpoints/1',
+    images_per_s_per_core=None,
+    core_days=2.0,
+    files=[],
+  )
+  assert text.splitlines() == [
+    'checkpoint  /runs/a/checkpoints/1',
+    'cost        2 core-days',
+  ]

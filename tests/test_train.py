@@ -1,0 +1,379 @@
+"""The training step against closed forms, and whole runs against each other."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from configs import digits
+from vit_jax import optim, reader, run, sharding, train
+from vit_jax.models import variants
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+
+
+def small_config(**overrides):
+  """Digits on a model that compiles in a second or two."""
+  config = digits.get_config()
+  config.model.update(width=16, depth=2, mlp_dim=32, heads=2)
+  config.update_from_flattened_dict(
+    {
+      'total': '12 steps',
+      'batch_size': 16,
+      'log_every': '1 step',
+      'eval_every': '6 steps',
+      'checkpoint_every': '3 steps',
+      'data.image_size': '8',
+      'optimizer.warmup': '2 steps',
+    }
+    | overrides
+  )
+  return config
+
+
+def final_params(workdir):
+  return reader.open_checkpoint(str(workdir)).params
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_close(a, b, rtol, atol):
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b
+  )
+
+
+@pytest.fixture
+def preempt_at(monkeypatch):
+  """Gives a function that makes SIGTERM 'arrive' during a step."""
+
+  def at(step):
+    @contextlib.contextmanager
+    def notice():
+      yield lambda s: s == step
+
+    monkeypatch.setattr(train, 'preemption_notice', notice)
+
+  return at
+
+
+def read_metrics(workdir):
+  lines = (pathlib.Path(workdir) / 'metrics.csv').read_text().splitlines()
+  return lines[0], lines[1:]
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory):
+  """An undisturbed run, with everything that has state in use."""
+  workdir = tmp_path_factory.mktemp('reference')
+  train.train(small_config(**STATEFUL), str(workdir))
+  return workdir
+
+
+STATEFUL = {'optimizer.polyak': 0.9, 'model.dropout': 0.1, 'loss.mixup': 0.2}
+
+
+def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
+  for step in (2, 7):
+    preempt_at(step)
+    with pytest.raises(run.Preempted, match=f'saved step {step}'):
+      train.train(small_config(**STATEFUL), str(tmp_path))
+  preempt_at(None)
+  train.train(small_config(**STATEFUL), str(tmp_path))
+  assert_equal(final_params(tmp_path), final_params(reference))
+  assert read_metrics(tmp_path) == read_metrics(reference)
+
+
+def test_finished_run_has_nothing_left_to_do(reference, tmp_path, capsys):
+  shutil.copytree(reference, tmp_path / 'run')
+  train.train(small_config(**STATEFUL), str(tmp_path / 'run'))
+  assert 'final test/accuracy' in capsys.readouterr().out
+  assert read_metrics(tmp_path / 'run') == read_metrics(reference)
+
+
+ABANDONED_READS = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@ABANDONED_READS
+def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
+  workdir = tmp_path / 'run'
+  shutil.copytree(reference, workdir)
+  newest = workdir / 'checkpoints' / '12' / 'params' / 'manifest.ocdbt'
+  newest.write_bytes(newest.read_bytes()[:20])
+  train.train(small_config(**STATEFUL), str(workdir))
+  assert 'checkpoints/12 is damaged and stepped over' in caplog.text
+  assert_equal(final_params(workdir), final_params(reference))
+  assert read_metrics(workdir) == read_metrics(reference)
+
+
+@ABANDONED_READS
+def test_every_checkpoint_damaged_starts_over(reference, tmp_path, caplog):
+  workdir = tmp_path / 'run'
+  shutil.copytree(reference, workdir)
+  for params in workdir.glob('checkpoints/*/params'):
+    shutil.rmtree(params)
+  train.train(small_config(**STATEFUL), str(workdir))
+  assert_equal(final_params(workdir), final_params(reference))
+  assert 'damaged and stepped over' in caplog.text
+
+
+def test_half_written_checkpoint_is_ignored(reference, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(reference, workdir)
+  folder = workdir / 'checkpoints'
+  (folder / '12').rename(folder / '12.orbax-checkpoint-tmp-123')
+  train.train(small_config(**STATEFUL), str(workdir))
+  assert_equal(final_params(workdir), final_params(reference))
+  assert not list(folder.glob('*tmp*'))
+
+
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [('optimizer.lr', 1e-4), ('model.depth', 3), ('seed', 1), ('total', '9')],
+)
+def test_changes_that_cannot_be_resumed_are_refused(reference, key, value):
+  config = small_config(**(STATEFUL | {key: value}))
+  with pytest.raises(ValueError, match=f'(?s)cannot be resumed.*{key}: .*->'):
+    train.train(config, str(reference))
+
+
+def test_changes_that_do_not_matter_are_resumed(
+  reference, tmp_path, preempt_at
+):
+  preempt_at(5)
+  with pytest.raises(run.Preempted):
+    train.train(small_config(**STATEFUL), str(tmp_path))
+  preempt_at(None)
+  changes = {
+    'log_every': '3 steps',
+    'mesh.data': 4,
+    'mesh.fsdp': 2,
+    'model.remat': 'nothing_saveable',
+  }
+  train.train(small_config(**(STATEFUL | changes)), str(tmp_path))
+  # Other devices sum in another order.
+  assert_close(
+    final_params(tmp_path), final_params(reference), rtol=1e-3, atol=1e-4
+  )
+
+
+def test_diverging_names_the_step_and_keeps_the_last_good(
+  tmp_path, monkeypatch
+):
+  """A loss made infinite from step 8 on, in a run saved at step 6."""
+  monkeypatch.setattr(
+    optim,
+    'schedule',
+    lambda *_: lambda step: jnp.where(step == 7, jnp.inf, 1e-3),
+  )
+  with pytest.raises(run.Diverged) as e:
+    train.train(small_config(), str(tmp_path))
+  # The learning rate of step 8 (counted from 1) is infinite; it is the first
+  # number of that step that is not finite.
+  assert 'Step 8' in str(e.value)
+  assert 'checkpoints/6' in str(e.value)
+  saved = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
+  assert saved == [3, 6]
+  for leaf in jax.tree.leaves(final_params(tmp_path)):
+    assert np.isfinite(leaf).all()
+
+
+def one_step_setup(mesh_sizes, devices, **overrides):
+  config = small_config(
+    **({'loss.mixup': 0.2, 'optimizer.polyak': 0.5} | overrides)
+  )
+  # Not Adam: it scales up rounding errors where a true gradient is zero, as
+  # that of the keys' biases is.
+  config.optimizer.name = 'sgd'
+  model = variants.build(num_classes=10, image_size=(8, 8), **config.model)
+  mesh = sharding.make_mesh(
+    {'data': 1, 'fsdp': 1, 'tensor': 1} | mesh_sizes, devices
+  )
+  objective = train.make_objective(config, model)
+  lr = optim.schedule(0.1, 'linear', 1, 100)
+  optimizer = train.make_optimizer(config, lr)
+
+  def initial():
+    params = variants.init(model, jax.random.key(0), (8, 8))
+    return {
+      'params': params,
+      'opt_state': optimizer.init(params),
+      'average': params,
+    }
+
+  shardings = sharding.tree_shardings(jax.eval_shape(initial), mesh)
+  state = jax.jit(initial, out_shardings=shardings)()
+  step = train.make_train_step(config, objective, optimizer, lr, mesh, state)
+  return step, state, mesh
+
+
+def batch_of(n=16):
+  rng = np.random.default_rng(0)
+  return {
+    'image': rng.integers(0, 256, (n, 8, 8, 3), np.uint8),
+    'label': rng.integers(0, 10, n, np.int32),
+  }
+
+
+def run_steps(mesh_sizes, n_devices, steps=5, **overrides):
+  step, state, mesh = one_step_setup(
+    mesh_sizes, jax.devices()[:n_devices], **overrides
+  )
+  history = [jax.device_get(state['params'])]
+  for i in range(steps):
+    batch = sharding.global_batch(batch_of(), mesh)
+    state, metrics = step(state, batch, np.int32(i))
+    history.append(jax.device_get(state['params']))
+  return history, jax.device_get(state), jax.device_get(metrics)
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  return run_steps({}, 1)
+
+
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    {'data': 8},
+    {'fsdp': 8},
+    {'tensor': 2},
+    {'data': 2, 'fsdp': 2, 'tensor': 2},
+  ],
+  ids=str,
+)
+def test_any_mesh_equals_one_device(one_device, mesh):
+  _, want, want_metrics = one_device
+  _, got, got_metrics = run_steps(mesh, int(np.prod(list(mesh.values()))))
+  assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
+  assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
+
+
+def test_fsdp_shards_parameters_optimizer_state_and_average():
+  _, state, _ = one_step_setup({'fsdp': 8}, jax.devices())
+  kernel = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'
+  found = 0
+  for path, x in jax.tree_util.tree_leaves_with_path(state):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if name.endswith(kernel):
+      found += 1
+      assert x.addressable_shards[0].data.size == x.size // 8, name
+  assert found == 3  # parameters, momentum, average
+
+
+def test_batches_are_split_and_never_gathered():
+  step, state, mesh = one_step_setup({'data': 8}, jax.devices())
+  batch = sharding.global_batch(batch_of(), mesh)
+  assert batch['image'].addressable_shards[0].data.shape[0] == 2
+  text = step.lower(state, batch, np.int32(0)).compile().as_text()
+  assert 'all-reduce' in text
+  whole_batch = '[16,8,8,3]'
+  gathers = [line for line in text.splitlines() if 'all-gather(' in line]
+  assert not any(whole_batch in line for line in gathers)
+
+
+def test_accumulation_equals_one_batch(one_device):
+  _, want, want_metrics = one_device
+  for mesh, n in (({}, 1), ({'data': 2}, 2)):
+    _, got, got_metrics = run_steps(mesh, n, accum_steps=4)
+    assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
+    assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
+
+
+def test_scanned_layers_train_to_the_same_parameters(one_device):
+  _, want, _ = one_device
+  _, got, _ = run_steps({}, 1, **{'model.scan': True})
+  got = variants.unstack_blocks(got['params'])
+  assert_close(got, want['params'], rtol=1e-4, atol=1e-5)
+
+
+def test_polyak_average_is_the_closed_form(one_device):
+  history, state, _ = one_device
+  want = history[0]
+  for params in history[1:]:
+    want = jax.tree.map(lambda a, p: 0.5 * a + 0.5 * p, want, params)
+  assert_close(state['average'], want, rtol=1e-6, atol=1e-7)
+
+
+def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):
+  """From the original's 32 px checkpoint to 48 px, at learning rate 0."""
+  config = small_config(
+    **{
+      'init': str(GOLDEN / 'tiny-rep_s7.npz'),
+      'total': '2 steps',
+      'optimizer.warmup': '0 steps',
+      'optimizer.lr': 0.0,
+      'data.image_size': '48',
+    }
+  )
+  config.model.update(patch_size=8, width=48, mlp_dim=96, heads=3, depth=2)
+  train.train(config, str(tmp_path))
+  params = final_params(tmp_path)
+  old = reader.open_checkpoint(config.init).params
+  assert 'pre_logits' not in params
+  assert not params['head']['kernel'].any()
+  assert params['head']['kernel'].shape == (48, 10)
+  assert_equal(params['embedding'], old['embedding'])
+  old['Transformer'].pop('posembed_input')
+  posemb = params['Transformer'].pop('posembed_input')['pos_embedding']
+  assert posemb.shape == (1, 37, 48)
+  assert_equal(params['Transformer'], old['Transformer'])
+
+
+def test_evaluating_alone_gives_the_accuracy_of_training(reference):
+  header, rows = read_metrics(reference)
+  column = header.split(',').index('test/accuracy')
+  config = small_config(**STATEFUL)
+  config.eval_only = True
+  got = train.evaluate_only(config, str(reference))
+  assert got['test/accuracy'] == pytest.approx(
+    float(rows[-1].split(',')[column])
+  )
+  assert got['test/examples'] == 360
+
+
+def test_checkpoint_carries_what_it_takes_to_use_it(reference):
+  checkpoint = reader.open_checkpoint(str(reference))
+  assert checkpoint.class_names == tuple('0123456789')
+  assert checkpoint.image_size == (8, 8)
+  meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
+    pathlib.Path(checkpoint.path) / 'meta'
+  )
+  assert meta['meta']['config'] == json.loads(
+    small_config(**STATEFUL).to_json()
+  )
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'total': '3 weeks'}, "'3 weeks' is no duration"),
+    ({'optimizer.warmup': '12 steps'}, 'warm-up of 12 steps does not fit'),
+    ({'batch_size': 16, 'accum_steps': 4}, 'use a multiple of 32, such as 32'),
+    ({'batch_size': 0}, 'batch_size is 0'),
+    ({'mesh.data': 3}, 'does not multiply to the 8 devices'),
+    ({'loss.name': 'hinge'}, "loss.name is 'hinge'"),
+    ({'optimizer.name': 'lamb'}, "optimizer.name is 'lamb'"),
+    ({'optimizer.decay': 'cos'}, "optimizer.decay is 'cos'"),
+    ({'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/accuracy'),
+    ({'data.image_size': '8x'}, "image_size is '8x'"),
+    ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
+    ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
+    ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),
+    ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'has width 48 and .* is 16'),
+  ],
+)
+def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    train.train(small_config(**overrides), str(tmp_path))
+  assert not (tmp_path / 'metrics.csv').exists()

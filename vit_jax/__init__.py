@@ -1,0 +1,1 @@
+"""Vision Transformer in JAX/Flax: models, training, evaluation, tools."""

@@ -1,0 +1,203 @@
+"""The base config: every field there is, with its default.
+
+A file in `configs/` starts from `base()` and sets what differs. Fields with a
+duration take '90 epochs', '10000 steps', '1e6 examples' or '5%' of the run.
+"""
+
+import ast
+import json
+import re
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.models.variants import nearest
+
+# What may change between a run and its resumption without changing what is
+# learned, beyond the order of reductions.
+RESUMABLE = (
+  r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
+  r'mesh\..*|evaluators\..*|accum_steps',
+  r'model\.remat|data\.(dir|workers)',
+)
+
+
+def base() -> ConfigDict:
+  """Returns the base config, unlocked so that a config file can add to it."""
+  return ConfigDict(
+    {
+      # One seed: every random number is folded from it and the step.
+      'seed': 0,
+      # Length of training.
+      'total': '90 epochs',
+      # Examples a step, over all devices and hosts.
+      'batch_size': 4096,
+      # The batch is worked off in this many parts, one after the other.
+      'accum_steps': 1,
+      # Checkpoint to start from: a workdir or an .npz file. Its position
+      # embeddings are resized and its head is replaced by a new one.
+      'init': '',
+      # Only evaluate: `init`, or else the workdir's last checkpoint.
+      'eval_only': False,
+      'log_every': '50 steps',
+      'eval_every': '5%',
+      'checkpoint_every': '1000 steps',
+      # Checkpoints kept besides the best one by `best_metric`.
+      'keep_last': 2,
+      'best_metric': 'test/accuracy',
+      'data': {
+        # 'digits', a folder with one sub-folder a class, or a TFDS name.
+        'name': 'digits',
+        # Where TFDS keeps its sets; empty for its default.
+        'dir': '',
+        'split': 'train',
+        # Seed of what is held out where the data brings no test set.
+        'split_seed': 0,
+        # Side in pixels, or height x width, as in '384x512'.
+        'image_size': '224',
+        # Smallest share of the image that the inception crop takes.
+        'crop_min_area': 0.05,
+        'flip': True,
+        # 0 resizes straight to the image size when evaluating; otherwise the
+        # short side is resized to this, and the centre cropped.
+        'resize_small': 0,
+        # Processes that read and decode, per host; 0 uses threads alone.
+        'workers': 0,
+        # 'error' stops before training when images cannot be read, 'skip'
+        # counts them and goes on without.
+        'on_bad_image': 'error',
+      },
+      'evaluators': {'test': {'split': 'test'}},
+      'model': {
+        'patch_size': 16,
+        'width': 768,
+        'depth': 12,
+        'mlp_dim': 3072,
+        'heads': 12,
+        # Head on the class token ('cls') or the mean of all tokens ('gap').
+        'pool': 'cls',
+        # Width of the head's hidden tanh layer; 0 for a single linear layer.
+        'representation_size': 0,
+        'head_bias': 0.0,
+        'stem_width': 0,
+        'dropout': 0.0,
+        'dtype': 'float32',
+        'scan': False,
+        'remat': 'none',
+      },
+      'loss': {'name': 'softmax', 'label_smoothing': 0.0, 'mixup': 0.0},
+      'optimizer': {
+        'name': 'adam',
+        'lr': 1e-3,
+        'decay': 'linear',
+        'warmup': '10000 steps',
+        'b1': 0.9,
+        'b2': 0.999,
+        'momentum': 0.9,
+        # Decoupled, times the learning rate, on kernels.
+        'weight_decay': 0.1,
+        # Global norm; 0 does not clip.
+        'clip_norm': 0.0,
+        # Decay of the Polyak average of the parameters; 0 for none. Where
+        # there is an average, it is what evaluators measure.
+        'polyak': 0.0,
+      },
+      # Devices along each axis of the mesh; -1 takes what the others leave.
+      'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
+    }
+  )
+
+
+def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns the leaves of a nested mapping under dotted names."""
+  flat: dict[str, Any] = {}
+  for key, value in config.items():
+    if hasattr(value, 'items'):
+      flat |= flatten(value, f'{prefix}{key}.')
+    else:
+      flat[f'{prefix}{key}'] = value
+  return flat
+
+
+def check_resumable(saved: dict[str, Any], config: ConfigDict) -> None:
+  """Compares the config of a started workdir with the one given now.
+
+  Raises:
+    ValueError: naming every change that the run cannot be resumed with.
+  """
+  old, new = flatten(saved), flatten(json.loads(config.to_json()))
+  changes = [
+    f'  {key}: {old.get(key, "(absent)")!r} -> {new.get(key, "(absent)")!r}'
+    for key in sorted(old.keys() | new.keys())
+    if old.get(key) != new.get(key)
+    and not any(re.fullmatch(p, key) for p in RESUMABLE)
+  ]
+  if changes:
+    raise ValueError(
+      'This workdir holds a run with another config, which cannot be resumed '
+      'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume, '
+      'or give another --workdir to start a new run.'
+    )
+
+
+def image_size(text: str) -> tuple[int, int]:
+  """Returns (height, width) of '224' or '384x512'.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', str(text))
+  if not match:
+    raise ValueError(
+      f'data.image_size is {text!r}: write the side in pixels, as in 224, or '
+      'height x width, as in 384x512.'
+    )
+  return int(match[1]), int(match[2] or match[1])
+
+
+def parse_argument(
+  argument: str, defaults: list[str]
+) -> tuple[list[str], dict]:
+  """Splits what follows the colon of `--config=FILE:ARGUMENT`.
+
+  Args:
+    argument: positional values, then key=value pairs, all between commas.
+    defaults: of the positional values.
+
+  Returns:
+    The positional values, and what `override` takes.
+
+  Raises:
+    ValueError: for more positional values than there are defaults.
+  """
+  parts = [part.strip() for part in argument.split(',') if part.strip()]
+  positional = [part for part in parts if '=' not in part]
+  pairs = dict(part.split('=', 1) for part in parts if '=' in part)
+  if len(positional) > len(defaults):
+    raise ValueError(
+      f'{argument!r} has {len(positional)} values where at most '
+      f'{len(defaults)} are known; anything else is written key=value.'
+    )
+  return positional + defaults[len(positional) :], pairs
+
+
+def override(config: ConfigDict, pairs: dict[str, str]) -> None:
+  """Sets fields by dotted names, as in {'optimizer.lr': '0.01'}.
+
+  Raises:
+    ValueError: for a name or a value that does not fit; names the nearest.
+  """
+  known = flatten(config)
+  for key, text in pairs.items():
+    if key not in known:
+      raise ValueError(f'No config field {key!r}. {nearest(key, known)}')
+    try:
+      value = type(known[key])(
+        text if isinstance(known[key], str) else ast.literal_eval(text)
+      )
+    except (ValueError, SyntaxError, TypeError):
+      raise ValueError(
+        f'{key}={text!r}: expected a value of type '
+        f'{type(known[key]).__name__}, as in {known[key]!r}.'
+      ) from None
+    config.update_from_flattened_dict({key: value})

@@ -1,0 +1,48 @@
+"""What happens to a batch on the device: scaling, flips and mixup."""
+
+import jax
+import jax.numpy as jnp
+
+
+def to_unit_range(images_BHWC: jax.Array) -> jax.Array:
+  """Returns uint8 images as float32 in [-1, 1]."""
+  return (images_BHWC.astype(jnp.float32) - 127.5) / 127.5
+
+
+def random_flip(key: jax.Array, images_BHWC: jax.Array) -> jax.Array:
+  """Mirrors each image left to right with probability one half."""
+  flip_B = jax.random.bernoulli(key, 0.5, images_BHWC.shape[:1])
+  return jnp.where(
+    flip_B[:, None, None, None], images_BHWC[:, :, ::-1], images_BHWC
+  )
+
+
+def mixup(
+  key: jax.Array,
+  images_BHWC: jax.Array,
+  labels_BC: jax.Array,
+  alpha: float,
+) -> tuple[jax.Array, jax.Array]:
+  """Mixes each example with its neighbour in the batch (1710.09412).
+
+  One share a batch, drawn from Beta(alpha, alpha) and folded to the larger
+  half, so that the first image always dominates.
+
+  Args:
+    key: random key.
+    images_BHWC: floating point images.
+    labels_BC: probabilities of the classes.
+    alpha: parameter of the Beta distribution, above 0.
+
+  Returns:
+    Mixed images and labels of the shapes given.
+  """
+  share = jax.random.beta(key, alpha, alpha)
+  share = jnp.maximum(share, 1 - share)
+
+  def mix(x: jax.Array) -> jax.Array:
+    # A roll by one moves a single row between devices; a random permutation
+    # would gather the whole batch on each.
+    return share * x + (1 - share) * jnp.roll(x, 1, axis=0)
+
+  return mix(images_BHWC), mix(labels_BC)

@@ -1,0 +1,209 @@
+"""Finds unreadable images before training, not in the middle of it.
+
+Every image is decoded once, in full, by the decoder of training. The result is
+kept in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`), so that a restart does
+not do it again until a file or the decoder has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+
+import PIL
+import simplejpeg
+from absl import logging
+
+from vit_jax.data import cores, decode
+from vit_jax.data.sources import Source, Subset
+
+_LISTED = 20
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class BadImage:
+  """An unreadable image: its position in the source, its file, and why."""
+
+  index: int
+  name: str
+  reason: str
+
+
+def check_images(source: Source, on_bad_image: str = 'error') -> Source:
+  """The source without its unreadable images; one process checks them all.
+
+  Args:
+    source: What to check. Sources whose pixels are decoded already return as
+      they are.
+    on_bad_image: `error` or `skip`, as in `drop_bad_images`.
+
+  Raises:
+    ValueError: `on_bad_image` is `error` and there are unreadable images, or no
+      image is left, or `on_bad_image` is neither.
+  """
+  _validate(on_bad_image)
+  return drop_bad_images(source, find_bad_images(source), on_bad_image)
+
+
+def find_bad_images(
+  source: Source, *, process_index: int = 0, process_count: int = 1
+) -> list[BadImage]:
+  """Decodes this process' share of the images, on all cores.
+
+  Args:
+    source: What to check.
+    process_index: Of the `process_count` processes, which one this is.
+    process_count: How many processes share the work, each with every
+      `process_count`-th image. The lists of all of them together are the
+      argument of `drop_bad_images`.
+
+  Returns:
+    The unreadable images of this share, by ascending index.
+  """
+  fingerprint = source.fingerprint()
+  if fingerprint is None:
+    return []
+  # Whatever could change the verdict on a file.
+  key = (
+    f'{fingerprint} {len(source)} {process_index}/{process_count} '
+    f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
+    f'simplejpeg {simplejpeg.__version__}'
+  )
+  path = _cache_folder() / f'{hashlib.sha256(key.encode()).hexdigest()}.json'
+  cached = _read_cache(path)
+  if cached is not None:
+    return cached
+  indices = range(process_index, len(source), process_count)
+  bad = sorted(_decode_all(source, indices))
+  _write_cache(path, bad)
+  return bad
+
+
+def drop_bad_images(
+  source: Source, bad: Sequence[BadImage], on_bad_image: str = 'error'
+) -> Source:
+  """Refuses, or leaves out, the unreadable images.
+
+  Args:
+    source: The source that was checked.
+    bad: The findings of all processes. All must pass the same ones, or their
+      batches would not fit together.
+    on_bad_image: `error` raises, `skip` drops them and warns.
+
+  Raises:
+    ValueError: As in `check_images`.
+  """
+  _validate(on_bad_image)
+  if not bad:
+    return source
+  listed = '\n'.join(f'  {b.name}: {b.reason}' for b in bad[:_LISTED])
+  if len(bad) > _LISTED:
+    listed += f'\n  and {len(bad) - _LISTED} more'
+  summary = f'{len(bad)} of {len(source)} images are unreadable'
+  if on_bad_image == 'error':
+    raise ValueError(
+      f'{summary}:\n{listed}\nRepair or remove them, or train without them: '
+      '--config.data.on_bad_image=skip'
+    )
+  if len(bad) == len(source):
+    raise ValueError(f'{summary}, so none is left:\n{listed}')
+  logging.warning('%s and left out:\n%s', summary, listed)
+  dropped = {b.index for b in bad}
+  return Subset(source, [i for i in range(len(source)) if i not in dropped])
+
+
+def _validate(on_bad_image: str) -> None:
+  if on_bad_image not in ('error', 'skip'):
+    raise ValueError(
+      f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
+    )
+
+
+def _decode_all(source: Source, indices: Sequence[int]) -> list[BadImage]:
+  # Threads, because reading and decoding release the GIL.
+  found = []
+  with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
+    # In pieces, because an epoch of pending results is millions of objects.
+    results = (
+      result
+      for start in range(0, len(indices), 4096)
+      for result in pool.map(
+        lambda index: _examine(source, index), indices[start : start + 4096]
+      )
+    )
+    for result in _with_progress(results, len(indices)):
+      if result is not None:
+        found.append(result)
+  return found
+
+
+def _examine(source: Source, index: int) -> BadImage | None:
+  try:
+    record = source[index]
+    decode.decode(record['image'], record['name'])
+  except decode.UnreadableImage as error:
+    return BadImage(index, error.name, error.reason)
+  return None
+
+
+def _with_progress(
+  results: Iterator[BadImage | None], total: int
+) -> Iterator[BadImage | None]:
+  """Passes the results on and writes rate and time left to stderr."""
+  live = sys.stderr.isatty()
+  interval_s = 0.5 if live else 30
+  start_s = last_s = time.monotonic()
+  for done, result in enumerate(results, 1):
+    now_s = time.monotonic()
+    if now_s - last_s >= interval_s:
+      last_s = now_s
+      rate = done / (now_s - start_s)
+      left_s = round((total - done) / rate)
+      sys.stderr.write(
+        ('\r' if live else '')
+        + f'Checking images: {done}/{total}, {rate:.0f}/s, '
+        + f'{left_s // 60}:{left_s % 60:02d} left'
+        + ('  ' if live else '\n')
+      )
+      sys.stderr.flush()
+    yield result
+  if live and last_s > start_s:
+    sys.stderr.write('\n')
+  logging.info('Checked %d images in %.1f s', total, time.monotonic() - start_s)
+
+
+def _cache_folder() -> pathlib.Path:
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  return pathlib.Path(base).expanduser() / 'vit_jax'
+
+
+def _read_cache(path: pathlib.Path) -> list[BadImage] | None:
+  """None if there is no such file, or nothing sensible in it."""
+  try:
+    return [
+      BadImage(int(index), str(name), str(reason))
+      for index, name, reason in json.loads(path.read_text())
+    ]
+  except (OSError, ValueError, TypeError):
+    return None
+
+
+def _write_cache(path: pathlib.Path, bad: Sequence[BadImage]) -> None:
+  """Writes a file that other processes see either whole or not at all."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+      'w', dir=path.parent, suffix='.tmp', delete=False
+    ) as file:
+      json.dump([dataclasses.astuple(b) for b in bad], file)
+    os.replace(file.name, path)
+  except OSError as error:  # A read-only home must not keep one from training.
+    logging.warning('Could not keep the result of the image check: %s', error)

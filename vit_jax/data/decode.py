@@ -1,0 +1,434 @@
+"""Encoded bytes to RGB pixels, by content and never by file extension.
+
+JPEG goes through libjpeg-turbo (simplejpeg), which decodes at 1/2, 1/4 or 1/8
+of the size for far less than the full price, and of which we decode only the
+rows above the bottom of the part that is needed. Everything else, and JPEGs in
+CMYK, goes through Pillow. Both give the same pixels.
+
+Every image becomes uint8 RGB of shape [H, W, 3]:
+  - EXIF orientation is applied;
+  - transparency is composited on white, which is how such files are meant to
+    be seen; dropping alpha would reveal whatever colour hides beneath it;
+  - 16-bit grey is scaled to 8 bits, never clipped;
+  - CMYK is converted with the inversion that Adobe files need;
+  - of an animation the first frame counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import struct
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+# Pillow's own limit against decompression bombs, at which Pillow only warns.
+MAX_PIXELS = 89_478_485
+
+# Bump when a change here could make another set of files unreadable: the
+# results of `check` are cached under it.
+DECODER_VERSION = 1
+
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> (transpose, then flip rows, then flip columns).
+_ORIENTATIONS = {
+  1: (False, False, False),
+  2: (False, False, True),
+  3: (False, True, True),
+  4: (False, True, False),
+  5: (True, False, False),
+  6: (True, False, True),
+  7: (True, True, True),
+  8: (True, True, False),
+}
+
+
+class UnreadableImage(ValueError):
+  """An image that cannot be decoded: `name` is the file, `reason` says why."""
+
+  def __init__(self, name: str, reason: str):
+    # Both go into `args`, which is how exceptions travel between processes.
+    super().__init__(name, reason)
+    self.name = name
+    self.reason = reason
+
+  def __str__(self) -> str:
+    return f'cannot read image {self.name}: {self.reason}'
+
+
+class Box(NamedTuple):
+  """A part of an image, in pixels of the full-size, upright image."""
+
+  top: int
+  left: int
+  height: int
+  width: int
+
+
+class Picture:
+  """An image whose size is known and whose pixels are decoded on demand.
+
+  Attributes:
+    height: Rows of the upright image.
+    width: Columns of the upright image.
+  """
+
+  height: int
+  width: int
+
+  def read(
+    self,
+    box: Box | None = None,
+    size: tuple[int, int] | None = None,
+    *,
+    exact: bool = True,
+  ) -> np.ndarray:
+    """Decodes a part of the image.
+
+    Args:
+      box: The part; None is the whole image.
+      size: The (height, width) to which the caller will resize that part. The
+        result may be a scaled-down decode of the part, by a factor of 2, 4 or
+        8, but never with fewer pixels than `size` on either side. None asks
+        for full size.
+      exact: False allows a faster inverse DCT, which is good enough to train
+        on: its pixels are off by one grey level on average.
+
+    Returns:
+      uint8 RGB of shape [H, W, 3].
+
+    Raises:
+      UnreadableImage: The data is damaged or truncated.
+    """
+    raise NotImplementedError
+
+
+def open_image(data: bytes | np.ndarray, name: str) -> Picture:
+  """Opens an image without decoding it where the format allows that.
+
+  Args:
+    data: An encoded file, or decoded pixels of dtype uint8, [H, W, 3].
+    name: What error messages call the image.
+
+  Returns:
+    The picture. All formats but JPEG are decoded already.
+
+  Raises:
+    UnreadableImage: Not an image, damaged, or of too many pixels.
+  """
+  if isinstance(data, np.ndarray):
+    if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3:
+      raise UnreadableImage(
+        name,
+        f'pixels must be uint8 [H, W, 3], not {data.dtype} {data.shape}',
+      )
+    return _ArrayPicture(data)
+  header = _jpeg_header(data)
+  if header is None or header.components not in (1, 3):
+    return _ArrayPicture(_decode_with_pillow(data, name))
+  _refuse_bomb(header.width, header.height, name)
+  return _JpegPicture(data, name, header)
+
+
+def decode(data: bytes | np.ndarray, name: str) -> np.ndarray:
+  """Decodes a whole image at full size; see `open_image`."""
+  return open_image(data, name).read()
+
+
+def _refuse_bomb(width: int, height: int, name: str) -> None:
+  if width * height > MAX_PIXELS:
+    raise UnreadableImage(
+      name,
+      f'{width}x{height} pixels are more than the limit of {MAX_PIXELS} '
+      '(a decompression bomb?); scale the file down',
+    )
+
+
+def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
+  """Applies an EXIF orientation to pixels [H, W, 3]."""
+  if orientation == 1:
+    return image
+  transpose, flip_rows, flip_columns = _ORIENTATIONS[orientation]
+  if transpose:
+    image = image.transpose(1, 0, 2)
+  if flip_rows:
+    image = image[::-1]
+  if flip_columns:
+    image = image[:, ::-1]
+  return np.ascontiguousarray(image)
+
+
+class _ArrayPicture(Picture):
+  """Pixels that are decoded already."""
+
+  def __init__(self, image: np.ndarray):
+    self.height, self.width = image.shape[:2]
+    self._image = image
+
+  def read(
+    self,
+    box: Box | None = None,
+    size: tuple[int, int] | None = None,
+    *,
+    exact: bool = True,
+  ) -> np.ndarray:
+    if box is None:
+      return self._image
+    return self._image[
+      box.top : box.top + box.height, box.left : box.left + box.width
+    ]
+
+
+class _JpegPicture(Picture):
+  """A JPEG of one or three components."""
+
+  def __init__(self, data: bytes, name: str, header: _JpegHeader):
+    self._data = data
+    self._name = name
+    self._header = header
+    self._orientation = 1
+    if header.has_exif:
+      # `_jpeg_header` has found no fault, but Pillow may find one.
+      with _naming_errors(name):
+        self._orientation = _exif_orientation(_pillow_open(data))
+    self.height, self.width = header.height, header.width
+    if _ORIENTATIONS[self._orientation][0]:
+      self.height, self.width = self.width, self.height
+
+  def read(
+    self,
+    box: Box | None = None,
+    size: tuple[int, int] | None = None,
+    *,
+    exact: bool = True,
+  ) -> np.ndarray:
+    box = box or Box(0, 0, self.height, self.width)
+    factor = _scale_factor(box, size)
+    top, left, height, width = self._stored_box(box)
+    image = self._decode(factor, top + height, exact)
+    if image is None:
+      factor = 1
+      with _naming_errors(self._name):
+        image = _rgb(_pillow_open(self._data))
+    # Rounded outwards, so that no pixel of the part is lost.
+    image = image[
+      top // factor : -(-(top + height) // factor),
+      left // factor : -(-(left + width) // factor),
+    ]
+    return _upright(image, self._orientation)
+
+  def _stored_box(self, box: Box) -> Box:
+    """The part in the coordinates of the file, before its orientation."""
+    top, left, height, width = box
+    transpose, flip_rows, flip_columns = _ORIENTATIONS[self._orientation]
+    if flip_rows:
+      top = self.height - top - height
+    if flip_columns:
+      left = self.width - left - width
+    if transpose:
+      return Box(left, top, width, height)
+    return Box(top, left, height, width)
+
+  def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
+    """Rows from the top to at least `bottom`, with both sides over `factor`.
+
+    None where libjpeg complains about something that may well be harmless.
+    """
+    data: bytes | bytearray = self._data
+    rows = self._header.height
+    if self._header.can_stop_early:
+      # A sequential JPEG is decoded from top to bottom: with a smaller height
+      # in its header the decoder stops there, and saves the work below.
+      rows = min(rows, bottom + self._header.lookahead * factor)
+      data = bytearray(data)
+      struct.pack_into('>H', data, self._header.height_at, rows)
+    columns = self._header.width
+    image = np.empty((-(-rows // factor), -(-columns // factor), 3), np.uint8)
+    try:
+      simplejpeg.decode_jpeg(
+        data,
+        min_height=image.shape[0],
+        min_width=image.shape[1],
+        min_factor=factor,
+        fastdct=not exact,
+        buffer=image,
+      )
+      return image
+    except ValueError as error:
+      reason = str(error)
+    if rows < self._header.height and 'extraneous bytes before' in reason:
+      return image  # Those bytes are the rows below, left out on purpose.
+    if 'remature end' in reason:
+      # libjpeg fills the missing rows with grey and goes on.
+      raise UnreadableImage(self._name, f'truncated: {reason}')
+    return None
+
+
+def _scale_factor(box: Box, size: tuple[int, int] | None) -> int:
+  """The largest of 1, 2, 4, 8 that leaves `box` at least as large as `size`.
+
+  libjpeg also offers the scales between, such as 3/8, but it has no vector code
+  for them, which makes them slower than the next larger power of two.
+  """
+  if size is None:
+    return 1
+  ratio = min(box.height // size[0], box.width // size[1])
+  return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
+
+
+class _JpegHeader(NamedTuple):
+  """What the segments before the pixels of a JPEG say.
+
+  Attributes:
+    height: Rows as stored.
+    width: Columns as stored.
+    components: 1 grey, 3 colour, 4 CMYK.
+    height_at: Where in the file the height is stored, in bytes.
+    lookahead: How many decoded rows below a row can influence it: none, unless
+      chroma has fewer rows than brightness and is interpolated.
+    has_exif: Whether there is an EXIF segment, hence maybe an orientation.
+    can_stop_early: Whether rows come top to bottom in one scan, without the
+      restart markers whose absence we could not tell from damage.
+  """
+
+  height: int
+  width: int
+  components: int
+  height_at: int
+  lookahead: int
+  has_exif: bool
+  can_stop_early: bool
+
+
+def _jpeg_header(data: bytes) -> _JpegHeader | None:
+  """Walks over the segments up to the first scan; None if that fails."""
+  if data[:3] != b'\xff\xd8\xff':
+    return None
+  at, frame_at, has_exif, restarts = 2, 0, False, False
+  while at + 4 <= len(data) and data[at] == 0xFF:
+    marker = data[at + 1]
+    length = data[at + 2] << 8 | data[at + 3]
+    if marker == 0xDA:  # Start of scan.
+      break
+    # Start of frame: C0 to CF, but for C4, C8 and CC, which are tables.
+    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+      frame_at = at
+    elif marker == 0xE1:
+      has_exif |= data[at + 4 : at + 10] == b'Exif\0\0'
+    elif marker == 0xDD:
+      restarts = True
+    at += 2 + length
+  else:
+    return None
+  if not frame_at or frame_at + 10 > len(data) or at + 5 > len(data):
+    return None
+  height, width, components = struct.unpack_from('>HHB', data, frame_at + 5)
+  if not height or not width:
+    return None
+  # Three bytes per component, the middle one with the sampling factors.
+  sampling = data[frame_at + 11 : frame_at + 10 + 3 * components : 3]
+  tallest = max((factors & 15 for factors in sampling), default=1)
+  sequential = data[frame_at + 1] in (0xC0, 0xC1)
+  one_scan = data[at + 4] == components
+  return _JpegHeader(
+    height=height,
+    width=width,
+    components=components,
+    height_at=frame_at + 5,
+    lookahead=0 if tallest == 1 else 2 * tallest,
+    has_exif=has_exif,
+    can_stop_early=sequential and one_scan and not restarts,
+  )
+
+
+@contextlib.contextmanager
+def _naming_errors(name: str):
+  """Turns whatever a damaged file makes Pillow raise into UnreadableImage."""
+  # Pillow warns of things that are no fault of the user and that we decide
+  # below (bombs, odd metadata). Loader threads run here, and
+  # `catch_warnings` is not thread-safe: hence one filter that stays.
+  if _pillow_filter() not in warnings.filters:
+    warnings.filterwarnings('ignore', module=r'PIL\.')
+  try:
+    yield
+  except UnreadableImage:
+    raise
+  # Pillow's plugins let through OSError, SyntaxError, struct.error, IndexError,
+  # EOFError, ValueError and more; all of them mean that the file is damaged.
+  except Exception as error:
+    if isinstance(error, Image.UnidentifiedImageError):
+      reason = 'not an image of a known format'
+    else:
+      reason = str(error) or type(error).__name__
+    raise UnreadableImage(name, reason) from error
+
+
+@functools.cache
+def _pillow_filter() -> tuple:
+  return ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
+
+
+@functools.cache
+def pillow_formats() -> tuple[str, ...]:
+  """The formats that Pillow reads, but EPS, which starts Ghostscript."""
+  Image.init()
+  return tuple(name for name in Image.OPEN if name != 'EPS')
+
+
+def _pillow_open(data: bytes) -> Image.Image:
+  return Image.open(io.BytesIO(data), formats=pillow_formats())
+
+
+def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
+  """Decodes any format at full size and upright."""
+  if not data:
+    raise UnreadableImage(name, 'the file is empty')
+  with _naming_errors(name):
+    image = _pillow_open(data)
+    _refuse_bomb(image.width, image.height, name)
+    pixels = _rgb(image)
+    # After the pixels, because PNG may keep its EXIF behind them.
+    return _upright(pixels, _exif_orientation(image))
+
+
+def _exif_orientation(image: Image.Image) -> int:
+  """1 to 8; damaged EXIF counts as none, as in every viewer."""
+  try:
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+  except Exception:
+    return 1
+  return orientation if orientation in _ORIENTATIONS else 1
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+  """Pixels as uint8 [H, W, 3], not yet upright."""
+  image.load()
+  if image.mode.startswith('I'):
+    image = _grey16_to_grey8(image)
+  elif image.mode == 'F':
+    raise ValueError(
+      'floating point pixels have no defined white; save it with 8 or 16 bits'
+    )
+  # 'transparency' is a colour or palette index that counts as transparent.
+  if image.has_transparency_data:
+    image = image.convert('RGBA')
+    white = Image.new('RGBA', image.size, 'white')
+    image = Image.alpha_composite(white, image)
+  return np.asarray(image.convert('RGB'))
+
+
+def _grey16_to_grey8(image: Image.Image) -> Image.Image:
+  """Scales 0..65535 to 0..255, where Pillow itself would clip."""
+  pixels = np.asarray(image).astype(np.int64)
+  low, high = int(pixels.min()), int(pixels.max())
+  if low < 0 or high > 65535:
+    raise ValueError(
+      f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
+    )
+  return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))

@@ -1,0 +1,165 @@
+"""Folders of images: one sub-folder per class."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pathlib
+
+from absl import logging
+from PIL import Image
+
+from vit_jax.data import decode, splits
+
+_SPLIT_NAMES = ('train', 'val', 'validation', 'test')
+_LAYOUTS = (
+  '<folder>/train/<class>/<image> and <folder>/test/<class>/<image>, '
+  'or <folder>/<class>/<image>'
+)
+
+
+def is_folder_name(name: str) -> bool:
+  """Whether a dataset name means a folder rather than a dataset of TFDS."""
+  if name.startswith(('.', '~', '/')):
+    return True
+  if '/' not in name:
+    return False
+  # TFDS has slashes in its names as well: imagenet_v2/topimages.
+  from vit_jax.data import tfds_source
+
+  return os.path.isdir(name) or not tfds_source.is_known(name)
+
+
+class Folder:
+  """A folder of images, as a source.
+
+  Two layouts are understood. `train/`, and any of `val/`, `validation/` and
+  `test/`, with the same class folders in each; or class folders alone, of
+  which a fifth of each class becomes `test`. In class folders, hidden files and
+  files whose extension belongs to no image format are ignored.
+  """
+
+  def __init__(self, name: str, split: str, split_seed: int):
+    """Lists the files; see `sources.open_source`."""
+    root = pathlib.Path(name).expanduser()
+    if not root.is_dir():
+      raise FileNotFoundError(
+        f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
+        'of a dataset without any slash'
+      )
+    if (root / 'train').is_dir():
+      folders = {
+        split_name: root / split_name
+        for split_name in _SPLIT_NAMES
+        if (root / split_name).is_dir()
+      }
+    else:
+      folders = {'train': root}
+    self.class_names = _class_names(folders['train'])
+    self._paths: list[str] = []
+    self._labels: list[int] = []
+    members: dict[str, list[int]] = {}
+    for split_name, folder in folders.items():
+      members[split_name] = self._add(folder)
+    if len(folders) == 1 and folders['train'] == root:
+      train, test = splits.stratified_fifth(self._labels, split_seed)
+      members = {'train': train, 'test': test}
+    members = {
+      split_name: splits.permuted(examples, split_seed)
+      for split_name, examples in members.items()
+    }
+    chosen = splits.select(split, members, f'folder {root}')
+    self._paths = [self._paths[i] for i in chosen]
+    self._labels = [self._labels[i] for i in chosen]
+
+  def _add(self, folder: pathlib.Path) -> list[int]:
+    """Adds the files of one split folder and returns their positions."""
+    label_of = {name: label for label, name in enumerate(self.class_names)}
+    first = len(self._paths)
+    ignored = 0
+    for class_name in _class_names(folder):
+      if class_name not in label_of:
+        raise ValueError(
+          f'class {class_name!r} of {folder} is not among the '
+          f'{len(label_of)} classes of the train side; add it there, or remove '
+          f'{folder / class_name}'
+        )
+      paths, ignored_here = _image_paths(folder / class_name)
+      ignored += ignored_here
+      if not paths:
+        raise ValueError(
+          f'class folder {folder / class_name} has no images '
+          f'({ignored_here} other entries); add images to it or remove it'
+        )
+      self._paths += paths
+      self._labels += [label_of[class_name]] * len(paths)
+    if ignored:
+      logging.info('Ignored %d entries of %s: no images', ignored, folder)
+    return list(range(first, len(self._paths)))
+
+  def __len__(self) -> int:
+    return len(self._paths)
+
+  def __getitem__(self, index: int) -> dict:
+    path = self._paths[index]
+    try:
+      with open(path, 'rb') as file:
+        data = file.read()
+    except OSError as error:
+      raise decode.UnreadableImage(path, error.strerror or str(error)) from None
+    return {'image': data, 'label': self._labels[index], 'name': path}
+
+  def fingerprint(self) -> str:
+    """A hash of the paths, sizes and modification times of the files."""
+    digest = hashlib.sha256()
+    for path in self._paths:
+      try:
+        stat = os.stat(path)
+        state = f'{stat.st_size} {stat.st_mtime_ns}'
+      except OSError:  # A broken link, say, which the check will report.
+        state = 'unreadable'
+      digest.update(f'{path}\0{state}\n'.encode(errors='surrogateescape'))
+    return f'folder {digest.hexdigest()}'
+
+
+def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
+  """The sorted names of the sub-folders."""
+  names = sorted(
+    entry.name
+    for entry in os.scandir(folder)
+    if entry.is_dir() and not entry.name.startswith('.')
+  )
+  if not names:
+    raise ValueError(
+      f'{folder} has no class folders; the layout must be {_LAYOUTS}'
+    )
+  return tuple(names)
+
+
+def _image_paths(folder: pathlib.Path) -> tuple[list[str], int]:
+  """The sorted paths of images, and how many other entries there are."""
+  paths, ignored = [], 0
+  for entry in os.scandir(folder):
+    if not is_image_name(entry.name):
+      ignored += 1
+    else:
+      # Also a folder called x.jpg: it is reported as unreadable, because it
+      # may well be the user's mistake, where ignoring it would hide it.
+      paths.append(entry.path)
+  return sorted(paths), ignored
+
+
+def is_image_name(name: str) -> bool:
+  """Whether a file of this name is taken for an image: by its extension."""
+  extension = os.path.splitext(name)[1].lower()
+  return not name.startswith('.') and extension in _image_extensions()
+
+
+@functools.cache
+def _image_extensions() -> frozenset[str]:
+  return frozenset(
+    extension
+    for extension, name in Image.registered_extensions().items()
+    if name in decode.pillow_formats()
+  )

@@ -1,0 +1,208 @@
+"""Batches of a source, as a pure function of the seed and the step.
+
+The order of the examples of each epoch and the random numbers of each example
+follow from the seed and a running index, never from what was read before. So
+the batch at step n is bit for bit the same whether the steps before it were
+read or skipped, and for any number of threads, workers and processes. The step
+number therefore is the whole state of the input pipeline: a checkpoint needs no
+iterator state, and may even be resumed on another number of hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+from vit_jax.data import cores
+from vit_jax.data.sources import Source
+
+Batch = dict[str, np.ndarray]
+
+
+def train_batches(
+  source: Source,
+  transform: Callable[[Any, np.random.Generator], Any],
+  *,
+  batch_size: int,
+  seed: int,
+  start_step: int = 0,
+  process_index: int = 0,
+  process_count: int = 1,
+  workers: int = 0,
+) -> grain.DatasetIterator[Batch]:
+  """Endless training batches, shuffled anew in every epoch.
+
+  Batches run across epochs, so no example is ever dropped, and a batch may be
+  larger than the dataset.
+
+  Args:
+    source: The examples.
+    transform: (record, generator) -> {'image': uint8 [H, W, 3], 'label':
+      int32}; picklable if there are workers.
+    batch_size: Examples per step over all processes.
+    seed: Of the order and of the transform.
+    start_step: The step of the first batch.
+    process_index: Of the `process_count` processes, which one this is. The
+      local batches in the order of the processes make up the global batch.
+    process_count: How many processes share each batch.
+    workers: Worker processes of this process; 0 uses threads, which is enough
+      up to about a dozen cores. A script that asks for workers needs an
+      `if __name__ == '__main__'` guard, because they import it anew.
+
+  Returns:
+    An iterator of {'image': uint8 [b, H, W, 3], 'label': int32 [b]} with
+    b = batch_size // process_count. Close it to stop its threads and workers.
+
+  Raises:
+    ValueError: `batch_size` is not a multiple of `process_count`, or the source
+      is empty.
+    UnreadableImage: While iterating; see `check` for how to avoid that.
+  """
+  local_size = _local_batch_size(batch_size, process_count)
+  if not len(source):
+    raise ValueError('the training source has no examples')
+  # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
+  order_seed, transform_seed = (
+    int(n) for n in np.random.SeedSequence(seed).generate_state(2)
+  )
+  examples = (
+    grain.MapDataset.source(source)
+    .shuffle(order_seed)
+    .repeat()
+    .random_map(transform, seed=transform_seed)
+  )
+  mine = _ProcessBlocks(examples, local_size, process_index, process_count)
+  return _iterate(mine[start_step * local_size :], local_size, workers)
+
+
+class _ProcessBlocks(grain.MapDataset):
+  """Of each global batch the contiguous block that belongs to one process."""
+
+  def __init__(
+    self, parent: grain.MapDataset, block: int, index: int, count: int
+  ):
+    super().__init__(parent)
+    self._block, self._index, self._count = block, index, count
+
+  def __len__(self) -> int:
+    return len(self._parent) // (self._block * self._count) * self._block
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    step, position = divmod(index, self._block)
+    return self._parent[
+      (step * self._count + self._index) * self._block + position
+    ]
+
+
+def eval_batches(
+  source: Source,
+  transform: Callable[[Any], Any],
+  *,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+  workers: int = 0,
+) -> grain.DatasetIterator[Batch]:
+  """Every example exactly once over all processes, in the source's order.
+
+  All processes yield the same number of full batches: what the source lacks to
+  a multiple of `batch_size` is padded with examples of mask 0.
+
+  Args:
+    source: The examples.
+    transform: record -> {'image': uint8 [H, W, 3], 'label': int32}.
+    batch_size: Examples per step over all processes.
+    process_index: Of the `process_count` processes, which one this is.
+    process_count: How many processes share each batch.
+    workers: Worker processes; see `train_batches`.
+
+  Returns:
+    An iterator of {'image', 'label'} as in `train_batches`, 'mask' float32 [b]
+    of 1 and 0, and 'index' int32 [b], the position in `source` or -1.
+
+  Raises:
+    ValueError: `batch_size` is not a multiple of `process_count`, or the source
+      is empty.
+    UnreadableImage: While iterating.
+  """
+  local_size = _local_batch_size(batch_size, process_count)
+  if not len(source):
+    raise ValueError('the evaluation source has no examples')
+  examples = grain.MapDataset.source(
+    _PaddedExamples(source, transform, batch_size)
+  )
+  mine = _ProcessBlocks(examples, local_size, process_index, process_count)
+  return _iterate(mine, local_size, workers)
+
+
+class _PaddedExamples:
+  """Transformed examples, followed by padding up to full batches."""
+
+  def __init__(self, source: Source, transform: Callable, batch_size: int):
+    self._source = source
+    self._transform = transform
+    self._length = -(-len(source) // batch_size) * batch_size
+
+  def __len__(self) -> int:
+    return self._length
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    real = index < len(self._source)
+    # Padding repeats the last example, so that it has the right shape.
+    record = self._source[index if real else len(self._source) - 1]
+    return {
+      **self._transform(record),
+      'mask': np.float32(real),
+      'index': np.int32(index if real else -1),
+    }
+
+
+def _local_batch_size(batch_size: int, process_count: int) -> int:
+  if batch_size < 1 or batch_size % process_count:
+    raise ValueError(
+      f'batch_size={batch_size} must be a positive multiple of the '
+      f'{process_count} processes'
+    )
+  return batch_size // process_count
+
+
+def _iterate(
+  examples: grain.MapDataset, local_size: int, workers: int
+) -> grain.DatasetIterator[Batch]:
+  """Makes batches ahead of time, in threads or in worker processes.
+
+  Whole batches are the unit of work, which costs a few of them in memory but
+  far less overhead per image than images would.
+  """
+  batches = examples.batch(local_size)
+  if not workers:
+    threads = min(cores.usable_cores(), 16)
+    return iter(batches.to_iter_dataset(grain.ReadOptions(threads, threads)))
+  if not flags.FLAGS.is_parsed():
+    # Grain reads a flag of its own here, which fails in programs that do not
+    # run under absl.app.
+    flags.FLAGS.mark_as_parsed()
+  # Worker k makes the batches k, k + workers, ...; its two threads overlap
+  # reading and decoding.
+  return iter(
+    batches.to_iter_dataset(grain.ReadOptions(2, 2)).mp_prefetch(
+      grain.MultiprocessingOptions(num_workers=workers),
+      worker_init_fn=_keep_off_the_accelerator,
+    )
+  )
+
+
+def _keep_off_the_accelerator(worker_index: int, worker_count: int) -> None:
+  """A worker that starts JAX by accident must not take the TPU or GPU."""
+  del worker_index, worker_count
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  if 'jax' in sys.modules:  # The environment is only read at import.
+    sys.modules['jax'].config.update('jax_platforms', 'cpu')

@@ -1,0 +1,142 @@
+"""Datasets as random access: digits, folders and TFDS.
+
+A source has a length, `source[i]` is a record
+
+  {'image': encoded bytes or uint8 [H, W, 3], 'label': int, 'name': str}
+
+where `name` is for error messages, and `class_names` has a name per label.
+Sources are pickled to the worker processes of the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from vit_jax.data import splits
+
+Record = dict[str, Any]
+
+
+class Source(Protocol):
+  """What the loader, the check and the evaluators read from."""
+
+  class_names: tuple[str, ...]
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> Record: ...
+
+  def fingerprint(self) -> str | None:
+    """Changes whenever the images may have; None if they need no check."""
+    ...
+
+
+def open_source(
+  name: str,
+  split: str,
+  *,
+  data_dir: str | None = None,
+  split_seed: int = 0,
+  on_bad_image: str | None = 'error',
+) -> Source:
+  """Opens one split of a dataset.
+
+  Args:
+    name: `digits`, or a folder (a path with a separator, or one that starts
+      with `.` or `~`), or a dataset of TFDS such as `imagenet2012` or
+      `oxford_iiit_pet:4.0.0`, prepared in the format array_record.
+    split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
+    data_dir: Where TFDS has its datasets; None is TFDS' own default.
+    split_seed: What is held out where a dataset has no test split of its own,
+      and the order that slices of digits and folders refer to.
+    on_bad_image: What to do about unreadable images, which are looked for now
+      and not in the middle of training: `error` lists them in an exception,
+      `skip` drops them with a warning, None does not look. Several processes
+      that share the work call `check.find_bad_images` themselves.
+
+  Raises:
+    ValueError: Something of the above is wrong, and how to put it right.
+    FileNotFoundError: There is no such folder or prepared dataset.
+  """
+  source = _open(name, split, data_dir, split_seed)
+  if on_bad_image is None:
+    return source
+  from vit_jax.data import check  # check imports this file.
+
+  return check.check_images(source, on_bad_image)
+
+
+def _open(
+  name: str, split: str, data_dir: str | None, split_seed: int
+) -> Source:
+  if name == 'digits':
+    return Digits(split, split_seed)
+  from vit_jax.data import folder
+
+  if folder.is_folder_name(name):
+    return folder.Folder(name, split, split_seed)
+  # TFDS takes a second to import, which only its users should pay.
+  from vit_jax.data import tfds_source
+
+  return tfds_source.TfdsSource(name, split, data_dir)
+
+
+class Digits:
+  """The 1,797 handwritten digits of scikit-learn, 8x8, with a fifth as test.
+
+  The grey values 0..16 become 0..255 in three equal channels.
+  """
+
+  def __init__(self, split: str, split_seed: int):
+    import sklearn.datasets
+    import sklearn.model_selection
+
+    digits = sklearn.datasets.load_digits()
+    positions = np.arange(len(digits.target))
+    train, test = sklearn.model_selection.train_test_split(
+      positions,
+      test_size=0.2,
+      random_state=split_seed,
+      stratify=digits.target,
+    )
+    self._positions = splits.select(
+      split, {'train': train, 'test': test}, 'digits'
+    )
+    self._images = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    self._labels = digits.target
+    self.class_names = tuple(str(digit) for digit in range(10))
+
+  def __len__(self) -> int:
+    return len(self._positions)
+
+  def __getitem__(self, index: int) -> Record:
+    position = int(self._positions[index])
+    return {
+      'image': np.repeat(self._images[position][:, :, None], 3, axis=2),
+      'label': int(self._labels[position]),
+      'name': f'digits/{position}',
+    }
+
+  def fingerprint(self) -> None:
+    return None
+
+
+class Subset:
+  """Some records of another source, in the order given."""
+
+  def __init__(self, source: Source, indices: Sequence[int]):
+    self._source = source
+    self._indices = np.asarray(indices, np.int64)
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self._indices)
+
+  def __getitem__(self, index: int) -> Record:
+    return self._source[int(self._indices[index])]
+
+  def fingerprint(self) -> None:
+    return None

@@ -1,0 +1,139 @@
+"""Split strings such as `train[:98%]+test` for sources that are not of TFDS.
+
+The syntax and its arithmetic are those of TensorFlow Datasets,
+https://www.tensorflow.org/datasets/splits, without the unit `shard`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+_PART = re.compile(
+  r'(?P<name>[\w-]+)(\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?'
+)
+_BOUND = re.compile(r'(?P<value>-?\d[\d_]*(\.\d+)?)(?P<unit>%?)')
+_HELP = (
+  'use names of splits, each with at most one slice, joined by +, like '
+  'train, train[:98%], train[500:] or train[:-1000]+test; '
+  'see https://www.tensorflow.org/datasets/splits'
+)
+
+# Names under which people look for the same thing.
+_ALIASES = {
+  'test': ('val', 'validation'),
+  'val': ('validation', 'test'),
+  'validation': ('val', 'test'),
+}
+
+
+def select(
+  split: str, splits: Mapping[str, Sequence[int]], owner: str
+) -> np.ndarray:
+  """The examples that a split string names.
+
+  Args:
+    split: The split string. `test` finds `val` or `validation` where there is
+      no `test`, and the other way round; `all` is everything.
+    splits: Name of each split to the examples in it, in the order to slice.
+    owner: What error messages call the dataset.
+
+  Returns:
+    int64 [n], n > 0: examples in the order in which the split string has them.
+
+  Raises:
+    ValueError: The syntax is wrong, there is no such split, a bound exceeds the
+      split, or nothing is selected.
+  """
+  chosen: list[int] = []
+  for part in re.split(r'\s*\+\s*', split):
+    match = _PART.fullmatch(part)
+    if not match:
+      raise ValueError(f'split {split!r} of {owner} is not valid: {_HELP}')
+    if match['name'] == 'all' and match['start'] is None:
+      for examples in splits.values():
+        chosen.extend(examples)
+      continue
+    examples = splits[_resolve(match['name'], splits, owner)]
+    if match['start'] is not None:
+      start, stop = _bounds(match['start'], match['stop'], len(examples), part)
+      examples = examples[start:stop]
+    chosen.extend(examples)
+  if not chosen:
+    raise ValueError(
+      f'split {split!r} of {owner} selects no example; sizes are '
+      + ', '.join(
+        f'{name}: {len(examples)}' for name, examples in splits.items()
+      )
+    )
+  return np.array(chosen, np.int64)
+
+
+def _resolve(name: str, splits: Mapping[str, Sequence[int]], owner: str) -> str:
+  for candidate in (name, *_ALIASES.get(name, ())):
+    if candidate in splits:
+      return candidate
+  raise ValueError(
+    f'{owner} has no split {name!r}; it has {", ".join(splits)}, and slices '
+    f'such as {next(iter(splits))}[:90%]'
+  )
+
+
+def _bounds(start: str, stop: str, size: int, part: str) -> tuple[int, int]:
+  """The non-negative bounds of a slice, as TFDS rounds them."""
+  matches = [_BOUND.fullmatch(text) for text in (start, stop)]
+  if not (start or stop) or any(
+    text and not match
+    for text, match in zip((start, stop), matches, strict=True)
+  ):
+    raise ValueError(f'slice of split {part!r} is not valid: {_HELP}')
+  # TFDS: one % makes both bounds percentages.
+  percent = any(match and match['unit'] for match in matches)
+  bounds = []
+  for match, default in zip(matches, (0, size), strict=True):
+    if match is None:
+      bounds.append(default)
+      continue
+    value = float(match['value'])
+    if percent:
+      value = round(value * size / 100)
+    elif not value.is_integer():
+      raise ValueError(f'slice of split {part!r} is not valid: {_HELP}')
+    if abs(value) > size:
+      raise ValueError(
+        f'slice {part!r} exceeds the {size} examples of that split'
+      )
+    bounds.append(int(value) if value >= 0 else size + int(value))
+  return bounds[0], bounds[1]
+
+
+def stratified_fifth(
+  labels: Sequence[int], seed: int
+) -> tuple[list[int], list[int]]:
+  """Splits examples 80/20, each class by itself.
+
+  Args:
+    labels: The class of each example.
+    seed: Which examples are held out.
+
+  Returns:
+    The positions of the train side and of the test side, ascending. A class of
+    one example has it on the train side, every other class is on both.
+  """
+  # RandomState and not Generator, here and below: its numbers are frozen for
+  # all versions of NumPy, and a split must be the same next year.
+  rng = np.random.RandomState(seed)
+  labels_array = np.asarray(labels)
+  held_out = np.zeros(len(labels_array), bool)
+  for label in np.unique(labels_array):
+    members = rng.permutation(np.flatnonzero(labels_array == label))
+    if len(members) > 1:
+      held_out[members[: max(1, round(len(members) / 5))]] = True
+  return np.flatnonzero(~held_out).tolist(), np.flatnonzero(held_out).tolist()
+
+
+def permuted(examples: Sequence[int], seed: int) -> list[int]:
+  """A fixed order, so that a slice is not one class."""
+  return np.random.RandomState(seed).permutation(examples).tolist()

@@ -1,0 +1,70 @@
+"""What one JAX device is: its peak speed and how many cores it stands for."""
+
+from typing import Protocol
+
+
+class HasDeviceKind(Protocol):
+  """A `jax.Device`, or anything else that names its kind."""
+
+  @property
+  def device_kind(self) -> str: ...
+
+
+_TFLOP = 1e12
+
+_PEAK_FLOPS = {
+  # One JAX device is one of a chip's two cores, so half of the chip's figure.
+  'TPU v2': 22.5 * _TFLOP,
+  'TPU v3': 61.5 * _TFLOP,
+  'TPU7x': 1153.5 * _TFLOP,
+  # One JAX device is the whole chip.
+  'TPU v4': 275 * _TFLOP,
+  'TPU v5 lite': 197 * _TFLOP,
+  'TPU v5e': 197 * _TFLOP,
+  'TPU v5': 459 * _TFLOP,
+  'TPU v5p': 459 * _TFLOP,
+  'TPU v6 lite': 918 * _TFLOP,
+  'TPU v6e': 918 * _TFLOP,
+  # Full names only: a MIG slice has its card's name as a prefix.
+  'NVIDIA A100-SXM4-40GB': 312 * _TFLOP,
+  'NVIDIA A100-SXM4-80GB': 312 * _TFLOP,
+  'NVIDIA A100-PCIE-40GB': 312 * _TFLOP,
+  'NVIDIA A100 80GB PCIe': 312 * _TFLOP,
+  'NVIDIA H100 80GB HBM3': 989 * _TFLOP,
+  'NVIDIA H100 PCIe': 756 * _TFLOP,
+  'NVIDIA H100 NVL': 835 * _TFLOP,
+  'NVIDIA H200': 989 * _TFLOP,
+  'NVIDIA H200 NVL': 835 * _TFLOP,
+  'NVIDIA GH200 480GB': 989 * _TFLOP,
+  'NVIDIA B200': 2250 * _TFLOP,
+  'NVIDIA L4': 121 * _TFLOP,
+  'NVIDIA L40S': 362 * _TFLOP,
+}
+
+# Two cores that share their memory and that XLA drives as one JAX device.
+_MEGACORE_KINDS = frozenset({'TPU v4', 'TPU v5', 'TPU v5p'})
+
+
+def peak_flops(device: HasDeviceKind) -> float | None:
+  """Peak dense bfloat16 FLOP/s of one JAX device, None where unknown (CPU).
+
+  TPU figures are Google's "peak compute per chip (bf16)" from the pages under
+  https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, divided by the
+  JAX devices of a chip. NVIDIA's are the BFLOAT16 Tensor Core figures of the
+  data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx, l4,
+  l40s) without sparsity, which is half of what most of the sheets print.
+  Names with two entries are the kind that the device reports and its alias,
+  as in JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
+  """
+  return _PEAK_FLOPS.get(device.device_kind)
+
+
+def cores_per_device(device: HasDeviceKind) -> int:
+  """Cores that one JAX device stands for, the unit of "core-days".
+
+  A core is a TPU's TensorCore, as in the tables of the paper, or one whole
+  GPU or CPU device. It is 2 for TPU v4 and v5p, whose two cores run as one
+  device ("megacore"), and 1 for all others: on TPU v2, v3 and 7x each core is
+  a device of its own, and the v5e and v6e chips have a single core.
+  """
+  return 2 if device.device_kind in _MEGACORE_KINDS else 1

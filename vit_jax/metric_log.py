@@ -1,0 +1,226 @@
+"""The numbers of a run on disk: metrics.csv and TensorBoard's event files."""
+
+import csv
+import importlib.util
+import io
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import logging
+from etils import epath
+
+# By step, in order: the step's metrics, as text, so that a table that is read
+# and written again stays the same.
+Rows = dict[int, dict[str, str]]
+
+
+class MetricLog:
+  """Writes scalars to `<workdir>/metrics.csv` and, if it can, to TensorBoard.
+
+  The table is wide: a row a step, a column a metric, and an empty cell where
+  a step lacks the metric. Every `write` is in the file when it returns.
+
+  Attributes:
+    path: the CSV file.
+  """
+
+  def __init__(
+    self, workdir: str, resume_step: int | None, *, enabled: bool = True
+  ):
+    """Starts the table, or goes on with the one in `workdir`.
+
+    Args:
+      workdir: folder to write to, local or gs://; made if missing.
+      resume_step: the step a run resumes from; rows of later steps are
+        dropped, because the run writes them again. None starts a new table.
+      enabled: False on all processes but one; nothing is written then.
+
+    Raises:
+      ValueError: `metrics.csv` is no table that this class wrote.
+    """
+    self.path = epath.Path(workdir) / 'metrics.csv'
+    self._enabled = enabled
+    self._columns: list[str] = []
+    self._rows: Rows = {}
+    self._last_row_at = 0
+    self._tensorboard: _TensorBoard | None = None
+    if not enabled:
+      return
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    if resume_step is not None and self.path.exists():
+      self._columns, rows = read_table(self.path)
+      self._rows = {s: row for s, row in rows.items() if s <= resume_step}
+    self._rewrite()
+    if importlib.util.find_spec('tensorflow'):
+      self._tensorboard = _TensorBoard(workdir)
+    else:
+      logging.info(
+        'TensorBoard logs are off, metrics.csv has all metrics. To have both, '
+        "install TensorFlow: pip install -e '.[tensorboard]'"
+      )
+
+  def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+    """Adds metrics to the row of `step`; a metric given again is replaced.
+
+    Args:
+      step: the training step.
+      scalars: numbers, or arrays of shape ().
+
+    Raises:
+      ValueError: a value is not a scalar, or a metric is named 'step'.
+    """
+    if not self._enabled:
+      return
+    if 'step' in scalars:
+      raise ValueError(
+        f"Metric 'step' = {scalars['step']} would hide the first column of "
+        f'{self.path}: rename the metric.'
+      )
+    cells = {name: _to_text(name, value) for name, value in scalars.items()}
+    new_columns = [name for name in cells if name not in self._columns]
+    is_last = not self._rows or step >= next(reversed(self._rows))
+    is_new_row = step not in self._rows
+    self._rows.setdefault(step, {}).update(cells)
+    self._columns += new_columns
+    can_append = is_last and not new_columns and not _is_remote(self.path)
+    if can_append and self.path.exists():
+      self._write_last_row(step, is_new_row)
+    else:
+      self._rewrite()
+    if self._tensorboard:
+      floats = {name: float(text) for name, text in cells.items()}
+      self._tensorboard.write(step, floats)
+
+  def close(self) -> None:
+    """Waits until TensorBoard's files are complete; the CSV always is."""
+    if self._tensorboard:
+      self._tensorboard.close()
+
+  def _write_last_row(self, step: int, is_new_row: bool) -> None:
+    with open(self.path, 'r+b') as f:
+      if is_new_row:
+        self._last_row_at = f.seek(0, os.SEEK_END)
+      f.seek(self._last_row_at)
+      f.write(self._row_text(step).encode())
+      f.truncate()
+
+  def _rewrite(self) -> None:
+    self._rows = dict(sorted(self._rows.items()))
+    lines = [_csv_line(['step', *self._columns])]
+    lines += [self._row_text(step) for step in self._rows]
+    data = ''.join(lines).encode()
+    self._last_row_at = len(data) - len(lines[-1].encode())
+    replace_file(self.path, data)
+
+  def _row_text(self, step: int) -> str:
+    row = self._rows[step]
+    return _csv_line([str(step), *(row.get(c, '') for c in self._columns)])
+
+
+class _TensorBoard:
+  """Event files by clu, written by a thread that nobody waits for.
+
+  Importing TensorFlow takes many seconds and writing may block on a slow file
+  system; the training loop must feel neither. Whatever fails here is reported
+  once and ends only these files.
+  """
+
+  def __init__(self, logdir: str):
+    self._logdir = logdir
+    self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None]
+    self._queue = queue.SimpleQueue()
+    # A daemon, so that a crashed run does not hang on a stuck import.
+    self._thread = threading.Thread(
+      target=self._run, name='tensorboard', daemon=True
+    )
+    self._thread.start()
+
+  def write(self, step: int, scalars: dict[str, float]) -> None:
+    if self._thread.is_alive():
+      self._queue.put((step, scalars))
+
+  def close(self) -> None:
+    self._queue.put(None)
+    self._thread.join()
+
+  def _run(self) -> None:
+    try:
+      import tensorflow as tf
+      from clu import metric_writers
+
+      # TensorFlow would otherwise take the memory of the GPUs that JAX uses.
+      tf.config.set_visible_devices([], 'GPU')
+      writer = metric_writers.SummaryWriter(self._logdir)
+      while (item := self._queue.get()) is not None:
+        writer.write_scalars(*item)
+        if self._queue.empty():
+          writer.flush()
+      writer.close()
+    except Exception as e:
+      logging.warning(
+        'TensorBoard logs end here, metrics.csv goes on. %s: %s',
+        type(e).__name__,
+        e,
+      )
+
+
+def read_table(path: epath.Path) -> tuple[list[str], Rows]:
+  """Reads what a `MetricLog` wrote: the names of the metrics, and the rows.
+
+  A last line without its end, which a killed process may leave, is ignored.
+
+  Raises:
+    ValueError: the file is no such table.
+  """
+  text = path.read_text()
+  lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
+  header = next(lines, ['step'])
+  if header[0] != 'step':
+    raise ValueError(
+      f'The first column of {path} is {header[0]!r} instead of step: move '
+      'the file away, a run starts a new one.'
+    )
+  rows: Rows = {}
+  for cells in lines:
+    if len(cells) != len(header) or not cells[0].isdecimal():
+      raise ValueError(
+        f'Line {lines.line_num} of {path} does not fit its {len(header)} '
+        f'columns: {",".join(cells)!r}. Repair or remove that line.'
+      )
+    named = zip(header[1:], cells[1:], strict=True)
+    rows[int(cells[0])] = {name: cell for name, cell in named if cell}
+  return header[1:], rows
+
+
+def replace_file(path: epath.Path, data: bytes) -> None:
+  """Writes a file that no reader, and no kill, ever finds half-written."""
+  if _is_remote(path):
+    path.write_bytes(data)  # Objects in a bucket appear whole.
+    return
+  partial = path.with_name(f'.{path.name}.partial')
+  partial.write_bytes(data)
+  os.replace(partial, path)
+
+
+def _is_remote(path: epath.Path) -> bool:
+  return '://' in os.fspath(path)
+
+
+def _csv_line(cells: list[str]) -> str:
+  line = io.StringIO()
+  csv.writer(line, lineterminator='\n').writerow(cells)
+  return line.getvalue()
+
+
+def _to_text(name: str, value: Any) -> str:
+  number = np.asarray(value)
+  if number.shape or number.dtype.kind in 'bcOSU':
+    raise ValueError(
+      f'Metric {name!r} has shape {number.shape} and type {number.dtype}: '
+      'give one real number.'
+    )
+  return str(number[()])  # The shortest text that reads back as this number.

@@ -1,0 +1,1 @@
+"""Models: one idea a file. They know no data, no config and no training."""

@@ -1,0 +1,71 @@
+"""Counts of parameters and floating-point operations, from shapes alone."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.vit import ViT
+
+
+def count_params(model: ViT, image_size: tuple[int, int]) -> int:
+  """Returns the number of parameters without allocating any."""
+  shapes = _param_shapes(_looped(model), image_size)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def forward_flops(model: ViT, image_size: tuple[int, int]) -> int:
+  """Returns the operations of one image's forward pass.
+
+  Counts matrix products and convolutions, a multiply-add as two, which is the
+  paper's convention: 3 * forward * images is the compute of table 6.
+  """
+  model = _looped(model)
+  images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
+  jaxpr = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x)[0])(
+    _param_shapes(model, image_size), images_1HWC
+  )
+  return _count(jaxpr.jaxpr)
+
+
+def _looped(model: ViT) -> ViT:
+  # The same counts, traced once for all layers.
+  return model.clone(scan=True, remat='none')
+
+
+def _param_shapes(model: ViT, image_size: tuple[int, int]) -> Any:
+  images_1HWC = jnp.zeros((1, *image_size, 3))
+  return jax.eval_shape(
+    lambda key: model.init(key, images_1HWC)['params'], jax.random.key(0)
+  )
+
+
+def _count(jaxpr: Any) -> int:
+  total = 0
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == 'dot_general':
+      (contract, _), _ = eqn.params['dimension_numbers']
+      left = eqn.invars[0].aval.shape
+      inner = math.prod(left[i] for i in contract)
+      total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    elif eqn.primitive.name == 'conv_general_dilated':
+      kernel = eqn.invars[1].aval.shape
+      out_features = eqn.params['dimension_numbers'].rhs_spec[0]
+      inner = math.prod(kernel) // kernel[out_features]
+      total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    else:
+      repeats = eqn.params.get('length', 1)
+      total += repeats * sum(
+        _count(getattr(sub, 'jaxpr', sub)) for sub in _subjaxprs(eqn.params)
+      )
+  return total
+
+
+def _subjaxprs(params: dict[str, Any]) -> list[Any]:
+  found = []
+  for value in params.values():
+    for item in value if isinstance(value, tuple | list) else [value]:
+      if hasattr(item, 'eqns') or hasattr(item, 'jaxpr'):
+        found.append(item)
+  return found

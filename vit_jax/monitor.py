@@ -1,0 +1,341 @@
+"""What a run shows its user: the live line, the curves and a summary."""
+
+import contextlib
+import io
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from etils import epath
+
+from vit_jax import metric_log
+
+
+class Progress:
+  """The live line, and the rates and totals behind it.
+
+  On a terminal one line is rewritten, elsewhere every update is a line.
+  Compiling, which the first step waits for, counts for no rate, though it does
+  for core-days.
+  """
+
+  def __init__(
+    self,
+    *,
+    total_steps: int,
+    start_step: int,
+    batch_size: int,
+    cores: int,
+    train_flops_per_image: float | None,
+    peak_flops: float | None,
+    prior_s: float = 0.0,
+    enabled: bool = True,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Starts the clock.
+
+    Args:
+      total_steps: the last step of the run.
+      start_step: steps done before, 0 unless the run is resumed.
+      batch_size: images a step, over all devices.
+      cores: cores in use, over all devices (see `hardware`).
+      train_flops_per_image: FLOPs of one image forward and backward, which is
+        about three times forward; None leaves out MFU.
+      peak_flops: FLOP/s of all devices together; None leaves out MFU.
+      prior_s: wall seconds that earlier parts of a resumed run took.
+      enabled: False prints nothing, but keeps the totals.
+      stream: where to print, standard output by default.
+      clock: seconds that never go back.
+    """
+    self._total_steps = total_steps
+    self._batch_size = batch_size
+    self._cores = cores
+    self._train_flops_per_image = train_flops_per_image
+    self._peak_flops = peak_flops
+    self._prior_s = prior_s
+    self._enabled = enabled
+    self._stream = sys.stdout if stream is None else stream
+    self._clock = clock
+    self._started_at = clock()
+    self._step = start_step
+    # The first step and when it was done, None before that.
+    self._first: tuple[int, float] | None = None
+    # Since the last update, or else since the first step:
+    self._updated_at = 0.0
+    self._paused_s = 0.0
+    # Since the first step, without pauses:
+    self._trained_steps = 0
+    self._trained_s = 0.0
+    self._live_line = ''
+
+  def first_step_done(self, step: int) -> None:
+    """Starts the clock of the rates; without this call, `update` does."""
+    now = self._clock()
+    self._first = (step, now)
+    self._step, self._updated_at, self._paused_s = step, now, 0.0
+
+  def update(
+    self, step: int, scalars: Mapping[str, Any], data_wait_s: float
+  ) -> None:
+    """Prints the line for `step`.
+
+    Args:
+      step: steps done.
+      scalars: metrics; 'train/loss' and 'train/accuracy' are shown.
+      data_wait_s: seconds that the loop waited for data since the last update,
+        or else since the first step.
+    """
+    if self._first is None:
+      self.first_step_done(step)
+    now = self._clock()
+    steps = step - self._step
+    seconds = now - self._updated_at - self._paused_s
+    self._trained_steps += steps
+    self._trained_s += seconds
+    self._step, self._updated_at, self._paused_s = step, now, 0.0
+    parts = [self._position(step)]
+    for name, show in _SHOWN.items():
+      if name in scalars:
+        parts.append(show(float(scalars[name])))
+    if steps > 0 and seconds > 0:
+      parts += self._rates(steps, seconds, data_wait_s)
+      parts.append(self._time_left(step, now))
+    self._show(' | '.join(parts))
+
+  @contextlib.contextmanager
+  def pause(self, reason: str) -> Iterator[None]:
+    """Takes what runs inside out of the rates; a terminal shows `reason`."""
+    live_line = self._live_line
+    if self._on_terminal():
+      self._show(f'{self._position(self._step)} | {reason}')
+    began_at = self._clock()
+    try:
+      yield
+    finally:
+      self._paused_s += self._clock() - began_at
+      if self._on_terminal():
+        self._show(live_line)
+
+  def message(self, text: str) -> None:
+    """Prints lines of their own, above the live line."""
+    if not self._enabled:
+      return
+    if self._live_line and self._on_terminal():
+      self._stream.write('\r\x1b[K')
+    self._stream.write(f'{text}\n')
+    self._show_again()
+
+  def close(self) -> None:
+    """Leaves the live line as it is and goes to the next one."""
+    if self._live_line and self._on_terminal():
+      self._stream.write('\n')
+      self._stream.flush()
+    self._live_line = ''
+
+  @property
+  def images_per_s(self) -> float | None:
+    """Training speed without compiling and pauses, None until it is known."""
+    if self._trained_steps <= 0 or self._trained_s <= 0:
+      return None
+    return self._trained_steps * self._batch_size / self._trained_s
+
+  @property
+  def images_per_s_per_core(self) -> float | None:
+    images_per_s = self.images_per_s
+    return None if images_per_s is None else images_per_s / self._cores
+
+  @property
+  def elapsed_s(self) -> float:
+    """Wall seconds, those of earlier parts of the run included."""
+    return self._prior_s + self._clock() - self._started_at
+
+  @property
+  def core_days(self) -> float:
+    """Days of one core, the paper's unit of cost (TPUv3-core-days)."""
+    return self.elapsed_s * self._cores / 86_400
+
+  def _position(self, step: int) -> str:
+    percent = 100 * step // self._total_steps
+    return f'step {step:,}/{self._total_steps:,} {percent}%'
+
+  def _rates(self, steps: int, seconds: float, data_wait_s: float) -> list[str]:
+    images_per_s = steps * self._batch_size / seconds
+    parts = [
+      f'{_rate_text(images_per_s)} img/s',
+      f'{_rate_text(images_per_s / self._cores)} img/s/core',
+    ]
+    if self._train_flops_per_image is not None and self._peak_flops is not None:
+      mfu = images_per_s * self._train_flops_per_image / self._peak_flops
+      parts.append(f'MFU {mfu:.0%}')
+    return [*parts, f'data wait {min(1.0, data_wait_s / seconds):.0%}']
+
+  def _time_left(self, step: int, now: float) -> str:
+    assert self._first is not None
+    first_step, first_at = self._first
+    # With the pauses: the rest of the run will have its share of them too.
+    seconds_per_step = (now - first_at) / (step - first_step)
+    seconds = round((self._total_steps - step) * seconds_per_step)
+    minutes, seconds = divmod(max(0, seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02} left'
+
+  def _on_terminal(self) -> bool:
+    return self._enabled and self._stream.isatty()
+
+  def _show(self, line: str) -> None:
+    self._live_line = line
+    if self._on_terminal():
+      self._show_again()
+    elif self._enabled:
+      self._stream.write(f'{line}\n')
+      self._stream.flush()
+
+  def _show_again(self) -> None:
+    if self._on_terminal():
+      width = shutil.get_terminal_size().columns - 1
+      # The escape sequence clears what a longer line left behind.
+      self._stream.write(f'\r{self._live_line[:width]}\x1b[K')
+    self._stream.flush()
+
+
+_SHOWN: dict[str, Callable[[float], str]] = {
+  'train/loss': lambda loss: f'loss {loss:#.3g}',
+  'train/accuracy': lambda accuracy: f'acc {accuracy:.1%}',
+}
+
+
+# The panels and the last part of the names of the metrics that they show.
+_PANELS = {'loss': '/loss', 'accuracy': '/accuracy', 'learning rate': '/lr'}
+
+
+def plot_curves(csv_path: str, png_path: str) -> bool:
+  """Draws loss, accuracy and learning rate of a `metrics.csv` against steps.
+
+  Panels without a column in the file are left out.
+
+  Returns:
+    Whether there was anything to draw; if not, no picture is written.
+
+  Raises:
+    ValueError: the file is no table that `MetricLog` wrote.
+  """
+  columns, rows = metric_log.read_table(epath.Path(csv_path))
+  panels = [
+    (title, [c for c in columns if c.endswith(suffix) and _points(rows, c)[0]])
+    for title, suffix in _PANELS.items()
+  ]
+  panels = [(title, names) for title, names in panels if names]
+  if not panels:
+    return False
+  # Here, because it is slow to import. Not pyplot, whose global state would
+  # keep every picture in memory and might look for a screen.
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(8, 0.6 + 2.5 * len(panels)), layout='constrained')
+  canvas = FigureCanvasAgg(figure)
+  all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+  sources = dict.fromkeys(_source(c) for _, names in panels for c in names)
+  colors = {source: f'C{i}' for i, source in enumerate(sources)}
+  for axes, (title, names) in zip(all_axes, panels, strict=True):
+    _draw_panel(axes, title, names, rows, colors)
+  all_axes[-1].set_xlabel('step')
+  all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
+  all_axes[-1].xaxis.get_major_locator().set_params(integer=True)
+  figure.align_ylabels()
+  png = io.BytesIO()
+  canvas.print_png(png, metadata={'Software': None})
+  metric_log.replace_file(epath.Path(png_path), png.getvalue())
+  return True
+
+
+def _draw_panel(
+  axes: Any,
+  title: str,
+  names: list[str],
+  rows: metric_log.Rows,
+  colors: dict[str, str],
+) -> None:
+  from matplotlib.ticker import PercentFormatter
+
+  for name in names:
+    source = _source(name)
+    steps, values = _points(rows, name)
+    # Evaluations are few: their points are marked, and lie on top.
+    is_few = source != 'train' or len(steps) == 1
+    axes.plot(
+      steps,
+      values,
+      label=source,
+      color=colors[source],
+      linewidth=1.5 if is_few else 1,
+      marker='.' if is_few else '',
+      zorder=3 if is_few else 2,
+    )
+  axes.set_ylabel(title)
+  if title == 'accuracy':
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+  axes.grid(alpha=0.3)
+  axes.spines[['top', 'right']].set_visible(False)
+  if title != 'learning rate':
+    axes.legend(frameon=False)
+
+
+def summary_text(
+  csv_path: str,
+  *,
+  checkpoint: str,
+  images_per_s_per_core: float | None,
+  core_days: float,
+  files: Sequence[str],
+) -> str:
+  """Returns the aligned lines that end a run.
+
+  Args:
+    csv_path: the run's `metrics.csv`; its `<evaluator>/accuracy` columns give
+      the best value, the earliest step that reached it, and the final value.
+    checkpoint: path of the last checkpoint.
+    images_per_s_per_core: training speed, left out if None.
+    core_days: cost of the run, earlier parts included.
+    files: paths of what else was written.
+  """
+  columns, rows = metric_log.read_table(epath.Path(csv_path))
+  lines: list[tuple[str, str]] = []
+  for name in columns:
+    if name.endswith('/accuracy') and not name.startswith('train/'):
+      steps, values = _points(rows, name)
+      if not steps:
+        continue
+      best = max(range(len(steps)), key=lambda i: values[i])
+      lines.append(
+        (f'best {name}', f'{values[best]:.2%} at step {steps[best]:,}')
+      )
+      lines.append((f'final {name}', f'{values[-1]:.2%} at step {steps[-1]:,}'))
+  lines.append(('checkpoint', checkpoint))
+  if images_per_s_per_core is not None:
+    lines.append(
+      ('speed', f'{_rate_text(images_per_s_per_core)} images/s per core')
+    )
+  lines.append(('cost', f'{core_days:.3g} core-days'))
+  lines += [('written', path) for path in files]
+  width = max(len(label) for label, _ in lines)
+  return '\n'.join(f'{label:<{width}}  {text}' for label, text in lines)
+
+
+def _source(name: str) -> str:
+  """Returns where a metric comes from: 'train', or an evaluator's name."""
+  return name.rsplit('/', 1)[0]
+
+
+def _points(rows: metric_log.Rows, name: str) -> tuple[list[int], list[float]]:
+  """Returns the steps that have a metric, and its values there."""
+  steps = [step for step, row in rows.items() if name in row]
+  return steps, [float(rows[step][name]) for step in steps]
+
+
+def _rate_text(per_s: float) -> str:
+  """Formats a rate for people: 1,834 or 7.3."""
+  return f'{per_s:,.0f}' if per_s >= 100 else f'{per_s:.3g}'

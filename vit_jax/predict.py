@@ -1,0 +1,181 @@
+"""Labels image files with any checkpoint.
+
+  python -m vit_jax.predict CHECKPOINT IMAGE_OR_FOLDER... --topk=5
+
+Prints one row a prediction, the likeliest first. A file that cannot be read is
+reported on standard error and the others go on; the exit status is then 1.
+"""
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax import reader
+from vit_jax.data import augment, decode, folder, transforms
+
+BATCH_SIZE = 32
+COLUMNS = ('file', 'rank', 'class', 'probability')
+
+Row = dict[str, Any]
+
+
+def predict(
+  checkpoint: reader.Checkpoint, paths: Sequence[str], topk: int
+) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
+  """Labels files, in their order.
+
+  Args:
+    checkpoint: the model and its preprocessing.
+    paths: image files.
+    topk: predictions a file, no more than there are classes.
+
+  Yields:
+    The path, and its rows of `COLUMNS` (probability: the softmax over the
+    classes) or why it could not be read.
+  """
+  model = checkpoint.model
+  names = checkpoint.class_names or tuple(map(str, range(model.num_classes)))
+  topk = min(topk, len(names))
+  transform = transforms.EvalTransform(
+    checkpoint.image_size, checkpoint.resize_small
+  )
+  params = jax.device_put(checkpoint.params)
+
+  @jax.jit
+  def top(params: Any, images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    images_BHWC = augment.to_unit_range(images_BHWC)
+    logits_BC, _ = model.apply({'params': params}, images_BHWC)
+    return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
+
+  def load(path: str) -> np.ndarray | decode.UnreadableImage:
+    try:
+      with open(path, 'rb') as file:
+        return transform.image(file.read(), path)
+    except decode.UnreadableImage as e:
+      return e
+    except OSError as e:
+      return decode.UnreadableImage(path, e.strerror or str(e))
+
+  with futures.ThreadPoolExecutor() as pool:
+    for start in range(0, len(paths), BATCH_SIZE):
+      batch = paths[start : start + BATCH_SIZE]
+      loaded = list(pool.map(load, batch))
+      images_BHWC = np.zeros((BATCH_SIZE, *checkpoint.image_size, 3), np.uint8)
+      for i, image in enumerate(loaded):
+        if isinstance(image, np.ndarray):
+          images_BHWC[i] = image
+      values, indices = jax.device_get(top(params, images_BHWC))
+      for i, (path, image) in enumerate(zip(batch, loaded, strict=True)):
+        if isinstance(image, np.ndarray):
+          yield (
+            path,
+            [
+              dict(zip(COLUMNS, (path, r + 1, names[c], float(p)), strict=True))
+              for r, (c, p) in enumerate(
+                zip(indices[i], values[i], strict=True)
+              )
+            ],
+          )
+        else:
+          yield path, image
+
+
+def find_files(paths: Sequence[str]) -> list[str]:
+  """Returns the files named, and the images in the folders named, sorted.
+
+  Raises:
+    FileNotFoundError: for a path that does not exist or a folder that has no
+      image.
+  """
+  found = []
+  for path in paths:
+    if not os.path.isdir(path):
+      if not os.path.exists(path):
+        raise FileNotFoundError(f'No file or folder at {path}.')
+      found.append(path)
+      continue
+    inside = sorted(
+      os.path.join(parent, name)
+      for parent, _, names in os.walk(path)
+      for name in names
+      if folder.is_image_name(name)
+    )
+    if not inside:
+      raise FileNotFoundError(f'The folder {path} has no image files.')
+    found += inside
+  return found
+
+
+def main() -> int:
+  """Runs the command; returns its exit status."""
+  parser = argparse.ArgumentParser(
+    prog='python -m vit_jax.predict',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+    'checkpoint', help='a workdir, one of its checkpoints/STEP, or an .npz file'
+  )
+  parser.add_argument(
+    'images', nargs='+', help='image files, and folders searched for images'
+  )
+  parser.add_argument(
+    '--topk', type=int, default=5, help='predictions a file (default: 5)'
+  )
+  parser.add_argument(
+    '--format',
+    choices=('table', 'csv', 'json'),
+    default='table',
+    help='table for people (default), csv, or json: a list of objects',
+  )
+  args = parser.parse_args()
+  if args.topk < 1:
+    parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
+  try:
+    paths = find_files(args.images)
+    checkpoint = reader.open_checkpoint(args.checkpoint)
+    if not checkpoint.model.num_classes:
+      raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
+  except (ValueError, FileNotFoundError) as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 2
+  rows, unreadable = [], 0
+  for _, result in predict(checkpoint, paths, args.topk):
+    if isinstance(result, decode.UnreadableImage):
+      unreadable += 1
+      print(f'unreadable: {result}', file=sys.stderr)
+    else:
+      rows += result
+  write(rows, args.format)
+  return 1 if unreadable else 0
+
+
+def write(rows: list[Row], format_name: str) -> None:
+  """Prints rows of `COLUMNS` as 'table', 'csv' or 'json'."""
+  if format_name == 'json':
+    json.dump(rows, sys.stdout, indent=2)
+    print()
+  elif format_name == 'csv':
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+  elif rows:
+    file_width = max(len(row['file']) for row in rows)
+    class_width = max(len(row['class']) for row in rows)
+    for row in rows:
+      print(
+        f'{row["file"]:<{file_width}}  {row["rank"]:>2}  '
+        f'{row["class"]:<{class_width}}  {row["probability"]:7.2%}'
+      )
+
+
+if __name__ == '__main__':
+  sys.exit(main())

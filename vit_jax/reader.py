@@ -1,0 +1,192 @@
+"""The one checkpoint reader, and carrying weights over to a new task."""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoint import FOLDER, META, absolute, verified
+from vit_jax.convert import npz
+from vit_jax.models import posemb, variants
+from vit_jax.models.vit import ViT
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A trained model with all it takes to use it.
+
+  Attributes:
+    path: where it was read from.
+    model: gives logits.
+    params: NumPy arrays, float32, layers unrolled or stacked as `model` has it.
+    image_size: (H, W) in pixels that the position embeddings are for.
+    resize_small: how images are brought to that size, as `EvalTransform` says.
+    class_names: C names; empty where the file has none.
+  """
+
+  path: str
+  model: ViT
+  params: dict[str, Any]
+  image_size: tuple[int, int]
+  resize_small: int = 0
+  class_names: tuple[str, ...] = ()
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+  """Opens any checkpoint; the format is found by looking.
+
+  Args:
+    path: a workdir or one of its `checkpoints/STEP` folders (its Polyak average
+      where it has one), or an official .npz file.
+
+  Raises:
+    FileNotFoundError: if nothing is there.
+    ValueError: if it is no checkpoint, or a damaged one.
+  """
+  place = absolute(path)
+  if not place.exists():
+    raise FileNotFoundError(f'No checkpoint at {path}.')
+  if not place.is_dir():
+    return _open_npz(path)
+  if (place / META).is_dir() and place.name.isdigit():
+    return _open_step(place)
+  steps = (
+    [
+      int(child.name)
+      for child in (place / FOLDER).iterdir()
+      if child.name.isdigit()
+    ]
+    if (place / FOLDER).is_dir()
+    else []
+  )
+  if not steps:
+    raise ValueError(
+      f'{path} holds no checkpoint: give a workdir with finished checkpoints, '
+      'one of its checkpoints/STEP folders, or an .npz file.'
+    )
+  return _open_step(place / FOLDER / str(max(steps)))
+
+
+def _open_step(step_dir: epath.Path) -> Checkpoint:
+  try:
+    saved = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
+      step_dir / META
+    )
+    meta = verified(saved)
+    config, size = meta['config'], tuple(meta['image_size'])
+    model = variants.build(
+      num_classes=len(meta['class_names']), image_size=size, **config['model']
+    )
+    like = _param_shapes(model, size)
+    item = 'average' if config['optimizer']['polyak'] else 'params'
+    params = ocp.PyTreeCheckpointer().restore(
+      step_dir / item,
+      args=ocp.args.PyTreeRestore(
+        item=like,
+        restore_args=jax.tree.map(
+          lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
+        ),
+      ),
+    )
+  except Exception as e:
+    raise ValueError(
+      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {e}'
+    ) from e
+  return Checkpoint(
+    path=os.fspath(step_dir),
+    model=model,
+    params=params,
+    image_size=size,
+    resize_small=config['data']['resize_small'],
+    class_names=tuple(meta['class_names']),
+  )
+
+
+def _open_npz(path: str) -> Checkpoint:
+  params, fields = npz.read(path)
+  model = variants.build(**fields)
+  size = fields['image_size']
+  like = config_lib.flatten(_param_shapes(model, size))
+  have = config_lib.flatten(params)
+  for key in sorted(like.keys() | have.keys()):
+    name = key.replace('.', '/')
+    if key not in have:
+      raise ValueError(f'{path} lacks the array {name!r}.')
+    if key not in like:
+      raise ValueError(
+        f'{path} has the array {name!r}, which no ViT of this shape has.'
+      )
+    if have[key].shape != like[key].shape:
+      raise ValueError(
+        f'{path}: {name!r} has shape {have[key].shape} where '
+        f'{like[key].shape} is expected.'
+      )
+  return Checkpoint(path=path, model=model, params=params, image_size=size)
+
+
+def _param_shapes(model: ViT, image_size: tuple[int, int]) -> Any:
+  return jax.eval_shape(
+    lambda key: variants.init(model, key, image_size), jax.random.key(0)
+  )
+
+
+def transfer(
+  checkpoint: Checkpoint, model: ViT, image_size: tuple[int, int], fresh: Any
+) -> Any:
+  """Carries a checkpoint's parameters over to a model about to be trained.
+
+  The whole old head, `pre_logits` included, is left behind (section 3.2), and
+  position embeddings are interpolated to the new grid.
+
+  Args:
+    checkpoint: to start from.
+    model: to be trained; must have the same body.
+    image_size: (H, W) the model is built for.
+    fresh: the model's own initial parameters, which supply the head.
+
+  Returns:
+    NumPy parameters for `model`.
+
+  Raises:
+    ValueError: naming the field in which the bodies differ.
+  """
+  old = checkpoint.model
+  for field in (
+    'width',
+    'depth',
+    'mlp_dim',
+    'heads',
+    'patch_size',
+    'pool',
+    'stem_width',
+  ):
+    if getattr(old, field) != getattr(model, field):
+      raise ValueError(
+        f'{checkpoint.path} has {field} {getattr(old, field)} and '
+        f'config.model.{field} is {getattr(model, field)}: choose the config '
+        'variant of the checkpoint.'
+      )
+  params = dict(checkpoint.params)
+  if old.scan and not model.scan:
+    params = variants.unstack_blocks(params)
+  if model.scan and not old.scan:
+    params = variants.stack_blocks(params)
+  encoder = dict(params['Transformer'])
+  encoder['posembed_input'] = {
+    'pos_embedding': posemb.resize(
+      encoder['posembed_input']['pos_embedding'],
+      posemb.grid_shape(checkpoint.image_size, variants.total_stride(old)),
+      posemb.grid_shape(image_size, variants.total_stride(model)),
+    )
+  }
+  params['Transformer'] = encoder
+  for name in ('pre_logits', 'head'):
+    params.pop(name, None)
+    if name in fresh:
+      params[name] = jax.device_get(fresh[name])
+  return params

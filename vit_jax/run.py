@@ -1,0 +1,224 @@
+"""What happens around the steps of a run: watching, evaluating, saving."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from vit_jax import hardware, metric_log, monitor, sharding
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.evaluators.classification import ClassificationEvaluator
+
+# Steps handed to the devices before the oldest one's loss is looked at: enough
+# to keep them busy, few enough to stop soon after a loss that is not finite.
+MAX_IN_FLIGHT = 3
+
+
+class Diverged(Exception):
+  """The loss or the gradient is not finite any more."""
+
+
+class Preempted(Exception):
+  """SIGTERM came; everything is saved and the same command goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+  """The run's durations in steps."""
+
+  total: int
+  warmup: int
+  log_every: int
+  eval_every: int
+  checkpoint_every: int
+
+
+class Run:
+  """Keeps the books of one run."""
+
+  def __init__(
+    self,
+    *,
+    workdir: str,
+    config: ConfigDict,
+    durations: Durations,
+    checkpoints: Checkpoints,
+    evaluators: list[ClassificationEvaluator],
+    meta: dict[str, Any],
+    start_step: int,
+    forward_flops: int,
+  ):
+    """Args as `train` has them; `meta` goes into every checkpoint."""
+    self._workdir = workdir
+    self._durations = durations
+    self._checkpoints = checkpoints
+    self._evaluators = evaluators
+    self._meta = meta
+    self._start_step = start_step
+    self._prior_s = meta['elapsed_s']
+    self._started_s = time.monotonic()
+    self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
+    self._since_log: list[dict[str, float]] = []
+    self._wait_s = 0.0
+    self._eval_metrics: dict[str, float] = {}
+    device = jax.devices()[0]
+    enabled = jax.process_index() == 0
+    # Only a resumed run has rows to keep.
+    self._log = metric_log.MetricLog(
+      workdir, start_step or None, enabled=enabled
+    )
+    self._progress = monitor.Progress(
+      total_steps=durations.total,
+      start_step=start_step,
+      batch_size=config.batch_size,
+      cores=jax.device_count() * hardware.cores_per_device(device),
+      train_flops_per_image=3 * forward_flops,
+      peak_flops=_times(hardware.peak_flops(device), jax.device_count()),
+      prior_s=self._prior_s,
+      enabled=enabled,
+    )
+
+  def wait_for(
+    self, batches: Iterator[dict[str, Any]], mesh: jax.sharding.Mesh
+  ) -> dict[str, jax.Array]:
+    """Returns the next batch on the devices, noting how long it took."""
+    before_s = time.monotonic()
+    batch = sharding.global_batch(next(batches), mesh)
+    self._wait_s += time.monotonic() - before_s
+    return batch
+
+  def take(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    """Takes a step's metrics, which the devices may still be working on."""
+    self._in_flight.append((step, metrics))
+    self._settle(MAX_IN_FLIGHT)
+
+  def _settle(self, in_flight: int) -> None:
+    """Waits until no more than `in_flight` steps are unfinished.
+
+    Raises:
+      Diverged: naming the first step whose loss or gradient is not finite.
+    """
+    while len(self._in_flight) > in_flight:
+      step, metrics = self._in_flight.popleft()
+      metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
+      if not all(map(math.isfinite, metrics.values())):
+        raise Diverged(
+          f'Step {step}: the loss is {metrics["loss"]} and the norm of the '
+          f'gradient {metrics["grad_norm"]}. '
+          f'{self._last_checkpoint()} Lower optimizer.lr, lengthen '
+          'optimizer.warmup or set optimizer.clip_norm.'
+        )
+      if step == self._start_step + 1:
+        # Compiling took most of it, which would spoil the rates.
+        self._progress.first_step_done(step)
+        self._wait_s = 0.0
+      self._since_log.append(metrics)
+      if step % self._durations.log_every == 0 or step == self._durations.total:
+        self._write(step)
+
+  def _last_checkpoint(self) -> str:
+    step = self._checkpoints.latest_step()
+    if step is None:
+      return 'No checkpoint had been saved yet.'
+    return f'The last good checkpoint is {self._checkpoints.path(step)}.'
+
+  def _write(self, step: int) -> None:
+    means = {
+      f'train/{name}': math.fsum(m[name] for m in self._since_log)
+      / len(self._since_log)
+      for name in self._since_log[0]
+    }
+    self._since_log.clear()
+    self._log.write(step, means)
+    self._progress.update(step, means, self._wait_s)
+    self._wait_s = 0.0
+
+  def is_eval_step(self, step: int) -> bool:
+    """Whether the evaluators run after this step: the last one in any case."""
+    d = self._durations
+    return step % d.eval_every == 0 or step == d.total
+
+  def is_checkpoint_step(self, step: int) -> bool:
+    """Whether this step is saved; evaluated ones are, to have the best."""
+    every = self._durations.checkpoint_every
+    return step % every == 0 or self.is_eval_step(step)
+
+  def evaluate(self, step: int, state: dict[str, Any]) -> None:
+    """Runs the evaluators on the average, or else on the parameters."""
+    self._settle(0)
+    self._eval_metrics = {}
+    with self._progress.pause('evaluating'):
+      for evaluator in self._evaluators:
+        self._eval_metrics |= evaluator.run(state['average'] or state['params'])
+    self._log.write(step, self._eval_metrics)
+
+  def save(self, step: int, state: dict[str, Any]) -> None:
+    """Saves a checkpoint, after making sure that it is worth keeping."""
+    self._settle(0)
+    metrics = self._eval_metrics if self.is_eval_step(step) else {}
+    elapsed_s = self._prior_s + time.monotonic() - self._started_s
+    with self._progress.pause('saving'):
+      self._checkpoints.save(
+        step, state, self._meta | {'elapsed_s': elapsed_s}, metrics
+      )
+
+  def finish(self) -> None:
+    """Waits for the last checkpoint, draws the curves and prints a summary."""
+    self._checkpoints.wait()
+    self.close()
+    if jax.process_index() != 0:
+      return
+    csv_path = os.path.join(self._workdir, 'metrics.csv')
+    png_path = os.path.join(self._workdir, 'curves.png')
+    files = [csv_path]
+    if monitor.plot_curves(csv_path, png_path):
+      files.append(png_path)
+    print(
+      monitor.summary_text(
+        csv_path,
+        checkpoint=self._checkpoints.path(self._durations.total),
+        images_per_s_per_core=self._progress.images_per_s_per_core,
+        core_days=self._progress.core_days,
+        files=files,
+      )
+    )
+
+  def close(self) -> None:
+    """Writes what is still in memory."""
+    self._log.close()
+    self._progress.close()
+
+
+def _times(rate: float | None, n: int) -> float | None:
+  return None if rate is None else rate * n
+
+
+@contextlib.contextmanager
+def preemption_notice() -> Iterator[Callable[[int], bool]]:
+  """Gives a function that says, after a step, whether SIGTERM has come.
+
+  With several processes JAX's own handler makes all of them agree on a step;
+  alone, a handler of ours is enough.
+  """
+  if jax.process_count() > 1:
+    yield multihost_utils.reached_preemption_sync_point
+    return
+  if threading.current_thread() is not threading.main_thread():
+    yield lambda step: False  # only the main thread can have handlers
+    return
+  received = threading.Event()
+  previous = signal.signal(signal.SIGTERM, lambda *_: received.set())
+  try:
+    yield lambda step: received.is_set()
+  finally:
+    signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,419 @@
+"""The training loop, for every task: read it top to bottom."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import optim, reader, sharding
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.data import check, loader, sources, transforms
+from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.models import flops, variants
+from vit_jax.models.vit import ViT
+from vit_jax.objectives.classification import Classification
+from vit_jax.run import Durations, Preempted, Run, preemption_notice
+
+State = dict[str, Any]
+
+
+def train(config: ConfigDict, workdir: str) -> None:
+  """Trains, or resumes, what a config describes.
+
+  Args:
+    config: from a file in `configs/`.
+    workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
+
+  Raises:
+    ValueError: for a config or data that cannot work, before anything is built.
+    Diverged: if the loss stops being finite.
+    Preempted: after SIGTERM, once the state is saved.
+  """
+  image_size = config_lib.image_size(config.data.image_size)
+  source = open_source(config, config.data.split)
+  durations = durations_of(config, len(source))
+  mesh = sharding.make_mesh(config.mesh)
+  check_batch_size(config, mesh)
+  model = variants.build(
+    num_classes=len(source.class_names),
+    image_size=image_size,
+    **config.model,
+  )
+  objective = make_objective(config, model)
+  lr = optim.schedule(
+    config.optimizer.lr,
+    config.optimizer.decay,
+    durations.warmup,
+    durations.total,
+  )
+  optimizer = make_optimizer(config, lr)
+  evaluators = make_evaluators(config, objective, source.class_names, mesh)
+
+  checkpoints = Checkpoints(workdir, config.keep_last, config.best_metric)
+  meta = checkpoints.latest_meta()
+  if meta:
+    config_lib.check_resumable(meta['config'], config)
+  meta = {
+    'config': json.loads(config.to_json()),
+    'class_names': list(source.class_names),
+    'image_size': list(image_size),
+    'elapsed_s': meta['elapsed_s'] if meta else 0.0,
+  }
+  start_step, state = initial_state(
+    config, model, image_size, optimizer, mesh, checkpoints
+  )
+  train_step = make_train_step(config, objective, optimizer, lr, mesh, state)
+  batches = loader.train_batches(
+    source,
+    transforms.TrainTransform(image_size, config.data.crop_min_area),
+    batch_size=config.batch_size,
+    seed=config.seed,
+    start_step=start_step,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+    workers=config.data.workers,
+  )
+  run = Run(
+    workdir=workdir,
+    config=config,
+    durations=durations,
+    checkpoints=checkpoints,
+    evaluators=evaluators,
+    meta=meta,
+    start_step=start_step,
+    forward_flops=flops.forward_flops(model, image_size),
+  )
+  with contextlib.closing(checkpoints), contextlib.closing(run):
+    with preemption_notice() as preempted:
+      for step in range(start_step + 1, durations.total + 1):
+        batch = run.wait_for(batches, mesh)
+        state, metrics = train_step(state, batch, np.int32(step - 1))
+        run.take(step, metrics)
+        if run.is_eval_step(step):
+          run.evaluate(step, state)
+        if run.is_checkpoint_step(step):
+          run.save(step, state)
+        if preempted(step) and step < durations.total:
+          run.save(step, state)
+          raise Preempted(f'Preempted: saved step {step}.')
+    run.finish()
+
+
+def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
+  """Measures `config.init`, or else the workdir's last checkpoint.
+
+  Returns:
+    The evaluators' metrics.
+  """
+  checkpoint = reader.open_checkpoint(config.init or workdir)
+  names = open_source(config, config.data.split).class_names
+  if checkpoint.model.num_classes != len(names):
+    raise ValueError(
+      f'{checkpoint.path} knows {checkpoint.model.num_classes} classes and '
+      f'{config.data.name} has {len(names)}: they cannot be compared.'
+    )
+  mesh = sharding.make_mesh(config.mesh)
+  check_batch_size(config, mesh)
+  with config.unlocked():
+    config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
+    config.data.resize_small = checkpoint.resize_small
+  objective = make_objective(config, checkpoint.model)
+  params = jax.device_put(
+    checkpoint.params, sharding.tree_shardings(checkpoint.params, mesh)
+  )
+  results: dict[str, float] = {}
+  for evaluator in make_evaluators(config, objective, names, mesh):
+    results |= evaluator.run(params)
+  return results
+
+
+def open_source(config: ConfigDict, split: str) -> sources.Source:
+  """Opens a split of the config's data, its images checked by all processes."""
+  source = sources.open_source(
+    config.data.name,
+    split,
+    data_dir=config.data.dir or None,
+    split_seed=config.data.split_seed,
+    on_bad_image=None,
+  )
+  bad = check.find_bad_images(
+    source,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  everyones = [check.BadImage(*b) for b in _gather(bad)]
+  return check.drop_bad_images(source, everyones, config.data.on_bad_image)
+
+
+def _gather(items: list[Any]) -> list[Any]:
+  """Returns the JSON-like items of all processes, in the processes' order."""
+  text = np.frombuffer(json.dumps(items).encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()
+  padded = np.pad(text, (0, max(sizes) - len(text)))
+  texts = np.reshape(
+    multihost_utils.process_allgather(padded), (len(sizes), -1)
+  )
+  return [
+    item
+    for row, size in zip(texts, sizes, strict=True)
+    for item in json.loads(row[:size].tobytes())
+  ]
+
+
+def durations_of(config: ConfigDict, examples: int) -> Durations:
+  """Returns the config's durations in steps.
+
+  Raises:
+    ValueError: for values that are no duration or do not fit together.
+  """
+  kwargs = {'batch_size': config.batch_size, 'examples': examples}
+  total = optim.steps_of(config.total, **kwargs)
+  if total < 1:
+    raise ValueError(f'total is {config.total!r}: less than one step.')
+
+  def every(duration: str) -> int:
+    return max(1, optim.steps_of(duration, **kwargs, total_steps=total))
+
+  return Durations(
+    total=total,
+    warmup=optim.steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
+    log_every=every(config.log_every),
+    eval_every=every(config.eval_every),
+    checkpoint_every=every(config.checkpoint_every),
+  )
+
+
+def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """Refuses a batch that cannot be shared out evenly.
+
+  Raises:
+    ValueError: naming the next batch size that can.
+  """
+  shards = mesh.shape['data'] * mesh.shape['fsdp']
+  if config.accum_steps < 1 or config.batch_size < 1:
+    raise ValueError(
+      f'batch_size is {config.batch_size} and accum_steps '
+      f'{config.accum_steps}: both must be at least 1.'
+    )
+  unit = shards * config.accum_steps
+  if config.batch_size % unit:
+    raise ValueError(
+      f'batch_size {config.batch_size} cannot be shared evenly by accum_steps '
+      f'{config.accum_steps} times {shards} devices along data and fsdp: use a '
+      f'multiple of {unit}, such as {-(-config.batch_size // unit) * unit}.'
+    )
+
+
+def make_objective(config: ConfigDict, model: ViT) -> Classification:
+  """Returns the objective that a config describes."""
+  if config.loss.name not in ('softmax', 'sigmoid'):
+    raise ValueError(
+      f'loss.name is {config.loss.name!r}: use softmax or sigmoid.'
+    )
+  return Classification(
+    model=model,
+    loss_name=config.loss.name,
+    label_smoothing=config.loss.label_smoothing,
+    mixup=config.loss.mixup,
+    flip=config.data.flip,
+  )
+
+
+def make_optimizer(
+  config: ConfigDict, lr: optim.Schedule
+) -> optax.GradientTransformation:
+  """Returns the optimizer that a config describes."""
+  o = config.optimizer
+  return optim.make(
+    name=o.name,
+    lr=lr,
+    b1=o.b1,
+    b2=o.b2,
+    momentum=o.momentum,
+    weight_decay=o.weight_decay,
+    clip_norm=o.clip_norm,
+  )
+
+
+def make_evaluators(
+  config: ConfigDict,
+  objective: Classification,
+  class_names: tuple[str, ...],
+  mesh: jax.sharding.Mesh,
+) -> list[ClassificationEvaluator]:
+  """Returns the config's evaluators."""
+  evaluate = jax.jit(
+    objective.evaluate, out_shardings=sharding.replicated(mesh)
+  )
+  transform = transforms.EvalTransform(
+    config_lib.image_size(config.data.image_size), config.data.resize_small
+  )
+
+  def make(name: str, split: str) -> ClassificationEvaluator:
+    source = open_source(config, split)
+    if source.class_names != class_names:
+      raise ValueError(
+        f'The classes of {config.data.name} {split} are not those of '
+        f'{config.data.split}.'
+      )
+
+    def batches() -> Iterator[dict[str, jax.Array]]:
+      for batch in loader.eval_batches(
+        source,
+        transform,
+        # What fits when training fits when evaluating.
+        batch_size=config.batch_size // config.accum_steps,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        workers=config.data.workers,
+      ):
+        yield sharding.global_batch(batch, mesh)
+
+    return ClassificationEvaluator(name, evaluate, batches)
+
+  if config.best_metric.split('/')[0] not in config.evaluators:
+    raise ValueError(
+      f'best_metric is {config.best_metric!r}, which none of the evaluators '
+      f'gives: {", ".join(f"{n}/accuracy" for n in config.evaluators)}.'
+    )
+  return [make(name, e.split) for name, e in config.evaluators.items()]
+
+
+def initial_state(
+  config: ConfigDict,
+  model: ViT,
+  image_size: tuple[int, int],
+  optimizer: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh,
+  checkpoints: Checkpoints,
+) -> tuple[int, State]:
+  """Restores the newest checkpoint, or starts from `init` or at random.
+
+  Returns:
+    Steps taken so far, and `params`, `opt_state` and `average` (empty without
+    Polyak averaging), placed on the mesh.
+  """
+
+  def state_of(params: Any) -> State:
+    average = params if config.optimizer.polyak else {}
+    return {
+      'params': params,
+      'opt_state': optimizer.init(params),
+      'average': average,
+    }
+
+  def fresh_params() -> Any:
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    return variants.init(model, key, image_size)
+
+  shapes = jax.eval_shape(lambda: state_of(fresh_params()))
+  shardings = sharding.tree_shardings(shapes, mesh)
+  restored = checkpoints.restore(
+    jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      shardings,
+    )
+  )
+  if restored:
+    step, state = restored
+    logging.info('Resuming after step %d.', step)
+    return step, {'average': {}} | state
+  params = jax.jit(fresh_params, out_shardings=shardings['params'])()
+  if config.init:
+    checkpoint = reader.open_checkpoint(config.init)
+    logging.info('Starting from %s with a new head.', checkpoint.path)
+    params = jax.device_put(
+      reader.transfer(checkpoint, model, image_size, params),
+      shardings['params'],
+    )
+  return 0, jax.jit(state_of, out_shardings=shardings)(params)
+
+
+def make_train_step(
+  config: ConfigDict,
+  objective: Classification,
+  optimizer: optax.GradientTransformation,
+  lr: optim.Schedule,
+  mesh: jax.sharding.Mesh,
+  state: State,
+) -> Callable[..., tuple[State, dict[str, Any]]]:
+  """Returns the compiled step.
+
+  It takes the state, a uint8 batch and the number of steps taken before, and
+  returns the next state (the old one's buffers are reused) and metrics.
+  """
+  shardings = sharding.tree_shardings(state, mesh)
+
+  def gradients(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
+    grad = jax.grad(objective.loss, has_aux=True)
+    grads, metrics = grad(params, batch, key, train=True)
+    # Without this the partitioner may keep whole gradients on every device.
+    return (
+      jax.lax.with_sharding_constraint(grads, shardings['params']),
+      metrics,
+    )
+
+  def accumulated(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
+    n = config.accum_steps
+    if n == 1:
+      return gradients(params, batch, key)
+
+    # Rows are dealt out in turn, so that every device splits its own rows and
+    # none travel.
+    def split(x: jax.Array) -> jax.Array:
+      return x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+      part_batch, part_key = part
+      part_batch = jax.lax.with_sharding_constraint(
+        part_batch, jax.sharding.NamedSharding(mesh, sharding.BATCH)
+      )
+      one = gradients(params, part_batch, part_key)
+      return jax.tree.map(lambda a, b: a + b / n, total, one), None
+
+    keys = jax.random.split(key, n)
+    parts = (jax.tree.map(split, batch), keys)
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(
+        gradients, params, jax.tree.map(lambda x: x[0], parts[0]), key
+      ),
+    )
+    return jax.lax.scan(add, zeros, parts)[0]
+
+  def train_step(
+    state: State, batch: dict[str, jax.Array], step: jax.Array
+  ) -> tuple[State, dict[str, Any]]:
+    key = jax.random.fold_in(jax.random.key(config.seed + 1), step)
+    key_augment, key_loss = jax.random.split(key)
+    grads, metrics = accumulated(
+      state['params'], objective.augment(batch, key_augment), key_loss
+    )
+    updates, opt_state = optimizer.update(
+      grads, state['opt_state'], state['params']
+    )
+    params = optax.apply_updates(state['params'], updates)
+    average = state['average']
+    if average:
+      average = optax.incremental_update(
+        params, average, 1 - config.optimizer.polyak
+      )
+    metrics |= {'grad_norm': optax.tree.norm(grads), 'lr': lr(step)}
+    state = {'params': params, 'opt_state': opt_state, 'average': average}
+    return state, metrics
+
+  return jax.jit(
+    train_step,
+    donate_argnums=0,
+    out_shardings=(shardings, sharding.replicated(mesh)),
+  )
