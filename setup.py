@@ -22,6 +22,7 @@ _INSTALL_REQUIRES = [
   'scikit-learn>=1.5',
   'simplejpeg>=1.8',
   'tensorflow-datasets>=4.9.9',
+  'tqdm>=4.66',
 ]
 
 _EXTRAS_REQUIRE = {

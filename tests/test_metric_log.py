@@ -10,7 +10,6 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import logging
 from etils import epath
 
 from vit_jax import metric_log
@@ -268,7 +267,9 @@ def test_a_bucket_gets_whole_objects(tmp_path, monkeypatch):
 def test_without_tensorflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
   lines = []
   modules = set(sys.modules)
-  monkeypatch.setattr(logging, 'info', lambda *args: lines.append(args[0]))
+  monkeypatch.setattr(
+    metric_log._log, 'info', lambda *args: lines.append(args[0])
+  )
   log = _log(tmp_path)
   log.write(1, {'loss': 1.0})
   log.write(2, {'loss': 1.0})
@@ -352,7 +353,7 @@ def test_tensorboard_never_makes_the_loop_wait(tmp_path, fake_clu):
 def warned(monkeypatch):
   lines = []
   monkeypatch.setattr(
-    logging, 'warning', lambda text, *args: lines.append(text % args)
+    metric_log._log, 'warning', lambda text, *args: lines.append(text % args)
   )
   return lines
 

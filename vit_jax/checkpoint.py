@@ -7,7 +7,7 @@ config, class names, preprocessing and time spent.
 
 import hashlib
 import json
-import logging as stdlib_logging
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
+
+_log = logging.getLogger(__name__)
 
 FOLDER = 'checkpoints'
 META = 'meta'
@@ -163,7 +164,7 @@ class Checkpoints:
         error = f'{type(e).__name__}: {e}'.splitlines()[0][:200]
         # The reads that failed beside the first one would otherwise each be
         # printed with a traceback when they are collected.
-        stdlib_logging.getLogger('asyncio').setLevel(stdlib_logging.CRITICAL)
+        logging.getLogger('asyncio').setLevel(logging.CRITICAL)
       if all(multihost_utils.process_allgather(np.array(not error)).ravel()):
         return result
       self._manager.close()
@@ -182,7 +183,7 @@ class Checkpoints:
     return damaged
 
   def _rename(self, step: int, error: str) -> None:
-    logging.warning(
+    _log.warning(
       'Checkpoint %s is damaged and stepped over (%s); renamed to %d.damaged.',
       self.path(step),
       error,

@@ -3,33 +3,39 @@
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
 The same command again resumes where the last one stopped. Any field of the
-config can be set with --config.FIELD=VALUE; --config.init=CHECKPOINT starts
-from other weights; --config.eval_only=True only evaluates.
+config can be set with --config.FIELD=VALUE; vit_jax/config.py explains them
+all. --config.init=CHECKPOINT starts from other weights;
+--config.eval_only=True only evaluates.
 
 Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted (the state
 is saved: run the same command again).
 """
 
+import os
+import re
 import sys
+from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
+from vit_jax import config as config_lib
 from vit_jax import run, train
+from vit_jax.models.variants import nearest
 
 EXIT_DIVERGED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'File in configs/, with its arguments after a colon.'
+  'config',
+  None,
+  'File in configs/, with its arguments after a colon, as in '
+  'configs/vit.py:l16,imagenet2012.',
 )
 _WORKDIR = flags.DEFINE_string(
-  'workdir',
-  None,
-  'Folder for checkpoints, metrics and curves; gs:// works.',
-  required=True,
+  'workdir', '', 'Folder for checkpoints, metrics and curves; gs:// works.'
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -40,16 +46,67 @@ _DISTRIBUTED = flags.DEFINE_bool(
 )
 
 
+def parse_flags(argv: list[str]) -> list[str]:
+  """Parses the command line; what is wrong with it becomes one message."""
+  try:
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise flags.Error(f'Unexpected argument {rest[1]!r}.')
+    for name in ('config', 'workdir'):
+      if not flags.FLAGS[name].value:
+        raise flags.Error(f'--{name} is missing; --help explains it.')
+    _CONFIG.value.lock()  # the first use, which reports a missing file
+    for field, value in config_flags.get_override_values(
+      flags.FLAGS['config']
+    ).items():
+      if isinstance(value, ConfigDict):
+        raise flags.Error(f'config.{field} is a group: set its fields.')
+    return rest
+  except SystemExit:
+    sys.exit(0)  # after --help, which absl takes for a failure
+  except (flags.Error, OSError) as e:
+    _refuse(_last_line(e))
+  except (AttributeError, LookupError, TypeError, ValueError):
+    # The ways in which config_flags says that there is no such field.
+    known = config_lib.flatten(config_lib.base())
+    for arg in argv:
+      match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
+      if match and match[1] not in known:
+        _refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
+    raise
+
+
+def _last_line(error: Exception) -> str:
+  """Returns a message without the traceback config_flags puts before it."""
+  return str(error).splitlines()[-1].strip().removeprefix('ValueError: ')
+
+
+def _refuse(message: str) -> NoReturn:
+  print(f'error: {message}', file=sys.stderr)
+  sys.exit(EXIT_BAD_INPUT)
+
+
+def initialize_distributed() -> None:
+  """Joins the other processes; of the variables JAX reads only the address."""
+
+  def number(variable: str) -> int | None:
+    return int(os.environ[variable]) if variable in os.environ else None
+
+  jax.distributed.initialize(
+    num_processes=number('JAX_NUM_PROCESSES'),
+    process_id=number('JAX_PROCESS_ID'),
+  )
+
+
 def main(argv: list[str]) -> None:
   """Runs the command and turns what can go wrong into a message and a code."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Unexpected argument {argv[1]!r}.')
+  del argv  # parse_flags leaves nothing
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # orbax tells every detail
-  if _DISTRIBUTED.value:
-    jax.distributed.initialize()
   config = _CONFIG.value
   try:
+    if _DISTRIBUTED.value:
+      initialize_distributed()
     if config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')
@@ -57,8 +114,7 @@ def main(argv: list[str]) -> None:
       train.train(config, _WORKDIR.value)
   except (ValueError, FileNotFoundError) as e:
     logging.debug('%s', e, exc_info=True)
-    print(f'error: {e}', file=sys.stderr)
-    sys.exit(EXIT_BAD_INPUT)
+    _refuse(str(e))
   except run.Diverged as e:
     print(f'error: {e}', file=sys.stderr)
     sys.exit(EXIT_DIVERGED)
@@ -68,5 +124,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('config')
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

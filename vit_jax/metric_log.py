@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import io
+import logging
 import os
 import queue
 import threading
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from absl import logging
 from etils import epath
+
+_log = logging.getLogger(__name__)
 
 # By step, in order: the step's metrics, as text, so that a table that is read
 # and written again stays the same.
@@ -58,7 +60,7 @@ class MetricLog:
     if importlib.util.find_spec('tensorflow'):
       self._tensorboard = _TensorBoard(workdir)
     else:
-      logging.info(
+      _log.info(
         'TensorBoard logs are off, metrics.csv has all metrics. To have both, '
         "install TensorFlow: pip install -e '.[tensorboard]'"
       )
@@ -161,7 +163,7 @@ class _TensorBoard:
           writer.flush()
       writer.close()
     except Exception as e:
-      logging.warning(
+      _log.warning(
         'TensorBoard logs end here, metrics.csv goes on. %s: %s',
         type(e).__name__,
         e,

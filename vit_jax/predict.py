@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from vit_jax import reader
 from vit_jax.data import augment, decode, folder, transforms
@@ -148,10 +149,14 @@ def main() -> int:
     print(f'error: {e}', file=sys.stderr)
     return 2
   rows, unreadable = [], 0
-  for _, result in predict(checkpoint, paths, args.topk):
+  results = predict(checkpoint, paths, args.topk)
+  # Silent where there is no terminal, or no time for anyone to wonder.
+  for _, result in tqdm(
+    results, total=len(paths), unit=' files', delay=2, disable=None
+  ):
     if isinstance(result, decode.UnreadableImage):
       unreadable += 1
-      print(f'unreadable: {result}', file=sys.stderr)
+      tqdm.write(f'unreadable: {result}', file=sys.stderr)
     else:
       rows += result
   write(rows, args.format)

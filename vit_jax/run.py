@@ -161,6 +161,10 @@ class Run:
       for evaluator in self._evaluators:
         self._eval_metrics |= evaluator.run(state['average'] or state['params'])
     self._log.write(step, self._eval_metrics)
+    self._progress.message(
+      f'step {step:,} evaluated: '
+      + ', '.join(f'{k} {v:.4g}' for k, v in self._eval_metrics.items())
+    )
 
   def save(self, step: int, state: dict[str, Any]) -> None:
     """Saves a checkpoint, after making sure that it is worth keeping."""

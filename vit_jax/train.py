@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -22,6 +22,8 @@ from vit_jax.models import flops, variants
 from vit_jax.models.vit import ViT
 from vit_jax.objectives.classification import Classification
 from vit_jax.run import Durations, Preempted, Run, preemption_notice
+
+_log = logging.getLogger(__name__)
 
 State = dict[str, Any]
 
@@ -82,6 +84,8 @@ def train(config: ConfigDict, workdir: str) -> None:
     process_count=jax.process_count(),
     workers=config.data.workers,
   )
+  if jax.process_index() == 0:
+    print(describe(config, source, model, image_size, mesh, durations))
   run = Run(
     workdir=workdir,
     config=config,
@@ -106,6 +110,29 @@ def train(config: ConfigDict, workdir: str) -> None:
           run.save(step, state)
           raise Preempted(f'Preempted: saved step {step}.')
     run.finish()
+
+
+def describe(
+  config: ConfigDict,
+  source: sources.Source,
+  model: ViT,
+  image_size: tuple[int, int],
+  mesh: jax.sharding.Mesh,
+  durations: Durations,
+) -> str:
+  """Returns the lines that say what is about to be trained."""
+  params = flops.count_params(model, image_size)
+  gflops = flops.forward_flops(model, image_size) / 1e9
+  kind = jax.devices()[0].device_kind
+  shape = ', '.join(f'{axis}={n}' for axis, n in mesh.shape.items())
+  return (
+    f'model  ViT, {params:,} parameters, {gflops:.3g} GFLOPs an image, '
+    f'{image_size[0]}x{image_size[1]} pixels\n'
+    f'data   {config.data.name} {config.data.split}: {len(source):,} images, '
+    f'{len(source.class_names):,} classes\n'
+    f'run    {durations.total:,} steps of {config.batch_size:,} on '
+    f'{jax.device_count()} x {kind}, mesh {shape}'
+  )
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
@@ -326,12 +353,12 @@ def initial_state(
   )
   if restored:
     step, state = restored
-    logging.info('Resuming after step %d.', step)
+    _log.info('Resuming after step %d.', step)
     return step, {'average': {}} | state
   params = jax.jit(fresh_params, out_shardings=shardings['params'])()
   if config.init:
     checkpoint = reader.open_checkpoint(config.init)
-    logging.info('Starting from %s with a new head.', checkpoint.path)
+    _log.info('Starting from %s with a new head.', checkpoint.path)
     params = jax.device_put(
       reader.transfer(checkpoint, model, image_size, params),
       shardings['params'],

@@ -28,6 +28,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from vit_jax.data import jpeg_header
+
 # Pillow's own limit against decompression bombs, at which Pillow only warns.
 MAX_PIXELS = 89_478_485
 
@@ -129,7 +131,7 @@ def open_image(data: bytes | np.ndarray, name: str) -> Picture:
         f'pixels must be uint8 [H, W, 3], not {data.dtype} {data.shape}',
       )
     return _ArrayPicture(data)
-  header = _jpeg_header(data)
+  header = jpeg_header.read_header(data)
   if header is None or header.components not in (1, 3):
     return _ArrayPicture(_decode_with_pillow(data, name))
   _refuse_bomb(header.width, header.height, name)
@@ -188,13 +190,13 @@ class _ArrayPicture(Picture):
 class _JpegPicture(Picture):
   """A JPEG of one or three components."""
 
-  def __init__(self, data: bytes, name: str, header: _JpegHeader):
+  def __init__(self, data: bytes, name: str, header: jpeg_header.JpegHeader):
     self._data = data
     self._name = name
     self._header = header
     self._orientation = 1
     if header.has_exif:
-      # `_jpeg_header` has found no fault, but Pillow may find one.
+      # The segments show no fault, but Pillow may find one.
       with _naming_errors(name):
         self._orientation = _exif_orientation(_pillow_open(data))
     self.height, self.width = header.height, header.width
@@ -280,71 +282,6 @@ def _scale_factor(box: Box, size: tuple[int, int] | None) -> int:
     return 1
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
-
-
-class _JpegHeader(NamedTuple):
-  """What the segments before the pixels of a JPEG say.
-
-  Attributes:
-    height: Rows as stored.
-    width: Columns as stored.
-    components: 1 grey, 3 colour, 4 CMYK.
-    height_at: Where in the file the height is stored, in bytes.
-    lookahead: How many decoded rows below a row can influence it: none, unless
-      chroma has fewer rows than brightness and is interpolated.
-    has_exif: Whether there is an EXIF segment, hence maybe an orientation.
-    can_stop_early: Whether rows come top to bottom in one scan, without the
-      restart markers whose absence we could not tell from damage.
-  """
-
-  height: int
-  width: int
-  components: int
-  height_at: int
-  lookahead: int
-  has_exif: bool
-  can_stop_early: bool
-
-
-def _jpeg_header(data: bytes) -> _JpegHeader | None:
-  """Walks over the segments up to the first scan; None if that fails."""
-  if data[:3] != b'\xff\xd8\xff':
-    return None
-  at, frame_at, has_exif, restarts = 2, 0, False, False
-  while at + 4 <= len(data) and data[at] == 0xFF:
-    marker = data[at + 1]
-    length = data[at + 2] << 8 | data[at + 3]
-    if marker == 0xDA:  # Start of scan.
-      break
-    # Start of frame: C0 to CF, but for C4, C8 and CC, which are tables.
-    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-      frame_at = at
-    elif marker == 0xE1:
-      has_exif |= data[at + 4 : at + 10] == b'Exif\0\0'
-    elif marker == 0xDD:
-      restarts = True
-    at += 2 + length
-  else:
-    return None
-  if not frame_at or frame_at + 10 > len(data) or at + 5 > len(data):
-    return None
-  height, width, components = struct.unpack_from('>HHB', data, frame_at + 5)
-  if not height or not width:
-    return None
-  # Three bytes per component, the middle one with the sampling factors.
-  sampling = data[frame_at + 11 : frame_at + 10 + 3 * components : 3]
-  tallest = max((factors & 15 for factors in sampling), default=1)
-  sequential = data[frame_at + 1] in (0xC0, 0xC1)
-  one_scan = data[at + 4] == components
-  return _JpegHeader(
-    height=height,
-    width=width,
-    components=components,
-    height_at=frame_at + 5,
-    lookahead=0 if tallest == 1 else 2 * tallest,
-    has_exif=has_exif,
-    can_stop_early=sequential and one_scan and not restarts,
-  )
 
 
 @contextlib.contextmanager

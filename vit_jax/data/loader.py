@@ -72,13 +72,27 @@ def train_batches(
     int(n) for n in np.random.SeedSequence(seed).generate_state(2)
   )
   examples = (
-    grain.MapDataset.source(source)
+    grain.MapDataset.range(len(source))
     .shuffle(order_seed)
     .repeat()
-    .random_map(transform, seed=transform_seed)
+    .random_map(_TransformedExample(source, transform), seed=transform_seed)
   )
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
+
+
+class _TransformedExample:
+  """From an index to a transformed example.
+
+  Grain could read the source itself, but accounts for every record it reads.
+  """
+
+  def __init__(self, source: Source, transform: Callable):
+    self._source = source
+    self._transform = transform
+
+  def __call__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+    return self._transform(self._source[index], rng)
 
 
 class _ProcessBlocks(grain.MapDataset):

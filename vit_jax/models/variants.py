@@ -122,7 +122,7 @@ def build(
 
 
 def remat_policies() -> tuple[str, ...]:
-  """Returns the policies of `jax.checkpoint_policies` that need no arguments."""
+  """Returns the `jax.checkpoint_policies` that take no arguments."""
   return (
     'nothing_saveable',
     'dots_saveable',

@@ -1,0 +1,197 @@
+"""The check before training finds exactly what training would trip over."""
+
+import json
+import logging
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.data import check, decode, loader, sources, transforms
+
+
+@pytest.fixture
+def folder(tmp_path, odd_files):
+  """All the odd files in two classes, and entries that are not even files."""
+  root = tmp_path / 'photos'
+  for number, (name, (data, _)) in enumerate(odd_files.items()):
+    path = root / 'train' / ('a', 'b')[number % 2] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+  (root / 'train' / 'a' / 'folder.jpg').mkdir()
+  (root / 'train' / 'a' / 'broken_link.jpg').symlink_to(tmp_path / 'nowhere')
+  if os.geteuid():  # Root may read everything.
+    secret = root / 'train' / 'b' / 'secret.jpg'
+    secret.write_bytes(odd_files['good.jpg'][0])
+    secret.chmod(0)
+  return root
+
+
+@pytest.fixture
+def unreadable(odd_files):
+  names = {name for name, (_, readable) in odd_files.items() if not readable}
+  names |= {'folder.jpg', 'broken_link.jpg'}
+  return names | ({'secret.jpg'} if os.geteuid() else set())
+
+
+def _names(paths):
+  return {pathlib.Path(path).name for path in paths}
+
+
+def _open(folder, on_bad_image=None):
+  return sources.open_source(str(folder), 'train', on_bad_image=on_bad_image)
+
+
+def test_exactly_the_unreadable_ones_are_found(folder, unreadable):
+  bad = check.find_bad_images(_open(folder))
+  assert _names(b.name for b in bad) == unreadable
+  assert [b.index for b in bad] == sorted(b.index for b in bad)
+  reasons = {pathlib.Path(b.name).name: b.reason for b in bad}
+  assert reasons['folder.jpg'] == 'Is a directory'
+  assert reasons['broken_link.jpg'] == 'No such file or directory'
+
+
+def test_the_rest_trains(folder, unreadable, odd_files):
+  source = _open(folder, 'skip')
+  names = {source[i]['name'] for i in range(len(source))}
+  expected = {name for name, (_, readable) in odd_files.items() if readable}
+  assert _names(names) == expected
+  batches = loader.train_batches(
+    source, transforms.TrainTransform((32, 32)), batch_size=len(source), seed=0
+  )
+  for _ in range(3):  # Epochs.
+    assert next(batches)['image'].shape == (len(source), 32, 32, 3)
+  batches.close()
+  evaluate = transforms.EvalTransform((32, 32), resize_small=40)
+  for i in range(len(source)):
+    evaluate(source[i])
+
+
+def test_error_lists_the_files_and_the_way_out(folder, unreadable):
+  with pytest.raises(ValueError) as error:
+    _open(folder, 'error')
+  lines = str(error.value).splitlines()
+  total = len(_open(folder))
+  count = len(unreadable)
+  assert lines[0] == f'{count} of {total} images are unreadable:'
+  assert _names(line.split(': ')[0] for line in lines[1:21]) < unreadable
+  assert lines[21] == f'  and {count - 20} more'
+  assert lines[22].endswith('--config.data.on_bad_image=skip')
+
+
+def test_skip_warns(folder, unreadable, caplog):
+  with caplog.at_level(logging.WARNING, logger='absl'):
+    _open(folder, 'skip')
+  assert f'{len(unreadable)} of ' in caplog.text
+  assert 'left out' in caplog.text and '.jpg: ' in caplog.text
+
+
+def test_processes_share_the_work(folder):
+  source = _open(folder)
+  shares = [
+    check.find_bad_images(source, process_index=p, process_count=3)
+    for p in range(3)
+  ]
+  assert all({b.index % 3 for b in bad} == {p} for p, bad in enumerate(shares))
+  assert sorted(sum(shares, [])) == check.find_bad_images(source)
+
+
+@pytest.fixture
+def small(tmp_path, encode):
+  """Three images, of which one is torn."""
+  png = encode(np.zeros((4, 4, 3), np.uint8))
+  for i in range(3):
+    path = tmp_path / 'small' / 'train' / 'a' / f'{i}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png if i else png[:40])
+  return tmp_path / 'small'
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+  """The names of the images that get decoded."""
+  names = []
+  original = decode.decode
+
+  def spy(data, name):
+    names.append(name)
+    return original(data, name)
+
+  monkeypatch.setattr(decode, 'decode', spy)
+  return names
+
+
+def test_the_result_is_kept(small, decoded):
+  first = check.find_bad_images(_open(small))
+  assert len(decoded) == 3
+  assert check.find_bad_images(_open(small)) == first and len(first) == 1
+  assert len(decoded) == 3
+  # Until a file changes ...
+  torn = small / 'train' / 'a' / '0.png'
+  torn.write_bytes((small / 'train' / 'a' / '1.png').read_bytes())
+  assert check.find_bad_images(_open(small)) == []
+  assert len(decoded) == 6
+  # ... also if only its time tells.
+  os.utime(torn, ns=(1, 1))
+  check.find_bad_images(_open(small))
+  assert len(decoded) == 9
+
+
+def test_another_decoder_checks_again(small, decoded, monkeypatch):
+  check.find_bad_images(_open(small))
+  monkeypatch.setattr(decode, 'DECODER_VERSION', -1)
+  check.find_bad_images(_open(small))
+  assert len(decoded) == 6
+
+
+@pytest.mark.parametrize(
+  'content', ['', '{', '{"a": 1}', '[1]', '[[1, 2]]', 'null', '[["x", "", ""]]']
+)
+def test_corrupted_caches_are_ignored(small, decoded, content):
+  first = check.find_bad_images(_open(small))
+  (path,) = check._cache_folder().glob('*.json')
+  path.write_text(content)
+  assert check.find_bad_images(_open(small)) == first
+  assert len(decoded) == 6
+  assert json.loads(path.read_text())  # And replaced.
+
+
+def test_nothing_but_the_result_is_left_behind(small):
+  check.find_bad_images(_open(small))
+  assert [p.suffix for p in check._cache_folder().iterdir()] == ['.json']
+
+
+def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):
+  (tmp_path / 'file').write_text('')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+  assert len(check.find_bad_images(_open(small))) == 1
+  assert 'Could not keep the result' in caplog.text
+
+
+def test_digits_need_no_check(decoded):
+  source = sources.open_source('digits', 'train', on_bad_image='error')
+  assert len(source) == 1437 and not decoded
+
+
+def test_progress_with_and_without_a_terminal(small, capsys, monkeypatch):
+  clock = iter(range(0, 10_000, 40))
+  monkeypatch.setattr(check.time, 'monotonic', lambda: float(next(clock)))
+  check.find_bad_images(_open(small))
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0] == 'Checking images: 1/3, 0/s, 1:20 left'
+  assert len(lines) == 3
+  monkeypatch.setattr(check.sys.stderr, 'isatty', lambda: True, raising=False)
+  check.find_bad_images(_open(small), process_count=1, process_index=0)
+  os.utime(small / 'train' / 'a' / '1.png', ns=(1, 1))
+  check.find_bad_images(_open(small))
+  assert capsys.readouterr().err.startswith('\rChecking images: 1/3')
+
+
+def test_refusals(small):
+  with pytest.raises(ValueError, match="on_bad_image='drop' is unknown; use"):
+    _open(small, 'drop')
+  for i in (1, 2):
+    (small / 'train' / 'a' / f'{i}.png').write_bytes(b'')
+  with pytest.raises(ValueError, match='3 of 3 .* unreadable, so none is left'):
+    _open(small, 'skip')

@@ -1,0 +1,227 @@
+"""Pixels against Pillow, and what must be refused."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from vit_jax.data import decode, jpeg_header
+
+
+def _pillow(data):
+  return np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
+
+
+@pytest.mark.parametrize('subsampling', ['4:4:4', '4:2:2', '4:2:0'])
+@pytest.mark.parametrize(
+  'options', [{}, {'progressive': True}, {'restart_marker_rows': 2}]
+)
+def test_parts_of_jpegs_are_bitwise_those_of_pillow(
+  photo, encode, subsampling, options
+):
+  # Both are libjpeg-turbo with the same DCT. Sides are no multiples of 16.
+  data = encode(photo[:123, :217], 'JPEG', subsampling=subsampling, **options)
+  reference = _pillow(data)
+  picture = decode.open_image(data, 'x.jpg')
+  rng = np.random.default_rng(0)
+  assert (picture.read() == reference).all()
+  for _ in range(40):
+    height, width = rng.integers(1, 124), rng.integers(1, 218)
+    top, left = rng.integers(124 - height), rng.integers(218 - width)
+    part = picture.read(
+      decode.Box(int(top), int(left), int(height), int(width))
+    )
+    np.testing.assert_array_equal(
+      part, reference[top : top + height, left : left + width]
+    )
+
+
+def test_only_plain_jpegs_are_decoded_in_part(photo, encode):
+  # With any other, the rows that the decoder has when it stops may be wrong.
+  for options, expected in [
+    ({}, True),
+    ({'progressive': True}, False),
+    ({'restart_marker_rows': 2}, False),
+  ]:
+    header = jpeg_header.read_header(encode(photo, 'JPEG', **options))
+    assert header.can_stop_early is expected
+
+
+@pytest.mark.parametrize('factor', [2, 4, 8])
+def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
+  data = encode(photo[:400, :640], 'JPEG')
+  reference = Image.open(io.BytesIO(data))
+  reference.draft('RGB', (640 // factor, 400 // factor))
+  reference = np.asarray(reference)
+  picture = decode.open_image(data, 'x.jpg')
+  size = (400 // factor, 640 // factor)
+  np.testing.assert_array_equal(picture.read(size=size), reference)
+  part = picture.read(
+    decode.Box(64, 128, 200, 320), (200 // factor, 320 // factor)
+  )
+  np.testing.assert_array_equal(
+    part,
+    reference[64 // factor : 264 // factor, 128 // factor : 448 // factor],
+  )
+
+
+def test_decode_never_goes_below_the_size_asked_for(photo, encode):
+  picture = decode.open_image(encode(photo, 'JPEG'), 'x.jpg')
+  for size in range(1, 500, 7):
+    part = picture.read(decode.Box(10, 20, 400, 600), (size, size))
+    assert min(part.shape[:2]) >= min(size, 400)
+  # ... but makes use of the scales: 400 / 8 = 50.
+  assert picture.read(decode.Box(0, 0, 400, 600), (50, 50)).shape[0] == 50
+
+
+def test_the_fast_dct_is_close(photo, encode):
+  picture = decode.open_image(encode(photo, 'JPEG'), 'x.jpg')
+  exact = picture.read().astype(int)
+  fast = picture.read(exact=False).astype(int)
+  assert 0 < np.abs(exact - fast).mean() < 2
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize('file_format', ['JPEG', 'PNG', 'WEBP', 'TIFF'])
+def test_exif_orientation(photo, encode, file_format, orientation):
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  data = encode(photo[:80, :160], file_format, exif=exif)
+  reference = np.asarray(
+    ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert('RGB')
+  )
+  picture = decode.open_image(data, 'x')
+  assert (picture.height, picture.width) == reference.shape[:2]
+  np.testing.assert_array_equal(picture.read(), reference)
+  np.testing.assert_array_equal(
+    picture.read(decode.Box(8, 16, 40, 24)), reference[8:48, 16:40]
+  )
+  scaled = picture.read(decode.Box(16, 32, 48, 32), (24, 16))
+  if file_format == 'JPEG':
+    assert scaled.shape == (24, 16, 3)
+    # Half the size: the mean of the part stays.
+    np.testing.assert_allclose(
+      scaled.mean(), reference[16:64, 32:64].mean(), atol=2
+    )
+
+
+def test_damaged_exif_is_no_reason_to_refuse(photo, encode):
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  data = encode(photo[:40, :60], 'JPEG', exif=exif)
+  at = data.index(b'Exif\0\0') + 6
+  damaged = data[:at] + b'XXXXXXXX' + data[at + 8 :]
+  assert decode.decode(damaged, 'x.jpg').shape == (40, 60, 3)
+
+
+def test_grey_palette_and_one_bit(photo, encode):
+  grey = photo[:50, :70, 1]
+  expected = np.repeat(grey[:, :, None], 3, axis=2)
+  np.testing.assert_array_equal(decode.decode(encode(grey), 'x'), expected)
+  jpeg = decode.decode(encode(grey, 'JPEG', quality=95), 'x')
+  assert (jpeg[..., 0] == jpeg[..., 2]).all()
+  assert np.abs(jpeg.astype(int) - expected).mean() < 2
+  palette = Image.fromarray(photo[:50, :70]).quantize(16)
+  np.testing.assert_array_equal(
+    decode.decode(encode(palette), 'x'), np.asarray(palette.convert('RGB'))
+  )
+  one_bit = decode.decode(encode(Image.fromarray(grey).convert('1')), 'x')
+  assert set(np.unique(one_bit)) == {0, 255}
+
+
+@pytest.mark.parametrize('file_format', ['PNG', 'TIFF', 'PPM'])
+def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
+  values = np.array([[0, 128, 129, 257, 30_000, 65_278, 65_535]], np.uint16)
+  decoded = decode.decode(encode(values, file_format), 'x')
+  expected = np.round(values / 257).astype(np.uint8)
+  np.testing.assert_array_equal(decoded[..., 0], expected)
+
+
+def test_transparency_is_composited_on_white(encode):
+  pixels = np.zeros((1, 3, 4), np.uint8)
+  pixels[0, :, 0] = 200
+  pixels[0, :, 3] = 0, 128, 255
+  expected = [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
+  decoded = decode.decode(encode(pixels), 'x')
+  np.testing.assert_allclose(decoded, expected, atol=1)
+  palette = Image.new('P', (2, 1), 1)
+  palette.putpalette([0, 0, 0, 9, 9, 9])
+  palette.putpixel((0, 0), 0)
+  decoded = decode.decode(encode(palette, transparency=0), 'x')
+  np.testing.assert_array_equal(decoded[0, :, 0], [255, 9])
+
+
+def test_cmyk_jpeg_of_adobe_is_inverted_right(encode):
+  # Pillow writes CMYK inverted and with Adobe's marker, as Photoshop does.
+  red = Image.new('CMYK', (16, 16), (0, 255, 255, 0))
+  data = encode(red, 'JPEG', quality=100)
+  assert b'Adobe' in data
+  decoded = decode.decode(data, 'x.jpg')
+  np.testing.assert_allclose(decoded[8, 8], [255, 0, 0], atol=3)
+
+
+def test_animations_give_their_first_frame(photo, encode):
+  frames = [Image.fromarray(photo[:40, :60]), Image.new('RGB', (60, 40))]
+  for file_format in ('PNG', 'TIFF'):
+    data = encode(
+      frames[0], file_format, save_all=True, append_images=frames[1:]
+    )
+    np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
+  data = encode(frames[0], 'GIF', save_all=True, append_images=frames[1:])
+  assert decode.decode(data, 'x').mean() > 50
+
+
+def test_pixels_pass_through_and_are_checked():
+  image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+  assert decode.decode(image, 'x') is image
+  part = decode.open_image(image, 'x').read(decode.Box(1, 1, 1, 2))
+  np.testing.assert_array_equal(part, image[1:2, 1:3])
+  with pytest.raises(decode.UnreadableImage, match=r'x: pixels must be uint8'):
+    decode.decode(image.astype(np.float32), 'x')
+
+
+def test_odd_files(odd_files):
+  """Exactly the damaged ones are refused, by an error that names the file."""
+  assert len(odd_files) >= 200
+  for name, (data, readable) in odd_files.items():
+    try:
+      image = decode.decode(data, name)
+    except decode.UnreadableImage as error:
+      assert not readable, error
+      assert f'cannot read image {name}: ' in str(error)
+    else:
+      assert readable, f'{name} should be refused'
+      assert image.dtype == np.uint8 and image.shape[2] == 3
+
+
+@pytest.mark.parametrize(
+  'name, reason',
+  [
+    ('empty.jpg', 'the file is empty'),
+    ('text.jpg', 'not an image of a known format'),
+    ('cut_50.jpg', 'truncated'),
+    ('closed_50.jpg', 'truncated'),
+    ('cut_50.png', 'truncated'),
+    ('bomb.png', '12000x12000 pixels are more than the limit'),
+    ('bomb.jpg', '60000x60000 pixels are more than the limit'),
+    ('float.tif', 'floating point pixels'),
+  ],
+)
+def test_reasons(odd_files, name, reason):
+  with pytest.raises(decode.UnreadableImage, match=reason):
+    decode.decode(odd_files[name][0], name)
+
+
+def test_bombs_are_refused_before_they_are_decoded(odd_files, monkeypatch):
+  monkeypatch.setattr(Image.Image, 'load', None)
+  monkeypatch.setattr(decode.simplejpeg, 'decode_jpeg', None)
+  for name in ('bomb.png', 'bigger_bomb.png', 'bomb.jpg'):
+    with pytest.raises(decode.UnreadableImage, match='bomb'):
+      decode.open_image(odd_files[name][0], name)
+
+
+def test_errors_survive_the_way_between_processes():
+  error = pickle.loads(pickle.dumps(decode.UnreadableImage('a.png', 'torn')))
+  assert str(error) == 'cannot read image a.png: torn'

@@ -1,0 +1,237 @@
+"""Batches are a function of seed and step alone, and lose no example."""
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from vit_jax.data import decode, loader, sources, transforms
+
+
+class _Numbers:
+  """Images whose pixels and labels are their index."""
+
+  class_names: tuple[str, ...] = ('any',)
+
+  def __init__(self, count):
+    self._count = count
+
+  def __len__(self):
+    return self._count
+
+  def __getitem__(self, index):
+    image = np.full((5, 7, 3), index % 251, np.uint8)
+    return {'image': image, 'label': index, 'name': f'number {index}'}
+
+  def fingerprint(self):
+    return None
+
+
+def _train(source, steps, transform=None, **kwargs):
+  kwargs = {'batch_size': 32, 'seed': 7} | kwargs
+  batches = loader.train_batches(
+    source, transform or transforms.TrainTransform((6, 6)), **kwargs
+  )
+  with contextlib.closing(batches):
+    return list(itertools.islice(batches, steps))
+
+
+def _assert_same(actual, expected):
+  assert len(actual) == len(expected)
+  for a, b in zip(actual, expected, strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      assert a[key].dtype == b[key].dtype
+      np.testing.assert_array_equal(a[key], b[key])
+
+
+@pytest.fixture(scope='module')
+def digits():
+  return sources.open_source('digits', 'train[:100]')
+
+
+def test_shapes_and_dtypes(digits):
+  (batch,) = _train(digits, 1)
+  assert batch['image'].shape == (32, 6, 6, 3)
+  assert batch['image'].dtype == np.uint8
+  assert batch['label'].shape == (32,) and batch['label'].dtype == np.int32
+
+
+def test_same_seed_same_batches(digits):
+  _assert_same(_train(digits, 5), _train(digits, 5))
+  other = _train(digits, 1, seed=8)[0]['label']
+  assert (other != _train(digits, 1)[0]['label']).any()
+
+
+@pytest.mark.parametrize('start_step', [1, 3, 50])
+def test_starting_at_a_step_is_iterating_to_it(digits, start_step):
+  through = _train(digits, start_step + 2)[start_step:]
+  _assert_same(_train(digits, 2, start_step=start_step), through)
+
+
+def test_workers_change_nothing(digits):
+  expected = _train(digits, 7)[3:]
+  _assert_same(_train(digits, 4, workers=2, start_step=3), expected)
+
+
+def test_processes_share_the_global_batch(digits):
+  whole = _train(digits, 4, start_step=2)
+  parts = [
+    _train(digits, 4, start_step=2, process_index=p, process_count=4)
+    for p in range(4)
+  ]
+  joined = [
+    {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+    for step in zip(*parts, strict=True)
+  ]
+  assert parts[0][0]['label'].shape == (8,)
+  _assert_same(joined, whole)
+
+
+@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (1, 2)])
+def test_every_epoch_has_every_example_once(count, batch_size):
+  epochs = 4
+  steps = -(-count * epochs // batch_size)
+  batches = _train(_Numbers(count), steps, batch_size=batch_size)
+  labels = np.concatenate([batch['label'] for batch in batches])
+  for epoch in range(epochs):
+    part = labels[epoch * count : (epoch + 1) * count]
+    assert sorted(part) == list(range(count))
+
+
+def test_epochs_are_shuffled_anew_and_seeds_are_unrelated():
+  def epochs(seed):
+    labels = np.concatenate(
+      [b['label'] for b in _train(_Numbers(96), 9, seed=seed)]
+    )
+    return [tuple(part) for part in labels.reshape(3, 96)]
+
+  # Epoch 1 of seed 0 must not be epoch 0 of seed 1, either.
+  assert len({*epochs(0), *epochs(1), *epochs(2)}) == 9
+  assert tuple(range(96)) not in epochs(0)
+
+
+def test_random_crops_differ_between_epochs(digits):
+  transform = transforms.TrainTransform((6, 6))
+  one = sources.Subset(digits, [0])
+  images = _train(one, 1, transform, batch_size=8)[0]['image']
+  assert len({image.tobytes() for image in images}) > 4
+
+
+def test_training_refusals(digits):
+  with pytest.raises(ValueError, match='batch_size=30 .* the 4 processes'):
+    _train(digits, 1, batch_size=30, process_count=4)
+  with pytest.raises(ValueError, match='batch_size=0 must be a positive'):
+    _train(digits, 1, batch_size=0)
+  with pytest.raises(ValueError, match='training source has no examples'):
+    _train(_Numbers(0), 1)
+
+
+class _WithATornOne(_Numbers):
+  def __getitem__(self, index):
+    record = super().__getitem__(index)
+    return record | {'image': b'torn'} if index == 5 else record
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_an_unreadable_image_is_named(workers):
+  with pytest.raises(decode.UnreadableImage, match='image number 5: not an im'):
+    _train(_WithATornOne(8), 3, batch_size=8, workers=workers)
+
+
+def _evaluate(source, **kwargs):
+  batches = loader.eval_batches(
+    source, transforms.EvalTransform((5, 7)), **kwargs
+  )
+  with contextlib.closing(batches):
+    return list(batches)
+
+
+@pytest.mark.parametrize('process_count', [1, 2, 4])
+@pytest.mark.parametrize('count', [1, 7, 8, 9, 24, 25])
+def test_eval_has_every_example_once(count, process_count):
+  source = _Numbers(count)
+  per_process = [
+    _evaluate(
+      source, batch_size=8, process_index=p, process_count=process_count
+    )
+    for p in range(process_count)
+  ]
+  steps = -(-count // 8)
+  assert {len(batches) for batches in per_process} == {steps}
+  # In the order of the processes the batches are those of a single process.
+  batches = [
+    {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+    for step in zip(*per_process, strict=True)
+  ]
+  _assert_same(batches, _evaluate(source, batch_size=8))
+  everything = {
+    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
+  }
+  assert len(everything['index']) == steps * 8
+  assert everything['mask'].dtype == np.float32
+  assert everything['index'].dtype == np.int32
+  assert everything['index'][:count].tolist() == list(range(count))
+  assert (everything['index'][count:] == -1).all()
+  assert everything['mask'].tolist() == [1] * count + [0] * (steps * 8 - count)
+  assert everything['label'][:count].tolist() == list(range(count))
+  assert (everything['image'][:count, 0, 0, 0] == np.arange(count)).all()
+
+
+@pytest.mark.parametrize('count', [5, pytest.param(17, marks=pytest.mark.slow)])
+def test_eval_workers_change_nothing(count):
+  # One and three batches for two workers: an idle one, and uneven shares.
+  source = _Numbers(count)
+  _assert_same(
+    _evaluate(source, batch_size=8, workers=2), _evaluate(source, batch_size=8)
+  )
+
+
+def test_eval_refusals():
+  with pytest.raises(ValueError, match='batch_size=9 .* the 2 processes'):
+    _evaluate(_Numbers(3), batch_size=9, process_count=2)
+  with pytest.raises(ValueError, match='evaluation source has no examples'):
+    _evaluate(_Numbers(0), batch_size=8)
+
+
+_SCRIPT = """
+  {imports}
+  from vit_jax.data import loader, sources, transforms
+
+  def main(argv=None):
+    batches = loader.train_batches(
+      sources.open_source('digits', 'train'),
+      transforms.TrainTransform((8, 8)),
+      batch_size=16, seed=0, workers=2,
+    )
+    print('labels', next(batches)['label'].sum())
+    batches.close()
+
+  if __name__ == '__main__':
+    {run}
+"""
+
+
+@pytest.mark.parametrize(
+  'imports, run, command',
+  [
+    ('', 'main()', ['script.py']),
+    ('from absl import app', 'app.run(main)', ['-m', 'script']),
+  ],
+)
+def test_workers_in_programs(tmp_path, imports, run, command):
+  code = textwrap.dedent(_SCRIPT).format(imports=imports, run=run)
+  (tmp_path / 'script.py').write_text(code)
+  result = subprocess.run(
+    [sys.executable, '-W', 'error', *command],
+    cwd=tmp_path,
+    env={'PYTHONPATH': ':'.join(sys.path), 'PATH': '', 'HOME': str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.startswith('labels ')

@@ -1,0 +1,156 @@
+"""Digits and folders as sources, and what is refused."""
+
+import logging
+import os
+import pickle
+
+import numpy as np
+import pytest
+import sklearn.datasets
+
+from vit_jax.data import sources
+
+
+def _open(path, split='train', **kwargs):
+  kwargs.setdefault('on_bad_image', None)
+  return sources.open_source(str(path), split, **kwargs)
+
+
+def _write(folder, count, data):
+  folder.mkdir(parents=True, exist_ok=True)
+  for i in range(count):
+    (folder / f'{i:02d}.png').write_bytes(data)
+
+
+@pytest.fixture
+def png(encode):
+  return encode(np.zeros((4, 5, 3), np.uint8))
+
+
+@pytest.fixture
+def flat(tmp_path, png):
+  """Class folders alone: 20 cats, 10 dogs, 5 emus."""
+  for name, count in {'dog': 10, 'cat': 20, 'emu': 5}.items():
+    _write(tmp_path / 'flat' / name, count, png)
+  return tmp_path / 'flat'
+
+
+def test_digits():
+  train, test = (_open('digits', split) for split in ('train', 'test'))
+  assert (len(train), len(test)) == (1437, 360)
+  assert train.class_names == tuple('0123456789')
+  digits = sklearn.datasets.load_digits()
+  seen = set()
+  for source in (train, test):
+    for i in range(len(source)):
+      record = source[i]
+      position = int(record['name'].removeprefix('digits/'))
+      seen.add(position)
+      assert record['label'] == digits.target[position]
+      assert record['image'].dtype == np.uint8
+      np.testing.assert_array_equal(
+        record['image'][:, :, 2], np.round(digits.images[position] * 255 / 16)
+      )
+  assert seen == set(range(1797))  # Disjoint, and nothing is lost.
+  labels = [test[i]['label'] for i in range(len(test))]
+  counts = np.bincount(digits.target) / 5
+  assert np.abs(np.bincount(labels) - counts).max() <= 1
+
+
+def test_digits_slices_and_seeds():
+  def names(split, seed=0):
+    source = _open('digits', split, split_seed=seed)
+    return [source[i]['name'] for i in range(len(source))]
+
+  assert names('train[:10%]+train[10%:]') == names('train')
+  assert set(names('test')) != set(names('test', seed=1))
+  with pytest.raises(ValueError, match="digits has no split 'validaton'"):
+    _open('digits', 'validaton')
+
+
+def test_flat_folder(flat):
+  train, test = _open(flat), _open(flat, 'test')
+  assert train.class_names == ('cat', 'dog', 'emu')
+  counts = [
+    np.bincount([s[i]['label'] for i in range(len(s))]).tolist()
+    for s in (train, test)
+  ]
+  assert counts == [[16, 8, 4], [4, 2, 1]]
+  both = [s[i]['name'] for s in (train, test) for i in range(len(s))]
+  assert len(set(both)) == 35
+  for i in range(len(train)):
+    folder = os.path.basename(os.path.dirname(train[i]['name']))
+    assert train.class_names[train[i]['label']] == folder
+  # A slice is not one class, and another seed is another split.
+  part = _open(flat, 'train[:14]')
+  assert len({part[i]['label'] for i in range(14)}) > 1
+  other = _open(flat, 'test', split_seed=1)
+  assert {other[i]['name'] for i in range(7)} != {
+    test[i]['name'] for i in range(7)
+  }
+
+
+def test_split_folders(tmp_path, png):
+  _write(tmp_path / 'train' / 'a', 3, png)
+  _write(tmp_path / 'train' / 'b', 3, png)
+  _write(tmp_path / 'val' / 'b', 2, png)
+  for split in ('val', 'validation', 'test'):
+    source = _open(tmp_path, split)
+    assert [source[i]['label'] for i in range(len(source))] == [1, 1]
+    assert source.class_names == ('a', 'b')
+  assert len(_open(tmp_path, 'train[:50%]+val')) == 5
+  _write(tmp_path / 'test' / 'a', 1, png)
+  assert len(_open(tmp_path, 'test')) == 1
+  with pytest.raises(ValueError, match="no split 'dev'; it has train, val, te"):
+    _open(tmp_path, 'dev')
+
+
+def test_class_that_train_lacks(tmp_path, png):
+  _write(tmp_path / 'train' / 'a', 1, png)
+  _write(tmp_path / 'test' / 'zebra', 1, png)
+  with pytest.raises(ValueError, match="class 'zebra' of .*test is not among"):
+    _open(tmp_path)
+
+
+def test_sources_are_picklable(flat):
+  for source in (_open(flat), _open('digits')):
+    copy = pickle.loads(pickle.dumps(source))
+    assert len(copy) == len(source)
+    assert copy[3]['name'] == source[3]['name']
+
+
+def test_relative_and_home_folders(flat, monkeypatch):
+  monkeypatch.chdir(flat.parent)
+  monkeypatch.setenv('HOME', str(flat.parent))
+  assert len(_open('./flat')) == len(_open('~/flat')) == 28
+  assert len(_open('../' + flat.parent.name + '/flat')) == 28
+
+
+def test_ignored_entries_are_counted(flat, png, caplog):
+  (flat / 'cat' / 'notes.txt').write_text('x')
+  (flat / 'cat' / '.hidden.png').write_bytes(png)
+  (flat / 'dog' / 'more').mkdir()
+  (flat / '.git').mkdir()
+  with caplog.at_level(logging.INFO, logger='absl'):
+    assert len(_open(flat)) == 28
+  assert 'Ignored 3 entries' in caplog.text
+
+
+def test_empty_folders(tmp_path, png):
+  with pytest.raises(FileNotFoundError, match='no folder .*nowhere; give a'):
+    _open(tmp_path / 'nowhere')
+  with pytest.raises(ValueError, match='no class folders; the layout must be'):
+    _open(tmp_path)
+  _write(tmp_path / 'a', 2, png)
+  (tmp_path / 'b').mkdir()
+  (tmp_path / 'b' / 'readme.md').write_text('x')
+  with pytest.raises(ValueError, match=r'b has no images \(1 other entries\)'):
+    _open(tmp_path)
+
+
+def test_unreadable_file_is_named(flat):
+  source = _open(flat)
+  name = source[0]['name']
+  os.remove(name)
+  with pytest.raises(ValueError, match=f'{name}: No such file'):
+    source[0]

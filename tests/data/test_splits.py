@@ -1,0 +1,89 @@
+"""The split arithmetic against TFDS, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from vit_jax.data import splits
+
+_SPLITS = {'train': list(range(100, 333)), 'test': list(range(7))}
+
+
+def _by_tfds(split):
+  """What TFDS would read: its own parser on splits of the same sizes."""
+  infos = {
+    name: tfds.core.SplitInfo(
+      name=name, shard_lengths=[len(examples)], num_bytes=0
+    )
+    for name, examples in _SPLITS.items()
+  }
+  parts = tfds.core.splits.AbstractSplit.from_spec(split).to_absolute(infos)
+  return [
+    example
+    for part in parts
+    for example in _SPLITS[part.splitname][part.from_ : part.to]
+  ]
+
+
+@pytest.mark.parametrize(
+  'split',
+  [
+    'train',
+    'test + train',
+    'all',
+    'train[:10]+test',
+    'train[5:]',
+    'train[-5:]',
+    'train[:-200]',
+    'train[-50:-20]',
+    'train[:98%]',
+    'train[98%:]',
+    'train[33%:66%]',
+    'train[:0.5%]',
+    'train[12.5%:]+test[:-50%]',
+    'train[10:50%]',
+    'train[:1_00]',
+  ],
+)
+def test_same_examples_as_tfds(split):
+  assert splits.select(split, _SPLITS, 'x').tolist() == _by_tfds(split)
+
+
+def test_aliases():
+  only_val = {'train': [1], 'val': [2, 3]}
+  assert splits.select('test', only_val, 'x').tolist() == [2, 3]
+  assert splits.select('validation[1:]', only_val, 'x').tolist() == [3]
+  assert splits.select('val', _SPLITS, 'x').tolist() == _SPLITS['test']
+  both = {'train': [1], 'val': [2], 'test': [3]}
+  assert splits.select('test', both, 'x').tolist() == [3]
+
+
+@pytest.mark.parametrize(
+  'split, message',
+  [
+    ('trian', "x has no split 'trian'; it has train, test"),
+    ('train[', "split 'train\\[' of x is not valid: use names"),
+    ('train[5]', 'is not valid'),
+    ('train[:]', "slice of split 'train\\[:\\]' is not valid"),
+    ('train[a:]', 'is not valid'),
+    ('train[:2shard]', 'is not valid'),
+    ('train[:1.5]', 'is not valid'),
+    ('train[:234]', "slice 'train\\[:234\\]' exceeds the 233 examples"),
+    ('train[:101%]', 'exceeds the 233 examples'),
+    ('train[9:9]', 'selects no example; sizes are train: 233, test: 7'),
+    ('', "split '' of x is not valid"),
+  ],
+)
+def test_refusals(split, message):
+  with pytest.raises(ValueError, match=message):
+    splits.select(split, _SPLITS, 'x')
+
+
+def test_the_held_out_fifth_is_stratified():
+  labels = np.repeat([0, 1, 2, 3], [100, 20, 2, 1])
+  labels = np.random.default_rng(0).permutation(labels)
+  train, test = splits.stratified_fifth(labels, seed=1)
+  assert sorted(train + test) == list(range(123))
+  assert np.bincount(labels[test], minlength=4).tolist() == [20, 4, 1, 0]
+  assert (train, test) == splits.stratified_fifth(labels, seed=1)
+  assert test != splits.stratified_fifth(labels, seed=2)[1]

@@ -1,0 +1,201 @@
+"""TFDS without TensorFlow, on a small dataset in its format."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
+
+from vit_jax.data import decode, sources
+
+_FEATURES = {
+  'image': tfds.features.Image(shape=(None, None, 3)),
+  'mask': tfds.features.Image(shape=(None, None, 1)),
+  'label': tfds.features.ClassLabel(names=['cat', 'dog']),
+}
+
+
+def _example(i, encode):
+  example = tf_example_pb2.Example()
+  feature = example.features.feature
+  image = np.full((4, 6, 3), i, np.uint8)
+  feature['image'].bytes_list.value.append(encode(image))
+  feature['mask'].bytes_list.value.append(b'nobody decodes this')
+  feature['label'].int64_list.value.append(i % 2)
+  return example.SerializeToString()
+
+
+def _prepare(data_dir, encode, name='pets', file_format='array_record'):
+  """What `tfds build` leaves behind: 5 + 2 train examples and 3 for test."""
+  folder = data_dir / name / '1.0.0'
+  folder.mkdir(parents=True)
+  infos = []
+  first = 0
+  for split, shards in {'train': [5, 2], 'test': [3]}.items():
+    for k, length in enumerate(shards):
+      path = (
+        folder / f'{name}-{split}.{file_format}-{k:05d}-of-{len(shards):05d}'
+      )
+      writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
+      for i in range(first, first + length):
+        writer.write(_example(i, encode))
+      writer.close()
+      first += length
+    infos.append(
+      {
+        'name': split,
+        'shardLengths': [str(length) for length in shards],
+        'numBytes': '1000',
+        'filepathTemplate': '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
+      }
+    )
+  keys = [{'featureKey': 'image'}, {'featureKey': 'label'}]
+  info = {
+    'name': name,
+    'version': '1.0.0',
+    'fileFormat': file_format,
+    'splits': infos,
+    'supervisedKeys': {'tuple': {'items': keys}},
+  }
+  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  tfds.features.FeaturesDict(_FEATURES).save_config(str(folder))
+  return data_dir
+
+
+@pytest.fixture
+def data_dir(tmp_path, encode):
+  return _prepare(tmp_path / 'tfds', encode)
+
+
+def _open(name, split, data_dir=None):
+  return sources.open_source(
+    name, split, data_dir=data_dir and str(data_dir), on_bad_image=None
+  )
+
+
+def test_records(data_dir):
+  source = _open('pets', 'train', data_dir)
+  assert len(source) == 7
+  assert source.class_names == ('cat', 'dog')
+  for i in range(7):
+    record = source[i]
+    assert isinstance(record['image'], bytes)
+    assert record['label'] == i % 2
+    assert record['name'] == f'pets/train/{i}'
+    pixels = decode.decode(record['image'], record['name'])
+    assert pixels.shape == (4, 6, 3) and (pixels == i).all()
+
+
+@pytest.mark.parametrize(
+  'name, split, count',
+  [
+    ('pets:1.0.0', 'train[:50%]', 4),
+    ('pets', 'train[2:]+test', 8),
+    ('pets', 'all', 10),
+  ],
+)
+def test_names_and_splits_of_tfds(data_dir, name, split, count):
+  assert len(_open(name, split, data_dir)) == count
+
+
+def test_picklable(data_dir):
+  source = _open('pets', 'test', data_dir)
+  assert pickle.loads(pickle.dumps(source))[2] == source[2]
+  source = _open('pets', 'test', data_dir)  # Also before its first use.
+  assert pickle.loads(pickle.dumps(source))[0]['label'] == source[0]['label']
+
+
+def test_tensorflow_is_never_imported(data_dir, tmp_path):
+  (tmp_path / 'tensorflow.py').write_text('raise AssertionError("imported")')
+  code = (
+    'from vit_jax.data import sources\n'
+    f's = sources.open_source("pets", "train", data_dir={str(data_dir)!r})\n'
+    'assert len(s) == 7 and s[6]["label"] == 0\n'
+  )
+  subprocess.run(
+    [sys.executable, '-W', 'error', '-c', code],
+    env={**os.environ, 'PYTHONPATH': ':'.join([str(tmp_path), *sys.path])},
+    check=True,
+  )
+
+
+@pytest.mark.parametrize(
+  'split', ['val', 'train[a:]', 'train[:50]', 'train[3:3]']
+)
+def test_wrong_splits(data_dir, split):
+  with pytest.raises(
+    ValueError, match='pets cannot be read; it has the splits train: 7, test: 3'
+  ):
+    _open('pets', split, data_dir)
+
+
+def test_not_prepared(tmp_path):
+  with pytest.raises(FileNotFoundError) as error:
+    _open('imagenet2012', 'train', tmp_path)
+  message = str(error.value)
+  assert f'imagenet2012 is not prepared in {tmp_path}' in message
+  command = 'tfds build imagenet2012 --file_format=array_record'
+  assert f'{command} --data_dir={tmp_path}\n' in message
+
+
+def test_not_prepared_in_the_default_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    'tensorflow_datasets.core.constants.DATA_DIR', str(tmp_path)
+  )
+  with pytest.raises(FileNotFoundError) as error:
+    _open('cifar10', 'train')
+  assert '--file_format=array_record\n' in str(error.value)
+  assert '--data_dir' not in str(error.value)
+
+
+def test_names_with_a_slash(tmp_path):
+  with pytest.raises(FileNotFoundError, match='tfds build imagenet_v2/topima'):
+    _open('imagenet_v2/topimages', 'test', tmp_path)
+  with pytest.raises(FileNotFoundError, match='no folder some/where'):
+    _open('some/where', 'test', tmp_path)
+
+
+def test_other_file_format(tmp_path, encode):
+  data_dir = _prepare(tmp_path, encode, file_format='tfrecord')
+  with pytest.raises(FileNotFoundError) as error:
+    _open('pets', 'train', data_dir)
+  message = str(error.value)
+  assert 'is prepared as tfrecord, which has no random access' in message
+  folder = data_dir / 'pets' / '1.0.0'
+  assert (
+    f'tfds convert_format --dataset_version_dir={folder} '
+    '--out_file_format=array_record' in message
+  )
+
+
+@pytest.mark.parametrize(
+  'name, nearest', [('cifar', 'cifar10'), ('digit', 'digits')]
+)
+def test_unknown_names(tmp_path, name, nearest):
+  with pytest.raises(ValueError) as error:
+    _open(name, 'train', tmp_path)
+  message = str(error.value)
+  assert f'unknown dataset {name!r}; did you mean' in message
+  assert nearest in message.split('?')[0]
+  assert f'given as a path with a slash, such as ./{name}' in message
+
+
+def test_datasets_that_tfds_does_not_know(tmp_path, encode):
+  """imagenet21k has no builder, but its files may well be there."""
+  with pytest.raises(ValueError, match='in the format of TFDS that lies in'):
+    _open('imagenet21k', 'train', tmp_path)
+  data_dir = _prepare(tmp_path, encode, name='imagenet21k')
+  assert len(_open('imagenet21k', 'train', data_dir)) == 7
+
+
+def test_not_a_classification_dataset(tmp_path, encode, monkeypatch):
+  monkeypatch.setitem(_FEATURES, 'label', tfds.features.Scalar(np.int64))
+  data_dir = _prepare(tmp_path, encode)
+  with pytest.raises(ValueError, match='pets is not one of images with one cl'):
+    _open('pets', 'train', data_dir)

@@ -1,0 +1,168 @@
+"""Crops and resizes against Pillow and closed forms."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import decode, transforms
+
+
+def _record(image, label=3):
+  return {'image': image, 'label': label, 'name': 'x'}
+
+
+@pytest.mark.parametrize(
+  'source, size, tolerance',
+  [
+    ((427, 640), (224, 224), 1.5),
+    ((427, 640), (384, 384), 3.0),
+    ((427, 640), (64, 32), 1.5),
+    ((100, 120), (224, 224), 0.5),  # Larger: both are plain bilinear.
+    ((300, 80), (150, 224), 2.0),
+  ],
+)
+def test_resize_is_close_to_pillow(photo, source, size, tolerance):
+  # Mean absolute difference in grey levels; the filters differ in shape but
+  # not much in width. Plain bilinear sampling is at 3 to 15 where it aliases.
+  image = np.ascontiguousarray(photo[: source[0], : source[1]])
+  reference = Image.fromarray(image).resize(
+    size[::-1], Image.Resampling.BILINEAR
+  )
+  ours = transforms.resize(image, size)
+  assert ours.shape == (*size, 3) and ours.dtype == np.uint8
+  difference = ours.astype(int) - np.asarray(reference)
+  assert np.abs(difference).mean() < tolerance
+  assert abs(difference.mean()) < 0.3
+
+
+def test_resize_to_the_same_size_is_the_identity(photo):
+  assert transforms.resize(photo, photo.shape[:2]) is photo
+
+
+@pytest.mark.parametrize('scale', [1.8, 3, 8])
+def test_resize_does_not_alias(scale):
+  # Stripes one pixel wide are grey from afar; sampling them makes patterns.
+  stripes = np.zeros((400, 400, 3), np.uint8)
+  stripes[::2] = 255
+  size = round(400 / scale)
+  small = transforms.resize(stripes, (size, 400)).astype(float)
+  assert small[4:-4].std() < 20  # Plain bilinear sampling: above 70.
+
+
+def test_train_crops_follow_the_distribution_they_claim():
+  transform = transforms.TrainTransform((16, 16), min_area=0.05)
+  rng = np.random.default_rng(0)
+  boxes = np.array([transform._random_box(427, 640, rng) for _ in range(4000)])
+  top, left, height, width = boxes.T
+  assert (top >= 0).all() and (top + height <= 427).all()
+  assert (left >= 0).all() and (left + width <= 640).all()
+  area = height * width / (427 * 640)
+  # Measured on 2,000 boxes of tf.image.sample_distorted_bounding_box: mean
+  # area 0.312 with deviation 0.194, mean height 272 with deviation 90.
+  assert area.min() >= 0.05
+  assert abs(area.mean() - 0.312) < 0.02
+  assert abs(area.std() - 0.194) < 0.02
+  assert abs(height.mean() - 272) < 6
+  aspect = width / height
+  assert aspect.min() > 0.74 and aspect.max() < 1.35
+  assert abs(aspect.mean() - (3 / 4 + 4 / 3) / 2) < 0.01
+
+
+@pytest.mark.parametrize('shape', [(1, 30_000), (30_000, 1), (1, 1), (2, 700)])
+def test_odd_shapes(shape):
+  image = np.full((*shape, 3), 77, np.uint8)
+  rng = np.random.default_rng(0)
+  for transform in (
+    transforms.EvalTransform((20, 24)),
+    transforms.EvalTransform((20, 24), resize_small=32),
+  ):
+    assert (transform(_record(image))['image'] == 77).all()
+  for min_area in (0.05, 1.0):
+    transform = transforms.TrainTransform((20, 24), min_area)
+    for _ in range(5):
+      crop = transform(_record(image), rng)['image']
+      assert crop.shape == (20, 24, 3) and (crop == 77).all()
+
+
+def test_a_train_crop_is_the_resized_part(photo, encode):
+  transform = transforms.TrainTransform((224, 224))
+  box = transform._random_box(427, 640, np.random.default_rng(5))
+  out = transform(_record(encode(photo)), np.random.default_rng(5))
+  assert out['label'] == 3 and out['label'].dtype == np.int32
+  part = Image.fromarray(photo).crop(
+    (box.left, box.top, box.left + box.width, box.top + box.height)
+  )
+  reference = np.asarray(part.resize((224, 224), Image.Resampling.BILINEAR))
+  assert np.abs(out['image'].astype(int) - reference).mean() < 2.5
+
+
+def test_a_train_crop_of_a_scaled_decode(photo, encode):
+  # The part is rounded outwards to pixels of the scaled decode.
+  transform = transforms.TrainTransform((32, 32))
+  data = encode(photo, 'JPEG', quality=95)
+  for seed in range(5):
+    box = transform._random_box(427, 640, np.random.default_rng(seed))
+    factor = min(box.height, box.width) // 32
+    factor = max(f for f in (1, 2, 4, 8) if f <= factor)
+    out = transform(_record(data), np.random.default_rng(seed))
+    part = Image.fromarray(photo).crop(
+      (
+        box.left // factor * factor,
+        box.top // factor * factor,
+        -(-(box.left + box.width) // factor) * factor,
+        -(-(box.top + box.height) // factor) * factor,
+      )
+    )
+    reference = np.asarray(part.resize((32, 32), Image.Resampling.BILINEAR))
+    assert np.abs(out['image'].astype(int) - reference).mean() < 3.5
+
+
+def test_min_area_1_is_a_squash(photo):
+  train = transforms.TrainTransform((50, 60), min_area=1)
+  crop = train(_record(photo), np.random.default_rng(0))['image']
+  expected = transforms.EvalTransform((50, 60)).image(photo, 'x')
+  np.testing.assert_array_equal(crop, expected)
+
+
+@pytest.mark.parametrize('shape', [(427, 640), (427, 301)])
+def test_central_crop_against_pillow(photo, shape):
+  image = photo[: shape[0], : shape[1]]
+  short = min(shape)
+  size = [round(n * 256 / short) for n in shape]
+  resized = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR)
+  top, left = (size[0] - 224) // 2, (size[1] - 200) // 2
+  reference = np.asarray(resized)[top : top + 224, left : left + 200]
+  ours = transforms.EvalTransform((224, 200), 256).image(image, 'x')
+  # At 1.18 times the size ours samples without a filter, as it does up to 1.58.
+  assert np.abs(ours.astype(int) - reference).mean() < 3
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
+  image = np.zeros((50, 4001, 3), np.uint8)
+  image[:, 2000] = 255
+  image = image if axis else image.transpose(1, 0, 2)
+  sizes = []
+  resize = transforms.resize
+  monkeypatch.setattr(
+    transforms, 'resize', lambda i, s: sizes.append(s) or resize(i, s)
+  )
+  ours = transforms.EvalTransform((31, 31), resize_small=50).image(image, 'x')
+  assert np.take(ours, 15, axis).min() == 255 and ours.sum() == 31 * 3 * 255
+  assert max(sizes[0]) <= 102  # The rest is cut off before, to save memory.
+
+
+def test_eval_accepts_files_and_names_bad_ones(photo, encode):
+  transform = transforms.EvalTransform((32, 48))
+  assert transform.image(encode(photo, 'WEBP'), 'x').shape == (32, 48, 3)
+  with pytest.raises(decode.UnreadableImage, match='cat.jpg'):
+    transform.image(b'', 'cat.jpg')
+
+
+def test_refusals():
+  with pytest.raises(ValueError, match=r'min_area=0 must be in \(0, 1\]'):
+    transforms.TrainTransform((8, 8), min_area=0)
+  with pytest.raises(ValueError, match=r'image_size=\(0, 8\) must be'):
+    transforms.TrainTransform((0, 8))
+  with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):
+    transforms.EvalTransform((8, 32), resize_small=16)

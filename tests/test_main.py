@@ -1,0 +1,377 @@
+"""The command as a user types it: messages and exit statuses."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from vit_jax import main, reader
+from vit_jax.data import augment, sources, transforms
+
+ROOT = pathlib.Path(__file__).parent.parent
+GOLDEN = ROOT / 'tests' / 'golden'
+
+# The way in which config_flags loads a config file.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+# Digits on a model that compiles in a second or two.
+SMALL = (
+  '--config=configs/digits.py',
+  '--config.model.width=16',
+  '--config.model.depth=2',
+  '--config.model.mlp_dim=32',
+  '--config.model.heads=2',
+  '--config.data.image_size=8',
+  '--config.batch_size=16',
+  '--config.total=6 steps',
+  '--config.optimizer.warmup=1 step',
+  '--config.log_every=1 step',
+  '--config.eval_every=6 steps',
+  '--config.checkpoint_every=1 step',
+)
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+  """Gives a function that runs the command in this process.
+
+  It returns the exit status and what was printed. Starting Python for every
+  refusal would take minutes; the tests marked by `started` do.
+  """
+  monkeypatch.chdir(ROOT)
+
+  def run(*args):
+    argv = ['main', *args]
+    monkeypatch.setattr(sys, 'argv', argv)
+    capfd.readouterr()
+    with flagsaver.flagsaver():  # forgets the flags of the config's fields
+      try:
+        main.main(main.parse_flags(argv))
+        status = 0
+      except SystemExit as e:
+        status = e.code
+      flags.FLAGS.unparse_flags()
+    return status, *capfd.readouterr()
+
+  return run
+
+
+def start(*args, **kwargs):
+  return subprocess.Popen(
+    [sys.executable, '-m', 'vit_jax.main', *args],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    **kwargs,
+  )
+
+
+def started(*args, **kwargs):
+  """Runs the command in a process of its own."""
+  process = start(*args, **kwargs)
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def saved_steps(workdir):
+  return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir())
+
+
+@pytest.mark.parametrize(
+  ('args', 'messages'),
+  [
+    (
+      ['--config.optimzer.lr=1'],
+      ["No config field 'optimzer.lr'", 'Did you mean optimizer.lr'],
+    ),
+    (
+      ['--config.optimizer.warmpu=5%'],
+      ["No config field 'optimizer.warmpu'", 'optimizer.warmup'],
+    ),
+    (['--noconfig.data.filp'], ["'data.filp'", 'data.flip']),
+    (['--config.zzzzzzzzz=1'], ['zzzzzzzzz', 'optimizer.lr', 'model.depth']),
+    (['--config.seed.x=1'], ["No config field 'seed.x'", 'seed?']),
+    (['--config.=1'], ["No config field ''"]),
+    (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
+    (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
+    (['--config.batch_size=1.5'], ['--config.batch_size=1.5', 'int']),
+    (['--config.data.flip=maybe'], ['--config.data.flip=maybe', 'oolean']),
+    (['--worksdir=x'], ["'worksdir'", 'Did you mean: workdir']),
+    (['extra'], ["Unexpected argument 'extra'"]),
+    (['--workdir='], ['--workdir is missing']),
+    (['--config.total=3 weeks'], ["'3 weeks' is no duration"]),
+    (['--config.data.name=./nowhere'], ['nowhere']),
+    (['--config.data.split=trian'], ["no split 'trian'", 'train']),
+    (['--config.model.dtype=float16'], ["'float16'", 'bfloat16']),
+    (['--config.init=nowhere.npz'], ['No checkpoint at nowhere.npz']),
+    (['--config.eval_only=True'], ['No checkpoint at ']),
+  ],
+  ids=lambda x: x[0][:24],
+)
+def test_bad_flags_end_in_one_message(command, tmp_path, args, messages):
+  status, out, err = command(*SMALL, f'--workdir={tmp_path}/run', *args)
+  assert_refused(status, err, messages)
+  assert out == ''
+  assert not (tmp_path / 'run' / 'metrics.csv').exists()
+
+
+def assert_refused(status, err, messages, lines=1):
+  assert status == main.EXIT_BAD_INPUT == 2
+  assert err.startswith('error: ')
+  assert err.count('\n') == lines
+  assert 'Traceback' not in err
+  for message in messages:
+    assert message in err
+
+
+@pytest.mark.parametrize(
+  ('config', 'messages'),
+  [
+    ('configs/digit.py', ['No such file', 'configs/digit.py']),
+    ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
+    ('configs/vit.py:61', ["No model variant '61'", 'as in l16']),
+    # A patch of 61 pixels is possible, though not of these images.
+    ('configs/vit.py:l61,digits', ['61x61 pixels do not tile', '224x224']),
+    (
+      'configs/vit.py:b16,jft,modle.depth=3',
+      ["No config field 'modle.depth'", 'Did you mean model.depth'],
+    ),
+    (
+      'configs/vit.py:b16,jft,model.depth=deep',
+      ["model.depth='deep'", 'type int', 'as in 12'],
+    ),
+    ('configs/vit.py:b16,jft,12', ['at most 2', 'key=value']),
+    ('configs/vit.py:b16,imagenet2021', ['imagenet2021', 'imagenet2012']),
+    ('configs/finetune.py:B16', ["No model variant 'B16'", 'b16']),
+  ],
+)
+def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
+  status, _, err = command(f'--config={config}', f'--workdir={tmp_path}/run')
+  assert_refused(status, err, messages)
+
+
+def test_config_is_missing(command, tmp_path):
+  status, _, err = command(f'--workdir={tmp_path}')
+  assert_refused(status, err, ['--config is missing'])
+
+
+def test_overrides_before_the_config_are_refused(command, tmp_path):
+  status, _, err = command(
+    '--config.seed=1', '--config=configs/digits.py', f'--workdir={tmp_path}'
+  )
+  assert_refused(status, err, ['before a value for --config'])
+
+
+def test_errors_in_a_users_config_file_keep_their_traceback(command, tmp_path):
+  """Which is what a person who writes one needs."""
+  path = tmp_path / 'mine.py'
+  path.write_text('def get_config():\n  return {}["optimizer"]\n')
+  with pytest.raises(KeyError, match='optimizer'):
+    command(f'--config={path}', f'--workdir={tmp_path}')
+
+
+def test_started_as_a_process_a_misspelt_field_is_one_line(tmp_path):
+  status, out, err = started(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}',
+    '--config.optimzer.lr=1',
+  )
+  assert_refused(status, err, ['optimzer.lr', 'Did you mean optimizer.lr'])
+  assert out == ''
+
+
+def test_help_explains_flags_and_statuses():
+  status, out, err = started('--help')
+  assert status == 0
+  assert err == ''
+  for words in (
+    'python -m vit_jax.main --config=',
+    '--workdir',
+    '--[no]distributed',
+    '--config.FIELD=VALUE',
+    'vit_jax/config.py',
+    'eval_only',
+    'init=CHECKPOINT',
+    'resumes',
+    '0 done, 1 the loss diverged, 2 bad input, 75 preempted',
+  ):
+    assert words in out
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A workdir that the command filled, in a process of its own."""
+  workdir = tmp_path_factory.mktemp('trained') / 'run'
+  status, out, err = started(*SMALL, f'--workdir={workdir}')
+  assert status == 0, err
+  return workdir, out
+
+
+def test_training_prints_progress_and_a_summary(trained):
+  workdir, out = trained
+  assert 'step 6/6' in out
+  assert 'final test/accuracy' in out
+  assert str(workdir / 'checkpoints' / '6') in out
+  assert (workdir / 'curves.png').stat().st_size > 1000
+  assert (workdir / 'metrics.csv').exists()
+
+
+def evaluated(out):
+  return {
+    name: float(value)
+    for name, value in (line.split() for line in out.splitlines())
+  }
+
+
+def test_evaluates_a_workdir(command, trained):
+  workdir, _ = trained
+  before = sorted(workdir.rglob('*'))
+  status, out, _ = command(
+    *SMALL, f'--workdir={workdir}', '--config.eval_only=True'
+  )
+  assert status == 0
+  header, *_, last = (workdir / 'metrics.csv').read_text().splitlines()
+  row = dict(zip(header.split(','), last.split(','), strict=True))
+  got = evaluated(out)
+  # Four digits are printed.
+  assert got['test/accuracy'] == pytest.approx(
+    float(row['test/accuracy']), abs=1e-4
+  )
+  assert got['test/loss'] == pytest.approx(float(row['test/loss']), abs=1e-4)
+  assert got['test/examples'] == 360
+  assert sorted(workdir.rglob('*')) == before
+
+
+def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
+  """Against a plain loop over the test split; the config says 8 pixels."""
+  path = GOLDEN / 'tiny_s7.npz'
+  status, out, _ = command(
+    *SMALL,
+    f'--workdir={tmp_path}/run',
+    '--config.eval_only=True',
+    f'--config.init={path}',
+  )
+  assert status == 0
+  assert not (tmp_path / 'run').exists()
+  checkpoint = reader.open_checkpoint(str(path))
+  source = sources.open_source('digits', 'test')
+  transform = transforms.EvalTransform(checkpoint.image_size)
+  examples = [transform(source[i]) for i in range(len(source))]
+  images = np.stack([e['image'] for e in examples])
+  labels = np.array([e['label'] for e in examples])
+  logits, _ = checkpoint.model.apply(
+    {'params': checkpoint.params}, augment.to_unit_range(images)
+  )
+  log_probabilities = np.asarray(jax.nn.log_softmax(logits))
+  losses = -log_probabilities[range(360), labels]
+  got = evaluated(out)
+  assert got['test/examples'] == 360
+  # Four digits are printed; one example is 28 times that.
+  assert got['test/accuracy'] == pytest.approx(
+    np.mean(np.argmax(log_probabilities, -1) == labels), abs=1e-4
+  )
+  assert got['test/loss'] == pytest.approx(losses.mean(), abs=1e-4)
+
+
+def test_another_number_of_classes_cannot_be_evaluated(
+  command, trained, monkeypatch
+):
+  monkeypatch.setattr(sources.Digits, 'class_names', ('a', 'b'), raising=False)
+  init = sources.Digits.__init__
+
+  def two_classes(self, *args):
+    init(self, *args)
+    self.class_names = ('even', 'odd')
+
+  monkeypatch.setattr(sources.Digits, '__init__', two_classes)
+  status, _, err = command(
+    *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
+  )
+  assert_refused(status, err, ['knows 10 classes', 'digits has 2'])
+
+
+def test_another_config_in_the_same_workdir_is_refused(command, trained):
+  workdir, _ = trained
+  status, _, err = command(
+    *SMALL, f'--workdir={workdir}', '--config.optimizer.lr=0.5'
+  )
+  messages = ['optimizer.lr: 0.003 -> 0.5', 'another --workdir']
+  assert_refused(status, err, messages, lines=3)
+
+
+def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
+  """Step 1 is the last whose loss is finite, and the only one saved."""
+  args = (
+    *SMALL,
+    f'--workdir={tmp_path}',
+    '--config.optimizer.lr=1e30',
+    '--config.optimizer.clip_norm=0',
+  )
+  for _ in range(2):  # the same command again ends the same way
+    status, _, err = command(*args)
+    assert status == main.EXIT_DIVERGED == 1
+    message = err.splitlines()[-1]
+    assert message.startswith('error: Step 2: the loss is nan')
+    assert f'last good checkpoint is {tmp_path}/checkpoints/1.' in message
+    assert 'Traceback' not in err
+    assert saved_steps(tmp_path) == [1]
+  checkpoint = reader.open_checkpoint(str(tmp_path))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(checkpoint.params))
+
+
+def test_sigterm_saves_and_exits_with_its_own_status(tmp_path):
+  process = start(
+    *SMALL, f'--workdir={tmp_path}', '--config.total=100000 steps'
+  )
+  try:
+    while not (tmp_path / 'checkpoints' / '2').exists():
+      assert process.poll() is None, process.communicate()
+      time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+  finally:
+    process.kill()
+  assert process.returncode == main.EXIT_PREEMPTED == 75
+  assert err.splitlines()[-1] == (
+    f'Preempted: saved step {saved_steps(tmp_path)[-1]}.'
+  )
+
+
+def test_process_numbers_come_from_the_environment(monkeypatch):
+  """JAX itself reads only the coordinator's address from there."""
+  calls = []
+  monkeypatch.setattr(
+    jax.distributed, 'initialize', lambda **kwargs: calls.append(kwargs)
+  )
+  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
+  monkeypatch.delenv('JAX_PROCESS_ID', raising=False)
+  main.initialize_distributed()
+  monkeypatch.setenv('JAX_NUM_PROCESSES', '4')
+  monkeypatch.setenv('JAX_PROCESS_ID', '3')
+  main.initialize_distributed()
+  assert calls == [
+    {'num_processes': None, 'process_id': None},
+    {'num_processes': 4, 'process_id': 3},
+  ]
+
+
+def test_distributed_without_a_coordinator_is_refused(tmp_path):
+  environment = {
+    k: v for k, v in os.environ.items() if not k.startswith('JAX_')
+  }
+  status, _, err = started(
+    *SMALL,
+    f'--workdir={tmp_path}',
+    '--distributed',
+    env=environment | {'JAX_PLATFORMS': 'cpu'},
+  )
+  assert_refused(status, err, ['coordinator_address'])
