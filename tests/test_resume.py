@@ -1,0 +1,328 @@
+"""Runs killed at any moment, preempted, or spread over two processes.
+
+All through the command, in processes of their own, with every kind of state in
+use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
+"""
+
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).parent.parent
+TOTAL_STEPS = 60
+DEVICES = (1, 8)
+SEEDS = range(10)
+KILLS = 3  # a run
+
+ARGS = (
+  '--config=configs/digits.py',
+  '--config.model.width=16',
+  '--config.model.depth=2',
+  '--config.model.mlp_dim=32',
+  '--config.model.heads=2',
+  '--config.model.dropout=0.1',
+  '--config.loss.mixup=0.2',
+  '--config.optimizer.polyak=0.9',
+  '--config.optimizer.warmup=2 steps',
+  '--config.data.image_size=8',
+  '--config.data.flip=True',
+  '--config.batch_size=16',
+  f'--config.total={TOTAL_STEPS} steps',
+  '--config.log_every=1 step',
+  '--config.eval_every=15 steps',
+  '--config.checkpoint_every=5 steps',
+)
+
+
+class Command:
+  """Starts the training command on a number of devices."""
+
+  def __init__(self, cache):
+    self._cache = cache
+
+  def start(self, workdir, devices, *args, **variables):
+    environment = {
+      k: v for k, v in os.environ.items() if not k.startswith('JAX_')
+    }
+    environment |= {
+      'JAX_PLATFORMS': 'cpu',
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+      # Programs compiled once serve all runs, which are mostly start-up.
+      'JAX_COMPILATION_CACHE_DIR': str(self._cache),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+      'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    }
+    return subprocess.Popen(
+      [
+        sys.executable,
+        '-m',
+        'vit_jax.main',
+        *ARGS,
+        f'--workdir={workdir}',
+        *args,
+      ],
+      cwd=ROOT,
+      env=environment | variables,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  def finish(self, workdir, devices, *args, **variables):
+    """Runs the command to its end, which must be a good one."""
+    process = self.start(workdir, devices, *args, **variables)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return err
+
+
+@pytest.fixture(scope='module')
+def command(tmp_path_factory):
+  return Command(tmp_path_factory.mktemp('cache'))
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory, command):
+  """Gives the undisturbed run's workdir by number of devices."""
+  workdirs = {}
+
+  def get(devices):
+    if devices not in workdirs:
+      workdirs[devices] = tmp_path_factory.mktemp(f'undisturbed-{devices}')
+      command.finish(workdirs[devices], devices)
+    return workdirs[devices]
+
+  return get
+
+
+def final_arrays(workdir):
+  """Returns every array of the last checkpoint by its path."""
+  step_dir = workdir / 'checkpoints' / str(TOTAL_STEPS)
+  arrays = {}
+  for item in ('params', 'opt_state', 'average'):
+    checkpointer = ocp.PyTreeCheckpointer()
+    like = checkpointer.metadata(step_dir / item).item_metadata.tree
+    tree = checkpointer.restore(
+      step_dir / item,
+      restore_args=jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
+      ),
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+      arrays[item + jax.tree_util.keystr(path)] = np.asarray(x)
+  # Parameters and average, Adam's two moments, and its and the schedule's
+  # count of steps.
+  n = sum(name.startswith('params') for name in arrays)
+  assert n == 40 and len(arrays) == 4 * n + 2
+  return arrays
+
+
+def assert_same_run(workdir, reference):
+  """Every array bit for bit, and the table of metrics byte for byte."""
+  got, want = final_arrays(workdir), final_arrays(reference)
+  assert got.keys() == want.keys()
+  for name in want:
+    assert got[name].dtype == want[name].dtype, name
+    assert got[name].tobytes() == want[name].tobytes(), name
+  metrics = [w / 'metrics.csv' for w in (workdir, reference)]
+  assert metrics[0].read_text() == metrics[1].read_text()
+
+
+def saved_steps(workdir):
+  folder = workdir / 'checkpoints'
+  if not folder.exists():
+    return []
+  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+def last_row(workdir, since_ns):
+  """Returns the last step in metrics.csv; 0 if it was not written since."""
+  path = workdir / 'metrics.csv'
+  try:
+    if path.stat().st_mtime_ns < since_ns:
+      return 0
+    step = path.read_text().splitlines()[-1].split(',')[0]
+  except FileNotFoundError:
+    return 0
+  return int(step) if step.isdigit() else 0
+
+
+def wait_until(happened, process):
+  """Returns whether it happened; False if the process ended before."""
+  while not happened():
+    if process.poll() is not None:
+      return False
+    time.sleep(0.001)
+  return True
+
+
+def wait_for_step(workdir, process, since_ns):
+  """Waits until the process has taken a step of its own."""
+  before = max(saved_steps(workdir), default=0)
+  return wait_until(lambda: last_row(workdir, since_ns) > before, process)
+
+
+def is_saving(workdir):
+  return any(workdir.glob('checkpoints/*.orbax-checkpoint-tmp*'))
+
+
+@pytest.mark.parametrize('devices', DEVICES)
+@pytest.mark.parametrize('seed', SEEDS)
+def test_killed_runs_end_bit_for_bit_the_same(
+  command, undisturbed, tmp_path, devices, seed, record_property
+):
+  """SIGKILL in the middle of saves and at random moments, several times."""
+  reference = undisturbed(devices)
+  rng = random.Random(100 * devices + seed)
+  killed_saving = killed = 0
+  for i in range(KILLS):
+    since_ns = time.time_ns()
+    process = command.start(tmp_path, devices)
+    try:
+      alive = wait_for_step(tmp_path, process, since_ns)
+      if i == 0 or rng.random() < 0.5:
+        # In a save, a random part of a save's time after it began.
+        alive = alive and wait_until(lambda: is_saving(tmp_path), process)
+        time.sleep(rng.choice([0, rng.uniform(0, 0.2)]))
+      else:
+        time.sleep(rng.uniform(0, 2))
+      killed_saving += is_saving(tmp_path)
+    finally:
+      process.kill()
+    _, err = process.communicate(timeout=60)
+    killed += process.returncode == -signal.SIGKILL
+    assert process.returncode in (0, -signal.SIGKILL), err
+  assert killed >= 1, 'the run was over before the first kill'
+  record_property('kills', killed)
+  record_property('kills_while_saving', killed_saving)
+  command.finish(tmp_path, devices)
+  assert_same_run(tmp_path, reference)
+
+
+@pytest.mark.parametrize('devices', DEVICES)
+@pytest.mark.parametrize('seed', range(2))
+def test_preempted_runs_save_and_end_bit_for_bit_the_same(
+  command, undisturbed, tmp_path, devices, seed
+):
+  """SIGTERM at random moments of training, saves included, twice a run."""
+  reference = undisturbed(devices)
+  rng = random.Random(200 * devices + seed)
+  for _ in range(2):
+    since_ns = time.time_ns()
+    process = command.start(tmp_path, devices)
+    try:
+      assert wait_for_step(tmp_path, process, since_ns)
+      time.sleep(rng.uniform(0, 0.5))
+      seen = last_row(tmp_path, since_ns)
+      process.send_signal(signal.SIGTERM)
+      _, err = process.communicate(timeout=60)
+    finally:
+      process.kill()
+    assert process.returncode == 75, err
+    step = saved_steps(tmp_path)[-1]
+    # The step under way is finished, and those handed to the devices before.
+    assert seen <= step <= seen + 5
+    assert err.splitlines()[-1] == f'Preempted: saved step {step}.'
+    assert last_row(tmp_path, since_ns) == step
+    assert not is_saving(tmp_path)
+  command.finish(tmp_path, devices)
+  assert_same_run(tmp_path, reference)
+
+
+def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
+  """The other tests here compile nothing twice; this one compiles all."""
+  Command(tmp_path / 'empty').finish(tmp_path / 'run', 8)
+  assert_same_run(tmp_path / 'run', undisturbed(8))
+
+
+def start_two(command, workdir):
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  return [
+    command.start(
+      workdir,
+      4,
+      '--distributed',
+      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(i),
+      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+    )
+    for i in range(2)
+  ]
+
+
+def finish_all(processes):
+  try:
+    return [(p.communicate(timeout=300)[1], p.returncode) for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+
+
+def read_metrics(workdir):
+  header, *lines = (workdir / 'metrics.csv').read_text().splitlines()
+  return [
+    dict(zip(header.split(','), line.split(','), strict=True)) for line in lines
+  ]
+
+
+def assert_close_run(workdir, reference):
+  """Sums over two processes round otherwise than those within one."""
+  got, want = final_arrays(workdir), final_arrays(reference)
+  for name in want:
+    np.testing.assert_allclose(
+      got[name], want[name], rtol=1e-3, atol=1e-4, err_msg=name
+    )
+  rows, wanted = read_metrics(workdir), read_metrics(reference)
+  assert len(rows) == len(wanted) == TOTAL_STEPS
+  for row, other in zip(rows, wanted, strict=True):
+    assert row.keys() == other.keys()
+    for name, text in row.items():
+      assert bool(text) == bool(other[name])
+      if text and not name.endswith('accuracy'):
+        assert float(text) == pytest.approx(float(other[name]), rel=1e-3)
+  evaluated = [row for row in rows if row['test/examples']]
+  assert [int(row['step']) for row in evaluated] == [15, 30, 45, 60]
+  assert {float(row['test/examples']) for row in evaluated} == {360.0}
+
+
+def test_two_processes_train_like_one(command, undisturbed, tmp_path):
+  results = finish_all(start_two(command, tmp_path))
+  assert [status for _, status in results] == [0, 0], results
+  assert_close_run(tmp_path, undisturbed(8))
+
+
+def test_two_processes_agree_on_the_step_to_save(
+  command, undisturbed, tmp_path
+):
+  """One of them is told; both save the same step and exit with status 75."""
+  since_ns = time.time_ns()
+  processes = start_two(command, tmp_path)
+  try:
+    assert wait_for_step(tmp_path, processes[0], since_ns)
+    processes[1].send_signal(signal.SIGTERM)
+    results = finish_all(processes)
+  finally:
+    for p in processes:
+      p.kill()
+  assert [status for _, status in results] == [75, 75], results
+  step = saved_steps(tmp_path)[-1]
+  for err, _ in results:
+    assert f'Preempted: saved step {step}.' in err
+  results = finish_all(start_two(command, tmp_path))
+  assert [status for _, status in results] == [0, 0], results
+  assert_close_run(tmp_path, undisturbed(8))
