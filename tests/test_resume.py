@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parent.parent
-TOTAL_STEPS = 60
+TOTAL_STEPS = 40
 DEVICES = (1, 8)
 SEEDS = range(10)
 KILLS = 3  # a run
@@ -41,7 +41,7 @@ ARGS = (
   '--config.batch_size=16',
   f'--config.total={TOTAL_STEPS} steps',
   '--config.log_every=1 step',
-  '--config.eval_every=15 steps',
+  '--config.eval_every=10 steps',
   '--config.checkpoint_every=5 steps',
 )
 
@@ -95,14 +95,15 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory, command):
-  """Gives the undisturbed run's workdir by number of devices."""
+  """Gives the undisturbed run's workdir by number of devices and arguments."""
   workdirs = {}
 
-  def get(devices):
-    if devices not in workdirs:
-      workdirs[devices] = tmp_path_factory.mktemp(f'undisturbed-{devices}')
-      command.finish(workdirs[devices], devices)
-    return workdirs[devices]
+  def get(devices, *args):
+    if (devices, args) not in workdirs:
+      workdir = tmp_path_factory.mktemp(f'undisturbed-{devices}')
+      command.finish(workdir, devices, *args)
+      workdirs[devices, args] = workdir
+    return workdirs[devices, args]
 
   return get
 
@@ -122,16 +123,16 @@ def final_arrays(workdir):
     )
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
       arrays[item + jax.tree_util.keystr(path)] = np.asarray(x)
-  # Parameters and average, Adam's two moments, and its and the schedule's
-  # count of steps.
-  n = sum(name.startswith('params') for name in arrays)
-  assert n == 40 and len(arrays) == 4 * n + 2
   return arrays
 
 
 def assert_same_run(workdir, reference):
   """Every array bit for bit, and the table of metrics byte for byte."""
   got, want = final_arrays(workdir), final_arrays(reference)
+  # Parameters and average, Adam's two moments, and its and the schedule's
+  # count of steps.
+  n = sum(name.startswith('params') for name in want)
+  assert n == 40 and len(want) == 4 * n + 2
   assert got.keys() == want.keys()
   for name in want:
     assert got[name].dtype == want[name].dtype, name
@@ -181,7 +182,7 @@ def is_saving(workdir):
 @pytest.mark.parametrize('devices', DEVICES)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_killed_runs_end_bit_for_bit_the_same(
-  command, undisturbed, tmp_path, devices, seed, record_property
+  command, undisturbed, tmp_path, devices, seed
 ):
   """SIGKILL in the middle of saves and at random moments, several times."""
   reference = undisturbed(devices)
@@ -197,7 +198,7 @@ def test_killed_runs_end_bit_for_bit_the_same(
         alive = alive and wait_until(lambda: is_saving(tmp_path), process)
         time.sleep(rng.choice([0, rng.uniform(0, 0.2)]))
       else:
-        time.sleep(rng.uniform(0, 2))
+        time.sleep(rng.uniform(0, 1))
       killed_saving += is_saving(tmp_path)
     finally:
       process.kill()
@@ -205,8 +206,7 @@ def test_killed_runs_end_bit_for_bit_the_same(
     killed += process.returncode == -signal.SIGKILL
     assert process.returncode in (0, -signal.SIGKILL), err
   assert killed >= 1, 'the run was over before the first kill'
-  record_property('kills', killed)
-  record_property('kills_while_saving', killed_saving)
+  print(f'{killed} kills, {killed_saving} of them while saving')
   command.finish(tmp_path, devices)
   assert_same_run(tmp_path, reference)
 
@@ -247,6 +247,11 @@ def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
   assert_same_run(tmp_path / 'run', undisturbed(8))
 
 
+# Adam would blow up rounding errors where a true gradient is zero, as that of
+# the keys' biases is.
+SGD = ('--config.optimizer.name=sgd', '--config.optimizer.lr=0.1')
+
+
 def start_two(command, workdir):
   with socket.socket() as s:
     s.bind(('localhost', 0))
@@ -255,6 +260,7 @@ def start_two(command, workdir):
     command.start(
       workdir,
       4,
+      *SGD,
       '--distributed',
       JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
       JAX_NUM_PROCESSES='2',
@@ -285,7 +291,7 @@ def assert_close_run(workdir, reference):
   got, want = final_arrays(workdir), final_arrays(reference)
   for name in want:
     np.testing.assert_allclose(
-      got[name], want[name], rtol=1e-3, atol=1e-4, err_msg=name
+      got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name
     )
   rows, wanted = read_metrics(workdir), read_metrics(reference)
   assert len(rows) == len(wanted) == TOTAL_STEPS
@@ -294,16 +300,16 @@ def assert_close_run(workdir, reference):
     for name, text in row.items():
       assert bool(text) == bool(other[name])
       if text and not name.endswith('accuracy'):
-        assert float(text) == pytest.approx(float(other[name]), rel=1e-3)
+        assert float(text) == pytest.approx(float(other[name]), rel=1e-4)
   evaluated = [row for row in rows if row['test/examples']]
-  assert [int(row['step']) for row in evaluated] == [15, 30, 45, 60]
+  assert [int(row['step']) for row in evaluated] == [10, 20, 30, 40]
   assert {float(row['test/examples']) for row in evaluated} == {360.0}
 
 
 def test_two_processes_train_like_one(command, undisturbed, tmp_path):
   results = finish_all(start_two(command, tmp_path))
   assert [status for _, status in results] == [0, 0], results
-  assert_close_run(tmp_path, undisturbed(8))
+  assert_close_run(tmp_path, undisturbed(8, *SGD))
 
 
 def test_two_processes_agree_on_the_step_to_save(
@@ -325,4 +331,4 @@ def test_two_processes_agree_on_the_step_to_save(
     assert f'Preempted: saved step {step}.' in err
   results = finish_all(start_two(command, tmp_path))
   assert [status for _, status in results] == [0, 0], results
-  assert_close_run(tmp_path, undisturbed(8))
+  assert_close_run(tmp_path, undisturbed(8, *SGD))

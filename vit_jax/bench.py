@@ -1,17 +1,23 @@
 """Benchmarks.
 
   python -m vit_jax.bench input [--vs=tf.data]
+  python -m vit_jax.bench train [--vs=flax] [--variant=ti16] [--batch_size=16]
 
 `input` measures one CPU core: decoding photographs of 640x427 pixels, cutting a
 random part of each ("inception crop") and resizing it to 224x224. With --vs it
 runs tf.data doing the same, in turns with ours, which takes an environment that
 has TensorFlow.
+
+`train` measures training steps on whatever device JAX finds, at 224 pixels in
+float32. With --vs it runs, in turns with ours, the same architecture written
+plainly with Flax's own layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import importlib.resources
 import itertools
@@ -20,6 +26,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +49,17 @@ def main() -> None:
     '--vs', choices=['tf.data'], help='also measure this, in turns with ours'
   )
   input_parser.set_defaults(run=lambda args: bench_input(args.vs))
+  train_parser = commands.add_parser('train', help='training steps')
+  train_parser.add_argument(
+    '--vs', choices=['flax'], help='also measure this, in turns with ours'
+  )
+  train_parser.add_argument('--variant', default='ti16', help='default: ti16')
+  train_parser.add_argument(
+    '--batch_size', type=int, default=16, help='images a step; default: 16'
+  )
+  train_parser.set_defaults(
+    run=lambda args: bench_train(args.variant, args.batch_size, args.vs)
+  )
   args = parser.parse_args()
   args.run(args)
 
@@ -68,6 +86,104 @@ def bench_input(versus: str | None) -> None:
     packages.append('tensorflow-cpu')
   print(f'Python {platform.python_version()},', _versions(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
+  _race(contenders, _BATCHES * _BATCH_SIZE, 'ours, batches')
+
+
+def bench_train(variant: str, batch_size: int, versus: str | None) -> None:
+  """Prints images per second of training, and the ratio to plain Flax.
+
+  Args:
+    variant: Name of a model, as in `ti16`.
+    batch_size: Images a step.
+    versus: 'flax' or None.
+  """
+  import jax
+
+  from vit_jax.models import variants
+
+  fields = variants.fields(variant)
+  model = variants.build(num_classes=1000, image_size=_IMAGE_SIZE, **fields)
+  params = variants.init(model, jax.random.key(0), _IMAGE_SIZE)
+  contenders = {
+    'ours': _training_step(
+      lambda p, x: model.apply({'params': p}, x)[0], params, batch_size
+    )
+  }
+  if versus:
+    contenders['plain Flax'] = _plain_flax_step(fields, batch_size)
+  packages = ['jax', 'flax', 'optax']
+  print(f'Python {platform.python_version()},', _versions(packages))
+  device = jax.devices()[0].device_kind
+  print(f'{device}, {variant} at {_IMAGE_SIZE}, batch {batch_size}, float32')
+  _race(contenders, batch_size, 'ours')
+
+
+def _training_step(apply: Callable, params: Any, batch_size: int) -> Contender:
+  """One step of AdamW on random images, compiled."""
+  import jax
+  import optax
+
+  images = jax.random.normal(jax.random.key(1), (batch_size, *_IMAGE_SIZE, 3))
+  labels = jax.numpy.arange(batch_size)
+  optimizer = optax.adamw(1e-3)
+
+  def loss(params: Any) -> Any:
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+      apply(params, images), labels
+    )
+    return losses.mean()
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params: Any, state: Any) -> Any:
+    updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+  current = (params, optimizer.init(params))
+
+  def run() -> float:
+    nonlocal current
+    start_s = time.perf_counter()
+    current = jax.block_until_ready(step(*current))
+    return time.perf_counter() - start_s
+
+  return run
+
+
+def _plain_flax_step(fields: dict, batch_size: int) -> Contender:
+  """The same ViT as one would write it down with Flax's layers."""
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+
+  D, P = fields['width'], fields['patch_size']
+
+  class PlainViT(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+      x = nn.Conv(D, (P, P), strides=P, padding='VALID')(images)
+      x = x.reshape(len(x), -1, D)
+      cls = self.param('cls', nn.initializers.zeros, (1, 1, D))
+      x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
+      x += self.param('pos', nn.initializers.normal(0.02), (1, *x.shape[1:]))
+      for _ in range(fields['depth']):
+        x += nn.MultiHeadDotProductAttention(fields['heads'])(nn.LayerNorm()(x))
+        y = nn.gelu(nn.Dense(fields['mlp_dim'])(nn.LayerNorm()(x)))
+        x += nn.Dense(D)(y)
+      return nn.Dense(1000)(nn.LayerNorm()(x)[:, 0])
+
+  model = PlainViT()
+  params = model.init(jax.random.key(0), jnp.zeros((1, *_IMAGE_SIZE, 3)))
+  return _training_step(model.apply, params, batch_size)
+
+
+def _race(contenders: dict[str, Contender], images: int, ours: str) -> None:
+  """Runs contenders in turns; prints their images/s and the ratios of ours.
+
+  Args:
+    contenders: By name.
+    images: How many a run of a contender takes.
+    ours: The name that the others are compared with.
+  """
   rates: dict[str, list[float]] = {name: [] for name in contenders}
   # In turns, so that whatever else the machine does hits all of them alike.
   # The first round warms up and does not count.
@@ -75,25 +191,19 @@ def bench_input(versus: str | None) -> None:
     for name, contender in contenders.items():
       seconds = contender()
       if round_number:
-        rates[name].append(_BATCHES * _BATCH_SIZE / seconds)
+        rates[name].append(images / seconds)
   print(f'images/s, median of {_ROUNDS} rounds (slowest to fastest):')
   for name, values in rates.items():
     print(
-      f'  {name:26}{statistics.median(values):7.0f}'
-      f'  ({min(values):.0f} to {max(values):.0f})'
+      f'  {name:26}{statistics.median(values):7.1f}'
+      f'  ({min(values):.1f} to {max(values):.1f})'
     )
-  if versus:
-    _print_ratios(rates)
-
-
-def _print_ratios(rates: dict[str, list[float]]) -> None:
-  # Per round, because both sides of a round saw the same machine.
-  for name in ('tf.data, antialias=False', 'tf.data, antialias=True'):
-    ratios = [
-      ours / theirs
-      for ours, theirs in zip(rates['ours, batches'], rates[name], strict=True)
-    ]
-    print(f'ours, batches / {name}: {statistics.median(ratios):.2f}')
+  for name in contenders:
+    if name.startswith('ours'):
+      continue
+    # Per round, because both sides of a round saw the same machine.
+    ratios = [a / b for a, b in zip(rates[ours], rates[name], strict=True)]
+    print(f'{ours} / {name}: {statistics.median(ratios):.2f}')
 
 
 class _Photos:

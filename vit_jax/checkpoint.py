@@ -95,15 +95,15 @@ class Checkpoints:
     if step in self._manager.all_steps():
       return
     state = {name: tree for name, tree in state.items() if tree}
-    checksums = {name: _checksums(tree) for name, tree in state.items()}
+    sums = {name: checksums(tree) for name, tree in state.items()}
     self._manager.save(
       step,
       args=ocp.args.Composite(
         **{name: ocp.args.StandardSave(tree) for name, tree in state.items()},
-        **{CHECKSUMS: ocp.args.StandardSave(checksums)},
+        **{CHECKSUMS: ocp.args.StandardSave(sums)},
         **{META: ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})},
       ),
-      metrics=metrics or None,
+      metrics=metrics,
     )
 
   def latest_meta(self) -> dict[str, Any] | None:
@@ -148,7 +148,7 @@ class Checkpoints:
       )
       state = {name: restored[name] for name in like}
       for name, tree in state.items():
-        if not np.array_equal(_checksums(tree), restored[CHECKSUMS][name]):
+        if not np.array_equal(checksums(tree), restored[CHECKSUMS][name]):
           raise ValueError(f'the arrays of {name} are not those saved')
       return step, state
 
@@ -223,7 +223,7 @@ def _digest(meta: dict[str, Any]) -> str:
 
 
 @jax.jit
-def _checksums(tree: Any) -> jax.Array:
+def checksums(tree: Any) -> jax.Array:
   """Returns the sum modulo 2^32 of the bits of every array, in tree order.
 
   The order of summation does not matter, so that any sharding gives the same.

@@ -11,13 +11,15 @@ Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted (the state
 is saved: run the same command again).
 """
 
+import logging
 import os
 import re
 import sys
 from typing import NoReturn
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
@@ -98,11 +100,20 @@ def initialize_distributed() -> None:
   )
 
 
+def show_messages() -> None:
+  """Shows what this package has to say, and only warnings of libraries."""
+  if not flags.FLAGS['verbosity'].present:
+    absl_logging.set_verbosity(absl_logging.WARNING)
+  ours = logging.getLogger('vit_jax')
+  ours.setLevel(logging.INFO)
+  ours.addHandler(logging.StreamHandler())
+  ours.propagate = False
+
+
 def main(argv: list[str]) -> None:
   """Runs the command and turns what can go wrong into a message and a code."""
   del argv  # parse_flags leaves nothing
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # orbax tells every detail
+  show_messages()
   config = _CONFIG.value
   try:
     if _DISTRIBUTED.value:
@@ -113,7 +124,7 @@ def main(argv: list[str]) -> None:
     else:
       train.train(config, _WORKDIR.value)
   except (ValueError, FileNotFoundError) as e:
-    logging.debug('%s', e, exc_info=True)
+    absl_logging.debug('%s', e, exc_info=True)
     _refuse(str(e))
   except run.Diverged as e:
     print(f'error: {e}', file=sys.stderr)

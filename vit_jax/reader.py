@@ -10,7 +10,14 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoint import FOLDER, META, absolute, verified
+from vit_jax.checkpoint import (
+  CHECKSUMS,
+  FOLDER,
+  META,
+  absolute,
+  checksums,
+  verified,
+)
 from vit_jax.convert import npz
 from vit_jax.models import posemb, variants
 from vit_jax.models.vit import ViT
@@ -82,17 +89,13 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     model = variants.build(
       num_classes=len(meta['class_names']), image_size=size, **config['model']
     )
-    like = _param_shapes(model, size)
     item = 'average' if config['optimizer']['polyak'] else 'params'
-    params = ocp.PyTreeCheckpointer().restore(
-      step_dir / item,
-      args=ocp.args.PyTreeRestore(
-        item=like,
-        restore_args=jax.tree.map(
-          lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
-        ),
-      ),
-    )
+    like = _param_shapes(model, size)
+    params = _restore(step_dir / item, like)
+    sums_like = jax.eval_shape(checksums, like)
+    sums = _restore(step_dir / CHECKSUMS, {item: sums_like})
+    if not np.array_equal(checksums(params), sums[item]):
+      raise ValueError(f'the arrays of {item} are not those saved')
   except Exception as e:
     raise ValueError(
       f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {e}'
@@ -107,9 +110,26 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
   )
 
 
+def _restore(folder: epath.Path, like: Any) -> Any:
+  """Returns those of a folder's arrays that `like` has, for NumPy."""
+  return ocp.PyTreeCheckpointer().restore(
+    folder,
+    args=ocp.args.PyTreeRestore(
+      item=like,
+      restore_args=jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
+      ),
+      partial_restore=True,
+    ),
+  )
+
+
 def _open_npz(path: str) -> Checkpoint:
   params, fields = npz.read(path)
-  model = variants.build(**fields)
+  try:
+    model = variants.build(**fields)
+  except ValueError as e:
+    raise ValueError(f'{path} is no ViT checkpoint: {e}') from e
   size = fields['image_size']
   like = config_lib.flatten(_param_shapes(model, size))
   have = config_lib.flatten(params)

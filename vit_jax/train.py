@@ -1,6 +1,7 @@
 """The training loop, for every task: read it top to bottom."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -177,8 +178,11 @@ def open_source(config: ConfigDict, split: str) -> sources.Source:
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
-  everyones = [check.BadImage(*b) for b in _gather(bad)]
-  return check.drop_bad_images(source, everyones, config.data.on_bad_image)
+  bad = [
+    check.BadImage(*fields)
+    for fields in _gather([dataclasses.astuple(b) for b in bad])
+  ]
+  return check.drop_bad_images(source, bad, config.data.on_bad_image)
 
 
 def _gather(items: list[Any]) -> list[Any]:

@@ -81,7 +81,7 @@ def test_error_lists_the_files_and_the_way_out(folder, unreadable):
 
 
 def test_skip_warns(folder, unreadable, caplog):
-  with caplog.at_level(logging.WARNING, logger='absl'):
+  with caplog.at_level(logging.WARNING, logger='vit_jax'):
     _open(folder, 'skip')
   assert f'{len(unreadable)} of ' in caplog.text
   assert 'left out' in caplog.text and '.jpg: ' in caplog.text
@@ -172,20 +172,6 @@ def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):
 def test_digits_need_no_check(decoded):
   source = sources.open_source('digits', 'train', on_bad_image='error')
   assert len(source) == 1437 and not decoded
-
-
-def test_progress_with_and_without_a_terminal(small, capsys, monkeypatch):
-  clock = iter(range(0, 10_000, 40))
-  monkeypatch.setattr(check.time, 'monotonic', lambda: float(next(clock)))
-  check.find_bad_images(_open(small))
-  lines = capsys.readouterr().err.splitlines()
-  assert lines[0] == 'Checking images: 1/3, 0/s, 1:20 left'
-  assert len(lines) == 3
-  monkeypatch.setattr(check.sys.stderr, 'isatty', lambda: True, raising=False)
-  check.find_bad_images(_open(small), process_count=1, process_index=0)
-  os.utime(small / 'train' / 'a' / '1.png', ns=(1, 1))
-  check.find_bad_images(_open(small))
-  assert capsys.readouterr().err.startswith('\rChecking images: 1/3')
 
 
 def test_refusals(small):

@@ -131,7 +131,7 @@ def test_ignored_entries_are_counted(flat, png, caplog):
   (flat / 'cat' / '.hidden.png').write_bytes(png)
   (flat / 'dog' / 'more').mkdir()
   (flat / '.git').mkdir()
-  with caplog.at_level(logging.INFO, logger='absl'):
+  with caplog.at_level(logging.INFO, logger='vit_jax'):
     assert len(_open(flat)) == 28
   assert 'Ignored 3 entries' in caplog.text
 

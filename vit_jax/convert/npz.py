@@ -6,7 +6,6 @@ numbers of one of two Flax APIs; ours are the older, published ones.
 
 import math
 import re
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,30 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ValueError: if the file is damaged, or is no ViT; names the file and key.
   """
   flat = _canonical(_load(path))
-  return _nest(flat), _infer_fields(flat, path)
+  return _nest(flat, path), _infer_fields(flat, path)
 
 
 def _load(path: str) -> Flat:
+  """Returns every array; damage shows in as many ways as there are bytes."""
+  what = 'the file'
+  flat: Flat = {}
   try:
-    with np.load(path, allow_pickle=False) as file:
-      return {key: np.asarray(file[key]) for key in file.files}
+    with open(path, 'rb') as stream:
+      file = np.load(stream, allow_pickle=False)
+      if not isinstance(file, np.lib.npyio.NpzFile):
+        raise ValueError('it is a single array, no .npz archive of them')
+      for key in file.files:
+        what = f'the array {key!r}'
+        flat[key] = np.asarray(file[key])
+        if flat[key].dtype.kind not in 'fiu':
+          raise ValueError(f'its type is {flat[key].dtype}, no number')
   except FileNotFoundError:
     raise
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-    raise ValueError(f'{path} cannot be read as an .npz file: {e}') from e
+  except Exception as e:
+    raise ValueError(
+      f'{path}: {what} cannot be read: {type(e).__name__}: {e}'
+    ) from e
+  return flat
 
 
 def _canonical(flat: Flat) -> Flat:
@@ -75,13 +87,17 @@ def _float32(key: str, x: np.ndarray) -> np.ndarray:
   return x.astype(np.float32)
 
 
-def _nest(flat: Flat) -> dict[str, Any]:
+def _nest(flat: Flat, path: str) -> dict[str, Any]:
   tree: dict[str, Any] = {}
   for key, x in flat.items():
     *parents, leaf = key.split('/')
     node = tree
     for parent in parents:
       node = node.setdefault(parent, {})
+      if not isinstance(node, dict):
+        raise ValueError(
+          f'{path} is no ViT checkpoint: {key!r} lies below another array.'
+        )
     node[leaf] = x
   return tree
 
@@ -103,11 +119,11 @@ def _infer_fields(flat: Flat, path: str) -> dict[str, Any]:
   _, tokens, _ = shape('Transformer/posembed_input/pos_embedding', 3)
   depth = len({m[0] for m in map(_layer_number, flat) if m})
   stem_width = (
-    flat['conv_root/kernel'].shape[-1] if 'conv_root/kernel' in flat else 0
+    shape('conv_root/kernel', 4)[3] if 'conv_root/kernel' in flat else 0
   )
   pool = 'cls' if 'cls' in flat else 'gap'
   patches = tokens - (pool == 'cls')
-  side = math.isqrt(patches)
+  side = math.isqrt(max(patches, 0))
   if side * side != patches:
     raise ValueError(
       f'{path} has position embeddings for {patches} patches, which is no '

@@ -10,20 +10,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 
 import PIL
 import simplejpeg
-from absl import logging
+import tqdm
 
 from vit_jax.data import cores, decode
 from vit_jax.data.sources import Source, Subset
+
+_log = logging.getLogger(__name__)
 
 _LISTED = 20
 
@@ -115,7 +117,7 @@ def drop_bad_images(
     )
   if len(bad) == len(source):
     raise ValueError(f'{summary}, so none is left:\n{listed}')
-  logging.warning('%s and left out:\n%s', summary, listed)
+  _log.warning('%s and left out:\n%s', summary, listed)
   dropped = {b.index for b in bad}
   return Subset(source, [i for i in range(len(source)) if i not in dropped])
 
@@ -129,7 +131,6 @@ def _validate(on_bad_image: str) -> None:
 
 def _decode_all(source: Source, indices: Sequence[int]) -> list[BadImage]:
   # Threads, because reading and decoding release the GIL.
-  found = []
   with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
     # In pieces, because an epoch of pending results is millions of objects.
     results = (
@@ -139,9 +140,15 @@ def _decode_all(source: Source, indices: Sequence[int]) -> list[BadImage]:
         lambda index: _examine(source, index), indices[start : start + 4096]
       )
     )
-    for result in _with_progress(results, len(indices)):
-      if result is not None:
-        found.append(result)
+    # A line now and then where there is no terminal to rewrite it on.
+    shown = tqdm.tqdm(
+      results,
+      'Checking images',
+      len(indices),
+      delay=2,
+      mininterval=0.5 if sys.stderr.isatty() else 30,
+    )
+    found = [result for result in shown if result is not None]
   return found
 
 
@@ -152,32 +159,6 @@ def _examine(source: Source, index: int) -> BadImage | None:
   except decode.UnreadableImage as error:
     return BadImage(index, error.name, error.reason)
   return None
-
-
-def _with_progress(
-  results: Iterator[BadImage | None], total: int
-) -> Iterator[BadImage | None]:
-  """Passes the results on and writes rate and time left to stderr."""
-  live = sys.stderr.isatty()
-  interval_s = 0.5 if live else 30
-  start_s = last_s = time.monotonic()
-  for done, result in enumerate(results, 1):
-    now_s = time.monotonic()
-    if now_s - last_s >= interval_s:
-      last_s = now_s
-      rate = done / (now_s - start_s)
-      left_s = round((total - done) / rate)
-      sys.stderr.write(
-        ('\r' if live else '')
-        + f'Checking images: {done}/{total}, {rate:.0f}/s, '
-        + f'{left_s // 60}:{left_s % 60:02d} left'
-        + ('  ' if live else '\n')
-      )
-      sys.stderr.flush()
-    yield result
-  if live and last_s > start_s:
-    sys.stderr.write('\n')
-  logging.info('Checked %d images in %.1f s', total, time.monotonic() - start_s)
 
 
 def _cache_folder() -> pathlib.Path:
@@ -206,4 +187,4 @@ def _write_cache(path: pathlib.Path, bad: Sequence[BadImage]) -> None:
       json.dump([dataclasses.astuple(b) for b in bad], file)
     os.replace(file.name, path)
   except OSError as error:  # A read-only home must not keep one from training.
-    logging.warning('Could not keep the result of the image check: %s', error)
+    _log.warning('Could not keep the result of the image check: %s', error)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 
-from absl import logging
 from PIL import Image
 
 from vit_jax.data import decode, splits
+
+_log = logging.getLogger(__name__)
 
 _SPLIT_NAMES = ('train', 'val', 'validation', 'test')
 _LAYOUTS = (
@@ -95,7 +97,7 @@ class Folder:
       self._paths += paths
       self._labels += [label_of[class_name]] * len(paths)
     if ignored:
-      logging.info('Ignored %d entries of %s: no images', ignored, folder)
+      _log.info('Ignored %d entries of %s: no images', ignored, folder)
     return list(range(first, len(self._paths)))
 
   def __len__(self) -> int:

@@ -1,0 +1,281 @@
+"""Names and prefixes of published files, and files that are none."""
+
+import io
+import pathlib
+import re
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import reader
+from vit_jax.convert import npz
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+TINY = GOLDEN / 'tiny_s7.npz'
+REP = GOLDEN / 'tiny-rep_s7.npz'
+QUERY = 'Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel'
+MLP = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'
+
+
+def arrays(path=TINY):
+  with np.load(path) as file:
+    return dict(file)
+
+
+def flat(tree):
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def to_linen(key):
+  """The table of formats: new numbers for the modules of a layer."""
+  for old, new in (
+    ('LayerNorm_2', 'LayerNorm_1'),
+    ('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'),
+    ('MlpBlock_3', 'MlpBlock_0'),
+  ):
+    key = key.replace(f'/{old}/', f'/{new}/')
+  return key
+
+
+@pytest.mark.parametrize('path', [TINY, REP], ids=['tiny', 'rep'])
+@pytest.mark.parametrize('linen', [False, True], ids=['published', 'linen'])
+@pytest.mark.parametrize(
+  'prefix', ['', 'opt/target/', 'params/', 'params/img/']
+)
+def test_all_spellings_give_the_same_parameters(tmp_path, path, linen, prefix):
+  want = arrays(path)
+  spelt = {
+    prefix + (to_linen(key) if linen else key): x for key, x in want.items()
+  }
+  assert len(spelt) == len(want)
+  if prefix == 'opt/target/':  # what a training state holds besides
+    spelt |= {'opt/state/step': np.int64(3), 'extra/seed': np.zeros(2)}
+  np.savez(tmp_path / 'x.npz', **spelt)
+  checkpoint = reader.open_checkpoint(str(tmp_path / 'x.npz'))
+  got = flat(checkpoint.params)
+  assert got.keys() == want.keys()
+  for key in want:
+    assert got[key].dtype == np.float32
+    np.testing.assert_array_equal(got[key], want[key], err_msg=key)
+
+
+def test_fields_are_read_off_the_shapes():
+  _, fields = npz.read(str(GOLDEN / 'tiny-stem_s7.npz'))
+  assert fields == {
+    'patch_size': 4,
+    'width': 48,
+    'depth': 2,
+    'mlp_dim': 96,
+    'heads': 3,
+    'pool': 'cls',
+    'stem_width': 64,
+    'representation_size': 0,
+    'num_classes': 10,
+    'image_size': (64, 64),
+  }
+  _, fields = npz.read(str(GOLDEN / 'tiny-gap_s7.npz'))
+  assert fields['pool'] == 'gap' and fields['image_size'] == (32, 32)
+  _, fields = npz.read(str(REP))
+  assert fields['representation_size'] == 32
+
+
+def test_group_norm_with_four_dimensions_is_squeezed():
+  path = GOLDEN / 'tiny-stem_s7.npz'
+  stored = arrays(path)['gn_root/scale']
+  params, _ = npz.read(str(path))
+  assert stored.shape == (1, 1, 1, 64)
+  np.testing.assert_array_equal(params['gn_root']['scale'], stored.ravel())
+
+
+def without(key):
+  return lambda a: {k: x for k, x in a.items() if k != key}
+
+
+def replaced(key, x):
+  return lambda a: a | {key: x}
+
+
+def reshaped(key, shape):
+  return lambda a: a | {key: a[key].reshape(shape)}
+
+
+CHANGES = {
+  'no embedding': (without('embedding/kernel'), 'embedding/kernel'),
+  'no positions': (
+    without('Transformer/posembed_input/pos_embedding'),
+    'Transformer/posembed_input/pos_embedding',
+  ),
+  'no layer 0': (without(MLP), MLP),
+  'half of layer 1': (without(QUERY), QUERY),
+  'no head bias': (without('head/bias'), 'head/bias'),
+  'no final norm': (
+    without('Transformer/encoder_norm/scale'),
+    'Transformer/encoder_norm/scale',
+  ),
+  'no class token': (without('cls'), '16|17|pos'),
+  'another array': (replaced('tail/kernel', np.zeros(3)), 'tail/kernel'),
+  'another layer': (
+    replaced('Transformer/encoderblock_9/LayerNorm_0/bias', np.zeros(48)),
+    'Transformer/encoderblock_',
+  ),
+  'a leaf under a leaf': (replaced('cls/deeper', np.zeros(3)), 'cls'),
+  'a leaf above a leaf': (replaced('Transformer', np.zeros(3)), 'Transformer'),
+  'no name': (replaced('', np.zeros(3)), "''"),
+  'transposed': (reshaped(QUERY, (16, 3, 48)), QUERY),
+  'flattened': (reshaped(QUERY, (-1,)), QUERY),
+  'flat first query': (
+    reshaped(QUERY.replace('_1/', '_0/', 1), (-1,)),
+    'encoderblock_0/MultiHeadDotProductAttention_1/query/kernel',
+  ),
+  'heads that do not divide': (
+    lambda a: (
+      a
+      | {
+        QUERY.replace('block_1', 'block_0'): np.zeros((48, 5, 16)),
+      }
+    ),
+    'heads|query',
+  ),
+  'scalar': (replaced('embedding/kernel', np.float32(0)), 'embedding/kernel'),
+  'scalar root': (replaced('conv_root/kernel', np.float32(0)), 'conv_root'),
+  'patch of none': (
+    replaced('embedding/kernel', np.zeros((0, 0, 3, 48))),
+    'embedding/kernel|patch_size',
+  ),
+  'no tokens': (
+    replaced('Transformer/posembed_input/pos_embedding', np.zeros((1, 0, 48))),
+    'patches|pos_embedding',
+  ),
+  'no square': (
+    replaced('Transformer/posembed_input/pos_embedding', np.zeros((1, 8, 48))),
+    '7 patches',
+  ),
+  'text': (replaced('head/bias', np.array(['a'] * 10)), 'head/bias'),
+  'dates': (
+    replaced('head/bias', np.array(['2020-01-01'] * 10, 'datetime64[D]')),
+    'head/bias',
+  ),
+  'bytes': (
+    replaced('head/bias', np.zeros(10, np.dtype('V2'))),
+    'head/bias',
+  ),
+  'records': (
+    replaced('head/bias', np.zeros(10, [('a', 'f4'), ('b', 'f4')])),
+    'head/bias',
+  ),
+  'nothing': (lambda a: {}, 'embedding/kernel'),
+  'something else': (lambda a: {'x': np.zeros(3)}, 'embedding/kernel'),
+}
+
+
+@pytest.mark.parametrize(('change', 'names'), CHANGES.values(), ids=CHANGES)
+def test_what_is_no_vit_is_refused_by_file_and_key(tmp_path, change, names):
+  path = tmp_path / 'changed.npz'
+  np.savez(path, **change(arrays()))
+  with pytest.raises(ValueError) as e:
+    reader.open_checkpoint(str(path))
+  assert str(path) in str(e.value)
+  assert re.search(names, str(e.value))
+
+
+class Hostile:
+  """Leaves a mark if anything unpickles it."""
+
+  def __init__(self, mark):
+    self.mark = mark
+
+  def __reduce__(self):
+    return pathlib.Path.touch, (self.mark,)
+
+
+def test_pickled_objects_are_not_loaded(tmp_path):
+  path, mark = tmp_path / 'hostile.npz', tmp_path / 'mark'
+  np.savez(path, **arrays() | {'head/bias': np.array([Hostile(mark)])})
+  with pytest.raises(ValueError, match='(?s)hostile.npz.*head/bias'):
+    reader.open_checkpoint(str(path))
+  assert not mark.exists()
+
+
+def npy_bytes():
+  file = io.BytesIO()
+  np.save(file, np.zeros(3))
+  return file.getvalue()
+
+
+def zip_of(name, data):
+  file = io.BytesIO()
+  with zipfile.ZipFile(file, 'w') as z:
+    z.writestr(name, data)
+  return file.getvalue()
+
+
+def npy_with_header(text):
+  header = text.encode().ljust(117) + b'\n'
+  return b'\x93NUMPY\x01\x00' + len(header).to_bytes(2, 'little') + header
+
+
+@pytest.mark.parametrize(
+  'data',
+  {
+    'empty': b'',
+    'text': b'These are not the weights you are looking for.\n',
+    'a single array': npy_bytes(),
+    'an empty zip': zip_of('x', b'')[-22:],
+    'a zip of text': zip_of('cls', b'hello'),
+    'a zip of an empty array file': zip_of('cls.npy', b''),
+    'an array file without its data': zip_of('cls.npy', npy_bytes()[:-8]),
+    'an array larger than any memory': zip_of(
+      'cls.npy',
+      npy_with_header(
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 9, 1"
+        + '0' * 15
+        + '), }'
+      ),
+    ),
+    'a header that is no literal': zip_of(
+      'cls.npy', npy_with_header("__import__('os').getcwd()")
+    ),
+  }.items(),
+  ids=lambda x: x[0],
+)
+def test_what_is_no_npz_file_is_refused(tmp_path, data):
+  path = tmp_path / 'damaged.npz'
+  path.write_bytes(data[1])
+  with pytest.raises(ValueError, match='damaged.npz'):
+    reader.open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
+def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
+  """Bytes changed or cut off: the same parameters, or one ValueError."""
+  whole, path = tmp_path / 'whole.npz', tmp_path / 'damaged.npz'
+  save(whole, **arrays())
+  want = flat(npz.read(str(whole))[0])
+  data = whole.read_bytes()
+  rng = np.random.default_rng(0)
+  noticed = 0
+  # Half of the damage hits the directory at the end, where formats are fragile.
+  places = [*rng.integers(len(data), size=60)]
+  places += [*rng.integers(len(data) - 5000, len(data), size=60)]
+  for i, place in enumerate(places):
+    if i % 4 == 0:
+      damaged = data[:place]
+    else:
+      byte = (data[place] ^ int(rng.integers(1, 256))).to_bytes()
+      damaged = data[:place] + byte + data[place + 1 :]
+    path.write_bytes(damaged)
+    try:
+      got = flat(reader.open_checkpoint(str(path)).params)
+    except ValueError as e:
+      assert 'damaged.npz' in str(e)
+      noticed += 1
+    else:
+      assert got.keys() == want.keys()
+      for key in want:
+        np.testing.assert_array_equal(got[key], want[key], err_msg=key)
+  assert noticed > 60

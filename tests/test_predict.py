@@ -1,0 +1,285 @@
+"""Labelling files with a workdir and with a published checkpoint."""
+
+import csv
+import io
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import digits
+from vit_jax import predict, reader, train
+from vit_jax.data import transforms
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A model that has seen a few digits, on images of 8 x 8 pixels."""
+  folder = tmp_path_factory.mktemp('run')
+  config = digits.get_config()
+  config.model.update(width=16, depth=1, mlp_dim=32, heads=2)
+  config.update(total='4 steps', batch_size=64)
+  config.data.image_size = '8'
+  config.optimizer.warmup = '1 step'
+  train.train(config, str(folder))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+  """A folder with images of several kinds and depths of folders."""
+  folder = tmp_path_factory.mktemp('images')
+  rng = np.random.default_rng(0)
+  (folder / 'b' / 'deep').mkdir(parents=True)
+  (folder / 'a').mkdir()
+  for name, shape in {
+    'b/deep/1.png': (8, 8, 3),
+    'b/2.jpg': (50, 40, 3),
+    'a/with, comma and "quotes".png': (9, 11),
+    'z.webp': (8, 8, 3),
+  }.items():
+    pixels = rng.integers(0, 256, shape, np.uint8)
+    Image.fromarray(pixels).save(folder / name)
+  (folder / 'notes.txt').write_text('no image')
+  return folder
+
+
+# In the order of their paths.
+FILES = ['a/with, comma and "quotes".png', 'b/2.jpg', 'b/deep/1.png', 'z.webp']
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+  """Runs the command in this process: status, output, messages."""
+
+  def run(*args):
+    argv = ['predict', *map(str, args)]
+    monkeypatch.setattr(sys, 'argv', argv)
+    capsys.readouterr()
+    try:
+      status = predict.main()
+    except SystemExit as e:
+      status = e.code
+    return status, *capsys.readouterr()
+
+  return run
+
+
+def parse(text, format_name):
+  """Returns (file, rank, class, probability) of every row."""
+  if format_name == 'json':
+    return [tuple(row[c] for c in predict.COLUMNS) for row in json.loads(text)]
+  if format_name == 'csv':
+    rows = list(csv.DictReader(io.StringIO(text)))
+    return [
+      (r['file'], int(r['rank']), r['class'], float(r['probability']))
+      for r in rows
+    ]
+  rows = [
+    re.fullmatch(r'(.*?) +(\d+)  (\S+) +([\d.]+)%', line)
+    for line in text.splitlines()
+  ]
+  return [(m[1], int(m[2]), m[3], float(m[4]) / 100) for m in rows]
+
+
+def direct(checkpoint, path):
+  """The softmax of the model itself, on one image, by class name."""
+  transform = transforms.EvalTransform(
+    checkpoint.image_size, checkpoint.resize_small
+  )
+  image = transform.image(path.read_bytes(), str(path))
+  logits, _ = checkpoint.model.apply(
+    {'params': checkpoint.params}, (image[None] - np.float32(127.5)) / 127.5
+  )
+  names = checkpoint.class_names or tuple(map(str, range(10)))
+  return dict(zip(names, np.asarray(jax.nn.softmax(logits[0])), strict=True))
+
+
+@pytest.mark.parametrize('which', ['workdir', 'npz'])
+def test_all_formats_give_the_models_own_probabilities(
+  command, workdir, images, which
+):
+  path = workdir if which == 'workdir' else TINY
+  checkpoint = reader.open_checkpoint(str(path))
+  want = {str(images / f): direct(checkpoint, images / f) for f in FILES}
+  for format_name in ('table', 'csv', 'json'):
+    status, out, err = command(
+      path, images, '--topk=3', f'--format={format_name}'
+    )
+    assert (status, err) == (0, '')
+    rows = parse(out, format_name)
+    assert [row[0] for row in rows] == [f for f in want for _ in range(3)]
+    assert [row[1] for row in rows] == [1, 2, 3] * len(FILES)
+    # The table has two digits after the point of a percentage; other batch
+    # sizes and fusions move float32 sums by a few units in the last place.
+    atol = 6e-5 if format_name == 'table' else 1e-6
+    for file, rank, name, probability in rows:
+      likeliest = sorted(want[file].values(), reverse=True)
+      assert probability == pytest.approx(likeliest[rank - 1], abs=atol)
+      assert probability == pytest.approx(want[file][name], abs=atol)
+
+
+def test_columns_of_the_table_line_up(command, workdir, images):
+  _, out, _ = command(workdir, images)
+  assert len({len(line) for line in out.splitlines()}) == 1
+
+
+def test_csv_has_a_header_and_quotes_names(command, workdir, images):
+  _, out, _ = command(workdir, images / FILES[0], '--format=csv', '--topk=1')
+  header, row = out.splitlines()
+  assert header == 'file,rank,class,probability'
+  assert row.startswith(f'"{images}/a/with, comma and ""quotes"".png",1,')
+
+
+def test_the_class_names_of_training_appear(
+  command, workdir, images, tmp_path, monkeypatch
+):
+  """Not the numbers that stand in for them where there are none."""
+  opened = reader.open_checkpoint
+
+  def with_names(path):
+    checkpoint = opened(path)
+    names = tuple(f'digit-{name}' for name in checkpoint.class_names)
+    object.__setattr__(checkpoint, 'class_names', names)
+    return checkpoint
+
+  monkeypatch.setattr(reader, 'open_checkpoint', with_names)
+  _, out, _ = command(workdir, images, '--topk=10', '--format=json')
+  assert {row[2] for row in parse(out, 'json')} == {
+    f'digit-{i}' for i in range(10)
+  }
+
+
+@pytest.mark.parametrize(('topk', 'rows'), [(1, 1), (10, 10), (1000, 10)])
+def test_no_more_predictions_than_classes(command, images, topk, rows):
+  status, out, _ = command(
+    TINY, images / 'z.webp', f'--topk={topk}', '--format=csv'
+  )
+  assert status == 0
+  got = parse(out, 'csv')
+  assert [row[1] for row in got] == list(range(1, rows + 1))
+  if rows == 10:
+    assert sum(row[3] for row in got) == pytest.approx(1, abs=1e-5)
+
+
+def test_topk_is_5_unless_said(command, images):
+  _, out, _ = command(TINY, images / 'z.webp')
+  assert len(out.splitlines()) == 5
+
+
+def test_unreadable_files_are_reported_and_the_rest_go_on(
+  command, images, tmp_path
+):
+  truncated = (images / 'b' / '2.jpg').read_bytes()[:100]
+  (tmp_path / 'cut.jpg').write_bytes(truncated)
+  (tmp_path / 'empty.png').write_bytes(b'')
+  (tmp_path / 'text.png').write_text('hello')
+  status, out, err = command(
+    TINY, tmp_path, images / 'z.webp', images / 'notes.txt', '--format=csv'
+  )
+  assert status == 1
+  assert {row[0] for row in parse(out, 'csv')} == {str(images / 'z.webp')}
+  lines = err.splitlines()
+  assert len(lines) == 4
+  bad = [tmp_path / n for n in ('cut.jpg', 'empty.png', 'text.png')]
+  for line, path in zip(lines, [*bad, images / 'notes.txt'], strict=True):
+    assert line.startswith('unreadable: ')
+    assert str(path) in line
+
+
+@pytest.mark.parametrize('format_name', ['table', 'csv', 'json'])
+def test_nothing_readable_still_parses(command, tmp_path, format_name):
+  (tmp_path / 'empty.png').write_bytes(b'')
+  status, out, err = command(TINY, tmp_path, f'--format={format_name}')
+  assert status == 1
+  assert err.count('\n') == 1
+  assert parse(out, format_name) == []
+
+
+def test_more_files_than_a_batch(command, tmp_path):
+  """The last batch is not full; each file comes once, in order."""
+  n = predict.BATCH_SIZE + 3
+  for i in range(n):
+    pixels = np.full((8, 8, 3), 7 * i, np.uint8)
+    Image.fromarray(pixels).save(tmp_path / f'{i:03}.png')
+  (tmp_path / f'{n - 2:03}.png').write_bytes(b'')
+  status, out, _ = command(TINY, tmp_path, '--topk=1', '--format=json')
+  assert status == 1
+  rows = parse(out, 'json')
+  want = [str(tmp_path / f'{i:03}.png') for i in range(n) if i != n - 2]
+  assert [row[0] for row in rows] == want
+  checkpoint = reader.open_checkpoint(str(TINY))
+  for row in (rows[0], rows[-1]):
+    probabilities = direct(checkpoint, pathlib.Path(row[0]))
+    assert row[3] == pytest.approx(max(probabilities.values()), abs=1e-6)
+
+
+def headless(folder):
+  with np.load(TINY) as file:
+    arrays = {k: x for k, x in file.items() if not k.startswith('head/')}
+  np.savez(folder / 'headless.npz', **arrays)
+  return folder / 'headless.npz'
+
+
+def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
+  (tmp_path / 'void').mkdir()
+  for args, message in [
+    ((TINY, 'nowhere.png'), 'No file or folder at nowhere.png'),
+    ((TINY, tmp_path / 'void'), f'The folder {tmp_path}/void has no image'),
+    (('nowhere.npz', images), 'No checkpoint at nowhere.npz'),
+    ((tmp_path / 'void', images), f'{tmp_path}/void holds no checkpoint'),
+    ((images / 'z.webp', images), 'z.webp: the file cannot be read'),
+    ((headless(tmp_path), images), 'headless.npz has no head'),
+  ]:
+    status, out, err = command(*args)
+    assert status == 2
+    assert out == ''
+    assert err.startswith('error: ') and err.count('\n') == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--topk=0'], 'at least 1'),
+    (['--topk=many'], 'invalid int'),
+    (['--format=xml'], "'table', 'csv', 'json'|table, csv, json"),
+    ([], 'required: checkpoint, images'),
+  ],
+)
+def test_bad_flags_are_refused(command, args, message):
+  places = [TINY, 'x.png'] if args else []
+  status, _, err = command(*places, *args)
+  assert status == 2
+  assert re.search(message, err)
+
+
+def test_runs_as_a_command(images):
+  process = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'vit_jax.predict',
+      TINY,
+      images / 'z.webp',
+      images / 'notes.txt',
+      '--format=json',
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert process.returncode == 1
+  assert len(json.loads(process.stdout)) == 5
+  assert process.stderr.startswith('unreadable: ')
+  assert process.stderr.count('\n') == 1
