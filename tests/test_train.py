@@ -353,6 +353,9 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch):
   train.train(small_config(**overrides), str(tmp_path / 'run'))
   checkpoint = reader.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.class_names == ('cat', 'dog')
+  (tmp_path / 'data' / 'train' / 'dog' / '0.png').unlink()
+  with pytest.raises(ValueError, match='data.examples: 17 -> 16'):
+    train.train(small_config(**overrides), str(tmp_path / 'run'))
 
 
 def test_evaluating_alone_gives_the_accuracy_of_training(reference):

@@ -5,7 +5,6 @@ duration take '90 epochs', '10000 steps', '1e6 examples' or '5%' of the run.
 """
 
 import ast
-import json
 import re
 from typing import Any
 
@@ -119,15 +118,24 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   return flat
 
 
-def check_resumable(saved: dict[str, Any], config: ConfigDict) -> None:
-  """Compares the config of a started workdir with the one given now.
+def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
+  """Compares the `meta` of a started workdir with that of the run given now.
+
+  Args:
+    saved: with `config`, and what the data are: `examples`, `class_names`.
+    given: the same, of now.
 
   Raises:
     ValueError: naming every change that the run cannot be resumed with.
   """
-  old, new = flatten(saved), flatten(json.loads(config.to_json()))
+  old, new = (
+    flatten(meta['config'])
+    | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
+    for meta in (saved, given)
+  )
   changes = [
-    f'  {key}: {old.get(key, "(absent)")!r} -> {new.get(key, "(absent)")!r}'
+    f'  {key}: {old.get(key, "(absent)")!r:.60} -> '
+    f'{new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
     if old.get(key) != new.get(key)
     and not any(re.fullmatch(p, key) for p in RESUMABLE)

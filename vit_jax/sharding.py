@@ -69,6 +69,12 @@ def make_mesh(
   )
 
 
+def describe(mesh: Mesh) -> str:
+  """Returns the devices and the axes in words."""
+  axes = ', '.join(f'{axis}={n}' for axis, n in mesh.shape.items())
+  return f'{mesh.size} x {mesh.devices.flat[0].device_kind}, mesh {axes}'
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of what every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())

@@ -62,15 +62,16 @@ def train(config: ConfigDict, workdir: str) -> None:
   evaluators = make_evaluators(config, objective, source.class_names, mesh)
 
   checkpoints = Checkpoints(workdir, config.keep_last, config.best_metric)
-  meta = checkpoints.latest_meta()
-  if meta:
-    config_lib.check_resumable(meta['config'], config)
   meta = {
     'config': json.loads(config.to_json()),
     'class_names': list(source.class_names),
+    'examples': len(source),
     'image_size': list(image_size),
-    'elapsed_s': meta['elapsed_s'] if meta else 0.0,
+    'elapsed_s': 0.0,
   }
+  if saved_meta := checkpoints.latest_meta():
+    config_lib.check_resumable(saved_meta, meta)
+    meta['elapsed_s'] = saved_meta['elapsed_s']
   start_step, state = initial_state(
     config, model, image_size, optimizer, mesh, checkpoints
   )
@@ -85,8 +86,17 @@ def train(config: ConfigDict, workdir: str) -> None:
     process_count=jax.process_count(),
     workers=config.data.workers,
   )
+  forward_flops = flops.forward_flops(model, image_size)
   if jax.process_index() == 0:
-    print(describe(config, source, model, image_size, mesh, durations))
+    params = flops.count_params(model, image_size)
+    print(
+      f'model  ViT, {params:,} parameters, {forward_flops / 1e9:.3g} GFLOPs an '
+      f'image of {image_size[0]}x{image_size[1]} pixels\n'
+      f'data   {config.data.name} {config.data.split}: {len(source):,} images, '
+      f'{len(source.class_names):,} classes\n'
+      f'run    {durations.total:,} steps of {config.batch_size:,} on '
+      f'{sharding.describe(mesh)}'
+    )
   run = Run(
     workdir=workdir,
     config=config,
@@ -95,45 +105,26 @@ def train(config: ConfigDict, workdir: str) -> None:
     evaluators=evaluators,
     meta=meta,
     start_step=start_step,
-    forward_flops=flops.forward_flops(model, image_size),
+    forward_flops=forward_flops,
   )
-  with contextlib.closing(checkpoints), contextlib.closing(run):
-    with preemption_notice() as preempted:
-      for step in range(start_step + 1, durations.total + 1):
-        batch = run.wait_for(batches, mesh)
-        state, metrics = train_step(state, batch, np.int32(step - 1))
-        run.take(step, metrics)
-        if run.is_eval_step(step):
-          run.evaluate(step, state)
-        if run.is_checkpoint_step(step):
-          run.save(step, state)
-        if preempted(step) and step < durations.total:
-          run.save(step, state)
-          raise Preempted(f'Preempted: saved step {step}.')
+  with (
+    contextlib.closing(checkpoints),
+    contextlib.closing(batches),
+    contextlib.closing(run),
+    preemption_notice() as preempted,
+  ):
+    for step in range(start_step + 1, durations.total + 1):
+      batch = run.wait_for(batches, mesh)
+      state, metrics = train_step(state, batch, np.int32(step - 1))
+      run.take(step, metrics)
+      if run.is_eval_step(step):
+        run.evaluate(step, state)
+      if run.is_checkpoint_step(step):
+        run.save(step, state)
+      if preempted(step) and step < durations.total:
+        run.save(step, state)
+        raise Preempted(f'Preempted: saved step {step}.')
     run.finish()
-
-
-def describe(
-  config: ConfigDict,
-  source: sources.Source,
-  model: ViT,
-  image_size: tuple[int, int],
-  mesh: jax.sharding.Mesh,
-  durations: Durations,
-) -> str:
-  """Returns the lines that say what is about to be trained."""
-  params = flops.count_params(model, image_size)
-  gflops = flops.forward_flops(model, image_size) / 1e9
-  kind = jax.devices()[0].device_kind
-  shape = ', '.join(f'{axis}={n}' for axis, n in mesh.shape.items())
-  return (
-    f'model  ViT, {params:,} parameters, {gflops:.3g} GFLOPs an image, '
-    f'{image_size[0]}x{image_size[1]} pixels\n'
-    f'data   {config.data.name} {config.data.split}: {len(source):,} images, '
-    f'{len(source.class_names):,} classes\n'
-    f'run    {durations.total:,} steps of {config.batch_size:,} on '
-    f'{jax.device_count()} x {kind}, mesh {shape}'
-  )
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
@@ -319,6 +310,11 @@ def make_evaluators(
   return [make(name, e.split) for name, e in config.evaluators.items()]
 
 
+def random_keys(config: ConfigDict) -> jax.Array:
+  """Returns the keys of the initial parameters and of the steps."""
+  return jax.random.split(jax.random.key(config.seed))
+
+
 def initial_state(
   config: ConfigDict,
   model: ViT,
@@ -343,8 +339,7 @@ def initial_state(
     }
 
   def fresh_params() -> Any:
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
-    return variants.init(model, key, image_size)
+    return variants.init(model, random_keys(config)[0], image_size)
 
   shapes = jax.eval_shape(lambda: state_of(fresh_params()))
   shardings = sharding.tree_shardings(shapes, mesh)
@@ -425,7 +420,7 @@ def make_train_step(
   def train_step(
     state: State, batch: dict[str, jax.Array], step: jax.Array
   ) -> tuple[State, dict[str, Any]]:
-    key = jax.random.fold_in(jax.random.key(config.seed + 1), step)
+    key = jax.random.fold_in(random_keys(config)[1], step)
     key_augment, key_loss = jax.random.split(key)
     grads, metrics = accumulated(
       state['params'], objective.augment(batch, key_augment), key_loss
