@@ -13,7 +13,8 @@ value is the data and picks the row of table 3:
                 epochs. JFT is not public; the data is ImageNet-21k.
   imagenet21k   the row of ImageNet-21k: 90 epochs, weight decay 0.03, dropout.
   imagenet2012  the row of ImageNet: 300 epochs, cosine, weight decay 0.3, clip.
-  other         any TFDS name or folder, trained by the row of JFT.
+  other         any TFDS name or folder, by the row of ImageNet, softmax loss,
+                with a warm-up of 10 % of the run in place of 10,000 steps.
 
 ImageNet-21k is no public TFDS builder: prepare one of that name with your own
 builder script, or give a folder with --config.data.name=/path. Sizes that the
@@ -55,25 +56,26 @@ def get_config(argument='b16'):
     dtype='bfloat16',
   )
   config.optimizer.update(name='adam', warmup='10000 steps')
-  if dataset == 'imagenet2012':
-    imagenet2012(config)
+  if dataset == 'jft':
+    jft(config, variant)
   elif dataset == 'imagenet21k':
     imagenet21k(config)
   else:
-    jft(config, variant, dataset)
+    imagenet2012(config)
+  if dataset not in ('jft', 'imagenet21k', 'imagenet2012'):
+    config.data.name = dataset
+    config.evaluators.test.split = 'test'
+    config.optimizer.warmup = '10%'
   config_lib.override(config, pairs)
   return config
 
 
-def jft(config, variant, dataset):
+def jft(config, variant):
   size = variant.rstrip('0123456789').rstrip('/')
   lr, epochs = JFT_ROWS.get(variant, JFT_ROWS[size])
   config.total = f'{epochs} epochs'
   config.optimizer.update(lr=lr, decay='linear', weight_decay=0.1)
-  if dataset == 'jft':
-    imagenet21k_data(config)
-  else:
-    config.data.name = dataset
+  imagenet21k_data(config)
 
 
 def imagenet21k(config):
