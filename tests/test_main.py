@@ -1,5 +1,6 @@
 """The command as a user types it: messages and exit statuses."""
 
+import logging
 import os
 import pathlib
 import signal
@@ -61,7 +62,11 @@ def command(monkeypatch, capfd):
       flags.FLAGS.unparse_flags()
     return status, *capfd.readouterr()
 
-  return run
+  ours = logging.getLogger('vit_jax')
+  before = ours.level, ours.propagate, ours.handlers[:]
+  yield run
+  ours.setLevel(before[0])
+  ours.propagate, ours.handlers = before[1:]
 
 
 def start(*args, **kwargs):

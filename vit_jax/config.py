@@ -180,7 +180,10 @@ def parse_argument(
   """
   parts = [part.strip() for part in argument.split(',') if part.strip()]
   positional = [part for part in parts if '=' not in part]
-  pairs = dict(part.split('=', 1) for part in parts if '=' in part)
+  pairs = {
+    key.strip(): value.strip()
+    for key, _, value in (part.partition('=') for part in parts if '=' in part)
+  }
   if len(positional) > len(defaults):
     raise ValueError(
       f'{argument!r} has {len(positional)} values where at most '
@@ -200,12 +203,25 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
     if key not in known:
       raise ValueError(f'No config field {key!r}. {nearest(key, known)}')
     try:
-      value = type(known[key])(
-        text if isinstance(known[key], str) else ast.literal_eval(text)
-      )
-    except (ValueError, SyntaxError, TypeError):
+      value = _parse(text, type(known[key]))
+    except (ValueError, SyntaxError, TypeError, OverflowError):
       raise ValueError(
         f'{key}={text!r}: expected a value of type '
         f'{type(known[key]).__name__}, as in {known[key]!r}.'
       ) from None
     config.update_from_flattened_dict({key: value})
+
+
+def _parse(text: str, kind: type) -> Any:
+  """Returns the value that a text stands for, if it is of the kind wanted."""
+  if kind is str:
+    return text
+  text = text.strip()
+  value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(text, text))
+  # 1 is a float as well, and 1e3 a whole number; 1.5 and True are none.
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if is_number and kind in (int, float) and kind(value) == value:
+    return kind(value)
+  if type(value) is not kind:
+    raise ValueError
+  return value

@@ -105,6 +105,8 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 def _fit(
   spec: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
+  if len(shape) < len(spec):
+    return PartitionSpec()  # named like a parameter, and less than it
   padded = (None,) * (len(shape) - len(spec)) + spec
   return PartitionSpec(
     *(

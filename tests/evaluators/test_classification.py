@@ -1,0 +1,120 @@
+"""Every example counts once, whatever the batches."""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import sharding
+from vit_jax.data import loader, sources, transforms
+from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.models import variants
+from vit_jax.objectives.classification import Classification
+
+SIZE = (8, 8)
+
+
+@pytest.fixture(scope='module')
+def setup():
+  """A random model, and the predictions of a plain loop over the digits."""
+  model = variants.build(
+    num_classes=10,
+    image_size=SIZE,
+    patch_size=4,
+    width=16,
+    depth=1,
+    mlp_dim=32,
+    heads=2,
+  )
+  params = variants.init(model, jax.random.key(0), SIZE)
+  kernel = params['head']['kernel']
+  params['head']['kernel'] = jax.random.normal(jax.random.key(1), kernel.shape)
+  source = sources.open_source('digits', 'test')
+  transform = transforms.EvalTransform(SIZE)
+  correct, loss = 0, 0.0
+  logits = jax.jit(lambda images: model.apply({'params': params}, images)[0])
+  for i in range(len(source)):
+    example = transform(source[i])
+    image = (example['image'][None] - np.float32(127.5)) / 127.5
+    row = np.asarray(logits(image)[0], np.float64)
+    correct += int(row.argmax() == example['label'])
+    loss += np.log(np.exp(row - row.max()).sum()) + row.max()
+    loss -= row[example['label']]
+  return model, params, source, transform, correct, loss
+
+
+def run(setup, batch_size, devices, source=None):
+  model, params, whole, transform, _, _ = setup
+  source = source or whole
+  mesh = sharding.make_mesh(
+    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
+  )
+  objective = Classification(model)
+
+  def batches():
+    for batch in loader.eval_batches(
+      source,
+      transform,
+      batch_size=batch_size,
+      process_index=0,
+      process_count=1,
+      workers=0,
+    ):
+      yield sharding.global_batch(batch, mesh)
+
+  evaluate = jax.jit(
+    objective.evaluate, out_shardings=sharding.replicated(mesh)
+  )
+  params = jax.device_put(params, sharding.replicated(mesh))
+  evaluator = ClassificationEvaluator('test', evaluate, batches)
+  first = evaluator.run(params)
+  assert evaluator.run(params) == first  # a pass can be made again
+  return first
+
+
+# 360 test digits: batches that fit, that leave a rest, that are too large.
+@pytest.mark.parametrize(
+  ('batch_size', 'devices'),
+  [(360, 1), (40, 8), (64, 1), (56, 8), (7, 1), (359, 1), (1000, 8)],
+)
+def test_equals_a_plain_loop(setup, batch_size, devices):
+  *_, correct, loss = setup
+  got = run(setup, batch_size, devices)
+  assert got.keys() == {'test/accuracy', 'test/loss', 'test/examples'}
+  assert got['test/examples'] == 360
+  assert got['test/accuracy'] == correct / 360
+  # float32 losses of around 3, each good to 1e-6.
+  assert got['test/loss'] == pytest.approx(loss / 360, rel=1e-5)
+
+
+def test_few_examples_in_a_large_batch(setup):
+  source = sources.Subset(setup[2], [5])
+  got = run(setup, 16, 8, source)
+  assert got['test/examples'] == 1
+  assert got['test/accuracy'] in (0, 1)
+
+
+def test_sums_of_many_batches_lose_no_digit():
+  """A float32 sum of examples would stop growing at 2^24."""
+  n = 2**24
+
+  def evaluate(params, batch):
+    del params, batch
+    return {
+      'examples': np.float32(n),
+      'correct': np.float32(1),
+      'loss': np.float32(1),
+    }
+
+  evaluator = ClassificationEvaluator('val', evaluate, lambda: [{}] * 3)
+  sums = {'val/examples': 3.0 * n, 'val/accuracy': 1 / n, 'val/loss': 1 / n}
+  assert evaluator.run({}) == sums
+  one_more = ClassificationEvaluator(
+    'val',
+    lambda params, batch: {
+      'examples': np.float32(batch['n']),
+      'correct': np.float32(0),
+      'loss': np.float32(0),
+    },
+    lambda: [{'n': n}, {'n': 1}],
+  )
+  assert float(one_more.run({})['val/examples']) == n + 1

@@ -1,0 +1,191 @@
+"""Losses, metrics and augmentation against closed forms in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from vit_jax.objectives.classification import Classification
+
+CLASSES = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+  """A model that is a matrix, with dropout of whole classes when training."""
+
+  num_classes: int = CLASSES
+
+  def apply(self, variables, images_BHWC, train=False, rngs=None):
+    B = images_BHWC.shape[0]
+    logits = images_BHWC.reshape(B, -1) @ variables['params']['w']
+    if train:
+      logits = logits * jax.random.bernoulli(rngs['dropout'], 0.5, logits.shape)
+    return logits, {}
+
+
+def params():
+  rng = np.random.default_rng(0)
+  return {'w': rng.standard_normal((48, CLASSES)).astype(np.float32)}
+
+
+def raw_batch(n=12):
+  rng = np.random.default_rng(1)
+  return {
+    'image': rng.integers(0, 256, (n, 4, 4, 3), np.uint8),
+    'label': rng.integers(0, CLASSES, n, np.int32),
+  }
+
+
+def logits_of(batch):
+  x = (batch['image'].astype(np.float64) - 127.5) / 127.5
+  return x.reshape(len(x), -1) @ params()['w']
+
+
+def smoothed(labels, smoothing):
+  return np.eye(CLASSES)[labels] * (1 - smoothing) + smoothing / CLASSES
+
+
+def losses_in_numpy(name, logits, targets):
+  if name == 'softmax':
+    return -(targets * scipy.special.log_softmax(logits, -1)).sum(-1)
+  log_p = scipy.special.log_expit(logits)
+  log_not_p = scipy.special.log_expit(-logits)
+  return -(targets * log_p + (1 - targets) * log_not_p).sum(-1)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_loss_and_accuracy_are_the_closed_forms(name, smoothing):
+  objective = Classification(Linear(), name, label_smoothing=smoothing)
+  batch = raw_batch()
+  augmented = objective.augment(batch, jax.random.key(0))
+  np.testing.assert_allclose(
+    augmented['label'], smoothed(batch['label'], smoothing), atol=1e-7
+  )
+  loss, metrics = objective.loss(
+    params(), augmented, jax.random.key(0), train=False
+  )
+  logits = logits_of(batch)
+  want = losses_in_numpy(name, logits, smoothed(batch['label'], smoothing))
+  # float32 sums of 48 products of numbers around 1.
+  np.testing.assert_allclose(loss, want.mean(), rtol=1e-5)
+  assert metrics.keys() == {'loss', 'accuracy'}
+  assert metrics['loss'] == loss
+  accuracy = (logits.argmax(-1) == batch['label']).mean()
+  assert 0 < accuracy < 1
+  np.testing.assert_allclose(metrics['accuracy'], accuracy, rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
+def test_gradient_is_the_closed_form(name):
+  """(p - y) x / B, with p the softmax or the logistic function."""
+  objective = Classification(Linear(), name, label_smoothing=0.1)
+  batch = raw_batch()
+  augmented = objective.augment(batch, jax.random.key(0))
+  grads, _ = jax.grad(objective.loss, has_aux=True)(
+    params(), augmented, jax.random.key(0), train=False
+  )
+  function = {
+    'softmax': lambda x: scipy.special.softmax(x, -1),
+    'sigmoid': scipy.special.expit,
+  }[name]
+  errors = function(logits_of(batch)) - smoothed(batch['label'], 0.1)
+  x = ((batch['image'].astype(np.float64) - 127.5) / 127.5).reshape(12, -1)
+  np.testing.assert_allclose(grads['w'], x.T @ errors / 12, rtol=0, atol=1e-5)
+
+
+def test_large_logits_stay_finite():
+  for name in ('softmax', 'sigmoid'):
+    objective = Classification(Linear(), name)
+    augmented = objective.augment(raw_batch(), jax.random.key(0))
+    huge = jax.tree.map(lambda w: w * 1e4, params())
+    loss, _ = objective.loss(huge, augmented, jax.random.key(0), train=False)
+    assert np.isfinite(loss)
+
+
+def test_dropout_is_for_training_and_by_its_key():
+  objective = Classification(Linear())
+  augmented = objective.augment(raw_batch(), jax.random.key(0))
+
+  def loss(seed, train):
+    key = jax.random.key(seed)
+    return float(objective.loss(params(), augmented, key, train=train)[0])
+
+  assert loss(0, False) == loss(1, False)
+  assert loss(0, True) == loss(0, True) != loss(1, True)
+
+
+def test_augmenting_does_nothing_unless_asked():
+  objective = Classification(Linear())
+  batch = raw_batch()
+  for seed in (0, 1):
+    got = objective.augment(batch, jax.random.key(seed))
+    want = (batch['image'] - np.float32(127.5)) / 127.5
+    np.testing.assert_allclose(got['image'], want, atol=1e-7)
+    np.testing.assert_array_equal(got['label'], np.eye(CLASSES)[batch['label']])
+
+
+def test_augmenting_flips_and_mixes_when_asked():
+  batch = raw_batch(64)
+  plain = Classification(Linear()).augment(batch, jax.random.key(0))
+
+  flipped = Classification(Linear(), flip=True).augment(
+    batch, jax.random.key(0)
+  )
+  np.testing.assert_array_equal(flipped['label'], plain['label'])
+  same = (flipped['image'] == plain['image']).all((1, 2, 3))
+  mirrored = (flipped['image'] == plain['image'][:, :, ::-1]).all((1, 2, 3))
+  assert (same ^ mirrored).all() and same.any() and mirrored.any()
+
+  mixed = Classification(Linear(), mixup=0.5, label_smoothing=0.1).augment(
+    batch, jax.random.key(0)
+  )
+  np.testing.assert_allclose(jnp.sum(mixed['label'], 1), 1, atol=1e-6)
+  # A smoothed label has two values; where two labels meet there are three.
+  assert max(len(set(row)) for row in np.asarray(mixed['label']).round(4)) == 3
+  assert not np.allclose(mixed['image'], plain['image'])
+
+
+def test_turning_flips_on_does_not_change_the_mixing():
+  batch, key = raw_batch(64), jax.random.key(5)
+  only_mixed = Classification(Linear(), mixup=0.5).augment(batch, key)
+  both = Classification(Linear(), mixup=0.5, flip=True).augment(batch, key)
+  np.testing.assert_array_equal(only_mixed['label'], both['label'])
+
+
+@pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize('masked', [0, 3, 12])
+def test_evaluation_sums_over_unmasked_examples(name, masked):
+  """Neither smoothed nor mixed, whatever training does."""
+  objective = Classification(
+    Linear(), name, label_smoothing=0.3, mixup=0.5, flip=True
+  )
+  batch = raw_batch()
+  mask = np.arange(12) < 12 - masked
+  got = objective.evaluate(params(), batch | {'mask': mask.astype(np.float32)})
+  logits = logits_of(batch)
+  losses = losses_in_numpy(name, logits, np.eye(CLASSES)[batch['label']])
+  assert got.keys() == {'examples', 'correct', 'loss'}
+  assert got['examples'] == mask.sum()
+  assert got['correct'] == (logits.argmax(-1) == batch['label'])[mask].sum()
+  np.testing.assert_allclose(got['loss'], losses[mask].sum(), rtol=1e-5)
+
+
+def test_padding_that_is_not_finite_does_not_leak():
+  """A padded row may be anything, and 0 times infinity is no number."""
+
+  class LastIsNaN(Linear):
+    def apply(self, *args, **kwargs):
+      logits, aux = super().apply(*args, **kwargs)
+      return jnp.asarray(logits).at[-1].set(jnp.nan), aux
+
+  mask = np.array([1.0, 1.0, 0.0], np.float32)
+  batch = raw_batch(3) | {'mask': mask}
+  got = Classification(LastIsNaN()).evaluate(params(), batch)
+  want = Classification(Linear()).evaluate(params(), batch)
+  assert jax.device_get(got) == jax.device_get(want)
+  assert np.isfinite(got['loss'])

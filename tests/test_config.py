@@ -1,0 +1,352 @@
+"""Recipes against the paper's tables, and what a config refuses."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import finetune, vit
+from vit_jax import config as config_lib
+from vit_jax.models import variants
+
+FILES = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
+
+
+def load(path):
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda p: p.name)
+def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
+  module = load(path)
+  config = module.get_config().lock()
+  assert '--config=configs/' in module.__doc__
+  assert config_lib.flatten(config).keys() == (
+    config_lib.flatten(config_lib.base()).keys()
+  )
+  variants.build(
+    num_classes=10,
+    image_size=config_lib.image_size(config.data.image_size),
+    **config.model,
+  )
+  json.loads(config.to_json())  # travels with checkpoints
+
+
+def test_config_files_were_found():
+  assert {'digits.py', 'finetune.py', 'vit.py'} <= {p.name for p in FILES}
+
+
+def test_locked_configs_refuse_new_fields():
+  config = config_lib.base().lock()
+  with pytest.raises(AttributeError, match='learning_rate'):
+    config.optimizer.learning_rate = 1.0
+
+
+def test_every_field_can_be_given_as_text():
+  """The command line has to know its type."""
+  config = config_lib.base()
+  for key, value in config_lib.flatten(config).items():
+    assert type(value) in (str, int, float, bool), key
+    config_lib.override(config, {key: str(value)})
+  assert config == config_lib.base()
+
+
+# Table 3: variant and data, then epochs, learning rate, decay, weight decay,
+# dropout, clipping. L/16 was trained for 7 and 14 epochs on JFT-300M and L for
+# 30 and 90 on ImageNet-21k; the better one is the recipe.
+TABLE_3 = [
+  ('b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+  ('b32', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+  ('l32', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
+  ('l16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
+  ('h14', 'jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
+  ('b16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+  ('b32', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+  ('l16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+  ('l32', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+  ('b16', 'imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
+  ('l32', 'imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
+]
+
+# Table 1: layers, width D, MLP, heads; and Ti, S of 2012.12877, g, G of
+# 2106.04560.
+TABLE_1 = {
+  'ti16': (12, 192, 768, 3),
+  's16': (12, 384, 1536, 6),
+  'b16': (12, 768, 3072, 12),
+  'l16': (24, 1024, 4096, 16),
+  'h14': (32, 1280, 5120, 16),
+  'g14': (40, 1408, 6144, 16),
+  'G14': (48, 1664, 8192, 16),
+}
+
+
+@pytest.mark.parametrize(
+  ('variant', 'data', 'epochs', 'lr', 'decay', 'wd', 'dropout', 'clip'), TABLE_3
+)
+def test_pre_training_is_table_3(
+  variant, data, epochs, lr, decay, wd, dropout, clip
+):
+  config = vit.get_config(f'{variant},{data}')
+  assert config.total == f'{epochs} epochs'
+  o = config.optimizer
+  assert (o.name, o.b1, o.b2) == ('adam', 0.9, 0.999)
+  assert (o.lr, o.decay, o.weight_decay) == (lr, decay, wd)
+  assert o.warmup == '10000 steps'
+  assert o.clip_norm == clip
+  assert config.batch_size == 4096
+  assert config.data.image_size == '224'
+  assert config.model.dropout == dropout
+  # Section 3.1: a head with one hidden layer.
+  assert config.model.representation_size == config.model.width
+
+
+def test_data_of_the_rows():
+  jft = vit.get_config('l16')
+  assert jft.to_json() == vit.get_config('l16,jft').to_json()
+  for config in (jft, vit.get_config('l16,imagenet21k')):
+    assert config.data.name == 'imagenet21k'
+    assert config.loss.name == 'sigmoid'
+    assert config.model.head_bias == -10
+    # Its test examples are cut from the training set and not trained on.
+    assert config.data.split == 'train[51200:]'
+    assert config.evaluators.test.split == 'train[:51200]'
+  imagenet = vit.get_config('b16,imagenet2012')
+  assert imagenet.data.name == 'imagenet2012'
+  assert imagenet.loss.name == 'softmax'
+  assert imagenet.model.head_bias == 0
+  assert imagenet.data.split == 'train'
+  assert imagenet.evaluators.test.split == 'validation'
+  folder = vit.get_config('s16,/data/my_folder')
+  assert folder.data.name == '/data/my_folder'
+  assert (folder.data.split, folder.loss.name) == ('train', 'softmax')
+  assert folder.evaluators.test.split == 'test'
+  # 10,000 steps may be longer than the whole run on a small folder.
+  assert folder.optimizer.warmup == '10%'
+
+
+@pytest.mark.parametrize('variant', TABLE_1)
+def test_sizes_are_table_1(variant):
+  for config in (vit.get_config(variant), finetune.get_config(variant)):
+    model = config.model
+    size = (model.depth, model.width, model.mlp_dim, model.heads)
+    assert size == TABLE_1[variant]
+    assert model.patch_size == int(variant.lstrip('tisblhgG'))
+
+
+@pytest.mark.parametrize(
+  ('data', 'steps'),
+  [
+    ('imagenet2012', 20_000),
+    ('cifar10', 10_000),
+    ('cifar100', 10_000),
+    ('oxford_iiit_pet', 500),
+    ('oxford_flowers102', 500),
+    ('eurosat', 2_500),  # VTAB
+  ],
+)
+def test_fine_tuning_is_table_4(data, steps):
+  config = finetune.get_config(f'l16,{data}')
+  assert config.total == f'{steps} steps'
+  assert config.data.name == data
+  assert config.batch_size == 512
+  assert config.data.image_size == '384'
+  o = config.optimizer
+  assert (o.name, o.momentum, o.decay) == ('sgd', 0.9, 'cosine')
+  assert (o.weight_decay, o.clip_norm) == (0, 1)
+  assert o.lr in (0.001, 0.003, 0.01, 0.03)
+  # A new head of one zero-initialised layer.
+  assert config.model.representation_size == 0
+  assert config.model.head_bias == 0
+  assert config.model.dropout == 0
+
+
+def test_key_value_pairs_come_last():
+  config = vit.get_config('b16,imagenet2012,total=3 epochs,optimizer.lr=1')
+  assert config.total == '3 epochs'
+  assert config.optimizer.lr == 1.0
+  config = finetune.get_config('b16,cifar10, data.image_size = 224 ')
+  assert config.data.image_size == '224'
+
+
+@pytest.mark.parametrize('get_config', [vit.get_config, finetune.get_config])
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('l16x', "No model variant 'l16x'. Did you mean l16"),
+    ('16', "No model variant '16'.*as in l16"),
+    ('L16', "No model variant 'L16'.*l16"),
+    ('b0', "No model variant 'b0'"),
+    ('b16,cifar10,12', "'b16,cifar10,12' has 3 values where at most 2"),
+    ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
+    ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
+    ('b16,cifar10,model=1', "No config field 'model'"),
+    ('b16,cifar10,batch_size=many', "batch_size='many': .* type int, as in"),
+  ],
+)
+def test_arguments_that_fit_nothing_are_refused(get_config, argument, message):
+  with pytest.raises(ValueError, match=message):
+    get_config(argument)
+
+
+@pytest.mark.parametrize(
+  ('argument', 'positional', 'pairs'),
+  [
+    ('', ['x', 'y'], {}),
+    ('a', ['a', 'y'], {}),
+    ('a,b', ['a', 'b'], {}),
+    (' a , b ', ['a', 'b'], {}),
+    ('a,k=1', ['a', 'y'], {'k': '1'}),
+    ('k=1,a', ['a', 'y'], {'k': '1'}),
+    ('a,k = v=w ,', ['a', 'y'], {'k': 'v=w'}),
+    ('a,train[:10%],k=', ['a', 'train[:10%]'], {'k': ''}),
+  ],
+)
+def test_arguments_are_positional_values_and_pairs(argument, positional, pairs):
+  got = config_lib.parse_argument(argument, ['x', 'y'])
+  assert got == (positional, pairs)
+
+
+@pytest.mark.parametrize(
+  ('key', 'text', 'value'),
+  [
+    ('total', '3 epochs', '3 epochs'),
+    ('data.image_size', '224', '224'),
+    ('batch_size', '8', 8),
+    ('batch_size', '1e3', 1000),
+    ('seed', '-1', -1),
+    ('optimizer.lr', '1e-3', 1e-3),
+    ('optimizer.lr', '1', 1.0),
+    ('data.flip', 'False', False),
+    ('data.flip', 'false', False),
+    ('eval_only', 'true', True),
+  ],
+)
+def test_values_take_the_type_of_their_field(key, text, value):
+  config = config_lib.base()
+  config_lib.override(config, {key: text})
+  got = config_lib.flatten(config)[key]
+  assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+  ('key', 'text'),
+  [
+    ('batch_size', '1.5'),
+    ('batch_size', 'True'),
+    ('batch_size', '1e999'),
+    ('batch_size', ''),
+    ('batch_size', '()'),
+    ('optimizer.lr', 'fast'),
+    ('optimizer.lr', 'nan'),
+    ('optimizer.lr', 'False'),
+    ('optimizer.lr', '__import__("os")'),
+    ('data.flip', '2'),
+    ('data.flip', '[]'),
+    ('data.flip', 'no'),
+  ],
+)
+def test_values_of_another_type_are_refused(key, text):
+  config = config_lib.base()
+  with pytest.raises(ValueError) as e:
+    config_lib.override(config, {key: text})
+  kind = type(config_lib.flatten(config)[key]).__name__
+  assert f'{key}={text!r}: expected a value of type {kind}' in str(e.value)
+  assert config == config_lib.base()
+
+
+@pytest.mark.parametrize(
+  ('text', 'size'),
+  [('224', (224, 224)), ('384x512', (384, 512)), ('1x1', (1, 1))],
+)
+def test_image_sizes(text, size):
+  assert config_lib.image_size(text) == size
+
+
+@pytest.mark.parametrize(
+  'text', ['', '0', '-8', '8x', 'x8', '8x0', '8x8x3', '8.5', '224px', '8 x 8']
+)
+def test_what_is_no_image_size_says_how_to_write_one(text):
+  with pytest.raises(ValueError) as e:
+    config_lib.image_size(text)
+  assert f'data.image_size is {text!r}' in str(e.value)
+  assert '224' in str(e.value) and '384x512' in str(e.value)
+
+
+def meta(examples=10, class_names=('a', 'b'), **changes):
+  config = config_lib.base()
+  config.update_from_flattened_dict(changes)
+  return {
+    'config': json.loads(config.to_json()),
+    'examples': examples,
+    'class_names': list(class_names),
+  }
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'log_every': '1 step', 'eval_every': '2%', 'checkpoint_every': '9 steps'},
+    {'keep_last': 9, 'best_metric': 'test/loss', 'accum_steps': 2},
+    {'mesh.data': 4, 'mesh.fsdp': 2, 'mesh.tensor': 2, 'data.workers': 3},
+    {'model.remat': 'dots_saveable', 'data.dir': '/elsewhere'},
+    {'evaluators.test.split': 'val'},
+  ],
+  ids=str,
+)
+def test_what_does_not_change_learning_may_change(changes):
+  config_lib.check_resumable(meta(), meta(**changes))
+
+
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [
+    ('seed', 1),
+    ('total', '91 epochs'),
+    ('batch_size', 8),
+    ('init', 'B_16.npz'),
+    ('data.name', 'cifar10'),
+    ('data.split', 'train[:50%]'),
+    ('data.flip', False),
+    ('model.depth', 13),
+    ('model.dropout', 0.1),
+    ('loss.mixup', 0.2),
+    ('optimizer.lr', 1.0),
+    ('optimizer.polyak', 0.9),
+  ],
+)
+def test_what_changes_learning_is_refused_by_name(key, value):
+  before = config_lib.flatten(config_lib.base())[key]
+  with pytest.raises(ValueError) as e:
+    config_lib.check_resumable(meta(), meta(**{key: value, 'log_every': '1'}))
+  assert f'  {key}: {before!r} -> {value!r}\n' in str(e.value)
+  assert str(e.value).count('->') == 1
+  assert 'another --workdir' in str(e.value)
+
+
+def test_other_data_is_refused():
+  with pytest.raises(ValueError, match='data.examples: 10 -> 11'):
+    config_lib.check_resumable(meta(), meta(examples=11))
+  with pytest.raises(ValueError, match=r"data.class_names: .*'b'.* -> .*'c'"):
+    config_lib.check_resumable(meta(), meta(class_names=('a', 'c')))
+
+
+def test_fields_that_came_or_went_are_refused():
+  old = meta()
+  old['config']['optimizer']['amsgrad'] = True
+  del old['config']['model']['scan']
+  with pytest.raises(ValueError) as e:
+    config_lib.check_resumable(old, meta())
+  assert "  optimizer.amsgrad: True -> '(absent)'\n" in str(e.value)
+  assert "  model.scan: '(absent)' -> False\n" in str(e.value)
+
+
+def test_flatten_joins_names_with_dots():
+  config = ConfigDict({'a': 1, 'b': {'c': 'x', 'd': {'e': None}}})
+  assert config_lib.flatten(config) == {'a': 1, 'b.c': 'x', 'b.d.e': None}

@@ -1,0 +1,288 @@
+"""Schedules and optimizers against closed forms in float64 NumPy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import optim
+
+# float32 keeps seven digits; a few steps lose one or two.
+RTOL = 1e-5
+
+PEAK, WARMUP, TOTAL = 3e-3, 10, 50
+
+
+def lr_in_numpy(decay, t, warmup=WARMUP, total=TOTAL):
+  """The definition: p = clip((t - w) / (T - w), 0, 1), warm-up (t + 1) / w."""
+  p = min(max((t - warmup) / (total - warmup), 0), 1)
+  factor = {
+    'linear': 1 - p,
+    'cosine': 0.5 * (1 + math.cos(math.pi * p)),
+    'constant': 1,
+  }[decay]
+  return PEAK * (min(1, (t + 1) / warmup) if warmup else 1) * factor
+
+
+@pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
+@pytest.mark.parametrize('warmup', [0, 1, WARMUP, TOTAL - 1])
+def test_schedule_is_the_closed_form_at_every_step(decay, warmup):
+  lr = optim.schedule(PEAK, decay, warmup, TOTAL)
+  steps = np.arange(TOTAL + 5)
+  want = [lr_in_numpy(decay, t, warmup) for t in steps]
+  got = np.array([lr(t) for t in steps])
+  # Beyond the middle of a cosine 1 + cos loses digits.
+  np.testing.assert_allclose(got, want, rtol=RTOL, atol=PEAK * 1e-6)
+  traced = jax.jit(jax.vmap(lr))(steps)
+  np.testing.assert_allclose(traced, want, rtol=RTOL, atol=PEAK * 1e-6)
+
+
+def test_ends_of_schedules():
+  for decay, at_half in (('linear', 0.5), ('cosine', 0.5), ('constant', 1)):
+    lr = optim.schedule(1.0, decay, 10, 50)
+    assert float(lr(0)) == pytest.approx(0.1)  # the first step already learns
+    assert float(lr(4)) == pytest.approx(0.5)
+    assert float(lr(9)) == 1
+    assert float(lr(10)) == 1
+    assert float(lr(30)) == pytest.approx(at_half)
+    end = 1 if decay == 'constant' else 0
+    assert float(lr(50)) == pytest.approx(end, abs=1e-7)
+    assert float(lr(1000)) == pytest.approx(end, abs=1e-7)
+  cosine = optim.schedule(1.0, 'cosine', 0, 40)
+  assert float(cosine(10)) == pytest.approx((1 + math.sqrt(0.5)) / 2)
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (
+      ('cos', 1, 10),
+      "optimizer.decay is 'cos': use linear, cosine or constant",
+    ),
+    (('linear', 10, 10), 'warm-up of 10 steps does not fit a run of 10'),
+    (('linear', 11, 10), 'shorten optimizer.warmup or lengthen total'),
+  ],
+)
+def test_schedules_that_cannot_be_are_refused(args, message):
+  with pytest.raises(ValueError, match=message):
+    optim.schedule(1.0, *args)
+
+
+def params():
+  rng = np.random.default_rng(0)
+  shapes = {
+    'block': {
+      'LayerNorm_0': {'scale': (4,), 'bias': (4,)},
+      'Dense_0': {'kernel': (4, 3), 'bias': (3,)},
+    },
+    'cls': (1, 1, 4),
+    'posembed_input': {'pos_embedding': (1, 5, 4)},
+  }
+  return jax.tree.map(
+    lambda shape: rng.standard_normal(shape),
+    shapes,
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+
+
+def gradients(n):
+  rng = np.random.default_rng(1)
+  return [
+    jax.tree.map(lambda x: rng.standard_normal(x.shape), params())
+    for _ in range(n)
+  ]
+
+
+def names(tree):
+  return [
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+
+
+def run(optimizer, grads):
+  """Returns the parameters after every step, as flat lists."""
+  p = jax.tree.map(jnp.float32, params())
+  state = optimizer.init(p)
+  history = []
+  for g in grads:
+    updates, state = optimizer.update(jax.tree.map(jnp.float32, g), state, p)
+    p = jax.tree.map(jnp.add, p, updates)
+    history.append(jax.tree.leaves(p))
+  return history
+
+
+def assert_history(got, want):
+  for step, (xs, ys) in enumerate(zip(got, want, strict=True)):
+    for name, x, y in zip(names(params()), xs, ys, strict=True):
+      np.testing.assert_allclose(
+        x, y, rtol=RTOL, atol=1e-6, err_msg=f'{name} at step {step}'
+      )
+
+
+def clipped(grads, norm):
+  total = math.sqrt(sum((x**2).sum() for x in grads))
+  return [x * min(1, norm / total) for x in grads]
+
+
+def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None):
+  """Adam of 1412.6980 with the decoupled decay of 1711.05101, eq. by eq."""
+  ps = jax.tree.leaves(params())
+  is_kernel = [name.endswith('kernel') for name in names(params())]
+  assert sum(is_kernel) == 1
+  ms, vs = ([np.zeros_like(p) for p in ps] for _ in range(2))
+  history = []
+  for t, g in enumerate(grads):
+    gs = jax.tree.leaves(g)
+    gs = clipped(gs, clip) if clip else gs
+    ms = [b1 * m + (1 - b1) * g for m, g in zip(ms, gs, strict=True)]
+    vs = [b2 * v + (1 - b2) * g**2 for v, g in zip(vs, gs, strict=True)]
+    ps = [
+      p
+      - lr(t)
+      * (
+        m / (1 - b1 ** (t + 1)) / (np.sqrt(v / (1 - b2 ** (t + 1))) + 1e-8)
+        + (weight_decay * p if kernel else 0)
+      )
+      for p, m, v, kernel in zip(ps, ms, vs, is_kernel, strict=True)
+    ]
+    history.append(ps)
+  return history
+
+
+@pytest.mark.parametrize('weight_decay', [0.0, 0.3])
+@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
+def test_adam_is_the_papers(weight_decay, clip):
+  optimizer = optim.make(
+    name='adam',
+    lr=optim.schedule(PEAK, 'linear', 3, 12),
+    b1=0.8,
+    b2=0.99,
+    weight_decay=weight_decay,
+    clip_norm=clip,
+  )
+  grads = gradients(12)
+  want = adam_in_numpy(
+    grads,
+    lambda t: lr_in_numpy('linear', t, 3, 12),
+    0.8,
+    0.99,
+    weight_decay,
+    clip,
+  )
+  assert_history(run(optimizer, grads), want)
+
+
+@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_sgd_with_momentum_is_the_recursion(momentum, clip):
+  """m = momentum m + g; p = p - lr m, with clipped gradients in m."""
+  optimizer = optim.make(
+    name='sgd',
+    lr=optim.schedule(PEAK, 'cosine', 2, 10),
+    momentum=momentum,
+    clip_norm=clip,
+  )
+  grads = gradients(10)
+  ps = jax.tree.leaves(params())
+  ms = [np.zeros_like(p) for p in ps]
+  want = []
+  for t, g in enumerate(grads):
+    gs = jax.tree.leaves(g)
+    gs = clipped(gs, clip) if clip else gs
+    ms = [momentum * m + g for m, g in zip(ms, gs, strict=True)]
+    ps = [
+      p - lr_in_numpy('cosine', t, 2, 10) * m
+      for p, m in zip(ps, ms, strict=True)
+    ]
+    want.append(ps)
+  assert_history(run(optimizer, grads), want)
+
+
+def test_small_gradients_are_not_clipped():
+  small = [jax.tree.map(lambda g: g * 1e-3, g) for g in gradients(2)]
+  kwargs = {'name': 'sgd', 'lr': optim.schedule(1.0, 'constant', 0, 9)}
+  assert_history(
+    run(optim.make(**kwargs, clip_norm=1.0), small),
+    run(optim.make(**kwargs), small),
+  )
+
+
+def test_only_kernels_decay():
+  """With gradients of zero, decay is all that moves parameters."""
+  zeros = [jax.tree.map(np.zeros_like, params())] * 3
+  for name in ('adam', 'sgd'):
+    optimizer = optim.make(
+      name=name,
+      lr=optim.schedule(0.1, 'constant', 0, 9),
+      weight_decay=0.5,
+    )
+    final = run(optimizer, zeros)[-1]
+    for key, got, start in zip(
+      names(params()), final, jax.tree.leaves(params()), strict=True
+    ):
+      factor = (1 - 0.1 * 0.5) ** 3 if key.endswith('kernel') else 1
+      np.testing.assert_allclose(got, start * factor, rtol=RTOL, err_msg=key)
+
+
+def test_unknown_optimizer_is_refused():
+  with pytest.raises(ValueError, match="'lamb': use adam or sgd"):
+    optim.make(name='lamb', lr=optim.schedule(1.0, 'constant', 0, 9))
+
+
+@pytest.mark.parametrize(
+  ('duration', 'steps'),
+  [
+    ('10000 steps', 10_000),
+    ('1 step', 1),
+    ('17', 17),
+    ('0', 0),
+    ('90 epochs', 28_151),  # 90 * 1,281,167 / 4096 = 28150.64
+    ('1 epoch', 313),
+    ('0.5epochs', 156),
+    ('1e6 examples', 244),
+    ('4096 examples', 1),
+    ('5%', 50),
+    ('0.25 %', 2),
+    ('100%', 1000),
+    ('  7 steps ', 7),
+    ('1.5e3 steps', 1500),
+  ],
+)
+def test_durations(duration, steps):
+  got = optim.steps_of(
+    duration, batch_size=4096, examples=1_281_167, total_steps=1000
+  )
+  assert got == steps
+
+
+@pytest.mark.parametrize(
+  'duration',
+  [
+    '',
+    'ninety epochs',
+    '3 weeks',
+    '-1 steps',
+    '1,000 steps',
+    '1e-3 epochs',
+    '%',
+    'steps',
+    '5 % steps',
+    'nan',
+    'inf steps',
+    '1 step 2 epochs',
+  ],
+)
+def test_what_is_no_duration_says_how_to_write_one(duration):
+  with pytest.raises(ValueError) as e:
+    optim.steps_of(duration, batch_size=1, examples=1, total_steps=1)
+  assert str(e.value).startswith(f'{duration!r} is no duration: write a number')
+  assert 'steps, epochs, examples, %' in str(e.value)
+  assert '"90 epochs"' in str(e.value)
+
+
+def test_the_whole_run_is_no_percentage_of_itself():
+  with pytest.raises(ValueError, match='not a percentage of itself'):
+    optim.steps_of('90%', batch_size=1, examples=1)

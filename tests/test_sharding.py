@@ -1,0 +1,219 @@
+"""Where the rules put every array, and meshes that cannot be."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import sharding
+from vit_jax.models import variants
+
+SIZE = (16, 16)
+FIELDS = {
+  'patch_size': 4,
+  'width': 32,
+  'depth': 2,
+  'mlp_dim': 64,
+  'heads': 4,
+  'representation_size': 16,
+}
+MESH = {'data': 2, 'fsdp': 2, 'tensor': 2}
+
+# The placement of every kind of parameter: kernels over fsdp along their input
+# (queries, keys, values, first MLP layer) or output (their counterparts), and
+# over tensor along heads and MLP; biases of those along with them.
+WANT = {
+  r'cls': P(),
+  r'embedding/kernel': P(None, None, None, 'fsdp'),
+  r'embedding/bias': P(),
+  r'Transformer/posembed_input/pos_embedding': P(None, None, 'fsdp'),
+  r'Transformer/encoderblock_\d/LayerNorm_[02]/(scale|bias)': P(),
+  r'.*/MultiHeadDotProductAttention_1/(query|key|value)/kernel': P(
+    'fsdp', 'tensor', None
+  ),
+  r'.*/MultiHeadDotProductAttention_1/(query|key|value)/bias': P(
+    'tensor', None
+  ),
+  r'.*/MultiHeadDotProductAttention_1/out/kernel': P('tensor', None, 'fsdp'),
+  r'.*/MultiHeadDotProductAttention_1/out/bias': P(),
+  r'.*/MlpBlock_3/Dense_0/kernel': P('fsdp', 'tensor'),
+  r'.*/MlpBlock_3/Dense_0/bias': P('tensor'),
+  r'.*/MlpBlock_3/Dense_1/kernel': P('tensor', 'fsdp'),
+  r'.*/MlpBlock_3/Dense_1/bias': P(),
+  r'Transformer/encoder_norm/(scale|bias)': P(),
+  r'pre_logits/kernel': P(None, 'fsdp'),
+  r'pre_logits/bias': P(),
+  r'head/kernel': P('fsdp', None),
+  r'head/bias': P(),
+}
+
+
+def shapes(**fields):
+  model = variants.build(num_classes=10, image_size=SIZE, **(FIELDS | fields))
+  return jax.eval_shape(
+    lambda key: variants.init(model, key, SIZE), jax.random.key(0)
+  )
+
+
+def specs(tree, sizes=None):
+  """Returns the PartitionSpec of every array by its path."""
+  mesh = sharding.make_mesh(MESH if sizes is None else sizes)
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): s.spec
+    for path, s in jax.tree_util.tree_leaves_with_path(
+      sharding.tree_shardings(tree, mesh)
+    )
+  }
+
+
+def same(spec, other, ndim):
+  """Whether two specifications mean the same; missing axes are None."""
+  return [*spec] + [None] * (ndim - len(spec)) == (
+    [*other] + [None] * (ndim - len(other))
+  )
+
+
+def wanted(name):
+  matches = [w for pattern, w in WANT.items() if re.fullmatch(pattern, name)]
+  assert len(matches) == 1, name
+  return matches[0]
+
+
+def leaves(tree):
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def test_every_parameter_lies_where_it_is_documented():
+  tree = shapes()
+  for name, x in leaves(tree).items():
+    assert same(specs(tree)[name], wanted(name), x.ndim), name
+
+
+def test_stacked_layers_are_placed_like_the_layers():
+  """The layer axis comes first and is never split."""
+  tree, unrolled = shapes(scan=True), specs(shapes())
+  stacked = {n: x for n, x in leaves(tree).items() if '/encoderblock/' in n}
+  assert len(stacked) == 16
+  for name, x in stacked.items():
+    layer = name.replace('/encoderblock/', '/encoderblock_0/')
+    want = P(None, *unrolled[layer])
+    assert same(specs(tree)[name], want, x.ndim), name
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_optimizer_state_lies_where_its_parameters_do(name):
+  tree = shapes()
+  optimizer = {'adam': optax.adam(1.0), 'sgd': optax.sgd(1.0, 0.9)}[name]
+  state = {
+    'opt_state': jax.eval_shape(optimizer.init, tree),
+    'average': tree,
+  }
+  params, got = specs(tree), specs(state)
+  found = 0
+  for path, spec in got.items():
+    matching = [n for n in params if path.endswith('/' + n)]
+    if matching:
+      found += 1
+      assert spec == params[max(matching, key=len)], path
+    else:
+      assert spec == P(), path
+  assert found == len(params) * {'adam': 3, 'sgd': 2}[name]
+
+
+def test_axes_that_do_not_divide_are_left_out_for_that_array_alone():
+  tree = shapes(heads=1)
+  got = specs(tree)
+  query = 'Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query'
+  assert same(got[f'{query}/kernel'], P('fsdp', None, None), 3)
+  assert same(got[f'{query}/bias'], P(), 2)
+  dense = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'
+  assert got[dense] == P('fsdp', 'tensor')
+  odd = specs({'head': {'kernel': jax.ShapeDtypeStruct((33, 10), jnp.float32)}})
+  assert same(odd['head/kernel'], P(), 2)
+
+
+@pytest.mark.parametrize('shape', [(), (3,)])
+def test_arrays_smaller_than_their_rule_are_not_refused(shape):
+  """A name may end like a kernel's without being one."""
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  got = specs({'count': x, 'step': {'kernel': x}})
+  assert same(got['count'], P(), len(shape))
+  assert same(got['step/kernel'], P(), len(shape))
+
+
+def test_one_device_needs_no_other_rules():
+  mesh = sharding.make_mesh(
+    {'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1]
+  )
+  tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes())
+  placed = jax.device_put(tree, sharding.tree_shardings(tree, mesh))
+  for x in jax.tree.leaves(placed):
+    assert x.is_fully_addressable and len(x.addressable_shards) == 1
+
+
+def test_arrays_are_split_as_the_specification_says():
+  tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes())
+  mesh = sharding.make_mesh(MESH)
+  placed = leaves(jax.device_put(tree, sharding.tree_shardings(tree, mesh)))
+  for name, x in placed.items():
+    pieces = np.prod([MESH[a] for a in wanted(name) if a], dtype=int)
+    assert x.addressable_shards[0].data.size * pieces == x.size, name
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'shape'),
+  [
+    ((-1, 1, 1), (8, 1, 1)),
+    ((1, -1, 1), (1, 8, 1)),
+    ((2, 2, -1), (2, 2, 2)),
+    ((-1, 4, 2), (1, 4, 2)),
+    ((8, 1, 1), (8, 1, 1)),
+  ],
+)
+def test_meshes_fill_up(sizes, shape):
+  mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)))
+  assert mesh.axis_names == ('data', 'fsdp', 'tensor')
+  assert mesh.devices.shape == shape
+  assert sorted(d.id for d in mesh.devices.flat) == list(range(8))
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'message'),
+  [
+    ((-1, -1, 1), 'one may be -1'),
+    ((0, 1, 8), 'sizes are at least 1'),
+    ((-2, 1, 4), 'sizes are at least 1'),
+    ((3, 1, 1), 'does not multiply to the 8 devices'),
+    ((16, 1, 1), 'does not multiply to the 8 devices.*Set one of .* to -1'),
+    ((-1, 3, 1), 'does not multiply to the 8 devices'),
+    ((-1, 16, 1), 'does not multiply to the 8 devices'),
+  ],
+)
+def test_meshes_that_cannot_be_are_refused(sizes, message):
+  named = dict(zip(sharding.AXES, sizes, strict=True))
+  with pytest.raises(ValueError, match=message) as e:
+    sharding.make_mesh(named)
+  assert str(named) in str(e.value)
+
+
+def test_batches_are_split_over_data_and_fsdp_alone():
+  mesh = sharding.make_mesh(MESH)
+  image = np.arange(8 * 3).reshape(8, 3)
+  batch = sharding.global_batch({'image': image, 'label': image[:, 0]}, mesh)
+  for name in ('image', 'label'):
+    x = batch[name]
+    assert len(x.addressable_shards) == 8
+    assert {s.data.shape[0] for s in x.addressable_shards} == {2}
+  np.testing.assert_array_equal(batch['image'], image)
+
+
+def test_a_mesh_describes_itself():
+  text = sharding.describe(sharding.make_mesh(MESH))
+  assert text == '8 x cpu, mesh data=2, fsdp=2, tensor=2'
