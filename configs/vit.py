@@ -5,8 +5,8 @@
   python -m vit_jax.main --workdir=... \
       --config=configs/vit.py:s16,/data/my_folder,total=30epochs
 
-VARIANT is a size (ti, s, b, l, h, g, G) and a patch size: l16, h14. The second
-value is the data and picks the row of table 3:
+VARIANT is a size (ti, s, b, l, h, g, G) and a patch size: l16 (the default),
+h14. The second value is the data and picks the row of table 3:
 
   jft           (default) the row of JFT-300M: Adam 0.9/0.999, weight decay 0.1,
                 10,000 steps of warm-up, linear decay, batch 4096, 7 or 14
@@ -41,9 +41,9 @@ JFT_ROWS = {
 }
 
 
-def get_config(argument='b16'):
+def get_config(argument='l16'):
   (variant, dataset), pairs = config_lib.parse_argument(
-    argument, ['b16', 'jft']
+    argument, ['l16', 'jft']
   )
   config = config_lib.base()
   config.batch_size = 4096

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from vit_jax.models.variants import nearest
 
 # What may change between a run and its resumption without changing what is
-# learned, beyond the order of reductions.
+# learned, beyond the order of reductions (and, with dropout and another number
+# of accumulation steps, beyond which units are dropped).
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|evaluators\..*|accum_steps',

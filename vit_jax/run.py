@@ -115,8 +115,8 @@ class Run:
         raise Diverged(
           f'Step {step}: the loss is {metrics["loss"]} and the norm of the '
           f'gradient {metrics["grad_norm"]}. '
-          f'{self._last_checkpoint()} Lower optimizer.lr, lengthen '
-          'optimizer.warmup or set optimizer.clip_norm.'
+          f'{self._last_checkpoint()} In a new --workdir, lower optimizer.lr, '
+          'lengthen optimizer.warmup or set optimizer.clip_norm.'
         )
       if step == self._start_step + 1:
         # Compiling took most of it, which would spoil the rates.

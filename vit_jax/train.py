@@ -42,15 +42,13 @@ def train(config: ConfigDict, workdir: str) -> None:
     Preempted: after SIGTERM, once the state is saved.
   """
   image_size = config_lib.image_size(config.data.image_size)
-  source = open_source(config, config.data.split)
-  durations = durations_of(config, len(source))
+  # Before the data, which may take long to open and check.
+  body = variants.build(num_classes=0, image_size=image_size, **config.model)
   mesh = sharding.make_mesh(config.mesh)
   check_batch_size(config, mesh)
-  model = variants.build(
-    num_classes=len(source.class_names),
-    image_size=image_size,
-    **config.model,
-  )
+  source = open_source(config, config.data.split)
+  durations = durations_of(config, len(source))
+  model = body.clone(num_classes=len(source.class_names))
   objective = make_objective(config, model)
   lr = optim.schedule(
     config.optimizer.lr,
