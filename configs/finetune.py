@@ -34,7 +34,7 @@ def get_config(argument='b16,cifar10'):
   config = config_lib.base()
   config.total = f'{STEPS.get(dataset, VTAB_STEPS)} steps'
   config.batch_size = 512
-  config.data.update(name=dataset, image_size='384', workers=8)
+  config.data.update(name=dataset, image_size='384')
   if dataset == 'imagenet2012':
     config.evaluators.test.split = 'validation'
   if dataset == 'oxford_flowers102':
