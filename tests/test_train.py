@@ -170,23 +170,26 @@ def test_changes_that_do_not_matter_are_resumed(
   )
 
 
+@pytest.mark.parametrize(
+  ('bad_step', 'saved'),
+  [(8, [3, 6]), (6, [3])],
+  ids=['between saves', 'at a save'],
+)
 def test_diverging_names_the_step_and_keeps_the_last_good(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, bad_step, saved
 ):
-  """A loss made infinite from step 8 on, in a run saved at step 6."""
+  """One step so long that the parameters overflow, its loss still finite."""
   monkeypatch.setattr(
     optim,
     'schedule',
-    lambda *_: lambda step: jnp.where(step == 7, jnp.inf, 1e-3),
+    lambda *_: lambda step: jnp.where(step == bad_step - 1, 1e38, 1e-3),
   )
   with pytest.raises(run.Diverged) as e:
     train.train(small_config(), str(tmp_path))
-  # The learning rate of step 8 (counted from 1) is infinite; it is the first
-  # number of that step that is not finite.
-  assert 'Step 8' in str(e.value)
-  assert 'checkpoints/6' in str(e.value)
-  saved = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
-  assert saved == [3, 6]
+  assert f'Step {bad_step}: ' in str(e.value)
+  assert f'checkpoints/{saved[-1]}.' in str(e.value)
+  folders = (tmp_path / 'checkpoints').iterdir()
+  assert sorted(int(p.name) for p in folders) == saved
   for leaf in jax.tree.leaves(final_params(tmp_path)):
     assert np.isfinite(leaf).all()
 

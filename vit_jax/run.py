@@ -25,7 +25,7 @@ MAX_IN_FLIGHT = 3
 
 
 class Diverged(Exception):
-  """The loss or the gradient is not finite any more."""
+  """The loss, the gradient or the parameters are not finite any more."""
 
 
 class Preempted(Exception):
@@ -106,15 +106,17 @@ class Run:
     """Waits until no more than `in_flight` steps are unfinished.
 
     Raises:
-      Diverged: naming the first step whose loss or gradient is not finite.
+      Diverged: naming the first step whose loss, gradient or new parameters are
+        not finite.
     """
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
       metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
       if not all(map(math.isfinite, metrics.values())):
         raise Diverged(
-          f'Step {step}: the loss is {metrics["loss"]} and the norm of the '
-          f'gradient {metrics["grad_norm"]}. '
+          f'Step {step}: the loss is {metrics["loss"]}, the norm of the '
+          f'gradient {metrics["grad_norm"]}, and that of the parameters '
+          f'{metrics["param_norm"]}. '
           f'{self._last_checkpoint()} In a new --workdir, lower optimizer.lr, '
           'lengthen optimizer.warmup or set optimizer.clip_norm.'
         )

@@ -432,7 +432,13 @@ def make_train_step(
       average = optax.incremental_update(
         params, average, 1 - config.optimizer.polyak
       )
-    metrics |= {'grad_norm': optax.tree.norm(grads), 'lr': lr(step)}
+    metrics |= {
+      'grad_norm': optax.tree.norm(grads),
+      # Tells parameters that are spoilt before the next loss does, and before
+      # they are saved.
+      'param_norm': optax.tree.norm(params),
+      'lr': lr(step),
+    }
     state = {'params': params, 'opt_state': opt_state, 'average': average}
     return state, metrics
 
