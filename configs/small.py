@@ -13,12 +13,12 @@ def get_config(argument='./cifar10'):
   config = config_lib.base()
   config.total = '5 epochs'
   config.batch_size = 64
-  config.data.update(name=folder, image_size='32', crop_min_area=0.5)
+  config.data.update(name=folder, image_size='32', crop_min_area=0.8)
   config.model.update(
     patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
   )
   config.optimizer.update(
-    lr=1e-3, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=0.05
+    lr=2e-3, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=0.05
   )
   config.eval_every = '20%'
   config.checkpoint_every = '20%'

@@ -245,7 +245,7 @@ def test_unknown_optimizer_is_refused():
     ('1e6 examples', 244),
     ('4096 examples', 1),
     ('5%', 50),
-    ('0.25 %', 2),
+    ('0.25 %', 3),
     ('100%', 1000),
     ('  7 steps ', 7),
     ('1.5e3 steps', 1500),

@@ -1,5 +1,6 @@
 """Optimizers of tables 3 and 4 as optax chains, and durations."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,8 @@ def steps_of(
     '': lambda: number,
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
-    '%': lambda: number / 100 * (total_steps or 0),
+    # Rounded up, so that '20%' is reached five times in a run and not six.
+    '%': lambda: math.ceil(number * (total_steps or 0) / 100),
   }[match[2]]()
   return round(steps)
 

@@ -165,7 +165,10 @@ class Run:
     self._log.write(step, self._eval_metrics)
     self._progress.message(
       f'step {step:,} evaluated: '
-      + ', '.join(f'{k} {v:.4g}' for k, v in self._eval_metrics.items())
+      + ', '.join(
+        f'{k} {v:,.0f}' if v.is_integer() else f'{k} {v:.4f}'
+        for k, v in self._eval_metrics.items()
+      )
     )
 
   def save(self, step: int, state: dict[str, Any]) -> None:
