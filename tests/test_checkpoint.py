@@ -20,9 +20,11 @@ pytestmark = pytest.mark.filterwarnings(
 METRIC = 'test/accuracy'
 
 
-def state(value):
+def state(value, devices=8):
   """Two items, sharded and not; incompressible, so that every byte counts."""
-  mesh = sharding.make_mesh({'data': 1, 'fsdp': -1, 'tensor': 1})
+  mesh = sharding.make_mesh(
+    {'data': 1, 'fsdp': -1, 'tensor': 1}, jax.devices()[:devices]
+  )
   rng = np.random.default_rng(value)
   params = {
     'a': {'kernel': rng.standard_normal((16, 64)).astype(np.float32)},
@@ -66,6 +68,18 @@ def test_restores_what_was_saved(two_steps):
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(state(0)), strict=True):
     assert x.sharding == y.sharding
   store.close()
+
+
+@pytest.mark.parametrize('devices', [1, 2, 4])
+def test_restores_onto_another_number_of_devices(two_steps, devices):
+  store = open_checkpoints(two_steps)
+  step, got = store.restore(shapes_of(state(0, devices)))
+  store.close()
+  assert step == 2
+  assert_is_state(got, 2)
+  kernel = got['params']['a']['kernel']
+  assert len(kernel.sharding.device_set) == devices
+  assert kernel.addressable_shards[0].data.size == kernel.size // devices
 
 
 @pytest.mark.parametrize('kind', ['remove', 'truncate', 'flip', 'empty'])
