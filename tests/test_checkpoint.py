@@ -11,12 +11,6 @@ import pytest
 from vit_jax import sharding
 from vit_jax.checkpoint import Checkpoints
 
-# Orbax abandons the reads beside one that failed, and asyncio complains when
-# they are collected, in whichever test that is.
-pytestmark = pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnraisableExceptionWarning'
-)
-
 METRIC = 'test/accuracy'
 
 

@@ -17,12 +17,6 @@ from configs import digits
 from vit_jax import optim, reader, run, sharding, train
 from vit_jax.models import variants
 
-# Orbax abandons the reads beside one that failed, and asyncio complains when
-# they are collected, in whichever test that is.
-pytestmark = pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnraisableExceptionWarning'
-)
-
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 
 
