@@ -15,7 +15,6 @@ Published for B/16 pre-trained on ImageNet-21k: CIFAR-10 98.95 %, ImageNet
 """
 
 from vit_jax import config as config_lib
-from vit_jax.models import variants
 
 STEPS = {
   'imagenet2012': 20_000,
@@ -39,7 +38,7 @@ def get_config(argument='b16,cifar10'):
     config.evaluators.test.split = 'validation'
   if dataset == 'oxford_flowers102':
     config.data.split = 'train+validation'
-  config.model.update(variants.fields(variant))
+  config_lib.choose_model(config, variant)
   config.model.dtype = 'bfloat16'
   config.optimizer.update(
     name='sgd',

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from configs import finetune, vit
 from vit_jax import config as config_lib
+from vit_jax import optim
 from vit_jax.models import variants
 
 FILES = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
@@ -51,7 +52,7 @@ def test_every_field_can_be_given_as_text():
   """The command line has to know its type."""
   config = config_lib.base()
   for key, value in config_lib.flatten(config).items():
-    assert type(value) in (str, int, float, bool), key
+    assert type(value) in (str, int, float, bool, tuple), key
     config_lib.override(config, {key: str(value)})
   assert config == config_lib.base()
 
@@ -65,6 +66,15 @@ TABLE_3 = [
   ('l32', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
   ('l16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
   ('h14', 'jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r50x1', 'jft', 7, 1e-3, 'linear', 0.1, 0.0, 0.0),
+  ('r50x2', 'jft', 7, 1e-3, 'linear', 0.1, 0.0, 0.0),
+  ('r101x1', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r152x1', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r152x2', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r50+b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r50+b32', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r50+l32', 'jft', 7, 2e-4, 'linear', 0.1, 0.0, 0.0),
+  ('r50+l16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
   ('b16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
   ('b32', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
   ('l16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
@@ -101,9 +111,48 @@ def test_pre_training_is_table_3(
   assert o.clip_norm == clip
   assert config.batch_size == 4096
   assert config.data.image_size == '224'
-  assert config.model.dropout == dropout
-  # Section 3.1: a head with one hidden layer.
-  assert config.model.representation_size == config.model.width
+  # ResNets have neither dense layers to drop out after nor hidden ones.
+  assert config.model.get('dropout', 0) == dropout
+  if config.model.name == 'vit':
+    # Section 3.1: a head with one hidden layer.
+    assert config.model.representation_size == config.model.width
+
+
+def test_sgd_is_that_of_bit():
+  """Appendix D.1 takes it from 1912.11370, section 3: upstream training."""
+  config = vit.get_config('r50x1,jft,sgd')
+  o = config.optimizer
+  assert (o.name, o.momentum, o.weight_decay) == ('sgd', 0.9, 1e-4)
+  assert o.lr == pytest.approx(0.03 * 4096 / 256)
+  assert (o.decay, o.warmup) == ('staircase', '5000 steps')
+  # BiT-L: 40 epochs, divided by ten after 10, 23, 30 and 37 of them.
+  steps = [
+    optim.steps_of(m, batch_size=1, examples=1, total_steps=4000)
+    for m in o.milestones
+  ]
+  assert steps == [1000, 2300, 3000, 3700]
+  assert config.total == '7 epochs'
+  with pytest.raises(ValueError, match="'lamb': use adam or sgd"):
+    vit.get_config('r50x1,jft,lamb')
+
+
+@pytest.mark.parametrize(
+  'variant', ['r50x1', 'r50+b16', 'axial_b16', 'axial_r50x1']
+)
+def test_any_variant_can_be_chosen(variant):
+  for config in (vit.get_config(variant), finetune.get_config(variant)):
+    want = json.loads(json.dumps(variants.fields(variant)))
+    got = json.loads(config.to_json())['model']
+    assert got | want == got
+    # Everything that the architecture knows can be set, and nothing else.
+    assert got.keys() == variants.defaults(got['name']).keys() | want.keys()
+    variants.build(num_classes=2, image_size=(224, 224), **got)
+
+
+def test_tuples_may_stand_in_an_argument():
+  config = vit.get_config('r50+b16,jft,model.stem_layers=(1,2),seed=3')
+  assert config.model.stem_layers == (1, 2)
+  assert config.seed == 3
 
 
 def test_data_of_the_rows():
@@ -182,7 +231,7 @@ def test_key_value_pairs_come_last():
     ('16', "No model variant '16'.*as in l16"),
     ('L16', "No model variant 'L16'.*l16"),
     ('b0', "No model variant 'b0'"),
-    ('b16,cifar10,12', "'b16,cifar10,12' has 3 values where at most 2"),
+    ('b16,cifar10,sgd,12', 'has 4 values where at most [23]'),
     ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
     ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
     ('b16,cifar10,model=1', "No config field 'model'"),

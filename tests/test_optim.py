@@ -54,12 +54,22 @@ def test_ends_of_schedules():
   assert float(cosine(10)) == pytest.approx((1 + math.sqrt(0.5)) / 2)
 
 
+def test_staircase_divides_by_ten_at_every_milestone():
+  lr = optim.schedule(2.0, 'staircase', 4, 40, (10, 23))
+  got = [float(lr(t)) for t in (1, 3, 9, 10, 22, 23, 39)]
+  np.testing.assert_allclose(
+    got, [1.0, 2.0, 2.0, 0.2, 0.2, 0.02, 0.02], rtol=RTOL
+  )
+
+
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
+    (('staircase', 1, 10), 'optimizer.milestones has 0 entries'),
+    (('linear', 1, 10, (5,)), 'the other decays none'),
     (
       ('cos', 1, 10),
-      "optimizer.decay is 'cos': use linear, cosine or constant",
+      "optimizer.decay is 'cos': use linear, cosine, constant or staircase",
     ),
     (('linear', 10, 10), 'warm-up of 10 steps does not fit a run of 10'),
     (('linear', 11, 10), 'shorten optimizer.warmup or lengthen total'),
@@ -210,21 +220,28 @@ def test_small_gradients_are_not_clipped():
   )
 
 
-def test_only_kernels_decay():
+@pytest.mark.parametrize(
+  ('name', 'factor'),
+  [
+    ('adam', (1 - 0.1 * 0.5) ** 3),
+    # m = 0.9 m + 0.5 w; w = w - 0.1 m, three times from w = 1 and m = 0.
+    ('sgd', 0.731375),
+  ],
+)
+def test_only_kernels_decay(name, factor):
   """With gradients of zero, decay is all that moves parameters."""
   zeros = [jax.tree.map(np.zeros_like, params())] * 3
-  for name in ('adam', 'sgd'):
-    optimizer = optim.make(
-      name=name,
-      lr=optim.schedule(0.1, 'constant', 0, 9),
-      weight_decay=0.5,
-    )
-    final = run(optimizer, zeros)[-1]
-    for key, got, start in zip(
-      names(params()), final, jax.tree.leaves(params()), strict=True
-    ):
-      factor = (1 - 0.1 * 0.5) ** 3 if key.endswith('kernel') else 1
-      np.testing.assert_allclose(got, start * factor, rtol=RTOL, err_msg=key)
+  optimizer = optim.make(
+    name=name,
+    lr=optim.schedule(0.1, 'constant', 0, 9),
+    weight_decay=0.5,
+  )
+  final = run(optimizer, zeros)[-1]
+  for key, got, start in zip(
+    names(params()), final, jax.tree.leaves(params()), strict=True
+  ):
+    want = start * (factor if key.endswith('kernel') else 1)
+    np.testing.assert_allclose(got, want, rtol=RTOL, err_msg=key)
 
 
 def test_unknown_optimizer_is_refused():

@@ -57,7 +57,7 @@ def test_outputs_are_those_of_the_original(name):
 def test_scanned_layers_give_the_outputs_of_the_original(name):
   checkpoint, golden = open_golden(name)
   model = checkpoint.model.clone(scan=True)
-  params = variants.stack_blocks(checkpoint.params)
+  params = variants.stack_layers(checkpoint.params)
   logits, _ = apply(model, params, golden['images'])
   np.testing.assert_allclose(logits, golden['logits'], rtol=0, atol=ATOL)
 
@@ -155,6 +155,291 @@ def test_transfer_names_the_field_in_which_bodies_differ(field, value):
   model = checkpoint.model.clone(**{field: value})
   with pytest.raises(ValueError, match=f'tiny_s7.npz has {field} .*{value}'):
     reader.transfer(checkpoint, model, (32, 32), {})
+
+
+VIT = {'patch_size': 4, 'width': 8, 'depth': 2, 'mlp_dim': 12, 'heads': 2}
+RESNET = {'name': 'resnet', 'layers': (2, 3), 'width': 32}
+AXIAL_RESNET = RESNET | {'axial': True, 'version': 1}
+STEM = {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 3)}
+
+
+def untrained(image_size, seed, scan=False, **fields):
+  """Returns a checkpoint that no training made: every number is random."""
+  model = variants.build(
+    num_classes=3, image_size=image_size, scan=scan, **fields
+  )
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape).astype(np.float32),
+    jax.eval_shape(
+      lambda key: variants.init(model, key, image_size), jax.random.key(0)
+    ),
+  )
+  return reader.Checkpoint('old', model, params, image_size)
+
+
+def transfer_between(old_size, new_size, fields, scans=(False, False)):
+  """Returns the parameters before and after, and the fresh, all unrolled."""
+  old = untrained(old_size, 0, scans[0], **fields)
+  new = untrained(new_size, 1, scans[1], **fields)
+  got = reader.transfer(old, new.model, new_size, new.params)
+  assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, new.params)
+  assert all(type(x) is np.ndarray for x in jax.tree.leaves(got))
+  return tuple(
+    flat(jax.device_get(variants.unstack_layers(tree)))
+    for tree in (old.params, got, new.params)
+  )
+
+
+def flat(tree):
+  """Returns {path: array}."""
+  return {
+    '/'.join(key.key for key in path): x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def stretched(x, axis, new):
+  """Linear interpolation that keeps the first and the last value."""
+  old = x.shape[axis]
+  places = np.linspace(0, old - 1, new)
+  return np.apply_along_axis(
+    lambda line: np.interp(places, np.arange(old), line), axis, x
+  )
+
+
+def stretched_grid(x, old, new):
+  """The same on both axes of a raster, after a class token if there is one."""
+  X, L, D = x.shape
+  extra = L - old[0] * old[1]
+  grid = x[:, extra:].reshape(X, *old, D)
+  grid = stretched(stretched(grid, 1, new[0]), 2, new[1])
+  return np.concatenate([x[:, :extra], grid.reshape(X, -1, D)], axis=1)
+
+
+# Fields, the names of the tables, and what becomes of one by its name; grids of
+# 2x3 patches become 3x5, so that no axis can be mistaken for the other.
+RESIZED = {
+  'learned1d-input': (
+    VIT,
+    ('pos_embedding',),
+    lambda name, x: stretched_grid(x, (2, 3), (3, 5)),
+  ),
+  'learned1d-every_layer': (
+    VIT | {'posemb_at': 'every_layer'},
+    ('pos_embedding',),
+    lambda name, x: stretched_grid(x, (2, 3), (3, 5)),
+  ),
+  'learned2d-every_layer': (
+    VIT | {'posemb': 'learned2d', 'posemb_at': 'every_layer'},
+    ('x_embedding', 'y_embedding'),
+    lambda name, x: stretched(x, 1, 5 if 'x_emb' in name else 3),
+  ),
+  'sincos2d': (VIT | {'posemb': 'sincos2d'}, (), None),
+  'none': (VIT | {'posemb': 'none'}, (), None),
+  'axial-relative': (
+    VIT | {'posemb': 'relative', 'axial': True, 'pool': 'map'},
+    ('relative_embedding',),
+    # 2 L - 1 offsets for rows of length L, then for columns.
+    lambda name, x: stretched(x, 0, 9 if '/row/' in name else 5),
+  ),
+}
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize('kind', RESIZED)
+def test_transfer_stretches_position_tables_and_nothing_else(kind, scans):
+  fields, names, want = RESIZED[kind]
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((8, 12), (12, 20), fields, scans)
+  tables = {key for key in old if key.rpartition('/')[2] in names}
+  assert bool(tables) == bool(names)
+  for key in tables:
+    assert got[key].shape != old[key].shape
+    # One rounding to float32 of values up to 4.
+    np.testing.assert_allclose(
+      got[key], want(key, old[key]), rtol=0, atol=1e-6, err_msg=key
+    )
+  for key in got.keys() - tables:
+    source = fresh if key.startswith('head/') else old
+    np.testing.assert_array_equal(got[key], source[key], err_msg=key)
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_transfer_stretches_the_tables_of_an_axial_resnet(scans):
+  """Each is as long as the map of its stage, on which the image size acts."""
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((16, 40), (32, 72), AXIAL_RESNET, scans)
+  lengths = {
+    ('block1', 'column'): (4, 8),
+    ('block1', 'row'): (10, 18),
+    ('block2', 'column'): (2, 4),
+    ('block2', 'row'): (5, 9),
+  }
+  tables = 0
+  for key, x in got.items():
+    if '/relative_' not in key:
+      source = fresh if key.startswith('head/') else old
+      np.testing.assert_array_equal(x, source[key], err_msg=key)
+      continue
+    tables += 1
+    block, unit, _, axis, _ = key.split('/')
+    # The first unit of a stage pools only after it has attended.
+    stage = block if unit != 'unit1' else 'block1'
+    before, after = lengths[stage, axis]
+    assert len(old[key]) == 2 * before - 1
+    want = stretched(old[key], 0, 2 * after - 1)
+    np.testing.assert_allclose(x, want, rtol=0, atol=1e-6, err_msg=key)
+  assert tables == 5 * 2 * 3  # units, axes, and query, key and value
+
+
+def test_a_stretched_offset_keeps_its_share_of_the_side():
+  """A table of shares, from -1 for the left end to 1 for the right one."""
+  fields = VIT | {'posemb': 'relative', 'axial': True, 'pool': 'gap'}
+  old, new = (untrained(size, 0, **fields) for size in ((8, 12), (12, 20)))
+
+  def shares(L):
+    return np.linspace(-1, 1, 2 * L - 1, dtype=np.float32)[:, None, None]
+
+  def table(params, axis):
+    layer = params['Transformer']['encoderblock_1'][axis]
+    return layer['MultiHeadDotProductAttention_1']['relative']
+
+  table(old.params, 'row')['relative_embedding'][:] = shares(3)
+  table(old.params, 'column')['relative_embedding'][:] = shares(2)
+  got = reader.transfer(old, new.model, new.image_size, new.params)
+  for axis, L in (('row', 5), ('column', 3)):
+    got_table = table(got, axis)['relative_embedding']
+    assert got_table.shape == (2 * L - 1, 2, 4)
+    want = np.broadcast_to(shares(L), got_table.shape)
+    np.testing.assert_allclose(got_table, want, rtol=0, atol=1e-6)
+
+
+BODIES = {
+  'every_layer': VIT | {'posemb_at': 'every_layer'},
+  'learned2d': VIT | {'posemb': 'learned2d'},
+  'relative': VIT | {'posemb': 'relative'},
+  'map': VIT | {'pool': 'map', 'representation_size': 6},
+  'hybrid': VIT | STEM,
+  'resnet': RESNET,
+  'axial-resnet': AXIAL_RESNET,
+}
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize('body', BODIES)
+def test_transfer_to_the_same_size_keeps_every_body_bit_for_bit(body, scans):
+  """Whichever of the two stacks its layers, attention pooling included."""
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((32, 48), (32, 48), BODIES[body], scans)
+  assert got.keys() == fresh.keys() == old.keys()
+  for key, x in got.items():
+    is_head = key.startswith(('head/', 'pre_logits/'))
+    source = fresh if is_head else old
+    np.testing.assert_array_equal(x, source[key], err_msg=key)
+  assert ('MAPHead_0/probe' in got) == (BODIES[body].get('pool') == 'map')
+
+
+@pytest.mark.parametrize(
+  ('fields', 'folder'),
+  [(VIT | STEM, 'block2'), (RESNET, 'block2')],
+  ids=['hybrid', 'resnet'],
+)
+def test_units_after_the_first_of_a_stage_are_stacked_in_order(fields, folder):
+  old = untrained((32, 48), 0, **fields)
+  new = untrained((32, 48), 1, scan=True, **fields)
+  got = reader.transfer(old, new.model, (32, 48), new.params)[folder]
+  assert got.keys() == {'unit1', 'units'}
+  units = old.params[folder]
+  np.testing.assert_array_equal(
+    got['units']['conv2']['kernel'],
+    np.stack([units[f'unit{i}']['conv2']['kernel'] for i in (2, 3)]),
+  )
+  np.testing.assert_array_equal(
+    got['unit1']['conv2']['kernel'], units['unit1']['conv2']['kernel']
+  )
+
+
+@pytest.mark.parametrize(
+  ('new_size', 'grid'), [((12, 20), '3x5'), ((12, 8), '3x2')]
+)
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_transfer_refuses_relative_positions_of_another_grid(
+  new_size, grid, scan
+):
+  """3x2 patches are as many as 2x3, but the next row is another offset."""
+  fields = VIT | {'posemb': 'relative'}
+  old = untrained((8, 12), 0, scan, **fields)
+  new = untrained(new_size, 1, scan, **fields)
+  with pytest.raises(
+    ValueError,
+    match=f'learned for 2x3 patches cannot be resized to {grid}: keep the '
+    'image size',
+  ):
+    reader.transfer(old, new.model, new_size, new.params)
+
+
+@pytest.mark.parametrize(
+  ('old_fields', 'new_fields', 'message'),
+  [
+    (VIT, RESNET, 'old is a ViT and config.model a ResNet: choose'),
+    (RESNET, VIT, 'old is a ResNet and config.model a ViT: choose'),
+    (
+      VIT,
+      VIT | {'posemb': 'sincos2d'},
+      'old has posemb learned1d and config.model.posemb is sincos2d: choose',
+    ),
+    (
+      VIT,
+      VIT | {'posemb_at': 'shared'},
+      'old has posemb_at input and config.model.posemb_at is shared: choose',
+    ),
+    (
+      VIT | {'pool': 'gap'},
+      VIT | {'pool': 'gap', 'axial': True},
+      'old has axial False and config.model.axial is True: choose',
+    ),
+    (
+      VIT | {'pool': 'gap'},
+      VIT | {'pool': 'map'},
+      'old has pool gap and config.model.pool is map: choose',
+    ),
+    (
+      VIT | STEM,
+      VIT | STEM | {'stem_layers': (2, 3)},
+      r'old has stem_layers \(1, 3\) and config.model.stem_layers is '
+      r'\(2, 3\): choose',
+    ),
+    (
+      RESNET,
+      RESNET | {'layers': (2, 2)},
+      r'old has layers \(2, 3\) and config.model.layers is \(2, 2\): choose',
+    ),
+    (
+      RESNET,
+      RESNET | {'version': 1},
+      'old has version 2 and config.model.version is 1: choose',
+    ),
+  ],
+  ids=[
+    'resnet',
+    'vit',
+    'posemb',
+    'posemb_at',
+    'axial',
+    'pool',
+    'stem_layers',
+    'layers',
+    'version',
+  ],
+)
+def test_transfer_refuses_another_body(old_fields, new_fields, message):
+  size = (32, 48)
+  new = variants.build(num_classes=3, image_size=size, **new_fields)
+  old = variants.build(num_classes=3, image_size=size, **old_fields)
+  checkpoint = reader.Checkpoint('old', old, {}, size)
+  with pytest.raises(ValueError, match=message):
+    reader.transfer(checkpoint, new, size, {})
 
 
 CLASS_NAMES = tuple(f'digit {i}' for i in range(10))

@@ -293,7 +293,7 @@ def test_accumulation_equals_one_batch(one_device):
 def test_scanned_layers_train_to_the_same_parameters(one_device):
   _, want, _ = one_device
   _, got, _ = run_steps({}, 1, **{'model.scan': True})
-  got = variants.unstack_blocks(got['params'])
+  got = variants.unstack_layers(got['params'])
   assert_close(got, want['params'], rtol=1e-4, atol=1e-5)
 
 
@@ -395,7 +395,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
     ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
     ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),
-    ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'has width 48 and .* is 16'),
+    ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'has patch_size 8 and .* is 4'),
   ],
 )
 def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):

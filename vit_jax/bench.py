@@ -61,7 +61,10 @@ def main() -> None:
     run=lambda args: bench_train(args.variant, args.batch_size, args.vs)
   )
   args = parser.parse_args()
-  args.run(args)
+  try:
+    args.run(args)
+  except ValueError as e:
+    parser.error(str(e))
 
 
 def bench_input(versus: str | None) -> None:
@@ -110,6 +113,10 @@ def bench_train(variant: str, batch_size: int, versus: str | None) -> None:
     )
   }
   if versus:
+    if fields['name'] != 'vit' or {'stem_width', 'axial'} & fields.keys():
+      raise ValueError(
+        f'--vs=flax has only plain ViTs to compare with, and {variant} is none.'
+      )
     contenders['plain Flax'] = _plain_flax_step(fields, batch_size)
   packages = ['jax', 'flax', 'optax']
   print(f'Python {platform.python_version()},', _versions(packages))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.models import variants
 from vit_jax.models.variants import nearest
 
 # What may change between a run and its resumption without changing what is
@@ -19,6 +20,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers)',
+  r'sweep|sweep_skip',
 )
 
 
@@ -69,17 +71,30 @@ def base() -> ConfigDict:
       },
       'evaluators': {'test': {'split': 'test'}},
       'model': {
+        # 'vit', hybrids and axial ViTs included, or 'resnet', which has other
+        # fields: `choose_model` sets them.
+        'name': 'vit',
         'patch_size': 16,
         'width': 768,
         'depth': 12,
         'mlp_dim': 3072,
         'heads': 12,
-        # Head on the class token ('cls') or the mean of all tokens ('gap').
+        # Head on the class token ('cls'), the mean of all tokens ('gap') or
+        # attention pooling ('map').
         'pool': 'cls',
         # Width of the head's hidden tanh layer; 0 for a single linear layer.
         'representation_size': 0,
         'head_bias': 0.0,
+        # learned1d, learned2d, sincos2d, relative or none; the first three are
+        # added at the 'input', in 'every_layer' anew, or 'shared' by all.
+        'posemb': 'learned1d',
+        'posemb_at': 'input',
+        # Row attention, then column attention; without a class token.
+        'axial': False,
+        # Width of the ResNet before the patches, 0 for none, and the units of
+        # its stages.
         'stem_width': 0,
+        'stem_layers': (),
         'dropout': 0.0,
         'dtype': 'float32',
         'scan': False,
@@ -89,12 +104,16 @@ def base() -> ConfigDict:
       'optimizer': {
         'name': 'adam',
         'lr': 1e-3,
+        # linear, cosine, constant or staircase.
         'decay': 'linear',
         'warmup': '10000 steps',
+        # Durations after which 'staircase' divides the rate by ten.
+        'milestones': (),
         'b1': 0.9,
         'b2': 0.999,
         'momentum': 0.9,
-        # Decoupled, times the learning rate, on kernels.
+        # On kernels: decoupled and times the learning rate with Adam, as an L2
+        # penalty with SGD.
         'weight_decay': 0.1,
         # Global norm; 0 does not clip.
         'clip_norm': 0.0,
@@ -104,8 +123,26 @@ def base() -> ConfigDict:
       },
       # Devices along each axis of the mesh; -1 takes what the others leave.
       'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
+      # Axes of a grid of runs, all combinations of which are run. An axis is
+      # (name, ((label, {field: value, ...}), ...)); --sweep adds one.
+      'sweep': (),
+      # Left out of the grid: runs that have all fields of one of these, as in
+      # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
+      'sweep_skip': (),
     }
   )
+
+
+def choose_model(config: ConfigDict, variant: str) -> None:
+  """Sets the model of a config to a named variant, as in 'l16' or 'r50x1'.
+
+  Raises:
+    ValueError: if there is no such variant.
+  """
+  fields = variants.fields(variant)
+  if fields['name'] != config.model.name:
+    config.model = ConfigDict(variants.defaults(fields['name']))
+  config.model.update(fields)
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
@@ -164,6 +201,12 @@ def image_size(text: str) -> tuple[int, int]:
   return int(match[1]), int(match[2] or match[1])
 
 
+def split_commas(text: str) -> list[str]:
+  """Splits at commas, except those of a tuple, and drops empty parts."""
+  parts = re.split(r',(?![^(]*\))', text)
+  return [part.strip() for part in parts if part.strip()]
+
+
 def parse_argument(
   argument: str, defaults: list[str]
 ) -> tuple[list[str], dict]:
@@ -179,7 +222,7 @@ def parse_argument(
   Raises:
     ValueError: for more positional values than there are defaults.
   """
-  parts = [part.strip() for part in argument.split(',') if part.strip()]
+  parts = split_commas(argument)
   positional = [part for part in parts if '=' not in part]
   pairs = {
     key.strip(): value.strip()

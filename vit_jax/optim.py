@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import optax
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
+DECAYS = ('linear', 'cosine', 'constant', 'staircase')
 UNITS = ('steps', 'epochs', 'examples', '%')
 
 
@@ -55,19 +56,32 @@ def steps_of(
 
 
 def schedule(
-  peak_lr: float, decay: str, warmup_steps: int, total_steps: int
+  peak_lr: float,
+  decay: str,
+  warmup_steps: int,
+  total_steps: int,
+  milestones_steps: Sequence[int] = (),
 ) -> Schedule:
-  """Returns linear warm-up times linear, cosine or no decay.
+  """Returns linear warm-up times a decay.
 
   With w warm-up steps of T, p = clip((t - w) / (T - w), 0, 1): the factor after
-  the warm-up is 1 - p, or (1 + cos(pi p)) / 2.
+  the warm-up is 1 - p (linear), (1 + cos(pi p)) / 2 (cosine), a tenth for every
+  milestone that has passed (staircase), or 1 (constant).
 
   Raises:
-    ValueError: for an unknown decay or a warm-up that leaves no steps.
+    ValueError: for an unknown decay, a warm-up that leaves no steps, or
+      milestones that do not fit.
   """
-  if decay not in ('linear', 'cosine', 'constant'):
+  if decay not in DECAYS:
     raise ValueError(
-      f'optimizer.decay is {decay!r}: use linear, cosine or constant.'
+      f'optimizer.decay is {decay!r}: use {", ".join(DECAYS[:-1])} or '
+      f'{DECAYS[-1]}.'
+    )
+  if bool(milestones_steps) != (decay == 'staircase'):
+    raise ValueError(
+      f'optimizer.decay is {decay!r} and optimizer.milestones has '
+      f'{len(milestones_steps)} entries: staircase takes one or more, the '
+      'other decays none.'
     )
   if warmup_steps >= total_steps:
     raise ValueError(
@@ -82,6 +96,7 @@ def schedule(
       'linear': 1 - p,
       'cosine': (1 + jnp.cos(jnp.pi * p)) / 2,
       'constant': jnp.ones_like(p),
+      'staircase': 0.1 ** sum(step >= m for m in milestones_steps),
     }[decay]
     return peak_lr * warmup * factor
 
@@ -107,9 +122,10 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the optimizer's chain.
 
-  Weight decay is decoupled and, as in AdamW, multiplied by the learning rate:
-  the decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in big_vision's
-  convention, which multiplies it by the schedule alone.
+  Adam's weight decay is decoupled and, as in AdamW, multiplied by the learning
+  rate: the decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in big_vision's
+  convention, which multiplies it by the schedule alone. That of SGD is the
+  gradient of an L2 penalty, as in BiT: it goes through the momentum.
 
   Args:
     name: 'adam' or 'sgd'.
@@ -125,14 +141,17 @@ def make(
   """
   if name not in ('adam', 'sgd'):
     raise ValueError(f'optimizer.name is {name!r}: use adam or sgd.')
-  direction = (
-    optax.scale_by_adam(b1, b2) if name == 'adam' else optax.trace(momentum)
+  decayed = (
+    optax.add_decayed_weights(weight_decay, mask=kernels)
+    if weight_decay
+    else optax.identity()
   )
   return optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    direction,
-    optax.add_decayed_weights(weight_decay, mask=kernels)
-    if weight_decay
-    else optax.identity(),
+    *(
+      (optax.scale_by_adam(b1, b2), decayed)
+      if name == 'adam'
+      else (decayed, optax.trace(momentum))
+    ),
     optax.scale_by_learning_rate(lr),
   )

@@ -20,7 +20,22 @@ from vit_jax.checkpoint import (
 )
 from vit_jax.convert import npz
 from vit_jax.models import posemb, variants
+from vit_jax.models.variants import Model
 from vit_jax.models.vit import ViT
+
+_HEAD = ('pre_logits', 'head')
+# Fields of a model that its body does not depend on.
+_NOT_BODY = (
+  'num_classes',
+  'representation_size',
+  'head_bias',
+  'dropout',
+  'dtype',
+  'scan',
+  'remat',
+  'parent',
+  'name',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Checkpoint:
   """
 
   path: str
-  model: ViT
+  model: Model
   params: dict[str, Any]
   image_size: tuple[int, int]
   resize_small: int = 0
@@ -149,14 +164,17 @@ def _open_npz(path: str) -> Checkpoint:
   return Checkpoint(path=path, model=model, params=params, image_size=size)
 
 
-def _param_shapes(model: ViT, image_size: tuple[int, int]) -> Any:
+def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   return jax.eval_shape(
     lambda key: variants.init(model, key, image_size), jax.random.key(0)
   )
 
 
 def transfer(
-  checkpoint: Checkpoint, model: ViT, image_size: tuple[int, int], fresh: Any
+  checkpoint: Checkpoint,
+  model: Model,
+  image_size: tuple[int, int],
+  fresh: Any,
 ) -> Any:
   """Carries a checkpoint's parameters over to a model about to be trained.
 
@@ -175,38 +193,36 @@ def transfer(
   Raises:
     ValueError: naming the field in which the bodies differ.
   """
-  old = checkpoint.model
-  for field in (
-    'width',
-    'depth',
-    'mlp_dim',
-    'heads',
-    'patch_size',
-    'pool',
-    'stem_width',
-  ):
-    if getattr(old, field) != getattr(model, field):
-      raise ValueError(
-        f'{checkpoint.path} has {field} {getattr(old, field)} and '
-        f'config.model.{field} is {getattr(model, field)}: choose the config '
-        'variant of the checkpoint.'
-      )
+  _check_same_body(checkpoint, model)
   params = dict(checkpoint.params)
-  if old.scan and not model.scan:
-    params = variants.unstack_blocks(params)
-  if model.scan and not old.scan:
-    params = variants.stack_blocks(params)
-  encoder = dict(params['Transformer'])
-  encoder['posembed_input'] = {
-    'pos_embedding': posemb.resize(
-      encoder['posembed_input']['pos_embedding'],
-      posemb.grid_shape(checkpoint.image_size, variants.total_stride(old)),
-      posemb.grid_shape(image_size, variants.total_stride(model)),
-    )
-  }
-  params['Transformer'] = encoder
-  for name in ('pre_logits', 'head'):
+  if checkpoint.model.scan and not model.scan:
+    params = variants.unstack_layers(params)
+  if model.scan and not checkpoint.model.scan:
+    params = variants.stack_layers(params)
+  for name in _HEAD:
     params.pop(name, None)
-    if name in fresh:
-      params[name] = jax.device_get(fresh[name])
-  return params
+  head = {name: fresh[name] for name in _HEAD if name in fresh}
+  body = {name: x for name, x in fresh.items() if name not in _HEAD}
+  grids = (
+    (checkpoint.model.grid(checkpoint.image_size), model.grid(image_size))
+    if isinstance(checkpoint.model, ViT) and isinstance(model, ViT)
+    else (checkpoint.image_size, image_size)
+  )
+  return posemb.resize_all(params, body, *grids) | jax.device_get(head)
+
+
+def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
+  old = checkpoint.model
+  if type(old) is not type(model):
+    raise ValueError(
+      f'{checkpoint.path} is a {type(old).__name__} and config.model a '
+      f'{type(model).__name__}: choose the config variant of the checkpoint.'
+    )
+  for field in dataclasses.fields(old):
+    was, wanted = getattr(old, field.name), getattr(model, field.name)
+    if field.name not in _NOT_BODY and was != wanted:
+      raise ValueError(
+        f'{checkpoint.path} has {field.name} {was} and '
+        f'config.model.{field.name} is {wanted}: choose the config variant of '
+        'the checkpoint.'
+      )

@@ -38,6 +38,7 @@ class Durations:
 
   total: int
   warmup: int
+  milestones: tuple[int, ...]
   log_every: int
   eval_every: int
   checkpoint_every: int

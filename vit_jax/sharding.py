@@ -29,7 +29,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'Dense_0/bias$', ('tensor',)),
   (r'Dense_1/kernel$', ('tensor', 'fsdp')),
   (r'head/kernel$', ('fsdp', None)),
-  (r'(kernel|pos_embedding)$', ('fsdp',)),
+  (r'(kernel|_embedding)$', ('fsdp',)),
 )
 
 

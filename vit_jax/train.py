@@ -20,7 +20,7 @@ from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import check, loader, sources, transforms
 from vit_jax.evaluators.classification import ClassificationEvaluator
 from vit_jax.models import flops, variants
-from vit_jax.models.vit import ViT
+from vit_jax.models.variants import Model
 from vit_jax.objectives.classification import Classification
 from vit_jax.run import Durations, Preempted, Run, preemption_notice
 
@@ -55,6 +55,7 @@ def train(config: ConfigDict, workdir: str) -> None:
     config.optimizer.decay,
     durations.warmup,
     durations.total,
+    durations.milestones,
   )
   optimizer = make_optimizer(config, lr)
   evaluators = make_evaluators(config, objective, source.class_names, mesh)
@@ -88,8 +89,9 @@ def train(config: ConfigDict, workdir: str) -> None:
   if jax.process_index() == 0:
     params = flops.count_params(model, image_size)
     print(
-      f'model  ViT, {params:,} parameters, {forward_flops / 1e9:.3g} GFLOPs an '
-      f'image of {image_size[0]}x{image_size[1]} pixels\n'
+      f'model  {type(model).__name__}, {params:,} parameters, '
+      f'{forward_flops / 1e9:.3g} GFLOPs an image of '
+      f'{image_size[0]}x{image_size[1]} pixels\n'
       f'data   {config.data.name} {config.data.split}: {len(source):,} images, '
       f'{len(source.class_names):,} classes\n'
       f'run    {durations.total:,} steps of {config.batch_size:,} on '
@@ -206,6 +208,10 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   return Durations(
     total=total,
     warmup=optim.steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
+    milestones=tuple(
+      optim.steps_of(duration, **kwargs, total_steps=total)
+      for duration in config.optimizer.milestones
+    ),
     log_every=every(config.log_every),
     eval_every=every(config.eval_every),
     checkpoint_every=every(config.checkpoint_every),
@@ -233,7 +239,7 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     )
 
 
-def make_objective(config: ConfigDict, model: ViT) -> Classification:
+def make_objective(config: ConfigDict, model: Model) -> Classification:
   """Returns the objective that a config describes."""
   if config.loss.name not in ('softmax', 'sigmoid'):
     raise ValueError(
@@ -315,7 +321,7 @@ def random_keys(config: ConfigDict) -> jax.Array:
 
 def initial_state(
   config: ConfigDict,
-  model: ViT,
+  model: Model,
   image_size: tuple[int, int],
   optimizer: optax.GradientTransformation,
   mesh: jax.sharding.Mesh,

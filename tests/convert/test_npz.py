@@ -74,6 +74,7 @@ def test_fields_are_read_off_the_shapes():
     'heads': 3,
     'pool': 'cls',
     'stem_width': 64,
+    'stem_layers': (),
     'representation_size': 0,
     'num_classes': 10,
     'image_size': (64, 64),

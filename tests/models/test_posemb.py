@@ -1,12 +1,15 @@
-"""Resizing position embeddings."""
+"""Position embeddings against their formulas, and their resizing."""
 
+import functools
+import math
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax.models import posemb
+from vit_jax.models import layers, posemb, variants
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
@@ -68,3 +71,277 @@ def test_the_last_row_and_column_survive_where_the_original_zeroes_them():
 def test_embeddings_of_another_grid_are_refused():
   with pytest.raises(ValueError, match='17 position embeddings do not fit'):
     posemb.resize(table((4, 4)), (5, 5), (6, 6))
+
+
+# References are in float64 and the model in float32, whose values around 1 have
+# an error of 6e-8 after one operation: a few hundred of them add up to less
+# than this, while a wrong table changes the first or second digit.
+ATOL = 1e-5
+
+
+def randomised(tree, seed=0):
+  """Returns NumPy arrays of the shapes of `tree`, large enough to matter."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), tree
+  )
+
+
+def sincos_formula(grid, D):
+  """2205.01580: sine and cosine of column and row at D/4 frequencies."""
+  h, w = grid
+  table = []
+  for y in range(h):
+    for x in range(w):
+      f = [10_000 ** (-i / (D / 4 - 1)) for i in range(D // 4)]
+      table.append(
+        [math.sin(x * f_i) for f_i in f]
+        + [math.cos(x * f_i) for f_i in f]
+        + [math.sin(y * f_i) for f_i in f]
+        + [math.cos(y * f_i) for f_i in f]
+      )
+  return np.array(table)
+
+
+@pytest.mark.parametrize('D', [8, 48])
+@pytest.mark.parametrize('grid', [(4, 4), (2, 5), (5, 2), (1, 3)])
+def test_sincos2d_is_the_formula(grid, D):
+  got = posemb.sincos2d(grid, D)
+  # Computed in float64: only the last rounding is float32's.
+  np.testing.assert_allclose(got[0], sincos_formula(grid, D), rtol=0, atol=1e-7)
+  assert got.shape == (1, grid[0] * grid[1], D)
+  assert got.dtype == np.float32
+
+
+def test_sincos2d_of_one_frequency_has_no_division_by_zero():
+  table = posemb.sincos2d((2, 3), 4)[0]
+  want = [math.sin(2), math.cos(2), math.sin(1), math.cos(1)]
+  np.testing.assert_allclose(table[1 * 3 + 2], want, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize('extra', [0, 1])
+def test_sincos2d_learns_nothing_and_gives_a_class_token_zeros(extra):
+  module = posemb.PositionEmbedding('sincos2d', layers=2)
+  got, variables = module.init_with_output(jax.random.key(0), (2, 3), extra, 16)
+  assert not jax.tree.leaves(variables)
+  assert got.shape == (2, extra + 6, 16)
+  np.testing.assert_array_equal(got[:, :extra], 0)
+  for layer in got:
+    np.testing.assert_allclose(
+      layer[extra:], sincos_formula((2, 3), 16), rtol=0, atol=1e-7
+    )
+
+
+def learned2d_formula(params, extra, layer):
+  """Appendix D.4: the X-embedding of D/2 joined with the Y-embedding."""
+  columns, rows = params['x_embedding'][layer], params['y_embedding'][layer]
+  D = 2 * columns.shape[1]
+  table = [np.zeros(D)] * extra
+  for y in range(len(rows)):
+    for x in range(len(columns)):
+      table.append(np.array([*columns[x], *rows[y]]))
+  return np.array(table)
+
+
+@pytest.mark.parametrize('extra', [0, 1])
+@pytest.mark.parametrize('grid', [(2, 3), (3, 2), (4, 4)])
+def test_learned2d_joins_the_embeddings_of_column_and_row(grid, extra):
+  module = posemb.PositionEmbedding('learned2d', layers=2)
+  shapes = jax.eval_shape(
+    lambda key: module.init(key, grid, extra, 6), jax.random.key(0)
+  )['params']
+  assert shapes['x_embedding'].shape == (2, grid[1], 3)
+  assert shapes['y_embedding'].shape == (2, grid[0], 3)
+  params = randomised(shapes)
+  got = module.apply({'params': params}, grid, extra, 6)
+  for layer in range(2):
+    # Nothing is computed, only put together.
+    np.testing.assert_array_equal(
+      got[layer], learned2d_formula(params, extra, layer)
+    )
+
+
+GRID = (2, 3)
+TINY = {'patch_size': 4, 'width': 8, 'depth': 2, 'mlp_dim': 12, 'heads': 2}
+
+
+def make(**fields):
+  size = tuple(4 * n for n in GRID)
+  model = variants.build(num_classes=0, image_size=size, **(TINY | fields))
+  params = randomised(
+    jax.eval_shape(
+      lambda key: variants.init(model.clone(scan=False), key, size),
+      jax.random.key(0),
+    )
+  )
+  images = np.random.default_rng(1).uniform(-1, 1, (2, *size, 3))
+  return model, params, images.astype(np.float32)
+
+
+def run(model, params, images):
+  if model.scan:
+    params = variants.stack_layers(params)
+  _, aux = jax.jit(
+    lambda p, x: model.apply({'params': p}, x, capture=('attention', 'blocks'))
+  )(params, images)
+  return jax.device_get(aux)
+
+
+def first_tokens(params, aux):
+  """Returns the class token, if there is one, and the patches in raster."""
+  stem = aux['stem']
+  patches = stem.reshape(len(stem), -1, stem.shape[-1])
+  if 'cls' not in params:
+    return patches
+  cls = np.repeat(params['cls'], len(stem), axis=0)
+  return np.concatenate([cls, patches], axis=1)
+
+
+@functools.cache
+def plain_block():
+  """One layer of the encoder that knows nothing of positions."""
+  block = layers.EncoderBlock(TINY['mlp_dim'], TINY['heads'])
+  return jax.jit(lambda p, x: block.apply({'params': p}, x)[0])
+
+
+def layer_norm(x, params):
+  x = x.astype(np.float64)
+  x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  return x * params['scale'] + params['bias']
+
+
+@pytest.mark.parametrize(
+  ('kind', 'place', 'pool', 'scan'),
+  [
+    ('learned1d', 'input', 'cls', False),
+    ('learned1d', 'every_layer', 'cls', False),
+    ('learned1d', 'shared', 'gap', False),
+    ('learned2d', 'input', 'gap', False),
+    ('learned2d', 'every_layer', 'cls', False),
+    ('learned2d', 'every_layer', 'gap', True),
+    ('learned2d', 'shared', 'cls', False),
+    ('sincos2d', 'input', 'cls', False),
+    ('sincos2d', 'every_layer', 'gap', False),
+    ('sincos2d', 'shared', 'cls', True),
+  ],
+)
+def test_tables_are_added_where_they_should_be(kind, place, pool, scan):
+  """The encoder layer by layer, with positions added by hand."""
+  model, params, images = make(
+    posemb=kind, posemb_at=place, pool=pool, scan=scan
+  )
+  aux = run(model, params, images)
+  encoder = params['Transformer']
+  extra = int(pool == 'cls')
+
+  learned = encoder.get('posembed_input', {})
+  assert bool(learned) == (kind != 'sincos2d')
+  tables = 2 if place == 'every_layer' else 1
+  assert all(len(x) == tables for x in learned.values())
+
+  def table(i):
+    if kind == 'learned1d':
+      return learned['pos_embedding'][i]
+    if kind == 'learned2d':
+      return learned2d_formula(learned, extra, i)
+    zeros = np.zeros((extra, TINY['width']))
+    return np.concatenate([zeros, sincos_formula(GRID, TINY['width'])])
+
+  x = first_tokens(params, aux)
+  for layer in range(TINY['depth']):
+    if place == 'every_layer':
+      x = x + table(layer)
+    elif place == 'shared' or layer == 0:
+      x = x + table(0)
+    x = plain_block()(encoder[f'encoderblock_{layer}'], x.astype(np.float32))
+    x = np.asarray(x)
+    np.testing.assert_allclose(aux['blocks'][layer], x, rtol=0, atol=ATOL)
+  want = layer_norm(x, encoder['encoder_norm'])
+  np.testing.assert_allclose(aux['tokens'], want, rtol=0, atol=ATOL)
+
+
+def relative_attention(params, x_LD, extra):
+  """Appendix D.4: attention with one more inner product for the positions.
+
+  The query is the one of the content, the key the embedding of the offset of
+  the two patches; the logits of both are added before the softmax.
+  """
+  L, D = x_LD.shape
+  N, K = params['query']['bias'].shape
+  q, k, v = (
+    np.einsum('ld,dnk->nlk', x_LD, params[name]['kernel'])
+    + params[name]['bias'][:, None]
+    for name in ('query', 'key', 'value')
+  )
+  r = params['relative']['relative_embedding']
+  patches = L - extra
+  assert r.shape == (2 * patches - 1, N, K)
+  y_LD = np.zeros((L, D)) + params['out']['bias']
+  weights_NLL = np.zeros((N, L, L))
+  for n in range(N):
+    for i in range(L):
+      logits = np.zeros(L)
+      for j in range(L):
+        logits[j] = q[n, i] @ k[n, j] / math.sqrt(K)
+        if i >= extra and j >= extra:
+          # The smallest offset, patches - 1 to the left, comes first.
+          offset = (i - extra) - (j - extra)
+          r_offset = r[offset + patches - 1, n]
+          logits[j] += q[n, i] @ r_offset / math.sqrt(K)
+      weights_NLL[n, i] = np.exp(logits) / np.exp(logits).sum()
+      y_K = sum(weights_NLL[n, i, j] * v[n, j] for j in range(L))
+      y_LD[i] += y_K @ params['out']['kernel'][n]
+  return y_LD, weights_NLL
+
+
+@pytest.mark.parametrize(
+  ('L', 'extra'), [(5, 0), (6, 1), (7, 2), (1, 0), (2, 1)]
+)
+def test_relative_attention_is_the_formula(L, extra):
+  msa = layers.MultiHeadAttention(heads=3, relative=extra)
+  x = np.random.default_rng(2).normal(size=(2, L, 12)).astype(np.float32)
+  params = randomised(
+    jax.eval_shape(msa.init, jax.random.key(0), x)['params'], seed=L
+  )
+  y, weights = jax.jit(lambda p, x: msa.apply({'params': p}, x))(params, x)
+  for b in range(2):
+    want_y, want_weights = relative_attention(params, x[b], extra)
+    np.testing.assert_allclose(weights[b], want_weights, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(y[b], want_y, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+  ('pool', 'scan'), [('cls', False), ('cls', True), ('gap', False)]
+)
+def test_every_layer_has_relative_keys_that_leave_out_the_class_token(
+  pool, scan
+):
+  model, params, images = make(posemb='relative', pool=pool, scan=scan)
+  aux = run(model, params, images)
+  x = first_tokens(params, aux)
+  for layer in range(TINY['depth']):
+    block = params['Transformer'][f'encoderblock_{layer}']
+    x = layer_norm(x, block['LayerNorm_0'])
+    for b in range(2):
+      _, want = relative_attention(
+        block['MultiHeadDotProductAttention_1'], x[b], int(pool == 'cls')
+      )
+      np.testing.assert_allclose(
+        aux['attention'][layer, b], want, rtol=0, atol=ATOL
+      )
+    x = aux['blocks'][layer]
+
+
+def test_without_positions_patches_can_change_places():
+  """And only without: with relative positions they cannot."""
+  moved = {}
+  for kind in ('none', 'relative', 'sincos2d'):
+    model, params, images = make(posemb=kind, pool='gap')
+    apply = jax.jit(lambda p, x, m=model: m.apply({'params': p}, x)[0])
+    swapped = np.concatenate([images[:, :, 4:], images[:, :, :4]], axis=2)
+    difference = apply(params, images) - apply(params, swapped)
+    moved[kind] = np.abs(difference).max()
+  assert moved['none'] < ATOL
+  assert moved['relative'] > 1e-2
+  assert moved['sincos2d'] > 1e-2

@@ -63,7 +63,7 @@ def test_scan_and_remat_change_no_number(scan, remat, train):
   """Dropout included: its keys do not depend on how layers are compiled."""
   plain, params = make(dropout=0.3)
   other, _ = make(dropout=0.3, scan=scan, remat=remat)
-  other_params = variants.stack_blocks(params) if scan else params
+  other_params = variants.stack_layers(params) if scan else params
 
   def value_and_grad(model, p):
     def loss(p):
@@ -77,7 +77,7 @@ def test_scan_and_remat_change_no_number(scan, remat, train):
   want, want_grads = value_and_grad(plain, params)
   got, got_grads = value_and_grad(other, other_params)
   if scan:
-    got_grads = variants.unstack_blocks(got_grads)
+    got_grads = variants.unstack_layers(got_grads)
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
   # Only the order of sums differs.
   jax.tree.map(
@@ -94,13 +94,13 @@ def test_initial_parameters_do_not_depend_on_scan():
   loop = variants.init(model, key, size)
   scan = variants.init(model.clone(scan=True), key, size)
   jax.tree.map(
-    np.testing.assert_array_equal, variants.unstack_blocks(scan), loop
+    np.testing.assert_array_equal, variants.unstack_layers(scan), loop
   )
 
 
 def test_stacking_is_undone_by_unstacking():
   _, params = make()
-  back = variants.unstack_blocks(variants.stack_blocks(params))
+  back = variants.unstack_layers(variants.stack_layers(params))
   jax.tree.map(np.testing.assert_array_equal, back, params)
 
 

@@ -82,7 +82,7 @@ def _published_name(key: str) -> str:
 
 
 def _float32(key: str, x: np.ndarray) -> np.ndarray:
-  if re.search(r'(^|/)gn_\w+/(scale|bias)$', key):
+  if re.search(r'(^|/)gn\w+/(scale|bias)$', key):
     x = x.reshape(-1)  # some files store GroupNorm as (1, 1, 1, C)
   return x.astype(np.float32)
 
@@ -129,7 +129,9 @@ def _infer_fields(flat: Flat, path: str) -> dict[str, Any]:
       f'{path} has position embeddings for {patches} patches, which is no '
       'square grid.'
     )
-  pixels = side * patch * (4 if stem_width else 1)
+  stem_layers = _stem_layers(flat)
+  stride = 4 * 2 ** max(len(stem_layers) - 1, 0) if stem_width else 1
+  pixels = side * patch * stride
   return {
     'patch_size': patch,
     'width': width,
@@ -138,6 +140,7 @@ def _infer_fields(flat: Flat, path: str) -> dict[str, Any]:
     'heads': heads,
     'pool': pool,
     'stem_width': stem_width,
+    'stem_layers': stem_layers,
     'representation_size': (
       shape('pre_logits/kernel', 2)[1] if 'pre_logits/kernel' in flat else 0
     ),
@@ -148,3 +151,14 @@ def _infer_fields(flat: Flat, path: str) -> dict[str, Any]:
 
 def _layer_number(key: str) -> re.Match[str] | None:
   return re.match(r'Transformer/encoderblock_\d+(?=/)', key)
+
+
+def _stem_layers(flat: Flat) -> tuple[int, ...]:
+  """Returns the units of each stage of a hybrid's stem."""
+  units = {
+    m[0] for m in (re.match(r'block(\d+)/unit\d+', k) for k in flat) if m
+  }
+  stages = sorted({int(re.findall(r'\d+', unit)[0]) for unit in units})
+  return tuple(
+    sum(unit.startswith(f'block{stage}/') for unit in units) for stage in stages
+  )

@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.vit import ViT
+from vit_jax.models.variants import Model
 
 
-def count_params(model: ViT, image_size: tuple[int, int]) -> int:
+def count_params(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the number of parameters without allocating any."""
   shapes = _param_shapes(_looped(model), image_size)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-def forward_flops(model: ViT, image_size: tuple[int, int]) -> int:
+def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the operations of one image's forward pass.
 
   Counts matrix products and convolutions, a multiply-add as two, which is the
@@ -29,12 +29,12 @@ def forward_flops(model: ViT, image_size: tuple[int, int]) -> int:
   return _count(jaxpr.jaxpr)
 
 
-def _looped(model: ViT) -> ViT:
+def _looped(model: Model) -> Model:
   # The same counts, traced once for all layers.
   return model.clone(scan=True, remat='none')
 
 
-def _param_shapes(model: ViT, image_size: tuple[int, int]) -> Any:
+def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   images_1HWC = jnp.zeros((1, *image_size, 3))
   return jax.eval_shape(
     lambda key: model.init(key, images_1HWC)['params'], jax.random.key(0)
@@ -50,15 +50,32 @@ def _count(jaxpr: Any) -> int:
       inner = math.prod(left[i] for i in contract)
       total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
     elif eqn.primitive.name == 'conv_general_dilated':
-      kernel = eqn.invars[1].aval.shape
-      out_features = eqn.params['dimension_numbers'].rhs_spec[0]
-      inner = math.prod(kernel) // kernel[out_features]
-      total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+      total += 2 * _conv_multiply_adds(eqn)
     else:
       repeats = eqn.params.get('length', 1)
       total += repeats * sum(
         _count(getattr(sub, 'jaxpr', sub)) for sub in _subjaxprs(eqn.params)
       )
+  return total
+
+
+def _conv_multiply_adds(eqn: Any) -> int:
+  """Returns those of a convolution without the ones on its padding's zeros."""
+  numbers = eqn.params['dimension_numbers']
+  kernel = eqn.invars[1].aval.shape
+  out = eqn.outvars[0].aval.shape
+  total = out[numbers.out_spec[0]] * math.prod(kernel)
+  for i, (before, _) in enumerate(eqn.params['padding']):
+    size = eqn.invars[0].aval.shape[numbers.lhs_spec[2 + i]]
+    taps = kernel[numbers.rhs_spec[2 + i]]
+    stride = eqn.params['window_strides'][i]
+    # Pairs of an output and a tap of the kernel that reads the image.
+    pairs = sum(
+      0 <= o * stride - before + tap < size
+      for o in range(out[numbers.out_spec[2 + i]])
+      for tap in range(taps)
+    )
+    total = total // taps * pairs
   return total
 
 

@@ -1,24 +1,116 @@
 """Position embeddings (section 3.1, appendix D.4) and their resizing."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+KINDS = ('learned1d', 'learned2d', 'sincos2d', 'relative', 'none')
+PLACES = ('input', 'every_layer', 'shared')
 
-class Learned1D(nn.Module):
-  """Adds one learned vector a token: E_pos of equation 1."""
+_init = nn.initializers.normal(0.02)
+
+
+class PositionEmbedding(nn.Module):
+  """Makes what is added to the tokens, for one layer or for each.
+
+  Attributes:
+    kind: 'learned1d', one vector a token; 'learned2d', one of D/2 a column
+      joined with one of D/2 a row; or 'sincos2d', the fixed table.
+    layers: X, how many to make.
+  """
+
+  kind: str
+  layers: int = 1
 
   @nn.compact
-  def __call__(self, x_BLD: jax.Array) -> jax.Array:
-    _, L, D = x_BLD.shape
-    table_1LD = self.param(
-      'pos_embedding', nn.initializers.normal(0.02), (1, L, D)
+  def __call__(self, grid: tuple[int, int], extra: int, D: int) -> jax.Array:
+    """Returns the embeddings XLD, in raster order after `extra` tokens.
+
+    A class token has no coordinates: only 'learned1d' gives it an embedding.
+    """
+    (h, w), X = grid, self.layers
+    if self.kind == 'learned1d':
+      return self.param('pos_embedding', _init, (X, extra + h * w, D))
+    if self.kind == 'learned2d':
+      x_Xwd = self.param('x_embedding', _init, (X, w, D // 2))
+      y_Xhd = self.param('y_embedding', _init, (X, h, D // 2))
+      shape = (X, h, w, D // 2)
+      table_XhwD = jnp.concatenate(
+        [
+          jnp.broadcast_to(x_Xwd[:, None], shape),
+          jnp.broadcast_to(y_Xhd[:, :, None], shape),
+        ],
+        axis=-1,
+      )
+      table_XLD = table_XhwD.reshape(X, h * w, D)
+    else:
+      table_XLD = jnp.tile(sincos2d(grid, D), (X, 1, 1))
+    return jnp.pad(table_XLD, ((0, 0), (extra, 0), (0, 0)))
+
+
+def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
+  """Returns fixed sine-cosine embeddings (1, h * w, D), float32.
+
+  Those of "Better plain ViT baselines" (2205.01580), which takes them from MoCo
+  v3: [sin(x f), cos(x f), sin(y f), cos(y f)] with column x, row y and the D/4
+  frequencies f_i = 10000^(-i / (D/4 - 1)).
+  """
+  y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
+  i = np.arange(D // 4)
+  f = 10_000.0 ** (-i / max(D // 4 - 1, 1))
+  table = [np.sin(x * f), np.cos(x * f), np.sin(y * f), np.cos(y * f)]
+  return jnp.asarray(np.concatenate(table, axis=-1)[None], jnp.float32)
+
+
+def offsets(L: int) -> np.ndarray:
+  """Returns the index (query, key) of p_q - p_k among the 2 L - 1 offsets."""
+  position = np.arange(L)
+  return position[:, None] - position + L - 1
+
+
+class RelativeKeys(nn.Module):
+  """The extra attention of 1-D relative position embeddings (appendix D.4).
+
+  The query is the original one, the key an embedding of the offset p_q - p_k
+  between two patches in raster order; the logits are added to those of the
+  content. An embedding has width D, of which every head takes its part. A class
+  token has no position, hence no offset.
+  """
+
+  @nn.compact
+  def __call__(self, q_BNLK: jax.Array, extra: int) -> jax.Array:
+    """Returns logits BNLL, float32, that are 0 for the first `extra` tokens."""
+    _, N, L, K = q_BNLK.shape
+    L -= extra
+    r_ONK = self.param('relative_embedding', _init, (2 * L - 1, N, K))
+    logits_BNLO = jnp.einsum(
+      'BNLK,ONK->BNLO',
+      q_BNLK[:, :, extra:],
+      r_ONK[::-1].astype(q_BNLK.dtype),
+      preferred_element_type=jnp.float32,
     )
-    return x_BLD + table_1LD.astype(x_BLD.dtype)
+    logits_BNLL = _shift(logits_BNLO)
+    return jnp.pad(logits_BNLL, ((0, 0), (0, 0), (extra, 0), (extra, 0)))
+
+
+def _shift(x_BNLO: jax.Array) -> jax.Array:
+  """Picks entry k - q + L - 1 of row q for every k.
+
+  As a reshaping, because a gather of this size is slow on TPU: with one more
+  column, the entries wanted lie 2 L - 1 apart from row to row.
+  """
+  B, N, L, _ = x_BNLO.shape
+  flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)
+  start = L - 1
+  rows = flat[..., start : start + L * (2 * L - 1)]
+  return rows.reshape(B, N, L, 2 * L - 1)[..., :L]
 
 
 def resize(
-  posemb_1LD: np.ndarray,
+  posemb_XLD: np.ndarray,
   old_grid: tuple[int, int],
   new_grid: tuple[int, int],
 ) -> np.ndarray:
@@ -31,35 +123,89 @@ def resize(
   class token, are kept as they are.
 
   Args:
-    posemb_1LD: float32, L = old_h * old_w, or one more for a class token.
+    posemb_XLD: float32, L = old_h * old_w, or one more for a class token.
     old_grid: (h, w) the embeddings were learned for.
     new_grid: (h, w) wanted.
 
   Returns:
-    float32 array (1, extra + new_h * new_w, D).
+    float32 array (X, extra + new_h * new_w, D).
 
   Raises:
     ValueError: if the embeddings do not belong to `old_grid`.
   """
-  extra = posemb_1LD.shape[1] - old_grid[0] * old_grid[1]
+  extra = posemb_XLD.shape[1] - old_grid[0] * old_grid[1]
   if extra not in (0, 1):
     raise ValueError(
-      f'{posemb_1LD.shape[1]} position embeddings do not fit a grid of '
+      f'{posemb_XLD.shape[1]} position embeddings do not fit a grid of '
       f'{old_grid[0]}x{old_grid[1]} patches with or without a class token.'
     )
   if tuple(old_grid) == tuple(new_grid):
-    return posemb_1LD
-  D = posemb_1LD.shape[2]
-  grid_hwD = np.asarray(posemb_1LD[0, extra:]).reshape(*old_grid, D)
-  grid_hwD = np.einsum(
-    'Hh,Ww,hwD->HWD',
-    _interpolation_matrix(old_grid[0], new_grid[0]),
-    _interpolation_matrix(old_grid[1], new_grid[1]),
-    grid_hwD,
-    optimize=True,
-  ).astype(posemb_1LD.dtype)
-  grid_1LD = grid_hwD.reshape(1, -1, D)
-  return np.concatenate([posemb_1LD[:, :extra], grid_1LD], axis=1)
+    return posemb_XLD
+  X, _, D = posemb_XLD.shape
+  grid_XhwD = posemb_XLD[:, extra:].reshape(X, *old_grid, D)
+  for axis in (1, 2):
+    grid_XhwD = _resize_axis(grid_XhwD, axis, new_grid[axis - 1])
+  return np.concatenate(
+    [posemb_XLD[:, :extra], grid_XhwD.reshape(X, -1, D)], axis=1
+  )
+
+
+def resize_all(
+  params: Any,
+  like: Any,
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+) -> Any:
+  """Interpolates every table of positions in a tree of parameters.
+
+  Tables along one axis are interpolated as `resize` does it; those of offsets
+  along one axis (axial attention) so that an offset keeps its share of the
+  image's side.
+
+  Args:
+    params: NumPy arrays.
+    like: arrays or shapes of the model for the new size.
+    old_grid: (h, w) of the tokens the tables were learned for.
+    new_grid: (h, w) wanted.
+
+  Raises:
+    ValueError: for relative embeddings of two-dimensional grids, whose offsets
+      along the raster mean other distances on another grid.
+  """
+
+  def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
+    *parents, name = (key.key for key in path)
+    if name == 'pos_embedding':
+      return resize(x, old_grid, new_grid)
+    if name not in _TABLE_AXES or x.shape == target.shape:
+      return x
+    if name == 'relative_embedding' and not {'row', 'column'} & set(parents):
+      raise ValueError(
+        f'Relative position embeddings learned for {old_grid[0]}x{old_grid[1]} '
+        f'patches cannot be resized to {new_grid[0]}x{new_grid[1]}: keep the '
+        'image size of the checkpoint.'
+      )
+    axis = _TABLE_AXES[name]
+    return _resize_axis(x, axis, target.shape[axis])
+
+  return jax.tree_util.tree_map_with_path(one, params, like)
+
+
+# Counted from the end, because layers stacked for a scan come first.
+_TABLE_AXES = {
+  'x_embedding': -2,
+  'y_embedding': -2,
+  'relative_embedding': -3,
+  'relative_query': -2,
+  'relative_key': -2,
+  'relative_value': -2,
+}
+
+
+def _resize_axis(x: np.ndarray, axis: int, new: int) -> np.ndarray:
+  matrix = _interpolation_matrix(x.shape[axis], new)
+  y = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+  return y.astype(x.dtype)
 
 
 def _interpolation_matrix(old: int, new: int) -> np.ndarray:

@@ -1,39 +1,310 @@
-"""Weight-standardised convolutions with GroupNorm: the root of the hybrids."""
+"""BiT ResNets: weight-standardised convolutions and GroupNorm.
 
+The bottleneck ResNet of He et al. as Big Transfer (1912.11370) changes it, in
+two versions: 1 normalises after a convolution and ends a unit with the
+activation (the stem of the hybrids), 2 normalises and activates before (the
+published BiT weights). Parameter names are those of the published hybrids.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-GROUP_NORM_EPSILON = 1e-6
+from vit_jax.models.axial import AxialConv
+from vit_jax.models.heads import classifier
+from vit_jax.models.layers import remat
+
+Array = jax.Array
+
+# Channels that a unit puts out for each it convolves.
+EXPANSION = 4
 
 
 class StdConv(nn.Conv):
   """Convolution whose kernel is standardised (Qiao et al., 2019).
 
-  The originals' form: over height, width and input channels, population
-  deviation, epsilon 1e-5 added to the deviation and not to the variance.
+  Over height, width and input channels, with the population's deviation. The
+  originals differ in where epsilon stands: version 1 adds 1e-5 to the
+  deviation, version 2 adds 1e-10 to the variance. They differ in the padding of
+  strided convolutions too: version 2 pads both sides alike.
   """
+
+  version: int = 1
 
   def param(self, name, *args, **kwargs):
     value = super().param(name, *args, **kwargs)
     if name == 'kernel':
       value = value - jnp.mean(value, axis=(0, 1, 2))
-      value = value / (jnp.std(value, axis=(0, 1, 2)) + 1e-5)
+      if self.version == 1:
+        value = value / (jnp.std(value, axis=(0, 1, 2)) + 1e-5)
+      else:
+        value = value * jax.lax.rsqrt(jnp.var(value, axis=(0, 1, 2)) + 1e-10)
     return value
 
 
-def root_v1(x_BHWC: jax.Array, width: int, dtype: Any) -> jax.Array:
-  """Convolves 7x7/2, normalises, and max-pools 3x3/2: BHWC to B H/4 W/4 width.
+def _conv(
+  x: Array, width: int, size: int, stride: int, version: int, name: str
+) -> Array:
+  return StdConv(
+    width,
+    (size, size),
+    stride,
+    padding='SAME' if version == 1 else size // 2,
+    use_bias=False,
+    dtype=x.dtype,
+    version=version,
+    name=name,
+  )(x)
 
-  A function and not a module, so that the parameters `conv_root` and `gn_root`
-  stand where the published files have them: beside the caller's own.
+
+def _norm(
+  x: Array, version: int, name: str, scale_init: Any = nn.initializers.ones
+) -> Array:
+  return nn.GroupNorm(
+    32,
+    epsilon=1e-6 if version == 1 else 1e-5,
+    dtype=x.dtype,
+    scale_init=scale_init,
+    name=name,
+  )(x)
+
+
+class Unit(nn.Module):
+  """A bottleneck residual unit: 1x1, 3x3 with the stride, 1x1.
+
+  Attributes:
+    width: channels of the 3x3 convolution.
+    stride: of the unit.
+    version: 1 or 2, see the module.
+    axial: whether row and column attention stand for the 3x3 convolution.
   """
-  x = StdConv(
-    width, (7, 7), (2, 2), use_bias=False, dtype=dtype, name='conv_root'
-  )(x_BHWC)
-  x = nn.GroupNorm(32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name='gn_root')(
-    x
-  )
-  return nn.max_pool(nn.relu(x), (3, 3), (2, 2), padding='SAME')
+
+  width: int
+  stride: int = 1
+  version: int = 2
+  axial: bool = False
+
+  @nn.compact
+  def __call__(self, x_BhwC: Array) -> Array:
+    """Returns BhwC with h and w divided by the stride, C = 4 * width."""
+    unit = self._version_1 if self.version == 1 else self._version_2
+    return unit(x_BhwC)
+
+  def _version_1(self, x: Array) -> Array:
+    residual = x
+    if self._needs_projection(x):
+      residual = _norm(self._projection(x), 1, 'gn_proj')
+    y = nn.relu(_norm(_conv(x, self.width, 1, 1, 1, 'conv1'), 1, 'gn1'))
+    y = nn.relu(_norm(self._middle(y), 1, 'gn2'))
+    y = _conv(y, EXPANSION * self.width, 1, 1, 1, 'conv3')
+    # Every unit starts as the identity.
+    y = _norm(y, 1, 'gn3', nn.initializers.zeros)
+    return nn.relu(residual + y)
+
+  def _version_2(self, x: Array) -> Array:
+    y = nn.relu(_norm(x, 2, 'gn1'))
+    residual = self._projection(y) if self._needs_projection(x) else x
+    y = _conv(y, self.width, 1, 1, 2, 'conv1')
+    y = self._middle(nn.relu(_norm(y, 2, 'gn2')))
+    y = nn.relu(_norm(y, 2, 'gn3'))
+    return residual + _conv(y, EXPANSION * self.width, 1, 1, 2, 'conv3')
+
+  def _needs_projection(self, x: Array) -> bool:
+    return self.stride > 1 or x.shape[-1] != EXPANSION * self.width
+
+  def _projection(self, x: Array) -> Array:
+    return _conv(
+      x, EXPANSION * self.width, 1, self.stride, self.version, 'conv_proj'
+    )
+
+  def _middle(self, x: Array) -> Array:
+    if self.axial:
+      return AxialConv(self.width, self.stride, x.dtype, name='axial2')(x)
+    return _conv(x, self.width, 3, self.stride, self.version, 'conv2')
+
+
+class Stage(nn.Module):
+  """Units of one width, the first of which may have a stride."""
+
+  units: int
+  width: int
+  stride: int = 1
+  version: int = 2
+  axial: bool = False
+  scan: bool = False
+  remat: str = 'none'
+
+  @nn.compact
+  def __call__(self, x_BhwC: Array) -> Array:
+    unit = remat(Unit, self.remat, in_loop=False)
+    fields = {
+      'width': self.width,
+      'version': self.version,
+      'axial': self.axial,
+    }
+    x = unit(stride=self.stride, name='unit1', **fields)(x_BhwC)
+    if not self.scan or self.units == 1:
+      for i in range(2, self.units + 1):
+        x = unit(name=f'unit{i}', **fields)(x)
+      return x
+    # The first unit has shapes of its own; the others are alike.
+    looped = nn.scan(
+      lambda unit, x, _: (unit(x), None),
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      length=self.units - 1,
+    )
+    unit = remat(Unit, self.remat, in_loop=True)
+    return looped(unit(name='units', **fields), x, None)[0]
+
+
+def feature_maps(
+  images_BHWC: Array,
+  *,
+  width: int,
+  layers: Sequence[int],
+  version: int,
+  axial: bool = False,
+  scan: bool = False,
+  remat: str = 'none',
+) -> list[Array]:
+  """Returns what the root and every stage put out, BhwC.
+
+  The root convolves 7x7/2 and max-pools 3x3/2; every stage after the first
+  halves the sides and doubles the width.
+
+  A function and not a module, so that the parameters stand where the published
+  files have them: beside the caller's own.
+  """
+  x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
+  if version == 1:
+    x = nn.relu(_norm(x, version, 'gn_root'))
+    x = nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
+  else:
+    # Zeros and not -inf, and no activation before: they can be the maximum.
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    x = nn.max_pool(x, (3, 3), (2, 2))
+  maps = [x]
+  for i, units in enumerate(layers):
+    stage = Stage(
+      units,
+      width * 2**i,
+      1 if i == 0 else 2,
+      version,
+      axial,
+      scan,
+      remat,
+      name=f'block{i + 1}',
+    )
+    maps.append(stage(maps[-1]))
+  return maps
+
+
+class ResNet(nn.Module):
+  """Images to class logits, by convolutions.
+
+  Attributes:
+    num_classes: C; 0 returns the pooled features themselves.
+    layers: units of each stage.
+    width: channels of the root, 64 times the width factor.
+    version: 1 or 2, see the module.
+    axial: Axial-ResNet: row and column attention stand for the 3x3
+      convolutions (appendix D.6).
+    head_bias: initial bias of the head, see `ViT`.
+    dtype: of the computation; parameters are always float32.
+    scan: one compiled unit looped over the equal ones of a stage.
+    remat: what a unit keeps for the backward pass, see `ViT`.
+  """
+
+  num_classes: int
+  layers: tuple[int, ...]
+  width: int = 64
+  version: int = 2
+  axial: bool = False
+  head_bias: float = 0.0
+  dtype: Any = jnp.float32
+  scan: bool = False
+  remat: str = 'none'
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    """Checks that the fields fit together.
+
+    Raises:
+      ValueError: naming field, value and way out.
+    """
+    del image_size  # the padding takes any
+    check_stages('layers', self.layers, 'width', self.width)
+    if not self.layers:
+      raise ValueError(
+        'model.layers is empty: a ResNet has at least one stage.'
+      )
+    if self.version not in (1, 2):
+      raise ValueError(f'model.version is {self.version}: use 1 or 2.')
+
+  @nn.compact
+  def __call__(
+    self,
+    images_BHWC: Array,
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+  ) -> tuple[Array, dict[str, Any]]:
+    """Computes the logits.
+
+    Args:
+      images_BHWC: images in [-1, 1], of any size.
+      train: makes no difference here.
+      capture: 'blocks' for the output of every stage.
+
+    Returns:
+      Logits BC in float32 and a dict with `stem` (of the root, BhwC), `tokens`
+      (the last feature map, BLC), `pre_logits` (its mean) and the captured: a
+      list, as the stages differ in shape.
+
+    Raises:
+      ValueError: if attention is to be captured.
+    """
+    del train
+    if 'attention' in capture:
+      raise ValueError('A ResNet has no attention to show.')
+    stem, *stages = feature_maps(
+      images_BHWC.astype(self.dtype),
+      width=self.width,
+      layers=self.layers,
+      version=self.version,
+      axial=self.axial,
+      scan=self.scan,
+      remat=self.remat,
+    )
+    x_BhwC = stages[-1]
+    if self.version == 2:
+      x_BhwC = nn.relu(_norm(x_BhwC, 2, 'gn_final'))
+    y_BC = jnp.mean(x_BhwC, axis=(1, 2))
+    aux: dict[str, Any] = {
+      'stem': stem,
+      'tokens': x_BhwC.reshape(len(x_BhwC), -1, x_BhwC.shape[-1]),
+      'pre_logits': y_BC,
+    }
+    if 'blocks' in capture:
+      aux['blocks'] = stages
+    if not self.num_classes:
+      return y_BC, aux
+    return classifier(y_BC, self.num_classes, self.head_bias), aux
+
+
+def check_stages(
+  layers_field: str, layers: Sequence[int], width_field: str, width: int
+) -> None:
+  """Checks the stages of a ResNet or a stem; raises ValueError."""
+  if any(n < 1 for n in layers):
+    raise ValueError(
+      f'model.{layers_field} is {tuple(layers)}: every stage has at least one '
+      'unit.'
+    )
+  if width < 32 or width % 32:
+    raise ValueError(
+      f'model.{width_field} is {width}: GroupNorm wants a multiple of 32.'
+    )

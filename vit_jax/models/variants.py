@@ -1,17 +1,22 @@
-"""Named sizes of table 1, and from a name to a model."""
+"""Named models of the paper and its successors, and from a name to a model."""
 
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import posemb
+from vit_jax.models import heads, posemb
+from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT
+
+Model = ViT | ResNet
+
+ARCHITECTURES: Mapping[str, type[Model]] = {'vit': ViT, 'resnet': ResNet}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,30 +30,63 @@ class Size:
 
 
 # B, L and H are table 1; Ti and S come from DeiT (2012.12877) and AugReg
-# (2106.10270), g and G from "Scaling Vision Transformers" (2106.04560).
+# (2106.10270), g and G from "Scaling Vision Transformers" (2106.04560). Half-B
+# is the ViT-b of figure 4: B with all hidden dimensions halved.
 SIZES = {
   'ti': Size(12, 192, 768, 3),
   's': Size(12, 384, 1536, 6),
+  'halfb': Size(12, 384, 1536, 12),
   'b': Size(12, 768, 3072, 12),
   'l': Size(24, 1024, 4096, 16),
   'h': Size(32, 1280, 5120, 16),
   'g': Size(40, 1408, 6144, 16),
   'G': Size(48, 1664, 8192, 16),
 }
-# Offered as nearest names; any other patch size works too.
-PUBLISHED = (
-  'ti16',
-  's32',
-  's16',
-  'b32',
-  'b16',
-  'b8',
-  'l32',
-  'l16',
-  'h14',
-  'g14',
-  'G14',
-)
+
+# Units of each stage of a ResNet by its depth: 50 to 152 are He et al., 200 is
+# BiT, 26 is AugReg.
+STAGES: dict[int, tuple[int, ...]] = {
+  26: (2, 2, 2, 2),
+  50: (3, 4, 6, 3),
+  101: (3, 4, 23, 3),
+  152: (3, 8, 36, 3),
+  200: (3, 24, 36, 3),
+}
+
+# Where each named model was published; the order is that of the table of
+# models. Other patch sizes, widths and stems work by the same grammar.
+PUBLISHED = {
+  'ti16': 'AugReg, arXiv 2106.10270',
+  's32': 'AugReg, arXiv 2106.10270',
+  's16': 'AugReg, arXiv 2106.10270',
+  'halfb32': 'ViT, figure 4 (ViT-b/32)',
+  'b32': 'ViT, table 1',
+  'b16': 'ViT, table 1',
+  'b8': 'AugReg, arXiv 2106.10270',
+  'l32': 'ViT, table 1',
+  'l16': 'ViT, table 1',
+  'h14': 'ViT, table 1',
+  'g14': 'Scaling ViT, arXiv 2106.04560',
+  'G14': 'Scaling ViT, arXiv 2106.04560',
+  'r50x1': 'BiT, arXiv 1912.11370; ViT, table 6',
+  'r50x2': 'ViT, table 6',
+  'r50x3': 'BiT, arXiv 1912.11370',
+  'r101x1': 'BiT, arXiv 1912.11370; ViT, table 6',
+  'r101x3': 'BiT, arXiv 1912.11370',
+  'r152x1': 'ViT, table 6',
+  'r152x2': 'BiT, arXiv 1912.11370; ViT, table 6',
+  'r152x4': 'BiT, arXiv 1912.11370; ViT, table 2',
+  'r200x3': 'ViT, table 6',
+  'r+ti16': 'AugReg, arXiv 2106.10270',
+  'r26+s32': 'AugReg, arXiv 2106.10270',
+  'r50+b32': 'ViT, table 6',
+  'r50+b16': 'ViT, table 6',
+  'r50+l32': 'ViT, table 6; AugReg',
+  'r50+l16': 'ViT, table 6',
+  'axial_b32': 'ViT, figure 13',
+  'axial_b16': 'ViT, figure 13',
+  'axial_r50x1': 'ViT, figure 13; Wang et al. 2020b',
+}
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -61,63 +99,131 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def fields(variant: str) -> dict[str, Any]:
-  """Returns the ViT fields of a variant written size and patch, as in `l16`.
+  """Returns the fields of a variant, as `build` takes them.
+
+  Args:
+    variant: a size and a patch size in pixels (l16); a ResNet's depth and width
+      factor (r50x1); a stem's depth and what a ViT would be called that has as
+      many tokens (r50+b16); axial_ before one of the first two.
 
   Raises:
     ValueError: if the name is none; names the nearest.
   """
-  match = re.fullmatch(r'(ti|[a-zA-Z])/?([1-9]\d*)', variant)
-  if not match or match[1] not in SIZES:
+  name = variant.removeprefix('axial_')
+  axial = name != variant
+  found = None
+  if match := re.fullmatch(r'r(\d+)x([1-9]\d*)', name):
+    found = _resnet(int(match[1]), int(match[2]), axial)
+  elif match := re.fullmatch(r'(?:r(\d*)\+)?([a-zA-Z]+)/?([1-9]\d*)', name):
+    found = _vit(match[1], match[2], int(match[3]), axial)
+  if found is None:
     raise ValueError(
       f'No model variant {variant!r}. {nearest(variant, PUBLISHED)} '
-      'A variant is a size '
-      f'({", ".join(SIZES)}) and a patch size in pixels, as in l16.'
+      f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
+      f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
+      'factor, as in r50x1, or both, as in r50+b16.'
     )
-  return {'patch_size': int(match[2])} | dataclasses.asdict(SIZES[match[1]])
+  return found
+
+
+def _resnet(depth: int, factor: int, axial: bool) -> dict[str, Any] | None:
+  if depth not in STAGES:
+    return None
+  return {
+    'name': 'resnet',
+    'layers': STAGES[depth],
+    'width': 64 * factor,
+    # Wang et al. start from the ResNet of He et al., whose order is version 1.
+    'version': 1 if axial else 2,
+    'axial': axial,
+  }
+
+
+def _vit(
+  stem: str | None, size: str, stride: int, axial: bool
+) -> dict[str, Any] | None:
+  if size not in SIZES or (axial and stem is not None):
+    return None
+  found = {'name': 'vit', 'patch_size': stride}
+  if axial:
+    found |= {'axial': True, 'pool': 'gap'}
+  if stem is not None:
+    hybrid = _stem(stem, stride)
+    if hybrid is None:
+      return None
+    found |= hybrid
+  return found | dataclasses.asdict(SIZES[size])
+
+
+def _stem(depth: str, stride: int) -> dict[str, Any] | None:
+  """Returns a hybrid's fields for tokens of `stride` pixels a side."""
+  if not depth:
+    # The root alone. AugReg's names count its convolution and forget its
+    # pooling, so that a token of R+Ti/16 is 32 pixels wide.
+    return {'stem_width': 64, 'patch_size': stride // 2} if stride > 1 else None
+  layers = STAGES.get(int(depth))
+  if layers is None or stride not in (16, 32):
+    return None
+  if stride == 16:
+    # Stage 4 is removed and its layers are moved into stage 3 (section 4.1).
+    layers = (*layers[:2], sum(layers[2:]))
+  return {'stem_width': 64, 'stem_layers': layers, 'patch_size': 1}
+
+
+def defaults(name: str) -> dict[str, Any]:
+  """Returns the fields of an architecture that have a default, for a config."""
+  found = {
+    f.name: f.default
+    for f in dataclasses.fields(ARCHITECTURES[name])
+    if f.default is not dataclasses.MISSING and f.name not in ('parent', 'name')
+  }
+  return {'name': name} | found | {'dtype': 'float32'}
 
 
 def build(
   *,
   num_classes: int,
   image_size: tuple[int, int],
+  name: str = 'vit',
   dtype: str = 'float32',
   **model_fields: Any,
-) -> ViT:
-  """Returns a ViT after checking that its fields fit together.
+) -> Model:
+  """Returns a model after checking that its fields fit together.
 
   Args:
     num_classes: C.
     image_size: (H, W) in pixels, for the check alone.
+    name: 'vit' (the hybrids and Axial-ViT too) or 'resnet'.
     dtype: 'float32' or 'bfloat16', of the computation.
-    **model_fields: the other fields of `ViT`.
+    **model_fields: the other fields of `ViT` or `ResNet`.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.
   """
   choices = {
-    'pool': ('cls', 'gap'),
+    'name': tuple(ARCHITECTURES),
+    'pool': heads.POOLS,
+    'posemb': posemb.KINDS,
+    'posemb_at': posemb.PLACES,
     'remat': ('none', *remat_policies()),
   }
   for field, valid in choices.items():
-    value = model_fields.get(field, valid[0])
+    value = ({'name': name} | model_fields).get(field, valid[0])
     if value not in valid:
       raise ValueError(
         f'model.{field} is {value!r}. {nearest(str(value), valid)}'
       )
   if dtype not in ('float32', 'bfloat16'):
     raise ValueError(f'model.dtype is {dtype!r}: use float32 or bfloat16.')
-  for field in ('patch_size', 'width', 'depth', 'mlp_dim', 'heads'):
-    if model_fields[field] < 1:
-      raise ValueError(
-        f'model.{field} is {model_fields[field]}: it must be at least 1.'
-      )
-  if model_fields['width'] % model_fields['heads']:
-    raise ValueError(
-      f'model.width {model_fields["width"]} is not a multiple of model.heads '
-      f'{model_fields["heads"]}: every head takes an equal share.'
-    )
-  model = ViT(num_classes=num_classes, dtype=jnp.dtype(dtype), **model_fields)
-  posemb.grid_shape(image_size, total_stride(model))
+  # Lists come from JSON, and a module's fields have to be hashable.
+  model_fields = {
+    field: tuple(value) if isinstance(value, list | tuple) else value
+    for field, value in model_fields.items()
+  }
+  model = ARCHITECTURES[name](
+    num_classes=num_classes, dtype=jnp.dtype(dtype), **model_fields
+  )
+  model.check(image_size)
   return model
 
 
@@ -131,13 +237,8 @@ def remat_policies() -> tuple[str, ...]:
   )
 
 
-def total_stride(model: ViT) -> int:
-  """Returns the side, in pixels of the image, of what a token stands for."""
-  return model.patch_size * (4 if model.stem_width else 1)
-
-
 def init(
-  model: ViT, key: jax.Array, image_size: tuple[int, int]
+  model: Model, key: jax.Array, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same for scanned and unrolled layers.
 
@@ -149,23 +250,38 @@ def init(
   images_1HWC = jnp.zeros((1, *image_size, 3))
   variables = model.clone(scan=False).init(key, images_1HWC)
   params = nn.unbox(variables['params'])
-  return stack_blocks(params) if model.scan else params
+  return stack_layers(params) if model.scan else params
 
 
-def stack_blocks(params: dict[str, Any]) -> dict[str, Any]:
+# What a scan loops over: names of equal layers with the first one's number, and
+# the name of all of them stacked.
+_LOOPS = (('encoderblock_', 0, 'encoderblock'), ('unit', 2, 'units'))
+
+
+def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
   """Turns unrolled layers into the leading axis that a scanned model has."""
-  encoder = dict(params['Transformer'])
-  depth = sum(name.startswith('encoderblock_') for name in encoder)
-  blocks = [encoder.pop(f'encoderblock_{i}') for i in range(depth)]
-  encoder['encoderblock'] = jax.tree.map(lambda *xs: jnp.stack(xs), *blocks)
-  return {**params, 'Transformer': encoder}
+  tree = {
+    name: stack_layers(x) if isinstance(x, dict) else x
+    for name, x in params.items()
+  }
+  for prefix, first, stacked in _LOOPS:
+    layers: list[Any] = []
+    while (name := f'{prefix}{first + len(layers)}') in tree:
+      layers.append(tree.pop(name))
+    if layers:
+      tree[stacked] = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
+  return tree
 
 
-def unstack_blocks(params: dict[str, Any]) -> dict[str, Any]:
+def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
   """Turns a scanned model's leading layer axis into unrolled layers."""
-  encoder = dict(params['Transformer'])
-  stacked = encoder.pop('encoderblock')
-  depth = len(jax.tree.leaves(stacked)[0])
-  for i in range(depth):
-    encoder[f'encoderblock_{i}'] = jax.tree.map(lambda x, i=i: x[i], stacked)
-  return {**params, 'Transformer': encoder}
+  tree = {
+    name: unstack_layers(x) if isinstance(x, dict) else x
+    for name, x in params.items()
+  }
+  for prefix, first, stacked in _LOOPS:
+    if stacked in tree:
+      layers = tree.pop(stacked)
+      for i in range(len(jax.tree.leaves(layers)[0])):
+        tree[f'{prefix}{first + i}'] = jax.tree.map(lambda x, i=i: x[i], layers)
+  return tree

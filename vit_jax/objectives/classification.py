@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.data import augment
-from vit_jax.models.vit import ViT
+from vit_jax.models.variants import Model
 
 Batch = dict[str, jax.Array]
 
@@ -27,7 +27,7 @@ class Classification:
     flip: whether to mirror training images at random.
   """
 
-  model: ViT
+  model: Model
   loss_name: str = 'softmax'
   label_smoothing: float = 0.0
   mixup: float = 0.0

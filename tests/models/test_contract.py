@@ -1,0 +1,480 @@
+"""What every architecture has to do, whatever it is made of."""
+
+import contextlib
+import functools
+import json
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import digits
+from vit_jax import config as config_lib
+from vit_jax import reader, run, sharding, train
+from vit_jax.checkpoint import Checkpoints
+from vit_jax.models import variants
+
+CLASSES = 5
+# What a batch is split into on the mesh below.
+BATCH = 4
+MESH = {'data': 2, 'fsdp': 2, 'tensor': 2}
+
+# Sums of a few thousand float32 terms in another order: errors seen are below
+# 1e-5 of an array's largest entry.
+TOLERANCE = 1e-4
+
+# Dozens of programs are compiled here to run once. These take a third of the
+# time that the default emitters take to compile one.
+FAST = {
+  'xla_cpu_use_fusion_emitters': False,
+  'xla_cpu_parallel_codegen_split_count': 1,
+}
+
+# Everywhere wider than high, so that no test is of squares alone.
+SIZE = (32, 48)
+# Widths, heads and classes all differ, so that no mistaken shape fits.
+ENCODER = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
+RESNET = {'name': 'resnet', 'layers': (1, 3), 'width': 32}
+ARCHITECTURES = (
+  {
+    'vit': {},
+    'vit-gap': {'pool': 'gap'},
+    'vit-map': {'pool': 'map'},
+    'vit-representation': {'representation_size': 20},
+    'vit-none': {'posemb': 'none'},
+    'vit-relative': {'posemb': 'relative'},
+    'vit-relative-gap': {'posemb': 'relative', 'pool': 'gap'},
+  }
+  | {
+    f'vit-{kind}-{place}': {'posemb': kind, 'posemb_at': place}
+    for kind in ('learned1d', 'learned2d', 'sincos2d')
+    for place in ('input', 'every_layer', 'shared')
+    if (kind, place) != ('learned1d', 'input')  # 'vit'
+  }
+  | {
+    'axial': {'axial': True, 'pool': 'gap'},
+    'axial-map-relative': {'axial': True, 'pool': 'map', 'posemb': 'relative'},
+    'hybrid': {'stem_width': 32, 'stem_layers': (1, 2), 'patch_size': 1},
+    'hybrid-root': {'stem_width': 32, 'patch_size': 2},
+    'hybrid-4-stages': {
+      'stem_width': 32,
+      'stem_layers': (1, 1, 2, 1),
+      'patch_size': 1,
+    },
+    'resnet-1': RESNET | {'version': 1},
+    'resnet-2': RESNET | {'version': 2},
+    'axial-resnet': RESNET | {'axial': True, 'version': 1, 'width': 64},
+  }
+)
+
+
+# Those that take seconds to compile: what both changes at once tell already is
+# left to the slow tests.
+HEAVY = (
+  'axial-map-relative',
+  'hybrid',
+  'hybrid-4-stages',
+  'resnet-1',
+  'resnet-2',
+  'axial-resnet',
+)
+
+# Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
+# of 8 pixels; a class token; a root that leaves a quarter of a side.
+SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
+  'vit-gap': ((4, 6, 32), (24, 32), (32,)),
+  'vit-map': ((4, 6, 32), (24, 32), (32,)),
+  'vit-relative-gap': ((4, 6, 32), (24, 32), (32,)),
+  'vit-representation': ((4, 6, 32), (25, 32), (20,)),
+  'axial': ((4, 6, 32), (24, 32), (32,)),
+  'axial-map-relative': ((4, 6, 32), (24, 32), (32,)),
+  'hybrid-4-stages': ((2, 3, 32), (7, 32), (32,)),
+  'resnet-1': ((8, 12, 32), (24, 256), (256,)),
+  'resnet-2': ((8, 12, 32), (24, 256), (256,)),
+  'axial-resnet': ((8, 12, 64), (24, 512), (512,)),
+}
+
+# Transposing image, kernels and positions together changes nothing in these;
+# the others know rows from columns.
+SYMMETRIC = (
+  'vit',
+  'vit-gap',
+  'vit-map',
+  'vit-none',
+  'vit-learned1d-every_layer',
+  'vit-learned1d-shared',
+  'hybrid',
+  'hybrid-root',
+  'resnet-1',
+  'resnet-2',
+)
+
+
+class Architecture:
+  """A small model with random parameters, and what it computes."""
+
+  def __init__(self, name):
+    fields = ARCHITECTURES[name]
+    if fields.get('name', 'vit') == 'vit':
+      fields = ENCODER | fields
+    self.name = name
+    self.fields = fields
+    # Four stages leave 1/32 of a side.
+    self.size = (64, 96) if name == 'hybrid-4-stages' else SIZE
+    self.model = variants.build(
+      num_classes=CLASSES, image_size=self.size, **fields
+    )
+    rng = np.random.default_rng(0)
+    self.params = random_params(self.model, self.size, rng)
+    self.images = rng.uniform(-1, 1, (BATCH, *self.size, 3)).astype(np.float32)
+    # Whatever the loss, this is how it reaches the model.
+    self.cotangent = rng.standard_normal((BATCH, CLASSES)).astype(np.float32)
+
+  @functools.cached_property
+  def compute(self):
+    return self.compiled()
+
+  @functools.cached_property
+  def plain(self):
+    """Logits, aux and gradients."""
+    return self.compute(self.params, self.images)
+
+  def compiled(self, **fields):
+    model = self.model.clone(**fields)
+
+    def loss(params, images):
+      logits, aux = model.apply({'params': params}, images)
+      return jnp.sum(logits * self.cotangent), (logits, aux)
+
+    def compute(params, images):
+      grads, (logits, aux) = jax.grad(loss, has_aux=True)(params, images)
+      return logits, aux, grads
+
+    return jax.jit(compute, compiler_options=FAST)
+
+
+@functools.cache
+def architecture(name):
+  return Architecture(name)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def case(request):
+  return architecture(request.param)
+
+
+def slow_if(condition, *values, name):
+  return pytest.param(*values, id=name, marks=[pytest.mark.slow] * condition)
+
+
+def random_params(model, size, rng):
+  """Returns parameters none of which is zero, one or like another.
+
+  As initialised, heads, class tokens, biases and the last scales of ResNets'
+  units are zero and hide mistakes in what they multiply.
+  """
+  shapes = jax.eval_shape(
+    lambda key: variants.init(model, key, size), jax.random.key(0)
+  )
+
+  def draw(path, shape):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    x = rng.standard_normal(shape.shape)
+    if name.endswith('scale'):
+      x = 1 + 0.3 * x
+    elif name.endswith('bias'):
+      x = 0.3 * x
+    elif name.endswith('kernel'):
+      inputs = shape.shape[:1] if 'query' in name else shape.shape[:-1]
+      x = x * np.prod(inputs) ** -0.5
+    return np.float32(0.5 * x if 'embedding' in path[-1].key else x)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def leaves(tree):
+  return flax.traverse_util.flatten_dict(tree, sep='/')
+
+
+def assert_close(got, want):
+  """Compares what `Architecture` computes, or dictionaries."""
+  got_leaves, want_leaves = (
+    leaves(
+      tree
+      if isinstance(tree, dict)
+      else dict(zip(('logits', 'aux', 'grads'), tree, strict=True))
+    )
+    for tree in (got, want)
+  )
+  assert got_leaves.keys() == want_leaves.keys()
+  for name, x in want_leaves.items():
+    # Some gradients are zero but for rounding.
+    scale = max(np.abs(x).max(), 1e-2)
+    np.testing.assert_allclose(
+      got_leaves[name], x, rtol=0, atol=TOLERANCE * scale, err_msg=name
+    )
+
+
+def test_outputs_are_as_documented(case):
+  logits, aux, _ = case.plain
+  assert logits.shape == (BATCH, CLASSES)
+  assert logits.dtype == jnp.float32
+  assert np.isfinite(logits).all()
+  names = ('stem', 'tokens', 'pre_logits')
+  assert aux.keys() == set(names)
+  for name, shape in zip(names, SHAPES[case.name], strict=True):
+    assert aux[name].shape == (BATCH, *shape), name
+    assert np.isfinite(aux[name]).all(), name
+
+
+def test_without_classes_the_output_is_what_the_head_sees(case):
+  body = case.model.clone(num_classes=0)
+  params = {k: v for k, v in case.params.items() if k != 'head'}
+  outputs, aux = jax.eval_shape(
+    lambda p, x: body.apply({'params': p}, x), params, case.images
+  )
+  assert outputs == aux['pre_logits']
+  assert outputs.shape == (BATCH, *SHAPES[case.name][2])
+
+
+def test_every_parameter_gets_a_finite_gradient(case):
+  _, _, grads = case.plain
+  assert leaves(grads).keys() == leaves(case.params).keys()
+  for name, grad in leaves(grads).items():
+    assert np.isfinite(grad).all(), name
+    if name.endswith('key/bias'):
+      # It shifts all logits of a query alike, which no softmax notices.
+      assert np.abs(grad).max() < 1e-6, name
+    elif case.name == 'vit-relative' and name.endswith(
+      'encoderblock_1/MultiHeadDotProductAttention_1/relative/relative_embedding'
+    ):
+      # What the class token, which has no offset, gathers in the last layer is
+      # all that the head sees.
+      assert not grad.any(), name
+    else:
+      # A few channels never get past a ReLU.
+      assert (np.abs(grad) > 1e-6).mean() > 0.9, name
+
+
+@pytest.mark.parametrize(
+  ('case', 'tables'),
+  [
+    ('vit', 1),
+    ('vit-learned1d-shared', 1),
+    ('vit-learned1d-every_layer', ENCODER['depth']),
+    ('vit-learned2d-input', 1),
+    ('vit-learned2d-shared', 1),
+    ('vit-learned2d-every_layer', ENCODER['depth']),
+  ],
+  indirect=['case'],
+)
+def test_every_layer_alone_has_positions_of_its_own(case, tables):
+  embeddings = case.params['Transformer']['posembed_input']
+  assert {len(x) for x in embeddings.values()} == {tables}
+
+
+CHANGES = {
+  'scan': {'scan': True},
+  'remat': {'remat': 'nothing_saveable'},
+  'scan-remat': {'scan': True, 'remat': 'nothing_saveable'},
+}
+
+
+@pytest.mark.parametrize(
+  ('case', 'changes'),
+  [
+    slow_if(
+      (name in HEAVY and change != 'scan-remat')
+      or (change == 'remat' and name not in ('vit', 'vit-map', 'axial')),
+      name,
+      changes,
+      name=f'{name}-{change}',
+    )
+    for name in ARCHITECTURES
+    for change, changes in CHANGES.items()
+  ],
+  indirect=['case'],
+)
+def test_scan_and_remat_change_no_number(case, changes):
+  scan = changes.get('scan')
+  params = variants.stack_layers(case.params) if scan else case.params
+  logits, aux, grads = case.compiled(**changes)(params, case.images)
+  if scan:
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, grads)
+    grads = variants.unstack_layers(grads)
+  assert_close((logits, aux, grads), case.plain)
+
+
+def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
+  stacked = variants.stack_layers(case.params)
+  back = variants.unstack_layers(stacked)
+  jax.tree.map(np.testing.assert_array_equal, back, case.params)
+  wanted = jax.eval_shape(
+    case.model.clone(scan=True).init, jax.random.key(0), case.images
+  )['params']
+  assert jax.tree.map(np.shape, stacked) == jax.tree.map(np.shape, wanted)
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    slow_if(name not in ('vit', 'axial', 'resnet-2'), name, name=name)
+    for name in ARCHITECTURES
+  ],
+  indirect=True,
+)
+def test_initial_parameters_do_not_depend_on_scan(case):
+  models = (case.model, case.model.clone(scan=True))
+  loop, scan = jax.jit(
+    lambda key: [variants.init(model, key, case.size) for model in models],
+    compiler_options=FAST,
+  )(jax.random.key(7))
+  jax.tree.map(
+    np.testing.assert_array_equal, variants.unstack_layers(scan), loop
+  )
+  # Layers do not begin alike.
+  for name, x in leaves(variants.stack_layers(loop)).items():
+    if 'encoderblock/' in name and name.endswith('query/kernel'):
+      assert np.abs(x[0] - x[1]).max() > 0.01
+
+
+def test_eight_devices_equal_one(case):
+  mesh = sharding.make_mesh(MESH)
+  params = jax.device_put(
+    case.params, sharding.tree_shardings(case.params, mesh)
+  )
+  on_one_device = sum(
+    x.addressable_shards[0].data.size for x in jax.tree.leaves(params)
+  )
+  total = sum(x.size for x in jax.tree.leaves(params))
+  assert on_one_device < 0.7 * total
+  batch = sharding.global_batch({'images': case.images}, mesh)
+  assert_close(case.compute(params, batch['images']), case.plain)
+
+
+def test_bfloat16_is_close_to_float32(case):
+  want, _, _ = case.plain
+  model = case.model.clone(dtype=jnp.bfloat16)
+  got, aux = jax.jit(
+    lambda p, x: model.apply({'params': p}, x), compiler_options=FAST
+  )(case.params, case.images)
+  assert got.dtype == jnp.float32
+  assert {x.dtype for x in jax.tree.leaves(aux)} == {jnp.dtype(jnp.bfloat16)}
+  # Eight bits are 0.2 % of error a rounding, and some tens of them add up like
+  # the steps of a random walk. Seen: up to 1.3 %.
+  error = np.abs(got - want).max() / np.abs(want).max()
+  assert 1e-4 < error < 0.03
+
+
+@pytest.mark.parametrize('case', SYMMETRIC, indirect=True)
+def test_a_transposed_model_sees_in_the_transposed_image_the_same(case):
+  def transpose(path, x):
+    if x.ndim == 4 and path[-1].key == 'kernel':
+      return x.swapaxes(0, 1)
+    if path[-1].key == 'pos_embedding':
+      X, L, D = x.shape
+      grid = x[:, L - 24 :].reshape(X, 4, 6, D).swapaxes(1, 2)
+      return np.concatenate([x[:, : L - 24], grid.reshape(X, 24, D)], axis=1)
+    return x
+
+  run = jax.jit(
+    lambda p, x: case.model.apply({'params': p}, x)[0], compiler_options=FAST
+  )
+  images = case.images.swapaxes(1, 2)
+  params = jax.tree_util.tree_map_with_path(transpose, case.params)
+  want, _, _ = case.plain
+  assert_close({'logits': run(params, images)}, {'logits': want})
+  assert np.abs(run(case.params, images) - want).max() > 0.01
+
+
+def test_images_of_a_batch_do_not_mix(case):
+  logits, aux, _ = case.plain
+  for i in (0, BATCH - 1):
+    copies = np.repeat(case.images[i : i + 1], BATCH, axis=0)
+    alone, alone_aux, _ = case.compute(case.params, copies)
+    got = alone_aux | {'logits': alone}
+    want = {k: x[i : i + 1] for k, x in (aux | {'logits': logits}).items()}
+    assert_close(got, {k: np.repeat(x, BATCH, 0) for k, x in want.items()})
+  # And they do make a difference.
+  assert np.abs(logits[0] - logits[-1]).max() > 0.01
+
+
+def config_of(case):
+  config = digits.get_config()
+  if isinstance(case.model, variants.ResNet):
+    config_lib.choose_model(config, 'r50x1')
+  config.model.update(case.fields)
+  return config
+
+
+def test_saved_and_opened_it_is_the_same(case, tmp_path):
+  meta = {
+    'config': json.loads(config_of(case).to_json()),
+    'class_names': [str(i) for i in range(CLASSES)],
+    'image_size': list(case.size),
+  }
+  store = Checkpoints(str(tmp_path), keep_last=1, best_metric='none')
+  store.save(1, {'params': jax.device_put(case.params)}, meta, {})
+  store.close()
+  opened = reader.open_checkpoint(str(tmp_path))
+  assert opened.model == case.model
+  assert opened.image_size == case.size
+  jax.tree.map(np.testing.assert_array_equal, opened.params, case.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'case',
+  [
+    'vit-learned2d-every_layer',
+    'axial-map-relative',
+    'hybrid',
+    'resnet-1',
+    'resnet-2',
+    'axial-resnet',
+  ],
+  indirect=True,
+)
+def test_trained_saved_and_resumed_it_is_the_same(case, tmp_path, monkeypatch):
+  """Through the training loop, interrupted after one of two steps or not."""
+  config = config_of(case)
+  config.data.image_size = '32x48'
+  config.optimizer.warmup = '1 step'
+  config.update(
+    {
+      'total': '2 steps',
+      'batch_size': 8,
+      'checkpoint_every': '1 step',
+      'eval_every': '2 steps',
+      'model': {'scan': True},
+    }
+  )
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  train.train(config, str(whole))
+
+  @contextlib.contextmanager
+  def notice():
+    yield lambda step: step == 1
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train, 'preemption_notice', notice)
+    with pytest.raises(run.Preempted, match='saved step 1'):
+      train.train(config, str(parts))
+  first = reader.open_checkpoint(str(parts))
+  train.train(config, str(parts))
+  want, got = (reader.open_checkpoint(str(path)) for path in (whole, parts))
+  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+  assert got.model == want.model == case.model.clone(num_classes=10, scan=True)
+  # Something was learned in either step.
+  for params in (case.params, variants.unstack_layers(first.params)):
+    assert any(
+      not np.array_equal(x, y)
+      for x, y in zip(
+        jax.tree.leaves(params),
+        jax.tree.leaves(variants.unstack_layers(got.params)),
+        strict=True,
+      )
+      if x.shape == y.shape
+    )

@@ -1,0 +1,258 @@
+"""The ResNet's own pieces against NumPy and their definitions."""
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import resnet, variants
+
+VERSIONS = (1, 2)
+
+
+def draw(shape, seed=0):
+  return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize('scale', [1.0, 1e-4])
+@pytest.mark.parametrize('version', VERSIONS)
+def test_kernels_are_standardised_as_in_numpy(version, scale):
+  """Each output channel by itself; small kernels tell epsilon's place."""
+  kernel = scale * (draw((3, 3, 4, 5)) + draw((5,), 1))
+  x = draw((2, 6, 7, 4), 2)
+  conv = resnet.StdConv(
+    5, (3, 3), padding='VALID', use_bias=False, version=version
+  )
+  got = conv.apply({'params': {'kernel': kernel}}, x)
+  mean, variance = kernel.mean((0, 1, 2)), kernel.var((0, 1, 2))
+  standardised = (kernel - mean) / (
+    np.sqrt(variance) + 1e-5 if version == 1 else np.sqrt(variance + 1e-10)
+  )
+  windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))
+  want = np.einsum('bhwiyx,yxio->bhwo', windows, standardised)
+  # Sums of 36 products of float32.
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bias_is_not_standardised():
+  conv = resnet.StdConv(5, (3, 3))
+  params = {'kernel': np.zeros((3, 3, 4, 5)), 'bias': np.arange(5.0)}
+  got = conv.apply({'params': params}, draw((1, 6, 6, 4)))
+  np.testing.assert_array_equal(got, np.broadcast_to(np.arange(5.0), got.shape))
+
+
+def init_unit(x, **fields):
+  unit = resnet.Unit(8 * 4, **fields)
+  return unit, unit.init(jax.random.key(0), x)['params']
+
+
+def test_a_unit_of_version_1_begins_as_relu_of_its_input():
+  x = draw((2, 4, 6, 128))
+  unit, params = init_unit(x, version=1)
+  assert not params['gn3']['scale'].any()
+  assert 'conv_proj' not in params
+  got = unit.apply({'params': params}, x)
+  np.testing.assert_array_equal(got, np.maximum(x, 0))
+  params['gn3']['scale'] = jnp.ones(128)
+  assert np.abs(unit.apply({'params': params}, x) - got).max() > 0.1
+
+
+def test_a_unit_of_version_2_adds_to_its_input():
+  """All of it: with the last kernel at zero, even what is negative is left."""
+  x = draw((2, 4, 6, 128))
+  unit, params = init_unit(x, version=2)
+  for name in ('gn1', 'gn2', 'gn3'):
+    np.testing.assert_array_equal(params[name]['scale'], 1)
+  params['conv3']['kernel'] = jnp.zeros_like(params['conv3']['kernel'])
+  np.testing.assert_array_equal(unit.apply({'params': params}, x), x)
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize(
+  ('channels', 'stride', 'projects'),
+  [(128, 1, False), (128, 2, True), (64, 1, True)],
+)
+def test_shortcuts_are_projected_only_where_shapes_change(
+  version, channels, stride, projects
+):
+  x = draw((2, 4, 6, channels))
+  unit, params = init_unit(x, version=version, stride=stride)
+  assert ('conv_proj' in params) == projects
+  # Version 1 normalises what it projects.
+  assert ('gn_proj' in params) == (projects and version == 1)
+  got = unit.apply({'params': params}, x)
+  assert got.shape == (2, 4 // stride, 6 // stride, 128)
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_the_projection_sees_what_the_version_gives_it(version):
+  """Version 1 projects the input itself, version 2 its activation."""
+  x = -1 - np.abs(draw((2, 4, 6, 64)))
+  unit, params = init_unit(x, version=version, stride=1)
+  # What enters the first convolution or the norm of version 2 is all negative,
+  # so that nothing gets past the first ReLU of version 2.
+  if version == 2:
+    params['gn1'] = {'scale': jnp.zeros(64), 'bias': -jnp.ones(64)}
+    params['conv3']['kernel'] *= 0
+  got = unit.apply({'params': params}, x)
+  assert bool(np.any(got != 0)) == (version == 1)
+
+
+@pytest.mark.parametrize('axial', [False, True])
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('size', [(64, 96), (65, 97), (50, 33)])
+def test_feature_maps_halve_sides_and_double_widths(version, size, axial):
+  model = variants.build(
+    num_classes=0,
+    image_size=size,
+    name='resnet',
+    layers=(1, 2, 1, 1),
+    width=32,
+    version=version,
+    axial=axial,
+  )
+  _, aux = jax.eval_shape(
+    lambda key, x: model.init_with_output(key, x, capture=('blocks',))[0],
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((2, *size, 3), jnp.float32),
+  )
+
+  def sides(halvings):
+    h, w = size
+    for _ in range(halvings):
+      # Half a pixel is a pixel.
+      h, w = -(-h // 2), -(-w // 2)
+    return h, w
+
+  assert aux['stem'].shape == (2, *sides(2), 32)
+  assert [x.shape for x in aux['blocks']] == [
+    (2, *sides(2 + i), 128 * 2**i) for i in range(4)
+  ]
+  h, w = sides(5)
+  assert aux['tokens'].shape == (2, h * w, 1024)
+
+
+def root(version, images):
+  """Returns what the root's convolution and the root give."""
+
+  class Root(resnet.nn.Module):
+    @resnet.nn.compact
+    def __call__(self, x):
+      (out,) = resnet.feature_maps(x, width=32, layers=(), version=version)
+      return out
+
+  params = Root().init(jax.random.key(0), images)['params']
+  out, state = Root().apply(
+    {'params': params}, images, capture_intermediates=True
+  )
+  names = flax.traverse_util.flatten_dict(state['intermediates'], sep='/')
+  return names['conv_root/__call__'][0], np.asarray(out), params
+
+
+def pool(x, before, value):
+  """Returns the 3x3/2 maximum of 8x12 with a border of `value`."""
+  after = 1 - before
+  widths = ((0, 0), (before, after), (before, after), (0, 0))
+  x = np.pad(x, widths, constant_values=value)
+  windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))
+  return windows[:, ::2, ::2].max((-1, -2))
+
+
+def test_version_2_pools_with_zeros_around():
+  convolved, out, params = root(2, draw((2, 16, 24, 3)))
+  assert params.keys() == {'conv_root'}
+  np.testing.assert_array_equal(out, pool(convolved, 1, 0))
+  # Its border would be negative here and there.
+  without = pool(convolved, 1, -np.inf)
+  assert (without < 0).any() and (out[:, 0] >= 0).all()
+
+
+def test_version_1_activates_and_pads_after():
+  convolved, out, params = root(1, draw((2, 16, 24, 3)))
+  assert params.keys() == {'conv_root', 'gn_root'}
+  # One channel a group.
+  mean = convolved.mean((1, 2), keepdims=True)
+  variance = convolved.var((1, 2), keepdims=True)
+  normalised = np.maximum((convolved - mean) / np.sqrt(variance + 1e-6), 0)
+  want = pool(normalised, 0, -np.inf)
+  np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(('version', 'shift'), [(1, 2), (2, 3)])
+def test_strided_convolutions_pad_as_their_version_does(version, shift):
+  """Version 1 as TensorFlow, (2, 3) zeros a side, version 2 3 on each."""
+  x = np.zeros((1, 16, 16, 3), np.float32)
+  x[:, 0, 0] = 1
+  kernel = np.asarray(
+    resnet.StdConv(4, (7, 7)).init(jax.random.key(0), x)['params']['kernel']
+  )
+  got = resnet.StdConv(
+    4,
+    (7, 7),
+    2,
+    padding='SAME' if version == 1 else 3,
+    use_bias=False,
+    version=version,
+  ).apply({'params': {'kernel': kernel}}, x)
+  standardised = (kernel - kernel.mean((0, 1, 2))) / kernel.std((0, 1, 2))
+  np.testing.assert_allclose(
+    got[0, 0, 0], standardised[shift, shift].sum(0), rtol=1e-3, atol=1e-4
+  )
+  model = variants.build(
+    num_classes=0,
+    image_size=(16, 16),
+    name='resnet',
+    layers=(1,),
+    width=32,
+    version=version,
+  )
+  jaxpr = jax.make_jaxpr(lambda key: model.init_with_output(key, x)[0][0])(
+    jax.random.key(0)
+  )
+  strided = [
+    eqn.params['padding']
+    for eqn in jaxpr.eqns
+    if eqn.primitive.name == 'conv_general_dilated'
+    and eqn.params['window_strides'] == (2, 2)
+  ]
+  assert strided == [((shift, 5 - shift if version == 1 else shift),) * 2]
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
+  model = variants.build(
+    num_classes=5,
+    image_size=(32, 48),
+    name='resnet',
+    layers=(1, 1),
+    width=32,
+    version=version,
+    head_bias=-10.0,
+  )
+  x = draw((2, 32, 48, 3))
+  params = variants.init(model, jax.random.key(0), (32, 48))
+  logits, _ = model.apply({'params': params}, x)
+  np.testing.assert_array_equal(logits, -10)
+  params['head']['kernel'] = draw((256, 5), 1)
+  logits, aux = model.apply({'params': params}, x, capture=('blocks',))
+  last = aux['blocks'][-1]
+  np.testing.assert_allclose(
+    aux['pre_logits'], aux['tokens'].mean(1), rtol=1e-5, atol=1e-5
+  )
+  np.testing.assert_allclose(
+    logits, aux['pre_logits'] @ params['head']['kernel'] - 10, rtol=1e-4
+  )
+  # Only version 2 has something to normalise and activate after its stages.
+  same = np.array_equal(aux['tokens'], last.reshape(aux['tokens'].shape))
+  assert same == (version == 1)
+  assert (aux['tokens'] >= 0).all()
+  assert ('gn_final' in params) == (version == 2)
+
+
+def test_a_resnet_has_no_attention_to_show():
+  model = variants.build(
+    num_classes=5, image_size=(32, 32), name='resnet', layers=(1,), width=32
+  )
+  with pytest.raises(ValueError, match='A ResNet has no attention to show'):
+    model.init(jax.random.key(0), draw((1, 32, 32, 3)), capture=('attention',))

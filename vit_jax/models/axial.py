@@ -1,0 +1,162 @@
+"""Axial attention (appendix D.6): along rows, then along columns.
+
+Tokens see those of their own row, then those of their own column, which costs
+L * (h + w) instead of L * L.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.layers import EncoderBlock
+from vit_jax.models.posemb import offsets
+
+Array = jax.Array
+
+# Wang et al. (2020b) use 8 heads at every stage.
+HEADS = 8
+
+
+class AxialBlock(nn.Module):
+  """A layer of Axial-ViT: row attention and MLP, column attention and MLP.
+
+  Takes and returns what `EncoderBlock` does; tokens are the grid's, in raster
+  order, without a class token. Captured attention has the entries `row`
+  (BhNww) and `column` (BwNhh).
+  """
+
+  grid: tuple[int, int]
+  mlp_dim: int
+  heads: int
+  dropout: float = 0.0
+  relative: int | None = None
+  dtype: Any = jnp.float32
+  capture: tuple[str, ...] = ()
+
+  @nn.compact
+  def __call__(
+    self,
+    x_BLD: Array,
+    key: Array | None = None,
+    positions_LD: Array | None = None,
+  ) -> tuple[Array, dict[str, Any]]:
+    B, L, D = x_BLD.shape
+    h, w = self.grid
+    keys = (None, None) if key is None else jax.random.split(key)
+    if positions_LD is not None:
+      x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)
+
+    def along(name: str, x_BxyD: Array, key: Array | None) -> tuple[Array, Any]:
+      """Attends along y, each x on its own."""
+      B, x, y, D = x_BxyD.shape
+      block = EncoderBlock(
+        self.mlp_dim,
+        self.heads,
+        self.dropout,
+        self.relative,
+        self.dtype,
+        tuple(c for c in self.capture if c == 'attention'),
+        name=name,
+      )
+      out, captured = block(x_BxyD.reshape(B * x, y, D), key)
+      return out.reshape(B, x, y, D), jax.tree.map(
+        lambda weights: weights.reshape(B, x, *weights.shape[1:]), captured
+      )
+
+    x_BhwD, rows = along('row', x_BLD.reshape(B, h, w, D), keys[0])
+    x_BwhD, columns = along('column', x_BhwD.swapaxes(1, 2), keys[1])
+    x_BLD = x_BwhD.swapaxes(1, 2).reshape(B, L, D)
+
+    captured: dict[str, Any] = {}
+    if 'attention' in self.capture:
+      captured['attention'] = {
+        'row': rows['attention'],
+        'column': columns['attention'],
+      }
+    if 'blocks' in self.capture:
+      captured['blocks'] = x_BLD
+    return x_BLD, captured
+
+
+class PositionSensitiveAttention(nn.Module):
+  """Attention along one axis of Axial-ResNet (Wang et al. 2020b, eq. 4).
+
+    y_o = sum_p a_op (v_p + r^v_{p-o})
+    a_op = softmax_p(q_o k_p + q_o r^q_{p-o} + k_p r^k_{p-o})
+
+  with keys half as wide as values and embeddings r shared by all heads. Where
+  they normalise the three logits by batch statistics, these are divided by the
+  root of the key width: GroupNorm has no place on a single logit.
+  """
+
+  features: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x_BxyC: Array) -> Array:
+    """Attends along y, each x on its own; returns BxyF."""
+    V = self.features // HEADS
+    K = V // 2
+    y = x_BxyC.shape[2]
+
+    def project(name: str, width: int) -> Array:
+      return nn.DenseGeneral(
+        (HEADS, width),
+        use_bias=False,
+        dtype=self.dtype,
+        kernel_init=nn.initializers.lecun_normal(),
+        name=name,
+      )(x_BxyC)
+
+    def relative(name: str, width: int) -> Array:
+      r = self.param(
+        name, nn.initializers.normal(width**-0.5), (2 * y - 1, width)
+      )
+      # Indexed by p - o, which is key minus query.
+      return r[offsets(y).T].astype(self.dtype)
+
+    q_BxyNK, k_BxyNK = project('query', K), project('key', K)
+    v_BxyNV = project('value', V)
+    rq_opK, rk_opK = relative('relative_query', K), relative('relative_key', K)
+    logits_BxNop = (
+      jnp.einsum('BxoNK,BxpNK->BxNop', q_BxyNK, k_BxyNK)
+      + jnp.einsum('BxoNK,opK->BxNop', q_BxyNK, rq_opK)
+      + jnp.einsum('BxpNK,opK->BxNop', k_BxyNK, rk_opK)
+    ).astype(jnp.float32)
+    weights_BxNop = jax.nn.softmax(logits_BxNop * K**-0.5).astype(self.dtype)
+    y_BxoNV = jnp.einsum(
+      'BxNop,BxpNV->BxoNV', weights_BxNop, v_BxyNV
+    ) + jnp.einsum(
+      'BxNop,opV->BxoNV', weights_BxNop, relative('relative_value', V)
+    )
+    return y_BxoNV.reshape(*x_BxyC.shape[:3], self.features)
+
+
+class AxialConv(nn.Module):
+  """What stands in Axial-ResNet for a 3x3 convolution: row, then column.
+
+  A stride is an average pooling at the end, as in the authors' code.
+  """
+
+  features: int
+  stride: int = 1
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x_BhwC: Array) -> Array:
+    x = PositionSensitiveAttention(self.features, self.dtype, name='row')(
+      x_BhwC
+    )
+    x = nn.GroupNorm(32, dtype=self.dtype, name='gn_row')(x)
+    x = PositionSensitiveAttention(self.features, self.dtype, name='column')(
+      x.swapaxes(1, 2)
+    ).swapaxes(1, 2)
+    if self.stride > 1:
+      window = (self.stride, self.stride)
+      # The division by the count of pixels is in float32.
+      x = nn.avg_pool(
+        x, window, window, padding='SAME', count_include_pad=False
+      ).astype(self.dtype)
+    return x

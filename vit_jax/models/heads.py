@@ -1,0 +1,52 @@
+"""From encoded tokens to one vector an image (section 3.1, appendix D.3)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.layers import MlpBlock, MultiHeadAttention, layer_norm
+
+POOLS = ('cls', 'gap', 'map')
+
+
+class MAPHead(nn.Module):
+  """Multi-head attention pooling: a learned probe attends to all tokens.
+
+  As in "Scaling Vision Transformers" (2106.04560), after Set Transformer; the
+  names are those of the big_vision files.
+  """
+
+  mlp_dim: int
+  heads: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    """Returns BD."""
+    B, _, D = x_BLD.shape
+    probe_11D = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, D))
+    y_B1D, _ = MultiHeadAttention(
+      self.heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
+    )(x_BLD, jnp.broadcast_to(probe_11D, (B, 1, D)))
+    y_B1D = y_B1D + MlpBlock(self.mlp_dim, dtype=self.dtype, name='MlpBlock_0')(
+      layer_norm(y_B1D, self.dtype, 'LayerNorm_0')
+    )
+    return y_B1D[:, 0]
+
+
+def classifier(
+  y_BD: jax.Array, num_classes: int, head_bias: float
+) -> jax.Array:
+  """Returns logits BC of the linear layer `head`, which starts at zero.
+
+  It works in float32 at any compute dtype: bfloat16 logits have too few digits
+  for a loss over thousands of classes.
+  """
+  return nn.Dense(
+    num_classes,
+    kernel_init=nn.initializers.zeros,
+    bias_init=nn.initializers.constant(head_bias),
+    name='head',
+  )(y_BD.astype(jnp.float32))
