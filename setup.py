@@ -32,6 +32,10 @@ _EXTRAS_REQUIRE = {
   # What clu writes event files with; TensorFlow does not bring TensorBoard.
   'tensorboard': ['tensorboard>=2.20', 'tensorflow>=2.20'],
   'test': ['mypy', 'pytest', 'pytest-xdist', 'ruff'],
+  # What models are compared with; without it those tests are skipped. Not in
+  # `test`: torch as PyPI has it for Linux demands other versions of CUDA's
+  # libraries than the pins for JAX, so it wants an index with CPU builds.
+  'peers': ['timm', 'torch'],
 }
 
 setuptools.setup(
