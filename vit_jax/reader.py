@@ -198,7 +198,7 @@ def transfer(
   if checkpoint.model.scan and not model.scan:
     params = variants.unstack_layers(params)
   if model.scan and not checkpoint.model.scan:
-    params = variants.stack_layers(params)
+    params = jax.device_get(variants.stack_layers(params))
   for name in _HEAD:
     params.pop(name, None)
   head = {name: fresh[name] for name in _HEAD if name in fresh}

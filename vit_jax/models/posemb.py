@@ -177,15 +177,20 @@ def resize_all(
     *parents, name = (key.key for key in path)
     if name == 'pos_embedding':
       return resize(x, old_grid, new_grid)
-    if name not in _TABLE_AXES or x.shape == target.shape:
+    if name not in _TABLE_AXES:
       return x
-    if name == 'relative_embedding' and not {'row', 'column'} & set(parents):
+    along_the_raster = (
+      name == 'relative_embedding' and not {'row', 'column'} & set(parents)
+    )
+    if along_the_raster and tuple(old_grid) != tuple(new_grid):
       raise ValueError(
         f'Relative position embeddings learned for {old_grid[0]}x{old_grid[1]} '
         f'patches cannot be resized to {new_grid[0]}x{new_grid[1]}: keep the '
         'image size of the checkpoint.'
       )
     axis = _TABLE_AXES[name]
+    if x.shape[axis] == target.shape[axis]:
+      return x
     return _resize_axis(x, axis, target.shape[axis])
 
   return jax.tree_util.tree_map_with_path(one, params, like)
