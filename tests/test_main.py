@@ -104,7 +104,7 @@ def saved_steps(workdir):
     ),
     (['--noconfig.data.filp'], ["'data.filp'", 'data.flip']),
     (['--config.zzzzzzzzz=1'], ['zzzzzzzzz', 'optimizer.lr', 'model.depth']),
-    (['--config.seed.x=1'], ["No config field 'seed.x'", 'seed?']),
+    (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
     (['--config.=1'], ["No config field ''"]),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
@@ -154,7 +154,8 @@ def assert_refused(status, err, messages, lines=1):
       'configs/vit.py:b16,jft,model.depth=deep',
       ["model.depth='deep'", 'type int', 'as in 12'],
     ),
-    ('configs/vit.py:b16,jft,12', ['at most 2', 'key=value']),
+    ('configs/vit.py:b16,jft,sgd,12', ['at most 3', 'key=value']),
+    ('configs/vit.py:b16,jft,12', ["'12'", 'adam or sgd']),
     ('configs/vit.py:b16,imagenet2021', ['imagenet2021', 'imagenet2012']),
     ('configs/finetune.py:B16', ["No model variant 'B16'", 'b16']),
   ],
@@ -162,6 +163,19 @@ def assert_refused(status, err, messages, lines=1):
 def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
   status, _, err = command(f'--config={config}', f'--workdir={tmp_path}/run')
   assert_refused(status, err, messages)
+
+
+@pytest.mark.parametrize('spelling', [['--config={}'], ['--config', '{}']])
+def test_fields_of_another_architecture_are_refused(
+  command, tmp_path, spelling
+):
+  """The fields there are depend on the model."""
+  status, _, err = command(
+    *(part.format('configs/digits.py:resnet') for part in spelling),
+    f'--workdir={tmp_path}/run',
+    '--config.model.depth=3',
+  )
+  assert_refused(status, err, ["No config field 'model.depth'", 'model.width'])
 
 
 def test_config_is_missing(command, tmp_path):

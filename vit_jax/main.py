@@ -7,6 +7,16 @@ config can be set with --config.FIELD=VALUE; vit_jax/config.py explains them
 all. --config.init=CHECKPOINT starts from other weights;
 --config.eval_only=True only evaluates.
 
+  python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
+    --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
+
+runs every combination, each in a folder of its own in WORKDIR/runs/, and writes
+results.csv, table.md and plot.png. The first axis gives the rows of the table,
+the second the columns, and seeds are averaged. The same command again resumes
+the sweep; with more values it runs only what is new. A config can bring axes
+too, as configs/ablation.py does; --sweep then replaces the values of an axis or
+adds one.
+
 Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted (the state
 is saved: run the same command again).
 """
@@ -15,7 +25,7 @@ import logging
 import os
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags
@@ -23,7 +33,7 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import run, train
+from vit_jax import run, sweep, train
 from vit_jax.models.variants import nearest
 
 EXIT_DIVERGED = 1
@@ -38,6 +48,12 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'Folder for checkpoints, metrics and curves; gs:// works.'
+)
+_SWEEP = flags.DEFINE_multi_string(
+  'sweep',
+  [],
+  'FIELD=V1,V2,...: runs the config once for each value of the field. Given '
+  'again for other fields, it runs every combination.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -70,12 +86,22 @@ def parse_flags(argv: list[str]) -> list[str]:
     _refuse(_last_line(e))
   except (AttributeError, LookupError, TypeError, ValueError):
     # The ways in which config_flags says that there is no such field.
-    known = config_lib.flatten(config_lib.base())
+    known = _fields_of_config(argv)
     for arg in argv:
       match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
       if match and match[1] not in known:
         _refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
     raise
+
+
+def _fields_of_config(argv: list[str]) -> dict[str, Any]:
+  """Returns the fields of the config file named on a command line."""
+  named = [
+    match[1] or after
+    for arg, after in zip(argv, [*argv[1:], ''], strict=True)
+    if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
+  ]
+  return config_lib.flatten(flags.FLAGS['config'].parser.parse(named[-1]))
 
 
 def _last_line(error: Exception) -> str:
@@ -118,7 +144,12 @@ def main(argv: list[str]) -> None:
   try:
     if _DISTRIBUTED.value:
       initialize_distributed()
-    if config.eval_only:
+    sweep.add_axes(config, _SWEEP.value)
+    overrides = config_flags.get_override_values(flags.FLAGS['config'])
+    sweep.refuse_swept(config, overrides)
+    if config.sweep:
+      sweep.run(config, _WORKDIR.value)
+    elif config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')
     else:

@@ -227,7 +227,15 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
     yield lambda step: False  # only the main thread can have handlers
     return
   received = threading.Event()
-  previous = signal.signal(signal.SIGTERM, lambda *_: received.set())
+  previous: Any = None
+
+  def note(*args: Any) -> None:
+    received.set()
+    # Whoever runs several of these wants to know as well.
+    if callable(previous):
+      previous(*args)
+
+  previous = signal.signal(signal.SIGTERM, note)
   try:
     yield lambda step: received.is_set()
   finally:

@@ -25,13 +25,6 @@ MESH = {'data': 2, 'fsdp': 2, 'tensor': 2}
 # 1e-5 of an array's largest entry.
 TOLERANCE = 1e-4
 
-# Dozens of programs are compiled here to run once. These take a third of the
-# time that the default emitters take to compile one.
-FAST = {
-  'xla_cpu_use_fusion_emitters': False,
-  'xla_cpu_parallel_codegen_split_count': 1,
-}
-
 # Everywhere wider than high, so that no test is of squares alone.
 SIZE = (32, 48)
 # Widths, heads and classes all differ, so that no mistaken shape fits.
@@ -152,7 +145,7 @@ class Architecture:
       grads, (logits, aux) = jax.grad(loss, has_aux=True)(params, images)
       return logits, aux, grads
 
-    return jax.jit(compute, compiler_options=FAST)
+    return jax.jit(compute)
 
 
 @functools.cache
@@ -329,7 +322,6 @@ def test_initial_parameters_do_not_depend_on_scan(case):
   models = (case.model, case.model.clone(scan=True))
   loop, scan = jax.jit(
     lambda key: [variants.init(model, key, case.size) for model in models],
-    compiler_options=FAST,
   )(jax.random.key(7))
   jax.tree.map(
     np.testing.assert_array_equal, variants.unstack_layers(scan), loop
@@ -357,9 +349,9 @@ def test_eight_devices_equal_one(case):
 def test_bfloat16_is_close_to_float32(case):
   want, _, _ = case.plain
   model = case.model.clone(dtype=jnp.bfloat16)
-  got, aux = jax.jit(
-    lambda p, x: model.apply({'params': p}, x), compiler_options=FAST
-  )(case.params, case.images)
+  got, aux = jax.jit(lambda p, x: model.apply({'params': p}, x))(
+    case.params, case.images
+  )
   assert got.dtype == jnp.float32
   assert {x.dtype for x in jax.tree.leaves(aux)} == {jnp.dtype(jnp.bfloat16)}
   # Eight bits are 0.2 % of error a rounding, and some tens of them add up like
@@ -379,9 +371,7 @@ def test_a_transposed_model_sees_in_the_transposed_image_the_same(case):
       return np.concatenate([x[:, : L - 24], grid.reshape(X, 24, D)], axis=1)
     return x
 
-  run = jax.jit(
-    lambda p, x: case.model.apply({'params': p}, x)[0], compiler_options=FAST
-  )
+  run = jax.jit(lambda p, x: case.model.apply({'params': p}, x)[0])
   images = case.images.swapaxes(1, 2)
   params = jax.tree_util.tree_map_with_path(transpose, case.params)
   want, _, _ = case.plain

@@ -179,9 +179,10 @@ def resize_all(
       return resize(x, old_grid, new_grid)
     if name not in _TABLE_AXES:
       return x
-    along_the_raster = (
-      name == 'relative_embedding' and not {'row', 'column'} & set(parents)
-    )
+    along_the_raster = name == 'relative_embedding' and not {
+      'row',
+      'column',
+    } & set(parents)
     if along_the_raster and tuple(old_grid) != tuple(new_grid):
       raise ValueError(
         f'Relative position embeddings learned for {old_grid[0]}x{old_grid[1]} '

@@ -1,0 +1,102 @@
+"""Where position embeddings are added, and what the head reads: two grids.
+
+  python -m vit_jax.main --config=configs/ablation.py:posemb --workdir=...
+  python -m vit_jax.main --config=configs/ablation.py:head --workdir=...
+
+posemb is table 8: every kind of position embedding, added at the input, in
+every layer or once for all layers; the fixed sines and cosines are ours. head
+is figure 9: class token, mean or attention pooling, each at several learning
+rates, because they need different ones.
+
+The data are digits with three seeds, or a folder as in configs/small.py with
+one: posemb,./cifar10 (--sweep=seed=0,1,2 runs more). Each grid is one command,
+which resumes where it stopped and writes results.csv, table.md and plot.png.
+
+Not measured yet.
+"""
+
+from vit_jax import config as config_lib
+from vit_jax import sweep
+
+LEARNING_RATES = ('1e-3', '3e-3', '1e-2')
+
+
+def posemb(config):
+  kinds = {
+    'No Pos. Emb.': 'none',
+    '1-D Pos. Emb.': 'learned1d',
+    '2-D Pos. Emb.': 'learned2d',
+    'Rel. Pos. Emb.': 'relative',
+    'Sin-Cos 2-D': 'sincos2d',
+  }
+  places = {
+    'Default/Stem': 'input',
+    'Every Layer': 'every_layer',
+    'Every Layer-Shared': 'shared',
+  }
+  config.sweep = (
+    ('Pos. Emb.', tuple((k, {'model.posemb': v}) for k, v in kinds.items())),
+    ('Added', tuple((k, {'model.posemb_at': v}) for k, v in places.items())),
+  )
+  config.sweep_skip = tuple(
+    {'model.posemb': kind, 'model.posemb_at': place}
+    for kind in ('none', 'relative', 'sincos2d')
+    for place in ('every_layer', 'shared')
+  )
+
+
+def head(config):
+  def choice(pool, hidden):
+    return {'model.pool': pool, 'model.representation_size': hidden}
+
+  heads = {
+    'Class token, linear': choice('cls', 0),
+    'Class token, MLP': choice('cls', config.model.width),
+    'Mean (GAP), linear': choice('gap', 0),
+    'Attention (MAP), linear': choice('map', 0),
+  }
+  rates = sweep.axis(config, 'optimizer.lr', LEARNING_RATES)
+  config.sweep = (('Head', tuple(heads.items())), rates)
+
+
+GRIDS = {'posemb': posemb, 'head': head}
+
+
+def digits(config):
+  config.total = '20 epochs'
+  config.data.update(
+    name='digits', image_size='16', crop_min_area=0.7, flip=False
+  )
+  config.model.update(width=64, depth=3, mlp_dim=128, heads=4)
+  config.optimizer.update(lr=3e-3, warmup='10%')
+
+
+def folder(config, name):
+  config.total = '5 epochs'
+  config.data.update(name=name, image_size='32', crop_min_area=0.8)
+  config.model.update(width=128, depth=4, mlp_dim=256, heads=4)
+  config.optimizer.update(lr=2e-3, warmup='5%', weight_decay=0.05)
+
+
+def get_config(argument='posemb'):
+  (grid, data), pairs = config_lib.parse_argument(
+    argument, ['posemb', 'digits']
+  )
+  if grid not in GRIDS:
+    raise ValueError(f'No grid {grid!r}. {config_lib.nearest(grid, GRIDS)}')
+  config = config_lib.base()
+  config.batch_size = 64
+  config.eval_every = '10%'
+  config.checkpoint_every = '50%'
+  config.model.patch_size = 4
+  config.optimizer.update(decay='cosine', clip_norm=1.0)
+  if data == 'digits':
+    digits(config)
+  else:
+    folder(config, data)
+  config_lib.override(config, pairs)
+  GRIDS[grid](config)
+  seeds = ('0', '1', '2') if data == 'digits' else ('0',)
+  config.sweep += (sweep.axis(config, 'seed', seeds),)
+  sweep.refuse_swept(config, pairs)
+  return config

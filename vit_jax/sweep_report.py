@@ -1,0 +1,329 @@
+"""What a sweep leaves behind: results.csv, table.md and plot.png."""
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from vit_jax import metric_log
+
+CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
+
+# Okabe and Ito's, which colour-blind readers tell apart, without yellow, which
+# is too pale for lines; and a marker and a line for each column.
+_COLORS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+)
+_MARKERS = 'os^Dvp'
+_LINES = ('-', '--', ':', '-.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One run of the sweep.
+
+  Attributes:
+    labels: by the names of the axes.
+    workdir: of this run.
+    result: what its result.json holds, None before it has finished.
+  """
+
+  labels: dict[str, str]
+  workdir: epath.Path
+  result: dict[str, Any] | None
+
+  @property
+  def status(self) -> str:
+    return self.result['status'] if self.result else 'pending'
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """The runs of a sweep as a table.
+
+  The first axis gives the rows and the second the columns. A further one
+  multiplies the rows, but seeds are averaged.
+
+  Attributes:
+    axes: the labels by the name of the axis.
+    averaged: the axes of seeds.
+    metric: what the table and the plot show, of the last step.
+    runs: all, whether finished or not.
+  """
+
+  axes: dict[str, list[str]]
+  averaged: Sequence[str]
+  metric: str
+  runs: Sequence[Run]
+
+  def write(self, folder: epath.Path) -> None:
+    """Writes the files; there is no plot until a run has finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metric_log.replace_file(folder / CSV, self.csv_text().encode())
+    metric_log.replace_file(folder / TABLE, self.markdown().encode())
+    if png := self.plot():
+      metric_log.replace_file(folder / PLOT, png)
+
+  def summary(self, folder: epath.Path) -> str:
+    """Returns what ends the command: the table, and where the files are."""
+    names = [n for n in (CSV, TABLE, PLOT) if (folder / n).exists()]
+    return self.markdown() + '\n'.join(
+      ['', *(f'written  {folder / name}' for name in names)]
+    )
+
+  def csv_text(self) -> str:
+    """Returns a line for every run that has finished or diverged."""
+    finished = [(run, run.result) for run in self.runs if run.result]
+    metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
+    counts = ('params', 'gflops', 'steps', 'elapsed_s')
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow([*self.axes, 'status', *metrics, *counts, 'folder'])
+    for run, result in finished:
+      writer.writerow(
+        [
+          *(_value(name, label) for name, label in run.labels.items()),
+          result['status'],
+          *(result['metrics'].get(name, '') for name in metrics),
+          *(result[name] for name in counts),
+          f'runs/{run.workdir.name}',
+        ]
+      )
+    return text.getvalue()
+
+  def markdown(self) -> str:
+    """Returns the table, with n/a where the sweep has no run."""
+    groups = self.groups()
+    n = max(len(self.values(runs)) for runs in groups.values())
+    lines = [self._caption(n), '']
+    lines.append(_line([self._row_title(), *self.columns()]))
+    lines.append(_line([':--', *('--:' for _ in self.columns())]))
+    for row in self.rows():
+      cells = (groups.get((row, column), []) for column in self.columns())
+      lines.append(_line([row, *(self._cell(runs, n) for runs in cells)]))
+    return '\n'.join(lines) + '\n'
+
+  def _caption(self, n: int) -> str:
+    text = f'{self.metric} at the last step'
+    if self.is_percentage():
+      text += ' in percent'
+    if n > 1:
+      text += f', mean ± standard deviation of n = {n} runs'
+      text += f' ({", ".join(self.averaged)})'
+    done = sum(run.result is not None for run in self.runs)
+    if done < len(self.runs):
+      text += f'; {done} of {len(self.runs)} runs have finished'
+    return text + '.'
+
+  def _cell(self, runs: Sequence[Run], usual_n: int) -> str:
+    if not runs:
+      return 'n/a'
+    values = self.values(runs)
+    diverged = sum(run.status == 'diverged' for run in runs)
+    if not values:
+      return 'diverged' if diverged else 'pending'
+    notes = [f'n = {len(values)}'] if len(values) != usual_n else []
+    notes += [f'{diverged} diverged'] if diverged else []
+    text = self.number(statistics.mean(values))
+    if len(values) > 1:
+      text += f' ± {self.number(statistics.stdev(values))}'
+    return f'{text} ({", ".join(notes)})' if notes else text
+
+  def number(self, value: float) -> str:
+    """Returns a value of the metric as text."""
+    return f'{100 * value:.2f}' if self.is_percentage() else f'{value:.4g}'
+
+  def is_percentage(self) -> bool:
+    return self.metric.endswith('accuracy')
+
+  def values(self, runs: Sequence[Run]) -> list[float]:
+    """Returns the metric of those runs that have it."""
+    return [
+      run.result['metrics'][self.metric]
+      for run in runs
+      if run.result and run.status == 'done'
+    ]
+
+  def groups(self) -> dict[tuple[str, str], list[Run]]:
+    """Returns the runs of each row and column."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in self.runs:
+      row = ', '.join(run.labels[name] for name in self._row_axes())
+      column = self.column_axis()
+      key = row or 'all runs', run.labels[column] if column else self.metric
+      groups.setdefault(key, []).append(run)
+    return groups
+
+  def rows(self) -> list[str]:
+    return list(dict.fromkeys(row for row, _ in self.groups()))
+
+  def columns(self) -> list[str]:
+    """Returns the columns that have runs, in the order of their axis."""
+    found = {column for _, column in self.groups()}
+    name = self.column_axis()
+    return [c for c in (self.axes[name] if name else found) if c in found]
+
+  def column_axis(self) -> str:
+    """Returns the name of the axis in the columns, empty if there is none."""
+    shown = [name for name in self.axes if name not in self.averaged]
+    return shown[1] if len(shown) > 1 else ''
+
+  def _row_axes(self) -> list[str]:
+    apart = {self.column_axis(), *self.averaged}
+    return [name for name in self.axes if name not in apart]
+
+  def _row_title(self) -> str:
+    return ', '.join(self._row_axes())
+
+  def plot(self) -> bytes | None:
+    """Returns a picture of the table and of how its numbers came about.
+
+    Left the metric of each row and column, right the metric against steps.
+
+    Returns:
+      A PNG, or None where no run has finished.
+    """
+    if not any(self.values([run]) for run in self.runs):
+      return None
+    # Here, because it is slow to import.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    rows, columns = self.rows(), self.columns()
+    height = max(3.6, 1.4 + len(rows) * max(0.4, 0.16 * len(columns)))
+    figure = Figure(figsize=(12, height), layout='constrained')
+    canvas = FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    self.draw_last(left)
+    self.draw_curves(right)
+    left.xaxis.set_major_locator(MaxNLocator(6))
+    if self.is_percentage():
+      left.xaxis.set_major_formatter(PercentFormatter(1))
+      right.yaxis.set_major_formatter(PercentFormatter(1))
+    for axes in (left, right):
+      axes.grid(axis='x' if axes is left else 'both', alpha=0.3)
+      axes.spines[['top', 'right']].set_visible(False)
+    figure.legend(
+      handles=self._legend(), loc='outside right upper', frameon=False
+    )
+    png = io.BytesIO()
+    canvas.print_png(png, metadata={'Software': None})
+    return png.getvalue()
+
+  def draw_last(self, axes: Any) -> None:
+    """Draws every run as a dot, and their mean and standard deviation."""
+    rows, columns, groups = self.rows(), self.columns(), self.groups()
+    for (row, column), runs in groups.items():
+      r, c = rows.index(row), columns.index(column)
+      color, marker, _ = _style(r, c)
+      beside = [x for x in columns if (row, x) in groups]
+      y = r + 0.6 * ((beside.index(column) + 0.5) / len(beside) - 0.5)
+      values = self.values(runs)
+      axes.plot(values, [y] * len(values), '.', color=color, alpha=0.4)
+      if values:
+        axes.errorbar(
+          statistics.mean(values),
+          y,
+          xerr=statistics.stdev(values) if len(values) > 1 else None,
+          color=color,
+          marker=marker,
+          capsize=3,
+        )
+      elif any(run.status == 'diverged' for run in runs):
+        axes.annotate(
+          f'{column}: diverged' if len(columns) > 1 else 'diverged',
+          (0.01, y),
+          xycoords=('axes fraction', 'data'),
+          color=color,
+          fontsize='small',
+          verticalalignment='center',
+        )
+    for r in range(1, len(rows)):
+      axes.axhline(r - 0.5, color='#cccccc', linewidth=0.8)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
+    axes.set_title(f'{self.metric} at the last step')
+    if any(len(self.values(runs)) > 1 for runs in groups.values()):
+      axes.set_xlabel('mean ± standard deviation; dots are single runs')
+
+  def draw_curves(self, axes: Any) -> None:
+    """Draws the metric against steps, the mean of the runs of a group."""
+    rows, columns = self.rows(), self.columns()
+    late: list[float] = []
+    for (row, column), runs in self.groups().items():
+      steps, values = self.curve(runs)
+      late += values[len(values) // 2 :]
+      color, marker, line = _style(rows.index(row), columns.index(column))
+      axes.plot(
+        steps, values, color=color, marker=marker, linestyle=line, markersize=4
+      )
+    # How a run starts would hide how the runs differ.
+    margin = 0.06 * (max(late) - min(late)) or 0.01
+    axes.set_ylim(min(late) - margin, max(late) + margin)
+    axes.set_xlabel('step')
+    axes.xaxis.set_major_formatter('{x:,.0f}')
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(f'{self.metric} during training')
+
+  def curve(self, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+    """Returns steps that all finished runs have, and their mean metric."""
+    curves = []
+    for run in runs:
+      if run.status == 'done':
+        _, rows = metric_log.read_table(run.workdir / 'metrics.csv')
+        named = {s: row.get(self.metric) for s, row in rows.items()}
+        curves.append({s: float(text) for s, text in named.items() if text})
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    return common, [statistics.mean(c[s] for c in curves) for s in common]
+
+  def _legend(self) -> list[Any]:
+    """Returns what explains the colours of rows and the lines of columns."""
+    from matplotlib.lines import Line2D
+
+    def title(text: str) -> Line2D:
+      return Line2D([], [], linestyle='', label=text)
+
+    handles = [title(self._row_title())]
+    for r, row in enumerate(self.rows()):
+      color = _style(r, 0)[0]
+      handles.append(Line2D([], [], color=color, linewidth=4, label=row))
+    if name := self.column_axis():
+      handles += [title(''), title(name)]
+      for c, column in enumerate(self.columns()):
+        _, marker, line = _style(0, c)
+        handles.append(
+          Line2D(
+            [], [], color='#444444', marker=marker, linestyle=line, label=column
+          )
+        )
+    return handles
+
+
+def _style(row: int, column: int) -> tuple[str, str, Any]:
+  """Returns the colour of a row, and the marker and the line of a column."""
+  return (
+    _COLORS[row % len(_COLORS)],
+    _MARKERS[column % len(_MARKERS)],
+    _LINES[column % len(_LINES)],
+  )
+
+
+def _value(axis: str, label: str) -> str:
+  """Returns 0.001 of the label lr=0.001 on the axis optimizer.lr."""
+  return label.removeprefix(f'{axis.rpartition(".")[2]}=')
+
+
+def _line(cells: Sequence[str]) -> str:
+  """Returns a line of a Markdown table."""
+  return '| ' + ' | '.join(c.replace('|', r'\|') for c in cells) + ' |'
