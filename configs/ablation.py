@@ -12,10 +12,11 @@ The data are digits with three seeds, or a folder as in configs/small.py with
 one: posemb,./cifar10 (--sweep=seed=0,1,2 runs more). Each grid is one command,
 which resumes where it stopped and writes results.csv, table.md and plot.png.
 
-On digits, 2 CPU cores, 27 runs of posemb took 9 minutes and 36 of head 18 beside
-other work. Without position embeddings 87.7 % of the held-out fifth, with any
-that are added to the tokens 96.8 to 98.3 %; every head is best at 3e-3: class
-token 98.0 %, mean 96.9 %, attention 96.7 % (2026-11-21, measured here).
+On digits and 2 CPU cores, beside other work, the 27 runs of posemb took 9
+minutes and the 36 of head 18. Without position embeddings 87.7 % of the
+held-out fifth, with any that are added to the tokens 96.8 to 98.3 %; every head
+is best at 3e-3: class token 98.0 %, mean 96.9 %, attention 96.7 % (measured
+here, 2026-11-21).
 """
 
 from vit_jax import config as config_lib
