@@ -5,7 +5,16 @@ every xdist worker import this file before any test module, and commands that
 a test starts inherit the variables.
 """
 
+import logging
 import os
+import pathlib
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 # Small models are compiled often and run briefly: less optimisation takes a
 # third of the time. The numbers stay within the tests' tolerances.
@@ -17,3 +26,34 @@ _FLAGS = (
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS}'.strip()
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+  """Gives a function that runs the command in this process.
+
+  It returns the exit status and what was printed. Starting Python for every
+  refusal would take minutes.
+  """
+  from vit_jax import main
+
+  monkeypatch.chdir(ROOT)
+
+  def run(*args):
+    argv = ['main', *args]
+    monkeypatch.setattr(sys, 'argv', argv)
+    capfd.readouterr()
+    with flagsaver.flagsaver():  # forgets the flags of the config's fields
+      try:
+        main.main(main.parse_flags(argv))
+        status = 0
+      except SystemExit as e:
+        status = e.code
+      flags.FLAGS.unparse_flags()
+    return status, *capfd.readouterr()
+
+  ours = logging.getLogger('vit_jax')
+  before = ours.level, ours.propagate, ours.handlers[:]
+  yield run
+  ours.setLevel(before[0])
+  ours.propagate, ours.handlers = before[1:]

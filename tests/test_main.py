@@ -1,6 +1,5 @@
 """The command as a user types it: messages and exit statuses."""
 
-import logging
 import os
 import pathlib
 import signal
@@ -11,8 +10,6 @@ import time
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from vit_jax import main, reader
 from vit_jax.data import augment, sources, transforms
@@ -38,35 +35,6 @@ SMALL = (
   '--config.eval_every=6 steps',
   '--config.checkpoint_every=1 step',
 )
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-  """Gives a function that runs the command in this process.
-
-  It returns the exit status and what was printed. Starting Python for every
-  refusal would take minutes; the tests marked by `started` do.
-  """
-  monkeypatch.chdir(ROOT)
-
-  def run(*args):
-    argv = ['main', *args]
-    monkeypatch.setattr(sys, 'argv', argv)
-    capfd.readouterr()
-    with flagsaver.flagsaver():  # forgets the flags of the config's fields
-      try:
-        main.main(main.parse_flags(argv))
-        status = 0
-      except SystemExit as e:
-        status = e.code
-      flags.FLAGS.unparse_flags()
-    return status, *capfd.readouterr()
-
-  ours = logging.getLogger('vit_jax')
-  before = ours.level, ours.propagate, ours.handlers[:]
-  yield run
-  ours.setLevel(before[0])
-  ours.propagate, ours.handlers = before[1:]
 
 
 def start(*args, **kwargs):

@@ -3,21 +3,15 @@
 import contextlib
 import csv
 import json
-import logging
 import os
 import pathlib
 import signal
-import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from configs import ablation, digits
 from vit_jax import config as config_lib
 from vit_jax import main, metric_log, run, sweep, train
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -413,31 +407,6 @@ def test_only_the_main_process_writes_and_prints(
   assert capfd.readouterr().out == ''
   assert not (tmp_path / 'results.csv').exists()
   assert not (tmp_path / 'runs' / 'seed=0' / 'result.json').exists()
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-  """Gives a function that runs the command in this process."""
-  monkeypatch.chdir(ROOT)
-
-  def run_command(*args):
-    argv = ['main', *args]
-    monkeypatch.setattr(sys, 'argv', argv)
-    capfd.readouterr()
-    with flagsaver.flagsaver():  # forgets the flags of the config's fields
-      try:
-        main.main(main.parse_flags(argv))
-        status = 0
-      except SystemExit as e:
-        status = e.code
-      flags.FLAGS.unparse_flags()
-    return status, *capfd.readouterr()
-
-  ours = logging.getLogger('vit_jax')
-  before = ours.level, ours.propagate, ours.handlers[:]
-  yield run_command
-  ours.setLevel(before[0])
-  ours.propagate, ours.handlers = before[1:]
 
 
 def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):

@@ -20,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import metric_log, optim, sharding, sweep_report, train
+from vit_jax import metric_log, sharding, sweep_report, train
 from vit_jax.checkpoint import FOLDER, Checkpoints, absolute
 from vit_jax.data import sources
 from vit_jax.models import flops, variants
@@ -297,14 +297,7 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
   durations = train.durations_of(config, len(source))
   model = body.clone(num_classes=len(source.class_names))
   train.make_objective(config, model)
-  lr = optim.schedule(
-    config.optimizer.lr,
-    config.optimizer.decay,
-    durations.warmup,
-    durations.total,
-    durations.milestones,
-  )
-  train.make_optimizer(config, lr)
+  train.make_optimizer(config, train.make_schedule(config, durations))
   return {
     'class_names': list(source.class_names),
     'examples': len(source),

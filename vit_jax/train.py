@@ -50,13 +50,7 @@ def train(config: ConfigDict, workdir: str) -> None:
   durations = durations_of(config, len(source))
   model = body.clone(num_classes=len(source.class_names))
   objective = make_objective(config, model)
-  lr = optim.schedule(
-    config.optimizer.lr,
-    config.optimizer.decay,
-    durations.warmup,
-    durations.total,
-    durations.milestones,
-  )
+  lr = make_schedule(config, durations)
   optimizer = make_optimizer(config, lr)
   evaluators = make_evaluators(config, objective, source.class_names, mesh)
 
@@ -251,6 +245,17 @@ def make_objective(config: ConfigDict, model: Model) -> Classification:
     label_smoothing=config.loss.label_smoothing,
     mixup=config.loss.mixup,
     flip=config.data.flip,
+  )
+
+
+def make_schedule(config: ConfigDict, durations: Durations) -> optim.Schedule:
+  """Returns the learning rate at each step that a config describes."""
+  return optim.schedule(
+    config.optimizer.lr,
+    config.optimizer.decay,
+    durations.warmup,
+    durations.total,
+    durations.milestones,
   )
 
 

@@ -1,0 +1,67 @@
+"""The table of models, as its command prints it."""
+
+import csv
+import io
+
+import pytest
+
+from vit_jax.models import __main__ as table
+from vit_jax.models import variants
+
+
+def test_every_published_model_is_listed_in_order(capsys):
+  assert table.main([]) == 0
+  title, *lines = capsys.readouterr().out.splitlines()
+  assert [line.split()[0] for line in lines] == list(variants.PUBLISHED)
+  assert title.split() == ['model', 'parameters', 'GFLOPs', 'tokens', 'source']
+  # Columns are aligned whatever stands in them.
+  at = title.index('source')
+  assert all(line[at - 2 : at].isspace() for line in lines)
+  (hybrid,) = [line for line in lines if line.startswith('r50+b16 ')]
+  assert '98,659,112' in hybrid
+  assert hybrid.split()[3] == '197'
+
+
+def test_csv_of_some_models(capsys):
+  assert table.main(['l16', 'r50x1', 'axial_b16', 's7', '--format=csv']) == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  assert [row['model'] for row in rows] == ['l16', 'r50x1', 'axial_b16', 's7']
+  # Table 6: 783 exaFLOPs are 3 x forward x 7 epochs of 303M images.
+  exaflops = 3 * float(rows[0]['gflops']) * 7 * 0.303
+  assert exaflops == pytest.approx(783, rel=0.001)
+  assert [row['tokens'] for row in rows] == ['197', '', '196', '1025']
+  assert [bool(row['source']) for row in rows] == [True, True, True, False]
+
+
+def test_head_and_image_size_count(capsys):
+  def row(*args):
+    assert table.main(['ti16', '--format=csv', *args]) == 0
+    return next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+  plain, small = row(), row('--num_classes=10', '--image_size=32')
+  # 990 classes of 192 weights and a bias, and 192 positions of 192.
+  fewer = int(plain['parameters']) - int(small['parameters'])
+  assert fewer == 990 * 193 + 192 * 192
+  assert small['tokens'] == '5'
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['l16', 'r50y1'], "No model variant 'r50y1'. Did you mean r50x1"),
+    (['l15'], 'Patches of 15x15 pixels do not tile an image of 224x224'),
+    (['axial_r50+b16'], "No model variant 'axial_r50+b16'"),
+  ],
+)
+def test_bad_names_end_in_one_message(capsys, args, message):
+  assert table.main(args) == 2
+  out, err = capsys.readouterr()
+  assert out == ''
+  assert err.startswith(f'error: {message}')
+  assert err.count('\n') == 1
+
+
+def test_help_explains_the_columns(capsys):
+  with pytest.raises(SystemExit, match='0'):
+    table.main(['--help'])
+  assert 'a multiply-add counted as two' in capsys.readouterr().out
