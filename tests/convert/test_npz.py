@@ -8,9 +8,11 @@ import zipfile
 import jax
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from vit_jax import reader
 from vit_jax.convert import npz
+from vit_jax.models import variants
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 TINY = GOLDEN / 'tiny_s7.npz'
@@ -280,3 +282,32 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
       for key in want:
         np.testing.assert_array_equal(got[key], want[key], err_msg=key)
   assert noticed > 60
+
+
+def test_stages_of_a_hybrid_are_read_off_the_names(tmp_path):
+  """With GroupNorm as (1, 1, 1, C), as some published files store it."""
+  size = (32, 32)
+  model = variants.build(
+    num_classes=3,
+    image_size=size,
+    patch_size=1,
+    width=32,
+    depth=1,
+    mlp_dim=48,
+    heads=4,
+    stem_width=32,
+    stem_layers=(1, 2),
+  )
+  params = variants.init(model, jax.random.key(0), size)
+  arrays = traverse_util.flatten_dict(params, sep='/')
+  np.savez(
+    tmp_path / 'hybrid.npz',
+    **{
+      key: x.reshape(1, 1, 1, -1) if '/gn' in key or key[:3] == 'gn_' else x
+      for key, x in arrays.items()
+    },
+  )
+  checkpoint = reader.open_checkpoint(str(tmp_path / 'hybrid.npz'))
+  assert checkpoint.model == model
+  assert checkpoint.image_size == size
+  jax.tree.map(np.testing.assert_array_equal, checkpoint.params, params)

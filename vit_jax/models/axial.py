@@ -9,9 +9,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.models.layers import EncoderBlock
-from vit_jax.models.posemb import offsets
 
 Array = jax.Array
 
@@ -100,6 +100,8 @@ class PositionSensitiveAttention(nn.Module):
     V = self.features // HEADS
     K = V // 2
     y = x_BxyC.shape[2]
+    # p - o among the 2 y - 1 offsets.
+    offset_op = np.arange(y) - np.arange(y)[:, None] + y - 1
 
     def project(name: str, width: int) -> Array:
       return nn.DenseGeneral(
@@ -114,8 +116,7 @@ class PositionSensitiveAttention(nn.Module):
       r = self.param(
         name, nn.initializers.normal(width**-0.5), (2 * y - 1, width)
       )
-      # Indexed by p - o, which is key minus query.
-      return r[offsets(y).T].astype(self.dtype)
+      return r[offset_op].astype(self.dtype)
 
     q_BxyNK, k_BxyNK = project('query', K), project('key', K)
     v_BxyNV = project('value', V)

@@ -65,12 +65,6 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   return jnp.asarray(np.concatenate(table, axis=-1)[None], jnp.float32)
 
 
-def offsets(L: int) -> np.ndarray:
-  """Returns the index (query, key) of p_q - p_k among the 2 L - 1 offsets."""
-  position = np.arange(L)
-  return position[:, None] - position + L - 1
-
-
 class RelativeKeys(nn.Module):
   """The extra attention of 1-D relative position embeddings (appendix D.4).
 
