@@ -15,6 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).parent.parent
+PEERS = 'needs the extra `peers`, see requirements.txt'
 
 # Small models are compiled often and run briefly: less optimisation takes a
 # third of the time. The numbers stay within the tests' tolerances.
@@ -57,3 +58,24 @@ def command(monkeypatch, capfd):
   yield run
   ours.setLevel(before[0])
   ours.propagate, ours.handlers = before[1:]
+
+
+@pytest.fixture(scope='session')
+def torch():
+  torch = pytest.importorskip('torch', reason=PEERS)
+  torch.set_num_threads(1)
+  return torch
+
+
+@pytest.fixture(scope='session')
+def timm(torch):
+  try:
+    pytest.importorskip('torchvision', reason=PEERS)
+  except RuntimeError:
+    # Beside a CPU build of torch, PyPI's torchvision cannot load its operators,
+    # and then stumbles over the names of these two.
+    for name in ('nms', 'qnms'):
+      torch.library.define(
+        f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
+      )
+  return pytest.importorskip('timm', reason=PEERS)

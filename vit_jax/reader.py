@@ -1,6 +1,7 @@
 """The one checkpoint reader, and carrying weights over to a new task."""
 
 import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -8,8 +9,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import traverse_util
 
-from vit_jax import config as config_lib
 from vit_jax.checkpoint import (
   CHECKSUMS,
   FOLDER,
@@ -18,10 +19,12 @@ from vit_jax.checkpoint import (
   checksums,
   verified,
 )
-from vit_jax.convert import npz
+from vit_jax.convert import formats, table
 from vit_jax.models import posemb, variants
 from vit_jax.models.variants import Model
 from vit_jax.models.vit import ViT
+
+_log = logging.getLogger(__name__)
 
 _HEAD = ('pre_logits', 'head')
 # Fields of a model that its body does not depend on.
@@ -47,7 +50,7 @@ class Checkpoint:
     model: gives logits.
     params: NumPy arrays, float32, layers unrolled or stacked as `model` has it.
     image_size: (H, W) in pixels that the position embeddings are for.
-    resize_small: how images are brought to that size, as `EvalTransform` says.
+    preprocessing: how images are brought there.
     class_names: C names; empty where the file has none.
   """
 
@@ -55,8 +58,28 @@ class Checkpoint:
   model: Model
   params: dict[str, Any]
   image_size: tuple[int, int]
-  resize_small: int = 0
+  preprocessing: table.Preprocessing = table.Preprocessing()
   class_names: tuple[str, ...] = ()
+
+  def weights(self) -> table.Weights:
+    """Returns the same for the writers of foreign formats."""
+    fields = {
+      field.name: getattr(self.model, field.name)
+      for field in dataclasses.fields(self.model)
+      if field.name not in ('parent', 'name')
+    }
+    fields |= {
+      'name': 'vit' if isinstance(self.model, ViT) else 'resnet',
+      'image_size': self.image_size,
+    }
+    return table.Weights(
+      arrays=traverse_util.flatten_dict(
+        variants.unstack_layers(self.params), sep='/'
+      ),
+      fields=fields,
+      preprocessing=self.preprocessing,
+      class_names=self.class_names,
+    )
 
 
 def open_checkpoint(path: str) -> Checkpoint:
@@ -74,7 +97,7 @@ def open_checkpoint(path: str) -> Checkpoint:
   if not place.exists():
     raise FileNotFoundError(f'No checkpoint at {path}.')
   if not place.is_dir():
-    return _open_npz(path)
+    return _open_foreign(path)
   if (place / META).is_dir() and place.name.isdigit():
     return _open_step(place)
   steps = (
@@ -120,7 +143,9 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     model=model,
     params=params,
     image_size=size,
-    resize_small=config['data']['resize_small'],
+    preprocessing=table.Preprocessing(
+      resize_small=config['data']['resize_small']
+    ),
     class_names=tuple(meta['class_names']),
   )
 
@@ -139,29 +164,25 @@ def _restore(folder: epath.Path, like: Any) -> Any:
   )
 
 
-def _open_npz(path: str) -> Checkpoint:
-  params, fields = npz.read(path)
+def _open_foreign(path: str) -> Checkpoint:
+  file = formats.read(path)
+  size = file.fields['image_size']
   try:
-    model = variants.build(**fields)
-  except ValueError as e:
-    raise ValueError(f'{path} is no ViT checkpoint: {e}') from e
-  size = fields['image_size']
-  like = config_lib.flatten(_param_shapes(model, size))
-  have = config_lib.flatten(params)
-  for key in sorted(like.keys() | have.keys()):
-    name = key.replace('.', '/')
-    if key not in have:
-      raise ValueError(f'{path} lacks the array {name!r}.')
-    if key not in like:
-      raise ValueError(
-        f'{path} has the array {name!r}, which no ViT of this shape has.'
-      )
-    if have[key].shape != like[key].shape:
-      raise ValueError(
-        f'{path}: {name!r} has shape {have[key].shape} where '
-        f'{like[key].shape} is expected.'
-      )
-  return Checkpoint(path=path, model=model, params=params, image_size=size)
+    model = variants.build(**file.fields)
+  except (TypeError, ValueError) as e:
+    raise ValueError(f'{path} is no checkpoint of a model here: {e}') from e
+  shapes = traverse_util.flatten_dict(_param_shapes(model, size), sep='/')
+  arrays = table.file_to_ours(file, {k: x.shape for k, x in shapes.items()})
+  for warning in file.warnings:
+    _log.warning(warning)
+  return Checkpoint(
+    path=path,
+    model=model,
+    params=traverse_util.unflatten_dict(arrays, sep='/'),
+    image_size=size,
+    preprocessing=file.preprocessing,
+    class_names=file.class_names,
+  )
 
 
 def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:

@@ -28,7 +28,6 @@ from vit_jax.models import variants
 # are 4e-6 at most.
 TOLERANCE = 1e-5
 CLASSES = 7
-PEERS = 'needs the extra `peers`, see requirements.txt'
 
 # From our names to timm's, applied in this order. Ours count from 1.
 RESNET_NAMES = (
@@ -57,27 +56,6 @@ VIT_NAMES = (
   (r'MlpBlock_3/Dense_0/', 'mlp/fc1/'),
   (r'MlpBlock_3/Dense_1/', 'mlp/fc2/'),
 )
-
-
-@pytest.fixture(scope='module')
-def torch():
-  torch = pytest.importorskip('torch', reason=PEERS)
-  torch.set_num_threads(1)
-  return torch
-
-
-@pytest.fixture(scope='module')
-def timm(torch):
-  try:
-    pytest.importorskip('torchvision', reason=PEERS)
-  except RuntimeError:
-    # Beside a CPU build of torch, PyPI's torchvision cannot load its operators,
-    # and then stumbles over the names of these two.
-    for name in ('nms', 'qnms'):
-      torch.library.define(
-        f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
-      )
-  return pytest.importorskip('timm', reason=PEERS)
 
 
 def random_params(model, size):

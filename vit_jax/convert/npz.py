@@ -1,164 +1,236 @@
 """The official .npz checkpoints of the paper and its successors.
 
 Flat keys joined by '/', float32. The names inside an encoder layer carry the
-numbers of one of two Flax APIs; ours are the older, published ones.
+numbers of one of two Flax APIs; ours are the older, published ones, so that the
+table is the identity but for prefixes and numbers.
 """
 
-import math
 import re
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from vit_jax.convert import archive
+from vit_jax.convert.table import (
+  Entry,
+  File,
+  Flat,
+  Shapes,
+  Weights,
+  ours_to_file,
+  shapes_of,
+  square_side,
+)
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
+DTYPES = ('float32',)
 
+# From our names to those of today's Flax.
 LINEN_NUMBERS = {
-  'LayerNorm_1': 'LayerNorm_2',
-  'MultiHeadDotProductAttention_0': 'MultiHeadDotProductAttention_1',
-  'MlpBlock_0': 'MlpBlock_3',
+  'LayerNorm_2': 'LayerNorm_1',
+  'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
+  'MlpBlock_3': 'MlpBlock_0',
 }
+_PUBLISHED_NUMBERS = {linen: ours for ours, linen in LINEN_NUMBERS.items()}
 
-Flat = dict[str, np.ndarray]
+_GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
-def read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Reads a checkpoint.
+def read(path: str, arrays: Flat) -> File:
+  """Reads off what a checkpoint's shapes say of its model.
 
   Args:
-    path: of the .npz file.
-
-  Returns:
-    The nested parameters, float32, and what their shapes say of the model: the
-    fields of `variants.build`, `image_size` and `num_classes` among them.
+    path: of the file, for messages.
+    arrays: from `archive.load`.
 
   Raises:
-    ValueError: if the file is damaged, or is no ViT; names the file and key.
+    ValueError: if it is no ViT; names the file and key.
   """
-  flat = _canonical(_load(path))
-  return _nest(flat, path), _infer_fields(flat, path)
+  prefix, arrays = without_other_trees(arrays)
+  linen = any(re.search('encoderblock_.*/MlpBlock_0/', key) for key in arrays)
+
+  def key_of(name: str) -> str:
+    return prefix + (renumbered(name, LINEN_NUMBERS) if linen else name)
+
+  for key, x in arrays.items():
+    if _GROUP_NORM.search(key) and x.shape[:-1] == (1, 1, 1):
+      arrays[key] = x.reshape(-1)
+  fields = _infer_fields(arrays, key_of, path)
+  head = arrays.get(key_of('head/kernel'))
+  zeroed = head is not None and not head.any()
+  return File(
+    path=path,
+    arrays=arrays,
+    fields=fields,
+    table=lambda shapes: table(shapes, key_of),
+    warnings=(f'{path}: {ZEROED_HEAD}',) if zeroed else (),
+  )
 
 
-def _load(path: str) -> Flat:
-  """Returns every array; damage shows in as many ways as there are bytes."""
-  what = 'the file'
-  flat: Flat = {}
-  try:
-    with open(path, 'rb') as stream:
-      file = np.load(stream, allow_pickle=False)
-      if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError('it is a single array, no .npz archive of them')
-      for key in file.files:
-        what = f'the array {key!r}'
-        flat[key] = np.asarray(file[key])
-        if flat[key].dtype.kind not in 'fiu':
-          raise ValueError(f'its type is {flat[key].dtype}, no number')
-  except FileNotFoundError:
-    raise
-  except Exception as e:
-    raise ValueError(
-      f'{path}: {what} cannot be read: {type(e).__name__}: {e}'
-    ) from e
-  return flat
+ZEROED_HEAD = (
+  'its head is all zeros, as in the files pre-trained on ImageNet-21k: every '
+  'class is equally likely until the model is fine-tuned.'
+)
 
 
-def _canonical(flat: Flat) -> Flat:
-  for prefix in PREFIXES:
-    if any(key.startswith(prefix) for key in flat):
-      flat = {
-        key.removeprefix(prefix): x
-        for key, x in flat.items()
-        if key.startswith(prefix)
-      }
-      break
-  linen = any('/MlpBlock_0/' in key for key in flat)
-  return {
-    _published_name(key) if linen else key: _float32(key, x)
-    for key, x in flat.items()
+def table(shapes: Shapes, key_of: Callable[[str], str]) -> list[Entry]:
+  """Returns the entries of our arrays under the keys that `key_of` gives."""
+  return [Entry((key_of(name),), (name,)) for name in shapes]
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a checkpoint that the original loader and timm read.
+
+  Args:
+    weights: of a ViT or hybrid.
+    target: the new file.
+    dtype: one of `DTYPES`.
+
+  Returns:
+    What the format could not hold, a sentence each.
+
+  Raises:
+    ValueError: if the original code has no such model.
+    FileExistsError: if something is there already.
+  """
+  del dtype
+  check_writable(weights, 'an official .npz file', pools=('cls', 'gap'))
+  entries = table(shapes_of(weights.arrays), lambda name: name)
+  archive.save(target, ours_to_file(weights.arrays, entries))
+  return not_held(weights)
+
+
+def check_writable(
+  weights: Weights, target: str, *, pools: tuple[str, ...]
+) -> None:
+  """Refuses what the original code and its successors have no model for.
+
+  Raises:
+    ValueError: naming the field and the formats that hold it.
+  """
+  fields = weights.fields
+  wanted = {
+    'name': ('vit',),
+    'pool': pools,
+    'posemb': ('learned1d',),
+    'posemb_at': ('input',),
+    'axial': (False,),
   }
-
-
-def _published_name(key: str) -> str:
-  return '/'.join(LINEN_NUMBERS.get(part, part) for part in key.split('/'))
-
-
-def _float32(key: str, x: np.ndarray) -> np.ndarray:
-  if re.search(r'(^|/)gn\w+/(scale|bias)$', key):
-    x = x.reshape(-1)  # some files store GroupNorm as (1, 1, 1, C)
-  return x.astype(np.float32)
-
-
-def _nest(flat: Flat, path: str) -> dict[str, Any]:
-  tree: dict[str, Any] = {}
-  for key, x in flat.items():
-    *parents, leaf = key.split('/')
-    node = tree
-    for parent in parents:
-      node = node.setdefault(parent, {})
-      if not isinstance(node, dict):
-        raise ValueError(
-          f'{path} is no ViT checkpoint: {key!r} lies below another array.'
-        )
-    node[leaf] = x
-  return tree
-
-
-def _infer_fields(flat: Flat, path: str) -> dict[str, Any]:
-  def shape(key: str, ndim: int) -> tuple[int, ...]:
-    if key not in flat or flat[key].ndim != ndim:
-      found = flat[key].shape if key in flat else 'absent'
+  for field, values in wanted.items():
+    if fields[field] not in values:
       raise ValueError(
-        f'{path} is no ViT checkpoint: {key!r} should have {ndim} dimensions '
-        f'and is {found}.'
+        f'{target} cannot hold a model with {field} {fields[field]!r}, only '
+        f'{" or ".join(map(repr, values))}: use --to=orbax, onnx or stablehlo.'
       )
-    return flat[key].shape
+
+
+def not_held(weights: Weights) -> list[str]:
+  """Says what a file of parameters alone leaves out."""
+  fields, preprocessing = weights.fields, weights.preprocessing
+  lines = []
+  if weights.class_names:
+    lines.append('The class names: the format has no place for them.')
+  if preprocessing.resize_small:
+    lines.append(
+      'The preprocessing (shorter side to '
+      f'{preprocessing.resize_small} pixels, centre crop).'
+    )
+  if preprocessing.mean != (0.5,) * 3 or preprocessing.std != (0.5,) * 3:
+    lines.append(
+      f'The mean {preprocessing.mean} and deviation {preprocessing.std} of '
+      'images: its readers assume 0.5 for both.'
+    )
+  if fields.get('gelu', 'tanh') != 'tanh':
+    lines.append(
+      'The exact GELU: its readers compute the tanh approximation, which moves '
+      'logits by about 1e-3.'
+    )
+  if fields.get('layer_norm_epsilon', 1e-6) != 1e-6:
+    lines.append(
+      f'The LayerNorm epsilon {fields["layer_norm_epsilon"]}: its readers use '
+      '1e-6.'
+    )
+  return lines
+
+
+def without_other_trees(arrays: Flat) -> tuple[str, Flat]:
+  """Returns the prefix of a checkpoint's parameters and only those."""
+  for prefix in PREFIXES:
+    if any(key.startswith(prefix) for key in arrays):
+      return prefix, {k: x for k, x in arrays.items() if k.startswith(prefix)}
+  return '', arrays
+
+
+def renumbered(name: str, numbers: dict[str, str]) -> str:
+  """Replaces parts of a '/'-joined name."""
+  return '/'.join(numbers.get(part, part) for part in name.split('/'))
+
+
+def shape_of(
+  arrays: Flat, key: str, ndim: int, path: str, what: str = 'ViT'
+) -> tuple[int, ...]:
+  """Returns the shape of an array that decides a field.
+
+  Raises:
+    ValueError: if it is absent, or has another number of dimensions.
+  """
+  if key not in arrays or arrays[key].ndim != ndim:
+    found = arrays[key].shape if key in arrays else 'absent'
+    raise ValueError(
+      f'{path} is no {what} checkpoint: {key!r} should have {ndim} dimensions '
+      f'and is {found}.'
+    )
+  return arrays[key].shape
+
+
+def _infer_fields(
+  arrays: Flat, key_of: Callable[[str], str], path: str
+) -> dict[str, Any]:
+  def shape(name: str, ndim: int) -> tuple[int, ...]:
+    return shape_of(arrays, key_of(name), ndim, path)
+
+  def has(name: str) -> bool:
+    return key_of(name) in arrays
 
   patch, _, _, width = shape('embedding/kernel', 4)
   layer = 'Transformer/encoderblock_0'
   _, heads, _ = shape(f'{layer}/MultiHeadDotProductAttention_1/query/kernel', 3)
   _, mlp_dim = shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2)
   _, tokens, _ = shape('Transformer/posembed_input/pos_embedding', 3)
-  depth = len({m[0] for m in map(_layer_number, flat) if m})
-  stem_width = (
-    shape('conv_root/kernel', 4)[3] if 'conv_root/kernel' in flat else 0
-  )
-  pool = 'cls' if 'cls' in flat else 'gap'
-  patches = tokens - (pool == 'cls')
-  side = math.isqrt(max(patches, 0))
-  if side * side != patches:
-    raise ValueError(
-      f'{path} has position embeddings for {patches} patches, which is no '
-      'square grid.'
-    )
-  stem_layers = _stem_layers(flat)
+  prefix = re.escape(key_of(''))
+  layers = {
+    match[0]
+    for key in arrays
+    if (match := re.match(rf'{prefix}Transformer/encoderblock_\d+(?=/)', key))
+  }
+  pool = 'cls' if has('cls') else 'gap'
+  side = square_side(tokens - (pool == 'cls'), path)
+  stem_width = shape('conv_root/kernel', 4)[3] if has('conv_root/kernel') else 0
+  stem_layers = _stem_layers(arrays, prefix)
   stride = 4 * 2 ** max(len(stem_layers) - 1, 0) if stem_width else 1
   pixels = side * patch * stride
   return {
     'patch_size': patch,
     'width': width,
-    'depth': depth,
+    'depth': len(layers),
     'mlp_dim': mlp_dim,
     'heads': heads,
     'pool': pool,
     'stem_width': stem_width,
     'stem_layers': stem_layers,
     'representation_size': (
-      shape('pre_logits/kernel', 2)[1] if 'pre_logits/kernel' in flat else 0
+      shape('pre_logits/kernel', 2)[1] if has('pre_logits/kernel') else 0
     ),
-    'num_classes': (shape('head/kernel', 2)[1] if 'head/kernel' in flat else 0),
+    'num_classes': shape('head/kernel', 2)[1] if has('head/kernel') else 0,
     'image_size': (pixels, pixels),
   }
 
 
-def _layer_number(key: str) -> re.Match[str] | None:
-  return re.match(r'Transformer/encoderblock_\d+(?=/)', key)
-
-
-def _stem_layers(flat: Flat) -> tuple[int, ...]:
+def _stem_layers(arrays: Flat, prefix: str) -> tuple[int, ...]:
   """Returns the units of each stage of a hybrid's stem."""
   units = {
-    m[0] for m in (re.match(r'block(\d+)/unit\d+', k) for k in flat) if m
+    (int(match[1]), match[2])
+    for key in arrays
+    if (match := re.match(rf'{prefix}block(\d+)/unit(\d+)/', key))
   }
-  stages = sorted({int(re.findall(r'\d+', unit)[0]) for unit in units})
-  return tuple(
-    sum(unit.startswith(f'block{stage}/') for unit in units) for stage in stages
-  )
+  stages = sorted({stage for stage, _ in units})
+  return tuple(sum(s == stage for s, _ in units) for stage in stages)

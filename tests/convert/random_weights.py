@@ -1,0 +1,78 @@
+"""Models with random weights, none of them zero or one or all alike."""
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from vit_jax import reader
+from vit_jax.models import variants
+
+
+def random_arrays(model, image_size, seed=0):
+  """Returns random arrays by path, on the scale of trained ones."""
+  rng = np.random.default_rng(seed)
+
+  def draw(path, shape):
+    x = rng.standard_normal(shape, np.float32)
+    if path.endswith('kernel'):
+      fan_in = shape[0] if 'Attention' in path else np.prod(shape[:-1])
+      if path.endswith('out/kernel'):
+        fan_in = shape[0] * shape[1]
+      return x * np.float32(fan_in**-0.5)
+    if path.endswith('scale'):
+      return 1 + np.float32(0.3) * x
+    return np.float32(0.1) * x
+
+  tree = jax.eval_shape(
+    lambda key: variants.init(model, key, image_size), jax.random.key(0)
+  )
+  flat = traverse_util.flatten_dict(tree, sep='/')
+  return {path: draw(path, leaf.shape) for path, leaf in flat.items()}
+
+
+def random_checkpoint(variant, size=None, num_classes=7, names=True, **fields):
+  """Returns a `reader.Checkpoint` of a variant, or of bare fields.
+
+  Args:
+    variant: as in 'ti16', or None to take `fields` alone.
+    size: (H, W), 224 x 224 if None.
+    num_classes: C.
+    names: whether the classes have names.
+    **fields: of `variants.build`, over those of the variant.
+  """
+  size = size or (224, 224)
+  fields = (variants.fields(variant) if variant else {}) | fields
+  model = variants.build(num_classes=num_classes, image_size=size, **fields)
+  return reader.Checkpoint(
+    path='random',
+    model=model,
+    params=traverse_util.unflatten_dict(random_arrays(model, size), sep='/'),
+    image_size=size,
+    class_names=tuple(f'class {i}' for i in range(num_classes))
+    if names
+    else (),
+  )
+
+
+def logits_of(checkpoint, images_uint8_BHWC):
+  """Returns float32 logits of our model, scaled as the checkpoint says."""
+  p = checkpoint.preprocessing
+  images = (images_uint8_BHWC / np.float32(255) - np.float32(p.mean)) / (
+    np.float32(p.std)
+  )
+  apply = jax.jit(
+    lambda params, x: checkpoint.model.apply({'params': params}, x)
+  )
+  return np.asarray(apply(checkpoint.params, images.astype(np.float32))[0])
+
+
+def random_images(size, count=2, seed=1):
+  """Returns uint8 images BHWC."""
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (count, *size, 3), np.uint8)
+
+
+def relative_difference(got, want):
+  """Returns the largest difference as a share of the largest value."""
+  assert got.shape == want.shape
+  return np.abs(got - want).max() / np.abs(want).max()

@@ -1,0 +1,194 @@
+"""What every foreign format shares: one table for reading and writing it.
+
+A format is a table of entries, each of which says how some arrays of a file and
+some of ours are one another. Reading and writing go through the same table, so
+that they cannot disagree, and so does the check that a file has all of its
+arrays in the right shapes and no others.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+Flat = dict[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+  """How images become what a model was trained on.
+
+  Attributes:
+    resize_small: 0 to resize the whole image to the model's size, or pixels of
+      the shorter side, of which the centre is cut out.
+    mean: of each channel (RGB), subtracted from values in [0, 1].
+    std: of each channel, divided by.
+    interpolation: 'bilinear' or 'bicubic', antialiased.
+  """
+
+  resize_small: int = 0
+  mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  interpolation: str = 'bilinear'
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """A model as this package holds it, ready to be written in any format.
+
+  Attributes:
+    arrays: parameters by '/'-joined name, layers unrolled, float32.
+    fields: of `variants.build`, `image_size` and `num_classes` among them.
+    preprocessing: of its images.
+    class_names: C names; empty where nobody knows them.
+  """
+
+  arrays: Flat
+  fields: dict[str, Any]
+  preprocessing: Preprocessing = Preprocessing()
+  class_names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """How arrays of a file and arrays of ours are one another.
+
+  Attributes:
+    keys: of the file.
+    ours: names of ours.
+    to_file: from our arrays to the file's, both as tuples. Views where
+      possible: a copy of every array would double the memory.
+    to_ours: the inverse.
+  """
+
+  keys: tuple[str, ...]
+  ours: tuple[str, ...]
+  to_file: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
+  to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+  """What a foreign file or directory holds.
+
+  Attributes:
+    path: where it is.
+    arrays: as they are stored, by the file's own keys.
+    fields: of `variants.build`, inferred from shapes and configuration.
+    table: from the shapes of our arrays by name to the entries of the file.
+    preprocessing: of its images.
+    class_names: C names; empty where the file has none.
+    warnings: what its reader should know, a sentence each.
+  """
+
+  path: str
+  arrays: Flat
+  fields: dict[str, Any]
+  table: Callable[[Shapes], list[Entry]]
+  preprocessing: Preprocessing = Preprocessing()
+  class_names: tuple[str, ...] = ()
+  warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+  """A converted model as another framework runs it.
+
+  Attributes:
+    framework: its name and version.
+    image_size: (H, W) in pixels it takes.
+    run: from uint8 images BHWC of that size, RGB, to float32 logits BC. Scales
+      images as the file says, and does not resize them.
+  """
+
+  framework: str
+  image_size: tuple[int, int]
+  run: Callable[[np.ndarray], np.ndarray]
+
+
+def file_to_ours(file: File, shapes: Shapes) -> Flat:
+  """Returns the arrays of a file as ours, float32.
+
+  Args:
+    file: from one of the formats.
+    shapes: of our arrays, by name.
+
+  Raises:
+    ValueError: naming the key that is missing, left over, of another shape or
+      not finite.
+  """
+  entries = file.table(shapes)
+  known = {key for entry in entries for key in entry.keys}
+  for key in sorted(file.arrays.keys() - known):
+    raise ValueError(
+      f'{file.path} has the array {key!r}, for which a model of this shape has '
+      'no place.'
+    )
+  ours: Flat = {}
+  for entry in entries:
+    expected = entry.to_file(
+      *(_placeholder(shapes[name]) for name in entry.ours)
+    )
+    stored = []
+    for key, like in zip(entry.keys, expected, strict=True):
+      if key not in file.arrays:
+        raise ValueError(f'{file.path} lacks the array {key!r}.')
+      x = file.arrays[key]
+      if x.shape != like.shape:
+        raise ValueError(
+          f'{file.path}: {key!r} has shape {x.shape} where {like.shape} is '
+          'expected.'
+        )
+      stored.append(_finite_float32(x, key, file.path))
+    ours |= zip(entry.ours, entry.to_ours(*stored), strict=True)
+  return ours
+
+
+def ours_to_file(arrays: Flat, entries: Iterable[Entry]) -> Flat:
+  """Returns our arrays as those of a file, by its keys."""
+  flat: Flat = {}
+  for entry in entries:
+    stored = entry.to_file(*(arrays[name] for name in entry.ours))
+    flat |= zip(entry.keys, stored, strict=True)
+  return flat
+
+
+def shapes_of(arrays: Flat) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of every array."""
+  return {name: x.shape for name, x in arrays.items()}
+
+
+def square_side(patches: int, path: str) -> int:
+  """Returns the side of a square grid of patches.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  side = math.isqrt(max(patches, 0))
+  if side * side != patches or not side:
+    raise ValueError(
+      f'{path} has position embeddings for {patches} patches, which is no '
+      'square grid.'
+    )
+  return side
+
+
+def _placeholder(shape: tuple[int, ...]) -> np.ndarray:
+  """Returns zeros of a shape that take no memory."""
+  return np.broadcast_to(np.float32(0), shape)
+
+
+def _finite_float32(x: np.ndarray, key: str, path: str) -> np.ndarray:
+  with np.errstate(over='ignore'):
+    x = x.astype(np.float32, copy=False)
+  # A sum of squares would do with less memory, and overflows.
+  bad = x.size - np.count_nonzero(np.isfinite(x))
+  if bad:
+    raise ValueError(
+      f'{path}: {key!r} has {bad:,} values that are no finite float32 numbers: '
+      'the file is damaged, or its training diverged.'
+    )
+  return x

@@ -1,0 +1,65 @@
+"""Outputs that appear whole or not at all."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def new_file(target: str) -> Iterator[pathlib.Path]:
+  """Gives a path to write to, which becomes `target` if nothing is raised.
+
+  Raises:
+    FileExistsError: if something is there already.
+    FileNotFoundError: if the folder it is to lie in does not exist.
+  """
+  with _partial(target) as partial:
+    yield partial
+
+
+@contextlib.contextmanager
+def new_folder(target: str) -> Iterator[pathlib.Path]:
+  """Gives an empty folder, which becomes `target` if nothing is raised.
+
+  Raises:
+    FileExistsError: if something is there already.
+    FileNotFoundError: if the folder it is to lie in does not exist.
+  """
+  with _partial(target) as partial:
+    partial.mkdir()
+    yield partial
+
+
+@contextlib.contextmanager
+def _partial(target: str) -> Iterator[pathlib.Path]:
+  path = pathlib.Path(target)
+  refuse_existing(target)
+  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+  _remove(partial)
+  try:
+    yield partial
+    os.rename(partial, path)
+  finally:
+    _remove(partial)
+
+
+def refuse_existing(target: str) -> None:
+  """Raises what `new_file` raises, before any work is done."""
+  path = pathlib.Path(target)
+  if os.path.lexists(path):
+    raise FileExistsError(
+      f'{target} exists already: remove it or choose another name.'
+    )
+  if not path.parent.is_dir():
+    raise FileNotFoundError(
+      f'{target} cannot be written: there is no folder {path.parent}.'
+    )
+
+
+def _remove(path: pathlib.Path) -> None:
+  if path.is_dir():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
