@@ -256,7 +256,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   images = np.stack([e['image'] for e in examples])
   labels = np.array([e['label'] for e in examples])
   logits, _ = checkpoint.model.apply(
-    {'params': checkpoint.params}, augment.to_unit_range(images)
+    {'params': checkpoint.params}, augment.normalize(images)
   )
   log_probabilities = np.asarray(jax.nn.log_softmax(logits))
   losses = -log_probabilities[range(360), labels]

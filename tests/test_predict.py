@@ -94,7 +94,7 @@ def parse(text, format_name):
 def direct(checkpoint, path):
   """The softmax of the model itself, on one image, by class name."""
   transform = transforms.EvalTransform(
-    checkpoint.image_size, checkpoint.resize_small
+    checkpoint.image_size, checkpoint.preprocessing.resize_small
   )
   image = transform.image(path.read_bytes(), str(path))
   logits, _ = checkpoint.model.apply(
@@ -237,7 +237,7 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
     ((TINY, tmp_path / 'void'), f'The folder {tmp_path}/void has no image'),
     (('nowhere.npz', images), 'No checkpoint at nowhere.npz'),
     ((tmp_path / 'void', images), f'{tmp_path}/void holds no checkpoint'),
-    ((images / 'z.webp', images), 'z.webp: the file cannot be read'),
+    ((images / 'z.webp', images), 'z.webp holds no checkpoint: give'),
     ((headless(tmp_path), images), 'headless.npz has no head'),
   ]:
     status, out, err = command(*args)

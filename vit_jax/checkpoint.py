@@ -101,7 +101,7 @@ class Checkpoints:
       args=ocp.args.Composite(
         **{name: ocp.args.StandardSave(tree) for name, tree in state.items()},
         **{CHECKSUMS: ocp.args.StandardSave(sums)},
-        **{META: ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})},
+        **{META: _meta_args(meta)},
       ),
       metrics=metrics,
     )
@@ -206,6 +206,45 @@ class Checkpoints:
     self._manager.close()
 
 
+def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
+  """Writes a new workdir that holds parameters alone, as those of step 0.
+
+  Unlike saving while training, which hands all arrays over at once, this takes
+  little memory beside the parameters themselves.
+
+  Args:
+    workdir: receives `checkpoints/0`.
+    params: tree of NumPy arrays.
+    meta: what JSON can hold.
+  """
+  # Nothing changes the arrays meanwhile, so that they need not be copied first.
+  numpy_handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+  handler = ocp.CompositeCheckpointHandler(
+    params=ocp.PyTreeCheckpointHandler(
+      save_concurrent_gb=1,
+      type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, numpy_handler),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),
+      ),
+    ),
+    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
+    **{META: ocp.JsonCheckpointHandler()},
+  )
+  with ocp.Checkpointer(handler) as checkpointer:
+    checkpointer.save(
+      absolute(workdir) / FOLDER / '0',
+      ocp.args.Composite(
+        params=ocp.args.PyTreeSave(params),
+        **{CHECKSUMS: ocp.args.StandardSave({'params': checksums(params)})},
+        **{META: _meta_args(meta)},
+      ),
+    )
+
+
+def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
+  return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
+
+
 def verified(saved: dict[str, Any]) -> dict[str, Any]:
   """Returns the `meta` of a checkpoint as it was read from its file.
 
@@ -222,12 +261,26 @@ def _digest(meta: dict[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-@jax.jit
-def checksums(tree: Any) -> jax.Array:
+def checksums(tree: Any) -> jax.Array | np.ndarray:
   """Returns the sum modulo 2^32 of the bits of every array, in tree order.
 
   The order of summation does not matter, so that any sharding gives the same.
+  NumPy arrays are summed where they are: a device would take a copy of all.
   """
+  if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
+    sums = [
+      np.sum(
+        np.ascontiguousarray(x).view(f'uint{8 * x.dtype.itemsize}'),
+        dtype=np.uint32,
+      )
+      for x in jax.tree.leaves(tree)
+    ]
+    return np.array(sums, np.uint32)
+  return _device_checksums(tree)
+
+
+@jax.jit
+def _device_checksums(tree: Any) -> jax.Array:
   sums = []
   for x in jax.tree.leaves(tree):
     bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')

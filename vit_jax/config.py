@@ -63,6 +63,11 @@ def base() -> ConfigDict:
         # 0 resizes straight to the image size when evaluating; otherwise the
         # short side is resized to this, and the centre cropped.
         'resize_small': 0,
+        # bilinear or bicubic, when evaluating.
+        'interpolation': 'bilinear',
+        # Of each channel (RGB), for values in [0, 1].
+        'mean': (0.5, 0.5, 0.5),
+        'std': (0.5, 0.5, 0.5),
         # Processes that read and decode, per host; 0 uses threads alone.
         'workers': 0,
         # 'error' stops before training when images cannot be read, 'skip'
@@ -91,6 +96,10 @@ def base() -> ConfigDict:
         'posemb_at': 'input',
         # Row attention, then column attention; without a class token.
         'axial': False,
+        # tanh or exact, and LayerNorm's: for weights that were trained with
+        # others than the paper's.
+        'gelu': 'tanh',
+        'layer_norm_epsilon': 1e-6,
         # Width of the ResNet before the patches, 0 for none, and the units of
         # its stages.
         'stem_width': 0,

@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax import reader
+from vit_jax.convert import formats
 from vit_jax.data import augment, decode, folder, transforms
 
 BATCH_SIZE = 32
@@ -45,14 +46,19 @@ def predict(
   model = checkpoint.model
   names = checkpoint.class_names or tuple(map(str, range(model.num_classes)))
   topk = min(topk, len(names))
+  preprocessing = checkpoint.preprocessing
   transform = transforms.EvalTransform(
-    checkpoint.image_size, checkpoint.resize_small
+    checkpoint.image_size,
+    preprocessing.resize_small,
+    preprocessing.interpolation,
   )
   params = jax.device_put(checkpoint.params)
 
   @jax.jit
   def top(params: Any, images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    images_BHWC = augment.to_unit_range(images_BHWC)
+    images_BHWC = augment.normalize(
+      images_BHWC, preprocessing.mean, preprocessing.std
+    )
     logits_BC, _ = model.apply({'params': params}, images_BHWC)
     return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
 
@@ -122,9 +128,7 @@ def main() -> int:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument(
-    'checkpoint', help='a workdir, one of its checkpoints/STEP, or an .npz file'
-  )
+  parser.add_argument('checkpoint', help=formats.WHAT_OPENS)
   parser.add_argument(
     'images', nargs='+', help='image files, and folders searched for images'
   )

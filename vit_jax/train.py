@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import optim, reader, sharding
+from vit_jax import optim, reader, sharding, transfer
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import check, loader, sources, transforms
 from vit_jax.evaluators.classification import ClassificationEvaluator
@@ -138,7 +138,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   check_batch_size(config, mesh)
   with config.unlocked():
     config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
-    config.data.resize_small = checkpoint.resize_small
+    config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   objective = make_objective(config, checkpoint.model)
   params = jax.device_put(
     checkpoint.params, sharding.tree_shardings(checkpoint.params, mesh)
@@ -239,12 +239,21 @@ def make_objective(config: ConfigDict, model: Model) -> Classification:
     raise ValueError(
       f'loss.name is {config.loss.name!r}: use softmax or sigmoid.'
     )
+  if len(config.data.mean) != 3 or len(config.data.std) != 3:
+    raise ValueError(
+      f'data.mean is {config.data.mean} and data.std {config.data.std}: give '
+      'one number a channel, red, green and blue.'
+    )
+  if not all(x > 0 for x in config.data.std):
+    raise ValueError(f'data.std is {config.data.std}: all must be above 0.')
   return Classification(
     model=model,
     loss_name=config.loss.name,
     label_smoothing=config.loss.label_smoothing,
     mixup=config.loss.mixup,
     flip=config.data.flip,
+    mean=tuple(config.data.mean),
+    std=tuple(config.data.std),
   )
 
 
@@ -286,7 +295,9 @@ def make_evaluators(
     objective.evaluate, out_shardings=sharding.replicated(mesh)
   )
   transform = transforms.EvalTransform(
-    config_lib.image_size(config.data.image_size), config.data.resize_small
+    config_lib.image_size(config.data.image_size),
+    config.data.resize_small,
+    config.data.interpolation,
   )
 
   def make(name: str, split: str) -> ClassificationEvaluator:
@@ -367,8 +378,21 @@ def initial_state(
   if config.init:
     checkpoint = reader.open_checkpoint(config.init)
     _log.info('Starting from %s with a new head.', checkpoint.path)
+    theirs = checkpoint.preprocessing
+    if (theirs.mean, theirs.std) != (
+      tuple(config.data.mean),
+      tuple(config.data.std),
+    ):
+      _log.warning(
+        'It was trained on images with mean %s and std %s; here data.mean is '
+        '%s and data.std %s.',
+        theirs.mean,
+        theirs.std,
+        tuple(config.data.mean),
+        tuple(config.data.std),
+      )
     params = jax.device_put(
-      reader.transfer(checkpoint, model, image_size, params),
+      transfer.to_new_task(checkpoint, model, image_size, params),
       shardings['params'],
     )
   return 0, jax.jit(state_of, out_shardings=shardings)(params)

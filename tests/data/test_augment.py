@@ -14,12 +14,24 @@ def images(n, dtype=np.uint8):
 
 def test_unit_range_is_the_papers_scaling_at_all_256_values():
   values = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
-  got = augment.to_unit_range(values)
+  got = augment.normalize(np.repeat(values, 3, axis=-1))
   assert got.dtype == np.float32
   want = (np.arange(256) - 127.5) / 127.5
-  # One rounding to float32 in the division, of numbers up to 1.
-  np.testing.assert_allclose(np.ravel(got), want, rtol=0, atol=1e-7)
-  assert np.ravel(got)[[0, 255]].tolist() == [-1, 1]
+  for channel in range(3):
+    # One rounding to float32 in the division, of numbers up to 1.
+    np.testing.assert_allclose(
+      np.ravel(got[..., channel]), want, rtol=0, atol=1e-7
+    )
+  assert np.ravel(got)[[0, -1]].tolist() == [-1, 1]
+
+
+def test_each_channel_has_its_own_mean_and_deviation():
+  mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+  values = images(5)
+  got = augment.normalize(values, mean, std)
+  want = (values / 255.0 - np.array(mean)) / np.array(std)
+  # Values up to 3 in float32.
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 def flips(n, seed):

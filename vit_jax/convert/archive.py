@@ -4,9 +4,11 @@ Beyond what NumPy's own reader does, what a header claims is checked against the
 archive before any memory is taken for it, and there is progress to see.
 """
 
+import dataclasses
 import math
 import os
 import zipfile
+from collections.abc import Callable
 from typing import IO
 
 import ml_dtypes
@@ -15,9 +17,11 @@ from numpy.lib import format as npy
 from tqdm import tqdm
 
 from vit_jax.convert import whole
-from vit_jax.convert.table import Flat
+from vit_jax.convert.table import Flat, Preprocessing, Weights
 
 _CHUNK_BYTES = 1 << 24
+# The deepest published ResNet has 66 units, the deepest ViT 56 layers.
+_MAX_LAYERS = 1000
 
 
 def is_archive(path: str) -> bool:
@@ -56,29 +60,35 @@ def load(path: str) -> Flat:
   return flat
 
 
-def save(target: str, flat: Flat) -> None:
+def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive, whole or not at all.
+
+  The same arrays give the same bytes at any time.
 
   Args:
     target: the new file.
-    flat: arrays by key; bfloat16 becomes two-byte void. Each is made contiguous
-      when its turn comes.
+    flat: arrays by key. Each is made contiguous when its turn comes.
+    dtype: that each is written as; bfloat16 becomes two-byte void.
 
   Raises:
     FileExistsError: if something is there already.
   """
+  stored_dtype = np.dtype(dtype)
+  total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
   with (
     whole.new_file(target) as path,
     zipfile.ZipFile(path, 'w') as archive,
-    progress(f'writing {target}', sum(x.nbytes for x in flat.values())) as bar,
+    progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      with archive.open(f'{key}.npy', 'w', force_zip64=True) as file:
-        stored = np.ascontiguousarray(x).reshape(x.shape)
-        if stored.dtype == ml_dtypes.bfloat16:
+      # An entry that is given as such, not by name, has the year 1980.
+      entry = zipfile.ZipInfo(f'{key}.npy')
+      with archive.open(entry, 'w', force_zip64=True) as file:
+        stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
+        if stored_dtype == ml_dtypes.bfloat16:
           stored = stored.view('V2')
         npy.write_array(file, stored, allow_pickle=False)
-      bar.update(x.nbytes)
+      bar.update(stored.nbytes)
 
 
 def progress(what: str, total_bytes: int) -> tqdm:
@@ -115,14 +125,13 @@ def _read_array(file: IO[bytes], size_bytes: int, bar: tqdm) -> np.ndarray:
       f'{size_bytes - file.tell():,} follow'
     )
   data = np.empty(claimed, np.uint8)
-  view = memoryview(data)
+  view = data.data
   while view:
     count = file.readinto(view[:_CHUNK_BYTES])  # type: ignore[attr-defined]
     if not count:
       raise ValueError(f'it ends {len(view):,} bytes too early')
     view = view[count:]
     bar.update(count)
-  file.read(1)  # At its end the archive's reader compares the checksum.
   return data.view(dtype).reshape(shape, order='F' if fortran_order else 'C')
 
 
@@ -138,3 +147,99 @@ def check_memory(needed_bytes: int) -> None:
       f'it unpacks to {needed_bytes / 1e9:,.0f} GB and this machine has '
       f'{memory_bytes / 1e9:,.0f} GB of memory'
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+  """The arrays of a file by other names, to infer the fields of a model.
+
+  Attributes:
+    path: of the file, for messages.
+    arrays: by the file's keys.
+    key_of: from a name to the key of the file.
+    what: the file should be.
+  """
+
+  path: str
+  arrays: Flat
+  key_of: Callable[[str], str]
+  what: str
+
+  def has(self, name: str) -> bool:
+    """Tells whether the file has an array."""
+    return self.key_of(name) in self.arrays
+
+  def shape(self, name: str, ndim: int) -> tuple[int, ...]:
+    """Returns the shape of an array that decides a field.
+
+    Raises:
+      ValueError: if it is absent, has another number of dimensions, or no
+        elements: it could claim any size then.
+    """
+    key = self.key_of(name)
+    x = self.arrays.get(key)
+    if x is None or x.ndim != ndim or not x.size:
+      found = 'absent' if x is None else f'of shape {x.shape}'
+      raise ValueError(
+        f'{self.path} is no {self.what} checkpoint: {key!r} should have {ndim} '
+        f'dimensions, none of them 0, and is {found}.'
+      )
+    return x.shape
+
+  def check_layers(self, layers: int) -> None:
+    """Refuses a model that would take hours to build.
+
+    Raises:
+      ValueError: with the number.
+    """
+    if layers > _MAX_LAYERS:
+      raise ValueError(
+        f'{self.path} is no {self.what} checkpoint: it claims {layers:,} '
+        f'layers, and {_MAX_LAYERS:,} are too many already.'
+      )
+
+
+def not_held(
+  weights: Weights, assumed: Preprocessing | None = None
+) -> list[str]:
+  """Says what an archive of parameters alone leaves out, a sentence each.
+
+  Args:
+    weights: that are written.
+    assumed: by the readers of the format; None for the default.
+  """
+  fields, actual = weights.fields, weights.preprocessing
+  assumed = assumed or Preprocessing()
+  lines = []
+  if weights.class_names:
+    lines.append('The class names: the format has no place for them.')
+  if _resizing(actual) != _resizing(assumed):
+    lines.append(
+      f'How images are resized ({_resizing(actual)}): its readers assume '
+      f'{_resizing(assumed)}.'
+    )
+  if (actual.mean, actual.std) != (assumed.mean, assumed.std):
+    lines.append(
+      f'The mean {actual.mean} and deviation {actual.std} of images: its '
+      'readers assume 0.5 for both.'
+    )
+  if fields.get('gelu', 'tanh') != 'tanh':
+    lines.append(
+      'The exact GELU: its readers compute the tanh approximation, which moves '
+      'logits by about 1e-3.'
+    )
+  if fields.get('layer_norm_epsilon', 1e-6) != 1e-6:
+    lines.append(
+      f'The LayerNorm epsilon {fields["layer_norm_epsilon"]}: its readers use '
+      '1e-6.'
+    )
+  return lines
+
+
+def _resizing(preprocessing: Preprocessing) -> str:
+  part = (
+    f'the shorter side to {preprocessing.resize_small} pixels, then the centre'
+    if preprocessing.resize_small
+    else 'the whole image'
+  )
+  return f'{part}, {preprocessing.interpolation}'

@@ -1,20 +1,55 @@
 """Which format a checkpoint has, found by looking."""
 
 import os
+import types
 
-from vit_jax.convert import archive, npz
-from vit_jax.convert.table import File
+from vit_jax.convert import archive, bigvision, bit, hf, npz, tensors, timm
+from vit_jax.convert.table import File, Flat
+
+WHAT_OPENS = (
+  'a workdir or one of its checkpoints/STEP, an .npz file (official, '
+  'big_vision, BiT), a timm or transformers directory, a .safetensors or .pth '
+  'file; by name gs://..., hf://ORG/MODEL or timm://NAME'
+)
 
 
 def read(path: str) -> File:
   """Reads a checkpoint of any foreign format.
 
   Args:
-    path: an .npz file.
+    path: a file or directory.
 
   Raises:
     ValueError: if it is damaged, or of no known format.
   """
-  if not os.path.isdir(path) and archive.is_archive(path):
-    return npz.read(path, archive.load(path))
-  raise ValueError(f'{path} is no checkpoint.')
+  if os.path.isdir(path):
+    return _read_folder(path)
+  if tensors.is_tensors(path):
+    return timm.read(path)
+  if archive.is_archive(path):
+    arrays = archive.load(path)
+    return archive_format(arrays).read(path, arrays)
+  raise ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
+
+
+def _read_folder(path: str) -> File:
+  place = os.path.join(path, 'config.json')
+  if not os.path.exists(place):
+    raise ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
+  config = tensors.read_json(place)
+  if 'model_type' in config:
+    return hf.read(path, config)
+  if 'architecture' in config:
+    return timm.read(path, config)
+  raise ValueError(
+    f'{place} has neither architecture, as timm writes it, nor model_type, as '
+    'transformers does.'
+  )
+
+
+def archive_format(arrays: Flat) -> types.ModuleType:
+  """Returns the module of the format that an .npz file's keys belong to."""
+  for module in (bit, bigvision):
+    if module.matches(arrays):
+      return module
+  return npz

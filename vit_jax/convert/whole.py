@@ -1,4 +1,9 @@
-"""Outputs that appear whole or not at all."""
+"""Outputs that appear whole or not at all.
+
+They are written under a hidden name beside their own, which is removed when
+anything is raised. A process that is killed outright leaves that name behind,
+never the output's own.
+"""
 
 import contextlib
 import os
@@ -40,6 +45,8 @@ def _partial(target: str) -> Iterator[pathlib.Path]:
   _remove(partial)
   try:
     yield partial
+    # Writing took a while, and a rename would replace a file.
+    refuse_existing(target)
     os.rename(partial, path)
   finally:
     _remove(partial)

@@ -1,12 +1,29 @@
 """What happens to a batch on the device: scaling, flips and mixup."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+# Of each channel, for values in [0, 1]: takes them to [-1, 1], as in the paper.
+MEAN = STD = (0.5, 0.5, 0.5)
 
 
-def to_unit_range(images_BHWC: jax.Array) -> jax.Array:
-  """Returns uint8 images as float32 in [-1, 1]."""
-  return (images_BHWC.astype(jnp.float32) - 127.5) / 127.5
+def normalize(
+  images_BHWC: jax.Array,
+  mean: Sequence[float] = MEAN,
+  std: Sequence[float] = STD,
+) -> jax.Array:
+  """Returns uint8 images as float32, with the mean 0 and deviation 1.
+
+  Args:
+    images_BHWC: RGB.
+    mean: of each channel of the training set, for values in [0, 1].
+    std: their standard deviations.
+  """
+  mean_C, std_C = (np.float32(255 * np.array(x)) for x in (mean, std))
+  return (images_BHWC.astype(jnp.float32) - mean_C) / std_C
 
 
 def random_flip(key: jax.Array, images_BHWC: jax.Array) -> jax.Array:

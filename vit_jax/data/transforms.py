@@ -13,6 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from vit_jax.data import decode
 
@@ -21,6 +22,8 @@ cv2.setNumThreads(1)
 
 _ASPECTS = (3 / 4, 4 / 3)  # Width over height.
 _CROP_ATTEMPTS = 100
+
+INTERPOLATIONS = ('bilinear', 'bicubic')
 
 
 class TrainTransform:
@@ -96,7 +99,12 @@ class TrainTransform:
 class EvalTransform:
   """The same pixels every time: a resize, and maybe a central crop."""
 
-  def __init__(self, image_size: tuple[int, int], resize_small: int = 0):
+  def __init__(
+    self,
+    image_size: tuple[int, int],
+    resize_small: int = 0,
+    interpolation: str = 'bilinear',
+  ):
     """Args are the (height, width) of the output and how to get there.
 
     resize_small=0 resizes the whole image to `image_size`, whatever its aspect
@@ -104,8 +112,15 @@ class EvalTransform:
     resized to `resize_small` pixels and the centre of `image_size` cut out.
 
     Raises:
-      ValueError: The crop would not fit into the resized image.
+      ValueError: The crop would not fit into the resized image, or the
+        interpolation is neither 'bilinear' nor 'bicubic'.
     """
+    if interpolation not in INTERPOLATIONS:
+      raise ValueError(
+        f'interpolation={interpolation!r} must be one of '
+        f'{", ".join(INTERPOLATIONS)}'
+      )
+    self.interpolation = interpolation
     self.image_size = _checked_size(image_size)
     if resize_small and resize_small < max(image_size):
       raise ValueError(
@@ -135,18 +150,26 @@ class EvalTransform:
     """
     picture = decode.open_image(data, name)
     if not self.resize_small:
-      return resize(picture.read(size=self.image_size), self.image_size)
+      return self._resize(picture.read(size=self.image_size), self.image_size)
     box = _central_box(picture.height, picture.width)
     short = min(box.height, box.width)
     size = (
       round(box.height * self.resize_small / short),
       round(box.width * self.resize_small / short),
     )
-    image = resize(picture.read(box, size), size)
+    image = self._resize(picture.read(box, size), size)
     top, left = ((size[i] - self.image_size[i]) // 2 for i in range(2))
     height, width = self.image_size
     # A copy, so that the crop does not keep the whole image alive.
     return image[top : top + height, left : left + width].copy()
+
+  def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if self.interpolation == 'bilinear':
+      return resize(image, size)
+    # Pillow's, because checkpoints that want it were measured with it.
+    return np.asarray(
+      Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
+    )
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import EncoderBlock
+from vit_jax.models.layers import EPSILON, EncoderBlock
 
 Array = jax.Array
 
@@ -30,6 +30,8 @@ class AxialBlock(nn.Module):
   grid: tuple[int, int]
   mlp_dim: int
   heads: int
+  gelu: str = 'tanh'
+  epsilon: float = EPSILON
   dropout: float = 0.0
   relative: int | None = None
   dtype: Any = jnp.float32
@@ -54,6 +56,8 @@ class AxialBlock(nn.Module):
       block = EncoderBlock(
         self.mlp_dim,
         self.heads,
+        self.gelu,
+        self.epsilon,
         self.dropout,
         self.relative,
         self.dtype,

@@ -6,7 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.layers import MlpBlock, MultiHeadAttention, layer_norm
+from vit_jax.models.layers import (
+  EPSILON,
+  MlpBlock,
+  MultiHeadAttention,
+  layer_norm,
+)
 
 POOLS = ('cls', 'gap', 'map')
 
@@ -20,6 +25,8 @@ class MAPHead(nn.Module):
 
   mlp_dim: int
   heads: int
+  gelu: str = 'tanh'
+  epsilon: float = EPSILON
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -30,9 +37,9 @@ class MAPHead(nn.Module):
     y_B1D, _ = MultiHeadAttention(
       self.heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
     )(x_BLD, jnp.broadcast_to(probe_11D, (B, 1, D)))
-    y_B1D = y_B1D + MlpBlock(self.mlp_dim, dtype=self.dtype, name='MlpBlock_0')(
-      layer_norm(y_B1D, self.dtype, 'LayerNorm_0')
-    )
+    y_B1D = y_B1D + MlpBlock(
+      self.mlp_dim, self.gelu, dtype=self.dtype, name='MlpBlock_0'
+    )(layer_norm(y_B1D, self.epsilon, self.dtype, 'LayerNorm_0'))
     return y_B1D[:, 0]
 
 

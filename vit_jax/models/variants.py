@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
+from vit_jax.models.layers import GELUS
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT
 
@@ -205,6 +206,7 @@ def build(
     'pool': heads.POOLS,
     'posemb': posemb.KINDS,
     'posemb_at': posemb.PLACES,
+    'gelu': GELUS,
     'remat': ('none', *remat_policies()),
   }
   for field, valid in choices.items():

@@ -13,7 +13,13 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb, resnet
 from vit_jax.models.axial import AxialBlock
-from vit_jax.models.layers import EncoderBlock, dropout, layer_norm, remat
+from vit_jax.models.layers import (
+  EPSILON,
+  EncoderBlock,
+  dropout,
+  layer_norm,
+  remat,
+)
 
 Array = jax.Array
 
@@ -30,6 +36,8 @@ class Encoder(nn.Module):
   posemb: str = 'learned1d'
   posemb_at: str = 'input'
   axial: bool = False
+  gelu: str = 'tanh'
+  layer_norm_epsilon: float = EPSILON
   dropout: float = 0.0
   dtype: Any = jnp.float32
   scan: bool = False
@@ -56,6 +64,8 @@ class Encoder(nn.Module):
     fields = {
       'mlp_dim': self.mlp_dim,
       'heads': self.heads,
+      'gelu': self.gelu,
+      'epsilon': self.layer_norm_epsilon,
       'dropout': self.dropout,
       'relative': (
         x_BLD.shape[1] - grid[0] * grid[1]
@@ -85,7 +95,9 @@ class Encoder(nn.Module):
         )
         layers.append(one)
       captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
-    return layer_norm(x_BLD, self.dtype, 'encoder_norm'), captured
+    return layer_norm(
+      x_BLD, self.layer_norm_epsilon, self.dtype, 'encoder_norm'
+    ), captured
 
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
@@ -126,6 +138,9 @@ class ViT(nn.Module):
       layers.
     axial: row attention and MLP, then column attention and MLP in every layer
       (appendix D.6); there is no class token then.
+    gelu: 'tanh', the approximation of the originals, or 'exact'.
+    layer_norm_epsilon: added to the variance; another than the originals' is
+      for models that were trained with it.
     dropout: rate after every dense layer but q, k, v, and after adding the
       position embeddings (appendix B.1).
     head_bias: initial bias of the head; -10 for the sigmoid loss, so that
@@ -150,6 +165,8 @@ class ViT(nn.Module):
   posemb: str = 'learned1d'
   posemb_at: str = 'input'
   axial: bool = False
+  gelu: str = 'tanh'
+  layer_norm_epsilon: float = EPSILON
   dropout: float = 0.0
   head_bias: float = 0.0
   stem_width: int = 0
@@ -180,6 +197,11 @@ class ViT(nn.Module):
         raise ValueError(
           f'model.{field} is {getattr(self, field)}: it must be at least 1.'
         )
+    if not self.layer_norm_epsilon > 0:
+      raise ValueError(
+        f'model.layer_norm_epsilon is {self.layer_norm_epsilon}: it must be '
+        f'above 0, {EPSILON} for the models of the paper.'
+      )
     if self.width % self.heads:
       raise ValueError(
         f'model.width {self.width} is not a multiple of model.heads '
@@ -251,6 +273,8 @@ class ViT(nn.Module):
       self.posemb,
       self.posemb_at,
       self.axial,
+      self.gelu,
+      self.layer_norm_epsilon,
       self.dropout,
       self.dtype,
       self.scan,
@@ -297,6 +321,11 @@ class ViT(nn.Module):
       return x_BLD[:, 0]
     if self.pool == 'map':
       return heads.MAPHead(
-        self.mlp_dim, self.heads, self.dtype, name='MAPHead_0'
+        self.mlp_dim,
+        self.heads,
+        self.gelu,
+        self.layer_norm_epsilon,
+        self.dtype,
+        name='MAPHead_0',
       )(x_BLD)
     return jnp.mean(x_BLD, axis=1)

@@ -25,6 +25,8 @@ class Classification:
     label_smoothing: share of the label spread evenly over all classes.
     mixup: alpha of the Beta distribution; 0 does not mix.
     flip: whether to mirror training images at random.
+    mean: of each channel of the images, for values in [0, 1].
+    std: their standard deviations.
   """
 
   model: Model
@@ -32,6 +34,8 @@ class Classification:
   label_smoothing: float = 0.0
   mixup: float = 0.0
   flip: bool = False
+  mean: tuple[float, ...] = augment.MEAN
+  std: tuple[float, ...] = augment.STD
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Turns a uint8 batch with integer labels into what `loss` takes.
@@ -40,10 +44,10 @@ class Classification:
     that the mixing partner is the same with and without.
 
     Returns:
-      `image`: float32 BHWC in [-1, 1]; `label`: float32 BC, smoothed, mixed.
+      `image`: float32 BHWC, normalised; `label`: float32 BC, smoothed, mixed.
     """
     key_flip, key_mixup = jax.random.split(key)
-    images = augment.to_unit_range(batch['image'])
+    images = augment.normalize(batch['image'], self.mean, self.std)
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
     if self.flip:
@@ -76,7 +80,7 @@ class Classification:
     Nothing is smoothed or mixed here, so that losses compare between recipes.
     """
     logits_BC, _ = self.model.apply(
-      {'params': params}, augment.to_unit_range(batch['image'])
+      {'params': params}, augment.normalize(batch['image'], self.mean, self.std)
     )
     labels_BC = jax.nn.one_hot(batch['label'], self.model.num_classes)
     mask_B = batch['mask']

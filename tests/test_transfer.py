@@ -1,0 +1,469 @@
+"""Weights carried over to a new task, another size or another head."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import random_checkpoint
+from vit_jax import reader, transfer
+from vit_jax.convert.table import Preprocessing
+from vit_jax.models import variants
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+
+# The original code's own reruns differ by up to 4e-6 of values around 1; an
+# exact GELU, or an epsilon of 1e-5 in LayerNorm, differs by more than this.
+ATOL = 1e-5
+
+
+def open_golden(name):
+  checkpoint = reader.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
+  return checkpoint, np.load(GOLDEN / f'{name}_s7_golden.npz')
+
+
+def apply(model, params, images):
+  return jax.jit(
+    lambda p, x: model.apply({'params': p}, x, capture=('blocks',))
+  )(params, images)
+
+
+def model_like(model, image_size, **fields):
+  model = model.clone(**fields)
+  init = jax.jit(lambda key: variants.init(model, key, image_size))
+  fresh = init(jax.random.key(1))
+  return model, fresh
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_transfer_to_a_larger_size_leaves_the_body_as_the_original_has_it(scan):
+  """The old head on the carried-over body gives the original's logits."""
+  checkpoint, golden = open_golden('tiny')
+  model, fresh = model_like(
+    checkpoint.model, (48, 48), num_classes=7, scan=scan
+  )
+  params = transfer.to_new_task(checkpoint, model, (48, 48), fresh)
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
+  np.testing.assert_array_equal(params['head']['kernel'], np.zeros((48, 7)))
+  params['head'] = checkpoint.params['head']
+  logits, _ = apply(
+    model.clone(num_classes=10), params, golden['resized_images']
+  )
+  np.testing.assert_allclose(
+    logits, golden['resized_logits'], rtol=0, atol=ATOL
+  )
+
+
+def test_transfer_to_the_same_size_changes_no_bit_and_not_the_checkpoint():
+  checkpoint, _ = open_golden('tiny')
+  before = jax.tree.map(np.copy, checkpoint.params)
+  model, fresh = model_like(checkpoint.model, (32, 32))
+  params = transfer.to_new_task(checkpoint, model, (32, 32), fresh)
+  params['head'] = checkpoint.params['head']
+  jax.tree.map(np.testing.assert_array_equal, params, before)
+  jax.tree.map(np.testing.assert_array_equal, checkpoint.params, before)
+
+
+def test_transfer_leaves_the_representation_layer_behind():
+  checkpoint, _ = open_golden('tiny-rep')
+  model, fresh = model_like(
+    checkpoint.model, (32, 32), representation_size=0, num_classes=3
+  )
+  params = transfer.to_new_task(checkpoint, model, (32, 32), fresh)
+  assert 'pre_logits' not in params
+  assert params['head']['kernel'].shape == (48, 3)
+  # A model that has the layer starts it afresh, never from the old one.
+  model, fresh = model_like(checkpoint.model, (32, 32))
+  params = transfer.to_new_task(checkpoint, model, (32, 32), fresh)
+  for name in ('pre_logits', 'head'):
+    jax.tree.map(np.testing.assert_array_equal, params[name], fresh[name])
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('width', 24),
+    ('depth', 3),
+    ('mlp_dim', 48),
+    ('heads', 6),
+    ('patch_size', 16),
+    ('pool', 'gap'),
+    ('stem_width', 64),
+  ],
+)
+def test_transfer_names_the_field_in_which_bodies_differ(field, value):
+  checkpoint, _ = open_golden('tiny')
+  model = checkpoint.model.clone(**{field: value})
+  with pytest.raises(ValueError, match=f'tiny_s7.npz has {field} .*{value}'):
+    transfer.to_new_task(checkpoint, model, (32, 32), {})
+
+
+VIT = {'patch_size': 4, 'width': 8, 'depth': 2, 'mlp_dim': 12, 'heads': 2}
+RESNET = {'name': 'resnet', 'layers': (2, 3), 'width': 32}
+AXIAL_RESNET = RESNET | {'axial': True, 'version': 1}
+STEM = {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 3)}
+
+
+def untrained(image_size, seed, scan=False, **fields):
+  """Returns a checkpoint that no training made: every number is random."""
+  model = variants.build(
+    num_classes=3, image_size=image_size, scan=scan, **fields
+  )
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape).astype(np.float32),
+    jax.eval_shape(
+      lambda key: variants.init(model, key, image_size), jax.random.key(0)
+    ),
+  )
+  return reader.Checkpoint('old', model, params, image_size)
+
+
+def transfer_between(old_size, new_size, fields, scans=(False, False)):
+  """Returns the parameters before and after, and the fresh, all unrolled."""
+  old = untrained(old_size, 0, scans[0], **fields)
+  new = untrained(new_size, 1, scans[1], **fields)
+  got = transfer.to_new_task(old, new.model, new_size, new.params)
+  assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, new.params)
+  assert all(type(x) is np.ndarray for x in jax.tree.leaves(got))
+  return tuple(
+    flat(jax.device_get(variants.unstack_layers(tree)))
+    for tree in (old.params, got, new.params)
+  )
+
+
+def flat(tree):
+  """Returns {path: array}."""
+  return {
+    '/'.join(key.key for key in path): x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def stretched(x, axis, new):
+  """Linear interpolation that keeps the first and the last value."""
+  old = x.shape[axis]
+  places = np.linspace(0, old - 1, new)
+  return np.apply_along_axis(
+    lambda line: np.interp(places, np.arange(old), line), axis, x
+  )
+
+
+def stretched_grid(x, old, new):
+  """The same on both axes of a raster, after a class token if there is one."""
+  X, L, D = x.shape
+  extra = L - old[0] * old[1]
+  grid = x[:, extra:].reshape(X, *old, D)
+  grid = stretched(stretched(grid, 1, new[0]), 2, new[1])
+  return np.concatenate([x[:, :extra], grid.reshape(X, -1, D)], axis=1)
+
+
+# Fields, the names of the tables, and what becomes of one by its name; grids of
+# 2x3 patches become 3x5, so that no axis can be mistaken for the other.
+RESIZED = {
+  'learned1d-input': (
+    VIT,
+    ('pos_embedding',),
+    lambda name, x: stretched_grid(x, (2, 3), (3, 5)),
+  ),
+  'learned1d-every_layer': (
+    VIT | {'posemb_at': 'every_layer'},
+    ('pos_embedding',),
+    lambda name, x: stretched_grid(x, (2, 3), (3, 5)),
+  ),
+  'learned2d-every_layer': (
+    VIT | {'posemb': 'learned2d', 'posemb_at': 'every_layer'},
+    ('x_embedding', 'y_embedding'),
+    lambda name, x: stretched(x, 1, 5 if 'x_emb' in name else 3),
+  ),
+  'sincos2d': (VIT | {'posemb': 'sincos2d'}, (), None),
+  'none': (VIT | {'posemb': 'none'}, (), None),
+  'axial-relative': (
+    VIT | {'posemb': 'relative', 'axial': True, 'pool': 'map'},
+    ('relative_embedding',),
+    # 2 L - 1 offsets for rows of length L, then for columns.
+    lambda name, x: stretched(x, 0, 9 if '/row/' in name else 5),
+  ),
+}
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize('kind', RESIZED)
+def test_transfer_stretches_position_tables_and_nothing_else(kind, scans):
+  fields, names, want = RESIZED[kind]
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((8, 12), (12, 20), fields, scans)
+  tables = {key for key in old if key.rpartition('/')[2] in names}
+  assert bool(tables) == bool(names)
+  for key in tables:
+    assert got[key].shape != old[key].shape
+    # One rounding to float32 of values up to 4.
+    np.testing.assert_allclose(
+      got[key], want(key, old[key]), rtol=0, atol=1e-6, err_msg=key
+    )
+  for key in got.keys() - tables:
+    source = fresh if key.startswith('head/') else old
+    np.testing.assert_array_equal(got[key], source[key], err_msg=key)
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_transfer_stretches_the_tables_of_an_axial_resnet(scans):
+  """Each is as long as the map of its stage, on which the image size acts."""
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((16, 40), (32, 72), AXIAL_RESNET, scans)
+  lengths = {
+    ('block1', 'column'): (4, 8),
+    ('block1', 'row'): (10, 18),
+    ('block2', 'column'): (2, 4),
+    ('block2', 'row'): (5, 9),
+  }
+  tables = 0
+  for key, x in got.items():
+    if '/relative_' not in key:
+      source = fresh if key.startswith('head/') else old
+      np.testing.assert_array_equal(x, source[key], err_msg=key)
+      continue
+    tables += 1
+    block, unit, _, axis, _ = key.split('/')
+    # The first unit of a stage pools only after it has attended.
+    stage = block if unit != 'unit1' else 'block1'
+    before, after = lengths[stage, axis]
+    assert len(old[key]) == 2 * before - 1
+    want = stretched(old[key], 0, 2 * after - 1)
+    np.testing.assert_allclose(x, want, rtol=0, atol=1e-6, err_msg=key)
+  assert tables == 5 * 2 * 3  # units, axes, and query, key and value
+
+
+def test_a_stretched_offset_keeps_its_share_of_the_side():
+  """A table of shares, from -1 for the left end to 1 for the right one."""
+  fields = VIT | {'posemb': 'relative', 'axial': True, 'pool': 'gap'}
+  old, new = (untrained(size, 0, **fields) for size in ((8, 12), (12, 20)))
+
+  def shares(L):
+    return np.linspace(-1, 1, 2 * L - 1, dtype=np.float32)[:, None, None]
+
+  def table(params, axis):
+    layer = params['Transformer']['encoderblock_1'][axis]
+    return layer['MultiHeadDotProductAttention_1']['relative']
+
+  table(old.params, 'row')['relative_embedding'][:] = shares(3)
+  table(old.params, 'column')['relative_embedding'][:] = shares(2)
+  got = transfer.to_new_task(old, new.model, new.image_size, new.params)
+  for axis, L in (('row', 5), ('column', 3)):
+    got_table = table(got, axis)['relative_embedding']
+    assert got_table.shape == (2 * L - 1, 2, 4)
+    want = np.broadcast_to(shares(L), got_table.shape)
+    np.testing.assert_allclose(got_table, want, rtol=0, atol=1e-6)
+
+
+BODIES = {
+  'every_layer': VIT | {'posemb_at': 'every_layer'},
+  'learned2d': VIT | {'posemb': 'learned2d'},
+  'relative': VIT | {'posemb': 'relative'},
+  'map': VIT | {'pool': 'map', 'representation_size': 6},
+  'hybrid': VIT | STEM,
+  'resnet': RESNET,
+  'axial-resnet': AXIAL_RESNET,
+}
+
+
+@pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize('body', BODIES)
+def test_transfer_to_the_same_size_keeps_every_body_bit_for_bit(body, scans):
+  """Whichever of the two stacks its layers, attention pooling included."""
+  scans = tuple(map(bool, scans))
+  old, got, fresh = transfer_between((32, 48), (32, 48), BODIES[body], scans)
+  assert got.keys() == fresh.keys() == old.keys()
+  for key, x in got.items():
+    is_head = key.startswith(('head/', 'pre_logits/'))
+    source = fresh if is_head else old
+    np.testing.assert_array_equal(x, source[key], err_msg=key)
+  assert ('MAPHead_0/probe' in got) == (BODIES[body].get('pool') == 'map')
+
+
+@pytest.mark.parametrize(
+  ('fields', 'folder'),
+  [(VIT | STEM, 'block2'), (RESNET, 'block2')],
+  ids=['hybrid', 'resnet'],
+)
+def test_units_after_the_first_of_a_stage_are_stacked_in_order(fields, folder):
+  old = untrained((32, 48), 0, **fields)
+  new = untrained((32, 48), 1, scan=True, **fields)
+  got = transfer.to_new_task(old, new.model, (32, 48), new.params)[folder]
+  assert got.keys() == {'unit1', 'units'}
+  units = old.params[folder]
+  np.testing.assert_array_equal(
+    got['units']['conv2']['kernel'],
+    np.stack([units[f'unit{i}']['conv2']['kernel'] for i in (2, 3)]),
+  )
+  np.testing.assert_array_equal(
+    got['unit1']['conv2']['kernel'], units['unit1']['conv2']['kernel']
+  )
+
+
+@pytest.mark.parametrize(
+  ('new_size', 'grid'), [((12, 20), '3x5'), ((12, 8), '3x2')]
+)
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_transfer_refuses_relative_positions_of_another_grid(
+  new_size, grid, scan
+):
+  """3x2 patches are as many as 2x3, but the next row is another offset."""
+  fields = VIT | {'posemb': 'relative'}
+  old = untrained((8, 12), 0, scan, **fields)
+  new = untrained(new_size, 1, scan, **fields)
+  with pytest.raises(
+    ValueError,
+    match=f'learned for 2x3 patches cannot be resized to {grid}: keep the '
+    'image size',
+  ):
+    transfer.to_new_task(old, new.model, new_size, new.params)
+
+
+@pytest.mark.parametrize(
+  ('old_fields', 'new_fields', 'message'),
+  [
+    (VIT, RESNET, 'old is a ViT and config.model a ResNet: choose'),
+    (RESNET, VIT, 'old is a ResNet and config.model a ViT: choose'),
+    (
+      VIT,
+      VIT | {'posemb': 'sincos2d'},
+      'old has posemb learned1d and config.model.posemb is sincos2d: choose',
+    ),
+    (
+      VIT,
+      VIT | {'posemb_at': 'shared'},
+      'old has posemb_at input and config.model.posemb_at is shared: choose',
+    ),
+    (
+      VIT | {'pool': 'gap'},
+      VIT | {'pool': 'gap', 'axial': True},
+      'old has axial False and config.model.axial is True: choose',
+    ),
+    (
+      VIT | {'pool': 'gap'},
+      VIT | {'pool': 'map'},
+      'old has pool gap and config.model.pool is map: choose',
+    ),
+    (
+      VIT | STEM,
+      VIT | STEM | {'stem_layers': (2, 3)},
+      r'old has stem_layers \(1, 3\) and config.model.stem_layers is '
+      r'\(2, 3\): choose',
+    ),
+    (
+      RESNET,
+      RESNET | {'layers': (2, 2)},
+      r'old has layers \(2, 3\) and config.model.layers is \(2, 2\): choose',
+    ),
+    (
+      RESNET,
+      RESNET | {'version': 1},
+      'old has version 2 and config.model.version is 1: choose',
+    ),
+  ],
+  ids=[
+    'resnet',
+    'vit',
+    'posemb',
+    'posemb_at',
+    'axial',
+    'pool',
+    'stem_layers',
+    'layers',
+    'version',
+  ],
+)
+def test_transfer_refuses_another_body(old_fields, new_fields, message):
+  size = (32, 48)
+  new = variants.build(num_classes=3, image_size=size, **new_fields)
+  old = variants.build(num_classes=3, image_size=size, **old_fields)
+  checkpoint = reader.Checkpoint('old', old, {}, size)
+  with pytest.raises(ValueError, match=message):
+    transfer.to_new_task(checkpoint, new, size, {})
+
+
+def outputs(checkpoint, images):
+  return apply(checkpoint.model, checkpoint.params, images)
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_resized_gives_the_logits_of_the_original_at_the_new_size(scan):
+  checkpoint, golden = open_golden('tiny')
+  if scan:
+    checkpoint = dataclasses.replace(
+      checkpoint,
+      model=checkpoint.model.clone(scan=True),
+      params=variants.stack_layers(checkpoint.params),
+    )
+  larger = transfer.resized(checkpoint, (48, 48))
+  assert larger.image_size == (48, 48)
+  logits, _ = outputs(larger, golden['resized_images'])
+  np.testing.assert_allclose(logits, golden['resized_logits'], atol=ATOL)
+  np.testing.assert_allclose(
+    larger.params['Transformer']['posembed_input']['pos_embedding'],
+    golden['resized_posemb'].reshape(1, -1, 48),
+    atol=ATOL,
+  )
+
+
+def test_resized_scales_the_resize_before_the_crop():
+  checkpoint, _ = open_golden('tiny')
+  checkpoint = dataclasses.replace(
+    checkpoint, preprocessing=Preprocessing(resize_small=36)
+  )
+  larger = transfer.resized(checkpoint, (48, 48))
+  assert larger.preprocessing.resize_small == 54
+  assert transfer.resized(larger, (32, 32)).preprocessing.resize_small == 36
+
+
+def test_resized_refuses_what_the_patches_do_not_tile():
+  checkpoint, _ = open_golden('tiny')
+  with pytest.raises(ValueError, match='8x8 pixels do not tile .* 30x32'):
+    transfer.resized(checkpoint, (30, 32))
+
+
+def test_less_of_the_head_gives_the_intermediates_of_the_original():
+  checkpoint, golden = open_golden('tiny-rep')
+  representation = transfer.with_head(checkpoint, 'representation')
+  got, _ = outputs(representation, golden['images'])
+  np.testing.assert_allclose(got, golden['pre_logits'], atol=ATOL)
+  body = transfer.with_head(checkpoint, 'drop')
+  got, _ = outputs(body, golden['images'])
+  np.testing.assert_allclose(got, golden['encoded'][:, 0], atol=ATOL)
+  assert body.model.representation_size == 0 and body.class_names == ()
+  assert transfer.with_head(checkpoint, 'keep') is checkpoint
+  assert 'head' in checkpoint.params
+
+
+def test_a_representation_that_is_not_there_cannot_be_kept():
+  checkpoint, _ = open_golden('tiny')
+  with pytest.raises(ValueError, match='no representation layer to keep'):
+    transfer.with_head(checkpoint, 'representation')
+
+
+@pytest.mark.parametrize('kind', ['none', 'learned2d', 'sincos2d'])
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_learned_positions_give_the_same_logits(kind, pool):
+  size, fields = (24, 32), {'patch_size': 8, 'width': 16, 'depth': 1}
+  fields |= {'mlp_dim': 20, 'heads': 2, 'posemb': kind, 'pool': pool}
+  checkpoint = random_checkpoint(None, size, **fields)
+  learned = transfer.with_learned_positions(checkpoint)
+  assert learned.model.posemb == 'learned1d'
+  images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3))
+  want, _ = outputs(checkpoint, images)
+  got, _ = outputs(learned, images)
+  np.testing.assert_array_equal(got, want)
+  expected = reader.param_shapes(learned.model, size)
+  assert jax.tree.structure(learned.params) == jax.tree.structure(expected)
+
+
+@pytest.mark.parametrize(
+  'fields', [{'posemb': 'relative'}, {'posemb_at': 'shared'}], ids=str
+)
+def test_positions_that_are_no_table_at_the_input_stay(fields):
+  fields |= {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 20}
+  checkpoint = random_checkpoint(None, (16, 16), heads=2, **fields)
+  assert transfer.with_learned_positions(checkpoint) is checkpoint

@@ -1,0 +1,219 @@
+"""The .npz checkpoints of big_vision.
+
+Flat keys joined by '/', with the numbers of today's Flax. The class token joins
+the others after the position embeddings were added and has none; ours has one,
+which is zero in what is read and added to the token in what is written.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vit_jax.convert import archive, npz, npz_peer
+from vit_jax.convert.table import (
+  Entry,
+  File,
+  Flat,
+  Peer,
+  Preprocessing,
+  Shapes,
+  Weights,
+  ours_to_file,
+  shapes_of,
+  square_side,
+)
+
+DTYPES = ('float32', 'bfloat16')
+# What its training code saves parameters under.
+PREFIX = 'params/'
+
+_TOWER = 'params/img/'
+_POSITIONS = 'pos_embedding'
+_STACK = 'Transformer/encoderblock'
+_LAYER = re.compile(rf'{_STACK}_(\d+)(/.*)')
+
+
+def matches(arrays: Flat) -> bool:
+  """Tells whether the arrays are those of a big_vision file.
+
+  One with fixed position embeddings has no sign of its own but that an official
+  file would have learned ones.
+  """
+  prefix, arrays = npz.without_other_trees(arrays)
+  return prefix + _POSITIONS in arrays or (
+    npz.has_linen_numbers(arrays) and prefix + npz.POSITIONS not in arrays
+  )
+
+
+def read(path: str, arrays: Flat) -> File:
+  """Reads off what a checkpoint's shapes say of its model.
+
+  Args:
+    path: of the file, for messages.
+    arrays: from `archive.load`.
+
+  Raises:
+    ValueError: if it is no ViT; names the file and key.
+  """
+  count = len(arrays)
+  prefix, arrays = npz.without_other_trees(arrays)
+
+  def key_of(name: str) -> str:
+    return prefix + _key(name)
+
+  lookup = archive.Lookup(path, arrays, key_of, 'big_vision ViT')
+  stacked = any(key.startswith(f'{prefix}{_STACK}/') for key in arrays)
+  fields = _infer_fields(lookup, prefix, stacked)
+  warnings = list(npz.zeroed_head(lookup))
+  if fields['posemb'] == 'sincos2d':
+    H, W = fields['image_size']
+    warnings.append(
+      f'{path} has no position embeddings: fixed ones (sincos2d) and images of '
+      f'{H}x{W} pixels are assumed.'
+    )
+  if prefix == _TOWER and len(arrays) < count:
+    warnings.append(
+      f'{path}: only its image tower is read ({len(arrays)} of {count} arrays).'
+    )
+  return File(
+    path=path,
+    arrays=arrays,
+    fields=fields,
+    table=lambda shapes: _table(
+      shapes, key_of, fields['depth'] if stacked else 0
+    ),
+    preprocessing=(
+      Preprocessing()
+      if prefix == _TOWER
+      else _preprocessing(fields['image_size'])
+    ),
+    warnings=tuple(warnings),
+  )
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a checkpoint that big_vision and timm read, its layers unrolled.
+
+  Args:
+    weights: of a ViT.
+    target: the new file.
+    dtype: one of `DTYPES`.
+
+  Returns:
+    What the format could not hold, a sentence each.
+
+  Raises:
+    ValueError: if big_vision has no such model.
+    FileExistsError: if something is there already.
+  """
+  values = {'posemb': ('learned1d', 'sincos2d'), 'stem_width': (0,)}
+  npz.check_writable(weights, 'A big_vision .npz file', values)
+  fields = weights.fields
+  entries = _table(shapes_of(weights.arrays), lambda name: PREFIX + _key(name))
+  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  lines = archive.not_held(weights, _preprocessing(fields['image_size']))
+  side = _assumed_side(fields['patch_size'])
+  if fields['posemb'] == 'sincos2d' and fields['image_size'] != (side, side):
+    H, W = fields['image_size']
+    lines.append(
+      f'The image size {H}x{W}: fixed position embeddings are not stored, and '
+      f'{side}x{side} is assumed.'
+    )
+  return lines
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a file with timm.
+
+  Raises:
+    ImportError: if timm is not installed.
+    ValueError: if timm has no such model.
+  """
+  arrays = archive.load(path)
+  return npz_peer.open_vit(
+    path,
+    read(path, arrays).fields,
+    positions='grid',
+    bfloat16=any(x.dtype.name == 'bfloat16' for x in arrays.values()),
+  )
+
+
+def _key(name: str) -> str:
+  """Returns the key of one of our names, without prefix."""
+  return _POSITIONS if name == npz.POSITIONS else npz.linen_name(name)
+
+
+def _infer_fields(
+  lookup: archive.Lookup, prefix: str, stacked: bool
+) -> dict[str, Any]:
+  layer = _STACK if stacked else f'{_STACK}_0'
+  fields = npz.encoder_fields(lookup, layer, stacked)
+  if stacked:
+    depth, *_ = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 3)
+    lookup.check_layers(depth)
+  else:
+    depth = npz.count_layers(lookup, prefix)
+  patch = fields['patch_size']
+  learned = lookup.has(npz.POSITIONS)
+  if learned:
+    side = square_side(lookup.shape(npz.POSITIONS, 3)[1], lookup.path) * patch
+  else:
+    side = _assumed_side(patch)
+  pool = 'cls' if lookup.has('cls') else 'gap'
+  return fields | {
+    'depth': depth,
+    'pool': 'map' if lookup.has('MAPHead_0/probe') else pool,
+    'posemb': 'learned1d' if learned else 'sincos2d',
+    'image_size': (side, side),
+  }
+
+
+def _assumed_side(patch: int) -> int:
+  """Returns the side of images where nothing tells it: 224 or just below."""
+  return max(224 // patch, 1) * patch
+
+
+def _preprocessing(image_size: tuple[int, int]) -> Preprocessing:
+  """Returns what its classifiers are evaluated with: 256 pixels for 224."""
+  return Preprocessing(resize_small=256 if image_size == (224, 224) else 0)
+
+
+def _table(
+  shapes: Shapes, key_of: Callable[[str], str], stacked: int = 0
+) -> list[Entry]:
+  """Returns the entries of our arrays under the keys that `key_of` gives.
+
+  Args:
+    shapes: of our arrays, by name.
+    key_of: from our name to the key.
+    stacked: number of layers along a first axis, or 0.
+  """
+  entries = []
+  for name in shapes:
+    layer = _LAYER.fullmatch(name) if stacked else None
+    if layer and layer[1] == '0':
+      entries.append(
+        Entry(
+          (key_of(_STACK + layer[2]),),
+          tuple(f'{_STACK}_{i}{layer[2]}' for i in range(stacked)),
+          to_file=lambda *layers: (np.stack(layers),),
+          to_ours=lambda stack: tuple(stack),
+        )
+      )
+    elif name == 'cls' and npz.POSITIONS in shapes:
+      entries.append(
+        Entry(
+          (key_of('cls'), key_of(npz.POSITIONS)),
+          ('cls', npz.POSITIONS),
+          to_file=lambda cls, table: (cls + table[:, :1], table[:, 1:]),
+          to_ours=lambda cls, grid: (
+            cls,
+            np.concatenate([np.zeros_like(cls), grid], axis=1),
+          ),
+        )
+      )
+    elif not layer and not (name == npz.POSITIONS and 'cls' in shapes):
+      entries.append(Entry((key_of(name),), (name,)))
+  return entries

@@ -1,0 +1,350 @@
+"""Directories of transformers: config.json and model.safetensors.
+
+ViT, the DeiT models that are saved as ViT, I-JEPA (which is the ViT without a
+class token, classified by the mean of its tokens) and BiT. Every key of a file
+is one of our names spelt differently, so that the table has one entry an array.
+The keys are those that transformers 5 still writes, whatever its modules are
+called now.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from vit_jax.convert import archive, hf_config, hf_images, tensors, whole
+from vit_jax.convert.table import (
+  Entry,
+  File,
+  Peer,
+  Shapes,
+  Weights,
+  ours_to_file,
+  shapes_of,
+)
+
+DTYPES = ('float32', 'bfloat16', 'float16')
+
+_VIT_KEYS = {
+  'cls': 'embeddings.cls_token',
+  'Transformer/posembed_input/pos_embedding': 'embeddings.position_embeddings',
+  'embedding': 'embeddings.patch_embeddings.projection',
+  'Transformer/encoder_norm': 'layernorm',
+  'pre_logits': 'pooler.dense',
+}
+_LAYER_KEYS = {
+  'LayerNorm_0': 'layernorm_before',
+  'MultiHeadDotProductAttention_1/query': 'attention.attention.query',
+  'MultiHeadDotProductAttention_1/key': 'attention.attention.key',
+  'MultiHeadDotProductAttention_1/value': 'attention.attention.value',
+  'MultiHeadDotProductAttention_1/out': 'attention.output.dense',
+  'LayerNorm_2': 'layernorm_after',
+  'MlpBlock_3/Dense_0': 'intermediate.dense',
+  'MlpBlock_3/Dense_1': 'output.dense',
+}
+_LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
+_BIT_KEYS = {'conv_root': 'embedder.convolution', 'gn_final': 'norm'}
+
+
+def read(path: str, config: dict[str, Any]) -> File:
+  """Reads off what a directory's configuration and shapes say of its model.
+
+  Args:
+    path: of the directory.
+    config: its config.json.
+
+  Raises:
+    ValueError: if there is no such model here, or the configuration contradicts
+      the arrays; names the file and key.
+  """
+  model_type = config['model_type']
+  if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
+    raise ValueError(
+      f'{path}/config.json: model_type is {model_type!r}, and there are models '
+      "here only for 'vit', 'ijepa', 'bit', and 'deit' without distillation."
+    )
+  arrays = tensors.read_folder(path)
+  bit = model_type == 'bit'
+  prefix = f'{model_type}.'
+  if not any(key.startswith(prefix) for key in arrays):
+    prefix = ''
+  lookup = archive.Lookup(
+    path,
+    arrays,
+    lambda key: _prefixed(key, prefix),
+    f'transformers {"BiT" if bit else "ViT"}',
+  )
+  fields_of = hf_config.bit_fields if bit else hf_config.vit_fields
+  fields = fields_of(config, lookup)
+  warnings: list[str] = []
+  preprocessing, size = hf_images.read(
+    path, model_type, fields.get('image_size'), warnings
+  )
+  weight = _key('head/kernel', bit)
+  num_classes = lookup.shape(weight, 2)[0] if lookup.has(weight) else 0
+  return File(
+    path=path,
+    arrays=arrays,
+    fields=fields | {'num_classes': num_classes, 'image_size': size},
+    table=lambda shapes: table(shapes, bit, prefix),
+    preprocessing=preprocessing,
+    class_names=hf_config.class_names(config, num_classes, path),
+    warnings=tuple(warnings),
+  )
+
+
+def table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
+  """Returns one entry for each of our arrays.
+
+  Args:
+    shapes: of our arrays, by name.
+    bit: whether it is BiT's file and not ViT's.
+    prefix: of all keys but the classifier's.
+  """
+  return [
+    _entry(name, shape, _prefixed(_key(name, bit), prefix))
+    for name, shape in shapes.items()
+  ]
+
+
+def _prefixed(key: str, prefix: str) -> str:
+  return key if key.startswith('classifier') else prefix + key
+
+
+def _key(name: str, bit: bool) -> str:
+  """Returns the key of an array of ours, without prefix."""
+  module, _, leaf = name.rpartition('/')
+  if leaf not in _LEAVES:
+    return _VIT_KEYS[name]
+  if module == 'head':
+    return ('classifier.1' if bit else 'classifier') + _LEAVES[leaf]
+  return (_bit_key if bit else _vit_key)(module) + _LEAVES[leaf]
+
+
+def _entry(name: str, shape: tuple[int, ...], key: str) -> Entry:
+  """Returns how torch lays out an array of ours; all of it is views."""
+  leaf = name.rpartition('/')[2]
+  if leaf == 'kernel' and len(shape) == 4:
+    return Entry(
+      (key,),
+      (name,),
+      lambda x: (x.transpose(3, 2, 0, 1),),
+      lambda x: (x.transpose(2, 3, 1, 0),),
+    )
+  if leaf == 'kernel':
+    # The heads are the first two of an output projection's dimensions.
+    rows = shape[0] * shape[1] if name.endswith('out/kernel') else shape[0]
+    return Entry(
+      (key,),
+      (name,),
+      lambda x: (x.reshape(rows, -1).T,),
+      lambda x: (x.T.reshape(shape),),
+    )
+  if leaf == 'bias':
+    return Entry(
+      (key,),
+      (name,),
+      lambda x: (x.reshape(-1),),
+      lambda x: (x.reshape(shape),),
+    )
+  return Entry((key,), (name,))
+
+
+def _vit_key(module: str) -> str:
+  match = re.fullmatch(r'Transformer/encoderblock_(\d+)/(.+)', module)
+  if match:
+    return f'encoder.layer.{match[1]}.{_LAYER_KEYS[match[2]]}'
+  return _VIT_KEYS[module]
+
+
+def _bit_key(module: str) -> str:
+  match = re.fullmatch(r'block(\d+)/unit(\d+)/(.+)', module)
+  if not match:
+    return _BIT_KEYS[module]
+  name = match[3].replace('conv_proj', 'downsample.conv').replace('gn', 'norm')
+  stage, layer = int(match[1]) - 1, int(match[2]) - 1
+  return f'encoder.stages.{stage}.layers.{layer}.{name}'
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory that transformers opens.
+
+  Args:
+    weights: of a ViT that pools by its class token or the mean, or of a ResNet
+      of version 2.
+    target: the new directory.
+    dtype: one of `DTYPES`.
+
+  Returns:
+    What the directory cannot hold, a sentence each.
+
+  Raises:
+    ValueError: if transformers has no such model.
+    FileExistsError: if something is there already.
+  """
+  fields = weights.fields
+  if fields['name'] == 'vit':
+    config = hf_config.vit_config(fields)
+    cls = fields['pool'] == 'cls'
+    model_type, name = ('vit', 'ViT') if cls else ('ijepa', 'IJepa')
+  else:
+    config = hf_config.bit_config(fields)
+    model_type, name = 'bit', 'Bit'
+  num_classes = fields['num_classes']
+  task = 'ForImageClassification' if num_classes else 'Model'
+  config |= {
+    'architectures': [name + task],
+    'dtype': dtype,
+    'model_type': model_type,
+  }
+  if num_classes:
+    config |= hf_config.labels(num_classes, weights.class_names)
+  prefix = f'{model_type}.' if num_classes else ''
+  entries = table(shapes_of(weights.arrays), model_type == 'bit', prefix)
+  with whole.new_folder(target) as folder:
+    _write_json(folder / 'config.json', config)
+    _write_json(
+      folder / hf_images.FILE,
+      hf_images.config(weights.preprocessing, fields['image_size']),
+    )
+    tensors.write_safetensors(
+      os.fspath(folder / 'model.safetensors'),
+      ours_to_file(weights.arrays, entries),
+      dtype,
+    )
+  return _not_held(weights)
+
+
+def _not_held(weights: Weights) -> list[str]:
+  fields = weights.fields
+  lines = []
+  if weights.class_names and not fields['num_classes']:
+    lines.append('The class names: the model has no classifier.')
+  if fields['name'] == 'resnet':
+    lines.append(
+      'The 1e-10 that BiT adds to the variance of kernels: transformers adds '
+      '1e-8, which moves logits by about 1e-5, and by more where kernels are '
+      'small.'
+    )
+  elif (
+    fields['pool'] == 'cls'
+    and not fields['num_classes']
+    and not fields['representation_size']
+  ):
+    lines.append(
+      'The absence of a pooler: open it with '
+      'ViTModel.from_pretrained(..., add_pooling_layer=False), or transformers '
+      'adds one with random weights.'
+    )
+  return lines
+
+
+def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+  path.write_text(json.dumps(value, indent=2, sort_keys=True) + '\n')
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a directory with transformers itself, in float32.
+
+  Without a classifier its outputs are the pooler's, or else the class token or
+  the mean of the tokens.
+
+  Raises:
+    ImportError: if transformers or what it needs is not installed.
+    ValueError: if arrays are missing, left over or of another shape.
+  """
+  try:
+    return _open_peer(path)
+  except ImportError as e:
+    raise ImportError(
+      'transformers cannot run: pip install transformers torch torchvision '
+      f'pillow. ({e})'
+    ) from e
+
+
+def _open_peer(path: str) -> Peer:
+  import torch
+  import transformers
+
+  with _quiet(transformers.utils.logging):
+    model, pooled = _load_model(path)
+    processor: Any = transformers.ViTImageProcessor()
+    if os.path.exists(os.path.join(path, hf_images.FILE)):
+      processor = transformers.AutoImageProcessor.from_pretrained(path)
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    pixels = processor(
+      list(images_BHWC),
+      do_resize=False,
+      do_center_crop=False,
+      input_data_format='channels_last',
+      return_tensors='pt',
+    )
+    with torch.inference_mode():
+      outputs = model(**pixels)
+    if 'logits' in outputs:
+      return outputs.logits.numpy()
+    tokens = outputs.last_hidden_state
+    if model.config.model_type == 'ijepa':
+      return tokens.mean(1).numpy()
+    if pooled:
+      return outputs.pooler_output.flatten(1).numpy()
+    return tokens[:, 0].numpy()
+
+  if model.config.model_type == 'bit':
+    size = processor.crop_size if processor.do_center_crop else processor.size
+    height, width = (
+      size.get(side) or size['shortest_edge'] for side in ('height', 'width')
+    )
+  else:
+    # One number stands for both.
+    height, width = np.broadcast_to(model.config.image_size, 2).tolist()
+  return Peer(f'transformers {transformers.__version__}', (height, width), run)
+
+
+def _load_model(path: str) -> tuple[Any, bool]:
+  """Returns a model of transformers, and whether the file has its pooler."""
+  import torch
+  import transformers
+
+  config = transformers.AutoConfig.from_pretrained(path)
+  body = (config.architectures or ('',))[0].endswith('Model')
+  auto = (
+    transformers.AutoModel
+    if body
+    else transformers.AutoModelForImageClassification
+  )
+  model, report = auto.from_pretrained(
+    path,
+    dtype=torch.float32,
+    # Else they would be in a report that nobody sees.
+    ignore_mismatched_sizes=True,
+    output_loading_info=True,
+  )
+  # The one thing that transformers makes up without being told to.
+  pooler = {'pooler.dense.weight', 'pooler.dense.bias'}
+  pooled = not pooler <= set(report['missing_keys'])
+  report['missing_keys'] = set(report['missing_keys']) - pooler
+  for what, keys in report.items():
+    if keys:
+      raise ValueError(f'{path}: transformers reports {what}: {keys}.')
+  return model.eval(), pooled
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+  """Keeps transformers from reporting what is checked here."""
+  verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+  logging.set_verbosity_error()
+  logging.disable_progress_bar()
+  try:
+    yield
+  finally:
+    logging.set_verbosity(verbosity)
+    if bars:
+      logging.enable_progress_bar()

@@ -1,0 +1,240 @@
+"""The preprocessor_config.json of transformers' image processors."""
+
+import math
+import os
+import re
+from typing import Any
+
+from vit_jax.convert import tensors
+from vit_jax.convert.table import Preprocessing
+
+FILE = 'preprocessor_config.json'
+MAX_SIDE = 1 << 16
+
+Rgb = tuple[float, float, float]
+
+# Pillow's numbers.
+_RESAMPLE = {'bilinear': 2, 'bicubic': 3}
+
+# What the processors do where their file does not say.
+_COMMON = {
+  'do_normalize': True,
+  'do_rescale': True,
+  'do_resize': True,
+  'rescale_factor': 1 / 255,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+  'ViT': {
+    'do_center_crop': False,
+    'image_mean': [0.5] * 3,
+    'image_std': [0.5] * 3,
+    'resample': 2,
+    'size': 224,
+  },
+  'DeiT': {
+    'crop_size': 224,
+    'do_center_crop': True,
+    'image_mean': [0.5] * 3,
+    'image_std': [0.5] * 3,
+    'resample': 3,
+    'size': 256,
+  },
+  'Bit': {
+    'crop_size': 224,
+    'do_center_crop': True,
+    'image_mean': [0.48145466, 0.4578275, 0.40821073],
+    'image_std': [0.26862954, 0.26130258, 0.27577711],
+    'resample': 3,
+    'size': {'shortest_edge': 224},
+  },
+}
+_OF_MODELS = {'vit': 'ViT', 'deit': 'DeiT', 'bit': 'Bit'}
+
+
+def config(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
+  """Returns the file for images of `size` (H, W)."""
+  height_width = dict(zip(('height', 'width'), size, strict=True))
+  found = _COMMON | {
+    'image_mean': list(p.mean),
+    'image_processor_type': 'ViTImageProcessor',
+    'image_std': list(p.std),
+    'resample': _RESAMPLE[p.interpolation],
+    'size': height_width,
+  }
+  if p.resize_small:
+    # The processor of ViT does not cut out the centre; any model may have this.
+    found |= {
+      'crop_size': height_width,
+      'do_center_crop': True,
+      'do_convert_rgb': True,
+      'image_processor_type': 'BitImageProcessor',
+      'size': {'shortest_edge': p.resize_small},
+    }
+  return found
+
+
+def read(
+  path: str,
+  model_type: str,
+  takes: tuple[int, int] | None,
+  warnings: list[str],
+) -> tuple[Preprocessing, tuple[int, int]]:
+  """Reads a directory's file; without one, images are those of the paper.
+
+  Args:
+    path: of the directory.
+    model_type: of its config.json; decides where the file does not.
+    takes: size (H, W) of the model's images in pixels; None for any.
+    warnings: gets a sentence on each thing that cannot be done alike here.
+
+  Returns:
+    The preprocessing, and the size (H, W) that images end up with.
+
+  Raises:
+    ValueError: if it makes no sense; names the file and key.
+  """
+  place = os.path.join(path, FILE)
+  stated: dict[str, Any] = {}
+  kind = 'ViT'
+  if os.path.exists(place):
+    # Null stands for the default.
+    found = tensors.read_json(place).items()
+    stated = {key: x for key, x in found if x is not None}
+    kind = _kind(stated, model_type, place, warnings)
+  elif takes:
+    stated['size'] = list(takes)
+  else:
+    warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
+  return _preprocessing(
+    _COMMON | _DEFAULTS[kind] | stated, kind, place, takes, warnings
+  )
+
+
+def _preprocessing(
+  found: dict[str, Any],
+  kind: str,
+  place: str,
+  takes: tuple[int, int] | None,
+  warnings: list[str],
+) -> tuple[Preprocessing, tuple[int, int]]:
+  makes, resize_small = _sizes(found, kind, place, warnings)
+  if takes and makes != takes:
+    warnings.append(
+      f'{place}: makes images of {makes} pixels where the model takes {takes}; '
+      'here the whole image is resized to that.'
+    )
+    makes, resize_small = takes, 0
+  mean, std = _scaling(found, place, warnings)
+  code = found['resample']
+  interpolation = next((n for n, x in _RESAMPLE.items() if x == code), '')
+  if not interpolation:
+    interpolation = 'bilinear'
+    warnings.append(
+      f'{place}: resample is {code!r}; here images are resized bilinearly.'
+    )
+  return Preprocessing(resize_small, mean, std, interpolation), makes
+
+
+def _kind(
+  stated: dict[str, Any], model_type: str, place: str, warnings: list[str]
+) -> str:
+  name = stated.get('image_processor_type') or stated.get(
+    'feature_extractor_type', _OF_MODELS[model_type]
+  )
+  kind = re.sub('(ImageProcessor|FeatureExtractor)(Fast|Pil)?$', '', str(name))
+  if kind in _DEFAULTS:
+    return kind
+  warnings.append(
+    f'{place}: image_processor_type is {name!r}, which is unknown here: it is '
+    'read as ViTImageProcessor.'
+  )
+  return 'ViT'
+
+
+def _sizes(
+  found: dict[str, Any], kind: str, place: str, warnings: list[str]
+) -> tuple[tuple[int, int], int]:
+  """Returns the size of the processed images, and `resize_small`."""
+  crop = None
+  if found['do_center_crop']:
+    crop = _height_width(found, 'crop_size', place)
+  size = found['size']
+  if kind == 'Bit' and isinstance(size, int):
+    size = {'shortest_edge': size}
+  if isinstance(size, dict) and size.keys() == {'shortest_edge'}:
+    shortest = _pixels(size['shortest_edge'], 'size', place)
+    makes = crop or (shortest, shortest)
+    if crop and shortest >= max(crop) and found['do_resize']:
+      return crop, shortest
+  else:
+    makes = _height_width(found | {'size': size}, 'size', place)
+    if crop in (None, makes) and found['do_resize']:
+      return makes, 0
+  warnings.append(
+    f'{place}: do_resize is {found["do_resize"]}, size {found["size"]} and '
+    f'the crop {crop}; here the whole image is resized.'
+  )
+  return crop or makes, 0
+
+
+def _height_width(
+  found: dict[str, Any], key: str, place: str
+) -> tuple[int, int]:
+  value = found.get(key)
+  if isinstance(value, dict) and value.keys() == {'height', 'width'}:
+    value = [value['height'], value['width']]
+  if not isinstance(value, list):
+    value = [value, value]
+  if len(value) != 2:
+    raise ValueError(f'{place}: {key} is {value!r}: give height and width.')
+  return _pixels(value[0], key, place), _pixels(value[1], key, place)
+
+
+def _pixels(value: Any, key: str, place: str) -> int:
+  if type(value) is not int or not 1 <= value <= MAX_SIDE:
+    raise ValueError(
+      f'{place}: {key} has {value!r}, no number of pixels from 1 to '
+      f'{MAX_SIDE:,}.'
+    )
+  return value
+
+
+def _scaling(
+  found: dict[str, Any], place: str, warnings: list[str]
+) -> tuple[Rgb, Rgb]:
+  """Returns mean and deviation for values in [0, 1]."""
+  mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+  if found['do_normalize']:
+    mean = _channels(found, 'image_mean', place)
+    std = _channels(found, 'image_std', place)
+  # What a value of 1 here is there.
+  one = 255.0
+  if found['do_rescale']:
+    one *= _channels(found, 'rescale_factor', place)[0]
+  if min(*std, one) <= 0:
+    raise ValueError(
+      f'{place}: image_std is {std} and rescale_factor '
+      f'{found["rescale_factor"]}: both must be above 0.'
+    )
+  if math.isclose(one, 1):
+    return mean, std
+  warnings.append(
+    f'{place}: values reach from 0 to {one:g} before mean and deviation, which '
+    'is done alike here; it is rarely meant.'
+  )
+  return _divided(mean, one), _divided(std, one)
+
+
+def _divided(rgb: Rgb, by: float) -> Rgb:
+  return rgb[0] / by, rgb[1] / by, rgb[2] / by
+
+
+def _channels(found: dict[str, Any], key: str, place: str) -> Rgb:
+  value = found[key]
+  values = value if isinstance(value, list) else [value] * 3
+  if len(values) != 3 or not all(
+    type(x) in (int, float) and math.isfinite(x) for x in values
+  ):
+    raise ValueError(f'{place}: {key} is {value!r}, not three numbers.')
+  red, green, blue = map(float, values)
+  return red, green, blue

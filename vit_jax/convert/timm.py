@@ -1,0 +1,376 @@
+"""timm's models: directories for its `local-dir:`, and files of tensors.
+
+ViT, the DeiT models without distillation, hybrids and BiT.
+"""
+
+import json
+import math
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from vit_jax.convert import (
+  archive,
+  tensors,
+  timm_config,
+  timm_export,
+  timm_images,
+  timm_table,
+  whole,
+)
+from vit_jax.convert.table import (
+  File,
+  Peer,
+  Preprocessing,
+  Weights,
+  shapes_of,
+  square_side,
+)
+from vit_jax.models.variants import SIZES
+
+DTYPES = ('float32', 'bfloat16', 'float16')
+
+# What wrappers of PyTorch put before every key.
+_PREFIXES = ('module.', '_orig_mod.')
+
+# What models of timm have and ours lack.
+_LACKING = {
+  r'(^|\.)ls[12]\.gamma$|\.gamma_[12]$': 'layer scale',
+  r'^reg_token$': 'register tokens',
+  r'^dist_token$|^head_dist\.': 'a distillation token',
+  r'\.[qk]_norm\.': 'normalised queries and keys',
+  r'\.(attn|mlp)\.norm\.': 'a LayerNorm inside attention or the MLP',
+  r'\.mlp\.(fc1_[gx]|w12)\.': 'a gated MLP',
+  r'(^|\.)rope\.|rel_pos|relative_position': 'relative positions',
+  r'^fc_norm\.': 'a LayerNorm after the mean over tokens',
+  r'^norm_pre\.': 'a LayerNorm before the first layer',
+  r'\.running_mean$': 'BatchNorm',
+}
+
+
+def read(path: str, config: dict[str, Any] | None = None) -> File:
+  """Reads off what a configuration and shapes say of a model.
+
+  Args:
+    path: of a directory, or of a file of tensors.
+    config: the directory's config.json; None for a file.
+
+  Raises:
+    ImportError: if PyTorch or timm is needed and not installed.
+    ValueError: if there is no such model here, or the configuration contradicts
+      the arrays; names the file and key.
+  """
+  arrays = tensors.read(path) if config is None else tensors.read_folder(path)
+  prefix = next(
+    (
+      p
+      for p in _PREFIXES
+      if arrays and all(key.startswith(p) for key in arrays)
+    ),
+    '',
+  )
+  lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
+  _refuse_lacking(lookup)
+  warnings: list[str] = []
+  fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
+  fields, grid_only = fields_of(lookup, config or {}, warnings)
+  place = os.path.join(path, 'config.json')
+  preprocessing = Preprocessing()
+  if config is not None:
+    preprocessing = timm_images.read(
+      timm_config.pretrained_cfg(config, place),
+      place,
+      fields['image_size'],
+      warnings,
+    )
+  return File(
+    path=path,
+    arrays=arrays,
+    fields=fields,
+    table=lambda shapes: timm_table.entries(shapes, prefix, grid_only),
+    preprocessing=preprocessing,
+    class_names=timm_config.class_names(
+      config or {}, fields['num_classes'], place
+    ),
+    warnings=tuple(warnings),
+  )
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory for `timm.create_model('local-dir:TARGET')`.
+
+  Args:
+    weights: of a ViT or a ResNet of version 2.
+    target: the new directory.
+    dtype: one of `DTYPES`.
+
+  Returns:
+    What timm cannot hold or computes otherwise, a sentence each.
+
+  Raises:
+    ValueError: if timm has no such model.
+    FileExistsError: if something is there already.
+  """
+  images, lines = timm_images.config(
+    weights.preprocessing, weights.fields['image_size']
+  )
+  config = timm_export.config(weights, images)
+  entries = timm_table.entries(shapes_of(weights.arrays))
+  with whole.new_folder(target) as folder:
+    (folder / 'config.json').write_text(
+      json.dumps(config, indent=2, sort_keys=True) + '\n', 'utf-8'
+    )
+    tensors.write_safetensors(
+      os.fspath(folder / 'model.safetensors'),
+      timm_table.Stored(weights.arrays, entries),
+      dtype,
+    )
+  return lines + _not_held(weights)
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a directory with timm itself, in float32.
+
+  Raises:
+    ImportError: if timm is not installed.
+    ValueError: if timm cannot open it.
+  """
+  try:
+    import timm
+    import torch
+  except (ImportError, RuntimeError) as e:
+    # The second is what a torchvision gives that was built for another torch.
+    raise ImportError(
+      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
+    ) from e
+  try:
+    model = timm.create_model(f'local-dir:{path}', pretrained=True)
+  except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
+    # torch lists keys over many lines.
+    reason = ' '.join(str(e).split())
+    raise ValueError(f'{path}: timm cannot open it: {reason}') from e
+  model.eval()
+  found = timm.data.resolve_data_config(model=model)
+  mean, std = (
+    torch.tensor(found[key], dtype=torch.float32)[:, None, None]
+    for key in ('mean', 'std')
+  )
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+      images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
+      return model((images / 255 - mean) / std).numpy()
+
+  _, height, width = found['input_size']
+  return Peer(f'timm {timm.__version__}', (height, width), run)
+
+
+def _refuse_lacking(lookup: archive.Lookup) -> None:
+  """Refuses what no model here has, in its own words.
+
+  Raises:
+    ValueError: naming the key.
+  """
+  prefix = lookup.key_of('')
+  for key in lookup.arrays:
+    for pattern, what in _LACKING.items():
+      if re.search(pattern, key.removeprefix(prefix)):
+        raise ValueError(
+          f'{lookup.path} has the array {key!r}, {what}, and no model here has '
+          'that.'
+        )
+  if lookup.has('blocks.0.attn.qkv.weight') and not lookup.has(
+    'blocks.0.attn.qkv.bias'
+  ):
+    raise ValueError(
+      f'{lookup.path} lacks the array '
+      f'{lookup.key_of("blocks.0.attn.qkv.bias")!r}: attention here has biases.'
+    )
+
+
+def _vit_fields(
+  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+) -> tuple[dict[str, Any], bool]:
+  """Returns the fields, and if the class token has no position embedding."""
+  place = os.path.join(lookup.path, 'config.json')
+  width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
+  mlp_dim, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
+  depth = len(_numbers(lookup, 'blocks.'))
+  lookup.check_layers(depth)
+  has_cls, has_positions = lookup.has('cls_token'), lookup.has('pos_embed')
+  stem_width, stem_layers = _stem(lookup)
+  stride = patch
+  if stem_width:
+    stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
+  stated_size = timm_config.image_size(config, place)
+  image_size, grid_only = _positions(lookup, stride, stated_size, has_cls)
+  found = {
+    'class_token': (has_cls,),
+    'depth': (depth,),
+    'no_embed_class': (grid_only,) if has_cls else (False, True),
+    'patch_size': (patch, [patch, patch]),
+    'pos_embed': ('learn',) if has_positions else ('none', ''),
+  }
+  facts = timm_config.vit_facts(config, place, width, mlp_dim, found)
+  facts['pool'] = _pool(lookup, facts['pool'])
+  if facts['heads'] is None:
+    facts['heads'] = _usual_heads(lookup.path, width)
+  if not config:
+    warnings.append(
+      f'{lookup.path} does not say all of its model: {facts["heads"]} heads, '
+      "timm's exact GELU and epsilon, and images resized as a whole to values "
+      'in [-1, 1] are assumed. A directory with a config.json says.'
+    )
+  return facts | {
+    'patch_size': patch,
+    'width': width,
+    'depth': depth,
+    'mlp_dim': mlp_dim,
+    'stem_width': stem_width,
+    'stem_layers': stem_layers,
+    'image_size': image_size,
+    'posemb': 'learned1d' if has_positions else 'none',
+    'representation_size': _rows(lookup, 'pre_logits.fc.weight', 2),
+    'num_classes': _rows(lookup, 'head.weight', 2),
+  }, grid_only
+
+
+def _rows(lookup: archive.Lookup, key: str, ndim: int) -> int:
+  """Returns the first dimension of an array, or 0 if it is absent."""
+  return lookup.shape(key, ndim)[0] if lookup.has(key) else 0
+
+
+def _pool(lookup: archive.Lookup, stated: str | None) -> str:
+  """Returns the pooling that the arrays are for.
+
+  Raises:
+    ValueError: if there is none here, or the configuration has another.
+  """
+  has_cls, has_map = lookup.has('cls_token'), lookup.has('attn_pool.latent')
+  found = 'map' if has_map else 'cls' if has_cls else 'gap'
+  if has_cls and (has_map or stated not in (None, 'cls')):
+    raise ValueError(
+      f'{lookup.path} has the array {lookup.key_of("cls_token")!r}, and its '
+      'pooling is over the patches: no model here has both.'
+    )
+  if stated not in (None, found):
+    raise ValueError(
+      f'{lookup.path}/config.json: global_pool is that of pool {stated!r}, and '
+      f'the arrays are those of {found!r}.'
+    )
+  return found
+
+
+def _usual_heads(path: str, width: int) -> int:
+  for size in SIZES.values():
+    if size.width == width:
+      return size.heads
+  raise ValueError(
+    f'{path} does not say how many heads its attention has, and a width of '
+    f'{width} is not usual: give a directory with a config.json.'
+  )
+
+
+def _stem(lookup: archive.Lookup) -> tuple[int, tuple[int, ...]]:
+  """Returns `stem_width` and `stem_layers`."""
+  for stem in ('stem.', ''):
+    key = f'{timm_table.BACKBONE}{stem}conv.weight'
+    if lookup.has(key):
+      return lookup.shape(key, 4)[0], _stages(lookup, timm_table.BACKBONE)
+  return 0, ()
+
+
+def _stages(lookup: archive.Lookup, prefix: str) -> tuple[int, ...]:
+  """Returns the units of each stage of a ResNet."""
+  stages = sorted(_numbers(lookup, f'{prefix}stages.'))
+  units = tuple(
+    len(_numbers(lookup, f'{prefix}stages.{stage}.blocks.')) for stage in stages
+  )
+  lookup.check_layers(sum(units))
+  return units
+
+
+def _numbers(lookup: archive.Lookup, prefix: str) -> set[int]:
+  """Returns the numbers that follow a prefix."""
+  pattern = re.compile(re.escape(lookup.key_of(prefix)) + r'(\d{1,6})\.')
+  return {int(m[1]) for key in lookup.arrays if (m := pattern.match(key))}
+
+
+def _positions(
+  lookup: archive.Lookup,
+  stride: int,
+  stated: tuple[int, int] | None,
+  has_cls: bool,
+) -> tuple[tuple[int, int], bool]:
+  """Returns the image size, and if only the patches have embeddings.
+
+  Raises:
+    ValueError: if the embeddings are for another size than the stated.
+  """
+  if not lookup.has('pos_embed'):
+    if stated:
+      return stated, False
+    raise ValueError(
+      f'{lookup.path} has no {lookup.key_of("pos_embed")!r} and does not say '
+      'how large its images are: give a directory with a config.json.'
+    )
+  _, tokens, _ = lookup.shape('pos_embed', 3)
+  if not stated:
+    grid_only = has_cls and math.isqrt(tokens) ** 2 == tokens
+    side = square_side(tokens - (has_cls and not grid_only), lookup.path)
+    return (side * stride, side * stride), grid_only
+  patches = (stated[0] // stride) * (stated[1] // stride)
+  if tokens not in (patches, patches + has_cls):
+    raise ValueError(
+      f'{lookup.path}/config.json: images are of {stated[0]}x{stated[1]} '
+      f'pixels, {patches} patches of {stride}, and '
+      f'{lookup.key_of("pos_embed")!r} has {tokens} tokens.'
+    )
+  return stated, has_cls and tokens == patches
+
+
+def _resnet_fields(
+  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+) -> tuple[dict[str, Any], bool]:
+  """Returns the fields, and False: a ResNet has no positions."""
+  place = os.path.join(lookup.path, 'config.json')
+  timm_config.check_bit(config, place)
+  width, *_ = lookup.shape('stem.conv.weight', 4)
+  image_size = timm_config.image_size(config, place)
+  if image_size is None:
+    image_size = (224, 224)
+    warnings.append(
+      f'{lookup.path} does not say how large its images are: 224x224 pixels, '
+      'resized as a whole to values in [-1, 1], are assumed.'
+    )
+  return {
+    'name': 'resnet',
+    'version': 2,
+    'layers': _stages(lookup, ''),
+    'width': width,
+    'num_classes': _rows(lookup, 'head.fc.weight', 4),
+    'image_size': image_size,
+  }, False
+
+
+def _not_held(weights: Weights) -> list[str]:
+  fields = weights.fields
+  lines = []
+  if weights.class_names and not fields['num_classes']:
+    lines.append('The class names: the model has no classifier.')
+  if fields['name'] == 'resnet':
+    lines.append(
+      'The 1e-10 that BiT adds to the variance of kernels: timm adds 1e-8. '
+      'With random weights logits move by up to 2e-5 of the largest, less than '
+      'by rounding; by more where kernels are small.'
+    )
+  elif fields['stem_width']:
+    lines.append(
+      'The 1e-5 that hybrids add to the deviation of kernels, and the 1e-6 '
+      "that their GroupNorm adds: timm adds 1e-8 to the kernels' variance, and "
+      '1e-5. With random weights logits move by up to 3e-4 of the largest, and '
+      'by more where kernels are small.'
+    )
+  return lines

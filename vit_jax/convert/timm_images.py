@@ -1,0 +1,140 @@
+"""How timm says that images are prepared, from our preprocessing and to it."""
+
+import math
+from typing import Any
+
+from vit_jax.convert.table import Preprocessing
+
+# What timm assumes of a pretrained_cfg that does not say.
+_DEFAULTS = {
+  'crop_pct': 0.875,
+  'crop_mode': 'center',
+  'interpolation': 'bicubic',
+  'mean': [0.485, 0.456, 0.406],
+  'std': [0.229, 0.224, 0.225],
+}
+_INTERPOLATIONS = ('bilinear', 'bicubic')
+
+
+def read(
+  pretrained: dict[str, Any],
+  place: str,
+  size: tuple[int, int],
+  warnings: list[str],
+) -> Preprocessing:
+  """Returns the preprocessing of a directory.
+
+  Args:
+    pretrained: its pretrained_cfg.
+    place: of its config.json, for messages.
+    size: (H, W) of the model's images in pixels.
+    warnings: gets a sentence on each thing that cannot be done alike here.
+
+  Raises:
+    ValueError: if it makes no sense; names the file and key.
+  """
+  # Null stands for the default.
+  found = _DEFAULTS | {k: x for k, x in pretrained.items() if x is not None}
+  mean, std = _triple(found, 'mean', place), _triple(found, 'std', place)
+  if min(std) <= 0:
+    raise ValueError(
+      f'{place}: std is {found["std"]!r}: it divides, so it must be above 0.'
+    )
+  interpolation = found['interpolation']
+  if interpolation not in _INTERPOLATIONS:
+    warnings.append(
+      f'{place}: interpolation is {interpolation!r}; here images are resized '
+      'bilinearly.'
+    )
+    interpolation = 'bilinear'
+  return Preprocessing(
+    resize_small=_resize_small(found, place, size, warnings),
+    mean=mean,
+    std=std,
+    interpolation=interpolation,
+  )
+
+
+def config(
+  preprocessing: Preprocessing, size: tuple[int, int]
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns a part of a pretrained_cfg.
+
+  Args:
+    preprocessing: of a model.
+    size: (H, W) of its images in pixels.
+
+  Returns:
+    The part, and a sentence on each thing that timm does otherwise.
+  """
+  resize_small, lines = preprocessing.resize_small, []
+  crop_pct = 1.0
+  if resize_small:
+    crop_pct = min(size) / resize_small
+    # timm rounds the quotient down, which rounding may have put below.
+    if math.floor(min(size) / crop_pct) < resize_small:
+      crop_pct = math.nextafter(crop_pct, 0)
+    if size[0] != size[1]:
+      lines.append(
+        f'Resizing the shorter side to {resize_small} pixels for images of '
+        f'{size[0]}x{size[1]}: timm resizes until both sides are '
+        f'{1 / crop_pct:.3g} times those.'
+      )
+  return {
+    'crop_mode': 'center' if resize_small else 'squash',
+    'crop_pct': crop_pct,
+    'input_size': [3, *size],
+    'interpolation': preprocessing.interpolation,
+    'mean': list(preprocessing.mean),
+    'std': list(preprocessing.std),
+  }, lines
+
+
+def _resize_small(
+  found: dict[str, Any],
+  place: str,
+  size: tuple[int, int],
+  warnings: list[str],
+) -> int:
+  share, mode = found['crop_pct'], found['crop_mode']
+  if isinstance(share, bool) or not (
+    isinstance(share, int | float) and 0 < share <= 2
+  ):
+    raise ValueError(
+      f'{place}: crop_pct is {share!r} and should be a share of the image, as '
+      'in 0.875.'
+    )
+  resize_small = math.floor(min(size) / share)
+  if mode == 'squash' and share == 1:
+    return 0
+  if mode == 'center' and share <= 1 and size[0] == size[1]:
+    return resize_small
+  warnings.append(
+    f'{place}: with crop_mode {mode!r}, crop_pct {share} and images of '
+    f'{size[0]}x{size[1]} pixels timm prepares images in a way that is not '
+    'there here: '
+    + (
+      f'the shorter side is resized to {resize_small} pixels and the centre '
+      'taken.'
+      if mode == 'center' and share <= 1
+      else 'the whole image is resized.'
+    )
+  )
+  return resize_small if mode == 'center' and share <= 1 else 0
+
+
+def _triple(
+  found: dict[str, Any], key: str, place: str
+) -> tuple[float, float, float]:
+  values = found[key]
+  if (
+    isinstance(values, list)
+    and len(values) == 3
+    and all(isinstance(x, int | float) and math.isfinite(x) for x in values)
+  ):
+    red, green, blue = map(float, values)
+    return red, green, blue
+  raise ValueError(
+    f'{place}: {key} is {values!r} and should be three numbers, for red, green '
+    'and blue.'
+  )

@@ -1,0 +1,188 @@
+"""Carrying weights over: to a new task, another image size, another head."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.models import posemb, variants
+from vit_jax.models.variants import Model
+from vit_jax.models.vit import ViT
+from vit_jax.reader import Checkpoint, param_shapes
+
+HEADS = ('keep', 'representation', 'drop')
+
+_HEAD = ('pre_logits', 'head')
+# Fields of a model that its body does not depend on.
+_NOT_BODY = (
+  'num_classes',
+  'representation_size',
+  'head_bias',
+  'dropout',
+  'dtype',
+  'scan',
+  'remat',
+  'parent',
+  'name',
+)
+
+
+def to_new_task(
+  checkpoint: Checkpoint,
+  model: Model,
+  image_size: tuple[int, int],
+  fresh: Any,
+) -> Any:
+  """Carries a checkpoint's parameters over to a model about to be trained.
+
+  The whole old head, `pre_logits` included, is left behind (section 3.2), and
+  position embeddings are interpolated to the new grid.
+
+  Args:
+    checkpoint: to start from.
+    model: to be trained; must have the same body.
+    image_size: (H, W) the model is built for.
+    fresh: the model's own initial parameters, which supply the head.
+
+  Returns:
+    NumPy parameters for `model`.
+
+  Raises:
+    ValueError: naming the field in which the bodies differ.
+  """
+  _check_same_body(checkpoint, model)
+  params = dict(checkpoint.params)
+  if checkpoint.model.scan and not model.scan:
+    params = variants.unstack_layers(params)
+  if model.scan and not checkpoint.model.scan:
+    params = jax.device_get(variants.stack_layers(params))
+  for name in _HEAD:
+    params.pop(name, None)
+  head = {name: fresh[name] for name in _HEAD if name in fresh}
+  body = {name: x for name, x in fresh.items() if name not in _HEAD}
+  grids = (
+    _grid(checkpoint.model, checkpoint.image_size),
+    _grid(model, image_size),
+  )
+  return posemb.resize_all(params, body, *grids) | jax.device_get(head)
+
+
+def _grid(model: Model, image_size: tuple[int, int]) -> tuple[int, int]:
+  # The tables of an Axial-ResNet are resized by their own lengths.
+  return model.grid(image_size) if isinstance(model, ViT) else image_size
+
+
+def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
+  old = checkpoint.model
+  if type(old) is not type(model):
+    raise ValueError(
+      f'{checkpoint.path} is a {type(old).__name__} and config.model a '
+      f'{type(model).__name__}: choose the config variant of the checkpoint.'
+    )
+  for field in dataclasses.fields(old):
+    was, wanted = getattr(old, field.name), getattr(model, field.name)
+    if field.name not in _NOT_BODY and was != wanted:
+      raise ValueError(
+        f'{checkpoint.path} has {field.name} {was} and '
+        f'config.model.{field.name} is {wanted}: choose the config variant of '
+        'the checkpoint.'
+      )
+
+
+def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
+  """Returns a checkpoint for images of another size.
+
+  Position embeddings are interpolated (section 3.2), and a resize before a
+  central crop grows with the crop.
+
+  Raises:
+    ValueError: if the model cannot take such images.
+  """
+  model = checkpoint.model
+  model.check(image_size)
+  params = posemb.resize_all(
+    checkpoint.params,
+    param_shapes(model, image_size),
+    _grid(model, checkpoint.image_size),
+    _grid(model, image_size),
+  )
+  preprocessing = checkpoint.preprocessing
+  scale = max(
+    new / old
+    for new, old in zip(image_size, checkpoint.image_size, strict=True)
+  )
+  return dataclasses.replace(
+    checkpoint,
+    params=params,
+    image_size=image_size,
+    preprocessing=dataclasses.replace(
+      preprocessing, resize_small=round(preprocessing.resize_small * scale)
+    ),
+  )
+
+
+def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
+  """Returns a checkpoint with all or less of its head.
+
+  Args:
+    checkpoint: to start from.
+    head: 'keep' all, keep the 'representation' layer and drop the classifier,
+      or 'drop' both.
+
+  Raises:
+    ValueError: if there is no representation layer to keep.
+  """
+  if head == 'keep':
+    return checkpoint
+  model, params = checkpoint.model, dict(checkpoint.params)
+  dropped: tuple[str, ...] = ('head',)
+  fields: dict[str, Any] = {'num_classes': 0}
+  if head == 'drop':
+    dropped = _HEAD
+    if isinstance(model, ViT):
+      fields['representation_size'] = 0
+  elif 'pre_logits' not in params:
+    raise ValueError(
+      f'{checkpoint.path} has no representation layer to keep: use --head=keep '
+      'or --head=drop.'
+    )
+  for name in dropped:
+    params.pop(name, None)
+  return dataclasses.replace(
+    checkpoint, model=model.clone(**fields), params=params, class_names=()
+  )
+
+
+def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
+  """Returns the same function of images with learned 1-D positions.
+
+  Two-dimensional, fixed and absent embeddings at the input are tables like any
+  other, which is what the foreign formats have a place for. Other kinds are
+  returned as they are.
+  """
+  model = checkpoint.model
+  if (
+    not isinstance(model, ViT)
+    or model.posemb not in ('none', 'learned2d', 'sincos2d')
+    or model.posemb_at != 'input'
+  ):
+    return checkpoint
+  grid, extra = model.grid(checkpoint.image_size), int(model.pool == 'cls')
+  encoder = dict(checkpoint.params['Transformer'])
+  learned = encoder.pop('posembed_input', {})
+  if model.posemb == 'none':
+    shape = (1, extra + grid[0] * grid[1], model.width)
+    table_1LD = np.zeros(shape, np.float32)
+  else:
+    table_1LD = np.asarray(
+      posemb.PositionEmbedding(model.posemb).apply(
+        {'params': learned}, grid, extra, model.width
+      )
+    )
+  encoder['posembed_input'] = {'pos_embedding': table_1LD}
+  return dataclasses.replace(
+    checkpoint,
+    model=model.clone(posemb='learned1d'),
+    params=checkpoint.params | {'Transformer': encoder},
+  )
