@@ -19,6 +19,7 @@ _INSTALL_REQUIRES = [
   'optax>=0.2.5',
   'orbax-checkpoint>=0.12',
   'pillow>=11',
+  'safetensors>=0.5',
   'scikit-learn>=1.5',
   'simplejpeg>=1.8',
   'tensorflow-datasets>=4.9.9',
@@ -31,11 +32,16 @@ _EXTRAS_REQUIRE = {
   'cuda': ['jax[cuda13]>=0.10'],
   # What clu writes event files with; TensorFlow does not bring TensorBoard.
   'tensorboard': ['tensorboard>=2.20', 'tensorflow>=2.20'],
+  # Checkpoints by name, hf:// and timm://.
+  'hub': ['huggingface-hub>=1.0'],
+  # Writing ONNX files, and running them.
+  'onnx': ['jax2onnx>=0.13', 'onnx>=1.20', 'onnxruntime>=1.24'],
   'test': ['mypy', 'pytest', 'pytest-xdist', 'ruff'],
-  # What models are compared with; without it those tests are skipped. Not in
-  # `test`: torch as PyPI has it for Linux demands other versions of CUDA's
-  # libraries than the pins for JAX, so it wants an index with CPU builds.
-  'peers': ['timm', 'torch'],
+  # What models are compared with, and what reads .pth files; without it those
+  # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
+  # other versions of CUDA's libraries than the pins for JAX, so it wants an
+  # index with CPU builds.
+  'peers': ['timm', 'torch', 'transformers>=5'],
 }
 
 setuptools.setup(

@@ -62,13 +62,9 @@ def command(monkeypatch, capfd):
 
 @pytest.fixture(scope='session')
 def torch():
+  """With a torchvision that imports, which timm and transformers need."""
   torch = pytest.importorskip('torch', reason=PEERS)
   torch.set_num_threads(1)
-  return torch
-
-
-@pytest.fixture(scope='session')
-def timm(torch):
   try:
     pytest.importorskip('torchvision', reason=PEERS)
   except RuntimeError:
@@ -78,4 +74,18 @@ def timm(torch):
       torch.library.define(
         f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
       )
+  return torch
+
+
+@pytest.fixture(scope='session')
+def timm(torch):
+  del torch
   return pytest.importorskip('timm', reason=PEERS)
+
+
+@pytest.fixture(scope='session')
+def transformers(torch):
+  del torch
+  transformers = pytest.importorskip('transformers', reason=PEERS)
+  transformers.utils.logging.disable_progress_bar()
+  return transformers

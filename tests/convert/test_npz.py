@@ -1,5 +1,6 @@
 """Names and prefixes of published files, and files that are none."""
 
+import dataclasses
 import io
 import pathlib
 import re
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader
-from vit_jax.convert import npz
+from vit_jax.convert import archive, npz
+from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -66,9 +69,12 @@ def test_all_spellings_give_the_same_parameters(tmp_path, path, linen, prefix):
     np.testing.assert_array_equal(got[key], want[key], err_msg=key)
 
 
+def fields_of(path):
+  return npz.read(str(path), archive.load(str(path))).fields
+
+
 def test_fields_are_read_off_the_shapes():
-  _, fields = npz.read(str(GOLDEN / 'tiny-stem_s7.npz'))
-  assert fields == {
+  assert fields_of(GOLDEN / 'tiny-stem_s7.npz') == {
     'patch_size': 4,
     'width': 48,
     'depth': 2,
@@ -81,18 +87,27 @@ def test_fields_are_read_off_the_shapes():
     'num_classes': 10,
     'image_size': (64, 64),
   }
-  _, fields = npz.read(str(GOLDEN / 'tiny-gap_s7.npz'))
+  fields = fields_of(GOLDEN / 'tiny-gap_s7.npz')
   assert fields['pool'] == 'gap' and fields['image_size'] == (32, 32)
-  _, fields = npz.read(str(REP))
-  assert fields['representation_size'] == 32
+  assert fields_of(REP)['representation_size'] == 32
 
 
-def test_group_norm_with_four_dimensions_is_squeezed():
-  path = GOLDEN / 'tiny-stem_s7.npz'
-  stored = arrays(path)['gn_root/scale']
-  params, _ = npz.read(str(path))
-  assert stored.shape == (1, 1, 1, 64)
-  np.testing.assert_array_equal(params['gn_root']['scale'], stored.ravel())
+@pytest.mark.parametrize('shape', [(1, 1, 1, 64), (64,)])
+def test_group_norm_may_have_one_dimension_or_four(tmp_path, shape):
+  stored = arrays(GOLDEN / 'tiny-stem_s7.npz')
+  assert stored['gn_root/scale'].shape == (1, 1, 1, 64)
+  path = tmp_path / 'stem.npz'
+  np.savez(
+    path,
+    **{
+      key: x.reshape(shape) if key.startswith('gn') else x
+      for key, x in stored.items()
+    },
+  )
+  params = reader.open_checkpoint(str(path)).params
+  np.testing.assert_array_equal(
+    params['gn_root']['scale'], stored['gn_root/scale'].ravel()
+  )
 
 
 def without(key):
@@ -146,6 +161,31 @@ CHANGES = {
   ),
   'scalar': (replaced('embedding/kernel', np.float32(0)), 'embedding/kernel'),
   'scalar root': (replaced('conv_root/kernel', np.float32(0)), 'conv_root'),
+  'heads too wide': (
+    replaced(QUERY.replace('block_1', 'block_0'), np.zeros((48, 3, 32))),
+    'encoderblock_0/.*query.* 3 heads of 32 where the width is 48',
+  ),
+  'a width that nothing holds': (
+    replaced('embedding/kernel', np.zeros((8, 8, 0, 10**12))),
+    "'embedding/kernel' should have 4 dimensions, none of them 0",
+  ),
+  'more layers than anyone has': (
+    lambda a: (
+      a | {f'Transformer/encoderblock_{i}/x': np.zeros(1) for i in range(1001)}
+    ),
+    '1,001 layers',
+  ),
+  'more units than anyone has': (
+    lambda a: (
+      arrays(GOLDEN / 'tiny-stem_s7.npz')
+      | {f'block1/unit{i}/x': np.zeros(1) for i in range(1001)}
+    ),
+    '1,001 layers',
+  ),
+  'not a number': (
+    replaced('cls', np.full((1, 1, 48), np.nan)),
+    "'cls' has 48",
+  ),
   'patch of none': (
     replaced('embedding/kernel', np.zeros((0, 0, 3, 48))),
     'embedding/kernel|patch_size',
@@ -164,7 +204,7 @@ CHANGES = {
     'head/bias',
   ),
   'bytes': (
-    replaced('head/bias', np.zeros(10, np.dtype('V2'))),
+    replaced('head/bias', np.zeros(10, np.dtype('V3'))),
     'head/bias',
   ),
   'records': (
@@ -311,3 +351,95 @@ def test_stages_of_a_hybrid_are_read_off_the_names(tmp_path):
   assert checkpoint.model == model
   assert checkpoint.image_size == size
   jax.tree.map(np.testing.assert_array_equal, checkpoint.params, params)
+
+
+VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
+SIZE = (32, 32)
+
+
+def written(tmp_path, checkpoint):
+  """Returns the path of a checkpoint as an .npz file."""
+  path = str(tmp_path / 'written.npz')
+  assert npz.write(checkpoint.weights(), path, 'float32') == []
+  return path
+
+
+@pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
+def test_an_official_file_comes_back_key_for_key(tmp_path, name):
+  source = GOLDEN / f'{name}_s7.npz'
+  want = arrays(source)
+  got = arrays(written(tmp_path, reader.open_checkpoint(str(source))))
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    assert got[key].dtype == np.float32 and got[key].shape == x.shape
+    np.testing.assert_array_equal(got[key], x, err_msg=key)
+
+
+def test_bfloat16_arrays_are_numbers(tmp_path):
+  """Two bytes of void, as big_vision's code leaves them in any file."""
+  want = arrays()
+  halves = {
+    key: (x.view(np.uint32) >> 16).astype(np.uint16).view('V2')
+    for key, x in want.items()
+  }
+  np.savez(tmp_path / 'halves.npz', **halves)
+  got = flat(reader.open_checkpoint(str(tmp_path / 'halves.npz')).params)
+  for key, x in want.items():
+    # The upper half of a float32 is that number with its last digits zero.
+    truncated = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    np.testing.assert_array_equal(got[key], truncated, err_msg=key)
+
+
+def test_a_zeroed_head_is_said(tmp_path, caplog):
+  path = tmp_path / 'zeroed.npz'
+  np.savez(path, **arrays() | {'head/kernel': np.zeros((48, 10), np.float32)})
+  reader.open_checkpoint(str(path))
+  assert f'{path}: its head is all zeros' in caplog.text
+  caplog.clear()
+  reader.open_checkpoint(str(TINY))
+  assert caplog.text == ''
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  {
+    'map': ({'pool': 'map'}, "pool 'map', only 'cls' or 'gap': .*=bigvision, "),
+    'relative': (
+      {'posemb': 'relative'},
+      "posemb 'relative', only 'learned1d': use --to=orbax, onnx or stablehlo",
+    ),
+    'shared': ({'posemb_at': 'shared'}, "posemb_at 'shared', only 'input'"),
+    'axial': ({'axial': True, 'pool': 'gap'}, 'axial True, only False'),
+    'oblong': ({'size': (16, 64)}, 'image_size 16x64: .* square'),
+  }.values(),
+)
+def test_what_the_originals_have_not_is_refused(tmp_path, fields, message):
+  checkpoint = random_checkpoint(None, **{'size': SIZE} | VIT | fields)
+  with pytest.raises(ValueError, match=f'^An official .npz file.*{message}'):
+    npz.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_file_cannot_hold_is_said(tmp_path):
+  checkpoint = random_checkpoint(
+    None, SIZE, **VIT, gelu='exact', layer_norm_epsilon=1e-12
+  )
+  checkpoint = dataclasses.replace(
+    checkpoint,
+    preprocessing=Preprocessing(40, (0.4, 0.5, 0.6), (0.2,) * 3, 'bicubic'),
+  )
+  lines = npz.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
+  for line, words in zip(
+    lines,
+    [
+      'class names',
+      r'shorter side to 40 pixels, then the centre, bicubic\): its readers '
+      'assume the whole image, bilinear',
+      r'mean \(0.4, 0.5, 0.6\) and deviation \(0.2',
+      'exact GELU: .* 1e-3',
+      'epsilon 1e-12: its readers use 1e-6',
+    ],
+    strict=True,
+  ):
+    assert re.search(words, line), line
+    assert line.endswith('.')

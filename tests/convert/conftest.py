@@ -1,0 +1,18 @@
+"""What the tests of transformers' directories share."""
+
+import pytest
+
+from tests.convert.hf_folder import SIZE, TINY, TINY_BIT, Folder
+from tests.convert.random_weights import random_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A written transformers directory."""
+  checkpoint = random_checkpoint(None, SIZE, **TINY)
+  return Folder(tmp_path / 'vit', checkpoint)
+
+
+@pytest.fixture
+def bit_folder(tmp_path):
+  return Folder(tmp_path / 'bit', random_checkpoint(None, SIZE, **TINY_BIT))

@@ -1,0 +1,61 @@
+"""A trained workdir classifies the same images alike in every framework."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from vit_jax import reader
+from vit_jax.convert import __main__ as cli
+from vit_jax.convert import check
+from vit_jax.data import sources, transforms
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.filterwarnings('ignore:the load_module:'),
+]
+
+LIBRARIES = {
+  'npz': 'jax',
+  'timm': 'timm',
+  'hf': 'transformers',
+  'onnx': 'onnxruntime',
+  'stablehlo': 'jax',
+}
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_digits_are_classified_alike_to_the_image(
+  command, tmp_path, pool, request
+):
+  workdir = tmp_path / 'digits'
+  status, _, err = command(
+    '--config=configs/digits.py',
+    f'--workdir={workdir}',
+    f'--config.model.pool={pool}',
+    '--config.total=10 epochs',
+  )
+  assert status == 0, err
+  checkpoint = reader.open_checkpoint(str(workdir))
+  source = sources.open_source('digits', 'test')
+  transform = transforms.EvalTransform(checkpoint.image_size)
+  batch = [transform(source[i]) for i in range(len(source))]
+  images = np.stack([example['image'] for example in batch])
+  labels = np.array([example['label'] for example in batch])
+  want = check.open_peer(str(workdir)).run(images)
+  accuracy = np.mean(want.argmax(-1) == labels)
+  # Far from chance and from certainty, where agreement would mean little.
+  assert 0.5 < accuracy < 1
+
+  for to, library in LIBRARIES.items():
+    if importlib.util.find_spec(library) is None:
+      continue
+    if to in ('timm', 'hf'):
+      request.getfixturevalue('torch')
+    target = str(tmp_path / ('digits.onnx' if to == 'onnx' else to))
+    assert cli.main([str(workdir), target, f'--to={to}']) == 0
+    peer = check.open_peer(target)
+    got = peer.run(images)
+    print(f'{peer.framework}: {np.mean(got.argmax(-1) == labels):.4f}')
+    np.testing.assert_array_equal(got.argmax(-1), want.argmax(-1), to)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())

@@ -1,0 +1,318 @@
+"""Archives of arrays: what is written, and files made to do harm."""
+
+import io
+import os
+import pathlib
+import struct
+import tracemalloc
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vit_jax.convert import archive
+
+ARRAYS = {
+  'a/kernel': np.arange(12, dtype=np.float32).reshape(3, 4),
+  'a/bias': np.float32([0.5, -0.0, 3e38]),
+  'scalar': np.float32(7),
+  'nothing': np.zeros((3, 0), np.float32),
+}
+
+
+def npy(x, **options):
+  file = io.BytesIO()
+  np.lib.format.write_array(file, x, **options)
+  return file.getvalue()
+
+
+def header(text, version=(1, 0)):
+  size = struct.pack('<H' if version == (1, 0) else '<I', len(text) + 1)
+  return b'\x93NUMPY' + bytes(version) + size + text.encode() + b'\n'
+
+
+def claim(shape, descr="'<f4'", fortran='False'):
+  return header(
+    f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+  )
+
+
+def zip_of(path, entries, compression=zipfile.ZIP_STORED):
+  """Writes entries as they are, given as pairs of name and bytes."""
+  with zipfile.ZipFile(path, 'w', compression) as file:
+    for name, data in entries:
+      file.writestr(name, data)
+  return str(path)
+
+
+def same(got, want):
+  assert (got.dtype, got.shape) == (want.dtype, want.shape)
+  assert got.tobytes() == want.tobytes()
+
+
+def test_what_is_saved_is_loaded_by_numpy_too(tmp_path):
+  path = str(tmp_path / 'x.npz')
+  archive.save(path, ARRAYS, 'float32')
+  assert archive.is_archive(path)
+  got = archive.load(path)
+  with np.load(path) as numpy_got:
+    assert list(got) == list(numpy_got) == list(ARRAYS)
+    for key, x in ARRAYS.items():
+      same(got[key], x)
+      same(numpy_got[key], x)
+
+
+def test_bfloat16_is_two_bytes_of_void_to_numpy(tmp_path):
+  path = str(tmp_path / 'x.npz')
+  archive.save(path, ARRAYS, 'bfloat16')
+  got = archive.load(path)
+  with np.load(path) as numpy_got:
+    for key, x in ARRAYS.items():
+      want = x.astype(ml_dtypes.bfloat16)
+      same(got[key], want)
+      same(numpy_got[key].view(ml_dtypes.bfloat16), want)
+
+
+@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
+@pytest.mark.parametrize(
+  'x',
+  [
+    np.float32(3),
+    np.asfortranarray(np.arange(24.0).reshape(2, 3, 4)),
+    np.arange(6, dtype='>f4').reshape(2, 3),
+    np.arange(6, dtype=np.float16),
+    np.arange(6, dtype=np.int8),
+    np.zeros((0, 5), np.uint64),
+  ],
+  ids=['scalar', 'fortran', 'big-endian', 'half', 'int8', 'empty'],
+)
+def test_arrays_of_every_kind_are_loaded(tmp_path, save, x):
+  save(tmp_path / 'x.npz', x=x)
+  same(archive.load(str(tmp_path / 'x.npz'))['x'], np.asarray(x))
+
+
+@pytest.mark.parametrize(
+  'x',
+  [np.ones((3, 4), np.float32).T, np.arange(9, dtype=np.float32)[::-2]],
+  ids=['transposed', 'backwards'],
+)
+def test_views_are_saved_as_what_they_show(tmp_path, x):
+  archive.save(str(tmp_path / 'x.npz'), {'x': x}, 'float32')
+  same(archive.load(str(tmp_path / 'x.npz'))['x'], np.ascontiguousarray(x))
+  with zipfile.ZipFile(tmp_path / 'x.npz') as file:
+    assert b"'fortran_order': False" in file.read('x.npy')
+
+
+def test_the_same_arrays_are_the_same_bytes_at_any_time(tmp_path, monkeypatch):
+  archive.save(str(tmp_path / 'a.npz'), ARRAYS, 'float32')
+  later = (2031, 5, 6, 7, 8, 9, 0, 0, 0)
+  monkeypatch.setattr(zipfile.time, 'localtime', lambda *_: later)
+  archive.save(str(tmp_path / 'b.npz'), ARRAYS, 'float32')
+  first, second = ((tmp_path / f'{x}.npz').read_bytes() for x in 'ab')
+  assert first == second
+
+
+def test_arrays_may_be_larger_than_old_zip_files(tmp_path, monkeypatch):
+  """As if 2 GiB were 1,000 bytes."""
+  monkeypatch.setattr(zipfile, 'ZIP64_LIMIT', 1000)
+  x = np.arange(1000, dtype=np.float32)
+  archive.save(str(tmp_path / 'x.npz'), {'x': x}, 'float32')
+  same(archive.load(str(tmp_path / 'x.npz'))['x'], x)
+
+
+def test_a_failed_save_leaves_nothing_and_an_old_file_alone(tmp_path):
+  path = str(tmp_path / 'x.npz')
+  with pytest.raises(ValueError, match='convert'):
+    archive.save(path, ARRAYS | {'z': np.array(['text'])}, 'float32')
+  assert list(tmp_path.iterdir()) == []
+  archive.save(path, ARRAYS, 'float32')
+  before = pathlib.Path(path).read_bytes()
+  with pytest.raises(FileExistsError, match='x.npz exists already'):
+    archive.save(path, {}, 'float32')
+  assert pathlib.Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_memory_holds_every_array_once(tmp_path, dtype):
+  """Reading takes the arrays and one chunk, writing one array's copy."""
+  path = str(tmp_path / 'x.npz')
+  arrays = {f'x{i}': np.ones((1024, 4096), np.float32).T for i in range(6)}
+  one = arrays['x0'].nbytes
+  tracemalloc.start()
+  try:
+    archive.save(path, arrays, dtype)
+    # NumPy writes an array by chunks of 16 MiB.
+    assert tracemalloc.get_traced_memory()[1] < 2 * one + (1 << 25)
+    tracemalloc.reset_peak()
+    total = sum(x.nbytes for x in archive.load(path).values())
+    assert total == 6 * one // (1 if dtype == 'float32' else 2)
+    assert tracemalloc.get_traced_memory()[1] < total + (1 << 26)
+  finally:
+    tracemalloc.stop()
+
+
+class Hostile:
+  """Leaves a mark if anything unpickles it."""
+
+  def __init__(self, mark):
+    self.mark = mark
+
+  def __reduce__(self):
+    return pathlib.Path.touch, (self.mark,)
+
+
+def test_nothing_is_unpickled(tmp_path):
+  mark = tmp_path / 'mark'
+  pickled = npy(np.array([Hostile(mark)], object), allow_pickle=True)
+  path = zip_of(
+    tmp_path / 'x.npz', [('a.npy', npy(np.ones(2))), ('b.npy', pickled)]
+  )
+  with pytest.raises(ValueError, match="x.npz: the array 'b' .* object"):
+    archive.load(path)
+  assert not mark.exists()
+
+
+F4 = npy(np.ones(3, np.float32))
+# Name and bytes of an entry, what the message says of it.
+ENTRIES = {
+  'no array': ('k.npy', b'hello', "'k'.*magic"),
+  'no bytes': ('k.npy', b'', "'k'"),
+  'no header': ('k.npy', F4[:20], "'k'"),
+  'no data': ('k.npy', F4[:-12], "'k'.*12 bytes, and 0 follow"),
+  'less data': ('k.npy', F4[:-1], "'k'.*12 bytes, and 11 follow"),
+  'more data': ('k.npy', F4 + b'x', "'k'.*12 bytes, and 13 follow"),
+  'absurd shape': ('k.npy', claim((10**15, 10**15)), r"'k'.*claims the shape"),
+  'overflow to 0': ('k.npy', claim((2**32, 2**32)), "'k'.*claims the shape"),
+  'zero of many': ('k.npy', claim((2**80, 0)), "'k'"),
+  'negative': ('k.npy', claim((-1,)), "'k'"),
+  'twice negative': ('k.npy', claim((-1, -3)) + bytes(12), "'k'"),
+  'no shape': ('k.npy', claim("'x'"), "'k'"),
+  'fractions': ('k.npy', claim((1.5,)), "'k'"),
+  'code': ('k.npy', header("__import__('os').getcwd()"), "'k'"),
+  'brackets': ('k.npy', header('(' * 9000), "'k'"),
+  'long header': ('k.npy', header(' ' * 60000), "'k'"),
+  'longer header': ('k.npy', header(' ' * 99999, (2, 0)), "'k'"),
+  'header of 4 GB': (
+    'k.npy',
+    b'\x93NUMPY\x02\x00' + b'\xff' * 4 + b' ' * 99,
+    "'k'",
+  ),
+  'version': ('k.npy', header('{}', (9, 0)), r"'k'.*version \(9, 0\)"),
+  'text': ('k.npy', npy(np.array(['abc'])), "'k'.*<U3, no number"),
+  'dates': ('k.npy', npy(np.zeros(2, 'M8[D]')), "'k'.*no number"),
+  'booleans': ('k.npy', npy(np.zeros(2, bool)), "'k'.*bool, no number"),
+  'complex': ('k.npy', npy(np.zeros(2, complex)), "'k'.*no number"),
+  'records': ('k.npy', npy(np.zeros(2, 'f4,f4')), "'k'.*no number"),
+  'records of two bytes': ('k.npy', npy(np.zeros(2, 'u1,u1')), "'k'.*no num"),
+  'three bytes': ('k.npy', npy(np.zeros(2, 'V3')), "'k'.*V3, no number"),
+  'unknown type': ('k.npy', claim((1,), "'<q9'"), "'k'"),
+  'subarrays': ('k.npy', claim((1,), "('<f4', (2,))"), "'k'"),
+  'folder': ('k/', b'', "'k/'"),
+  'path': ('../../etc/passwd', b'root', "'../../etc/passwd'"),
+}
+
+
+@pytest.mark.parametrize('compression', [zipfile.ZIP_STORED, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+  ('name', 'data', 'words'), ENTRIES.values(), ids=ENTRIES
+)
+def test_what_is_no_array_is_refused_by_name(
+  tmp_path, name, data, words, compression
+):
+  entries = [('first.npy', F4), (name, data)]
+  path = zip_of(tmp_path / 'x.npz', entries, compression)
+  with pytest.raises(ValueError, match=f'(?s)x.npz: the array {words}'):
+    archive.load(path)
+
+
+def test_a_path_for_a_name_is_a_name(tmp_path):
+  path = zip_of(tmp_path / 'x.npz', [('../outside.npy', F4)])
+  assert list(archive.load(path)) == ['../outside']
+  assert os.listdir(tmp_path) == ['x.npz']
+  assert not (tmp_path.parent / 'outside').exists()
+
+
+@pytest.mark.filterwarnings('ignore:Duplicate name:UserWarning')
+@pytest.mark.parametrize('names', [('k.npy', 'k.npy'), ('k.npy', 'k')])
+def test_a_name_that_is_there_twice_is_refused(tmp_path, names):
+  path = zip_of(tmp_path / 'x.npz', [(name, F4) for name in names])
+  with pytest.raises(ValueError, match="x.npz: the array 'k'.*twice"):
+    archive.load(path)
+
+
+def directory_of(data):
+  """Returns where the directory's entry of the first file begins."""
+  return data.index(b'PK\x01\x02')
+
+
+def patched(path, offset, value):
+  """Changes the directory's entry and nothing else."""
+  data = bytearray(pathlib.Path(path).read_bytes())
+  place = directory_of(data) + offset
+  data[place : place + len(value)] = value
+  pathlib.Path(path).write_bytes(data)
+
+
+def test_what_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
+  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4)], zipfile.ZIP_DEFLATED)
+  patched(path, 24, struct.pack('<I', 3 << 30))
+  pages = {'SC_PAGE_SIZE': 4096, 'SC_PHYS_PAGES': (1 << 30) // 4096}
+  monkeypatch.setattr(os, 'sysconf', pages.get)
+  with pytest.raises(ValueError, match='x.npz.*unpacks to 3 GB.* has 1 GB'):
+    archive.load(path)
+
+
+# Where the directory has a field, its new bytes and the message.
+FIELDS = {
+  'encrypted': (8, b'\x01\x00', 'encrypted'),
+  'odd compression': (10, struct.pack('<H', 97), 'compression'),
+  'wrong checksum': (16, b'abcd', 'CRC'),
+  'larger than it is': (24, struct.pack('<I', 1 << 20), "'k'"),
+  'smaller than it is': (24, struct.pack('<I', 130), "'k'"),
+  'a place behind the end': (42, struct.pack('<I', 1 << 30), 'archive|k'),
+}
+
+
+@pytest.mark.parametrize(
+  'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
+)
+@pytest.mark.parametrize(
+  ('offset', 'value', 'words'), FIELDS.values(), ids=FIELDS
+)
+def test_a_directory_that_lies_is_refused(
+  tmp_path, offset, value, words, compression
+):
+  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4)], compression)
+  patched(path, offset, value)
+  with pytest.raises(ValueError, match=f'(?s)x.npz.*{words}'):
+    archive.load(path)
+
+
+@pytest.mark.parametrize(
+  'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
+)
+def test_a_flipped_byte_of_data_is_found(tmp_path, compression):
+  x = np.random.default_rng(0).standard_normal(1000)
+  path = zip_of(tmp_path / 'x.npz', [('k.npy', npy(x))], compression)
+  data = bytearray(pathlib.Path(path).read_bytes())
+  data[4000] ^= 4
+  pathlib.Path(path).write_bytes(data)
+  with pytest.raises(ValueError, match="x.npz: the array 'k' cannot be read"):
+    archive.load(path)
+
+
+@pytest.mark.parametrize('share', [0.1, 0.5, 0.99])
+def test_a_file_that_ends_early_is_refused(tmp_path, share):
+  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4), ('l.npy', F4)])
+  data = pathlib.Path(path).read_bytes()
+  pathlib.Path(path).write_bytes(data[: int(len(data) * share)])
+  assert archive.is_archive(path)
+  with pytest.raises(ValueError, match='x.npz: the archive cannot be read'):
+    archive.load(path)
+
+
+@pytest.mark.parametrize('data', [b'', b'PK', b'\x93NUMPY', b'text'])
+def test_other_files_are_no_archives(tmp_path, data):
+  (tmp_path / 'x').write_bytes(data)
+  assert not archive.is_archive(str(tmp_path / 'x'))

@@ -1,0 +1,437 @@
+"""big_vision's .npz files: timm's numbers, spellings, what they cannot hold."""
+
+import re
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from vit_jax import reader
+from vit_jax.convert import bigvision
+from vit_jax.convert.table import (
+  Preprocessing,
+  file_to_ours,
+  ours_to_file,
+  shapes_of,
+)
+
+VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
+SIZE = (32, 32)
+TABLE = 'Transformer/posembed_input/pos_embedding'
+POOLS = {
+  'cls': {'pool': 'cls'},
+  'gap': {'pool': 'gap', 'representation_size': 20},
+  'map': {'pool': 'map'},
+}
+
+load_module = pytest.mark.filterwarnings('ignore:the load_module:')
+
+
+def checkpoint_of(size=SIZE, **fields):
+  return random_checkpoint(None, size, **{'names': False} | VIT | fields)
+
+
+def written(tmp_path, checkpoint, dtype='float32', name='written.npz'):
+  """Returns the path of a checkpoint as a big_vision file, and its arrays."""
+  path = str(tmp_path / name)
+  bigvision.write(checkpoint.weights(), path, dtype)
+  with np.load(path) as file:
+    return path, dict(file)
+
+
+def saved(tmp_path, arrays):
+  """Returns what the reader makes of arrays."""
+  np.savez(tmp_path / 'saved.npz', **arrays)
+  return reader.open_checkpoint(str(tmp_path / 'saved.npz'))
+
+
+def respelt(arrays, prefix):
+  return {prefix + k.removeprefix('params/'): x for k, x in arrays.items()}
+
+
+def stacked(arrays):
+  """Returns the layers as one, with a first axis that goes over them."""
+  layer = re.compile(r'(.*/encoderblock)_0(/.*)')
+  depth = sum(key.endswith('/LayerNorm_1/bias') for key in arrays)
+  rest = {k: x for k, x in arrays.items() if '/encoderblock_' not in k}
+  for match in filter(None, map(layer.fullmatch, arrays)):
+    rest[match[1] + match[2]] = np.stack(
+      [arrays[f'{match[1]}_{i}{match[2]}'] for i in range(depth)]
+    )
+  return rest
+
+
+def assert_same_numbers(got, checkpoint):
+  assert got.model == checkpoint.model
+  assert got.image_size == checkpoint.image_size
+  images = random_images(checkpoint.image_size)
+  np.testing.assert_array_equal(
+    logits_of(got, images), logits_of(checkpoint, images)
+  )
+
+
+@load_module
+@pytest.mark.parametrize('form', ['unrolled', 'stacked', 'img'])
+@pytest.mark.parametrize('pool', ['cls', 'gap', 'map'])
+def test_timm_gives_our_logits(timm, tmp_path, pool, form):
+  checkpoint = checkpoint_of(pool=pool, depth=3)
+  path, arrays = written(tmp_path, checkpoint)
+  if form == 'stacked':
+    np.savez(path, **stacked(arrays))
+  elif form == 'img':
+    np.savez(path, **respelt(arrays, 'params/img/'))
+  peer = bigvision.open_peer(path)
+  assert peer.framework == f'timm {timm.__version__}'
+  assert peer.image_size == SIZE
+  images = random_images(SIZE)
+  want = logits_of(checkpoint, images)
+  # float32 rounding.
+  assert relative_difference(peer.run(images), want) < 3e-6
+
+
+@load_module
+def test_timm_rounds_bfloat16_as_we_do(timm, tmp_path):
+  checkpoint = checkpoint_of(pool='map')
+  path, _ = written(tmp_path, checkpoint, 'bfloat16')
+  images = random_images(SIZE)
+  ours = logits_of(reader.open_checkpoint(path), images)
+  assert relative_difference(bigvision.open_peer(path).run(images), ours) < 5e-6
+  # Eight bits of the 24.
+  assert 1e-4 < relative_difference(ours, logits_of(checkpoint, images)) < 0.03
+
+
+@pytest.mark.slow
+@load_module
+def test_a_model_that_timm_names_gives_our_logits(timm, torch, tmp_path):
+  checkpoint = random_checkpoint('b32', pool='map', num_classes=0, names=False)
+  path, _ = written(tmp_path, checkpoint)
+  model = timm.create_model(
+    'vit_base_patch32_siglip_256', img_size=224, act_layer='gelu_tanh'
+  ).eval()
+  images = random_images((224, 224))
+  with torch.no_grad():
+    model.load_pretrained(path)
+    scaled = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    got = model(scaled).numpy()
+  assert relative_difference(got, logits_of(checkpoint, images)) < 1e-5
+
+
+@load_module
+@pytest.mark.parametrize('pool', ['cls', 'gap', 'map'])
+def test_fixed_positions_are_those_of_big_vision(timm, tmp_path, pool):
+  """Stored as learned ones by the formula of its source, timm agrees."""
+  checkpoint = checkpoint_of(
+    (224, 224), patch_size=32, pool=pool, posemb='sincos2d', depth=1
+  )
+  path, arrays = written(tmp_path, checkpoint)
+  assert 'params/pos_embedding' not in arrays
+  y, x = (axis.ravel()[:, None] for axis in np.mgrid[:7, :7])
+  frequencies = 10_000.0 ** (-np.arange(12) / 11)
+  waves = [f(axis * frequencies) for axis in (x, y) for f in (np.sin, np.cos)]
+  table = np.concatenate(waves, axis=1)[None].astype(np.float32)
+  learned = str(tmp_path / 'learned.npz')
+  np.savez(learned, **arrays | {'params/pos_embedding': table})
+  images = random_images((224, 224))
+  ours = logits_of(reader.open_checkpoint(path), images)
+  assert relative_difference(bigvision.open_peer(learned).run(images), ours) < (
+    5e-6
+  )
+
+
+@pytest.mark.parametrize('pool', POOLS)
+def test_keys_and_shapes_are_those_of_its_source(tmp_path, pool):
+  _, arrays = written(tmp_path, checkpoint_of(**POOLS[pool]))
+  D, M, layer = 48, 80, 'Transformer/encoderblock_1'
+  want = {
+    'embedding/kernel': (4, 4, 3, D),
+    'pos_embedding': (1, 64, D),
+    f'{layer}/LayerNorm_0/scale': (D,),
+    f'{layer}/LayerNorm_1/bias': (D,),
+    f'{layer}/MultiHeadDotProductAttention_0/query/kernel': (D, 3, 16),
+    f'{layer}/MultiHeadDotProductAttention_0/out/kernel': (3, 16, D),
+    f'{layer}/MlpBlock_0/Dense_0/kernel': (D, M),
+    'Transformer/encoder_norm/scale': (D,),
+    'head/bias': (7,),
+  }
+  extra = {
+    'cls': {'cls': (1, 1, D)},
+    'gap': {'pre_logits/kernel': (D, 20), 'head/kernel': (20, 7)},
+    'map': {
+      'MAPHead_0/probe': (1, 1, D),
+      'MAPHead_0/MultiHeadDotProductAttention_0/key/bias': (3, 16),
+      'MAPHead_0/LayerNorm_0/scale': (D,),
+      'MAPHead_0/MlpBlock_0/Dense_1/kernel': (M, D),
+    },
+  }
+  for name, shape in (want | extra[pool]).items():
+    assert arrays[f'params/{name}'].shape == shape, name
+  others = {'cls': 1, 'gap': 2, 'map': 15}[pool]
+  assert len(arrays) == 2 + 1 + 16 * 2 + 2 + 2 + others
+  assert all(x.dtype == np.float32 for x in arrays.values())
+
+
+def test_the_class_token_takes_its_position_along(tmp_path):
+  checkpoint = checkpoint_of()
+  path, arrays = written(tmp_path, checkpoint)
+  ours = checkpoint.weights().arrays
+  np.testing.assert_array_equal(
+    arrays['params/cls'], ours['cls'] + ours[TABLE][:, :1]
+  )
+  np.testing.assert_array_equal(
+    arrays['params/pos_embedding'], ours[TABLE][:, 1:]
+  )
+  back = reader.open_checkpoint(path).weights().arrays
+  assert not back[TABLE][:, 0].any()
+  np.testing.assert_array_equal(back['cls'], arrays['params/cls'])
+
+
+@pytest.mark.parametrize('pool', POOLS)
+def test_every_spelling_is_the_same_model(tmp_path, pool):
+  # Eleven layers, because the name of the last sorts before that of the third.
+  checkpoint = checkpoint_of(**POOLS[pool], depth=11 if pool == 'cls' else 2)
+  path, arrays = written(tmp_path, checkpoint)
+  plain = reader.open_checkpoint(path)
+  assert_same_numbers(plain, checkpoint)
+  for prefix in ('', 'params/', 'params/img/', 'opt/target/'):
+    for spelt in (arrays, stacked(arrays)):
+      got = saved(tmp_path, respelt(spelt, prefix))
+      assert got.model == checkpoint.model
+      jax.tree.map(np.testing.assert_array_equal, got.params, plain.params)
+
+
+def test_arrays_have_the_same_order_in_every_process(tmp_path):
+  """That of our own, and not one which Python draws by chance."""
+  checkpoint = checkpoint_of(pool='map')
+  _, arrays = written(tmp_path, checkpoint)
+  respelt = [
+    ('LayerNorm_2', 'LayerNorm_1'),
+    ('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'),
+    ('MlpBlock_3', 'MlpBlock_0'),
+    (TABLE, 'pos_embedding'),
+  ]
+  want = []
+  for name in checkpoint.weights().arrays:
+    for ours, theirs in respelt:
+      name = name.replace(ours, theirs)
+    want.append(f'params/{name}')
+  assert list(arrays) == want
+
+
+def test_the_table_of_a_stack_goes_both_ways(stack):
+  file = bigvision.read('stack.npz', dict(stack))
+  shapes = shapes_of(checkpoint_of().weights().arrays)
+  back = ours_to_file(file_to_ours(file, shapes), file.table(shapes))
+  assert back.keys() == stack.keys()
+  for key, x in stack.items():
+    np.testing.assert_array_equal(back[key], x, err_msg=key)
+
+
+@pytest.mark.parametrize('dtype', bigvision.DTYPES)
+@pytest.mark.parametrize('form', ['unrolled', 'stacked'])
+@pytest.mark.parametrize('posemb', ['learned1d', 'sincos2d'])
+@pytest.mark.parametrize('pool', POOLS)
+def test_a_file_comes_back_key_for_key(tmp_path, pool, posemb, form, dtype):
+  checkpoint = checkpoint_of(
+    (224, 224), patch_size=32, posemb=posemb, **POOLS[pool]
+  )
+  path, want = written(tmp_path, checkpoint, dtype)
+  assert want['params/embedding/kernel'].dtype == {
+    'float32': np.dtype('float32'),
+    'bfloat16': np.dtype('V2'),
+  }.get(dtype)
+  if form == 'stacked':
+    np.savez(path, **stacked(want))
+  again = reader.open_checkpoint(path)
+  _, got = written(tmp_path, again, dtype, 'again.npz')
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    assert (got[key].dtype, got[key].shape) == (x.dtype, x.shape)
+    assert got[key].tobytes() == x.tobytes(), key
+
+
+def test_bfloat16_is_rounded_to_the_nearest(tmp_path):
+  checkpoint = checkpoint_of(pool='gap')
+  _, arrays = written(tmp_path, checkpoint, 'bfloat16')
+  got = arrays['params/head/kernel'].view(ml_dtypes.bfloat16).astype(np.float32)
+  want = checkpoint.params['head']['kernel']
+  # Half of the last of eight digits, the first of which is worth 1.
+  np.testing.assert_allclose(got, want, rtol=2**-8, atol=0)
+
+
+def test_a_file_of_two_towers_gives_its_image_tower(tmp_path, caplog):
+  checkpoint = checkpoint_of(pool='map', num_classes=0)
+  _, arrays = written(tmp_path, checkpoint)
+  towers = respelt(arrays, 'params/img/') | {
+    'params/txt/head/bias': np.zeros(3, np.float32),
+    'params/t': np.zeros(1, np.float32),
+  }
+  got = saved(tmp_path, towers)
+  assert_same_numbers(got, checkpoint)
+  n = len(arrays)
+  assert f'only its image tower is read ({n} of {n + 2} arrays)' in caplog.text
+
+
+def test_without_positions_224_pixels_are_assumed_and_said(tmp_path, caplog):
+  for patch, pixels in [(32, 224), (30, 210), (300, 300)]:
+    checkpoint = checkpoint_of(
+      (pixels, pixels), patch_size=patch, posemb='sincos2d', pool='gap', depth=1
+    )
+    path = str(tmp_path / f'{patch}.npz')
+    assert not any(
+      'image size' in line
+      for line in bigvision.write(checkpoint.weights(), path, 'float32')
+    )
+    caplog.clear()
+    got = reader.open_checkpoint(path)
+    assert got.image_size == (pixels, pixels)
+    assert got.model == checkpoint.model
+    assert f'(sincos2d) and images of {pixels}x{pixels} pixels' in caplog.text
+
+
+def test_classifiers_at_224_pixels_are_cropped_from_256(tmp_path):
+  def resize_small(pixels, prefix):
+    checkpoint = checkpoint_of((pixels, pixels), patch_size=32, depth=1)
+    _, arrays = written(tmp_path, checkpoint, name=f'{pixels}{len(prefix)}.npz')
+    got = saved(tmp_path, respelt(arrays, prefix)).preprocessing
+    assert got == Preprocessing(resize_small=got.resize_small)
+    return got.resize_small
+
+  assert resize_small(224, 'params/') == 256
+  assert resize_small(256, 'params/') == 0
+  # Image towers are given the whole image.
+  assert resize_small(224, 'params/img/') == 0
+
+
+def test_a_zeroed_head_is_said(tmp_path, caplog):
+  _, arrays = written(tmp_path, checkpoint_of(pool='gap'))
+  key = 'params/head/kernel'
+  saved(tmp_path, arrays | {key: np.zeros_like(arrays[key])})
+  assert 'its head is all zeros' in caplog.text
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  {
+    'hybrid': ({'stem_width': 32}, 'stem_width 32, only 0: use --to=npz, '),
+    'learned2d': ({'posemb': 'learned2d'}, "posemb 'learned2d', only"),
+    'every layer': ({'posemb_at': 'every_layer'}, "posemb_at 'every_layer'"),
+    'axial': ({'axial': True, 'pool': 'gap'}, 'axial True, only False'),
+    'oblong': ({'size': (16, 64)}, 'image_size 16x64: .* square'),
+  }.values(),
+)
+def test_what_big_vision_has_not_is_refused(tmp_path, fields, message):
+  fields = {'size': (64, 64), 'depth': 1} | fields
+  checkpoint = checkpoint_of(**fields)
+  with pytest.raises(ValueError, match=f'^A big_vision .npz file.*{message}'):
+    bigvision.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resnet_is_refused(tmp_path):
+  checkpoint = random_checkpoint(
+    None, (64, 64), name='resnet', layers=(1,), width=32
+  )
+  with pytest.raises(ValueError, match="name 'resnet'.*--to=npz"):
+    bigvision.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
+
+
+def test_what_a_file_cannot_hold_is_said(tmp_path):
+  """Resizing where its readers assume another, the size where none is held."""
+  checkpoint = checkpoint_of(
+    (64, 64), posemb='sincos2d', pool='gap', depth=1, names=True
+  )
+  lines = bigvision.write(
+    checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32'
+  )
+  assert len(lines) == 2
+  assert 'class names' in lines[0]
+  assert 'image size 64x64' in lines[1] and '224x224 is assumed' in lines[1]
+
+  checkpoint = checkpoint_of((224, 224), patch_size=32, depth=1)
+  (line,) = bigvision.write(
+    checkpoint.weights(), str(tmp_path / 'y.npz'), 'float32'
+  )
+  assert 'the shorter side to 256 pixels' in line.partition('assume')[2]
+
+
+QUERY = 'params/Transformer/encoderblock/MultiHeadDotProductAttention_0/query'
+DENSE = 'params/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel'
+REFUSED = {
+  'depths that differ': (
+    lambda a: {k: x[:1] if k == DENSE else x for k, x in a.items()},
+    r'shape \(2, .*\) where \(1, .*\) is expected',
+  ),
+  'a depth that nothing holds': (
+    lambda a: a | {DENSE: np.zeros((10**12, 48, 0))},
+    f'{DENSE}.*none of them 0',
+  ),
+  'more layers than anyone has': (
+    lambda a: a | {DENSE: np.zeros((1001, 1, 1), np.int8)},
+    '1,001 layers',
+  ),
+  'no bias': (
+    lambda a: {k: x for k, x in a.items() if k != f'{QUERY}/bias'},
+    f'lacks the array .{QUERY}/bias',
+  ),
+  'both a stack and a layer': (
+    lambda a: a | {DENSE.replace('block/', 'block_1/'): np.zeros((48, 80))},
+    'encoderblock_1/.*no place',
+  ),
+  'a class token and a probe': (
+    lambda a: a | {'params/MAPHead_0/probe': np.zeros((1, 1, 48))},
+    'MAPHead_0|cls',
+  ),
+  'positions for the class token': (
+    lambda a: a | {'params/pos_embedding': np.zeros((1, 65, 48))},
+    '65 patches',
+  ),
+  'positions of another width': (
+    lambda a: a | {'params/pos_embedding': np.zeros((1, 64, 32))},
+    r"'params/pos_embedding' has shape \(1, 64, 32\)",
+  ),
+  'not a number': (
+    lambda a: a | {'params/cls': np.full((1, 1, 48), np.inf)},
+    "'params/cls' has 48 values",
+  ),
+  'official positions besides': (
+    lambda a: a | {f'params/{TABLE}': np.zeros((1, 65, 48))},
+    f'{TABLE}.*no place',
+  ),
+}
+
+
+@pytest.fixture(scope='module')
+def stack(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('stack')
+  return stacked(written(folder, checkpoint_of())[1])
+
+
+@pytest.mark.parametrize(('change', 'message'), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_big_vision_file_is_refused(
+  tmp_path, stack, change, message
+):
+  with pytest.raises(ValueError, match=f'saved.npz.*{message}'):
+    saved(tmp_path, change(stack))
+
+
+@load_module
+def test_timm_reads_no_fixed_positions(timm, tmp_path):
+  path, _ = written(tmp_path, checkpoint_of(posemb='sincos2d', depth=1))
+  with pytest.raises(ValueError, match="written.npz: timm.* 'sincos2d'"):
+    bigvision.open_peer(path)
+
+
+@load_module
+def test_what_timm_cannot_read_is_said(timm, tmp_path):
+  path, arrays = written(tmp_path, checkpoint_of(depth=1))
+  del arrays['params/embedding/bias']
+  np.savez(path, **arrays)
+  with pytest.raises(ValueError, match='written.npz: timm cannot.*embedding'):
+    bigvision.open_peer(path)

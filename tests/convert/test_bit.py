@@ -1,0 +1,234 @@
+"""BiT's .npz files: timm's numbers, the published keys, what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from vit_jax import reader
+from vit_jax.convert import bit, npz
+
+RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
+SIZE = (224, 224)
+
+load_module = pytest.mark.filterwarnings('ignore:the load_module:')
+
+
+def checkpoint_of(size=SIZE, **fields):
+  return random_checkpoint(None, size, **{'names': False} | RESNET | fields)
+
+
+def written(tmp_path, checkpoint, name='written.npz'):
+  """Returns the path of a checkpoint as a BiT file, and its arrays."""
+  path = str(tmp_path / name)
+  npz.write(checkpoint.weights(), path, 'float32')
+  with np.load(path) as file:
+    return path, dict(file)
+
+
+def saved(tmp_path, arrays):
+  """Returns what the reader makes of arrays."""
+  np.savez(tmp_path / 'saved.npz', **arrays)
+  return reader.open_checkpoint(str(tmp_path / 'saved.npz'))
+
+
+@load_module
+@pytest.mark.parametrize('num_classes', [7, 0])
+def test_timm_gives_our_logits(timm, tmp_path, num_classes):
+  checkpoint = checkpoint_of(layers=(1, 2, 1, 1), num_classes=num_classes)
+  path, _ = written(tmp_path, checkpoint)
+  peer = npz.open_peer(path)
+  assert peer.framework == f'timm {timm.__version__}'
+  assert peer.image_size == SIZE
+  images = random_images((96, 64))
+  want = logits_of(checkpoint, images)
+  # timm adds 1e-8 to the variance of a kernel and BiT 1e-10.
+  assert relative_difference(peer.run(images), want) < 1e-5
+
+
+@pytest.mark.slow
+@load_module
+def test_the_model_that_timm_names_gives_our_logits(timm, torch, tmp_path):
+  checkpoint = random_checkpoint('r50x1', names=False)
+  path, _ = written(tmp_path, checkpoint)
+  model = timm.create_model('resnetv2_50x1_bit', num_classes=7).eval()
+  images = random_images(SIZE)
+  with torch.no_grad():
+    model.load_pretrained(path)
+    # In float32, timm is 2e-5 away from itself in float64, and we are 4e-6.
+    scaled = torch.from_numpy(images).double().permute(0, 3, 1, 2) / 127.5 - 1
+    got = model.double()(scaled).numpy()
+  assert relative_difference(got, logits_of(checkpoint, images)) < 1e-5
+
+
+def test_keys_and_shapes_are_the_published_ones(tmp_path):
+  _, arrays = written(tmp_path, checkpoint_of())
+  want = {
+    'root_block/standardized_conv2d/kernel': (7, 7, 3, 32),
+    'group_norm/gamma': (256,),
+    'group_norm/beta': (256,),
+    'head/conv2d/kernel': (1, 1, 256, 7),
+    'head/conv2d/bias': (7,),
+    'block1/unit01/a/proj/standardized_conv2d/kernel': (1, 1, 32, 128),
+    'block2/unit01/a/proj/standardized_conv2d/kernel': (1, 1, 128, 256),
+  }
+  for unit, inputs, width in [
+    ('block1/unit01', 32, 32),
+    ('block2/unit01', 128, 64),
+    ('block2/unit02', 256, 64),
+  ]:
+    convs = {
+      'a': (1, 1, inputs, width),
+      'b': (3, 3, width, width),
+      'c': (1, 1, width, 4 * width),
+    }
+    for letter, shape in convs.items():
+      want[f'{unit}/{letter}/standardized_conv2d/kernel'] = shape
+      want[f'{unit}/{letter}/group_norm/gamma'] = shape[2:3]
+      want[f'{unit}/{letter}/group_norm/beta'] = shape[2:3]
+  assert {k: x.shape for k, x in arrays.items()} == {
+    f'resnet/{k}': shape for k, shape in want.items()
+  }
+  assert all(x.dtype == np.float32 for x in arrays.values())
+
+
+@pytest.mark.parametrize('num_classes', [7, 0])
+def test_a_file_comes_back_key_for_key(tmp_path, num_classes):
+  checkpoint = checkpoint_of(num_classes=num_classes, layers=(1, 11))
+  path, want = written(tmp_path, checkpoint)
+  assert 'resnet/block2/unit11/a/group_norm/gamma' in want
+  again = reader.open_checkpoint(path)
+  assert again.model == checkpoint.model
+  _, got = written(tmp_path, again, 'again.npz')
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    np.testing.assert_array_equal(got[key], x, err_msg=key)
+
+
+def test_numbers_that_tensorflow_gave_are_overlooked(tmp_path):
+  """As in the distilled models, and other arrays than the parameters'."""
+  checkpoint = checkpoint_of()
+  _, arrays = written(tmp_path, checkpoint)
+  spelt = {
+    re.sub('(unit02/[bc]/standardized_conv2d)', r'\1_1', key): x
+    for key, x in arrays.items()
+  }
+  assert len(spelt.keys() - arrays.keys()) == 2
+  got = saved(tmp_path, spelt | {'global_step': np.int64(5)})
+  images = random_images((32, 32))
+  np.testing.assert_array_equal(
+    logits_of(got, images), logits_of(checkpoint, images)
+  )
+
+
+def test_the_size_of_the_images_is_unknown_and_said(tmp_path, caplog):
+  checkpoint = checkpoint_of((96, 64))
+  path = str(tmp_path / 'x.npz')
+  (line,) = npz.write(checkpoint.weights(), path, 'float32')
+  assert 'image size 96x64: its readers assume 224x224' in line
+  assert reader.open_checkpoint(path).image_size == SIZE
+  assert f'{path} does not say how large its images are: 224x224' in caplog.text
+  lines = bit.write(
+    checkpoint_of(names=True).weights(), str(tmp_path / 'y.npz'), 'float32'
+  )
+  assert len(lines) == 1 and 'class names' in lines[0]
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'version': 1}, 'version 1, only 2'),
+    ({'axial': True}, 'axial True, only False'),
+  ],
+)
+def test_what_bit_has_not_is_refused(tmp_path, fields, message):
+  checkpoint = checkpoint_of((64, 64), **fields)
+  with pytest.raises(ValueError, match=f'{message}: use --to=orbax'):
+    npz.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+
+
+ROOT = 'resnet/root_block/standardized_conv2d/kernel'
+KERNEL = 'resnet/block2/unit02/b/standardized_conv2d/kernel'
+HEAD = 'resnet/head/conv2d/kernel'
+
+
+def without(*parts):
+  return lambda a: {
+    k: x for k, x in a.items() if not any(part in k for part in parts)
+  }
+
+
+REFUSED = {
+  'no root': (without(ROOT), f"'{ROOT}' .* absent"),
+  'no units': (without('unit'), 'layers is empty'),
+  'a missing kernel': (without(KERNEL), f"lacks the array '{KERNEL}'"),
+  'a missing stage': (without('block1'), 'block2/.*no place'),
+  'a transposed kernel': (
+    lambda a: a | {ROOT: a[ROOT].swapaxes(0, 2)},
+    rf"'{ROOT}' has shape \(3, 7, 7, 32\)",
+  ),
+  'another width': (
+    lambda a: a | {ROOT: np.zeros((7, 7, 3, 64))},
+    r'has shape \(.*\) where \(.*\) is expected',
+  ),
+  'no width': (
+    lambda a: a | {ROOT: np.zeros((7, 7, 0, 10**12))},
+    f'{ROOT}.*none of them 0',
+  ),
+  'a width that is no multiple': (
+    lambda a: a | {ROOT: np.zeros((7, 7, 3, 40))},
+    'width is 40',
+  ),
+  'a dense head': (
+    lambda a: a | {HEAD: a[HEAD][0, 0]},
+    f'{HEAD}.*4 dimensions',
+  ),
+  'another array': (
+    lambda a: a | {'resnet/tail/kernel': np.zeros(3)},
+    'resnet/tail/kernel',
+  ),
+  'a kernel twice': (
+    lambda a: a | {KERNEL.replace('conv2d', 'conv2d_1'): a[KERNEL]},
+    f'{KERNEL.removesuffix("/kernel")}.*no place',
+  ),
+  'more units than anyone has': (
+    lambda a: (
+      a | {f'resnet/block1/unit{i}/x': np.zeros(1) for i in range(1001)}
+    ),
+    ' layers, and 1,000',
+  ),
+  'a stage with an endless number': (
+    lambda a: a | {f'resnet/block{"9" * 5000}/unit01/x': np.zeros(1)},
+    'no place',
+  ),
+  'not a number': (
+    lambda a: a | {'resnet/group_norm/beta': np.full(256, np.nan)},
+    "'resnet/group_norm/beta' has 256 values",
+  ),
+}
+
+
+@pytest.fixture(scope='module')
+def arrays(tmp_path_factory):
+  return written(tmp_path_factory.mktemp('bit'), checkpoint_of())[1]
+
+
+@pytest.mark.parametrize(('change', 'message'), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_bit_file_is_refused(tmp_path, arrays, change, message):
+  with pytest.raises(ValueError, match=f'saved.npz.*{message}'):
+    saved(tmp_path, change(arrays))
+
+
+@load_module
+def test_what_timm_cannot_read_is_said(timm, tmp_path, arrays):
+  path = str(tmp_path / 'x.npz')
+  np.savez(path, **without('gamma')(arrays))
+  with pytest.raises(ValueError, match='x.npz: timm cannot read it.*gamma'):
+    bit.open_peer(path)

@@ -1,0 +1,430 @@
+"""Names become paths, and a failure says how to go on by hand.
+
+Nothing here needs the network: buckets and the hub are folders.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.convert.random_weights import random_checkpoint
+from vit_jax import reader
+from vit_jax.convert import fetch, npz
+
+FILE = 'gs://vit_models/augreg/Ti_16.npz'
+BY_HAND = 'https://storage.googleapis.com/vit_models/augreg/Ti_16.npz'
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  return tmp_path / 'cache/vit_jax/checkpoints'
+
+
+class Bucket:
+  """gs:// as a folder that counts what is opened."""
+
+  def __init__(self, folder):
+    self.folder = folder
+    self.opened = 0
+    self.error = None
+    self.missing_bytes = 0
+
+  def put(self, name, data):
+    place = self.folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(data)
+    return f'gs://{name}'
+
+  def path(self, source):
+    return _Remote(self, self.folder / source.removeprefix('gs://'))
+
+
+class _Remote:
+  """What `fetch` uses of an `epath.Path`."""
+
+  def __init__(self, bucket, place):
+    self.bucket, self.place = bucket, place
+
+  def stat(self):
+    size = self.place.stat().st_size + self.bucket.missing_bytes
+    return type('Stat', (), {'length': size})
+
+  def open(self, mode):
+    self.bucket.opened += 1
+    if self.bucket.error:
+      raise self.bucket.error
+    return self.place.open(mode)
+
+
+@pytest.fixture
+def bucket(tmp_path, cache, monkeypatch):
+  bucket = Bucket(tmp_path / 'buckets')
+  monkeypatch.setattr(fetch.epath, 'Path', bucket.path)
+  return bucket
+
+
+def files_in(folder):
+  return [path for path in folder.rglob('*') if path.is_file()]
+
+
+@pytest.mark.parametrize(
+  'path', ['', '.', 'a/b.npz', '/a/b', '~/c', 'a b@c', 'gs:/a.npz']
+)
+def test_a_path_is_returned_as_it_is(path):
+  assert fetch.local(path) == path
+
+
+@pytest.mark.parametrize('name', ['', 'run', 'runs/vit', 'x/checkpoints/100'])
+def test_a_folder_of_a_bucket_is_read_where_it_is(bucket, name):
+  source = f'gs://mine/{name}'
+  assert fetch.local(source) == source
+  assert bucket.opened == 0
+
+
+@pytest.mark.parametrize('scheme', ['s3', 'http', 'https', 'file', 'az', ''])
+def test_other_schemes_are_refused_with_the_valid_ones(scheme):
+  source = f'{scheme}://host/model.npz'
+  with pytest.raises(
+    ValueError, match='begins with gs://, hf://, timm://'
+  ) as e:
+    fetch.local(source)
+  assert str(e.value).startswith(f'{source} cannot be fetched: give a path')
+
+
+@pytest.mark.parametrize('chunk_bytes', [1, 7, 1 << 24])
+def test_a_file_of_a_bucket_is_copied_once(
+  bucket, cache, monkeypatch, chunk_bytes
+):
+  monkeypatch.setattr(fetch, '_CHUNK_BYTES', chunk_bytes)
+  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
+  path = fetch.local(FILE)
+  assert path == str(cache / 'gs/vit_models/augreg/Ti_16.npz')
+  assert pathlib.Path(path).read_bytes() == b'some weights'
+  assert files_in(cache) == [pathlib.Path(path)]
+  bucket.error = OSError('no network')
+  assert fetch.local(FILE) == path
+  assert bucket.opened == 1
+
+
+def test_files_of_one_name_are_kept_apart(bucket):
+  for name in ('a/model.npz', 'b/model.npz', 'a/x/model.npz'):
+    bucket.put(name, name.encode())
+  for name in ('a/model.npz', 'b/model.npz', 'a/x/model.npz'):
+    path = fetch.local(f'gs://{name}')
+    assert pathlib.Path(path).read_text() == name
+
+
+def test_without_xdg_the_cache_is_in_the_home(bucket, tmp_path, monkeypatch):
+  monkeypatch.delenv('XDG_CACHE_HOME')
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  source = bucket.put('a/b.safetensors', b'x')
+  kept = tmp_path / 'home/.cache/vit_jax/checkpoints/gs/a/b.safetensors'
+  assert fetch.local(source) == str(kept)
+
+
+@pytest.mark.parametrize('missing_bytes', [1, -1])
+def test_a_copy_of_another_size_is_not_kept(bucket, cache, missing_bytes):
+  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
+  bucket.missing_bytes = missing_bytes
+  of = f'it ends at 12 of {12 + missing_bytes} bytes'
+  with pytest.raises(ConnectionError, match=of):
+    fetch.local(FILE)
+  assert files_in(cache) == []
+  bucket.missing_bytes = 0
+  assert os.path.getsize(fetch.local(FILE)) == 12
+
+
+def test_a_copy_that_is_broken_off_is_not_kept(bucket, cache, monkeypatch):
+  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
+
+  class Bar:
+    def __enter__(self):
+      return self
+
+    def __exit__(self, *args):
+      pass
+
+    def update(self, count):
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(fetch.archive, 'progress', lambda *args: Bar())
+  with pytest.raises(KeyboardInterrupt):
+    fetch.local(FILE)
+  assert files_in(cache) == []
+
+
+def test_another_process_may_be_faster(bucket, cache):
+  bucket.put('vit_models/augreg/Ti_16.npz', b'mine')
+  kept = cache / 'gs/vit_models/augreg/Ti_16.npz'
+  open_remote = _Remote.open
+
+  def open_slowly(remote, mode):
+    kept.write_bytes(b'of another')
+    return open_remote(remote, mode)
+
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(_Remote, 'open', open_slowly)
+    assert fetch.local(FILE) == str(kept)
+  assert kept.read_bytes() == b'of another'
+  assert files_in(cache) == [kept]
+
+
+def test_a_file_that_is_not_in_the_bucket(bucket, cache):
+  with pytest.raises(FileNotFoundError, match=f'There is no file {FILE}'):
+    fetch.local(FILE)
+  assert files_in(cache) == []
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    OSError('Cannot connect to host storage.googleapis.com'),
+    PermissionError('Forbidden\nlong page'),
+    RuntimeError('retries'),
+  ],
+)
+def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
+  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
+  bucket.error = error
+  with pytest.raises(ConnectionError) as e:
+    fetch.local(FILE)
+  message = str(e.value)
+  assert message.startswith(f'{FILE} cannot be fetched (')
+  assert str(error).splitlines()[0] in message and '\n' not in message
+  assert f'Download {BY_HAND}' in message and 'and give the path' in message
+  assert 'gcloud auth application-default login' in message
+  assert files_in(cache) == []
+
+
+def test_a_bucket_without_its_library(cache, monkeypatch):
+  """etils reads gs:// by TensorFlow where it is installed, or by gcsfs."""
+  monkeypatch.setattr('etils.epath.gpath._is_tf_installed', lambda: False)
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  with pytest.raises(ImportError, match='pip install gcsfs. Or: Download') as e:
+    fetch.local(FILE)
+  assert BY_HAND in str(e.value)
+  assert files_in(cache) == []
+
+
+@pytest.mark.parametrize(
+  'source',
+  ['gs://x.npz', 'gs:///x.npz', 'gs://a//x.npz', 'gs://a/../../x.npz'],
+)
+def test_names_that_lead_out_of_the_cache_are_refused(bucket, source):
+  with pytest.raises(ValueError, match='is no file in a bucket: gs://BUCKET/'):
+    fetch.local(source)
+
+
+def test_the_reader_opens_a_file_of_a_bucket(bucket, tmp_path):
+  checkpoint = random_checkpoint(
+    None, (16, 16), patch_size=8, width=32, depth=1, mlp_dim=48, heads=4
+  )
+  npz.write(checkpoint.weights(), str(tmp_path / 'vit.npz'), 'float32')
+  source = bucket.put('mine/vit.npz', (tmp_path / 'vit.npz').read_bytes())
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(reader, 'absolute', pathlib.Path)
+    opened = reader.open_checkpoint(source)
+  assert opened.model.width == 32
+
+
+class Hub:
+  """The hub as files by name, in place of `snapshot_download`."""
+
+  def __init__(self, folder):
+    self.folder, self.files, self.calls = folder, [], []
+    self.error = None
+
+  def snapshot_download(self, repository, **options):
+    import fnmatch
+
+    self.calls.append((repository, options['revision']))
+    if self.error:
+      raise self.error
+    self.folder.mkdir(exist_ok=True)
+    for name in self.files:
+      allowed, ignored = (
+        any(fnmatch.fnmatch(name, pattern) for pattern in options[key])
+        for key in ('allow_patterns', 'ignore_patterns')
+      )
+      if allowed and not ignored:
+        (self.folder / name).touch()
+    return str(self.folder)
+
+  def fetched(self):
+    return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  library = pytest.importorskip(
+    'huggingface_hub', reason='needs the extra `hub`'
+  )
+  hub = Hub(tmp_path / 'snapshot')
+  hub.files = [
+    'config.json',
+    'preprocessor_config.json',
+    'model.safetensors',
+    'pytorch_model.bin',
+    'training_args.bin',
+    'tf_model.h5',
+    'README.md',
+    'onnx/config.json',
+    'onnx/model.safetensors',
+  ]
+  monkeypatch.setattr(library, 'snapshot_download', hub.snapshot_download)
+  return hub
+
+
+@pytest.mark.parametrize(
+  ('source', 'repository', 'revision'),
+  [
+    ('hf://google/vit-base', 'google/vit-base', None),
+    ('hf://google/vit-base@main', 'google/vit-base', 'main'),
+    ('hf://a/b.c_d@refs/pr/1', 'a/b.c_d', 'refs/pr/1'),
+    ('timm://vit_tiny.augreg_in21k', 'timm/vit_tiny.augreg_in21k', None),
+    ('timm://vit_tiny.x@abc', 'timm/vit_tiny.x', 'abc'),
+  ],
+)
+def test_a_model_of_the_hub_is_its_folder(hub, source, repository, revision):
+  assert fetch.local(source) == str(hub.folder)
+  assert hub.calls == [(repository, revision)]
+  assert hub.fetched() == [
+    'config.json',
+    'model.safetensors',
+    'preprocessor_config.json',
+  ]
+
+
+def test_pickles_are_fetched_only_without_safetensors(hub):
+  hub.files.remove('model.safetensors')
+  assert fetch.local('hf://google/vit-base') == str(hub.folder)
+  assert hub.fetched() == [
+    'config.json',
+    'preprocessor_config.json',
+    'pytorch_model.bin',
+  ]
+
+
+@pytest.mark.parametrize(
+  'source',
+  ['hf://', 'hf://vit', 'hf://a/b/c', 'hf://a/b@', 'hf:///b', 'timm://a/b.c'],
+)
+def test_what_is_no_name_of_a_model(hub, source):
+  with pytest.raises(ValueError, match='is no name of a model: give hf://ORG/'):
+    fetch.local(source)
+  assert not hub.calls
+
+
+def hub_error(name):
+  """Returns an error of the hub's library, as its server's answers raise it."""
+  httpx = pytest.importorskip('httpx2')
+  from huggingface_hub import errors
+
+  request = httpx.Request('GET', 'https://huggingface.co')
+  response = httpx.Response(401, request=request)
+  return getattr(errors, name)('401 Client Error.\nlong', response=response)
+
+
+@pytest.mark.parametrize(
+  ('name', 'error', 'message'),
+  [
+    ('GatedRepoError', PermissionError, 'accepted its conditions: do so at'),
+    ('RepositoryNotFoundError', FileNotFoundError, 'has no model google/vit'),
+    ('RevisionNotFoundError', FileNotFoundError, "no revision 'v9': see https"),
+    ('HfHubHTTPError', ConnectionError, 'cannot be fetched, and is not there'),
+  ],
+)
+def test_answers_of_the_hub_are_one_sentence(hub, name, error, message):
+  hub.error = hub_error(name)
+  with pytest.raises(error, match=message) as e:
+    fetch.local('hf://google/vit@v9')
+  assert '\n' not in str(e.value)
+  assert ('huggingface.co/google/vit' in str(e.value)) == (
+    name != 'RepositoryNotFoundError'
+  )
+
+
+def test_the_hub_without_its_library(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+  with pytest.raises(
+    ImportError, match='pip install huggingface-hub. Or:'
+  ) as e:
+    fetch.local('hf://google/vit')
+  assert 'https://huggingface.co/google/vit' in str(e.value)
+
+
+def test_timm_knows_the_tag(hub, timm):
+  del timm
+  fetch.local('timm://vit_tiny_patch16_224')
+  assert hub.calls == [('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)]
+  with pytest.raises(ValueError, match="timm has no weights for 'vit_none'"):
+    fetch.local('timm://vit_none')
+
+
+def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'timm', None)
+  with pytest.raises(ImportError, match='no tag, and timm, .* as in timm://'):
+    fetch.local('timm://vit_tiny_patch16_224')
+  assert not hub.calls
+
+
+FETCH = (
+  'import sys; from vit_jax.convert import fetch; fetch.local(sys.argv[1])'
+)
+
+
+@pytest.mark.parametrize(
+  'offline',
+  [
+    {'HF_HUB_OFFLINE': '1'},
+    # Nobody listens there.
+    {'HF_ENDPOINT': 'http://127.0.0.1:9', 'HF_HUB_OFFLINE': '0'},
+  ],
+)
+def test_without_network_the_real_library_fails_fast(tmp_path, offline):
+  pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
+  proxies = {name: '' for name in os.environ if name.lower().endswith('_proxy')}
+  started = time.monotonic()
+  done = subprocess.run(
+    [sys.executable, '-c', FETCH, 'hf://google/vit-base-patch16-224'],
+    cwd=ROOT,
+    env=os.environ | proxies | offline | {'HF_HOME': str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert time.monotonic() - started < 30
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith(
+    'ConnectionError: hf://google/vit-base-patch16-224 cannot be fetched, and '
+    'is not there from an earlier time (LocalEntryNotFoundError: '
+  )
+  assert last.endswith(
+    'Download it from https://huggingface.co/google/vit-base-patch16-224 and '
+    'give the path of the folder.'
+  )
+
+
+def test_a_model_fetched_before_needs_no_network(tmp_path):
+  pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
+  commit = '0123456789' * 4
+  folder = tmp_path / 'hub/models--google--vit'
+  snapshot = folder / 'snapshots' / commit
+  snapshot.mkdir(parents=True)
+  for name in ('config.json', 'model.safetensors'):
+    (snapshot / name).touch()
+  (folder / 'refs').mkdir()
+  (folder / 'refs/main').write_text(commit)
+  done = subprocess.run(
+    [sys.executable, '-c', f'{FETCH}; print("fetched")', 'hf://google/vit'],
+    cwd=ROOT,
+    env=os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert (done.stdout, done.returncode) == ('fetched\n', 0), done.stderr

@@ -1,0 +1,256 @@
+"""Configurations of transformers: written as it does, read with distrust."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.convert.hf_folder import (
+  QUERY,
+  SIZE,
+  TINY,
+  TINY_BIT,
+  Folder,
+  drop,
+  put,
+)
+from tests.convert.random_weights import random_checkpoint
+from vit_jax import reader
+from vit_jax.convert import hf, hf_images
+
+# What BitConfig works out of its other values, and writes nevertheless.
+DERIVED = {'out_features', 'out_indices', 'stage_names', 'drop_path_rate'}
+
+
+@pytest.mark.parametrize('fields', [TINY, TINY_BIT], ids=['vit', 'bit'])
+def test_the_configuration_is_what_transformers_would_write(
+  tmp_path, transformers, fields
+):
+  checkpoint = random_checkpoint(None, SIZE, **fields)
+  hf.write(checkpoint.weights(), str(tmp_path / 'ours'), 'float32')
+  model, report = transformers.AutoModelForImageClassification.from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(report.values())
+  model.save_pretrained(tmp_path / 'theirs')
+  ours, theirs = (
+    json.loads((tmp_path / side / 'config.json').read_text())
+    for side in ('ours', 'theirs')
+  )
+  theirs.pop('transformers_version')
+  if fields is TINY_BIT:
+    for key in DERIVED:
+      theirs.pop(key)
+  assert ours == theirs
+  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'ours')
+  processor.save_pretrained(tmp_path / 'theirs')
+  ours, theirs = (
+    json.loads((tmp_path / side / hf_images.FILE).read_text())
+    for side in ('ours', 'theirs')
+  )
+  assert ours == theirs
+
+
+def test_class_names(tmp_path, transformers):
+  """Two may have the same, as in ImageNet; numbered ones are none."""
+  names = ('crane', 'crane', 'LABEL_2', 'été', '4', '', 'x')
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, SIZE, **TINY), class_names=names
+  )
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  assert reader.open_checkpoint(str(tmp_path / 'x')).class_names == names
+  config = transformers.AutoConfig.from_pretrained(tmp_path / 'x')
+  assert config.id2label == dict(enumerate(names))
+  unnamed = random_checkpoint(None, SIZE, names=False, **TINY)
+  hf.write(unnamed.weights(), str(tmp_path / 'y'), 'float32')
+  assert reader.open_checkpoint(str(tmp_path / 'y')).class_names == ()
+  config = transformers.AutoConfig.from_pretrained(tmp_path / 'y')
+  assert config.num_labels == 7
+
+
+# A change of config.json or of the arrays, and what the refusal says.
+BAD_VIT = {
+  'model_type': ({'model_type': 'swin'}, "model_type is 'swin'"),
+  'odd model_type': ({'model_type': ['vit']}, "model_type is \\['vit'\\]"),
+  'distilled': (
+    put('deit.embeddings.distillation_token', (1, 1, 32)),
+    'distillation_token.*second class token',
+  ),
+  'masked': (
+    put('vit.embeddings.mask_token', (1, 1, 32)),
+    'mask_token.*masked images',
+  ),
+  'quick_gelu': (
+    {'hidden_act': 'quick_gelu'},
+    "hidden_act is 'quick_gelu'.*'gelu_pytorch_tanh' or .* or 'gelu'",
+  ),
+  'no biases': ({'qkv_bias': False}, 'qkv_bias is False.*True'),
+  'depth': (
+    {'num_hidden_layers': 10**9},
+    'num_hidden_layers is 1000000000, and the arrays have 2',
+  ),
+  'width': ({'hidden_size': 64}, 'hidden_size is 64.*have 32'),
+  'mlp': ({'intermediate_size': 64}, 'intermediate_size is 64.*have 48'),
+  'patches': ({'patch_size': [8, 16]}, 'patch_size is .8, 16.'),
+  'channels': ({'num_channels': 1}, 'num_channels is 1.*have 3'),
+  'image size': ({'image_size': 64}, '64 x 64.*16 patches of 8 x 8'),
+  'no image size': ({'image_size': '32'}, "image_size is '32'"),
+  'three sizes': ({'image_size': [32, 32, 3]}, 'image_size is .32, 32, 3.'),
+  'heads': ({'num_attention_heads': 5}, 'width 32.*model.heads 5'),
+  'no heads': ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
+  'half a head': ({'num_attention_heads': 0.5}, 'num_attention_heads is 0.5'),
+  'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_epsilon is -1e-06'),
+  'epsilon of text': ({'layer_norm_eps': 'x'}, 'vit is no checkpoint'),
+  'class names': ({'id2label': {'0': 'a', '1': 'b'}}, 'id2label.*0 to 6'),
+  'no names': ({'id2label': ['a'] * 7}, 'id2label.*0 to 6'),
+  'no embedding': (
+    drop('vit.embeddings.patch_embeddings.projection.weight'),
+    'patch_embeddings.projection.weight.*absent',
+  ),
+  'no array': (drop(f'{QUERY}.weight'), f'lacks the array .{QUERY}.weight'),
+  'no bias': (drop(f'{QUERY}.bias'), f'lacks the array .{QUERY}.bias'),
+  'shape': (
+    put(f'{QUERY}.weight', (32, 16)),
+    f'{QUERY}.weight. has shape .32, 16. where .32, 32.',
+  ),
+  'left over': (
+    put('vit.encoder.layer.0.lambda_1', (32,)),
+    'array .vit.encoder.layer.0.lambda_1',
+  ),
+  'pooler and classifier': (
+    put('vit.pooler.dense.weight', (32, 32)),
+    'array .vit.pooler.dense.weight',
+  ),
+  'classifier': (put('classifier.weight', (7,)), 'classifier.weight.*2 dim'),
+}
+BAD_BIT = {
+  'bottleneck': ({'layer_type': 'bottleneck'}, "layer_type is 'bottleneck'"),
+  'padding': ({'global_padding': 'SAME'}, "global_padding is 'SAME'.*None"),
+  'groups': ({'num_groups': 16}, 'num_groups is 16.*32'),
+  'factor': ({'width_factor': 2}, 'width_factor is 2.*1'),
+  'dynamic': (
+    {'embedding_dynamic_padding': True},
+    'embedding_dynamic_padding is True',
+  ),
+  'stride': ({'output_stride': 8}, 'output_stride is 8.*16'),
+  'depths': ({'depths': [1, 10**9, 1]}, 'depths is .*the arrays have .1, 2, 1'),
+  'widths': ({'hidden_sizes': [128, 256, 256]}, 'hidden_sizes is'),
+  'root': ({'embedding_size': 64}, 'embedding_size is 64.*have 32'),
+  'array': (
+    drop('bit.encoder.stages.1.layers.0.downsample.conv.weight'),
+    'lacks the array .bit.encoder.stages.1.layers.0.downsample.conv.weight',
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', BAD_VIT)
+def test_bad_directories_are_refused_by_key(folder, kind):
+  check_refused(folder, *BAD_VIT[kind])
+
+
+@pytest.mark.parametrize('kind', BAD_BIT)
+def test_bad_directories_of_bit_are_refused_by_key(bit_folder, kind):
+  check_refused(bit_folder, *BAD_BIT[kind])
+
+
+def check_refused(folder, change, words):
+  if callable(change):
+    folder.change_arrays(change)
+  else:
+    folder.change_config(**change)
+  with pytest.raises(ValueError, match=words) as e:
+    folder.open()
+  assert str(folder.path) in str(e.value)
+
+
+def test_another_activation_of_the_pooler_is_refused(tmp_path):
+  fields = TINY | {'num_classes': 0, 'representation_size': 20}
+  folder = Folder(tmp_path / 'vit', random_checkpoint(None, SIZE, **fields))
+  folder.change_config(pooler_act='relu')
+  with pytest.raises(ValueError, match="pooler_act is 'relu'.*'tanh'"):
+    folder.open()
+
+
+def test_more_layers_than_any_model_has_are_refused(folder, bit_folder):
+  """Building it would take hours, and a small file can claim it."""
+  key = 'vit.encoder.layer.{}.output.dense.bias'
+  extra = {key.format(i): np.zeros(1, np.float32) for i in range(2000)}
+  folder.change_arrays(lambda arrays: extra | arrays)
+  folder.change_config(num_hidden_layers=2000)
+  with pytest.raises(ValueError, match='2,000 layers'):
+    folder.open()
+  key = 'bit.encoder.stages.{}.layers.0.conv1.weight'
+  extra = {key.format(i): np.zeros(1, np.float32) for i in range(2000)}
+  bit_folder.change_arrays(lambda arrays: extra | arrays)
+  with pytest.raises(ValueError, match='2,001 layers'):
+    bit_folder.open()
+
+
+def test_deit_without_distillation_is_a_vit(folder):
+  want = folder.open().weights().arrays
+  folder.change_config(model_type='deit')
+  folder.change_arrays(
+    lambda arrays: {
+      f'de{key.removeprefix("v")}' if key.startswith('vit.') else key: x
+      for key, x in arrays.items()
+    }
+  )
+  arrays = load_file(folder.path / 'model.safetensors')
+  assert 'deit.embeddings.cls_token' in arrays
+  got = folder.open().weights().arrays
+  for key in want:
+    np.testing.assert_array_equal(got[key], want[key], err_msg=key)
+
+
+def test_what_a_configuration_leaves_out_has_their_defaults(
+  folder, transformers
+):
+  folder.change_config(
+    hidden_act=..., layer_norm_eps=..., qkv_bias=..., id2label=..., patch_size=8
+  )
+  defaults = transformers.ViTConfig()
+  model = folder.open().model
+  assert (model.gelu, defaults.hidden_act) == ('exact', 'gelu')
+  assert model.layer_norm_epsilon == defaults.layer_norm_eps == 1e-12
+  folder.change_config(num_attention_heads=...)
+  with pytest.raises(ValueError, match='model.heads 12'):
+    folder.open()
+  folder.change_config(image_size=...)
+  with pytest.raises(ValueError, match='224 x 224'):
+    folder.open()
+  assert (defaults.num_attention_heads, defaults.image_size) == (12, 224)
+
+
+# Fields that transformers has no model for, and words of the way out.
+NO_MODEL = {
+  'gap and representation': (
+    TINY | {'pool': 'gap', 'representation_size': 20, 'num_classes': 0},
+    'representation_size 20.*--head=drop',
+  ),
+  'map': (TINY | {'pool': 'map'}, "pool 'map'.*--to=timm"),
+  'positions': (TINY | {'posemb': 'relative'}, "'relative'.*--to=orbax"),
+  'every layer': (TINY | {'posemb_at': 'every_layer'}, 'posemb_at'),
+  'axial': (TINY | {'axial': True, 'pool': 'gap'}, 'axial True'),
+  'hybrid': (
+    TINY | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1,)},
+    'stem_width 32.*--to=',
+  ),
+  'representation': (
+    TINY | {'representation_size': 20},
+    'representation_size 20.*--head=representation.*--head=drop',
+  ),
+  'version 1': (TINY_BIT | {'version': 1}, 'version 1, only 2.*onnx'),
+  'axial ResNet': (TINY_BIT | {'axial': True}, 'axial True.*onnx'),
+}
+
+
+@pytest.mark.parametrize('kind', NO_MODEL)
+def test_what_transformers_has_no_model_for_is_refused(tmp_path, kind):
+  fields, words = NO_MODEL[kind]
+  size = (64, 64) if 'layers' in fields else SIZE
+  checkpoint = random_checkpoint(None, size, **fields)
+  with pytest.raises(ValueError, match=words):
+    hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  assert not list(tmp_path.iterdir())

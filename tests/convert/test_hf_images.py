@@ -1,0 +1,211 @@
+"""Image processors of transformers: read as they work, written to work."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.convert.hf_folder import SIZE, TINY
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from vit_jax.convert import hf, hf_images
+from vit_jax.convert.table import Preprocessing
+from vit_jax.data.transforms import EvalTransform
+
+
+@pytest.mark.parametrize('resize_small', [0, 32])
+def test_their_processor_gives_our_pixels(tmp_path, transformers, resize_small):
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, SIZE, **TINY),
+    preprocessing=Preprocessing(resize_small=resize_small),
+  )
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+  (image,) = random_images(SIZE, count=1)
+  got = processor(image, return_tensors='pt').pixel_values
+  want = (image.astype(np.float32) - 127.5) / 127.5
+  np.testing.assert_array_equal(got[0].permute(1, 2, 0), want)
+
+
+@pytest.mark.parametrize('interpolation', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('resize_small', [0, 40])
+def test_their_processor_resizes_as_ours(
+  tmp_path, transformers, resize_small, interpolation
+):
+  """To a level or two: Pillow, torchvision and OpenCV round differently."""
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, SIZE, **TINY),
+    preprocessing=Preprocessing(
+      resize_small=resize_small, interpolation=interpolation
+    ),
+  )
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+  y, x = np.mgrid[:80, :112]
+  waves = np.stack([np.sin(y / 15), np.cos(x / 15), np.sin((x - y) / 20)], -1)
+  image = np.uint8(127.5 + 127.5 * waves)
+  got = processor(image, return_tensors='pt').pixel_values
+  want = EvalTransform(SIZE, resize_small, interpolation).image(image, 'x')
+  levels = got[0].permute(1, 2, 0).numpy() * 127.5 + 127.5
+  assert np.abs(levels - want).max() < 2.5
+
+
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+SQUASH = {
+  'image_processor_type': 'ViTImageProcessor',
+  'size': {'height': 32, 'width': 32},
+}
+CROP = {
+  'image_processor_type': 'BitImageProcessor',
+  'size': {'shortest_edge': 40},
+  'crop_size': {'height': 32, 'width': 32},
+  'image_mean': IMAGENET[0],
+  'image_std': IMAGENET[1],
+}
+CROPPED = Preprocessing(
+  40, tuple(IMAGENET[0]), tuple(IMAGENET[1]), interpolation='bicubic'
+)
+# What a file says, what is read, and words of the warning.
+PROCESSORS = {
+  'defaults': (SQUASH, Preprocessing(), ''),
+  'a number': ({'size': 32}, Preprocessing(), ''),
+  'the slow class': (
+    {'feature_extractor_type': 'ViTFeatureExtractor', 'size': [32, 32]},
+    Preprocessing(),
+    '',
+  ),
+  'null': (SQUASH | {'do_rescale': None}, Preprocessing(), ''),
+  'bicubic': (
+    SQUASH | {'resample': 3},
+    Preprocessing(interpolation='bicubic'),
+    '',
+  ),
+  'crop': (CROP, CROPPED, ''),
+  'crop, fast': (
+    CROP
+    | {'image_processor_type': 'BitImageProcessorFast', 'size': 40}
+    | {'crop_size': 32},
+    CROPPED,
+    '',
+  ),
+  'the same crop': (
+    SQUASH | {'do_center_crop': True, 'crop_size': 32},
+    Preprocessing(),
+    '',
+  ),
+  'not normalised': (
+    SQUASH | {'do_normalize': False},
+    Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3),
+    '',
+  ),
+  'other scale': (
+    SQUASH | {'rescale_factor': 2 / 255},
+    Preprocessing(mean=(0.25,) * 3, std=(0.25,) * 3),
+    'from 0 to 2',
+  ),
+  'not scaled': (
+    SQUASH | {'do_rescale': False, 'image_mean': 127.5, 'image_std': 255},
+    Preprocessing(mean=(0.5,) * 3, std=(1.0,) * 3),
+    'from 0 to 255',
+  ),
+  'nearest': (SQUASH | {'resample': 0}, Preprocessing(), 'resample is 0'),
+  'not resized': (
+    SQUASH | {'do_resize': False},
+    Preprocessing(),
+    'do_resize is False',
+  ),
+  'squashed and cropped': (
+    {'image_processor_type': 'DeiTImageProcessor', 'size': 40, 'crop_size': 32},
+    Preprocessing(interpolation='bicubic'),
+    'size 40 and the crop .32, 32.',
+  ),
+  'crop of more than there is': (
+    CROP | {'size': {'shortest_edge': 24}},
+    dataclasses.replace(CROPPED, resize_small=0),
+    'shortest_edge.: 24',
+  ),
+  'not cropped': (
+    CROP | {'do_center_crop': False, 'size': {'shortest_edge': 32}},
+    dataclasses.replace(CROPPED, resize_small=0),
+    'the crop None',
+  ),
+  'other size': (
+    CROP | {'crop_size': 24},
+    dataclasses.replace(CROPPED, resize_small=0),
+    'makes images of .24, 24. pixels where the model takes .32, 32.',
+  ),
+  'unknown class': (
+    SQUASH | {'image_processor_type': 'SwinImageProcessor'},
+    Preprocessing(),
+    'SwinImageProcessor',
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', PROCESSORS)
+def test_image_processors(folder, caplog, kind):
+  stated, want, words = PROCESSORS[kind]
+  (folder.path / hf_images.FILE).write_text(json.dumps(stated))
+  checkpoint = folder.open()
+  assert checkpoint.image_size == SIZE
+  got = checkpoint.preprocessing
+  assert got.resize_small == want.resize_small
+  assert got.interpolation == want.interpolation
+  np.testing.assert_allclose(got.mean, want.mean, rtol=1e-12)
+  np.testing.assert_allclose(got.std, want.std, rtol=1e-12)
+  assert len(caplog.messages) == bool(words)
+  if words:
+    assert re.search(words, caplog.text)
+
+
+@pytest.mark.parametrize(
+  'kind', ['defaults', 'crop', 'not normalised', 'other scale', 'not scaled']
+)
+@pytest.mark.usefixtures('transformers')
+def test_image_processors_scale_as_theirs(folder, kind):
+  stated = PROCESSORS[kind][0]
+  stated = {'image_processor_type': 'ViTImageProcessor'} | stated
+  (folder.path / hf_images.FILE).write_text(json.dumps(stated))
+  images = random_images(SIZE)
+  want = hf.open_peer(str(folder.path)).run(images)
+  got = logits_of(folder.open(), images)
+  # Sums of float32 in another order.
+  assert relative_difference(got, want) < 1e-5
+
+
+def test_without_a_processor_images_are_those_of_the_paper(
+  folder, bit_folder, caplog
+):
+  (folder.path / hf_images.FILE).unlink()
+  (bit_folder.path / hf_images.FILE).unlink()
+  assert folder.open().preprocessing == Preprocessing()
+  assert not caplog.messages
+  assert bit_folder.open().image_size == (224, 224)
+  assert '224 x 224 pixels are assumed' in caplog.text
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    ({'size': 'large'}, "size has 'large'"),
+    ({'size': {'height': 32}}, 'size has .*height'),
+    ({'size': [32, 32, 3]}, 'size is .32, 32, 3.: give height and width'),
+    ({'size': {'height': 32, 'width': -1}}, 'size has -1'),
+    ({'size': 10**9}, 'size has 1000000000, .* to 65,536'),
+    ({'image_mean': [0.5, 0.5]}, 'image_mean is .0.5, 0.5., not three'),
+    ({'image_std': ['a', 'b', 'c']}, 'image_std is'),
+    ({'image_std': [0.5, 0.5, 0]}, 'image_std is .* above 0'),
+    ({'rescale_factor': 0}, 'rescale_factor 0: .* above 0'),
+  ],
+)
+def test_processors_that_make_no_sense_are_refused(folder, change, words):
+  folder.change_config(hf_images.FILE, **change)
+  with pytest.raises(ValueError, match=words) as e:
+    folder.open()
+  assert hf_images.FILE in str(e.value)

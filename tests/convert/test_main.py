@@ -1,0 +1,238 @@
+"""The command: whole conversions, checks, and what it refuses."""
+
+import dataclasses
+import importlib
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import random_checkpoint
+from vit_jax import reader
+from vit_jax.convert import __main__ as cli
+from vit_jax.convert import orbax
+from vit_jax.convert.table import Preprocessing
+
+VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+SIZE = (32, 32)
+
+# Libraries that a format needs, and the options that it is given.
+TARGETS = {
+  'npz': (('timm',), []),
+  'bigvision': (('timm',), []),
+  'timm': (('timm', 'torch'), []),
+  'hf': (('transformers', 'torch'), []),
+  'onnx': (('jax2onnx', 'onnxruntime'), []),
+  'stablehlo': ((), []),
+  'orbax': ((), []),
+}
+
+
+@pytest.fixture
+def run(capsys):
+  """Gives a function that runs the command in this process."""
+
+  def run(*args):
+    capsys.readouterr()
+    try:
+      status = cli.main([str(arg) for arg in args])
+    except SystemExit as e:
+      status = e.code
+    return status, *capsys.readouterr()
+
+  return run
+
+
+def workdir_of(path, **fields):
+  checkpoint = random_checkpoint(None, SIZE, **VIT | fields)
+  orbax.write(checkpoint, str(path), 'float32')
+  return path
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return workdir_of(tmp_path_factory.mktemp('workdirs') / 'vit')
+
+
+@pytest.fixture(scope='module')
+def representation(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('workdirs')
+  return workdir_of(folder / 'representation', representation_size=24)
+
+
+def files_in(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize('to', TARGETS)
+def test_a_workdir_converts_and_the_check_agrees(
+  run, workdir, tmp_path, to, request
+):
+  libraries, options = TARGETS[to]
+  for library in libraries:
+    if importlib.util.find_spec(library) is None:
+      pytest.skip(f'{library} is not installed')
+  if 'timm' in libraries or 'torch' in libraries:
+    request.getfixturevalue('torch')
+  target = tmp_path / ('model.onnx' if to == 'onnx' else 'model')
+  status, out, err = run(workdir, target, f'--to={to}', *options)
+  assert (status, err) == (0, '')
+  assert '32x32 pixels, 7 classes with names' in out
+  assert f'written   {target}: {to}, float32' in out
+  lost = 'class names' in out.partition('not held')[2]
+  assert lost == (to in ('npz', 'bigvision'))
+  assert files_in(tmp_path) == [target.name]
+
+  status, out, _ = run('--check', workdir, target)
+  assert status == 0
+  assert 'within the tolerance' in out and 'the same for 8 of 8' in out
+  peer = libraries[0] if libraries else 'jax'
+  assert {'jax2onnx': 'onnxruntime'}.get(peer, peer) in out.lower()
+
+
+def test_our_own_format_changes_nothing(workdir, tmp_path):
+  before = reader.open_checkpoint(str(workdir))
+  before = dataclasses.replace(
+    before,
+    preprocessing=Preprocessing(
+      40, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+    ),
+  )
+  orbax.write(before, str(tmp_path / 'copy'), 'float32')
+  after = reader.open_checkpoint(str(tmp_path / 'copy'))
+  for field in ('model', 'image_size', 'preprocessing', 'class_names'):
+    assert getattr(after, field) == getattr(before, field)
+  jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+
+
+def test_without_names_a_head_keeps_its_classes(tmp_path):
+  checkpoint = random_checkpoint(None, SIZE, names=False, **VIT)
+  orbax.write(checkpoint, str(tmp_path / 'copy'), 'float32')
+  after = reader.open_checkpoint(str(tmp_path / 'copy'))
+  assert after.model.num_classes == 7 and after.class_names == ()
+
+
+def test_resizing_is_said_and_compared_at_the_new_size(run, workdir, tmp_path):
+  target = tmp_path / 'larger.npz'
+  status, out, _ = run(workdir, target, '--to=npz', '--image_size=48')
+  assert status == 0
+  assert 'resized   position embeddings to images of 48x48 pixels' in out
+  status, out, _ = run('--check', workdir, target)
+  assert status == 0
+  assert '8 random ones of 48x48 pixels' in out
+
+
+def test_dropping_a_head_is_said(run, representation, tmp_path):
+  for head, size, sentence in [
+    ('representation', 24, 'the representation layer is kept'),
+    ('drop', 0, 'dropped   the head, as --head=drop says\n'),
+  ]:
+    target = tmp_path / f'{head}.npz'
+    status, out, _ = run(representation, target, '--to=npz', f'--head={head}')
+    assert status == 0
+    assert sentence in out
+    model = reader.open_checkpoint(str(target)).model
+    assert (model.num_classes, model.representation_size) == (0, size)
+
+
+def test_fixed_positions_are_rewritten_and_said(run, tmp_path):
+  source = workdir_of(tmp_path / 'sincos', posemb='sincos2d', pool='gap')
+  target = tmp_path / 'learned.npz'
+  status, out, _ = run(source, target, '--to=npz')
+  assert status == 0
+  assert 'rewritten the position embeddings as learned 1-D ones' in out
+  assert run('--check', source, target)[0] == 0
+
+
+def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):
+  whole, changed = tmp_path / 'whole.npz', tmp_path / 'changed.npz'
+  assert run(workdir, whole, '--to=npz')[0] == 0
+  arrays = dict(np.load(whole))
+  arrays['head/kernel'] = arrays['head/kernel'] + np.float32(0.01)
+  np.savez(changed, **arrays)
+  status, out, _ = run('--check', whole, changed)
+  assert status == 1
+  assert 'ABOVE the tolerance of 0.0001' in out
+  status, out, _ = run('--check', whole, changed, '--tolerance=1')
+  assert status == 0
+
+
+def test_heads_of_different_sizes_cannot_be_compared(run, workdir, tmp_path):
+  target = tmp_path / 'body.npz'
+  assert run(workdir, target, '--to=npz', '--head=drop')[0] == 0
+  status, _, err = run('--check', workdir, target)
+  assert status == 2
+  assert f'{workdir} gives 7 outputs and {target} 32' in err
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+  run, workdir, representation, tmp_path
+):
+  there = tmp_path / 'there'
+  there.write_text('mine')
+  new = tmp_path / 'new'
+  relative = workdir_of(tmp_path / 'relative', posemb='relative')
+  before = files_in(tmp_path)
+  for args, message in [
+    ((workdir, there, '--to=npz'), f'{there} exists already: remove it'),
+    ((workdir, tmp_path / 'a/b', '--to=npz'), f'no folder {tmp_path}/a'),
+    ((tmp_path / 'nowhere', new, '--to=npz'), 'No checkpoint at'),
+    ((there, new, '--to=npz'), f'{there} holds no checkpoint: give a workdir'),
+    ((workdir, new, '--to=npz', '--dtype=int8'), '--dtype=int8 is none of'),
+    ((workdir, new, '--to=npz', '--rollout'), '--rollout needs --to=onnx'),
+    ((workdir, new, '--to=npz', '--image_size=x'), "image_size is 'x'"),
+    ((workdir, new, '--to=npz', '--image_size=33'), 'do not tile an image'),
+    ((workdir, new, '--to=npz', '--head=representation'), 'no representation'),
+    ((relative, new, '--to=npz'), "posemb 'relative'"),
+    ((relative, new, '--to=timm'), "posemb 'relative'"),
+    ((relative, new, '--to=hf'), "posemb 'relative'"),
+    ((representation, new, '--to=timm'), '--head=drop'),
+    ((representation, new, '--to=hf'), '--head=drop'),
+    (('--check', workdir, tmp_path / 'nowhere'), 'No checkpoint at'),
+  ]:
+    status, _, err = run(*args)
+    assert status == 2, args
+    assert err.startswith('error: ') and err.count('\n') == 1, err
+    assert message in err, err
+  assert files_in(tmp_path) == before
+  assert there.read_text() == 'mine'
+
+
+def test_flags_that_make_no_sense(run, workdir, tmp_path):
+  for args, message in [
+    ((workdir, tmp_path / 'x'), '--to is needed: one of npz'),
+    ((workdir, tmp_path / 'x', '--to=tflite'), 'invalid choice'),
+    ((workdir,), 'required: target'),
+  ]:
+    status, _, err = run(*args)
+    assert status == 2
+    assert message in err
+
+
+def test_every_format_says_which_types_it_writes():
+  for name in cli.WEIGHTS + cli.PROGRAMS:
+    module = importlib.import_module(f'vit_jax.convert.{name}')
+    assert module.DTYPES[0] == 'float32'
+
+
+def test_training_starts_from_a_conversion(command, tmp_path):
+  """An .npz file made a workdir is an `init` like any other."""
+  source = workdir_of(tmp_path / 'vit')
+  npz, copy = str(tmp_path / 'vit.npz'), str(tmp_path / 'copy')
+  assert cli.main([str(source), npz, '--to=npz']) == 0
+  assert cli.main([npz, copy, '--to=orbax']) == 0
+  model = ' '.join(f'--config.model.{k}={v}' for k, v in VIT.items())
+  status, out, err = command(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}/run',
+    f'--config.init={copy}',
+    '--config.total=2 steps',
+    '--config.optimizer.warmup=1 steps',
+    '--config.data.image_size=32',
+    *model.split(),
+  )
+  assert status == 0, err
+  assert 'final test/accuracy' in out

@@ -1,0 +1,100 @@
+"""Official .npz files as timm's own loader reads them."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from vit_jax import reader
+from vit_jax.convert import npz
+
+REP = pathlib.Path(__file__).parents[1] / 'golden' / 'tiny-rep_s7.npz'
+VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
+SIZE = (32, 32)
+
+load_module = pytest.mark.filterwarnings('ignore:the load_module:')
+
+
+def written(tmp_path, checkpoint):
+  """Returns the path of a checkpoint as an .npz file."""
+  path = str(tmp_path / 'written.npz')
+  assert npz.write(checkpoint.weights(), path, 'float32') == []
+  return path
+
+
+HYBRID = VIT | {'patch_size': 1, 'stem_width': 64, 'stem_layers': (2, 1)}
+# timm's GroupNorm has the epsilon 1e-5 and the original's 1e-6; with these
+# weights that makes 1e-5, and float32 rounding in ViTs 1e-6.
+TIMM = {
+  'cls': (VIT, SIZE, 3e-6),
+  'gap': (VIT | {'pool': 'gap'}, SIZE, 3e-6),
+  # 42 * (51 / 42) is just below 51, and timm rounds down.
+  'ratio': (VIT | {'width': 42, 'mlp_dim': 51}, SIZE, 3e-6),
+  'no head': (VIT | {'num_classes': 0}, SIZE, 3e-6),
+  'root': (VIT | {'patch_size': 2, 'stem_width': 64}, (64, 64), 3e-5),
+  'hybrid': (HYBRID, (64, 64), 3e-5),
+}
+
+
+@load_module
+@pytest.mark.parametrize(
+  ('fields', 'size', 'tolerance'), TIMM.values(), ids=TIMM
+)
+def test_timm_gives_our_logits(timm, tmp_path, fields, size, tolerance):
+  checkpoint = random_checkpoint(None, size, names=False, **fields)
+  path = written(tmp_path, checkpoint)
+  peer = npz.open_peer(path)
+  assert peer.framework == f'timm {timm.__version__}'
+  assert peer.image_size == size
+  images = random_images(size)
+  want = logits_of(checkpoint, images)
+  got = peer.run(images)
+  assert got.dtype == np.float32
+  assert relative_difference(got, want) < tolerance
+  again = reader.open_checkpoint(path)
+  assert again.model == checkpoint.model and again.image_size == size
+  np.testing.assert_array_equal(logits_of(again, images), want)
+
+
+@pytest.mark.slow
+@load_module
+@pytest.mark.parametrize(
+  ('variant', 'name', 'tolerance'),
+  [
+    ('ti16', 'vit_tiny_patch16_224', 1e-5),
+    ('r+ti16', 'vit_tiny_r_s16_p8_224', 1e-4),
+    ('r26+s32', 'vit_small_r26_s32_224', 1e-4),
+  ],
+)
+def test_models_that_timm_names_give_our_logits(
+  timm, torch, tmp_path, variant, name, tolerance
+):
+  checkpoint = random_checkpoint(variant, names=False)
+  path = written(tmp_path, checkpoint)
+  model = timm.create_model(name, num_classes=7, act_layer='gelu_tanh').eval()
+  images = random_images((224, 224))
+  with torch.no_grad():
+    model.load_pretrained(path)
+    scaled = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    got = model(scaled).numpy()
+  assert relative_difference(got, logits_of(checkpoint, images)) < tolerance
+
+
+@load_module
+def test_timm_has_no_representation_layer(timm):
+  with pytest.raises(ValueError, match='tiny-rep.*representation_size 32'):
+    npz.open_peer(str(REP))
+
+
+def test_without_timm_it_says_what_to_install(monkeypatch):
+  for module in ('timm', 'timm.models', 'timm.models.vision_transformer'):
+    monkeypatch.setitem(sys.modules, module, None)
+  with pytest.raises(ImportError, match='pip install timm'):
+    npz.open_peer(str(REP.with_name('tiny_s7.npz')))

@@ -1,0 +1,337 @@
+"""Files of tensors: read as they are, or refused by name; written the same."""
+
+import argparse
+import json
+import pickle
+import re
+import struct
+import sys
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from vit_jax.convert import archive, tensors
+
+ARRAYS = {
+  'b.weight': np.arange(6, dtype=np.float32).reshape(2, 3),
+  'a': np.array(3, np.float32),
+  'half': np.array([1, -2], np.float16),
+  'brain': np.array([1.5, -2], ml_dtypes.bfloat16),
+  'count': np.array([7], np.int64),
+  'empty': np.zeros((0, 3), np.float32),
+}
+
+
+def assert_same(got, want):
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    assert got[key].dtype == x.dtype
+    np.testing.assert_array_equal(got[key], x)
+
+
+def pack(header, data=b''):
+  """A .safetensors file with any header."""
+  head = header if isinstance(header, bytes) else json.dumps(header).encode()
+  return struct.pack('<Q', len(head)) + head + data
+
+
+def entry(begin, end, shape=(1,), dtype='F32'):
+  return {'dtype': dtype, 'shape': shape, 'data_offsets': [begin, end]}
+
+
+def test_safetensors_are_read_as_stored(tmp_path):
+  save_file(ARRAYS, tmp_path / 'any.name')
+  path = str(tmp_path / 'any.name')
+  assert tensors.is_tensors(path)
+  assert_same(tensors.read(path), ARRAYS)
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+@pytest.mark.parametrize('under', [None, 'state_dict', 'model', 'model_ema'])
+def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
+  state = {
+    key: torch.tensor(x.astype(np.float32)).to(torch.bfloat16)
+    if x.dtype == ml_dtypes.bfloat16
+    else torch.tensor(x)
+    for key, x in ARRAYS.items()
+  }
+  state['b.weight'] = torch.nn.Parameter(state['b.weight'].T).T
+  saved = {under: state, 'epoch': 3} if under else state
+  path = str(tmp_path / 'any.name')
+  torch.save(saved, path, _use_new_zipfile_serialization=not legacy)
+  assert tensors.is_tensors(path)
+  assert_same(tensors.read(path), ARRAYS)
+
+
+def test_an_average_over_time_is_preferred(torch, tmp_path):
+  path = str(tmp_path / 'x.pth')
+  one, two = torch.ones(1), 2 * torch.ones(1)
+  torch.save({'model': {'x': one}, 'model_ema': {'x': two}}, path)
+  assert_same(tensors.read(path), {'x': np.full(1, 2, np.float32)})
+
+
+def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):
+  path = str(tmp_path / 'x.pth')
+  flags = argparse.Namespace(lr=0.1)
+  torch.save({'model': {'x': torch.ones(1)}, 'args': flags}, path)
+  assert tensors.read(path).keys() == {'x'}
+
+
+def test_other_files_are_none(tmp_path):
+  path = tmp_path / 'x'
+  for content in (b'', b'{', b'x' * 20, pickle.dumps({'x': 1})):
+    path.write_bytes(content)
+    assert not tensors.is_tensors(str(path))
+  np.savez(tmp_path / 'x.npz', x=np.ones(1))
+  assert not tensors.is_tensors(str(tmp_path / 'x.npz'))
+  with pytest.raises(
+    ValueError, match=r'x is no .safetensors file and none of'
+  ):
+    tensors.read(str(path))
+
+
+DAMAGES = {
+  'length': (struct.pack('<Q', 1 << 60) + b'{}', 'header.*too large'),
+  'cut in the header': (pack({'x': entry(0, 4)})[:12], 'header.*length'),
+  'no JSON': (pack(b'{nonsense}'), 'its header cannot be read'),
+  'cut in the data': (pack({'x': entry(0, 4)}, b'123'), 'not fully covered'),
+  'offset': (pack({'x': entry(0, 8)}, b'1234'), 'offset for tensor'),
+  'overlap': (
+    pack({'x': entry(0, 4), 'y': entry(2, 6)}, b'123456'),
+    'invalid offset for tensor `y`',
+  ),
+  'huge': (pack({'x': entry(0, 4, [1 << 62, 1 << 62])}, b'1234'), 'overflow'),
+  'complex': (
+    pack({'x': entry(0, 8, dtype='C64')}, b'12345678'),
+    "array 'x' cannot be read.*type is C64",
+  ),
+  'eight bits': (
+    pack({'x': entry(0, 1, dtype='F8_E4M3')}, b'1'),
+    "array 'x' cannot be read.*type is F8_E4M3",
+  ),
+}
+
+
+@pytest.mark.parametrize(('raw', 'message'), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_safetensors_are_refused(tmp_path, raw, message):
+  path = tmp_path / 'x.safetensors'
+  path.write_bytes(raw)
+  with pytest.raises(ValueError, match=f'x.safetensors: .*{message}'):
+    tensors.read(str(path))
+
+
+class Malice:
+  """Would create a file if its pickle were executed."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return open, (str(self.path), 'w')
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+def test_code_in_a_pickle_never_runs(torch, tmp_path, legacy):
+  path, sign = tmp_path / 'x.pth', tmp_path / 'sign'
+  torch.save(
+    {'x': Malice(sign)}, path, _use_new_zipfile_serialization=not legacy
+  )
+  message = r'x.pth: the file cannot be read: .*io.open was not an allowed .*'
+  with pytest.raises(ValueError, match=message + 'state dict alone$') as e:
+    tensors.read(str(path))
+  assert not sign.exists()
+  # torch would tell over many lines how to run it.
+  assert 'weights_only' not in str(e.value)
+  assert '\n' not in str(e.value)
+
+
+NO_STATES = {
+  'no dictionary': (lambda torch: torch.ones(1), 'Tensor and no state dict'),
+  'no tensors': (lambda _: {'epoch': 3}, "'epoch' is a int and no tensor"),
+  'number as key': (lambda torch: {3: torch.ones(1)}, '3 is a Tensor'),
+  'sparse': (lambda torch: {'x': torch.eye(2).to_sparse()}, "'x'.*no dense"),
+  'complex': (
+    lambda torch: {'x': torch.ones(1, dtype=torch.complex64)},
+    "'x'.*complex64, none of those",
+  ),
+  'larger than the file': (
+    lambda torch: {'x': torch.ones(1).expand(1 << 40)},
+    r"'x'.*\(1099511627776,\), 4,398,046,511,104 bytes, and 4 are there",
+  ),
+}
+
+
+@pytest.mark.parametrize(('make', 'message'), NO_STATES.values(), ids=NO_STATES)
+def test_what_is_no_state_dict_is_refused(torch, tmp_path, make, message):
+  path = str(tmp_path / 'x.pth')
+  torch.save(make(torch), path)
+  with pytest.raises(ValueError, match=f'x.pth: .*{message}'):
+    tensors.read(path)
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+def test_cut_pytorch_files_are_refused(torch, tmp_path, legacy):
+  path = tmp_path / 'x.pth'
+  torch.save(
+    {'x': torch.ones(99)}, path, _use_new_zipfile_serialization=not legacy
+  )
+  path.write_bytes(path.read_bytes()[:-200])
+  with pytest.raises(ValueError, match=r'x.pth'):
+    tensors.read(str(path))
+
+
+def test_without_pytorch_says_what_to_install(torch, tmp_path, monkeypatch):
+  path = str(tmp_path / 'x.pth')
+  torch.save({'x': torch.ones(1)}, path)
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  with pytest.raises(ImportError, match=r'x.pth is a file of .*pip install'):
+    tensors.read(path)
+
+
+def write_parts(folder, places):
+  save_file({'x': ARRAYS['a']}, folder / 'one.safetensors')
+  save_file({'y': ARRAYS['b.weight']}, folder / 'two.safetensors')
+  index = folder / 'model.safetensors.index.json'
+  index.write_text(json.dumps(places))
+
+
+def test_folders_are_read(torch, tmp_path):
+  parts = {'x': 'one.safetensors', 'y': 'two.safetensors'}
+  want = {'x': ARRAYS['a'], 'y': ARRAYS['b.weight']}
+  with pytest.raises(FileNotFoundError, match=r'no weights: none of model.saf'):
+    tensors.read_folder(str(tmp_path))
+  torch.save({'x': torch.ones(1)}, tmp_path / 'pytorch_model.bin')
+  assert tensors.read_folder(str(tmp_path)).keys() == {'x'}
+  write_parts(tmp_path, {'weight_map': parts})
+  assert_same(tensors.read_folder(str(tmp_path)), want)
+  save_file(ARRAYS, tmp_path / 'model.safetensors')
+  assert_same(tensors.read_folder(str(tmp_path)), ARRAYS)
+
+
+CONTRADICTIONS = {
+  'nothing': ({}, 'no object weight_map'),
+  'outside': ({'weight_map': {'x': '../x'}}, r"names '\.\./x', which is no"),
+  'absolute': ({'weight_map': {'x': '/x'}}, "names '/x', which is no"),
+  'parent': ({'weight_map': {'x': '..'}}, r"names '\.\.', which is no"),
+  'not listed': (
+    {'weight_map': {'z': 'one.safetensors'}},
+    "one.safetensors has the array 'x'.* is in None",
+  ),
+  'not there': (
+    {'weight_map': {'x': 'one.safetensors', 'z': 'one.safetensors'}},
+    "one.safetensors lacks the array 'z'",
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('places', 'message'), CONTRADICTIONS.values(), ids=CONTRADICTIONS
+)
+def test_parts_that_contradict_their_index_are_refused(
+  tmp_path, places, message
+):
+  write_parts(tmp_path, places)
+  with pytest.raises(ValueError, match=message):
+    tensors.read_folder(str(tmp_path))
+
+
+def test_a_missing_part_is_named(tmp_path):
+  write_parts(tmp_path, {'weight_map': {'x': 'three.safetensors'}})
+  with pytest.raises(FileNotFoundError, match='three.safetensors'):
+    tensors.read_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'{"x": ', r'x.json is no JSON: .*char 6'),
+    (b'\xff{}', r'x.json is no JSON: .*position 0'),
+    (b'[' * 100_000, r'x.json is no JSON: .*recursion'),
+    (b'[]', r'x.json holds a list where'),
+  ],
+)
+def test_broken_json_is_refused(tmp_path, content, message):
+  (tmp_path / 'x.json').write_bytes(content)
+  with pytest.raises(ValueError, match=message):
+    tensors.read_json(str(tmp_path / 'x.json'))
+
+
+def test_json_is_read(tmp_path):
+  (tmp_path / 'x.json').write_text('{"ä": [1, null]}', 'utf-8')
+  assert tensors.read_json(str(tmp_path / 'x.json')) == {'ä': [1, None]}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+def test_written_files_are_those_of_the_library(tmp_path, torch, dtype):
+  arrays = {
+    'b': np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32).T,
+    'a': np.array(3, np.float32),
+  }
+  path = tmp_path / 'x.safetensors'
+  tensors.write_safetensors(str(path), arrays, dtype)
+  want = {key: x.astype(dtype) for key, x in arrays.items()}
+  assert_same(load_file(path), want)
+  assert_same(tensors.read(str(path)), want)
+  from safetensors import safe_open
+
+  with safe_open(path, 'pt') as file:
+    assert file.metadata() == {'format': 'pt'}
+    assert file.get_tensor('b').dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize('length', range(8))
+def test_the_data_are_aligned(tmp_path, length):
+  """Readers map them into memory."""
+  arrays = {'x' * (1 + length): np.ones(1, np.float32)}
+  tensors.write_safetensors(str(tmp_path / 'x'), arrays)
+  (head_bytes,) = struct.unpack('<Q', (tmp_path / 'x').read_bytes()[:8])
+  assert head_bytes % 8 == 0
+
+
+def test_the_same_arrays_give_the_same_bytes(tmp_path):
+  arrays = {'b': np.ones(3, np.float32), 'a': np.zeros(2, np.float32)}
+  backwards = dict(reversed(arrays.items()))
+  tensors.write_safetensors(str(tmp_path / 'x'), arrays)
+  tensors.write_safetensors(str(tmp_path / 'y'), backwards)
+  assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
+
+
+def test_writing_takes_the_memory_of_one_array(tmp_path):
+  arrays = {f'{i}': np.ones((512, 256), np.float32).T for i in range(16)}
+  tracemalloc.start()
+  tensors.write_safetensors(str(tmp_path / 'x'), arrays)
+  _, peak_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert peak_bytes < 3 * arrays['0'].nbytes
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path):
+  arrays = {'x': np.array([1, -7e4], np.float32)}
+  message = re.escape("'x' has values up to 70000, and float16 ends at 65,504")
+  with pytest.raises(ValueError, match=message):
+    tensors.write_safetensors(str(tmp_path / 'x'), arrays, 'float16')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_files_are_kept(tmp_path):
+  (tmp_path / 'x').write_text('mine')
+  with pytest.raises(FileExistsError, match='exists already'):
+    tensors.write_safetensors(str(tmp_path / 'x'), {})
+  assert (tmp_path / 'x').read_text() == 'mine'
+
+
+def test_a_file_that_unpacks_to_more_than_the_memory_is_refused(
+  torch, tmp_path, monkeypatch
+):
+  path = str(tmp_path / 'x.pth')
+  torch.save({'x': torch.ones(1)}, path)
+
+  def full(_):
+    raise ValueError('it unpacks to 9 GB')
+
+  monkeypatch.setattr(archive, 'check_memory', full)
+  with pytest.raises(ValueError, match=r'x.pth: .*it unpacks to 9 GB'):
+    tensors.read(path)

@@ -1,0 +1,344 @@
+"""timm's directories and files: the same arrays and numbers both ways."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from tests.convert.timm_folder import (
+  HYBRID,
+  TINY,
+  TINY_BIT,
+  Folder,
+  assert_arrays_equal,
+)
+from tests.models.test_timm import use_our_epsilons
+from vit_jax import reader
+from vit_jax.convert import timm as convert
+from vit_jax.convert.table import Preprocessing
+
+# Sums of float32 in another order. Seen are 4.0e-6 at most.
+TOLERANCE = 1e-5
+# What float32 costs the convolutions of our side, timm works in float64 there
+# and with the originals' epsilons. Seen are 2.3e-5 at most for 50 layers, 6e-5
+# for 152.
+RESNET_TOLERANCE = 1e-4
+# With timm's own epsilons and in its float32. Seen are 3.2e-4 at most, nearly
+# all of it the epsilons; of BiT 1e-4, nearly all of it float32.
+UNCHANGED_TOLERANCE = {'hybrid': 1e-3, 'BiT': 2e-4}
+
+SMALL = {'img_size': 32, 'depth': 2}
+NARROW = {'stem_chs': 32, 'channels': [128, 256, 512, 1024]}
+NO_TOKEN = {'class_token': False, 'fc_norm': False}
+THEIRS = {
+  'ViT': ('vit_tiny_patch16_224', SMALL),
+  'by its name': ('vit_tiny_patch16_224', {'img_size': 32}),
+  'DeiT': ('deit_tiny_patch16_224', SMALL),
+  'tanh': ('vit_tiny_patch16_224', SMALL | {'act_layer': 'gelu_tanh'}),
+  'mean': (
+    'vit_tiny_patch16_224',
+    SMALL | NO_TOKEN | {'global_pool': 'avg'},
+  ),
+  'attention pooling': (
+    'vit_tiny_patch16_224',
+    SMALL | NO_TOKEN | {'global_pool': 'map'},
+  ),
+  'attention pooling by its name': (
+    'vit_base_patch16_siglip_224',
+    SMALL | {'num_classes': 5},
+  ),
+  'class token without position': (
+    'vit_tiny_patch16_224',
+    SMALL | {'no_embed_class': True},
+  ),
+  'no positions': ('vit_tiny_patch16_224', SMALL | {'pos_embed': 'none'}),
+  'not square': ('vit_tiny_patch16_224', SMALL | {'img_size': [32, 48]}),
+  'other sizes': (
+    'vit_base_patch16_224',
+    {
+      'img_size': 24,
+      'patch_size': 8,
+      'embed_dim': 36,
+      'depth': 3,
+      'num_heads': 2,
+      'mlp_ratio': 37 / 36,
+    },
+  ),
+  'no classes': ('vit_tiny_patch16_224', SMALL | {'num_classes': 0}),
+  'hybrid of a root alone': (
+    'vit_tiny_r_s16_p8_224',
+    {'img_size': [64, 96], 'depth': 2},
+  ),
+  'hybrid': ('vit_small_r26_s32_224', {'img_size': 64, 'depth': 2}),
+  'BiT': ('resnetv2_50x1_bit', NARROW),
+  'BiT without classes': ('resnetv2_50x1_bit', NARROW | {'num_classes': 0}),
+}
+
+
+def resnet_of(kind):
+  """Returns 'hybrid', 'BiT' or None."""
+  found = [name for name in ('hybrid', 'BiT') if name in kind]
+  return found[0] if found else None
+
+
+def as_originals(timm, model, resnet):
+  """Gives a model of timm the originals' epsilons and 64 bits."""
+  use_our_epsilons(timm, model, {'hybrid': 1, 'BiT': 2}[resnet])
+  model.double()
+  model.register_forward_pre_hook(lambda _, args: (args[0].double(),))
+
+
+def build_theirs(timm, torch, kind):
+  """Returns a model none of whose parameters are zero or all alike."""
+  name, args = THEIRS[kind]
+  torch.manual_seed(0)
+  model = timm.create_model(name, **{'num_classes': 5} | args)
+  with torch.no_grad():
+    for x in model.parameters():
+      x += 0.1 * torch.randn(x.shape)
+  return model.eval()
+
+
+def save_theirs(timm, torch, kind, folder):
+  """Saves a model as timm itself does."""
+  model = build_theirs(timm, torch, kind)
+  timm.models.save_for_hf(model, folder, safe_serialization=True)
+  return model
+
+
+def scaled(torch, images, mean, std):
+  images = images / np.float32(255)
+  images = (images - np.float32(mean)) / np.float32(std)
+  return torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+@pytest.mark.parametrize('kind', THEIRS)
+def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
+  model = save_theirs(timm, torch, kind, tmp_path / 'x')
+  ours = reader.open_checkpoint(str(tmp_path / 'x'))
+  images = random_images((64, 64) if 'BiT' in kind else ours.image_size)
+  config = model.pretrained_cfg
+  np.testing.assert_array_equal(ours.preprocessing.mean, config['mean'])
+  np.testing.assert_array_equal(ours.preprocessing.std, config['std'])
+  assert ours.preprocessing.interpolation == config['interpolation']
+  if resnet_of(kind):
+    as_originals(timm, model, resnet_of(kind))
+  with torch.inference_mode():
+    want = model(scaled(torch, images, config['mean'], config['std'])).numpy()
+  difference = relative_difference(logits_of(ours, images), want)
+  print(f'{difference:.1e} of the largest')
+  assert difference < (RESNET_TOLERANCE if resnet_of(kind) else TOLERANCE)
+
+
+@pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])
+def test_theirs_read_and_written_is_the_same(tmp_path, timm, torch, kind):
+  save_theirs(timm, torch, kind, tmp_path / 'theirs')
+  ours = reader.open_checkpoint(str(tmp_path / 'theirs'))
+  want = load_file(tmp_path / 'theirs' / 'model.safetensors')
+  if kind == 'class token without position':
+    # Ours has one for every token.
+    cls = np.zeros((1, 1, want['pos_embed'].shape[-1]), np.float32)
+    want['pos_embed'] = np.concatenate([cls, want['pos_embed']], 1)
+  convert.write(ours.weights(), str(tmp_path / 'ours'), 'float32')
+  assert_arrays_equal(load_file(tmp_path / 'ours/model.safetensors'), want)
+  again = reader.open_checkpoint(str(tmp_path / 'ours'))
+  assert again.model == ours.model
+  assert again.image_size == ours.image_size
+  assert again.preprocessing == ours.preprocessing
+  config = json.loads((tmp_path / 'theirs/config.json').read_text())
+  name = json.loads((tmp_path / 'ours/config.json').read_text())['architecture']
+  assert name.replace('vit', 'deit' if kind == 'DeiT' else 'vit') == (
+    'vit_base_patch16_224'
+    if kind == 'attention pooling by its name'
+    else config['architecture']
+  )
+
+
+def test_grid_positions_are_dropped_and_come_back(tmp_path, timm, torch):
+  """The table of a file whose class token has no position is its own."""
+  save_theirs(timm, torch, 'class token without position', tmp_path / 'x')
+  path = str(tmp_path / 'x')
+  config = json.loads((tmp_path / 'x/config.json').read_text())
+  file = convert.read(path, config)
+  arrays = reader.open_checkpoint(path).weights().arrays
+  from vit_jax.convert import table
+
+  entries = file.table(table.shapes_of(arrays))
+  assert_arrays_equal(table.ours_to_file(arrays, entries), file.arrays)
+
+
+OURS = {
+  'ViT': ((32, 32), TINY),
+  'not square': ((32, 48), TINY),
+  'exact GELU': ((32, 32), TINY | {'gelu': 'exact'}),
+  'mean': ((48, 32), TINY | {'pool': 'gap'}),
+  'attention pooling': ((32, 32), TINY | {'pool': 'map'}),
+  'scan': ((32, 32), TINY | {'scan': True}),
+  'no head': ((32, 32), TINY | {'num_classes': 0}),
+  'hybrid of a root alone': ((64, 64), TINY | {'stem_width': 64}),
+  'hybrid': ((64, 96), TINY | HYBRID | {'stem_layers': (2, 2, 2, 2)}),
+  'hybrid without stage 4': (
+    (32, 32),
+    TINY | HYBRID | {'stem_layers': (3, 4, 9), 'pool': 'gap'},
+  ),
+  'BiT': ((64, 96), TINY_BIT),
+  'BiT without head': ((64, 64), TINY_BIT | {'num_classes': 0}),
+  'BiT of 152 layers and other widths': (
+    (32, 32),
+    TINY_BIT | {'layers': (3, 8, 36, 3), 'width': 96},
+  ),
+}
+
+
+NOTES = {
+  'BiT': ['The 1e-10 that BiT adds to the variance of kernels'],
+  'hybrid': [
+    'The 1e-5 that hybrids add to the deviation of kernels, and the 1e-6 that '
+    'their GroupNorm adds'
+  ],
+}
+
+
+@pytest.fixture
+def changed_timm(timm, monkeypatch):
+  """Gives a function that changes the ResNets that timm creates after it."""
+  create = timm.create_model
+
+  def change(resnet):
+    def create_model(*args, **kwargs):
+      model = create(*args, **kwargs)
+      as_originals(timm, model, resnet)
+      return model
+
+    monkeypatch.setattr(timm, 'create_model', create_model)
+
+  return change
+
+
+def check_there(folder, checkpoint, resnet, changed_timm):
+  """Compares what timm puts out, unchanged and, for a ResNet, changed."""
+  difference = compare_there(folder, checkpoint)
+  print(f'{difference:.1e} of the largest')
+  assert difference < UNCHANGED_TOLERANCE.get(resnet, TOLERANCE)
+  if resnet:
+    changed_timm(resnet)
+    difference = compare_there(folder, checkpoint)
+    print(f"{difference:.1e} with the originals' epsilons and float64")
+    assert difference < RESNET_TOLERANCE
+
+
+def compare_there(folder, checkpoint):
+  """Returns the relative difference of what timm puts out."""
+  peer = convert.open_peer(str(folder))
+  assert peer.framework.startswith('timm ')
+  assert peer.image_size == checkpoint.image_size
+  images = random_images(checkpoint.image_size)
+  return relative_difference(peer.run(images), logits_of(checkpoint, images))
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(kind, marks=pytest.mark.slow if '152' in kind else [])
+    for kind in OURS
+  ],
+)
+def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
+  size, fields = OURS[kind]
+  named = 'num_classes' not in fields
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, size, names=named, **fields),
+    preprocessing=Preprocessing(0, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 'bicubic'),
+  )
+  notes = convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  resnet = resnet_of(kind)
+  assert [note.split(':')[0] for note in notes] == NOTES.get(resnet, [])
+  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm)
+  back = reader.open_checkpoint(str(tmp_path / 'x'))
+  assert back.class_names == checkpoint.class_names
+  assert back.preprocessing == checkpoint.preprocessing
+  assert back.model == checkpoint.model.clone(scan=False)
+  assert_arrays_equal(back.weights().arrays, checkpoint.weights().arrays)
+
+
+@pytest.mark.parametrize(
+  ('variant', 'name', 'resnet'),
+  [
+    ('ti16', 'vit_tiny_patch16_224', None),
+    ('s32', 'vit_small_patch32_224', None),
+    pytest.param('b16', 'vit_base_patch16_224', None, marks=pytest.mark.slow),
+    ('r+ti16', 'vit_tiny_r_s16_p8_224', 'hybrid'),
+    pytest.param(
+      'r26+s32', 'vit_small_r26_s32_224', 'hybrid', marks=pytest.mark.slow
+    ),
+    pytest.param('r50x1', 'resnetv2_50x1_bit', 'BiT', marks=pytest.mark.slow),
+    pytest.param('r152x2', 'resnetv2_152x2_bit', 'BiT', marks=pytest.mark.slow),
+  ],
+)
+def test_named_models_give_their_numbers_there(
+  tmp_path, changed_timm, variant, name, resnet
+):
+  size = (64, 64) if variant == 'r152x2' else None
+  checkpoint = random_checkpoint(variant, size)
+  convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  config = json.loads((tmp_path / 'x/config.json').read_text())
+  assert config['architecture'] == name
+  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm)
+
+
+@pytest.mark.usefixtures('timm')
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_two_bytes_a_weight(tmp_path, dtype):
+  checkpoint = random_checkpoint(None, (32, 32), **TINY)
+  convert.write(checkpoint.weights(), str(tmp_path / 'x'), dtype)
+  stored = load_file(tmp_path / 'x/model.safetensors')
+  assert {x.dtype for x in stored.values()} == {np.dtype(dtype)}
+  rounded = reader.open_checkpoint(str(tmp_path / 'x'))
+  arrays = checkpoint.weights().arrays
+  assert_arrays_equal(
+    rounded.weights().arrays,
+    {key: x.astype(dtype).astype(np.float32) for key, x in arrays.items()},
+  )
+  assert compare_there(tmp_path / 'x', rounded) < TOLERANCE
+
+
+@pytest.mark.usefixtures('timm')
+def test_what_timm_cannot_open_is_refused(tmp_path):
+  folder = Folder(tmp_path / 'x')
+  folder.change_arrays(**{'norm.bias': None})
+  with pytest.raises(ValueError, match=r'x: timm cannot open it: .*norm.bias'):
+    convert.open_peer(str(folder))
+
+
+def test_without_timm_says_what_to_install(tmp_path, monkeypatch):
+  folder = Folder(tmp_path / 'x')
+  monkeypatch.setitem(sys.modules, 'timm', None)
+  with pytest.raises(ImportError, match='timm cannot run: pip install timm'):
+    convert.open_peer(str(folder))
+
+
+def test_a_torchvision_of_another_torch_is_named(tmp_path, monkeypatch):
+  """Importing it raises what is no ImportError."""
+
+  class Broken:
+    def find_spec(self, name, path=None, target=None):
+      if name == 'timm':
+        raise RuntimeError('operator torchvision::nms does not exist')
+
+  folder = Folder(tmp_path / 'x')
+  monkeypatch.delitem(sys.modules, 'timm', raising=False)
+  monkeypatch.setattr(sys, 'meta_path', [Broken(), *sys.meta_path])
+  with pytest.raises(ImportError, match='timm cannot run: .*torchvision::nms'):
+    convert.open_peer(str(folder))
+  folder.change_config(architecture='vit_so150m_patch16_reg4_gap_256')
+  with pytest.raises(ImportError, match='only timm knows: .*torchvision::nms'):
+    reader.open_checkpoint(str(folder))

@@ -1,0 +1,141 @@
+"""Configurations that contradict their arrays, or are of other models."""
+
+import sys
+
+import pytest
+
+from tests.convert.timm_folder import TINY_BIT, Folder
+from vit_jax import reader
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return Folder(tmp_path / 'x')
+
+
+CONTRADICTIONS = {
+  'depth': ({'model_args__depth': 10**9}, 'model_args.depth is .* have 2'),
+  'width': ({'model_args__embed_dim': 64}, 'embed_dim is 64, .* have 48'),
+  'patch': ({'model_args__patch_size': 16}, 'patch_size is 16, .* have 8'),
+  'channels': ({'model_args__in_chans': 1}, 'in_chans is 1, .* have 3'),
+  'mlp': ({'model_args__mlp_ratio': 4}, 'mlp_ratio is 4, .* have 100 / 48'),
+  'token': ({'model_args__class_token': False}, 'class_token is False, .* Tr'),
+  'grid': ({'model_args__no_embed_class': True}, 'no_embed_class .* have Fal'),
+  'positions': ({'model_args__pos_embed': ''}, "pos_embed is '', .* 'learn'"),
+  'heads': ({'model_args__num_heads': 5}, 'width 48 is not a multiple .* 5'),
+  'no heads': ({'model_args__num_heads': '4'}, "num_heads is '4' and should"),
+  'pool': ({'model_args__global_pool': 'avg'}, "'cls_token', and its pooling"),
+  'other pool': (
+    {'model_args__global_pool': 'max'},
+    "global_pool is 'max', and there is no such model here, only token, avg",
+  ),
+  'act': ({'model_args__act_layer': 'relu'}, "act_layer is 'relu', and there"),
+  'norm': ({'model_args__norm_layer': 'rmsnorm'}, "norm_layer is 'rmsnorm'"),
+  'scale': ({'model_args__init_values': 1}, 'init_values is 1, and models he'),
+  'unknown': ({'model_args__block_fn': 'x'}, "block_fn is 'x', and whether"),
+  'args': ({'model_args': [1]}, r'model_args is \[1\] and should be an obje'),
+  'cfg': ({'pretrained_cfg': 1}, 'pretrained_cfg is 1 and should be an obje'),
+  'size': (
+    {'model_args__img_size': 64},
+    "64x64 pixels, 64 patches of 8, and 'pos_embed' has 17 tokens",
+  ),
+  'no size': ({'model_args__img_size': 'x'}, "the image size is 'x'"),
+  'classes': ({'num_classes': 8}, 'num_classes is 8, and the head .* has 7'),
+  'names': (
+    {'pretrained_cfg__label_names': ['cat']},
+    'label_names should be a list of 7 names',
+  ),
+  'architecture': (
+    {'model_args__embed_dim': None},
+    "architecture is 'vit_base_patch16_224' of width 768, and .* have 48",
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', CONTRADICTIONS)
+def test_contradicting_configurations_are_refused(folder, kind):
+  changes, message = CONTRADICTIONS[kind]
+  folder.change_config(**changes)
+  with pytest.raises(ValueError, match=message) as e:
+    reader.open_checkpoint(str(folder))
+  assert str(folder) in str(e.value)
+
+
+@pytest.mark.usefixtures('timm')
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('vit_of_tomorrow', 'which timm .* does not know'),
+    ('naflexvit_base_patch16_gap', 'a NaFlexVit, and there are only ViT'),
+    ('resnet18', 'a ResNet, and there are only ViT'),
+    ('vit_base_patch32_clip_quickgelu_224', 'whose activation is QuickGELU'),
+  ],
+)
+def test_other_architectures_are_refused(folder, name, message):
+  folder.change_config(architecture=name)
+  with pytest.raises(ValueError, match=f"architecture is '{name}', {message}"):
+    reader.open_checkpoint(str(folder))
+
+
+@pytest.mark.usefixtures('timm')
+@pytest.mark.parametrize(
+  ('name', 'gelu', 'heads'),
+  [
+    ('vit_so400m_patch16_siglip_256', 'tanh', 16),
+    ('vit_so150m_patch16_reg4_gap_256', 'exact', 14),
+  ],
+)
+def test_what_an_architecture_means_is_asked_of_timm(
+  tmp_path, name, gelu, heads
+):
+  """Arguments override all else."""
+  width = 8 * heads
+  fields = {'patch_size': 8, 'depth': 1, 'mlp_dim': 8, 'heads': heads}
+  folder = Folder(tmp_path / 'x', **fields | {'width': width, 'pool': 'gap'})
+  folder.change_config(
+    architecture=name,
+    model_args__act_layer=None,
+    model_args__num_heads=None,
+    model_args__img_size=32,
+  )
+  model = reader.open_checkpoint(str(folder)).model
+  assert (model.gelu, model.heads) == (gelu, heads)
+  assert model.layer_norm_epsilon == 1e-6
+
+
+def test_what_only_timm_knows_needs_it(folder, monkeypatch):
+  folder.change_config(architecture='vit_so150m_patch16_reg4_gap_256')
+  monkeypatch.setitem(sys.modules, 'timm', None)
+  with pytest.raises(ImportError, match='only timm knows: pip install timm'):
+    reader.open_checkpoint(str(folder))
+
+
+def test_older_configurations_are_read(folder):
+  """They had what is the pretrained_cfg now at the top, and other names."""
+  config = folder.config()
+  older = config['pretrained_cfg'] | {
+    'architecture': config['architecture'],
+    'model_args': config['model_args'],
+  }
+  older['labels'] = older.pop('label_names')
+  want = reader.open_checkpoint(str(folder))
+  folder.put_config(older)
+  got = reader.open_checkpoint(str(folder))
+  assert got.model == want.model
+  assert got.class_names == want.class_names
+  assert got.preprocessing == want.preprocessing
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'architecture': 'resnetv2_50'}, "architecture is 'resnetv2_50', and of"),
+    ({'model_args__global_pool': 'max'}, "global_pool is 'max', and models he"),
+    ({'model_args__output_stride': 8}, 'output_stride is 8, and whether'),
+  ],
+)
+def test_other_resnets_are_refused(tmp_path, changes, message):
+  folder = Folder(tmp_path / 'x', **TINY_BIT)
+  folder.change_config(**changes)
+  with pytest.raises(ValueError, match=message):
+    reader.open_checkpoint(str(folder))

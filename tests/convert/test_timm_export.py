@@ -1,0 +1,66 @@
+"""What timm has no model for, or no place."""
+
+import dataclasses
+
+import pytest
+
+from tests.convert.random_weights import random_checkpoint
+from tests.convert.timm_folder import HYBRID, TINY, TINY_BIT
+from vit_jax.convert import timm as convert
+from vit_jax.convert import timm_export
+
+UNWRITABLE = {
+  'representation': (
+    TINY | {'representation_size': 9},
+    'representation_size 9, only 0: use --head=drop',
+  ),
+  'epsilon': (
+    TINY | {'layer_norm_epsilon': 1e-12},
+    'layer_norm_epsilon 1e-12, only 1e-06: use --to=hf',
+  ),
+  'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
+  'every layer': (
+    TINY | {'posemb_at': 'every_layer'},
+    "posemb_at 'every_layer', only 'input': use --to=orbax",
+  ),
+  'axial': (TINY | {'axial': True, 'pool': 'gap'}, 'axial True, only False'),
+  'stem width': (
+    TINY | HYBRID | {'stem_width': 32, 'stem_layers': (2, 2, 2, 2)},
+    'stem_width 32, only 64',
+  ),
+  'stem layers': (
+    TINY | HYBRID | {'stem_layers': (1, 2)},
+    r'hybrid with stem_layers \(1, 2\), only .*: use --to=npz',
+  ),
+  'version': (TINY_BIT | {'version': 1}, 'version 1, only 2'),
+  'axial ResNet': (TINY_BIT | {'axial': True}, 'axial True, only False'),
+  'layers': (
+    TINY_BIT | {'layers': (2, 2, 2, 2)},
+    r'BiT with layers \(2, 2, 2, 2\), only .*: use --to=npz',
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', UNWRITABLE)
+def test_models_that_timm_lacks_are_refused(tmp_path, kind):
+  fields, message = UNWRITABLE[kind]
+  weights = random_checkpoint(None, (32, 32), **fields).weights()
+  with pytest.raises(ValueError, match=f'^timm has no (model with )?{message}'):
+    convert.write(weights, str(tmp_path / 'x'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_the_mlp_has_the_width_that_timm_computes(tmp_path):
+  """It multiplies and rounds down, where 11 * (15 / 11) is below 15."""
+  for width, mlp_dim in ((11, 15), (11, 49), (48, 100), (768, 3072)):
+    fields = TINY | {'width': width, 'mlp_dim': mlp_dim, 'heads': 1}
+    weights = random_checkpoint(None, (32, 32), **fields).weights()
+    args = timm_export.config(weights, {})['model_args']
+    assert int(width * args['mlp_ratio']) == mlp_dim
+
+
+def test_class_names_without_classes_are_said_to_be_lost(tmp_path):
+  weights = random_checkpoint(None, (32, 32), 0, **TINY).weights()
+  weights = dataclasses.replace(weights, class_names=('cat', 'dog'))
+  (note,) = convert.write(weights, str(tmp_path / 'x'), 'float32')
+  assert note == 'The class names: the model has no classifier.'

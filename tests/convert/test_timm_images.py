@@ -1,0 +1,98 @@
+"""Preparing images as timm says, and what it does otherwise."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.convert.random_weights import random_checkpoint, random_images
+from tests.convert.timm_folder import TINY
+from vit_jax.convert import timm as convert
+from vit_jax.convert import timm_images
+from vit_jax.convert.table import Preprocessing
+
+
+@pytest.mark.parametrize('resize_small', [0, 32])
+def test_their_transform_gives_our_pixels(tmp_path, timm, resize_small):
+  """Of an image that has the model's size already."""
+  preprocessing = Preprocessing(resize_small, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, (32, 32), **TINY), preprocessing=preprocessing
+  )
+  convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  model = timm.create_model(f'local-dir:{tmp_path / "x"}', pretrained=True)
+  config = timm.data.resolve_data_config({}, model=model)
+  (image,) = random_images((32, 32), 1)
+  got = timm.data.create_transform(**config)(Image.fromarray(image))
+  want = (image / 255 - preprocessing.mean) / preprocessing.std
+  np.testing.assert_allclose(got.permute(1, 2, 0), want, rtol=0, atol=1e-6)
+
+
+def test_every_resizing_comes_back():
+  for side in range(8, 520, 7):
+    for resize_small in (0, *range(side, side + 200, 3)):
+      preprocessing = Preprocessing(resize_small)
+      part, lines = timm_images.config(preprocessing, (side, side))
+      assert lines == []
+      # As timm computes it.
+      if resize_small:
+        assert math.floor(side / part['crop_pct']) == resize_small
+      warnings = []
+      back = timm_images.read(part, '', (side, side), warnings)
+      assert (back, warnings) == (preprocessing, [])
+
+
+def test_resizing_that_timm_does_otherwise_is_said():
+  _, lines = timm_images.config(Preprocessing(64), (32, 48))
+  (line,) = lines
+  assert line.startswith('Resizing the shorter side to 64 pixels for images of')
+  assert line.endswith('until both sides are 2 times those.')
+
+
+def images_of(**changes):
+  warnings = []
+  return timm_images.read(changes, 'x.json', (224, 224), warnings), warnings
+
+
+def test_what_a_configuration_leaves_out_is_timms_default():
+  preprocessing, warnings = images_of(mean=None)
+  assert preprocessing == Preprocessing(
+    256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+  )
+  assert warnings == []
+
+
+@pytest.mark.parametrize(
+  ('changes', 'resize_small', 'interpolation', 'message'),
+  [
+    ({'interpolation': 'lanczos'}, 256, 'bilinear', "interpolation is 'lancz"),
+    ({'crop_mode': 'border'}, 0, 'bicubic', 'the whole image is resized'),
+    ({'crop_mode': 'squash'}, 0, 'bicubic', 'the whole image is resized'),
+    ({'crop_pct': 1.5}, 0, 'bicubic', 'crop_pct 1.5'),
+  ],
+)
+def test_images_that_timm_prepares_otherwise_are_warned_about(
+  changes, resize_small, interpolation, message
+):
+  preprocessing, (warning,) = images_of(**changes)
+  assert preprocessing.resize_small == resize_small
+  assert preprocessing.interpolation == interpolation
+  assert warning.startswith('x.json: ')
+  assert message in warning
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'crop_pct': 0}, 'x.json: crop_pct is 0 and should be a share'),
+    ({'crop_pct': '1'}, "x.json: crop_pct is '1' and should be a share"),
+    ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),
+    ({'std': [1, math.nan, 1]}, r'x.json: std is .* and should be three'),
+    ({'std': [1, 0, 1]}, r'x.json: std is \[1, 0, 1\]: it divides'),
+  ],
+)
+def test_impossible_images_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    images_of(**changes)

@@ -1,0 +1,174 @@
+"""Arrays that models here lack, and files without a configuration."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from tests.convert.timm_folder import (
+  TINY,
+  TINY_BIT,
+  Folder,
+  assert_arrays_equal,
+)
+from vit_jax import reader
+from vit_jax.convert import timm as convert
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return Folder(tmp_path / 'x')
+
+
+ONE = np.ones(1, np.float32)
+LACKING = {
+  'blocks.0.ls1.gamma': 'layer scale',
+  'blocks.1.gamma_2': 'layer scale',
+  'reg_token': 'register tokens',
+  'dist_token': 'a distillation token',
+  'head_dist.weight': 'a distillation token',
+  'blocks.0.attn.q_norm.weight': 'normalised queries and keys',
+  'blocks.0.attn.norm.weight': 'a LayerNorm inside attention',
+  'blocks.0.mlp.norm.weight': 'a LayerNorm inside attention or the MLP',
+  'blocks.0.mlp.fc1_g.weight': 'a gated MLP',
+  'blocks.0.mlp.w12.weight': 'a gated MLP',
+  'blocks.0.attn.rope.freqs': 'relative positions',
+  'fc_norm.weight': 'a LayerNorm after the mean',
+  'norm_pre.weight': 'a LayerNorm before the first layer',
+  'stages.0.blocks.0.norm1.running_mean': 'BatchNorm',
+}
+
+
+@pytest.mark.parametrize('key', LACKING)
+def test_what_models_here_lack_is_refused(folder, key):
+  folder.change_arrays(**{key: ONE})
+  with pytest.raises(
+    ValueError, match=f"has the array '{key}', {LACKING[key]}"
+  ):
+    reader.open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'blocks.0.attn.qkv.bias': None},
+      "'blocks.0.attn.qkv.bias': attention he",
+    ),
+    ({'blocks.1.attn.qkv.bias': None}, "lacks the array 'blocks.1.attn.qkv.bi"),
+    ({'attn_pool.latent': ONE}, "'cls_token', and its pooling is over"),
+    ({'more': ONE}, "has the array 'more', for which"),
+    ({'patch_embed.proj.weight': None}, "'patch_embed.proj.weight' should hav"),
+    ({'cls_token': None}, "'pos_embed' has 17 tokens"),
+    ({'norm.bias': ONE}, r"'norm.bias' has shape \(1,\) where \(48,\)"),
+    (
+      {'head.bias': np.full(7, np.nan, np.float32)},
+      "'head.bias' has 7 values that are no finite",
+    ),
+  ],
+)
+def test_wrong_arrays_are_refused(folder, changes, message):
+  folder.change_arrays(**changes)
+  with pytest.raises(ValueError, match=message) as e:
+    reader.open_checkpoint(str(folder))
+  assert str(folder) in str(e.value)
+
+
+@pytest.mark.parametrize(
+  ('prefix', 'under'),
+  [('', None), ('module.', 'model'), ('_orig_mod.', 'state_dict')],
+)
+def test_files_without_a_configuration_are_read(
+  tmp_path, torch, caplog, prefix, under
+):
+  fields = TINY | {'width': 192, 'heads': 3, 'gelu': 'exact'}
+  want = random_checkpoint(None, (32, 32), names=False, **fields)
+  convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
+  stored = load_file(tmp_path / 'x/model.safetensors')
+  state = {prefix + key: torch.tensor(x) for key, x in stored.items()}
+  torch.save({under: state} if under else state, tmp_path / 'x.pth')
+  got = reader.open_checkpoint(str(tmp_path / 'x.pth'))
+  assert got.model == want.model
+  assert got.image_size == (32, 32)
+  assert_arrays_equal(got.weights().arrays, want.weights().arrays)
+  (warning,) = caplog.messages
+  assert 'does not say all of its model: 3 heads' in warning
+
+
+def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
+  folder = Folder(tmp_path / 'x', **TINY | {'width': 192, 'heads': 3})
+  positions = folder.arrays()['pos_embed']
+  folder.change_arrays(pos_embed=positions[:, 1:])
+  got = reader.open_checkpoint(f'{folder}/model.safetensors')
+  name = 'Transformer/posembed_input/pos_embedding'
+  table = got.weights().arrays[name]
+  assert got.image_size == (32, 32)
+  np.testing.assert_array_equal(table[:, 1:], positions[:, 1:])
+  assert not table[:, 0].any()
+  assert len(caplog.messages) == 1
+
+
+def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
+  """timm had Sequential(fc, act=Tanh) there."""
+  want = random_checkpoint(None, (32, 32), names=False, **TINY | {'width': 192})
+  convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
+  arrays = load_file(tmp_path / 'x/model.safetensors')
+  rng = np.random.default_rng(0)
+  weight, bias, head = (
+    rng.normal(size=shape).astype(np.float32)
+    for shape in ((10, 192), (10,), (7, 10))
+  )
+  arrays |= {
+    'pre_logits.fc.weight': weight,
+    'pre_logits.fc.bias': bias,
+    'head.weight': head,
+  }
+  save_file(arrays, tmp_path / 'x.safetensors')
+  got = reader.open_checkpoint(str(tmp_path / 'x.safetensors'))
+  assert got.model.representation_size == 10
+  images = random_images((32, 32))
+  y = logits_of(
+    dataclasses.replace(
+      got,
+      model=got.model.clone(num_classes=0, representation_size=0),
+    ),
+    images,
+  )
+  want = np.tanh(y @ weight.T + bias) @ head.T + arrays['head.bias']
+  assert relative_difference(logits_of(got, images), want) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({}, 'does not say how many heads .* width of 48 is not usual: give a dir'),
+    ({'pos_embed': None}, "has no 'pos_embed' and does not say how large"),
+    (
+      {'pos_embed': np.ones((1, 12, 48), np.float32)},
+      'position embeddings for 11 patches',
+    ),
+  ],
+)
+def test_files_that_do_not_say_enough_are_refused(folder, changes, message):
+  folder.change_arrays(**changes)
+  with pytest.raises(ValueError, match=f'model.safetensors.*{message}'):
+    reader.open_checkpoint(f'{folder}/model.safetensors')
+
+
+def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
+  want = random_checkpoint(None, names=False, **TINY_BIT)
+  convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
+  got = reader.open_checkpoint(str(tmp_path / 'x/model.safetensors'))
+  assert got.model == want.model
+  assert_arrays_equal(got.weights().arrays, want.weights().arrays)
+  (warning,) = caplog.messages
+  assert 'does not say how large its images are: 224x224' in warning

@@ -1,0 +1,112 @@
+"""Outputs appear whole or not at all, whatever happens meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax.convert import whole
+
+KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
+
+
+def fill(path, text):
+  """Writes a text to a new file, or to a file in the new folder."""
+  (path / 'inside' if path.is_dir() else path).write_text(text)
+
+
+@pytest.fixture(params=KINDS)
+def new(request):
+  return KINDS[request.param]
+
+
+def test_an_output_appears_at_the_end(tmp_path, new):
+  target = tmp_path / 'target'
+  with new(str(target)) as path:
+    fill(path, 'all')
+    assert not target.exists()
+    assert path.parent == tmp_path  # a rename works within a file system only
+  assert list(tmp_path.iterdir()) == [target]
+  inside = target / 'inside' if target.is_dir() else target
+  assert inside.read_text() == 'all'
+
+
+@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_after_an_exception_nothing_is_there(tmp_path, new, error):
+  with pytest.raises(error):
+    with new(str(tmp_path / 'target')) as path:
+      fill(path, 'half')
+      raise error
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_what_is_there_is_refused_untouched(tmp_path, new, is_folder):
+  target = tmp_path / 'target'
+  if is_folder:
+    target.mkdir()
+  target_text = target / 'x' if is_folder else target
+  target_text.write_text('mine')
+  with pytest.raises(FileExistsError, match='target exists already: remove it'):
+    with new(str(target)):
+      raise AssertionError('this should not run')
+  assert list(tmp_path.iterdir()) == [target]
+  assert target_text.read_text() == 'mine'
+
+
+def test_a_dangling_link_is_refused(tmp_path, new):
+  (tmp_path / 'link').symlink_to(tmp_path / 'nowhere')
+  with pytest.raises(FileExistsError, match='link exists already'):
+    with new(str(tmp_path / 'link')):
+      raise AssertionError('this should not run')
+
+
+def test_what_appears_meanwhile_is_not_replaced(tmp_path, new):
+  target = tmp_path / 'target'
+  with pytest.raises(FileExistsError, match='target exists already'):
+    with new(str(target)) as path:
+      fill(path, 'all')
+      target.write_text('of another')
+  assert list(tmp_path.iterdir()) == [target]
+  assert target.read_text() == 'of another'
+
+
+def test_a_missing_folder_is_refused(tmp_path, new):
+  with pytest.raises(FileNotFoundError, match=f'no folder {tmp_path}/nowhere'):
+    with new(str(tmp_path / 'nowhere' / 'target')):
+      raise AssertionError('this should not run')
+  assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+import sys, time
+from vit_jax.convert import whole
+with getattr(whole, sys.argv[1])(sys.argv[2]) as path:
+  (path / 'inside' if path.is_dir() else path).write_text('half')
+  print('half', flush=True)
+  time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize('kind', ['new_file', 'new_folder'])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_writer_leaves_no_output(tmp_path, kind, number):
+  target = tmp_path / 'target'
+  writer = subprocess.Popen(
+    [sys.executable, '-c', WRITER, kind, str(target)],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    cwd=os.path.dirname(os.path.dirname(os.path.dirname(whole.__file__))),
+  )
+  with writer:
+    assert writer.stdout.readline() == b'half\n'
+    writer.send_signal(number)
+  left = [path.name for path in tmp_path.iterdir()]
+  # Nobody is left to remove it, and its name says what it is.
+  killed = [f'.target.{writer.pid}.partial'] * (number == signal.SIGKILL)
+  assert left == killed
+  with getattr(whole, kind)(str(target)) as path:
+    fill(path, 'all')
+  assert target.exists()

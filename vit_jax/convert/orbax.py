@@ -1,0 +1,53 @@
+"""Our own checkpoints: a workdir with nothing but parameters.
+
+`main` starts from one (`--config.init`) as from any other, on a pod with each
+host reading its share.
+"""
+
+import json
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoint import save_parameters
+from vit_jax.convert import whole
+from vit_jax.models import variants
+from vit_jax.reader import Checkpoint
+
+DTYPES = ('float32',)
+
+
+def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
+  """Writes a workdir whose only checkpoint is that of step 0.
+
+  Args:
+    checkpoint: what to write.
+    target: the new folder.
+    dtype: one of `DTYPES`.
+
+  Returns:
+    An empty list: nothing is left out.
+
+  Raises:
+    FileExistsError: if something is there already.
+  """
+  del dtype
+  config = config_lib.base()
+  weights = checkpoint.weights()
+  fields = weights.fields | {'dtype': checkpoint.model.dtype.name}
+  config.model = variants.defaults(fields['name']) | {
+    name: value
+    for name, value in fields.items()
+    if name not in ('num_classes', 'image_size')
+  }
+  config.data.update(vars(checkpoint.preprocessing))
+  config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
+  meta = {
+    'config': json.loads(config.to_json()),
+    'class_names': list(checkpoint.class_names),
+    'num_classes': checkpoint.model.num_classes,
+    'examples': 0,
+    'image_size': list(checkpoint.image_size),
+    'elapsed_s': 0.0,
+  }
+  with whole.new_folder(target) as folder:
+    save_parameters(str(folder), checkpoint.params, meta)
+  return []

@@ -1,0 +1,129 @@
+"""A model as one portable program, which runs without this package.
+
+A directory with the program (StableHLO, as `jax.export` serialises it, for
+CPU, CUDA and TPU and any batch size), its parameters, and what else one needs
+to know to call it. Any later JAX runs it:
+
+  program = jax.export.deserialize(open('DIR/model.stablehlo', 'rb').read())
+  params = dict(np.load('DIR/params.npz'))
+  logits = program.call(params, images)
+
+JAX promises that for six months, by operations whose meaning it guarantees.
+
+The parameters are no constants of the program because those of L/16 (1.2 GB)
+took seven times their size in memory to write, were compiled with the program,
+and end at 2 GB, less than H/14 has.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from vit_jax.convert import archive, whole
+from vit_jax.convert.table import Peer
+from vit_jax.reader import Checkpoint
+
+DTYPES = ('float32', 'bfloat16')
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+MODEL = 'model.stablehlo'
+PARAMS = 'params.npz'
+META = 'model.json'
+
+
+def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
+  """Writes a program of (params, images) and its parameters.
+
+  Images are float32 (batch, H, W, 3), scaled as model.json says; the outputs
+  are float32 (batch, C).
+
+  Args:
+    checkpoint: what to write.
+    target: the new folder.
+    dtype: one of `DTYPES`, of the computation; the parameters are float32.
+
+  Returns:
+    An empty list: nothing is left out.
+
+  Raises:
+    FileExistsError: if something is there already.
+  """
+  params = traverse_util.flatten_dict(checkpoint.params, sep='/')
+  program = _export(checkpoint, params, dtype)
+  with whole.new_folder(target) as folder:
+    (folder / MODEL).write_bytes(program)
+    archive.save(os.fspath(folder / PARAMS), params, 'float32')
+    meta = json.dumps(_meta(checkpoint, dtype), indent=2)
+    (folder / META).write_text(f'{meta}\n')
+  return []
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a directory by JAX alone.
+
+  Raises:
+    ValueError: if a file is missing or damaged, or does not fit the others.
+  """
+  folder, what = pathlib.Path(path), META
+  try:
+    meta = json.loads((folder / META).read_text())
+    H, W = meta['image_size']
+    mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
+    what = PARAMS
+    # NumPy leaves a damaged file open that it opened itself.
+    with open(folder / PARAMS, 'rb') as file:
+      params = dict(np.load(file))
+    what = MODEL
+    program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
+    call = jax.jit(program.call)
+    jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+  except Exception as e:
+    raise ValueError(
+      f'{folder / what} cannot be read: {type(e).__name__}: {e}'
+    ) from e
+  params = jax.device_put(params)
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    scaled = (images_BHWC / np.float32(255) - mean_C) / std_C
+    return np.asarray(call(params, scaled))
+
+  return Peer(f'jax.export of JAX {jax.__version__}', (H, W), run)
+
+
+def _export(
+  checkpoint: Checkpoint, params: dict[str, Any], dtype: str
+) -> bytearray:
+  model = checkpoint.model.clone(dtype=jnp.dtype(dtype))
+
+  def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> jax.Array:
+    tree = traverse_util.unflatten_dict(params, sep='/')
+    return model.apply({'params': tree}, images_BHWC)[0].astype(jnp.float32)
+
+  (batch,) = jax.export.symbolic_shape('batch')
+  shapes = (
+    {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
+    jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
+  )
+  # The program says so itself, and TPUs would round products to bfloat16.
+  precision = 'float32' if dtype == 'float32' else None
+  with jax.default_matmul_precision(precision):
+    exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
+  return exported.serialize()
+
+
+def _meta(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
+  H, W = checkpoint.image_size
+  return {
+    'input': f'float32 (batch, {H}, {W}, 3), RGB, (x / 255 - mean) / std',
+    'image_size': [H, W],
+    **dataclasses.asdict(checkpoint.preprocessing),
+    'dtype': dtype,
+    'class_names': list(checkpoint.class_names),
+  }
