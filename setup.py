@@ -35,13 +35,13 @@ _EXTRAS_REQUIRE = {
   # Checkpoints by name, hf:// and timm://.
   'hub': ['huggingface-hub>=1.0'],
   # Writing ONNX files, and running them.
-  'onnx': ['jax2onnx>=0.13', 'onnx>=1.20', 'onnxruntime>=1.24'],
+  'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
   'test': ['mypy', 'pytest', 'pytest-xdist', 'ruff'],
   # What models are compared with, and what reads .pth files; without it those
   # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
   # other versions of CUDA's libraries than the pins for JAX, so it wants an
   # index with CPU builds.
-  'peers': ['timm', 'torch', 'transformers>=5'],
+  'peers': ['timm', 'torch>=2.5', 'transformers>=5'],
 }
 
 setuptools.setup(

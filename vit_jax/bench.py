@@ -2,6 +2,7 @@
 
   python -m vit_jax.bench input [--vs=tf.data]
   python -m vit_jax.bench train [--vs=flax] [--variant=ti16] [--batch_size=16]
+  python -m vit_jax.bench inference [--vs=onnx,torch] [--variant=b16]
 
 `input` measures one CPU core: decoding photographs of 640x427 pixels, cutting a
 random part of each ("inception crop") and resizing it to 224x224. With --vs it
@@ -11,6 +12,11 @@ has TensorFlow.
 `train` measures training steps on whatever device JAX finds, at 224 pixels in
 float32. With --vs it runs, in turns with ours, the same architecture written
 plainly with Flax's own layers.
+
+`inference` measures the way from uint8 images to logits, at 224 pixels in
+float32. With --vs it runs, in turns with ours and with as many threads on the
+CPU, the same weights as `convert` writes them: as an ONNX file in onnxruntime
+and as timm's model in PyTorch.
 """
 
 from __future__ import annotations
@@ -24,8 +30,9 @@ import itertools
 import os
 import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +67,27 @@ def main() -> None:
   train_parser.set_defaults(
     run=lambda args: bench_train(args.variant, args.batch_size, args.vs)
   )
+  inference_parser = commands.add_parser('inference', help='images to logits')
+  inference_parser.add_argument(
+    '--vs',
+    type=lambda text: text.split(','),
+    default=[],
+    help='also measure these, in turns with ours: onnx, torch or onnx,torch',
+  )
+  inference_parser.add_argument('--variant', default='b16', help='default: b16')
+  inference_parser.add_argument(
+    '--batch_sizes',
+    type=lambda text: [int(size) for size in text.split(',')],
+    default=[1, 8],
+    help='images at once, each of which is measured; default: 1,8',
+  )
+  inference_parser.set_defaults(
+    run=lambda args: bench_inference(args.variant, args.batch_sizes, args.vs)
+  )
   args = parser.parse_args()
   try:
     args.run(args)
-  except ValueError as e:
+  except (ImportError, ValueError) as e:
     parser.error(str(e))
 
 
@@ -181,6 +205,106 @@ def _plain_flax_step(fields: dict, batch_size: int) -> Contender:
   model = PlainViT()
   params = model.init(jax.random.key(0), jnp.zeros((1, *_IMAGE_SIZE, 3)))
   return _training_step(model.apply, params, batch_size)
+
+
+def bench_inference(
+  variant: str, batch_sizes: Sequence[int], versus: Sequence[str]
+) -> None:
+  """Prints images per second of inference, and the ratios to others.
+
+  Args:
+    variant: Name of a model, as in `b16`.
+    batch_sizes: Images at once.
+    versus: Of 'onnx' and 'torch'.
+
+  Raises:
+    ImportError: If one of them is not installed.
+    ValueError: If there is another name, or a framework has no such model.
+  """
+  import jax
+
+  from vit_jax import reader
+  from vit_jax.models import variants
+
+  for name in versus:
+    if name not in _PEERS:
+      raise ValueError(f'--vs={name} is none of {", ".join(_PEERS)}.')
+  if min(batch_sizes) < 1:
+    raise ValueError(f'--batch_sizes has {min(batch_sizes)}: at least 1 image.')
+  fields = variants.fields(variant)
+  model = variants.build(num_classes=1000, image_size=_IMAGE_SIZE, **fields)
+  params = variants.init(model, jax.random.key(0), _IMAGE_SIZE)
+  checkpoint = reader.Checkpoint(
+    variant, model, jax.tree.map(np.asarray, params), _IMAGE_SIZE
+  )
+  peers = {'ours': _our_inference(checkpoint)}
+  threads = len(os.sched_getaffinity(0))
+  with tempfile.TemporaryDirectory() as folder:
+    for name in versus:
+      peer = _PEERS[name](checkpoint, os.path.join(folder, name), threads)
+      peers[peer.framework] = peer.run
+  packages = ['jax', 'flax'] + ['torch'] * ('torch' in versus)
+  print(f'Python {platform.python_version()},', _versions(packages))
+  device = jax.devices()[0].device_kind
+  print(f'{device}, {threads} threads, {variant} at {_IMAGE_SIZE}, float32')
+  rng = np.random.default_rng(0)
+  for batch_size in batch_sizes:
+    images = rng.integers(0, 256, (batch_size, *_IMAGE_SIZE, 3), np.uint8)
+    print(f'batch {batch_size}')
+    contenders = {
+      name: _timed(functools.partial(run, images))
+      for name, run in peers.items()
+    }
+    _race(contenders, batch_size, 'ours')
+
+
+def _our_inference(checkpoint: Any) -> Callable[[np.ndarray], np.ndarray]:
+  import jax
+
+  from vit_jax.data import augment
+
+  model, preprocessing = checkpoint.model, checkpoint.preprocessing
+  params = jax.device_put(checkpoint.params)
+
+  @jax.jit
+  def apply(params: Any, images_BHWC: Any) -> Any:
+    images_BHWC = augment.normalize(
+      images_BHWC, preprocessing.mean, preprocessing.std
+    )
+    return model.apply({'params': params}, images_BHWC)[0]
+
+  return lambda images_BHWC: np.asarray(apply(params, images_BHWC))
+
+
+def _onnx_peer(checkpoint: Any, path: str, threads: int) -> Any:
+  from vit_jax.convert import onnx
+
+  onnx.write(checkpoint, path, 'float32')
+  return onnx.open_peer(path, threads)
+
+
+def _torch_peer(checkpoint: Any, path: str, threads: int) -> Any:
+  from vit_jax.convert import timm
+
+  timm.write(checkpoint.weights(), path, 'float32')
+  peer = timm.open_peer(path)
+  import torch
+
+  torch.set_num_threads(threads)
+  return peer
+
+
+# What `inference` can be compared with.
+_PEERS = {'onnx': _onnx_peer, 'torch': _torch_peer}
+
+
+def _timed(run: Callable[[], Any]) -> Contender:
+  def contender() -> float:
+    start_s = time.perf_counter()
+    run()
+    return time.perf_counter() - start_s
+
+  return contender
 
 
 def _race(contenders: dict[str, Contender], images: int, ours: str) -> None:

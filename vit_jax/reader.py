@@ -94,6 +94,11 @@ def open_checkpoint(path: str) -> Checkpoint:
     ]
     if steps:
       return _open_step(place / FOLDER / str(max(steps)))
+  if '://' in os.fspath(place):
+    raise ValueError(
+      f'{path} holds no checkpoint of this package, and folders of others are '
+      'only read from disk: copy it here first.'
+    )
   return _open_foreign(os.fspath(place))
 
 
@@ -112,13 +117,17 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = param_shapes(model, size)
     params = _restore(step_dir / item, like)
+    if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
+      raise ValueError(f'the arrays of {item} are not those of its config')
     sums_like = jax.eval_shape(checksums, like)
     sums = _restore(step_dir / CHECKSUMS, {item: sums_like})
     if not np.array_equal(checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
   except Exception as e:
+    # What TensorStore appends says nothing to anybody else.
+    reason = str(e).partition(' [tensorstore_spec=')[0]
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {e}'
+      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {reason}'
     ) from e
   return Checkpoint(
     path=os.fspath(step_dir),

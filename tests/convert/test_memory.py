@@ -37,7 +37,7 @@ def published(tmp_path_factory):
     'bigvision': None,
     'timm': None,
     'hf': None,
-    'onnx': 'jax2onnx',
+    'onnx': 'onnx',
     'stablehlo': None,
     'orbax': None,
   }.items(),

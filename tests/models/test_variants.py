@@ -204,6 +204,9 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'depth': 0}, 'model.depth is 0: it must be at least 1'),
     ({'mlp_dim': -1}, 'model.mlp_dim is -1: it must be at least 1'),
     ({'heads': 0}, 'model.heads is 0: it must be at least 1'),
+    ({'depth': 10**9}, 'model.depth is 1,000,000,000: at most 1,000 layers'),
+    ({'layer_norm_epsilon': 0.0}, 'model.layer_norm_epsilon is 0.0: it must'),
+    ({'gelu': 'erf'}, "model.gelu is 'erf'"),
     ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
     (
       {'width': 27, 'posemb': 'learned2d'},
@@ -251,6 +254,7 @@ def test_fields_that_cannot_work_are_refused(fields, message):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
+    ({'layers': (10**9,)}, 'at most 1,000 units are built'),
     ({'layers': ()}, 'model.layers is empty: a ResNet has at least one stage'),
     ({'layers': (3, 0)}, r'model.layers is \(3, 0\): every stage has at least'),
     ({'layers': [3, -1]}, r'model.layers is \(3, -1\): every stage has'),

@@ -54,8 +54,9 @@ def load(path: str) -> Flat:
           with archive.open(info) as file:
             flat[key] = _read_array(file, info.file_size, bar)
   except Exception as e:
+    # A damaged directory can put all that follows into a name.
     raise ValueError(
-      f'{path}: {what} cannot be read: {type(e).__name__}: {e}'
+      f'{path}: {what[:200]} cannot be read: {type(e).__name__}: {str(e)[:300]}'
     ) from e
   return flat
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import reader, transfer
@@ -127,7 +128,9 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = reader.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-  model, preprocessing = checkpoint.model, checkpoint.preprocessing
+  # At the precision of the targets, whatever it was trained in.
+  model = checkpoint.model.clone(dtype=jnp.float32)
+  preprocessing = checkpoint.preprocessing
   params = jax.device_put(checkpoint.params)
 
   @jax.jit

@@ -208,6 +208,10 @@ def _read_parts(index_path: str) -> Flat:
       raise ValueError(
         f'{index_path} names {name!r}, which is no file beside it.'
       )
+    if not os.path.isfile(os.path.join(folder, name)):
+      raise FileNotFoundError(
+        f'{index_path} names {name!r}, which is not there: fetch it too.'
+      )
     part = read(os.path.join(folder, name))
     for key, x in part.items():
       if places.get(key) != name:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import EPSILON, EncoderBlock
+from vit_jax.models.layers import EPSILON, EncoderBlock, group_norm
 
 Array = jax.Array
 
@@ -154,7 +154,7 @@ class AxialConv(nn.Module):
     x = PositionSensitiveAttention(self.features, self.dtype, name='row')(
       x_BhwC
     )
-    x = nn.GroupNorm(32, dtype=self.dtype, name='gn_row')(x)
+    x = group_norm(x, EPSILON, 'gn_row')
     x = PositionSensitiveAttention(self.features, self.dtype, name='column')(
       x.swapaxes(1, 2)
     ).swapaxes(1, 2)

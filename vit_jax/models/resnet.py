@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax.models.axial import AxialConv
 from vit_jax.models.heads import classifier
-from vit_jax.models.layers import remat
+from vit_jax.models.layers import MAX_LAYERS, group_norm, remat
 
 Array = jax.Array
 
@@ -63,13 +63,7 @@ def _conv(
 def _norm(
   x: Array, version: int, name: str, scale_init: Any = nn.initializers.ones
 ) -> Array:
-  return nn.GroupNorm(
-    32,
-    epsilon=1e-6 if version == 1 else 1e-5,
-    dtype=x.dtype,
-    scale_init=scale_init,
-    name=name,
-  )(x)
+  return group_norm(x, 1e-6 if version == 1 else 1e-5, name, scale_init)
 
 
 class Unit(nn.Module):
@@ -285,7 +279,7 @@ class ResNet(nn.Module):
     y_BC = jnp.mean(x_BhwC, axis=(1, 2))
     aux: dict[str, Any] = {
       'stem': stem,
-      'tokens': x_BhwC.reshape(len(x_BhwC), -1, x_BhwC.shape[-1]),
+      'tokens': x_BhwC.reshape(x_BhwC.shape[0], -1, x_BhwC.shape[-1]),
       'pre_logits': y_BC,
     }
     if 'blocks' in capture:
@@ -303,6 +297,11 @@ def check_stages(
     raise ValueError(
       f'model.{layers_field} is {tuple(layers)}: every stage has at least one '
       'unit.'
+    )
+  if sum(layers) > MAX_LAYERS:
+    raise ValueError(
+      f'model.{layers_field} is {tuple(layers)}: at most {MAX_LAYERS:,} units '
+      'are built.'
     )
   if width < 32 or width % 32:
     raise ValueError(

@@ -15,6 +15,7 @@ from vit_jax.models import heads, posemb, resnet
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.layers import (
   EPSILON,
+  MAX_LAYERS,
   EncoderBlock,
   dropout,
   layer_norm,
@@ -197,6 +198,11 @@ class ViT(nn.Module):
         raise ValueError(
           f'model.{field} is {getattr(self, field)}: it must be at least 1.'
         )
+    if self.depth > MAX_LAYERS:
+      raise ValueError(
+        f'model.depth is {self.depth:,}: at most {MAX_LAYERS:,} layers are '
+        'built.'
+      )
     if not self.layer_norm_epsilon > 0:
       raise ValueError(
         f'model.layer_norm_epsilon is {self.layer_norm_epsilon}: it must be '

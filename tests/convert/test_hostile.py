@@ -1,0 +1,170 @@
+"""Damaged and malicious checkpoints are refused by one sentence.
+
+Of a thousand files, each opens as if nothing had happened to it, because
+nothing did to what matters, or is refused within seconds and little memory by
+an error that names it. What is in it never runs.
+"""
+
+import os
+import pickle
+import resource
+import shutil
+import signal
+import zlib
+
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from tests.convert.hostile_formats import FORMATS, WITHOUT_CHECKSUMS
+from tests.convert.hostile_payloads import payload
+from tests.convert.mutations import mutations
+from vit_jax import reader
+from vit_jax.convert import __main__ as cli
+
+CASES = 1000
+SECONDS = 20
+MEMORY_BYTES = 500e6
+
+EVERY = [
+  (name, mutation, seed)
+  # More seeds than are needed.
+  for seed in range(CASES)
+  for name in FORMATS
+  for mutation in mutations(name)
+][:CASES]
+EACH_ONCE = [case for case in EVERY if case[2] == 0]
+FAST = EACH_ONCE[::3]
+
+
+@pytest.fixture(scope='module')
+def pristine(tmp_path_factory):
+  """Gives a function from a format to a path and what it opens to."""
+  made = {}
+
+  def make(name):
+    if name not in made:
+      path = tmp_path_factory.mktemp('pristine') / name
+      FORMATS[name](path)
+      made[name] = path, reader.open_checkpoint(str(path))
+    return made[name]
+
+  return make
+
+
+def _arrays(checkpoint):
+  return traverse_util.flatten_dict(checkpoint.params, sep='/')
+
+
+@pytest.fixture
+def mutated(request, tmp_path, pristine):
+  """Gives the mutation, a damaged copy, words of a refusal, and the whole."""
+  name, mutation, seed = request.param
+  if name.endswith('.pth'):
+    request.getfixturevalue('torch')
+  source, checkpoint = pristine(name)
+  path = tmp_path / 'files' / name
+  path.parent.mkdir()
+  (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
+  rng = np.random.default_rng([zlib.crc32(f'{name} {mutation}'.encode()), seed])
+  words = mutations(name)[mutation](path, rng) or []
+  return mutation, path, words, checkpoint
+
+
+def of(cases):
+  return pytest.mark.parametrize(
+    'mutated',
+    cases,
+    ids=['-'.join(map(str, case)).replace(' ', '_') for case in cases],
+    indirect=True,
+  )
+
+
+@pytest.fixture(autouse=True)
+def hurry():
+  """Ends what runs for longer than an alarm says."""
+
+  def end(*args):
+    # No error that anybody catches and explains.
+    pytest.fail(f'not done after {SECONDS} s')
+
+  before = signal.signal(signal.SIGALRM, end)
+  yield
+  signal.alarm(0)
+  signal.signal(signal.SIGALRM, before)
+
+
+def peak_bytes():
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def check_unharmed(opened, whole, mutation, name):
+  """Checks that a file opens as the whole one did, as far as one can tell."""
+  got, want = _arrays(opened), _arrays(whole)
+  expected = reader.param_shapes(opened.model, opened.image_size)
+  assert {key: x.shape for key, x in got.items()} == {
+    key: x.shape
+    for key, x in traverse_util.flatten_dict(expected, sep='/').items()
+  }
+  different = [
+    key
+    for key in want.keys() | got.keys()
+    if not np.array_equal(got.get(key), want.get(key))
+  ]
+  # Where nothing is there to compare with, a value can change.
+  assert len(different) <= name.startswith(WITHOUT_CHECKSUMS), different
+  if name.endswith('.npz') or (name == 'workdir' and 'forged' not in mutation):
+    for field in ('model', 'image_size', 'preprocessing', 'class_names'):
+      assert getattr(opened, field) == getattr(whole, field)
+
+
+def check(mutation, path, words, checkpoint):
+  """Checks that a file is refused well, or opens unharmed."""
+  before = peak_bytes()
+  signal.alarm(SECONDS)
+  try:
+    opened = reader.open_checkpoint(str(path))
+  except Exception as e:
+    signal.alarm(0)
+    # Not one of their subclasses, which a reader let through.
+    assert type(e) in (ValueError, FileNotFoundError, ImportError), repr(e)
+    message = str(e)
+    assert str(path) in message
+    assert '\n' not in message and len(message) < 1000, message
+    assert not words or any(word in message for word in words), message
+  else:
+    signal.alarm(0)
+    check_unharmed(opened, checkpoint, mutation, path.name)
+  assert peak_bytes() - before < MEMORY_BYTES
+  assert os.listdir(path.parent) == [path.name]
+
+
+@of(FAST)
+def test_a_damaged_file_is_refused_or_unharmed(mutated):
+  check(*mutated)
+
+
+@pytest.mark.slow
+@of([case for case in EVERY if case not in FAST])
+def test_a_thousand_damaged_files_are_refused_or_unharmed(mutated):
+  check(*mutated)
+
+
+@of(EACH_ONCE[1::9])
+def test_a_refused_conversion_leaves_nothing(mutated, capsys):
+  _, path, _, _ = mutated
+  target = path.parent / 'target'
+  status = cli.main([str(path), str(target), '--to=orbax'])
+  err = capsys.readouterr().err
+  if status == 0:
+    assert sorted(os.listdir(path.parent)) == sorted([path.name, 'target'])
+    return
+  assert status == 2
+  assert str(path) in err and 'Traceback' not in err
+  assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_payloads_would_run(tmp_path):
+  """Else it would prove nothing that they do not."""
+  pickle.loads(pickle.dumps(payload(tmp_path / 'mark')))
+  assert (tmp_path / 'mark').exists()

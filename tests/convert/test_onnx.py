@@ -1,0 +1,452 @@
+"""What onnxruntime makes of a written file."""
+
+import collections
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
+)
+from vit_jax.convert import onnx as onnx_format
+from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
+from vit_jax.convert.table import Preprocessing
+from vit_jax.models import variants
+from vit_jax.visualize.rollout import rollout
+
+REASON = 'needs the extra `peers`, see requirements.txt'
+onnx = pytest.importorskip('onnx', reason=REASON)
+onnxruntime = pytest.importorskip('onnxruntime', reason=REASON)
+
+VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
+STEM = VIT | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 2)}
+RESNET = {'name': 'resnet', 'layers': (2, 1), 'width': 32}
+AXIAL = {'axial': True, 'pool': 'gap'}
+SMALL, LARGE = (32, 32), (64, 64)
+
+# Both sides round float32 in another order.
+TOLERANCE = 1e-5
+
+CASES = {
+  'cls': (VIT, SMALL),
+  'gap': (VIT | {'pool': 'gap'}, SMALL),
+  'map': (VIT | {'pool': 'map'}, SMALL),
+  'representation': (VIT | {'representation_size': 24}, SMALL),
+  'no head': (VIT | {'num_classes': 0}, SMALL),
+  'one head': (VIT | {'heads': 1, 'depth': 1}, SMALL),
+  'exact GELU': (VIT | {'gelu': 'exact', 'layer_norm_epsilon': 1e-3}, SMALL),
+  'relative': (VIT | {'posemb': 'relative'}, SMALL),
+  'no positions': (VIT | {'posemb': 'none'}, SMALL),
+  'learned2d': (VIT | {'posemb': 'learned2d', 'posemb_at': 'shared'}, SMALL),
+  'sincos2d': (
+    VIT | {'posemb': 'sincos2d', 'posemb_at': 'every_layer'},
+    SMALL,
+  ),
+  'no square': (VIT, (32, 48)),
+  'axial': (VIT | AXIAL, (32, 48)),
+  'axial, relative, map': (
+    VIT | {'axial': True, 'pool': 'map', 'posemb': 'relative'},
+    (32, 48),
+  ),
+  'root': (VIT | {'patch_size': 2, 'stem_width': 32}, LARGE),
+  'hybrid': (STEM, LARGE),
+  'bit': (RESNET, LARGE),
+  'bit of odd size': (RESNET, (57, 70)),
+  'axial resnet': (RESNET | {'version': 1, 'axial': True}, (57, 70)),
+}
+
+
+def write(tmp_path, checkpoint, dtype='float32', **options):
+  """Returns the path of a checkpoint as an .onnx file."""
+  path = str(tmp_path / 'model.onnx')
+  assert onnx_format.write(checkpoint, path, dtype, **options) == []
+  return path
+
+
+def operators(path):
+  return collections.Counter(n.op_type for n in onnx.load(path).graph.node)
+
+
+@pytest.mark.parametrize(('fields', 'size'), CASES.values(), ids=CASES)
+def test_onnxruntime_gives_our_logits(tmp_path, fields, size):
+  checkpoint = random_checkpoint(None, size, **fields)
+  path = write(tmp_path, checkpoint)
+  onnx.checker.check_model(path, full_check=True)
+  peer = onnx_format.open_peer(path)
+  assert peer.image_size == size
+  assert peer.framework == f'onnxruntime {onnxruntime.__version__}'
+  for count in (1, 3):
+    images = random_images(size, count)
+    got, want = peer.run(images), logits_of(checkpoint, images)
+    assert got.dtype == np.float32
+    assert relative_difference(got, want) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('variant', 'tolerance'),
+  [
+    ('ti16', TOLERANCE),
+    ('s32', TOLERANCE),
+    ('b16', TOLERANCE),
+    ('r+ti16', TOLERANCE),
+    ('r26+s32', TOLERANCE),
+    # Flax's GroupNorm takes the variance as a difference of large numbers. From
+    # float64 our logits differ by 5e-5 for some images, the file's by 5e-6.
+    ('r50x1', 1e-4),
+    ('axial_b32', TOLERANCE),
+  ],
+)
+def test_models_of_the_paper_give_our_logits(tmp_path, variant, tolerance):
+  checkpoint = random_checkpoint(variant)
+  peer = onnx_format.open_peer(write(tmp_path, checkpoint))
+  for count in (1, 3):
+    images = random_images((224, 224), count)
+    got, want = peer.run(images), logits_of(checkpoint, images)
+    assert relative_difference(got, want) < tolerance
+
+
+@pytest.mark.parametrize(
+  ('fields', 'size'), [(VIT, SMALL), (STEM, LARGE)], ids=['vit', 'hybrid']
+)
+def test_scanned_and_rematerialised_layers_give_the_same_file(
+  tmp_path, fields, size
+):
+  plain = random_checkpoint(None, size, **fields)
+  other = dataclasses.replace(
+    plain,
+    model=plain.model.clone(scan=True, remat='nothing_saveable'),
+    params=variants.stack_layers(plain.params),
+  )
+  for name, checkpoint in (('plain', plain), ('other', other)):
+    (tmp_path / name).mkdir()
+    write(tmp_path / name, checkpoint)
+  names = [tmp_path / name / 'model.onnx' for name in ('plain', 'other')]
+  assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_the_graph_has_the_nodes_that_runtimes_are_fast_at(tmp_path):
+  """A node for each part, weights folded; hence a file of their size."""
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  path = write(tmp_path, checkpoint)
+  found = operators(path)
+  depth = VIT['depth']
+  # One for q, k and v, two of attention, one out, two of the MLP; the head.
+  assert found['MatMul'] == 6 * depth + 1
+  assert found['LayerNormalization'] == 2 * depth + 1
+  assert found['Gelu'] == found['Softmax'] == depth
+  assert found['Shape'] == found['Expand'] == found['Conv'] == 1
+  assert not found.keys() & {'Einsum', 'Dropout', 'Cast', 'Gather', 'Where'}
+  used = sum(x.size for x in jax.tree.leaves(checkpoint.params))
+  stored = sum(
+    np.prod(x.dims, dtype=int)
+    for x in onnx.load(path).graph.initializer
+    if x.data_type == onnx.TensorProto.FLOAT
+  )
+  assert used <= stored < used + 10
+  assert onnx.load(path).opset_import[0].version == onnx_graph.OPSET
+
+
+def test_a_resnet_is_in_the_layout_of_onnx_throughout(tmp_path):
+  """One transposition at its beginning, and one where the pixels are summed."""
+  path = write(tmp_path, random_checkpoint(None, LARGE, **RESNET))
+  found = operators(path)
+  assert found['Transpose'] == 2
+  assert found['InstanceNormalization'] == 3 * 3 + 1
+  assert not found.keys() & {'Pad', 'Where', 'Sqrt', 'Expand'}
+
+
+@pytest.mark.parametrize(
+  ('fields', 'size'),
+  [(VIT, SMALL), (VIT | {'gelu': 'exact'}, SMALL), (STEM, LARGE)],
+  ids=['tanh', 'exact', 'hybrid'],
+)
+def test_functions_that_are_not_recognised_are_written_out(
+  tmp_path, monkeypatch, fields, size
+):
+  monkeypatch.setattr(onnx_format, '_patterns', lambda model: [])
+  checkpoint = random_checkpoint(None, size, **fields)
+  path = write(tmp_path, checkpoint)
+  known = {'Gelu', 'Softmax', 'LayerNormalization', 'InstanceNormalization'}
+  assert not operators(path).keys() & known
+  images = random_images(size)
+  got = onnx_format.open_peer(path).run(images)
+  assert relative_difference(got, logits_of(checkpoint, images)) < TOLERANCE
+
+
+@pytest.mark.parametrize('epsilon', [1e-6, 1e-3])
+def test_a_pattern_with_another_number_is_no_match(epsilon):
+  def function(params, images):
+    return {'y': onnx_patterns.layer_norm(1e-6).function(images, *params)}
+
+  params = [np.zeros(3, np.float32), np.ones(3, np.float32)]
+  graph, outputs = onnx_trace.trace(
+    function, params, (2, 2), [onnx_patterns.layer_norm(epsilon)]
+  )
+  model = graph.to_model(outputs, {})[0]
+  found = {node.op_type for node in model.graph.node}
+  assert ('LayerNormalization' in found) == (epsilon == 1e-6)
+
+
+@pytest.mark.parametrize('same', [True, False])
+def test_a_pattern_of_other_variables_is_no_match(same):
+  pattern = onnx_trace.Pattern(
+    lambda x: x * jnp.tanh(x),
+    0,
+    lambda graph, x: graph.elementwise('Mish', x),
+  )
+
+  def function(params, images):
+    return {'y': (images if same else images + params) * jnp.tanh(images)}
+
+  graph, outputs = onnx_trace.trace(
+    function, np.ones((1, 1, 1, 3), np.float32), (2, 2), [pattern]
+  )
+  nodes = graph.to_model(outputs, {})[0].graph.node
+  assert ('Mish' in {node.op_type for node in nodes}) == same
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [VIT, VIT | {'pool': 'gap'}, STEM],
+  ids=['cls', 'gap', 'hybrid'],
+)
+def test_rollout_is_an_output(tmp_path, fields):
+  size = (64, 32)
+  checkpoint = random_checkpoint(None, size, **fields)
+  path = write(tmp_path, checkpoint, rollout=True)
+  session = onnxruntime.InferenceSession(path)
+  assert [x.name for x in session.get_outputs()] == ['logits', 'rollout']
+  for count in (1, 3):
+    x = random_images(size, count).astype(np.float32) / 127.5 - 1
+    logits, got = session.run(None, {'images': x})
+    want, aux = checkpoint.model.apply(
+      {'params': checkpoint.params}, x, capture=('attention',)
+    )
+    grid = checkpoint.model.grid(size)
+    maps = np.asarray(rollout(aux['attention'], grid))
+    assert got.shape == (count, *grid)
+    assert relative_difference(got, maps) < TOLERANCE
+    assert relative_difference(logits, np.asarray(want)) < TOLERANCE
+
+
+def test_the_file_says_how_to_use_it(tmp_path):
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  preprocessing = Preprocessing(
+    40, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+  )
+  names = ('cat', 'dog', '', 'Löwe', '象', 'a, "b"', 'x')
+  checkpoint = dataclasses.replace(
+    checkpoint, preprocessing=preprocessing, class_names=names
+  )
+  path = write(tmp_path, checkpoint)
+  session = onnxruntime.InferenceSession(path)
+  saved = session.get_modelmeta().custom_metadata_map
+  assert json.loads(saved['class_names']) == list(names)
+  assert json.loads(saved['mean']) == list(preprocessing.mean)
+  assert json.loads(saved['std']) == list(preprocessing.std)
+  assert json.loads(saved['resize_small']) == 40
+  assert saved['interpolation'] == 'bicubic'
+  assert '(x / 255 - mean) / std' in saved['input']
+  assert jax.__version__ in saved['source']
+  (images,), (logits,) = session.get_inputs(), session.get_outputs()
+  assert (images.name, images.shape) == ('images', ['batch', 32, 32, 3])
+  assert (logits.name, logits.shape) == ('logits', ['batch', 7])
+  assert images.type == logits.type == 'tensor(float)'
+  # The peer scales by what the file says.
+  images = random_images(SMALL)
+  got = onnx_format.open_peer(path).run(images)
+  assert relative_difference(got, logits_of(checkpoint, images)) < TOLERANCE
+
+
+def test_without_a_head_the_output_is_the_features(tmp_path):
+  checkpoint = random_checkpoint(None, SMALL, **VIT | {'num_classes': 0})
+  session = onnxruntime.InferenceSession(write(tmp_path, checkpoint))
+  (output,) = session.get_outputs()
+  assert (output.name, output.shape) == ('pre_logits', ['batch', 32])
+
+
+@pytest.mark.parametrize('threads', [0, 3])
+def test_it_runs_in_the_threads_asked_for(tmp_path, monkeypatch, threads):
+  path = write(tmp_path, random_checkpoint(None, SMALL, **VIT))
+  session, given = onnxruntime.InferenceSession, []
+
+  def spy(path, options, **kwargs):
+    given.append(options.intra_op_num_threads)
+    return session(path, options, **kwargs)
+
+  monkeypatch.setattr(onnxruntime, 'InferenceSession', spy)
+  onnx_format.open_peer(path, threads)
+  assert given == [threads]
+
+
+INT8 = {
+  'cls': VIT | {'width': 128, 'mlp_dim': 512},
+  'map': VIT | {'width': 128, 'mlp_dim': 512, 'pool': 'map'},
+  'relative': VIT | {'width': 128, 'mlp_dim': 512, 'posemb': 'relative'},
+  'axial': VIT | {'width': 128, 'mlp_dim': 512} | AXIAL,
+}
+
+
+@pytest.mark.parametrize('fields', INT8.values(), ids=INT8)
+def test_int8_is_smaller_and_close(tmp_path, caplog, fields):
+  checkpoint = random_checkpoint(None, SMALL, **fields)
+  (tmp_path / 'int8').mkdir()
+  whole = write(tmp_path, checkpoint)
+  path = write(tmp_path / 'int8', checkpoint, 'int8')
+  assert caplog.text == ''
+  constant = {
+    x.name for x in onnx.load(whole).graph.initializer if len(x.dims) == 2
+  }
+  weights = sum(
+    len(constant & set(node.input)) > 0
+    for node in onnx.load(whole).graph.node
+    if node.op_type == 'MatMul'
+  )
+  assert operators(path)['MatMulInteger'] == weights
+  sizes = [(tmp_path / name).stat().st_size for name in (whole, path)]
+  assert sizes[0] / sizes[1] > 2.5
+  images = random_images(SMALL, 64)
+  got = onnx_format.open_peer(path).run(images)
+  want = logits_of(checkpoint, images)
+  # Seven bits have steps of 1 %, and errors of several layers add up.
+  assert 1e-4 < relative_difference(got, want) < 0.1
+  saved = onnxruntime.InferenceSession(path).get_modelmeta()
+  assert len(json.loads(saved.custom_metadata_map['class_names'])) == 7
+
+
+def test_int8_weights_have_seven_bits(tmp_path):
+  """Pairs of products, 2 * 255 * 64 at most, fit in 16 bits everywhere."""
+  fields = VIT | {'width': 128, 'mlp_dim': 512}
+  path = write(tmp_path, random_checkpoint(None, SMALL, **fields), 'int8')
+  stored = [
+    onnx.numpy_helper.to_array(x)
+    for x in onnx.load(path).graph.initializer
+    if x.data_type == onnx.TensorProto.INT8 and len(x.dims) == 2
+  ]
+  assert len(stored) == 4 * VIT['depth'] + 1
+  assert {np.abs(x.astype(int)).max() for x in stored} == {64}
+  # A scale for every output: each uses the range.
+  assert all((np.abs(x.astype(int)).max(0) >= 63).all() for x in stored)
+
+
+def test_what_int8_leaves_is_said(tmp_path):
+  checkpoint = random_checkpoint(None, LARGE, **STEM)
+  path = str(tmp_path / 'model.onnx')
+  (sentence,) = onnx_format.write(checkpoint, path, 'int8')
+  assert 'convolutions of the stem' in sentence
+  images = random_images(LARGE, 16)
+  got = onnx_format.open_peer(path).run(images)
+  assert relative_difference(got, logits_of(checkpoint, images)) < 0.1
+
+
+def test_bfloat16_models_compute_in_float32_and_that_is_said(tmp_path):
+  plain = random_checkpoint(None, SMALL, **VIT)
+  model = plain.model.clone(dtype=jnp.dtype('bfloat16'))
+  path = str(tmp_path / 'model.onnx')
+  (sentence,) = onnx_format.write(
+    dataclasses.replace(plain, model=model), path, 'float32'
+  )
+  assert 'computes in bfloat16' in sentence
+  images = random_images(SMALL)
+  got = onnx_format.open_peer(path).run(images)
+  assert relative_difference(got, logits_of(plain, images)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+  ('fields', 'size', 'dtype', 'rollout', 'message'),
+  {
+    'axial rollout': (VIT | AXIAL, SMALL, 'float32', True, 'axial attention'),
+    'resnet rollout': (RESNET, LARGE, 'float32', True, 'a ResNet has not'),
+    'resnet int8': (RESNET, LARGE, 'int8', False, 'use --dtype=float32'),
+  }.values(),
+  ids=['axial rollout', 'resnet rollout', 'resnet int8'],
+)
+def test_what_cannot_be_is_refused(
+  tmp_path, fields, size, dtype, rollout, message
+):
+  checkpoint = random_checkpoint(None, size, **fields)
+  path = str(tmp_path / 'model.onnx')
+  with pytest.raises(ValueError, match=message):
+    onnx_format.write(checkpoint, path, dtype, rollout)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_stays(tmp_path):
+  there = tmp_path / 'there.onnx'
+  there.write_text('mine')
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(FileExistsError, match='there.onnx exists already'):
+    onnx_format.write(checkpoint, str(there), 'float32')
+  assert there.read_text() == 'mine'
+
+
+@pytest.mark.parametrize('dtype', onnx_format.DTYPES)
+def test_models_that_no_file_can_hold_are_refused(tmp_path, monkeypatch, dtype):
+  monkeypatch.setattr(onnx_file, 'MAX_BYTES', 10_000)
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(ValueError, match='at most 2 GB.*--to=stablehlo'):
+    onnx_format.write(checkpoint, str(tmp_path / 'x.onnx'), dtype)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_valid_onnx_is_not_left_behind(tmp_path, monkeypatch):
+  monkeypatch.setattr(onnx_graph, 'OPSET', 19)
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(onnx.checker.ValidationError, match='Gelu'):
+    onnx_format.write(checkpoint, str(tmp_path / 'x.onnx'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bytes_are_those_of_protocol_buffers(tmp_path):
+  """Read, the model with the weights in it; its length is that of the file."""
+  rng = np.random.default_rng(0)
+  weights = {
+    'small': rng.standard_normal((3, 1), np.float32),
+    'odd': rng.integers(-9, 9, (7, 19, 3), np.int64),
+    'a view': rng.standard_normal((300, 200), np.float32).T,
+  }
+  graph = onnx.helper.make_graph([], 'a graph', [], [])
+  model = onnx.helper.make_model(graph, producer_name='x' * 200)
+  onnx_file.save(model, weights, tmp_path / 'x')
+  want = onnx_file.joined(model, weights)
+  assert onnx.load(tmp_path / 'x') == want
+  assert (tmp_path / 'x').stat().st_size == want.ByteSize()
+
+
+def test_operations_without_a_translation_are_named(tmp_path, monkeypatch):
+  operations = {k: f for k, f in onnx_trace.OPERATIONS.items() if k[0] != 'c'}
+  monkeypatch.setattr(onnx_trace, 'OPERATIONS', operations)
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(ValueError, match='operation conv_general.*stablehlo'):
+    onnx_format.write(checkpoint, str(tmp_path / 'x.onnx'), 'float32')
+
+
+@pytest.mark.parametrize('name', ['onnx', 'onnxruntime'])
+def test_missing_libraries_are_named(tmp_path, monkeypatch, name):
+  monkeypatch.setitem(sys.modules, name, None)
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(ImportError, match=f'{name}: pip install'):
+    onnx_format.write(checkpoint, str(tmp_path / 'x.onnx'), 'int8')
+
+
+def test_what_is_no_file_of_ours_is_refused(tmp_path):
+  path = tmp_path / 'text.onnx'
+  path.write_text('not ONNX')
+  with pytest.raises(ValueError, match='text.onnx is no ONNX file'):
+    onnx_format.open_peer(str(path))
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  model = onnx.load(write(tmp_path, checkpoint))
+  del model.metadata_props[:]
+  other = tmp_path / 'other.onnx'
+  other.write_bytes(model.SerializeToString())
+  with pytest.raises(ValueError, match="other.onnx is no ONNX file.*'mean'"):
+    onnx_format.open_peer(str(other))

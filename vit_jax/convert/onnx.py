@@ -1,0 +1,231 @@
+"""ONNX: one file for onnxruntime and most other runtimes.
+
+The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
+the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
+there is no head. The output `rollout` (batch, h, w) is optional.
+"""
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.convert import onnx_file, whole
+from vit_jax.convert import onnx_patterns as patterns
+from vit_jax.convert.onnx_trace import Pattern, trace
+from vit_jax.convert.table import Peer
+from vit_jax.models import variants
+from vit_jax.models.resnet import ResNet
+from vit_jax.models.variants import Model
+from vit_jax.models.vit import ViT
+from vit_jax.reader import Checkpoint
+from vit_jax.visualize.rollout import rollout as rollout_of
+
+DTYPES = ('float32', 'int8')
+
+# GroupNorm's, of the hybrids and of BiT.
+_EPSILONS = (1e-6, 1e-5)
+
+
+def write(
+  checkpoint: Checkpoint, target: str, dtype: str, rollout: bool = False
+) -> list[str]:
+  """Writes a file that any batch size runs through.
+
+  Args:
+    checkpoint: of any model.
+    target: the new file.
+    dtype: 'float32', or 'int8' for the weights of all matrix products, and
+      with them for the products; convolutions stay in float32.
+    rollout: whether to put out the attention rollout besides.
+
+  Returns:
+    What the file cannot hold, a sentence each.
+
+  Raises:
+    FileExistsError: if something is there already.
+    ImportError: if ONNX is not installed.
+    ValueError: if there is no attention to roll out, or the model is too large
+      for one file.
+  """
+  _library('onnx')
+  if dtype == 'int8':
+    _library('onnxruntime')
+    if isinstance(checkpoint.model, ResNet):
+      raise ValueError(
+        'A ResNet consists of convolutions, which in int8 are slower than in '
+        'float32 and far off: use --dtype=float32.'
+      )
+  with whole.new_file(target) as path:
+    model, weights = _to_model(checkpoint, rollout)
+    onnx_file.check(model, weights)
+    if dtype == 'int8':
+      _quantize(onnx_file.joined(model, weights), path)
+    else:
+      onnx_file.save(model, weights, path)
+  return _not_held(checkpoint.model, dtype)
+
+
+def open_peer(path: str, threads: int = 0) -> Peer:
+  """Opens a file with onnxruntime, on the CPU.
+
+  Args:
+    path: of the file.
+    threads: that it runs in; 0 leaves that to onnxruntime.
+
+  Raises:
+    ImportError: if onnxruntime is not installed.
+    ValueError: if the file is not one of `write`.
+  """
+  runtime = _library('onnxruntime')
+  options = runtime.SessionOptions()
+  options.intra_op_num_threads = threads
+  try:
+    session = runtime.InferenceSession(
+      path, options, providers=['CPUExecutionProvider']
+    )
+    (images,) = session.get_inputs()
+    _, H, W, _ = images.shape
+    saved = session.get_modelmeta().custom_metadata_map
+    mean, std = (np.float32(json.loads(saved[key])) for key in ('mean', 'std'))
+  except Exception as e:
+    raise ValueError(
+      f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
+    ) from e
+  output = session.get_outputs()[0].name
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    x = (images_BHWC / np.float32(255) - mean) / std
+    return session.run([output], {images.name: x})[0]
+
+  return Peer(f'onnxruntime {runtime.__version__}', (H, W), run)
+
+
+def _not_held(model: Model, dtype: str) -> list[str]:
+  lines = []
+  if model.dtype != jnp.float32:
+    lines.append(
+      f'That the model computes in {model.dtype}: the file does in float32.'
+    )
+  if dtype == 'int8' and isinstance(model, ViT) and model.stem_width:
+    lines.append(
+      "The convolutions of the stem in int8, which onnxruntime's are slower "
+      'and far off in: they stay float32.'
+    )
+  return lines
+
+
+def _library(name: str) -> Any:
+  try:
+    return importlib.import_module(name)
+  except ImportError as e:
+    raise ImportError(
+      f'ONNX files need the package {name}: pip install onnx onnxruntime.'
+    ) from e
+
+
+def _to_model(
+  checkpoint: Checkpoint, rollout: bool
+) -> tuple[Any, dict[str, np.ndarray]]:
+  """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
+  model = checkpoint.model.clone(
+    scan=False, remat='none', dtype=jnp.dtype('float32')
+  )
+  if rollout:
+    _check_attention(model)
+
+  def function(params: Any, images_BHWC: jax.Array) -> dict[str, jax.Array]:
+    y_BC, aux = model.apply(
+      {'params': params},
+      images_BHWC,
+      capture=('attention',) if rollout else (),
+    )
+    outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
+    if rollout:
+      grid = model.grid(checkpoint.image_size)
+      outputs['rollout'] = rollout_of(aux['attention'], grid)
+    return outputs
+
+  try:
+    graph, outputs = trace(
+      function,
+      variants.unstack_layers(checkpoint.params),
+      checkpoint.image_size,
+      _patterns(model),
+    )
+  except NotImplementedError as e:
+    raise ValueError(
+      f'{checkpoint.path} cannot be written as ONNX, which this package has '
+      f'no translation to for {e}: use --to=stablehlo or orbax.'
+    ) from e
+  return graph.to_model(outputs, _metadata(checkpoint))
+
+
+def _patterns(model: Model) -> list[Pattern]:
+  found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
+  if not isinstance(model, ResNet):
+    found.append(patterns.gelu(model.gelu))
+    found.append(patterns.layer_norm(model.layer_norm_epsilon))
+  return [*found, patterns.softmax()]
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+  version = importlib.metadata.version('vit_jax')
+  return {
+    'source': f'vit_jax {version} on JAX {jax.__version__}',
+    'input': (
+      'images: float32, batch x height x width x 3 (RGB), '
+      '(x / 255 - mean) / std with x from 0 to 255'
+    ),
+    'class_names': json.dumps(checkpoint.class_names),
+  } | {
+    key: value if isinstance(value, str) else json.dumps(value)
+    for key, value in dataclasses.asdict(checkpoint.preprocessing).items()
+  }
+
+
+def _check_attention(model: Model) -> None:
+  """Refuses models that have no attention from every token to every other."""
+  if isinstance(model, ResNet) or model.axial:
+    kind = 'a ResNet' if isinstance(model, ResNet) else 'axial attention'
+    raise ValueError(
+      f'--rollout needs attention from every token to every other, which '
+      f'{kind} has not: leave it out.'
+    )
+
+
+def _quantize(model: Any, path: pathlib.Path) -> None:
+  """Writes a model with the weights of its matrix products in int8.
+
+  A scale for each of their outputs. Activations are quantised when it runs, by
+  the range they have then.
+  """
+  from onnxruntime import quantization
+
+  # There is nothing left to do of what onnxruntime would recommend to do first.
+  model.metadata_props.add(
+    key='onnx.quant.pre_process', value='onnxruntime.quant'
+  )
+  flat = {x.name for x in model.graph.initializer if len(x.dims) == 2}
+  quantization.quantize_dynamic(
+    model,
+    path,
+    # Not the products with a matrix for every head, of relative positions:
+    # onnxruntime fails to run those.
+    nodes_to_quantize=[
+      node.name
+      for node in model.graph.node
+      if node.op_type == 'MatMul' and node.input[1] in flat
+    ],
+    per_channel=True,
+    # Seven bits. Older x86 CPUs add two products in 16 bits, which eight would
+    # overflow; the others, ARM too, compute the same numbers then.
+    reduce_range=True,
+    weight_type=quantization.QuantType.QInt8,
+  )

@@ -1,0 +1,272 @@
+"""A graph of ONNX nodes that grows as a program is read.
+
+Layouts take care of themselves: a transposition that follows another is joined
+with it, and element-wise operations go before it, so that those between two
+convolutions meet and vanish.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# The oldest with Gelu, because an old runtime refuses a newer one.
+OPSET = 20
+IR_VERSION = 9
+NCHW = (0, 3, 1, 2)  # from the axes of BHWC
+NHWC = (0, 2, 3, 1)  # and back
+SMALL_BYTES = 1024  # and no more has a constant that is written once
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """What a node puts out.
+
+  Attributes:
+    name: in the file.
+    shape: integers, and symbolic dimensions of `jax.export`. Where it is to be
+      combined element by element, a size may be 1 that is larger in JAX.
+    dtype: NumPy's.
+  """
+
+  name: str
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+
+
+# Arrays are known now, tensors when the file runs.
+Value = Tensor | np.ndarray
+
+
+class Graph:
+  """Nodes in the order in which they run.
+
+  Attributes:
+    scope: where new nodes belong, for their names.
+  """
+
+  def __init__(self, images: Tensor):
+    self.scope = ''
+    self._images = images
+    self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+    self._constants: dict[str, np.ndarray] = {}
+    self._small: dict[tuple, str] = {}
+    # From the output of a transposition to its input and permutation.
+    self._transposed: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+    self._made: dict[tuple, Tensor] = {}
+
+  def node(
+    self,
+    op: str,
+    inputs: Sequence[Value],
+    shape: Sequence[Any],
+    dtype: Any = None,
+    **attributes: Any,
+  ) -> Tensor:
+    """Adds a node.
+
+    Args:
+      op: its type.
+      inputs: tensors and arrays.
+      shape: of its output.
+      dtype: of its output; that of the first input if None.
+      **attributes: of the operator.
+    """
+    name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
+    names = [
+      x.name if isinstance(x, Tensor) else self._constant(x, f'{name}.{i}')
+      for i, x in enumerate(inputs)
+    ]
+    self._nodes.append((op, names, name, attributes))
+    return Tensor(name, tuple(shape), np.dtype(dtype or inputs[0].dtype))
+
+  def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
+    """Returns a value with its axes in another order."""
+    permutation = tuple(permutation)
+    if isinstance(x, np.ndarray):
+      return x.transpose(permutation)
+    if x.name in self._transposed:
+      x, first = self._transposed[x.name]
+      permutation = tuple(first[axis] for axis in permutation)
+    if permutation == tuple(range(len(x.shape))):
+      return x
+    key = (x.name, permutation)
+    if key not in self._made:
+      shape = [x.shape[axis] for axis in permutation]
+      out = self.node('Transpose', [x], shape, perm=permutation)
+      self._made[key] = out
+      self._transposed[out.name] = (x, permutation)
+    return self._made[key]
+
+  def elementwise(
+    self, op: str, *inputs: Value, dtype: Any = None, **attributes: Any
+  ) -> Value:
+    """Adds a node whose inputs have one rank, or none where they are numbers.
+
+    It goes before a transposition that all of its inputs have in common.
+    """
+    rank = max(x.ndim if isinstance(x, np.ndarray) else 0 for x in inputs)
+    found = {
+      self._transposed[x.name][1] if x.name in self._transposed else None
+      for x in inputs
+      if isinstance(x, Tensor)
+    }
+    permutation = found.pop() if len(found) == 1 else None
+    if permutation is None or rank not in (0, len(permutation)):
+      shape = broadcast_shape([x.shape for x in inputs])
+      return self.node(op, inputs, shape, dtype, **attributes)
+    back = np.argsort(permutation)
+    before = [
+      x.transpose(back) if isinstance(x, np.ndarray) and x.ndim else x
+      for x in (
+        self._transposed[x.name][0] if isinstance(x, Tensor) else x
+        for x in inputs
+      )
+    ]
+    shape = broadcast_shape([x.shape for x in before])
+    out = self.node(op, before, shape, dtype, **attributes)
+    return self.transpose(out, permutation)
+
+  def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
+    """Returns a value in another shape, one size of which may be symbolic."""
+    shape = tuple(shape)
+    if x.shape == shape:
+      return x
+    if isinstance(x, np.ndarray):
+      return x.reshape(shape)
+    sizes = [d if isinstance(d, int) else -1 for d in shape]
+    return self.node('Reshape', [x, np.array(sizes, np.int64)], shape)
+
+  def expand(self, x: Value, shape: Sequence[Any]) -> Value:
+    """Returns a value repeated along its axes of size 1."""
+    shape = tuple(shape)
+    if x.shape == shape:
+      return x
+    if is_static(shape):
+      target: Value = np.array(shape, np.int64)
+      if isinstance(x, np.ndarray):
+        return np.broadcast_to(x, shape)
+    else:
+      target = self._sizes(shape)
+    return self.node('Expand', [x, target], shape)
+
+  def slice(
+    self, x: Tensor, ranges: Mapping[int, tuple[int, int, int]]
+  ) -> Tensor:
+    """Returns a part of a tensor.
+
+    Args:
+      x: tensor.
+      ranges: start, end and step by axis.
+    """
+    if not ranges:
+      return x
+    shape = list(x.shape)
+    for axis, bounds in ranges.items():
+      shape[axis] = len(range(*bounds))
+    starts, ends, steps = (
+      np.array(column, np.int64)
+      for column in zip(*ranges.values(), strict=True)
+    )
+    axes = np.array(list(ranges), np.int64)
+    return self.node('Slice', [x, starts, ends, axes, steps], shape)
+
+  def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
+    """Returns a shape whose first size is that of the batch."""
+    batch, *sizes = shape
+    if batch != self._images.shape[0] or not is_static(sizes):
+      raise NotImplementedError(f'the shape {shape}')
+    if shape not in self._made:
+      first = self.node('Shape', [self._images], (1,), np.int64, start=0, end=1)
+      self._made[shape] = self.node(
+        'Concat', [first, np.array(sizes, np.int64)], (len(shape),), axis=0
+      )
+    return self._made[shape]
+
+  def _constant(self, x: np.ndarray, name: str) -> str:
+    if x.nbytes <= SMALL_BYTES:
+      key = (x.dtype.str, x.shape, x.tobytes())
+      name = self._small.setdefault(key, name)
+    self._constants[name] = x
+    return name
+
+  def to_model(
+    self, outputs: Mapping[str, Value], metadata: Mapping[str, str]
+  ) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns an `onnx.ModelProto` of what the outputs need, and its weights.
+
+    The weights are apart, so that there need not be a copy of them; the small
+    constants are in the model.
+
+    Args:
+      outputs: by the names they get.
+      metadata: entries of `metadata_props`.
+    """
+    from onnx import helper, numpy_helper
+
+    for name, x in outputs.items():
+      self._nodes.append(('Identity', [self._name(x)], name, {}))
+    live = self._live(outputs)
+    used = {name for _, names, *_ in live for name in names}
+    constants = {k: x for k, x in self._constants.items() if k in used}
+    weights = {k: x for k, x in constants.items() if x.nbytes > SMALL_BYTES}
+    model = helper.make_model(
+      helper.make_graph(
+        [
+          helper.make_node(op, names, [out], name=out, **attributes)
+          for op, names, out, attributes in live
+        ],
+        'vit_jax',
+        [describe(self._images.name, self._images)],
+        [describe(name, x) for name, x in outputs.items()],
+        [
+          numpy_helper.from_array(x, name)
+          for name, x in constants.items()
+          if name not in weights
+        ],
+      ),
+      opset_imports=[helper.make_opsetid('', OPSET)],
+      ir_version=IR_VERSION,
+      producer_name='vit_jax',
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model, weights
+
+  def _name(self, x: Value) -> str:
+    return x.name if isinstance(x, Tensor) else self._constant(x, 'constant')
+
+  def _live(self, outputs: Mapping[str, Value]) -> list[tuple]:
+    """Returns the nodes that outputs depend on."""
+    needed, live = set(outputs), []
+    for node in reversed(self._nodes):
+      if node[2] in needed:
+        needed.update(node[1])
+        live.append(node)
+    return live[::-1]
+
+
+def describe(name: str, x: Value) -> Any:
+  """Returns the `onnx.ValueInfoProto` of a value."""
+  from onnx import helper
+
+  return helper.make_tensor_value_info(
+    name,
+    helper.np_dtype_to_tensor_dtype(x.dtype),
+    [d if is_static([d]) else str(d) for d in x.shape],
+  )
+
+
+def is_static(shape: Sequence[Any]) -> bool:
+  """Tells whether all sizes are numbers."""
+  return all(isinstance(d, int | np.integer) for d in shape)
+
+
+def broadcast_shape(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+  """Returns the common shape; symbolic sizes are larger than 1."""
+  rank = max(map(len, shapes))
+  padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+  return tuple(
+    next((d for d in sizes if not (isinstance(d, int) and d == 1)), 1)
+    for sizes in zip(*padded, strict=True)
+  )

@@ -1,0 +1,215 @@
+"""JAX operations as ONNX nodes: those that our models consist of.
+
+A function takes the graph, the shape and type of the result, the parameters of
+the operation and its inputs.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Tensor, Value
+
+
+def _convolution(
+  graph: Graph, out: Any, params: Any, x: Value, kernel: Value
+) -> Value:
+  spec = params['dimension_numbers']
+  if params['lhs_dilation'] != (1, 1) or params['batch_group_count'] != 1:
+    raise NotImplementedError('a transposed convolution')
+  before, after = zip(*params['padding'], strict=True)
+  y = graph.node(
+    'Conv',
+    [
+      graph.transpose(x, spec.lhs_spec),
+      graph.transpose(kernel, spec.rhs_spec),
+    ],
+    [out.shape[axis] for axis in spec.out_spec],
+    strides=params['window_strides'],
+    pads=[*before, *after],
+    dilations=params['rhs_dilation'],
+    group=params['feature_group_count'],
+  )
+  return graph.transpose(y, [spec.out_spec.index(axis) for axis in range(4)])
+
+
+def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  window = params['window_dimensions']
+  before, after = zip(*params['padding'], strict=True)
+  if (
+    len(window) != 4
+    or any(
+      (window[axis], before[axis], after[axis]) != (1, 0, 0) for axis in (0, 3)
+    )
+    or set(params['base_dilation']) | set(params['window_dilation']) != {1}
+  ):
+    raise NotImplementedError(f'pooling windows of {window}')
+  more = {'count_include_pad': 1} if op == 'AveragePool' else {}
+  y: Value = graph.node(
+    op,
+    [graph.transpose(x, NCHW)],
+    [out.shape[axis] for axis in NCHW],
+    kernel_shape=window[1:3],
+    strides=params['window_strides'][1:3],
+    pads=[*before[1:3], *after[1:3]],
+    **more,
+  )
+  if op == 'AveragePool':
+    y = graph.elementwise('Mul', y, np.array(np.prod(window), np.float32))
+  return graph.transpose(y, NHWC)
+
+
+def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
+  """A product of matrices, of axes (batch, M, K) and (batch, K, N)."""
+  (contract_a, contract_b), (batch_a, batch_b) = params['dimension_numbers']
+  free_a = _others(a, contract_a, batch_a)
+  free_b = _others(b, contract_b, batch_b)
+  if isinstance(a, np.ndarray) and isinstance(b, Tensor):
+    # The weights come second.
+    numbers = ((contract_b, contract_a), (batch_b, batch_a))
+    y = _dot(graph, out, {'dimension_numbers': numbers}, b, a)
+    batch, m, n = len(batch_a), len(free_a), len(free_b)
+    order = [*range(batch), *range(batch + n, batch + n + m)]
+    return graph.transpose(y, [*order, *range(batch, batch + n)])
+  batch_sizes, rows, columns = (
+    [x.shape[axis] for axis in axes]
+    for x, axes in ((a, batch_a), (a, free_a), (b, free_b))
+  )
+  k = _size(a.shape[axis] for axis in contract_a)
+  # Without batch axes any number of row axes is a batch to ONNX.
+  kept_rows = [_size(rows)] if batch_a else rows
+  a = graph.transpose(a, [*batch_a, *free_a, *contract_a])
+  b = graph.transpose(b, [*batch_b, *contract_b, *free_b])
+  y = graph.node(
+    'MatMul',
+    [
+      graph.reshape(a, [*batch_sizes, *kept_rows, k]),
+      graph.reshape(b, [*batch_sizes, k, _size(columns)]),
+    ],
+    [*batch_sizes, *kept_rows, _size(columns)],
+  )
+  return graph.reshape(y, [*batch_sizes, *rows, *columns])
+
+
+def _others(x: Value, *axes: Sequence[int]) -> list[int]:
+  return [i for i in range(len(x.shape)) if not any(i in some for some in axes)]
+
+
+def _size(shape: Iterable[Any]) -> Any:
+  # math.prod refuses symbolic sizes that are not integers.
+  return functools.reduce(operator.mul, shape, 1)
+
+
+def _reduce(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  axes = np.array(params['axes'], np.int64)
+  return graph.node(op, [x, axes], out.shape, keepdims=0)
+
+
+def _slice(graph: Graph, out: Any, params: Any, x: Tensor) -> Value:
+  columns = (
+    params['start_indices'],
+    params['limit_indices'],
+    params['strides'] or [1] * len(x.shape),
+  )
+  ranges = dict(enumerate(zip(*columns, strict=True)))
+  return graph.slice(
+    x, {i: r for i, r in ranges.items() if r != (0, x.shape[i], 1)}
+  )
+
+
+def _gather(
+  graph: Graph, out: Any, params: Any, x: Tensor, start: np.ndarray
+) -> Value:
+  """One range of one axis, as of x[:, 1:], or x[:, 0]."""
+  numbers, sizes = params['dimension_numbers'], params['slice_sizes']
+  rest = [i for i in range(len(sizes)) if i not in numbers.start_index_map]
+  if start.shape != (1,) or any(sizes[i] != x.shape[i] for i in rest):
+    raise NotImplementedError('gathering at more than one index')
+  (axis,), first = numbers.start_index_map, int(start[0])
+  if not 0 <= first <= x.shape[axis] - sizes[axis]:
+    raise NotImplementedError('gathering out of bounds')
+  y = graph.slice(x, {axis: (first, first + sizes[axis], 1)})
+  return graph.reshape(y, out.shape)
+
+
+def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
+  before, after, interior = zip(*params['padding_config'], strict=True)
+  if any(interior):
+    raise NotImplementedError('padding between elements')
+  pads = np.array([*before, *after], np.int64)
+  return graph.node('Pad', [x, pads, value], out.shape)
+
+
+def _concatenate(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
+  return graph.node('Concat', xs, out.shape, axis=params['dimension'])
+
+
+def _stack(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
+  axis = params['axis']
+  shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
+  return graph.node(
+    'Concat', [graph.reshape(x, shape) for x in xs], out.shape, axis=axis
+  )
+
+
+def _integer_pow(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  return graph.elementwise('Pow', x, np.array(params['y'], np.float32))
+
+
+def _square(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  return graph.elementwise('Mul', x, x)
+
+
+def _rsqrt(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  return graph.elementwise('Reciprocal', graph.elementwise('Sqrt', x))
+
+
+def _erfc(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  one = np.array(1, np.float32)
+  return graph.elementwise('Sub', one, graph.elementwise('Erf', x))
+
+
+def _maximum(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
+  for x, other in ((a, b), (b, a)):
+    if isinstance(x, np.ndarray) and not x.any():
+      return graph.elementwise('Relu', other)
+  return graph.elementwise('Max', a, b)
+
+
+ELEMENTWISE = {
+  'add': 'Add',
+  'sub': 'Sub',
+  'mul': 'Mul',
+  'div': 'Div',
+  'neg': 'Neg',
+  'exp': 'Exp',
+  'tanh': 'Tanh',
+  'sqrt': 'Sqrt',
+}
+
+OPERATIONS: dict[str, Callable[..., Value]] = {
+  'concatenate': _concatenate,
+  'conv_general_dilated': _convolution,
+  'dot_general': _dot,
+  'erfc': _erfc,
+  'gather': _gather,
+  'integer_pow': _integer_pow,
+  'max': _maximum,
+  'pad': _pad,
+  'reduce_max': functools.partial(_reduce, 'ReduceMax'),
+  'reduce_sum': functools.partial(_reduce, 'ReduceSum'),
+  'reduce_window_max': functools.partial(_pool, 'MaxPool'),
+  'reduce_window_sum': functools.partial(_pool, 'AveragePool'),
+  'reshape': lambda graph, out, params, x: graph.reshape(x, out.shape),
+  'rsqrt': _rsqrt,
+  'slice': _slice,
+  'square': _square,
+  'squeeze': lambda graph, out, params, x: graph.reshape(x, out.shape),
+  'stack': _stack,
+  'transpose': lambda graph, out, params, x: graph.transpose(
+    x, params['permutation']
+  ),
+}

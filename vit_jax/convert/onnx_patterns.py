@@ -1,0 +1,114 @@
+"""Functions of our models that ONNX has a node for.
+
+Each is given as the function itself, whose operations are looked for. Where it
+is not found, in another version of JAX or Flax say, its operations are written
+one by one: the numbers are the same (but see `max_pool`), the speed is not.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Value
+from vit_jax.convert.onnx_trace import Pattern
+
+
+def softmax() -> Pattern:
+  """The softmax over the last axis."""
+  return Pattern(
+    jax.nn.softmax,
+    0,
+    lambda graph, x: graph.node('Softmax', [x], x.shape, axis=-1),
+  )
+
+
+def gelu(kind: str) -> Pattern:
+  """One of the package's two GELUs."""
+  approximate = kind == 'tanh'
+  return Pattern(
+    functools.partial(nn.gelu, approximate=approximate),
+    0,
+    lambda graph, x: graph.elementwise(
+      'Gelu', x, approximate='tanh' if approximate else 'none'
+    ),
+  )
+
+
+def layer_norm(epsilon: float) -> Pattern:
+  """LayerNorm over the last axis."""
+
+  def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
+    params = {'bias': bias, 'scale': scale}
+    layer = nn.LayerNorm(epsilon=epsilon, dtype=np.float32)
+    return layer.apply({'params': params}, x)
+
+  return Pattern(
+    function,
+    2,
+    lambda graph, x, bias, scale: graph.node(
+      'LayerNormalization', [x, scale, bias], x.shape, epsilon=epsilon
+    ),
+  )
+
+
+def group_norm(epsilon: float) -> Pattern:
+  """GroupNorm of 32 groups of the channels of images.
+
+  As an InstanceNormalization, which onnxruntime has a fast kernel for; it takes
+  the GroupNormalization of ONNX apart.
+  """
+
+  def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
+    params = {'bias': bias, 'scale': scale}
+    layer = nn.GroupNorm(
+      32, epsilon=epsilon, dtype=np.float32, use_fast_variance=False
+    )
+    return layer.apply({'params': params}, x)
+
+  def emit(graph: Graph, x: Value, bias: np.ndarray, scale: np.ndarray):
+    x = graph.transpose(x, NCHW)
+    B, C, h, w = x.shape
+    y = graph.reshape(x, (B, 32, C // 32 * h * w))
+    ones, zeros = np.ones(32, np.float32), np.zeros(32, np.float32)
+    y = graph.node(
+      'InstanceNormalization', [y, ones, zeros], y.shape, epsilon=epsilon
+    )
+    y = graph.reshape(y, x.shape)
+    y = graph.elementwise('Mul', y, scale.reshape(1, C, 1, 1))
+    y = graph.elementwise('Add', y, bias.reshape(1, C, 1, 1))
+    return graph.transpose(y, NHWC)
+
+  return Pattern(
+    function, 2, emit, lambda shape: len(shape) == 4 and shape[3] % 32 == 0
+  )
+
+
+def max_pool() -> Pattern:
+  """The max-pooling of BiT, in which zeros of the padding take part.
+
+  As padding and pooling, onnxruntime 1.31 joins the two and pads with -inf.
+  """
+
+  def function(x: Any) -> jax.Array:
+    x = jax.numpy.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return nn.max_pool(x, (3, 3), (2, 2))
+
+  def emit(graph: Graph, x: Value) -> Value:
+    x = graph.transpose(x, NCHW)
+    least = np.finfo(np.float32).min
+    border = np.asarray(function(np.full((1, *x.shape[2:], 1), least)))
+    border = border.transpose(NCHW)
+    y = graph.node(
+      'MaxPool',
+      [x],
+      (*x.shape[:2], *border.shape[2:]),
+      kernel_shape=(3, 3),
+      strides=(2, 2),
+      pads=(1, 1, 1, 1),
+    )
+    return graph.transpose(graph.elementwise('Max', y, border), NHWC)
+
+  return Pattern(function, 0, emit, lambda shape: len(shape) == 4)

@@ -1,0 +1,205 @@
+"""From a JAX program to ONNX nodes.
+
+The program is traced with a symbolic batch size, and its operations are read
+one after another. What depends on parameters alone is computed at once. Runs of
+operations that are what a known function traces to, such as LayerNorm, become
+the one node that ONNX has for it.
+
+Packages that do this follow Flax by replacing its functions; the one tried
+(jax2onnx 0.13) cannot read ResNets and puts out wrong numbers for hybrids.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.extend.core import ClosedJaxpr, Literal
+
+from vit_jax.convert.onnx_graph import Graph, Tensor, Value, is_static
+from vit_jax.convert.onnx_operations import ELEMENTWISE, OPERATIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+  """A function that ONNX has a node for.
+
+  Attributes:
+    function: of x, and of more arguments of the shape (C,), C being the last
+      size of x.
+    arguments: how many more.
+    emit: adds its nodes, given the graph and values; returns the result.
+    fits: whether x can have a shape.
+  """
+
+  function: Callable[..., jax.Array]
+  arguments: int
+  emit: Callable[..., Value]
+  fits: Callable[[tuple[Any, ...]], bool] = lambda shape: True
+
+
+def trace(
+  function: Callable[[Any, jax.Array], dict[str, jax.Array]],
+  params: Any,
+  image_size: tuple[int, int],
+  patterns: Sequence[Pattern],
+) -> tuple[Graph, dict[str, Value]]:
+  """Returns a graph with the nodes of a function, and its outputs.
+
+  Args:
+    function: from parameters and images BHWC, float32, to arrays by name.
+    params: NumPy arrays.
+    image_size: (H, W) in pixels.
+    patterns: functions to look for.
+
+  Raises:
+    NotImplementedError: for an operation that is not among those of our models.
+  """
+  (batch,) = export.symbolic_shape('batch')
+  shape = (batch, *image_size, 3)
+  traced, outputs = jax.make_jaxpr(function, return_shape=True)(
+    params, jax.ShapeDtypeStruct(shape, np.float32)
+  )
+  images = Tensor('images', shape, np.dtype(np.float32))
+  graph = Graph(images)
+  known = [np.asarray(x) for x in jax.tree.leaves(params)]
+  values = _Reader(graph, patterns).run(
+    traced.jaxpr, traced.consts, [*known, images]
+  )
+  return graph, dict(zip(sorted(outputs), values, strict=True))
+
+
+class _Reader:
+  """Reads the operations of a program into a graph."""
+
+  def __init__(self, graph: Graph, patterns: Sequence[Pattern]):
+    self._graph = graph
+    self._patterns = patterns
+    self._traced = functools.cache(_traced)
+
+  def run(
+    self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]
+  ) -> list[Value]:
+    env: dict[Any, Value] = dict(
+      zip(jaxpr.constvars, map(np.asarray, consts), strict=True)
+    )
+    env |= zip(jaxpr.invars, inputs, strict=True)
+
+    def read(atom: Any) -> Value:
+      aval: Any = atom.aval
+      if isinstance(atom, Literal):
+        return np.asarray(atom.val, aval.dtype)
+      return env[atom]
+
+    i = 0
+    while i < len(jaxpr.eqns):
+      eqn = jaxpr.eqns[i]
+      self._graph.scope = str(eqn.source_info.name_stack)
+      found = self._find(jaxpr.eqns[i:])
+      if found is not None:
+        pattern, length, atoms, out = found
+        env[out] = pattern.emit(self._graph, *map(read, atoms))
+        i += length
+        continue
+      results = self._apply(eqn, [read(atom) for atom in eqn.invars])
+      env |= zip(eqn.outvars, results, strict=True)
+      i += 1
+    return [
+      self._graph.expand(read(atom), atom.aval.shape) for atom in jaxpr.outvars
+    ]
+
+  def _apply(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    name, params = eqn.primitive.name, eqn.params
+    if name in ('jit', 'custom_jvp_call'):
+      inner = params.get('jaxpr') or params['call_jaxpr']
+      return self.run(inner.jaxpr, inner.consts, inputs)
+    if name in ('stop_gradient', 'copy'):
+      return inputs
+    out = eqn.outvars[0].aval
+    if name == 'broadcast_in_dim':
+      # Not repeated before it has to be: ONNX broadcasts, too.
+      shape = [1] * len(out.shape)
+      for axis, size in zip(
+        params['broadcast_dimensions'], inputs[0].shape, strict=True
+      ):
+        shape[axis] = size
+      return [self._graph.reshape(inputs[0], shape)]
+    shapes = [atom.aval.shape for atom in eqn.invars]
+    arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+    if len(arrays) == len(inputs) and all(map(is_static, shapes)):
+      arrays = list(map(np.broadcast_to, arrays, shapes))
+      return [np.asarray(eqn.primitive.bind(*arrays, **params))]
+    if name in ELEMENTWISE:
+      return [self._graph.elementwise(ELEMENTWISE[name], *inputs)]
+    if name not in OPERATIONS:
+      raise NotImplementedError(f'the operation {name}')
+    repeated = map(self._graph.expand, inputs, shapes)
+    return [OPERATIONS[name](self._graph, out, params, *repeated)]
+
+  def _find(
+    self, eqns: Sequence[Any]
+  ) -> tuple[Pattern, int, list[Any], Any] | None:
+    """Returns the pattern that operations begin with.
+
+    With it, how many they are, the inputs and the output.
+    """
+    first = eqns[0]
+    x = next((a for a in first.invars if not isinstance(a, Literal)), None)
+    if x is None or x.aval.dtype != np.float32 or not x.aval.shape:
+      return None
+    for pattern in self._patterns:
+      if not pattern.fits(x.aval.shape):
+        continue
+      traced = self._traced(pattern, tuple(x.aval.shape))
+      if traced.eqns[0].primitive != first.primitive:
+        continue
+      length = len(traced.eqns)
+      same = _match(traced.eqns, eqns[:length])
+      if same is not None and all(v in same for v in traced.invars):
+        atoms = [same[v] for v in traced.invars]
+        return pattern, length, atoms, same[traced.outvars[0]]
+    return None
+
+
+def _traced(pattern: Pattern, shape: tuple[Any, ...]) -> Any:
+  """Returns the operations of a pattern for x of a shape."""
+  more = [
+    jax.ShapeDtypeStruct(shape[-1:], np.float32)
+    for _ in range(pattern.arguments)
+  ]
+  x = jax.ShapeDtypeStruct(shape, np.float32)
+  return jax.make_jaxpr(pattern.function)(x, *more).jaxpr
+
+
+def _match(
+  wanted: Sequence[Any], found: Sequence[Any]
+) -> dict[Any, Any] | None:
+  """Returns what the variables of a pattern are where it was found."""
+  if len(wanted) != len(found):
+    return None
+  same: dict[Any, Any] = {}
+  for want, have in zip(wanted, found, strict=True):
+    if want.primitive != have.primitive or not all(
+      _equal(x, have.params.get(key)) for key, x in want.params.items()
+    ):
+      return None
+    for a, b in zip(want.invars, have.invars, strict=True):
+      if isinstance(a, Literal) or isinstance(b, Literal):
+        if not (
+          isinstance(a, Literal) and isinstance(b, Literal) and a.val == b.val
+        ):
+          return None
+      elif same.setdefault(a, b) is not b:
+        return None
+    same |= zip(want.outvars, have.outvars, strict=True)
+  return same
+
+
+def _equal(a: Any, b: Any) -> bool:
+  if isinstance(a, ClosedJaxpr) and isinstance(b, ClosedJaxpr):
+    # Equal ones are different objects. Printed, variables go by order.
+    return not a.consts and not b.consts and str(a) == str(b)
+  return a == b
