@@ -28,10 +28,10 @@ from vit_jax.convert.table import Preprocessing
 
 # Sums of float32 in another order. Seen are 4.0e-6 at most.
 TOLERANCE = 1e-5
-# What float32 costs the convolutions of our side, timm works in float64 there
-# and with the originals' epsilons. Seen are 2.3e-5 at most for 50 layers, 6e-5
-# for 152.
-RESNET_TOLERANCE = 1e-4
+# What float32 costs the convolutions of our side where sums are short, timm
+# works in float64 there and with the originals' epsilons. Seen are 2.1e-5 at
+# most; 5e-6 in models of the usual width, but 8e-5 through 152 layers.
+RESNET_TOLERANCE = 3e-5
 # With timm's own epsilons and in its float32. Seen are 3.2e-4 at most, nearly
 # all of it the epsilons; of BiT 1e-4, nearly all of it float32.
 UNCHANGED_TOLERANCE = {'hybrid': 1e-3, 'BiT': 2e-4}
@@ -224,7 +224,7 @@ def changed_timm(timm, monkeypatch):
   return change
 
 
-def check_there(folder, checkpoint, resnet, changed_timm):
+def check_there(folder, checkpoint, resnet, changed_timm, tolerance):
   """Compares what timm puts out, unchanged and, for a ResNet, changed."""
   difference = compare_there(folder, checkpoint)
   print(f'{difference:.1e} of the largest')
@@ -233,7 +233,7 @@ def check_there(folder, checkpoint, resnet, changed_timm):
     changed_timm(resnet)
     difference = compare_there(folder, checkpoint)
     print(f"{difference:.1e} with the originals' epsilons and float64")
-    assert difference < RESNET_TOLERANCE
+    assert difference < tolerance
 
 
 def compare_there(folder, checkpoint):
@@ -262,7 +262,8 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
   notes = convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
   resnet = resnet_of(kind)
   assert [note.split(':')[0] for note in notes] == NOTES.get(resnet, [])
-  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm)
+  tolerance = 1e-4 if '152' in kind else RESNET_TOLERANCE
+  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, tolerance)
   back = reader.open_checkpoint(str(tmp_path / 'x'))
   assert back.class_names == checkpoint.class_names
   assert back.preprocessing == checkpoint.preprocessing
@@ -292,7 +293,8 @@ def test_named_models_give_their_numbers_there(
   convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
   config = json.loads((tmp_path / 'x/config.json').read_text())
   assert config['architecture'] == name
-  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm)
+  tolerance = 1e-4 if variant == 'r152x2' else TOLERANCE
+  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, tolerance)
 
 
 @pytest.mark.usefixtures('timm')
