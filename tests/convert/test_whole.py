@@ -81,8 +81,10 @@ def test_a_missing_folder_is_refused(tmp_path, new):
 
 
 WRITER = """
-import sys, time
+import signal, sys, time
 from vit_jax.convert import whole
+# In the background of a shell it would be ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with getattr(whole, sys.argv[1])(sys.argv[2]) as path:
   (path / 'inside' if path.is_dir() else path).write_text('half')
   print('half', flush=True)
