@@ -1,15 +1,14 @@
 """Damaged and malicious checkpoints are refused by one sentence.
 
 Of a thousand files, each opens as if nothing had happened to it, because
-nothing did to what matters, or is refused within seconds and little memory by
-an error that names it. What is in it never runs.
+nothing did to what matters, or is refused in little memory by an error that
+names it. What is in it never runs.
 """
 
 import os
 import pickle
 import resource
 import shutil
-import signal
 import zlib
 
 import numpy as np
@@ -23,7 +22,6 @@ from vit_jax import reader
 from vit_jax.convert import __main__ as cli
 
 CASES = 1000
-SECONDS = 20
 MEMORY_BYTES = 500e6
 
 EVERY = [
@@ -80,20 +78,6 @@ def of(cases):
   )
 
 
-@pytest.fixture(autouse=True)
-def hurry():
-  """Ends what runs for longer than an alarm says."""
-
-  def end(*args):
-    # No error that anybody catches and explains.
-    pytest.fail(f'not done after {SECONDS} s')
-
-  before = signal.signal(signal.SIGALRM, end)
-  yield
-  signal.alarm(0)
-  signal.signal(signal.SIGALRM, before)
-
-
 def peak_bytes():
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -121,11 +105,9 @@ def check_unharmed(opened, whole, mutation, name):
 def check(mutation, path, words, checkpoint):
   """Checks that a file is refused well, or opens unharmed."""
   before = peak_bytes()
-  signal.alarm(SECONDS)
   try:
     opened = reader.open_checkpoint(str(path))
   except Exception as e:
-    signal.alarm(0)
     # Not one of their subclasses, which a reader let through.
     assert type(e) in (ValueError, FileNotFoundError, ImportError), repr(e)
     message = str(e)
@@ -133,7 +115,6 @@ def check(mutation, path, words, checkpoint):
     assert '\n' not in message and len(message) < 1000, message
     assert not words or any(word in message for word in words), message
   else:
-    signal.alarm(0)
     check_unharmed(opened, checkpoint, mutation, path.name)
   assert peak_bytes() - before < MEMORY_BYTES
   assert os.listdir(path.parent) == [path.name]
