@@ -1,6 +1,7 @@
 """The training step against closed forms, and whole runs against each other."""
 
 import contextlib
+import dataclasses
 import gc
 import json
 import pathlib
@@ -14,7 +15,11 @@ import pytest
 from PIL import Image
 
 from configs import digits
+from tests.convert.random_weights import random_checkpoint
 from vit_jax import optim, reader, run, sharding, train
+from vit_jax.convert import orbax
+from vit_jax.convert.table import Preprocessing
+from vit_jax.data import sources
 from vit_jax.models import variants
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -367,6 +372,48 @@ def test_evaluating_alone_gives_the_accuracy_of_training(reference):
   assert got['test/examples'] == 360
 
 
+def test_evaluating_alone_scales_images_as_the_checkpoint_says(tmp_path):
+  """Against its own logits of the images, scaled by hand."""
+  mean, std = (0.2, 0.5, 0.7), (0.3, 0.1, 0.4)
+  checkpoint = random_checkpoint(
+    None, (8, 8), 10, patch_size=4, width=16, depth=1, mlp_dim=20, heads=2
+  )
+  checkpoint = dataclasses.replace(
+    checkpoint, preprocessing=Preprocessing(mean=mean, std=std)
+  )
+  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
+  config = small_config(init=str(tmp_path / 'init'))
+  got = train.evaluate_only(config, '')
+
+  source = sources.open_source('digits', 'test')
+  images = np.stack([source[i]['image'] for i in range(len(source))])
+  labels = np.array([source[i]['label'] for i in range(len(source))])
+  scaled = (images / 255 - np.array(mean)) / np.array(std)
+  logits, _ = checkpoint.model.apply({'params': checkpoint.params}, scaled)
+  assert got['test/accuracy'] == np.mean(np.argmax(logits, -1) == labels)
+  losses = -jax.nn.log_softmax(logits)[np.arange(len(labels)), labels]
+  assert got['test/loss'] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_training_warns_where_the_start_saw_other_values(tmp_path, caplog):
+  checkpoint = random_checkpoint(
+    None, (8, 8), 10, patch_size=4, width=16, depth=2, mlp_dim=32, heads=2
+  )
+  checkpoint = dataclasses.replace(
+    checkpoint, preprocessing=Preprocessing(mean=(0.4, 0.5, 0.6))
+  )
+  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
+  config = small_config(init=str(tmp_path / 'init'))
+  train.train(config, str(tmp_path / 'run'))
+  assert 'mean (0.4, 0.5, 0.6)' in caplog.text
+  caplog.clear()
+  config.data.mean = (0.4, 0.5, 0.6)
+  train.train(config, str(tmp_path / 'same'))
+  assert 'It was trained on' not in caplog.text
+  saved = reader.open_checkpoint(str(tmp_path / 'same')).preprocessing
+  assert saved.mean == (0.4, 0.5, 0.6)
+
+
 def test_checkpoint_carries_what_it_takes_to_use_it(reference):
   checkpoint = reader.open_checkpoint(str(reference))
   assert checkpoint.class_names == tuple('0123456789')
@@ -391,6 +438,9 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'optimizer.name': 'lamb'}, "optimizer.name is 'lamb'"),
     ({'optimizer.decay': 'cos'}, "optimizer.decay is 'cos'"),
     ({'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/accuracy'),
+    ({'data.mean': (0.5,)}, 'give one number a channel'),
+    ({'data.std': (0.5, 0.0, 0.5)}, 'data.std .* must be above 0'),
+    ({'data.interpolation': 'cubic'}, "'cubic' must be one of bilinear"),
     ({'data.image_size': '8x'}, "image_size is '8x'"),
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
     ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),

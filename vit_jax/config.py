@@ -36,8 +36,8 @@ def base() -> ConfigDict:
       'batch_size': 4096,
       # The batch is worked off in this many parts, one after the other.
       'accum_steps': 1,
-      # Checkpoint to start from, of any format that the reader opens. Its position
-      # embeddings are resized and its head is replaced by a new one.
+      # Checkpoint to start from, of any format that the reader opens. Its
+      # position embeddings are resized and its head is replaced by a new one.
       'init': '',
       # Only evaluate: `init`, or else the workdir's last checkpoint.
       'eval_only': False,

@@ -137,6 +137,18 @@ def test_central_crop_against_pillow(photo, shape):
   assert np.abs(ours.astype(int) - reference).mean() < 3
 
 
+@pytest.mark.parametrize('resize_small', [0, 64])
+def test_bicubic_is_that_of_pillow(photo, resize_small):
+  size = (64, 96) if resize_small else (48, 60)
+  image = photo[:400, :600]
+  resized = Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
+  want = np.asarray(resized)
+  if resize_small:
+    want = want[8:56, 18:78]
+  transform = transforms.EvalTransform((48, 60), resize_small, 'bicubic')
+  np.testing.assert_array_equal(transform.image(image, 'x'), want)
+
+
 @pytest.mark.parametrize('axis', [0, 1])
 def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
   image = np.zeros((50, 4001, 3), np.uint8)
@@ -164,5 +176,7 @@ def test_refusals():
     transforms.TrainTransform((8, 8), min_area=0)
   with pytest.raises(ValueError, match=r'image_size=\(0, 8\) must be'):
     transforms.TrainTransform((0, 8))
+  with pytest.raises(ValueError, match="'cubic' must be one of bilinear"):
+    transforms.EvalTransform((8, 8), interpolation='cubic')
   with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):
     transforms.EvalTransform((8, 32), resize_small=16)
