@@ -434,6 +434,9 @@ def test_less_of_the_head_gives_the_intermediates_of_the_original():
   got, _ = outputs(body, golden['images'])
   np.testing.assert_allclose(got, golden['encoded'][:, 0], atol=ATOL)
   assert body.model.representation_size == 0 and body.class_names == ()
+  for less in (representation, body):
+    expected = reader.param_shapes(less.model, less.image_size)
+    assert jax.tree.structure(less.params) == jax.tree.structure(expected)
   assert transfer.with_head(checkpoint, 'keep') is checkpoint
   assert 'head' in checkpoint.params
 
