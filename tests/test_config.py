@@ -234,7 +234,8 @@ def test_key_value_pairs_come_last():
     ('b16,cifar10,sgd,12', 'has 4 values where at most [23]'),
     ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
     ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
-    ('b16,cifar10,model=1', "No config field 'model'"),
+    ('b16,cifar10,model=1', "No model variant '1'"),
+    ('b16,cifar10,data=1', "No config field 'data'"),
     ('b16,cifar10,batch_size=many', "batch_size='many': .* type int, as in"),
   ],
 )

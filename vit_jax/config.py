@@ -20,7 +20,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers)',
-  r'sweep|sweep_skip',
+  r'sweep|sweep_skip|tune\..*|report|early_stopping',
 )
 
 
@@ -47,6 +47,10 @@ def base() -> ConfigDict:
       # Checkpoints kept besides the best one by `best_metric`.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
+      # The result of a run is its evaluated step with the highest
+      # `best_metric`, which should then come from a part held out of training,
+      # and not its last one.
+      'early_stopping': False,
       'data': {
         # 'digits', a folder with one sub-folder a class, or a TFDS name.
         'name': 'digits',
@@ -59,6 +63,9 @@ def base() -> ConfigDict:
         'image_size': '224',
         # Smallest share of the image that the inception crop takes.
         'crop_min_area': 0.05,
+        # 0, or BiT's crop in its place: the image is resized to this (side, or
+        # height x width) and a random part of the image size cut out.
+        'crop_resize': '0',
         'flip': True,
         # 0 resizes straight to the image size when evaluating; otherwise the
         # short side is resized to this, and the centre cropped.
@@ -74,7 +81,27 @@ def base() -> ConfigDict:
         # counts them and goes on without.
         'on_bad_image': 'error',
       },
-      'evaluators': {'test': {'split': 'test'}},
+      # By the name before their metrics, as in test/accuracy.
+      'evaluators': {
+        'test': {'type': 'classification', 'split': 'test'},
+        # ImageNet's validation images with ReaL's labels: path of real.json.
+        'real': {'type': 'real', 'labels': '', 'split': 'validation'},
+        # Folder of ObjectNet's images, for models of ImageNet's classes.
+        'objectnet': {'type': 'objectnet', 'data': ''},
+        # Least squares on frozen representations of a few examples a class.
+        'fewshot': {
+          'type': 'fewshot',
+          # As data.name, and its splits; empty splits are the usual ones.
+          'data': '',
+          'train_split': '',
+          'test_split': '',
+          'shots': (1, 5, 10, 25),
+          'seeds': 3,
+          # 'choose' on held-out shots, or 'fixed' at big_vision's 2^10.
+          'l2': 'choose',
+          'layer': 'pre_logits',
+        },
+      },
       'model': {
         # 'vit', hybrids and axial ViTs included, or 'resnet', which has other
         # fields: `choose_model` sets them.
@@ -138,6 +165,13 @@ def base() -> ConfigDict:
       # Left out of the grid: runs that have all fields of one of these, as in
       # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
+      # Axes whose best combination is chosen first, by accuracy on `val` after
+      # training on `train`, both parts of the training set; --tune adds one.
+      # The runs of the sweep then take it.
+      'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
+      # What a sweep leaves behind: 'grid', a table of any two axes;
+      # 'transfer', tables 2 and 9; 'scaling', figure 5.
+      'report': 'grid',
     }
   )
 
@@ -248,11 +282,17 @@ def parse_argument(
 def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """Sets fields by dotted names, as in {'optimizer.lr': '0.01'}.
 
+  The whole group `model` takes the name of a variant.
+
   Raises:
     ValueError: for a name or a value that does not fit; names the nearest.
   """
   known = flatten(config)
   for key, text in pairs.items():
+    if key == 'model':
+      choose_model(config, text)
+      known = flatten(config)
+      continue
     if key not in known:
       raise ValueError(f'No config field {key!r}. {nearest(key, known)}')
     try:

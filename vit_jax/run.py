@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import hardware, metric_log, monitor, sharding
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.evaluators.build import Evaluator
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
@@ -54,7 +54,7 @@ class Run:
     config: ConfigDict,
     durations: Durations,
     checkpoints: Checkpoints,
-    evaluators: list[ClassificationEvaluator],
+    evaluators: list[Evaluator],
     meta: dict[str, Any],
     start_step: int,
     forward_flops: int,

@@ -20,10 +20,11 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import metric_log, sharding, sweep_report, train
+from vit_jax import metric_log, sharding, train
 from vit_jax.checkpoint import FOLDER, Checkpoints, absolute
 from vit_jax.data import sources
 from vit_jax.models import flops, variants
+from vit_jax.report import grid as grid_report
 from vit_jax.run import Diverged, Preempted, preemption_notice
 
 RESULT = 'result.json'
@@ -239,13 +240,13 @@ def _report(
   config: ConfigDict,
   grid: Sequence[Cell],
   found: Sequence[dict[str, Any] | None],
-) -> sweep_report.Report:
-  return sweep_report.Report(
+) -> grid_report.Report:
+  return grid_report.Report(
     axes={name: [v[0] for v in values] for name, values in config.sweep},
     averaged=[s[0] for s in config.sweep if _fields(s) == {'seed'}],
     metric=config.best_metric,
     runs=[
-      sweep_report.Run(cell.labels, cell.workdir, result)
+      grid_report.Run(cell.labels, cell.workdir, result)
       for cell, result in zip(grid, found, strict=True)
     ],
   )

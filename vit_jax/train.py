@@ -4,21 +4,20 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import optim, reader, sharding, transfer
+from vit_jax import inputs, optim, reader, sharding, transfer
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.data import check, loader, sources, transforms
-from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.data import loader, transforms
+from vit_jax.evaluators import build
 from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 from vit_jax.objectives.classification import Classification
@@ -46,13 +45,15 @@ def train(config: ConfigDict, workdir: str) -> None:
   body = variants.build(num_classes=0, image_size=image_size, **config.model)
   mesh = sharding.make_mesh(config.mesh)
   check_batch_size(config, mesh)
-  source = open_source(config, config.data.split)
+  source = inputs.open_source(config.data, config.data.split)
   durations = durations_of(config, len(source))
   model = body.clone(num_classes=len(source.class_names))
   objective = make_objective(config, model)
   lr = make_schedule(config, durations)
   optimizer = make_optimizer(config, lr)
-  evaluators = make_evaluators(config, objective, source.class_names, mesh)
+  evaluators = build.make_evaluators(
+    config, objective, source.class_names, mesh
+  )
 
   checkpoints = Checkpoints(workdir, config.keep_last, config.best_metric)
   meta = {
@@ -128,7 +129,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     The evaluators' metrics.
   """
   checkpoint = reader.open_checkpoint(config.init or workdir)
-  names = open_source(config, config.data.split).class_names
+  names = inputs.open_source(config.data, config.data.split).class_names
   if checkpoint.model.num_classes != len(names):
     raise ValueError(
       f'{checkpoint.path} knows {checkpoint.model.num_classes} classes and '
@@ -144,45 +145,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     checkpoint.params, sharding.tree_shardings(checkpoint.params, mesh)
   )
   results: dict[str, float] = {}
-  for evaluator in make_evaluators(config, objective, names, mesh):
+  for evaluator in build.make_evaluators(config, objective, names, mesh):
     results |= evaluator.run(params)
   return results
-
-
-def open_source(config: ConfigDict, split: str) -> sources.Source:
-  """Opens a split of the config's data, its images checked by all processes."""
-  source = sources.open_source(
-    config.data.name,
-    split,
-    data_dir=config.data.dir or None,
-    split_seed=config.data.split_seed,
-    on_bad_image=None,
-  )
-  bad = check.find_bad_images(
-    source,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
-  bad = [
-    check.BadImage(*fields)
-    for fields in _gather([dataclasses.astuple(b) for b in bad])
-  ]
-  return check.drop_bad_images(source, bad, config.data.on_bad_image)
-
-
-def _gather(items: list[Any]) -> list[Any]:
-  """Returns the JSON-like items of all processes, in the processes' order."""
-  text = np.frombuffer(json.dumps(items).encode(), np.uint8)
-  sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()
-  padded = np.pad(text, (0, max(sizes) - len(text)))
-  texts = np.reshape(
-    multihost_utils.process_allgather(padded), (len(sizes), -1)
-  )
-  return [
-    item
-    for row, size in zip(texts, sizes, strict=True)
-    for item in json.loads(row[:size].tobytes())
-  ]
 
 
 def durations_of(config: ConfigDict, examples: int) -> Durations:
@@ -282,52 +247,6 @@ def make_optimizer(
     weight_decay=o.weight_decay,
     clip_norm=o.clip_norm,
   )
-
-
-def make_evaluators(
-  config: ConfigDict,
-  objective: Classification,
-  class_names: tuple[str, ...],
-  mesh: jax.sharding.Mesh,
-) -> list[ClassificationEvaluator]:
-  """Returns the config's evaluators."""
-  evaluate = jax.jit(
-    objective.evaluate, out_shardings=sharding.replicated(mesh)
-  )
-  transform = transforms.EvalTransform(
-    config_lib.image_size(config.data.image_size),
-    config.data.resize_small,
-    config.data.interpolation,
-  )
-
-  def make(name: str, split: str) -> ClassificationEvaluator:
-    source = open_source(config, split)
-    if source.class_names != class_names:
-      raise ValueError(
-        f'The classes of {config.data.name} {split} are not those of '
-        f'{config.data.split}.'
-      )
-
-    def batches() -> Iterator[dict[str, jax.Array]]:
-      for batch in loader.eval_batches(
-        source,
-        transform,
-        # What fits when training fits when evaluating.
-        batch_size=config.batch_size // config.accum_steps,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        workers=config.data.workers,
-      ):
-        yield sharding.global_batch(batch, mesh)
-
-    return ClassificationEvaluator(name, evaluate, batches)
-
-  if config.best_metric.split('/')[0] not in config.evaluators:
-    raise ValueError(
-      f'best_metric is {config.best_metric!r}, which none of the evaluators '
-      f'gives: {", ".join(f"{n}/accuracy" for n in config.evaluators)}.'
-    )
-  return [make(name, e.split) for name, e in config.evaluators.items()]
 
 
 def random_keys(config: ConfigDict) -> jax.Array:

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax import metric_log
-from vit_jax.sweep_report import Report, Run
+from vit_jax.report.grid import Report, Run
 
 AXES = {
   'Kind': ['none', '1-D'],

@@ -1,0 +1,124 @@
+"""Evaluators as a config describes them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import inputs, sharding
+from vit_jax.data import transforms
+from vit_jax.evaluators import features
+from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.objectives.classification import Classification
+
+
+class Evaluator(Protocol):
+  """Measures parameters.
+
+  Attributes:
+    name: prefix of the metrics.
+  """
+
+  name: str
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns metrics by name, the same in every process."""
+    ...
+
+
+def is_on(entry: ConfigDict) -> bool:
+  """Whether an entry of `config.evaluators` says what it is to measure."""
+  return all(entry.get(field, True) for field in ('split', 'labels', 'data'))
+
+
+def make_evaluators(
+  config: ConfigDict,
+  objective: Classification,
+  class_names: tuple[str, ...],
+  mesh: jax.sharding.Mesh,
+) -> list[Evaluator]:
+  """Returns the config's evaluators.
+
+  Raises:
+    ValueError: for an entry that cannot work, or a `best_metric` that none of
+      them gives.
+  """
+  entries = {n: e for n, e in config.evaluators.items() if is_on(e)}
+  if config.best_metric.split('/')[0] not in entries:
+    raise ValueError(
+      f'best_metric is {config.best_metric!r}, which none of the evaluators '
+      f'gives: {", ".join(f"{n}/accuracy" for n in entries)}.'
+    )
+  parts = _Parts(config, objective, class_names, mesh)
+  evaluators = []
+  for name, entry in entries.items():
+    if entry.type not in _TYPES:
+      raise ValueError(
+        f'evaluators.{name}.type is {entry.type!r}. '
+        + config_lib.nearest(entry.type, _TYPES)
+      )
+    evaluators.append(_TYPES[entry.type](parts, name, entry))
+  return evaluators
+
+
+class _Parts:
+  """What evaluators are made of."""
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    objective: Classification,
+    class_names: tuple[str, ...],
+    mesh: jax.sharding.Mesh,
+  ):
+    self.config = config
+    self.objective = objective
+    self.class_names = class_names
+    self.transform = transforms.EvalTransform(
+      config_lib.image_size(config.data.image_size),
+      config.data.resize_small,
+      config.data.interpolation,
+    )
+    self.batches = {
+      # What fits when training fits when evaluating.
+      'batch_size': config.batch_size // config.accum_steps,
+      'mesh': mesh,
+      'workers': config.data.workers,
+    }
+
+  def extractor(self, function: features.Function) -> features.Extractor:
+    return features.Extractor(
+      function,
+      self.transform,
+      mean=self.objective.mean,
+      std=self.objective.std,
+      **self.batches,
+    )
+
+
+def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
+  source = inputs.open_source(parts.config.data, entry.split)
+  if source.class_names != parts.class_names:
+    raise ValueError(
+      f'The classes of {parts.config.data.name} {entry.split} are not those of '
+      f'{parts.config.data.split}.'
+    )
+  evaluate = jax.jit(
+    parts.objective.evaluate,
+    out_shardings=sharding.replicated(parts.batches['mesh']),
+  )
+  return ClassificationEvaluator(
+    name,
+    evaluate,
+    functools.partial(
+      features.global_batches, source, parts.transform, **parts.batches
+    ),
+  )
+
+
+_TYPES: dict[str, Callable[[_Parts, str, ConfigDict], Evaluator]] = {
+  'classification': _classification
+}

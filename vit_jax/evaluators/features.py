@@ -1,0 +1,173 @@
+"""What a model computes for every image of a source, as NumPy arrays."""
+
+import collections
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from vit_jax import sharding
+from vit_jax.data import augment, loader, transforms
+from vit_jax.data.sources import Source
+from vit_jax.models.variants import Model
+
+# From parameters and normalised images BHWC to anything with B rows.
+Function = Callable[[Any, jax.Array], jax.Array]
+
+# Batches handed to the devices before the first one's result is fetched.
+_IN_FLIGHT = 2
+
+
+def global_batches(
+  source: Source,
+  transform: transforms.EvalTransform,
+  *,
+  batch_size: int,
+  mesh: jax.sharding.Mesh,
+  workers: int = 0,
+) -> Iterator[dict[str, jax.Array]]:
+  """Yields every example once, padded and masked, over all processes."""
+  for batch in loader.eval_batches(
+    source,
+    transform,
+    batch_size=batch_size,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+    workers=workers,
+  ):
+    yield sharding.global_batch(batch, mesh)
+
+
+def layer(model: Model, name: str) -> Function:
+  """Returns the function that gives a layer's representation, float32 BD.
+
+  Args:
+    model: a ViT or a ResNet.
+    name: 'pre_logits' (what the head sees), 'logits', or 'block_N': after
+      layer (of a ResNet: stage) N, from 0, the class token where the model has
+      one, else the mean over all positions.
+
+  Raises:
+    ValueError: if the model has no such layer.
+  """
+  # Of a ResNet each stage, of a ViT each encoder layer.
+  depth = getattr(model, 'depth', 0) or len(getattr(model, 'layers', ()))
+  match = re.fullmatch(r'block_(\d+)', name)
+  if not (
+    name == 'pre_logits'
+    or (name == 'logits' and model.num_classes)
+    or (match and int(match[1]) < depth)
+  ):
+    raise ValueError(
+      f'layer is {name!r}: use pre_logits, '
+      + ('logits, ' if model.num_classes else '')
+      + f'or block_0 to block_{depth - 1}.'
+    )
+
+  captured = {'capture': ('blocks',)} if match else {}
+
+  def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    apply: Any = model.apply
+    logits_BC, aux = apply({'params': params}, images_BHWC, **captured)
+    if match:
+      x_BXD = aux['blocks'][int(match[1])]
+      if getattr(model, 'pool', '') == 'cls':
+        x_BD = x_BXD[:, 0]
+      else:
+        x_BD = jnp.mean(x_BXD, axis=range(1, x_BXD.ndim - 1))
+    else:
+      x_BD = logits_BC if name == 'logits' else aux['pre_logits']
+    return x_BD.astype(jnp.float32)
+
+  return function
+
+
+def top_k(model: Model, k: int) -> Function:
+  """Returns the function that gives the k likeliest classes, int32 Bk."""
+
+  def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    logits_BC, _ = model.apply({'params': params}, images_BHWC)
+    return jax.lax.top_k(logits_BC, k)[1]
+
+  return function
+
+
+class Extractor:
+  """Applies a function to every image of a source, on all devices and hosts."""
+
+  def __init__(
+    self,
+    function: Function,
+    transform: transforms.EvalTransform,
+    *,
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+    mean: Sequence[float] = augment.MEAN,
+    std: Sequence[float] = augment.STD,
+    workers: int = 0,
+  ):
+    """Args:
+
+    function: such as `layer` or `top_k` give.
+    transform: brings images to the model's size.
+    batch_size: over all devices.
+    mesh: of the parameters.
+    mean: of the model's images, see `augment.normalize`.
+    std: their standard deviations.
+    workers: processes that read and decode.
+    """
+
+    def forward(
+      params: Any, batch: dict[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+      images_BHWC = augment.normalize(batch['image'], mean, std)
+      return function(params, images_BHWC), batch['index']
+
+    # Replicated, so that every process can read them all.
+    self._forward = jax.jit(forward, out_shardings=sharding.replicated(mesh))
+    self._batches: dict[str, Any] = {
+      'batch_size': batch_size,
+      'mesh': mesh,
+      'workers': workers,
+    }
+    self._transform = transform
+
+  def __call__(
+    self, params: Any, source: Source, description: str = ''
+  ) -> np.ndarray:
+    """Returns the rows of all images in the source's order, in every process.
+
+    Args:
+      params: of the model.
+      source: of N images.
+      description: for a progress bar; empty for none.
+    """
+    rows: list[np.ndarray] = [np.empty(0)] * len(source)
+    pending: collections.deque[Any] = collections.deque()
+    shown = tqdm(
+      total=len(source),
+      desc=description,
+      unit=' images',
+      delay=2,
+      disable=not description or jax.process_index() != 0,
+    )
+
+    def fetch() -> None:
+      values, indices = jax.device_get(pending.popleft())
+      for value, index in zip(values, indices, strict=True):
+        if index >= 0:
+          rows[index] = value
+      shown.update(int(np.sum(indices >= 0)))
+
+    with shown:
+      for batch in global_batches(source, self._transform, **self._batches):
+        pending.append(self._forward(params, batch))
+        if len(pending) > _IN_FLIGHT:
+          fetch()
+      while pending:
+        fetch()
+    return np.stack(rows)
