@@ -21,6 +21,15 @@ def open_source(data: ConfigDict, split: str) -> sources.Source:
     split_seed=data.split_seed,
     on_bad_image=None,
   )
+  return checked(source, data.on_bad_image)
+
+
+def checked(source: sources.Source, on_bad_image: str) -> sources.Source:
+  """Refuses or drops unreadable images, which all processes look for.
+
+  Raises:
+    ValueError: as `check.drop_bad_images`.
+  """
   bad = check.find_bad_images(
     source,
     process_index=jax.process_index(),
@@ -30,7 +39,7 @@ def open_source(data: ConfigDict, split: str) -> sources.Source:
     check.BadImage(*fields)
     for fields in _gather([dataclasses.astuple(b) for b in bad])
   ]
-  return check.drop_bad_images(source, bad, data.on_bad_image)
+  return check.drop_bad_images(source, bad, on_bad_image)
 
 
 def _gather(items: list[Any]) -> list[Any]:

@@ -112,6 +112,21 @@ def test_class_that_train_lacks(tmp_path, png):
     _open(tmp_path)
 
 
+def test_labels(flat):
+  for source in (
+    _open('digits', 'train[10%:]+test'),
+    _open(flat),
+    sources.Subset(_open(flat), [5, 0, 5]),
+  ):
+    every = [source[i]['label'] for i in range(len(source))]
+    assert source.labels().dtype == np.int32
+    assert source.labels().tolist() == every
+  # Files are not even opened.
+  source = _open(flat)
+  os.remove(source[0]['name'])
+  assert len(source.labels()) == 28
+
+
 def test_sources_are_picklable(flat):
   for source in (_open(flat), _open('digits')):
     copy = pickle.loads(pickle.dumps(source))

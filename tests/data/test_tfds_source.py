@@ -28,6 +28,10 @@ def _example(i, encode):
   feature['image'].bytes_list.value.append(encode(image))
   feature['mask'].bytes_list.value.append(b'nobody decodes this')
   feature['label'].int64_list.value.append(i % 2)
+  for key in _FEATURES:
+    if key.endswith(('file_name', 'filename')):
+      name = f'ILSVRC2012_val_{i:08d}.JPEG'
+      feature[key].bytes_list.value.append(name.encode())
   return example.SerializeToString()
 
 
@@ -102,6 +106,33 @@ def test_records(data_dir):
 )
 def test_names_and_splits_of_tfds(data_dir, name, split, count):
   assert len(_open(name, split, data_dir)) == count
+
+
+def test_labels(data_dir, monkeypatch):
+  for together in (512, 3, 1):  # In one read, or in several.
+    monkeypatch.setattr('vit_jax.data.tfds_source._READ_TOGETHER', together)
+    labels = _open('pets', 'train[1:]+test', data_dir).labels()
+    assert labels.dtype == np.int32
+    assert labels.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_labels_need_no_image(tmp_path):
+  data_dir = _prepare(tmp_path, lambda _: b'no image')
+  source = _open('pets', 'test', data_dir)
+  assert source.labels().tolist() == [1, 0, 1]
+  assert source[0]['image'] == b'no image'
+
+
+@pytest.mark.parametrize('field', ['file_name', 'image/file_name', 'filename'])
+def test_file_names_end_the_names_of_records(
+  tmp_path, encode, field, monkeypatch
+):
+  """The labels of ReaL are by the number in there."""
+  monkeypatch.setitem(_FEATURES, field, tfds.features.Text())
+  source = _open('pets', 'test', _prepare(tmp_path, encode))
+  name = 'ILSVRC2012_val_00000008.JPEG'
+  assert source[1]['name'] == f'pets/test/1/{name}'
+  assert source[1]['label'] == 0
 
 
 def test_picklable(data_dir):

@@ -77,8 +77,8 @@ def test_odd_shapes(shape):
     transforms.EvalTransform((20, 24), resize_small=32),
   ):
     assert (transform(_record(image))['image'] == 77).all()
-  for min_area in (0.05, 1.0):
-    transform = transforms.TrainTransform((20, 24), min_area)
+  for options in ({'min_area': 0.05}, {'min_area': 1}, {'resize': (24, 26)}):
+    transform = transforms.TrainTransform((20, 24), **options)
     for _ in range(5):
       crop = transform(_record(image), rng)['image']
       assert crop.shape == (20, 24, 3) and (crop == 77).all()
@@ -120,6 +120,50 @@ def test_a_train_crop_of_a_scaled_decode(photo, encode):
 def test_min_area_1_is_a_squash(photo):
   train = transforms.TrainTransform((50, 60), min_area=1)
   crop = train(_record(photo), np.random.default_rng(0))['image']
+  expected = transforms.EvalTransform((50, 60)).image(photo, 'x')
+  np.testing.assert_array_equal(crop, expected)
+
+
+def test_resize_crop_is_a_part_of_the_resized_image(photo):
+  size = (60, 90)
+  transform = transforms.TrainTransform((48, 80), resize=size)
+  whole = transforms.resize(photo, size)
+  windows = np.lib.stride_tricks.sliding_window_view(whole, (48, 80, 3))
+  windows = windows[:, :, 0]
+  found = set()
+  for seed in range(400):
+    out = transform(_record(photo), np.random.default_rng(seed))
+    assert out['image'].base is None  # It keeps no larger image alive.
+    (where,) = np.argwhere((windows == out['image']).all((2, 3, 4)))
+    found.add(tuple(where.tolist()))
+  assert out['label'] == 3 and out['label'].dtype == np.int32
+  # Every place, up to both ends, is as likely: of 13 x 11 places 400 draws
+  # find 134 on average, with a deviation of 3.
+  assert {y for y, _ in found} == set(range(13))
+  assert {x for _, x in found} == set(range(11))
+  assert len(found) > 120
+
+
+def test_resize_crop_of_a_scaled_decode(photo, encode, monkeypatch):
+  data = encode(photo, 'JPEG', quality=95)
+  transform = transforms.TrainTransform((30, 38), resize=(32, 40))
+  decoded = []
+  resize = transforms.resize
+  monkeypatch.setattr(
+    transforms, 'resize', lambda i, s: decoded.append(i.shape) or resize(i, s)
+  )
+  pixels, scaled = (
+    transform(_record(image), np.random.default_rng(1))['image'].astype(int)
+    for image in (photo, data)
+  )
+  # An eighth of the size is still more than is asked for.
+  assert decoded == [(427, 640, 3), (54, 80, 3)]
+  assert np.abs(pixels - scaled).mean() < 3.5
+
+
+def test_resize_crop_to_the_same_size_is_a_squash(photo):
+  transform = transforms.TrainTransform((50, 60), resize=(50, 60))
+  crop = transform(_record(photo), np.random.default_rng(0))['image']
   expected = transforms.EvalTransform((50, 60)).image(photo, 'x')
   np.testing.assert_array_equal(crop, expected)
 
@@ -176,6 +220,9 @@ def test_refusals():
     transforms.TrainTransform((8, 8), min_area=0)
   with pytest.raises(ValueError, match=r'image_size=\(0, 8\) must be'):
     transforms.TrainTransform((0, 8))
+  for small in ((7, 9), (9, 7)):
+    with pytest.raises(ValueError, match='is smaller than image_size=.8, 8'):
+      transforms.TrainTransform((8, 8), resize=small)
   with pytest.raises(ValueError, match="'cubic' must be one of bilinear"):
     transforms.EvalTransform((8, 8), interpolation='cubic')
   with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):

@@ -1,6 +1,8 @@
-"""The data sets of the paper's evaluations, each with its protocol: one table."""
+"""The data sets of the paper's evaluations, each with its protocol."""
 
 import dataclasses
+
+from vit_jax.data import vtab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,4 +41,116 @@ class Benchmark:
   crop: str = 'inception'
 
 
-BENCHMARKS: dict[str, Benchmark] = {}
+# Of ImageNet with ResNets and hybrids, beyond its own.
+IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
+
+_LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+
+# Where a mirrored image would be of another class, and where one would that is
+# cut and enlarged: the tasks are about places, distances and numbers of things
+# (BiT, arXiv 1912.11370).
+_NO_FLIP = ('dsprites_location', 'dsprites_orientation', 'smallnorb_azimuth')
+_NO_CROP = (
+  'clevr_count',
+  'clevr_distance',
+  'dmlab',
+  'dsprites_location',
+  'kitti',
+)
+
+
+def _vtab(key: str, task: vtab.Task) -> Benchmark:
+  tune_train, tune_val, train, test = vtab.SPLITS
+  return Benchmark(
+    name=vtab.PREFIX + key,
+    title=task.title,
+    group=task.group,
+    num_classes=task.num_classes,
+    train=train,
+    test=test,
+    tune_train=tune_train,
+    tune_val=tune_val,
+    examples=(1_000, task.test_examples, 800, 200),
+    steps=2_500,
+    learning_rates=(0.01,),
+    flip=key not in _NO_FLIP,
+    crop='none' if key in _NO_CROP else 'resize',
+  )
+
+
+def _cifar(name: str, title: str, num_classes: int) -> Benchmark:
+  return Benchmark(
+    name=name,
+    title=title,
+    group='',
+    num_classes=num_classes,
+    train='train',
+    test='test',
+    tune_train='train[:98%]',
+    tune_val='train[98%:]',
+    examples=(50_000, 10_000, 49_000, 1_000),
+    steps=10_000,
+    learning_rates=_LEARNING_RATES,
+  )
+
+
+_TABLE_2 = (
+  Benchmark(
+    name='imagenet2012',
+    title='ImageNet',
+    group='',
+    num_classes=1_000,
+    train='train',
+    test='validation',
+    tune_train='train[:99%]',
+    tune_val='train[99%:]',
+    examples=(1_281_167, 50_000, 1_268_355, 12_812),
+    steps=20_000,
+    learning_rates=(0.003, 0.01, 0.03),
+  ),
+  _cifar('cifar10', 'CIFAR-10', 10),
+  _cifar('cifar100', 'CIFAR-100', 100),
+  Benchmark(
+    name='oxford_iiit_pet',
+    title='Oxford-IIIT Pets',
+    group='',
+    num_classes=37,
+    train='train',
+    test='test',
+    tune_train='train[:90%]',
+    tune_val='train[90%:]',
+    examples=(3_680, 3_669, 3_312, 368),
+    steps=500,
+    learning_rates=_LEARNING_RATES,
+  ),
+  Benchmark(
+    name='oxford_flowers102',
+    title='Oxford Flowers-102',
+    group='',
+    num_classes=102,
+    train='train+validation',
+    test='test',
+    tune_train='train[:90%]+validation[:90%]',
+    tune_val='train[90%:]+validation[90%:]',
+    examples=(2_040, 6_149, 1_836, 204),
+    steps=500,
+    learning_rates=_LEARNING_RATES,
+  ),
+)
+_VTAB = tuple(_vtab(key, task) for key, task in vtab.TASKS.items())
+
+BENCHMARKS: dict[str, Benchmark] = {b.name: b for b in _TABLE_2 + _VTAB}
+
+# Names of data sets by the name of what they make up, in the paper's order.
+SUITES: dict[str, tuple[str, ...]] = {
+  'table2': tuple(BENCHMARKS),
+  'vtab': tuple(b.name for b in _VTAB),
+} | {
+  group: tuple(b.name for b in _VTAB if b.group == group)
+  for group in ('natural', 'specialised', 'structured')
+}
+
+
+def benchmark(name: str) -> Benchmark | None:
+  """Returns the protocol of a data set, or None if the paper has none."""
+  return BENCHMARKS.get(name)

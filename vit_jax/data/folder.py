@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 
+import numpy as np
 from PIL import Image
 
 from vit_jax.data import decode, splits
@@ -111,6 +112,10 @@ class Folder:
     except OSError as error:
       raise decode.UnreadableImage(path, error.strerror or str(error)) from None
     return {'image': data, 'label': self._labels[index], 'name': path}
+
+  def labels(self) -> np.ndarray:
+    """The classes of all images, int32 [N]."""
+    return np.array(self._labels, np.int32)
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""

@@ -1,4 +1,4 @@
-"""Datasets as random access: digits, folders and TFDS.
+"""Datasets as random access: digits, folders, TFDS and VTAB.
 
 A source has a length, `source[i]` is a record
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.data import splits
+from vit_jax.data import splits, vtab
 
 Record = dict[str, Any]
 
@@ -28,6 +28,10 @@ class Source(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Record: ...
+
+  def labels(self) -> np.ndarray:
+    """The classes of all records, int32 [N], without decoding an image."""
+    ...
 
   def fingerprint(self) -> str | None:
     """Changes whenever the images may have; None if they need no check."""
@@ -47,8 +51,10 @@ def open_source(
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
       with `.` or `~`), or a dataset of TFDS such as `imagenet2012` or
-      `oxford_iiit_pet:4.0.0`, prepared in the format array_record.
+      `oxford_iiit_pet:4.0.0`, prepared in the format array_record, or a task of
+      VTAB-1k such as `vtab/dtd`, see `vtab`, on such a dataset.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
+      VTAB has `train800`, `val200`, `train800val200` and `test` alone.
     data_dir: Where TFDS has its datasets; None is TFDS' own default.
     split_seed: What is held out where a dataset has no test split of its own,
       and the order that slices of digits and folders refer to.
@@ -74,6 +80,8 @@ def _open(
 ) -> Source:
   if name == 'digits':
     return Digits(split, split_seed)
+  if vtab.is_task_name(name):
+    return vtab.open_task(name, split, data_dir)
   from vit_jax.data import folder
 
   if folder.is_folder_name(name):
@@ -81,7 +89,7 @@ def _open(
   # TFDS takes a second to import, which only its users should pay.
   from vit_jax.data import tfds_source
 
-  return tfds_source.TfdsSource(name, split, data_dir)
+  return tfds_source.open_dataset(name, split, data_dir)
 
 
 class Digits:
@@ -120,6 +128,9 @@ class Digits:
       'name': f'digits/{position}',
     }
 
+  def labels(self) -> np.ndarray:
+    return self._labels[self._positions].astype(np.int32)
+
   def fingerprint(self) -> None:
     return None
 
@@ -137,6 +148,9 @@ class Subset:
 
   def __getitem__(self, index: int) -> Record:
     return self._source[int(self._indices[index])]
+
+  def labels(self) -> np.ndarray:
+    return self._source.labels()[self._indices]
 
   def fingerprint(self) -> None:
     return None

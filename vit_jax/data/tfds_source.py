@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow_datasets as tfds
+import tqdm
+
+from vit_jax.data import decode
 
 # What `tfds build` needs, some of it undeclared. Only preparing a dataset does.
 _INSTALL = (
@@ -15,35 +21,104 @@ _INSTALL = (
   'importlib_resources'
 )
 
+# Names of the field that has an image's file name.
+_FILE_NAMES = ('file_name', 'image/file_name', 'filename')
+# Records of large images stay below a GB.
+_READ_TOGETHER = 512
+
+# Names of fields. Of those that are lists, the names of theirs; () is all.
+Fields = Mapping[str, tuple[str, ...]]
+
+
+class Label(Protocol):
+  """How a record of TFDS gets its class.
+
+  Attributes:
+    class_names: A name per class.
+    fields: That are read.
+  """
+
+  @property
+  def class_names(self) -> tuple[str, ...]: ...
+
+  @property
+  def fields(self) -> Fields: ...
+
+  def __call__(self, record: Mapping[str, Any]) -> int:
+    """From these fields to the class."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassField:
+  """The class is a field; neighbouring values may share a class.
+
+  Attributes:
+    field: Its name.
+    values: How many values it has, from 0.
+    class_names: A name per class, of which there are at most as many.
+  """
+
+  field: str
+  values: int
+  class_names: tuple[str, ...]
+
+  @property
+  def fields(self) -> Fields:
+    return {self.field: ()}
+
+  def __call__(self, record: Mapping[str, Any]) -> int:
+    return int(record[self.field]) * len(self.class_names) // self.values
+
 
 class TfdsSource:
   """One split of a prepared dataset of TFDS, with images still encoded."""
 
-  def __init__(self, name: str, split: str, data_dir: str | None):
-    """Opens the dataset; see `sources.open_source`.
+  def __init__(
+    self,
+    name: str,
+    builder: tfds.core.DatasetBuilder,
+    split: str,
+    *,
+    label: Label,
+    title: str,
+    image: str = 'image',
+    scale: int = 1,
+  ):
+    """Opens the split.
+
+    Args:
+      name: Of the dataset, for messages.
+      builder: From `prepared_builder`.
+      split: With the slicing of TFDS.
+      label: How a record gets its class.
+      title: What names of records begin with.
+      image: The field with the image.
+      scale: What pixels are multiplied by; images are decoded if it is not 1.
 
     Raises:
-      FileNotFoundError: It is not prepared, or not in a random access format.
-      ValueError: TFDS knows no such dataset, the dataset has no such split, or
-        it is not one of labelled images.
+      ValueError: The dataset has no such split, or not these fields.
     """
-    if data_dir is not None:
-      data_dir = os.path.expanduser(data_dir)
-    builder = _prepared_builder(name, data_dir)
-    self._name = name
-    self._split = split
-    self._image_key, self._label_key = _keys(name, builder.info)
-    self.class_names = tuple(builder.info.features[self._label_key].names)
-    self._data_dir = os.fspath(builder.data_dir)
-    self._size = int(builder.info.dataset_size)
-    # The other images of a record, such as masks, are not decoded either.
-    decoders = {
-      key: tfds.decode.SkipDecoding()
-      for key, feature in builder.info.features.items()
-      if isinstance(feature, tfds.features.Image)
-    }
+    features = builder.info.features
+    self.class_names = label.class_names
+    self._label = label
+    self._image = image
+    self._scale = scale
+    self._title = title
+    self._file_name = next((f for f in _FILE_NAMES if f in features), None)
+    self._fingerprint = (
+      f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
+    )
+    fields: dict[str, tuple[str, ...]] = {image: (), **label.fields}
+    if self._file_name:
+      fields[self._file_name] = ()
+    # Other images of a record, such as masks, are not even looked at.
+    self._fields = _some(name, features, fields)
+    self._label_fields = _some(name, features, label.fields)
     try:
-      self._records = builder.as_data_source(split=split, decoders=decoders)
+      self._records = builder.as_data_source(
+        split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+      )
     except ValueError as error:
       sizes = ', '.join(
         f'{key}: {info.num_examples}'
@@ -60,19 +135,61 @@ class TfdsSource:
     return len(self._records)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    record = self._records[index]
-    return {
-      'image': record[self._image_key],
-      'label': int(record[self._label_key]),
-      'name': f'{self._name}/{self._split}/{index}',
-    }
+    record = self._fields.deserialize_example_np(
+      self._records[index], decoders={self._image: tfds.decode.SkipDecoding()}
+    )
+    name = f'{self._title}/{index}'
+    if self._file_name:
+      name += f'/{record[self._file_name].decode()}'
+    image = record[self._image]
+    if self._scale != 1:
+      image = decode.decode(image, name) * np.uint8(self._scale)
+    return {'image': image, 'label': self._label(record), 'name': name}
+
+  def labels(self) -> np.ndarray:
+    """The classes of all records, int32 [N]; every record is read."""
+    labels = np.empty(len(self), np.int32)
+    with tqdm.tqdm(
+      total=len(self), desc='Reading labels', unit=' records', delay=2
+    ) as shown:
+      for start in range(0, len(self), _READ_TOGETHER):
+        positions = range(start, min(start + _READ_TOGETHER, len(self)))
+        for i, record in zip(
+          positions, self._records.__getitems__(positions), strict=True
+        ):
+          labels[i] = self._label(
+            self._label_fields.deserialize_example_np(record)
+          )
+        shown.update(len(positions))
+    return labels
 
   def fingerprint(self) -> str:
     """The folder of the dataset, which has its version, its bytes, the split.
 
     TFDS writes the files once and never changes them.
     """
-    return f'tfds {self._data_dir} {self._size} {self._split}'
+    return self._fingerprint
+
+
+def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
+  """Opens one split of a dataset; see `sources.open_source`.
+
+  Raises:
+    FileNotFoundError: It is not prepared, or not in a random access format.
+    ValueError: TFDS knows no such dataset, the dataset has no such split, or
+      it is not one of labelled images.
+  """
+  builder = prepared_builder(name, data_dir)
+  image, field = _keys(name, builder.info)
+  names = tuple(builder.info.features[field].names)
+  return TfdsSource(
+    name,
+    builder,
+    split,
+    label=ClassField(field, len(names), names),
+    title=f'{name}/{split}',
+    image=image,
+  )
 
 
 def is_known(name: str) -> bool:
@@ -84,10 +201,17 @@ def _known_names() -> list[str]:
   return tfds.list_builders(with_community_datasets=False)
 
 
-def _prepared_builder(
+def prepared_builder(
   name: str, data_dir: str | None
 ) -> tfds.core.DatasetBuilder:
-  """The builder of a dataset whose files can be read at random."""
+  """The builder of a dataset whose files can be read at random.
+
+  Raises:
+    FileNotFoundError: It is not prepared, or not in a random access format.
+    ValueError: TFDS knows no such dataset.
+  """
+  if data_dir is not None:
+    data_dir = os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'
   in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
   try:
@@ -142,6 +266,28 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
   ):
     raise ValueError(
       f'dataset {name} is not one of images with one class each; its features '
-      f'are {", ".join(features)}'
+      f'are {", ".join(sorted(features))}'
     )
   return keys[0], keys[1]
+
+
+def _some(
+  name: str, features: tfds.features.FeaturesDict, fields: Fields
+) -> tfds.features.FeaturesDict:
+  """The features to parse records with when only these fields are wanted.
+
+  `tfds.decode.PartialDecoding` does the same with TensorFlow alone.
+  """
+  chosen = {}
+  try:
+    for field, inner in fields.items():
+      chosen[field] = features[field]
+      if inner:
+        every = features[field].feature
+        chosen[field] = tfds.features.Sequence({k: every[k] for k in inner})
+  except KeyError as error:
+    raise ValueError(
+      f'dataset {name} has no {error}; its features are '
+      f'{", ".join(sorted(features))}'
+    ) from None
+  return tfds.features.FeaturesDict(chosen)

@@ -27,22 +27,36 @@ INTERPOLATIONS = ('bilinear', 'bicubic')
 
 
 class TrainTransform:
-  """A random part of the image, resized: the "inception crop".
+  """A random part of the image: the "inception crop", or BiT's.
 
-  The part has an aspect ratio uniform in (3/4, 4/3), and a height uniform
-  between that of a part of `min_area` and the largest that fits, anywhere in
-  the image. This is the distribution of tf.image.sample_distorted_bounding_box,
-  with which the models of the paper were trained; with a uniform area instead,
-  as elsewhere, parts would be larger on average.
+  The inception crop has an aspect ratio uniform in (3/4, 4/3), and a height
+  uniform between that of a part of `min_area` and the largest that fits,
+  anywhere in the image, and is resized. This is the distribution of
+  tf.image.sample_distorted_bounding_box, with which the models of the paper
+  were trained; with a uniform area instead, as elsewhere, parts would be larger
+  on average.
+
+  BiT's (arXiv 1912.11370) resizes the whole image, whatever its aspect ratio,
+  and cuts a part of fixed size out of that, anywhere.
   """
 
-  def __init__(self, image_size: tuple[int, int], min_area: float = 0.05):
-    """Args are the (height, width) of the output and the smallest share.
+  def __init__(
+    self,
+    image_size: tuple[int, int],
+    min_area: float = 0.05,
+    resize: tuple[int, int] | None = None,
+  ):
+    """Args:
 
-    With min_area=1 the part is always the whole image, squashed to size.
+    image_size: (height, width) of the output.
+    min_area: smallest share of the image that the inception crop takes; 1 is
+      always the whole image, squashed to size.
+    resize: (height, width) to which BiT's crop resizes the image. None, for
+      the inception crop.
 
     Raises:
-      ValueError: `min_area` is not in (0, 1], or `image_size` not positive.
+      ValueError: `min_area` is not in (0, 1], `image_size` is not positive, or
+        `resize` is smaller.
     """
     self.image_size = _checked_size(image_size)
     if not 0 < min_area <= 1:
@@ -51,6 +65,13 @@ class TrainTransform:
         'the image that a training crop covers'
       )
     self.min_area = min_area
+    if resize and (resize[0] < image_size[0] or resize[1] < image_size[1]):
+      raise ValueError(
+        f'resize={tuple(resize)} is smaller than image_size='
+        f'{tuple(image_size)}, which is cut out of it; use None or at least '
+        'that size'
+      )
+    self.resize = resize
 
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
@@ -61,12 +82,26 @@ class TrainTransform:
       UnreadableImage: The image cannot be decoded.
     """
     picture = decode.open_image(record['image'], record['name'])
-    box = self._random_box(picture.height, picture.width, rng)
-    part = picture.read(box, self.image_size, exact=False)
-    return {
-      'image': resize(part, self.image_size),
-      'label': np.int32(record['label']),
-    }
+    if self.resize:
+      image = self._cut(picture, self.resize, rng)
+    else:
+      box = self._random_box(picture.height, picture.width, rng)
+      part = picture.read(box, self.image_size, exact=False)
+      image = resize(part, self.image_size)
+    return {'image': image, 'label': np.int32(record['label'])}
+
+  def _cut(
+    self,
+    picture: decode.Picture,
+    size: tuple[int, int],
+    rng: np.random.Generator,
+  ) -> np.ndarray:
+    image = resize(picture.read(size=size, exact=False), size)
+    height, width = self.image_size
+    top = int(rng.integers(size[0] - height + 1))
+    left = int(rng.integers(size[1] - width + 1))
+    # A copy, so that the part does not keep the whole image alive.
+    return image[top : top + height, left : left + width].copy()
 
   def _random_box(
     self, height: int, width: int, rng: np.random.Generator

@@ -1,0 +1,147 @@
+"""The protocols of the paper's evaluations, against table 4 and TFDS."""
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from vit_jax.data import benchmarks
+
+# Examples of the splits of TFDS.
+_SIZES = {
+  'imagenet2012': {'train': 1281167, 'validation': 50000},
+  'cifar10': {'train': 50000, 'test': 10000},
+  'cifar100': {'train': 50000, 'test': 10000},
+  'oxford_iiit_pet': {'train': 3680, 'test': 3669},
+  'oxford_flowers102': {'train': 1020, 'validation': 1020, 'test': 6149},
+}
+
+
+def _rows(name, split):
+  """By split of TFDS, how often its own parser selects each example."""
+  infos = {
+    key: tfds.core.SplitInfo(name=key, shard_lengths=[size], num_bytes=0)
+    for key, size in _SIZES[name].items()
+  }
+  counts = {key: np.zeros(size, int) for key, size in _SIZES[name].items()}
+  parts = tfds.core.splits.AbstractSplit.from_spec(split).to_absolute(infos)
+  for part in parts:
+    counts[part.splitname][part.from_ : part.to] += 1
+  return counts
+
+
+@pytest.mark.parametrize('name', _SIZES)
+def test_a_part_of_the_training_set_is_held_out(name):
+  benchmark = benchmarks.benchmark(name)
+  splits = (
+    benchmark.train,
+    benchmark.test,
+    benchmark.tune_train,
+    benchmark.tune_val,
+  )
+  every = [_rows(name, split) for split in splits]
+  train, test, tune_train, tune_val = (
+    np.concatenate(list(counts.values())) for counts in every
+  )
+  assert benchmark.examples == tuple(
+    rows.sum() for rows in (train, test, tune_train, tune_val)
+  )
+  # Everything is used, and nothing twice.
+  np.testing.assert_array_equal(tune_train + tune_val, train)
+  assert (train + test == 1).all()
+  assert test.sum() == list(_SIZES[name].values())[-1]
+  share = {'imagenet2012': 0.01, 'cifar10': 0.02, 'cifar100': 0.02}
+  held_out = tune_val.sum() / train.sum()
+  assert held_out == pytest.approx(share.get(name, 0.1), rel=1e-4)
+
+
+def test_flowers_holds_out_of_both_parts_of_its_training_set():
+  held_out = _rows(
+    'oxford_flowers102', benchmarks.benchmark('oxford_flowers102').tune_val
+  )
+  sizes = {split: counts.sum() for split, counts in held_out.items()}
+  assert sizes == {'train': 102, 'validation': 102, 'test': 0}
+
+
+@pytest.mark.parametrize('name', _SIZES)
+def test_classes_are_those_of_tfds(name, tmp_path):
+  builder = tfds.builder(name, data_dir=tmp_path)
+  num_classes = builder.info.features['label'].num_classes
+  assert benchmarks.benchmark(name).num_classes == num_classes
+
+
+# Table 4.
+_ALL = (0.001, 0.003, 0.01, 0.03)
+_TABLE_4 = {
+  'imagenet2012': (20000, (0.003, 0.01, 0.03)),
+  'cifar10': (10000, _ALL),
+  'cifar100': (10000, _ALL),
+  'oxford_iiit_pet': (500, _ALL),
+  'oxford_flowers102': (500, _ALL),
+}
+
+
+def test_table_4():
+  assert benchmarks.IMAGENET_EXTRA_LEARNING_RATES == (0.06,)
+  for name, benchmark in benchmarks.BENCHMARKS.items():
+    assert benchmark.name == name
+    assert (benchmark.steps, benchmark.learning_rates) == _TABLE_4.get(
+      name, (2500, (0.01,))
+    )
+
+
+def test_vtab_has_the_columns_of_table_9():
+  groups = {
+    'natural': 'Caltech101 CIFAR-100 DTD Flowers102 Pets Sun397 SVHN',
+    'specialised': 'Camelyon EuroSAT Resisc45 Retinopathy',
+    'structured': 'Clevr-Count Clevr-Dist DMLab dSpr-Loc dSpr-Ori KITTI-Dist '
+    'sNORB-Azim sNORB-Elev',
+  }
+  vtab = []
+  for group, titles in groups.items():
+    names = benchmarks.SUITES[group]
+    found = [benchmarks.BENCHMARKS[name] for name in names]
+    assert [b.title for b in found] == titles.split()
+    assert {b.group for b in found} == {group}
+    vtab += names
+  assert benchmarks.SUITES['vtab'] == tuple(vtab) and len(set(vtab)) == 19
+  assert benchmarks.SUITES['table2'] == (*_SIZES, *vtab)
+  assert set(benchmarks.SUITES) == {'table2', 'vtab', *groups}
+  for name in vtab:
+    b = benchmarks.BENCHMARKS[name]
+    splits = (b.train, b.test, b.tune_train, b.tune_val)
+    assert splits == ('train800val200', 'test', 'train800', 'val200')
+
+
+def test_titles_and_groups_outside_of_vtab():
+  found = [benchmarks.benchmark(name) for name in _SIZES]
+  assert {b.group for b in found} == {''}
+  assert [b.title for b in found] == [
+    'ImageNet',
+    'CIFAR-10',
+    'CIFAR-100',
+    'Oxford-IIIT Pets',
+    'Oxford Flowers-102',
+  ]
+
+
+def test_augmentation():
+  every = benchmarks.BENCHMARKS.values()
+  assert {b.title for b in every if not b.flip} == {
+    'dSpr-Loc',
+    'dSpr-Ori',
+    'sNORB-Azim',
+  }
+  assert {b.title for b in every if b.crop == 'none'} == {
+    'Clevr-Count',
+    'Clevr-Dist',
+    'DMLab',
+    'KITTI-Dist',
+    'dSpr-Loc',
+  }
+  assert {b.name for b in every if b.crop == 'inception'} == set(_SIZES)
+  assert sum(b.crop == 'resize' for b in every) == 14
+
+
+def test_other_data_has_no_protocol():
+  assert benchmarks.benchmark('./mine') is None
+  assert benchmarks.benchmark('vtab/nothing') is None

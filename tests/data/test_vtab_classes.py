@@ -1,0 +1,67 @@
+"""How VTAB's classes follow from the objects in an image, by hand."""
+
+import numpy as np
+import pytest
+
+from vit_jax.data import vtab
+
+
+@pytest.mark.parametrize(('count', 'label'), [(3, 0), (4, 1), (10, 7)])
+def test_clevr_count(count, label):
+  task = vtab.TASKS['clevr_count'].label
+  assert task({'objects': {'size': np.zeros(count)}}) == label
+  assert task.class_names[label] == f'{count} objects'
+
+
+@pytest.mark.parametrize(
+  ('nearest', 'label'),
+  [
+    (0.5, 0),
+    (8.0, 0),  # An edge belongs to the nearer class.
+    (8.001, 1),
+    (8.5, 1),
+    (8.75, 2),
+    (9.0, 2),
+    (9.25, 3),
+    (9.5, 3),
+    (9.75, 4),
+    (10.0, 4),
+    (10.001, 5),
+    (99.0, 5),
+  ],
+)
+def test_clevr_distance(nearest, label):
+  task = vtab.TASKS['clevr_distance'].label
+  # Only the third number is the depth, and only the nearest object counts.
+  coords = np.array([[0, 1, 120], [300, 9.7, nearest]], np.float32)
+  for order in (coords, coords[::-1]):
+    assert task({'objects': {'pixel_coords': order}}) == label
+
+
+@pytest.mark.parametrize(
+  ('objects', 'label'),
+  [
+    # The first five are the examples of task_adaptation's kitti_test.py.
+    ([(0, 1.0)], 0),
+    ([(0, 10.0)], 1),
+    ([(0, 30.0)], 2),
+    ([(4, 30.0)], 3),
+    ([(0, 30.0), (1, 1.0)], 0),
+    ([], 3),
+    ([(0, -2.0)], 0),
+    ([(0, 8.0)], 0),  # An edge belongs to the nearer class.
+    ([(0, 8.01)], 1),
+    ([(1, 20.0)], 1),
+    ([(2, 20.01)], 2),  # Trucks count, pedestrians do not.
+    ([(3, 1.0)], 3),
+    ([(3, 1.0), (2, 25.0), (0, 90.0)], 2),
+  ],
+)
+def test_kitti(objects, label):
+  task = vtab.TASKS['kitti'].label
+  fields = {
+    'type': np.array([kind for kind, _ in objects], np.int64),
+    # Only the third number is ahead.
+    'location': np.array([(-50, 1, z) for _, z in objects], np.float32),
+  }
+  assert task({'objects': fields}) == label
