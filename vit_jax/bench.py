@@ -3,6 +3,7 @@
   python -m vit_jax.bench input [--vs=tf.data]
   python -m vit_jax.bench train [--vs=flax] [--variant=ti16] [--batch_size=16]
   python -m vit_jax.bench inference [--vs=onnx,torch] [--variant=b16]
+  python -m vit_jax.bench fewshot
 
 `input` measures one CPU core: decoding photographs of 640x427 pixels, cutting a
 random part of each ("inception crop") and resizing it to 224x224. With --vs it
@@ -17,6 +18,9 @@ plainly with Flax's own layers.
 float32. With --vs it runs, in turns with ours and with as many threads on the
 CPU, the same weights as `convert` writes them: as an ONNX file in onnxruntime
 and as timm's model in PyTorch.
+
+`fewshot` measures choosing and fitting the classifiers of a few-shot evaluation
+beside solving the normal equations anew for every penalty.
 """
 
 from __future__ import annotations
@@ -84,11 +88,19 @@ def main() -> None:
   inference_parser.set_defaults(
     run=lambda args: bench_inference(args.variant, args.batch_sizes, args.vs)
   )
+  fewshot_parser = commands.add_parser('fewshot', help='few-shot classifiers')
+  fewshot_parser.set_defaults(run=lambda args: _bench_fewshot())
   args = parser.parse_args()
   try:
     args.run(args)
   except (ImportError, ValueError) as e:
     parser.error(str(e))
+
+
+def _bench_fewshot() -> None:
+  from vit_jax import bench_fewshot
+
+  bench_fewshot.bench_fewshot()
 
 
 def bench_input(versus: str | None) -> None:
@@ -358,6 +370,9 @@ class _Photos:
       'label': index % 2,
       'name': self.class_names[index % 2],
     }
+
+  def labels(self) -> np.ndarray:
+    return np.arange(len(self), dtype=np.int32) % 2
 
   def fingerprint(self) -> None:
     return None

@@ -9,9 +9,12 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import inputs, sharding
-from vit_jax.data import transforms
+from vit_jax.data import benchmarks, objectnet, sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.evaluators.fewshot import FewShotEvaluator
+from vit_jax.evaluators.objectnet import ObjectNetEvaluator
+from vit_jax.evaluators.real import RealEvaluator
 from vit_jax.objectives.classification import Classification
 
 
@@ -89,6 +92,16 @@ class _Parts:
       'workers': config.data.workers,
     }
 
+  def source(self, split: str) -> sources.Source:
+    """Opens a split of the data that the model is trained on."""
+    source = inputs.open_source(self.config.data, split)
+    if source.class_names != self.class_names:
+      raise ValueError(
+        f'The classes of {self.config.data.name} {split} are not those of '
+        f'{self.config.data.split}.'
+      )
+    return source
+
   def extractor(self, function: features.Function) -> features.Extractor:
     return features.Extractor(
       function,
@@ -100,12 +113,7 @@ class _Parts:
 
 
 def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  source = inputs.open_source(parts.config.data, entry.split)
-  if source.class_names != parts.class_names:
-    raise ValueError(
-      f'The classes of {parts.config.data.name} {entry.split} are not those of '
-      f'{parts.config.data.split}.'
-    )
+  source = parts.source(entry.split)
   evaluate = jax.jit(
     parts.objective.evaluate,
     out_shardings=sharding.replicated(parts.batches['mesh']),
@@ -119,6 +127,44 @@ def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
   )
 
 
+def _real(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
+  return RealEvaluator(
+    name,
+    parts.extractor(features.top_k(parts.objective.model, 1)),
+    parts.source(entry.split),
+    entry.labels,
+  )
+
+
+def _objectnet(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
+  source = objectnet.ObjectNet(entry.data)
+  return ObjectNetEvaluator(
+    name,
+    parts.extractor(features.top_k(parts.objective.model, 5)),
+    inputs.checked(source, parts.config.data.on_bad_image),
+    parts.class_names,
+  )
+
+
+def _fewshot(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
+  data = parts.config.data.copy_and_resolve_references()
+  data.name = entry.data
+  usual = benchmarks.benchmark(entry.data)
+  train, test = (usual.train, usual.test) if usual else ('train', 'test')
+  return FewShotEvaluator(
+    name,
+    parts.extractor(features.layer(parts.objective.model, entry.layer)),
+    inputs.open_source(data, entry.train_split or train),
+    inputs.open_source(data, entry.test_split or test),
+    shots=entry.shots,
+    seeds=entry.seeds,
+    l2=entry.l2,
+  )
+
+
 _TYPES: dict[str, Callable[[_Parts, str, ConfigDict], Evaluator]] = {
-  'classification': _classification
+  'classification': _classification,
+  'real': _real,
+  'objectnet': _objectnet,
+  'fewshot': _fewshot,
 }

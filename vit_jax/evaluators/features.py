@@ -2,6 +2,7 @@
 
 import collections
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -78,7 +79,8 @@ def layer(model: Model, name: str) -> Function:
       if getattr(model, 'pool', '') == 'cls':
         x_BD = x_BXD[:, 0]
       else:
-        x_BD = jnp.mean(x_BXD, axis=range(1, x_BXD.ndim - 1))
+        axes = tuple(range(1, x_BXD.ndim - 1))
+        x_BD = jnp.mean(x_BXD, axis=axes, dtype=jnp.float32)
     else:
       x_BD = logits_BC if name == 'logits' else aux['pre_logits']
     return x_BD.astype(jnp.float32)
@@ -146,22 +148,28 @@ class Extractor:
       source: of N images.
       description: for a progress bar; empty for none.
     """
-    rows: list[np.ndarray] = [np.empty(0)] * len(source)
+    rows_NX = np.empty(0)
     pending: collections.deque[Any] = collections.deque()
     shown = tqdm(
       total=len(source),
       desc=description,
       unit=' images',
       delay=2,
+      # A line now and then where there is no terminal to rewrite it on.
+      mininterval=0.5 if sys.stderr.isatty() else 30,
       disable=not description or jax.process_index() != 0,
     )
 
     def fetch() -> None:
-      values, indices = jax.device_get(pending.popleft())
-      for value, index in zip(values, indices, strict=True):
-        if index >= 0:
-          rows[index] = value
-      shown.update(int(np.sum(indices >= 0)))
+      nonlocal rows_NX
+      values_BX, index_B = jax.device_get(pending.popleft())
+      if not rows_NX.size:
+        # Of all images at once: millions of rows would not fit twice.
+        shape = (len(source), *values_BX.shape[1:])
+        rows_NX = np.empty(shape, values_BX.dtype)
+      is_image_B = index_B >= 0
+      rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
+      shown.update(int(np.sum(is_image_B)))
 
     with shown:
       for batch in global_batches(source, self._transform, **self._batches):
@@ -170,4 +178,4 @@ class Extractor:
           fetch()
       while pending:
         fetch()
-    return np.stack(rows)
+    return rows_NX

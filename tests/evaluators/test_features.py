@@ -1,0 +1,253 @@
+"""Layers as the original code has them, and every image in its row once."""
+
+import io
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import reader, sharding
+from vit_jax.data import sources, transforms
+from vit_jax.evaluators import features
+from vit_jax.models import variants
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+SIZE = (8, 8)
+
+# As in test_reader: the original code's own reruns differ by up to 4e-6.
+ATOL = 1e-5
+
+
+def run_layer(model, params, images, name):
+  return np.asarray(jax.jit(features.layer(model, name))(params, images))
+
+
+@pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
+def test_layers_are_those_of_the_original(name):
+  checkpoint = reader.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
+  golden = np.load(GOLDEN / f'{name}_s7_golden.npz')
+
+  def one_of(tokens_BLD):
+    """The class token, or where there is none the mean of all tokens."""
+    return tokens_BLD.mean(1) if name == 'tiny-gap' else tokens_BLD[:, 0]
+
+  for layer, want_BD in {
+    'pre_logits': golden['pre_logits'],
+    'logits': golden['logits'],
+    'block_0': one_of(golden['block_00']),
+    'block_1': one_of(golden['block_01']),
+  }.items():
+    got_BD = run_layer(
+      checkpoint.model, checkpoint.params, golden['images'], layer
+    )
+    assert got_BD.dtype == np.float32
+    np.testing.assert_allclose(got_BD, want_BD, rtol=0, atol=ATOL)
+
+
+def test_a_resnet_gives_the_mean_of_each_stage():
+  model = variants.build(
+    num_classes=3, image_size=SIZE, name='resnet', layers=(1, 1), width=32
+  )
+  params = variants.init(model, jax.random.key(0), (32, 32))
+  images = np.random.default_rng(0).normal(size=(2, 32, 32, 3))
+  _, aux = model.apply({'params': params}, images, capture=('blocks',))
+  assert len(aux['blocks']) == 2
+  for i, stage_BhwC in enumerate(aux['blocks']):
+    got_BD = run_layer(model, params, images, f'block_{i}')
+    # float32 sums in another order.
+    np.testing.assert_allclose(
+      got_BD, np.mean(stage_BhwC, (1, 2)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_mean_in_bfloat16_is_not_rounded_again():
+  """It is as exact as the tokens it is of."""
+  model, params = make_model(pool='gap', dtype='bfloat16')
+  images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
+  function = features.layer(model, 'block_1')
+  got_BD = np.asarray(function(params, images))
+  _, aux = model.apply({'params': params}, images, capture=('blocks',))
+  tokens_BLD = np.asarray(aux['blocks'][1], np.float32)
+  np.testing.assert_allclose(got_BD, tokens_BLD.mean(1), rtol=1e-6, atol=1e-6)
+
+
+def make_model(num_classes=10, **fields):
+  model = variants.build(
+    num_classes=num_classes,
+    image_size=SIZE,
+    patch_size=4,
+    width=16,
+    depth=2,
+    mlp_dim=32,
+    heads=2,
+    **fields,
+  )
+  params = variants.init(model, jax.random.key(0), SIZE)
+  if num_classes:
+    kernel = params['head']['kernel']
+    key = jax.random.key(1)
+    params['head']['kernel'] = jax.random.normal(key, kernel.shape)
+  return model, params
+
+
+def test_scanned_layers_are_the_unrolled_ones():
+  model, params = make_model()
+  images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
+  scanned, stacked = model.clone(scan=True), variants.stack_layers(params)
+  for name in ('pre_logits', 'block_0', 'block_1'):
+    np.testing.assert_allclose(
+      run_layer(scanned, stacked, images, name),
+      run_layer(model, params, images, name),
+      rtol=0,
+      atol=ATOL,
+    )
+
+
+@pytest.mark.parametrize(
+  ('name', 'num_classes', 'message'),
+  [
+    ('prelogits', 10, "layer is 'prelogits': use pre_logits, logits, or"),
+    ('block_2', 10, "layer is 'block_2': use .* block_0 to block_1"),
+    ('block_-1', 10, "layer is 'block_-1'"),
+    ('logits', 0, "layer is 'logits': use pre_logits, or block_0 to block_1"),
+  ],
+)
+def test_a_layer_that_there_is_not_is_refused(name, num_classes, message):
+  model, _ = make_model(num_classes)
+  with pytest.raises(ValueError, match=message):
+    features.layer(model, name)
+
+
+def test_a_resnet_has_as_many_blocks_as_stages():
+  model = variants.build(
+    num_classes=3, image_size=SIZE, name='resnet', layers=(2, 3), width=32
+  )
+  features.layer(model, 'block_1')
+  with pytest.raises(ValueError, match='block_0 to block_1'):
+    features.layer(model, 'block_2')
+
+
+def test_top_k_is_in_the_order_of_the_logits():
+  model, params = make_model()
+  images = np.random.default_rng(0).normal(size=(5, *SIZE, 3))
+  logits_BC, _ = model.apply({'params': params}, images)
+  got = np.asarray(features.top_k(model, 4)(params, images))
+  np.testing.assert_array_equal(
+    got, np.argsort(-np.asarray(logits_BC), 1)[:, :4]
+  )
+
+
+class Seven(sources.Subset):
+  """Seven digits, so that no batch of them is full."""
+
+  def __init__(self):
+    super().__init__(sources.open_source('digits', 'test'), range(20, 27))
+
+
+def extract(source, batch_size, devices=8, description='', **images):
+  model, params = make_model()
+  mesh = sharding.make_mesh(
+    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
+  )
+  extractor = features.Extractor(
+    features.layer(model, 'pre_logits'),
+    transforms.EvalTransform(SIZE),
+    batch_size=batch_size,
+    mesh=mesh,
+    **images,
+  )
+  return extractor(params, source, description)
+
+
+def one_by_one(source, mean=0.5, std=0.5):
+  """A plain loop over the images."""
+  model, params = make_model()
+  transform = transforms.EvalTransform(SIZE)
+  run = jax.jit(lambda x: model.apply({'params': params}, x)[1]['pre_logits'])
+  return np.concatenate(
+    [
+      run((transform(source[i])['image'][None] / np.float32(255) - mean) / std)
+      for i in range(len(source))
+    ]
+  )
+
+
+@pytest.mark.parametrize(
+  ('batch_size', 'devices'), [(8, 8), (8, 1), (3, 1), (2, 2), (16, 8), (1, 1)]
+)
+def test_rows_are_in_the_order_of_the_source(batch_size, devices):
+  """Whatever the padding, and with more batches than are in flight."""
+  source = Seven()
+  np.testing.assert_allclose(
+    extract(source, batch_size, devices),
+    one_by_one(source),
+    rtol=0,
+    atol=ATOL,
+  )
+
+
+def test_few_batches_are_on_the_devices_at_a_time(monkeypatch):
+  """However many there are: a data set of images would not fit."""
+  ahead = [0]
+  batches, fetch = features.global_batches, jax.device_get
+
+  def counted(*args, **kwargs):
+    for batch in batches(*args, **kwargs):
+      ahead.append(ahead[-1] + 1)
+      yield batch
+
+  def fetched(x):
+    ahead.append(ahead[-1] - 1)
+    return fetch(x)
+
+  monkeypatch.setattr(features, 'global_batches', counted)
+  monkeypatch.setattr(jax, 'device_get', fetched)
+  extract(Seven(), 1, devices=1)
+  assert ahead.count(0) >= 2 and ahead[-1] == 0
+  assert 1 < max(ahead) <= 3
+
+
+def test_images_are_scaled_as_the_checkpoint_says():
+  source = Seven()
+  got = extract(source, 8, mean=(0.4, 0.4, 0.4), std=(0.2, 0.2, 0.2))
+  np.testing.assert_allclose(
+    got, one_by_one(source, 0.4, 0.2), rtol=0, atol=ATOL
+  )
+  assert np.abs(got - one_by_one(source)).max() > 0.01
+
+
+def test_rows_of_whole_numbers_stay_whole():
+  model, params = make_model()
+  extractor = features.Extractor(
+    features.top_k(model, 3),
+    transforms.EvalTransform(SIZE),
+    batch_size=8,
+    mesh=sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1}),
+  )
+  got = extractor(params, Seven())
+  assert (got.shape, got.dtype) == ((7, 3), np.int32)
+
+
+def test_progress_counts_images_and_not_padding(monkeypatch):
+  """With a rate and the time left, and only when it takes a while."""
+  shown = []
+
+  class Tqdm(features.tqdm):
+    def __init__(self, *args, **kwargs):
+      super().__init__(*args, **(kwargs | {'file': io.StringIO(), 'delay': 0}))
+      shown.append(self)
+
+  monkeypatch.setattr(features, 'tqdm', Tqdm)
+  extract(Seven(), 8, description='training images')
+  assert (shown[0].n, shown[0].total) == (7, 7)
+  text = shown[0].fp.getvalue()
+  assert 'training images: 100%' in text
+  assert '7/7' in text and ' images/s' in text
+
+
+def test_nothing_is_shown_without_a_description(capsys, monkeypatch):
+  monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
+  extract(Seven(), 8)
+  assert capsys.readouterr() == ('', '')

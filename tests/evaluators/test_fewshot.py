@@ -1,0 +1,404 @@
+"""Few-shot accuracy against the same steps taken with scikit-learn."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+
+from vit_jax import bench_fewshot
+from vit_jax.data import sources
+from vit_jax.evaluators import fewshot, ridge
+
+CLASSES = 5
+
+DRAWS = {
+  (1, 0): [22, 13, 2],
+  (4, 0): [22, 28, 24, 29, 13, 15, 11, 12, 2, 3, 8, 4],
+  (1, 1): [22, 19, 8],
+  (4, 1): [22, 29, 26, 24, 19, 15, 13, 10, 8, 3, 5, 9],
+}
+
+
+def examples(n=80, width=12, seed=0, spread=0.8):
+  rng = np.random.default_rng(seed)
+  centres = spread * np.random.default_rng(9).standard_normal((CLASSES, width))
+  labels = rng.permutation(np.arange(n) % CLASSES)
+  x = centres[labels] + rng.standard_normal((n, width))
+  # As of a network: some features large, all of them of float32.
+  x = x * 10 ** np.linspace(-2, 2, width) + np.linspace(0, 50, width)
+  return x.astype(np.float32), labels
+
+
+def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **kwargs):
+  x, labels = examples(width=width)
+  test, test_labels = examples(seed=1, width=width)
+  draws = fewshot.plan(labels, CLASSES, shots, seeds)
+  rows = np.arange(len(x))
+  return fewshot.evaluate(
+    **{
+      'plan': draws,
+      'labels_N': labels,
+      'rows_R': rows,
+      'features_RD': x,
+      'test_MD': test,
+      'test_labels_M': test_labels,
+      'num_classes': CLASSES,
+      'l2': l2,
+    }
+    | kwargs
+  )
+
+
+def test_draws_stay_the_same_for_ever():
+  labels = np.repeat(np.arange(3), 10)[::-1]
+  draws = fewshot.plan(labels, 3, (1, 4), 2)
+  assert list(draws) == [(1, 0), (4, 0), (1, 1), (4, 1)]
+  # Written down when this was made: published results depend on them.
+  assert {key: rows.tolist() for key, rows in draws.items()} == DRAWS
+
+
+def test_draws_hold_shots_of_each_class_once():
+  _, labels = examples()
+  draws = fewshot.plan(labels, CLASSES, (1, 3, 16), 3)
+  for (shots, _), rows in draws.items():
+    np.testing.assert_array_equal(
+      labels[rows], np.repeat(np.arange(CLASSES), shots)
+    )
+    assert len(set(rows)) == len(rows)
+  assert not np.array_equal(draws[3, 0], draws[3, 1])
+
+
+def test_draws_of_a_seed_contain_one_another():
+  _, labels = examples()
+  draws = fewshot.plan(labels, CLASSES, (1, 3, 7), 2)
+  for seed in range(2):
+    assert set(draws[1, seed]) < set(draws[3, seed]) < set(draws[7, seed])
+  alone = fewshot.plan(labels, CLASSES, (3,), 1)
+  np.testing.assert_array_equal(alone[3, 0], draws[3, 0])
+
+
+def test_rows_needed_are_all_shots_once():
+  _, labels = examples()
+  draws = fewshot.plan(labels, CLASSES, (1, 3), 2)
+  needed = fewshot.rows_needed(draws)
+  assert needed.tolist() == sorted({i for rows in draws.values() for i in rows})
+  assert 3 * CLASSES < len(needed) <= 6 * CLASSES
+
+
+@pytest.mark.parametrize(
+  ('shots', 'seeds', 'labels', 'message'),
+  [
+    ((), 1, [0, 1], r'shots is \(\)'),
+    ((1, 0), 1, [0, 1], r'shots is \(1, 0\).* at least 1'),
+    ((1,), 0, [0, 1], 'seeds is 0'),
+    ((1, 3), 1, [0] * 3 + [1] * 2, r'Class 1 \(dog\) has 2 .* than 3 shots'),
+    ((1,), 1, [0, 0], r'Class 1 \(dog\) has 0'),
+    ((1,), 1, [0, 1, 2], 'training example 2 has the label 2.* 0 to 1'),
+    ((1,), 1, [0, 1, -1], 'training example 2 has the label -1'),
+  ],
+)
+def test_plan_refuses(shots, seeds, labels, message):
+  with pytest.raises(ValueError, match=message):
+    fewshot.plan(np.array(labels), 2, shots, seeds, ('cat', 'dog'))
+
+
+@pytest.mark.parametrize('width', [12, 40])
+def test_fixed_is_the_protocol_of_big_vision(width):
+  """Its steps one by one: fewer and more shots (5 to 80) than features."""
+  x, labels = examples(width=width)
+  test, test_labels = examples(seed=1, width=width)
+  shots = (1, 5, 16)
+  draws = fewshot.plan(labels, CLASSES, shots, 2)
+  results = evaluate(shots, 2, 'fixed', width=width)
+  for result, ((k, seed), rows) in zip(results, draws.items(), strict=True):
+    assert (result.shots, result.seed, result.l2) == (k, seed, 1024)
+    train = x[rows].astype(np.float64)
+    mean, std = train.mean(axis=0), train.std(axis=0) + 1e-5
+    train, tested = (
+      np.hstack([(a - mean) / std, np.full((len(a), 1), 100.0)])
+      for a in (train, test)
+    )
+    y = 2.0 * (labels[rows][:, None] == np.arange(CLASSES)) - 1
+    gram = train.T @ train + 1024 * np.eye(width + 1)
+    w = np.linalg.solve(gram, train.T @ y)
+    expected = np.mean((tested @ w).argmax(axis=1) == test_labels)
+    assert result.accuracy == expected
+    _, centre, kernel, bias = fewshot.FITS['fixed'](
+      x[rows], labels[rows], CLASSES
+    )
+    np.testing.assert_allclose(
+      (test - centre) @ kernel + bias, tested @ w, atol=1e-9
+    )
+
+
+def test_fixed_whitens_with_a_small_number_added():
+  """Which decides where features hardly vary."""
+  x = np.random.default_rng(0).standard_normal((20, 3)) * [1, 1e-5, 1e-7]
+  labels = np.arange(20) % 2
+  _, mean, w, _ = fewshot.FITS['fixed'](x, labels, 2)
+  z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-5)
+  z = np.hstack([z, np.full((20, 1), 100.0)])
+  y = np.where(labels[:, None] == [0, 1], 1.0, -1.0)
+  expected = np.linalg.solve(z.T @ z + 1024 * np.eye(4), z.T @ y)[:3]
+  np.testing.assert_allclose(
+    w, expected / (x.std(axis=0) + 1e-5)[:, None], rtol=1e-9
+  )
+  np.testing.assert_allclose(mean, x.mean(axis=0), atol=1e-15)
+
+
+@pytest.mark.parametrize('width', [12, 40])
+def test_chosen_is_standardise_leave_one_out_and_ridge(width):
+  x, labels = examples(width=width)
+  test, test_labels = examples(seed=1, width=width)
+  draws = fewshot.plan(labels, CLASSES, (5, 16), 2)
+  results = evaluate((5, 16), 2, width=width)
+  for result, rows in zip(results, draws.values(), strict=True):
+    scaler = StandardScaler().fit(x[rows].astype(np.float64))
+    z, y = scaler.transform(x[rows]), ridge.one_vs_rest(labels[rows], CLASSES)
+    correct = {}
+    for l2 in ridge.L2_GRID[::3] + (result.l2,):
+      left_out = [
+        Ridge(alpha=l2)
+        .fit(np.delete(z, i, 0), np.delete(y, i, 0))
+        .predict(z[[i]])
+        .argmax()
+        for i in range(len(z))
+      ]
+      correct[l2] = np.sum(left_out == labels[rows])
+    assert correct[result.l2] == max(correct.values())
+    assert result.l2 == ridge.choose_l2(ridge.Ridge(z, y), labels[rows])
+    model = Ridge(alpha=result.l2).fit(z, y)
+    predictions = model.predict(scaler.transform(test)).argmax(axis=1)
+    assert result.accuracy == np.mean(predictions == test_labels)
+  assert {r.l2 for r in results} != {fewshot.FIXED_L2}
+
+
+def test_one_shot_a_class_has_the_fixed_penalty():
+  (result,) = evaluate((1,), 1)
+  assert result.l2 == 1024
+  x, labels = examples()
+  test, test_labels = examples(seed=1)
+  rows = fewshot.plan(labels, CLASSES, (1,), 1)[1, 0]
+  scaler = StandardScaler().fit(x[rows].astype(np.float64))
+  model = Ridge(alpha=1024).fit(
+    scaler.transform(x[rows]), ridge.one_vs_rest(labels[rows], CLASSES)
+  )
+  predictions = model.predict(scaler.transform(test)).argmax(axis=1)
+  assert result.accuracy == np.mean(predictions == test_labels)
+
+
+def test_the_scale_of_a_feature_does_not_matter():
+  x, test = examples()[0], examples(seed=1)[0]
+  factors = (10.0 ** np.arange(-3, 9)).astype(np.float32)
+  results = evaluate((5,), 3, features_RD=x * factors, test_MD=test * factors)
+  assert results == evaluate((5,), 3)
+
+
+@pytest.mark.parametrize('l2', ['choose', 'fixed'])
+def test_constant_features_change_nothing(l2):
+  x, test = examples()[0], examples(seed=1)[0]
+  wide = np.pad(x, ((0, 0), (2, 1)), constant_values=0.1)
+  wide_test = np.pad(test, ((0, 0), (2, 1)), constant_values=0.1)
+  results = evaluate((1, 5), 2, l2, features_RD=wide, test_MD=wide_test)
+  assert results == evaluate((1, 5), 2, l2)
+
+
+@pytest.mark.parametrize('width', [3, 40])
+@pytest.mark.parametrize('l2', ['choose', 'fixed'])
+def test_features_of_a_collapsed_model(l2, width):
+  """All the same: as good as always saying the same class."""
+  same = np.full((80, width), 0.1, np.float32)
+  results = evaluate((1, 5), 1, l2, features_RD=same, test_MD=same)
+  assert [r.accuracy for r in results] == [1 / CLASSES] * 2
+
+
+def test_the_test_set_has_no_say_in_the_penalty():
+  test, test_labels = examples(seed=1)
+  first = evaluate((5,), 3)
+  second = evaluate((5,), 3, test_MD=test, test_labels_M=test_labels[::-1])
+  assert [r.l2 for r in first] == [r.l2 for r in second]
+  assert [r.accuracy for r in first] != [r.accuracy for r in second]
+
+
+@pytest.mark.parametrize('l2', ['choose', 'fixed'])
+def test_only_the_features_of_shots_are_needed(l2):
+  x, labels = examples()
+  rows = fewshot.rows_needed(fewshot.plan(labels, CLASSES, (1, 5), 2))
+  assert len(rows) < len(x)
+  some = evaluate(l2=l2, rows_R=rows, features_RD=x[rows])
+  assert some == evaluate(l2=l2)
+
+
+@pytest.mark.parametrize('cores', [1, 3])
+def test_cores_change_nothing(monkeypatch, cores):
+  expected = evaluate()
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(cores)))
+  assert evaluate() == expected
+
+
+def broken(x, row, value):
+  x = x.copy()
+  x[row, 3] = value
+  return x
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      lambda x, t, y: {'features_RD': broken(x, 7, np.nan)},
+      'features of 1 of 80 training images are not finite, first .* row 7',
+    ),
+    (
+      lambda x, t, y: {'test_MD': broken(t, 2, np.inf)},
+      'features of 1 of 80 test images are not finite, first .* row 2',
+    ),
+    (
+      lambda x, t, y: {'test_labels_M': np.where(np.arange(80) == 4, -1, y)},
+      'test example 4 has the label -1',
+    ),
+    (
+      lambda x, t, y: {'labels_N': np.full(80, CLASSES)},
+      'training example 0 has the label 5',
+    ),
+    (lambda x, t, y: {'l2': 'best'}, "l2 is 'best': use 'choose' or 'fixed'"),
+    (
+      lambda x, t, y: {'rows_R': np.arange(40), 'features_RD': x[:40]},
+      r'[1-9]\d* of the shots are not among the features',
+    ),
+  ],
+)
+def test_evaluate_refuses(change, message):
+  x, (test, test_labels) = examples()[0], examples(seed=1)
+  with pytest.raises(ValueError, match=message):
+    evaluate(**change(x, test, test_labels))
+
+
+class Source:
+  """Images that are their own index."""
+
+  def __init__(self, labels, class_names):
+    self.class_names = class_names
+    self._labels = np.asarray(labels, np.int32)
+
+  def __len__(self):
+    return len(self._labels)
+
+  def __getitem__(self, index):
+    return {'image': index, 'label': int(self._labels[index]), 'name': ''}
+
+  def labels(self):
+    return self._labels
+
+  def fingerprint(self):
+    return None
+
+
+NAMES = tuple('abcde')
+
+
+def test_evaluator_gives_the_mean_over_draws():
+  (x, labels), (test, test_labels) = examples(), examples(seed=1)
+  train_source, test_source = Source(labels, NAMES), Source(test_labels, NAMES)
+  seen = {}
+
+  def extract(params, source):
+    indices = [source[i]['image'] for i in range(len(source))]
+    seen['test' if source is test_source else 'train'] = indices
+    return params[test if source is test_source else x][indices]
+
+  class Params:
+    def __getitem__(self, features):
+      return features
+
+  evaluator = fewshot.FewShotEvaluator(
+    'few', extract, train_source, test_source, shots=(5, 1), seeds=3
+  )
+  results = evaluate((5, 1), 3)
+  expected = {
+    f'few/{k}shot_accuracy': np.mean(
+      [r.accuracy for r in results if r.shots == k]
+    )
+    for k in (5, 1)
+  }
+  metrics = evaluator.run(Params())
+  assert evaluator.name == 'few'
+  assert list(metrics) == ['few/5shot_accuracy', 'few/1shot_accuracy']
+  assert metrics == pytest.approx(expected, abs=1e-12)
+  assert seen['test'] == list(range(80))
+  draws = fewshot.plan(labels, CLASSES, (5, 1), 3)
+  assert seen['train'] == fewshot.rows_needed(draws).tolist()
+
+
+def test_evaluator_passes_the_protocol_on():
+  train, test = (Source(examples(seed=s)[1], NAMES) for s in (0, 1))
+
+  def extract(params, source):
+    x = examples(seed=1 if source is test else 0)[0]
+    return x[[source[i]['image'] for i in range(len(source))]]
+
+  values = [
+    fewshot.FewShotEvaluator(
+      'f', extract, train, test, shots=(5,), seeds=2, l2=l2
+    ).run({})['f/5shot_accuracy']
+    for l2 in ('choose', 'fixed')
+  ]
+  expected = [
+    np.mean([r.accuracy for r in evaluate((5,), 2, l2)])
+    for l2 in ('choose', 'fixed')
+  ]
+  assert values == pytest.approx(expected, abs=1e-12)
+  assert values[0] != values[1]
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      {'test': Source([0], ('a', 'x', 'c', 'd', 'e'))},
+      "5 classes of the training split of few .* class 1 is 'b' .* 'x' in",
+    ),
+    ({'test': Source([0], NAMES[:3])}, 'are not the 3 of .*one has more'),
+    ({'test': Source([], NAMES)}, 'test split of few is empty'),
+    ({'test': Source([-1], NAMES)}, 'test example 0 has the label -1'),
+    ({'shots': (1, 17)}, r'Class 0 \(a\) has 16 .* fewer than 17 shots'),
+    ({'shots': (0,)}, r'shots is \(0,\)'),
+    ({'seeds': 0}, 'seeds is 0'),
+    ({'l2': '1024'}, "l2 is '1024'"),
+  ],
+)
+def test_evaluator_refuses_before_anything_runs(change, message):
+  sizes = {
+    'train': Source(examples()[1], NAMES),
+    'test': Source(examples(seed=1)[1], NAMES),
+  }
+  with pytest.raises(ValueError, match=message):
+    fewshot.FewShotEvaluator('few', None, **sizes | change)
+
+
+def test_digits_by_their_pixels():
+  """A figure to hold on to: 25 of each digit, seen with no network."""
+  train, test = (sources.Digits(split, 0) for split in ('train', 'test'))
+
+  def extract(params, source):
+    images = [source[i]['image'][:, :, 0] for i in range(len(source))]
+    return np.reshape(images, (len(images), -1)).astype(np.float32)
+
+  evaluator = fewshot.FewShotEvaluator('digits', extract, train, test)
+  accuracies = list(evaluator.run({}).values())
+  assert accuracies == sorted(accuracies)
+  assert 0.4 < accuracies[0] < 0.7
+  assert 0.85 < accuracies[-1] < 0.95
+
+
+def test_bench(monkeypatch, capsys):
+  monkeypatch.setattr(bench_fewshot, '_ROUNDS', 2)
+  bench_fewshot.bench_fewshot(classes=4, width=16, shots=(1, 5), seeds=2)
+  out = capsys.readouterr().out
+  assert '4 classes, 16 features, shots 1, 5, 2 seeds, 31 penalties' in out
+  for name in ('ours', 'numpy.linalg.solve'):
+    assert re.search(rf'^  {name} +[\d.]+  \([\d.]+ to [\d.]+\)$', out, re.M)
+  assert re.search(r'^numpy.linalg.solve / ours: [\d.]+$', out, re.M)

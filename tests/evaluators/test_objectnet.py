@@ -1,0 +1,159 @@
+"""ObjectNet's figures by hand, and over devices."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import sharding
+from vit_jax.data import objectnet, sources, transforms
+from vit_jax.evaluators import features
+from vit_jax.evaluators.objectnet import ObjectNetEvaluator
+from vit_jax.models import variants
+
+WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
+
+# Of ImageNet: alarm clocks are 409 (analog) and 530 (digital), chairs 423, 559
+# and 765, woks 909.
+CLASSES = ('alarm_clock', 'alarm_clock', 'chair', 'chair', 'wok', 'wok', 'wok')
+TOP = np.array(
+  [
+    [530, 1, 2, 3, 4],  # right
+    [1, 2, 3, 4, 409],  # right in the top 5
+    [765, 423, 559, 0, 1],  # right, once though all three are its classes
+    [409, 530, 1, 2, 3],  # an alarm clock is no chair
+    [0, 1, 2, 3, 4],  # outside of the 113 classes: wrong
+    [0, 1, 909, 3, 4],  # right in the top 5
+    [909, 0, 1, 2, 3],  # right
+  ]
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+  rng = np.random.default_rng(0)
+  for i, class_name in enumerate(CLASSES):
+    folder = tmp_path / 'images' / class_name
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (12, 12, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / f'{i}.png')
+  return objectnet.ObjectNet(str(tmp_path))
+
+
+def evaluator(source, top_Nk, names=WORDNET_IDS):
+  return ObjectNetEvaluator(
+    'objectnet', lambda params, s: top_Nk, source, names
+  )
+
+
+def test_figures_by_hand(source):
+  assert evaluator(source, TOP).run(None) == {
+    'objectnet/accuracy': 3 / 7,
+    'objectnet/top5_accuracy': 5 / 7,
+    'objectnet/examples': 7,
+  }
+
+
+def test_a_sixth_prediction_does_not_count(source):
+  top_Nk = np.concatenate([TOP, np.full((7, 1), 909)], axis=1)
+  assert evaluator(source, top_Nk).run(None)[
+    'objectnet/top5_accuracy'
+  ] == pytest.approx(5 / 7)
+
+
+def test_some_of_the_images(source):
+  """As when unreadable ones are left out."""
+  some = sources.Subset(source, [4, 6, 1])
+  assert evaluator(some, TOP[[4, 6, 1]]).run(None) == {
+    'objectnet/accuracy': 1 / 3,
+    'objectnet/top5_accuracy': 2 / 3,
+    'objectnet/examples': 3,
+  }
+
+
+def test_parameters_and_source_reach_the_model(source):
+  seen = []
+
+  def top(params, images):
+    seen.append((params, images))
+    return TOP
+
+  ObjectNetEvaluator('o', top, source, WORDNET_IDS).run('parameters')
+  assert seen == [('parameters', source)]
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_equals_a_plain_loop_over_cropped_images(source, devices):
+  model = variants.build(
+    num_classes=1000,
+    image_size=(8, 8),
+    patch_size=4,
+    width=16,
+    depth=1,
+    mlp_dim=32,
+    heads=2,
+  )
+  params = variants.init(model, jax.random.key(0), (8, 8))
+  # A model that knows few classes, of which some are right.
+  kernel = np.zeros(params['head']['kernel'].shape, np.float32)
+  known = [409, 559, 909, *range(6)]
+  kernel[:, known] = np.random.default_rng(0).normal(size=(16, len(known)))
+  params['head']['kernel'] = kernel
+
+  accuracy, top5 = 0, 0
+  paths = sorted(source[i]['name'] for i in range(len(source)))
+  for path in paths:
+    with Image.open(path) as image:
+      small = image.crop((2, 2, 10, 10))  # leaves 8 x 8, which is not resized
+    x_BHWC = np.asarray(small)[None] / np.float32(127.5) - 1
+    logits_C = model.apply({'params': params}, x_BHWC)[0][0]
+    order = np.argsort(-np.asarray(logits_C))
+    classes = objectnet.IMAGENET_CLASSES[path.split('/')[-2]]
+    accuracy += int(order[0] in classes)
+    top5 += int(bool(set(order[:5].tolist()) & set(classes)))
+  assert 0 < accuracy < top5 < len(CLASSES)  # or the test shows nothing
+
+  mesh = sharding.make_mesh(
+    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
+  )
+  extract = features.Extractor(
+    features.top_k(model, 5),
+    transforms.EvalTransform((8, 8)),
+    batch_size=8,
+    mesh=mesh,
+  )
+  params = jax.device_put(params, sharding.replicated(mesh))
+  got = ObjectNetEvaluator('o', extract, source, WORDNET_IDS).run(params)
+  assert got == {
+    'o/accuracy': accuracy / 7,
+    'o/top5_accuracy': top5 / 7,
+    'o/examples': 7,
+  }
+
+
+@pytest.mark.parametrize(
+  'names',
+  [
+    WORDNET_IDS,
+    tuple(map(str, range(1000))),  # those of a checkpoint without names
+    tuple(f'{i:03}' for i in range(1000)),
+    ('tench', 'goldfish', *(f'x{i}' for i in range(998))),
+  ],
+)
+def test_classes_in_the_order_of_imagenet(source, names):
+  evaluator(source, TOP, names)
+
+
+@pytest.mark.parametrize(
+  ('names', 'message'),
+  [
+    (WORDNET_IDS[:999], "needs a model of ImageNet's 1000 classes.*has 999"),
+    (('cat', 'dog'), r'evaluators\.objectnet needs a model .* has 2\.'),
+    (sorted(map(str, range(1000))), "order, sorted .* from '0' to '999'"),
+    (sorted(f'word{i}' for i in range(1000)), "from 'word0' to 'word999'"),
+    (WORDNET_IDS[::-1], "from 'n00000999' to 'n00000000'"),
+  ],
+)
+def test_other_classes_are_refused(source, names, message):
+  with pytest.raises(ValueError, match=message):
+    evaluator(source, TOP, names)

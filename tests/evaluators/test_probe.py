@@ -1,0 +1,206 @@
+"""The linear probe against scikit-learn's logistic regression."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from vit_jax import sharding
+from vit_jax.evaluators import probe
+
+CLASSES = 4
+
+
+def examples(n=203, width=12, seed=0, spread=0.6):
+  rng = np.random.default_rng(seed)
+  centres = spread * np.random.default_rng(9).standard_normal((CLASSES, width))
+  labels = rng.permutation(np.arange(n) % CLASSES)
+  x = centres[labels] + rng.standard_normal((n, width))
+  # As of a network: some features large, all of them of float32.
+  x = x * 10 ** np.linspace(-3, 3, width) + np.linspace(0, 1000, width)
+  return x.astype(np.float32), labels
+
+
+def mesh(devices=8, fsdp=2):
+  fsdp = min(fsdp, devices)
+  return sharding.make_mesh(
+    {'data': -1, 'fsdp': fsdp, 'tensor': 1}, jax.devices()[:devices]
+  )
+
+
+def fit(devices=8, **kwargs):
+  x, labels = examples()
+  test, test_labels = examples(seed=1)
+  return probe.fit_probe(
+    **{
+      'features_ND': x,
+      'labels_N': labels,
+      'test_MD': test,
+      'test_labels_M': test_labels,
+      'num_classes': CLASSES,
+      'mesh': mesh(devices),
+    }
+    | kwargs
+  )
+
+
+def reference(x, labels, l2, weights=None):
+  weights = np.ones(len(x)) if weights is None else weights
+  # Newton's method, because scikit-learn's L-BFGS stops where the objective
+  # hardly falls any more, a thousand times farther from the minimum.
+  model = LogisticRegression(
+    C=1 / (weights.sum() * l2), tol=1e-7, max_iter=1000, solver='newton-cg'
+  )
+  return model.fit(x, labels, sample_weight=weights)
+
+
+def probabilities(found, x):
+  logits = (x - found.mean_D) @ found.kernel_DC + found.bias_C
+  exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+  return exponents / exponents.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('l2', [2.0**-16, 1e-3, 0.1])
+def test_minimum_is_that_of_scikit_learn(l2, devices):
+  x, labels = examples()
+  test, test_labels = examples(seed=1)
+  scaler = StandardScaler().fit(x.astype(np.float64))
+  model = reference(scaler.transform(x), labels, l2)
+  # As near as float32 comes.
+  found = fit(devices, l2_grid=(l2,), tolerance=1e-7)
+  np.testing.assert_allclose(
+    probabilities(found, test),
+    model.predict_proba(scaler.transform(test)),
+    atol=2e-5,
+  )
+  kernel_DC = found.kernel_DC * scaler.scale_[:, None]
+  np.testing.assert_allclose(
+    kernel_DC, model.coef_.T, atol=2e-4 * np.abs(model.coef_).max()
+  )
+  assert found.accuracy == model.score(scaler.transform(test), test_labels)
+  assert found.converged
+  assert 5 < found.iterations < 200
+  assert (found.l2, math.isnan(found.heldout_accuracy)) == (l2, True)
+
+
+def test_eight_devices_are_one_device():
+  """203 examples do not divide by eight."""
+  one, eight = fit(1), fit(8)
+  assert (one.l2, one.heldout_accuracy) == (eight.l2, eight.heldout_accuracy)
+  assert one.accuracy == eight.accuracy
+  test, _ = examples(seed=1)
+  np.testing.assert_allclose(
+    probabilities(one, test), probabilities(eight, test), atol=1e-4
+  )
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_penalty_is_the_best_on_the_held_out_tenth(seed):
+  x, labels = examples(seed=10 + seed, spread=0.4)
+  grid = (1e-4, 1e-2, 0.1, 1.0)
+  is_heldout = probe.hold_out(labels)
+  z = StandardScaler().fit_transform(x.astype(np.float64))
+  scores = {
+    l2: reference(z, labels, l2, 1.0 * ~is_heldout).score(
+      z[is_heldout], labels[is_heldout]
+    )
+    for l2 in grid
+  }
+  found = fit(features_ND=x, labels_N=labels, l2_grid=grid)
+  best = max(scores.values())
+  assert found.heldout_accuracy == pytest.approx(best, abs=1e-6)
+  # Ties go to the higher penalty.
+  assert found.l2 == max(l2 for l2 in grid if scores[l2] == best)
+  # And then everything is trained on.
+  model = reference(z, labels, found.l2)
+  np.testing.assert_allclose(
+    probabilities(found, x), model.predict_proba(z), atol=3e-4
+  )
+
+
+def test_order_of_the_grid_does_not_matter():
+  assert fit(l2_grid=(0.01, 1.0, 0.1)).l2 == fit(l2_grid=(1.0, 0.1, 0.01)).l2
+
+
+def test_a_tenth_of_each_class_is_held_out():
+  labels = np.random.default_rng(0).permutation(np.repeat(np.arange(3), 50))
+  is_heldout = probe.hold_out(labels)
+  assert np.bincount(labels[is_heldout]).tolist() == [5, 5, 5]
+  np.testing.assert_array_equal(is_heldout, probe.hold_out(labels))
+  # Not the first ones of a class, which may be alike.
+  first = [np.flatnonzero(labels == c)[:5] for c in range(3)]
+  assert not is_heldout[np.concatenate(first)].all()
+
+
+def test_classes_that_are_rare_or_absent_do_no_harm():
+  x, labels = examples()
+  labels = np.where(labels == 3, 2, labels)
+  labels[0] = 4
+  found = fit(features_ND=x, labels_N=labels, num_classes=6)
+  assert found.converged
+  assert found.kernel_DC.shape == (12, 6)
+
+
+def test_constant_features_change_nothing():
+  x, test = examples()[0], examples(seed=1)[0]
+  wide, wide_test = (
+    np.pad(a, ((0, 0), (1, 1)), constant_values=0.1) for a in (x, test)
+  )
+  found = fit(features_ND=wide, test_MD=wide_test, l2_grid=(0.01,))
+  expected = fit(l2_grid=(0.01,))
+  assert found.accuracy == expected.accuracy
+  np.testing.assert_allclose(
+    probabilities(found, wide_test), probabilities(expected, test), atol=1e-4
+  )
+  np.testing.assert_array_equal(found.kernel_DC[[0, -1]], 0)
+
+
+def test_blocks_change_nothing(monkeypatch):
+  expected = fit(l2_grid=(0.01,))
+  monkeypatch.setattr(probe, '_BLOCK', 7)
+  found = fit(l2_grid=(0.01,))
+  np.testing.assert_array_equal(found.kernel_DC, expected.kernel_DC)
+
+
+def test_a_fit_that_does_not_end_says_so(monkeypatch):
+  monkeypatch.setattr(probe, 'MAX_ITERATIONS', 3)
+  jax.clear_caches()  # the limit is part of the compiled loop
+  found = fit(l2_grid=(1e-4,))
+  jax.clear_caches()
+  assert (found.iterations, found.converged) == (3, False)
+
+
+def broken(x, row, value):
+  x = x.copy()
+  x[row, 3] = value
+  return x
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      lambda x, y: {'features_ND': broken(x, 7, np.nan)},
+      'features of 1 of 203 training images are not finite, first .* row 7',
+    ),
+    (
+      lambda x, y: {'test_MD': broken(x, 2, np.inf)},
+      'features of 1 of 203 test images are not finite, first .* row 2',
+    ),
+    (lambda x, y: {'labels_N': y + 1}, 'training example .* has the label 4'),
+    (lambda x, y: {'test_labels_M': y - 1}, 'test example .* the label -1'),
+    (lambda x, y: {'l2_grid': ()}, r'l2_grid is \(\)'),
+    (lambda x, y: {'l2_grid': (1.0, 0.0)}, r'l2_grid is \(1.0, 0.0\)'),
+    (
+      lambda x, y: {'features_ND': x[:9], 'labels_N': y[:9]},
+      '9 training examples are too few to hold a tenth out of',
+    ),
+  ],
+)
+def test_refusals(change, message):
+  with pytest.raises(ValueError, match=message):
+    fit(**change(*examples()))

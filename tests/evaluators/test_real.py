@@ -1,0 +1,330 @@
+"""ReaL against figures of known models, and against a slow loop."""
+
+import csv
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import sharding
+from vit_jax.data import folder, transforms
+from vit_jax.evaluators import features, real
+from vit_jax.models import variants
+
+# 300 images of ImageNet's validation set, chosen at random: number, original
+# label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache
+# 2.0) and what torchvision's ResNets say.
+SAMPLE = pathlib.Path(__file__).parent / 'real_sample.csv'
+# All 50,000 of them, which not everyone has.
+SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data'
+
+IDS = tuple(f'n{i:08}' for i in range(1000))
+
+
+class Images:
+  """A source of named images; records count how often they are read."""
+
+  def __init__(self, numbers, labels, class_names=IDS, images=None):
+    self.class_names = class_names
+    self.names = [f'val/ILSVRC2012_val_{n:08}.JPEG' for n in numbers]
+    self._labels = labels
+    self._images = images
+    self.read = 0
+
+  def __len__(self):
+    return len(self.names)
+
+  def __getitem__(self, index):
+    self.read += 1
+    image = b'nobody decodes' if self._images is None else self._images[index]
+    return {
+      'image': image,
+      'label': int(self._labels[index]),
+      'name': self.names[index],
+    }
+
+  def fingerprint(self):
+    return None
+
+
+@pytest.fixture(scope='module')
+def sample():
+  with open(SAMPLE) as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope='module')
+def labels_path(sample, tmp_path_factory):
+  """A real.json that has the labels of the sample alone."""
+  labels = [[] for _ in range(50_000)]
+  for row in sample:
+    labels[int(row['number']) - 1] = [int(c) for c in row['real'].split()]
+  path = tmp_path_factory.mktemp('real') / 'real.json'
+  path.write_text(json.dumps(labels))
+  return path
+
+
+def numbers_and_labels(rows):
+  return [int(r['number']) for r in rows], [int(r['label']) for r in rows]
+
+
+@pytest.mark.parametrize(
+  ('model', 'original', 'reassessed'),
+  [('resnet50', 76.13, 82.96), ('resnet18', 69.76, 77.29)],
+)
+def test_known_figures(model, original, reassessed):
+  file = SHARED / 'imagenet_val_predictions.npz'
+  if not file.exists():
+    pytest.skip(f'needs the predictions of ResNets in {SHARED}')
+  predictions = np.load(file)
+  evaluator = real.RealEvaluator(
+    'real',
+    lambda params, source: predictions[params],
+    Images(range(1, 50_001), predictions['labels']),
+    str(SHARED / 'real.json'),
+  )
+  metrics = evaluator.run(model)
+  # The figures have two digits.
+  assert abs(100 * metrics['real/accuracy'] - reassessed) <= 0.005
+  assert abs(100 * metrics['real/original_accuracy'] - original) <= 0.005
+  assert metrics['real/examples'] == 50_000 - 3_163
+
+
+@pytest.mark.parametrize('model', ['resnet18', 'resnet50'])
+@pytest.mark.parametrize('order', [1, -1])
+def test_equals_a_slow_loop(sample, labels_path, model, order):
+  rows = sample[::order]
+  right, original, scored = 0, 0, 0
+  for row in rows:
+    original += row[model] == row['label']
+    if row['real']:
+      scored += 1
+      for label in row['real'].split():
+        right += row[model] == label
+  assert 0 < right < scored < len(rows) and right != original
+  top_Nk = np.array([[int(r[model]), 1, 2, 3, 4] for r in rows], np.int32)
+  evaluator = real.RealEvaluator(
+    'r',
+    lambda params, s: top_Nk,
+    Images(*numbers_and_labels(rows)),
+    labels_path,
+  )
+  assert evaluator.run(None) == {
+    'r/accuracy': right / scored,
+    'r/original_accuracy': original / len(rows),
+    'r/examples': scored,
+  }
+
+
+def test_by_hand():
+  labels = [[3], [], [1, 2], [1, 2], [], [7]]
+  accuracy, scored = real.real_accuracy(np.array([3, 3, 2, 0, 7, 8]), labels)
+  assert (accuracy, scored) == (2 / 4, 4)
+  with pytest.raises(ValueError, match='no labels for any of these images'):
+    real.real_accuracy(np.array([1, 2]), [[], []])
+  with pytest.raises(ValueError, match='shorter'):
+    real.real_accuracy(np.array([1, 2, 3]), [[1], [2]])
+
+
+def test_records_are_read_once_and_images_stay_encoded(sample, labels_path):
+  source = Images(*numbers_and_labels(sample))
+  top_Nk = np.zeros((300, 1), np.int32)
+  evaluator = real.RealEvaluator('r', lambda p, s: top_Nk, source, labels_path)
+  evaluator.run(None)
+  evaluator.run(None)
+  assert source.read == 300
+
+
+def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
+  """Whose order is not that of the numbers, which its file names tell."""
+  by_class = {int(row['label']): row for row in sample if row['real']}
+  # Classes of which the sample has no image get one that is not scored.
+  others = iter(set(range(1, 3000)) - {int(row['number']) for row in sample})
+  for i in range(1000):
+    number = int(by_class[i]['number']) if i in by_class else next(others)
+    path = tmp_path / IDS[i] / f'ILSVRC2012_val_{number:08}.JPEG'
+    path.parent.mkdir()
+    path.touch()
+  source = folder.Folder(str(tmp_path), 'all', 0)
+  names = [source[i]['name'] for i in range(len(source))]
+  assert names != sorted(names)
+  top_Nk = np.array([[source[i]['label']] for i in range(len(source))])
+  evaluator = real.RealEvaluator('r', lambda p, s: top_Nk, source, labels_path)
+  right = sum(str(c) in by_class[c]['real'].split() for c in by_class)
+  assert evaluator.run(None) == {
+    'r/accuracy': right / len(by_class),
+    'r/original_accuracy': 1.0,
+    'r/examples': len(by_class),
+  }
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_over_devices(sample, labels_path, devices):
+  # Ten images of either class, and some that are not scored.
+  rows = [r for r in sample if r['real'] == r['label']][:2] * 10
+  rows += [r for r in sample if not r['real']][:3]
+  images = np.random.default_rng(0).integers(0, 256, (23, 8, 8, 3), np.uint8)
+  source = Images(*numbers_and_labels(rows), images=images)
+  model = variants.build(
+    num_classes=1000,
+    image_size=(8, 8),
+    patch_size=4,
+    width=16,
+    depth=1,
+    mlp_dim=32,
+    heads=2,
+  )
+  params = variants.init(model, jax.random.key(0), (8, 8))
+  # A model that knows these two classes alone, so that some are right.
+  kernel = np.zeros(params['head']['kernel'].shape, np.float32)
+  known = [int(row['label']) for row in rows[:2]]
+  kernel[:, known] = np.random.default_rng(0).normal(size=(16, 2))
+  params['head']['kernel'] = kernel
+  logits = model.apply({'params': params}, images / np.float32(127.5) - 1)[0]
+  right = [
+    str(int(c)) in row['real'].split()
+    for c, row in zip(np.argmax(logits, axis=1), rows, strict=True)
+    if row['real']
+  ]
+  assert 0 < sum(right) < len(right) == 20  # or the test shows nothing
+  mesh = sharding.make_mesh(
+    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
+  )
+  extract = features.Extractor(
+    features.top_k(model, 1),
+    transforms.EvalTransform((8, 8)),
+    batch_size=8,
+    mesh=mesh,
+  )
+  params = jax.device_put(params, sharding.replicated(mesh))
+  got = real.RealEvaluator('r', extract, source, labels_path).run(params)
+  assert got['r/accuracy'] == sum(right) / len(right)
+  assert got['r/examples'] == len(right)
+
+
+def refuse(source, path, message, error=ValueError):
+  with pytest.raises(error, match=message):
+    real.RealEvaluator('real', lambda params, s: None, source, str(path))
+
+
+def test_refuses_other_data(sample, labels_path):
+  numbers, labels = numbers_and_labels(sample)
+  refuse(
+    Images(numbers, labels, IDS[:10]),
+    labels_path,
+    r"evaluators\.real needs data with ImageNet's 1000 classes; this has 10\.",
+  )
+  for name in (
+    'imagenet2012/validation/7',
+    'ILSVRC2012_val_123.JPEG',
+    'ILSVRC2012_val_00000001.JPEG/cat.png',
+    'copy_of_ILSVRC2012_val_00000001.JPEG',
+  ):
+    source = Images(numbers, labels)
+    source.names[200] = name
+    refuse(
+      source,
+      labels_path,
+      f'which validation image of ImageNet {name} is; .*val_00000001.JPEG',
+    )
+  for number in (0, 50_001):
+    refuse(
+      Images([number, *numbers], [0, *labels]),
+      labels_path,
+      f'val_{number:08}.JPEG: .* numbers from 1 to 50000',
+    )
+
+
+def test_numbers_at_the_ends(sample, labels_path):
+  numbers, labels = numbers_and_labels(sample)
+  source = Images([1, 50_000, *numbers], [0, 0, *labels])
+  source.names[0] = 'ILSVRC2012_val_00000001.png'  # no folder, other format
+  source.names[2] = f'imagenet2012/validation/2/{source.names[2][4:]}'
+  real.RealEvaluator('real', lambda params, s: None, source, labels_path)
+
+
+def test_refuses_classes_in_another_order(sample, labels_path):
+  numbers, labels = numbers_and_labels(sample)
+  others = [(label + 1) % 1000 for label in labels]
+  refuse(
+    Images(numbers, others),
+    labels_path,
+    r'only \d+\.\d% of the labels are among .* not in .* order; name their',
+  )
+  # Errors of the original labels are not to be taken for it.
+  wrong = [c if i % 5 > 1 else others[i] for i, c in enumerate(labels)]
+  real.RealEvaluator(
+    'real', lambda params, s: None, Images(numbers, wrong), labels_path
+  )
+
+
+def test_refuses_images_without_labels(labels_path, sample):
+  numbers = [int(row['number']) for row in sample if not row['real']]
+  refuse(Images(numbers, numbers), labels_path, 'no labels for any')
+
+
+def changed(path, tmp_path, number, classes):
+  labels = json.loads(path.read_text())
+  labels[number - 1] = classes
+  new = tmp_path / 'changed.json'
+  new.write_text(json.dumps(labels))
+  return new
+
+
+@pytest.mark.parametrize(
+  'classes', [7, '7', ['7'], [7.0], [1000], [-1], [[7]], [True], None]
+)
+def test_refuses_what_are_no_classes(sample, labels_path, tmp_path, classes):
+  path = changed(labels_path, tmp_path, 41, classes)
+  refuse(
+    Images(*numbers_and_labels(sample)),
+    path,
+    r'changed\.json is not .*: for image 41 it has .* in place of a list of cl',
+  )
+
+
+def test_a_path_from_home(labels_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(labels_path.parent))
+  assert len(real.read_labels('~/real.json')) == 50_000
+
+
+def test_accepts_classes_at_the_ends(sample, labels_path, tmp_path):
+  path = changed(labels_path, tmp_path, 41, [0, 999])
+  assert real.read_labels(str(path))[40] == [0, 999]
+
+
+@pytest.mark.parametrize(
+  ('data', 'message'),
+  [
+    (b'', 'Expecting value'),
+    (b'[[1], [2', 'Expecting'),
+    (b'\xff\xfe\x00', 'decode'),
+    (b'[' * 200_000, 'recursion|depth'),
+    (b'7', 'it has no list in place of 50000 lists'),
+    (b'{"1": [2]}', 'it has no list in place of 50000 lists'),
+    (json.dumps([[1]] * 49_999).encode(), 'it has 49999 items in place of'),
+    (json.dumps([[1]] * 50_001).encode(), 'it has 50001 items in place of'),
+  ],
+)
+def test_refuses_damaged_files(sample, tmp_path, data, message):
+  path = tmp_path / 'damaged.json'
+  path.write_bytes(data)
+  refuse(
+    Images(*numbers_and_labels(sample)),
+    path,
+    rf"damaged\.json is not ReaL's real\.json: .*({message})",
+  )
+
+
+def test_refuses_what_is_no_file(sample, tmp_path):
+  source = Images(*numbers_and_labels(sample))
+  for path in (tmp_path / 'absent.json', tmp_path):
+    refuse(
+      source,
+      path,
+      f'no file {path}; get .*real.json, from https://github.com/',
+      FileNotFoundError,
+    )
+  assert source.read == 0  # refused before any work

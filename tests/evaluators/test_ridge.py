@@ -1,0 +1,219 @@
+"""Ridge regression against scikit-learn's, refitted for every example."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from vit_jax.evaluators import ridge
+
+CLASSES = 4
+# Fewer and more examples than features, and what lies between.
+SHAPES = [(20, 30), (30, 30), (31, 30), (32, 30), (80, 30)]
+
+
+def problem(n, d, scales='even', seed=0):
+  """Float32 features, classes, and targets of 1 and -1."""
+  rng = np.random.default_rng(seed)
+  labels = np.arange(n) % CLASSES
+  x = rng.standard_normal((n, d)) + rng.standard_normal((CLASSES, d))[labels]
+  if scales == 'bad':
+    x = x * 10 ** rng.uniform(-4, 4, d) + 10 ** rng.uniform(-2, 4, d)
+  elif scales == 'worse':
+    x = x * 10 ** rng.uniform(-6, 6, d)
+  return x.astype(np.float32), labels, ridge.one_vs_rest(labels, CLASSES)
+
+
+def reference(x, y, l2):
+  # Another algorithm than ours, and the one that is exact for bad scales.
+  model = Ridge(alpha=l2, fit_intercept=True, solver='svd')
+  return model.fit(x.astype(np.float64), y)
+
+
+def left_out(x, y, l2):
+  """Predictions of as many fits as there are examples."""
+  rows = np.arange(len(x))
+  return np.concatenate(
+    [
+      reference(x[rows != i], y[rows != i], l2).predict(
+        x[[i]].astype(np.float64)
+      )
+      for i in rows
+    ]
+  )
+
+
+def predict(model, x, l2):
+  w, b = model.fit(l2)
+  return x.astype(np.float64) @ w + b
+
+
+@pytest.mark.parametrize('scales', ['even', 'bad', 'worse'])
+@pytest.mark.parametrize(('n', 'd'), SHAPES)
+def test_predictions_are_those_of_scikit_learn(n, d, scales):
+  x, _, y = problem(n + 50, d, scales)
+  model = ridge.Ridge(x[:n], y[:n])
+  for l2 in (ridge.L2_GRID[0], 1.0, 2.0**10, ridge.L2_GRID[-1]):
+    expected = reference(x[:n], y[:n], l2).predict(x.astype(np.float64))
+    # Targets are of size 1.
+    np.testing.assert_allclose(
+      predict(model, x, l2)[:n], expected[:n], atol=1e-5, rtol=0
+    )
+    # Others may be predicted far beyond 1 where nothing holds weights down.
+    np.testing.assert_allclose(
+      predict(model, x, l2)[n:], expected[n:], atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize('scales', ['even', 'bad', 'worse'])
+@pytest.mark.parametrize(('n', 'd'), SHAPES)
+def test_leaving_one_out_is_refitting_without_it(n, d, scales):
+  x, _, y = problem(n, d, scales)
+  model = ridge.Ridge(x, y)
+  for l2 in (2.0**-10, 1.0, 2.0**10):
+    np.testing.assert_allclose(
+      model.leave_one_out(l2), left_out(x, y, l2), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize('size', [1.0, 1e4, 1e8])
+def test_an_example_with_a_feature_of_its_own(size):
+  """Its fit is its own, and the others know nothing of that feature."""
+  x, _, y = problem(60, 10)
+  x = np.pad(x, ((0, 0), (0, 1)))
+  x[7, -1] = size
+  l2 = 2.0**-10
+  np.testing.assert_allclose(
+    ridge.Ridge(x, y).leave_one_out(l2), left_out(x, y, l2), atol=1e-5
+  )
+
+
+def test_equal_examples_and_constant_features():
+  x, _, y = problem(24, 30)
+  x[12:], y[12:], x[:, :5] = x[:12], y[:12], 3.0
+  model = ridge.Ridge(x, y)
+  for l2 in (2.0**-10, 1.0):
+    np.testing.assert_allclose(
+      model.leave_one_out(l2), left_out(x, y, l2), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(('n', 'd'), [*SHAPES, (60, 4)])
+@pytest.mark.parametrize('values', [1, 10**9])
+def test_all_penalties_at_once_agree_with_each(monkeypatch, n, d, values):
+  monkeypatch.setattr(ridge, '_BLOCK_VALUES', values)
+  x, _, y = problem(n, d)
+  # Of examples far out little is left to the others.
+  x[3] *= 100
+  model = ridge.Ridge(x, y)
+  found = np.full((len(ridge.L2_GRID), n, CLASSES), np.nan)
+  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID):
+    assert r.dtype == np.float32
+    assert np.isnan(found[:, rows]).all()
+    found[:, rows] = y[rows] - r / d_left[..., None]
+  expected = [model.leave_one_out(l2) for l2 in ridge.L2_GRID]
+  np.testing.assert_allclose(found, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(('n', 'd'), [(20, 30), (30, 30), (31, 30), (80, 30)])
+def test_all_penalties_at_once_of_features_of_bad_scales(n, d):
+  x, _, y = problem(n, d, 'worse')
+  model = ridge.Ridge(x, y)
+  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID):
+    for p in range(0, len(ridge.L2_GRID), 5):
+      np.testing.assert_allclose(
+        y[rows] - r[p] / d_left[p][:, None],
+        model.leave_one_out(ridge.L2_GRID[p])[rows],
+        atol=5e-3,
+        rtol=5e-3,
+      )
+
+
+@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize(('n', 'd'), [(20, 30), (60, 30)])
+def test_choice_is_that_of_refitting(n, d, seed):
+  rng = np.random.default_rng(seed)
+  labels = rng.integers(0, CLASSES, n)  # of unequal numbers
+  centres = 0.5 * rng.standard_normal((CLASSES, d))
+  x = centres[labels] + rng.standard_normal((n, d))
+  # Far out, where the squared errors are, and nearly nothing to be right about.
+  x[:3] *= 20
+  y = ridge.one_vs_rest(labels, CLASSES)
+  grid = [2.0**power for power in range(-10, 21, 3)]
+  correct, squared = [], []
+  for l2 in grid:
+    predictions = left_out(x, y, l2)
+    correct.append(np.sum(predictions.argmax(axis=1) == labels))
+    squared.append(np.sum((predictions - y) ** 2))
+  best = [i for i in range(len(grid)) if correct[i] == max(correct)]
+  expected = min(best, key=lambda i: squared[i])
+  assert ridge.choose_l2(ridge.Ridge(x, y), labels, grid) == grid[expected]
+  assert expected != np.argmin(squared)
+
+
+def test_ties_go_to_the_lower_squared_error():
+  """Classes far apart: all are right with most penalties."""
+  labels = np.arange(24) % 3
+  rng = np.random.default_rng(0)
+  x = 10 * np.eye(3)[labels] + rng.standard_normal((24, 3))
+  y = ridge.one_vs_rest(labels, 3)
+  model = ridge.Ridge(x, y)
+  predictions = {l2: model.leave_one_out(l2) for l2 in ridge.L2_GRID}
+  perfect = [
+    l2 for l2, p in predictions.items() if (p.argmax(axis=1) == labels).all()
+  ]
+  assert len(perfect) > 10
+  errors = {l2: np.sum((predictions[l2] - y) ** 2) for l2 in perfect}
+  expected = min(errors, key=errors.__getitem__)
+  assert ridge.L2_GRID[0] < expected < ridge.L2_GRID[-1]
+  assert ridge.choose_l2(model, labels) == expected
+
+
+@pytest.mark.parametrize('l2', [0.0, -1.0, float('nan')])
+def test_penalties_are_positive(l2):
+  x, labels, y = problem(20, 30)
+  model = ridge.Ridge(x, y)
+  for call in (
+    lambda: model.fit(l2),
+    lambda: model.leave_one_out(l2),
+    lambda: ridge.choose_l2(model, labels, (1.0, l2)),
+  ):
+    with pytest.raises(ValueError, match='l2 is .*has to be positive'):
+      call()
+
+
+def test_one_vs_rest():
+  np.testing.assert_array_equal(
+    ridge.one_vs_rest(np.array([1, 0]), 3), [[-1, 1, -1], [1, -1, -1]]
+  )
+
+
+def test_moments(monkeypatch):
+  monkeypatch.setattr(ridge, '_BLOCK', 7)
+  x, _, _ = problem(50, 6, 'bad')
+  x[:, 1] = 0.1  # not a binary fraction, whose mean may be rounded
+  x[:, 2] = 1000
+  x[::2, 2] = np.nextafter(np.float32(1000), np.float32(0))
+  x[:, 3] = 1e4 + np.arange(50)
+  mean, std = ridge.moments(x)
+  exact = x.astype(np.float64)
+  np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-12)
+  expected = exact.std(axis=0)
+  expected[[1, 2]] = 1
+  np.testing.assert_allclose(std, expected, rtol=1e-10)
+  assert mean.dtype == std.dtype == np.float64
+
+
+def test_accuracy_counts_every_row_once(monkeypatch):
+  monkeypatch.setattr(ridge, '_BLOCK', 4)
+  x = np.float32([[0], [1], [2], [3], [4], [5], [6], [7], [8], [9]])
+  # Class 1 from x = 5 up: less the mean 4, the weight 1 beats the bias 0.5.
+  mean, w, b = np.array([4.0]), np.array([[0.0, 1.0]]), np.array([0.5, 0.0])
+  labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 0])
+  assert ridge.accuracy(x, labels, mean, w, b) == 0.9
+  assert ridge.accuracy(x[:5], labels[:5], mean, w, b) == 1
+
+
+def test_accuracy_of_small_differences_beside_large_means():
+  x = np.float32(1e5 + np.arange(16)[:, None] / 128)
+  classifier = np.array([1e5 + 7.5 / 128]), np.array([[0, 1e6]]), np.zeros(2)
+  assert ridge.accuracy(x, np.arange(16) // 8, *classifier) == 1

@@ -1,0 +1,317 @@
+"""Few-shot accuracy: least squares on frozen features of a few examples.
+
+Dimension letters: N training examples, R those of them that features are known
+of, M test examples, K shots of all classes, D features, C classes.
+"""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import threadpoolctl
+
+from vit_jax.data.cores import usable_cores
+from vit_jax.data.sources import Source, Subset
+from vit_jax.evaluators import ridge
+
+# Of the protocol of big_vision, and of one shot a class.
+FIXED_L2 = 2.0**10
+_BIAS = 100.0
+_EPSILON = 1e-5
+
+_T = TypeVar('_T')
+
+# From (shots, seed) to the positions of the shots among the training examples.
+Plan = Mapping[tuple[int, int], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What one draw of the shots gave.
+
+  Attributes:
+    shots: examples of each class.
+    seed: of the draw.
+    l2: the penalty.
+    accuracy: on the test set, in [0, 1].
+  """
+
+  shots: int
+  seed: int
+  l2: float
+  accuracy: float
+
+
+def plan(
+  labels_N: np.ndarray,
+  num_classes: int,
+  shots: Sequence[int],
+  seeds: int,
+  class_names: Sequence[str] = (),
+) -> dict[tuple[int, int], np.ndarray]:
+  """Draws the shots: k random examples of each class.
+
+  The draws are the same for ever, those of one seed contain one another (the
+  5 shots are among the 10), and they do not depend on what else is drawn.
+
+  Args:
+    labels_N: integers in [0, num_classes).
+    num_classes: C.
+    shots: the numbers k.
+    seeds: how many draws; the seeds are 0, 1, ...
+    class_names: for messages.
+
+  Returns:
+    By (k, seed) the positions of k C examples, int64, k of class 0 first.
+
+  Raises:
+    ValueError: if a class has too few examples, or one of the numbers makes no
+      sense.
+  """
+  if not shots or min(shots) < 1:
+    raise ValueError(
+      f'shots is {tuple(shots)}: it takes at least one number of examples a '
+      'class, and each of them is at least 1.'
+    )
+  if seeds < 1:
+    raise ValueError(f'seeds is {seeds}: it takes at least one draw.')
+  ridge.check_labels('training', labels_N, num_classes)
+  counts_C = np.bincount(labels_N, minlength=num_classes)
+  fewest = int(counts_C.argmin())
+  if counts_C[fewest] < max(shots):
+    name = f' ({class_names[fewest]})' if class_names else ''
+    raise ValueError(
+      f'Class {fewest}{name} has {counts_C[fewest]} training examples, fewer '
+      f'than {max(shots)} shots. Give fewer shots or a larger training split.'
+    )
+  by_class = [np.flatnonzero(labels_N == c) for c in range(num_classes)]
+  drawn = {}
+  for seed in range(seeds):
+    # NumPy promises that the numbers of a RandomState never change.
+    rng = np.random.RandomState(seed)
+    orders = [rng.permutation(indices) for indices in by_class]
+    for k in shots:
+      drawn[k, seed] = np.concatenate([order[:k] for order in orders])
+  return drawn
+
+
+def rows_needed(plan: Plan) -> np.ndarray:
+  """Returns the positions of all shots, each once, in ascending order."""
+  return np.unique(np.concatenate(list(plan.values())))
+
+
+def evaluate(
+  plan: Plan,
+  labels_N: np.ndarray,
+  rows_R: np.ndarray,
+  features_RD: np.ndarray,
+  test_MD: np.ndarray,
+  test_labels_M: np.ndarray,
+  *,
+  num_classes: int,
+  l2: str = 'choose',
+) -> list[Result]:
+  """Fits a linear classifier to every draw, and measures it.
+
+  With 'choose' the features are standardised by the shots' own mean and
+  deviation, and the penalty is the one of `ridge.L2_GRID` with which most of
+  the shots are classified right by a fit of the others; the test set has no
+  say. With one shot a class there is no such choice: without an example its
+  class is unknown. Nor does any other function of the shots tell penalties
+  apart by the labels, if it treats classes alike, since one example each of
+  classes in another order is the same data. So the penalty is 2^10 there.
+
+  'fixed' is the protocol of big_vision's `fewshot_lsr.py`: features are less
+  their mean, over their deviation + 1e-5, beside a constant feature of 100 in
+  place of an intercept, with the penalty 2^10 for any number of shots.
+
+  Args:
+    plan: the draws.
+    labels_N: classes of all training examples.
+    rows_R: the training examples that there are features of, ascending.
+    features_RD: theirs.
+    test_MD: features of the test set.
+    test_labels_M: its classes.
+    num_classes: C.
+    l2: 'choose' or 'fixed'.
+
+  Returns:
+    A result for each draw, in their order.
+
+  Raises:
+    ValueError: for another `l2`, labels out of range, features that are not
+      finite, or draws of examples without features.
+  """
+  check_l2_rule(l2)
+  ridge.check_labels('training', labels_N, num_classes)
+  ridge.check_labels('test', test_labels_M, num_classes)
+  ridge.check_finite('training', features_RD)
+  ridge.check_finite('test', test_MD)
+  if missing := np.setdiff1d(rows_needed(plan), rows_R).size:
+    raise ValueError(f'{missing} of the shots are not among the features.')
+  fit = FITS[l2]
+
+  def run(shots: int, seed: int) -> Result:
+    indices_K = plan[shots, seed]
+    x_KD = features_RD[np.searchsorted(rows_R, indices_K)]
+    penalty, *classifier = fit(x_KD, labels_N[indices_K], num_classes)
+    accuracy = ridge.accuracy(test_MD, test_labels_M, *classifier)
+    return Result(shots, seed, penalty, accuracy)
+
+  return in_threads(run, plan)
+
+
+def in_threads(function: Callable[[int, int], _T], plan: Plan) -> list[_T]:
+  """Returns what a function of shots and seed gives for each draw.
+
+  The cores are shared out among the draws: an eigendecomposition on one core
+  beside another takes less time than both with all cores, one after the other.
+  """
+  cores = usable_cores()
+  workers = min(cores, len(plan))
+  # The largest first, so that no core is left with one of those at the end.
+  order = sorted(plan, key=lambda draw: -len(plan[draw]))
+  with (
+    threadpoolctl.threadpool_limits(cores // workers, user_api='blas'),
+    concurrent.futures.ThreadPoolExecutor(workers) as pool,
+  ):
+    results = dict(
+      zip(order, pool.map(lambda draw: function(*draw), order), strict=True)
+    )
+  return [results[draw] for draw in plan]
+
+
+def _fit_chosen(
+  x_KD: np.ndarray, labels_K: np.ndarray, num_classes: int
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the penalty chosen, and what `ridge.accuracy` takes."""
+  mean_D, std_D = ridge.moments(x_KD)
+  x_KD = x_KD - mean_D
+  x_KD /= std_D
+  fit = ridge.Ridge(x_KD, ridge.one_vs_rest(labels_K, num_classes))
+  l2 = FIXED_L2
+  if len(labels_K) > num_classes:
+    l2 = ridge.choose_l2(fit, labels_K)
+  w_DC, b_C = fit.fit(l2)
+  return l2, mean_D, w_DC / std_D[:, None], b_C
+
+
+def _fit_fixed(
+  x_KD: np.ndarray, labels_K: np.ndarray, num_classes: int
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the fixed penalty, and what `ridge.accuracy` takes."""
+  x_KD = x_KD.astype(np.float64)
+  mean_D, std_D = x_KD.mean(axis=0), x_KD.std(axis=0) + _EPSILON
+  x_KE = np.pad((x_KD - mean_D) / std_D, ((0, 0), (0, 1)))
+  x_KE[:, -1] = _BIAS
+  y_KC = ridge.one_vs_rest(labels_K, num_classes)
+
+  def solve(gram: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    gram[np.diag_indices_from(gram)] += FIXED_L2
+    return np.linalg.solve(gram, rhs)
+
+  if len(x_KE) < x_KE.shape[1]:
+    w_EC = x_KE.T @ solve(x_KE @ x_KE.T, y_KC)
+  else:
+    w_EC = solve(x_KE.T @ x_KE, x_KE.T @ y_KC)
+  return FIXED_L2, mean_D, w_EC[:-1] / std_D[:, None], _BIAS * w_EC[-1]
+
+
+# By the rule for the penalty: from shots, labels and the number of classes to
+# the penalty and what `ridge.accuracy` takes.
+FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}
+
+
+class FewShotEvaluator:
+  """Measures the accuracy of classifiers on a few examples of each class.
+
+  Attributes:
+    name: prefix of the metrics.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    extract: Callable[[Any, Source], np.ndarray],
+    train: Source,
+    test: Source,
+    *,
+    shots: Sequence[int] = (1, 5, 10, 25),
+    seeds: int = 3,
+    l2: str = 'choose',
+  ):
+    """Args:
+
+    name: prefix of the metrics.
+    extract: from parameters and a source to the features of its images, in its
+      order.
+    train: what the shots are drawn from. Of the other images nothing but the
+      label is read.
+    test: what the classifiers are measured on, the whole of it.
+    shots: numbers of examples a class.
+    seeds: draws to take the mean of.
+    l2: 'choose' or 'fixed', see `evaluate`.
+
+    Raises:
+      ValueError: if the two sources have other classes, a class has too few
+        examples, the test set is empty, or an option is not one.
+    """
+    check_l2_rule(l2)
+    if train.class_names != test.class_names:
+      raise ValueError(
+        f'The {len(train.class_names)} classes of the training split of '
+        f'{name} are not the {len(test.class_names)} of its test split: '
+        f'{_first_difference(train.class_names, test.class_names)}.'
+      )
+    if not len(test):
+      raise ValueError(f'The test split of {name} is empty.')
+    self.name = name
+    self._extract = extract
+    self._labels_N = train.labels()
+    self._test, self._test_labels_M = test, test.labels()
+    self._num_classes = len(train.class_names)
+    ridge.check_labels('test', self._test_labels_M, self._num_classes)
+    self._plan = plan(
+      self._labels_N, self._num_classes, shots, seeds, train.class_names
+    )
+    self._rows_R = rows_needed(self._plan)
+    self._shots_source = Subset(train, self._rows_R.tolist())
+    self._l2 = l2
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns the mean accuracy over draws as `NAME/5shot_accuracy`.
+
+    Raises:
+      ValueError: if features are not finite.
+    """
+    results = evaluate(
+      self._plan,
+      self._labels_N,
+      self._rows_R,
+      self._extract(params, self._shots_source),
+      self._extract(params, self._test),
+      self._test_labels_M,
+      num_classes=self._num_classes,
+      l2=self._l2,
+    )
+    return {
+      f'{self.name}/{k}shot_accuracy': float(
+        np.mean([r.accuracy for r in results if r.shots == k])
+      )
+      for k in dict.fromkeys(r.shots for r in results)
+    }
+
+
+def check_l2_rule(l2: str) -> None:
+  """Raises ValueError unless the rule is one."""
+  if l2 not in FITS:
+    raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
+
+
+def _first_difference(ours: Sequence[str], others: Sequence[str]) -> str:
+  for i, (a, b) in enumerate(zip(ours, others, strict=False)):
+    if a != b:
+      return f'class {i} is {a!r} in the one and {b!r} in the other'
+  return 'one has more'

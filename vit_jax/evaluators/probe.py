@@ -1,0 +1,311 @@
+"""Linear probe: logistic regression on the features of a whole training set.
+
+Dimension letters: N training examples, M test examples, D features, C classes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from tqdm import tqdm
+
+from vit_jax import sharding
+from vit_jax.evaluators import ridge
+
+# Penalties that are tried, on standardised features and for the mean of the
+# losses: from next to none up to one that leaves little but the class means.
+L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
+
+# Largest entry of the gradient of the mean loss at the end of a fit, with which
+# probabilities are right to about 1e-4. float32 gets to a hundredth of it.
+TOLERANCE = 1e-6
+MAX_ITERATIONS = 1000
+
+_BLOCK = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """A classifier of features, and how good it is.
+
+  Attributes:
+    l2: penalty.
+    heldout_accuracy: on a tenth of the training set, after training on the
+      rest; NaN where there was no penalty to choose.
+    accuracy: on the test set, after training on the whole training set.
+    iterations: of L-BFGS in the last fit.
+    converged: whether its gradient came below the tolerance.
+    mean_D: of the training features.
+    kernel_DC: weights of the features less their mean.
+    bias_C: added to their sums.
+  """
+
+  l2: float
+  heldout_accuracy: float
+  accuracy: float
+  iterations: int
+  converged: bool
+  mean_D: np.ndarray
+  kernel_DC: np.ndarray
+  bias_C: np.ndarray
+
+
+def fit_probe(
+  features_ND: np.ndarray,
+  labels_N: np.ndarray,
+  test_MD: np.ndarray,
+  test_labels_M: np.ndarray,
+  *,
+  num_classes: int,
+  mesh: jax.sharding.Mesh,
+  l2_grid: Sequence[float] = L2_GRID,
+  tolerance: float = TOLERANCE,
+) -> Probe:
+  """Chooses the penalty, fits all training examples, measures on the test set.
+
+  Minimises over W and b
+
+    mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
+
+  with standardised features x, by L-BFGS: scikit-learn's `LogisticRegression`
+  with C = 1 / (N l2). The penalty is the one with the best accuracy on every
+  tenth example of the training set, held out, in random order within a class;
+  ties go to the higher penalty. From high to low, each fit starts from the one
+  before.
+
+  All processes call it with the same arrays. The examples are spread over the
+  mesh's batch axes.
+
+  Args:
+    features_ND: of the training set.
+    labels_N: integers in [0, C).
+    test_MD: features of the test set.
+    test_labels_M: its classes.
+    num_classes: C.
+    mesh: whose devices share the examples.
+    l2_grid: to choose from; a single one is taken as it is.
+    tolerance: on the largest entry of the gradient.
+
+  Raises:
+    ValueError: for features that are not finite, labels out of range, or fewer
+      examples than a tenth can be held out of.
+  """
+  ridge.check_finite('training', features_ND)
+  ridge.check_finite('test', test_MD)
+  ridge.check_labels('training', labels_N, num_classes)
+  ridge.check_labels('test', test_labels_M, num_classes)
+  if not l2_grid or not min(l2_grid) > 0:
+    raise ValueError(f'l2_grid is {tuple(l2_grid)}: penalties are positive.')
+  mean_D, std_D = ridge.moments(features_ND)
+  problem = _Problem(
+    features_ND, labels_N, num_classes, mean_D, std_D, tolerance, mesh
+  )
+  l2, heldout_accuracy, params = l2_grid[0], math.nan, problem.zeros()
+  if len(l2_grid) > 1:
+    l2, heldout_accuracy, params = _choose(problem, labels_N, l2_grid)
+  params, iterations, size = problem.fit(params, np.ones(len(labels_N)), l2)
+  params = jax.device_get(params)
+  kernel_DC = params['kernel'].astype(np.float64) / std_D[:, None]
+  bias_C = params['bias'].astype(np.float64)
+  return Probe(
+    l2=l2,
+    heldout_accuracy=heldout_accuracy,
+    accuracy=ridge.accuracy(test_MD, test_labels_M, mean_D, kernel_DC, bias_C),
+    iterations=iterations,
+    converged=size <= tolerance,
+    mean_D=mean_D,
+    kernel_DC=kernel_DC,
+    bias_C=bias_C,
+  )
+
+
+class _Problem:
+  """The training set on the devices, and what is computed with it there."""
+
+  def __init__(
+    self,
+    features_ND: np.ndarray,
+    labels_N: np.ndarray,
+    num_classes: int,
+    mean_D: np.ndarray,
+    std_D: np.ndarray,
+    tolerance: float,
+    mesh: jax.sharding.Mesh,
+  ):
+    def standardise(rows_BD: np.ndarray) -> np.ndarray:
+      # float64 for a moment: means may be large beside deviations.
+      x_BD = np.empty(rows_BD.shape, np.float32)
+      for i in range(0, len(rows_BD), _BLOCK):
+        x_BD[i : i + _BLOCK] = (rows_BD[i : i + _BLOCK] - mean_D) / std_D
+      return x_BD
+
+    self._mesh = mesh
+    self._tolerance = tolerance
+    self._data = (
+      _spread(features_ND, mesh, standardise),
+      _spread(labels_N.astype(np.int32), mesh),
+    )
+    self._shape = features_ND.shape[1], num_classes
+    everywhere = sharding.replicated(mesh)
+    self._fit = jax.jit(_fit, out_shardings=everywhere)
+    self._accuracy = jax.jit(_accuracy, out_shardings=everywhere)
+
+  def zeros(self) -> Any:
+    """Returns parameters to start from."""
+    params = {
+      'kernel': np.zeros(self._shape, np.float32),
+      'bias': np.zeros(self._shape[1], np.float32),
+    }
+    return jax.device_put(params, sharding.replicated(self._mesh))
+
+  def fit(
+    self, params: Any, weight_N: np.ndarray, l2: float
+  ) -> tuple[Any, int, float]:
+    """Returns parameters, iterations, and the gradient's largest entry."""
+    weights_N = _spread(weight_N.astype(np.float32), self._mesh)
+    params, iterations, size = self._fit(
+      params, *self._data, weights_N, l2, self._tolerance
+    )
+    return params, int(iterations), float(size)
+
+  def accuracy(self, params: Any, weight_N: np.ndarray) -> float:
+    """Returns the accuracy on the examples of weight 1."""
+    weights_N = _spread(weight_N.astype(np.float32), self._mesh)
+    return float(self._accuracy(params, *self._data, weights_N))
+
+
+def _choose(
+  problem: _Problem, labels_N: np.ndarray, l2_grid: Sequence[float]
+) -> tuple[float, float, Any]:
+  """Returns the best penalty, its held-out accuracy, and its parameters."""
+  is_heldout_N = hold_out(labels_N)
+  params = problem.zeros()
+  best: tuple[float, float, Any] = (0.0, -1.0, params)
+  bar = tqdm(
+    sorted(l2_grid, reverse=True),
+    desc='linear probe',
+    unit=' fits',
+    delay=2,
+    disable=jax.process_index() != 0,
+  )
+  for l2 in bar:
+    params, iterations, _ = problem.fit(params, ~is_heldout_N, l2)
+    accuracy = problem.accuracy(params, is_heldout_N)
+    bar.set_postfix_str(
+      f'l2 {l2:.1e}: {iterations} iterations, {accuracy:.2%} held out'
+    )
+    if accuracy > best[1]:
+      best = l2, accuracy, params
+  return best
+
+
+def hold_out(labels_N: np.ndarray) -> np.ndarray:
+  """Marks a tenth of every class, to a whole number of examples, bool N.
+
+  Raises:
+    ValueError: if there are fewer than ten examples.
+  """
+  if len(labels_N) < 10:
+    raise ValueError(
+      f'{len(labels_N)} training examples are too few to hold a tenth out of. '
+      'Give a single penalty, or ten examples.'
+    )
+  order_N = np.random.RandomState(0).permutation(len(labels_N))
+  order_N = order_N[np.argsort(labels_N[order_N], kind='stable')]
+  is_heldout_N = np.zeros(len(labels_N), bool)
+  is_heldout_N[order_N[5::10]] = True
+  return is_heldout_N
+
+
+def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
+  # Accelerators multiply float32 with fewer digits unless told not to, and
+  # then no gradient comes near zero.
+  product_NC = jnp.dot(
+    x_ND, params['kernel'], precision=jax.lax.Precision.HIGHEST
+  )
+  return product_NC + params['bias']
+
+
+def _fit(
+  params: Any,
+  x_ND: jax.Array,
+  labels_N: jax.Array,
+  weight_N: jax.Array,
+  l2: jax.Array,
+  tolerance: jax.Array,
+) -> tuple[Any, jax.Array, jax.Array]:
+  """Returns parameters, iterations, and the gradient's largest entry."""
+
+  def objective(params: Any) -> jax.Array:
+    losses_N = optax.softmax_cross_entropy_with_integer_labels(
+      _logits(params, x_ND), labels_N
+    )
+    mean = jnp.sum(weight_N * losses_N) / jnp.sum(weight_N)
+    return mean + l2 / 2 * jnp.sum(jnp.square(params['kernel']))
+
+  solver = optax.lbfgs()
+  value_and_grad = optax.value_and_grad_from_state(objective)
+
+  def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    params, state = carry
+    value, grad = value_and_grad(params, state=state)
+    updates, state = solver.update(
+      grad, state, params, value=value, grad=grad, value_fn=objective
+    )
+    return optax.apply_updates(params, updates), state
+
+  def iterations(state: Any) -> jax.Array:
+    return optax.tree.get(state, 'count')
+
+  def size(state: Any) -> jax.Array:
+    return optax.tree.norm(optax.tree.get(state, 'grad'), ord=jnp.inf)
+
+  def goes_on(carry: tuple[Any, Any]) -> jax.Array:
+    _, state = carry
+    return (iterations(state) == 0) | (
+      (iterations(state) < MAX_ITERATIONS) & (size(state) > tolerance)
+    )
+
+  params, state = jax.lax.while_loop(
+    goes_on, step, (params, solver.init(params))
+  )
+  return params, iterations(state), size(state)
+
+
+def _accuracy(
+  params: Any, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.Array
+) -> jax.Array:
+  is_right_N = _logits(params, x_ND).argmax(axis=1) == labels_N
+  return jnp.sum(weight_N * is_right_N) / jnp.sum(weight_N)
+
+
+def _spread(
+  x: np.ndarray,
+  mesh: jax.sharding.Mesh,
+  function: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> jax.Array:
+  """Places rows, padded with zeros, on the mesh's batch axes.
+
+  Args:
+    x: the same in all processes, which make what their devices hold of it.
+    mesh: of the devices.
+    function: from some of the rows to what is placed.
+  """
+  shards = mesh.shape['data'] * mesh.shape['fsdp']
+  count = math.ceil(len(x) / shards) * shards
+
+  def part(index: Any) -> np.ndarray:
+    start, stop, _ = index[0].indices(count)
+    rows = function(x[start:stop])
+    missing = [(0, stop - start - len(rows))] + [(0, 0)] * (x.ndim - 1)
+    return np.pad(rows, missing) if missing[0][1] else rows
+
+  return jax.make_array_from_callback(
+    (count, *x.shape[1:]), NamedSharding(mesh, sharding.BATCH), part
+  )
