@@ -1,0 +1,232 @@
+"""Tables and pictures of few-shot accuracy against sums by hand."""
+
+import io
+import random
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from vit_jax.evaluators.fewshot import Result
+from vit_jax.report import fewshot as report
+
+# Not in order: 1 and 10 shots with three seeds, 5 with one.
+CURVE = report.Curve(
+  'mine',
+  [
+    Result(10, 1, 4.0, 0.8),
+    Result(1, 0, 1024.0, 0.25),
+    Result(1, 2, 1024.0, 0.35),
+    Result(10, 0, 0.25, 0.7),
+    Result(10, 2, 0.3, 0.9),
+    Result(5, 0, 2.0, 0.6),
+    Result(1, 1, 1024.0, 0.3),
+  ],
+  report.Probe(0.125, 0.9875),
+)
+
+CSV = """\
+shots,seed,l2,accuracy
+1,0,1024.0,0.25
+1,1,1024.0,0.3
+1,2,1024.0,0.35
+5,0,2.0,0.6
+10,0,0.25,0.7
+10,1,4.0,0.8
+10,2,0.3,0.9
+all,,0.125,0.9875
+"""
+
+
+def without_probe(curve=CURVE):
+  return report.Curve(curve.label, curve.results)
+
+
+def test_csv_has_a_line_for_each_draw_and_one_for_the_probe():
+  assert report.csv_text(CURVE) == CSV
+  assert report.csv_text(without_probe()) == CSV[: CSV.index('all')]
+
+
+@pytest.mark.parametrize('probe', [True, False])
+def test_csv_is_read_as_it_was_written(tmp_path, probe):
+  rng = random.Random(0)
+  curve = report.Curve(
+    'x',
+    [Result(k, s, rng.random(), rng.random()) for k in (1, 7) for s in (0, 1)],
+    report.Probe(rng.random(), rng.random()) if probe else None,
+  )
+  (tmp_path / 'fewshot.csv').write_text(report.csv_text(curve))
+  assert report.read_csv(str(tmp_path / 'fewshot.csv'), 'x') == curve
+
+
+def test_table_has_means_and_deviations_in_percent():
+  # Deviations of .25, .3, .35 and of .7, .8, .9, with n - 1.
+  assert report.table(CURVE).splitlines() == [
+    'shots  accuracy in %, mean ± standard deviation of 3 seeds  l2',
+    '    1  30.00 ± 5.00                                         2^10',
+    '    5  60.00 (1 seed)                                       2^1',
+    '   10  80.00 ± 10.00                                        2^-2 to 2^2',
+    '  all  98.75                                                2^-3 (linear '
+    'probe)',
+  ]
+
+
+def test_table_of_one_seed_has_no_deviation():
+  curve = report.Curve('', [Result(2, 0, 0.3, 0.5), Result(4, 0, 0.0, 1.0)])
+  assert report.table(curve).splitlines() == [
+    'shots  accuracy in %  l2',
+    '    2  50.00          0.3',
+    '    4  100.00         0',
+  ]
+
+
+def drawn(*curves):
+  axes = Figure().subplots()
+  report.draw(axes, curves)
+  return axes
+
+
+def lines_of(axes, linestyle):
+  return [x for x in axes.lines if x.get_linestyle() == linestyle]
+
+
+def test_the_line_is_the_mean_and_every_seed_is_a_dot():
+  axes = drawn(CURVE)
+  (mean,) = lines_of(axes, '-')
+  assert list(mean.get_xdata()) == [1, 5, 10]
+  assert list(mean.get_ydata()) == pytest.approx([0.3, 0.6, 0.8])
+  dots = [
+    (x, y)
+    for line in lines_of(axes, 'None')
+    for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+  ]
+  assert sorted(dots) == sorted((r.shots, r.accuracy) for r in CURVE.results)
+  (probe,) = lines_of(axes, '--')
+  assert set(probe.get_ydata()) == {0.9875}
+  assert not lines_of(drawn(without_probe()), '--')
+
+
+def test_the_band_is_a_deviation_to_either_side():
+  (band,) = drawn(CURVE).collections
+  corners = {tuple(np.round(v, 6)) for v in band.get_paths()[0].vertices}
+  assert corners == {
+    *((1, 0.25), (1, 0.35), (5, 0.6), (10, 0.7), (10, 0.9)),
+  }
+
+
+def test_the_axis_of_shots_is_logarithmic_with_ticks_at_the_shots():
+  axes = drawn(CURVE)
+  assert axes.get_xscale() == 'log'
+  assert list(axes.get_xticks()) == [1, 5, 10]
+  assert not len(axes.get_xticks(minor=True))
+  assert [t.get_text() for t in axes.get_xticklabels()] == ['1', '5', '10']
+  low, high = axes.get_xlim()
+  assert 0 < low < 1 and high > 10
+  assert axes.get_ylabel() == 'test accuracy'
+  assert 'examples of each class' in axes.get_xlabel()
+
+
+def test_labels_that_would_overlap_are_left_out():
+  shots = [1, 2, 20, 21, 22, 23, 30]
+  axes = drawn(report.Curve('', [Result(k, 0, 1.0, 0.5) for k in shots]))
+  assert [t.get_text() for t in axes.get_xticklabels()] == [
+    *('1', '2', '20', '', '', '23', '30'),
+  ]
+
+
+def test_several_checkpoints_have_colours_and_markers_of_their_own():
+  other = report.Curve('other', [Result(1, 0, 1.0, 0.1), Result(2, 0, 1, 0.2)])
+  axes = drawn(CURVE, other)
+  one, two = lines_of(axes, '-')
+  assert one.get_color() != two.get_color()
+  assert one.get_marker() != two.get_marker()
+  assert list(axes.get_xticks()) == [1, 2, 5, 10]
+
+
+def legend_of(*curves):
+  return [handle.get_label() for handle in report._legend(curves)]
+
+
+def test_the_legend_says_what_there_is_and_no_more():
+  other = report.Curve('other', [Result(1, 0, 1.0, 0.1)])
+  spread = ['mean of 1 to 3 seeds', '± standard deviation', 'single seeds']
+  probe = 'linear probe\n(all examples)'
+  assert legend_of(CURVE) == [*spread, probe]
+  assert legend_of(without_probe(), other) == ['mine', 'other', *spread]
+  assert legend_of(other) == ['mean of 1 seed']
+
+
+def test_plot_is_a_picture_whatever_the_names(recwarn):
+  curve = report.Curve('$a_{$', CURVE.results)
+  png = report.plot([curve, CURVE], title='$x^{ of ' + 'long/' * 40)
+  picture = matplotlib.image.imread(io.BytesIO(png))
+  assert picture.shape[:2] == (480, 850)
+  assert picture.std() > 0
+  assert png == report.plot([curve, CURVE], title='$x^{ of ' + 'long/' * 40)
+  assert not recwarn
+
+
+def write(folder, text=CSV):
+  folder.mkdir(parents=True)
+  (folder / 'fewshot.csv').write_text(text)
+  return str(folder / 'fewshot.csv')
+
+
+def test_command_compares_checkpoints_by_their_folders(tmp_path, capsys):
+  files = [write(tmp_path / name) for name in ('l16', 'b16')]
+  output = tmp_path / 'new' / 'both.png'
+  assert report.main([*files, f'--output={output}']) == 0
+  assert matplotlib.image.imread(output).std() > 0
+  out, err = capsys.readouterr()
+  assert err == ''
+  assert f'l16\n{report.table(CURVE)}\nb16\n{report.table(CURVE)}' in out
+  assert out.endswith(f'written  {output}\n')
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(monkeypatch):
+  monkeypatch.chdir('/tmp')
+  labels = report.folder_labels
+  assert labels(['a/x/fewshot.csv', 'y/fewshot.csv']) == ['x', 'y']
+  assert labels(['a/x/fewshot.csv', 'b/x/fewshot.csv']) == ['a/x', 'b/x']
+  assert labels(['fewshot.csv', '/y/fewshot.csv']) == ['tmp', 'y']
+  assert labels(['fewshot.csv', 'tmp/fewshot.csv']) == ['.', 'tmp']
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', "its columns are ''"),
+    ('step,test/accuracy\n1,2\n', "its columns are 'step,test/accuracy'"),
+    (CSV + '5,0,1\n', "line 10 is '5,0,1'"),
+    (CSV + 'five,0,1,1\n', "line 10 is 'five,0,1,1'"),
+    (CSV + 'all,,,1\n', "line 10 is 'all,,,1'"),
+    (CSV + '0,0,1,1\n', "line 10 is '0,0,1,1'"),
+    (CSV + '1,0,1,nan\n', "line 10 is '1,0,1,nan'"),
+    (CSV.splitlines()[0], 'it has no results'),
+    ('all,\0', 'its columns are'),
+  ],
+)
+def test_another_file_is_refused(tmp_path, capsys, text, message):
+  path = write(tmp_path / 'a', text)
+  assert report.main([path, f'--output={tmp_path}/x.png']) == 2
+  out, err = capsys.readouterr()
+  assert out == ''
+  assert err.startswith(f'error: {path} is no fewshot.csv with the columns sh')
+  assert message in err
+  assert err.count('\n') == 1
+  assert not (tmp_path / 'x.png').exists()
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path, capsys):
+  path = write(tmp_path / 'a')
+  (tmp_path / 'a' / 'fewshot.csv').write_bytes(b'\x89PNG\xff\xfe')
+  assert report.main([path]) == 2
+  assert 'is no fewshot.csv' in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused(tmp_path, capsys):
+  assert report.main([f'{tmp_path}/none.csv']) == 2
+  assert capsys.readouterr().err == (
+    f'error: No file {tmp_path}/none.csv: give a fewshot.csv.\n'
+  )

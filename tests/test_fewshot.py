@@ -1,0 +1,796 @@
+"""Few-shot evaluation as a command: figures, files, refusals, processes."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import jax
+import matplotlib.image
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import linear_model, preprocessing
+from tqdm import tqdm
+
+from configs import digits
+from vit_jax import feature_file, fewshot, reader, train, transfer
+from vit_jax import main as training
+from vit_jax.data import benchmarks, sources, transforms
+from vit_jax.evaluators import features, probe
+from vit_jax.evaluators import fewshot as protocol
+from vit_jax.models import variants
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+  """No test reads or writes the cache of the user."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A model that has seen a few digits, on images of 8 x 8 pixels."""
+  folder = tmp_path_factory.mktemp('run')
+  config = digits.get_config()
+  config.model.update(width=16, depth=2, mlp_dim=32, heads=2, patch_size=4)
+  config.update(total='4 steps', batch_size=64)
+  config.data.image_size = '8'
+  config.optimizer.warmup = '1 step'
+  train.train(config, str(folder))
+  return folder
+
+
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+  """Runs the command in this process: status, output, messages.
+
+  Results are in `tmp_path/out` unless said otherwise.
+  """
+
+  def unseen(*args, **kwargs):
+    """A progress bar, which may or may not take long enough to appear."""
+    return tqdm(*args, **(kwargs | {'file': io.StringIO()}))
+
+  for module in (features, probe):
+    monkeypatch.setattr(module, 'tqdm', unseen)
+
+  def run(checkpoint, dataset, *args):
+    capsys.readouterr()
+    try:
+      status = fewshot.main(
+        [str(checkpoint), dataset, f'--output={tmp_path}/out', *args]
+      )
+    except SystemExit as e:
+      status = e.code
+    return status, *capsys.readouterr()
+
+  return run
+
+
+FEW = ('--shots=1,3', '--seeds=2')
+
+
+def rows_of(folder):
+  text = (folder / 'fewshot.csv').read_text()
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def one_by_one(checkpoint, source):
+  """The pre-logits of all images, by a plain loop."""
+  transform = transforms.EvalTransform(checkpoint.image_size)
+  run = jax.jit(
+    lambda x: checkpoint.model.apply({'params': checkpoint.params}, x)[1]
+  )
+  images = (transform(source[i])['image'] for i in range(len(source)))
+  return np.concatenate(
+    [
+      run((image[None] - np.float32(127.5)) / np.float32(127.5))['pre_logits']
+      for image in images
+    ]
+  )
+
+
+@pytest.mark.parametrize('whole', [False, True])
+def test_figures_are_those_of_features_by_hand(
+  command, workdir, tmp_path, whole
+):
+  """Whether only the shots are run through the model, or all images."""
+  extra = [f'--features={tmp_path}/f.npz'] if whole else []
+  status, out, err = command(
+    workdir, 'digits', '--l2=fixed', '--shots=1,5', '--seeds=3', *extra
+  )
+  assert (status, err) == (0, '')
+  checkpoint = reader.open_checkpoint(str(workdir))
+  source = sources.open_source('digits', 'train')
+  test = sources.open_source('digits', 'test')
+  want = protocol.evaluate(
+    protocol.plan(source.labels(), 10, (1, 5), 3),
+    source.labels(),
+    np.arange(len(source)),
+    one_by_one(checkpoint, source),
+    one_by_one(checkpoint, test),
+    test.labels(),
+    num_classes=10,
+    l2='fixed',
+  )
+  rows = rows_of(tmp_path / 'out')
+  assert [(int(r['shots']), int(r['seed'])) for r in rows] == [
+    (k, seed) for k in (1, 5) for seed in range(3)
+  ]
+  by_draw = {(r.shots, r.seed): r.accuracy for r in want}
+  for row in rows:
+    # The last bits of features may decide about an image in a tie.
+    assert float(row['accuracy']) == pytest.approx(
+      by_draw[int(row['shots']), int(row['seed'])], abs=1.5 / 360
+    )
+    assert float(row['l2']) == 1024
+  of_5 = [100 * float(r['accuracy']) for r in rows if r['shots'] == '5']
+  assert f'    5  {np.mean(of_5):.2f} ± {np.std(of_5, ddof=1):.2f}' in out
+  assert np.mean(of_5) > 25  # and not the 10 of a guess
+
+
+def test_output_says_what_was_done_and_where_it_is(command, workdir, tmp_path):
+  status, out, err = command(workdir, 'digits', *FEW)
+  assert (status, err) == (0, '')
+  folder = tmp_path / 'out'
+  assert [re.sub(r'\d+\.\d s, .* images/s', 'T', x) for x in out.splitlines()][
+    :6
+  ] == [
+    f'model    ViT, 5,530 parameters, {workdir}/checkpoints/4',
+    'images   resized to 8x8 pixels (bilinear), mean 0.5 0.5 0.5, deviation '
+    '0.5 0.5 0.5',
+    'data     digits, 10 classes: 1,437 images of train, 360 of test',
+    'run on   60 training images in T: 16 numbers each',
+    'run on   360 test images in T: 16 numbers each',
+    '',
+  ]
+  assert out.endswith(
+    f'\n\nwritten  {folder}/fewshot.csv\nwritten  {folder}/fewshot.png\n'
+  )
+  assert sorted(os.listdir(folder)) == ['fewshot.csv', 'fewshot.png']
+  assert matplotlib.image.imread(folder / 'fewshot.png').std() > 0
+
+
+@pytest.mark.parametrize('converged', [True, False])
+def test_a_probe_has_all_images_and_a_row_of_its_own(
+  command, workdir, tmp_path, monkeypatch, converged
+):
+  """With scikit-learn's accuracy at the same penalty."""
+  counts = run_counts(monkeypatch)
+  if not converged:
+    monkeypatch.setattr(probe, 'MAX_ITERATIONS', 2)
+    jax.clear_caches()  # of what was traced with another limit
+  args = (*FEW, '--probe', f'--features={tmp_path}/f.npz')
+  try:
+    status, out, err = command(workdir, 'digits', *args)
+  finally:
+    jax.clear_caches()
+  assert (status, err) == (0, '')
+  assert counts == [1437, 360]
+  *shots, last = rows_of(tmp_path / 'out')
+  assert [r['shots'] for r in shots] == ['1', '1', '3', '3']
+  assert (last['shots'], last['seed']) == ('all', '')
+  accuracy, l2 = float(last['accuracy']), float(last['l2'])
+  assert ('not enough to converge' in out) is not converged
+  assert f'  all  {100 * accuracy:.2f} ' in out
+  if converged:
+    with np.load(tmp_path / 'f.npz') as file:
+      scaler = preprocessing.StandardScaler().fit(file['train_features'])
+      model = linear_model.LogisticRegression(
+        C=1 / (1437 * l2), max_iter=5000, tol=1e-6
+      ).fit(scaler.transform(file['train_features']), file['train_labels'])
+      want = model.score(
+        scaler.transform(file['test_features']), file['test_labels']
+      )
+    # Two of 360 images may lie on a border.
+    assert accuracy == pytest.approx(want, abs=2.5 / 360)
+    assert want > max(float(r['accuracy']) for r in shots)
+
+
+def test_a_probe_of_too_few_images_is_refused_before_the_model_runs(
+  command, workdir, monkeypatch
+):
+  monkeypatch.delattr(features, 'Extractor')
+  monkeypatch.setattr(protocol, 'plan', lambda *args: {(1, 0): np.arange(5)})
+  args = ('--probe', '--train_split=train[:9]')
+  status, _, err = command(workdir, 'digits', *args)
+  assert status == 2
+  assert '9 training examples are too few' in err
+
+
+def run_counts(monkeypatch):
+  """Returns a list that receives how many images the model is run on."""
+  counts = []
+  extract = features.Extractor.__call__
+
+  def counted(self, params, source, description=''):
+    counts.append(len(source))
+    return extract(self, params, source, description)
+
+  monkeypatch.setattr(features.Extractor, '__call__', counted)
+  return counts
+
+
+def test_only_the_images_that_are_needed_are_run(
+  command, workdir, tmp_path, monkeypatch
+):
+  counts = run_counts(monkeypatch)
+  assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0
+  assert counts == [30, 360]
+  counts.clear()
+  args = (*FEW, f'--features={tmp_path}/f.npz')
+  assert command(workdir, 'digits', *args)[0] == 0
+  assert counts == [1437, 360]
+
+
+def test_splits_and_seeds_of_the_data_are_taken(command, workdir, monkeypatch):
+  _, out, _ = command(
+    workdir, 'digits', *FEW, '--train_split=train[:50%]', '--test_split=train'
+  )
+  assert '718 images of train[:50%], 1,437 of train\n' in out
+  usual = benchmarks.Benchmark(
+    *('digits', 'Digits', '', 10, 'train[:40%]', 'test[:50%]', '', ''),
+    *((575, 180, 0, 0), 500, (0.1,)),
+  )
+  monkeypatch.setitem(benchmarks.BENCHMARKS, 'digits', usual)
+  _, out, _ = command(workdir, 'digits', *FEW)
+  assert '575 images of train[:40%], 180 of test[:50%]\n' in out
+  _, out, _ = command(workdir, 'digits', *FEW, '--test_split=test')
+  assert '575 images of train[:40%], 360 of test\n' in out
+
+
+def test_another_split_seed_holds_out_other_images(command, workdir, tmp_path):
+  tables = set()
+  for seed in (0, 1):
+    args = (*FEW, f'--split_seed={seed}', f'--output={tmp_path}/{seed}')
+    assert command(workdir, 'digits', *args)[0] == 0
+    tables.add((tmp_path / str(seed) / 'fewshot.csv').read_text())
+  assert len(tables) == 2
+
+
+def test_images_are_brought_to_the_model_as_the_checkpoint_says(
+  command, workdir, monkeypatch, tmp_path
+):
+  """Both in what is said and in what is done."""
+  opened = reader.open_checkpoint
+
+  def changed(path):
+    checkpoint = opened(path)
+    ways = dataclasses.replace(
+      checkpoint.preprocessing,
+      resize_small=10,
+      interpolation='bicubic',
+      mean=(0.25, 0.5, 0.5),
+      std=(0.1, 0.2, 0.3),
+    )
+    return dataclasses.replace(checkpoint, preprocessing=ways)
+
+  made = []
+
+  class Extractor(features.Extractor):
+    def __init__(self, function, transform, **kwargs):
+      made.append((transform, kwargs))
+      super().__init__(function, transform, **kwargs)
+
+  monkeypatch.setattr(reader, 'open_checkpoint', changed)
+  monkeypatch.setattr(features, 'Extractor', Extractor)
+  _, out, _ = command(workdir, 'digits', *FEW, '--batch_size=16')
+  assert (
+    'images   the short side to 10 pixels, the centre of 8x8 cut out '
+    '(bicubic), mean 0.25 0.5 0.5, deviation 0.1 0.2 0.3\n'
+  ) in out
+  ((transform, kwargs),) = made
+  assert transform.image_size == (8, 8)
+  assert transform.resize_small == 10
+  assert transform.interpolation == 'bicubic'
+  assert kwargs['mean'] == (0.25, 0.5, 0.5)
+  assert kwargs['std'] == (0.1, 0.2, 0.3)
+  assert kwargs['batch_size'] == 16
+
+
+def test_another_image_size_resizes_the_position_embeddings(
+  command, workdir, tmp_path
+):
+  path = tmp_path / 'f.npz'
+  status, out, _ = command(
+    workdir, 'digits', *FEW, '--image_size=12x16', f'--features={path}'
+  )
+  assert status == 0
+  assert 'resized to 12x16 pixels' in out
+  checkpoint = transfer.resized(reader.open_checkpoint(str(workdir)), (12, 16))
+  test = sources.Subset(sources.open_source('digits', 'test'), range(3))
+  np.testing.assert_allclose(
+    np.load(path)['test_features'][:3],
+    one_by_one(checkpoint, test),
+    rtol=0,
+    atol=1e-5,
+  )
+
+
+def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
+  path = tmp_path / 'f.npz'
+  status, out, _ = command(
+    workdir, 'digits', *FEW, '--layer=block_1', f'--features={path}'
+  )
+  assert status == 0
+  assert f'written  {path}\n' in out
+  checkpoint = reader.open_checkpoint(str(workdir))
+  with np.load(path, allow_pickle=False) as file:
+    assert set(file) == {
+      'train_features',
+      'train_labels',
+      'test_features',
+      'test_labels',
+      'class_names',
+      'facts',
+    }
+    assert list(file['class_names']) == [str(i) for i in range(10)]
+    assert file['train_features'].shape == (1437, 16)
+    assert file['train_features'].dtype == np.float32
+    for split in ('train', 'test'):
+      source = sources.open_source('digits', split)
+      np.testing.assert_array_equal(file[f'{split}_labels'], source.labels())
+    facts = json.loads(str(file['facts']))
+    # Not the pre-logits, which come after one more LayerNorm.
+    pre_logits = one_by_one(
+      checkpoint, sources.Subset(sources.open_source('digits', 'test'), [0])
+    )
+    assert np.abs(file['test_features'][0] - pre_logits).max() > 0.01
+  assert facts == {
+    'parameters': feature_file.identity(checkpoint),
+    'layer': 'block_1',
+    'image_size': [8, 8],
+    'preprocessing': {
+      'resize_small': 0,
+      'mean': [0.5, 0.5, 0.5],
+      'std': [0.5, 0.5, 0.5],
+      'interpolation': 'bilinear',
+    },
+    'dataset': 'digits',
+    'train_split': 'train',
+    'test_split': 'test',
+    'split_seed': 0,
+    'train_files': None,
+    'test_files': None,
+  }
+
+
+def test_a_file_that_some_processes_do_not_see_is_refused(
+  command, workdir, tmp_path, monkeypatch
+):
+  """By all of them, as those without it would wait for the others for ever."""
+  monkeypatch.setattr(
+    feature_file.multihost_utils,
+    'process_allgather',
+    lambda x: np.array([x, True]),
+  )
+  path = tmp_path / 'f.npz'
+  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  assert status == 2
+  assert f'{path} is there for some processes and not for others' in err
+
+
+@pytest.fixture(scope='module')
+def kept(workdir, tmp_path_factory):
+  """A file of features, and the CSV file that came with it."""
+  folder = tmp_path_factory.mktemp('kept')
+  path = folder / 'f.npz'
+  args = (*FEW, f'--features={path}', f'--output={folder}')
+  assert fewshot.main([str(workdir), 'digits', *args]) == 0
+  return path, (folder / 'fewshot.csv').read_text()
+
+
+def test_features_that_are_kept_need_no_model(
+  command, workdir, kept, tmp_path, monkeypatch
+):
+  path, table = kept
+  monkeypatch.delattr(features, 'Extractor')
+  before = path.read_bytes()
+  status, out, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  assert (status, err) == (0, '')
+  assert f'read     {path}; the model is not run\n' in out
+  assert (tmp_path / 'out' / 'fewshot.csv').read_text() == table
+  # Other shots need no other features.
+  status, _, _ = command(workdir, 'digits', '--shots=7', f'--features={path}')
+  assert status == 0
+  assert len(rows_of(tmp_path / 'out')) == 5
+  assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+  ('args', 'lines'),
+  [
+    (['--layer=block_0'], ['layer: "pre_logits" -> "block_0"']),
+    (['--image_size=12'], ['image_size: [8, 8] -> [12, 12]']),
+    (
+      ['--train_split=train[:90%]'],
+      ['train_split: "train" -> "train[:90%]"', 'train_labels: others'],
+    ),
+    (
+      ['--test_split=test[:90%]'],
+      ['test_split: "test" -> "test[:90%]"', 'test_labels: others'],
+    ),
+    (
+      ['--split_seed=3'],
+      ['split_seed: 0 -> 3', 'train_labels: others', 'test_labels: others'],
+    ),
+  ],
+)
+def test_features_of_something_else_are_refused(
+  command, workdir, kept, tmp_path, args, lines
+):
+  path, _ = kept
+  before = path.read_bytes()
+  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}', *args)
+  assert status == 2
+  assert err.splitlines() == [
+    f'error: {path} holds features of something else:',
+    *(f'  {line}' for line in lines),
+    'Give another --features, or remove it to have them computed anew.',
+  ]
+  assert path.read_bytes() == before
+  assert not (tmp_path / 'out' / 'fewshot.csv').exists()
+
+
+def test_features_of_another_checkpoint_are_refused(
+  command, workdir, kept, monkeypatch
+):
+  path, _ = kept
+  opened = reader.open_checkpoint
+
+  def changed(path):
+    checkpoint = opened(path)
+    params = jax.tree.map(np.copy, checkpoint.params)
+    params['cls'][0, 0, 0] += 1e-6
+    return dataclasses.replace(checkpoint, params=params)
+
+  monkeypatch.setattr(reader, 'open_checkpoint', changed)
+  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  assert status == 2
+  old, new = re.findall('[0-9a-f]{64}', err)
+  assert old != new
+  assert f'  parameters: "{old}" -> "{new}"\n' in err
+
+
+def test_identity_is_of_parameters_and_of_the_model(workdir):
+  checkpoint = reader.open_checkpoint(str(workdir))
+  identity = feature_file.identity
+  assert identity(checkpoint) == identity(reader.open_checkpoint(str(workdir)))
+  exact = checkpoint.model.clone(gelu='exact')
+  others = [
+    dataclasses.replace(checkpoint, model=exact),
+    reader.open_checkpoint(str(TINY)),
+  ]
+  assert len({identity(c) for c in (checkpoint, *others)}) == 3
+
+
+def test_features_of_other_class_names_are_refused(tmp_path):
+  contents = feature_file.Contents({'x': 1}, np.arange(2), np.arange(1), ('a',))
+  path = str(tmp_path / 'f.npz')
+  train_ND, test_MD = np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)
+  feature_file.write(path, contents, train_ND, test_MD)
+  got = feature_file.read(path, contents)
+  np.testing.assert_array_equal(got[0], train_ND)
+  np.testing.assert_array_equal(got[1], test_MD)
+  with pytest.raises(ValueError, match='(?s)something else.*class_names: othe'):
+    feature_file.read(path, dataclasses.replace(contents, class_names=('b',)))
+  with pytest.raises(ValueError, match='  y: null -> 2\n'):
+    feature_file.read(path, dataclasses.replace(contents, facts={'y': 2}))
+
+
+@pytest.mark.parametrize('kind', ['cut', 'flipped', 'empty', 'text', 'other'])
+def test_a_damaged_file_of_features_is_one_error(
+  command, workdir, kept, tmp_path, kind
+):
+  data = kept[0].read_bytes()
+  path = tmp_path / 'f.npz'
+  damaged = {
+    'cut': [data[: len(data) * i // 5] for i in range(1, 5)],
+    'flipped': [
+      data[:i] + bytes([data[i] ^ 0x55]) + data[i + 1 :]
+      for i in (1000, len(data) // 2)
+    ],
+    'empty': [b''],
+    'text': [b'shots,seed\n'],
+    'other': [TINY.read_bytes()],
+  }[kind]
+  for content in damaged:
+    path.write_bytes(content)
+    status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+    assert status == 2
+    assert err.startswith(
+      f'error: {path} cannot be read as a file of features ('
+    )
+    assert err.endswith(
+      'Give another --features, or remove it to have them computed anew.\n'
+    )
+    assert err.count('\n') == 1
+    assert path.read_bytes() == content
+
+
+def test_nothing_half_written_is_left(command, workdir, tmp_path, monkeypatch):
+  """When writing the features fails, and when what comes after it does."""
+
+  def fail(file, **arrays):
+    file.write(b'half')
+    raise OSError('disk full')
+
+  path = tmp_path / 'features' / 'f.npz'
+  path.parent.mkdir()
+  with monkeypatch.context() as m:
+    m.setattr(np, 'savez', fail)
+    status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  assert (status, err) == (2, 'error: disk full\n')
+  assert not any(path.parent.iterdir())
+  assert not any((tmp_path / 'out').iterdir())
+
+
+def test_representations_that_are_not_finite_are_refused(
+  command, workdir, tmp_path, monkeypatch
+):
+  opened = reader.open_checkpoint
+
+  def diverged(path):
+    checkpoint = opened(path)
+    params = jax.tree.map(np.copy, checkpoint.params)
+    params['cls'][:] = np.nan
+    return dataclasses.replace(checkpoint, params=params)
+
+  monkeypatch.setattr(reader, 'open_checkpoint', diverged)
+  path = tmp_path / 'f.npz'
+  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  assert status == 2
+  assert err == (
+    'error: The representations of the training images are not finite. Has the '
+    'model diverged?\n'
+  )
+  assert not path.exists()
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--shots=0'], "'0' is no whole number above 0"),
+    (['--shots=1,,2'], "'' is no whole number above 0"),
+    (['--shots=one'], "'one' is no whole number above 0"),
+    (['--seeds=-1'], "'-1' is no whole number above 0"),
+    (['--batch_size=1.5'], "'1.5' is no whole number above 0"),
+    (['--l2=best'], 'choose'),
+    (['--on_bad_image=keep'], 'skip'),
+    (['--layer=block_2'], "layer is 'block_2': use pre_logits, logits, or"),
+    (['--shots=200'], 'fewer than 200 shots'),
+    (['--image_size=9'], 'an image of 9x9'),
+    (['--image_size=9x'], "'9x'"),
+    (['--batch_size=12'], '--batch_size=12 cannot be shared evenly by 8 devi'),
+    (['--batch_size=12'], 'use a multiple of 8, such as 16.'),
+    (['--train_split=trian'], "no split 'trian'"),
+    (['--features=/nowhere/f.npz'], 'there is no folder /nowhere'),
+  ],
+)
+def test_bad_flags_are_refused_before_the_model_runs(
+  command, workdir, tmp_path, monkeypatch, args, message
+):
+  monkeypatch.delattr(features, 'Extractor')
+  status, _, err = command(workdir, 'digits', *args)
+  assert status == 2
+  assert message in err
+  assert 'Traceback' not in err
+  assert not (tmp_path / 'out' / 'fewshot.csv').exists()
+
+
+@pytest.mark.parametrize(
+  ('checkpoint', 'dataset', 'message'),
+  [
+    ('nowhere.npz', 'digits', 'No checkpoint at nowhere.npz'),
+    (TINY, './nowhere', 'no folder nowhere'),
+    (TINY, 'digit', "unknown dataset 'digit'"),
+  ],
+)
+def test_what_is_not_there_is_refused(command, checkpoint, dataset, message):
+  status, _, err = command(checkpoint, dataset)
+  assert status == 2
+  assert err.startswith('error: ') and err.count('\n') == 1
+  assert message in err
+
+
+def test_an_output_that_is_a_file_is_refused(command, workdir, tmp_path):
+  (tmp_path / 'out').write_text('mine')
+  status, _, err = command(workdir, 'digits', *FEW)
+  assert status == 2
+  assert err.startswith('error: ') and f'{tmp_path}/out' in err
+  assert (tmp_path / 'out').read_text() == 'mine'
+
+
+def test_splits_of_other_classes_are_refused(command, workdir, monkeypatch):
+  opened = sources.open_source
+
+  def renamed(name, split, **kwargs):
+    source = opened(name, split, **kwargs)
+    if split == 'test':
+      source.class_names = source.class_names[::-1]
+    return source
+
+  monkeypatch.setattr(sources, 'open_source', renamed)
+  status, _, err = command(workdir, 'digits', *FEW)
+  assert status == 2
+  assert 'The classes of digits test are not those of train.' in err
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Images of two classes, twelve of each: dark ones and bright ones."""
+  rng = np.random.default_rng(0)
+  for name, brightest in (('dark', 100), ('bright', 255)):
+    (tmp_path / 'data' / name).mkdir(parents=True)
+    for i in range(12):
+      pixels = rng.integers(brightest - 99, brightest, (8, 8, 3), np.uint8)
+      Image.fromarray(pixels).save(tmp_path / 'data' / name / f'{i}.png')
+  return tmp_path / 'data'
+
+
+def test_a_folder_of_images(command, workdir, tmp_path, folder):
+  status, out, err = command(workdir, str(folder), '--shots=4', '--seeds=2')
+  assert (status, err) == (0, '')
+  assert '2 classes: 20 images of train, 4 of test\n' in out
+  assert [r['accuracy'] for r in rows_of(tmp_path / 'out')] == ['1.0', '1.0']
+
+
+def test_an_unreadable_image_is_refused_or_left_out(
+  command, workdir, folder, tmp_path
+):
+  (folder / 'dark' / 'broken.png').write_bytes(b'')
+  status, _, err = command(workdir, str(folder), *FEW)
+  assert status == 2
+  assert f'{folder}/dark/broken.png' in err
+  status, out, _ = command(workdir, str(folder), *FEW, '--on_bad_image=skip')
+  assert status == 0
+  assert len(rows_of(tmp_path / 'out')) == 4
+
+
+def test_features_of_images_that_have_changed_are_refused(
+  command, workdir, folder, tmp_path
+):
+  path = tmp_path / 'f.npz'
+  args = (workdir, str(folder), *FEW, f'--features={path}')
+  assert command(*args)[0] == 0
+  assert command(*args)[0] == 0
+  shutil.copy(folder / 'dark' / '0.png', folder / 'dark' / '1.png')
+  status, _, err = command(*args)
+  assert status == 2
+  assert '_files: "folder ' in err
+
+
+def test_results_are_in_runs_fewshot_unless_said_otherwise(
+  workdir, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  assert fewshot.main([str(workdir), 'digits', *FEW]) == 0
+  assert 'written  runs/fewshot/fewshot.csv\n' in capsys.readouterr().out
+  assert len(rows_of(tmp_path / 'runs' / 'fewshot')) == 4
+
+
+def test_usual_shots_and_seeds():
+  args = fewshot.parse(['x', 'digits'])
+  assert (args.shots, args.seeds) == ((1, 5, 10, 25), 5)
+  assert fewshot.parse(['x', 'digits', '--shots=5, 1,5']).shots == (1, 5)
+
+
+def test_distributed_joins_the_other_processes_first(
+  command, workdir, monkeypatch
+):
+  calls = []
+  monkeypatch.setattr(
+    training, 'initialize_distributed', lambda: calls.append('joined')
+  )
+  monkeypatch.setattr(
+    fewshot, 'measure', lambda args, say: calls.append('measured')
+  )
+  assert command(workdir, 'digits')[0] == 0
+  assert calls == ['measured']
+  assert command(workdir, 'digits', '--distributed')[0] == 0
+  assert calls == ['measured', 'joined', 'measured']
+
+
+def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
+  """Through the reader, with a stage for a layer."""
+  model = variants.build(
+    num_classes=0, image_size=(32, 32), name='resnet', layers=(1,), width=32
+  )
+  params = variants.init(model, jax.random.key(0), (32, 32))
+  checkpoint = reader.Checkpoint(
+    'resnet', model, jax.device_get(params), (32, 32)
+  )
+  monkeypatch.setattr(reader, 'open_checkpoint', lambda path: checkpoint)
+  args = ('--train_split=train[:20%]', '--test_split=test[:16]')
+  status, out, err = command('r', 'digits', *FEW, *args, '--layer=block_0')
+  assert (status, err) == (0, '')
+  assert 'model    ResNet' in out
+  assert '128 numbers each' in out
+
+
+def start(*args, **variables):
+  """Starts the command in a process of its own."""
+  environment = {k: v for k, v in os.environ.items() if k[:4] != 'JAX_'}
+  return subprocess.Popen(
+    [sys.executable, '-m', 'vit_jax.fewshot', *map(str, args)],
+    cwd=ROOT,
+    env=environment | {'JAX_PLATFORMS': 'cpu'} | variables,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(processes):
+  """Returns what each has printed, after a good end."""
+  try:
+    ended = [p.communicate(timeout=300) for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+  assert [p.returncode for p in processes] == [0] * len(processes), ended
+  # Gloo greets on standard output.
+  return [re.sub(r'(?m)^\[Gloo\].*\n', '', out) for out, _ in ended]
+
+
+def start_two(workdir, tmp_path, *args):
+  """Each with a folder of its own, of which only the first's is used."""
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  return [
+    start(
+      *(workdir, 'digits', '--distributed', f'--output={tmp_path}/{i}', *args),
+      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(i),
+      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+      XLA_FLAGS='--xla_force_host_platform_device_count=4',
+    )
+    for i in range(2)
+  ]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(workdir, tmp_path):
+  """And one of them prints and writes, the features too."""
+  args = (*FEW, '--batch_size=64', '--probe')
+  alone, kept, again = (tmp_path / name for name in ('alone', 'kept', 'again'))
+  finish([start(workdir, 'digits', f'--output={alone}', *args)])
+  *shots, probed = rows_of(alone)
+  for folder in (kept, again):
+    outs = finish(
+      start_two(workdir, folder, *args, f'--features={tmp_path}/f.npz')
+    )
+    assert outs[1] == ''
+    assert ('the model is not run' in outs[0]) is (folder == again)
+    assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
+    assert os.listdir(folder) == ['0']
+    *shots_of_two, probed_by_two = rows_of(folder / '0')
+    assert shots_of_two == shots
+    # Sums in another order decide about an image on a border.
+    assert float(probed_by_two['accuracy']) == pytest.approx(
+      float(probed['accuracy']), abs=2.5 / 360
+    )
+  with np.load(tmp_path / 'f.npz') as file:
+    source = sources.open_source('digits', 'train')
+    np.testing.assert_allclose(
+      file['train_features'][[0, 700, 1436]],
+      one_by_one(
+        reader.open_checkpoint(str(workdir)),
+        sources.Subset(source, [0, 700, 1436]),
+      ),
+      rtol=0,
+      atol=1e-5,
+    )
