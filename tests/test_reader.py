@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import reader
+from vit_jax import config as config_lib
+from vit_jax import metric_log, reader, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.models import posemb, variants
 
@@ -90,9 +91,13 @@ def test_published_files_have_no_names_and_are_resized_straight():
 CLASS_NAMES = tuple(f'digit {i}' for i in range(10))
 
 
-def save_workdir(workdir, steps, polyak, scan=False):
-  """Writes what training would, without training."""
+def save_workdir(workdir, steps, polyak, scan=False, accuracies=None):
+  """Writes what training would, without training.
+
+  With `accuracies`, by step and not of every one, it stops early.
+  """
   config = digits.get_config()
+  config.early_stopping = accuracies is not None
   config.model.update(width=16, depth=2, mlp_dim=32, heads=2, scan=scan)
   config.optimizer.polyak = polyak
   config.data.resize_small = 20
@@ -111,7 +116,10 @@ def save_workdir(workdir, steps, polyak, scan=False):
     params = init(jax.random.key(step))
     average = init(jax.random.key(step + 100))
     state = {'params': params, 'average': average if polyak else {}}
-    store.save(step, state, meta, {})
+    measured = {'test/accuracy': (accuracies or {}).get(step)}
+    store.save(
+      step, state, meta, {k: v for k, v in measured.items() if v is not None}
+    )
     saved[step] = jax.device_get(average if polyak else params)
   store.close()
   return saved
@@ -156,6 +164,88 @@ def test_without_an_average_the_parameters_open(tmp_path):
   checkpoint = reader.open_checkpoint(str(tmp_path))
   assert checkpoint.model.scan
   assert_equal(checkpoint.params, saved[3])
+
+
+@pytest.mark.parametrize(
+  ('accuracies', 'opened'),
+  [
+    ({2: 0.5, 4: 0.8, 8: 0.8}, 4),  # the first of two that are best
+    ({2: 0.9, 4: 0.8, 8: 0.7, 10: 0.6}, 2),
+    ({8: 0.5, 10: 0.6}, 10),
+    ({4: 0.0}, 4),
+    ({}, 10),  # preempted before it was evaluated
+  ],
+)
+def test_a_run_that_stops_early_opens_at_its_best_step(
+  tmp_path, accuracies, opened
+):
+  steps = [2, 4, 8, 10]
+  saved = save_workdir(tmp_path, steps, polyak=0.0, accuracies=accuracies)
+  checkpoint = reader.open_checkpoint(str(tmp_path))
+  assert checkpoint.path == str(tmp_path / 'checkpoints' / str(opened))
+  assert_equal(checkpoint.params, saved[opened])
+
+
+def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
+  save_workdir(tmp_path, [2, 4], polyak=0.0)
+  for step, accuracy in ((2, 0.9), (4, 0.1)):
+    file = tmp_path / 'checkpoints' / str(step) / 'metrics' / 'metrics'
+    file.write_text(json.dumps({'test/accuracy': accuracy}))
+  assert reader.open_checkpoint(str(tmp_path)).path.endswith('/4')
+
+
+def test_a_run_saved_before_there_was_early_stopping_opens(
+  tmp_path, monkeypatch
+):
+  verified = reader.verified
+
+  def of_old(saved):
+    meta = verified(saved)
+    del meta['config']['early_stopping']
+    return meta
+
+  monkeypatch.setattr(reader, 'verified', of_old)
+  save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
+  assert reader.open_checkpoint(str(tmp_path)).path.endswith('/4')
+
+
+def test_damaged_metrics_are_named_where_they_decide(tmp_path):
+  save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
+  step = tmp_path / 'checkpoints' / '2'
+  (step / 'metrics' / 'metrics').write_text('{"test/accur')
+  with pytest.raises(ValueError, match=f'The checkpoint {step} cannot be read'):
+    reader.open_checkpoint(str(tmp_path))
+
+
+def test_the_step_opened_is_the_best_of_a_training(tmp_path):
+  """By the loss, which is highest at first: of four steps the last are kept."""
+  config = digits.get_config()
+  config_lib.override(
+    config,
+    {
+      'model.width': '16',
+      'model.depth': '1',
+      'model.mlp_dim': '16',
+      'model.heads': '2',
+      'data.image_size': '8',
+      'batch_size': '16',
+      'total': '8 steps',
+      'eval_every': '2 steps',
+      'checkpoint_every': '2 steps',
+      'best_metric': 'test/loss',
+      'early_stopping': 'True',
+    },
+  )
+  train.train(config, str(tmp_path))
+  _, rows = metric_log.read_table(tmp_path / 'metrics.csv')
+  losses = {s: float(r['test/loss']) for s, r in rows.items() if r['test/loss']}
+  assert max(losses, key=losses.get) == 2
+  kept = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
+  assert kept == {'2', '6', '8'}
+  checkpoint = reader.open_checkpoint(str(tmp_path))
+  assert checkpoint.path.endswith('/2')
+  same = reader.open_checkpoint(str(tmp_path / 'checkpoints' / '2'))
+  assert_equal(checkpoint.params, same.params)
 
 
 def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):

@@ -17,6 +17,14 @@ the sweep; with more values it runs only what is new. A config can bring axes
 too, as configs/ablation.py does; --sweep then replaces the values of an axis or
 adds one.
 
+  python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
+    --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
+
+chooses first: each learning rate is trained once on config.tune.train and
+measured on config.tune.val, parts of the training set; the best one is then
+trained on all of it, with every seed. Other axes of the sweep each choose for
+themselves. tune.csv says what was tried.
+
 Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted (the state
 is saved: run the same command again).
 """
@@ -33,7 +41,7 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import run, sweep, train
+from vit_jax import run, sweep, sweep_run, train
 from vit_jax.models.variants import nearest
 
 EXIT_DIVERGED = 1
@@ -54,6 +62,13 @@ _SWEEP = flags.DEFINE_multi_string(
   [],
   'FIELD=V1,V2,...: runs the config once for each value of the field. Given '
   'again for other fields, it runs every combination.',
+)
+_TUNE = flags.DEFINE_multi_string(
+  'tune',
+  [],
+  'FIELD=V1,V2,...: chooses the value of the field that is best on a part held '
+  'out of training (config.tune), before the runs. Given again for other '
+  'fields, it tries every combination; a single value is taken as it is.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -144,11 +159,12 @@ def main(argv: list[str]) -> None:
   try:
     if _DISTRIBUTED.value:
       initialize_distributed()
-    sweep.add_axes(config, _SWEEP.value)
+    sweep.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     sweep.refuse_swept(config, overrides)
-    if config.sweep:
-      sweep.run(config, _WORKDIR.value)
+    # Where nothing is trained there is nothing to choose.
+    if config.sweep or (config.tune.axes and not config.eval_only):
+      sweep_run.run(config, _WORKDIR.value)
     elif config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')

@@ -1,9 +1,11 @@
 """The one checkpoint reader."""
 
+import contextlib
 import dataclasses
+import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,9 +75,10 @@ def open_checkpoint(path: str) -> Checkpoint:
   """Opens any checkpoint; the format is found by looking.
 
   Args:
-    path: a workdir or one of its `checkpoints/STEP` folders (its Polyak average
-      where it has one); a file or directory in one of the foreign formats; or a
-      name that `fetch.local` fetches.
+    path: a workdir (its newest step, or with `early_stopping` its best one) or
+      one of its `checkpoints/STEP` folders (its Polyak average where it has
+      one); a file or directory in one of the foreign formats; or a name that
+      `fetch.local` fetches.
 
   Raises:
     FileNotFoundError: if nothing is there.
@@ -93,7 +96,7 @@ def open_checkpoint(path: str) -> Checkpoint:
       if child.name.isdigit()
     ]
     if steps:
-      return _open_step(place / FOLDER / str(max(steps)))
+      return _open_step(place / FOLDER / str(_step_of(place / FOLDER, steps)))
   if '://' in os.fspath(place):
     raise ValueError(
       f'{path} holds no checkpoint of this package, and folders of others are '
@@ -102,12 +105,48 @@ def open_checkpoint(path: str) -> Checkpoint:
   return _open_foreign(os.fspath(place))
 
 
-def _open_step(step_dir: epath.Path) -> Checkpoint:
+def _step_of(folder: epath.Path, steps: Sequence[int]) -> int:
+  """Returns which of the kept steps is the result of a run.
+
+  `Checkpoints` would tell the best one as well, but sets aside what it cannot
+  read, and the run may still be writing.
+  """
+  newest = max(steps)
+  with _reading(folder / str(newest)):
+    config = _meta(folder / str(newest))['config']
+  if not config.get('early_stopping'):  # which older runs do not have
+    return newest
+  measured = {}
+  for step in sorted(steps):
+    file = folder / str(step) / 'metrics' / 'metrics'
+    with _reading(folder / str(step)):
+      metrics = json.loads(file.read_text()) if file.exists() else {}
+    if config['best_metric'] in metrics:
+      measured[step] = metrics[config['best_metric']]
+  return max(measured, key=lambda step: measured[step], default=newest)
+
+
+def _meta(step_dir: epath.Path) -> dict[str, Any]:
+  checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+  return verified(checkpointer.restore(step_dir / META))
+
+
+@contextlib.contextmanager
+def _reading(step_dir: epath.Path) -> Iterator[None]:
+  """Turns whatever goes wrong into a ValueError that names the checkpoint."""
   try:
-    saved = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
-      step_dir / META
-    )
-    meta = verified(saved)
+    yield
+  except Exception as e:
+    # What TensorStore appends says nothing to anybody else.
+    reason = str(e).partition(' [tensorstore_spec=')[0]
+    raise ValueError(
+      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {reason}'
+    ) from e
+
+
+def _open_step(step_dir: epath.Path) -> Checkpoint:
+  with _reading(step_dir):
+    meta = _meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
     model = variants.build(
       num_classes=meta.get('num_classes', len(meta['class_names'])),
@@ -123,12 +162,6 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     sums = _restore(step_dir / CHECKSUMS, {item: sums_like})
     if not np.array_equal(checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
-  except Exception as e:
-    # What TensorStore appends says nothing to anybody else.
-    reason = str(e).partition(' [tensorstore_spec=')[0]
-    raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {reason}'
-    ) from e
   return Checkpoint(
     path=os.fspath(step_dir),
     model=model,

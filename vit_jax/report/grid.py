@@ -3,8 +3,9 @@
 import csv
 import dataclasses
 import io
+import operator
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from etils import epath
@@ -57,7 +58,7 @@ class Report:
   Attributes:
     axes: the labels by the name of the axis.
     averaged: the axes of seeds.
-    metric: what the table and the plot show, of the last step.
+    metric: what the table and the plot show, of the step that counts.
     runs: all, whether finished or not.
   """
 
@@ -85,21 +86,30 @@ class Report:
     """Returns a line for every run that has finished or diverged."""
     finished = [(run, run.result) for run in self.runs if run.result]
     metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
-    counts = ('params', 'gflops', 'steps', 'elapsed_s')
+    chosen = dict.fromkeys(f for _, r in finished for f in r.get('chosen', {}))
+    counts = self.counts()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
-    writer.writerow([*self.axes, 'status', *metrics, *counts, 'folder'])
+    writer.writerow(
+      [*self.axes, *chosen, 'status', *metrics, *counts, 'folder']
+    )
     for run, result in finished:
       writer.writerow(
         [
           *(_value(name, label) for name, label in run.labels.items()),
+          *(result.get('chosen', {}).get(field, '') for field in chosen),
           result['status'],
           *(result['metrics'].get(name, '') for name in metrics),
-          *(result[name] for name in counts),
+          *(count(result) for count in counts.values()),
           f'runs/{run.workdir.name}',
         ]
       )
     return text.getvalue()
+
+  def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Returns by column what the CSV file has of a result after its metrics."""
+    names = ('params', 'gflops', 'steps', 'elapsed_s')
+    return {name: operator.itemgetter(name) for name in names}
 
   def markdown(self) -> str:
     """Returns the table, with n/a where the sweep has no run."""
@@ -114,7 +124,7 @@ class Report:
     return '\n'.join(lines) + '\n'
 
   def _caption(self, n: int) -> str:
-    text = f'{self.metric} at the last step'
+    text = f'{self.metric} {self.when()}'
     if self.is_percentage():
       text += ' in percent'
     if n > 1:
@@ -132,12 +142,12 @@ class Report:
     diverged = sum(run.status == 'diverged' for run in runs)
     if not values:
       return 'diverged' if diverged else 'pending'
-    notes = [f'n = {len(values)}'] if len(values) != usual_n else []
-    notes += [f'{diverged} diverged'] if diverged else []
-    text = self.number(statistics.mean(values))
-    if len(values) > 1:
-      text += f' ± {self.number(statistics.stdev(values))}'
-    return f'{text} ({", ".join(notes)})' if notes else text
+    return mean_text(values, usual_n, diverged, self.number)
+
+  def when(self) -> str:
+    """Returns the step whose metrics are those of a run, as text."""
+    is_best = any('best_step' in run.result for run in self.runs if run.result)
+    return f'at the {"best" if is_best else "last"} step'
 
   def number(self, value: float) -> str:
     """Returns a value of the metric as text."""
@@ -253,7 +263,7 @@ class Report:
       axes.axhline(r - 0.5, color='#cccccc', linewidth=0.8)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
-    axes.set_title(f'{self.metric} at the last step')
+    axes.set_title(f'{self.metric} {self.when()}')
     if any(len(self.values(runs)) > 1 for runs in groups.values()):
       axes.set_xlabel('mean ± standard deviation; dots are single runs')
 
@@ -308,6 +318,21 @@ class Report:
           )
         )
     return handles
+
+
+def mean_text(
+  values: Sequence[float],
+  usual_n: int,
+  diverged: int,
+  number: Callable[[float], str],
+) -> str:
+  """Returns the mean ± standard deviation, and what is unusual about them."""
+  notes = [f'n = {len(values)}'] if len(values) != usual_n else []
+  notes += [f'{diverged} diverged'] if diverged else []
+  text = number(statistics.mean(values))
+  if len(values) > 1:
+    text += f' ± {number(statistics.stdev(values))}'
+  return f'{text} ({", ".join(notes)})' if notes else text
 
 
 def _style(row: int, column: int) -> tuple[str, str, Any]:

@@ -1,0 +1,364 @@
+"""Running a sweep: what it writes, resuming it, and what it refuses."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+
+from tests.small_sweep import SMALL, fake_training, small, table
+from vit_jax import checkpoint, main, metric_log, run, sweep, sweep_run, train
+from vit_jax.report import grid
+
+# The way in which config_flags loads a config file.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+
+@pytest.fixture
+def fake(monkeypatch):
+  """The accuracy tells the learning rate and the seed."""
+
+  def accuracy(config, step):
+    return step / 4 * (config.optimizer.lr + config.seed / 100)
+
+  return fake_training(monkeypatch, accuracy)
+
+
+def results(workdir):
+  return table(workdir / 'results.csv')
+
+
+@pytest.mark.parametrize(
+  ('sweeps', 'message'),
+  [
+    (['seed=0,1', 'model.pool=cls,clss'], "seed=0 / pool=clss: .*'clss'"),
+    (['model.patch_size=4,3'], 'patch_size=3: .*tile'),
+    (['total=4 steps,4 weeks'], "total=4 weeks: '4 weeks' is no duration"),
+    (['optimizer.decay=linear,liner'], "decay=liner: .*'liner'"),
+    (['optimizer.name=adam,adm'], "name=adm: .*'adm'"),
+    (['loss.name=softmax,max'], "name=max: .*'max'"),
+    (['batch_size=16,17'], 'batch_size=17: .*multiple of 8'),
+    (['data.name=digits,./none'], 'name=./none: .*none'),
+    (['data.split=train,trian'], "split=trian: .*'trian'"),
+    (['evaluators.test.split=test,tset'], "split=tset: .*'tset'"),
+    (['best_metric=test/loss,tset/loss'], 'tset/loss: .*none of the evaluat'),
+    (['data.std=(1.0,1.0)'], 'one number a channel'),
+    (['data.crop_resize=0.5'], 'crop'),
+  ],
+)
+def test_what_cannot_work_is_found_before_anything_runs(
+  fake, tmp_path, sweeps, message
+):
+  with pytest.raises(ValueError, match=message):
+    sweep_run.run(small(*sweeps), str(tmp_path / 'w'))
+  assert fake == []
+  assert not (tmp_path / 'w').exists()
+
+
+def test_eval_only_is_refused(fake, tmp_path):
+  config = small('seed=0')
+  config.eval_only = True
+  with pytest.raises(ValueError, match='eval_only measures a single run'):
+    sweep_run.run(config, str(tmp_path))
+  assert fake == []
+
+
+def test_results_of_every_run(fake, tmp_path, capfd):
+  sweep_run.run(small('optimizer.lr=0.1,0.2', 'seed=0,1'), str(tmp_path))
+  rows = results(tmp_path)
+  assert [(r['optimizer.lr'], r['seed']) for r in rows] == [
+    ('0.1', '0'),
+    ('0.1', '1'),
+    ('0.2', '0'),
+    ('0.2', '1'),
+  ]
+  # Of the last step.
+  assert [float(r['test/accuracy']) for r in rows] == pytest.approx(
+    [0.1, 0.11, 0.2, 0.21]
+  )
+  for row, name in zip(rows, fake, strict=True):
+    assert row['status'] == 'done'
+    assert row['steps'] == '4'
+    # Patches; 5 positions and a class token; norms; attention; MLP; head.
+    assert int(row['params']) == (
+      49 * 16 + 6 * 16 + 3 * 32 + 4 * 17 * 16 + 2 * 17 * 16 + 17 * 10
+    )
+    assert 0 < float(row['gflops']) < 0.001
+    assert float(row['elapsed_s']) > 0
+    assert row['folder'] == f'runs/{name}'
+    assert (tmp_path / row['folder'] / 'result.json').exists()
+  out = capfd.readouterr().out
+  assert f'run 1 of 4: lr=0.1 / seed=0 ({tmp_path}/runs/lr=0.1_seed=0)\n' in out
+  assert 'run 4 of 4: lr=0.2 / seed=1' in out and 'about 0:00:0' in out
+  assert out.endswith(
+    (tmp_path / 'table.md').read_text()
+    + ''.join(
+      f'\nwritten  {tmp_path}/{name}'
+      for name in ('results.csv', 'table.md', 'plot.png')
+    )
+    + '\n'
+  )
+  assert '| lr=0.1 | 10.50 ± 0.71 |\n| lr=0.2 | 20.50 ± 0.71 |\n' in out
+  assert (tmp_path / 'plot.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_finished_runs_are_kept_and_more_seeds_added(fake, tmp_path):
+  sweep_run.run(small('seed=0,1'), str(tmp_path))
+  before = (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes()
+  sweep_run.run(small('seed=0,1'), str(tmp_path))
+  assert fake == ['seed=0', 'seed=1']
+  config = small('seed=2,1,0')
+  # What check_resumable allows to change.
+  config.log_every = '3 steps'
+  sweep_run.run(config, str(tmp_path))
+  assert fake == ['seed=0', 'seed=1', 'seed=2']
+  assert (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes() == before
+  assert [row['seed'] for row in results(tmp_path)] == ['2', '1', '0']
+
+
+def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
+  sweep_run.run(small('seed=1'), str(tmp_path))
+  config = small('seed=0,1')
+  config.optimizer.lr = 0.5
+  with pytest.raises(ValueError) as e:
+    sweep_run.run(config, str(tmp_path))
+  assert str(e.value).startswith(f'{tmp_path}/runs/seed=1: ')
+  assert 'optimizer.lr: 0.003 -> 0.5' in str(e.value)
+  assert fake == ['seed=1']
+
+
+def test_a_metric_that_finished_runs_lack_is_refused(fake, tmp_path):
+  sweep_run.run(small('seed=0'), str(tmp_path))
+  config = small('seed=0')
+  config.best_metric = 'test/f1'
+  message = "seed=0: best_metric is 'test/f1', .* has test/accuracy"
+  with pytest.raises(ValueError, match=message):
+    sweep_run.run(config, str(tmp_path))
+  with pytest.raises(ValueError, match=message):
+    sweep_run.run(config, str(tmp_path / 'new'))
+
+
+def test_a_result_that_is_no_json_names_its_folder(fake, tmp_path):
+  sweep_run.run(small('seed=0'), str(tmp_path))
+  (tmp_path / 'runs' / 'seed=0' / 'result.json').write_text('{')
+  with pytest.raises(ValueError, match=f'{tmp_path}/runs/seed=0: '):
+    sweep_run.run(small('seed=0'), str(tmp_path))
+
+
+def test_a_run_that_diverges_is_noted_and_the_others_go_on(
+  fake, tmp_path, capfd
+):
+  config = small('optimizer.lr=0.1,99,0.2', 'seed=0,1')
+  for _ in range(2):  # it would diverge again: it is not run again
+    sweep_run.run(config, str(tmp_path))
+  assert len(fake) == 6
+  assert [row['status'] for row in results(tmp_path)] == (
+    2 * ['done'] + 2 * ['diverged'] + 2 * ['done']
+  )
+  row = results(tmp_path)[2]
+  assert (row['test/accuracy'], row['steps']) == ('', '2')
+  assert '| lr=99.0 | diverged |' in (tmp_path / 'table.md').read_text()
+  assert 'diverged: Step 3: the loss is nan.' in capfd.readouterr().out
+
+
+@contextlib.contextmanager
+def preempted_at_3():
+  yield lambda step: step == 3
+
+
+def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
+  tmp_path, monkeypatch
+):
+  config = small('seed=0,1')
+  started = []
+
+  def counting(config, workdir, train=train.train):
+    started.append(config.seed)
+    if started == [0, 1]:
+      monkeypatch.setattr(train_module, 'preemption_notice', preempted_at_3)
+    try:
+      train(config, workdir)
+    finally:
+      monkeypatch.setattr(train_module, 'preemption_notice', notice)
+
+  train_module, notice = train, train.preemption_notice
+  monkeypatch.setattr(train, 'train', counting)
+  stopped = tmp_path / 'stopped'
+  with pytest.raises(run.Preempted, match='saved step 3'):
+    sweep_run.run(config, str(stopped))
+  assert [row['seed'] for row in results(stopped)] == ['0']
+  assert '1 of 2 runs have finished' in (stopped / 'table.md').read_text()
+  # A run left unfinished cannot go on as another one either.
+  other = small('seed=0,1')
+  other.optimizer.lr = 0.5
+  (stopped / 'runs' / 'seed=0').rename(tmp_path / 'aside')
+  with pytest.raises(ValueError, match='seed=1: .*another config'):
+    sweep_run.run(other, str(stopped))
+  (tmp_path / 'aside').rename(stopped / 'runs' / 'seed=0')
+
+  sweep_run.run(config, str(stopped))
+  assert started == [0, 1, 1]
+  whole = tmp_path / 'whole'
+  sweep_run.run(small('seed=1'), str(whole))
+  resumed, uninterrupted = results(stopped)[1], results(whole)[0]
+  assert resumed.pop('elapsed_s') != uninterrupted.pop('elapsed_s')
+  assert resumed == uninterrupted
+  curves = (workdir / 'runs/seed=1/metrics.csv' for workdir in (stopped, whole))
+  assert len({path.read_text() for path in curves}) == 1
+
+
+def test_elapsed_time_counts_both_parts(fake, tmp_path):
+  (cell,) = sweep.cells(small('seed=0'), str(tmp_path))
+  meta = {
+    'config': json.loads(cell.config.to_json()),
+    'class_names': ['a'],
+    'examples': 1,
+    'elapsed_s': 1000.0,
+  }
+  checkpoint.save_parameters(
+    str(cell.workdir), {'w': np.zeros(1, np.float32)}, meta
+  )
+  # A damaged one is not looked at, and left to the run itself.
+  damaged = cell.workdir / 'checkpoints' / '7'
+  damaged.mkdir()
+  sweep_run.run(small('seed=0'), str(tmp_path))
+  assert 1000 < float(results(tmp_path)[0]['elapsed_s']) < 1100
+  assert damaged.exists()
+
+
+def test_half_saved_checkpoints_are_left_to_the_run(fake, tmp_path):
+  """Two that clean up at once stumble over each other."""
+  (cell,) = sweep.cells(small('seed=0'), str(tmp_path))
+  half = cell.workdir / 'checkpoints' / '4.orbax-checkpoint-tmp'
+  half.mkdir(parents=True)
+  sweep_run.run(small('seed=0'), str(tmp_path))
+  time.sleep(0.2)
+  assert half.exists()
+
+
+def test_the_config_names_the_report(fake, tmp_path, monkeypatch, capfd):
+  class Report(grid.Report):
+    def markdown(self):
+      return f'{self.metric} of {len(self.runs)}, {list(self.axes)}\n'
+
+  monkeypatch.setitem(
+    sys.modules, 'vit_jax.report.scaling', types.SimpleNamespace(Report=Report)
+  )
+  config = small('data.flip=true', 'seed=0,1')
+  config.report = 'scaling'
+  sweep_run.run(config, str(tmp_path))
+  text = "test/accuracy of 2, ['data.flip', 'seed']\n"
+  assert (tmp_path / 'table.md').read_text() == text
+  assert text in capfd.readouterr().out
+
+
+def test_only_the_main_process_writes_and_prints(
+  fake, tmp_path, monkeypatch, capfd
+):
+  config = small('seed=0')
+  monkeypatch.setattr(sweep_run.jax, 'process_index', lambda: 1)
+  sweep_run.run(config, str(tmp_path))
+  assert fake == ['seed=0']
+  assert capfd.readouterr().out == ''
+  assert not (tmp_path / 'results.csv').exists()
+  assert not (tmp_path / 'runs' / 'seed=0' / 'result.json').exists()
+
+
+def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):
+  pairs = ','.join(f'{key}={value}' for key, value in SMALL.items())
+  pairs += ',total=2 steps'
+  status, out, err = command(
+    f'--config=configs/ablation.py:head,{pairs}',
+    f'--workdir={tmp_path}',
+    '--sweep=optimizer.lr=0.01',
+    '--sweep=seed=0',
+  )
+  assert status == 0, err
+  rows = results(tmp_path)
+  heads = ['Class token, linear', 'Class token, MLP']
+  heads += ['Mean (GAP), linear', 'Attention (MAP), linear']
+  assert [row['Head'] for row in rows] == heads
+  # The hidden layer of 16, as wide as the model, and a head of its own.
+  params = [int(row['params']) for row in rows]
+  assert params[1] - params[0] == 17 * 16
+  lines = (tmp_path / 'table.md').read_text().splitlines()
+  assert lines[2] == '| Head | lr=0.01 |'
+  for line, row in zip(lines[4:], rows, strict=True):
+    accuracy = 100 * float(row['test/accuracy'])
+    assert line == f'| {row["Head"]} | {accuracy:.2f} |'
+    # Each is a run like any other.
+    folder = tmp_path / row['folder']
+    assert (folder / 'curves.png').exists()
+    columns, steps = metric_log.read_table(folder / 'metrics.csv')
+    assert steps[2]['test/accuracy'] == row['test/accuracy']
+  assert out.endswith(f'written  {tmp_path}/plot.png\n')
+
+
+@pytest.mark.parametrize(
+  ('args', 'messages'),
+  [
+    (['--sweep=optimizer.lrr=1'], ["'optimizer.lrr'", 'optimizer.lr']),
+    (['--sweep=seed=0,x'], ["seed='x'", 'int']),
+    (['--sweep=seed'], ['write a field and its values']),
+    (
+      ['--sweep=seed=0,1', '--config.seed=3'],
+      ["seed is set by the axis 'seed'", '--sweep=seed=...'],
+    ),
+    (['--sweep=seed=0', '--config.eval_only=True'], ['a single run']),
+    (
+      ['--config=configs/ablation.py:head,optimizer.lr=1'],
+      ["optimizer.lr is set by the axis 'optimizer.lr'", '--sweep=optimi'],
+    ),
+  ],
+)
+def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
+  status, out, err = command(
+    '--config=configs/digits.py', f'--workdir={tmp_path}/w', *args
+  )
+  assert status == main.EXIT_BAD_INPUT
+  assert err.startswith('error: ') and err.count('\n') == 1
+  for message in messages:
+    assert message in err
+  assert out == ''
+  assert not (tmp_path / 'w').exists()
+
+
+def test_a_preempted_sweep_has_the_status_of_a_preempted_run(
+  command, tmp_path, monkeypatch
+):
+  def preempted(config, workdir):
+    raise run.Preempted('Preempted: saved step 3.')
+
+  monkeypatch.setattr(train, 'train', preempted)
+  status, _, err = command(
+    '--config=configs/digits.py', f'--workdir={tmp_path}', '--sweep=seed=0,1'
+  )
+  assert status == main.EXIT_PREEMPTED
+  assert err == 'Preempted: saved step 3.\n'
+
+
+def test_sigterm_in_the_last_step_of_a_run_stops_the_sweep(
+  fake, tmp_path, monkeypatch
+):
+  """The run itself has nothing left to save, and ends as if nothing were."""
+  finish = train.train
+
+  def last_step(config, workdir):
+    with run.preemption_notice():
+      os.kill(os.getpid(), signal.SIGTERM)
+      finish(config, workdir)
+
+  monkeypatch.setattr(train, 'train', last_step)
+  config = small('seed=0,1,2')
+  with pytest.raises(run.Preempted):
+    sweep_run.run(config, str(tmp_path))
+  assert fake == ['seed=0']
+  assert [row['status'] for row in results(tmp_path)] == ['done']
+  monkeypatch.setattr(train, 'train', finish)
+  sweep_run.run(config, str(tmp_path))
+  assert fake == ['seed=0', 'seed=1', 'seed=2']

@@ -1,0 +1,181 @@
+"""Candidates, trials and runs of a tuned sweep, and what is refused."""
+
+import pytest
+
+from tests.small_sweep import fake_training, small, with_grids
+from vit_jax import sweep, sweep_run, tune
+
+# The way in which config_flags loads a config file.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+RATES = 'optimizer.lr=0.1,0.2,0.3'
+
+
+def entries(config, workdir='w'):
+  return tune.entries(config, str(workdir))
+
+
+def test_trials_take_the_held_out_part_and_runs_the_whole(tmp_path):
+  config = small('data.flip=true,false', 'seed=3,4', tune=[RATES])
+  config.tune.update(train='train[:80%]', val='train[80%:]')
+  found = entries(config, tmp_path)
+  assert [list(entry.labels.values()) for entry in found] == [
+    [f'flip={flip}', f'seed={seed}']
+    for flip in (True, False)
+    for seed in (3, 4)
+  ]
+  assert found[0].group is found[1].group is not found[2].group
+  group = found[2].group
+  assert group.name == 'flip=False'
+  assert [(c.config.seed, c.config.optimizer.lr) for c in group.trials] == [
+    (3, 0.1),
+    (3, 0.2),
+    (3, 0.3),
+  ]
+  assert [str(c.workdir) for c in group.trials] == [
+    f'{tmp_path}/tune/flip=False_lr={lr}' for lr in (0.1, 0.2, 0.3)
+  ]
+  trial, expected = group.trials[1].config, small()
+  expected.update(seed=3, best_metric='val/accuracy')
+  expected.data.update(flip=False, split='train[:80%]')
+  expected.optimizer.lr = 0.2
+  expected.evaluators = {
+    'val': {'type': 'classification', 'split': 'train[80%:]'}
+  }
+  expected.tune.update(train='train[:80%]', val='train[80%:]')
+  assert trial.to_dict() == expected.to_dict()
+
+  final, expected = found[3].runs[2], small()
+  assert str(final.workdir) == f'{tmp_path}/runs/flip=False_seed=4_lr=0.3'
+  assert final.chosen == {'optimizer.lr': 0.3}
+  expected.seed = 4
+  expected.data.flip = False
+  expected.optimizer.lr = 0.3
+  expected.tune.update(train='train[:80%]', val='train[80%:]')
+  assert final.config.to_dict() == expected.to_dict()
+
+
+def test_candidates_are_all_combinations():
+  config = small(tune=['optimizer.lr=1,2', 'optimizer.weight_decay=0,3'])
+  (entry,) = entries(config)
+  assert [c.fields for c in entry.group.candidates] == [
+    {'optimizer.lr': lr, 'optimizer.weight_decay': decay}
+    for lr in (1.0, 2.0)
+    for decay in (0.0, 3.0)
+  ]
+  assert entry.runs[1].workdir.name == 'lr=1.0_weight_decay=3.0'
+
+
+def test_a_candidate_without_any_right_beats_one_that_diverged():
+  none_right = {'metrics': {'val/accuracy': 0.0}}
+  diverged = {'metrics': {}}
+  assert tune.best([diverged, none_right]) == 1
+  assert tune.best([diverged]) is None
+
+
+def test_parts_of_their_own():
+  config = small('data.flip=true,false', tune=[RATES])
+  ((name, ((label, fields), other)),) = config.sweep
+  parts = {'tune.train': 'train[:50%]', 'tune.val': 'train[60%:]'}
+  config.sweep = ((name, ((label, fields | parts), other)),)
+  trials = [entry.group.trials[0].config for entry in entries(config)]
+  assert [(t.data.split, t.evaluators.val.split) for t in trials] == [
+    ('train[:50%]', 'train[60%:]'),
+    ('train[:90%]', 'train[90%:]'),
+  ]
+
+
+def test_the_command_replaces_the_candidates_of_all_groups():
+  config = with_grids(small('data.flip=true,false'), ['0.2', '0.3'], ['0.1'])
+  sweep.add_axes(config, [], ['optimizer.lr=0.5', 'optimizer.b1=0.8,0.9'])
+  for entry in entries(config):
+    assert [c.fields for c in entry.group.candidates] == [
+      {'optimizer.lr': 0.5, 'optimizer.b1': b1} for b1 in (0.8, 0.9)
+    ]
+
+
+@pytest.mark.parametrize(
+  ('tunes', 'fields', 'message'),
+  [
+    (['optimizer.lrr=1,2'], {}, "'optimizer.lrr'.*optimizer.lr"),
+    (['optimizer.lr'], {}, '--tune=optimizer.lr: write a field and its'),
+    (['optimizer.lr=1', 'optimizer.lr=2'], {}, '--tune=.* is given twice'),
+    (['optimizer.lr=1e-3,0.001'], {}, 'share the folder .*lr=0.001'),
+    (['data.flip=true,false'], {}, "'data.flip' of the sweep and 'data.flip'"),
+    (['data.name=digits,./x'], {}, 'data.name cannot be tuned.*--sweep=data.n'),
+    (['tune.val=train,test'], {}, 'tune.val cannot be tuned'),
+    (['seed=0,1'], {}, 'seed cannot be tuned'),
+    ([RATES], {'tune.train': 'trian'}, "flip=True / lr=0.1: .*'trian'"),
+    ([RATES], {'tune.val': 'vla'}, "flip=True / lr=0.1: .*'vla'"),
+    (['batch_size=16,17'], {}, 'flip=True / batch_size=17: .*multiple of 8'),
+    (['batch_size=17'], {}, 'seed=0 / batch_size=17: .*multiple of 8'),
+    (['model.patch_size=4,3'], {}, 'flip=True / patch_size=3: .*tile'),
+    ([RATES], {'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/'),
+    ([RATES], {'evaluators.test.split': 'tets'}, "seed=0 / lr=0.1: .*'tets'"),
+    ([RATES], {'report': 'grids'}, "report is 'grids'. Did you mean grid"),
+    ([RATES], {'init': './no.npz'}, 'init: no checkpoint at ./no.npz'),
+    ([RATES], {'tune.train': 'train'}, 'flip=True: .* share 144 images'),
+    ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images'),
+    ([RATES], {'tune.val': 'train[95%:]+train[:2]'}, 'share 2 images'),
+    ([RATES], {'tune.val': 'test[:30]'}, 'has 30 of the .*test/accuracy is'),
+  ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+  monkeypatch, tmp_path, tunes, fields, message
+):
+  fake = fake_training(monkeypatch, lambda config, step: 0.5)
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    config = small('data.flip=true,false', 'seed=0,1', tune=tunes)
+    config.update_from_flattened_dict(fields)
+    sweep_run.run(config, str(tmp_path / 'w'))
+  assert fake == []
+  assert not (tmp_path / 'w').exists()
+
+
+def test_an_axis_without_candidates_is_refused():
+  config = small()
+  config.tune.axes = (('optimizer.lr', ()),)
+  with pytest.raises(ValueError, match="'optimizer.lr' of the tuning has no"):
+    entries(config)
+
+
+def test_trials_of_one_folder_are_refused():
+  """x + y_z and x_y + z: the seed between them tells only the runs apart."""
+
+  def rates(*labels):
+    values = enumerate(labels)
+    return (('t', tuple((x, {'optimizer.lr': n + 0.5}) for n, x in values)),)
+
+  config = small()
+  config.sweep = (
+    (
+      'a',
+      (
+        ('x', {'data.flip': True, 'tune.axes': rates('y_z', 'p')}),
+        ('x_y', {'data.flip': False, 'tune.axes': rates('z', 'p')}),
+      ),
+    ),
+    ('seed', (('0', {'seed': 0}),)),
+  )
+  with pytest.raises(ValueError, match='x / y_z and x_y / z .* folder x_y_z'):
+    entries(config)
+
+
+def test_other_images_of_the_same_sets_are_no_overlap():
+  config = small()
+  counted = []
+
+  def count(split):
+    counted.append(split)
+    return 10
+
+  def parts(train, val):
+    config.tune.update(train=train, val=val)
+    return config
+
+  tune.check_held_out(parts('train800', 'val200'), count)
+  assert counted == []
+  tune.check_held_out(parts('a[:90%]+b[:5]', 'a[90%:]+b[5:]'), count)
+  tune.check_held_out(parts('b+a[:5]', 'a[5:]+c'), count)
+  with pytest.raises(ValueError, match='share 6 images'):
+    tune.check_held_out(parts('c[:5]+a[:7]', 'a[1:]'), count)

@@ -1,0 +1,213 @@
+"""A fine-tuning grid killed at any moment, or spread over two processes.
+
+Through the command, in processes of their own: a small model trained on the
+digits is fine-tuned on larger ones, the learning rate chosen first.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.small_sweep import table
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).parent.parent
+KILLS = 10
+STEPS = 40
+RATES = ('0.001', '0.03', '0.1')
+SEEDS = ('0', '1')
+FOLDERS = [f'tune/lr={lr}' for lr in RATES]
+
+ARGS = (
+  '--config=configs/digits.py',
+  '--config.model.width=32',
+  '--config.model.depth=2',
+  '--config.model.mlp_dim=64',
+  '--config.model.heads=2',
+  '--config.batch_size=64',
+  f'--config.total={STEPS} steps',
+  '--config.log_every=1 step',
+  '--config.eval_every=20 steps',
+  '--config.checkpoint_every=10 steps',
+)
+GRID = (
+  '--config.data.image_size=24',
+  '--config.optimizer.name=sgd',
+  '--config.optimizer.weight_decay=0.0',
+)
+AXES = (
+  f'--tune=optimizer.lr={",".join(RATES)}',
+  f'--sweep=seed={",".join(SEEDS)}',
+)
+
+
+class Command:
+  """Starts the training command; fine-tunes once there is a checkpoint."""
+
+  def __init__(self, folder):
+    self._folder = folder
+    self.finish(folder / 'pre-trained', '--config.data.image_size=16')
+
+  def start(self, workdir, *args, **variables):
+    environment = {
+      k: v for k, v in os.environ.items() if not k.startswith('JAX_')
+    }
+    environment |= {
+      'JAX_PLATFORMS': 'cpu',
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=1',
+      # Programs compiled once serve all runs, which are mostly start-up.
+      'JAX_COMPILATION_CACHE_DIR': str(self._folder / 'cache'),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+      'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    }
+    command = [sys.executable, '-m', 'vit_jax.main', *ARGS, *args]
+    return subprocess.Popen(
+      [*command, f'--workdir={workdir}'],
+      cwd=ROOT,
+      env=environment | variables,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  def grid(self, workdir, *args, **variables):
+    init = f'--config.init={self._folder / "pre-trained"}'
+    return self.start(workdir, *GRID, init, *args, **variables)
+
+  def finish(self, workdir, *args):
+    return finish(self.start(workdir, *args))
+
+
+def finish(*processes):
+  """Waits for the end, which must be a good one; returns what was printed."""
+  try:
+    ends = [process.communicate(timeout=300) for process in processes]
+  finally:
+    for process in processes:
+      process.kill()
+  for process, (_, err) in zip(processes, ends, strict=True):
+    assert process.returncode == 0, err
+  return [out for out, _ in ends]
+
+
+@pytest.fixture(scope='module')
+def command(tmp_path_factory):
+  return Command(tmp_path_factory.mktemp('command'))
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory, command):
+  workdir = tmp_path_factory.mktemp('undisturbed')
+  finish(command.grid(workdir, *AXES))
+  return workdir
+
+
+def rows_written(workdir):
+  """Returns how many steps are logged, over all runs."""
+  return sum(
+    path.read_text().count('\n') - 1 for path in workdir.glob('*/*/metrics.csv')
+  )
+
+
+def without_times(rows):
+  return [{k: v for k, v in row.items() if k != 'elapsed_s'} for row in rows]
+
+
+def results(workdir):
+  """Returns every result.json by its folder, times aside."""
+  found = {}
+  for path in sorted(workdir.glob('*/*/result.json')):
+    saved = json.loads(path.read_text())
+    assert saved.pop('elapsed_s') > 0
+    found[os.fspath(path.parent.relative_to(workdir))] = saved
+  return found
+
+
+def test_the_undisturbed_grid_is_what_it_should_be(undisturbed):
+  rows = table(undisturbed / 'tune.csv')
+  accuracies = [float(row['val/accuracy']) for row in rows]
+  # The grid has something to choose.
+  assert max(accuracies) > min(accuracies) + 0.1
+  assert accuracies.index(max(accuracies)) > 0
+  best = RATES[accuracies.index(max(accuracies))]
+  assert [row['chosen'] for row in rows] == [
+    'yes' if lr == best else 'no' for lr in RATES
+  ]
+  runs = [f'runs/seed={seed}_lr={best}' for seed in SEEDS]
+  assert [r['folder'] for r in table(undisturbed / 'results.csv')] == runs
+  assert list(results(undisturbed)) == sorted([*FOLDERS, *runs])
+
+
+def test_a_grid_killed_at_any_moment_ends_the_same(
+  command, undisturbed, tmp_path
+):
+  """Every kill is at a random step of a random run, or shortly after it."""
+  rng = random.Random(0)
+  total = STEPS * (len(RATES) + len(SEEDS))
+  moments = sorted(rng.sample(range(1, total), KILLS))
+  killed_in = []
+  for moment in moments:
+    process = command.grid(tmp_path, *AXES)
+    try:
+      while rows_written(tmp_path) < moment and process.poll() is None:
+        time.sleep(0.001)
+      # Saving, result.json and the tables come after a step.
+      time.sleep(rng.choice([0, rng.uniform(0, 0.5)]))
+    finally:
+      process.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, err
+    killed_in.append((rows_written(tmp_path), len(results(tmp_path))))
+  print('killed at steps, and runs that had finished:', killed_in)
+  (out,) = finish(command.grid(tmp_path, *AXES))
+  for name in ('tune.csv', 'results.csv'):
+    assert without_times(table(tmp_path / name)) == without_times(
+      table(undisturbed / name)
+    )
+  assert (tmp_path / 'table.md').read_bytes() == (
+    (undisturbed / 'table.md').read_bytes()
+  )
+  assert results(tmp_path) == results(undisturbed)
+  for folder in results(undisturbed):
+    metrics = [w / folder / 'metrics.csv' for w in (tmp_path, undisturbed)]
+    assert metrics[0].read_bytes() == metrics[1].read_bytes()
+  assert out.endswith(f'written  {tmp_path}/tune.csv\n')
+
+
+def test_two_processes_choose_and_run_the_same(command, tmp_path):
+  """Where they disagreed they would wait for each other, or fail."""
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  processes = [
+    command.grid(
+      tmp_path,
+      '--tune=optimizer.lr=0.001,0.1',
+      '--sweep=seed=0',
+      '--distributed',
+      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(i),
+      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+    )
+    for i in range(2)
+  ]
+  outs = finish(*processes)
+  assert 'chosen for all runs' in outs[0] and 'chosen' not in outs[1]
+  assert 'on 2 x cpu' in outs[0]
+  low, high = table(tmp_path / 'tune.csv')
+  assert float(low['val/accuracy']) < float(high['val/accuracy'])
+  assert (low['chosen'], high['chosen']) == ('no', 'yes')
+  (row,) = table(tmp_path / 'results.csv')
+  assert row['folder'] == 'runs/seed=0_lr=0.1'
+  assert (tmp_path / row['folder'] / 'metrics.csv').exists()
+  assert row['test/examples'] == '360.0'

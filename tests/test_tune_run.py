@@ -1,0 +1,458 @@
+"""Running what is tuned: choices, tables, resuming, the command."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.small_sweep import SMALL, fake_training, small, table, with_grids
+from vit_jax import main, metric_log, run, sweep, sweep_run, train, tune
+
+# The way in which config_flags loads a config file.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+RATES = 'optimizer.lr=0.1,0.2,0.3'
+
+
+@pytest.fixture
+def fake(monkeypatch):
+  """0.2 is best without flips, 0.3 with them; every seed adds a hundredth."""
+
+  def accuracy(config, step):
+    best = 0.3 if config.data.flip else 0.2
+    seed = config.seed / 100
+    return step / 4 * (0.8 - abs(config.optimizer.lr - best) + seed)
+
+  return fake_training(monkeypatch, accuracy)
+
+
+def result(workdir, folder):
+  return json.loads((workdir / folder / 'result.json').read_text())
+
+
+def test_every_group_takes_its_own_best(fake, tmp_path, capfd):
+  sweep_run.run(
+    small('data.flip=true,false', 'seed=3,4', tune=[RATES]), str(tmp_path)
+  )
+  # Group after group.
+  assert fake == [
+    'flip=True_lr=0.1',
+    'flip=True_lr=0.2',
+    'flip=True_lr=0.3',
+    'flip=True_seed=3_lr=0.3',
+    'flip=True_seed=4_lr=0.3',
+    'flip=False_lr=0.1',
+    'flip=False_lr=0.2',
+    'flip=False_lr=0.3',
+    'flip=False_seed=3_lr=0.2',
+    'flip=False_seed=4_lr=0.2',
+  ]
+  rows = table(tmp_path / 'tune.csv')
+  assert all(float(row.pop('elapsed_s')) > 0 for row in rows)
+  assert [list(row.values()) for row in rows] == [
+    [flip, lr, accuracy, 'done', chosen, '4', f'tune/flip={flip}_lr={lr}']
+    for flip, lr, accuracy, chosen in (
+      ('True', '0.1', '0.6300000000000001', 'no'),
+      ('True', '0.2', '0.7300000000000001', 'no'),
+      ('True', '0.3', '0.8300000000000001', 'yes'),
+      ('False', '0.1', '0.7300000000000001', 'no'),
+      ('False', '0.2', '0.8300000000000001', 'yes'),
+      ('False', '0.3', '0.7300000000000001', 'no'),
+    )
+  ]
+  assert list(rows[0]) == [
+    'data.flip',
+    'optimizer.lr',
+    'val/accuracy',
+    'status',
+    'chosen',
+    'steps',
+    'folder',
+  ]
+  rows = table(tmp_path / 'results.csv')
+  assert list(rows[0])[:4] == ['data.flip', 'seed', 'optimizer.lr', 'status']
+  assert [(r['data.flip'], r['seed'], r['optimizer.lr']) for r in rows] == [
+    ('True', '3', '0.3'),
+    ('True', '4', '0.3'),
+    ('False', '3', '0.2'),
+    ('False', '4', '0.2'),
+  ]
+  for row in rows:
+    saved = result(tmp_path, row['folder'])
+    lr = float(row['optimizer.lr'])
+    assert saved['chosen'] == {'optimizer.lr': lr}
+    assert saved['config']['optimizer']['lr'] == lr
+    assert saved['config']['data']['split'] == 'train'
+    assert saved['examples'] == 1437
+  saved = result(tmp_path, 'tune/flip=True_lr=0.1')
+  assert (saved['config']['data']['split'], saved['examples']) == (
+    'train[:90%]',
+    1293,
+  )
+  out = capfd.readouterr().out
+  lines = out.splitlines()
+  assert lines[0] == (
+    f'run 1 of 10: trial flip=True / lr=0.1 ({tmp_path}/tune/flip=True_lr=0.1)'
+  )
+  assert lines[3] == (
+    'chosen for flip=True: lr=0.3, the best of 3 with val/accuracy 0.8300'
+  )
+  assert lines[4].startswith(
+    'run 4 of 10: flip=True / seed=3 / lr=0.3 '
+    f'({tmp_path}/runs/flip=True_seed=3_lr=0.3), about 0:00:0'
+  )
+  assert lines[-1] == f'written  {tmp_path}/tune.csv'
+  assert '| flip=True | 83.50 ± 0.71 |\n| flip=False | 83.50 ±' in out
+
+
+def test_time_left_counts_trials(fake, tmp_path, monkeypatch, capfd):
+  seconds = iter(range(0, 1000, 10))
+  monkeypatch.setattr(sweep_run.time, 'monotonic', lambda: next(seconds))
+  sweep_run.run(small('seed=0,1', tune=[RATES]), str(tmp_path))
+  out = capfd.readouterr().out
+  assert 'run 2 of 5: trial lr=0.2' in out
+  assert [line[-13:] for line in out.splitlines() if ' left' in line] == [
+    f' 0:00:{s} left' for s in (40, 30, 20, 10)
+  ]
+
+
+def test_without_a_sweep_there_is_one_run(fake, tmp_path):
+  sweep_run.run(small(tune=[RATES]), str(tmp_path))
+  assert fake == ['lr=0.1', 'lr=0.2', 'lr=0.3', 'lr=0.2']
+  (row,) = table(tmp_path / 'results.csv')
+  assert (row['folder'], row['optimizer.lr']) == ('runs/lr=0.2', '0.2')
+  assert '| all runs | 80.00 |' in (tmp_path / 'table.md').read_text()
+  assert [row['chosen'] for row in table(tmp_path / 'tune.csv')] == [
+    'no',
+    'yes',
+    'no',
+  ]
+
+
+def test_a_single_candidate_is_not_tried(fake, tmp_path):
+  sweep_run.run(small('seed=0,1', tune=['optimizer.lr=0.1']), str(tmp_path))
+  assert fake == ['seed=0_lr=0.1', 'seed=1_lr=0.1']
+  assert [r['optimizer.lr'] for r in table(tmp_path / 'results.csv')] == (
+    2 * ['0.1']
+  )
+  assert not (tmp_path / 'tune').exists()
+  assert not (tmp_path / 'tune.csv').exists()
+
+
+def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
+  sweep_run.run(small(tune=['optimizer.lr=0.3,0.1']), str(tmp_path))
+  accuracies = [r['val/accuracy'] for r in table(tmp_path / 'tune.csv')]
+  assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
+  done = {'status': 'done'}
+  equal = [done | {'metrics': {'val/accuracy': x}} for x in (0.2, 0.7, 0.7)]
+  assert tune.best(equal) == 1
+  assert tune.best(equal[::-1]) == 0
+
+
+def test_a_candidate_that_diverges_loses(fake, tmp_path):
+  sweep_run.run(small(tune=['optimizer.lr=99,0.1']), str(tmp_path))
+  rows = table(tmp_path / 'tune.csv')
+  assert [(r['status'], r['val/accuracy'][:4], r['chosen']) for r in rows] == [
+    ('diverged', '', 'no'),
+    ('done', '0.70', 'yes'),
+  ]
+  assert table(tmp_path / 'results.csv')[0]['optimizer.lr'] == '0.1'
+
+
+def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
+  """The other groups still run, and another candidate helps."""
+  config = small(
+    'data.flip=true,false',
+    'seed=0,1',
+    tune=['optimizer.lr=99', 'optimizer.weight_decay=0,1'],
+  )
+  (name, (with_flips, (label, fields))), seeds = config.sweep
+  rates = (sweep.axis(config, 'optimizer.lr', ('0.1', '0.2')),)
+  without = label, fields | {'tune.axes': rates}
+  config.sweep = ((name, (with_flips, without)), seeds)
+  for _ in range(2):
+    with pytest.raises(run.Diverged) as e:
+      sweep_run.run(config, str(tmp_path))
+    assert str(e.value).startswith(
+      'All candidates diverged for flip=True: nothing to choose. '
+    )
+  assert len(fake) == 2 + 2 + 2
+  assert [r['chosen'] for r in table(tmp_path / 'tune.csv')] == [
+    'no',
+    'no',
+    'no',
+    'yes',
+  ]
+  assert len(table(tmp_path / 'results.csv')) == 2
+  text = (tmp_path / 'table.md').read_text()
+  assert '2 of 4 runs have finished' in text
+  assert '| flip=True | pending |' in text
+  out = capfd.readouterr().out
+  assert 'nothing chosen for flip=True: all 2 candidates diverged\n' in out
+  # Nothing counts runs that will not be.
+  assert 'run 6 of 6: flip=False / seed=1 / lr=0.2' in out
+
+
+def test_grids_of_their_own(fake, tmp_path):
+  config = small('data.flip=true,false', 'seed=0,1')
+  with_grids(config, ['0.2', '0.3'], ['0.1'])
+  sweep_run.run(config, str(tmp_path))
+  assert fake == [
+    'flip=True_lr=0.2',
+    'flip=True_lr=0.3',
+    'flip=True_seed=0_lr=0.3',
+    'flip=True_seed=1_lr=0.3',
+    'flip=False_seed=0_lr=0.1',
+    'flip=False_seed=1_lr=0.1',
+  ]
+
+
+def test_more_candidates_run_what_is_new_and_mix_nothing(fake, tmp_path):
+  workdir = str(tmp_path)
+
+  def go(rates):
+    del fake[:]
+    sweep_run.run(small('seed=0,1', tune=[f'optimizer.lr={rates}']), workdir)
+    return [r['folder'] for r in table(tmp_path / 'results.csv')]
+
+  assert go('0.1,0.4') == ['runs/seed=0_lr=0.1', 'runs/seed=1_lr=0.1']
+  assert fake == ['lr=0.1', 'lr=0.4', 'seed=0_lr=0.1', 'seed=1_lr=0.1']
+  before = (tmp_path / 'tune.csv').read_bytes()
+  assert go('0.1,0.4') == ['runs/seed=0_lr=0.1', 'runs/seed=1_lr=0.1']
+  assert fake == []
+  assert (tmp_path / 'tune.csv').read_bytes() == before
+  # Not better, then better.
+  assert go('0.5,0.1,0.4') == ['runs/seed=0_lr=0.1', 'runs/seed=1_lr=0.1']
+  assert fake == ['lr=0.5']
+  assert go('0.1,0.2') == ['runs/seed=0_lr=0.2', 'runs/seed=1_lr=0.2']
+  assert fake == ['lr=0.2', 'seed=0_lr=0.2', 'seed=1_lr=0.2']
+  # What was chosen before is still there.
+  assert go('0.4,0.1') == ['runs/seed=0_lr=0.1', 'runs/seed=1_lr=0.1']
+  assert fake == []
+
+
+def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
+  sweep_run.run(small(tune=['optimizer.lr=0.1,0.4']), str(tmp_path))
+  config = small(tune=[RATES])
+  config.tune.train = 'train[:70%]'
+  with pytest.raises(ValueError) as e:
+    sweep_run.run(config, str(tmp_path))
+  assert str(e.value).startswith(f'{tmp_path}/tune/lr=0.1: ')
+  assert "data.split: 'train[:90%]' -> 'train[:70%]'" in str(e.value)
+  # Of a run whose turn may never come, too.
+  config = small(tune=[RATES])
+  config.optimizer.b1 = 0.5
+  (tmp_path / 'tune').rename(tmp_path / 'aside')
+  with pytest.raises(ValueError, match='runs/lr=0.1: .*another config'):
+    sweep_run.run(config, str(tmp_path))
+  assert len(fake) == 3
+
+
+@pytest.mark.parametrize('stop_at', range(1, 5))
+def test_a_stopped_tuning_ends_as_if_it_was_not(
+  fake, tmp_path, monkeypatch, stop_at
+):
+  config = small('seed=0,1', tune=[RATES])
+  train_whole = train.train
+
+  def stopped(config, workdir):
+    with run.preemption_notice():
+      if len(fake) + 1 == stop_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+      train_whole(config, workdir)
+
+  monkeypatch.setattr(train, 'train', stopped)
+  with pytest.raises(run.Preempted, match='every run so far is saved'):
+    sweep_run.run(config, str(tmp_path / 'stopped'))
+  assert len(fake) == stop_at
+  rows = table(tmp_path / 'stopped' / 'tune.csv')
+  assert len(rows) == min(3, stop_at)
+  # Nothing is chosen before everything was tried.
+  assert [r['chosen'] for r in rows] == (
+    ['no', 'yes', 'no'] if stop_at >= 3 else stop_at * ['']
+  )
+  sweep_run.run(config, str(tmp_path / 'stopped'))
+  assert len(fake) == 5
+  sweep_run.run(config, str(tmp_path / 'whole'))
+  for name in ('tune.csv', 'results.csv'):
+    both = [table(tmp_path / w / name) for w in ('stopped', 'whole')]
+    for row in (*both[0], *both[1]):
+      del row['elapsed_s']
+    assert both[0] == both[1]
+  texts = [(tmp_path / w / 'table.md') for w in ('stopped', 'whole')]
+  assert texts[0].read_text() == texts[1].read_text()
+
+
+def test_values_that_are_no_numbers_are_the_same_after_resuming(fake, tmp_path):
+  config = small(tune=["optimizer.milestones=('50%',),('25%', '50%')"])
+  config.optimizer.update(lr=0.1, decay='staircase')
+  sweep_run.run(config, str(tmp_path))
+  names = ('tune.csv', 'results.csv')
+  before = [(tmp_path / name).read_bytes() for name in names]
+  assert table(tmp_path / 'results.csv')[0]['optimizer.milestones'] == "['50%']"
+  sweep_run.run(config, str(tmp_path))
+  assert [(tmp_path / name).read_bytes() for name in names] == before
+
+
+@pytest.mark.parametrize('peak', [2, 4])
+def test_early_stopping_takes_the_best_step(monkeypatch, tmp_path, peak):
+  """0.1 is the better one at step 2, 0.2 at step 4."""
+
+  def accuracy(config, step):
+    return 0.5 if step == peak else 0.3 + config.optimizer.lr * (step - 3)
+
+  fake_training(monkeypatch, accuracy)
+  config = small(tune=['optimizer.lr=0.05,0.1'])
+  for early in (False, True):
+    workdir = tmp_path / f'{early}'
+    config.early_stopping = early
+    sweep_run.run(config, str(workdir))
+    step = peak if early else 4
+    name = ('lr=0.05', 'lr=0.1')[int(not early and peak == 2)]
+    for folder in ('tune/lr=0.05', 'tune/lr=0.1', f'runs/{name}'):
+      saved = result(workdir, folder)
+      assert saved.get('best_step') == (peak if early else None)
+      lr = saved['config']['optimizer']['lr']
+      prefix = 'test' if folder.startswith('runs') else 'val'
+      want = 0.5 if step == peak else 0.3 + lr
+      assert saved['metrics'] == {f'{prefix}/accuracy': want}
+      assert saved['steps'] == 4
+    when = 'best' if early else 'last'
+    text = (workdir / 'table.md').read_text()
+    assert f'test/accuracy at the {when} step' in text
+    # The step that counts is part of what a result is.
+    config.early_stopping = not early
+    with pytest.raises(
+      ValueError, match=f'early_stopping {early}, which tells'
+    ):
+      sweep_run.run(config, str(workdir))
+
+
+def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
+  fake_training(monkeypatch, lambda config, step: 0.5)
+  config = small('seed=0')
+  config.early_stopping = True
+  sweep_run.run(config, str(tmp_path))
+  assert result(tmp_path, 'runs/seed=0')['best_step'] == 2
+  config.best_metric = 'fewshot/accuracy'
+  config.evaluators.fewshot.data = 'digits'
+  message = "best_metric 'test/accuracy', which tells"
+  with pytest.raises(ValueError, match=message):
+    sweep_run.run(config, str(tmp_path))
+
+
+def test_the_first_process_decides(fake, tmp_path, monkeypatch, capfd):
+  def broadcast(index):
+    assert index == -1  # what this process would not decide
+    return np.int32(2)
+
+  monkeypatch.setattr(sweep_run.jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(
+    sweep_run.multihost_utils, 'broadcast_one_to_all', broadcast
+  )
+  sweep_run.run(small('seed=0', tune=[RATES]), str(tmp_path))
+  assert fake == ['lr=0.1', 'lr=0.2', 'lr=0.3', 'seed=0_lr=0.3']
+  assert capfd.readouterr().out == ''
+  assert not (tmp_path / 'tune.csv').exists()
+
+
+def test_the_command_tunes(command, tmp_path):
+  args = [
+    '--config=configs/digits.py:'
+    + ','.join(f'{key}={value}' for key, value in SMALL.items()),
+    '--tune=optimizer.lr=1e-9,0.02',
+  ]
+  status, out, err = command(*args, f'--workdir={tmp_path}', '--sweep=seed=0,1')
+  assert status == 0, err
+  assert 'chosen for all runs: lr=' in out
+  rows = table(tmp_path / 'tune.csv')
+  best = max(rows, key=lambda row: float(row['val/accuracy']))
+  assert [row['chosen'] == 'yes' for row in rows] == [
+    row is best for row in rows
+  ]
+  lr = best['optimizer.lr']
+
+  def last(folder):
+    _, steps = metric_log.read_table(tmp_path / folder / 'metrics.csv')
+    return steps[4]
+
+  assert last(best['folder'])['val/examples'] == '144.0'
+  assert 'test/examples' not in last(best['folder'])
+  runs = table(tmp_path / 'results.csv')
+  assert [row['folder'] for row in runs] == [
+    f'runs/seed={seed}_lr={lr}' for seed in (0, 1)
+  ]
+  for row in runs:
+    assert last(row['folder'])['test/examples'] == '360.0'
+    assert last(row['folder'])['test/accuracy'] == row['test/accuracy']
+  # A run is what the same values give without choosing.
+  alone = tmp_path / 'alone'
+  status, _, err = command(
+    args[0],
+    f'--workdir={alone}',
+    '--config.seed=1',
+    f'--config.optimizer.lr={lr}',
+  )
+  assert status == 0, err
+  chosen = tmp_path / runs[1]['folder'] / 'metrics.csv'
+  assert chosen.read_text() == (alone / 'metrics.csv').read_text()
+  # Measuring chooses nothing.
+  status, out, err = command(
+    *args, f'--workdir={alone}', '--config.eval_only=True'
+  )
+  assert status == 0, err
+  assert f'test/accuracy {float(runs[1]["test/accuracy"]):.4f}' in out
+
+
+@pytest.mark.parametrize(
+  ('args', 'messages'),
+  [
+    (
+      ['--tune=optimizer.lr=1,2', '--config.optimizer.lr=3'],
+      [
+        "optimizer.lr is set by the axis 'optimizer.lr' of the tuning",
+        '--tune=',
+      ],
+    ),
+    (
+      ['--tune=optimizer.lr=1,2', '--sweep=optimizer.lr=3,4'],
+      ["of the sweep and 'optimizer.lr' of the tuning both set optimizer.lr"],
+    ),
+    (['--tune=optimizer.lr=1,x'], ["optimizer.lr='x'", 'float']),
+    (
+      ['--tune=optimizer.lr=1,2', '--sweep=seed=0', '--config.eval_only=True'],
+      ['a single run'],
+    ),
+  ],
+)
+def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
+  status, out, err = command(
+    '--config=configs/digits.py', f'--workdir={tmp_path}/w', *args
+  )
+  assert status == main.EXIT_BAD_INPUT
+  assert err.startswith('error: ') and err.count('\n') == 1
+  for message in messages:
+    assert message in err
+  assert out == ''
+  assert not (tmp_path / 'w').exists()
+
+
+def test_a_grid_of_a_sweep_axis_is_guarded_too():
+  config = with_grids(small('data.flip=true,false'), ['0.2', '0.3'], ['0.1'])
+  with pytest.raises(ValueError, match='optimizer.lr is set by .* the tuning'):
+    sweep.refuse_swept(config, ['optimizer.b1', 'optimizer.lr'])
+
+
+def test_the_command_says_that_all_candidates_diverged(command, fake, tmp_path):
+  del fake
+  status, out, err = command(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}',
+    '--tune=optimizer.lr=99',
+    '--tune=optimizer.weight_decay=0,1',
+  )
+  assert status == main.EXIT_DIVERGED
+  assert 'error: All candidates diverged for all runs: nothing to' in err
+  assert '0 of 1 runs have finished' in out

@@ -1,0 +1,293 @@
+"""Runs a sweep, and chooses what is tuned on the way.
+
+Each combination of the axes in `config.sweep` is a run of its own in
+WORKDIR/runs/, which `train` makes and resumes as any other. Before the first
+run of a group that differs in the seed alone, the trials of `config.tune` are
+run in WORKDIR/tune/; the run then takes the best candidate.
+
+A run that has finished leaves result.json and is not run again, so that the
+same command goes on where it stopped, and one with more values on an axis runs
+only what is new. After every run results.csv, table.md, plot.png and, with
+tuning, tune.csv are written to WORKDIR.
+"""
+
+import importlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from vit_jax import metric_log, sweep_check, train, tune
+from vit_jax.checkpoint import absolute
+from vit_jax.models.variants import nearest
+from vit_jax.report import grid as grid_report
+from vit_jax.run import Diverged, Preempted, preemption_notice
+from vit_jax.sweep import Cell, seed_axes
+from vit_jax.sweep_check import DIVERGED, DONE, RESULT
+
+# In vit_jax/report/.
+REPORTS = ('grid', 'transfer', 'scaling')
+TUNE_CSV = 'tune.csv'
+
+
+def run(config: ConfigDict, workdir: str) -> None:
+  """Runs what is left of a config's sweep, one run after the other.
+
+  A run that diverges is noted as such, and the next one starts.
+
+  Args:
+    config: with a `sweep`, or axes to `tune`.
+    workdir: receives the runs' folders, results.csv, table.md, plot.png and
+      tune.csv.
+
+  Raises:
+    ValueError: for a run that cannot work, or is not the one in its folder,
+      before any is started.
+    Diverged: at the end, if all candidates of a group did.
+    Preempted: after SIGTERM, once the state is saved.
+  """
+  if config.eval_only:
+    raise ValueError(
+      'eval_only measures a single run: use it without a sweep and with '
+      f'--workdir={workdir}/runs/RUN.'
+    )
+  if config.report not in REPORTS:
+    raise ValueError(
+      f'report is {config.report!r}. {nearest(config.report, REPORTS)}'
+    )
+  work = _Sweep(config, workdir)
+  work.write()
+  # A run that SIGTERM meets in its last step finishes as if nothing were.
+  with preemption_notice() as preempted:
+    while (cell := work.next()) is not None:
+      # Several processes have to agree on a step, which is up to their runs.
+      if work.trained and jax.process_count() == 1 and preempted(work.trained):
+        raise Preempted('Preempted: every run so far is saved.')
+      work.train(cell)
+      work.write()
+  work.finish()
+
+
+class _Sweep:
+  """The state of a sweep.
+
+  Attributes:
+    trained: runs that this command has trained.
+  """
+
+  def __init__(self, config: ConfigDict, workdir: str):
+    """Looks at what there is.
+
+    Raises:
+      ValueError: for a run that cannot work or be resumed.
+    """
+    self.trained = 0
+    self._config = config
+    self._folder = absolute(workdir)
+    self._report = importlib.import_module(f'vit_jax.report.{config.report}')
+    self._facts = sweep_check.Facts()
+    self._entries = tune.entries(config, workdir)
+    self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
+    sweep_check.check(self._entries, self._facts)
+    # By the folder of a run; processes but the first know no more of those
+    # that they have trained than that.
+    self._results: dict[epath.Path, dict[str, Any]] = {}
+    self._prior_s: dict[epath.Path, float] = {}
+    for cell in self._possible():
+      result = sweep_check.finished(cell, self._facts)
+      if result is None:
+        self._prior_s[cell.workdir] = sweep_check.seconds_taken(cell)
+      else:
+        self._results[cell.workdir] = result
+    self._choices: dict[tune.Group, int | None] = {}
+    for group in self._groups:
+      self._choose(group)
+
+  def _possible(self) -> list[Cell]:
+    """Returns every run that may come to be."""
+    trials = [trial for group in self._groups for trial in group.trials]
+    return trials + [cell for entry in self._entries for cell in entry.runs]
+
+  def next(self) -> Cell | None:
+    """Returns the run whose turn it is, a trial or one that is reported."""
+    for entry in self._entries:
+      if entry.group not in self._choices:
+        return self._left(entry.group.trials)[0]
+      cell = self._chosen(entry)
+      if cell and cell.workdir not in self._results:
+        return cell
+    return None
+
+  def _left(self, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.workdir not in self._results]
+
+  def _chosen(self, entry: tune.Entry) -> Cell | None:
+    """Returns the run with the group's choice; None if there is no choice."""
+    choice = self._choices.get(entry.group)
+    return None if choice is None else entry.runs[choice]
+
+  def train(self, cell: Cell) -> None:
+    """Runs one cell, and chooses if it was the last that had to be tried."""
+    self._tell_start(cell)
+    self._results[cell.workdir] = self._train(cell)
+    self.trained += 1
+    for group in self._groups:
+      if group not in self._choices:
+        self._choose(group)
+        self._tell_choice(group)
+
+  def _choose(self, group: tune.Group) -> None:
+    """Takes a candidate, if all have been tried; the same in all processes."""
+    if self._left(group.trials):
+      return
+    choice = 0
+    if group.trials:
+      found = -1
+      if jax.process_index() == 0:
+        best = tune.best([self._results[t.workdir] for t in group.trials])
+        found = -1 if best is None else best
+      choice = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    self._choices[group] = None if choice < 0 else choice
+
+  def _train(self, cell: Cell) -> dict[str, Any]:
+    """Returns the result of a run, which the main process saves."""
+    facts = self._facts.of(cell)
+    started_s = time.monotonic()
+    status = DONE
+    try:
+      train.train(cell.config, str(cell.workdir))
+    except Diverged as e:
+      status = DIVERGED
+      _print(f'diverged: {e}')
+    if jax.process_index() != 0:
+      return {}
+    result = facts | {
+      'config': json.loads(cell.config.to_json()),
+      'chosen': cell.chosen,
+      'status': status,
+      **_measured(cell, status),
+      'elapsed_s': (self._prior_s[cell.workdir] + time.monotonic() - started_s),
+    }
+    text = json.dumps(result, indent=2) + '\n'
+    metric_log.replace_file(cell.workdir / RESULT, text.encode())
+    sweep_check.check_metric(cell, result)
+    # As a later command reads it, so that its tables are the same.
+    return json.loads(text)
+
+  def write(self) -> None:
+    """Writes the tables, in the main process."""
+    if jax.process_index() != 0:
+      return
+    self._make_report().write(self._folder)
+    if any(group.trials for group in self._groups):
+      text = tune.csv_text(self._groups, self._results, self._choices)
+      metric_log.replace_file(self._folder / TUNE_CSV, text.encode())
+
+  def _make_report(self) -> grid_report.Report:
+    runs = []
+    for entry in self._entries:
+      cell = self._chosen(entry)
+      result = self._results.get(cell.workdir) if cell else None
+      workdir = (cell or entry.runs[0]).workdir
+      runs.append(grid_report.Run(entry.labels, workdir, result))
+    return self._report.Report(
+      axes={n: [v[0] for v in values] for n, values in self._config.sweep},
+      averaged=seed_axes(self._config),
+      metric=self._config.best_metric,
+      runs=runs,
+    )
+
+  def _tell_start(self, cell: Cell) -> None:
+    trials = [trial for group in self._groups for trial in group.trials]
+    # Without a choice as many are reported as with one.
+    reported = [
+      self._chosen(entry) or entry.runs[0]
+      for entry in self._entries
+      if self._choices.get(entry.group, 0) is not None
+    ]
+    left = len(self._left(trials + reported))
+    total = len(trials) + len(reported)
+    what = 'trial ' if any(cell is trial for trial in trials) else ''
+    _print(
+      f'run {total - left + 1} of {total}: {what}{cell.name} ({cell.workdir})'
+      f'{self._time_left(left)}'
+    )
+
+  def _time_left(self, left: int) -> str:
+    """Returns how long what is left takes if it is as what has finished."""
+    results = [r for r in self._results.values() if r and r['status'] == DONE]
+    if not results:
+      return ''
+    left_s = left * sum(r['elapsed_s'] for r in results) / len(results)
+    minutes, seconds = divmod(round(left_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f', about {hours}:{minutes:02}:{seconds:02} left'
+
+  def _tell_choice(self, group: tune.Group) -> None:
+    if group not in self._choices or jax.process_index() != 0:
+      return
+    n, choice = len(group.candidates), self._choices[group]
+    if choice is None:
+      _print(f'nothing chosen for {group.name}: all {n} candidates diverged')
+      return
+    accuracy = self._results[group.trials[choice].workdir]['metrics']
+    _print(
+      f'chosen for {group.name}: {group.candidates[choice].name}, the best of '
+      f'{n} with {tune.METRIC} {accuracy[tune.METRIC]:.4f}'
+    )
+
+  def finish(self) -> None:
+    """Prints where everything is.
+
+    Raises:
+      Diverged: if there is a group with nothing to choose from.
+    """
+    if jax.process_index() == 0:
+      print(self._make_report().summary(self._folder))
+      if any(group.trials for group in self._groups):
+        print(f'written  {self._folder / TUNE_CSV}')
+    lost = [g.name for g in self._groups if self._choices[g] is None]
+    if lost:
+      raise Diverged(
+        f'All candidates diverged for {", ".join(lost)}: nothing to choose. '
+        'The same command with more values, such as lower learning rates in '
+        '--tune=optimizer.lr=..., tries only the new ones.'
+      )
+
+
+def _measured(cell: Cell, status: str) -> dict[str, Any]:
+  """Returns the metrics of the step that counts, and how many steps there were.
+
+  That is the last one or, stopping early, the evaluated one with the highest
+  `best_metric`, the first of equal ones.
+  """
+  _, rows = metric_log.read_table(cell.workdir / 'metrics.csv')
+  steps = max(rows, default=0)
+  if status == DIVERGED:
+    return {'metrics': {}, 'steps': steps}
+  metric = cell.config.best_metric
+  counts, found = steps, {'steps': steps}
+  if cell.config.early_stopping:
+    evaluated = [step for step, row in rows.items() if metric in row]
+    counts = max(
+      evaluated, key=lambda step: float(rows[step][metric]), default=steps
+    )
+    found['best_step'] = counts
+  evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
+  metrics = {
+    name: float(text)
+    for name, text in rows.get(counts, {}).items()
+    if name.startswith(evaluators)
+  }
+  return {'metrics': metrics, **found}
+
+
+def _print(text: str) -> None:
+  if jax.process_index() == 0:
+    print(text, flush=True)

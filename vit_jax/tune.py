@@ -1,0 +1,286 @@
+"""Choosing fields of a sweep's runs by a part held out of training.
+
+The cells of a sweep that differ in the seed alone form a group. With
+`config.tune.axes`, a group tries every combination of their values once: a
+trial trains on `tune.train` and is measured on `tune.val`. The best combination
+is then set in all runs of the group, which train on the whole `data.split`.
+"""
+
+import csv
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax.data import splits
+from vit_jax.sweep import (
+  RUNS,
+  Axis,
+  Cell,
+  cells,
+  check_axes,
+  folder,
+  seed_axes,
+  set_fields,
+  shared_folder,
+)
+
+TRIALS = 'tune'
+METRIC = 'val/accuracy'
+# What trials set themselves, or what would no longer be one question.
+_NOT_TUNED = (
+  r'seed|data\.(name|dir|split|split_seed)|evaluators\..*|tune\..*'
+  r'|best_metric|early_stopping|eval_only|report|sweep|sweep_skip'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One combination of values of the tuned fields.
+
+  Attributes:
+    labels: by the names of the axes of `tune`.
+    fields: that it sets.
+  """
+
+  labels: dict[str, str]
+  fields: dict[str, Any]
+
+  @property
+  def name(self) -> str:
+    return ' / '.join(self.labels.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+  """What chooses together.
+
+  Attributes:
+    labels: of its cells, without those of seeds.
+    candidates: to choose from; without tuning one that sets nothing.
+    trials: one for each candidate, none where there is no choice.
+  """
+
+  labels: dict[str, str]
+  candidates: tuple[Candidate, ...]
+  trials: tuple[Cell, ...]
+
+  @property
+  def name(self) -> str:
+    return ' / '.join(self.labels.values()) or 'all runs'
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One run of the sweep, whichever candidate it will take.
+
+  Attributes:
+    labels: by the names of the axes of the sweep.
+    group: that chooses for it.
+    runs: one for each candidate of the group, one of which is run.
+  """
+
+  labels: dict[str, str]
+  group: Group
+  runs: tuple[Cell, ...]
+
+
+def entries(config: ConfigDict, workdir: str) -> list[Entry]:
+  """Returns the runs of a config, in the order of its sweep.
+
+  A run's folder tells what was chosen for it, so that another choice never
+  meets the run of this one.
+
+  Raises:
+    ValueError: for axes, labels or values that do not work.
+  """
+  seeds = seed_axes(config)
+  groups: dict[tuple[str, ...], Group] = {}
+  found = []
+  for cell in cells(config, workdir):
+    labels = {k: v for k, v in cell.labels.items() if k not in seeds}
+    key = tuple(labels.values())
+    if key not in groups:
+      candidates = _candidates(config, cell)
+      trials = tuple(
+        _trial(cell, labels, candidate, workdir)
+        for candidate in (candidates if len(candidates) > 1 else ())
+      )
+      groups[key] = Group(labels, candidates, trials)
+    runs = tuple(
+      _with_candidate(cell, cell.labels, candidate, workdir, RUNS)
+      for candidate in groups[key].candidates
+    )
+    found.append(Entry(cell.labels, groups[key], runs))
+  seen: dict[epath.Path, Cell] = {}
+  for run in itertools.chain(
+    *(entry.runs for entry in found), *(g.trials for g in groups.values())
+  ):
+    if run.workdir in seen:
+      raise shared_folder(seen[run.workdir], run)
+    seen[run.workdir] = run
+  return found
+
+
+def _candidates(config: ConfigDict, cell: Cell) -> tuple[Candidate, ...]:
+  axes: Sequence[Axis] = cell.config.tune.axes
+  for name, values in axes:
+    if not values:
+      raise ValueError(f'The axis {name!r} of the tuning has no values.')
+    for field in sorted({field for _, fields in values for field in fields}):
+      if re.fullmatch(_NOT_TUNED, field):
+        raise ValueError(
+          f'{field} cannot be tuned: candidates are compared on the same data, '
+          f'by the same metric. --sweep={field}=... runs every value.'
+        )
+  check_axes(config.sweep, axes)
+  return tuple(
+    Candidate(
+      {
+        name: label
+        for (name, _), (label, _) in zip(axes, combination, strict=True)
+      },
+      {k: v for _, fields in combination for k, v in fields.items()},
+    )
+    for combination in itertools.product(*(values for _, values in axes))
+  )
+
+
+def _with_candidate(
+  cell: Cell,
+  labels: dict[str, str],
+  candidate: Candidate,
+  workdir: str,
+  kind: str,
+) -> Cell:
+  config = cell.config.copy_and_resolve_references()
+  config.tune.axes = ()
+  set_fields(config, candidate.fields)
+  labels = labels | candidate.labels
+  return Cell(labels, config, folder(workdir, kind, labels), candidate.fields)
+
+
+def _trial(
+  cell: Cell, labels: dict[str, str], candidate: Candidate, workdir: str
+) -> Cell:
+  trial = _with_candidate(cell, labels, candidate, workdir, TRIALS)
+  tune, config = trial.config.tune, trial.config
+  config.data.split = tune.train
+  config.evaluators = ConfigDict(
+    {'val': {'type': 'classification', 'split': tune.val}}
+  )
+  config.best_metric = METRIC
+  return trial
+
+
+def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
+  """Refuses to choose by what was trained on, or by what is reported.
+
+  Args:
+    config: of a run whose fields are tuned.
+    count: gives the number of examples of a split.
+
+  Raises:
+    ValueError: if `tune.val` shares examples with either.
+  """
+  train, val = config.tune.train, config.tune.val
+  if n := _shared(train, val, count):
+    raise ValueError(
+      f'tune.train {train!r} and tune.val {val!r} share {n:,} images: a '
+      'candidate has to be measured on images that it was not trained on.'
+    )
+  name = config.best_metric.split('/')[0]
+  reported = config.evaluators.get(name, {}).get('split', '')
+  if n := reported and _shared(reported, val, count):
+    raise ValueError(
+      f'tune.val {val!r} has {n:,} of the images that {config.best_metric} is '
+      f'measured on: choose by a part of {config.data.split!r}, or look at '
+      'every value with --sweep.'
+    )
+
+
+def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
+  """Returns how many examples two splits have in common, as far as names tell.
+
+  'test' and 'validation' may be two names for the same images, which shows in
+  none of them.
+  """
+  names = [
+    set(re.findall(r'([\w-]+)(?:\[[^\]]*\])?', split))
+    for split in (first, second)
+  ]
+  common = names[0] & names[1]
+  if not common:
+    return 0
+  sizes = {name: count(name) for name in sorted(names[0] | names[1])}
+  starts = np.cumsum([0, *sizes.values()])
+  known = {
+    name: range(start, start + size)
+    for (name, size), start in zip(sizes.items(), starts, strict=False)
+  }
+  ours, theirs = (splits.select(s, known, 'data') for s in (first, second))
+  return len(np.intersect1d(ours, theirs))
+
+
+def best(results: Sequence[Mapping[str, Any]]) -> int | None:
+  """Returns which result has the highest accuracy, the first of equal ones.
+
+  Those that diverged have none; None if all of them did.
+  """
+  accuracies = [r['metrics'].get(METRIC, -1.0) for r in results]
+  highest = max(accuracies)
+  return accuracies.index(highest) if highest >= 0 else None
+
+
+def csv_text(
+  groups: Sequence[Group],
+  results: Mapping[epath.Path, Mapping[str, Any]],
+  choices: Mapping[Group, int | None],
+) -> str:
+  """Returns a line for every trial that has finished or diverged.
+
+  Args:
+    groups: all.
+    results: what result.json holds, by the folder of the run.
+    choices: the candidate that a group has taken, None if all diverged.
+  """
+  axes = dict.fromkeys(name for group in groups for name in group.labels)
+  fields = dict.fromkeys(
+    field for g in groups for c in g.candidates for field in c.fields
+  )
+  counts = ('steps', 'elapsed_s')
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(
+    [*axes, *fields, METRIC, 'status', 'chosen', *counts, 'folder']
+  )
+  for group in groups:
+    for n, trial in enumerate(group.trials):
+      if not (result := results.get(trial.workdir)):
+        continue
+      chosen = ''
+      if group in choices:
+        chosen = 'yes' if choices[group] == n else 'no'
+      writer.writerow(
+        [
+          *(group.labels[name].removeprefix(_prefix(name)) for name in axes),
+          *(result['chosen'].get(field, '') for field in fields),
+          result['metrics'].get(METRIC, ''),
+          result['status'],
+          chosen,
+          *(result[name] for name in counts),
+          f'{TRIALS}/{trial.workdir.name}',
+        ]
+      )
+  return text.getvalue()
+
+
+def _prefix(name: str) -> str:
+  """Returns the lr= that `sweep.axis` puts before values of optimizer.lr."""
+  return f'{name.rpartition(".")[2]}='
