@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from vit_jax import published
 from vit_jax.models import flops, variants
 
 SIZE = (224, 224)
@@ -159,29 +160,7 @@ def test_parameter_count_of_axial_resnet_is_the_closed_form():
   assert count('axial_r50x1', 0) == want
 
 
-# Epochs of 303M images on JFT, and the exaFLOPs that table 6 prints.
-TABLE_6 = [
-  ('b32', 7, 55),
-  ('b16', 7, 224),
-  ('l32', 7, 196),
-  ('l16', 7, 783),
-  ('l16', 14, 1567),
-  ('h14', 14, 4262),
-  ('r50x1', 7, 50),
-  ('r50x2', 7, 199),
-  ('r101x1', 7, 96),
-  ('r152x1', 7, 141),
-  ('r152x2', 7, 563),
-  ('r152x2', 14, 1126),
-  ('r200x3', 14, 3306),
-  ('r50+b32', 7, 106),
-  ('r50+b16', 7, 274),
-  ('r50+l32', 7, 246),
-  ('r50+l16', 7, 859),
-  ('r50+l16', 14, 1668),
-]
-
-# What the table prints there does not go with the rest of it, and what does.
+# Where what table 6 prints does not go with the rest of it, what does.
 NOT_AS_PRINTED = {
   # Half of what its row of 14 epochs prints.
   ('r50+l16', 7): 1668 / 2,
@@ -191,20 +170,22 @@ NOT_AS_PRINTED = {
 }
 
 
-@pytest.mark.parametrize(('variant', 'epochs', 'printed'), TABLE_6)
-def test_compute_is_that_of_table_6(variant, epochs, printed):
-  forward = flops.forward_flops(build(variant), SIZE)
-  exaflops = 3 * forward * epochs * 303e6 / 1e18
-  printed_well = (variant, epochs) not in NOT_AS_PRINTED
-  assert (exaflops == pytest.approx(printed, rel=0.02)) == printed_well
-  want = NOT_AS_PRINTED.get((variant, epochs), printed)
+@pytest.mark.parametrize(
+  'row', published.TABLE_6, ids=lambda row: f'{row.variant}-{row.epochs}'
+)
+def test_compute_is_that_of_table_6(row):
+  forward = flops.forward_flops(build(row.variant), SIZE)
+  exaflops = 3 * forward * row.epochs * published.JFT_IMAGES / 1e18
+  printed_well = (row.variant, row.epochs) not in NOT_AS_PRINTED
+  assert (exaflops == pytest.approx(row.exaflops, rel=0.02)) == printed_well
+  want = NOT_AS_PRINTED.get((row.variant, row.epochs), row.exaflops)
   assert exaflops == pytest.approx(want, rel=0.01)
 
 
 def test_l16_takes_the_compute_of_table_6_exactly():
   """783: with the 18,291 classes of JFT, nothing is left to rounding."""
   forward = flops.forward_flops(build('l16', 18_291), SIZE)
-  exaflops = 3 * forward * 7 * 303e6 / 1e18
+  exaflops = 3 * forward * 7 * published.JFT_IMAGES / 1e18
   assert exaflops == pytest.approx(783, rel=0.001)
 
 

@@ -1,0 +1,269 @@
+"""Figure 5 of sweeps: what a model has computed, and where it is drawn."""
+
+import csv
+import io
+
+import matplotlib.image
+import pytest
+from matplotlib.figure import Figure
+
+from vit_jax import published
+from vit_jax.models import variants
+from vit_jax.report import grid, scaling
+from vit_jax.report.grid import Run
+from vit_jax.report.scaling import Point, Report
+
+METRIC = 'fewshot/10shot_accuracy'
+LABELS = {'b16': 'ViT-B/16', 'r50x1': 'R50x1', 'r50+b16': 'R50+ViT-B/16'}
+
+
+def result(variant, value, gflops, metric=METRIC):
+  fields = variants.fields(variant)
+  model = variants.defaults(fields['name']) | fields
+  return {
+    'status': 'diverged' if value is None else 'done',
+    'metrics': {} if value is None else {metric: value},
+    'config': {'model': model, 'batch_size': 4096},
+    'params': 86_567_656,
+    'gflops': gflops,
+    'steps': 1000,
+    'elapsed_s': 1.5,
+  }
+
+
+def report(folder, cells, metric=METRIC):
+  """`cells`: results of the seeds by model."""
+  runs = [
+    Run({'Model': model, 'seed': f'seed={i}'}, folder / f'{model}_{i}', found)
+    for model, results in cells.items()
+    for i, found in enumerate(results)
+  ]
+  n = max(map(len, cells.values()))
+  axes = {'Model': list(cells), 'seed': [f'seed={i}' for i in range(n)]}
+  return Report(axes=axes, averaged=['seed'], metric=metric, runs=runs)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+  return report(
+    tmp_path,
+    {
+      'ViT-B/16': [result('b16', v, 35.0) for v in (0.6, 0.7, 0.8)],
+      'ViT-B/32': [result('b32', v, 8.75) for v in (0.5, None)],
+      'R50x1': [result('r50x1', v, 8.0) for v in (None, None)],
+      'R50x2': [None, None],
+      'R50+ViT-B/16': [result('r50+b16', 0.9, 40.0), None],
+    },
+  )
+
+
+def test_compute_is_three_times_forward_times_images():
+  """3 x 35e9 x 1000 x 4096 = 0.43008e18."""
+  found = result('b16', 0.5, 35.0)
+  assert scaling.exaflops(found) == pytest.approx(0.43008)
+
+
+@pytest.mark.parametrize(
+  ('row', 'gflops'),
+  # As the printed 783 and 224 follow from 7 epochs of 303M images.
+  [(('l16', 7), 123.15), (('b16', 7), 35.2)],
+)
+def test_compute_is_counted_as_in_table_6(row, gflops):
+  found = result(row[0], 0.5, gflops)
+  found['steps'] = round(row[1] * published.JFT_IMAGES / 4096)
+  (want,) = (
+    r.exaflops for r in published.TABLE_6 if (r.variant, r.epochs) == row
+  )
+  assert scaling.exaflops(found) == pytest.approx(want, rel=0.003)
+
+
+@pytest.mark.parametrize(
+  ('variant', 'family'),
+  [
+    ('b16', 'ViT'),
+    ('r50x1', 'ResNet (BiT)'),
+    ('r50+b16', 'Hybrid'),
+    ('r+ti16', 'Hybrid'),
+    ('axial_b16', 'Axial'),
+    ('axial_r50x1', 'Axial'),
+  ],
+)
+def test_the_family_of_a_model(variant, family):
+  assert scaling.family(result(variant, 0.5, 1.0)['config']['model']) == family
+
+
+def test_table_has_what_each_model_is_and_takes(mixed):
+  assert mixed.markdown() == (
+    f'{METRIC} at the last step in percent, mean ± standard deviation of n = 3 '
+    'runs (seed); 8 of 11 runs have finished.\n'
+    '\n'
+    f'| Model | Family | Parameters | exaFLOPs | {METRIC} |\n'
+    '| :-- | :-- | --: | --: | --: |\n'
+    '| ViT-B/16 | ViT | 86,567,656 | 0.4301 | 70.00 ± 10.00 |\n'
+    '| ViT-B/32 | ViT | 86,567,656 | 0.1075 | 50.00 (n = 1, 1 diverged) |\n'
+    '| R50x1 | ResNet (BiT) | 86,567,656 |  | diverged |\n'
+    '| R50x2 |  |  |  | pending |\n'
+    '| R50+ViT-B/16 | Hybrid | 86,567,656 | 0.4915 | 90.00 (n = 1) |\n'
+  )
+
+
+def test_a_further_axis_makes_further_models(tmp_path):
+  runs = [
+    Run({'Model': 'a', 'lr': f'lr={i}'}, tmp_path / f'{i}', result('b16', i, 1))
+    for i in (0, 1)
+  ]
+  axes = {'Model': ['a'], 'lr': ['lr=0', 'lr=1']}
+  made = Report(axes=axes, averaged=[], metric=METRIC, runs=runs)
+  assert [point.name for point in made.points()] == ['a, lr=0', 'a, lr=1']
+
+
+def test_seeds_alone_are_one_model(tmp_path):
+  runs = [
+    Run({'seed': f'seed={i}'}, tmp_path / f'{i}', result('b16', i, 1))
+    for i in (0, 1)
+  ]
+  axes = {'seed': ['seed=0', 'seed=1']}
+  made = Report(axes=axes, averaged=['seed'], metric=METRIC, runs=runs)
+  assert [(p.name, p.mean) for p in made.points()] == [('all runs', 0.5)]
+
+
+def test_csv_has_the_compute_of_every_run(mixed):
+  rows = list(csv.DictReader(io.StringIO(mixed.csv_text())))
+  assert list(rows[0]) == [
+    *('Model', 'seed', 'status', METRIC, 'params', 'gflops', 'steps'),
+    *('elapsed_s', 'exaflops', 'folder'),
+  ]
+  assert len(rows) == 8
+  assert [float(row['exaflops']) for row in rows] == pytest.approx(
+    [0.43008] * 3 + [0.10752] * 2 + [0.098304] * 2 + [0.49152]
+  )
+
+
+def test_points_are_means_of_what_has_finished(mixed):
+  first, second, third = mixed.points()
+  assert first == Point(
+    'ViT-B/16',
+    'ViT',
+    pytest.approx(0.43008),
+    pytest.approx(0.7),
+    pytest.approx(0.1),
+  )
+  assert (second.name, second.mean, second.deviation) == ('ViT-B/32', 0.5, None)
+  assert (third.name, third.family) == ('R50+ViT-B/16', 'Hybrid')
+
+
+def test_published_points_are_those_of_table_6():
+  points = {(p.name, p.exaflops): p for p in scaling.table_6()}
+  assert len(points) == len(published.TABLE_6) == 18
+  assert points['L/16', 783] == Point('L/16', 'ViT', 783, 0.863)
+  assert points['R50+L/16', 1668].family == 'Hybrid'
+  assert points['R200x3', 3306].family == 'ResNet (BiT)'
+
+
+def draw(points):
+  axes = Figure().subplots()
+  scaling.draw_points(axes, points, alpha=1)
+  return axes
+
+
+def test_a_line_goes_through_a_family_in_order_of_compute():
+  axes = draw(
+    [
+      Point('b', 'ViT', 20.0, 0.6, 0.1),
+      Point('c', 'ResNet (BiT)', 5.0, 0.4),
+      Point('a', 'ViT', 10.0, 0.5, 0.2),
+    ]
+  )
+  vit, resnet = (container.lines[0] for container in axes.containers)
+  assert vit.get_xdata().tolist() == [10, 20]
+  assert vit.get_ydata().tolist() == [0.5, 0.6]
+  assert resnet.get_xydata().tolist() == [[5, 0.4]]
+  assert vit.get_color() != resnet.get_color()
+  assert vit.get_marker() != resnet.get_marker()
+  (bars,) = axes.containers[0].lines[2]
+  assert [list(s[:, 1]) for s in bars.get_segments()] == [
+    pytest.approx([0.3, 0.7]),
+    pytest.approx([0.5, 0.7]),
+  ]
+  assert axes.get_xscale() == 'log'
+  assert 'exaFLOPs' in axes.get_xlabel()
+
+
+def test_every_family_has_a_style_of_its_own():
+  styles = [tuple(scaling._style(name).values()) for name in scaling.FAMILIES]
+  for values in zip(*styles, strict=True):
+    assert len(set(values)) == len(scaling.FAMILIES)
+  assert {color for color, _ in styles} <= set(grid._COLORS)
+
+
+@pytest.mark.parametrize('points', [scaling.table_6(), 'close'])
+def test_names_do_not_cover_one_another(points):
+  if points == 'close':
+    points = [
+      Point(f'model {i}', 'ViT', 1 + i / 100, 0.5 + i / 1000) for i in range(3)
+    ] + [Point('far', 'Hybrid', 10, 0.9)]
+  figure = Figure(figsize=(7, 5.5), layout='constrained')
+  axes = figure.subplots()
+  scaling.draw_points(axes, points, alpha=1)
+  scaling.annotate(axes, points)
+  assert sorted(t.get_text() for t in axes.texts) == sorted(
+    point.name for point in points
+  )
+  figure.draw_without_rendering()
+  boxes = [text.get_window_extent() for text in axes.texts]
+  for i, box in enumerate(boxes):
+    assert box.count_overlaps(boxes[i + 1 :]) == 0
+  # Near to their points.
+  for text in axes.texts:
+    assert max(map(abs, text.get_position())) <= 15
+
+
+def test_plot_has_both_panels_and_the_families_shown(mixed, monkeypatch):
+  figures = []
+  save = Figure.savefig
+
+  def keep(figure, *args, **kwargs):
+    figures.append(figure)
+    save(figure, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, 'savefig', keep)
+  picture = matplotlib.image.imread(io.BytesIO(mixed.plot()))
+  assert picture.std() > 0
+  (figure,) = figures
+  left, right = figure.axes
+  assert left.get_ylabel() == f'{METRIC} at the last step'
+  assert 'table 6' in right.get_title()
+  assert {t.get_text() for t in left.texts} == {
+    'ViT-B/16',
+    'ViT-B/32',
+    'R50+ViT-B/16',
+  }
+  assert len(right.texts) == 18
+  (legend,) = figure.legends
+  assert [t.get_text() for t in legend.get_texts()] == [
+    'ViT',
+    'ResNet (BiT)',
+    'Hybrid',
+  ]
+  # Published points are the paler ones.
+  alphas = [a.containers[0].lines[0].get_alpha() for a in (left, right)]
+  assert alphas[1] < alphas[0]
+
+
+def test_other_metrics_are_no_percentages(tmp_path):
+  made = report(
+    tmp_path, {'b': [result('b16', 1.5, 1.0, 'test/loss')]}, 'test/loss'
+  )
+  assert made.markdown().splitlines()[0] == 'test/loss at the last step.'
+  assert '| 1.5 |' in made.markdown()
+  assert made.plot()
+
+
+def test_no_plot_before_a_run_has_finished(tmp_path):
+  made = report(tmp_path, {'a': [result('b16', None, 1.0)], 'b': [None]})
+  assert made.plot() is None
+  made.write(tmp_path / 'new')
+  assert {p.name for p in (tmp_path / 'new').iterdir()} == {
+    'results.csv',
+    'table.md',
+  }

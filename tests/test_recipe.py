@@ -1,0 +1,142 @@
+"""Fine-tuning: the recipe of table 4, from a variant or from a checkpoint."""
+
+import pathlib
+
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import reader, recipe, sweep
+from vit_jax.models import variants
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+
+
+def fine_tuning(model, **fields):
+  config = config_lib.base()
+  recipe.fine_tuning(config, model)
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+@pytest.mark.parametrize(
+  ('model', 'pixels', 'side'),
+  [
+    ('b16', 384, 384),
+    ('h14', 384, 378),  # 27 patches are nearer than 28
+    ('h14', 512, 518),  # as in table 2
+    ('l16', 512, 512),
+    ('r50+b16', 384, 384),
+    ('r50x1', 384, 384),
+  ],
+)
+def test_sizes_are_tiled_by_patches(model, pixels, side):
+  assert recipe.nearest_size(fine_tuning(model), pixels) == side
+
+
+def test_a_checkpoint_brings_its_model_and_the_scaling_of_its_images():
+  path = str(GOLDEN / 'tiny-rep_s7.npz')
+  config = fine_tuning(path)
+  checkpoint = reader.open_checkpoint(path)
+  model = variants.build(num_classes=3, image_size=(32, 32), **config.model)
+  assert model.dtype == jnp.bfloat16
+  assert model.clone(dtype=jnp.float32) == checkpoint.model.clone(
+    num_classes=3, representation_size=0
+  )
+  assert config.init == path
+  assert tuple(config.data.mean) == checkpoint.preprocessing.mean
+  assert config.data.image_size == '384'
+
+
+def test_what_is_neither_variant_nor_checkpoint_is_refused():
+  with pytest.raises(ValueError, match="variant 'b'.*no checkpoint of that"):
+    fine_tuning('b')
+
+
+@pytest.mark.parametrize(
+  ('name', 'model', 'rates'),
+  [
+    ('imagenet2012', 'b16', (0.003, 0.01, 0.03)),
+    ('imagenet2012', 'r50+b16', (0.003, 0.01, 0.03, 0.06)),
+    ('imagenet2012', 'r50x1', (0.003, 0.01, 0.03, 0.06)),
+    ('cifar10', 'b16', (0.001, 0.003, 0.01, 0.03)),
+    ('vtab/dmlab', 'b16', (0.01,)),
+    ('./mine', 'b16', (0.001, 0.003, 0.01, 0.03)),
+  ],
+)
+def test_learning_rates_of_table_4(name, model, rates):
+  ((field, values),) = recipe.grid(fine_tuning(model), name)['tune.axes']
+  assert field == 'optimizer.lr'
+  assert tuple(fields[field] for _, fields in values) == rates
+
+
+# Table 4: steps; held-out parts of appendix B.1.1; BiT's exceptions for VTAB.
+ROWS = [
+  ('imagenet2012', 20_000, 'validation', 'train[99%:]', True, 0.05, 0),
+  ('cifar100', 10_000, 'test', 'train[98%:]', True, 0.05, 0),
+  ('oxford_iiit_pet', 500, 'test', 'train[90%:]', True, 0.05, 0),
+  ('vtab/dtd', 2_500, 'test', 'val200', True, 0.05, 448),
+  ('vtab/kitti', 2_500, 'test', 'val200', True, 1.0, 0),
+  ('vtab/smallnorb_azimuth', 2_500, 'test', 'val200', False, 0.05, 448),
+]
+
+
+@pytest.mark.parametrize(
+  ('name', 'steps', 'test', 'val', 'flip', 'min_area', 'resize'), ROWS
+)
+def test_one_data_set(name, steps, test, val, flip, min_area, resize, load):
+  config = load('transfer.py', f'b16,{name}')
+  assert config.total == f'{steps} steps'
+  assert config.evaluators.test.split == test
+  assert config.tune.val == val
+  assert config.data.flip == flip
+  assert config.data.crop_min_area == min_area
+  assert round(config.data.crop_resize * 384) == resize
+  assert config.data.image_size == '384'
+  assert config.optimizer.polyak == 0
+  assert config.batch_size == 512
+  assert config.optimizer.clip_norm == 1
+  assert config.optimizer.weight_decay == 0
+
+
+def test_every_cell_of_table_2_is_the_config_of_its_data_set(load, tmp_path):
+  config = load('transfer.py', 'h14,table2,evaluators.real.labels=real.json')
+  cells = sweep.cells(config, str(tmp_path))
+  assert len(cells) == 24 * 3
+  by_name = {cell.config.data.name: cell.config for cell in cells}
+  assert len(by_name) == 24
+  imagenet = by_name.pop('imagenet2012')
+  assert imagenet.data.image_size == '518'
+  assert imagenet.optimizer.polyak == 0.9999
+  assert imagenet.evaluators.real.labels == 'real.json'
+  for name, cell_config in by_name.items():
+    assert cell_config.data.image_size == '378'
+    assert cell_config.optimizer.polyak == 0
+    assert cell_config.evaluators.real.labels == ''
+    alone = load('transfer.py', f'h14,{name}')
+    assert cell_config.tune == alone.tune
+    assert cell_config.data == alone.data
+    assert cell_config.total == alone.total
+
+
+def test_what_is_asked_for_goes_before_the_recipe(load, tmp_path):
+  config = load('transfer.py', 'b16,table2,total=7 steps,data.image_size=64')
+  for cell in sweep.cells(config, str(tmp_path)):
+    assert cell.config.total == '7 steps'
+    assert cell.config.data.image_size == '64'
+
+
+def test_a_suite_of_folders(load, tmp_path):
+  config = load('transfer.py', 'b16,./a+./b')
+  names = [c.config.data.name for c in sweep.cells(config, str(tmp_path))]
+  assert names == ['./a'] * 3 + ['./b'] * 3
+
+
+@pytest.fixture
+def load():
+  from configs import finetune, transfer
+
+  modules = {'finetune.py': finetune, 'transfer.py': transfer}
+  return lambda name, argument: modules[name].get_config(argument)

@@ -1,0 +1,139 @@
+"""Fine-tuning as in table 4 of the paper, as fields of a config."""
+
+import os
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import reader, sweep
+from vit_jax.data import benchmarks
+from vit_jax.models import variants
+
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+# Of data that table 4 does not have: VTAB's.
+STEPS = 2_500
+# The head is a new one, and how a body is computed is no matter of its weights.
+_NOT_THE_WEIGHTS = (
+  'num_classes',
+  'image_size',
+  'representation_size',
+  'head_bias',
+  'dropout',
+  'dtype',
+  'scan',
+  'remat',
+)
+# BiT cuts 384 pixels out of 448.
+RESIZE = 448 / 384
+
+
+def fine_tuning(config: ConfigDict, model: str) -> None:
+  """Sets what table 4 has for all data.
+
+  Args:
+    config: from `config.base`.
+    model: a variant, or a checkpoint whose weights, model and scaling of images
+      are taken.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  start_from(config, model)
+  config.model.dtype = 'bfloat16'
+  config.batch_size = 512
+  config.data.image_size = str(nearest_size(config, 384))
+  config.optimizer.update(
+    name='sgd',
+    lr=0.01,
+    decay='cosine',
+    warmup='5%',
+    weight_decay=0.0,
+    clip_norm=1.0,
+  )
+
+
+def start_from(config: ConfigDict, model: str) -> None:
+  """Sets the model to a variant, or `init` and the model to a checkpoint's.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  try:
+    config_lib.choose_model(config, model)
+    return
+  except ValueError as e:
+    if not (os.path.exists(model) or '://' in model):
+      raise ValueError(f'{e} There is no checkpoint of that name.') from None
+  checkpoint = reader.open_checkpoint(model)
+  fields = checkpoint.weights().fields
+  config.model = ConfigDict(variants.defaults(fields['name']))
+  config.model.update(
+    {k: v for k, v in fields.items() if k not in _NOT_THE_WEIGHTS}
+  )
+  config.init = model
+  config.data.update(
+    mean=checkpoint.preprocessing.mean,
+    std=checkpoint.preprocessing.std,
+    interpolation=checkpoint.preprocessing.interpolation,
+  )
+
+
+def nearest_size(config: ConfigDict, pixels: int) -> int:
+  """Returns the side nearest to this that the patches tile: 378 of 384 for /14.
+
+  Where there is none within 64 pixels it is `pixels`, for which the model will
+  say why.
+  """
+
+  def fits(side: int) -> bool:
+    try:
+      variants.build(num_classes=0, image_size=(side, side), **config.model)
+      return True
+    except ValueError:
+      return False
+
+  near = (pixels + sign * n for n in range(65) for sign in (-1, 1))
+  return next(filter(fits, near), pixels)
+
+
+def on(name: str) -> dict[str, Any]:
+  """Returns the fields that table 4 has for one data set.
+
+  Args:
+    name: of a benchmark, or any other data with splits train and test.
+  """
+  fields: dict[str, Any] = {'data.name': name}
+  benchmark = benchmarks.benchmark(name)
+  if benchmark is None:
+    return fields | {'total': f'{STEPS} steps'}
+  return fields | {
+    'total': f'{benchmark.steps} steps',
+    'data.split': benchmark.train,
+    'data.flip': benchmark.flip,
+    'data.crop_resize': RESIZE if benchmark.crop == 'resize' else 0.0,
+    'data.crop_min_area': 1.0 if benchmark.crop == 'none' else 0.05,
+    'evaluators.test.split': benchmark.test,
+  }
+
+
+def grid(config: ConfigDict, name: str) -> dict[str, Any]:
+  """Returns the fields with which the learning rate is chosen on one data set.
+
+  Args:
+    config: after `fine_tuning`.
+    name: of the data, as for `on`.
+  """
+  benchmark = benchmarks.benchmark(name)
+  rates = benchmark.learning_rates if benchmark else LEARNING_RATES
+  convolutional = config.model.name == 'resnet' or config.model.stem_width
+  if name == 'imagenet2012' and convolutional:
+    rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES
+  axes = (sweep.axis(config, 'optimizer.lr', map(str, rates)),)
+  fields: dict[str, Any] = {'tune.axes': axes}
+  if benchmark:
+    fields |= {
+      'tune.train': benchmark.tune_train,
+      'tune.val': benchmark.tune_val,
+    }
+  return fields

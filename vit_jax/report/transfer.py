@@ -1,0 +1,372 @@
+"""Sweeps over the paper's data sets as its tables 2 and 9 and its figure 2."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from vit_jax import published
+from vit_jax.data.benchmarks import BENCHMARKS, SUITES
+from vit_jax.models import variants
+from vit_jax.published import Printed, Results
+from vit_jax.report import bars, grid
+from vit_jax.report.bars import Bar
+from vit_jax.report.grid import Run
+
+DATASET = 'Dataset'
+METRIC = 'test/accuracy'
+
+# What else is measured on a model of ImageNet: metric, name of the published
+# results, title.
+EXTRAS = {
+  'imagenet2012': (
+    ('real/accuracy', 'real', 'ImageNet ReaL'),
+    ('objectnet/accuracy', 'objectnet', 'ObjectNet'),
+    ('objectnet/top5_accuracy', 'objectnet/top5', 'ObjectNet, top-5'),
+  )
+}
+
+# The suites of which there are means, VTAB and its groups, with what marks a
+# group's tasks in the heads of columns.
+VTAB = 'vtab'
+VTAB_TITLE = f'VTAB ({len(SUITES[VTAB])} tasks)'
+SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """What one of our models has on one line.
+
+  Attributes:
+    values: of the seeds that have finished, in percent.
+    diverged: how many runs have.
+    missing: what stands for values where there are none.
+    usual_n: values that most cells have when all runs have finished.
+  """
+
+  values: tuple[float, ...]
+  diverged: int
+  missing: str
+  usual_n: int
+
+  def bar(self) -> Bar:
+    if not self.values:
+      return Bar(None, missing=self.missing)
+    several = len(self.values) > 1
+    deviation = statistics.stdev(self.values) if several else None
+    return Bar(statistics.mean(self.values), deviation)
+
+  def text(self, decimals: int) -> str:
+    if not self.values:
+      return self.missing
+    return grid.mean_text(
+      self.values, self.usual_n, self.diverged, lambda x: f'{x:.{decimals}f}'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """A data set, or a mean over several: a row of table 2, a column of table 9.
+
+  Attributes:
+    name: of the published results.
+    title: for the reader.
+    cells: by the name of our model.
+  """
+
+  name: str
+  title: str
+  cells: dict[str, Cell]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(grid.Report):
+  """The runs of a sweep beside the published results.
+
+  The axis 'Dataset' has names of benchmarks or of other data. Each combination
+  of the other axes but seeds is a model of its own. Shown is the accuracy on
+  the test set, whatever metric chooses among the steps of a run.
+  """
+
+  def __post_init__(self) -> None:
+    if DATASET not in self.axes:
+      raise ValueError(
+        f'The report transfer needs an axis {DATASET!r}, and the sweep has '
+        f'{", ".join(map(repr, self.axes))}: use --config.report=grid.'
+      )
+
+  def markdown(self) -> str:
+    """Returns table 2 and, for tasks of VTAB, table 9.
+
+    The mean of a group is that of its tasks. Its deviation is over the seeds'
+    means, and only seeds that have finished every task count.
+    """
+    parts = [self._caption(self._usual_n()), '']
+    if len(self._tasks()) < len(self.axes[DATASET]):
+      parts += [*self._table_2(), '']
+    if self._tasks():
+      parts += [*self._table_9(), '']
+    return '\n'.join(parts)
+
+  def _caption(self, n: int) -> str:
+    text = f'{METRIC} {self.when()} in percent'
+    if n > 1:
+      text += f', mean ± standard deviation of n = {n} runs'
+      text += f' ({", ".join(self.averaged)})'
+    done = sum(run.result is not None for run in self.runs)
+    if done < len(self.runs):
+      text += f'; {done} of {len(self.runs)} runs have finished'
+    return f'{text}. All without (ours) is quoted from the paper.'
+
+  def _table_2(self) -> list[str]:
+    """Returns the text of lines by models."""
+    lines = self.data_lines()
+    if self._tasks():
+      lines.append(self._mean_line(VTAB, VTAB_TITLE))
+    columns = self.published_columns(lines)
+    heads = [*map(_ours, self.models()), *columns]
+    table = [
+      grid._line(['', *heads]),
+      grid._line([':--', *['--:'] * len(heads)]),
+    ]
+    for line in lines:
+      ours = (line.cells[model].text(2) for model in self.models())
+      theirs = (_printed(line, results) for results in columns.values())
+      table.append(grid._line([line.title, *ours, *theirs]))
+    return table
+
+  def _table_9(self) -> list[str]:
+    """Returns the text of models by lines."""
+    lines = [
+      *(self._line_of(name) for name in self._tasks()),
+      *self._group_lines(),
+      self._mean_line(VTAB, 'Mean'),
+    ]
+    groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks())
+    legend = ', '.join(f'{SYMBOLS[group]} {group}' for group in groups)
+    table = [
+      f'VTAB-1k: {legend}. Means of groups are computed from their tasks.',
+      '',
+      grid._line(['', *(_head(line) for line in lines)]),
+      grid._line([':--', *['--:'] * len(lines)]),
+    ]
+    for model in self.models():
+      ours = (line.cells[model].text(1) for line in lines)
+      table.append(grid._line([_ours(model), *ours]))
+    for name, results in published.TABLE_9.items():
+      results = _with_groups(results)
+      theirs = (_printed(line, results) for line in lines)
+      table.append(grid._line([name, *theirs]))
+    return table
+
+  def models(self) -> list[str]:
+    """Returns the names of our models, in the order of their runs."""
+    return list(dict.fromkeys(self._model(run) for run in self.runs))
+
+  def _model(self, run: Run) -> str:
+    apart = {DATASET, *self.averaged}
+    labels = [v for name, v in run.labels.items() if name not in apart]
+    return ', '.join(labels) or 'model'
+
+  def _runs(self, model: str, *datasets: str) -> list[Run]:
+    return [
+      run
+      for run in self.runs
+      if self._model(run) == model and run.labels[DATASET] in datasets
+    ]
+
+  def _tasks(self) -> list[str]:
+    """Returns the swept tasks of VTAB in table 9's order."""
+    return [name for name in SUITES[VTAB] if name in self.axes[DATASET]]
+
+  def _usual_n(self) -> int:
+    return max(
+      len(_values(self._runs(model, name), METRIC))
+      for model in self.models()
+      for name in self.axes[DATASET]
+    )
+
+  def data_lines(self) -> list[Line]:
+    """Returns a line for each metric of the data sets outside of VTAB."""
+    lines = []
+    for name in self.axes[DATASET]:
+      if name in SUITES[VTAB]:
+        continue
+      lines.append(self._line_of(name))
+      for metric, key, title in EXTRAS.get(name, ()):
+        if _values(self.runs, metric):
+          lines.append(self._line_of(name, metric, key, title))
+    return lines
+
+  def _line_of(
+    self, dataset: str, metric: str = METRIC, key: str = '', title: str = ''
+  ) -> Line:
+    known = BENCHMARKS.get(dataset)
+    cells = {}
+    for model in self.models():
+      runs = self._runs(model, dataset)
+      values = _values(runs, metric)
+      cells[model] = self._cell_of(values, runs, _why_missing(runs))
+    title = title or (known.title if known else dataset)
+    return Line(key or dataset, title, cells)
+
+  def _cell_of(
+    self, values: Sequence[float], runs: Sequence[Run], missing: str
+  ) -> Cell:
+    diverged = sum(run.status == 'diverged' for run in runs)
+    return Cell(tuple(values), diverged, missing, self._usual_n())
+
+  def _group_lines(self) -> list[Line]:
+    """Returns the means of those groups of which all tasks are swept."""
+    return [
+      self._mean_line(group, group.capitalize())
+      for group in SYMBOLS
+      if set(SUITES[group]) <= set(self._tasks())
+    ]
+
+  def _mean_line(self, name: str, title: str) -> Line:
+    """Returns the unweighted mean of VTAB's or of a group's tasks."""
+    tasks = SUITES[name]
+    cells = {}
+    for model in self.models():
+      runs = self._runs(model, *tasks)
+      seeds: dict[tuple[str, ...], list[Run]] = {}
+      for run in runs:
+        seed = tuple(run.labels[name] for name in self.averaged)
+        seeds.setdefault(seed, []).append(run)
+      values = [_values(group, METRIC) for group in seeds.values()]
+      means = [statistics.mean(v) for v in values if len(v) == len(tasks)]
+      missing = f'{max(map(len, values), default=0)} of {len(tasks)} tasks'
+      if diverged := sum(run.status == 'diverged' for run in runs):
+        missing += f' ({diverged} diverged)'
+      cells[model] = self._cell_of(means, runs, missing)
+    return Line(name, title, cells)
+
+  def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
+    """Returns the published models that have a number on one of the lines.
+
+    Those of table 2, and of table 5 those that are shaped like one of ours.
+    """
+    columns = _table_2_columns()
+    for (variant, data), results in published.TABLE_5.items():
+      if any(_is_variant(run, variant) for run in self.runs):
+        name = f'ViT-{variant[0].upper()}/{variant[1:]} ({data}, table 5)'
+        columns[name] = results
+    return _only(columns, lines)
+
+  def panels(self) -> list[Line]:
+    """Returns what gets bars of its own.
+
+    Tasks of VTAB stand alone only where their group is not swept as a whole.
+    """
+    groups = self._group_lines()
+    whole = {line.name for line in groups}
+    means = [self._mean_line(VTAB, VTAB_TITLE)]
+    return [
+      *self.data_lines(),
+      *(means if len(self._tasks()) == len(SUITES[VTAB]) else []),
+      *groups,
+      *(
+        self._line_of(name)
+        for name in self._tasks()
+        if BENCHMARKS[name].group not in whole
+      ),
+    ]
+
+  def plot(self) -> bytes | None:
+    """Returns bars for each of the `panels`, those of VTAB as in figure 2.
+
+    Beside ours are the models of table 2.
+
+    Returns:
+      A PNG, or None where no run has finished.
+    """
+    lines = self.panels()
+    if not any(cell.values for line in lines for cell in line.cells.values()):
+      return None
+    columns = _only(_table_2_columns(), lines)
+    panels = []
+    for line in lines:
+      ours = {_ours(model): cell.bar() for model, cell in line.cells.items()}
+      theirs = {
+        name: Bar(results[line.name].mean, results[line.name].deviation)
+        for name, results in columns.items()
+        if line.name in results
+      }
+      panels.append((_head(line), ours | theirs))
+    names = [*map(_ours, self.models()), *columns]
+    return bars.png(panels, names, list(columns), f'{METRIC} in percent')
+
+
+def _table_2_columns() -> dict[str, Results]:
+  """Returns everything that is published of the models of table 2."""
+  return {
+    name: _with_groups(published.TABLE_9.get(name, {}))
+    | published.OBJECTNET.get(name, {})
+    | results
+    for name, results in published.TABLE_2.items()
+  }
+
+
+def _only(
+  columns: Mapping[str, Results], lines: Sequence[Line]
+) -> dict[str, Results]:
+  """Returns the columns that have a number on one of the lines."""
+  names = {line.name for line in lines}
+  return {k: v for k, v in columns.items() if names & v.keys()}
+
+
+def _with_groups(results: Results) -> Results:
+  """Adds the means of VTAB's groups, which the paper draws but never prints."""
+  means = {
+    group: Printed(
+      f'{statistics.mean(results[task].mean for task in SUITES[group]):.1f}'
+    )
+    for group in SYMBOLS
+    if set(SUITES[group]) <= results.keys()
+  }
+  return results | means
+
+
+def _values(runs: Sequence[Run], metric: str) -> list[float]:
+  """Returns in percent the metric of those finished runs that have it."""
+  return [
+    100 * run.result['metrics'][metric]
+    for run in runs
+    if run.result and run.status == 'done' and metric in run.result['metrics']
+  ]
+
+
+def _why_missing(runs: Sequence[Run]) -> str:
+  """Returns what to say of runs of which none has the metric."""
+  states = [run.status for run in runs]
+  if not states or 'done' in states:
+    return 'n/a'
+  diverged, pending = states.count('diverged'), states.count('pending')
+  if diverged and pending:
+    return f'{diverged} diverged, {pending} pending'
+  return 'diverged' if diverged else 'pending'
+
+
+def _is_variant(run: Run, variant: str) -> bool:
+  """Whether a finished run's model has the shape of a variant."""
+  fields = variants.fields(variant)
+  plain = variants.defaults(fields['name']) | fields
+  keys = (*fields, 'axial', 'stem_width')
+  model = run.result['config']['model'] if run.result else {}
+  return all(model.get(key) == plain[key] for key in keys)
+
+
+def _ours(model: str) -> str:
+  return f'{model} (ours)'
+
+
+def _head(line: Line) -> str:
+  """Returns the title, a task's after its group's mark."""
+  known = BENCHMARKS.get(line.name)
+  if known is None or not known.group:
+    return line.title
+  return f'{SYMBOLS[known.group]} {line.title}'
+
+
+def _printed(line: Line, results: Results) -> str:
+  return results[line.name].text if line.name in results else 'n/a'
