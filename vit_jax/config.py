@@ -52,7 +52,8 @@ def base() -> ConfigDict:
       # and not its last one.
       'early_stopping': False,
       'data': {
-        # 'digits', a folder with one sub-folder a class, or a TFDS name.
+        # 'digits', a folder with one sub-folder a class, a TFDS name, or one of
+        # VTAB's tasks as in 'vtab/dtd'.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',
@@ -63,9 +64,9 @@ def base() -> ConfigDict:
         'image_size': '224',
         # Smallest share of the image that the inception crop takes.
         'crop_min_area': 0.05,
-        # 0, or BiT's crop in its place: the image is resized to this (side, or
-        # height x width) and a random part of the image size cut out.
-        'crop_resize': '0',
+        # 0, or BiT's crop in its place: the image is resized to this many times
+        # the image size, and a random part of the image size cut out.
+        'crop_resize': 0.0,
         'flip': True,
         # 0 resizes straight to the image size when evaluating; otherwise the
         # short side is resized to this, and the centre cropped.

@@ -72,7 +72,7 @@ def train(config: ConfigDict, workdir: str) -> None:
   train_step = make_train_step(config, objective, optimizer, lr, mesh, state)
   batches = loader.train_batches(
     source,
-    transforms.TrainTransform(image_size, config.data.crop_min_area),
+    make_transform(config, image_size),
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,
@@ -196,6 +196,18 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
       f'{config.accum_steps} times {shards} devices along data and fsdp: use a '
       f'multiple of {unit}, such as {-(-config.batch_size // unit) * unit}.'
     )
+
+
+def make_transform(
+  config: ConfigDict, image_size: tuple[int, int]
+) -> transforms.TrainTransform:
+  """Returns what a config does to training images before they are a batch."""
+  height, width = (round(config.data.crop_resize * side) for side in image_size)
+  return transforms.TrainTransform(
+    image_size,
+    config.data.crop_min_area,
+    (height, width) if config.data.crop_resize else None,
+  )
 
 
 def make_objective(config: ConfigDict, model: Model) -> Classification:
