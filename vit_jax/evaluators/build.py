@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
@@ -102,14 +103,17 @@ class _Parts:
       )
     return source
 
-  def extractor(self, function: features.Function) -> features.Extractor:
-    return features.Extractor(
+  def extractor(
+    self, name: str, function: features.Function
+  ) -> Callable[[Any, sources.Source], np.ndarray]:
+    extract = features.Extractor(
       function,
       self.transform,
       mean=self.objective.mean,
       std=self.objective.std,
       **self.batches,
     )
+    return functools.partial(extract, description=name)
 
 
 def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
@@ -130,7 +134,7 @@ def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
 def _real(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
   return RealEvaluator(
     name,
-    parts.extractor(features.top_k(parts.objective.model, 1)),
+    parts.extractor(name, features.top_k(parts.objective.model, 1)),
     parts.source(entry.split),
     entry.labels,
   )
@@ -140,7 +144,7 @@ def _objectnet(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
   source = objectnet.ObjectNet(entry.data)
   return ObjectNetEvaluator(
     name,
-    parts.extractor(features.top_k(parts.objective.model, 5)),
+    parts.extractor(name, features.top_k(parts.objective.model, 5)),
     inputs.checked(source, parts.config.data.on_bad_image),
     parts.class_names,
   )
@@ -153,7 +157,7 @@ def _fewshot(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
   train, test = (usual.train, usual.test) if usual else ('train', 'test')
   return FewShotEvaluator(
     name,
-    parts.extractor(features.layer(parts.objective.model, entry.layer)),
+    parts.extractor(name, features.layer(parts.objective.model, entry.layer)),
     inputs.open_source(data, entry.train_split or train),
     inputs.open_source(data, entry.test_split or test),
     shots=entry.shots,
