@@ -76,7 +76,15 @@ def test_restores_onto_another_number_of_devices(two_steps, devices):
   assert kernel.addressable_shards[0].data.size == kernel.size // devices
 
 
-@pytest.mark.parametrize('kind', ['remove', 'truncate', 'flip', 'empty'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'remove',
+    'flip',
+    pytest.param('truncate', marks=pytest.mark.slow),
+    pytest.param('empty', marks=pytest.mark.slow),
+  ],
+)
 def test_damage_to_any_file_is_noticed_or_harmless(
   two_steps, tmp_path, kind, caplog
 ):

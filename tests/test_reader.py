@@ -262,7 +262,15 @@ def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):
 
 # Orbax abandons the reads beside one that failed, and asyncio complains.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-@pytest.mark.parametrize('kind', ['remove', 'truncate', 'flip', 'empty'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'remove',
+    'flip',
+    pytest.param('truncate', marks=pytest.mark.slow),
+    pytest.param('empty', marks=pytest.mark.slow),
+  ],
+)
 def test_damage_to_a_step_is_one_error_or_harmless(workdir, tmp_path, kind):
   folder, saved = workdir
   step = folder / 'checkpoints' / '10'

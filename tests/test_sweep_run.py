@@ -171,6 +171,7 @@ def preempted_at_3():
   yield lambda step: step == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   tmp_path, monkeypatch
 ):
@@ -269,6 +270,7 @@ def test_only_the_main_process_writes_and_prints(
   assert not (tmp_path / 'runs' / 'seed=0' / 'result.json').exists()
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):
   pairs = ','.join(f'{key}={value}' for key, value in SMALL.items())
   pairs += ',total=2 steps'

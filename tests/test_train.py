@@ -118,6 +118,7 @@ def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
   gc.collect()
 
 
+@pytest.mark.slow
 def test_every_checkpoint_damaged_starts_over(reference, tmp_path, caplog):
   workdir = tmp_path / 'run'
   shutil.copytree(reference, workdir)
@@ -149,6 +150,7 @@ def test_changes_that_cannot_be_resumed_are_refused(reference, key, value):
     train.train(config, str(reference))
 
 
+@pytest.mark.slow
 def test_changes_that_do_not_matter_are_resumed(
   reference, tmp_path, preempt_at
 ):

@@ -324,6 +324,7 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
   assert noticed > 60
 
 
+@pytest.mark.slow
 def test_stages_of_a_hybrid_are_read_off_the_names(tmp_path):
   """With GroupNorm as (1, 1, 1, C), as some published files store it."""
   size = (32, 32)

@@ -206,8 +206,11 @@ def test_a_pattern_of_other_variables_is_no_match(same):
 
 @pytest.mark.parametrize(
   'fields',
-  [VIT, VIT | {'pool': 'gap'}, STEM],
-  ids=['cls', 'gap', 'hybrid'],
+  [
+    pytest.param(VIT, id='cls'),
+    pytest.param(VIT | {'pool': 'gap'}, id='gap'),
+    pytest.param(STEM, id='hybrid', marks=pytest.mark.slow),
+  ],
 )
 def test_rollout_is_an_output(tmp_path, fields):
   size = (64, 32)

@@ -91,7 +91,14 @@ def test_a_model_without_a_head_gives_its_representation(tmp_path):
   check_logits(small_checkpoint(num_classes=0), tmp_path / 'x')
 
 
-@pytest.mark.parametrize('variant', ['ti16', 's32', 'r+ti16'])
+@pytest.mark.parametrize(
+  'variant',
+  [
+    'ti16',
+    pytest.param('s32', marks=pytest.mark.slow),
+    pytest.param('r+ti16', marks=pytest.mark.slow),
+  ],
+)
 def test_published_models_give_our_logits(tmp_path, variant):
   check_logits(random_checkpoint(variant), tmp_path / 'x')
 

@@ -74,6 +74,9 @@ HEAVY = (
   'axial-resnet',
 )
 
+# Those of which the fast tests have only the cheapest.
+HEAVIEST = ('hybrid-4-stages', 'axial-resnet')
+
 # Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
 # of 8 pixels; a class token; a root that leaves a quarter of a side.
 SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
@@ -280,6 +283,7 @@ CHANGES = {
   [
     slow_if(
       (name in HEAVY and change != 'scan-remat')
+      or name in HEAVIEST
       or (change == 'remat' and name not in ('vit', 'vit-map', 'axial')),
       name,
       changes,
@@ -332,6 +336,11 @@ def test_initial_parameters_do_not_depend_on_scan(case):
       assert np.abs(x[0] - x[1]).max() > 0.01
 
 
+@pytest.mark.parametrize(
+  'case',
+  [slow_if(name in HEAVIEST, name, name=name) for name in ARCHITECTURES],
+  indirect=True,
+)
 def test_eight_devices_equal_one(case):
   mesh = sharding.make_mesh(MESH)
   params = jax.device_put(

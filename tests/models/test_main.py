@@ -9,6 +9,7 @@ from vit_jax.models import __main__ as table
 from vit_jax.models import variants
 
 
+@pytest.mark.slow
 def test_every_published_model_is_listed_in_order(capsys):
   assert table.main([]) == 0
   title, *lines = capsys.readouterr().out.splitlines()

@@ -208,7 +208,7 @@ def test_published_resnet_equals_timm(timm, torch):
   [
     ('r+ti16', 'vit_tiny_r_s16_p8_224'),
     ('r26+s32', 'vit_small_r26_s32_224'),
-    ('r50+b16', 'vit_base_r50_s16_224'),
+    pytest.param('r50+b16', 'vit_base_r50_s16_224', marks=pytest.mark.slow),
   ],
 )
 def test_hybrid_equals_timm(timm, torch, variant, name):
