@@ -106,7 +106,8 @@ def test_all_penalties_at_once_agree_with_each(monkeypatch, n, d, values):
   x[3] *= 100
   model = ridge.Ridge(x, y)
   found = np.full((len(ridge.L2_GRID), n, CLASSES), np.nan)
-  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID):
+  every = np.arange(n)
+  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID, every):
     assert r.dtype == np.float32
     assert np.isnan(found[:, rows]).all()
     found[:, rows] = y[rows] - r / d_left[..., None]
@@ -118,7 +119,8 @@ def test_all_penalties_at_once_agree_with_each(monkeypatch, n, d, values):
 def test_all_penalties_at_once_of_features_of_bad_scales(n, d):
   x, _, y = problem(n, d, 'worse')
   model = ridge.Ridge(x, y)
-  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID):
+  every = np.arange(n)
+  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID, every):
     for p in range(0, len(ridge.L2_GRID), 5):
       np.testing.assert_allclose(
         y[rows] - r[p] / d_left[p][:, None],
@@ -166,6 +168,26 @@ def test_ties_go_to_the_lower_squared_error():
   expected = min(errors, key=errors.__getitem__)
   assert ridge.L2_GRID[0] < expected < ridge.L2_GRID[-1]
   assert ridge.choose_l2(model, labels) == expected
+
+
+@pytest.mark.parametrize('seed', [1, 4, 6])
+def test_some_of_many_examples_are_left_out(monkeypatch, seed):
+  x, labels, y = problem(47, 30, seed=seed)
+  model = ridge.Ridge(x, y)
+
+  def best(rows):
+    def score(l2):
+      predictions = model.leave_one_out(l2)[rows]
+      correct = np.sum(predictions.argmax(axis=1) == labels[rows])
+      return -correct, np.sum((predictions - y[rows]) ** 2)
+
+    return min(ridge.L2_GRID, key=score)
+
+  rows = [0, 4, 9, 14, 18, 23, 28, 32, 37, 42]  # 4.7 apart
+  assert best(rows) != best(range(47))
+  assert ridge.choose_l2(model, labels) == best(range(47))
+  monkeypatch.setattr(ridge, 'LEFT_OUT', 10)
+  assert ridge.choose_l2(model, labels) == best(rows)
 
 
 @pytest.mark.parametrize('l2', [0.0, -1.0, float('nan')])
