@@ -20,7 +20,10 @@ the decay is linear and the warm-up 10,000 steps, but of other data than
 ImageNet-21k 10 % of the run.
 
 Published for ViT-L/16, 7 epochs on JFT: 783 exaFLOPs, 86.30 % on ImageNet after
-fine-tuning (table 6). @MEASURED@
+fine-tuning (table 6). Measured here on digits, 3 seeds, 10 examples a class
+(2026-11-21): ViTs 66.0, 78.2 and 66.4 %, ResNets 96.5, 96.4 and 98.6 %, hybrids
+88.8, 95.0 and 89.0 %. 112 steps are few for a Transformer, and the deepest
+would want a lower rate. 27 runs take half an hour on 2 CPU cores.
 """
 
 from vit_jax import config as config_lib
