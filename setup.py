@@ -31,6 +31,8 @@ _EXTRAS_REQUIRE = {
   # gcsfs: reading and writing gs:// paths, where TPU hosts keep their files.
   'tpu': ['gcsfs', 'jax[tpu]>=0.10'],
   'cuda': ['jax[cuda13]>=0.10'],
+  # The TPU's compiler, for `plan`; it needs no TPU.
+  'plan': ['libtpu'],
   # What clu writes event files with; TensorFlow does not bring TensorBoard.
   'tensorboard': ['tensorboard>=2.20', 'tensorflow>=2.20'],
   # Checkpoints by name, hf:// and timm://.

@@ -1,5 +1,6 @@
 """What one JAX device is: its peak speed and how many cores it stands for."""
 
+import dataclasses
 from typing import Protocol
 
 
@@ -68,3 +69,35 @@ def cores_per_device(device: HasDeviceKind) -> int:
   a device of its own, and the v5e and v6e chips have a single core.
   """
   return 2 if device.device_kind in _MEGACORE_KINDS else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuChip:
+  """What a generation of TPU has in each chip.
+
+  Attributes:
+    clock_hz: cycles a second, of the compiler's estimates too.
+    hbm_gib: memory of the chip.
+    ici_bytes_per_s: that it can send to its neighbours, over all links.
+  """
+
+  clock_hz: float
+  hbm_gib: float
+  ici_bytes_per_s: float
+
+
+# By the names of topologies. Clocks of v2 and v3: Norrie et al., "The design
+# process for Google's training chips: TPUv2 and TPUv3", 2021; of v4: Jouppi et
+# al., ISCA 2023; of the others: at which all multipliers reach the peak above.
+# Memory and links: Google's pages under
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, half of what
+# they call bidirectional; of v2 and v3 four links of 496 and 656 Gbit/s
+# (Norrie et al.).
+TPU_CHIPS = {
+  'v2': TpuChip(700e6, 16, 248e9),
+  'v3': TpuChip(940e6, 32, 328e9),
+  'v4': TpuChip(1050e6, 32, 300e9),
+  'v5e': TpuChip(1500e6, 16, 200e9),
+  'v5p': TpuChip(1750e6, 95, 600e9),
+  'v6e': TpuChip(1750e6, 32, 400e9),
+}

@@ -33,6 +33,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -79,13 +80,15 @@ _DISTRIBUTED = flags.DEFINE_bool(
 )
 
 
-def parse_flags(argv: list[str]) -> list[str]:
+def parse_flags(
+  argv: list[str], required: Sequence[str] = ('config', 'workdir')
+) -> list[str]:
   """Parses the command line; what is wrong with it becomes one message."""
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
       raise flags.Error(f'Unexpected argument {rest[1]!r}.')
-    for name in ('config', 'workdir'):
+    for name in required:
       if not flags.FLAGS[name].value:
         raise flags.Error(f'--{name} is missing; --help explains it.')
     _CONFIG.value.lock()  # the first use, which reports a missing file

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -266,6 +265,29 @@ def random_keys(config: ConfigDict) -> jax.Array:
   return jax.random.split(jax.random.key(config.seed))
 
 
+def new_params(
+  config: ConfigDict, model: Model, image_size: tuple[int, int]
+) -> Any:
+  """Returns the random parameters that a config starts from."""
+  return variants.init(model, random_keys(config)[0], image_size)
+
+
+def new_state(
+  config: ConfigDict, optimizer: optax.GradientTransformation, params: Any
+) -> State:
+  """Returns what training carries from step to step, at its beginning.
+
+  That is `params`, `opt_state` and `average`, which is empty without Polyak
+  averaging.
+  """
+  average = params if config.optimizer.polyak else {}
+  return {
+    'params': params,
+    'opt_state': optimizer.init(params),
+    'average': average,
+  }
+
+
 def initial_state(
   config: ConfigDict,
   model: Model,
@@ -277,20 +299,14 @@ def initial_state(
   """Restores the newest checkpoint, or starts from `init` or at random.
 
   Returns:
-    Steps taken so far, and `params`, `opt_state` and `average` (empty without
-    Polyak averaging), placed on the mesh.
+    Steps taken so far, and the state (see `new_state`), placed on the mesh.
   """
 
-  def state_of(params: Any) -> State:
-    average = params if config.optimizer.polyak else {}
-    return {
-      'params': params,
-      'opt_state': optimizer.init(params),
-      'average': average,
-    }
-
   def fresh_params() -> Any:
-    return variants.init(model, random_keys(config)[0], image_size)
+    return new_params(config, model, image_size)
+
+  def state_of(params: Any) -> State:
+    return new_state(config, optimizer, params)
 
   shapes = jax.eval_shape(lambda: state_of(fresh_params()))
   shardings = sharding.tree_shardings(shapes, mesh)
@@ -336,7 +352,7 @@ def make_train_step(
   lr: optim.Schedule,
   mesh: jax.sharding.Mesh,
   state: State,
-) -> Callable[..., tuple[State, dict[str, Any]]]:
+) -> jax.stages.Wrapped:
   """Returns the compiled step.
 
   It takes the state, a uint8 batch and the number of steps taken before, and

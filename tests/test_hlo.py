@@ -1,0 +1,59 @@
+"""Costs of a program written by hand, in the way that libtpu writes them."""
+
+import pathlib
+
+import pytest
+
+from vit_jax import hlo
+
+TEXT = (pathlib.Path(__file__).parent / 'step.hlo').read_text()
+
+
+def test_loops_count_as_often_as_they_run():
+  program = hlo.read(TEXT)
+  assert program.cycles == {
+    'added by the compiler': 1000,
+    'jvp(ViT)/dot': 20 + 3 * 100,
+    'jvp(ViT)/deep': 3 * 5 * 7,
+  }
+  assert program.total_cycles == 1425
+
+
+def test_collectives_and_what_each_device_sends():
+  gather, scatter, reduce = hlo.read(TEXT).collectives
+  size = 8 * 128 * 4
+  assert gather == hlo.Collective('all-gather', 2, size, 1)
+  assert gather.sent_bytes() == size / 2
+  assert scatter == hlo.Collective('reduce-scatter', 4, size, 1)
+  assert scatter.sent_bytes() == size * 3 / 4
+  assert reduce == hlo.Collective('all-reduce', 4, 8 * 128 * 2 + 3 * 2, 3)
+  assert reduce.sent_bytes() == 3 * 2 * 3 / 4 * (8 * 128 * 2 + 3 * 2)
+
+
+@pytest.mark.parametrize(
+  ('groups', 'devices'),
+  [
+    ('[2,16]<=[32]', 16),
+    ('{{0,1},{2,3}}', 2),
+    ("mesh['a'=4,'b'=8] {'b'}", 8),
+    ("mesh['a'=4,'b'=8] {'a','b'}", 32),
+    ("mesh['a'=4,'b'=8] {'b':(2)4}", 4),
+  ],
+)
+def test_groups_of_devices(groups, devices):
+  old = 'replica_groups=[4,2]<=[8]'
+  assert old in TEXT
+  program = hlo.read(TEXT.replace(old, f'replica_groups={groups}'))
+  assert program.collectives[0].devices == devices
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', 'no ENTRY'),
+    (TEXT.replace('estimated_cycles', 'cycles'), 'not one for TPU'),
+  ],
+)
+def test_other_text_is_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    hlo.read(text)

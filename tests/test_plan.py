@@ -1,0 +1,160 @@
+"""What a config will take on a TPU, by its real compiler where there is one."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from configs import vit
+from vit_jax import hardware, hlo, plan
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+ROOT = pathlib.Path(__file__).parent.parent
+HAS_COMPILER = bool(
+  importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
+)
+
+
+def devices(count, kind, per_chip):
+  return [
+    types.SimpleNamespace(device_kind=kind, coords=(i // per_chip, 0, 0))
+    for i in range(count)
+  ]
+
+
+def lines(text):
+  return {line[:9].strip(): line[10:] for line in text.splitlines()}
+
+
+def test_report_of_l16():
+  """One step of 100 ms on 32 cores of TPU v3, 8 images in each."""
+  config = vit.get_config('l16,batch_size=256')
+  program = hlo.Program(
+    {'a': 90_000_000, 'b': 4_000_000},
+    (
+      hlo.Collective('all-reduce', 32, 2**30, 2),
+      hlo.Collective('all-gather', 32, 2**30, 1),
+    ),
+  )
+  step = plan.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
+  text = plan.report(
+    config,
+    step,
+    devices(32, 'TPU v3', per_chip=2),
+    hardware.TPU_CHIPS['v3'],
+    num_classes=21_843,
+    examples=1_000_000,
+  )
+  found = lines(text)
+  assert found['compiled'] == 'in 62 s'
+  assert found['memory'] == (
+    '5.00 GiB of 16.00 GiB at the most: parameters 2.00 GiB, optimizer '
+    '1.00 GiB, all else 2.00 GiB'
+  )
+  # 8 images in 0.1 s; 369.5 GFLOPs each with the head, of 61.5 TFLOP/s.
+  assert found['step'].startswith('100.0 ms: 80.0 images/s a core, MFU 48.')
+  # (2 x 2 + 1) x 31/32 GiB from each of two cores through 328 GB/s.
+  assert found['sent'] == '4.84 GiB, at least 31.7 ms'
+  assert '2 x all-reduce over 32: 3.88 GiB' in text
+  assert '1 x all-gather over 32: 0.97 GiB' in text
+  # 14 epochs: 54,688 steps of 0.1 s on 32 cores. Table 6: 783 exaFLOPs are 7
+  # epochs of 303M images, these are 14M.
+  assert found['schedule'].startswith('54,688 steps of 256: 5.17')
+  assert 783 * 14 / (7 * 303) == pytest.approx(5.17, abs=0.01)
+  assert found['schedule'].endswith('2.025 core-days, 1.5 hours here')
+
+
+def test_known_and_given_sizes_of_data():
+  config = vit.get_config('b16')
+  # 51,200 are held out.
+  assert plan.data_of(config, 0, 0) == (21_843, 14_145_922)
+  assert plan.data_of(config, 10, 0) == (10, 14_145_922)
+  config.data.split = 'train'
+  config.data.name = 'imagenet2012'
+  assert plan.data_of(config, 0, 0) == (1_000, 1_281_167)
+  config.data.name = 'digits'
+  assert plan.data_of(config, 0, 0) == (10, 1_437)
+  config.data.name = './not/there'
+  assert plan.data_of(config, 7, 70) == (7, 70)
+  with pytest.raises(FileNotFoundError, match='not/there'):
+    plan.data_of(config, 7, 0)
+
+
+def test_what_the_compiler_says_of_memory():
+  message = (
+    'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, '
+    'the total memory required for HLO temporaries (20.49G) exceeds available '
+    'HBM (15.48G). HLO module: jit_train_step.'
+  )
+  reason = plan._reason(message)
+  assert 'it takes 20.49 GiB of a core that has 15.48, 5.01 too much' in reason
+  assert 'accum_steps' in reason
+  assert plan._reason('RESOURCE_EXHAUSTED: x\ny') == 'RESOURCE_EXHAUSTED: x'
+
+
+def test_profile_is_of_the_longest():
+  program = hlo.Program({'a': 1, 'b': 6, 'c': 3}, ())
+  assert plan._profile_lines(program, 2) == [' 60.0%  b', ' 30.0%  c']
+
+
+def test_topologies_that_are_none(monkeypatch):
+  with pytest.raises(ValueError, match='v3x4: write a generation.* v2, v3, v4'):
+    plan.devices_of('v3x4')
+  monkeypatch.setattr(plan.importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
+  with pytest.raises(ValueError, match=r"pip install .*'\.\[plan\]'"):
+    plan.devices_of('v3:2x2')
+
+
+def run(*args):
+  return subprocess.run(
+    [sys.executable, '-m', 'vit_jax.plan', *args],
+    cwd=ROOT,
+    # The flags of the tests are not all known to that compiler.
+    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+    capture_output=True,
+    text=True,
+  )
+
+
+SMALL = (
+  '--config=configs/vit.py:ti16',
+  '--config.model.scan=True',
+  '--topology=v3:2x2',
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_the_command():
+  done = run(*SMALL, '--config.batch_size=64', '--profile=3')
+  assert done.returncode == 0, done.stderr
+  found = lines(done.stdout)
+  assert found['topology'] == (
+    'v3:2x2: 8 x TPU v3, mesh data=8, fsdp=1, tensor=1'
+  )
+  # 9.7M parameters of 4 bytes, and twice that for Adam.
+  assert 'parameters 0.04 GiB, optimizer 0.07 GiB' in found['memory']
+  assert 'all-reduce over 8' in done.stdout
+  assert 'dot_general' in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_the_command_with_too_large_a_batch():
+  done = run(*SMALL, '--config.batch_size=16384')
+  assert done.returncode == 1
+  assert done.stderr.startswith('error: The step does not fit: it takes ')
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_the_command_with_an_odd_topology():
+  done = run(*SMALL[:2], '--topology=v3:5x5')
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: --topology=v3:5x5: ')

@@ -1,0 +1,366 @@
+"""What training a config will take on a TPU that is not there.
+
+  python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v3:16x16
+  python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 \
+    --config.accum_steps=16 --config.model.remat=nothing_saveable
+
+compiles the real training step with the TPU's own compiler, which runs on any
+machine (`pip install -c requirements.txt -e '.[plan]'`), and prints for each
+core: memory, the compiler's estimate of a step, images/s and MFU, what is sent
+between cores; and for the whole schedule exaFLOPs and core-days.
+
+The estimate is for a step with its data at hand and leaves out the collectives,
+which may or may not hide behind it: their bytes and a lower bound for their
+time stand beside it. Where the step does not fit, the compiler says by how
+much, and the exit status is 1.
+
+A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e) and its chips:
+v3:4x4, v4:2x2x4. Of v2, v3 and v4 every chip counts as two cores.
+"""
+
+import collections
+import dataclasses
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+from jax.experimental import topologies
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import hardware, hlo, main, sharding, train
+from vit_jax.data import benchmarks, sources, splits
+from vit_jax.models import flops, variants
+from vit_jax.run import Durations
+
+EXIT_TOO_LARGE = 1
+GIB = 2**30
+
+# Classes and examples of data that nobody can open here: ImageNet-21k's 21,841
+# synsets in the two more logits that the paper's own code gives them, and the
+# 14.2 million images of its fall 2011 release.
+_KNOWN = {'imagenet21k': (21_843, 14_197_122)}
+
+# libtpu looks for its machine on the network, complains that there is none, and
+# lets one process at a time use the TPU, which this one does not.
+_LIBTPU = {
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TPU_ACCELERATOR_TYPE': 'v3-8',
+  'TPU_MIN_LOG_LEVEL': '3',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_STDERR_LOG_LEVEL': '3',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+}
+
+_TOPOLOGY = flags.DEFINE_string(
+  'topology', '', 'Generation and chips, as in v3:16x16 or v5p:4x4x8.'
+)
+_NUM_CLASSES = flags.DEFINE_integer(
+  'num_classes', 0, 'Classes of the data, where it is not at hand.'
+)
+_EXAMPLES = flags.DEFINE_integer(
+  'examples', 0, 'Training examples of the data, where it is not at hand.'
+)
+_PROFILE = flags.DEFINE_integer(
+  'profile', 0, 'Prints so many of the operations that take longest.'
+)
+
+
+class TooLarge(Exception):
+  """The step does not fit into the memory of a core."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """What the compiler made of a training step.
+
+  Attributes:
+    program: its costs.
+    params_bytes: of the parameters, in each core.
+    optimizer_bytes: of the optimizer's state and the average of parameters.
+    peak_bytes: the most that is in use, with these.
+    compile_s: seconds that compiling took.
+  """
+
+  program: hlo.Program
+  params_bytes: int
+  optimizer_bytes: int
+  peak_bytes: int
+  compile_s: float
+
+
+def compile_step(
+  config: ConfigDict, devices: Sequence[jax.Device], num_classes: int
+) -> Step:
+  """Compiles the training step of a config as `train` would run it.
+
+  Args:
+    config: from a file in `configs/`.
+    devices: of a topology.
+    num_classes: C.
+
+  Raises:
+    ValueError: for a config that cannot work.
+    TooLarge: if it does not fit.
+  """
+  mesh = sharding.make_mesh(config.mesh, devices)
+  train.check_batch_size(config, mesh)
+  image_size = config_lib.image_size(config.data.image_size)
+  model = variants.build(
+    num_classes=num_classes, image_size=image_size, **config.model
+  )
+  objective = train.make_objective(config, model)
+  # Neither the length of training nor the rate changes the program.
+  lr = train.make_schedule(config, Durations(1, 0, (), 1, 1, 1))
+  optimizer = train.make_optimizer(config, lr)
+  shapes = jax.eval_shape(
+    lambda: train.new_state(
+      config, optimizer, train.new_params(config, model, image_size)
+    )
+  )
+  state = jax.tree.map(_placed, shapes, sharding.tree_shardings(shapes, mesh))
+  rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+  batch = {
+    'image': jax.ShapeDtypeStruct(
+      (config.batch_size, *image_size, 3), np.uint8, sharding=rows
+    ),
+    'label': jax.ShapeDtypeStruct(
+      (config.batch_size,), np.int32, sharding=rows
+    ),
+  }
+  number = jax.ShapeDtypeStruct(
+    (), np.int32, sharding=sharding.replicated(mesh)
+  )
+  step = train.make_train_step(config, objective, optimizer, lr, mesh, shapes)
+  lowered = step.trace(state, batch, number).lower(lowering_platforms=('tpu',))
+  started_s = time.monotonic()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    raise TooLarge(_reason(str(e))) from None
+  compile_s = time.monotonic() - started_s
+  params_bytes = _bytes(state['params'])
+  return Step(
+    program=hlo.read(compiled.as_text()),
+    params_bytes=params_bytes,
+    optimizer_bytes=_bytes(state) - params_bytes,
+    peak_bytes=compiled.memory_analysis().peak_memory_in_bytes,
+    compile_s=compile_s,
+  )
+
+
+def _placed(x: Any, placement: jax.sharding.NamedSharding) -> Any:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement)
+
+
+def _bytes(tree: Any) -> int:
+  """Returns what one device holds of the arrays of a tree."""
+  return sum(
+    int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
+    for x in jax.tree.leaves(tree)
+  )
+
+
+def _reason(message: str) -> str:
+  """Returns what the compiler says of memory: needed, and there."""
+  match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
+  if not match:
+    return message.splitlines()[0]
+  needed, there = map(float, match.groups())
+  return (
+    f'it takes {needed:.2f} GiB of a core that has {there:.2f}, '
+    f'{needed - there:.2f} too much. Try more of --config.accum_steps, '
+    '--config.model.remat=nothing_saveable, --config.mesh.fsdp=-1 with '
+    '--config.mesh.data=1, or a larger topology'
+  )
+
+
+def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
+  """Returns the devices of a topology, and what its chips are.
+
+  Raises:
+    ValueError: for a name that is none, or where libtpu is not installed.
+  """
+  generation = topology.partition(':')[0]
+  if generation not in hardware.TPU_CHIPS:
+    raise ValueError(
+      f'--topology={topology}: write a generation and its chips, as in '
+      f'v3:16x16; known are {", ".join(hardware.TPU_CHIPS)}.'
+    )
+  for name, value in _LIBTPU.items():
+    os.environ.setdefault(name, value)
+  if not (
+    importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
+  ):
+    raise ValueError(
+      "The TPU's compiler is not installed: pip install -c requirements.txt -e "
+      "'.[plan]'."
+    )
+  try:
+    described = topologies.get_topology_desc(
+      platform='tpu', topology_name=topology
+    )
+  except jax.errors.JaxRuntimeError as e:
+    raise ValueError(f'--topology={topology}: {e}') from None
+  return list(described.devices), hardware.TPU_CHIPS[generation]
+
+
+def data_of(
+  config: ConfigDict, num_classes: int, examples: int
+) -> tuple[int, int]:
+  """Returns the number of classes and of training examples of a config's data.
+
+  Args:
+    config: names the data.
+    num_classes: takes the place of the data's, if not 0.
+    examples: takes the place of the data's, if not 0.
+
+  Raises:
+    ValueError: if the data is neither known nor at hand.
+    FileNotFoundError: likewise.
+  """
+  if num_classes and examples:
+    return num_classes, examples
+  name, split = config.data.name, config.data.split
+  known, usual = None, benchmarks.benchmark(name)
+  if name in _KNOWN:
+    classes, size = _KNOWN[name]
+    known = classes, len(splits.select(split, {'train': range(size)}, name))
+  elif usual and split == usual.train:
+    known = usual.num_classes, usual.examples[0]
+  if known is None:
+    source = sources.open_source(
+      name,
+      split,
+      data_dir=config.data.dir or None,
+      split_seed=config.data.split_seed,
+      on_bad_image=None,
+    )
+    known = len(source.class_names), len(source)
+  return num_classes or known[0], examples or known[1]
+
+
+def report(
+  config: ConfigDict,
+  step: Step,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+  num_classes: int,
+  examples: int,
+) -> str:
+  """Returns what `main` prints of a step that fits."""
+  image_size = config_lib.image_size(config.data.image_size)
+  model = variants.build(
+    num_classes=num_classes, image_size=image_size, **config.model
+  )
+  image_flops = 3 * flops.forward_flops(model, image_size)
+  cores = hardware.cores_per_device(devices[0])
+  per_chip = len(devices) // len({tuple(d.coords) for d in devices})
+  step_s = step.program.total_cycles / chip.clock_hz
+  rate = config.batch_size / step_s
+  peak = len(devices) * (hardware.peak_flops(devices[0]) or 0)
+  sent = sum(c.sent_bytes() for c in step.program.collectives)
+  total = train.durations_of(config, examples).total
+  hbm = chip.hbm_gib * GIB / per_chip
+  rows = [
+    ('compiled', f'in {step.compile_s:.0f} s'),
+    (
+      'memory',
+      f'{_gib(step.peak_bytes)} of {_gib(hbm)} at the most: parameters '
+      f'{_gib(step.params_bytes)}, optimizer {_gib(step.optimizer_bytes)}, '
+      'all else '
+      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes),
+    ),
+    (
+      'step',
+      f'{1e3 * step_s:,.1f} ms: {rate / len(devices) / cores:,.1f} images/s a '
+      f'core, MFU {rate * image_flops / peak:.1%}, collectives not counted',
+    ),
+    (
+      'sent',
+      f'{_gib(sent)}, at least '
+      f'{1e3 * sent * per_chip / chip.ici_bytes_per_s:,.1f} ms',
+    ),
+    *(('', line) for line in _collective_lines(step.program)),
+    (
+      'schedule',
+      f'{total:,} steps of {config.batch_size:,}: '
+      f'{total * config.batch_size * image_flops / 1e18:,.4g} exaFLOPs, '
+      f'{total * step_s / 86_400 * len(devices) * cores:,.4g} core-days, '
+      f'{total * step_s / 3_600:,.1f} hours here',
+    ),
+  ]
+  return '\n'.join(f'{name:<9} {text}' for name, text in rows)
+
+
+def _gib(count: float) -> str:
+  return f'{count / GIB:.2f} GiB'
+
+
+def _collective_lines(program: hlo.Program) -> list[str]:
+  """Returns what is sent, by kind and number of devices."""
+  counts: collections.Counter[tuple[str, int]] = collections.Counter()
+  sent: collections.Counter[tuple[str, int]] = collections.Counter()
+  for found in program.collectives:
+    key = found.kind, found.devices
+    counts[key] += found.count
+    sent[key] += round(found.sent_bytes())
+  return [
+    f'{counts[kind, n]} x {kind} over {n}: {_gib(sent[kind, n])}'
+    for kind, n in sorted(counts)
+  ]
+
+
+def _profile_lines(program: hlo.Program, count: int) -> list[str]:
+  top = sorted(program.cycles.items(), key=lambda item: -item[1])[:count]
+  return [
+    f'{cycles / program.total_cycles:6.1%}  {name}' for name, cycles in top
+  ]
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+  """As `main.parse_flags`, without a workdir."""
+  return main.parse_flags(argv, required=('config', 'topology'))
+
+
+def run(argv: list[str]) -> None:
+  """Prints the plan of a config, or why there is none."""
+  del argv
+  main.show_messages()
+  # Arrays of this process, of which there are few, belong on its own CPU.
+  jax.config.update('jax_platforms', 'cpu')
+  config = flags.FLAGS.config
+  try:
+    devices, chip = devices_of(_TOPOLOGY.value)
+    num_classes, examples = data_of(config, _NUM_CLASSES.value, _EXAMPLES.value)
+    mesh = sharding.make_mesh(config.mesh, devices)
+    print(
+      f'plan      {config.data.name}, {num_classes:,} classes, '
+      f'{examples:,} examples; batch {config.batch_size:,} in '
+      f'{config.accum_steps} parts\n'
+      f'topology  {_TOPOLOGY.value}: {sharding.describe(mesh)}',
+      flush=True,
+    )
+    step = compile_step(config, devices, num_classes)
+    print(report(config, step, devices, chip, num_classes, examples))
+    for line in _profile_lines(step.program, _PROFILE.value):
+      print(line)
+  except TooLarge as e:
+    print(f'error: The step does not fit: {e}.', file=sys.stderr)
+    sys.exit(EXIT_TOO_LARGE)
+  except (ValueError, FileNotFoundError, ImportError) as e:
+    print(f'error: {e}', file=sys.stderr)
+    sys.exit(main.EXIT_BAD_INPUT)
+
+
+if __name__ == '__main__':
+  app.run(run, flags_parser=parse_flags)
