@@ -48,7 +48,8 @@ def predict(model, x, l2):
 
 
 @pytest.mark.parametrize('scales', ['even', 'bad', 'worse'])
-@pytest.mark.parametrize(('n', 'd'), SHAPES)
+# The last two are decomposed with a few more rows and columns.
+@pytest.mark.parametrize(('n', 'd'), [*SHAPES, (300, 256), (256, 300)])
 def test_predictions_are_those_of_scikit_learn(n, d, scales):
   x, _, y = problem(n + 50, d, scales)
   model = ridge.Ridge(x[:n], y[:n])
@@ -188,6 +189,21 @@ def test_some_of_many_examples_are_left_out(monkeypatch, seed):
   assert ridge.choose_l2(model, labels) == best(range(47))
   monkeypatch.setattr(ridge, 'LEFT_OUT', 10)
   assert ridge.choose_l2(model, labels) == best(rows)
+
+
+@pytest.mark.parametrize('size', [1e-8, 1.0, 1e8])
+def test_padding_changes_no_eigenvalue(size):
+  x = np.random.default_rng(0).standard_normal((256, 300))
+  x[0] *= size
+  gram = x @ x.T
+  values, vectors = ridge._eigh(gram)
+  assert vectors.shape == (256, 256)
+  np.testing.assert_allclose(
+    values, np.linalg.eigvalsh(gram), rtol=1e-9, atol=1e-12 * values[-1]
+  )
+  np.testing.assert_allclose(
+    (vectors * values) @ vectors.T, gram, atol=1e-12 * values[-1]
+  )
 
 
 @pytest.mark.parametrize('l2', [0.0, -1.0, float('nan')])
