@@ -117,11 +117,12 @@ def evaluate(
 
   With 'choose' the features are standardised by the shots' own mean and
   deviation, and the penalty is the one of `ridge.L2_GRID` with which most of
-  the shots are classified right by a fit of the others; the test set has no
-  say. With one shot a class there is no such choice: without an example its
-  class is unknown. Nor does any other function of the shots tell penalties
-  apart by the labels, if it treats classes alike, since one example each of
-  classes in another order is the same data. So the penalty is 2^10 there.
+  the shots (of at most `ridge.LEFT_OUT`) are classified right by a fit of the
+  others; the test set has no say. With one shot a class there is no such
+  choice: without an example its class is unknown. Nor does any other function
+  of the shots tell penalties apart by the labels, if it treats classes alike,
+  since one example each of classes in another order is the same data. So the
+  penalty is 2^10 there.
 
   'fixed' is the protocol of big_vision's `fewshot_lsr.py`: features are less
   their mean, over their deviation + 1e-5, beside a constant feature of 100 in
