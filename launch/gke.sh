@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Trains on a TPU slice of a Google Kubernetes Engine cluster, as a JobSet.
+#
+#   launch/gke.sh image --image=us-docker.pkg.dev/PROJECT/REPOSITORY/vit_jax
+#   launch/gke.sh run --name=l16 --image=... --topology=4x4 -- \
+#     --config=configs/vit.py:l16 --workdir=gs://BUCKET/l16
+#
+#   image     builds the container image of this code and uploads it
+#   run       starts training (-- arguments of vit_jax.main), or resumes it
+#   logs      follows what host --worker=0 says
+#   status    of the JobSet and its hosts
+#   stop      saves and gives the TPU back; `run` with the same words resumes
+#   delete    ends it; needed before the same name trains something else
+#
+# Preempted or failed hosts start again and resume, --restarts times at most.
+# --dry_run only prints the commands. Needed: kubectl with a cluster that has
+# TPU nodes and JobSet, and for `image` docker.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=options.sh
+source "$(dirname "$0")/options.sh"
+
+name=vit-jax
+image=''
+# Or tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
+accelerator=tpu-v6e-slice
+topology=4x4
+chips=4                    # of a host
+service_account=default    # of Kubernetes
+restarts=20
+worker=0                   # host whose log to follow
+options=(name image accelerator topology chips service_account restarts worker)
+
+case "${1:-}" in
+  image | run | logs | status | stop | delete) command=$1 ;;
+  --help)
+    show_help
+    exit
+    ;;
+  *)
+    refuse "The first word is image, run, logs, status, stop or delete," \
+      "not '${1:-}'."
+    ;;
+esac
+take_options "${@:2}"
+# Pods are called NAME-slice-0-HOST-abcde, and names end at 63 letters.
+[[ $name =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
+  refuse "--name=$name: only a-z, 0-9 and -, first a letter, at most 42."
+for word in accelerator service_account; do
+  [[ ${!word} =~ ^[a-z0-9][-a-z0-9.]*$ ]] ||
+    refuse "--$word=${!word} is no name."
+done
+for number in chips restarts worker; do
+  [[ ${!number} =~ ^[0-9]+$ ]] || refuse "--$number=${!number} is no number."
+done
+if [[ $command == run || $command == image ]]; then
+  [[ $image =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
+    refuse "--image=$image is no image. Example:" \
+      us-docker.pkg.dev/PROJECT/REPOSITORY/vit_jax
+fi
+pods="jobset.sigs.k8s.io/jobset-name=$name"
+
+# As a YAML list. Kubernetes replaces $(NAME) in arguments, and reads $$ as $.
+yaml_list() {
+  local word list=''
+  for word in "$@"; do
+    [[ $word != *[[:cntrl:]]* ]] ||
+      refuse "An argument has a control character: ${word@Q}"
+    word=${word//\\/\\\\} word=${word//\"/\\\"} word=${word//\$/\$\$}
+    list+=", \"$word\""
+  done
+  printf '[%s]' "${list:2}"
+}
+
+manifest() {
+  local hosts args key text
+  [[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] ||
+    refuse "--topology=$topology is no shape such as 4x4 or 2x2x4."
+  ((hosts = ${topology//x/*}))
+  ((chips && hosts % chips == 0)) ||
+    refuse "--topology=$topology has $hosts chips, which hosts of" \
+      "--chips=$chips do not divide."
+  ((hosts /= chips))
+  args=$(yaml_list "${main_args[@]}") || exit
+  local -A words=([NAME]=$name [IMAGE]=$image [ACCELERATOR]=$accelerator
+    [TOPOLOGY]=$topology [CHIPS]=$chips [HOSTS]=$hosts [RESTARTS]=$restarts
+    [SERVICE_ACCOUNT]=$service_account [ARGS]=$args)
+  text=$(< "$(dirname "$0")/jobset.yaml")
+  # The arguments come last: what is in them is not replaced.
+  for key in NAME IMAGE ACCELERATOR TOPOLOGY CHIPS HOSTS RESTARTS \
+    SERVICE_ACCOUNT ARGS; do
+    text=${text//__"$key"__/"${words[$key]}"}
+  done
+  printf '%s\n' "$text"
+}
+
+case "$command" in
+  image)
+    root=$(dirname "$0")/..
+    run docker build --platform=linux/amd64 \
+      "--file=$root/launch/Dockerfile" "--tag=$image" "$root"
+    run docker push "$image"
+    ;;
+  run)
+    need_main_args
+    need_bucket
+    text=$(manifest)
+    if $dry_run; then
+      printf "kubectl apply -f - <<'EOF'\n%s\nEOF\n" "$text"
+    else
+      kubectl apply -f - <<< "$text"
+    fi
+    ;;
+  logs)
+    run kubectl logs --follow --tail=100 \
+      "--selector=$pods,batch.kubernetes.io/job-completion-index=$worker"
+    ;;
+  status)
+    run kubectl get "jobset/$name"
+    run kubectl get pods "--selector=$pods" --output=wide
+    ;;
+  stop)
+    run kubectl patch "jobset/$name" --type=merge \
+      '--patch={"spec": {"suspend": true}}'
+    ;;
+  delete) run kubectl delete "jobset/$name" ;;
+esac

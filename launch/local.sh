@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Trains on this machine: one process with all of its devices.
+#
+#   launch/local.sh -- --config=configs/digits.py --workdir=runs/digits
+#   launch/local.sh --dry_run -- ...     only prints the command
+#
+# Signals and the exit status are those of vit_jax.main. SIGTERM saves and ends
+# with status 75; nothing starts it again here, since on a machine of one's own
+# that is what `kill` asks for. The same command resumes.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=options.sh
+source "$(dirname "$0")/options.sh"
+
+options=()
+take_options "$@"
+need_main_args
+$dry_run || exec python -m vit_jax.main "${main_args[@]}"
+run python -m vit_jax.main "${main_args[@]}"

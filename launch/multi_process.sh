@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Tries out training with several processes, on the CPU of this machine.
+#
+#   launch/multi_process.sh -- --config=configs/digits.py --workdir=runs/two
+#   launch/multi_process.sh --processes=4 --devices=2 -- ...
+#   launch/multi_process.sh --dry_run -- ...     only prints the commands
+#
+# They form one mesh as the hosts of a pod do. Process 0 writes to the terminal,
+# and each into WORKDIR/processes/ID.log. When one fails, the others are killed;
+# the exit status is that of the first to fail. Ctrl-C and SIGTERM save first:
+# status 75. The same command resumes.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=options.sh
+source "$(dirname "$0")/options.sh"
+
+processes=2
+devices=4   # of each process
+port=free   # where process 0 waits for the others
+grace_s=10  # that processes have to end by themselves after one has failed
+options=(processes devices port grace_s)
+take_options "$@"
+need_main_args
+for name in processes devices grace_s; do
+  [[ ${!name} =~ ^[1-9][0-9]*$ ]] ||
+    refuse "--$name=${!name} is no positive number."
+done
+[[ $workdir != *://* ]] ||
+  refuse "--workdir=$workdir: here, it is a local folder."
+
+if [[ $port == free ]]; then
+  port=$(python -c 'import socket
+with socket.create_server(("localhost", 0)) as s: print(s.getsockname()[1])')
+fi
+
+# Sets `command` to what starts process $1.
+command_of() {
+  local cpus=--xla_force_host_platform_device_count=$devices
+  command=(env "JAX_PROCESS_ID=$1" "JAX_NUM_PROCESSES=$processes"
+    "JAX_COORDINATOR_ADDRESS=localhost:$port" JAX_PLATFORMS=cpu
+    JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo
+    "XLA_FLAGS=${XLA_FLAGS:+$XLA_FLAGS }$cpus"
+    python -m vit_jax.main --distributed "${main_args[@]}")
+}
+
+if $dry_run; then
+  for ((i = 0; i < processes; i++)); do
+    command_of "$i"
+    quoted "${command[@]}"
+  done
+  exit
+fi
+
+mkdir -p "$workdir/processes"
+# -i: Ctrl-C reaches tee too, and process 0 still has something to say then.
+exec {tee}> >(exec tee -i "$workdir/processes/0.log")
+tee_pid=$!
+pids=()
+trap 'kill -TERM "${pids[@]}" 2> /dev/null || true' INT TERM
+for ((i = 0; i < processes; i++)); do
+  command_of "$i"
+  if ((i == 0)); then
+    "${command[@]}" >&"$tee" 2>&1 {tee}>&- &
+  else
+    "${command[@]}" > "$workdir/processes/$i.log" 2>&1 {tee}>&- &
+  fi
+  pids+=($!)
+done
+
+status=0
+while ((${#pids[@]})); do
+  sleep 0.2 || true  # which Ctrl-C ends too
+  for i in "${!pids[@]}"; do
+    if kill -0 "${pids[i]}" 2> /dev/null; then continue; fi
+    wait "${pids[i]}" && one=0 || one=$?
+    unset 'pids[i]'
+    if ((one && !status)); then
+      status=$one
+      failed_s=$SECONDS
+    fi
+  done
+  # A failed process leaves the others waiting for it in a collective operation.
+  if ((status && ${#pids[@]} && SECONDS > failed_s + grace_s)); then
+    kill -KILL "${pids[@]}" 2> /dev/null || true
+  fi
+done
+exec {tee}>&-
+wait "$tee_pid"
+((!status)) ||
+  echo "Status $status; what each said is in $workdir/processes." >&2
+exit "$status"

@@ -1,0 +1,92 @@
+# Sourced by the launch scripts: how they take options and show commands.
+#
+# A script sets its options at the top, names them in `options` and calls
+# `take_options "$@"`. --NAME=VALUE then sets one, --NAME one that is `false`.
+# What follows -- is for vit_jax.main and goes into `main_args` unchanged.
+# shellcheck shell=bash disable=SC2034,SC2086,SC2154  # shares variables
+
+main_args=()
+dry_run=false
+
+refuse() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+# Prints the comment at the top of the script.
+show_help() {
+  sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+}
+
+take_options() {
+  local option known=" ${options[*]} dry_run "
+  while (($#)); do
+    case "$1" in
+      --help)
+        show_help
+        exit
+        ;;
+      --)
+        main_args=("${@:2}")
+        return
+        ;;
+    esac
+    option=${1%%=*} option=${option#--}
+    if [[ $1 != --?* || $option == *' '* || $known != *" $option "* ]]; then
+      refuse "No option $1. There are:$(printf ' --%s' $known) --help;" \
+        "those of vit_jax.main go after --."
+    fi
+    if [[ ${!option} != true && ${!option} != false ]]; then
+      [[ $1 == *=?* ]] || refuse "--$option needs a value: --$option=..."
+      printf -v "$option" %s "${1#*=}"
+    elif [[ $1 == "--$option" ]]; then
+      printf -v "$option" true
+    else
+      refuse "--$option takes no value."
+    fi
+    shift
+  done
+}
+
+# Sets `workdir`; without a config and a workdir vit_jax.main would only start
+# to fail, at the end of a queue.
+need_main_args() {
+  local arg before=''
+  local -A found=([config]='' [workdir]='')
+  for arg in "${main_args[@]}"; do
+    if [[ $arg =~ ^--?(config|workdir)=(.*)$ ]]; then
+      found[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
+    elif [[ $before =~ ^--?(config|workdir)$ ]]; then
+      found[${BASH_REMATCH[1]}]=$arg
+    fi
+    before=$arg
+  done
+  for arg in config workdir; do
+    [[ -n ${found[$arg]} ]] ||
+      refuse "vit_jax.main needs --$arg=...; give it after --."
+  done
+  workdir=${found[workdir]}
+}
+
+need_bucket() {
+  [[ $workdir == gs://?* ]] ||
+    refuse "--workdir=$workdir would be lost with the machine. Name a folder" \
+      "in a bucket: --workdir=gs://BUCKET/FOLDER."
+}
+
+# Prints words so that any shell reads the same words again.
+quoted() {
+  local word quote=\' escaped="'\\''" line=''
+  for word in "$@"; do
+    if [[ ! $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]]; then
+      word=\'${word//"$quote"/"$escaped"}\'
+    fi
+    line+=" $word"
+  done
+  printf '%s\n' "${line:1}"
+}
+
+# Runs a command, or with --dry_run prints it.
+run() {
+  if $dry_run; then quoted "$@"; else "$@"; fi
+}

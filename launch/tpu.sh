@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# Trains on a Cloud TPU VM or a pod of them, obtained as a queued resource.
+#
+#   launch/tpu.sh up --name=vit --zone=us-east5-b --type=v6e-16 --spot -- \
+#     --config=configs/vit.py:l16 --workdir=gs://BUCKET/l16
+#
+# `up` does it all: create, install, run, logs; again from the start after each
+# preemption, which resumes from WORKDIR; delete when training is done. After a
+# failure it leaves the machines for a look. It may itself be stopped at any
+# time: training goes on, and the same command follows it again. Or by steps:
+#
+#   create    requests the TPU (--type, --zone, --spot)
+#   install   copies this code to every host and installs it
+#   run       starts training on every host (-- arguments of vit_jax.main)
+#   logs      follows what host --worker=0 says
+#   status    of the request, and of training on every host
+#   stop      tells training to save and end; `run` or `up` resumes it
+#   delete    gives the TPU back; the hosts' disks are lost
+#
+# --dry_run only prints the commands. Needed: gcloud, logged in, with a project
+# (--project or `gcloud config set project`); for pods also
+# `ssh-add ~/.ssh/google_compute_engine`.
+
+# shellcheck disable=SC2016  # what is in single quotes, the hosts expand
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=options.sh
+source "$(dirname "$0")/options.sh"
+
+name=vit-jax
+zone=us-east5-b
+type=v6e-16
+version=default  # software of the hosts; default: what goes with the type
+spot=false       # cheaper, and may be preempted
+project=default  # default: gcloud's
+worker=0         # host whose log to follow
+poll_s=30        # between two looks at the state
+options=(name zone type version spot project worker poll_s)
+
+case "${1:-}" in
+  create | install | run | logs | status | stop | delete | up) command=$1 ;;
+  --help)
+    show_help
+    exit
+    ;;
+  *)
+    refuse "The first word is up, create, install, run, logs, status, stop or" \
+      "delete, not '${1:-}'."
+    ;;
+esac
+take_options "${@:2}"
+[[ $command != up && $command != run ]] || { need_main_args && need_bucket; }
+[[ $name =~ ^[a-z][-a-z0-9]*$ ]] ||
+  refuse "--name=$name: only a-z, 0-9 and -, first a letter."
+[[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is no number of a host."
+[[ $poll_s =~ ^[0-9]+$ ]] || refuse "--poll_s=$poll_s is no number of seconds."
+
+# https://cloud.google.com/tpu/docs/runtimes
+if [[ $version == default ]]; then
+  case "$type" in
+    v2-* | v3-* | v4-*) version=tpu-ubuntu2204-base ;;
+    v5litepod-*) version=v2-alpha-tpuv5-lite ;;
+    v5p-*) version=v2-alpha-tpuv5 ;;
+    v6e-*) version=v2-alpha-tpuv6e ;;
+    *) refuse "Which software goes with --type=$type? Give --version=..." ;;
+  esac
+fi
+
+place=("--zone=$zone")
+[[ $project == default ]] || place+=("--project=$project")
+tpus=(gcloud compute tpus)
+
+# Runs a shell command on host $1, or on `all`.
+remote() {
+  run "${tpus[@]}" tpu-vm ssh "$name" "${place[@]}" --quiet \
+    "--worker=$1" "--command=$2"
+}
+
+create() {
+  local tier=()
+  if $spot; then tier=(--spot); fi
+  run "${tpus[@]}" queued-resources create "$name" \
+    "--node-id=$name" "${place[@]}" "--accelerator-type=$type" \
+    "--runtime-version=$version" "${tier[@]}"
+}
+
+# Prints nothing when there is no such request.
+state() {
+  "${tpus[@]}" queued-resources list "${place[@]}" \
+    "--filter=name ~ /$name\$" '--format=value(state.state)'
+}
+
+# The hosts' own Python is 3.10, which is too old; uv brings another.
+install() {
+  local archive=vit_jax.tgz
+  $dry_run || archive=$(mktemp --suffix=.tgz)
+  run tar -czf "$archive" -C "$(dirname "$0")/.." --exclude=__pycache__ \
+    setup.py pyproject.toml requirements.txt vit_jax configs &&
+    run "${tpus[@]}" tpu-vm scp "$archive" "$name:vit_jax.tgz" \
+      "${place[@]}" --quiet --worker=all ||
+    return
+  $dry_run || rm "$archive"
+  remote all "mkdir -p vit_jax && tar -xzf vit_jax.tgz -C vit_jax &&
+cd vit_jax &&
+python3 -m pip install --quiet --user uv &&
+~/.local/bin/uv venv --quiet --seed --allow-existing --python=3.12 env &&
+env/bin/pip install --quiet -c requirements.txt -e '.[tpu]'"
+}
+
+# Training outlives the ssh connection. It holds vit_jax/lock while it runs and
+# leaves its exit status in vit_jax/status.
+start() {
+  local training script
+  training=(env/bin/python -m vit_jax.main --distributed "${main_args[@]}")
+  # With a trap the shell waits for training on SIGTERM, which a host that is
+  # being preempted sends to everybody.
+  script=$(quoted "trap : TERM; $(quoted "${training[@]}"); echo \$? > status")
+  remote all "cd vit_jax || exit
+flock -n lock true ||
+{ echo 'error: training runs already; stop it first' >&2; exit 2; }
+rm -f status stopped
+nohup setsid flock --no-fork lock bash -c $script > log 2>&1 < /dev/null &
+echo \$! > pid"
+}
+
+logs() {
+  remote "$worker" 'cd vit_jax && tail -n 100 -F --pid="$(cat pid)" log'
+}
+
+status() {
+  run "${tpus[@]}" queued-resources describe "$name" "${place[@]}" \
+    '--format=value(state.state)'
+  remote all 'cd vit_jax && if flock -n lock true
+then echo "not training; last exit status: $(cat status)"
+else echo training; fi'
+}
+
+stop() {
+  remote all 'cd vit_jax && touch stopped &&
+{ flock -n lock true || pkill -TERM -P "$(cat pid)"; }'
+}
+
+delete() {
+  run "${tpus[@]}" queued-resources delete "$name" "${place[@]}" --force --quiet
+}
+
+# A host that has just come up refuses ssh for a while.
+wait_for_hosts() {
+  local _
+  for _ in {1..20}; do
+    if remote all true; then return; fi
+    sleep "$poll_s"
+  done
+  return 1
+}
+
+# Starts training where it does not run, and returns when it has ended.
+train() {
+  wait_for_hosts || return
+  if remote 0 'cd vit_jax 2> /dev/null && ! flock -n lock true'; then
+    echo 'Training runs already.' >&2
+  else
+    install && start || return
+  fi
+  logs || true  # a lost connection; the state tells what happened
+}
+
+up() {
+  if $dry_run; then
+    for command in create install start logs delete; do "$command"; done
+    return
+  fi
+  local now ended
+  state > /dev/null  # what is wrong with gcloud shows here
+  while true; do
+    now=$(state || echo unknown)
+    case "$now" in
+      '') create ;;
+      SUSPENDED)
+        echo 'Preempted: requesting the TPU again.' >&2
+        delete  # such a request never becomes active again
+        continue
+        ;;
+      FAILED)
+        echo 'error: the request failed; `delete` it.' >&2
+        exit 1
+        ;;
+      ACTIVE)
+        if train; then
+          ended=$(remote 0 'cat vit_jax/status' || true)
+          case "$ended" in
+            0)
+              delete
+              return
+              ;;
+            75) if remote 0 'test -e vit_jax/stopped'; then leave 75; fi ;;
+          esac
+        else
+          ended=1
+        fi
+        # When a host is preempted, training elsewhere fails before the state
+        # says why.
+        sleep "$((4 * poll_s))"
+        now=$(state || true)
+        if [[ -n $ended && $ended != 75 && $now == ACTIVE ]]; then
+          leave "$ended"
+        fi
+        continue
+        ;;
+      *) echo "$name is $now." >&2 ;;
+    esac
+    sleep "$poll_s"
+  done
+}
+
+leave() {
+  echo "Installing or training ended with status $1. The TPU is still there," \
+    "and costs: launch/tpu.sh delete --name=$name --zone=$zone" >&2
+  exit "$1"
+}
+
+case "$command" in
+  run) start ;;
+  *) "$command" ;;
+esac

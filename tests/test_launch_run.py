@@ -1,0 +1,254 @@
+"""Launch scripts but tpu.sh beside stand-ins for kubectl, srun and python."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from tests.launch_tools import NASTY, ROOT, TRAINING, Tools, wait_for
+
+
+@pytest.fixture
+def tools(tmp_path):
+  return Tools(tmp_path)
+
+
+def kubernetes_reads(argument):
+  """As expansion.go of Kubernetes, where no $(NAME) is defined."""
+  return re.sub(r'\$\$', '$', argument)
+
+
+def manifest_of(tools, *options, more=()):
+  args = ('--name=n', '--image=h/i:1', *options, *TRAINING, *more)
+  status, out, err = tools.run('gke.sh', 'run', '--dry_run', *args)
+  assert (status, err) == (0, '')
+  before, *lines, after = out.splitlines()
+  assert (before, after) == ("kubectl apply -f - <<'EOF'", 'EOF')
+  assert tools.calls() == []
+  assert tools.run('gke.sh', 'run', *args)[0] == 0
+  text = '\n'.join(lines) + '\n'
+  assert tools.calls() == [['kubectl', 'apply', '-f', '-', text]]
+  return yaml.safe_load(text)
+
+
+def test_manifest_holds_what_was_asked_for(tools):
+  manifest = manifest_of(
+    tools,
+    '--topology=2x4x4',
+    '--accelerator=tpu-v5p-slice',
+    '--service_account=trainer',
+    '--restarts=7',
+    more=NASTY,
+  )
+  spec = manifest['spec']
+  assert manifest['metadata']['name'] == 'n'
+  assert spec['failurePolicy']['maxRestarts'] == 7
+  (slices,) = spec['replicatedJobs']
+  job = slices['template']['spec']
+  assert (job['parallelism'], job['completions']) == (8, 8)  # 32 chips by 4
+  # What https://cloud.google.com/tpu/docs/tpu-gke-multislice has for a slice.
+  assert (job['completionMode'], job['backoffLimit']) == ('Indexed', 0)
+  key = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
+  annotations = manifest['metadata']['annotations']
+  assert annotations == {key: 'cloud.google.com/gke-nodepool'}
+  pod = job['template']['spec']
+  assert pod['serviceAccountName'] == 'trainer'
+  assert pod['nodeSelector'] == {
+    'cloud.google.com/gke-tpu-accelerator': 'tpu-v5p-slice',
+    'cloud.google.com/gke-tpu-topology': '2x4x4',
+  }
+  (container,) = pod['containers']
+  assert container['image'] == 'h/i:1'
+  assert container['resources'] == {'limits': {'google.com/tpu': 4}}
+  assert container['command'] == [
+    *('python', '-m', 'vit_jax.main', '--distributed')
+  ]
+  got = [kubernetes_reads(arg) for arg in container['args']]
+  assert got == [*TRAINING[1:], *NASTY]
+
+
+def test_manifest_ends_on_bad_input_and_restarts_on_all_else(tools):
+  spec = manifest_of(tools, '--chips=8', '--topology=2x4')['spec']
+  job = spec['replicatedJobs'][0]['template']['spec']
+  assert (job['parallelism'], job['completions']) == (1, 1)
+  (rule,) = job['podFailurePolicy']['rules']
+  (container,) = job['template']['spec']['containers']
+  assert rule['action'] == 'FailJob'
+  assert rule['onExitCodes'] == {
+    'containerName': container['name'],
+    'operator': 'In',
+    'values': [2],
+  }
+  # What Kubernetes demands where there is such a rule.
+  assert job['template']['spec']['restartPolicy'] == 'Never'
+  assert spec['failurePolicy']['rules'] == [
+    {
+      'name': 'badInput',
+      'action': 'FailJobSet',
+      'onJobFailureReasons': ['PodFailurePolicy'],
+    }
+  ]
+
+
+def test_manifest_has_the_schema_of_jobset(tools):
+  jsonschema = pytest.importorskip('jsonschema')
+  schema = json.loads((ROOT / 'tests/jobset_schema.json').read_text())
+  validator = jsonschema.validators.validator_for(schema)(schema)
+  validator.check_schema(schema)
+  manifest = manifest_of(tools, more=NASTY)
+  validator.validate(manifest)
+  job = manifest['spec']['replicatedJobs'][0]['template']['spec']
+  job['template']['spec']['nodeSelectors'] = {}
+  with pytest.raises(jsonschema.ValidationError, match='nodeSelectors'):
+    validator.validate(manifest)
+
+
+def test_image_has_what_is_installed():
+  copied = re.findall(
+    r'^COPY (.*) \S+$', (ROOT / 'launch/Dockerfile').read_text(), re.M
+  )
+  packed = re.search(
+    r'--exclude=__pycache__ \\\n *(.*) &&', (ROOT / 'launch/tpu.sh').read_text()
+  )[1]
+  assert ' '.join(copied).split() == packed.split()
+  assert all((ROOT / path).exists() for path in packed.split())
+
+
+@pytest.mark.parametrize('code', [0, 1, 2, 75, 143])
+def test_slurm_queues_again_only_what_was_preempted(code, tools):
+  status, out, err = tools.run(
+    'slurm.sbatch',
+    *TRAINING,
+    *NASTY,
+    SLURM_JOB_ID='42',
+    STATUS_srun=str(code),
+  )
+  assert (status, out, err) == (code, '', '')
+  training = ['python', '-m', 'vit_jax.main', '--distributed']
+  assert tools.calls() == [
+    ['srun', *training, *TRAINING[1:], *NASTY],
+    *[['scontrol', 'requeue', '42']] * (code == 75),
+  ]
+
+
+def test_slurm_processes_get_the_cores_of_the_job(tools):
+  tools.add('srun', '#!/bin/bash\necho $SRUN_CPUS_PER_TASK')
+  job = {'SLURM_JOB_ID': '42', 'SLURM_CPUS_PER_TASK': '6'}
+  assert tools.run('slurm.sbatch', *TRAINING, **job) == (0, '6\n', '')
+
+
+def test_slurm_options_are_read_and_fit_together():
+  """sbatch reads only lines before the first command."""
+  text = (ROOT / 'launch/slurm.sbatch').read_text()
+  head = text[: re.search(r'^[^#\s]', text, re.M).start()]
+  options = dict(re.findall(r'^#SBATCH --([\w-]+)(?:=(\S+))?$', head, re.M))
+  assert text.count('#SBATCH') == len(options)
+  assert options['gpus-per-node'] == options['ntasks-per-node']
+  assert options['signal'] == 'TERM@300'  # to the processes, not to the shell
+  assert 'requeue' in options
+
+
+def test_slurm_job_outside_of_the_repository_is_refused(tmp_path):
+  done = subprocess.run(
+    ['bash', ROOT / 'launch/slurm.sbatch', '--help'],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stdout) == (2, '')
+  assert f"options.sh in {tmp_path}: submit from the repository's root" in (
+    done.stderr
+  )
+
+
+def start_processes(tools, body, *options):
+  """With a python that does `body`, shell commands, in each process."""
+  tools.add('python', f'#!/bin/bash\n{body}\n')
+  return tools.start(
+    'multi_process.sh',
+    *options,
+    *('--port=1', '--processes=3', '--grace_s=1'),
+    *('--', '--config=c', f'--workdir={tools.folder}/w', 'a b'),
+  )
+
+
+def test_processes_know_one_another(tools):
+  body = (
+    'echo $JAX_PROCESS_ID $JAX_NUM_PROCESSES $JAX_COORDINATOR_ADDRESS '
+    '$JAX_PLATFORMS $JAX_CPU_COLLECTIVES_IMPLEMENTATION "$XLA_FLAGS" $# "$6"'
+  )
+  process = start_processes(tools, body, '--devices=5')
+  out, err = process.communicate()
+  assert (process.returncode, err) == (0, '')
+  logs = [(tools.folder / f'w/processes/{i}.log').read_text() for i in range(3)]
+  assert logs == [
+    f'{i} 3 localhost:1 cpu gloo '
+    '--xla_force_host_platform_device_count=5 6 a b\n'
+    for i in range(3)
+  ]
+  assert out == logs[0]
+
+
+@pytest.mark.parametrize('failing', [0, 2])
+def test_processes_are_killed_when_one_fails(failing, tools):
+  body = f'[[ $JAX_PROCESS_ID != {failing} ]] || exit 9; exec sleep 100'
+  began_s = time.monotonic()
+  process = start_processes(tools, body)
+  _, err = process.communicate()
+  assert process.returncode == 9
+  assert err.endswith(
+    f'Status 9; what each said is in {tools.folder}/w/processes.\n'
+  )
+  assert time.monotonic() - began_s < 50
+
+
+def test_processes_that_fail_together_all_have_their_say(tools):
+  body = 'sleep 0.$JAX_PROCESS_ID; echo why; exit 2'
+  process = start_processes(tools, body)
+  process.communicate()
+  assert process.returncode == 2
+  for i in range(3):
+    assert (tools.folder / f'w/processes/{i}.log').read_text() == 'why\n'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_processes_save_when_told_to_end(number, tools):
+  body = (
+    "trap 'echo saves; sleep 0.5; exit 75' TERM\n"
+    f'touch {tools.folder}/ready$JAX_PROCESS_ID\n'
+    'while true; do sleep 0.1; done'
+  )
+  process = start_processes(tools, body)
+  for i in range(3):
+    wait_for(tools.folder / f'ready{i}')
+  if number == signal.SIGINT:  # Ctrl-C reaches all that the terminal waits for
+    os.killpg(process.pid, number)
+  else:
+    process.send_signal(number)
+  out, _ = process.communicate()
+  assert process.returncode == 75
+  assert out == 'saves\n'
+  for i in range(3):
+    assert (tools.folder / f'w/processes/{i}.log').read_text() == 'saves\n'
+
+
+@pytest.mark.slow
+def test_two_processes_train(tools):
+  (tools.folder / 'bin/python').unlink()
+  workdir = tools.folder / 'w'
+  status, out, err = tools.run(
+    'multi_process.sh',
+    *('--devices=2', '--', '--config=configs/digits.py'),
+    *(f'--workdir={workdir}', '--config.total=6 steps'),
+  )
+  assert status == 0, err
+  assert '6 steps of 64 on 4 x cpu' in out
+  header, *rows = (workdir / 'metrics.csv').read_text().splitlines()
+  last = dict(zip(header.split(','), rows[-1].split(','), strict=True))
+  assert last['step'] == '6'
+  assert (workdir / 'processes/1.log').exists()
