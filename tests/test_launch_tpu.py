@@ -61,6 +61,7 @@ def test_tpu_up_requests_again_after_a_preemption(spot, tools):
   assert ('--spot' in created[0]) == spot
 
 
+@pytest.mark.slow
 def test_tpu_up_waits_for_the_reason_of_a_failure(tools):
   """Processes that have lost others fail before the state says why."""
   (tools.folder / 'plan').write_text(f'{preempt(tools, 3)} & exit 134\n')

@@ -397,6 +397,7 @@ def test_evaluating_alone_scales_images_as_the_checkpoint_says(tmp_path):
   assert got['test/loss'] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_warns_where_the_start_saw_other_values(tmp_path, caplog):
   checkpoint = random_checkpoint(
     None, (8, 8), 10, patch_size=4, width=16, depth=2, mlp_dim=32, heads=2
