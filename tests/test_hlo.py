@@ -31,6 +31,23 @@ def test_collectives_and_what_each_device_sends():
 
 
 @pytest.mark.parametrize(
+  ('operation', 'size'),
+  [
+    ('(f32[4,128], f32[8,128]) all-gather-start(%c)', 8 * 128 * 4),
+    ('f32[8,128] all-reduce-start(%c)', 8 * 128 * 4),
+    ('(f32[8,128], bf16[6]) all-reduce-start(%c, %d)', 8 * 128 * 4 + 12),
+    ('(f32[8,128], f32[8,128]) collective-permute-start(%c)', 8 * 128 * 4),
+  ],
+)
+def test_what_is_started_is_counted_once(operation, size):
+  """By the shapes of these operations in XLA's shape inference."""
+  old = 'f32[8,128]{1,0:T(8,128)} all-gather(%c)'
+  assert old in TEXT
+  found = hlo.read(TEXT.replace(old, operation)).collectives[0]
+  assert (found.bytes, found.count) == (size, 1)
+
+
+@pytest.mark.parametrize(
   ('groups', 'devices'),
   [
     ('[2,16]<=[32]', 16),

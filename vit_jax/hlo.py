@@ -182,12 +182,13 @@ def _collective(line: str, times: int) -> Collective | None:
     for dtype, dims in _ARRAY.findall(shapes)
     if dtype in _BITS
   ]
-  devices = _devices(line)
-  # What is started has operands and results in one tuple.
-  size = sum(sizes) // 2 if started and kind == 'all-reduce' else sum(sizes)
-  if started and kind != 'all-reduce':
-    size = max(sizes, default=0)
-  if kind == 'reduce-scatter' and not started:
+  devices, size = _devices(line), sum(sizes)
+  # A gather or permutation that is started has its operands in the tuple, too.
+  if started and kind == 'all-gather':
+    size = size * devices // (devices + 1)
+  elif started and kind == 'collective-permute':
+    size //= 2
+  elif kind == 'reduce-scatter':
     size *= devices
   return Collective(kind, devices, size, times)
 
