@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.small_sweep import SMALL, fake_training, small, table
+from tests.small_sweep import SMALL, check_refusal, fake_training, small, table
 from vit_jax import checkpoint, main, metric_log, run, sweep, sweep_run, train
 from vit_jax.report import grid
 
@@ -319,15 +319,7 @@ def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):
   ],
 )
 def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
-  status, out, err = command(
-    '--config=configs/digits.py', f'--workdir={tmp_path}/w', *args
-  )
-  assert status == main.EXIT_BAD_INPUT
-  assert err.startswith('error: ') and err.count('\n') == 1
-  for message in messages:
-    assert message in err
-  assert out == ''
-  assert not (tmp_path / 'w').exists()
+  check_refusal(command, tmp_path, args, messages)
 
 
 def test_a_preempted_sweep_has_the_status_of_a_preempted_run(

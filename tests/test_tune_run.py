@@ -7,7 +7,14 @@ import signal
 import numpy as np
 import pytest
 
-from tests.small_sweep import SMALL, fake_training, small, table, with_grids
+from tests.small_sweep import (
+  SMALL,
+  check_refusal,
+  fake_training,
+  small,
+  table,
+  with_grids,
+)
 from vit_jax import main, metric_log, run, sweep, sweep_run, train, tune
 
 # The way in which config_flags loads a config file.
@@ -428,15 +435,7 @@ def test_the_command_tunes(command, tmp_path):
   ],
 )
 def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
-  status, out, err = command(
-    '--config=configs/digits.py', f'--workdir={tmp_path}/w', *args
-  )
-  assert status == main.EXIT_BAD_INPUT
-  assert err.startswith('error: ') and err.count('\n') == 1
-  for message in messages:
-    assert message in err
-  assert out == ''
-  assert not (tmp_path / 'w').exists()
+  check_refusal(command, tmp_path, args, messages)
 
 
 def test_a_grid_of_a_sweep_axis_is_guarded_too():
