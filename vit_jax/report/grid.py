@@ -124,16 +124,19 @@ class Report:
     return '\n'.join(lines) + '\n'
 
   def _caption(self, n: int) -> str:
-    text = f'{self.metric} {self.when()}'
-    if self.is_percentage():
-      text += ' in percent'
+    unit = ' in percent' if self.is_percentage() else ''
+    return f'{self.metric} {self.when()}{unit}{self._counted(n)}.'
+
+  def _counted(self, n: int) -> str:
+    """Returns how many runs a mean has, and how many of all there are yet."""
+    text = ''
     if n > 1:
       text += f', mean ± standard deviation of n = {n} runs'
       text += f' ({", ".join(self.averaged)})'
     done = sum(run.result is not None for run in self.runs)
     if done < len(self.runs):
       text += f'; {done} of {len(self.runs)} runs have finished'
-    return text + '.'
+    return text
 
   def _cell(self, runs: Sequence[Run], usual_n: int) -> str:
     if not runs:

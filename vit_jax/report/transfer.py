@@ -108,14 +108,10 @@ class Report(grid.Report):
     return '\n'.join(parts)
 
   def _caption(self, n: int) -> str:
-    text = f'{METRIC} {self.when()} in percent'
-    if n > 1:
-      text += f', mean ± standard deviation of n = {n} runs'
-      text += f' ({", ".join(self.averaged)})'
-    done = sum(run.result is not None for run in self.runs)
-    if done < len(self.runs):
-      text += f'; {done} of {len(self.runs)} runs have finished'
-    return f'{text}. All without (ours) is quoted from the paper.'
+    return (
+      f'{METRIC} {self.when()} in percent{self._counted(n)}. '
+      'All without (ours) is quoted from the paper.'
+    )
 
   def _table_2(self) -> list[str]:
     """Returns the text of lines by models."""
