@@ -67,6 +67,8 @@ def get_config(argument='l16'):
   config.data.workers = 8
   config_lib.choose_model(config, variant)
   config.model.dtype = 'bfloat16'
+  # Every core updates a part of the parameters only (ZeRO-1).
+  config.mesh.fsdp = -1
   if 'representation_size' in config.model:
     # The head of pre-training has one hidden layer (section 3.1).
     config.model.representation_size = config.model.width

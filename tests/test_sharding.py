@@ -42,7 +42,7 @@ WANT = {
   r'.*/MultiHeadDotProductAttention_1/out/bias': P(),
   r'.*/MlpBlock_3/Dense_0/kernel': P('fsdp', 'tensor'),
   r'.*/MlpBlock_3/Dense_0/bias': P('tensor'),
-  r'.*/MlpBlock_3/Dense_1/kernel': P('tensor', 'fsdp'),
+  r'.*/MlpBlock_3/Dense_1/kernel': P(('tensor', 'fsdp'), None),
   r'.*/MlpBlock_3/Dense_1/bias': P(),
   r'Transformer/encoder_norm/(scale|bias)': P(),
   r'pre_logits/kernel': P(None, 'fsdp'),
@@ -163,7 +163,8 @@ def test_arrays_are_split_as_the_specification_says():
   mesh = sharding.make_mesh(MESH)
   placed = leaves(jax.device_put(tree, sharding.tree_shardings(tree, mesh)))
   for name, x in placed.items():
-    pieces = np.prod([MESH[a] for a in wanted(name) if a], dtype=int)
+    axes = jax.tree.leaves(tuple(wanted(name)))
+    pieces = np.prod([MESH[a] for a in axes], dtype=int)
     assert x.addressable_shards[0].data.size * pieces == x.size, name
 
 
@@ -185,9 +186,25 @@ def test_meshes_fill_up(sizes, shape):
 
 
 @pytest.mark.parametrize(
+  ('width', 'tensor', 'shape'),
+  [
+    (1024, 1, (1, 8, 1)),
+    (32, 1, (2, 4, 1)),
+    (48, 2, (2, 2, 2)),
+    (4, 1, (8, 1, 1)),
+  ],
+)
+def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
+  """As many along fsdp as leave every device eight rows of D x D."""
+  sizes = {'data': -1, 'fsdp': -1, 'tensor': tensor}
+  assert sharding.make_mesh(sizes, width=width).devices.shape == shape
+
+
+@pytest.mark.parametrize(
   ('sizes', 'message'),
   [
-    ((-1, -1, 1), 'one may be -1'),
+    ((2, -1, -1), 'one may be -1'),
+    ((-1, 1, -1), 'one may be -1'),
     ((0, 1, 8), 'sizes are at least 1'),
     ((-2, 1, 4), 'sizes are at least 1'),
     ((3, 1, 1), 'does not multiply to the 8 devices'),

@@ -18,7 +18,7 @@ from vit_jax.models.variants import nearest
 # of accumulation steps, beyond which units are dropped).
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
-  r'mesh\..*|evaluators\..*|accum_steps',
+  r'mesh\..*|gather|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers)',
   r'sweep|sweep_skip|tune\..*|report|early_stopping',
 )
@@ -158,8 +158,12 @@ def base() -> ConfigDict:
         # there is an average, it is what evaluators measure.
         'polyak': 0.0,
       },
-      # Devices along each axis of the mesh; -1 takes what the others leave.
+      # Devices along each axis of the mesh; -1 takes what the others leave,
+      # which data and fsdp share out if both are -1.
       'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
+      # When parameters that are split over fsdp are put together: once a 'step'
+      # (fastest) or in each 'layer' (least memory).
+      'gather': 'step',
       # Axes of a grid of runs, all combinations of which are run. An axis is
       # (name, ((label, {field: value, ...}), ...)); --sweep adds one.
       'sweep': (),

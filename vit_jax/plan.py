@@ -110,7 +110,7 @@ def compile_step(
     ValueError: for a config that cannot work.
     TooLarge: if it does not fit.
   """
-  mesh = sharding.make_mesh(config.mesh, devices)
+  mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
   train.check_batch_size(config, mesh)
   image_size = config_lib.image_size(config.data.image_size)
   model = variants.build(
@@ -342,7 +342,7 @@ def run(argv: list[str]) -> None:
   try:
     devices, chip = devices_of(_TOPOLOGY.value)
     num_classes, examples = data_of(config, _NUM_CLASSES.value, _EXAMPLES.value)
-    mesh = sharding.make_mesh(config.mesh, devices)
+    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     print(
       f'plan      {config.data.name}, {num_classes:,} classes, '
       f'{examples:,} examples; batch {config.batch_size:,} in '

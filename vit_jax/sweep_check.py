@@ -51,7 +51,9 @@ class Facts:
     return self._split(config, split)[1]
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
-    train.check_batch_size(config, sharding.make_mesh(config.mesh))
+    train.check_batch_size(
+      config, sharding.make_mesh(config.mesh, width=config.model.width)
+    )
     class_names, examples = self._split(config, config.data.split)
     model = variants.build(
       num_classes=len(class_names),

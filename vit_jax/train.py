@@ -42,7 +42,7 @@ def train(config: ConfigDict, workdir: str) -> None:
   image_size = config_lib.image_size(config.data.image_size)
   # Before the data, which may take long to open and check.
   body = variants.build(num_classes=0, image_size=image_size, **config.model)
-  mesh = sharding.make_mesh(config.mesh)
+  mesh = sharding.make_mesh(config.mesh, width=config.model.width)
   check_batch_size(config, mesh)
   source = inputs.open_source(config.data, config.data.split)
   durations = durations_of(config, len(source))
@@ -134,7 +134,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       f'{checkpoint.path} knows {checkpoint.model.num_classes} classes and '
       f'{config.data.name} has {len(names)}: they cannot be compared.'
     )
-  mesh = sharding.make_mesh(config.mesh)
+  mesh = sharding.make_mesh(config.mesh, width=config.model.width)
   check_batch_size(config, mesh)
   with config.unlocked():
     config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
@@ -360,14 +360,19 @@ def make_train_step(
   """
   shardings = sharding.tree_shardings(state, mesh)
 
+  def to_use(params: Any) -> Any:
+    """Returns what the model works with: gathered, unless each layer does."""
+    if mesh.shape['fsdp'] == 1 or config.gather == 'layer':
+      return params
+    cast = variants.cast_kernels(objective.model, params)
+    return sharding.gather(cast, mesh)
+
   def gradients(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
     grad = jax.grad(objective.loss, has_aux=True)
-    grads, metrics = grad(params, batch, key, train=True)
-    # Without this the partitioner may keep whole gradients on every device.
-    return (
-      jax.lax.with_sharding_constraint(grads, shardings['params']),
-      metrics,
-    )
+    with sharding.activations(mesh):
+      grads, metrics = grad(params, batch, key, train=True)
+    grads = sharding.scatter(grads, mesh)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
 
   def accumulated(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
     n = config.accum_steps
@@ -403,7 +408,7 @@ def make_train_step(
     key = jax.random.fold_in(random_keys(config)[1], step)
     key_augment, key_loss = jax.random.split(key)
     grads, metrics = accumulated(
-      state['params'], objective.augment(batch, key_augment), key_loss
+      to_use(state['params']), objective.augment(batch, key_augment), key_loss
     )
     updates, opt_state = optimizer.update(
       grads, state['opt_state'], state['params']

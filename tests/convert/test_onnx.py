@@ -129,8 +129,8 @@ def test_the_graph_has_the_nodes_that_runtimes_are_fast_at(tmp_path):
   path = write(tmp_path, checkpoint)
   found = operators(path)
   depth = VIT['depth']
-  # One for q, k and v, two of attention, one out, two of the MLP; the head.
-  assert found['MatMul'] == 6 * depth + 1
+  # Of q, k and v one each, two of attention, one out, two of the MLP; the head.
+  assert found['MatMul'] == 8 * depth + 1
   assert found['LayerNormalization'] == 2 * depth + 1
   assert found['Gelu'] == found['Softmax'] == depth
   assert found['Shape'] == found['Expand'] == found['Conv'] == 1
@@ -325,7 +325,7 @@ def test_int8_weights_have_seven_bits(tmp_path):
     for x in onnx.load(path).graph.initializer
     if x.data_type == onnx.TensorProto.INT8 and len(x.dims) == 2
   ]
-  assert len(stored) == 4 * VIT['depth'] + 1
+  assert len(stored) == 6 * VIT['depth'] + 1
   assert {np.abs(x.astype(int)).max() for x in stored} == {64}
   # A scale for every output: each uses the range.
   assert all((np.abs(x.astype(int)).max(0) >= 63).all() for x in stored)

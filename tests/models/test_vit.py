@@ -57,7 +57,9 @@ def test_every_parameter_gets_a_finite_gradient(fields):
 
 
 @pytest.mark.parametrize('train', [False, True], ids=['eval', 'train'])
-@pytest.mark.parametrize('remat', ['none', 'nothing_saveable', 'dots_saveable'])
+@pytest.mark.parametrize(
+  'remat', ['none', 'cheap', 'nothing_saveable', 'dots_saveable']
+)
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
 def test_scan_and_remat_change_no_number(scan, remat, train):
   """Dropout included: its keys do not depend on how layers are compiled."""

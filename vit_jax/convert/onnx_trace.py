@@ -113,7 +113,7 @@ class _Reader:
 
   def _apply(self, eqn: Any, inputs: list[Value]) -> list[Value]:
     name, params = eqn.primitive.name, eqn.params
-    if name in ('jit', 'custom_jvp_call'):
+    if name in ('jit', 'custom_jvp_call', 'custom_vjp_call'):
       inner = params.get('jaxpr') or params['call_jaxpr']
       return self.run(inner.jaxpr, inner.consts, inputs)
     if name in ('stop_gradient', 'copy'):

@@ -10,6 +10,7 @@ from vit_jax.models.layers import (
   EPSILON,
   MlpBlock,
   MultiHeadAttention,
+  constrain,
   layer_norm,
 )
 
@@ -51,9 +52,10 @@ def classifier(
   It works in float32 at any compute dtype: bfloat16 logits have too few digits
   for a loss over thousands of classes.
   """
-  return nn.Dense(
+  logits_BC = nn.Dense(
     num_classes,
     kernel_init=nn.initializers.zeros,
     bias_init=nn.initializers.constant(head_bias),
     name='head',
-  )(y_BD.astype(jnp.float32))
+  )(constrain(y_BD.astype(jnp.float32), 'BD'))
+  return constrain(logits_BC, 'BC')

@@ -6,13 +6,14 @@ Dimensions are named as everywhere in this package: `B` batch, `H W` pixels,
 .npz files, so that reading one is a renaming and nothing more.
 """
 
+import math
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import posemb
+from vit_jax.models import attention, posemb
 
 Array = jax.Array
 
@@ -24,6 +25,11 @@ MAX_LAYERS = 1000
 # The originals compute the approximation by tanh, timm and transformers x times
 # the normal distribution function itself; on B/16 the logits differ by 1e-3.
 GELUS = ('tanh', 'exact')
+
+
+def constrain(x: Array, axes: str) -> Array:
+  """Keeps an array as the rules for its axes split it, where there are any."""
+  return nn.with_logical_constraint(x, tuple(axes))
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
@@ -65,18 +71,23 @@ def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
 
   Args:
     block: the module class.
-    policy: name in `jax.checkpoint_policies` of what is kept nevertheless, or
-      'none' to keep everything.
+    policy: 'none' to keep everything; 'cheap' to keep the results of matrix
+      products and of attention, and to compute again what lies between them;
+      or the name of one of `jax.checkpoint_policies` for what is kept.
     in_loop: whether a scan goes around it, which keeps the two computations
       apart already.
   """
   if policy == 'none':
     return block
-  return nn.remat(
-    block,
-    policy=getattr(jax.checkpoint_policies, policy),
-    prevent_cse=not in_loop,
-  )
+  policies = jax.checkpoint_policies
+  if policy == 'cheap':
+    kept = policies.save_from_both_policies(
+      policies.dots_with_no_batch_dims_saveable,
+      policies.save_only_these_names(attention.NAME),
+    )
+  else:
+    kept = getattr(policies, policy)
+  return nn.remat(block, policy=kept, prevent_cse=not in_loop)
 
 
 class MlpBlock(nn.Module):
@@ -102,23 +113,60 @@ class MlpBlock(nn.Module):
     return dropout(y_BLD, self.dropout, key_1)
 
 
-class HeadProjection(nn.Module):
-  """Parameters of one of the projections q, k and v, split into heads."""
+def _matrix_product(
+  x: Array, kernel: Array, dimensions: Any, **kwargs: Any
+) -> Array:
+  """A dot product over the last axes of x, with the kernel as a matrix.
 
-  heads: int
+  The same numbers; but a TPU pads the arrays of three axes that it would work
+  with otherwise.
+  """
+  (axes, _), _ = dimensions
+  rows, columns = kernel.shape[: len(axes)], kernel.shape[len(axes) :]
+  batch = x.shape[: x.ndim - len(axes)]
+  y = jax.lax.dot_general(
+    x.reshape(*batch, -1),
+    kernel.reshape(math.prod(rows), -1),
+    (((len(batch),), (0,)), ((), ())),
+    **kwargs,
+  )
+  return y.reshape(*batch, *columns)
 
-  @nn.compact
-  def __call__(self, D: int) -> tuple[Array, Array]:
-    """Returns the kernel DNK and the bias NK."""
-    shape = (D, self.heads, D // self.heads)
 
-    def init(key: Array, shape: tuple[int, ...]) -> Array:
-      # All heads make up one D x D matrix, which decides the scale.
-      return nn.initializers.xavier_uniform()(key, (D, D)).reshape(shape)
+def as_matrices(params: Any) -> Any:
+  """Returns parameters with the kernels of attention as D x D matrices.
 
-    kernel_DNK = self.param('kernel', init, shape)
-    bias_NK = self.param('bias', nn.initializers.zeros, shape[1:])
-    return kernel_DNK, bias_NK
+  A TPU lays arrays of three axes out with K along its 128 lanes, most of them
+  empty, and copies them before it multiplies.
+  """
+
+  def reshape(path: tuple[Any, ...], x: Array) -> Array:
+    axis = _heads_axis(path, x.ndim)
+    if axis is None:
+      return x
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+  return jax.tree_util.tree_map_with_path(reshape, params)
+
+
+def of_heads(params: Any, heads: int) -> Any:
+  """Undoes `as_matrices`."""
+
+  def reshape(path: tuple[Any, ...], x: Array) -> Array:
+    axis = _heads_axis(path, x.ndim + 1)
+    if axis is None:
+      return x
+    return x.reshape(*x.shape[:axis], heads, -1, *x.shape[axis + 1 :])
+
+  return jax.tree_util.tree_map_with_path(reshape, params)
+
+
+def _heads_axis(path: tuple[Any, ...], ndim: int) -> int | None:
+  """Returns the axis N that K follows, for kernels of attention."""
+  *_, module, name = (entry.key for entry in path)
+  if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
+    return None
+  return ndim - 3 if module == 'out' else ndim - 2
 
 
 class MultiHeadAttention(nn.Module):
@@ -129,59 +177,49 @@ class MultiHeadAttention(nn.Module):
     relative: None, or the number of tokens before the patches where relative
       position embeddings are added (appendix D.4).
     dtype: of the computation; the softmax works in float32 in any case.
+    weights: whether to return the attention weights, too.
   """
 
   heads: int
   relative: int | None = None
   dtype: Any = jnp.float32
+  weights: bool = False
 
   @nn.compact
   def __call__(
     self, x_BLD: Array, probe_BQD: Array | None = None
-  ) -> tuple[Array, Array]:
+  ) -> tuple[Array, Array | None]:
     """Attends to x from the probe, or else from x itself.
 
     Returns:
-      The attended tokens BQD and the weights BNQL in float32.
+      The attended tokens BQD, and the weights BNQL in float32 or None.
     """
     D = x_BLD.shape[-1]
-    q, k, v = (
-      HeadProjection(self.heads, name=name)(D)
-      for name in ('query', 'key', 'value')
-    )
-    if probe_BQD is None:
-      # One product for q, k and v reads x once: 8 % of a training step on CPU.
-      q_BNQK, k_BNLK, v_BNLK = self._project(x_BLD, q, k, v)
-    else:
-      (q_BNQK,) = self._project(probe_BQD, q)
-      k_BNLK, v_BNLK = self._project(x_BLD, k, v)
-    q_BNQK = q_BNQK * (D // self.heads) ** -0.5
-    logits_BNQL = jnp.einsum(
-      'BNQK,BNLK->BNQL', q_BNQK, k_BNLK, preferred_element_type=jnp.float32
-    )
-    if self.relative is not None:
-      logits_BNQL += posemb.RelativeKeys(name='relative')(q_BNQK, self.relative)
-    weights_BNQL = jax.nn.softmax(logits_BNQL)
-    y_BQNK = jnp.einsum(
-      'BNQL,BNLK->BQNK', weights_BNQL.astype(self.dtype), v_BNLK
-    )
-    y_BQD = nn.DenseGeneral(
-      D,
-      axis=(-2, -1),
-      dtype=self.dtype,
-      kernel_init=nn.initializers.xavier_uniform(),
-      name='out',
-    )(y_BQNK)
-    return y_BQD, weights_BNQL
+    dense = {
+      'dtype': self.dtype,
+      'kernel_init': nn.initializers.xavier_uniform(),
+      'dot_general': _matrix_product,
+    }
 
-  def _project(self, x_BLD: Array, *projections: tuple[Array, Array]) -> Array:
-    kernel_DcNK = jnp.stack([kernel for kernel, _ in projections], axis=1)
-    bias_cNK = jnp.stack([bias for _, bias in projections])
-    return jnp.einsum(
-      'BLD,DcNK->cBNLK',
-      x_BLD.astype(self.dtype),
-      kernel_DcNK.astype(self.dtype),
-    ) + bias_cNK[:, None, :, None].astype(self.dtype)
+    def project(name: str, x_BLD: Array) -> Array:
+      heads = (self.heads, D // self.heads)
+      return nn.DenseGeneral(heads, name=name, **dense)(x_BLD)
+
+    q_BQNK = project('query', x_BLD if probe_BQD is None else probe_BQD)
+    k_BLNK, v_BLNK = project('key', x_BLD), project('value', x_BLD)
+    weights_BNQL = None
+    if self.relative is None and not self.weights:
+      y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
+    else:
+      logits_BNQL = attention.logits(q_BQNK, k_BLNK)
+      if self.relative is not None:
+        logits_BNQL += posemb.RelativeKeys(name='relative')(
+          q_BQNK, self.relative
+        )
+      weights_BNQL = jax.nn.softmax(logits_BNQL)
+      y_BQNK = attention.weighted(weights_BNQL, v_BLNK)
+    y_BQD = nn.DenseGeneral(D, axis=(-2, -1), name='out', **dense)(y_BQNK)
+    return y_BQD, weights_BNQL
 
 
 class EncoderBlock(nn.Module):
@@ -212,6 +250,7 @@ class EncoderBlock(nn.Module):
     """
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
     captured = {}
+    x_BLD = constrain(x_BLD, 'BLD')
     if positions_LD is not None:
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)
 
@@ -220,9 +259,10 @@ class EncoderBlock(nn.Module):
       self.heads,
       self.relative,
       self.dtype,
+      'attention' in self.capture,
       name='MultiHeadDotProductAttention_1',
     )(y_BLD)
-    x_BLD = x_BLD + dropout(y_BLD, self.dropout, key_msa)
+    x_BLD = constrain(x_BLD + dropout(y_BLD, self.dropout, key_msa), 'BLD')
 
     y_BLD = layer_norm(x_BLD, self.epsilon, self.dtype, 'LayerNorm_2')
     x_BLD = x_BLD + MlpBlock(

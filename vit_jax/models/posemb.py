@@ -75,18 +75,21 @@ class RelativeKeys(nn.Module):
   """
 
   @nn.compact
-  def __call__(self, q_BNLK: jax.Array, extra: int) -> jax.Array:
-    """Returns logits BNLL, float32, that are 0 for the first `extra` tokens."""
-    _, N, L, K = q_BNLK.shape
+  def __call__(self, q_BLNK: jax.Array, extra: int) -> jax.Array:
+    """Returns logits BNLL, float32, that are 0 for the first `extra` tokens.
+
+    Queries are divided by sqrt(K), as those of the content.
+    """
+    _, L, N, K = q_BLNK.shape
     L -= extra
     r_ONK = self.param('relative_embedding', _init, (2 * L - 1, N, K))
     logits_BNLO = jnp.einsum(
-      'BNLK,ONK->BNLO',
-      q_BNLK[:, :, extra:],
-      r_ONK[::-1].astype(q_BNLK.dtype),
+      'BLNK,ONK->BNLO',
+      q_BLNK[:, extra:],
+      r_ONK[::-1].astype(q_BLNK.dtype),
       preferred_element_type=jnp.float32,
     )
-    logits_BNLL = _shift(logits_BNLO)
+    logits_BNLL = _shift(logits_BNLO * K**-0.5)
     return jnp.pad(logits_BNLL, ((0, 0), (0, 0), (extra, 0), (extra, 0)))
 
 

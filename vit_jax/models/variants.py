@@ -207,7 +207,7 @@ def build(
     'posemb': posemb.KINDS,
     'posemb_at': posemb.PLACES,
     'gelu': GELUS,
-    'remat': ('none', *remat_policies()),
+    'remat': ('none', 'cheap', *remat_policies()),
   }
   for field, valid in choices.items():
     value = ({'name': name} | model_fields).get(field, valid[0])
@@ -237,6 +237,22 @@ def remat_policies() -> tuple[str, ...]:
     'dots_with_no_batch_dims_saveable',
     'everything_saveable',
   )
+
+
+def cast_kernels(model: Model, params: Any) -> Any:
+  """Returns parameters with the encoder's kernels in the model's dtype.
+
+  The model multiplies with them in that dtype only, so nothing changes but what
+  has to be stored and sent. All others are also used in float32.
+  """
+
+  def cast(path: Any, x: jax.Array) -> jax.Array:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if name.startswith('Transformer/') and name.endswith('/kernel'):
+      return x.astype(model.dtype)
+    return x
+
+  return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def init(

@@ -5,6 +5,7 @@ patch becomes a token, position embeddings are added, the encoder's layers
 follow, and a head. The dimension letters are those of `layers`.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -17,8 +18,10 @@ from vit_jax.models.layers import (
   EPSILON,
   MAX_LAYERS,
   EncoderBlock,
+  as_matrices,
   dropout,
   layer_norm,
+  of_heads,
   remat,
 )
 
@@ -79,15 +82,23 @@ class Encoder(nn.Module):
     block: Any = EncoderBlock
     if self.axial:
       block, fields = AxialBlock, {'grid': grid, **fields}
+    # Inside a loop, kernels are sliced from matrices; see `as_matrices`.
+    in_loop = self.scan and not self.is_initializing()
+    if in_loop:
+      block = nn.map_variables(
+        block, 'params', functools.partial(of_heads, heads=self.heads)
+      )
     block = remat(block, self.remat, in_loop=self.scan)
     if self.scan:
-      scanned = nn.scan(
+      block = nn.scan(
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
         length=self.depth,
       )
-      x_BLD, captured = scanned(name='encoderblock', **fields)(x_BLD, *inputs)
+      if in_loop:
+        block = nn.map_variables(block, 'params', as_matrices)
+      x_BLD, captured = block(name='encoderblock', **fields)(x_BLD, *inputs)
     else:
       layers = []
       for i in range(self.depth):

@@ -1,0 +1,167 @@
+"""Equations 6 and 7 without keeping the attention weights.
+
+The weights A are the largest thing that a layer computes, L x L for each head,
+and differentiating as written keeps them for every layer. As in FlashAttention
+(2205.14135) only the logarithm of each softmax's denominator is kept here; A is
+computed again going back, and with y = A v its gradient needs no sum over A:
+
+  dS = A * (dy v^T - sum_K(dy * y))
+
+Long sequences take a part of the queries at a time, so that memory grows with
+the tokens and not with their square. In bfloat16 the logits are rounded to
+bfloat16, as PyTorch's autocast does; the softmax works in float32 in any case.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+Array = jax.Array
+
+# What `layers.remat` has to keep, so that nothing here is done twice.
+NAME = 'attention'
+# At this many the logits of a layer are no larger than the activations of its
+# MLP, about; 1,024 x 1,024 pixels in patches of 16 are 4,096 tokens.
+MAX_QUERIES = 1024
+
+
+def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
+  """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best way."""
+  if jax.default_backend() == 'gpu' and q_BQNK.dtype == jnp.bfloat16:
+    return jax.nn.dot_product_attention(
+      q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
+    )
+  return _attend(q_BQNK, k_BLNK, v_BLNK)
+
+
+def logits(q_BQNK: Array, k_BLNK: Array) -> Array:
+  """Returns q k^T / sqrt(K), BNQL, in float32."""
+  logits_BNQL = jnp.einsum('BQNK,BLNK->BNQL', q_BQNK, k_BLNK)
+  return logits_BNQL.astype(jnp.float32) * q_BQNK.shape[-1] ** -0.5
+
+
+def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
+  """Returns A v, BQNK."""
+  return jnp.einsum(
+    'BNQL,BLNK->BQNK', weights_BNQL.astype(v_BLNK.dtype), v_BLNK
+  )
+
+
+@jax.custom_vjp
+def _attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
+  def attend(q_BQNK: Array) -> tuple[Array]:
+    weights_BNQL = jax.nn.softmax(logits(q_BQNK, k_BLNK))
+    return (weighted(weights_BNQL, v_BLNK),)
+
+  return _by_parts(attend, q_BQNK)[0]
+
+
+def _forward(
+  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array
+) -> tuple[Array, tuple[Array, ...]]:
+  q_BQNK, k_BLNK, v_BLNK = (
+    checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK)
+  )
+
+  def forward(q_BQNK: Array) -> tuple[Array, Array]:
+    logits_BNQL = logits(q_BQNK, k_BLNK)
+    max_BNQ1 = jnp.max(logits_BNQL, axis=-1, keepdims=True)
+    exp_BNQL = jnp.exp(logits_BNQL - max_BNQ1)
+    sum_BNQ = jnp.sum(exp_BNQL, axis=-1)
+    y_BQNK = jnp.einsum(
+      'BNQL,BLNK->BQNK',
+      exp_BNQL.astype(v_BLNK.dtype),
+      v_BLNK,
+      preferred_element_type=jnp.float32,
+    )
+    y_BQNK = y_BQNK / sum_BNQ.swapaxes(1, 2)[..., None]
+    lse_BNQ = max_BNQ1[..., 0] + jnp.log(sum_BNQ)
+    return y_BQNK.astype(v_BLNK.dtype), lse_BNQ.swapaxes(1, 2)
+
+  y_BQNK, lse_BQN = (
+    checkpoint_name(x, NAME) for x in _by_parts(forward, q_BQNK)
+  )
+  return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN)
+
+
+def _backward(
+  kept: tuple[Array, ...], dy_BQNK: Array
+) -> tuple[Array, Array, Array]:
+  q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN = kept
+  sum_BQN = jnp.sum(
+    dy_BQNK.astype(jnp.float32) * y_BQNK.astype(jnp.float32), axis=-1
+  )
+
+  def column(x_BQN: Array) -> Array:
+    return x_BQN.swapaxes(1, 2)[..., None]  # BNQ1
+
+  def backward(
+    q_BQNK: Array, dy_BQNK: Array, lse_BQN: Array, sum_BQN: Array
+  ) -> tuple[Array, Array, Array]:
+    weights_BNQL = jnp.exp(logits(q_BQNK, k_BLNK) - column(lse_BQN))
+    dweights_BNQL = jnp.einsum(
+      'BQNK,BLNK->BNQL', dy_BQNK, v_BLNK, preferred_element_type=jnp.float32
+    )
+    dlogits_BNQL = weights_BNQL * (dweights_BNQL - column(sum_BQN))
+    dlogits_BNQL = (dlogits_BNQL * q_BQNK.shape[-1] ** -0.5).astype(
+      q_BQNK.dtype
+    )
+    weights_BNQL = weights_BNQL.astype(v_BLNK.dtype)
+    return (
+      jnp.einsum('BNQL,BLNK->BQNK', dlogits_BNQL, k_BLNK),
+      jnp.einsum('BNQL,BQNK->BLNK', dlogits_BNQL, q_BQNK),
+      jnp.einsum('BNQL,BQNK->BLNK', weights_BNQL, dy_BQNK),
+    )
+
+  return _by_parts(backward, q_BQNK, dy_BQNK, lse_BQN, sum_BQN, summed=(1, 2))
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _by_parts(
+  function: Callable[..., tuple[Array, ...]],
+  *arrays: Array,
+  summed: tuple[int, ...] = (),
+) -> Any:
+  """Applies a function to at most `MAX_QUERIES` queries at a time.
+
+  Args:
+    function: takes arrays BQ..., and returns such, or what is to be summed.
+    *arrays: of all queries.
+    summed: which of its results are sums over the queries.
+  """
+  B, Q = arrays[0].shape[:2]
+  n = math.ceil(Q / MAX_QUERIES)
+  if n == 1:
+    return function(*arrays)
+  rows = math.ceil(Q / n)
+
+  # Queries of zeros, whose dy is zero, too, add nothing to any sum.
+  def split(x: Array) -> Array:
+    x = jnp.pad(x, ((0, 0), (0, n * rows - Q)) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(B, n, rows, *x.shape[2:]).swapaxes(0, 1)
+
+  def join(x: Array) -> Array:
+    return x.swapaxes(0, 1).reshape(B, n * rows, *x.shape[3:])[:, :Q]
+
+  def step(sums: list[Array], parts: Any) -> tuple[list[Array], list[Array]]:
+    results = function(*parts)
+    sums = [
+      total + results[i].astype(jnp.float32)
+      for total, i in zip(sums, summed, strict=True)
+    ]
+    return sums, [x for i, x in enumerate(results) if i not in summed]
+
+  parts = tuple(map(split, arrays))
+  shapes = jax.eval_shape(function, *(x[0] for x in parts))
+  zeros = [jnp.zeros(shapes[i].shape, jnp.float32) for i in summed]
+  sums, joined = jax.lax.scan(step, zeros, parts)
+  results = dict(zip(summed, sums, strict=True))
+  others = [i for i in range(len(shapes)) if i not in summed]
+  results |= zip(others, map(join, joined), strict=True)
+  return tuple(results[i].astype(shape.dtype) for i, shape in enumerate(shapes))
