@@ -47,6 +47,25 @@ def test_what_is_started_is_counted_once(operation, size):
   assert (found.bytes, found.count) == (size, 1)
 
 
+def test_a_reduce_scatter_as_libtpu_writes_it():
+  computation = (
+    '%all-reduce-scatter.1 (i: f32[8,128]) -> f32[2,128] {\n'
+    '  %i = f32[8,128]{1,0:T(8,128)} parameter(0)\n'
+    '  %r.1 = f32[8,128]{1,0:T(8,128)} all-reduce(%i), '
+    'replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add\n'
+    '  ROOT %l = f32[2,128]{1,0:T(8,128)} dynamic-slice(%r.1, %n)\n'
+    '}\n\n'
+  )
+  old = 'f32[2,128]{1,0:T(8,128)} reduce-scatter(%c), channel_id=3, '
+  assert old in TEXT
+  fusion = (
+    'f32[2,128]{1,0:T(8,128)} fusion(%c), kind=kCustom, '
+    'calls=%all-reduce-scatter.1, '
+  )
+  text = TEXT.replace(old, fusion).replace('ENTRY', computation + 'ENTRY')
+  assert hlo.read(text).collectives == hlo.read(TEXT).collectives
+
+
 @pytest.mark.parametrize(
   ('groups', 'devices'),
   [

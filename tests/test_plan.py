@@ -132,16 +132,77 @@ SMALL = (
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
 def test_the_command():
-  done = run(*SMALL, '--config.batch_size=64', '--profile=3')
+  done = run(
+    *SMALL, '--config.batch_size=64', '--config.mesh.fsdp=1', '--profile=3'
+  )
   assert done.returncode == 0, done.stderr
   found = lines(done.stdout)
   assert found['topology'] == (
-    'v3:2x2: 8 x TPU v3, mesh data=8, fsdp=1, tensor=1'
+    'v3:2x2: 8 x TPU v3, mesh data=8, fsdp=1, tensor=1; batch in 1 parts'
   )
   # 9.7M parameters of 4 bytes, and twice that for Adam.
   assert 'parameters 0.04 GiB, optimizer 0.07 GiB' in found['memory']
   assert 'all-reduce over 8' in done.stdout
   assert 'dot_general' in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_split_state_is_gathered_and_gradients_are_scattered():
+  done = run(
+    *SMALL[:1],
+    '--topology=v3:4x4',
+    '--config.model.depth=2',
+    '--config.batch_size=256',
+    '--config.mesh.fsdp=8',
+  )
+  assert done.returncode == 0, done.stderr
+  sent = dict(
+    line.strip().partition(' x ')[::-1] for line in done.stdout.splitlines()
+  )
+  found = {name.partition(':')[0]: int(n) for name, n in sent.items() if name}
+  # Of both layers q, k, v, out and two of the MLP, of the representation layer,
+  # the head, the patches and the positions.
+  assert found['all-gather over 8'] == 16
+  assert found['reduce-scatter over 8'] >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_the_search_finds_what_fits():
+  """All of the batch at once does not, where everything is kept in a loop."""
+  done = run(
+    *SMALL[:1],
+    '--topology=v3:2x2',
+    '--search',
+    '--config.batch_size=4096',
+    '--config.model.depth=2',
+    '--config.data.image_size=512',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'fastest   --config.gather=step' in done.stdout
+  found = lines(done.stdout)
+  assert ' GiB of a core that has ' in done.stdout  # some did not fit
+  assert float(found['memory'].split()[0]) < 16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@pytest.mark.parametrize(
+  ('topology', 'devices'),
+  [('v2:2x2', 8), ('v4:2x2x1', 8), ('v5e:2x2', 4), ('v6e:2x2', 4)],
+)
+def test_the_command_for_other_generations(topology, devices):
+  done = run(
+    *SMALL[:2],
+    f'--topology={topology}',
+    '--config.model.depth=2',
+    '--config.batch_size=64',
+  )
+  assert done.returncode == 0, done.stderr
+  found = lines(done.stdout)
+  assert found['topology'].startswith(f'{topology}: {devices} x TPU v')
+  assert 0 < float(found['step'].partition('MFU ')[2].partition('%')[0]) < 100
 
 
 @pytest.mark.slow

@@ -189,13 +189,16 @@ def test_meshes_fill_up(sizes, shape):
   ('width', 'tensor', 'shape'),
   [
     (1024, 1, (1, 8, 1)),
-    (32, 1, (2, 4, 1)),
-    (48, 2, (2, 2, 2)),
-    (4, 1, (8, 1, 1)),
+    (64, 1, (2, 4, 1)),
+    (96, 2, (1, 4, 2)),
+    (32, 2, (2, 2, 2)),
+    (36, 1, (4, 2, 1)),
+    (20, 1, (8, 1, 1)),
+    (1, 1, (8, 1, 1)),
   ],
 )
 def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
-  """As many along fsdp as leave every device eight rows of D x D."""
+  """As many along fsdp as leave every device 16 whole rows of D x D."""
   sizes = {'data': -1, 'fsdp': -1, 'tensor': tensor}
   assert sharding.make_mesh(sizes, width=width).devices.shape == shape
 

@@ -44,6 +44,8 @@ _PEAK_FLOPS = {
 
 # Two cores that share their memory and that XLA drives as one JAX device.
 _MEGACORE_KINDS = frozenset({'TPU v4', 'TPU v5', 'TPU v5p'})
+# Each of a chip's two cores is a JAX device.
+_HALF_CHIP_KINDS = frozenset({'TPU v2', 'TPU v3', 'TPU7x'})
 
 
 def peak_flops(device: HasDeviceKind) -> float | None:
@@ -69,6 +71,12 @@ def cores_per_device(device: HasDeviceKind) -> int:
   a device of its own, and the v5e and v6e chips have a single core.
   """
   return 2 if device.device_kind in _MEGACORE_KINDS else 1
+
+
+def chip_flops(device: HasDeviceKind) -> float:
+  """Peak dense bfloat16 FLOP/s of the TPU chip that a device belongs to."""
+  devices = 2 if device.device_kind in _HALF_CHIP_KINDS else 1
+  return devices * _PEAK_FLOPS[device.device_kind]
 
 
 @dataclasses.dataclass(frozen=True)

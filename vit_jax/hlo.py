@@ -45,6 +45,8 @@ _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 # Axes of a mesh, or parts of them as in 'data':(2)4.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
+# How libtpu writes a reduce-scatter: a fusion of an all-reduce and a slice.
+_SCATTER = re.compile(r' calls=%?(all-reduce-scatter[\w.\-]*)')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -111,6 +113,12 @@ def read(text: str) -> Program:
       cycles[_source(line)] += times * int(match[1])
     if found := _collective(line, times):
       collectives.append(found)
+    elif scatter := _SCATTER.search(line):
+      collectives += [
+        dataclasses.replace(found, kind='reduce-scatter')
+        for inner in computations[scatter[1]]
+        if (found := _collective(inner, times))
+      ]
   if not cycles:
     raise ValueError('The program has no estimates: it is not one for TPU.')
   return Program(cycles, tuple(collectives))

@@ -4,6 +4,8 @@
   python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 \
     --config.accum_steps=16 --config.model.remat=nothing_saveable
 
+  python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 --search
+
 compiles the real training step with the TPU's own compiler, which runs on any
 machine (`pip install -c requirements.txt -e '.[plan]'`), and prints for each
 core: memory, the compiler's estimate of a step, images/s and MFU, what is sent
@@ -13,6 +15,9 @@ The estimate is for a step with its data at hand and leaves out the collectives,
 which may or may not hide behind it: their bytes and a lower bound for their
 time stand beside it. Where the step does not fit, the compiler says by how
 much, and the exit status is 1.
+
+--search tries parts of the batch, rematerialisation, loops over layers and
+meshes, and says which of those that fit is fastest, with its flags.
 
 A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e) and its chips:
 v3:4x4, v4:2x2x4. Of v2, v3 and v4 every chip counts as two cores.
@@ -35,10 +40,11 @@ from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import hardware, hlo, main, sharding, train
+from vit_jax import hardware, hlo, main, sharding, sweep, train
 from vit_jax.data import benchmarks, sources, splits
 from vit_jax.models import flops, variants
 from vit_jax.run import Durations
+from vit_jax.search import Search, TooLarge
 
 EXIT_TOO_LARGE = 1
 GIB = 2**30
@@ -68,13 +74,15 @@ _NUM_CLASSES = flags.DEFINE_integer(
 _EXAMPLES = flags.DEFINE_integer(
   'examples', 0, 'Training examples of the data, where it is not at hand.'
 )
+_SEARCH = flags.DEFINE_bool(
+  'search',
+  False,
+  'Finds accum_steps, gather, mesh, model.scan and model.remat for the fastest '
+  'step that fits, in ten to twenty compilations.',
+)
 _PROFILE = flags.DEFINE_integer(
   'profile', 0, 'Prints so many of the operations that take longest.'
 )
-
-
-class TooLarge(Exception):
-  """The step does not fit into the memory of a core."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +187,8 @@ def _reason(message: str) -> str:
   return (
     f'it takes {needed:.2f} GiB of a core that has {there:.2f}, '
     f'{needed - there:.2f} too much. Try more of --config.accum_steps, '
-    '--config.model.remat=nothing_saveable, --config.mesh.fsdp=-1 with '
-    '--config.mesh.data=1, or a larger topology'
+    '--config.model.remat=nothing_saveable, --config.gather=layer with '
+    '--config.mesh.fsdp=-1, or a larger topology; --search finds out'
   )
 
 
@@ -249,6 +257,45 @@ def data_of(
   return num_classes or known[0], examples or known[1]
 
 
+def costs(
+  config: ConfigDict,
+  step: Step,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+  num_classes: int,
+) -> dict[str, float]:
+  """Returns what a step costs.
+
+  Returns:
+    `step_s` without collectives, `sent_bytes` by each device and the `sent_s`
+    this takes at the least, `images_per_s` of a core and `mfu` (of `step_s`),
+    `hbm_bytes` that a device has, `cores` in all and `image_flops` of training.
+  """
+  image_size = config_lib.image_size(config.data.image_size)
+  model = variants.build(
+    num_classes=num_classes, image_size=image_size, **config.model
+  )
+  image_flops = 3 * flops.forward_flops(model, image_size)
+  chips = len({tuple(d.coords) for d in devices})
+  per_chip = len(devices) // chips
+  # Where the topology has both cores of a v4 chip as devices of their own, as
+  # one device they would work together.
+  cores = chips * max(per_chip, hardware.cores_per_device(devices[0]))
+  step_s = step.program.total_cycles / chip.clock_hz
+  sent = sum(c.sent_bytes() for c in step.program.collectives)
+  rate = config.batch_size / step_s
+  return {
+    'step_s': step_s,
+    'sent_bytes': sent,
+    'sent_s': sent * per_chip / chip.ici_bytes_per_s,
+    'images_per_s': rate / cores,
+    'mfu': rate * image_flops / (chips * hardware.chip_flops(devices[0])),
+    'hbm_bytes': chip.hbm_gib * GIB / per_chip,
+    'cores': cores,
+    'image_flops': image_flops,
+  }
+
+
 def report(
   config: ConfigDict,
   step: Step,
@@ -258,48 +305,89 @@ def report(
   examples: int,
 ) -> str:
   """Returns what `main` prints of a step that fits."""
-  image_size = config_lib.image_size(config.data.image_size)
-  model = variants.build(
-    num_classes=num_classes, image_size=image_size, **config.model
-  )
-  image_flops = 3 * flops.forward_flops(model, image_size)
-  cores = hardware.cores_per_device(devices[0])
-  per_chip = len(devices) // len({tuple(d.coords) for d in devices})
-  step_s = step.program.total_cycles / chip.clock_hz
-  rate = config.batch_size / step_s
-  peak = len(devices) * (hardware.peak_flops(devices[0]) or 0)
-  sent = sum(c.sent_bytes() for c in step.program.collectives)
+  cost = costs(config, step, devices, chip, num_classes)
   total = train.durations_of(config, examples).total
-  hbm = chip.hbm_gib * GIB / per_chip
+  exaflops = total * config.batch_size * cost['image_flops'] / 1e18
   rows = [
     ('compiled', f'in {step.compile_s:.0f} s'),
     (
       'memory',
-      f'{_gib(step.peak_bytes)} of {_gib(hbm)} at the most: parameters '
-      f'{_gib(step.params_bytes)}, optimizer {_gib(step.optimizer_bytes)}, '
-      'all else '
+      f'{_gib(step.peak_bytes)} of {_gib(cost["hbm_bytes"])} at the most: '
+      f'parameters {_gib(step.params_bytes)}, optimizer '
+      f'{_gib(step.optimizer_bytes)}, all else '
       + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes),
     ),
     (
       'step',
-      f'{1e3 * step_s:,.1f} ms: {rate / len(devices) / cores:,.1f} images/s a '
-      f'core, MFU {rate * image_flops / peak:.1%}, collectives not counted',
+      f'{1e3 * cost["step_s"]:,.1f} ms: {cost["images_per_s"]:,.1f} images/s a '
+      f'core, MFU {cost["mfu"]:.1%}, collectives not counted',
     ),
     (
       'sent',
-      f'{_gib(sent)}, at least '
-      f'{1e3 * sent * per_chip / chip.ici_bytes_per_s:,.1f} ms',
+      f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms',
     ),
     *(('', line) for line in _collective_lines(step.program)),
     (
       'schedule',
-      f'{total:,} steps of {config.batch_size:,}: '
-      f'{total * config.batch_size * image_flops / 1e18:,.4g} exaFLOPs, '
-      f'{total * step_s / 86_400 * len(devices) * cores:,.4g} core-days, '
-      f'{total * step_s / 3_600:,.1f} hours here',
+      f'{total:,} steps of {config.batch_size:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
+      f'{total * cost["step_s"] / 3_600:,.1f} hours here',
     ),
   ]
   return '\n'.join(f'{name:<9} {text}' for name, text in rows)
+
+
+def search(
+  config: ConfigDict,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+  num_classes: int,
+) -> tuple[dict[str, Any], Step]:
+  """Prints what is tried, and returns the best fields of the config.
+
+  What is sent is added to a step at its least time, as if nothing else ran
+  beside it: the fastest without would send most.
+
+  Returns:
+    The fields, and the step with them.
+
+  Raises:
+    TooLarge: if nothing fits.
+  """
+  steps: list[tuple[dict[str, Any], Step]] = []
+  print(
+    'images parts gather tensor layers   remat             GiB     step + sent '
+    'ms  images/s  MFU    compiled'
+  )
+
+  def step_s(config: ConfigDict, fields: dict[str, Any]) -> float:
+    images = config.batch_size * config.mesh.tensor // len(devices)
+    start = (
+      f'{images // config.accum_steps:<6} {config.accum_steps:<5} '
+      f'{config.gather:<6} {config.mesh.tensor:<6} '
+      f'{"looped" if config.model.scan else "unrolled":<8} '
+      f'{config.model.remat:<16} '
+    )
+    print(start, end='', flush=True)
+    try:
+      step = compile_step(config, devices, num_classes)
+    except TooLarge as e:
+      print(str(e).partition(',')[0].removeprefix('it takes '))
+      raise
+    steps.append((fields, step))
+    cost = costs(config, step, devices, chip, num_classes)
+    total_s = cost['step_s'] + cost['sent_s']
+    print(
+      f'{step.peak_bytes / GIB:5.2f} {1e3 * cost["step_s"]:8.1f} + '
+      f'{1e3 * cost["sent_s"]:<7.1f}{cost["images_per_s"]:9.1f} '
+      f'{cost["mfu"]:6.1%} {step.compile_s:6.0f} s'
+    )
+    return total_s
+
+  best = Search(config, len(devices), step_s).best()
+  if best is None:
+    raise TooLarge('nothing that was tried does. Take a larger topology')
+  return next(found for found in steps if found[0] == best.fields)
 
 
 def _gib(count: float) -> str:
@@ -342,15 +430,23 @@ def run(argv: list[str]) -> None:
   try:
     devices, chip = devices_of(_TOPOLOGY.value)
     num_classes, examples = data_of(config, _NUM_CLASSES.value, _EXAMPLES.value)
-    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     print(
       f'plan      {config.data.name}, {num_classes:,} classes, '
-      f'{examples:,} examples; batch {config.batch_size:,} in '
-      f'{config.accum_steps} parts\n'
-      f'topology  {_TOPOLOGY.value}: {sharding.describe(mesh)}',
+      f'{examples:,} examples; batch {config.batch_size:,}'
+    )
+    step = None
+    if _SEARCH.value:
+      best, step = search(config, devices, chip, num_classes)
+      sweep.set_fields(config, best)
+      given = ' '.join(f'--config.{name}={x}' for name, x in best.items())
+      print(f'fastest   {given}')
+    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
+    print(
+      f'topology  {_TOPOLOGY.value}: {sharding.describe(mesh)}; batch in '
+      f'{config.accum_steps} parts',
       flush=True,
     )
-    step = compile_step(config, devices, num_classes)
+    step = step or compile_step(config, devices, num_classes)
     print(report(config, step, devices, chip, num_classes, examples))
     for line in _profile_lines(step.program, _PROFILE.value):
       print(line)

@@ -50,8 +50,8 @@ def make_mesh(
     sizes: devices along `data`, `fsdp` and `tensor`; one may be -1 for what the
       others leave, or both `data` and `fsdp`, which then share it by `width`.
     devices: to use instead of all there are.
-    width: of the model. Its kernels are split over `fsdp` into no less than
-      eight rows, a tile of a TPU's memory, which is what gathers fast.
+    width: of the model. Its kernels are split over `fsdp` into no less than 16
+      rows: TPUs gather less than a tile of their memory as a sum of zeros.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -60,7 +60,11 @@ def make_mesh(
   devices = jax.devices() if devices is None else devices
   if sizes['data'] == sizes['fsdp'] == -1 and sizes['tensor'] > 0:
     rest = len(devices) // sizes['tensor']
-    sizes['fsdp'] = math.gcd(rest, max(width // 8, 1))
+    sizes['fsdp'] = max(
+      n
+      for n in range(1, rest + 1)
+      if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= 16))
+    )
   shape = [sizes[axis] for axis in AXES]
   if any(n < 1 and n != -1 for n in shape) or shape.count(-1) > 1:
     raise ValueError(
@@ -76,12 +80,12 @@ def make_mesh(
       'devices that there are. Set one of data, fsdp, tensor to -1 to fill '
       'it up.'
     )
-  return jax.make_mesh(
-    shape,
-    AXES,
-    axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
-    devices=devices,
-  )
+  types = (jax.sharding.AxisType.Auto,) * len(AXES)
+  if devices[0].device_kind == 'TPU v4' and devices[-1].core_on_chip:
+    # A topology that is compiled for has v4's cores one by one, which
+    # `jax.make_mesh` has no order for.
+    return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=types)
+  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
 
 
 def describe(mesh: Mesh) -> str:

@@ -129,11 +129,12 @@ def test_the_graph_has_the_nodes_that_runtimes_are_fast_at(tmp_path):
   path = write(tmp_path, checkpoint)
   found = operators(path)
   depth = VIT['depth']
-  # Of q, k and v one each, two of attention, one out, two of the MLP; the head.
-  assert found['MatMul'] == 8 * depth + 1
+  # Of q, k and v one each, two of attention, one out, two of the MLP;
+  # the patches and the head.
+  assert found['MatMul'] == 8 * depth + 2
   assert found['LayerNormalization'] == 2 * depth + 1
   assert found['Gelu'] == found['Softmax'] == depth
-  assert found['Shape'] == found['Expand'] == found['Conv'] == 1
+  assert found['Shape'] == found['Expand'] == 1
   assert not found.keys() & {'Einsum', 'Dropout', 'Cast', 'Gather', 'Where'}
   used = sum(x.size for x in jax.tree.leaves(checkpoint.params))
   stored = sum(
@@ -325,7 +326,7 @@ def test_int8_weights_have_seven_bits(tmp_path):
     for x in onnx.load(path).graph.initializer
     if x.data_type == onnx.TensorProto.INT8 and len(x.dims) == 2
   ]
-  assert len(stored) == 6 * VIT['depth'] + 1
+  assert len(stored) == 6 * VIT['depth'] + 2
   assert {np.abs(x.astype(int)).max() for x in stored} == {64}
   # A scale for every output: each uses the range.
   assert all((np.abs(x.astype(int)).max(0) >= 63).all() for x in stored)
@@ -419,7 +420,7 @@ def test_operations_without_a_translation_are_named(tmp_path, monkeypatch):
   operations = {k: f for k, f in onnx_trace.OPERATIONS.items() if k[0] != 'c'}
   monkeypatch.setattr(onnx_trace, 'OPERATIONS', operations)
   checkpoint = random_checkpoint(None, SMALL, **VIT)
-  with pytest.raises(ValueError, match='operation conv_general.*stablehlo'):
+  with pytest.raises(ValueError, match='operation concatenate.*stablehlo'):
     onnx_format.write(checkpoint, str(tmp_path / 'x.onnx'), 'float32')
 
 

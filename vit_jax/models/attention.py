@@ -53,11 +53,17 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 
 @jax.custom_vjp
 def _attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  def attend(q_BQNK: Array) -> tuple[Array]:
-    weights_BNQL = jax.nn.softmax(logits(q_BQNK, k_BLNK))
-    return (weighted(weights_BNQL, v_BLNK),)
+  def attend(q_BQNK: Array) -> Array:
+    return weighted(jax.nn.softmax(logits(q_BQNK, k_BLNK)), v_BLNK)
 
-  return _by_parts(attend, q_BQNK)[0]
+  Q = q_BQNK.shape[1]
+  if Q <= MAX_QUERIES:
+    return attend(q_BQNK)
+  # Not a loop of XLA, which no converter knows.
+  return jnp.concatenate(
+    [attend(q_BQNK[:, i : i + MAX_QUERIES]) for i in range(0, Q, MAX_QUERIES)],
+    axis=1,
+  )
 
 
 def _forward(

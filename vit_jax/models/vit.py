@@ -128,6 +128,34 @@ class Encoder(nn.Module):
     return x_BLD, jnp.broadcast_to(table_XLD, (self.depth, L, D))
 
 
+class PatchEmbedding(nn.Module):
+  """The product x_p E of equation 1 for every patch.
+
+  A convolution whose stride is its size, whose parameters these are. Written as
+  the product it is, because TPUs copy the whole batch for the convolution.
+  """
+
+  width: int
+  patch_size: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x_BHWC: Array) -> Array:
+    """Returns BhwD."""
+    P = self.patch_size
+    B, H, W, C = x_BHWC.shape
+    x_BhPwPC = x_BHWC.reshape(B, H // P, P, W // P, P, C)
+    shape = P, P, C, self.width
+    E_PPCD = self.param('kernel', nn.initializers.lecun_normal(), shape)
+    bias_D = self.param('bias', nn.initializers.zeros, (self.width,))
+    y_BhwD = jnp.einsum(
+      'BhPwQC,PQCD->BhwD',
+      x_BhPwPC.astype(self.dtype),
+      E_PPCD.astype(self.dtype),
+    )
+    return y_BhwD + bias_D.astype(self.dtype)
+
+
 class ViT(nn.Module):
   """Images to class logits.
 
@@ -324,13 +352,8 @@ class ViT(nn.Module):
         scan=self.scan,
         remat=self.remat,
       )[-1]
-    return nn.Conv(
-      self.width,
-      (self.patch_size, self.patch_size),
-      strides=self.patch_size,
-      padding='VALID',
-      dtype=self.dtype,
-      name='embedding',
+    return PatchEmbedding(
+      self.width, self.patch_size, self.dtype, name='embedding'
     )(x_BHWC)
 
   def _pool(self, x_BLD: Array) -> Array:

@@ -1,0 +1,90 @@
+"""The search of `plan`, with a made-up compiler whose best step is known."""
+
+import itertools
+
+import pytest
+
+from configs import vit
+from vit_jax import search
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+# What a layer keeps of an image, and how much longer a step takes for it.
+KEPT = {
+  'none': (1.0, 1.0),
+  'cheap': (0.5, 1.05),
+  'nothing_saveable': (0.1, 1.3),
+}
+TENSOR = (1, 2, 4)
+
+
+def compiler(memory, params, devices, batch_size):
+  """Returns a function that 'compiles', and the list of what it was given."""
+  tried = []
+
+  def step_s(config, fields):
+    tried.append(dict(fields))
+    tensor = config.mesh.tensor
+    shards = devices // tensor
+    images = batch_size // shards // config.accum_steps
+    assert images * shards * config.accum_steps == batch_size
+    each, slower = KEPT[config.model.remat]
+    held = params / tensor if config.gather == 'step' else params / devices
+    if held + images * each / tensor > memory:
+      raise search.TooLarge('too large')
+    seconds = batch_size / devices * slower + 0.5 * config.accum_steps
+    seconds *= 1.1 if config.model.scan else 1.0
+    seconds *= 1.2 if config.gather == 'layer' else 1.0
+    return seconds * (1.0 + 0.3 * (tensor - 1))
+
+  return step_s, tried
+
+
+def fastest(memory, params, devices, batch_size):
+  """Returns the least time of all combinations there are."""
+  step_s, _ = compiler(memory, params, devices, batch_size)
+  config = vit.get_config('ti16')
+  config.batch_size = batch_size
+  times = []
+  for kept, scan, gather, tensor in itertools.product(
+    KEPT, (False, True), ('step', 'layer'), TENSOR
+  ):
+    each = batch_size * tensor // devices
+    for parts in (n for n in range(1, each + 1) if each % n == 0):
+      config.accum_steps = parts
+      config.model.update(scan=scan, remat=kept)
+      config.gather, config.mesh.tensor = gather, tensor
+      try:
+        times.append(step_s(config, {}))
+      except search.TooLarge:
+        pass
+  return min(times, default=None)
+
+
+@pytest.mark.parametrize(
+  ('memory', 'params'),
+  [(100, 1), (20, 1), (9, 1), (3, 1), (9, 8.5), (2, 8), (0.2, 1), (0.01, 1)],
+)
+def test_the_fastest_that_fits_is_found(memory, params):
+  setting = memory, params, 16, 16 * 24
+  step_s, tried = compiler(*setting)
+  config = vit.get_config('l16')
+  config.batch_size = 16 * 24
+  best = search.Search(config, 16, step_s).best()
+  want = fastest(*setting)
+  assert (best is None) == (want is None)
+  if best:
+    assert best.step_s == pytest.approx(want)
+    assert best.fields == tried[-1] or best.fields in tried
+  assert len(tried) == len({tuple(sorted(f.items())) for f in tried})
+  assert config.accum_steps == 1 and not config.model.scan  # not touched
+
+
+def test_what_fits_as_it_is_takes_two_compilations():
+  step_s, tried = compiler(100, 1, 16, 16 * 8)
+  config = vit.get_config('l16')
+  config.batch_size = 16 * 8
+  best = search.Search(config, 16, step_s).best()
+  assert [fields['model.scan'] for fields in tried] == [True, False]
+  assert best.fields['accum_steps'] == 1
+  assert best.fields['model.remat'] == 'none'

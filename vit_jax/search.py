@@ -1,0 +1,142 @@
+"""Finds how to train a config fastest in the memory that there is: `plan`.
+
+What is tried changes speed and memory but nothing that is learned: in how many
+parts a batch is worked off, what a layer keeps for going back, whether layers
+are looped over, and how parameters lie in the mesh. That makes hundreds of
+combinations of which each takes a minute to compile, so three things are taken
+for granted:
+
+- More images at a time are faster, and so is keeping more and gathering
+  parameters once a step. Hence each way of keeping is tried with the most
+  images that fit, and gathering layer by layer, or more cores for a layer, only
+  where few fit otherwise.
+- What keeps less fits as many images at least.
+- Loops compile several times faster than the layers they stand for and take
+  about as much memory: layers are unrolled for the best of them alone.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import sweep
+
+PLACES: tuple[dict[str, Any], ...] = (
+  {'gather': 'step', 'mesh.tensor': 1},
+  {'gather': 'layer', 'mesh.tensor': 1},
+  {'gather': 'layer', 'mesh.tensor': 2},
+  {'gather': 'layer', 'mesh.tensor': 4},
+)
+# Images at a time beyond which a core is hardly faster for more.
+ENOUGH = 8
+KEPT = ('none', 'cheap', 'nothing_saveable')
+
+
+class TooLarge(Exception):
+  """The step does not fit into the memory of a core."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A combination that was compiled.
+
+  Attributes:
+    fields: of the config, by name.
+    images: at a time in each of the devices along data and fsdp.
+    step_s: of the whole batch; infinite where it does not fit.
+  """
+
+  fields: dict[str, Any]
+  images: int
+  step_s: float
+
+  @property
+  def fits(self) -> bool:
+    return self.step_s < float('inf')
+
+
+class Search:
+  """Searches for one config and one number of devices."""
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    devices: int,
+    step_s: Callable[[ConfigDict, dict[str, Any]], float],
+  ):
+    """Args:
+    config: what to train.
+    devices: of the topology.
+    step_s: compiles a config with the given fields set; raises `TooLarge`.
+    """
+    self._config = config
+    self._devices = devices
+    self._step_s = step_s
+
+  def best(self) -> Trial | None:
+    """Returns the fastest combination that fits, or None."""
+    looped: list[Trial] = []
+    for place in PLACES:
+      if self._devices % place['mesh.tensor'] == 0:
+        looped += self._looped(place)
+      if any(trial.images >= ENOUGH for trial in looped):
+        break
+    if not looped:
+      return None
+    fastest = min(looped, key=lambda trial: trial.step_s)
+    return min(self._unrolled(fastest), key=lambda trial: trial.step_s)
+
+  def _looped(self, place: dict[str, Any]) -> Iterator[Trial]:
+    """Yields the trial with the most images for each way of keeping."""
+    shards = self._devices // place['mesh.tensor']
+    each = self._config.batch_size // shards
+    choices = [n for n in range(1, each + 1) if each % n == 0]
+    for kept in KEPT:
+      fields = place | {'model.scan': True, 'model.remat': kept}
+      trial = self._most_images(fields, choices)
+      if trial:
+        yield trial
+        if trial.images == each:
+          return
+        choices = choices[choices.index(trial.images) :]
+
+  def _most_images(
+    self, fields: dict[str, Any], choices: list[int]
+  ) -> Trial | None:
+    fits, too_many = None, len(choices)
+    low, probe = -1, len(choices) - 1
+    while too_many - low > 1:
+      trial = self._try(fields, choices[probe])
+      if trial.fits:
+        fits, low = trial, probe
+      else:
+        too_many = probe
+      probe = (low + too_many) // 2
+    return fits
+
+  def _unrolled(self, looped: Trial) -> Iterator[Trial]:
+    """Yields a looped trial and the one without the loop that keeps most."""
+    yield looped
+    for kept in KEPT[: KEPT.index(looped.fields['model.remat']) + 1]:
+      fields = looped.fields | {'model.scan': False, 'model.remat': kept}
+      trial = self._try(fields, looped.images)
+      if trial.fits:
+        yield trial
+        return
+
+  def _try(self, fields: dict[str, Any], images: int) -> Trial:
+    shards = self._devices // fields['mesh.tensor']
+    fields = fields | {
+      'accum_steps': self._config.batch_size // shards // images,
+      'mesh.data': -1,
+      'mesh.fsdp': -1,
+    }
+    config = copy.deepcopy(self._config)
+    sweep.set_fields(config, fields)
+    try:
+      return Trial(fields, images, self._step_s(config, fields))
+    except TooLarge:
+      return Trial(fields, images, float('inf'))
