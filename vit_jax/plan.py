@@ -409,9 +409,13 @@ def _collective_lines(program: hlo.Program) -> list[str]:
 
 
 def _profile_lines(program: hlo.Program, count: int) -> list[str]:
-  top = sorted(program.cycles.items(), key=lambda item: -item[1])[:count]
+  """Returns the operations that take longest, all layers' together."""
+  cycles: collections.Counter[str] = collections.Counter()
+  for name, number in program.cycles.items():
+    cycles[re.sub(r'block_\d+', 'block_*', name)] += number
   return [
-    f'{cycles / program.total_cycles:6.1%}  {name}' for name, cycles in top
+    f'{number / program.total_cycles:6.1%}  {name}'
+    for name, number in cycles.most_common(count)
   ]
 
 
