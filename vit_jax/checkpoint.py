@@ -77,6 +77,15 @@ class Checkpoints:
     """Returns the kept step with the highest `best_metric`, if any has one."""
     return self._manager.best_step()
 
+  def prepare(self, state: dict[str, Any]) -> None:
+    """Compiles what saving computes, so that training need not stop for it.
+
+    Args:
+      state: trees of arrays by item name, as `save` will be given them.
+    """
+    for tree in filter(None, state.values()):
+      checksums(tree)
+
   def save(
     self,
     step: int,

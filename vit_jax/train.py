@@ -68,6 +68,7 @@ def train(config: ConfigDict, workdir: str) -> None:
   start_step, state = initial_state(
     config, model, image_size, optimizer, mesh, checkpoints
   )
+  checkpoints.prepare(state)
   train_step = make_train_step(config, objective, optimizer, lr, mesh, state)
   batches = loader.train_batches(
     source,

@@ -1,14 +1,12 @@
 """Few-shot accuracy against the same steps taken with scikit-learn."""
 
 import os
-import re
 
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
-from vit_jax import bench_fewshot
 from vit_jax.data import sources
 from vit_jax.evaluators import fewshot, ridge
 
@@ -392,13 +390,3 @@ def test_digits_by_their_pixels():
   assert accuracies == sorted(accuracies)
   assert 0.4 < accuracies[0] < 0.7
   assert 0.85 < accuracies[-1] < 0.95
-
-
-def test_bench(monkeypatch, capsys):
-  monkeypatch.setattr(bench_fewshot, '_ROUNDS', 2)
-  bench_fewshot.bench_fewshot(classes=4, width=16, shots=(1, 5), seeds=2)
-  out = capsys.readouterr().out
-  assert '4 classes, 16 features, shots 1, 5, 2 seeds, 31 penalties' in out
-  for name in ('ours', 'numpy.linalg.solve'):
-    assert re.search(rf'^  {name} +[\d.]+  \([\d.]+ to [\d.]+\)$', out, re.M)
-  assert re.search(r'^numpy.linalg.solve / ours: [\d.]+$', out, re.M)

@@ -35,95 +35,96 @@ def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
     return jax.nn.dot_product_attention(
       q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
     )
-  return _attend(q_BQNK, k_BLNK, v_BLNK)
+  # Heads first, which CPUs multiply faster; TPUs lay arrays out as they like.
+  q_BNQK, k_BNLK, v_BNLK = (
+    checkpoint_name(x.swapaxes(1, 2), NAME) for x in (q_BQNK, k_BLNK, v_BLNK)
+  )
+  return _attend(q_BNQK, k_BNLK, v_BNLK).swapaxes(1, 2)
 
 
-def logits(q_BQNK: Array, k_BLNK: Array) -> Array:
+def logits(q_BNQK: Array, k_BNLK: Array) -> Array:
   """Returns q k^T / sqrt(K), BNQL, in float32."""
-  logits_BNQL = jnp.einsum('BQNK,BLNK->BNQL', q_BQNK, k_BLNK)
-  return logits_BNQL.astype(jnp.float32) * q_BQNK.shape[-1] ** -0.5
+  logits_BNQL = jnp.einsum('BNQK,BNLK->BNQL', q_BNQK, k_BNLK)
+  return logits_BNQL.astype(jnp.float32) * q_BNQK.shape[-1] ** -0.5
 
 
-def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
-  """Returns A v, BQNK."""
+def weighted(weights_BNQL: Array, v_BNLK: Array) -> Array:
+  """Returns A v, BNQK."""
   return jnp.einsum(
-    'BNQL,BLNK->BQNK', weights_BNQL.astype(v_BLNK.dtype), v_BLNK
+    'BNQL,BNLK->BNQK', weights_BNQL.astype(v_BNLK.dtype), v_BNLK
   )
 
 
 @jax.custom_vjp
-def _attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  def attend(q_BQNK: Array) -> Array:
-    return weighted(jax.nn.softmax(logits(q_BQNK, k_BLNK)), v_BLNK)
+def _attend(q_BNQK: Array, k_BNLK: Array, v_BNLK: Array) -> Array:
+  def attend(q_BNQK: Array) -> Array:
+    return weighted(jax.nn.softmax(logits(q_BNQK, k_BNLK)), v_BNLK)
 
-  Q = q_BQNK.shape[1]
+  Q = q_BNQK.shape[2]
   if Q <= MAX_QUERIES:
-    return attend(q_BQNK)
+    return attend(q_BNQK)
   # Not a loop of XLA, which no converter knows.
   return jnp.concatenate(
-    [attend(q_BQNK[:, i : i + MAX_QUERIES]) for i in range(0, Q, MAX_QUERIES)],
-    axis=1,
+    [
+      attend(q_BNQK[:, :, i : i + MAX_QUERIES])
+      for i in range(0, Q, MAX_QUERIES)
+    ],
+    axis=2,
   )
 
 
 def _forward(
-  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array
+  q_BNQK: Array, k_BNLK: Array, v_BNLK: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-  q_BQNK, k_BLNK, v_BLNK = (
-    checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK)
-  )
-
-  def forward(q_BQNK: Array) -> tuple[Array, Array]:
-    logits_BNQL = logits(q_BQNK, k_BLNK)
+  def forward(q_BNQK: Array) -> tuple[Array, Array]:
+    logits_BNQL = logits(q_BNQK, k_BNLK)
     max_BNQ1 = jnp.max(logits_BNQL, axis=-1, keepdims=True)
     exp_BNQL = jnp.exp(logits_BNQL - max_BNQ1)
-    sum_BNQ = jnp.sum(exp_BNQL, axis=-1)
-    y_BQNK = jnp.einsum(
-      'BNQL,BLNK->BQNK',
-      exp_BNQL.astype(v_BLNK.dtype),
-      v_BLNK,
+    sum_BNQ1 = jnp.sum(exp_BNQL, axis=-1, keepdims=True)
+    y_BNQK = jnp.einsum(
+      'BNQL,BNLK->BNQK',
+      exp_BNQL.astype(v_BNLK.dtype),
+      v_BNLK,
       preferred_element_type=jnp.float32,
     )
-    y_BQNK = y_BQNK / sum_BNQ.swapaxes(1, 2)[..., None]
-    lse_BNQ = max_BNQ1[..., 0] + jnp.log(sum_BNQ)
-    return y_BQNK.astype(v_BLNK.dtype), lse_BNQ.swapaxes(1, 2)
+    y_BNQK = (y_BNQK / sum_BNQ1).astype(v_BNLK.dtype)
+    return y_BNQK, max_BNQ1 + jnp.log(sum_BNQ1)
 
-  y_BQNK, lse_BQN = (
-    checkpoint_name(x, NAME) for x in _by_parts(forward, q_BQNK)
+  y_BNQK, lse_BNQ1 = (
+    checkpoint_name(x, NAME) for x in _by_parts(forward, q_BNQK)
   )
-  return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN)
+  return y_BNQK, (q_BNQK, k_BNLK, v_BNLK, y_BNQK, lse_BNQ1)
 
 
 def _backward(
-  kept: tuple[Array, ...], dy_BQNK: Array
+  kept: tuple[Array, ...], dy_BNQK: Array
 ) -> tuple[Array, Array, Array]:
-  q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN = kept
-  sum_BQN = jnp.sum(
-    dy_BQNK.astype(jnp.float32) * y_BQNK.astype(jnp.float32), axis=-1
+  q_BNQK, k_BNLK, v_BNLK, y_BNQK, lse_BNQ1 = kept
+  sum_BNQ1 = jnp.sum(
+    dy_BNQK.astype(jnp.float32) * y_BNQK.astype(jnp.float32),
+    axis=-1,
+    keepdims=True,
   )
 
-  def column(x_BQN: Array) -> Array:
-    return x_BQN.swapaxes(1, 2)[..., None]  # BNQ1
-
   def backward(
-    q_BQNK: Array, dy_BQNK: Array, lse_BQN: Array, sum_BQN: Array
+    q_BNQK: Array, dy_BNQK: Array, lse_BNQ1: Array, sum_BNQ1: Array
   ) -> tuple[Array, Array, Array]:
-    weights_BNQL = jnp.exp(logits(q_BQNK, k_BLNK) - column(lse_BQN))
+    weights_BNQL = jnp.exp(logits(q_BNQK, k_BNLK) - lse_BNQ1)
     dweights_BNQL = jnp.einsum(
-      'BQNK,BLNK->BNQL', dy_BQNK, v_BLNK, preferred_element_type=jnp.float32
+      'BNQK,BNLK->BNQL', dy_BNQK, v_BNLK, preferred_element_type=jnp.float32
     )
-    dlogits_BNQL = weights_BNQL * (dweights_BNQL - column(sum_BQN))
-    dlogits_BNQL = (dlogits_BNQL * q_BQNK.shape[-1] ** -0.5).astype(
-      q_BQNK.dtype
+    dlogits_BNQL = weights_BNQL * (dweights_BNQL - sum_BNQ1)
+    dlogits_BNQL = (dlogits_BNQL * q_BNQK.shape[-1] ** -0.5).astype(
+      q_BNQK.dtype
     )
-    weights_BNQL = weights_BNQL.astype(v_BLNK.dtype)
+    weights_BNQL = weights_BNQL.astype(v_BNLK.dtype)
     return (
-      jnp.einsum('BNQL,BLNK->BQNK', dlogits_BNQL, k_BLNK),
-      jnp.einsum('BNQL,BQNK->BLNK', dlogits_BNQL, q_BQNK),
-      jnp.einsum('BNQL,BQNK->BLNK', weights_BNQL, dy_BQNK),
+      jnp.einsum('BNQL,BNLK->BNQK', dlogits_BNQL, k_BNLK),
+      jnp.einsum('BNQL,BNQK->BNLK', dlogits_BNQL, q_BNQK),
+      jnp.einsum('BNQL,BNQK->BNLK', weights_BNQL, dy_BNQK),
     )
 
-  return _by_parts(backward, q_BQNK, dy_BQNK, lse_BQN, sum_BQN, summed=(1, 2))
+  return _by_parts(backward, q_BNQK, dy_BNQK, lse_BNQ1, sum_BNQ1, summed=(1, 2))
 
 
 _attend.defvjp(_forward, _backward)
@@ -137,11 +138,11 @@ def _by_parts(
   """Applies a function to at most `MAX_QUERIES` queries at a time.
 
   Args:
-    function: takes arrays BQ..., and returns such, or what is to be summed.
+    function: takes arrays BNQ., and returns such, or what is to be summed.
     *arrays: of all queries.
     summed: which of its results are sums over the queries.
   """
-  B, Q = arrays[0].shape[:2]
+  B, N, Q, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)
   if n == 1:
     return function(*arrays)
@@ -149,11 +150,11 @@ def _by_parts(
 
   # Queries of zeros, whose dy is zero, too, add nothing to any sum.
   def split(x: Array) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, n * rows - Q)) + ((0, 0),) * (x.ndim - 2))
-    return x.reshape(B, n, rows, *x.shape[2:]).swapaxes(0, 1)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, n * rows - Q), (0, 0)))
+    return jnp.moveaxis(x.reshape(B, N, n, rows, -1), 2, 0)
 
   def join(x: Array) -> Array:
-    return x.swapaxes(0, 1).reshape(B, n * rows, *x.shape[3:])[:, :Q]
+    return jnp.moveaxis(x, 0, 2).reshape(B, N, n * rows, -1)[:, :, :Q]
 
   def step(sums: list[Array], parts: Any) -> tuple[list[Array], list[Array]]:
     results = function(*parts)

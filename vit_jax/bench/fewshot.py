@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.bench.output import Output
 from vit_jax.evaluators import fewshot, ridge
+from vit_jax.report import bench as report
 
 _ROUNDS = 5
 
 
 def bench_fewshot(
+  output: Output,
   classes: int = 100,
   width: int = 1024,
   shots: Sequence[int] = (1, 5, 10, 25),
@@ -30,6 +33,7 @@ def bench_fewshot(
   both.
 
   Args:
+    output: takes the rows.
     classes: C.
     width: D.
     shots: numbers of examples a class.
@@ -59,6 +63,25 @@ def bench_fewshot(
   # Per round, because both sides of a round saw the same machine.
   ratios = [b / a for a, b in zip(*seconds.values(), strict=True)]
   print(f'numpy.linalg.solve / ours: {statistics.median(ratios):.1f}')
+  output.add(
+    [
+      {
+        'contender': name,
+        'seconds': statistics.median(values),
+        'fastest': min(values),
+        'slowest': max(values),
+      }
+      for name, values in seconds.items()
+    ]
+  )
+  output.finish(
+    functools.partial(
+      report.bars,
+      title='all fits of a few-shot evaluation',
+      column='seconds',
+      x_label='seconds, less is better',
+    )
+  )
 
 
 def _race(

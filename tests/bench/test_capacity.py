@@ -1,0 +1,148 @@
+"""The largest batch that fits, of costs that are known and of programs."""
+
+import csv
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from vit_jax.bench import capacity, step
+
+
+def linear(batch):
+  return 1000.0 + 7 * batch, None
+
+
+def padded(batch):
+  """Grows by whole tiles, faster from some size on."""
+  return 1000.0 + 7 * 128 * math.ceil(batch / 128) + 2 * max(0, batch - 900), 1
+
+
+def unknown(batch):
+  """Nobody knows what a batch takes that does not fit."""
+  size = linear(batch)[0]
+  return (size if size <= 10_000 else math.inf), None
+
+
+@pytest.mark.parametrize(
+  ('cost', 'limit', 'most_tries'),
+  [
+    *((linear, limit, 6) for limit in (1008, 1100, 1690, 9_000, 300_000)),
+    *((padded, limit, 12) for limit in (1_900, 10_000, 77_777)),
+    (unknown, 10_000, 12),
+  ],
+)
+def test_search_brackets_the_limit(cost, limit, most_tries):
+  tried = capacity.search(cost, limit)
+  largest = max(b for b, (size, _) in tried.items() if size <= limit)
+  above = min(b for b, (size, _) in tried.items() if size > limit)
+  assert above - largest <= max(1, largest / 32)
+  assert len(tried) <= most_tries
+
+
+def test_search_where_none_or_all_fit():
+  assert min(capacity.search(linear, 1006)) == 1
+  assert max(capacity.search(linear, math.inf)) == capacity.MAX_BATCH
+
+
+@pytest.mark.parametrize(
+  ('message', 'expected'),
+  [
+    ('HLO temporaries (20.50G) exceeds available HBM (15.48G)', 20.5 * 2**30),
+    ('memory (512.0M) exceeds available', 2**29),
+    ('RESOURCE_EXHAUSTED: Out of memory', math.inf),
+  ],
+)
+def test_what_the_compiler_says(message, expected):
+  assert capacity.needed_bytes(message) == expected
+
+
+def test_of_this_device(run, tmp_path):
+  files = tmp_path / 'a.csv', tmp_path / 'a.png'
+  status, out, _ = run(
+    'capacity',
+    '--variants=ti16',
+    '--memory_gib=0.0625',
+    f'--csv={files[0]}',
+    f'--plot={files[1]}',
+  )
+  assert status == 0
+  with open(files[0], newline='') as f:
+    rows = {row['mode']: row for row in csv.DictReader(f)}
+  assert rows.keys() == {'inference', 'training'}
+  assert files[1].read_bytes().startswith(b'\x89PNG')
+  for mode, row in rows.items():
+    batch = int(row['batch_size'])
+    assert f'{batch:,} images, ' in out
+    assert size(mode, batch) <= 2**26 < size(mode, batch + 1 + batch // 32)
+  # What is kept for going back takes its room.
+  assert 3 * int(rows['training']['batch_size']) < int(
+    rows['inference']['batch_size']
+  )
+
+
+def size(mode, batch):
+  fields = {'model.depth': '1', 'model.mlp_dim': '64'}
+  config = step.config_of('ti16', 32, batch, 'float32', fields)
+  make = step.training if mode == 'training' else step.inference
+  return step.peak_bytes(make(config, jax.devices()[0]).compile())
+
+
+def test_a_batch_that_nobody_asks_for(run, monkeypatch):
+  monkeypatch.setattr(capacity, 'MAX_BATCH', 16)
+  _, out, _ = run('capacity', '--memory_gib=10', '--modes=inference')
+  assert re.search(r'^  at least 16 images, [\d.]+ GiB \(2 comp', out, re.M)
+
+
+def test_memory_that_is_too_small_for_anything(run):
+  status, out, _ = run('capacity', '--memory_gib=0.0001', '--modes=inference')
+  assert status == 0
+  assert 'not even one image fits' in out
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    ([], 'cpu does not tell how much memory it has: give --memory_gib'),
+    (['--memory_gib=1', '--modes=training,x'], '--modes=x is none of'),
+    (['--memory_gib=1', '--variants=ti16,ti15'], '15'),
+  ],
+)
+def test_flags_that_make_no_sense(run, args, message):
+  status, out, err = run('capacity', *args)
+  assert status == 2
+  assert message in err
+  assert 'images,' not in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not (
+    importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
+  ),
+  reason='needs the extra `plan`',
+)
+def test_of_a_tpu_that_is_not_there(tmp_path):
+  args = ['--variants=ti16', '--image_sizes=64', '--topology=v3:2x2']
+  args += [f'--csv={tmp_path}/a.csv', f'--plot={tmp_path}/a.png']
+  args += ['--dtype=bfloat16', '--set=model.scan=True']
+  # libtpu does not know all the flags that the tests give to XLA.
+  subprocess.run(
+    [sys.executable, '-m', 'vit_jax.bench', 'capacity', *args],
+    check=True,
+    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+  )
+  with open(tmp_path / 'a.csv', newline='') as f:
+    inference, training = csv.DictReader(f)
+  assert inference['device'] == 'TPU v3'
+  assert float(inference['limit_gib']) == 16
+  assert 14 < float(training['memory_gib']) < 16
+  for row in (inference, training):
+    assert float(row['memory_gib']) < 16
+    assert float(row['images_per_s']) > 1000
+  assert int(inference['batch_size']) > int(training['batch_size']) > 500

@@ -1,0 +1,66 @@
+"""Inference beside other frameworks."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax.bench import step
+from vit_jax.data import augment
+
+
+def test_ours_alone(run):
+  status, out, _ = run('inference', '--variants=ti16', '--batch_sizes=1,3')
+  assert status == 0
+  assert ', inference, float32' in out
+  assert re.findall(r' batch (\d+)$', out, re.M) == ['1', '3']
+  assert len(re.findall(r'^  ours +[\d.]+  \([\d.]+ to ', out, re.M)) == 2
+  assert ' / ' not in out
+
+
+@pytest.mark.parametrize('name', ['onnx', 'timm-eager'])
+def test_beside_another_framework(run, request, name):
+  if name == 'onnx':
+    pytest.importorskip('onnx', reason='needs the extra `onnx`')
+    pytest.importorskip('onnxruntime', reason='needs the extra `onnx`')
+  else:
+    request.getfixturevalue('timm')
+  # Twice, because each point has a file of its own.
+  status, out, _ = run(
+    'inference', f'--vs={name}', '--variants=ti16', '--batch_sizes=1,2'
+  )
+  assert status == 0
+  framework = {'onnx': 'onnxruntime', 'timm-eager': 'timm'}[name]
+  assert len(re.findall(rf'^  {framework} [\d.]+.* [\d.]+  \(', out, re.M)) == 2
+  assert len(re.findall(rf'^ours / {framework} .*: [\d.]+$', out, re.M)) == 2
+
+
+def test_what_is_timed_gives_logits():
+  config = step.config_of('ti16', 32, 2, 'float32', {'model.depth': '1'})
+  model = step.model_of(config)
+  program = step.inference(config, jax.devices()[0])
+  images = step.random_batch(config)['image']
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), program.shapes[0]
+  )
+  logits, _ = model.apply({'params': params}, augment.normalize(images))
+  np.testing.assert_allclose(
+    program.compile()(params, images), logits, rtol=1e-4, atol=1e-4
+  )
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (('--vs=keras',), '--vs=keras is none of onnx, timm, timm-eager'),
+    (('--batch_sizes=0',), '--batch_sizes has 0: at least 1 image'),
+    (('--batch_sizes=x',), '--batch_sizes'),
+    (('--variants=q16',), 'q16'),
+  ],
+)
+def test_flags_that_make_no_sense(run, args, message):
+  status, _, err = run('inference', *args)
+  assert status == 2
+  assert message in err

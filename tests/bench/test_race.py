@@ -1,0 +1,116 @@
+"""Turns, medians and ratios, of contenders whose speed is known."""
+
+import itertools
+
+import pytest
+
+from vit_jax.bench import race
+from vit_jax.bench.race import Contender
+
+
+def scripted(name, *rates, **facts):
+  turns = iter(rates)
+  return lambda: Contender(name, lambda: next(turns), facts)
+
+
+def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
+  monkeypatch.setattr(race, 'ROUNDS', 3)
+  # The first turn warms up. The machine is slow in the second round.
+  rows, too_large = race.race(
+    [
+      scripted('ours', 999, 12, 1, 8, compile_s=2.5, memory_gib=None),
+      scripted('theirs', 0.001, 6, 0.25, 5),
+    ]
+  )
+  assert not too_large
+  assert rows[0] == {
+    'contender': 'ours',
+    'images_per_s': 8,
+    'slowest': 1,
+    'fastest': 12,
+    'compile_s': 2.5,
+  }
+  # Of 2, 4 and 1.6; the ratio of the medians would be 1.6.
+  assert rows[1]['ratio'] == 2
+  assert race.lines(rows) == [
+    'images/s, median of 3 rounds (slowest to fastest):',
+    '  ours                            8.0  (1.0 to 12.0), compiled in 2.5 s',
+    '  theirs                          5.0  (0.2 to 6.0)',
+    'ours / theirs: 2.00',
+  ]
+
+
+def test_mfu_follows_from_the_speed():
+  ((row,), _) = race.race([lambda: Contender('a', lambda: 400.0, FACTS)])
+  assert row['mfu'] == pytest.approx(0.5)
+  assert 'mfu_per_image_s' not in row
+  assert race.lines([row])[1].endswith('1.25 GiB, MFU 50.0%')
+
+
+FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
+
+
+@pytest.mark.parametrize(
+  'message',
+  ['RESOURCE_EXHAUSTED: 3 GiB\nmore', 'CUDA out of memory. Tried 3 GiB\nmore'],
+)
+def test_what_does_not_fit_is_left_out(monkeypatch, message):
+  monkeypatch.setattr(race, 'ROUNDS', 1)
+
+  def too_large():
+    raise RuntimeError(message)
+
+  rows, sentences = race.race([too_large, scripted('b', 1, 2)])
+  assert [row['contender'] for row in rows] == ['b']
+  assert sentences == [f'does not fit: {message.splitlines()[0]}']
+
+
+def test_other_errors_are_not_hidden():
+  def broken():
+    raise RuntimeError('the device is on fire')
+
+  with pytest.raises(RuntimeError, match='on fire'):
+    race.race([broken])
+
+
+class Device:
+  """Takes steps at once and needs 0.125 s for each, on a clock of its own."""
+
+  def __init__(self, first_s=0.125):
+    self.now = 0.0
+    self.queued = 0.0
+    self.steps = 0
+    self.first_s = first_s
+
+  def start(self):
+    self.queued += 0.125 if self.steps else self.first_s
+    self.steps += 1
+
+  def wait(self):
+    self.now += self.queued
+    self.queued = 0.0
+
+
+def test_a_turn_has_as_many_steps_as_there_is_time_for(monkeypatch):
+  device = Device(first_s=30)  # compiles
+  monkeypatch.setattr(race.time, 'perf_counter', lambda: device.now)
+  turn = race.paced(device.start, device.wait, images=4)
+  assert turn() == 32
+  # One that compiles, one for the pace, 0.5 / 0.125 that count.
+  assert device.steps == 6
+  assert turn() == 32
+  assert device.steps == 10
+
+
+def test_a_long_step_is_a_turn(monkeypatch):
+  clock = itertools.count(step=2.0)
+  monkeypatch.setattr(race.time, 'perf_counter', lambda: next(clock))
+  turn = race.paced(lambda: None, lambda: None, images=3)
+  assert turn() == 1.5
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'text'), [(0.2, '0:00:01'), (61, '0:01:01'), (7325, '2:02:05')]
+)
+def test_time_left(seconds, text):
+  assert race.time_text(seconds) == text

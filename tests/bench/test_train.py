@@ -1,0 +1,177 @@
+"""Training steps: that ours is that of training, and how others compare."""
+
+import csv
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import train
+from vit_jax.bench import step
+from vit_jax.models import flops
+
+
+def config(dtype='float32', **fields):
+  small = {'model.depth': '1', 'model.mlp_dim': '64'}
+  fields = {name.replace('__', '.'): text for name, text in fields.items()}
+  return step.config_of('ti16', 32, 4, dtype, small | fields)
+
+
+def test_a_grid_beside_plain_flax(run, tmp_path):
+  files = tmp_path / 'a.csv', tmp_path / 'a.png'
+  status, out, _ = run(
+    'train',
+    '--variants=ti16,ti32',
+    '--vs=flax',
+    '--batch_sizes=2',
+    f'--csv={files[0]}',
+    f'--plot={files[1]}',
+  )
+  assert status == 0
+  titles = re.findall(r'^\[(\d) of 2.*\] (.*)$', out, re.M)
+  assert titles == [('1', 'ti16 at 32, batch 2'), ('2', 'ti32 at 32, batch 2')]
+  line = r'^  ours +[\d.]+  \([\d.]+ to [\d.]+\), compiled in [\d.]+ s, '
+  assert len(re.findall(line, out, re.M)) == 2
+  assert len(re.findall(r'^ours / plain Flax .*: [\d.]+$', out, re.M)) == 2
+  assert f'4 rows written to {files[0]}' in out
+  with open(files[0], newline='') as f:
+    rows = list(csv.DictReader(f))
+  assert [row['variant'] for row in rows] == 2 * ['ti16'] + 2 * ['ti32']
+  assert all(float(row['images_per_s']) > 0 for row in rows)
+  assert [bool(row['ratio']) for row in rows] == [False, True] * 2
+  assert files[1].read_bytes().startswith(b'\x89PNG')
+
+
+def test_the_state_stays_in_float32_and_is_reused():
+  chosen = config('bfloat16')
+  program = step.training(chosen, jax.devices()[0])
+  compiled = program.compile()
+  assert 'bf16' in compiled.as_text()
+  state = step.new_state(chosen, program)
+  # Its memory counts once, though it goes in and comes out.
+  size = sum(x.nbytes for x in jax.tree.leaves(state))
+  assert size < step.peak_bytes(compiled) < 1.6 * size
+  assert {str(x.dtype) for x in jax.tree.leaves(state)} <= {'float32', 'int32'}
+  batch = step.random_batch(chosen)
+  assert batch['image'].dtype == np.uint8
+  after, metrics = compiled(state, batch, np.int32(0))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state['params']))
+  assert {'loss', 'grad_norm', 'lr'} <= metrics.keys()
+  jax.block_until_ready(after)
+
+
+def test_steps_are_those_of_training():
+  """The loss after three steps, by the function that `train` calls."""
+  chosen = config(optimizer__decay='constant')
+  device = jax.devices()[0]
+  program = step.training(chosen, device)
+  state = step.new_state(chosen, program)
+  batch = step.random_batch(chosen)
+  objective = train.make_objective(chosen, step.model_of(chosen))
+  optimizer = train.make_optimizer(chosen, lambda count: 1e-3)
+  params = jax.tree.map(np.asarray, state['params'])
+  opt_state = optimizer.init(params)
+  compiled = program.compile()
+
+  @jax.jit
+  def by_hand(params, opt_state, i):
+    key = jax.random.fold_in(train.random_keys(chosen)[1], i)
+    key_augment, key_loss = jax.random.split(key)
+    (loss, _), grads = jax.value_and_grad(objective.loss, has_aux=True)(
+      params, objective.augment(batch, key_augment), key_loss, train=True
+    )
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return loss, optax.apply_updates(params, updates), opt_state
+
+  for i in range(3):
+    loss, params, opt_state = by_hand(params, opt_state, np.int32(i))
+    state, metrics = compiled(state, batch, np.int32(i))
+    # Adam divides by what may be tiny: rounding grows over the steps.
+    np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-3)
+
+
+@pytest.mark.parametrize('variant', ['ti16', 's32', 'r26+s32', 'r50x1'])
+def test_timm_has_the_same_architecture(timm, variant):
+  from vit_jax.bench import torch_peer
+
+  chosen = step.config_of(variant, 64, 1, 'float32', {})
+  model = timm.create_model(**torch_peer.arguments(chosen))
+  theirs = sum(p.numel() for p in model.parameters())
+  assert theirs == flops.count_params(step.model_of(chosen), (64, 64))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_timm_learns_the_batch(timm, monkeypatch, dtype):
+  """What is timed is training: its loss falls."""
+  del timm
+  import torch
+
+  from vit_jax.bench import race, torch_peer
+
+  losses = []
+  cross_entropy = torch.nn.functional.cross_entropy
+
+  def noting(*args):
+    losses.append(cross_entropy(*args))
+    return losses[-1]
+
+  monkeypatch.setattr(race, 'TURN_S', 0.0)
+  monkeypatch.setattr(torch.nn.functional, 'cross_entropy', noting)
+  contender = torch_peer.training(config(dtype), compiled=False)
+  assert contender.name.endswith(', eager')
+  contender.turn()
+  contender.turn()
+  values = [loss.item() for loss in losses]
+  assert len(values) == 4
+  assert values[0] == pytest.approx(np.log(1000), rel=0.1)
+  assert values[3] < values[0] - 0.5
+
+
+def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
+  del timm
+  import torch
+
+  from vit_jax.bench import torch_peer
+
+  def failing(model):
+    def call(*args):
+      raise TypeError('no compiler here\nand more')
+
+    return call
+
+  monkeypatch.setattr(torch, 'compile', failing)
+  contender = torch_peer.training(config(), compiled=True)
+  assert contender.name.endswith('eager, for torch.compile failed')
+  assert 'torch.compile failed, eager instead: no compiler here\n' in (
+    capsys.readouterr().out
+  )
+
+
+def test_timm_beside_ours(timm, run):
+  del timm
+  status, out, _ = run('train', '--batch_sizes=2', '--vs=timm-eager')
+  assert status == 0
+  assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--vs=keras'], '--vs=keras is none of flax, timm, timm-eager'),
+    (['--variants=q16'], "No model variant 'q16'"),
+    (['--batch_sizes=4,0'], '--batch_sizes has 0: at least 1 image'),
+    (['--batch_sizes=x'], "invalid _numbers value: 'x'"),
+    (['--set=model.depht=1'], 'Did you mean model.depth'),
+    (['--set=model.depth'], '--set=model.depth: write FIELD=VALUE'),
+    (['--variants=ti16,r26+s32', '--vs=flax'], '--vs=flax has only plain ViTs'),
+    (['--plot=a.pdf'], '--plot=a.pdf'),
+  ],
+)
+def test_flags_that_make_no_sense(run, args, message):
+  small = not any('r26' in arg for arg in args)
+  status, out, err = run('train', *args, small=small)
+  assert status == 2
+  assert message in err
+  assert 'images/s' not in out

@@ -1,0 +1,240 @@
+"""The largest batch that fits, by compiling alone, and what it would bring.
+
+Figure 12 of the paper (appendix D.5) has images/s and the largest batch of one
+core of TPU v3 over image sizes. For a device that is there the compiler tells
+what a program takes; for a TPU that is not, its own compiler does, and
+estimates the time of a batch, too.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import hardware, hlo, plan
+from vit_jax.bench import race, step
+from vit_jax.bench.output import Output, grid, show
+from vit_jax.report import bench as report
+
+MODES = ('inference', 'training')
+GIB = 2**30
+# The result is this near to the true one, relative to it.
+PRECISION = 1 / 32
+# Nobody asks for more, which is then reported as `at least`.
+MAX_BATCH = 2**16
+
+# Of a batch the bytes that it takes, and images/s where there is an estimate.
+Cost = tuple[float, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """Where programs are to run.
+
+  Attributes:
+    device: at hand, or of a topology.
+    memory_bytes: what programs may take of it.
+    chip: of a topology, None for a device at hand.
+  """
+
+  device: jax.Device
+  memory_bytes: float
+  chip: hardware.TpuChip | None
+
+
+def machine_of(topology: str, memory_gib: float | None) -> Machine:
+  """Returns one core of a topology, or else the first device that is there.
+
+  Args:
+    topology: as `plan` takes it, or empty.
+    memory_gib: of the device, where it does not tell.
+
+  Raises:
+    ValueError: for a topology that is none, or if the memory is not known.
+  """
+  if topology:
+    # Arrays of this process, of which there are few, belong on its own CPU.
+    jax.config.update('jax_platforms', 'cpu')
+    devices, chip = plan.devices_of(topology)
+    per_chip = len(devices) // len({tuple(d.coords) for d in devices})
+    # What the compiler itself leaves to programs comes out when it refuses one.
+    gib = memory_gib or chip.hbm_gib / per_chip
+    return Machine(devices[0], gib * GIB, chip)
+  device = jax.devices()[0]
+  stats = device.memory_stats() or {}
+  limit = memory_gib * GIB if memory_gib else stats.get('bytes_limit')
+  if not limit:
+    raise ValueError(
+      f'{device.device_kind} does not tell how much memory it has: give '
+      '--memory_gib, or --topology.'
+    )
+  return Machine(device, limit, None)
+
+
+def bench_capacity(
+  variants: Sequence[str],
+  image_sizes: Sequence[int],
+  modes: Sequence[str],
+  dtype: str,
+  machine: Machine,
+  overrides: Mapping[str, str],
+  output: Output,
+) -> None:
+  """Looks for the largest batch of every combination.
+
+  Args:
+    variants: of models, as in `b16`.
+    image_sizes: sides in pixels.
+    modes: of `MODES`.
+    dtype: of the computation.
+    machine: from `machine_of`.
+    overrides: fields of the config.
+    output: takes the rows.
+
+  Raises:
+    ValueError: for what cannot work, before anything is compiled.
+  """
+  for mode in modes:
+    if mode not in MODES:
+      raise ValueError(f'--modes={mode} is none of {", ".join(MODES)}.')
+  points = list(itertools.product(variants, image_sizes, modes))
+  for variant, image_size, _ in points:
+    step.config_of(variant, image_size, 1, dtype, overrides)
+  print(race.machine(['jax', 'flax']))
+  kind = machine.device.device_kind
+  print(f'{kind}, {machine.memory_bytes / GIB:.2f} GiB, {dtype}')
+  for variant, image_size, mode in grid(
+    points, lambda point: f'{point[0]} at {point[1]}, {point[2]}'
+  ):
+    started_s = time.monotonic()
+
+    def config_of(
+      batch: int, variant: str = variant, image_size: int = image_size
+    ) -> ConfigDict:
+      return step.config_of(variant, image_size, batch, dtype, overrides)
+
+    tried = search(
+      functools.partial(_cost, config_of, mode, machine), machine.memory_bytes
+    )
+    fitting = {b: c for b, c in tried.items() if c[0] <= machine.memory_bytes}
+    row = {
+      'device': kind,
+      'dtype': dtype,
+      'variant': variant,
+      'image_size': image_size,
+      'mode': mode,
+      'batch_size': max(fitting, default=0),
+      'limit_gib': machine.memory_bytes / GIB,
+    }
+    if fitting:
+      row['memory_gib'] = fitting[max(fitting)][0] / GIB
+    rates = {b: rate for b, (_, rate) in fitting.items() if rate}
+    if rates:
+      row['images_per_s'] = max(rates.values())
+      row['at_batch_size'] = max(rates, key=lambda b: rates[b])
+    row['compiled_times'] = len(tried)
+    row['compile_s'] = time.monotonic() - started_s
+    show([_line(row)])
+    output.add([row])
+  output.finish(report.figure_12)
+
+
+def _line(row: Mapping) -> str:
+  if not row['batch_size']:
+    return '  not even one image fits'
+  at_least = 'at least ' if row['batch_size'] == MAX_BATCH else ''
+  text = (
+    f'  {at_least}{row["batch_size"]:,} images, {row["memory_gib"]:.2f} GiB'
+  )
+  if 'images_per_s' in row:
+    text += (
+      f'; {row["images_per_s"]:,.0f} images/s at {row["at_batch_size"]:,}, as '
+      'the compiler estimates'
+    )
+  return text + f' ({row["compiled_times"]} compilations)'
+
+
+def search(
+  cost: Callable[[int], Cost], limit: float, start: int = 8
+) -> dict[int, Cost]:
+  """Tries batch sizes until the largest that fits is known to `PRECISION`.
+
+  Memory grows about linearly with the batch, so that from two sizes the largest
+  can be guessed; doubling and halving are for where the guesses go astray.
+
+  Args:
+    cost: of a batch size; infinite bytes where nobody knows how many it takes
+      that do not fit.
+    limit: bytes that there are.
+    start: what to try first.
+
+  Returns:
+    What each size tried takes.
+  """
+  tried: dict[int, Cost] = {}
+  fits, too_large, batch = 0, MAX_BATCH + 1, start
+  while True:
+    tried[batch] = cost(batch)
+    if tried[batch][0] <= limit:
+      fits = batch
+    else:
+      too_large = batch
+    if too_large - fits <= max(1, PRECISION * fits):
+      return tried
+    batch = _next(tried, limit, fits, too_large)
+
+
+def _next(
+  tried: Mapping[int, Cost], limit: float, fits: int, too_large: int
+) -> int:
+  """Returns a size strictly between one that fits and one that does not."""
+  known = sorted(b for b, (size, _) in tried.items() if size < math.inf)
+  guess = 4 * fits if too_large > MAX_BATCH else (fits + too_large) // 2
+  # Every third time the middle after all.
+  if len(known) > 1 and len(tried) % 3:
+    # The two nearest to the limit.
+    a, b = sorted(known, key=lambda n: abs(tried[n][0] - limit))[:2]
+    slope = (tried[b][0] - tried[a][0]) / (b - a)
+    if slope > 0:
+      guess = int(min(a + (limit - tried[a][0]) / slope, MAX_BATCH))
+      # One step beside what is known closes the bracket, if the guess is right.
+      width = max(1, int(PRECISION * fits))
+      guess = max(min(guess, too_large - width), fits + width)
+  return min(max(guess, fits + 1), too_large - 1, MAX_BATCH)
+
+
+def _cost(
+  config_of: Callable[[int], ConfigDict],
+  mode: str,
+  machine: Machine,
+  batch: int,
+) -> Cost:
+  """Compiles a program and returns what it takes."""
+  make = step.training if mode == 'training' else step.inference
+  program = make(config_of(batch), machine.device)
+  try:
+    compiled = program.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    return needed_bytes(str(e)), None
+  rate = None
+  if machine.chip:
+    cycles = hlo.read(compiled.as_text() or '').total_cycles
+    rate = batch * machine.chip.clock_hz / cycles
+  return float(step.peak_bytes(compiled)), rate
+
+
+def needed_bytes(message: str) -> float:
+  """Returns what a TPU's compiler says a program takes that does not fit."""
+  match = re.search(r'\(([\d.]+)([GTM])\) exceeds available', message)
+  if not match:
+    return math.inf
+  unit = {'M': 2**20, 'G': 2**30, 'T': 2**40}[match[2]]
+  return float(match[1]) * unit

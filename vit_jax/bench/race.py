@@ -1,0 +1,171 @@
+"""Contenders that run in turns, and what came out."""
+
+import dataclasses
+import importlib.metadata
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+# A round is a turn of each; one more, which warms up, does not count.
+ROUNDS = 9
+# About what a turn takes where a single step takes less: enough for a device
+# that works off a queue to show its speed and not that of the host.
+TURN_S = 0.5
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+  """Something that is measured.
+
+  Attributes:
+    name: in tables.
+    turn: runs it once and returns images/s.
+    facts: what is known of it after the race, by the name of a column:
+      `compile_s`, `memory_gib`, `mfu_per_image_s` (MFU of one image/s).
+  """
+
+  name: str
+  turn: Callable[[], float]
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def paced(
+  start: Callable[[], Any], wait: Callable[[], Any], images: int
+) -> Callable[[], float]:
+  """Returns a turn of as many steps as `TURN_S` has room for.
+
+  Args:
+    start: hands a step to the device.
+    wait: until the device has done all steps.
+    images: of a step.
+  """
+  steps = 0
+
+  def seconds(count: int) -> float:
+    started_s = time.perf_counter()
+    for _ in range(count):
+      start()
+    wait()
+    return time.perf_counter() - started_s
+
+  def turn() -> float:
+    nonlocal steps
+    if not steps:
+      seconds(1)  # perhaps compiles
+      steps = max(1, min(100, round(TURN_S / seconds(1))))
+    return steps * images / seconds(steps)
+
+  return turn
+
+
+def race(
+  makers: Iterable[Callable[[], Contender]],
+) -> tuple[list[Row], list[str]]:
+  """Runs contenders in turns, ours first.
+
+  In turns, so that whatever else the machine does hits all of them alike.
+
+  Args:
+    makers: each makes a contender.
+
+  Returns:
+    A row for each contender: `contender`, `images_per_s` (the median of the
+    rounds), `slowest`, `fastest`, its facts, and for all but the first `ratio`,
+    that of the first one's speed to its own: the median over the rounds,
+    because both sides of a round saw the same machine. And for each that did
+    not fit into memory a sentence.
+  """
+  contenders, too_large = [], []
+  for maker in makers:
+    try:
+      contender = maker()
+      contender.turn()
+      contenders.append(contender)
+    except RuntimeError as e:
+      if not is_out_of_memory(e):
+        raise
+      too_large.append(f'does not fit: {str(e).splitlines()[0][:200]}')
+  rates: list[list[float]] = [[] for _ in contenders]
+  for _ in range(ROUNDS):
+    for contender, found in zip(contenders, rates, strict=True):
+      found.append(contender.turn())
+  rows = []
+  for contender, found in zip(contenders, rates, strict=True):
+    facts = dict(contender.facts)
+    row = {
+      'contender': contender.name,
+      'images_per_s': statistics.median(found),
+      'slowest': min(found),
+      'fastest': max(found),
+    }
+    if found is not rates[0]:
+      pairs = zip(rates[0], found, strict=True)
+      row['ratio'] = statistics.median(a / b for a, b in pairs)
+    if (share := facts.pop('mfu_per_image_s', None)) is not None:
+      row['mfu'] = share * row['images_per_s']
+    rows.append(row | {k: v for k, v in facts.items() if v is not None})
+  return rows, too_large
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+  """Whether JAX or PyTorch says so."""
+  return bool(
+    'RESOURCE_EXHAUSTED' in str(error) or 'out of memory' in str(error).lower()
+  )
+
+
+def lines(rows: Iterable[Row]) -> list[str]:
+  """Returns the table that a person reads."""
+  rows = list(rows)
+  found = [f'images/s, median of {ROUNDS} rounds (slowest to fastest):']
+  width = max([26, *(len(row['contender']) for row in rows)])
+  for row in rows:
+    found.append(
+      f'  {row["contender"]:{width}}{row["images_per_s"]:9.1f}'
+      f'  ({row["slowest"]:.1f} to {row["fastest"]:.1f})'
+      + ''.join(f', {text}' for text in _facts(row))
+    )
+  for row in rows:
+    if 'ratio' in row:
+      name = row['contender']
+      found.append(f'{rows[0]["contender"]} / {name}: {row["ratio"]:.2f}')
+  return found
+
+
+def _facts(row: Row) -> list[str]:
+  found = []
+  if 'compile_s' in row:
+    found.append(f'compiled in {row["compile_s"]:.1f} s')
+  if 'memory_gib' in row:
+    found.append(f'{row["memory_gib"]:.2f} GiB')
+  if 'mfu' in row:
+    found.append(f'MFU {row["mfu"]:.1%}')
+  return found
+
+
+def threads() -> int:
+  """Returns how many cores this process may use."""
+  return len(os.sched_getaffinity(0))
+
+
+def machine(packages: Iterable[str]) -> str:
+  """Returns what runs here: the load is that of the minute before."""
+  versions = ', '.join(f'{p} {importlib.metadata.version(p)}' for p in packages)
+  load = os.getloadavg()[0]
+  return (
+    f'Python {platform.python_version()}, {versions}; {threads()} cores, '
+    f'load {load:.1f}'
+  )
+
+
+def time_text(seconds: float) -> str:
+  """Returns h:mm:ss."""
+  minutes, rest = divmod(math.ceil(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02}:{rest:02}'

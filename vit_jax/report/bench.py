@@ -1,0 +1,333 @@
+"""Pictures of benchmarks; figure 12 of the paper is one of them."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vit_jax.models import variants
+from vit_jax.report import grid, scaling
+
+Row = Mapping[str, Any]
+
+
+def rates(rows: Sequence[Row], title: str) -> bytes:
+  """Draws images/s of races: a panel for each model, a line for each contender.
+
+  Over the image size where there are several, of the best batch size each, as
+  figure 12 does; else over the batch size. At a single place there are bars.
+
+  Args:
+    rows: with `variant`, `image_size`, `batch_size`, `contender`,
+      `images_per_s`, `slowest` and `fastest`.
+    title: above all.
+
+  Returns:
+    A PNG.
+  """
+  first = rows[0]
+  place = ('variant', 'image_size', 'batch_size')
+  if len({tuple(row[name] for name in place) for row in rows}) == 1:
+    where = f'{first["variant"]} at {first["image_size"]}'
+    where += f', batch {first["batch_size"]}: {first["device"]}'
+    return bars(rows, f'{title}, {where}')
+  several_sizes = len({row['image_size'] for row in rows}) > 1
+  axis = 'image_size' if several_sizes else 'batch_size'
+  models = list(dict.fromkeys(row['variant'] for row in rows))
+  names = list(dict.fromkeys(row['contender'] for row in rows))
+  figure, panels = _figure(len(models))
+  for axes, model in zip(panels, models, strict=True):
+    for i, name in enumerate(names):
+      members = [
+        row
+        for row in rows
+        if (row['variant'], row['contender']) == (model, name)
+      ]
+      best = _best(members, axis)
+      axes.errorbar(
+        list(best),
+        [row['images_per_s'] for row in best.values()],
+        yerr=[
+          [row['images_per_s'] - row['slowest'] for row in best.values()],
+          [row['fastest'] - row['images_per_s'] for row in best.values()],
+        ],
+        capsize=3,
+        label=name,
+        **_style(i),
+      )
+    if several_sizes:
+      axes.set_title(f'{model}, best batch size')
+    else:
+      axes.set_title(f'{model} at {first["image_size"]} pixels')
+    ticks = sorted({row[axis] for row in rows if row['variant'] == model})
+    _x_axis(axes, ticks, axis)
+    axes.set_ylim(bottom=0)
+    _finish(axes)
+  panels[0].set_ylabel('images/s (bars: slowest to fastest round)')
+  figure.suptitle(f'{title}: {first["device"]}')
+  _legend(figure, panels[0])
+  return _png(figure)
+
+
+def _best(rows: Sequence[Row], axis: str) -> dict[int, Row]:
+  """Returns the fastest row at each place of the axis, in order."""
+  best: dict[int, Row] = {}
+  for row in rows:
+    place = row[axis]
+    if place not in best or row['images_per_s'] > best[place]['images_per_s']:
+      best[place] = row
+  return dict(sorted(best.items()))
+
+
+def bars(
+  rows: Sequence[Row],
+  title: str,
+  column: str = 'images_per_s',
+  x_label: str = 'images/s, more is better',
+) -> bytes:
+  """Draws a bar for each contender, with its slowest and fastest round.
+
+  Args:
+    rows: with `contender`, the column, `slowest` and `fastest`.
+    title: above it.
+    column: what is shown.
+    x_label: of the axis.
+
+  Returns:
+    A PNG.
+  """
+  figure, (axes,) = _figure(1, height=1.4 + 0.5 * len(rows), width=8)
+  for y, row in enumerate(rows):
+    value = row[column]
+    low, high = sorted((row['slowest'], row['fastest']))
+    axes.barh(
+      y,
+      value,
+      height=0.6,
+      xerr=[[value - low], [high - value]],
+      capsize=3,
+      color=_style(y)['color'],
+    )
+    axes.annotate(
+      f'{value:.3g}',
+      (high, y),
+      xytext=(5, 0),
+      textcoords='offset points',
+      verticalalignment='center',
+    )
+  axes.set_yticks(range(len(rows)), [row['contender'] for row in rows])
+  axes.invert_yaxis()
+  axes.margins(x=0.12)
+  axes.set_xlim(left=0)
+  axes.set_xlabel(f'{x_label} (lines: slowest to fastest round)')
+  axes.set_title(title)
+  _finish(axes)
+  axes.grid(False, axis='y')
+  return _png(figure)
+
+
+def figure_12(rows: Sequence[Row]) -> bytes:
+  """Draws figure 12: left images/s, right the largest batch, by image size.
+
+  A colour is a model, a marker its family; training is dashed. Without any
+  estimates of speed there is no left panel.
+
+  Args:
+    rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
+      `limit_gib`, `dtype` and perhaps `images_per_s`.
+
+  Returns:
+    A PNG.
+  """
+  timed = [row for row in rows if 'images_per_s' in row]
+  figure, panels = _figure(2 if timed else 1, width=6)
+  if timed:
+    panels[0].set_title("Best of the batch sizes, the compiler's estimate")
+    panels[0].set_ylabel('images/s of a core')
+    _draw_models(panels[0], rows, timed, lambda row: row['images_per_s'])
+  panels[-1].set_title('Largest batch that fits')
+  panels[-1].set_ylabel('images in a batch')
+  fitting = [row for row in rows if row['batch_size']]
+  _draw_models(panels[-1], rows, fitting, lambda row: row['batch_size'])
+  figure.suptitle(
+    f'{rows[0]["device"]}, {rows[0]["limit_gib"]:.3g} GiB, {rows[0]["dtype"]}'
+  )
+  figure.legend(
+    handles=_model_handles(rows),
+    loc='outside right center',
+    frameon=False,
+  )
+  return _png(figure)
+
+
+def _draw_models(
+  axes: Any,
+  rows: Sequence[Row],
+  shown: Sequence[Row],
+  value: Callable[[Row], float],
+) -> None:
+  from matplotlib.ticker import LogLocator, NullFormatter
+
+  styles = _model_styles(rows)
+  for model, style in styles.items():
+    for mode, line in _MODES.items():
+      points = sorted(
+        (row['image_size'], value(row))
+        for row in shown
+        if (row['variant'], row['mode']) == (model, mode)
+      )
+      axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        linestyle=line,
+        **style,
+      )
+  axes.set_yscale('log')
+  low, high = axes.get_ylim()
+  axes.yaxis.set_major_locator(
+    LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5))
+  )
+  axes.yaxis.set_major_formatter('{x:,.0f}')
+  axes.yaxis.set_minor_formatter(NullFormatter())
+  _x_axis(axes, sorted({row['image_size'] for row in rows}), 'image_size')
+  _finish(axes)
+
+
+_MODES: dict[str, Any] = {'inference': '-', 'training': '--'}
+
+
+def _model_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+  models = dict.fromkeys(row['variant'] for row in rows)
+  styles = {}
+  for i, model in enumerate(models):
+    fields = variants.fields(model)
+    family = scaling.family(variants.defaults(fields['name']) | fields)
+    marker = grid._MARKERS[scaling.FAMILIES.index(family)]
+    styles[model] = {'color': _style(i)['color'], 'marker': marker}
+  return styles
+
+
+def _model_handles(rows: Sequence[Row]) -> list[Any]:
+  from matplotlib.lines import Line2D
+
+  handles: list[Any] = [
+    Line2D([], [], label=model, **style)
+    for model, style in _model_styles(rows).items()
+  ]
+  modes = {row['mode'] for row in rows}
+  if len(modes) > 1:
+    handles += [
+      Line2D([], [], label=mode, color='#444444', linestyle=line)
+      for mode, line in _MODES.items()
+    ]
+  return handles
+
+
+def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
+  """Draws where the time of a run went, and every gap between its steps.
+
+  Args:
+    row: of `bench.loop.summary`, with `config` and `device`.
+    gaps: step, seconds, and whether a checkpoint was saved.
+
+  Returns:
+    A PNG.
+  """
+  from matplotlib.figure import Figure
+  from matplotlib.ticker import NullFormatter
+
+  figure = Figure(figsize=(10, 5), layout='constrained')
+  above, below = figure.subplots(2, 1, height_ratios=(1, 4))
+  parts = ('steps', 'evaluating', 'saving', 'idle')
+  left = 0.0
+  for i, part in enumerate(parts):
+    seconds = row[f'{part}_s']
+    label = f'{part} {seconds:.2f} s'
+    above.barh(0, seconds, left=left, color=_style(i)['color'], label=label)
+    left += seconds
+  above.set_xlim(0, left)
+  above.set_yticks([])
+  above.set_xlabel('seconds after the first step')
+  above.spines[['top', 'right', 'left']].set_visible(False)
+  figure.suptitle(f'{row["config"]}: {row["device"]}')
+  figure.legend(
+    *above.get_legend_handles_labels(),
+    loc='outside lower center',
+    ncols=4,
+    frameon=False,
+  )
+  for name, saved in ('saving', True), ('idle', False):
+    points = [(step, 1e3 * s) for step, s, saving in gaps if saving == saved]
+    i = parts.index(name)
+    below.plot(
+      [step for step, _ in points],
+      [ms for _, ms in points],
+      linestyle='',
+      marker='s' if saved else '.',
+      color=_style(i)['color'],
+      label=f'{name}: {len(points):,} gaps',
+    )
+  below.set_yscale('log')
+  below.yaxis.set_major_formatter('{x:g}')
+  below.yaxis.set_minor_formatter(NullFormatter())
+  # Powers of ten, of which there shall be two at least.
+  if gaps:
+    shortest = min(1e3 * seconds for _, seconds, _ in gaps)
+    below.set_ylim(bottom=min(1, shortest / 2))
+  below.set_xlim(0, row['steps'] * 1.02 + 1)
+  below.set_xlabel('step')
+  below.set_ylabel('ms without a step under way')
+  if gaps:
+    below.legend(frameon=False)
+  _finish(below)
+  return _png(figure)
+
+
+def _figure(
+  count: int, height: float = 5, width: float | None = None
+) -> tuple[Any, list[Any]]:
+  # Here, because it is slow to import.
+  from matplotlib.figure import Figure
+
+  if width is None:
+    width = 7 if count == 1 else 5
+  figure = Figure(figsize=(width * count, height), layout='constrained')
+  return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _style(i: int) -> dict[str, Any]:
+  return {
+    'color': grid._COLORS[i % len(grid._COLORS)],
+    'marker': grid._MARKERS[i % len(grid._MARKERS)],
+  }
+
+
+def _x_axis(axes: Any, ticks: Sequence[int], name: str) -> None:
+  from matplotlib.ticker import NullLocator
+
+  axes.set_xscale('log', base=2)
+  axes.set_xticks(ticks, [f'{tick:,}' for tick in ticks])
+  axes.xaxis.set_minor_locator(NullLocator())
+  axes.set_xlabel(
+    'image size in pixels' if name == 'image_size' else 'images in a batch'
+  )
+  if len(ticks) == 1:
+    axes.set_xlim(ticks[0] / 1.5, ticks[0] * 1.5)
+
+
+def _finish(axes: Any) -> None:
+  axes.grid(alpha=0.3)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+  handles, labels = axes.get_legend_handles_labels()
+  figure.legend(
+    handles, labels, loc='outside lower center', ncols=2, frameon=False
+  )
+
+
+def _png(figure: Any) -> bytes:
+  file = io.BytesIO()
+  figure.savefig(file, format='png', metadata={'Software': None})
+  return file.getvalue()
