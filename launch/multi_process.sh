@@ -6,9 +6,10 @@
 #   launch/multi_process.sh --dry_run -- ...     only prints the commands
 #
 # They form one mesh as the hosts of a pod do. Process 0 writes to the terminal,
-# and each into WORKDIR/processes/ID.log. When one fails, the others are killed;
-# the exit status is that of the first to fail. Ctrl-C and SIGTERM save first:
-# status 75. The same command resumes.
+# and each into WORKDIR/processes/ID.log. When one fails, the others notice, say
+# so and end with status 69, or else are killed after --grace_s; the exit status
+# is that of the first to fail. Ctrl-C and SIGTERM save first: status 75. The
+# same command resumes, with another number of processes too.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
@@ -17,7 +18,7 @@ source "$(dirname "$0")/options.sh"
 processes=2
 devices=4   # of each process
 port=free   # where process 0 waits for the others
-grace_s=10  # that processes have to end by themselves after one has failed
+grace_s=60  # that processes have to end by themselves after one has failed
 options=(processes devices port grace_s)
 take_options "$@"
 need_main_args
@@ -79,7 +80,7 @@ while ((${#pids[@]})); do
       failed_s=$SECONDS
     fi
   done
-  # A failed process leaves the others waiting for it in a collective operation.
+  # For processes that do not notice that one has failed.
   if ((status && ${#pids[@]} && SECONDS > failed_s + grace_s)); then
     kill -KILL "${pids[@]}" 2> /dev/null || true
   fi

@@ -21,8 +21,7 @@ from sklearn import linear_model, preprocessing
 from tqdm import tqdm
 
 from configs import digits
-from vit_jax import feature_file, fewshot, reader, train, transfer
-from vit_jax import main as training
+from vit_jax import feature_file, fewshot, processes, reader, train, transfer
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import features, probe
 from vit_jax.evaluators import fewshot as protocol
@@ -690,9 +689,7 @@ def test_distributed_joins_the_other_processes_first(
   command, workdir, monkeypatch
 ):
   calls = []
-  monkeypatch.setattr(
-    training, 'initialize_distributed', lambda: calls.append('joined')
-  )
+  monkeypatch.setattr(processes, 'join', lambda: calls.append('joined'))
   monkeypatch.setattr(
     fewshot, 'measure', lambda args, say: calls.append('measured')
   )

@@ -334,24 +334,6 @@ def test_sigterm_saves_and_exits_with_its_own_status(tmp_path):
   )
 
 
-def test_process_numbers_come_from_the_environment(monkeypatch):
-  """JAX itself reads only the coordinator's address from there."""
-  calls = []
-  monkeypatch.setattr(
-    jax.distributed, 'initialize', lambda **kwargs: calls.append(kwargs)
-  )
-  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
-  monkeypatch.delenv('JAX_PROCESS_ID', raising=False)
-  main.initialize_distributed()
-  monkeypatch.setenv('JAX_NUM_PROCESSES', '4')
-  monkeypatch.setenv('JAX_PROCESS_ID', '3')
-  main.initialize_distributed()
-  assert calls == [
-    {'num_processes': None, 'process_id': None},
-    {'num_processes': 4, 'process_id': 3},
-  ]
-
-
 def test_distributed_without_a_coordinator_is_refused(tmp_path):
   environment = {
     k: v for k, v in os.environ.items() if not k.startswith('JAX_')

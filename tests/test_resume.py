@@ -1,4 +1,4 @@
-"""Runs killed at any moment, preempted, or spread over two processes.
+"""Runs killed at any moment or preempted end as if nothing had been.
 
 All through the command, in processes of their own, with every kind of state in
 use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
@@ -8,7 +8,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -49,7 +48,14 @@ class Command:
   def __init__(self, cache):
     self._cache = cache
 
-  def start(self, workdir, devices, *args, **variables):
+  def start(
+    self,
+    workdir,
+    devices,
+    *args,
+    program=('-m', 'vit_jax.main'),
+    **variables,
+  ):
     environment = {
       k: v for k, v in os.environ.items() if not k.startswith('JAX_')
     }
@@ -64,8 +70,7 @@ class Command:
     return subprocess.Popen(
       [
         sys.executable,
-        '-m',
-        'vit_jax.main',
+        *program,
         *ARGS,
         f'--workdir={workdir}',
         *args,
@@ -253,94 +258,3 @@ def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
   """The other tests here compile nothing twice; this one compiles all."""
   Command(tmp_path / 'empty').finish(tmp_path / 'run', 8)
   assert_same_run(tmp_path / 'run', undisturbed(8))
-
-
-# Adam would blow up rounding errors where a true gradient is zero, as that of
-# the keys' biases is.
-SGD = (
-  '--config.optimizer.name=sgd',
-  '--config.optimizer.lr=0.1',
-  '--config.total=40 steps',
-)
-
-
-def start_two(command, workdir):
-  with socket.socket() as s:
-    s.bind(('localhost', 0))
-    port = s.getsockname()[1]
-  return [
-    command.start(
-      workdir,
-      4,
-      *SGD,
-      '--distributed',
-      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
-      JAX_NUM_PROCESSES='2',
-      JAX_PROCESS_ID=str(i),
-      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
-    )
-    for i in range(2)
-  ]
-
-
-def finish_all(processes):
-  try:
-    return [(p.communicate(timeout=300)[1], p.returncode) for p in processes]
-  finally:
-    for p in processes:
-      p.kill()
-
-
-def read_metrics(workdir):
-  header, *lines = (workdir / 'metrics.csv').read_text().splitlines()
-  return [
-    dict(zip(header.split(','), line.split(','), strict=True)) for line in lines
-  ]
-
-
-def assert_close_run(workdir, reference):
-  """Sums over two processes round otherwise than those within one."""
-  got, want = final_arrays(workdir), final_arrays(reference)
-  for name in want:
-    np.testing.assert_allclose(
-      got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name
-    )
-  rows, wanted = read_metrics(workdir), read_metrics(reference)
-  assert len(rows) == len(wanted) == 40
-  for row, other in zip(rows, wanted, strict=True):
-    assert row.keys() == other.keys()
-    for name, text in row.items():
-      assert bool(text) == bool(other[name])
-      if text and not name.endswith('accuracy'):
-        assert float(text) == pytest.approx(float(other[name]), rel=1e-4)
-  evaluated = [row for row in rows if row['test/examples']]
-  assert [int(row['step']) for row in evaluated] == [25, 40]
-  assert {float(row['test/examples']) for row in evaluated} == {360.0}
-
-
-def test_two_processes_train_like_one(command, undisturbed, tmp_path):
-  results = finish_all(start_two(command, tmp_path))
-  assert [status for _, status in results] == [0, 0], results
-  assert_close_run(tmp_path, undisturbed(8, *SGD))
-
-
-def test_two_processes_agree_on_the_step_to_save(
-  command, undisturbed, tmp_path
-):
-  """One of them is told; both save the same step and exit with status 75."""
-  since_ns = time.time_ns()
-  processes = start_two(command, tmp_path)
-  try:
-    assert wait_for_step(tmp_path, processes[0], since_ns)
-    processes[1].send_signal(signal.SIGTERM)
-    results = finish_all(processes)
-  finally:
-    for p in processes:
-      p.kill()
-  assert [status for _, status in results] == [75, 75], results
-  step = saved_steps(tmp_path)[-1]
-  for err, _ in results:
-    assert f'Preempted: saved step {step}.' in err
-  results = finish_all(start_two(command, tmp_path))
-  assert [status for _, status in results] == [0, 0], results
-  assert_close_run(tmp_path, undisturbed(8, *SGD))

@@ -34,6 +34,7 @@ from vit_jax import (
   feature_file,
   inputs,
   metric_log,
+  processes,
   reader,
   sharding,
   transfer,
@@ -435,10 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
   try:
     if args.distributed:
-      # Here, because it brings the flags of training.
-      from vit_jax import main as training
-
-      training.initialize_distributed()
+      processes.join()
     is_first = jax.process_index() == 0
     measure(
       args,

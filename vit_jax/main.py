@@ -25,24 +25,28 @@ measured on config.tune.val, parts of the training set; the best one is then
 trained on all of it, with every seed. Other axes of the sweep each choose for
 themselves. tune.csv says what was tried.
 
-Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted (the state
-is saved: run the same command again).
+Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted, and 69 when
+another process was lost or nothing moved for --timeout_s. (An error in the
+program gives 1 too.) After 69 and 75 the same command goes on, with another
+number of processes too: from the last checkpoint after 69, from one saved for
+it after 75. slurm.sbatch and tpu.sh in launch/ start again by themselves after
+75 and not after 69, which an error that comes again may cause: the lost
+process's last words tell. On GKE everything but 2 starts again, a limited
+number of times.
 """
 
 import logging
-import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import run, sweep, sweep_run, train
+from vit_jax import processes, run, sweep, sweep_run, train
 from vit_jax.models.variants import nearest
 
 EXIT_DIVERGED = 1
@@ -77,6 +81,13 @@ _DISTRIBUTED = flags.DEFINE_bool(
   'Whether this is one of several processes that train together: on TPU pods, '
   'Slurm, or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
   'JAX_PROCESS_ID set.',
+)
+_TIMEOUT_S = flags.DEFINE_float(
+  'timeout_s',
+  processes.Watch.timeout_s,
+  'Seconds after which training ends if no step, evaluation or save has '
+  'finished. The first step includes compiling.',
+  lower_bound=1.0,
 )
 
 
@@ -132,18 +143,6 @@ def _refuse(message: str) -> NoReturn:
   sys.exit(EXIT_BAD_INPUT)
 
 
-def initialize_distributed() -> None:
-  """Joins the other processes; of the variables JAX reads only the address."""
-
-  def number(variable: str) -> int | None:
-    return int(os.environ[variable]) if variable in os.environ else None
-
-  jax.distributed.initialize(
-    num_processes=number('JAX_NUM_PROCESSES'),
-    process_id=number('JAX_PROCESS_ID'),
-  )
-
-
 def show_messages() -> None:
   """Shows what this package has to say, and only warnings of libraries."""
   if not flags.FLAGS['verbosity'].present:
@@ -158,10 +157,21 @@ def main(argv: list[str]) -> None:
   """Runs the command and turns what can go wrong into a message and a code."""
   del argv  # parse_flags leaves nothing
   show_messages()
+  processes.Watch.timeout_s = _TIMEOUT_S.value
+  if not _DISTRIBUTED.value:
+    _run()
+    return
+  try:
+    processes.join()
+  except ValueError as e:
+    _refuse(str(e))
+  with processes.failing_together():
+    _run()
+
+
+def _run() -> None:
   config = _CONFIG.value
   try:
-    if _DISTRIBUTED.value:
-      initialize_distributed()
     sweep.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     sweep.refuse_swept(config, overrides)

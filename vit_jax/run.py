@@ -15,7 +15,7 @@ import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import hardware, metric_log, monitor, sharding
+from vit_jax import hardware, metric_log, monitor, processes, sharding
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.evaluators.build import Evaluator
 
@@ -88,6 +88,7 @@ class Run:
       prior_s=self._prior_s,
       enabled=enabled,
     )
+    self._watch = processes.Watch(workdir)
 
   def wait_for(
     self, batches: Iterator[dict[str, Any]], mesh: jax.sharding.Mesh
@@ -113,6 +114,7 @@ class Run:
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
       metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
+      self._watch.progress()
       if not all(map(math.isfinite, metrics.values())):
         raise Diverged(
           f'Step {step}: the loss is {metrics["loss"]}, the norm of the '
@@ -163,6 +165,7 @@ class Run:
     with self._progress.pause('evaluating'):
       for evaluator in self._evaluators:
         self._eval_metrics |= evaluator.run(state['average'] or state['params'])
+        self._watch.progress()
     self._log.write(step, self._eval_metrics)
     self._progress.message(
       f'step {step:,} evaluated: '
@@ -181,6 +184,7 @@ class Run:
       self._checkpoints.save(
         step, state, self._meta | {'elapsed_s': elapsed_s}, metrics
       )
+    self._watch.progress()
 
   def finish(self) -> None:
     """Waits for the last checkpoint, draws the curves and prints a summary."""
@@ -205,6 +209,7 @@ class Run:
 
   def close(self) -> None:
     """Writes what is still in memory."""
+    self._watch.stop()
     self._log.close()
     self._progress.close()
 

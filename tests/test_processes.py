@@ -1,0 +1,455 @@
+"""Several processes that train together, and what they do without one.
+
+All through the training, on the CPU of this machine: 8 devices in all, and gloo
+between the processes.
+"""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests.test_resume import (
+  ROOT,
+  Command,
+  final_arrays,
+  is_saving,
+  last_row,
+  saved_steps,
+  wait_until,
+)
+from vit_jax import processes
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+# Adam would blow up rounding errors where a true gradient is zero, as that of
+# the keys' biases is.
+SGD = (
+  '--config.optimizer.name=sgd',
+  '--config.optimizer.lr=0.1',
+  '--config.total=40 steps',
+)
+FSDP = ('--config.mesh.fsdp=-1', '--config.mesh.data=1')
+# So that none is done before it is disturbed.
+LONG = ('--config.total=9000 steps',)
+# Compiles in seconds, and is not saved before it is disturbed.
+TINY = (
+  '--config.model.width=16',
+  '--config.model.depth=1',
+  '--config.model.mlp_dim=16',
+  '--config.model.heads=2',
+  '--config.data.image_size=8',
+  '--config.eval_every=100%',
+  '--config.checkpoint_every=100%',
+)
+
+
+@pytest.fixture(scope='module')
+def training(tmp_path_factory):
+  return Command(tmp_path_factory.mktemp('cache'))
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory, training):
+  """The workdir of one process that trained with all devices."""
+  workdir = tmp_path_factory.mktemp('alone')
+  training.finish(workdir, 8, *SGD)
+  return workdir
+
+
+@contextlib.contextmanager
+def started(training, workdir, count, *args, instead=None):
+  """Gives this many processes.
+
+  `instead` has Python code by process, which runs there before the command and
+  changes it.
+  """
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  programs = {
+    i: (
+      '-c',
+      f'{code}\nfrom absl import app\nfrom vit_jax import main\n'
+      'app.run(main.main, flags_parser=main.parse_flags)',
+    )
+    for i, code in (instead or {}).items()
+  }
+  all_processes = [
+    training.start(
+      workdir,
+      8 // count,
+      *args,
+      '--distributed',
+      program=programs.get(i, ('-m', 'vit_jax.main')),
+      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+      JAX_NUM_PROCESSES=str(count),
+      JAX_PROCESS_ID=str(i),
+      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+    )
+    for i in range(count)
+  ]
+  try:
+    yield all_processes
+  finally:
+    for p in all_processes:
+      p.kill()
+    for p in all_processes:
+      p.communicate()
+
+
+def results_of(all_processes, timeout_s=300):
+  """Returns each one's exit status and what it wrote on standard error."""
+  pairs = [(p.communicate(timeout=timeout_s)[1], p) for p in all_processes]
+  return [(p.returncode, err) for err, p in pairs]
+
+
+def finish(training, workdir, count, *args):
+  with started(training, workdir, count, *args) as all_processes:
+    results = results_of(all_processes)
+  assert [status for status, _ in results] == [0] * count, results
+
+
+def wait_for_row(workdir, step, process, since_ns=0):
+  assert wait_until(lambda: last_row(workdir, since_ns) >= step, process), (
+    process.communicate()
+  )
+
+
+def read_metrics(workdir):
+  header, *lines = (workdir / 'metrics.csv').read_text().splitlines()
+  return [
+    dict(zip(header.split(','), line.split(','), strict=True)) for line in lines
+  ]
+
+
+def assert_close_run(workdir, reference):
+  """Sums over several processes round otherwise than those within one."""
+  got, want = final_arrays(workdir), final_arrays(reference)
+  assert got.keys() == want.keys()
+  for name in want:
+    np.testing.assert_allclose(
+      got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name
+    )
+  rows, wanted = read_metrics(workdir), read_metrics(reference)
+  assert len(rows) == len(wanted) == 40
+  for row, other in zip(rows, wanted, strict=True):
+    assert row.keys() == other.keys()
+    for name, text in row.items():
+      assert bool(text) == bool(other[name])
+      if text and not name.endswith('accuracy'):
+        assert float(text) == pytest.approx(float(other[name]), rel=1e-4)
+  evaluated = [row for row in rows if row['test/examples']]
+  assert [int(row['step']) for row in evaluated] == [25, 40]
+  assert {float(row['test/examples']) for row in evaluated} == {360.0}
+
+
+def assert_explained(result, what, workdir):
+  """One message, the last thing said, that names a checkpoint which exists."""
+  status, err = result
+  assert status == processes.EXIT_LOST == 69, err
+  lines = [line for line in err.splitlines() if line.startswith('error: ')]
+  assert lines == err.splitlines()[-1:], err
+  assert re.match(f'error: {what}', lines[0]), err
+  steps = saved_steps(workdir)
+  assert lines[0].endswith(
+    '. The same command goes on, with another number of processes too.'
+  )
+  known = None
+  if steps:
+    known = f'The last good checkpoint is {workdir}/checkpoints/{steps[-1]}.'
+  elif (workdir / 'metrics.csv').exists():
+    known = 'No checkpoint had been saved yet.'
+  assert known is None or f'. {known} The same' in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('args', [(), FSDP])
+@pytest.mark.parametrize('count', [2, 4])
+def test_several_train_like_one(count, args, training, alone, tmp_path):
+  finish(training, tmp_path, count, *SGD, *args)
+  assert_close_run(tmp_path, alone)
+
+
+@pytest.mark.slow
+def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
+  """One of them is told; both save the same step and exit with status 75."""
+  since_ns = time.time_ns()
+  with started(training, tmp_path, 2, *SGD) as both:
+    wait_for_row(tmp_path, 1, both[0], since_ns)
+    both[1].send_signal(signal.SIGTERM)
+    results = results_of(both)
+  assert [status for status, _ in results] == [75, 75], results
+  step = saved_steps(tmp_path)[-1]
+  for _, err in results:
+    assert f'Preempted: saved step {step}.' in err
+  finish(training, tmp_path, 2, *SGD)
+  assert_close_run(tmp_path, alone)
+
+
+SLOW_STEPS = """
+import time
+from vit_jax.run import Run
+take = Run.take
+def slow_take(self, step, metrics):
+  time.sleep(0.5)
+  take(self, step, metrics)
+Run.take = slow_take
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('args', [(), FSDP])
+def test_more_and_then_fewer_go_on(args, training, alone, tmp_path):
+  """Two, one of which is killed; four, one told to end; one."""
+  args = (*SGD, *args)
+  slowly = {0: SLOW_STEPS}
+  with started(training, tmp_path, 2, *args, instead=slowly) as both:
+    wait_for_row(tmp_path, 22, both[0])
+    both[1].kill()
+    survivor = results_of(both)[0]
+  assert_explained(survivor, 'Process 0 of 2 lost another ', tmp_path)
+  assert 20 <= saved_steps(tmp_path)[-1] < 30
+  since_ns = time.time_ns()
+  with started(training, tmp_path, 4, *args, instead=slowly) as four:
+    wait_for_row(tmp_path, 27, four[0], since_ns)
+    four[2].send_signal(signal.SIGTERM)
+    results = results_of(four)
+  assert [status for status, _ in results] == [75] * 4, results
+  assert 27 <= saved_steps(tmp_path)[-1] < 40
+  training.finish(tmp_path, 8, *args)
+  assert_close_run(tmp_path, alone)
+
+
+def test_process_0_is_killed(training, tmp_path):
+  """The others end at once, though it is what they talk through."""
+  with started(training, tmp_path, 2, *LONG, *TINY) as both:
+    wait_for_row(tmp_path, 2, both[0])
+    both[0].kill()
+    both[0].wait()
+    result = results_of(both[1:], timeout_s=120)[0]
+  assert_explained(result, 'Process 1 of 2 lost process 0, ', tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('number', 'moment', 'victim', 'args'),
+  [
+    (signal.SIGKILL, 'any', 1, ()),
+    (signal.SIGKILL, 'saving', 0, FSDP),
+    (signal.SIGKILL, 'saving', 2, FSDP),
+    # As of a machine that does not answer any more.
+    (signal.SIGSTOP, 'any', 0, ()),
+    (signal.SIGSTOP, 'any', 3, FSDP),
+  ],
+)
+def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
+  with started(training, tmp_path, 4, *LONG, *args) as four:
+    wait_for_row(tmp_path, 22, four[0])
+    if moment == 'saving':
+      wait_until(lambda: is_saving(tmp_path), four[0])
+    four[victim].send_signal(number)
+    others = [p for p in four if p is not four[victim]]
+    results = results_of(others, timeout_s=120)
+  numbers = [i for i in range(4) if i != victim]
+  for i, result in zip(numbers, results, strict=True):
+    assert_explained(result, f'Process {i} of 4 lost ', tmp_path)
+
+
+FAIL_IN_STEP_5 = """
+from vit_jax.run import Run
+take = Run.take
+def failing_take(self, step, metrics):
+  if step == 5:
+    raise RuntimeError('the disk is gone')
+  take(self, step, metrics)
+Run.take = failing_take
+"""
+NO_DATA = """
+from vit_jax import inputs
+def no_data(*args):
+  raise FileNotFoundError('no such folder: /data')
+inputs.open_source = no_data
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('failing', [0, 1])
+@pytest.mark.parametrize(
+  ('code', 'status', 'last'),
+  [
+    (FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
+    (NO_DATA, 2, 'error: no such folder: /data'),
+  ],
+)
+def test_one_alone_fails(code, status, last, failing, training, tmp_path):
+  with started(training, tmp_path, 2, *LONG, instead={failing: code}) as both:
+    results = results_of(both, timeout_s=180)
+  assert results[failing][0] == status, results
+  assert results[failing][1].splitlines()[-1] == last
+  other = 1 - failing
+  assert_explained(results[other], f'Process {other} of 2 lost ', tmp_path)
+
+
+def test_what_is_wrong_for_all_is_refused_by_all(training, tmp_path):
+  with started(training, tmp_path, 2, '--config.batch_size=63') as both:
+    results = results_of(both, timeout_s=120)
+  for status, err in results:
+    assert status == 2
+    assert err.splitlines()[-1].startswith('error: batch_size 63 cannot be ')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('present', [0, 1])
+def test_one_never_comes(present, training, tmp_path):
+  code = """
+import functools
+import jax
+initialize = jax.distributed.initialize
+jax.distributed.initialize = functools.partial(
+  initialize, initialization_timeout=5)
+"""
+  with started(training, tmp_path, 2, instead={0: code, 1: code}) as both:
+    both[1 - present].kill()
+    (result,) = results_of([both[present]], timeout_s=120)
+  assert_explained(result, f'Process {present} of 2 could not join', tmp_path)
+
+
+HANG = """
+import time
+from vit_jax.run import Run
+Run.wait_for = lambda *args: time.sleep(1000)
+"""
+
+
+def test_hanging_alone_ends_by_timeout(training, tmp_path):
+  process = training.start(
+    tmp_path,
+    8,
+    '--timeout_s=1',
+    program=(
+      '-c',
+      f'{HANG}\nfrom absl import app\nfrom vit_jax import main\n'
+      'app.run(main.main, flags_parser=main.parse_flags)',
+    ),
+  )
+  (result,) = results_of([process])
+  what = (
+    r'Process 0 of 1 has finished no step, evaluation or save for 1 s, waiting '
+    r'in train.py:\d+ \(train\): .* raise --timeout_s\.'
+  )
+  assert_explained(result, what, tmp_path)
+
+
+@pytest.mark.slow
+def test_all_that_hang_say_so(training, tmp_path):
+  """Process 1 alone hangs, and 0 waits for it in a collective operation."""
+  with started(
+    training, tmp_path, 2, '--timeout_s=1', instead={0: HANG, 1: HANG}
+  ) as both:
+    results = results_of(both)
+  for i in range(2):
+    what = f'Process {i} of 2 has finished no step, '
+    assert_explained(results[i], what, tmp_path)
+
+
+WATCHED = """
+import time
+from vit_jax.processes import Watch
+Watch.timeout_s = 3
+watch = Watch('{workdir}')
+for _ in range({moves}):
+  print('moves', flush=True)
+  time.sleep(1)
+  watch.progress()
+{then}
+time.sleep({sleep_s})
+"""
+
+
+def watched(workdir, moves, sleep_s, then=''):
+  code = WATCHED.format(
+    workdir=workdir, moves=moves, sleep_s=sleep_s, then=then
+  )
+  return subprocess.Popen(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def test_what_moves_or_is_over_is_not_hanging(tmp_path):
+  moving = watched(tmp_path, 5, 1000)
+  over = watched(tmp_path, 0, 5, 'watch.stop()')
+  out, err = moving.communicate(timeout=120)
+  assert out == 5 * 'moves\n'
+  assert_explained((moving.returncode, err), 'Process 0 of 1 has ', tmp_path)
+  _, err = over.communicate(timeout=120)
+  assert (over.returncode, err) == (0, '')
+
+
+def test_suspended_time_does_not_count(tmp_path):
+  process = watched(tmp_path, 1, 0)
+  assert process.stdout.readline()
+  process.send_signal(signal.SIGSTOP)
+  time.sleep(4)
+  process.send_signal(signal.SIGCONT)
+  _, err = process.communicate(timeout=120)
+  assert (process.returncode, err) == (0, '')
+
+
+def test_steps_evaluations_and_saves_are_progress(
+  command, monkeypatch, tmp_path
+):
+  calls = []
+
+  class Watch(processes.Watch):
+    def progress(self):
+      calls.append('progress')
+
+    def stop(self):
+      calls.append('stop')
+      super().stop()
+
+  monkeypatch.setattr(processes, 'Watch', Watch)
+  status, _, err = command(
+    '--config=configs/digits.py',
+    *TINY,
+    '--config.total=4 steps',
+    '--config.eval_every=2 steps',
+    '--config.checkpoint_every=1 step',
+    '--timeout_s=1000',
+    f'--workdir={tmp_path}',
+  )
+  assert status == 0, err
+  assert processes.Watch.timeout_s == 1000
+  # Four steps, two evaluations, four saves.
+  assert calls == 10 * ['progress'] + ['stop', 'stop']
+
+
+def test_process_numbers_come_from_the_environment(monkeypatch):
+  """JAX itself reads only the coordinator's address from there."""
+  calls = []
+  monkeypatch.setattr(processes, '_handle_abort', lambda: None)
+  monkeypatch.setattr(
+    jax.distributed, 'initialize', lambda **kwargs: calls.append(kwargs)
+  )
+  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
+  monkeypatch.delenv('JAX_PROCESS_ID', raising=False)
+  processes.join()
+  monkeypatch.setenv('JAX_NUM_PROCESSES', '4')
+  monkeypatch.setenv('JAX_PROCESS_ID', '3')
+  processes.join()
+  assert calls == [
+    {'num_processes': n, 'process_id': i, 'heartbeat_timeout_seconds': 30}
+    for n, i in [(None, None), (4, 3)]
+  ]

@@ -1,0 +1,225 @@
+"""Several processes that train together, and what one does without another.
+
+A process that waits for a lost one in a collective operation waits for ever.
+JAX notices: each process sends heartbeats to process 0, and the others are told
+when one's stop. Then, or when process 0 is gone, a C++ thread of JAX aborts the
+process, as gloo's does where a connection breaks; nothing of Python is asked
+before. So `join` handles SIGABRT, to say what happened and what to do.
+
+`Watch` is for what heartbeats do not show: processes that are all alive and
+still do not move, be it for a collective operation or for the data.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import ClassVar, NoReturn
+
+import jax
+import orbax.checkpoint as ocp
+from jax._src import distributed
+
+from vit_jax import checkpoint
+
+# sysexits.h calls it EX_UNAVAILABLE. Not 75, "try again", which some launch
+# scripts do without asking: it may have been an error that comes again.
+EXIT_LOST = 69
+
+# Without a heartbeat for so long, a process is lost. JAX sends two in this time
+# and would wait for 100 s.
+HEARTBEAT_S = 30
+# Within this time of a failure the others fail too, if it is for all to see.
+MEET_S = 15
+# That writing a message may take once the process has been aborted.
+ABORT_S = 20
+
+_workdir = ''  # of the run under way
+_joined = False
+_said = threading.Lock()
+
+
+def join() -> None:
+  """Joins the other processes, and has their loss explained.
+
+  Of the environment JAX itself reads only the coordinator's address, and all
+  three variables from Slurm and on TPU.
+
+  Raises:
+    ValueError: if there is nothing that says where the others are.
+  """
+
+  def number(variable: str) -> int | None:
+    return int(os.environ[variable]) if variable in os.environ else None
+
+  global _joined
+  _handle_abort()
+  jax.distributed.initialize(
+    num_processes=number('JAX_NUM_PROCESSES'),
+    process_id=number('JAX_PROCESS_ID'),
+    heartbeat_timeout_seconds=HEARTBEAT_S,
+  )
+  _joined = True
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+  """Ends this process without the others if it alone fails inside.
+
+  Leaving Python would wait for them, while they wait for this one.
+  """
+  try:
+    yield
+  except BaseException as e:
+    # Losing another process may show here before JAX hears of it and aborts.
+    late_s = HEARTBEAT_S if isinstance(e, jax.errors.JaxRuntimeError) else 0
+    until_s = time.monotonic() + late_s + MEET_S
+    if not _meet('failed', late_s + MEET_S):
+      time.sleep(max(0.0, until_s - time.monotonic()))
+      status: int | str | None = 1
+      if isinstance(e, SystemExit):
+        status = e.code
+      else:
+        traceback.print_exc()
+      sys.stdout.flush()
+      os._exit(status if isinstance(status, int) else 1)
+    raise
+
+
+class Watch:
+  """Ends the process once no step, evaluation or save has finished for long.
+
+  Attributes:
+    timeout_s: how long that is.
+  """
+
+  timeout_s: ClassVar[float] = 1800.0
+
+  def __init__(self, workdir: str):
+    """Starts watching a run, whose checkpoints are in `workdir`."""
+    global _workdir
+    _workdir = workdir
+    self._idle_s = 0.0
+    self._stopped = threading.Event()
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def progress(self) -> None:
+    """Tells that something has finished."""
+    self._idle_s = 0.0
+
+  def stop(self) -> None:
+    """Ends watching."""
+    self._stopped.set()
+
+  def _watch(self) -> None:
+    tick_s = min(1.0, self.timeout_s)
+    # Ticks and not a clock: the time in which the process is suspended, as by
+    # Ctrl-Z, does not count.
+    while not self._stopped.wait(tick_s):
+      self._idle_s += tick_s
+      if self._idle_s >= self.timeout_s:
+        _say(
+          f'{_name()} has finished no step, evaluation or save for '
+          f'{self.timeout_s:g} s, waiting in {_main_thread_at()}: a collective '
+          'operation or the data hangs. If it is only slow, raise --timeout_s.'
+        )
+        # Where all hang, each shall say so before the first one is missed.
+        _meet('hung', MEET_S)
+        _exit()
+
+
+def _say(what: str) -> None:
+  """Says what happened and how to go on, once."""
+  if not _said.acquire(blocking=False):
+    return
+  text = (
+    f'error: {what}{_last_checkpoint()} The same command goes on, with another '
+    'number of processes too.\n'
+  )
+  os.write(sys.stderr.fileno(), text.encode())
+
+
+def _exit() -> NoReturn:
+  """Ends this process, whose main thread may never come back to do so."""
+  if distributed.global_state.process_id == 0:
+    time.sleep(1)  # or else the others would miss this one
+  os._exit(EXIT_LOST)
+
+
+def _name() -> str:
+  state = distributed.global_state
+  return f'Process {state.process_id} of {state.num_processes}'
+
+
+def _last_checkpoint() -> str:
+  if not _workdir:
+    return ''  # before training
+  folder = checkpoint.absolute(_workdir) / checkpoint.FOLDER
+  steps = ocp.utils.checkpoint_steps(folder) if folder.exists() else []
+  if not steps:
+    return ' No checkpoint had been saved yet.'
+  return f' The last good checkpoint is {folder / str(max(steps))}.'
+
+
+def _main_thread_at() -> str:
+  """Returns the line of this package that the main thread is in."""
+  frame = sys._current_frames()[threading.main_thread().ident or 0]
+  here = os.path.dirname(__file__)
+  ours = [
+    f'{os.path.relpath(line.filename, here)}:{line.lineno} ({line.name})'
+    for line in traceback.extract_stack(frame)
+    if line.filename.startswith(here)
+  ]
+  return ours[-1] if ours else 'a library'
+
+
+def _meet(where: str, timeout_s: float) -> bool:
+  """Returns whether all processes come here within this time."""
+  client = distributed.global_state.client
+  if client is None:
+    return True  # alone
+  try:
+    client.wait_at_barrier(f'vit_jax {where}', round(1000 * timeout_s))
+  except jax.errors.JaxRuntimeError:
+    return False
+  return True
+
+
+def _handle_abort() -> None:
+  """Has SIGABRT explained.
+
+  By ctypes, since `signal.signal` calls no Python before the main thread is
+  back from C++, and the process is gone by then.
+  """
+  libc = ctypes.CDLL(None)
+  libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+  libc.signal(signal.SIGABRT, ctypes.cast(_on_abort, ctypes.c_void_p))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(number: int) -> None:
+  del number
+  signal.alarm(ABORT_S)  # ends the process if what follows cannot
+  if not _joined:
+    what = 'could not join the others: the lines above say why'
+  elif not _coordinator_answers():
+    what = 'lost process 0, which coordinates them: it does not answer'
+  else:
+    what = 'lost another process, or failed in C++: the lines above say which'
+  _say(f'{_name()} {what}.')
+  _exit()
+
+
+def _coordinator_answers() -> bool:
+  host, port = str(distributed.global_state.coordinator_address).rsplit(':', 1)
+  try:
+    socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
+  except OSError:
+    return False
+  return True
