@@ -257,7 +257,9 @@ def one_device():
     ({'fsdp': 8}, 'step'),
     ({'fsdp': 8}, 'layer'),
     ({'tensor': 2}, 'step'),
-    ({'data': 2, 'fsdp': 2, 'tensor': 2}, 'step'),
+    pytest.param(
+      {'data': 2, 'fsdp': 2, 'tensor': 2}, 'step', marks=pytest.mark.slow
+    ),
     ({'data': 2, 'fsdp': 2, 'tensor': 2}, 'layer'),
   ],
   ids=str,
@@ -294,7 +296,11 @@ def test_batches_are_split_and_never_gathered():
   assert not any(whole_batch in line for line in gathers)
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+@pytest.mark.parametrize(
+  'scan',
+  [False, pytest.param(True, marks=pytest.mark.slow)],
+  ids=['loop', 'scan'],
+)
 @pytest.mark.parametrize('gather', ['step', 'layer'])
 def test_fsdp_gathers_weights_and_sums_no_activations(gather, scan):
   """Every kernel is gathered; nothing with the whole batch is gathered or

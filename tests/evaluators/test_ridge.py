@@ -49,7 +49,14 @@ def predict(model, x, l2):
 
 @pytest.mark.parametrize('scales', ['even', 'bad', 'worse'])
 # The last two are decomposed with a few more rows and columns.
-@pytest.mark.parametrize(('n', 'd'), [*SHAPES, (300, 256), (256, 300)])
+@pytest.mark.parametrize(
+  ('n', 'd'),
+  [
+    *SHAPES,
+    pytest.param(300, 256, marks=pytest.mark.slow),
+    pytest.param(256, 300, marks=pytest.mark.slow),
+  ],
+)
 def test_predictions_are_those_of_scikit_learn(n, d, scales):
   x, _, y = problem(n + 50, d, scales)
   model = ridge.Ridge(x[:n], y[:n])

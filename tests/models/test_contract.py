@@ -338,7 +338,12 @@ def test_initial_parameters_do_not_depend_on_scan(case):
 
 @pytest.mark.parametrize(
   'case',
-  [slow_if(name in HEAVIEST, name, name=name) for name in ARCHITECTURES],
+  [
+    slow_if(
+      name in (*HEAVIEST, 'axial-map-relative', 'hybrid'), name, name=name
+    )
+    for name in ARCHITECTURES
+  ],
   indirect=True,
 )
 def test_eight_devices_equal_one(case):

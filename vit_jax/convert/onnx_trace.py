@@ -116,7 +116,7 @@ class _Reader:
     if name in ('jit', 'custom_jvp_call', 'custom_vjp_call'):
       inner = params.get('jaxpr') or params['call_jaxpr']
       return self.run(inner.jaxpr, inner.consts, inputs)
-    if name in ('stop_gradient', 'copy'):
+    if name in ('stop_gradient', 'copy', 'name'):
       return inputs
     out = eqn.outvars[0].aval
     if name == 'broadcast_in_dim':
