@@ -15,6 +15,8 @@ def random_arrays(model, image_size, seed=0):
   def draw(path, shape):
     x = rng.standard_normal(shape, np.float32)
     if path.endswith('kernel'):
+      if 'encoderblock/' in path:
+        shape = shape[1:]  # a stack of layers is no larger than its layers
       fan_in = shape[0] if 'Attention' in path else np.prod(shape[:-1])
       if path.endswith('out/kernel'):
         fan_in = shape[0] * shape[1]

@@ -101,6 +101,13 @@ def test_long_sequences_take_memory_of_their_length(monkeypatch):
   assert temporaries(4096) < 4 * 4096**2 / 4
 
 
+def test_any_length_is_traced_in_a_few_parts():
+  """A damaged file may claim images of terapixels."""
+  q = jax.ShapeDtypeStruct((1, 2**32, 1, 8), jnp.float32)
+  program = jax.make_jaxpr(attention.attend)(q, q, q)
+  assert len(str(program).splitlines()) < 2000
+
+
 def test_weights_are_returned_where_they_are_asked_for():
   x = jax.random.normal(jax.random.key(0), (2, 5, 12))
   plain = layers.MultiHeadAttention(3)

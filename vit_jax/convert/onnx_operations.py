@@ -179,6 +179,16 @@ def _maximum(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
   return graph.elementwise('Max', a, b)
 
 
+def _equal(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
+  return graph.elementwise('Equal', a, b, dtype=bool)
+
+
+def _select(
+  graph: Graph, out: Any, params: Any, which: Value, no: Value, yes: Value
+) -> Value:
+  return graph.elementwise('Where', which, yes, no, dtype=no.dtype)
+
+
 ELEMENTWISE = {
   'add': 'Add',
   'sub': 'Sub',
@@ -194,6 +204,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'concatenate': _concatenate,
   'conv_general_dilated': _convolution,
   'dot_general': _dot,
+  'eq': _equal,
   'erfc': _erfc,
   'gather': _gather,
   'integer_pow': _integer_pow,
@@ -205,6 +216,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'reduce_window_sum': functools.partial(_pool, 'AveragePool'),
   'reshape': lambda graph, out, params, x: graph.reshape(x, out.shape),
   'rsqrt': _rsqrt,
+  'select_n': _select,
   'slice': _slice,
   'square': _square,
   'squeeze': lambda graph, out, params, x: graph.reshape(x, out.shape),

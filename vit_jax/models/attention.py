@@ -27,11 +27,20 @@ NAME = 'attention'
 # At this many the logits of a layer are no larger than the activations of its
 # MLP, about; 1,024 x 1,024 pixels in patches of 16 are 4,096 tokens.
 MAX_QUERIES = 1024
+# Without gradients the parts are traced one by one, and a file can claim images
+# of any size.
+MAX_UNROLLED = 32
 
 
 def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
   """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best way."""
-  if jax.default_backend() == 'gpu' and q_BQNK.dtype == jnp.bfloat16:
+  K = q_BQNK.shape[-1]
+  if (
+    jax.default_backend() == 'gpu'
+    and q_BQNK.dtype == jnp.bfloat16
+    and K % 8 == 0
+    and K <= 128
+  ):
     return jax.nn.dot_product_attention(
       q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
     )
@@ -64,12 +73,9 @@ def _attend(q_BNQK: Array, k_BNLK: Array, v_BNLK: Array) -> Array:
   if Q <= MAX_QUERIES:
     return attend(q_BNQK)
   # Not a loop of XLA, which no converter knows.
+  rows = max(MAX_QUERIES, math.ceil(Q / MAX_UNROLLED))
   return jnp.concatenate(
-    [
-      attend(q_BNQK[:, :, i : i + MAX_QUERIES])
-      for i in range(0, Q, MAX_QUERIES)
-    ],
-    axis=2,
+    [attend(q_BNQK[:, :, i : i + rows]) for i in range(0, Q, rows)], axis=2
   )
 
 

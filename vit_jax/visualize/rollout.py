@@ -33,5 +33,7 @@ def rollout(attention_XBNLL: Array, grid: tuple[int, int]) -> Array:
   for i in reversed(range(layers)):
     row_BL = jnp.einsum('BQ,BQL->BL', row_BL, a_XBLL[i])
   row_BL = row_BL[:, extra:]
-  row_BL /= jnp.max(row_BL, axis=-1, keepdims=True)
+  max_B1 = jnp.max(row_BL, axis=-1, keepdims=True)
+  # XLA may divide by multiplying with an inverse, which leaves 1 - 6e-8.
+  row_BL = jnp.where(row_BL == max_B1, 1.0, row_BL / max_B1)
   return row_BL.reshape(B, h, w)
