@@ -137,7 +137,7 @@ def clipped(grads, norm):
   return [x * min(1, norm / total) for x in grads]
 
 
-def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None):
+def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None, kept=np.float64):
   """Adam of 1412.6980 with the decoupled decay of 1711.05101, eq. by eq."""
   ps = jax.tree.leaves(params())
   is_kernel = [name.endswith('kernel') for name in names(params())]
@@ -147,7 +147,10 @@ def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None):
   for t, g in enumerate(grads):
     gs = jax.tree.leaves(g)
     gs = clipped(gs, clip) if clip else gs
-    ms = [b1 * m + (1 - b1) * g for m, g in zip(ms, gs, strict=True)]
+    ms = [
+      b1 * m.astype(kept).astype(np.float64) + (1 - b1) * g
+      for m, g in zip(ms, gs, strict=True)
+    ]
     vs = [b2 * v + (1 - b2) * g**2 for v, g in zip(vs, gs, strict=True)]
     ps = [
       p
@@ -211,6 +214,37 @@ def test_sgd_with_momentum_is_the_recursion(momentum, clip):
   assert_history(run(optimizer, grads), want)
 
 
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_momentum_is_kept_in_bfloat16(name):
+  optimizer = optim.make(
+    name=name,
+    lr=optim.schedule(0.1, 'constant', 0, 9),
+    b1=0.9,
+    b2=0.99,
+    momentum_dtype='bfloat16',
+  )
+  grads = gradients(6)
+  got = run(optimizer, grads)
+  if name == 'adam':
+    want = adam_in_numpy(
+      grads, lambda t: 0.1, 0.9, 0.99, 0.0, kept=jnp.bfloat16
+    )
+  else:
+    ps = jax.tree.leaves(params())
+    ms = [np.zeros_like(p) for p in ps]
+    want = []
+    for g in map(jax.tree.leaves, grads):
+      ms = [
+        0.9 * m.astype(jnp.bfloat16).astype(np.float64) + g
+        for m, g in zip(ms, g, strict=True)
+      ]
+      ps = [p - 0.1 * m for p, m in zip(ps, ms, strict=True)]
+      want.append(ps)
+  assert_history(got, want)
+  kept = [x for x in jax.tree.leaves(optimizer.init(params())) if x.ndim]
+  assert sum(x.dtype == jnp.bfloat16 for x in kept) == len(names(params()))
+
+
 def test_small_gradients_are_not_clipped():
   small = [jax.tree.map(lambda g: g * 1e-3, g) for g in gradients(2)]
   kwargs = {'name': 'sgd', 'lr': optim.schedule(1.0, 'constant', 0, 9)}
@@ -247,6 +281,12 @@ def test_only_kernels_decay(name, factor):
 def test_unknown_optimizer_is_refused():
   with pytest.raises(ValueError, match="'lamb': use adam or sgd"):
     optim.make(name='lamb', lr=optim.schedule(1.0, 'constant', 0, 9))
+
+
+def test_unknown_momentum_dtype_is_refused():
+  lr = optim.schedule(1.0, 'constant', 0, 9)
+  with pytest.raises(ValueError, match="'float16': use float32 or bfloat16"):
+    optim.make(name='adam', lr=lr, momentum_dtype='float16')
 
 
 @pytest.mark.parametrize(

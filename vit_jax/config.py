@@ -149,6 +149,8 @@ def base() -> ConfigDict:
         'b1': 0.9,
         'b2': 0.999,
         'momentum': 0.9,
+        # Of what is kept of either's first moment: float32, or bfloat16.
+        'momentum_dtype': 'float32',
         # On kernels: decoupled and times the learning rate with Adam, as an L2
         # penalty with SGD.
         'weight_decay': 0.1,

@@ -256,6 +256,7 @@ def make_optimizer(
     b1=o.b1,
     b2=o.b2,
     momentum=o.momentum,
+    momentum_dtype=o.momentum_dtype,
     weight_decay=o.weight_decay,
     clip_norm=o.clip_norm,
   )
