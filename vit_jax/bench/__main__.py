@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 _TRAIN = """Training steps on the first device.
 
@@ -214,34 +215,31 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
 
 # Each imports what it needs: JAX, TensorFlow and matplotlib take their time.
 def _train(args: argparse.Namespace) -> None:
-  from vit_jax.bench import output, train
-
-  files = output.Output(args.csv, args.plot)
   _share_memory(args.vs)
-  train.bench_train(
-    args.variants,
-    args.image_sizes,
-    args.batch_sizes,
-    args.dtype,
-    args.vs,
-    _overrides(args),
-    files,
-  )
+  from vit_jax.bench import train
+
+  _speed(train.TASK, args)
 
 
 def _inference(args: argparse.Namespace) -> None:
-  from vit_jax.bench import inference, output
-
-  files = output.Output(args.csv, args.plot)
   _share_memory(args.vs)
-  inference.bench_inference(
+  from vit_jax.bench import inference
+
+  _speed(inference.TASK, args)
+
+
+def _speed(task: Any, args: argparse.Namespace) -> None:
+  from vit_jax.bench import output, speed
+
+  speed.bench(
+    task,
     args.variants,
     args.image_sizes,
     args.batch_sizes,
     args.dtype,
     args.vs,
     _overrides(args),
-    files,
+    output.Output(args.csv, args.plot),
   )
 
 
