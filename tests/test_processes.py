@@ -171,8 +171,7 @@ def assert_explained(result, what, workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('args', [(), FSDP])
-@pytest.mark.parametrize('count', [2, 4])
+@pytest.mark.parametrize(('count', 'args'), [(2, ()), (4, FSDP)])
 def test_several_train_like_one(count, args, training, alone, tmp_path):
   finish(training, tmp_path, count, *SGD, *args)
   assert_close_run(tmp_path, alone)
@@ -206,10 +205,9 @@ Run.take = slow_take
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('args', [(), FSDP])
-def test_more_and_then_fewer_go_on(args, training, alone, tmp_path):
+def test_more_and_then_fewer_go_on(training, alone, tmp_path):
   """Two, one of which is killed; four, one told to end; one."""
-  args = (*SGD, *args)
+  args = (*SGD, *FSDP)
   slowly = {0: SLOW_STEPS}
   with started(training, tmp_path, 2, *args, instead=slowly) as both:
     wait_for_row(tmp_path, 22, both[0])
@@ -244,7 +242,6 @@ def test_process_0_is_killed(training, tmp_path):
   [
     (signal.SIGKILL, 'any', 1, ()),
     (signal.SIGKILL, 'saving', 0, FSDP),
-    (signal.SIGKILL, 'saving', 2, FSDP),
     # As of a machine that does not answer any more.
     (signal.SIGSTOP, 'any', 0, ()),
     (signal.SIGSTOP, 'any', 3, FSDP),
@@ -281,15 +278,15 @@ inputs.open_source = no_data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('failing', [0, 1])
 @pytest.mark.parametrize(
-  ('code', 'status', 'last'),
+  ('failing', 'code', 'status', 'last'),
   [
-    (FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
-    (NO_DATA, 2, 'error: no such folder: /data'),
+    (0, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
+    (1, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
+    (1, NO_DATA, 2, 'error: no such folder: /data'),
   ],
 )
-def test_one_alone_fails(code, status, last, failing, training, tmp_path):
+def test_one_alone_fails(failing, code, status, last, training, tmp_path):
   with started(training, tmp_path, 2, *LONG, instead={failing: code}) as both:
     results = results_of(both, timeout_s=180)
   assert results[failing][0] == status, results
