@@ -20,7 +20,7 @@ from vit_jax.convert import onnx as onnx_format
 from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
 from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
-from vit_jax.visualize.rollout import rollout
+from vit_jax.visualize.rollout import of_captured
 
 REASON = 'needs the extra `peers`, see requirements.txt'
 onnx = pytest.importorskip('onnx', reason=REASON)
@@ -226,7 +226,7 @@ def test_rollout_is_an_output(tmp_path, fields):
       {'params': checkpoint.params}, x, capture=('attention',)
     )
     grid = checkpoint.model.grid(size)
-    maps = np.asarray(rollout(aux['attention'], grid))
+    maps = np.asarray(of_captured(aux['attention'], grid))
     assert got.shape == (count, *grid)
     assert relative_difference(got, maps) < TOLERANCE
     assert relative_difference(logits, np.asarray(want)) < TOLERANCE

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.convert.random_weights import random_checkpoint
-from vit_jax.visualize.rollout import rollout
+from tests.visualize.test_layers import KINDS, SIZE, tiny
+from vit_jax.visualize import rollout
+from vit_jax.visualize.layers import Layers
 
 
 def loop(attention_XBNLL, grid):
@@ -28,7 +30,7 @@ def test_rollout_is_the_product_over_layers(extra):
   tokens = 6 + extra
   logits = 2 * rng.standard_normal((3, 2, 4, tokens, tokens), np.float32)
   attention = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  got = rollout(attention, (2, 3))
+  got = rollout.of_captured(attention, (2, 3))
   np.testing.assert_allclose(got, loop(attention, (2, 3)), rtol=1e-5)
 
 
@@ -41,7 +43,7 @@ def test_what_a_model_captures_is_taken():
     {'params': checkpoint.params}, images, capture=('attention',)
   )
   grid = checkpoint.model.grid(checkpoint.image_size)
-  got = rollout(aux['attention'], grid)
+  got = rollout.of_captured(aux['attention'], grid)
   assert got.shape == (2, 4, 6)
   np.testing.assert_array_equal(np.max(got, axis=(1, 2)), 1)
   want = loop(np.asarray(aux['attention']), grid)
@@ -50,4 +52,130 @@ def test_what_a_model_captures_is_taken():
 
 def test_attention_to_nothing_but_oneself_reaches_nothing_else():
   identity = np.broadcast_to(np.eye(5, dtype=np.float32), (2, 1, 3, 5, 5))
-  np.testing.assert_array_equal(rollout(identity[..., 1:, 1:], (2, 2)), 1)
+  np.testing.assert_array_equal(
+    rollout.of_captured(identity[..., 1:, 1:], (2, 2)), 1
+  )
+
+
+FUSIONS = {'mean': np.mean, 'min': np.min, 'max': np.max}
+
+
+def fused(weights_NLL, fusion, discard, gradients_NLL=None):
+  """A layer of one image, as the definition says it."""
+  A_NLL = np.asarray(weights_NLL)
+  if gradients_NLL is not None:
+    A_NLL = np.maximum(A_NLL * gradients_NLL, 0)
+  # In float32, so that the order of almost equal ones is the same.
+  A_LL = FUSIONS[fusion](A_NLL, axis=0).astype(np.float64)
+  lowest = sorted(np.ndindex(A_LL.shape), key=lambda at: A_LL[at])
+  for at in lowest[: int(discard * A_LL.size)]:
+    A_LL[at] = 0
+  return A_LL if gradients_NLL is None else A_LL / (A_LL.sum(1).max() or 1)
+
+
+def by_definition(layers_NLL, read_L, fusion, discard, gradients=None):
+  R = np.eye(len(read_L))
+  for i, weights_NLL in enumerate(layers_NLL):
+    A_LL = fused(weights_NLL, fusion, discard, gradients and gradients[i])
+    a = 0.5 * A_LL + 0.5 * np.eye(len(read_L))
+    R = a / a.sum(1, keepdims=True) @ R
+  row = np.asarray(read_L) @ R
+  np.testing.assert_allclose(row.sum(), 1)
+  row = row[len(row) - 6 :]
+  return row.reshape(2, 3) / (row.max() or 1)
+
+
+@pytest.mark.parametrize('discard', [0.0, 0.5, 0.9])
+@pytest.mark.parametrize('fusion', FUSIONS)
+@pytest.mark.parametrize('kind', ['cls', 'gap', 'map', 'hybrid'])
+def test_every_fusion_is_its_formula(kind, fusion, discard):
+  layers = Layers(*tiny(kind))
+  weights = [np.asarray(layer['all']) for layer in layers.attention()]
+  read_BL = {
+    'cls': np.eye(7)[[0, 0]],
+    'hybrid': np.eye(7)[[0, 0]],
+    'gap': np.full((2, 6), 1 / 6),
+    'map': np.asarray(layers.read_BL),
+  }[kind]
+  got = rollout.rollout(layers, fusion, discard)
+  assert got.shape == (2, 2, 3)
+  for i in range(2):
+    want = by_definition([x[i] for x in weights], read_BL[i], fusion, discard)
+    np.testing.assert_allclose(got[i], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('discard', [0.0, 0.5])
+@pytest.mark.parametrize('fusion', FUSIONS)
+def test_a_class_weighs_attention_by_its_gradients(fusion, discard):
+  layers = Layers(*tiny('cls'))
+  class_B = np.array([2, 1])
+  found = list(layers.gradients(class_B))[::-1]
+  got = rollout.rollout(layers, fusion, discard, class_B)
+  for i in range(2):
+    want = by_definition(
+      [np.asarray(w['all'][i]) for w, _ in found],
+      np.eye(7)[0],
+      fusion,
+      discard,
+      [np.asarray(g['all'][i]) for _, g in found],
+    )
+    np.testing.assert_allclose(got[i], want, rtol=1e-4)
+
+
+def test_another_class_has_another_map():
+  layers = Layers(*tiny('cls'))
+  maps = [
+    rollout.rollout(layers, class_B=np.full(2, number)) for number in range(3)
+  ]
+  assert np.abs(maps[0] - maps[1]).max() > 0.01
+  assert np.abs(maps[1] - maps[2]).max() > 0.01
+
+
+@pytest.mark.parametrize('explained', [False, True], ids=['whole', 'class'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_batch_is_one_by_one(kind, explained):
+  model, params, images = tiny(kind)
+  class_B = np.array([2, 1]) if explained else None
+  got = rollout.rollout(
+    Layers(model, params, images), 'max', 0.3, class_B=class_B
+  )
+  for i in range(2):
+    one = Layers(model, params, images[i : i + 1])
+    alone = rollout.rollout(
+      one, 'max', 0.3, class_B=class_B[i : i + 1] if explained else None
+    )
+    np.testing.assert_allclose(got[i], alone[0], rtol=1e-4)
+
+
+def test_axial_layers_mix_rows_and_then_columns():
+  """As one matrix over all tokens, made with Kronecker products."""
+  layers = Layers(*tiny('axial'))
+  h, w = layers.grid
+  R = np.broadcast_to(np.eye(h * w), (2, h * w, h * w))
+  for layer in layers.attention():
+    for axis in ('row', 'column'):
+      a = np.zeros((2, h, w, h, w))
+      fused_Bxyy = np.asarray(layer[axis], np.float64).mean(2)
+      for x in range(fused_Bxyy.shape[1]):
+        mixed = fused_Bxyy[:, x] + np.eye(fused_Bxyy.shape[-1])
+        mixed /= mixed.sum(-1, keepdims=True)
+        if axis == 'row':
+          a[:, x, :, x, :] = mixed
+        else:
+          a[:, :, x, :, x] = mixed
+      R = a.reshape(2, h * w, h * w) @ R
+  want = R.mean(1).reshape(2, h, w)
+  want /= want.max((1, 2), keepdims=True)
+  np.testing.assert_allclose(rollout.rollout(layers), want, rtol=1e-5)
+
+
+def test_uniform_attention_gives_the_uniform_map():
+  model, params, images = tiny('cls')
+  for name in params['Transformer']:
+    if name.startswith('encoderblock'):
+      block = params['Transformer'][name]['MultiHeadDotProductAttention_1']
+      block['query'] = {k: np.zeros_like(x) for k, x in block['query'].items()}
+  for fusion in FUSIONS:
+    got = rollout.rollout(Layers(model, params, images), fusion)
+    assert got.shape == (2, *(side // 4 for side in SIZE))
+    np.testing.assert_allclose(got, 1, rtol=1e-6)

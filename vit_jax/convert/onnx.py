@@ -25,7 +25,7 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.variants import Model
 from vit_jax.models.vit import ViT
 from vit_jax.reader import Checkpoint
-from vit_jax.visualize.rollout import rollout as rollout_of
+from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'int8')
 
@@ -149,7 +149,7 @@ def _to_model(
     outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
     if rollout:
       grid = model.grid(checkpoint.image_size)
-      outputs['rollout'] = rollout_of(aux['attention'], grid)
+      outputs['rollout'] = rollout_lib.of_captured(aux['attention'], grid)
     return outputs
 
   try:

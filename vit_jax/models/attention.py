@@ -52,9 +52,10 @@ def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
 
 
 def logits(q_BNQK: Array, k_BNLK: Array) -> Array:
-  """Returns q k^T / sqrt(K), BNQL, in float32."""
+  """Returns q k^T / sqrt(K), BNQL, in float32 or better."""
   logits_BNQL = jnp.einsum('BNQK,BNLK->BNQL', q_BNQK, k_BNLK)
-  return logits_BNQL.astype(jnp.float32) * q_BNQK.shape[-1] ** -0.5
+  dtype = jnp.promote_types(logits_BNQL.dtype, jnp.float32)
+  return logits_BNQL.astype(dtype) * q_BNQK.shape[-1] ** -0.5
 
 
 def weighted(weights_BNQL: Array, v_BNLK: Array) -> Array:

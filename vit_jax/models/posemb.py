@@ -87,7 +87,7 @@ class RelativeKeys(nn.Module):
       'BLNK,ONK->BNLO',
       q_BLNK[:, extra:],
       r_ONK[::-1].astype(q_BLNK.dtype),
-      preferred_element_type=jnp.float32,
+      preferred_element_type=jnp.promote_types(q_BLNK.dtype, jnp.float32),
     )
     logits_BNLL = _shift(logits_BNLO * K**-0.5)
     return jnp.pad(logits_BNLL, ((0, 0), (0, 0), (extra, 0), (extra, 0)))

@@ -1,39 +1,132 @@
 """Attention rollout (Abnar & Zuidema, 2005.00928).
 
 How much of each patch reaches the output, if every layer passes on half of its
-input as it is and half as its attention mixes it.
+input as it is and half as its attention mixes it:
+
+  R = a_X ... a_2 a_1,  a = (A + I) / 2 with rows divided by their sums
+
+where A are a layer's weights with the heads fused. The map is what the output
+reads of R's rows: that of the class token, the mean of all where the tokens are
+averaged, or as the pooling head attends to them.
+
+For a class, A are the weights times their gradients where that is positive
+(Chefer et al., 2103.15679), divided by an image's largest sum of a row: the
+gradients of a logit have no scale of their own, and the row that matters most
+to the class then weighs as much as what is passed on.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.visualize.layers import Attention, Layers, read
+
 Array = jax.Array
 
+FUSIONS: dict[str, Any] = {'mean': jnp.mean, 'min': jnp.min, 'max': jnp.max}
 
-def rollout(attention_XBNLL: Array, grid: tuple[int, int]) -> Array:
-  """Returns maps Bhw, the largest value of each of which is 1.
 
-  R = I; for every layer, with A the mean over its heads, R = aR, where a is
-  (A + I) / 2 with rows divided by their sums. The map is the row of R that
-  belongs to the class token; without one, the mean over the rows of all tokens,
-  which is what average pooling sees.
+def rollout(
+  layers: Layers,
+  fusion: str = 'mean',
+  discard: float = 0.0,
+  class_B: Array | None = None,
+) -> Array:
+  """Returns maps Bhw, the largest value of each of which is 1 (or 0).
 
   Args:
-    attention_XBNLL: softmax weights of every layer, as a model captures them.
+    layers: a model at work on images.
+    fusion: of the heads: 'mean', 'min' or 'max'.
+    discard: share of a layer's fused weights, the lowest ones of each image,
+      that are set to 0.
+    class_B: index of the class to explain, for each image; None for what the
+      image as a whole passes on.
+  """
+  if class_B is None:
+    found = [
+      {axis: fuse(x, fusion, discard) for axis, x in weights.items()}
+      for weights in layers.attention()
+    ]
+  else:
+    # They come from the last layer to the first.
+    found = [
+      {
+        axis: fuse(x, fusion, discard, gradients[axis])
+        for axis, x in weights.items()
+      }
+      for weights, gradients in layers.gradients(class_B)
+    ][::-1]
+  return maps(found, layers.read_BL, layers.grid)
+
+
+def fuse(
+  weights_BNQL: Array,
+  fusion: str = 'mean',
+  discard: float = 0.0,
+  gradients_BNQL: Array | None = None,
+) -> Array:
+  """Returns one BQL for all heads; rows or columns may come after B."""
+  if gradients_BNQL is not None:
+    weights_BNQL = jax.nn.relu(weights_BNQL * gradients_BNQL)
+  fused = FUSIONS[fusion](weights_BNQL, axis=-3)
+  B = fused.shape[0]
+  flat = fused.reshape(B, -1)
+  if count := int(discard * flat.shape[1]):
+    lowest = jnp.argsort(flat, axis=1)[:, :count]
+    flat = flat.at[jnp.arange(B)[:, None], lowest].set(0)
+    fused = flat.reshape(fused.shape)
+  if gradients_BNQL is not None:
+    sums = jnp.sum(fused, axis=-1).reshape(B, -1)
+    most = jnp.max(sums, axis=1).reshape(B, *[1] * (fused.ndim - 1))
+    fused = fused / jnp.where(most > 0, most, 1)
+  return fused
+
+
+def mixing(fused: Array) -> Array:
+  """Returns (A + I) / 2 with rows divided by their sums."""
+  a = fused + jnp.eye(fused.shape[-1], dtype=fused.dtype)
+  return a / jnp.sum(a, axis=-1, keepdims=True)
+
+
+def maps(
+  fused: Sequence[Attention], read_BL: Array, grid: tuple[int, int]
+) -> Array:
+  """Returns the maps Bhw of layers whose heads are fused.
+
+  Args:
+    fused: of each layer, from the first to the last.
+    read_BL: how much the output reads of each token.
     grid: (h, w) of the patches, which are the last tokens.
   """
-  layers, B, _, L, _ = attention_XBNLL.shape
   h, w = grid
-  a_XBLL = (jnp.mean(attention_XBNLL, axis=2) + jnp.eye(L)) / 2
-  a_XBLL /= jnp.sum(a_XBLL, axis=-1, keepdims=True)
-  # A row of the product needs no product of matrices.
-  extra = L - h * w
-  row_L = jnp.eye(L)[0] if extra else jnp.full(L, 1 / L)
-  row_BL = jnp.broadcast_to(row_L, (B, L))
-  for i in reversed(range(layers)):
-    row_BL = jnp.einsum('BQ,BQL->BL', row_BL, a_XBLL[i])
-  row_BL = row_BL[:, extra:]
-  max_B1 = jnp.max(row_BL, axis=-1, keepdims=True)
+  row: Any = read_BL  # one row of the product needs no product of matrices
+  for layer in reversed(fused):
+    if 'all' in layer:
+      row = jnp.einsum('BQ,BQL->BL', row, mixing(layer['all']))
+      continue
+    row = row.reshape(-1, h, w)
+    row = jnp.einsum('Bqw,Bwqh->Bhw', row, mixing(layer['column']))
+    row = jnp.einsum('Bhq,Bhqw->Bhw', row, mixing(layer['row']))
+    row = row.reshape(-1, h * w)
+  row = row[:, row.shape[1] - h * w :]
+  # Where all has been discarded on the way, the map is 0 everywhere.
+  max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
   # XLA may divide by multiplying with an inverse, which leaves 1 - 6e-8.
-  row_BL = jnp.where(row_BL == max_B1, 1.0, row_BL / max_B1)
-  return row_BL.reshape(B, h, w)
+  row = jnp.where(row == max_B1, 1.0, row / max_B1)
+  return row.reshape(-1, h, w)
+
+
+def of_captured(attention_XBNLL: Array, grid: tuple[int, int]) -> Array:
+  """Returns the maps Bhw of weights that a model captured, heads averaged.
+
+  Without a class token, the mean over the rows of all tokens is taken.
+  """
+  layers, B, _, L, _ = attention_XBNLL.shape
+  extra = L - grid[0] * grid[1]
+  return maps(
+    [{'all': fuse(attention_XBNLL[i])} for i in range(layers)],
+    read(B, L, class_token=extra > 0),
+    grid,
+  )

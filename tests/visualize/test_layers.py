@@ -1,0 +1,117 @@
+"""Layers beside the whole model, and gradients beside differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import attention, variants
+from vit_jax.visualize.layers import Layers
+
+TINY = {
+  'patch_size': 4,
+  'width': 8,
+  'depth': 3,
+  'mlp_dim': 16,
+  'heads': 2,
+  'num_classes': 3,
+}
+KINDS = {
+  'cls': {},
+  'gap': {'pool': 'gap', 'posemb': 'learned2d', 'posemb_at': 'every_layer'},
+  'map': {'pool': 'map', 'posemb': 'sincos2d'},
+  'relative': {'posemb': 'relative'},
+  'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
+  'hybrid': {'patch_size': 1, 'stem_width': 32},
+  'stacked': {'scan': True, 'remat': 'cheap'},
+}
+SIZE = (8, 12)
+
+
+def tiny(kind, dtype='float32'):
+  """Returns a model, random parameters and a batch of two images."""
+  model = variants.build(
+    name='vit', image_size=SIZE, **TINY | KINDS[kind]
+  ).clone(dtype=jnp.dtype(dtype))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: (0.5 * rng.standard_normal(x.shape)).astype(dtype),
+    jax.eval_shape(lambda: variants.init(model, jax.random.key(0), SIZE)),
+  )
+  images = rng.uniform(-1, 1, (2, *SIZE, 3)).astype(dtype)
+  return model, params, images
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_each_layers_attention_is_what_the_model_captures(kind):
+  model, params, images = tiny(kind)
+  logits, aux = model.apply({'params': params}, images, capture=('attention',))
+  layers = Layers(model, params, images)
+  got = list(layers.attention())
+  assert len(got) == len(layers) == 3
+  want = aux['attention'] if kind == 'axial' else {'all': aux['attention']}
+  for axis, stacked in want.items():
+    for layer, expected in zip(got, stacked, strict=True):
+      np.testing.assert_allclose(layer[axis], expected, atol=1e-6)
+      np.testing.assert_allclose(layer[axis].sum(-1), 1, atol=1e-6)
+  np.testing.assert_allclose(layers.logits_BC, logits, rtol=1e-5, atol=1e-5)
+  assert layers.grid == (2, 3)
+
+
+@pytest.fixture
+def in_float64():
+  with jax.enable_x64(True):
+    yield
+
+
+@pytest.mark.parametrize('kind', [k for k in KINDS if k != 'stacked'])
+def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
+  """Central differences of 1e-4 in float64, for weights of every layer."""
+  model, params, images = tiny(kind, 'float64')
+  class_B = np.array([2, 1])
+  found = list(Layers(model, params, images).gradients(class_B))[::-1]
+  calls, changed = [], {}
+  weighted = attention.weighted
+
+  def with_a_change(weights, v):
+    calls.append(0)
+    return weighted(weights + changed.get(len(calls) - 1, 0), v)
+
+  monkeypatch.setattr(attention, 'weighted', with_a_change)
+
+  @jax.jit
+  def logit(change):
+    calls.clear()
+    changed.clear()
+    changed.update(change)
+    _, aux = model.apply({'params': params}, images, capture=('attention',))
+    # The model's own logits are float32.
+    logits = aux['pre_logits'] @ params['head']['kernel']
+    return logits[jnp.arange(2), class_B].sum()
+
+  names = ['row', 'column'] if kind == 'axial' else ['all']
+  rng = np.random.default_rng(1)
+  for layer, (weights, gradients) in enumerate(found):
+    assert weights.keys() == gradients.keys() == {*names}
+    for place, name in enumerate(names):
+      gradient = np.asarray(gradients[name])
+      assert gradient.dtype == np.float64
+      # Axial weights have rows or columns in an axis of their own.
+      flat = gradient.reshape(-1, *gradient.shape[-3:])
+      for _ in range(4):
+        entry = tuple(rng.integers(flat.shape))
+        change = np.zeros(flat.shape)
+        change[entry] = 1e-4
+        call = layer * len(names) + place
+        difference = (logit({call: change}) - logit({call: -change})) / 2e-4
+        np.testing.assert_allclose(
+          flat[entry], difference, rtol=1e-5, atol=1e-9
+        )
+
+
+def test_a_model_without_attention_says_so():
+  model = variants.build(
+    name='resnet', image_size=(32, 32), width=32, layers=(1,), num_classes=3
+  )
+  with pytest.raises(ValueError, match='ResNet, which has no attention'):
+    Layers(model, {}, np.zeros((1, 32, 32, 3)))

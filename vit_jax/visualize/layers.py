@@ -1,0 +1,235 @@
+"""A model's attention, one layer at a time.
+
+Going forward only the tokens before each layer are kept. What is wanted of a
+layer is computed again from them, so that no more than one layer's weights are
+in memory: those of ViT-L/16 at 512 pixels are 1.6 GB an image.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import attention, variants
+from vit_jax.models.axial import AxialBlock
+from vit_jax.models.layers import EncoderBlock, Projection
+from vit_jax.models.vit import Encoder, ViT
+
+Array = jax.Array
+
+# By the name of the axis that it goes along: 'all', or 'row' and 'column' where
+# the model is axial.
+Attention = dict[str, Array]
+
+
+class Layers:
+  """The layers of a ViT at work on a batch.
+
+  Attributes:
+    grid: (h, w) of the patches.
+    read_BL: how much the output reads of each token after the last layer: the
+      class token, all alike, or as the pooling head's heads attend on average.
+    logits_BC: of the batch.
+  """
+
+  def __init__(self, model: Any, params: Any, images_BHWC: Array):
+    """Runs the model once.
+
+    Args:
+      model: any that the reader opens.
+      params: its parameters.
+      images_BHWC: normalised, in float.
+
+    Raises:
+      ValueError: if the model has no attention.
+    """
+    if not isinstance(model, ViT):
+      raise ValueError(
+        'This model is a ResNet, which has no attention to look at: use a ViT '
+        'or a hybrid.'
+      )
+    self._model = model.clone(scan=False, remat='none')
+    self._params = variants.unstack_layers(params)
+    _, H, W, _ = images_BHWC.shape
+    self.grid = model.grid((H, W))
+    self._blocks: list[tuple[str, nn.Module]] = []
+    self.logits_BC, self._inputs, self.read_BL = jax.jit(self._run)(
+      self._params, images_BHWC
+    )
+    self._images_BHWC = images_BHWC
+
+  def _run(
+    self, params: Any, images_BHWC: Array
+  ) -> tuple[Array, list[Any], Array]:
+    """Returns the logits, what goes into every layer, and what is read."""
+    inputs, pooled = [], {}
+
+    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      if _is_layer(context):
+        x_BLD, _, positions_LD = args
+        inputs.append((x_BLD, positions_LD))
+        module = context.module
+        block = module.clone(parent=None, name=None, capture=('attention',))
+        self._blocks.append((module.name, block))
+      result = next_fun(*args, **kwargs)
+      path = context.module.path
+      if isinstance(context.module, Projection) and path[0] == 'MAPHead_0':
+        pooled[path[-1]] = result.swapaxes(1, 2)
+      return result
+
+    with nn.intercept_methods(note):
+      logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
+    B, L, _ = aux['tokens'].shape
+    if pooled:
+      logits_BN1L = attention.logits(pooled['query'], pooled['key'])
+      read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
+    else:
+      read_BL = read(B, L, class_token=self._model.pool == 'cls')
+    return logits_BC, inputs, read_BL
+
+  def __len__(self) -> int:
+    return len(self._blocks)
+
+  def attention(self) -> Iterator[Attention]:
+    """Yields the softmax weights of each layer, from the first to the last.
+
+    Of 'all' tokens BNLL; or of each 'row', BhNww, and each 'column', BwNhh.
+    """
+    for (name, block), inputs in zip(self._blocks, self._inputs, strict=True):
+      params = self._params['Transformer'][name]
+      yield _weights(_Static(block), params, *inputs)
+
+  def gradients(self, class_B: Array) -> Iterator[tuple[Attention, Attention]]:
+    """Yields the weights and what they do to a logit, from the last layer.
+
+    The gradient is that of the logit with respect to each entry of a layer's
+    weights, as if it could be set without the others of its row.
+
+    Args:
+      class_B: index of the logit, for each image.
+    """
+    x_BLD = self._after_last()
+    dx_BLD = jax.jit(jax.grad(self._logit))(x_BLD, self._params, class_B)
+    for (name, block), inputs in zip(
+      reversed(self._blocks), reversed(self._inputs), strict=True
+    ):
+      params = self._params['Transformer'][name]
+      weights, gradients, dx_BLD = _backward(
+        _Static(block), params, *inputs, dx_BLD
+      )
+      yield weights, gradients
+
+  def _after_last(self) -> Array:
+    name, block = self._blocks[-1]
+    params = self._params['Transformer'][name]
+    return _apply(_Static(block), params, *self._inputs[-1])
+
+  def _logit(self, x_BLD: Array, params: Any, class_B: Array) -> Array:
+    """Returns the sum over images of a logit, from the last layer's tokens."""
+
+    def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      # The tokens before are computed for nothing, which XLA leaves out.
+      return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
+
+    with nn.intercept_methods(replace):
+      logits_BC, _ = self._model.apply({'params': params}, self._images_BHWC)
+    return jnp.take_along_axis(logits_BC, class_B[:, None], axis=1).sum()
+
+
+def read(B: int, L: int, *, class_token: bool) -> Array:
+  """Returns what is read of the tokens: the first, or all alike; BL."""
+  row_L = jnp.eye(L)[0] if class_token else jnp.full(L, 1 / L)
+  return jnp.broadcast_to(row_L, (B, L))
+
+
+class _Static:
+  """A module as an argument of `jit`: equal modules are compiled once."""
+
+  def __init__(self, module: nn.Module):
+    self.module = module
+
+  def __hash__(self) -> int:
+    return hash(type(self.module))
+
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, _Static) and self.module == other.module
+
+
+def _is_layer(context: Any) -> bool:
+  return (
+    isinstance(context.module, EncoderBlock | AxialBlock)
+    and isinstance(context.module.parent, Encoder)
+    and context.method_name == '__call__'
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(
+  block: _Static, params: Any, x_BLD: Array, positions_LD: Array | None
+) -> Array:
+  """Returns the tokens after a layer."""
+  module: Any = block.module
+  return module.apply({'params': params}, x_BLD, None, positions_LD)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(
+  block: _Static, params: Any, x_BLD: Array, positions_LD: Array | None
+) -> Attention:
+  module: Any = block.module
+  _, captured = module.apply({'params': params}, x_BLD, None, positions_LD)
+  found = captured['attention']
+  return found if isinstance(found, dict) else {'all': found}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(
+  block: _Static,
+  params: Any,
+  x_BLD: Array,
+  positions_LD: Array | None,
+  dx_BLD: Array,
+) -> tuple[Attention, Attention, Array]:
+  """Returns a layer's weights, their gradients, and that of its input.
+
+  With y = A v, the gradient of A is dy v^T.
+  """
+  module: Any = block.module
+
+  def run(x_BLD: Array, zeros: dict[Any, Array]) -> Any:
+    values, attended = {}, {}
+
+    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      path = context.module.path
+      if not isinstance(context.module, Projection):
+        return next_fun(*args, **kwargs)
+      if path[-1] == 'out':
+        (y_BQNK,) = args
+        attended[path[:-1]] = y_BQNK
+        args = (y_BQNK + zeros.get(path[:-1], 0),)
+      result = next_fun(*args, **kwargs)
+      if path[-1] == 'value':
+        values[path[:-1]] = result
+      return result
+
+    with nn.intercept_methods(note):
+      out_BLD, captured = module.apply(
+        {'params': params}, x_BLD, None, positions_LD
+      )
+    return out_BLD, (captured['attention'], values, attended)
+
+  _, (_, _, shapes) = jax.eval_shape(lambda x: run(x, {}), x_BLD)
+  zeros = {path: jnp.zeros(s.shape, s.dtype) for path, s in shapes.items()}
+  _, vjp, (weights, values, _) = jax.vjp(run, x_BLD, zeros, has_aux=True)
+  dx_BLD, dy = vjp(dx_BLD)
+  if not isinstance(weights, dict):
+    weights = {'all': weights}
+  gradients = {}
+  for path, v_BLNK in values.items():
+    axis = path[0] if len(path) > 1 else 'all'
+    gradient = jnp.einsum('BQNK,BLNK->BNQL', dy[path], v_BLNK)
+    gradients[axis] = gradient.reshape(weights[axis].shape)
+  return weights, gradients, dx_BLD
