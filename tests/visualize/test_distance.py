@@ -1,0 +1,88 @@
+"""Distances of attention made by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.visualize.test_layers import tiny
+from vit_jax.visualize import distance
+from vit_jax.visualize.layers import Layers
+
+GRIDS = [(4, 4), (2, 5), (1, 6)]
+
+
+def pairwise_mean(grid):
+  places = list(itertools.product(range(grid[0]), range(grid[1])))
+  return np.mean(
+    [np.hypot(a[0] - b[0], a[1] - b[1]) for a in places for b in places]
+  )
+
+
+@pytest.mark.parametrize('grid', GRIDS)
+def test_attention_to_oneself_is_at_no_distance(grid):
+  L = grid[0] * grid[1]
+  weights = np.broadcast_to(np.eye(L, dtype=np.float32), (2, 3, L, L))
+  got = distance.of_weights(weights, grid, 16)
+  np.testing.assert_array_equal(got, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize('grid', GRIDS)
+def test_uniform_attention_is_at_the_mean_of_all_pairs(grid):
+  L = grid[0] * grid[1]
+  weights = np.full((1, 2, L, L), 1 / L, np.float32)
+  got = distance.of_weights(weights, grid, 16)
+  np.testing.assert_allclose(got, 16 * pairwise_mean(grid), rtol=1e-6)
+
+
+@pytest.mark.parametrize('k', [1, 2, 3])
+@pytest.mark.parametrize('down', [False, True], ids=['right', 'down'])
+def test_a_shift_is_at_its_length(k, down):
+  """Around the border it would be another length: those wrap to themselves."""
+  h, w = 5, 6
+  weights = np.zeros((1, 1, h * w, h * w), np.float32)
+  inside = 0
+  for y, x in itertools.product(range(h), range(w)):
+    to = (y + k, x) if down else (y, x + k)
+    if to[0] >= h or to[1] >= w:
+      to = y, x
+    else:
+      inside += 1
+    weights[0, 0, y * w + x, to[0] * w + to[1]] = 1
+  got = distance.of_weights(weights, (h, w), 14)
+  np.testing.assert_allclose(got, [[14 * k * inside / (h * w)]], rtol=1e-6)
+
+
+def test_a_class_token_is_nowhere():
+  """Half of each patch's attention goes to it, the rest two patches right."""
+  weights = np.zeros((1, 1, 5, 5), np.float32)
+  weights[..., 0, :] = 0.2
+  weights[..., 1:, 0] = 0.5
+  for i in range(4):
+    weights[0, 0, 1 + i, 1 + (i + 2) % 4] = 0.5
+  np.testing.assert_allclose(distance.of_weights(weights, (1, 4), 8), [[16]])
+
+
+def test_attention_to_the_class_token_alone_is_at_no_distance():
+  weights = np.zeros((1, 1, 3, 3), np.float32)
+  weights[..., 0] = 1
+  np.testing.assert_array_equal(distance.of_weights(weights, (1, 2), 8), [[0]])
+
+
+def test_heads_of_layers_over_images():
+  layers = Layers(*tiny('cls'))
+  got = distance.mean_distances(layers, 4)
+  assert got.keys() == {'all'}
+  for i, weights in enumerate(layers.attention()):
+    each = distance.of_weights(weights['all'], layers.grid, 4)
+    np.testing.assert_allclose(got['all'][i], np.mean(each, 0), rtol=1e-6)
+  assert got['all'].shape == (3, 2)
+  assert np.all(got['all'] > 0) and np.all(got['all'] < 4 * np.hypot(1, 2))
+
+
+def test_axial_attention_stays_in_rows_and_columns():
+  got = distance.mean_distances(Layers(*tiny('axial')), 4)
+  assert got.keys() == {'row', 'column'}
+  # Two rows and three columns: within 4 and 8 pixels.
+  assert np.all(got['column'] > 0) and np.all(got['column'] < 4)
+  assert np.all(got['row'] > 0) and np.all(got['row'] < 8)

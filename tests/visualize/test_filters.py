@@ -1,0 +1,33 @@
+"""Principal components beside scikit-learn's."""
+
+import numpy as np
+import pytest
+
+from vit_jax.visualize import filters
+
+
+@pytest.mark.parametrize('width', [12, 200])
+def test_components_are_scikit_learns(width):
+  decomposition = pytest.importorskip('sklearn.decomposition')
+  rng = np.random.default_rng(0)
+  kernel = rng.standard_normal((4, 4, 3, width))
+  kernel *= np.linspace(0.1, 3, 48).reshape(4, 4, 3, 1)
+  got = filters.principal_components(kernel, 8)
+  assert got.shape == (8, 4, 4, 3)
+  pca = decomposition.PCA(8, svd_solver='full').fit(kernel.reshape(48, -1).T)
+  for ours, theirs in zip(got.reshape(8, -1), pca.components_, strict=True):
+    np.testing.assert_allclose(ours * np.sign(ours @ theirs), theirs, atol=1e-6)
+    assert ours[np.abs(ours).argmax()] > 0
+
+
+def test_there_are_no_more_than_filters():
+  kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 5))
+  assert filters.principal_components(kernel, 28).shape == (5, 4, 4, 3)
+
+
+@pytest.mark.parametrize('name', ['embedding', 'conv_root'])
+def test_filters_are_those_that_see_the_image(name):
+  params = {'embedding': {'kernel': np.zeros((1, 1, 64, 8))}}
+  params[name] = {'kernel': np.ones((7, 7, 3, 8))}
+  assert filters.first_kernel(params)[0] == name
+  assert filters.first_kernel(params)[1].shape == (7, 7, 3, 8)

@@ -1,0 +1,72 @@
+"""Mean attention distance (figures 7 right and 11; appendix D.8).
+
+How far the patches that a patch attends to are away from it on average, in
+pixels of the image: the Euclidean distance of their centres, weighted by the
+attention. A class token is nowhere; its query and its key are left out, and the
+weights of the other keys divided by their sum.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.visualize.layers import Layers
+
+Array = jax.Array
+
+
+def mean_distances(
+  layers: Layers, pixels_per_patch: float
+) -> dict[str, np.ndarray]:
+  """Returns the distances XN of all layers and heads, averaged over images.
+
+  Args:
+    layers: a model at work on images.
+    pixels_per_patch: from one patch to the next, in pixels of the image.
+
+  Returns:
+    For attention to 'all', or along each 'row' and 'column', an array.
+  """
+  h, w = layers.grid
+  grids = {'all': (h, w), 'row': (1, w), 'column': (h, 1)}
+  found = [
+    {
+      axis: of_weights(x, grids[axis], pixels_per_patch).mean(0)
+      for axis, x in weights.items()
+    }
+    for weights in layers.attention()
+  ]
+  return {
+    axis: np.stack([np.asarray(layer[axis]) for layer in found])
+    for axis in found[0]
+  }
+
+
+def of_weights(
+  weights_BNLL: Array, grid: tuple[int, int], pixels_per_patch: float
+) -> Array:
+  """Returns the mean distance BN, in pixels.
+
+  Args:
+    weights_BNLL: softmax weights, those of patches last; rows or columns that
+      attend on their own may come after B, and are averaged.
+    grid: (h, w) of the patches that attend to each other.
+    pixels_per_patch: from one patch to the next.
+  """
+  h, w = grid
+  extra = weights_BNLL.shape[-1] - h * w
+  weights_BNLL = weights_BNLL[..., extra:, extra:]
+  distance_LL = between(grid) * pixels_per_patch
+  sums_BNL = jnp.sum(weights_BNLL, axis=-1)
+  # A patch that attends to the class token alone attends nowhere.
+  mean_BNL = jnp.sum(weights_BNLL * distance_LL, axis=-1) / jnp.where(
+    sums_BNL > 0, sums_BNL, 1
+  )
+  mean_BN = jnp.mean(mean_BNL, axis=-1)
+  return mean_BN.reshape(mean_BN.shape[0], -1, mean_BN.shape[-1]).mean(1)
+
+
+def between(grid: tuple[int, int]) -> np.ndarray:
+  """Returns the distances LL of a grid's patches, in patches."""
+  at_L2 = np.indices(grid).reshape(2, -1).T
+  return np.linalg.norm(at_L2[:, None] - at_L2[None], axis=-1)

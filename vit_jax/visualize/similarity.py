@@ -1,0 +1,47 @@
+"""Similarity of position embeddings (figures 7 centre and 10)."""
+
+import numpy as np
+
+from vit_jax.models import posemb
+from vit_jax.reader import Checkpoint
+
+
+def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+  """Returns the cosine of each patch's embedding to each other's, hwhw.
+
+  Args:
+    table_LD: embeddings, those of patches last, in raster order.
+    grid: (h, w) of the patches.
+  """
+  h, w = grid
+  x_LD = np.asarray(table_LD, np.float64)[len(table_LD) - h * w :]
+  # An embedding of zeros is similar to none.
+  lengths_L1 = np.linalg.norm(x_LD, axis=1, keepdims=True)
+  x_LD = x_LD / np.where(lengths_L1 > 0, lengths_L1, 1)
+  return (x_LD @ x_LD.T).reshape(h, w, h, w)
+
+
+def tables(checkpoint: Checkpoint) -> np.ndarray:
+  """Returns the embeddings XLD that a model adds to its tokens.
+
+  X is 1, or the number of layers where each adds embeddings of its own.
+
+  Raises:
+    ValueError: if the model adds none.
+  """
+  model = checkpoint.model
+  kind = getattr(model, 'posemb', 'none')
+  if kind in ('none', 'relative'):
+    raise ValueError(
+      f'{checkpoint.path} adds no position embeddings to its tokens '
+      f'({kind!r}): there is nothing to compare.'
+    )
+  grid = model.grid(checkpoint.image_size)
+  module = posemb.PositionEmbedding(
+    kind, model.depth if model.posemb_at == 'every_layer' else 1
+  )
+  params = checkpoint.params['Transformer'].get('posembed_input', {})
+  found = module.apply(
+    {'params': params}, grid, int(model.pool == 'cls'), model.width
+  )
+  return np.asarray(found)
