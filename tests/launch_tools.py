@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import stat
 import subprocess
 import sys
@@ -139,6 +140,9 @@ class Tools:
       stderr=subprocess.PIPE,
       text=True,
       start_new_session=True,
+      # Where a shell runs the tests in the background, SIGINT is ignored, which
+      # bash could not undo.
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
   def run(
