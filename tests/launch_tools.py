@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import signal
 import stat
 import subprocess
 import sys
@@ -131,8 +130,11 @@ class Tools:
   def start(
     self, script: str, *args: str, **variables: str
   ) -> subprocess.Popen[str]:
+    # Where a shell runs the tests in the background, SIGINT is ignored, which
+    # bash could not undo.
+    heeding = ['/usr/bin/env', '--default-signal=INT']
     return subprocess.Popen(
-      ['bash', f'launch/{script}', *args],
+      [*heeding, 'bash', f'launch/{script}', *args],
       cwd=ROOT,
       env=self.environment(**variables),
       stdin=subprocess.DEVNULL,
@@ -140,9 +142,6 @@ class Tools:
       stderr=subprocess.PIPE,
       text=True,
       start_new_session=True,
-      # Where a shell runs the tests in the background, SIGINT is ignored, which
-      # bash could not undo.
-      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
   def run(
