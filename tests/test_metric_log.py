@@ -312,6 +312,9 @@ class FakeClu:
       raise OSError('disk full')
     self.calls.append((step, scalars))
 
+  def write_images(self, step, images):
+    self.calls.append((step, {k: x.shape for k, x in images.items()}))
+
   def flush(self):
     self.calls.append('flush')
 
@@ -347,6 +350,22 @@ def test_tensorboard_never_makes_the_loop_wait(tmp_path, fake_clu):
     'close',
   ]
   assert fake_clu.hidden == [([], 'GPU')]
+
+
+def test_pictures_go_to_tensorboard_alone(tmp_path, fake_clu):
+  fake_clu.gate.set()
+  log = _log(tmp_path)
+  log.write(1, {'loss': 0.5})
+  log.write_pictures(1, {'seen': np.zeros((4, 6, 3), np.uint8)})
+  log.write_pictures(1, {})
+  log.close()
+  assert [call for call in fake_clu.calls if call != 'flush'] == [
+    ('open', str(tmp_path)),
+    (1, {'loss': 0.5}),
+    (1, {'seen': (1, 4, 6, 3)}),
+    'close',
+  ]
+  assert _text(tmp_path) == 'step,loss\n1,0.5\n'
 
 
 @pytest.fixture

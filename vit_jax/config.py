@@ -102,6 +102,9 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
+        # Attention rollout on the first images of a split, and the filters of
+        # the patches, to TensorBoard at every evaluation.
+        'pictures': {'type': 'pictures', 'split': '', 'images': 8},
       },
       'model': {
         # 'vit', hybrids and axial ViTs included, or 'resnet', which has other

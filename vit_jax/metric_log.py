@@ -97,6 +97,13 @@ class MetricLog:
       floats = {name: float(text) for name, text in cells.items()}
       self._tensorboard.write(step, floats)
 
+  def write_pictures(
+    self, step: int, pictures: Mapping[str, np.ndarray]
+  ) -> None:
+    """Adds pictures, uint8 HWC by name, to TensorBoard; the table has none."""
+    if self._tensorboard and pictures:
+      self._tensorboard.write(step, dict(pictures))
+
   def close(self) -> None:
     """Waits until TensorBoard's files are complete; the CSV always is."""
     if self._tensorboard:
@@ -133,7 +140,7 @@ class _TensorBoard:
 
   def __init__(self, logdir: str):
     self._logdir = logdir
-    self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None]
+    self._queue: queue.SimpleQueue[tuple[int, dict[str, Any]] | None]
     self._queue = queue.SimpleQueue()
     # A daemon, so that a crashed run does not hang on a stuck import.
     self._thread = threading.Thread(
@@ -141,9 +148,10 @@ class _TensorBoard:
     )
     self._thread.start()
 
-  def write(self, step: int, scalars: dict[str, float]) -> None:
+  def write(self, step: int, values: dict[str, Any]) -> None:
+    """Takes numbers alone, or pictures alone."""
     if self._thread.is_alive():
-      self._queue.put((step, scalars))
+      self._queue.put((step, values))
 
   def close(self) -> None:
     self._queue.put(None)
@@ -158,7 +166,12 @@ class _TensorBoard:
       tf.config.set_visible_devices([], 'GPU')
       writer = metric_writers.SummaryWriter(self._logdir)
       while (item := self._queue.get()) is not None:
-        writer.write_scalars(*item)
+        step, values = item
+        if any(isinstance(value, np.ndarray) for value in values.values()):
+          # Batches of one, which is what TensorFlow wants.
+          writer.write_images(step, {k: x[None] for k, x in values.items()})
+        else:
+          writer.write_scalars(step, values)
         if self._queue.empty():
           writer.flush()
       writer.close()

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import hardware, metric_log, monitor, processes, sharding
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.evaluators.build import Evaluator
+from vit_jax.evaluators import build
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
@@ -54,7 +54,7 @@ class Run:
     config: ConfigDict,
     durations: Durations,
     checkpoints: Checkpoints,
-    evaluators: list[Evaluator],
+    evaluators: list[build.Evaluator],
     meta: dict[str, Any],
     start_step: int,
     forward_flops: int,
@@ -161,12 +161,14 @@ class Run:
   def evaluate(self, step: int, state: dict[str, Any]) -> None:
     """Runs the evaluators on the average, or else on the parameters."""
     self._settle(0)
-    self._eval_metrics = {}
+    found: dict[str, Any] = {}
     with self._progress.pause('evaluating'):
       for evaluator in self._evaluators:
-        self._eval_metrics |= evaluator.run(state['average'] or state['params'])
+        found |= evaluator.run(state['average'] or state['params'])
         self._watch.progress()
+    self._eval_metrics, pictures = build.metrics_and_pictures(found)
     self._log.write(step, self._eval_metrics)
+    self._log.write_pictures(step, pictures)
     self._progress.message(
       f'step {step:,} evaluated: '
       + ', '.join(

@@ -144,10 +144,11 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   params = jax.device_put(
     checkpoint.params, sharding.tree_shardings(checkpoint.params, mesh)
   )
-  results: dict[str, float] = {}
+  results: dict[str, Any] = {}
   for evaluator in build.make_evaluators(config, objective, names, mesh):
     results |= evaluator.run(params)
-  return results
+  # Pictures belong to the TensorBoard of a training.
+  return build.metrics_and_pictures(results)[0]
 
 
 def durations_of(config: ConfigDict, examples: int) -> Durations:

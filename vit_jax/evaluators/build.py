@@ -1,7 +1,7 @@
 """Evaluators as a config describes them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -15,6 +15,7 @@ from vit_jax.evaluators import features
 from vit_jax.evaluators.classification import ClassificationEvaluator
 from vit_jax.evaluators.fewshot import FewShotEvaluator
 from vit_jax.evaluators.objectnet import ObjectNetEvaluator
+from vit_jax.evaluators.pictures import PicturesEvaluator
 from vit_jax.evaluators.real import RealEvaluator
 from vit_jax.objectives.classification import Classification
 
@@ -28,8 +29,11 @@ class Evaluator(Protocol):
 
   name: str
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns metrics by name, the same in every process."""
+  def run(self, params: Any) -> Mapping[str, float | np.ndarray]:
+    """Returns metrics by name, the same in every process.
+
+    Arrays are pictures, uint8 HWC, which the first process has to show.
+    """
     ...
 
 
@@ -66,6 +70,15 @@ def make_evaluators(
       )
     evaluators.append(_TYPES[entry.type](parts, name, entry))
   return evaluators
+
+
+def metrics_and_pictures(
+  found: Mapping[str, float | np.ndarray],
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+  """Tells apart what evaluators return."""
+  pictures = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
+  metrics = {k: float(v) for k, v in found.items() if k not in pictures}
+  return metrics, pictures
 
 
 class _Parts:
@@ -166,9 +179,21 @@ def _fewshot(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
   )
 
 
+def _pictures(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
+  return PicturesEvaluator(
+    name,
+    parts.objective,
+    parts.source(entry.split),
+    parts.transform,
+    entry.images,
+    parts.batches['mesh'],
+  )
+
+
 _TYPES: dict[str, Callable[[_Parts, str, ConfigDict], Evaluator]] = {
   'classification': _classification,
   'real': _real,
   'objectnet': _objectnet,
   'fewshot': _fewshot,
+  'pictures': _pictures,
 }

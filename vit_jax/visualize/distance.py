@@ -16,13 +16,14 @@ Array = jax.Array
 
 
 def mean_distances(
-  layers: Layers, pixels_per_patch: float
+  layers: Layers, pixels_per_patch: float, images: int | None = None
 ) -> dict[str, np.ndarray]:
   """Returns the distances XN of all layers and heads, averaged over images.
 
   Args:
     layers: a model at work on images.
     pixels_per_patch: from one patch to the next, in pixels of the image.
+    images: how many of the batch count, the first ones; None for all.
 
   Returns:
     For attention to 'all', or along each 'row' and 'column', an array.
@@ -31,7 +32,7 @@ def mean_distances(
   grids = {'all': (h, w), 'row': (1, w), 'column': (h, 1)}
   found = [
     {
-      axis: of_weights(x, grids[axis], pixels_per_patch).mean(0)
+      axis: of_weights(x, grids[axis], pixels_per_patch)[:images].mean(0)
       for axis, x in weights.items()
     }
     for weights in layers.attention()

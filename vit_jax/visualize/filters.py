@@ -28,7 +28,7 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
   return found.reshape(-1, *shape)
 
 
-def first_kernel(params: Any) -> tuple[str, np.ndarray]:
+def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of the filters that see the image itself.
 
   Those of the patches, or of a ResNet's first convolution where there is one.
@@ -37,5 +37,5 @@ def first_kernel(params: Any) -> tuple[str, np.ndarray]:
     params: of any model that the reader opens.
   """
   if 'conv_root' in params:
-    return 'conv_root', np.asarray(params['conv_root']['kernel'])
-  return 'embedding', np.asarray(params['embedding']['kernel'])
+    return 'conv_root', params['conv_root']['kernel']
+  return 'embedding', params['embedding']['kernel']

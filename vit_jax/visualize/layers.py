@@ -47,48 +47,22 @@ class Layers:
       ValueError: if the model has no attention.
     """
     if not isinstance(model, ViT):
+      has = 'has no attention to look at'
+      if model.axial:
+        has = 'has convolutions between its attention, which mix tokens too'
       raise ValueError(
-        'This model is a ResNet, which has no attention to look at: use a ViT '
-        'or a hybrid.'
+        f'This model is a ResNet, which {has}: use a ViT or a hybrid.'
       )
-    self._model = model.clone(scan=False, remat='none')
+    plain = model.clone(scan=False, remat='none')
+    self._program = _program(_Static(plain), images_BHWC.shape)
     self._params = variants.unstack_layers(params)
+    self._images_BHWC = images_BHWC
     _, H, W, _ = images_BHWC.shape
     self.grid = model.grid((H, W))
-    self._blocks: list[tuple[str, nn.Module]] = []
-    self.logits_BC, self._inputs, self.read_BL = jax.jit(self._run)(
+    self.logits_BC, self._inputs, self.read_BL = self._program.run(
       self._params, images_BHWC
     )
-    self._images_BHWC = images_BHWC
-
-  def _run(
-    self, params: Any, images_BHWC: Array
-  ) -> tuple[Array, list[Any], Array]:
-    """Returns the logits, what goes into every layer, and what is read."""
-    inputs, pooled = [], {}
-
-    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      if _is_layer(context):
-        x_BLD, _, positions_LD = args
-        inputs.append((x_BLD, positions_LD))
-        module = context.module
-        block = module.clone(parent=None, name=None, capture=('attention',))
-        self._blocks.append((module.name, block))
-      result = next_fun(*args, **kwargs)
-      path = context.module.path
-      if isinstance(context.module, Projection) and path[0] == 'MAPHead_0':
-        pooled[path[-1]] = result.swapaxes(1, 2)
-      return result
-
-    with nn.intercept_methods(note):
-      logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
-    B, L, _ = aux['tokens'].shape
-    if pooled:
-      logits_BN1L = attention.logits(pooled['query'], pooled['key'])
-      read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
-    else:
-      read_BL = read(B, L, class_token=self._model.pool == 'cls')
-    return logits_BC, inputs, read_BL
+    self._blocks = tuple(self._program.blocks)
 
   def __len__(self) -> int:
     return len(self._blocks)
@@ -112,7 +86,9 @@ class Layers:
       class_B: index of the logit, for each image.
     """
     x_BLD = self._after_last()
-    dx_BLD = jax.jit(jax.grad(self._logit))(x_BLD, self._params, class_B)
+    dx_BLD = self._program.backward(
+      x_BLD, self._params, self._images_BHWC, class_B
+    )
     for (name, block), inputs in zip(
       reversed(self._blocks), reversed(self._inputs), strict=True
     ):
@@ -127,7 +103,54 @@ class Layers:
     params = self._params['Transformer'][name]
     return _apply(_Static(block), params, *self._inputs[-1])
 
-  def _logit(self, x_BLD: Array, params: Any, class_B: Array) -> Array:
+
+class _Program:
+  """What is compiled once for a model and a shape of images.
+
+  Attributes:
+    blocks: the layers and their names, after `run` has been traced.
+    run: gives the logits, what goes into every layer, and what is read.
+    backward: gives the gradient of logits with respect to the last tokens.
+  """
+
+  def __init__(self, model: Any):
+    self._model = model
+    self.blocks: list[tuple[str, nn.Module]] = []
+    self.run = jax.jit(self._run)
+    self.backward = jax.jit(jax.grad(self._logit))
+
+  def _run(
+    self, params: Any, images_BHWC: Array
+  ) -> tuple[Array, list[Any], Array]:
+    inputs, pooled = [], {}
+    self.blocks.clear()
+
+    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      if _is_layer(context):
+        x_BLD, _, positions_LD = args
+        inputs.append((x_BLD, positions_LD))
+        module = context.module
+        block = module.clone(parent=None, name=None, capture=('attention',))
+        self.blocks.append((module.name, block))
+      result = next_fun(*args, **kwargs)
+      path = context.module.path
+      if isinstance(context.module, Projection) and path[0] == 'MAPHead_0':
+        pooled[path[-1]] = result.swapaxes(1, 2)
+      return result
+
+    with nn.intercept_methods(note):
+      logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
+    B, L, _ = aux['tokens'].shape
+    if pooled:
+      logits_BN1L = attention.logits(pooled['query'], pooled['key'])
+      read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
+    else:
+      read_BL = read(B, L, class_token=self._model.pool == 'cls')
+    return logits_BC, inputs, read_BL
+
+  def _logit(
+    self, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
+  ) -> Array:
     """Returns the sum over images of a logit, from the last layer's tokens."""
 
     def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -135,8 +158,15 @@ class Layers:
       return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
 
     with nn.intercept_methods(replace):
-      logits_BC, _ = self._model.apply({'params': params}, self._images_BHWC)
+      logits_BC, _ = self._model.apply({'params': params}, images_BHWC)
     return jnp.take_along_axis(logits_BC, class_B[:, None], axis=1).sum()
+
+
+@functools.lru_cache(maxsize=8)
+def _program(model: '_Static', shape: tuple[int, ...]) -> _Program:
+  """Returns the same for the same, so that batches share a compilation."""
+  del shape  # `blocks` of an axial model depend on it
+  return _Program(model.module)
 
 
 def read(B: int, L: int, *, class_token: bool) -> Array:

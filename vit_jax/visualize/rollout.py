@@ -32,7 +32,7 @@ def rollout(
   layers: Layers,
   fusion: str = 'mean',
   discard: float = 0.0,
-  class_B: Array | None = None,
+  class_B: Any = None,
 ) -> Array:
   """Returns maps Bhw, the largest value of each of which is 1 (or 0).
 

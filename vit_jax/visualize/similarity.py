@@ -1,8 +1,11 @@
 """Similarity of position embeddings (figures 7 centre and 10)."""
 
-import numpy as np
+import re
 
-from vit_jax.models import posemb
+import numpy as np
+from flax import traverse_util
+
+from vit_jax.models import posemb, variants
 from vit_jax.reader import Checkpoint
 
 
@@ -45,3 +48,25 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
     {'params': params}, grid, int(model.pool == 'cls'), model.width
   )
   return np.asarray(found)
+
+
+def of_offsets(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+  """Returns the cosines OO of relative embeddings, by layer and axis.
+
+  Of every two offsets between a query and a key, from -(L - 1) to L - 1.
+  """
+  flat = traverse_util.flatten_dict(
+    variants.unstack_layers(checkpoint.params)['Transformer'], sep='/'
+  )
+  found = {}
+  for i in range(checkpoint.model.depth):
+    # Rows come before columns.
+    for path, r_ONK in sorted(flat.items(), reverse=True):
+      match = re.fullmatch(
+        rf'encoderblock_{i}/((?:row|column)/)?.*/relative_embedding', path
+      )
+      if match:
+        name = f'layer {i + 1} {(match[1] or "").strip("/")}'.strip()
+        r_OD = np.asarray(r_ONK).reshape(len(r_ONK), -1)
+        found[name] = cosine(r_OD, (1, len(r_OD)))[0, :, 0]
+  return found

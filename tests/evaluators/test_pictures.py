@@ -1,0 +1,111 @@
+"""Pictures of a training, on any mesh."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import sharding
+from vit_jax.data import augment, sources, transforms
+from vit_jax.evaluators import pictures
+from vit_jax.models import variants
+from vit_jax.visualize import draw, filters
+from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.rollout import rollout
+
+SIZE = (16, 16)
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+  monkeypatch.setattr(
+    pictures.importlib.util, 'find_spec', lambda name: object()
+  )
+
+
+VIT = {
+  'name': 'vit',
+  'patch_size': 4,
+  'width': 64,
+  'depth': 2,
+  'mlp_dim': 64,
+  'heads': 4,
+}
+
+
+def objective(fields=VIT):
+  model = variants.build(image_size=SIZE, num_classes=10, **fields)
+  return types.SimpleNamespace(model=model, mean=augment.MEAN, std=augment.STD)
+
+
+def mesh_of(data=1, fsdp=1, tensor=1):
+  return sharding.make_mesh(
+    {'data': data, 'fsdp': fsdp, 'tensor': tensor},
+    devices=jax.devices()[: data * fsdp * tensor],
+  )
+
+
+def evaluator(made, mesh, count=3):
+  return pictures.PicturesEvaluator(
+    'seen',
+    made,
+    sources.open_source('digits', 'test'),
+    transforms.EvalTransform(SIZE),
+    count,
+    mesh,
+  )
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+@pytest.mark.parametrize(
+  'axes', [{'data': 1}, {'data': 2, 'fsdp': 2, 'tensor': 2}], ids=str
+)
+def test_they_are_the_rollout_and_the_filters(
+  axes, scan, tensorflow, monkeypatch
+):
+  made = objective(VIT | {'scan': scan})
+  mesh = mesh_of(**axes)
+  params = variants.init(made.model, jax.random.key(0), SIZE)
+  placed = jax.device_put(params, sharding.tree_shardings(params, mesh))
+  drawn = []
+  monkeypatch.setattr(
+    draw, 'overlay', lambda image, map_hw: drawn.append(map_hw) or image
+  )
+  found = evaluator(made, mesh).run(placed)
+  assert [*found] == ['seen/rollout', 'seen/filters']
+  for picture in found.values():
+    assert picture.dtype == np.uint8
+    assert picture.shape[2:] == (3,)
+  source = sources.open_source('digits', 'test')
+  transform = transforms.EvalTransform(SIZE)
+  images = np.stack([transform(source[i])['image'] for i in range(3)])
+  want = rollout(Layers(made.model, params, augment.normalize(images)))
+  np.testing.assert_allclose(drawn, want, atol=1e-5)
+  components = filters.principal_components(
+    np.asarray(params['embedding']['kernel']), 28
+  )
+  np.testing.assert_array_equal(
+    found['seen/filters'], draw.pixels(draw.filters(components))
+  )
+
+
+@pytest.mark.parametrize('count', [0, 361])
+def test_more_images_than_there_are_is_refused(count, tensorflow):
+  mesh = mesh_of()
+  with pytest.raises(ValueError, match=f'images is {count}, .* 360'):
+    evaluator(objective(), mesh, count)
+
+
+def test_a_resnet_is_refused(tensorflow):
+  made = objective({'name': 'resnet', 'width': 32, 'layers': (1,)})
+  mesh = mesh_of()
+  with pytest.raises(ValueError, match='attention, which a ResNet has not'):
+    evaluator(made, mesh)
+
+
+def test_without_tensorflow_it_is_refused(monkeypatch):
+  monkeypatch.setattr(pictures.importlib.util, 'find_spec', lambda name: None)
+  mesh = mesh_of()
+  with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'"):
+    evaluator(objective(), mesh)

@@ -1,0 +1,379 @@
+"""The command, as users give it, in this process."""
+
+import html.parser
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.convert.random_weights import random_checkpoint, random_images
+from vit_jax import reader
+from vit_jax.data import augment
+from vit_jax.visualize import __main__ as command
+from vit_jax.visualize import distance, images, rollout
+from vit_jax.visualize.layers import Layers
+
+SMALL = {
+  'patch_size': 8,
+  'width': 16,
+  'depth': 2,
+  'mlp_dim': 24,
+  'heads': 2,
+}
+SIZE = (16, 24)
+MODELS = {
+  'cls': {},
+  'gap': {'pool': 'gap'},
+  'relative': {'posemb': 'relative'},
+  'none': {'posemb': 'none'},
+  'layers': {'posemb': 'learned2d', 'posemb_at': 'every_layer'},
+  'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
+  'hybrid': {'patch_size': 1, 'stem_width': 32},
+  'headless': {'num_classes': 0},
+}
+
+
+@pytest.fixture
+def checkpoints(monkeypatch):
+  """Makes the names of `MODELS`, and `resnet`, open."""
+  made = {}
+
+  def opened(path):
+    if path not in made:
+      fields = SMALL | MODELS.get(path, {})
+      if path == 'resnet':
+        fields = {'name': 'resnet', 'width': 32, 'layers': (1,)}
+      made[path] = random_checkpoint(None, SIZE, **fields)
+    return made[path]
+
+  monkeypatch.setattr(reader, 'open_checkpoint', opened)
+  return opened
+
+
+@pytest.fixture
+def files(tmp_path):
+  """Three images of different shapes, two of them of one name."""
+  (tmp_path / 'more').mkdir()
+  paths = [tmp_path / name for name in ('a.png', 'more/a.png', 'more/b.png')]
+  for i, (path, size) in enumerate(
+    zip(paths, [(30, 40), (64, 32), (16, 24)], strict=True)
+  ):
+    Image.fromarray(random_images(size, 1, seed=i)[0]).save(path)
+  return [str(path) for path in paths]
+
+
+@pytest.fixture
+def run(checkpoints, tmp_path, capsys):
+  del checkpoints
+
+  def run(what, *args):
+    status = command.main([what, *args, f'--out={tmp_path / "out"}'])
+    out, err = capsys.readouterr()
+    return status, out, err, tmp_path / 'out'
+
+  return run
+
+
+def seen_by(checkpoint, files):
+  """Returns the files, normalised; no crop, and no name, is involved."""
+  photographs = images.load(files, checkpoint)
+  return np.asarray(
+    augment.normalize(np.stack([p.seen_HWC for p in photographs]))
+  )
+
+
+def pictures(folder):
+  return sorted(path.stem for path in folder.glob('*.png'))
+
+
+@pytest.mark.parametrize('name', ['cls', 'gap'])
+def test_rollout_is_that_of_the_captured_attention(
+  name, run, checkpoints, files
+):
+  status, said, err, out = run('rollout', name, *files)
+  assert (status, err) == (0, '')
+  assert f'written  {out}/rollout.png and 10 more' in said
+  assert '2x3 patches of 16x24 pixels' in said
+  kinds = [
+    f'rollout-{image}-{kind}'
+    for image in ('a', 'a-2', 'b')
+    for kind in ('heat', 'masked', 'overlay')
+  ]
+  assert pictures(out) == sorted(['rollout', *kinds])
+  arrays = np.load(out / 'rollout.npz')
+  assert list(arrays['files']) == files
+  assert list(arrays['classes']) == ['']
+  checkpoint = checkpoints(name)
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    seen_by(checkpoint, files),
+    capture=('attention',),
+  )
+  want = rollout.of_captured(aux['attention'], (2, 3))
+  np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
+
+
+def test_classes_by_name_or_index(run, checkpoints, files):
+  how = ('--fusion=max', '--discard=0.5')
+  status, _, err, out = run(
+    'rollout', 'cls', files[0], '--class=class 4', '--class=2', *how
+  )
+  assert (status, err) == (0, '')
+  arrays = np.load(out / 'rollout.npz')
+  assert list(arrays['classes']) == ['class 4', 'class 2']
+  assert 'rollout-a-class_4-heat' in pictures(out)
+  checkpoint = checkpoints('cls')
+  layers = Layers(
+    checkpoint.model, checkpoint.params, seen_by(checkpoint, files[:1])
+  )
+  for i, index in enumerate((4, 2)):
+    want = rollout.rollout(layers, 'max', 0.5, np.array([index]))
+    np.testing.assert_allclose(arrays['maps'][i], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('what', ['rollout', 'attention', 'distance'])
+def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
+  run(what, 'cls', *files)
+  status, _, _, out = run(what, 'cls', *files)
+  assert status == 0
+  whole = dict(np.load(out / f'{what}.npz'))
+  # The last part has one image and is filled up.
+  monkeypatch.setattr(images, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  run(what, 'cls', *files)
+  parts = dict(np.load(out / f'{what}.npz'))
+  assert whole.keys() == parts.keys()
+  for name, x in whole.items():
+    if x.dtype.kind == 'f':
+      np.testing.assert_allclose(parts[name], x, rtol=1e-5)
+
+
+@pytest.mark.parametrize('query', [None, '1,2'])
+def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
+  options = [f'--query={query}'] if query else []
+  status, said, _, out = run('attention', 'cls', *files, *options)
+  assert status == 0
+  assert ('patch 1,2' if query else 'the class token') in said
+  assert pictures(out) == ['attention-a', 'attention-a-2', 'attention-b']
+  checkpoint = checkpoints('cls')
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    seen_by(checkpoint, files),
+    capture=('attention',),
+  )
+  row = 1 + 1 * 3 + 2 if query else 0
+  want = np.moveaxis(aux['attention'][..., row, 1:], 0, 1)
+  got = np.load(out / 'attention.npz')['maps']
+  np.testing.assert_allclose(
+    got, want.reshape(3, 2, 2, 2, 3), rtol=1e-5, atol=1e-7
+  )
+
+
+def test_axial_attention_stays_in_its_row_and_column(run, files):
+  status, _, _, out = run('attention', 'axial', *files, '--query=1,2')
+  assert status == 0
+  maps = np.load(out / 'attention.npz')['maps']
+  assert maps.shape == (3, 4, 2, 2, 3)
+  np.testing.assert_allclose(maps.sum((3, 4)), 1, rtol=1e-5)
+  np.testing.assert_array_equal(maps[:, ::2, :, 0], 0)  # of row 1
+  np.testing.assert_array_equal(maps[:, 1::2, :, :, :2], 0)  # of column 2
+
+
+def test_distances_of_models_side_by_side(run, checkpoints, files):
+  status, _, _, out = run(
+    'distance', 'cls', *files, '--beside=hybrid', '--beside=axial'
+  )
+  assert status == 0
+  assert pictures(out) == ['distance']
+  arrays = np.load(out / 'distance.npz')
+  assert {*arrays} == {
+    *('all', 'beside_1_all', 'beside_2_row', 'beside_2_column')
+  }
+  for key, name, patch in (('all', 'cls', 8), ('beside_1_all', 'hybrid', 4)):
+    checkpoint = checkpoints(name)
+    seen = seen_by(checkpoint, files)
+    one_by_one = [
+      distance.mean_distances(
+        Layers(checkpoint.model, checkpoint.params, seen[i : i + 1]), patch
+      )['all']
+      for i in range(3)
+    ]
+    np.testing.assert_allclose(
+      arrays[key], np.mean(one_by_one, axis=0), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize('name', ['cls', 'resnet'])
+def test_filters_need_no_attention(name, run):
+  status, said, _, out = run('filters', name)
+  assert status == 0
+  assert pictures(out) == ['filters']
+  side = 7 if name == 'resnet' else 8
+  found = np.load(out / 'filters.npz')['components']
+  assert found.shape[1:] == (side, side, 3)
+  assert f'({side}x{side} pixels)' in said
+
+
+@pytest.mark.parametrize(
+  ('name', 'shape'),
+  [
+    ('cls', (1, 2, 3, 2, 3)),
+    ('layers', (2, 2, 3, 2, 3)),
+    ('relative', (2, 11, 11)),
+  ],
+)
+def test_position_embeddings_of_every_kind(name, shape, run):
+  status, _, _, out = run('posemb', name)
+  assert status == 0
+  assert pictures(out) == ['posemb']
+  found = np.load(out / 'posemb.npz')['cosines']
+  assert found.shape == shape
+  n = 11 if name == 'relative' else 6
+  for table in found.reshape(-1, n, n):
+    np.testing.assert_allclose(np.diag(table), 1, rtol=1e-6)
+    np.testing.assert_allclose(table, table.T, rtol=1e-6)
+
+
+def test_rows_and_columns_have_offsets_of_their_own(run):
+  status, _, _, out = run('posemb', 'axial')
+  assert status == 0
+  arrays = np.load(out / 'posemb.npz')
+  assert list(arrays['names']) == [
+    'layer 1 row',
+    'layer 1 column',
+    'layer 2 row',
+    'layer 2 column',
+  ]
+  assert arrays['layer_1_row'].shape == (5, 5)
+  assert arrays['layer_1_column'].shape == (3, 3)
+
+
+def test_another_image_size(run, checkpoints, files):
+  status, said, _, out = run('rollout', 'cls', *files, '--image_size=32x40')
+  assert status == 0
+  assert '4x5 patches of 32x40 pixels' in said
+  assert np.load(out / 'rollout.npz')['maps'].shape == (1, 3, 4, 5)
+
+
+class Page(html.parser.HTMLParser):
+  """Collects what a page shows."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.sources, self.texts, self.tags = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.sources += [
+      v for k, v in attrs if k in ('src', 'href') and not v.startswith('#')
+    ]
+
+  def handle_data(self, data):
+    self.texts.append(data)
+
+
+def test_the_report_has_all_and_needs_nothing(
+  run, checkpoints, files, monkeypatch
+):
+  names = tuple(f'<b>{i}</b>' for i in range(7))
+  object.__setattr__(checkpoints('cls'), 'class_names', names)
+  status, said, err, out = run('report', 'cls', *files)
+  assert (status, err) == (0, '')
+  assert f'written  {out}/report.html\n' in said
+  assert [path.name for path in out.iterdir()] == ['report.html']
+  page = Page((out / 'report.html').read_text())
+  assert all(source.startswith('data:') for source in page.sources)
+  # The icon; 3 images of 1 + 2 * 3 pictures; 3 of attention; 3 more.
+  assert len(page.sources) == 1 + 21 + 3 + 3
+  assert 'b' not in page.tags
+  assert sum(text in names for text in page.texts) == 3 * 5
+  shares = [float(t[:-1]) for t in page.texts if re.fullmatch(r'[\d.]+%', t)]
+  assert len(shares) == 3 * 5
+  assert shares[:5] == sorted(shares[:5], reverse=True)
+
+
+@pytest.mark.parametrize(
+  ('name', 'reasons'),
+  [
+    ('resnet', ['ResNet, which has no attention', "embeddings.*'none'"]),
+    ('none', ["embeddings.*'none'"]),
+    ('headless', []),
+  ],
+)
+def test_the_report_says_what_there_is_not(name, reasons, run, files):
+  status, _, _, out = run('report', name, *files)
+  assert status == 0
+  text = html.unescape((out / 'report.html').read_text())
+  for reason in reasons:
+    assert re.search(reason, text)
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (('rollout', 'cls', '{image}', '--class=clas 4'), 'Did you mean class 4'),
+    (('rollout', 'cls', '{image}', '--class=7'), 'an index from 0 to 6'),
+    (('rollout', 'headless', '{image}', '--class=0'), 'has no head'),
+    (('rollout', 'cls', '{text}'), 'text.jpg: not an image of a known format'),
+    (('rollout', 'cls', '{dot}'), 'dot.png has 1x1 pixels.*2x3 patches'),
+    (('rollout', 'resnet', '{image}'), 'ResNet, which has no attention'),
+    (('attention', 'resnet', '{image}'), 'ResNet, which has no attention'),
+    (('distance', 'resnet', '{image}'), 'ResNet, which has no attention'),
+    (('posemb', 'resnet'), 'no position embeddings'),
+    (('posemb', 'none'), 'no position embeddings'),
+    (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
+    (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
+    (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
+    (('masking', 'cls', 'digits', '--split=test'), 'other classes'),
+  ],
+)
+def test_bad_input_is_one_message(args, message, run, files, tmp_path):
+  (tmp_path / 'text.jpg').write_text('no image at all')
+  Image.new('RGB', (1, 1)).save(tmp_path / 'dot.png')
+  places = {
+    'image': files[0],
+    'text': tmp_path / 'text.jpg',
+    'dot': tmp_path / 'dot.png',
+    'missing': tmp_path / 'missing',
+  }
+  status, said, err, out = run(*(arg.format(**places) for arg in args))
+  assert (status, said) == (2, '')
+  assert err.count('\n') == 1
+  assert re.search(message, err)
+  assert not out.exists()
+
+
+def test_out_is_no_file(run, tmp_path):
+  (tmp_path / 'out').write_text('precious')
+  status, _, err, _ = run('filters', 'cls')
+  assert (status, 'is a file' in err) == (2, True)
+  assert (tmp_path / 'out').read_text() == 'precious'
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (('rollout', 'cls', 'i.png', '--discard=1'), '1 is not from 0'),
+    (('rollout', 'cls', 'i.png', '--discard=x'), "'x'"),
+    (('rollout', 'cls', 'i.png', '--fusion=sum'), 'mean'),
+    (('rollout', 'cls'), 'images'),
+    (('filters', 'cls', '--class=3'), 'unrecognized'),
+    (('attention', 'cls', 'i.png', '--query=3'), 'no ROW,COLUMN'),
+    (('attentions', 'cls'), 'rollout'),
+  ],
+)
+def test_wrong_options_are_refused(args, message, run, capsys):
+  with pytest.raises(SystemExit) as stopped:
+    run(*args)
+  assert stopped.value.code == 2
+  assert message in capsys.readouterr().err
+
+
+def test_help_names_every_kind(capsys):
+  for argv in (['--help'], ['rollout', '--help']):
+    with pytest.raises(SystemExit):
+      command.main(argv)
+  said = capsys.readouterr().out
+  for kind in ('report', 'attention', 'posemb', '--class', '--discard'):
+    assert kind in said

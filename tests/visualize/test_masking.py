@@ -1,0 +1,114 @@
+"""What hiding pixels leaves of the accuracy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.convert.random_weights import logits_of, random_checkpoint
+from tests.convert.random_weights import random_images as pixels
+from vit_jax.convert import table
+from vit_jax.visualize import masking
+
+SIZE = (16, 24)
+
+
+@dataclasses.dataclass
+class Images:
+  """Eleven images of three classes."""
+
+  class_names: tuple = ('class 0', 'class 1', 'class 2')
+
+  def __len__(self):
+    return 11
+
+  def __getitem__(self, i):
+    image = pixels(SIZE, 1, seed=i)[0]
+    return {'image': image, 'label': i % 3, 'name': f'{i}'}
+
+
+@pytest.fixture(scope='module')
+def checkpoint():
+  made = random_checkpoint(
+    None,
+    SIZE,
+    num_classes=3,
+    patch_size=8,
+    width=16,
+    depth=2,
+    mlp_dim=24,
+    heads=2,
+  )
+  return dataclasses.replace(
+    made, preprocessing=table.Preprocessing(mean=(0.2, 0.4, 0.6))
+  )
+
+
+def test_hidden_are_the_highest_pixels():
+  image = pixels(SIZE, 1)[0]
+  map_HW = np.arange(16 * 24).reshape(16, 24)
+  got = masking.hide(image, map_HW, 0.25, (0.2, 0.4, 0.6))
+  np.testing.assert_array_equal(got[:12], image[:12])
+  np.testing.assert_array_equal(got[12:], np.full((4, 24, 3), (51, 102, 153)))
+
+
+@pytest.mark.parametrize('share', [0.0, 1.0])
+def test_nothing_and_everything_hidden(share, checkpoint):
+  """Without a pixel left, all is labelled as a gray image is."""
+  subject, labels = masking.of_source(checkpoint, Images())
+  np.testing.assert_array_equal(labels, np.arange(11) % 3)
+  found = masking.rights(subject, labels, share)
+  assert [*found] == ['none', 'highest', 'lowest', 'random', 'class']
+  seen = np.stack([Images()[i]['image'] for i in range(11)])
+  as_they_are = logits_of(checkpoint, seen).argmax(-1) == labels
+  np.testing.assert_array_equal(found.pop('none'), as_they_are)
+  gray = np.full((11, *SIZE, 3), (51, 102, 153), np.uint8)
+  want = as_they_are
+  if share:
+    want = logits_of(checkpoint, gray).argmax(-1) == labels
+  for right in found.values():
+    np.testing.assert_array_equal(right, want)
+
+
+def test_each_kind_hides_other_pixels(checkpoint, monkeypatch):
+  """Maps that rise from left to right, for the class from right to left."""
+  rising = np.broadcast_to(np.arange(3.0), (11, 2, 3))
+
+  def rollout(layers, class_B=None):
+    return rising if class_B is None else rising[..., ::-1]
+
+  monkeypatch.setattr(masking, 'rollout', rollout)
+  hide = masking.hide
+
+  def note(image_HWC, map_HW, share, gray_C):
+    found = hide(image_HWC, map_HW, share, gray_C)
+    kinds.append((found != image_HWC).any(-1))
+    return found
+
+  kinds = []
+  monkeypatch.setattr(masking, 'hide', note)
+  subject, labels = masking.of_source(checkpoint, Images())
+  masking.rights(subject, labels, 1 / 3)
+  highest, lowest, random, of_class = (
+    np.mean(kinds[i * 11 : (i + 1) * 11], axis=(0, 1)) for i in range(4)
+  )
+  assert highest[16:].min() > 0.9 > 0.1 > highest[:16].max()
+  assert lowest[:8].min() > 0.9 > 0.1 > lowest[8:].max()
+  assert of_class[:8].min() > 0.9 > 0.1 > of_class[8:].max()
+  assert 0.2 < random.min() and random.max() < 0.5
+
+
+def test_the_section_has_the_shares(checkpoint):
+  section = masking.section(checkpoint, Images(), 0.3)
+  lines = section.text.splitlines()
+  assert lines[0] == 'Accuracy on 11 images with 30% of the pixels hidden:'
+  for line, right in zip(lines[1:], section.arrays.values(), strict=False):
+    assert line.endswith(f'{right.mean():7.2%}')
+
+
+@pytest.mark.parametrize(
+  'names', [('a', 'b', 'c'), ('class 0', 'class 1')], ids=['others', 'fewer']
+)
+def test_other_classes_are_refused(names, checkpoint):
+  with pytest.raises(ValueError, match='The data has other classes'):
+    masking.of_source(checkpoint, Images(names))

@@ -1,0 +1,237 @@
+"""Shows what a trained model looks at, and what it has learned.
+
+  python -m vit_jax.visualize report CHECKPOINT photo.jpg a_folder/ --out=seen
+  python -m vit_jax.visualize rollout CHECKPOINT pet.jpg --class=dog --class=cat
+  python -m vit_jax.visualize attention CHECKPOINT photo.jpg --query=3,5
+  python -m vit_jax.visualize distance CHECKPOINT a_folder/ --beside=HYBRID
+  python -m vit_jax.visualize filters CHECKPOINT
+  python -m vit_jax.visualize posemb CHECKPOINT
+  python -m vit_jax.visualize masking CHECKPOINT DATASET --split='test[:500]'
+
+Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
+a single file, report.html. Files of these names are replaced.
+"""
+
+import argparse
+import io
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+from vit_jax import config as config_lib
+from vit_jax import metric_log, predict, reader, transfer
+from vit_jax.convert import formats
+from vit_jax.data import sources
+from vit_jax.visualize import images, masking, page, sections
+from vit_jax.visualize.rollout import FUSIONS
+from vit_jax.visualize.sections import Section, Subject
+
+_WHAT = {
+  'report': 'all of the next five as one page',
+  'rollout': 'how much of each patch reaches the output: over the '
+  'photograph, alone, and the photograph without the half of low values; with '
+  '--class, what speaks for that class',
+  'attention': 'what one token attends to, in every layer and head',
+  'distance': 'how far heads look, in pixels (figures 7 and 11 of the paper)',
+  'filters': 'principal components of the patch embedding (figure 7)',
+  'posemb': 'similarity of position embeddings (figures 7 and 10)',
+  'masking': 'the accuracy that is left without the pixels of highest rollout, '
+  'beside as many at random',
+}
+_WITHOUT_IMAGES = ('filters', 'posemb')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  args = _parser().parse_args(argv)
+  out = pathlib.Path(args.out)
+  try:
+    if out.exists() and not out.is_dir():
+      raise ValueError(f'--out={args.out} is a file: name a folder.')
+    checkpoint = _open(args.checkpoint, args.image_size)
+    if args.what == 'report':
+      subject = _subject(checkpoint, args)
+      html = page.report(subject, args.fusion, args.discard)
+      said, files = '', _write(out, {'report.html': html.encode()})
+    else:
+      section = _section(args, checkpoint)
+      said = f'{section.title}. {section.text}\n'
+      files = _write_section(out, args.what, section)
+  except (ValueError, OSError) as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 2
+  more = f' and {len(files) - 1} more' if len(files) > 1 else ''
+  print(
+    f'{said}model    {sections.describe(checkpoint)}\nwritten  {files[0]}{more}'
+  )
+  return 0
+
+
+def _open(path: str, image_size: str | None) -> reader.Checkpoint:
+  checkpoint = reader.open_checkpoint(path)
+  if not image_size:
+    return checkpoint
+  return transfer.resized(checkpoint, config_lib.image_size(image_size))
+
+
+def _subject(
+  checkpoint: reader.Checkpoint, args: argparse.Namespace
+) -> Subject:
+  paths = predict.find_files(args.images)
+  return Subject(checkpoint, images.load(paths, checkpoint), args.checkpoint)
+
+
+def _section(
+  args: argparse.Namespace, checkpoint: reader.Checkpoint
+) -> Section:
+  """Returns what one kind makes."""
+  if args.what == 'masking':
+    source = sources.open_source(args.data, args.split)
+    return masking.section(
+      checkpoint, source, fusion=args.fusion, discard=args.discard
+    )
+  if args.what in _WITHOUT_IMAGES:
+    make = {
+      'filters': sections.first_filters,
+      'posemb': sections.position_embeddings,
+    }[args.what]
+    return make(Subject(checkpoint, (), args.checkpoint))
+  subject = _subject(checkpoint, args)
+  if args.what == 'rollout':
+    classes = [subject.class_index(text) for text in args.classes]
+    return sections.rollout(subject, args.fusion, args.discard, classes)
+  if args.what == 'attention':
+    return sections.attention(subject, args.query)
+  others = [_open(path, args.image_size) for path in args.beside]
+  return sections.distance(
+    [
+      subject,
+      *(
+        _subject(other, argparse.Namespace(**vars(args) | {'checkpoint': path}))
+        for other, path in zip(others, args.beside, strict=True)
+      ),
+    ]
+  )
+
+
+def _write_section(
+  out: pathlib.Path, what: str, section: Section
+) -> list[pathlib.Path]:
+  arrays = io.BytesIO()
+  save: Any = np.savez_compressed  # whose types take no names of arrays
+  save(arrays, **section.arrays)
+  files = _write(out, {f'{what}.npz': arrays.getvalue()})
+  figures = [*section.figures]
+  if section.sheet:
+    figures.insert(0, section.sheet)
+  for figure in tqdm(figures, unit=' pictures', delay=2, disable=None):
+    files += _write(out, {f'{figure.name}.png': figure.draw()})
+  return files[1:] + files[:1]
+
+
+def _write(out: pathlib.Path, files: dict[str, bytes]) -> list[pathlib.Path]:
+  out.mkdir(parents=True, exist_ok=True)
+  for name, data in files.items():
+    metric_log.replace_file(epath.Path(out / name), data)
+  return [out / name for name in files]
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m vit_jax.visualize',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
+  for what, text in _WHAT.items():
+    kind = kinds.add_parser(what, help=text, description=f'{what}: {text}.')
+    kind.add_argument('checkpoint', help=formats.WHAT_OPENS)
+    if what == 'masking':
+      kind.add_argument(
+        'data', help='labelled images: a folder, a TFDS name, or digits'
+      )
+      kind.add_argument(
+        '--split',
+        default='test[:500]',
+        help='of the data (default: test[:500], of a fixed random order)',
+      )
+    elif what not in _WITHOUT_IMAGES:
+      kind.add_argument(
+        'images', nargs='+', help='image files, and folders that hold some'
+      )
+    kind.add_argument(
+      '--out',
+      default='visualized',
+      help='folder to write to, made if missing (default: visualized)',
+    )
+    kind.add_argument(
+      '--image_size',
+      help='pixels that the model is to see, as in 512 or 384x512; position '
+      'embeddings are interpolated (default: those of the checkpoint)',
+    )
+    if what in ('report', 'rollout', 'masking'):
+      kind.add_argument(
+        '--fusion',
+        choices=tuple(FUSIONS),
+        default='mean',
+        help='of the heads (default: mean)',
+      )
+      kind.add_argument(
+        '--discard',
+        type=_share,
+        default=0.0,
+        help="share of each layer's lowest weights that are left out, as in "
+        '0.9 (default: 0)',
+      )
+    if what == 'rollout':
+      kind.add_argument(
+        '--class',
+        dest='classes',
+        action='append',
+        default=[],
+        metavar='NAME_OR_INDEX',
+        help='what speaks for this class; may be given several times',
+      )
+    if what == 'attention':
+      kind.add_argument(
+        '--query',
+        type=_patch,
+        metavar='ROW,COLUMN',
+        help='a patch, from 0,0 at the top left (default: the class token, or '
+        'the patch in the middle where there is none)',
+      )
+    if what == 'distance':
+      kind.add_argument(
+        '--beside',
+        action='append',
+        default=[],
+        metavar='CHECKPOINT',
+        help='another one, on the same images; may be given several times',
+      )
+  return parser
+
+
+def _share(text: str) -> float:
+  share = float(text)
+  if not 0 <= share < 1:
+    raise argparse.ArgumentTypeError(f'{text} is not from 0 to below 1')
+  return share
+
+
+def _patch(text: str) -> tuple[int, int]:
+  try:
+    row, column = map(int, text.split(','))
+    if row >= 0 and column >= 0:
+      return row, column
+  except ValueError:
+    pass
+  raise argparse.ArgumentTypeError(f'{text!r} is no ROW,COLUMN, as in 3,5')
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,271 @@
+"""Pictures of maps, heads, filters and embeddings, all as PNG."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from vit_jax.visualize import distance
+
+# Share of the pixels that stay where low attention is masked out.
+KEEP = 0.5
+
+_COLORS = 'inferno'
+_GRAY = 128
+
+
+def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
+  """Returns a photograph, without its colours, below the colours of a map."""
+  gray_HW = cv2.cvtColor(shown_HWC, cv2.COLOR_RGB2GRAY)
+  mixed_HWC = 0.45 * gray_HW[..., None] + 0.55 * heat(shown_HWC, map_hw)
+  return mixed_HWC.astype(np.uint8)
+
+
+def heat(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
+  """Returns the colours of a map, at the size of a photograph."""
+  import matplotlib  # here and below, because it is slow to import
+
+  map_HW = enlarge(map_hw, shown_HWC.shape[:2])
+  return matplotlib.colormaps[_COLORS](map_HW, bytes=True)[..., :3]
+
+
+def masked(
+  shown_HWC: np.ndarray, map_hw: np.ndarray, keep: float = KEEP
+) -> np.ndarray:
+  """Returns the pixels of highest values of a map, and gray for the others."""
+  map_HW = enlarge(map_hw, shown_HWC.shape[:2])
+  stays_HW = highest(map_HW, keep)
+  return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
+
+
+def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
+  """Returns where the highest values of a map are, as booleans.
+
+  Exactly that share of the pixels, rounded; of equal ones the first.
+  """
+  order = np.argsort(-map_HW, axis=None, kind='stable')
+  found = np.zeros(map_HW.size, bool)
+  found[order[: round(share * map_HW.size)]] = True
+  return found.reshape(map_HW.shape)
+
+
+def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Returns a map at the size of an image, bilinear between patch centres."""
+  return cv2.resize(
+    np.asarray(map_hw, np.float32), size[::-1], interpolation=cv2.INTER_LINEAR
+  )
+
+
+def png(image_HWC: np.ndarray) -> bytes:
+  """Returns a file with uint8 pixels."""
+  file = io.BytesIO()
+  Image.fromarray(image_HWC).save(file, format='png', optimize=True)
+  return file.getvalue()
+
+
+def pixels(png: bytes) -> np.ndarray:
+  """Returns the pixels of a file, uint8 HWC."""
+  return np.asarray(Image.open(io.BytesIO(png)).convert('RGB'))
+
+
+def sheet(
+  rows: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]
+) -> bytes:
+  """Draws images side by side.
+
+  Args:
+    rows: images HWC by the title of their column.
+    names: of the rows.
+  """
+  titles = list(rows[0])
+  across, down = len(titles), len(rows)
+  figure = _figure(1.8 * across + 0.3, 1.8 * down + 0.3)
+  panels = figure.subplots(down, across, squeeze=False)
+  for line, row, name in zip(panels, rows, names, strict=True):
+    for axes, title in zip(line, titles, strict=True):
+      axes.imshow(row[title])
+      axes.set(xticks=[], yticks=[])
+      axes.spines[:].set_visible(False)
+    line[0].set_ylabel(name, parse_math=False)
+  for axes, title in zip(panels[0], titles, strict=True):
+    axes.set_title(title, fontsize='medium', parse_math=False)
+  return _save(figure)
+
+
+def heads(
+  shown_HWC: np.ndarray,
+  maps_XNhw: np.ndarray,
+  names: Sequence[str],
+  query: tuple[int, int] | None,
+) -> bytes:
+  """Draws one token's attention in every layer (down) and head (across).
+
+  Args:
+    shown_HWC: the photograph.
+    maps_XNhw: weights; each map is drawn from 0 to its own largest value.
+    names: X, of the layers.
+    query: (row, column) of the patch, None for the class token.
+  """
+  X, N, h, w = maps_XNhw.shape
+  cell = 0.6
+  figure = _figure(3 + cell * N, max(3, cell * X * h / w + 0.8))
+  photograph, axes = figure.subplots(
+    1, 2, width_ratios=(2.4, cell * N), squeeze=True
+  )
+  photograph.imshow(shown_HWC)
+  photograph.set_axis_off()
+  if query:
+    H, W = shown_HWC.shape[:2]
+    from matplotlib.patches import Rectangle
+
+    for color, width in (('black', 3.5), ('#E69F00', 2)):
+      corner = query[1] * W / w - 0.5, query[0] * H / h - 0.5
+      photograph.add_patch(
+        Rectangle(
+          corner, W / w, H / h, fill=False, edgecolor=color, linewidth=width
+        )
+      )
+  largest = maps_XNhw.max(axis=(2, 3), keepdims=True)
+  _mosaic(axes, maps_XNhw / np.where(largest > 0, largest, 1), vmin=0, vmax=1)
+  axes.set_xticks(_middles(N, w), range(1, N + 1))
+  axes.set_yticks(_middles(X, h), names)
+  axes.set(xlabel='head', ylabel='layer')
+  return _save(figure)
+
+
+def distances(
+  panels: Mapping[str, tuple[dict[str, np.ndarray], float]],
+) -> bytes:
+  """Draws figure 11: mean attention distance of every head, by layer.
+
+  Args:
+    panels: by the name of the model its distances XN, by the axis of the
+      attention, and the distance if it looked everywhere alike.
+  """
+  figure = _figure(1 + 4.2 * len(panels), 4.2)
+  all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+  for axes, (name, (found, uniform)) in zip(
+    all_axes, panels.items(), strict=True
+  ):
+    for marker, (axis, pixels_XN) in zip('o_|', found.items(), strict=False):
+      X, N = pixels_XN.shape
+      axes.scatter(
+        np.repeat(np.arange(1, X + 1), N),
+        pixels_XN.ravel(),
+        c=np.tile(np.arange(N), X),
+        cmap='viridis',
+        marker=marker,
+        label='a head' if axis == 'all' else f'a head along each {axis}',
+      )
+    if uniform:
+      axes.axhline(
+        uniform, color='0.5', linestyle='--', label='all patches alike'
+      )
+    axes.set_title(name, parse_math=False, fontsize='medium')
+    axes.set(xlabel='layer')
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.legend(frameon=False, fontsize='small')
+  all_axes[0].set_ylabel('mean attention distance (pixels)')
+  furthest = max(
+    x.max() for found, _ in panels.values() for x in found.values()
+  )
+  all_axes[0].set_ylim(0, 1.08 * furthest)
+  return _save(figure)
+
+
+def uniform_distance(grid: tuple[int, int], pixels_per_patch: float) -> float:
+  """Returns the mean distance of two patches, in pixels."""
+  return float(distance.between(grid).mean() * pixels_per_patch)
+
+
+def filters(components_XPPC: np.ndarray) -> bytes:
+  """Draws filters in rows of seven, gray where they are 0."""
+  X = len(components_XPPC)
+  across = min(7, X)
+  down = -(-X // across)
+  largest = np.abs(components_XPPC).max(axis=(1, 2, 3), keepdims=True)
+  tiles = 0.5 + 0.5 * components_XPPC / np.where(largest > 0, largest, 1)
+  P = tiles.shape[1]
+  blank = np.ones((down * across, P, P, 3))
+  blank[:X] = tiles
+  figure = _figure(0.8 * across, 0.8 * down)
+  axes = figure.subplots()
+  _mosaic(axes, blank.reshape(down, across, P, P, 3))
+  axes.set_axis_off()
+  return _save(figure)
+
+
+def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
+  """Draws figures 7 centre and 10: a tile a patch, its cosine to all others.
+
+  Args:
+    panels: hwhw by the name of the table; or OO, of offsets.
+  """
+  across = min(4, len(panels))
+  down = -(-len(panels) // across)
+  side = 5 if across == 1 else 3
+  figure = _figure(side * across + 0.8, side * down)
+  all_axes = figure.subplots(down, across, squeeze=False).ravel()
+  for axes, (name, cosines) in zip(all_axes, panels.items(), strict=False):
+    style: dict[str, Any] = {'vmin': -1, 'vmax': 1, 'cmap': 'viridis'}
+    if cosines.ndim == 4:
+      h, w, _, _ = cosines.shape
+      image = _mosaic(axes, cosines, **style)
+      rows, columns = (_some(n) for n in (h, w))
+      axes.set_xticks(_middles(w, w)[columns - 1], columns)
+      axes.set_yticks(_middles(h, h)[rows - 1], rows)
+      axes.set(xlabel='patch column', ylabel='patch row')
+    else:
+      most = cosines.shape[0] // 2
+      extent = (-most - 0.5, most + 0.5, most + 0.5, -most - 0.5)
+      image = axes.imshow(cosines, extent=extent, **style)
+      axes.set(xlabel='offset', ylabel='offset')
+    axes.set_title(name, fontsize='medium')
+  for axes in all_axes[len(panels) :]:
+    axes.set_axis_off()
+  figure.colorbar(
+    image, ax=list(all_axes), label='cosine similarity', aspect=40
+  )
+  return _save(figure)
+
+
+def _some(n: int) -> np.ndarray:
+  """Returns at most about ten of the numbers from 1 to n."""
+  return np.arange(1, n + 1, -(-n // 10))
+
+
+def _middles(count: int, side: int) -> np.ndarray:
+  """Returns where the middles of tiles lie in a mosaic."""
+  return np.arange(count) * (side + 1) + (side - 1) / 2
+
+
+def _mosaic(axes: Any, tiles_YXhw: np.ndarray, **style: Any) -> Any:
+  """Draws tiles YXhw (or YXhwC) with a line of one pixel between them."""
+  Y, X, h, w = tiles_YXhw.shape[:4]
+  rest = tiles_YXhw.shape[4:]
+  whole = np.full((Y * (h + 1) - 1, X * (w + 1) - 1, *rest), np.nan)
+  if rest:
+    whole[:] = 1
+  for y, x in np.ndindex(Y, X):
+    top, left = y * (h + 1), x * (w + 1)
+    whole[top : top + h, left : left + w] = tiles_YXhw[y, x]
+  axes.spines[:].set_visible(False)
+  axes.tick_params(length=0)
+  return axes.imshow(whole, interpolation='nearest', **style)
+
+
+def _figure(width: float, height: float) -> Any:
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def _save(figure: Any) -> bytes:
+  file = io.BytesIO()
+  figure.savefig(file, format='png', dpi=110, metadata={'Software': None})
+  return file.getvalue()

@@ -1,0 +1,170 @@
+"""Whether a map means something: hiding what it says matters must hurt.
+
+A share of an image's pixels is replaced by the mean of the model's images:
+those with the highest values of the map, those with the lowest, or as many
+drawn at random. What is left of the accuracy tells whether the map knows where
+the model looks (the deletion check of Petsiuk et al., 1806.07421).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data import augment, transforms
+from vit_jax.data.sources import Source
+from vit_jax.reader import Checkpoint
+from vit_jax.visualize import draw
+from vit_jax.visualize.images import Photograph
+from vit_jax.visualize.rollout import rollout
+from vit_jax.visualize.sections import Section, Subject
+
+SHARE = 0.3
+
+
+def hide(
+  image_HWC: np.ndarray,
+  map_HW: np.ndarray,
+  share: float,
+  gray_C: Sequence[float],
+) -> np.ndarray:
+  """Returns an image without the pixels of the highest values of a map.
+
+  Args:
+    image_HWC: uint8.
+    map_HW: at the size of the image.
+    share: of the pixels, rounded to whole ones.
+    gray_C: what stands there instead, in [0, 1].
+  """
+  hidden_HW1 = draw.highest(map_HW, share)[..., None]
+  gray = np.round(255 * np.asarray(gray_C)).astype(np.uint8)
+  return np.where(hidden_HW1, gray, image_HWC)
+
+
+def rights(
+  subject: Subject,
+  labels_N: np.ndarray,
+  share: float = SHARE,
+  seed: int = 0,
+  **how: Any,
+) -> dict[str, np.ndarray]:
+  """Returns whether each image is labelled right, as booleans N.
+
+  Args:
+    subject: a checkpoint and N images.
+    labels_N: indices of their classes.
+    share: of the pixels that are hidden.
+    seed: of the pixels drawn at random.
+    **how: `fusion` and `discard` of `rollout`.
+
+  Returns:
+    Of the images as they are ('none' hidden); without the 'highest' or
+    'lowest' values of the rollout, or as many at 'random'; and without the
+    highest ones of the rollout for the 'class' that the model sees.
+  """
+  checkpoint = subject.checkpoint
+  preprocessing = checkpoint.preprocessing
+  size = checkpoint.image_size
+  rng = np.random.default_rng(seed)
+
+  @jax.jit
+  def label(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    logits_BC, _ = checkpoint.model.apply(
+      {'params': params},
+      augment.normalize(images_BHWC, preprocessing.mean, preprocessing.std),
+    )
+    return jnp.argmax(logits_BC, axis=-1)
+
+  found: dict[str, list[np.ndarray]] = {}
+  start = 0
+  for layers, batch in subject.at_work('masking'):
+    whole_Bhw = np.asarray(rollout(layers, **how))
+    seen_B = jnp.argmax(layers.logits_BC, axis=-1)
+    class_Bhw = np.asarray(rollout(layers, **how, class_B=seen_B))
+    maps = {
+      'highest': whole_Bhw,
+      'lowest': -whole_Bhw,
+      'random': rng.random((len(whole_Bhw), *size)),
+      'class': class_Bhw,
+    }
+    labels_B = labels_N[start : start + len(batch)]
+    start += len(batch)
+    found.setdefault('none', []).append(
+      np.asarray(seen_B)[: len(batch)] == labels_B
+    )
+    for kind, maps_Bhw in maps.items():
+      images_BHWC = np.zeros((len(whole_Bhw), *size, 3), np.uint8)
+      for i, photograph in enumerate(batch):
+        map_HW = draw.enlarge(maps_Bhw[i], size)
+        images_BHWC[i] = hide(
+          photograph.seen_HWC, map_HW, share, preprocessing.mean
+        )
+      labelled_B = np.asarray(label(subject.params, images_BHWC))
+      found.setdefault(kind, []).append(labelled_B[: len(batch)] == labels_B)
+  return {kind: np.concatenate(x) for kind, x in found.items()}
+
+
+def of_source(
+  checkpoint: Checkpoint, source: Source
+) -> tuple[Subject, np.ndarray]:
+  """Returns the images of labelled data as the model sees them, and labels.
+
+  Raises:
+    ValueError: if the classes are not those of the checkpoint.
+  """
+  classes = len(source.class_names)
+  if checkpoint.class_names not in ((), source.class_names) or (
+    checkpoint.model.num_classes != classes
+  ):
+    raise ValueError(
+      f'The data has other classes than {checkpoint.path}: '
+      f'{", ".join(source.class_names[:5])}, ... ({classes}) and '
+      f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
+      f'({checkpoint.model.num_classes}).'
+    )
+  preprocessing = checkpoint.preprocessing
+  transform = transforms.EvalTransform(
+    checkpoint.image_size,
+    preprocessing.resize_small,
+    preprocessing.interpolation,
+  )
+  photographs, labels = [], []
+  for i in range(len(source)):
+    record = source[i]
+    example = transform(record)
+    name = record['name']
+    seen_HWC = np.asarray(example['image'])
+    photographs.append(Photograph(name, name, seen_HWC, checkpoint))
+    labels.append(example['label'])
+  return Subject(checkpoint, photographs), np.array(labels)
+
+
+def section(
+  checkpoint: Checkpoint, source: Source, share: float = SHARE, **how: Any
+) -> Section:
+  """Returns the accuracies, and which images were right, as a section."""
+  subject, labels_N = of_source(checkpoint, source)
+  found = rights(subject, labels_N, share, **how)
+  n = len(labels_N)
+  lines = [
+    f'  {_NAMES[kind]:<40} {right_N.mean():7.2%}'
+    for kind, right_N in found.items()
+  ]
+  return Section(
+    title='Masking',
+    text=f'Accuracy on {n} images with {share:.0%} of the pixels hidden:\n'
+    + '\n'.join(lines),
+    arrays=found | {'labels': labels_N},
+    figures=(),
+  )
+
+
+_NAMES = {
+  'none': 'none hidden',
+  'highest': 'highest rollout',
+  'lowest': 'lowest rollout',
+  'random': 'at random',
+  'class': 'highest rollout for the class it sees',
+}

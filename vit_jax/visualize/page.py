@@ -1,0 +1,155 @@
+"""Everything there is to see of a checkpoint as one self-contained page."""
+
+import base64
+import html
+import string
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.models import flops
+from vit_jax.visualize import draw, sections
+from vit_jax.visualize.sections import Section, Subject
+
+# Of each image, the likeliest classes that are explained.
+_CLASSES = 2
+_LABELS = 5
+
+_PAGE = string.Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="icon" href="data:,">
+<style>
+  :root { color-scheme: light; }
+  body { margin: 0 auto; max-width: 75rem; padding: 0 1rem 3rem;
+    font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
+  h1 { font-size: 1.5rem; overflow-wrap: anywhere; margin-bottom: 0; }
+  h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
+  h3 { margin: 1.5rem 0 0.5rem; overflow-wrap: anywhere; }
+  p { max-width: 45rem; }
+  nav a { margin-right: 1rem; }
+  .images { display: grid; gap: 0.75rem;
+    grid-template-columns: repeat(auto-fill, minmax(min(9rem, 45%), 1fr)); }
+  @media (max-width: 30rem) {
+    .images figure:first-child { grid-column: 1 / -1; }
+  }
+  figure { margin: 0; }
+  figure img { display: block; width: 100%; height: auto; }
+  .wide { overflow-x: auto; margin-bottom: 1rem; }
+  .wide img { width: auto; max-width: none; }
+  .fitting img { width: auto; max-width: 100%; }
+  figcaption { font-size: 0.875rem; color: #555; overflow-wrap: anywhere; }
+  table { border-collapse: collapse; margin-bottom: 0.75rem; }
+  td { padding: 0 1rem 0 0; font-variant-numeric: tabular-nums; }
+  .none { color: #555; font-style: italic; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$description</p>
+<nav>$links</nav>
+$body
+</body>
+</html>
+""")
+
+
+def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
+  """Returns the page.
+
+  What a model does not have, attention or position embeddings, the page says.
+
+  Args:
+    subject: a checkpoint and at least one image.
+    fusion: of the heads in rollouts, see `rollout`.
+    discard: likewise.
+  """
+  checkpoint = subject.checkpoint
+  parts: dict[str, Callable[[], str]] = {
+    'Images': lambda: _images(subject, fusion, discard),
+    # All heads of a large model side by side: to be scrolled on a phone.
+    'Attention': lambda: _plots(sections.attention(subject), 'wide'),
+    'Distance': lambda: _plots(sections.distance([subject])),
+    'Filters': lambda: _plots(sections.first_filters(subject)),
+    'Position embeddings': lambda: _plots(
+      sections.position_embeddings(subject)
+    ),
+  }
+  body, links = [], []
+  for i, (title, make) in enumerate(parts.items()):
+    try:
+      content = make()
+    except ValueError as e:
+      content = f'<p class="none">{html.escape(str(e))}</p>'
+    body.append(f'<h2 id="part{i}">{title}</h2>\n{content}')
+    links.append(f'<a href="#part{i}">{title}</a>')
+  count = flops.count_params(checkpoint.model, checkpoint.image_size)
+  return _PAGE.substitute(
+    title=html.escape(subject.label),
+    description=html.escape(
+      f'{sections.describe(checkpoint)}; {count:,} parameters.'
+    ),
+    links=' '.join(links),
+    body='\n'.join(body),
+  )
+
+
+def _images(subject: Subject, fusion: str, discard: float) -> str:
+  """Returns each image with its labels, its rollout and those of classes."""
+  whole = sections.rollout(subject, fusion, discard)
+  maps_Nhw = whole.arrays['maps'][0]
+  labels, explained = [], []
+  if subject.checkpoint.model.num_classes:
+    labels = sections.top_classes(subject, _LABELS)
+    for k in range(min(_CLASSES, len(labels[0]))):
+      explained.append(
+        sections.rollout_maps(
+          subject, fusion, discard, np.array([row[k][0] for row in labels])
+        )
+      )
+  lines = [f'<p>{html.escape(whole.text)}</p>']
+  for n, photograph in enumerate(subject.photographs):
+    shown_HWC = photograph.shown()
+    maps = {'whole image': maps_Nhw[n]}
+    for k, of_class_Nhw in enumerate(explained):
+      maps[subject.class_name(labels[n][k][0])] = of_class_Nhw[n]
+    figures = [('image', shown_HWC)]
+    for name, map_hw in maps.items():
+      figures += [
+        (f'{name}: rollout', draw.overlay(shown_HWC, map_hw)),
+        (f'{name}: highest half', draw.masked(shown_HWC, map_hw)),
+      ]
+    lines.append(f'<h3>{html.escape(photograph.name)}</h3>')
+    if labels:
+      rows = (
+        f'<tr><td>{html.escape(subject.class_name(c))}</td>'
+        f'<td>{p:.1%}</td></tr>'
+        for c, p in labels[n]
+      )
+      lines.append(f'<table>{"".join(rows)}</table>')
+    lines.append('<div class="images">')
+    lines += [
+      _figure(draw.png(image_HWC), caption) for caption, image_HWC in figures
+    ]
+    lines.append('</div>')
+  return '\n'.join(lines)
+
+
+def _plots(section: Section, kind: str = 'fitting') -> str:
+  """Returns what a section says, and its pictures at their own size."""
+  figures = [
+    _figure(figure.draw(), figure.caption, kind) for figure in section.figures
+  ]
+  return '\n'.join([f'<p>{html.escape(section.text)}</p>', *figures])
+
+
+def _figure(png: bytes, caption: str, kind: str = '') -> str:
+  data = base64.b64encode(png).decode()
+  caption = html.escape(caption)
+  return (
+    f'<figure class="{kind}"><img src="data:image/png;base64,{data}" '
+    f'alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+  )

@@ -1,0 +1,468 @@
+"""What there is to see of a checkpoint, one kind a function.
+
+Each gives a `Section`: arrays for those who plot themselves, figures for those
+who look, and a few words about both.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from vit_jax.models.variants import nearest
+from vit_jax.models.vit import ViT
+from vit_jax.reader import Checkpoint
+from vit_jax.visualize import distance as distance_lib
+from vit_jax.visualize import draw, filters, images, similarity
+from vit_jax.visualize import rollout as rollout_lib
+from vit_jax.visualize.images import Photograph
+from vit_jax.visualize.layers import Layers
+
+# Photographs in one picture.
+_SHEET = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """A picture.
+
+  Attributes:
+    name: of its file, without extension.
+    caption: what it shows.
+    draw: gives the PNG.
+  """
+
+  name: str
+  caption: str
+  draw: Callable[[], bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """Arrays and pictures of one kind.
+
+  Attributes:
+    title: for people.
+    text: what the figures show, and how to read them.
+    arrays: by name, as they go into an .npz.
+    figures: the pictures.
+    sheet: many of them in one, for the folder; None if there is but one.
+  """
+
+  title: str
+  text: str
+  arrays: dict[str, np.ndarray]
+  figures: Sequence[Figure]
+  sheet: Figure | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A checkpoint and the images that it is to look at.
+
+  Attributes:
+    checkpoint: the model.
+    photographs: as it sees them.
+    label: what it is called in a picture.
+  """
+
+  checkpoint: Checkpoint
+  photographs: Sequence[Photograph]
+  label: str = ''
+
+  @functools.cached_property
+  def params(self) -> Any:
+    """On the device."""
+    return jax.device_put(self.checkpoint.params)
+
+  def at_work(
+    self, description: str
+  ) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
+    """Yields as `images.at_work` does, with a progress bar."""
+    with tqdm(
+      total=len(self.photographs),
+      desc=description,
+      unit=' images',
+      delay=2,
+      disable=None if sys.stderr.isatty() else True,
+    ) as shown:
+      for layers, batch in images.at_work(
+        self.checkpoint, self.params, self.photographs
+      ):
+        yield layers, batch
+        shown.update(len(batch))
+
+  def class_name(self, index: int) -> str:
+    """Returns the name of a class, its number where it has none."""
+    names = self.checkpoint.class_names
+    return names[index] if names else str(index)
+
+  def class_index(self, text: str) -> int:
+    """Returns the index of a class by its name or number.
+
+    Raises:
+      ValueError: if there is no such class.
+    """
+    names = self.checkpoint.class_names
+    C = self.checkpoint.model.num_classes
+    if not C:
+      raise ValueError(f'{self.checkpoint.path} has no head, hence no classes.')
+    if text in names:
+      return names.index(text)
+    if text.isdecimal() and int(text) < C:
+      return int(text)
+    hint = nearest(text, names) if names else 'It has no names for them.'
+    if len(hint) > 300:
+      hint = f'Some of its names: {", ".join(names[:10])}.'
+    raise ValueError(
+      f'{self.checkpoint.path} has no class {text!r}: give one of its names or '
+      f'an index from 0 to {C - 1}. {hint}'
+    )
+
+
+def rollout(
+  subject: Subject,
+  fusion: str = 'mean',
+  discard: float = 0.0,
+  classes: Sequence[int] = (),
+) -> Section:
+  """What of each image reaches the output, as a whole or for classes.
+
+  The arrays are `maps` (KNhw: one for every class, or a single one for the
+  image as a whole), `classes` (their K names, '' for the whole) and `files`.
+  """
+  wanted: Sequence[int | None] = classes or (None,)
+  N = len(subject.photographs)
+  maps = np.stack(
+    [
+      rollout_maps(
+        subject, fusion, discard, None if c is None else np.full(N, c)
+      )
+      for c in wanted
+    ]
+  )
+  names = ['' if c is None else subject.class_name(c) for c in wanted]
+  figures = [
+    figure
+    for n, photograph in enumerate(subject.photographs)
+    for k, name in enumerate(names)
+    for figure in _of_map(photograph, maps[k, n], name)
+  ]
+
+  def sheet() -> bytes:
+    lines = []
+    for n, photograph in enumerate(subject.photographs[:_SHEET]):
+      shown_HWC = photograph.shown()
+      line = {'image': shown_HWC}
+      for k, name in enumerate(names):
+        title = f'{name}: ' if name else ''
+        line[f'{title}rollout'] = draw.overlay(shown_HWC, maps[k, n])
+        line[f'{title}highest half'] = draw.masked(shown_HWC, maps[k, n])
+      lines.append(line)
+    return draw.sheet(lines, [p.name for p in subject.photographs[:_SHEET]])
+
+  how = f'heads fused by their {fusion}'
+  if discard:
+    how += f', the lowest {discard:.0%} of the weights discarded'
+  if classes:
+    how += ', weighted by the gradients of the class'
+  return Section(
+    title='Attention rollout',
+    text='How much of each patch reaches the output, over all layers '
+    f'({how}). Brighter is more; the masked picture keeps the half of the '
+    'pixels with the most.',
+    arrays={
+      'maps': maps,
+      'classes': np.array(names),
+      'files': np.array([p.path for p in subject.photographs]),
+    },
+    figures=figures,
+    sheet=Figure('rollout', 'attention rollout', sheet),
+  )
+
+
+def rollout_maps(
+  subject: Subject,
+  fusion: str = 'mean',
+  discard: float = 0.0,
+  class_N: np.ndarray | None = None,
+) -> np.ndarray:
+  """Returns a map Nhw of each image, for a class of its own if given."""
+  found = []
+  at = 0
+  for layers, batch in subject.at_work('rollout'):
+    class_B = None
+    if class_N is not None:
+      class_B = np.zeros(len(layers.logits_BC), np.int32)
+      class_B[: len(batch)] = class_N[at : at + len(batch)]
+    maps_Bhw = rollout_lib.rollout(layers, fusion, discard, class_B)
+    found.append(np.asarray(maps_Bhw)[: len(batch)])
+    at += len(batch)
+  return np.concatenate(found)
+
+
+def _of_map(
+  photograph: Photograph, map_hw: np.ndarray, class_name: str
+) -> Iterator[Figure]:
+  name, caption = photograph.name, photograph.name
+  if class_name:
+    name += f'-{_safe(class_name)}'
+    caption += f', {class_name}'
+  for kind in ('overlay', 'heat', 'masked'):
+
+    def make(kind: str = kind) -> bytes:
+      return draw.png(getattr(draw, kind)(photograph.shown(), map_hw))
+
+    yield Figure(f'rollout-{name}-{kind}', f'{caption}: {kind}', make)
+
+
+def _safe(text: str) -> str:
+  """Returns a text as a part of a file's name."""
+  return ''.join(c if c.isalnum() or c in '-_' else '_' for c in text)
+
+
+def attention(
+  subject: Subject, query: tuple[int, int] | None = None
+) -> Section:
+  """What a token attends to, in every layer and head.
+
+  The arrays are `maps` (BXNhw; of an axial model one layer along rows and one
+  along columns, in turns) and `files`.
+
+  Args:
+    subject: a checkpoint and images.
+    query: (row, column) of the patch; None for the class token or, where there
+      is none, the patch in the middle.
+
+  Raises:
+    ValueError: if there is no such patch.
+  """
+  layers_names: list[str] = []
+  found = []
+  for layers, batch in subject.at_work('attention'):
+    h, w = layers.grid
+    if query is None and not _has_class_token(subject):
+      query = h // 2, w // 2
+    if query and not (query[0] < h and query[1] < w):
+      raise ValueError(
+        f'There is no patch {query[0]},{query[1]}: the model has {h} rows and '
+        f'{w} columns of patches, counted from 0.'
+      )
+    maps, layers_names = [], []
+    for i, weights in enumerate(layers.attention()):
+      for axis in sorted(weights, reverse=True):  # rows come before columns
+        weights_X = np.asarray(weights[axis])
+        maps.append(_attended(axis, weights_X, query, (h, w)))
+        layers_names.append(f'{i + 1}' if axis == 'all' else f'{i + 1} {axis}')
+    found.append(np.stack(maps, axis=1)[: len(batch)])
+  maps_BXNhw = np.concatenate(found)
+  token = f'patch {query[0]},{query[1]}' if query else 'the class token'
+  return Section(
+    title='Attention of every head',
+    text=f'What {token} attends to. Each map has its own scale, from 0 to its '
+    'largest weight.',
+    arrays={
+      'maps': maps_BXNhw,
+      'files': np.array([p.path for p in subject.photographs]),
+    },
+    figures=[
+      Figure(
+        f'attention-{photograph.name}',
+        f'{photograph.name}: attention of {token}',
+        functools.partial(
+          _draw_heads, photograph, maps_XNhw, layers_names, query
+        ),
+      )
+      for photograph, maps_XNhw in zip(
+        subject.photographs, maps_BXNhw, strict=True
+      )
+    ],
+  )
+
+
+def _draw_heads(
+  photograph: Photograph,
+  maps_XNhw: np.ndarray,
+  names: Sequence[str],
+  query: tuple[int, int] | None,
+) -> bytes:
+  return draw.heads(photograph.shown(), maps_XNhw, names, query)
+
+
+def _has_class_token(subject: Subject) -> bool:
+  return getattr(subject.checkpoint.model, 'pool', '') == 'cls'
+
+
+def _attended(
+  axis: str,
+  weights: np.ndarray,
+  query: tuple[int, int] | None,
+  grid: tuple[int, int],
+) -> np.ndarray:
+  """Returns a token's weights as maps BNhw, 0 where it does not look."""
+  h, w = grid
+  if axis == 'all':
+    extra = weights.shape[-1] - h * w
+    row = extra + query[0] * w + query[1] if query else 0
+    B, N = weights.shape[:2]
+    return weights[:, :, row, extra:].reshape(B, N, h, w)
+  if query is None:
+    raise ValueError('An axial model has no class token.')
+  B, _, N = weights.shape[:3]
+  maps_BNhw = np.zeros((B, N, h, w), weights.dtype)
+  y, x = query
+  if axis == 'row':
+    maps_BNhw[:, :, y] = weights[:, y, :, x]
+  else:
+    maps_BNhw[..., x] = weights[:, x, :, y]
+  return maps_BNhw
+
+
+def distance(subjects: Sequence[Subject]) -> Section:
+  """How far heads look, for one model or several side by side.
+
+  The arrays are the distances XN in pixels, averaged over the images: `all`, or
+  `row` and `column`; those of the second model start with `beside_1_`, and so
+  on.
+  """
+  arrays: dict[str, np.ndarray] = {}
+  panels = {}
+  for i, subject in enumerate(subjects):
+    sums: dict[str, np.ndarray] = {}
+    for layers, batch in subject.at_work(f'distance {subject.label}'.strip()):
+      pixels = subject.checkpoint.image_size[0] / layers.grid[0]
+      of_image = distance_lib.mean_distances(layers, pixels, len(batch))
+      for axis, mean_XN in of_image.items():
+        sums[axis] = sums.get(axis, 0) + len(batch) * mean_XN
+    means = {k: x / len(subject.photographs) for k, x in sums.items()}
+    uniform = 0.0
+    if 'all' in means:
+      uniform = draw.uniform_distance(layers.grid, pixels)
+    panels[subject.label] = (means, uniform)
+    prefix = f'beside_{i}_' if i else ''
+    arrays |= {f'{prefix}{axis}': x for axis, x in means.items()}
+  n = len(subjects[0].photographs)
+  return Section(
+    title='Mean attention distance',
+    text='How far from a patch the patches that it attends to are, in pixels '
+    'of the image, weighted by the attention and averaged over '
+    f'{n} {"image" if n == 1 else "images"} (figures 7 and 11 of the paper).',
+    arrays=arrays,
+    figures=[
+      Figure(
+        'distance',
+        'a dot is a head',
+        functools.partial(draw.distances, panels),
+      )
+    ],
+  )
+
+
+def first_filters(subject: Subject) -> Section:
+  """The filters that see the image itself: `components` XPPC."""
+  name, kernel = filters.first_kernel(subject.checkpoint.params)
+  components = filters.principal_components(kernel, filters.COMPONENTS)
+  what = 'patch embedding'
+  if name == 'conv_root':
+    what = "ResNet's first convolution"
+  return Section(
+    title='Filters',
+    text=f'The leading {len(components)} principal components of the '
+    f'{kernel.shape[-1]} filters of the {what} ({kernel.shape[0]}x'
+    f'{kernel.shape[1]} pixels), gray where they are 0 (figure 7 of the '
+    'paper).',
+    arrays={'components': components},
+    figures=[
+      Figure(
+        'filters',
+        f'principal components of the {what}',
+        functools.partial(draw.filters, components),
+      )
+    ],
+  )
+
+
+def position_embeddings(subject: Subject) -> Section:
+  """How alike position embeddings are, by their cosine.
+
+  The array `cosines` is Xhwhw, X tables of embeddings; or XOO for relative
+  embeddings, X tables of O offsets, with their `names`.
+
+  Raises:
+    ValueError: if the model has none.
+  """
+  checkpoint = subject.checkpoint
+  if getattr(checkpoint.model, 'posemb', '') == 'relative':
+    panels = similarity.of_offsets(checkpoint)
+    text = (
+      'Cosine similarity of the embeddings of every two offsets between query '
+      'and key, counted in patches along the raster, or along a row or column.'
+    )
+  else:
+    tables = similarity.tables(checkpoint)
+    grid = checkpoint.model.grid(checkpoint.image_size)
+    panels = {
+      f'layer {i + 1}' if len(tables) > 1 else '': similarity.cosine(x, grid)
+      for i, x in enumerate(tables)
+    }
+    text = (
+      'Cosine similarity of the position embedding of each patch (a tile) to '
+      'those of all patches (figures 7 and 10 of the paper).'
+    )
+  # Tables of rows and of columns may differ in length.
+  arrays = (
+    {'cosines': np.array([*panels.values()])}
+    if _alike(panels)
+    else {_safe(name): x for name, x in panels.items()}
+  )
+  return Section(
+    title='Position embeddings',
+    text=text,
+    arrays=arrays | {'names': np.array([*panels])},
+    figures=[
+      Figure(
+        'posemb',
+        f'cosine similarity, {checkpoint.model.posemb}',
+        functools.partial(draw.similarities, panels),
+      )
+    ],
+  )
+
+
+def _alike(panels: dict[str, np.ndarray]) -> bool:
+  return len({x.shape for x in panels.values()}) == 1
+
+
+def top_classes(subject: Subject, count: int) -> list[list[tuple[int, float]]]:
+  """Returns the likeliest classes of each image and their probabilities."""
+  found = []
+  for layers, batch in subject.at_work('labels'):
+    probabilities_BC = jax.nn.softmax(layers.logits_BC)[: len(batch)]
+    values, indices = jax.lax.top_k(
+      probabilities_BC, min(count, probabilities_BC.shape[1])
+    )
+    found += [
+      [(int(c), float(p)) for c, p in zip(*row, strict=True)]
+      for row in zip(indices, values, strict=True)
+    ]
+  return found
+
+
+def describe(checkpoint: Checkpoint) -> str:
+  """Returns what kind of model it is, in a line."""
+  model, (H, W) = checkpoint.model, checkpoint.image_size
+  if not isinstance(model, ViT):
+    return f'ResNet for {H}x{W} pixels'
+  h, w = model.grid((H, W))
+  kind = 'hybrid' if model.stem_width else 'ViT'
+  if model.axial:
+    kind = f'axial {kind}'
+  return (
+    f'{kind}, {model.depth} layers of {model.heads} heads, width '
+    f'{model.width}, {h}x{w} patches of {H}x{W} pixels'
+  )
