@@ -15,6 +15,7 @@ from vit_jax.visualize.layers import Layers
 from vit_jax.visualize.rollout import rollout
 
 SIZE = (16, 16)
+MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.25)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ VIT = {
 
 def objective(fields=VIT):
   model = variants.build(image_size=SIZE, num_classes=10, **fields)
-  return types.SimpleNamespace(model=model, mean=augment.MEAN, std=augment.STD)
+  return types.SimpleNamespace(model=model, mean=MEAN, std=STD)
 
 
 def mesh_of(data=1, fsdp=1, tensor=1):
@@ -80,7 +81,9 @@ def test_they_are_the_rollout_and_the_filters(
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(SIZE)
   images = np.stack([transform(source[i])['image'] for i in range(3)])
-  want = rollout(Layers(made.model, params, augment.normalize(images)))
+  want = rollout(
+    Layers(made.model, params, augment.normalize(images, MEAN, STD))
+  )
   np.testing.assert_allclose(drawn, want, atol=1e-5)
   components = filters.principal_components(
     np.asarray(params['embedding']['kernel']), 28

@@ -51,6 +51,14 @@ def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
   np.testing.assert_allclose(ranges, 15 / 16, atol=0.08)
 
 
+def test_a_crop_is_shown_in_the_detail_of_the_file(tmp_path):
+  path = str(tmp_path / 'ramp.png')
+  Image.fromarray(ramp(900, 450)).save(path)
+  (photograph,) = images.load([path], checkpoint(20))
+  # 16 of 20 pixels of the shorter side.
+  assert photograph.shown().shape == (360, 360, 3)
+
+
 def test_large_photographs_are_shown_smaller(tmp_path):
   path = str(tmp_path / 'large.png')
   Image.fromarray(ramp(2000, 1000)).save(path)

@@ -11,7 +11,7 @@ from tests.convert.random_weights import random_checkpoint, random_images
 from vit_jax import reader
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
-from vit_jax.visualize import distance, images, rollout
+from vit_jax.visualize import distance, images, rollout, sections
 from vit_jax.visualize.layers import Layers
 
 SMALL = {
@@ -148,6 +148,18 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
       np.testing.assert_allclose(parts[name], x, rtol=1e-5)
 
 
+def test_each_image_has_a_class_of_its_own(checkpoints, files, monkeypatch):
+  checkpoint = checkpoints('cls')
+  subject = sections.Subject(checkpoint, images.load(files, checkpoint))
+  monkeypatch.setattr(images, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  got = sections.rollout_maps(subject, class_N=np.array([4, 0, 2]))
+  layers = Layers(
+    checkpoint.model, checkpoint.params, seen_by(checkpoint, files)
+  )
+  want = rollout.rollout(layers, class_B=np.array([4, 0, 2]))
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 @pytest.mark.parametrize('query', [None, '1,2'])
 def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   options = [f'--query={query}'] if query else []
@@ -169,7 +181,7 @@ def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   )
 
 
-def test_axial_attention_stays_in_its_row_and_column(run, files):
+def test_axial_attention_stays_in_its_row_and_column(run, checkpoints, files):
   status, _, _, out = run('attention', 'axial', *files, '--query=1,2')
   assert status == 0
   maps = np.load(out / 'attention.npz')['maps']
@@ -177,6 +189,23 @@ def test_axial_attention_stays_in_its_row_and_column(run, files):
   np.testing.assert_allclose(maps.sum((3, 4)), 1, rtol=1e-5)
   np.testing.assert_array_equal(maps[:, ::2, :, 0], 0)  # of row 1
   np.testing.assert_array_equal(maps[:, 1::2, :, :, :2], 0)  # of column 2
+  checkpoint = checkpoints('axial')
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    seen_by(checkpoint, files),
+    capture=('attention',),
+  )
+  rows_XBhNww, columns_XBwNhh = (
+    aux['attention'][axis] for axis in ('row', 'column')
+  )
+  np.testing.assert_allclose(
+    maps[:, ::2, :, 1], rows_XBhNww[:, :, 1, :, 2].swapaxes(0, 1), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    maps[:, 1::2, ..., 2],
+    columns_XBwNhh[:, :, 2, :, 1].swapaxes(0, 1),
+    rtol=1e-4,
+  )
 
 
 def test_distances_of_models_side_by_side(run, checkpoints, files):

@@ -8,7 +8,7 @@ import pytest
 from tests.convert.random_weights import logits_of, random_checkpoint
 from tests.convert.random_weights import random_images as pixels
 from vit_jax.convert import table
-from vit_jax.visualize import masking
+from vit_jax.visualize import images, masking
 
 SIZE = (16, 24)
 
@@ -68,6 +68,15 @@ def test_nothing_and_everything_hidden(share, checkpoint):
     want = logits_of(checkpoint, gray).argmax(-1) == labels
   for right in found.values():
     np.testing.assert_array_equal(right, want)
+
+
+def test_images_are_worked_off_in_parts(checkpoint, monkeypatch):
+  subject, labels = masking.of_source(checkpoint, Images())
+  whole = masking.rights(subject, labels)
+  monkeypatch.setattr(images, '_MAX_ENTRIES', 4 * 2 * 7 * 7)
+  parts = masking.rights(subject, labels)
+  for kind in ('none', 'highest', 'lowest', 'class'):
+    np.testing.assert_array_equal(parts[kind], whole[kind])
 
 
 def test_each_kind_hides_other_pixels(checkpoint, monkeypatch):
