@@ -13,6 +13,7 @@ from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, images, rollout, sections
 from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.subject import Subject
 
 SMALL = {
   'patch_size': 8,
@@ -150,7 +151,7 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
 
 def test_each_image_has_a_class_of_its_own(checkpoints, files, monkeypatch):
   checkpoint = checkpoints('cls')
-  subject = sections.Subject(checkpoint, images.load(files, checkpoint))
+  subject = Subject(checkpoint, images.load(files, checkpoint))
   monkeypatch.setattr(images, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
   got = sections.rollout_maps(subject, class_N=np.array([4, 0, 2]))
   layers = Layers(

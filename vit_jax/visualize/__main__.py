@@ -29,7 +29,8 @@ from vit_jax.convert import formats
 from vit_jax.data import sources
 from vit_jax.visualize import images, masking, page, sections
 from vit_jax.visualize.rollout import FUSIONS
-from vit_jax.visualize.sections import Section, Subject
+from vit_jax.visualize.sections import Section
+from vit_jax.visualize.subject import Subject, describe
 
 _WHAT = {
   'report': 'all of the next five as one page',
@@ -66,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f'error: {e}', file=sys.stderr)
     return 2
   more = f' and {len(files) - 1} more' if len(files) > 1 else ''
-  print(
-    f'{said}model    {sections.describe(checkpoint)}\nwritten  {files[0]}{more}'
-  )
+  print(f'{said}model    {describe(checkpoint)}\nwritten  {files[0]}{more}')
   return 0
 
 

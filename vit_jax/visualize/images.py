@@ -72,6 +72,16 @@ def _open(path: str) -> decode.Picture:
     raise decode.UnreadableImage(path, e.strerror or str(e)) from e
 
 
+def transform_of(checkpoint: Checkpoint) -> transforms.EvalTransform:
+  """Returns what brings images to the size that a model sees."""
+  preprocessing = checkpoint.preprocessing
+  return transforms.EvalTransform(
+    checkpoint.image_size,
+    preprocessing.resize_small,
+    preprocessing.interpolation,
+  )
+
+
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads files.
 
@@ -83,12 +93,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
     UnreadableImage: for a file that is no image, or a damaged one.
     ValueError: for one that has fewer pixels than the model has patches.
   """
-  preprocessing = checkpoint.preprocessing
-  transform = transforms.EvalTransform(
-    checkpoint.image_size,
-    preprocessing.resize_small,
-    preprocessing.interpolation,
-  )
+  transform = transform_of(checkpoint)
   names: set[str] = set()
   found = []
   for path in paths:

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import augment, transforms
+from vit_jax.data import augment
 from vit_jax.data.sources import Source
 from vit_jax.reader import Checkpoint
 from vit_jax.visualize import draw
-from vit_jax.visualize.images import Photograph
+from vit_jax.visualize.images import Photograph, transform_of
 from vit_jax.visualize.rollout import rollout
-from vit_jax.visualize.sections import Section, Subject
+from vit_jax.visualize.sections import Section
+from vit_jax.visualize.subject import Subject
 
 SHARE = 0.3
 
@@ -124,12 +125,7 @@ def of_source(
       f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
       f'({checkpoint.model.num_classes}).'
     )
-  preprocessing = checkpoint.preprocessing
-  transform = transforms.EvalTransform(
-    checkpoint.image_size,
-    preprocessing.resize_small,
-    preprocessing.interpolation,
-  )
+  transform = transform_of(checkpoint)
   photographs, labels = [], []
   for i in range(len(source)):
     record = source[i]

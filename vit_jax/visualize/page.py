@@ -9,7 +9,8 @@ import numpy as np
 
 from vit_jax.models import flops
 from vit_jax.visualize import draw, sections
-from vit_jax.visualize.sections import Section, Subject
+from vit_jax.visualize.sections import Section
+from vit_jax.visualize.subject import Subject, describe
 
 # Of each image, the likeliest classes that are explained.
 _CLASSES = 2
@@ -89,9 +90,7 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
   count = flops.count_params(checkpoint.model, checkpoint.image_size)
   return _PAGE.substitute(
     title=html.escape(subject.label),
-    description=html.escape(
-      f'{sections.describe(checkpoint)}; {count:,} parameters.'
-    ),
+    description=html.escape(f'{describe(checkpoint)}; {count:,} parameters.'),
     links=' '.join(links),
     body='\n'.join(body),
   )
@@ -103,7 +102,7 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
   maps_Nhw = whole.arrays['maps'][0]
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
-    labels = sections.top_classes(subject, _LABELS)
+    labels = subject.top_classes(_LABELS)
     for k in range(min(_CLASSES, len(labels[0]))):
       explained.append(
         sections.rollout_maps(
