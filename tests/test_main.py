@@ -295,6 +295,7 @@ def test_another_config_in_the_same_workdir_is_refused(command, trained):
   assert_refused(status, err, messages, lines=3)
 
 
+@pytest.mark.slow
 def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
   """Step 1 is the last whose loss is finite, and the only one saved."""
   args = (

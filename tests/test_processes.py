@@ -226,6 +226,7 @@ def test_more_and_then_fewer_go_on(training, alone, tmp_path):
   assert_close_run(tmp_path, alone)
 
 
+@pytest.mark.slow
 def test_process_0_is_killed(training, tmp_path):
   """The others end at once, though it is what they talk through."""
   with started(training, tmp_path, 2, *LONG, *TINY) as both:
@@ -326,6 +327,7 @@ Run.wait_for = lambda *args: time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_hanging_alone_ends_by_timeout(training, tmp_path):
   process = training.start(
     tmp_path,

@@ -254,9 +254,9 @@ def one_device():
   ('mesh', 'gather'),
   [
     ({'data': 8}, 'step'),
-    ({'fsdp': 8}, 'step'),
+    pytest.param({'fsdp': 8}, 'step', marks=pytest.mark.slow),
     ({'fsdp': 8}, 'layer'),
-    ({'tensor': 2}, 'step'),
+    pytest.param({'tensor': 2}, 'step', marks=pytest.mark.slow),
     pytest.param(
       {'data': 2, 'fsdp': 2, 'tensor': 2}, 'step', marks=pytest.mark.slow
     ),

@@ -365,6 +365,7 @@ def test_the_first_process_decides(fake, tmp_path, monkeypatch, capfd):
   assert not (tmp_path / 'tune.csv').exists()
 
 
+@pytest.mark.slow
 def test_the_command_tunes(command, tmp_path):
   args = [
     '--config=configs/digits.py:'

@@ -62,6 +62,7 @@ def test_what_the_compiler_says(message, expected):
   assert capacity.needed_bytes(message) == expected
 
 
+@pytest.mark.slow
 def test_of_this_device(run, tmp_path):
   files = tmp_path / 'a.csv', tmp_path / 'a.png'
   status, out, _ = run(

@@ -67,6 +67,7 @@ def slowed(function, seconds):
   return slow
 
 
+@pytest.mark.slow
 def test_a_slow_input_leaves_the_device_idle(tmp_path, monkeypatch):
   train_batches = train.loader.train_batches
 

@@ -19,6 +19,7 @@ def config(dtype='float32', **fields):
   return step.config_of('ti16', 32, 4, dtype, small | fields)
 
 
+@pytest.mark.slow
 def test_a_grid_beside_plain_flax(run, tmp_path):
   files = tmp_path / 'a.csv', tmp_path / 'a.png'
   status, out, _ = run(

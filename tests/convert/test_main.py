@@ -218,6 +218,7 @@ def test_every_format_says_which_types_it_writes():
     assert module.DTYPES[0] == 'float32'
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_conversion(command, tmp_path):
   """An .npz file made a workdir is an `init` like any other."""
   source = workdir_of(tmp_path / 'vit')

@@ -219,7 +219,7 @@ _SCRIPT = """
 @pytest.mark.parametrize(
   'imports, run, command',
   [
-    ('', 'main()', ['script.py']),
+    pytest.param('', 'main()', ['script.py'], marks=pytest.mark.slow),
     ('from absl import app', 'app.run(main)', ['-m', 'script']),
   ],
 )

@@ -109,11 +109,20 @@ def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
         )
 
 
-def test_a_model_without_attention_says_so():
+@pytest.mark.parametrize(
+  ('axial', 'reason'),
+  [(False, 'no attention'), (True, 'convolutions between its attention')],
+)
+def test_a_resnet_says_why_not(axial, reason):
   model = variants.build(
-    name='resnet', image_size=(32, 32), width=32, layers=(1,), num_classes=3
+    name='resnet',
+    image_size=(32, 32),
+    width=32,
+    layers=(1,),
+    num_classes=3,
+    axial=axial,
   )
-  with pytest.raises(ValueError, match='ResNet, which has no attention'):
+  with pytest.raises(ValueError, match=f'ResNet, which has {reason}'):
     Layers(model, {}, np.zeros((1, 32, 32, 3)))
 
 

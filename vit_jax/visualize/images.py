@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,8 +52,7 @@ class Photograph:
     detail = min(max(detail, SMALLEST / longer), LARGEST / longer)
     transform = transforms.EvalTransform(
       _scaled(shape, detail),
-      # Rounded up, so that the crop fits.
-      -int(-small * detail // 1),
+      math.ceil(small * detail),  # so that the crop fits
       preprocessing.interpolation,
     )
     with open(self.path, 'rb') as file:
