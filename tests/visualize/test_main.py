@@ -401,9 +401,19 @@ def test_wrong_options_are_refused(args, message, run, capsys):
 
 
 def test_help_names_every_kind(capsys):
-  for argv in (['--help'], ['rollout', '--help']):
-    with pytest.raises(SystemExit):
-      command.main(argv)
-  said = capsys.readouterr().out
-  for kind in ('report', 'attention', 'posemb', '--class', '--discard'):
-    assert kind in said
+  kinds = {
+    'report': '--image_size',
+    'rollout': '--class',
+    'attention': '--query',
+    'distance': '--beside',
+    'filters': 'components',
+    'posemb': 'cosines',
+    'masking': '--split',
+  }
+  for argv in ([], *([kind] for kind in kinds)):
+    with pytest.raises(SystemExit) as stopped:
+      command.main([*argv, '--help'])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    for expected in [kinds[argv[0]], '--out'] if argv else kinds:
+      assert expected in said

@@ -44,6 +44,21 @@ _WHAT = {
   'masking': 'the accuracy that is left without the pixels of highest rollout, '
   'beside as many at random',
 }
+# What each leaves to those who plot themselves.
+_ARRAYS = {
+  'report': 'The page holds its pictures itself; the others leave arrays.',
+  'rollout': 'Arrays: maps (class, image, h, w), from 0 to 1; classes, one '
+  'empty name for the image as a whole; files.',
+  'attention': 'Arrays: maps (image, layer, head, h, w), softmax weights; '
+  'files.',
+  'distance': 'Arrays: all (layer, head), or row and column, in pixels; '
+  'beside_1_all and so on for further models.',
+  'filters': 'Arrays: components (count, P, P, RGB), each of length 1.',
+  'posemb': 'Arrays: cosines (table, h, w, h, w), of relative embeddings '
+  '(table, offset, offset); names of the tables.',
+  'masking': 'Arrays: none, highest, lowest, random, class (image): whether '
+  'it was labelled right; labels.',
+}
 _WITHOUT_IMAGES = ('filters', 'posemb')
 
 
@@ -148,7 +163,12 @@ def _parser() -> argparse.ArgumentParser:
   )
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
   for what, text in _WHAT.items():
-    kind = kinds.add_parser(what, help=text, description=f'{what}: {text}.')
+    kind = kinds.add_parser(
+      what,
+      help=text,
+      description=f'{what}: {text}.',
+      epilog=_ARRAYS[what],
+    )
     kind.add_argument('checkpoint', help=formats.WHAT_OPENS)
     if what == 'masking':
       kind.add_argument(
