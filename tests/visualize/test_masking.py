@@ -58,7 +58,9 @@ def test_nothing_and_everything_hidden(share, checkpoint):
   subject, labels = masking.of_source(checkpoint, Images())
   np.testing.assert_array_equal(labels, np.arange(11) % 3)
   found = masking.rights(subject, labels, share)
-  assert [*found] == ['none', 'highest', 'lowest', 'random', 'class']
+  assert [*found] == [
+    *('none', 'highest', 'lowest', 'class', 'patches', 'pixels')
+  ]
   seen = np.stack([Images()[i]['image'] for i in range(11)])
   as_they_are = logits_of(checkpoint, seen).argmax(-1) == labels
   np.testing.assert_array_equal(found.pop('none'), as_they_are)
@@ -98,13 +100,18 @@ def test_each_kind_hides_other_pixels(checkpoint, monkeypatch):
   monkeypatch.setattr(masking, 'hide', note)
   subject, labels = masking.of_source(checkpoint, Images())
   masking.rights(subject, labels, 1 / 3)
-  highest, lowest, random, of_class = (
-    np.mean(kinds[i * 11 : (i + 1) * 11], axis=(0, 1)) for i in range(4)
+  hidden = [np.array(kinds[i * 11 : (i + 1) * 11]) for i in range(5)]
+  highest, lowest, of_class, patches, single = (
+    x.mean(axis=(0, 1)) for x in hidden
   )
   assert highest[16:].min() > 0.9 > 0.1 > highest[:16].max()
   assert lowest[:8].min() > 0.9 > 0.1 > lowest[8:].max()
   assert of_class[:8].min() > 0.9 > 0.1 > of_class[8:].max()
-  assert 0.2 < random.min() and random.max() < 0.5
+  for random in (patches, single):
+    assert 0.05 < random.min() and random.max() < 0.7
+  # Neighbours share the fate of a patch, and not that of a pixel.
+  alike = [np.mean(x[:, :, 1:] == x[:, :, :-1]) for x in hidden[3:]]
+  assert alike[0] > 0.85 > 0.65 > alike[1]
 
 
 def test_the_section_has_the_shares(checkpoint):

@@ -56,8 +56,8 @@ _ARRAYS = {
   'filters': 'Arrays: components (count, P, P, RGB), each of length 1.',
   'posemb': 'Arrays: cosines (table, h, w, h, w), of relative embeddings '
   '(table, offset, offset); names of the tables.',
-  'masking': 'Arrays: none, highest, lowest, random, class (image): whether '
-  'it was labelled right; labels.',
+  'masking': 'Arrays: none, highest, lowest, class, patches, pixels (image): '
+  'whether it was labelled right; labels.',
 }
 _WITHOUT_IMAGES = ('filters', 'posemb')
 

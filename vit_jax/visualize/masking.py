@@ -4,6 +4,10 @@ A share of an image's pixels is replaced by the mean of the model's images:
 those with the highest values of the map, those with the lowest, or as many
 drawn at random. What is left of the accuracy tells whether the map knows where
 the model looks (the deletion check of Petsiuk et al., 1806.07421).
+
+There are two draws, because holes hurt by their shape as well as by their
+place: regions as large as those of a map are a like for like comparison, while
+single pixels leave no patch of the image without noise.
 """
 
 from collections.abc import Sequence
@@ -62,8 +66,10 @@ def rights(
 
   Returns:
     Of the images as they are ('none' hidden); without the 'highest' or
-    'lowest' values of the rollout, or as many at 'random'; and without the
-    highest ones of the rollout for the 'class' that the model sees.
+    'lowest' values of the rollout; without the highest ones of the rollout for
+    the 'class' that the model sees; and without as many at random: of a map
+    with a random value for each of the 'patches', enlarged like the others,
+    or single 'pixels'.
   """
   checkpoint = subject.checkpoint
   preprocessing = checkpoint.preprocessing
@@ -87,8 +93,9 @@ def rights(
     maps = {
       'highest': whole_Bhw,
       'lowest': -whole_Bhw,
-      'random': rng.random((len(whole_Bhw), *size)),
       'class': class_Bhw,
+      'patches': rng.random(whole_Bhw.shape),
+      'pixels': rng.random((len(whole_Bhw), *size)),
     }
     labels_B = labels_N[start : start + len(batch)]
     start += len(batch)
@@ -161,6 +168,7 @@ _NAMES = {
   'none': 'none hidden',
   'highest': 'highest rollout',
   'lowest': 'lowest rollout',
-  'random': 'at random',
   'class': 'highest rollout for the class it sees',
+  'patches': 'at random, by patches',
+  'pixels': 'at random, single pixels',
 }
