@@ -48,7 +48,9 @@ def preempt(tools, after_s=0):
   return f'[[ $HOST == 1 ]] || (sleep {after_s}; {suspend})'
 
 
-@pytest.mark.parametrize('spot', [True, False])
+@pytest.mark.parametrize(
+  'spot', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_tpu_up_requests_again_after_a_preemption(spot, tools):
   (tools.folder / 'plan').write_text(f'{preempt(tools)}; exit 75\n' * 2)
   status, out, err = tools.run('tpu.sh', 'up', *['--spot'] * spot, *UP[1:])

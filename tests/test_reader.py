@@ -265,7 +265,7 @@ def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):
 @pytest.mark.parametrize(
   'kind',
   [
-    'remove',
+    pytest.param('remove', marks=pytest.mark.slow),
     'flip',
     pytest.param('truncate', marks=pytest.mark.slow),
     pytest.param('empty', marks=pytest.mark.slow),

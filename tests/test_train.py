@@ -174,8 +174,10 @@ def test_changes_that_do_not_matter_are_resumed(
 
 @pytest.mark.parametrize(
   ('bad_step', 'saved'),
-  [(8, [3, 6]), (6, [3])],
-  ids=['between saves', 'at a save'],
+  [
+    pytest.param(8, [3, 6], id='between saves'),
+    pytest.param(6, [3], id='at a save', marks=pytest.mark.slow),
+  ],
 )
 def test_diverging_names_the_step_and_keeps_the_last_good(
   tmp_path, monkeypatch, bad_step, saved
@@ -255,7 +257,7 @@ def one_device():
   [
     ({'data': 8}, 'step'),
     pytest.param({'fsdp': 8}, 'step', marks=pytest.mark.slow),
-    ({'fsdp': 8}, 'layer'),
+    pytest.param({'fsdp': 8}, 'layer', marks=pytest.mark.slow),
     pytest.param({'tensor': 2}, 'step', marks=pytest.mark.slow),
     pytest.param(
       {'data': 2, 'fsdp': 2, 'tensor': 2}, 'step', marks=pytest.mark.slow

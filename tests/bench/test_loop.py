@@ -145,6 +145,7 @@ def test_configs_that_make_no_sense(run, monkeypatch, config, message):
   assert message in err
 
 
+@pytest.mark.slow
 def test_the_command_draws(run, tmp_path):
   path = tmp_path / 'loop.png'
   config = CONFIG.format(steps=6, every=3)

@@ -209,7 +209,7 @@ def test_a_pattern_of_other_variables_is_no_match(same):
   'fields',
   [
     pytest.param(VIT, id='cls'),
-    pytest.param(VIT | {'pool': 'gap'}, id='gap'),
+    pytest.param(VIT | {'pool': 'gap'}, id='gap', marks=pytest.mark.slow),
     pytest.param(STEM, id='hybrid', marks=pytest.mark.slow),
   ],
 )

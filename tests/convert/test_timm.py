@@ -200,6 +200,7 @@ OURS = {
 # Others say what these would.
 SLOW = (
   'hybrid',
+  'BiT',
   'hybrid without stage 4',
   'BiT without head',
   'BiT of 152 layers and other widths',

@@ -39,6 +39,7 @@ def run(model, params, train=False, capture=()):
   )(params, images())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', VARIANTS.values(), ids=VARIANTS)
 def test_every_parameter_gets_a_finite_gradient(fields):
   model, params = make(**fields)
@@ -56,7 +57,13 @@ def test_every_parameter_gets_a_finite_gradient(fields):
       assert np.any(grad != 0), name
 
 
-@pytest.mark.parametrize('train', [False, True], ids=['eval', 'train'])
+@pytest.mark.parametrize(
+  'train',
+  [
+    pytest.param(False, id='eval', marks=pytest.mark.slow),
+    pytest.param(True, id='train'),
+  ],
+)
 @pytest.mark.parametrize(
   'remat', ['none', 'cheap', 'nothing_saveable', 'dots_saveable']
 )
