@@ -86,3 +86,9 @@ def test_axial_attention_stays_in_rows_and_columns():
   # Two rows and three columns: within 4 and 8 pixels.
   assert np.all(got['column'] > 0) and np.all(got['column'] < 4)
   assert np.all(got['row'] > 0) and np.all(got['row'] < 8)
+
+
+def test_looking_everywhere_alike_is_the_mean_of_all_pairs():
+  # Of 0 1 2, 1 0 1, 2 1 0.
+  np.testing.assert_allclose(distance.uniform((1, 3)), 8 / 9)
+  np.testing.assert_allclose(distance.uniform((2, 2)), (2 + 2**0.5) / 4)

@@ -55,7 +55,8 @@ _ARRAYS = {
   'beside_1_all and so on for further models.',
   'filters': 'Arrays: components (count, P, P, RGB), each of length 1.',
   'posemb': 'Arrays: cosines (table, h, w, h, w), of relative embeddings '
-  '(table, offset, offset); names of the tables.',
+  '(table, offset, offset), or by their names where they differ in size; '
+  'names of the tables.',
   'masking': 'Arrays: none, highest, lowest, class, patches, pixels (image): '
   'whether it was labelled right; labels.',
 }
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise ValueError(f'--out={args.out} is a file: name a folder.')
     checkpoint = _open(args.checkpoint, args.image_size)
     if args.what == 'report':
-      subject = _subject(checkpoint, args)
+      subject = _subject(args, checkpoint, args.checkpoint)
       html = page.report(subject, args.fusion, args.discard)
       said, files = '', _write(out, {'report.html': html.encode()})
     else:
@@ -94,10 +95,10 @@ def _open(path: str, image_size: str | None) -> reader.Checkpoint:
 
 
 def _subject(
-  checkpoint: reader.Checkpoint, args: argparse.Namespace
+  args: argparse.Namespace, checkpoint: reader.Checkpoint, label: str
 ) -> Subject:
   paths = predict.find_files(args.images)
-  return Subject(checkpoint, images.load(paths, checkpoint), args.checkpoint)
+  return Subject(checkpoint, images.load(paths, checkpoint), label)
 
 
 def _section(
@@ -115,22 +116,16 @@ def _section(
       'posemb': sections.position_embeddings,
     }[args.what]
     return make(Subject(checkpoint, (), args.checkpoint))
-  subject = _subject(checkpoint, args)
+  subject = _subject(args, checkpoint, args.checkpoint)
   if args.what == 'rollout':
     classes = [subject.class_index(text) for text in args.classes]
     return sections.rollout(subject, args.fusion, args.discard, classes)
   if args.what == 'attention':
     return sections.attention(subject, args.query)
-  others = [_open(path, args.image_size) for path in args.beside]
-  return sections.distance(
-    [
-      subject,
-      *(
-        _subject(other, argparse.Namespace(**vars(args) | {'checkpoint': path}))
-        for other, path in zip(others, args.beside, strict=True)
-      ),
-    ]
-  )
+  others = [
+    _subject(args, _open(path, args.image_size), path) for path in args.beside
+  ]
+  return sections.distance([subject, *others])
 
 
 def _write_section(

@@ -71,3 +71,8 @@ def between(grid: tuple[int, int]) -> np.ndarray:
   """Returns the distances LL of a grid's patches, in patches."""
   at_L2 = np.indices(grid).reshape(2, -1).T
   return np.linalg.norm(at_L2[:, None] - at_L2[None], axis=-1)
+
+
+def uniform(grid: tuple[int, int]) -> float:
+  """Returns the mean distance where all attend to all alike, in patches."""
+  return float(between(grid).mean())

@@ -8,8 +8,6 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vit_jax.visualize import distance
-
 # Share of the pixels that stay where low attention is masked out.
 KEEP = 0.5
 
@@ -176,11 +174,6 @@ def distances(
   )
   all_axes[0].set_ylim(0, 1.08 * furthest)
   return _save(figure)
-
-
-def uniform_distance(grid: tuple[int, int], pixels_per_patch: float) -> float:
-  """Returns the mean distance of two patches, in pixels."""
-  return float(distance.between(grid).mean() * pixels_per_patch)
 
 
 def filters(components_XPPC: np.ndarray) -> bytes:

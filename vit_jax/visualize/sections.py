@@ -240,8 +240,7 @@ def _attended(
     row = extra + query[0] * w + query[1] if query else 0
     B, N = weights.shape[:2]
     return weights[:, :, row, extra:].reshape(B, N, h, w)
-  if query is None:
-    raise ValueError('An axial model has no class token.')
+  assert query  # an axial model has no class token
   B, _, N = weights.shape[:3]
   maps_BNhw = np.zeros((B, N, h, w), weights.dtype)
   y, x = query
@@ -271,7 +270,7 @@ def distance(subjects: Sequence[Subject]) -> Section:
     means = {k: x / len(subject.photographs) for k, x in sums.items()}
     uniform = 0.0
     if 'all' in means:
-      uniform = draw.uniform_distance(layers.grid, pixels)
+      uniform = distance_lib.uniform(layers.grid) * pixels
     panels[subject.label] = (means, uniform)
     prefix = f'beside_{i}_' if i else ''
     arrays |= {f'{prefix}{axis}': x for axis, x in means.items()}
