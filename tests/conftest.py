@@ -19,14 +19,19 @@ PEERS = 'needs the extra `peers`, see requirements.txt'
 
 # Small models are compiled often and run briefly: less optimisation takes a
 # third of the time. The numbers stay within the tests' tolerances.
-_FLAGS = (
-  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
-  '--xla_cpu_use_fusion_emitters=false '
+COMPILE_QUICKLY = (
+  '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false '
   '--xla_cpu_parallel_codegen_split_count=1'
 )
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS}'.strip()
+os.environ['XLA_FLAGS'] = ' '.join(
+  (
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_force_host_platform_device_count=8',
+    COMPILE_QUICKLY,
+  )
+).strip()
 
 
 @pytest.fixture

@@ -32,9 +32,9 @@ def final_metrics(workdir, config, *flags):
 
 @pytest.mark.slow
 def test_digits_reach_97_percent(tmp_path):
-  """Seeds 0 to 4, another fifth held out each time."""
+  """Another fifth held out each time."""
   accuracies = []
-  for seed in range(5):
+  for seed in range(3):
     row = final_metrics(
       tmp_path / str(seed),
       'configs/digits.py',
@@ -49,9 +49,16 @@ def test_digits_reach_97_percent(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'family', ['resnet', 'hybrid', 'axial', 'axial_resnet']
+  ('family', 'epochs'),
+  [('resnet', 8), ('hybrid', 12), ('axial', 15), ('axial_resnet', 8)],
 )
-def test_every_family_learns_digits(tmp_path, family):
-  row = final_metrics(tmp_path, f'configs/digits.py:{family}')
+def test_every_family_learns_digits(tmp_path, family, epochs):
+  """In less than half the time that its config takes."""
+  row = final_metrics(
+    tmp_path,
+    f'configs/digits.py:{family}',
+    f'--config.total={epochs} epochs',
+    '--config.eval_every=100%',
+  )
   print(family, row['test/accuracy'])
   assert float(row['test/accuracy']) >= 0.95

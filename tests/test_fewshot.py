@@ -737,8 +737,7 @@ def finish(processes):
     for p in processes:
       p.kill()
   assert [p.returncode for p in processes] == [0] * len(processes), ended
-  # Gloo greets on standard output.
-  return [re.sub(r'(?m)^\[Gloo\].*\n', '', out) for out, _ in ended]
+  return [out for out, _ in ended]
 
 
 def start_two(workdir, tmp_path, *args):
@@ -759,6 +758,10 @@ def start_two(workdir, tmp_path, *args):
   ]
 
 
+# With these words its threads greet on standard output, through one another.
+GLOO = set('Gloo Rank is connected to peer ranks Expected number of'.split())
+
+
 @pytest.mark.slow
 def test_two_processes_measure_what_one_does(workdir, tmp_path):
   """And one of them prints and writes, the features too."""
@@ -770,7 +773,7 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
     outs = finish(
       start_two(workdir, folder, *args, f'--features={tmp_path}/f.npz')
     )
-    assert outs[1] == ''
+    assert set(re.findall(r'\w*[a-z]\w*', outs[1])) <= GLOO, outs[1]
     assert ('the model is not run' in outs[0]) is (folder == again)
     assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
     assert os.listdir(folder) == ['0']

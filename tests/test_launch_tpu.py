@@ -82,6 +82,7 @@ def test_tpu_up_starts_again_what_was_told_to_end(tools):
   assert actions(tools) == ['create', *ATTEMPT, 'stopped', *ATTEMPT, 'delete']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('code', [1, 2, 134])
 def test_tpu_up_keeps_the_tpu_after_a_failure(code, tools):
   (tools.folder / 'plan').write_text(f'exit {code}')

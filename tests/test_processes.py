@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import COMPILE_QUICKLY
 from tests.test_resume import (
   ROOT,
   Command,
@@ -53,7 +54,9 @@ TINY = (
 
 @pytest.fixture(scope='module')
 def training(tmp_path_factory):
-  return Command(tmp_path_factory.mktemp('cache'))
+  # Of several processes only the first writes programs to the cache, and the
+  # others find none of theirs in it.
+  return Command(tmp_path_factory.mktemp('cache'), COMPILE_QUICKLY)
 
 
 @pytest.fixture(scope='module')
@@ -239,20 +242,22 @@ def test_process_0_is_killed(training, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('number', 'moment', 'victim', 'args'),
+  ('number', 'victim', 'args'),
   [
-    (signal.SIGKILL, 'any', 1, ()),
-    (signal.SIGKILL, 'saving', 0, FSDP),
+    (signal.SIGKILL, 0, FSDP),
     # As of a machine that does not answer any more.
-    (signal.SIGSTOP, 'any', 0, ()),
-    (signal.SIGSTOP, 'any', 3, FSDP),
+    (signal.SIGSTOP, 0, TINY),
+    (signal.SIGSTOP, 3, TINY),
   ],
+  ids=['killed-while-saving', 'coordinator-stopped', 'another-stopped'],
 )
-def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
+def test_one_of_four_is_lost(number, victim, args, training, tmp_path):
   with started(training, tmp_path, 4, *LONG, *args) as four:
-    wait_for_row(tmp_path, 22, four[0])
-    if moment == 'saving':
+    if number == signal.SIGKILL:
+      wait_for_row(tmp_path, 22, four[0])
       wait_until(lambda: is_saving(tmp_path), four[0])
+    else:
+      wait_for_row(tmp_path, 2, four[0])
     four[victim].send_signal(number)
     others = [p for p in four if p is not four[victim]]
     results = results_of(others, timeout_s=120)
@@ -288,7 +293,9 @@ inputs.open_source = no_data
   ],
 )
 def test_one_alone_fails(failing, code, status, last, training, tmp_path):
-  with started(training, tmp_path, 2, *LONG, instead={failing: code}) as both:
+  with started(
+    training, tmp_path, 2, *LONG, *TINY, instead={failing: code}
+  ) as both:
     results = results_of(both, timeout_s=180)
   assert results[failing][0] == status, results
   assert results[failing][1].splitlines()[-1] == last
@@ -386,6 +393,7 @@ def watched(workdir, moves, sleep_s, then=''):
   )
 
 
+@pytest.mark.slow
 def test_what_moves_or_is_over_is_not_hanging(tmp_path):
   moving = watched(tmp_path, 5, 1000)
   over = watched(tmp_path, 0, 5, 'watch.stop()')

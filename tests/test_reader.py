@@ -217,6 +217,7 @@ def test_damaged_metrics_are_named_where_they_decide(tmp_path):
     reader.open_checkpoint(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_step_opened_is_the_best_of_a_training(tmp_path):
   """By the loss, which is highest at first: of four steps the last are kept."""
   config = digits.get_config()

@@ -89,6 +89,7 @@ def reference(tmp_path_factory):
 STATEFUL = {'optimizer.polyak': 0.9, 'model.dropout': 0.1, 'loss.mixup': 0.2}
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
   for step in (2, 7):
     preempt_at(step)
@@ -131,6 +132,7 @@ def test_every_checkpoint_damaged_starts_over(reference, tmp_path, caplog):
   gc.collect()
 
 
+@pytest.mark.slow
 def test_half_written_checkpoint_is_ignored(reference, tmp_path):
   workdir = tmp_path / 'run'
   shutil.copytree(reference, workdir)
@@ -379,6 +381,7 @@ def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):
   assert_equal(params['Transformer'], old['Transformer'])
 
 
+@pytest.mark.slow
 def test_folder_with_unreadable_images(tmp_path, monkeypatch):
   """Found before training: refused, or left out and counted."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))

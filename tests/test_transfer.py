@@ -208,6 +208,7 @@ def test_transfer_stretches_position_tables_and_nothing_else(kind, scans):
     np.testing.assert_array_equal(got[key], source[key], err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scans', [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_transfer_stretches_the_tables_of_an_axial_resnet(scans):
   """Each is as long as the map of its stage, on which the image size acts."""

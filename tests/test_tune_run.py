@@ -257,6 +257,7 @@ def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
   assert len(fake) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop_at', range(1, 5))
 def test_a_stopped_tuning_ends_as_if_it_was_not(
   fake, tmp_path, monkeypatch, stop_at

@@ -93,6 +93,7 @@ def test_a_slow_input_leaves_the_device_idle(tmp_path, monkeypatch):
   assert quick['idle_share'] < 0.5 * slow['idle_share']
 
 
+@pytest.mark.slow
 def test_slow_saving_is_a_stall_and_not_idle(tmp_path, monkeypatch):
   monkeypatch.setattr(
     checkpoint.Checkpoints, 'save', slowed(checkpoint.Checkpoints.save, 0.5)
@@ -103,6 +104,7 @@ def test_slow_saving_is_a_stall_and_not_idle(tmp_path, monkeypatch):
   assert row['saving_share'] > 2 * row['idle_share']
 
 
+@pytest.mark.slow
 def test_evaluation_is_apart(tmp_path, monkeypatch):
   monkeypatch.setattr(run.Run, 'evaluate', slowed(run.Run.evaluate, 1.0))
   row = measure(tmp_path, steps=12, every=6)

@@ -93,6 +93,7 @@ def test_steps_are_those_of_training():
     np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', ['ti16', 's32', 'r26+s32', 'r50x1'])
 def test_timm_has_the_same_architecture(timm, variant):
   from vit_jax.bench import torch_peer

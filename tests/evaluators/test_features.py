@@ -46,6 +46,7 @@ def test_layers_are_those_of_the_original(name):
     np.testing.assert_allclose(got_BD, want_BD, rtol=0, atol=ATOL)
 
 
+@pytest.mark.slow
 def test_a_resnet_gives_the_mean_of_each_stage():
   model = variants.build(
     num_classes=3, image_size=SIZE, name='resnet', layers=(1, 1), width=32
@@ -62,6 +63,7 @@ def test_a_resnet_gives_the_mean_of_each_stage():
     )
 
 
+@pytest.mark.slow
 def test_a_mean_in_bfloat16_is_not_rounded_again():
   """It is as exact as the tokens it is of."""
   model, params = make_model(pool='gap', dtype='bfloat16')

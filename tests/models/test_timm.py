@@ -198,6 +198,7 @@ def test_small_resnet_equals_timm(timm, torch, version, size):
   check_resnet(timm, torch, fields, theirs, size)
 
 
+@pytest.mark.slow
 def test_published_resnet_equals_timm(timm, torch):
   theirs = timm.create_model('resnetv2_50x1_bit', num_classes=CLASSES)
   check_resnet(timm, torch, variants.fields('r50x1'), theirs, (64, 64))

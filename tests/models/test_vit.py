@@ -67,7 +67,13 @@ def test_every_parameter_gets_a_finite_gradient(fields):
 @pytest.mark.parametrize(
   'remat', ['none', 'cheap', 'nothing_saveable', 'dots_saveable']
 )
-@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+@pytest.mark.parametrize(
+  'scan',
+  [
+    pytest.param(False, id='loop', marks=pytest.mark.slow),
+    pytest.param(True, id='scan'),
+  ],
+)
 def test_scan_and_remat_change_no_number(scan, remat, train):
   """Dropout included: its keys do not depend on how layers are compiled."""
   plain, params = make(dropout=0.3)
