@@ -223,16 +223,13 @@ class MultiHeadAttention(nn.Module):
     if self.relative is None and not self.weights:
       y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
     else:
-      q_BNQK, k_BNLK, v_BNLK = (
-        x.swapaxes(1, 2) for x in (q_BQNK, k_BLNK, v_BLNK)
-      )
-      logits_BNQL = attention.logits(q_BNQK, k_BNLK)
+      logits_BNQL = attention.logits(q_BQNK, k_BLNK)
       if self.relative is not None:
         logits_BNQL += posemb.RelativeKeys(name='relative')(
           q_BQNK, self.relative
         )
       weights_BNQL = jax.nn.softmax(logits_BNQL)
-      y_BQNK = attention.weighted(weights_BNQL, v_BNLK).swapaxes(1, 2)
+      y_BQNK = attention.weighted(weights_BNQL, v_BLNK)
     y_BQD = Projection((D,), axes=2, dtype=self.dtype, name='out')(y_BQNK)
     return y_BQD, weights_BNQL
 

@@ -135,7 +135,7 @@ class _Program:
       result = next_fun(*args, **kwargs)
       path = context.module.path
       if isinstance(context.module, Projection) and path[0] == 'MAPHead_0':
-        pooled[path[-1]] = result.swapaxes(1, 2)
+        pooled[path[-1]] = result
       return result
 
     with nn.intercept_methods(note):
