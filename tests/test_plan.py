@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -168,6 +169,32 @@ def test_split_state_is_gathered_and_gradients_are_scattered():
   # the head, the patches and the positions.
   assert found['all-gather over 8'] == 16
   assert found['reduce-scatter over 8'] >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+def test_neither_heads_nor_their_kernels_are_copied():
+  """Heads of 80 are no even part of a TPU's 128 lanes."""
+  done = run(
+    '--config=configs/vit.py:h14',
+    '--topology=v3:4x4',
+    '--num_classes=1000',
+    '--config.model.depth=2',
+    '--config.batch_size=256',
+    '--profile=100',
+  )
+  assert done.returncode == 0, done.stderr
+  shares = [
+    line.split(maxsplit=1)
+    for line in done.stdout.splitlines()
+    if re.match(' *[0-9.]+%', line)
+  ]
+  copied = [
+    (share, name)
+    for share, name in shares
+    if re.search('MultiHead[^/]*/transpose$|^convert_element_type$', name)
+  ]
+  assert sum(float(share.rstrip('%')) for share, _ in copied) < 1.5, copied
 
 
 @pytest.mark.slow
