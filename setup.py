@@ -9,6 +9,8 @@ _INSTALL_REQUIRES = [
   'array_record>=0.8.1; sys_platform == "linux"',
   'clu>=0.0.12',
   'etils[epath]>=1.9',
+  # jax.export writes StableHLO files with it, and does not demand it.
+  'flatbuffers>=24',
   'flax>=0.12',
   'grain>=0.2.18',
   'jax>=0.10',
