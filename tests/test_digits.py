@@ -34,7 +34,7 @@ def final_metrics(workdir, config, *flags):
 def test_digits_reach_97_percent(tmp_path):
   """Another fifth held out each time."""
   accuracies = []
-  for seed in range(3):
+  for seed in range(2):
     row = final_metrics(
       tmp_path / str(seed),
       'configs/digits.py',

@@ -288,7 +288,6 @@ inputs.open_source = no_data
   ('failing', 'code', 'status', 'last'),
   [
     (0, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
-    (1, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
     (1, NO_DATA, 2, 'error: no such folder: /data'),
   ],
 )
