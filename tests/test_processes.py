@@ -242,22 +242,20 @@ def test_process_0_is_killed(training, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('number', 'victim', 'args'),
+  ('number', 'moment', 'victim', 'args'),
   [
-    (signal.SIGKILL, 0, FSDP),
+    (signal.SIGKILL, 'any', 1, ()),
+    (signal.SIGKILL, 'saving', 0, FSDP),
     # As of a machine that does not answer any more.
-    (signal.SIGSTOP, 0, TINY),
-    (signal.SIGSTOP, 3, TINY),
+    (signal.SIGSTOP, 'any', 0, ()),
+    (signal.SIGSTOP, 'any', 3, FSDP),
   ],
-  ids=['killed-while-saving', 'coordinator-stopped', 'another-stopped'],
 )
-def test_one_of_four_is_lost(number, victim, args, training, tmp_path):
+def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
   with started(training, tmp_path, 4, *LONG, *args) as four:
-    if number == signal.SIGKILL:
-      wait_for_row(tmp_path, 22, four[0])
+    wait_for_row(tmp_path, 22, four[0])
+    if moment == 'saving':
       wait_until(lambda: is_saving(tmp_path), four[0])
-    else:
-      wait_for_row(tmp_path, 2, four[0])
     four[victim].send_signal(number)
     others = [p for p in four if p is not four[victim]]
     results = results_of(others, timeout_s=120)
@@ -288,6 +286,7 @@ inputs.open_source = no_data
   ('failing', 'code', 'status', 'last'),
   [
     (0, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
+    (1, FAIL_IN_STEP_5, 1, 'RuntimeError: the disk is gone'),
     (1, NO_DATA, 2, 'error: no such folder: /data'),
   ],
 )

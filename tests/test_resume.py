@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parent.parent
 DEVICES = (1, 8)
-SEEDS = range(2)
+SEEDS = range(4)
 
 ARGS = (
   '--config=configs/digits.py',
@@ -227,12 +227,13 @@ def test_killed_runs_end_bit_for_bit_the_same(
 
 
 @pytest.mark.parametrize('devices', DEVICES)
+@pytest.mark.parametrize('seed', range(2))
 def test_preempted_runs_save_and_end_bit_for_bit_the_same(
-  command, undisturbed, tmp_path, devices
+  command, undisturbed, tmp_path, devices, seed
 ):
   """SIGTERM at random moments of training, saves included, twice a run."""
   reference = undisturbed(devices)
-  rng = random.Random(200 * devices)
+  rng = random.Random(200 * devices + seed)
   for _ in range(2):
     since_ns = time.time_ns()
     process = command.start(tmp_path, devices)
