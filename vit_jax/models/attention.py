@@ -64,7 +64,7 @@ def _product(axes: str, *arrays: Array, dtype: Any = None) -> Array:
   """Returns a product of heads first, as B.NK.
 
   Asked for B.NK itself, `einsum` has the factors change places, which takes
-  CPUs a tenth of a step of Ti/16.
+  CPUs up to a tenth of a step of Ti/16.
   """
   return jnp.einsum(axes, *arrays, preferred_element_type=dtype).swapaxes(1, 2)
 
