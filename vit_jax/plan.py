@@ -39,11 +39,10 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from vit_jax import aot, hardware, hlo, main, sharding, sweep, train
 from vit_jax import config as config_lib
-from vit_jax import hardware, hlo, main, sharding, sweep, train
 from vit_jax.data import benchmarks, sources, splits
-from vit_jax.models import flops, variants
-from vit_jax.run import Durations
+from vit_jax.models import flops
 from vit_jax.search import Search, TooLarge
 
 EXIT_TOO_LARGE = 1
@@ -118,36 +117,8 @@ def compile_step(
     ValueError: for a config that cannot work.
     TooLarge: if it does not fit.
   """
-  mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
-  train.check_batch_size(config, mesh)
-  image_size = config_lib.image_size(config.data.image_size)
-  model = variants.build(
-    num_classes=num_classes, image_size=image_size, **config.model
-  )
-  objective = train.make_objective(config, model)
-  # Neither the length of training nor the rate changes the program.
-  lr = train.make_schedule(config, Durations(1, 0, (), 1, 1, 1))
-  optimizer = train.make_optimizer(config, lr)
-  shapes = jax.eval_shape(
-    lambda: train.new_state(
-      config, optimizer, train.new_params(config, model, image_size)
-    )
-  )
-  state = jax.tree.map(_placed, shapes, sharding.tree_shardings(shapes, mesh))
-  rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
-  batch = {
-    'image': jax.ShapeDtypeStruct(
-      (config.batch_size, *image_size, 3), np.uint8, sharding=rows
-    ),
-    'label': jax.ShapeDtypeStruct(
-      (config.batch_size,), np.int32, sharding=rows
-    ),
-  }
-  number = jax.ShapeDtypeStruct(
-    (), np.int32, sharding=sharding.replicated(mesh)
-  )
-  step = train.make_train_step(config, objective, optimizer, lr, mesh, shapes)
-  lowered = step.trace(state, batch, number).lower(lowering_platforms=('tpu',))
+  program = aot.training(config, devices, num_classes)
+  lowered = program.lower()
   started_s = time.monotonic()
   try:
     compiled = lowered.compile()
@@ -156,18 +127,15 @@ def compile_step(
       raise
     raise TooLarge(_reason(str(e))) from None
   compile_s = time.monotonic() - started_s
+  state = program.shapes[0]
   params_bytes = _bytes(state['params'])
   return Step(
-    program=hlo.read(compiled.as_text()),
+    program=hlo.read(compiled.as_text() or ''),
     params_bytes=params_bytes,
     optimizer_bytes=_bytes(state) - params_bytes,
-    peak_bytes=compiled.memory_analysis().peak_memory_in_bytes,
+    peak_bytes=aot.peak_bytes(compiled),
     compile_s=compile_s,
   )
-
-
-def _placed(x: Any, placement: jax.sharding.NamedSharding) -> Any:
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement)
 
 
 def _bytes(tree: Any) -> int:
@@ -272,9 +240,7 @@ def costs(
     `hbm_bytes` that a device has, `cores` in all and `image_flops` of training.
   """
   image_size = config_lib.image_size(config.data.image_size)
-  model = variants.build(
-    num_classes=num_classes, image_size=image_size, **config.model
-  )
+  model = aot.model_of(config, num_classes)
   image_flops = 3 * flops.forward_flops(model, image_size)
   chips = len({tuple(d.coords) for d in devices})
   per_chip = len(devices) // chips

@@ -13,6 +13,8 @@ def run(monkeypatch, capsys):
   """Gives a function that runs a command: its status, output and errors."""
   monkeypatch.setattr(race, 'ROUNDS', 2)
   monkeypatch.setattr(race, 'TURN_S', 0.0)
+  # Set already, so that no command sets it for the tests that follow.
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '8')
 
   def run(name, *args, small=True):
     capsys.readouterr()

@@ -11,6 +11,7 @@ import sys
 import jax
 import pytest
 
+from vit_jax import aot
 from vit_jax.bench import capacity, step
 
 
@@ -90,8 +91,8 @@ def test_of_this_device(run, tmp_path):
 def size(mode, batch):
   fields = {'model.depth': '1', 'model.mlp_dim': '64'}
   config = step.config_of('ti16', 32, batch, 'float32', fields)
-  make = step.training if mode == 'training' else step.inference
-  return step.peak_bytes(make(config, jax.devices()[0]).compile())
+  program = capacity.program_of(config, mode, jax.devices()[0])
+  return aot.peak_bytes(program.lower().compile())
 
 
 def test_a_batch_that_nobody_asks_for(run, monkeypatch):

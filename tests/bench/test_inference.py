@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax import aot
 from vit_jax.bench import step
 from vit_jax.data import augment
 
@@ -39,7 +40,7 @@ def test_beside_another_framework(run, request, name):
 def test_what_is_timed_gives_logits():
   config = step.config_of('ti16', 32, 2, 'float32', {'model.depth': '1'})
   model = step.model_of(config)
-  program = step.inference(config, jax.devices()[0])
+  program = aot.inference(config, jax.devices()[0], step.NUM_CLASSES)
   images = step.random_batch(config)['image']
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -47,7 +48,7 @@ def test_what_is_timed_gives_logits():
   )
   logits, _ = model.apply({'params': params}, augment.normalize(images))
   np.testing.assert_allclose(
-    program.compile()(params, images), logits, rtol=1e-4, atol=1e-4
+    program.lower().compile()(params, images), logits, rtol=1e-4, atol=1e-4
   )
 
 

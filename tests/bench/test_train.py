@@ -2,14 +2,16 @@
 
 import csv
 import re
+import types
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from vit_jax import train
-from vit_jax.bench import step
+from vit_jax import aot, train
+from vit_jax.bench import speed, step
+from vit_jax.bench import train as bench_train
 from vit_jax.models import flops
 
 
@@ -47,13 +49,13 @@ def test_a_grid_beside_plain_flax(run, tmp_path):
 
 def test_the_state_stays_in_float32_and_is_reused():
   chosen = config('bfloat16')
-  program = step.training(chosen, jax.devices()[0])
-  compiled = program.compile()
+  program = aot.training(chosen, jax.devices()[:1], step.NUM_CLASSES)
+  compiled = program.lower().compile()
   assert 'bf16' in compiled.as_text()
-  state = step.new_state(chosen, program)
+  state = aot.new_state(chosen, program, step.NUM_CLASSES)
   # Its memory counts once, though it goes in and comes out.
   size = sum(x.nbytes for x in jax.tree.leaves(state))
-  assert size < step.peak_bytes(compiled) < 1.6 * size
+  assert size < aot.peak_bytes(compiled) < 1.6 * size
   assert {str(x.dtype) for x in jax.tree.leaves(state)} <= {'float32', 'int32'}
   batch = step.random_batch(chosen)
   assert batch['image'].dtype == np.uint8
@@ -63,18 +65,21 @@ def test_the_state_stays_in_float32_and_is_reused():
   jax.block_until_ready(after)
 
 
-def test_steps_are_those_of_training():
+@pytest.mark.parametrize('count', [1, 2])
+def test_steps_are_those_of_training(count):
   """The loss after three steps, by the function that `train` calls."""
   chosen = config(optimizer__decay='constant')
-  device = jax.devices()[0]
-  program = step.training(chosen, device)
-  state = step.new_state(chosen, program)
-  batch = step.random_batch(chosen)
+  program = aot.training(chosen, jax.devices()[:count], step.NUM_CLASSES)
+  state = aot.new_state(chosen, program, step.NUM_CLASSES)
+  batch = jax.device_put(
+    step.random_batch(chosen),
+    jax.tree.map(lambda x: x.sharding, program.shapes[1]),
+  )
   objective = train.make_objective(chosen, step.model_of(chosen))
   optimizer = train.make_optimizer(chosen, lambda count: 1e-3)
   params = jax.tree.map(np.asarray, state['params'])
   opt_state = optimizer.init(params)
-  compiled = program.compile()
+  compiled = program.lower().compile()
 
   @jax.jit
   def by_hand(params, opt_state, i):
@@ -158,6 +163,33 @@ def test_timm_beside_ours(timm, run):
   assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
 
 
+def test_devices_share_the_batch(run, tmp_path):
+  file = tmp_path / 'a.csv'
+  args = ('--devices=2', '--batch_sizes=4', f'--csv={file}')
+  status, out, _ = run('train', *args)
+  assert status == 0
+  assert '2 x cpu, training, float32' in out
+  with open(file, newline='') as f:
+    (row,) = csv.DictReader(f)
+  assert row['devices'] == '2'
+  program = aot.training(config(), jax.devices()[:2], step.NUM_CLASSES)
+  parts = {
+    x.sharding.shard_shape(x.shape)[0] for x in program.shapes[1].values()
+  }
+  assert parts == {2}
+
+
+def test_devices_are_not_compared_with_one(monkeypatch):
+  gpus = 2 * [types.SimpleNamespace(platform='gpu', device_kind='H200')]
+  monkeypatch.setattr(speed.jax, 'devices', lambda: gpus)
+  with pytest.raises(
+    ValueError, match='--devices=2: --vs=timm runs on one H200 alone'
+  ):
+    speed.bench(
+      bench_train.TASK, ['ti16'], [32], [2], 'float32', ['timm'], {}, None, 2
+    )
+
+
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
@@ -169,6 +201,9 @@ def test_timm_beside_ours(timm, run):
     (['--set=model.depth'], '--set=model.depth: write FIELD=VALUE'),
     (['--variants=ti16,r26+s32', '--vs=flax'], '--vs=flax has only plain ViTs'),
     (['--plot=a.pdf'], '--plot=a.pdf'),
+    (['--devices=9'], '--devices=9: there are 8 x cpu'),
+    (['--devices=0'], '--devices=0: there are 8 x cpu'),
+    (['--devices=3'], 'use a multiple of 3'),
   ],
 )
 def test_flags_that_make_no_sense(run, args, message):

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_TRAIN = """Training steps on the first device.
+_TRAIN = """Training steps.
 
 Ours is the step of the training loop: uint8 images in, flipped and normalised
 on the device, cross-entropy, Adam with decoupled weight decay, the norms that
@@ -28,6 +28,10 @@ training watches. The batch is on the device already. Printed are images/s, the
 seconds that compiling took, memory as the compiler has planned it (for torch:
 as it was, on GPUs) and, where the device's peak is known, MFU: 3 x forward
 FLOPs x images/s of the peak in bfloat16.
+
+Steps run on the first device, or on as many as --devices says, which share the
+batch; images/s are of all together, memory is of each. XLA uses the cores of a
+CPU best with a device on each.
 
 --vs names what runs in turns with it, on the same images:
 
@@ -106,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
 
   train = add('train', _TRAIN, _train)
   _grid_flags(train, 'ti16', '16', vs='flax, timm, timm-eager')
+  train.add_argument(
+    '--devices',
+    type=int,
+    default=1,
+    help='devices that share the batch; default: 1; on a CPU so many are made',
+  )
   inference = add('inference', _INFERENCE, _inference)
   _grid_flags(inference, 'b16', '1,8', vs='onnx, timm, timm-eager')
   capacity = add('capacity', _CAPACITY, _capacity)
@@ -216,9 +226,11 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
 # Each imports what it needs: JAX, TensorFlow and matplotlib take their time.
 def _train(args: argparse.Namespace) -> None:
   _share_memory(args.vs)
+  if args.devices > 1:
+    os.environ.setdefault('JAX_NUM_CPU_DEVICES', str(args.devices))
   from vit_jax.bench import train
 
-  _speed(train.TASK, args)
+  _speed(train.TASK, args, args.devices)
 
 
 def _inference(args: argparse.Namespace) -> None:
@@ -228,7 +240,7 @@ def _inference(args: argparse.Namespace) -> None:
   _speed(inference.TASK, args)
 
 
-def _speed(task: Any, args: argparse.Namespace) -> None:
+def _speed(task: Any, args: argparse.Namespace, devices: int = 1) -> None:
   from vit_jax.bench import output, speed
 
   speed.bench(
@@ -240,6 +252,7 @@ def _speed(task: Any, args: argparse.Namespace) -> None:
     args.vs,
     _overrides(args),
     output.Output(args.csv, args.plot),
+    devices,
   )
 
 

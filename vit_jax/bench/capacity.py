@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import hardware, hlo, plan
+from vit_jax import aot, hardware, hlo, plan
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.report import bench as report
@@ -216,10 +216,9 @@ def _cost(
   batch: int,
 ) -> Cost:
   """Compiles a program and returns what it takes."""
-  make = step.training if mode == 'training' else step.inference
-  program = make(config_of(batch), machine.device)
+  program = program_of(config_of(batch), mode, machine.device)
   try:
-    compiled = program.compile()
+    compiled = program.lower().compile()
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
       raise
@@ -228,7 +227,16 @@ def _cost(
   if machine.chip:
     cycles = hlo.read(compiled.as_text() or '').total_cycles
     rate = batch * machine.chip.clock_hz / cycles
-  return float(step.peak_bytes(compiled)), rate
+  return float(aot.peak_bytes(compiled)), rate
+
+
+def program_of(
+  config: ConfigDict, mode: str, device: jax.Device
+) -> aot.Program:
+  """Returns the program of a mode of `MODES` for one device."""
+  if mode == 'training':
+    return aot.training(config, [device], step.NUM_CLASSES)
+  return aot.inference(config, device, step.NUM_CLASSES)
 
 
 def needed_bytes(message: str) -> float:

@@ -3,23 +3,25 @@
 import functools
 import os
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import aot, reader
 from vit_jax import config as config_lib
-from vit_jax import reader
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
 from vit_jax.models import variants
 
 
-def _ours(config: ConfigDict, device: jax.Device) -> Contender:
+def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   """Returns the way of `predict`, images coming from host memory."""
-  program = step.inference(config, device)
-  compiled, facts = speed.timed(program.compile)
+  (device,) = devices
+  program = aot.inference(config, device, step.NUM_CLASSES)
+  compiled, facts = speed.timed(lambda: program.lower().compile())
   params = jax.device_put(_params(config), device)
   images_BHWC = step.random_batch(config)['image']
   logits: Any = None
@@ -28,7 +30,7 @@ def _ours(config: ConfigDict, device: jax.Device) -> Contender:
     nonlocal logits
     logits = compiled(params, jax.device_put(images_BHWC, device))
 
-  mfu = speed.mfu_per_image_s(config, device, passes=1)
+  mfu = speed.mfu_per_image_s(config, devices, passes=1)
   return Contender(
     'ours',
     race.paced(start, lambda: jax.block_until_ready(logits), config.batch_size),

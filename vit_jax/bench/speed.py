@@ -1,4 +1,4 @@
-"""Images/s over a grid of models, sizes and batch sizes, on one device."""
+"""Images/s over a grid of models, sizes and batch sizes."""
 
 import dataclasses
 import functools
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax import aot, hardware, sharding, train
 from vit_jax import config as config_lib
-from vit_jax import hardware
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.bench.race import Contender
@@ -34,7 +34,7 @@ class Task:
 
   name: str
   packages: tuple[str, ...]
-  ours: Callable[[ConfigDict, jax.Device], Contender]
+  ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender]
   peers: Mapping[str, Callable[[ConfigDict], Contender]]
   check: Callable[[str, ConfigDict], None]
 
@@ -48,6 +48,7 @@ def bench(
   versus: Sequence[str],
   overrides: Mapping[str, str],
   output: Output,
+  count: int = 1,
 ) -> None:
   """Measures every combination.
 
@@ -60,6 +61,7 @@ def bench(
     versus: names of the task's peers.
     overrides: fields of the config of ours.
     output: takes the rows.
+    count: how many devices share the images.
 
   Raises:
     ImportError: for a peer that is not installed.
@@ -72,23 +74,44 @@ def bench(
   points = [step.config_of(*name, dtype, overrides) for name in names]
   for config, peer in itertools.product(points, versus):
     task.check(peer, config)
-  device = jax.devices()[0]
+  devices = _devices(count, versus)
+  kind = devices[0].device_kind
+  for config in points:
+    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
+    train.check_batch_size(config, mesh)
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*versus} else []
   print(race.machine([*task.packages, *torch]))
-  print(f'{device.device_kind}, {task.name}, {dtype}')
+  print(f'{count} x {kind}, {task.name}, {dtype}')
   for name, config in grid(
     list(zip(names, points, strict=True)),
     lambda point: '{} at {}, batch {}'.format(*point[0]),
   ):
-    makers = [functools.partial(task.ours, config, device)]
+    makers = [functools.partial(task.ours, config, devices)]
     makers += [functools.partial(task.peers[peer], config) for peer in versus]
     rows, too_large = race.race(makers)
     show([*race.lines(rows), *too_large])
     keys = ('variant', 'image_size', 'batch_size')
-    facts = {'device': device.device_kind, 'dtype': config.model.dtype}
+    facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
     facts |= dict(zip(keys, name, strict=True))
     output.add([facts | row for row in rows])
   output.finish(functools.partial(report.rates, title=f'{task.name}, {dtype}'))
+
+
+def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
+  """Returns the devices that share the images.
+
+  Raises:
+    ValueError: if there are fewer, or others could not have as many.
+  """
+  devices = jax.devices()
+  kind = devices[0].device_kind
+  if not 1 <= count <= len(devices):
+    raise ValueError(f'--devices={count}: there are {len(devices)} x {kind}.')
+  if count > 1 and versus and devices[0].platform != 'cpu':
+    raise ValueError(
+      f'--devices={count}: --vs={",".join(versus)} runs on one {kind} alone.'
+    )
+  return devices[:count]
 
 
 def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
@@ -96,22 +119,22 @@ def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
   started_s = time.monotonic()
   compiled = make()
   compile_s = time.monotonic() - started_s
-  memory_gib = step.peak_bytes(compiled) / 2**30
+  memory_gib = aot.peak_bytes(compiled) / 2**30
   return compiled, {'compile_s': compile_s, 'memory_gib': memory_gib}
 
 
 def mfu_per_image_s(
-  config: ConfigDict, device: jax.Device, passes: int
+  config: ConfigDict, devices: Sequence[jax.Device], passes: int
 ) -> float | None:
-  """Returns the MFU of one image/s, where the device's peak is known.
+  """Returns the MFU of one image/s, where the devices' peak is known.
 
   Args:
     config: of the model.
-    device: that it runs on.
+    devices: that share the images.
     passes: how many times the work of the forward pass is done: training takes
       3, because going back takes 2.
   """
-  peak = hardware.peak_flops(device)
+  peak = hardware.peak_flops(devices[0])
   image_size = config_lib.image_size(config.data.image_size)
   work = passes * flops.forward_flops(step.model_of(config), image_size)
-  return work / peak if peak else None
+  return work / (peak * len(devices)) if peak else None

@@ -1,23 +1,25 @@
-"""Training steps, ours and those of others, on one device."""
+"""Training steps, ours and those of others."""
 
 import functools
 import importlib.metadata
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import aot
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
 
 
-def _ours(config: ConfigDict, device: jax.Device) -> Contender:
+def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   """Returns the training step of `train`, with a batch that is there."""
-  program = step.training(config, device)
-  compiled, facts = speed.timed(program.compile)
-  state = step.new_state(config, program)
+  program = aot.training(config, devices, step.NUM_CLASSES)
+  compiled, facts = speed.timed(lambda: program.lower().compile())
+  state = aot.new_state(config, program, step.NUM_CLASSES)
   batch = jax.device_put(
     step.random_batch(config),
     jax.tree.map(lambda x: x.sharding, program.shapes[1]),
@@ -32,7 +34,7 @@ def _ours(config: ConfigDict, device: jax.Device) -> Contender:
   turn = race.paced(
     start, lambda: jax.block_until_ready((state, metrics)), config.batch_size
   )
-  mfu = speed.mfu_per_image_s(config, device, passes=3)
+  mfu = speed.mfu_per_image_s(config, devices, passes=3)
   return Contender('ours', turn, {**facts, 'mfu_per_image_s': mfu})
 
 
