@@ -161,10 +161,10 @@ def test_split_state_is_gathered_and_gradients_are_scattered():
     '--config.mesh.fsdp=8',
   )
   assert done.returncode == 0, done.stderr
-  sent = dict(
-    line.strip().partition(' x ')[::-1] for line in done.stdout.splitlines()
-  )
-  found = {name.partition(':')[0]: int(n) for name, n in sent.items() if name}
+  found = {
+    name: int(n)
+    for n, name in re.findall(r'^ +(\d+) x ([^:]+):', done.stdout, re.M)
+  }
   # Of both layers q, k, v, out and two of the MLP, of the representation layer,
   # the head, the patches and the positions.
   assert found['all-gather over 8'] == 16
