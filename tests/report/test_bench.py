@@ -128,6 +128,12 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
 
   assert drawn(left) == [('-', [64, 224], [70, 50]), ('--', [224], [20])]
   assert drawn(right) == [('-', [64, 224], [900, 100]), ('--', [224], [10])]
+  filled = [
+    line.get_markerfacecolor() == line.get_color()
+    for line in left.lines
+    if len(line.get_xdata())
+  ]
+  assert filled == [True, False]
   labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
   assert labels == ['b16', 'r50x1', 'inference', 'training']
 

@@ -61,7 +61,8 @@ Nothing runs: batches are compiled until the largest that fits is known to 1/32.
 The memory is that of the first device; --topology takes a core of a TPU that is
 not there, by its own compiler (pip install -e '.[plan]'), which also estimates
 images/s, the left panel: the best of the batches that were tried.
---set=model.scan=True compiles faster."""
+A loop over layers compiles faster, but keeps more when it trains: less so with
+--set=model.scan=True --set=model.remat=cheap."""
 
 _LOOP = """What the training loop itself costs, by a real training.
 

@@ -128,8 +128,8 @@ def bars(
 def figure_12(rows: Sequence[Row]) -> bytes:
   """Draws figure 12: left images/s, right the largest batch, by image size.
 
-  A colour is a model, a marker its family; training is dashed. Without any
-  estimates of speed there is no left panel.
+  A colour is a model, a marker its family; training is dashed and hollow.
+  Without any estimates of speed there is no left panel.
 
   Args:
     rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
@@ -169,7 +169,7 @@ def _draw_models(
 
   styles = _model_styles(rows)
   for model, style in styles.items():
-    for mode, line in _MODES.items():
+    for mode, drawn in _MODES.items():
       points = sorted(
         (row['image_size'], value(row))
         for row in shown
@@ -178,8 +178,8 @@ def _draw_models(
       axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
-        linestyle=line,
         **style,
+        **drawn,
       )
   axes.set_yscale('log')
   low, high = axes.get_ylim()
@@ -192,7 +192,11 @@ def _draw_models(
   _finish(axes)
 
 
-_MODES: dict[str, Any] = {'inference': '-', 'training': '--'}
+# Where there is one image size, no line tells them apart.
+_MODES: dict[str, dict[str, Any]] = {
+  'inference': {'linestyle': '-'},
+  'training': {'linestyle': '--', 'markerfacecolor': 'white'},
+}
 
 
 def _model_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -216,8 +220,8 @@ def _model_handles(rows: Sequence[Row]) -> list[Any]:
   modes = {row['mode'] for row in rows}
   if len(modes) > 1:
     handles += [
-      Line2D([], [], label=mode, color='#444444', linestyle=line)
-      for mode, line in _MODES.items()
+      Line2D([], [], label=mode, color='#444444', marker='o', **drawn)
+      for mode, drawn in _MODES.items()
     ]
   return handles
 
