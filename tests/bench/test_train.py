@@ -2,6 +2,7 @@
 
 import csv
 import re
+import sys
 import types
 
 import jax
@@ -183,11 +184,21 @@ def test_devices_are_not_compared_with_one(monkeypatch):
   gpus = 2 * [types.SimpleNamespace(platform='gpu', device_kind='H200')]
   monkeypatch.setattr(speed.jax, 'devices', lambda: gpus)
   with pytest.raises(
-    ValueError, match='--devices=2: --vs=timm runs on one H200 alone'
+    ValueError, match='--devices=2: --vs=flax runs on one H200 alone'
   ):
     speed.bench(
-      bench_train.TASK, ['ti16'], [32], [2], 'float32', ['timm'], {}, None, 2
+      bench_train.TASK, ['ti16'], [32], [2], 'float32', ['flax'], {}, None, 2
     )
+
+
+@pytest.mark.parametrize('task', ['train', 'inference'])
+@pytest.mark.parametrize('name', ['timm', 'torch'])
+def test_a_missing_library_is_named(run, monkeypatch, task, name):
+  monkeypatch.setitem(sys.modules, name, None)
+  status, out, err = run(task, '--batch_sizes=2', '--vs=timm-eager')
+  assert status == 2
+  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
+  assert not out  # before anything is asked of it
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def _check(peer: str, config: ConfigDict) -> None:
   if peer != 'onnx':
     from vit_jax.bench import torch_peer
 
-    torch_peer.arguments(config)
+    torch_peer.check(config)
 
 
 TASK = speed.Task(

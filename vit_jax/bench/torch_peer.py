@@ -41,6 +41,17 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   }
 
 
+def check(config: ConfigDict) -> None:
+  """Checks that the libraries are here, and that timm has the model.
+
+  Raises:
+    ImportError: if timm or torch is not installed.
+    ValueError: if timm has no such model.
+  """
+  libraries()
+  arguments(config)
+
+
 def training(config: ConfigDict, compiled: bool) -> Contender:
   """Returns a step of AdamW with cross-entropy, in autocast if in bfloat16.
 

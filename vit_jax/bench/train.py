@@ -114,7 +114,7 @@ def _check(peer: str, config: ConfigDict) -> None:
   if peer != 'flax':
     from vit_jax.bench import torch_peer
 
-    torch_peer.arguments(config)
+    torch_peer.check(config)
 
 
 TASK = speed.Task(
