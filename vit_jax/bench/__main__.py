@@ -31,7 +31,7 @@ FLOPs x images/s of the peak in bfloat16.
 
 Steps run on the first device, or on as many as --devices says, which share the
 batch; images/s are of all together, memory is of each. XLA uses the cores of a
-CPU best with a device on each.
+CPU best with a device on each, unless steps take but a few milliseconds.
 
 --vs names what runs in turns with it, on the same images:
 
