@@ -149,7 +149,7 @@ def get_config(argument='digits'):
   is_small = data == 'digits' or folder.is_folder_name(data)
   models = (small if is_small else large)(config, data)
   default = 'imagenet2012' if data == 'imagenet21k' else data
-  config.evaluators.fewshot.data = fewshot or default
+  config.evaluators.fewshot.update(on=True, data=fewshot or default)
   config.best_metric = 'fewshot/10shot_accuracy'
   config.report = 'scaling'
   config.eval_every = '100%' if is_small else '10%'

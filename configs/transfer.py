@@ -13,8 +13,8 @@ of it with three seeds. The table has their mean and deviation beside the
 published numbers. The same command resumes; table.md, plot.png, results.csv and
 tune.csv grow with every run.
 
-    l16,table2,evaluators.real.labels=real.json    ImageNet's ReaL labels, too
-    l16,imagenet2012,evaluators.objectnet.data=objectnet-1.0
+    l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json
+    l16,imagenet2012,evaluators.objectnet.on=True,evaluators.objectnet.data=DIR
     runs/mine,./data,data.image_size=64,total=200 steps,batch_size=64
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
@@ -30,8 +30,13 @@ from vit_jax import recipe, sweep
 from vit_jax.data import benchmarks
 
 SEEDS = ('0', '1', '2')
-# Only ImageNet's models can be measured on these.
-IMAGENET_ONLY = ('evaluators.real.labels', 'evaluators.objectnet.data')
+# Only ImageNet's models can be measured by these, which are off for others.
+IMAGENET_ONLY = {
+  'evaluators.real.on': False,
+  'evaluators.real.labels': '',
+  'evaluators.objectnet.on': False,
+  'evaluators.objectnet.data': '',
+}
 
 
 def fields_on(config, name, suite):
@@ -44,7 +49,7 @@ def fields_on(config, name, suite):
         'optimizer.polyak': 0.9999,
       }
   elif benchmarks.benchmark(name):
-    fields |= dict.fromkeys(IMAGENET_ONLY, '')
+    fields |= IMAGENET_ONLY
   return fields
 
 

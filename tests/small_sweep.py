@@ -6,7 +6,6 @@ import pathlib
 from configs import digits
 from vit_jax import config as config_lib
 from vit_jax import metric_log, run, sweep, train
-from vit_jax.evaluators import build
 
 SMALL = {
   'model.width': '16',
@@ -68,7 +67,7 @@ def fake_training(monkeypatch, accuracy):
         | {
           f'{name}/accuracy': value
           for name, entry in config.evaluators.items()
-          if build.is_on(entry)
+          if entry.on
         },
       )
     log.close()

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import aot, train
+from vit_jax import aot, optim
 from vit_jax.bench import step
 
 
@@ -16,55 +16,60 @@ def config(dtype='float32', **fields):
 
 def test_the_state_stays_in_float32_and_is_reused():
   chosen = config('bfloat16')
-  program = aot.training(chosen, jax.devices()[:1], step.NUM_CLASSES)
-  compiled = program.lower().compile()
+  experiment = step.experiment_of(chosen, jax.devices()[:1])
+  compiled = aot.training(experiment).lower().compile()
   assert 'bf16' in compiled.as_text()
-  state = aot.new_state(chosen, program, step.NUM_CLASSES)
+  state = experiment.start(experiment.new_params())
   # Its memory counts once, though it goes in and comes out.
   size = sum(x.nbytes for x in jax.tree.leaves(state))
   assert size < aot.peak_bytes(compiled) < 1.6 * size
   assert {str(x.dtype) for x in jax.tree.leaves(state)} <= {'float32', 'int32'}
   batch = step.random_batch(chosen)
   assert batch['image'].dtype == np.uint8
-  after, metrics = compiled(state, batch, np.int32(0))
+  after, metrics = compiled(state, {}, batch, np.int32(0))
   assert all(x.is_deleted() for x in jax.tree.leaves(state['params']))
   assert {'loss', 'grad_norm', 'lr'} <= metrics.keys()
   jax.block_until_ready(after)
 
 
 def test_devices_share_the_batch():
-  program = aot.training(config(), jax.devices()[:2], step.NUM_CLASSES)
-  parts = {
-    x.sharding.shard_shape(x.shape)[0] for x in program.shapes[1].values()
-  }
+  program = aot.training(step.experiment_of(config(), jax.devices()[:2]))
+  batch = program.shapes[2]
+  parts = {x.sharding.shard_shape(x.shape)[0] for x in batch.values()}
   assert parts == {2}
 
 
 @pytest.mark.parametrize('count', [1, 2])
 def test_steps_are_those_of_training(count):
   """The loss of three steps, by hand on one device."""
-  chosen = config(**{'optimizer.decay': 'constant'})
-  program = aot.training(chosen, jax.devices()[:count], step.NUM_CLASSES)
-  state = aot.new_state(chosen, program, step.NUM_CLASSES)
+  chosen = config(
+    **{'optimizer.decay': 'constant', 'optimizer.warmup': '0 steps'}
+  )
+  experiment = step.experiment_of(chosen, jax.devices()[:count])
+  objective = experiment.objective
+  state = experiment.start(experiment.new_params())
   batch = step.random_batch(chosen)
-  objective = train.make_objective(chosen, step.model_of(chosen))
-  optimizer = train.make_optimizer(chosen, lambda count: 1e-3)
+  o = chosen.optimizer
+  optimizer = optax.adamw(
+    o.lr, o.b1, o.b2, weight_decay=0.1, mask=optim.kernels
+  )
   params = jax.tree.map(np.asarray, state['params'])
   opt_state = optimizer.init(params)
-  compiled = program.lower().compile()
+  compiled = aot.training(experiment).lower().compile()
 
   @jax.jit
   def by_hand(params, opt_state, i):
-    key = jax.random.fold_in(train.random_keys(chosen)[1], i)
+    _, key = jax.random.split(jax.random.key(chosen.seed))
+    key = jax.random.fold_in(key, i)
     key_augment, key_loss = jax.random.split(key)
     (loss, _), grads = jax.value_and_grad(objective.loss, has_aux=True)(
-      params, objective.augment(batch, key_augment), key_loss, train=True
+      params, {}, objective.augment(batch, key_augment), key_loss, train=True
     )
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return loss, optax.apply_updates(params, updates), opt_state
 
   for i in range(3):
     loss, params, opt_state = by_hand(params, opt_state, np.int32(i))
-    state, metrics = compiled(state, batch, np.int32(i))
+    state, metrics = compiled(state, {}, batch, np.int32(i))
     # Adam divides by what may be tiny: rounding grows over the steps.
     np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-3)

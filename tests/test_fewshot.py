@@ -308,7 +308,7 @@ def test_another_image_size_resizes_the_position_embeddings(
   assert status == 0
   assert 'resized to 12x16 pixels' in out
   checkpoint = transfer.resized(reader.open_checkpoint(str(workdir)), (12, 16))
-  test = sources.Subset(sources.open_source('digits', 'test'), range(3))
+  test = sources.subset(sources.open_source('digits', 'test'), range(3))
   np.testing.assert_allclose(
     np.load(path)['test_features'][:3],
     one_by_one(checkpoint, test),
@@ -343,7 +343,7 @@ def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
     facts = json.loads(str(file['facts']))
     # Not the pre-logits, which come after one more LayerNorm.
     pre_logits = one_by_one(
-      checkpoint, sources.Subset(sources.open_source('digits', 'test'), [0])
+      checkpoint, sources.subset(sources.open_source('digits', 'test'), [0])
     )
     assert np.abs(file['test_features'][0] - pre_logits).max() > 0.01
   assert facts == {
@@ -789,7 +789,7 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
       file['train_features'][[0, 700, 1436]],
       one_by_one(
         reader.open_checkpoint(str(workdir)),
-        sources.Subset(source, [0, 700, 1436]),
+        sources.subset(source, [0, 700, 1436]),
       ),
       rtol=0,
       atol=1e-5,

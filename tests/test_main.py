@@ -283,7 +283,7 @@ def test_another_number_of_classes_cannot_be_evaluated(
   status, _, err = command(
     *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
   )
-  assert_refused(status, err, ['knows 10 classes', 'digits has 2'])
+  assert_refused(status, err, ['has num_classes 10', 'on digits it is 2'])
 
 
 def test_another_config_in_the_same_workdir_is_refused(command, trained):

@@ -267,7 +267,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   csv_path = _write_csv(tmp_path, _ROWS)
   png_path = tmp_path / 'curves.png'
   modules = set(sys.modules)
-  assert monitor.plot_curves(csv_path, str(png_path))
+  assert monitor.plot_curves(csv_path, str(png_path), ['test/accuracy'])
   with Image.open(png_path) as image:
     assert image.format == 'PNG'
     assert image.width == 800
@@ -312,7 +312,12 @@ def test_the_curves_are_the_columns(tmp_path, figures):
 )
 def test_nothing_to_draw(tmp_path, rows):
   csv_path = _write_csv(tmp_path, rows)
-  assert monitor.plot_curves(csv_path, str(tmp_path / 'curves.png')) is False
+  assert (
+    monitor.plot_curves(
+      csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
+    )
+    is False
+  )
   assert os.listdir(tmp_path) == ['metrics.csv']
 
 
@@ -321,7 +326,9 @@ def test_only_panels_that_have_points(tmp_path, figures):
     tmp_path, {1: {'train/loss': 3.0}, 2: {'test/accuracy': 0.5}}
   )
   metric_log.MetricLog(str(tmp_path), 1)  # Leaves an empty column.
-  assert monitor.plot_curves(csv_path, str(tmp_path / 'curves.png'))
+  assert monitor.plot_curves(
+    csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
+  )
   assert [axes.get_ylabel() for axes in figures[0].axes] == ['loss']
   # A line through one point would be invisible.
   assert figures[0].axes[0].get_lines()[0].get_marker() == '.'
@@ -330,6 +337,7 @@ def test_only_panels_that_have_points(tmp_path, figures):
 def test_the_summary(tmp_path):
   text = monitor.summary_text(
     _write_csv(tmp_path, _ROWS),
+    {'test/accuracy': 'highest', 'real/accuracy': 'highest'},
     checkpoint='/runs/a/checkpoints/1200',
     images_per_s_per_core=1834.4,
     core_days=0.01234,
@@ -351,6 +359,7 @@ def test_the_summary(tmp_path):
 def test_the_summary_of_a_run_without_evaluation(tmp_path):
   text = monitor.summary_text(
     _write_csv(tmp_path, {1: {'train/accuracy': 0.5}}),
+    {'test/accuracy': 'highest'},
     checkpoint='/runs/a/checkpoints/1',
     images_per_s_per_core=None,
     core_days=2.0,
@@ -359,4 +368,21 @@ def test_the_summary_of_a_run_without_evaluation(tmp_path):
   assert text.splitlines() == [
     'checkpoint  /runs/a/checkpoints/1',
     'cost        2 core-days',
+  ]
+
+
+def test_the_lowest_may_be_the_best(tmp_path):
+  text = monitor.summary_text(
+    _write_csv(
+      tmp_path, {n: {'test/error': e} for n, e in ((1, 3), (2, 1), (3, 2))}
+    ),
+    {'test/error': 'lowest'},
+    checkpoint='c',
+    images_per_s_per_core=None,
+    core_days=2.0,
+    files=[],
+  )
+  assert text.splitlines()[:2] == [
+    'best test/error   1.0000 at step 2',
+    'final test/error  2.0000 at step 3',
   ]

@@ -12,6 +12,7 @@ import pytest
 
 from configs import vit
 from vit_jax import hardware, hlo, plan
+from vit_jax.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -43,13 +44,12 @@ def test_report_of_l16():
     ),
   )
   step = plan.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
+  facts = plan.facts_given(config, 21_843, 1_000_000)
   text = plan.report(
-    config,
+    Experiment(config, facts),
     step,
     devices(32, 'TPU v3', per_chip=2),
     hardware.TPU_CHIPS['v3'],
-    num_classes=21_843,
-    examples=1_000_000,
   )
   found = lines(text)
   assert found['compiled'] == 'in 62 s'
@@ -70,20 +70,25 @@ def test_report_of_l16():
   assert found['schedule'].endswith('2.025 core-days, 1.5 hours here')
 
 
+def counts(*args):
+  facts = plan.facts_given(*args)
+  return len(facts.class_names), facts.examples
+
+
 def test_known_and_given_sizes_of_data():
   config = vit.get_config('b16')
   # 51,200 are held out.
-  assert plan.data_of(config, 0, 0) == (21_843, 14_145_922)
-  assert plan.data_of(config, 10, 0) == (10, 14_145_922)
+  assert counts(config, 0, 0) == (21_843, 14_145_922)
+  assert counts(config, 10, 0) == (10, 14_145_922)
   config.data.split = 'train'
   config.data.name = 'imagenet2012'
-  assert plan.data_of(config, 0, 0) == (1_000, 1_281_167)
+  assert counts(config, 0, 0) == (1_000, 1_281_167)
   config.data.name = 'digits'
-  assert plan.data_of(config, 0, 0) == (10, 1_437)
+  assert counts(config, 0, 0) == (10, 1_437)
   config.data.name = './not/there'
-  assert plan.data_of(config, 7, 70) == (7, 70)
+  assert counts(config, 7, 70) == (7, 70)
   with pytest.raises(FileNotFoundError, match='not/there'):
-    plan.data_of(config, 7, 0)
+    counts(config, 7, 0)
 
 
 def test_what_the_compiler_says_of_memory():

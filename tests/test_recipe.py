@@ -102,7 +102,10 @@ def test_one_data_set(name, steps, test, val, flip, min_area, resize, load):
 
 
 def test_every_cell_of_table_2_is_the_config_of_its_data_set(load, tmp_path):
-  config = load('transfer.py', 'h14,table2,evaluators.real.labels=real.json')
+  config = load(
+    'transfer.py',
+    'h14,table2,evaluators.real.on=True,evaluators.real.labels=real.json',
+  )
   cells = sweep.cells(config, str(tmp_path))
   assert len(cells) == 24 * 3
   by_name = {cell.config.data.name: cell.config for cell in cells}
@@ -110,10 +113,12 @@ def test_every_cell_of_table_2_is_the_config_of_its_data_set(load, tmp_path):
   imagenet = by_name.pop('imagenet2012')
   assert imagenet.data.image_size == '518'
   assert imagenet.optimizer.polyak == 0.9999
+  assert imagenet.evaluators.real.on
   assert imagenet.evaluators.real.labels == 'real.json'
   for name, cell_config in by_name.items():
     assert cell_config.data.image_size == '378'
     assert cell_config.optimizer.polyak == 0
+    assert not cell_config.evaluators.real.on
     assert cell_config.evaluators.real.labels == ''
     alone = load('transfer.py', f'h14,{name}')
     assert cell_config.tune == alone.tune

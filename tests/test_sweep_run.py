@@ -135,8 +135,8 @@ def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
 def test_a_metric_that_finished_runs_lack_is_refused(fake, tmp_path):
   sweep_run.run(small('seed=0'), str(tmp_path))
   config = small('seed=0')
-  config.best_metric = 'test/f1'
-  message = "seed=0: best_metric is 'test/f1', .* has test/accuracy"
+  config.best_metric = 'test/loss'
+  message = "seed=0: best_metric is 'test/loss', .* has test/accuracy"
   with pytest.raises(ValueError, match=message):
     sweep_run.run(config, str(tmp_path))
   with pytest.raises(ValueError, match=message):

@@ -21,6 +21,7 @@ from vit_jax import optim, reader, run, sharding, train
 from vit_jax.convert import orbax
 from vit_jax.convert.table import Preprocessing
 from vit_jax.data import sources
+from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -207,26 +208,11 @@ def one_step_setup(mesh_sizes, devices, **overrides):
   # Not Adam: it scales up rounding errors where a true gradient is zero, as
   # that of the keys' biases is.
   config.optimizer.name = 'sgd'
-  model = variants.build(num_classes=10, image_size=(8, 8), **config.model)
-  mesh = sharding.make_mesh(
-    {'data': 1, 'fsdp': 1, 'tensor': 1} | mesh_sizes, devices
-  )
-  objective = train.make_objective(config, model)
-  lr = optim.schedule(0.1, 'linear', 1, 100)
-  optimizer = train.make_optimizer(config, lr)
-
-  def initial():
-    params = variants.init(model, jax.random.key(0), (8, 8))
-    return {
-      'params': params,
-      'opt_state': optimizer.init(params),
-      'average': params,
-    }
-
-  shardings = sharding.tree_shardings(jax.eval_shape(initial), mesh)
-  state = jax.jit(initial, out_shardings=shardings)()
-  step = train.make_train_step(config, objective, optimizer, lr, mesh, state)
-  return step, state, mesh
+  config.optimizer.update(lr=0.1, decay='linear', warmup='1 step')
+  config.total = '100 steps'
+  config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1} | mesh_sizes
+  made = Experiment(config, facts_of(config, map(str, range(10)), 100), devices)
+  return made.train_step(), made.start(made.new_params()), made.mesh
 
 
 def batch_of(n=16):
@@ -244,7 +230,7 @@ def run_steps(mesh_sizes, n_devices, steps=20, **overrides):
   history = [jax.device_get(state['params'])]
   for i in range(steps):
     batch = sharding.global_batch(batch_of(), mesh)
-    state, metrics = step(state, batch, np.int32(i))
+    state, metrics = step(state, {}, batch, np.int32(i))
     history.append(jax.device_get(state['params']))
   return history, jax.device_get(state), jax.device_get(metrics)
 
@@ -293,7 +279,7 @@ def test_batches_are_split_and_never_gathered():
   step, state, mesh = one_step_setup({'data': 8}, jax.devices())
   batch = sharding.global_batch(batch_of(), mesh)
   assert batch['image'].addressable_shards[0].data.shape[0] == 2
-  text = step.lower(state, batch, np.int32(0)).compile().as_text()
+  text = step.lower(state, {}, batch, np.int32(0)).compile().as_text()
   assert 'all-reduce' in text
   whole_batch = '[16,8,8,3]'
   gathers = [line for line in text.splitlines() if 'all-gather(' in line]
@@ -317,7 +303,7 @@ def test_fsdp_gathers_weights_and_sums_no_activations(gather, scan):
     **{'model.scan': scan, 'model.remat': 'cheap', 'batch_size': 48},
   )
   batch = sharding.global_batch(batch_of(48), mesh)
-  text = step.lower(state, batch, np.int32(0)).compile().as_text()
+  text = step.lower(state, {}, batch, np.int32(0)).compile().as_text()
   shapes = {
     kind: re.findall(rf'(\w+\[[\d,]*\])[^=]* {kind}\(', text)
     for kind in ('all-gather', 'all-reduce')

@@ -40,7 +40,7 @@ def test_trials_take_the_held_out_part_and_runs_the_whole(tmp_path):
   expected.data.update(flip=False, split='train[:80%]')
   expected.optimizer.lr = 0.2
   expected.evaluators = {
-    'val': {'type': 'classification', 'split': 'train[80%:]'}
+    'val': {'type': 'mean', 'on': True, 'split': 'train[80%:]'}
   }
   expected.tune.update(train='train[:80%]', val='train[80%:]')
   assert trial.to_dict() == expected.to_dict()
@@ -67,10 +67,11 @@ def test_candidates_are_all_combinations():
 
 
 def test_a_candidate_without_any_right_beats_one_that_diverged():
+  (entry,) = entries(small(tune=[RATES]))
   none_right = {'metrics': {'val/accuracy': 0.0}}
   diverged = {'metrics': {}}
-  assert tune.best([diverged, none_right]) == 1
-  assert tune.best([diverged]) is None
+  assert tune.best(entry.group, [diverged, none_right]) == 1
+  assert tune.best(entry.group, [diverged]) is None
 
 
 def test_parts_of_their_own():

@@ -154,8 +154,9 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
   done = {'status': 'done'}
   equal = [done | {'metrics': {'val/accuracy': x}} for x in (0.2, 0.7, 0.7)]
-  assert tune.best(equal) == 1
-  assert tune.best(equal[::-1]) == 0
+  (entry,) = tune.entries(small(tune=['optimizer.lr=0.3,0.2,0.1']), 'w')
+  assert tune.best(entry.group, equal) == 1
+  assert tune.best(entry.group, equal[::-1]) == 0
 
 
 def test_a_candidate_that_diverges_loses(fake, tmp_path):
@@ -344,8 +345,8 @@ def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
   config.early_stopping = True
   sweep_run.run(config, str(tmp_path))
   assert result(tmp_path, 'runs/seed=0')['best_step'] == 2
-  config.best_metric = 'fewshot/accuracy'
-  config.evaluators.fewshot.data = 'digits'
+  config.best_metric = 'fewshot/10shot_accuracy'
+  config.evaluators.fewshot.update(on=True, data='digits')
   message = "best_metric 'test/accuracy', which tells"
   with pytest.raises(ValueError, match=message):
     sweep_run.run(config, str(tmp_path))

@@ -1,28 +1,20 @@
 """Programs compiled ahead of time, for devices that need not be there.
 
 The training step and the way to logits, with the shapes of all that they take
-and where on the devices it lies: enough for the compiler, and for `new_state`
-to begin with. `plan` describes them and `bench` runs them.
+and where on the devices it lies: enough for the compiler. `plan` describes them
+and `bench` runs them.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
-from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import sharding, train
+from vit_jax import sharding
 from vit_jax.data import augment
-from vit_jax.models import variants
-from vit_jax.run import Durations
-
-# Neither the length of training nor its rate changes the program; in so long a
-# one the rate of the first steps is the full one.
-_DURATIONS = Durations(10**9, 0, (), 1, 1, 1)
+from vit_jax.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,77 +41,32 @@ class Program:
     return traced.lower()
 
 
-def model_of(config: ConfigDict, num_classes: int) -> variants.Model:
-  """Returns the model of a config."""
-  image_size = config_lib.image_size(config.data.image_size)
-  return variants.build(
-    num_classes=num_classes, image_size=image_size, **config.model
-  )
+def training(experiment: Experiment) -> Program:
+  """Returns the training step of an experiment as `train` runs it.
 
-
-def training(
-  config: ConfigDict, devices: Sequence[jax.Device], num_classes: int
-) -> Program:
-  """Returns the training step of a config as `train` runs it.
-
-  Its arguments are the state, the batch and the number of steps taken before;
-  see `train.make_train_step`.
-
-  Args:
-    config: from a file in `configs/`.
-    devices: that the config's mesh is laid over.
-    num_classes: C.
-
-  Raises:
-    ValueError: for a config that cannot work.
+  Its arguments are those of `Experiment.train_step`.
   """
-  mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
-  train.check_batch_size(config, mesh)
-  model = model_of(config, num_classes)
-  lr = train.make_schedule(config, _DURATIONS)
-  optimizer = train.make_optimizer(config, lr)
-  shapes = jax.eval_shape(lambda: _new_state(config, num_classes))
-  step = train.make_train_step(
-    config, train.make_objective(config, model), optimizer, lr, mesh, shapes
-  )
-  state = jax.tree.map(_placed, shapes, sharding.tree_shardings(shapes, mesh))
-  rows = NamedSharding(mesh, sharding.BATCH)
-  batch = jax.tree.map(lambda x: _placed(x, rows), batch_shapes(config))
+  fixed = jax.eval_shape(experiment.objective.fixed)
+  rows = NamedSharding(experiment.mesh, sharding.BATCH)
+  batch = experiment.objective.batch_shapes(experiment.config.batch_size)
   number = jax.ShapeDtypeStruct((), np.int32)
   return Program(
-    step, (state, batch, _placed(number, sharding.replicated(mesh)))
+    experiment.train_step(),
+    (
+      experiment.state_shapes,
+      experiment.placed(fixed),
+      jax.tree.map(lambda x: _placed(x, rows), batch),
+      _placed(number, sharding.replicated(experiment.mesh)),
+    ),
   )
 
 
-def new_state(config: ConfigDict, program: Program, num_classes: int) -> Any:
-  """Returns the state that a training program starts from, on its devices."""
-  shardings = jax.tree.map(lambda x: x.sharding, program.shapes[0])
-  return jax.jit(
-    lambda: _new_state(config, num_classes), out_shardings=shardings
-  )()
-
-
-def _new_state(config: ConfigDict, num_classes: int) -> Any:
-  optimizer = train.make_optimizer(
-    config, train.make_schedule(config, _DURATIONS)
-  )
-  params = train.new_params(
-    config,
-    model_of(config, num_classes),
-    config_lib.image_size(config.data.image_size),
-  )
-  return train.new_state(config, optimizer, params)
-
-
-def inference(
-  config: ConfigDict, device: jax.Device, num_classes: int
-) -> Program:
-  """Returns the way from uint8 images to logits, BC.
+def inference(experiment: Experiment, device: jax.Device) -> Program:
+  """Returns the way from uint8 images to what the model puts out.
 
   Its arguments are the parameters and the images, BHWC.
   """
-  model = model_of(config, num_classes)
-  image_size = config_lib.image_size(config.data.image_size)
+  config, model = experiment.config, experiment.objective.model
 
   def apply(params: Any, images_BHWC: Any) -> Any:
     images_BHWC = augment.normalize(
@@ -127,24 +74,14 @@ def inference(
     )
     return model.apply({'params': params}, images_BHWC)[0]
 
-  arguments = (
-    jax.eval_shape(lambda: train.new_params(config, model, image_size)),
-    batch_shapes(config)['image'],
-  )
   single = SingleDeviceSharding(device)
+  arguments = (
+    experiment.state_shapes['params'],
+    experiment.objective.batch_shapes(config.batch_size)['image'],
+  )
   return Program(
     jax.jit(apply), jax.tree.map(lambda x: _placed(x, single), arguments)
   )
-
-
-def batch_shapes(config: ConfigDict) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns what a batch of a config is."""
-  B = config.batch_size
-  H, W = config_lib.image_size(config.data.image_size)
-  return {
-    'image': jax.ShapeDtypeStruct((B, H, W, 3), np.uint8),
-    'label': jax.ShapeDtypeStruct((B,), np.int32),
-  }
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:

@@ -30,24 +30,29 @@ CHECKSUMS = 'checksums'
 class Checkpoints:
   """Asynchronous checkpoints of one run: the last n and the best."""
 
-  def __init__(self, workdir: str, keep_last: int, best_metric: str):
+  def __init__(
+    self, workdir: str, keep_last: int, best_metric: str, best: str = 'highest'
+  ):
     """Opens or creates the checkpoints of a workdir.
 
     Args:
       workdir: any path that `etils.epath` understands, gs:// included.
       keep_last: how many of the latest to keep.
-      best_metric: name of the metric whose highest value is kept besides.
+      best_metric: name of the metric whose best value is kept besides.
+      best: 'highest' or 'lowest', which values are good.
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
     self._best_metric = best_metric
+    self._sign = 1 if best == 'highest' else -1
     for step in self._steps_with_damaged_metrics():
       self._rename(step, 'its metrics cannot be read')
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
     def metric(metrics: Any) -> float:
-      return metrics.get(self._best_metric, -np.inf)
+      value = metrics.get(self._best_metric)
+      return -np.inf if value is None else self._sign * value
 
     return ocp.CheckpointManager(
       self.directory,
@@ -74,7 +79,7 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def best_step(self) -> int | None:
-    """Returns the kept step with the highest `best_metric`, if any has one."""
+    """Returns the kept step with the best `best_metric`, if any has one."""
     return self._manager.best_step()
 
   def prepare(self, state: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import variants
 from vit_jax.models.variants import nearest
+from vit_jax.objectives import OBJECTIVES
 
 # What may change between a run and its resumption without changing what is
 # learned, beyond the order of reductions (and, with dropout and another number
@@ -47,13 +48,14 @@ def base() -> ConfigDict:
       # Checkpoints kept besides the best one by `best_metric`.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
-      # The result of a run is its evaluated step with the highest
-      # `best_metric`, which should then come from a part held out of training,
-      # and not its last one.
+      # The result of a run is its evaluated step with the best `best_metric`,
+      # which should then come from a part held out of training, and not its
+      # last one.
       'early_stopping': False,
       'data': {
-        # 'digits', a folder with one sub-folder a class, a TFDS name, or one of
-        # VTAB's tasks as in 'vtab/dtd'.
+        # 'digits', a folder with one sub-folder a class (or, for objectives
+        # without labels, of images alone), a TFDS name, or one of VTAB's tasks
+        # as in 'vtab/dtd'.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',
@@ -82,16 +84,24 @@ def base() -> ConfigDict:
         # counts them and goes on without.
         'on_bad_image': 'error',
       },
-      # By the name before their metrics, as in test/accuracy.
+      # By the name before their metrics, as in test/accuracy; those that are
+      # `on` run.
       'evaluators': {
-        'test': {'type': 'classification', 'split': 'test'},
+        # Means of what the objective measures.
+        'test': {'type': 'mean', 'on': True, 'split': 'test'},
         # ImageNet's validation images with ReaL's labels: path of real.json.
-        'real': {'type': 'real', 'labels': '', 'split': 'validation'},
+        'real': {
+          'type': 'real',
+          'on': False,
+          'labels': '',
+          'split': 'validation',
+        },
         # Folder of ObjectNet's images, for models of ImageNet's classes.
-        'objectnet': {'type': 'objectnet', 'data': ''},
+        'objectnet': {'type': 'objectnet', 'on': False, 'data': ''},
         # Least squares on frozen representations of a few examples a class.
         'fewshot': {
           'type': 'fewshot',
+          'on': False,
           # As data.name, and its splits; empty splits are the usual ones.
           'data': '',
           'train_split': '',
@@ -104,8 +114,16 @@ def base() -> ConfigDict:
         },
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
-        'pictures': {'type': 'pictures', 'split': '', 'images': 8},
+        'pictures': {
+          'type': 'pictures',
+          'on': False,
+          'split': 'test',
+          'images': 8,
+        },
       },
+      # What is learned: 'classification', or another of vit_jax/objectives,
+      # which have fields of their own: `choose_objective` sets them.
+      'objective': {'name': 'classification'},
       'model': {
         # 'vit', hybrids and axial ViTs included, or 'resnet', which has other
         # fields: `choose_model` sets them.
@@ -140,6 +158,8 @@ def base() -> ConfigDict:
         'scan': False,
         'remat': 'none',
       },
+      # Of classification: softmax or sigmoid, how much of the label is spread
+      # over all classes, and the alpha of mixup.
       'loss': {'name': 'softmax', 'label_smoothing': 0.0, 'mixup': 0.0},
       'optimizer': {
         'name': 'adam',
@@ -175,9 +195,10 @@ def base() -> ConfigDict:
       # Left out of the grid: runs that have all fields of one of these, as in
       # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
-      # Axes whose best combination is chosen first, by accuracy on `val` after
-      # training on `train`, both parts of the training set; --tune adds one.
-      # The runs of the sweep then take it.
+      # Axes whose best combination is chosen first, by the objective's first
+      # metric (accuracy, of classification) on `val` after training on `train`,
+      # both parts of the training set; --tune adds one. The runs of the sweep
+      # then take it.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # What a sweep leaves behind: 'grid', a table of any two axes;
       # 'transfer', tables 2 and 9; 'scaling', figure 5.
@@ -198,6 +219,17 @@ def choose_model(config: ConfigDict, variant: str) -> None:
   config.model.update(fields)
 
 
+def choose_objective(config: ConfigDict, name: str) -> None:
+  """Sets the objective of a config, its fields at their defaults.
+
+  Raises:
+    ValueError: if there is no such objective.
+  """
+  if name not in OBJECTIVES:
+    raise ValueError(f'No objective {name!r}. {nearest(name, OBJECTIVES)}')
+  config.objective = ConfigDict({'name': name, **OBJECTIVES[name].defaults})
+
+
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   """Returns the leaves of a nested mapping under dotted names."""
   flat: dict[str, Any] = {}
@@ -212,23 +244,34 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   """Compares the `meta` of a started workdir with that of the run given now.
 
+  Fields that the saved config lacks came later: their defaults are what was
+  done before there were any.
+
   Args:
-    saved: with `config`, and what the data are: `examples`, `class_names`.
+    saved: with `config`, what the data are (`examples`, `class_names`) and the
+      checksums of `fixed` parameters.
     given: the same, of now.
 
   Raises:
     ValueError: naming every change that the run cannot be resumed with.
   """
+  model = variants.defaults(given['config']['model']['name'])
+  defaults = flatten(base()) | flatten({'model': model})
   old, new = (
     flatten(meta['config'])
     | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
+    | {'objective.fixed': meta.get('fixed', [])}
     for meta in (saved, given)
   )
+
+  def was(key: str) -> Any:
+    value = old.get(key, defaults.get(key, '(absent)'))
+    return list(value) if isinstance(value, tuple) else value
+
   changes = [
-    f'  {key}: {old.get(key, "(absent)")!r:.60} -> '
-    f'{new.get(key, "(absent)")!r:.60}'
+    f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key)
+    if was(key) != new.get(key)
     and not any(re.fullmatch(p, key) for p in RESUMABLE)
   ]
   if changes:

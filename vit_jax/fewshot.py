@@ -41,7 +41,7 @@ from vit_jax import (
 )
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
-from vit_jax.data.sources import Source, Subset
+from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, fewshot, probe
 from vit_jax.models import flops
 from vit_jax.report import fewshot as report
@@ -58,8 +58,8 @@ Say = Callable[[str], None]
 class _Data:
   """Both splits, and the class of every image in them."""
 
-  train: Source
-  test: Source
+  train: LabelledSource
+  test: LabelledSource
   train_labels_N: np.ndarray
   test_labels_M: np.ndarray
 
@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   else:
     extractor = _extractor(function, checkpoint, batch_size, mesh)
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
-    shots = Subset(data.train, rows_R.tolist())
+    shots = subset(data.train, rows_R.tolist())
     train_RD = _extract(extractor, params, shots, 'training images', say)
     test_MD = _extract(extractor, params, data.test, 'test images', say)
     if args.features and is_first:
@@ -184,7 +184,7 @@ def _open(args: argparse.Namespace, say: Say) -> _Data:
     }
   )
   train, test = (
-    inputs.open_source(config, split)
+    labelled(inputs.open_source(config, split), f'{args.dataset} {split}')
     for split in (args.train_split, args.test_split)
   )
   if train.class_names != test.class_names:

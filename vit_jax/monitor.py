@@ -5,7 +5,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from etils import epath
@@ -207,14 +207,18 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 }
 
 
-# The panels and the last part of the names of the metrics that they show.
-_PANELS = {'loss': '/loss', 'accuracy': '/accuracy', 'learning rate': '/lr'}
-
-
-def plot_curves(csv_path: str, png_path: str) -> bool:
-  """Draws loss, accuracy and learning rate of a `metrics.csv` against steps.
+def plot_curves(
+  csv_path: str, png_path: str, metrics: Iterable[str] = ()
+) -> bool:
+  """Draws loss, other metrics and learning rate of a run against steps.
 
   Panels without a column in the file are left out.
+
+  Args:
+    csv_path: the run's `metrics.csv`.
+    png_path: the picture.
+    metrics: such as `test/accuracy`, each of which has a panel for all that
+      are called so.
 
   Returns:
     Whether there was anything to draw; if not, no picture is written.
@@ -223,9 +227,13 @@ def plot_curves(csv_path: str, png_path: str) -> bool:
     ValueError: the file is no table that `MetricLog` wrote.
   """
   columns, rows = metric_log.read_table(epath.Path(csv_path))
+  named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [
-    (title, [c for c in columns if c.endswith(suffix) and _points(rows, c)[0]])
-    for title, suffix in _PANELS.items()
+    (
+      'learning rate' if name == 'lr' else name,
+      [c for c in columns if c.endswith(f'/{name}') and _points(rows, c)[0]],
+    )
+    for name in dict.fromkeys(named)
   ]
   panels = [(title, names) for title, names in panels if names]
   if not panels:
@@ -276,7 +284,7 @@ def _draw_panel(
       zorder=3 if is_few else 2,
     )
   axes.set_ylabel(title)
-  if title == 'accuracy':
+  if title.endswith('accuracy'):
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
   axes.grid(alpha=0.3)
   axes.spines[['top', 'right']].set_visible(False)
@@ -286,6 +294,7 @@ def _draw_panel(
 
 def summary_text(
   csv_path: str,
+  metrics: Mapping[str, str],
   *,
   checkpoint: str,
   images_per_s_per_core: float | None,
@@ -295,8 +304,10 @@ def summary_text(
   """Returns the aligned lines that end a run.
 
   Args:
-    csv_path: the run's `metrics.csv`; its `<evaluator>/accuracy` columns give
-      the best value, the earliest step that reached it, and the final value.
+    csv_path: the run's `metrics.csv`.
+    metrics: of which columns to give the best value ('highest' or 'lowest' is
+      best), the earliest step that
+      reached it, and the final value.
     checkpoint: path of the last checkpoint.
     images_per_s_per_core: training speed, left out if None.
     core_days: cost of the run, earlier parts included.
@@ -305,15 +316,15 @@ def summary_text(
   columns, rows = metric_log.read_table(epath.Path(csv_path))
   lines: list[tuple[str, str]] = []
   for name in columns:
-    if name.endswith('/accuracy') and not name.startswith('train/'):
-      steps, values = _points(rows, name)
-      if not steps:
-        continue
-      best = max(range(len(steps)), key=lambda i: values[i])
-      lines.append(
-        (f'best {name}', f'{values[best]:.2%} at step {steps[best]:,}')
-      )
-      lines.append((f'final {name}', f'{values[-1]:.2%} at step {steps[-1]:,}'))
+    steps, values = _points(rows, name)
+    if name in metrics and steps:
+      choose = max if metrics[name] == 'highest' else min
+      best = choose(range(len(steps)), key=lambda i: values[i])
+      form = '.2%' if name.endswith('accuracy') else '.4f'
+      for which, i in (('best', best), ('final', -1)):
+        lines.append(
+          (f'{which} {name}', f'{values[i]:{form}} at step {steps[i]:,}')
+        )
   lines.append(('checkpoint', checkpoint))
   if images_per_s_per_core is not None:
     lines.append(

@@ -39,10 +39,11 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from vit_jax import aot, hardware, hlo, main, sharding, sweep, train
-from vit_jax import config as config_lib
+from vit_jax import aot, hardware, hlo, main, sharding, sweep
 from vit_jax.data import benchmarks, sources, splits
+from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
+from vit_jax.objectives.objective import Facts
 from vit_jax.search import Search, TooLarge
 
 EXIT_TOO_LARGE = 1
@@ -103,21 +104,13 @@ class Step:
   compile_s: float
 
 
-def compile_step(
-  config: ConfigDict, devices: Sequence[jax.Device], num_classes: int
-) -> Step:
-  """Compiles the training step of a config as `train` would run it.
-
-  Args:
-    config: from a file in `configs/`.
-    devices: of a topology.
-    num_classes: C.
+def compile_step(experiment: Experiment) -> Step:
+  """Compiles the training step of an experiment as `train` would run it.
 
   Raises:
-    ValueError: for a config that cannot work.
     TooLarge: if it does not fit.
   """
-  program = aot.training(config, devices, num_classes)
+  program = aot.training(experiment)
   lowered = program.lower()
   started_s = time.monotonic()
   try:
@@ -190,10 +183,8 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
   return list(described.devices), hardware.TPU_CHIPS[generation]
 
 
-def data_of(
-  config: ConfigDict, num_classes: int, examples: int
-) -> tuple[int, int]:
-  """Returns the number of classes and of training examples of a config's data.
+def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
+  """Returns the facts of a config's data; classes have numbers for names.
 
   Args:
     config: names the data.
@@ -204,16 +195,17 @@ def data_of(
     ValueError: if the data is neither known nor at hand.
     FileNotFoundError: likewise.
   """
-  if num_classes and examples:
-    return num_classes, examples
+  found = num_classes, examples
   name, split = config.data.name, config.data.split
-  known, usual = None, benchmarks.benchmark(name)
-  if name in _KNOWN:
+  usual = benchmarks.benchmark(name)
+  if all(found):
+    pass
+  elif name in _KNOWN:
     classes, size = _KNOWN[name]
-    known = classes, len(splits.select(split, {'train': range(size)}, name))
+    found = classes, len(splits.select(split, {'train': range(size)}, name))
   elif usual and split == usual.train:
-    known = usual.num_classes, usual.examples[0]
-  if known is None:
+    found = usual.num_classes, usual.examples[0]
+  else:
     source = sources.open_source(
       name,
       split,
@@ -221,16 +213,16 @@ def data_of(
       split_seed=config.data.split_seed,
       on_bad_image=None,
     )
-    known = len(source.class_names), len(source)
-  return num_classes or known[0], examples or known[1]
+    found = len(sources.class_names(source)), len(source)
+  names = tuple(map(str, range(num_classes or found[0])))
+  return facts_of(config, names, examples or found[1])
 
 
 def costs(
-  config: ConfigDict,
+  experiment: Experiment,
   step: Step,
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
-  num_classes: int,
 ) -> dict[str, float]:
   """Returns what a step costs.
 
@@ -239,9 +231,9 @@ def costs(
     this takes at the least, `images_per_s` of a core and `mfu` (of `step_s`),
     `hbm_bytes` that a device has, `cores` in all and `image_flops` of training.
   """
-  image_size = config_lib.image_size(config.data.image_size)
-  model = aot.model_of(config, num_classes)
-  image_flops = 3 * flops.forward_flops(model, image_size)
+  image_flops = 3 * flops.forward_flops(
+    experiment.objective.model, experiment.facts.image_size
+  )
   chips = len({tuple(d.coords) for d in devices})
   per_chip = len(devices) // chips
   # Where the topology has both cores of a v4 chip as devices of their own, as
@@ -249,7 +241,7 @@ def costs(
   cores = chips * max(per_chip, hardware.cores_per_device(devices[0]))
   step_s = step.program.total_cycles / chip.clock_hz
   sent = sum(c.sent_bytes() for c in step.program.collectives)
-  rate = config.batch_size / step_s
+  rate = experiment.config.batch_size / step_s
   return {
     'step_s': step_s,
     'sent_bytes': sent,
@@ -263,17 +255,15 @@ def costs(
 
 
 def report(
-  config: ConfigDict,
+  experiment: Experiment,
   step: Step,
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
-  num_classes: int,
-  examples: int,
 ) -> str:
   """Returns what `main` prints of a step that fits."""
-  cost = costs(config, step, devices, chip, num_classes)
-  total = train.durations_of(config, examples).total
-  exaflops = total * config.batch_size * cost['image_flops'] / 1e18
+  cost = costs(experiment, step, devices, chip)
+  total, batch_size = experiment.durations.total, experiment.config.batch_size
+  exaflops = total * batch_size * cost['image_flops'] / 1e18
   rows = [
     ('compiled', f'in {step.compile_s:.0f} s'),
     (
@@ -295,7 +285,7 @@ def report(
     *(('', line) for line in _collective_lines(step.program)),
     (
       'schedule',
-      f'{total:,} steps of {config.batch_size:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{total:,} steps of {batch_size:,}: {exaflops:,.4g} exaFLOPs, '
       f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
       f'{total * cost["step_s"] / 3_600:,.1f} hours here',
     ),
@@ -305,9 +295,9 @@ def report(
 
 def search(
   config: ConfigDict,
+  facts: Facts,
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
-  num_classes: int,
 ) -> tuple[dict[str, Any], Step]:
   """Prints what is tried, and returns the best fields of the config.
 
@@ -336,12 +326,13 @@ def search(
     )
     print(start, end='', flush=True)
     try:
-      step = compile_step(config, devices, num_classes)
+      experiment = Experiment(config, facts, devices)
+      step = compile_step(experiment)
     except TooLarge as e:
       print(str(e).partition(',')[0].removeprefix('it takes '))
       raise
     steps.append((fields, step))
-    cost = costs(config, step, devices, chip, num_classes)
+    cost = costs(experiment, step, devices, chip)
     total_s = cost['step_s'] + cost['sent_s']
     print(
       f'{step.peak_bytes / GIB:5.2f} {1e3 * cost["step_s"]:8.1f} + '
@@ -399,25 +390,26 @@ def run(argv: list[str]) -> None:
   config = flags.FLAGS.config
   try:
     devices, chip = devices_of(_TOPOLOGY.value)
-    num_classes, examples = data_of(config, _NUM_CLASSES.value, _EXAMPLES.value)
+    facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(
-      f'plan      {config.data.name}, {num_classes:,} classes, '
-      f'{examples:,} examples; batch {config.batch_size:,}'
+      f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
+      f'{facts.examples:,} examples; batch {config.batch_size:,}'
     )
     step = None
     if _SEARCH.value:
-      best, step = search(config, devices, chip, num_classes)
+      best, step = search(config, facts, devices, chip)
       sweep.set_fields(config, best)
       given = ' '.join(f'--config.{name}={x}' for name, x in best.items())
       print(f'fastest   {given}')
-    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
+    experiment = Experiment(config, facts, devices)
     print(
-      f'topology  {_TOPOLOGY.value}: {sharding.describe(mesh)}; batch in '
+      f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
+      'batch in '
       f'{config.accum_steps} parts',
       flush=True,
     )
-    step = step or compile_step(config, devices, num_classes)
-    print(report(config, step, devices, chip, num_classes, examples))
+    step = step or compile_step(experiment)
+    print(report(experiment, step, devices, chip))
     for line in _profile_lines(step.program, _PROFILE.value):
       print(line)
   except TooLarge as e:

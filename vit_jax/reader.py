@@ -113,7 +113,8 @@ def _step_of(folder: epath.Path, steps: Sequence[int]) -> int:
   """
   newest = max(steps)
   with _reading(folder / str(newest)):
-    config = _meta(folder / str(newest))['config']
+    meta = _meta(folder / str(newest))
+  config = meta['config']
   if not config.get('early_stopping'):  # which older runs do not have
     return newest
   measured = {}
@@ -123,7 +124,9 @@ def _step_of(folder: epath.Path, steps: Sequence[int]) -> int:
       metrics = json.loads(file.read_text()) if file.exists() else {}
     if config['best_metric'] in metrics:
       measured[step] = metrics[config['best_metric']]
-  return max(measured, key=lambda step: measured[step], default=newest)
+  # Older runs could not choose by the lowest.
+  choose = min if meta.get('best') == 'lowest' else max
+  return choose(measured, key=lambda step: measured[step], default=newest)
 
 
 def _meta(step_dir: epath.Path) -> dict[str, Any]:
@@ -148,11 +151,10 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
   with _reading(step_dir):
     meta = _meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
-    model = variants.build(
-      num_classes=meta.get('num_classes', len(meta['class_names'])),
-      image_size=size,
-      **config['model'],
-    )
+    # Before `model`, the config's and the classes told what it was.
+    classes = meta.get('num_classes', len(meta['class_names']))
+    fields = meta.get('model', config['model'] | {'num_classes': classes})
+    model = variants.build(image_size=size, **fields)
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = param_shapes(model, size)
     params = _restore(step_dir / item, like)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import math
 import os
 import signal
@@ -13,11 +12,12 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from vit_jax import hardware, metric_log, monitor, processes, sharding
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.evaluators import build
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.experiment import Experiment
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
@@ -32,18 +32,6 @@ class Preempted(Exception):
   """SIGTERM came; everything is saved and the same command goes on."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Durations:
-  """The run's durations in steps."""
-
-  total: int
-  warmup: int
-  milestones: tuple[int, ...]
-  log_every: int
-  eval_every: int
-  checkpoint_every: int
-
-
 class Run:
   """Keeps the books of one run."""
 
@@ -51,17 +39,18 @@ class Run:
     self,
     *,
     workdir: str,
-    config: ConfigDict,
-    durations: Durations,
+    experiment: Experiment,
     checkpoints: Checkpoints,
-    evaluators: list[build.Evaluator],
+    evaluators: list[Evaluator],
     meta: dict[str, Any],
     start_step: int,
     forward_flops: int,
   ):
-    """Args as `train` has them; `meta` goes into every checkpoint."""
+    """Takes what `train` made; `meta` goes into every checkpoint."""
     self._workdir = workdir
-    self._durations = durations
+    self._shown = build.shown(experiment.config)
+    self._mesh = experiment.mesh
+    self._durations = experiment.durations
     self._checkpoints = checkpoints
     self._evaluators = evaluators
     self._meta = meta
@@ -79,9 +68,9 @@ class Run:
       workdir, start_step or None, enabled=enabled
     )
     self._progress = monitor.Progress(
-      total_steps=durations.total,
+      total_steps=self._durations.total,
       start_step=start_step,
-      batch_size=config.batch_size,
+      batch_size=experiment.config.batch_size,
       cores=jax.device_count() * hardware.cores_per_device(device),
       train_flops_per_image=3 * forward_flops,
       peak_flops=_times(hardware.peak_flops(device), jax.device_count()),
@@ -90,12 +79,10 @@ class Run:
     )
     self._watch = processes.Watch(workdir)
 
-  def wait_for(
-    self, batches: Iterator[dict[str, Any]], mesh: jax.sharding.Mesh
-  ) -> dict[str, jax.Array]:
+  def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
     """Returns the next batch on the devices, noting how long it took."""
     before_s = time.monotonic()
-    batch = sharding.global_batch(next(batches), mesh)
+    batch = sharding.global_batch(next(batches), self._mesh)
     self._wait_s += time.monotonic() - before_s
     return batch
 
@@ -197,11 +184,12 @@ class Run:
     csv_path = os.path.join(self._workdir, 'metrics.csv')
     png_path = os.path.join(self._workdir, 'curves.png')
     files = [csv_path]
-    if monitor.plot_curves(csv_path, png_path):
+    if monitor.plot_curves(csv_path, png_path, self._shown):
       files.append(png_path)
     print(
       monitor.summary_text(
         csv_path,
+        self._shown,
         checkpoint=self._checkpoints.path(self._durations.total),
         images_per_s_per_core=self._progress.images_per_s_per_core,
         core_days=self._progress.core_days,

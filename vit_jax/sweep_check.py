@@ -9,10 +9,12 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import sharding, train, tune
+from vit_jax import tune
 from vit_jax.checkpoint import FOLDER, META, absolute, verified
 from vit_jax.data import sources
 from vit_jax.evaluators import build
+from vit_jax.evaluators.evaluator import check_classes
+from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops, variants
 from vit_jax.sweep import Cell
 
@@ -51,24 +53,19 @@ class Facts:
     return self._split(config, split)[1]
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
-    train.check_batch_size(
-      config, sharding.make_mesh(config.mesh, width=config.model.width)
-    )
+    build.best_of(config)
     class_names, examples = self._split(config, config.data.split)
-    model = variants.build(
-      num_classes=len(class_names),
-      image_size=config_lib.image_size(config.data.image_size),
-      **config.model,
-    )
-    durations = train.durations_of(config, examples)
-    train.make_transform(config, config_lib.image_size(config.data.image_size))
-    train.make_objective(config, model)
-    train.make_optimizer(config, train.make_schedule(config, durations))
-    self._check_evaluators(config, class_names)
+    experiment = Experiment(config, facts_of(config, class_names, examples))
+    for entry in build.entries(config).values():
+      # The others open data of their own.
+      if entry.type == 'mean':
+        check_classes(
+          config, entry.split, self._split(config, entry.split)[0], class_names
+        )
     return {
-      'class_names': list(class_names),
+      'class_names': list(experiment.objective.class_names),
       'examples': examples,
-      **self._size(config, model),
+      **self._size(config, experiment.objective.model),
     }
 
   def _split(
@@ -85,7 +82,7 @@ class Facts:
         split_seed=data.split_seed,
         on_bad_image=None,  # which reads them all; `train` does
       )
-      self._data[key] = source.class_names, len(source)
+      self._data[key] = sources.class_names(source), len(source)
     return self._data[key]
 
   def _size(self, config: ConfigDict, model: variants.Model) -> dict[str, Any]:
@@ -97,24 +94,6 @@ class Facts:
         'gflops': flops.forward_flops(model, image_size) / 1e9,
       }
     return self._models[key]
-
-  def _check_evaluators(
-    self, config: ConfigDict, class_names: tuple[str, ...]
-  ) -> None:
-    entries = {n: e for n, e in config.evaluators.items() if build.is_on(e)}
-    if config.best_metric.split('/')[0] not in entries:
-      raise ValueError(
-        f'best_metric is {config.best_metric!r}, which none of the evaluators '
-        f'gives: {", ".join(f"{name}/accuracy" for name in entries)}.'
-      )
-    for entry in entries.values():
-      if entry.type != 'classification':
-        continue
-      if self._split(config, entry.split)[0] != class_names:
-        raise ValueError(
-          f'The classes of {config.data.name} {entry.split} are not those of '
-          f'{config.data.split}.'
-        )
 
 
 def check(entries: list[tune.Entry], facts: Facts) -> None:

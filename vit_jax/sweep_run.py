@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import metric_log, sweep_check, train, tune
 from vit_jax.checkpoint import absolute
+from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
 from vit_jax.report import grid as grid_report
 from vit_jax.run import Diverged, Preempted, preemption_notice
@@ -150,7 +151,9 @@ class _Sweep:
     if group.trials:
       found = -1
       if jax.process_index() == 0:
-        best = tune.best([self._results[t.workdir] for t in group.trials])
+        best = tune.best(
+          group, [self._results[t.workdir] for t in group.trials]
+        )
         found = -1 if best is None else best
       choice = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
     self._choices[group] = None if choice < 0 else choice
@@ -236,10 +239,12 @@ class _Sweep:
     if choice is None:
       _print(f'nothing chosen for {group.name}: all {n} candidates diverged')
       return
-    accuracy = self._results[group.trials[choice].workdir]['metrics']
+    trial = group.trials[choice]
+    metric, _ = tune.metric_of(trial.config)
+    value = self._results[trial.workdir]['metrics'][metric]
     _print(
       f'chosen for {group.name}: {group.candidates[choice].name}, the best of '
-      f'{n} with {tune.METRIC} {accuracy[tune.METRIC]:.4f}'
+      f'{n} with {metric} {value:.4f}'
     )
 
   def finish(self) -> None:
@@ -264,7 +269,7 @@ class _Sweep:
 def _measured(cell: Cell, status: str) -> dict[str, Any]:
   """Returns the metrics of the step that counts, and how many steps there were.
 
-  That is the last one or, stopping early, the evaluated one with the highest
+  That is the last one or, stopping early, the evaluated one with the best
   `best_metric`, the first of equal ones.
   """
   _, rows = metric_log.read_table(cell.workdir / 'metrics.csv')
@@ -275,7 +280,8 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   counts, found = steps, {'steps': steps}
   if cell.config.early_stopping:
     evaluated = [step for step, row in rows.items() if metric in row]
-    counts = max(
+    choose = max if build.best_of(cell.config) == 'highest' else min
+    counts = choose(
       evaluated, key=lambda step: float(rows[step][metric]), default=steps
     )
     found['best_step'] = counts

@@ -19,6 +19,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.data import splits
+from vit_jax.experiment import objective_type
+from vit_jax.objectives.objective import Best
 from vit_jax.sweep import (
   RUNS,
   Axis,
@@ -32,7 +34,6 @@ from vit_jax.sweep import (
 )
 
 TRIALS = 'tune'
-METRIC = 'val/accuracy'
 # What trials set themselves, or what would no longer be one question.
 _NOT_TUNED = (
   r'seed|data\.(name|dir|split|split_seed)|evaluators\..*|tune\..*'
@@ -173,10 +174,20 @@ def _trial(
   tune, config = trial.config.tune, trial.config
   config.data.split = tune.train
   config.evaluators = ConfigDict(
-    {'val': {'type': 'classification', 'split': tune.val}}
+    {'val': {'type': 'mean', 'on': True, 'split': tune.val}}
   )
-  config.best_metric = METRIC
+  config.best_metric, _ = metric_of(config)
   return trial
+
+
+def metric_of(config: ConfigDict) -> tuple[str, Best]:
+  """Returns the metric that trials are compared by, and which values win.
+
+  Raises:
+    ValueError: if the config names no objective.
+  """
+  (name, best), *_ = objective_type(config).metrics.items()
+  return f'val/{name}', best
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
@@ -228,14 +239,17 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
   return len(np.intersect1d(ours, theirs))
 
 
-def best(results: Sequence[Mapping[str, Any]]) -> int | None:
-  """Returns which result has the highest accuracy, the first of equal ones.
+def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
+  """Returns which trial's result is best, the first of equal ones.
 
   Those that diverged have none; None if all of them did.
   """
-  accuracies = [r['metrics'].get(METRIC, -1.0) for r in results]
-  highest = max(accuracies)
-  return accuracies.index(highest) if highest >= 0 else None
+  metric, good = metric_of(group.trials[0].config)
+  sign = 1 if good == 'highest' else -1
+  found = [
+    sign * r['metrics'].get(metric, -sign * float('inf')) for r in results
+  ]
+  return found.index(max(found)) if max(found) > -float('inf') else None
 
 
 def csv_text(
@@ -254,11 +268,14 @@ def csv_text(
   fields = dict.fromkeys(
     field for g in groups for c in g.candidates for field in c.fields
   )
+  metrics = dict.fromkeys(
+    metric_of(trial.config)[0] for g in groups for trial in g.trials
+  )
   counts = ('steps', 'elapsed_s')
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
   writer.writerow(
-    [*axes, *fields, METRIC, 'status', 'chosen', *counts, 'folder']
+    [*axes, *fields, *metrics, 'status', 'chosen', *counts, 'folder']
   )
   for group in groups:
     for n, trial in enumerate(group.trials):
@@ -271,7 +288,7 @@ def csv_text(
         [
           *(group.labels[name].removeprefix(_prefix(name)) for name in axes),
           *(result['chosen'].get(field, '') for field in fields),
-          result['metrics'].get(METRIC, ''),
+          *(result['metrics'].get(name, '') for name in metrics),
           result['status'],
           chosen,
           *(result[name] for name in counts),

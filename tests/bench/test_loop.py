@@ -8,6 +8,7 @@ import pytest
 from vit_jax import checkpoint, run, train
 from vit_jax.bench import loop
 from vit_jax.bench.loop import Gap, Watch
+from vit_jax.experiment import Experiment
 
 CONFIG = (
   'configs/digits.py:vit,total={steps} steps,batch_size=8,eval_every={every} '
@@ -119,16 +120,16 @@ def test_evaluation_is_apart(tmp_path, monkeypatch):
 
 def test_everything_is_as_it_was_afterwards():
   before = (
-    train.make_train_step,
+    Experiment.train_step,
     run.Run.evaluate,
     checkpoint.Checkpoints.save,
     checkpoint.Checkpoints.wait,
   )
   with pytest.raises(ZeroDivisionError), loop.watched():
-    assert train.make_train_step is not before[0]
+    assert Experiment.train_step is not before[0]
     raise ZeroDivisionError
   assert before == (
-    train.make_train_step,
+    Experiment.train_step,
     run.Run.evaluate,
     checkpoint.Checkpoints.save,
     checkpoint.Checkpoints.wait,

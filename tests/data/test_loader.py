@@ -117,7 +117,7 @@ def test_epochs_are_shuffled_anew_and_seeds_are_unrelated():
 
 def test_random_crops_differ_between_epochs(digits):
   transform = transforms.TrainTransform((6, 6))
-  one = sources.Subset(digits, [0])
+  one = sources.subset(digits, [0])
   images = _train(one, 1, transform, batch_size=8)[0]['image']
   assert len({image.tobytes() for image in images}) > 4
 

@@ -116,7 +116,7 @@ def test_labels(flat):
   for source in (
     _open('digits', 'train[10%:]+test'),
     _open(flat),
-    sources.Subset(_open(flat), [5, 0, 5]),
+    sources.subset(_open(flat), [5, 0, 5]),
   ):
     every = [source[i]['label'] for i in range(len(source))]
     assert source.labels().dtype == np.int32
@@ -154,13 +154,44 @@ def test_ignored_entries_are_counted(flat, png, caplog):
 def test_empty_folders(tmp_path, png):
   with pytest.raises(FileNotFoundError, match='no folder .*nowhere; give a'):
     _open(tmp_path / 'nowhere')
-  with pytest.raises(ValueError, match='no class folders; the layout must be'):
+  with pytest.raises(ValueError, match='no images; the layout must be'):
     _open(tmp_path)
   _write(tmp_path / 'a', 2, png)
   (tmp_path / 'b').mkdir()
   (tmp_path / 'b' / 'readme.md').write_text('x')
   with pytest.raises(ValueError, match=r'b has no images \(1 other entries\)'):
     _open(tmp_path)
+
+
+@pytest.mark.parametrize('layout', ['alone', 'splits'])
+def test_images_without_classes_have_no_labels(layout, tmp_path, png):
+  if layout == 'alone':
+    _write(tmp_path, 10, png)
+  else:
+    _write(tmp_path / 'train', 8, png)
+    _write(tmp_path / 'test', 2, png)
+  train, test = _open(tmp_path, 'train'), _open(tmp_path, 'test')
+  assert (len(train), len(test)) == (8, 2)
+  names = {s[i]['name'] for s in (train, test) for i in range(len(s))}
+  assert len(names) == 10
+  for source in (train, sources.subset(train, [3])):
+    assert source[0].keys() == {'image', 'name'}
+    assert sources.class_names(source) == ()
+    assert not isinstance(source, sources.LabelledSource)
+    with pytest.raises(ValueError, match='photos has images without classes'):
+      sources.labelled(source, 'photos')
+  assert train.fingerprint() != test.fingerprint()
+
+
+def test_labelled_sources_are_told_apart(flat):
+  for source in (_open(flat), _open('digits')):
+    assert sources.labelled(source, 'data') is source
+    assert sources.class_names(source) == source.class_names
+    some = sources.subset(source, [1, 0])
+    assert sources.labelled(some, 'data').labels().tolist() == [
+      source[1]['label'],
+      source[0]['label'],
+    ]
 
 
 def test_unreadable_file_is_named(flat):

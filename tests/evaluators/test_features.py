@@ -141,7 +141,7 @@ def test_top_k_is_in_the_order_of_the_logits():
   )
 
 
-class Seven(sources.Subset):
+class Seven(sources.LabelledSubset):
   """Seven digits, so that no batch of them is full."""
 
   def __init__(self):

@@ -63,7 +63,7 @@ def test_a_sixth_prediction_does_not_count(source):
 
 def test_some_of_the_images(source):
   """As when unreadable ones are left out."""
-  some = sources.Subset(source, [4, 6, 1])
+  some = sources.subset(source, [4, 6, 1])
   assert evaluator(some, TOP[[4, 6, 1]]).run(None) == {
     'objectnet/accuracy': 1 / 3,
     'objectnet/top5_accuracy': 2 / 3,

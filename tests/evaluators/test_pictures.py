@@ -1,13 +1,12 @@
 """Pictures of a training, on any mesh."""
 
-import types
-
 import jax
 import numpy as np
 import pytest
 
 from vit_jax import sharding
 from vit_jax.data import augment, sources, transforms
+from vit_jax.data.images import Images
 from vit_jax.evaluators import pictures
 from vit_jax.models import variants
 from vit_jax.visualize import draw, filters
@@ -35,9 +34,8 @@ VIT = {
 }
 
 
-def objective(fields=VIT):
-  model = variants.build(image_size=SIZE, num_classes=10, **fields)
-  return types.SimpleNamespace(model=model, mean=MEAN, std=STD)
+def model_of(fields=VIT):
+  return variants.build(image_size=SIZE, num_classes=10, **fields)
 
 
 def mesh_of(data=1, fsdp=1, tensor=1):
@@ -47,12 +45,12 @@ def mesh_of(data=1, fsdp=1, tensor=1):
   )
 
 
-def evaluator(made, mesh, count=3):
+def evaluator(model, mesh, count=3):
   return pictures.PicturesEvaluator(
     'seen',
-    made,
+    model,
+    Images(SIZE, mean=MEAN, std=STD),
     sources.open_source('digits', 'test'),
-    transforms.EvalTransform(SIZE),
     count,
     mesh,
   )
@@ -65,15 +63,15 @@ def evaluator(made, mesh, count=3):
 def test_they_are_the_rollout_and_the_filters(
   axes, scan, tensorflow, monkeypatch
 ):
-  made = objective(VIT | {'scan': scan})
+  model = model_of(VIT | {'scan': scan})
   mesh = mesh_of(**axes)
-  params = variants.init(made.model, jax.random.key(0), SIZE)
+  params = variants.init(model, jax.random.key(0), SIZE)
   placed = jax.device_put(params, sharding.tree_shardings(params, mesh))
   drawn = []
   monkeypatch.setattr(
     draw, 'overlay', lambda image, map_hw: drawn.append(map_hw) or image
   )
-  found = evaluator(made, mesh).run(placed)
+  found = evaluator(model, mesh).run(placed)
   assert [*found] == ['seen/rollout', 'seen/filters']
   for picture in found.values():
     assert picture.dtype == np.uint8
@@ -81,9 +79,7 @@ def test_they_are_the_rollout_and_the_filters(
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(SIZE)
   images = np.stack([transform(source[i])['image'] for i in range(3)])
-  want = rollout(
-    Layers(made.model, params, augment.normalize(images, MEAN, STD))
-  )
+  want = rollout(Layers(model, params, augment.normalize(images, MEAN, STD)))
   np.testing.assert_allclose(drawn, want, atol=1e-5)
   components = filters.principal_components(
     np.asarray(params['embedding']['kernel']), 28
@@ -97,18 +93,18 @@ def test_they_are_the_rollout_and_the_filters(
 def test_more_images_than_there_are_is_refused(count, tensorflow):
   mesh = mesh_of()
   with pytest.raises(ValueError, match=f'images is {count}, .* 360'):
-    evaluator(objective(), mesh, count)
+    evaluator(model_of(), mesh, count)
 
 
 def test_a_resnet_is_refused(tensorflow):
-  made = objective({'name': 'resnet', 'width': 32, 'layers': (1,)})
+  model = model_of({'name': 'resnet', 'width': 32, 'layers': (1,)})
   mesh = mesh_of()
   with pytest.raises(ValueError, match='attention, which a ResNet has not'):
-    evaluator(made, mesh)
+    evaluator(model, mesh)
 
 
 def test_without_tensorflow_it_is_refused(monkeypatch):
   monkeypatch.setattr(pictures.importlib.util, 'find_spec', lambda name: None)
   mesh = mesh_of()
   with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'"):
-    evaluator(objective(), mesh)
+    evaluator(model_of(), mesh)

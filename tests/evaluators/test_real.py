@@ -147,7 +147,7 @@ def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
     path = tmp_path / IDS[i] / f'ILSVRC2012_val_{number:08}.JPEG'
     path.parent.mkdir()
     path.touch()
-  source = folder.Folder(str(tmp_path), 'all', 0)
+  source = folder.open_folder(str(tmp_path), 'all', 0)
   names = [source[i]['name'] for i in range(len(source))]
   assert names != sorted(names)
   top_Nk = np.array([[source[i]['label']] for i in range(len(source))])

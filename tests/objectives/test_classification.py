@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from vit_jax.data.images import Images
 from vit_jax.objectives.classification import Classification
 
 CLASSES = 7
@@ -25,6 +26,14 @@ class Linear:
     if train:
       logits = logits * jax.random.bernoulli(rngs['dropout'], 0.5, logits.shape)
     return logits, {}
+
+
+KEY = jax.random.key(0)
+
+
+def make(name='softmax', flip=False, **fields):
+  images = Images((4, 4), flip=flip)
+  return Classification(Linear(), images, loss_name=name, **fields)
 
 
 def params():
@@ -60,14 +69,14 @@ def losses_in_numpy(name, logits, targets):
 @pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 def test_loss_and_accuracy_are_the_closed_forms(name, smoothing):
-  objective = Classification(Linear(), name, label_smoothing=smoothing)
+  objective = make(name, label_smoothing=smoothing)
   batch = raw_batch()
   augmented = objective.augment(batch, jax.random.key(0))
   np.testing.assert_allclose(
     augmented['label'], smoothed(batch['label'], smoothing), atol=1e-7
   )
   loss, metrics = objective.loss(
-    params(), augmented, jax.random.key(0), train=False
+    params(), {}, augmented, jax.random.key(0), train=False
   )
   logits = logits_of(batch)
   want = losses_in_numpy(name, logits, smoothed(batch['label'], smoothing))
@@ -83,11 +92,11 @@ def test_loss_and_accuracy_are_the_closed_forms(name, smoothing):
 @pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
 def test_gradient_is_the_closed_form(name):
   """(p - y) x / B, with p the softmax or the logistic function."""
-  objective = Classification(Linear(), name, label_smoothing=0.1)
+  objective = make(name, label_smoothing=0.1)
   batch = raw_batch()
   augmented = objective.augment(batch, jax.random.key(0))
   grads, _ = jax.grad(objective.loss, has_aux=True)(
-    params(), augmented, jax.random.key(0), train=False
+    params(), {}, augmented, jax.random.key(0), train=False
   )
   function = {
     'softmax': lambda x: scipy.special.softmax(x, -1),
@@ -100,27 +109,27 @@ def test_gradient_is_the_closed_form(name):
 
 def test_large_logits_stay_finite():
   for name in ('softmax', 'sigmoid'):
-    objective = Classification(Linear(), name)
+    objective = make(name)
     augmented = objective.augment(raw_batch(), jax.random.key(0))
     huge = jax.tree.map(lambda w: w * 1e4, params())
-    loss, _ = objective.loss(huge, augmented, jax.random.key(0), train=False)
+    loss, _ = objective.loss(huge, {}, augmented, KEY, train=False)
     assert np.isfinite(loss)
 
 
 def test_dropout_is_for_training_and_by_its_key():
-  objective = Classification(Linear())
+  objective = make()
   augmented = objective.augment(raw_batch(), jax.random.key(0))
 
   def loss(seed, train):
     key = jax.random.key(seed)
-    return float(objective.loss(params(), augmented, key, train=train)[0])
+    return float(objective.loss(params(), {}, augmented, key, train=train)[0])
 
   assert loss(0, False) == loss(1, False)
   assert loss(0, True) == loss(0, True) != loss(1, True)
 
 
 def test_augmenting_does_nothing_unless_asked():
-  objective = Classification(Linear())
+  objective = make()
   batch = raw_batch()
   for seed in (0, 1):
     got = objective.augment(batch, jax.random.key(seed))
@@ -131,19 +140,15 @@ def test_augmenting_does_nothing_unless_asked():
 
 def test_augmenting_flips_and_mixes_when_asked():
   batch = raw_batch(64)
-  plain = Classification(Linear()).augment(batch, jax.random.key(0))
+  plain = make().augment(batch, jax.random.key(0))
 
-  flipped = Classification(Linear(), flip=True).augment(
-    batch, jax.random.key(0)
-  )
+  flipped = make(flip=True).augment(batch, jax.random.key(0))
   np.testing.assert_array_equal(flipped['label'], plain['label'])
   same = (flipped['image'] == plain['image']).all((1, 2, 3))
   mirrored = (flipped['image'] == plain['image'][:, :, ::-1]).all((1, 2, 3))
   assert (same ^ mirrored).all() and same.any() and mirrored.any()
 
-  mixed = Classification(Linear(), mixup=0.5, label_smoothing=0.1).augment(
-    batch, jax.random.key(0)
-  )
+  mixed = make(mixup=0.5, label_smoothing=0.1).augment(batch, jax.random.key(0))
   np.testing.assert_allclose(jnp.sum(mixed['label'], 1), 1, atol=1e-6)
   # A smoothed label has two values; where two labels meet there are three.
   assert max(len(set(row)) for row in np.asarray(mixed['label']).round(4)) == 3
@@ -152,8 +157,8 @@ def test_augmenting_flips_and_mixes_when_asked():
 
 def test_turning_flips_on_does_not_change_the_mixing():
   batch, key = raw_batch(64), jax.random.key(5)
-  only_mixed = Classification(Linear(), mixup=0.5).augment(batch, key)
-  both = Classification(Linear(), mixup=0.5, flip=True).augment(batch, key)
+  only_mixed = make(mixup=0.5).augment(batch, key)
+  both = make(mixup=0.5, flip=True).augment(batch, key)
   np.testing.assert_array_equal(only_mixed['label'], both['label'])
 
 
@@ -161,17 +166,17 @@ def test_turning_flips_on_does_not_change_the_mixing():
 @pytest.mark.parametrize('masked', [0, 3, 12])
 def test_evaluation_sums_over_unmasked_examples(name, masked):
   """Neither smoothed nor mixed, whatever training does."""
-  objective = Classification(
-    Linear(), name, label_smoothing=0.3, mixup=0.5, flip=True
-  )
+  objective = make(name, flip=True, label_smoothing=0.3, mixup=0.5)
   batch = raw_batch()
   mask = np.arange(12) < 12 - masked
-  got = objective.evaluate(params(), batch | {'mask': mask.astype(np.float32)})
+  got = objective.evaluate(
+    params(), {}, batch | {'mask': mask.astype(np.float32)}
+  )
   logits = logits_of(batch)
   losses = losses_in_numpy(name, logits, np.eye(CLASSES)[batch['label']])
-  assert got.keys() == {'examples', 'correct', 'loss'}
+  assert got.keys() == {'examples', 'accuracy', 'loss'}
   assert got['examples'] == mask.sum()
-  assert got['correct'] == (logits.argmax(-1) == batch['label'])[mask].sum()
+  assert got['accuracy'] == (logits.argmax(-1) == batch['label'])[mask].sum()
   np.testing.assert_allclose(got['loss'], losses[mask].sum(), rtol=1e-5)
 
 
@@ -185,7 +190,8 @@ def test_padding_that_is_not_finite_does_not_leak():
 
   mask = np.array([1.0, 1.0, 0.0], np.float32)
   batch = raw_batch(3) | {'mask': mask}
-  got = Classification(LastIsNaN()).evaluate(params(), batch)
-  want = Classification(Linear()).evaluate(params(), batch)
+  objective = Classification(LastIsNaN(), Images((4, 4)))
+  got = objective.evaluate(params(), {}, batch)
+  want = make().evaluate(params(), {}, batch)
   assert jax.device_get(got) == jax.device_get(want)
   assert np.isfinite(got['loss'])

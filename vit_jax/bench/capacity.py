@@ -234,9 +234,10 @@ def program_of(
   config: ConfigDict, mode: str, device: jax.Device
 ) -> aot.Program:
   """Returns the program of a mode of `MODES` for one device."""
+  experiment = step.experiment_of(config, [device])
   if mode == 'training':
-    return aot.training(config, [device], step.NUM_CLASSES)
-  return aot.inference(config, device, step.NUM_CLASSES)
+    return aot.training(experiment)
+  return aot.inference(experiment, device)
 
 
 def needed_bytes(message: str) -> float:

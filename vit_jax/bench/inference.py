@@ -11,18 +11,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import aot, reader
-from vit_jax import config as config_lib
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
-from vit_jax.models import variants
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   """Returns the way of `predict`, images coming from host memory."""
   (device,) = devices
-  program = aot.inference(config, device, step.NUM_CLASSES)
+  experiment = step.experiment_of(config, devices)
+  program = aot.inference(experiment, device)
   compiled, facts = speed.timed(lambda: program.lower().compile())
-  params = jax.device_put(_params(config), device)
+  params = jax.device_put(experiment.new_params(), device)
   images_BHWC = step.random_batch(config)['image']
   logits: Any = None
 
@@ -38,19 +37,16 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   )
 
 
-def _params(config: ConfigDict) -> Any:
-  image_size = config_lib.image_size(config.data.image_size)
-  return variants.init(step.model_of(config), jax.random.key(0), image_size)
-
-
 def _onnx(config: ConfigDict) -> Contender:
   """Returns our weights in onnxruntime, on the CPU."""
   from vit_jax.convert import onnx
 
-  model, params = step.model_of(config), _params(config)
-  image_size = config_lib.image_size(config.data.image_size)
+  experiment = step.experiment_of(config, jax.devices()[:1])
   checkpoint = reader.Checkpoint(
-    'bench', model, jax.tree.map(np.asarray, params), image_size
+    'bench',
+    experiment.objective.model,
+    jax.tree.map(np.asarray, experiment.new_params()),
+    experiment.facts.image_size,
   )
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'model.onnx')

@@ -43,6 +43,7 @@ from ml_collections import ConfigDict
 from vit_jax import checkpoint, run, train
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
+from vit_jax.experiment import Experiment
 from vit_jax.report import bench as report
 
 Interval = tuple[float, float]
@@ -215,10 +216,10 @@ def watched() -> Iterator[Watch]:
       watch.done.append(time.perf_counter())
 
   thread = threading.Thread(target=wait_for_steps, daemon=True)
-  make_train_step = train.make_train_step
+  train_step = Experiment.train_step
 
-  def make(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-    step = make_train_step(*args, **kwargs)
+  def make(experiment: Experiment) -> Callable[..., Any]:
+    step = train_step(experiment)
 
     def noting(*args: Any) -> Any:
       started_s = time.perf_counter()
@@ -234,7 +235,7 @@ def watched() -> Iterator[Watch]:
   # Python hands its lock on only so often; the thread would notice late.
   interval_s = sys.getswitchinterval()
   with (
-    _replaced(train, 'make_train_step', make),
+    _replaced(Experiment, 'train_step', make),
     _replaced(
       run.Run, 'evaluate', _noting(watch.evaluations, run.Run.evaluate)
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import aot, hardware, sharding, train
+from vit_jax import aot, hardware
 from vit_jax import config as config_lib
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
@@ -77,8 +77,7 @@ def bench(
   devices = _devices(count, versus)
   kind = devices[0].device_kind
   for config in points:
-    mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
-    train.check_batch_size(config, mesh)
+    step.experiment_of(config, devices)  # refuses what cannot work
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*versus} else []
   print(race.machine([*task.packages, *torch]))
   print(f'{count} x {kind}, {task.name}, {dtype}')

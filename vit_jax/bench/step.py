@@ -5,16 +5,20 @@ the device, cross-entropy, Adam with decoupled weight decay, the norms that
 training watches; the old state's memory is taken by the new one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import aot, train
 from vit_jax import config as config_lib
+from vit_jax.experiment import Experiment, facts_of, objective_type
 from vit_jax.models import variants
+from vit_jax.objectives.objective import Facts, Objective
 
 NUM_CLASSES = 1000
+# So many that the warm-up fits at any batch, and 32 bits count the steps.
+_EXAMPLES = 10**7
 
 
 def config_of(
@@ -44,21 +48,37 @@ def config_of(
   config_lib.choose_model(config, variant)
   config.model.dtype = dtype
   config_lib.override(config, dict(overrides))
-  # Refuses what does not fit together.
-  train.make_objective(config, model_of(config))
+  _objective(config)  # refuses what does not fit together
   return config
+
+
+def experiment_of(
+  config: ConfigDict, devices: Sequence[jax.Device]
+) -> Experiment:
+  """Returns the experiment of a config on data with `NUM_CLASSES` classes."""
+  return Experiment(config, _facts(config), devices)
 
 
 def model_of(config: ConfigDict) -> variants.Model:
   """Returns the model of a config."""
-  return aot.model_of(config, NUM_CLASSES)
+  return _objective(config).model
 
 
 def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
   """Returns a batch of noise."""
   rng = np.random.default_rng(0)
-  shapes = aot.batch_shapes(config)
+  shapes = _objective(config).batch_shapes(config.batch_size)
   return {
-    'image': rng.integers(0, 256, shapes['image'].shape, np.uint8),
-    'label': rng.integers(0, NUM_CLASSES, config.batch_size, np.int32),
+    name: rng.integers(
+      0, 256 if x.dtype == np.uint8 else NUM_CLASSES, x.shape, x.dtype
+    )
+    for name, x in shapes.items()
   }
+
+
+def _objective(config: ConfigDict) -> Objective:
+  return objective_type(config).from_config(config, _facts(config))
+
+
+def _facts(config: ConfigDict) -> Facts:
+  return facts_of(config, [*map(str, range(NUM_CLASSES))], _EXAMPLES)

@@ -10,26 +10,25 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import aot
+from vit_jax import aot, sharding
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   """Returns the training step of `train`, with a batch that is there."""
-  program = aot.training(config, devices, step.NUM_CLASSES)
+  experiment = step.experiment_of(config, devices)
+  program = aot.training(experiment)
   compiled, facts = speed.timed(lambda: program.lower().compile())
-  state = aot.new_state(config, program, step.NUM_CLASSES)
-  batch = jax.device_put(
-    step.random_batch(config),
-    jax.tree.map(lambda x: x.sharding, program.shapes[1]),
-  )
+  state = experiment.start(experiment.new_params())
+  fixed = experiment.place(experiment.objective.fixed())
+  batch = sharding.global_batch(step.random_batch(config), experiment.mesh)
   metrics: Any = None
   numbers = itertools.count()
 
   def start() -> None:
     nonlocal state, metrics
-    state, metrics = compiled(state, batch, np.int32(next(numbers)))
+    state, metrics = compiled(state, fixed, batch, np.int32(next(numbers)))
 
   turn = race.paced(
     start, lambda: jax.block_until_ready((state, metrics)), config.batch_size

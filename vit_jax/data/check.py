@@ -23,7 +23,7 @@ import simplejpeg
 import tqdm
 
 from vit_jax.data import cores, decode
-from vit_jax.data.sources import Source, Subset
+from vit_jax.data.sources import Source, subset
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def drop_bad_images(
     raise ValueError(f'{summary}, so none is left:\n{listed}')
   _log.warning('%s and left out:\n%s', summary, listed)
   dropped = {b.index for b in bad}
-  return Subset(source, [i for i in range(len(source)) if i not in dropped])
+  return subset(source, [i for i in range(len(source)) if i not in dropped])
 
 
 def _validate(on_bad_image: str) -> None:

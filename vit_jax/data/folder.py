@@ -1,4 +1,4 @@
-"""Folders of images: one sub-folder per class."""
+"""Folders of images: one sub-folder per class, or images without classes."""
 
 from __future__ import annotations
 
@@ -34,38 +34,59 @@ def is_folder_name(name: str) -> bool:
   return os.path.isdir(name) or not tfds_source.is_known(name)
 
 
-class Folder:
-  """A folder of images, as a source.
+def open_folder(name: str, split: str, split_seed: int) -> Files:
+  """Opens a folder; see `sources.open_source`.
 
   Two layouts are understood. `train/`, and any of `val/`, `validation/` and
-  `test/`, with the same class folders in each; or class folders alone, of
-  which a fifth of each class becomes `test`. In class folders, hidden files and
+  `test/`; or images without these, of which a fifth (of each class) becomes
+  `test`. Where the training side has class folders, the others have the same.
+  Where it has images alone, they have no labels. In both, hidden files and
   files whose extension belongs to no image format are ignored.
-  """
 
-  def __init__(self, name: str, split: str, split_seed: int):
-    """Lists the files; see `sources.open_source`."""
-    root = pathlib.Path(name).expanduser()
-    if not root.is_dir():
-      raise FileNotFoundError(
-        f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
-        'of a dataset without any slash'
-      )
-    if (root / 'train').is_dir():
-      folders = {
-        split_name: root / split_name
-        for split_name in _SPLIT_NAMES
-        if (root / split_name).is_dir()
-      }
-    else:
-      folders = {'train': root}
-    self.class_names = _class_names(folders['train'])
+  Raises:
+    FileNotFoundError: There is no such folder.
+    ValueError: It has neither of the layouts, or no such split.
+  """
+  root = pathlib.Path(name).expanduser()
+  if not root.is_dir():
+    raise FileNotFoundError(
+      f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
+      'of a dataset without any slash'
+    )
+  folders = {'train': root}
+  if (root / 'train').is_dir():
+    folders = {
+      split_name: root / split_name
+      for split_name in _SPLIT_NAMES
+      if (root / split_name).is_dir()
+    }
+  kind = Folder if _class_names(folders['train']) else Files
+  return kind(root, folders, split, split_seed)
+
+
+class Files:
+  """The image files of a folder, as a source without labels."""
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    folders: dict[str, pathlib.Path],
+    split: str,
+    split_seed: int,
+  ):
+    """Lists the files of all splits, and takes those of one."""
     self._paths: list[str] = []
     self._labels: list[int] = []
-    members: dict[str, list[int]] = {}
+    members = {}
     for split_name, folder in folders.items():
-      members[split_name] = self._add(folder)
-    if len(folders) == 1 and folders['train'] == root:
+      files, ignored = self._list(folder)
+      if ignored:
+        _log.info('Ignored %d entries of %s: no images', ignored, folder)
+      first = len(self._paths)
+      self._paths += [path for path, _ in files]
+      self._labels += [label for _, label in files]
+      members[split_name] = list(range(first, len(self._paths)))
+    if folders == {'train': root}:
       train, test = splits.stratified_fifth(self._labels, split_seed)
       members = {'train': train, 'test': test}
     members = {
@@ -76,30 +97,15 @@ class Folder:
     self._paths = [self._paths[i] for i in chosen]
     self._labels = [self._labels[i] for i in chosen]
 
-  def _add(self, folder: pathlib.Path) -> list[int]:
-    """Adds the files of one split folder and returns their positions."""
-    label_of = {name: label for label, name in enumerate(self.class_names)}
-    first = len(self._paths)
-    ignored = 0
-    for class_name in _class_names(folder):
-      if class_name not in label_of:
-        raise ValueError(
-          f'class {class_name!r} of {folder} is not among the '
-          f'{len(label_of)} classes of the train side; add it there, or remove '
-          f'{folder / class_name}'
-        )
-      paths, ignored_here = _image_paths(folder / class_name)
-      ignored += ignored_here
-      if not paths:
-        raise ValueError(
-          f'class folder {folder / class_name} has no images '
-          f'({ignored_here} other entries); add images to it or remove it'
-        )
-      self._paths += paths
-      self._labels += [label_of[class_name]] * len(paths)
-    if ignored:
-      _log.info('Ignored %d entries of %s: no images', ignored, folder)
-    return list(range(first, len(self._paths)))
+  def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
+    """The files of one split folder and their labels, and what is no image."""
+    paths, ignored = _image_paths(folder)
+    if not paths:
+      raise ValueError(
+        f'{folder} has no class folders and no images; the layout must be '
+        f'{_LAYOUTS}, or the same without classes'
+      )
+    return [(path, 0) for path in paths], ignored
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -111,11 +117,7 @@ class Folder:
         data = file.read()
     except OSError as error:
       raise decode.UnreadableImage(path, error.strerror or str(error)) from None
-    return {'image': data, 'label': self._labels[index], 'name': path}
-
-  def labels(self) -> np.ndarray:
-    """The classes of all images, int32 [N]."""
-    return np.array(self._labels, np.int32)
+    return {'image': data, 'name': path}
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""
@@ -130,18 +132,61 @@ class Folder:
     return f'folder {digest.hexdigest()}'
 
 
+class Folder(Files):
+  """A folder with one sub-folder per class, as a labelled source."""
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    folders: dict[str, pathlib.Path],
+    split: str,
+    split_seed: int,
+  ):
+    self.class_names = _class_names(folders['train'])
+    super().__init__(root, folders, split, split_seed)
+
+  def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
+    label_of = {name: label for label, name in enumerate(self.class_names)}
+    class_names = _class_names(folder)
+    if not class_names:
+      raise ValueError(
+        f'{folder} has no class folders; the layout must be {_LAYOUTS}'
+      )
+    files, ignored = [], 0
+    for class_name in class_names:
+      if class_name not in label_of:
+        raise ValueError(
+          f'class {class_name!r} of {folder} is not among the '
+          f'{len(label_of)} classes of the train side; add it there, or remove '
+          f'{folder / class_name}'
+        )
+      paths, ignored_here = _image_paths(folder / class_name)
+      ignored += ignored_here
+      if not paths:
+        raise ValueError(
+          f'class folder {folder / class_name} has no images '
+          f'({ignored_here} other entries); add images to it or remove it'
+        )
+      files += [(path, label_of[class_name]) for path in paths]
+    return files, ignored
+
+  def __getitem__(self, index: int) -> dict:
+    return super().__getitem__(index) | {'label': self._labels[index]}
+
+  def labels(self) -> np.ndarray:
+    """The classes of all images, int32 [N]."""
+    return np.array(self._labels, np.int32)
+
+
 def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
   """The sorted names of the sub-folders."""
-  names = sorted(
-    entry.name
-    for entry in os.scandir(folder)
-    if entry.is_dir() and not entry.name.startswith('.')
-  )
-  if not names:
-    raise ValueError(
-      f'{folder} has no class folders; the layout must be {_LAYOUTS}'
+  return tuple(
+    sorted(
+      entry.name
+      for entry in os.scandir(folder)
+      if entry.is_dir() and not entry.name.startswith('.')
     )
-  return tuple(names)
+  )
 
 
 def _image_paths(folder: pathlib.Path) -> tuple[list[str], int]:

@@ -43,8 +43,9 @@ def train_batches(
 
   Args:
     source: The examples.
-    transform: (record, generator) -> {'image': uint8 [H, W, 3], 'label':
-      int32}; picklable if there are workers.
+    transform: (record, generator) -> an example, arrays by name, such as
+      {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
+      workers.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
@@ -56,8 +57,8 @@ def train_batches(
       `if __name__ == '__main__'` guard, because they import it anew.
 
   Returns:
-    An iterator of {'image': uint8 [b, H, W, 3], 'label': int32 [b]} with
-    b = batch_size // process_count. Close it to stop its threads and workers.
+    An iterator of such arrays with a leading axis of b = batch_size //
+    process_count examples. Close it to stop its threads and workers.
 
   Raises:
     ValueError: `batch_size` is not a multiple of `process_count`, or the source
@@ -132,14 +133,14 @@ def eval_batches(
 
   Args:
     source: The examples.
-    transform: record -> {'image': uint8 [H, W, 3], 'label': int32}.
+    transform: record -> an example, arrays by name.
     batch_size: Examples per step over all processes.
     process_index: Of the `process_count` processes, which one this is.
     process_count: How many processes share each batch.
     workers: Worker processes; see `train_batches`.
 
   Returns:
-    An iterator of {'image', 'label'} as in `train_batches`, 'mask' float32 [b]
+    An iterator of batches as in `train_batches`, with 'mask' float32 [b]
     of 1 and 0, and 'index' int32 [b], the position in `source` or -1.
 
   Raises:

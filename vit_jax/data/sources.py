@@ -2,16 +2,17 @@
 
 A source has a length, `source[i]` is a record
 
-  {'image': encoded bytes or uint8 [H, W, 3], 'label': int, 'name': str}
+  {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
-where `name` is for error messages, and `class_names` has a name per label.
-Sources are pickled to the worker processes of the loader.
+where `name` is for error messages. Those of a labelled source have 'label', an
+int, besides, and its `class_names` has a name per label. Sources are pickled to
+the worker processes of the loader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,21 +22,45 @@ Record = dict[str, Any]
 
 
 class Source(Protocol):
-  """What the loader, the check and the evaluators read from."""
-
-  class_names: tuple[str, ...]
+  """What the loader and the check read from."""
 
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Record: ...
 
+  def fingerprint(self) -> str | None:
+    """Changes whenever the images may have; None if they need no check."""
+    ...
+
+
+@runtime_checkable
+class LabelledSource(Source, Protocol):
+  """A source whose records have a class."""
+
+  class_names: tuple[str, ...]
+
   def labels(self) -> np.ndarray:
     """The classes of all records, int32 [N], without decoding an image."""
     ...
 
-  def fingerprint(self) -> str | None:
-    """Changes whenever the images may have; None if they need no check."""
-    ...
+
+def class_names(source: Source) -> tuple[str, ...]:
+  """The names of a source's classes; empty where it has no labels."""
+  return source.class_names if isinstance(source, LabelledSource) else ()
+
+
+def labelled(source: Source, name: str) -> LabelledSource:
+  """The source itself, for what cannot do without labels.
+
+  Raises:
+    ValueError: The source, called `name`, has none.
+  """
+  if not isinstance(source, LabelledSource):
+    raise ValueError(
+      f'{name} has images without classes, and this needs classes: put the '
+      'images of each class in a folder of its own'
+    )
+  return source
 
 
 def open_source(
@@ -50,9 +75,10 @@ def open_source(
 
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
-      with `.` or `~`), or a dataset of TFDS such as `imagenet2012` or
-      `oxford_iiit_pet:4.0.0`, prepared in the format array_record, or a task of
-      VTAB-1k such as `vtab/dtd`, see `vtab`, on such a dataset.
+      with `.` or `~`; without sub-folders its images have no labels), or a
+      dataset of TFDS such as `imagenet2012` or `oxford_iiit_pet:4.0.0`,
+      prepared in the format array_record, or a task of VTAB-1k such as
+      `vtab/dtd`, see `vtab`, on such a dataset.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has `train800`, `val200`, `train800val200` and `test` alone.
     data_dir: Where TFDS has its datasets; None is TFDS' own default.
@@ -85,7 +111,7 @@ def _open(
   from vit_jax.data import folder
 
   if folder.is_folder_name(name):
-    return folder.Folder(name, split, split_seed)
+    return folder.open_folder(name, split, split_seed)
   # TFDS takes a second to import, which only its users should pay.
   from vit_jax.data import tfds_source
 
@@ -141,7 +167,6 @@ class Subset:
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source = source
     self._indices = np.asarray(indices, np.int64)
-    self.class_names = source.class_names
 
   def __len__(self) -> int:
     return len(self._indices)
@@ -149,8 +174,24 @@ class Subset:
   def __getitem__(self, index: int) -> Record:
     return self._source[int(self._indices[index])]
 
-  def labels(self) -> np.ndarray:
-    return self._source.labels()[self._indices]
-
   def fingerprint(self) -> None:
     return None
+
+
+class LabelledSubset(Subset):
+  """Some records of a labelled source."""
+
+  def __init__(self, source: LabelledSource, indices: Sequence[int]):
+    super().__init__(source, indices)
+    self._labelled = source
+    self.class_names = source.class_names
+
+  def labels(self) -> np.ndarray:
+    return self._labelled.labels()[self._indices]
+
+
+def subset(source: Source, indices: Sequence[int]) -> Source:
+  """Some records of a source, labelled if the source is."""
+  if isinstance(source, LabelledSource):
+    return LabelledSubset(source, indices)
+  return Subset(source, indices)

@@ -1,8 +1,8 @@
 """From a record to the pixels that a model sees.
 
-Both transforms turn a record {'image', 'label', 'name'} of a source into
-{'image': uint8 [H, W, 3], 'label': int32}. Images stay uint8 until they are on
-the device, where scaling to [-1, 1] and flips happen.
+Both transforms turn a record {'image', 'name'} of a source into {'image': uint8
+[H, W, 3]}, and its 'label', where it has one, into int32. Images stay uint8
+until they are on the device, where scaling to [-1, 1] and flips happen.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TrainTransform:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record and its own generator to {'image', 'label'}.
+    """A record and its own generator to {'image'} and maybe 'label'.
 
     Raises:
       UnreadableImage: The image cannot be decoded.
@@ -88,7 +88,7 @@ class TrainTransform:
       box = self._random_box(picture.height, picture.width, rng)
       part = picture.read(box, self.image_size, exact=False)
       image = resize(part, self.image_size)
-    return {'image': image, 'label': np.int32(record['label'])}
+    return {'image': image} | _label(record)
 
   def _cut(
     self,
@@ -167,15 +167,13 @@ class EvalTransform:
   def __call__(
     self, record: Mapping[str, Any]
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record to {'image', 'label'}.
+    """A record to {'image'} and maybe 'label'.
 
     Raises:
       UnreadableImage: The image cannot be decoded.
     """
-    return {
-      'image': self.image(record['image'], record['name']),
-      'label': np.int32(record['label']),
-    }
+    image = self.image(record['image'], record['name'])
+    return {'image': image} | _label(record)
 
   def image(self, data: bytes | np.ndarray, name: str) -> np.ndarray:
     """An encoded file or uint8 pixels [H, W, 3] to uint8 pixels of image_size.
@@ -205,6 +203,23 @@ class EvalTransform:
     return np.asarray(
       Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
     )
+
+
+class WithoutLabel:
+  """A transform for objectives that learn from images alone."""
+
+  def __init__(self, transform: TrainTransform | EvalTransform):
+    """Takes the transform."""
+    self._transform = transform
+
+  def __call__(self, record: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
+    """A record, and the generator of a training transform, to {'image'}."""
+    unlabelled = {k: v for k, v in record.items() if k != 'label'}
+    return self._transform(unlabelled, *rng)
+
+
+def _label(record: Mapping[str, Any]) -> dict[str, np.int32]:
+  return {'label': np.int32(record['label'])} if 'label' in record else {}
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -1,75 +1,132 @@
 """Evaluators as a config describes them."""
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import inputs, sharding
-from vit_jax.data import benchmarks, objectnet, sources, transforms
-from vit_jax.evaluators import features
-from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.fewshot import FewShotEvaluator
+from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.evaluators.objectnet import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator
 from vit_jax.evaluators.real import RealEvaluator
-from vit_jax.objectives.classification import Classification
+from vit_jax.experiment import objective_type
+from vit_jax.models.variants import nearest
+from vit_jax.objectives.objective import Best, Objective, Params
+
+# By `type` of an entry of `config.evaluators`.
+EVALUATORS: dict[str, type[Evaluator]] = {
+  'mean': MeanEvaluator,
+  'real': RealEvaluator,
+  'objectnet': ObjectNetEvaluator,
+  'fewshot': FewShotEvaluator,
+  'pictures': PicturesEvaluator,
+}
+# Fields that an evaluator which is on must have.
+_REQUIRED = ('split', 'labels', 'data')
 
 
-class Evaluator(Protocol):
-  """Measures parameters.
+def entries(config: ConfigDict) -> dict[str, ConfigDict]:
+  """Returns the entries of `config.evaluators` that are on.
 
-  Attributes:
-    name: prefix of the metrics.
+  Raises:
+    ValueError: for an entry that cannot work as it stands.
   """
+  found = {}
+  for name, entry in config.evaluators.items():
+    if entry.type not in EVALUATORS:
+      raise ValueError(
+        f'evaluators.{name}.type is {entry.type!r}. '
+        + nearest(entry.type, EVALUATORS)
+      )
+    empty = [f for f in _REQUIRED if f in entry and not entry[f]]
+    given = [f for f in ('labels', 'data') if entry.get(f)]
+    if entry.on and empty:
+      raise ValueError(
+        f'evaluators.{name} is on and its {empty[0]} is empty: give '
+        f'evaluators.{name}.{empty[0]}, or set evaluators.{name}.on to False.'
+      )
+    if given and not entry.on:
+      raise ValueError(
+        f'evaluators.{name}.{given[0]} is {entry[given[0]]!r} and the '
+        f'evaluator is off: set evaluators.{name}.on to True to measure it.'
+      )
+    if entry.on:
+      found[name] = entry
+  return found
 
-  name: str
 
-  def run(self, params: Any) -> Mapping[str, float | np.ndarray]:
-    """Returns metrics by name, the same in every process.
+def metrics(config: ConfigDict) -> dict[str, Best]:
+  """Returns the metrics that a run may be chosen by, before anything is built.
 
-    Arrays are pictures, uint8 HWC, which the first process has to show.
-    """
-    ...
+  Raises:
+    ValueError: as `entries`.
+  """
+  objective = objective_type(config)
+  return {
+    f'{name}/{metric}': best
+    for name, entry in entries(config).items()
+    for metric, best in EVALUATORS[entry.type].metrics(entry, objective).items()
+  }
 
 
-def is_on(entry: ConfigDict) -> bool:
-  """Whether an entry of `config.evaluators` says what it is to measure."""
-  return all(entry.get(field, True) for field in ('split', 'labels', 'data'))
+def best_of(config: ConfigDict) -> Best:
+  """Returns which values of `best_metric` are good.
+
+  Raises:
+    ValueError: if none of the evaluators gives it, or as `entries`.
+  """
+  known = metrics(config)
+  if config.best_metric not in known:
+    raise ValueError(
+      f'best_metric is {config.best_metric!r}, which none of the evaluators '
+      f'gives: {", ".join(known)}.'
+    )
+  return known[config.best_metric]
+
+
+def shown(config: ConfigDict) -> dict[str, Best]:
+  """Returns what stands for a run: `best_metric`, and each evaluator's first.
+
+  Raises:
+    ValueError: as `entries`.
+  """
+  found: dict[str, str] = {}
+  for name in metrics(config):
+    found.setdefault(name.partition('/')[0], name)
+  return {
+    name: best
+    for name, best in metrics(config).items()
+    if name in (config.best_metric, *found.values())
+  }
 
 
 def make_evaluators(
   config: ConfigDict,
-  objective: Classification,
-  class_names: tuple[str, ...],
+  objective: Objective,
+  fixed: Params,
   mesh: jax.sharding.Mesh,
+  class_names: tuple[str, ...],
 ) -> list[Evaluator]:
-  """Returns the config's evaluators.
+  """Returns the evaluators of a config.
+
+  Args:
+    config: from a file in `configs/`.
+    objective: whose parameters are measured.
+    fixed: its fixed parameters, on the devices.
+    mesh: of the parameters.
+    class_names: of the training data.
 
   Raises:
-    ValueError: for an entry that cannot work, or a `best_metric` that none of
-      them gives.
+    ValueError: for an entry that cannot work.
   """
-  entries = {n: e for n, e in config.evaluators.items() if is_on(e)}
-  if config.best_metric.split('/')[0] not in entries:
-    raise ValueError(
-      f'best_metric is {config.best_metric!r}, which none of the evaluators '
-      f'gives: {", ".join(f"{n}/accuracy" for n in entries)}.'
-    )
-  parts = _Parts(config, objective, class_names, mesh)
-  evaluators = []
-  for name, entry in entries.items():
-    if entry.type not in _TYPES:
-      raise ValueError(
-        f'evaluators.{name}.type is {entry.type!r}. '
-        + config_lib.nearest(entry.type, _TYPES)
-      )
-    evaluators.append(_TYPES[entry.type](parts, name, entry))
-  return evaluators
+  parts = Parts(config, objective, fixed, mesh, class_names)
+  return [
+    EVALUATORS[entry.type].from_entry(parts, name, entry)
+    for name, entry in entries(config).items()
+  ]
 
 
 def metrics_and_pictures(
@@ -77,123 +134,5 @@ def metrics_and_pictures(
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
   """Tells apart what evaluators return."""
   pictures = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
-  metrics = {k: float(v) for k, v in found.items() if k not in pictures}
-  return metrics, pictures
-
-
-class _Parts:
-  """What evaluators are made of."""
-
-  def __init__(
-    self,
-    config: ConfigDict,
-    objective: Classification,
-    class_names: tuple[str, ...],
-    mesh: jax.sharding.Mesh,
-  ):
-    self.config = config
-    self.objective = objective
-    self.class_names = class_names
-    self.transform = transforms.EvalTransform(
-      config_lib.image_size(config.data.image_size),
-      config.data.resize_small,
-      config.data.interpolation,
-    )
-    self.batches = {
-      # What fits when training fits when evaluating.
-      'batch_size': config.batch_size // config.accum_steps,
-      'mesh': mesh,
-      'workers': config.data.workers,
-    }
-
-  def source(self, split: str) -> sources.Source:
-    """Opens a split of the data that the model is trained on."""
-    source = inputs.open_source(self.config.data, split)
-    if source.class_names != self.class_names:
-      raise ValueError(
-        f'The classes of {self.config.data.name} {split} are not those of '
-        f'{self.config.data.split}.'
-      )
-    return source
-
-  def extractor(
-    self, name: str, function: features.Function
-  ) -> Callable[[Any, sources.Source], np.ndarray]:
-    extract = features.Extractor(
-      function,
-      self.transform,
-      mean=self.objective.mean,
-      std=self.objective.std,
-      **self.batches,
-    )
-    return functools.partial(extract, description=name)
-
-
-def _classification(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  source = parts.source(entry.split)
-  evaluate = jax.jit(
-    parts.objective.evaluate,
-    out_shardings=sharding.replicated(parts.batches['mesh']),
-  )
-  return ClassificationEvaluator(
-    name,
-    evaluate,
-    functools.partial(
-      features.global_batches, source, parts.transform, **parts.batches
-    ),
-  )
-
-
-def _real(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  return RealEvaluator(
-    name,
-    parts.extractor(name, features.top_k(parts.objective.model, 1)),
-    parts.source(entry.split),
-    entry.labels,
-  )
-
-
-def _objectnet(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  source = objectnet.ObjectNet(entry.data)
-  return ObjectNetEvaluator(
-    name,
-    parts.extractor(name, features.top_k(parts.objective.model, 5)),
-    inputs.checked(source, parts.config.data.on_bad_image),
-    parts.class_names,
-  )
-
-
-def _fewshot(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  data = parts.config.data.copy_and_resolve_references()
-  data.name = entry.data
-  usual = benchmarks.benchmark(entry.data)
-  train, test = (usual.train, usual.test) if usual else ('train', 'test')
-  return FewShotEvaluator(
-    name,
-    parts.extractor(name, features.layer(parts.objective.model, entry.layer)),
-    inputs.open_source(data, entry.train_split or train),
-    inputs.open_source(data, entry.test_split or test),
-    shots=entry.shots,
-    seeds=entry.seeds,
-    l2=entry.l2,
-  )
-
-
-def _pictures(parts: _Parts, name: str, entry: ConfigDict) -> Evaluator:
-  return PicturesEvaluator(
-    name,
-    parts.objective,
-    parts.source(entry.split),
-    parts.transform,
-    entry.images,
-    parts.batches['mesh'],
-  )
-
-
-_TYPES: dict[str, Callable[[_Parts, str, ConfigDict], Evaluator]] = {
-  'classification': _classification,
-  'real': _real,
-  'objectnet': _objectnet,
-  'fewshot': _fewshot,
-  'pictures': _pictures,
-}
+  values = {k: float(v) for k, v in found.items() if k not in pictures}
+  return values, pictures

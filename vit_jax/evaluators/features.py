@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from vit_jax import sharding
 from vit_jax.data import augment, loader, transforms
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Record, Source
 from vit_jax.models.variants import Model
 
 # From parameters and normalised images BHWC to anything with B rows.
@@ -25,7 +25,7 @@ _IN_FLIGHT = 2
 
 def global_batches(
   source: Source,
-  transform: transforms.EvalTransform,
+  transform: Callable[[Record], Any],
   *,
   batch_size: int,
   mesh: jax.sharding.Mesh,

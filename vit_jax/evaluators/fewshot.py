@@ -7,14 +7,19 @@ of, M test examples, K shots of all classes, D features, C classes.
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import threadpoolctl
+from ml_collections import ConfigDict
 
+from vit_jax import inputs
+from vit_jax.data import benchmarks
 from vit_jax.data.cores import usable_cores
-from vit_jax.data.sources import Source, Subset
-from vit_jax.evaluators import ridge
+from vit_jax.data.sources import LabelledSource, Source, labelled, subset
+from vit_jax.evaluators import features, ridge
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.objective import Best, Objective
 
 # Of the protocol of big_vision, and of one shot a class.
 FIXED_L2 = 2.0**10
@@ -236,8 +241,8 @@ class FewShotEvaluator:
     self,
     name: str,
     extract: Callable[[Any, Source], np.ndarray],
-    train: Source,
-    test: Source,
+    train: LabelledSource,
+    test: LabelledSource,
     *,
     shots: Sequence[int] = (1, 5, 10, 25),
     seeds: int = 3,
@@ -278,8 +283,37 @@ class FewShotEvaluator:
       self._labels_N, self._num_classes, shots, seeds, train.class_names
     )
     self._rows_R = rows_needed(self._plan)
-    self._shots_source = Subset(train, self._rows_R.tolist())
+    self._shots_source = subset(train, self._rows_R.tolist())
     self._l2 = l2
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns the accuracy for each number of shots."""
+    del objective
+    return {f'{k}shot_accuracy': 'highest' for k in entry.shots}
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of any data."""
+    data = parts.config.data.copy_and_resolve_references()
+    data.name = entry.data
+    usual = benchmarks.benchmark(entry.data)
+    train, test = (usual.train, usual.test) if usual else ('train', 'test')
+    sources = [
+      labelled(inputs.open_source(data, split), f'{entry.data} {split}')
+      for split in (entry.train_split or train, entry.test_split or test)
+    ]
+    model = parts.objective.model
+    return cls(
+      name,
+      parts.extractor(name, features.layer(model, entry.layer)),
+      *sources,
+      shots=entry.shots,
+      seeds=entry.seeds,
+      l2=entry.l2,
+    )
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns the mean accuracy over draws as `NAME/5shot_accuracy`.

@@ -10,13 +10,18 @@ The paper's H/14, pre-trained on JFT-300M: 61.7 % top-1, 82.1 % top-5.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
+from ml_collections import ConfigDict
 
+from vit_jax import inputs
 from vit_jax.data import objectnet
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import LabelledSource, Source, labelled
+from vit_jax.evaluators import features
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.objective import Best, Objective
 
 _NUM_IMAGENET_CLASSES = 1000
 
@@ -32,7 +37,7 @@ class ObjectNetEvaluator:
     self,
     name: str,
     top: Callable[[Any, Source], np.ndarray],
-    source: Source,
+    source: LabelledSource,
     class_names: Sequence[str],
   ):
     """Args:
@@ -50,6 +55,27 @@ class ObjectNetEvaluator:
     self.name = name
     self._top = top
     self._source = source
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns accuracies."""
+    del entry, objective
+    return {'accuracy': 'highest', 'top5_accuracy': 'highest'}
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of a folder of ObjectNet's images."""
+    source = inputs.checked(
+      objectnet.ObjectNet(entry.data), parts.config.data.on_bad_image
+    )
+    return cls(
+      name,
+      parts.extractor(name, features.top_k(parts.objective.model, 5)),
+      labelled(source, entry.data),
+      parts.class_names,
+    )
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `accuracy`, `top5_accuracy` and `examples` under this name."""

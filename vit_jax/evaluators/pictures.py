@@ -1,17 +1,20 @@
 """What a model looks at, again and again while it learns, for TensorBoard."""
 
 import importlib.util
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from vit_jax import sharding
-from vit_jax.data import augment
+from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
-from vit_jax.data.transforms import EvalTransform
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.models.variants import Model
 from vit_jax.models.vit import ViT
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Best, Objective
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.layers import Layers
 from vit_jax.visualize.rollout import rollout
@@ -27,18 +30,18 @@ class PicturesEvaluator:
   def __init__(
     self,
     name: str,
-    objective: Classification,
+    model: Model,
+    images: Images,
     source: Source,
-    transform: EvalTransform,
     count: int,
     mesh: jax.sharding.Mesh,
   ):
     """Args:
 
     name: prefix of the pictures.
-    objective: whose model it is.
+    model: that looks.
+    images: how they are brought to it.
     source: the first of its images are looked at.
-    transform: brings them to the model's size.
     count: how many.
     mesh: of the parameters.
 
@@ -46,34 +49,52 @@ class PicturesEvaluator:
       ValueError: if the model has no attention, or there is no TensorBoard to
         write to.
     """
-    if not isinstance(objective.model, ViT):
+    if not isinstance(model, ViT):
       raise ValueError(
-        f'evaluators.{name} draws attention, which a ResNet has not: leave its '
-        'split empty.'
+        f'evaluators.{name} draws attention, which a ResNet has not: switch '
+        'it off.'
       )
     if not importlib.util.find_spec('tensorflow'):
       raise ValueError(
         f'evaluators.{name} writes to TensorBoard, which needs TensorFlow: pip '
-        "install -e '.[tensorboard]', or leave its split empty."
+        "install -e '.[tensorboard]', or switch it off."
       )
     if not 0 < count <= len(source):
       raise ValueError(
         f'evaluators.{name}.images is {count}, and there are {len(source)}.'
       )
     self.name = name
+    transform = images.eval_transform()
     self._images_BHWC = np.stack(
       [np.asarray(transform(source[i])['image']) for i in range(count)]
     )
 
     def look(params: Any, images_BHWC: jax.Array) -> tuple[jax.Array, Any]:
-      normalized_BHWC = augment.normalize(
-        images_BHWC, objective.mean, objective.std
-      )
-      layers = Layers(objective.model, params, normalized_BHWC)
+      layers = Layers(model, params, images.normalize(images_BHWC))
       return rollout(layers), filters.first_kernel(params)[1]
 
     self._replicated = sharding.replicated(mesh)
     self._look = jax.jit(look, out_shardings=self._replicated)
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns nothing: pictures are no measure."""
+    del entry, objective
+    return {}
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of a split of the run's data."""
+    return cls(
+      name,
+      parts.objective.model,
+      parts.images,
+      parts.source(entry.split),
+      entry.images,
+      parts.mesh,
+    )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
     """Returns pictures uint8 HWC by name; none but in the first process."""

@@ -9,17 +9,21 @@ empty are not scored.
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from vit_jax.data import cores
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import LabelledSource, Source, labelled
+from vit_jax.evaluators import features
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.objective import Best, Objective
 
 _NUM_CLASSES = 1000
 _NUM_IMAGES = 50_000
@@ -37,7 +41,7 @@ class RealEvaluator:
     self,
     name: str,
     top: Callable[[Any, Source], np.ndarray],
-    source: Source,
+    source: LabelledSource,
     labels_path: str,
   ):
     """Args:
@@ -66,6 +70,26 @@ class RealEvaluator:
     self.name = name
     self._top = top
     self._source = source
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns accuracies."""
+    del entry, objective
+    return {'accuracy': 'highest', 'original_accuracy': 'highest'}
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of a split of the run's data."""
+    model = parts.objective.model
+    source = parts.source(entry.split)
+    return cls(
+      name,
+      parts.extractor(name, features.top_k(model, 1)),
+      labelled(source, f'{parts.config.data.name} {entry.split}'),
+      entry.labels,
+    )
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns metrics under this evaluator's name.

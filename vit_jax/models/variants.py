@@ -181,6 +181,25 @@ def defaults(name: str) -> dict[str, Any]:
   return {'name': name} | found | {'dtype': 'float32'}
 
 
+def fields_of(model: Model) -> dict[str, Any]:
+  """Returns what `build` takes to make an equal model, as JSON holds it."""
+  fields = {
+    field.name: getattr(model, field.name)
+    for field in dataclasses.fields(model)
+    if field.name not in ('parent', 'name')
+  }
+  kinds = {kind: name for name, kind in ARCHITECTURES.items()}
+  return fields | {
+    'name': kinds[type(model)],
+    'dtype': jnp.dtype(model.dtype).name,
+  }
+
+
+def config_of(model: Model) -> dict[str, Any]:
+  """Returns the fields that `config.model` has of a model."""
+  return {k: v for k, v in fields_of(model).items() if k != 'num_classes'}
+
+
 def build(
   *,
   num_classes: int,

@@ -1,16 +1,22 @@
 """Image classification with softmax or sigmoid cross-entropy."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from ml_collections import ConfigDict
 
-from vit_jax.data import augment
+from vit_jax.data import augment, transforms
+from vit_jax.data.images import Images
+from vit_jax.models import variants
 from vit_jax.models.variants import Model
+from vit_jax.objectives.objective import Batch, Best, Facts, Metrics, Params
 
-Batch = dict[str, jax.Array]
+LOSSES = ('softmax', 'sigmoid')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,23 +25,76 @@ class Classification:
 
   Attributes:
     model: gives logits BC.
+    images: how images are brought to the model.
+    class_names: C names.
     loss_name: 'softmax' (mean over examples of the cross-entropy) or 'sigmoid'
       (binary cross-entropies summed over the classes, mean over examples; the
       loss of the ImageNet-21k checkpoints).
     label_smoothing: share of the label spread evenly over all classes.
     mixup: alpha of the Beta distribution; 0 does not mix.
-    flip: whether to mirror training images at random.
-    mean: of each channel of the images, for values in [0, 1].
-    std: their standard deviations.
   """
 
+  defaults: ClassVar[Mapping[str, str]] = {}
+  metrics: ClassVar[Mapping[str, Best]] = {
+    'accuracy': 'highest',
+    'loss': 'lowest',
+  }
+
   model: Model
+  images: Images
+  class_names: tuple[str, ...] = ()
   loss_name: str = 'softmax'
   label_smoothing: float = 0.0
   mixup: float = 0.0
-  flip: bool = False
-  mean: tuple[float, ...] = augment.MEAN
-  std: tuple[float, ...] = augment.STD
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.loss`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+    """
+    if config.loss.name not in LOSSES:
+      raise ValueError(
+        f'loss.name is {config.loss.name!r}: use softmax or sigmoid.'
+      )
+    if not facts.class_names:
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has no labels, which '
+        'classification learns: put the images of each class in a folder of '
+        'its own.'
+      )
+    return cls(
+      model=variants.build(
+        num_classes=len(facts.class_names),
+        image_size=facts.image_size,
+        **config.model,
+      ),
+      images=Images.from_config(config.data, facts.image_size),
+      class_names=facts.class_names,
+      loss_name=config.loss.name,
+      label_smoothing=config.loss.label_smoothing,
+      mixup=config.loss.mixup,
+    )
+
+  def train_transform(self) -> transforms.TrainTransform:
+    """Returns what makes 'image' and 'label' of a record."""
+    return self.images.train_transform()
+
+  def eval_transform(self) -> transforms.EvalTransform:
+    """Returns the same for evaluation."""
+    return self.images.eval_transform()
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC and labels int32 B."""
+    return {
+      'image': self.images.batch_shape(size),
+      'label': jax.ShapeDtypeStruct((size,), np.int32),
+    }
+
+  def fixed(self) -> Params:
+    """Returns nothing: there is no teacher."""
+    return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Turns a uint8 batch with integer labels into what `loss` takes.
@@ -47,26 +106,32 @@ class Classification:
       `image`: float32 BHWC, normalised; `label`: float32 BC, smoothed, mixed.
     """
     key_flip, key_mixup = jax.random.split(key)
-    images = augment.normalize(batch['image'], self.mean, self.std)
+    images = self.images.augment(batch['image'], key_flip)
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
-    if self.flip:
-      images = augment.random_flip(key_flip, images)
     if self.mixup:
       images, labels = augment.mixup(key_mixup, images, labels, self.mixup)
     return {'image': images, 'label': labels}
 
   def loss(
-    self, params: Any, batch: Batch, key: jax.Array, train: bool
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     Args:
       params: of the model.
+      fixed: nothing.
       batch: from `augment`.
       key: for dropout.
       train: whether to drop out.
     """
+    del fixed
     logits_BC, _ = self.model.apply(
       {'params': params}, batch['image'], train=train, rngs={'dropout': key}
     )
@@ -74,13 +139,14 @@ class Classification:
     hit_B = jnp.argmax(logits_BC, -1) == jnp.argmax(batch['label'], -1)
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
-  def evaluate(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a raw batch whose `mask` is 1.
 
     Nothing is smoothed or mixed here, so that losses compare between recipes.
     """
+    del fixed
     logits_BC, _ = self.model.apply(
-      {'params': params}, augment.normalize(batch['image'], self.mean, self.std)
+      {'params': params}, self.images.normalize(batch['image'])
     )
     labels_BC = jax.nn.one_hot(batch['label'], self.model.num_classes)
     mask_B = batch['mask']
@@ -88,7 +154,7 @@ class Classification:
     losses_B = self._losses(logits_BC, labels_BC)
     return {
       'examples': jnp.sum(mask_B),
-      'correct': jnp.sum(hit_B * mask_B),
+      'accuracy': jnp.sum(hit_B * mask_B),
       'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
     }
 

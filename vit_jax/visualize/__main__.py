@@ -106,7 +106,9 @@ def _section(
 ) -> Section:
   """Returns what one kind makes."""
   if args.what == 'masking':
-    source = sources.open_source(args.data, args.split)
+    source = sources.labelled(
+      sources.open_source(args.data, args.split), f'{args.data} {args.split}'
+    )
     return masking.section(
       checkpoint, source, fusion=args.fusion, discard=args.discard
     )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import augment
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import LabelledSource
 from vit_jax.reader import Checkpoint
 from vit_jax.visualize import draw
 from vit_jax.visualize.images import Photograph, transform_of
@@ -115,7 +115,7 @@ def rights(
 
 
 def of_source(
-  checkpoint: Checkpoint, source: Source
+  checkpoint: Checkpoint, source: LabelledSource
 ) -> tuple[Subject, np.ndarray]:
   """Returns the images of labelled data as the model sees them, and labels.
 
@@ -145,7 +145,10 @@ def of_source(
 
 
 def section(
-  checkpoint: Checkpoint, source: Source, share: float = SHARE, **how: Any
+  checkpoint: Checkpoint,
+  source: LabelledSource,
+  share: float = SHARE,
+  **how: Any,
 ) -> Section:
   """Returns the accuracies, and which images were right, as a section."""
   subject, labels_N = of_source(checkpoint, source)

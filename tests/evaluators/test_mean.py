@@ -6,7 +6,8 @@ import pytest
 
 from vit_jax import sharding
 from vit_jax.data import loader, sources, transforms
-from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.data.images import Images
+from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.models import variants
 from vit_jax.objectives.classification import Classification
 
@@ -48,7 +49,7 @@ def run(setup, batch_size, devices, source=None):
   mesh = sharding.make_mesh(
     {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
   )
-  objective = Classification(model)
+  objective = Classification(model, Images(SIZE))
 
   def batches():
     for batch in loader.eval_batches(
@@ -65,7 +66,9 @@ def run(setup, batch_size, devices, source=None):
     objective.evaluate, out_shardings=sharding.replicated(mesh)
   )
   params = jax.device_put(params, sharding.replicated(mesh))
-  evaluator = ClassificationEvaluator('test', evaluate, batches)
+  evaluator = MeanEvaluator(
+    'test', lambda params, batch: evaluate(params, {}, batch), batches
+  )
   first = evaluator.run(params)
   assert evaluator.run(params) == first  # a pass can be made again
   return first
@@ -87,7 +90,7 @@ def test_equals_a_plain_loop(setup, batch_size, devices):
 
 
 def test_few_examples_in_a_large_batch(setup):
-  source = sources.Subset(setup[2], [5])
+  source = sources.subset(setup[2], [5])
   got = run(setup, 16, 8, source)
   assert got['test/examples'] == 1
   assert got['test/accuracy'] in (0, 1)
@@ -101,18 +104,18 @@ def test_sums_of_many_batches_lose_no_digit():
     del params, batch
     return {
       'examples': np.float32(n),
-      'correct': np.float32(1),
+      'accuracy': np.float32(1),
       'loss': np.float32(1),
     }
 
-  evaluator = ClassificationEvaluator('val', evaluate, lambda: [{}] * 3)
+  evaluator = MeanEvaluator('val', evaluate, lambda: [{}] * 3)
   sums = {'val/examples': 3.0 * n, 'val/accuracy': 1 / n, 'val/loss': 1 / n}
   assert evaluator.run({}) == sums
-  one_more = ClassificationEvaluator(
+  one_more = MeanEvaluator(
     'val',
     lambda params, batch: {
       'examples': np.float32(batch['n']),
-      'correct': np.float32(0),
+      'accuracy': np.float32(0),
       'loss': np.float32(0),
     },
     lambda: [{'n': n}, {'n': 1}],

@@ -1,0 +1,201 @@
+"""What every objective has to do, whatever it learns.
+
+A new objective joins by its registration.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import digits
+from vit_jax import config as config_lib
+from vit_jax import objectives, sharding
+from vit_jax.data import loader, sources
+from vit_jax.experiment import Experiment, facts_of
+from vit_jax.models import variants
+
+BATCH = 16
+# What the same in another order of summation differs by, of an array's largest
+# entry; seen are some 1e-6.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=objectives.OBJECTIVES)
+def name(request):
+  return request.param
+
+
+def config_of(name, **changes):
+  config = digits.get_config()
+  config_lib.choose_objective(config, name)
+  config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
+  config.batch_size = BATCH
+  config.data.image_size = '16'
+  config.total = '20 steps'
+  # Not Adam: it scales up rounding where a true gradient is zero.
+  config.optimizer.update(name='sgd', lr=0.1, warmup='1 step')
+  config.best_metric = f'test/{next(iter(objectives.OBJECTIVES[name].metrics))}'
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def experiment_of(name, devices=1, **changes):
+  config = config_of(name, **changes)
+  facts = facts_of(config, map(str, range(10)), 1437)
+  return Experiment(config, facts, jax.devices()[:devices])
+
+
+@functools.cache
+def batches(name, steps=3):
+  """Returns the batches of the first steps, as training makes them."""
+  made = experiment_of(name)
+  stream = loader.train_batches(
+    sources.open_source('digits', 'train'),
+    made.objective.train_transform(),
+    batch_size=BATCH,
+    seed=0,
+  )
+  found = [next(stream) for _ in range(steps)]
+  stream.close()
+  return found
+
+
+def run(name, devices=1, params=None, **changes):
+  """Returns the parameters after each of a few steps, and the metrics."""
+  made = experiment_of(name, devices, **changes)
+  state = made.start(made.new_params() if params is None else params)
+  fixed = made.place(made.objective.fixed())
+  step = made.train_step()
+  history = []
+  for i, batch in enumerate(batches(name)):
+    batch = sharding.global_batch(batch, made.mesh)
+    state, metrics = step(state, fixed, batch, np.int32(i))
+    history.append(jax.device_get((state['params'], metrics)))
+  return history
+
+
+@functools.cache
+def plain(name):
+  return run(name)
+
+
+def assert_close(got, want):
+  for (got_params, got_metrics), (params, metrics) in zip(
+    got, want, strict=True
+  ):
+    assert got_metrics.keys() == metrics.keys()
+    for key, x in metrics.items():
+      np.testing.assert_allclose(
+        got_metrics[key], x, rtol=TOLERANCE, atol=1e-5, err_msg=key
+      )
+
+    def compare(path, a, b):
+      scale = max(np.abs(b).max(), 1e-2)
+      np.testing.assert_allclose(
+        a,
+        b,
+        rtol=0,
+        atol=TOLERANCE * scale,
+        err_msg=jax.tree_util.keystr(path),
+      )
+
+    jax.tree_util.tree_map_with_path(compare, got_params, params)
+
+
+def test_batches_are_as_it_says(name):
+  shapes = experiment_of(name).objective.batch_shapes(BATCH)
+  (batch, *_) = batches(name)
+  assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
+    k: (x.shape, x.dtype) for k, x in shapes.items()
+  }
+
+
+def test_steps_learn_and_say_their_loss(name):
+  history = plain(name)
+  assert {'loss', 'grad_norm', 'param_norm', 'lr'} <= history[0][1].keys()
+  for params, metrics in history:
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+  first, last = history[0][0], history[-1][0]
+  changed = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, first, last)
+  assert np.mean(jax.tree.leaves(changed)) > 0.5
+
+
+def test_gradients_are_finite(name):
+  made = experiment_of(name)
+  params, objective = made.new_params(), made.objective
+  # As initialised, what a new head multiplies has no gradient.
+  keys = iter(jax.random.split(jax.random.key(1), 1000))
+  params = jax.tree.map(
+    lambda x: x + 0.02 * jax.random.normal(next(keys), x.shape), params
+  )
+  batch = objective.augment(batches(name)[0], jax.random.key(2))
+  grads, _ = jax.jit(
+    jax.grad(functools.partial(objective.loss, train=True), has_aux=True)
+  )(params, objective.fixed(), batch, jax.random.key(3))
+  for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+    assert np.isfinite(grad).all(), path
+  some = [bool(np.any(x)) for x in jax.tree.leaves(grads)]
+  assert np.mean(some) > 0.9
+
+
+def test_accumulation_is_one_batch(name):
+  assert_close(run(name, accum_steps=4), plain(name))
+
+
+def test_eight_devices_are_one(name):
+  mesh = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
+  assert_close(run(name, devices=8, **mesh), plain(name))
+
+
+def test_a_scan_is_the_loop(name):
+  stacked = run(name, **{'model.scan': True})
+  assert_close(
+    [(variants.unstack_layers(p), m) for p, m in stacked], plain(name)
+  )
+
+
+def test_rematerialisation_changes_nothing(name):
+  assert_close(run(name, **{'model.remat': 'cheap'}), plain(name))
+
+
+def test_bfloat16_is_near_float32(name):
+  got = run(name, **{'model.dtype': 'bfloat16'})
+  for (_, metrics), (_, want) in zip(got, plain(name), strict=True):
+    assert metrics['loss'] == pytest.approx(want['loss'], rel=0.03)
+
+
+def test_evaluation_counts_what_is_not_masked(name):
+  made = experiment_of(name)
+  params, objective = made.new_params(), made.objective
+  source = sources.open_source('digits', 'test')
+  stream = loader.eval_batches(source, objective.eval_transform(), batch_size=8)
+  batch = jax.tree.map(jnp.asarray, next(stream))
+  stream.close()
+  evaluate = jax.jit(objective.evaluate)
+  fixed = objective.fixed()
+  whole = evaluate(params, fixed, batch)
+  assert whole.keys() == {'examples', *objective.metrics}
+  assert whole['examples'] == 8
+  one_by_one = [
+    evaluate(
+      params, fixed, batch | {'mask': (np.arange(8) == i).astype(np.float32)}
+    )
+    for i in range(8)
+  ]
+  for key, total in whole.items():
+    np.testing.assert_allclose(
+      sum(float(x[key]) for x in one_by_one), total, rtol=1e-4, err_msg=key
+    )
+  # Rows of padding may be anything.
+  noise = {
+    k: jnp.asarray(x).at[5:].set(jnp.zeros_like(x[5:]))
+    for k, x in batch.items()
+  }
+  mask = {'mask': (np.arange(8) < 5).astype(np.float32)}
+  got, want = (evaluate(params, fixed, b | mask) for b in (noise, batch))
+  for key in want:
+    np.testing.assert_allclose(got[key], want[key], rtol=1e-5, err_msg=key)

@@ -1,0 +1,132 @@
+"""A config made concrete, and what it refuses."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import digits
+from vit_jax import config as config_lib
+from vit_jax import experiment, objectives, reader, train
+from vit_jax.objectives.classification import Classification
+
+
+@dataclasses.dataclass(frozen=True)
+class Taught(Classification):
+  """A classification whose teacher, one matrix, adds to the logits."""
+
+  teacher_seed: int = 0
+
+  @classmethod
+  def from_config(cls, config, facts):
+    made = super().from_config(config, facts)
+    return dataclasses.replace(made, teacher_seed=config.objective.seed)
+
+  def fixed(self):
+    C = len(self.class_names)
+    rng = np.random.default_rng(self.teacher_seed)
+    # A name that the rules split over fsdp.
+    kernel = rng.standard_normal((64, C)).astype(np.float32)
+    return {'teacher': {'head': {'kernel': kernel}}}
+
+  def loss(self, params, fixed, batch, key, *, train):
+    loss, metrics = super().loss(params, {}, batch, key, train=train)
+    taught = loss + jnp.mean(fixed['teacher']['head']['kernel'])
+    return taught, metrics | {'loss': taught}
+
+
+@pytest.fixture
+def config(monkeypatch):
+  monkeypatch.setitem(objectives.OBJECTIVES, 'taught', Taught)
+  config = digits.get_config()
+  config.model.update(width=16, depth=1, mlp_dim=32, heads=2)
+  config.data.image_size = '8'
+  config.update(total='4 steps', eval_every='4 steps', log_every='1 step')
+  return config
+
+
+def taught(config, seed):
+  config = config.copy_and_resolve_references()
+  config.objective = {'name': 'taught', 'seed': seed}
+  return config
+
+
+def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
+  config.mesh.fsdp = 4
+  config = taught(config, 0)
+  facts = experiment.facts_of(config, map(str, range(10)), 1437)
+  made = experiment.Experiment(config, facts)
+  fixed = made.place(made.objective.fixed())
+  (kernel,) = jax.tree.leaves(fixed)
+  assert kernel.addressable_shards[0].data.shape == (16, 10)
+
+  train.train(config, str(tmp_path))
+  step = tmp_path / 'checkpoints' / '4'
+  assert {p.name for p in step.iterdir() if p.is_dir()} == {
+    *('params', 'opt_state', 'checksums', 'meta', 'metrics')
+  }
+  meta = json.loads((step / 'meta' / 'metadata').read_text())['meta']
+  assert len(meta['fixed']) == 1
+  # The loss has the teacher in it.
+  lines = (tmp_path / 'metrics.csv').read_text().splitlines()
+  first = dict(zip(lines[0].split(','), lines[1].split(','), strict=True))
+  mean = made.objective.fixed()['teacher']['head']['kernel'].mean()
+  assert float(first['train/loss']) == pytest.approx(
+    np.log(10) + mean, abs=1e-5
+  )
+  config.total = '4 steps'
+  train.train(config, str(tmp_path))  # the same teacher goes on
+  with pytest.raises(ValueError, match='objective.seed: 0 -> 1'):
+    train.train(taught(config, 1), str(tmp_path))
+  assert reader.open_checkpoint(str(tmp_path)).class_names[3] == '3'
+
+
+def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
+  train.train(taught(config, 0), str(tmp_path))
+  other = Taught.fixed
+  monkeypatch.setattr(
+    Taught, 'fixed', lambda self: jax.tree.map(lambda x: x + 1, other(self))
+  )
+  with pytest.raises(ValueError, match='objective.fixed: '):
+    train.train(taught(config, 0), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'objective.name': 'clasification'}, 'Did you mean classification'),
+    ({'loss.name': 'hinge'}, 'loss.name'),
+    ({'model.heads': 5}, 'model.heads'),
+    ({'batch_size': 12}, 'multiple of 8'),
+    ({'data.image_size': '9'}, 'do not tile'),
+    ({'data.crop_min_area': 0.0}, 'min_area'),
+    ({'data.std': (0.5, 0.0, 0.5)}, 'data.std'),
+    ({'data.interpolation': 'nearest'}, 'interpolation'),
+  ],
+)
+def test_what_is_wrong_is_said_before_the_data_are_opened(
+  config, changes, message, tmp_path
+):
+  config.update_from_flattened_dict(changes)
+  config.data.name = './there-is-no-such-folder'
+  with pytest.raises(ValueError, match=message):
+    train.train(config, str(tmp_path / 'w'))
+  assert not (tmp_path / 'w').exists()
+
+
+def test_classification_of_images_without_classes_is_refused(config, tmp_path):
+  for i in range(10):
+    Image.new('RGB', (8, 8), (25 * i, 0, 0)).save(tmp_path / f'{i}.png')
+  config.data.name = str(tmp_path)
+  with pytest.raises(ValueError, match='has no labels, which classification'):
+    train.train(config, str(tmp_path / 'w'))
+  assert not (tmp_path / 'w').exists()
+
+
+def test_an_unknown_objective_cannot_be_chosen():
+  with pytest.raises(ValueError, match="No objective 'vit'. Valid: class"):
+    config_lib.choose_objective(config_lib.base(), 'vit')

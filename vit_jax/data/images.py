@@ -1,0 +1,93 @@
+"""Images of records, as a config's `data` brings them to a model."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from vit_jax.data import augment, transforms
+
+_FIELDS = (
+  'crop_min_area',
+  'crop_resize',
+  'flip',
+  'resize_small',
+  'interpolation',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """How images are brought to a model: in training, and to be measured.
+
+  Attributes:
+    size: (H, W) in pixels.
+    crop_min_area: smallest share of an image that the inception crop takes.
+    crop_resize: 0, or how many times the size BiT's crop resizes to.
+    flip: whether training images are mirrored at random.
+    resize_small: of evaluation, see `transforms.EvalTransform`.
+    interpolation: of evaluation.
+    mean: of each channel, for values in [0, 1].
+    std: their standard deviations.
+  """
+
+  size: tuple[int, int]
+  crop_min_area: float = 0.05
+  crop_resize: float = 0.0
+  flip: bool = False
+  resize_small: int = 0
+  interpolation: str = 'bilinear'
+  mean: tuple[float, ...] = augment.MEAN
+  std: tuple[float, ...] = augment.STD
+
+  @classmethod
+  def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
+    """Returns those of `config.data`.
+
+    Raises:
+      ValueError: for fields that cannot work.
+    """
+    mean, std = tuple(data['mean']), tuple(data['std'])
+    if len(mean) != 3 or len(std) != 3:
+      raise ValueError(
+        f'data.mean is {mean} and data.std {std}: give one number a channel, '
+        'red, green and blue.'
+      )
+    if not all(x > 0 for x in std):
+      raise ValueError(f'data.std is {std}: all must be above 0.')
+    fields = {f: data[f] for f in _FIELDS}
+    images = cls(size, mean=mean, std=std, **fields)
+    # Which check the rest.
+    images.train_transform()
+    images.eval_transform()
+    return images
+
+  def train_transform(self) -> transforms.TrainTransform:
+    """Returns what is done to a training image before it is in a batch."""
+    height, width = (round(self.crop_resize * side) for side in self.size)
+    return transforms.TrainTransform(
+      self.size,
+      self.crop_min_area,
+      (height, width) if self.crop_resize else None,
+    )
+
+  def eval_transform(self) -> transforms.EvalTransform:
+    """Returns what is done to an image that is measured."""
+    return transforms.EvalTransform(
+      self.size, self.resize_small, self.interpolation
+    )
+
+  def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
+    """Returns what the images of a batch are: uint8 BHWC."""
+    return jax.ShapeDtypeStruct((size, *self.size, 3), np.uint8)
+
+  def normalize(self, images_BHWC: jax.Array) -> jax.Array:
+    """Returns uint8 images as float32 with the mean 0 and deviation 1."""
+    return augment.normalize(images_BHWC, self.mean, self.std)
+
+  def augment(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns uint8 training images normalised, and mirrored at random."""
+    images_BHWC = self.normalize(images_BHWC)
+    return augment.random_flip(key, images_BHWC) if self.flip else images_BHWC

@@ -1,0 +1,85 @@
+"""Means of what an objective measures, over each example of a split once."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import sharding
+from vit_jax.evaluators import features
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.objective import (
+  Batch,
+  Best,
+  Metrics,
+  Objective,
+  Params,
+)
+
+
+class MeanEvaluator:
+  """Divides what an objective's `evaluate` sums by the examples.
+
+  Attributes:
+    name: prefix of the metrics, as in `test/loss`.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    evaluate: Callable[[Params, Batch], Metrics],
+    batches: Callable[[], Iterable[Batch]],
+  ):
+    """Takes what is summed and over what.
+
+    Args:
+      name: prefix of the metrics.
+      evaluate: from parameters and a batch to sums over its unmasked examples,
+        `examples` among them.
+      batches: starts one pass over the split, as global device arrays.
+    """
+    self.name = name
+    self._evaluate = evaluate
+    self._batches = batches
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns those of the objective."""
+    del entry
+    return objective.metrics
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of the objective on a split."""
+    objective = parts.objective
+    evaluate = jax.jit(
+      objective.evaluate, out_shardings=sharding.replicated(parts.mesh)
+    )
+    return cls(
+      name,
+      lambda params, batch: evaluate(params, parts.fixed, batch),
+      functools.partial(
+        features.global_batches,
+        parts.source(entry.split),
+        objective.eval_transform(),
+        **parts.batches,
+      ),
+    )
+
+  def run(self, params: Params) -> dict[str, float]:
+    """Returns the means and `examples` under this evaluator's name."""
+    # The sums stay on the device until the last batch is under way; Python
+    # floats then add up millions of examples without float32's rounding.
+    sums = [self._evaluate(params, batch) for batch in self._batches()]
+    sums = jax.device_get(sums)
+    totals = {k: sum(float(s[k]) for s in sums) for k in sums[0]}
+    examples = totals.pop('examples')
+    means = {k: total / examples for k, total in totals.items()}
+    return {
+      f'{self.name}/{k}': value
+      for k, value in (means | {'examples': examples}).items()
+    }

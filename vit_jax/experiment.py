@@ -1,0 +1,325 @@
+"""A config made concrete: all that training is made of, and nothing allocated.
+
+Training, `plan`, `bench` and the checks of sweeps build the same experiment
+from a config and the facts of its data, so that what one of them refuses,
+compiles or measures is what the others run.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import optim, sharding
+from vit_jax.models import variants
+from vit_jax.models.variants import nearest
+from vit_jax.objectives import OBJECTIVES
+from vit_jax.objectives.objective import (
+  Batch,
+  Facts,
+  Metrics,
+  Objective,
+  Params,
+)
+
+# `params`, `opt_state` and `average`, which is empty without Polyak averaging.
+State = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+  """The run's durations in steps."""
+
+  total: int
+  warmup: int
+  milestones: tuple[int, ...]
+  log_every: int
+  eval_every: int
+  checkpoint_every: int
+
+
+def facts_of(
+  config: ConfigDict, class_names: Sequence[str], examples: int
+) -> Facts:
+  """Returns the facts of the data that a config names.
+
+  Raises:
+    ValueError: for an image size that is none.
+  """
+  return Facts(
+    tuple(class_names), examples, config_lib.image_size(config.data.image_size)
+  )
+
+
+def objective_type(config: ConfigDict) -> type[Objective]:
+  """Returns the objective that a config names.
+
+  Raises:
+    ValueError: if there is none of that name.
+  """
+  name = config.objective.name
+  if name not in OBJECTIVES:
+    raise ValueError(f'objective.name is {name!r}. {nearest(name, OBJECTIVES)}')
+  return OBJECTIVES[name]
+
+
+def check_config(config: ConfigDict) -> None:
+  """Refuses what is wrong with a config whatever its data are.
+
+  Opening and checking data may take long.
+
+  Raises:
+    ValueError: naming field, value and way out.
+  """
+  check_batch_size(
+    config, sharding.make_mesh(config.mesh, width=config.model.width)
+  )
+  objective_type(config).from_config(config, facts_of(config, ('a', 'b'), 1))
+
+
+class Experiment:
+  """What a config describes, on data and devices.
+
+  Attributes:
+    config: from a file in `configs/`.
+    facts: of the data.
+    mesh: of the devices.
+    objective: what is learned.
+    durations: of the run.
+    lr: learning rate at each step.
+    optimizer: of all parameters.
+  """
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    facts: Facts,
+    devices: Sequence[jax.Device] | None = None,
+  ):
+    """Builds the experiment, or says why it cannot work.
+
+    Args:
+      config: from a file in `configs/`.
+      facts: of the data.
+      devices: that the mesh is laid over; None for all there are.
+
+    Raises:
+      ValueError: naming field, value and way out.
+    """
+    self.config, self.facts = config, facts
+    self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
+    check_batch_size(config, self.mesh)
+    self.objective = objective_type(config).from_config(config, facts)
+    self.durations = durations_of(config, facts.examples)
+    o = config.optimizer
+    self.lr = optim.schedule(
+      o.lr,
+      o.decay,
+      self.durations.warmup,
+      self.durations.total,
+      self.durations.milestones,
+    )
+    self.optimizer = optim.make(
+      name=o.name,
+      lr=self.lr,
+      b1=o.b1,
+      b2=o.b2,
+      momentum=o.momentum,
+      momentum_dtype=o.momentum_dtype,
+      weight_decay=o.weight_decay,
+      clip_norm=o.clip_norm,
+    )
+
+  def new_params(self) -> Params:
+    """Returns the random parameters that training starts from, placed."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes['params'])
+    return jax.jit(self._new_params, out_shardings=shardings)()
+
+  def start(self, params: Params) -> State:
+    """Returns what training carries from step to step, at its beginning."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
+    return jax.jit(self._new_state, out_shardings=shardings)(params)
+
+  @functools.cached_property
+  def state_shapes(self) -> State:
+    """The state's `jax.ShapeDtypeStruct`s, with the sharding of each."""
+    return self.placed(
+      jax.eval_shape(lambda: self._new_state(self._new_params()))
+    )
+
+  def _new_params(self) -> Params:
+    return variants.init(
+      self.objective.model, self._keys()[0], self.facts.image_size
+    )
+
+  def _new_state(self, params: Params) -> State:
+    return {
+      'params': params,
+      'opt_state': self.optimizer.init(params),
+      'average': params if self.config.optimizer.polyak else {},
+    }
+
+  def placed(self, shapes: Any) -> Any:
+    """Returns shapes of parameters, or of what is named like them, placed."""
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      sharding.tree_shardings(shapes, self.mesh),
+    )
+
+  def place(self, params: Params) -> Params:
+    """Returns parameters on the devices."""
+    return jax.device_put(params, sharding.tree_shardings(params, self.mesh))
+
+  def _keys(self) -> jax.Array:
+    """Returns the keys of the initial parameters and of the steps."""
+    return jax.random.split(jax.random.key(self.config.seed))
+
+  def train_step(self) -> jax.stages.Wrapped:
+    """Returns the compiled step.
+
+    It takes the state, the objective's fixed parameters, a batch of records and
+    the number of steps taken before, and returns the next state (the old one's
+    buffers are reused) and metrics.
+    """
+    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
+    return jax.jit(
+      self._train_step,
+      donate_argnums=0,
+      out_shardings=(shardings, sharding.replicated(self.mesh)),
+    )
+
+  def _train_step(
+    self, state: State, fixed: Params, batch: Batch, step: jax.Array
+  ) -> tuple[State, Metrics]:
+    key = jax.random.fold_in(self._keys()[1], step)
+    key_augment, key_loss = jax.random.split(key)
+    grads, metrics = self._accumulated(
+      self._to_use(state['params']),
+      fixed,
+      self.objective.augment(batch, key_augment),
+      key_loss,
+    )
+    updates, opt_state = self.optimizer.update(
+      grads, state['opt_state'], state['params']
+    )
+    params = optax.apply_updates(state['params'], updates)
+    average = state['average']
+    if average:
+      average = optax.incremental_update(
+        params, average, 1 - self.config.optimizer.polyak
+      )
+    metrics |= {
+      'grad_norm': optax.tree.norm(grads),
+      # Tells parameters that are spoilt before the next loss does, and before
+      # they are saved.
+      'param_norm': optax.tree.norm(params),
+      'lr': self.lr(step),
+    }
+    state = {'params': params, 'opt_state': opt_state, 'average': average}
+    return state, metrics
+
+  def _to_use(self, params: Params) -> Params:
+    """Returns what the model works with: gathered, unless each layer does."""
+    if self.mesh.shape['fsdp'] == 1 or self.config.gather == 'layer':
+      return params
+    cast = variants.cast_kernels(self.objective.model, params)
+    return sharding.gather(cast, self.mesh)
+
+  def _accumulated(
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+  ) -> tuple[Params, Metrics]:
+    """Returns means over the batch, worked off in `accum_steps` parts."""
+    n = self.config.accum_steps
+    if n == 1:
+      return self._gradients(params, fixed, batch, key)
+
+    # Rows are dealt out in turn, so that every device splits its own rows and
+    # none travel.
+    def split(x: jax.Array) -> jax.Array:
+      return x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+      part_batch, part_key = part
+      part_batch = jax.lax.with_sharding_constraint(
+        part_batch, jax.sharding.NamedSharding(self.mesh, sharding.BATCH)
+      )
+      one = self._gradients(params, fixed, part_batch, part_key)
+      return jax.tree.map(lambda a, b: a + b / n, total, one), None
+
+    keys = jax.random.split(key, n)
+    parts = (jax.tree.map(split, batch), keys)
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(
+        self._gradients,
+        params,
+        fixed,
+        jax.tree.map(lambda x: x[0], parts[0]),
+        key,
+      ),
+    )
+    return jax.lax.scan(add, zeros, parts)[0]
+
+  def _gradients(
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+  ) -> tuple[Params, Metrics]:
+    grad = jax.grad(self.objective.loss, has_aux=True)
+    with sharding.activations(self.mesh):
+      grads, metrics = grad(params, fixed, batch, key, train=True)
+    grads = sharding.scatter(grads, self.mesh)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
+
+
+def durations_of(config: ConfigDict, examples: int) -> Durations:
+  """Returns the config's durations in steps.
+
+  Raises:
+    ValueError: for values that are no duration or do not fit together.
+  """
+  kwargs = {'batch_size': config.batch_size, 'examples': examples}
+  total = optim.steps_of(config.total, **kwargs)
+  if total < 1:
+    raise ValueError(f'total is {config.total!r}: less than one step.')
+
+  def every(duration: str) -> int:
+    return max(1, optim.steps_of(duration, **kwargs, total_steps=total))
+
+  return Durations(
+    total=total,
+    warmup=optim.steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
+    milestones=tuple(
+      optim.steps_of(duration, **kwargs, total_steps=total)
+      for duration in config.optimizer.milestones
+    ),
+    log_every=every(config.log_every),
+    eval_every=every(config.eval_every),
+    checkpoint_every=every(config.checkpoint_every),
+  )
+
+
+def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """Refuses a batch that cannot be shared out evenly.
+
+  Raises:
+    ValueError: naming the next batch size that can.
+  """
+  shards = mesh.shape['data'] * mesh.shape['fsdp']
+  if config.accum_steps < 1 or config.batch_size < 1:
+    raise ValueError(
+      f'batch_size is {config.batch_size} and accum_steps '
+      f'{config.accum_steps}: both must be at least 1.'
+    )
+  unit = shards * config.accum_steps
+  if config.batch_size % unit:
+    raise ValueError(
+      f'batch_size {config.batch_size} cannot be shared evenly by accum_steps '
+      f'{config.accum_steps} times {shards} devices along data and fsdp: use a '
+      f'multiple of {unit}, such as {-(-config.batch_size // unit) * unit}.'
+    )

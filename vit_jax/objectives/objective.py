@@ -1,0 +1,123 @@
+"""What an objective has to say of itself: the contract of every task.
+
+An objective is one file beside this one, with a line in `objectives/__init__`.
+It knows its model, what a record becomes, and the loss; the loop, the data
+pipeline, checkpoints and evaluators know none of that.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.data.sources import Record
+from vit_jax.models.variants import Model
+
+# Arrays by name, of one example and of a batch of them, rows first.
+Example = dict[str, Any]
+Batch = dict[str, jax.Array]
+# A nested dictionary of arrays by the names of modules and parameters.
+Params = Any
+# Scalars by name.
+Metrics = dict[str, jax.Array]
+# Which values of a metric are good.
+Best = Literal['highest', 'lowest']
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What an objective has to know of the data.
+
+  Attributes:
+    class_names: C names by label; empty where the data have no labels.
+    examples: in an epoch.
+    image_size: (H, W) in pixels, of `config.data`.
+  """
+
+  class_names: tuple[str, ...]
+  examples: int
+  image_size: tuple[int, int]
+
+
+class Objective(Protocol):
+  """What is learned, and of what.
+
+  Attributes:
+    defaults: what `config.objective` has of this objective, besides its name.
+    metrics: what `evaluate` sums, besides `examples`, and which of the means
+      are good; the first one stands for the others.
+    model: what its checkpoints open as.
+    class_names: C names; empty where nothing is classified.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]]
+  metrics: ClassVar[Mapping[str, Best]]
+
+  @property
+  def model(self) -> Model: ...
+
+  @property
+  def class_names(self) -> tuple[str, ...]: ...
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of a config.
+
+    Raises:
+      ValueError: for fields, or data, that cannot work.
+    """
+    ...
+
+  def train_transform(
+    self,
+  ) -> Callable[[Record, np.random.Generator], Example]:
+    """Returns what makes an example of a record, on the CPU; picklable."""
+    ...
+
+  def eval_transform(self) -> Callable[[Record], Example]:
+    """Returns the same for evaluation, which is never random."""
+    ...
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what a batch of `size` examples of training is."""
+    ...
+
+  def fixed(self) -> Params:
+    """Returns parameters of others, such as a teacher; {} for none.
+
+    They are placed like the model's and never updated. They follow from the
+    config alone, so that a resumed run finds the same.
+    """
+    ...
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns what `loss` takes of a batch of training, on the devices.
+
+    Works on the whole batch, before it is split for gradient accumulation.
+    """
+    ...
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and means to be logged.
+
+    `loss` is among the means.
+    """
+    ...
+
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the examples of a batch whose `mask` is 1.
+
+    They are called as in `metrics`, and `examples` is the number of examples.
+    """
+    ...
