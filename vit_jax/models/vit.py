@@ -215,6 +215,15 @@ class ViT(nn.Module):
   scan: bool = False
   remat: str = 'none'
 
+  @property
+  def extra_tokens(self) -> tuple[str, ...]:
+    """The learned tokens before those of the patches, by parameter name.
+
+    A class derived from this one may have more; the first is what the head
+    reads where `pool` is 'cls'.
+    """
+    return ('cls',) if self.pool == 'cls' else ()
+
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns (h, w) of the patches of an image (H, W) in pixels.
 
@@ -301,17 +310,71 @@ class ViT(nn.Module):
       `tokens` (encoded, BLD), `pre_logits` (what the head sees) and the
       captured.
     """
-    x_BhwD = self._embed(images_BHWC.astype(self.dtype))
-    aux: dict[str, Any] = {'stem': x_BhwD}
+    x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
+    _, h, w, _ = x_BhwD.shape
+    x_BLD, captured = self.encode(  # equations 2 and 3
+      x_BLD, (h, w), train=train, capture=capture
+    )
+    y_BD = self.represent(x_BLD)  # equation 4
+    aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
+    if not self.num_classes:
+      return y_BD, aux
+    return heads.classifier(y_BD, self.num_classes, self.head_bias), aux
+
+  def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
+    """Returns the patches' embeddings, and the tokens that start with them.
+
+    Of equation 1, all but the positions, which `encode` adds. This and the two
+    methods after it are called inside a compact method, of this class or of one
+    derived from it, and make the parameters of this class there.
+
+    Args:
+      images_BHWC: images in [-1, 1].
+
+    Returns:
+      The embeddings BhwD, and the tokens BLD: `extra_tokens`, then the patches
+      in raster order.
+    """
+    x_BhwC = images_BHWC.astype(self.dtype)
+    if self.stem_width:
+      x_BhwC = resnet.feature_maps(
+        x_BhwC,
+        width=self.stem_width,
+        layers=self.stem_layers,
+        version=1,
+        scan=self.scan,
+        remat=self.remat,
+      )[-1]
+    x_BhwD = PatchEmbedding(
+      self.width, self.patch_size, self.dtype, name='embedding'
+    )(x_BhwC)
     B, h, w, D = x_BhwD.shape
     x_BLD = x_BhwD.reshape(B, h * w, D)
-    if self.pool == 'cls':
-      cls_11D = self.param('cls', nn.initializers.zeros, (1, 1, D))
-      cls_B1D = jnp.broadcast_to(cls_11D.astype(self.dtype), (B, 1, D))
-      x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
+    extra = [
+      self.param(name, nn.initializers.zeros, (1, 1, D)).astype(self.dtype)
+      for name in self.extra_tokens
+    ]
+    extra = [jnp.broadcast_to(x_11D, (B, 1, D)) for x_11D in extra]
+    return x_BhwD, jnp.concatenate([*extra, x_BLD], axis=1)
 
+  def encode(
+    self,
+    x_BLD: Array,
+    grid: tuple[int, int],
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+  ) -> tuple[Array, dict[str, Any]]:
+    """Returns the encoded tokens BLD and the captured: equations 2 and 3.
+
+    Args:
+      x_BLD: from `embed`, or what has been made of it.
+      grid: (h, w) of the patches.
+      train: whether to drop out.
+      capture: as `__call__` takes it.
+    """
     key = self.make_rng('dropout') if train and self.dropout else None
-    x_BLD, captured = Encoder(
+    return Encoder(
       self.depth,
       self.mlp_dim,
       self.heads,
@@ -326,41 +389,14 @@ class ViT(nn.Module):
       self.remat,
       capture,
       name='Transformer',
-    )(x_BLD, (h, w), key)
-    aux |= captured | {'tokens': x_BLD}
+    )(x_BLD, grid, key)
 
-    y_BD = self._pool(x_BLD)
-    if self.representation_size:
-      y_BD = nn.tanh(
-        nn.Dense(self.representation_size, dtype=self.dtype, name='pre_logits')(
-          y_BD
-        )
-      )
-    aux['pre_logits'] = y_BD
-    if not self.num_classes:
-      return y_BD, aux
-    return heads.classifier(y_BD, self.num_classes, self.head_bias), aux
-
-  def _embed(self, x_BHWC: Array) -> Array:
-    """Returns the patches' embeddings BhwD: E of equation 1."""
-    if self.stem_width:
-      x_BHWC = resnet.feature_maps(
-        x_BHWC,
-        width=self.stem_width,
-        layers=self.stem_layers,
-        version=1,
-        scan=self.scan,
-        remat=self.remat,
-      )[-1]
-    return PatchEmbedding(
-      self.width, self.patch_size, self.dtype, name='embedding'
-    )(x_BHWC)
-
-  def _pool(self, x_BLD: Array) -> Array:
+  def represent(self, x_BLD: Array) -> Array:
+    """Returns the representation y of equation 4, BD: what the head sees."""
     if self.pool == 'cls':
-      return x_BLD[:, 0]
-    if self.pool == 'map':
-      return heads.MAPHead(
+      y_BD = x_BLD[:, 0]
+    elif self.pool == 'map':
+      y_BD = heads.MAPHead(
         self.mlp_dim,
         self.heads,
         self.gelu,
@@ -368,4 +404,11 @@ class ViT(nn.Module):
         self.dtype,
         name='MAPHead_0',
       )(x_BLD)
-    return jnp.mean(x_BLD, axis=1)
+    else:
+      y_BD = jnp.mean(x_BLD, axis=1)
+    if self.representation_size:
+      y_BD = nn.Dense(
+        self.representation_size, dtype=self.dtype, name='pre_logits'
+      )(y_BD)
+      y_BD = nn.tanh(y_BD)
+    return y_BD
