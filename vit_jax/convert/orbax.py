@@ -31,19 +31,15 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """
   del dtype
   config = config_lib.base()
-  weights = checkpoint.weights()
-  fields = weights.fields | {'dtype': checkpoint.model.dtype.name}
-  config.model = variants.defaults(fields['name']) | {
-    name: value
-    for name, value in fields.items()
-    if name not in ('num_classes', 'image_size')
-  }
+  fields = variants.fields_of(checkpoint.model)
+  num_classes = fields.pop('num_classes')
+  config.model = fields
   config.data.update(vars(checkpoint.preprocessing))
   config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
   meta = {
     'config': json.loads(config.to_json()),
     'class_names': list(checkpoint.class_names),
-    'num_classes': checkpoint.model.num_classes,
+    'num_classes': num_classes,
     'examples': 0,
     'image_size': list(checkpoint.image_size),
     'elapsed_s': 0.0,

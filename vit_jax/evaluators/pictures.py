@@ -10,7 +10,6 @@ from vit_jax import sharding
 from vit_jax.data import augment
 from vit_jax.data.sources import Source
 from vit_jax.data.transforms import EvalTransform
-from vit_jax.models.vit import ViT
 from vit_jax.objectives.classification import Classification
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.layers import Layers
@@ -46,10 +45,10 @@ class PicturesEvaluator:
       ValueError: if the model has no attention, or there is no TensorBoard to
         write to.
     """
-    if not isinstance(objective.model, ViT):
+    if not objective.model.attention:
       raise ValueError(
-        f'evaluators.{name} draws attention, which a ResNet has not: leave its '
-        'split empty.'
+        f'evaluators.{name} draws attention, which a '
+        f'{type(objective.model).__name__} has not: leave its split empty.'
       )
     if not importlib.util.find_spec('tensorflow'):
       raise ValueError(

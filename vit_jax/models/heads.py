@@ -13,7 +13,9 @@ from vit_jax.models.layers import (
   constrain,
   layer_norm,
 )
+from vit_jax.models.model import Partitions
 
+PARTITIONS: Partitions = ((r'head/kernel$', ('fsdp', None)),)
 POOLS = ('cls', 'gap', 'map')
 
 

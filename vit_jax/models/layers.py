@@ -14,9 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention, posemb
+from vit_jax.models.model import Partitions
 
 Array = jax.Array
 
+# Dense_1 is not split along its output, because TPUs would have to transpose
+# what they gather.
+PARTITIONS: Partitions = (
+  (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
+  (r'(query|key|value)/bias$', ('tensor', None)),
+  (r'out/kernel$', ('tensor', None, 'fsdp')),
+  (r'Dense_0/kernel$', ('fsdp', 'tensor')),
+  (r'Dense_0/bias$', ('tensor',)),
+  (r'Dense_1/kernel$', (('tensor', 'fsdp'), None)),
+)
 # The originals' epsilon of LayerNorm, timm's too; transformers has 1e-12.
 EPSILON = 1e-6
 # Python builds a model layer by layer, which takes forever where a file claims

@@ -6,7 +6,7 @@ follow, and a head. The dimension letters are those of `layers`.
 """
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -24,8 +24,12 @@ from vit_jax.models.layers import (
   of_heads,
   remat,
 )
+from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
+
+
+LAYERS = Loop('encoderblock_', 0, 'encoderblock')
 
 
 class Encoder(nn.Module):
@@ -156,7 +160,7 @@ class PatchEmbedding(nn.Module):
     return y_BhwD + bias_D.astype(self.dtype)
 
 
-class ViT(nn.Module):
+class ViT(Model):
   """Images to class logits.
 
   Attributes:
@@ -194,6 +198,11 @@ class ViT(nn.Module):
       for the backward pass, or 'none' to keep everything.
   """
 
+  kind: ClassVar[str] = 'vit'
+  task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
+  loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
+  cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
+
   num_classes: int
   patch_size: int
   width: int
@@ -216,31 +225,38 @@ class ViT(nn.Module):
   remat: str = 'none'
 
   @property
-  def extra_tokens(self) -> tuple[str, ...]:
-    """The learned tokens before those of the patches, by parameter name.
+  def attention(self) -> str:
+    return 'axial' if self.axial else 'all'
 
-    A class derived from this one may have more; the first is what the head
-    reads where `pool` is 'cls'.
-    """
+  @property
+  def extra_tokens(self) -> tuple[str, ...]:
+    # A class derived from this one may have more, after the one that is read.
     return ('cls',) if self.pool == 'cls' else ()
 
-  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns (h, w) of the patches of an image (H, W) in pixels.
+  @property
+  def num_blocks(self) -> int:
+    return self.depth
 
-    Raises:
-      ValueError: if the patches do not tile the image.
-    """
+  def body(self) -> 'ViT':
+    own = {field.name: getattr(self, field.name) for field in ViT.own_fields()}
+    nothing = {'num_classes': 0, 'representation_size': 0, 'head_bias': 0.0}
+    return ViT(**own | nothing, parent=None)
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    (H, W), (h, w) = image_size, self.grid(image_size)
+    return (
+      f'{"axial " * self.axial}{"hybrid" if self.stem_width else "ViT"}, '
+      f'{self.depth} layers of {self.heads} heads, width {self.width}, {h}x{w} '
+      f'patches of {H}x{W} pixels'
+    )
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stride = self.patch_size
     if self.stem_width:
       stride *= 4 * 2 ** max(len(self.stem_layers) - 1, 0)
     return posemb.grid_shape(image_size, stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Checks that the fields fit together, and the images.
-
-    Raises:
-      ValueError: naming field, value and way out.
-    """
     for field in ('patch_size', 'width', 'depth', 'mlp_dim', 'heads'):
       if getattr(self, field) < 1:
         raise ValueError(
