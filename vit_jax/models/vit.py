@@ -5,6 +5,7 @@ patch becomes a token, position embeddings are added, the encoder's layers
 follow, and a head. The dimension letters are those of `layers`.
 """
 
+import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from vit_jax.models.layers import (
   EPSILON,
   MAX_LAYERS,
   EncoderBlock,
+  EncoderFields,
   as_matrices,
   dropout,
   layer_norm,
@@ -33,23 +35,9 @@ LAYERS = Loop('encoderblock_', 0, 'encoderblock')
 
 
 class Encoder(nn.Module):
-  """Position embeddings, `depth` layers and the final LayerNorm.
+  """Position embeddings, `depth` layers and the final LayerNorm."""
 
-  Attributes as in `ViT`.
-  """
-
-  depth: int
-  mlp_dim: int
-  heads: int
-  posemb: str = 'learned1d'
-  posemb_at: str = 'input'
-  axial: bool = False
-  gelu: str = 'tanh'
-  layer_norm_epsilon: float = EPSILON
-  dropout: float = 0.0
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  fields: EncoderFields
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -63,73 +51,66 @@ class Encoder(nn.Module):
       grid: (h, w) of the patches.
       key: for dropout; None does not drop out.
     """
-    keys = None if key is None else jax.random.split(key, self.depth + 1)
+    f = self.fields
+    extra = x_BLD.shape[1] - grid[0] * grid[1]
+    keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
-    x_BLD = dropout(x_BLD, self.dropout, None if keys is None else keys[-1])
+    x_BLD = dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
     # What differs from layer to layer.
     inputs = (None if keys is None else keys[:-1], positions_XLD)
 
-    fields = {
-      'mlp_dim': self.mlp_dim,
-      'heads': self.heads,
-      'gelu': self.gelu,
-      'epsilon': self.layer_norm_epsilon,
-      'dropout': self.dropout,
-      'relative': (
-        x_BLD.shape[1] - grid[0] * grid[1]
-        if self.posemb == 'relative'
-        else None
-      ),
-      'dtype': self.dtype,
+    fields: dict[str, Any] = {
+      'fields': f,
+      'relative': extra if f.posemb == 'relative' else None,
       'capture': self.capture,
     }
     block: Any = EncoderBlock
-    if self.axial:
-      block, fields = AxialBlock, {'grid': grid, **fields}
+    if f.axial:
+      block, fields['grid'] = AxialBlock, grid
     # Inside a loop, kernels are sliced from matrices; see `as_matrices`.
-    in_loop = self.scan and not self.is_initializing()
+    in_loop = f.scan and not self.is_initializing()
     if in_loop:
       block = nn.map_variables(
-        block, 'params', functools.partial(of_heads, heads=self.heads)
+        block, 'params', functools.partial(of_heads, heads=f.heads)
       )
-    block = remat(block, self.remat, in_loop=self.scan)
-    if self.scan:
+    block = remat(block, f.remat, in_loop=f.scan)
+    if f.scan:
       block = nn.scan(
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
-        length=self.depth,
+        length=f.depth,
       )
       if in_loop:
         block = nn.map_variables(block, 'params', as_matrices)
-      x_BLD, captured = block(name='encoderblock', **fields)(x_BLD, *inputs)
+      x_BLD, captured = block(name=LAYERS.stacked, **fields)(x_BLD, *inputs)
     else:
       layers = []
-      for i in range(self.depth):
-        x_BLD, one = block(name=f'encoderblock_{i}', **fields)(
+      for i in range(f.depth):
+        x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
           x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs)
         )
         layers.append(one)
       captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
-    return layer_norm(
-      x_BLD, self.layer_norm_epsilon, self.dtype, 'encoder_norm'
-    ), captured
+    x_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm')
+    return x_BLD, captured
 
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
     """Returns the tokens, and the embeddings XLD that the layers add."""
-    if self.posemb in ('none', 'relative'):
+    f = self.fields
+    if f.posemb in ('none', 'relative'):
       return x_BLD, None
     _, L, D = x_BLD.shape
     table_XLD = posemb.PositionEmbedding(
-      self.posemb,
-      self.depth if self.posemb_at == 'every_layer' else 1,
+      f.posemb,
+      f.depth if f.posemb_at == 'every_layer' else 1,
       name='posembed_input',
     )(grid, L - grid[0] * grid[1], D)
-    if self.posemb_at == 'input':
+    if f.posemb_at == 'input':
       return x_BLD + table_XLD.astype(x_BLD.dtype), None
-    return x_BLD, jnp.broadcast_to(table_XLD, (self.depth, L, D))
+    return x_BLD, jnp.broadcast_to(table_XLD, (f.depth, L, D))
 
 
 class PatchEmbedding(nn.Module):
@@ -223,6 +204,12 @@ class ViT(Model):
   dtype: Any = jnp.float32
   scan: bool = False
   remat: str = 'none'
+
+  @property
+  def encoder_fields(self) -> EncoderFields:
+    """The fields that the encoder and the pooling head share."""
+    names = [field.name for field in dataclasses.fields(EncoderFields)]
+    return EncoderFields(**{name: getattr(self, name) for name in names})
 
   @property
   def attention(self) -> str:
@@ -390,36 +377,15 @@ class ViT(Model):
       capture: as `__call__` takes it.
     """
     key = self.make_rng('dropout') if train and self.dropout else None
-    return Encoder(
-      self.depth,
-      self.mlp_dim,
-      self.heads,
-      self.posemb,
-      self.posemb_at,
-      self.axial,
-      self.gelu,
-      self.layer_norm_epsilon,
-      self.dropout,
-      self.dtype,
-      self.scan,
-      self.remat,
-      capture,
-      name='Transformer',
-    )(x_BLD, grid, key)
+    encoder = Encoder(self.encoder_fields, capture, name='Transformer')
+    return encoder(x_BLD, grid, key)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""
     if self.pool == 'cls':
       y_BD = x_BLD[:, 0]
     elif self.pool == 'map':
-      y_BD = heads.MAPHead(
-        self.mlp_dim,
-        self.heads,
-        self.gelu,
-        self.layer_norm_epsilon,
-        self.dtype,
-        name='MAPHead_0',
-      )(x_BLD)
+      y_BD = heads.MAPHead(self.encoder_fields, name='MAPHead_0')(x_BLD)
     else:
       y_BD = jnp.mean(x_BLD, axis=1)
     if self.representation_size:
