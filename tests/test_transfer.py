@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader, transfer
 from vit_jax.convert.table import Preprocessing
-from vit_jax.models import variants
+from vit_jax.models import variants, vit
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 
@@ -384,6 +385,60 @@ def test_transfer_refuses_another_body(old_fields, new_fields, message):
   checkpoint = reader.Checkpoint('old', old, {}, size)
   with pytest.raises(ValueError, match=message):
     transfer.to_new_task(checkpoint, new, size, {})
+
+
+class OfPatches(vit.ViT):
+  """Another task on the same body."""
+
+  kind = 'of_patches'
+  task_params = ('hint', 'patch_head')
+  hint: float = 1.0
+
+  @nn.compact
+  def __call__(self, images_BHWC, *, train=False, capture=()):
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    x_BLD += self.hint * self.param('hint', nn.initializers.ones, (self.width,))
+    x_BLD, aux = self.encode(x_BLD, x_BhwD.shape[1:3], train=train)
+    return nn.Dense(5, name='patch_head')(x_BLD), aux
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+def test_what_another_task_learned_is_carried_over(scan):
+  """The body alone, whose class is the ViT whatever the class of the whole."""
+  old_size, new_size = (8, 12), (12, 20)
+  model = OfPatches(num_classes=0, scan=scan, **VIT)
+  assert type(model.body()) is vit.ViT
+  init = jax.jit(lambda key: variants.init(model, key, old_size))
+  old = jax.device_get(init(jax.random.key(0)))
+  checkpoint = reader.Checkpoint('old', model, old, old_size)
+  plain = untrained(new_size, 1, **VIT)
+  got = transfer.to_new_task(checkpoint, plain.model, new_size, plain.params)
+  assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, plain.params)
+  jax.tree.map(np.testing.assert_array_equal, got['head'], plain.params['head'])
+  np.testing.assert_array_equal(
+    got['embedding']['kernel'], old['embedding']['kernel']
+  )
+  dropped = transfer.with_head(checkpoint, 'drop')
+  assert dropped.model == model.body()
+  wanted = reader.param_shapes(dropped.model, old_size)
+  assert jax.tree.map(np.shape, dropped.params) == jax.tree.map(
+    np.shape, wanted
+  )
+
+  # And back: what belongs to the task starts afresh.
+  fresh = jax.device_get(init(jax.random.key(1)))
+  small = untrained(old_size, 1, **VIT)
+  back = transfer.to_new_task(small, model, old_size, fresh)
+  assert jax.tree.map(np.shape, back) == jax.tree.map(np.shape, fresh)
+  for name in ('hint', 'patch_head'):
+    jax.tree.map(np.testing.assert_array_equal, back[name], fresh[name])
+
+
+def test_bodies_of_another_task_are_compared_too():
+  model = OfPatches(num_classes=0, **VIT)
+  checkpoint = reader.Checkpoint('old', model, {}, (8, 8))
+  with pytest.raises(ValueError, match='old has depth 2 and .*depth is 3'):
+    transfer.to_new_task(checkpoint, model.clone(depth=3), (8, 8), {})
 
 
 def outputs(checkpoint, images):

@@ -25,7 +25,6 @@ from vit_jax.checkpoint import (
 from vit_jax.convert import fetch, formats, table
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
-from vit_jax.models.vit import ViT
 
 _log = logging.getLogger(__name__)
 
@@ -52,20 +51,11 @@ class Checkpoint:
 
   def weights(self) -> table.Weights:
     """Returns the same for the writers of foreign formats."""
-    fields = {
-      field.name: getattr(self.model, field.name)
-      for field in dataclasses.fields(self.model)
-      if field.name not in ('parent', 'name')
-    }
-    fields |= {
-      'name': 'vit' if isinstance(self.model, ViT) else 'resnet',
-      'image_size': self.image_size,
-    }
     return table.Weights(
       arrays=traverse_util.flatten_dict(
         variants.unstack_layers(self.params), sep='/'
       ),
-      fields=fields,
+      fields=variants.fields_of(self.model) | {'image_size': self.image_size},
       preprocessing=self.preprocessing,
       class_names=self.class_names,
     )

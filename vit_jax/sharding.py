@@ -19,22 +19,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.models import heads, layers
+from vit_jax.models.model import Axes
+
 AXES = ('data', 'fsdp', 'tensor')
 BATCH = PartitionSpec(('data', 'fsdp'))
 
-# First match of the parameter's path wins. A specification belongs to the last
-# dimensions of the array, so that layers stacked for a scan need no rules of
-# their own. Dense_1 is not split along its output, because TPUs would have to
-# transpose what they gather.
-Axes = str | tuple[str, ...] | None
-RULES: tuple[tuple[str, tuple[Axes, ...]], ...] = (
-  (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
-  (r'(query|key|value)/bias$', ('tensor', None)),
-  (r'out/kernel$', ('tensor', None, 'fsdp')),
-  (r'Dense_0/kernel$', ('fsdp', 'tensor')),
-  (r'Dense_0/bias$', ('tensor',)),
-  (r'Dense_1/kernel$', (('tensor', 'fsdp'), None)),
-  (r'head/kernel$', ('fsdp', None)),
+# First match of the parameter's path wins.
+RULES = (
+  *layers.PARTITIONS,
+  *heads.PARTITIONS,
   (r'(kernel|_embedding)$', ('fsdp',)),
 )
 

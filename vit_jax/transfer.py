@@ -8,24 +8,9 @@ import numpy as np
 
 from vit_jax.models import posemb, variants
 from vit_jax.models.variants import Model
-from vit_jax.models.vit import ViT
 from vit_jax.reader import Checkpoint, param_shapes
 
 HEADS = ('keep', 'representation', 'drop')
-
-_HEAD = ('pre_logits', 'head')
-# Fields of a model that its body does not depend on.
-_NOT_BODY = (
-  'num_classes',
-  'representation_size',
-  'head_bias',
-  'dropout',
-  'dtype',
-  'scan',
-  'remat',
-  'parent',
-  'name',
-)
 
 
 def to_new_task(
@@ -36,14 +21,14 @@ def to_new_task(
 ) -> Any:
   """Carries a checkpoint's parameters over to a model about to be trained.
 
-  The whole old head, `pre_logits` included, is left behind (section 3.2), and
-  position embeddings are interpolated to the new grid.
+  Whatever belongs to the old task, all of its head, is left behind (section
+  3.2), and position embeddings are interpolated to the new grid.
 
   Args:
     checkpoint: to start from.
     model: to be trained; must have the same body.
     image_size: (H, W) the model is built for.
-    fresh: the model's own initial parameters, which supply the head.
+    fresh: the model's own initial parameters, which supply those of its task.
 
   Returns:
     NumPy parameters for `model`.
@@ -57,32 +42,24 @@ def to_new_task(
     params = variants.unstack_layers(params)
   if model.scan and not checkpoint.model.scan:
     params = jax.device_get(variants.stack_layers(params))
-  for name in _HEAD:
+  for name in checkpoint.model.task_params:
     params.pop(name, None)
-  head = {name: fresh[name] for name in _HEAD if name in fresh}
-  body = {name: x for name, x in fresh.items() if name not in _HEAD}
-  grids = (
-    _grid(checkpoint.model, checkpoint.image_size),
-    _grid(model, image_size),
-  )
-  return posemb.resize_all(params, body, *grids) | jax.device_get(head)
-
-
-def _grid(model: Model, image_size: tuple[int, int]) -> tuple[int, int]:
-  # The tables of an Axial-ResNet are resized by their own lengths.
-  return model.grid(image_size) if isinstance(model, ViT) else image_size
+  task = {name: fresh[name] for name in model.task_params if name in fresh}
+  body = {name: x for name, x in fresh.items() if name not in task}
+  grids = (checkpoint.model.grid(checkpoint.image_size), model.grid(image_size))
+  return posemb.resize_all(params, body, *grids) | jax.device_get(task)
 
 
 def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
-  old = checkpoint.model
-  if type(old) is not type(model):
+  old, new = checkpoint.model.body(), model.body()
+  if type(old) is not type(new):
     raise ValueError(
       f'{checkpoint.path} is a {type(old).__name__} and config.model a '
-      f'{type(model).__name__}: choose the config variant of the checkpoint.'
+      f'{type(new).__name__}: choose the config variant of the checkpoint.'
     )
-  for field in dataclasses.fields(old):
-    was, wanted = getattr(old, field.name), getattr(model, field.name)
-    if field.name not in _NOT_BODY and was != wanted:
+  for field in old.own_fields():
+    was, wanted = getattr(old, field.name), getattr(new, field.name)
+    if field.name not in old.compute_fields and was != wanted:
       raise ValueError(
         f'{checkpoint.path} has {field.name} {was} and '
         f'config.model.{field.name} is {wanted}: choose the config variant of '
@@ -104,8 +81,8 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   params = posemb.resize_all(
     checkpoint.params,
     param_shapes(model, image_size),
-    _grid(model, checkpoint.image_size),
-    _grid(model, image_size),
+    model.grid(checkpoint.image_size),
+    model.grid(image_size),
   )
   preprocessing = checkpoint.preprocessing
   scale = max(
@@ -135,14 +112,12 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   """
   if head == 'keep':
     return checkpoint
-  model, params = checkpoint.model, dict(checkpoint.params)
-  dropped: tuple[str, ...] = ('head',)
-  fields: dict[str, Any] = {'num_classes': 0}
+  params = dict(checkpoint.params)
   if head == 'drop':
-    dropped = _HEAD
-    if isinstance(model, ViT):
-      fields['representation_size'] = 0
-  elif 'pre_logits' not in params:
+    model, dropped = checkpoint.model.body(), checkpoint.model.task_params
+  elif 'pre_logits' in params:
+    model, dropped = checkpoint.model.clone(num_classes=0), ('head',)
+  else:
     raise ValueError(
       f'{checkpoint.path} has no representation layer to keep: use --head=keep '
       'or --head=drop.'
@@ -150,7 +125,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   for name in dropped:
     params.pop(name, None)
   return dataclasses.replace(
-    checkpoint, model=model.clone(**fields), params=params, class_names=()
+    checkpoint, model=model, params=params, class_names=()
   )
 
 
@@ -163,12 +138,11 @@ def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """
   model = checkpoint.model
   if (
-    not isinstance(model, ViT)
-    or model.posemb not in ('none', 'learned2d', 'sincos2d')
+    getattr(model, 'posemb', '') not in ('none', 'learned2d', 'sincos2d')
     or model.posemb_at != 'input'
   ):
     return checkpoint
-  grid, extra = model.grid(checkpoint.image_size), int(model.pool == 'cls')
+  grid, extra = model.grid(checkpoint.image_size), len(model.extra_tokens)
   encoder = dict(checkpoint.params['Transformer'])
   learned = encoder.pop('posembed_input', {})
   if model.posemb == 'none':

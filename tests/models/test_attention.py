@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import attention, layers
+from vit_jax.models import attention, layers, vit
 
 B, N, K = 2, 3, 8
 
@@ -124,9 +124,13 @@ def test_weights_are_returned_where_they_are_asked_for():
 def test_cheap_rematerialisation_does_no_matrix_product_twice():
   """But the logits, L x L, which are the price of not keeping them."""
   x = jax.random.normal(jax.random.key(0), (2, 5, 12))
+  fields = {'patch_size': 4, 'width': 12, 'depth': 1, 'mlp_dim': 24, 'heads': 3}
+  encoder_fields = vit.ViT(num_classes=0, **fields).encoder_fields
 
   def products(policy):
-    block = layers.remat(layers.EncoderBlock, policy, in_loop=False)(24, 3)
+    block = layers.remat(layers.EncoderBlock, policy, in_loop=False)(
+      encoder_fields
+    )
     params = block.init(jax.random.key(1), x)
 
     def loss(params):

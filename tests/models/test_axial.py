@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.models import axial, variants
+from vit_jax.models import axial, variants, vit
 
 # Values around 1 and a few hundred roundings of 6e-8 each; a wrong term changes
 # the first or second digit.
@@ -155,7 +155,9 @@ def test_axial_vit_is_rows_then_columns(fields, scan):
 
 def test_rows_and_columns_have_parameters_of_their_own():
   """Relative offsets too: as many as the row, or the column, is long."""
-  block = axial.AxialBlock((2, 3), mlp_dim=12, heads=2, relative=0)
+  fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'heads': 2}
+  encoder_fields = vit.ViT(num_classes=0, **fields).encoder_fields
+  block = axial.AxialBlock((2, 3), encoder_fields, relative=0)
   shapes = jax.eval_shape(block.init, jax.random.key(0), normal(1, 6, 8))
   msa = 'MultiHeadDotProductAttention_1'
   tables = {

@@ -235,6 +235,37 @@ def test_without_classes_the_output_is_what_the_head_sees(case):
   assert outputs.shape == (BATCH, *SHAPES[case.name][2])
 
 
+def test_what_it_says_of_itself_is_so(case):
+  """Grid, tokens, blocks and body, against shapes of what it computes."""
+  model, size = case.model, case.size
+
+  def run(params, images):
+    _, aux = model.apply({'params': params}, images, capture=('blocks',))
+    return aux, [model.pool_block(x) for x in aux['blocks']]
+
+  shapes, vectors = jax.eval_shape(run, case.params, case.images)
+  L = model.num_tokens(size)
+  h, w = model.grid(size)
+  assert shapes['tokens'].shape[1] == L == len(model.extra_tokens) + h * w
+  if model.attention:
+    assert shapes['stem'].shape[1:3] == (h, w)
+  assert len(vectors) == model.num_blocks
+  assert vectors[-1].shape == (BATCH, shapes['tokens'].shape[-1])
+  body = {k: v for k, v in case.params.items() if k not in model.task_params}
+  wanted = jax.eval_shape(model.body().init, jax.random.key(0), case.images)[
+    'params'
+  ]
+  assert jax.tree.map(np.shape, body) == jax.tree.map(np.shape, wanted)
+  assert f'{size[0]}x{size[1]} pixels' in model.describe(size)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_its_fields_make_it_again(case, dtype):
+  model = case.model.clone(dtype=jnp.dtype(dtype), scan=True, remat='cheap')
+  fields = json.loads(json.dumps(variants.fields_of(model)))
+  assert variants.build(image_size=case.size, **fields) == model
+
+
 def test_every_parameter_gets_a_finite_gradient(case):
   _, _, grads = case.plain
   assert leaves(grads).keys() == leaves(case.params).keys()
@@ -407,7 +438,7 @@ def test_images_of_a_batch_do_not_mix(case):
 
 def config_of(case):
   config = digits.get_config()
-  if isinstance(case.model, variants.ResNet):
+  if case.model.kind == 'resnet':
     config_lib.choose_model(config, 'r50x1')
   config.model.update(case.fields)
   return config

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import heads, variants
+from vit_jax.models import heads, variants, vit
 
 # Values around 1 and a few hundred float32 roundings of 6e-8 each.
 ATOL = 1e-5
@@ -45,7 +45,8 @@ def map_head(x_LD, params):
 
 
 def test_map_head_is_the_formula():
-  module = heads.MAPHead(mlp_dim=20, heads=3)
+  fields = {'patch_size': 4, 'width': 12, 'depth': 1, 'mlp_dim': 20, 'heads': 3}
+  module = heads.MAPHead(vit.ViT(num_classes=0, **fields).encoder_fields)
   x_BLD = np.random.default_rng(1).normal(size=(2, 5, 12)).astype(np.float32)
   params = randomised(
     jax.eval_shape(module.init, jax.random.key(0), x_BLD)['params']

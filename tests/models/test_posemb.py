@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from vit_jax.models import layers, posemb, variants
+from vit_jax.models import layers, posemb, variants, vit
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
@@ -200,7 +200,7 @@ def first_tokens(params, aux):
 @functools.cache
 def plain_block():
   """One layer of the encoder that knows nothing of positions."""
-  block = layers.EncoderBlock(TINY['mlp_dim'], TINY['heads'])
+  block = layers.EncoderBlock(vit.ViT(num_classes=0, **TINY).encoder_fields)
   return jax.jit(lambda p, x: block.apply({'params': p}, x)[0])
 
 

@@ -250,6 +250,27 @@ def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
   assert ('gn_final' in params) == (version == 2)
 
 
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('size', [(31, 66), (33, 65), (5, 1)])
+def test_its_grid_is_that_of_the_last_map(version, size):
+  model = variants.build(
+    num_classes=0,
+    image_size=size,
+    name='resnet',
+    layers=(1, 1, 1),
+    width=32,
+    version=version,
+  )
+  images = jax.ShapeDtypeStruct((1, *size, 3), np.float32)
+  maps = jax.eval_shape(
+    lambda x: model.init_with_output(jax.random.key(0), x, capture=('blocks',))[
+      0
+    ][1]['blocks'],
+    images,
+  )
+  assert maps[-1].shape[1:3] == model.grid(size)
+
+
 def test_a_resnet_has_no_attention_to_show():
   model = variants.build(
     num_classes=5, image_size=(32, 32), name='resnet', layers=(1,), width=32

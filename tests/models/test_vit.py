@@ -1,11 +1,12 @@
 """The model against the original code's outputs, and its identities."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import variants
+from vit_jax.models import variants, vit
 
 SIZE = (16, 24)
 TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
@@ -130,12 +131,8 @@ def test_dropout_needs_train_and_changes_the_output():
 
 def test_dropout_keeps_the_mean():
   """E[dropout(x)] = x: over many draws the mean logit of a linear path."""
-  from vit_jax.models import vit
-
   x = jnp.ones((100_000,))
-  y = vit.nn.Dropout(0.3, deterministic=False).apply(
-    {}, x, rng=jax.random.key(0)
-  )
+  y = nn.Dropout(0.3, deterministic=False).apply({}, x, rng=jax.random.key(0))
   assert abs(float(y.mean()) - 1) < 0.01
 
 
@@ -227,3 +224,56 @@ def test_permuting_patches_with_their_positions_changes_nothing():
   params['Transformer']['posembed_input']['pos_embedding'] = table[:, order]
   got, _ = model.apply({'params': params}, x_shuffled)
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+class OfPatches(vit.ViT):
+  """Predicts something of every patch, from tokens one of which is hidden."""
+
+  hidden: int | None = None
+
+  @nn.compact
+  def __call__(self, images_BHWC, *, train=False, capture=()):
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    first = len(self.extra_tokens)
+    if self.hidden is not None:
+      x_BLD = x_BLD.at[:, first + self.hidden].set(0)
+    x_BLD, captured = self.encode(
+      x_BLD, x_BhwD.shape[1:3], train=train, capture=capture
+    )
+    y_BLC = nn.Dense(7, name='patch_head')(x_BLD[:, first:])
+    return y_BLC, {**captured, 'tokens': x_BLD}
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_another_task_on_the_same_body(pool, scan):
+  """By name and by number it is the ViT's; only the head is another."""
+  model, _ = make(pool=pool, scan=scan)
+  fields = TINY | {'num_classes': 0, 'pool': pool, 'scan': scan}
+  other = OfPatches(**fields)
+  fresh = variants.init(model, jax.random.key(7), SIZE)
+  params = variants.init(other, jax.random.key(7), SIZE)
+  head = params.pop('patch_head')
+  del fresh['head']
+  assert jax.tree.structure(params) == jax.tree.structure(fresh)
+  jax.tree.map(np.testing.assert_array_equal, params, fresh)
+
+  _, aux = run(model.clone(num_classes=0), params)
+  got, got_aux = run(other, params | {'patch_head': head})
+  np.testing.assert_array_equal(got_aux['tokens'], aux['tokens'])
+  assert got.shape == (2, 6, 7)
+  patches = aux['tokens'][:, int(pool == 'cls') :]
+  np.testing.assert_allclose(got, patches @ head['kernel'], atol=1e-5)
+
+
+def test_what_a_task_changes_of_the_tokens_is_encoded():
+  params = variants.init(OfPatches(0, **TINY), jax.random.key(7), SIZE)
+  plain, _ = run(OfPatches(0, **TINY), params)
+  hidden, _ = run(OfPatches(0, **TINY, hidden=4), params)
+  assert (np.abs(hidden - plain).max((0, 2)) > 1e-5).all()
+  # Nothing is seen of the patch itself: row 1, column 1.
+  moved = images().at[:, 8:, 8:16].set(0.5)
+  other, _ = jax.jit(
+    lambda x: OfPatches(0, **TINY, hidden=4).apply({'params': params}, x)
+  )(moved)
+  np.testing.assert_array_equal(other, hidden)

@@ -21,9 +21,7 @@ from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.convert.table import Peer
 from vit_jax.models import variants
-from vit_jax.models.resnet import ResNet
 from vit_jax.models.variants import Model
-from vit_jax.models.vit import ViT
 from vit_jax.reader import Checkpoint
 from vit_jax.visualize import rollout as rollout_lib
 
@@ -57,10 +55,10 @@ def write(
   _library('onnx')
   if dtype == 'int8':
     _library('onnxruntime')
-    if isinstance(checkpoint.model, ResNet):
+    if not checkpoint.model.attention:
       raise ValueError(
-        'A ResNet consists of convolutions, which in int8 are slower than in '
-        'float32 and far off: use --dtype=float32.'
+        f'A {type(checkpoint.model).__name__} consists of convolutions, which '
+        'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
   with whole.new_file(target) as path:
     model, weights = _to_model(checkpoint, rollout)
@@ -113,7 +111,7 @@ def _not_held(model: Model, dtype: str) -> list[str]:
     lines.append(
       f'That the model computes in {model.dtype}: the file does in float32.'
     )
-  if dtype == 'int8' and isinstance(model, ViT) and model.stem_width:
+  if dtype == 'int8' and getattr(model, 'stem_width', False):
     lines.append(
       "The convolutions of the stem in int8, which onnxruntime's are slower "
       'and far off in: they stay float32.'
@@ -169,7 +167,7 @@ def _to_model(
 
 def _patterns(model: Model) -> list[Pattern]:
   found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
-  if not isinstance(model, ResNet):
+  if model.attention:
     found.append(patterns.gelu(model.gelu))
     found.append(patterns.layer_norm(model.layer_norm_epsilon))
   return [*found, patterns.softmax()]
@@ -192,8 +190,8 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _check_attention(model: Model) -> None:
   """Refuses models that have no attention from every token to every other."""
-  if isinstance(model, ResNet) or model.axial:
-    kind = 'a ResNet' if isinstance(model, ResNet) else 'axial attention'
+  if model.attention != 'all':
+    kind = 'axial attention' if model.attention else f'a {type(model).__name__}'
     raise ValueError(
       f'--rollout needs attention from every token to every other, which '
       f'{kind} has not: leave it out.'

@@ -47,7 +47,7 @@ def layer(model: Model, name: str) -> Function:
   """Returns the function that gives a layer's representation, float32 BD.
 
   Args:
-    model: a ViT or a ResNet.
+    model: any that can capture its blocks.
     name: 'pre_logits' (what the head sees), 'logits', or 'block_N': after
       layer (of a ResNet: stage) N, from 0, the class token where the model has
       one, else the mean over all positions.
@@ -55,18 +55,16 @@ def layer(model: Model, name: str) -> Function:
   Raises:
     ValueError: if the model has no such layer.
   """
-  # Of a ResNet each stage, of a ViT each encoder layer.
-  depth = getattr(model, 'depth', 0) or len(getattr(model, 'layers', ()))
   match = re.fullmatch(r'block_(\d+)', name)
   if not (
     name == 'pre_logits'
     or (name == 'logits' and model.num_classes)
-    or (match and int(match[1]) < depth)
+    or (match and int(match[1]) < model.num_blocks)
   ):
     raise ValueError(
       f'layer is {name!r}: use pre_logits, '
       + ('logits, ' if model.num_classes else '')
-      + f'or block_0 to block_{depth - 1}.'
+      + f'or block_0 to block_{model.num_blocks - 1}.'
     )
 
   captured = {'capture': ('blocks',)} if match else {}
@@ -75,12 +73,7 @@ def layer(model: Model, name: str) -> Function:
     apply: Any = model.apply
     logits_BC, aux = apply({'params': params}, images_BHWC, **captured)
     if match:
-      x_BXD = aux['blocks'][int(match[1])]
-      if getattr(model, 'pool', '') == 'cls':
-        x_BD = x_BXD[:, 0]
-      else:
-        axes = tuple(range(1, x_BXD.ndim - 1))
-        x_BD = jnp.mean(x_BXD, axis=axes, dtype=jnp.float32)
+      x_BD = model.pool_block(aux['blocks'][int(match[1])])
     else:
       x_BD = logits_BC if name == 'logits' else aux['pre_logits']
     return x_BD.astype(jnp.float32)

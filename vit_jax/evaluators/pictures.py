@@ -12,8 +12,7 @@ from vit_jax import sharding
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.models.variants import Model
-from vit_jax.models.vit import ViT
+from vit_jax.models.model import Model
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.layers import Layers
@@ -49,10 +48,10 @@ class PicturesEvaluator:
       ValueError: if the model has no attention, or there is no TensorBoard to
         write to.
     """
-    if not isinstance(model, ViT):
+    if not model.attention:
       raise ValueError(
-        f'evaluators.{name} draws attention, which a ResNet has not: switch '
-        'it off.'
+        f'evaluators.{name} draws attention, which a {type(model).__name__} '
+        'has not: switch it off.'
       )
     if not importlib.util.find_spec('tensorflow'):
       raise ValueError(

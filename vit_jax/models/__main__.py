@@ -19,7 +19,6 @@ from typing import Any
 from tqdm import tqdm
 
 from vit_jax.models import flops, variants
-from vit_jax.models.vit import ViT
 
 COLUMNS = ('model', 'parameters', 'gflops', 'tokens', 'source')
 
@@ -40,16 +39,9 @@ def rows(
       'model': name,
       'parameters': flops.count_params(model, image_size),
       'gflops': flops.forward_flops(model, image_size) / 1e9,
-      'tokens': _tokens(model, image_size),
+      'tokens': model.num_tokens(image_size) if model.attention else None,
       'source': variants.PUBLISHED.get(name, ''),
     }
-
-
-def _tokens(model: variants.Model, image_size: tuple[int, int]) -> int | None:
-  if not isinstance(model, ViT):
-    return None
-  h, w = model.grid(image_size)
-  return h * w + (model.pool == 'cls')
 
 
 def write(found: list[dict[str, Any]], format_name: str) -> None:

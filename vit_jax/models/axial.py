@@ -11,7 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import EPSILON, EncoderBlock, group_norm
+from vit_jax.models.layers import (
+  EPSILON,
+  EncoderBlock,
+  EncoderFields,
+  group_norm,
+)
 
 Array = jax.Array
 
@@ -28,13 +33,8 @@ class AxialBlock(nn.Module):
   """
 
   grid: tuple[int, int]
-  mlp_dim: int
-  heads: int
-  gelu: str = 'tanh'
-  epsilon: float = EPSILON
-  dropout: float = 0.0
+  fields: EncoderFields
   relative: int | None = None
-  dtype: Any = jnp.float32
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -54,13 +54,8 @@ class AxialBlock(nn.Module):
       """Attends along y, each x on its own."""
       B, x, y, D = x_BxyD.shape
       block = EncoderBlock(
-        self.mlp_dim,
-        self.heads,
-        self.gelu,
-        self.epsilon,
-        self.dropout,
+        self.fields,
         self.relative,
-        self.dtype,
         tuple(c for c in self.capture if c == 'attention'),
         name=name,
       )

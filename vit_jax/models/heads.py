@@ -1,19 +1,19 @@
 """From encoded tokens to one vector an image (section 3.1, appendix D.3)."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models.layers import (
-  EPSILON,
+  EncoderFields,
   MlpBlock,
   MultiHeadAttention,
   constrain,
   layer_norm,
 )
+from vit_jax.models.model import Partitions
 
+PARTITIONS: Partitions = ((r'head/kernel$', ('fsdp', None)),)
 POOLS = ('cls', 'gap', 'map')
 
 
@@ -24,23 +24,20 @@ class MAPHead(nn.Module):
   names are those of the big_vision files.
   """
 
-  mlp_dim: int
-  heads: int
-  gelu: str = 'tanh'
-  epsilon: float = EPSILON
-  dtype: Any = jnp.float32
+  fields: EncoderFields
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
     """Returns BD."""
+    f = self.fields
     B, _, D = x_BLD.shape
     probe_11D = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, D))
     y_B1D, _ = MultiHeadAttention(
-      self.heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
+      f.heads, dtype=f.dtype, name='MultiHeadDotProductAttention_0'
     )(x_BLD, jnp.broadcast_to(probe_11D, (B, 1, D)))
     y_B1D = y_B1D + MlpBlock(
-      self.mlp_dim, self.gelu, dtype=self.dtype, name='MlpBlock_0'
-    )(layer_norm(y_B1D, self.epsilon, self.dtype, 'LayerNorm_0'))
+      f.mlp_dim, f.gelu, dtype=f.dtype, name='MlpBlock_0'
+    )(layer_norm(y_B1D, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0'))
     return y_B1D[:, 0]
 
 

@@ -6,6 +6,7 @@ Dimensions are named as everywhere in this package: `B` batch, `H W` pixels,
 .npz files, so that reading one is a renaming and nothing more.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,9 +15,20 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention, posemb
+from vit_jax.models.model import Partitions
 
 Array = jax.Array
 
+# Dense_1 is not split along its output, because TPUs would have to transpose
+# what they gather.
+PARTITIONS: Partitions = (
+  (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
+  (r'(query|key|value)/bias$', ('tensor', None)),
+  (r'out/kernel$', ('tensor', None, 'fsdp')),
+  (r'Dense_0/kernel$', ('fsdp', 'tensor')),
+  (r'Dense_0/bias$', ('tensor',)),
+  (r'Dense_1/kernel$', (('tensor', 'fsdp'), None)),
+)
 # The originals' epsilon of LayerNorm, timm's too; transformers has 1e-12.
 EPSILON = 1e-6
 # Python builds a model layer by layer, which takes forever where a file claims
@@ -25,6 +37,24 @@ MAX_LAYERS = 1000
 # The originals compute the approximation by tanh, timm and transformers x times
 # the normal distribution function itself; on B/16 the logits differ by 1e-3.
 GELUS = ('tanh', 'exact')
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderFields:
+  """The fields of a `ViT` that its encoder and its layers work with."""
+
+  depth: int
+  mlp_dim: int
+  heads: int
+  posemb: str
+  posemb_at: str
+  axial: bool
+  gelu: str
+  layer_norm_epsilon: float
+  dropout: float
+  dtype: Any
+  scan: bool
+  remat: str
 
 
 def constrain(x: Array, axes: str) -> Array:
@@ -235,15 +265,16 @@ class MultiHeadAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """One layer of the encoder: equations 2 and 3."""
+  """One layer of the encoder: equations 2 and 3.
 
-  mlp_dim: int
-  heads: int
-  gelu: str = 'tanh'
-  epsilon: float = EPSILON
-  dropout: float = 0.0
+  Attributes:
+    fields: of the model.
+    relative: as `MultiHeadAttention` has it.
+    capture: as the model's `__call__` has it.
+  """
+
+  fields: EncoderFields
   relative: int | None = None
-  dtype: Any = jnp.float32
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -260,25 +291,26 @@ class EncoderBlock(nn.Module):
       key: for dropout; None does not drop out.
       positions_LD: position embeddings that this layer adds to its input.
     """
+    f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
     captured = {}
     x_BLD = constrain(x_BLD, 'BLD')
     if positions_LD is not None:
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)
 
-    y_BLD = layer_norm(x_BLD, self.epsilon, self.dtype, 'LayerNorm_0')
+    y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0')
     y_BLD, weights_BNLL = MultiHeadAttention(
-      self.heads,
+      f.heads,
       self.relative,
-      self.dtype,
+      f.dtype,
       'attention' in self.capture,
       name='MultiHeadDotProductAttention_1',
     )(y_BLD)
-    x_BLD = constrain(x_BLD + dropout(y_BLD, self.dropout, key_msa), 'BLD')
+    x_BLD = constrain(x_BLD + dropout(y_BLD, f.dropout, key_msa), 'BLD')
 
-    y_BLD = layer_norm(x_BLD, self.epsilon, self.dtype, 'LayerNorm_2')
+    y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_2')
     x_BLD = x_BLD + MlpBlock(
-      self.mlp_dim, self.gelu, self.dropout, self.dtype, name='MlpBlock_3'
+      f.mlp_dim, f.gelu, f.dropout, f.dtype, name='MlpBlock_3'
     )(y_BLD, key_mlp)
 
     if 'attention' in self.capture:

@@ -7,7 +7,7 @@ published BiT weights). Parameter names are those of the published hybrids.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from vit_jax.models.axial import AxialConv
 from vit_jax.models.heads import classifier
 from vit_jax.models.layers import MAX_LAYERS, group_norm, remat
+from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
 
@@ -120,6 +121,10 @@ class Unit(nn.Module):
     return _conv(x, self.width, 3, self.stride, self.version, 'conv2')
 
 
+# The first of a stage, with the stride, is unlike the others.
+UNITS = Loop('unit', 2, 'units')
+
+
 class Stage(nn.Module):
   """Units of one width, the first of which may have a stride."""
 
@@ -197,7 +202,7 @@ def feature_maps(
   return maps
 
 
-class ResNet(nn.Module):
+class ResNet(Model):
   """Images to class logits, by convolutions.
 
   Attributes:
@@ -213,6 +218,9 @@ class ResNet(nn.Module):
     remat: what a unit keeps for the backward pass, see `ViT`.
   """
 
+  kind: ClassVar[str] = 'resnet'
+  loops: ClassVar[tuple[Loop, ...]] = (UNITS,)
+
   num_classes: int
   layers: tuple[int, ...]
   width: int = 64
@@ -223,12 +231,23 @@ class ResNet(nn.Module):
   scan: bool = False
   remat: str = 'none'
 
-  def check(self, image_size: tuple[int, int]) -> None:
-    """Checks that the fields fit together.
+  @property
+  def num_blocks(self) -> int:
+    return len(self.layers)
 
-    Raises:
-      ValueError: naming field, value and way out.
-    """
+  def body(self) -> 'ResNet':
+    return self.clone(num_classes=0, head_bias=0.0)
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    H, W = image_size
+    return f'ResNet for {H}x{W} pixels'
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    stride = 4 * 2 ** (len(self.layers) - 1)
+    H, W = image_size
+    return -(-H // stride), -(-W // stride)
+
+  def check(self, image_size: tuple[int, int]) -> None:
     del image_size  # the padding takes any
     check_stages('layers', self.layers, 'width', self.width)
     if not self.layers:

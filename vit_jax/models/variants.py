@@ -12,12 +12,14 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
 from vit_jax.models.layers import GELUS
+from vit_jax.models.model import Model
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT
 
-Model = ViT | ResNet
-
-ARCHITECTURES: Mapping[str, type[Model]] = {'vit': ViT, 'resnet': ResNet}
+ARCHITECTURES: Mapping[str, Any] = {
+  ViT.kind: ViT,
+  ResNet.kind: ResNet,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,30 +176,11 @@ def _stem(depth: str, stride: int) -> dict[str, Any] | None:
 def defaults(name: str) -> dict[str, Any]:
   """Returns the fields of an architecture that have a default, for a config."""
   found = {
-    f.name: f.default
-    for f in dataclasses.fields(ARCHITECTURES[name])
-    if f.default is not dataclasses.MISSING and f.name not in ('parent', 'name')
+    field.name: field.default
+    for field in ARCHITECTURES[name].own_fields()
+    if field.default is not dataclasses.MISSING
   }
   return {'name': name} | found | {'dtype': 'float32'}
-
-
-def fields_of(model: Model) -> dict[str, Any]:
-  """Returns what `build` takes to make an equal model, as JSON holds it."""
-  fields = {
-    field.name: getattr(model, field.name)
-    for field in dataclasses.fields(model)
-    if field.name not in ('parent', 'name')
-  }
-  kinds = {kind: name for name, kind in ARCHITECTURES.items()}
-  return fields | {
-    'name': kinds[type(model)],
-    'dtype': jnp.dtype(model.dtype).name,
-  }
-
-
-def config_of(model: Model) -> dict[str, Any]:
-  """Returns the fields that `config.model` has of a model."""
-  return {k: v for k, v in fields_of(model).items() if k != 'num_classes'}
 
 
 def build(
@@ -241,11 +224,26 @@ def build(
     field: tuple(value) if isinstance(value, list | tuple) else value
     for field, value in model_fields.items()
   }
-  model = ARCHITECTURES[name](
+  model: Model = ARCHITECTURES[name](
     num_classes=num_classes, dtype=jnp.dtype(dtype), **model_fields
   )
   model.check(image_size)
   return model
+
+
+def fields_of(model: Model) -> dict[str, Any]:
+  """Returns what `build` makes the same model of, as JSON has it."""
+  found = {
+    field.name: getattr(model, field.name) for field in model.own_fields()
+  }
+  return {'name': model.kind} | found | {'dtype': jnp.dtype(model.dtype).name}
+
+
+def config_of(model: Model) -> dict[str, Any]:
+  """Returns what `config.model` has of a model, whatever its task."""
+  body, own = fields_of(model.body()), fields_of(model)
+  fields = {name: own[name] for name in body if name != 'num_classes'}
+  return fields | {'name': body['name']}
 
 
 def remat_policies() -> tuple[str, ...]:
@@ -259,15 +257,15 @@ def remat_policies() -> tuple[str, ...]:
 
 
 def cast_kernels(model: Model, params: Any) -> Any:
-  """Returns parameters with the encoder's kernels in the model's dtype.
+  """Returns parameters with those that it names in the model's dtype.
 
-  The model multiplies with them in that dtype only, so nothing changes but what
-  has to be stored and sent. All others are also used in float32.
+  The model uses them in that dtype only, so nothing changes but what has to be
+  stored and sent.
   """
 
   def cast(path: Any, x: jax.Array) -> jax.Array:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    if name.startswith('Transformer/') and name.endswith('/kernel'):
+    if any(re.search(pattern, name) for pattern in model.cast_params):
       return x.astype(model.dtype)
     return x
 
@@ -290,9 +288,9 @@ def init(
   return stack_layers(params) if model.scan else params
 
 
-# What a scan loops over: names of equal layers with the first one's number, and
-# the name of all of them stacked.
-_LOOPS = (('encoderblock_', 0, 'encoderblock'), ('unit', 2, 'units'))
+_LOOPS = tuple(
+  dict.fromkeys(x for kind in ARCHITECTURES.values() for x in kind.loops)
+)
 
 
 def stack_layers(params: dict[str, Any]) -> dict[str, Any]:

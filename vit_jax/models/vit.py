@@ -5,8 +5,9 @@ patch becomes a token, position embeddings are added, the encoder's layers
 follow, and a head. The dimension letters are those of `layers`.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -18,34 +19,25 @@ from vit_jax.models.layers import (
   EPSILON,
   MAX_LAYERS,
   EncoderBlock,
+  EncoderFields,
   as_matrices,
   dropout,
   layer_norm,
   of_heads,
   remat,
 )
+from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
 
 
+LAYERS = Loop('encoderblock_', 0, 'encoderblock')
+
+
 class Encoder(nn.Module):
-  """Position embeddings, `depth` layers and the final LayerNorm.
+  """Position embeddings, `depth` layers and the final LayerNorm."""
 
-  Attributes as in `ViT`.
-  """
-
-  depth: int
-  mlp_dim: int
-  heads: int
-  posemb: str = 'learned1d'
-  posemb_at: str = 'input'
-  axial: bool = False
-  gelu: str = 'tanh'
-  layer_norm_epsilon: float = EPSILON
-  dropout: float = 0.0
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  fields: EncoderFields
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -59,73 +51,66 @@ class Encoder(nn.Module):
       grid: (h, w) of the patches.
       key: for dropout; None does not drop out.
     """
-    keys = None if key is None else jax.random.split(key, self.depth + 1)
+    f = self.fields
+    extra = x_BLD.shape[1] - grid[0] * grid[1]
+    keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
-    x_BLD = dropout(x_BLD, self.dropout, None if keys is None else keys[-1])
+    x_BLD = dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
     # What differs from layer to layer.
     inputs = (None if keys is None else keys[:-1], positions_XLD)
 
-    fields = {
-      'mlp_dim': self.mlp_dim,
-      'heads': self.heads,
-      'gelu': self.gelu,
-      'epsilon': self.layer_norm_epsilon,
-      'dropout': self.dropout,
-      'relative': (
-        x_BLD.shape[1] - grid[0] * grid[1]
-        if self.posemb == 'relative'
-        else None
-      ),
-      'dtype': self.dtype,
+    fields: dict[str, Any] = {
+      'fields': f,
+      'relative': extra if f.posemb == 'relative' else None,
       'capture': self.capture,
     }
     block: Any = EncoderBlock
-    if self.axial:
-      block, fields = AxialBlock, {'grid': grid, **fields}
+    if f.axial:
+      block, fields['grid'] = AxialBlock, grid
     # Inside a loop, kernels are sliced from matrices; see `as_matrices`.
-    in_loop = self.scan and not self.is_initializing()
+    in_loop = f.scan and not self.is_initializing()
     if in_loop:
       block = nn.map_variables(
-        block, 'params', functools.partial(of_heads, heads=self.heads)
+        block, 'params', functools.partial(of_heads, heads=f.heads)
       )
-    block = remat(block, self.remat, in_loop=self.scan)
-    if self.scan:
+    block = remat(block, f.remat, in_loop=f.scan)
+    if f.scan:
       block = nn.scan(
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
-        length=self.depth,
+        length=f.depth,
       )
       if in_loop:
         block = nn.map_variables(block, 'params', as_matrices)
-      x_BLD, captured = block(name='encoderblock', **fields)(x_BLD, *inputs)
+      x_BLD, captured = block(name=LAYERS.stacked, **fields)(x_BLD, *inputs)
     else:
       layers = []
-      for i in range(self.depth):
-        x_BLD, one = block(name=f'encoderblock_{i}', **fields)(
+      for i in range(f.depth):
+        x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
           x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs)
         )
         layers.append(one)
       captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
-    return layer_norm(
-      x_BLD, self.layer_norm_epsilon, self.dtype, 'encoder_norm'
-    ), captured
+    x_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm')
+    return x_BLD, captured
 
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
     """Returns the tokens, and the embeddings XLD that the layers add."""
-    if self.posemb in ('none', 'relative'):
+    f = self.fields
+    if f.posemb in ('none', 'relative'):
       return x_BLD, None
     _, L, D = x_BLD.shape
     table_XLD = posemb.PositionEmbedding(
-      self.posemb,
-      self.depth if self.posemb_at == 'every_layer' else 1,
+      f.posemb,
+      f.depth if f.posemb_at == 'every_layer' else 1,
       name='posembed_input',
     )(grid, L - grid[0] * grid[1], D)
-    if self.posemb_at == 'input':
+    if f.posemb_at == 'input':
       return x_BLD + table_XLD.astype(x_BLD.dtype), None
-    return x_BLD, jnp.broadcast_to(table_XLD, (self.depth, L, D))
+    return x_BLD, jnp.broadcast_to(table_XLD, (f.depth, L, D))
 
 
 class PatchEmbedding(nn.Module):
@@ -156,7 +141,7 @@ class PatchEmbedding(nn.Module):
     return y_BhwD + bias_D.astype(self.dtype)
 
 
-class ViT(nn.Module):
+class ViT(Model):
   """Images to class logits.
 
   Attributes:
@@ -194,6 +179,11 @@ class ViT(nn.Module):
       for the backward pass, or 'none' to keep everything.
   """
 
+  kind: ClassVar[str] = 'vit'
+  task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
+  loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
+  cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
+
   num_classes: int
   patch_size: int
   width: int
@@ -215,23 +205,45 @@ class ViT(nn.Module):
   scan: bool = False
   remat: str = 'none'
 
-  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns (h, w) of the patches of an image (H, W) in pixels.
+  @property
+  def encoder_fields(self) -> EncoderFields:
+    """The fields that the encoder and the pooling head share."""
+    names = [field.name for field in dataclasses.fields(EncoderFields)]
+    return EncoderFields(**{name: getattr(self, name) for name in names})
 
-    Raises:
-      ValueError: if the patches do not tile the image.
-    """
+  @property
+  def attention(self) -> str:
+    return 'axial' if self.axial else 'all'
+
+  @property
+  def extra_tokens(self) -> tuple[str, ...]:
+    # A class derived from this one may have more, after the one that is read.
+    return ('cls',) if self.pool == 'cls' else ()
+
+  @property
+  def num_blocks(self) -> int:
+    return self.depth
+
+  def body(self) -> 'ViT':
+    own = {field.name: getattr(self, field.name) for field in ViT.own_fields()}
+    nothing = {'num_classes': 0, 'representation_size': 0, 'head_bias': 0.0}
+    return ViT(**own | nothing, parent=None)
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    (H, W), (h, w) = image_size, self.grid(image_size)
+    return (
+      f'{"axial " * self.axial}{"hybrid" if self.stem_width else "ViT"}, '
+      f'{self.depth} layers of {self.heads} heads, width {self.width}, {h}x{w} '
+      f'patches of {H}x{W} pixels'
+    )
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stride = self.patch_size
     if self.stem_width:
       stride *= 4 * 2 ** max(len(self.stem_layers) - 1, 0)
     return posemb.grid_shape(image_size, stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Checks that the fields fit together, and the images.
-
-    Raises:
-      ValueError: naming field, value and way out.
-    """
     for field in ('patch_size', 'width', 'depth', 'mlp_dim', 'heads'):
       if getattr(self, field) < 1:
         raise ValueError(
@@ -301,71 +313,84 @@ class ViT(nn.Module):
       `tokens` (encoded, BLD), `pre_logits` (what the head sees) and the
       captured.
     """
-    x_BhwD = self._embed(images_BHWC.astype(self.dtype))
-    aux: dict[str, Any] = {'stem': x_BhwD}
-    B, h, w, D = x_BhwD.shape
-    x_BLD = x_BhwD.reshape(B, h * w, D)
-    if self.pool == 'cls':
-      cls_11D = self.param('cls', nn.initializers.zeros, (1, 1, D))
-      cls_B1D = jnp.broadcast_to(cls_11D.astype(self.dtype), (B, 1, D))
-      x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
-
-    key = self.make_rng('dropout') if train and self.dropout else None
-    x_BLD, captured = Encoder(
-      self.depth,
-      self.mlp_dim,
-      self.heads,
-      self.posemb,
-      self.posemb_at,
-      self.axial,
-      self.gelu,
-      self.layer_norm_epsilon,
-      self.dropout,
-      self.dtype,
-      self.scan,
-      self.remat,
-      capture,
-      name='Transformer',
-    )(x_BLD, (h, w), key)
-    aux |= captured | {'tokens': x_BLD}
-
-    y_BD = self._pool(x_BLD)
-    if self.representation_size:
-      y_BD = nn.tanh(
-        nn.Dense(self.representation_size, dtype=self.dtype, name='pre_logits')(
-          y_BD
-        )
-      )
-    aux['pre_logits'] = y_BD
+    x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
+    _, h, w, _ = x_BhwD.shape
+    x_BLD, captured = self.encode(  # equations 2 and 3
+      x_BLD, (h, w), train=train, capture=capture
+    )
+    y_BD = self.represent(x_BLD)  # equation 4
+    aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
     if not self.num_classes:
       return y_BD, aux
     return heads.classifier(y_BD, self.num_classes, self.head_bias), aux
 
-  def _embed(self, x_BHWC: Array) -> Array:
-    """Returns the patches' embeddings BhwD: E of equation 1."""
+  def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
+    """Returns the patches' embeddings, and the tokens that start with them.
+
+    Of equation 1, all but the positions, which `encode` adds. This and the two
+    methods after it are called inside a compact method, of this class or of one
+    derived from it, and make the parameters of this class there.
+
+    Args:
+      images_BHWC: images in [-1, 1].
+
+    Returns:
+      The embeddings BhwD, and the tokens BLD: `extra_tokens`, then the patches
+      in raster order.
+    """
+    x_BhwC = images_BHWC.astype(self.dtype)
     if self.stem_width:
-      x_BHWC = resnet.feature_maps(
-        x_BHWC,
+      x_BhwC = resnet.feature_maps(
+        x_BhwC,
         width=self.stem_width,
         layers=self.stem_layers,
         version=1,
         scan=self.scan,
         remat=self.remat,
       )[-1]
-    return PatchEmbedding(
+    x_BhwD = PatchEmbedding(
       self.width, self.patch_size, self.dtype, name='embedding'
-    )(x_BHWC)
+    )(x_BhwC)
+    B, h, w, D = x_BhwD.shape
+    x_BLD = x_BhwD.reshape(B, h * w, D)
+    extra = [
+      self.param(name, nn.initializers.zeros, (1, 1, D)).astype(self.dtype)
+      for name in self.extra_tokens
+    ]
+    extra = [jnp.broadcast_to(x_11D, (B, 1, D)) for x_11D in extra]
+    return x_BhwD, jnp.concatenate([*extra, x_BLD], axis=1)
 
-  def _pool(self, x_BLD: Array) -> Array:
+  def encode(
+    self,
+    x_BLD: Array,
+    grid: tuple[int, int],
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+  ) -> tuple[Array, dict[str, Any]]:
+    """Returns the encoded tokens BLD and the captured: equations 2 and 3.
+
+    Args:
+      x_BLD: from `embed`, or what has been made of it.
+      grid: (h, w) of the patches.
+      train: whether to drop out.
+      capture: as `__call__` takes it.
+    """
+    key = self.make_rng('dropout') if train and self.dropout else None
+    encoder = Encoder(self.encoder_fields, capture, name='Transformer')
+    return encoder(x_BLD, grid, key)
+
+  def represent(self, x_BLD: Array) -> Array:
+    """Returns the representation y of equation 4, BD: what the head sees."""
     if self.pool == 'cls':
-      return x_BLD[:, 0]
-    if self.pool == 'map':
-      return heads.MAPHead(
-        self.mlp_dim,
-        self.heads,
-        self.gelu,
-        self.layer_norm_epsilon,
-        self.dtype,
-        name='MAPHead_0',
-      )(x_BLD)
-    return jnp.mean(x_BLD, axis=1)
+      y_BD = x_BLD[:, 0]
+    elif self.pool == 'map':
+      y_BD = heads.MAPHead(self.encoder_fields, name='MAPHead_0')(x_BLD)
+    else:
+      y_BD = jnp.mean(x_BLD, axis=1)
+    if self.representation_size:
+      y_BD = nn.Dense(
+        self.representation_size, dtype=self.dtype, name='pre_logits'
+      )(y_BD)
+      y_BD = nn.tanh(y_BD)
+    return y_BD

@@ -30,7 +30,7 @@ from vit_jax.data import sources
 from vit_jax.visualize import images, masking, page, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
-from vit_jax.visualize.subject import Subject, describe
+from vit_jax.visualize.subject import Subject
 
 _WHAT = {
   'report': 'all of the next five as one page',
@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f'error: {e}', file=sys.stderr)
     return 2
   more = f' and {len(files) - 1} more' if len(files) > 1 else ''
-  print(f'{said}model    {describe(checkpoint)}\nwritten  {files[0]}{more}')
+  model = checkpoint.model.describe(checkpoint.image_size)
+  print(f'{said}model    {model}\nwritten  {files[0]}{more}')
   return 0
 
 

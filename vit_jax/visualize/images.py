@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from vit_jax.data import augment, decode, transforms
-from vit_jax.models.vit import ViT
 from vit_jax.reader import Checkpoint
 from vit_jax.visualize.layers import Layers
 
@@ -114,7 +113,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
 def _check_detail(
   picture: decode.Picture, path: str, checkpoint: Checkpoint
 ) -> None:
-  if not isinstance(checkpoint.model, ViT):
+  if not checkpoint.model.attention:
     return
   h, w = checkpoint.model.grid(checkpoint.image_size)
   if picture.height < h or picture.width < w:
@@ -140,8 +139,8 @@ def at_work(
   """
   model, preprocessing = checkpoint.model, checkpoint.preprocessing
   size = 1
-  if isinstance(model, ViT):
-    L = int(np.prod(model.grid(checkpoint.image_size))) + 1
+  if model.attention:
+    L = model.num_tokens(checkpoint.image_size)
     size = min(_MAX_BATCH, max(1, _MAX_ENTRIES // (model.heads * L * L)))
   size = min(size, len(photographs))
   for start in range(0, len(photographs), size):

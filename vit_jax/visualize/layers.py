@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from vit_jax.models import attention, variants
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.layers import EncoderBlock, Projection
-from vit_jax.models.vit import Encoder, ViT
+from vit_jax.models.vit import Encoder
 
 Array = jax.Array
 
@@ -46,12 +46,13 @@ class Layers:
     Raises:
       ValueError: if the model has no attention.
     """
-    if not isinstance(model, ViT):
+    if not model.attention:
       has = 'has no attention to look at'
       if model.axial:
         has = 'has convolutions between its attention, which mix tokens too'
       raise ValueError(
-        f'This model is a ResNet, which {has}: use a ViT or a hybrid.'
+        f'This model is a {type(model).__name__}, which {has}: use a ViT or a '
+        'hybrid.'
       )
     plain = model.clone(scan=False, remat='none')
     self._program = _program(_Static(plain), images_BHWC.shape)

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.models import flops
 from vit_jax.visualize import draw, sections
 from vit_jax.visualize.sections import Section
-from vit_jax.visualize.subject import Subject, describe
+from vit_jax.visualize.subject import Subject
 
 # Of each image, the likeliest classes that are explained.
 _CLASSES = 2
@@ -87,10 +87,11 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
       content = f'<p class="none">{html.escape(str(e))}</p>'
     body.append(f'<h2 id="part{i}">{title}</h2>\n{content}')
     links.append(f'<a href="#part{i}">{title}</a>')
+  what = checkpoint.model.describe(checkpoint.image_size)
   count = flops.count_params(checkpoint.model, checkpoint.image_size)
   return _PAGE.substitute(
     title=html.escape(subject.label),
-    description=html.escape(f'{describe(checkpoint)}; {count:,} parameters.'),
+    description=html.escape(f'{what}; {count:,} parameters.'),
     links=' '.join(links),
     body='\n'.join(body),
   )

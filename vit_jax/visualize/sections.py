@@ -224,7 +224,7 @@ def _draw_heads(
 
 
 def _has_class_token(subject: Subject) -> bool:
-  return getattr(subject.checkpoint.model, 'pool', '') == 'cls'
+  return 'cls' in subject.checkpoint.model.extra_tokens
 
 
 def _attended(

@@ -45,7 +45,7 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
   )
   params = checkpoint.params['Transformer'].get('posembed_input', {})
   found = module.apply(
-    {'params': params}, grid, int(model.pool == 'cls'), model.width
+    {'params': params}, grid, len(model.extra_tokens), model.width
   )
   return np.asarray(found)
 

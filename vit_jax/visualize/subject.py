@@ -9,7 +9,6 @@ import jax
 from tqdm import tqdm
 
 from vit_jax.models.variants import nearest
-from vit_jax.models.vit import ViT
 from vit_jax.reader import Checkpoint
 from vit_jax.visualize import images
 from vit_jax.visualize.images import Photograph
@@ -92,18 +91,3 @@ class Subject:
         for row in zip(indices, values, strict=True)
       ]
     return found
-
-
-def describe(checkpoint: Checkpoint) -> str:
-  """Returns what kind of model it is, in a line."""
-  model, (H, W) = checkpoint.model, checkpoint.image_size
-  if not isinstance(model, ViT):
-    return f'ResNet for {H}x{W} pixels'
-  h, w = model.grid((H, W))
-  kind = 'hybrid' if model.stem_width else 'ViT'
-  if model.axial:
-    kind = f'axial {kind}'
-  return (
-    f'{kind}, {model.depth} layers of {model.heads} heads, width '
-    f'{model.width}, {h}x{w} patches of {H}x{W} pixels'
-  )

@@ -1,0 +1,124 @@
+"""What every model says of itself, so that nobody else keeps lists of them."""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+# What splits a dimension of a parameter: axes of the device mesh, or none.
+Axes = str | tuple[str, ...] | None
+# From a pattern of paths to what splits the last dimensions of a parameter, so
+# that layers stacked for a scan need no rules of their own.
+Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
+
+
+class Loop(NamedTuple):
+  """Equal layers that a model unrolls, or scans over.
+
+  Attributes:
+    prefix: of the layers' names, before their numbers.
+    first: number.
+    stacked: name of all of them, one array for each parameter.
+  """
+
+  prefix: str
+  first: int
+  stacked: str
+
+
+class Model(nn.Module):
+  """From images to outputs: `apply` returns them and a dict of intermediates.
+
+  Attributes:
+    kind: its name in `variants.ARCHITECTURES` and in `config.model.name`.
+    task_params: names of its parameters, at the top of their tree, that belong
+      to its task and not to its body.
+    compute_fields: fields that decide how it is computed, and not what its
+      parameters are.
+    loops: what a scan stacks of it.
+    cast_params: patterns of the paths of parameters that are used in `dtype`
+      alone.
+  """
+
+  kind: ClassVar[str]
+  task_params: ClassVar[tuple[str, ...]] = ('head',)
+  compute_fields: ClassVar[tuple[str, ...]] = (
+    'dropout',
+    'dtype',
+    'scan',
+    'remat',
+  )
+  loops: ClassVar[tuple[Loop, ...]] = ()
+  cast_params: ClassVar[tuple[str, ...]] = ()
+
+  @classmethod
+  def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+    """Returns its fields without those of every Flax module."""
+    return tuple(
+      field
+      for field in dataclasses.fields(cls)
+      if field.name not in ('parent', 'name')
+    )
+
+  @property
+  def attention(self) -> str:
+    """How tokens attend to each other in every layer.
+
+    'all' to all, 'axial' to their row and then to their column; empty where
+    layers are anything but attention.
+    """
+    return ''
+
+  @property
+  def extra_tokens(self) -> tuple[str, ...]:
+    """The learned tokens before those of the grid, by parameter name."""
+    return ()
+
+  @property
+  def num_blocks(self) -> int:
+    """How many outputs `capture=('blocks',)` gives."""
+    raise NotImplementedError
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    """Checks that the fields fit together, and the images.
+
+    Raises:
+      ValueError: naming field, value and way out.
+    """
+    raise NotImplementedError
+
+  def body(self) -> 'Model':
+    """Returns the model without what only its task needs.
+
+    Its parameters are those of this one without `task_params`.
+    """
+    raise NotImplementedError
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Returns (h, w) of the tokens of an image (H, W) in pixels.
+
+    Raises:
+      ValueError: if the model does not take such images.
+    """
+    raise NotImplementedError
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    """Returns what kind of model it is, in a line."""
+    raise NotImplementedError
+
+  def num_tokens(self, image_size: tuple[int, int]) -> int:
+    """Returns L, the extra tokens included."""
+    h, w = self.grid(image_size)
+    return len(self.extra_tokens) + h * w
+
+  def pool_block(self, x_BXD: jax.Array) -> jax.Array:
+    """Returns one vector BD an image of a block's output.
+
+    That of the first extra token, or else the mean over all positions.
+    """
+    if self.extra_tokens:
+      return x_BXD[:, 0]
+    axes = tuple(range(1, x_BXD.ndim - 1))
+    return jnp.mean(x_BXD, axis=axes, dtype=jnp.float32)
