@@ -87,7 +87,6 @@ class Images:
     """Returns uint8 images as float32 with the mean 0 and deviation 1."""
     return augment.normalize(images_BHWC, self.mean, self.std)
 
-  def augment(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns uint8 training images normalised, and mirrored at random."""
-    images_BHWC = self.normalize(images_BHWC)
+  def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns training images, each mirrored or not where `flip` is set."""
     return augment.random_flip(key, images_BHWC) if self.flip else images_BHWC

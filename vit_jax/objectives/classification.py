@@ -106,7 +106,9 @@ class Classification:
       `image`: float32 BHWC, normalised; `label`: float32 BC, smoothed, mixed.
     """
     key_flip, key_mixup = jax.random.split(key)
-    images = self.images.augment(batch['image'], key_flip)
+    images = self.images.flipped(
+      self.images.normalize(batch['image']), key_flip
+    )
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
     if self.mixup:
