@@ -4,7 +4,8 @@
   python -m vit_jax.main --config=configs/digits.py:hybrid --workdir=...
 
 The value is the family: vit (the default), resnet, hybrid, axial (Axial-ViT) or
-axial_resnet.
+axial_resnet; or masked, the first one's patches predicted without labels
+(section 4.6), with few-shot accuracy measured on the way.
 
 About a minute each on 2 CPU cores. Of a held-out fifth: ViT 98.9 %, the mean of
 five seeds; the others, one seed each, 99.2, 98.1, 99.2 and 99.2 % (measured
@@ -25,6 +26,7 @@ FAMILIES = {
   'hybrid': ('r50+b16', VIT | STEM, '32', '20 epochs'),
   'axial': ('axial_b16', VIT | {'depth': 2}, '16', '40 epochs'),
   'axial_resnet': ('axial_r50x1', {'layers': (1, 1)}, '32', '20 epochs'),
+  'masked': ('b16', VIT | {'pool': 'gap'}, '16', '60 epochs'),
 }
 
 
@@ -46,6 +48,10 @@ def get_config(argument='vit'):
   )
   config_lib.choose_model(config, variant)
   config.model.update(fields)
+  if family == 'masked':
+    config_lib.choose_objective(config, 'masked')
+    config.best_metric = 'test/loss'
+    config.evaluators.fewshot.update(on=True, data='digits')
   config.optimizer.update(lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0)
   config_lib.override(config, pairs)
   return config

@@ -7,6 +7,7 @@
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masking CHECKPOINT DATASET --split='test[:500]'
+  python -m vit_jax.visualize masked CHECKPOINT photo.jpg
 
 Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
 a single file, report.html. Files of these names are replaced.
@@ -27,7 +28,7 @@ from vit_jax import config as config_lib
 from vit_jax import metric_log, predict, reader, transfer
 from vit_jax.convert import formats
 from vit_jax.data import sources
-from vit_jax.visualize import images, masking, page, sections
+from vit_jax.visualize import images, masked, masking, page, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -43,6 +44,8 @@ _WHAT = {
   'posemb': 'similarity of position embeddings (figures 7 and 10)',
   'masking': 'the accuracy that is left without the pixels of highest rollout, '
   'beside as many at random',
+  'masked': 'of a model that configs/masked.py trained: an image, what is '
+  'hidden of it, and what the model predicts there',
 }
 # What each leaves to those who plot themselves.
 _ARRAYS = {
@@ -59,6 +62,8 @@ _ARRAYS = {
   'names of the tables.',
   'masking': 'Arrays: none, highest, lowest, class, patches, pixels (image): '
   'whether it was labelled right; labels.',
+  'masked': 'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in '
+  'its place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
 }
 _WITHOUT_IMAGES = ('filters', 'posemb')
 
@@ -123,6 +128,8 @@ def _section(
   if args.what == 'rollout':
     classes = [subject.class_index(text) for text in args.classes]
     return sections.rollout(subject, args.fusion, args.discard, classes)
+  if args.what == 'masked':
+    return masked.section(subject, args.rate, args.seed)
   if args.what == 'attention':
     return sections.attention(subject, args.query)
   others = [
@@ -221,6 +228,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar='ROW,COLUMN',
         help='a patch, from 0,0 at the top left (default: the class token, or '
         'the patch in the middle where there is none)',
+      )
+    if what == 'masked':
+      kind.add_argument(
+        '--rate',
+        type=_share,
+        default=masked.RATE,
+        help=f'share of the patches that are hidden (default: {masked.RATE})',
+      )
+      kind.add_argument(
+        '--seed', type=int, default=0, help='which ones (default: 0)'
       )
     if what == 'distance':
       kind.add_argument(

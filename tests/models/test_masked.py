@@ -1,0 +1,143 @@
+"""What corruption does to a ViT that predicts patches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import variants
+from vit_jax.models.masked import KEPT, MASKED, OTHER, SAME, TARGETS
+
+SIZE = (16, 24)
+FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'heads': 2}
+L = 6
+
+
+def make(**fields):
+  model = variants.build(
+    name='masked_vit',
+    num_classes=0,
+    image_size=SIZE,
+    **(FIELDS | {'pool': 'gap'} | fields),
+  )
+  params = variants.init(model, jax.random.key(0), SIZE)
+  keys = iter(jax.random.split(jax.random.key(1), 1000))
+  params = jax.tree.map(
+    lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params
+  )
+  return model, params
+
+
+def images_of(seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.uniform(-1, 1, (2, *SIZE, 3)).astype(np.float32)
+
+
+def predict(model, params, images, kind, other=None):
+  kind = jnp.array([kind, kind])
+  other = jnp.roll(jnp.arange(L), -1) if other is None else jnp.array(other)
+  predicted, _ = model.apply(
+    {'params': params}, images, corruption=(kind, jnp.stack([other, other]))
+  )
+  return np.asarray(predicted)
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize('target', TARGETS)
+def test_its_body_is_a_vit(pool, target):
+  model, params = make(pool=pool, target=target)
+  body = model.body()
+  assert type(body) is variants.ARCHITECTURES['vit']
+  theirs = {k: x for k, x in params.items() if k not in model.task_params}
+  assert jax.tree.map(np.shape, theirs) == jax.tree.map(
+    np.shape, variants.init(body, jax.random.key(0), SIZE)
+  )
+  y, want = body.apply({'params': theirs}, images_of())
+  predicted, aux = model.apply({'params': params}, images_of())
+  for name in ('stem', 'tokens', 'pre_logits'):
+    np.testing.assert_array_equal(aux[name], want[name], err_msg=name)
+  np.testing.assert_array_equal(aux['pre_logits'], y)
+  shape = {'mean_colour': (512,), 'downsized': (16, 512), 'pixels': (192,)}
+  assert predicted.shape == (2, L, *shape[target])
+  assert predicted.dtype == jnp.float32
+  # The linear layer of the paper, on every patch.
+  kernel, bias = params['prediction']['kernel'], params['prediction']['bias']
+  tokens = aux['tokens'][:, -L:]
+  np.testing.assert_allclose(
+    predicted,
+    jnp.einsum('BLD,D...->BL...', tokens, kernel) + bias,
+    rtol=1e-5,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize('kind', [KEPT, MASKED, OTHER, SAME])
+def test_what_is_hidden_makes_no_difference(kind, pool):
+  """Other pixels in the first patch, under each kind of corruption."""
+  model, params = make(pool=pool)
+  one, other = images_of(), images_of()
+  other[:, :8, :8] += 0.5
+  kinds = [kind] + [KEPT] * (L - 1)
+  got, want = (predict(model, params, x, kinds) for x in (other, one))
+  if kind in (MASKED, OTHER):
+    np.testing.assert_array_equal(got, want)
+  else:
+    assert np.abs(got - want).max() > 1e-3
+
+
+def test_another_patch_stands_in_its_place():
+  """Copying the pixels by hand gives the same."""
+  model, params = make(posemb='learned1d')
+  images = images_of()
+  copied = images.copy()
+  copied[:, :8, :8] = images[:, 8:, 16:]  # the last patch of 2 x 3
+  kinds = [OTHER] + [KEPT] * (L - 1)
+  got = predict(model, params, images, kinds, [5, 0, 0, 0, 0, 0])
+  want = predict(model, params, copied, [KEPT] * L)
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_the_mask_is_learned():
+  model, params = make()
+  kinds = jnp.array([[MASKED] + [KEPT] * (L - 1)] * 2)
+  other = jnp.zeros((2, L), int)
+
+  def total(params):
+    predicted, _ = model.apply(
+      {'params': params}, images_of(), corruption=(kinds, other)
+    )
+    return jnp.sum(predicted**2)
+
+  assert np.abs(jax.grad(total)(params)['mask_embedding']).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'target': 'colour'}, "objective.target is 'colour': use one of mean_col"),
+    ({'pool': 'map'}, 'train no head: model.pool is cls or gap'),
+    ({'representation_size': 8}, 'train no head'),
+    ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
+    ({'patch_size': 5}, 'do not tile'),
+  ],
+)
+def test_what_makes_no_sense_is_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    make(**fields)
+
+
+def test_a_single_patch_is_refused():
+  with pytest.raises(ValueError, match='has 1 patch: there is none left'):
+    variants.build(
+      name='masked_vit',
+      num_classes=0,
+      image_size=(8, 8),
+      **(FIELDS | {'pool': 'gap'}),
+    )
+
+
+def test_patches_of_a_hybrid_are_those_of_its_tokens():
+  model, _ = make(patch_size=1, stem_width=32)
+  assert model.grid(SIZE) == (4, 6)
+  assert model.side(SIZE) == 4

@@ -1,0 +1,114 @@
+"""Pictures of masked patches show what is hidden and what is predicted."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import reader
+from vit_jax.data.images import Images
+from vit_jax.models import variants
+from vit_jax.models.masked import KEPT, MASKED, TARGETS
+from vit_jax.objectives import masked as objective
+from vit_jax.visualize import __main__ as command
+from vit_jax.visualize import masked
+
+SIZE = (16, 24)
+P = 8
+
+
+@pytest.fixture
+def opened(monkeypatch):
+  """Makes targets open as checkpoints that predict, and vit as a plain one."""
+
+  def checkpoint(path):
+    fields = {'patch_size': P, 'width': 16, 'depth': 1, 'mlp_dim': 24}
+    fields |= {'heads': 2, 'pool': 'gap', 'num_classes': 0}
+    if path in TARGETS:
+      fields |= {'name': 'masked_vit', 'target': path}
+    model = variants.build(image_size=SIZE, **fields)
+    params = jax.device_get(variants.init(model, jax.random.key(0), SIZE))
+    if path in TARGETS:
+      # Always the same answer: colour 511, or the mean of the pixels.
+      params['prediction'] = jax.tree.map(np.zeros_like, params['prediction'])
+      if path != 'pixels':
+        params['prediction']['bias'][..., 511] = 9
+    return reader.Checkpoint(path, model, params, SIZE)
+
+  monkeypatch.setattr(reader, 'open_checkpoint', checkpoint)
+  return checkpoint
+
+
+@pytest.fixture
+def file(tmp_path):
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 256, (*SIZE, 3), np.uint8)
+  Image.fromarray(pixels).save(tmp_path / 'a.png')
+  return tmp_path / 'a.png'
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_pictures_and_arrays(target, opened, file, tmp_path, capsys):
+  out = tmp_path / 'out'
+  args = ['masked', target, str(file), f'--out={out}', '--rate=0.7']
+  assert command.main(args) == 0
+  said = capsys.readouterr().out
+  assert '70% of the patches are corrupted' in said
+  assert f'predicting {target}' in said
+  assert {p.name for p in out.iterdir()} == {
+    *('masked.png', 'a-masked.png', 'masked.npz')
+  }
+  with np.load(out / 'masked.npz') as found:
+    kind, images = found['kind'], found['images']
+    hidden, predicted = found['hidden'], found['predicted']
+  assert kind.shape == (1, 2, 3)
+  assert (kind != KEPT).sum() == 4
+  seen = np.asarray(Image.open(file))
+  np.testing.assert_array_equal(images[0], seen)
+  at = kind[0].repeat(P, 0).repeat(P, 1)
+  assert (hidden[0][at == MASKED] == 128).all()
+  np.testing.assert_array_equal(hidden[0][at == KEPT], seen[at == KEPT])
+  np.testing.assert_array_equal(predicted[0][at == KEPT], seen[at == KEPT])
+  # 511 is the brightest colour, whose middle is 240; 0 is the mean, 0.5.
+  value = 128 if target == 'pixels' else 240
+  assert (predicted[0][at != KEPT] == value).all()
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_what_is_right_looks_like_the_image(target, opened):
+  model = opened(target).model
+  rng = np.random.default_rng(1)
+  image = rng.integers(0, 256, (4, 6, 3)).repeat(4, 0).repeat(4, 1)
+  image = image.astype(np.uint8)
+  images = Images(SIZE)
+  right = objective.target(model, image[None], images.normalize(image[None]))
+  patches = masked.colours_of(model, images, np.asarray(right[0]), (P, P, 3))
+  want = image.reshape(2, P, 3, P, 3).swapaxes(1, 2).reshape(6, P, P, 3)
+  if target == 'mean_colour':
+    means = want.mean((1, 2), keepdims=True).astype(np.float64)
+    want = np.broadcast_to(means, want.shape)
+  # Half of one of eight steps, or rounding.
+  bound = 0 if target == 'pixels' else 16
+  assert np.abs(patches.astype(float) - want).max() <= bound
+
+
+def test_another_seed_hides_other_patches(opened, file, tmp_path):
+  kinds = []
+  for seed in (0, 0, 1):
+    args = ['masked', 'pixels', str(file), f'--out={tmp_path / "out"}']
+    assert command.main([*args, f'--seed={seed}']) == 0
+    with np.load(tmp_path / 'out' / 'masked.npz') as found:
+      kinds.append(found['kind'])
+  np.testing.assert_array_equal(kinds[0], kinds[1])
+  assert (kinds[0] != kinds[2]).any()
+
+
+def test_a_checkpoint_of_another_task_is_refused(
+  opened, file, tmp_path, capsys
+):
+  args = ['masked', 'vit', str(file), f'--out={tmp_path / "out"}']
+  assert command.main(args) == 2
+  err = capsys.readouterr().err
+  assert err.startswith('error: vit is a ViT, which predicts no masked patches')
+  assert err.count('\n') == 1
+  assert not (tmp_path / 'out').exists()

@@ -1,0 +1,135 @@
+"""A ViT that predicts what hidden patches show (section 4.6, appendix B.1.2).
+
+After the embedding of equation 1 some patches are corrupted; a linear layer on
+each patch's output tells its colours.
+"""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.vit import ViT
+
+Array = jax.Array
+
+TARGETS = ('mean_colour', 'downsized', 'pixels')
+# A colour is one of 8 values for each of red, green and blue.
+COLOURS = 512
+# Patches are downsized to so many pixels a side.
+SMALL = 4
+# What becomes of a patch: nothing, or it is to be predicted and is replaced by
+# the mask, replaced by another patch of the image, or left as it is.
+KEPT, MASKED, OTHER, SAME = range(4)
+
+
+class MaskedViT(ViT):
+  """Images, and what of them is hidden, to predictions for every patch.
+
+  Its body is a ViT without a head.
+
+  Attributes:
+    target: what is predicted of a patch: its 'mean_colour', one of 512; the
+      colours of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.
+  """
+
+  kind: ClassVar[str] = 'masked_vit'
+  task_params: ClassVar[tuple[str, ...]] = ('mask_embedding', 'prediction')
+
+  target: str = 'mean_colour'
+
+  def outputs(self, side: int) -> tuple[int, ...]:
+    """Returns the shape of the prediction for a patch of `side` pixels."""
+    return {
+      'mean_colour': (COLOURS,),
+      'downsized': (SMALL * SMALL, COLOURS),
+      'pixels': (side * side * 3,),
+    }[self.target]
+
+  def side(self, image_size: tuple[int, int]) -> int:
+    """Returns the pixels along a side of what a token stands for."""
+    return image_size[0] // self.grid(image_size)[0]
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    super().check(image_size)
+    if self.target not in TARGETS:
+      raise ValueError(
+        f'objective.target is {self.target!r}: use one of {", ".join(TARGETS)}.'
+      )
+    if self.target == 'downsized' and self.side(image_size) % SMALL:
+      raise ValueError(
+        f'Patches of {self.side(image_size)} pixels cannot be downsized to '
+        f'{SMALL} x {SMALL}: choose a multiple of {SMALL} as patch size, or '
+        'another objective.target.'
+      )
+    if self.pool == 'map' or self.representation_size or self.num_classes:
+      raise ValueError(
+        'Masked patches train no head: model.pool is cls or gap, and '
+        'model.representation_size 0.'
+      )
+    h, w = self.grid(image_size)
+    if h * w < 2:
+      raise ValueError(
+        f'The image has {h * w} patch: there is none left to predict it from. '
+        'Choose a smaller model.patch_size or a larger data.image_size.'
+      )
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    return f'{super().describe(image_size)}, predicting {self.target}'
+
+  @nn.compact
+  def __call__(
+    self,
+    images_BHWC: Array,
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+    corruption: tuple[Array, Array] | None = None,
+  ) -> tuple[Array, dict[str, Any]]:
+    """Predicts every patch.
+
+    Args:
+      images_BHWC: images in [-1, 1].
+      train: whether to drop out, which needs the random key 'dropout'.
+      capture: as `ViT` takes it.
+      corruption: what becomes of each patch (`KEPT`, `MASKED`, `OTHER` or
+        `SAME`) and, for `OTHER`, the index of the patch in its place; both
+        integers BL, of the patches alone. None corrupts nothing.
+
+    Returns:
+      Predictions BL.. in float32, of the shape of `outputs` for each patch, and
+      a dict as that of `ViT`.
+    """
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    B, h, w, D = x_BhwD.shape
+    mask_D = self.param('mask_embedding', nn.initializers.normal(0.02), (D,))
+    if corruption is not None:
+      x_BLD = self._corrupted(x_BLD, mask_D, *corruption)
+    x_BLD, captured = self.encode(x_BLD, (h, w), train=train, capture=capture)
+    aux = {
+      'stem': x_BhwD,
+      **captured,
+      'tokens': x_BLD,
+      'pre_logits': self.represent(x_BLD),
+    }
+    shape = self.outputs(images_BHWC.shape[1] // h)
+    predicted = nn.DenseGeneral(
+      shape, kernel_init=nn.initializers.zeros, name='prediction'
+    )(x_BLD[:, -h * w :].astype(jnp.float32))
+    return predicted, aux
+
+  def _corrupted(
+    self, x_BLD: Array, mask_D: Array, kind_BL: Array, other_BL: Array
+  ) -> Array:
+    """Returns the tokens with those of the corrupted patches replaced."""
+    extra = len(self.extra_tokens)
+    patches_BLD = x_BLD[:, extra:]
+    others_BLD = jnp.take_along_axis(patches_BLD, other_BL[..., None], axis=1)
+    kind_BL1 = kind_BL[..., None]
+    patches_BLD = jnp.where(
+      kind_BL1 == MASKED,
+      mask_D.astype(x_BLD.dtype),
+      jnp.where(kind_BL1 == OTHER, others_BLD, patches_BLD),
+    )
+    return jnp.concatenate([x_BLD[:, :extra], patches_BLD], axis=1)

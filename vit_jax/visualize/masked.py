@@ -1,0 +1,182 @@
+"""What a model trained on masked patches makes of the patches it cannot see."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.data.images import Images
+from vit_jax.models.masked import KEPT, MASKED, OTHER, SMALL, MaskedViT
+from vit_jax.objectives import masked as objective
+from vit_jax.visualize import draw
+from vit_jax.visualize.images import SMALLEST
+from vit_jax.visualize.sections import Figure, Section
+from vit_jax.visualize.subject import Subject
+
+RATE = 0.5
+# Rows of the sheet.
+_SHEET = 8
+
+
+def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
+  """What the model predicts of corrupted patches.
+
+  The arrays are `kind` (what became of each patch, Nhw: `models.masked` has the
+  numbers), `images`, `hidden`, `predicted` (uint8 NHWC: as the model sees them,
+  with the corrupted patches replaced, and with these predicted) and `files`.
+
+  Args:
+    subject: a checkpoint of masked patch prediction, and images.
+    rate: share of the patches that are corrupted.
+    seed: which ones.
+
+  Raises:
+    ValueError: if the checkpoint is of another task.
+  """
+  checkpoint = subject.checkpoint
+  model: Any = checkpoint.model
+  if not isinstance(model, MaskedViT):
+    raise ValueError(
+      f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
+      'masked patches: give one that configs/masked.py trained.'
+    )
+  given = checkpoint.preprocessing
+  made = objective.MaskedPatches(
+    model,
+    Images(checkpoint.image_size, mean=given.mean, std=given.std),
+    rate,
+  )
+  h, w = model.grid(checkpoint.image_size)
+
+  @jax.jit
+  def predict(
+    params: Any, image_HWC: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, ...]:
+    kind_L, other_L = made.corruption(key, h * w)
+    images_1HWC = made.images.normalize(image_HWC[None])
+    predicted, _ = model.apply(
+      {'params': params},
+      images_1HWC,
+      corruption=(kind_L[None], other_L[None]),
+    )
+    target = objective.target(model, image_HWC[None], images_1HWC)
+    return kind_L, other_L, predicted[0], target[0]
+
+  rows: dict[str, list[np.ndarray]] = {
+    name: [] for name in ('image', 'hidden', 'predicted', 'right')
+  }
+  kinds = []
+  for n, photograph in enumerate(subject.photographs):
+    key = jax.random.fold_in(jax.random.key(seed), n)
+    kind_L, other_L, predicted, target = jax.device_get(
+      predict(subject.params, photograph.seen_HWC, key)
+    )
+    seen_LPPC = _patches(photograph.seen_HWC, h, w)
+    if model.target != 'pixels':
+      predicted = predicted.argmax(-1)
+    guess_LPPC, true_LPPC = (
+      colours_of(model, made.images, values, seen_LPPC.shape[1:])
+      for values in (predicted, target)
+    )
+    kinds.append(kind_L.reshape(h, w))
+    at_LPPC = kind_L[:, None, None, None]
+    gray = np.uint8(128)
+    for name, patches_LPPC in {
+      'image': seen_LPPC,
+      'hidden': np.where(
+        at_LPPC == MASKED,
+        gray,
+        np.where(at_LPPC == OTHER, seen_LPPC[other_L], seen_LPPC),
+      ),
+      'predicted': np.where(at_LPPC == KEPT, seen_LPPC, guess_LPPC),
+      'right': np.where(at_LPPC == KEPT, seen_LPPC, true_LPPC),
+    }.items():
+      rows[name].append(_joined(patches_LPPC, h, w))
+
+  lines = [
+    {
+      'image': image,
+      'what it sees': hidden,
+      'what it predicts': predicted,
+      'what is right': true,
+    }
+    for image, hidden, predicted, true in zip(*rows.values(), strict=True)
+  ]
+  lines = [{k: _enlarged(x) for k, x in line.items()} for line in lines]
+  names = [photograph.name for photograph in subject.photographs]
+  figures = [
+    Figure(
+      f'{name}-masked',
+      f'{name}: masked patches',
+      functools.partial(draw.sheet, [line], [name]),
+    )
+    for name, line in zip(names, lines, strict=True)
+  ]
+  sheet = functools.partial(draw.sheet, lines[:_SHEET], names[:_SHEET])
+  return Section(
+    title='Masked patches',
+    text=f'{rate:.0%} of the patches are corrupted: most are replaced by the '
+    'mask (gray), a few by another patch, and a few stay. Of each the model '
+    f'predicts {_WHAT[model.target]}.',
+    arrays={
+      'kind': np.stack(kinds),
+      'images': np.stack(rows['image']),
+      'hidden': np.stack(rows['hidden']),
+      'predicted': np.stack(rows['predicted']),
+      'files': np.array([p.path for p in subject.photographs]),
+    },
+    figures=figures,
+    sheet=Figure('masked', 'masked patches', sheet),
+  )
+
+
+_WHAT = {
+  'mean_colour': 'the mean colour, one of 512',
+  'downsized': f'{SMALL} x {SMALL} colours, each one of 512',
+  'pixels': 'all pixels',
+}
+
+
+def colours_of(
+  model: MaskedViT,
+  images: Images,
+  values: np.ndarray,
+  shape: tuple[int, ...],
+) -> np.ndarray:
+  """Returns what is predicted, or right, as patches to look at, uint8 LPPC.
+
+  Args:
+    model: knows what is predicted.
+    images: how they were normalised.
+    values: of one image, as `objectives.masked.target` has them.
+    shape: (P, P, 3) of a patch.
+  """
+  L, (height, width, _) = len(values), shape
+  if model.target == 'pixels':
+    x_LPPC = values.reshape(L, *shape) * np.array(images.std) + images.mean
+    return np.clip(np.round(255 * x_LPPC), 0, 255).astype(np.uint8)
+  # The middle of each colour's 32 values.
+  rgb = 32 * np.stack([values // 64, values // 8 % 8, values % 8], -1) + 16
+  side = 1 if model.target == 'mean_colour' else SMALL
+  cells = rgb.reshape(L, side, side, 3).astype(np.uint8)
+  return cells.repeat(height // side, 1).repeat(width // side, 2)
+
+
+def _patches(image_HWC: np.ndarray, h: int, w: int) -> np.ndarray:
+  H, W, C = image_HWC.shape
+  x_hPwQC = image_HWC.reshape(h, H // h, w, W // w, C)
+  return x_hPwQC.swapaxes(1, 2).reshape(h * w, H // h, W // w, C)
+
+
+def _joined(patches_LPPC: np.ndarray, h: int, w: int) -> np.ndarray:
+  _, P, Q, C = patches_LPPC.shape
+  x_hwPQC = patches_LPPC.reshape(h, w, P, Q, C)
+  return x_hwPQC.swapaxes(1, 2).reshape(h * P, w * Q, C)
+
+
+def _enlarged(image_HWC: np.ndarray) -> np.ndarray:
+  """Returns an image whose pixels can be told apart, in whole multiples."""
+  times = math.ceil(SMALLEST / max(image_HWC.shape))
+  return image_HWC.repeat(times, 0).repeat(times, 1)
