@@ -234,31 +234,44 @@ class MultiHeadAttention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BLD: Array, probe_BQD: Array | None = None
+    self,
+    queries_BQD: Array,
+    keys_BLD: Array | None = None,
+    values_BLD: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, Array | None]:
-    """Attends to x from the probe, or else from x itself.
+    """Gathers values by how well queries and keys match.
+
+    Args:
+      queries_BQD: tokens that look.
+      keys_BLD: tokens that they look at; None for the queries themselves.
+      values_BLD: tokens that they gather from; None for the keys.
+      mask_BQL: true where a query may look, B and Q of which may be 1; None for
+        everywhere.
 
     Returns:
       The attended tokens BQD, and the weights BNQL in float32 or None.
     """
-    D = x_BLD.shape[-1]
+    keys_BLD = queries_BQD if keys_BLD is None else keys_BLD
+    values_BLD = keys_BLD if values_BLD is None else values_BLD
+    D = queries_BQD.shape[-1]
 
     def project(name: str, x_BLD: Array) -> Array:
       heads = (self.heads, D // self.heads)
       return Projection(heads, dtype=self.dtype, name=name)(x_BLD)
 
-    q_BQNK = project('query', x_BLD if probe_BQD is None else probe_BQD)
-    k_BLNK, v_BLNK = project('key', x_BLD), project('value', x_BLD)
+    q_BQNK = project('query', queries_BQD)
+    k_BLNK, v_BLNK = project('key', keys_BLD), project('value', values_BLD)
     weights_BNQL = None
     if self.relative is None and not self.weights:
-      y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
+      y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
     else:
       logits_BNQL = attention.logits(q_BQNK, k_BLNK)
       if self.relative is not None:
         logits_BNQL += posemb.RelativeKeys(name='relative')(
           q_BQNK, self.relative
         )
-      weights_BNQL = jax.nn.softmax(logits_BNQL)
+      weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
       y_BQNK = attention.weighted(weights_BNQL, v_BLNK)
     y_BQD = Projection((D,), axes=2, dtype=self.dtype, name='out')(y_BQNK)
     return y_BQD, weights_BNQL
@@ -283,6 +296,7 @@ class EncoderBlock(nn.Module):
     x_BLD: Array,
     key: Array | None = None,
     positions_LD: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
@@ -290,6 +304,7 @@ class EncoderBlock(nn.Module):
       x_BLD: tokens.
       key: for dropout; None does not drop out.
       positions_LD: position embeddings that this layer adds to its input.
+      mask_BQL: as `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
@@ -305,7 +320,7 @@ class EncoderBlock(nn.Module):
       f.dtype,
       'attention' in self.capture,
       name='MultiHeadDotProductAttention_1',
-    )(y_BLD)
+    )(y_BLD, mask_BQL=mask_BQL)
     x_BLD = constrain(x_BLD + dropout(y_BLD, f.dropout, key_msa), 'BLD')
 
     y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_2')

@@ -42,7 +42,11 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BLD: Array, grid: tuple[int, int], key: Array | None = None
+    self,
+    x_BLD: Array,
+    grid: tuple[int, int],
+    key: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured, stacked by layer.
 
@@ -50,6 +54,7 @@ class Encoder(nn.Module):
       x_BLD: tokens, those of the patches last and in raster order.
       grid: (h, w) of the patches.
       key: for dropout; None does not drop out.
+      mask_BQL: as `layers.MultiHeadAttention` takes it.
     """
     f = self.fields
     extra = x_BLD.shape[1] - grid[0] * grid[1]
@@ -79,16 +84,19 @@ class Encoder(nn.Module):
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
+        in_axes=(0, 0, nn.broadcast),
         length=f.depth,
       )
       if in_loop:
         block = nn.map_variables(block, 'params', as_matrices)
-      x_BLD, captured = block(name=LAYERS.stacked, **fields)(x_BLD, *inputs)
+      x_BLD, captured = block(name=LAYERS.stacked, **fields)(
+        x_BLD, *inputs, mask_BQL
+      )
     else:
       layers = []
       for i in range(f.depth):
         x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
-          x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs)
+          x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs), mask_BQL
         )
         layers.append(one)
       captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
@@ -367,6 +375,7 @@ class ViT(Model):
     *,
     train: bool = False,
     capture: tuple[str, ...] = (),
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured: equations 2 and 3.
 
@@ -375,10 +384,12 @@ class ViT(Model):
       grid: (h, w) of the patches.
       train: whether to drop out.
       capture: as `__call__` takes it.
+      mask_BQL: true where a token may look at another, B and Q of which may be
+        1; None for everywhere.
     """
     key = self.make_rng('dropout') if train and self.dropout else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')
-    return encoder(x_BLD, grid, key)
+    return encoder(x_BLD, grid, key, mask_BQL)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""
