@@ -47,7 +47,7 @@ def attend(
     and K <= 128
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
-  # Not heads first: a TPU would copy those of H/14, 4 % of its step.
+  # Not heads first: see `tpu_layout`.
   qkv = (checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK))
   return _attend(*qkv, mask_BQL)
 

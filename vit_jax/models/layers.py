@@ -14,13 +14,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention, posemb
+from vit_jax.models import attention, posemb, tpu_layout
 from vit_jax.models.model import Partitions
 
 Array = jax.Array
 
-# Dense_1 is not split along its output, because TPUs would have to transpose
-# what they gather.
+# Why Dense_1 is not split along its output: see `tpu_layout`.
 PARTITIONS: Partitions = (
   (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
   (r'(query|key|value)/bias$', ('tensor', None)),
@@ -146,8 +145,7 @@ class MlpBlock(nn.Module):
 class Projection(nn.Module):
   """A dense layer between tokens and their heads, multiplied as a matrix.
 
-  As `nn.DenseGeneral`, whose parameters it has; but a TPU pads the arrays of
-  three axes that that works with.
+  It has the parameters of `nn.DenseGeneral`; see `tpu_layout`.
 
   Attributes:
     features: of the output: (N, K), or (D,).
@@ -172,48 +170,7 @@ class Projection(nn.Module):
     bias = self.param('bias', nn.initializers.zeros, self.features)
     kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
     y = x.astype(self.dtype).reshape(*batch, -1) @ kernel.reshape(matrix)
-    # Where heads fill a TPU's 128 lanes evenly, XLA adds the bias on the way to
-    # them, and otherwise on the way out of the product: 6 % of a step of H/14,
-    # whose heads have 80, and 2 % of one of L/16.
-    if 128 % self.features[-1]:
-      return (y + bias.reshape(-1)).reshape(*batch, *self.features)
-    return y.reshape(*batch, *self.features) + bias
-
-
-def as_matrices(params: Any) -> Any:
-  """Returns parameters with the kernels of attention as D x D matrices.
-
-  A TPU lays arrays of three axes out with K along its 128 lanes, most of them
-  empty, and copies them before it multiplies.
-  """
-
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim)
-    if axis is None:
-      return x
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-  return jax.tree_util.tree_map_with_path(reshape, params)
-
-
-def of_heads(params: Any, heads: int) -> Any:
-  """Undoes `as_matrices`."""
-
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim + 1)
-    if axis is None:
-      return x
-    return x.reshape(*x.shape[:axis], heads, -1, *x.shape[axis + 1 :])
-
-  return jax.tree_util.tree_map_with_path(reshape, params)
-
-
-def _heads_axis(path: tuple[Any, ...], ndim: int) -> int | None:
-  """Returns the axis N that K follows, for kernels of attention."""
-  *_, module, name = (entry.key for entry in path)
-  if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
-    return None
-  return ndim - 3 if module == 'out' else ndim - 2
+    return tpu_layout.add_bias(y, bias)
 
 
 class MultiHeadAttention(nn.Module):

@@ -96,8 +96,8 @@ class RelativeKeys(nn.Module):
 def _shift(x_BNLO: jax.Array) -> jax.Array:
   """Picks entry k - q + L - 1 of row q for every k.
 
-  As a reshaping, because a gather of this size is slow on TPU: with one more
-  column, the entries wanted lie 2 L - 1 apart from row to row.
+  As a reshaping (see `tpu_layout`): with one more column, the entries wanted
+  lie 2 L - 1 apart from row to row.
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)

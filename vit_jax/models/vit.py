@@ -13,17 +13,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, posemb, resnet
+from vit_jax.models import heads, posemb, resnet, tpu_layout
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.layers import (
   EPSILON,
   MAX_LAYERS,
   EncoderBlock,
   EncoderFields,
-  as_matrices,
   dropout,
   layer_norm,
-  of_heads,
   remat,
 )
 from vit_jax.models.model import Loop, Model
@@ -72,11 +70,11 @@ class Encoder(nn.Module):
     block: Any = EncoderBlock
     if f.axial:
       block, fields['grid'] = AxialBlock, grid
-    # Inside a loop, kernels are sliced from matrices; see `as_matrices`.
+    # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
     in_loop = f.scan and not self.is_initializing()
     if in_loop:
       block = nn.map_variables(
-        block, 'params', functools.partial(of_heads, heads=f.heads)
+        block, 'params', functools.partial(tpu_layout.of_heads, heads=f.heads)
       )
     block = remat(block, f.remat, in_loop=f.scan)
     if f.scan:
@@ -88,7 +86,7 @@ class Encoder(nn.Module):
         length=f.depth,
       )
       if in_loop:
-        block = nn.map_variables(block, 'params', as_matrices)
+        block = nn.map_variables(block, 'params', tpu_layout.as_matrices)
       x_BLD, captured = block(name=LAYERS.stacked, **fields)(
         x_BLD, *inputs, mask_BQL
       )
@@ -124,8 +122,8 @@ class Encoder(nn.Module):
 class PatchEmbedding(nn.Module):
   """The product x_p E of equation 1 for every patch.
 
-  A convolution whose stride is its size, whose parameters these are. Written as
-  the product it is, because TPUs copy the whole batch for the convolution.
+  It has the parameters of a convolution whose stride is its size, written as
+  the product it is; see `tpu_layout`.
   """
 
   width: int
