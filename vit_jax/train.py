@@ -260,6 +260,8 @@ def make_optimizer(
     momentum_dtype=o.momentum_dtype,
     weight_decay=o.weight_decay,
     clip_norm=o.clip_norm,
+    frozen=o.frozen,
+    lr_scales=o.lr_scales,
   )
 
 
@@ -371,9 +373,12 @@ def make_train_step(
     return sharding.gather(cast, mesh)
 
   def gradients(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
-    grad = jax.grad(objective.loss, has_aux=True)
+    def loss(params: Any) -> tuple[jax.Array, Any]:
+      params = optim.stop_frozen(params, config.optimizer.frozen)
+      return objective.loss(params, batch, key, train=True)
+
     with sharding.activations(mesh):
-      grads, metrics = grad(params, batch, key, train=True)
+      grads, metrics = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, mesh)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
 
