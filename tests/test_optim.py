@@ -343,3 +343,147 @@ def test_what_is_no_duration_says_how_to_write_one(duration):
 def test_the_whole_run_is_no_percentage_of_itself():
   with pytest.raises(ValueError, match='not a percentage of itself'):
     optim.steps_of('90%', batch_size=1, examples=1)
+
+
+LR = 0.1
+FROZEN = ('^cls$', 'Dense_0/kernel')
+
+
+def constant(**fields):
+  lr = optim.schedule(LR, 'constant', 0, 9)
+  return optim.make(lr=lr, **fields)
+
+
+def frozen_in_numpy(grads, **fields):
+  """Adam on what is not frozen alone, as if the others did not exist."""
+  keep = [
+    not any(name.endswith(end) for end in ('cls', 'Dense_0/kernel'))
+    for name in names(params())
+  ]
+  assert sum(keep) == len(keep) - 2
+  hidden = [
+    jax.tree.unflatten(
+      jax.tree.structure(g),
+      [
+        x if kept else 0 * x
+        for x, kept in zip(jax.tree.leaves(g), keep, strict=True)
+      ],
+    )
+    for g in grads
+  ]
+  history = adam_in_numpy(hidden, lambda t: LR, 0.8, 0.99, **fields)
+  return [
+    [
+      x if kept else start
+      for x, start, kept in zip(
+        step, jax.tree.leaves(params()), keep, strict=True
+      )
+    ]
+    for step in history
+  ]
+
+
+@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
+def test_frozen_parameters_stay_and_count_in_nothing(clip):
+  """Not in the norm; and the only kernel is frozen, so that none decays."""
+  optimizer = constant(
+    name='adam',
+    b1=0.8,
+    b2=0.99,
+    frozen=FROZEN,
+    weight_decay=0.3,
+    clip_norm=clip,
+  )
+  grads = gradients(5)
+  want = frozen_in_numpy(grads, weight_decay=0.0, clip=clip)
+  got = run(optimizer, grads)
+  assert_history(got, want)
+  for name, x, start in zip(
+    names(params()), got[-1], jax.tree.leaves(params()), strict=True
+  ):
+    same = np.array_equal(x, np.float32(start))
+    assert same == (name in ('cls', 'block/Dense_0/kernel')), name
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_frozen_parameters_have_no_state(name):
+  state = constant(name=name, frozen=FROZEN).init(params())
+  kept = [path for path in names(state) if not path.endswith('count')]
+  moments = {'adam': 2, 'sgd': 1}[name]
+  assert len(kept) == moments * (len(names(params())) - 2)
+  assert not any(path.endswith(('cls', 'Dense_0/kernel')) for path in kept)
+  # The sharding rules go by the parameters' own paths at the end.
+  assert sum(path.endswith('/posembed_input/pos_embedding') for path in kept)
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_theirs():
+  def loss(p, patterns):
+    p = optim.stop_frozen(p, patterns)
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(p))
+
+  p = jax.tree.map(jnp.float32, params())
+  grads = jax.grad(loss)(p, FROZEN)
+  for name, x, grad in zip(
+    names(p), jax.tree.leaves(p), jax.tree.leaves(grads), strict=True
+  ):
+    frozen = name in ('cls', 'block/Dense_0/kernel')
+    np.testing.assert_array_equal(grad, 0 * x if frozen else 2 * x)
+  program = str(jax.make_jaxpr(jax.grad(loss), static_argnums=1)(p, ()))
+  assert 'stop_gradient' not in program
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_learning_rates_of_groups_are_multiplied(name):
+  """The first match counts; decay, with Adam, goes along with the rate."""
+  scales = (('^cls$', 0.0), ('kernel$', 0.5), ('Dense_0/', 3.0))
+  fields = {'name': name, 'weight_decay': 0.3}
+  grads = gradients(1)
+  (plain,) = run(constant(**fields), grads)
+  (got,) = run(constant(**fields, lr_scales=scales), grads)
+  factors = {'cls': 0, 'block/Dense_0/kernel': 0.5, 'block/Dense_0/bias': 3}
+  for path, x, y, start in zip(
+    names(params()), got, plain, jax.tree.leaves(params()), strict=True
+  ):
+    want = start + factors.get(path, 1) * (y - start)
+    np.testing.assert_allclose(x, want, rtol=RTOL, atol=1e-6, err_msg=path)
+
+
+def test_groups_among_what_is_not_frozen():
+  optimizer = constant(
+    name='sgd', momentum=0.0, frozen=('kernel',), lr_scales=(('bias$', 2.0),)
+  )
+  grads = gradients(1)
+  (got,) = run(optimizer, grads)
+  for path, x, start, g in zip(
+    names(params()),
+    got,
+    jax.tree.leaves(params()),
+    jax.tree.leaves(grads[0]),
+    strict=True,
+  ):
+    factor = {'kernel': 0, 'bias': 2}.get(path.split('/')[-1], 1)
+    np.testing.assert_allclose(
+      x, start - factor * LR * g, rtol=RTOL, atol=1e-6, err_msg=path
+    )
+
+
+def test_without_patterns_the_chain_is_the_plain_one():
+  with_none = constant(name='adam', frozen=(), lr_scales=())
+  state, plain = with_none.init(params()), constant(name='adam').init(params())
+  assert jax.tree.structure(state) == jax.tree.structure(plain)
+  assert names(state) == names(plain) and names(state)[0] == '1/count'
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'frozen': ('^cls$', 'Dense_7')}, "'Dense_7' of .* matches no parameter"),
+    ({'lr_scales': (('^scale', 2.0),)}, "'\\^scale' of .*no parameter"),
+    # Nothing of it is left to learn at any rate.
+    ({'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)}, "'cls' of .* left to"),
+    ({'frozen': ('(',)}, r"'\(' is no regular expression"),
+  ],
+)
+def test_patterns_that_match_nothing_are_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(constant(name='adam', **fields).init, params())

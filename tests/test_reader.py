@@ -68,7 +68,7 @@ def test_resized_to_48_pixels_equals_the_original():
   params = dict(checkpoint.params)
   encoder = dict(params['Transformer'])
   table = encoder['posembed_input']['pos_embedding']
-  resized = posemb.resize(table, (4, 4), (6, 6))
+  resized = posemb.resize(table, (4, 4), (6, 6), 1)
   np.testing.assert_allclose(
     resized, golden['resized_posemb'], rtol=0, atol=ATOL
   )

@@ -102,6 +102,44 @@ def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
   assert read_metrics(tmp_path) == read_metrics(reference)
 
 
+def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
+  """Split over the mesh, without a state to save, and bit for bit."""
+  config = small_config(
+    **{
+      'total': '4 steps',
+      'mesh.fsdp': 2,
+      'optimizer.frozen': ('^embedding/', 'encoderblock_0/'),
+      'optimizer.lr_scales': (('^head/', 10.0),),
+    }
+  )
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  train.train(config, str(whole))
+  preempt_at(2)
+  with pytest.raises(run.Preempted, match='saved step 2'):
+    train.train(config, str(parts))
+  preempt_at(None)
+  train.train(config, str(parts))
+  got = reader.open_checkpoint(str(parts))
+  assert_equal(got.params, final_params(whole))
+  key, _ = jax.random.split(jax.random.key(config.seed))
+  fresh = variants.init(got.model, key, got.image_size)
+  for (path, x), start in zip(
+    jax.tree_util.tree_leaves_with_path(got.params),
+    jax.tree.leaves(fresh),
+    strict=True,
+  ):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    frozen = name.startswith('embedding/') or 'encoderblock_0/' in name
+    # Compiled or not, random numbers differ in their last digit.
+    assert np.allclose(x, start, rtol=1e-6, atol=0) == frozen, name
+
+
+def test_a_pattern_that_matches_nothing_ends_before_the_first_step(tmp_path):
+  config = small_config(**{'optimizer.frozen': ('encoderblock_7/',)})
+  with pytest.raises(ValueError, match="'encoderblock_7/' of .* no parameter"):
+    train.train(config, str(tmp_path))
+
+
 def test_finished_run_has_nothing_left_to_do(reference, tmp_path, capsys):
   shutil.copytree(reference, tmp_path / 'run')
   train.train(small_config(**STATEFUL), str(tmp_path / 'run'))
@@ -273,6 +311,23 @@ def test_fsdp_shards_parameters_optimizer_state_and_average():
       found += 1
       assert x.addressable_shards[0].data.size == x.size // 8, name
   assert found == 3  # parameters, momentum, average
+
+
+def test_fsdp_shards_the_state_of_what_is_not_frozen():
+  _, state, _ = one_step_setup(
+    {'fsdp': 8}, jax.devices(), **{'optimizer.frozen': ('encoderblock_1/',)}
+  )
+  sizes = {
+    jax.tree_util.keystr(path, simple=True, separator='/'): (
+      x.addressable_shards[0].data.size / x.size
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(state['opt_state'])
+  }
+  kernel = 'encoderblock_{}/MlpBlock_3/Dense_0/kernel'
+  assert [size for name, size in sizes.items() if kernel.format(0) in name] == [
+    1 / 8
+  ]
+  assert not any('encoderblock_1/' in name for name in sizes)
 
 
 def test_batches_are_split_and_never_gathered():

@@ -12,6 +12,8 @@ from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader, transfer
 from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants, vit
+from vit_jax.visualize import rollout, similarity
+from vit_jax.visualize.layers import Layers
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 
@@ -439,6 +441,96 @@ def test_bodies_of_another_task_are_compared_too():
   checkpoint = reader.Checkpoint('old', model, {}, (8, 8))
   with pytest.raises(ValueError, match='old has depth 2 and .*depth is 3'):
     transfer.to_new_task(checkpoint, model.clone(depth=3), (8, 8), {})
+
+
+class Distilled(vit.ViT):
+  """With a second token, that learns from a teacher, as DeiT has."""
+
+  kind = 'distilled'
+  task_params = (*vit.ViT.task_params, 'head_dist')
+
+  @property
+  def extra_tokens(self):
+    return ('cls', 'dist')
+
+  def body(self):
+    return self.clone(num_classes=0, representation_size=0, head_bias=0.0)
+
+  @nn.compact
+  def __call__(self, images_BHWC, *, train=False, capture=()):
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    x_BLD, aux = self.encode(
+      x_BLD, x_BhwD.shape[1:3], train=train, capture=capture
+    )
+    aux = {'tokens': x_BLD, **aux}
+    if not self.num_classes:
+      return x_BLD[:, :2].mean(1), aux
+    heads = [
+      nn.Dense(self.num_classes, name=name)(x_BLD[:, i])
+      for i, name in enumerate(('head', 'head_dist'))
+    ]
+    return sum(heads) / 2, aux
+
+
+def distilled(image_size, **fields):
+  """Returns a checkpoint of it, every number of which is random."""
+  model = Distilled(num_classes=3, **VIT, **fields)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape).astype(np.float32),
+    reader.param_shapes(model, image_size),
+  )
+  return reader.Checkpoint('old', model, params, image_size)
+
+
+def test_two_tokens_before_the_patches_stay_before_them():
+  old_size, new_size = (8, 12), (12, 20)
+  checkpoint = distilled(old_size)
+  assert checkpoint.model.num_tokens(old_size) == 2 + 6
+  resized = transfer.resized(checkpoint, new_size)
+  table, got = (
+    x.params['Transformer']['posembed_input']['pos_embedding']
+    for x in (checkpoint, resized)
+  )
+  assert table.shape == (1, 2 + 6, 8)
+  want = stretched_grid(table, (2, 3), (3, 5))
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, *new_size, 3))
+  logits, aux = outputs(resized, images)
+  assert logits.shape == (2, 3) and aux['blocks'].shape == (2, 2, 2 + 15, 8)
+
+  # Onto another task, with positions from the checkpoint and heads afresh.
+  model = resized.model.clone(num_classes=4)
+  fresh = jax.device_get(variants.init(model, jax.random.key(1), new_size))
+  params = transfer.to_new_task(checkpoint, model, new_size, fresh)
+  np.testing.assert_array_equal(params['dist'], checkpoint.params['dist'])
+  for name in ('head', 'head_dist'):
+    jax.tree.map(np.testing.assert_array_equal, params[name], fresh[name])
+
+
+@pytest.mark.parametrize('posemb', ['none', 'learned2d', 'sincos2d'])
+def test_two_tokens_among_learned_positions(posemb):
+  checkpoint = distilled((8, 12), posemb=posemb)
+  learned = transfer.with_learned_positions(checkpoint)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3))
+  np.testing.assert_array_equal(
+    outputs(learned, images)[0], outputs(checkpoint, images)[0]
+  )
+  table = learned.params['Transformer']['posembed_input']['pos_embedding']
+  assert table.shape == (1, 2 + 6, 8) and not table[:, :2].any()
+
+
+def test_attention_maps_of_patches_after_two_tokens():
+  checkpoint = distilled((8, 12))
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3))
+  layers = Layers(checkpoint.model, checkpoint.params, images)
+  for weights in layers.attention():
+    assert weights['all'].shape == (2, 2, 2 + 6, 2 + 6)
+  np.testing.assert_array_equal(layers.read_BL, np.eye(2 + 6)[[0, 0]])
+  assert rollout.rollout(layers).shape == (2, 2, 3)
+  table = similarity.tables(checkpoint)
+  assert table.shape == (1, 2 + 6, 8)
+  assert similarity.cosine(table[0], (2, 3)).shape == (2, 3, 2, 3)
 
 
 def outputs(checkpoint, images):

@@ -179,6 +179,13 @@ def base() -> ConfigDict:
         'weight_decay': 0.1,
         # Global norm; 0 does not clip.
         'clip_norm': 0.0,
+        # Regular expressions of the paths of parameters, as in
+        # ('^embedding/', 'encoderblock_[0-5]/'): those that match stay as they
+        # are.
+        'frozen': (),
+        # Pairs of such an expression and what the learning rate is multiplied
+        # by where it is the first that matches, as in (('^head/', 10.0),).
+        'lr_scales': (),
         # Decay of the Polyak average of the parameters; 0 for none. Where
         # there is an average, it is what evaluators measure.
         'polyak': 0.0,

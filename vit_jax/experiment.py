@@ -134,7 +134,11 @@ class Experiment:
       momentum_dtype=o.momentum_dtype,
       weight_decay=o.weight_decay,
       clip_norm=o.clip_norm,
+      frozen=o.frozen,
+      lr_scales=o.lr_scales,
     )
+    if o.frozen or o.lr_scales:
+      _ = self.state_shapes  # which patterns that match nothing are refused in
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""
@@ -270,9 +274,12 @@ class Experiment:
   def _gradients(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[Params, Metrics]:
-    grad = jax.grad(self.objective.loss, has_aux=True)
+    def loss(params: Params) -> tuple[jax.Array, Metrics]:
+      params = optim.stop_frozen(params, self.config.optimizer.frozen)
+      return self.objective.loss(params, fixed, batch, key, train=True)
+
     with sharding.activations(self.mesh):
-      grads, metrics = grad(params, fixed, batch, key, train=True)
+      grads, metrics = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, self.mesh)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
 

@@ -111,6 +111,73 @@ def kernels(params: Any) -> Any:
   )
 
 
+def first_match(params: Any, patterns: Sequence[str]) -> Any:
+  """Returns which pattern is the first to be found in each parameter's path.
+
+  Args:
+    params: parameters, or what has their structure.
+    patterns: regular expressions, of paths joined by '/'.
+
+  Returns:
+    Their indices, the number of patterns where none is found.
+
+  Raises:
+    ValueError: naming a pattern that is found in no path, or is none.
+  """
+  paths = jax.tree_util.tree_map_with_path(
+    lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'),
+    params,
+  )
+  for pattern in patterns:
+    try:
+      found = any(re.search(pattern, path) for path in jax.tree.leaves(paths))
+    except re.error as e:
+      raise ValueError(f'{pattern!r} is no regular expression: {e}.') from e
+    if not found:
+      raise ValueError(
+        f'The pattern {pattern!r} of optimizer.frozen or optimizer.lr_scales '
+        'matches no parameter that is left to train: take it out, or mend it. '
+        f'There is {", ".join(jax.tree.leaves(paths)[:3])}, and so on.'
+      )
+
+  def index(path: str) -> int:
+    hits = (i for i, p in enumerate(patterns) if re.search(p, path))
+    return next(hits, len(patterns))
+
+  return jax.tree.map(index, paths)
+
+
+def stop_frozen(params: Any, patterns: Sequence[str]) -> Any:
+  """Returns parameters of which those that match a pattern get no gradient."""
+  return jax.tree.map(
+    lambda x, i: x if i == len(patterns) else jax.lax.stop_gradient(x),
+    params,
+    first_match(params, patterns),
+  )
+
+
+def _scale_by_path(
+  lr_scales: Sequence[tuple[str, float]],
+) -> optax.GradientTransformation:
+  patterns = [pattern for pattern, _ in lr_scales]
+  factors = [factor for _, factor in lr_scales]
+
+  def init(params: Any) -> optax.EmptyState:
+    first_match(params, patterns)  # refuses
+    return optax.EmptyState()
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    del params
+    updates = jax.tree.map(
+      lambda x, i: x if i == len(factors) else x * factors[i],
+      updates,
+      first_match(updates, patterns),
+    )
+    return updates, state
+
+  return optax.GradientTransformation(init, update)
+
+
 def make(
   *,
   name: str,
@@ -121,6 +188,8 @@ def make(
   momentum_dtype: str = 'float32',
   weight_decay: float = 0.0,
   clip_norm: float = 0.0,
+  frozen: Sequence[str] = (),
+  lr_scales: Sequence[tuple[str, float]] = (),
 ) -> optax.GradientTransformation:
   """Returns the optimizer's chain.
 
@@ -140,9 +209,14 @@ def make(
       (2106.04560, section 3.4). The second moment is always float32.
     weight_decay: of kernels; 0 for none.
     clip_norm: global norm that gradients are clipped to; 0 for none.
+    frozen: patterns, see `first_match`, of parameters that stay as they are:
+      without decay, state, or a part in the global norm.
+    lr_scales: patterns and what the learning rate is multiplied by where they
+      match, the first that does.
 
   Raises:
-    ValueError: for another name or dtype.
+    ValueError: for another name or dtype; and, when the state is made, for a
+      pattern that matches no parameter.
   """
   if name not in ('adam', 'sgd'):
     raise ValueError(f'optimizer.name is {name!r}: use adam or sgd.')
@@ -160,8 +234,21 @@ def make(
   # to 0.8984.
   adam = optax.scale_by_adam(np.float32(b1), b2, mu_dtype=momentum_dtype)
   trace = optax.trace(np.float32(momentum), accumulator_dtype=momentum_dtype)
-  return optax.chain(
+  chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
     *((adam, decayed) if name == 'adam' else (decayed, trace)),
     optax.scale_by_learning_rate(lr),
+    *([_scale_by_path(lr_scales)] if lr_scales else []),
+  )
+  if not frozen:
+    return chain
+
+  def labels(params: Any) -> Any:
+    return jax.tree.map(
+      lambda i: 'trained' if i == len(frozen) else 'frozen',
+      first_match(params, frozen),
+    )
+
+  return optax.partition(
+    {'trained': chain, 'frozen': optax.set_to_zero()}, labels
   )

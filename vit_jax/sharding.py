@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.models import heads, layers
+from vit_jax.models import heads, layers, tpu_layout
 from vit_jax.models.model import Axes
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -119,7 +119,7 @@ def gather(params: Any, mesh: Mesh) -> Any:
     whole = tuple(
       tuple(axis for axis in _names(axes) if axis != 'fsdp') for axes in spec
     )
-    return _constrain_matrix(x, whole, mesh)
+    return _constrain(x, whole, mesh)
 
   return jax.tree_util.tree_map_with_path(place, params)
 
@@ -131,7 +131,7 @@ def scatter(grads: Any, mesh: Mesh) -> Any:
   """
 
   def place(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    return _constrain_matrix(x, _rule(path), mesh)
+    return _constrain(x, _rule(path), mesh)
 
   return jax.tree_util.tree_map_with_path(place, grads)
 
@@ -141,28 +141,10 @@ def _rule(path: tuple[Any, ...]) -> tuple[Axes, ...]:
   return next((spec for pattern, spec in RULES if re.search(pattern, name)), ())
 
 
-def _constrain_matrix(
-  x: jax.Array, spec: tuple[Axes, ...], mesh: Mesh
-) -> jax.Array:
-  """Constrains an array, seeing a kernel of attention as the matrix it is.
-
-  Left as D x N x K, it would be laid out with K along the TPU's 128 lanes, most
-  of them empty, and copied on the way: 7 % of a step of L/16 on v3. The barrier
-  keeps the compiler from gathering first and seeing a matrix afterwards, when
-  all of it is copied: 3 % of a step of H/14 and L/16.
-  """
-  shape = x.shape
-  if len(spec) == 3 and x.ndim >= 3:
-    first = not spec[1]  # N x K x D
-    split = x.ndim - 3 if first else x.ndim - 2
-    x = jax.lax.optimization_barrier(
-      x.reshape(*shape[:split], -1, *shape[split + 2 :])
-    )
-    spec = tuple(
-      axis for i, axis in enumerate(spec) if i != (1 if first else 2)
-    )
-  sharding = NamedSharding(mesh, _fit(spec, x.shape, mesh))
-  return jax.lax.with_sharding_constraint(x, sharding).reshape(shape)
+def _constrain(x: jax.Array, spec: tuple[Axes, ...], mesh: Mesh) -> jax.Array:
+  matrix, spec = tpu_layout.as_matrix(x, spec)
+  sharding = NamedSharding(mesh, _fit(spec, matrix.shape, mesh))
+  return jax.lax.with_sharding_constraint(matrix, sharding).reshape(x.shape)
 
 
 @contextlib.contextmanager

@@ -140,3 +140,150 @@ def test_cheap_rematerialisation_does_no_matrix_product_twice():
 
   assert products('cheap') == products('none')
   assert products('nothing_saveable') > products('none')
+
+
+def with_infinities(q_BQNK, k_BLNK, v_BLNK, mask_BQL):
+  """The formula in float32 with -inf; zeros for who may look nowhere."""
+  mask = jnp.broadcast_to(mask_BQL, (B, q_BQNK.shape[1], k_BLNK.shape[1]))[
+    :, None
+  ]
+  logits = jnp.einsum('BQNK,BLNK->BNQL', q_BQNK, k_BLNK) / np.sqrt(K)
+  nowhere = ~mask.any(-1, keepdims=True)
+  weights = jax.nn.softmax(jnp.where(mask | nowhere, logits, -jnp.inf))
+  return jnp.einsum('BNQL,BLNK->BQNK', jnp.where(nowhere, 0, weights), v_BLNK)
+
+
+def make_mask(kind, queries, keys):
+  """Returns a mask BQL, some of whose queries may look nowhere."""
+  if kind == 'random':
+    rng = np.random.default_rng(3)
+    mask = rng.uniform(size=(B, queries, keys)) < 0.5
+    mask[0, 2] = False
+  elif kind == 'causal':
+    mask = np.tril(np.ones((1, queries, keys), bool))
+  elif kind == 'padding':
+    mask = np.arange(keys) < np.array([[[keys - 2]], [[0]]])
+  else:
+    mask = np.arange(keys)[None, None] < 2
+  return jnp.asarray(mask)
+
+
+MASKS = ('random', 'causal', 'padding', 'one for all')
+
+
+@pytest.mark.parametrize('kind', MASKS)
+@pytest.mark.parametrize(('queries', 'keys'), [(7, 7), (10, 6)], ids=str)
+def test_masked_attention_and_its_gradients(parts, kind, queries, keys):
+  q, k, v, dy = arrays(queries, keys)
+  mask = make_mask(kind, queries, keys)
+  want, want_vjp = jax.vjp(lambda *qkv: with_infinities(*qkv, mask), q, k, v)
+  got, vjp = jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)
+  primal = jax.jit(attention.attend)(q, k, v, mask)
+  np.testing.assert_allclose(primal, want, rtol=1e-5, atol=1e-6)
+  for x, expected in zip((got, *vjp(dy)), (want, *want_vjp(dy)), strict=True):
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('kind', MASKS)
+def test_masks_in_bfloat16(parts, kind):
+  q, k, v, dy = arrays(9, 9, jnp.bfloat16)
+  mask = make_mask(kind, 9, 9)
+  want, want_vjp = jax.vjp(
+    lambda *qkv: with_infinities(*qkv, mask),
+    *(x.astype(jnp.float32) for x in (q, k, v)),
+  )
+  want_grads = want_vjp(dy.astype(jnp.float32))
+  got, vjp = jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)
+  for x, expected in zip((got, *vjp(dy)), (want, *want_grads), strict=True):
+    assert x.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(x, np.float32) - expected)
+    assert error.max() < 2**-5 * np.abs(expected).max()
+
+
+def test_a_mask_that_hides_nothing_changes_nothing(parts):
+  q, k, v, dy = arrays(7, 7)
+  want, want_vjp = jax.vjp(attention.attend, q, k, v)
+  mask = jnp.ones((1, 7, 7), bool)
+  got, vjp = jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)
+  for x, expected in zip((got, *vjp(dy)), (want, *want_vjp(dy)), strict=True):
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_mask_of_keys_alone_is_not_repeated_for_every_query(monkeypatch):
+  monkeypatch.setattr(attention, 'MAX_QUERIES', 4)
+  q, k, v, dy = arrays(64, 64)
+  mask = make_mask('padding', 64, 64)
+
+  def gradients(q, k, v, dy):
+    return jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)[1](dy)
+
+  program = str(jax.make_jaxpr(gradients)(q, k, v, dy))
+  assert 'bool[2,1,64]' in program and 'bool[2,64,64]' not in program
+
+
+@pytest.mark.parametrize('relative', [None, 0], ids=['plain', 'relative'])
+@pytest.mark.parametrize('kind', MASKS)
+def test_all_ways_of_attention_take_a_mask(kind, relative):
+  """With its weights and without, with relative positions and without."""
+  x = jax.random.normal(jax.random.key(0), (B, 6, 12))
+  mask = make_mask(kind, 6, 6)
+  module = layers.MultiHeadAttention(3, relative, weights=True)
+  params = module.init(jax.random.key(1), x)
+
+  def loss(params, module):
+    y, weights = module.apply(params, x, mask_BQL=mask)
+    return jnp.sum(y**2), (y, weights)
+
+  grad = jax.grad(loss, has_aux=True)
+  grads, (y, weights) = grad(params, module)
+  whole = jnp.broadcast_to(mask, (B, 6, 6))[:, None]
+  assert not np.where(whole, 0, weights).any()
+  np.testing.assert_allclose(
+    weights.sum(-1), np.broadcast_to(whole.any(-1), (B, 3, 6)), rtol=1e-6
+  )
+  for leaf in jax.tree.leaves(grads):
+    assert np.isfinite(leaf).all()
+  other_grads, (same, _) = grad(params, module.clone(weights=False))
+  np.testing.assert_allclose(same, y, rtol=1e-5, atol=1e-6)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+    other_grads,
+    grads,
+  )
+
+
+def test_values_apart_from_keys():
+  """As where positions are added to queries and keys and not to values."""
+  rng = np.random.default_rng(0)
+  queries, keys, values = (
+    jnp.asarray(rng.normal(size=(B, length, 12)), jnp.float32)
+    for length in (4, 7, 7)
+  )
+  mask = make_mask('padding', 4, 7)
+  module = layers.MultiHeadAttention(3)
+  variables = module.init(jax.random.key(1), queries, keys, values)
+  got, _ = module.apply(variables, queries, keys, values, mask)
+  p = variables['params']
+
+  def project(name, x_BLD):
+    kernel_DNK, bias_NK = p[name]['kernel'], p[name]['bias']
+    return jnp.einsum('BLD,DNK->BLNK', x_BLD, kernel_DNK) + bias_NK
+
+  q, k, v = map(project, ('query', 'key', 'value'), (queries, keys, values))
+  logits_BNQL = jnp.einsum('BQNK,BLNK->BNQL', q, k) / 2
+  # The second image has no keys.
+  weights_NQL = jax.nn.softmax(logits_BNQL[0, :, :, :5])
+  y_QNK = jnp.einsum('NQL,LNK->QNK', weights_NQL, v[0, :5])
+  want_QD = jnp.einsum('QNK,NKD->QD', y_QNK, p['out']['kernel'])
+  np.testing.assert_allclose(
+    got[0], want_QD + p['out']['bias'], rtol=1e-5, atol=1e-5
+  )
+  np.testing.assert_array_equal(got[1] - p['out']['bias'], 0)
+  # None are the keys themselves, and the queries.
+  for given, same in (
+    ((queries, keys), (queries, keys, keys)),
+    ((keys,), (keys, keys, keys)),
+  ):
+    np.testing.assert_array_equal(
+      module.apply(variables, *given)[0], module.apply(variables, *same)[0]
+    )

@@ -24,31 +24,32 @@ def test_equals_the_original():
   checkpoint = np.load(GOLDEN / 'tiny_s7.npz')
   want = np.load(GOLDEN / 'tiny_s7_golden.npz')['resized_posemb']
   old = checkpoint['Transformer/posembed_input/pos_embedding']
-  got = posemb.resize(old, (4, 4), (6, 6))
+  got = posemb.resize(old, (4, 4), (6, 6), 1)
   np.testing.assert_allclose(got, want, atol=1e-6)
   assert got.dtype == np.float32
 
 
-@pytest.mark.parametrize('extra', [0, 1])
+@pytest.mark.parametrize('extra', [0, 1, 2])
 def test_same_size_is_the_identity(extra):
   old = table((3, 5), extra)
-  np.testing.assert_array_equal(posemb.resize(old, (3, 5), (3, 5)), old)
+  np.testing.assert_array_equal(posemb.resize(old, (3, 5), (3, 5), extra), old)
 
 
 @pytest.mark.parametrize(
-  ('old', 'new'),
+  ('old', 'new', 'extra'),
   [
-    ((16, 16), (30, 30)),
-    ((28, 28), (24, 24)),
-    ((3, 5), (7, 4)),
-    ((2, 2), (1, 3)),
+    ((16, 16), (30, 30), 1),
+    ((28, 28), (24, 24), 0),
+    ((3, 5), (7, 4), 1),
+    ((3, 5), (7, 4), 2),
+    ((2, 2), (1, 3), 1),
   ],
 )
-def test_is_bilinear_with_aligned_corners(old, new):
+def test_is_bilinear_with_aligned_corners(old, new, extra):
   """Against SciPy's interpolation at the coordinates of the definition."""
-  old_table = table(old)
-  got = posemb.resize(old_table, old, new)
-  np.testing.assert_array_equal(got[:, 0], old_table[:, 0])
+  old_table = table(old, extra)
+  got = posemb.resize(old_table, old, new, extra)
+  np.testing.assert_array_equal(got[:, :extra], old_table[:, :extra])
   rows, columns = (
     np.arange(n) * (o - 1) / max(n - 1, 1)
     for o, n in zip(old, new, strict=True)
@@ -56,21 +57,23 @@ def test_is_bilinear_with_aligned_corners(old, new):
   coordinates = np.meshgrid(rows, columns, indexing='ij')
   for d in range(old_table.shape[2]):
     want = scipy.ndimage.map_coordinates(
-      old_table[0, 1:, d].reshape(old), coordinates, order=1, mode='nearest'
+      old_table[0, extra:, d].reshape(old), coordinates, order=1, mode='nearest'
     )
     np.testing.assert_allclose(
-      got[0, 1:, d].reshape(new), want, rtol=1e-5, atol=1e-6
+      got[0, extra:, d].reshape(new), want, rtol=1e-5, atol=1e-6
     )
 
 
 def test_the_last_row_and_column_survive_where_the_original_zeroes_them():
-  got = posemb.resize(np.ones((1, 16 * 16, 2), np.float32), (16, 16), (30, 30))
+  ones = np.ones((1, 16 * 16, 2), np.float32)
+  got = posemb.resize(ones, (16, 16), (30, 30), 0)
   np.testing.assert_allclose(got, 1, rtol=1e-6)
 
 
-def test_embeddings_of_another_grid_are_refused():
-  with pytest.raises(ValueError, match='17 position embeddings do not fit'):
-    posemb.resize(table((4, 4)), (5, 5), (6, 6))
+@pytest.mark.parametrize(('grid', 'extra'), [((5, 5), 1), ((4, 4), 0)])
+def test_embeddings_of_another_grid_are_refused(grid, extra):
+  with pytest.raises(ValueError, match=f'17 .* do not fit {extra} tokens'):
+    posemb.resize(table((4, 4)), grid, (6, 6), extra)
 
 
 # References are in float64 and the model in float32, whose values around 1 have

@@ -277,3 +277,48 @@ def test_what_a_task_changes_of_the_tokens_is_encoded():
     lambda x: OfPatches(0, **TINY, hidden=4).apply({'params': params}, x)
   )(moved)
   np.testing.assert_array_equal(other, hidden)
+
+
+class Causal(vit.ViT):
+  """Tokens that look at themselves and those before them, as iGPT's do."""
+
+  @nn.compact
+  def __call__(self, images_BHWC, *, train=False, capture=()):
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    L = x_BLD.shape[1]
+    x_BLD, captured = self.encode(
+      x_BLD,
+      x_BhwD.shape[1:3],
+      train=train,
+      capture=capture,
+      mask_BQL=jnp.tril(jnp.ones((1, L, L), bool)),
+    )
+    return nn.Dense(3, name='head')(x_BLD), captured
+
+
+@pytest.mark.parametrize('remat', ['none', 'cheap'])
+@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
+@pytest.mark.parametrize('posemb', ['learned1d', 'relative'])
+def test_causal_tokens_do_not_see_what_comes(posemb, scan, remat):
+  fields = {'pool': 'gap', 'posemb': posemb, 'scan': scan, 'remat': remat}
+  model = Causal(num_classes=0, **TINY, **fields)
+  params = variants.init(model, jax.random.key(0), SIZE)
+
+  @jax.jit
+  def run(x):
+    def of_patch(j):
+      # What the outputs up to j have to do with the pixels.
+      return jax.grad(lambda x: jnp.sum(outputs(x)[:, : j + 1] ** 2))(x)
+
+    return outputs(x), of_patch(3)
+
+  def outputs(x):
+    return model.apply({'params': params}, x)[0]
+
+  x = images()
+  y, dx = run(x)
+  # Patch 3 is the first of the second row.
+  other, _ = run(x.at[:, 8:, :8].set(0.5))
+  np.testing.assert_array_equal(other[:, :3], y[:, :3])
+  assert (np.abs(other - y).max((0, 2))[3:] > 1e-4).all()
+  assert not dx[:, 8:, 8:].any() and dx[:, :8].any() and dx[:, 8:, :8].any()

@@ -10,6 +10,9 @@ computed again going back, and with y = A v its gradient needs no sum over A:
 Long sequences take a part of the queries at a time, so that memory grows with
 the tokens and not with their square. In bfloat16 the logits are rounded to
 bfloat16, as PyTorch's autocast does; the softmax works in float32 in any case.
+
+A mask BQL is true where a query may look; its B and its Q may be 1, for all
+alike. A query that may look nowhere gets zeros, and gives none a gradient.
 """
 
 import math
@@ -32,7 +35,9 @@ MAX_QUERIES = 1024
 MAX_UNROLLED = 32
 
 
-def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
+def attend(
+  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
+) -> Array:
   """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best way."""
   K = q_BQNK.shape[-1]
   if (
@@ -41,11 +46,10 @@ def attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
     and K % 8 == 0
     and K <= 128
   ):
-    return jax.nn.dot_product_attention(
-      q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
-    )
-  # Not heads first: a TPU would copy those of H/14, 4 % of its step.
-  return _attend(*(checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK)))
+    return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
+  # Not heads first: see `tpu_layout`.
+  qkv = (checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK))
+  return _attend(*qkv, mask_BQL)
 
 
 def logits(q_BQNK: Array, k_BLNK: Array) -> Array:
@@ -53,6 +57,12 @@ def logits(q_BQNK: Array, k_BLNK: Array) -> Array:
   logits_BNQL = jnp.einsum('BQNK,BLNK->BNQL', q_BQNK, k_BLNK)
   dtype = jnp.promote_types(logits_BNQL.dtype, jnp.float32)
   return logits_BNQL.astype(dtype) * q_BQNK.shape[-1] ** -0.5
+
+
+def softmax(logits_BNQL: Array, mask_BQL: Array | None = None) -> Array:
+  """Returns the attention weights A, BNQL."""
+  mask_BNQL = None if mask_BQL is None else mask_BQL[:, None]
+  return jax.nn.softmax(logits_BNQL, where=mask_BNQL)
 
 
 def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
@@ -69,29 +79,67 @@ def _product(axes: str, *arrays: Array, dtype: Any = None) -> Array:
   return jnp.einsum(axes, *arrays, preferred_element_type=dtype).swapaxes(1, 2)
 
 
+def _cudnn(
+  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
+) -> Array:
+  if mask_BQL is None:
+    return jax.nn.dot_product_attention(
+      q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
+    )
+  B, _, L = mask_BQL.shape
+  mask_BNQL = jnp.broadcast_to(mask_BQL[:, None], (B, 1, q_BQNK.shape[1], L))
+  y_BQNK = jax.nn.dot_product_attention(
+    q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL, implementation='cudnn'
+  )
+  looks_BQNK = jnp.any(mask_BQL, axis=-1)[:, :, None, None]
+  return jnp.where(looks_BQNK, y_BQNK, 0)
+
+
 @jax.custom_vjp
-def _attend(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  def attend(q_BQNK: Array) -> Array:
-    return weighted(jax.nn.softmax(logits(q_BQNK, k_BLNK)), v_BLNK)
+def _attend(
+  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
+) -> Array:
+  def attend(q_BQNK: Array, mask_BQL: Array | None) -> Array:
+    return weighted(softmax(logits(q_BQNK, k_BLNK), mask_BQL), v_BLNK)
 
   Q = q_BQNK.shape[1]
   if Q <= MAX_QUERIES:
-    return attend(q_BQNK)
+    return attend(q_BQNK, mask_BQL)
   # Not a loop of XLA, which no converter knows.
   rows = max(MAX_QUERIES, math.ceil(Q / MAX_UNROLLED))
-  return jnp.concatenate(
-    [attend(q_BQNK[:, i : i + rows]) for i in range(0, Q, rows)], axis=1
-  )
+  differs = _differs(mask_BQL)
+  parts = []
+  for i in range(0, Q, rows):
+    mask = differs[0][:, i : i + rows] if differs else mask_BQL
+    parts.append(attend(q_BQNK[:, i : i + rows], mask))
+  return jnp.concatenate(parts, axis=1)
+
+
+def _differs(mask_BQL: Array | None) -> tuple[Array, ...]:
+  """Returns a mask that differs from query to query, or nothing."""
+  return () if mask_BQL is None or mask_BQL.shape[1] == 1 else (mask_BQL,)
+
+
+def _masked(logits_BNQL: Array, mask_BQL: Array | None) -> Array:
+  if mask_BQL is None:
+    return logits_BNQL
+  return jnp.where(mask_BQL[:, None], logits_BNQL, -jnp.inf)
 
 
 def _forward(
-  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array
-) -> tuple[Array, tuple[Array, ...]]:
-  def forward(q_BQNK: Array) -> tuple[Array, Array]:
-    logits_BNQL = logits(q_BQNK, k_BLNK)
+  q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+  def forward(
+    q_BQNK: Array, mask_BQL: Array | None = mask_BQL
+  ) -> tuple[Array, Array]:
+    logits_BNQL = _masked(logits(q_BQNK, k_BLNK), mask_BQL)
     max_BNQ1 = jnp.max(logits_BNQL, axis=-1, keepdims=True)
+    if mask_BQL is not None:  # or -inf less -inf
+      max_BNQ1 = jnp.maximum(max_BNQ1, jnp.finfo(max_BNQ1.dtype).min)
     exp_BNQL = jnp.exp(logits_BNQL - max_BNQ1)
     sum_BNQ1 = jnp.sum(exp_BNQL, axis=-1, keepdims=True)
+    if mask_BQL is not None:  # or 0 / 0; no other sum is below 1
+      sum_BNQ1 = jnp.maximum(sum_BNQ1, 1)
     y_BQNK = _product(
       'BNQL,BLNK->BNQK',
       exp_BNQL.astype(v_BLNK.dtype),
@@ -102,15 +150,16 @@ def _forward(
     return y_BQNK, (max_BNQ1 + jnp.log(sum_BNQ1)).swapaxes(1, 2)
 
   y_BQNK, lse_BQN1 = (
-    checkpoint_name(x, NAME) for x in _by_parts(forward, q_BQNK)
+    checkpoint_name(x, NAME)
+    for x in _by_parts(forward, q_BQNK, *_differs(mask_BQL))
   )
-  return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN1)
+  return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, mask_BQL, y_BQNK, lse_BQN1)
 
 
 def _backward(
-  kept: tuple[Array, ...], dy_BQNK: Array
-) -> tuple[Array, Array, Array]:
-  q_BQNK, k_BLNK, v_BLNK, y_BQNK, lse_BQN1 = kept
+  kept: tuple[Any, ...], dy_BQNK: Array
+) -> tuple[Array, Array, Array, None]:
+  q_BQNK, k_BLNK, v_BLNK, mask_BQL, y_BQNK, lse_BQN1 = kept
   sum_BQN1 = jnp.sum(
     dy_BQNK.astype(jnp.float32) * y_BQNK.astype(jnp.float32),
     axis=-1,
@@ -118,10 +167,15 @@ def _backward(
   )
 
   def backward(
-    q_BQNK: Array, dy_BQNK: Array, lse_BQN1: Array, sum_BQN1: Array
+    q_BQNK: Array,
+    dy_BQNK: Array,
+    lse_BQN1: Array,
+    sum_BQN1: Array,
+    mask_BQL: Array | None = mask_BQL,
   ) -> tuple[Array, Array, Array]:
     lse_BNQ1, sum_BNQ1 = lse_BQN1.swapaxes(1, 2), sum_BQN1.swapaxes(1, 2)
-    weights_BNQL = jnp.exp(logits(q_BQNK, k_BLNK) - lse_BNQ1)
+    logits_BNQL = _masked(logits(q_BQNK, k_BLNK), mask_BQL)
+    weights_BNQL = jnp.exp(logits_BNQL - lse_BNQ1)
     dweights_BNQL = jnp.einsum(
       'BQNK,BLNK->BNQL', dy_BQNK, v_BLNK, preferred_element_type=jnp.float32
     )
@@ -136,7 +190,8 @@ def _backward(
       _product('BNQL,BQNK->BNLK', weights_BNQL, dy_BQNK),
     )
 
-  return _by_parts(backward, q_BQNK, dy_BQNK, lse_BQN1, sum_BQN1, summed=(1, 2))
+  parts = (q_BQNK, dy_BQNK, lse_BQN1, sum_BQN1, *_differs(mask_BQL))
+  return *_by_parts(backward, *parts, summed=(1, 2)), None
 
 
 _attend.defvjp(_forward, _backward)
@@ -150,7 +205,7 @@ def _by_parts(
   """Applies a function to at most `MAX_QUERIES` queries at a time.
 
   Args:
-    function: takes arrays BQN., and returns such, or what is to be summed.
+    function: takes arrays BQ.., and returns BQN., or what is to be summed.
     *arrays: of all queries.
     summed: which of its results are sums over the queries.
   """
@@ -162,8 +217,8 @@ def _by_parts(
 
   # Queries of zeros, whose dy is zero, too, add nothing to any sum.
   def split(x: Array) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, n * rows - Q), (0, 0), (0, 0)))
-    return jnp.moveaxis(x.reshape(B, n, rows, N, -1), 1, 0)
+    x = jnp.pad(x, ((0, 0), (0, n * rows - Q), *[(0, 0)] * (x.ndim - 2)))
+    return jnp.moveaxis(x.reshape(len(x), n, rows, *x.shape[2:]), 1, 0)
 
   def join(x: Array) -> Array:
     return jnp.moveaxis(x, 0, 1).reshape(B, n * rows, N, -1)[:, :Q]

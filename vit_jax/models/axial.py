@@ -43,7 +43,10 @@ class AxialBlock(nn.Module):
     x_BLD: Array,
     key: Array | None = None,
     positions_LD: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
+    if mask_BQL is not None:
+      raise ValueError('Axial attention takes no mask of all tokens.')
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)

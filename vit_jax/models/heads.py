@@ -34,7 +34,7 @@ class MAPHead(nn.Module):
     probe_11D = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, D))
     y_B1D, _ = MultiHeadAttention(
       f.heads, dtype=f.dtype, name='MultiHeadDotProductAttention_0'
-    )(x_BLD, jnp.broadcast_to(probe_11D, (B, 1, D)))
+    )(jnp.broadcast_to(probe_11D, (B, 1, D)), x_BLD)
     y_B1D = y_B1D + MlpBlock(
       f.mlp_dim, f.gelu, dtype=f.dtype, name='MlpBlock_0'
     )(layer_norm(y_B1D, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0'))

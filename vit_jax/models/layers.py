@@ -14,13 +14,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention, posemb
+from vit_jax.models import attention, posemb, tpu_layout
 from vit_jax.models.model import Partitions
 
 Array = jax.Array
 
-# Dense_1 is not split along its output, because TPUs would have to transpose
-# what they gather.
+# Why Dense_1 is not split along its output: see `tpu_layout`.
 PARTITIONS: Partitions = (
   (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
   (r'(query|key|value)/bias$', ('tensor', None)),
@@ -146,8 +145,7 @@ class MlpBlock(nn.Module):
 class Projection(nn.Module):
   """A dense layer between tokens and their heads, multiplied as a matrix.
 
-  As `nn.DenseGeneral`, whose parameters it has; but a TPU pads the arrays of
-  three axes that that works with.
+  It has the parameters of `nn.DenseGeneral`; see `tpu_layout`.
 
   Attributes:
     features: of the output: (N, K), or (D,).
@@ -172,48 +170,7 @@ class Projection(nn.Module):
     bias = self.param('bias', nn.initializers.zeros, self.features)
     kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
     y = x.astype(self.dtype).reshape(*batch, -1) @ kernel.reshape(matrix)
-    # Where heads fill a TPU's 128 lanes evenly, XLA adds the bias on the way to
-    # them, and otherwise on the way out of the product: 6 % of a step of H/14,
-    # whose heads have 80, and 2 % of one of L/16.
-    if 128 % self.features[-1]:
-      return (y + bias.reshape(-1)).reshape(*batch, *self.features)
-    return y.reshape(*batch, *self.features) + bias
-
-
-def as_matrices(params: Any) -> Any:
-  """Returns parameters with the kernels of attention as D x D matrices.
-
-  A TPU lays arrays of three axes out with K along its 128 lanes, most of them
-  empty, and copies them before it multiplies.
-  """
-
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim)
-    if axis is None:
-      return x
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-  return jax.tree_util.tree_map_with_path(reshape, params)
-
-
-def of_heads(params: Any, heads: int) -> Any:
-  """Undoes `as_matrices`."""
-
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim + 1)
-    if axis is None:
-      return x
-    return x.reshape(*x.shape[:axis], heads, -1, *x.shape[axis + 1 :])
-
-  return jax.tree_util.tree_map_with_path(reshape, params)
-
-
-def _heads_axis(path: tuple[Any, ...], ndim: int) -> int | None:
-  """Returns the axis N that K follows, for kernels of attention."""
-  *_, module, name = (entry.key for entry in path)
-  if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
-    return None
-  return ndim - 3 if module == 'out' else ndim - 2
+    return tpu_layout.add_bias(y, bias)
 
 
 class MultiHeadAttention(nn.Module):
@@ -234,31 +191,44 @@ class MultiHeadAttention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BLD: Array, probe_BQD: Array | None = None
+    self,
+    queries_BQD: Array,
+    keys_BLD: Array | None = None,
+    values_BLD: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, Array | None]:
-    """Attends to x from the probe, or else from x itself.
+    """Gathers values by how well queries and keys match.
+
+    Args:
+      queries_BQD: tokens that look.
+      keys_BLD: tokens that they look at; None for the queries themselves.
+      values_BLD: tokens that they gather from; None for the keys.
+      mask_BQL: true where a query may look, B and Q of which may be 1; None for
+        everywhere.
 
     Returns:
       The attended tokens BQD, and the weights BNQL in float32 or None.
     """
-    D = x_BLD.shape[-1]
+    keys_BLD = queries_BQD if keys_BLD is None else keys_BLD
+    values_BLD = keys_BLD if values_BLD is None else values_BLD
+    D = queries_BQD.shape[-1]
 
     def project(name: str, x_BLD: Array) -> Array:
       heads = (self.heads, D // self.heads)
       return Projection(heads, dtype=self.dtype, name=name)(x_BLD)
 
-    q_BQNK = project('query', x_BLD if probe_BQD is None else probe_BQD)
-    k_BLNK, v_BLNK = project('key', x_BLD), project('value', x_BLD)
+    q_BQNK = project('query', queries_BQD)
+    k_BLNK, v_BLNK = project('key', keys_BLD), project('value', values_BLD)
     weights_BNQL = None
     if self.relative is None and not self.weights:
-      y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
+      y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
     else:
       logits_BNQL = attention.logits(q_BQNK, k_BLNK)
       if self.relative is not None:
         logits_BNQL += posemb.RelativeKeys(name='relative')(
           q_BQNK, self.relative
         )
-      weights_BNQL = jax.nn.softmax(logits_BNQL)
+      weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
       y_BQNK = attention.weighted(weights_BNQL, v_BLNK)
     y_BQD = Projection((D,), axes=2, dtype=self.dtype, name='out')(y_BQNK)
     return y_BQD, weights_BNQL
@@ -283,6 +253,7 @@ class EncoderBlock(nn.Module):
     x_BLD: Array,
     key: Array | None = None,
     positions_LD: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
@@ -290,6 +261,7 @@ class EncoderBlock(nn.Module):
       x_BLD: tokens.
       key: for dropout; None does not drop out.
       positions_LD: position embeddings that this layer adds to its input.
+      mask_BQL: as `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
@@ -305,7 +277,7 @@ class EncoderBlock(nn.Module):
       f.dtype,
       'attention' in self.capture,
       name='MultiHeadDotProductAttention_1',
-    )(y_BLD)
+    )(y_BLD, mask_BQL=mask_BQL)
     x_BLD = constrain(x_BLD + dropout(y_BLD, f.dropout, key_msa), 'BLD')
 
     y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_2')

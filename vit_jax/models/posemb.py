@@ -96,8 +96,8 @@ class RelativeKeys(nn.Module):
 def _shift(x_BNLO: jax.Array) -> jax.Array:
   """Picks entry k - q + L - 1 of row q for every k.
 
-  As a reshaping, because a gather of this size is slow on TPU: with one more
-  column, the entries wanted lie 2 L - 1 apart from row to row.
+  As a reshaping (see `tpu_layout`): with one more column, the entries wanted
+  lie 2 L - 1 apart from row to row.
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)
@@ -110,19 +110,21 @@ def resize(
   posemb_XLD: np.ndarray,
   old_grid: tuple[int, int],
   new_grid: tuple[int, int],
+  extra: int,
 ) -> np.ndarray:
   """Interpolates position embeddings for another image size (section 3.2).
 
   Bilinear with aligned corners, as the original code means it: position i of
   the new grid reads the old one at i * (old - 1) / (new - 1). (The original
   calls `scipy.ndimage.zoom`, which for some sizes, 16 to 30 for instance,
-  zeroes the last row and column; this does not.) Tokens before the grid, the
-  class token, are kept as they are.
+  zeroes the last row and column; this does not.) Those of the tokens before the
+  grid are kept as they are.
 
   Args:
-    posemb_XLD: float32, L = old_h * old_w, or one more for a class token.
+    posemb_XLD: float32, L = extra + old_h * old_w.
     old_grid: (h, w) the embeddings were learned for.
     new_grid: (h, w) wanted.
+    extra: tokens before the grid: 1 where there is a class token alone.
 
   Returns:
     float32 array (X, extra + new_h * new_w, D).
@@ -130,11 +132,10 @@ def resize(
   Raises:
     ValueError: if the embeddings do not belong to `old_grid`.
   """
-  extra = posemb_XLD.shape[1] - old_grid[0] * old_grid[1]
-  if extra not in (0, 1):
+  if posemb_XLD.shape[1] != extra + old_grid[0] * old_grid[1]:
     raise ValueError(
-      f'{posemb_XLD.shape[1]} position embeddings do not fit a grid of '
-      f'{old_grid[0]}x{old_grid[1]} patches with or without a class token.'
+      f'{posemb_XLD.shape[1]} position embeddings do not fit {extra} tokens '
+      f'before a grid of {old_grid[0]}x{old_grid[1]} patches.'
     )
   if tuple(old_grid) == tuple(new_grid):
     return posemb_XLD
@@ -173,7 +174,8 @@ def resize_all(
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
     *parents, name = (key.key for key in path)
     if name == 'pos_embedding':
-      return resize(x, old_grid, new_grid)
+      extra = target.shape[1] - new_grid[0] * new_grid[1]
+      return resize(x, old_grid, new_grid, extra)
     if name not in _TABLE_AXES:
       return x
     along_the_raster = name == 'relative_embedding' and not {

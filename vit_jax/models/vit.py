@@ -13,17 +13,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, posemb, resnet
+from vit_jax.models import heads, posemb, resnet, tpu_layout
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.layers import (
   EPSILON,
   MAX_LAYERS,
   EncoderBlock,
   EncoderFields,
-  as_matrices,
   dropout,
   layer_norm,
-  of_heads,
   remat,
 )
 from vit_jax.models.model import Loop, Model
@@ -42,7 +40,11 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BLD: Array, grid: tuple[int, int], key: Array | None = None
+    self,
+    x_BLD: Array,
+    grid: tuple[int, int],
+    key: Array | None = None,
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured, stacked by layer.
 
@@ -50,6 +52,7 @@ class Encoder(nn.Module):
       x_BLD: tokens, those of the patches last and in raster order.
       grid: (h, w) of the patches.
       key: for dropout; None does not drop out.
+      mask_BQL: as `layers.MultiHeadAttention` takes it.
     """
     f = self.fields
     extra = x_BLD.shape[1] - grid[0] * grid[1]
@@ -67,11 +70,11 @@ class Encoder(nn.Module):
     block: Any = EncoderBlock
     if f.axial:
       block, fields['grid'] = AxialBlock, grid
-    # Inside a loop, kernels are sliced from matrices; see `as_matrices`.
+    # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
     in_loop = f.scan and not self.is_initializing()
     if in_loop:
       block = nn.map_variables(
-        block, 'params', functools.partial(of_heads, heads=f.heads)
+        block, 'params', functools.partial(tpu_layout.of_heads, heads=f.heads)
       )
     block = remat(block, f.remat, in_loop=f.scan)
     if f.scan:
@@ -79,16 +82,19 @@ class Encoder(nn.Module):
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
+        in_axes=(0, 0, nn.broadcast),
         length=f.depth,
       )
       if in_loop:
-        block = nn.map_variables(block, 'params', as_matrices)
-      x_BLD, captured = block(name=LAYERS.stacked, **fields)(x_BLD, *inputs)
+        block = nn.map_variables(block, 'params', tpu_layout.as_matrices)
+      x_BLD, captured = block(name=LAYERS.stacked, **fields)(
+        x_BLD, *inputs, mask_BQL
+      )
     else:
       layers = []
       for i in range(f.depth):
         x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
-          x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs)
+          x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs), mask_BQL
         )
         layers.append(one)
       captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
@@ -116,8 +122,8 @@ class Encoder(nn.Module):
 class PatchEmbedding(nn.Module):
   """The product x_p E of equation 1 for every patch.
 
-  A convolution whose stride is its size, whose parameters these are. Written as
-  the product it is, because TPUs copy the whole batch for the convolution.
+  It has the parameters of a convolution whose stride is its size, written as
+  the product it is; see `tpu_layout`.
   """
 
   width: int
@@ -367,6 +373,7 @@ class ViT(Model):
     *,
     train: bool = False,
     capture: tuple[str, ...] = (),
+    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured: equations 2 and 3.
 
@@ -375,10 +382,12 @@ class ViT(Model):
       grid: (h, w) of the patches.
       train: whether to drop out.
       capture: as `__call__` takes it.
+      mask_BQL: true where a token may look at another, B and Q of which may be
+        1; None for everywhere.
     """
     key = self.make_rng('dropout') if train and self.dropout else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')
-    return encoder(x_BLD, grid, key)
+    return encoder(x_BLD, grid, key, mask_BQL)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""

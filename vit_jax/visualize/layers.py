@@ -95,7 +95,7 @@ class Layers:
     ):
       params = self._params['Transformer'][name]
       weights, gradients, dx_BLD = _backward(
-        _Static(block), params, *inputs, dx_BLD
+        _Static(block), params, dx_BLD, *inputs
       )
       yield weights, gradients
 
@@ -128,8 +128,8 @@ class _Program:
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
       if _is_layer(context):
-        x_BLD, _, positions_LD = args
-        inputs.append((x_BLD, positions_LD))
+        x_BLD, _, *others = args  # all but the key for dropout
+        inputs.append((x_BLD, *others))
         module = context.module
         block = module.clone(parent=None, name=None, capture=('attention',))
         self.blocks.append((module.name, block))
@@ -199,19 +199,19 @@ def _is_layer(context: Any) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(
-  block: _Static, params: Any, x_BLD: Array, positions_LD: Array | None
+  block: _Static, params: Any, x_BLD: Array, *others: Array | None
 ) -> Array:
-  """Returns the tokens after a layer."""
+  """Returns the tokens after a layer; `others` are its further arguments."""
   module: Any = block.module
-  return module.apply({'params': params}, x_BLD, None, positions_LD)[0]
+  return module.apply({'params': params}, x_BLD, None, *others)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(
-  block: _Static, params: Any, x_BLD: Array, positions_LD: Array | None
+  block: _Static, params: Any, x_BLD: Array, *others: Array | None
 ) -> Attention:
   module: Any = block.module
-  _, captured = module.apply({'params': params}, x_BLD, None, positions_LD)
+  _, captured = module.apply({'params': params}, x_BLD, None, *others)
   found = captured['attention']
   return found if isinstance(found, dict) else {'all': found}
 
@@ -220,9 +220,9 @@ def _weights(
 def _backward(
   block: _Static,
   params: Any,
-  x_BLD: Array,
-  positions_LD: Array | None,
   dx_BLD: Array,
+  x_BLD: Array,
+  *others: Array | None,
 ) -> tuple[Attention, Attention, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 
@@ -247,9 +247,7 @@ def _backward(
       return result
 
     with nn.intercept_methods(note):
-      out_BLD, captured = module.apply(
-        {'params': params}, x_BLD, None, positions_LD
-      )
+      out_BLD, captured = module.apply({'params': params}, x_BLD, None, *others)
     return out_BLD, (captured['attention'], values, attended)
 
   _, (_, _, shapes) = jax.eval_shape(lambda x: run(x, {}), x_BLD)

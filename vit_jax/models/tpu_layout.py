@@ -1,0 +1,100 @@
+"""What only the TPU's compiler asks for, and what it was measured to gain.
+
+A TPU keeps an array's last axis along the 128 lanes of its registers and the
+axis before it in tiles of 8 or 16 rows. Whatever fits badly is padded, and
+copied on its way in and out. The parameters and what is computed are the same
+without all this; shares are of a training step.
+
+Heads. Arrays with an axis N of heads and an axis K of 64 or 80 leave up to half
+of the lanes empty:
+
+- `layers.Projection` multiplies one D x D matrix, and no D x N x K array as
+  `nn.DenseGeneral` does.
+- Scanned layers' kernels are matrices outside the loop (`as_matrices`) and
+  arrays of heads (`of_heads`) inside, where each has been sliced out.
+- Kernels that are gathered or scattered over the mesh are matrices on the way
+  (`as_matrix`): 7 % of a step of L/16 on v3. The barrier in it keeps the
+  compiler from gathering first and seeing a matrix afterwards, when all of it
+  is copied: 3 % of a step of H/14 and L/16.
+- Where heads fill the lanes evenly, XLA adds a bias on the way to the heads,
+  and otherwise on the way out of the product (`add_bias`): 6 % of a step of
+  H/14, whose heads have 80, and 2 % of one of L/16.
+- `attention.attend` has heads after tokens, B L N K: heads first would be
+  copied, 4 % of a step of H/14.
+
+Others:
+
+- `vit.PatchEmbedding` is written as the product that it is, because the whole
+  batch is copied for a convolution.
+- `Dense_1` of an MLP is not split along its output in `layers.PARTITIONS`,
+  because what is gathered would be transposed.
+- `posemb.RelativeKeys` picks its logits by reshaping them, because a gather of
+  that size is slow.
+"""
+
+from typing import Any
+
+import jax
+
+from vit_jax.models.model import Axes
+
+Array = jax.Array
+
+
+def add_bias(y: Array, bias: Array) -> Array:
+  """Returns the rows of a product plus a bias, in the shape of the bias."""
+  shape = (*y.shape[:-1], *bias.shape)
+  if 128 % bias.shape[-1]:
+    return (y + bias.reshape(-1)).reshape(shape)
+  return y.reshape(shape) + bias
+
+
+def as_matrices(params: Any) -> Any:
+  """Returns parameters with the kernels of attention as D x D matrices."""
+
+  def reshape(path: tuple[Any, ...], x: Array) -> Array:
+    axis = _heads_axis(path, x.ndim)
+    if axis is None:
+      return x
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+  return jax.tree_util.tree_map_with_path(reshape, params)
+
+
+def of_heads(params: Any, heads: int) -> Any:
+  """Undoes `as_matrices`."""
+
+  def reshape(path: tuple[Any, ...], x: Array) -> Array:
+    axis = _heads_axis(path, x.ndim + 1)
+    if axis is None:
+      return x
+    return x.reshape(*x.shape[:axis], heads, -1, *x.shape[axis + 1 :])
+
+  return jax.tree_util.tree_map_with_path(reshape, params)
+
+
+def _heads_axis(path: tuple[Any, ...], ndim: int) -> int | None:
+  """Returns the axis N that K follows, for kernels of attention."""
+  *_, module, name = (entry.key for entry in path)
+  if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
+    return None
+  return ndim - 3 if module == 'out' else ndim - 2
+
+
+def as_matrix(
+  x: Array, spec: tuple[Axes, ...]
+) -> tuple[Array, tuple[Axes, ...]]:
+  """Returns a parameter and what splits it, both as of a matrix if of heads.
+
+  Args:
+    x: a parameter, or all of a scan's.
+    spec: what splits its last dimensions; those of a kernel of attention are
+      D x N x K, or N x K x D, of which K is never split.
+  """
+  if len(spec) != 3 or x.ndim < 3:
+    return x, spec
+  first = not spec[1]  # N x K x D
+  axis = x.ndim - 3 if first else x.ndim - 2
+  matrix = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+  spec = tuple(axes for i, axes in enumerate(spec) if i != (1 if first else 2))
+  return jax.lax.optimization_barrier(matrix), spec
