@@ -27,15 +27,19 @@ _log = logging.getLogger(__name__)
 State = dict[str, Any]
 
 
-def train(config: ConfigDict, workdir: str) -> None:
+def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Trains, or resumes, what a config describes.
 
   Args:
     config: from a file in `configs/`.
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
+    start_over: whether to start from step 0 where the workdir holds a run of
+      which no checkpoint is whole.
 
   Raises:
-    ValueError: for a config or data that cannot work, before anything is built.
+    ValueError: for a config or data that cannot work, before anything is built;
+      if the workdir has damaged checkpoints and no whole one.
+    OSError: if a checkpoint cannot be read now.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -54,7 +58,9 @@ def train(config: ConfigDict, workdir: str) -> None:
     config, objective, source.class_names, mesh
   )
 
-  checkpoints = Checkpoints(workdir, config.keep_last, config.best_metric)
+  checkpoints = Checkpoints(
+    workdir, config.keep_last, config.best_metric, start_over
+  )
   meta = {
     'config': json.loads(config.to_json()),
     'class_names': list(source.class_names),
