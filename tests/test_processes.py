@@ -5,6 +5,7 @@ between the processes.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -27,7 +28,7 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax import processes
+from vit_jax import processes, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -357,6 +358,20 @@ def test_all_end_where_one_cannot_read(failing, training, alone, tmp_path):
     assert re.search(f'error: .*/40 cannot be read now: {reason}', err), err
     assert 'Traceback' not in err
   assert sorted(workdir.rglob('*')) == before
+
+
+def test_all_are_refused_a_workdir_in_use(training, tmp_path):
+  with workdir_lock.held(str(tmp_path)):
+    with started(training, tmp_path, 2) as both:
+      results = results_of(both)
+    for status, err in results:
+      assert status == 2
+      message = err.splitlines()[-1]
+      assert message.startswith(
+        f'error: Another run is in the workdir {tmp_path}'
+      )
+      assert f'process {os.getpid()} on ' in message
+    assert [p.name for p in tmp_path.iterdir()] == ['lock']
 
 
 def test_what_is_wrong_for_all_is_refused_by_all(training, tmp_path):

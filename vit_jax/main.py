@@ -3,8 +3,8 @@
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
 The same command again resumes where the last one stopped. Damaged checkpoints
-are stepped over; where none is whole, only --start_over starts from step 0. Any
-field of the
+are stepped over; where none is whole, only --start_over starts from step 0. A
+workdir takes one run at a time: a second one is refused. Any field of the
 config can be set with --config.FIELD=VALUE; vit_jax/config.py explains them
 all. --config.init=CHECKPOINT starts from other weights;
 --config.eval_only=True only evaluates.

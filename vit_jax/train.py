@@ -13,7 +13,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs, optim, reader, sharding, transfer
+from vit_jax import inputs, optim, reader, sharding, transfer, workdir_lock
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import loader, transforms
 from vit_jax.evaluators import build
@@ -38,11 +38,16 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
   Raises:
     ValueError: for a config or data that cannot work, before anything is built;
-      if the workdir has damaged checkpoints and no whole one.
+      if another run is in the workdir, or no checkpoint there is whole.
     OSError: if a checkpoint cannot be read now.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
+  with workdir_lock.held(workdir):
+    _train(config, workdir, start_over)
+
+
+def _train(config: ConfigDict, workdir: str, start_over: bool) -> None:
   image_size = config_lib.image_size(config.data.image_size)
   # Before the data, which may take long to open and check.
   body = variants.build(num_classes=0, image_size=image_size, **config.model)
