@@ -8,6 +8,7 @@ a test starts inherit the variables.
 import logging
 import os
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -15,6 +16,15 @@ from absl import flags
 from absl.testing import flagsaver
 
 ROOT = pathlib.Path(__file__).parent.parent
+# Put before a command, it takes from root what no other user may do; None where
+# that is impossible.
+WITHOUT_ROOTS_RIGHTS: list[str] | None = []
+if os.geteuid() == 0:
+  WITHOUT_ROOTS_RIGHTS = (
+    ['setpriv', '--bounding-set=-dac_override,-dac_read_search']
+    if shutil.which('setpriv')
+    else None
+  )
 PEERS = 'needs the extra `peers`, see requirements.txt'
 
 # Small models are compiled often and run briefly: less optimisation takes a

@@ -54,7 +54,7 @@ def fake_training(monkeypatch, accuracy):
   """
   trained = []
 
-  def fake_train(config, workdir):
+  def fake_train(config, workdir, start_over=False):
     trained.append(pathlib.Path(workdir).name)
     log = metric_log.MetricLog(workdir, None)
     for step in (2, 4):

@@ -2,13 +2,17 @@
 
 import gc
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax import sharding
+from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
+from vit_jax import checkpoint, processes, reader, sharding, sweep_check
 from vit_jax.checkpoint import Checkpoints
 
 METRIC = 'test/accuracy'
@@ -38,8 +42,26 @@ def assert_is_state(got, value):
   jax.tree.map(np.testing.assert_array_equal, got, state(value))
 
 
-def open_checkpoints(folder):
-  return Checkpoints(str(folder), keep_last=2, best_metric=METRIC)
+def open_checkpoints(folder, **kwargs):
+  return Checkpoints(str(folder), keep_last=2, best_metric=METRIC, **kwargs)
+
+
+def restored_from(folder, **kwargs):
+  """Returns the step that a run would resume from."""
+  store = open_checkpoints(folder, **kwargs)
+  try:
+    store.latest_meta()
+    found = store.restore(shapes_of(state(0)))
+  finally:
+    store.close()
+  if found is None:
+    return None
+  assert_is_state(found[1], found[0])
+  return found[0]
+
+
+def names_in(folder):
+  return sorted(str(p.relative_to(folder)) for p in folder.rglob('*'))
 
 
 @pytest.fixture(scope='module')
@@ -139,6 +161,200 @@ def test_nothing_saved_restores_nothing(tmp_path):
   assert store.latest_meta() is None
   assert store.restore(shapes_of(state(0))) is None
   store.close()
+
+
+def test_killed_in_its_first_save_a_run_starts(tmp_path):
+  (tmp_path / 'checkpoints' / '1.orbax-checkpoint-tmp-7' / 'params').mkdir(
+    parents=True
+  )
+  assert restored_from(tmp_path) is None
+
+
+@pytest.fixture
+def run(two_steps, tmp_path):
+  """A copy of that run."""
+  shutil.copytree(two_steps, tmp_path / 'run')
+  return tmp_path / 'run'
+
+
+def assert_only_unreadable(run, message):
+  """Refused with a reason, and every file is where it was."""
+  before = names_in(run)
+  with pytest.raises(OSError, match=message):
+    restored_from(run)
+  assert names_in(run) == before
+  gc.collect()
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['meta/metadata', 'metrics/metrics', 'params/manifest.ocdbt', 'params/d/*'],
+)
+def test_a_disk_error_is_no_damage(run, name):
+  """/proc/self/mem, which fails to be read as a bad disk does: EIO."""
+  (file,) = (run / 'checkpoints' / '2').glob(name)
+  whole = file.with_name('whole')
+  file.rename(whole)
+  file.symlink_to('/proc/self/mem')
+  assert_only_unreadable(
+    run, r'checkpoints/2 cannot be read now: OSError: \[Errno 5\].*goes on'
+  )
+  whole.rename(file)
+  assert restored_from(run) == 2
+
+
+def wrapped(error):
+  """As orbax gives what TensorStore says of one array."""
+  outer = Exception('Encountered error while reading array index')
+  outer.__cause__ = error
+  return outer
+
+
+@pytest.mark.parametrize(
+  ('error', 'reason'),
+  [
+    (MemoryError(), 'MemoryError'),
+    (wrapped(MemoryError('8 GB')), 'MemoryError: 8 GB'),
+    (
+      jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory.'),
+      'JaxRuntimeError: RESOURCE_EXHAUSTED',
+    ),
+    (wrapped(ValueError('UNAVAILABLE: HTTP')), 'ValueError: UNAVAILABLE'),
+    (TimeoutError('no answer'), 'TimeoutError: no answer'),
+  ],
+)
+@pytest.mark.parametrize('where', ['reading', 'checking'])
+def test_what_may_pass_is_no_damage(run, monkeypatch, error, reason, where):
+  def fail(*args):
+    raise error
+
+  with monkeypatch.context() as m:
+    if where == 'reading':
+      m.setattr(ocp.CompositeCheckpointHandler, 'restore', fail)
+    else:
+      m.setattr(checkpoint, 'checksums', fail)
+    assert_only_unreadable(run, f'checkpoints/2 cannot be read now: {reason}')
+  assert restored_from(run) == 2
+
+
+def test_a_folder_that_is_gone_meanwhile_is_no_damage(run, monkeypatch):
+  restore = ocp.CompositeCheckpointHandler.restore
+  folder = run / 'checkpoints' / '2'
+  aside = run / 'checkpoints' / 'mine'
+
+  def rename_first(self, directory, args):
+    folder.rename(aside)
+    return restore(self, directory, args)
+
+  monkeypatch.setattr(ocp.CompositeCheckpointHandler, 'restore', rename_first)
+  with pytest.raises(OSError, match='checkpoints/2 cannot be read now'):
+    restored_from(run)
+  assert {p.name for p in (run / 'checkpoints').iterdir()} == {'1', 'mine'}
+
+
+PERMISSIONS = """
+import pathlib
+import shutil
+import sys
+from tests.test_checkpoint import names_in, restored_from
+run = pathlib.Path(sys.argv[1])
+checkpoints = run / 'checkpoints'
+for path in [checkpoints, *sorted((checkpoints / '2').rglob('*'))]:
+  for forbidden in (0o777, 0o111) if path.is_dir() else (0o777,):
+    before, mode = names_in(run), path.stat().st_mode
+    path.chmod(mode & ~forbidden)
+    try:
+      outcome = restored_from(run)
+    except OSError as e:
+      outcome = e
+    path.chmod(mode)
+    print(f'{path.relative_to(run)} {forbidden:o}: {outcome!r}')
+    assert names_in(run) == before
+assert restored_from(run) == 2
+"""
+
+
+def test_files_of_somebody_else_are_no_damage(run):
+  """Every file and folder of a step in turn, under the kernel's own rules."""
+  if WITHOUT_ROOTS_RIGHTS is None:
+    pytest.skip('root may read everything, and there is no setpriv')
+  done = subprocess.run(
+    [*WITHOUT_ROOTS_RIGHTS, sys.executable, '-c', PERMISSIONS, str(run)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  outcomes = dict(line.split(': ', 1) for line in done.stdout.splitlines())
+  refused = {name for name, outcome in outcomes.items() if outcome != '2'}
+  assert all('Permission denied' in outcomes[name] for name in refused)
+  for name in ('/2/params', '/2/meta', '/2/metrics', '/2/params/d', ''):
+    assert {f'checkpoints{name} {f}' for f in (777, 111)} <= refused
+  for name in ('params/manifest.ocdbt', 'meta/metadata', 'metrics/metrics'):
+    assert f'checkpoints/2/{name} 777' in refused
+
+
+def damage_all(run):
+  for params in run.glob('checkpoints/*/params'):
+    shutil.rmtree(params)
+
+
+@pytest.mark.parametrize('already_renamed', [False, True])
+def test_a_run_never_starts_over_by_itself(run, already_renamed):
+  damage_all(run)
+  checkpoints = run / 'checkpoints'
+  if already_renamed:
+    for step in (1, 2):
+      (checkpoints / str(step)).rename(checkpoints / f'{step}.damaged')
+  before = names_in(run)
+  for _ in range(2):
+    with pytest.raises(ValueError) as e:
+      restored_from(run)
+    assert f'No checkpoint in {checkpoints} is whole: ' in str(e.value)
+    for name in (
+      ('1.damaged', '2.damaged') if already_renamed else ('1 (', '2 (')
+    ):
+      assert name in str(e.value)
+    assert '--start_over' in str(e.value)
+    assert names_in(run) == before
+  assert restored_from(run, start_over=True) is None
+  assert {p.name for p in checkpoints.iterdir()} == {'1.damaged', '2.damaged'}
+  gc.collect()
+
+
+def test_starting_over_is_for_runs_without_a_whole_checkpoint(run):
+  assert restored_from(run, start_over=True) == 2
+
+
+@pytest.mark.parametrize('text', ['{"test/acc', '', '[0.5]', '{"a": "b"}'])
+def test_damaged_metrics_are_set_aside_alone(run, text, caplog):
+  """At this start and at every later one."""
+  (run / 'checkpoints' / '2' / 'metrics' / 'metrics').write_text(text)
+  for _ in range(2):
+    assert restored_from(run) == 2
+    store = open_checkpoints(run)
+    assert store.best_step() == 1
+    store.close()
+  metrics = run / 'checkpoints' / '2' / 'metrics'
+  assert (metrics / 'metrics.damaged').read_text() == text
+  assert caplog.text.count('metrics of checkpoint') == 1
+
+
+def test_other_folders_are_no_steps(run, monkeypatch):
+  """Superscripts and the digits of other scripts are digits for Python too."""
+  checkpoints = run / 'checkpoints'
+  for name in ('²', '1٢', '٣', '07', '50.damaged', 'foo', 'foo_9', '-3', '4²'):
+    shutil.copytree(checkpoints / '1', checkpoints / name)
+    (checkpoints / name / 'metrics' / 'metrics').write_text('{"test/acc')
+  assert restored_from(run) == 2
+  folder = checkpoint.absolute(str(run)) / 'checkpoints'
+  assert checkpoint.steps(folder) == [1, 2]
+  assert sweep_check._newest_meta(folder) == {'step': 2}
+  monkeypatch.setattr(processes, '_workdir', str(run))
+  assert processes._last_checkpoint().endswith('checkpoints/2.')
+  (checkpoints / '2' / 'meta' / 'metadata').unlink()
+  with pytest.raises(ValueError, match='checkpoints/2 cannot be read'):
+    reader.open_checkpoint(str(run))
 
 
 def test_keeps_the_last_and_the_best(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import WITHOUT_ROOTS_RIGHTS
 from vit_jax import main, reader
 from vit_jax.data import augment, sources, transforms
 
@@ -37,9 +39,9 @@ SMALL = (
 )
 
 
-def start(*args, **kwargs):
+def start(*args, before=(), **kwargs):
   return subprocess.Popen(
-    [sys.executable, '-m', 'vit_jax.main', *args],
+    [*before, sys.executable, '-m', 'vit_jax.main', *args],
     cwd=ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -184,6 +186,7 @@ def test_help_explains_flags_and_statuses():
     'python -m vit_jax.main --config=',
     '--workdir',
     '--[no]distributed',
+    '--[no]start_over',
     '--config.FIELD=VALUE',
     'vit_jax/config.py',
     'eval_only',
@@ -293,6 +296,56 @@ def test_another_config_in_the_same_workdir_is_refused(command, trained):
   )
   messages = ['optimizer.lr: 0.003 -> 0.5', 'another --workdir']
   assert_refused(status, err, messages, lines=3)
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+  """A workdir that another command may spoil."""
+  shutil.copytree(trained[0], tmp_path / 'run')
+  return tmp_path / 'run'
+
+
+def test_checkpoints_of_somebody_else_are_left_as_they_are(copy):
+  if WITHOUT_ROOTS_RIGHTS is None:
+    pytest.skip('root may read everything, and there is no setpriv')
+  args = (*SMALL, f'--workdir={copy}')
+  before = sorted(copy.rglob('*')), (copy / 'metrics.csv').read_bytes()
+  files = [f for f in copy.glob('checkpoints/*/params/**/*') if f.is_file()]
+  for file in files:
+    file.chmod(0)
+  status, _, err = started(*args, before=WITHOUT_ROOTS_RIGHTS)
+  messages = [f'{copy}/checkpoints/6 cannot be read now', 'Permission denied']
+  assert_refused(status, err, messages)
+  assert before == (
+    sorted(copy.rglob('*')),
+    (copy / 'metrics.csv').read_bytes(),
+  )
+  for file in files:
+    file.chmod(0o644)
+  status, _, err = started(*args, before=WITHOUT_ROOTS_RIGHTS)
+  assert status == 0, err
+
+
+def test_a_run_without_a_whole_checkpoint_starts_over_with_a_flag(
+  command, copy
+):
+  """At the first command after the damage and at later ones."""
+  args = (*SMALL, f'--workdir={copy}')
+  for file in copy.glob('checkpoints/*/meta/metadata'):
+    file.write_text(file.read_text()[:30])
+  for _ in range(2):
+    status, _, err = command(*args)
+    assert_refused(status, err, ['whole: 6 (', '--start_over', '--workdir'])
+  for folder in (copy / 'checkpoints').iterdir():
+    folder.rename(folder.with_name(f'{folder.name}.damaged'))
+  status, _, err = command(*args)
+  assert_refused(status, err, ['6.damaged', '--start_over'])
+  table = (copy / 'metrics.csv').read_bytes()
+  (copy / 'metrics.csv').write_text('step,old\n1,2\n')
+  status, _, err = command(*args, '--start_over')
+  assert status == 0, err
+  assert (copy / 'metrics.csv').read_bytes() == table
+  assert command(*args)[0] == 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ between the processes.
 """
 
 import contextlib
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +28,7 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax import processes
+from vit_jax import processes, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -299,6 +301,77 @@ def test_one_alone_fails(failing, code, status, last, training, tmp_path):
   assert results[failing][1].splitlines()[-1] == last
   other = 1 - failing
   assert_explained(results[other], f'Process {other} of 2 lost ', tmp_path)
+
+
+READING_STEP_40 = """
+import orbax.checkpoint as ocp
+restore = ocp.CompositeCheckpointHandler.restore
+def failing_restore(self, folder, args):
+  if folder.name == '40':
+    raise {error}
+  return restore(self, folder, args)
+ocp.CompositeCheckpointHandler.restore = failing_restore
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('failing', [0, 1])
+def test_all_step_over_what_one_finds_damaged(
+  failing, training, alone, tmp_path
+):
+  """As where one alone reads a certain file, since it holds its arrays."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(alone, workdir)
+  code = READING_STEP_40.format(error="ValueError('DATA_LOSS: a bad checksum')")
+  with started(
+    training, workdir, 2, *SGD, *FSDP, instead={failing: code}
+  ) as both:
+    results = results_of(both)
+  for i, (status, err) in enumerate(results):
+    assert status == 0, results
+    reason = 'DATA_LOSS' if i == failing else 'another process found it so'
+    assert f'40 is damaged and stepped over ({reason}' in err.replace(
+      'ValueError: ', ''
+    )
+  assert (workdir / 'checkpoints' / '40.damaged').exists()
+  assert_close_run(workdir, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('failing', [0, 1])
+def test_all_end_where_one_cannot_read(failing, training, alone, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(alone, workdir)
+  before = sorted(workdir.rglob('*'))
+  code = READING_STEP_40.format(error="OSError(5, 'Input/output error')")
+  with started(
+    training, workdir, 2, *SGD, *FSDP, instead={failing: code}
+  ) as both:
+    results = results_of(both)
+  for i, (status, err) in enumerate(results):
+    assert status == 2, results
+    reason = (
+      r'OSError: \[Errno 5\] Input/output error'
+      if i == failing
+      else 'another process says why'
+    )
+    assert re.search(f'error: .*/40 cannot be read now: {reason}', err), err
+    assert 'Traceback' not in err
+  assert sorted(workdir.rglob('*')) == before
+
+
+def test_all_are_refused_a_workdir_in_use(training, tmp_path):
+  with workdir_lock.held(str(tmp_path)):
+    with started(training, tmp_path, 2) as both:
+      results = results_of(both)
+    for status, err in results:
+      assert status == 2
+      message = err.splitlines()[-1]
+      assert message.startswith(
+        f'error: Another run is in the workdir {tmp_path}'
+      )
+      assert f'process {os.getpid()} on ' in message
+    assert [p.name for p in tmp_path.iterdir()] == ['lock']
 
 
 def test_what_is_wrong_for_all_is_refused_by_all(training, tmp_path):

@@ -178,7 +178,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   config = small('seed=0,1')
   started = []
 
-  def counting(config, workdir, train=train.train):
+  def counting(config, workdir, start_over, train=train.train):
     started.append(config.seed)
     if started == [0, 1]:
       monkeypatch.setattr(train_module, 'preemption_notice', preempted_at_3)
@@ -325,7 +325,7 @@ def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
 def test_a_preempted_sweep_has_the_status_of_a_preempted_run(
   command, tmp_path, monkeypatch
 ):
-  def preempted(config, workdir):
+  def preempted(config, workdir, start_over):
     raise run.Preempted('Preempted: saved step 3.')
 
   monkeypatch.setattr(train, 'train', preempted)
@@ -342,7 +342,7 @@ def test_sigterm_in_the_last_step_of_a_run_stops_the_sweep(
   """The run itself has nothing left to save, and ends as if nothing were."""
   finish = train.train
 
-  def last_step(config, workdir):
+  def last_step(config, workdir, start_over=False):
     with run.preemption_notice():
       os.kill(os.getpid(), signal.SIGTERM)
       finish(config, workdir)

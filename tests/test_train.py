@@ -159,15 +159,24 @@ def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
   gc.collect()
 
 
-@pytest.mark.slow
-def test_every_checkpoint_damaged_starts_over(reference, tmp_path, caplog):
+def test_only_when_told_a_run_starts_over(reference, tmp_path, caplog):
   workdir = tmp_path / 'run'
   shutil.copytree(reference, workdir)
   for params in workdir.glob('checkpoints/*/params'):
     shutil.rmtree(params)
-  train.train(small_config(**STATEFUL), str(workdir))
+  before = sorted(workdir.rglob('*'))
+  config = small_config(**STATEFUL)
+  for _ in range(2):
+    with pytest.raises(ValueError, match='No checkpoint in .* --start_over'):
+      train.train(config, str(workdir))
+    assert read_metrics(workdir) == read_metrics(reference)
+    assert set(workdir.rglob('*')) - set(before) <= {workdir / 'lock'}
+  (workdir / 'metrics.csv').write_text('step,old\n1,2\n')
+  train.train(config, str(workdir), start_over=True)
   assert_equal(final_params(workdir), final_params(reference))
+  assert read_metrics(workdir) == read_metrics(reference)
   assert 'damaged and stepped over' in caplog.text
+  train.train(config, str(workdir))
   gc.collect()
 
 

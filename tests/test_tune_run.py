@@ -266,7 +266,7 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
   config = small('seed=0,1', tune=[RATES])
   train_whole = train.train
 
-  def stopped(config, workdir):
+  def stopped(config, workdir, start_over):
     with run.preemption_notice():
       if len(fake) + 1 == stop_at:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,27 @@ FOLDER = 'checkpoints'
 META = 'meta'
 CHECKSUMS = 'checksums'
 
+# What TensorStore says of bytes that it read, or that are not there. It says
+# PERMISSION_DENIED, UNAVAILABLE or UNKNOWN, among others, of reading itself.
+_CODES_OF_DAMAGE = (
+  'DATA_LOSS',
+  'FAILED_PRECONDITION',
+  'INVALID_ARGUMENT',
+  'NOT_FOUND',
+  'OUT_OF_RANGE',
+)
+
 
 class Checkpoints:
   """Asynchronous checkpoints of one run: the last n and the best."""
 
   def __init__(
-    self, workdir: str, keep_last: int, best_metric: str, best: str = 'highest'
+    self,
+    workdir: str,
+    keep_last: int,
+    best_metric: str,
+    best: str = 'highest',
+    start_over: bool = False,
   ):
     """Opens or creates the checkpoints of a workdir.
 
@@ -40,13 +56,19 @@ class Checkpoints:
       keep_last: how many of the latest to keep.
       best_metric: name of the metric whose best value is kept besides.
       best: 'highest' or 'lowest', which values are good.
+      start_over: whether a run without a whole checkpoint is forgotten instead
+        of refused.
+
+    Raises:
+      OSError: if a checkpoint's metrics cannot be read now.
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
     self._best_metric = best_metric
     self._sign = 1 if best == 'highest' else -1
-    for step in self._steps_with_damaged_metrics():
-      self._rename(step, 'its metrics cannot be read')
+    self._start_over = start_over
+    self.directory.mkdir(parents=True, exist_ok=True)
+    self._set_aside_damaged_metrics()
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
@@ -121,18 +143,23 @@ class Checkpoints:
     )
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Returns the `meta` of the newest checkpoint, None where there is none."""
+    """Returns the `meta` of the newest checkpoint that has one.
+
+    Returns:
+      None where nothing was ever saved.
+
+    Raises:
+      OSError, ValueError: as `restore`.
+    """
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
-    return self._newest(
-      lambda step: verified(self._manager.restore(step, args=args)[META])
-    )
+    found = self._newest(args, lambda restored: verified(restored[META]))
+    return found and found[1][META]['meta']
 
   def restore(self, like: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Restores the newest checkpoint that is whole.
 
-    One that cannot be read, or whose arrays do not have the checksums they were
-    saved with, is renamed to STEP.damaged with a warning, and the one before is
-    tried.
+    Newer ones, whose files are there to be read and do not hold what was saved,
+    are renamed to STEP.damaged with a warning.
 
     Args:
       like: trees of `jax.ShapeDtypeStruct` with shardings, by item name. The
@@ -140,6 +167,11 @@ class Checkpoints:
 
     Returns:
       The step and the trees, or None where nothing was ever saved.
+
+    Raises:
+      OSError: if a checkpoint cannot be read now, be it whole or not.
+      ValueError: if there are checkpoints, and none is whole. Nothing is
+        renamed then.
     """
     like = {name: tree for name, tree in like.items() if tree}
     whole = jax.sharding.NamedSharding(
@@ -152,55 +184,122 @@ class Checkpoints:
       for name, tree in like.items()
     }
 
-    def restore(step: int) -> tuple[int, dict[str, Any]]:
-      restored = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          **{k: ocp.args.StandardRestore(tree) for k, tree in like.items()},
-          **{CHECKSUMS: ocp.args.StandardRestore(sums_like)},
-        ),
-      )
-      state = {name: restored[name] for name in like}
-      for name, tree in state.items():
-        if not np.array_equal(checksums(tree), restored[CHECKSUMS][name]):
+    def check(restored: Any) -> None:
+      for name in like:
+        sums = checksums(restored[name])
+        if not np.array_equal(sums, restored[CHECKSUMS][name]):
           raise ValueError(f'the arrays of {name} are not those saved')
-      return step, state
 
-    return self._newest(restore)
+    args = ocp.args.Composite(
+      **{k: ocp.args.StandardRestore(tree) for k, tree in like.items()},
+      **{CHECKSUMS: ocp.args.StandardRestore(sums_like)},
+    )
+    found = self._newest(args, check)
+    return found and (found[0], {name: found[1][name] for name in like})
 
-  def _newest(self, read: Callable[[int], Any]) -> Any:
-    """Returns `read(step)` of the newest step for which it succeeds."""
-    for step in sorted(self._manager.all_steps(), reverse=True):
-      result, error = None, ''
-      try:
-        result = read(step)
-      except Exception as e:  # damage shows in as many ways as there are files
-        error = f'{type(e).__name__}: {e}'.splitlines()[0][:200]
-        # The reads that failed beside the first one would otherwise each be
-        # printed with a traceback when they are collected.
-        logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-      if all(multihost_utils.process_allgather(np.array(not error)).ravel()):
-        return result
+  def _newest(
+    self, args: ocp.args.Composite, check: Callable[[Any], Any]
+  ) -> tuple[int, Any] | None:
+    """Returns the newest step whose items pass a check, and these items."""
+    # Not the manager's: after reading, its checkpointer waits for all
+    # processes, and one that has met damage would not come.
+    handler = ocp.CompositeCheckpointHandler()
+    damaged: dict[int, str] = {}
+    found = None
+    for step in reversed(steps(self.directory)):
+      folder = self.directory / str(step)
+      restored, damage = self._attempt(step, handler.restore, folder, args)
+      if not damage:
+        # Apart, since all compute together.
+        _, damage = self._attempt(step, check, restored)
+      if not damage:
+        found = step, restored
+        break
+      damaged[step] = damage
+      del restored  # before the next one, where there is room for one alone
+    if found is None:
+      self._refuse_to_start_over(damaged)
+    if damaged:
       self._manager.close()
-      self._rename(step, error or 'another process could not read it')
+      for step, damage in damaged.items():
+        self._set_aside(step, damage)
       self._manager = self._open()
-    return None
+    return found
 
-  def _steps_with_damaged_metrics(self) -> list[int]:
-    """Returns the steps that the manager could not even list."""
-    damaged = []
-    for file in self.directory.glob('*/metrics/metrics'):
+  def _refuse_to_start_over(self, damaged: dict[int, str]) -> None:
+    lost = [f'{step} ({damage})' for step, damage in damaged.items()]
+    lost += sorted(p.name for p in self.directory.glob('*.damaged'))
+    if lost and not self._start_over:
+      raise ValueError(
+        f'No checkpoint in {self.directory} is whole: {", ".join(lost)}. To '
+        'train again from step 0, which replaces metrics.csv, add '
+        '--start_over or give another --workdir.'
+      )
+
+  def _attempt(
+    self, step: int, work: Callable[..., Any], *args: Any
+  ) -> tuple[Any, str]:
+    """Returns what `work` gives, and what damage it or another process met.
+
+    Raises:
+      OSError: if any process cannot read the checkpoint now.
+    """
+    folder = self.directory / str(step)
+    result, damage, hindrance = None, '', ''
+    try:
+      result = work(*args)
+    except Exception as e:  # they are as many as there are files
+      damage, hindrance = _judge(folder, e)
+      # The reads that failed beside the first one would otherwise each be
+      # printed with a traceback when they are collected.
+      logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    flags = np.array([bool(damage), bool(hindrance)])
+    damaged, hindered = (
+      multihost_utils.process_allgather(flags).reshape(-1, 2).any(axis=0)
+    )
+    if hindered:
+      raise OSError(
+        f'The checkpoint {folder} cannot be read now: '
+        f'{hindrance or "another process says why"}. Nothing was changed. Once '
+        'it can be read, the same command goes on.'
+      )
+    if damaged and not damage:
+      damage = 'another process found it so'
+    return result, damage
+
+  def _set_aside_damaged_metrics(self) -> None:
+    """Renames metrics that nobody can read; arrays are none the worse for it.
+
+    The manager would not open with them. Their step is no longer the best one.
+    """
+
+    def check(file: epath.Path) -> None:
       try:
-        json.loads(file.read_text())
-      except ValueError:
-        damaged.append(int(file.parent.parent.name))
-    return damaged
+        text = file.read_text()
+      except FileNotFoundError:
+        return
+      for value in json.loads(text).values():
+        float(value)
 
-  def _rename(self, step: int, error: str) -> None:
+    for step in steps(self.directory):
+      file = self.directory / str(step) / 'metrics' / 'metrics'
+      _, damage = self._attempt(step, check, file)
+      if damage:
+        _log.warning(
+          'The metrics of checkpoint %s are damaged (%s) and renamed to '
+          'metrics.damaged; it does not count as the best one any more.',
+          self.path(step),
+          damage,
+        )
+        if jax.process_index() == 0:
+          file.replace(file.with_name('metrics.damaged'))
+        multihost_utils.sync_global_devices('damaged metrics set aside')
+
+  def _set_aside(self, step: int, damage: str) -> None:
     _log.warning(
       'Checkpoint %s is damaged and stepped over (%s); renamed to %d.damaged.',
       self.path(step),
-      error,
+      damage,
       step,
     )
     multihost_utils.sync_global_devices('damaged checkpoint found')
@@ -218,6 +317,69 @@ class Checkpoints:
   def close(self) -> None:
     """Waits until everything is written, and ends."""
     self._manager.close()
+
+
+def _judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
+  """Returns what is wrong with a checkpoint's bytes, or with reading them.
+
+  One of the two is empty. Damage it is only if all bytes can be read, and the
+  error is about them: orbax says that a file is not there where its folder
+  cannot be read, and fails for want of memory too.
+  """
+  try:
+    _read_all(folder)
+  except Exception as e:
+    return '', _first_line(e)
+  while error.__cause__:
+    error = error.__cause__  # type: ignore[assignment]
+  code = re.match('[A-Z_]+(?=: )', str(error))
+  of_bytes = (ValueError, LookupError, TypeError, AttributeError)
+  if isinstance(error, (*of_bytes, FileNotFoundError)) and (
+    not code or code[0] in _CODES_OF_DAMAGE
+  ):
+    return _first_line(error), ''
+  return '', _first_line(error)
+
+
+def _read_all(folder: epath.Path) -> None:
+  for path in folder.iterdir():
+    if path.is_dir():
+      _read_all(path)
+    else:
+      with path.open('rb') as f:
+        while f.read(1 << 24):
+          pass
+
+
+def _first_line(error: BaseException) -> str:
+  # What TensorStore appends says nothing to anybody else.
+  text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
+  return f'{type(error).__name__}: {text}'[:300]
+
+
+def steps(folder: epath.Path) -> list[int]:
+  """Returns the steps of the checkpoints in a folder, in order.
+
+  Whatever is not named as one is left out: 50.damaged, half-saved ones, and
+  anything else that somebody has put there.
+
+  Raises:
+    OSError: if the folder cannot be listed.
+  """
+  try:
+    return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
+  except FileNotFoundError:
+    return []  # as of a folder in a bucket with nothing in it
+
+
+def is_step(path: epath.Path) -> bool:
+  """Whether a path is named as a checkpoint that was saved to its end."""
+  # Not `isdigit`, which takes the digits of all scripts and superscripts too.
+  if not re.fullmatch('0|[1-9][0-9]*', path.name):
+    return False
+  # On a disk half-saved ones have other names. Looking would be wrong there: it
+  # finds nothing where it is not allowed to.
+  return '://' not in os.fspath(path) or ocp.utils.is_checkpoint_finalized(path)
 
 
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:

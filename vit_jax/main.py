@@ -2,7 +2,9 @@
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
-The same command again resumes where the last one stopped. Any field of the
+The same command again resumes where the last one stopped. Damaged checkpoints
+are stepped over; where none is whole, only --start_over starts from step 0. A
+workdir takes one run at a time: a second one is refused. Any field of the
 config can be set with --config.FIELD=VALUE; vit_jax/config.py explains them
 all. --config.init=CHECKPOINT starts from other weights;
 --config.eval_only=True only evaluates.
@@ -74,6 +76,12 @@ _TUNE = flags.DEFINE_multi_string(
   'FIELD=V1,V2,...: chooses the value of the field that is best on a part held '
   'out of training (config.tune), before the runs. Given again for other '
   'fields, it tries every combination; a single value is taken as it is.',
+)
+_START_OVER = flags.DEFINE_bool(
+  'start_over',
+  False,
+  'Whether to start from step 0, with a new metrics.csv, where the workdir has '
+  'damaged checkpoints and no whole one. From a whole one it resumes anyway.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -177,13 +185,13 @@ def _run() -> None:
     sweep.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      sweep_run.run(config, _WORKDIR.value)
+      sweep_run.run(config, _WORKDIR.value, _START_OVER.value)
     elif config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')
     else:
-      train.train(config, _WORKDIR.value)
-  except (ValueError, FileNotFoundError) as e:
+      train.train(config, _WORKDIR.value, _START_OVER.value)
+  except (ValueError, OSError) as e:
     absl_logging.debug('%s', e, exc_info=True)
     _refuse(str(e))
   except run.Diverged as e:

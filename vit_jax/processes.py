@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from typing import ClassVar, NoReturn
 
 import jax
-import orbax.checkpoint as ocp
 from jax._src import distributed
 
 from vit_jax import checkpoint
@@ -161,10 +160,10 @@ def _last_checkpoint() -> str:
   if not _workdir:
     return ''  # before training
   folder = checkpoint.absolute(_workdir) / checkpoint.FOLDER
-  steps = ocp.utils.checkpoint_steps(folder) if folder.exists() else []
+  steps = checkpoint.steps(folder) if folder.exists() else []
   if not steps:
     return ' No checkpoint had been saved yet.'
-  return f' The last good checkpoint is {folder / str(max(steps))}.'
+  return f' The last good checkpoint is {folder / str(steps[-1])}.'
 
 
 def _main_thread_at() -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,8 @@ from vit_jax.checkpoint import (
   META,
   absolute,
   checksums,
+  is_step,
+  steps,
   verified,
 )
 from vit_jax.convert import fetch, formats, table
@@ -77,16 +79,10 @@ def open_checkpoint(path: str) -> Checkpoint:
   place = absolute(fetch.local(path))
   if not place.exists():
     raise FileNotFoundError(f'No checkpoint at {path}.')
-  if (place / META).is_dir() and place.name.isdigit():
+  if (place / META).is_dir() and is_step(place):
     return _open_step(place)
-  if (place / FOLDER).is_dir():
-    steps = [
-      int(child.name)
-      for child in (place / FOLDER).iterdir()
-      if child.name.isdigit()
-    ]
-    if steps:
-      return _open_step(place / FOLDER / str(_step_of(place / FOLDER, steps)))
+  if (place / FOLDER).is_dir() and steps(place / FOLDER):
+    return _open_step(place / FOLDER / str(_step_of(place / FOLDER)))
   if '://' in os.fspath(place):
     raise ValueError(
       f'{path} holds no checkpoint of this package, and folders of others are '
@@ -95,20 +91,21 @@ def open_checkpoint(path: str) -> Checkpoint:
   return _open_foreign(os.fspath(place))
 
 
-def _step_of(folder: epath.Path, steps: Sequence[int]) -> int:
+def _step_of(folder: epath.Path) -> int:
   """Returns which of the kept steps is the result of a run.
 
   `Checkpoints` would tell the best one as well, but sets aside what it cannot
   read, and the run may still be writing.
   """
-  newest = max(steps)
+  kept = steps(folder)
+  newest = kept[-1]
   with _reading(folder / str(newest)):
     meta = _meta(folder / str(newest))
   config = meta['config']
   if not config.get('early_stopping'):  # which older runs do not have
     return newest
   measured = {}
-  for step in sorted(steps):
+  for step in kept:
     file = folder / str(step) / 'metrics' / 'metrics'
     with _reading(folder / str(step)):
       metrics = json.loads(file.read_text()) if file.exists() else {}

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import tune
-from vit_jax.checkpoint import FOLDER, META, absolute, verified
+from vit_jax.checkpoint import FOLDER, META, absolute, steps, verified
 from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
@@ -194,8 +194,7 @@ def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:
   """
   if not folder.exists():
     return None
-  steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
-  for step in sorted(steps, reverse=True):
+  for step in reversed(steps(folder)):
     # `train` steps over damaged ones, and says so.
     with contextlib.suppress(Exception):
       checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())

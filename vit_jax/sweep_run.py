@@ -37,7 +37,7 @@ REPORTS = ('grid', 'transfer', 'scaling')
 TUNE_CSV = 'tune.csv'
 
 
-def run(config: ConfigDict, workdir: str) -> None:
+def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Runs what is left of a config's sweep, one run after the other.
 
   A run that diverges is noted as such, and the next one starts.
@@ -46,6 +46,7 @@ def run(config: ConfigDict, workdir: str) -> None:
     config: with a `sweep`, or axes to `tune`.
     workdir: receives the runs' folders, results.csv, table.md, plot.png and
       tune.csv.
+    start_over: as `train.train` takes it, for each run.
 
   Raises:
     ValueError: for a run that cannot work, or is not the one in its folder,
@@ -62,7 +63,7 @@ def run(config: ConfigDict, workdir: str) -> None:
     raise ValueError(
       f'report is {config.report!r}. {nearest(config.report, REPORTS)}'
     )
-  work = _Sweep(config, workdir)
+  work = _Sweep(config, workdir, start_over)
   work.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
   with preemption_notice() as preempted:
@@ -82,7 +83,7 @@ class _Sweep:
     trained: runs that this command has trained.
   """
 
-  def __init__(self, config: ConfigDict, workdir: str):
+  def __init__(self, config: ConfigDict, workdir: str, start_over: bool):
     """Looks at what there is.
 
     Raises:
@@ -90,6 +91,7 @@ class _Sweep:
     """
     self.trained = 0
     self._config = config
+    self._start_over = start_over
     self._folder = absolute(workdir)
     self._report = importlib.import_module(f'vit_jax.report.{config.report}')
     self._facts = sweep_check.Facts()
@@ -164,7 +166,7 @@ class _Sweep:
     started_s = time.monotonic()
     status = DONE
     try:
-      train.train(cell.config, str(cell.workdir))
+      train.train(cell.config, str(cell.workdir), self._start_over)
     except Diverged as e:
       status = DIVERGED
       _print(f'diverged: {e}')

@@ -11,10 +11,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs, reader, sharding, transfer
+from vit_jax import inputs, reader, sharding, transfer, workdir_lock
 from vit_jax.checkpoint import Checkpoints, checksums
 from vit_jax.data import loader, sources
 from vit_jax.evaluators import build
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import (
   Experiment,
   State,
@@ -31,31 +32,50 @@ from vit_jax.run import Preempted, Run, preemption_notice
 _log = logging.getLogger(__name__)
 
 
-def train(config: ConfigDict, workdir: str) -> None:
+def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Trains, or resumes, what a config describes.
 
   Args:
     config: from a file in `configs/`.
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
+    start_over: whether to start from step 0 where the workdir holds a run of
+      which no checkpoint is whole.
 
   Raises:
-    ValueError: for a config or data that cannot work, before anything is built.
+    ValueError: for a config or data that cannot work, before anything is built;
+      if another run is in the workdir, or no checkpoint there is whole.
+    OSError: if a checkpoint cannot be read now.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
   # Before the data, which may take long to open and check.
   check_config(config)
-  best = build.best_of(config)
+  build.best_of(config)
   source = inputs.open_source(config.data, config.data.split)
   class_names = sources.class_names(source)
   experiment = Experiment(config, facts_of(config, class_names, len(source)))
-  objective, durations = experiment.objective, experiment.durations
-  fixed = experiment.place(objective.fixed())
+  fixed = experiment.place(experiment.objective.fixed())
   evaluators = build.make_evaluators(
-    config, objective, fixed, experiment.mesh, class_names
+    config, experiment.objective, fixed, experiment.mesh, class_names
   )
+  with workdir_lock.held(workdir):
+    _train(experiment, source, fixed, evaluators, workdir, start_over)
 
-  checkpoints = Checkpoints(workdir, config.keep_last, config.best_metric, best)
+
+def _train(
+  experiment: Experiment,
+  source: sources.Source,
+  fixed: Params,
+  evaluators: list[Evaluator],
+  workdir: str,
+  start_over: bool,
+) -> None:
+  """Trains, or resumes, in a workdir that no other run is in."""
+  config, objective = experiment.config, experiment.objective
+  durations, best = experiment.durations, build.best_of(config)
+  checkpoints = Checkpoints(
+    workdir, config.keep_last, config.best_metric, best, start_over
+  )
   meta = {
     'config': json.loads(config.to_json()),
     'model': variants.fields_of(objective.model),
