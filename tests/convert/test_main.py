@@ -67,6 +67,30 @@ def files_in(folder):
   return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.fixture(scope='module')
+def masked(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('workdirs') / 'masked'
+  fields = {'name': 'masked_vit', 'num_classes': 0, 'pool': 'gap'}
+  return workdir_of(folder, **fields)
+
+
+@pytest.mark.parametrize('to', cli.WEIGHTS)
+def test_what_a_format_has_no_task_for_keeps_its_body(
+  run, masked, tmp_path, to
+):
+  status, _, err = run(masked, tmp_path / 'x', f'--to={to}')
+  assert status == 2
+  assert 'is a MaskedViT' in err and '--head=drop keeps its body, a ViT' in err
+  assert err.count('\n') == 1
+  assert files_in(tmp_path) == []
+  status, _, err = run(masked, tmp_path / 'x', f'--to={to}', '--head=drop')
+  assert status == 0, err
+  ours = reader.open_checkpoint(str(masked)).params
+  body = reader.open_checkpoint(str(tmp_path / 'x'))
+  assert body.model.kind == 'vit'
+  assert {*ours} - {*body.params} == {'mask_embedding', 'prediction'}
+
+
 @pytest.mark.parametrize('to', TARGETS)
 def test_a_workdir_converts_and_the_check_agrees(
   run, workdir, tmp_path, to, request

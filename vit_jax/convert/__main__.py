@@ -120,6 +120,13 @@ def _adapt(
       else ''
     )
     say(f'dropped   the head, as --head={request.head} says{kept}')
+  model, body = checkpoint.model, checkpoint.model.body()
+  if request.to in WEIGHTS and model.kind != body.kind:
+    raise ValueError(
+      f'{checkpoint.path} is a {type(model).__name__}, and --to={request.to} '
+      f'has no place for what it predicts: --head=drop keeps its body, a '
+      f'{type(body).__name__}.'
+    )
   if request.to in WEIGHTS:
     learned = transfer.with_learned_positions(checkpoint)
     if learned is not checkpoint:
