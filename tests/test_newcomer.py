@@ -91,6 +91,7 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   config.update(
     total='4 steps', eval_every='1 step', log_every='1 step', keep_last=1
   )
+  config.early_stopping = True
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
   assert 'best test/error' in capsys.readouterr().out
@@ -120,6 +121,10 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   assert len(errors) == 4 and best not in (4, max(errors, key=errors.get))
   kept = {int(p.name) for p in (whole / 'checkpoints').iterdir()}
   assert kept == {4, best}
+  # What a run that stops early opens at.
+  assert one.path == str(whole / 'checkpoints' / str(best))
+  same = reader.open_checkpoint(one.path)
+  jax.tree.map(np.testing.assert_array_equal, one.params, same.params)
 
 
 def test_it_is_measured(config, tmp_path):

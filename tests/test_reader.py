@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import config as config_lib
-from vit_jax import metric_log, reader, train
+from vit_jax import reader
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.models import posemb, variants
 
@@ -215,38 +214,6 @@ def test_damaged_metrics_are_named_where_they_decide(tmp_path):
   (step / 'metrics' / 'metrics').write_text('{"test/accur')
   with pytest.raises(ValueError, match=f'The checkpoint {step} cannot be read'):
     reader.open_checkpoint(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_the_step_opened_is_the_best_of_a_training(tmp_path):
-  """By the loss, which is highest at first: of four steps the last are kept."""
-  config = digits.get_config()
-  config_lib.override(
-    config,
-    {
-      'model.width': '16',
-      'model.depth': '1',
-      'model.mlp_dim': '16',
-      'model.heads': '2',
-      'data.image_size': '8',
-      'batch_size': '16',
-      'total': '8 steps',
-      'eval_every': '2 steps',
-      'checkpoint_every': '2 steps',
-      'best_metric': 'test/loss',
-      'early_stopping': 'True',
-    },
-  )
-  train.train(config, str(tmp_path))
-  _, rows = metric_log.read_table(tmp_path / 'metrics.csv')
-  losses = {s: float(r['test/loss']) for s, r in rows.items() if r['test/loss']}
-  assert max(losses, key=losses.get) == 2
-  kept = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
-  assert kept == {'2', '6', '8'}
-  checkpoint = reader.open_checkpoint(str(tmp_path))
-  assert checkpoint.path.endswith('/2')
-  same = reader.open_checkpoint(str(tmp_path / 'checkpoints' / '2'))
-  assert_equal(checkpoint.params, same.params)
 
 
 def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):

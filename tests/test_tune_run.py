@@ -15,6 +15,7 @@ from tests.small_sweep import (
   table,
   with_grids,
 )
+from vit_jax import config as config_lib
 from vit_jax import main, metric_log, run, sweep, sweep_run, train, tune
 
 # The way in which config_flags loads a config file.
@@ -337,6 +338,33 @@ def test_early_stopping_takes_the_best_step(monkeypatch, tmp_path, peak):
       ValueError, match=f'early_stopping {early}, which tells'
     ):
       sweep_run.run(config, str(workdir))
+
+
+def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
+  """Of the rates the one with the lower loss, of its steps the first."""
+
+  def fake_train(config, workdir, start_over=False):
+    log = metric_log.MetricLog(workdir, None)
+    for step, loss in ((2, 1.0), (4, 2.0)):
+      (name,) = (n for n, entry in config.evaluators.items() if entry.on)
+      log.write(step, {f'{name}/loss': loss + config.optimizer.lr})
+    log.close()
+
+  monkeypatch.setattr(train, 'train', fake_train)
+  config = small(tune=['optimizer.lr=0.3,0.1,0.2'])
+  config_lib.choose_objective(config, 'masked')
+  config.update(best_metric='test/loss', early_stopping=True)
+  config.model.pool = 'gap'
+  sweep_run.run(config, str(tmp_path))
+  rows = table(tmp_path / 'tune.csv')
+  assert [(r['val/loss'], r['chosen']) for r in rows] == [
+    ('1.3', 'no'),
+    ('1.1', 'yes'),
+    ('1.2', 'no'),
+  ]
+  saved = result(tmp_path, 'runs/lr=0.1')
+  assert saved['best_step'] == 2
+  assert saved['metrics'] == {'test/loss': 1.1}
 
 
 def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
