@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from configs import digits
+from tests.models import kinks
 from vit_jax import config as config_lib
 from vit_jax import reader, run, sharding, train
 from vit_jax.checkpoint import Checkpoints
@@ -107,6 +108,15 @@ SYMMETRIC = (
   'resnet-2',
 )
 
+WITH_KINKS = (
+  'hybrid',
+  'hybrid-root',
+  'hybrid-4-stages',
+  'resnet-1',
+  'resnet-2',
+  'axial-resnet',
+)
+
 
 class Architecture:
   """A small model with random parameters, and what it computes."""
@@ -125,6 +135,10 @@ class Architecture:
     rng = np.random.default_rng(0)
     self.params = random_params(self.model, self.size, rng)
     self.images = rng.uniform(-1, 1, (BATCH, *self.size, 3)).astype(np.float32)
+    if name in WITH_KINKS:
+      self.params, self.images = kinks.avoid(
+        self.model, self.params, self.images, rng
+      )
     # Whatever the loss, this is how it reaches the model.
     self.cotangent = rng.standard_normal((BATCH, CLASSES)).astype(np.float32)
 
@@ -283,6 +297,28 @@ def test_every_parameter_gets_a_finite_gradient(case):
     else:
       # A few channels never get past a ReLU.
       assert (np.abs(grad) > 1e-6).mean() > 0.9, name
+
+
+def test_rounding_passes_no_kink(case):
+  """Of a ReLU or a max-pool, where gradients would jump."""
+  model = case.model
+  forward = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x))
+  text = str(forward(case.params, case.images))
+  has_kinks = 'name=relu' in text or 'reduce_window_max' in text
+  assert has_kinks == (case.name in WITH_KINKS)
+  if not has_kinks:
+    return
+
+  @jax.jit
+  def run(*args):
+    return kinks.relu_inputs(model, *args), kinks.pool_margins(model, *args)
+
+  relu_inputs, pool_margins_B = run(case.params, case.images)
+  assert (pool_margins_B >= kinks.MARGIN).all()
+  for x in map(np.asarray, relu_inputs):
+    assert np.abs(x).min() >= kinks.MARGIN * np.abs(x).max()
+    # Both sides occur.
+    assert 0.3 < (x > 0).mean() < 0.8
 
 
 @pytest.mark.parametrize(
