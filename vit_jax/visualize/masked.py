@@ -37,7 +37,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
   """
   checkpoint = subject.checkpoint
   model: Any = checkpoint.model
-  if not isinstance(model, MaskedViT):
+  if model.kind != MaskedViT.kind:
     raise ValueError(
       f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
       'masked patches: give one that configs/masked.py trained.'
