@@ -34,10 +34,15 @@ COMPILE_QUICKLY = (
   '--xla_cpu_parallel_codegen_split_count=1'
 )
 
+# What XLA was told from outside, for commands with flags of their own.
+XLA_FLAGS_GIVEN = os.environ.setdefault(
+  'XLA_FLAGS_GIVEN', os.environ.get('XLA_FLAGS', '')
+)
+
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = ' '.join(
   (
-    os.environ.get('XLA_FLAGS', ''),
+    XLA_FLAGS_GIVEN,
     '--xla_force_host_platform_device_count=8',
     COMPILE_QUICKLY,
   )

@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.conftest import XLA_FLAGS_GIVEN
+
 
 def final_metrics(workdir, config, *flags):
   """Trains by the command and returns the last row of metrics.csv."""
@@ -20,7 +22,7 @@ def final_metrics(workdir, config, *flags):
       f'--workdir={workdir}',
       *flags,
     ],
-    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+    env=os.environ | {'XLA_FLAGS': XLA_FLAGS_GIVEN},
     check=True,
   )
   with open(workdir / 'metrics.csv') as file:

@@ -752,7 +752,10 @@ def start_two(workdir, tmp_path, *args):
       JAX_NUM_PROCESSES='2',
       JAX_PROCESS_ID=str(i),
       JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
-      XLA_FLAGS='--xla_force_host_platform_device_count=4',
+      # The other flags are those of one process: features compiled otherwise
+      # may differ in the last bit, which decides about an image on a border.
+      XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} '
+      '--xla_force_host_platform_device_count=4',
     )
     for i in range(2)
   ]

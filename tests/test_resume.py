@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.conftest import XLA_FLAGS_GIVEN
 from vit_jax.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.slow
@@ -64,8 +65,8 @@ class Command:
     }
     environment |= {
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices} '
-      + self._xla_flags,
+      'XLA_FLAGS': f'{XLA_FLAGS_GIVEN} {self._xla_flags} '
+      f'--xla_force_host_platform_device_count={devices}',
       # Programs compiled once serve all runs, which are mostly start-up.
       'JAX_COMPILATION_CACHE_DIR': str(self._cache),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',

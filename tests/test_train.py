@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import traverse_util
 from PIL import Image
 
 from configs import digits
@@ -216,9 +217,19 @@ def test_changes_that_do_not_matter_are_resumed(
     'model.remat': 'nothing_saveable',
   }
   train.train(small_config(**(STATEFUL | changes)), str(tmp_path))
+  got, want = (
+    traverse_util.flatten_dict(final_params(path), sep='/')
+    for path in (tmp_path, reference)
+  )
+  # The gradient of the keys' biases is zero but for rounding, which Adam
+  # scales up.
+  compared = [name for name in want if not name.endswith('key/bias')]
+  assert len(compared) == len(got) - 2
   # Other devices sum in another order.
   assert_close(
-    final_params(tmp_path), final_params(reference), rtol=1e-3, atol=1e-4
+    *({name: params[name] for name in compared} for params in (got, want)),
+    rtol=1e-3,
+    atol=1e-4,
   )
 
 

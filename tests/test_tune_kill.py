@@ -16,6 +16,7 @@ import time
 
 import pytest
 
+from tests.conftest import XLA_FLAGS_GIVEN
 from tests.small_sweep import table
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,8 @@ class Command:
     }
     environment |= {
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=1',
+      'XLA_FLAGS': f'{XLA_FLAGS_GIVEN} '
+      '--xla_force_host_platform_device_count=1',
       # Programs compiled once serve all runs, which are mostly start-up.
       'JAX_COMPILATION_CACHE_DIR': str(self._folder / 'cache'),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
