@@ -103,6 +103,7 @@ def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
   assert read_metrics(tmp_path) == read_metrics(reference)
 
 
+@pytest.mark.slow
 def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
   """Split over the mesh, without a state to save, and bit for bit."""
   config = small_config(
