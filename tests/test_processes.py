@@ -420,7 +420,7 @@ def test_hanging_alone_ends_by_timeout(training, tmp_path):
   (result,) = results_of([process])
   what = (
     r'Process 0 of 1 has finished no step, evaluation or save for 1 s, waiting '
-    r'in train.py:\d+ \(train\): .* raise --timeout_s\.'
+    r'in train.py:\d+ \(_train\): .* raise --timeout_s\.'
   )
   assert_explained(result, what, tmp_path)
 
