@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.conftest import ROOT
 
 TRAINING = ('--', '--config=c.py', '--workdir=gs://b/w')
 # What a shell, ssh, YAML or Kubernetes could misread.

@@ -2,17 +2,17 @@
 
 import importlib.util
 import json
-import pathlib
 
 import pytest
 from ml_collections import ConfigDict
 
 from configs import finetune, vit
+from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.models import variants
 
-FILES = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
+FILES = sorted((ROOT / 'configs').glob('*.py'))
 
 
 def load(path):

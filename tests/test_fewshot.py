@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import os
-import pathlib
 import re
 import shutil
 import socket
@@ -21,13 +20,13 @@ from sklearn import linear_model, preprocessing
 from tqdm import tqdm
 
 from configs import digits
+from tests.conftest import ROOT
 from vit_jax import feature_file, fewshot, processes, reader, train, transfer
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import features, probe
 from vit_jax.evaluators import fewshot as protocol
 from vit_jax.models import variants
 
-ROOT = pathlib.Path(__file__).parent.parent
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 
 

@@ -1,12 +1,11 @@
 """Costs of a program written by hand, in the way that libtpu writes them."""
 
-import pathlib
-
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import hlo
 
-TEXT = (pathlib.Path(__file__).parent / 'step.hlo').read_text()
+TEXT = (ROOT / 'tests/step.hlo').read_text()
 
 
 def test_loops_count_as_often_as_they_run():

@@ -1,7 +1,6 @@
 """The command as a user types it: messages and exit statuses."""
 
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -12,11 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import WITHOUT_ROOTS_RIGHTS
+from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import main, reader
 from vit_jax.data import augment, sources, transforms
 
-ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / 'tests' / 'golden'
 
 # The way in which config_flags loads a config file.

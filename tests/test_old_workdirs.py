@@ -9,11 +9,12 @@ import pytest
 from flax import traverse_util
 
 from configs import digits
+from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax import reader, train
 
 WORKDIRS = pathlib.Path(__file__).parent / 'workdirs'
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 
 
 @pytest.fixture

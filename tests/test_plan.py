@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -11,12 +10,12 @@ import types
 import pytest
 
 from configs import vit
+from tests.conftest import ROOT
 from vit_jax import hardware, hlo, plan
 from vit_jax.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
-ROOT = pathlib.Path(__file__).parent.parent
 HAS_COMPILER = bool(
   importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
 )

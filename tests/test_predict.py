@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from configs import digits
+from tests.conftest import ROOT
 from vit_jax import predict, reader, train
 from vit_jax.data import transforms
 
-ROOT = pathlib.Path(__file__).parent.parent
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import pathlib
 import shutil
 
 import jax
@@ -10,11 +9,12 @@ import numpy as np
 import pytest
 
 from configs import digits
+from tests.conftest import ROOT
 from vit_jax import reader
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.models import posemb, variants
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 NAMES = ('tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem')
 
 # The original code's own reruns differ by up to 4e-6 of values around 1; an

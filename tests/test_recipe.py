@@ -1,17 +1,16 @@
 """Fine-tuning: the recipe of table 4, from a variant or from a checkpoint."""
 
-import pathlib
-
 import jax.numpy as jnp
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax import reader, recipe, sweep
 from vit_jax.models import variants
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 
 
 def fine_tuning(model, **fields):

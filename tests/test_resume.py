@@ -5,7 +5,6 @@ use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
 """
 
 import os
-import pathlib
 import random
 import signal
 import subprocess
@@ -17,12 +16,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.conftest import XLA_FLAGS_GIVEN
+from tests.conftest import ROOT, XLA_FLAGS_GIVEN
 from vit_jax.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).parent.parent
 DEVICES = (1, 8)
 SEEDS = range(4)
 

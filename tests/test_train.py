@@ -17,6 +17,7 @@ from flax import traverse_util
 from PIL import Image
 
 from configs import digits
+from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import optim, reader, run, sharding, train
 from vit_jax.convert import orbax
@@ -25,7 +26,7 @@ from vit_jax.data import sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 
 
 def small_config(**overrides):

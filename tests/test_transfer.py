@@ -1,13 +1,13 @@
 """Weights carried over to a new task, another size or another head."""
 
 import dataclasses
-import pathlib
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader, transfer
 from vit_jax.convert.table import Preprocessing
@@ -15,7 +15,7 @@ from vit_jax.models import variants, vit
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.layers import Layers
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 
 # The original code's own reruns differ by up to 4e-6 of values around 1; an
 # exact GELU, or an epsilon of 1e-5 in LayerNorm, differs by more than this.

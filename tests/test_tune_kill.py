@@ -6,7 +6,6 @@ digits is fine-tuned on larger ones, the learning rate chosen first.
 
 import json
 import os
-import pathlib
 import random
 import signal
 import socket
@@ -16,12 +15,11 @@ import time
 
 import pytest
 
-from tests.conftest import XLA_FLAGS_GIVEN
+from tests.conftest import ROOT, XLA_FLAGS_GIVEN
 from tests.small_sweep import table
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).parent.parent
 KILLS = 10
 STEPS = 40
 RATES = ('0.001', '0.03', '0.1')

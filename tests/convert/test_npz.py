@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader
 from vit_jax.convert import archive, npz
 from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 TINY = GOLDEN / 'tiny_s7.npz'
 REP = GOLDEN / 'tiny-rep_s7.npz'
 QUERY = 'Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel'

@@ -1,11 +1,11 @@
 """Official .npz files as timm's own loader reads them."""
 
-import pathlib
 import sys
 
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.convert.random_weights import (
   logits_of,
   random_checkpoint,
@@ -15,7 +15,7 @@ from tests.convert.random_weights import (
 from vit_jax import reader
 from vit_jax.convert import npz
 
-REP = pathlib.Path(__file__).parents[1] / 'golden' / 'tiny-rep_s7.npz'
+REP = ROOT / 'tests/golden' / 'tiny-rep_s7.npz'
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
 SIZE = (32, 32)
 

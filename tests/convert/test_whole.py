@@ -1,12 +1,12 @@
 """Outputs appear whole or not at all, whatever happens meanwhile."""
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax.convert import whole
 
 KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
@@ -100,7 +100,7 @@ def test_a_killed_writer_leaves_no_output(tmp_path, kind, number):
     [sys.executable, '-c', WRITER, kind, str(target)],
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
-    cwd=os.path.dirname(os.path.dirname(os.path.dirname(whole.__file__))),
+    cwd=ROOT,
   )
   with writer:
     assert writer.stdout.readline() == b'half\n'

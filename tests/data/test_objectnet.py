@@ -9,9 +9,10 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax.data import check, decode, objectnet, transforms
 
-NAMES = pathlib.Path(__file__).parent.parent / 'evaluators'
+NAMES = ROOT / 'tests/evaluators'
 NAMES /= 'objectnet_classes.json'
 
 RED = (255, 0, 0)

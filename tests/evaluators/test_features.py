@@ -1,19 +1,19 @@
 """Layers as the original code has them, and every image in its row once."""
 
 import io
-import pathlib
 import sys
 
 import jax
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import reader, sharding
 from vit_jax.data import sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.models import variants
 
-GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 SIZE = (8, 8)
 
 # As in test_reader: the original code's own reruns differ by up to 4e-6.

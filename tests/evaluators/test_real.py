@@ -2,12 +2,12 @@
 
 import csv
 import json
-import pathlib
 
 import jax
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax import sharding
 from vit_jax.data import folder, transforms
 from vit_jax.evaluators import features, real
@@ -16,9 +16,9 @@ from vit_jax.models import variants
 # 300 images of ImageNet's validation set, chosen at random: number, original
 # label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache
 # 2.0) and what torchvision's ResNets say.
-SAMPLE = pathlib.Path(__file__).parent / 'real_sample.csv'
+SAMPLE = ROOT / 'tests/evaluators/real_sample.csv'
 # All 50,000 of them, which not everyone has.
-SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data'
+SHARED = ROOT.parent / 'shared' / 'data'
 
 IDS = tuple(f'n{i:08}' for i in range(1000))
 

@@ -2,16 +2,16 @@
 
 import functools
 import math
-import pathlib
 
 import jax
 import numpy as np
 import pytest
 import scipy.ndimage
 
+from tests.conftest import ROOT
 from vit_jax.models import layers, posemb, variants, vit
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+GOLDEN = ROOT / 'tests/golden'
 
 
 def table(grid, extra=1, D=4):
