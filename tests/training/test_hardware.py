@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax._src.pallas.mosaic import tpu_info  # Its parser is in no public API.
 
-from vit_jax import hardware
+from vit_jax.training import hardware
 
 
 def _device(kind):

@@ -1,0 +1,1 @@
+"""Around the steps: the run, its optimizer, devices, processes and log."""
