@@ -12,8 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import checkpoint, processes, reader, sharding, sweep_check
+from vit_jax import checkpoint, processes, reader, sweep_check
 from vit_jax.checkpoint import Checkpoints
+from vit_jax.training import sharding
 
 METRIC = 'test/accuracy'
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from vit_jax import sharding
 from vit_jax.data import augment
 from vit_jax.experiment import Experiment
+from vit_jax.training import sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,6 @@ from vit_jax import (
   metric_log,
   processes,
   reader,
-  sharding,
   transfer,
 )
 from vit_jax.convert.formats import WHAT_OPENS
@@ -45,6 +44,7 @@ from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, fewshot, probe
 from vit_jax.models import flops
 from vit_jax.report import fewshot as report
+from vit_jax.training import sharding
 
 SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 

@@ -39,13 +39,13 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from vit_jax import aot, hlo, main, sharding, sweep
+from vit_jax import aot, hlo, main, sweep
 from vit_jax.data import benchmarks, sources, splits
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.search import Search, TooLarge
-from vit_jax.training import hardware
+from vit_jax.training import hardware, sharding
 
 EXIT_TOO_LARGE = 1
 GIB = 2**30

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import reader, sharding
+from vit_jax import reader
 from vit_jax.data import sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.models import variants
+from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden'
 SIZE = (8, 8)

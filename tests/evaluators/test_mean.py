@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import sharding
 from vit_jax.data import loader, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.models import variants
 from vit_jax.objectives.classification import Classification
+from vit_jax.training import sharding
 
 SIZE = (8, 8)
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import sharding
 from vit_jax.data import objectnet, sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.evaluators.objectnet import ObjectNetEvaluator
 from vit_jax.models import variants
+from vit_jax.training import sharding
 
 WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
 

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import sharding
 from vit_jax.data import augment, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators import pictures
 from vit_jax.models import variants
+from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.layers import Layers
 from vit_jax.visualize.rollout import rollout

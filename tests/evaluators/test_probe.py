@@ -8,8 +8,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from vit_jax import sharding
 from vit_jax.evaluators import probe
+from vit_jax.training import sharding
 
 CLASSES = 4
 

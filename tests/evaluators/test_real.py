@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import sharding
 from vit_jax.data import folder, transforms
 from vit_jax.evaluators import features, real
 from vit_jax.models import variants
+from vit_jax.training import sharding
 
 # 300 images of ImageNet's validation set, chosen at random: number, original
 # label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache

@@ -12,10 +12,11 @@ import pytest
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import objectives, sharding
+from vit_jax import objectives
 from vit_jax.data import loader, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
+from vit_jax.training import sharding
 
 BATCH = 16
 # What the same in another order of summation differs by, of an array's largest

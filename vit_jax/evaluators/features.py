@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from vit_jax import sharding
 from vit_jax.data import augment, loader, transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.variants import Model
+from vit_jax.training import sharding
 
 # From parameters and normalised images BHWC to anything with B rows.
 Function = Callable[[Any, jax.Array], jax.Array]

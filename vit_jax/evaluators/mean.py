@@ -7,7 +7,6 @@ from typing import Self
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import sharding
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.objectives.objective import (
@@ -17,6 +16,7 @@ from vit_jax.objectives.objective import (
   Objective,
   Params,
 )
+from vit_jax.training import sharding
 
 
 class MeanEvaluator:

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import sharding
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models.model import Model
 from vit_jax.objectives.objective import Best, Objective
+from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.layers import Layers
 from vit_jax.visualize.rollout import rollout

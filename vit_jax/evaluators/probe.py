@@ -15,8 +15,8 @@ import optax
 from jax.sharding import NamedSharding
 from tqdm import tqdm
 
-from vit_jax import sharding
 from vit_jax.evaluators import ridge
+from vit_jax.training import sharding
 
 # Penalties that are tried, on standardised features and for the mean of the
 # losses: from next to none up to one that leaves little but the class means.

@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding
 from vit_jax.models import variants
+from vit_jax.training import sharding
 
 SIZE = (16, 16)
 FIELDS = {
