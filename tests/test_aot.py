@@ -5,8 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import aot, optim
+from vit_jax import aot
 from vit_jax.bench import step
+from vit_jax.training import optim
 
 
 def config(dtype='float32', **fields):

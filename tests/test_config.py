@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 from configs import finetune, vit
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import optim
 from vit_jax.models import variants
+from vit_jax.training import optim
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))
 

@@ -16,7 +16,6 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import optim
 from vit_jax.models import variants
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import OBJECTIVES
@@ -27,7 +26,7 @@ from vit_jax.objectives.objective import (
   Objective,
   Params,
 )
-from vit_jax.training import sharding
+from vit_jax.training import optim, sharding
 
 # `params`, `opt_state` and `average`, which is empty without Polyak averaging.
 State = dict[str, Any]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import optim
+from vit_jax.training import optim
 
 # float32 keeps seven digits; a few steps lose one or two.
 RTOL = 1e-5
