@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import metric_log, monitor
+from vit_jax import monitor
+from vit_jax.training import metric_log
 
 
 class Clock:

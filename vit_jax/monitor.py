@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from etils import epath
 
-from vit_jax import metric_log
+from vit_jax.training import metric_log
 
 
 class Progress:

@@ -23,7 +23,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import metric_log, sweep_check, train, tune
+from vit_jax import sweep_check, train, tune
 from vit_jax.checkpoint import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
@@ -31,6 +31,7 @@ from vit_jax.report import grid as grid_report
 from vit_jax.run import Diverged, Preempted, preemption_notice
 from vit_jax.sweep import Cell, seed_axes
 from vit_jax.sweep_check import DIVERGED, DONE, RESULT
+from vit_jax.training import metric_log
 
 # In vit_jax/report/.
 REPORTS = ('grid', 'transfer', 'scaling')

@@ -6,8 +6,8 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax import metric_log
 from vit_jax.report.grid import Report, Run
+from vit_jax.training import metric_log
 
 AXES = {
   'Kind': ['none', '1-D'],

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from vit_jax import metric_log
 from vit_jax.bench import race
 from vit_jax.bench.race import Row
+from vit_jax.training import metric_log
 
 Point = TypeVar('Point')
 

@@ -25,9 +25,10 @@ from etils import epath
 from tqdm import tqdm
 
 from vit_jax import config as config_lib
-from vit_jax import metric_log, predict, reader, transfer
+from vit_jax import predict, reader, transfer
 from vit_jax.convert import formats
 from vit_jax.data import sources
+from vit_jax.training import metric_log
 from vit_jax.visualize import images, masked, masking, page, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax import metric_log
+from vit_jax.training import metric_log
 
 
 @pytest.fixture(autouse=True)
