@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax import monitor, processes
+from vit_jax import processes
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
-from vit_jax.training import hardware, metric_log, sharding
+from vit_jax.training import hardware, metric_log, progress, sharding
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
@@ -68,7 +68,7 @@ class Run:
     self._log = metric_log.MetricLog(
       workdir, start_step or None, enabled=enabled
     )
-    self._progress = monitor.Progress(
+    self._progress = progress.Progress(
       total_steps=self._durations.total,
       start_step=start_step,
       batch_size=experiment.config.batch_size,
@@ -185,10 +185,10 @@ class Run:
     csv_path = os.path.join(self._workdir, 'metrics.csv')
     png_path = os.path.join(self._workdir, 'curves.png')
     files = [csv_path]
-    if monitor.plot_curves(csv_path, png_path, self._shown):
+    if progress.plot_curves(csv_path, png_path, self._shown):
       files.append(png_path)
     print(
-      monitor.summary_text(
+      progress.summary_text(
         csv_path,
         self._shown,
         checkpoint=self._checkpoints.path(self._durations.total),

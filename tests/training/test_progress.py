@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import monitor
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, progress
 
 
 class Clock:
@@ -60,7 +59,7 @@ def _progress(clock, stream, **kwargs):
     'peak_flops': 4e12,
   }
   kwargs = defaults | {'stream': stream, 'clock': clock} | kwargs
-  return monitor.Progress(**kwargs)
+  return progress.Progress(**kwargs)
 
 
 def test_the_whole_line(clock):
@@ -268,7 +267,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   csv_path = _write_csv(tmp_path, _ROWS)
   png_path = tmp_path / 'curves.png'
   modules = set(sys.modules)
-  assert monitor.plot_curves(csv_path, str(png_path), ['test/accuracy'])
+  assert progress.plot_curves(csv_path, str(png_path), ['test/accuracy'])
   with Image.open(png_path) as image:
     assert image.format == 'PNG'
     assert image.width == 800
@@ -314,7 +313,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
 def test_nothing_to_draw(tmp_path, rows):
   csv_path = _write_csv(tmp_path, rows)
   assert (
-    monitor.plot_curves(
+    progress.plot_curves(
       csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
     )
     is False
@@ -327,7 +326,7 @@ def test_only_panels_that_have_points(tmp_path, figures):
     tmp_path, {1: {'train/loss': 3.0}, 2: {'test/accuracy': 0.5}}
   )
   metric_log.MetricLog(str(tmp_path), 1)  # Leaves an empty column.
-  assert monitor.plot_curves(
+  assert progress.plot_curves(
     csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
   )
   assert [axes.get_ylabel() for axes in figures[0].axes] == ['loss']
@@ -336,7 +335,7 @@ def test_only_panels_that_have_points(tmp_path, figures):
 
 
 def test_the_summary(tmp_path):
-  text = monitor.summary_text(
+  text = progress.summary_text(
     _write_csv(tmp_path, _ROWS),
     {'test/accuracy': 'highest', 'real/accuracy': 'highest'},
     checkpoint='/runs/a/checkpoints/1200',
@@ -358,7 +357,7 @@ def test_the_summary(tmp_path):
 
 
 def test_the_summary_of_a_run_without_evaluation(tmp_path):
-  text = monitor.summary_text(
+  text = progress.summary_text(
     _write_csv(tmp_path, {1: {'train/accuracy': 0.5}}),
     {'test/accuracy': 'highest'},
     checkpoint='/runs/a/checkpoints/1',
@@ -373,7 +372,7 @@ def test_the_summary_of_a_run_without_evaluation(tmp_path):
 
 
 def test_the_lowest_may_be_the_best(tmp_path):
-  text = monitor.summary_text(
+  text = progress.summary_text(
     _write_csv(
       tmp_path, {n: {'test/error': e} for n, e in ((1, 3), (2, 1), (3, 2))}
     ),
