@@ -12,9 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import checkpoint, processes, reader, sweep_check
+from vit_jax import checkpoint, reader, sweep_check
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.training import sharding
+from vit_jax.training import processes, sharding
 
 METRIC = 'test/accuracy'
 

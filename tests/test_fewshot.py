@@ -21,11 +21,12 @@ from tqdm import tqdm
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import feature_file, fewshot, processes, reader, train, transfer
+from vit_jax import feature_file, fewshot, reader, train, transfer
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import features, probe
 from vit_jax.evaluators import fewshot as protocol
 from vit_jax.models import variants
+from vit_jax.training import processes
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 

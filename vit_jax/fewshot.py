@@ -30,14 +30,14 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import feature_file, inputs, processes, reader, transfer
+from vit_jax import feature_file, inputs, reader, transfer
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, fewshot, probe
 from vit_jax.models import flops
 from vit_jax.report import fewshot as report
-from vit_jax.training import metric_log, sharding
+from vit_jax.training import metric_log, processes, sharding
 
 SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax import processes
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
-from vit_jax.training import hardware, metric_log, progress, sharding
+from vit_jax.training import hardware, metric_log, processes, progress, sharding
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.

@@ -28,7 +28,8 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax import processes, workdir_lock
+from vit_jax import workdir_lock
+from vit_jax.training import processes
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -439,7 +440,7 @@ def test_all_that_hang_say_so(training, tmp_path):
 
 WATCHED = """
 import time
-from vit_jax.processes import Watch
+from vit_jax.training.processes import Watch
 Watch.timeout_s = 3
 watch = Watch('{workdir}')
 for _ in range({moves}):
