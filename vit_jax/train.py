@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs, reader, transfer, workdir_lock
+from vit_jax import inputs, reader, transfer
 from vit_jax.checkpoint import Checkpoints, checksums
 from vit_jax.data import loader, sources
 from vit_jax.evaluators import build
@@ -28,7 +28,7 @@ from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 from vit_jax.objectives.objective import Params
 from vit_jax.run import Preempted, Run, preemption_notice
-from vit_jax.training import sharding
+from vit_jax.training import sharding, workdir_lock
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax import workdir_lock
-from vit_jax.training import processes
+from vit_jax.training import processes, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 

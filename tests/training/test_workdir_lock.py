@@ -12,7 +12,7 @@ from etils import epath
 
 from tests.conftest import ROOT
 from tests.test_main import SMALL, assert_refused, saved_steps, start, started
-from vit_jax import workdir_lock
+from vit_jax.training import workdir_lock
 
 LONG = (*SMALL, '--config.total=100000 steps')
 
