@@ -5,8 +5,8 @@ import pathlib
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import run, sweep, train
-from vit_jax.training import metric_log
+from vit_jax import sweep, train
+from vit_jax.training import metric_log, run
 
 SMALL = {
   'model.width': '16',

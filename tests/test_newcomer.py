@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import aot, objectives, reader, run, train
+from vit_jax import aot, objectives, reader, train
 from vit_jax import config as config_lib
 from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
@@ -17,6 +17,7 @@ from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
+from vit_jax.training import run
 
 
 @dataclasses.dataclass(frozen=True)

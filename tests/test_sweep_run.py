@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.small_sweep import SMALL, check_refusal, fake_training, small, table
-from vit_jax import checkpoint, main, run, sweep, sweep_run, train
+from vit_jax import checkpoint, main, sweep, sweep_run, train
 from vit_jax.report import grid
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')

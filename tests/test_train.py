@@ -19,13 +19,13 @@ from PIL import Image
 from configs import digits
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader, run, train
+from vit_jax import reader, train
 from vit_jax.convert import orbax
 from vit_jax.convert.table import Preprocessing
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
-from vit_jax.training import optim, sharding
+from vit_jax.training import optim, run, sharding
 
 GOLDEN = ROOT / 'tests/golden'
 

@@ -16,8 +16,8 @@ from tests.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax import main, run, sweep, sweep_run, train, tune
-from vit_jax.training import metric_log
+from vit_jax import main, sweep, sweep_run, train, tune
+from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')

@@ -48,9 +48,9 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import run, sweep, sweep_run, train
+from vit_jax import sweep, sweep_run, train
 from vit_jax.models.variants import nearest
-from vit_jax.training import processes
+from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
 EXIT_BAD_INPUT = 2

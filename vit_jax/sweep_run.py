@@ -28,10 +28,10 @@ from vit_jax.checkpoint import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
 from vit_jax.report import grid as grid_report
-from vit_jax.run import Diverged, Preempted, preemption_notice
 from vit_jax.sweep import Cell, seed_axes
 from vit_jax.sweep_check import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
+from vit_jax.training.run import Diverged, Preempted, preemption_notice
 
 # In vit_jax/report/.
 REPORTS = ('grid', 'transfer', 'scaling')

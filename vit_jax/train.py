@@ -27,8 +27,8 @@ from vit_jax.experiment import (
 from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 from vit_jax.objectives.objective import Params
-from vit_jax.run import Preempted, Run, preemption_notice
 from vit_jax.training import sharding, workdir_lock
+from vit_jax.training.run import Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
 

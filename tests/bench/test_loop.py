@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-from vit_jax import checkpoint, run, train
+from vit_jax import checkpoint, train
 from vit_jax.bench import loop
 from vit_jax.bench.loop import Gap, Watch
 from vit_jax.experiment import Experiment
+from vit_jax.training import run
 
 CONFIG = (
   'configs/digits.py:vit,total={steps} steps,batch_size=8,eval_every={every} '

@@ -13,10 +13,10 @@ import pytest
 from configs import digits
 from tests.models import kinks
 from vit_jax import config as config_lib
-from vit_jax import reader, run, train
+from vit_jax import reader, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.models import variants
-from vit_jax.training import sharding
+from vit_jax.training import run, sharding
 
 CLASSES = 5
 # What a batch is split into on the mesh below.

@@ -200,7 +200,7 @@ def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
 
 SLOW_STEPS = """
 import time
-from vit_jax.run import Run
+from vit_jax.training.run import Run
 take = Run.take
 def slow_take(self, step, metrics):
   time.sleep(0.5)
@@ -267,7 +267,7 @@ def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
 
 
 FAIL_IN_STEP_5 = """
-from vit_jax.run import Run
+from vit_jax.training.run import Run
 take = Run.take
 def failing_take(self, step, metrics):
   if step == 5:
@@ -400,7 +400,7 @@ jax.distributed.initialize = functools.partial(
 
 HANG = """
 import time
-from vit_jax.run import Run
+from vit_jax.training.run import Run
 Run.wait_for = lambda *args: time.sleep(1000)
 """
 
