@@ -64,12 +64,12 @@ def _progress(clock, stream, **kwargs):
 
 def test_the_whole_line(clock):
   out = io.StringIO()
-  progress = _progress(clock, out)
+  shown = _progress(clock, out)
   clock.now_s += 60  # Compiling.
-  progress.update(1, {'train/loss': 6.9}, 55.0)
+  shown.update(1, {'train/loss': 6.9}, 55.0)
   clock.now_s += 200
   scalars = {'train/loss': np.float32(0.8123), 'train/accuracy': 0.7131}
-  progress.update(1201, scalars | {'train/lr': 0.1, 'other/loss': 3.0}, 4.0)
+  shown.update(1201, scalars | {'train/lr': 0.1, 'other/loss': 3.0}, 4.0)
   # 1200 steps of 512 images in 200 s: 3072 images/s, 77 % of 4e12 FLOP/s, and
   # 8799 steps more at 6 steps/s.
   assert out.getvalue().splitlines() == [
@@ -77,98 +77,98 @@ def test_the_whole_line(clock):
     'step 1,201/10,000 12% | loss 0.812 | acc 71.3% | 3,072 img/s | '
     '1,536 img/s/core | MFU 77% | data wait 2% | 0:24:26 left',
   ]
-  assert progress.images_per_s == 3072
-  assert progress.images_per_s_per_core == 1536
+  assert shown.images_per_s == 3072
+  assert shown.images_per_s_per_core == 1536
 
 
 def test_the_first_step_starts_the_rates(clock):
   out = io.StringIO()
-  progress = _progress(clock, out)
+  shown = _progress(clock, out)
   clock.now_s += 60
-  progress.first_step_done(1)
+  shown.first_step_done(1)
   clock.now_s += 50
-  progress.update(101, {}, 0.0)
+  shown.update(101, {}, 0.0)
   assert '1,024 img/s' in out.getvalue()
   assert '1:22:30 left' in out.getvalue()  # 9899 steps at 2 steps/s.
-  assert progress.images_per_s == 1024
+  assert shown.images_per_s == 1024
 
 
 def test_rates_are_of_the_last_interval_and_totals_of_all(clock):
   out = io.StringIO()
-  progress = _progress(clock, out, total_steps=300)
-  progress.first_step_done(100)
+  shown = _progress(clock, out, total_steps=300)
+  shown.first_step_done(100)
   clock.now_s += 100
-  progress.update(200, {}, 0.0)
+  shown.update(200, {}, 0.0)
   clock.now_s += 300
-  progress.update(300, {}, 30.0)
+  shown.update(300, {}, 30.0)
   last = out.getvalue().splitlines()[-1]
   assert '| 171 img/s | 85.3 img/s/core |' in last
   assert 'data wait 10% | 0:00:00 left' in last
   assert last.startswith('step 300/300 100%')
-  assert progress.images_per_s == 200 * 512 / 400
+  assert shown.images_per_s == 200 * 512 / 400
 
 
 def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
   out = io.StringIO()
-  progress = _progress(clock, out, total_steps=400)
-  with progress.pause('evaluating'):
+  shown = _progress(clock, out, total_steps=400)
+  with shown.pause('evaluating'):
     clock.now_s += 1000  # Before the first step: no rate knows of it.
-  progress.first_step_done(1)
+  shown.first_step_done(1)
   clock.now_s += 10
-  with progress.pause('evaluating'):
+  with shown.pause('evaluating'):
     clock.now_s += 100
-  with pytest.raises(KeyError), progress.pause('saving'):
+  with pytest.raises(KeyError), shown.pause('saving'):
     clock.now_s += 50
     raise KeyError
   clock.now_s += 40
-  progress.update(101, {}, 25.0)
+  shown.update(101, {}, 25.0)
   line = out.getvalue()
-  assert progress.images_per_s == 100 * 512 / 50
+  assert shown.images_per_s == 100 * 512 / 50
   assert '1,024 img/s' in line
   assert 'data wait 50%' in line
   assert '0:09:58 left' in line  # 299 steps of 2 s, the pauses included.
   clock.now_s += 50
-  progress.update(201, {}, 0.0)  # The pauses are not taken off twice.
-  assert progress.images_per_s == 1024
-  assert progress.elapsed_s == 1250
+  shown.update(201, {}, 0.0)  # The pauses are not taken off twice.
+  assert shown.images_per_s == 1024
+  assert shown.elapsed_s == 1250
 
 
 def test_core_days_include_earlier_parts_of_the_run(clock):
-  progress = _progress(clock, io.StringIO(), cores=8, prior_s=43_200.0)
+  shown = _progress(clock, io.StringIO(), cores=8, prior_s=43_200.0)
   clock.now_s += 43_200
-  assert progress.elapsed_s == 86_400
-  assert progress.core_days == 8
+  assert shown.elapsed_s == 86_400
+  assert shown.core_days == 8
 
 
 @pytest.mark.parametrize('missing', ['train_flops_per_image', 'peak_flops'])
 def test_no_mfu_where_unknown(clock, missing):
   out = io.StringIO()
-  progress = _progress(clock, out, **{missing: None})
-  progress.first_step_done(1)
+  shown = _progress(clock, out, **{missing: None})
+  shown.first_step_done(1)
   clock.now_s += 1
-  progress.update(2, {}, 0.0)
+  shown.update(2, {}, 0.0)
   assert 'img/s' in out.getvalue()
   assert 'MFU' not in out.getvalue()
 
 
 def test_no_rates_without_steps_or_time(clock):
   out = io.StringIO()
-  progress = _progress(clock, out, start_step=5)
-  assert progress.images_per_s is None
-  assert progress.images_per_s_per_core is None
-  progress.update(6, {}, 0.0)
-  progress.update(7, {}, 0.0)  # The clock stands still.
+  shown = _progress(clock, out, start_step=5)
+  assert shown.images_per_s is None
+  assert shown.images_per_s_per_core is None
+  shown.update(6, {}, 0.0)
+  shown.update(7, {}, 0.0)  # The clock stands still.
   clock.now_s += 1
-  progress.update(7, {}, 0.0)
+  shown.update(7, {}, 0.0)
   assert 'img/s' not in out.getvalue()
   assert len(out.getvalue().splitlines()) == 3
 
 
 def test_slow_rates_and_odd_losses_stay_readable(clock):
   out = io.StringIO()
-  progress = _progress(clock, out, batch_size=1)
+  shown = _progress(clock, out, batch_size=1)
   for step, loss in enumerate([float('nan'), 0.00123, 11.0]):
-    progress.update(step, {'train/loss': loss}, 9.0)
+    shown.update(step, {'train/loss': loss}, 9.0)
     clock.now_s += 4
   lines = out.getvalue().splitlines()
   assert [line.split(' | ')[1] for line in lines] == [
@@ -183,50 +183,50 @@ def test_slow_rates_and_odd_losses_stay_readable(clock):
 def test_a_terminal_has_one_line_as_wide_as_it(clock, monkeypatch):
   monkeypatch.setenv('COLUMNS', '30')
   out = Terminal()
-  progress = _progress(clock, out)
-  progress.update(1, {'train/loss': 6.9}, 0.0)
+  shown = _progress(clock, out)
+  shown.update(1, {'train/loss': 6.9}, 0.0)
   assert out.screen() == ['step 1/10,000 0% | loss 6.90']
   clock.now_s += 1
-  progress.update(2, {'train/loss': 5.9}, 0.0)
+  shown.update(2, {'train/loss': 5.9}, 0.0)
   assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']  # One free: 29.
-  with progress.pause('saving'):
+  with shown.pause('saving'):
     assert out.screen() == ['step 2/10,000 0% | saving']
   assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']
-  progress.message('test accuracy 71.2%')
+  shown.message('test accuracy 71.2%')
   assert out.screen() == [
     'test accuracy 71.2%',
     'step 2/10,000 0% | loss 5.90 ',
   ]
-  progress.close()
-  progress.close()
+  shown.close()
+  shown.close()
   assert out.screen()[1:] == ['step 2/10,000 0% | loss 5.90 ', '']
 
 
 def test_a_file_has_whole_lines_only(clock, monkeypatch):
   monkeypatch.setenv('COLUMNS', '20')
   out = io.StringIO()
-  progress = _progress(clock, out)
-  progress.update(1, {'train/loss': 6.9}, 0.0)
-  with progress.pause('evaluating'):
+  shown = _progress(clock, out)
+  shown.update(1, {'train/loss': 6.9}, 0.0)
+  with shown.pause('evaluating'):
     pass
-  progress.message('test accuracy 71.2%')
-  progress.close()
+  shown.message('test accuracy 71.2%')
+  shown.close()
   assert out.getvalue() == 'step 1/10,000 0% | loss 6.90\ntest accuracy 71.2%\n'
 
 
 @pytest.mark.parametrize('stream_type', [io.StringIO, Terminal])
 def test_disabled_prints_nothing_but_counts(clock, stream_type):
   out = stream_type()
-  progress = _progress(clock, out, enabled=False)
-  progress.first_step_done(1)
+  shown = _progress(clock, out, enabled=False)
+  shown.first_step_done(1)
   clock.now_s += 1
-  progress.update(3, {'train/loss': 1.0}, 0.0)
-  with progress.pause('evaluating'):
+  shown.update(3, {'train/loss': 1.0}, 0.0)
+  with shown.pause('evaluating'):
     pass
-  progress.message('hello')
-  progress.close()
+  shown.message('hello')
+  shown.close()
   assert out.getvalue() == ''
-  assert progress.images_per_s == 1024
+  assert shown.images_per_s == 1024
 
 
 def _write_csv(tmp_path, rows):
