@@ -11,7 +11,7 @@ import pytest
 from configs import digits
 from tests.conftest import ROOT
 from vit_jax import reader
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import posemb, variants
 
 GOLDEN = ROOT / 'tests/golden'

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.small_sweep import SMALL, check_refusal, fake_training, small, table
-from vit_jax import checkpoint, main, sweep, sweep_run, train
+from vit_jax import main, sweep, sweep_run, train
+from vit_jax.checkpoints import saving
 from vit_jax.report import grid
 from vit_jax.training import metric_log, run
 
@@ -222,7 +223,7 @@ def test_elapsed_time_counts_both_parts(fake, tmp_path):
     'examples': 1,
     'elapsed_s': 1000.0,
   }
-  checkpoint.save_parameters(
+  saving.save_parameters(
     str(cell.workdir), {'w': np.zeros(1, np.float32)}, meta
   )
   # A damaged one is not looked at, and left to the run itself.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoint import checksums
+from vit_jax.checkpoints.saving import checksums
 from vit_jax.convert import whole
 from vit_jax.reader import Checkpoint
 

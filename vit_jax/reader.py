@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
-from vit_jax.checkpoint import (
+from vit_jax.checkpoints.saving import (
   CHECKSUMS,
   FOLDER,
   META,

@@ -13,7 +13,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoint import absolute
+from vit_jax.checkpoints.saving import absolute
 from vit_jax.models import variants
 
 RUNS = 'runs'

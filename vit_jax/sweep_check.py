@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import tune
-from vit_jax.checkpoint import FOLDER, META, absolute, steps, verified
+from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
 from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax import sweep_check, train, tune
-from vit_jax.checkpoint import absolute
+from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
 from vit_jax.report import grid as grid_report

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import inputs, reader, transfer
-from vit_jax.checkpoint import Checkpoints, checksums
+from vit_jax.checkpoints.saving import Checkpoints, checksums
 from vit_jax.data import loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator

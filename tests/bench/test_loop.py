@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from vit_jax import checkpoint, train
+from vit_jax import train
 from vit_jax.bench import loop
 from vit_jax.bench.loop import Gap, Watch
+from vit_jax.checkpoints import saving
 from vit_jax.experiment import Experiment
 from vit_jax.training import run
 
@@ -100,7 +101,7 @@ def test_a_slow_input_leaves_the_device_idle(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_slow_saving_is_a_stall_and_not_idle(tmp_path, monkeypatch):
   monkeypatch.setattr(
-    checkpoint.Checkpoints, 'save', slowed(checkpoint.Checkpoints.save, 0.5)
+    saving.Checkpoints, 'save', slowed(saving.Checkpoints.save, 0.5)
   )
   row = measure(tmp_path, steps=12, every=4)
   assert row['saves'] == 3
@@ -123,8 +124,8 @@ def test_everything_is_as_it_was_afterwards():
   before = (
     Experiment.train_step,
     run.Run.evaluate,
-    checkpoint.Checkpoints.save,
-    checkpoint.Checkpoints.wait,
+    saving.Checkpoints.save,
+    saving.Checkpoints.wait,
   )
   with pytest.raises(ZeroDivisionError), loop.watched():
     assert Experiment.train_step is not before[0]
@@ -132,8 +133,8 @@ def test_everything_is_as_it_was_afterwards():
   assert before == (
     Experiment.train_step,
     run.Run.evaluate,
-    checkpoint.Checkpoints.save,
-    checkpoint.Checkpoints.wait,
+    saving.Checkpoints.save,
+    saving.Checkpoints.wait,
   )
 
 

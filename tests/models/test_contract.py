@@ -14,7 +14,7 @@ from configs import digits
 from tests.models import kinks
 from vit_jax import config as config_lib
 from vit_jax import reader, train
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import variants
 from vit_jax.training import run, sharding
 

@@ -40,9 +40,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, train
+from vit_jax import train
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
+from vit_jax.checkpoints import saving
 from vit_jax.experiment import Experiment
 from vit_jax.report import bench as report
 from vit_jax.training import run
@@ -241,11 +242,11 @@ def watched() -> Iterator[Watch]:
       run.Run, 'evaluate', _noting(watch.evaluations, run.Run.evaluate)
     ),
     _replaced(
-      checkpoint.Checkpoints,
+      saving.Checkpoints,
       'save',
-      _noting(watch.saves, checkpoint.Checkpoints.save),
+      _noting(watch.saves, saving.Checkpoints.save),
     ),
-    _replaced(checkpoint.Checkpoints, 'wait', _timing_the_end(watch)),
+    _replaced(saving.Checkpoints, 'wait', _timing_the_end(watch)),
   ):
     sys.setswitchinterval(1e-4)
     thread.start()
@@ -258,9 +259,9 @@ def watched() -> Iterator[Watch]:
 
 
 def _timing_the_end(watch: Watch) -> Callable[..., Any]:
-  wait = checkpoint.Checkpoints.wait
+  wait = saving.Checkpoints.wait
 
-  def noting(self: checkpoint.Checkpoints) -> None:
+  def noting(self: saving.Checkpoints) -> None:
     watch.ended = time.perf_counter()
     wait(self)
     watch.last_write_s = time.perf_counter() - watch.ended

@@ -25,7 +25,7 @@ from typing import ClassVar, NoReturn
 import jax
 from jax._src import distributed
 
-from vit_jax import checkpoint
+from vit_jax.checkpoints import saving
 
 # sysexits.h calls it EX_UNAVAILABLE. Not 75, "try again", which some launch
 # scripts do without asking: it may have been an error that comes again.
@@ -159,8 +159,8 @@ def _name() -> str:
 def _last_checkpoint() -> str:
   if not _workdir:
     return ''  # before training
-  folder = checkpoint.absolute(_workdir) / checkpoint.FOLDER
-  steps = checkpoint.steps(folder) if folder.exists() else []
+  folder = saving.absolute(_workdir) / saving.FOLDER
+  steps = saving.steps(folder) if folder.exists() else []
   if not steps:
     return ' No checkpoint had been saved yet.'
   return f' The last good checkpoint is {folder / str(steps[-1])}.'

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment

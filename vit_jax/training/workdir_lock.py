@@ -28,7 +28,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoint import absolute
+from vit_jax.checkpoints.saving import absolute
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import checkpoint, reader, sweep_check
-from vit_jax.checkpoint import Checkpoints
+from vit_jax import reader, sweep_check
+from vit_jax.checkpoints import saving
+from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.training import processes, sharding
 
 METRIC = 'test/accuracy'
@@ -233,7 +234,7 @@ def test_what_may_pass_is_no_damage(run, monkeypatch, error, reason, where):
     if where == 'reading':
       m.setattr(ocp.CompositeCheckpointHandler, 'restore', fail)
     else:
-      m.setattr(checkpoint, 'checksums', fail)
+      m.setattr(saving, 'checksums', fail)
     assert_only_unreadable(run, f'checkpoints/2 cannot be read now: {reason}')
   assert restored_from(run) == 2
 
@@ -257,7 +258,7 @@ PERMISSIONS = """
 import pathlib
 import shutil
 import sys
-from tests.test_checkpoint import names_in, restored_from
+from tests.checkpoints.test_saving import names_in, restored_from
 run = pathlib.Path(sys.argv[1])
 checkpoints = run / 'checkpoints'
 for path in [checkpoints, *sorted((checkpoints / '2').rglob('*'))]:
@@ -348,8 +349,8 @@ def test_other_folders_are_no_steps(run, monkeypatch):
     shutil.copytree(checkpoints / '1', checkpoints / name)
     (checkpoints / name / 'metrics' / 'metrics').write_text('{"test/acc')
   assert restored_from(run) == 2
-  folder = checkpoint.absolute(str(run)) / 'checkpoints'
-  assert checkpoint.steps(folder) == [1, 2]
+  folder = saving.absolute(str(run)) / 'checkpoints'
+  assert saving.steps(folder) == [1, 2]
   assert sweep_check._newest_meta(folder) == {'step': 2}
   monkeypatch.setattr(processes, '_workdir', str(run))
   assert processes._last_checkpoint().endswith('checkpoints/2.')

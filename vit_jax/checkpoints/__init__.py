@@ -1,0 +1,1 @@
+"""Checkpoints: saved, opened whatever wrote them, carried over."""

@@ -1,0 +1,1 @@
+"""Foreign checkpoint formats, one a file. They know trees, not modules."""
