@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.saving import checksums
-from vit_jax.convert import whole
 from vit_jax.reader import Checkpoint
 
 _WAY_OUT = 'Give another --features, or remove it to have them computed anew.'

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax import config as config_lib
 from vit_jax import reader, transfer
-from vit_jax.convert import whole
+from vit_jax.checkpoints import whole
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.models import flops
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from tqdm import tqdm
 
-from vit_jax.convert import whole
+from vit_jax.checkpoints import whole
 from vit_jax.convert.table import Flat, Preprocessing, Weights
 
 _CHUNK_BYTES = 1 << 24

@@ -13,7 +13,8 @@ import re
 
 from etils import epath
 
-from vit_jax.convert import archive, whole
+from vit_jax.checkpoints import whole
+from vit_jax.convert import archive
 
 SCHEMES = ('gs', 'hf', 'timm')
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.convert import archive, hf_config, hf_images, tensors, whole
+from vit_jax.checkpoints import whole
+from vit_jax.convert import archive, hf_config, hf_images, tensors
 from vit_jax.convert.table import (
   Entry,
   File,

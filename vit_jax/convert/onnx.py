@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.convert import onnx_file, whole
+from vit_jax.checkpoints import whole
+from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.convert.table import Peer

@@ -7,8 +7,8 @@ host reading its share.
 import json
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.saving import save_parameters
-from vit_jax.convert import whole
 from vit_jax.models import variants
 from vit_jax.reader import Checkpoint
 

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from vit_jax.convert import archive, whole
+from vit_jax.checkpoints import whole
+from vit_jax.convert import archive
 from vit_jax.convert.table import Peer
 from vit_jax.reader import Checkpoint
 

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from vit_jax.convert import archive, whole
+from vit_jax.checkpoints import whole
+from vit_jax.convert import archive
 from vit_jax.convert.table import Flat
 
 # Of torch.save before version 1.6: a protocol, and a number that torch chose.

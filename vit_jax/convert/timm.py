@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.checkpoints import whole
 from vit_jax.convert import (
   archive,
   tensors,
@@ -18,7 +19,6 @@ from vit_jax.convert import (
   timm_export,
   timm_images,
   timm_table,
-  whole,
 )
 from vit_jax.convert.table import (
   File,

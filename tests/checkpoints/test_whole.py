@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.convert import whole
+from vit_jax.checkpoints import whole
 
 KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
 
