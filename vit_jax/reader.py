@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
+from vit_jax.checkpoints import fetch
 from vit_jax.checkpoints.saving import (
   CHECKSUMS,
   FOLDER,
@@ -24,7 +25,7 @@ from vit_jax.checkpoints.saving import (
   steps,
   verified,
 )
-from vit_jax.convert import fetch, formats, table
+from vit_jax.convert import formats, table
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
 

@@ -14,7 +14,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import reader
-from vit_jax.convert import fetch, npz
+from vit_jax.checkpoints import fetch
+from vit_jax.convert import npz
 
 FILE = 'gs://vit_models/augreg/Ti_16.npz'
 BY_HAND = 'https://storage.googleapis.com/vit_models/augreg/Ti_16.npz'
