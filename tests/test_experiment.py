@@ -11,7 +11,8 @@ from PIL import Image
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import experiment, objectives, reader, train
+from vit_jax import experiment, objectives, train
+from vit_jax.checkpoints import opening
 from vit_jax.objectives.classification import Classification
 
 
@@ -82,7 +83,7 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   train.train(config, str(tmp_path))  # the same teacher goes on
   with pytest.raises(ValueError, match='objective.seed: 0 -> 1'):
     train.train(taught(config, 1), str(tmp_path))
-  assert reader.open_checkpoint(str(tmp_path)).class_names[3] == '3'
+  assert opening.open_checkpoint(str(tmp_path)).class_names[3] == '3'
 
 
 def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):

@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import feature_file, fewshot, reader, train, transfer
+from vit_jax import feature_file, fewshot, train, transfer
+from vit_jax.checkpoints import opening
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import features, probe
 from vit_jax.evaluators import fewshot as protocol
@@ -110,7 +111,7 @@ def test_figures_are_those_of_features_by_hand(
     workdir, 'digits', '--l2=fixed', '--shots=1,5', '--seeds=3', *extra
   )
   assert (status, err) == (0, '')
-  checkpoint = reader.open_checkpoint(str(workdir))
+  checkpoint = opening.open_checkpoint(str(workdir))
   source = sources.open_source('digits', 'train')
   test = sources.open_source('digits', 'test')
   want = protocol.evaluate(
@@ -262,7 +263,7 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   command, workdir, monkeypatch, tmp_path
 ):
   """Both in what is said and in what is done."""
-  opened = reader.open_checkpoint
+  opened = opening.open_checkpoint
 
   def changed(path):
     checkpoint = opened(path)
@@ -282,7 +283,7 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
       made.append((transform, kwargs))
       super().__init__(function, transform, **kwargs)
 
-  monkeypatch.setattr(reader, 'open_checkpoint', changed)
+  monkeypatch.setattr(opening, 'open_checkpoint', changed)
   monkeypatch.setattr(features, 'Extractor', Extractor)
   _, out, _ = command(workdir, 'digits', *FEW, '--batch_size=16')
   assert (
@@ -307,7 +308,7 @@ def test_another_image_size_resizes_the_position_embeddings(
   )
   assert status == 0
   assert 'resized to 12x16 pixels' in out
-  checkpoint = transfer.resized(reader.open_checkpoint(str(workdir)), (12, 16))
+  checkpoint = transfer.resized(opening.open_checkpoint(str(workdir)), (12, 16))
   test = sources.subset(sources.open_source('digits', 'test'), range(3))
   np.testing.assert_allclose(
     np.load(path)['test_features'][:3],
@@ -324,7 +325,7 @@ def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
   )
   assert status == 0
   assert f'written  {path}\n' in out
-  checkpoint = reader.open_checkpoint(str(workdir))
+  checkpoint = opening.open_checkpoint(str(workdir))
   with np.load(path, allow_pickle=False) as file:
     assert set(file) == {
       'train_features',
@@ -446,7 +447,7 @@ def test_features_of_another_checkpoint_are_refused(
   command, workdir, kept, monkeypatch
 ):
   path, _ = kept
-  opened = reader.open_checkpoint
+  opened = opening.open_checkpoint
 
   def changed(path):
     checkpoint = opened(path)
@@ -454,7 +455,7 @@ def test_features_of_another_checkpoint_are_refused(
     params['cls'][0, 0, 0] += 1e-6
     return dataclasses.replace(checkpoint, params=params)
 
-  monkeypatch.setattr(reader, 'open_checkpoint', changed)
+  monkeypatch.setattr(opening, 'open_checkpoint', changed)
   status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
   assert status == 2
   old, new = re.findall('[0-9a-f]{64}', err)
@@ -463,13 +464,13 @@ def test_features_of_another_checkpoint_are_refused(
 
 
 def test_identity_is_of_parameters_and_of_the_model(workdir):
-  checkpoint = reader.open_checkpoint(str(workdir))
+  checkpoint = opening.open_checkpoint(str(workdir))
   identity = feature_file.identity
-  assert identity(checkpoint) == identity(reader.open_checkpoint(str(workdir)))
+  assert identity(checkpoint) == identity(opening.open_checkpoint(str(workdir)))
   exact = checkpoint.model.clone(gelu='exact')
   others = [
     dataclasses.replace(checkpoint, model=exact),
-    reader.open_checkpoint(str(TINY)),
+    opening.open_checkpoint(str(TINY)),
   ]
   assert len({identity(c) for c in (checkpoint, *others)}) == 3
 
@@ -538,7 +539,7 @@ def test_nothing_half_written_is_left(command, workdir, tmp_path, monkeypatch):
 def test_representations_that_are_not_finite_are_refused(
   command, workdir, tmp_path, monkeypatch
 ):
-  opened = reader.open_checkpoint
+  opened = opening.open_checkpoint
 
   def diverged(path):
     checkpoint = opened(path)
@@ -546,7 +547,7 @@ def test_representations_that_are_not_finite_are_refused(
     params['cls'][:] = np.nan
     return dataclasses.replace(checkpoint, params=params)
 
-  monkeypatch.setattr(reader, 'open_checkpoint', diverged)
+  monkeypatch.setattr(opening, 'open_checkpoint', diverged)
   path = tmp_path / 'f.npz'
   status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
   assert status == 2
@@ -705,10 +706,10 @@ def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
     num_classes=0, image_size=(32, 32), name='resnet', layers=(1,), width=32
   )
   params = variants.init(model, jax.random.key(0), (32, 32))
-  checkpoint = reader.Checkpoint(
+  checkpoint = opening.Checkpoint(
     'resnet', model, jax.device_get(params), (32, 32)
   )
-  monkeypatch.setattr(reader, 'open_checkpoint', lambda path: checkpoint)
+  monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
   args = ('--train_split=train[:20%]', '--test_split=test[:16]')
   status, out, err = command('r', 'digits', *FEW, *args, '--layer=block_0')
   assert (status, err) == (0, '')
@@ -791,7 +792,7 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
     np.testing.assert_allclose(
       file['train_features'][[0, 700, 1436]],
       one_by_one(
-        reader.open_checkpoint(str(workdir)),
+        opening.open_checkpoint(str(workdir)),
         sources.subset(source, [0, 700, 1436]),
       ),
       rtol=0,

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import main, reader
+from vit_jax import main
+from vit_jax.checkpoints import opening
 from vit_jax.data import augment, sources, transforms
 
 GOLDEN = ROOT / 'tests' / 'golden'
@@ -250,7 +251,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   )
   assert status == 0
   assert not (tmp_path / 'run').exists()
-  checkpoint = reader.open_checkpoint(str(path))
+  checkpoint = opening.open_checkpoint(str(path))
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(checkpoint.image_size)
   examples = [transform(source[i]) for i in range(len(source))]
@@ -364,7 +365,7 @@ def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
     assert f'last good checkpoint is {tmp_path}/checkpoints/1.' in message
     assert 'Traceback' not in err
     assert saved_steps(tmp_path) == [1]
-  checkpoint = reader.open_checkpoint(str(tmp_path))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(checkpoint.params))
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import aot, objectives, reader, train
+from vit_jax import aot, objectives, train
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators import build
@@ -109,7 +110,7 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   assert (whole / 'metrics.csv').read_text() == (
     parts / 'metrics.csv'
   ).read_text()
-  one, other = (reader.open_checkpoint(str(path)) for path in (whole, parts))
+  one, other = (opening.open_checkpoint(str(path)) for path in (whole, parts))
   jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
   assert one.class_names == ()
   assert one.model.num_classes == 1
@@ -124,14 +125,14 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   assert kept == {4, best}
   # What a run that stops early opens at.
   assert one.path == str(whole / 'checkpoints' / str(best))
-  same = reader.open_checkpoint(one.path)
+  same = opening.open_checkpoint(one.path)
   jax.tree.map(np.testing.assert_array_equal, one.params, same.params)
 
 
 def test_it_is_measured(config, tmp_path):
   config.update(total='150 steps', eval_every='100%')
   train.train(config, str(tmp_path))
-  checkpoint = reader.open_checkpoint(str(tmp_path))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
   config.eval_only = True
   found = train.evaluate_only(config, str(tmp_path))
   source = sources.open_source('digits', 'test')

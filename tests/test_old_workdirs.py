@@ -11,7 +11,8 @@ from flax import traverse_util
 from configs import digits
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import reader, train
+from vit_jax import train
+from vit_jax.checkpoints import opening
 
 WORKDIRS = pathlib.Path(__file__).parent / 'workdirs'
 GOLDEN = ROOT / 'tests/golden'
@@ -28,7 +29,7 @@ def unpacked(tmp_path):
 
 
 def flat_params(workdir):
-  params = reader.open_checkpoint(str(workdir)).params
+  params = opening.open_checkpoint(str(workdir)).params
   return traverse_util.flatten_dict(params, sep='/')
 
 

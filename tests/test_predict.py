@@ -15,7 +15,8 @@ from PIL import Image
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import predict, reader, train
+from vit_jax import predict, train
+from vit_jax.checkpoints import opening
 from vit_jax.data import transforms
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
@@ -109,7 +110,7 @@ def test_all_formats_give_the_models_own_probabilities(
   command, workdir, images, which
 ):
   path = workdir if which == 'workdir' else TINY
-  checkpoint = reader.open_checkpoint(str(path))
+  checkpoint = opening.open_checkpoint(str(path))
   want = {str(images / f): direct(checkpoint, images / f) for f in FILES}
   for format_name in ('table', 'csv', 'json'):
     status, out, err = command(
@@ -144,7 +145,7 @@ def test_the_class_names_of_training_appear(
   command, workdir, images, tmp_path, monkeypatch
 ):
   """Not the numbers that stand in for them where there are none."""
-  opened = reader.open_checkpoint
+  opened = opening.open_checkpoint
 
   def with_names(path):
     checkpoint = opened(path)
@@ -152,7 +153,7 @@ def test_the_class_names_of_training_appear(
     object.__setattr__(checkpoint, 'class_names', names)
     return checkpoint
 
-  monkeypatch.setattr(reader, 'open_checkpoint', with_names)
+  monkeypatch.setattr(opening, 'open_checkpoint', with_names)
   _, out, _ = command(workdir, images, '--topk=10', '--format=json')
   assert {row[2] for row in parse(out, 'json')} == {
     f'digit-{i}' for i in range(10)
@@ -217,7 +218,7 @@ def test_more_files_than_a_batch(command, tmp_path):
   rows = parse(out, 'json')
   want = [str(tmp_path / f'{i:03}.png') for i in range(n) if i != n - 2]
   assert [row[0] for row in rows] == want
-  checkpoint = reader.open_checkpoint(str(TINY))
+  checkpoint = opening.open_checkpoint(str(TINY))
   for row in (rows[0], rows[-1]):
     probabilities = direct(checkpoint, pathlib.Path(row[0]))
     assert row[3] == pytest.approx(max(probabilities.values()), abs=1e-6)

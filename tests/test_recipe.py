@@ -5,7 +5,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import reader, recipe, sweep
+from vit_jax import recipe, sweep
+from vit_jax.checkpoints import opening
 from vit_jax.models import variants
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -38,7 +39,7 @@ def test_sizes_are_tiled_by_patches(model, pixels, side):
 def test_a_checkpoint_brings_its_model_and_the_scaling_of_its_images():
   path = str(GOLDEN / 'tiny-rep_s7.npz')
   config = fine_tuning(path)
-  checkpoint = reader.open_checkpoint(path)
+  checkpoint = opening.open_checkpoint(path)
   model = variants.build(num_classes=3, image_size=(32, 32), **config.model)
   assert model.dtype == jnp.bfloat16
   assert model.clone(dtype=jnp.float32) == checkpoint.model.clone(

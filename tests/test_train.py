@@ -19,7 +19,8 @@ from PIL import Image
 from configs import digits
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader, train
+from vit_jax import train
+from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
 from vit_jax.convert.table import Preprocessing
 from vit_jax.data import sources
@@ -50,7 +51,7 @@ def small_config(**overrides):
 
 
 def final_params(workdir):
-  return reader.open_checkpoint(str(workdir)).params
+  return opening.open_checkpoint(str(workdir)).params
 
 
 def assert_equal(a, b):
@@ -123,7 +124,7 @@ def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
     train.train(config, str(parts))
   preempt_at(None)
   train.train(config, str(parts))
-  got = reader.open_checkpoint(str(parts))
+  got = opening.open_checkpoint(str(parts))
   assert_equal(got.params, final_params(whole))
   key, _ = jax.random.split(jax.random.key(config.seed))
   fresh = variants.init(got.model, key, got.image_size)
@@ -434,7 +435,7 @@ def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):
   config.model.update(patch_size=8, width=48, mlp_dim=96, heads=3, depth=2)
   train.train(config, str(tmp_path))
   params = final_params(tmp_path)
-  old = reader.open_checkpoint(config.init).params
+  old = opening.open_checkpoint(config.init).params
   assert 'pre_logits' not in params
   assert not params['head']['kernel'].any()
   assert params['head']['kernel'].shape == (48, 10)
@@ -464,7 +465,7 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch):
     train.train(small_config(**overrides), str(tmp_path / 'run'))
   overrides['data.on_bad_image'] = 'skip'
   train.train(small_config(**overrides), str(tmp_path / 'run'))
-  checkpoint = reader.open_checkpoint(str(tmp_path / 'run'))
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.class_names == ('cat', 'dog')
   (tmp_path / 'data' / 'train' / 'dog' / '0.png').unlink()
   with pytest.raises(ValueError, match='data.examples: 17 -> 16'):
@@ -522,12 +523,12 @@ def test_training_warns_where_the_start_saw_other_values(tmp_path, caplog):
   config.data.mean = (0.4, 0.5, 0.6)
   train.train(config, str(tmp_path / 'same'))
   assert 'It was trained on' not in caplog.text
-  saved = reader.open_checkpoint(str(tmp_path / 'same')).preprocessing
+  saved = opening.open_checkpoint(str(tmp_path / 'same')).preprocessing
   assert saved.mean == (0.4, 0.5, 0.6)
 
 
 def test_checkpoint_carries_what_it_takes_to_use_it(reference):
-  checkpoint = reader.open_checkpoint(str(reference))
+  checkpoint = opening.open_checkpoint(str(reference))
   assert checkpoint.class_names == tuple('0123456789')
   assert checkpoint.image_size == (8, 8)
   meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(

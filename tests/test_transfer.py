@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader, transfer
+from vit_jax import transfer
+from vit_jax.checkpoints import opening
 from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants, vit
 from vit_jax.visualize import rollout, similarity
@@ -23,7 +24,7 @@ ATOL = 1e-5
 
 
 def open_golden(name):
-  checkpoint = reader.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
+  checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
   return checkpoint, np.load(GOLDEN / f'{name}_s7_golden.npz')
 
 
@@ -121,7 +122,7 @@ def untrained(image_size, seed, scan=False, **fields):
       lambda key: variants.init(model, key, image_size), jax.random.key(0)
     ),
   )
-  return reader.Checkpoint('old', model, params, image_size)
+  return opening.Checkpoint('old', model, params, image_size)
 
 
 def transfer_between(old_size, new_size, fields, scans=(False, False)):
@@ -384,7 +385,7 @@ def test_transfer_refuses_another_body(old_fields, new_fields, message):
   size = (32, 48)
   new = variants.build(num_classes=3, image_size=size, **new_fields)
   old = variants.build(num_classes=3, image_size=size, **old_fields)
-  checkpoint = reader.Checkpoint('old', old, {}, size)
+  checkpoint = opening.Checkpoint('old', old, {}, size)
   with pytest.raises(ValueError, match=message):
     transfer.to_new_task(checkpoint, new, size, {})
 
@@ -412,7 +413,7 @@ def test_what_another_task_learned_is_carried_over(scan):
   assert type(model.body()) is vit.ViT
   init = jax.jit(lambda key: variants.init(model, key, old_size))
   old = jax.device_get(init(jax.random.key(0)))
-  checkpoint = reader.Checkpoint('old', model, old, old_size)
+  checkpoint = opening.Checkpoint('old', model, old, old_size)
   plain = untrained(new_size, 1, **VIT)
   got = transfer.to_new_task(checkpoint, plain.model, new_size, plain.params)
   assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, plain.params)
@@ -422,7 +423,7 @@ def test_what_another_task_learned_is_carried_over(scan):
   )
   dropped = transfer.with_head(checkpoint, 'drop')
   assert dropped.model == model.body()
-  wanted = reader.param_shapes(dropped.model, old_size)
+  wanted = opening.param_shapes(dropped.model, old_size)
   assert jax.tree.map(np.shape, dropped.params) == jax.tree.map(
     np.shape, wanted
   )
@@ -438,7 +439,7 @@ def test_what_another_task_learned_is_carried_over(scan):
 
 def test_bodies_of_another_task_are_compared_too():
   model = OfPatches(num_classes=0, **VIT)
-  checkpoint = reader.Checkpoint('old', model, {}, (8, 8))
+  checkpoint = opening.Checkpoint('old', model, {}, (8, 8))
   with pytest.raises(ValueError, match='old has depth 2 and .*depth is 3'):
     transfer.to_new_task(checkpoint, model.clone(depth=3), (8, 8), {})
 
@@ -478,9 +479,9 @@ def distilled(image_size, **fields):
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda x: rng.standard_normal(x.shape).astype(np.float32),
-    reader.param_shapes(model, image_size),
+    opening.param_shapes(model, image_size),
   )
-  return reader.Checkpoint('old', model, params, image_size)
+  return opening.Checkpoint('old', model, params, image_size)
 
 
 def test_two_tokens_before_the_patches_stay_before_them():
@@ -583,7 +584,7 @@ def test_less_of_the_head_gives_the_intermediates_of_the_original():
   np.testing.assert_allclose(got, golden['encoded'][:, 0], atol=ATOL)
   assert body.model.representation_size == 0 and body.class_names == ()
   for less in (representation, body):
-    expected = reader.param_shapes(less.model, less.image_size)
+    expected = opening.param_shapes(less.model, less.image_size)
     assert jax.tree.structure(less.params) == jax.tree.structure(expected)
   assert transfer.with_head(checkpoint, 'keep') is checkpoint
   assert 'head' in checkpoint.params
@@ -607,7 +608,7 @@ def test_learned_positions_give_the_same_logits(kind, pool):
   want, _ = outputs(checkpoint, images)
   got, _ = outputs(learned, images)
   np.testing.assert_array_equal(got, want)
-  expected = reader.param_shapes(learned.model, size)
+  expected = opening.param_shapes(learned.model, size)
   assert jax.tree.structure(learned.params) == jax.tree.structure(expected)
 
 

@@ -30,7 +30,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import feature_file, inputs, reader, transfer
+from vit_jax import feature_file, inputs, transfer
+from vit_jax.checkpoints import opening
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
   batch_size = _batch_size(args.batch_size, mesh)
   is_kept = feature_file.is_there(args.features)
-  checkpoint = original = reader.open_checkpoint(args.checkpoint)
+  checkpoint = original = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
     size = config_lib.image_size(args.image_size)
     checkpoint = transfer.resized(original, size)
@@ -143,7 +144,7 @@ def _batch_size(given: int | None, mesh: jax.sharding.Mesh) -> int:
   return given
 
 
-def _describe(checkpoint: reader.Checkpoint) -> str:
+def _describe(checkpoint: opening.Checkpoint) -> str:
   """Returns the model, and what is done to its images."""
   height, width = checkpoint.image_size
   given = checkpoint.preprocessing
@@ -195,8 +196,8 @@ def _open(args: argparse.Namespace, say: Say) -> _Data:
 
 def _contents(
   args: argparse.Namespace,
-  original: reader.Checkpoint,
-  checkpoint: reader.Checkpoint,
+  original: opening.Checkpoint,
+  checkpoint: opening.Checkpoint,
   data: _Data,
 ) -> feature_file.Contents:
   """Returns what representations depend on, and their labels."""
@@ -221,7 +222,7 @@ def _contents(
 
 def _extractor(
   function: features.Function,
-  checkpoint: reader.Checkpoint,
+  checkpoint: opening.Checkpoint,
   batch_size: int,
   mesh: jax.sharding.Mesh,
 ) -> features.Extractor:
@@ -296,7 +297,7 @@ def _probe(
 def _write(
   curve: report.Curve,
   args: argparse.Namespace,
-  checkpoint: reader.Checkpoint,
+  checkpoint: opening.Checkpoint,
   say: Say,
 ) -> None:
   """Writes the CSV file and the picture, and says what is in them."""

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import formats
 from vit_jax.data import augment, decode, folder, transforms
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def predict(
-  checkpoint: reader.Checkpoint, paths: Sequence[str], topk: int
+  checkpoint: opening.Checkpoint, paths: Sequence[str], topk: int
 ) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
   """Labels files, in their order.
 
@@ -146,7 +146,7 @@ def main() -> int:
     parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
   try:
     paths = find_files(args.images)
-    checkpoint = reader.open_checkpoint(args.checkpoint)
+    checkpoint = opening.open_checkpoint(args.checkpoint)
     if not checkpoint.model.num_classes:
       raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
   except (ValueError, FileNotFoundError) as e:

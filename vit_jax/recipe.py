@@ -6,7 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import reader, sweep
+from vit_jax import sweep
+from vit_jax.checkpoints import opening
 from vit_jax.data import benchmarks
 from vit_jax.models import variants
 
@@ -65,7 +66,7 @@ def start_from(config: ConfigDict, model: str) -> None:
   except ValueError as e:
     if not (os.path.exists(model) or '://' in model):
       raise ValueError(f'{e} There is no checkpoint of that name.') from None
-  checkpoint = reader.open_checkpoint(model)
+  checkpoint = opening.open_checkpoint(model)
   fields = checkpoint.weights().fields
   config.model = ConfigDict(variants.defaults(fields['name']))
   config.model.update(

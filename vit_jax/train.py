@@ -11,7 +11,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs, reader, transfer
+from vit_jax import inputs, transfer
+from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints, checksums
 from vit_jax.data import loader, sources
 from vit_jax.evaluators import build
@@ -160,7 +161,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   Returns:
     The evaluators' metrics.
   """
-  checkpoint = reader.open_checkpoint(config.init or workdir)
+  checkpoint = opening.open_checkpoint(config.init or workdir)
   source = inputs.open_source(config.data, config.data.split)
   class_names = sources.class_names(source)
   with config.unlocked():
@@ -186,7 +187,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
 
 
 def _check_same_model(
-  checkpoint: reader.Checkpoint, model: Model, data: str
+  checkpoint: opening.Checkpoint, model: Model, data: str
 ) -> None:
   """Refuses to measure a checkpoint of another model than an objective's."""
   known, wanted = map(variants.fields_of, (checkpoint.model, model))
@@ -220,7 +221,7 @@ def initial_state(
 def _from_checkpoint(experiment: Experiment, fresh: Params) -> Params:
   """Returns the parameters of `config.init`, with a new head from `fresh`."""
   config = experiment.config
-  checkpoint = reader.open_checkpoint(config.init)
+  checkpoint = opening.open_checkpoint(config.init)
   _log.info('Starting from %s with a new head.', checkpoint.path)
   theirs = checkpoint.preprocessing
   mean, std = tuple(config.data.mean), tuple(config.data.std)

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.checkpoints.opening import Checkpoint, param_shapes
 from vit_jax.models import posemb, variants
 from vit_jax.models.variants import Model
-from vit_jax.reader import Checkpoint, param_shapes
 
 HEADS = ('keep', 'representation', 'drop')
 

@@ -13,8 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader
-from vit_jax.checkpoints import fetch
+from vit_jax.checkpoints import fetch, opening
 from vit_jax.convert import npz
 
 FILE = 'gs://vit_models/augreg/Ti_16.npz'
@@ -229,8 +228,8 @@ def test_the_reader_opens_a_file_of_a_bucket(bucket, tmp_path):
   npz.write(checkpoint.weights(), str(tmp_path / 'vit.npz'), 'float32')
   source = bucket.put('mine/vit.npz', (tmp_path / 'vit.npz').read_bytes())
   with pytest.MonkeyPatch.context() as monkeypatch:
-    monkeypatch.setattr(reader, 'absolute', pathlib.Path)
-    opened = reader.open_checkpoint(source)
+    monkeypatch.setattr(opening, 'absolute', pathlib.Path)
+    opened = opening.open_checkpoint(source)
   assert opened.model.width == 32
 
 

@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import reader, sweep_check
-from vit_jax.checkpoints import saving
+from vit_jax import sweep_check
+from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.training import processes, sharding
 
@@ -356,7 +356,7 @@ def test_other_folders_are_no_steps(run, monkeypatch):
   assert processes._last_checkpoint().endswith('checkpoints/2.')
   (checkpoints / '2' / 'meta' / 'metadata').unlink()
   with pytest.raises(ValueError, match='checkpoints/2 cannot be read'):
-    reader.open_checkpoint(str(run))
+    opening.open_checkpoint(str(run))
 
 
 def test_keeps_the_last_and_the_best(tmp_path):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import hf
 
 SIZE = (32, 32)
@@ -37,7 +37,7 @@ class Folder:
     save_file(change(load_file(place)), place, {'format': 'pt'})
 
   def open(self):
-    return reader.open_checkpoint(str(self.path))
+    return opening.open_checkpoint(str(self.path))
 
 
 def drop(key):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.models import variants
 
 
@@ -45,7 +45,7 @@ def random_checkpoint(variant, size=None, num_classes=7, names=True, **fields):
   size = size or (224, 224)
   fields = (variants.fields(variant) if variant else {}) | fields
   model = variants.build(num_classes=num_classes, image_size=size, **fields)
-  return reader.Checkpoint(
+  return opening.Checkpoint(
     path='random',
     model=model,
     params=traverse_util.unflatten_dict(random_arrays(model, size), sep='/'),

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
 from vit_jax.convert import check
 from vit_jax.data import sources, transforms
@@ -36,7 +36,7 @@ def test_digits_are_classified_alike_to_the_image(
     '--config.total=10 epochs',
   )
   assert status == 0, err
-  checkpoint = reader.open_checkpoint(str(workdir))
+  checkpoint = opening.open_checkpoint(str(workdir))
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(checkpoint.image_size)
   batch = [transform(source[i]) for i in range(len(source))]

@@ -13,7 +13,7 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import bigvision
 from vit_jax.convert.table import (
   Preprocessing,
@@ -49,7 +49,7 @@ def written(tmp_path, checkpoint, dtype='float32', name='written.npz'):
 def saved(tmp_path, arrays):
   """Returns what the reader makes of arrays."""
   np.savez(tmp_path / 'saved.npz', **arrays)
-  return reader.open_checkpoint(str(tmp_path / 'saved.npz'))
+  return opening.open_checkpoint(str(tmp_path / 'saved.npz'))
 
 
 def respelt(arrays, prefix):
@@ -101,7 +101,7 @@ def test_timm_rounds_bfloat16_as_we_do(timm, tmp_path):
   checkpoint = checkpoint_of(pool='map')
   path, _ = written(tmp_path, checkpoint, 'bfloat16')
   images = random_images(SIZE)
-  ours = logits_of(reader.open_checkpoint(path), images)
+  ours = logits_of(opening.open_checkpoint(path), images)
   assert relative_difference(bigvision.open_peer(path).run(images), ours) < 5e-6
   # Eight bits of the 24.
   assert 1e-4 < relative_difference(ours, logits_of(checkpoint, images)) < 0.03
@@ -139,7 +139,7 @@ def test_fixed_positions_are_those_of_big_vision(timm, tmp_path, pool):
   learned = str(tmp_path / 'learned.npz')
   np.savez(learned, **arrays | {'params/pos_embedding': table})
   images = random_images((224, 224))
-  ours = logits_of(reader.open_checkpoint(path), images)
+  ours = logits_of(opening.open_checkpoint(path), images)
   assert relative_difference(bigvision.open_peer(learned).run(images), ours) < (
     5e-6
   )
@@ -187,7 +187,7 @@ def test_the_class_token_takes_its_position_along(tmp_path):
   np.testing.assert_array_equal(
     arrays['params/pos_embedding'], ours[TABLE][:, 1:]
   )
-  back = reader.open_checkpoint(path).weights().arrays
+  back = opening.open_checkpoint(path).weights().arrays
   assert not back[TABLE][:, 0].any()
   np.testing.assert_array_equal(back['cls'], arrays['params/cls'])
 
@@ -197,7 +197,7 @@ def test_every_spelling_is_the_same_model(tmp_path, pool):
   # Eleven layers, because the name of the last sorts before that of the third.
   checkpoint = checkpoint_of(**POOLS[pool], depth=11 if pool == 'cls' else 2)
   path, arrays = written(tmp_path, checkpoint)
-  plain = reader.open_checkpoint(path)
+  plain = opening.open_checkpoint(path)
   assert_same_numbers(plain, checkpoint)
   for prefix in ('', 'params/', 'params/img/', 'opt/target/'):
     for spelt in (arrays, stacked(arrays)):
@@ -248,7 +248,7 @@ def test_a_file_comes_back_key_for_key(tmp_path, pool, posemb, form, dtype):
   }.get(dtype)
   if form == 'stacked':
     np.savez(path, **stacked(want))
-  again = reader.open_checkpoint(path)
+  again = opening.open_checkpoint(path)
   _, got = written(tmp_path, again, dtype, 'again.npz')
   assert got.keys() == want.keys()
   for key, x in want.items():
@@ -289,7 +289,7 @@ def test_without_positions_224_pixels_are_assumed_and_said(tmp_path, caplog):
       for line in bigvision.write(checkpoint.weights(), path, 'float32')
     )
     caplog.clear()
-    got = reader.open_checkpoint(path)
+    got = opening.open_checkpoint(path)
     assert got.image_size == (pixels, pixels)
     assert got.model == checkpoint.model
     assert f'(sincos2d) and images of {pixels}x{pixels} pixels' in caplog.text

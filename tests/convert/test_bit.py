@@ -11,7 +11,7 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import bit, npz
 
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
@@ -35,7 +35,7 @@ def written(tmp_path, checkpoint, name='written.npz'):
 def saved(tmp_path, arrays):
   """Returns what the reader makes of arrays."""
   np.savez(tmp_path / 'saved.npz', **arrays)
-  return reader.open_checkpoint(str(tmp_path / 'saved.npz'))
+  return opening.open_checkpoint(str(tmp_path / 'saved.npz'))
 
 
 @load_module
@@ -103,7 +103,7 @@ def test_a_file_comes_back_key_for_key(tmp_path, num_classes):
   checkpoint = checkpoint_of(num_classes=num_classes, layers=(1, 11))
   path, want = written(tmp_path, checkpoint)
   assert 'resnet/block2/unit11/a/group_norm/gamma' in want
-  again = reader.open_checkpoint(path)
+  again = opening.open_checkpoint(path)
   assert again.model == checkpoint.model
   _, got = written(tmp_path, again, 'again.npz')
   assert got.keys() == want.keys()
@@ -132,7 +132,7 @@ def test_the_size_of_the_images_is_unknown_and_said(tmp_path, caplog):
   path = str(tmp_path / 'x.npz')
   (line,) = npz.write(checkpoint.weights(), path, 'float32')
   assert 'image size 96x64: its readers assume 224x224' in line
-  assert reader.open_checkpoint(path).image_size == SIZE
+  assert opening.open_checkpoint(path).image_size == SIZE
   assert f'{path} does not say how large its images are: 224x224' in caplog.text
   lines = bit.write(
     checkpoint_of(names=True).weights(), str(tmp_path / 'y.npz'), 'float32'

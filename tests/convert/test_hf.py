@@ -15,7 +15,7 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import hf, hf_images
 from vit_jax.convert.table import Preprocessing
 
@@ -110,7 +110,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, kind):
   name, config, changes = THEIRS[kind]
   model = getattr(transformers, name)(config(transformers, **changes))
   save_theirs(torch, model, tmp_path / 'theirs')
-  ours = reader.open_checkpoint(str(tmp_path / 'theirs'))
+  ours = opening.open_checkpoint(str(tmp_path / 'theirs'))
   images = random_images(ours.image_size)
   if 'Bit' in name:
     assert ours.image_size == (224, 224)
@@ -129,7 +129,7 @@ def test_theirs_read_and_written_is_the_same(
   name, config, changes = THEIRS[kind]
   model = getattr(transformers, name)(config(transformers, **changes))
   save_theirs(torch, model, tmp_path / 'theirs')
-  ours = reader.open_checkpoint(str(tmp_path / 'theirs'))
+  ours = opening.open_checkpoint(str(tmp_path / 'theirs'))
   hf.write(ours.weights(), str(tmp_path / 'ours'), 'float32')
   want = load_file(tmp_path / 'theirs' / 'model.safetensors')
   got = load_file(tmp_path / 'ours' / 'model.safetensors')
@@ -138,7 +138,7 @@ def test_theirs_read_and_written_is_the_same(
   assert got.keys() == want.keys()
   for key in want:
     np.testing.assert_array_equal(got[key], want[key], err_msg=key)
-  again = reader.open_checkpoint(str(tmp_path / 'ours'))
+  again = opening.open_checkpoint(str(tmp_path / 'ours'))
   assert again.model == ours.model
 
 
@@ -188,7 +188,7 @@ def test_ours_gives_its_numbers_there(tmp_path, kind):
   assert len(notes) == len(expected.get(kind, []))
   for note, words in zip(notes, expected.get(kind, []), strict=True):
     assert words in note
-  back = reader.open_checkpoint(str(tmp_path / 'x'))
+  back = opening.open_checkpoint(str(tmp_path / 'x'))
   assert back.class_names == checkpoint.class_names
   assert back.preprocessing == checkpoint.preprocessing
   want = checkpoint.weights().arrays
@@ -225,7 +225,7 @@ def test_half_precision_is_written_and_read(
     tmp_path / 'x'
   )
   assert {x.dtype for x in model.parameters()} == {getattr(torch, dtype)}
-  back = reader.open_checkpoint(str(tmp_path / 'x'))
+  back = opening.open_checkpoint(str(tmp_path / 'x'))
   for name, x in checkpoint.weights().arrays.items():
     want = torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, dtype))
     np.testing.assert_array_equal(
@@ -239,7 +239,7 @@ def test_a_sharded_directory_is_read(tmp_path, torch, transformers):
   model.save_pretrained(tmp_path / 'sharded', max_shard_size='20KB')
   assert len(list((tmp_path / 'sharded').glob('*.safetensors'))) > 2
   whole, sharded = (
-    reader.open_checkpoint(str(tmp_path / side)).weights().arrays
+    opening.open_checkpoint(str(tmp_path / side)).weights().arrays
     for side in ('whole', 'sharded')
   )
   assert whole.keys() == sharded.keys()

@@ -17,7 +17,7 @@ from tests.convert.hf_folder import (
   put,
 )
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import hf, hf_images
 
 # What BitConfig works out of its other values, and writes nevertheless.
@@ -60,12 +60,12 @@ def test_class_names(tmp_path, transformers):
     random_checkpoint(None, SIZE, **TINY), class_names=names
   )
   hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
-  assert reader.open_checkpoint(str(tmp_path / 'x')).class_names == names
+  assert opening.open_checkpoint(str(tmp_path / 'x')).class_names == names
   config = transformers.AutoConfig.from_pretrained(tmp_path / 'x')
   assert config.id2label == dict(enumerate(names))
   unnamed = random_checkpoint(None, SIZE, names=False, **TINY)
   hf.write(unnamed.weights(), str(tmp_path / 'y'), 'float32')
-  assert reader.open_checkpoint(str(tmp_path / 'y')).class_names == ()
+  assert opening.open_checkpoint(str(tmp_path / 'y')).class_names == ()
   config = transformers.AutoConfig.from_pretrained(tmp_path / 'y')
   assert config.num_labels == 7
 

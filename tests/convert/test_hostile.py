@@ -18,7 +18,7 @@ from flax import traverse_util
 from tests.convert.hostile_formats import FORMATS, WITHOUT_CHECKSUMS
 from tests.convert.hostile_payloads import payload
 from tests.convert.mutations import mutations
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
 
 CASES = 1000
@@ -44,7 +44,7 @@ def pristine(tmp_path_factory):
     if name not in made:
       path = tmp_path_factory.mktemp('pristine') / name
       FORMATS[name](path)
-      made[name] = path, reader.open_checkpoint(str(path))
+      made[name] = path, opening.open_checkpoint(str(path))
     return made[name]
 
   return make
@@ -85,7 +85,7 @@ def peak_bytes():
 def check_unharmed(opened, whole, mutation, name):
   """Checks that a file opens as the whole one did, as far as one can tell."""
   got, want = _arrays(opened), _arrays(whole)
-  expected = reader.param_shapes(opened.model, opened.image_size)
+  expected = opening.param_shapes(opened.model, opened.image_size)
   assert {key: x.shape for key, x in got.items()} == {
     key: x.shape
     for key, x in traverse_util.flatten_dict(expected, sep='/').items()
@@ -106,7 +106,7 @@ def check(mutation, path, words, checkpoint):
   """Checks that a file is refused well, or opens unharmed."""
   before = peak_bytes()
   try:
-    opened = reader.open_checkpoint(str(path))
+    opened = opening.open_checkpoint(str(path))
   except Exception as e:
     # Not one of their subclasses, which a reader let through.
     assert type(e) in (ValueError, FileNotFoundError, ImportError), repr(e)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
 from vit_jax.convert import orbax
 from vit_jax.convert.table import Preprocessing
@@ -85,8 +85,8 @@ def test_what_a_format_has_no_task_for_keeps_its_body(
   assert files_in(tmp_path) == []
   status, _, err = run(masked, tmp_path / 'x', f'--to={to}', '--head=drop')
   assert status == 0, err
-  ours = reader.open_checkpoint(str(masked)).params
-  body = reader.open_checkpoint(str(tmp_path / 'x'))
+  ours = opening.open_checkpoint(str(masked)).params
+  body = opening.open_checkpoint(str(tmp_path / 'x'))
   assert body.model.kind == 'vit'
   assert {*ours} - {*body.params} == {'mask_embedding', 'prediction'}
 
@@ -118,7 +118,7 @@ def test_a_workdir_converts_and_the_check_agrees(
 
 
 def test_our_own_format_changes_nothing(workdir, tmp_path):
-  before = reader.open_checkpoint(str(workdir))
+  before = opening.open_checkpoint(str(workdir))
   before = dataclasses.replace(
     before,
     preprocessing=Preprocessing(
@@ -126,7 +126,7 @@ def test_our_own_format_changes_nothing(workdir, tmp_path):
     ),
   )
   orbax.write(before, str(tmp_path / 'copy'), 'float32')
-  after = reader.open_checkpoint(str(tmp_path / 'copy'))
+  after = opening.open_checkpoint(str(tmp_path / 'copy'))
   for field in ('model', 'image_size', 'preprocessing', 'class_names'):
     assert getattr(after, field) == getattr(before, field)
   jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
@@ -135,7 +135,7 @@ def test_our_own_format_changes_nothing(workdir, tmp_path):
 def test_without_names_a_head_keeps_its_classes(tmp_path):
   checkpoint = random_checkpoint(None, SIZE, names=False, **VIT)
   orbax.write(checkpoint, str(tmp_path / 'copy'), 'float32')
-  after = reader.open_checkpoint(str(tmp_path / 'copy'))
+  after = opening.open_checkpoint(str(tmp_path / 'copy'))
   assert after.model.num_classes == 7 and after.class_names == ()
 
 
@@ -158,7 +158,7 @@ def test_dropping_a_head_is_said(run, representation, tmp_path):
     status, out, _ = run(representation, target, '--to=npz', f'--head={head}')
     assert status == 0
     assert sentence in out
-    model = reader.open_checkpoint(str(target)).model
+    model = opening.open_checkpoint(str(target)).model
     assert (model.num_classes, model.representation_size) == (0, size)
 
 

@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import archive, npz
 from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
@@ -62,7 +62,7 @@ def test_all_spellings_give_the_same_parameters(tmp_path, path, linen, prefix):
   if prefix == 'opt/target/':  # what a training state holds besides
     spelt |= {'opt/state/step': np.int64(3), 'extra/seed': np.zeros(2)}
   np.savez(tmp_path / 'x.npz', **spelt)
-  checkpoint = reader.open_checkpoint(str(tmp_path / 'x.npz'))
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'x.npz'))
   got = flat(checkpoint.params)
   assert got.keys() == want.keys()
   for key in want:
@@ -105,7 +105,7 @@ def test_group_norm_may_have_one_dimension_or_four(tmp_path, shape):
       for key, x in stored.items()
     },
   )
-  params = reader.open_checkpoint(str(path)).params
+  params = opening.open_checkpoint(str(path)).params
   np.testing.assert_array_equal(
     params['gn_root']['scale'], stored['gn_root/scale'].ravel()
   )
@@ -222,7 +222,7 @@ def test_what_is_no_vit_is_refused_by_file_and_key(tmp_path, change, names):
   path = tmp_path / 'changed.npz'
   np.savez(path, **change(arrays()))
   with pytest.raises(ValueError) as e:
-    reader.open_checkpoint(str(path))
+    opening.open_checkpoint(str(path))
   assert str(path) in str(e.value)
   assert re.search(names, str(e.value))
 
@@ -241,7 +241,7 @@ def test_pickled_objects_are_not_loaded(tmp_path):
   path, mark = tmp_path / 'hostile.npz', tmp_path / 'mark'
   np.savez(path, **arrays() | {'head/bias': np.array([Hostile(mark)])})
   with pytest.raises(ValueError, match='(?s)hostile.npz.*head/bias'):
-    reader.open_checkpoint(str(path))
+    opening.open_checkpoint(str(path))
   assert not mark.exists()
 
 
@@ -291,7 +291,7 @@ def test_what_is_no_npz_file_is_refused(tmp_path, data):
   path = tmp_path / 'damaged.npz'
   path.write_bytes(data[1])
   with pytest.raises(ValueError, match='damaged.npz'):
-    reader.open_checkpoint(str(path))
+    opening.open_checkpoint(str(path))
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -299,7 +299,7 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
   """Bytes changed or cut off: the same parameters, or one ValueError."""
   whole, path = tmp_path / 'whole.npz', tmp_path / 'damaged.npz'
   save(whole, **arrays())
-  want = flat(reader.open_checkpoint(str(whole)).params)
+  want = flat(opening.open_checkpoint(str(whole)).params)
   data = whole.read_bytes()
   rng = np.random.default_rng(0)
   noticed = 0
@@ -314,7 +314,7 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
       damaged = data[:place] + byte + data[place + 1 :]
     path.write_bytes(damaged)
     try:
-      got = flat(reader.open_checkpoint(str(path)).params)
+      got = flat(opening.open_checkpoint(str(path)).params)
     except ValueError as e:
       assert 'damaged.npz' in str(e)
       noticed += 1
@@ -349,7 +349,7 @@ def test_stages_of_a_hybrid_are_read_off_the_names(tmp_path):
       for key, x in arrays.items()
     },
   )
-  checkpoint = reader.open_checkpoint(str(tmp_path / 'hybrid.npz'))
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'hybrid.npz'))
   assert checkpoint.model == model
   assert checkpoint.image_size == size
   jax.tree.map(np.testing.assert_array_equal, checkpoint.params, params)
@@ -370,7 +370,7 @@ def written(tmp_path, checkpoint):
 def test_an_official_file_comes_back_key_for_key(tmp_path, name):
   source = GOLDEN / f'{name}_s7.npz'
   want = arrays(source)
-  got = arrays(written(tmp_path, reader.open_checkpoint(str(source))))
+  got = arrays(written(tmp_path, opening.open_checkpoint(str(source))))
   assert got.keys() == want.keys()
   for key, x in want.items():
     assert got[key].dtype == np.float32 and got[key].shape == x.shape
@@ -385,7 +385,7 @@ def test_bfloat16_arrays_are_numbers(tmp_path):
     for key, x in want.items()
   }
   np.savez(tmp_path / 'halves.npz', **halves)
-  got = flat(reader.open_checkpoint(str(tmp_path / 'halves.npz')).params)
+  got = flat(opening.open_checkpoint(str(tmp_path / 'halves.npz')).params)
   for key, x in want.items():
     # The upper half of a float32 is that number with its last digits zero.
     truncated = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -395,10 +395,10 @@ def test_bfloat16_arrays_are_numbers(tmp_path):
 def test_a_zeroed_head_is_said(tmp_path, caplog):
   path = tmp_path / 'zeroed.npz'
   np.savez(path, **arrays() | {'head/kernel': np.zeros((48, 10), np.float32)})
-  reader.open_checkpoint(str(path))
+  opening.open_checkpoint(str(path))
   assert f'{path}: its head is all zeros' in caplog.text
   caplog.clear()
-  reader.open_checkpoint(str(TINY))
+  opening.open_checkpoint(str(TINY))
   assert caplog.text == ''
 
 

@@ -12,7 +12,7 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import npz
 
 REP = ROOT / 'tests/golden' / 'tiny-rep_s7.npz'
@@ -58,7 +58,7 @@ def test_timm_gives_our_logits(timm, tmp_path, fields, size, tolerance):
   got = peer.run(images)
   assert got.dtype == np.float32
   assert relative_difference(got, want) < tolerance
-  again = reader.open_checkpoint(path)
+  again = opening.open_checkpoint(path)
   assert again.model == checkpoint.model and again.image_size == size
   np.testing.assert_array_equal(logits_of(again, images), want)
 

@@ -22,7 +22,7 @@ from tests.convert.timm_folder import (
   assert_arrays_equal,
 )
 from tests.models.test_timm import use_our_epsilons
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import timm as convert
 from vit_jax.convert.table import Preprocessing
 
@@ -124,7 +124,7 @@ def scaled(torch, images, mean, std):
 @pytest.mark.parametrize('kind', THEIRS)
 def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   model = save_theirs(timm, torch, kind, tmp_path / 'x')
-  ours = reader.open_checkpoint(str(tmp_path / 'x'))
+  ours = opening.open_checkpoint(str(tmp_path / 'x'))
   images = random_images((64, 64) if 'BiT' in kind else ours.image_size)
   config = model.pretrained_cfg
   np.testing.assert_array_equal(ours.preprocessing.mean, config['mean'])
@@ -142,7 +142,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
 @pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])
 def test_theirs_read_and_written_is_the_same(tmp_path, timm, torch, kind):
   save_theirs(timm, torch, kind, tmp_path / 'theirs')
-  ours = reader.open_checkpoint(str(tmp_path / 'theirs'))
+  ours = opening.open_checkpoint(str(tmp_path / 'theirs'))
   want = load_file(tmp_path / 'theirs' / 'model.safetensors')
   if kind == 'class token without position':
     # Ours has one for every token.
@@ -150,7 +150,7 @@ def test_theirs_read_and_written_is_the_same(tmp_path, timm, torch, kind):
     want['pos_embed'] = np.concatenate([cls, want['pos_embed']], 1)
   convert.write(ours.weights(), str(tmp_path / 'ours'), 'float32')
   assert_arrays_equal(load_file(tmp_path / 'ours/model.safetensors'), want)
-  again = reader.open_checkpoint(str(tmp_path / 'ours'))
+  again = opening.open_checkpoint(str(tmp_path / 'ours'))
   assert again.model == ours.model
   assert again.image_size == ours.image_size
   assert again.preprocessing == ours.preprocessing
@@ -169,7 +169,7 @@ def test_grid_positions_are_dropped_and_come_back(tmp_path, timm, torch):
   path = str(tmp_path / 'x')
   config = json.loads((tmp_path / 'x/config.json').read_text())
   file = convert.read(path, config)
-  arrays = reader.open_checkpoint(path).weights().arrays
+  arrays = opening.open_checkpoint(path).weights().arrays
   from vit_jax.convert import table
 
   entries = file.table(table.shapes_of(arrays))
@@ -272,7 +272,7 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
   assert [note.split(':')[0] for note in notes] == NOTES.get(resnet, [])
   tolerance = 1e-4 if '152' in kind else RESNET_TOLERANCE
   check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, tolerance)
-  back = reader.open_checkpoint(str(tmp_path / 'x'))
+  back = opening.open_checkpoint(str(tmp_path / 'x'))
   assert back.class_names == checkpoint.class_names
   assert back.preprocessing == checkpoint.preprocessing
   assert back.model == checkpoint.model.clone(scan=False)
@@ -312,7 +312,7 @@ def test_two_bytes_a_weight(tmp_path, dtype):
   convert.write(checkpoint.weights(), str(tmp_path / 'x'), dtype)
   stored = load_file(tmp_path / 'x/model.safetensors')
   assert {x.dtype for x in stored.values()} == {np.dtype(dtype)}
-  rounded = reader.open_checkpoint(str(tmp_path / 'x'))
+  rounded = opening.open_checkpoint(str(tmp_path / 'x'))
   arrays = checkpoint.weights().arrays
   assert_arrays_equal(
     rounded.weights().arrays,
@@ -351,4 +351,4 @@ def test_a_torchvision_of_another_torch_is_named(tmp_path, monkeypatch):
     convert.open_peer(str(folder))
   folder.change_config(architecture='vit_so150m_patch16_reg4_gap_256')
   with pytest.raises(ImportError, match='only timm knows: .*torchvision::nms'):
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.convert.timm_folder import TINY_BIT, Folder
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_contradicting_configurations_are_refused(folder, kind):
   changes, message = CONTRADICTIONS[kind]
   folder.change_config(**changes)
   with pytest.raises(ValueError, match=message) as e:
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))
   assert str(folder) in str(e.value)
 
 
@@ -74,7 +74,7 @@ def test_contradicting_configurations_are_refused(folder, kind):
 def test_other_architectures_are_refused(folder, name, message):
   folder.change_config(architecture=name)
   with pytest.raises(ValueError, match=f"architecture is '{name}', {message}"):
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))
 
 
 @pytest.mark.usefixtures('timm')
@@ -98,7 +98,7 @@ def test_what_an_architecture_means_is_asked_of_timm(
     model_args__num_heads=None,
     model_args__img_size=32,
   )
-  model = reader.open_checkpoint(str(folder)).model
+  model = opening.open_checkpoint(str(folder)).model
   assert (model.gelu, model.heads) == (gelu, heads)
   assert model.layer_norm_epsilon == 1e-6
 
@@ -107,7 +107,7 @@ def test_what_only_timm_knows_needs_it(folder, monkeypatch):
   folder.change_config(architecture='vit_so150m_patch16_reg4_gap_256')
   monkeypatch.setitem(sys.modules, 'timm', None)
   with pytest.raises(ImportError, match='only timm knows: pip install timm'):
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))
 
 
 def test_older_configurations_are_read(folder):
@@ -118,9 +118,9 @@ def test_older_configurations_are_read(folder):
     'model_args': config['model_args'],
   }
   older['labels'] = older.pop('label_names')
-  want = reader.open_checkpoint(str(folder))
+  want = opening.open_checkpoint(str(folder))
   folder.put_config(older)
-  got = reader.open_checkpoint(str(folder))
+  got = opening.open_checkpoint(str(folder))
   assert got.model == want.model
   assert got.class_names == want.class_names
   assert got.preprocessing == want.preprocessing
@@ -138,4 +138,4 @@ def test_other_resnets_are_refused(tmp_path, changes, message):
   folder = Folder(tmp_path / 'x', **TINY_BIT)
   folder.change_config(**changes)
   with pytest.raises(ValueError, match=message):
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))

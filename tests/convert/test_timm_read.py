@@ -18,7 +18,7 @@ from tests.convert.timm_folder import (
   Folder,
   assert_arrays_equal,
 )
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import timm as convert
 
 TOLERANCE = 1e-5
@@ -54,7 +54,7 @@ def test_what_models_here_lack_is_refused(folder, key):
   with pytest.raises(
     ValueError, match=f"has the array '{key}', {LACKING[key]}"
   ):
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_models_here_lack_is_refused(folder, key):
 def test_wrong_arrays_are_refused(folder, changes, message):
   folder.change_arrays(**changes)
   with pytest.raises(ValueError, match=message) as e:
-    reader.open_checkpoint(str(folder))
+    opening.open_checkpoint(str(folder))
   assert str(folder) in str(e.value)
 
 
@@ -96,7 +96,7 @@ def test_files_without_a_configuration_are_read(
   stored = load_file(tmp_path / 'x/model.safetensors')
   state = {prefix + key: torch.tensor(x) for key, x in stored.items()}
   torch.save({under: state} if under else state, tmp_path / 'x.pth')
-  got = reader.open_checkpoint(str(tmp_path / 'x.pth'))
+  got = opening.open_checkpoint(str(tmp_path / 'x.pth'))
   assert got.model == want.model
   assert got.image_size == (32, 32)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
@@ -108,7 +108,7 @@ def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', **TINY | {'width': 192, 'heads': 3})
   positions = folder.arrays()['pos_embed']
   folder.change_arrays(pos_embed=positions[:, 1:])
-  got = reader.open_checkpoint(f'{folder}/model.safetensors')
+  got = opening.open_checkpoint(f'{folder}/model.safetensors')
   name = 'Transformer/posembed_input/pos_embedding'
   table = got.weights().arrays[name]
   assert got.image_size == (32, 32)
@@ -133,7 +133,7 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
     'head.weight': head,
   }
   save_file(arrays, tmp_path / 'x.safetensors')
-  got = reader.open_checkpoint(str(tmp_path / 'x.safetensors'))
+  got = opening.open_checkpoint(str(tmp_path / 'x.safetensors'))
   assert got.model.representation_size == 10
   images = random_images((32, 32))
   y = logits_of(
@@ -161,13 +161,13 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
 def test_files_that_do_not_say_enough_are_refused(folder, changes, message):
   folder.change_arrays(**changes)
   with pytest.raises(ValueError, match=f'model.safetensors.*{message}'):
-    reader.open_checkpoint(f'{folder}/model.safetensors')
+    opening.open_checkpoint(f'{folder}/model.safetensors')
 
 
 def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   want = random_checkpoint(None, names=False, **TINY_BIT)
   convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
-  got = reader.open_checkpoint(str(tmp_path / 'x/model.safetensors'))
+  got = opening.open_checkpoint(str(tmp_path / 'x/model.safetensors'))
   assert got.model == want.model
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.models import variants
@@ -27,7 +27,7 @@ def run_layer(model, params, images, name):
 
 @pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
 def test_layers_are_those_of_the_original(name):
-  checkpoint = reader.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
+  checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
   golden = np.load(GOLDEN / f'{name}_s7_golden.npz')
 
   def one_of(tokens_BLD):

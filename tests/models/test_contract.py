@@ -13,7 +13,8 @@ import pytest
 from configs import digits
 from tests.models import kinks
 from vit_jax import config as config_lib
-from vit_jax import reader, train
+from vit_jax import train
+from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import variants
 from vit_jax.training import run, sharding
@@ -490,7 +491,7 @@ def test_saved_and_opened_it_is_the_same(case, tmp_path):
   store = Checkpoints(str(tmp_path), keep_last=1, best_metric='none')
   store.save(1, {'params': jax.device_put(case.params)}, meta, {})
   store.close()
-  opened = reader.open_checkpoint(str(tmp_path))
+  opened = opening.open_checkpoint(str(tmp_path))
   assert opened.model == case.model
   assert opened.image_size == case.size
   jax.tree.map(np.testing.assert_array_equal, opened.params, case.params)
@@ -534,9 +535,9 @@ def test_trained_saved_and_resumed_it_is_the_same(case, tmp_path, monkeypatch):
     patch.setattr(train, 'preemption_notice', notice)
     with pytest.raises(run.Preempted, match='saved step 1'):
       train.train(config, str(parts))
-  first = reader.open_checkpoint(str(parts))
+  first = opening.open_checkpoint(str(parts))
   train.train(config, str(parts))
-  want, got = (reader.open_checkpoint(str(path)) for path in (whole, parts))
+  want, got = (opening.open_checkpoint(str(path)) for path in (whole, parts))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
   assert got.model == want.model == case.model.clone(num_classes=10, scan=True)
   # Something was learned in either step.

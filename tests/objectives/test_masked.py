@@ -7,7 +7,8 @@ import pytest
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import reader, train
+from vit_jax import train
+from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.masked import KEPT, MASKED, OTHER, SAME, TARGETS
@@ -253,7 +254,7 @@ def pretrained(tmp_path_factory):
 
 
 def test_its_checkpoint_opens_as_what_it_is(pretrained):
-  checkpoint = reader.open_checkpoint(str(pretrained))
+  checkpoint = opening.open_checkpoint(str(pretrained))
   assert checkpoint.model.kind == 'masked_vit'
   assert checkpoint.model.target == 'mean_colour'
   assert checkpoint.class_names == ()
@@ -275,8 +276,8 @@ def test_a_classifier_starts_from_its_body(pretrained, tmp_path, caplog):
   config.update(init=str(pretrained), total='1 step', eval_every='1 step')
   config.optimizer.update(lr=1e-12, warmup='0 steps')
   train.train(config, str(tmp_path))
-  ours = reader.open_checkpoint(str(tmp_path)).params
-  theirs = reader.open_checkpoint(str(pretrained)).params
+  ours = opening.open_checkpoint(str(tmp_path)).params
+  theirs = opening.open_checkpoint(str(pretrained)).params
   assert {*ours} - {*theirs} == {'head'}
   assert {*theirs} - {*ours} == {'mask_embedding', 'prediction'}
   for name in {*ours} & {*theirs}:

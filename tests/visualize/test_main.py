@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.convert.random_weights import random_checkpoint, random_images
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, images, rollout, sections
@@ -48,7 +48,7 @@ def checkpoints(monkeypatch):
       made[path] = random_checkpoint(None, SIZE, **fields)
     return made[path]
 
-  monkeypatch.setattr(reader, 'open_checkpoint', opened)
+  monkeypatch.setattr(opening, 'open_checkpoint', opened)
   return opened
 
 

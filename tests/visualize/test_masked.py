@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.masked import KEPT, MASKED, TARGETS
@@ -33,9 +33,9 @@ def opened(monkeypatch):
       params['prediction'] = jax.tree.map(np.zeros_like, params['prediction'])
       if path != 'pixels':
         params['prediction']['bias'][..., 511] = 9
-    return reader.Checkpoint(path, model, params, SIZE)
+    return opening.Checkpoint(path, model, params, SIZE)
 
-  monkeypatch.setattr(reader, 'open_checkpoint', checkpoint)
+  monkeypatch.setattr(opening, 'open_checkpoint', checkpoint)
   return checkpoint
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.convert.random_weights import logits_of, random_checkpoint
 from tests.convert.random_weights import random_images as pixels
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.convert import table
 from vit_jax.data import sources
 from vit_jax.visualize import images, masking
@@ -128,7 +128,7 @@ def test_a_trained_model_misses_what_its_maps_point_at(command, tmp_path):
   )
   assert status == 0, err
   section = masking.section(
-    reader.open_checkpoint(str(workdir)), sources.open_source('digits', 'test')
+    opening.open_checkpoint(str(workdir)), sources.open_source('digits', 'test')
   )
   share = {kind: 100 * x.mean() for kind, x in section.arrays.items()}
   print(section.text)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.visualize.test_layers import SIZE, tiny
-from vit_jax.reader import Checkpoint
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize import similarity
 
 

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import aot, reader
+from vit_jax import aot
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
+from vit_jax.checkpoints import opening
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
@@ -42,7 +43,7 @@ def _onnx(config: ConfigDict) -> Contender:
   from vit_jax.convert import onnx
 
   experiment = step.experiment_of(config, jax.devices()[:1])
-  checkpoint = reader.Checkpoint(
+  checkpoint = opening.Checkpoint(
     'bench',
     experiment.objective.model,
     jax.tree.map(np.asarray, experiment.new_params()),

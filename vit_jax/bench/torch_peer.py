@@ -10,9 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import reader
 from vit_jax.bench import race, step
 from vit_jax.bench.race import Contender
+from vit_jax.checkpoints import opening
 from vit_jax.convert import timm_export
 from vit_jax.models import variants
 
@@ -32,7 +32,7 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   params = jax.tree.map(
     lambda x: np.broadcast_to(np.float32(0), x.shape), shapes
   )
-  weights = reader.Checkpoint('', model, params, image_size).weights()
+  weights = opening.Checkpoint('', model, params, image_size).weights()
   found = timm_export.config(weights, {})
   return {
     'model_name': found['architecture'],

@@ -27,8 +27,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vit_jax import config as config_lib
-from vit_jax import reader, transfer
-from vit_jax.checkpoints import whole
+from vit_jax import transfer
+from vit_jax.checkpoints import opening, whole
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.models import flops
 
@@ -85,7 +85,7 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
   if request.rollout and request.to != 'onnx':
     raise ValueError('--rollout needs --to=onnx.')
   whole.refuse_existing(request.target)
-  checkpoint = reader.open_checkpoint(request.source)
+  checkpoint = opening.open_checkpoint(request.source)
   say(f'read      {checkpoint.path}: {_describe(checkpoint)}')
   checkpoint = _adapt(checkpoint, request, say)
   if request.to in WEIGHTS:
@@ -103,8 +103,8 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
 
 
 def _adapt(
-  checkpoint: reader.Checkpoint, request: Request, say: Callable[[str], None]
-) -> reader.Checkpoint:
+  checkpoint: opening.Checkpoint, request: Request, say: Callable[[str], None]
+) -> opening.Checkpoint:
   """Changes size, head and positions, and says so."""
   if request.image_size and request.image_size != checkpoint.image_size:
     checkpoint = transfer.resized(checkpoint, request.image_size)
@@ -138,7 +138,7 @@ def _adapt(
   return checkpoint
 
 
-def _describe(checkpoint: reader.Checkpoint) -> str:
+def _describe(checkpoint: opening.Checkpoint) -> str:
   model, (height, width) = checkpoint.model, checkpoint.image_size
   names = 'with' if checkpoint.class_names else 'without'
   head = (

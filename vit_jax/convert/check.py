@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import reader, transfer
+from vit_jax import transfer
+from vit_jax.checkpoints import opening
 from vit_jax.convert import (
   archive,
   formats,
@@ -125,7 +126,7 @@ def _opener(
 
 
 def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
-  checkpoint = reader.open_checkpoint(path)
+  checkpoint = opening.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
   # At the precision of the targets, whatever it was trained in.

@@ -8,9 +8,9 @@ import json
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import whole
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.checkpoints.saving import save_parameters
 from vit_jax.models import variants
-from vit_jax.reader import Checkpoint
 
 DTYPES = ('float32',)
 

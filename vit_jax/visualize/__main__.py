@@ -25,7 +25,8 @@ from etils import epath
 from tqdm import tqdm
 
 from vit_jax import config as config_lib
-from vit_jax import predict, reader, transfer
+from vit_jax import predict, transfer
+from vit_jax.checkpoints import opening
 from vit_jax.convert import formats
 from vit_jax.data import sources
 from vit_jax.training import metric_log
@@ -94,22 +95,22 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
-def _open(path: str, image_size: str | None) -> reader.Checkpoint:
-  checkpoint = reader.open_checkpoint(path)
+def _open(path: str, image_size: str | None) -> opening.Checkpoint:
+  checkpoint = opening.open_checkpoint(path)
   if not image_size:
     return checkpoint
   return transfer.resized(checkpoint, config_lib.image_size(image_size))
 
 
 def _subject(
-  args: argparse.Namespace, checkpoint: reader.Checkpoint, label: str
+  args: argparse.Namespace, checkpoint: opening.Checkpoint, label: str
 ) -> Subject:
   paths = predict.find_files(args.images)
   return Subject(checkpoint, images.load(paths, checkpoint), label)
 
 
 def _section(
-  args: argparse.Namespace, checkpoint: reader.Checkpoint
+  args: argparse.Namespace, checkpoint: opening.Checkpoint
 ) -> Section:
   """Returns what one kind makes."""
   if args.what == 'masking':

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import augment, decode, transforms
-from vit_jax.reader import Checkpoint
 from vit_jax.visualize.layers import Layers
 
 # The longer side of pictures, in pixels: enough to see the patches of a small

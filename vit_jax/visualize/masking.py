@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import augment
 from vit_jax.data.sources import LabelledSource
-from vit_jax.reader import Checkpoint
 from vit_jax.visualize import draw
 from vit_jax.visualize.images import Photograph, transform_of
 from vit_jax.visualize.rollout import rollout

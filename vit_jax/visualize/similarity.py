@@ -5,8 +5,8 @@ import re
 import numpy as np
 from flax import traverse_util
 
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models import posemb, variants
-from vit_jax.reader import Checkpoint
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models.variants import nearest
-from vit_jax.reader import Checkpoint
 from vit_jax.visualize import images
 from vit_jax.visualize.images import Photograph
 from vit_jax.visualize.layers import Layers

@@ -10,7 +10,7 @@ import pytest
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import reader
+from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import posemb, variants
 
@@ -23,7 +23,7 @@ ATOL = 1e-5
 
 
 def open_golden(name):
-  checkpoint = reader.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
+  checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
   return checkpoint, np.load(GOLDEN / f'{name}_s7_golden.npz')
 
 
@@ -136,7 +136,7 @@ def assert_equal(a, b):
 
 def test_workdir_opens_at_its_newest_step(workdir):
   folder, saved = workdir
-  checkpoint = reader.open_checkpoint(str(folder))
+  checkpoint = opening.open_checkpoint(str(folder))
   assert checkpoint.path == str(folder / 'checkpoints' / '10')
   assert_equal(checkpoint.params, saved[10])
   assert all(type(x) is np.ndarray for x in jax.tree.leaves(checkpoint.params))
@@ -148,19 +148,19 @@ def test_workdir_opens_at_its_newest_step(workdir):
 
 def test_any_step_opens_by_its_folder(workdir):
   folder, saved = workdir
-  checkpoint = reader.open_checkpoint(str(folder / 'checkpoints' / '8'))
+  checkpoint = opening.open_checkpoint(str(folder / 'checkpoints' / '8'))
   assert_equal(checkpoint.params, saved[8])
 
 
 def test_a_relative_path_opens_too(workdir, monkeypatch):
   folder, saved = workdir
   monkeypatch.chdir(folder.parent)
-  assert_equal(reader.open_checkpoint(folder.name).params, saved[10])
+  assert_equal(opening.open_checkpoint(folder.name).params, saved[10])
 
 
 def test_without_an_average_the_parameters_open(tmp_path):
   saved = save_workdir(tmp_path, [3], polyak=0.0, scan=True)
-  checkpoint = reader.open_checkpoint(str(tmp_path))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
   assert checkpoint.model.scan
   assert_equal(checkpoint.params, saved[3])
 
@@ -180,7 +180,7 @@ def test_a_run_that_stops_early_opens_at_its_best_step(
 ):
   steps = [2, 4, 8, 10]
   saved = save_workdir(tmp_path, steps, polyak=0.0, accuracies=accuracies)
-  checkpoint = reader.open_checkpoint(str(tmp_path))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
   assert checkpoint.path == str(tmp_path / 'checkpoints' / str(opened))
   assert_equal(checkpoint.params, saved[opened])
 
@@ -190,22 +190,22 @@ def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
   for step, accuracy in ((2, 0.9), (4, 0.1)):
     file = tmp_path / 'checkpoints' / str(step) / 'metrics' / 'metrics'
     file.write_text(json.dumps({'test/accuracy': accuracy}))
-  assert reader.open_checkpoint(str(tmp_path)).path.endswith('/4')
+  assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 
 
 def test_a_run_saved_before_there_was_early_stopping_opens(
   tmp_path, monkeypatch
 ):
-  verified = reader.verified
+  verified = opening.verified
 
   def of_old(saved):
     meta = verified(saved)
     del meta['config']['early_stopping']
     return meta
 
-  monkeypatch.setattr(reader, 'verified', of_old)
+  monkeypatch.setattr(opening, 'verified', of_old)
   save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
-  assert reader.open_checkpoint(str(tmp_path)).path.endswith('/4')
+  assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 
 
 def test_damaged_metrics_are_named_where_they_decide(tmp_path):
@@ -213,7 +213,7 @@ def test_damaged_metrics_are_named_where_they_decide(tmp_path):
   step = tmp_path / 'checkpoints' / '2'
   (step / 'metrics' / 'metrics').write_text('{"test/accur')
   with pytest.raises(ValueError, match=f'The checkpoint {step} cannot be read'):
-    reader.open_checkpoint(str(tmp_path))
+    opening.open_checkpoint(str(tmp_path))
 
 
 def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):
@@ -223,7 +223,7 @@ def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):
   checkpoints = copy / 'checkpoints'
   shutil.copytree(checkpoints / '10', checkpoints / '12.damaged')
   shutil.copytree(checkpoints / '10', checkpoints / '14.orbax-checkpoint-tmp-1')
-  checkpoint = reader.open_checkpoint(str(copy))
+  checkpoint = opening.open_checkpoint(str(copy))
   assert checkpoint.path.endswith('/10')
   assert_equal(checkpoint.params, saved[10])
 
@@ -257,7 +257,7 @@ def test_damage_to_a_step_is_one_error_or_harmless(workdir, tmp_path, kind):
     else:
       (copy / name).write_bytes(data[:middle] if kind == 'truncate' else b'')
     try:
-      checkpoint = reader.open_checkpoint(str(copy))
+      checkpoint = opening.open_checkpoint(str(copy))
     except ValueError as e:
       assert str(copy) in str(e)
       refused.add(name.parts[0])
@@ -270,7 +270,7 @@ def test_damage_to_a_step_is_one_error_or_harmless(workdir, tmp_path, kind):
 
 def test_nothing_there(tmp_path):
   with pytest.raises(FileNotFoundError, match='No checkpoint at .*nowhere'):
-    reader.open_checkpoint(str(tmp_path / 'nowhere'))
+    opening.open_checkpoint(str(tmp_path / 'nowhere'))
 
 
 @pytest.mark.parametrize(
@@ -280,4 +280,4 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, inside):
   for name in inside:
     (tmp_path / name).mkdir()
   with pytest.raises(ValueError, match=f'{tmp_path} holds no checkpoint: give'):
-    reader.open_checkpoint(str(tmp_path))
+    opening.open_checkpoint(str(tmp_path))
