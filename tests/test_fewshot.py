@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import feature_file, fewshot, train, transfer
-from vit_jax.checkpoints import opening
+from vit_jax import feature_file, fewshot, train
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import features, probe
 from vit_jax.evaluators import fewshot as protocol

@@ -30,8 +30,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import feature_file, inputs, transfer
-from vit_jax.checkpoints import opening
+from vit_jax import feature_file, inputs
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset

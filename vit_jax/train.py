@@ -11,8 +11,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs, transfer
-from vit_jax.checkpoints import opening
+from vit_jax import inputs
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.saving import Checkpoints, checksums
 from vit_jax.data import loader, sources
 from vit_jax.evaluators import build

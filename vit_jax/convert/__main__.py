@@ -27,8 +27,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vit_jax import config as config_lib
-from vit_jax import transfer
-from vit_jax.checkpoints import opening, whole
+from vit_jax.checkpoints import opening, transfer, whole
 from vit_jax.convert.formats import WHAT_OPENS
 from vit_jax.models import flops
 

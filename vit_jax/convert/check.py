@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import transfer
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.convert import (
   archive,
   formats,

@@ -25,8 +25,8 @@ from etils import epath
 from tqdm import tqdm
 
 from vit_jax import config as config_lib
-from vit_jax import predict, transfer
-from vit_jax.checkpoints import opening
+from vit_jax import predict
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.convert import formats
 from vit_jax.data import sources
 from vit_jax.training import metric_log
