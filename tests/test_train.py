@@ -21,8 +21,8 @@ from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax import train
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
-from vit_jax.convert.table import Preprocessing
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.convert.table import Preprocessing
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import variants, vit
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.layers import Layers

@@ -10,9 +10,9 @@ import pytest
 
 from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import __main__ as cli
 from vit_jax.convert import orbax
-from vit_jax.convert.table import Preprocessing
 
 VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')

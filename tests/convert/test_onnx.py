@@ -16,9 +16,9 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
 from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
-from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
 from vit_jax.visualize.rollout import of_captured
 

@@ -17,8 +17,8 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import stablehlo
-from vit_jax.convert.table import Preprocessing
 from vit_jax.models import variants
 
 SIZE = (32, 48)

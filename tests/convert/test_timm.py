@@ -23,8 +23,8 @@ from tests.convert.timm_folder import (
 )
 from tests.models.test_timm import use_our_epsilons
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import timm as convert
-from vit_jax.convert.table import Preprocessing
 
 # Sums of float32 in another order. Seen are 4.0e-6 at most.
 TOLERANCE = 1e-5
@@ -170,7 +170,7 @@ def test_grid_positions_are_dropped_and_come_back(tmp_path, timm, torch):
   config = json.loads((tmp_path / 'x/config.json').read_text())
   file = convert.read(path, config)
   arrays = opening.open_checkpoint(path).weights().arrays
-  from vit_jax.convert import table
+  from vit_jax.checkpoints.formats import table
 
   entries = file.table(table.shapes_of(arrays))
   assert_arrays_equal(table.ours_to_file(arrays, entries), file.arrays)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tests.convert.random_weights import random_checkpoint
-from vit_jax.convert import table
+from vit_jax.checkpoints.formats import table
 from vit_jax.visualize import images
 
 

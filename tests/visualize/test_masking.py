@@ -8,7 +8,7 @@ import pytest
 from tests.convert.random_weights import logits_of, random_checkpoint
 from tests.convert.random_weights import random_images as pixels
 from vit_jax.checkpoints import opening
-from vit_jax.convert import table
+from vit_jax.checkpoints.formats import table
 from vit_jax.data import sources
 from vit_jax.visualize import images, masking
 

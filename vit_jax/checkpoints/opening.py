@@ -15,6 +15,7 @@ from etils import epath
 from flax import traverse_util
 
 from vit_jax.checkpoints import fetch
+from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.saving import (
   CHECKSUMS,
   FOLDER,
@@ -25,7 +26,7 @@ from vit_jax.checkpoints.saving import (
   steps,
   verified,
 )
-from vit_jax.convert import formats, table
+from vit_jax.convert import formats
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vit_jax.convert import archive, npz_peer
-from vit_jax.convert.table import (
+from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
   Flat,
@@ -20,6 +19,7 @@ from vit_jax.convert.table import (
   ours_to_file,
   shapes_of,
 )
+from vit_jax.convert import archive, npz_peer
 
 DTYPES = ('float32',)
 PREFIX = 'resnet/'

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.convert import (
   archive,
   formats,
@@ -18,7 +19,6 @@ from vit_jax.convert import (
   tensors,
   timm,
 )
-from vit_jax.convert.table import Peer
 from vit_jax.data import augment
 
 # As many as fit anywhere; noise shows differences as well as photographs.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.convert.table import Peer
+from vit_jax.checkpoints.formats.table import Peer
 
 _POOLS = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 

@@ -12,6 +12,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints import whole
+from vit_jax.checkpoints.formats.table import (
+  File,
+  Peer,
+  Preprocessing,
+  Weights,
+  shapes_of,
+  square_side,
+)
 from vit_jax.convert import (
   archive,
   tensors,
@@ -19,14 +27,6 @@ from vit_jax.convert import (
   timm_export,
   timm_images,
   timm_table,
-)
-from vit_jax.convert.table import (
-  File,
-  Peer,
-  Preprocessing,
-  Weights,
-  shapes_of,
-  square_side,
 )
 from vit_jax.models.variants import SIZES
 

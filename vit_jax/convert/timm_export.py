@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vit_jax.convert.table import Weights
+from vit_jax.checkpoints.formats.table import Weights
 from vit_jax.convert.timm_config import EPSILON, GELUS, POOLS, SIZES
 from vit_jax.convert.timm_table import BACKBONE
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vit_jax.convert.table import Preprocessing
+from vit_jax.checkpoints.formats.table import Preprocessing
 
 # What timm assumes of a pretrained_cfg that does not say.
 _DEFAULTS = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from vit_jax.convert.table import Entry, Flat, Shapes
+from vit_jax.checkpoints.formats.table import Entry, Flat, Shapes
 
 BACKBONE = 'patch_embed.backbone.'
 
