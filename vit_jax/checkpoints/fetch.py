@@ -14,7 +14,7 @@ import re
 from etils import epath
 
 from vit_jax.checkpoints import whole
-from vit_jax.convert import archive
+from vit_jax.checkpoints.formats import archive
 
 SCHEMES = ('gs', 'hf', 'timm')
 

@@ -7,7 +7,7 @@ refused where it contradicts them.
 import re
 from typing import Any
 
-from vit_jax.convert.archive import Lookup
+from vit_jax.checkpoints.formats.archive import Lookup
 
 # How transformers calls the two functions; of a pair, the first is written.
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints import whole
+from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import (
   File,
   Peer,
@@ -21,7 +22,6 @@ from vit_jax.checkpoints.formats.table import (
   square_side,
 )
 from vit_jax.convert import (
-  archive,
   tensors,
   timm_config,
   timm_export,

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vit_jax.convert import archive
+from vit_jax.checkpoints.formats import archive
 
 ARRAYS = {
   'a/kernel': np.arange(12, dtype=np.float32).reshape(3, 4),
