@@ -5,8 +5,8 @@ import os
 import re
 from typing import Any
 
+from vit_jax.checkpoints.formats import tensors
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import tensors
 
 FILE = 'preprocessor_config.json'
 MAX_SIDE = 1 << 16

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from vit_jax.checkpoints.formats import archive
-from vit_jax.convert import tensors
+from vit_jax.checkpoints.formats import archive, tensors
 
 ARRAYS = {
   'b.weight': np.arange(6, dtype=np.float32).reshape(2, 3),
