@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import fetch, opening
-from vit_jax.convert import npz
+from vit_jax.checkpoints.formats import npz
 
 FILE = 'gs://vit_models/augreg/Ti_16.npz'
 BY_HAND = 'https://storage.googleapis.com/vit_models/augreg/Ti_16.npz'

@@ -12,7 +12,8 @@ from tests.convert.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.convert import bit, npz
+from vit_jax.checkpoints.formats import npz
+from vit_jax.convert import bit
 
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
 SIZE = (224, 224)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
-from vit_jax.convert import npz
+from vit_jax.checkpoints.formats import npz
 
 # Converts in a process of its own and prints its peak. Not `ru_maxrss`: a child
 # takes that over from the process that starts it, which other tests made large.

@@ -13,7 +13,7 @@ from tests.convert.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.convert import npz
+from vit_jax.checkpoints.formats import npz
 
 REP = ROOT / 'tests/golden' / 'tiny-rep_s7.npz'
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}

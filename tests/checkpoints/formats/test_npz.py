@@ -14,9 +14,8 @@ from flax import traverse_util
 from tests.conftest import ROOT
 from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import archive
+from vit_jax.checkpoints.formats import archive, npz
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import npz
 from vit_jax.models import variants
 
 GOLDEN = ROOT / 'tests/golden'
