@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, npz
+from vit_jax.checkpoints.formats import archive, npz, npz_peer
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
@@ -24,7 +24,6 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
-from vit_jax.convert import npz_peer
 
 DTYPES = ('float32', 'bfloat16')
 # What its training code saves parameters under.

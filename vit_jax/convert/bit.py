@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vit_jax.checkpoints.formats import archive
+from vit_jax.checkpoints.formats import archive, npz_peer
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
@@ -20,7 +20,6 @@ from vit_jax.checkpoints.formats.table import (
   ours_to_file,
   shapes_of,
 )
-from vit_jax.convert import npz_peer
 
 DTYPES = ('float32',)
 PREFIX = 'resnet/'
