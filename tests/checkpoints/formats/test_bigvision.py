@@ -14,13 +14,13 @@ from tests.convert.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import bigvision
 from vit_jax.checkpoints.formats.table import (
   Preprocessing,
   file_to_ours,
   ours_to_file,
   shapes_of,
 )
-from vit_jax.convert import bigvision
 
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
 SIZE = (32, 32)
