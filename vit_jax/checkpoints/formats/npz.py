@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, npz_peer
+from vit_jax.checkpoints.formats import archive, bit, npz_peer
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
@@ -24,7 +24,6 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
-from vit_jax.convert import bit
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES = ('float32',)

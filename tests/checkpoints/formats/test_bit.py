@@ -12,8 +12,7 @@ from tests.convert.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import npz
-from vit_jax.convert import bit
+from vit_jax.checkpoints.formats import bit, npz
 
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
 SIZE = (224, 224)
