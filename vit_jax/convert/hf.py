@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints import whole
-from vit_jax.checkpoints.formats import archive, hf_config, tensors
+from vit_jax.checkpoints.formats import archive, hf_config, hf_images, tensors
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
@@ -28,7 +28,6 @@ from vit_jax.checkpoints.formats.table import (
   ours_to_file,
   shapes_of,
 )
-from vit_jax.convert import hf_images
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 
