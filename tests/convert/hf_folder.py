@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from vit_jax.checkpoints import opening
-from vit_jax.convert import hf
+from vit_jax.checkpoints.formats import hf
 
 SIZE = (32, 32)
 TINY = {

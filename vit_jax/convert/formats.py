@@ -3,9 +3,16 @@
 import os
 import types
 
-from vit_jax.checkpoints.formats import archive, bigvision, bit, npz, tensors
+from vit_jax.checkpoints.formats import (
+  archive,
+  bigvision,
+  bit,
+  hf,
+  npz,
+  tensors,
+)
 from vit_jax.checkpoints.formats.table import File, Flat
-from vit_jax.convert import hf, timm
+from vit_jax.convert import timm
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '

@@ -18,8 +18,7 @@ from tests.convert.hf_folder import (
 )
 from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf_images
-from vit_jax.convert import hf
+from vit_jax.checkpoints.formats import hf, hf_images
 
 # What BitConfig works out of its other values, and writes nevertheless.
 DERIVED = {'out_features', 'out_indices', 'stage_names', 'drop_path_rate'}

@@ -14,9 +14,8 @@ from tests.convert.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax.checkpoints.formats import hf_images
+from vit_jax.checkpoints.formats import hf, hf_images
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import hf
 from vit_jax.data.transforms import EvalTransform
 
 

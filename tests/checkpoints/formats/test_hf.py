@@ -16,9 +16,8 @@ from tests.convert.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf_images
+from vit_jax.checkpoints.formats import hf, hf_images
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import hf
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
