@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints import whole
-from vit_jax.checkpoints.formats import archive, tensors, timm_table
+from vit_jax.checkpoints.formats import (
+  archive,
+  tensors,
+  timm_config,
+  timm_table,
+)
 from vit_jax.checkpoints.formats.table import (
   File,
   Peer,
@@ -21,7 +26,7 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
-from vit_jax.convert import timm_config, timm_export, timm_images
+from vit_jax.convert import timm_export, timm_images
 from vit_jax.models.variants import SIZES
 
 DTYPES = ('float32', 'bfloat16', 'float16')

@@ -3,8 +3,8 @@
 from typing import Any
 
 from vit_jax.checkpoints.formats.table import Weights
+from vit_jax.checkpoints.formats.timm_config import EPSILON, GELUS, POOLS, SIZES
 from vit_jax.checkpoints.formats.timm_table import BACKBONE
-from vit_jax.convert.timm_config import EPSILON, GELUS, POOLS, SIZES
 
 _PATCHES = {
   'tiny': (16,),
