@@ -13,7 +13,7 @@ from vit_jax import config as config_lib
 from vit_jax.bench import race, step
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
-from vit_jax.convert import timm_export
+from vit_jax.checkpoints.formats import timm_export
 from vit_jax.models import variants
 
 

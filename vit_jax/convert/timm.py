@@ -16,6 +16,7 @@ from vit_jax.checkpoints.formats import (
   archive,
   tensors,
   timm_config,
+  timm_export,
   timm_images,
   timm_table,
 )
@@ -27,7 +28,6 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
-from vit_jax.convert import timm_export
 from vit_jax.models.variants import SIZES
 
 DTYPES = ('float32', 'bfloat16', 'float16')
