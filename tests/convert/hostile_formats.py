@@ -6,8 +6,8 @@ import pathlib
 from safetensors.numpy import load_file, save_file
 
 from tests.convert.random_weights import random_checkpoint
-from vit_jax.checkpoints.formats import bigvision, bit, hf, npz
-from vit_jax.convert import orbax, timm
+from vit_jax.checkpoints.formats import bigvision, bit, hf, npz, timm
+from vit_jax.convert import orbax
 
 SIZE = (32, 32)
 VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}

@@ -19,7 +19,7 @@ from tests.convert.timm_folder import (
   assert_arrays_equal,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.convert import timm as convert
+from vit_jax.checkpoints.formats import timm as convert
 
 TOLERANCE = 1e-5
 

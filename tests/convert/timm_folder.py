@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from tests.convert.random_weights import random_checkpoint
-from vit_jax.convert import timm as convert
+from vit_jax.checkpoints.formats import timm as convert
 
 TINY = {
   'patch_size': 8,

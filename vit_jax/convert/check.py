@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import archive, hf, tensors
+from vit_jax.checkpoints.formats import archive, hf, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer
-from vit_jax.convert import formats, onnx, stablehlo, timm
+from vit_jax.convert import formats, onnx, stablehlo
 from vit_jax.data import augment
 
 # As many as fit anywhere; noise shows differences as well as photographs.

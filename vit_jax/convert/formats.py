@@ -10,9 +10,9 @@ from vit_jax.checkpoints.formats import (
   hf,
   npz,
   tensors,
+  timm,
 )
 from vit_jax.checkpoints.formats.table import File, Flat
-from vit_jax.convert import timm
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '

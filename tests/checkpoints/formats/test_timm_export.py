@@ -6,8 +6,8 @@ import pytest
 
 from tests.convert.random_weights import random_checkpoint
 from tests.convert.timm_folder import HYBRID, TINY, TINY_BIT
+from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_export
-from vit_jax.convert import timm as convert
 
 UNWRITABLE = {
   'representation': (

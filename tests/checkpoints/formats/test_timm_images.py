@@ -9,9 +9,9 @@ from PIL import Image
 
 from tests.convert.random_weights import random_checkpoint, random_images
 from tests.convert.timm_folder import TINY
+from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_images
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import timm as convert
 
 
 @pytest.mark.parametrize('resize_small', [0, 32])

@@ -23,8 +23,8 @@ from tests.convert.timm_folder import (
 )
 from tests.models.test_timm import use_our_epsilons
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.convert import timm as convert
 
 # Sums of float32 in another order. Seen are 4.0e-6 at most.
 TOLERANCE = 1e-5
