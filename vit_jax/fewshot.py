@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import feature_file, inputs
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.convert.formats import WHAT_OPENS
+from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, fewshot, probe

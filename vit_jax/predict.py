@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax.checkpoints import opening
-from vit_jax.convert import formats
+from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import augment, decode, folder, transforms
 
 BATCH_SIZE = 32
@@ -128,7 +128,7 @@ def main() -> int:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('checkpoint', help=formats.WHAT_OPENS)
+  parser.add_argument('checkpoint', help=recognise.WHAT_OPENS)
   parser.add_argument(
     'images', nargs='+', help='image files, and folders searched for images'
   )

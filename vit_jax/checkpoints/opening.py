@@ -15,7 +15,7 @@ from etils import epath
 from flax import traverse_util
 
 from vit_jax.checkpoints import fetch
-from vit_jax.checkpoints.formats import table
+from vit_jax.checkpoints.formats import recognise, table
 from vit_jax.checkpoints.saving import (
   CHECKSUMS,
   FOLDER,
@@ -26,7 +26,6 @@ from vit_jax.checkpoints.saving import (
   steps,
   verified,
 )
-from vit_jax.convert import formats
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
 
@@ -190,7 +189,7 @@ def _restore(folder: epath.Path, like: Any) -> Any:
 
 
 def _open_foreign(path: str) -> Checkpoint:
-  file = formats.read(path)
+  file = recognise.read(path)
   size = file.fields['image_size']
   try:
     model = variants.build(**file.fields)

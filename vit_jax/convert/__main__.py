@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer, whole
-from vit_jax.convert.formats import WHAT_OPENS
+from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.models import flops
 
 # What takes a checkpoint's arrays, and what takes the model itself.

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import archive, hf, tensors, timm
+from vit_jax.checkpoints.formats import archive, hf, recognise, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer
-from vit_jax.convert import formats, onnx, stablehlo
+from vit_jax.convert import onnx, stablehlo
 from vit_jax.data import augment
 
 # As many as fit anywhere; noise shows differences as well as photographs.
@@ -112,7 +112,7 @@ def _opener(
     module = hf if 'model_type' in config else timm
     return module.open_peer, (ImportError,)
   if os.path.isfile(path) and archive.is_archive(path):
-    module = formats.archive_format(archive.load(path))
+    module = recognise.archive_format(archive.load(path))
     return module.open_peer, (ImportError, ValueError)
   return _ours, ()
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from vit_jax import config as config_lib
 from vit_jax import predict
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.convert import formats
+from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import sources
 from vit_jax.training import metric_log
 from vit_jax.visualize import images, masked, masking, page, sections
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
       description=f'{what}: {text}.',
       epilog=_ARRAYS[what],
     )
-    kind.add_argument('checkpoint', help=formats.WHAT_OPENS)
+    kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
     if what == 'masking':
       kind.add_argument(
         'data', help='labelled images: a folder, a TFDS name, or digits'
