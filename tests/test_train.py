@@ -17,8 +17,8 @@ from flax import traverse_util
 from PIL import Image
 
 from configs import digits
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from tests.convert.random_weights import random_checkpoint
 from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing

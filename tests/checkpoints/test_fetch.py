@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import fetch, opening
 from vit_jax.checkpoints.formats import npz
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import variants, vit

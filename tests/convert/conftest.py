@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.convert.hf_folder import SIZE, TINY, TINY_BIT, Folder
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.formats.hf_folder import SIZE, TINY, TINY_BIT, Folder
+from tests.checkpoints.random_weights import random_checkpoint
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import __main__ as cli

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.convert.random_weights import (
+from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
   random_images,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.convert.random_weights import random_checkpoint, random_images
+from tests.checkpoints.random_weights import random_checkpoint, random_images
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command

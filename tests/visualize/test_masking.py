@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.convert.random_weights import logits_of, random_checkpoint
-from tests.convert.random_weights import random_images as pixels
+from tests.checkpoints.random_weights import logits_of, random_checkpoint
+from tests.checkpoints.random_weights import random_images as pixels
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import table
 from vit_jax.data import sources

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.visualize.test_layers import KINDS, SIZE, tiny
 from vit_jax.visualize import rollout
 from vit_jax.visualize.layers import Layers

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.convert.random_weights import (
+from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
   random_images,

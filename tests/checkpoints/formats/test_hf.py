@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.convert.hf_folder import QUERY, SIZE, TINY, TINY_BIT, drop, put
-from tests.convert.random_weights import (
+from tests.checkpoints.formats.hf_folder import (
+  QUERY,
+  SIZE,
+  TINY,
+  TINY_BIT,
+  drop,
+  put,
+)
+from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
   random_images,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.convert.hf_folder import (
+from tests.checkpoints.formats.hf_folder import (
   QUERY,
   SIZE,
   TINY,
@@ -16,7 +16,7 @@ from tests.convert.hf_folder import (
   drop,
   put,
 )
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import hf, hf_images
 

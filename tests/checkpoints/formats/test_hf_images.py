@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.convert.hf_folder import SIZE, TINY
-from tests.convert.random_weights import (
+from tests.checkpoints.formats.hf_folder import SIZE, TINY
+from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
   random_images,

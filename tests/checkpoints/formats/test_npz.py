@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import archive, npz
 from vit_jax.checkpoints.formats.table import Preprocessing

@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
-from tests.convert.random_weights import (
+from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
   random_images,
   relative_difference,
 )
+from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import npz
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.convert.timm_folder import TINY_BIT, Folder
+from tests.checkpoints.formats.timm_folder import TINY_BIT, Folder
 from vit_jax.checkpoints import opening
 
 

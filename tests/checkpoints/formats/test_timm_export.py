@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests.convert.random_weights import random_checkpoint
-from tests.convert.timm_folder import HYBRID, TINY, TINY_BIT
+from tests.checkpoints.formats.timm_folder import HYBRID, TINY, TINY_BIT
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_export
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.convert.random_weights import random_checkpoint, random_images
-from tests.convert.timm_folder import TINY
+from tests.checkpoints.formats.timm_folder import TINY
+from tests.checkpoints.random_weights import random_checkpoint, random_images
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_images
 from vit_jax.checkpoints.formats.table import Preprocessing

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.convert.random_weights import (
-  logits_of,
-  random_checkpoint,
-  random_images,
-  relative_difference,
-)
-from tests.convert.timm_folder import (
+from tests.checkpoints.formats.timm_folder import (
   TINY,
   TINY_BIT,
   Folder,
   assert_arrays_equal,
+)
+from tests.checkpoints.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+  relative_difference,
 )
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import timm as convert

@@ -5,7 +5,7 @@ import pathlib
 
 from safetensors.numpy import load_file, save_file
 
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import bigvision, bit, hf, npz, timm
 from vit_jax.convert import orbax
 

@@ -12,7 +12,7 @@ import re
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.convert.hostile_payloads import NPZ, TENSORS, TORCH
+from tests.checkpoints.formats.hostile_payloads import NPZ, TENSORS, TORCH
 
 # Any bytes of any file.
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.convert.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import timm as convert
 
 TINY = {

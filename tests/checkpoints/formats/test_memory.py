@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from tests.convert.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import npz
 
 # Converts in a process of its own and prints its peak. Not `ru_maxrss`: a child

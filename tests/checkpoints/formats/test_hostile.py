@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from tests.convert.hostile_formats import FORMATS, WITHOUT_CHECKSUMS
-from tests.convert.hostile_payloads import payload
-from tests.convert.mutations import mutations
+from tests.checkpoints.formats.hostile_formats import FORMATS, WITHOUT_CHECKSUMS
+from tests.checkpoints.formats.hostile_payloads import payload
+from tests.checkpoints.formats.mutations import mutations
 from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
 
