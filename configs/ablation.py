@@ -20,7 +20,7 @@ here, 2026-11-21).
 """
 
 from vit_jax import config as config_lib
-from vit_jax import sweep
+from vit_jax.sweeps import axes
 
 LEARNING_RATES = ('1e-3', '3e-3', '1e-2')
 
@@ -59,7 +59,7 @@ def head(config):
     'Mean (GAP), linear': choice('gap', 0),
     'Attention (MAP), linear': choice('map', 0),
   }
-  rates = sweep.axis(config, 'optimizer.lr', LEARNING_RATES)
+  rates = axes.axis(config, 'optimizer.lr', LEARNING_RATES)
   config.sweep = (('Head', tuple(heads.items())), rates)
 
 
@@ -101,6 +101,6 @@ def get_config(argument='posemb'):
   config_lib.override(config, pairs)
   GRIDS[grid](config)
   seeds = ('0', '1', '2') if data == 'digits' else ('0',)
-  config.sweep += (sweep.axis(config, 'seed', seeds),)
-  sweep.refuse_swept(config, pairs)
+  config.sweep += (axes.axis(config, 'seed', seeds),)
+  axes.refuse_swept(config, pairs)
   return config

@@ -27,9 +27,9 @@ would want a lower rate. 27 runs take half an hour on 2 CPU cores.
 """
 
 from vit_jax import config as config_lib
-from vit_jax import sweep
 from vit_jax.data import folder
 from vit_jax.models import variants
+from vit_jax.sweeps import axes
 
 # Named models of table 6, their variants, and learning rates of table 3.
 TABLE_6 = {
@@ -158,7 +158,7 @@ def get_config(argument='digits'):
   seeds = ('0', '1', '2') if data == 'digits' else ('0',)
   config.sweep = (
     ('Model', tuple(models.items())),
-    sweep.axis(config, 'seed', seeds),
+    axes.axis(config, 'seed', seeds),
   )
-  sweep.refuse_swept(config, pairs)
+  axes.refuse_swept(config, pairs)
   return config

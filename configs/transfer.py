@@ -26,8 +26,9 @@ example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib
-from vit_jax import recipe, sweep
+from vit_jax import recipe
 from vit_jax.data import benchmarks
+from vit_jax.sweeps import axes
 
 SEEDS = ('0', '1', '2')
 # Only ImageNet's models can be measured by these, which are off for others.
@@ -76,7 +77,7 @@ def get_config(argument='b16,table2'):
   config.sweep = (
     ('Dataset', tuple(tasks.items())),
     ('Model', ((model, {}),)),
-    sweep.axis(config, 'seed', SEEDS),
+    axes.axis(config, 'seed', SEEDS),
   )
-  sweep.refuse_swept(config, pairs.keys() - set(IMAGENET_ONLY))
+  axes.refuse_swept(config, pairs.keys() - set(IMAGENET_ONLY))
   return config

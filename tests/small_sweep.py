@@ -5,7 +5,8 @@ import pathlib
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import sweep, train
+from vit_jax import train
+from vit_jax.sweeps import axes
 from vit_jax.training import metric_log, run
 
 SMALL = {
@@ -27,7 +28,7 @@ def small(*sweeps, tune=()):
   config = digits.get_config()
   config_lib.override(config, SMALL)
   config.lock()
-  sweep.add_axes(config, sweeps, tune)
+  axes.add_axes(config, sweeps, tune)
   return config
 
 
@@ -37,7 +38,7 @@ def with_grids(config, *grids):
   values = tuple(
     (
       label,
-      fields | {'tune.axes': (sweep.axis(config, 'optimizer.lr', rates),)},
+      fields | {'tune.axes': (axes.axis(config, 'optimizer.lr', rates),)},
     )
     for (label, fields), rates in zip(values, grids, strict=True)
   )

@@ -5,9 +5,10 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import recipe, sweep
+from vit_jax import recipe
 from vit_jax.checkpoints import opening
 from vit_jax.models import variants
+from vit_jax.sweeps import axes
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -106,7 +107,7 @@ def test_every_cell_of_table_2_is_the_config_of_its_data_set(load, tmp_path):
     'transfer.py',
     'h14,table2,evaluators.real.on=True,evaluators.real.labels=real.json',
   )
-  cells = sweep.cells(config, str(tmp_path))
+  cells = axes.cells(config, str(tmp_path))
   assert len(cells) == 24 * 3
   by_name = {cell.config.data.name: cell.config for cell in cells}
   assert len(by_name) == 24
@@ -128,14 +129,14 @@ def test_every_cell_of_table_2_is_the_config_of_its_data_set(load, tmp_path):
 
 def test_what_is_asked_for_goes_before_the_recipe(load, tmp_path):
   config = load('transfer.py', 'b16,table2,total=7 steps,data.image_size=64')
-  for cell in sweep.cells(config, str(tmp_path)):
+  for cell in axes.cells(config, str(tmp_path)):
     assert cell.config.total == '7 steps'
     assert cell.config.data.image_size == '64'
 
 
 def test_a_suite_of_folders(load, tmp_path):
   config = load('transfer.py', 'b16,./a+./b')
-  names = [c.config.data.name for c in sweep.cells(config, str(tmp_path))]
+  names = [c.config.data.name for c in axes.cells(config, str(tmp_path))]
   assert names == ['./a'] * 3 + ['./b'] * 3
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from configs import scaling
 from vit_jax import config as config_lib
-from vit_jax import published, sweep
+from vit_jax import published
 from vit_jax.models import flops, variants
+from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -20,7 +21,7 @@ def models(config, num_classes=10):
     cell.labels['Model']: variants.build(
       num_classes=num_classes, image_size=size, **cell.config.model
     )
-    for cell in sweep.cells(config, 'w')
+    for cell in axes.cells(config, 'w')
   }
 
 
@@ -51,7 +52,7 @@ def test_names_say_layers_and_width():
 
 def test_every_model_sees_the_same():
   for argument in ('digits', './images', 'imagenet21k', 'imagenet2012'):
-    cells = sweep.cells(scaling.get_config(argument), 'w')
+    cells = axes.cells(scaling.get_config(argument), 'w')
     own = {'model', 'optimizer', 'seed'}
     shared = [
       {k: v for k, v in cell.config.items() if k not in own} for cell in cells
@@ -73,13 +74,13 @@ def test_folders_take_small_models_with_smaller_patches_and_one_seed():
   assert config.data.name == './images'
   assert config.evaluators.fewshot.data == 'digits'
   assert config.total == '1 epochs'
-  assert len(sweep.cells(config, 'w')) == 9
-  assert len(sweep.cells(scaling.get_config(), 'w')) == 27
+  assert len(axes.cells(config, 'w')) == 9
+  assert len(axes.cells(scaling.get_config(), 'w')) == 27
 
 
 def test_large_models_are_those_of_table_6():
   config = scaling.get_config('imagenet2012')
-  cells = {c.labels['Model']: c.config for c in sweep.cells(config, 'w')}
+  cells = {c.labels['Model']: c.config for c in axes.cells(config, 'w')}
   assert set(cells) == {row.model for row in published.TABLE_6}
   variant_of = {row.model: row.variant for row in published.TABLE_6}
   for name, model in models(config, 1000).items():
@@ -93,7 +94,7 @@ def test_large_models_are_those_of_table_6():
 
 
 def test_learning_rates_are_those_of_table_3():
-  cells = sweep.cells(scaling.get_config('imagenet2012'), 'w')
+  cells = axes.cells(scaling.get_config('imagenet2012'), 'w')
   rates = {c.labels['Model']: c.config.optimizer.lr for c in cells}
   assert rates == {
     'ViT-B/32': 8e-4,
@@ -133,7 +134,7 @@ def test_large_data(argument, few, loss, bias, test, warmup):
   assert config.optimizer.warmup.startswith(warmup)
   assert config.optimizer.decay == 'linear'
   assert config.optimizer.weight_decay == 0.1
-  for cell in sweep.cells(config, 'w'):
+  for cell in axes.cells(config, 'w'):
     assert cell.config.model.head_bias == bias
 
 

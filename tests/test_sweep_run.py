@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from tests.small_sweep import SMALL, check_refusal, fake_training, small, table
-from vit_jax import main, sweep, sweep_run, train
+from vit_jax import main, sweep_run, train
 from vit_jax.checkpoints import saving
 from vit_jax.report import grid
+from vit_jax.sweeps import axes
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -216,7 +217,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
 
 
 def test_elapsed_time_counts_both_parts(fake, tmp_path):
-  (cell,) = sweep.cells(small('seed=0'), str(tmp_path))
+  (cell,) = axes.cells(small('seed=0'), str(tmp_path))
   meta = {
     'config': json.loads(cell.config.to_json()),
     'class_names': ['a'],
@@ -236,7 +237,7 @@ def test_elapsed_time_counts_both_parts(fake, tmp_path):
 
 def test_half_saved_checkpoints_are_left_to_the_run(fake, tmp_path):
   """Two that clean up at once stumble over each other."""
-  (cell,) = sweep.cells(small('seed=0'), str(tmp_path))
+  (cell,) = axes.cells(small('seed=0'), str(tmp_path))
   half = cell.workdir / 'checkpoints' / '4.orbax-checkpoint-tmp'
   half.mkdir(parents=True)
   sweep_run.run(small('seed=0'), str(tmp_path))

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.small_sweep import fake_training, small, with_grids
-from vit_jax import sweep, sweep_run, tune
+from vit_jax import sweep_run, tune
+from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -88,7 +89,7 @@ def test_parts_of_their_own():
 
 def test_the_command_replaces_the_candidates_of_all_groups():
   config = with_grids(small('data.flip=true,false'), ['0.2', '0.3'], ['0.1'])
-  sweep.add_axes(config, [], ['optimizer.lr=0.5', 'optimizer.b1=0.8,0.9'])
+  axes.add_axes(config, [], ['optimizer.lr=0.5', 'optimizer.b1=0.8,0.9'])
   for entry in entries(config):
     assert [c.fields for c in entry.group.candidates] == [
       {'optimizer.lr': 0.5, 'optimizer.b1': b1} for b1 in (0.8, 0.9)

@@ -16,7 +16,8 @@ from tests.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax import main, sweep, sweep_run, train, tune
+from vit_jax import main, sweep_run, train, tune
+from vit_jax.sweeps import axes
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -179,7 +180,7 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
     tune=['optimizer.lr=99', 'optimizer.weight_decay=0,1'],
   )
   (name, (with_flips, (label, fields))), seeds = config.sweep
-  rates = (sweep.axis(config, 'optimizer.lr', ('0.1', '0.2')),)
+  rates = (axes.axis(config, 'optimizer.lr', ('0.1', '0.2')),)
   without = label, fields | {'tune.axes': rates}
   config.sweep = ((name, (with_flips, without)), seeds)
   for _ in range(2):
@@ -473,7 +474,7 @@ def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
 def test_a_grid_of_a_sweep_axis_is_guarded_too():
   config = with_grids(small('data.flip=true,false'), ['0.2', '0.3'], ['0.1'])
   with pytest.raises(ValueError, match='optimizer.lr is set by .* the tuning'):
-    sweep.refuse_swept(config, ['optimizer.b1', 'optimizer.lr'])
+    axes.refuse_swept(config, ['optimizer.b1', 'optimizer.lr'])
 
 
 def test_the_command_says_that_all_candidates_diverged(command, fake, tmp_path):

@@ -48,8 +48,9 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import sweep, sweep_run, train
+from vit_jax import sweep_run, train
 from vit_jax.models.variants import nearest
+from vit_jax.sweeps import axes
 from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
@@ -181,9 +182,9 @@ def main(argv: list[str]) -> None:
 def _run() -> None:
   config = _CONFIG.value
   try:
-    sweep.add_axes(config, _SWEEP.value, _TUNE.value)
+    axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
-    sweep.refuse_swept(config, overrides)
+    axes.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
       sweep_run.run(config, _WORKDIR.value, _START_OVER.value)

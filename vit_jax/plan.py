@@ -39,12 +39,13 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from vit_jax import aot, hlo, main, sweep
+from vit_jax import aot, hlo, main
 from vit_jax.data import benchmarks, sources, splits
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.search import Search, TooLarge
+from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding
 
 EXIT_TOO_LARGE = 1
@@ -399,7 +400,7 @@ def run(argv: list[str]) -> None:
     step = None
     if _SEARCH.value:
       best, step = search(config, facts, devices, chip)
-      sweep.set_fields(config, best)
+      axes.set_fields(config, best)
       given = ' '.join(f'--config.{name}={x}' for name, x in best.items())
       print(f'fastest   {given}')
     experiment = Experiment(config, facts, devices)

@@ -6,10 +6,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import sweep
 from vit_jax.checkpoints import opening
 from vit_jax.data import benchmarks
 from vit_jax.models import variants
+from vit_jax.sweeps import axes
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 # Of data that table 4 does not have: VTAB's.
@@ -130,8 +130,8 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   convolutional = config.model.name == 'resnet' or config.model.stem_width
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES
-  axes = (sweep.axis(config, 'optimizer.lr', map(str, rates)),)
-  fields: dict[str, Any] = {'tune.axes': axes}
+  rate_axis = axes.axis(config, 'optimizer.lr', map(str, rates))
+  fields: dict[str, Any] = {'tune.axes': (rate_axis,)}
   if benchmark:
     fields |= {
       'tune.train': benchmark.tune_train,

@@ -22,7 +22,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import sweep
+from vit_jax.sweeps import axes
 
 PLACES: tuple[dict[str, Any], ...] = (
   {'gather': 'step', 'mesh.tensor': 1},
@@ -135,7 +135,7 @@ class Search:
       'mesh.fsdp': -1,
     }
     config = copy.deepcopy(self._config)
-    sweep.set_fields(config, fields)
+    axes.set_fields(config, fields)
     try:
       return Trial(fields, images, self._step_s(config, fields))
     except TooLarge:

@@ -16,7 +16,7 @@ from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops, variants
-from vit_jax.sweep import Cell
+from vit_jax.sweeps.axes import Cell
 
 RESULT = 'result.json'
 DONE, DIVERGED = 'done', 'diverged'

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import splits
 from vit_jax.experiment import objective_type
 from vit_jax.objectives.objective import Best
-from vit_jax.sweep import (
+from vit_jax.sweeps.axes import (
   RUNS,
   Axis,
   Cell,

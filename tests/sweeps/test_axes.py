@@ -4,19 +4,19 @@ import pytest
 
 from configs import ablation
 from tests.small_sweep import small
-from vit_jax import sweep
+from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
 
 def names(config, workdir='w'):
-  return [cell.workdir.name for cell in sweep.cells(config, str(workdir))]
+  return [cell.workdir.name for cell in axes.cells(config, str(workdir))]
 
 
 def test_every_combination_is_a_run_of_its_own(tmp_path):
   config = small('optimizer.lr=0.001,3e-3', 'seed=0,1', 'data.flip=true')
-  cells = sweep.cells(config, str(tmp_path))
+  cells = axes.cells(config, str(tmp_path))
   assert [
     (c.config.optimizer.lr, c.config.seed, c.config.data.flip) for c in cells
   ] == [(0.001, 0, True), (0.001, 1, True), (0.003, 0, True), (0.003, 1, True)]
@@ -36,7 +36,7 @@ def test_every_combination_is_a_run_of_its_own(tmp_path):
 
 def test_a_tuple_is_one_value():
   config = small("optimizer.milestones=(),('30%','60%')")
-  assert [c.config.optimizer.milestones for c in sweep.cells(config, 'w')] == [
+  assert [c.config.optimizer.milestones for c in axes.cells(config, 'w')] == [
     (),
     ('30%', '60%'),
   ]
@@ -48,26 +48,26 @@ def test_skipped_combinations_have_no_run():
   assert names(config) == ['lr=0.1_seed=0', 'lr=0.2_seed=0', 'lr=0.2_seed=1']
   config.sweep_skip = ({'model.pool': 'cls'},)
   with pytest.raises(ValueError, match='sweep_skip leaves all'):
-    sweep.cells(config, 'w')
+    axes.cells(config, 'w')
 
 
 def test_an_axis_of_the_command_replaces_that_of_the_config():
   config = ablation.get_config('head')
   before = names(config)
-  sweep.add_axes(config, ['optimizer.lr=0.001,0.5'])
+  axes.add_axes(config, ['optimizer.lr=0.001,0.5'])
   assert [name for name, _ in config.sweep] == ['Head', 'optimizer.lr', 'seed']
   assert set(names(config)) & set(before) == {
     n for n in before if 'lr=0.001' in n
   }
   assert 'Class-token-MLP_lr=0.5_seed=2' in names(config)
-  sweep.add_axes(config, ['optimizer.weight_decay=0.0,0.1'])
+  axes.add_axes(config, ['optimizer.weight_decay=0.0,0.1'])
   assert [name for name, _ in config.sweep][-1] == 'optimizer.weight_decay'
-  assert len(sweep.cells(config, 'w')) == 4 * 2 * 3 * 2
+  assert len(axes.cells(config, 'w')) == 4 * 2 * 3 * 2
 
 
 def test_posemb_is_table_8_and_one_row():
   config = ablation.get_config('posemb')
-  cells = sweep.cells(config, 'w')
+  cells = axes.cells(config, 'w')
   assert [
     (c.config.model.posemb, c.config.model.posemb_at)
     for c in cells
@@ -91,7 +91,7 @@ def test_head_is_figure_9():
   config = ablation.get_config('head,./cifar10,model.width=256')
   heads = {
     (c.config.model.pool, c.config.model.representation_size)
-    for c in sweep.cells(config, 'w')
+    for c in axes.cells(config, 'w')
   }
   assert heads == {('cls', 0), ('cls', 256), ('gap', 0), ('map', 0)}
   assert config.data.name == './cifar10'
@@ -113,7 +113,7 @@ def test_an_unknown_grid_is_refused():
   ],
 )
 def test_labels_become_folders(label, folder):
-  assert sweep.slug(label) == folder
+  assert axes.slug(label) == folder
 
 
 @pytest.mark.parametrize(
@@ -129,22 +129,22 @@ def test_labels_become_folders(label, folder):
 )
 def test_axes_that_do_not_work_are_refused(sweeps, message):
   with pytest.raises(ValueError, match=message):
-    sweep.cells(small(*sweeps), 'w')
+    axes.cells(small(*sweeps), 'w')
 
 
 def test_axes_of_one_name_or_one_field_are_refused():
   config = small('seed=0')
   config.sweep += (('both', (('a', {'seed': 1, 'data.flip': True}),)),)
   with pytest.raises(ValueError, match="'seed' .* 'both' .* both set seed"):
-    sweep.cells(config, 'w')
+    axes.cells(config, 'w')
   config.sweep = (('x', (('a', {'seed': 1}),)), ('x', (('b', {'total': '1'}),)))
   with pytest.raises(ValueError, match="Two axes are named 'x'"):
-    sweep.cells(config, 'w')
+    axes.cells(config, 'w')
 
 
 def test_an_axis_of_models():
   config = small('model=ti16,s/16,r26x1', 'seed=0,1')
-  cells = sweep.cells(config, 'w')
+  cells = axes.cells(config, 'w')
   assert [c.workdir.name for c in cells[::2]] == [
     'model=ti16_seed=0',
     'model=s-16_seed=0',
@@ -160,15 +160,15 @@ def test_a_named_model_and_its_fields_do_not_go_together():
   """The variant would take the place of the field, or the other way round."""
   config = small('model=ti16,s16', 'model.width=8')
   with pytest.raises(ValueError, match="'model' .* 'model.width' .* both set"):
-    sweep.cells(config, 'w')
+    axes.cells(config, 'w')
   with pytest.raises(
     ValueError, match="model.depth is set by the axis 'model'"
   ):
-    sweep.refuse_swept(small('model=ti16,s16'), ['model.pool', 'model.depth'])
+    axes.refuse_swept(small('model=ti16,s16'), ['model.pool', 'model.depth'])
 
 
 def test_fields_of_an_axis_with_several_cannot_be_set():
   config = small('seed=0')
   config.sweep = (('x', (('a', {'total': '1', 'data.flip': True}),)),)
   with pytest.raises(ValueError, match="total is set by the axis 'x' .* leave"):
-    sweep.refuse_swept(config, ['seed', 'total'])
+    axes.refuse_swept(config, ['seed', 'total'])

@@ -1,0 +1,1 @@
+"""The paper: its numbers and recipes, and its tables and figures from ours."""
