@@ -1,1 +1,1 @@
-"""Foreign checkpoint formats, one a file. They know trees, not modules."""
+"""Checkpoints as programs and packages, and the command that converts."""
