@@ -16,8 +16,8 @@ from tests.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax import main, sweep_run, train, tune
-from vit_jax.sweeps import axes
+from vit_jax import main, sweep_run, train
+from vit_jax.sweeps import axes, choosing
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -157,9 +157,9 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
   done = {'status': 'done'}
   equal = [done | {'metrics': {'val/accuracy': x}} for x in (0.2, 0.7, 0.7)]
-  (entry,) = tune.entries(small(tune=['optimizer.lr=0.3,0.2,0.1']), 'w')
-  assert tune.best(entry.group, equal) == 1
-  assert tune.best(entry.group, equal[::-1]) == 0
+  (entry,) = choosing.entries(small(tune=['optimizer.lr=0.3,0.2,0.1']), 'w')
+  assert choosing.best(entry.group, equal) == 1
+  assert choosing.best(entry.group, equal[::-1]) == 0
 
 
 def test_a_candidate_that_diverges_loses(fake, tmp_path):

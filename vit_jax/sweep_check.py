@@ -9,13 +9,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import tune
 from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
 from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops, variants
+from vit_jax.sweeps import choosing
 from vit_jax.sweeps.axes import Cell
 
 RESULT = 'result.json'
@@ -96,7 +96,7 @@ class Facts:
     return self._models[key]
 
 
-def check(entries: list[tune.Entry], facts: Facts) -> None:
+def check(entries: list[choosing.Entry], facts: Facts) -> None:
   """Refuses runs that could not work, before any is started.
 
   Raises:
@@ -114,10 +114,10 @@ def check(entries: list[tune.Entry], facts: Facts) -> None:
 
 
 def _check_held_out(
-  group: tune.Group, config: ConfigDict, facts: Facts
+  group: choosing.Group, config: ConfigDict, facts: Facts
 ) -> None:
   try:
-    tune.check_held_out(config, lambda split: facts.count(config, split))
+    choosing.check_held_out(config, lambda split: facts.count(config, split))
   except ValueError as e:
     raise ValueError(f'{group.name}: {e}') from e
 

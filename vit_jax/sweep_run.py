@@ -23,12 +23,13 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import sweep_check, train, tune
+from vit_jax import sweep_check, train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
 from vit_jax.report import grid as grid_report
 from vit_jax.sweep_check import DIVERGED, DONE, RESULT
+from vit_jax.sweeps import choosing
 from vit_jax.sweeps.axes import Cell, seed_axes
 from vit_jax.training import metric_log
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
@@ -96,7 +97,7 @@ class _Sweep:
     self._folder = absolute(workdir)
     self._report = importlib.import_module(f'vit_jax.report.{config.report}')
     self._facts = sweep_check.Facts()
-    self._entries = tune.entries(config, workdir)
+    self._entries = choosing.entries(config, workdir)
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
     sweep_check.check(self._entries, self._facts)
     # By the folder of a run; processes but the first know no more of those
@@ -109,7 +110,7 @@ class _Sweep:
         self._prior_s[cell.workdir] = sweep_check.seconds_taken(cell)
       else:
         self._results[cell.workdir] = result
-    self._choices: dict[tune.Group, int | None] = {}
+    self._choices: dict[choosing.Group, int | None] = {}
     for group in self._groups:
       self._choose(group)
 
@@ -131,7 +132,7 @@ class _Sweep:
   def _left(self, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.workdir not in self._results]
 
-  def _chosen(self, entry: tune.Entry) -> Cell | None:
+  def _chosen(self, entry: choosing.Entry) -> Cell | None:
     """Returns the run with the group's choice; None if there is no choice."""
     choice = self._choices.get(entry.group)
     return None if choice is None else entry.runs[choice]
@@ -146,7 +147,7 @@ class _Sweep:
         self._choose(group)
         self._tell_choice(group)
 
-  def _choose(self, group: tune.Group) -> None:
+  def _choose(self, group: choosing.Group) -> None:
     """Takes a candidate, if all have been tried; the same in all processes."""
     if self._left(group.trials):
       return
@@ -154,7 +155,7 @@ class _Sweep:
     if group.trials:
       found = -1
       if jax.process_index() == 0:
-        best = tune.best(
+        best = choosing.best(
           group, [self._results[t.workdir] for t in group.trials]
         )
         found = -1 if best is None else best
@@ -192,7 +193,7 @@ class _Sweep:
       return
     self._make_report().write(self._folder)
     if any(group.trials for group in self._groups):
-      text = tune.csv_text(self._groups, self._results, self._choices)
+      text = choosing.csv_text(self._groups, self._results, self._choices)
       metric_log.replace_file(self._folder / TUNE_CSV, text.encode())
 
   def _make_report(self) -> grid_report.Report:
@@ -235,7 +236,7 @@ class _Sweep:
     hours, minutes = divmod(minutes, 60)
     return f', about {hours}:{minutes:02}:{seconds:02} left'
 
-  def _tell_choice(self, group: tune.Group) -> None:
+  def _tell_choice(self, group: choosing.Group) -> None:
     if group not in self._choices or jax.process_index() != 0:
       return
     n, choice = len(group.candidates), self._choices[group]
@@ -243,7 +244,7 @@ class _Sweep:
       _print(f'nothing chosen for {group.name}: all {n} candidates diverged')
       return
     trial = group.trials[choice]
-    metric, _ = tune.metric_of(trial.config)
+    metric, _ = choosing.metric_of(trial.config)
     value = self._results[trial.workdir]['metrics'][metric]
     _print(
       f'chosen for {group.name}: {group.candidates[choice].name}, the best of '

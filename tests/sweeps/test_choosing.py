@@ -3,8 +3,8 @@
 import pytest
 
 from tests.small_sweep import fake_training, small, with_grids
-from vit_jax import sweep_run, tune
-from vit_jax.sweeps import axes
+from vit_jax import sweep_run
+from vit_jax.sweeps import axes, choosing
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -13,7 +13,7 @@ RATES = 'optimizer.lr=0.1,0.2,0.3'
 
 
 def entries(config, workdir='w'):
-  return tune.entries(config, str(workdir))
+  return choosing.entries(config, str(workdir))
 
 
 def test_trials_take_the_held_out_part_and_runs_the_whole(tmp_path):
@@ -71,8 +71,8 @@ def test_a_candidate_without_any_right_beats_one_that_diverged():
   (entry,) = entries(small(tune=[RATES]))
   none_right = {'metrics': {'val/accuracy': 0.0}}
   diverged = {'metrics': {}}
-  assert tune.best(entry.group, [diverged, none_right]) == 1
-  assert tune.best(entry.group, [diverged]) is None
+  assert choosing.best(entry.group, [diverged, none_right]) == 1
+  assert choosing.best(entry.group, [diverged]) is None
 
 
 def test_parts_of_their_own():
@@ -175,9 +175,9 @@ def test_other_images_of_the_same_sets_are_no_overlap():
     config.tune.update(train=train, val=val)
     return config
 
-  tune.check_held_out(parts('train800', 'val200'), count)
+  choosing.check_held_out(parts('train800', 'val200'), count)
   assert counted == []
-  tune.check_held_out(parts('a[:90%]+b[:5]', 'a[90%:]+b[5:]'), count)
-  tune.check_held_out(parts('b+a[:5]', 'a[5:]+c'), count)
+  choosing.check_held_out(parts('a[:90%]+b[:5]', 'a[90%:]+b[5:]'), count)
+  choosing.check_held_out(parts('b+a[:5]', 'a[5:]+c'), count)
   with pytest.raises(ValueError, match='share 6 images'):
-    tune.check_held_out(parts('c[:5]+a[:7]', 'a[1:]'), count)
+    choosing.check_held_out(parts('c[:5]+a[:7]', 'a[1:]'), count)
