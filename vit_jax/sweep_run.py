@@ -23,14 +23,14 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import sweep_check, train
+from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
 from vit_jax.report import grid as grid_report
-from vit_jax.sweep_check import DIVERGED, DONE, RESULT
-from vit_jax.sweeps import choosing
+from vit_jax.sweeps import choosing, refusing
 from vit_jax.sweeps.axes import Cell, seed_axes
+from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
 
@@ -96,18 +96,18 @@ class _Sweep:
     self._start_over = start_over
     self._folder = absolute(workdir)
     self._report = importlib.import_module(f'vit_jax.report.{config.report}')
-    self._facts = sweep_check.Facts()
+    self._facts = refusing.Facts()
     self._entries = choosing.entries(config, workdir)
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
-    sweep_check.check(self._entries, self._facts)
+    refusing.check(self._entries, self._facts)
     # By the folder of a run; processes but the first know no more of those
     # that they have trained than that.
     self._results: dict[epath.Path, dict[str, Any]] = {}
     self._prior_s: dict[epath.Path, float] = {}
     for cell in self._possible():
-      result = sweep_check.finished(cell, self._facts)
+      result = refusing.finished(cell, self._facts)
       if result is None:
-        self._prior_s[cell.workdir] = sweep_check.seconds_taken(cell)
+        self._prior_s[cell.workdir] = refusing.seconds_taken(cell)
       else:
         self._results[cell.workdir] = result
     self._choices: dict[choosing.Group, int | None] = {}
@@ -183,7 +183,7 @@ class _Sweep:
     }
     text = json.dumps(result, indent=2) + '\n'
     metric_log.replace_file(cell.workdir / RESULT, text.encode())
-    sweep_check.check_metric(cell, result)
+    refusing.check_metric(cell, result)
     # As a later command reads it, so that its tables are the same.
     return json.loads(text)
 

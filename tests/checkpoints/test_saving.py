@@ -12,9 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import sweep_check
 from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import Checkpoints
+from vit_jax.sweeps import refusing
 from vit_jax.training import processes, sharding
 
 METRIC = 'test/accuracy'
@@ -351,7 +351,7 @@ def test_other_folders_are_no_steps(run, monkeypatch):
   assert restored_from(run) == 2
   folder = saving.absolute(str(run)) / 'checkpoints'
   assert saving.steps(folder) == [1, 2]
-  assert sweep_check._newest_meta(folder) == {'step': 2}
+  assert refusing._newest_meta(folder) == {'step': 2}
   monkeypatch.setattr(processes, '_workdir', str(run))
   assert processes._last_checkpoint().endswith('checkpoints/2.')
   (checkpoints / '2' / 'meta' / 'metadata').unlink()
