@@ -48,9 +48,9 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import sweep_run, train
+from vit_jax import train
 from vit_jax.models.variants import nearest
-from vit_jax.sweeps import axes
+from vit_jax.sweeps import axes, running
 from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
@@ -187,7 +187,7 @@ def _run() -> None:
     axes.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      sweep_run.run(config, _WORKDIR.value, _START_OVER.value)
+      running.run(config, _WORKDIR.value, _START_OVER.value)
     elif config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')

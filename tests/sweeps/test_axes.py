@@ -3,7 +3,7 @@
 import pytest
 
 from configs import ablation
-from tests.small_sweep import small
+from tests.sweeps.small_sweep import small
 from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.

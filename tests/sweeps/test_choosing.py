@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.small_sweep import fake_training, small, with_grids
-from vit_jax import sweep_run
-from vit_jax.sweeps import axes, choosing
+from tests.sweeps.small_sweep import fake_training, small, with_grids
+from vit_jax.sweeps import axes, choosing, running
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -129,7 +128,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     config = small('data.flip=true,false', 'seed=0,1', tune=tunes)
     config.update_from_flattened_dict(fields)
-    sweep_run.run(config, str(tmp_path / 'w'))
+    running.run(config, str(tmp_path / 'w'))
   assert fake == []
   assert not (tmp_path / 'w').exists()
 

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.small_sweep import (
+from tests.sweeps.small_sweep import (
   SMALL,
   check_refusal,
   fake_training,
@@ -16,8 +16,8 @@ from tests.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax import main, sweep_run, train
-from vit_jax.sweeps import axes, choosing
+from vit_jax import main, train
+from vit_jax.sweeps import axes, choosing, running
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -43,7 +43,7 @@ def result(workdir, folder):
 
 
 def test_every_group_takes_its_own_best(fake, tmp_path, capfd):
-  sweep_run.run(
+  running.run(
     small('data.flip=true,false', 'seed=3,4', tune=[RATES]), str(tmp_path)
   )
   # Group after group.
@@ -119,8 +119,8 @@ def test_every_group_takes_its_own_best(fake, tmp_path, capfd):
 
 def test_time_left_counts_trials(fake, tmp_path, monkeypatch, capfd):
   seconds = iter(range(0, 1000, 10))
-  monkeypatch.setattr(sweep_run.time, 'monotonic', lambda: next(seconds))
-  sweep_run.run(small('seed=0,1', tune=[RATES]), str(tmp_path))
+  monkeypatch.setattr(running.time, 'monotonic', lambda: next(seconds))
+  running.run(small('seed=0,1', tune=[RATES]), str(tmp_path))
   out = capfd.readouterr().out
   assert 'run 2 of 5: trial lr=0.2' in out
   assert [line[-13:] for line in out.splitlines() if ' left' in line] == [
@@ -129,7 +129,7 @@ def test_time_left_counts_trials(fake, tmp_path, monkeypatch, capfd):
 
 
 def test_without_a_sweep_there_is_one_run(fake, tmp_path):
-  sweep_run.run(small(tune=[RATES]), str(tmp_path))
+  running.run(small(tune=[RATES]), str(tmp_path))
   assert fake == ['lr=0.1', 'lr=0.2', 'lr=0.3', 'lr=0.2']
   (row,) = table(tmp_path / 'results.csv')
   assert (row['folder'], row['optimizer.lr']) == ('runs/lr=0.2', '0.2')
@@ -142,7 +142,7 @@ def test_without_a_sweep_there_is_one_run(fake, tmp_path):
 
 
 def test_a_single_candidate_is_not_tried(fake, tmp_path):
-  sweep_run.run(small('seed=0,1', tune=['optimizer.lr=0.1']), str(tmp_path))
+  running.run(small('seed=0,1', tune=['optimizer.lr=0.1']), str(tmp_path))
   assert fake == ['seed=0_lr=0.1', 'seed=1_lr=0.1']
   assert [r['optimizer.lr'] for r in table(tmp_path / 'results.csv')] == (
     2 * ['0.1']
@@ -152,7 +152,7 @@ def test_a_single_candidate_is_not_tried(fake, tmp_path):
 
 
 def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
-  sweep_run.run(small(tune=['optimizer.lr=0.3,0.1']), str(tmp_path))
+  running.run(small(tune=['optimizer.lr=0.3,0.1']), str(tmp_path))
   accuracies = [r['val/accuracy'] for r in table(tmp_path / 'tune.csv')]
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
   done = {'status': 'done'}
@@ -163,7 +163,7 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
 
 
 def test_a_candidate_that_diverges_loses(fake, tmp_path):
-  sweep_run.run(small(tune=['optimizer.lr=99,0.1']), str(tmp_path))
+  running.run(small(tune=['optimizer.lr=99,0.1']), str(tmp_path))
   rows = table(tmp_path / 'tune.csv')
   assert [(r['status'], r['val/accuracy'][:4], r['chosen']) for r in rows] == [
     ('diverged', '', 'no'),
@@ -185,7 +185,7 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
   config.sweep = ((name, (with_flips, without)), seeds)
   for _ in range(2):
     with pytest.raises(run.Diverged) as e:
-      sweep_run.run(config, str(tmp_path))
+      running.run(config, str(tmp_path))
     assert str(e.value).startswith(
       'All candidates diverged for flip=True: nothing to choose. '
     )
@@ -209,7 +209,7 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
 def test_grids_of_their_own(fake, tmp_path):
   config = small('data.flip=true,false', 'seed=0,1')
   with_grids(config, ['0.2', '0.3'], ['0.1'])
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   assert fake == [
     'flip=True_lr=0.2',
     'flip=True_lr=0.3',
@@ -225,7 +225,7 @@ def test_more_candidates_run_what_is_new_and_mix_nothing(fake, tmp_path):
 
   def go(rates):
     del fake[:]
-    sweep_run.run(small('seed=0,1', tune=[f'optimizer.lr={rates}']), workdir)
+    running.run(small('seed=0,1', tune=[f'optimizer.lr={rates}']), workdir)
     return [r['folder'] for r in table(tmp_path / 'results.csv')]
 
   assert go('0.1,0.4') == ['runs/seed=0_lr=0.1', 'runs/seed=1_lr=0.1']
@@ -245,11 +245,11 @@ def test_more_candidates_run_what_is_new_and_mix_nothing(fake, tmp_path):
 
 
 def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
-  sweep_run.run(small(tune=['optimizer.lr=0.1,0.4']), str(tmp_path))
+  running.run(small(tune=['optimizer.lr=0.1,0.4']), str(tmp_path))
   config = small(tune=[RATES])
   config.tune.train = 'train[:70%]'
   with pytest.raises(ValueError) as e:
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert str(e.value).startswith(f'{tmp_path}/tune/lr=0.1: ')
   assert "data.split: 'train[:90%]' -> 'train[:70%]'" in str(e.value)
   # Of a run whose turn may never come, too.
@@ -257,7 +257,7 @@ def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
   config.optimizer.b1 = 0.5
   (tmp_path / 'tune').rename(tmp_path / 'aside')
   with pytest.raises(ValueError, match='runs/lr=0.1: .*another config'):
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert len(fake) == 3
 
 
@@ -277,7 +277,7 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
 
   monkeypatch.setattr(train, 'train', stopped)
   with pytest.raises(run.Preempted, match='every run so far is saved'):
-    sweep_run.run(config, str(tmp_path / 'stopped'))
+    running.run(config, str(tmp_path / 'stopped'))
   assert len(fake) == stop_at
   rows = table(tmp_path / 'stopped' / 'tune.csv')
   assert len(rows) == min(3, stop_at)
@@ -285,9 +285,9 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
   assert [r['chosen'] for r in rows] == (
     ['no', 'yes', 'no'] if stop_at >= 3 else stop_at * ['']
   )
-  sweep_run.run(config, str(tmp_path / 'stopped'))
+  running.run(config, str(tmp_path / 'stopped'))
   assert len(fake) == 5
-  sweep_run.run(config, str(tmp_path / 'whole'))
+  running.run(config, str(tmp_path / 'whole'))
   for name in ('tune.csv', 'results.csv'):
     both = [table(tmp_path / w / name) for w in ('stopped', 'whole')]
     for row in (*both[0], *both[1]):
@@ -300,11 +300,11 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
 def test_values_that_are_no_numbers_are_the_same_after_resuming(fake, tmp_path):
   config = small(tune=["optimizer.milestones=('50%',),('25%', '50%')"])
   config.optimizer.update(lr=0.1, decay='staircase')
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   names = ('tune.csv', 'results.csv')
   before = [(tmp_path / name).read_bytes() for name in names]
   assert table(tmp_path / 'results.csv')[0]['optimizer.milestones'] == "['50%']"
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   assert [(tmp_path / name).read_bytes() for name in names] == before
 
 
@@ -320,7 +320,7 @@ def test_early_stopping_takes_the_best_step(monkeypatch, tmp_path, peak):
   for early in (False, True):
     workdir = tmp_path / f'{early}'
     config.early_stopping = early
-    sweep_run.run(config, str(workdir))
+    running.run(config, str(workdir))
     step = peak if early else 4
     name = ('lr=0.05', 'lr=0.1')[int(not early and peak == 2)]
     for folder in ('tune/lr=0.05', 'tune/lr=0.1', f'runs/{name}'):
@@ -339,7 +339,7 @@ def test_early_stopping_takes_the_best_step(monkeypatch, tmp_path, peak):
     with pytest.raises(
       ValueError, match=f'early_stopping {early}, which tells'
     ):
-      sweep_run.run(config, str(workdir))
+      running.run(config, str(workdir))
 
 
 def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
@@ -357,7 +357,7 @@ def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
   config_lib.choose_objective(config, 'masked')
   config.update(best_metric='test/loss', early_stopping=True)
   config.model.pool = 'gap'
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   rows = table(tmp_path / 'tune.csv')
   assert [(r['val/loss'], r['chosen']) for r in rows] == [
     ('1.3', 'no'),
@@ -373,13 +373,13 @@ def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
   fake_training(monkeypatch, lambda config, step: 0.5)
   config = small('seed=0')
   config.early_stopping = True
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   assert result(tmp_path, 'runs/seed=0')['best_step'] == 2
   config.best_metric = 'fewshot/10shot_accuracy'
   config.evaluators.fewshot.update(on=True, data='digits')
   message = "best_metric 'test/accuracy', which tells"
   with pytest.raises(ValueError, match=message):
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
 
 
 def test_the_first_process_decides(fake, tmp_path, monkeypatch, capfd):
@@ -387,11 +387,11 @@ def test_the_first_process_decides(fake, tmp_path, monkeypatch, capfd):
     assert index == -1  # what this process would not decide
     return np.int32(2)
 
-  monkeypatch.setattr(sweep_run.jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(running.jax, 'process_index', lambda: 1)
   monkeypatch.setattr(
-    sweep_run.multihost_utils, 'broadcast_one_to_all', broadcast
+    running.multihost_utils, 'broadcast_one_to_all', broadcast
   )
-  sweep_run.run(small('seed=0', tune=[RATES]), str(tmp_path))
+  running.run(small('seed=0', tune=[RATES]), str(tmp_path))
   assert fake == ['lr=0.1', 'lr=0.2', 'lr=0.3', 'seed=0_lr=0.3']
   assert capfd.readouterr().out == ''
   assert not (tmp_path / 'tune.csv').exists()

@@ -11,11 +11,17 @@ import types
 import numpy as np
 import pytest
 
-from tests.small_sweep import SMALL, check_refusal, fake_training, small, table
-from vit_jax import main, sweep_run, train
+from tests.sweeps.small_sweep import (
+  SMALL,
+  check_refusal,
+  fake_training,
+  small,
+  table,
+)
+from vit_jax import main, train
 from vit_jax.checkpoints import saving
 from vit_jax.report import grid
-from vit_jax.sweeps import axes
+from vit_jax.sweeps import axes, running
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -58,7 +64,7 @@ def test_what_cannot_work_is_found_before_anything_runs(
   fake, tmp_path, sweeps, message
 ):
   with pytest.raises(ValueError, match=message):
-    sweep_run.run(small(*sweeps), str(tmp_path / 'w'))
+    running.run(small(*sweeps), str(tmp_path / 'w'))
   assert fake == []
   assert not (tmp_path / 'w').exists()
 
@@ -67,12 +73,12 @@ def test_eval_only_is_refused(fake, tmp_path):
   config = small('seed=0')
   config.eval_only = True
   with pytest.raises(ValueError, match='eval_only measures a single run'):
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert fake == []
 
 
 def test_results_of_every_run(fake, tmp_path, capfd):
-  sweep_run.run(small('optimizer.lr=0.1,0.2', 'seed=0,1'), str(tmp_path))
+  running.run(small('optimizer.lr=0.1,0.2', 'seed=0,1'), str(tmp_path))
   rows = results(tmp_path)
   assert [(r['optimizer.lr'], r['seed']) for r in rows] == [
     ('0.1', '0'),
@@ -111,46 +117,46 @@ def test_results_of_every_run(fake, tmp_path, capfd):
 
 
 def test_finished_runs_are_kept_and_more_seeds_added(fake, tmp_path):
-  sweep_run.run(small('seed=0,1'), str(tmp_path))
+  running.run(small('seed=0,1'), str(tmp_path))
   before = (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes()
-  sweep_run.run(small('seed=0,1'), str(tmp_path))
+  running.run(small('seed=0,1'), str(tmp_path))
   assert fake == ['seed=0', 'seed=1']
   config = small('seed=2,1,0')
   # What check_resumable allows to change.
   config.log_every = '3 steps'
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   assert fake == ['seed=0', 'seed=1', 'seed=2']
   assert (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes() == before
   assert [row['seed'] for row in results(tmp_path)] == ['2', '1', '0']
 
 
 def test_another_config_is_refused_before_anything_runs(fake, tmp_path):
-  sweep_run.run(small('seed=1'), str(tmp_path))
+  running.run(small('seed=1'), str(tmp_path))
   config = small('seed=0,1')
   config.optimizer.lr = 0.5
   with pytest.raises(ValueError) as e:
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert str(e.value).startswith(f'{tmp_path}/runs/seed=1: ')
   assert 'optimizer.lr: 0.003 -> 0.5' in str(e.value)
   assert fake == ['seed=1']
 
 
 def test_a_metric_that_finished_runs_lack_is_refused(fake, tmp_path):
-  sweep_run.run(small('seed=0'), str(tmp_path))
+  running.run(small('seed=0'), str(tmp_path))
   config = small('seed=0')
   config.best_metric = 'test/loss'
   message = "seed=0: best_metric is 'test/loss', .* has test/accuracy"
   with pytest.raises(ValueError, match=message):
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   with pytest.raises(ValueError, match=message):
-    sweep_run.run(config, str(tmp_path / 'new'))
+    running.run(config, str(tmp_path / 'new'))
 
 
 def test_a_result_that_is_no_json_names_its_folder(fake, tmp_path):
-  sweep_run.run(small('seed=0'), str(tmp_path))
+  running.run(small('seed=0'), str(tmp_path))
   (tmp_path / 'runs' / 'seed=0' / 'result.json').write_text('{')
   with pytest.raises(ValueError, match=f'{tmp_path}/runs/seed=0: '):
-    sweep_run.run(small('seed=0'), str(tmp_path))
+    running.run(small('seed=0'), str(tmp_path))
 
 
 def test_a_run_that_diverges_is_noted_and_the_others_go_on(
@@ -158,7 +164,7 @@ def test_a_run_that_diverges_is_noted_and_the_others_go_on(
 ):
   config = small('optimizer.lr=0.1,99,0.2', 'seed=0,1')
   for _ in range(2):  # it would diverge again: it is not run again
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert len(fake) == 6
   assert [row['status'] for row in results(tmp_path)] == (
     2 * ['done'] + 2 * ['diverged'] + 2 * ['done']
@@ -194,7 +200,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   monkeypatch.setattr(train, 'train', counting)
   stopped = tmp_path / 'stopped'
   with pytest.raises(run.Preempted, match='saved step 3'):
-    sweep_run.run(config, str(stopped))
+    running.run(config, str(stopped))
   assert [row['seed'] for row in results(stopped)] == ['0']
   assert '1 of 2 runs have finished' in (stopped / 'table.md').read_text()
   # A run left unfinished cannot go on as another one either.
@@ -202,13 +208,13 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   other.optimizer.lr = 0.5
   (stopped / 'runs' / 'seed=0').rename(tmp_path / 'aside')
   with pytest.raises(ValueError, match='seed=1: .*another config'):
-    sweep_run.run(other, str(stopped))
+    running.run(other, str(stopped))
   (tmp_path / 'aside').rename(stopped / 'runs' / 'seed=0')
 
-  sweep_run.run(config, str(stopped))
+  running.run(config, str(stopped))
   assert started == [0, 1, 1]
   whole = tmp_path / 'whole'
-  sweep_run.run(small('seed=1'), str(whole))
+  running.run(small('seed=1'), str(whole))
   resumed, uninterrupted = results(stopped)[1], results(whole)[0]
   assert resumed.pop('elapsed_s') != uninterrupted.pop('elapsed_s')
   assert resumed == uninterrupted
@@ -230,7 +236,7 @@ def test_elapsed_time_counts_both_parts(fake, tmp_path):
   # A damaged one is not looked at, and left to the run itself.
   damaged = cell.workdir / 'checkpoints' / '7'
   damaged.mkdir()
-  sweep_run.run(small('seed=0'), str(tmp_path))
+  running.run(small('seed=0'), str(tmp_path))
   assert 1000 < float(results(tmp_path)[0]['elapsed_s']) < 1100
   assert damaged.exists()
 
@@ -240,7 +246,7 @@ def test_half_saved_checkpoints_are_left_to_the_run(fake, tmp_path):
   (cell,) = axes.cells(small('seed=0'), str(tmp_path))
   half = cell.workdir / 'checkpoints' / '4.orbax-checkpoint-tmp'
   half.mkdir(parents=True)
-  sweep_run.run(small('seed=0'), str(tmp_path))
+  running.run(small('seed=0'), str(tmp_path))
   time.sleep(0.2)
   assert half.exists()
 
@@ -255,7 +261,7 @@ def test_the_config_names_the_report(fake, tmp_path, monkeypatch, capfd):
   )
   config = small('data.flip=true', 'seed=0,1')
   config.report = 'scaling'
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   text = "test/accuracy of 2, ['data.flip', 'seed']\n"
   assert (tmp_path / 'table.md').read_text() == text
   assert text in capfd.readouterr().out
@@ -265,8 +271,8 @@ def test_only_the_main_process_writes_and_prints(
   fake, tmp_path, monkeypatch, capfd
 ):
   config = small('seed=0')
-  monkeypatch.setattr(sweep_run.jax, 'process_index', lambda: 1)
-  sweep_run.run(config, str(tmp_path))
+  monkeypatch.setattr(running.jax, 'process_index', lambda: 1)
+  running.run(config, str(tmp_path))
   assert fake == ['seed=0']
   assert capfd.readouterr().out == ''
   assert not (tmp_path / 'results.csv').exists()
@@ -353,9 +359,9 @@ def test_sigterm_in_the_last_step_of_a_run_stops_the_sweep(
   monkeypatch.setattr(train, 'train', last_step)
   config = small('seed=0,1,2')
   with pytest.raises(run.Preempted):
-    sweep_run.run(config, str(tmp_path))
+    running.run(config, str(tmp_path))
   assert fake == ['seed=0']
   assert [row['status'] for row in results(tmp_path)] == ['done']
   monkeypatch.setattr(train, 'train', finish)
-  sweep_run.run(config, str(tmp_path))
+  running.run(config, str(tmp_path))
   assert fake == ['seed=0', 'seed=1', 'seed=2']

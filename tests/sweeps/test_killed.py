@@ -16,7 +16,7 @@ import time
 import pytest
 
 from tests.conftest import ROOT, XLA_FLAGS_GIVEN
-from tests.small_sweep import table
+from tests.sweeps.small_sweep import table
 
 pytestmark = pytest.mark.slow
 
