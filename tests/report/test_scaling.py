@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from vit_jax import published
 from vit_jax.models import variants
-from vit_jax.report import grid, scaling
-from vit_jax.report.grid import Run
+from vit_jax.report import scaling
 from vit_jax.report.scaling import Point, Report
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.grid import Run
 
 METRIC = 'fewshot/10shot_accuracy'
 LABELS = {'b16': 'ViT-B/16', 'r50x1': 'R50x1', 'r50+b16': 'R50+ViT-B/16'}

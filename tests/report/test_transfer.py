@@ -10,8 +10,8 @@ from vit_jax import published
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.report import bars
-from vit_jax.report.grid import Run
 from vit_jax.report.transfer import Report
+from vit_jax.sweeps.grid import Run
 
 VTAB = SUITES['vtab']
 DIVERGED, PENDING = 'diverged', 'pending'

@@ -20,8 +20,7 @@ from tests.sweeps.small_sweep import (
 )
 from vit_jax import main, train
 from vit_jax.checkpoints import saving
-from vit_jax.report import grid
-from vit_jax.sweeps import axes, running
+from vit_jax.sweeps import axes, grid, running
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.

@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.report import grid
+from vit_jax.sweeps import grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax import published
 from vit_jax.models import variants
-from vit_jax.report import grid
-from vit_jax.report.grid import Run
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.grid import Run
 
 # In the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial')

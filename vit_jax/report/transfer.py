@@ -8,9 +8,10 @@ from vit_jax import published
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.published import Printed, Results
-from vit_jax.report import bars, grid
+from vit_jax.report import bars
 from vit_jax.report.bars import Bar
-from vit_jax.report.grid import Run
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.grid import Run
 
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'

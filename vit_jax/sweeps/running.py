@@ -27,8 +27,8 @@ from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.models.variants import nearest
-from vit_jax.report import grid as grid_report
 from vit_jax.sweeps import choosing, refusing
+from vit_jax.sweeps import grid as grid_report
 from vit_jax.sweeps.axes import Cell, seed_axes
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log

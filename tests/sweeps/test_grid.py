@@ -6,7 +6,7 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax.report.grid import Report, Run
+from vit_jax.sweeps.grid import Report, Run
 from vit_jax.training import metric_log
 
 AXES = {
