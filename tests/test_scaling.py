@@ -6,8 +6,8 @@ import pytest
 
 from configs import scaling
 from vit_jax import config as config_lib
-from vit_jax import published
 from vit_jax.models import flops, variants
+from vit_jax.paper import published
 from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.

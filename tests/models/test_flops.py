@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax import published
 from vit_jax.models import flops, variants
+from vit_jax.paper import published
 
 SIZE = (224, 224)
 

@@ -7,8 +7,8 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax import published
 from vit_jax.models import variants
+from vit_jax.paper import published
 from vit_jax.report import scaling
 from vit_jax.report.scaling import Point, Report
 from vit_jax.sweeps import grid

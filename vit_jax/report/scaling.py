@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import published
 from vit_jax.models import variants
+from vit_jax.paper import published
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import Run
 
