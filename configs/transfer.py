@@ -26,8 +26,8 @@ example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib
-from vit_jax import recipe
 from vit_jax.data import benchmarks
+from vit_jax.paper import recipe
 from vit_jax.sweeps import axes
 
 SEEDS = ('0', '1', '2')

@@ -5,9 +5,9 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import recipe
 from vit_jax.checkpoints import opening
 from vit_jax.models import variants
+from vit_jax.paper import recipe
 from vit_jax.sweeps import axes
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
