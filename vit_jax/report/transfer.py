@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
-from vit_jax.paper import published
+from vit_jax.paper import bars, published
+from vit_jax.paper.bars import Bar
 from vit_jax.paper.published import Printed, Results
-from vit_jax.report import bars
-from vit_jax.report.bars import Bar
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import Run
 

@@ -6,8 +6,8 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax.report import bars
-from vit_jax.report.bars import Bar
+from vit_jax.paper import bars
+from vit_jax.paper.bars import Bar
 
 
 def draw(*found):
