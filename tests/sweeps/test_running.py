@@ -256,7 +256,7 @@ def test_the_config_names_the_report(fake, tmp_path, monkeypatch, capfd):
       return f'{self.metric} of {len(self.runs)}, {list(self.axes)}\n'
 
   monkeypatch.setitem(
-    sys.modules, 'vit_jax.report.scaling', types.SimpleNamespace(Report=Report)
+    sys.modules, 'vit_jax.paper.scaling', types.SimpleNamespace(Report=Report)
   )
   config = small('data.flip=true', 'seed=0,1')
   config.report = 'scaling'

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.models import variants
-from vit_jax.report import scaling
+from vit_jax.paper import scaling
 from vit_jax.sweeps import grid
 
 Row = Mapping[str, Any]

@@ -8,9 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.models import variants
-from vit_jax.paper import published
-from vit_jax.report import scaling
-from vit_jax.report.scaling import Point, Report
+from vit_jax.paper import published, scaling
+from vit_jax.paper.scaling import Point, Report
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import Run
 
