@@ -9,7 +9,7 @@ import pytest
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.paper import bars, published
-from vit_jax.report.transfer import Report
+from vit_jax.paper.tables import Report
 from vit_jax.sweeps.grid import Run
 
 VTAB = SUITES['vtab']
