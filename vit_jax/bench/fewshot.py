@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.bench import pictures as report
 from vit_jax.bench.output import Output
 from vit_jax.evaluators import fewshot, ridge
-from vit_jax.report import bench as report
 
 _ROUNDS = 5
 

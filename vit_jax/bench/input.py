@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from vit_jax.bench import pictures as report
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
 from vit_jax.bench.race import Contender
 from vit_jax.data import loader, transforms
-from vit_jax.report import bench as report
 
 _IMAGE_SIZE = (224, 224)
 _BATCH_SIZE = 64

@@ -41,11 +41,11 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import train
+from vit_jax.bench import pictures as report
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
 from vit_jax.checkpoints import saving
 from vit_jax.experiment import Experiment
-from vit_jax.report import bench as report
 from vit_jax.training import run
 
 Interval = tuple[float, float]
