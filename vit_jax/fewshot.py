@@ -11,7 +11,7 @@ regression to all training examples besides.
 and for the next time: where the file is there already and holds what is asked
 for, the model is not run again.
 
-  python -m vit_jax.report.fewshot A/fewshot.csv B/fewshot.csv
+  python -m vit_jax.evaluators.fewshot_curves A/fewshot.csv B/fewshot.csv
 
 draws several checkpoints into one picture.
 """
@@ -36,8 +36,8 @@ from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import benchmarks, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, fewshot, probe
+from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
-from vit_jax.report import fewshot as report
 from vit_jax.training import metric_log, processes, sharding
 
 SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'

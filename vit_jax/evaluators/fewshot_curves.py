@@ -1,6 +1,7 @@
 """What a few-shot evaluation leaves behind: fewshot.csv and a picture.
 
-  python -m vit_jax.report.fewshot A/fewshot.csv B/fewshot.csv --output=AB.png
+  python -m vit_jax.evaluators.fewshot_curves A/fewshot.csv B/fewshot.csv \
+      --output=AB.png
 
 draws several checkpoints into one picture, under the names of the folders.
 """
@@ -290,7 +291,7 @@ def folder_labels(paths: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.report.fewshot',
+    prog='python -m vit_jax.evaluators.fewshot_curves',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
