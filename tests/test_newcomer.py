@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import aot, objectives, train
 from vit_jax import config as config_lib
+from vit_jax import objectives, train
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
@@ -18,6 +18,7 @@ from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
+from vit_jax.plan import aot
 from vit_jax.training import run
 
 

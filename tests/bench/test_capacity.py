@@ -11,8 +11,8 @@ import sys
 import jax
 import pytest
 
-from vit_jax import aot
 from vit_jax.bench import capacity, step
+from vit_jax.plan import aot
 
 
 def linear(batch):

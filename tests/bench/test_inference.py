@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import aot
 from vit_jax.bench import step
 from vit_jax.data import augment
+from vit_jax.plan import aot
 
 
 def test_ours_alone(run):

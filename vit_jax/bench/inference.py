@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import aot
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
+from vit_jax.plan import aot
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:

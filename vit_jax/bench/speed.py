@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import aot
 from vit_jax import config as config_lib
 from vit_jax.bench import pictures as report
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.bench.race import Contender
 from vit_jax.models import flops
+from vit_jax.plan import aot
 from vit_jax.training import hardware
 
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import aot
 from vit_jax.bench import race, speed, step
 from vit_jax.bench.race import Contender
+from vit_jax.plan import aot
 from vit_jax.training import sharding
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import aot
 from vit_jax.bench import step
+from vit_jax.plan import aot
 from vit_jax.training import optim
 
 

@@ -1,0 +1,1 @@
+"""What training will take on devices that are not there."""
