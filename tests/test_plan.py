@@ -11,8 +11,9 @@ import pytest
 
 from configs import vit
 from tests.conftest import ROOT
-from vit_jax import hlo, plan
+from vit_jax import plan
 from vit_jax.experiment import Experiment
+from vit_jax.plan import hlo
 from vit_jax.training import hardware
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')

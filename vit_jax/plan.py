@@ -39,12 +39,12 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from vit_jax import hlo, main
+from vit_jax import main
 from vit_jax.data import benchmarks, sources, splits
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
-from vit_jax.plan import aot
+from vit_jax.plan import aot, hlo
 from vit_jax.search import Search, TooLarge
 from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding

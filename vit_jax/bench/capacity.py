@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import hlo, plan
+from vit_jax import plan
 from vit_jax.bench import pictures as report
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
-from vit_jax.plan import aot
+from vit_jax.plan import aot, hlo
 from vit_jax.training import hardware
 
 MODES = ('inference', 'training')

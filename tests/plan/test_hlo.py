@@ -3,9 +3,9 @@
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import hlo
+from vit_jax.plan import hlo
 
-TEXT = (ROOT / 'tests/step.hlo').read_text()
+TEXT = (ROOT / 'tests/plan/step.hlo').read_text()
 
 
 def test_loops_count_as_often_as_they_run():
