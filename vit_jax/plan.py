@@ -45,7 +45,7 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.plan import aot, hlo
-from vit_jax.search import Search, TooLarge
+from vit_jax.plan.search import Search, TooLarge
 from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding
 

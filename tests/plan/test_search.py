@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from configs import vit
-from vit_jax import search
+from vit_jax.plan import search
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
