@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.data import check, sources
+from vit_jax.data import bad_images, sources
 
 
 def open_source(data: ConfigDict, split: str) -> sources.Source:
@@ -30,16 +30,16 @@ def checked(source: sources.Source, on_bad_image: str) -> sources.Source:
   Raises:
     ValueError: as `check.drop_bad_images`.
   """
-  bad = check.find_bad_images(
+  bad = bad_images.find_bad_images(
     source,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
   bad = [
-    check.BadImage(*fields)
+    bad_images.BadImage(*fields)
     for fields in _gather([dataclasses.astuple(b) for b in bad])
   ]
-  return check.drop_bad_images(source, bad, on_bad_image)
+  return bad_images.drop_bad_images(source, bad, on_bad_image)
 
 
 def _gather(items: list[Any]) -> list[Any]:

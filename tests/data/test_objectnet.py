@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.data import check, decode, objectnet, transforms
+from vit_jax.data import bad_images, decode, objectnet, transforms
 
 NAMES = ROOT / 'tests/evaluators'
 NAMES /= 'objectnet_classes.json'
@@ -81,12 +81,12 @@ def test_images_of_border_alone_are_reported_with_others(archive, encode):
   assert len(source) == 6 and source[5]['image'].shape == (1, 1, 3)
   with pytest.raises(decode.UnreadableImage, match='7x4 pixels are only the'):
     source[3]
-  bad = check.find_bad_images(source)
+  bad = bad_images.find_bad_images(source)
   assert [(b.index, pathlib.Path(b.name).name) for b in bad] == [
     (3, 'c.png'),
     (4, 'd.png'),
   ]
-  assert len(check.drop_bad_images(source, bad, 'skip')) == 4
+  assert len(bad_images.drop_bad_images(source, bad, 'skip')) == 4
 
 
 def test_fingerprint_changes_with_the_files(archive, encode):

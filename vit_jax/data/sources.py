@@ -96,9 +96,9 @@ def open_source(
   source = _open(name, split, data_dir, split_seed)
   if on_bad_image is None:
     return source
-  from vit_jax.data import check  # check imports this file.
+  from vit_jax.data import bad_images  # check imports this file.
 
-  return check.check_images(source, on_bad_image)
+  return bad_images.check_images(source, on_bad_image)
 
 
 def _open(

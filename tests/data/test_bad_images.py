@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from vit_jax.data import check, decode, loader, sources, transforms
+from vit_jax.data import bad_images, decode, loader, sources, transforms
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def _open(folder, on_bad_image=None):
 
 
 def test_exactly_the_unreadable_ones_are_found(folder, unreadable):
-  bad = check.find_bad_images(_open(folder))
+  bad = bad_images.find_bad_images(_open(folder))
   assert _names(b.name for b in bad) == unreadable
   assert [b.index for b in bad] == sorted(b.index for b in bad)
   reasons = {pathlib.Path(b.name).name: b.reason for b in bad}
@@ -90,11 +90,11 @@ def test_skip_warns(folder, unreadable, caplog):
 def test_processes_share_the_work(folder):
   source = _open(folder)
   shares = [
-    check.find_bad_images(source, process_index=p, process_count=3)
+    bad_images.find_bad_images(source, process_index=p, process_count=3)
     for p in range(3)
   ]
   assert all({b.index % 3 for b in bad} == {p} for p, bad in enumerate(shares))
-  assert sorted(sum(shares, [])) == check.find_bad_images(source)
+  assert sorted(sum(shares, [])) == bad_images.find_bad_images(source)
 
 
 @pytest.fixture
@@ -123,25 +123,25 @@ def decoded(monkeypatch):
 
 
 def test_the_result_is_kept(small, decoded):
-  first = check.find_bad_images(_open(small))
+  first = bad_images.find_bad_images(_open(small))
   assert len(decoded) == 3
-  assert check.find_bad_images(_open(small)) == first and len(first) == 1
+  assert bad_images.find_bad_images(_open(small)) == first and len(first) == 1
   assert len(decoded) == 3
   # Until a file changes ...
   torn = small / 'train' / 'a' / '0.png'
   torn.write_bytes((small / 'train' / 'a' / '1.png').read_bytes())
-  assert check.find_bad_images(_open(small)) == []
+  assert bad_images.find_bad_images(_open(small)) == []
   assert len(decoded) == 6
   # ... also if only its time tells.
   os.utime(torn, ns=(1, 1))
-  check.find_bad_images(_open(small))
+  bad_images.find_bad_images(_open(small))
   assert len(decoded) == 9
 
 
 def test_another_decoder_checks_again(small, decoded, monkeypatch):
-  check.find_bad_images(_open(small))
+  bad_images.find_bad_images(_open(small))
   monkeypatch.setattr(decode, 'DECODER_VERSION', -1)
-  check.find_bad_images(_open(small))
+  bad_images.find_bad_images(_open(small))
   assert len(decoded) == 6
 
 
@@ -149,23 +149,23 @@ def test_another_decoder_checks_again(small, decoded, monkeypatch):
   'content', ['', '{', '{"a": 1}', '[1]', '[[1, 2]]', 'null', '[["x", "", ""]]']
 )
 def test_corrupted_caches_are_ignored(small, decoded, content):
-  first = check.find_bad_images(_open(small))
-  (path,) = check._cache_folder().glob('*.json')
+  first = bad_images.find_bad_images(_open(small))
+  (path,) = bad_images._cache_folder().glob('*.json')
   path.write_text(content)
-  assert check.find_bad_images(_open(small)) == first
+  assert bad_images.find_bad_images(_open(small)) == first
   assert len(decoded) == 6
   assert json.loads(path.read_text())  # And replaced.
 
 
 def test_nothing_but_the_result_is_left_behind(small):
-  check.find_bad_images(_open(small))
-  assert [p.suffix for p in check._cache_folder().iterdir()] == ['.json']
+  bad_images.find_bad_images(_open(small))
+  assert [p.suffix for p in bad_images._cache_folder().iterdir()] == ['.json']
 
 
 def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):
   (tmp_path / 'file').write_text('')
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  assert len(check.find_bad_images(_open(small))) == 1
+  assert len(bad_images.find_bad_images(_open(small))) == 1
   assert 'Could not keep the result' in caplog.text
 
 
