@@ -30,10 +30,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import benchmarks, transforms
+from vit_jax.data import benchmarks, inputs, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, fewshot, probe
 from vit_jax.evaluators import fewshot_curves as report

@@ -11,10 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.saving import Checkpoints, checksums
-from vit_jax.data import loader, sources
+from vit_jax.data import inputs, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import (

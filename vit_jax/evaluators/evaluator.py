@@ -12,8 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import inputs
-from vit_jax.data import sources
+from vit_jax.data import inputs, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.objectives.objective import Best, Objective, Params

@@ -13,8 +13,7 @@ import numpy as np
 import threadpoolctl
 from ml_collections import ConfigDict
 
-from vit_jax import inputs
-from vit_jax.data import benchmarks
+from vit_jax.data import benchmarks, inputs
 from vit_jax.data.cores import usable_cores
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, ridge

@@ -16,8 +16,7 @@ from typing import Any, Self
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import inputs
-from vit_jax.data import objectnet
+from vit_jax.data import inputs, objectnet
 from vit_jax.data.sources import LabelledSource, Source, labelled
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
