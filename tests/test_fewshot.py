@@ -25,7 +25,7 @@ from vit_jax import fewshot, train
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, sources, transforms
 from vit_jax.evaluators import feature_file, features, probe
-from vit_jax.evaluators import fewshot as protocol
+from vit_jax.evaluators import few_examples as protocol
 from vit_jax.models import variants
 from vit_jax.training import processes
 

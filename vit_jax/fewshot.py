@@ -34,7 +34,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import benchmarks, inputs, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
-from vit_jax.evaluators import feature_file, features, fewshot, probe
+from vit_jax.evaluators import feature_file, features, few_examples, probe
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
 from vit_jax.training import metric_log, processes, sharding
@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   say(_describe(checkpoint))
   data = _open(args, say)
   names = data.class_names
-  plan = fewshot.plan(
+  plan = few_examples.plan(
     data.train_labels_N, len(names), args.shots, args.seeds, names
   )
   if args.probe:
@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   if args.features or args.probe:
     rows_R = np.arange(len(data.train))
   else:
-    rows_R = fewshot.rows_needed(plan)
+    rows_R = few_examples.rows_needed(plan)
   if is_kept:
     train_RD, test_MD = feature_file.read(args.features, kept)
     say(f'read     {args.features}; the model is not run')
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     if args.features and is_first:
       feature_file.write(args.features, kept, train_RD, test_MD)
       say(f'written  {args.features}')
-  results = fewshot.evaluate(
+  results = few_examples.evaluate(
     plan,
     data.train_labels_N,
     rows_R,

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.evaluators import fewshot_curves as report
-from vit_jax.evaluators.fewshot import Result
+from vit_jax.evaluators.few_examples import Result
 
 # Not in order: 1 and 10 shots with three seeds, 5 with one.
 CURVE = report.Curve(

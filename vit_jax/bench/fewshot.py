@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.bench import pictures as report
 from vit_jax.bench.output import Output
-from vit_jax.evaluators import fewshot, ridge
+from vit_jax.evaluators import few_examples, ridge
 
 _ROUNDS = 5
 
@@ -40,7 +40,7 @@ def bench_fewshot(
     seeds: draws.
   """
   features_ND, labels_N = _features(classes, width, max(shots))
-  plan = fewshot.plan(labels_N, classes, shots, seeds)
+  plan = few_examples.plan(labels_N, classes, shots, seeds)
   contenders = {
     'ours': functools.partial(_ours, plan, features_ND, labels_N, classes),
     'numpy.linalg.solve': functools.partial(
@@ -111,22 +111,24 @@ def _features(
 
 
 def _ours(
-  plan: fewshot.Plan,
+  plan: few_examples.Plan,
   features_ND: np.ndarray,
   labels_N: np.ndarray,
   classes: int,
 ) -> float:
   def fit(shots: int, seed: int) -> None:
     indices_K = plan[shots, seed]
-    fewshot.FITS['choose'](features_ND[indices_K], labels_N[indices_K], classes)
+    few_examples.FITS['choose'](
+      features_ND[indices_K], labels_N[indices_K], classes
+    )
 
   start_s = time.perf_counter()
-  fewshot.in_threads(fit, plan)
+  few_examples.in_threads(fit, plan)
   return time.perf_counter() - start_s
 
 
 def _solves(
-  plan: fewshot.Plan,
+  plan: few_examples.Plan,
   features_ND: np.ndarray,
   labels_N: np.ndarray,
   classes: int,

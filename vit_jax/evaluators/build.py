@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.evaluators.evaluator import Evaluator, Parts
-from vit_jax.evaluators.fewshot import FewShotEvaluator
+from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.evaluators.objectnet import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator

@@ -21,7 +21,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.evaluators.fewshot import Result
+from vit_jax.evaluators.few_examples import Result
 from vit_jax.sweeps.grid import _COLORS, _MARKERS
 from vit_jax.training import metric_log
 

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from vit_jax.data import sources
-from vit_jax.evaluators import fewshot, ridge
+from vit_jax.evaluators import few_examples, ridge
 
 CLASSES = 5
 
@@ -33,9 +33,9 @@ def examples(n=80, width=12, seed=0, spread=0.8):
 def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **kwargs):
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
-  draws = fewshot.plan(labels, CLASSES, shots, seeds)
+  draws = few_examples.plan(labels, CLASSES, shots, seeds)
   rows = np.arange(len(x))
-  return fewshot.evaluate(
+  return few_examples.evaluate(
     **{
       'plan': draws,
       'labels_N': labels,
@@ -52,7 +52,7 @@ def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **kwargs):
 
 def test_draws_stay_the_same_for_ever():
   labels = np.repeat(np.arange(3), 10)[::-1]
-  draws = fewshot.plan(labels, 3, (1, 4), 2)
+  draws = few_examples.plan(labels, 3, (1, 4), 2)
   assert list(draws) == [(1, 0), (4, 0), (1, 1), (4, 1)]
   # Written down when this was made: published results depend on them.
   assert {key: rows.tolist() for key, rows in draws.items()} == DRAWS
@@ -60,7 +60,7 @@ def test_draws_stay_the_same_for_ever():
 
 def test_draws_hold_shots_of_each_class_once():
   _, labels = examples()
-  draws = fewshot.plan(labels, CLASSES, (1, 3, 16), 3)
+  draws = few_examples.plan(labels, CLASSES, (1, 3, 16), 3)
   for (shots, _), rows in draws.items():
     np.testing.assert_array_equal(
       labels[rows], np.repeat(np.arange(CLASSES), shots)
@@ -71,17 +71,17 @@ def test_draws_hold_shots_of_each_class_once():
 
 def test_draws_of_a_seed_contain_one_another():
   _, labels = examples()
-  draws = fewshot.plan(labels, CLASSES, (1, 3, 7), 2)
+  draws = few_examples.plan(labels, CLASSES, (1, 3, 7), 2)
   for seed in range(2):
     assert set(draws[1, seed]) < set(draws[3, seed]) < set(draws[7, seed])
-  alone = fewshot.plan(labels, CLASSES, (3,), 1)
+  alone = few_examples.plan(labels, CLASSES, (3,), 1)
   np.testing.assert_array_equal(alone[3, 0], draws[3, 0])
 
 
 def test_rows_needed_are_all_shots_once():
   _, labels = examples()
-  draws = fewshot.plan(labels, CLASSES, (1, 3), 2)
-  needed = fewshot.rows_needed(draws)
+  draws = few_examples.plan(labels, CLASSES, (1, 3), 2)
+  needed = few_examples.rows_needed(draws)
   assert needed.tolist() == sorted({i for rows in draws.values() for i in rows})
   assert 3 * CLASSES < len(needed) <= 6 * CLASSES
 
@@ -100,7 +100,7 @@ def test_rows_needed_are_all_shots_once():
 )
 def test_plan_refuses(shots, seeds, labels, message):
   with pytest.raises(ValueError, match=message):
-    fewshot.plan(np.array(labels), 2, shots, seeds, ('cat', 'dog'))
+    few_examples.plan(np.array(labels), 2, shots, seeds, ('cat', 'dog'))
 
 
 @pytest.mark.parametrize('width', [12, 40])
@@ -109,7 +109,7 @@ def test_fixed_is_the_protocol_of_big_vision(width):
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
   shots = (1, 5, 16)
-  draws = fewshot.plan(labels, CLASSES, shots, 2)
+  draws = few_examples.plan(labels, CLASSES, shots, 2)
   results = evaluate(shots, 2, 'fixed', width=width)
   for result, ((k, seed), rows) in zip(results, draws.items(), strict=True):
     assert (result.shots, result.seed, result.l2) == (k, seed, 1024)
@@ -124,7 +124,7 @@ def test_fixed_is_the_protocol_of_big_vision(width):
     w = np.linalg.solve(gram, train.T @ y)
     expected = np.mean((tested @ w).argmax(axis=1) == test_labels)
     assert result.accuracy == expected
-    _, centre, kernel, bias = fewshot.FITS['fixed'](
+    _, centre, kernel, bias = few_examples.FITS['fixed'](
       x[rows], labels[rows], CLASSES
     )
     np.testing.assert_allclose(
@@ -136,7 +136,7 @@ def test_fixed_whitens_with_a_small_number_added():
   """Which decides where features hardly vary."""
   x = np.random.default_rng(0).standard_normal((20, 3)) * [1, 1e-5, 1e-7]
   labels = np.arange(20) % 2
-  _, mean, w, _ = fewshot.FITS['fixed'](x, labels, 2)
+  _, mean, w, _ = few_examples.FITS['fixed'](x, labels, 2)
   z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-5)
   z = np.hstack([z, np.full((20, 1), 100.0)])
   y = np.where(labels[:, None] == [0, 1], 1.0, -1.0)
@@ -151,7 +151,7 @@ def test_fixed_whitens_with_a_small_number_added():
 def test_chosen_is_standardise_leave_one_out_and_ridge(width):
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
-  draws = fewshot.plan(labels, CLASSES, (5, 16), 2)
+  draws = few_examples.plan(labels, CLASSES, (5, 16), 2)
   results = evaluate((5, 16), 2, width=width)
   for result, rows in zip(results, draws.values(), strict=True):
     scaler = StandardScaler().fit(x[rows].astype(np.float64))
@@ -171,7 +171,7 @@ def test_chosen_is_standardise_leave_one_out_and_ridge(width):
     model = Ridge(alpha=result.l2).fit(z, y)
     predictions = model.predict(scaler.transform(test)).argmax(axis=1)
     assert result.accuracy == np.mean(predictions == test_labels)
-  assert {r.l2 for r in results} != {fewshot.FIXED_L2}
+  assert {r.l2 for r in results} != {few_examples.FIXED_L2}
 
 
 def test_one_shot_a_class_has_the_fixed_penalty():
@@ -179,7 +179,7 @@ def test_one_shot_a_class_has_the_fixed_penalty():
   assert result.l2 == 1024
   x, labels = examples()
   test, test_labels = examples(seed=1)
-  rows = fewshot.plan(labels, CLASSES, (1,), 1)[1, 0]
+  rows = few_examples.plan(labels, CLASSES, (1,), 1)[1, 0]
   scaler = StandardScaler().fit(x[rows].astype(np.float64))
   model = Ridge(alpha=1024).fit(
     scaler.transform(x[rows]), ridge.one_vs_rest(labels[rows], CLASSES)
@@ -224,7 +224,7 @@ def test_the_test_set_has_no_say_in_the_penalty():
 @pytest.mark.parametrize('l2', ['choose', 'fixed'])
 def test_only_the_features_of_shots_are_needed(l2):
   x, labels = examples()
-  rows = fewshot.rows_needed(fewshot.plan(labels, CLASSES, (1, 5), 2))
+  rows = few_examples.rows_needed(few_examples.plan(labels, CLASSES, (1, 5), 2))
   assert len(rows) < len(x)
   some = evaluate(l2=l2, rows_R=rows, features_RD=x[rows])
   assert some == evaluate(l2=l2)
@@ -312,7 +312,7 @@ def test_evaluator_gives_the_mean_over_draws():
     def __getitem__(self, features):
       return features
 
-  evaluator = fewshot.FewShotEvaluator(
+  evaluator = few_examples.FewShotEvaluator(
     'few', extract, train_source, test_source, shots=(5, 1), seeds=3
   )
   results = evaluate((5, 1), 3)
@@ -327,8 +327,8 @@ def test_evaluator_gives_the_mean_over_draws():
   assert list(metrics) == ['few/5shot_accuracy', 'few/1shot_accuracy']
   assert metrics == pytest.approx(expected, abs=1e-12)
   assert seen['test'] == list(range(80))
-  draws = fewshot.plan(labels, CLASSES, (5, 1), 3)
-  assert seen['train'] == fewshot.rows_needed(draws).tolist()
+  draws = few_examples.plan(labels, CLASSES, (5, 1), 3)
+  assert seen['train'] == few_examples.rows_needed(draws).tolist()
 
 
 def test_evaluator_passes_the_protocol_on():
@@ -339,7 +339,7 @@ def test_evaluator_passes_the_protocol_on():
     return x[[source[i]['image'] for i in range(len(source))]]
 
   values = [
-    fewshot.FewShotEvaluator(
+    few_examples.FewShotEvaluator(
       'f', extract, train, test, shots=(5,), seeds=2, l2=l2
     ).run({})['f/5shot_accuracy']
     for l2 in ('choose', 'fixed')
@@ -374,7 +374,7 @@ def test_evaluator_refuses_before_anything_runs(change, message):
     'test': Source(examples(seed=1)[1], NAMES),
   }
   with pytest.raises(ValueError, match=message):
-    fewshot.FewShotEvaluator('few', None, **sizes | change)
+    few_examples.FewShotEvaluator('few', None, **sizes | change)
 
 
 def test_digits_by_their_pixels():
@@ -385,7 +385,7 @@ def test_digits_by_their_pixels():
     images = [source[i]['image'][:, :, 0] for i in range(len(source))]
     return np.reshape(images, (len(images), -1)).astype(np.float32)
 
-  evaluator = fewshot.FewShotEvaluator('digits', extract, train, test)
+  evaluator = few_examples.FewShotEvaluator('digits', extract, train, test)
   accuracies = list(evaluator.run({}).values())
   assert accuracies == sorted(accuracies)
   assert 0.4 < accuracies[0] < 0.7
