@@ -291,9 +291,9 @@ def _input(args: argparse.Namespace) -> None:
 
 
 def _fewshot(args: argparse.Namespace) -> None:
-  from vit_jax.bench import fewshot, output
+  from vit_jax.bench import output, solving
 
-  fewshot.bench_fewshot(output.Output(args.csv, args.plot))
+  solving.bench_fewshot(output.Output(args.csv, args.plot))
 
 
 if __name__ == '__main__':

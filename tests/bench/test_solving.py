@@ -2,13 +2,13 @@
 
 import re
 
-from vit_jax.bench import fewshot, output
+from vit_jax.bench import output, solving
 
 
 def test_seconds_and_their_ratio(monkeypatch, capsys, tmp_path):
-  monkeypatch.setattr(fewshot, '_ROUNDS', 2)
+  monkeypatch.setattr(solving, '_ROUNDS', 2)
   files = output.Output(str(tmp_path / 'a.csv'), str(tmp_path / 'a.png'))
-  fewshot.bench_fewshot(files, classes=4, width=16, shots=(1, 5), seeds=2)
+  solving.bench_fewshot(files, classes=4, width=16, shots=(1, 5), seeds=2)
   out = capsys.readouterr().out
   assert '4 classes, 16 features, shots 1, 5, 2 seeds, 31 penalties' in out
   for name in ('ours', 'numpy.linalg.solve'):
