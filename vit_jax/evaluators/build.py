@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
-from vit_jax.evaluators.objectnet import ObjectNetEvaluator
+from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator
 from vit_jax.evaluators.real import RealEvaluator
 from vit_jax.experiment import objective_type

@@ -7,7 +7,7 @@ from PIL import Image
 
 from vit_jax.data import objectnet, sources, transforms
 from vit_jax.evaluators import features
-from vit_jax.evaluators.objectnet import ObjectNetEvaluator
+from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.models import variants
 from vit_jax.training import sharding
 
