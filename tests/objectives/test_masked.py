@@ -11,7 +11,7 @@ from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.masked import KEPT, MASKED, OTHER, SAME, TARGETS
+from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
 from vit_jax.objectives import masked
 from vit_jax.objectives.masked import MaskedPatches
 

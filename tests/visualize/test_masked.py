@@ -8,7 +8,7 @@ from PIL import Image
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.masked import KEPT, MASKED, TARGETS
+from vit_jax.models.masked_vit import KEPT, MASKED, TARGETS
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import masked

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
 from vit_jax.models.layers import GELUS
-from vit_jax.models.masked import MaskedViT
+from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT

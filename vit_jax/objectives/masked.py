@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.masked import (
+from vit_jax.models.masked_vit import (
   KEPT,
   MASKED,
   OTHER,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.images import Images
-from vit_jax.models.masked import KEPT, MASKED, OTHER, SMALL, MaskedViT
+from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import draw
 from vit_jax.visualize.images import SMALLEST

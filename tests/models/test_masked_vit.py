@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import variants
-from vit_jax.models.masked import KEPT, MASKED, OTHER, SAME, TARGETS
+from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
 
 SIZE = (16, 24)
 FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'heads': 2}
