@@ -30,7 +30,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import sources
 from vit_jax.training import metric_log
-from vit_jax.visualize import images, masked, masking, page, sections
+from vit_jax.visualize import images, masking, page, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -131,7 +131,7 @@ def _section(
     classes = [subject.class_index(text) for text in args.classes]
     return sections.rollout(subject, args.fusion, args.discard, classes)
   if args.what == 'masked':
-    return masked.section(subject, args.rate, args.seed)
+    return predictions.section(subject, args.rate, args.seed)
   if args.what == 'attention':
     return sections.attention(subject, args.query)
   others = [
@@ -235,8 +235,9 @@ def _parser() -> argparse.ArgumentParser:
       kind.add_argument(
         '--rate',
         type=_share,
-        default=masked.RATE,
-        help=f'share of the patches that are hidden (default: {masked.RATE})',
+        default=predictions.RATE,
+        help='share of the patches that are hidden '
+        f'(default: {predictions.RATE})',
       )
       kind.add_argument(
         '--seed', type=int, default=0, help='which ones (default: 0)'

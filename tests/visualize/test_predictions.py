@@ -11,7 +11,7 @@ from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, TARGETS
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import __main__ as command
-from vit_jax.visualize import masked
+from vit_jax.visualize import predictions
 
 SIZE = (16, 24)
 P = 8
@@ -82,7 +82,9 @@ def test_what_is_right_looks_like_the_image(target, opened):
   image = image.astype(np.uint8)
   images = Images(SIZE)
   right = objective.target(model, image[None], images.normalize(image[None]))
-  patches = masked.colours_of(model, images, np.asarray(right[0]), (P, P, 3))
+  patches = predictions.colours_of(
+    model, images, np.asarray(right[0]), (P, P, 3)
+  )
   want = image.reshape(2, P, 3, P, 3).swapaxes(1, 2).reshape(6, P, P, 3)
   if target == 'mean_colour':
     means = want.mean((1, 2), keepdims=True).astype(np.float64)
