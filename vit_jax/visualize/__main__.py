@@ -30,7 +30,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import sources
 from vit_jax.training import metric_log
-from vit_jax.visualize import images, masking, page, predictions, sections
+from vit_jax.visualize import masking, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -106,7 +106,7 @@ def _subject(
   args: argparse.Namespace, checkpoint: opening.Checkpoint, label: str
 ) -> Subject:
   paths = predict.find_files(args.images)
-  return Subject(checkpoint, images.load(paths, checkpoint), label)
+  return Subject(checkpoint, photos.load(paths, checkpoint), label)
 
 
 def _section(

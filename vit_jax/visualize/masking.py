@@ -21,7 +21,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import augment
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
-from vit_jax.visualize.images import Photograph, transform_of
+from vit_jax.visualize.photos import Photograph, transform_of
 from vit_jax.visualize.rollout import rollout
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject

@@ -11,7 +11,7 @@ from vit_jax.data.images import Images
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import draw
-from vit_jax.visualize.images import SMALLEST
+from vit_jax.visualize.photos import SMALLEST
 from vit_jax.visualize.sections import Figure, Section
 from vit_jax.visualize.subject import Subject
 

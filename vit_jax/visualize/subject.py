@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models.variants import nearest
-from vit_jax.visualize import images
-from vit_jax.visualize.images import Photograph
+from vit_jax.visualize import photos
 from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.photos import Photograph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Subject:
       delay=2,
       disable=None,  # without a terminal
     ) as shown:
-      for layers, batch in images.at_work(
+      for layers, batch in photos.at_work(
         self.checkpoint, self.params, self.photographs
       ):
         yield layers, batch

@@ -6,7 +6,7 @@ from PIL import Image
 
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import table
-from vit_jax.visualize import images
+from vit_jax.visualize import photos
 
 
 def checkpoint(resize_small):
@@ -33,7 +33,7 @@ def ramp(height, width):
 def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
   path = str(tmp_path / 'ramp.png')
   Image.fromarray(ramp(*shape)).save(path)
-  (photograph,) = images.load([path], checkpoint(resize_small))
+  (photograph,) = photos.load([path], checkpoint(resize_small))
   shown = photograph.shown()
   assert 256 <= max(shown.shape) <= 1024
   if not resize_small:
@@ -54,7 +54,7 @@ def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
 def test_a_crop_is_shown_in_the_detail_of_the_file(tmp_path):
   path = str(tmp_path / 'ramp.png')
   Image.fromarray(ramp(900, 450)).save(path)
-  (photograph,) = images.load([path], checkpoint(20))
+  (photograph,) = photos.load([path], checkpoint(20))
   # 16 of 20 pixels of the shorter side.
   assert photograph.shown().shape == (360, 360, 3)
 
@@ -62,7 +62,7 @@ def test_a_crop_is_shown_in_the_detail_of_the_file(tmp_path):
 def test_large_photographs_are_shown_smaller(tmp_path):
   path = str(tmp_path / 'large.png')
   Image.fromarray(ramp(2000, 1000)).save(path)
-  (photograph,) = images.load([path], checkpoint(0))
+  (photograph,) = photos.load([path], checkpoint(0))
   assert photograph.shown().shape == (1024, 512, 3)
 
 
@@ -72,5 +72,5 @@ def test_names_are_their_own(tmp_path):
   for path in paths:
     path.parent.mkdir(exist_ok=True)
     Image.fromarray(ramp(20, 20)).save(path)
-  found = images.load([str(path) for path in paths], checkpoint(0))
+  found = photos.load([str(path) for path in paths], checkpoint(0))
   assert len({photograph.name for photograph in found}) == 4
