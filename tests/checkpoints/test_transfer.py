@@ -13,7 +13,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import variants, vit
 from vit_jax.visualize import rollout, similarity
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 
 GOLDEN = ROOT / 'tests/golden'
 

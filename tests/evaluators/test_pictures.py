@@ -10,7 +10,7 @@ from vit_jax.evaluators import pictures
 from vit_jax.models import variants
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
 SIZE = (16, 16)

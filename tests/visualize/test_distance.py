@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.visualize.test_layers import tiny
+from tests.visualize.test_attention_maps import tiny
 from vit_jax.visualize import distance
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 
 GRIDS = [(4, 4), (2, 5), (1, 6)]
 

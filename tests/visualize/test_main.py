@@ -12,7 +12,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, photos, rollout, sections
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.subject import Subject
 
 SMALL = {

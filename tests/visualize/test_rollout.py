@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
-from tests.visualize.test_layers import KINDS, SIZE, tiny
+from tests.visualize.test_attention_maps import KINDS, SIZE, tiny
 from vit_jax.visualize import rollout
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 
 
 def loop(attention_XBNLL, grid):

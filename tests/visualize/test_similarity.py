@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.visualize.test_layers import SIZE, tiny
+from tests.visualize.test_attention_maps import SIZE, tiny
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize import similarity
 

@@ -15,7 +15,7 @@ from vit_jax.models.model import Model
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import augment, decode, transforms
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 
 # The longer side of pictures, in pixels: enough to see the patches of a small
 # image, and no more than fits a page.

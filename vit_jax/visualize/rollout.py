@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.visualize.layers import Attention, Layers, read
+from vit_jax.visualize.attention_maps import Attention, Layers, read
 
 Array = jax.Array
 

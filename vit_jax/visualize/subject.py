@@ -11,7 +11,7 @@ from tqdm import tqdm
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models.variants import nearest
 from vit_jax.visualize import photos
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
 

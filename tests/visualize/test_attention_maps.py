@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import attention, variants, vit
-from vit_jax.visualize.layers import Layers
+from vit_jax.visualize.attention_maps import Layers
 
 TINY = {
   'patch_size': 4,
