@@ -109,9 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=run)
     return command
 
-  train = add('train', _TRAIN, _train)
-  _grid_flags(train, 'ti16', '16', vs='flax, timm, timm-eager')
-  train.add_argument(
+  train_steps = add('train', _TRAIN, _train)
+  _grid_flags(train_steps, 'ti16', '16', vs='flax, timm, timm-eager')
+  train_steps.add_argument(
     '--devices',
     type=int,
     default=1,
@@ -229,9 +229,9 @@ def _train(args: argparse.Namespace) -> None:
   _share_memory(args.vs)
   if args.devices > 1:
     os.environ.setdefault('JAX_NUM_CPU_DEVICES', str(args.devices))
-  from vit_jax.bench import train
+  from vit_jax.bench import train_steps
 
-  _speed(train.TASK, args, args.devices)
+  _speed(train_steps.TASK, args, args.devices)
 
 
 def _inference(args: argparse.Namespace) -> None:

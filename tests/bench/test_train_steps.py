@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.bench import speed, step
-from vit_jax.bench import train as bench_train
+from vit_jax.bench import train_steps as bench_train
 from vit_jax.models import flops
 
 
