@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 from configs import finetune, vit
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
+from vit_jax.data import images
 from vit_jax.models import variants
-from vit_jax.training import optim
+from vit_jax.training import durations
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))
 
@@ -32,7 +33,7 @@ def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
   assert config_lib.flatten(config).keys() == config_lib.flatten(known).keys()
   variants.build(
     num_classes=10,
-    image_size=config_lib.image_size(config.data.image_size),
+    image_size=images.size_of(config.data.image_size),
     **config.model,
   )
   json.loads(config.to_json())  # travels with checkpoints
@@ -127,7 +128,7 @@ def test_sgd_is_that_of_bit():
   assert (o.decay, o.warmup) == ('staircase', '5000 steps')
   # BiT-L: 40 epochs, divided by ten after 10, 23, 30 and 37 of them.
   steps = [
-    optim.steps_of(m, batch_size=1, examples=1, total_steps=4000)
+    durations.steps_of(m, batch_size=1, examples=1, total_steps=4000)
     for m in o.milestones
   ]
   assert steps == [1000, 2300, 3000, 3700]
@@ -315,7 +316,7 @@ def test_values_of_another_type_are_refused(key, text):
   [('224', (224, 224)), ('384x512', (384, 512)), ('1x1', (1, 1))],
 )
 def test_image_sizes(text, size):
-  assert config_lib.image_size(text) == size
+  assert images.size_of(text) == size
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_image_sizes(text, size):
 )
 def test_what_is_no_image_size_says_how_to_write_one(text):
   with pytest.raises(ValueError) as e:
-    config_lib.image_size(text)
+    images.size_of(text)
   assert f'data.image_size is {text!r}' in str(e.value)
   assert '224' in str(e.value) and '384x512' in str(e.value)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import main
+from vit_jax import flags, main
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment, sources, transforms
 
@@ -99,7 +99,7 @@ def test_bad_flags_end_in_one_message(command, tmp_path, args, messages):
 
 
 def assert_refused(status, err, messages, lines=1):
-  assert status == main.EXIT_BAD_INPUT == 2
+  assert status == flags.EXIT_BAD_INPUT == 2
   assert err.startswith('error: ')
   assert err.count('\n') == lines
   assert 'Traceback' not in err
@@ -132,6 +132,12 @@ def assert_refused(status, err, messages, lines=1):
 def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
   status, _, err = command(f'--config={config}', f'--workdir={tmp_path}/run')
   assert_refused(status, err, messages)
+
+
+def test_a_report_that_there_is_not(command, tmp_path):
+  sweep = ['--sweep=seed=0,1', '--config.report=grids']
+  status, _, err = command(*SMALL, f'--workdir={tmp_path}/run', *sweep)
+  assert_refused(status, err, ["report is 'grids'. Did you mean grid"])
 
 
 @pytest.mark.parametrize('spelling', [['--config={}'], ['--config', '{}']])

@@ -289,21 +289,6 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     )
 
 
-def image_size(text: str) -> tuple[int, int]:
-  """Returns (height, width) of '224' or '384x512'.
-
-  Raises:
-    ValueError: if it is neither.
-  """
-  match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', str(text))
-  if not match:
-    raise ValueError(
-      f'data.image_size is {text!r}: write the side in pixels, as in 224, or '
-      'height x width, as in 384x512.'
-    )
-  return int(match[1]), int(match[2] or match[1])
-
-
 def split_commas(text: str) -> list[str]:
   """Splits at commas, except those of a tuple, and drops empty parts."""
   parts = re.split(r',(?![^(]*\))', text)

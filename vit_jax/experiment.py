@@ -5,7 +5,6 @@ from a config and the facts of its data, so that what one of them refuses,
 compiles or measures is what the others run.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,33 +14,16 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
+from vit_jax.data import images
 from vit_jax.models import variants
-from vit_jax.models.variants import nearest
-from vit_jax.objectives import OBJECTIVES
-from vit_jax.objectives.objective import (
-  Batch,
-  Facts,
-  Metrics,
-  Objective,
-  Params,
-)
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives import objective_type
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import optim, sharding
+from vit_jax.training.durations import durations_of
 
 # `params`, `opt_state` and `average`, which is empty without Polyak averaging.
 State = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Durations:
-  """The run's durations in steps."""
-
-  total: int
-  warmup: int
-  milestones: tuple[int, ...]
-  log_every: int
-  eval_every: int
-  checkpoint_every: int
 
 
 def facts_of(
@@ -53,20 +35,8 @@ def facts_of(
     ValueError: for an image size that is none.
   """
   return Facts(
-    tuple(class_names), examples, config_lib.image_size(config.data.image_size)
+    tuple(class_names), examples, images.size_of(config.data.image_size)
   )
-
-
-def objective_type(config: ConfigDict) -> type[Objective]:
-  """Returns the objective that a config names.
-
-  Raises:
-    ValueError: if there is none of that name.
-  """
-  name = config.objective.name
-  if name not in OBJECTIVES:
-    raise ValueError(f'objective.name is {name!r}. {nearest(name, OBJECTIVES)}')
-  return OBJECTIVES[name]
 
 
 def check_config(config: ConfigDict) -> None:
@@ -282,33 +252,6 @@ class Experiment:
       grads, metrics = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, self.mesh)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
-
-
-def durations_of(config: ConfigDict, examples: int) -> Durations:
-  """Returns the config's durations in steps.
-
-  Raises:
-    ValueError: for values that are no duration or do not fit together.
-  """
-  kwargs = {'batch_size': config.batch_size, 'examples': examples}
-  total = optim.steps_of(config.total, **kwargs)
-  if total < 1:
-    raise ValueError(f'total is {config.total!r}: less than one step.')
-
-  def every(duration: str) -> int:
-    return max(1, optim.steps_of(duration, **kwargs, total_steps=total))
-
-  return Durations(
-    total=total,
-    warmup=optim.steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
-    milestones=tuple(
-      optim.steps_of(duration, **kwargs, total_steps=total)
-      for duration in config.optimizer.milestones
-    ),
-    log_every=every(config.log_every),
-    eval_every=every(config.eval_every),
-    checkpoint_every=every(config.checkpoint_every),
-  )
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:

@@ -11,14 +11,13 @@ regression to all training examples besides.
 and for the next time: where the file is there already and holds what is asked
 for, the model is not run again.
 
-  python -m vit_jax.evaluators.fewshot_curves A/fewshot.csv B/fewshot.csv
+  python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
 
 draws several checkpoints into one picture.
 """
 
 import argparse
 import dataclasses
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +28,10 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
+from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import benchmarks, inputs, transforms
+from vit_jax.data import bad_images, benchmarks, images, transforms
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, few_examples, probe
 from vit_jax.evaluators import fewshot_curves as report
@@ -82,7 +81,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   is_kept = feature_file.is_there(args.features)
   checkpoint = original = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
-    size = config_lib.image_size(args.image_size)
+    size = images.size_of(args.image_size)
     checkpoint = transfer.resized(original, size)
   function = features.layer(checkpoint.model, args.layer)
   say(_describe(checkpoint))
@@ -177,7 +176,7 @@ def _open(args: argparse.Namespace, say: Say) -> _Data:
     }
   )
   train, test = (
-    labelled(inputs.open_source(config, split), f'{args.dataset} {split}')
+    labelled(bad_images.open_checked(config, split), f'{args.dataset} {split}')
     for split in (args.train_split, args.test_split)
   )
   if train.class_names != test.class_names:
@@ -273,7 +272,7 @@ def _probe(
   test_MD: np.ndarray,
   mesh: jax.sharding.Mesh,
   say: Say,
-) -> report.Probe:
+) -> report.ProbeResult:
   """Fits a linear probe to all training images, and says how that went."""
   started_s = time.monotonic()
   found = probe.fit_probe(
@@ -290,7 +289,7 @@ def _probe(
     f'{found.heldout_accuracy:.2%} on the tenth held out, then '
     f'{found.iterations} iterations on all{end}'
   )
-  return report.Probe(found.l2, found.accuracy)
+  return report.ProbeResult(found.l2, found.accuracy)
 
 
 def _write(
@@ -319,11 +318,7 @@ def _write(
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Returns the flags; exits with status 2 for those that make no sense."""
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.fewshot',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   add('checkpoint', help=WHAT_OPENS)
   add(
@@ -424,21 +419,14 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  args = parse(sys.argv[1:] if argv is None else argv)
-  # By force, because importing JAX's friends brings handlers of their own.
-  logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
-  try:
-    if args.distributed:
-      processes.join()
-    is_first = jax.process_index() == 0
-    measure(
-      args,
-      say=lambda line: print(line, flush=True) if is_first else None,
-    )
-  except (ValueError, OSError, ImportError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
-  return 0
+  return flags.command(_run, parse(sys.argv[1:] if argv is None else argv))
+
+
+def _run(args: argparse.Namespace) -> None:
+  if args.distributed:
+    processes.join()
+  is_first = jax.process_index() == 0
+  measure(args, say=lambda line: print(line, flush=True) if is_first else None)
 
 
 if __name__ == '__main__':

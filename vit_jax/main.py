@@ -37,32 +37,20 @@ process's last words tell. On GKE everything but 2 starts again, a limited
 number of times.
 """
 
-import logging
-import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
-from vit_jax import config as config_lib
-from vit_jax import train
-from vit_jax.models.variants import nearest
+from vit_jax import paper, train
+from vit_jax.flags import CONFIG, parse_flags, refuse, show_messages
 from vit_jax.sweeps import axes, running
 from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
-EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config',
-  None,
-  'File in configs/, with its arguments after a colon, as in '
-  'configs/vit.py:l16,imagenet2012.',
-)
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'Folder for checkpoints, metrics and curves; gs:// works.'
 )
@@ -101,68 +89,6 @@ _TIMEOUT_S = flags.DEFINE_float(
 )
 
 
-def parse_flags(
-  argv: list[str], required: Sequence[str] = ('config', 'workdir')
-) -> list[str]:
-  """Parses the command line; what is wrong with it becomes one message."""
-  try:
-    rest = flags.FLAGS(argv)
-    if len(rest) > 1:
-      raise flags.Error(f'Unexpected argument {rest[1]!r}.')
-    for name in required:
-      if not flags.FLAGS[name].value:
-        raise flags.Error(f'--{name} is missing; --help explains it.')
-    _CONFIG.value.lock()  # the first use, which reports a missing file
-    for field, value in config_flags.get_override_values(
-      flags.FLAGS['config']
-    ).items():
-      if isinstance(value, ConfigDict):
-        raise flags.Error(f'config.{field} is a group: set its fields.')
-    return rest
-  except SystemExit:
-    sys.exit(0)  # after --help, which absl takes for a failure
-  except (flags.Error, OSError) as e:
-    _refuse(_last_line(e))
-  except (AttributeError, LookupError, TypeError, ValueError):
-    # The ways in which config_flags says that there is no such field.
-    known = _fields_of_config(argv)
-    for arg in argv:
-      match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
-      if match and match[1] not in known:
-        _refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
-    raise
-
-
-def _fields_of_config(argv: list[str]) -> dict[str, Any]:
-  """Returns the fields of the config file named on a command line."""
-  named = [
-    match[1] or after
-    for arg, after in zip(argv, [*argv[1:], ''], strict=True)
-    if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
-  ]
-  return config_lib.flatten(flags.FLAGS['config'].parser.parse(named[-1]))
-
-
-def _last_line(error: Exception) -> str:
-  """Returns a message without the traceback config_flags puts before it."""
-  return str(error).splitlines()[-1].strip().removeprefix('ValueError: ')
-
-
-def _refuse(message: str) -> NoReturn:
-  print(f'error: {message}', file=sys.stderr)
-  sys.exit(EXIT_BAD_INPUT)
-
-
-def show_messages() -> None:
-  """Shows what this package has to say, and only warnings of libraries."""
-  if not flags.FLAGS['verbosity'].present:
-    absl_logging.set_verbosity(absl_logging.WARNING)
-  ours = logging.getLogger('vit_jax')
-  ours.setLevel(logging.INFO)
-  ours.addHandler(logging.StreamHandler())
-  ours.propagate = False
-
-
 def main(argv: list[str]) -> None:
   """Runs the command and turns what can go wrong into a message and a code."""
   del argv  # parse_flags leaves nothing
@@ -174,20 +100,22 @@ def main(argv: list[str]) -> None:
   try:
     processes.join()
   except ValueError as e:
-    _refuse(str(e))
+    refuse(str(e))
   with processes.failing_together():
     _run()
 
 
 def _run() -> None:
-  config = _CONFIG.value
+  config = CONFIG.value
   try:
     axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     axes.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      running.run(config, _WORKDIR.value, _START_OVER.value)
+      running.run(
+        config, _WORKDIR.value, _START_OVER.value, paper.report_type(config)
+      )
     elif config.eval_only:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')
@@ -195,7 +123,7 @@ def _run() -> None:
       train.train(config, _WORKDIR.value, _START_OVER.value)
   except (ValueError, OSError) as e:
     absl_logging.debug('%s', e, exc_info=True)
-    _refuse(str(e))
+    refuse(str(e))
   except run.Diverged as e:
     print(f'error: {e}', file=sys.stderr)
     sys.exit(EXIT_DIVERGED)

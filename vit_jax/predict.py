@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import augment, decode, folder, transforms
@@ -123,11 +124,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 def main() -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.predict',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('predict', __doc__)
   parser.add_argument('checkpoint', help=recognise.WHAT_OPENS)
   parser.add_argument(
     'images', nargs='+', help='image files, and folders searched for images'
@@ -144,14 +141,14 @@ def main() -> int:
   args = parser.parse_args()
   if args.topk < 1:
     parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
-  try:
-    paths = find_files(args.images)
-    checkpoint = opening.open_checkpoint(args.checkpoint)
-    if not checkpoint.model.num_classes:
-      raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
-  except (ValueError, FileNotFoundError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
+  return flags.command(_run, args)
+
+
+def _run(args: argparse.Namespace) -> int:
+  paths = find_files(args.images)
+  checkpoint = opening.open_checkpoint(args.checkpoint)
+  if not checkpoint.model.num_classes:
+    raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
   rows, unreadable = [], 0
   results = predict(checkpoint, paths, args.topk)
   # Silent where there is no terminal, or no time for anyone to wonder.

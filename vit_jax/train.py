@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.saving import Checkpoints, checksums
-from vit_jax.data import inputs, loader, sources
+from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import (
@@ -22,12 +22,12 @@ from vit_jax.experiment import (
   check_batch_size,
   check_config,
   facts_of,
-  objective_type,
 )
 from vit_jax.models import flops, variants
+from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
-from vit_jax.objectives.objective import Params
-from vit_jax.training import sharding, workdir_lock
+from vit_jax.objectives import objective_type
+from vit_jax.training import metric_log, sharding, workdir_lock
 from vit_jax.training.run import Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   # Before the data, which may take long to open and check.
   check_config(config)
   build.best_of(config)
-  source = inputs.open_source(config.data, config.data.split)
+  source = bad_images.open_checked(config.data, config.data.split)
   class_names = sources.class_names(source)
   experiment = Experiment(config, facts_of(config, class_names, len(source)))
   fixed = experiment.place(experiment.objective.fixed())
@@ -110,11 +110,14 @@ def _train(
     print(_story(experiment, forward_flops))
   run = Run(
     workdir=workdir,
-    experiment=experiment,
+    mesh=experiment.mesh,
+    durations=durations,
     checkpoints=checkpoints,
-    evaluators=evaluators,
+    evaluators=[evaluator.run for evaluator in evaluators],
+    shown=build.shown(config),
     meta=meta,
     start_step=start_step,
+    batch_size=config.batch_size,
     forward_flops=forward_flops,
   )
   with (
@@ -161,7 +164,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     The evaluators' metrics.
   """
   checkpoint = opening.open_checkpoint(config.init or workdir)
-  source = inputs.open_source(config.data, config.data.split)
+  source = bad_images.open_checked(config.data, config.data.split)
   class_names = sources.class_names(source)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
@@ -182,7 +185,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   ):
     results |= evaluator.run(params)
   # Pictures belong to the TensorBoard of a training.
-  return build.metrics_and_pictures(results)[0]
+  return metric_log.metrics_and_pictures(results)[0]
 
 
 def _check_same_model(

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import train
 from vit_jax.bench import loop
-from vit_jax.bench.loop import Gap, Watch
+from vit_jax.bench.loop import Gap, LoopWatch
 from vit_jax.checkpoints import saving
 from vit_jax.experiment import Experiment
 from vit_jax.training import run
@@ -20,7 +20,7 @@ CONFIG = (
 
 
 def test_gaps_and_shares_by_hand():
-  watch = Watch(
+  watch = LoopWatch(
     handed=[0.0, 0.5, 4.5, 6.5, 20.0],
     # The second runs until 4: half a second late for the third, which the
     # fourth follows at once. After the fourth 2 s of evaluation, which began

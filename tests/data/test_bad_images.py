@@ -40,7 +40,8 @@ def _names(paths):
 
 
 def _open(folder, on_bad_image=None):
-  return sources.open_source(str(folder), 'train', on_bad_image=on_bad_image)
+  source = sources.open_source(str(folder), 'train')
+  return bad_images.checked(source, on_bad_image) if on_bad_image else source
 
 
 def test_exactly_the_unreadable_ones_are_found(folder, unreadable):
@@ -170,8 +171,8 @@ def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):
 
 
 def test_digits_need_no_check(decoded):
-  source = sources.open_source('digits', 'train', on_bad_image='error')
-  assert len(source) == 1437 and not decoded
+  source = sources.open_source('digits', 'train')
+  assert len(bad_images.checked(source, 'error')) == 1437 and not decoded
 
 
 def test_refusals(small):

@@ -12,7 +12,6 @@ from vit_jax.data import sources
 
 
 def _open(path, split='train', **kwargs):
-  kwargs.setdefault('on_bad_image', None)
   return sources.open_source(str(path), split, **kwargs)
 
 

@@ -78,9 +78,7 @@ def data_dir(tmp_path, encode):
 
 
 def _open(name, split, data_dir=None):
-  return sources.open_source(
-    name, split, data_dir=data_dir and str(data_dir), on_bad_image=None
-  )
+  return sources.open_source(name, split, data_dir=data_dir and str(data_dir))
 
 
 def test_records(data_dir):

@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_data_source, array_record_module
 from tensorflow_datasets.core import example_serializer
 
-from vit_jax.data import benchmarks, decode, sources, vtab
+from vit_jax.data import bad_images, benchmarks, decode, sources, vtab
 
 _RETINOPATHY = 'diabetic_retinopathy_detection/btgraham-300'
 # Examples of the splits of TFDS, from the tests of
@@ -200,9 +200,7 @@ def full_size(tmp_path, encode_once, monkeypatch):
 
 
 def _open(task, split, data_dir):
-  return sources.open_source(
-    f'vtab/{task}', split, data_dir=data_dir, on_bad_image=None
-  )
+  return sources.open_source(f'vtab/{task}', split, data_dir=data_dir)
 
 
 def _row(record):
@@ -373,9 +371,10 @@ def test_dsprites_from_its_files(tmp_path, encode_once):
 def test_images_are_checked(tmp_path):
   _write(tmp_path, 'dsprites', {'train': [None] * 10}, lambda _: b'no image')
   with pytest.raises(ValueError, match='1 of 1 images are unreadable') as error:
-    sources.open_source(
+    source = sources.open_source(
       'vtab/dsprites_location', 'test', data_dir=str(tmp_path)
     )
+    bad_images.checked(source, 'error')
   assert 'vtab/dsprites_location/test/0: not an image' in str(error.value)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from vit_jax.evaluators import __main__
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.evaluators.few_examples import Result
 
@@ -23,7 +24,7 @@ CURVE = report.Curve(
     Result(5, 0, 2.0, 0.6),
     Result(1, 1, 1024.0, 0.3),
   ],
-  report.Probe(0.125, 0.9875),
+  report.ProbeResult(0.125, 0.9875),
 )
 
 CSV = """\
@@ -54,7 +55,7 @@ def test_csv_is_read_as_it_was_written(tmp_path, probe):
   curve = report.Curve(
     'x',
     [Result(k, s, rng.random(), rng.random()) for k in (1, 7) for s in (0, 1)],
-    report.Probe(rng.random(), rng.random()) if probe else None,
+    report.ProbeResult(rng.random(), rng.random()) if probe else None,
   )
   (tmp_path / 'fewshot.csv').write_text(report.csv_text(curve))
   assert report.read_csv(str(tmp_path / 'fewshot.csv'), 'x') == curve
@@ -176,7 +177,7 @@ def write(folder, text=CSV):
 def test_command_compares_checkpoints_by_their_folders(tmp_path, capsys):
   files = [write(tmp_path / name) for name in ('l16', 'b16')]
   output = tmp_path / 'new' / 'both.png'
-  assert report.main([*files, f'--output={output}']) == 0
+  assert __main__.main([*files, f'--output={output}']) == 0
   assert matplotlib.image.imread(output).std() > 0
   out, err = capsys.readouterr()
   assert err == ''
@@ -209,7 +210,7 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(monkeypatch):
 )
 def test_another_file_is_refused(tmp_path, capsys, text, message):
   path = write(tmp_path / 'a', text)
-  assert report.main([path, f'--output={tmp_path}/x.png']) == 2
+  assert __main__.main([path, f'--output={tmp_path}/x.png']) == 2
   out, err = capsys.readouterr()
   assert out == ''
   assert err.startswith(f'error: {path} is no fewshot.csv with the columns sh')
@@ -221,12 +222,12 @@ def test_another_file_is_refused(tmp_path, capsys, text, message):
 def test_bytes_that_are_no_text_are_refused(tmp_path, capsys):
   path = write(tmp_path / 'a')
   (tmp_path / 'a' / 'fewshot.csv').write_bytes(b'\x89PNG\xff\xfe')
-  assert report.main([path]) == 2
+  assert __main__.main([path]) == 2
   assert 'is no fewshot.csv' in capsys.readouterr().err
 
 
 def test_a_missing_file_is_refused(tmp_path, capsys):
-  assert report.main([f'{tmp_path}/none.csv']) == 2
+  assert __main__.main([f'{tmp_path}/none.csv']) == 2
   assert capsys.readouterr().err == (
     f'error: No file {tmp_path}/none.csv: give a fewshot.csv.\n'
   )

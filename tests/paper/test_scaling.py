@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from vit_jax.models import variants
 from vit_jax.paper import published, scaling
-from vit_jax.paper.scaling import Point, Report
-from vit_jax.sweeps import grid
-from vit_jax.sweeps.grid import Run
+from vit_jax.paper.scaling import Point, ScalingReport
+from vit_jax.sweeps.grid import GridRun
+from vit_jax.training import plots
 
 METRIC = 'fewshot/10shot_accuracy'
 LABELS = {'b16': 'ViT-B/16', 'r50x1': 'R50x1', 'r50+b16': 'R50+ViT-B/16'}
@@ -34,13 +34,15 @@ def result(variant, value, gflops, metric=METRIC):
 def report(folder, cells, metric=METRIC):
   """`cells`: results of the seeds by model."""
   runs = [
-    Run({'Model': model, 'seed': f'seed={i}'}, folder / f'{model}_{i}', found)
+    GridRun(
+      {'Model': model, 'seed': f'seed={i}'}, folder / f'{model}_{i}', found
+    )
     for model, results in cells.items()
     for i, found in enumerate(results)
   ]
   n = max(map(len, cells.values()))
   axes = {'Model': list(cells), 'seed': [f'seed={i}' for i in range(n)]}
-  return Report(axes=axes, averaged=['seed'], metric=metric, runs=runs)
+  return ScalingReport(axes=axes, averaged=['seed'], metric=metric, runs=runs)
 
 
 @pytest.fixture
@@ -109,21 +111,23 @@ def test_table_has_what_each_model_is_and_takes(mixed):
 
 def test_a_further_axis_makes_further_models(tmp_path):
   runs = [
-    Run({'Model': 'a', 'lr': f'lr={i}'}, tmp_path / f'{i}', result('b16', i, 1))
+    GridRun(
+      {'Model': 'a', 'lr': f'lr={i}'}, tmp_path / f'{i}', result('b16', i, 1)
+    )
     for i in (0, 1)
   ]
   axes = {'Model': ['a'], 'lr': ['lr=0', 'lr=1']}
-  made = Report(axes=axes, averaged=[], metric=METRIC, runs=runs)
+  made = ScalingReport(axes=axes, averaged=[], metric=METRIC, runs=runs)
   assert [point.name for point in made.points()] == ['a, lr=0', 'a, lr=1']
 
 
 def test_seeds_alone_are_one_model(tmp_path):
   runs = [
-    Run({'seed': f'seed={i}'}, tmp_path / f'{i}', result('b16', i, 1))
+    GridRun({'seed': f'seed={i}'}, tmp_path / f'{i}', result('b16', i, 1))
     for i in (0, 1)
   ]
   axes = {'seed': ['seed=0', 'seed=1']}
-  made = Report(axes=axes, averaged=['seed'], metric=METRIC, runs=runs)
+  made = ScalingReport(axes=axes, averaged=['seed'], metric=METRIC, runs=runs)
   assert [(p.name, p.mean) for p in made.points()] == [('all runs', 0.5)]
 
 
@@ -193,7 +197,7 @@ def test_every_family_has_a_style_of_its_own():
   styles = [tuple(scaling._style(name).values()) for name in scaling.FAMILIES]
   for values in zip(*styles, strict=True):
     assert len(set(values)) == len(scaling.FAMILIES)
-  assert {color for color, _ in styles} <= set(grid._COLORS)
+  assert {color for color, _ in styles} <= set(plots.COLORS)
 
 
 @pytest.mark.parametrize('points', [scaling.table_6(), 'close'])

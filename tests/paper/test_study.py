@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from configs import scaling
-from vit_jax import config as config_lib
+from vit_jax.data import images
 from vit_jax.models import flops, variants
 from vit_jax.paper import published
 from vit_jax.sweeps import axes
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
 def models(config, num_classes=10):
   """Returns the model of each label, built as training does."""
-  size = config_lib.image_size(config.data.image_size)
+  size = images.size_of(config.data.image_size)
   return {
     cell.labels['Model']: variants.build(
       num_classes=num_classes, image_size=size, **cell.config.model

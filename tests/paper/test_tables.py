@@ -9,8 +9,8 @@ import pytest
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.paper import bars, published
-from vit_jax.paper.tables import Report
-from vit_jax.sweeps.grid import Run
+from vit_jax.paper.tables import TransferReport
+from vit_jax.sweeps.grid import GridRun
 
 VTAB = SUITES['vtab']
 DIVERGED, PENDING = 'diverged', 'pending'
@@ -46,8 +46,8 @@ def report(folder, cells, metric='test/accuracy', **more):
       variant = model if model in variants.PUBLISHED else 's16'
       metrics = more.get(dataset, {})
       found = None if value == PENDING else result(value, variant, **metrics)
-      runs.append(Run(labels, folder / name, found))
-  return Report(
+      runs.append(GridRun(labels, folder / name, found))
+  return TransferReport(
     axes={name: list(labels) for name, labels in axes.items()},
     averaged=['seed'],
     metric=metric,
@@ -199,7 +199,7 @@ def test_a_hybrid_is_not_taken_for_the_vit_in_it(tmp_path):
 
 def test_columns_are_our_models_and_every_further_axis(tmp_path):
   runs = [
-    Run(
+    GridRun(
       {'Dataset': 'cifar10', 'Model': m, 'seed': 'seed=0', 'lr': f'lr={lr}'},
       tmp_path / f'{m}{lr}',
       result(90 + lr),
@@ -208,7 +208,9 @@ def test_columns_are_our_models_and_every_further_axis(tmp_path):
     for lr in (1, 2)
   ]
   axes = {n: sorted({r.labels[n] for r in runs}) for n in runs[0].labels}
-  made = Report(axes=axes, averaged=['seed'], metric='test/accuracy', runs=runs)
+  made = TransferReport(
+    axes=axes, averaged=['seed'], metric='test/accuracy', runs=runs
+  )
   row = table(made.markdown())['CIFAR-10']
   assert list(row.items())[1:5] == [
     ('x, lr=1 (ours)', '91.00'),
@@ -239,7 +241,7 @@ def test_a_finished_run_without_a_metric_is_none_of_the_pending(tmp_path):
     {('imagenet2012', 'b'): [80]},
     imagenet2012={'real/accuracy': 0.9},
   )
-  both = Report(
+  both = TransferReport(
     axes=made.axes | {'Model': ['a', 'b']},
     averaged=['seed'],
     metric='test/accuracy',
@@ -319,7 +321,7 @@ def test_a_sweep_without_data_sets_is_refused():
   with pytest.raises(
     ValueError, match="axis 'Dataset', .* has 'lr', 'seed': .*report=grid"
   ):
-    Report(axes={'lr': [], 'seed': []}, averaged=[], metric='', runs=[])
+    TransferReport(axes={'lr': [], 'seed': []}, averaged=[], metric='', runs=[])
 
 
 def titles(made):

@@ -113,7 +113,6 @@ def test_the_command_replaces_the_candidates_of_all_groups():
     (['model.patch_size=4,3'], {}, 'flip=True / patch_size=3: .*tile'),
     ([RATES], {'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/'),
     ([RATES], {'evaluators.test.split': 'tets'}, "seed=0 / lr=0.1: .*'tets'"),
-    ([RATES], {'report': 'grids'}, "report is 'grids'. Did you mean grid"),
     ([RATES], {'init': './no.npz'}, 'init: no checkpoint at ./no.npz'),
     ([RATES], {'tune.train': 'train'}, 'flip=True: .* share 144 images'),
     ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images'),

@@ -6,7 +6,7 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax.sweeps.grid import Report, Run
+from vit_jax.sweeps.grid import GridReport, GridRun
 from vit_jax.training import metric_log
 
 AXES = {
@@ -29,12 +29,12 @@ def result(value, status='done', metric='test/accuracy'):
 
 def report(folder, cells, axes=AXES, metric='test/accuracy'):
   """`cells` has a result by the labels in a tuple."""
-  return Report(
+  return GridReport(
     axes=axes,
     averaged=['seed'],
     metric=metric,
     runs=[
-      Run(
+      GridRun(
         dict(zip(axes, labels, strict=True)), folder / '_'.join(labels), value
       )
       for labels, value in cells.items()

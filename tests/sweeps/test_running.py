@@ -4,9 +4,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
-import types
 
 import numpy as np
 import pytest
@@ -250,17 +248,13 @@ def test_half_saved_checkpoints_are_left_to_the_run(fake, tmp_path):
   assert half.exists()
 
 
-def test_the_config_names_the_report(fake, tmp_path, monkeypatch, capfd):
-  class Report(grid.Report):
+def test_a_report_of_another_kind(fake, tmp_path, capfd):
+  class Report(grid.GridReport):
     def markdown(self):
       return f'{self.metric} of {len(self.runs)}, {list(self.axes)}\n'
 
-  monkeypatch.setitem(
-    sys.modules, 'vit_jax.paper.scaling', types.SimpleNamespace(Report=Report)
-  )
   config = small('data.flip=true', 'seed=0,1')
-  config.report = 'scaling'
-  running.run(config, str(tmp_path))
+  running.run(config, str(tmp_path), report=Report)
   text = "test/accuracy of 2, ['data.flip', 'seed']\n"
   assert (tmp_path / 'table.md').read_text() == text
   assert text in capfd.readouterr().out

@@ -169,7 +169,7 @@ def test_a_file_killed_at_birth_is_an_empty_table(tmp_path, left):
 
 _WRITE_UNTIL_KILLED = """
 import sys
-from vit_jax import metric_log
+from vit_jax.training import metric_log
 log = metric_log.MetricLog(sys.argv[1], None)
 for step in range(1, 10**9):
   log.write(step, {'loss': 1 / step, f'metric_{step // 1000}': step})

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.training import optim
+from vit_jax.training import durations, optim
 
 # float32 keeps seven digits; a few steps lose one or two.
 RTOL = 1e-5
@@ -309,7 +309,7 @@ def test_unknown_momentum_dtype_is_refused():
   ],
 )
 def test_durations(duration, steps):
-  got = optim.steps_of(
+  got = durations.steps_of(
     duration, batch_size=4096, examples=1_281_167, total_steps=1000
   )
   assert got == steps
@@ -334,7 +334,7 @@ def test_durations(duration, steps):
 )
 def test_what_is_no_duration_says_how_to_write_one(duration):
   with pytest.raises(ValueError) as e:
-    optim.steps_of(duration, batch_size=1, examples=1, total_steps=1)
+    durations.steps_of(duration, batch_size=1, examples=1, total_steps=1)
   assert str(e.value).startswith(f'{duration!r} is no duration: write a number')
   assert 'steps, epochs, examples, %' in str(e.value)
   assert '"90 epochs"' in str(e.value)
@@ -342,7 +342,7 @@ def test_what_is_no_duration_says_how_to_write_one(duration):
 
 def test_the_whole_run_is_no_percentage_of_itself():
   with pytest.raises(ValueError, match='not a percentage of itself'):
-    optim.steps_of('90%', batch_size=1, examples=1)
+    durations.steps_of('90%', batch_size=1, examples=1)
 
 
 LR = 0.1

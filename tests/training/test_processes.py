@@ -276,10 +276,10 @@ def failing_take(self, step, metrics):
 Run.take = failing_take
 """
 NO_DATA = """
-from vit_jax import inputs
+from vit_jax.data import bad_images
 def no_data(*args):
   raise FileNotFoundError('no such folder: /data')
-inputs.open_source = no_data
+bad_images.open_checked = no_data
 """
 
 

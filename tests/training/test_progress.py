@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.training import metric_log, progress
+from vit_jax.training import metric_log, plots, progress
 
 
 class Clock:
@@ -250,16 +250,14 @@ _ROWS = {
 @pytest.fixture
 def figures(monkeypatch):
   """The figures that were drawn, to look inside."""
-  from matplotlib.backends import backend_agg
-
   drawn = []
+  png = plots.png
 
-  class Canvas(backend_agg.FigureCanvasAgg):
-    def __init__(self, figure):
-      super().__init__(figure)
-      drawn.append(figure)
+  def keep(figure):
+    drawn.append(figure)
+    return png(figure)
 
-  monkeypatch.setattr(backend_agg, 'FigureCanvasAgg', Canvas)
+  monkeypatch.setattr(plots, 'png', keep)
   return drawn
 
 

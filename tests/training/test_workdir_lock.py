@@ -141,7 +141,7 @@ class Bucket(MemoryFileSystem):
     return '/' + path.removeprefix('gs://').strip('/')
 for name in Bucket.protocol:
   fsspec.register_implementation(name, Bucket, clobber=True)
-from vit_jax import workdir_lock
+from vit_jax.training import workdir_lock
 workdir_lock.RENEW_S = 0.1
 with workdir_lock.held('gs://bucket/run'):
   assert list(Bucket.store) == ['/bucket/run/lock']
@@ -166,7 +166,7 @@ def test_a_bucket_gets_a_lease():
 SUSPENDED = """
 import sys, time
 from etils import epath
-from vit_jax import workdir_lock
+from vit_jax.training import workdir_lock
 workdir_lock.RENEW_S = 0.1
 with workdir_lock._leased(epath.Path(sys.argv[1])):
   print('leased', flush=True)

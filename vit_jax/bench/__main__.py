@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vit_jax import flags
+
 _TRAIN = """Training steps.
 
 Ours is the step of the training loop: uint8 images in, flipped and normalised
@@ -79,20 +81,11 @@ idle (none is, because the loop was late). It trains in a temporary folder."""
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; returns the exit status."""
   args = _parser().parse_args(argv)
-  try:
-    args.run(args)
-  except (ImportError, ValueError, FileNotFoundError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
-  return 0
+  return flags.command(args.run, args)
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.bench',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('bench', __doc__)
   commands = parser.add_subparsers(required=True, metavar='COMMAND')
 
   def add(

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import plan
-from vit_jax.bench import pictures as report
+from vit_jax.bench import charts as report
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
-from vit_jax.plan import aot, hlo
+from vit_jax.plan import aot, costs, hlo
 from vit_jax.training import hardware
 
 MODES = ('inference', 'training')
@@ -63,7 +62,7 @@ def machine_of(topology: str, memory_gib: float | None) -> Machine:
   if topology:
     # Arrays of this process, of which there are few, belong on its own CPU.
     jax.config.update('jax_platforms', 'cpu')
-    devices, chip = plan.devices_of(topology)
+    devices, chip = costs.devices_of(topology)
     per_chip = len(devices) // len({tuple(d.coords) for d in devices})
     # What the compiler itself leaves to programs comes out when it refuses one.
     gib = memory_gib or chip.hbm_gib / per_chip

@@ -73,7 +73,7 @@ def _check(peer: str, config: ConfigDict) -> None:
     torch_peer.check(config)
 
 
-TASK = speed.Task(
+TASK = speed.SpeedTask(
   'inference',
   ('jax', 'flax'),
   _ours,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vit_jax.bench import pictures as report
+from vit_jax.bench import charts as report
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
 from vit_jax.bench.race import Contender

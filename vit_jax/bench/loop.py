@@ -41,7 +41,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import train
-from vit_jax.bench import pictures as report
+from vit_jax.bench import charts as report
 from vit_jax.bench import race
 from vit_jax.bench.output import Output, show
 from vit_jax.checkpoints import saving
@@ -52,7 +52,7 @@ Interval = tuple[float, float]
 
 
 @dataclasses.dataclass
-class Watch:
+class LoopWatch:
   """What happened when, in seconds of one clock.
 
   Attributes:
@@ -127,7 +127,7 @@ def bench_loop(config: ConfigDict, name: str, output: Output) -> None:
   )
 
 
-def gaps(watch: Watch) -> list[Gap]:
+def gaps(watch: LoopWatch) -> list[Gap]:
   """Returns all gaps after the first step was done, the last one included.
 
   Steps are done in the order in which they were handed over: the device works
@@ -155,7 +155,7 @@ def _overlap(a: Interval, b: Interval) -> float:
 
 
 def summary(
-  watch: Watch, found: Sequence[Gap], batch_size: int
+  watch: LoopWatch, found: Sequence[Gap], batch_size: int
 ) -> dict[str, Any]:
   """Returns the columns of the table: times in seconds, and shares."""
   total = watch.ended - watch.done[0]
@@ -201,13 +201,13 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Watch]:
+def watched() -> Iterator[LoopWatch]:
   """Watches the trainings that run inside.
 
   The functions of the loop are replaced by ones that note the time and do the
   same.
   """
-  watch = Watch()
+  watch = LoopWatch()
   pending: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
   def wait_for_steps() -> None:
@@ -258,7 +258,7 @@ def watched() -> Iterator[Watch]:
       sys.setswitchinterval(interval_s)
 
 
-def _timing_the_end(watch: Watch) -> Callable[..., Any]:
+def _timing_the_end(watch: LoopWatch) -> Callable[..., Any]:
   wait = saving.Checkpoints.wait
 
   def noting(self: saving.Checkpoints) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.bench import pictures as report
+from vit_jax.bench import charts as report
 from vit_jax.bench.output import Output
 from vit_jax.evaluators import few_examples, ridge
 

@@ -10,18 +10,18 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax.bench import pictures as report
+from vit_jax.bench import charts as report
 from vit_jax.bench import race, step
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.bench.race import Contender
+from vit_jax.data import images
 from vit_jax.models import flops
 from vit_jax.plan import aot
 from vit_jax.training import hardware
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class SpeedTask:
   """What is measured.
 
   Attributes:
@@ -41,7 +41,7 @@ class Task:
 
 
 def bench(
-  task: Task,
+  task: SpeedTask,
   variants: Sequence[str],
   image_sizes: Sequence[int],
   batch_sizes: Sequence[int],
@@ -135,6 +135,6 @@ def mfu_per_image_s(
       3, because going back takes 2.
   """
   peak = hardware.peak_flops(devices[0])
-  image_size = config_lib.image_size(config.data.image_size)
+  image_size = images.size_of(config.data.image_size)
   work = passes * flops.forward_flops(step.model_of(config), image_size)
   return work / (peak * len(devices)) if peak else None

@@ -12,8 +12,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.experiment import Experiment, facts_of, objective_type
+from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
+from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
 
 NUM_CLASSES = 1000

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
 from vit_jax.bench import race, step
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import timm_export
+from vit_jax.data import images
 from vit_jax.models import variants
 
 
@@ -24,7 +24,7 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   model = step.model_of(config)
-  image_size = config_lib.image_size(config.data.image_size)
+  image_size = images.size_of(config.data.image_size)
   shapes = jax.eval_shape(
     lambda: variants.init(model, jax.random.key(0), image_size)
   )

@@ -117,7 +117,7 @@ def _check(peer: str, config: ConfigDict) -> None:
     torch_peer.check(config)
 
 
-TASK = speed.Task(
+TASK = speed.SpeedTask(
   'training',
   ('jax', 'flax', 'optax'),
   _ours,

@@ -20,15 +20,15 @@ that is installed, and prints the largest difference.
 import argparse
 import dataclasses
 import importlib
-import logging
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax import config as config_lib
+from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer, whole
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.data import images
 from vit_jax.models import flops
 
 # What takes a checkpoint's arrays, and what takes the model itself.
@@ -180,11 +180,7 @@ def run_check(source: str, target: str, tolerance: float) -> bool:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Returns the flags; exits with status 2 for those that make no sense."""
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.convert',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
   parser.add_argument('target', help='new file or directory')
   parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='format')
@@ -234,29 +230,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 1 if a check finds a difference; 2 for bad input.
   """
   args = parse(sys.argv[1:] if argv is None else argv)
-  # By force, because importing JAX's friends brings handlers of their own.
-  logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
-  try:
-    if args.check:
-      return int(not run_check(args.source, args.target, args.tolerance))
-    image_size = (
-      config_lib.image_size(args.image_size) if args.image_size else None
-    )
-    convert(
-      Request(
-        source=args.source,
-        target=args.target,
-        to=args.to,
-        image_size=image_size,
-        head=args.head,
-        dtype=args.dtype,
-        rollout=args.rollout,
-      ),
-      say=lambda line: print(line, flush=True),
-    )
-  except (ValueError, OSError, ImportError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
+  return flags.command(_run, args)
+
+
+def _run(args: argparse.Namespace) -> int:
+  if args.check:
+    return int(not run_check(args.source, args.target, args.tolerance))
+  convert(
+    Request(
+      source=args.source,
+      target=args.target,
+      to=args.to,
+      image_size=images.size_of(args.image_size) if args.image_size else None,
+      head=args.head,
+      dtype=args.dtype,
+      rollout=args.rollout,
+    ),
+    say=lambda line: print(line, flush=True),
+  )
   return 0
 
 

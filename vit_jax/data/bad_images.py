@@ -17,12 +17,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent import futures
+from typing import Any
 
+import jax
+import numpy as np
 import PIL
 import simplejpeg
 import tqdm
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
-from vit_jax.data import cores, decode
+from vit_jax.data import cores, decode, sources
 from vit_jax.data.sources import Source, subset
 
 _log = logging.getLogger(__name__)
@@ -39,12 +44,27 @@ class BadImage:
   reason: str
 
 
-def check_images(source: Source, on_bad_image: str = 'error') -> Source:
-  """The source without its unreadable images; one process checks them all.
+def open_checked(data: ConfigDict, split: str) -> Source:
+  """Opens a split of `config.data`, and checks its images.
+
+  Raises:
+    ValueError: as `sources.open_source` and `checked`.
+    FileNotFoundError: as `sources.open_source`.
+  """
+  source = sources.open_source(
+    data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
+  )
+  return checked(source, data.on_bad_image)
+
+
+def checked(source: Source, on_bad_image: str) -> Source:
+  """Returns a source without its unreadable images.
+
+  All processes share the work and call it together. Sources whose pixels are
+  decoded already return as they are.
 
   Args:
-    source: What to check. Sources whose pixels are decoded already return as
-      they are.
+    source: What to check.
     on_bad_image: `error` or `skip`, as in `drop_bad_images`.
 
   Raises:
@@ -52,7 +72,13 @@ def check_images(source: Source, on_bad_image: str = 'error') -> Source:
       image is left, or `on_bad_image` is neither.
   """
   _validate(on_bad_image)
-  return drop_bad_images(source, find_bad_images(source), on_bad_image)
+  bad = find_bad_images(
+    source,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  found = _gather([dataclasses.astuple(b) for b in bad])
+  return drop_bad_images(source, [BadImage(*f) for f in found], on_bad_image)
 
 
 def find_bad_images(
@@ -101,7 +127,7 @@ def drop_bad_images(
     on_bad_image: `error` raises, `skip` drops them and warns.
 
   Raises:
-    ValueError: As in `check_images`.
+    ValueError: As in `checked`.
   """
   _validate(on_bad_image)
   if not bad:
@@ -127,6 +153,21 @@ def _validate(on_bad_image: str) -> None:
     raise ValueError(
       f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
     )
+
+
+def _gather(items: list[Any]) -> list[Any]:
+  """Returns the JSON-like items of all processes, in the processes' order."""
+  text = np.frombuffer(json.dumps(items).encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()
+  padded = np.pad(text, (0, max(sizes) - len(text)))
+  texts = np.reshape(
+    multihost_utils.process_allgather(padded), (len(sizes), -1)
+  )
+  return [
+    item
+    for row, size in zip(texts, sizes, strict=True)
+    for item in json.loads(row[:size].tobytes())
+  ]
 
 
 def _decode_all(source: Source, indices: Sequence[int]) -> list[BadImage]:

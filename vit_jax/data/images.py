@@ -1,6 +1,7 @@
 """Images of records, as a config's `data` brings them to a model."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -90,3 +91,18 @@ class Images:
   def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Returns training images, each mirrored or not where `flip` is set."""
     return augment.random_flip(key, images_BHWC) if self.flip else images_BHWC
+
+
+def size_of(text: str) -> tuple[int, int]:
+  """Returns (height, width) of '224' or '384x512'.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', str(text))
+  if not match:
+    raise ValueError(
+      f'data.image_size is {text!r}: write the side in pixels, as in 224, or '
+      'height x width, as in 384x512.'
+    )
+  return int(match[1]), int(match[2] or match[1])

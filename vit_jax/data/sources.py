@@ -69,9 +69,8 @@ def open_source(
   *,
   data_dir: str | None = None,
   split_seed: int = 0,
-  on_bad_image: str | None = 'error',
 ) -> Source:
-  """Opens one split of a dataset.
+  """Opens one split of a dataset, its images unread: see `bad_images`.
 
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
@@ -84,26 +83,11 @@ def open_source(
     data_dir: Where TFDS has its datasets; None is TFDS' own default.
     split_seed: What is held out where a dataset has no test split of its own,
       and the order that slices of digits and folders refer to.
-    on_bad_image: What to do about unreadable images, which are looked for now
-      and not in the middle of training: `error` lists them in an exception,
-      `skip` drops them with a warning, None does not look. Several processes
-      that share the work call `check.find_bad_images` themselves.
 
   Raises:
     ValueError: Something of the above is wrong, and how to put it right.
     FileNotFoundError: There is no such folder or prepared dataset.
   """
-  source = _open(name, split, data_dir, split_seed)
-  if on_bad_image is None:
-    return source
-  from vit_jax.data import bad_images  # check imports this file.
-
-  return bad_images.check_images(source, on_bad_image)
-
-
-def _open(
-  name: str, split: str, data_dir: str | None, split_seed: int
-) -> Source:
   if name == 'digits':
     return Digits(split, split_seed)
   if vtab.is_task_name(name):

@@ -1,9 +1,6 @@
 """Evaluators as a config describes them."""
 
-from collections.abc import Mapping
-
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -12,9 +9,10 @@ from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator
 from vit_jax.evaluators.real import RealEvaluator
-from vit_jax.experiment import objective_type
+from vit_jax.models.model import Params
 from vit_jax.models.variants import nearest
-from vit_jax.objectives.objective import Best, Objective, Params
+from vit_jax.objectives import objective_type
+from vit_jax.objectives.objective import Best, Objective
 
 # By `type` of an entry of `config.evaluators`.
 EVALUATORS: dict[str, type[Evaluator]] = {
@@ -127,12 +125,3 @@ def make_evaluators(
     EVALUATORS[entry.type].from_entry(parts, name, entry)
     for name, entry in entries(config).items()
   ]
-
-
-def metrics_and_pictures(
-  found: Mapping[str, float | np.ndarray],
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-  """Tells apart what evaluators return."""
-  pictures = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
-  values = {k: float(v) for k, v in found.items() if k not in pictures}
-  return values, pictures

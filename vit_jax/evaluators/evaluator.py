@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax.data import inputs, sources
+from vit_jax.data import bad_images, images, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
-from vit_jax.objectives.objective import Best, Objective, Params
+from vit_jax.models.model import Params
+from vit_jax.objectives.objective import Best, Objective
 
 
 class Evaluator(Protocol):
@@ -85,7 +85,7 @@ class Parts:
     self.mesh = mesh
     self.class_names = class_names
     self.images = Images.from_config(
-      config.data, config_lib.image_size(config.data.image_size)
+      config.data, images.size_of(config.data.image_size)
     )
     self.batches: dict[str, Any] = {
       # What fits when training fits when evaluating.
@@ -100,7 +100,7 @@ class Parts:
     Raises:
       ValueError: if its classes are not those of the training split.
     """
-    source = inputs.open_source(self.config.data, split)
+    source = bad_images.open_checked(self.config.data, split)
     found = sources.class_names(source)
     check_classes(self.config, split, found, self.class_names)
     return source

@@ -13,7 +13,7 @@ import numpy as np
 import threadpoolctl
 from ml_collections import ConfigDict
 
-from vit_jax.data import benchmarks, inputs
+from vit_jax.data import bad_images, benchmarks
 from vit_jax.data.cores import usable_cores
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import features, ridge
@@ -301,7 +301,7 @@ class FewShotEvaluator:
     usual = benchmarks.benchmark(entry.data)
     train, test = (usual.train, usual.test) if usual else ('train', 'test')
     sources = [
-      labelled(inputs.open_source(data, split), f'{entry.data} {split}')
+      labelled(bad_images.open_checked(data, split), f'{entry.data} {split}')
       for split in (entry.train_split or train, entry.test_split or test)
     ]
     model = parts.objective.model

@@ -1,12 +1,5 @@
-"""What a few-shot evaluation leaves behind: fewshot.csv and a picture.
+"""What a few-shot evaluation leaves behind: fewshot.csv and a picture."""
 
-  python -m vit_jax.evaluators.fewshot_curves A/fewshot.csv B/fewshot.csv \
-      --output=AB.png
-
-draws several checkpoints into one picture, under the names of the folders.
-"""
-
-import argparse
 import csv
 import dataclasses
 import io
@@ -14,7 +7,6 @@ import math
 import os
 import pathlib
 import statistics
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +14,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.evaluators.few_examples import Result
-from vit_jax.sweeps.grid import _COLORS, _MARKERS
-from vit_jax.training import metric_log
+from vit_jax.training import plots
 
 CSV, PLOT = 'fewshot.csv', 'fewshot.png'
 
@@ -33,7 +24,7 @@ _ALL = 'all'
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
+class ProbeResult:
   """A linear probe on all training examples.
 
   Attributes:
@@ -57,7 +48,7 @@ class Curve:
 
   label: str
   results: Sequence[Result]
-  probe: Probe | None = None
+  probe: ProbeResult | None = None
 
   def by_shots(self) -> dict[int, list[Result]]:
     """Returns the results of all seeds, in ascending order of the shots."""
@@ -96,7 +87,7 @@ def read_csv(path: str, label: str) -> Curve:
       raise ValueError(f'its columns are {",".join(header)!r:.60}')
     rows = [_parse(line, lines.line_num) for line in lines]
     results = [row for row in rows if isinstance(row, Result)]
-    probes = [row for row in rows if isinstance(row, Probe)]
+    probes = [row for row in rows if isinstance(row, ProbeResult)]
     if not results:
       raise ValueError('it has no results')
   except (ValueError, csv.Error) as e:
@@ -106,7 +97,7 @@ def read_csv(path: str, label: str) -> Curve:
   return Curve(label, results, probes[0] if probes else None)
 
 
-def _parse(line: Sequence[str], number: int) -> Result | Probe:
+def _parse(line: Sequence[str], number: int) -> Result | ProbeResult:
   """Returns what a line of the file says; raises ValueError for nonsense."""
   try:
     shots, seed, *numbers = line
@@ -114,7 +105,7 @@ def _parse(line: Sequence[str], number: int) -> Result | Probe:
     # Not a number is not in between, either.
     if 0 <= accuracy <= 1:
       if shots == _ALL:
-        return Probe(l2, accuracy)
+        return ProbeResult(l2, accuracy)
       if int(shots) > 0:
         return Result(int(shots), int(seed), l2, accuracy)
   except ValueError:
@@ -159,12 +150,7 @@ def _number(l2: float) -> str:
 
 def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   """Returns a picture of accuracy against shots, as a PNG."""
-  # Here, because it is slow to import.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(8.5, 4.8), layout='constrained')
-  canvas = FigureCanvasAgg(figure)
+  figure = plots.figure(8.5, 4.8)
   axes = figure.subplots()
   draw(axes, curves)
   # Paths may have dollar signs, which would start a formula.
@@ -174,9 +160,7 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   )
   for text in legend.get_texts():
     text.set_parse_math(False)
-  png = io.BytesIO()
-  canvas.print_png(png, metadata={'Software': None})
-  return png.getvalue()
+  return plots.png(figure)
 
 
 def draw(axes: Any, curves: Sequence[Curve]) -> None:
@@ -198,13 +182,12 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   axes.yaxis.set_major_formatter(PercentFormatter(1))
   axes.set_xlabel('training examples of each class (log scale)')
   axes.set_ylabel('test accuracy')
-  axes.grid(alpha=0.3)
-  axes.spines[['top', 'right']].set_visible(False)
+  plots.tidy(axes)
 
 
 def _style(curve: int) -> tuple[str, str]:
   """Returns a colour and a marker."""
-  return _COLORS[curve % len(_COLORS)], _MARKERS[curve % len(_MARKERS)]
+  return tuple(plots.style(curve).values())
 
 
 def _draw(axes: Any, curve: Curve, color: str, marker: str) -> None:
@@ -286,38 +269,3 @@ def folder_labels(paths: Sequence[str]) -> list[str]:
   if len(set(names)) == len(names):
     return names
   return [os.path.dirname(path) or '.' for path in paths]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.evaluators.fewshot_curves',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument('files', nargs='+', help=f'the {CSV} of each checkpoint')
-  parser.add_argument(
-    '--output',
-    default='compare.png',
-    help='the picture, replaced if it is there (default: compare.png)',
-  )
-  args = parser.parse_args(argv)
-  try:
-    curves = [
-      read_csv(path, label)
-      for path, label in zip(args.files, folder_labels(args.files), strict=True)
-    ]
-  except (ValueError, FileNotFoundError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
-  output = epath.Path(args.output)
-  output.parent.mkdir(parents=True, exist_ok=True)
-  metric_log.replace_file(output, plot(curves))
-  for curve in curves:
-    print(f'{curve.label}\n{table(curve)}')
-  print(f'written  {output}')
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main())

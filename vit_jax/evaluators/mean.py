@@ -9,13 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.objectives.objective import (
-  Batch,
-  Best,
-  Metrics,
-  Objective,
-  Params,
-)
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import sharding
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import inputs, objectnet
+from vit_jax.data import bad_images, objectnet
 from vit_jax.data.sources import LabelledSource, Source, labelled
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
@@ -66,7 +66,7 @@ class ObjectNetEvaluator:
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of a folder of ObjectNet's images."""
-    source = inputs.checked(
+    source = bad_images.checked(
       objectnet.ObjectNet(entry.data), parts.config.data.on_bad_image
     )
     return cls(

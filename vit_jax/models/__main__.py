@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from vit_jax import flags
 from vit_jax.models import flops, variants
 
 COLUMNS = ('model', 'parameters', 'gflops', 'tokens', 'source')
@@ -64,11 +65,7 @@ def write(found: list[dict[str, Any]], format_name: str) -> None:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.models',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('models', __doc__)
   parser.add_argument(
     'models', nargs='*', help='Names to list; all published ones if none.'
   )
@@ -86,20 +83,14 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit status."""
-  args = parse_args(argv)
+  return flags.command(_run, parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> None:
   names = args.models or list(variants.PUBLISHED)
-  try:
-    found = rows(names, (args.image_size, args.image_size), args.num_classes)
-    write(
-      list(
-        tqdm(found, total=len(names), unit=' models', delay=1, disable=None)
-      ),
-      args.format,
-    )
-  except ValueError as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
-  return 0
+  found = rows(names, (args.image_size, args.image_size), args.num_classes)
+  shown = tqdm(found, total=len(names), unit=' models', delay=1, disable=None)
+  write(list(shown), args.format)
 
 
 if __name__ == '__main__':

@@ -7,6 +7,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+# A nested dictionary of arrays by the names of modules and parameters.
+Params = Any
+# Arrays by name, examples first.
+Batch = dict[str, jax.Array]
+# Scalars by name.
+Metrics = dict[str, jax.Array]
 # What splits a dimension of a parameter: axes of the device mesh, or none.
 Axes = str | tuple[str, ...] | None
 # From a pattern of paths to what splits the last dimensions of a parameter, so

@@ -1,5 +1,8 @@
 """What is learned: `objective` is the contract, each other file keeps it."""
 
+from ml_collections import ConfigDict
+
+from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
@@ -9,3 +12,15 @@ OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
   'masked': MaskedPatches,
 }
+
+
+def objective_type(config: ConfigDict) -> type[Objective]:
+  """Returns the objective that a config names.
+
+  Raises:
+    ValueError: if there is none of that name.
+  """
+  name = config.objective.name
+  if name not in OBJECTIVES:
+    raise ValueError(f'objective.name is {name!r}. {nearest(name, OBJECTIVES)}')
+  return OBJECTIVES[name]

@@ -25,7 +25,8 @@ from vit_jax.models.masked_vit import (
   SMALL,
   MaskedViT,
 )
-from vit_jax.objectives.objective import Batch, Best, Facts, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import Best, Facts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,15 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Batch, Metrics, Model, Params
 
-# Arrays by name, of one example and of a batch of them, rows first.
+# Arrays by name, of one example, before it is in a batch.
 Example = dict[str, Any]
-Batch = dict[str, jax.Array]
-# A nested dictionary of arrays by the names of modules and parameters.
-Params = Any
-# Scalars by name.
-Metrics = dict[str, jax.Array]
 # Which values of a metric are good.
 Best = Literal['highest', 'lowest']
 

@@ -1,11 +1,10 @@
 """Bar charts side by side, as in figure 2 of the paper."""
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.sweeps import grid
+from vit_jax.training import plots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +40,14 @@ def png(
     hatched: those that are.
     y_label: of all panels, in percent.
   """
-  # Here, because they are slow to import.
-  from matplotlib.figure import Figure
+  # Here, because it is slow to import.
   from matplotlib.patches import Patch
 
   across = len(panels) if len(panels) < 5 else min(5, -(-len(panels) // 2))
   down = -(-len(panels) // across)
   styles = _styles(names, hatched)
   size = (max(9, across * max(2, 0.42 * len(names))), 1 + 3.2 * down)
-  figure = Figure(figsize=size, layout='constrained')
+  figure = plots.figure(*size)
   all_axes = figure.subplots(down, across, squeeze=False).ravel()
   for axes, (title, bars) in zip(all_axes, panels, strict=False):
     draw(axes, bars, styles)
@@ -64,9 +62,7 @@ def png(
     ncols=min(4, across + 1),
     frameon=False,
   )
-  file = io.BytesIO()
-  figure.savefig(file, format='png', metadata={'Software': None})
-  return file.getvalue()
+  return plots.png(figure)
 
 
 def draw(
@@ -107,9 +103,7 @@ def draw(
   middle = (len(bars) - 1) / 2
   axes.set_xlim(middle - len(styles) / 2, middle + len(styles) / 2)
   axes.set_xticks([])
-  axes.grid(axis='y', alpha=0.3)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
+  plots.tidy(axes, 'y')
 
 
 def _styles(
@@ -117,7 +111,7 @@ def _styles(
 ) -> dict[str, dict[str, Any]]:
   return {
     name: {
-      'facecolor': grid._COLORS[i % len(grid._COLORS)],
+      'facecolor': plots.COLORS[i % len(plots.COLORS)],
       'edgecolor': 'white',
       'hatch': '//' if name in hatched else '',
     }

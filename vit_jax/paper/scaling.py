@@ -1,7 +1,6 @@
 """Accuracy against the compute of pre-training: figure 5 of the paper."""
 
 import dataclasses
-import io
 import itertools
 import math
 import statistics
@@ -13,7 +12,8 @@ import numpy as np
 from vit_jax.models import variants
 from vit_jax.paper import published
 from vit_jax.sweeps import grid
-from vit_jax.sweeps.grid import Run
+from vit_jax.sweeps.grid import GridRun
+from vit_jax.training import plots
 
 # In the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial')
@@ -57,7 +57,7 @@ def family(model: Mapping[str, Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(grid.Report):
+class ScalingReport(grid.GridReport):
   """The models of a sweep by the compute that they took.
 
   Each combination of the axes but seeds is a model.
@@ -66,9 +66,9 @@ class Report(grid.Report):
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
     return super().counts() | {'exaflops': exaflops}
 
-  def models(self) -> dict[str, list[Run]]:
+  def models(self) -> dict[str, list[GridRun]]:
     """Returns the runs of each model, one a seed."""
-    models: dict[str, list[Run]] = {}
+    models: dict[str, list[GridRun]] = {}
     for run in self.runs:
       shown = [v for k, v in run.labels.items() if k not in self.averaged]
       models.setdefault(', '.join(shown) or 'all runs', []).append(run)
@@ -82,8 +82,8 @@ class Report(grid.Report):
     lines = [
       self._caption(n),
       '',
-      grid._line(heads),
-      grid._line([':--', ':--', '--:', '--:', '--:']),
+      grid.line(heads),
+      grid.line([':--', ':--', '--:', '--:', '--:']),
     ]
     for name, runs in models.items():
       facts = ['', '', '']
@@ -92,7 +92,7 @@ class Report(grid.Report):
       # A run that diverged has not computed all that its model would take.
       if result := _finished(runs):
         facts[2] = f'{exaflops(result):.4g}'
-      lines.append(grid._line([name, *facts, self._cell(runs, n)]))
+      lines.append(grid.line([name, *facts, self._cell(runs, n)]))
     return '\n'.join(lines) + '\n'
 
   def points(self) -> list[Point]:
@@ -124,10 +124,9 @@ class Report(grid.Report):
     if not points:
       return None
     # Here, because it is slow to import.
-    from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(13, 5.5), layout='constrained')
+    figure = plots.figure(13, 5.5)
     left, right = figure.subplots(1, 2)
     draw_points(left, points, alpha=1)
     left.set_title('Models of this sweep')
@@ -146,9 +145,7 @@ class Report(grid.Report):
     )
     annotate(left, points)
     annotate(right, table_6())
-    png = io.BytesIO()
-    figure.savefig(png, format='png', metadata={'Software': None})
-    return png.getvalue()
+    return plots.png(figure)
 
 
 def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
@@ -177,8 +174,7 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
   axes.xaxis.set_major_formatter('{x:g}')
   axes.xaxis.set_minor_formatter(NullFormatter())
   axes.set_xlabel('pre-training compute in exaFLOPs')
-  axes.grid(alpha=0.3)
-  axes.spines[['top', 'right']].set_visible(False)
+  plots.tidy(axes)
 
 
 def annotate(axes: Any, points: Sequence[Point]) -> None:
@@ -246,14 +242,13 @@ def table_6() -> list[Point]:
   return points
 
 
-def _finished(runs: Sequence[Run]) -> dict[str, Any] | None:
+def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:
   """Returns the result of the first run that is done, if one is."""
   return next((run.result for run in runs if run.status == 'done'), None)
 
 
 def _style(name: str) -> dict[str, Any]:
-  i = FAMILIES.index(name)
-  return {'color': grid._COLORS[i], 'marker': grid._MARKERS[i]}
+  return plots.style(FAMILIES.index(name))
 
 
 def _legend(points: Sequence[Point]) -> list[Any]:

@@ -10,7 +10,7 @@ from vit_jax.paper import bars, published
 from vit_jax.paper.bars import Bar
 from vit_jax.paper.published import Printed, Results
 from vit_jax.sweeps import grid
-from vit_jax.sweeps.grid import Run
+from vit_jax.sweeps.grid import GridRun
 
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'
@@ -33,7 +33,7 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Accuracies:
   """What one of our models has on one line.
 
   Attributes:
@@ -75,11 +75,11 @@ class Line:
 
   name: str
   title: str
-  cells: dict[str, Cell]
+  cells: dict[str, Accuracies]
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(grid.Report):
+class TransferReport(grid.GridReport):
   """The runs of a sweep beside the published results.
 
   The axis 'Dataset' has names of benchmarks or of other data. Each combination
@@ -121,13 +121,13 @@ class Report(grid.Report):
     columns = self.published_columns(lines)
     heads = [*map(_ours, self.models()), *columns]
     table = [
-      grid._line(['', *heads]),
-      grid._line([':--', *['--:'] * len(heads)]),
+      grid.line(['', *heads]),
+      grid.line([':--', *['--:'] * len(heads)]),
     ]
     for line in lines:
       ours = (line.cells[model].text(2) for model in self.models())
       theirs = (_printed(line, results) for results in columns.values())
-      table.append(grid._line([line.title, *ours, *theirs]))
+      table.append(grid.line([line.title, *ours, *theirs]))
     return table
 
   def _table_9(self) -> list[str]:
@@ -142,28 +142,28 @@ class Report(grid.Report):
     table = [
       f'VTAB-1k: {legend}. Means of groups are computed from their tasks.',
       '',
-      grid._line(['', *(_head(line) for line in lines)]),
-      grid._line([':--', *['--:'] * len(lines)]),
+      grid.line(['', *(_head(line) for line in lines)]),
+      grid.line([':--', *['--:'] * len(lines)]),
     ]
     for model in self.models():
       ours = (line.cells[model].text(1) for line in lines)
-      table.append(grid._line([_ours(model), *ours]))
+      table.append(grid.line([_ours(model), *ours]))
     for name, results in published.TABLE_9.items():
       results = _with_groups(results)
       theirs = (_printed(line, results) for line in lines)
-      table.append(grid._line([name, *theirs]))
+      table.append(grid.line([name, *theirs]))
     return table
 
   def models(self) -> list[str]:
     """Returns the names of our models, in the order of their runs."""
     return list(dict.fromkeys(self._model(run) for run in self.runs))
 
-  def _model(self, run: Run) -> str:
+  def _model(self, run: GridRun) -> str:
     apart = {DATASET, *self.averaged}
     labels = [v for name, v in run.labels.items() if name not in apart]
     return ', '.join(labels) or 'model'
 
-  def _runs(self, model: str, *datasets: str) -> list[Run]:
+  def _runs(self, model: str, *datasets: str) -> list[GridRun]:
     return [
       run
       for run in self.runs
@@ -206,10 +206,10 @@ class Report(grid.Report):
     return Line(key or dataset, title, cells)
 
   def _cell_of(
-    self, values: Sequence[float], runs: Sequence[Run], missing: str
-  ) -> Cell:
+    self, values: Sequence[float], runs: Sequence[GridRun], missing: str
+  ) -> Accuracies:
     diverged = sum(run.status == 'diverged' for run in runs)
-    return Cell(tuple(values), diverged, missing, self._usual_n())
+    return Accuracies(tuple(values), diverged, missing, self._usual_n())
 
   def _group_lines(self) -> list[Line]:
     """Returns the means of those groups of which all tasks are swept."""
@@ -225,7 +225,7 @@ class Report(grid.Report):
     cells = {}
     for model in self.models():
       runs = self._runs(model, *tasks)
-      seeds: dict[tuple[str, ...], list[Run]] = {}
+      seeds: dict[tuple[str, ...], list[GridRun]] = {}
       for run in runs:
         seed = tuple(run.labels[name] for name in self.averaged)
         seeds.setdefault(seed, []).append(run)
@@ -323,7 +323,7 @@ def _with_groups(results: Results) -> Results:
   return results | means
 
 
-def _values(runs: Sequence[Run], metric: str) -> list[float]:
+def _values(runs: Sequence[GridRun], metric: str) -> list[float]:
   """Returns in percent the metric of those finished runs that have it."""
   return [
     100 * run.result['metrics'][metric]
@@ -332,7 +332,7 @@ def _values(runs: Sequence[Run], metric: str) -> list[float]:
   ]
 
 
-def _why_missing(runs: Sequence[Run]) -> str:
+def _why_missing(runs: Sequence[GridRun]) -> str:
   """Returns what to say of runs of which none has the metric."""
   states = [run.status for run in runs]
   if not states or 'done' in states:
@@ -343,7 +343,7 @@ def _why_missing(runs: Sequence[Run]) -> str:
   return 'diverged' if diverged else 'pending'
 
 
-def _is_variant(run: Run, variant: str) -> bool:
+def _is_variant(run: GridRun, variant: str) -> bool:
   """Whether a finished run's model has the shape of a variant."""
   fields = variants.fields(variant)
   plain = variants.defaults(fields['name']) | fields

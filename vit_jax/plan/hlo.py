@@ -81,7 +81,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledProgram:
   """The costs of a program.
 
   Attributes:
@@ -97,7 +97,7 @@ class Program:
     return sum(self.cycles.values())
 
 
-def read(text: str) -> Program:
+def read(text: str) -> CompiledProgram:
   """Reads the text of a compiled program, `Compiled.as_text()`.
 
   Raises:
@@ -121,7 +121,7 @@ def read(text: str) -> Program:
       ]
   if not cycles:
     raise ValueError('The program has no estimates: it is not one for TPU.')
-  return Program(cycles, tuple(collectives))
+  return CompiledProgram(cycles, tuple(collectives))
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -19,7 +19,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.data import splits
-from vit_jax.experiment import objective_type
+from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
 from vit_jax.sweeps.axes import (
   RUNS,
@@ -78,7 +78,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class PlannedRun:
   """One run of the sweep, whichever candidate it will take.
 
   Attributes:
@@ -92,7 +92,7 @@ class Entry:
   runs: tuple[Cell, ...]
 
 
-def entries(config: ConfigDict, workdir: str) -> list[Entry]:
+def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
 
   A run's folder tells what was chosen for it, so that another choice never
@@ -118,7 +118,7 @@ def entries(config: ConfigDict, workdir: str) -> list[Entry]:
       _with_candidate(cell, cell.labels, candidate, workdir, RUNS)
       for candidate in groups[key].candidates
     )
-    found.append(Entry(cell.labels, groups[key], runs))
+    found.append(PlannedRun(cell.labels, groups[key], runs))
   seen: dict[epath.Path, Cell] = {}
   for run in itertools.chain(
     *(entry.runs for entry in found), *(g.trials for g in groups.values())

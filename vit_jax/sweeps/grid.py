@@ -10,27 +10,13 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, plots
 
 CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
 
-# Okabe and Ito's, which colour-blind readers tell apart, without yellow, which
-# is too pale for lines; and a marker and a line for each column.
-_COLORS = (
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
-  '#000000',
-)
-_MARKERS = 'os^Dvp'
-_LINES = ('-', '--', ':', '-.')
-
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class GridRun:
   """One run of the sweep.
 
   Attributes:
@@ -49,7 +35,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class GridReport:
   """The runs of a sweep as a table.
 
   The first axis gives the rows and the second the columns. A further one
@@ -65,7 +51,7 @@ class Report:
   axes: dict[str, list[str]]
   averaged: Sequence[str]
   metric: str
-  runs: Sequence[Run]
+  runs: Sequence[GridRun]
 
   def write(self, folder: epath.Path) -> None:
     """Writes the files; there is no plot until a run has finished."""
@@ -116,11 +102,11 @@ class Report:
     groups = self.groups()
     n = max(len(self.values(runs)) for runs in groups.values())
     lines = [self._caption(n), '']
-    lines.append(_line([self._row_title(), *self.columns()]))
-    lines.append(_line([':--', *('--:' for _ in self.columns())]))
+    lines.append(line([self._row_title(), *self.columns()]))
+    lines.append(line([':--', *('--:' for _ in self.columns())]))
     for row in self.rows():
       cells = (groups.get((row, column), []) for column in self.columns())
-      lines.append(_line([row, *(self._cell(runs, n) for runs in cells)]))
+      lines.append(line([row, *(self._cell(runs, n) for runs in cells)]))
     return '\n'.join(lines) + '\n'
 
   def _caption(self, n: int) -> str:
@@ -138,7 +124,7 @@ class Report:
       text += f'; {done} of {len(self.runs)} runs have finished'
     return text
 
-  def _cell(self, runs: Sequence[Run], usual_n: int) -> str:
+  def _cell(self, runs: Sequence[GridRun], usual_n: int) -> str:
     if not runs:
       return 'n/a'
     values = self.values(runs)
@@ -159,7 +145,7 @@ class Report:
   def is_percentage(self) -> bool:
     return self.metric.endswith('accuracy')
 
-  def values(self, runs: Sequence[Run]) -> list[float]:
+  def values(self, runs: Sequence[GridRun]) -> list[float]:
     """Returns the metric of those runs that have it."""
     return [
       run.result['metrics'][self.metric]
@@ -167,9 +153,9 @@ class Report:
       if run.result and run.status == 'done'
     ]
 
-  def groups(self) -> dict[tuple[str, str], list[Run]]:
+  def groups(self) -> dict[tuple[str, str], list[GridRun]]:
     """Returns the runs of each row and column."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[GridRun]] = {}
     for run in self.runs:
       row = ', '.join(run.labels[name] for name in self._row_axes())
       column = self.column_axis()
@@ -209,14 +195,11 @@ class Report:
     if not any(self.values([run]) for run in self.runs):
       return None
     # Here, because it is slow to import.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     rows, columns = self.rows(), self.columns()
     height = max(3.6, 1.4 + len(rows) * max(0.4, 0.16 * len(columns)))
-    figure = Figure(figsize=(12, height), layout='constrained')
-    canvas = FigureCanvasAgg(figure)
+    figure = plots.figure(12, height)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     self.draw_last(left)
     self.draw_curves(right)
@@ -225,14 +208,11 @@ class Report:
       left.xaxis.set_major_formatter(PercentFormatter(1))
       right.yaxis.set_major_formatter(PercentFormatter(1))
     for axes in (left, right):
-      axes.grid(axis='x' if axes is left else 'both', alpha=0.3)
-      axes.spines[['top', 'right']].set_visible(False)
+      plots.tidy(axes, 'x' if axes is left else 'both')
     figure.legend(
       handles=self._legend(), loc='outside right upper', frameon=False
     )
-    png = io.BytesIO()
-    canvas.print_png(png, metadata={'Software': None})
-    return png.getvalue()
+    return plots.png(figure)
 
   def draw_last(self, axes: Any) -> None:
     """Draws every run as a dot, and their mean and standard deviation."""
@@ -289,7 +269,7 @@ class Report:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(f'{self.metric} during training')
 
-  def curve(self, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+  def curve(self, runs: Sequence[GridRun]) -> tuple[list[int], list[float]]:
     """Returns steps that all finished runs have, and their mean metric."""
     curves = []
     for run in runs:
@@ -341,9 +321,9 @@ def mean_text(
 def _style(row: int, column: int) -> tuple[str, str, Any]:
   """Returns the colour of a row, and the marker and the line of a column."""
   return (
-    _COLORS[row % len(_COLORS)],
-    _MARKERS[column % len(_MARKERS)],
-    _LINES[column % len(_LINES)],
+    plots.COLORS[row % len(plots.COLORS)],
+    plots.MARKERS[column % len(plots.MARKERS)],
+    plots.LINES[column % len(plots.LINES)],
   )
 
 
@@ -352,6 +332,6 @@ def _value(axis: str, label: str) -> str:
   return label.removeprefix(f'{axis.rpartition(".")[2]}=')
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
   """Returns a line of a Markdown table."""
   return '| ' + ' | '.join(c.replace('|', r'\|') for c in cells) + ' |'

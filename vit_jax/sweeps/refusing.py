@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
-from vit_jax.data import sources
+from vit_jax.data import images, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
@@ -22,7 +22,7 @@ RESULT = 'result.json'
 DONE, DIVERGED = 'done', 'diverged'
 
 
-class Facts:
+class KnownData:
   """What result.json says of the data and the model of runs.
 
   What runs have in common is looked at once: a sweep has many runs of little
@@ -76,11 +76,7 @@ class Facts:
     key = json.dumps([data.name, split, data.dir, data.split_seed])
     if key not in self._data:
       source = sources.open_source(
-        data.name,
-        split,
-        data_dir=data.dir or None,
-        split_seed=data.split_seed,
-        on_bad_image=None,  # which reads them all; `train` does
+        data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
       )
       self._data[key] = sources.class_names(source), len(source)
     return self._data[key]
@@ -88,7 +84,7 @@ class Facts:
   def _size(self, config: ConfigDict, model: variants.Model) -> dict[str, Any]:
     key = repr((model, config.data.image_size))
     if key not in self._models:
-      image_size = config_lib.image_size(config.data.image_size)
+      image_size = images.size_of(config.data.image_size)
       self._models[key] = {
         'params': flops.count_params(model, image_size),
         'gflops': flops.forward_flops(model, image_size) / 1e9,
@@ -96,7 +92,7 @@ class Facts:
     return self._models[key]
 
 
-def check(entries: list[choosing.Entry], facts: Facts) -> None:
+def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Refuses runs that could not work, before any is started.
 
   Raises:
@@ -114,7 +110,7 @@ def check(entries: list[choosing.Entry], facts: Facts) -> None:
 
 
 def _check_held_out(
-  group: choosing.Group, config: ConfigDict, facts: Facts
+  group: choosing.Group, config: ConfigDict, facts: KnownData
 ) -> None:
   try:
     choosing.check_held_out(config, lambda split: facts.count(config, split))
@@ -122,7 +118,7 @@ def _check_held_out(
     raise ValueError(f'{group.name}: {e}') from e
 
 
-def finished(cell: Cell, facts: Facts) -> dict[str, Any] | None:
+def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   """Returns the result of a run, None where it has not finished.
 
   Raises:

@@ -11,7 +11,6 @@ only what is new. After every run results.csv, table.md, plot.png and, with
 tuning, tune.csv are written to WORKDIR.
 """
 
-import importlib
 import json
 import time
 from collections.abc import Sequence
@@ -26,20 +25,21 @@ from ml_collections import ConfigDict
 from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
-from vit_jax.models.variants import nearest
-from vit_jax.sweeps import choosing, refusing
-from vit_jax.sweeps import grid as grid_report
+from vit_jax.sweeps import choosing, grid, refusing
 from vit_jax.sweeps.axes import Cell, seed_axes
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
 
-# In vit_jax/report/.
-REPORTS = ('grid', 'transfer', 'scaling')
 TUNE_CSV = 'tune.csv'
 
 
-def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
+def run(
+  config: ConfigDict,
+  workdir: str,
+  start_over: bool = False,
+  report: type[grid.GridReport] = grid.GridReport,
+) -> None:
   """Runs what is left of a config's sweep, one run after the other.
 
   A run that diverges is noted as such, and the next one starts.
@@ -49,6 +49,7 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     workdir: receives the runs' folders, results.csv, table.md, plot.png and
       tune.csv.
     start_over: as `train.train` takes it, for each run.
+    report: of all runs.
 
   Raises:
     ValueError: for a run that cannot work, or is not the one in its folder,
@@ -61,11 +62,7 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
       'eval_only measures a single run: use it without a sweep and with '
       f'--workdir={workdir}/runs/RUN.'
     )
-  if config.report not in REPORTS:
-    raise ValueError(
-      f'report is {config.report!r}. {nearest(config.report, REPORTS)}'
-    )
-  work = _Sweep(config, workdir, start_over)
+  work = _Sweep(config, workdir, start_over, report)
   work.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
   with preemption_notice() as preempted:
@@ -85,7 +82,13 @@ class _Sweep:
     trained: runs that this command has trained.
   """
 
-  def __init__(self, config: ConfigDict, workdir: str, start_over: bool):
+  def __init__(
+    self,
+    config: ConfigDict,
+    workdir: str,
+    start_over: bool,
+    report: type[grid.GridReport],
+  ):
     """Looks at what there is.
 
     Raises:
@@ -95,8 +98,8 @@ class _Sweep:
     self._config = config
     self._start_over = start_over
     self._folder = absolute(workdir)
-    self._report = importlib.import_module(f'vit_jax.report.{config.report}')
-    self._facts = refusing.Facts()
+    self._report = report
+    self._facts = refusing.KnownData()
     self._entries = choosing.entries(config, workdir)
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
     refusing.check(self._entries, self._facts)
@@ -132,7 +135,7 @@ class _Sweep:
   def _left(self, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.workdir not in self._results]
 
-  def _chosen(self, entry: choosing.Entry) -> Cell | None:
+  def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
     """Returns the run with the group's choice; None if there is no choice."""
     choice = self._choices.get(entry.group)
     return None if choice is None else entry.runs[choice]
@@ -196,14 +199,14 @@ class _Sweep:
       text = choosing.csv_text(self._groups, self._results, self._choices)
       metric_log.replace_file(self._folder / TUNE_CSV, text.encode())
 
-  def _make_report(self) -> grid_report.Report:
+  def _make_report(self) -> grid.GridReport:
     runs = []
     for entry in self._entries:
       cell = self._chosen(entry)
       result = self._results.get(cell.workdir) if cell else None
       workdir = (cell or entry.runs[0]).workdir
-      runs.append(grid_report.Run(entry.labels, workdir, result))
-    return self._report.Report(
+      runs.append(grid.GridRun(entry.labels, workdir, result))
+    return self._report(
       axes={n: [v[0] for v in values] for n, values in self._config.sweep},
       averaged=seed_axes(self._config),
       metric=self._config.best_metric,

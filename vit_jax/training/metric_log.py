@@ -239,3 +239,12 @@ def _to_text(name: str, value: Any) -> str:
       'give one real number.'
     )
   return str(number[()])  # The shortest text that reads back as this number.
+
+
+def metrics_and_pictures(
+  found: Mapping[str, float | np.ndarray],
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+  """Tells apart what evaluators return."""
+  pictures = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
+  values = {k: float(v) for k, v in found.items() if k not in pictures}
+  return values, pictures

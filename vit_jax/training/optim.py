@@ -1,6 +1,5 @@
-"""Optimizers of tables 3 and 4 as optax chains, and durations."""
+"""Optimizers of tables 3 and 4 as optax chains, and their schedules."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,47 +12,6 @@ import optax
 Schedule = Callable[[jax.Array | int], jax.Array]
 
 DECAYS = ('linear', 'cosine', 'constant', 'staircase')
-UNITS = ('steps', 'epochs', 'examples', '%')
-
-
-def steps_of(
-  duration: str,
-  *,
-  batch_size: int,
-  examples: int,
-  total_steps: int | None = None,
-) -> int:
-  """Returns the steps of a duration such as '90 epochs'.
-
-  Args:
-    duration: a number and a unit: '10000 steps' (the unit may be left out),
-      '90 epochs', '1e6 examples', or '5%' of the whole run.
-    batch_size: examples a step.
-    examples: examples in an epoch.
-    total_steps: length of the run, which a percentage refers to.
-
-  Raises:
-    ValueError: if it is no duration.
-  """
-  match = re.fullmatch(
-    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*', duration
-  )
-  if not match or (match[2] == '%' and total_steps is None):
-    raise ValueError(
-      f'{duration!r} is no duration: write a number and one of '
-      f'{", ".join(UNITS)}, as in "90 epochs"'
-      + (' (not a percentage of itself).' if '%' in duration else '.')
-    )
-  number = float(match[1])
-  steps = {
-    'step': lambda: number,
-    '': lambda: number,
-    'epoch': lambda: number * examples / batch_size,
-    'example': lambda: number / batch_size,
-    # Rounded up, so that '20%' is reached five times in a run and not six.
-    '%': lambda: math.ceil(number * (total_steps or 0) / 100),
-  }[match[2]]()
-  return round(steps)
 
 
 def schedule(

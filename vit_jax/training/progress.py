@@ -1,7 +1,6 @@
 """What a run shows its user: the live line, the curves and a summary."""
 
 import contextlib
-import io
 import shutil
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import Any, TextIO
 
 from etils import epath
 
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, plots
 
 
 class Progress:
@@ -238,13 +237,7 @@ def plot_curves(
   panels = [(title, names) for title, names in panels if names]
   if not panels:
     return False
-  # Here, because it is slow to import. Not pyplot, whose global state would
-  # keep every picture in memory and might look for a screen.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(8, 0.6 + 2.5 * len(panels)), layout='constrained')
-  canvas = FigureCanvasAgg(figure)
+  figure = plots.figure(8, 0.6 + 2.5 * len(panels))
   all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
   sources = dict.fromkeys(_source(c) for _, names in panels for c in names)
   colors = {source: f'C{i}' for i, source in enumerate(sources)}
@@ -254,9 +247,7 @@ def plot_curves(
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
   all_axes[-1].xaxis.get_major_locator().set_params(integer=True)
   figure.align_ylabels()
-  png = io.BytesIO()
-  canvas.print_png(png, metadata={'Software': None})
-  metric_log.replace_file(epath.Path(png_path), png.getvalue())
+  metric_log.replace_file(epath.Path(png_path), plots.png(figure))
   return True
 
 
@@ -286,8 +277,7 @@ def _draw_panel(
   axes.set_ylabel(title)
   if title.endswith('accuracy'):
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-  axes.grid(alpha=0.3)
-  axes.spines[['top', 'right']].set_visible(False)
+  plots.tidy(axes)
   if title != 'learning rate':
     axes.legend(frameon=False)
 

@@ -7,17 +7,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.saving import Checkpoints
-from vit_jax.evaluators import build
-from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.experiment import Experiment
+from vit_jax.models.model import Params
 from vit_jax.training import hardware, metric_log, processes, progress, sharding
+from vit_jax.training.durations import Durations
 
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
@@ -39,18 +38,35 @@ class Run:
     self,
     *,
     workdir: str,
-    experiment: Experiment,
+    mesh: jax.sharding.Mesh,
+    durations: Durations,
     checkpoints: Checkpoints,
-    evaluators: list[Evaluator],
+    evaluators: Sequence[Callable[[Params], Mapping[str, Any]]],
+    shown: Mapping[str, str],
     meta: dict[str, Any],
     start_step: int,
+    batch_size: int,
     forward_flops: int,
   ):
-    """Takes what `train` made; `meta` goes into every checkpoint."""
+    """Takes what `train` made.
+
+    Args:
+      workdir: receives metrics and curves.
+      mesh: that batches are laid out on.
+      durations: of the run.
+      checkpoints: of the workdir.
+      evaluators: from parameters to metrics and pictures by name.
+      shown: metrics that the curves and the summary have, and which of their
+        values are good.
+      meta: goes into every checkpoint.
+      start_step: steps taken before.
+      batch_size: images a step.
+      forward_flops: of one image.
+    """
     self._workdir = workdir
-    self._shown = build.shown(experiment.config)
-    self._mesh = experiment.mesh
-    self._durations = experiment.durations
+    self._shown = shown
+    self._mesh = mesh
+    self._durations = durations
     self._checkpoints = checkpoints
     self._evaluators = evaluators
     self._meta = meta
@@ -70,7 +86,7 @@ class Run:
     self._progress = progress.Progress(
       total_steps=self._durations.total,
       start_step=start_step,
-      batch_size=experiment.config.batch_size,
+      batch_size=batch_size,
       cores=jax.device_count() * hardware.cores_per_device(device),
       train_flops_per_image=3 * forward_flops,
       peak_flops=_times(hardware.peak_flops(device), jax.device_count()),
@@ -151,9 +167,9 @@ class Run:
     found: dict[str, Any] = {}
     with self._progress.pause('evaluating'):
       for evaluator in self._evaluators:
-        found |= evaluator.run(state['average'] or state['params'])
+        found |= evaluator(state['average'] or state['params'])
         self._watch.progress()
-    self._eval_metrics, pictures = build.metrics_and_pictures(found)
+    self._eval_metrics, pictures = metric_log.metrics_and_pictures(found)
     self._log.write(step, self._eval_metrics)
     self._log.write_pictures(step, pictures)
     self._progress.message(

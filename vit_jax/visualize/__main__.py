@@ -24,11 +24,10 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
-from vit_jax import config as config_lib
-from vit_jax import predict
+from vit_jax import flags, predict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import sources
+from vit_jax.data import bad_images, images, sources
 from vit_jax.training import metric_log
 from vit_jax.visualize import masking, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
@@ -72,34 +71,32 @@ _WITHOUT_IMAGES = ('filters', 'posemb')
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  args = _parser().parse_args(argv)
+  return flags.command(_run, _parser().parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
-  try:
-    if out.exists() and not out.is_dir():
-      raise ValueError(f'--out={args.out} is a file: name a folder.')
-    checkpoint = _open(args.checkpoint, args.image_size)
-    if args.what == 'report':
-      subject = _subject(args, checkpoint, args.checkpoint)
-      html = page.report(subject, args.fusion, args.discard)
-      said, files = '', _write(out, {'report.html': html.encode()})
-    else:
-      section = _section(args, checkpoint)
-      said = f'{section.title}. {section.text}\n'
-      files = _write_section(out, args.what, section)
-  except (ValueError, OSError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
+  if out.exists() and not out.is_dir():
+    raise ValueError(f'--out={args.out} is a file: name a folder.')
+  checkpoint = _open(args.checkpoint, args.image_size)
+  if args.what == 'report':
+    subject = _subject(args, checkpoint, args.checkpoint)
+    html = page.report(subject, args.fusion, args.discard)
+    said, files = '', _write(out, {'report.html': html.encode()})
+  else:
+    section = _section(args, checkpoint)
+    said = f'{section.title}. {section.text}\n'
+    files = _write_section(out, args.what, section)
   more = f' and {len(files) - 1} more' if len(files) > 1 else ''
   model = checkpoint.model.describe(checkpoint.image_size)
   print(f'{said}model    {model}\nwritten  {files[0]}{more}')
-  return 0
 
 
 def _open(path: str, image_size: str | None) -> opening.Checkpoint:
   checkpoint = opening.open_checkpoint(path)
   if not image_size:
     return checkpoint
-  return transfer.resized(checkpoint, config_lib.image_size(image_size))
+  return transfer.resized(checkpoint, images.size_of(image_size))
 
 
 def _subject(
@@ -114,11 +111,15 @@ def _section(
 ) -> Section:
   """Returns what one kind makes."""
   if args.what == 'masking':
-    source = sources.labelled(
-      sources.open_source(args.data, args.split), f'{args.data} {args.split}'
+    name = f'{args.data} {args.split}'
+    source = bad_images.checked(
+      sources.open_source(args.data, args.split), 'error'
     )
     return masking.section(
-      checkpoint, source, fusion=args.fusion, discard=args.discard
+      checkpoint,
+      sources.labelled(source, name),
+      fusion=args.fusion,
+      discard=args.discard,
     )
   if args.what in _WITHOUT_IMAGES:
     make = {
@@ -163,11 +164,7 @@ def _write(out: pathlib.Path, files: dict[str, bytes]) -> list[pathlib.Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='python -m vit_jax.visualize',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.parser('visualize', __doc__)
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
   for what, text in _WHAT.items():
     kind = kinds.add_parser(

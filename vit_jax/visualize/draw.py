@@ -8,6 +8,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from vit_jax.training import plots
+
 # Share of the pixels that stay where low attention is masked out.
 KEEP = 0.5
 
@@ -80,7 +82,7 @@ def sheet(
   """
   titles = list(rows[0])
   across, down = len(titles), len(rows)
-  figure = _figure(1.8 * across + 0.3, 1.8 * down + 0.3)
+  figure = plots.figure(1.8 * across + 0.3, 1.8 * down + 0.3)
   panels = figure.subplots(down, across, squeeze=False)
   for line, row, name in zip(panels, rows, names, strict=True):
     for axes, title in zip(line, titles, strict=True):
@@ -90,7 +92,7 @@ def sheet(
     line[0].set_ylabel(name, parse_math=False)
   for axes, title in zip(panels[0], titles, strict=True):
     axes.set_title(title, fontsize='medium', parse_math=False)
-  return _save(figure)
+  return plots.png(figure, 110)
 
 
 def heads(
@@ -109,7 +111,7 @@ def heads(
   """
   X, N, h, w = maps_XNhw.shape
   cell = 0.6
-  figure = _figure(3 + cell * N, max(3, cell * X * h / w + 0.8))
+  figure = plots.figure(3 + cell * N, max(3, cell * X * h / w + 0.8))
   photograph, axes = figure.subplots(
     1, 2, width_ratios=(2.4, cell * N), squeeze=True
   )
@@ -131,7 +133,7 @@ def heads(
   axes.set_xticks(_middles(N, w), range(1, N + 1))
   axes.set_yticks(_middles(X, h), names)
   axes.set(xlabel='head', ylabel='layer')
-  return _save(figure)
+  return plots.png(figure, 110)
 
 
 def distances(
@@ -143,7 +145,7 @@ def distances(
     panels: by the name of the model its distances XN, by the axis of the
       attention, and the distance if it looked everywhere alike.
   """
-  figure = _figure(1 + 4.2 * len(panels), 4.2)
+  figure = plots.figure(1 + 4.2 * len(panels), 4.2)
   all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
   for axes, (name, (found, uniform)) in zip(
     all_axes, panels.items(), strict=True
@@ -165,15 +167,14 @@ def distances(
     axes.set_title(name, parse_math=False, fontsize='medium')
     axes.set(xlabel='layer')
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    axes.spines[['top', 'right']].set_visible(False)
+    plots.tidy(axes)
     axes.legend(frameon=False, fontsize='small')
   all_axes[0].set_ylabel('mean attention distance (pixels)')
   furthest = max(
     x.max() for found, _ in panels.values() for x in found.values()
   )
   all_axes[0].set_ylim(0, 1.08 * furthest)
-  return _save(figure)
+  return plots.png(figure, 110)
 
 
 def filters(components_XPPC: np.ndarray) -> bytes:
@@ -186,11 +187,11 @@ def filters(components_XPPC: np.ndarray) -> bytes:
   P = tiles.shape[1]
   blank = np.ones((down * across, P, P, 3))
   blank[:X] = tiles
-  figure = _figure(0.8 * across, 0.8 * down)
+  figure = plots.figure(0.8 * across, 0.8 * down)
   axes = figure.subplots()
   _mosaic(axes, blank.reshape(down, across, P, P, 3))
   axes.set_axis_off()
-  return _save(figure)
+  return plots.png(figure, 110)
 
 
 def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
@@ -202,7 +203,7 @@ def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
   across = min(4, len(panels))
   down = -(-len(panels) // across)
   side = 5 if across == 1 else 3
-  figure = _figure(side * across + 0.8, side * down)
+  figure = plots.figure(side * across + 0.8, side * down)
   all_axes = figure.subplots(down, across, squeeze=False).ravel()
   for axes, (name, cosines) in zip(all_axes, panels.items(), strict=False):
     style: dict[str, Any] = {'vmin': -1, 'vmax': 1, 'cmap': 'viridis'}
@@ -224,7 +225,7 @@ def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
   figure.colorbar(
     image, ax=list(all_axes), label='cosine similarity', aspect=40
   )
-  return _save(figure)
+  return plots.png(figure, 110)
 
 
 def _some(n: int) -> np.ndarray:
@@ -250,15 +251,3 @@ def _mosaic(axes: Any, tiles_YXhw: np.ndarray, **style: Any) -> Any:
   axes.spines[:].set_visible(False)
   axes.tick_params(length=0)
   return axes.imshow(whole, interpolation='nearest', **style)
-
-
-def _figure(width: float, height: float) -> Any:
-  from matplotlib.figure import Figure
-
-  return Figure(figsize=(width, height), layout='constrained')
-
-
-def _save(figure: Any) -> bytes:
-  file = io.BytesIO()
-  figure.savefig(file, format='png', dpi=110, metadata={'Software': None})
-  return file.getvalue()

@@ -11,9 +11,8 @@ import pytest
 
 from configs import vit
 from tests.conftest import ROOT
-from vit_jax import plan
 from vit_jax.experiment import Experiment
-from vit_jax.plan import hlo
+from vit_jax.plan import costs, hlo, report
 from vit_jax.training import hardware
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -37,16 +36,16 @@ def lines(text):
 def test_report_of_l16():
   """One step of 100 ms on 32 cores of TPU v3, 8 images in each."""
   config = vit.get_config('l16,batch_size=256')
-  program = hlo.Program(
+  program = hlo.CompiledProgram(
     {'a': 90_000_000, 'b': 4_000_000},
     (
       hlo.Collective('all-reduce', 32, 2**30, 2),
       hlo.Collective('all-gather', 32, 2**30, 1),
     ),
   )
-  step = plan.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
-  facts = plan.facts_given(config, 21_843, 1_000_000)
-  text = plan.report(
+  step = costs.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
+  facts = costs.facts_given(config, 21_843, 1_000_000)
+  text = report.report(
     Experiment(config, facts),
     step,
     devices(32, 'TPU v3', per_chip=2),
@@ -72,7 +71,7 @@ def test_report_of_l16():
 
 
 def counts(*args):
-  facts = plan.facts_given(*args)
+  facts = costs.facts_given(*args)
   return len(facts.class_names), facts.examples
 
 
@@ -98,15 +97,15 @@ def test_what_the_compiler_says_of_memory():
     'the total memory required for HLO temporaries (20.49G) exceeds available '
     'HBM (15.48G). HLO module: jit_train_step.'
   )
-  reason = plan._reason(message)
+  reason = costs._reason(message)
   assert 'it takes 20.49 GiB of a core that has 15.48, 5.01 too much' in reason
   assert 'accum_steps' in reason
-  assert plan._reason('RESOURCE_EXHAUSTED: x\ny') == 'RESOURCE_EXHAUSTED: x'
+  assert costs._reason('RESOURCE_EXHAUSTED: x\ny') == 'RESOURCE_EXHAUSTED: x'
 
 
 def test_profile_is_of_the_longest():
   cycles = {'a': 1, 'block_0/b': 2, 'c': 3, 'block_11/b': 4}
-  assert plan._profile_lines(hlo.Program(cycles, ()), 2) == [
+  assert report.profile(hlo.CompiledProgram(cycles, ()), 2) == [
     ' 60.0%  block_*/b',
     ' 30.0%  c',
   ]
@@ -114,11 +113,11 @@ def test_profile_is_of_the_longest():
 
 def test_topologies_that_are_none(monkeypatch):
   with pytest.raises(ValueError, match='v3x4: write a generation.* v2, v3, v4'):
-    plan.devices_of('v3x4')
-  monkeypatch.setattr(plan.importlib.util, 'find_spec', lambda name: None)
+    costs.devices_of('v3x4')
+  monkeypatch.setattr(costs.importlib.util, 'find_spec', lambda name: None)
   monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
   with pytest.raises(ValueError, match=r"pip install .*'\.\[plan\]'"):
-    plan.devices_of('v3:2x2')
+    costs.devices_of('v3:2x2')
 
 
 def run(*args):

@@ -1,12 +1,11 @@
 """Pictures of benchmarks; figure 12 of the paper is one of them."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.models import variants
 from vit_jax.paper import scaling
-from vit_jax.sweeps import grid
+from vit_jax.training import plots
 
 Row = Mapping[str, Any]
 
@@ -53,7 +52,7 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
         ],
         capsize=3,
         label=name,
-        **_style(i),
+        **plots.style(i),
       )
     if several_sizes:
       axes.set_title(f'{model}, best batch size')
@@ -62,11 +61,11 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
     ticks = sorted({row[axis] for row in rows if row['variant'] == model})
     _x_axis(axes, ticks, axis)
     axes.set_ylim(bottom=0)
-    _finish(axes)
+    plots.tidy(axes)
   panels[0].set_ylabel('images/s (bars: slowest to fastest round)')
   figure.suptitle(f'{title}: {first["device"]}')
   _legend(figure, panels[0])
-  return _png(figure)
+  return plots.png(figure)
 
 
 def _best(rows: Sequence[Row], axis: str) -> dict[int, Row]:
@@ -106,7 +105,7 @@ def bars(
       height=0.6,
       xerr=[[value - low], [high - value]],
       capsize=3,
-      color=_style(y)['color'],
+      color=plots.style(y)['color'],
     )
     axes.annotate(
       f'{value:.3g}',
@@ -121,9 +120,9 @@ def bars(
   axes.set_xlim(left=0)
   axes.set_xlabel(f'{x_label} (lines: slowest to fastest round)')
   axes.set_title(title)
-  _finish(axes)
+  plots.tidy(axes)
   axes.grid(False, axis='y')
-  return _png(figure)
+  return plots.png(figure)
 
 
 def figure_12(rows: Sequence[Row]) -> bytes:
@@ -157,7 +156,7 @@ def figure_12(rows: Sequence[Row]) -> bytes:
     loc='outside right center',
     frameon=False,
   )
-  return _png(figure)
+  return plots.png(figure)
 
 
 def _draw_models(
@@ -190,7 +189,7 @@ def _draw_models(
   axes.yaxis.set_major_formatter('{x:,.0f}')
   axes.yaxis.set_minor_formatter(NullFormatter())
   _x_axis(axes, sorted({row['image_size'] for row in rows}), 'image_size')
-  _finish(axes)
+  plots.tidy(axes)
 
 
 # Where there is one image size, no line tells them apart.
@@ -206,8 +205,8 @@ def _model_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
   for i, model in enumerate(models):
     fields = variants.fields(model)
     family = scaling.family(variants.defaults(fields['name']) | fields)
-    marker = grid._MARKERS[scaling.FAMILIES.index(family)]
-    styles[model] = {'color': _style(i)['color'], 'marker': marker}
+    marker = plots.MARKERS[scaling.FAMILIES.index(family)]
+    styles[model] = {'color': plots.style(i)['color'], 'marker': marker}
   return styles
 
 
@@ -237,17 +236,18 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
   Returns:
     A PNG.
   """
-  from matplotlib.figure import Figure
   from matplotlib.ticker import NullFormatter
 
-  figure = Figure(figsize=(10, 5), layout='constrained')
+  figure = plots.figure(10, 5)
   above, below = figure.subplots(2, 1, height_ratios=(1, 4))
   parts = ('steps', 'evaluating', 'saving', 'idle')
   left = 0.0
   for i, part in enumerate(parts):
     seconds = row[f'{part}_s']
     label = f'{part} {seconds:.2f} s'
-    above.barh(0, seconds, left=left, color=_style(i)['color'], label=label)
+    above.barh(
+      0, seconds, left=left, color=plots.style(i)['color'], label=label
+    )
     left += seconds
   above.set_xlim(0, left)
   above.set_yticks([])
@@ -268,7 +268,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
       [ms for _, ms in points],
       linestyle='',
       marker='s' if saved else '.',
-      color=_style(i)['color'],
+      color=plots.style(i)['color'],
       label=f'{name}: {len(points):,} gaps',
     )
   below.set_yscale('log')
@@ -283,27 +283,19 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
   below.set_ylabel('ms without a step under way')
   if gaps:
     below.legend(frameon=False)
-  _finish(below)
-  return _png(figure)
+  plots.tidy(below)
+  return plots.png(figure)
 
 
 def _figure(
   count: int, height: float = 5, width: float | None = None
 ) -> tuple[Any, list[Any]]:
   # Here, because it is slow to import.
-  from matplotlib.figure import Figure
 
   if width is None:
     width = 7 if count == 1 else 5
-  figure = Figure(figsize=(width * count, height), layout='constrained')
+  figure = plots.figure(width * count, height)
   return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def _style(i: int) -> dict[str, Any]:
-  return {
-    'color': grid._COLORS[i % len(grid._COLORS)],
-    'marker': grid._MARKERS[i % len(grid._MARKERS)],
-  }
 
 
 def _x_axis(axes: Any, ticks: Sequence[int], name: str) -> None:
@@ -319,20 +311,8 @@ def _x_axis(axes: Any, ticks: Sequence[int], name: str) -> None:
     axes.set_xlim(ticks[0] / 1.5, ticks[0] * 1.5)
 
 
-def _finish(axes: Any) -> None:
-  axes.grid(alpha=0.3)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
-
-
 def _legend(figure: Any, axes: Any) -> None:
   handles, labels = axes.get_legend_handles_labels()
   figure.legend(
     handles, labels, loc='outside lower center', ncols=2, frameon=False
   )
-
-
-def _png(figure: Any) -> bytes:
-  file = io.BytesIO()
-  figure.savefig(file, format='png', metadata={'Software': None})
-  return file.getvalue()

@@ -6,7 +6,7 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax.bench import pictures
+from vit_jax.bench import charts
 
 
 def rate(variant, image_size, batch_size, contender, value):
@@ -70,7 +70,7 @@ def test_rates_over_image_sizes_are_those_of_the_best_batch(figures):
       (224, 8, 30 + shift),
     )
   ]
-  assert is_picture(pictures.rates(rows, 'inference'))
+  assert is_picture(charts.rates(rows, 'inference'))
   (axes,) = figures[0].axes
   ours, theirs = axes.containers
   assert list(zip(*ours.lines[0].get_data(), strict=True)) == [
@@ -89,7 +89,7 @@ def test_rates_over_batch_sizes_have_a_panel_a_model(figures):
     for variant in ('ti16', 'b16')
     for batch in (4, 2)
   ]
-  assert is_picture(pictures.rates(rows, 'training'))
+  assert is_picture(charts.rates(rows, 'training'))
   titles = [axes.get_title() for axes in figures[0].axes]
   assert titles == ['ti16 at 224 pixels', 'b16 at 224 pixels']
   for axes in figures[0].axes:
@@ -99,7 +99,7 @@ def test_rates_over_batch_sizes_have_a_panel_a_model(figures):
 
 def test_a_single_place_has_bars(figures):
   rows = [rate('b16', 224, 8, name, 10.0) for name in ('ours', 'theirs')]
-  assert is_picture(pictures.rates(rows, 'training'))
+  assert is_picture(charts.rates(rows, 'training'))
   (axes,) = figures[0].axes
   assert [bar.get_width() for bar in axes.patches] == [10, 10]
   assert [text.get_text() for text in axes.get_yticklabels()] == [
@@ -116,7 +116,7 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
     fitting('b16', 224, 'training', 10, images_per_s=20.0),
     fitting('r50x1', 64, 'inference', 0),
   ]
-  assert is_picture(pictures.figure_12(rows))
+  assert is_picture(charts.figure_12(rows))
   left, right = figures[0].axes
 
   def drawn(axes):
@@ -139,7 +139,7 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
 
 
 def test_without_estimates_there_is_one_panel(figures):
-  assert is_picture(pictures.figure_12([fitting('b16', 64, 'training', 10)]))
+  assert is_picture(charts.figure_12([fitting('b16', 64, 'training', 10)]))
   (axes,) = figures[0].axes
   assert axes.get_title() == 'Largest batch that fits'
 
@@ -156,7 +156,7 @@ def test_a_run(figures, gaps):
     'saving_s': 0.75,
     'idle_s': 0.25,
   }
-  assert is_picture(pictures.loop(row, gaps))
+  assert is_picture(charts.loop(row, gaps))
   above, below = figures[0].axes
   assert [bar.get_x() for bar in above.patches] == [0, 6, 9, 9.75]
   drawn = points(below)

@@ -1,0 +1,88 @@
+"""Who imports whom: downwards, and never in a circle."""
+
+import ast
+import graphlib
+
+from tests.conftest import ROOT
+
+# From the lowest; what stands together does not know the others' commands.
+FLOORS = (
+  {'models', 'data'},
+  {'checkpoints'},
+  {'training'},
+  {'objectives'},
+  {'visualize'},
+  {'evaluators'},
+  {'config'},
+  {'experiment'},
+  {'convert', 'train'},
+  {'sweeps'},
+  {'paper', 'plan'},
+  {'bench'},
+  {'flags', 'predict', 'fewshot', 'main', '__main__'},
+)
+
+
+def imports():
+  """Returns by module those of the package that it imports, wherever."""
+  paths = {
+    '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
+    for path in (ROOT / 'vit_jax').rglob('*.py')
+  }
+  paths = {name.removesuffix('.__init__'): p for name, p in paths.items()}
+  found = {}
+  for name, path in paths.items():
+    wanted = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+          full = f'{node.module}.{alias.name}'
+          wanted.add(full if full in paths else node.module)
+      elif isinstance(node, ast.Import):
+        wanted |= {alias.name for alias in node.names}
+    found[name] = wanted & paths.keys()
+  return found
+
+
+def floor(name):
+  _, *parts = name.split('.')
+  room = '__main__' if parts[-1:] == ['__main__'] else parts[0]
+  (level,) = (i for i, rooms in enumerate(FLOORS) if room in rooms)
+  return level
+
+
+def test_no_import_goes_up():
+  for name, wanted in imports().items():
+    if name != 'vit_jax':
+      up = [w for w in wanted if floor(w) > floor(name)]
+      assert not up, f'{name} imports {up}'
+
+
+def test_no_circle():
+  graphlib.TopologicalSorter(imports()).prepare()
+
+
+def test_the_top_has_few_rooms():
+  """Modules at the top and folders on the top two levels."""
+  files = [p for p in (ROOT / 'vit_jax').glob('*.py') if p.stem != '__init__']
+  folders = {
+    p.parent
+    for p in (ROOT / 'vit_jax').rglob('__init__.py')
+    if p.parent != ROOT / 'vit_jax'
+  }
+  assert len(files) + len(folders) <= 26
+
+
+def test_names_are_used_once():
+  """A file or a public class is found by its name."""
+  names, classes = [], []
+  for path in (ROOT / 'vit_jax').rglob('*.py'):
+    if not path.stem.startswith('__'):
+      names.append(path.stem)
+    for node in ast.parse(path.read_text()).body:
+      if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
+        classes.append(node.name)
+  for found in (names, classes):
+    assert sorted(set(found)) == sorted(found), {
+      n for n in found if found.count(n) > 1
+    }

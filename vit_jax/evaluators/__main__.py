@@ -1,0 +1,51 @@
+"""Draws few-shot accuracies of several checkpoints into one picture.
+
+  python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
+
+They are called as their folders are.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from etils import epath
+
+from vit_jax import flags
+from vit_jax.evaluators.fewshot_curves import (
+  CSV,
+  folder_labels,
+  plot,
+  read_csv,
+  table,
+)
+from vit_jax.training import metric_log
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  parser = flags.parser('evaluators', __doc__)
+  parser.add_argument('files', nargs='+', help=f'the {CSV} of each checkpoint')
+  parser.add_argument(
+    '--output',
+    default='compare.png',
+    help='the picture, replaced if it is there (default: compare.png)',
+  )
+  return flags.command(_run, parser.parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> None:
+  curves = [
+    read_csv(path, label)
+    for path, label in zip(args.files, folder_labels(args.files), strict=True)
+  ]
+  output = epath.Path(args.output)
+  output.parent.mkdir(parents=True, exist_ok=True)
+  metric_log.replace_file(output, plot(curves))
+  for curve in curves:
+    print(f'{curve.label}\n{table(curve)}')
+  print(f'written  {output}')
+
+
+if __name__ == '__main__':
+  sys.exit(main())

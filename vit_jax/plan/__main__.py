@@ -1,0 +1,167 @@
+"""What training a config will take on a TPU that is not there.
+
+  python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v3:16x16
+  python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 \
+    --config.accum_steps=16 --config.model.remat=nothing_saveable
+
+  python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 --search
+
+compiles the real training step with the TPU's own compiler, which runs on any
+machine (`pip install -c requirements.txt -e '.[plan]'`), and prints for each
+core: memory, the compiler's estimate of a step, images/s and MFU, what is sent
+between cores; and for the whole schedule exaFLOPs and core-days.
+
+The estimate is for a step with its data at hand and leaves out the collectives,
+which may or may not hide behind it: their bytes and a lower bound for their
+time stand beside it. Where the step does not fit, the compiler says by how
+much, and the exit status is 1.
+
+--search tries parts of the batch, rematerialisation, loops over layers and
+meshes, and says which of those that fit is fastest, with its flags.
+
+A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e) and its chips:
+v3:4x4, v4:2x2x4. Of v2, v3 and v4 every chip counts as two cores.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from vit_jax.experiment import Experiment
+from vit_jax.flags import parse_flags, refuse, show_messages
+from vit_jax.objectives.objective import Facts
+from vit_jax.plan.costs import (
+  GIB,
+  Step,
+  compile_step,
+  costs,
+  devices_of,
+  facts_given,
+)
+from vit_jax.plan.report import profile, report
+from vit_jax.plan.search import Search, TooLarge
+from vit_jax.sweeps import axes
+from vit_jax.training import hardware, sharding
+
+EXIT_TOO_LARGE = 1
+
+_TOPOLOGY = flags.DEFINE_string(
+  'topology', '', 'Generation and chips, as in v3:16x16 or v5p:4x4x8.'
+)
+_NUM_CLASSES = flags.DEFINE_integer(
+  'num_classes', 0, 'Classes of the data, where it is not at hand.'
+)
+_EXAMPLES = flags.DEFINE_integer(
+  'examples', 0, 'Training examples of the data, where it is not at hand.'
+)
+_SEARCH = flags.DEFINE_bool(
+  'search',
+  False,
+  'Finds accum_steps, gather, mesh, model.scan and model.remat for the fastest '
+  'step that fits, in ten to twenty compilations.',
+)
+_PROFILE = flags.DEFINE_integer(
+  'profile', 0, 'Prints so many of the operations that take longest.'
+)
+
+
+def search(
+  config: ConfigDict,
+  facts: Facts,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+) -> tuple[dict[str, Any], Step]:
+  """Prints what is tried, and returns the best fields of the config.
+
+  What is sent is added to a step at its least time, as if nothing else ran
+  beside it: the fastest without would send most.
+
+  Returns:
+    The fields, and the step with them.
+
+  Raises:
+    TooLarge: if nothing fits.
+  """
+  steps: list[tuple[dict[str, Any], Step]] = []
+  print(
+    'images parts gather tensor layers   remat             GiB     step + sent '
+    'ms  images/s  MFU    compiled'
+  )
+
+  def step_s(config: ConfigDict, fields: dict[str, Any]) -> float:
+    images = config.batch_size * config.mesh.tensor // len(devices)
+    start = (
+      f'{images // config.accum_steps:<6} {config.accum_steps:<5} '
+      f'{config.gather:<6} {config.mesh.tensor:<6} '
+      f'{"looped" if config.model.scan else "unrolled":<8} '
+      f'{config.model.remat:<16} '
+    )
+    print(start, end='', flush=True)
+    try:
+      experiment = Experiment(config, facts, devices)
+      step = compile_step(experiment)
+    except TooLarge as e:
+      print(str(e).partition(',')[0].removeprefix('it takes '))
+      raise
+    steps.append((fields, step))
+    cost = costs(experiment, step, devices, chip)
+    total_s = cost['step_s'] + cost['sent_s']
+    print(
+      f'{step.peak_bytes / GIB:5.2f} {1e3 * cost["step_s"]:8.1f} + '
+      f'{1e3 * cost["sent_s"]:<7.1f}{cost["images_per_s"]:9.1f} '
+      f'{cost["mfu"]:6.1%} {step.compile_s:6.0f} s'
+    )
+    return total_s
+
+  best = Search(config, len(devices), step_s).best()
+  if best is None:
+    raise TooLarge('nothing that was tried does. Take a larger topology')
+  return next(found for found in steps if found[0] == best.fields)
+
+
+def run(argv: list[str]) -> None:
+  """Prints the plan of a config, or why there is none."""
+  del argv
+  show_messages()
+  # Arrays of this process, of which there are few, belong on its own CPU.
+  jax.config.update('jax_platforms', 'cpu')
+  config = flags.FLAGS.config
+  try:
+    devices, chip = devices_of(_TOPOLOGY.value)
+    facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
+    print(
+      f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
+      f'{facts.examples:,} examples; batch {config.batch_size:,}'
+    )
+    step = None
+    if _SEARCH.value:
+      best, step = search(config, facts, devices, chip)
+      axes.set_fields(config, best)
+      given = ' '.join(f'--config.{name}={x}' for name, x in best.items())
+      print(f'fastest   {given}')
+    experiment = Experiment(config, facts, devices)
+    print(
+      f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
+      'batch in '
+      f'{config.accum_steps} parts',
+      flush=True,
+    )
+    step = step or compile_step(experiment)
+    print(report(experiment, step, devices, chip))
+    for line in profile(step.program, _PROFILE.value):
+      print(line)
+  except TooLarge as e:
+    print(f'error: The step does not fit: {e}.', file=sys.stderr)
+    sys.exit(EXIT_TOO_LARGE)
+  except (ValueError, OSError, ImportError) as e:
+    refuse(str(e))
+
+
+if __name__ == '__main__':
+  required = ('config', 'topology')
+  app.run(run, flags_parser=functools.partial(parse_flags, required=required))

@@ -1,0 +1,88 @@
+"""How long a run is and how often it does things, in steps."""
+
+import dataclasses
+import math
+import re
+
+from ml_collections import ConfigDict
+
+UNITS = ('steps', 'epochs', 'examples', '%')
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+  """The run's durations in steps."""
+
+  total: int
+  warmup: int
+  milestones: tuple[int, ...]
+  log_every: int
+  eval_every: int
+  checkpoint_every: int
+
+
+def durations_of(config: ConfigDict, examples: int) -> Durations:
+  """Returns the config's durations in steps.
+
+  Raises:
+    ValueError: for values that are no duration or do not fit together.
+  """
+  kwargs = {'batch_size': config.batch_size, 'examples': examples}
+  total = steps_of(config.total, **kwargs)
+  if total < 1:
+    raise ValueError(f'total is {config.total!r}: less than one step.')
+
+  def every(duration: str) -> int:
+    return max(1, steps_of(duration, **kwargs, total_steps=total))
+
+  return Durations(
+    total=total,
+    warmup=steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
+    milestones=tuple(
+      steps_of(duration, **kwargs, total_steps=total)
+      for duration in config.optimizer.milestones
+    ),
+    log_every=every(config.log_every),
+    eval_every=every(config.eval_every),
+    checkpoint_every=every(config.checkpoint_every),
+  )
+
+
+def steps_of(
+  duration: str,
+  *,
+  batch_size: int,
+  examples: int,
+  total_steps: int | None = None,
+) -> int:
+  """Returns the steps of a duration such as '90 epochs'.
+
+  Args:
+    duration: a number and a unit: '10000 steps' (the unit may be left out),
+      '90 epochs', '1e6 examples', or '5%' of the whole run.
+    batch_size: examples a step.
+    examples: examples in an epoch.
+    total_steps: length of the run, which a percentage refers to.
+
+  Raises:
+    ValueError: if it is no duration.
+  """
+  match = re.fullmatch(
+    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*', duration
+  )
+  if not match or (match[2] == '%' and total_steps is None):
+    raise ValueError(
+      f'{duration!r} is no duration: write a number and one of '
+      f'{", ".join(UNITS)}, as in "90 epochs"'
+      + (' (not a percentage of itself).' if '%' in duration else '.')
+    )
+  number = float(match[1])
+  steps = {
+    'step': lambda: number,
+    '': lambda: number,
+    'epoch': lambda: number * examples / batch_size,
+    'example': lambda: number / batch_size,
+    # Rounded up, so that '20%' is reached five times in a run and not six.
+    '%': lambda: math.ceil(number * (total_steps or 0) / 100),
+  }[match[2]]()
+  return round(steps)

@@ -1,0 +1,56 @@
+"""What all plots share: colours, a frame, and the way into a file."""
+
+import io
+from typing import Any
+
+# Okabe and Ito's, which colour-blind readers tell apart, without yellow, which
+# is too pale for lines; and a marker and a line for each column.
+COLORS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+)
+MARKERS = 'os^Dvp'
+LINES = ('-', '--', ':', '-.')
+
+
+def style(i: int) -> dict[str, Any]:
+  """Returns colour and marker of the i-th of some curves."""
+  return {
+    'color': COLORS[i % len(COLORS)],
+    'marker': MARKERS[i % len(MARKERS)],
+  }
+
+
+def figure(width: float, height: float) -> Any:
+  """Returns an empty figure; sizes in inches."""
+  # Here, because it is slow to import. Not pyplot, whose global state would
+  # keep every picture in memory and might look for a screen.
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def tidy(axes: Any, lines: str = 'both') -> None:
+  """Gives axes faint grid lines, behind all else, and an open frame.
+
+  Args:
+    axes: of matplotlib.
+    lines: 'both', or those of the axis 'x' or 'y' alone.
+  """
+  axes.grid(axis=lines, alpha=0.3)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
+  """Returns a figure as a PNG file."""
+  file = io.BytesIO()
+  drawn.savefig(
+    file, format='png', dpi=dots_per_inch, metadata={'Software': None}
+  )
+  return file.getvalue()
