@@ -40,6 +40,9 @@ XLA_FLAGS_GIVEN = os.environ.setdefault(
 )
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
+# An array whose axes were forgotten is an error. (Of dtypes the same cannot be
+# asked: Flax's own LayerNorm multiplies bfloat16 by float32.)
+os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 os.environ['XLA_FLAGS'] = ' '.join(
   (
     XLA_FLAGS_GIVEN,

@@ -565,3 +565,9 @@ def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     train.train(small_config(**overrides), str(tmp_path))
   assert not (tmp_path / 'metrics.csv').exists()
+
+
+def test_a_step_copies_nothing_to_the_devices(tmp_path, monkeypatch):
+  monkeypatch.setattr(train.sharding, 'replicate', lambda x, mesh: x)
+  with pytest.raises(Exception, match='Disallowed host-to-device transfer'):
+    train.train(small_config(), str(tmp_path))

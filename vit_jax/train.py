@@ -128,7 +128,10 @@ def _train(
   ):
     for step in range(start_step + 1, durations.total + 1):
       batch = run.wait_for(batches)
-      state, metrics = train_step(state, fixed, batch, np.int32(step - 1))
+      steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
+      # What is not on the devices by now would be copied again in every step.
+      with jax.transfer_guard('disallow'):
+        state, metrics = train_step(state, fixed, batch, steps_taken)
       run.take(step, metrics)
       if run.is_eval_step(step):
         run.evaluate(step, state)

@@ -54,7 +54,7 @@ def moves(model, params, images):
     def moved(x_BhwC):
       # The normalisation before a ReLU is the last to add to what it is given.
       move_C = moves[*norms[-1], 'bias'] = -widest_gap(x_BhwC)
-      return relu(x_BhwC + move_C)
+      return relu(x_BhwC + move_C[None, None, None])
 
     with nn.intercept_methods(note), mock.patch.object(nn, 'relu', moved):
       model.apply({'params': params}, images)

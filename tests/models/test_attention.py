@@ -267,7 +267,7 @@ def test_values_apart_from_keys():
 
   def project(name, x_BLD):
     kernel_DNK, bias_NK = p[name]['kernel'], p[name]['bias']
-    return jnp.einsum('BLD,DNK->BLNK', x_BLD, kernel_DNK) + bias_NK
+    return jnp.einsum('BLD,DNK->BLNK', x_BLD, kernel_DNK) + bias_NK[None, None]
 
   q, k, v = map(project, ('query', 'key', 'value'), (queries, keys, values))
   logits_BNQL = jnp.einsum('BQNK,BLNK->BNQL', q, k) / 2
@@ -276,9 +276,9 @@ def test_values_apart_from_keys():
   y_QNK = jnp.einsum('NQL,LNK->QNK', weights_NQL, v[0, :5])
   want_QD = jnp.einsum('QNK,NKD->QD', y_QNK, p['out']['kernel'])
   np.testing.assert_allclose(
-    got[0], want_QD + p['out']['bias'], rtol=1e-5, atol=1e-5
+    got[0], want_QD + p['out']['bias'][None], rtol=1e-5, atol=1e-5
   )
-  np.testing.assert_array_equal(got[1] - p['out']['bias'], 0)
+  np.testing.assert_array_equal(got[1] - p['out']['bias'][None], 0)
   # None are the keys themselves, and the queries.
   for given, same in (
     ((queries, keys), (queries, keys, keys)),

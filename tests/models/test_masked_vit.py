@@ -65,7 +65,7 @@ def test_its_body_is_a_vit(pool, target):
   tokens = aux['tokens'][:, -L:]
   np.testing.assert_allclose(
     predicted,
-    jnp.einsum('BLD,D...->BL...', tokens, kernel) + bias,
+    np.einsum('BLD,D...->BL...', tokens, kernel) + np.asarray(bias),
     rtol=1e-5,
     atol=1e-5,
   )

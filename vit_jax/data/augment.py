@@ -22,8 +22,10 @@ def normalize(
     mean: of each channel of the training set, for values in [0, 1].
     std: their standard deviations.
   """
-  mean_C, std_C = (np.float32(255 * np.array(x)) for x in (mean, std))
-  return (images_BHWC.astype(jnp.float32) - mean_C) / std_C
+  mean_111C, std_111C = (
+    np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
+  )
+  return (images_BHWC.astype(jnp.float32) - mean_111C) / std_111C
 
 
 def random_flip(key: jax.Array, images_BHWC: jax.Array) -> jax.Array:

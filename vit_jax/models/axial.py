@@ -51,7 +51,7 @@ class AxialBlock(nn.Module):
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)
     if positions_LD is not None:
-      x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)
+      x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
 
     def along(name: str, x_BxyD: Array, key: Array | None) -> tuple[Array, Any]:
       """Attends along y, each x on its own."""

@@ -268,7 +268,7 @@ class EncoderBlock(nn.Module):
     captured = {}
     x_BLD = constrain(x_BLD, 'BLD')
     if positions_LD is not None:
-      x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)
+      x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
 
     y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0')
     y_BLD, weights_BNLL = MultiHeadAttention(

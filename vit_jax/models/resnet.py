@@ -38,11 +38,12 @@ class StdConv(nn.Conv):
   def param(self, name, *args, **kwargs):
     value = super().param(name, *args, **kwargs)
     if name == 'kernel':
-      value = value - jnp.mean(value, axis=(0, 1, 2))
+      over = {'axis': (0, 1, 2), 'keepdims': True}
+      value = value - jnp.mean(value, **over)
       if self.version == 1:
-        value = value / (jnp.std(value, axis=(0, 1, 2)) + 1e-5)
+        value = value / (jnp.std(value, **over) + 1e-5)
       else:
-        value = value * jax.lax.rsqrt(jnp.var(value, axis=(0, 1, 2)) + 1e-10)
+        value = value * jax.lax.rsqrt(jnp.var(value, **over) + 1e-10)
     return value
 
 

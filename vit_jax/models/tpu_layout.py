@@ -35,6 +35,7 @@ Others:
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from vit_jax.models.model import Axes
 
@@ -45,8 +46,9 @@ def add_bias(y: Array, bias: Array) -> Array:
   """Returns the rows of a product plus a bias, in the shape of the bias."""
   shape = (*y.shape[:-1], *bias.shape)
   if 128 % bias.shape[-1]:
-    return (y + bias.reshape(-1)).reshape(shape)
-  return y.reshape(shape) + bias
+    rows = jnp.broadcast_to(bias.reshape(-1), y.shape)
+    return (y + rows).reshape(shape)
+  return y.reshape(shape) + jnp.broadcast_to(bias, shape)
 
 
 def as_matrices(params: Any) -> Any:

@@ -144,7 +144,7 @@ class PatchEmbedding(nn.Module):
       x_BhPwPC.astype(self.dtype),
       E_PPCD.astype(self.dtype),
     )
-    return y_BhwD + bias_D.astype(self.dtype)
+    return y_BhwD + bias_D.astype(self.dtype)[None, None, None]
 
 
 class ViT(Model):

@@ -253,5 +253,7 @@ def colours(pixels_BLX: jax.Array) -> jax.Array:
   """Returns the colour of the mean of uint8 pixels, in [0, `COLOURS`)."""
   B, L, X = pixels_BLX.shape
   pixels_BLXC = pixels_BLX.reshape(B, L, X // 3, 3).astype(jnp.int32)
-  bits_BLC = jnp.sum(pixels_BLXC, axis=2) // (32 * X // 3)
-  return jnp.sum(bits_BLC * jnp.array([64, 8, 1]), axis=2)
+  red_BL, green_BL, blue_BL = jnp.moveaxis(
+    jnp.sum(pixels_BLXC, axis=2) // (32 * X // 3), 2, 0
+  )
+  return 64 * red_BL + 8 * green_BL + blue_BL

@@ -189,3 +189,8 @@ def global_batch(
     name: jax.make_array_from_process_local_data(sharding, x)
     for name, x in batch.items()
   }
+
+
+def replicate(x: np.ndarray | np.generic, mesh: Mesh) -> jax.Array:
+  """Returns what every process has alike as one array on all devices."""
+  return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(x))
