@@ -34,7 +34,7 @@ def final_metrics(workdir, config, *flags):
 
 @pytest.mark.slow
 def test_digits_reach_97_percent(tmp_path):
-  """Two seeds, or as many as DIGITS_SEEDS says; each holds out another fifth."""
+  """Two seeds, or DIGITS_SEEDS of them; each holds out another fifth."""
   accuracies = []
   for seed in range(int(os.environ.get('DIGITS_SEEDS', '2'))):
     row = final_metrics(
