@@ -571,3 +571,23 @@ def test_a_step_copies_nothing_to_the_devices(tmp_path, monkeypatch):
   monkeypatch.setattr(train.sharding, 'replicate', lambda x, mesh: x)
   with pytest.raises(Exception, match='Disallowed host-to-device transfer'):
     train.train(small_config(), str(tmp_path))
+
+
+def test_rates_leave_out_the_step_that_compiles(
+  tmp_path, monkeypatch, preempt_at
+):
+  """The first one of a process, which after a resumption is not step 1."""
+  steps = []
+  done = run.progress.Progress.first_step_done
+
+  def first_step_done(self, step):
+    steps.append(step)
+    done(self, step)
+
+  monkeypatch.setattr(run.progress.Progress, 'first_step_done', first_step_done)
+  preempt_at(6)
+  with pytest.raises(run.Preempted):
+    train.train(small_config(), str(tmp_path))
+  preempt_at(None)
+  train.train(small_config(), str(tmp_path))
+  assert steps == [1, 7]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from configs import digits
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import hf, timm
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import posemb, variants
 
@@ -281,3 +283,12 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, inside):
     (tmp_path / name).mkdir()
   with pytest.raises(ValueError, match=f'{tmp_path} holds no checkpoint: give'):
     opening.open_checkpoint(str(tmp_path))
+
+
+def test_class_names_of_other_frameworks_are_kept(tmp_path):
+  weights = random_checkpoint('ti16', (32, 32), num_classes=3).weights()
+  for module in (timm, hf):
+    path = str(tmp_path / module.__name__)
+    module.write(weights, path, 'float32')
+    names = opening.open_checkpoint(path).class_names
+    assert names == ('class 0', 'class 1', 'class 2')

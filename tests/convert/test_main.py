@@ -5,14 +5,15 @@ import importlib
 import importlib.util
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.checkpoints.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import logits_of, random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import __main__ as cli
-from vit_jax.convert import orbax
+from vit_jax.convert import check, orbax
 
 VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -261,3 +262,17 @@ def test_training_starts_from_a_conversion(command, tmp_path):
   )
   assert status == 0, err
   assert 'final test/accuracy' in out
+
+
+def test_the_check_computes_in_float32_what_was_trained_in_less(tmp_path):
+  """A difference of bfloat16's would hide one of the conversion's."""
+  path = workdir_of(tmp_path / 'half', dtype='bfloat16')
+  checkpoint = opening.open_checkpoint(str(path))
+  images = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
+  got = check.open_peer(str(path)).run(images)
+  exact = dataclasses.replace(
+    checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
+  )
+  want = logits_of(exact, images)
+  assert np.abs(want - logits_of(checkpoint, images)).max() > 1e-4
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

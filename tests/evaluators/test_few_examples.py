@@ -7,8 +7,11 @@ import pytest
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
-from vit_jax.data import sources
+from configs import digits
+from vit_jax.data import benchmarks, sources
 from vit_jax.evaluators import few_examples, ridge
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.experiment import Experiment, facts_of
 
 CLASSES = 5
 
@@ -390,3 +393,33 @@ def test_digits_by_their_pixels():
   assert accuracies == sorted(accuracies)
   assert 0.4 < accuracies[0] < 0.7
   assert 0.85 < accuracies[-1] < 0.95
+
+
+def test_splits_that_are_not_given_are_the_usual_ones(monkeypatch):
+  opened = []
+
+  def open_checked(data, split):
+    opened.append((data.name, split))
+    return sources.open_source('digits', 'test')
+
+  monkeypatch.setattr(few_examples.bad_images, 'open_checked', open_checked)
+  config = digits.get_config()
+  experiment = Experiment(config, facts_of(config, tuple('0123456789'), 1000))
+  parts = Parts(config, experiment.objective, {}, experiment.mesh, ())
+  entry = config.evaluators.fewshot
+  for name, given in (
+    ('./mine', {}),
+    ('oxford_iiit_pet', {}),
+    ('./mine', {'train_split': 'a', 'test_split': 'b'}),
+  ):
+    entry.update(data=name, shots=(1,), **given)
+    few_examples.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
+  usual = benchmarks.benchmark('oxford_iiit_pet')
+  assert opened == [
+    ('./mine', 'train'),
+    ('./mine', 'test'),
+    ('oxford_iiit_pet', usual.train),
+    ('oxford_iiit_pet', usual.test),
+    ('./mine', 'a'),
+    ('./mine', 'b'),
+  ]

@@ -74,3 +74,23 @@ def test_steps_are_those_of_training(count):
     state, metrics = compiled(state, {}, batch, np.int32(i))
     # Adam divides by what may be tiny: rounding grows over the steps.
     np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-3)
+
+
+def test_images_are_normalised_before_the_model():
+  """With a mean and a deviation of each channel that nothing else has."""
+  mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
+  chosen = config(**{'data.mean': str(mean), 'data.std': str(std)})
+  experiment = step.experiment_of(chosen, jax.devices()[:1])
+  program = aot.inference(experiment, jax.devices()[0])
+  params = jax.tree.map(
+    lambda x: 0.02 * np.random.default_rng(0).standard_normal(x.shape, 'f'),
+    program.shapes[0],
+  )
+  images = step.random_batch(chosen)['image']
+  normalised = (np.asarray(images) / 255 - mean) / std
+  want = experiment.objective.model.apply(
+    {'params': params}, normalised.astype(np.float32)
+  )[0]
+  got = program.function(params, images)
+  assert np.ptp(want) > 1e-3
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)

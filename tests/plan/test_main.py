@@ -8,10 +8,12 @@ import sys
 import types
 
 import pytest
+from absl.testing import flagsaver
 
 from configs import vit
 from tests.conftest import ROOT
 from vit_jax.experiment import Experiment
+from vit_jax.plan import __main__ as plan
 from vit_jax.plan import costs, hlo, report
 from vit_jax.training import hardware
 
@@ -254,3 +256,33 @@ def test_the_command_with_an_odd_topology():
   done = run(*SMALL[:2], '--topology=v3:5x5')
   assert done.returncode == 2
   assert done.stderr.startswith('error: --topology=v3:5x5: ')
+
+
+def test_what_the_search_finds_is_planned(monkeypatch, capsys):
+  """The compiler and its machine are stood in for; the rest is real."""
+  described = devices(8, 'TPU v3', per_chip=2)
+  step = costs.Step(hlo.CompiledProgram({'a': 94_000_000}, ()), 1, 1, 1, 1.0)
+  planned = []
+  monkeypatch.setattr(
+    plan, 'devices_of', lambda _: (described, hardware.TPU_CHIPS['v3'])
+  )
+  monkeypatch.setattr(plan, 'search', lambda *_: ({'accum_steps': 4}, step))
+  monkeypatch.setattr(
+    plan, 'report', lambda experiment, *_: planned.append(experiment) or ''
+  )
+  argv = [
+    'plan',
+    f'--config={ROOT}/configs/vit.py:ti16',
+    '--topology=v3:2x2',
+    '--num_classes=9',
+    '--examples=14000000',
+    '--search',
+  ]
+  with flagsaver.flagsaver():
+    plan.parse_flags(argv, required=('config', 'topology'))
+    monkeypatch.setattr(
+      plan, 'Experiment', lambda config, *_: Experiment(config, _[0])
+    )
+    plan.run([])
+  assert planned[0].config.accum_steps == 4
+  assert 'fastest   --config.accum_steps=4' in capsys.readouterr().out

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -531,3 +532,16 @@ def test_process_numbers_come_from_the_environment(monkeypatch):
     {'num_processes': n, 'process_id': i, 'heartbeat_timeout_seconds': 30}
     for n, i in [(None, None), (4, 3)]
   ]
+
+
+def test_a_barrier_is_given_milliseconds(monkeypatch):
+  """JAX's client counts in them; it ends the process if it is kept waiting."""
+
+  def wait_at_barrier(name, timeout_in_ms):
+    waited.append(timeout_in_ms)
+
+  waited = []
+  client = types.SimpleNamespace(wait_at_barrier=wait_at_barrier)
+  monkeypatch.setattr(processes.distributed.global_state, 'client', client)
+  assert processes._meet('end', 1.5)
+  assert waited == [1500]

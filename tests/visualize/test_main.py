@@ -417,3 +417,14 @@ def test_help_names_every_kind(capsys):
     said = capsys.readouterr().out
     for expected in [kinds[argv[0]], '--out'] if argv else kinds:
       assert expected in said
+
+
+def test_a_sheet_has_every_class(run, files):
+  widths = []
+  for classes in (['--class=2'], ['--class=2', '--class=class 4']):
+    status, _, err, out = run('rollout', 'cls', *files, *classes)
+    assert (status, err) == (0, '')
+    with Image.open(out / 'rollout.png') as image:
+      widths.append(image.width)
+  # The image, and two pictures for each class.
+  assert 1.5 < widths[1] / widths[0] < 1.8

@@ -25,6 +25,7 @@ from typing import ClassVar, NoReturn
 import jax
 from jax._src import distributed
 
+import vit_jax
 from vit_jax.checkpoints import saving
 
 # sysexits.h calls it EX_UNAVAILABLE. Not 75, "try again", which some launch
@@ -169,11 +170,11 @@ def _last_checkpoint() -> str:
 def _main_thread_at() -> str:
   """Returns the line of this package that the main thread is in."""
   frame = sys._current_frames()[threading.main_thread().ident or 0]
-  here = os.path.dirname(__file__)
+  package = os.path.dirname(vit_jax.__file__)
   ours = [
-    f'{os.path.relpath(line.filename, here)}:{line.lineno} ({line.name})'
+    f'{os.path.relpath(line.filename, package)}:{line.lineno} ({line.name})'
     for line in traceback.extract_stack(frame)
-    if line.filename.startswith(here)
+    if line.filename.startswith(package)
   ]
   return ours[-1] if ours else 'a library'
 

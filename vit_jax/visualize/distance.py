@@ -60,9 +60,9 @@ def of_weights(
   distance_LL = between(grid) * pixels_per_patch
   sums_BNL = jnp.sum(weights_BNLL, axis=-1)
   # A patch that attends to the class token alone attends nowhere.
-  mean_BNL = jnp.sum(weights_BNLL * distance_LL, axis=-1) / jnp.where(
-    sums_BNL > 0, sums_BNL, 1
-  )
+  mean_BNL = jnp.einsum(
+    '...QL,QL->...Q', weights_BNLL, distance_LL.astype(weights_BNLL.dtype)
+  ) / jnp.where(sums_BNL > 0, sums_BNL, 1)
   mean_BN = jnp.mean(mean_BNL, axis=-1)
   return mean_BN.reshape(mean_BN.shape[0], -1, mean_BN.shape[-1]).mean(1)
 

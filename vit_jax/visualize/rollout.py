@@ -86,7 +86,8 @@ def fuse(
 
 def mixing(fused: Array) -> Array:
   """Returns (A + I) / 2 with rows divided by their sums."""
-  a = fused + jnp.eye(fused.shape[-1], dtype=fused.dtype)
+  identity = jnp.eye(fused.shape[-1], dtype=fused.dtype)
+  a = fused + jnp.broadcast_to(identity, fused.shape)
   return a / jnp.sum(a, axis=-1, keepdims=True)
 
 

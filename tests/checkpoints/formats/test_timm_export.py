@@ -64,3 +64,11 @@ def test_class_names_without_classes_are_said_to_be_lost(tmp_path):
   weights = dataclasses.replace(weights, class_names=('cat', 'dog'))
   (note,) = convert.write(weights, str(tmp_path / 'x'), 'float32')
   assert note == 'The class names: the model has no classifier.'
+
+
+@pytest.mark.parametrize('width', [64, 192])
+def test_features_are_what_the_head_takes(width):
+  fields = TINY_BIT | {'layers': (3, 4, 6, 3), 'width': width}
+  checkpoint = random_checkpoint(None, (32, 32), **fields)
+  written = timm_export.config(checkpoint.weights(), {})
+  assert written['num_features'] == len(checkpoint.params['head']['kernel'])
