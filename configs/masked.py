@@ -22,7 +22,7 @@ from the result with --config.init=WORKDIR.
 
 Published for B/16: 79.9 % on ImageNet after fine-tuning, 2 points over training
 from scratch and 4 under supervised pre-training. Measured here: see the table
-of the README.
+of vit_jax/objectives/README.md.
 """
 
 from vit_jax import config as config_lib
