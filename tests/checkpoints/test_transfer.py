@@ -399,7 +399,8 @@ class OfPatches(vit.ViT):
   @nn.compact
   def __call__(self, images_BHWC, *, train=False, capture=()):
     x_BhwD, x_BLD = self.embed(images_BHWC)
-    x_BLD += self.hint * self.param('hint', nn.initializers.ones, (self.width,))
+    hint_D = self.param('hint', nn.initializers.ones, (self.width,))
+    x_BLD += self.hint * hint_D[None, None, :]
     x_BLD, aux = self.encode(x_BLD, x_BhwD.shape[1:3], train=train)
     return nn.Dense(5, name='patch_head')(x_BLD), aux
 

@@ -230,11 +230,11 @@ def test_disabled_prints_nothing_but_counts(clock, stream_type):
 
 
 def _write_csv(tmp_path, rows):
-  log = metric_log.MetricLog(str(tmp_path), None)
+  log = metric_log.MetricLog(str(tmp_path / 'run'), None)
   for step, scalars in rows.items():
     log.write(step, scalars)
   log.close()
-  return str(tmp_path / 'metrics.csv')
+  return str(tmp_path / 'run/metrics.csv')
 
 
 _ROWS = {
@@ -301,7 +301,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   ]
   assert colors[1] | colors[0] == colors[1]  # The same source, the same color.
   assert len(set(colors[1].values())) == 3
-  assert sorted(os.listdir(tmp_path)) == ['curves.png', 'metrics.csv']
+  assert sorted(os.listdir(tmp_path)) == ['curves.png', 'run']
   assert 'matplotlib.pyplot' not in set(sys.modules) - modules
 
 
@@ -316,14 +316,14 @@ def test_nothing_to_draw(tmp_path, rows):
     )
     is False
   )
-  assert os.listdir(tmp_path) == ['metrics.csv']
+  assert os.listdir(tmp_path) == ['run']
 
 
 def test_only_panels_that_have_points(tmp_path, figures):
   csv_path = _write_csv(
     tmp_path, {1: {'train/loss': 3.0}, 2: {'test/accuracy': 0.5}}
   )
-  metric_log.MetricLog(str(tmp_path), 1)  # Leaves an empty column.
+  metric_log.MetricLog(str(tmp_path / 'run'), 1)  # Leaves an empty column.
   assert progress.plot_curves(
     csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
   )

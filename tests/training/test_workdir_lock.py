@@ -1,5 +1,6 @@
 """Two runs in one workdir, as commands; and the lease that buckets get."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -154,6 +155,10 @@ assert not Bucket.store
 """
 
 
+@pytest.mark.skipif(
+  importlib.util.find_spec('tensorflow') is not None,
+  reason='etils reaches buckets through TensorFlow where it is installed',
+)
 def test_a_bucket_gets_a_lease():
   """Through the libraries that reach real ones, to one in memory."""
   done = subprocess.run(

@@ -24,6 +24,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer, whole
@@ -74,7 +75,7 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
     ImportError: if a library is not installed, saying which.
     ValueError: if the source cannot be read, or the target cannot hold it.
   """
-  module = importlib.import_module(f'vit_jax.convert.{request.to}')
+  module = module_of(request.to)
   dtype = request.dtype or 'float32'
   if dtype not in module.DTYPES:
     raise ValueError(
@@ -99,6 +100,12 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
   )
   for sentence in lost:
     say(f'not held  {sentence}')
+
+
+def module_of(to: str) -> ModuleType:
+  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`."""
+  room = 'checkpoints.formats' if to in WEIGHTS else 'convert'
+  return importlib.import_module(f'vit_jax.{room}.{to}')
 
 
 def _adapt(

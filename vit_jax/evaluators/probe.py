@@ -229,7 +229,7 @@ def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
   product_NC = jnp.dot(
     x_ND, params['kernel'], precision=jax.lax.Precision.HIGHEST
   )
-  return product_NC + params['bias']
+  return product_NC + params['bias'][None, :]
 
 
 def _fit(
