@@ -419,3 +419,81 @@ def test_another_teacher_is_refused():
 def test_flatten_joins_names_with_dots():
   config = ConfigDict({'a': 1, 'b': {'c': 'x', 'd': {'e': None}}})
   assert config_lib.flatten(config) == {'a': 1, 'b.c': 'x', 'b.d.e': None}
+
+
+def _numbers(config):
+  return {
+    field: value
+    for field, value in config_lib.flatten(config).items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+  }
+
+
+@pytest.mark.parametrize('variant', ['b16', 'r50x1', 'r50+b16'])
+def test_every_number_has_a_range_and_its_default_lies_in_it(variant):
+  config = config_lib.base()
+  config_lib.choose_model(config, variant)
+  assert _numbers(config).keys() <= config_lib.RANGES.keys()
+  config_lib.check_ranges(config)
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('optimizer.lr', -1.0),
+    ('optimizer.lr', 0.0),
+    ('optimizer.lr', float('nan')),
+    ('optimizer.lr', float('inf')),
+    ('optimizer.b1', 2.0),
+    ('optimizer.b2', 1.0),
+    ('optimizer.weight_decay', -5.0),
+    ('optimizer.clip_norm', -1.0),
+    ('optimizer.polyak', 1.5),
+    ('model.dropout', 1.5),
+    ('loss.label_smoothing', 7.0),
+    ('loss.mixup', -2.0),
+    ('seed', -1),
+    ('data.workers', -3),
+    ('batch_size', 0),
+    ('accum_steps', 0),
+    ('evaluators.fewshot.shots', (1, 0)),
+  ],
+)
+def test_numbers_out_of_their_range_are_refused(field, value):
+  config = config_lib.base()
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=f'^{field} is .*: it has to lie in '):
+    config_lib.check_ranges(config)
+
+
+@pytest.mark.parametrize('field', sorted(config_lib.RANGES))
+def test_ends_of_ranges(field):
+  """A square bracket takes the end itself, a round one does not."""
+  low, high = map(float, config_lib.RANGES[field][1:-1].split(', '))
+  for end, bracket in (
+    (low, config_lib.RANGES[field][0]),
+    (high, config_lib.RANGES[field][-1]),
+  ):
+    first, _, last = field.rpartition('.')
+    config = ConfigDict({last: end})
+    for group in reversed(first.split('.') if first else []):
+      config = ConfigDict({group: config})
+    if bracket in '[]':
+      config_lib.check_ranges(config)
+    else:
+      with pytest.raises(ValueError, match='has to lie in'):
+        config_lib.check_ranges(config)
+
+
+@pytest.mark.parametrize(('dropout', 'said'), [(0.1, 1), (0.0, 0)])
+def test_other_parts_of_a_batch_drop_other_units(caplog, dropout, said):
+  config = config_lib.base()
+  config.model.dropout = dropout
+  saved = json.loads(config.to_json())
+  config.accum_steps = 2
+  data = {'examples': 10, 'class_names': ['a', 'b']}
+  config_lib.check_resumable(
+    {'config': saved} | data, {'config': json.loads(config.to_json())} | data
+  )
+  assert len(caplog.records) == said
+  assert all('accum_steps was 1 and is 2' in r.message for r in caplog.records)

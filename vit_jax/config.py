@@ -5,6 +5,7 @@ duration take '90 epochs', '10000 steps', '1e6 examples' or '5%' of the run.
 """
 
 import ast
+import logging
 import re
 from typing import Any
 
@@ -23,6 +24,48 @@ RESUMABLE = (
   r'model\.remat|data\.(dir|workers)',
   r'sweep|sweep_skip|tune\..*|report|early_stopping',
 )
+
+# What numbers may be, from least to most; of a tuple, each of its numbers. The
+# fields of an objective are that objective's to check.
+RANGES = {
+  'seed': '[0, 4294967295]',
+  'batch_size': '[1, inf)',
+  'accum_steps': '[1, inf)',
+  'keep_last': '[1, inf)',
+  'data.split_seed': '[0, 4294967295]',
+  'data.crop_min_area': '(0, 1]',
+  'data.crop_resize': '[0, 16]',
+  'data.resize_small': '[0, 65536]',
+  'data.workers': '[0, 1024]',
+  'evaluators.fewshot.shots': '[1, inf)',
+  'evaluators.fewshot.seeds': '[1, inf)',
+  'evaluators.pictures.images': '[1, 1024]',
+  'loss.label_smoothing': '[0, 1)',
+  'loss.mixup': '[0, inf)',
+  'mesh.data': '[-1, inf)',
+  'mesh.fsdp': '[-1, inf)',
+  'mesh.tensor': '[-1, inf)',
+  'model.depth': '[1, 1000]',
+  'model.dropout': '[0, 1)',
+  'model.head_bias': '(-inf, inf)',
+  'model.heads': '[1, inf)',
+  'model.layer_norm_epsilon': '(0, 1]',
+  'model.layers': '[1, 1000]',
+  'model.mlp_dim': '[1, inf)',
+  'model.patch_size': '[1, 65536]',
+  'model.representation_size': '[0, inf)',
+  'model.stem_layers': '[1, 1000]',
+  'model.stem_width': '[0, inf)',
+  'model.version': '[1, 2]',
+  'model.width': '[1, inf)',
+  'optimizer.b1': '[0, 1)',
+  'optimizer.b2': '[0, 1)',
+  'optimizer.clip_norm': '[0, inf)',
+  'optimizer.lr': '(0, inf)',
+  'optimizer.momentum': '[0, 1)',
+  'optimizer.polyak': '[0, 1)',
+  'optimizer.weight_decay': '[0, inf)',
+}
 
 
 def base() -> ConfigDict:
@@ -237,6 +280,26 @@ def choose_objective(config: ConfigDict, name: str) -> None:
   config.objective = ConfigDict({'name': name, **OBJECTIVES[name].defaults})
 
 
+def check_ranges(config: ConfigDict) -> None:
+  """Refuses numbers that are out of their range.
+
+  Raises:
+    ValueError: naming the field, its value and its range.
+  """
+  for field, value in flatten(config).items():
+    if field not in RANGES:
+      continue
+    low, high = RANGES[field][1:-1].split(', ')
+    for x in value if isinstance(value, list | tuple) else [value]:
+      above = x > float(low) or (x == float(low) and RANGES[field][0] == '[')
+      below = x < float(high) or (x == float(high) and RANGES[field][-1] == ']')
+      if not (above and below):
+        raise ValueError(
+          f'{field} is {x}: it has to lie in {RANGES[field]}'
+          ' (a round bracket leaves out the end itself).'
+        )
+
+
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   """Returns the leaves of a nested mapping under dotted names."""
   flat: dict[str, Any] = {}
@@ -258,6 +321,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     saved: with `config`, what the data are (`examples`, `class_names`) and the
       checksums of `fixed` parameters.
     given: the same, of now.
+
+  Another number of parts where there is dropout is said and not refused.
 
   Raises:
     ValueError: naming every change that the run cannot be resumed with.
@@ -286,6 +351,13 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       'This workdir holds a run with another config, which cannot be resumed '
       'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume, '
       'or give another --workdir to start a new run.'
+    )
+  if was('accum_steps') != new['accum_steps'] and new.get('model.dropout'):
+    logging.getLogger(__name__).warning(
+      'accum_steps was %s and is %s. Each part of a batch draws its own '
+      'dropout: the run goes on equally well, but not to the same numbers.',
+      was('accum_steps'),
+      new['accum_steps'],
     )
 
 

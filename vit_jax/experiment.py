@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from vit_jax import config as config_lib
 from vit_jax.data import images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
@@ -47,6 +48,7 @@ def check_config(config: ConfigDict) -> None:
   Raises:
     ValueError: naming field, value and way out.
   """
+  config_lib.check_ranges(config)
   check_batch_size(
     config, sharding.make_mesh(config.mesh, width=config.model.width)
   )
@@ -82,6 +84,7 @@ class Experiment:
     Raises:
       ValueError: naming field, value and way out.
     """
+    config_lib.check_ranges(config)
     self.config, self.facts = config, facts
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)
@@ -261,11 +264,6 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     ValueError: naming the next batch size that can.
   """
   shards = mesh.shape['data'] * mesh.shape['fsdp']
-  if config.accum_steps < 1 or config.batch_size < 1:
-    raise ValueError(
-      f'batch_size is {config.batch_size} and accum_steps '
-      f'{config.accum_steps}: both must be at least 1.'
-    )
   unit = shards * config.accum_steps
   if config.batch_size % unit:
     raise ValueError(

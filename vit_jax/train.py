@@ -174,6 +174,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   mesh = sharding.make_mesh(config.mesh, width=config.model.width)
+  config_lib.check_ranges(config)
   check_batch_size(config, mesh)
   facts = facts_of(config, class_names, len(source))
   objective = objective_type(config).from_config(config, facts)
