@@ -38,7 +38,7 @@ class StdConv(nn.Conv):
   def param(self, name, *args, **kwargs):
     value = super().param(name, *args, **kwargs)
     if name == 'kernel':
-      over = {'axis': (0, 1, 2), 'keepdims': True}
+      over: dict[str, Any] = {'axis': (0, 1, 2), 'keepdims': True}
       value = value - jnp.mean(value, **over)
       if self.version == 1:
         value = value / (jnp.std(value, **over) + 1e-5)
