@@ -375,7 +375,21 @@ def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(checkpoint.params))
 
 
-def test_sigterm_saves_and_exits_with_its_own_status(tmp_path):
+@pytest.mark.parametrize(
+  'number',
+  # Where a shell runs the tests in the background, SIGINT is ignored.
+  [
+    signal.SIGTERM,
+    pytest.param(
+      signal.SIGINT,
+      marks=pytest.mark.skipif(
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        reason='Ctrl-C is ignored here',
+      ),
+    ),
+  ],
+)
+def test_a_signal_saves_and_exits_with_its_own_status(tmp_path, number):
   process = start(
     *SMALL, f'--workdir={tmp_path}', '--config.total=100000 steps'
   )
@@ -383,7 +397,7 @@ def test_sigterm_saves_and_exits_with_its_own_status(tmp_path):
     while not (tmp_path / 'checkpoints' / '2').exists():
       assert process.poll() is None, process.communicate()
       time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
   finally:
     process.kill()
@@ -391,6 +405,41 @@ def test_sigterm_saves_and_exits_with_its_own_status(tmp_path):
   assert err.splitlines()[-1] == (
     f'Preempted: saved step {saved_steps(tmp_path)[-1]}.'
   )
+
+
+@pytest.mark.skipif(
+  signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+  reason='Ctrl-C is ignored here',
+)
+def test_the_second_ctrl_c_ends_at_once(tmp_path):
+  """Even where no Python runs: the handler waits for the main thread."""
+  code = """
+import ctypes, signal
+from vit_jax.training import run
+with run.preemption_notice():
+  print('ready', flush=True)
+  libc = ctypes.CDLL(None)
+  while True:
+    libc.pause()
+    libc.sleep(60)
+"""
+  process = subprocess.Popen(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    assert process.stdout.readline() == 'ready\n'
+    for _ in range(2):
+      process.send_signal(signal.SIGINT)
+      time.sleep(0.5)
+    _, err = process.communicate(timeout=60)
+  finally:
+    process.kill()
+  assert process.returncode == flags.EXIT_INTERRUPTED == 130
+  assert err.strip() == 'Ctrl-C: saving and ending; again to end at once.'
 
 
 def test_distributed_without_a_coordinator_is_refused(tmp_path):

@@ -1,12 +1,15 @@
 """What command lines share: the config, what is shown, and how they end."""
 
 import argparse
+import errno
 import logging
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import jax
 from absl import flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
@@ -14,7 +17,41 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax import config as config_lib
 from vit_jax.models.variants import nearest
 
+# How commands end, besides 0. `main` has the rest of them.
 EXIT_BAD_INPUT = 2
+EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+# What is wrong with the machine and not with what was asked of it, by what the
+# system or the libraries call it, and the way out.
+_ENVIRONMENT = {
+  'No space left on device': 'Make room on the disk, or write elsewhere.',
+  'Disk quota exceeded': 'Make room on the disk, or write elsewhere.',
+  'Read-only file system': 'Make it writable, or write elsewhere.',
+  'Input/output error': 'The disk fails: see the log of the system.',
+  'Too many open files': 'Raise the limit, ulimit -n.',
+  'Cannot allocate memory': 'Take less at a time, or a larger machine.',
+  'Out of memory': 'Take less at a time: config.accum_steps, model.remat or a '
+  'smaller batch_size.',
+}
+_ERRNOS = {
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EROFS,
+  errno.EIO,
+  errno.EMFILE,
+  errno.ENFILE,
+  errno.ENOMEM,
+}
+# What commands end with in one message; anything else is an error of ours.
+ENDINGS = (
+  ValueError,
+  OSError,
+  ImportError,
+  MemoryError,
+  KeyboardInterrupt,
+  jax.errors.JaxRuntimeError,
+)
 
 CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -77,14 +114,70 @@ def refuse(message: str) -> NoReturn:
   sys.exit(EXIT_BAD_INPUT)
 
 
+def status(error: BaseException) -> int:
+  """Prints what ended a command, and returns its exit status.
+
+  Args:
+    error: one of `ENDINGS`.
+
+  Raises:
+    JaxRuntimeError: the error itself, if neither the input nor the machine is
+      to blame.
+  """
+  if isinstance(error, KeyboardInterrupt):
+    print('interrupted', file=sys.stderr)
+    return EXIT_INTERRUPTED
+  way_out = _environment(error)
+  if way_out is None and isinstance(error, jax.errors.JaxRuntimeError):
+    raise error
+  absl_logging.debug('%s', error, exc_info=error)
+  if way_out is None:
+    print(f'error: {error}', file=sys.stderr)
+    return EXIT_BAD_INPUT
+  # Libraries report it over many lines.
+  reason = str(error).strip().partition('\n')[0] or type(error).__name__
+  print(f'error: {reason:.600} {way_out}'.rstrip(), file=sys.stderr)
+  return EXIT_ENVIRONMENT
+
+
+def _environment(error: BaseException | None) -> str | None:
+  """Returns the way out where the machine is to blame, else None."""
+  while error:
+    for sign, way_out in _ENVIRONMENT.items():
+      if sign.lower() in str(error).lower():
+        return way_out
+    if isinstance(error, MemoryError):
+      return _ENVIRONMENT['Cannot allocate memory']
+    if isinstance(error, ImportError) or (
+      isinstance(error, OSError) and error.errno in _ERRNOS
+    ):
+      return ''
+    error = error.__cause__
+  return None
+
+
 def show_messages() -> None:
   """Shows what this package has to say, and only warnings of libraries."""
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
+  # Their errors with a traceback, of threads and tasks, come to us as well.
+  absl_logging.get_absl_handler().addFilter(_has_no_traceback)
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+  sys.unraisablehook = _unraisable
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
   ours.addHandler(logging.StreamHandler())
   ours.propagate = False
+
+
+def _unraisable(problem: 'sys.UnraisableHookArgs') -> None:
+  """Leaves out what one failed write of a checkpoint does to all others."""
+  if str(problem.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(problem)
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+  return not record.exc_info and 'Traceback (most' not in record.getMessage()
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -108,12 +201,11 @@ def command(
   """Runs a command without a config; bad input becomes one message.
 
   Returns:
-    The exit status: what `run` returns, or 0 for None, or 2 for bad input.
+    The exit status: what `run` returns, 0 for None, or that of `status`.
   """
   # By force, because importing JAX's friends brings handlers of their own.
   logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
   try:
     return run(args) or 0
-  except (ValueError, OSError, ImportError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return EXIT_BAD_INPUT
+  except ENDINGS as e:
+    return status(e)

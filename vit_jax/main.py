@@ -27,9 +27,17 @@ measured on config.tune.val, parts of the training set; the best one is then
 trained on all of it, with every seed. Other axes of the sweep each choose for
 themselves. tune.csv says what was tried.
 
-Exit status: 0 done, 1 the loss diverged, 2 bad input, 75 preempted, and 69 when
-another process was lost or nothing moved for --timeout_s. (An error in the
-program gives 1 too.) After 69 and 75 the same command goes on, with another
+Exit status:
+
+  0    done
+  1    the loss diverged, or an error in the program, with its traceback
+  2    bad input: a config, data or checkpoint that cannot work
+  69   another process was lost, or nothing moved for --timeout_s
+  71   the machine: a full or broken disk, too little memory, a missing package
+  75   preempted: SIGTERM or Ctrl-C came, and everything is saved
+  130  Ctrl-C came twice, or before there was anything to save
+
+After 69 and 75 the same command goes on, with another
 number of processes too: from the last checkpoint after 69, from one saved for
 it after 75. slurm.sbatch and tpu.sh in launch/ start again by themselves after
 75 and not after 69, which an error that comes again may cause: the lost
@@ -40,11 +48,17 @@ number of times.
 import sys
 
 from absl import app, flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from vit_jax import paper, train
-from vit_jax.flags import CONFIG, parse_flags, refuse, show_messages
+from vit_jax.flags import (
+  CONFIG,
+  ENDINGS,
+  parse_flags,
+  refuse,
+  show_messages,
+  status,
+)
 from vit_jax.sweeps import axes, running
 from vit_jax.training import processes, run
 
@@ -121,9 +135,8 @@ def _run() -> None:
         print(f'{name} {value:.4f}')
     else:
       train.train(config, _WORKDIR.value, _START_OVER.value)
-  except (ValueError, OSError) as e:
-    absl_logging.debug('%s', e, exc_info=True)
-    refuse(str(e))
+  except ENDINGS as e:
+    sys.exit(status(e))
   except run.Diverged as e:
     print(f'error: {e}', file=sys.stderr)
     sys.exit(EXIT_DIVERGED)

@@ -33,7 +33,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from vit_jax.experiment import Experiment
-from vit_jax.flags import parse_flags, refuse, show_messages
+from vit_jax.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.objectives.objective import Facts
 from vit_jax.plan.costs import (
   GIB,
@@ -158,8 +158,8 @@ def run(argv: list[str]) -> None:
   except TooLarge as e:
     print(f'error: The step does not fit: {e}.', file=sys.stderr)
     sys.exit(EXIT_TOO_LARGE)
-  except (ValueError, OSError, ImportError) as e:
-    refuse(str(e))
+  except ENDINGS as e:
+    sys.exit(status(e))
 
 
 if __name__ == '__main__':

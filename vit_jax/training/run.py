@@ -28,7 +28,7 @@ class Diverged(Exception):
 
 
 class Preempted(Exception):
-  """SIGTERM came; everything is saved and the same command goes on."""
+  """SIGTERM or Ctrl-C came; all is saved and the same command goes on."""
 
 
 class Run:
@@ -226,10 +226,11 @@ def _times(rate: float | None, n: int) -> float | None:
 
 @contextlib.contextmanager
 def preemption_notice() -> Iterator[Callable[[int], bool]]:
-  """Gives a function that says, after a step, whether SIGTERM has come.
+  """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
 
-  With several processes JAX's own handler makes all of them agree on a step;
-  alone, a handler of ours is enough.
+  With several processes JAX's own handler makes all of them agree on a step at
+  SIGTERM; alone, a handler of ours is enough. A second Ctrl-C ends the process
+  at once, even in the middle of compiling.
   """
   if jax.process_count() > 1:
     yield multihost_utils.reached_preemption_sync_point
@@ -238,16 +239,53 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
     yield lambda step: False  # only the main thread can have handlers
     return
   received = threading.Event()
-  previous: Any = None
+  previous: dict[int, Any] = {}
 
-  def note(*args: Any) -> None:
+  def note(number: int, frame: Any) -> None:
     received.set()
     # Whoever runs several of these wants to know as well.
-    if callable(previous):
-      previous(*args)
+    handler = previous[number]
+    if callable(handler) and handler is not signal.default_int_handler:
+      handler(number, frame)
 
-  previous = signal.signal(signal.SIGTERM, note)
+  with _ended_by_the_second_ctrl_c():
+    for number in map(int, (signal.SIGTERM, signal.SIGINT)):
+      previous[number] = signal.getsignal(number)
+      # Ignored in what a shell runs in the background, and so it stays.
+      if previous[number] != signal.SIG_IGN:
+        signal.signal(number, note)
+    try:
+      yield lambda step: received.is_set()
+    finally:
+      for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ended_by_the_second_ctrl_c() -> Iterator[None]:
+  """Looks at the signals' numbers as they come.
+
+  A handler in Python would only run once the main thread is back from C++.
+  """
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+  def watch() -> None:
+    times = 0
+    while number := os.read(reader, 1):
+      times += number[0] == signal.SIGINT
+      if times == 1:
+        os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
+      if times > 1:
+        os._exit(128 + signal.SIGINT)
+
+  thread = threading.Thread(target=watch, daemon=True)
+  thread.start()
   try:
-    yield lambda step: received.is_set()
+    yield
   finally:
-    signal.signal(signal.SIGTERM, previous)
+    signal.set_wakeup_fd(previous)
+    os.close(writer)
+    thread.join()
+    os.close(reader)

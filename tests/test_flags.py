@@ -1,0 +1,84 @@
+"""How commands end: one message, and a status that tells whose fault it is."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tests.conftest import ROOT
+from vit_jax import flags
+
+
+def _caused(by):
+  try:
+    raise ValueError('cannot be saved') from by
+  except ValueError as e:
+    return e
+
+
+@pytest.mark.parametrize(
+  ('error', 'status', 'words'),
+  [
+    (ValueError('batch_size is 7'), 2, 'batch_size is 7'),
+    (FileNotFoundError(errno.ENOENT, 'No such file', 'x'), 2, 'No such file'),
+    (PermissionError(errno.EACCES, 'Permission denied', 'x'), 2, 'denied'),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x'), 71, 'Make room'),
+    (OSError(errno.EROFS, os.strerror(errno.EROFS), 'x'), 71, 'writable'),
+    (OSError(errno.EIO, os.strerror(errno.EIO), 'x'), 71, 'disk fails'),
+    (_caused(OSError(errno.EDQUOT, 'over', 'x')), 71, 'cannot be saved'),
+    (
+      ValueError('RESOURCE_EXHAUSTED: x: No space left on device [28]\nmore'),
+      71,
+      'Make room',
+    ),
+    (ImportError('pip install timm'), 71, 'pip install timm'),
+    (MemoryError(), 71, 'MemoryError Take less'),
+    (
+      jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory: 9 bytes'),
+      71,
+      'accum_steps',
+    ),
+    (KeyboardInterrupt(), 130, 'interrupted'),
+  ],
+)
+def test_statuses(capsys, error, status, words):
+  assert isinstance(error, flags.ENDINGS)
+  assert flags.status(error) == status
+  err = capsys.readouterr().err
+  assert words in err
+  assert err.count('\n') == 1
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+  with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
+    flags.status(jax.errors.JaxRuntimeError('INTERNAL: a bug'))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can make a small disk')
+def test_a_full_disk_is_one_message(tmp_path):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  if subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(disk)], check=False
+  ).returncode:
+    pytest.skip('mounting is not allowed here')
+  try:
+    done = subprocess.run(
+      [
+        *(sys.executable, '-m', 'vit_jax.main'),
+        *('--config=configs/digits.py', f'--workdir={disk}/run'),
+        *('--config.total=4 steps', '--config.optimizer.warmup=1 step'),
+      ],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+    )
+  finally:
+    subprocess.run(['umount', '-l', str(disk)], check=True)
+  assert done.returncode == flags.EXIT_ENVIRONMENT
+  assert 'Traceback' not in done.stderr
+  assert 'Make room on the disk' in done.stderr.splitlines()[-1]
