@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -284,3 +285,29 @@ def test_runs_as_a_command(images):
   assert len(json.loads(process.stdout)) == 5
   assert process.stderr.startswith('unreadable: ')
   assert process.stderr.count('\n') == 1
+
+
+def test_pipes_and_devices_are_unreadable(command, tmp_path):
+  os.mkfifo(tmp_path / 'pipe.png')
+  status, out, err = command(TINY, tmp_path, '/dev/zero')
+  assert (status, out) == (1, '')
+  assert err.count('Not a regular file') == 2
+
+
+def test_names_cannot_steer_a_terminal_or_a_spreadsheet(capsys):
+  row = {
+    'file': os.fsdecode(b'\xff\n.png'),
+    'rank': 1,
+    'class': '=\x1b[31mred',
+    'probability': 0.5,
+  }
+  predict.write([row], 'table')
+  assert capsys.readouterr().out == (
+    '\\udcff\\n.png   1  =\\x1b[31mred   50.00%\n'
+  )
+  predict.write([row], 'csv')
+  assert capsys.readouterr().out.splitlines()[1] == (
+    "\\udcff\\n.png,1,'=\\x1b[31mred,0.5"
+  )
+  predict.write([row], 'json')
+  assert json.loads(capsys.readouterr().out) == [row]

@@ -180,6 +180,22 @@ def _has_no_traceback(record: logging.LogRecord) -> bool:
   return not record.exc_info and 'Traceback (most' not in record.getMessage()
 
 
+def printable(text: str) -> str:
+  """Returns text for a terminal: control characters as their escapes.
+
+  So are the bytes of file names that are no UTF-8.
+  """
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
+  )
+
+
+def cell(text: str) -> str:
+  """Returns text for a CSV file, which no spreadsheet takes for a formula."""
+  text = printable(text)
+  return f"'{text}" if text.startswith(('=', '+', '-', '@')) else text
+
+
 def parser(name: str, description: str) -> argparse.ArgumentParser:
   """Returns the parser of a command without a config.
 

@@ -65,12 +65,9 @@ def predict(
 
   def load(path: str) -> np.ndarray | decode.UnreadableImage:
     try:
-      with open(path, 'rb') as file:
-        return transform.image(file.read(), path)
+      return transform.image(decode.read_file(path), path)
     except decode.UnreadableImage as e:
       return e
-    except OSError as e:
-      return decode.UnreadableImage(path, e.strerror or str(e))
 
   with futures.ThreadPoolExecutor() as pool:
     for start in range(0, len(paths), BATCH_SIZE):
@@ -172,8 +169,14 @@ def write(rows: list[Row], format_name: str) -> None:
   elif format_name == 'csv':
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator='\n')
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+      texts = {name: flags.cell(row[name]) for name in ('file', 'class')}
+      writer.writerow(row | texts)
   elif rows:
+    rows = [
+      row | {name: flags.printable(row[name]) for name in ('file', 'class')}
+      for row in rows
+    ]
     file_width = max(len(row['file']) for row in rows)
     class_width = max(len(row['class']) for row in rows)
     for row in rows:

@@ -1,7 +1,9 @@
 """Every kind of checkpoint through the one reader."""
 
 import gc
+import hashlib
 import json
+import os
 import shutil
 
 import jax
@@ -292,3 +294,51 @@ def test_class_names_of_other_frameworks_are_kept(tmp_path):
     module.write(weights, path, 'float32')
     names = opening.open_checkpoint(path).class_names
     assert names == ('class 0', 'class 1', 'class 2')
+
+
+def _edit(folder, step, **changes):
+  """Changes the meta data of a checkpoint, and what they are verified by."""
+  place = folder / f'checkpoints/{step}/meta/metadata'
+  meta = json.loads(place.read_text())['meta']
+  for name, value in changes.items():
+    group = meta['config']['data'] if name in meta['config']['data'] else meta
+    group[name] = value
+  digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+  place.write_text(json.dumps({'meta': meta, 'sha256': digest}))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'class_names': [0, 1, 2]}, 'its class names are no texts'),
+    (
+      {'class_names': ['a', 'b'], 'num_classes': 10},
+      'it names 2 classes, and its head has 10',
+    ),
+    ({'resize_small': 10**9}, 'resize_small is 1000000000'),
+    ({'resize_small': -5}, 'resize_small is -5'),
+    ({'resize_small': 2.5}, 'resize_small is 2.5'),
+    ({'std': [0, 0, 0]}, r'std is \(0, 0, 0\)'),
+    ({'std': [1, 1]}, r'std is \(1, 1\)'),
+    ({'mean': [float('nan')] * 3}, 'mean is'),
+    ({'mean': ['a', 'b', 'c']}, 'mean is'),
+    ({'interpolation': 'best'}, "interpolation is 'best'"),
+  ],
+)
+def test_edited_meta_data_are_refused(tmp_path, changes, message):
+  save_workdir(tmp_path, [3], polyak=0.0)
+  _edit(tmp_path, 3)
+  opening.open_checkpoint(str(tmp_path))
+  _edit(tmp_path, 3, **changes)
+  with pytest.raises(ValueError, match=f'3 cannot be read: .*{message}'):
+    opening.open_checkpoint(str(tmp_path))
+
+
+def test_only_regular_files_are_read(tmp_path):
+  """A pipe would be waited for, and a device read until memory is full."""
+  os.mkfifo(tmp_path / 'pipe.npz')
+  (tmp_path / 'timm').mkdir()
+  os.mkfifo(tmp_path / 'timm/model.safetensors')
+  for path in (tmp_path / 'pipe.npz', '/dev/zero', tmp_path / 'timm'):
+    with pytest.raises(ValueError, match=f'{path}.* is no regular file'):
+      opening.open_checkpoint(str(path))

@@ -139,10 +139,19 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
   with _reading(step_dir):
     meta = _meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
+    names = meta['class_names']
+    if not all(isinstance(name, str) for name in names):
+      raise ValueError(f'its class names are no texts: {names!r:.200}')
     # Before `model`, the config's and the classes told what it was.
-    classes = meta.get('num_classes', len(meta['class_names']))
+    classes = meta.get('num_classes', len(names))
     fields = meta.get('model', config['model'] | {'num_classes': classes})
     model = variants.build(image_size=size, **fields)
+    if names and len(names) != model.num_classes:
+      raise ValueError(
+        f'it names {len(names):,} classes, and its head has '
+        f'{model.num_classes:,}'
+      )
+    preprocessing = _preprocessing(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = param_shapes(model, size)
     params = _restore(step_dir / item, like)
@@ -157,8 +166,8 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     model=model,
     params=params,
     image_size=size,
-    preprocessing=_preprocessing(config['data']),
-    class_names=tuple(meta['class_names']),
+    preprocessing=preprocessing,
+    class_names=tuple(names),
   )
 
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
+import stat
 import struct
 import warnings
 from typing import NamedTuple
@@ -62,6 +64,23 @@ class UnreadableImage(ValueError):
 
   def __str__(self) -> str:
     return f'cannot read image {self.name}: {self.reason}'
+
+
+def read_file(path: str) -> bytes:
+  """Returns the bytes of an image file.
+
+  Raises:
+    UnreadableImage: also for what is no file but a pipe or a device, which
+      might never end.
+  """
+  try:
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+      raise UnreadableImage(path, 'Not a regular file')
+    with open(path, 'rb') as file:
+      return file.read()
+  except OSError as error:
+    raise UnreadableImage(path, error.strerror or str(error)) from None
 
 
 class Box(NamedTuple):

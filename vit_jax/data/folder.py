@@ -112,12 +112,7 @@ class Files:
 
   def __getitem__(self, index: int) -> dict:
     path = self._paths[index]
-    try:
-      with open(path, 'rb') as file:
-        data = file.read()
-    except OSError as error:
-      raise decode.UnreadableImage(path, error.strerror or str(error)) from None
-    return {'image': data, 'name': path}
+    return {'image': decode.read_file(path), 'name': path}
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""

@@ -24,6 +24,8 @@ _ASPECTS = (3 / 4, 4 / 3)  # Width over height.
 _CROP_ATTEMPTS = 100
 
 INTERPOLATIONS = ('bilinear', 'bicubic')
+# Of an image in pixels, which is far beyond any model's.
+MAX_SIDE = 1 << 16
 
 
 class TrainTransform:

@@ -54,8 +54,7 @@ class Photograph:
       math.ceil(small * detail),  # so that the crop fits
       preprocessing.interpolation,
     )
-    with open(self.path, 'rb') as file:
-      return transform.image(file.read(), self.path)
+    return transform.image(decode.read_file(self.path), self.path)
 
 
 def _scaled(shape: tuple[int, int], factor: float) -> tuple[int, int]:
@@ -64,11 +63,7 @@ def _scaled(shape: tuple[int, int], factor: float) -> tuple[int, int]:
 
 
 def _open(path: str) -> decode.Picture:
-  try:
-    with open(path, 'rb') as file:
-      return decode.open_image(file.read(), path)
-  except OSError as e:
-    raise decode.UnreadableImage(path, e.strerror or str(e)) from e
+  return decode.open_image(decode.read_file(path), path)
 
 
 def transform_of(checkpoint: Checkpoint) -> transforms.EvalTransform:
@@ -98,8 +93,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   for path in paths:
     picture = _open(path)
     _check_detail(picture, path, checkpoint)
-    with open(path, 'rb') as file:
-      seen_HWC = transform.image(file.read(), path)
+    seen_HWC = transform.image(decode.read_file(path), path)
     stem = name = os.path.splitext(os.path.basename(path))[0]
     for number in itertools.count(2):
       if name not in names:

@@ -7,9 +7,9 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import tensors
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.data.transforms import MAX_SIDE
 
 FILE = 'preprocessor_config.json'
-MAX_SIDE = 1 << 16
 
 Rgb = tuple[float, float, float]
 

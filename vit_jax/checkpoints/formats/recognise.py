@@ -30,7 +30,17 @@ def read(path: str) -> File:
   Raises:
     ValueError: if it is damaged, or of no known format.
   """
-  if os.path.isdir(path):
+  is_folder = os.path.isdir(path)
+  for file in os.listdir(path) if is_folder else ['']:
+    place = os.path.join(path, file) if file else path
+    # A pipe or a device might never end.
+    if os.path.exists(place) and not os.path.isfile(place) | os.path.isdir(
+      place
+    ):
+      raise ValueError(
+        f'{place} is no regular file: copy what it gives to one.'
+      )
+  if is_folder:
     return _read_folder(path)
   if tensors.is_tensors(path):
     return timm.read(path)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data import transforms
+
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,6 +35,31 @@ class Preprocessing:
   mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
   interpolation: str = 'bilinear'
+
+  def __post_init__(self) -> None:
+    """Refuses what no image can be prepared with.
+
+    Raises:
+      ValueError: naming the field and its value.
+    """
+    size = self.resize_small
+    if type(size) is not int or not 0 <= size <= transforms.MAX_SIDE:
+      raise ValueError(
+        f'resize_small is {size!r}: it should be 0, or pixels up to '
+        f'{transforms.MAX_SIDE:,}.'
+      )
+    for name, values in (('mean', self.mean), ('std', self.std)):
+      if len(values) != 3 or not all(
+        isinstance(x, int | float) and math.isfinite(x) for x in values
+      ):
+        raise ValueError(f'{name} is {values!r}: it should be three numbers.')
+    if min(self.std) <= 0:
+      raise ValueError(f'std is {self.std}: it divides, so it is above 0.')
+    if self.interpolation not in transforms.INTERPOLATIONS:
+      raise ValueError(
+        f'interpolation is {self.interpolation!r}: it should be one of '
+        f'{", ".join(transforms.INTERPOLATIONS)}.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

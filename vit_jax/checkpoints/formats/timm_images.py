@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.data.transforms import INTERPOLATIONS
 
 # What timm assumes of a pretrained_cfg that does not say.
 _DEFAULTS = {
@@ -13,7 +14,6 @@ _DEFAULTS = {
   'mean': [0.485, 0.456, 0.406],
   'std': [0.229, 0.224, 0.225],
 }
-_INTERPOLATIONS = ('bilinear', 'bicubic')
 
 
 def read(
@@ -41,7 +41,7 @@ def read(
       f'{place}: std is {found["std"]!r}: it divides, so it must be above 0.'
     )
   interpolation = found['interpolation']
-  if interpolation not in _INTERPOLATIONS:
+  if interpolation not in INTERPOLATIONS:
     warnings.append(
       f'{place}: interpolation is {interpolation!r}; here images are resized '
       'bilinearly.'
