@@ -389,6 +389,16 @@ def test_other_data_is_refused():
     config_lib.check_resumable(meta(), meta(class_names=('a', 'c')))
 
 
+def test_images_that_are_gone_can_be_skipped(caplog):
+  skip = {'data.on_bad_image': 'skip'}
+  config_lib.check_resumable(meta(examples=11), meta(examples=10, **skip))
+  assert 'There were 11 images and are 10' in caplog.text
+  with pytest.raises(ValueError, match='data.examples: 10 -> 11'):
+    config_lib.check_resumable(meta(), meta(examples=11, **skip))
+  with pytest.raises(ValueError, match='data.on_bad_image=skip resumes'):
+    config_lib.check_resumable(meta(examples=11), meta(examples=10))
+
+
 def test_fields_that_went_are_refused():
   old = meta()
   old['config']['optimizer']['amsgrad'] = True

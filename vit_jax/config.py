@@ -15,13 +15,15 @@ from vit_jax.models import variants
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import OBJECTIVES
 
+_log = logging.getLogger(__name__)
+
 # What may change between a run and its resumption without changing what is
 # learned, beyond the order of reductions (and, with dropout and another number
 # of accumulation steps, beyond which units are dropped).
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
-  r'model\.remat|data\.(dir|workers)',
+  r'model\.remat|data\.(dir|workers|on_bad_image)',
   r'sweep|sweep_skip|tune\..*|report|early_stopping',
 )
 
@@ -340,6 +342,15 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     value = old.get(key, defaults.get(key, '(absent)'))
     return list(value) if isinstance(value, tuple) else value
 
+  skips = new['data.on_bad_image'] == 'skip'
+  if skips and new['data.examples'] < old['data.examples']:
+    _log.warning(
+      'There were %d images and are %d. With data.on_bad_image=skip the run '
+      'goes on, with those left in another order.',
+      old['data.examples'],
+      new['data.examples'],
+    )
+    old['data.examples'] = new['data.examples']
   changes = [
     f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
@@ -349,11 +360,12 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   if changes:
     raise ValueError(
       'This workdir holds a run with another config, which cannot be resumed '
-      'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume, '
+      'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume '
+      '(of images that are gone, data.on_bad_image=skip resumes without), '
       'or give another --workdir to start a new run.'
     )
   if was('accum_steps') != new['accum_steps'] and new.get('model.dropout'):
-    logging.getLogger(__name__).warning(
+    _log.warning(
       'accum_steps was %s and is %s. Each part of a batch draws its own '
       'dropout: the run goes on equally well, but not to the same numbers.',
       was('accum_steps'),

@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vit_jax.data import bad_images, decode, loader, sources, transforms
 
@@ -182,3 +183,36 @@ def test_refusals(small):
     (small / 'train' / 'a' / f'{i}.png').write_bytes(b'')
   with pytest.raises(ValueError, match='3 of 3 .* unreadable, so none is left'):
     _open(small, 'skip')
+
+
+@pytest.mark.parametrize('on_bad_image', ['skip', 'error'])
+def test_what_goes_while_training(tmp_path, caplog, on_bad_image):
+  """Skipped if that was asked for, the next image in its place."""
+  for i in range(4):
+    (tmp_path / 'train/a').mkdir(parents=True, exist_ok=True)
+    image = Image.new('RGB', (8, 8), (60 * i, 0, 0))
+    image.save(tmp_path / f'train/a/{i}.png')
+  source = sources.open_source(str(tmp_path), 'train')
+  source = bad_images.checked(source, on_bad_image)
+  names = [source[i]['name'] for i in range(4)]
+  gone = names.index(str(tmp_path / 'train/a/2.png'))
+  (tmp_path / 'train/a/2.png').unlink()
+  transform = transforms.EvalTransform((8, 8))
+  stream = loader.eval_batches(source, transform, batch_size=4)
+  training = loader.train_batches(
+    source, transforms.TrainTransform((8, 8)), batch_size=4, seed=0
+  )
+  if on_bad_image == 'error':
+    for batches in (stream, training):
+      with pytest.raises(decode.UnreadableImage, match='No such file'):
+        next(batches)
+      batches.close()
+    return
+  batch = next(stream)
+  red = batch['image'][:, 0, 0, 0]
+  assert batch['mask'].tolist() == [float(i != gone) for i in range(4)]
+  assert red[gone] == red[(gone + 1) % 4]
+  assert next(training)['image'].shape == (4, 8, 8, 3)
+  assert 'Skipped, the next image takes its place' in caplog.text
+  stream.close()
+  training.close()

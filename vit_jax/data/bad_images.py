@@ -124,13 +124,14 @@ def drop_bad_images(
     source: The source that was checked.
     bad: The findings of all processes. All must pass the same ones, or their
       batches would not fit together.
-    on_bad_image: `error` raises, `skip` drops them and warns.
+    on_bad_image: `error` raises, `skip` drops them and warns; what turns out
+      to be unreadable later is then skipped as well.
 
   Raises:
     ValueError: As in `checked`.
   """
   _validate(on_bad_image)
-  if not bad:
+  if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
     return source
   listed = '\n'.join(f'  {b.name}: {b.reason}' for b in bad[:_LISTED])
   if len(bad) > _LISTED:
@@ -143,9 +144,12 @@ def drop_bad_images(
     )
   if len(bad) == len(source):
     raise ValueError(f'{summary}, so none is left:\n{listed}')
-  _log.warning('%s and left out:\n%s', summary, listed)
+  if bad:
+    _log.warning('%s and left out:\n%s', summary, listed)
   dropped = {b.index for b in bad}
-  return subset(source, [i for i in range(len(source)) if i not in dropped])
+  kept = subset(source, [i for i in range(len(source)) if i not in dropped])
+  kept.skips_unreadable = True
+  return kept
 
 
 def _validate(on_bad_image: str) -> None:

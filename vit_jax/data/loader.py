@@ -10,6 +10,7 @@ iterator state, and may even be resumed on another number of hosts.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -20,9 +21,15 @@ import numpy as np
 from absl import flags
 
 from vit_jax.data import cores
+from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.sources import Source
 
+_log = logging.getLogger(__name__)
+
 Batch = dict[str, np.ndarray]
+
+# Images in a row: with more, it is the disk and not the images.
+_MOST_SKIPPED = 10
 
 
 def train_batches(
@@ -63,7 +70,8 @@ def train_batches(
   Raises:
     ValueError: `batch_size` is not a multiple of `process_count`, or the source
       is empty.
-    UnreadableImage: While iterating; see `check` for how to avoid that.
+    UnreadableImage: While iterating, unless the source skips them; see
+      `bad_images` for how to avoid that.
   """
   local_size = _local_batch_size(batch_size, process_count)
   if not len(source):
@@ -93,7 +101,26 @@ class _TransformedExample:
     self._transform = transform
 
   def __call__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return self._transform(self._source[index], rng)
+    return _example(self._source, index, lambda r: self._transform(r, rng))[0]
+
+
+def _example(
+  source: Source, index: int, transform: Callable[[Any], Any]
+) -> tuple[dict[str, Any], bool]:
+  """Returns a transformed example, and whether it is that of the index.
+
+  Where unreadable images are skipped, the next one takes the place of one that
+  could be read when training began and cannot any more.
+  """
+  for tried in range(min(len(source), _MOST_SKIPPED)):
+    try:
+      return transform(source[(index + tried) % len(source)]), not tried
+    except UnreadableImage as e:
+      if not getattr(source, 'skips_unreadable', False):
+        raise
+      last = e
+      _log.warning('Skipped, the next image takes its place: %s', e)
+  raise last
 
 
 class _ProcessBlocks(grain.MapDataset):
@@ -141,7 +168,8 @@ def eval_batches(
 
   Returns:
     An iterator of batches as in `train_batches`, with 'mask' float32 [b]
-    of 1 and 0, and 'index' int32 [b], the position in `source` or -1.
+    of 1 and 0, and 'index' int32 [b], the position in `source` or -1. What is
+    skipped has mask 0 as well, with the next image in its place.
 
   Raises:
     ValueError: `batch_size` is not a multiple of `process_count`, or the source
@@ -172,10 +200,11 @@ class _PaddedExamples:
   def __getitem__(self, index: int) -> dict[str, Any]:
     real = index < len(self._source)
     # Padding repeats the last example, so that it has the right shape.
-    record = self._source[index if real else len(self._source) - 1]
+    position = index if real else len(self._source) - 1
+    example, is_it = _example(self._source, position, self._transform)
     return {
-      **self._transform(record),
-      'mask': np.float32(real),
+      **example,
+      'mask': np.float32(real and is_it),
       'index': np.int32(index if real else -1),
     }
 

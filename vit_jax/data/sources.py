@@ -148,6 +148,9 @@ class Digits:
 class Subset:
   """Some records of another source, in the order given."""
 
+  # Whether the next image takes the place of one that cannot be read any more.
+  skips_unreadable = False
+
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source = source
     self._indices = np.asarray(indices, np.int64)
@@ -174,7 +177,7 @@ class LabelledSubset(Subset):
     return self._labelled.labels()[self._indices]
 
 
-def subset(source: Source, indices: Sequence[int]) -> Source:
+def subset(source: Source, indices: Sequence[int]) -> Subset:
   """Some records of a source, labelled if the source is."""
   if isinstance(source, LabelledSource):
     return LabelledSubset(source, indices)
