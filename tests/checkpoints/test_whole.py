@@ -82,7 +82,7 @@ def test_a_missing_folder_is_refused(tmp_path, new):
 
 WRITER = """
 import signal, sys, time
-from vit_jax.convert import whole
+from vit_jax.checkpoints import whole
 # In the background of a shell it would be ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with getattr(whole, sys.argv[1])(sys.argv[2]) as path:

@@ -23,6 +23,7 @@ import importlib
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 from vit_jax import flags
@@ -74,7 +75,7 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
     ImportError: if a library is not installed, saying which.
     ValueError: if the source cannot be read, or the target cannot hold it.
   """
-  module = importlib.import_module(f'vit_jax.convert.{request.to}')
+  module = writer(request.to)
   dtype = request.dtype or 'float32'
   if dtype not in module.DTYPES:
     raise ValueError(
@@ -99,6 +100,12 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
   )
   for sentence in lost:
     say(f'not held  {sentence}')
+
+
+def writer(to: str) -> types.ModuleType:
+  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`."""
+  folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
+  return importlib.import_module(f'vit_jax.{folder}.{to}')
 
 
 def _adapt(
