@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import bad_images, benchmarks, images, transforms
+from vit_jax.data import bad_images, benchmarks, images
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, few_examples, probe
 from vit_jax.evaluators import fewshot_curves as report
@@ -227,11 +227,7 @@ def _extractor(
   preprocessing = checkpoint.preprocessing
   return features.Extractor(
     function,
-    transforms.EvalTransform(
-      checkpoint.image_size,
-      preprocessing.resize_small,
-      preprocessing.interpolation,
-    ),
+    checkpoint.transform(),
     batch_size=batch_size,
     mesh=mesh,
     mean=preprocessing.mean,
