@@ -375,7 +375,7 @@ def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
 
 
 FETCH = (
-  'import sys; from vit_jax.convert import fetch; fetch.local(sys.argv[1])'
+  'import sys; from vit_jax.checkpoints import fetch; fetch.local(sys.argv[1])'
 )
 
 

@@ -27,9 +27,9 @@ import types
 from collections.abc import Callable, Sequence
 
 from vit_jax import flags
-from vit_jax.checkpoints import opening, transfer, whole
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import images
+from vit_jax.data import images, whole
 from vit_jax.models import flops
 
 # What takes a checkpoint's arrays, and what takes the model itself.
