@@ -31,12 +31,12 @@ from ml_collections import ConfigDict
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import bad_images, benchmarks, images, transforms
+from vit_jax.data import bad_images, benchmarks, images, whole
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, few_examples, probe
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
-from vit_jax.training import metric_log, processes, sharding
+from vit_jax.training import processes, sharding
 
 SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 
@@ -227,11 +227,7 @@ def _extractor(
   preprocessing = checkpoint.preprocessing
   return features.Extractor(
     function,
-    transforms.EvalTransform(
-      checkpoint.image_size,
-      preprocessing.resize_small,
-      preprocessing.interpolation,
-    ),
+    checkpoint.transform(),
     batch_size=batch_size,
     mesh=mesh,
     mean=preprocessing.mean,
@@ -312,7 +308,7 @@ def _write(
   }
   say(f'\n{report.table(curve)}')
   for name, content in files.items():
-    metric_log.replace_file(folder / name, content)
+    whole.replace(folder / name, content)
     say(f'written  {folder / name}')
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import augment, decode, folder, transforms
+from vit_jax.data import decode, folder
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
@@ -44,23 +44,14 @@ def predict(
     The path, and its rows of `COLUMNS` (probability: the softmax over the
     classes) or why it could not be read.
   """
-  model = checkpoint.model
-  names = checkpoint.class_names or tuple(map(str, range(model.num_classes)))
-  topk = min(topk, len(names))
-  preprocessing = checkpoint.preprocessing
-  transform = transforms.EvalTransform(
-    checkpoint.image_size,
-    preprocessing.resize_small,
-    preprocessing.interpolation,
+  names = checkpoint.class_names or tuple(
+    map(str, range(checkpoint.model.num_classes))
   )
-  params = jax.device_put(checkpoint.params)
+  topk = min(topk, len(names))
+  transform = checkpoint.transform()
 
   @jax.jit
-  def top(params: Any, images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    images_BHWC = augment.normalize(
-      images_BHWC, preprocessing.mean, preprocessing.std
-    )
-    logits_BC, _ = model.apply({'params': params}, images_BHWC)
+  def top(logits_BC: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
 
   def load(path: str) -> np.ndarray | decode.UnreadableImage:
@@ -77,7 +68,7 @@ def predict(
       for i, image in enumerate(loaded):
         if isinstance(image, np.ndarray):
           images_BHWC[i] = image
-      values, indices = jax.device_get(top(params, images_BHWC))
+      values, indices = jax.device_get(top(checkpoint.logits(images_BHWC)))
       for i, (path, image) in enumerate(zip(batch, loaded, strict=True)):
         if isinstance(image, np.ndarray):
           yield (

@@ -1,5 +1,6 @@
 """Every kind of checkpoint through the one reader."""
 
+import dataclasses
 import gc
 import hashlib
 import json
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 
 from configs import digits
-from tests.checkpoints.random_weights import random_checkpoint
+from tests.checkpoints.random_weights import (
+  logits_of,
+  random_checkpoint,
+  random_images,
+)
 from tests.conftest import ROOT
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import hf, timm
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import posemb, variants
 
@@ -342,3 +348,23 @@ def test_only_regular_files_are_read(tmp_path):
   for path in (tmp_path / 'pipe.npz', '/dev/zero', tmp_path / 'timm'):
     with pytest.raises(ValueError, match=f'{path}.* is no regular file'):
       opening.open_checkpoint(str(path))
+
+
+def test_a_checkpoint_labels_images_as_it_is_preprocessed():
+  size = (32, 48)
+  checkpoint = dataclasses.replace(
+    open_golden('tiny')[0],
+    preprocessing=Preprocessing(
+      52, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 'bicubic'
+    ),
+  )
+  checkpoint = transfer.resized(checkpoint, size)
+  images = random_images(size)
+  want = logits_of(checkpoint, images)
+  for given in (images, images.astype(np.float32)):
+    got = checkpoint.logits(given)
+    np.testing.assert_allclose(got, want, rtol=0, atol=ATOL)
+  transform = checkpoint.transform()
+  assert transform.image_size == size
+  assert transform.resize_small == checkpoint.preprocessing.resize_small
+  assert transform.interpolation == 'bicubic'

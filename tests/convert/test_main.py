@@ -238,7 +238,7 @@ def test_flags_that_make_no_sense(run, workdir, tmp_path):
 
 def test_every_format_says_which_types_it_writes():
   for name in cli.WEIGHTS + cli.PROGRAMS:
-    assert cli.module_of(name).DTYPES[0] == 'float32'
+    assert cli.writer(name).DTYPES[0] == 'float32'
 
 
 @pytest.mark.slow

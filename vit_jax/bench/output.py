@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.bench import race
 from vit_jax.bench.race import Row
-from vit_jax.training import metric_log
+from vit_jax.data import whole
 
 Point = TypeVar('Point')
 
@@ -46,7 +46,7 @@ class Output:
     """Takes rows and writes the CSV file anew, so that a kill loses none."""
     self.rows += rows
     if self._csv:
-      metric_log.replace_file(self._csv, to_csv(self.rows).encode())
+      whole.replace(self._csv, to_csv(self.rows).encode())
 
   def finish(self, draw: Callable[[Sequence[Row]], bytes]) -> None:
     """Draws the picture, and says what was written where."""
@@ -55,7 +55,7 @@ class Output:
     if self._csv:
       print(f'{len(self.rows)} rows written to {self._csv}')
     if self._plot:
-      metric_log.replace_file(self._plot, draw(self.rows))
+      whole.replace(self._plot, draw(self.rows))
       print(f'picture written to {self._plot}')
 
 

@@ -13,8 +13,8 @@ import re
 
 from etils import epath
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats import archive
+from vit_jax.data import whole
 
 SCHEMES = ('gs', 'hf', 'timm')
 

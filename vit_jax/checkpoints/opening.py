@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from vit_jax.checkpoints.saving import (
   steps,
   verified,
 )
+from vit_jax.data import augment, transforms
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
 
@@ -51,6 +53,40 @@ class Checkpoint:
   image_size: tuple[int, int]
   preprocessing: table.Preprocessing = table.Preprocessing()
   class_names: tuple[str, ...] = ()
+
+  def transform(self) -> transforms.EvalTransform:
+    """Returns what brings an image to the size that the model sees."""
+    given = self.preprocessing
+    return transforms.EvalTransform(
+      self.image_size, given.resize_small, given.interpolation
+    )
+
+  def normalize(self, images_BHWC: jax.Array) -> jax.Array:
+    """Returns images with values from 0 to 255 as the model takes them."""
+    given = self.preprocessing
+    return augment.normalize(images_BHWC, given.mean, given.std)
+
+  def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
+    """Returns logits BC; without a head, what would go into it.
+
+    Args:
+      images_BHWC: of `image_size`, RGB from 0 to 255, integers or not.
+    """
+    return self._apply(self.on_device, images_BHWC)
+
+  @functools.cached_property
+  def on_device(self) -> dict[str, Any]:
+    """The parameters, put there when they are first asked for."""
+    return jax.device_put(self.params)
+
+  @functools.cached_property
+  def _apply(self) -> Callable[..., jax.Array]:
+    @jax.jit
+    def apply(params: dict[str, Any], images_BHWC: jax.Array) -> jax.Array:
+      images_BHWC = self.normalize(images_BHWC)
+      return self.model.apply({'params': params}, images_BHWC)[0]
+
+    return apply
 
   def weights(self) -> table.Weights:
     """Returns the same for the writers of foreign formats."""

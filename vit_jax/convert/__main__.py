@@ -23,13 +23,13 @@ import importlib
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 from vit_jax import flags
-from vit_jax.checkpoints import opening, transfer, whole
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import images
+from vit_jax.data import images, whole
 from vit_jax.models import flops
 
 # What takes a checkpoint's arrays, and what takes the model itself.
@@ -75,7 +75,7 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
     ImportError: if a library is not installed, saying which.
     ValueError: if the source cannot be read, or the target cannot hold it.
   """
-  module = module_of(request.to)
+  module = writer(request.to)
   dtype = request.dtype or 'float32'
   if dtype not in module.DTYPES:
     raise ValueError(
@@ -102,10 +102,10 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
     say(f'not held  {sentence}')
 
 
-def module_of(to: str) -> ModuleType:
+def writer(to: str) -> types.ModuleType:
   """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`."""
-  room = 'checkpoints.formats' if to in WEIGHTS else 'convert'
-  return importlib.import_module(f'vit_jax.{room}.{to}')
+  folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
+  return importlib.import_module(f'vit_jax.{folder}.{to}')
 
 
 def _adapt(

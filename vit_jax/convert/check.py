@@ -12,7 +12,6 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import archive, hf, recognise, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.convert import onnx, stablehlo
-from vit_jax.data import augment
 
 # As many as fit anywhere; noise shows differences as well as photographs.
 IMAGES = 8
@@ -122,20 +121,13 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
   # At the precision of the targets, whatever it was trained in.
-  model = checkpoint.model.clone(dtype=jnp.float32)
-  preprocessing = checkpoint.preprocessing
-  params = jax.device_put(checkpoint.params)
-
-  @jax.jit
-  def apply(images_BHWC: jax.Array) -> jax.Array:
-    images_BHWC = augment.normalize(
-      images_BHWC, preprocessing.mean, preprocessing.std
-    )
-    return model.apply({'params': params}, images_BHWC)[0]
+  exact = dataclasses.replace(
+    checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
+  )
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     # On a TPU and newer GPUs, float32 products would be rounded to less.
     with jax.default_matmul_precision('float32'):
-      return np.asarray(apply(images_BHWC))
+      return np.asarray(exact.logits(images_BHWC))
 
   return Peer(f'vit_jax on JAX {jax.__version__}', checkpoint.image_size, run)

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
+from vit_jax.data import whole
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
 from vit_jax.visualize import rollout as rollout_lib

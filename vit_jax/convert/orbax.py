@@ -7,9 +7,9 @@ host reading its share.
 import json
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.checkpoints.saving import save_parameters
+from vit_jax.data import whole
 from vit_jax.models import variants
 
 DTYPES = ('float32',)

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.data import whole
 
 DTYPES = ('float32', 'bfloat16')
 PLATFORMS = ('cpu', 'cuda', 'tpu')

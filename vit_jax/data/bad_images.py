@@ -14,7 +14,6 @@ import logging
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
@@ -27,7 +26,7 @@ import tqdm
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.data import cores, decode, sources
+from vit_jax.data import cores, decode, sources, whole
 from vit_jax.data.sources import Source, subset
 
 _log = logging.getLogger(__name__)
@@ -223,13 +222,9 @@ def _read_cache(path: pathlib.Path) -> list[BadImage] | None:
 
 
 def _write_cache(path: pathlib.Path, bad: Sequence[BadImage]) -> None:
-  """Writes a file that other processes see either whole or not at all."""
+  text = json.dumps([dataclasses.astuple(b) for b in bad])
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-      'w', dir=path.parent, suffix='.tmp', delete=False
-    ) as file:
-      json.dump([dataclasses.astuple(b) for b in bad], file)
-    os.replace(file.name, path)
+    whole.replace(path, text.encode())
   except OSError as error:  # A read-only home must not keep one from training.
     _log.warning('Could not keep the result of the image check: %s', error)

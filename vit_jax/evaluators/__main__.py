@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from vit_jax import flags
+from vit_jax.data import whole
 from vit_jax.evaluators.fewshot_curves import (
   CSV,
   folder_labels,
@@ -19,7 +20,6 @@ from vit_jax.evaluators.fewshot_curves import (
   read_csv,
   table,
 )
-from vit_jax.training import metric_log
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> None:
   ]
   output = epath.Path(args.output)
   output.parent.mkdir(parents=True, exist_ok=True)
-  metric_log.replace_file(output, plot(curves))
+  whole.replace(output, plot(curves))
   for curve in curves:
     print(f'{curve.label}\n{table(curve)}')
   print(f'written  {output}')

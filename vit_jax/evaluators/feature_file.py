@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.checkpoints.saving import checksums
+from vit_jax.data import whole
 
 _WAY_OUT = 'Give another --features, or remove it to have them computed anew.'
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax.data import whole
 from vit_jax.training import metric_log, plots
 
 CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
@@ -56,10 +57,10 @@ class GridReport:
   def write(self, folder: epath.Path) -> None:
     """Writes the files; there is no plot until a run has finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    metric_log.replace_file(folder / CSV, self.csv_text().encode())
-    metric_log.replace_file(folder / TABLE, self.markdown().encode())
+    whole.replace(folder / CSV, self.csv_text().encode())
+    whole.replace(folder / TABLE, self.markdown().encode())
     if png := self.plot():
-      metric_log.replace_file(folder / PLOT, png)
+      whole.replace(folder / PLOT, png)
 
   def summary(self, folder: epath.Path) -> str:
     """Returns what ends the command: the table, and where the files are."""

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
+from vit_jax.data import whole
 from vit_jax.evaluators import build
 from vit_jax.sweeps import choosing, grid, refusing
 from vit_jax.sweeps.axes import Cell, seed_axes
@@ -185,7 +186,7 @@ class _Sweep:
       'elapsed_s': (self._prior_s[cell.workdir] + time.monotonic() - started_s),
     }
     text = json.dumps(result, indent=2) + '\n'
-    metric_log.replace_file(cell.workdir / RESULT, text.encode())
+    whole.replace(cell.workdir / RESULT, text.encode())
     refusing.check_metric(cell, result)
     # As a later command reads it, so that its tables are the same.
     return json.loads(text)
@@ -197,7 +198,7 @@ class _Sweep:
     self._make_report().write(self._folder)
     if any(group.trials for group in self._groups):
       text = choosing.csv_text(self._groups, self._results, self._choices)
-      metric_log.replace_file(self._folder / TUNE_CSV, text.encode())
+      whole.replace(self._folder / TUNE_CSV, text.encode())
 
   def _make_report(self) -> grid.GridReport:
     runs = []

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.data import whole
+
 _log = logging.getLogger(__name__)
 
 # By step, in order: the step's metrics, as text, so that a table that is read
@@ -88,7 +90,8 @@ class MetricLog:
     is_new_row = step not in self._rows
     self._rows.setdefault(step, {}).update(cells)
     self._columns += new_columns
-    can_append = is_last and not new_columns and not _is_remote(self.path)
+    is_local = '://' not in os.fspath(self.path)
+    can_append = is_last and not new_columns and is_local
     if can_append and self.path.exists():
       self._write_last_row(step, is_new_row)
     else:
@@ -123,7 +126,7 @@ class MetricLog:
     lines += [self._row_text(step) for step in self._rows]
     data = ''.join(lines).encode()
     self._last_row_at = len(data) - len(lines[-1].encode())
-    replace_file(self.path, data)
+    whole.replace(self.path, data)
 
   def _row_text(self, step: int) -> str:
     row = self._rows[step]
@@ -209,20 +212,6 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
     named = zip(header[1:], cells[1:], strict=True)
     rows[int(cells[0])] = {name: cell for name, cell in named if cell}
   return header[1:], rows
-
-
-def replace_file(path: epath.Path, data: bytes) -> None:
-  """Writes a file that no reader, and no kill, ever finds half-written."""
-  if _is_remote(path):
-    path.write_bytes(data)  # Objects in a bucket appear whole.
-    return
-  partial = path.with_name(f'.{path.name}.partial')
-  partial.write_bytes(data)
-  os.replace(partial, path)
-
-
-def _is_remote(path: epath.Path) -> bool:
-  return '://' in os.fspath(path)
 
 
 def _csv_line(cells: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from etils import epath
 
+from vit_jax.data import whole
 from vit_jax.training import metric_log, plots
 
 
@@ -247,7 +248,7 @@ def plot_curves(
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
   all_axes[-1].xaxis.get_major_locator().set_params(integer=True)
   figure.align_ylabels()
-  metric_log.replace_file(epath.Path(png_path), plots.png(figure))
+  whole.replace(png_path, plots.png(figure))
   return True
 
 

@@ -21,14 +21,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 from tqdm import tqdm
 
 from vit_jax import flags, predict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import bad_images, images, sources
-from vit_jax.training import metric_log
+from vit_jax.data import bad_images, images, sources, whole
 from vit_jax.visualize import masking, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
@@ -159,7 +157,7 @@ def _write_section(
 def _write(out: pathlib.Path, files: dict[str, bytes]) -> list[pathlib.Path]:
   out.mkdir(parents=True, exist_ok=True)
   for name, data in files.items():
-    metric_log.replace_file(epath.Path(out / name), data)
+    whole.replace(out / name, data)
   return [out / name for name in files]
 
 

@@ -13,15 +13,13 @@ single pixels leave no patch of the image without noise.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import augment
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
-from vit_jax.visualize.photos import Photograph, transform_of
+from vit_jax.visualize.photos import Photograph
 from vit_jax.visualize.rollout import rollout
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -72,17 +70,8 @@ def rights(
     or single 'pixels'.
   """
   checkpoint = subject.checkpoint
-  preprocessing = checkpoint.preprocessing
   size = checkpoint.image_size
   rng = np.random.default_rng(seed)
-
-  @jax.jit
-  def label(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    logits_BC, _ = checkpoint.model.apply(
-      {'params': params},
-      augment.normalize(images_BHWC, preprocessing.mean, preprocessing.std),
-    )
-    return jnp.argmax(logits_BC, axis=-1)
 
   found: dict[str, list[np.ndarray]] = {}
   start = 0
@@ -107,9 +96,9 @@ def rights(
       for i, photograph in enumerate(batch):
         map_HW = draw.enlarge(maps_Bhw[i], size)
         images_BHWC[i] = hide(
-          photograph.seen_HWC, map_HW, share, preprocessing.mean
+          photograph.seen_HWC, map_HW, share, checkpoint.preprocessing.mean
         )
-      labelled_B = np.asarray(label(subject.params, images_BHWC))
+      labelled_B = np.asarray(checkpoint.logits(images_BHWC)).argmax(-1)
       found.setdefault(kind, []).append(labelled_B[: len(batch)] == labels_B)
   return {kind: np.concatenate(x) for kind, x in found.items()}
 
@@ -132,7 +121,7 @@ def of_source(
       f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
       f'({checkpoint.model.num_classes}).'
     )
-  transform = transform_of(checkpoint)
+  transform = checkpoint.transform()
   photographs, labels = [], []
   for i in range(len(source)):
     record = source[i]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import augment, decode, transforms
+from vit_jax.data import decode, transforms
 from vit_jax.visualize.attention_maps import Layers
 
 # The longer side of pictures, in pixels: enough to see the patches of a small
@@ -66,16 +66,6 @@ def _open(path: str) -> decode.Picture:
   return decode.open_image(decode.read_file(path), path)
 
 
-def transform_of(checkpoint: Checkpoint) -> transforms.EvalTransform:
-  """Returns what brings images to the size that a model sees."""
-  preprocessing = checkpoint.preprocessing
-  return transforms.EvalTransform(
-    checkpoint.image_size,
-    preprocessing.resize_small,
-    preprocessing.interpolation,
-  )
-
-
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads files.
 
@@ -87,7 +77,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
     UnreadableImage: for a file that is no image, or a damaged one.
     ValueError: for one that has fewer pixels than the model has patches.
   """
-  transform = transform_of(checkpoint)
+  transform = checkpoint.transform()
   names: set[str] = set()
   found = []
   for path in paths:
@@ -131,7 +121,7 @@ def at_work(
     params: its parameters, on the device.
     photographs: all images.
   """
-  model, preprocessing = checkpoint.model, checkpoint.preprocessing
+  model = checkpoint.model
   size = 1
   if model.attention:
     L = model.num_tokens(checkpoint.image_size)
@@ -141,7 +131,5 @@ def at_work(
     batch = photographs[start : start + size]
     images_BHWC = np.zeros((size, *checkpoint.image_size, 3), np.uint8)
     images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
-    normalized_BHWC = augment.normalize(
-      jax.numpy.asarray(images_BHWC), preprocessing.mean, preprocessing.std
-    )
+    normalized_BHWC = checkpoint.normalize(jax.numpy.asarray(images_BHWC))
     yield Layers(model, params, normalized_BHWC), batch

@@ -1,7 +1,6 @@
 """A checkpoint, and the images that it is to look at."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,10 +28,10 @@ class Subject:
   photographs: Sequence[Photograph]
   label: str = ''
 
-  @functools.cached_property
+  @property
   def params(self) -> Any:
     """On the device."""
-    return jax.device_put(self.checkpoint.params)
+    return self.checkpoint.on_device
 
   def at_work(
     self, description: str

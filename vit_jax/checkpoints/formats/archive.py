@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib import format as npy
 from tqdm import tqdm
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
+from vit_jax.data import whole
 
 _CHUNK_BYTES = 1 << 24
 # The deepest published ResNet has 66 units, the deepest ViT 56 layers.

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats import archive, hf_config, hf_images, tensors
 from vit_jax.checkpoints.formats.table import (
   Entry,
@@ -28,6 +27,7 @@ from vit_jax.checkpoints.formats.table import (
   ours_to_file,
   shapes_of,
 )
+from vit_jax.data import whole
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 

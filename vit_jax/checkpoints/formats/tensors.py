@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
+from vit_jax.data import whole
 
 # Of torch.save before version 1.6: a protocol, and a number that torch chose.
 _LEGACY_PICKLE = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints import whole
 from vit_jax.checkpoints.formats import (
   archive,
   tensors,
@@ -28,6 +27,7 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
+from vit_jax.data import whole
 from vit_jax.models.variants import SIZES
 
 DTYPES = ('float32', 'bfloat16', 'float16')

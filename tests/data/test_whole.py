@@ -1,5 +1,6 @@
 """Outputs appear whole or not at all, whatever happens meanwhile."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.checkpoints import whole
+from vit_jax.data import whole
 
 KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
 
@@ -80,9 +81,25 @@ def test_a_missing_folder_is_refused(tmp_path, new):
   assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_replaced_or_left(tmp_path, monkeypatch):
+  target = tmp_path / 'target'
+  for text in (b'first', b'second'):
+    whole.replace(target, text)
+    assert target.read_bytes() == text
+
+  def fail(*args):
+    raise OSError('no space left')
+
+  monkeypatch.setattr(os, 'replace', fail)
+  with pytest.raises(OSError, match='no space'):
+    whole.replace(target, b'third')
+  assert list(tmp_path.iterdir()) == [target]
+  assert target.read_bytes() == b'second'
+
+
 WRITER = """
 import signal, sys, time
-from vit_jax.checkpoints import whole
+from vit_jax.data import whole
 # In the background of a shell it would be ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with getattr(whole, sys.argv[1])(sys.argv[2]) as path:

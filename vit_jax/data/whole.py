@@ -11,6 +11,18 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+from etils import epath
+
+
+def replace(target: str | os.PathLike[str], data: bytes) -> None:
+  """Writes a file, on disk or in a bucket, in the place of one there."""
+  if '://' in os.fspath(target):
+    epath.Path(target).write_bytes(data)  # objects in a bucket appear whole
+    return
+  with _beside(pathlib.Path(target)) as partial:
+    partial.write_bytes(data)
+    os.replace(partial, target)
+
 
 @contextlib.contextmanager
 def new_file(target: str) -> Iterator[pathlib.Path]:
@@ -20,34 +32,28 @@ def new_file(target: str) -> Iterator[pathlib.Path]:
     FileExistsError: if something is there already.
     FileNotFoundError: if the folder it is to lie in does not exist.
   """
-  with _partial(target) as partial:
+  refuse_existing(target)
+  with _beside(pathlib.Path(target)) as partial:
     yield partial
+    # Writing took a while, and a rename would replace a file.
+    refuse_existing(target)
+    os.rename(partial, target)
 
 
 @contextlib.contextmanager
 def new_folder(target: str) -> Iterator[pathlib.Path]:
-  """Gives an empty folder, which becomes `target` if nothing is raised.
-
-  Raises:
-    FileExistsError: if something is there already.
-    FileNotFoundError: if the folder it is to lie in does not exist.
-  """
-  with _partial(target) as partial:
+  """Gives an empty folder, which becomes `target` as of `new_file`."""
+  with new_file(target) as partial:
     partial.mkdir()
     yield partial
 
 
 @contextlib.contextmanager
-def _partial(target: str) -> Iterator[pathlib.Path]:
-  path = pathlib.Path(target)
-  refuse_existing(target)
+def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
   partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
   _remove(partial)
   try:
     yield partial
-    # Writing took a while, and a rename would replace a file.
-    refuse_existing(target)
-    os.rename(partial, path)
   finally:
     _remove(partial)
 
