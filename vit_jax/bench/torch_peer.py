@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.bench import race, step
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import timm_export
+from vit_jax.checkpoints.formats import timm_config
 from vit_jax.data import images
 from vit_jax.models import variants
 
@@ -33,7 +33,7 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
     lambda x: np.broadcast_to(np.float32(0), x.shape), shapes
   )
   weights = opening.Checkpoint('', model, params, image_size).weights()
-  found = timm_export.config(weights, {})
+  found = timm_config.config(weights, {})
   return {
     'model_name': found['architecture'],
     'num_classes': step.NUM_CLASSES,

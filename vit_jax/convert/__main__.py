@@ -18,13 +18,13 @@ that is installed, and prints the largest difference.
 """
 
 import argparse
-import dataclasses
 import importlib
 import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
@@ -39,35 +39,11 @@ PROGRAMS = ('onnx', 'stablehlo', 'orbax')
 TOLERANCE = 1e-4
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """What a conversion is to do.
-
-  Attributes:
-    source: any checkpoint.
-    target: new file or directory.
-    to: one of `WEIGHTS` or `PROGRAMS`.
-    image_size: (H, W) to resize to, None to keep the source's.
-    head: one of `transfer.HEADS`.
-    dtype: of the weights in the target; None for float32.
-    rollout: whether an ONNX file puts out the attention rollout besides.
-  """
-
-  source: str
-  target: str
-  to: str
-  image_size: tuple[int, int] | None = None
-  head: str = 'keep'
-  dtype: str | None = None
-  rollout: bool = False
-
-
-def convert(request: Request, say: Callable[[str], None]) -> None:
-  """Converts a checkpoint.
+def convert(args: argparse.Namespace) -> None:
+  """Converts a checkpoint, and prints what becomes of it.
 
   Args:
-    request: what to do.
-    say: takes a line for whoever waits.
+    args: from `parse`.
 
   Raises:
     FileExistsError: if there is something at the target.
@@ -75,31 +51,31 @@ def convert(request: Request, say: Callable[[str], None]) -> None:
     ImportError: if a library is not installed, saying which.
     ValueError: if the source cannot be read, or the target cannot hold it.
   """
-  module = writer(request.to)
-  dtype = request.dtype or 'float32'
+  to, target, dtype = args.to, args.target, args.dtype
+  module = writer(to)
   if dtype not in module.DTYPES:
     raise ValueError(
-      f'--dtype={dtype} is none of --to={request.to}: use '
-      f'{" or ".join(module.DTYPES)}.'
+      f'--dtype={dtype} is none of --to={to}: use {" or ".join(module.DTYPES)}.'
     )
-  if request.rollout and request.to != 'onnx':
+  if args.rollout and to != 'onnx':
     raise ValueError('--rollout needs --to=onnx.')
-  whole.refuse_existing(request.target)
-  checkpoint = opening.open_checkpoint(request.source)
-  say(f'read      {checkpoint.path}: {_describe(checkpoint)}')
-  checkpoint = _adapt(checkpoint, request, say)
-  if request.to in WEIGHTS:
-    lost = module.write(checkpoint.weights(), request.target, dtype)
-  else:
-    options = {'rollout': True} if request.rollout else {}
-    lost = module.write(checkpoint, request.target, dtype, **options)
-  size_bytes = _size_bytes(request.target)
-  say(
-    f'written   {request.target}: {request.to}, {dtype}, '
-    f'{size_bytes / 1e6:,.1f} MB'
+  size = images.size_of(args.image_size) if args.image_size else None
+  whole.refuse_existing(target)
+  checkpoint = opening.open_checkpoint(args.source)
+  _say(f'read      {checkpoint.path}: {_describe(checkpoint)}')
+  checkpoint = _adapt(checkpoint, size or checkpoint.image_size, args)
+  given: Any = checkpoint.weights() if to in WEIGHTS else checkpoint
+  options = {'rollout': True} if args.rollout else {}
+  lost = module.write(given, target, dtype, **options)
+  _say(
+    f'written   {target}: {to}, {dtype}, {_size_bytes(target) / 1e6:,.1f} MB'
   )
   for sentence in lost:
-    say(f'not held  {sentence}')
+    _say(f'not held  {sentence}')
+
+
+def _say(line: str) -> None:
+  print(line, flush=True)
 
 
 def writer(to: str) -> types.ModuleType:
@@ -109,39 +85,39 @@ def writer(to: str) -> types.ModuleType:
 
 
 def _adapt(
-  checkpoint: opening.Checkpoint, request: Request, say: Callable[[str], None]
+  checkpoint: opening.Checkpoint,
+  size: tuple[int, int],
+  args: argparse.Namespace,
 ) -> opening.Checkpoint:
   """Changes size, head and positions, and says so."""
-  if request.image_size and request.image_size != checkpoint.image_size:
-    checkpoint = transfer.resized(checkpoint, request.image_size)
-    say(
-      'resized   position embeddings to images of '
-      f'{"x".join(map(str, request.image_size))} pixels'
-    )
-  if request.head != 'keep':
-    checkpoint = transfer.with_head(checkpoint, request.head)
+  if size != checkpoint.image_size:
+    checkpoint = transfer.resized(checkpoint, size)
+    H, W = size
+    _say(f'resized   position embeddings to images of {H}x{W} pixels')
+  if args.head != 'keep':
+    checkpoint = transfer.with_head(checkpoint, args.head)
     kept = (
       ', the representation layer is kept'
-      if request.head == 'representation'
+      if args.head == 'representation'
       else ''
     )
-    say(f'dropped   the head, as --head={request.head} says{kept}')
+    _say(f'dropped   the head, as --head={args.head} says{kept}')
+  if args.to not in WEIGHTS:
+    return checkpoint
   model, body = checkpoint.model, checkpoint.model.body()
-  if request.to in WEIGHTS and model.kind != body.kind:
+  if model.kind != body.kind:
     raise ValueError(
-      f'{checkpoint.path} is a {type(model).__name__}, and --to={request.to} '
+      f'{checkpoint.path} is a {type(model).__name__}, and --to={args.to} '
       f'has no place for what it predicts: --head=drop keeps its body, a '
       f'{type(body).__name__}.'
     )
-  if request.to in WEIGHTS:
-    learned = transfer.with_learned_positions(checkpoint)
-    if learned is not checkpoint:
-      say(
-        'rewritten the position embeddings as learned 1-D ones: the same '
-        'numbers, which further training would change'
-      )
-    checkpoint = learned
-  return checkpoint
+  learned = transfer.with_learned_positions(checkpoint)
+  if learned is not checkpoint:
+    _say(
+      'rewritten the position embeddings as learned 1-D ones: the same '
+      'numbers, which further training would change'
+    )
+  return learned
 
 
 def _describe(checkpoint: opening.Checkpoint) -> str:
@@ -165,24 +141,11 @@ def _size_bytes(target: str) -> int:
   return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def run_check(source: str, target: str, tolerance: float) -> bool:
-  """Prints how two checkpoints differ; tells whether they agree."""
+def _check(args: argparse.Namespace) -> int:
   # Here, because it imports every framework's module.
   from vit_jax.convert import check
 
-  found = check.compare(source, target)
-  height, width = found.image_size
-  agree = found.difference <= tolerance
-  print(
-    f'source      {source}: {found.source}\n'
-    f'target      {target}: {found.target}\n'
-    f'images      {check.IMAGES} random ones of {height}x{width} pixels\n'
-    f'difference  {found.difference:.1e} of the largest output '
-    f'({found.largest:.3g}); {"within" if agree else "ABOVE"} the tolerance of '
-    f'{tolerance:g}\n'
-    f'top-1       the same for {found.agreement} of {check.IMAGES}'
-  )
-  return agree
+  return int(not check.agree(args.source, args.target, args.tolerance))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -208,6 +171,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     '--dtype',
+    default='float32',
     help='float32 (default), bfloat16 (bigvision, timm, hf, stablehlo), '
     'float16 (timm, hf), int8 (onnx)',
   )
@@ -237,25 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 1 if a check finds a difference; 2 for bad input.
   """
   args = parse(sys.argv[1:] if argv is None else argv)
-  return flags.command(_run, args)
-
-
-def _run(args: argparse.Namespace) -> int:
-  if args.check:
-    return int(not run_check(args.source, args.target, args.tolerance))
-  convert(
-    Request(
-      source=args.source,
-      target=args.target,
-      to=args.to,
-      image_size=images.size_of(args.image_size) if args.image_size else None,
-      head=args.head,
-      dtype=args.dtype,
-      rollout=args.rollout,
-    ),
-    say=lambda line: print(line, flush=True),
-  )
-  return 0
+  return flags.command(_check if args.check else convert, args)
 
 
 if __name__ == '__main__':

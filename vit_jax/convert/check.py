@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import archive, hf, recognise, tensors, timm
+from vit_jax.checkpoints.formats import archive, hf, npz_peer, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.convert import onnx, stablehlo
 
@@ -17,29 +17,8 @@ from vit_jax.convert import onnx, stablehlo
 IMAGES = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-  """How two checkpoints differ on the same images.
-
-  Attributes:
-    source: what ran the first.
-    target: what ran the second.
-    image_size: (H, W) in pixels.
-    largest: the largest absolute value that the source puts out.
-    difference: the largest difference, as a share of `largest`.
-    agreement: images whose highest output is the same.
-  """
-
-  source: str
-  target: str
-  image_size: tuple[int, int]
-  largest: float
-  difference: float
-  agreement: int
-
-
-def compare(source: str, target: str) -> Comparison:
-  """Runs two checkpoints on the same random images.
+def agree(source: str, target: str, tolerance: float) -> bool:
+  """Runs two checkpoints on the same random images, and prints how they differ.
 
   Where the target is for another image size, the source is resized to it by
   this package.
@@ -47,6 +26,8 @@ def compare(source: str, target: str) -> Comparison:
   Args:
     source: any checkpoint, an .onnx file or a StableHLO directory.
     target: the same.
+    tolerance: the largest difference to be called none, as a share of the
+      largest output of the source.
 
   Raises:
     FileNotFoundError: if one is not there.
@@ -54,10 +35,11 @@ def compare(source: str, target: str) -> Comparison:
   """
   theirs = open_peer(target)
   ours = open_peer(source)
-  if ours.image_size != theirs.image_size:
-    ours = _ours(source, theirs.image_size)
+  height, width = size = theirs.image_size
+  if ours.image_size != size:
+    ours = _ours(source, size)
   images = np.random.default_rng(0).integers(
-    0, 256, (IMAGES, *theirs.image_size, 3), np.uint8
+    0, 256, (IMAGES, *size, 3), np.uint8
   )
   want, got = ours.run(images), theirs.run(images)
   if want.shape != got.shape:
@@ -67,15 +49,19 @@ def compare(source: str, target: str) -> Comparison:
       'can be compared.'
     )
   largest = float(np.abs(want).max())
-  return Comparison(
-    source=ours.framework,
-    target=theirs.framework,
-    image_size=theirs.image_size,
-    largest=largest,
-    # A zeroed head puts out zeros.
-    difference=float(np.abs(got - want).max()) / (largest or 1.0),
-    agreement=int(np.sum(got.argmax(-1) == want.argmax(-1))),
+  # A zeroed head puts out zeros.
+  difference = float(np.abs(got - want).max()) / (largest or 1.0)
+  agree = difference <= tolerance
+  print(
+    f'source      {source}: {ours.framework}\n'
+    f'target      {target}: {theirs.framework}\n'
+    f'images      {IMAGES} random ones of {height}x{width} pixels\n'
+    f'difference  {difference:.1e} of the largest output ({largest:.3g}); '
+    f'{"within" if agree else "ABOVE"} the tolerance of {tolerance:g}\n'
+    f'top-1       the same for {np.sum(got.argmax(-1) == want.argmax(-1))} of '
+    f'{IMAGES}'
   )
+  return agree
 
 
 def open_peer(path: str) -> Peer:
@@ -94,26 +80,18 @@ def open_peer(path: str) -> Peer:
     return onnx.open_peer(path)
   if os.path.exists(os.path.join(path, stablehlo.MODEL)):
     return stablehlo.open_peer(path)
-  opener, fallible = _opener(path)
+  opener: Callable[[str], Peer] = _ours
+  fallible: tuple[type[Exception], ...] = ()
+  if os.path.exists(place := os.path.join(path, 'config.json')):
+    module = hf if 'model_type' in tensors.read_json(place) else timm
+    opener, fallible = module.open_peer, (ImportError,)
+  elif os.path.isfile(path) and archive.is_archive(path):
+    opener, fallible = npz_peer.open_peer, (ImportError, ValueError)
   try:
     return opener(path)
   except fallible as e:
     peer = _ours(path)
     return dataclasses.replace(peer, framework=f'{peer.framework} ({e})')
-
-
-def _opener(
-  path: str,
-) -> tuple[Callable[[str], Peer], tuple[type[Exception], ...]]:
-  """Returns what opens a checkpoint, and the errors that let us stand in."""
-  if os.path.exists(place := os.path.join(path, 'config.json')):
-    config = tensors.read_json(place)
-    module = hf if 'model_type' in config else timm
-    return module.open_peer, (ImportError,)
-  if os.path.isfile(path) and archive.is_archive(path):
-    module = recognise.archive_format(archive.load(path))
-    return module.open_peer, (ImportError, ValueError)
-  return _ours, ()
 
 
 def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:

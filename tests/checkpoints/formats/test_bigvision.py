@@ -14,7 +14,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import bigvision
+from vit_jax.checkpoints.formats import bigvision, npz_peer
 from vit_jax.checkpoints.formats.table import (
   Preprocessing,
   file_to_ours,
@@ -87,7 +87,7 @@ def test_timm_gives_our_logits(timm, tmp_path, pool, form):
     np.savez(path, **stacked(arrays))
   elif form == 'img':
     np.savez(path, **respelt(arrays, 'params/img/'))
-  peer = bigvision.open_peer(path)
+  peer = npz_peer.open_peer(path)
   assert peer.framework == f'timm {timm.__version__}'
   assert peer.image_size == SIZE
   images = random_images(SIZE)
@@ -102,7 +102,7 @@ def test_timm_rounds_bfloat16_as_we_do(timm, tmp_path):
   path, _ = written(tmp_path, checkpoint, 'bfloat16')
   images = random_images(SIZE)
   ours = logits_of(opening.open_checkpoint(path), images)
-  assert relative_difference(bigvision.open_peer(path).run(images), ours) < 5e-6
+  assert relative_difference(npz_peer.open_peer(path).run(images), ours) < 5e-6
   # Eight bits of the 24.
   assert 1e-4 < relative_difference(ours, logits_of(checkpoint, images)) < 0.03
 
@@ -140,7 +140,7 @@ def test_fixed_positions_are_those_of_big_vision(timm, tmp_path, pool):
   np.savez(learned, **arrays | {'params/pos_embedding': table})
   images = random_images((224, 224))
   ours = logits_of(opening.open_checkpoint(path), images)
-  assert relative_difference(bigvision.open_peer(learned).run(images), ours) < (
+  assert relative_difference(npz_peer.open_peer(learned).run(images), ours) < (
     5e-6
   )
 
@@ -425,7 +425,7 @@ def test_what_is_no_big_vision_file_is_refused(
 def test_timm_reads_no_fixed_positions(timm, tmp_path):
   path, _ = written(tmp_path, checkpoint_of(posemb='sincos2d', depth=1))
   with pytest.raises(ValueError, match="written.npz: timm.* 'sincos2d'"):
-    bigvision.open_peer(path)
+    npz_peer.open_peer(path)
 
 
 @load_module
@@ -434,4 +434,4 @@ def test_what_timm_cannot_read_is_said(timm, tmp_path):
   del arrays['params/embedding/bias']
   np.savez(path, **arrays)
   with pytest.raises(ValueError, match='written.npz: timm cannot.*embedding'):
-    bigvision.open_peer(path)
+    npz_peer.open_peer(path)

@@ -12,7 +12,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import bit, npz
+from vit_jax.checkpoints.formats import bit, npz, npz_peer
 
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
 SIZE = (224, 224)
@@ -43,7 +43,7 @@ def saved(tmp_path, arrays):
 def test_timm_gives_our_logits(timm, tmp_path, num_classes):
   checkpoint = checkpoint_of(layers=(1, 2, 1, 1), num_classes=num_classes)
   path, _ = written(tmp_path, checkpoint)
-  peer = npz.open_peer(path)
+  peer = npz_peer.open_peer(path)
   assert peer.framework == f'timm {timm.__version__}'
   assert peer.image_size == SIZE
   images = random_images((96, 64))
@@ -231,4 +231,4 @@ def test_what_timm_cannot_read_is_said(timm, tmp_path, arrays):
   path = str(tmp_path / 'x.npz')
   np.savez(path, **without('gamma')(arrays))
   with pytest.raises(ValueError, match='x.npz: timm cannot read it.*gamma'):
-    bit.open_peer(path)
+    npz_peer.open_peer(path)

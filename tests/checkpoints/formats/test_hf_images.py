@@ -193,12 +193,18 @@ def test_without_a_processor_images_are_those_of_the_paper(
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
-    ({'size': 'large'}, "size has 'large'"),
-    ({'size': {'height': 32}}, 'size has .*height'),
-    ({'size': [32, 32, 3]}, 'size is .32, 32, 3.: give height and width'),
-    ({'size': {'height': 32, 'width': -1}}, 'size has -1'),
-    ({'size': 10**9}, 'size has 1000000000, .* to 65,536'),
-    ({'image_mean': [0.5, 0.5]}, 'image_mean is .0.5, 0.5., not three'),
+    ({'size': 'large'}, "size is 'large'"),
+    ({'size': {'height': 32}}, 'size is .*height'),
+    (
+      {'size': [32, 32, 3]},
+      'size is .32, 32, 3. and should be a hei',
+    ),
+    ({'size': {'height': 32, 'width': -1}}, 'size is .*-1'),
+    ({'size': 10**9}, 'size is 1000000000 .* to 65,536'),
+    (
+      {'image_mean': [0.5, 0.5]},
+      'image_mean is .0.5, 0.5. and .* three',
+    ),
     ({'image_std': ['a', 'b', 'c']}, 'image_std is'),
     ({'image_std': [0.5, 0.5, 0]}, 'image_std is .* above 0'),
     ({'rescale_factor': 0}, 'rescale_factor 0: .* above 0'),

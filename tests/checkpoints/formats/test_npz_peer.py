@@ -13,7 +13,7 @@ from tests.checkpoints.random_weights import (
 )
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import npz
+from vit_jax.checkpoints.formats import npz, npz_peer
 
 REP = ROOT / 'tests/golden' / 'tiny-rep_s7.npz'
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
@@ -50,7 +50,7 @@ TIMM = {
 def test_timm_gives_our_logits(timm, tmp_path, fields, size, tolerance):
   checkpoint = random_checkpoint(None, size, names=False, **fields)
   path = written(tmp_path, checkpoint)
-  peer = npz.open_peer(path)
+  peer = npz_peer.open_peer(path)
   assert peer.framework == f'timm {timm.__version__}'
   assert peer.image_size == size
   images = random_images(size)
@@ -90,11 +90,11 @@ def test_models_that_timm_names_give_our_logits(
 @load_module
 def test_timm_has_no_representation_layer(timm):
   with pytest.raises(ValueError, match='tiny-rep.*representation_size 32'):
-    npz.open_peer(str(REP))
+    npz_peer.open_peer(str(REP))
 
 
 def test_without_timm_it_says_what_to_install(monkeypatch):
   for module in ('timm', 'timm.models', 'timm.models.vision_transformer'):
     monkeypatch.setitem(sys.modules, module, None)
   with pytest.raises(ImportError, match='pip install timm'):
-    npz.open_peer(str(REP.with_name('tiny_s7.npz')))
+    npz_peer.open_peer(str(REP.with_name('tiny_s7.npz')))

@@ -7,7 +7,7 @@ import pytest
 from tests.checkpoints.formats.timm_folder import HYBRID, TINY, TINY_BIT
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import timm as convert
-from vit_jax.checkpoints.formats import timm_export
+from vit_jax.checkpoints.formats import timm_config
 
 UNWRITABLE = {
   'representation': (
@@ -55,7 +55,7 @@ def test_the_mlp_has_the_width_that_timm_computes(tmp_path):
   for width, mlp_dim in ((11, 15), (11, 49), (48, 100), (768, 3072)):
     fields = TINY | {'width': width, 'mlp_dim': mlp_dim, 'heads': 1}
     weights = random_checkpoint(None, (32, 32), **fields).weights()
-    args = timm_export.config(weights, {})['model_args']
+    args = timm_config.config(weights, {})['model_args']
     assert int(width * args['mlp_ratio']) == mlp_dim
 
 
@@ -70,5 +70,5 @@ def test_class_names_without_classes_are_said_to_be_lost(tmp_path):
 def test_features_are_what_the_head_takes(width):
   fields = TINY_BIT | {'layers': (3, 4, 6, 3), 'width': width}
   checkpoint = random_checkpoint(None, (32, 32), **fields)
-  written = timm_export.config(checkpoint.weights(), {})
+  written = timm_config.config(checkpoint.weights(), {})
   assert written['num_features'] == len(checkpoint.params['head']['kernel'])

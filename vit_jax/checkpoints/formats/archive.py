@@ -4,9 +4,11 @@ Beyond what NumPy's own reader does, what a header claims is checked against the
 archive before any memory is taken for it, and there is progress to see.
 """
 
+import collections
 import dataclasses
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from typing import IO
@@ -186,6 +188,31 @@ class Lookup:
         f'dimensions, none of them 0, and is {found}.'
       )
     return x.shape
+
+  def size(self, name: str, ndim: int, axis: int = 0) -> int:
+    """Returns the size of an axis of an array, 0 if it is absent.
+
+    Raises:
+      ValueError: as `shape`.
+    """
+    return self.shape(name, ndim)[axis] if self.has(name) else 0
+
+  def count(self, start: str, pattern: str) -> tuple[int, ...]:
+    """Returns how many layers there are in each stage.
+
+    Args:
+      start: of their keys, as the file has it.
+      pattern: of what follows; the last group tells layers apart, and one
+        before it has the number of a stage. Without, all are one stage.
+
+    Raises:
+      ValueError: if no model has that many.
+    """
+    matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
+    layers = {match.groups() for match in matches if match}
+    self.check_layers(len(layers))
+    stages = collections.Counter(int(*stage) for *stage, _ in layers)
+    return tuple(stages[stage] for stage in sorted(stages))
 
   def check_layers(self, layers: int) -> None:
     """Refuses a model that would take hours to build.

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, npz, npz_peer
+from vit_jax.checkpoints.formats import archive, npz
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
   Flat,
-  Peer,
   Preprocessing,
   Shapes,
   Weights,
+  one,
   ours_to_file,
   shapes_of,
   square_side,
@@ -48,15 +48,7 @@ def matches(arrays: Flat) -> bool:
 
 
 def read(path: str, arrays: Flat) -> File:
-  """Reads off what a checkpoint's shapes say of its model.
-
-  Args:
-    path: of the file, for messages.
-    arrays: from `archive.load`.
-
-  Raises:
-    ValueError: if it is no ViT; names the file and key.
-  """
+  """Reads a file, of which `arrays` are from `archive.load`."""
   count = len(arrays)
   prefix, arrays = npz.without_other_trees(arrays)
 
@@ -94,22 +86,9 @@ def read(path: str, arrays: Flat) -> File:
 
 
 def write(weights: Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that big_vision and timm read, its layers unrolled.
-
-  Args:
-    weights: of a ViT.
-    target: the new file.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    What the format could not hold, a sentence each.
-
-  Raises:
-    ValueError: if big_vision has no such model.
-    FileExistsError: if something is there already.
-  """
+  """Writes a checkpoint that big_vision and timm read, layers unrolled."""
   values = {'posemb': ('learned1d', 'sincos2d'), 'stem_width': (0,)}
-  npz.check_writable(weights, 'A big_vision .npz file', values)
+  npz.check_vit(weights, 'A big_vision .npz file', values)
   fields = weights.fields
   entries = _table(shapes_of(weights.arrays), lambda name: PREFIX + _key(name))
   archive.save(target, ours_to_file(weights.arrays, entries), dtype)
@@ -122,22 +101,6 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
       f'{side}x{side} is assumed.'
     )
   return lines
-
-
-def open_peer(path: str) -> Peer:
-  """Opens a file with timm.
-
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm has no such model.
-  """
-  arrays = archive.load(path)
-  return npz_peer.open_vit(
-    path,
-    read(path, arrays).fields,
-    positions='grid',
-    bfloat16=any(x.dtype.name == 'bfloat16' for x in arrays.values()),
-  )
 
 
 def _key(name: str) -> str:
@@ -154,7 +117,7 @@ def _infer_fields(
     depth, *_ = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 3)
     lookup.check_layers(depth)
   else:
-    depth = npz.count_layers(lookup, prefix)
+    depth = sum(lookup.count(f'{prefix}Transformer/', npz.LAYER))
   patch = fields['patch_size']
   learned = lookup.has(npz.POSITIONS)
   if learned:
@@ -215,5 +178,5 @@ def _table(
         )
       )
     elif not layer and not (name == npz.POSITIONS and 'cls' in shapes):
-      entries.append(Entry((key_of(name),), (name,)))
+      entries.append(one(key_of(name), name))
   return entries

@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vit_jax.checkpoints.formats import archive, npz_peer
+from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import (
+  RESNET_LIMITS,
   Entry,
   File,
   Flat,
-  Peer,
   Shapes,
   Weights,
+  check_writable,
+  one,
   ours_to_file,
   shapes_of,
 )
@@ -25,6 +27,8 @@ DTYPES = ('float32',)
 PREFIX = 'resnet/'
 # The arrays do not say. It was pre-trained at this size, and takes any.
 IMAGE_SIZE = (224, 224)
+# What follows 'block' in the keys of a unit: numbers of the stage and of it.
+UNIT = r'(\d)/(unit\d+)/'
 
 _CONV = 'standardized_conv2d/kernel'
 _NAMES = {
@@ -49,15 +53,7 @@ def matches(arrays: Iterable[str]) -> bool:
 
 
 def read(path: str, arrays: Flat) -> File:
-  """Reads off what a checkpoint's shapes say of its model.
-
-  Args:
-    path: of the file, for messages.
-    arrays: from `archive.load`.
-
-  Raises:
-    ValueError: if it is no BiT; names the file and key.
-  """
+  """Reads a file, of which `arrays` are from `archive.load`."""
   arrays = {k: x for k, x in arrays.items() if k.startswith(PREFIX)}
   # TensorFlow numbered the convolutions of some files.
   stored = {re.sub(r'(standardized_conv2d)_\d+/', r'\1/', k): k for k in arrays}
@@ -80,27 +76,10 @@ def read(path: str, arrays: Flat) -> File:
 
 
 def write(weights: Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that timm and the code of BiT read.
-
-  Args:
-    weights: of a ResNet, version 2.
-    target: the new file.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    What the format could not hold, a sentence each.
-
-  Raises:
-    ValueError: if BiT has no such model.
-    FileExistsError: if something is there already.
-  """
+  """Writes a checkpoint that timm and the code of BiT read."""
   fields = weights.fields
-  for field, value in {'name': 'resnet', 'version': 2, 'axial': False}.items():
-    if fields[field] != value:
-      raise ValueError(
-        f'A BiT .npz file cannot hold a model with {field} {fields[field]!r}, '
-        f'only {value!r}: use --to=orbax, onnx or stablehlo.'
-      )
+  limits = {'name': ('resnet',)} | RESNET_LIMITS
+  check_writable(fields, 'A BiT .npz file cannot hold a model with', limits)
   entries = _table(shapes_of(weights.arrays), _key)
   archive.save(target, ours_to_file(weights.arrays, entries), dtype)
   lines = archive.not_held(weights)
@@ -113,36 +92,14 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   return lines
 
 
-def open_peer(path: str) -> Peer:
-  """Opens a file with timm.
-
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm cannot read it.
-  """
-  return npz_peer.open_resnet(path, read(path, archive.load(path)).fields)
-
-
-def count_units(keys: Iterable[str], prefix: str) -> tuple[int, ...]:
-  """Returns the units of each stage, by keys such as block1/unit01/..."""
-  pattern = re.compile(rf'{re.escape(prefix)}block(\d)/(unit\d+)/')
-  units = {match.groups() for key in keys if (match := pattern.match(key))}
-  stages = [stage for stage, _ in units]
-  return tuple(stages.count(stage) for stage in sorted(set(stages)))
-
-
 def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
   *_, width = lookup.shape('conv_root/kernel', 4)
-  layers = count_units(lookup.arrays, PREFIX)
-  lookup.check_layers(sum(layers))
   return {
     'name': 'resnet',
     'version': 2,
-    'layers': layers,
+    'layers': lookup.count(f'{PREFIX}block', UNIT),
     'width': width,
-    'num_classes': (
-      lookup.shape('head/kernel', 4)[3] if lookup.has('head/kernel') else 0
-    ),
+    'num_classes': lookup.size('head/kernel', 4, 3),
     'image_size': IMAGE_SIZE,
   }
 
@@ -159,13 +116,8 @@ def _key(name: str) -> str:
 def _table(shapes: Shapes, key_of: Callable[[str], str]) -> list[Entry]:
   """Returns the entries of our arrays under the keys that `key_of` gives."""
   return [
-    Entry(
-      (key_of(name),),
-      (name,),
-      to_file=lambda x: (x[None, None],),
-      to_ours=lambda x: (x[0, 0],),
-    )
+    one(key_of(name), name, lambda x: x[None, None], lambda x: x[0, 0])
     if name == 'head/kernel'
-    else Entry((key_of(name),), (name,))
+    else one(key_of(name), name)
     for name in shapes
   ]

@@ -8,37 +8,36 @@ called now.
 """
 
 import contextlib
-import json
 import os
-import pathlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, hf_config, hf_images, tensors
+from vit_jax.checkpoints.formats import (
+  archive,
+  hf_config,
+  hf_images,
+  tensors,
+  torch_table,
+)
 from vit_jax.checkpoints.formats.table import (
   Entry,
   File,
   Peer,
   Shapes,
   Weights,
+  one,
   ours_to_file,
   shapes_of,
 )
-from vit_jax.data import whole
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 
-_VIT_KEYS = {
+_VIT = {
   'cls': 'embeddings.cls_token',
   'Transformer/posembed_input/pos_embedding': 'embeddings.position_embeddings',
   'embedding': 'embeddings.patch_embeddings.projection',
-  'Transformer/encoder_norm': 'layernorm',
-  'pre_logits': 'pooler.dense',
-}
-_LAYER_KEYS = {
   'LayerNorm_0': 'layernorm_before',
   'MultiHeadDotProductAttention_1/query': 'attention.attention.query',
   'MultiHeadDotProductAttention_1/key': 'attention.attention.key',
@@ -47,22 +46,19 @@ _LAYER_KEYS = {
   'LayerNorm_2': 'layernorm_after',
   'MlpBlock_3/Dense_0': 'intermediate.dense',
   'MlpBlock_3/Dense_1': 'output.dense',
+  'Transformer/encoder_norm': 'layernorm',
+  'pre_logits': 'pooler.dense',
+  'head': 'classifier',
 }
-_LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
-_BIT_KEYS = {'conv_root': 'embedder.convolution', 'gn_final': 'norm'}
+_BIT = {
+  'conv_root': 'embedder.convolution',
+  'gn_final': 'norm',
+  'head': 'classifier.1',
+}
 
 
 def read(path: str, config: dict[str, Any]) -> File:
-  """Reads off what a directory's configuration and shapes say of its model.
-
-  Args:
-    path: of the directory.
-    config: its config.json.
-
-  Raises:
-    ValueError: if there is no such model here, or the configuration contradicts
-      the arrays; names the file and key.
-  """
+  """Reads a directory, of which `config` is the config.json."""
   model_type = config['model_type']
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
     raise ValueError(
@@ -86,108 +82,20 @@ def read(path: str, config: dict[str, Any]) -> File:
   preprocessing, size = hf_images.read(
     path, model_type, fields.get('image_size'), warnings
   )
-  weight = _key('head/kernel', bit)
-  num_classes = lookup.shape(weight, 2)[0] if lookup.has(weight) else 0
+  num_classes = lookup.size(_key('head/kernel', bit), 2)
   return File(
     path=path,
     arrays=arrays,
     fields=fields | {'num_classes': num_classes, 'image_size': size},
-    table=lambda shapes: table(shapes, bit, prefix),
+    table=lambda shapes: _table(shapes, bit, prefix),
     preprocessing=preprocessing,
     class_names=hf_config.class_names(config, num_classes, path),
     warnings=tuple(warnings),
   )
 
 
-def table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
-  """Returns one entry for each of our arrays.
-
-  Args:
-    shapes: of our arrays, by name.
-    bit: whether it is BiT's file and not ViT's.
-    prefix: of all keys but the classifier's.
-  """
-  return [
-    _entry(name, shape, _prefixed(_key(name, bit), prefix))
-    for name, shape in shapes.items()
-  ]
-
-
-def _prefixed(key: str, prefix: str) -> str:
-  return key if key.startswith('classifier') else prefix + key
-
-
-def _key(name: str, bit: bool) -> str:
-  """Returns the key of an array of ours, without prefix."""
-  module, _, leaf = name.rpartition('/')
-  if leaf not in _LEAVES:
-    return _VIT_KEYS[name]
-  if module == 'head':
-    return ('classifier.1' if bit else 'classifier') + _LEAVES[leaf]
-  return (_bit_key if bit else _vit_key)(module) + _LEAVES[leaf]
-
-
-def _entry(name: str, shape: tuple[int, ...], key: str) -> Entry:
-  """Returns how torch lays out an array of ours; all of it is views."""
-  leaf = name.rpartition('/')[2]
-  if leaf == 'kernel' and len(shape) == 4:
-    return Entry(
-      (key,),
-      (name,),
-      lambda x: (x.transpose(3, 2, 0, 1),),
-      lambda x: (x.transpose(2, 3, 1, 0),),
-    )
-  if leaf == 'kernel':
-    # The heads are the first two of an output projection's dimensions.
-    rows = shape[0] * shape[1] if name.endswith('out/kernel') else shape[0]
-    return Entry(
-      (key,),
-      (name,),
-      lambda x: (x.reshape(rows, -1).T,),
-      lambda x: (x.T.reshape(shape),),
-    )
-  if leaf == 'bias':
-    return Entry(
-      (key,),
-      (name,),
-      lambda x: (x.reshape(-1),),
-      lambda x: (x.reshape(shape),),
-    )
-  return Entry((key,), (name,))
-
-
-def _vit_key(module: str) -> str:
-  match = re.fullmatch(r'Transformer/encoderblock_(\d+)/(.+)', module)
-  if match:
-    return f'encoder.layer.{match[1]}.{_LAYER_KEYS[match[2]]}'
-  return _VIT_KEYS[module]
-
-
-def _bit_key(module: str) -> str:
-  match = re.fullmatch(r'block(\d+)/unit(\d+)/(.+)', module)
-  if not match:
-    return _BIT_KEYS[module]
-  name = match[3].replace('conv_proj', 'downsample.conv').replace('gn', 'norm')
-  stage, layer = int(match[1]) - 1, int(match[2]) - 1
-  return f'encoder.stages.{stage}.layers.{layer}.{name}'
-
-
 def write(weights: Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens.
-
-  Args:
-    weights: of a ViT that pools by its class token or the mean, or of a ResNet
-      of version 2.
-    target: the new directory.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    What the directory cannot hold, a sentence each.
-
-  Raises:
-    ValueError: if transformers has no such model.
-    FileExistsError: if something is there already.
-  """
+  """Writes a directory that transformers opens."""
   fields = weights.fields
   if fields['name'] == 'vit':
     config = hf_config.vit_config(fields)
@@ -206,19 +114,39 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   if num_classes:
     config |= hf_config.labels(num_classes, weights.class_names)
   prefix = f'{model_type}.' if num_classes else ''
-  entries = table(shapes_of(weights.arrays), model_type == 'bit', prefix)
-  with whole.new_folder(target) as folder:
-    _write_json(folder / 'config.json', config)
-    _write_json(
-      folder / hf_images.FILE,
-      hf_images.config(weights.preprocessing, fields['image_size']),
-    )
-    tensors.write_safetensors(
-      os.fspath(folder / 'model.safetensors'),
-      ours_to_file(weights.arrays, entries),
-      dtype,
-    )
+  entries = _table(shapes_of(weights.arrays), model_type == 'bit', prefix)
+  images = hf_images.config(weights.preprocessing, fields['image_size'])
+  tensors.write_folder(
+    target,
+    {'config.json': config, hf_images.FILE: images},
+    ours_to_file(weights.arrays, entries),
+    dtype,
+  )
   return _not_held(weights)
+
+
+def _table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
+  """Returns one entry for each of our arrays; `prefix` is the body's."""
+  return [
+    one(
+      _prefixed(_key(name, bit), prefix),
+      name,
+      *torch_table.layout(name, shape),
+    )
+    for name, shape in shapes.items()
+  ]
+
+
+def _prefixed(key: str, prefix: str) -> str:
+  return key if key.startswith('classifier') else prefix + key
+
+
+def _key(name: str, bit: bool) -> str:
+  """Returns the key of an array of ours, without prefix."""
+  modules = _BIT if bit else _VIT
+  return torch_table.key_of(
+    name, modules, 'encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'
+  )
 
 
 def _not_held(weights: Weights) -> list[str]:
@@ -243,10 +171,6 @@ def _not_held(weights: Weights) -> list[str]:
       'adds one with random weights.'
     )
   return lines
-
-
-def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-  path.write_text(json.dumps(value, indent=2, sort_keys=True) + '\n')
 
 
 def open_peer(path: str) -> Peer:

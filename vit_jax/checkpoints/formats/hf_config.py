@@ -1,16 +1,26 @@
 """The config.json of transformers' ViT and BiT, from our fields and to them.
 
 Sizes come from the arrays; the configuration says what arrays cannot, and is
-refused where it contradicts them.
+refused where it contradicts them. What is written of a model is what is
+expected of a file of it.
 """
 
-import re
 from typing import Any
 
+from vit_jax.checkpoints.formats import stated
 from vit_jax.checkpoints.formats.archive import Lookup
+from vit_jax.checkpoints.formats.table import (
+  ELSEWHERE,
+  RESNET_LIMITS,
+  VIT_LIMITS,
+  check_writable,
+)
 
 # How transformers calls the two functions; of a pair, the first is written.
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}
+
+# Of the ViT, which is ours.
+_VIT = {'pooler_act': 'tanh', 'qkv_bias': True}
 
 # Of the pre-activation BiT, which is our ResNet of version 2.
 _BIT = {
@@ -22,7 +32,7 @@ _BIT = {
   'embedding_dynamic_padding': False,
 }
 
-_ELSEWHERE = 'use --to=orbax, onnx or stablehlo.'
+_NO_MODEL = 'transformers has no model with'
 
 
 def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
@@ -38,55 +48,46 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   """
   place = f'{lookup.path}/config.json'
   _check_tokens(lookup)
-  pool = 'gap' if config['model_type'] == 'ijepa' else 'cls'
+  cls = config['model_type'] != 'ijepa'
   width, _, patch, _ = lookup.shape(
     'embeddings.patch_embeddings.projection.weight', 4
   )
   mlp_dim, _ = lookup.shape('encoder.layer.0.intermediate.dense.weight', 2)
   _, tokens, _ = lookup.shape('embeddings.position_embeddings', 3)
-  layer = re.compile(rf'{re.escape(lookup.key_of("encoder.layer."))}(\d+)\.')
-  depth = len({m[1] for key in lookup.arrays if (m := layer.match(key))})
-  lookup.check_layers(depth)
-  # A classifier sees the class token itself, and no file has both.
-  representation_size = 0
-  if (
-    pool == 'cls'
-    and lookup.has('pooler.dense.weight')
-    and 'classifier.weight' not in lookup.arrays
-  ):
-    representation_size = lookup.shape('pooler.dense.weight', 2)[0]
-  _check(
-    config,
-    place,
-    'the arrays have',
-    {
-      'hidden_size': (width,),
-      'intermediate_size': (mlp_dim,),
-      'num_hidden_layers': (depth,),
-      'patch_size': (patch, [patch, patch]),
-      'num_channels': (3,),
-    },
-  )
-  _check(
-    config,
-    place,
-    'a model here has',
-    {'qkv_bias': (True,), 'hidden_act': tuple(_GELUS)}
-    | ({'pooler_act': ('tanh',)} if representation_size else {}),
-  )
-  return {
+  fields = {
     'patch_size': patch,
     'width': width,
-    'depth': depth,
+    'depth': sum(lookup.count(lookup.key_of('encoder.layer.'), r'(\d+)\.')),
     'mlp_dim': mlp_dim,
-    'heads': _integers(config, 'num_attention_heads', 12, 1, place)[0],
-    'pool': pool,
-    'representation_size': representation_size,
+    'pool': 'cls' if cls else 'gap',
+    # A classifier sees the class token itself, and no file has both.
+    'representation_size': (
+      lookup.size('pooler.dense.weight', 2)
+      if cls and 'classifier.weight' not in lookup.arrays
+      else 0
+    ),
+  }
+  sizes = _vit_sizes(fields) | {'patch_size': (patch, [patch, patch])}
+  stated.check(config, place, 'the arrays have', sizes)
+  wanted = _VIT | {'hidden_act': tuple(_GELUS)}
+  if not fields['representation_size']:
+    del wanted['pooler_act']
+  stated.check(config, place, 'a model here has', wanted)
+  heads = config.get('num_attention_heads', 12)
+  height, width = stated.sides(
+    config.get('image_size', 224), 'image_size', place
+  )
+  patches = tokens - cls
+  if (height // patch) * (width // patch) != patches:
+    raise ValueError(
+      f'{place}: image_size is {height} x {width}, and the position embeddings '
+      f'are for {patches} patches of {patch} x {patch} pixels.'
+    )
+  return fields | {
+    'heads': stated.positive(heads, 'num_attention_heads', place),
     'gelu': _GELUS[config.get('hidden_act', 'gelu')],
     'layer_norm_epsilon': config.get('layer_norm_eps', 1e-12),
-    'image_size': _image_size(
-      config, patch, tokens - int(pool == 'cls'), place
-    ),
+    'image_size': (height, width),
   }
 
 
@@ -96,85 +97,74 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  if fields['pool'] == 'map':
-    raise ValueError(
-      "transformers has no model with pool 'map', only 'cls' and 'gap': use "
-      f'--to=timm or bigvision, or {_ELSEWHERE}'
-    )
-  for field, value in (
-    ('posemb', 'learned1d'),
-    ('posemb_at', 'input'),
-    ('axial', False),
-    ('stem_width', 0),
-  ):
-    _check_writable(fields, field, value, _ELSEWHERE)
+  limits = VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
+  ways_out = {'pool': f'use --to=timm or bigvision, or {ELSEWHERE}'}
   if fields['num_classes']:
-    _check_writable(
-      fields,
-      'representation_size',
-      0,
+    limits['representation_size'] = (0,)
+    ways_out['representation_size'] = (
       'its classifiers see the class token itself. Use --head=representation '
       'to leave out the classifier, or --head=drop for the representation '
-      'layer too.',
+      'layer too.'
     )
-  if fields['pool'] == 'gap':
-    _check_writable(
-      fields,
-      'representation_size',
-      0,
-      'its representation layers see the first token. Use --head=drop.',
+  elif fields['pool'] == 'gap':
+    limits['representation_size'] = (0,)
+    ways_out['representation_size'] = (
+      'its representation layers see the first token. Use --head=drop.'
     )
+  check_writable(fields, _NO_MODEL, limits, ways_out)
   height, width = fields['image_size']
+  return (
+    _VIT
+    | _vit_sizes(fields)
+    | {
+      'attention_probs_dropout_prob': 0.0,
+      'encoder_stride': fields['patch_size'],
+      'hidden_act': next(k for k, x in _GELUS.items() if x == fields['gelu']),
+      'hidden_dropout_prob': 0.0,
+      'image_size': height if height == width else [height, width],
+      'initializer_range': 0.02,
+      'layer_norm_eps': fields['layer_norm_epsilon'],
+      'num_attention_heads': fields['heads'],
+      'pooler_output_size': fields['representation_size'] or fields['width'],
+    }
+  )
+
+
+def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
   return {
-    'attention_probs_dropout_prob': 0.0,
-    'encoder_stride': fields['patch_size'],
-    'hidden_act': next(k for k, x in _GELUS.items() if x == fields['gelu']),
-    'hidden_dropout_prob': 0.0,
     'hidden_size': fields['width'],
-    'image_size': height if height == width else [height, width],
-    'initializer_range': 0.02,
     'intermediate_size': fields['mlp_dim'],
-    'layer_norm_eps': fields['layer_norm_epsilon'],
-    'num_attention_heads': fields['heads'],
     'num_channels': 3,
     'num_hidden_layers': fields['depth'],
     'patch_size': fields['patch_size'],
-    'pooler_act': 'tanh',
-    'pooler_output_size': fields['representation_size'] or fields['width'],
-    'qkv_bias': True,
   }
 
 
 def bit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   """Returns the fields of a ResNet but for its classes and image size.
 
-  Args:
-    config: the parsed config.json.
-    lookup: of the body's arrays by their keys without prefix.
-
-  Raises:
-    ValueError: as `vit_fields` does.
+  Args and errors are those of `vit_fields`.
   """
   place = f'{lookup.path}/config.json'
-  width = lookup.shape('embedder.convolution.weight', 4)[0]
-  layer = re.compile(
-    rf'{re.escape(lookup.key_of("encoder.stages."))}(\d+)\.layers\.(\d+)\.'
-  )
-  units = {m.groups() for key in lookup.arrays if (m := layer.match(key))}
-  lookup.check_layers(len(units))
-  stages = sorted({int(stage) for stage, _ in units})
-  layers = tuple(sum(int(s) == stage for s, _ in units) for stage in stages)
-  sizes = _bit_sizes(width, layers)
-  output_stride = sizes.pop('output_stride')
-  _check(config, place, 'the arrays have', {k: (x,) for k, x in sizes.items()})
-  _check(config, place, 'a model here has', {k: (x,) for k, x in _BIT.items()})
-  found = _integers(config, 'output_stride', 32, 1, place)[0]
-  if found < output_stride:
+  fields = {
+    'name': 'resnet',
+    'layers': lookup.count(
+      lookup.key_of('encoder.stages.'), r'(\d{1,6})\.layers\.(\d+)\.'
+    ),
+    'width': lookup.shape('embedder.convolution.weight', 4)[0],
+    'version': 2,
+  }
+  sizes = _bit_sizes(fields)
+  least = sizes.pop('output_stride')
+  stated.check(config, place, 'the arrays have', sizes)
+  stated.check(config, place, 'a model here has', _BIT)
+  stride = config.get('output_stride', 32)
+  if stated.positive(stride, 'output_stride', place) < least:
     raise ValueError(
-      f'{place}: output_stride is {found}, and a model '
-      f'here has {output_stride}: every stage after the first halves the sides.'
+      f'{place}: output_stride is {stride}, and a model here has {least}: '
+      'every stage after the first halves the sides.'
     )
-  return {'name': 'resnet', 'layers': layers, 'width': width, 'version': 2}
+  return fields
 
 
 def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
@@ -183,18 +173,18 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  for field, value in (('version', 2), ('axial', False)):
-    _check_writable(fields, field, value, _ELSEWHERE)
-  return _BIT | _bit_sizes(fields['width'], fields['layers'])
+  check_writable(fields, _NO_MODEL, RESNET_LIMITS)
+  return _BIT | _bit_sizes(fields)
 
 
-def _bit_sizes(width: int, layers: tuple[int, ...]) -> dict[str, Any]:
+def _bit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+  width, stages = fields['width'], len(fields['layers'])
   return {
-    'depths': list(layers),
+    'depths': list(fields['layers']),
     'embedding_size': width,
-    'hidden_sizes': [4 * width * 2**i for i in range(len(layers))],
+    'hidden_sizes': [4 * width * 2**i for i in range(stages)],
     'num_channels': 3,
-    'output_stride': 2 ** (len(layers) + 1),
+    'output_stride': 2 ** (stages + 1),
   }
 
 
@@ -248,51 +238,3 @@ def _check_tokens(lookup: Lookup) -> None:
         'Save its body, ViTModel.from_pretrained(...).save_pretrained(...), '
         'and give that.'
       )
-
-
-def _image_size(
-  config: dict[str, Any], patch: int, patches: int, place: str
-) -> tuple[int, int]:
-  height, width = _integers(config, 'image_size', 224, 2, place)
-  if (height // patch) * (width // patch) != patches:
-    raise ValueError(
-      f'{place}: image_size is {height} x {width}, and the position embeddings '
-      f'are for {patches} patches of {patch} x {patch} pixels.'
-    )
-  return height, width
-
-
-def _integers(
-  config: dict[str, Any], key: str, default: int, count: int, place: str
-) -> tuple[int, ...]:
-  """Returns a value as `count` positive integers; one stands for all."""
-  value = config.get(key, default)
-  values = value if isinstance(value, list) else [value] * count
-  if len(values) != count or any(type(x) is not int or x < 1 for x in values):
-    raise ValueError(f'{place}: {key} is {value!r}, no positive integer.')
-  return tuple(values)
-
-
-def _check(
-  config: dict[str, Any],
-  place: str,
-  what: str,
-  wanted: dict[str, tuple[Any, ...]],
-) -> None:
-  """Refuses a key whose value, if it is there, is none of those wanted."""
-  for key, values in wanted.items():
-    if key in config and config[key] not in values:
-      raise ValueError(
-        f'{place}: {key} is {config[key]!r}, and {what} '
-        f'{" or ".join(map(repr, values))}.'
-      )
-
-
-def _check_writable(
-  fields: dict[str, Any], field: str, value: Any, way_out: str
-) -> None:
-  if fields[field] != value:
-    raise ValueError(
-      f'transformers has no model with {field} {fields[field]!r}, only '
-      f'{value!r}: {way_out}'
-    )

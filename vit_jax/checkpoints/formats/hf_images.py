@@ -5,13 +5,11 @@ import os
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import tensors
+from vit_jax.checkpoints.formats import stated, tensors
+from vit_jax.checkpoints.formats.stated import Rgb
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.data.transforms import MAX_SIDE
 
 FILE = 'preprocessor_config.json'
-
-Rgb = tuple[float, float, float]
 
 # Pillow's numbers.
 _RESAMPLE = {'bilinear': 2, 'bicubic': 3}
@@ -48,7 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     'size': {'shortest_edge': 224},
   },
 }
-_OF_MODELS = {'vit': 'ViT', 'deit': 'DeiT', 'bit': 'Bit'}
+_OF_MODELS = {'deit': 'DeiT', 'bit': 'Bit'}  # of others, ViT
 
 
 def config(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
@@ -94,19 +92,19 @@ def read(
     ValueError: if it makes no sense; names the file and key.
   """
   place = os.path.join(path, FILE)
-  stated: dict[str, Any] = {}
+  given: dict[str, Any] = {}
   kind = 'ViT'
   if os.path.exists(place):
     # Null stands for the default.
     found = tensors.read_json(place).items()
-    stated = {key: x for key, x in found if x is not None}
-    kind = _kind(stated, model_type, place, warnings)
+    given = {key: x for key, x in found if x is not None}
+    kind = _kind(given, model_type, place, warnings)
   elif takes:
-    stated['size'] = list(takes)
+    given['size'] = list(takes)
   else:
     warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
   return _preprocessing(
-    _COMMON | _DEFAULTS[kind] | stated, kind, place, takes, warnings
+    _COMMON | _DEFAULTS[kind] | given, kind, place, takes, warnings
   )
 
 
@@ -125,21 +123,17 @@ def _preprocessing(
     )
     makes, resize_small = takes, 0
   mean, std = _scaling(found, place, warnings)
-  code = found['resample']
-  interpolation = next((n for n, x in _RESAMPLE.items() if x == code), '')
-  if not interpolation:
-    interpolation = 'bilinear'
-    warnings.append(
-      f'{place}: resample is {code!r}; here images are resized bilinearly.'
-    )
+  interpolation = stated.interpolation(
+    found['resample'], 'resample', place, _RESAMPLE, warnings
+  )
   return Preprocessing(resize_small, mean, std, interpolation), makes
 
 
 def _kind(
-  stated: dict[str, Any], model_type: str, place: str, warnings: list[str]
+  given: dict[str, Any], model_type: str, place: str, warnings: list[str]
 ) -> str:
-  name = stated.get('image_processor_type') or stated.get(
-    'feature_extractor_type', _OF_MODELS[model_type]
+  name = given.get('image_processor_type') or given.get(
+    'feature_extractor_type', _OF_MODELS.get(model_type, 'ViT')
   )
   kind = re.sub('(ImageProcessor|FeatureExtractor)(Fast|Pil)?$', '', str(name))
   if kind in _DEFAULTS:
@@ -157,17 +151,18 @@ def _sizes(
   """Returns the size of the processed images, and `resize_small`."""
   crop = None
   if found['do_center_crop']:
-    crop = _height_width(found, 'crop_size', place)
+    crop = stated.sides(found.get('crop_size'), 'crop_size', place)
   size = found['size']
   if kind == 'Bit' and isinstance(size, int):
     size = {'shortest_edge': size}
   if isinstance(size, dict) and size.keys() == {'shortest_edge'}:
-    shortest = _pixels(size['shortest_edge'], 'size', place)
-    makes = crop or (shortest, shortest)
-    if crop and shortest >= max(crop) and found['do_resize']:
-      return crop, shortest
+    edge = size['shortest_edge']
+    square = stated.sides([edge, edge], 'size', place)
+    makes = crop or square
+    if crop and edge >= max(crop) and found['do_resize']:
+      return crop, edge
   else:
-    makes = _height_width(found | {'size': size}, 'size', place)
+    makes = stated.sides(size, 'size', place)
     if crop in (None, makes) and found['do_resize']:
       return makes, 0
   warnings.append(
@@ -177,40 +172,19 @@ def _sizes(
   return crop or makes, 0
 
 
-def _height_width(
-  found: dict[str, Any], key: str, place: str
-) -> tuple[int, int]:
-  value = found.get(key)
-  if isinstance(value, dict) and value.keys() == {'height', 'width'}:
-    value = [value['height'], value['width']]
-  if not isinstance(value, list):
-    value = [value, value]
-  if len(value) != 2:
-    raise ValueError(f'{place}: {key} is {value!r}: give height and width.')
-  return _pixels(value[0], key, place), _pixels(value[1], key, place)
-
-
-def _pixels(value: Any, key: str, place: str) -> int:
-  if type(value) is not int or not 1 <= value <= MAX_SIDE:
-    raise ValueError(
-      f'{place}: {key} has {value!r}, no number of pixels from 1 to '
-      f'{MAX_SIDE:,}.'
-    )
-  return value
-
-
 def _scaling(
   found: dict[str, Any], place: str, warnings: list[str]
 ) -> tuple[Rgb, Rgb]:
   """Returns mean and deviation for values in [0, 1]."""
   mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
   if found['do_normalize']:
-    mean = _channels(found, 'image_mean', place)
-    std = _channels(found, 'image_std', place)
+    mean = stated.rgb(found['image_mean'], 'image_mean', place)
+    std = stated.rgb(found['image_std'], 'image_std', place)
   # What a value of 1 here is there.
   one = 255.0
   if found['do_rescale']:
-    one *= _channels(found, 'rescale_factor', place)[0]
+    factor = found['rescale_factor']
+    one *= stated.rgb(factor, 'rescale_factor', place)[0]
   if min(*std, one) <= 0:
     raise ValueError(
       f'{place}: image_std is {std} and rescale_factor '
@@ -227,14 +201,3 @@ def _scaling(
 
 def _divided(rgb: Rgb, by: float) -> Rgb:
   return rgb[0] / by, rgb[1] / by, rgb[2] / by
-
-
-def _channels(found: dict[str, Any], key: str, place: str) -> Rgb:
-  value = found[key]
-  values = value if isinstance(value, list) else [value] * 3
-  if len(values) != 3 or not all(
-    type(x) in (int, float) and math.isfinite(x) for x in values
-  ):
-    raise ValueError(f'{place}: {key} is {value!r}, not three numbers.')
-  red, green, blue = map(float, values)
-  return red, green, blue

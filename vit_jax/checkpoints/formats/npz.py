@@ -10,16 +10,17 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from vit_jax.checkpoints.formats import archive, bit, npz_peer
+from vit_jax.checkpoints.formats import archive, bit
 from vit_jax.checkpoints.formats.table import (
+  ELSEWHERE,
+  VIT_LIMITS,
   Entry,
   File,
   Flat,
-  Peer,
   Shapes,
   Weights,
+  check_writable,
+  one,
   ours_to_file,
   shapes_of,
   square_side,
@@ -39,19 +40,14 @@ LINEN_NUMBERS = {
 # The next of kin of what a format refuses because of a field.
 _HELD_BY = {'name': 'npz', 'pool': 'bigvision', 'stem_width': 'npz'}
 
+# What follows in the keys of a layer, named after its number.
+LAYER = '(encoderblock_[^/]+)/'
+
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
 def read(path: str, arrays: Flat) -> File:
-  """Reads off what a checkpoint's shapes say of its model.
-
-  Args:
-    path: of the file, for messages.
-    arrays: from `archive.load`.
-
-  Raises:
-    ValueError: if it is no ViT; names the file and key.
-  """
+  """Reads a file, of which `arrays` are from `archive.load`."""
   prefix, arrays = without_other_trees(arrays)
   linen = has_linen_numbers(arrays)
 
@@ -76,75 +72,44 @@ def read(path: str, arrays: Flat) -> File:
 
 
 def write(weights: Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that the original loader and timm read.
-
-  Args:
-    weights: of any model that the originals or BiT have.
-    target: the new file.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    What the format could not hold, a sentence each.
-
-  Raises:
-    ValueError: if the original code has no such model.
-    FileExistsError: if something is there already.
-  """
+  """Writes a checkpoint that the original loader and timm read."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
-  check_writable(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
+  check_vit(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
   entries = _table(shapes_of(weights.arrays), lambda name: name)
   archive.save(target, ours_to_file(weights.arrays, entries), dtype)
   return archive.not_held(weights)
 
 
-def open_peer(path: str) -> Peer:
-  """Opens a file with timm.
-
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm has no such model.
-  """
-  arrays = archive.load(path)
-  if bit.matches(arrays):
-    return bit.open_peer(path)
-  return npz_peer.open_vit(path, read(path, arrays).fields)
-
-
-def check_writable(
-  weights: Weights, target: str, values: dict[str, tuple[Any, ...]]
+def check_vit(
+  weights: Weights, target: str, limits: dict[str, tuple[Any, ...]]
 ) -> None:
   """Refuses what the original code and its successors have no model for.
 
   Args:
     weights: to be written.
     target: the format, to begin a sentence with.
-    values: that the format can hold by field, where it differs from others.
+    limits: by field, the values that the format can hold where it differs.
 
   Raises:
     ValueError: naming the field and the formats that hold it.
   """
   fields = weights.fields
-  values = {
-    'name': ('vit',),
-    'posemb': ('learned1d',),
-    'posemb_at': ('input',),
-    'axial': (False,),
-  } | values
-  for field, valid in values.items():
-    if fields[field] not in valid:
-      near = f'{_HELD_BY[field]}, ' if field in _HELD_BY else ''
-      raise ValueError(
-        f'{target} cannot hold a model with {field} {fields[field]!r}, only '
-        f'{" or ".join(map(repr, valid))}: use --to={near}orbax, onnx or '
-        'stablehlo.'
-      )
+  ways_out = {
+    field: f'use {ELSEWHERE.replace("=", f"={held_by}, ")}'
+    for field, held_by in _HELD_BY.items()
+  }
+  check_writable(
+    fields,
+    f'{target} cannot hold a model with',
+    {'name': ('vit',)} | VIT_LIMITS | limits,
+    ways_out,
+  )
   H, W = fields['image_size']
   if H != W:
     raise ValueError(
       f'{target} cannot hold the image_size {H}x{W}: its readers take the '
-      'position embeddings for those of a square. Use --to=orbax, onnx or '
-      'stablehlo.'
+      f'position embeddings for those of a square. Use {ELSEWHERE}'
     )
 
 
@@ -206,27 +171,9 @@ def encoder_fields(
     'width': width,
     'mlp_dim': mlp_dim,
     'heads': heads,
-    'representation_size': (
-      lookup.shape('pre_logits/kernel', 2)[1]
-      if lookup.has('pre_logits/kernel')
-      else 0
-    ),
-    'num_classes': (
-      lookup.shape('head/kernel', 2)[1] if lookup.has('head/kernel') else 0
-    ),
+    'representation_size': lookup.size('pre_logits/kernel', 2, 1),
+    'num_classes': lookup.size('head/kernel', 2, 1),
   }
-
-
-def count_layers(lookup: archive.Lookup, prefix: str) -> int:
-  """Returns how many layers have arrays of their own.
-
-  Raises:
-    ValueError: if no model has that many.
-  """
-  pattern = re.compile(f'{re.escape(prefix)}Transformer/encoderblock_[^/]+/')
-  names = {match[0] for key in lookup.arrays if (match := pattern.match(key))}
-  lookup.check_layers(len(names))
-  return len(names)
 
 
 def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
@@ -237,12 +184,11 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
   stem_layers: tuple[int, ...] = ()
   if lookup.has('conv_root/kernel'):
     *_, stem_width = lookup.shape('conv_root/kernel', 4)
-    stem_layers = bit.count_units(lookup.arrays, prefix)
-    lookup.check_layers(sum(stem_layers))
+    stem_layers = lookup.count(f'{prefix}block', bit.UNIT)
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
   pixels = square_side(tokens - (pool == 'cls'), lookup.path) * stride
   return fields | {
-    'depth': count_layers(lookup, prefix),
+    'depth': sum(lookup.count(f'{prefix}Transformer/', LAYER)),
     'pool': pool,
     'stem_width': stem_width,
     'stem_layers': stem_layers,
@@ -253,16 +199,13 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
 def _table(shapes: Shapes, key_of: Callable[[str], str]) -> list[Entry]:
   """Returns the entries of our arrays under the keys that `key_of` gives."""
   return [
-    Entry((key_of(name),), (name,), _four_axes, _one_axis)
+    one(
+      key_of(name),
+      name,
+      lambda x: x.reshape(1, 1, 1, -1),
+      lambda x: x.reshape(-1),
+    )
     if _GROUP_NORM.search(name)
-    else Entry((key_of(name),), (name,))
+    else one(key_of(name), name)
     for name in shapes
   ]
-
-
-def _four_axes(x: np.ndarray) -> tuple[np.ndarray]:
-  return (x.reshape(1, 1, 1, -1),)
-
-
-def _one_axis(x: np.ndarray) -> tuple[np.ndarray]:
-  return (x.reshape(-1),)

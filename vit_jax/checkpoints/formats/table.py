@@ -9,11 +9,21 @@ arrays in the right shapes and no others.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from vit_jax.data import transforms
+
+# Of ViTs and ResNets, by field: what all foreign formats have.
+VIT_LIMITS: dict[str, tuple[Any, ...]] = {
+  'posemb': ('learned1d',),
+  'posemb_at': ('input',),
+  'axial': (False,),
+}
+RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}
+# What holds every model.
+ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -97,6 +107,22 @@ class Entry:
   to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
 
 
+def _same(x: np.ndarray) -> np.ndarray:
+  return x
+
+
+def one(
+  key: str,
+  name: str,
+  to_file: Callable[[np.ndarray], np.ndarray] = _same,
+  to_ours: Callable[[np.ndarray], np.ndarray] = _same,
+) -> Entry:
+  """Returns the entry of an array of a file that is one of ours."""
+  return Entry(
+    (key,), (name,), lambda x: (to_file(x),), lambda x: (to_ours(x),)
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class File:
   """What a foreign file or directory holds.
@@ -134,6 +160,73 @@ class Peer:
   framework: str
   image_size: tuple[int, int]
   run: Callable[[np.ndarray], np.ndarray]
+
+
+class Format(Protocol):
+  """What the module of a foreign format has.
+
+  Attributes:
+    DTYPES: that it writes.
+  """
+
+  DTYPES: tuple[str, ...]
+
+  def read(self, path: str, known: Any, /) -> File:
+    """Reads off what shapes and configuration say of a model.
+
+    Args:
+      path: of the file or directory.
+      known: what `recognise` has read of it to tell the format: the arrays of
+        an .npz file, the config.json of a directory.
+
+    Raises:
+      ImportError: if it takes a library that is not installed.
+      ValueError: if there is no such model here, or the configuration
+        contradicts the arrays; names the file and key.
+    """
+
+  def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
+    """Writes a new file or directory, whole or not at all.
+
+    Args:
+      weights: of a model.
+      target: what to write.
+      dtype: one of `DTYPES`.
+
+    Returns:
+      What the format cannot hold or its readers compute otherwise, a sentence
+      each.
+
+    Raises:
+      ValueError: if the format has no such model.
+      FileExistsError: if something is there already.
+    """
+
+
+def check_writable(
+  fields: Mapping[str, Any],
+  what: str,
+  limits: Mapping[str, tuple[Any, ...]],
+  ways_out: Mapping[str, str] | None = None,
+) -> None:
+  """Refuses a model that a format cannot hold.
+
+  Args:
+    fields: of `variants.build`.
+    what: the beginning of a sentence about the models it can.
+    limits: by field, the values that the format holds.
+    ways_out: by field, where it is not `ELSEWHERE`.
+
+  Raises:
+    ValueError: naming the field, its value and the way out.
+  """
+  for field, values in limits.items():
+    if fields[field] not in values:
+      way_out = (ways_out or {}).get(field, f'use {ELSEWHERE}')
+      raise ValueError(
+        f'{what} {field} {fields[field]!r}, only '
+        f'{" or ".join(map(repr, values))}: {way_out}'
+      )
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:

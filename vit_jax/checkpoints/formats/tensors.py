@@ -91,6 +91,31 @@ def read_json(path: str) -> dict[str, Any]:
   return value
 
 
+def write_folder(
+  target: str,
+  configs: Mapping[str, dict[str, Any]],
+  arrays: Mapping[str, np.ndarray],
+  dtype: str,
+) -> None:
+  """Writes a directory in the layout of the Hugging Face hub.
+
+  Args:
+    target: the new directory.
+    configs: JSON objects by file name.
+    arrays: by key, as `write_safetensors` takes them.
+    dtype: that each is written as.
+
+  Raises:
+    FileExistsError: if something is there already.
+    ValueError: if an array has values that the type cannot hold.
+  """
+  with whole.new_folder(target) as folder:
+    for name, config in configs.items():
+      text = json.dumps(config, indent=2, sort_keys=True)
+      (folder / name).write_text(f'{text}\n', 'utf-8')
+    write_safetensors(os.fspath(folder / _FOLDER_FILES[0]), arrays, dtype)
+
+
 def write_safetensors(
   target: str,
   arrays: Mapping[str, np.ndarray],

@@ -3,20 +3,17 @@
 ViT, the DeiT models without distillation, hybrids and BiT.
 """
 
-import json
 import math
 import os
 import re
-from typing import Any
-
-import numpy as np
+from typing import Any, NoReturn
 
 from vit_jax.checkpoints.formats import (
   archive,
   tensors,
   timm_config,
-  timm_export,
   timm_images,
+  timm_peer,
   timm_table,
 )
 from vit_jax.checkpoints.formats.table import (
@@ -27,7 +24,6 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
   square_side,
 )
-from vit_jax.data import whole
 from vit_jax.models.variants import SIZES
 
 DTYPES = ('float32', 'bfloat16', 'float16')
@@ -51,17 +47,7 @@ _LACKING = {
 
 
 def read(path: str, config: dict[str, Any] | None = None) -> File:
-  """Reads off what a configuration and shapes say of a model.
-
-  Args:
-    path: of a directory, or of a file of tensors.
-    config: the directory's config.json; None for a file.
-
-  Raises:
-    ImportError: if PyTorch or timm is needed and not installed.
-    ValueError: if there is no such model here, or the configuration contradicts
-      the arrays; names the file and key.
-  """
+  """Reads a file of tensors, or a directory with its config.json."""
   arrays = tensors.read(path) if config is None else tensors.read_folder(path)
   prefix = next(
     (
@@ -99,34 +85,18 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
 
 
 def write(weights: Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory for `timm.create_model('local-dir:TARGET')`.
-
-  Args:
-    weights: of a ViT or a ResNet of version 2.
-    target: the new directory.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    What timm cannot hold or computes otherwise, a sentence each.
-
-  Raises:
-    ValueError: if timm has no such model.
-    FileExistsError: if something is there already.
-  """
+  """Writes a directory for `timm.create_model('local-dir:TARGET')`."""
   images, lines = timm_images.config(
     weights.preprocessing, weights.fields['image_size']
   )
-  config = timm_export.config(weights, images)
+  config = timm_config.config(weights, images)
   entries = timm_table.entries(shapes_of(weights.arrays))
-  with whole.new_folder(target) as folder:
-    (folder / 'config.json').write_text(
-      json.dumps(config, indent=2, sort_keys=True) + '\n', 'utf-8'
-    )
-    tensors.write_safetensors(
-      os.fspath(folder / 'model.safetensors'),
-      timm_table.Stored(weights.arrays, entries),
-      dtype,
-    )
+  tensors.write_folder(
+    target,
+    {'config.json': config},
+    timm_table.Stored(weights.arrays, entries),
+    dtype,
+  )
   return lines + _not_held(weights)
 
 
@@ -137,34 +107,16 @@ def open_peer(path: str) -> Peer:
     ImportError: if timm is not installed.
     ValueError: if timm cannot open it.
   """
-  try:
-    import timm
-    import torch
-  except (ImportError, RuntimeError) as e:
-    # The second is what a torchvision gives that was built for another torch.
-    raise ImportError(
-      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
-    ) from e
+  timm = timm_peer.library()
   try:
     model = timm.create_model(f'local-dir:{path}', pretrained=True)
   except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
     # torch lists keys over many lines.
     reason = ' '.join(str(e).split())
     raise ValueError(f'{path}: timm cannot open it: {reason}') from e
-  model.eval()
   found = timm.data.resolve_data_config(model=model)
-  mean, std = (
-    torch.tensor(found[key], dtype=torch.float32)[:, None, None]
-    for key in ('mean', 'std')
-  )
-
-  def run(images_BHWC: np.ndarray) -> np.ndarray:
-    with torch.inference_mode():
-      images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
-      return model((images / 255 - mean) / std).numpy()
-
   _, height, width = found['input_size']
-  return Peer(f'timm {timm.__version__}', (height, width), run)
+  return timm_peer.peer(model, (height, width), found['mean'], found['std'])
 
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
@@ -197,24 +149,36 @@ def _vit_fields(
   place = os.path.join(lookup.path, 'config.json')
   width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
   mlp_dim, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
-  depth = len(_numbers(lookup, 'blocks.'))
-  lookup.check_layers(depth)
-  has_cls, has_positions = lookup.has('cls_token'), lookup.has('pos_embed')
+  pool = _pool(lookup)
   stem_width, stem_layers = _stem(lookup)
   stride = patch
   if stem_width:
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
-  stated_size = timm_config.image_size(config, place)
-  image_size, grid_only = _positions(lookup, stride, stated_size, has_cls)
-  found = {
-    'class_token': (has_cls,),
-    'depth': (depth,),
-    'no_embed_class': (grid_only,) if has_cls else (False, True),
-    'patch_size': (patch, [patch, patch]),
-    'pos_embed': ('learn',) if has_positions else ('none', ''),
+  image_size, grid_only = _positions(
+    lookup, stride, timm_config.image_size(config, place), pool == 'cls'
+  )
+  fields = {
+    'patch_size': patch,
+    'width': width,
+    'depth': sum(lookup.count(lookup.key_of('blocks.'), r'(\d{1,6})\.')),
+    'mlp_dim': mlp_dim,
+    'pool': pool,
+    'stem_width': stem_width,
+    'stem_layers': stem_layers,
+    'image_size': image_size,
+    'posemb': 'learned1d' if lookup.has('pos_embed') else 'none',
+    'representation_size': lookup.size('pre_logits.fc.weight', 2),
+    'num_classes': lookup.size('head.weight', 2),
   }
-  facts = timm_config.vit_facts(config, place, width, mlp_dim, found)
-  facts['pool'] = _pool(lookup, facts['pool'])
+  facts = timm_config.vit_facts(config, place, fields, grid_only)
+  stated_pool = facts.pop('pool')
+  if stated_pool not in (None, pool):
+    if pool == 'cls':
+      _refuse_both(lookup)
+    raise ValueError(
+      f'{place}: global_pool is that of pool {stated_pool!r}, and the arrays '
+      f'are those of {pool!r}.'
+    )
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, width)
   if not config:
@@ -223,44 +187,24 @@ def _vit_fields(
       "timm's exact GELU and epsilon, and images resized as a whole to values "
       'in [-1, 1] are assumed. A directory with a config.json says.'
     )
-  return facts | {
-    'patch_size': patch,
-    'width': width,
-    'depth': depth,
-    'mlp_dim': mlp_dim,
-    'stem_width': stem_width,
-    'stem_layers': stem_layers,
-    'image_size': image_size,
-    'posemb': 'learned1d' if has_positions else 'none',
-    'representation_size': _rows(lookup, 'pre_logits.fc.weight', 2),
-    'num_classes': _rows(lookup, 'head.weight', 2),
-  }, grid_only
+  return fields | facts, grid_only
 
 
-def _rows(lookup: archive.Lookup, key: str, ndim: int) -> int:
-  """Returns the first dimension of an array, or 0 if it is absent."""
-  return lookup.shape(key, ndim)[0] if lookup.has(key) else 0
+def _pool(lookup: archive.Lookup) -> str:
+  """Returns the pooling that the arrays are for."""
+  pool = 'cls' if lookup.has('cls_token') else 'gap'
+  if lookup.has('attn_pool.latent'):
+    if pool == 'cls':
+      _refuse_both(lookup)
+    pool = 'map'
+  return pool
 
 
-def _pool(lookup: archive.Lookup, stated: str | None) -> str:
-  """Returns the pooling that the arrays are for.
-
-  Raises:
-    ValueError: if there is none here, or the configuration has another.
-  """
-  has_cls, has_map = lookup.has('cls_token'), lookup.has('attn_pool.latent')
-  found = 'map' if has_map else 'cls' if has_cls else 'gap'
-  if has_cls and (has_map or stated not in (None, 'cls')):
-    raise ValueError(
-      f'{lookup.path} has the array {lookup.key_of("cls_token")!r}, and its '
-      'pooling is over the patches: no model here has both.'
-    )
-  if stated not in (None, found):
-    raise ValueError(
-      f'{lookup.path}/config.json: global_pool is that of pool {stated!r}, and '
-      f'the arrays are those of {found!r}.'
-    )
-  return found
+def _refuse_both(lookup: archive.Lookup) -> NoReturn:
+  raise ValueError(
+    f'{lookup.path} has the array {lookup.key_of("cls_token")!r}, and its '
+    'pooling is over the patches: no model here has both.'
+  )
 
 
 def _usual_heads(path: str, width: int) -> int:
@@ -278,24 +222,15 @@ def _stem(lookup: archive.Lookup) -> tuple[int, tuple[int, ...]]:
   for stem in ('stem.', ''):
     key = f'{timm_table.BACKBONE}{stem}conv.weight'
     if lookup.has(key):
-      return lookup.shape(key, 4)[0], _stages(lookup, timm_table.BACKBONE)
+      return lookup.size(key, 4), _stages(lookup, timm_table.BACKBONE)
   return 0, ()
 
 
 def _stages(lookup: archive.Lookup, prefix: str) -> tuple[int, ...]:
   """Returns the units of each stage of a ResNet."""
-  stages = sorted(_numbers(lookup, f'{prefix}stages.'))
-  units = tuple(
-    len(_numbers(lookup, f'{prefix}stages.{stage}.blocks.')) for stage in stages
+  return lookup.count(
+    lookup.key_of(f'{prefix}stages.'), r'(\d{1,6})\.blocks\.(\d{1,6})\.'
   )
-  lookup.check_layers(sum(units))
-  return units
-
-
-def _numbers(lookup: archive.Lookup, prefix: str) -> set[int]:
-  """Returns the numbers that follow a prefix."""
-  pattern = re.compile(re.escape(lookup.key_of(prefix)) + r'(\d{1,6})\.')
-  return {int(m[1]) for key in lookup.arrays if (m := pattern.match(key))}
 
 
 def _positions(
@@ -350,7 +285,7 @@ def _resnet_fields(
     'version': 2,
     'layers': _stages(lookup, ''),
     'width': width,
-    'num_classes': _rows(lookup, 'head.fc.weight', 4),
+    'num_classes': lookup.size('head.fc.weight', 4),
     'image_size': image_size,
   }, False
 

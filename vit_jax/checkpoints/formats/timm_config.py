@@ -1,4 +1,4 @@
-"""What the config.json of a timm directory says of its model.
+"""The config.json of timm's models, from our fields and to them.
 
 Sizes come from the arrays; the configuration says what arrays cannot, and is
 refused where it contradicts them. What it leaves to the architecture is known
@@ -9,23 +9,44 @@ others.
 import re
 from typing import Any
 
+from vit_jax.checkpoints.formats import stated
+from vit_jax.checkpoints.formats.table import (
+  ELSEWHERE,
+  RESNET_LIMITS,
+  VIT_LIMITS,
+  Weights,
+  check_writable,
+)
+from vit_jax.checkpoints.formats.timm_table import BACKBONE
 from vit_jax.models import variants
 
-# From timm's names of sizes to ours.
-SIZES = {
-  'tiny': variants.SIZES['ti'],
-  'small': variants.SIZES['s'],
-  'base': variants.SIZES['b'],
-  'large': variants.SIZES['l'],
-  'huge': variants.SIZES['h'],
-  'giant': variants.SIZES['g'],
-  'gigantic': variants.SIZES['G'],
+# timm's names of sizes, and the patch sizes that it has them with.
+_SIZES = {
+  'tiny': (variants.SIZES['ti'], (16,)),
+  'small': (variants.SIZES['s'], (8, 16, 32)),
+  'base': (variants.SIZES['b'], (8, 16, 32)),
+  'large': (variants.SIZES['l'], (14, 16, 32)),
+  'huge': (variants.SIZES['h'], (14,)),
+  'giant': (variants.SIZES['g'], (14,)),
+  'gigantic': (variants.SIZES['G'], (14,)),
+}
+_HYBRIDS = {
+  (): 'vit_tiny_r_s16_p8_224',
+  (2, 2, 2, 2): 'vit_small_r26_s32_224',
+  (3, 4, 9): 'vit_base_r50_s16_224',
+  (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+# By units of the stages: depth and the width factors that timm has.
+_BITS = {
+  (3, 4, 6, 3): (50, (1, 3)),
+  (3, 4, 23, 3): (101, (1, 3)),
+  (3, 8, 36, 3): (152, (2, 4)),
 }
 _KNOWN = re.compile(
-  rf'(?:vit|deit)_({"|".join(SIZES)})_'
+  rf'(?:vit|deit)_({"|".join(_SIZES)})_'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
-GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact'}
+_GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact'}
 # How PyTorch prints layers: timm has classes of its own, and uses PyTorch's.
 _ACTIVATIONS = {
   'GELU()': 'exact',
@@ -33,8 +54,8 @@ _ACTIVATIONS = {
   'GELUTanh()': 'tanh',
   "GELU(approximate='tanh')": 'tanh',
 }
-POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
-EPSILON = 1e-6
+_POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
+_EPSILON = 1e-6
 # Arguments that make no difference to what a trained model puts out, or that
 # the arrays answer.
 _FREE_VIT = {
@@ -48,7 +69,9 @@ _FREE_VIT = {
   'fix_init',
   'global_pool',
   'img_size',
+  'mlp_ratio',
   'norm_layer',
+  'num_classes',
   'num_heads',
   'patch_drop_rate',
   'pos_drop_rate',
@@ -60,6 +83,7 @@ _FREE_BIT = {
   'channels',
   'drop_path_rate',
   'drop_rate',
+  'num_classes',
   'stem_chs',
   'zero_init_last',
 }
@@ -76,26 +100,25 @@ _PLAIN_VIT = {
   'scale_attn_norm': False,
   'scale_mlp_norm': False,
 }
+_PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
+
+_NO_MODEL = 'timm has no model with'
 
 
 def vit_facts(
-  config: dict[str, Any],
-  place: str,
-  width: int,
-  mlp_dim: int,
-  found: dict[str, tuple[Any, ...]],
+  config: dict[str, Any], place: str, found: dict[str, Any], grid_only: bool
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not show.
 
   Args:
     config: the parsed config.json; empty where there is only a file.
     place: of it, for messages.
-    width: D of the arrays.
-    mlp_dim: M of the arrays.
-    found: by argument of timm's, the values that say what the arrays have.
+    found: the fields that the arrays show.
+    grid_only: whether the class token has no position embedding.
 
   Returns:
-    `heads`, `gelu`, `layer_norm_epsilon`, and `pool` or None if it is not said.
+    `heads`, `gelu`, `layer_norm_epsilon`, and `pool`; the first and the last
+    are None if it does not say.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
@@ -103,13 +126,17 @@ def vit_facts(
       the arrays; names the file and key.
   """
   args = model_args(config, place)
-  found = found | {'embed_dim': (width,), 'in_chans': (3,)}
-  plain = {key: (value,) for key, value in _PLAIN_VIT.items()}
-  _check_args(args, place, 'the arrays have', found)
-  _check_args(args, place, 'models here have', plain)
-  _refuse_unknown(
-    args, place, {*_FREE_VIT, *plain, *found, 'mlp_ratio', 'num_classes'}
+  patch, width, mlp_dim = (
+    found[field] for field in ('patch_size', 'width', 'mlp_dim')
   )
+  cls = found['pool'] == 'cls'
+  sizes = _vit_sizes(found) | {
+    'in_chans': 3,
+    'no_embed_class': grid_only if cls else (False, True),
+    'patch_size': (patch, [patch, patch]),
+    'pos_embed': 'learn' if found['posemb'] != 'none' else ('none', ''),
+  }
+  _check(args, place, sizes, _PLAIN_VIT, _FREE_VIT)
   ratio = args.get('mlp_ratio')
   if ratio is not None and not (
     isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
@@ -125,10 +152,21 @@ def vit_facts(
       f'{place}: architecture is {config["architecture"]!r} of width '
       f'{usual_width}, and the arrays have {width}.'
     )
-  facts |= _stated_facts(args, place)
+  if 'num_heads' in args:
+    heads = args['num_heads']
+    facts['heads'] = stated.positive(heads, 'model_args.num_heads', place)
+  if 'act_layer' in args:
+    facts['gelu'] = stated.choice(args['act_layer'], 'act_layer', place, _GELUS)
+  if 'norm_layer' in args:
+    # Without what timm ignores in it.
+    name = str(args['norm_layer']).replace('_', '').lower()
+    epsilons = {'layernorm': _EPSILON, 'layernormfp32': _EPSILON}
+    facts['layer_norm_epsilon'] = stated.choice(
+      name, 'norm_layer', place, epsilons
+    )
   pool = args.get('global_pool', config.get('global_pool'))
   if pool is not None:
-    facts['pool'] = _translate(POOLS, pool, 'global_pool', place)
+    facts['pool'] = stated.choice(pool, 'global_pool', place, _POOLS)
   return facts
 
 
@@ -147,33 +185,34 @@ def check_bit(config: dict[str, Any], place: str) -> None:
       f'{place}: architecture is {config["architecture"]!r}, and of the '
       'ResNets there are only those of BiT here, resnetv2_*_bit.'
     )
-  args = model_args(config, place)
-  _check_args(
-    args, place, 'models here have', {'global_pool': ('avg',), 'in_chans': (3,)}
-  )
-  _refuse_unknown(
-    args, place, {*_FREE_BIT, 'global_pool', 'in_chans', 'num_classes'}
-  )
+  _check(model_args(config, place), place, {}, _PLAIN_BIT, _FREE_BIT)
+
+
+def _check(
+  args: dict[str, Any],
+  place: str,
+  sizes: dict[str, Any],
+  plain: dict[str, Any],
+  free: set[str],
+) -> None:
+  stated.check(args, place, 'the arrays have', sizes, 'model_args.')
+  stated.check(args, place, 'models here have', plain, 'model_args.')
+  for key in sorted(args.keys() - sizes.keys() - plain.keys() - free):
+    raise ValueError(
+      f'{place}: model_args.{key} is {args[key]!r}, and whether a model here '
+      'can do that is not known.'
+    )
 
 
 def model_args(config: dict[str, Any], place: str) -> dict[str, Any]:
   """Returns the arguments of a model, without those that are null."""
-  args = config.get('model_args') or {}
-  if not isinstance(args, dict):
-    raise ValueError(
-      f'{place}: model_args is {args!r} and should be an object.'
-    )
-  return {key: x for key, x in args.items() if x is not None}
+  return stated.table(config.get('model_args') or {}, 'model_args', place)
 
 
 def pretrained_cfg(config: dict[str, Any], place: str) -> dict[str, Any]:
   """Returns the part on images and classes; older timm wrote nothing else."""
   pretrained = config.get('pretrained_cfg', config)
-  if not isinstance(pretrained, dict):
-    raise ValueError(
-      f'{place}: pretrained_cfg is {pretrained!r} and should be an object.'
-    )
-  return pretrained
+  return stated.table(pretrained, 'pretrained_cfg', place)
 
 
 def image_size(config: dict[str, Any], place: str) -> tuple[int, int] | None:
@@ -184,20 +223,11 @@ def image_size(config: dict[str, Any], place: str) -> tuple[int, int] | None:
   """
   size = model_args(config, place).get('img_size')
   if size is None:
-    stated = pretrained_cfg(config, place).get('input_size')
-    if stated is None:
+    size = pretrained_cfg(config, place).get('input_size')
+    if size is None:
       return None
-    size = stated[1:] if isinstance(stated, list) else stated
-  sides = [size, size] if isinstance(size, int) else size
-  if (
-    isinstance(sides, list)
-    and len(sides) == 2
-    and all(type(x) is int and 0 < x < 1 << 16 for x in sides)
-  ):
-    return sides[0], sides[1]
-  raise ValueError(
-    f'{place}: the image size is {size!r}, and should be two numbers of pixels.'
-  )
+    size = size[1:] if isinstance(size, list) else size
+  return stated.sides(size, 'the image size', place)
 
 
 def class_names(
@@ -209,15 +239,14 @@ def class_names(
     ValueError: if the configuration has another number of classes than the
       arrays.
   """
-  pretrained = pretrained_cfg(config, place)
-  stated = config.get('num_classes', pretrained.get('num_classes', num_classes))
-  if stated != num_classes:
+  known = pretrained_cfg(config, place) | config
+  if known.get('num_classes', num_classes) != num_classes:
     raise ValueError(
-      f'{place}: num_classes is {stated!r}, and the head in the arrays has '
-      f'{num_classes:,}.'
+      f'{place}: num_classes is {known["num_classes"]!r}, and the head in the '
+      f'arrays has {num_classes:,}.'
     )
   for key in ('label_names', 'labels'):
-    names = config.get(key, pretrained.get(key))
+    names = known.get(key)
     if names is None:
       continue
     if not isinstance(names, list) or len(names) != num_classes:
@@ -231,14 +260,14 @@ def class_names(
 
 def _architecture_facts(config: dict[str, Any], place: str) -> dict[str, Any]:
   """Returns what an architecture's name says, or timm's default."""
-  facts: dict[str, Any] = {'gelu': 'exact', 'layer_norm_epsilon': EPSILON}
+  facts: dict[str, Any] = {'gelu': 'exact', 'layer_norm_epsilon': _EPSILON}
   if not config:
     return facts | {'pool': None, 'heads': None, 'width': None}
   name = str(config['architecture']).split('.')[0]
   match = _KNOWN.fullmatch(name)
   if not match:
     return _ask_timm(name, place)
-  size = SIZES[match[1]]
+  size, _ = _SIZES[match[1]]
   return facts | {'pool': 'cls', 'heads': size.heads, 'width': size.width}
 
 
@@ -278,58 +307,135 @@ def _ask_timm(name: str, place: str) -> dict[str, Any]:
     'heads': block.attn.num_heads,
     'gelu': _ACTIVATIONS[activation],
     'layer_norm_epsilon': block.norm1.eps,
-    'pool': _translate(POOLS, model.global_pool, 'global_pool', place),
+    'pool': stated.choice(model.global_pool, 'global_pool', place, _POOLS),
   }
 
 
-def _stated_facts(args: dict[str, Any], place: str) -> dict[str, Any]:
-  """Returns what the arguments of a model override."""
-  facts: dict[str, Any] = {}
-  if 'num_heads' in args:
-    if type(args['num_heads']) is not int:
-      raise ValueError(
-        f'{place}: model_args.num_heads is {args["num_heads"]!r} and should be '
-        'a number.'
-      )
-    facts['heads'] = args['num_heads']
-  if 'act_layer' in args:
-    facts['gelu'] = _translate(GELUS, args['act_layer'], 'act_layer', place)
-  if 'norm_layer' in args:
-    # Without what timm ignores in it.
-    name = str(args['norm_layer']).replace('_', '').lower()
-    epsilons = {'layernorm': EPSILON, 'layernormfp32': EPSILON}
-    facts['layer_norm_epsilon'] = _translate(
-      epsilons, name, 'norm_layer', place
-    )
-  return facts
+def config(weights: Weights, images: dict[str, Any]) -> dict[str, Any]:
+  """Returns the config.json that timm builds a model from.
+
+  Args:
+    weights: of a model that timm has.
+    images: the part of the pretrained_cfg that is not decided here.
+
+  Raises:
+    ValueError: if timm has no such model.
+  """
+  fields = weights.fields
+  is_vit = fields['name'] == 'vit'
+  conv = 'stem.conv'
+  if is_vit:
+    conv = 'patch_embed.proj'
+    if fields['stem_width']:
+      stem = 'stem.' if fields['stem_layers'] else ''
+      conv = f'{BACKBONE}{stem}conv'
+  num_classes = {'num_classes': fields['num_classes']}
+  pretrained: dict[str, Any] = (
+    images
+    | num_classes
+    | {
+      'classifier': 'head' if is_vit else 'head.fc',
+      'first_conv': conv,
+      'fixed_input_size': is_vit,
+    }
+  )
+  if weights.class_names and fields['num_classes']:
+    pretrained['label_names'] = list(weights.class_names)
+  architecture = _vit_config(fields) if is_vit else _bit_config(fields)
+  return architecture | num_classes | {'pretrained_cfg': pretrained}
 
 
-def _check_args(
-  args: dict[str, Any],
-  place: str,
-  because: str,
-  valid: dict[str, tuple[Any, ...]],
-) -> None:
-  for key, values in valid.items():
-    if key in args and args[key] not in values:
-      raise ValueError(
-        f'{place}: model_args.{key} is {args[key]!r}, and {because} '
-        f'{values[0]!r}.'
-      )
+def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
+  limits = {'representation_size': (0,), 'layer_norm_epsilon': (_EPSILON,)}
+  ways_out = {
+    'representation_size': (
+      'use --head=drop to leave out all of the head, or --to=npz.'
+    ),
+    'layer_norm_epsilon': f'use --to=hf, or {ELSEWHERE}',
+  }
+  check_writable(fields, _NO_MODEL, limits | VIT_LIMITS, ways_out)
+  args = vit_args(fields)
+  return {
+    'architecture': _vit_architecture(fields),
+    'num_features': fields['width'],
+    'global_pool': args['global_pool'],
+    'model_args': args,
+  }
 
 
-def _refuse_unknown(args: dict[str, Any], place: str, known: set[str]) -> None:
-  for key in sorted(args.keys() - known):
+def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
+  """Returns the arguments of timm's ViT for fields of ours."""
+  width, mlp_dim, size = (
+    fields[field] for field in ('width', 'mlp_dim', 'image_size')
+  )
+  ratio = mlp_dim / width
+  if int(width * ratio) != mlp_dim:
+    ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
+  return _vit_sizes(fields) | {
+    'act_layer': _invert(_GELUS, fields['gelu']),
+    # timm's default for 'avg' is a LayerNorm after the mean.
+    'fc_norm': False,
+    'global_pool': _invert(_POOLS, fields['pool']),
+    'img_size': size[0] if size[0] == size[1] else list(size),
+    'mlp_ratio': ratio,
+    'num_heads': fields['heads'],
+  }
+
+
+def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+  return {
+    'class_token': fields['pool'] == 'cls',
+    'depth': fields['depth'],
+    'embed_dim': fields['width'],
+    'patch_size': fields['patch_size'],
+  }
+
+
+def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
+  check_writable(fields, _NO_MODEL, RESNET_LIMITS)
+  layers, width = tuple(fields['layers']), fields['width']
+  if layers not in _BITS:
     raise ValueError(
-      f'{place}: model_args.{key} is {args[key]!r}, and whether a model here '
-      'can do that is not known.'
+      f'timm has no BiT with layers {layers}, only '
+      f'{", ".join(map(str, _BITS))}: use --to=npz or hf, or {ELSEWHERE}'
     )
+  depth, factors = _BITS[layers]
+  factor = width // 64 if width in [64 * x for x in factors] else factors[0]
+  args: dict[str, Any] = {}
+  if width != 64 * factor:
+    # timm multiplies them by the factor; widths are multiples of 32.
+    args = {
+      'channels': [4 * width * 2**i // factor for i in range(len(layers))],
+      'stem_chs': width // factor,
+    }
+  return {
+    'architecture': f'resnetv2_{depth}x{factor}_bit',
+    'num_features': 4 * width * 2 ** (len(layers) - 1),
+    'global_pool': 'avg',
+    'model_args': args,
+  }
 
 
-def _translate(names: dict[str, Any], value: Any, key: str, place: str) -> Any:
-  if not isinstance(value, str) or value not in names:
-    raise ValueError(
-      f'{place}: {key} is {value!r}, and there is no such model here, only '
-      f'{", ".join(names)}.'
-    )
-  return names[value]
+def _vit_architecture(fields: dict[str, Any]) -> str:
+  """Returns the nearest name in timm's registry.
+
+  Its arguments can be overridden, and only a hybrid's stem cannot.
+  """
+  if fields['stem_width']:
+    stages = tuple(fields['stem_layers'])
+    check_writable(fields, _NO_MODEL, {'stem_width': (64,)})
+    if stages not in _HYBRIDS:
+      raise ValueError(
+        f'timm has no hybrid with stem_layers {stages}, only '
+        f'{", ".join(map(str, _HYBRIDS))}: use --to=npz, or {ELSEWHERE}'
+      )
+    return _HYBRIDS[stages]
+  patch = fields['patch_size']
+  for name, (size, patches) in _SIZES.items():
+    if fields['width'] == size.width and patch in patches:
+      return f'vit_{name}_patch{patch}_224'
+  return 'vit_base_patch16_224'
+
+
+def _invert(names: dict[str, str], value: str) -> str:
+  return next(theirs for theirs, ours in names.items() if ours == value)

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from vit_jax.checkpoints.formats import stated
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.data.transforms import INTERPOLATIONS
 
 # What timm assumes of a pretrained_cfg that does not say.
 _DEFAULTS = {
@@ -14,6 +14,7 @@ _DEFAULTS = {
   'mean': [0.485, 0.456, 0.406],
   'std': [0.229, 0.224, 0.225],
 }
+_INTERPOLATIONS = {'bilinear': 'bilinear', 'bicubic': 'bicubic'}
 
 
 def read(
@@ -35,24 +36,16 @@ def read(
   """
   # Null stands for the default.
   found = _DEFAULTS | {k: x for k, x in pretrained.items() if x is not None}
-  mean, std = _triple(found, 'mean', place), _triple(found, 'std', place)
+  mean, std = (stated.rgb(found[key], key, place) for key in ('mean', 'std'))
   if min(std) <= 0:
     raise ValueError(
       f'{place}: std is {found["std"]!r}: it divides, so it must be above 0.'
     )
-  interpolation = found['interpolation']
-  if interpolation not in INTERPOLATIONS:
-    warnings.append(
-      f'{place}: interpolation is {interpolation!r}; here images are resized '
-      'bilinearly.'
-    )
-    interpolation = 'bilinear'
-  return Preprocessing(
-    resize_small=_resize_small(found, place, size, warnings),
-    mean=mean,
-    std=std,
-    interpolation=interpolation,
+  interpolation = stated.interpolation(
+    found['interpolation'], 'interpolation', place, _INTERPOLATIONS, warnings
   )
+  resize_small = _resize_small(found, place, size, warnings)
+  return Preprocessing(resize_small, mean, std, interpolation)
 
 
 def config(
@@ -121,20 +114,3 @@ def _resize_small(
     )
   )
   return resize_small if mode == 'center' and share <= 1 else 0
-
-
-def _triple(
-  found: dict[str, Any], key: str, place: str
-) -> tuple[float, float, float]:
-  values = found[key]
-  if (
-    isinstance(values, list)
-    and len(values) == 3
-    and all(isinstance(x, int | float) and math.isfinite(x) for x in values)
-  ):
-    red, green, blue = map(float, values)
-    return red, green, blue
-  raise ValueError(
-    f'{place}: {key} is {values!r} and should be three numbers, for red, green '
-    'and blue.'
-  )
