@@ -197,6 +197,20 @@ OURS = {
     TINY_BIT | {'layers': (3, 8, 36, 3), 'width': 96},
   ),
 }
+
+
+def test_other_layers_than_those_of_vit_are_refused(tmp_path, timm, torch):
+  """Their arrays have the same names and shapes, and other numbers come out."""
+  model = timm.create_model(
+    'vit_base_patch16_rpn_224',
+    **{'embed_dim': 64, 'depth': 2, 'num_heads': 2, 'num_classes': 5},
+    **{'qkv_bias': True, 'fc_norm': False},
+  )
+  timm.models.save_for_hf(model, tmp_path / 'x', safe_serialization=True)
+  with pytest.raises(ValueError, match='layers are ResPostBlock and not those'):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
 # Others say what these would.
 SLOW = (
   'hybrid',

@@ -102,6 +102,8 @@ def test_files_without_a_configuration_are_read(
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
   assert 'does not say all of its model: 3 heads' in warning
+  assert 'square images of 32 pixels' in warning
+  assert 'without a position' not in warning
 
 
 def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
@@ -112,6 +114,9 @@ def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
   name = 'Transformer/posembed_input/pos_embedding'
   table = got.weights().arrays[name]
   assert got.image_size == (32, 32)
+  (warning,) = caplog.messages
+  assert 'square images of 32 pixels' in warning
+  assert 'and a class token without a position' in warning
   np.testing.assert_array_equal(table[:, 1:], positions[:, 1:])
   assert not table[:, 0].any()
   assert len(caplog.messages) == 1

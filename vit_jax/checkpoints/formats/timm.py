@@ -184,8 +184,11 @@ def _vit_fields(
   if not config:
     warnings.append(
       f'{lookup.path} does not say all of its model: {facts["heads"]} heads, '
-      "timm's exact GELU and epsilon, and images resized as a whole to values "
-      'in [-1, 1] are assumed. A directory with a config.json says.'
+      "timm's exact GELU and epsilon, and square images of "
+      f'{image_size[0]} pixels, resized as a whole to values in '
+      '[-1, 1], are assumed'
+      + (', and a class token without a position' if grid_only else '')
+      + '. A directory with a config.json says.'
     )
   return fields | facts, grid_only
 

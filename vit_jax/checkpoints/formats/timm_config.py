@@ -276,7 +276,7 @@ def _ask_timm(name: str, place: str) -> dict[str, Any]:
   try:
     import timm
     import torch
-    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer import Block, VisionTransformer
   except (ImportError, RuntimeError) as e:
     # The second is a torchvision built for another torch.
     raise ImportError(
@@ -295,6 +295,12 @@ def _ask_timm(name: str, place: str) -> dict[str, Any]:
       f'{place}: architecture is {name!r}, a {type(model).__name__}, and there '
       'are only ViT, its hybrids and BiT here.'
     )
+  for layer in model.blocks:
+    if type(layer) is not Block:
+      raise ValueError(
+        f'{place}: architecture is {name!r}, whose layers are '
+        f'{type(layer).__name__} and not those of ViT, the only ones here.'
+      )
   block: Any = model.blocks[0]
   activation = repr(block.mlp.act)
   if activation not in _ACTIVATIONS:
