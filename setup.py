@@ -64,7 +64,12 @@ setuptools.setup(
   description='Vision Transformer in JAX/Flax for TPUs, a reference code base',
   license='Apache-2.0',
   python_requires='>=3.11,<3.14',
-  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  packages=[
+    *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+    'vit_jax.configs',
+  ],
+  package_dir={'vit_jax.configs': 'configs'},
+  entry_points={'console_scripts': ['vit-jax = vit_jax.__main__:main']},
   install_requires=_INSTALL_REQUIRES,
   extras_require=_EXTRAS_REQUIRE,
 )

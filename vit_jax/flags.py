@@ -3,10 +3,12 @@
 import argparse
 import errno
 import logging
+import pathlib
 import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import jax
@@ -56,8 +58,8 @@ ENDINGS = (
 CONFIG = config_flags.DEFINE_config_file(
   'config',
   None,
-  'File in configs/, with its arguments after a colon, as in '
-  'configs/vit.py:l16,imagenet2012.',
+  'File of a config, with its arguments after a colon, as in '
+  'configs/vit.py:l16,imagenet2012; those of configs/ by name, as in vit:l16.',
 )
 
 
@@ -65,6 +67,7 @@ def parse_flags(
   argv: list[str], required: Sequence[str] = ('config', 'workdir')
 ) -> list[str]:
   """Parses the command line; what is wrong with it becomes one message."""
+  argv = [_full_config(arg, before) for before, arg in pairwise(['', *argv])]
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -91,6 +94,19 @@ def parse_flags(
       if match and match[1] not in known:
         refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
     raise
+
+
+def _full_config(arg: str, before: str) -> str:
+  """Returns an argument with the path of a config that is only named."""
+  match = re.fullmatch(r'(--?config=)?(\w+)(:.*)?', arg)
+  if not match or not (match[1] or before in ('-config', '--config')):
+    return arg
+  package = pathlib.Path(__file__).parent
+  # In a clone they lie beside the package, when installed in it.
+  for folder in (package.parent / 'configs', package / 'configs'):
+    if (folder / f'{match[2]}.py').exists():
+      return f'{match[1] or ""}{folder / match[2]}.py{match[3] or ""}'
+  return arg
 
 
 def _fields_of_config(argv: list[str]) -> dict[str, Any]:

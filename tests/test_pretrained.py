@@ -1,0 +1,143 @@
+"""The front door for programs: golden outputs, and every way in."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax.visualize import attention_maps, rollout
+
+GOLDEN = ROOT / 'tests/golden'
+
+
+@pytest.fixture(scope='module')
+def vit():
+  return vit_jax.load(GOLDEN / 'tiny_s7.npz')
+
+
+@pytest.fixture(scope='module')
+def images(vit):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 256, (3, *vit.image_size, 3), np.uint8)
+
+
+def test_logits_and_features_are_those_of_the_original(vit):
+  """Its images lie in [-1, 1]; whole ones are all that files can hold."""
+  golden = np.load(GOLDEN / 'tiny_s7_golden.npz')
+  assert vit.checkpoint.preprocessing.mean == (0.5, 0.5, 0.5)
+  images = (golden['images'] + 1) * 127.5
+  logits = vit.checkpoint.logits(images)
+  np.testing.assert_allclose(logits, golden['logits'], atol=1e-5)
+
+
+def test_every_way_in_gives_the_same(vit, images, tmp_path):
+  paths = []
+  for i, image in enumerate(images):
+    paths.append(tmp_path / f'{i}.png')
+    Image.fromarray(image).save(paths[-1])
+  pictures = [Image.open(path) for path in paths]
+  want = np.asarray(vit.checkpoint.logits(images))
+  for given in (images, list(images), paths, list(map(str, paths)), pictures):
+    np.testing.assert_allclose(vit.logits(given), want, atol=1e-6)
+  for one in (images[1], paths[1], str(paths[1]), pictures[1]):
+    np.testing.assert_allclose(vit.logits(one), want[1:2], atol=1e-6)
+
+
+def test_predictions_are_the_softmax_in_order(vit, images):
+  logits = np.asarray(vit.checkpoint.logits(images), np.float64)
+  odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+  probabilities = odds / odds.sum(axis=1, keepdims=True)
+  for found, expected in zip(
+    vit.predict(images, topk=2), probabilities, strict=True
+  ):
+    order = np.argsort(-expected)[:2]
+    assert [name for name, _ in found] == [str(c) for c in order]
+    np.testing.assert_allclose([p for _, p in found], expected[order], 1e-5)
+  assert len(vit.predict(images[0], topk=10**6)[0]) == logits.shape[1]
+
+
+def test_layers(vit, images):
+  checkpoint = vit.checkpoint
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    checkpoint.normalize(images),
+    capture=('blocks',),
+  )
+  np.testing.assert_allclose(vit.features(images), aux['pre_logits'], atol=1e-5)
+  np.testing.assert_allclose(
+    vit.features(images, 'block_0'), aux['blocks'][0][:, 0], atol=1e-5
+  )
+  with pytest.raises(ValueError, match="layer is 'block_9'"):
+    vit.features(images, 'block_9')
+
+
+def test_rollout_of_the_whole_and_of_a_class(vit, images):
+  checkpoint = vit.checkpoint
+  layers = attention_maps.Layers(
+    checkpoint.model, checkpoint.params, checkpoint.normalize(images)
+  )
+  np.testing.assert_allclose(
+    vit.rollout(images), rollout.rollout(layers), atol=1e-5
+  )
+  np.testing.assert_allclose(
+    vit.rollout(images, of=2),
+    rollout.rollout(layers, class_B=np.full(3, 2)),
+    atol=1e-4,
+  )
+  with pytest.raises(ValueError, match="There is no class 'dog' among the"):
+    vit.rollout(images, of='dog')
+
+
+def test_more_images_than_a_batch(vit, images):
+  many = np.concatenate([images] * 12)
+  want = np.concatenate([vit.logits(images)] * 12)
+  np.testing.assert_allclose(vit.logits(many), want, atol=1e-5)
+
+
+def test_what_cannot_be_is_refused(vit, tmp_path):
+  with pytest.raises(ValueError, match='no images'):
+    vit.logits([])
+  (tmp_path / 'a.png').write_text('no image')
+  with pytest.raises(ValueError, match='cannot read image .*a.png'):
+    vit.predict(tmp_path / 'a.png')
+  with pytest.raises(ValueError, match='number 1: pixels must be uint8'):
+    vit.predict([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3))])
+  with pytest.raises(FileNotFoundError, match='No checkpoint at nowhere'):
+    vit_jax.load('nowhere')
+  assert not hasattr(vit_jax, 'save')
+
+
+def run(*args, **kwargs):
+  return subprocess.run(
+    [sys.executable, '-m', 'vit_jax', *args],
+    capture_output=True,
+    text=True,
+    **kwargs,
+  )
+
+
+def test_the_list_of_commands():
+  done = run()
+  assert done.returncode == 0
+  for command in ('train', 'predict', 'convert', 'visualize'):
+    assert f'\n  {command} ' in done.stdout
+  done = run('tain')
+  assert (done.returncode, done.stdout) == (2, '')
+  assert done.stderr.startswith("error: No command 'tain'.")
+
+
+def test_a_config_by_name_from_any_folder(tmp_path):
+  """With what it imports, and the status of the command itself."""
+  for named in (['--config=digits:vit'], ['--config', 'digits:vit']):
+    done = run(
+      *('train', *named, '--workdir=x', '--config.optimizer.lr=-1'),
+      cwd=tmp_path,
+      env={'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: optimizer.lr is -1')
+  assert not list(tmp_path.iterdir())

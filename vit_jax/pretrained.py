@@ -1,0 +1,187 @@
+"""The front door for programs: a checkpoint to label images with and look into.
+
+  import vit_jax
+  vit = vit_jax.load('runs/mine')          # or any file, folder or name
+  vit.predict(['a.jpg', 'b.jpg'], topk=1)  # [[('dog', 0.97)], [('cat', 0.99)]]
+  vit.logits(images)                       # BC
+  vit.features(images, layer='block_3')    # BD
+  vit.rollout(images, of='dog')            # Bhw
+
+Images are files' paths, pictures of Pillow or uint8 arrays HWC of any size, a
+single one or many; they are prepared as the checkpoint's own were.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.checkpoints import opening
+from vit_jax.data import decode
+from vit_jax.evaluators import features
+from vit_jax.visualize import attention_maps
+from vit_jax.visualize import rollout as rollout_lib
+
+_BATCH_SIZE = 32
+
+
+def load(path: str | os.PathLike) -> 'TrainedModel':
+  """Opens any checkpoint, see `opening.open_checkpoint`.
+
+  Raises:
+    FileNotFoundError: if nothing is there.
+    ValueError: if it is no checkpoint, or a damaged one.
+  """
+  return TrainedModel(opening.open_checkpoint(os.fspath(path)))
+
+
+class TrainedModel:
+  """A trained model with what it takes to use it.
+
+  Attributes:
+    checkpoint: the model, its parameters and preprocessing.
+    class_names: C names; empty where the checkpoint has none.
+    image_size: (H, W) that images are brought to.
+  """
+
+  def __init__(self, checkpoint: opening.Checkpoint):
+    """Takes an opened checkpoint."""
+    self.checkpoint = checkpoint
+    self.class_names = checkpoint.class_names
+    self.image_size = checkpoint.image_size
+
+  def predict(
+    self, images: Any, topk: int = 5
+  ) -> list[list[tuple[str, float]]]:
+    """Returns the likeliest classes of each image, the likeliest first.
+
+    Args:
+      images: paths, pictures or arrays; see the module.
+      topk: classes an image, at most as many as there are.
+
+    Returns:
+      (name, softmax probability) of each; the number for a nameless class.
+
+    Raises:
+      UnreadableImage: naming the file.
+      ValueError: if the model has no head.
+    """
+    probability_BC = jax.nn.softmax(self.logits(images))
+    most_Bk = np.argsort(-probability_BC, axis=1, kind='stable')[:, :topk]
+    return [
+      [(self._name(c), float(p_C[c])) for c in most_k]
+      for most_k, p_C in zip(most_Bk, probability_BC, strict=True)
+    ]
+
+  def logits(self, images: Any) -> np.ndarray:
+    """Returns float32 BC.
+
+    Raises:
+      UnreadableImage: naming the file.
+      ValueError: if the model has no head.
+    """
+    if not self.checkpoint.model.num_classes:
+      raise ValueError(f'{self.checkpoint.path} has no head: use features().')
+    return self._batches(images, self.checkpoint.logits)
+
+  def features(self, images: Any, layer: str = 'pre_logits') -> np.ndarray:
+    """Returns a layer's representation, float32 BD.
+
+    Args:
+      images: paths, pictures or arrays; see the module.
+      layer: 'pre_logits', 'logits' or 'block_N', see `features.layer`.
+
+    Raises:
+      UnreadableImage: naming the file.
+      ValueError: if there is no such layer.
+    """
+    function = jax.jit(features.layer(self.checkpoint.model, layer))
+    return self._batches(
+      images,
+      lambda x: function(
+        self.checkpoint.on_device, self.checkpoint.normalize(jnp.asarray(x))
+      ),
+    )
+
+  def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
+    """Returns where the model looks, Bhw, 1 at the most of each image.
+
+    Args:
+      images: paths, pictures or arrays; see the module.
+      of: a class, by name or number; None for what the whole image passes on.
+
+    Raises:
+      UnreadableImage: naming the file.
+      ValueError: if the model has no attention, or no such class.
+    """
+    number = None if of is None else self._number(of)
+
+    def maps(images_BHWC: np.ndarray) -> jax.Array:
+      layers = attention_maps.Layers(
+        self.checkpoint.model,
+        self.checkpoint.params,
+        self.checkpoint.normalize(jnp.asarray(images_BHWC)),
+      )
+      wanted = None if number is None else np.full(len(images_BHWC), number)
+      return rollout_lib.rollout(layers, class_B=wanted)
+
+    return self._batches(images, maps)
+
+  def _batches(self, images: Any, function: Any) -> np.ndarray:
+    """Applies a function to batches, padded so that it compiles once."""
+    found = []
+    for images_BHWC in self._prepared(images):
+      count = len(images_BHWC)
+      whole = np.pad(
+        images_BHWC, ((0, self._size(images) - count), (0, 0), (0, 0), (0, 0))
+      )
+      found.append(np.asarray(function(whole))[:count])
+    return np.concatenate(found)
+
+  def _size(self, images: Any) -> int:
+    return min(_BATCH_SIZE, len(_listed(images)))
+
+  def _prepared(self, images: Any) -> Iterator[np.ndarray]:
+    listed, transform = _listed(images), self.checkpoint.transform()
+    if not listed:
+      raise ValueError('There are no images to work on.')
+    for start in range(0, len(listed), _BATCH_SIZE):
+      yield np.stack(
+        [
+          transform.image(*_read(image, start + i))
+          for i, image in enumerate(listed[start : start + _BATCH_SIZE])
+        ]
+      )
+
+  def _name(self, number: int) -> str:
+    return self.class_names[number] if self.class_names else str(number)
+
+  def _number(self, of: str | int) -> int:
+    count = self.checkpoint.model.num_classes
+    if isinstance(of, str) and of in self.class_names:
+      return self.class_names.index(of)
+    if isinstance(of, int) and 0 <= of < count:
+      return of
+    raise ValueError(
+      f'There is no class {of!r} among the {count}: '
+      f'{", ".join(map(self._name, range(min(count, 5))))}, and so on.'
+    )
+
+
+def _listed(images: Any) -> list[Any]:
+  """Returns many images, also where one is given."""
+  is_batch = isinstance(images, list | tuple) or np.ndim(images) == 4
+  return list(images) if is_batch else [images]
+
+
+def _read(image: Any, number: int) -> tuple[bytes | np.ndarray, str]:
+  """Returns what `transform.image` takes: the data and their name."""
+  if isinstance(image, str | os.PathLike):
+    path = os.fspath(image)
+    return decode.read_file(path), path
+  if hasattr(image, 'convert'):  # Pillow's
+    image = np.asarray(image.convert('RGB'))
+  return np.asarray(image), f'number {number}'
