@@ -451,7 +451,6 @@ def test_every_number_has_a_range_and_its_default_lies_in_it(variant):
   ('field', 'value'),
   [
     ('optimizer.lr', -1.0),
-    ('optimizer.lr', 0.0),
     ('optimizer.lr', float('nan')),
     ('optimizer.lr', float('inf')),
     ('optimizer.b1', 2.0),

@@ -197,7 +197,11 @@ def test_help_explains_flags_and_statuses():
     'eval_only',
     'init=CHECKPOINT',
     'resumes',
-    '0 done, 1 the loss diverged, 2 bad input, 75 preempted',
+    '1    the loss diverged',
+    '2    bad input',
+    f'{flags.EXIT_ENVIRONMENT}   the machine',
+    f'{main.EXIT_PREEMPTED}   preempted',
+    f'{flags.EXIT_INTERRUPTED}  Ctrl-C',
   ):
     assert words in out
 
@@ -453,3 +457,38 @@ def test_distributed_without_a_coordinator_is_refused(tmp_path):
     env=environment | {'JAX_PLATFORMS': 'cpu'},
   )
   assert_refused(status, err, ['coordinator_address'])
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--config.init=nowhere.npz', 'No checkpoint at nowhere.npz'),
+    ('--config.init=setup.py', 'setup.py holds no checkpoint'),
+    ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0: it has to lie in'),
+    ('--config.data.workers=-3', 'data.workers is -3: it has to lie in'),
+  ],
+)
+def test_what_is_wrong_is_said_before_data_are_read(
+  command, tmp_path, monkeypatch, flag, message
+):
+  """And leaves no workdir behind."""
+  monkeypatch.setattr(sources, 'open_source', None)
+  status, out, err = command(*SMALL, f'--workdir={tmp_path}/run', flag)
+  assert (status, out) == (2, '')
+  assert err.startswith('error: ') and err.count('\n') == 1
+  assert message in err
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_workdir_that_no_run_could_write_to(command, tmp_path, monkeypatch):
+  monkeypatch.setattr(sources, 'open_source', None)
+  (tmp_path / 'file').write_text('mine')
+  for workdir in ('file', 'file/run'):
+    status, _, err = command(*SMALL, f'--workdir={tmp_path}/{workdir}')
+    assert (status, err.count('\n')) == (2, 1)
+    assert f'{tmp_path}/file is no folder' in err
+  assert (tmp_path / 'file').read_text() == 'mine'
+  monkeypatch.setattr(os, 'access', lambda *_: False)  # root may do anything
+  status, _, err = command(*SMALL, f'--workdir={tmp_path}/run')
+  assert status == 2
+  assert f'{tmp_path} is not writable' in err

@@ -63,7 +63,7 @@ RANGES = {
   'optimizer.b1': '[0, 1)',
   'optimizer.b2': '[0, 1)',
   'optimizer.clip_norm': '[0, inf)',
-  'optimizer.lr': '(0, inf)',
+  'optimizer.lr': '[0, inf)',
   'optimizer.momentum': '[0, 1)',
   'optimizer.polyak': '[0, 1)',
   'optimizer.weight_decay': '[0, inf)',

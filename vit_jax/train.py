@@ -11,8 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.saving import Checkpoints, checksums
+from vit_jax.checkpoints import opening, saving, transfer
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
@@ -52,6 +51,11 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   # Before the data, which may take long to open and check.
   check_config(config)
   build.best_of(config)
+  workdir_lock.check(workdir)
+  trained = saving.steps(saving.absolute(workdir) / saving.FOLDER)
+  init = None
+  if config.init and (start_over or not trained):
+    init = opening.open_checkpoint(config.init)
   source = bad_images.open_checked(config.data, config.data.split)
   class_names = sources.class_names(source)
   experiment = Experiment(config, facts_of(config, class_names, len(source)))
@@ -60,7 +64,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     config, experiment.objective, fixed, experiment.mesh, class_names
   )
   with workdir_lock.held(workdir):
-    _train(experiment, source, fixed, evaluators, workdir, start_over)
+    _train(experiment, source, fixed, evaluators, init, workdir, start_over)
 
 
 def _train(
@@ -68,13 +72,14 @@ def _train(
   source: sources.Source,
   fixed: Params,
   evaluators: list[Evaluator],
+  init: opening.Checkpoint | None,
   workdir: str,
   start_over: bool,
 ) -> None:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
   durations, best = experiment.durations, build.best_of(config)
-  checkpoints = Checkpoints(
+  checkpoints = saving.Checkpoints(
     workdir, config.keep_last, config.best_metric, best, start_over
   )
   meta = {
@@ -83,14 +88,14 @@ def _train(
     'class_names': list(objective.class_names),
     'examples': len(source),
     'image_size': list(experiment.facts.image_size),
-    'fixed': checksums(fixed).tolist() if fixed else [],
+    'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': best,
     'elapsed_s': 0.0,
   }
   if saved_meta := checkpoints.latest_meta():
     config_lib.check_resumable(saved_meta, meta)
     meta['elapsed_s'] = saved_meta['elapsed_s']
-  start_step, state = initial_state(experiment, checkpoints)
+  start_step, state = initial_state(experiment, checkpoints, init)
   checkpoints.prepare(state)
   train_step = experiment.train_step()
   batches = loader.train_batches(
@@ -206,7 +211,9 @@ def _check_same_model(
 
 
 def initial_state(
-  experiment: Experiment, checkpoints: Checkpoints
+  experiment: Experiment,
+  checkpoints: saving.Checkpoints,
+  init: opening.Checkpoint | None,
 ) -> tuple[int, State]:
   """Restores the newest checkpoint, or starts from `init` or at random.
 
@@ -219,26 +226,23 @@ def initial_state(
     _log.info('Resuming after step %d.', step)
     return step, {'average': {}} | state
   params = experiment.new_params()
-  if experiment.config.init:
-    params = experiment.place(_from_checkpoint(experiment, params))
+  if init:
+    params = experiment.place(_from_checkpoint(init, experiment, params))
   return 0, experiment.start(params)
 
 
-def _from_checkpoint(experiment: Experiment, fresh: Params) -> Params:
-  """Returns the parameters of `config.init`, with a new head from `fresh`."""
+def _from_checkpoint(
+  checkpoint: opening.Checkpoint, experiment: Experiment, fresh: Params
+) -> Params:
+  """Returns a checkpoint's parameters, with a new head from `fresh`."""
   config = experiment.config
-  checkpoint = opening.open_checkpoint(config.init)
   _log.info('Starting from %s with a new head.', checkpoint.path)
   theirs = checkpoint.preprocessing
   mean, std = tuple(config.data.mean), tuple(config.data.std)
   if (theirs.mean, theirs.std) != (mean, std):
     _log.warning(
-      'It was trained on images with mean %s and std %s; here data.mean is '
-      '%s and data.std %s.',
-      theirs.mean,
-      theirs.std,
-      mean,
-      std,
+      f'It was trained on images with mean {theirs.mean} and std {theirs.std}; '
+      f'here data.mean is {mean} and data.std {std}.'
     )
   return transfer.to_new_task(
     checkpoint, experiment.objective.model, experiment.facts.image_size, fresh

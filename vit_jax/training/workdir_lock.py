@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import pathlib
 import shlex
 import socket
 import sys
@@ -35,6 +36,25 @@ _log = logging.getLogger(__name__)
 FILE = 'lock'
 RENEW_S = 30.0
 STALE_S = 180.0
+
+
+def check(workdir: str) -> None:
+  """Refuses a workdir that no run could write to, and makes none.
+
+  Raises:
+    ValueError: saying what is in the way.
+  """
+  if '://' in workdir:
+    return
+  place = pathlib.Path(absolute(workdir))
+  there = next(p for p in (place, *place.parents) if os.path.lexists(p))
+  if not there.is_dir():
+    raise ValueError(f'--workdir={workdir}: {there} is no folder.')
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise ValueError(
+      f'--workdir={workdir}: {there} is not writable. Make it so, or give '
+      'another --workdir.'
+    )
 
 
 @contextlib.contextmanager
