@@ -21,28 +21,15 @@ _COMMON = {
   'do_resize': True,
   'rescale_factor': 1 / 255,
 }
+_CENTRE = {'crop_size': 224, 'do_center_crop': True, 'resample': 3}
+_HALF = {'image_mean': [0.5] * 3, 'image_std': [0.5] * 3}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-  'ViT': {
-    'do_center_crop': False,
-    'image_mean': [0.5] * 3,
-    'image_std': [0.5] * 3,
-    'resample': 2,
-    'size': 224,
-  },
-  'DeiT': {
-    'crop_size': 224,
-    'do_center_crop': True,
-    'image_mean': [0.5] * 3,
-    'image_std': [0.5] * 3,
-    'resample': 3,
-    'size': 256,
-  },
-  'Bit': {
-    'crop_size': 224,
-    'do_center_crop': True,
+  'ViT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 224},
+  'DeiT': _HALF | _CENTRE | {'size': 256},
+  'Bit': _CENTRE
+  | {
     'image_mean': [0.48145466, 0.4578275, 0.40821073],
     'image_std': [0.26862954, 0.26130258, 0.27577711],
-    'resample': 3,
     'size': {'shortest_edge': 224},
   },
 }
@@ -103,18 +90,7 @@ def read(
     given['size'] = list(takes)
   else:
     warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
-  return _preprocessing(
-    _COMMON | _DEFAULTS[kind] | given, kind, place, takes, warnings
-  )
-
-
-def _preprocessing(
-  found: dict[str, Any],
-  kind: str,
-  place: str,
-  takes: tuple[int, int] | None,
-  warnings: list[str],
-) -> tuple[Preprocessing, tuple[int, int]]:
+  found = _COMMON | _DEFAULTS[kind] | given
   makes, resize_small = _sizes(found, kind, place, warnings)
   if takes and makes != takes:
     warnings.append(
@@ -178,17 +154,17 @@ def _scaling(
   """Returns mean and deviation for values in [0, 1]."""
   mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
   if found['do_normalize']:
-    mean = stated.rgb(found['image_mean'], 'image_mean', place)
-    std = stated.rgb(found['image_std'], 'image_std', place)
+    mean, std = (
+      stated.rgb(found[key], key, place) for key in ('image_mean', 'image_std')
+    )
   # What a value of 1 here is there.
-  one = 255.0
+  factor, one = found['rescale_factor'], 255.0
   if found['do_rescale']:
-    factor = found['rescale_factor']
     one *= stated.rgb(factor, 'rescale_factor', place)[0]
   if min(*std, one) <= 0:
     raise ValueError(
-      f'{place}: image_std is {std} and rescale_factor '
-      f'{found["rescale_factor"]}: both must be above 0.'
+      f'{place}: image_std is {std} and rescale_factor {factor}: both must be '
+      'above 0.'
     )
   if math.isclose(one, 1):
     return mean, std
