@@ -16,6 +16,7 @@ from vit_jax.checkpoints.formats import (
   timm_peer,
   timm_table,
 )
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import (
   File,
   Peer,
@@ -61,15 +62,14 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
   _refuse_lacking(lookup)
   warnings: list[str] = []
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
-  fields, grid_only = fields_of(lookup, config or {}, warnings)
   place = os.path.join(path, 'config.json')
+  stated = Stated(config or {}, place, warnings=warnings)
+  fields, grid_only = fields_of(lookup, stated)
   preprocessing = Preprocessing()
   if config is not None:
+    pretrained = timm_config.pretrained_cfg(stated)
     preprocessing = timm_images.read(
-      timm_config.pretrained_cfg(config, place),
-      place,
-      fields['image_size'],
-      warnings,
+      pretrained, place, fields['image_size'], warnings
     )
   return File(
     path=path,
@@ -77,9 +77,7 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
     fields=fields,
     table=lambda shapes: timm_table.entries(shapes, prefix, grid_only),
     preprocessing=preprocessing,
-    class_names=timm_config.class_names(
-      config or {}, fields['num_classes'], place
-    ),
+    class_names=timm_config.class_names(stated, fields['num_classes']),
     warnings=tuple(warnings),
   )
 
@@ -143,10 +141,9 @@ def _refuse_lacking(lookup: archive.Lookup) -> None:
 
 
 def _vit_fields(
-  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+  lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], bool]:
   """Returns the fields, and if the class token has no position embedding."""
-  place = os.path.join(lookup.path, 'config.json')
   width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
   mlp_dim, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
   pool = _pool(lookup)
@@ -155,7 +152,7 @@ def _vit_fields(
   if stem_width:
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
   image_size, grid_only = _positions(
-    lookup, stride, timm_config.image_size(config, place), pool == 'cls'
+    lookup, stride, timm_config.image_size(config), pool == 'cls'
   )
   fields = {
     'patch_size': patch,
@@ -170,19 +167,19 @@ def _vit_fields(
     'representation_size': lookup.size('pre_logits.fc.weight', 2),
     'num_classes': lookup.size('head.weight', 2),
   }
-  facts = timm_config.vit_facts(config, place, fields, grid_only)
+  facts = timm_config.vit_facts(config, fields, grid_only)
   stated_pool = facts.pop('pool')
   if stated_pool not in (None, pool):
     if pool == 'cls':
       _refuse_both(lookup)
     raise ValueError(
-      f'{place}: global_pool is that of pool {stated_pool!r}, and the arrays '
-      f'are those of {pool!r}.'
+      f'{config.place}: global_pool is that of pool {stated_pool!r}, and the '
+      f'arrays are those of {pool!r}.'
     )
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, width)
   if not config:
-    warnings.append(
+    config.warnings.append(
       f'{lookup.path} does not say all of its model: {facts["heads"]} heads, '
       "timm's exact GELU and epsilon, and images resized as a whole to values "
       'in [-1, 1] are assumed. A directory with a config.json says.'
@@ -267,16 +264,15 @@ def _positions(
 
 
 def _resnet_fields(
-  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+  lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], bool]:
   """Returns the fields, and False: a ResNet has no positions."""
-  place = os.path.join(lookup.path, 'config.json')
-  timm_config.check_bit(config, place)
+  timm_config.check_bit(config)
   width, *_ = lookup.shape('stem.conv.weight', 4)
-  image_size = timm_config.image_size(config, place)
+  image_size = timm_config.image_size(config)
   if image_size is None:
     image_size = (224, 224)
-    warnings.append(
+    config.warnings.append(
       f'{lookup.path} does not say how large its images are: 224x224 pixels, '
       'resized as a whole to values in [-1, 1], are assumed.'
     )
