@@ -23,6 +23,7 @@ from vit_jax.checkpoints.saving import (
   META,
   absolute,
   checksums,
+  first_line,
   is_step,
   steps,
   verified,
@@ -164,10 +165,8 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
   try:
     yield
   except Exception as e:
-    # What TensorStore appends says nothing to anybody else.
-    reason = str(e).partition(' [tensorstore_spec=')[0]
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {reason}'
+      f'The checkpoint {step_dir} cannot be read: {first_line(e)}'
     ) from e
 
 

@@ -22,7 +22,7 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
 )
 
-DTYPES = ('float32',)
+DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
 # The arrays do not say. It was pre-trained at this size, and takes any.
 IMAGE_SIZE = (224, 224)

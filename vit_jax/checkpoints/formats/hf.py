@@ -32,7 +32,7 @@ from vit_jax.checkpoints.formats.table import (
   shapes_of,
 )
 
-DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _VIT = {
   'cls': 'embeddings.cls_token',

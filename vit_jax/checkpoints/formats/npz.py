@@ -27,7 +27,7 @@ from vit_jax.checkpoints.formats.table import (
 )
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
-DTYPES = ('float32',)
+DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 
 # From our names to those of today's Flax.

@@ -33,6 +33,10 @@ class Stated(dict[str, Any]):
     self.under = under
     self.warnings = [] if warnings is None else warnings
 
+  def with_values(self, values: Mapping[str, Any], under: str = '') -> 'Stated':
+    """Returns other values of the same file."""
+    return Stated(values, self.place, under or self.under, self.warnings)
+
   def refuse(self, key: str, why: str) -> NoReturn:
     """Raises a ValueError."""
     raise ValueError(
@@ -52,7 +56,7 @@ class Stated(dict[str, Any]):
     if not isinstance(part, dict):
       self.refuse(key, ' and should be an object.')
     found = {k: x for k, x in part.items() if x is not None}
-    return Stated(found, self.place, f'{self.under}{key}.', self.warnings)
+    return self.with_values(found, f'{self.under}{key}.')
 
   def check(self, what: str, wanted: Mapping[str, Any]) -> None:
     """Refuses a value that is there and not the one wanted.

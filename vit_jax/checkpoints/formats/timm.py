@@ -27,7 +27,7 @@ from vit_jax.checkpoints.formats.table import (
 )
 from vit_jax.models.variants import SIZES
 
-DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 # What wrappers of PyTorch put before every key.
 _PREFIXES = ('module.', '_orig_mod.')
@@ -60,16 +60,13 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
   )
   lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
   _refuse_lacking(lookup)
-  warnings: list[str] = []
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
-  place = os.path.join(path, 'config.json')
-  stated = Stated(config or {}, place, warnings=warnings)
+  stated = Stated(config or {}, os.path.join(path, 'config.json'))
   fields, grid_only = fields_of(lookup, stated)
   preprocessing = Preprocessing()
   if config is not None:
-    pretrained = timm_config.pretrained_cfg(stated)
     preprocessing = timm_images.read(
-      pretrained, place, fields['image_size'], warnings
+      timm_config.pretrained_cfg(stated), fields['image_size']
     )
   return File(
     path=path,
@@ -78,7 +75,7 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
     table=lambda shapes: timm_table.entries(shapes, prefix, grid_only),
     preprocessing=preprocessing,
     class_names=timm_config.class_names(stated, fields['num_classes']),
-    warnings=tuple(warnings),
+    warnings=tuple(stated.warnings),
   )
 
 

@@ -108,21 +108,18 @@ _NO_MODEL = 'timm has no model with'
 def vit_facts(
   config: Stated, found: dict[str, Any], grid_only: bool
 ) -> dict[str, Any]:
-  """Returns the fields of a ViT that its arrays do not show.
+  """Returns `heads`, `gelu`, `layer_norm_epsilon` and `pool` of a ViT.
 
   Args:
-    config: the config.json; empty where there is only a file.
+    config: the config.json; empty where there is only a file, of which the
+      heads and the pool are returned as None.
     found: the fields that the arrays show.
     grid_only: whether the class token has no position embedding.
-
-  Returns:
-    `heads`, `gelu`, `layer_norm_epsilon`, and `pool`; the first and the last
-    are None if it does not say.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
     ValueError: if there is no such model here, or the configuration contradicts
-      the arrays; names the file and key.
+      the arrays.
   """
   args = config.part('model_args')
   patch, width, mlp_dim = (
@@ -214,7 +211,7 @@ def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
     ValueError: if the configuration has another number of classes than the
       arrays.
   """
-  known = Stated(pretrained_cfg(config) | config, config.place)
+  known = config.with_values(pretrained_cfg(config) | config)
   if known.get('num_classes', num_classes) != num_classes:
     known.refuse(
       'num_classes', f', and the head in the arrays has {num_classes:,}.'
@@ -277,7 +274,7 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
       f', whose activation is {activation}: here there are GELU and its tanh '
       'approximation.',
     )
-  theirs = Stated({'global_pool': model.global_pool}, config.place)
+  theirs = config.with_values({'global_pool': model.global_pool})
   return {
     'width': model.embed_dim,
     'heads': block.attn.num_heads,

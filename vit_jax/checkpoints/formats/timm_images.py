@@ -17,26 +17,20 @@ _DEFAULTS = {
 _INTERPOLATIONS = {'bilinear': 'bilinear', 'bicubic': 'bicubic'}
 
 
-def read(
-  pretrained: dict[str, Any],
-  place: str,
-  size: tuple[int, int],
-  warnings: list[str],
-) -> Preprocessing:
+def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
   """Returns the preprocessing of a directory.
 
   Args:
-    pretrained: its pretrained_cfg.
-    place: of its config.json, for messages.
+    pretrained: its pretrained_cfg; gets a warning of each thing that cannot be
+      done alike here.
     size: (H, W) of the model's images in pixels.
-    warnings: gets a sentence on each thing that cannot be done alike here.
 
   Raises:
-    ValueError: if it makes no sense; names the file and key.
+    ValueError: if it makes no sense.
   """
   # Null stands for the default.
   given = {k: x for k, x in pretrained.items() if x is not None}
-  found = Stated(_DEFAULTS | given, place, warnings=warnings)
+  found = pretrained.with_values(_DEFAULTS | given)
   mean, std = found.rgb('mean'), found.rgb('std')
   if min(std) <= 0:
     found.refuse('std', ': it divides, so it must be above 0.')
