@@ -200,12 +200,10 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
 def _preprocessing(data: Mapping[str, Any]) -> table.Preprocessing:
   """Returns what a saved `config.data` says of it."""
   saved: dict[str, Any] = {
-    field.name: data[field.name]
-    for field in dataclasses.fields(table.Preprocessing)
-    if field.name in data  # an older checkpoint has not all of them
+    name: tuple(data[name]) if name in ('mean', 'std') else data[name]
+    for name in vars(table.Preprocessing())
+    if name in data  # an older checkpoint has not all of them
   }
-  for name in {'mean', 'std'} & saved.keys():
-    saved[name] = tuple(saved[name])
   return table.Preprocessing(**saved)
 
 

@@ -6,14 +6,16 @@ ViT, the DeiT models without distillation, hybrids and BiT.
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+import numpy as np
 
 from vit_jax.checkpoints.formats import (
   archive,
   tensors,
   timm_config,
   timm_images,
-  timm_peer,
   timm_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
@@ -102,7 +104,7 @@ def open_peer(path: str) -> Peer:
     ImportError: if timm is not installed.
     ValueError: if timm cannot open it.
   """
-  timm = timm_peer.library()
+  timm = library()
   try:
     model = timm.create_model(f'local-dir:{path}', pretrained=True)
   except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
@@ -111,7 +113,45 @@ def open_peer(path: str) -> Peer:
     raise ValueError(f'{path}: timm cannot open it: {reason}') from e
   found = timm.data.resolve_data_config(model=model)
   _, height, width = found['input_size']
-  return timm_peer.peer(model, (height, width), found['mean'], found['std'])
+  return peer(model, (height, width), found['mean'], found['std'])
+
+
+def library() -> Any:
+  """Returns the package timm.
+
+  Raises:
+    ImportError: if it is not installed.
+  """
+  try:
+    import timm
+  except (ImportError, RuntimeError) as e:
+    # The second is what a torchvision gives that was built for another torch.
+    raise ImportError(
+      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
+    ) from e
+  return timm
+
+
+def peer(
+  model: Any,
+  image_size: tuple[int, int],
+  mean: Sequence[float],
+  std: Sequence[float],
+) -> Peer:
+  """Returns a model as it runs, with the scaling of values in [0, 1]."""
+  import torch
+
+  model.eval()
+  mean_C11, std_C11 = (
+    torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (mean, std)
+  )
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+      images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
+      return model((images / 255 - mean_C11) / std_C11).numpy()
+
+  return Peer(f'timm {library().__version__}', image_size, run)
 
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
