@@ -23,6 +23,7 @@ from vit_jax.checkpoints.saving import (
   META,
   absolute,
   checksums,
+  first_line,
   is_step,
   steps,
   verified,
@@ -164,10 +165,8 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
   try:
     yield
   except Exception as e:
-    # What TensorStore appends says nothing to anybody else.
-    reason = str(e).partition(' [tensorstore_spec=')[0]
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {type(e).__name__}: {reason}'
+      f'The checkpoint {step_dir} cannot be read: {first_line(e)}'
     ) from e
 
 
@@ -210,12 +209,10 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
 def _preprocessing(data: Mapping[str, Any]) -> table.Preprocessing:
   """Returns what a saved `config.data` says of it."""
   saved: dict[str, Any] = {
-    field.name: data[field.name]
-    for field in dataclasses.fields(table.Preprocessing)
-    if field.name in data  # an older checkpoint has not all of them
+    name: tuple(data[name]) if name in ('mean', 'std') else data[name]
+    for name in vars(table.Preprocessing())
+    if name in data  # an older checkpoint has not all of them
   }
-  for name in {'mean', 'std'} & saved.keys():
-    saved[name] = tuple(saved[name])
   return table.Preprocessing(**saved)
 
 

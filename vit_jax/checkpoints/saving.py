@@ -329,7 +329,7 @@ def _judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   try:
     _read_all(folder)
   except Exception as e:
-    return '', _first_line(e)
+    return '', first_line(e)
   while error.__cause__:
     error = error.__cause__  # type: ignore[assignment]
   code = re.match('[A-Z_]+(?=: )', str(error))
@@ -337,8 +337,8 @@ def _judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   if isinstance(error, (*of_bytes, FileNotFoundError)) and (
     not code or code[0] in _CODES_OF_DAMAGE
   ):
-    return _first_line(error), ''
-  return '', _first_line(error)
+    return first_line(error), ''
+  return '', first_line(error)
 
 
 def _read_all(folder: epath.Path) -> None:
@@ -351,7 +351,8 @@ def _read_all(folder: epath.Path) -> None:
           pass
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+  """Returns the type of an error and what it says, in a line."""
   # What TensorStore appends says nothing to anybody else.
   text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
   return f'{type(error).__name__}: {text}'[:300]

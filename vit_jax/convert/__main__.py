@@ -79,7 +79,10 @@ def _say(line: str) -> None:
 
 
 def writer(to: str) -> types.ModuleType:
-  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`."""
+  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`.
+
+  It is as `table.Format` says; those of programs take a `Checkpoint`.
+  """
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   return importlib.import_module(f'vit_jax.{folder}.{to}')
 

@@ -37,18 +37,11 @@ def write(
 ) -> list[str]:
   """Writes a file that any batch size runs through.
 
-  Args:
-    checkpoint: of any model.
-    target: the new file.
-    dtype: 'float32', or 'int8' for the weights of all matrix products, and
-      with them for the products; convolutions stay in float32.
-    rollout: whether to put out the attention rollout besides.
-
-  Returns:
-    What the file cannot hold, a sentence each.
+  With the dtype 'int8', the weights of all matrix products are, and with them
+  the products; convolutions stay in float32. `rollout` puts out the attention
+  rollout besides.
 
   Raises:
-    FileExistsError: if something is there already.
     ImportError: if ONNX is not installed.
     ValueError: if there is no attention to roll out, or the model is too large
       for one file.
@@ -72,15 +65,11 @@ def write(
 
 
 def open_peer(path: str, threads: int = 0) -> Peer:
-  """Opens a file with onnxruntime, on the CPU.
+  """Opens a file of `write` with onnxruntime, on the CPU.
 
   Args:
     path: of the file.
     threads: that it runs in; 0 leaves that to onnxruntime.
-
-  Raises:
-    ImportError: if onnxruntime is not installed.
-    ValueError: if the file is not one of `write`.
   """
   runtime = _library('onnxruntime')
   options = runtime.SessionOptions()

@@ -16,19 +16,7 @@ DTYPES = ('float32',)
 
 
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
-  """Writes a workdir whose only checkpoint is that of step 0.
-
-  Args:
-    checkpoint: what to write.
-    target: the new folder.
-    dtype: one of `DTYPES`.
-
-  Returns:
-    An empty list: nothing is left out.
-
-  Raises:
-    FileExistsError: if something is there already.
-  """
+  """Writes a workdir whose only checkpoint is that of step 0."""
   del dtype
   config = config_lib.base()
   config.model = variants.config_of(checkpoint.model)

@@ -43,18 +43,8 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a program of (params, images) and its parameters.
 
   Images are float32 (batch, H, W, 3), scaled as model.json says; the outputs
-  are float32 (batch, C).
-
-  Args:
-    checkpoint: what to write.
-    target: the new folder.
-    dtype: one of `DTYPES`, of the computation; the parameters are float32.
-
-  Returns:
-    An empty list: nothing is left out.
-
-  Raises:
-    FileExistsError: if something is there already.
+  are float32 (batch, C). `dtype` is that of the computation; the parameters are
+  float32.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)

@@ -39,7 +39,7 @@ CONTRADICTIONS = {
     {'model_args__img_size': 64},
     "64x64 pixels, 64 patches of 8, and 'pos_embed' has 17 tokens",
   ),
-  'no size': ({'model_args__img_size': 'x'}, "the image size is 'x'"),
+  'no size': ({'model_args__img_size': 'x'}, "img_size is 'x' and should"),
   'classes': ({'num_classes': 8}, 'num_classes is 8, and the head .* has 7'),
   'names': (
     {'pretrained_cfg__label_names': ['cat']},

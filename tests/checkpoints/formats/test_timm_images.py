@@ -11,6 +11,7 @@ from tests.checkpoints.formats.timm_folder import TINY
 from tests.checkpoints.random_weights import random_checkpoint, random_images
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_images
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 
@@ -39,9 +40,9 @@ def test_every_resizing_comes_back():
       # As timm computes it.
       if resize_small:
         assert math.floor(side / part['crop_pct']) == resize_small
-      warnings = []
-      back = timm_images.read(part, '', (side, side), warnings)
-      assert (back, warnings) == (preprocessing, [])
+      pretrained = Stated(part, '')
+      back = timm_images.read(pretrained, (side, side))
+      assert (back, pretrained.warnings) == (preprocessing, [])
 
 
 def test_resizing_that_timm_does_otherwise_is_said():
@@ -52,8 +53,8 @@ def test_resizing_that_timm_does_otherwise_is_said():
 
 
 def images_of(**changes):
-  warnings = []
-  return timm_images.read(changes, 'x.json', (224, 224), warnings), warnings
+  pretrained = Stated(changes, 'x.json')
+  return timm_images.read(pretrained, (224, 224)), pretrained.warnings
 
 
 def test_what_a_configuration_leaves_out_is_timms_default():

@@ -25,7 +25,7 @@ from vit_jax.checkpoints.formats.table import (
   square_side,
 )
 
-DTYPES = ('float32', 'bfloat16')
+DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
 # What its training code saves parameters under.
 PREFIX = 'params/'
 

@@ -6,24 +6,23 @@ letter. The head is a convolution of one pixel.
 """
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import (
   RESNET_LIMITS,
-  Entry,
   File,
   Flat,
-  Shapes,
+  Layout,
   Weights,
   check_writable,
-  one,
   ours_to_file,
+  renamed,
+  same,
   shapes_of,
 )
 
-DTYPES = ('float32',)
+DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
 # The arrays do not say. It was pre-trained at this size, and takes any.
 IMAGE_SIZE = (224, 224)
@@ -66,8 +65,15 @@ def read(path: str, arrays: Flat) -> File:
   return File(
     path=path,
     arrays=arrays,
-    fields=_infer_fields(lookup),
-    table=lambda shapes: _table(shapes, key_of),
+    fields={
+      'name': 'resnet',
+      'version': 2,
+      'layers': lookup.count(f'{PREFIX}block', UNIT),
+      'width': lookup.shape('conv_root/kernel', 4)[3],
+      'num_classes': lookup.size('head/kernel', 4, 3),
+      'image_size': IMAGE_SIZE,
+    },
+    table=lambda shapes: renamed(shapes, key_of, _layout),
     warnings=(
       f'{path} does not say how large its images are: '
       f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels are assumed.',
@@ -80,7 +86,7 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   fields = weights.fields
   limits = {'name': ('resnet',)} | RESNET_LIMITS
   check_writable(fields, 'A BiT .npz file cannot hold a model with', limits)
-  entries = _table(shapes_of(weights.arrays), _key)
+  entries = renamed(shapes_of(weights.arrays), _key, _layout)
   archive.save(target, ours_to_file(weights.arrays, entries), dtype)
   lines = archive.not_held(weights)
   if fields['image_size'] != IMAGE_SIZE:
@@ -92,18 +98,6 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   return lines
 
 
-def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
-  *_, width = lookup.shape('conv_root/kernel', 4)
-  return {
-    'name': 'resnet',
-    'version': 2,
-    'layers': lookup.count(f'{PREFIX}block', UNIT),
-    'width': width,
-    'num_classes': lookup.size('head/kernel', 4, 3),
-    'image_size': IMAGE_SIZE,
-  }
-
-
 def _key(name: str) -> str:
   """Returns the published key of one of our names."""
   if name in _NAMES:
@@ -113,11 +107,7 @@ def _key(name: str) -> str:
   return f'{PREFIX}{block}/unit{number:02d}/{_NAMES_IN_UNIT[rest]}'
 
 
-def _table(shapes: Shapes, key_of: Callable[[str], str]) -> list[Entry]:
-  """Returns the entries of our arrays under the keys that `key_of` gives."""
-  return [
-    one(key_of(name), name, lambda x: x[None, None], lambda x: x[0, 0])
-    if name == 'head/kernel'
-    else one(key_of(name), name)
-    for name in shapes
-  ]
+def _layout(name: str, shape: tuple[int, ...]) -> Layout:
+  if name == 'head/kernel':
+    return lambda x: x[None, None], lambda x: x[0, 0]
+  return same, same

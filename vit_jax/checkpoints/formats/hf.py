@@ -27,12 +27,12 @@ from vit_jax.checkpoints.formats.table import (
   Peer,
   Shapes,
   Weights,
-  one,
   ours_to_file,
+  renamed,
   shapes_of,
 )
 
-DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _VIT = {
   'cls': 'embeddings.cls_token',
@@ -105,15 +105,15 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     config = hf_config.bit_config(fields)
     model_type, name = 'bit', 'Bit'
   num_classes = fields['num_classes']
-  task = 'ForImageClassification' if num_classes else 'Model'
+  task, prefix = 'Model', ''
+  if num_classes:
+    task, prefix = 'ForImageClassification', f'{model_type}.'
+    config |= hf_config.labels(num_classes, weights.class_names)
   config |= {
     'architectures': [name + task],
     'dtype': dtype,
     'model_type': model_type,
   }
-  if num_classes:
-    config |= hf_config.labels(num_classes, weights.class_names)
-  prefix = f'{model_type}.' if num_classes else ''
   entries = _table(shapes_of(weights.arrays), model_type == 'bit', prefix)
   images = hf_images.config(weights.preprocessing, fields['image_size'])
   tensors.write_folder(
@@ -127,14 +127,9 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
 
 def _table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
   """Returns one entry for each of our arrays; `prefix` is the body's."""
-  return [
-    one(
-      _prefixed(_key(name, bit), prefix),
-      name,
-      *torch_table.layout(name, shape),
-    )
-    for name, shape in shapes.items()
-  ]
+  return renamed(
+    shapes, lambda name: _prefixed(_key(name, bit), prefix), torch_table.layout
+  )
 
 
 def _prefixed(key: str, prefix: str) -> str:

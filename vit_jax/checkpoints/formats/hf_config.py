@@ -7,8 +7,8 @@ expected of a file of it.
 
 from typing import Any
 
-from vit_jax.checkpoints.formats import stated
 from vit_jax.checkpoints.formats.archive import Lookup
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import (
   ELSEWHERE,
   RESNET_LIMITS,
@@ -19,6 +19,13 @@ from vit_jax.checkpoints.formats.table import (
 # How transformers calls the two functions; of a pair, the first is written.
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}
 
+# What a configuration of a ViT leaves out.
+_VIT_DEFAULTS = {
+  'hidden_act': 'gelu',
+  'image_size': 224,
+  'layer_norm_eps': 1e-12,
+  'num_attention_heads': 12,
+}
 # Of the ViT, which is ours.
 _VIT = {'pooler_act': 'tanh', 'qkv_bias': True}
 
@@ -46,7 +53,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     ValueError: if there is no such model here, or the configuration contradicts
       the arrays; names the file and key.
   """
-  place = f'{lookup.path}/config.json'
+  stated = Stated(_VIT_DEFAULTS | config, f'{lookup.path}/config.json')
   _check_tokens(lookup)
   cls = config['model_type'] != 'ijepa'
   width, _, patch, _ = lookup.shape(
@@ -68,25 +75,22 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     ),
   }
   sizes = _vit_sizes(fields) | {'patch_size': (patch, [patch, patch])}
-  stated.check(config, place, 'the arrays have', sizes)
+  stated.check('the arrays have', sizes)
   wanted = _VIT | {'hidden_act': tuple(_GELUS)}
   if not fields['representation_size']:
     del wanted['pooler_act']
-  stated.check(config, place, 'a model here has', wanted)
-  heads = config.get('num_attention_heads', 12)
-  height, width = stated.sides(
-    config.get('image_size', 224), 'image_size', place
-  )
+  stated.check('a model here has', wanted)
+  height, width = stated.sides('image_size')
   patches = tokens - cls
   if (height // patch) * (width // patch) != patches:
     raise ValueError(
-      f'{place}: image_size is {height} x {width}, and the position embeddings '
-      f'are for {patches} patches of {patch} x {patch} pixels.'
+      f'{stated.place}: image_size is {height} x {width}, and the position '
+      f'embeddings are for {patches} patches of {patch} x {patch} pixels.'
     )
   return fields | {
-    'heads': stated.positive(heads, 'num_attention_heads', place),
-    'gelu': _GELUS[config.get('hidden_act', 'gelu')],
-    'layer_norm_epsilon': config.get('layer_norm_eps', 1e-12),
+    'heads': stated.positive('num_attention_heads'),
+    'gelu': _GELUS[stated['hidden_act']],
+    'layer_norm_epsilon': stated['layer_norm_eps'],
     'image_size': (height, width),
   }
 
@@ -145,7 +149,7 @@ def bit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
 
   Args and errors are those of `vit_fields`.
   """
-  place = f'{lookup.path}/config.json'
+  stated = Stated({'output_stride': 32} | config, f'{lookup.path}/config.json')
   fields = {
     'name': 'resnet',
     'layers': lookup.count(
@@ -156,13 +160,13 @@ def bit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   }
   sizes = _bit_sizes(fields)
   least = sizes.pop('output_stride')
-  stated.check(config, place, 'the arrays have', sizes)
-  stated.check(config, place, 'a model here has', _BIT)
-  stride = config.get('output_stride', 32)
-  if stated.positive(stride, 'output_stride', place) < least:
-    raise ValueError(
-      f'{place}: output_stride is {stride}, and a model here has {least}: '
-      'every stage after the first halves the sides.'
+  stated.check('the arrays have', sizes)
+  stated.check('a model here has', _BIT)
+  if stated.positive('output_stride') < least:
+    stated.refuse(
+      'output_stride',
+      f', and a model here has {least}: every stage after the first halves the '
+      'sides.',
     )
   return fields
 

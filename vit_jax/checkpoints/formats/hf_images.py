@@ -5,8 +5,8 @@ import os
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import stated, tensors
-from vit_jax.checkpoints.formats.stated import Rgb
+from vit_jax.checkpoints.formats import tensors
+from vit_jax.checkpoints.formats.stated import Rgb, Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
@@ -21,28 +21,15 @@ _COMMON = {
   'do_resize': True,
   'rescale_factor': 1 / 255,
 }
+_CENTRE = {'crop_size': 224, 'do_center_crop': True, 'resample': 3}
+_HALF = {'image_mean': [0.5] * 3, 'image_std': [0.5] * 3}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-  'ViT': {
-    'do_center_crop': False,
-    'image_mean': [0.5] * 3,
-    'image_std': [0.5] * 3,
-    'resample': 2,
-    'size': 224,
-  },
-  'DeiT': {
-    'crop_size': 224,
-    'do_center_crop': True,
-    'image_mean': [0.5] * 3,
-    'image_std': [0.5] * 3,
-    'resample': 3,
-    'size': 256,
-  },
-  'Bit': {
-    'crop_size': 224,
-    'do_center_crop': True,
+  'ViT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 224},
+  'DeiT': _HALF | _CENTRE | {'size': 256},
+  'Bit': _CENTRE
+  | {
     'image_mean': [0.48145466, 0.4578275, 0.40821073],
     'image_std': [0.26862954, 0.26130258, 0.27577711],
-    'resample': 3,
     'size': {'shortest_edge': 224},
   },
 }
@@ -92,109 +79,86 @@ def read(
     ValueError: if it makes no sense; names the file and key.
   """
   place = os.path.join(path, FILE)
-  given: dict[str, Any] = {}
+  file = Stated({}, place, warnings=warnings)
   kind = 'ViT'
   if os.path.exists(place):
     # Null stands for the default.
-    found = tensors.read_json(place).items()
-    given = {key: x for key, x in found if x is not None}
-    kind = _kind(given, model_type, place, warnings)
+    values = tensors.read_json(place).items()
+    file.update({key: x for key, x in values if x is not None})
+    kind = _kind(file, model_type)
   elif takes:
-    given['size'] = list(takes)
+    file['size'] = list(takes)
   else:
     warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
-  return _preprocessing(
-    _COMMON | _DEFAULTS[kind] | given, kind, place, takes, warnings
-  )
-
-
-def _preprocessing(
-  found: dict[str, Any],
-  kind: str,
-  place: str,
-  takes: tuple[int, int] | None,
-  warnings: list[str],
-) -> tuple[Preprocessing, tuple[int, int]]:
-  makes, resize_small = _sizes(found, kind, place, warnings)
+  for key, default in (_COMMON | _DEFAULTS[kind]).items():
+    file.setdefault(key, default)
+  makes, resize_small = _sizes(file, kind)
   if takes and makes != takes:
-    warnings.append(
-      f'{place}: makes images of {makes} pixels where the model takes {takes}; '
-      'here the whole image is resized to that.'
+    file.warn(
+      f'makes images of {makes} pixels where the model takes {takes}; here the '
+      'whole image is resized to that.'
     )
     makes, resize_small = takes, 0
-  mean, std = _scaling(found, place, warnings)
-  interpolation = stated.interpolation(
-    found['resample'], 'resample', place, _RESAMPLE, warnings
-  )
+  mean, std = _scaling(file)
+  interpolation = file.interpolation('resample', _RESAMPLE)
   return Preprocessing(resize_small, mean, std, interpolation), makes
 
 
-def _kind(
-  given: dict[str, Any], model_type: str, place: str, warnings: list[str]
-) -> str:
-  name = given.get('image_processor_type') or given.get(
+def _kind(file: Stated, model_type: str) -> str:
+  name = file.get('image_processor_type') or file.get(
     'feature_extractor_type', _OF_MODELS.get(model_type, 'ViT')
   )
   kind = re.sub('(ImageProcessor|FeatureExtractor)(Fast|Pil)?$', '', str(name))
   if kind in _DEFAULTS:
     return kind
-  warnings.append(
-    f'{place}: image_processor_type is {name!r}, which is unknown here: it is '
-    'read as ViTImageProcessor.'
+  file.warn(
+    f'image_processor_type is {name!r}, which is unknown here: it is read as '
+    'ViTImageProcessor.'
   )
   return 'ViT'
 
 
-def _sizes(
-  found: dict[str, Any], kind: str, place: str, warnings: list[str]
-) -> tuple[tuple[int, int], int]:
+def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], int]:
   """Returns the size of the processed images, and `resize_small`."""
-  crop = None
-  if found['do_center_crop']:
-    crop = stated.sides(found.get('crop_size'), 'crop_size', place)
-  size = found['size']
+  crop = file.sides('crop_size') if file['do_center_crop'] else None
+  size = file['size']
   if kind == 'Bit' and isinstance(size, int):
     size = {'shortest_edge': size}
   if isinstance(size, dict) and size.keys() == {'shortest_edge'}:
     edge = size['shortest_edge']
-    square = stated.sides([edge, edge], 'size', place)
-    makes = crop or square
-    if crop and edge >= max(crop) and found['do_resize']:
+    makes = file.sides('size', [edge, edge])
+    if crop and edge >= max(crop) and file['do_resize']:
       return crop, edge
   else:
-    makes = stated.sides(size, 'size', place)
-    if crop in (None, makes) and found['do_resize']:
+    makes = file.sides('size')
+    if crop in (None, makes) and file['do_resize']:
       return makes, 0
-  warnings.append(
-    f'{place}: do_resize is {found["do_resize"]}, size {found["size"]} and '
-    f'the crop {crop}; here the whole image is resized.'
+  file.warn(
+    f'do_resize is {file["do_resize"]}, size {file["size"]} and the crop '
+    f'{crop}; here the whole image is resized.'
   )
   return crop or makes, 0
 
 
-def _scaling(
-  found: dict[str, Any], place: str, warnings: list[str]
-) -> tuple[Rgb, Rgb]:
+def _scaling(file: Stated) -> tuple[Rgb, Rgb]:
   """Returns mean and deviation for values in [0, 1]."""
   mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-  if found['do_normalize']:
-    mean = stated.rgb(found['image_mean'], 'image_mean', place)
-    std = stated.rgb(found['image_std'], 'image_std', place)
+  if file['do_normalize']:
+    mean, std = file.rgb('image_mean'), file.rgb('image_std')
   # What a value of 1 here is there.
   one = 255.0
-  if found['do_rescale']:
-    factor = found['rescale_factor']
-    one *= stated.rgb(factor, 'rescale_factor', place)[0]
+  if file['do_rescale']:
+    one *= file.rgb('rescale_factor')[0]
   if min(*std, one) <= 0:
-    raise ValueError(
-      f'{place}: image_std is {std} and rescale_factor '
-      f'{found["rescale_factor"]}: both must be above 0.'
+    file.refuse(
+      'image_std',
+      f' and rescale_factor {file["rescale_factor"]}: both must be above 0.',
     )
   if math.isclose(one, 1):
     return mean, std
-  warnings.append(
-    f'{place}: values reach from 0 to {one:g} before mean and deviation, which '
-    'is done alike here; it is rarely meant.'
+  file.warn(
+    f'values reach from 0 to {one:g} before mean and deviation, which is done '
+    'alike here; it is rarely meant.'
   )
   return _divided(mean, one), _divided(std, one)
 

@@ -7,27 +7,27 @@ publishes them, by `bit`.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from vit_jax.checkpoints.formats import archive, bit
 from vit_jax.checkpoints.formats.table import (
   ELSEWHERE,
   VIT_LIMITS,
-  Entry,
   File,
   Flat,
-  Shapes,
+  Layout,
   Weights,
   check_writable,
-  one,
   ours_to_file,
+  renamed,
+  same,
   shapes_of,
   square_side,
 )
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
-DTYPES = ('float32',)
+DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 
 # From our names to those of today's Flax.
@@ -66,7 +66,7 @@ def read(path: str, arrays: Flat) -> File:
     path=path,
     arrays=arrays,
     fields=_infer_fields(lookup, prefix),
-    table=lambda shapes: _table(shapes, key_of),
+    table=lambda shapes: renamed(shapes, key_of, _layout),
     warnings=zeroed_head(lookup),
   )
 
@@ -76,7 +76,7 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
-  entries = _table(shapes_of(weights.arrays), lambda name: name)
+  entries = renamed(shapes_of(weights.arrays), lambda name: name, _layout)
   archive.save(target, ours_to_file(weights.arrays, entries), dtype)
   return archive.not_held(weights)
 
@@ -196,16 +196,7 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
   }
 
 
-def _table(shapes: Shapes, key_of: Callable[[str], str]) -> list[Entry]:
-  """Returns the entries of our arrays under the keys that `key_of` gives."""
-  return [
-    one(
-      key_of(name),
-      name,
-      lambda x: x.reshape(1, 1, 1, -1),
-      lambda x: x.reshape(-1),
-    )
-    if _GROUP_NORM.search(name)
-    else one(key_of(name), name)
-    for name in shapes
-  ]
+def _layout(name: str, shape: tuple[int, ...]) -> Layout:
+  if _GROUP_NORM.search(name):
+    return lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)
+  return same, same

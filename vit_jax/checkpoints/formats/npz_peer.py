@@ -9,8 +9,8 @@ from vit_jax.checkpoints.formats import (
   bigvision,
   recognise,
   timm_config,
-  timm_peer,
 )
+from vit_jax.checkpoints.formats import timm as timm_format
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.models import variants
 
@@ -29,7 +29,7 @@ def open_peer(path: str) -> Peer:
   module = recognise.archive_format(arrays)
   fields = module.read(path, arrays).fields
   fields |= variants.fields_of(variants.build(**fields))
-  timm = timm_peer.library()
+  timm = timm_format.library()
   import torch
 
   if fields['name'] == 'resnet':
@@ -67,7 +67,7 @@ def open_peer(path: str) -> Peer:
     raise ValueError(f'{path}: timm cannot read it: {e}') from e
   # timm's mean and deviation for these files, IMAGENET_INCEPTION_MEAN.
   half = (0.5, 0.5, 0.5)
-  return timm_peer.peer(model, fields['image_size'], half, half)
+  return timm_format.peer(model, fields['image_size'], half, half)
 
 
 def _stem(timm: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Which format a checkpoint has, found by looking."""
 
 import os
-import types
 
 from vit_jax.checkpoints.formats import (
   archive,
@@ -12,7 +11,7 @@ from vit_jax.checkpoints.formats import (
   tensors,
   timm,
 )
-from vit_jax.checkpoints.formats.table import File, Flat
+from vit_jax.checkpoints.formats.table import File, Flat, Format
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
@@ -65,9 +64,8 @@ def _read_folder(path: str) -> File:
   )
 
 
-def archive_format(arrays: Flat) -> types.ModuleType:
+def archive_format(arrays: Flat) -> Format:
   """Returns the module of the format that an .npz file's keys belong to."""
-  for module in (bit, bigvision):
-    if module.matches(arrays):
-      return module
-  return npz
+  if bit.matches(arrays):
+    return bit
+  return bigvision if bigvision.matches(arrays) else npz

@@ -1,119 +1,127 @@
-"""Values that a configuration states, read with distrust.
-
-Every refusal is a ValueError that names the file, the key and the value.
-"""
+"""What a configuration states, read with distrust."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 Rgb = tuple[float, float, float]
 
 MAX_SIDE = 1 << 16
 
 
-def check(
-  config: Mapping[str, Any],
-  place: str,
-  what: str,
-  wanted: Mapping[str, Any],
-  under: str = '',
-) -> None:
-  """Refuses a key whose value, if it is there, is not the one wanted.
+class Stated(dict[str, Any]):
+  """Values by key.
 
-  Args:
-    config: values by key.
-    place: of the file, for messages.
-    what: has the value that is wanted.
-    wanted: values by key, or tuples of them where any will do.
-    under: the keys that lead to `config`.
+  Every refusal is a ValueError that names the file, the key and the value.
+
+  Attributes:
+    place: of the file.
+    under: the keys that lead to the values.
+    warnings: a sentence on each thing that cannot be done alike here.
   """
-  for key, values in wanted.items():
-    values = values if isinstance(values, tuple) else (values,)
-    if key in config and config[key] not in values:
-      raise ValueError(
-        f'{place}: {under}{key} is {config[key]!r}, and {what} '
-        f'{" or ".join(map(repr, values))}.'
+
+  def __init__(
+    self,
+    values: Mapping[str, Any],
+    place: str,
+    under: str = '',
+    warnings: list[str] | None = None,
+  ):
+    """Args are the values and attributes."""
+    super().__init__(values)
+    self.place = place
+    self.under = under
+    self.warnings = [] if warnings is None else warnings
+
+  def with_values(self, values: Mapping[str, Any], under: str = '') -> 'Stated':
+    """Returns other values of the same file."""
+    return Stated(values, self.place, under or self.under, self.warnings)
+
+  def refuse(self, key: str, why: str) -> NoReturn:
+    """Raises a ValueError."""
+    raise ValueError(
+      f'{self.place}: {self.under}{key} is {self.get(key)!r}{why}'
+    )
+
+  def warn(self, sentence: str) -> None:
+    """Takes a warning."""
+    self.warnings.append(f'{self.place}: {sentence}')
+
+  def part(self, key: str) -> 'Stated':
+    """Returns the values under a key, none where it is absent or null.
+
+    Null stands for the default in them.
+    """
+    part = self.get(key) or {}
+    if not isinstance(part, dict):
+      self.refuse(key, ' and should be an object.')
+    found = {k: x for k, x in part.items() if x is not None}
+    return self.with_values(found, f'{self.under}{key}.')
+
+  def check(self, what: str, wanted: Mapping[str, Any]) -> None:
+    """Refuses a value that is there and not the one wanted.
+
+    Args:
+      what: has the values that are wanted.
+      wanted: by key; tuples where any of them will do.
+    """
+    for key, values in wanted.items():
+      values = values if isinstance(values, tuple) else (values,)
+      if key in self and self[key] not in values:
+        self.refuse(key, f', and {what} {" or ".join(map(repr, values))}.')
+
+  def choice(self, key: str, names: Mapping[str, Any]) -> Any:
+    """Returns what is ours by their name."""
+    value = self[key]
+    if not isinstance(value, str) or value not in names:
+      valid = ', '.join(names)
+      self.refuse(key, f', and there is no such model here, only {valid}.')
+    return names[value]
+
+  def positive(self, key: str) -> int:
+    """Returns an integer above 0."""
+    value = self[key]
+    if type(value) is not int or value < 1:
+      self.refuse(key, ' and should be a positive integer.')
+    return value
+
+  def sides(self, key: str, value: Any = None) -> tuple[int, int]:
+    """Returns (H, W) in pixels; one number stands for both.
+
+    Args:
+      key: of it.
+      value: that stands for what is stated; None for that itself.
+    """
+    found = self.get(key) if value is None else value
+    if isinstance(found, dict) and found.keys() == {'height', 'width'}:
+      found = [found['height'], found['width']]
+    if not isinstance(found, list):
+      found = [found, found]
+    if len(found) != 2 or not all(
+      type(x) is int and 1 <= x <= MAX_SIDE for x in found
+    ):
+      self.refuse(
+        key,
+        ' and should be a height and a width in pixels, from 1 to '
+        f'{MAX_SIDE:,}.',
       )
+    return found[0], found[1]
 
+  def rgb(self, key: str) -> Rgb:
+    """Returns a number for each channel; one stands for all."""
+    value = self[key]
+    values = value if isinstance(value, list) else [value] * 3
+    if len(values) != 3 or not all(
+      type(x) in (int, float) and math.isfinite(x) for x in values
+    ):
+      self.refuse(key, ' and should be three numbers, for red, green and blue.')
+    red, green, blue = map(float, values)
+    return red, green, blue
 
-def table(value: Any, key: str, place: str) -> dict[str, Any]:
-  """Returns a value as values by key, without those that are null."""
-  if not isinstance(value, dict):
-    raise ValueError(f'{place}: {key} is {value!r} and should be an object.')
-  return {key: x for key, x in value.items() if x is not None}
-
-
-def choice(value: Any, key: str, place: str, names: Mapping[str, Any]) -> Any:
-  """Returns what is ours by their name."""
-  if not isinstance(value, str) or value not in names:
-    raise ValueError(
-      f'{place}: {key} is {value!r}, and there is no such model here, only '
-      f'{", ".join(names)}.'
-    )
-  return names[value]
-
-
-def positive(value: Any, key: str, place: str) -> int:
-  """Returns a value as an integer above 0."""
-  if type(value) is not int or value < 1:
-    raise ValueError(
-      f'{place}: {key} is {value!r} and should be a positive integer.'
-    )
-  return value
-
-
-def sides(value: Any, key: str, place: str) -> tuple[int, int]:
-  """Returns (H, W) in pixels; one number stands for both."""
-  found = value
-  if isinstance(value, dict) and value.keys() == {'height', 'width'}:
-    found = [value['height'], value['width']]
-  if not isinstance(found, list):
-    found = [found, found]
-  if len(found) != 2 or not all(
-    type(x) is int and 1 <= x <= MAX_SIDE for x in found
-  ):
-    raise ValueError(
-      f'{place}: {key} is {value!r} and should be a height and a width in '
-      f'pixels, from 1 to {MAX_SIDE:,}.'
-    )
-  return found[0], found[1]
-
-
-def rgb(value: Any, key: str, place: str) -> Rgb:
-  """Returns a number for each channel; one stands for all."""
-  values = value if isinstance(value, list) else [value] * 3
-  if len(values) != 3 or not all(
-    type(x) in (int, float) and math.isfinite(x) for x in values
-  ):
-    raise ValueError(
-      f'{place}: {key} is {value!r} and should be three numbers, for red, '
-      'green and blue.'
-    )
-  red, green, blue = map(float, values)
-  return red, green, blue
-
-
-def interpolation(
-  value: Any,
-  key: str,
-  place: str,
-  names: Mapping[str, Any],
-  warnings: list[str],
-) -> str:
-  """Returns our name of an interpolation; warns of those not here.
-
-  Args:
-    value: what is stated.
-    key: of it.
-    place: of the file, for messages.
-    names: theirs by ours.
-    warnings: gets a sentence where images are resized otherwise here.
-  """
-  for ours, theirs in names.items():
-    if value == theirs:
-      return ours
-  warnings.append(
-    f'{place}: {key} is {value!r}; here images are resized bilinearly.'
-  )
-  return 'bilinear'
+  def interpolation(self, key: str, names: Mapping[str, Any]) -> str:
+    """Returns our name of it, given theirs by ours; warns of others."""
+    for ours, theirs in names.items():
+      if self[key] == theirs:
+        return ours
+    self.warn(f'{key} is {self[key]!r}; here images are resized bilinearly.')
+    return 'bilinear'

@@ -27,6 +27,9 @@ ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
+Reshape = Callable[[np.ndarray], np.ndarray]
+# From ours to that of a file, and the inverse; views.
+Layout = tuple[Reshape, Reshape]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,20 +110,39 @@ class Entry:
   to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
 
 
-def _same(x: np.ndarray) -> np.ndarray:
+def same(x: np.ndarray) -> np.ndarray:
+  """Returns the array: it is stored as ours is."""
   return x
 
 
 def one(
   key: str,
   name: str,
-  to_file: Callable[[np.ndarray], np.ndarray] = _same,
-  to_ours: Callable[[np.ndarray], np.ndarray] = _same,
+  to_file: Reshape = same,
+  to_ours: Reshape = same,
 ) -> Entry:
   """Returns the entry of an array of a file that is one of ours."""
   return Entry(
     (key,), (name,), lambda x: (to_file(x),), lambda x: (to_ours(x),)
   )
+
+
+def renamed(
+  shapes: Shapes,
+  key_of: Callable[[str], str],
+  layout: Callable[[str, tuple[int, ...]], Layout],
+) -> list[Entry]:
+  """Returns a table whose every entry is of one array.
+
+  Args:
+    shapes: of our arrays, by name.
+    key_of: from our name to the key.
+    layout: from our name and shape to that of the file, and the inverse.
+  """
+  return [
+    one(key_of(name), name, *layout(name, shape))
+    for name, shape in shapes.items()
+  ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,16 +6,19 @@ ViT, the DeiT models without distillation, hybrids and BiT.
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+import numpy as np
 
 from vit_jax.checkpoints.formats import (
   archive,
   tensors,
   timm_config,
   timm_images,
-  timm_peer,
   timm_table,
 )
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import (
   File,
   Peer,
@@ -26,7 +29,7 @@ from vit_jax.checkpoints.formats.table import (
 )
 from vit_jax.models.variants import SIZES
 
-DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 # What wrappers of PyTorch put before every key.
 _PREFIXES = ('module.', '_orig_mod.')
@@ -59,17 +62,13 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
   )
   lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
   _refuse_lacking(lookup)
-  warnings: list[str] = []
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
-  fields, grid_only = fields_of(lookup, config or {}, warnings)
-  place = os.path.join(path, 'config.json')
+  stated = Stated(config or {}, os.path.join(path, 'config.json'))
+  fields, grid_only = fields_of(lookup, stated)
   preprocessing = Preprocessing()
   if config is not None:
     preprocessing = timm_images.read(
-      timm_config.pretrained_cfg(config, place),
-      place,
-      fields['image_size'],
-      warnings,
+      timm_config.pretrained_cfg(stated), fields['image_size']
     )
   return File(
     path=path,
@@ -77,10 +76,8 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
     fields=fields,
     table=lambda shapes: timm_table.entries(shapes, prefix, grid_only),
     preprocessing=preprocessing,
-    class_names=timm_config.class_names(
-      config or {}, fields['num_classes'], place
-    ),
-    warnings=tuple(warnings),
+    class_names=timm_config.class_names(stated, fields['num_classes']),
+    warnings=tuple(stated.warnings),
   )
 
 
@@ -107,7 +104,7 @@ def open_peer(path: str) -> Peer:
     ImportError: if timm is not installed.
     ValueError: if timm cannot open it.
   """
-  timm = timm_peer.library()
+  timm = library()
   try:
     model = timm.create_model(f'local-dir:{path}', pretrained=True)
   except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
@@ -116,7 +113,45 @@ def open_peer(path: str) -> Peer:
     raise ValueError(f'{path}: timm cannot open it: {reason}') from e
   found = timm.data.resolve_data_config(model=model)
   _, height, width = found['input_size']
-  return timm_peer.peer(model, (height, width), found['mean'], found['std'])
+  return peer(model, (height, width), found['mean'], found['std'])
+
+
+def library() -> Any:
+  """Returns the package timm.
+
+  Raises:
+    ImportError: if it is not installed.
+  """
+  try:
+    import timm
+  except (ImportError, RuntimeError) as e:
+    # The second is what a torchvision gives that was built for another torch.
+    raise ImportError(
+      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
+    ) from e
+  return timm
+
+
+def peer(
+  model: Any,
+  image_size: tuple[int, int],
+  mean: Sequence[float],
+  std: Sequence[float],
+) -> Peer:
+  """Returns a model as it runs, with the scaling of values in [0, 1]."""
+  import torch
+
+  model.eval()
+  mean_C11, std_C11 = (
+    torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (mean, std)
+  )
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+      images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
+      return model((images / 255 - mean_C11) / std_C11).numpy()
+
+  return Peer(f'timm {library().__version__}', image_size, run)
 
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
@@ -143,10 +178,9 @@ def _refuse_lacking(lookup: archive.Lookup) -> None:
 
 
 def _vit_fields(
-  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+  lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], bool]:
   """Returns the fields, and if the class token has no position embedding."""
-  place = os.path.join(lookup.path, 'config.json')
   width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
   mlp_dim, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
   pool = _pool(lookup)
@@ -155,7 +189,7 @@ def _vit_fields(
   if stem_width:
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
   image_size, grid_only = _positions(
-    lookup, stride, timm_config.image_size(config, place), pool == 'cls'
+    lookup, stride, timm_config.image_size(config), pool == 'cls'
   )
   fields = {
     'patch_size': patch,
@@ -170,19 +204,19 @@ def _vit_fields(
     'representation_size': lookup.size('pre_logits.fc.weight', 2),
     'num_classes': lookup.size('head.weight', 2),
   }
-  facts = timm_config.vit_facts(config, place, fields, grid_only)
+  facts = timm_config.vit_facts(config, fields, grid_only)
   stated_pool = facts.pop('pool')
   if stated_pool not in (None, pool):
     if pool == 'cls':
       _refuse_both(lookup)
     raise ValueError(
-      f'{place}: global_pool is that of pool {stated_pool!r}, and the arrays '
-      f'are those of {pool!r}.'
+      f'{config.place}: global_pool is that of pool {stated_pool!r}, and the '
+      f'arrays are those of {pool!r}.'
     )
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, width)
   if not config:
-    warnings.append(
+    config.warnings.append(
       f'{lookup.path} does not say all of its model: {facts["heads"]} heads, '
       "timm's exact GELU and epsilon, and square images of "
       f'{image_size[0]} pixels, resized as a whole to values in '
@@ -270,16 +304,15 @@ def _positions(
 
 
 def _resnet_fields(
-  lookup: archive.Lookup, config: dict[str, Any], warnings: list[str]
+  lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], bool]:
   """Returns the fields, and False: a ResNet has no positions."""
-  place = os.path.join(lookup.path, 'config.json')
-  timm_config.check_bit(config, place)
+  timm_config.check_bit(config)
   width, *_ = lookup.shape('stem.conv.weight', 4)
-  image_size = timm_config.image_size(config, place)
+  image_size = timm_config.image_size(config)
   if image_size is None:
     image_size = (224, 224)
-    warnings.append(
+    config.warnings.append(
       f'{lookup.path} does not say how large its images are: 224x224 pixels, '
       'resized as a whole to values in [-1, 1], are assumed.'
     )

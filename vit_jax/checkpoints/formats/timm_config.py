@@ -9,7 +9,7 @@ others.
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import stated
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import (
   ELSEWHERE,
   RESNET_LIMITS,
@@ -106,26 +106,22 @@ _NO_MODEL = 'timm has no model with'
 
 
 def vit_facts(
-  config: dict[str, Any], place: str, found: dict[str, Any], grid_only: bool
+  config: Stated, found: dict[str, Any], grid_only: bool
 ) -> dict[str, Any]:
-  """Returns the fields of a ViT that its arrays do not show.
+  """Returns `heads`, `gelu`, `layer_norm_epsilon` and `pool` of a ViT.
 
   Args:
-    config: the parsed config.json; empty where there is only a file.
-    place: of it, for messages.
+    config: the config.json; empty where there is only a file, of which the
+      heads and the pool are returned as None.
     found: the fields that the arrays show.
     grid_only: whether the class token has no position embedding.
-
-  Returns:
-    `heads`, `gelu`, `layer_norm_epsilon`, and `pool`; the first and the last
-    are None if it does not say.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
     ValueError: if there is no such model here, or the configuration contradicts
-      the arrays; names the file and key.
+      the arrays.
   """
-  args = model_args(config, place)
+  args = config.part('model_args')
   patch, width, mlp_dim = (
     found[field] for field in ('patch_size', 'width', 'mlp_dim')
   )
@@ -136,114 +132,89 @@ def vit_facts(
     'patch_size': (patch, [patch, patch]),
     'pos_embed': 'learn' if found['posemb'] != 'none' else ('none', ''),
   }
-  _check(args, place, sizes, _PLAIN_VIT, _FREE_VIT)
+  _check(args, sizes, _PLAIN_VIT, _FREE_VIT)
   ratio = args.get('mlp_ratio')
   if ratio is not None and not (
     isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
   ):
-    raise ValueError(
-      f'{place}: model_args.mlp_ratio is {ratio!r}, and the arrays have '
-      f'{mlp_dim} / {width}.'
-    )
-  facts = _architecture_facts(config, place)
+    args.refuse('mlp_ratio', f', and the arrays have {mlp_dim} / {width}.')
+  facts = _architecture_facts(config)
   usual_width = facts.pop('width')
   if config and 'embed_dim' not in args and usual_width != width:
-    raise ValueError(
-      f'{place}: architecture is {config["architecture"]!r} of width '
-      f'{usual_width}, and the arrays have {width}.'
+    config.refuse(
+      'architecture', f' of width {usual_width}, and the arrays have {width}.'
     )
   if 'num_heads' in args:
-    heads = args['num_heads']
-    facts['heads'] = stated.positive(heads, 'model_args.num_heads', place)
+    facts['heads'] = args.positive('num_heads')
   if 'act_layer' in args:
-    facts['gelu'] = stated.choice(args['act_layer'], 'act_layer', place, _GELUS)
+    facts['gelu'] = args.choice('act_layer', _GELUS)
   if 'norm_layer' in args:
     # Without what timm ignores in it.
     name = str(args['norm_layer']).replace('_', '').lower()
-    epsilons = {'layernorm': _EPSILON, 'layernormfp32': _EPSILON}
-    facts['layer_norm_epsilon'] = stated.choice(
-      name, 'norm_layer', place, epsilons
-    )
-  pool = args.get('global_pool', config.get('global_pool'))
-  if pool is not None:
-    facts['pool'] = stated.choice(pool, 'global_pool', place, _POOLS)
+    if name not in ('layernorm', 'layernormfp32'):
+      args.refuse('norm_layer', ', and models here have LayerNorm.')
+    facts['layer_norm_epsilon'] = _EPSILON
+  part = args if 'global_pool' in args else config
+  if part.get('global_pool') is not None:
+    facts['pool'] = part.choice('global_pool', _POOLS)
   return facts
 
 
-def check_bit(config: dict[str, Any], place: str) -> None:
-  """Refuses a ResNet that is none of BiT's.
-
-  Args:
-    config: the parsed config.json; empty where there is only a file.
-    place: of it, for messages.
+def check_bit(config: Stated) -> None:
+  """Refuses the config.json of a ResNet that is none of BiT's.
 
   Raises:
     ValueError: naming the key.
   """
   if config and '_bit' not in str(config['architecture']):
-    raise ValueError(
-      f'{place}: architecture is {config["architecture"]!r}, and of the '
-      'ResNets there are only those of BiT here, resnetv2_*_bit.'
+    config.refuse(
+      'architecture',
+      ', and of the ResNets there are only those of BiT here, resnetv2_*_bit.',
     )
-  _check(model_args(config, place), place, {}, _PLAIN_BIT, _FREE_BIT)
+  _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
 
 
 def _check(
-  args: dict[str, Any],
-  place: str,
-  sizes: dict[str, Any],
-  plain: dict[str, Any],
-  free: set[str],
+  args: Stated, sizes: dict[str, Any], plain: dict[str, Any], free: set[str]
 ) -> None:
-  stated.check(args, place, 'the arrays have', sizes, 'model_args.')
-  stated.check(args, place, 'models here have', plain, 'model_args.')
+  args.check('the arrays have', sizes)
+  args.check('models here have', plain)
   for key in sorted(args.keys() - sizes.keys() - plain.keys() - free):
-    raise ValueError(
-      f'{place}: model_args.{key} is {args[key]!r}, and whether a model here '
-      'can do that is not known.'
-    )
+    args.refuse(key, ', and whether a model here can do that is not known.')
 
 
-def model_args(config: dict[str, Any], place: str) -> dict[str, Any]:
-  """Returns the arguments of a model, without those that are null."""
-  return stated.table(config.get('model_args') or {}, 'model_args', place)
-
-
-def pretrained_cfg(config: dict[str, Any], place: str) -> dict[str, Any]:
+def pretrained_cfg(config: Stated) -> Stated:
   """Returns the part on images and classes; older timm wrote nothing else."""
-  pretrained = config.get('pretrained_cfg', config)
-  return stated.table(pretrained, 'pretrained_cfg', place)
+  return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
-def image_size(config: dict[str, Any], place: str) -> tuple[int, int] | None:
+def image_size(config: Stated) -> tuple[int, int] | None:
   """Returns (H, W) in pixels that a configuration is for, if it says so.
 
   Raises:
     ValueError: if they are no sizes.
   """
-  size = model_args(config, place).get('img_size')
+  args, pretrained = config.part('model_args'), pretrained_cfg(config)
+  if 'img_size' in args:
+    return args.sides('img_size')
+  size = pretrained.get('input_size')
   if size is None:
-    size = pretrained_cfg(config, place).get('input_size')
-    if size is None:
-      return None
-    size = size[1:] if isinstance(size, list) else size
-  return stated.sides(size, 'the image size', place)
+    return None
+  channels_first = isinstance(size, list)
+  return pretrained.sides('input_size', size[1:] if channels_first else size)
 
 
-def class_names(
-  config: dict[str, Any], num_classes: int, place: str
-) -> tuple[str, ...]:
+def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
   """Returns the names of classes, empty where there are none.
 
   Raises:
     ValueError: if the configuration has another number of classes than the
       arrays.
   """
-  known = pretrained_cfg(config, place) | config
+  known = config.with_values(pretrained_cfg(config) | config)
   if known.get('num_classes', num_classes) != num_classes:
-    raise ValueError(
-      f'{place}: num_classes is {known["num_classes"]!r}, and the head in the '
-      f'arrays has {num_classes:,}.'
+    known.refuse(
+      'num_classes', f', and the head in the arrays has {num_classes:,}.'
     )
   for key in ('label_names', 'labels'):
     names = known.get(key)
@@ -251,14 +222,14 @@ def class_names(
       continue
     if not isinstance(names, list) or len(names) != num_classes:
       raise ValueError(
-        f'{place}: {key} should be a list of {num_classes:,} names, one for '
-        'each class of the head.'
+        f'{config.place}: {key} should be a list of {num_classes:,} names, one '
+        'for each class of the head.'
       )
     return tuple(map(str, names))
   return ()
 
 
-def _architecture_facts(config: dict[str, Any], place: str) -> dict[str, Any]:
+def _architecture_facts(config: Stated) -> dict[str, Any]:
   """Returns what an architecture's name says, or timm's default."""
   facts: dict[str, Any] = {'gelu': 'exact', 'layer_norm_epsilon': _EPSILON}
   if not config:
@@ -266,12 +237,12 @@ def _architecture_facts(config: dict[str, Any], place: str) -> dict[str, Any]:
   name = str(config['architecture']).split('.')[0]
   match = _KNOWN.fullmatch(name)
   if not match:
-    return _ask_timm(name, place)
+    return _ask_timm(name, config)
   size, _ = _SIZES[match[1]]
   return facts | {'pool': 'cls', 'heads': size.heads, 'width': size.width}
 
 
-def _ask_timm(name: str, place: str) -> dict[str, Any]:
+def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
   """Returns what timm builds by a name, in no memory."""
   try:
     import timm
@@ -280,20 +251,20 @@ def _ask_timm(name: str, place: str) -> dict[str, Any]:
   except (ImportError, RuntimeError) as e:
     # The second is a torchvision built for another torch.
     raise ImportError(
-      f'{place}: architecture is {name!r}, whose heads and activation only '
-      f'timm knows: pip install timm. ({e})'
+      f'{config.place}: architecture is {name!r}, whose heads and activation '
+      f'only timm knows: pip install timm. ({e})'
     ) from e
   if not timm.is_model(name):
-    raise ValueError(
-      f'{place}: architecture is {name!r}, which timm {timm.__version__} does '
-      'not know.'
+    config.refuse(
+      'architecture', f', which timm {timm.__version__} does not know.'
     )
   with torch.device('meta'):
     model = timm.create_model(name, num_classes=0)
   if type(model) is not VisionTransformer:
-    raise ValueError(
-      f'{place}: architecture is {name!r}, a {type(model).__name__}, and there '
-      'are only ViT, its hybrids and BiT here.'
+    config.refuse(
+      'architecture',
+      f', a {type(model).__name__}, and there are only ViT, its hybrids and '
+      'BiT here.',
     )
   for layer in model.blocks:
     if type(layer) is not Block:
@@ -304,16 +275,18 @@ def _ask_timm(name: str, place: str) -> dict[str, Any]:
   block: Any = model.blocks[0]
   activation = repr(block.mlp.act)
   if activation not in _ACTIVATIONS:
-    raise ValueError(
-      f'{place}: architecture is {name!r}, whose activation is {activation}: '
-      'here there are GELU and its tanh approximation.'
+    config.refuse(
+      'architecture',
+      f', whose activation is {activation}: here there are GELU and its tanh '
+      'approximation.',
     )
+  theirs = config.with_values({'global_pool': model.global_pool})
   return {
     'width': model.embed_dim,
     'heads': block.attn.num_heads,
     'gelu': _ACTIVATIONS[activation],
     'layer_norm_epsilon': block.norm1.eps,
-    'pool': stated.choice(model.global_pool, 'global_pool', place, _POOLS),
+    'pool': theirs.choice('global_pool', _POOLS),
   }
 
 

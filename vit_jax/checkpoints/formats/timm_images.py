@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vit_jax.checkpoints.formats import stated
+from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 # What timm assumes of a pretrained_cfg that does not say.
@@ -17,35 +17,25 @@ _DEFAULTS = {
 _INTERPOLATIONS = {'bilinear': 'bilinear', 'bicubic': 'bicubic'}
 
 
-def read(
-  pretrained: dict[str, Any],
-  place: str,
-  size: tuple[int, int],
-  warnings: list[str],
-) -> Preprocessing:
+def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
   """Returns the preprocessing of a directory.
 
   Args:
-    pretrained: its pretrained_cfg.
-    place: of its config.json, for messages.
+    pretrained: its pretrained_cfg; gets a warning of each thing that cannot be
+      done alike here.
     size: (H, W) of the model's images in pixels.
-    warnings: gets a sentence on each thing that cannot be done alike here.
 
   Raises:
-    ValueError: if it makes no sense; names the file and key.
+    ValueError: if it makes no sense.
   """
   # Null stands for the default.
-  found = _DEFAULTS | {k: x for k, x in pretrained.items() if x is not None}
-  mean, std = (stated.rgb(found[key], key, place) for key in ('mean', 'std'))
+  given = {k: x for k, x in pretrained.items() if x is not None}
+  found = pretrained.with_values(_DEFAULTS | given)
+  mean, std = found.rgb('mean'), found.rgb('std')
   if min(std) <= 0:
-    raise ValueError(
-      f'{place}: std is {found["std"]!r}: it divides, so it must be above 0.'
-    )
-  interpolation = stated.interpolation(
-    found['interpolation'], 'interpolation', place, _INTERPOLATIONS, warnings
-  )
-  resize_small = _resize_small(found, place, size, warnings)
-  return Preprocessing(resize_small, mean, std, interpolation)
+    found.refuse('std', ': it divides, so it must be above 0.')
+  interpolation = found.interpolation('interpolation', _INTERPOLATIONS)
+  return Preprocessing(_resize_small(found, size), mean, std, interpolation)
 
 
 def config(
@@ -83,34 +73,27 @@ def config(
   }, lines
 
 
-def _resize_small(
-  found: dict[str, Any],
-  place: str,
-  size: tuple[int, int],
-  warnings: list[str],
-) -> int:
+def _resize_small(found: Stated, size: tuple[int, int]) -> int:
   share, mode = found['crop_pct'], found['crop_mode']
-  if isinstance(share, bool) or not (
-    isinstance(share, int | float) and 0 < share <= 2
-  ):
-    raise ValueError(
-      f'{place}: crop_pct is {share!r} and should be a share of the image, as '
-      'in 0.875.'
+  if type(share) not in (int, float) or not 0 < share <= 2:
+    found.refuse(
+      'crop_pct', ' and should be a share of the image, as in 0.875.'
     )
   resize_small = math.floor(min(size) / share)
+  height, width = size
   if mode == 'squash' and share == 1:
     return 0
-  if mode == 'center' and share <= 1 and size[0] == size[1]:
-    return resize_small
-  warnings.append(
-    f'{place}: with crop_mode {mode!r}, crop_pct {share} and images of '
-    f'{size[0]}x{size[1]} pixels timm prepares images in a way that is not '
-    'there here: '
-    + (
-      f'the shorter side is resized to {resize_small} pixels and the centre '
-      'taken.'
-      if mode == 'center' and share <= 1
-      else 'the whole image is resized.'
+  if mode == 'center' and share <= 1:
+    if height == width:
+      return resize_small
+    how = (
+      f'the shorter side is resized to {resize_small} pixels and the '
+      'centre taken'
     )
+  else:
+    resize_small, how = 0, 'the whole image is resized'
+  found.warn(
+    f'with crop_mode {mode!r}, crop_pct {share} and images of {height}x{width} '
+    f'pixels timm prepares images in a way that is not there here: {how}.'
   )
-  return resize_small if mode == 'center' and share <= 1 else 0
+  return resize_small

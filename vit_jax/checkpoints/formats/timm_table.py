@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from vit_jax.checkpoints.formats import torch_table
-from vit_jax.checkpoints.formats.table import Entry, Flat, Shapes, one
-from vit_jax.checkpoints.formats.torch_table import Layout
+from vit_jax.checkpoints.formats.table import Entry, Flat, Layout, Shapes, one
 
 BACKBONE = 'patch_embed.backbone.'
 
@@ -101,7 +100,7 @@ def entries(
       # BiT's head is a convolution of one pixel.
       layout = lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T
     table.append(
-      _joined(prefix + key, names, *layout)
+      _joined(prefix + key, names, layout)
       if len(names) > 1
       else one(prefix + key, name, *layout)
     )
@@ -122,9 +121,8 @@ def _together(name: str) -> tuple[str, ...]:
   return tuple(f'{match[1]}/{part}/{match[4]}' for part in parts)
 
 
-def _joined(
-  key: str, names: tuple[str, ...], to_file: Layout, to_ours: Layout
-) -> Entry:
+def _joined(key: str, names: tuple[str, ...], layout: Layout) -> Entry:
+  to_file, to_ours = layout
   return Entry(
     (key,),
     names,

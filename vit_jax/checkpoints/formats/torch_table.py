@@ -1,11 +1,9 @@
 """Our arrays as modules of PyTorch name them and lay them out."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import numpy as np
-
-Layout = Callable[[np.ndarray], np.ndarray]
+from vit_jax.checkpoints.formats.table import Layout, same
 
 _LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 
@@ -34,8 +32,8 @@ def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:
   return module + _LEAVES[leaf]
 
 
-def layout(name: str, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
-  """Returns how PyTorch lays out an array of ours, and the inverse: views."""
+def layout(name: str, shape: tuple[int, ...]) -> Layout:
+  """Returns how PyTorch lays out an array of ours."""
   leaf = name.rpartition('/')[2]
   if leaf == 'kernel' and len(shape) == 4:
     return lambda x: x.transpose(3, 2, 0, 1), lambda x: x.transpose(2, 3, 1, 0)
@@ -45,4 +43,4 @@ def layout(name: str, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
     return lambda x: x.reshape(rows, -1).T, lambda x: x.T.reshape(shape)
   if leaf == 'bias':
     return lambda x: x.reshape(-1), lambda x: x.reshape(shape)
-  return lambda x: x, lambda x: x
+  return same, same
