@@ -268,9 +268,10 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
     )
   for layer in model.blocks:
     if type(layer) is not Block:
-      raise ValueError(
-        f'{place}: architecture is {name!r}, whose layers are '
-        f'{type(layer).__name__} and not those of ViT, the only ones here.'
+      config.refuse(
+        'architecture',
+        f', whose layers are {type(layer).__name__} and not those of ViT, the '
+        'only ones here.',
       )
   block: Any = model.blocks[0]
   activation = repr(block.mlp.act)
