@@ -27,6 +27,9 @@ measured on config.tune.val, parts of the training set; the best one is then
 trained on all of it, with every seed. Other axes of the sweep each choose for
 themselves. tune.csv says what was tried.
 
+WORKDIR gets checkpoints/, metrics.csv and curves.png, and TensorBoard's event
+files where TensorFlow is installed (the extra `tensorboard`).
+
 Exit status:
 
   0    done

@@ -24,6 +24,9 @@ class Durations:
 def durations_of(config: ConfigDict, examples: int) -> Durations:
   """Returns the config's durations in steps.
 
+  A warm-up that is a share of the run leaves it a step, however short it is,
+  and a short run is logged ten times.
+
   Raises:
     ValueError: for values that are no duration or do not fit together.
   """
@@ -35,14 +38,18 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   def every(duration: str) -> int:
     return max(1, steps_of(duration, **kwargs, total_steps=total))
 
+  warmup = steps_of(config.optimizer.warmup, **kwargs, total_steps=total)
+  if '%' in config.optimizer.warmup:
+    warmup = min(warmup, total - 1)
+  log_every = every(config.log_every)
   return Durations(
     total=total,
-    warmup=steps_of(config.optimizer.warmup, **kwargs, total_steps=total),
+    warmup=warmup,
     milestones=tuple(
       steps_of(duration, **kwargs, total_steps=total)
       for duration in config.optimizer.milestones
     ),
-    log_every=every(config.log_every),
+    log_every=log_every if total >= 4 * log_every else max(1, total // 10),
     eval_every=every(config.eval_every),
     checkpoint_every=every(config.checkpoint_every),
   )

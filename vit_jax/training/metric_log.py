@@ -61,11 +61,6 @@ class MetricLog:
     self._rewrite()
     if importlib.util.find_spec('tensorflow'):
       self._tensorboard = _TensorBoard(workdir)
-    else:
-      _log.info(
-        'TensorBoard logs are off, metrics.csv has all metrics. To have both, '
-        "install TensorFlow: pip install -e '.[tensorboard]'"
-      )
 
   def write(self, step: int, scalars: Mapping[str, Any]) -> None:
     """Adds metrics to the row of `step`; a metric given again is replaced.

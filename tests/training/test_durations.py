@@ -1,0 +1,44 @@
+"""Durations of short runs, which shares and rows of metrics have to fit."""
+
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax.training.durations import durations_of
+
+
+def of(examples=16, **fields):
+  config = config_lib.base()
+  config.update(batch_size=16, total='1 epoch', eval_every='20%')
+  config.update_from_flattened_dict(fields)
+  return durations_of(config, examples)
+
+
+@pytest.mark.parametrize(
+  ('examples', 'warmup', 'steps'),
+  [
+    (16, '5%', 0),
+    (32, '5%', 1),
+    (16, '100%', 0),
+    (1600, '5%', 5),
+    (1600, '100%', 99),
+    (16, '3 steps', 3),  # said, and refused by the schedule
+  ],
+)
+def test_a_share_of_warm_up_fits_any_run(examples, warmup, steps):
+  assert of(examples, **{'optimizer.warmup': warmup}).warmup == steps
+
+
+@pytest.mark.parametrize(
+  ('total', 'every', 'logged'),
+  [
+    ('11 steps', '50 steps', 1),
+    ('100 steps', '50 steps', 10),
+    ('199 steps', '50 steps', 19),
+    ('200 steps', '50 steps', 50),
+    ('11 steps', '2 steps', 2),
+    ('6 steps', '1 step', 1),
+  ],
+)
+def test_short_runs_are_logged_ten_times(total, every, logged):
+  fields = {'total': total, 'log_every': every, 'optimizer.warmup': '0 steps'}
+  assert of(**fields).log_every == logged
