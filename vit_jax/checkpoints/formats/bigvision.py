@@ -31,8 +31,7 @@ PREFIX = 'params/'
 
 _TOWER = 'params/img/'
 _POSITIONS = 'pos_embedding'
-_STACK = 'Transformer/encoderblock'
-_LAYER = re.compile(rf'{_STACK}_(\d+)(/.*)')
+_LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 
 
 def matches(arrays: Flat) -> bool:
@@ -56,7 +55,7 @@ def read(path: str, arrays: Flat) -> File:
     return prefix + _key(name)
 
   lookup = archive.Lookup(path, arrays, key_of, 'big_vision ViT')
-  stacked = any(key.startswith(f'{prefix}{_STACK}/') for key in arrays)
+  stacked = any(key.startswith(f'{prefix}{npz.LAYERS}/') for key in arrays)
   fields = _infer_fields(lookup, prefix, stacked)
   warnings = list(npz.zeroed_head(lookup))
   if fields['posemb'] == 'sincos2d':
@@ -104,30 +103,21 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
 
 
 def _key(name: str) -> str:
-  """Returns the key of one of our names, without prefix."""
   return _POSITIONS if name == npz.POSITIONS else npz.linen_name(name)
 
 
 def _infer_fields(
   lookup: archive.Lookup, prefix: str, stacked: bool
 ) -> dict[str, Any]:
-  layer = _STACK if stacked else f'{_STACK}_0'
-  fields = npz.encoder_fields(lookup, layer, stacked)
-  if stacked:
-    depth, *_ = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 3)
-    lookup.check_layers(depth)
-  else:
-    depth = sum(lookup.count(f'{prefix}Transformer/', npz.LAYER))
+  fields = npz.encoder_fields(lookup, prefix, stacked)
   patch = fields['patch_size']
   learned = lookup.has(npz.POSITIONS)
   if learned:
     side = square_side(lookup.shape(npz.POSITIONS, 3)[1], lookup.path) * patch
   else:
     side = _assumed_side(patch)
-  pool = 'cls' if lookup.has('cls') else 'gap'
   return fields | {
-    'depth': depth,
-    'pool': 'map' if lookup.has('MAPHead_0/probe') else pool,
+    'pool': 'map' if lookup.has('MAPHead_0/probe') else fields['pool'],
     'posemb': 'learned1d' if learned else 'sincos2d',
     'image_size': (side, side),
   }
@@ -146,21 +136,15 @@ def _preprocessing(image_size: tuple[int, int]) -> Preprocessing:
 def _table(
   shapes: Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[Entry]:
-  """Returns the entries of our arrays under the keys that `key_of` gives.
-
-  Args:
-    shapes: of our arrays, by name.
-    key_of: from our name to the key.
-    stacked: number of layers along a first axis, or 0.
-  """
+  """Returns the table; `stacked` layers, if any, are along a first axis."""
   entries = []
   for name in shapes:
     layer = _LAYER.fullmatch(name) if stacked else None
     if layer and layer[1] == '0':
       entries.append(
         Entry(
-          (key_of(_STACK + layer[2]),),
-          tuple(f'{_STACK}_{i}{layer[2]}' for i in range(stacked)),
+          (key_of(npz.LAYERS + layer[2]),),
+          tuple(f'{npz.LAYERS}_{i}{layer[2]}' for i in range(stacked)),
           to_file=lambda *layers: (np.stack(layers),),
           to_ours=lambda stack: tuple(stack),
         )

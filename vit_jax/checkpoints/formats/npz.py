@@ -29,6 +29,8 @@ from vit_jax.checkpoints.formats.table import (
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
+# What the names of encoder layers begin with, before their number.
+LAYERS = 'Transformer/encoderblock'
 
 # From our names to those of today's Flax.
 LINEN_NUMBERS = {
@@ -39,9 +41,6 @@ LINEN_NUMBERS = {
 
 # The next of kin of what a format refuses because of a field.
 _HELD_BY = {'name': 'npz', 'pool': 'bigvision', 'stem_width': 'npz'}
-
-# What follows in the keys of a layer, named after its number.
-LAYER = '(encoderblock_[^/]+)/'
 
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
@@ -144,22 +143,26 @@ def linen_name(name: str) -> str:
 
 
 def encoder_fields(
-  lookup: archive.Lookup, layer: str, stacked: bool = False
+  lookup: archive.Lookup, prefix: str, stacked: bool = False
 ) -> dict[str, Any]:
   """Infers the fields that every ViT has.
 
   Args:
     lookup: by our names.
-    layer: name of the first layer, or of all.
+    prefix: of all keys.
     stacked: whether a first axis goes over the layers.
 
   Raises:
     ValueError: if they contradict one another.
   """
+  layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)
   query = f'{layer}/MultiHeadDotProductAttention_1/query/kernel'
   *_, heads, head_width = lookup.shape(query, 3 + stacked)
-  *_, mlp_dim = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2 + stacked)
+  dense = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2 + stacked)
+  *depths, _, mlp_dim = dense
+  depth = sum(depths or lookup.count(f'{prefix}{LAYERS}', '(_[^/]+)/'))
+  lookup.check_layers(depth)
   if heads * head_width != width:
     raise ValueError(
       f'{lookup.path} is no {lookup.what} checkpoint: '
@@ -169,16 +172,17 @@ def encoder_fields(
   return {
     'patch_size': patch,
     'width': width,
+    'depth': depth,
     'mlp_dim': mlp_dim,
     'heads': heads,
+    'pool': 'cls' if lookup.has('cls') else 'gap',
     'representation_size': lookup.size('pre_logits/kernel', 2, 1),
     'num_classes': lookup.size('head/kernel', 2, 1),
   }
 
 
 def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
-  fields = encoder_fields(lookup, 'Transformer/encoderblock_0')
-  pool = 'cls' if lookup.has('cls') else 'gap'
+  fields = encoder_fields(lookup, prefix)
   _, tokens, _ = lookup.shape(POSITIONS, 3)
   stem_width, stride = 0, fields['patch_size']
   stem_layers: tuple[int, ...] = ()
@@ -186,10 +190,8 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
     *_, stem_width = lookup.shape('conv_root/kernel', 4)
     stem_layers = lookup.count(f'{prefix}block', bit.UNIT)
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
-  pixels = square_side(tokens - (pool == 'cls'), lookup.path) * stride
+  pixels = square_side(tokens - lookup.has('cls'), lookup.path) * stride
   return fields | {
-    'depth': sum(lookup.count(f'{prefix}Transformer/', LAYER)),
-    'pool': pool,
     'stem_width': stem_width,
     'stem_layers': stem_layers,
     'image_size': (pixels, pixels),

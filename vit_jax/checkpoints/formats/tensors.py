@@ -102,12 +102,7 @@ def write_folder(
   Args:
     target: the new directory.
     configs: JSON objects by file name.
-    arrays: by key, as `write_safetensors` takes them.
-    dtype: that each is written as.
-
-  Raises:
-    FileExistsError: if something is there already.
-    ValueError: if an array has values that the type cannot hold.
+    arrays, dtype: as of `write_safetensors`, as are the errors.
   """
   with whole.new_folder(target) as folder:
     for name, config in configs.items():
