@@ -1,5 +1,7 @@
 """What the model sees, and the same part in the file's detail."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -74,3 +76,10 @@ def test_names_are_their_own(tmp_path):
     Image.fromarray(ramp(20, 20)).save(path)
   found = photos.load([str(path) for path in paths], checkpoint(0))
   assert len({photograph.name for photograph in found}) == 4
+
+
+def test_a_name_that_is_no_utf_8_can_be_written(tmp_path):
+  path = os.fsdecode(bytes(tmp_path) + b'/\xff.png')
+  Image.fromarray(ramp(16, 16)).save(path)
+  (photograph,) = photos.load([path], checkpoint(0))
+  assert photograph.name == '\\xff'

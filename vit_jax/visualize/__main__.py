@@ -80,7 +80,10 @@ def _run(args: argparse.Namespace) -> None:
   if args.what == 'report':
     subject = _subject(args, checkpoint, args.checkpoint)
     html = page.report(subject, args.fusion, args.discard)
-    said, files = '', _write(out, {'report.html': html.encode()})
+    said, files = (
+      '',
+      _write(out, {'report.html': html.encode(errors='backslashreplace')}),
+    )
   else:
     section = _section(args, checkpoint)
     said = f'{section.title}. {section.text}\n'

@@ -84,7 +84,9 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
     picture = _open(path)
     _check_detail(picture, path, checkpoint)
     seen_HWC = transform.image(decode.read_file(path), path)
-    stem = name = os.path.splitext(os.path.basename(path))[0]
+    stem = os.path.splitext(os.path.basename(path))[0]
+    # It goes into files, which hold no bytes that are not UTF-8.
+    stem = name = os.fsencode(stem).decode(errors='backslashreplace')
     for number in itertools.count(2):
       if name not in names:
         break
