@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from vit_jax import flags
 from vit_jax.bench import speed, step
 from vit_jax.bench import train_steps as bench_train
 from vit_jax.models import flops
@@ -136,7 +137,7 @@ def test_devices_are_not_compared_with_one(monkeypatch):
 def test_a_missing_library_is_named(run, monkeypatch, task, name):
   monkeypatch.setitem(sys.modules, name, None)
   status, out, err = run(task, '--batch_sizes=2', '--vs=timm-eager')
-  assert status == 2
+  assert status == flags.EXIT_ENVIRONMENT
   assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
   assert not out  # before anything is asked of it
 
