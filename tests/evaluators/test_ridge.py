@@ -48,15 +48,7 @@ def predict(model, x, l2):
 
 
 @pytest.mark.parametrize('scales', ['even', 'bad', 'worse'])
-# The last two are decomposed with a few more rows and columns.
-@pytest.mark.parametrize(
-  ('n', 'd'),
-  [
-    *SHAPES,
-    pytest.param(300, 256, marks=pytest.mark.slow),
-    pytest.param(256, 300, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.parametrize(('n', 'd'), SHAPES)
 def test_predictions_are_those_of_scikit_learn(n, d, scales):
   x, _, y = problem(n + 50, d, scales)
   model = ridge.Ridge(x[:n], y[:n])
@@ -79,7 +71,10 @@ def test_leaving_one_out_is_refitting_without_it(n, d, scales):
   model = ridge.Ridge(x, y)
   for l2 in (2.0**-10, 1.0, 2.0**10):
     np.testing.assert_allclose(
-      model.leave_one_out(l2), left_out(x, y, l2), atol=1e-5, rtol=1e-5
+      model.leave_one_out(l2, np.arange(len(x))),
+      left_out(x, y, l2),
+      atol=1e-5,
+      rtol=1e-5,
     )
 
 
@@ -91,7 +86,9 @@ def test_an_example_with_a_feature_of_its_own(size):
   x[7, -1] = size
   l2 = 2.0**-10
   np.testing.assert_allclose(
-    ridge.Ridge(x, y).leave_one_out(l2), left_out(x, y, l2), atol=1e-5
+    ridge.Ridge(x, y).leave_one_out(l2, np.arange(60)),
+    left_out(x, y, l2),
+    atol=1e-5,
   )
 
 
@@ -101,41 +98,8 @@ def test_equal_examples_and_constant_features():
   model = ridge.Ridge(x, y)
   for l2 in (2.0**-10, 1.0):
     np.testing.assert_allclose(
-      model.leave_one_out(l2), left_out(x, y, l2), atol=1e-6
+      model.leave_one_out(l2, np.arange(len(x))), left_out(x, y, l2), atol=1e-6
     )
-
-
-@pytest.mark.parametrize(('n', 'd'), [*SHAPES, (60, 4)])
-@pytest.mark.parametrize('values', [1, 10**9])
-def test_all_penalties_at_once_agree_with_each(monkeypatch, n, d, values):
-  monkeypatch.setattr(ridge, '_BLOCK_VALUES', values)
-  x, _, y = problem(n, d)
-  # Of examples far out little is left to the others.
-  x[3] *= 100
-  model = ridge.Ridge(x, y)
-  found = np.full((len(ridge.L2_GRID), n, CLASSES), np.nan)
-  every = np.arange(n)
-  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID, every):
-    assert r.dtype == np.float32
-    assert np.isnan(found[:, rows]).all()
-    found[:, rows] = y[rows] - r / d_left[..., None]
-  expected = [model.leave_one_out(l2) for l2 in ridge.L2_GRID]
-  np.testing.assert_allclose(found, expected, atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize(('n', 'd'), [(20, 30), (30, 30), (31, 30), (80, 30)])
-def test_all_penalties_at_once_of_features_of_bad_scales(n, d):
-  x, _, y = problem(n, d, 'worse')
-  model = ridge.Ridge(x, y)
-  every = np.arange(n)
-  for rows, r, d_left in model.residual_blocks(ridge.L2_GRID, every):
-    for p in range(0, len(ridge.L2_GRID), 5):
-      np.testing.assert_allclose(
-        y[rows] - r[p] / d_left[p][:, None],
-        model.leave_one_out(ridge.L2_GRID[p])[rows],
-        atol=5e-3,
-        rtol=5e-3,
-      )
 
 
 @pytest.mark.parametrize('seed', range(4))
@@ -167,7 +131,9 @@ def test_ties_go_to_the_lower_squared_error():
   x = 10 * np.eye(3)[labels] + rng.standard_normal((24, 3))
   y = ridge.one_vs_rest(labels, 3)
   model = ridge.Ridge(x, y)
-  predictions = {l2: model.leave_one_out(l2) for l2 in ridge.L2_GRID}
+  predictions = {
+    l2: model.leave_one_out(l2, np.arange(24)) for l2 in ridge.L2_GRID
+  }
   perfect = [
     l2 for l2, p in predictions.items() if (p.argmax(axis=1) == labels).all()
   ]
@@ -185,32 +151,17 @@ def test_some_of_many_examples_are_left_out(monkeypatch, seed):
 
   def best(rows):
     def score(l2):
-      predictions = model.leave_one_out(l2)[rows]
+      predictions = model.leave_one_out(l2, rows)
       correct = np.sum(predictions.argmax(axis=1) == labels[rows])
       return -correct, np.sum((predictions - y[rows]) ** 2)
 
     return min(ridge.L2_GRID, key=score)
 
-  rows = [0, 4, 9, 14, 18, 23, 28, 32, 37, 42]  # 4.7 apart
-  assert best(rows) != best(range(47))
-  assert ridge.choose_l2(model, labels) == best(range(47))
+  rows = np.array([0, 4, 9, 14, 18, 23, 28, 32, 37, 42])  # 4.7 apart
+  assert best(rows) != best(np.arange(47))
+  assert ridge.choose_l2(model, labels) == best(np.arange(47))
   monkeypatch.setattr(ridge, 'LEFT_OUT', 10)
   assert ridge.choose_l2(model, labels) == best(rows)
-
-
-@pytest.mark.parametrize('size', [1e-8, 1.0, 1e8])
-def test_padding_changes_no_eigenvalue(size):
-  x = np.random.default_rng(0).standard_normal((256, 300))
-  x[0] *= size
-  gram = x @ x.T
-  values, vectors = ridge._eigh(gram)
-  assert vectors.shape == (256, 256)
-  np.testing.assert_allclose(
-    values, np.linalg.eigvalsh(gram), rtol=1e-9, atol=1e-12 * values[-1]
-  )
-  np.testing.assert_allclose(
-    (vectors * values) @ vectors.T, gram, atol=1e-12 * values[-1]
-  )
 
 
 @pytest.mark.parametrize('l2', [0.0, -1.0, float('nan')])
@@ -219,7 +170,7 @@ def test_penalties_are_positive(l2):
   model = ridge.Ridge(x, y)
   for call in (
     lambda: model.fit(l2),
-    lambda: model.leave_one_out(l2),
+    lambda: model.leave_one_out(l2, np.arange(20)),
     lambda: ridge.choose_l2(model, labels, (1.0, l2)),
   ):
     with pytest.raises(ValueError, match='l2 is .*has to be positive'):
