@@ -23,7 +23,7 @@ from configs import digits
 from tests.conftest import ROOT
 from vit_jax import fewshot, train
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import benchmarks, sources, transforms
+from vit_jax.data import benchmarks, cores, sources, transforms
 from vit_jax.evaluators import feature_file, features, probe
 from vit_jax.evaluators import few_examples as protocol
 from vit_jax.models import variants
@@ -62,8 +62,7 @@ def command(tmp_path, capsys, monkeypatch):
     """A progress bar, which may or may not take long enough to appear."""
     return tqdm(*args, **(kwargs | {'file': io.StringIO()}))
 
-  for module in (features, probe):
-    monkeypatch.setattr(module, 'tqdm', unseen)
+  monkeypatch.setattr(cores, 'tqdm', unseen)
 
   def run(checkpoint, dataset, *args):
     capsys.readouterr()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
-from vit_jax.data import sources, transforms
+from vit_jax.data import cores, sources, transforms
 from vit_jax.evaluators import features
 from vit_jax.models import variants
 from vit_jax.training import sharding
@@ -237,12 +237,12 @@ def test_progress_counts_images_and_not_padding(monkeypatch):
   """With a rate and the time left, and only when it takes a while."""
   shown = []
 
-  class Tqdm(features.tqdm):
+  class Tqdm(cores.tqdm):
     def __init__(self, *args, **kwargs):
       super().__init__(*args, **(kwargs | {'file': io.StringIO(), 'delay': 0}))
       shown.append(self)
 
-  monkeypatch.setattr(features, 'tqdm', Tqdm)
+  monkeypatch.setattr(cores, 'tqdm', Tqdm)
   extract(Seven(), 8, description='training images')
   assert (shown[0].n, shown[0].total) == (7, 7)
   text = shown[0].fp.getvalue()

@@ -2,16 +2,14 @@
 
 import collections
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
-from vit_jax.data import augment, loader, transforms
+from vit_jax.data import augment, cores, loader, transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.variants import Model
 from vit_jax.training import sharding
@@ -143,14 +141,11 @@ class Extractor:
     """
     rows_NX = np.empty(0)
     pending: collections.deque[Any] = collections.deque()
-    shown = tqdm(
-      total=len(source),
-      desc=description,
-      unit=' images',
-      delay=2,
-      # A line now and then where there is no terminal to rewrite it on.
-      mininterval=0.5 if sys.stderr.isatty() else 30,
-      disable=not description or jax.process_index() != 0,
+    shown = cores.progress(
+      description,
+      len(source),
+      'images',
+      shown=bool(description) and jax.process_index() == 0,
     )
 
     def fetch() -> None:
