@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import bad_images, benchmarks, images, transforms
+from vit_jax.data import bad_images, benchmarks, images
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import feature_file, features, few_examples, probe
 from vit_jax.evaluators import fewshot_curves as report
@@ -64,11 +64,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   """Measures few-shot accuracy and writes what was found.
 
   All processes call it together and share the work on the images; the first one
-  writes. They must see the same files.
-
-  Args:
-    args: from `parse`.
-    say: takes a line for whoever waits.
+  writes. They must see the same files. `say` takes a line for whoever waits.
 
   Raises:
     OSError: if checkpoint, data or a folder is not there, or a file cannot be
@@ -105,7 +101,14 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     train_RD, test_MD = feature_file.read(args.features, kept)
     say(f'read     {args.features}; the model is not run')
   else:
-    extractor = _extractor(function, checkpoint, batch_size, mesh)
+    extractor = features.Extractor(
+      function,
+      images.Images(
+        checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
+      ),
+      batch_size=batch_size,
+      mesh=mesh,
+    )
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
     shots = subset(data.train, rows_R.tolist())
     train_RD = _extract(extractor, params, shots, 'training images', say)
@@ -215,27 +218,6 @@ def _contents(
     train_labels_N=data.train_labels_N,
     test_labels_M=data.test_labels_M,
     class_names=data.class_names,
-  )
-
-
-def _extractor(
-  function: features.Function,
-  checkpoint: opening.Checkpoint,
-  batch_size: int,
-  mesh: jax.sharding.Mesh,
-) -> features.Extractor:
-  preprocessing = checkpoint.preprocessing
-  return features.Extractor(
-    function,
-    transforms.EvalTransform(
-      checkpoint.image_size,
-      preprocessing.resize_small,
-      preprocessing.interpolation,
-    ),
-    batch_size=batch_size,
-    mesh=mesh,
-    mean=preprocessing.mean,
-    std=preprocessing.std,
   )
 
 

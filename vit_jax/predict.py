@@ -8,6 +8,7 @@ reported on standard error and the others go on; the exit status is then 1.
 
 import argparse
 import csv
+import dataclasses
 import json
 import os
 import sys
@@ -22,7 +23,8 @@ from tqdm import tqdm
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import augment, decode, folder, transforms
+from vit_jax.data import decode, folder
+from vit_jax.data.images import Images
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
@@ -35,32 +37,25 @@ def predict(
 ) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
   """Labels files, in their order.
 
-  Args:
-    checkpoint: the model and its preprocessing.
-    paths: image files.
-    topk: predictions a file, no more than there are classes.
-
   Yields:
     The path, and its rows of `COLUMNS` (probability: the softmax over the
-    classes) or why it could not be read.
+    classes) or why it could not be read. There are `topk` rows a file, or as
+    many as there are classes.
   """
   model = checkpoint.model
   names = checkpoint.class_names or tuple(map(str, range(model.num_classes)))
   topk = min(topk, len(names))
-  preprocessing = checkpoint.preprocessing
-  transform = transforms.EvalTransform(
-    checkpoint.image_size,
-    preprocessing.resize_small,
-    preprocessing.interpolation,
+  images = Images(
+    checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
   )
+  transform = images.eval_transform()
   params = jax.device_put(checkpoint.params)
 
   @jax.jit
   def top(params: Any, images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    images_BHWC = augment.normalize(
-      images_BHWC, preprocessing.mean, preprocessing.std
+    logits_BC, _ = model.apply(
+      {'params': params}, images.normalize(images_BHWC)
     )
-    logits_BC, _ = model.apply({'params': params}, images_BHWC)
     return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
 
   def load(path: str) -> np.ndarray | decode.UnreadableImage:
@@ -82,18 +77,12 @@ def predict(
           images_BHWC[i] = image
       values, indices = jax.device_get(top(params, images_BHWC))
       for i, (path, image) in enumerate(zip(batch, loaded, strict=True)):
-        if isinstance(image, np.ndarray):
-          yield (
-            path,
-            [
-              dict(zip(COLUMNS, (path, r + 1, names[c], float(p)), strict=True))
-              for r, (c, p) in enumerate(
-                zip(indices[i], values[i], strict=True)
-              )
-            ],
-          )
-        else:
+        if isinstance(image, decode.UnreadableImage):
           yield path, image
+          continue
+        ranked = enumerate(zip(indices[i], values[i], strict=True), 1)
+        rows = [(path, rank, names[c], float(p)) for rank, (c, p) in ranked]
+        yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
 from vit_jax.data import cores, sources, transforms
+from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.models import variants
 from vit_jax.training import sharding
@@ -156,10 +157,9 @@ def extract(source, batch_size, devices=8, description='', **images):
   )
   extractor = features.Extractor(
     features.layer(model, 'pre_logits'),
-    transforms.EvalTransform(SIZE),
+    Images(SIZE, **images),
     batch_size=batch_size,
     mesh=mesh,
-    **images,
   )
   return extractor(params, source, description)
 
@@ -225,7 +225,7 @@ def test_rows_of_whole_numbers_stay_whole():
   model, params = make_model()
   extractor = features.Extractor(
     features.top_k(model, 3),
-    transforms.EvalTransform(SIZE),
+    Images(SIZE),
     batch_size=8,
     mesh=sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1}),
   )

@@ -41,14 +41,11 @@ class RealEvaluator:
     source: LabelledSource,
     labels_path: str,
   ):
-    """Reads every record of the source once, for the image's number.
+    """Reads every record of a source once, for the image's number.
 
-    Args:
-      name: prefix of the metrics.
-      top: from parameters and a source to the classes of each image, the
-        likeliest first: int Nk.
-      source: validation images of ImageNet, all or some, in any order.
-      labels_path: of real.json, a list of 50,000 lists of classes.
+    `top` gives from parameters and a source the classes of each image, the
+    likeliest first: int Nk. The source has validation images of ImageNet, all
+    or some, in any order; `labels_path` is that of real.json.
 
     Raises:
       FileNotFoundError: if there is no file at `labels_path`.
@@ -110,9 +107,7 @@ def real_accuracy(
 ) -> tuple[float, int]:
   """Returns the accuracy by ReaL and how many images it is the share of.
 
-  Args:
-    predictions_N: class of each image.
-    labels: N lists of the classes that are right; images without are left out.
+  Images without labels are left out.
 
   Raises:
     ValueError: if no image has a label, or the lengths differ.
