@@ -5,8 +5,6 @@ kept in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`), so that a restart does
 not do it again until a file or the decoder has changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
