@@ -23,7 +23,7 @@ from configs import digits
 from tests.conftest import ROOT
 from vit_jax import fewshot, train
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import benchmarks, sources, transforms
+from vit_jax.data import benchmarks, cores, sources, transforms
 from vit_jax.evaluators import feature_file, features, probe
 from vit_jax.evaluators import few_examples as protocol
 from vit_jax.models import variants
@@ -62,8 +62,7 @@ def command(tmp_path, capsys, monkeypatch):
     """A progress bar, which may or may not take long enough to appear."""
     return tqdm(*args, **(kwargs | {'file': io.StringIO()}))
 
-  for module in (features, probe):
-    monkeypatch.setattr(module, 'tqdm', unseen)
+  monkeypatch.setattr(cores, 'tqdm', unseen)
 
   def run(checkpoint, dataset, *args):
     capsys.readouterr()
@@ -279,9 +278,9 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   made = []
 
   class Extractor(features.Extractor):
-    def __init__(self, function, transform, **kwargs):
-      made.append((transform, kwargs))
-      super().__init__(function, transform, **kwargs)
+    def __init__(self, function, images, **kwargs):
+      made.append((images, kwargs))
+      super().__init__(function, images, **kwargs)
 
   monkeypatch.setattr(opening, 'open_checkpoint', changed)
   monkeypatch.setattr(features, 'Extractor', Extractor)
@@ -290,12 +289,12 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
     'images   the short side to 10 pixels, the centre of 8x8 cut out '
     '(bicubic), mean 0.25 0.5 0.5, deviation 0.1 0.2 0.3\n'
   ) in out
-  ((transform, kwargs),) = made
-  assert transform.image_size == (8, 8)
-  assert transform.resize_small == 10
-  assert transform.interpolation == 'bicubic'
-  assert kwargs['mean'] == (0.25, 0.5, 0.5)
-  assert kwargs['std'] == (0.1, 0.2, 0.3)
+  ((images, kwargs),) = made
+  assert images.size == (8, 8)
+  assert images.resize_small == 10
+  assert images.interpolation == 'bicubic'
+  assert images.mean == (0.25, 0.5, 0.5)
+  assert images.std == (0.1, 0.2, 0.3)
   assert kwargs['batch_size'] == 16
 
 

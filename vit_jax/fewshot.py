@@ -64,11 +64,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   """Measures few-shot accuracy and writes what was found.
 
   All processes call it together and share the work on the images; the first one
-  writes. They must see the same files.
-
-  Args:
-    args: from `parse`.
-    say: takes a line for whoever waits.
+  writes. They must see the same files. `say` takes a line for whoever waits.
 
   Raises:
     OSError: if checkpoint, data or a folder is not there, or a file cannot be
@@ -105,7 +101,14 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     train_RD, test_MD = feature_file.read(args.features, kept)
     say(f'read     {args.features}; the model is not run')
   else:
-    extractor = _extractor(function, checkpoint, batch_size, mesh)
+    extractor = features.Extractor(
+      function,
+      images.Images(
+        checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
+      ),
+      batch_size=batch_size,
+      mesh=mesh,
+    )
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
     shots = subset(data.train, rows_R.tolist())
     train_RD = _extract(extractor, params, shots, 'training images', say)
@@ -215,23 +218,6 @@ def _contents(
     train_labels_N=data.train_labels_N,
     test_labels_M=data.test_labels_M,
     class_names=data.class_names,
-  )
-
-
-def _extractor(
-  function: features.Function,
-  checkpoint: opening.Checkpoint,
-  batch_size: int,
-  mesh: jax.sharding.Mesh,
-) -> features.Extractor:
-  preprocessing = checkpoint.preprocessing
-  return features.Extractor(
-    function,
-    checkpoint.transform(),
-    batch_size=batch_size,
-    mesh=mesh,
-    mean=preprocessing.mean,
-    std=preprocessing.std,
   )
 
 

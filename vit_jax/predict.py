@@ -35,14 +35,10 @@ def predict(
 ) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
   """Labels files, in their order.
 
-  Args:
-    checkpoint: the model and its preprocessing.
-    paths: image files.
-    topk: predictions a file, no more than there are classes.
-
   Yields:
     The path, and its rows of `COLUMNS` (probability: the softmax over the
-    classes) or why it could not be read.
+    classes) or why it could not be read. There are `topk` rows a file, or as
+    many as there are classes.
   """
   names = checkpoint.class_names or tuple(
     map(str, range(checkpoint.model.num_classes))
@@ -70,18 +66,12 @@ def predict(
           images_BHWC[i] = image
       values, indices = jax.device_get(top(checkpoint.logits(images_BHWC)))
       for i, (path, image) in enumerate(zip(batch, loaded, strict=True)):
-        if isinstance(image, np.ndarray):
-          yield (
-            path,
-            [
-              dict(zip(COLUMNS, (path, r + 1, names[c], float(p)), strict=True))
-              for r, (c, p) in enumerate(
-                zip(indices[i], values[i], strict=True)
-              )
-            ],
-          )
-        else:
+        if isinstance(image, decode.UnreadableImage):
           yield path, image
+          continue
+        ranked = enumerate(zip(indices[i], values[i], strict=True), 1)
+        rows = [(path, rank, names[c], float(p)) for rank, (c, p) in ranked]
+        yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
-from vit_jax.data import sources, transforms
+from vit_jax.data import cores, sources, transforms
+from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.models import variants
 from vit_jax.training import sharding
@@ -156,10 +157,9 @@ def extract(source, batch_size, devices=8, description='', **images):
   )
   extractor = features.Extractor(
     features.layer(model, 'pre_logits'),
-    transforms.EvalTransform(SIZE),
+    Images(SIZE, **images),
     batch_size=batch_size,
     mesh=mesh,
-    **images,
   )
   return extractor(params, source, description)
 
@@ -225,7 +225,7 @@ def test_rows_of_whole_numbers_stay_whole():
   model, params = make_model()
   extractor = features.Extractor(
     features.top_k(model, 3),
-    transforms.EvalTransform(SIZE),
+    Images(SIZE),
     batch_size=8,
     mesh=sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1}),
   )
@@ -237,12 +237,12 @@ def test_progress_counts_images_and_not_padding(monkeypatch):
   """With a rate and the time left, and only when it takes a while."""
   shown = []
 
-  class Tqdm(features.tqdm):
+  class Tqdm(cores.tqdm):
     def __init__(self, *args, **kwargs):
       super().__init__(*args, **(kwargs | {'file': io.StringIO(), 'delay': 0}))
       shown.append(self)
 
-  monkeypatch.setattr(features, 'tqdm', Tqdm)
+  monkeypatch.setattr(cores, 'tqdm', Tqdm)
   extract(Seven(), 8, description='training images')
   assert (shown[0].n, shown[0].total) == (7, 7)
   text = shown[0].fp.getvalue()

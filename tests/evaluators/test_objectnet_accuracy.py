@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import objectnet, sources, transforms
+from vit_jax.data import objectnet, sources
+from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.models import variants
@@ -118,7 +119,7 @@ def test_equals_a_plain_loop_over_cropped_images(source, devices):
   )
   extract = features.Extractor(
     features.top_k(model, 5),
-    transforms.EvalTransform((8, 8)),
+    Images((8, 8)),
     batch_size=8,
     mesh=mesh,
   )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.data import folder, transforms
+from vit_jax.data import folder, images
 from vit_jax.evaluators import features, real
 from vit_jax.models import variants
 from vit_jax.training import sharding
@@ -165,8 +165,8 @@ def test_over_devices(sample, labels_path, devices):
   # Ten images of either class, and some that are not scored.
   rows = [r for r in sample if r['real'] == r['label']][:2] * 10
   rows += [r for r in sample if not r['real']][:3]
-  images = np.random.default_rng(0).integers(0, 256, (23, 8, 8, 3), np.uint8)
-  source = Images(*numbers_and_labels(rows), images=images)
+  pixels = np.random.default_rng(0).integers(0, 256, (23, 8, 8, 3), np.uint8)
+  source = Images(*numbers_and_labels(rows), images=pixels)
   model = variants.build(
     num_classes=1000,
     image_size=(8, 8),
@@ -182,7 +182,7 @@ def test_over_devices(sample, labels_path, devices):
   known = [int(row['label']) for row in rows[:2]]
   kernel[:, known] = np.random.default_rng(0).normal(size=(16, 2))
   params['head']['kernel'] = kernel
-  logits = model.apply({'params': params}, images / np.float32(127.5) - 1)[0]
+  logits = model.apply({'params': params}, pixels / np.float32(127.5) - 1)[0]
   right = [
     str(int(c)) in row['real'].split()
     for c, row in zip(np.argmax(logits, axis=1), rows, strict=True)
@@ -194,7 +194,7 @@ def test_over_devices(sample, labels_path, devices):
   )
   extract = features.Extractor(
     features.top_k(model, 1),
-    transforms.EvalTransform((8, 8)),
+    images.Images((8, 8)),
     batch_size=8,
     mesh=mesh,
   )

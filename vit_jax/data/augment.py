@@ -15,12 +15,9 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Returns uint8 images as float32, with the mean 0 and deviation 1.
+  """Returns uint8 RGB images as float32, with the mean 0 and deviation 1.
 
-  Args:
-    images_BHWC: RGB.
-    mean: of each channel of the training set, for values in [0, 1].
-    std: their standard deviations.
+  Mean and deviation of each channel are those of values in [0, 1].
   """
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
@@ -45,16 +42,8 @@ def mixup(
   """Mixes each example with its neighbour in the batch (1710.09412).
 
   One share a batch, drawn from Beta(alpha, alpha) and folded to the larger
-  half, so that the first image always dominates.
-
-  Args:
-    key: random key.
-    images_BHWC: floating point images.
-    labels_BC: probabilities of the classes.
-    alpha: parameter of the Beta distribution, above 0.
-
-  Returns:
-    Mixed images and labels of the shapes given.
+  half, so that the first image always dominates. Images are of floating point,
+  labels probabilities of the classes.
   """
   share = jax.random.beta(key, alpha, alpha)
   share = jnp.maximum(share, 1 - share)

@@ -5,24 +5,19 @@ kept in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`), so that a restart does
 not do it again until a file or the decoder has changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import logging
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
-from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
 import PIL
 import simplejpeg
-import tqdm
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -62,15 +57,14 @@ def checked(source: Source, on_bad_image: str) -> Source:
   All processes share the work and call it together. Sources whose pixels are
   decoded already return as they are.
 
-  Args:
-    source: What to check.
-    on_bad_image: `error` or `skip`, as in `drop_bad_images`.
-
   Raises:
-    ValueError: `on_bad_image` is `error` and there are unreadable images, or no
-      image is left, or `on_bad_image` is neither.
+    ValueError: `on_bad_image` is `error` and there are unreadable images, or it
+      is `skip` and no image is left, or it is neither.
   """
-  _validate(on_bad_image)
+  if on_bad_image not in ('error', 'skip'):
+    raise ValueError(
+      f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
+    )
   bad = find_bad_images(
     source,
     process_index=jax.process_index(),
@@ -83,17 +77,10 @@ def checked(source: Source, on_bad_image: str) -> Source:
 def find_bad_images(
   source: Source, *, process_index: int = 0, process_count: int = 1
 ) -> list[BadImage]:
-  """Decodes this process' share of the images, on all cores.
+  """Returns the unreadable images of this process' share, ascending.
 
-  Args:
-    source: What to check.
-    process_index: Of the `process_count` processes, which one this is.
-    process_count: How many processes share the work, each with every
-      `process_count`-th image. The lists of all of them together are the
-      argument of `drop_bad_images`.
-
-  Returns:
-    The unreadable images of this share, by ascending index.
+  Of `process_count` processes each decodes every `process_count`-th image, on
+  all cores; `drop_bad_images` takes the findings of all of them.
   """
   fingerprint = source.fingerprint()
   if fingerprint is None:
@@ -109,7 +96,9 @@ def find_bad_images(
   if cached is not None:
     return cached
   indices = range(process_index, len(source), process_count)
-  bad = sorted(_decode_all(source, indices))
+  bar = cores.progress('Checking images', len(indices), 'images')
+  found = cores.in_threads(lambda i: _examine(source, i), indices, bar)
+  bad = sorted(image for image in found if image is not None)
   _write_cache(path, bad)
   return bad
 
@@ -117,19 +106,11 @@ def find_bad_images(
 def drop_bad_images(
   source: Source, bad: Sequence[BadImage], on_bad_image: str = 'error'
 ) -> Source:
-  """Refuses, or leaves out, the unreadable images.
+  """Refuses, or leaves out, the unreadable images, as `checked` does.
 
-  Args:
-    source: The source that was checked.
-    bad: The findings of all processes. All must pass the same ones, or their
-      batches would not fit together.
-    on_bad_image: `error` raises, `skip` drops them and warns; what turns out
-      to be unreadable later is then skipped as well.
-
-  Raises:
-    ValueError: As in `checked`.
+  All processes must pass the findings of all, or their batches would not fit
+  together. With `skip`, what turns out to be unreadable later is skipped too.
   """
-  _validate(on_bad_image)
   if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
     return source
   listed = '\n'.join(f'  {b.name}: {b.reason}' for b in bad[:_LISTED])
@@ -151,13 +132,6 @@ def drop_bad_images(
   return kept
 
 
-def _validate(on_bad_image: str) -> None:
-  if on_bad_image not in ('error', 'skip'):
-    raise ValueError(
-      f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
-    )
-
-
 def _gather(items: list[Any]) -> list[Any]:
   """Returns the JSON-like items of all processes, in the processes' order."""
   text = np.frombuffer(json.dumps(items).encode(), np.uint8)
@@ -171,29 +145,6 @@ def _gather(items: list[Any]) -> list[Any]:
     for row, size in zip(texts, sizes, strict=True)
     for item in json.loads(row[:size].tobytes())
   ]
-
-
-def _decode_all(source: Source, indices: Sequence[int]) -> list[BadImage]:
-  # Threads, because reading and decoding release the GIL.
-  with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
-    # In pieces, because an epoch of pending results is millions of objects.
-    results = (
-      result
-      for start in range(0, len(indices), 4096)
-      for result in pool.map(
-        lambda index: _examine(source, index), indices[start : start + 4096]
-      )
-    )
-    # A line now and then where there is no terminal to rewrite it on.
-    shown = tqdm.tqdm(
-      results,
-      'Checking images',
-      len(indices),
-      delay=2,
-      mininterval=0.5 if sys.stderr.isatty() else 30,
-    )
-    found = [result for result in shown if result is not None]
-  return found
 
 
 def _examine(source: Source, index: int) -> BadImage | None:

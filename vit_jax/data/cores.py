@@ -1,8 +1,14 @@
-"""How many CPU cores there are to use."""
-
-from __future__ import annotations
+"""Work on all CPU cores, and how far it is."""
 
 import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import TypeVar
+
+from tqdm import tqdm
+
+_T = TypeVar('_T')
 
 
 def usable_cores() -> int:
@@ -10,3 +16,31 @@ def usable_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):  # Linux only.
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
+  """Returns a bar that appears when something takes more than two seconds."""
+  return tqdm(
+    total=total,
+    desc=what,
+    unit=f' {unit}',
+    delay=2,
+    # A line now and then where there is no terminal to rewrite it on.
+    mininterval=0.5 if sys.stderr.isatty() else 30,
+    disable=not shown,
+  )
+
+
+def in_threads(
+  function: Callable[[int], _T], indices: Sequence[int], bar: tqdm
+) -> Iterator[_T]:
+  """Yields what a function that reads or decodes gives, in order.
+
+  Threads, because reading and decoding release the GIL.
+  """
+  with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
+    # In pieces, because an epoch of pending results is millions of objects.
+    for start in range(0, len(indices), 4096):
+      for result in pool.map(function, indices[start : start + 4096]):
+        bar.update()
+        yield result

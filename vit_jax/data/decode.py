@@ -14,8 +14,6 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
   - of an animation the first frame counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -93,15 +91,16 @@ class Box(NamedTuple):
 
 
 class Picture:
-  """An image whose size is known and whose pixels are decoded on demand.
+  """An image whose size is known; the pixels of this one are decoded already.
 
   Attributes:
     height: Rows of the upright image.
     width: Columns of the upright image.
   """
 
-  height: int
-  width: int
+  def __init__(self, image: np.ndarray):
+    self.height, self.width = image.shape[:2]
+    self._image = image
 
   def read(
     self,
@@ -127,18 +126,19 @@ class Picture:
     Raises:
       UnreadableImage: The data is damaged or truncated.
     """
-    raise NotImplementedError
+    del size, exact
+    if box is None:
+      return self._image
+    top, left, height, width = box
+    return self._image[top : top + height, left : left + width]
 
 
 def open_image(data: bytes | np.ndarray, name: str) -> Picture:
-  """Opens an image without decoding it where the format allows that.
+  """Opens an image without decoding it where the format allows that: JPEG.
 
   Args:
     data: An encoded file, or decoded pixels of dtype uint8, [H, W, 3].
     name: What error messages call the image.
-
-  Returns:
-    The picture. All formats but JPEG are decoded already.
 
   Raises:
     UnreadableImage: Not an image, damaged, or of too many pixels.
@@ -149,10 +149,10 @@ def open_image(data: bytes | np.ndarray, name: str) -> Picture:
         name,
         f'pixels must be uint8 [H, W, 3], not {data.dtype} {data.shape}',
       )
-    return _ArrayPicture(data)
+    return Picture(data)
   header = jpeg_header.read_header(data)
   if header is None or header.components not in (1, 3):
-    return _ArrayPicture(_decode_with_pillow(data, name))
+    return Picture(_decode_with_pillow(data, name))
   _refuse_bomb(header.width, header.height, name)
   return _JpegPicture(data, name, header)
 
@@ -183,27 +183,6 @@ def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
   if flip_columns:
     image = image[:, ::-1]
   return np.ascontiguousarray(image)
-
-
-class _ArrayPicture(Picture):
-  """Pixels that are decoded already."""
-
-  def __init__(self, image: np.ndarray):
-    self.height, self.width = image.shape[:2]
-    self._image = image
-
-  def read(
-    self,
-    box: Box | None = None,
-    size: tuple[int, int] | None = None,
-    *,
-    exact: bool = True,
-  ) -> np.ndarray:
-    if box is None:
-      return self._image
-    return self._image[
-      box.top : box.top + box.height, box.left : box.left + box.width
-    ]
 
 
 class _JpegPicture(Picture):

@@ -53,13 +53,8 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
       'of a dataset without any slash'
     )
-  folders = {'train': root}
-  if (root / 'train').is_dir():
-    folders = {
-      split_name: root / split_name
-      for split_name in _SPLIT_NAMES
-      if (root / split_name).is_dir()
-    }
+  found = {name: root / name for name in _SPLIT_NAMES if (root / name).is_dir()}
+  folders = found if 'train' in found else {'train': root}
   kind = Folder if _class_names(folders['train']) else Files
   return kind(root, folders, split, split_seed)
 
@@ -99,7 +94,7 @@ class Files:
 
   def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
     """The files of one split folder and their labels, and what is no image."""
-    paths, ignored = _image_paths(folder)
+    paths, ignored = image_paths(folder)
     if not paths:
       raise ValueError(
         f'{folder} has no class folders and no images; the layout must be '
@@ -155,7 +150,7 @@ class Folder(Files):
           f'{len(label_of)} classes of the train side; add it there, or remove '
           f'{folder / class_name}'
         )
-      paths, ignored_here = _image_paths(folder / class_name)
+      paths, ignored_here = image_paths(folder / class_name)
       ignored += ignored_here
       if not paths:
         raise ValueError(
@@ -184,17 +179,13 @@ def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
   )
 
 
-def _image_paths(folder: pathlib.Path) -> tuple[list[str], int]:
+def image_paths(folder: pathlib.Path) -> tuple[list[str], int]:
   """The sorted paths of images, and how many other entries there are."""
-  paths, ignored = [], 0
-  for entry in os.scandir(folder):
-    if not is_image_name(entry.name):
-      ignored += 1
-    else:
-      # Also a folder called x.jpg: it is reported as unreadable, because it
-      # may well be the user's mistake, where ignoring it would hide it.
-      paths.append(entry.path)
-  return sorted(paths), ignored
+  # Also a folder called x.jpg: it is reported as unreadable, because it may
+  # well be the user's mistake, where ignoring it would hide it.
+  entries = list(os.scandir(folder))
+  paths = sorted(e.path for e in entries if is_image_name(e.name))
+  return paths, len(entries) - len(paths)
 
 
 def is_image_name(name: str) -> bool:

@@ -1,7 +1,5 @@
 """What a JPEG says of itself before its pixels."""
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 

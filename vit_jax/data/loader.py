@@ -8,8 +8,7 @@ number therefore is the whole state of the input pipeline: a checkpoint needs no
 iterator state, and may even be resumed on another number of hosts.
 """
 
-from __future__ import annotations
-
+import functools
 import logging
 import os
 import sys
@@ -84,24 +83,19 @@ def train_batches(
     grain.MapDataset.range(len(source))
     .shuffle(order_seed)
     .repeat()
-    .random_map(_TransformedExample(source, transform), seed=transform_seed)
+    .random_map(
+      functools.partial(_transformed, source, transform), seed=transform_seed
+    )
   )
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
 
 
-class _TransformedExample:
-  """From an index to a transformed example.
-
-  Grain could read the source itself, but accounts for every record it reads.
-  """
-
-  def __init__(self, source: Source, transform: Callable):
-    self._source = source
-    self._transform = transform
-
-  def __call__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return _example(self._source, index, lambda r: self._transform(r, rng))[0]
+def _transformed(
+  source: Source, transform: Callable, index: int, rng: np.random.Generator
+) -> dict[str, Any]:
+  """An example; Grain itself would account for every record that it reads."""
+  return _example(source, index, lambda record: transform(record, rng))[0]
 
 
 def _example(
@@ -158,13 +152,7 @@ def eval_batches(
   All processes yield the same number of full batches: what the source lacks to
   a multiple of `batch_size` is padded with examples of mask 0.
 
-  Args:
-    source: The examples.
-    transform: record -> an example, arrays by name.
-    batch_size: Examples per step over all processes.
-    process_index: Of the `process_count` processes, which one this is.
-    process_count: How many processes share each batch.
-    workers: Worker processes; see `train_batches`.
+  Args are those of `train_batches`; the transform takes a record alone.
 
   Returns:
     An iterator of batches as in `train_batches`, with 'mask' float32 [b]
@@ -179,34 +167,25 @@ def eval_batches(
   local_size = _local_batch_size(batch_size, process_count)
   if not len(source):
     raise ValueError('the evaluation source has no examples')
-  examples = grain.MapDataset.source(
-    _PaddedExamples(source, transform, batch_size)
+  padded_size = -(-len(source) // batch_size) * batch_size
+  examples = grain.MapDataset.range(padded_size).map(
+    functools.partial(_padded, source, transform)
   )
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine, local_size, workers)
 
 
-class _PaddedExamples:
-  """Transformed examples, followed by padding up to full batches."""
-
-  def __init__(self, source: Source, transform: Callable, batch_size: int):
-    self._source = source
-    self._transform = transform
-    self._length = -(-len(source) // batch_size) * batch_size
-
-  def __len__(self) -> int:
-    return self._length
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    real = index < len(self._source)
-    # Padding repeats the last example, so that it has the right shape.
-    position = index if real else len(self._source) - 1
-    example, is_it = _example(self._source, position, self._transform)
-    return {
-      **example,
-      'mask': np.float32(real and is_it),
-      'index': np.int32(index if real else -1),
-    }
+def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
+  """An example, or behind the last one padding."""
+  real = index < len(source)
+  # Padding repeats the last example, so that it has the right shape.
+  position = index if real else len(source) - 1
+  example, is_it = _example(source, position, transform)
+  return {
+    **example,
+    'mask': np.float32(real and is_it),
+    'index': np.int32(index if real else -1),
+  }
 
 
 def _local_batch_size(batch_size: int, process_count: int) -> int:

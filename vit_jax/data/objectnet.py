@@ -5,10 +5,7 @@ limits of object recognition models", NeurIPS 2019. Of its 313 classes, 113
 overlap ImageNet; only those are read. https://objectnet.dev has the images.
 """
 
-from __future__ import annotations
-
 import logging
-import os
 import pathlib
 from typing import Any
 
@@ -147,11 +144,9 @@ class ObjectNet(folder.Folder):
   """
 
   def __init__(self, name: str):
-    """Lists the files.
+    """Lists the files of the unpacked archive, or of its folder `images`.
 
-    Args:
-      name: the unpacked archive, or its folder `images`, with a folder of
-        images for each class. Other classes than the 113 are left out.
+    That has a folder for each class; others than the 113 are left out.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -189,11 +184,7 @@ class ObjectNet(folder.Folder):
     self._paths: list[str] = []
     self._labels: list[int] = []
     for label, class_name in enumerate(self.class_names):
-      paths = sorted(
-        entry.path
-        for entry in os.scandir(root / class_name)
-        if folder.is_image_name(entry.name)
-      )
+      paths, _ = folder.image_paths(root / class_name)
       if not paths:
         raise ValueError(
           f'class folder {root / class_name} has no images; unpack the archive '

@@ -9,8 +9,6 @@ int, besides, and its `class_names` has a name per label. Sources are pickled to
 the worker processes of the loader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 

@@ -4,8 +4,6 @@ The syntax and its arithmetic are those of TensorFlow Datasets,
 https://www.tensorflow.org/datasets/splits, without the unit `shard`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 
@@ -113,10 +111,6 @@ def stratified_fifth(
   labels: Sequence[int], seed: int
 ) -> tuple[list[int], list[int]]:
   """Splits examples 80/20, each class by itself.
-
-  Args:
-    labels: The class of each example.
-    seed: Which examples are held out.
 
   Returns:
     The positions of the train side and of the test side, ascending. A class of

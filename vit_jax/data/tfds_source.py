@@ -1,7 +1,5 @@
 """Datasets of TensorFlow Datasets (TFDS), read without TensorFlow."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import os
@@ -11,9 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow_datasets as tfds
-import tqdm
 
-from vit_jax.data import decode
+from vit_jax.data import cores, decode
 
 # What `tfds build` needs, some of it undeclared. Only preparing a dataset does.
 _INSTALL = (
@@ -31,12 +28,7 @@ Fields = Mapping[str, tuple[str, ...]]
 
 
 class Label(Protocol):
-  """How a record of TFDS gets its class.
-
-  Attributes:
-    class_names: A name per class.
-    fields: That are read.
-  """
+  """How a record of TFDS gets its class, from the fields that are read."""
 
   @property
   def class_names(self) -> tuple[str, ...]: ...
@@ -44,20 +36,12 @@ class Label(Protocol):
   @property
   def fields(self) -> Fields: ...
 
-  def __call__(self, record: Mapping[str, Any]) -> int:
-    """From these fields to the class."""
-    ...
+  def __call__(self, record: Mapping[str, Any]) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassField:
-  """The class is a field; neighbouring values may share a class.
-
-  Attributes:
-    field: Its name.
-    values: How many values it has, from 0.
-    class_names: A name per class, of which there are at most as many.
-  """
+  """The class is a field; neighbouring ones of its values may share a class."""
 
   field: str
   values: int
@@ -87,14 +71,8 @@ class TfdsSource:
   ):
     """Opens the split.
 
-    Args:
-      name: Of the dataset, for messages.
-      builder: From `prepared_builder`.
-      split: With the slicing of TFDS.
-      label: How a record gets its class.
-      title: What names of records begin with.
-      image: The field with the image.
-      scale: What pixels are multiplied by; images are decoded if it is not 1.
+    Messages have the name, and names of records begin with the title. Pixels
+    are multiplied by `scale`; images are decoded if it is not 1.
 
     Raises:
       ValueError: The dataset has no such split, or not these fields.
@@ -149,18 +127,14 @@ class TfdsSource:
   def labels(self) -> np.ndarray:
     """The classes of all records, int32 [N]; every record is read."""
     labels = np.empty(len(self), np.int32)
-    with tqdm.tqdm(
-      total=len(self), desc='Reading labels', unit=' records', delay=2
-    ) as shown:
+    with cores.progress('Reading labels', len(self), 'records') as bar:
       for start in range(0, len(self), _READ_TOGETHER):
         positions = range(start, min(start + _READ_TOGETHER, len(self)))
-        for i, record in zip(
-          positions, self._records.__getitems__(positions), strict=True
-        ):
-          labels[i] = self._label(
-            self._label_fields.deserialize_example_np(record)
-          )
-        shown.update(len(positions))
+        records = self._records.__getitems__(positions)
+        for i, record in zip(positions, records, strict=True):
+          fields = self._label_fields.deserialize_example_np(record)
+          labels[i] = self._label(fields)
+        bar.update(len(positions))
     return labels
 
   def fingerprint(self) -> str:
@@ -255,14 +229,12 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
   """The features that hold the image and its class."""
   features = dict(info.features)
   keys = info.supervised_keys
+  kinds = (tfds.features.Image, tfds.features.ClassLabel)
   if keys is None or len(keys) != 2:
-    kinds = (tfds.features.Image, tfds.features.ClassLabel)
     found = [[k for k, f in features.items() if type(f) is t] for t in kinds]
     keys = [key for of_kind in found for key in of_kind]
-  if (
-    len(keys) != 2
-    or not isinstance(features.get(keys[0]), tfds.features.Image)
-    or not isinstance(features.get(keys[1]), tfds.features.ClassLabel)
+  if len(keys) != 2 or not all(
+    isinstance(features.get(k), t) for k, t in zip(keys, kinds, strict=True)
   ):
     raise ValueError(
       f'dataset {name} is not one of images with one class each; its features '

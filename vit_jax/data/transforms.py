@@ -5,8 +5,7 @@ Both transforms turn a record {'image', 'name'} of a source into {'image': uint8
 until they are on the device, where scaling to [-1, 1] and flips happen.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +27,7 @@ INTERPOLATIONS = ('bilinear', 'bicubic')
 MAX_SIDE = 1 << 16
 
 
+@dataclasses.dataclass(frozen=True)
 class TrainTransform:
   """A random part of the image: the "inception crop", or BiT's.
 
@@ -40,40 +40,38 @@ class TrainTransform:
 
   BiT's (arXiv 1912.11370) resizes the whole image, whatever its aspect ratio,
   and cuts a part of fixed size out of that, anywhere.
-  """
 
-  def __init__(
-    self,
-    image_size: tuple[int, int],
-    min_area: float = 0.05,
-    resize: tuple[int, int] | None = None,
-  ):
-    """Args:
-
+  Attributes:
     image_size: (height, width) of the output.
     min_area: smallest share of the image that the inception crop takes; 1 is
       always the whole image, squashed to size.
     resize: (height, width) to which BiT's crop resizes the image. None, for
       the inception crop.
 
-    Raises:
-      ValueError: `min_area` is not in (0, 1], `image_size` is not positive, or
-        `resize` is smaller.
-    """
-    self.image_size = _checked_size(image_size)
-    if not 0 < min_area <= 1:
+  Raises:
+    ValueError: `min_area` is not in (0, 1], `image_size` is not positive, or
+      `resize` is smaller.
+  """
+
+  image_size: tuple[int, int]
+  min_area: float = 0.05
+  resize: tuple[int, int] | None = None
+
+  def __post_init__(self) -> None:
+    _check_size(self.image_size)
+    if not 0 < self.min_area <= 1:
       raise ValueError(
-        f'min_area={min_area} must be in (0, 1]; it is the smallest share of '
-        'the image that a training crop covers'
+        f'min_area={self.min_area} must be in (0, 1]; it is the smallest share '
+        'of the image that a training crop covers'
       )
-    self.min_area = min_area
-    if resize and (resize[0] < image_size[0] or resize[1] < image_size[1]):
+    if self.resize and any(
+      a < b for a, b in zip(self.resize, self.image_size, strict=True)
+    ):
       raise ValueError(
-        f'resize={tuple(resize)} is smaller than image_size='
-        f'{tuple(image_size)}, which is cut out of it; use None or at least '
-        'that size'
+        f'resize={tuple(self.resize)} is smaller than image_size='
+        f'{tuple(self.image_size)}, which is cut out of it; use None or at '
+        'least that size'
       )
-    self.resize = resize
 
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
@@ -133,38 +131,36 @@ class TrainTransform:
     return decode.Box(top, left, box_height, box_width)
 
 
+@dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """The same pixels every time: a resize, and maybe a central crop."""
+  """The same pixels every time: a resize, and maybe a central crop.
 
-  def __init__(
-    self,
-    image_size: tuple[int, int],
-    resize_small: int = 0,
-    interpolation: str = 'bilinear',
-  ):
-    """Args are the (height, width) of the output and how to get there.
+  resize_small=0 resizes the whole image to `image_size` (height, width),
+  whatever its aspect ratio, as the models of the paper expect. Otherwise the
+  shorter side is resized to `resize_small` pixels and the centre of
+  `image_size` cut out.
 
-    resize_small=0 resizes the whole image to `image_size`, whatever its aspect
-    ratio, as the models of the paper expect. Otherwise the shorter side is
-    resized to `resize_small` pixels and the centre of `image_size` cut out.
+  Raises:
+    ValueError: The crop would not fit into the resized image, or the
+      interpolation is neither 'bilinear' nor 'bicubic'.
+  """
 
-    Raises:
-      ValueError: The crop would not fit into the resized image, or the
-        interpolation is neither 'bilinear' nor 'bicubic'.
-    """
-    if interpolation not in INTERPOLATIONS:
+  image_size: tuple[int, int]
+  resize_small: int = 0
+  interpolation: str = 'bilinear'
+
+  def __post_init__(self) -> None:
+    if self.interpolation not in INTERPOLATIONS:
       raise ValueError(
-        f'interpolation={interpolation!r} must be one of '
+        f'interpolation={self.interpolation!r} must be one of '
         f'{", ".join(INTERPOLATIONS)}'
       )
-    self.interpolation = interpolation
-    self.image_size = _checked_size(image_size)
-    if resize_small and resize_small < max(image_size):
+    _check_size(self.image_size)
+    if self.resize_small and self.resize_small < max(self.image_size):
       raise ValueError(
-        f'resize_small={resize_small} is less than the crop of image_size='
-        f'{tuple(image_size)}; use 0 or at least {max(image_size)}'
+        f'resize_small={self.resize_small} is less than the crop of image_size='
+        f'{tuple(self.image_size)}; use 0 or at least {max(self.image_size)}'
       )
-    self.resize_small = resize_small
 
   def __call__(
     self, record: Mapping[str, Any]
@@ -207,17 +203,16 @@ class EvalTransform:
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class WithoutLabel:
   """A transform for objectives that learn from images alone."""
 
-  def __init__(self, transform: TrainTransform | EvalTransform):
-    """Takes the transform."""
-    self._transform = transform
+  transform: TrainTransform | EvalTransform
 
   def __call__(self, record: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
     """A record, and the generator of a training transform, to {'image'}."""
     unlabelled = {k: v for k, v in record.items() if k != 'label'}
-    return self._transform(unlabelled, *rng)
+    return self.transform(unlabelled, *rng)
 
 
 def _label(record: Mapping[str, Any]) -> dict[str, np.int32]:
@@ -225,21 +220,15 @@ def _label(record: Mapping[str, Any]) -> dict[str, np.int32]:
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Bilinear resize to `size`, with antialiasing along sides that shrink.
+  """Bilinear resize of uint8 [H, W, 3], antialiased along sides that shrink.
 
   Close to Pillow's BILINEAR at a quarter of its time. Its triangle filter grows
   with the scale n/m; relative to plain bilinear sampling it blurs with a
   variance of ((n/m)^2 - 1) / 6, which is 1/2 at the scale of two. So are the
   three taps 1/4, 1/2, 1/4: sides that are closer to that than to none get them
   before they are sampled. Sides more than twice too long are averaged down to
-  twice the size first.
-
-  Args:
-    image: uint8 [H, W, 3].
-    size: (height, width) of the result.
-
-  Returns:
-    uint8 [size[0], size[1], 3]; the input itself if it has that size.
+  twice the size first. An image that has the `size` (height, width) is returned
+  itself.
   """
   if image.shape[:2] == tuple(size):
     return image
@@ -271,10 +260,8 @@ def _central_box(height: int, width: int) -> decode.Box:
   )
 
 
-def _checked_size(image_size: tuple[int, int]) -> tuple[int, int]:
-  height, width = image_size
-  if height < 1 or width < 1:
+def _check_size(image_size: tuple[int, int]) -> None:
+  if min(image_size) < 1:
     raise ValueError(
       f'image_size={tuple(image_size)} must be a positive (height, width)'
     )
-  return int(height), int(width)

@@ -166,12 +166,7 @@ def is_task_name(name: str) -> bool:
 
 
 def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
-  """Opens one split of a task.
-
-  Args:
-    name: as in 'vtab/caltech101'.
-    split: one of `SPLITS`.
-    data_dir: as for `sources.open_source`.
+  """Opens one of `SPLITS` of a task such as 'vtab/caltech101'.
 
   Raises:
     ValueError: There is no such task or split, or the dataset is another one.
@@ -207,12 +202,9 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
 
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
-  """Returns the split string of TFDS for a split of a task.
+  """Returns the split string of TFDS for one of `SPLITS`.
 
-  Args:
-    task: of `TASKS`.
-    split: of `SPLITS`.
-    sizes: of TFDS' splits, by name, as `num_examples` of each.
+  TFDS' own splits have their sizes as `num_examples` of each.
   """
 
   def start(part: _Start) -> int:

@@ -108,14 +108,7 @@ def make_evaluators(
   mesh: jax.sharding.Mesh,
   class_names: tuple[str, ...],
 ) -> list[Evaluator]:
-  """Returns the evaluators of a config.
-
-  Args:
-    config: from a file in `configs/`.
-    objective: whose parameters are measured.
-    fixed: its fixed parameters, on the devices.
-    mesh: of the parameters.
-    class_names: of the training data.
+  """Returns the evaluators of a config, made of what `Parts` has.
 
   Raises:
     ValueError: for an entry that cannot work.

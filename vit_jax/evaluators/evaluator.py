@@ -3,6 +3,7 @@
 An evaluator is one file beside this one, with a line in `build`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
@@ -57,6 +58,7 @@ class Evaluator(Protocol):
     ...
 
 
+@dataclasses.dataclass(frozen=True)
 class Parts:
   """What evaluators are made of.
 
@@ -66,32 +68,28 @@ class Parts:
     fixed: parameters of the objective, on the devices.
     mesh: of the parameters.
     class_names: of the data that the model is trained on.
-    images: how images are brought to the model.
-    batches: what `features.global_batches` takes besides source and transform.
   """
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    objective: Objective,
-    fixed: Params,
-    mesh: jax.sharding.Mesh,
-    class_names: tuple[str, ...],
-  ):
-    """Takes the attributes."""
-    self.config = config
-    self.objective = objective
-    self.fixed = fixed
-    self.mesh = mesh
-    self.class_names = class_names
-    self.images = Images.from_config(
-      config.data, images.size_of(config.data.image_size)
-    )
-    self.batches: dict[str, Any] = {
+  config: ConfigDict
+  objective: Objective
+  fixed: Params
+  mesh: jax.sharding.Mesh
+  class_names: tuple[str, ...]
+
+  @functools.cached_property
+  def images(self) -> Images:
+    """How images are brought to the model."""
+    data = self.config.data
+    return Images.from_config(data, images.size_of(data.image_size))
+
+  @property
+  def batches(self) -> dict[str, Any]:
+    """What `features.global_batches` takes besides source and transform."""
+    return {
       # What fits when training fits when evaluating.
-      'batch_size': config.batch_size // config.accum_steps,
-      'mesh': mesh,
-      'workers': config.data.workers,
+      'batch_size': self.config.batch_size // self.config.accum_steps,
+      'mesh': self.mesh,
+      'workers': self.config.data.workers,
     }
 
   def source(self, split: str) -> sources.Source:
@@ -109,13 +107,7 @@ class Parts:
     self, name: str, function: features.Function
   ) -> Callable[[Any, sources.Source], np.ndarray]:
     """Returns what applies a function of images to those of a source."""
-    extract = features.Extractor(
-      function,
-      self.images.eval_transform(),
-      mean=self.images.mean,
-      std=self.images.std,
-      **self.batches,
-    )
+    extract = features.Extractor(function, self.images, **self.batches)
     return functools.partial(extract, description=name)
 
 

@@ -77,14 +77,7 @@ def is_there(path: str) -> bool:
 def write(
   path: str, contents: Contents, train_ND: np.ndarray, test_MD: np.ndarray
 ) -> None:
-  """Writes a new file, with the facts as JSON; it appears whole or not at all.
-
-  Args:
-    path: of the file.
-    contents: what it has beside the representations.
-    train_ND: of the training split, float32.
-    test_MD: of the test split, float32.
-  """
+  """Writes a new file, with the facts as JSON: all of it or none."""
   with whole.new_file(path) as partial, open(partial, 'wb') as file:
     np.savez(
       file,
@@ -97,18 +90,11 @@ def write(
 
 
 def read(path: str, wanted: Contents) -> tuple[np.ndarray, np.ndarray]:
-  """Reads the representations of a file that `write` wrote.
-
-  Args:
-    path: of the file.
-    wanted: what it should have beside them.
-
-  Returns:
-    Those of the training split, ND, and of the test split, MD.
+  """Returns the representations ND and MD of a file that `write` wrote.
 
   Raises:
-    ValueError: if it has something else, naming all that differs, or is
-      damaged.
+    ValueError: if it has not the contents wanted, naming all that differs, or
+      is damaged.
   """
   arrays = wanted.arrays()
   try:

@@ -2,16 +2,15 @@
 
 import collections
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
-from vit_jax.data import augment, loader, transforms
+from vit_jax.data import cores, loader
+from vit_jax.data.images import Images
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.variants import Model
 from vit_jax.training import sharding
@@ -97,30 +96,22 @@ class Extractor:
   def __init__(
     self,
     function: Function,
-    transform: transforms.EvalTransform,
+    images: Images,
     *,
     batch_size: int,
     mesh: jax.sharding.Mesh,
-    mean: Sequence[float] = augment.MEAN,
-    std: Sequence[float] = augment.STD,
     workers: int = 0,
   ):
-    """Args:
+    """Takes a function such as `layer` or `top_k` give, of normalised images.
 
-    function: such as `layer` or `top_k` give.
-    transform: brings images to the model's size.
-    batch_size: over all devices.
-    mesh: of the parameters.
-    mean: of the model's images, see `augment.normalize`.
-    std: their standard deviations.
-    workers: processes that read and decode.
+    `batch_size` is that of all devices, `workers` are processes that read and
+    decode.
     """
 
     def forward(
       params: Any, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-      images_BHWC = augment.normalize(batch['image'], mean, std)
-      return function(params, images_BHWC), batch['index']
+      return function(params, images.normalize(batch['image'])), batch['index']
 
     # Replicated, so that every process can read them all.
     self._forward = jax.jit(forward, out_shardings=sharding.replicated(mesh))
@@ -129,28 +120,22 @@ class Extractor:
       'mesh': mesh,
       'workers': workers,
     }
-    self._transform = transform
+    self._transform = images.eval_transform()
 
   def __call__(
     self, params: Any, source: Source, description: str = ''
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
-    Args:
-      params: of the model.
-      source: of N images.
-      description: for a progress bar; empty for none.
+    A description shows a progress bar.
     """
     rows_NX = np.empty(0)
     pending: collections.deque[Any] = collections.deque()
-    shown = tqdm(
-      total=len(source),
-      desc=description,
-      unit=' images',
-      delay=2,
-      # A line now and then where there is no terminal to rewrite it on.
-      mininterval=0.5 if sys.stderr.isatty() else 30,
-      disable=not description or jax.process_index() != 0,
+    shown = cores.progress(
+      description,
+      len(source),
+      'images',
+      shown=bool(description) and jax.process_index() == 0,
     )
 
     def fetch() -> None:

@@ -55,17 +55,11 @@ def plan(
   seeds: int,
   class_names: Sequence[str] = (),
 ) -> dict[tuple[int, int], np.ndarray]:
-  """Draws the shots: k random examples of each class.
+  """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
   The draws are the same for ever, those of one seed contain one another (the
   5 shots are among the 10), and they do not depend on what else is drawn.
-
-  Args:
-    labels_N: integers in [0, num_classes).
-    num_classes: C.
-    shots: the numbers k.
-    seeds: how many draws; the seeds are 0, 1, ...
-    class_names: for messages.
+  `class_names` are for messages.
 
   Returns:
     By (k, seed) the positions of k C examples, int64, k of class 0 first.
@@ -117,7 +111,7 @@ def evaluate(
   num_classes: int,
   l2: str = 'choose',
 ) -> list[Result]:
-  """Fits a linear classifier to every draw, and measures it.
+  """Returns what a linear classifier of every draw gives, in their order.
 
   With 'choose' the features are standardised by the shots' own mean and
   deviation, and the penalty is the one of `ridge.L2_GRID` with which most of
@@ -141,9 +135,6 @@ def evaluate(
     test_labels_M: its classes.
     num_classes: C.
     l2: 'choose' or 'fixed'.
-
-  Returns:
-    A result for each draw, in their order.
 
   Raises:
     ValueError: for another `l2`, labels out of range, features that are not
@@ -247,17 +238,11 @@ class FewShotEvaluator:
     seeds: int = 3,
     l2: str = 'choose',
   ):
-    """Args:
+    """Takes what the shots are drawn from, and the test set.
 
-    name: prefix of the metrics.
-    extract: from parameters and a source to the features of its images, in its
-      order.
-    train: what the shots are drawn from. Of the other images nothing but the
-      label is read.
-    test: what the classifiers are measured on, the whole of it.
-    shots: numbers of examples a class.
-    seeds: draws to take the mean of.
-    l2: 'choose' or 'fixed', see `evaluate`.
+    `extract` gives from parameters and a source the features of its images, in
+    its order. Of training images that are no shots nothing but the label is
+    read. `l2` is as `evaluate` has it.
 
     Raises:
       ValueError: if the two sources have other classes, a class has too few

@@ -1,5 +1,6 @@
 """Means of what an objective measures, over each example of a split once."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
@@ -14,30 +15,20 @@ from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import sharding
 
 
+@dataclasses.dataclass(frozen=True)
 class MeanEvaluator:
   """Divides what an objective's `evaluate` sums by the examples.
 
   Attributes:
     name: prefix of the metrics, as in `test/loss`.
+    evaluate: from parameters and a batch to sums over its unmasked examples,
+      `examples` among them.
+    batches: starts one pass over the split, as global device arrays.
   """
 
-  def __init__(
-    self,
-    name: str,
-    evaluate: Callable[[Params, Batch], Metrics],
-    batches: Callable[[], Iterable[Batch]],
-  ):
-    """Takes what is summed and over what.
-
-    Args:
-      name: prefix of the metrics.
-      evaluate: from parameters and a batch to sums over its unmasked examples,
-        `examples` among them.
-      batches: starts one pass over the split, as global device arrays.
-    """
-    self.name = name
-    self._evaluate = evaluate
-    self._batches = batches
+  name: str
+  evaluate: Callable[[Params, Batch], Metrics]
+  batches: Callable[[], Iterable[Batch]]
 
   @classmethod
   def metrics(
@@ -69,7 +60,7 @@ class MeanEvaluator:
     """Returns the means and `examples` under this evaluator's name."""
     # The sums stay on the device until the last batch is under way; Python
     # floats then add up millions of examples without float32's rounding.
-    sums = [self._evaluate(params, batch) for batch in self._batches()]
+    sums = [self.evaluate(params, batch) for batch in self.batches()]
     sums = jax.device_get(sums)
     totals = {k: sum(float(s[k]) for s in sums) for k in sums[0]}
     examples = totals.pop('examples')

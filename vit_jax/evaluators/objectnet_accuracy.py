@@ -39,16 +39,13 @@ class ObjectNetEvaluator:
     source: LabelledSource,
     class_names: Sequence[str],
   ):
-    """Args:
+    """Takes a model of these classes, and ObjectNet or some of its images.
 
-    name: prefix of the metrics.
-    top: from parameters and a source to the classes of each image, the
-      likeliest first and at least five of them: int Nk.
-    source: an `objectnet.ObjectNet`, or some of its images.
-    class_names: of the model.
+    `top` gives from parameters and a source the classes of each image, the
+    likeliest first and at least five of them: int Nk.
 
     Raises:
-      ValueError: if these are not the classes of ImageNet in their order.
+      ValueError: if the classes are not ImageNet's in their order.
     """
     _check_imagenet(name, class_names)
     self.name = name

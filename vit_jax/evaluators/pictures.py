@@ -35,14 +35,7 @@ class PicturesEvaluator:
     count: int,
     mesh: jax.sharding.Mesh,
   ):
-    """Args:
-
-    name: prefix of the pictures.
-    model: that looks.
-    images: how they are brought to it.
-    source: the first of its images are looked at.
-    count: how many.
-    mesh: of the parameters.
+    """Takes the first `count` images of a source.
 
     Raises:
       ValueError: if the model has no attention, or there is no TensorBoard to

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding
-from tqdm import tqdm
 
+from vit_jax.data import cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
@@ -79,8 +79,8 @@ def fit_probe(
   ties go to the higher penalty. From high to low, each fit starts from the one
   before.
 
-  All processes call it with the same arrays. The examples are spread over the
-  mesh's batch axes.
+  All processes call it with the same arrays. The examples
+  are spread over the mesh's batch axes.
 
   Args:
     features_ND: of the training set.
@@ -103,105 +103,79 @@ def fit_probe(
   if not l2_grid or not min(l2_grid) > 0:
     raise ValueError(f'l2_grid is {tuple(l2_grid)}: penalties are positive.')
   mean_D, std_D = ridge.moments(features_ND)
-  problem = _Problem(
-    features_ND, labels_N, num_classes, mean_D, std_D, tolerance, mesh
+
+  def standardise(rows_BD: np.ndarray) -> np.ndarray:
+    # float64 for a moment: means may be large beside deviations.
+    x_BD = np.empty(rows_BD.shape, np.float32)
+    for i in range(0, len(rows_BD), _BLOCK):
+      x_BD[i : i + _BLOCK] = (rows_BD[i : i + _BLOCK] - mean_D) / std_D
+    return x_BD
+
+  data = (
+    _spread(features_ND, mesh, standardise),
+    _spread(labels_N.astype(np.int32), mesh),
   )
-  l2, heldout_accuracy, params = l2_grid[0], math.nan, problem.zeros()
+  everywhere = sharding.replicated(mesh)
+  fit, measure = (
+    jax.jit(function, out_shardings=everywhere)
+    for function in (_fit, _accuracy)
+  )
+  params = {
+    'kernel': np.zeros((features_ND.shape[1], num_classes), np.float32),
+    'bias': np.zeros(num_classes, np.float32),
+  }
+  params = jax.device_put(params, everywhere)
+  l2, heldout_accuracy = l2_grid[0], math.nan
   if len(l2_grid) > 1:
-    l2, heldout_accuracy, params = _choose(problem, labels_N, l2_grid)
-  params, iterations, size = problem.fit(params, np.ones(len(labels_N)), l2)
-  params = jax.device_get(params)
+    is_heldout_N = hold_out(labels_N)
+    rest_N, heldout_N = (
+      _spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
+    )
+    l2, heldout_accuracy, params = _choose(
+      lambda params, l2: fit(params, *data, rest_N, l2, tolerance),
+      lambda params: measure(params, *data, heldout_N),
+      params,
+      l2_grid,
+    )
+  ones_N = _spread(np.ones(len(labels_N), np.float32), mesh)
+  params, iterations, size = jax.device_get(
+    fit(params, *data, ones_N, l2, tolerance)
+  )
   kernel_DC = params['kernel'].astype(np.float64) / std_D[:, None]
   bias_C = params['bias'].astype(np.float64)
   return Probe(
     l2=l2,
     heldout_accuracy=heldout_accuracy,
     accuracy=ridge.accuracy(test_MD, test_labels_M, mean_D, kernel_DC, bias_C),
-    iterations=iterations,
-    converged=size <= tolerance,
+    iterations=int(iterations),
+    converged=bool(float(size) <= tolerance),
     mean_D=mean_D,
     kernel_DC=kernel_DC,
     bias_C=bias_C,
   )
 
 
-class _Problem:
-  """The training set on the devices, and what is computed with it there."""
-
-  def __init__(
-    self,
-    features_ND: np.ndarray,
-    labels_N: np.ndarray,
-    num_classes: int,
-    mean_D: np.ndarray,
-    std_D: np.ndarray,
-    tolerance: float,
-    mesh: jax.sharding.Mesh,
-  ):
-    def standardise(rows_BD: np.ndarray) -> np.ndarray:
-      # float64 for a moment: means may be large beside deviations.
-      x_BD = np.empty(rows_BD.shape, np.float32)
-      for i in range(0, len(rows_BD), _BLOCK):
-        x_BD[i : i + _BLOCK] = (rows_BD[i : i + _BLOCK] - mean_D) / std_D
-      return x_BD
-
-    self._mesh = mesh
-    self._tolerance = tolerance
-    self._data = (
-      _spread(features_ND, mesh, standardise),
-      _spread(labels_N.astype(np.int32), mesh),
-    )
-    self._shape = features_ND.shape[1], num_classes
-    everywhere = sharding.replicated(mesh)
-    self._fit = jax.jit(_fit, out_shardings=everywhere)
-    self._accuracy = jax.jit(_accuracy, out_shardings=everywhere)
-
-  def zeros(self) -> Any:
-    """Returns parameters to start from."""
-    params = {
-      'kernel': np.zeros(self._shape, np.float32),
-      'bias': np.zeros(self._shape[1], np.float32),
-    }
-    return jax.device_put(params, sharding.replicated(self._mesh))
-
-  def fit(
-    self, params: Any, weight_N: np.ndarray, l2: float
-  ) -> tuple[Any, int, float]:
-    """Returns parameters, iterations, and the gradient's largest entry."""
-    weights_N = _spread(weight_N.astype(np.float32), self._mesh)
-    params, iterations, size = self._fit(
-      params, *self._data, weights_N, l2, self._tolerance
-    )
-    return params, int(iterations), float(size)
-
-  def accuracy(self, params: Any, weight_N: np.ndarray) -> float:
-    """Returns the accuracy on the examples of weight 1."""
-    weights_N = _spread(weight_N.astype(np.float32), self._mesh)
-    return float(self._accuracy(params, *self._data, weights_N))
-
-
 def _choose(
-  problem: _Problem, labels_N: np.ndarray, l2_grid: Sequence[float]
+  fit: Callable[[Any, float], tuple[Any, jax.Array, jax.Array]],
+  measure: Callable[[Any], jax.Array],
+  params: Any,
+  l2_grid: Sequence[float],
 ) -> tuple[float, float, Any]:
   """Returns the best penalty, its held-out accuracy, and its parameters."""
-  is_heldout_N = hold_out(labels_N)
-  params = problem.zeros()
   best: tuple[float, float, Any] = (0.0, -1.0, params)
-  bar = tqdm(
-    sorted(l2_grid, reverse=True),
-    desc='linear probe',
-    unit=' fits',
-    delay=2,
-    disable=jax.process_index() != 0,
-  )
-  for l2 in bar:
-    params, iterations, _ = problem.fit(params, ~is_heldout_N, l2)
-    accuracy = problem.accuracy(params, is_heldout_N)
-    bar.set_postfix_str(
-      f'l2 {l2:.1e}: {iterations} iterations, {accuracy:.2%} held out'
-    )
-    if accuracy > best[1]:
-      best = l2, accuracy, params
+  is_first = jax.process_index() == 0
+  with cores.progress(
+    'linear probe', len(l2_grid), 'fits', shown=is_first
+  ) as bar:
+    for l2 in sorted(l2_grid, reverse=True):
+      params, iterations, _ = fit(params, l2)
+      accuracy = float(measure(params))
+      bar.set_postfix_str(
+        f'l2 {l2:.1e}: {iterations} iterations, {accuracy:.2%} held out'
+      )
+      bar.update()
+      if accuracy > best[1]:
+        best = l2, accuracy, params
   return best
 
 
@@ -292,10 +266,8 @@ def _spread(
 ) -> jax.Array:
   """Places rows, padded with zeros, on the mesh's batch axes.
 
-  Args:
-    x: the same in all processes, which make what their devices hold of it.
-    mesh: of the devices.
-    function: from some of the rows to what is placed.
+  All processes have the same `x`, and each makes by `function` what its devices
+  hold of it.
   """
   shards = mesh.shape['data'] * mesh.shape['fsdp']
   count = math.ceil(len(x) / shards) * shards

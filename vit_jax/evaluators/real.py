@@ -8,16 +8,13 @@ empty are not scored.
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
 from typing import Any, Self
 
 import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from vit_jax.data import cores
 from vit_jax.data.sources import LabelledSource, Source, labelled
@@ -44,14 +41,11 @@ class RealEvaluator:
     source: LabelledSource,
     labels_path: str,
   ):
-    """Args:
+    """Reads every record of a source once, for the image's number.
 
-    name: prefix of the metrics.
-    top: from parameters and a source to the classes of each image, the
-      likeliest first: int Nk.
-    source: validation images of ImageNet, all or some, in any order. Their
-      names tell their numbers, so every record is read once, here.
-    labels_path: of real.json, a list of 50,000 lists of classes.
+    `top` gives from parameters and a source the classes of each image, the
+    likeliest first: int Nk. The source has validation images of ImageNet, all
+    or some, in any order; `labels_path` is that of real.json.
 
     Raises:
       FileNotFoundError: if there is no file at `labels_path`.
@@ -113,9 +107,7 @@ def real_accuracy(
 ) -> tuple[float, int]:
   """Returns the accuracy by ReaL and how many images it is the share of.
 
-  Args:
-    predictions_N: class of each image.
-    labels: N lists of the classes that are right; images without are left out.
+  Images without labels are left out.
 
   Raises:
     ValueError: if no image has a label, or the lengths differ.
@@ -187,20 +179,10 @@ def _numbers_and_labels(
       )
     return number, record['label']
 
-  # Threads, because reading releases the GIL.
-  with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
-    results = pool.map(read, range(len(source)))
-    # A line now and then where there is no terminal to rewrite it on.
-    shown = tqdm(
-      results,
-      'Reading names',
-      len(source),
-      unit=' records',
-      delay=2,
-      mininterval=0.5 if sys.stderr.isatty() else 30,
-      disable=jax.process_index() != 0,
-    )
-    pairs = list(shown)
+  bar = cores.progress(
+    'Reading names', len(source), 'records', shown=jax.process_index() == 0
+  )
+  pairs = cores.in_threads(read, range(len(source)), bar)
   numbers, labels = zip(*pairs, strict=True)
   return list(numbers), np.array(labels)
 
