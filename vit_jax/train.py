@@ -28,12 +28,17 @@ from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
 from vit_jax.objectives import objective_type
 from vit_jax.training import metric_log, sharding, workdir_lock
-from vit_jax.training.run import Preempted, Run, preemption_notice
+from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
 
 
-def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
+def train(
+  config: ConfigDict,
+  workdir: str,
+  start_over: bool = False,
+  listener: Listener | None = None,
+) -> None:
   """Trains, or resumes, what a config describes.
 
   Args:
@@ -41,6 +46,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
     start_over: whether to start from step 0 where the workdir holds a run of
       which no checkpoint is whole.
+    listener: hears of the run, if someone wants to.
 
   Raises:
     ValueError: for a config or data that cannot work, before anything is built;
@@ -60,7 +66,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     config, experiment.objective, fixed, experiment.mesh, class_names
   )
   with workdir_lock.held(workdir):
-    _train(experiment, source, fixed, evaluators, workdir, start_over)
+    _train(experiment, source, fixed, evaluators, workdir, start_over, listener)
 
 
 def _train(
@@ -70,6 +76,7 @@ def _train(
   evaluators: list[Evaluator],
   workdir: str,
   start_over: bool,
+  listener: Listener | None,
 ) -> None:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
@@ -119,6 +126,7 @@ def _train(
     start_step=start_step,
     batch_size=config.batch_size,
     forward_flops=forward_flops,
+    listener=listener,
   )
   with (
     contextlib.closing(checkpoints),
