@@ -15,24 +15,23 @@ from vit_jax.checkpoints import opening, saving, transfer
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.experiment import (
-  Experiment,
-  State,
-  check_batch_size,
-  check_config,
-  facts_of,
-)
+from vit_jax.experiment import Experiment, State, check_config, facts_of
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
 from vit_jax.objectives import objective_type
 from vit_jax.training import metric_log, sharding, workdir_lock
-from vit_jax.training.run import Preempted, Run, preemption_notice
+from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
 
 
-def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
+def train(
+  config: ConfigDict,
+  workdir: str,
+  start_over: bool = False,
+  listener: Listener | None = None,
+) -> None:
   """Trains, or resumes, what a config describes.
 
   Args:
@@ -40,6 +39,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
     start_over: whether to start from step 0 where the workdir holds a run of
       which no checkpoint is whole.
+    listener: hears of the run, if someone wants to.
 
   Raises:
     ValueError: for a config or data that cannot work, before anything is built;
@@ -52,9 +52,8 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   check_config(config)
   build.best_of(config)
   workdir_lock.check(workdir)
-  trained = saving.steps(saving.absolute(workdir) / saving.FOLDER)
   init = None
-  if config.init and (start_over or not trained):
+  if config.init and (start_over or not saving.steps_in(workdir)):
     init = opening.open_checkpoint(config.init)
   source = bad_images.open_checked(config.data, config.data.split)
   class_names = sources.class_names(source)
@@ -64,7 +63,8 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     config, experiment.objective, fixed, experiment.mesh, class_names
   )
   with workdir_lock.held(workdir):
-    _train(experiment, source, fixed, evaluators, init, workdir, start_over)
+    args = source, fixed, evaluators, init, workdir, start_over
+    _train(experiment, *args, listener)
 
 
 def _train(
@@ -75,6 +75,7 @@ def _train(
   init: opening.Checkpoint | None,
   workdir: str,
   start_over: bool,
+  listener: Listener | None,
 ) -> None:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
@@ -124,6 +125,7 @@ def _train(
     start_step=start_step,
     batch_size=config.batch_size,
     forward_flops=forward_flops,
+    listener=listener,
   )
   with (
     contextlib.closing(checkpoints),
@@ -179,8 +181,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   mesh = sharding.make_mesh(config.mesh, width=config.model.width)
-  config_lib.check_ranges(config)
-  check_batch_size(config, mesh)
+  check_config(config)
   facts = facts_of(config, class_names, len(source))
   objective = objective_type(config).from_config(config, facts)
   _check_same_model(checkpoint, objective.model, config.data.name)

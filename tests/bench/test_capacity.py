@@ -89,7 +89,7 @@ def test_of_this_device(run, tmp_path):
 
 
 def size(mode, batch):
-  fields = {'model.depth': '1', 'model.mlp_dim': '64'}
+  fields = ['model.depth=1', 'model.mlp_dim=64']
   config = step.config_of('ti16', 32, batch, 'float32', fields)
   program = capacity.program_of(config, mode, jax.devices()[0])
   return aot.peak_bytes(program.lower().compile())

@@ -107,10 +107,3 @@ def test_a_long_step_is_a_turn(monkeypatch):
   monkeypatch.setattr(race.time, 'perf_counter', lambda: next(clock))
   turn = race.paced(lambda: None, lambda: None, images=3)
   assert turn() == 1.5
-
-
-@pytest.mark.parametrize(
-  ('seconds', 'text'), [(0.2, '0:00:01'), (61, '0:01:01'), (7325, '2:02:05')]
-)
-def test_time_left(seconds, text):
-  assert race.time_text(seconds) == text

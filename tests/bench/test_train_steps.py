@@ -1,21 +1,23 @@
 """Training steps, ours beside others."""
 
 import csv
+import os
 import re
+import subprocess
 import sys
 import types
 
 import numpy as np
 import pytest
 
+from tests.bench.conftest import SMALL
 from vit_jax import flags
 from vit_jax.bench import speed, step
-from vit_jax.bench import train_steps as bench_train
 from vit_jax.models import flops
 
 
 def config(dtype='float32'):
-  small = {'model.depth': '1', 'model.mlp_dim': '64'}
+  small = ['model.depth=1', 'model.mlp_dim=64']
   return step.config_of('ti16', 32, 4, dtype, small)
 
 
@@ -50,7 +52,7 @@ def test_a_grid_beside_plain_flax(run, tmp_path):
 def test_timm_has_the_same_architecture(timm, variant):
   from vit_jax.bench import torch_peer
 
-  chosen = step.config_of(variant, 64, 1, 'float32', {})
+  chosen = step.config_of(variant, 64, 1, 'float32', [])
   model = timm.create_model(**torch_peer.arguments(chosen))
   theirs = sum(p.numel() for p in model.parameters())
   assert theirs == flops.count_params(step.model_of(chosen), (64, 64))
@@ -73,7 +75,7 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
 
   monkeypatch.setattr(race, 'TURN_S', 0.0)
   monkeypatch.setattr(torch.nn.functional, 'cross_entropy', noting)
-  contender = torch_peer.training(config(dtype), compiled=False)
+  contender = torch_peer.contender(config(dtype), True, compiled=False)
   assert contender.name.endswith(', eager')
   contender.turn()
   contender.turn()
@@ -96,7 +98,7 @@ def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
     return call
 
   monkeypatch.setattr(torch, 'compile', failing)
-  contender = torch_peer.training(config(), compiled=True)
+  contender = torch_peer.contender(config(), True, compiled=True)
   assert contender.name.endswith('eager, for torch.compile failed')
   assert 'torch.compile failed, eager instead: no compiler here\n' in (
     capsys.readouterr().out
@@ -110,26 +112,30 @@ def test_timm_beside_ours(timm, run):
   assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
 
 
-def test_devices_share_the_batch(run, tmp_path):
+@pytest.mark.slow
+def test_devices_share_the_batch(tmp_path):
+  """In a process of its own, which has one device until it is told."""
   file = tmp_path / 'a.csv'
-  args = ('--devices=2', '--batch_sizes=4', f'--csv={file}')
-  status, out, _ = run('train', *args)
-  assert status == 0
-  assert '2 x cpu, training, float32' in out
+  args = ('train', *SMALL, '--devices=2', '--batch_sizes=4', f'--csv={file}')
+  done = subprocess.run(
+    [sys.executable, '-m', 'vit_jax.bench', *args],
+    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert '2 x cpu, training, float32' in done.stdout
   with open(file, newline='') as f:
     (row,) = csv.DictReader(f)
   assert row['devices'] == '2'
 
 
-def test_devices_are_not_compared_with_one(monkeypatch):
+def test_devices_are_not_compared_with_one(run, monkeypatch):
   gpus = 2 * [types.SimpleNamespace(platform='gpu', device_kind='H200')]
   monkeypatch.setattr(speed.jax, 'devices', lambda: gpus)
-  with pytest.raises(
-    ValueError, match='--devices=2: --vs=flax runs on one H200 alone'
-  ):
-    speed.bench(
-      bench_train.TASK, ['ti16'], [32], [2], 'float32', ['flax'], {}, None, 2
-    )
+  status, _, err = run('train', '--devices=2', '--vs=flax')
+  assert status == 2
+  assert '--devices=2: --vs=flax runs on one H200 alone' in err
 
 
 @pytest.mark.parametrize('task', ['train', 'inference'])

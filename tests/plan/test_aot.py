@@ -10,8 +10,8 @@ from vit_jax.plan import aot
 from vit_jax.training import optim
 
 
-def config(dtype='float32', **fields):
-  fields = {'model.depth': '1', 'model.mlp_dim': '64', **fields}
+def config(dtype='float32', *fields):
+  fields = ('model.depth=1', 'model.mlp_dim=64', *fields)
   return step.config_of('ti16', 32, 4, dtype, fields)
 
 
@@ -44,7 +44,7 @@ def test_devices_share_the_batch():
 def test_steps_are_those_of_training(count):
   """The loss of three steps, by hand on one device."""
   chosen = config(
-    **{'optimizer.decay': 'constant', 'optimizer.warmup': '0 steps'}
+    'float32', 'optimizer.decay=constant', 'optimizer.warmup=0 steps'
   )
   experiment = step.experiment_of(chosen, jax.devices()[:count])
   objective = experiment.objective
@@ -79,7 +79,7 @@ def test_steps_are_those_of_training(count):
 def test_images_are_normalised_before_the_model():
   """With a mean and a deviation of each channel that nothing else has."""
   mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
-  chosen = config(**{'data.mean': str(mean), 'data.std': str(std)})
+  chosen = config('float32', f'data.mean={mean}', f'data.std={std}')
   experiment = step.experiment_of(chosen, jax.devices()[:1])
   program = aot.inference(experiment, jax.devices()[0])
   params = jax.tree.map(

@@ -1,24 +1,26 @@
-"""The largest batch that fits, by compiling alone, and what it would bring.
+"""The largest batch that fits: figure 12, right.
 
-Figure 12 of the paper (appendix D.5) has images/s and the largest batch of one
-core of TPU v3 over image sizes. For a device that is there the compiler tells
-what a program takes; for a TPU that is not, its own compiler does, and
-estimates the time of a batch, too.
+Nothing runs: batches are compiled until the largest that fits is known to 1/32.
+The memory is that of the first device; --topology takes a core of a TPU that is
+not there, by its own compiler (pip install -e '.[plan]'), which also estimates
+images/s, the left panel: the best of the batches that were tried.
+A loop over layers compiles faster, but keeps more when it trains: less so with
+--set=model.scan=True --set=model.remat=cheap.
 """
 
+import argparse
 import dataclasses
 import functools
 import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.bench import charts as report
-from vit_jax.bench import race, step
+from vit_jax.bench import charts, race, step
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.plan import aot, costs, hlo
 from vit_jax.training import hardware
@@ -78,55 +80,32 @@ def machine_of(topology: str, memory_gib: float | None) -> Machine:
   return Machine(device, limit, None)
 
 
-def bench_capacity(
-  variants: Sequence[str],
-  image_sizes: Sequence[int],
-  modes: Sequence[str],
-  dtype: str,
-  machine: Machine,
-  overrides: Mapping[str, str],
-  output: Output,
-) -> None:
+def bench(args: argparse.Namespace, output: Output) -> None:
   """Looks for the largest batch of every combination.
-
-  Args:
-    variants: of models, as in `b16`.
-    image_sizes: sides in pixels.
-    modes: of `MODES`.
-    dtype: of the computation.
-    machine: from `machine_of`.
-    overrides: fields of the config.
-    output: takes the rows.
 
   Raises:
     ValueError: for what cannot work, before anything is compiled.
   """
-  for mode in modes:
+  machine = machine_of(args.topology, args.memory_gib)
+  for mode in args.modes:
     if mode not in MODES:
       raise ValueError(f'--modes={mode} is none of {", ".join(MODES)}.')
-  points = list(itertools.product(variants, image_sizes, modes))
+  points = list(itertools.product(args.variants, args.image_sizes, args.modes))
   for variant, image_size, _ in points:
-    step.config_of(variant, image_size, 1, dtype, overrides)
+    step.config_of(variant, image_size, 1, args.dtype, args.set)
   print(race.machine(['jax', 'flax']))
   kind = machine.device.device_kind
-  print(f'{kind}, {machine.memory_bytes / GIB:.2f} GiB, {dtype}')
+  print(f'{kind}, {machine.memory_bytes / GIB:.2f} GiB, {args.dtype}')
   for variant, image_size, mode in grid(
-    points, lambda point: f'{point[0]} at {point[1]}, {point[2]}'
+    points, lambda point: '{} at {}, {}'.format(*point)
   ):
     started_s = time.monotonic()
-
-    def config_of(
-      batch: int, variant: str = variant, image_size: int = image_size
-    ) -> ConfigDict:
-      return step.config_of(variant, image_size, batch, dtype, overrides)
-
-    tried = search(
-      functools.partial(_cost, config_of, mode, machine), machine.memory_bytes
-    )
+    cost = functools.partial(_cost, args, machine, variant, image_size, mode)
+    tried = search(cost, machine.memory_bytes)
     fitting = {b: c for b, c in tried.items() if c[0] <= machine.memory_bytes}
     row = {
       'device': kind,
-      'dtype': dtype,
+      'dtype': args.dtype,
       'variant': variant,
       'image_size': image_size,
       'mode': mode,
@@ -143,22 +122,18 @@ def bench_capacity(
     row['compile_s'] = time.monotonic() - started_s
     show([_line(row)])
     output.add([row])
-  output.finish(report.figure_12)
+  output.finish(charts.figure_12)
 
 
 def _line(row: Mapping) -> str:
   if not row['batch_size']:
     return '  not even one image fits'
   at_least = 'at least ' if row['batch_size'] == MAX_BATCH else ''
-  text = (
-    f'  {at_least}{row["batch_size"]:,} images, {row["memory_gib"]:.2f} GiB'
-  )
+  text = '  ' + at_least + '{batch_size:,} images, {memory_gib:.2f} GiB'
   if 'images_per_s' in row:
-    text += (
-      f'; {row["images_per_s"]:,.0f} images/s at {row["at_batch_size"]:,}, as '
-      'the compiler estimates'
-    )
-  return text + f' ({row["compiled_times"]} compilations)'
+    text += '; {images_per_s:,.0f} images/s at {at_batch_size:,}, as '
+    text += 'the compiler estimates'
+  return (text + ' ({compiled_times} compilations)').format(**row)
 
 
 def search(
@@ -211,13 +186,16 @@ def _next(
 
 
 def _cost(
-  config_of: Callable[[int], ConfigDict],
-  mode: str,
+  args: argparse.Namespace,
   machine: Machine,
+  variant: str,
+  image_size: int,
+  mode: str,
   batch: int,
 ) -> Cost:
   """Compiles a program and returns what it takes."""
-  program = program_of(config_of(batch), mode, machine.device)
+  config = step.config_of(variant, image_size, batch, args.dtype, args.set)
+  program = program_of(config, mode, machine.device)
   try:
     compiled = program.lower().compile()
   except jax.errors.JaxRuntimeError as e:

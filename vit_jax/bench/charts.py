@@ -1,6 +1,6 @@
 """Pictures of benchmarks; figure 12 of the paper is one of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.models import variants
@@ -36,13 +36,11 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
   names = list(dict.fromkeys(row['contender'] for row in rows))
   figure, panels = _figure(len(models))
   for axes, model in zip(panels, models, strict=True):
+    of_model = [row for row in rows if row['variant'] == model]
     for i, name in enumerate(names):
-      members = [
-        row
-        for row in rows
-        if (row['variant'], row['contender']) == (model, name)
-      ]
-      best = _best(members, axis)
+      members = [row for row in of_model if row['contender'] == name]
+      members.sort(key=lambda row: (row[axis], row['images_per_s']))
+      best = {row[axis]: row for row in members}  # the last of each place
       axes.errorbar(
         list(best),
         [row['images_per_s'] for row in best.values()],
@@ -54,28 +52,20 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
         label=name,
         **plots.style(i),
       )
-    if several_sizes:
-      axes.set_title(f'{model}, best batch size')
-    else:
-      axes.set_title(f'{model} at {first["image_size"]} pixels')
-    ticks = sorted({row[axis] for row in rows if row['variant'] == model})
-    _x_axis(axes, ticks, axis)
+    at = f' at {first["image_size"]} pixels'
+    axes.set_title(model + (', best batch size' if several_sizes else at))
+    _x_axis(axes, {row[axis] for row in of_model}, axis)
     axes.set_ylim(bottom=0)
     plots.tidy(axes)
   panels[0].set_ylabel('images/s (bars: slowest to fastest round)')
   figure.suptitle(f'{title}: {first["device"]}')
-  _legend(figure, panels[0])
+  figure.legend(
+    *panels[0].get_legend_handles_labels(),
+    loc='outside lower center',
+    ncols=2,
+    frameon=False,
+  )
   return plots.png(figure)
-
-
-def _best(rows: Sequence[Row], axis: str) -> dict[int, Row]:
-  """Returns the fastest row at each place of the axis, in order."""
-  best: dict[int, Row] = {}
-  for row in rows:
-    place = row[axis]
-    if place not in best or row['images_per_s'] > best[place]['images_per_s']:
-      best[place] = row
-  return dict(sorted(best.items()))
 
 
 def bars(
@@ -143,44 +133,32 @@ def figure_12(rows: Sequence[Row]) -> bytes:
   if timed:
     panels[0].set_title("Best of the batch sizes, the compiler's estimate")
     panels[0].set_ylabel('images/s of a core')
-    _draw_models(panels[0], rows, timed, lambda row: row['images_per_s'])
+    _draw_models(panels[0], rows, timed, 'images_per_s')
   panels[-1].set_title('Largest batch that fits')
   panels[-1].set_ylabel('images in a batch')
   fitting = [row for row in rows if row['batch_size']]
-  _draw_models(panels[-1], rows, fitting, lambda row: row['batch_size'])
+  _draw_models(panels[-1], rows, fitting, 'batch_size')
   figure.suptitle(
     f'{rows[0]["device"]}, {rows[0]["limit_gib"]:.3g} GiB, {rows[0]["dtype"]}'
   )
-  figure.legend(
-    handles=_model_handles(rows),
-    loc='outside right center',
-    frameon=False,
-  )
+  handles = _model_handles(rows)
+  figure.legend(handles=handles, loc='outside right center', frameon=False)
   return plots.png(figure)
 
 
 def _draw_models(
-  axes: Any,
-  rows: Sequence[Row],
-  shown: Sequence[Row],
-  value: Callable[[Row], float],
+  axes: Any, rows: Sequence[Row], shown: Sequence[Row], value: str
 ) -> None:
   from matplotlib.ticker import LogLocator, NullFormatter
 
-  styles = _model_styles(rows)
-  for model, style in styles.items():
+  for model, style in _model_styles(rows).items():
     for mode, drawn in _MODES.items():
       points = sorted(
-        (row['image_size'], value(row))
+        (row['image_size'], row[value])
         for row in shown
         if (row['variant'], row['mode']) == (model, mode)
       )
-      axes.plot(
-        [x for x, _ in points],
-        [y for _, y in points],
-        **style,
-        **drawn,
-      )
+      axes.plot(*_transposed(points), **style, **drawn)
   axes.set_yscale('log')
   low, high = axes.get_ylim()
   axes.yaxis.set_major_locator(
@@ -188,8 +166,12 @@ def _draw_models(
   )
   axes.yaxis.set_major_formatter('{x:,.0f}')
   axes.yaxis.set_minor_formatter(NullFormatter())
-  _x_axis(axes, sorted({row['image_size'] for row in rows}), 'image_size')
+  _x_axis(axes, {row['image_size'] for row in rows}, 'image_size')
   plots.tidy(axes)
+
+
+def _transposed(points: Sequence[tuple[int, float]]) -> tuple[list, list]:
+  return [x for x, _ in points], [y for _, y in points]
 
 
 # Where there is one image size, no line tells them apart.
@@ -264,8 +246,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
     points = [(step, 1e3 * s) for step, s, saving in gaps if saving == saved]
     i = parts.index(name)
     below.plot(
-      [step for step, _ in points],
-      [ms for _, ms in points],
+      *_transposed(points),
       linestyle='',
       marker='s' if saved else '.',
       color=plots.style(i)['color'],
@@ -290,17 +271,16 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
 def _figure(
   count: int, height: float = 5, width: float | None = None
 ) -> tuple[Any, list[Any]]:
-  # Here, because it is slow to import.
-
   if width is None:
     width = 7 if count == 1 else 5
   figure = plots.figure(width * count, height)
   return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _x_axis(axes: Any, ticks: Sequence[int], name: str) -> None:
+def _x_axis(axes: Any, places: set[int], name: str) -> None:
   from matplotlib.ticker import NullLocator
 
+  ticks = sorted(places)
   axes.set_xscale('log', base=2)
   axes.set_xticks(ticks, [f'{tick:,}' for tick in ticks])
   axes.xaxis.set_minor_locator(NullLocator())
@@ -309,10 +289,3 @@ def _x_axis(axes: Any, ticks: Sequence[int], name: str) -> None:
   )
   if len(ticks) == 1:
     axes.set_xlim(ticks[0] / 1.5, ticks[0] * 1.5)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-  handles, labels = axes.get_legend_handles_labels()
-  figure.legend(
-    handles, labels, loc='outside lower center', ncols=2, frameon=False
-  )

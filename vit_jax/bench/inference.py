@@ -1,6 +1,17 @@
-"""From uint8 images to logits, ours and others', on one device."""
+"""From uint8 images in host memory to logits, on the first device.
 
-import functools
+--vs names what runs in turns with ours:
+
+  onnx        our ONNX file in onnxruntime, on the CPU
+  timm        timm's model of the same architecture with torch.compile (eager
+              where that fails, and it says so)
+  timm-eager  the same without torch.compile
+
+The picture shows images/s over the image size where there are several, of the
+best batch size: the left panel of figure 12.
+"""
+
+import argparse
 import os
 import tempfile
 from collections.abc import Sequence
@@ -10,10 +21,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.bench import race, speed, step
+from vit_jax.bench import race, speed, step, torch_peer
+from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
 from vit_jax.plan import aot
+
+
+def bench(args: argparse.Namespace, output: Output) -> None:
+  """Measures the way to logits over a grid, see `speed.bench`."""
+  speed.bench(TASK, args, output)
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
@@ -30,11 +47,10 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
     nonlocal logits
     logits = compiled(params, jax.device_put(images_BHWC, device))
 
-  mfu = speed.mfu_per_image_s(config, devices, passes=1)
   return Contender(
     'ours',
     race.paced(start, lambda: jax.block_until_ready(logits), config.batch_size),
-    {**facts, 'mfu_per_image_s': mfu},
+    facts | speed.mfu_per_image_s(config, devices, passes=1),
   )
 
 
@@ -60,27 +76,9 @@ def _onnx(config: ConfigDict) -> Contender:
   )
 
 
-def _timm(config: ConfigDict, compiled: bool) -> Contender:
-  from vit_jax.bench import torch_peer
-
-  return torch_peer.inference(config, compiled)
-
-
-def _check(peer: str, config: ConfigDict) -> None:
-  if peer != 'onnx':
-    from vit_jax.bench import torch_peer
-
-    torch_peer.check(config)
-
-
 TASK = speed.SpeedTask(
   'inference',
   ('jax', 'flax'),
   _ours,
-  {
-    'onnx': _onnx,
-    'timm': functools.partial(_timm, compiled=True),
-    'timm-eager': functools.partial(_timm, compiled=False),
-  },
-  _check,
+  {'onnx': _onnx, **torch_peer.makers(training=False)},
 )

@@ -1,7 +1,12 @@
-"""The input pipeline on one core, beside tf.data."""
+"""The input pipeline on one core.
+
+Decoding photographs of 640x427 pixels, cutting a
+random part of each and resizing it to 224x224.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib.resources
@@ -12,8 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vit_jax.bench import charts as report
-from vit_jax.bench import race
+from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output, show
 from vit_jax.bench.race import Contender
 from vit_jax.data import loader, transforms
@@ -23,12 +27,8 @@ _BATCH_SIZE = 64
 _BATCHES = 8
 
 
-def bench_input(versus: str | None, output: Output) -> None:
-  """Measures our loader, our transform alone and both forms of tf.data.
-
-  Args:
-    versus: 'tf.data' or None.
-    output: takes the rows.
+def bench(args: argparse.Namespace, output: Output) -> None:
+  """Measures our loader, our transform alone and, with --vs, tf.data.
 
   Raises:
     ImportError: without TensorFlow, if tf.data is asked for.
@@ -41,30 +41,29 @@ def bench_input(versus: str | None, output: Output) -> None:
     'ours, transform alone': _our_transform(photos),
   }
   packages = ['numpy', 'simplejpeg', 'opencv-python-headless', 'grain']
-  if versus:
+  if args.vs:
     turns |= {
-      'tf.data, antialias=False': _tf_data(photos, antialias=False),
-      'tf.data, antialias=True': _tf_data(photos, antialias=True),
+      f'tf.data, antialias={x}': _tf_data(photos, x) for x in (False, True)
     }
     packages.append('tensorflow-cpu')
   print(race.machine(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
   rows, _ = race.race(
-    [
-      functools.partial(Contender, name, _rate(turn))
-      for name, turn in turns.items()
-    ]
+    [functools.partial(Contender, *contender) for contender in turns.items()]
   )
   show(race.lines(rows))
   output.add(rows)
   output.finish(
-    functools.partial(report.bars, title='input pipeline, one core')
+    functools.partial(charts.bars, title='input pipeline, one core')
   )
 
 
-def _rate(turn: Callable[[], float]) -> Callable[[], float]:
-  """Returns images/s of what takes `_BATCHES` batches and tells the seconds."""
-  return lambda: _BATCHES * _BATCH_SIZE / turn()
+def _rate(batches: Iterator) -> float:
+  """Returns images/s of the next batches."""
+  start_s = time.perf_counter()
+  for _ in range(_BATCHES):
+    next(batches)
+  return _BATCHES * _BATCH_SIZE / (time.perf_counter() - start_s)
 
 
 class _Photos:
@@ -100,13 +99,13 @@ def _our_transform(photos: _Photos) -> Callable[[], float]:
   transform = transforms.TrainTransform(_IMAGE_SIZE)
   rng = np.random.default_rng(0)
 
-  def run() -> float:
-    start_s = time.perf_counter()
-    for i in range(_BATCHES * _BATCH_SIZE):
+  def batches() -> Iterator[None]:
+    for i in itertools.count():
       transform(photos[i], rng)
-    return time.perf_counter() - start_s
+      if (i + 1) % _BATCH_SIZE == 0:
+        yield
 
-  return run
+  return lambda: _rate(batches())
 
 
 def _our_batches(photos: _Photos) -> Callable[[], float]:
@@ -120,7 +119,7 @@ def _our_batches(photos: _Photos) -> Callable[[], float]:
       seed=next(seeds),
     )
     with contextlib.closing(batches):
-      return _time_batches(batches)
+      return _rate(batches)
 
   return run
 
@@ -151,11 +150,4 @@ def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
   # One core: more parallel calls only add switching.
   dataset = dataset.map(transform, num_parallel_calls=1).batch(_BATCH_SIZE)
   dataset = dataset.prefetch(1)
-  return lambda: _time_batches(dataset.as_numpy_iterator())
-
-
-def _time_batches(batches: Iterator) -> float:
-  start_s = time.perf_counter()
-  for _ in range(_BATCHES):
-    next(batches)
-  return time.perf_counter() - start_s
+  return lambda: _rate(dataset.as_numpy_iterator())

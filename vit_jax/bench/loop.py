@@ -1,9 +1,13 @@
-"""What the training loop itself costs: a device that waits, and saving.
+"""What the training loop itself costs, by a real training.
 
-A real training of a config runs, by `train.train`, and is watched from outside.
-A step is *under way* from the moment the loop has handed it to the device until
-its results are there. The run, without what comes before the first step is
-done (compiling), falls into
+CONFIG is a file in configs/, with its arguments after a colon:
+
+  python -m vit_jax.bench loop configs/digits.py
+  python -m vit_jax.bench loop 'configs/small.py:./cifar10,total=500 steps'
+
+It trains in a temporary folder. A step is under way from the moment the loop
+has handed it to the device until its results are there. The run, after its
+first step is done, falls into
 
   steps        some step is under way;
   evaluating   none is, and the evaluators are running;
@@ -13,40 +17,30 @@ done (compiling), falls into
   idle         none is, in any other gap: the loop was late, with its data or
                its books.
 
-Handing over is asynchronous: the loop runs ahead of the device by up to
-`run.MAX_IN_FLIGHT` steps, and a loop that is fast enough leaves no gap at all.
-A step counts as handed over when the call returns, as done when a thread that
-waits for its metrics wakes up. So gaps come out too long by what handing over
-takes, and too short by what waking up does, well below a millisecond both.
-
 Shares of idle and saving are of the time without evaluation. What saving does
 in the background, after the loop has gone on, takes memory bandwidth and cores
 and shows in the steps, not here; where the run ends before the last checkpoint
 is written, that wait is shown apart.
 """
 
+import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import os
-import queue
+import runpy
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import train
-from vit_jax.bench import charts as report
-from vit_jax.bench import race
+from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output, show
-from vit_jax.checkpoints import saving
-from vit_jax.experiment import Experiment
-from vit_jax.training import run
 
 Interval = tuple[float, float]
 
@@ -55,12 +49,17 @@ Interval = tuple[float, float]
 class LoopWatch:
   """What happened when, in seconds of one clock.
 
+  The loop runs ahead of the device by up to `run.MAX_IN_FLIGHT` steps. A step
+  counts as handed over when the call returns, as done when a thread that waits
+  for its metrics wakes up. So gaps come out too long by what handing over
+  takes, and too short by what waking up does, well below a millisecond both.
+
   Attributes:
     handed: when each step was handed to the device, in order.
     done: when its results were there.
     evaluations: begin and end of each.
     saves: likewise, once no step is under way any more.
-    compile_s: of the first call of the step.
+    compile_s: until the first step was handed over, its batch being there.
     ended: when the loop had nothing more to do but to wait for the checkpoint.
     last_write_s: how long that took.
   """
@@ -91,21 +90,16 @@ class Gap:
   evaluating_s: float
 
 
-def bench_loop(config: ConfigDict, name: str, output: Output) -> None:
-  """Trains as the config says, in a folder that is gone afterwards.
-
-  Args:
-    config: of a run, as short as one likes.
-    name: of it, for the table.
-    output: takes the row.
+def bench(args: argparse.Namespace, output: Output) -> None:
+  """Trains as `args.config` says, in a folder that is gone afterwards.
 
   Raises:
     ValueError: for a config or data that cannot work, or too few steps.
-    FileNotFoundError: for data that is not there.
+    FileNotFoundError: for a config or data that is not there.
   """
+  config = load_config(args.config)
   print(race.machine(['jax', 'flax', 'orbax-checkpoint']))
-  with tempfile.TemporaryDirectory() as workdir, watched() as watch:
-    train.train(config, workdir)
+  watch = watched(config)
   if len(watch.done) < 3:
     raise ValueError(
       f'total is {config.total!r}, {len(watch.done)} steps: the loop shows '
@@ -114,17 +108,61 @@ def bench_loop(config: ConfigDict, name: str, output: Output) -> None:
   found = gaps(watch)
   row = {
     'device': jax.devices()[0].device_kind,
-    'config': name,
+    'config': args.config,
     'batch_size': config.batch_size,
   } | summary(watch, found, config.batch_size)
-  show(_lines(row))
+  show([_TABLE.format(**row)])
   output.add([row])
   output.finish(
-    lambda rows: report.loop(
+    lambda rows: charts.loop(
       rows[-1],
       [(gap.step, gap.seconds, gap.saving) for gap in found],
     )
   )
+
+
+def watched(config: ConfigDict) -> LoopWatch:
+  """Trains, and returns what happened when."""
+  watch = LoopWatch()
+  last: dict[str, float] = {}
+
+  def wait_for(metrics: Any) -> None:
+    # A step that fails is reported by the loop.
+    with contextlib.suppress(Exception):
+      jax.block_until_ready(metrics)
+    watch.done.append(time.perf_counter())
+
+  def note(event: str, metrics: Any = None) -> None:
+    now = last[event] = time.perf_counter()
+    if event == 'step':
+      watch.compile_s = watch.compile_s or now - last['batch']
+      watch.handed.append(now)
+      waiting.submit(wait_for, metrics)
+    elif event == 'evaluated':
+      watch.evaluations.append((last['evaluate'], now))
+    elif event == 'saved':
+      watch.saves.append((last['save'], now))
+
+  with (
+    tempfile.TemporaryDirectory() as workdir,
+    _switching_often(),
+    ThreadPoolExecutor(max_workers=1) as waiting,
+  ):
+    train.train(config, workdir, listener=note)
+  watch.ended = last['ended']
+  watch.last_write_s = last['written'] - last['ended']
+  return watch
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+  """Python hands its lock on only so often; the thread would notice late."""
+  interval_s = sys.getswitchinterval()
+  sys.setswitchinterval(1e-4)
+  try:
+    yield
+  finally:
+    sys.setswitchinterval(interval_s)
 
 
 def gaps(watch: LoopWatch) -> list[Gap]:
@@ -182,114 +220,18 @@ def summary(
   }
 
 
-def _lines(row: Mapping[str, Any]) -> list[str]:
-  return [
-    f'{row["config"]}: {row["steps"]:,} steps of {row["batch_size"]:,} after '
-    f'the first, {row["total_s"]:.1f} s, {row["images_per_s"]:,.0f} images/s',
-    f'  compiling            {row["compile_s"]:8.2f} s, before all this',
-    f'  steps                {row["steps_s"]:8.2f} s',
-    f'  evaluating           {row["evaluating_s"]:8.2f} s, '
-    f'{row["evaluating_share"]:.2%} of all',
-    f'  saving               {row["saving_s"]:8.2f} s, '
-    f'{row["saving_share"]:.2%} of the time without evaluation; '
-    f'{row["saves"]} checkpoints',
-    f'  idle between steps   {row["idle_s"]:8.2f} s, '
-    f'{row["idle_share"]:.2%} of the time without evaluation',
-    f'  last checkpoint      {row["last_write_s"]:8.2f} s until it was written,'
-    ' after all this',
-  ]
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[LoopWatch]:
-  """Watches the trainings that run inside.
-
-  The functions of the loop are replaced by ones that note the time and do the
-  same.
-  """
-  watch = LoopWatch()
-  pending: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-  def wait_for_steps() -> None:
-    while (metrics := pending.get()) is not None:
-      # A step that fails is reported by the loop.
-      with contextlib.suppress(Exception):
-        jax.block_until_ready(metrics)
-      watch.done.append(time.perf_counter())
-
-  thread = threading.Thread(target=wait_for_steps, daemon=True)
-  train_step = Experiment.train_step
-
-  def make(experiment: Experiment) -> Callable[..., Any]:
-    step = train_step(experiment)
-
-    def noting(*args: Any) -> Any:
-      started_s = time.perf_counter()
-      result = step(*args)
-      watch.handed.append(time.perf_counter())
-      if len(watch.handed) == 1:
-        watch.compile_s = watch.handed[0] - started_s
-      pending.put(result[1])
-      return result
-
-    return noting
-
-  # Python hands its lock on only so often; the thread would notice late.
-  interval_s = sys.getswitchinterval()
-  with (
-    _replaced(Experiment, 'train_step', make),
-    _replaced(
-      run.Run, 'evaluate', _noting(watch.evaluations, run.Run.evaluate)
-    ),
-    _replaced(
-      saving.Checkpoints,
-      'save',
-      _noting(watch.saves, saving.Checkpoints.save),
-    ),
-    _replaced(saving.Checkpoints, 'wait', _timing_the_end(watch)),
-  ):
-    sys.setswitchinterval(1e-4)
-    thread.start()
-    try:
-      yield watch
-    finally:
-      pending.put(None)
-      thread.join()
-      sys.setswitchinterval(interval_s)
-
-
-def _timing_the_end(watch: LoopWatch) -> Callable[..., Any]:
-  wait = saving.Checkpoints.wait
-
-  def noting(self: saving.Checkpoints) -> None:
-    watch.ended = time.perf_counter()
-    wait(self)
-    watch.last_write_s = time.perf_counter() - watch.ended
-
-  return noting
-
-
-def _noting(
-  intervals: list[Interval], function: Callable[..., Any]
-) -> Callable[..., Any]:
-  def noting(*args: Any, **kwargs: Any) -> Any:
-    started_s = time.perf_counter()
-    try:
-      return function(*args, **kwargs)
-    finally:
-      intervals.append((started_s, time.perf_counter()))
-
-  return noting
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-  before = getattr(owner, name)
-  setattr(owner, name, value)
-  try:
-    yield
-  finally:
-    setattr(owner, name, before)
+_TABLE = """\
+{config}: {steps:,} steps of {batch_size:,} after the first, {total_s:.1f} s, \
+{images_per_s:,.0f} images/s
+  compiling            {compile_s:8.2f} s, before all this
+  steps                {steps_s:8.2f} s
+  evaluating           {evaluating_s:8.2f} s, {evaluating_share:.2%} of all
+  saving               {saving_s:8.2f} s, {saving_share:.2%} of the time \
+without evaluation; {saves} checkpoints
+  idle between steps   {idle_s:8.2f} s, {idle_share:.2%} of the time without \
+evaluation
+  last checkpoint      {last_write_s:8.2f} s until it was written, after all \
+this"""
 
 
 def load_config(text: str) -> ConfigDict:
@@ -302,8 +244,5 @@ def load_config(text: str) -> ConfigDict:
   path, _, argument = text.partition(':')
   if not os.path.isfile(path):
     raise FileNotFoundError(f'No config file at {path}.')
-  spec = importlib.util.spec_from_file_location('bench_config', path)
-  assert spec and spec.loader
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module.get_config(*([argument] if argument else [])).lock()
+  make = runpy.run_path(path)['get_config']
+  return make(*filter(None, [argument])).lock()

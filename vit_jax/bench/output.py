@@ -1,14 +1,15 @@
 """Rows that go to a CSV file and into a picture, and how far a grid is."""
 
 import csv
+import datetime
 import io
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from etils import epath
 
-from vit_jax.bench import race
 from vit_jax.bench.race import Row
 from vit_jax.data import whole
 
@@ -83,7 +84,8 @@ def grid(
     position = f'{i + 1} of {len(points)}' if len(points) > 1 else ''
     if i:
       left_s = (time.monotonic() - started_s) / i * (len(points) - i)
-      position += f', about {race.time_text(left_s)} left'
+      left = datetime.timedelta(seconds=math.ceil(left_s))
+      position += f', about {left} left'
     print(f'[{position}] ' * bool(position) + describe(point), flush=True)
     yield point
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 import importlib.metadata
-import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # A round is a turn of each; one more, which warms up, does not count.
@@ -64,6 +63,19 @@ def paced(
   return turn
 
 
+def rounds(
+  turns: Sequence[Callable[[], float]], count: int
+) -> list[list[float]]:
+  """Returns what each turn gave in each of some rounds."""
+  found = [[turn() for turn in turns] for _ in range(count)]
+  return [list(values) for values in zip(*found, strict=True)]
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> float:
+  """Returns the median over the rounds: both sides saw the same machine."""
+  return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
 def race(
   makers: Iterable[Callable[[], Contender]],
 ) -> tuple[list[Row], list[str]]:
@@ -77,9 +89,8 @@ def race(
   Returns:
     A row for each contender: `contender`, `images_per_s` (the median of the
     rounds), `slowest`, `fastest`, its facts, and for all but the first `ratio`,
-    that of the first one's speed to its own: the median over the rounds,
-    because both sides of a round saw the same machine. And for each that did
-    not fit into memory a sentence.
+    that of the first one's speed to its own. And for each that did not fit
+    into memory a sentence.
   """
   contenders, too_large = [], []
   for maker in makers:
@@ -91,13 +102,9 @@ def race(
       if not is_out_of_memory(e):
         raise
       too_large.append(f'does not fit: {str(e).splitlines()[0][:200]}')
-  rates: list[list[float]] = [[] for _ in contenders]
-  for _ in range(ROUNDS):
-    for contender, found in zip(contenders, rates, strict=True):
-      found.append(contender.turn())
+  rates = rounds([contender.turn for contender in contenders], ROUNDS)
   rows = []
   for contender, found in zip(contenders, rates, strict=True):
-    facts = dict(contender.facts)
     row = {
       'contender': contender.name,
       'images_per_s': statistics.median(found),
@@ -105,19 +112,18 @@ def race(
       'fastest': max(found),
     }
     if found is not rates[0]:
-      pairs = zip(rates[0], found, strict=True)
-      row['ratio'] = statistics.median(a / b for a, b in pairs)
-    if (share := facts.pop('mfu_per_image_s', None)) is not None:
+      row['ratio'] = ratio(rates[0], found)
+    facts = {k: v for k, v in contender.facts.items() if v is not None}
+    if share := facts.pop('mfu_per_image_s', None):
       row['mfu'] = share * row['images_per_s']
-    rows.append(row | {k: v for k, v in facts.items() if v is not None})
+    rows.append(row | facts)
   return rows, too_large
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
   """Whether JAX or PyTorch says so."""
-  return bool(
-    'RESOURCE_EXHAUSTED' in str(error) or 'out of memory' in str(error).lower()
-  )
+  text = str(error)
+  return 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower()
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
@@ -139,14 +145,12 @@ def lines(rows: Iterable[Row]) -> list[str]:
 
 
 def _facts(row: Row) -> list[str]:
-  found = []
-  if 'compile_s' in row:
-    found.append(f'compiled in {row["compile_s"]:.1f} s')
-  if 'memory_gib' in row:
-    found.append(f'{row["memory_gib"]:.2f} GiB')
-  if 'mfu' in row:
-    found.append(f'MFU {row["mfu"]:.1%}')
-  return found
+  texts = {
+    'compile_s': 'compiled in {:.1f} s',
+    'memory_gib': '{:.2f} GiB',
+    'mfu': 'MFU {:.1%}',
+  }
+  return [x.format(row[name]) for name, x in texts.items() if name in row]
 
 
 def threads() -> int:
@@ -162,10 +166,3 @@ def machine(packages: Iterable[str]) -> str:
     f'Python {platform.python_version()}, {versions}; {threads()} cores, '
     f'load {load:.1f}'
   )
-
-
-def time_text(seconds: float) -> str:
-  """Returns h:mm:ss."""
-  minutes, rest = divmod(math.ceil(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f'{hours}:{minutes:02}:{rest:02}'

@@ -1,19 +1,30 @@
-"""What few-shot evaluation takes beside solving anew for every penalty."""
+"""Few-shot classifiers.
 
+Choosing and fitting them beside solving the normal
+equations anew for every penalty.
+"""
+
+import argparse
 import functools
 import importlib.metadata
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.bench import charts as report
+from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output
 from vit_jax.evaluators import few_examples, ridge
 
 _ROUNDS = 5
+
+
+def bench(args: argparse.Namespace, output: Output) -> None:
+  """Measures fits of the size that the README has."""
+  del args
+  bench_fewshot(output)
 
 
 def bench_fewshot(
@@ -41,59 +52,67 @@ def bench_fewshot(
   """
   features_ND, labels_N = _features(classes, width, max(shots))
   plan = few_examples.plan(labels_N, classes, shots, seeds)
-  contenders = {
-    'ours': functools.partial(_ours, plan, features_ND, labels_N, classes),
-    'numpy.linalg.solve': functools.partial(
-      _solves, plan, features_ND, labels_N, classes
-    ),
-  }
+
+  def ours() -> float:
+    def fit(shots: int, seed: int) -> None:
+      indices_K = plan[shots, seed]
+      few_examples.FITS['choose'](
+        features_ND[indices_K], labels_N[indices_K], classes
+      )
+
+    start_s = time.perf_counter()
+    few_examples.in_threads(fit, plan)
+    return time.perf_counter() - start_s
+
+  def solves() -> float:
+    seconds = 0.0
+    for indices_K in plan.values():
+      x_KD = features_ND[indices_K].astype(np.float64)
+      x_KD = (x_KD - x_KD.mean(axis=0)) / x_KD.std(axis=0)
+      gram_DD = x_KD.T @ x_KD
+      target_DC = x_KD.T @ ridge.one_vs_rest(labels_N[indices_K], classes)
+      for l2 in ridge.L2_GRID:
+        start_s = time.perf_counter()
+        matrix_DD = gram_DD.copy()
+        matrix_DD[np.diag_indices(width)] += l2
+        np.linalg.solve(matrix_DD, target_DC)
+        seconds += time.perf_counter() - start_s
+    return seconds
+
   version = importlib.metadata.version('numpy')
   print(f'Python {platform.python_version()}, numpy {version}')
   print(
     f'{classes} classes, {width} features, shots {", ".join(map(str, shots))}, '
     f'{seeds} seeds, {len(ridge.L2_GRID)} penalties'
   )
-  seconds = _race(contenders)
+  ours()  # warms up
+  found = race.rounds([ours, solves], _ROUNDS)
+  rows: list[race.Row] = [
+    {
+      'contender': name,
+      'seconds': statistics.median(seconds),
+      'fastest': min(seconds),
+      'slowest': max(seconds),
+    }
+    for name, seconds in zip(('ours', 'numpy.linalg.solve'), found, strict=True)
+  ]
   print(f'seconds, median of {_ROUNDS} rounds (fastest to slowest):')
-  for name, values in seconds.items():
+  for row in rows:
     print(
-      f'  {name:20}{statistics.median(values):8.3f}'
-      f'  ({min(values):.3f} to {max(values):.3f})'
+      '  {contender:20}{seconds:8.3f}  ({fastest:.3f} to {slowest:.3f})'.format(
+        **row
+      )
     )
-  # Per round, because both sides of a round saw the same machine.
-  ratios = [b / a for a, b in zip(*seconds.values(), strict=True)]
-  print(f'numpy.linalg.solve / ours: {statistics.median(ratios):.1f}')
-  output.add(
-    [
-      {
-        'contender': name,
-        'seconds': statistics.median(values),
-        'fastest': min(values),
-        'slowest': max(values),
-      }
-      for name, values in seconds.items()
-    ]
-  )
+  print(f'numpy.linalg.solve / ours: {race.ratio(*reversed(found)):.1f}')
+  output.add(rows)
   output.finish(
     functools.partial(
-      report.bars,
+      charts.bars,
       title='all fits of a few-shot evaluation',
       column='seconds',
       x_label='seconds, less is better',
     )
   )
-
-
-def _race(
-  contenders: Mapping[str, Callable[[], float]],
-) -> dict[str, list[float]]:
-  """Returns the seconds of each contender, taken in turns."""
-  seconds: dict[str, list[float]] = {name: [] for name in contenders}
-  contenders['ours']()  # warms up
-  for _ in range(_ROUNDS):
-    for name, contender in contenders.items():
-      seconds[name].append(contender())
-  return seconds
 
 
 def _features(
@@ -108,41 +127,3 @@ def _features(
   latent_ND *= np.arange(1, width + 1) ** -0.5
   turn_DD = np.linalg.qr(rng.standard_normal((width, width)))[0]
   return (latent_ND @ turn_DD).astype(np.float32), labels_N
-
-
-def _ours(
-  plan: few_examples.Plan,
-  features_ND: np.ndarray,
-  labels_N: np.ndarray,
-  classes: int,
-) -> float:
-  def fit(shots: int, seed: int) -> None:
-    indices_K = plan[shots, seed]
-    few_examples.FITS['choose'](
-      features_ND[indices_K], labels_N[indices_K], classes
-    )
-
-  start_s = time.perf_counter()
-  few_examples.in_threads(fit, plan)
-  return time.perf_counter() - start_s
-
-
-def _solves(
-  plan: few_examples.Plan,
-  features_ND: np.ndarray,
-  labels_N: np.ndarray,
-  classes: int,
-) -> float:
-  seconds = 0.0
-  for indices_K in plan.values():
-    x_KD = features_ND[indices_K].astype(np.float64)
-    x_KD = (x_KD - x_KD.mean(axis=0)) / x_KD.std(axis=0)
-    gram_DD = x_KD.T @ x_KD
-    target_DC = x_KD.T @ ridge.one_vs_rest(labels_N[indices_K], classes)
-    for l2 in ridge.L2_GRID:
-      start_s = time.perf_counter()
-      matrix_DD = gram_DD.copy()
-      matrix_DD[np.diag_indices(len(matrix_DD))] += l2
-      np.linalg.solve(matrix_DD, target_DC)
-      seconds += time.perf_counter() - start_s
-  return seconds

@@ -1,8 +1,10 @@
 """Images/s over a grid of models, sizes and batch sizes."""
 
+import argparse
 import dataclasses
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +12,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.bench import charts as report
-from vit_jax.bench import race, step
+from vit_jax.bench import charts, race, step, torch_peer
 from vit_jax.bench.output import Output, grid, show
 from vit_jax.bench.race import Contender
 from vit_jax.data import images
@@ -29,38 +30,22 @@ class SpeedTask:
     packages: of ours, whose versions are worth a line.
     ours: makes our contender.
     peers: make those of `--vs`, by name.
-    check: takes the name of a peer and a config, and raises a ValueError or an
-      ImportError where the peer has no such model or is not there.
   """
 
   name: str
   packages: tuple[str, ...]
   ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender]
   peers: Mapping[str, Callable[[ConfigDict], Contender]]
-  check: Callable[[str, ConfigDict], None]
 
 
 def bench(
-  task: SpeedTask,
-  variants: Sequence[str],
-  image_sizes: Sequence[int],
-  batch_sizes: Sequence[int],
-  dtype: str,
-  versus: Sequence[str],
-  overrides: Mapping[str, str],
-  output: Output,
-  count: int = 1,
+  task: SpeedTask, args: argparse.Namespace, output: Output, count: int = 1
 ) -> None:
   """Measures every combination.
 
   Args:
     task: training or inference.
-    variants: of models, as in `b16`.
-    image_sizes: sides in pixels.
-    batch_sizes: images at once.
-    dtype: of the computation.
-    versus: names of the task's peers.
-    overrides: fields of the config of ours.
+    args: of the command.
     output: takes the rows.
     count: how many devices share the images.
 
@@ -68,33 +53,52 @@ def bench(
     ImportError: for a peer that is not installed.
     ValueError: for what cannot work, before anything is measured.
   """
-  for peer in versus:
+  for peer in args.vs:
     if peer not in task.peers:
       raise ValueError(f'--vs={peer} is none of {", ".join(task.peers)}.')
-  names = list(itertools.product(variants, image_sizes, batch_sizes))
-  points = [step.config_of(*name, dtype, overrides) for name in names]
-  for config, peer in itertools.product(points, versus):
-    task.check(peer, config)
-  devices = _devices(count, versus)
+  torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
+  if torch:
+    # Half of a GPU is PyTorch's, of which JAX takes 3/4 unless told.
+    os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
+  if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
+    jax.config.update('jax_num_cpu_devices', count)
+  names = list(
+    itertools.product(args.variants, args.image_sizes, args.batch_sizes)
+  )
+  points = [step.config_of(*name, args.dtype, args.set) for name in names]
+  for config in points:
+    if 'flax' in args.vs:
+      _check_plain(config.model)
+    if torch:
+      torch_peer.check(config)
+  devices = _devices(count, args.vs)
   kind = devices[0].device_kind
   for config in points:
     step.experiment_of(config, devices)  # refuses what cannot work
-  torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*versus} else []
   print(race.machine([*task.packages, *torch]))
-  print(f'{count} x {kind}, {task.name}, {dtype}')
+  print(f'{count} x {kind}, {task.name}, {args.dtype}')
   for name, config in grid(
     list(zip(names, points, strict=True)),
     lambda point: '{} at {}, batch {}'.format(*point[0]),
   ):
     makers = [functools.partial(task.ours, config, devices)]
-    makers += [functools.partial(task.peers[peer], config) for peer in versus]
+    makers += [functools.partial(task.peers[peer], config) for peer in args.vs]
     rows, too_large = race.race(makers)
     show([*race.lines(rows), *too_large])
     keys = ('variant', 'image_size', 'batch_size')
     facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
     facts |= dict(zip(keys, name, strict=True))
     output.add([facts | row for row in rows])
-  output.finish(functools.partial(report.rates, title=f'{task.name}, {dtype}'))
+  title = f'{task.name}, {args.dtype}'
+  output.finish(functools.partial(charts.rates, title=title))
+
+
+def _check_plain(fields: ConfigDict) -> None:
+  if fields.name != 'vit' or fields.stem_width or fields.axial:
+    raise ValueError(
+      '--vs=flax has only plain ViTs to compare with, and one of --variants '
+      'is none.'
+    )
 
 
 def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
@@ -125,8 +129,8 @@ def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 def mfu_per_image_s(
   config: ConfigDict, devices: Sequence[jax.Device], passes: int
-) -> float | None:
-  """Returns the MFU of one image/s, where the devices' peak is known.
+) -> dict[str, float]:
+  """Returns the fact of the MFU of one image/s, if the devices' peak is known.
 
   Args:
     config: of the model.
@@ -135,6 +139,8 @@ def mfu_per_image_s(
       3, because going back takes 2.
   """
   peak = hardware.peak_flops(devices[0])
+  if not peak:
+    return {}
   image_size = images.size_of(config.data.image_size)
   work = passes * flops.forward_flops(step.model_of(config), image_size)
-  return work / (peak * len(devices)) if peak else None
+  return {'mfu_per_image_s': work / (peak * len(devices))}

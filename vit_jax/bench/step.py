@@ -1,11 +1,6 @@
-"""The models and batches that are measured.
+"""The models and batches that are measured."""
 
-The training step is that of `train`: uint8 images in, flipped and normalised on
-the device, cross-entropy, Adam with decoupled weight decay, the norms that
-training watches; the old state's memory is taken by the new one.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -27,16 +22,16 @@ def config_of(
   image_size: int,
   batch_size: int,
   dtype: str,
-  overrides: Mapping[str, str],
+  overrides: Sequence[str],
 ) -> ConfigDict:
-  """Returns a config that trains a model.
+  """Returns a config that trains a model, as in `ti16`.
 
   Args:
-    variant: of a model, as in `ti16`.
+    variant: of the model.
     image_size: the side in pixels.
     batch_size: images a step.
     dtype: of the computation.
-    overrides: fields of the config, as in {'model.remat': 'cheap'}.
+    overrides: fields of the config, as in `model.remat=cheap`.
 
   Raises:
     ValueError: for what cannot work.
@@ -48,7 +43,11 @@ def config_of(
   config.data.image_size = str(image_size)
   config_lib.choose_model(config, variant)
   config.model.dtype = dtype
-  config_lib.override(config, dict(overrides))
+  for text in overrides:
+    name, equals, value = text.partition('=')
+    if not equals:
+      raise ValueError(f'--set={text}: write FIELD=VALUE.')
+    config_lib.override(config, {name: value})
   _objective(config)  # refuses what does not fit together
   return config
 

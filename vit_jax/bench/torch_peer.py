@@ -1,5 +1,6 @@
 """timm's models in PyTorch, trained and applied as timm does it."""
 
+import functools
 import importlib
 import time
 from collections.abc import Callable
@@ -52,78 +53,109 @@ def check(config: ConfigDict) -> None:
   arguments(config)
 
 
-def training(config: ConfigDict, compiled: bool) -> Contender:
-  """Returns a step of AdamW with cross-entropy, in autocast if in bfloat16.
+def makers(training: bool) -> dict[str, Callable[[ConfigDict], Contender]]:
+  """Returns what makes the contenders, by their names for `--vs`."""
+  make = functools.partial(contender, training=training)
+  return {
+    'timm': functools.partial(make, compiled=True),
+    'timm-eager': functools.partial(make, compiled=False),
+  }
+
+
+def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
+  """Returns a step, in autocast if in bfloat16.
 
   Args:
     config: of the model, batch size and dtype.
+    training: whether it is one of AdamW with cross-entropy, of a batch that is
+      on the device; or the way from images in host memory to logits.
     compiled: whether to try `torch.compile`; what came of it is in the name.
 
   Raises:
     ImportError: if timm is not installed.
   """
   torch = libraries()
-  device = _device(torch)
-  model = _model(config).train()
-  optimizer = torch.optim.AdamW(
-    model.parameters(),
-    lr=1e-3,
-    weight_decay=config.optimizer.weight_decay,
-    fused=True,
-  )
+  import timm
+
+  on_gpu = torch.cuda.is_available()
+  device = 'cuda' if on_gpu else 'cpu'
+  model: Any = timm.create_model(**arguments(config)).train(training)
+  # What convolutions on GPUs are fastest with; images come as BHWC anyway.
+  model = model.to(device, memory_format=torch.channels_last)
   batch = step.random_batch(config)
-  images = torch.from_numpy(batch['image']).to(device)
-  labels = torch.from_numpy(batch['label']).long().to(device)
-  normalized = _normalizer(torch, config, device)
+  images = torch.from_numpy(batch['image'])
+  mean, std = (
+    torch.tensor([255 * x for x in values], device=device)[:, None, None]
+    for values in (config.data.mean, config.data.std)
+  )
+  autocast = functools.partial(
+    torch.autocast,
+    device,
+    torch.bfloat16,
+    enabled=config.model.dtype == 'bfloat16',
+  )
 
-  def start_with(model: Any) -> Callable[[], None]:
-    def start() -> None:
-      with _autocast(torch, config, device):
-        logits = model(normalized(images))
-        loss = torch.nn.functional.cross_entropy(logits, labels)
-      loss.backward()
-      optimizer.step()
-      optimizer.zero_grad(set_to_none=True)
+  def normalized(images: Any) -> Any:
+    return (images.permute(0, 3, 1, 2).float() - mean) / std
 
-    return start
+  def infer(model: Any) -> None:
+    with torch.inference_mode(), autocast():
+      model(normalized(images.to(device)))
 
-  start, how, compile_s = _best(torch, model, start_with, compiled)
+  if training:
+    optimizer = torch.optim.AdamW(
+      model.parameters(),
+      lr=1e-3,
+      weight_decay=config.optimizer.weight_decay,
+      fused=True,
+    )
+    images = images.to(device)
+    labels = torch.from_numpy(batch['label']).long().to(device)
+
+  def learn(model: Any) -> None:
+    with autocast():
+      logits = model(normalized(images))
+      loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+  step_of = learn if training else infer
+  start, how, compile_s = _best(torch, model, step_of, compiled)
+  memory_gib = None
+  if on_gpu:  # which tells the most that a step has in use
+    start()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start()
+    torch.cuda.synchronize()
+    memory_gib = torch.cuda.max_memory_allocated() / 2**30
+  wait = torch.cuda.synchronize if on_gpu else lambda: None
   return Contender(
-    _name(torch, how),
-    race.paced(start, _waiter(torch, device), config.batch_size),
-    {'compile_s': compile_s, 'memory_gib': _memory_gib(torch, device, start)},
+    f'timm {timm.__version__}, torch {torch.__version__}, {how}',
+    race.paced(start, wait, config.batch_size),
+    {'compile_s': compile_s, 'memory_gib': memory_gib},
   )
 
 
-def inference(config: ConfigDict, compiled: bool) -> Contender:
-  """Returns the way from uint8 images in host memory to logits.
-
-  Args:
-    config: of the model, batch size and dtype.
-    compiled: whether to try `torch.compile`.
-
-  Raises:
-    ImportError: if timm is not installed.
-  """
-  torch = libraries()
-  device = _device(torch)
-  model = _model(config).eval()
-  images = torch.from_numpy(step.random_batch(config)['image'])
-  normalized = _normalizer(torch, config, device)
-
-  def start_with(model: Any) -> Callable[[], None]:
-    def start() -> None:
-      with torch.inference_mode(), _autocast(torch, config, device):
-        model(normalized(images.to(device)))
-
-    return start
-
-  start, how, compile_s = _best(torch, model, start_with, compiled)
-  return Contender(
-    _name(torch, how),
-    race.paced(start, _waiter(torch, device), config.batch_size),
-    {'compile_s': compile_s, 'memory_gib': _memory_gib(torch, device, start)},
-  )
+def _best(
+  torch: Any, model: Any, step_of: Callable[[Any], None], compiled: bool
+) -> tuple[Callable[[], None], str, float | None]:
+  """Returns a step, how it runs, and the seconds that compiling took."""
+  how = 'eager'
+  if compiled:
+    start = functools.partial(step_of, torch.compile(model))
+    started_s = time.monotonic()
+    try:
+      start()
+      return start, 'torch.compile', time.monotonic() - started_s
+    except Exception as e:  # a compiler may fail in any way it likes
+      if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
+        raise
+      reason = str(e).strip().splitlines()[0][:100]
+      print(f'torch.compile failed, eager instead: {reason}')
+      how = 'eager, for torch.compile failed'
+  return functools.partial(step_of, model), how, None
 
 
 def libraries() -> Any:
@@ -157,78 +189,3 @@ def _import_torchvision(torch: Any) -> None:
       torch.library.define(
         f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
       )
-
-
-def _model(config: ConfigDict) -> Any:
-  import timm
-  import torch
-
-  model: Any = timm.create_model(**arguments(config))
-  # What convolutions on GPUs are fastest with; images come as BHWC anyway.
-  return model.to(_device(torch), memory_format=torch.channels_last)
-
-
-def _device(torch: Any) -> str:
-  return 'cuda' if torch.cuda.is_available() else 'cpu'
-
-
-def _normalizer(
-  torch: Any, config: ConfigDict, device: str
-) -> Callable[[Any], Any]:
-  mean, std = (
-    torch.tensor([255 * x for x in values], device=device)[:, None, None]
-    for values in (config.data.mean, config.data.std)
-  )
-  return lambda images: (images.permute(0, 3, 1, 2).float() - mean) / std
-
-
-def _autocast(torch: Any, config: ConfigDict, device: str) -> Any:
-  return torch.autocast(
-    device, torch.bfloat16, enabled=config.model.dtype == 'bfloat16'
-  )
-
-
-def _best(
-  torch: Any,
-  model: Any,
-  start_with: Callable[[Any], Callable[[], None]],
-  compiled: bool,
-) -> tuple[Callable[[], None], str, float | None]:
-  """Returns a step, how it runs, and the seconds that compiling took."""
-  if not compiled:
-    return start_with(model), 'eager', None
-  start = start_with(torch.compile(model))
-  started_s = time.monotonic()
-  try:
-    start()
-  except Exception as e:  # a compiler may fail in any way it likes
-    if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
-      raise
-    reason = str(e).strip().splitlines()[0][:100]
-    print(f'torch.compile failed, eager instead: {reason}')
-    return start_with(model), 'eager, for torch.compile failed', None
-  return start, 'torch.compile', time.monotonic() - started_s
-
-
-def _waiter(torch: Any, device: str) -> Callable[[], None]:
-  return torch.cuda.synchronize if device == 'cuda' else lambda: None
-
-
-def _memory_gib(
-  torch: Any, device: str, start: Callable[[], None]
-) -> float | None:
-  """Returns the most that a step has in use, where the device tells it."""
-  if device != 'cuda':
-    return None
-  start()
-  torch.cuda.synchronize()
-  torch.cuda.reset_peak_memory_stats()
-  start()
-  torch.cuda.synchronize()
-  return torch.cuda.max_memory_allocated() / 2**30
-
-
-def _name(torch: Any, how: str) -> str:
-  import timm
-
-  return f'timm {timm.__version__}, torch {torch.__version__}, {how}'

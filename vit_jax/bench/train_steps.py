@@ -1,5 +1,28 @@
-"""Training steps, ours and those of others."""
+"""Training steps.
 
+Ours is the step of the training loop: uint8 images in, flipped and normalised
+on the device, cross-entropy, Adam with decoupled weight decay, the norms that
+training watches. The batch is on the device already. Printed are images/s, the
+seconds that compiling took, memory as the compiler has planned it (for torch:
+as it was, on GPUs) and, where the device's peak is known, MFU: 3 x forward
+FLOPs x images/s of the peak in bfloat16.
+
+Steps run on the first device, or on as many as --devices says, which share the
+batch; images/s are of all together, memory is of each. XLA uses the cores of a
+CPU best with a device on each, unless steps take but a few milliseconds.
+
+--vs names what runs in turns with it, on the same images:
+
+  flax        the same ViT written plainly with Flax's own layers, and AdamW
+  timm        timm's model of the same architecture with torch.compile (eager
+              where that fails, and it says so), fused AdamW, autocast if
+              --dtype=bfloat16
+  timm-eager  the same without torch.compile
+
+A device that cannot hold a batch says so, and the grid goes on.
+"""
+
+import argparse
 import functools
 import importlib.metadata
 import itertools
@@ -10,10 +33,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.bench import race, speed, step
+from vit_jax.bench import race, speed, step, torch_peer
+from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.plan import aot
 from vit_jax.training import sharding
+
+
+def bench(args: argparse.Namespace, output: Output) -> None:
+  """Measures training steps over a grid, see `speed.bench`."""
+  speed.bench(TASK, args, output, args.devices)
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
@@ -35,7 +64,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
     start, lambda: jax.block_until_ready((state, metrics)), config.batch_size
   )
   mfu = speed.mfu_per_image_s(config, devices, passes=3)
-  return Contender('ours', turn, {**facts, 'mfu_per_image_s': mfu})
+  return Contender('ours', turn, facts | mfu)
 
 
 def _plain_flax(config: ConfigDict) -> Contender:
@@ -97,34 +126,9 @@ def _plain_flax(config: ConfigDict) -> Contender:
   )
 
 
-def _timm(config: ConfigDict, compiled: bool) -> Contender:
-  from vit_jax.bench import torch_peer
-
-  return torch_peer.training(config, compiled)
-
-
-def _check(peer: str, config: ConfigDict) -> None:
-  fields = config.model
-  plain = fields.name == 'vit' and not fields.stem_width and not fields.axial
-  if peer == 'flax' and not plain:
-    raise ValueError(
-      '--vs=flax has only plain ViTs to compare with, and one of --variants '
-      'is none.'
-    )
-  if peer != 'flax':
-    from vit_jax.bench import torch_peer
-
-    torch_peer.check(config)
-
-
 TASK = speed.SpeedTask(
   'training',
   ('jax', 'flax', 'optax'),
   _ours,
-  {
-    'flax': _plain_flax,
-    'timm': functools.partial(_timm, compiled=True),
-    'timm-eager': functools.partial(_timm, compiled=False),
-  },
-  _check,
+  {'flax': _plain_flax, **torch_peer.makers(training=True)},
 )

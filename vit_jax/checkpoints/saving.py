@@ -373,6 +373,11 @@ def steps(folder: epath.Path) -> list[int]:
     return []  # as of a folder in a bucket with nothing in it
 
 
+def steps_in(workdir: str) -> list[int]:
+  """Returns the steps of a workdir's checkpoints, in order."""
+  return steps(absolute(workdir) / FOLDER)
+
+
 def is_step(path: epath.Path) -> bool:
   """Whether a path is named as a checkpoint that was saved to its end."""
   # Not `isdigit`, which takes the digits of all scripts and superscripts too.
