@@ -98,13 +98,10 @@ def group_norm(
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
   """Returns a module class whose activations are computed again going back.
 
-  Args:
-    block: the module class.
-    policy: 'none' to keep everything; 'cheap' to keep the results of matrix
-      products and of attention, and to compute again what lies between them;
-      or the name of one of `jax.checkpoint_policies` for what is kept.
-    in_loop: whether a scan goes around it, which keeps the two computations
-      apart already.
+  The policy is 'none' to keep everything; 'cheap' to keep the results of matrix
+  products and of attention, and to compute again what lies between them; or the
+  name of one of `jax.checkpoint_policies` for what is kept. A loop, of a scan
+  around it, keeps the two computations apart already.
   """
   if policy == 'none':
     return block

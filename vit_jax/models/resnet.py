@@ -38,7 +38,7 @@ class StdConv(nn.Conv):
   def param(self, name, *args, **kwargs):
     value = super().param(name, *args, **kwargs)
     if name == 'kernel':
-      over = {'axis': (0, 1, 2), 'keepdims': True}
+      over: dict[str, Any] = {'axis': (0, 1, 2), 'keepdims': True}
       value = value - jnp.mean(value, **over)
       if self.version == 1:
         value = value / (jnp.std(value, **over) + 1e-5)
@@ -266,17 +266,14 @@ class ResNet(Model):
     train: bool = False,
     capture: tuple[str, ...] = (),
   ) -> tuple[Array, dict[str, Any]]:
-    """Computes the logits.
+    """Computes the logits of images in [-1, 1], of any size.
 
-    Args:
-      images_BHWC: images in [-1, 1], of any size.
-      train: makes no difference here.
-      capture: 'blocks' for the output of every stage.
+    `train` makes no difference here. `capture` may name 'blocks', the outputs
+    of the stages: a list, as they differ in shape.
 
     Returns:
       Logits BC in float32 and a dict with `stem` (of the root, BhwC), `tokens`
-      (the last feature map, BLC), `pre_logits` (its mean) and the captured: a
-      list, as the stages differ in shape.
+      (the last feature map, BLC), `pre_logits` (its mean) and the captured.
 
     Raises:
       ValueError: if attention is to be captured.
