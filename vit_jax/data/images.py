@@ -50,8 +50,9 @@ class Images:
       )
     if not all(x > 0 for x in std):
       raise ValueError(f'data.std is {std}: all must be above 0.')
-    fields = {f.name: data[f.name] for f in dataclasses.fields(cls)[1:]}
-    images = cls(size, **fields | {'mean': mean, 'std': std})
+    names = {f.name for f in dataclasses.fields(cls)} - {'size', 'mean', 'std'}
+    fields = {name: data[name] for name in names}
+    images = cls(size, mean=mean, std=std, **fields)
     # Which check the rest.
     images.train_transform()
     images.eval_transform()
