@@ -45,11 +45,9 @@ def global_batches(
 def layer(model: Model, name: str) -> Function:
   """Returns the function that gives a layer's representation, float32 BD.
 
-  Args:
-    model: any that can capture its blocks.
-    name: 'pre_logits' (what the head sees), 'logits', or 'block_N': after
-      layer (of a ResNet: stage) N, from 0, the class token where the model has
-      one, else the mean over all positions.
+  The name is 'pre_logits' (what the head sees), 'logits', or 'block_N': after
+  layer (of a ResNet: stage) N, from 0, the class token where the model has one,
+  else the mean over all positions.
 
   Raises:
     ValueError: if the model has no such layer.

@@ -25,12 +25,7 @@ _ALL = 'all'
 
 @dataclasses.dataclass(frozen=True)
 class ProbeResult:
-  """A linear probe on all training examples.
-
-  Attributes:
-    l2: penalty that was chosen.
-    accuracy: on the test split, from 0 to 1.
-  """
+  """A linear probe on all training examples: accuracy from 0 to 1."""
 
   l2: float
   accuracy: float
@@ -38,13 +33,7 @@ class ProbeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """What was measured on one checkpoint.
-
-  Attributes:
-    label: in a legend.
-    results: of every number of shots and seed.
-    probe: None if there was none.
-  """
+  """What was measured on one checkpoint, with the label of its legend."""
 
   label: str
   results: Sequence[Result]
@@ -167,8 +156,7 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
   Each curve is the mean over seeds in a band of one standard deviation to
-  either side, with single seeds as dots and the linear probe as a horizontal
-  line.
+  either side, with single seeds as dots and the linear probe as a line.
   """
   from matplotlib.ticker import NullLocator, PercentFormatter
 

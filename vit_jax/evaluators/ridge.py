@@ -191,10 +191,7 @@ def choose_l2(
   Ties go to the lower squared error, which is leave-one-out as well. Of more
   than `LEFT_OUT` examples so many are left out, evenly spread over them.
 
-  Args:
-    ridge: of targets from `one_vs_rest`.
-    labels_N: the classes of its examples.
-    l2_grid: to choose from.
+  The targets of `ridge` are those of `one_vs_rest` for the labels.
   """
   count = min(len(labels_N), LEFT_OUT)
   rows_M = np.arange(count) * len(labels_N) // count

@@ -234,10 +234,8 @@ class MultiHeadAttention(nn.Module):
 class EncoderBlock(nn.Module):
   """One layer of the encoder: equations 2 and 3.
 
-  Attributes:
-    fields: of the model.
-    relative: as `MultiHeadAttention` has it.
-    capture: as the model's `__call__` has it.
+  `relative` is as `MultiHeadAttention` has it, `capture` as the model's
+  `__call__`.
   """
 
   fields: EncoderFields
@@ -254,11 +252,8 @@ class EncoderBlock(nn.Module):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
-    Args:
-      x_BLD: tokens.
-      key: for dropout; None does not drop out.
-      positions_LD: position embeddings that this layer adds to its input.
-      mask_BQL: as `MultiHeadAttention` takes it.
+    Without a key it does not drop out. Position embeddings are added to the
+    input where given. The mask is as `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)

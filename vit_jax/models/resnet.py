@@ -71,11 +71,8 @@ def _norm(
 class Unit(nn.Module):
   """A bottleneck residual unit: 1x1, 3x3 with the stride, 1x1.
 
-  Attributes:
-    width: channels of the 3x3 convolution.
-    stride: of the unit.
-    version: 1 or 2, see the module.
-    axial: whether row and column attention stand for the 3x3 convolution.
+  The width is that of the 3x3 convolution, for which row and column attention
+  stand if it is axial.
   """
 
   width: int
