@@ -26,18 +26,13 @@ def global_batches(
   source: Source,
   transform: Callable[[Record], Any],
   *,
-  batch_size: int,
   mesh: jax.sharding.Mesh,
-  workers: int = 0,
+  **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
-  """Yields every example once, padded and masked, over all processes."""
+  """Yields what `loader.eval_batches` does, over all processes."""
+  index, count = jax.process_index(), jax.process_count()
   for batch in loader.eval_batches(
-    source,
-    transform,
-    batch_size=batch_size,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-    workers=workers,
+    source, transform, process_index=index, process_count=count, **kwargs
   ):
     yield sharding.global_batch(batch, mesh)
 

@@ -207,11 +207,7 @@ FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}
 
 
 class FewShotEvaluator:
-  """Measures the accuracy of classifiers on a few examples of each class.
-
-  Attributes:
-    name: prefix of the metrics.
-  """
+  """Measures the accuracy of classifiers on a few examples of each class."""
 
   def __init__(
     self,

@@ -165,13 +165,10 @@ class Ridge:
     Raises:
       ValueError: unless l2 is positive.
     """
-    return self._for(l2)._leave_one_out(l2, rows_M)
-
-  def _leave_one_out(self, l2: float, rows_M: np.ndarray) -> np.ndarray:
-    inverse_R, basis_MR = 1 / (self._values_R + l2), self._basis_NR[rows_M]
-    r_MC = basis_MR @ (inverse_R[:, None] * self._target_RC)
+    fit, (x_ND, y_NC) = self._for(l2), self._given
+    inverse_R, basis_MR = 1 / (fit._values_R + l2), fit._basis_NR[rows_M]
+    r_MC = basis_MR @ (inverse_R[:, None] * fit._target_RC)
     d_M = np.square(basis_MR) @ inverse_R
-    x_ND, y_NC = self._given
     if not self._is_dual:  # where both are over l2
       r_MC, d_M = self._y_NC[rows_M] - r_MC, 1 - 1 / len(x_ND) - d_M
       # Where nothing is left to divide by, it takes a fit of the others.
