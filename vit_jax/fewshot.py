@@ -46,20 +46,6 @@ BATCH_PER_DEVICE = 64
 Say = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-  """Both splits, and the class of every image in them."""
-
-  train: LabelledSource
-  test: LabelledSource
-  train_labels_N: np.ndarray
-  test_labels_M: np.ndarray
-
-  @property
-  def class_names(self) -> tuple[str, ...]:
-    return self.train.class_names
-
-
 def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   """Measures few-shot accuracy and writes what was found.
 
@@ -81,20 +67,20 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     checkpoint = transfer.resized(original, size)
   function = features.layer(checkpoint.model, args.layer)
   say(_describe(checkpoint))
-  data = _open(args, say)
-  names = data.class_names
+  train, test = _open(args, say)
+  kept = _contents(args, original, checkpoint, train, test)
+  names = kept.class_names
   plan = few_examples.plan(
-    data.train_labels_N, len(names), args.shots, args.seeds, names
+    kept.train_labels_N, len(names), args.shots, args.seeds, names
   )
   if args.probe:
-    probe.hold_out(data.train_labels_N)  # refuses too few before the work
+    probe.hold_out(kept.train_labels_N)  # refuses too few before the work
   is_first = jax.process_index() == 0
   if is_first:
     epath.Path(args.output).mkdir(parents=True, exist_ok=True)
 
-  kept = _contents(args, original, checkpoint, data)
   if args.features or args.probe:
-    rows_R = np.arange(len(data.train))
+    rows_R = np.arange(len(train))
   else:
     rows_R = few_examples.rows_needed(plan)
   if is_kept:
@@ -110,23 +96,23 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
       mesh=mesh,
     )
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
-    shots = subset(data.train, rows_R.tolist())
+    shots = subset(train, rows_R.tolist())
     train_RD = _extract(extractor, params, shots, 'training images', say)
-    test_MD = _extract(extractor, params, data.test, 'test images', say)
+    test_MD = _extract(extractor, params, test, 'test images', say)
     if args.features and is_first:
       feature_file.write(args.features, kept, train_RD, test_MD)
       say(f'written  {args.features}')
   results = few_examples.evaluate(
     plan,
-    data.train_labels_N,
+    kept.train_labels_N,
     rows_R,
     train_RD,
     test_MD,
-    data.test_labels_M,
+    kept.test_labels_M,
     num_classes=len(names),
     l2=args.l2,
   )
-  probed = _probe(data, train_RD, test_MD, mesh, say) if args.probe else None
+  probed = _probe(kept, train_RD, test_MD, mesh, say) if args.probe else None
   curve = report.Curve(args.checkpoint, results, probed)
   if is_first:
     _write(curve, args, checkpoint, say)
@@ -164,7 +150,9 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   )
 
 
-def _open(args: argparse.Namespace, say: Say) -> _Data:
+def _open(
+  args: argparse.Namespace, say: Say
+) -> tuple[LabelledSource, LabelledSource]:
   """Opens both splits, their images checked.
 
   Raises:
@@ -192,14 +180,15 @@ def _open(args: argparse.Namespace, say: Say) -> _Data:
     f'{len(train):,} images of {args.train_split}, '
     f'{len(test):,} of {args.test_split}'
   )
-  return _Data(train, test, train.labels(), test.labels())
+  return train, test
 
 
 def _contents(
   args: argparse.Namespace,
   original: opening.Checkpoint,
   checkpoint: opening.Checkpoint,
-  data: _Data,
+  train: LabelledSource,
+  test: LabelledSource,
 ) -> feature_file.Contents:
   """Returns what representations depend on, and their labels."""
   return feature_file.Contents(
@@ -212,12 +201,12 @@ def _contents(
       'train_split': args.train_split,
       'test_split': args.test_split,
       'split_seed': args.split_seed,
-      'train_files': data.train.fingerprint(),
-      'test_files': data.test.fingerprint(),
+      'train_files': train.fingerprint(),
+      'test_files': test.fingerprint(),
     },
-    train_labels_N=data.train_labels_N,
-    test_labels_M=data.test_labels_M,
-    class_names=data.class_names,
+    train_labels_N=train.labels(),
+    test_labels_M=test.labels(),
+    class_names=train.class_names,
   )
 
 
@@ -249,7 +238,7 @@ def _extract(
 
 
 def _probe(
-  data: _Data,
+  kept: feature_file.Contents,
   train_ND: np.ndarray,
   test_MD: np.ndarray,
   mesh: jax.sharding.Mesh,
@@ -259,10 +248,10 @@ def _probe(
   started_s = time.monotonic()
   found = probe.fit_probe(
     train_ND,
-    data.train_labels_N,
+    kept.train_labels_N,
     test_MD,
-    data.test_labels_M,
-    num_classes=len(data.class_names),
+    kept.test_labels_M,
+    num_classes=len(kept.class_names),
     mesh=mesh,
   )
   end = '' if found.converged else ', which were not enough to converge'

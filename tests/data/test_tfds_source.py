@@ -1,6 +1,5 @@
 """TFDS without TensorFlow, on a small dataset in its format."""
 
-import json
 import os
 import pickle
 import subprocess
@@ -12,6 +11,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
+from tests.data.tfds_files import write_info
 from vit_jax.data import decode, sources
 
 _FEATURES = {
@@ -39,9 +39,9 @@ def _prepare(data_dir, encode, name='pets', file_format='array_record'):
   """What `tfds build` leaves behind: 5 + 2 train examples and 3 for test."""
   folder = data_dir / name / '1.0.0'
   folder.mkdir(parents=True)
-  infos = []
   first = 0
-  for split, shards in {'train': [5, 2], 'test': [3]}.items():
+  splits = {'train': [5, 2], 'test': [3]}
+  for split, shards in splits.items():
     for k, length in enumerate(shards):
       path = (
         folder / f'{name}-{split}.{file_format}-{k:05d}-of-{len(shards):05d}'
@@ -51,23 +51,7 @@ def _prepare(data_dir, encode, name='pets', file_format='array_record'):
         writer.write(_example(i, encode))
       writer.close()
       first += length
-    infos.append(
-      {
-        'name': split,
-        'shardLengths': [str(length) for length in shards],
-        'numBytes': '1000',
-        'filepathTemplate': '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
-      }
-    )
-  keys = [{'featureKey': 'image'}, {'featureKey': 'label'}]
-  info = {
-    'name': name,
-    'version': '1.0.0',
-    'fileFormat': file_format,
-    'splits': infos,
-    'supervisedKeys': {'tuple': {'items': keys}},
-  }
-  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  write_info(folder, name, splits, ('image', 'label'), file_format)
   tfds.features.FeaturesDict(_FEATURES).save_config(str(folder))
   return data_dir
 

@@ -4,7 +4,6 @@ The builders of TFDS give the fields, its own code cuts the slices and writes
 the records; only their bytes come from nowhere, record by record.
 """
 
-import json
 import logging
 import pickle
 import types
@@ -15,6 +14,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_data_source, array_record_module
 from tensorflow_datasets.core import example_serializer
 
+from tests.data.tfds_files import write_info
 from vit_jax.data import bad_images, benchmarks, decode, sources, vtab
 
 _RETINOPATHY = 'diabetic_retinopathy_detection/btgraham-300'
@@ -132,27 +132,8 @@ def _prepare(data_dir, name, sizes, features=None):
   folder.mkdir(parents=True, exist_ok=True)
   features = features or builder.info.features
   features.save_config(str(folder))
-  base, _, config = name.partition('/')
-  info = {
-    'name': base,
-    'version': str(builder.version),
-    'fileFormat': 'array_record',
-    'splits': [
-      {
-        'name': split,
-        'shardLengths': [str(size)],
-        'numBytes': '1000',
-        'filepathTemplate': '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
-      }
-      for split, size in sizes.items()
-    ],
-  }
-  if config:
-    info['configName'] = config
-  if builder.info.supervised_keys:
-    items = [{'featureKey': key} for key in builder.info.supervised_keys]
-    info['supervisedKeys'] = {'tuple': {'items': items}}
-  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  shards = {split: [size] for split, size in sizes.items()}
+  write_info(folder, name, shards, builder.info.supervised_keys)
   return folder, features
 
 

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.checkpoints import opening
 from vit_jax.data import cores, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.models import variants
-from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden'
-SIZE = (8, 8)
 
 # As in test_reader: the original code's own reruns differ by up to 4e-6.
 ATOL = 1e-5
@@ -68,7 +67,7 @@ def test_a_resnet_gives_the_mean_of_each_stage():
 @pytest.mark.slow
 def test_a_mean_in_bfloat16_is_not_rounded_again():
   """It is as exact as the tokens it is of."""
-  model, params = make_model(pool='gap', dtype='bfloat16')
+  model, params = model_of(depth=2, pool='gap', dtype='bfloat16')
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
   function = features.layer(model, 'block_1')
   got_BD = np.asarray(function(params, images))
@@ -77,27 +76,8 @@ def test_a_mean_in_bfloat16_is_not_rounded_again():
   np.testing.assert_allclose(got_BD, tokens_BLD.mean(1), rtol=1e-6, atol=1e-6)
 
 
-def make_model(num_classes=10, **fields):
-  model = variants.build(
-    num_classes=num_classes,
-    image_size=SIZE,
-    patch_size=4,
-    width=16,
-    depth=2,
-    mlp_dim=32,
-    heads=2,
-    **fields,
-  )
-  params = variants.init(model, jax.random.key(0), SIZE)
-  if num_classes:
-    kernel = params['head']['kernel']
-    key = jax.random.key(1)
-    params['head']['kernel'] = jax.random.normal(key, kernel.shape)
-  return model, params
-
-
 def test_scanned_layers_are_the_unrolled_ones():
-  model, params = make_model()
+  model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
   scanned, stacked = model.clone(scan=True), variants.stack_layers(params)
   for name in ('pre_logits', 'block_0', 'block_1'):
@@ -119,7 +99,7 @@ def test_scanned_layers_are_the_unrolled_ones():
   ],
 )
 def test_a_layer_that_there_is_not_is_refused(name, num_classes, message):
-  model, _ = make_model(num_classes)
+  model, _ = model_of(num_classes, depth=2)
   with pytest.raises(ValueError, match=message):
     features.layer(model, name)
 
@@ -134,7 +114,7 @@ def test_a_resnet_has_as_many_blocks_as_stages():
 
 
 def test_top_k_is_in_the_order_of_the_logits():
-  model, params = make_model()
+  model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(5, *SIZE, 3))
   logits_BC, _ = model.apply({'params': params}, images)
   got = np.asarray(features.top_k(model, 4)(params, images))
@@ -151,22 +131,19 @@ class Seven(sources.LabelledSubset):
 
 
 def extract(source, batch_size, devices=8, description='', **images):
-  model, params = make_model()
-  mesh = sharding.make_mesh(
-    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
-  )
+  model, params = model_of(depth=2)
   extractor = features.Extractor(
     features.layer(model, 'pre_logits'),
     Images(SIZE, **images),
     batch_size=batch_size,
-    mesh=mesh,
+    mesh=mesh_of(devices),
   )
   return extractor(params, source, description)
 
 
 def one_by_one(source, mean=0.5, std=0.5):
   """A plain loop over the images."""
-  model, params = make_model()
+  model, params = model_of(depth=2)
   transform = transforms.EvalTransform(SIZE)
   run = jax.jit(lambda x: model.apply({'params': params}, x)[1]['pre_logits'])
   return np.concatenate(
@@ -222,12 +199,12 @@ def test_images_are_scaled_as_the_checkpoint_says():
 
 
 def test_rows_of_whole_numbers_stay_whole():
-  model, params = make_model()
+  model, params = model_of(depth=2)
   extractor = features.Extractor(
     features.top_k(model, 3),
     Images(SIZE),
     batch_size=8,
-    mesh=sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1}),
+    mesh=mesh_of(8),
   )
   got = extractor(params, Seven())
   assert (got.shape, got.dtype) == ((7, 3), np.int32)

@@ -4,31 +4,18 @@ import jax
 import numpy as np
 import pytest
 
+from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.data import loader, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators.mean import MeanEvaluator
-from vit_jax.models import variants
 from vit_jax.objectives.classification import Classification
 from vit_jax.training import sharding
-
-SIZE = (8, 8)
 
 
 @pytest.fixture(scope='module')
 def setup():
   """A random model, and the predictions of a plain loop over the digits."""
-  model = variants.build(
-    num_classes=10,
-    image_size=SIZE,
-    patch_size=4,
-    width=16,
-    depth=1,
-    mlp_dim=32,
-    heads=2,
-  )
-  params = variants.init(model, jax.random.key(0), SIZE)
-  kernel = params['head']['kernel']
-  params['head']['kernel'] = jax.random.normal(jax.random.key(1), kernel.shape)
+  model, params = model_of()
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(SIZE)
   correct, loss = 0, 0.0
@@ -46,20 +33,11 @@ def setup():
 def run(setup, batch_size, devices, source=None):
   model, params, whole, transform, _, _ = setup
   source = source or whole
-  mesh = sharding.make_mesh(
-    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
-  )
+  mesh = mesh_of(devices)
   objective = Classification(model, Images(SIZE))
 
   def batches():
-    for batch in loader.eval_batches(
-      source,
-      transform,
-      batch_size=batch_size,
-      process_index=0,
-      process_count=1,
-      workers=0,
-    ):
+    for batch in loader.eval_batches(source, transform, batch_size=batch_size):
       yield sharding.global_batch(batch, mesh)
 
   evaluate = jax.jit(

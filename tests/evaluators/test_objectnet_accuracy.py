@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import objectnet, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
-from vit_jax.models import variants
 from vit_jax.training import sharding
 
 WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
@@ -85,16 +85,7 @@ def test_parameters_and_source_reach_the_model(source):
 
 @pytest.mark.parametrize('devices', [1, 8])
 def test_equals_a_plain_loop_over_cropped_images(source, devices):
-  model = variants.build(
-    num_classes=1000,
-    image_size=(8, 8),
-    patch_size=4,
-    width=16,
-    depth=1,
-    mlp_dim=32,
-    heads=2,
-  )
-  params = variants.init(model, jax.random.key(0), (8, 8))
+  model, params = model_of(1000)
   # A model that knows few classes, of which some are right.
   kernel = np.zeros(params['head']['kernel'].shape, np.float32)
   known = [409, 559, 909, *range(6)]
@@ -114,9 +105,7 @@ def test_equals_a_plain_loop_over_cropped_images(source, devices):
     top5 += int(bool(set(order[:5].tolist()) & set(classes)))
   assert 0 < accuracy < top5 < len(CLASSES)  # or the test shows nothing
 
-  mesh = sharding.make_mesh(
-    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
-  )
+  mesh = mesh_of(devices)
   extract = features.Extractor(
     features.top_k(model, 5),
     Images((8, 8)),

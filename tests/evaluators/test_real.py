@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import folder, images
 from vit_jax.evaluators import features, real
-from vit_jax.models import variants
 from vit_jax.training import sharding
 
 # 300 images of ImageNet's validation set, chosen at random: number, original
@@ -167,16 +167,7 @@ def test_over_devices(sample, labels_path, devices):
   rows += [r for r in sample if not r['real']][:3]
   pixels = np.random.default_rng(0).integers(0, 256, (23, 8, 8, 3), np.uint8)
   source = Images(*numbers_and_labels(rows), images=pixels)
-  model = variants.build(
-    num_classes=1000,
-    image_size=(8, 8),
-    patch_size=4,
-    width=16,
-    depth=1,
-    mlp_dim=32,
-    heads=2,
-  )
-  params = variants.init(model, jax.random.key(0), (8, 8))
+  model, params = model_of(1000)
   # A model that knows these two classes alone, so that some are right.
   kernel = np.zeros(params['head']['kernel'].shape, np.float32)
   known = [int(row['label']) for row in rows[:2]]
@@ -189,9 +180,7 @@ def test_over_devices(sample, labels_path, devices):
     if row['real']
   ]
   assert 0 < sum(right) < len(right) == 20  # or the test shows nothing
-  mesh = sharding.make_mesh(
-    {'data': -1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:devices]
-  )
+  mesh = mesh_of(devices)
   extract = features.Extractor(
     features.top_k(model, 1),
     images.Images((8, 8)),

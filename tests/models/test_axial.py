@@ -10,6 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from tests.models.by_hand import (
+  attention,
+  layer_norm,
+  mlp,
+  randomised,
+  softmax,
+)
 from vit_jax.models import axial, variants, vit
 
 # Values around 1 and a few hundred roundings of 6e-8 each; a wrong term changes
@@ -17,58 +24,9 @@ from vit_jax.models import axial, variants, vit
 ATOL = 1e-5
 
 
-def randomised(tree, seed=0):
-  """Returns NumPy arrays of the shapes of `tree`, large enough to matter."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), tree
-  )
-
-
 def normal(*shape, seed=1):
   rng = np.random.default_rng(seed)
   return rng.normal(size=shape).astype(np.float32)
-
-
-def softmax(x):
-  return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
-
-
-def layer_norm(x, params):
-  x = np.asarray(x, np.float64)
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  return x * params['scale'] + params['bias']
-
-
-def dense(x, params):
-  return x @ params['kernel'] + params['bias']
-
-
-def mlp(x, params):
-  x = dense(x, params['Dense_0'])
-  x = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-  return dense(x, params['Dense_1'])
-
-
-def attention(x_LD, params):
-  """Appendix A; with relative keys between all tokens where there are any."""
-  L = len(x_LD)
-  y_LD, weights = 0, []
-  for n, out in enumerate(params['out']['kernel']):
-    q, k, v = (
-      x_LD @ params[name]['kernel'][:, n] + params[name]['bias'][n]
-      for name in ('query', 'key', 'value')
-    )
-    logits = q @ k.T
-    if 'relative' in params:
-      r = params['relative']['relative_embedding'][:, n]
-      for i in range(L):
-        for j in range(L):
-          logits[i, j] += q[i] @ r[i - j + L - 1]
-    weights.append(softmax(logits / math.sqrt(q.shape[1])))
-    y_LD = y_LD + weights[-1] @ v @ out
-  return y_LD + params['out']['bias'], np.array(weights)
 
 
 def encoder_block(x_LD, params):

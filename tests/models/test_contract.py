@@ -323,23 +323,6 @@ def test_rounding_passes_no_kink(case):
     assert 0.3 < (x > 0).mean() < 0.8
 
 
-@pytest.mark.parametrize(
-  ('case', 'tables'),
-  [
-    ('vit', 1),
-    ('vit-learned1d-shared', 1),
-    ('vit-learned1d-every_layer', ENCODER['depth']),
-    ('vit-learned2d-input', 1),
-    ('vit-learned2d-shared', 1),
-    ('vit-learned2d-every_layer', ENCODER['depth']),
-  ],
-  indirect=['case'],
-)
-def test_every_layer_alone_has_positions_of_its_own(case, tables):
-  embeddings = case.params['Transformer']['posembed_input']
-  assert {len(x) for x in embeddings.values()} == {tables}
-
-
 CHANGES = {
   'scan': {'scan': True},
   'remat': {'remat': 'nothing_saveable'},

@@ -7,19 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.models.by_hand import layer_norm, mlp, randomised
 from vit_jax.models import heads, variants, vit
 
 # Values around 1 and a few hundred float32 roundings of 6e-8 each.
 ATOL = 1e-5
 SIZE = (8, 12)
-
-
-def randomised(tree, seed=0):
-  """Returns NumPy arrays of the shapes of `tree`, large enough to matter."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), tree
-  )
 
 
 def map_head(x_LD, params):
@@ -36,12 +29,7 @@ def map_head(x_LD, params):
     weights = np.exp(k @ q / math.sqrt(len(q)))
     y = y + weights / weights.sum() @ v @ out
 
-  norm = params['LayerNorm_0']
-  z = (y - y.mean()) / np.sqrt(y.var() + 1e-6) * norm['scale'] + norm['bias']
-  dense_0, dense_1 = (params['MlpBlock_0'][f'Dense_{i}'] for i in (0, 1))
-  z = z @ dense_0['kernel'] + dense_0['bias']
-  z = z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2
-  return y + z @ dense_1['kernel'] + dense_1['bias']
+  return y + mlp(layer_norm(y, params['LayerNorm_0']), params['MlpBlock_0'])
 
 
 def test_map_head_is_the_formula():
@@ -106,14 +94,6 @@ def test_attention_pooling_has_the_shapes_of_a_layer():
   assert msa['query']['kernel'].shape == (8, 2, 4)
   assert head['MlpBlock_0']['Dense_0']['kernel'].shape == (8, 12)
   assert head['probe'].shape == (1, 1, 8)
-
-
-def test_no_classes_means_the_representation_itself():
-  model, params, images = make(num_classes=0, pool='map')
-  assert 'head' not in params
-  y, aux = jax.jit(lambda p, x: model.apply({'params': p}, x))(params, images)
-  assert y.shape == (2, 8)
-  np.testing.assert_array_equal(y, aux['pre_logits'])
 
 
 def test_logits_have_the_digits_of_float32_in_a_bfloat16_model():

@@ -9,6 +9,7 @@ import pytest
 import scipy.ndimage
 
 from tests.conftest import ROOT
+from tests.models.by_hand import attention, layer_norm, randomised
 from vit_jax.models import layers, posemb, variants, vit
 
 GOLDEN = ROOT / 'tests/golden'
@@ -80,14 +81,6 @@ def test_embeddings_of_another_grid_are_refused(grid, extra):
 # an error of 6e-8 after one operation: a few hundred of them add up to less
 # than this, while a wrong table changes the first or second digit.
 ATOL = 1e-5
-
-
-def randomised(tree, seed=0):
-  """Returns NumPy arrays of the shapes of `tree`, large enough to matter."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), tree
-  )
 
 
 def sincos_formula(grid, D):
@@ -207,13 +200,6 @@ def plain_block():
   return jax.jit(lambda p, x: block.apply({'params': p}, x)[0])
 
 
-def layer_norm(x, params):
-  x = x.astype(np.float64)
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  return x * params['scale'] + params['bias']
-
-
 @pytest.mark.parametrize(
   ('kind', 'place', 'pool', 'scan'),
   [
@@ -264,40 +250,6 @@ def test_tables_are_added_where_they_should_be(kind, place, pool, scan):
   np.testing.assert_allclose(aux['tokens'], want, rtol=0, atol=ATOL)
 
 
-def relative_attention(params, x_LD, extra):
-  """Appendix D.4: attention with one more inner product for the positions.
-
-  The query is the one of the content, the key the embedding of the offset of
-  the two patches; the logits of both are added before the softmax.
-  """
-  L, D = x_LD.shape
-  N, K = params['query']['bias'].shape
-  q, k, v = (
-    np.einsum('ld,dnk->nlk', x_LD, params[name]['kernel'])
-    + params[name]['bias'][:, None]
-    for name in ('query', 'key', 'value')
-  )
-  r = params['relative']['relative_embedding']
-  patches = L - extra
-  assert r.shape == (2 * patches - 1, N, K)
-  y_LD = np.zeros((L, D)) + params['out']['bias']
-  weights_NLL = np.zeros((N, L, L))
-  for n in range(N):
-    for i in range(L):
-      logits = np.zeros(L)
-      for j in range(L):
-        logits[j] = q[n, i] @ k[n, j] / math.sqrt(K)
-        if i >= extra and j >= extra:
-          # The smallest offset, patches - 1 to the left, comes first.
-          offset = (i - extra) - (j - extra)
-          r_offset = r[offset + patches - 1, n]
-          logits[j] += q[n, i] @ r_offset / math.sqrt(K)
-      weights_NLL[n, i] = np.exp(logits) / np.exp(logits).sum()
-      y_K = sum(weights_NLL[n, i, j] * v[n, j] for j in range(L))
-      y_LD[i] += y_K @ params['out']['kernel'][n]
-  return y_LD, weights_NLL
-
-
 @pytest.mark.parametrize(
   ('L', 'extra'), [(5, 0), (6, 1), (7, 2), (1, 0), (2, 1)]
 )
@@ -309,7 +261,7 @@ def test_relative_attention_is_the_formula(L, extra):
   )
   y, weights = jax.jit(lambda p, x: msa.apply({'params': p}, x))(params, x)
   for b in range(2):
-    want_y, want_weights = relative_attention(params, x[b], extra)
+    want_y, want_weights = attention(x[b], params, extra)
     np.testing.assert_allclose(weights[b], want_weights, rtol=0, atol=ATOL)
     np.testing.assert_allclose(y[b], want_y, rtol=0, atol=ATOL)
 
@@ -327,8 +279,8 @@ def test_every_layer_has_relative_keys_that_leave_out_the_class_token(
     block = params['Transformer'][f'encoderblock_{layer}']
     x = layer_norm(x, block['LayerNorm_0'])
     for b in range(2):
-      _, want = relative_attention(
-        block['MultiHeadDotProductAttention_1'], x[b], int(pool == 'cls')
+      _, want = attention(
+        x[b], block['MultiHeadDotProductAttention_1'], int(pool == 'cls')
       )
       np.testing.assert_allclose(
         aux['attention'][layer, b], want, rtol=0, atol=ATOL

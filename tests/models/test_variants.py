@@ -281,7 +281,7 @@ def test_a_resnet_takes_images_of_any_size():
 
 
 def test_every_remat_policy_exists():
-  for name in variants.remat_policies():
+  for name in variants.REMAT_POLICIES:
     model = build('ti16').clone(remat=name, depth=1)
     shape = jax.eval_shape(
       lambda x, m=model: m.init_with_output(jax.random.key(0), x)[0][0],

@@ -134,14 +134,11 @@ class Picture:
 
 
 def open_image(data: bytes | np.ndarray, name: str) -> Picture:
-  """Opens an image without decoding it where the format allows that: JPEG.
-
-  Args:
-    data: An encoded file, or decoded pixels of dtype uint8, [H, W, 3].
-    name: What error messages call the image.
+  """Opens an image, or pixels uint8 [H, W, 3]; a JPEG without decoding it.
 
   Raises:
-    UnreadableImage: Not an image, damaged, or of too many pixels.
+    UnreadableImage: Not an image, damaged, or of too many pixels; it has
+      the name.
   """
   if isinstance(data, np.ndarray):
     if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3:

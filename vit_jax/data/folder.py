@@ -70,6 +70,7 @@ class Files:
     split_seed: int,
   ):
     """Lists the files of all splits, and takes those of one."""
+    self.class_names = _class_names(folders['train'])
     self._paths: list[str] = []
     self._labels: list[int] = []
     members = {}
@@ -124,16 +125,6 @@ class Files:
 
 class Folder(Files):
   """A folder with one sub-folder per class, as a labelled source."""
-
-  def __init__(
-    self,
-    root: pathlib.Path,
-    folders: dict[str, pathlib.Path],
-    split: str,
-    split_seed: int,
-  ):
-    self.class_names = _class_names(folders['train'])
-    super().__init__(root, folders, split, split_seed)
 
   def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
     label_of = {name: label for label, name in enumerate(self.class_names)}

@@ -10,14 +10,6 @@ import numpy as np
 
 from vit_jax.data import augment, transforms
 
-_FIELDS = (
-  'crop_min_area',
-  'crop_resize',
-  'flip',
-  'resize_small',
-  'interpolation',
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Images:
@@ -58,7 +50,8 @@ class Images:
       )
     if not all(x > 0 for x in std):
       raise ValueError(f'data.std is {std}: all must be above 0.')
-    fields = {f: data[f] for f in _FIELDS}
+    names = {f.name for f in dataclasses.fields(cls)} - {'size', 'mean', 'std'}
+    fields = {name: data[name] for name in names}
     images = cls(size, mean=mean, std=std, **fields)
     # Which check the rest.
     images.train_transform()

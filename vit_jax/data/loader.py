@@ -55,9 +55,9 @@ def train_batches(
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
-    process_index: Of the `process_count` processes, which one this is. The
-      local batches in the order of the processes make up the global batch.
-    process_count: How many processes share each batch.
+    process_index: Of the `process_count` processes that share each batch, which
+      one this is. Local batches in their order make up the global batch.
+    process_count: How many processes there are.
     workers: Worker processes of this process; 0 uses threads, which is enough
       up to about a dozen cores. A script that asks for workers needs an
       `if __name__ == '__main__'` guard, because they import it anew.

@@ -30,16 +30,11 @@ _ALIASES = {
 def select(
   split: str, splits: Mapping[str, Sequence[int]], owner: str
 ) -> np.ndarray:
-  """The examples that a split string names.
+  """The examples that a split string names, int64, in its order.
 
-  Args:
-    split: The split string. `test` finds `val` or `validation` where there is
-      no `test`, and the other way round; `all` is everything.
-    splits: Name of each split to the examples in it, in the order to slice.
-    owner: What error messages call the dataset.
-
-  Returns:
-    int64 [n], n > 0: examples in the order in which the split string has them.
+  `test` finds `val` or `validation` where there is no `test`, and the other way
+  round; `all` is everything. `splits` has the examples of each split, in the
+  order to slice; messages call the dataset `owner`.
 
   Raises:
     ValueError: The syntax is wrong, there is no such split, a bound exceeds the

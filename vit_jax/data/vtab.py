@@ -32,10 +32,8 @@ _Start = tuple[str, int]
 class FromObjects:
   """Classes that follow from the objects in an image; see `tfds_source.Label`.
 
-  Attributes:
-    of_object: fields of each object that are read.
-    classify: from these fields, each of one row an object, to the class.
-    class_names: a name per class.
+  `classify` goes from the fields of each object that are read, each of one row
+  an object, to the class.
   """
 
   of_object: tuple[str, ...]

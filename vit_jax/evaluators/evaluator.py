@@ -35,9 +35,8 @@ class Evaluator(Protocol):
   ) -> Mapping[str, Best]:
     """Returns what a run may be chosen by, without the prefix.
 
-    Args:
-      entry: of `config.evaluators`.
-      objective: of the run, which need not have been built.
+    From an entry of `config.evaluators` and an objective that need not have
+    been built.
     """
     ...
 

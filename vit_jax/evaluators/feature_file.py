@@ -20,11 +20,8 @@ _WAY_OUT = 'Give another --features, or remove it to have them computed anew.'
 class Contents:
   """What a file has beside the representations.
 
-  Attributes:
-    facts: all that they depend on, of types that JSON has.
-    train_labels_N: of the training split, int32.
-    test_labels_M: of the test split, int32.
-    class_names: C names.
+  The facts are all that these depend on, of types that JSON has; labels are
+  int32.
   """
 
   facts: dict[str, Any]

@@ -26,18 +26,13 @@ def global_batches(
   source: Source,
   transform: Callable[[Record], Any],
   *,
-  batch_size: int,
   mesh: jax.sharding.Mesh,
-  workers: int = 0,
+  **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
-  """Yields every example once, padded and masked, over all processes."""
+  """Yields what `loader.eval_batches` does, over all processes."""
+  index, count = jax.process_index(), jax.process_count()
   for batch in loader.eval_batches(
-    source,
-    transform,
-    batch_size=batch_size,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-    workers=workers,
+    source, transform, process_index=index, process_count=count, **kwargs
   ):
     yield sharding.global_batch(batch, mesh)
 
@@ -45,11 +40,9 @@ def global_batches(
 def layer(model: Model, name: str) -> Function:
   """Returns the function that gives a layer's representation, float32 BD.
 
-  Args:
-    model: any that can capture its blocks.
-    name: 'pre_logits' (what the head sees), 'logits', or 'block_N': after
-      layer (of a ResNet: stage) N, from 0, the class token where the model has
-      one, else the mean over all positions.
+  The name is 'pre_logits' (what the head sees), 'logits', or 'block_N': after
+  layer (of a ResNet: stage) N, from 0, the class token where the model has one,
+  else the mean over all positions.
 
   Raises:
     ValueError: if the model has no such layer.

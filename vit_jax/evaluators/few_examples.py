@@ -33,14 +33,7 @@ Plan = Mapping[tuple[int, int], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What one draw of the shots gave.
-
-  Attributes:
-    shots: examples of each class.
-    seed: of the draw.
-    l2: the penalty.
-    accuracy: on the test set, in [0, 1].
-  """
+  """What one draw of so many shots a class gave: accuracy in [0, 1]."""
 
   shots: int
   seed: int
@@ -126,15 +119,8 @@ def evaluate(
   their mean, over their deviation + 1e-5, beside a constant feature of 100 in
   place of an intercept, with the penalty 2^10 for any number of shots.
 
-  Args:
-    plan: the draws.
-    labels_N: classes of all training examples.
-    rows_R: the training examples that there are features of, ascending.
-    features_RD: theirs.
-    test_MD: features of the test set.
-    test_labels_M: its classes.
-    num_classes: C.
-    l2: 'choose' or 'fixed'.
+  Of all training examples labels are given, and features of `rows_R`, which
+  ascend and have the shots among them.
 
   Raises:
     ValueError: for another `l2`, labels out of range, features that are not
@@ -221,11 +207,7 @@ FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}
 
 
 class FewShotEvaluator:
-  """Measures the accuracy of classifiers on a few examples of each class.
-
-  Attributes:
-    name: prefix of the metrics.
-  """
+  """Measures the accuracy of classifiers on a few examples of each class."""
 
   def __init__(
     self,

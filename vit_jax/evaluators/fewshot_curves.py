@@ -25,12 +25,7 @@ _ALL = 'all'
 
 @dataclasses.dataclass(frozen=True)
 class ProbeResult:
-  """A linear probe on all training examples.
-
-  Attributes:
-    l2: penalty that was chosen.
-    accuracy: on the test split, from 0 to 1.
-  """
+  """A linear probe on all training examples: accuracy from 0 to 1."""
 
   l2: float
   accuracy: float
@@ -38,13 +33,7 @@ class ProbeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """What was measured on one checkpoint.
-
-  Attributes:
-    label: in a legend.
-    results: of every number of shots and seed.
-    probe: None if there was none.
-  """
+  """What was measured on one checkpoint, with the label of its legend."""
 
   label: str
   results: Sequence[Result]
@@ -154,7 +143,8 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   axes = figure.subplots()
   draw(axes, curves)
   # Paths may have dollar signs, which would start a formula.
-  axes.set_title(_wrapped(title, 80), fontsize='medium', parse_math=False)
+  title = '\n'.join(textwrap.fill(line, 80) for line in title.splitlines())
+  axes.set_title(title, fontsize='medium', parse_math=False)
   legend = figure.legend(
     handles=_legend(curves), loc='outside right upper', frameon=False
   )
@@ -167,14 +157,13 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
   Each curve is the mean over seeds in a band of one standard deviation to
-  either side, with single seeds as dots and the linear probe as a horizontal
-  line.
+  either side, with single seeds as dots and the linear probe as a line.
   """
   from matplotlib.ticker import NullLocator, PercentFormatter
 
   axes.set_xscale('log')
   for i, curve in enumerate(curves):
-    _draw(axes, curve, *_style(i))
+    _draw(axes, curve, **plots.style(i))
   shots = sorted({result.shots for c in curves for result in c.results})
   axes.set_xticks(shots, _labels(shots))
   axes.xaxis.set_minor_locator(NullLocator())
@@ -183,11 +172,6 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   axes.set_xlabel('training examples of each class (log scale)')
   axes.set_ylabel('test accuracy')
   plots.tidy(axes)
-
-
-def _style(curve: int) -> tuple[str, str]:
-  """Returns a colour and a marker."""
-  return tuple(plots.style(curve).values())
 
 
 def _draw(axes: Any, curve: Curve, color: str, marker: str) -> None:
@@ -226,10 +210,6 @@ def _labels(shots: Sequence[int]) -> list[str]:
   return labels
 
 
-def _wrapped(text: str, width: int) -> str:
-  return '\n'.join(textwrap.fill(line, width) for line in text.splitlines())
-
-
 def _legend(curves: Sequence[Curve]) -> list[Any]:
   """Returns the checkpoints, where there are several, and what is drawn."""
   from matplotlib.lines import Line2D
@@ -238,13 +218,12 @@ def _legend(curves: Sequence[Curve]) -> list[Any]:
   def line(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **style)
 
-  color, marker = _style(0)
+  color, marker = plots.style(0).values()
   handles: list[Any] = []
   if len(curves) > 1:
     for i, curve in enumerate(curves):
-      own_color, own_marker = _style(i)
-      label = _wrapped(curve.label, 30)
-      handles.append(line(label, color=own_color, marker=own_marker))
+      label = textwrap.fill(curve.label, 30)
+      handles.append(line(label, **plots.style(i)))
     color, marker = '#444444', ''
   seeds = {len(r) for c in curves for r in c.by_shots().values()}
   n = ' to '.join(map(str, sorted({min(seeds), max(seeds)})))

@@ -26,11 +26,7 @@ _NUM_IMAGENET_CLASSES = 1000
 
 
 class ObjectNetEvaluator:
-  """Measures top-1 and top-5 accuracy on the overlapping classes.
-
-  Attributes:
-    name: prefix of the metrics, as in `objectnet/accuracy`.
-  """
+  """Measures top-1 and top-5 accuracy on the overlapping classes."""
 
   def __init__(
     self,

@@ -20,11 +20,7 @@ from vit_jax.visualize.rollout import rollout
 
 
 class PicturesEvaluator:
-  """Draws attention rollout on a few images, and the patch filters.
-
-  Attributes:
-    name: prefix of the pictures.
-  """
+  """Draws attention rollout on a few images, and the patch filters."""
 
   def __init__(
     self,

@@ -32,7 +32,7 @@ _BLOCK = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """A classifier of features, and how good it is.
+  """A classifier of features less their mean, and how good it is.
 
   Attributes:
     l2: penalty.
@@ -41,9 +41,6 @@ class Probe:
     accuracy: on the test set, after training on the whole training set.
     iterations: of L-BFGS in the last fit.
     converged: whether its gradient came below the tolerance.
-    mean_D: of the training features.
-    kernel_DC: weights of the features less their mean.
-    bias_C: added to their sums.
   """
 
   l2: float
@@ -82,15 +79,8 @@ def fit_probe(
   All processes call it with the same arrays. The examples
   are spread over the mesh's batch axes.
 
-  Args:
-    features_ND: of the training set.
-    labels_N: integers in [0, C).
-    test_MD: features of the test set.
-    test_labels_M: its classes.
-    num_classes: C.
-    mesh: whose devices share the examples.
-    l2_grid: to choose from; a single one is taken as it is.
-    tolerance: on the largest entry of the gradient.
+  `l2_grid` has the penalties to choose from, of which a single one is taken as
+  it is; `tolerance` is that on the largest entry of the gradient.
 
   Raises:
     ValueError: for features that are not finite, labels out of range, or fewer

@@ -28,11 +28,7 @@ _IMAGE_NAME = re.compile(r'(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+')
 
 
 class RealEvaluator:
-  """Measures top-1 accuracy against ReaL's labels and the original ones.
-
-  Attributes:
-    name: prefix of the metrics, as in `real/accuracy`.
-  """
+  """Measures top-1 accuracy against ReaL's labels and the original ones."""
 
   def __init__(
     self,

@@ -64,7 +64,8 @@ def write(found: list[dict[str, Any]], format_name: str) -> None:
     )
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit status."""
   parser = flags.parser('models', __doc__)
   parser.add_argument(
     'models', nargs='*', help='Names to list; all published ones if none.'
@@ -78,12 +79,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     '--num_classes', type=int, default=1000, help='Of the head; 0 for none.'
   )
-  return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit status."""
-  return flags.command(_run, parse_args(argv))
+  return flags.command(_run, parser.parse_args(argv))
 
 
 def _run(args: argparse.Namespace) -> None:

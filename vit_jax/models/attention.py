@@ -204,10 +204,8 @@ def _by_parts(
 ) -> Any:
   """Applies a function to at most `MAX_QUERIES` queries at a time.
 
-  Args:
-    function: takes arrays BQ.., and returns BQN., or what is to be summed.
-    *arrays: of all queries.
-    summed: which of its results are sums over the queries.
+  It takes arrays BQ.. and returns BQN., or sums over the queries at the
+  positions `summed`.
   """
   B, Q, N, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)

@@ -98,13 +98,10 @@ def group_norm(
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
   """Returns a module class whose activations are computed again going back.
 
-  Args:
-    block: the module class.
-    policy: 'none' to keep everything; 'cheap' to keep the results of matrix
-      products and of attention, and to compute again what lies between them;
-      or the name of one of `jax.checkpoint_policies` for what is kept.
-    in_loop: whether a scan goes around it, which keeps the two computations
-      apart already.
+  The policy is 'none' to keep everything; 'cheap' to keep the results of matrix
+  products and of attention, and to compute again what lies between them; or the
+  name of one of `jax.checkpoint_policies` for what is kept. A loop, of a scan
+  around it, keeps the two computations apart already.
   """
   if policy == 'none':
     return block
@@ -237,10 +234,8 @@ class MultiHeadAttention(nn.Module):
 class EncoderBlock(nn.Module):
   """One layer of the encoder: equations 2 and 3.
 
-  Attributes:
-    fields: of the model.
-    relative: as `MultiHeadAttention` has it.
-    capture: as the model's `__call__` has it.
+  `relative` is as `MultiHeadAttention` has it, `capture` as the model's
+  `__call__`.
   """
 
   fields: EncoderFields
@@ -257,11 +252,8 @@ class EncoderBlock(nn.Module):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
-    Args:
-      x_BLD: tokens.
-      key: for dropout; None does not drop out.
-      positions_LD: position embeddings that this layer adds to its input.
-      mask_BQL: as `MultiHeadAttention` takes it.
+    Without a key it does not drop out. Position embeddings are added to the
+    input where given. The mask is as `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)

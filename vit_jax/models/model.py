@@ -23,10 +23,8 @@ Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 class Loop(NamedTuple):
   """Equal layers that a model unrolls, or scans over.
 
-  Attributes:
-    prefix: of the layers' names, before their numbers.
-    first: number.
-    stacked: name of all of them, one array for each parameter.
+  Their names are the prefix and numbers from `first`, or `stacked` for all of
+  them, one array for each parameter.
   """
 
   prefix: str

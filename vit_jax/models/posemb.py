@@ -101,8 +101,7 @@ def _shift(x_BNLO: jax.Array) -> jax.Array:
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)
-  start = L - 1
-  rows = flat[..., start : start + L * (2 * L - 1)]
+  rows = flat[..., L - 1 : L - 1 + L * (2 * L - 1)]
   return rows.reshape(B, N, L, 2 * L - 1)[..., :L]
 
 
@@ -117,14 +116,8 @@ def resize(
   Bilinear with aligned corners, as the original code means it: position i of
   the new grid reads the old one at i * (old - 1) / (new - 1). (The original
   calls `scipy.ndimage.zoom`, which for some sizes, 16 to 30 for instance,
-  zeroes the last row and column; this does not.) Those of the tokens before the
-  grid are kept as they are.
-
-  Args:
-    posemb_XLD: float32, L = extra + old_h * old_w.
-    old_grid: (h, w) the embeddings were learned for.
-    new_grid: (h, w) wanted.
-    extra: tokens before the grid: 1 where there is a class token alone.
+  zeroes the last row and column; this does not.) Those of the `extra` tokens
+  before the grid, a class token for instance, are kept as they are.
 
   Returns:
     float32 array (X, extra + new_h * new_w, D).
@@ -158,13 +151,8 @@ def resize_all(
 
   Tables along one axis are interpolated as `resize` does it; those of offsets
   along one axis (axial attention) so that an offset keeps its share of the
-  image's side.
-
-  Args:
-    params: NumPy arrays.
-    like: arrays or shapes of the model for the new size.
-    old_grid: (h, w) of the tokens the tables were learned for.
-    new_grid: (h, w) wanted.
+  image's side. `like` has the arrays, or shapes, of the model for the new grid
+  (h, w) of tokens.
 
   Raises:
     ValueError: for relative embeddings of two-dimensional grids, whose offsets
@@ -178,11 +166,9 @@ def resize_all(
       return resize(x, old_grid, new_grid, extra)
     if name not in _TABLE_AXES:
       return x
-    along_the_raster = name == 'relative_embedding' and not {
-      'row',
-      'column',
-    } & set(parents)
-    if along_the_raster and tuple(old_grid) != tuple(new_grid):
+    axial = not {'row', 'column'}.isdisjoint(parents)
+    is_raster = name == 'relative_embedding' and not axial
+    if is_raster and tuple(old_grid) != tuple(new_grid):
       raise ValueError(
         f'Relative position embeddings learned for {old_grid[0]}x{old_grid[1]} '
         f'patches cannot be resized to {new_grid[0]}x{new_grid[1]}: keep the '

@@ -71,11 +71,8 @@ def _norm(
 class Unit(nn.Module):
   """A bottleneck residual unit: 1x1, 3x3 with the stride, 1x1.
 
-  Attributes:
-    width: channels of the 3x3 convolution.
-    stride: of the unit.
-    version: 1 or 2, see the module.
-    axial: whether row and column attention stand for the 3x3 convolution.
+  The width is that of the 3x3 convolution, for which row and column attention
+  stand if it is axial.
   """
 
   width: int
@@ -266,17 +263,14 @@ class ResNet(Model):
     train: bool = False,
     capture: tuple[str, ...] = (),
   ) -> tuple[Array, dict[str, Any]]:
-    """Computes the logits.
+    """Computes the logits of images in [-1, 1], of any size.
 
-    Args:
-      images_BHWC: images in [-1, 1], of any size.
-      train: makes no difference here.
-      capture: 'blocks' for the output of every stage.
+    `train` makes no difference here. `capture` may name 'blocks', the outputs
+    of the stages: a list, as they differ in shape.
 
     Returns:
       Logits BC in float32 and a dict with `stem` (of the root, BhwC), `tokens`
-      (the last feature map, BLC), `pre_logits` (its mean) and the captured: a
-      list, as the stages differ in shape.
+      (the last feature map, BLC), `pre_logits` (its mean) and the captured.
 
     Raises:
       ValueError: if attention is to be captured.

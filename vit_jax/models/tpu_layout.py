@@ -88,10 +88,8 @@ def as_matrix(
 ) -> tuple[Array, tuple[Axes, ...]]:
   """Returns a parameter and what splits it, both as of a matrix if of heads.
 
-  Args:
-    x: a parameter, or all of a scan's.
-    spec: what splits its last dimensions; those of a kernel of attention are
-      D x N x K, or N x K x D, of which K is never split.
+  `spec` splits the last dimensions; those of a kernel of attention are D x N x
+  K, or N x K x D, of which K is never split. A scan's parameters have one more.
   """
   if len(spec) != 3 or x.ndim < 3:
     return x, spec

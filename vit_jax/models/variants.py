@@ -94,6 +94,15 @@ PUBLISHED = {
 }
 
 
+# The `jax.checkpoint_policies` that take no arguments.
+REMAT_POLICIES = (
+  'nothing_saveable',
+  'dots_saveable',
+  'dots_with_no_batch_dims_saveable',
+  'everything_saveable',
+)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
   """Returns 'did you mean ...' with the valid names closest to `name`."""
   valid = sorted(valid)
@@ -106,10 +115,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 def fields(variant: str) -> dict[str, Any]:
   """Returns the fields of a variant, as `build` takes them.
 
-  Args:
-    variant: a size and a patch size in pixels (l16); a ResNet's depth and width
-      factor (r50x1); a stem's depth and what a ViT would be called that has as
-      many tokens (r50+b16); axial_ before one of the first two.
+  A variant is a size and a patch size in pixels (l16); a ResNet's depth and
+  width factor (r50x1); a stem's depth and what a ViT would be called that has
+  as many tokens (r50+b16); axial_ before one of the first two.
 
   Raises:
     ValueError: if the name is none; names the nearest.
@@ -195,12 +203,9 @@ def build(
 ) -> Model:
   """Returns a model after checking that its fields fit together.
 
-  Args:
-    num_classes: C.
-    image_size: (H, W) in pixels, for the check alone.
-    name: 'vit' (the hybrids and Axial-ViT too) or 'resnet'.
-    dtype: 'float32' or 'bfloat16', of the computation.
-    **model_fields: the other fields of `ViT` or `ResNet`.
+  The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
+  hybrids and Axial-ViT too), 'masked_vit' or 'resnet', `dtype` that of the
+  computation, and the others are fields of that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.
@@ -211,7 +216,7 @@ def build(
     'posemb': posemb.KINDS,
     'posemb_at': posemb.PLACES,
     'gelu': GELUS,
-    'remat': ('none', 'cheap', *remat_policies()),
+    'remat': ('none', 'cheap', *REMAT_POLICIES),
   }
   for field, valid in choices.items():
     value = ({'name': name} | model_fields).get(field, valid[0])
@@ -248,16 +253,6 @@ def config_of(model: Model) -> dict[str, Any]:
   return fields | {'name': body['name']}
 
 
-def remat_policies() -> tuple[str, ...]:
-  """Returns the `jax.checkpoint_policies` that take no arguments."""
-  return (
-    'nothing_saveable',
-    'dots_saveable',
-    'dots_with_no_batch_dims_saveable',
-    'everything_saveable',
-  )
-
-
 def cast_kernels(model: Model, params: Any) -> Any:
   """Returns parameters with those that it names in the model's dtype.
 
@@ -279,10 +274,7 @@ def init(
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same for scanned and unrolled layers.
 
-  Args:
-    model: what to initialise.
-    key: random key.
-    image_size: (H, W); decides the number of position embeddings.
+  The image size (H, W) decides the number of position embeddings.
   """
   images_1HWC = jnp.zeros((1, *image_size, 3))
   variables = model.clone(scan=False).init(key, images_1HWC)

@@ -48,11 +48,9 @@ class Encoder(nn.Module):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured, stacked by layer.
 
-    Args:
-      x_BLD: tokens, those of the patches last and in raster order.
-      grid: (h, w) of the patches.
-      key: for dropout; None does not drop out.
-      mask_BQL: as `layers.MultiHeadAttention` takes it.
+    `x_BLD` has the tokens of the patches, a grid (h, w), last and in raster
+    order. Without a key for dropout nothing is dropped out. `mask_BQL` is as
+    `layers.MultiHeadAttention` takes it.
     """
     f = self.fields
     extra = x_BLD.shape[1] - grid[0] * grid[1]
@@ -337,12 +335,9 @@ class ViT(Model):
     methods after it are called inside a compact method, of this class or of one
     derived from it, and make the parameters of this class there.
 
-    Args:
-      images_BHWC: images in [-1, 1].
-
     Returns:
-      The embeddings BhwD, and the tokens BLD: `extra_tokens`, then the patches
-      in raster order.
+      The embeddings BhwD of images in [-1, 1], and the tokens BLD:
+      `extra_tokens`, then the patches in raster order.
     """
     x_BhwC = images_BHWC.astype(self.dtype)
     if self.stem_width:
@@ -377,13 +372,8 @@ class ViT(Model):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured: equations 2 and 3.
 
-    Args:
-      x_BLD: from `embed`, or what has been made of it.
-      grid: (h, w) of the patches.
-      train: whether to drop out.
-      capture: as `__call__` takes it.
-      mask_BQL: true where a token may look at another, B and Q of which may be
-        1; None for everywhere.
+    `x_BLD` is from `embed`, or what has been made of it; a token may look where
+    `mask_BQL` is true, B and Q of which may be 1, or everywhere without it.
     """
     key = self.make_rng('dropout') if train and self.dropout else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')

@@ -125,15 +125,7 @@ class Classification:
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and its metrics.
-
-    Args:
-      params: of the model.
-      fixed: nothing.
-      batch: from `augment`.
-      key: for dropout.
-      train: whether to drop out.
-    """
+    """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
     logits_BC, _ = self.model.apply(
       {'params': params}, batch['image'], train=train, rngs={'dropout': key}

@@ -168,11 +168,7 @@ class MaskedPatches:
   def corruption(
     self, key: jax.Array, patches: int
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns what becomes of each patch of one image, drawn with a key.
-
-    Args:
-      key: random key.
-      patches: L, at least 2.
+    """Returns what becomes of each of at least two patches of one image.
 
     Returns:
       Of each patch `KEPT`, or `MASKED`, `OTHER` or `SAME` for the share `rate`
@@ -221,12 +217,8 @@ def target(
   """Returns what is to be predicted of every patch.
 
   A colour is 64 r + 8 g + b of the mean's upper three bits: the sum is exact,
-  so that every machine agrees on it.
-
-  Args:
-    model: knows the patches and the kind of target.
-    images_BHWC: uint8.
-    normalized_BHWC: the same as the model sees them.
+  so that every machine agrees on it. Images are given as uint8 and as the model
+  sees them.
 
   Returns:
     'mean_colour': int32 BL; 'downsized': int32 BLS, of S = 16 parts in raster
