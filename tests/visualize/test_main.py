@@ -12,6 +12,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, photos, rollout, sections
+from vit_jax.visualize import subject as subject_lib
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.subject import Subject
 
@@ -140,7 +141,7 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
   assert status == 0
   whole = dict(np.load(out / f'{what}.npz'))
   # The last part has one image and is filled up.
-  monkeypatch.setattr(photos, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
   run(what, 'cls', *files)
   parts = dict(np.load(out / f'{what}.npz'))
   assert whole.keys() == parts.keys()
@@ -152,7 +153,7 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
 def test_each_image_has_a_class_of_its_own(checkpoints, files, monkeypatch):
   checkpoint = checkpoints('cls')
   subject = Subject(checkpoint, photos.load(files, checkpoint))
-  monkeypatch.setattr(photos, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
   got = sections.rollout_maps(subject, class_N=np.array([4, 0, 2]))
   layers = Layers(
     checkpoint.model, checkpoint.params, seen_by(checkpoint, files)

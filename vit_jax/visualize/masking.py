@@ -10,6 +10,7 @@ place: regions as large as those of a map are a like for like comparison, while
 single pixels leave no patch of the image without noise.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import augment
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
-from vit_jax.visualize.photos import Photograph, transform_of
+from vit_jax.visualize.photos import Photograph, images_of
 from vit_jax.visualize.rollout import rollout
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -71,20 +71,16 @@ def rights(
     with a random value for each of the 'patches', enlarged like the others,
     or single 'pixels'.
   """
-  checkpoint = subject.checkpoint
-  preprocessing = checkpoint.preprocessing
-  size = checkpoint.image_size
+  model, images = subject.checkpoint.model, subject.images
   rng = np.random.default_rng(seed)
 
   @jax.jit
   def label(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    logits_BC, _ = checkpoint.model.apply(
-      {'params': params},
-      augment.normalize(images_BHWC, preprocessing.mean, preprocessing.std),
-    )
+    seen_BHWC = images.normalize(images_BHWC)
+    logits_BC, _ = model.apply({'params': params}, seen_BHWC)
     return jnp.argmax(logits_BC, axis=-1)
 
-  found: dict[str, list[np.ndarray]] = {}
+  found = collections.defaultdict(list)
   start = 0
   for layers, batch in subject.at_work('masking'):
     whole_Bhw = np.asarray(rollout(layers, **how))
@@ -95,22 +91,18 @@ def rights(
       'lowest': -whole_Bhw,
       'class': class_Bhw,
       'patches': rng.random(whole_Bhw.shape),
-      'pixels': rng.random((len(whole_Bhw), *size)),
+      'pixels': rng.random((len(whole_Bhw), *images.size)),
     }
     labels_B = labels_N[start : start + len(batch)]
     start += len(batch)
-    found.setdefault('none', []).append(
-      np.asarray(seen_B)[: len(batch)] == labels_B
-    )
+    found['none'].append(np.asarray(seen_B)[: len(batch)] == labels_B)
     for kind, maps_Bhw in maps.items():
-      images_BHWC = np.zeros((len(whole_Bhw), *size, 3), np.uint8)
+      images_BHWC = np.zeros((len(whole_Bhw), *images.size, 3), np.uint8)
       for i, photograph in enumerate(batch):
-        map_HW = draw.enlarge(maps_Bhw[i], size)
-        images_BHWC[i] = hide(
-          photograph.seen_HWC, map_HW, share, preprocessing.mean
-        )
+        map_HW = draw.enlarge(maps_Bhw[i], images.size)
+        images_BHWC[i] = hide(photograph.seen_HWC, map_HW, share, images.mean)
       labelled_B = np.asarray(label(subject.params, images_BHWC))
-      found.setdefault(kind, []).append(labelled_B[: len(batch)] == labels_B)
+      found[kind].append(labelled_B[: len(batch)] == labels_B)
   return {kind: np.concatenate(x) for kind, x in found.items()}
 
 
@@ -132,14 +124,14 @@ def of_source(
       f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
       f'({checkpoint.model.num_classes}).'
     )
-  transform = transform_of(checkpoint)
+  images = images_of(checkpoint)
+  transform = images.eval_transform()
   photographs, labels = [], []
   for i in range(len(source)):
     record = source[i]
-    example = transform(record)
-    name = record['name']
+    name, example = record['name'], transform(record)
     seen_HWC = np.asarray(example['image'])
-    photographs.append(Photograph(name, name, seen_HWC, checkpoint))
+    photographs.append(Photograph(name, name, seen_HWC, images))
     labels.append(example['label'])
   return Subject(checkpoint, photographs), np.array(labels)
 
@@ -153,17 +145,15 @@ def section(
   """Returns the accuracies, and which images were right, as a section."""
   subject, labels_N = of_source(checkpoint, source)
   found = rights(subject, labels_N, share, **how)
-  n = len(labels_N)
   lines = [
-    f'  {_NAMES[kind]:<40} {right_N.mean():7.2%}'
-    for kind, right_N in found.items()
+    f'  {name:<40} {found[kind].mean():7.2%}' for kind, name in _NAMES.items()
   ]
   return Section(
-    title='Masking',
-    text=f'Accuracy on {n} images with {share:.0%} of the pixels hidden:\n'
-    + '\n'.join(lines),
-    arrays=found | {'labels': labels_N},
-    figures=(),
+    'Masking',
+    f'Accuracy on {len(labels_N)} images with {share:.0%} of the pixels '
+    'hidden:\n' + '\n'.join(lines),
+    found | {'labels': labels_N},
+    (),
   )
 
 
