@@ -1,4 +1,4 @@
-"""Pictures of benchmarks; figure 12 of the paper is one of them."""
+"""Pictures of benchmarks as PNG; figure 12 of the paper is one of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,9 +20,6 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
     rows: with `variant`, `image_size`, `batch_size`, `contender`,
       `images_per_s`, `slowest` and `fastest`.
     title: above all.
-
-  Returns:
-    A PNG.
   """
   first = rows[0]
   place = ('variant', 'image_size', 'batch_size')
@@ -81,9 +78,6 @@ def bars(
     title: above it.
     column: what is shown.
     x_label: of the axis.
-
-  Returns:
-    A PNG.
   """
   figure, (axes,) = _figure(1, height=1.4 + 0.5 * len(rows), width=8)
   for y, row in enumerate(rows):
@@ -124,9 +118,6 @@ def figure_12(rows: Sequence[Row]) -> bytes:
   Args:
     rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
       `limit_gib`, `dtype` and perhaps `images_per_s`.
-
-  Returns:
-    A PNG.
   """
   timed = [row for row in rows if 'images_per_s' in row]
   figure, panels = _figure(2 if timed else 1, width=6)
@@ -214,9 +205,6 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
   Args:
     row: of `bench.loop.summary`, with `config` and `device`.
     gaps: step, seconds, and whether a checkpoint was saved.
-
-  Returns:
-    A PNG.
   """
   from matplotlib.ticker import NullFormatter
 

@@ -40,7 +40,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import train
 from vit_jax.bench import charts, race
-from vit_jax.bench.output import Output, show
+from vit_jax.bench.output import Output
 
 Interval = tuple[float, float]
 
@@ -111,7 +111,7 @@ def bench(args: argparse.Namespace, output: Output) -> None:
     'config': args.config,
     'batch_size': config.batch_size,
   } | summary(watch, found, config.batch_size)
-  show([_TABLE.format(**row)])
+  print(_TABLE.format(**row))
   output.add([row])
   output.finish(
     lambda rows: charts.loop(

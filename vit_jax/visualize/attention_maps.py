@@ -36,12 +36,7 @@ class Layers:
   """
 
   def __init__(self, model: Any, params: Any, images_BHWC: Array):
-    """Runs the model once.
-
-    Args:
-      model: any that the reader opens.
-      params: its parameters.
-      images_BHWC: normalised, in float.
+    """Runs the model once, on images that are normalised.
 
     Raises:
       ValueError: if the model has no attention.
@@ -81,10 +76,8 @@ class Layers:
     """Yields the weights and what they do to a logit, from the last layer.
 
     The gradient is that of the logit with respect to each entry of a layer's
-    weights, as if it could be set without the others of its row.
-
-    Args:
-      class_B: index of the logit, for each image.
+    weights, as if it could be set without the others of its row. `class_B` has
+    the index of the logit, for each image.
     """
     dx_BLD = self._program.backward(
       self._last_BLD, self._params, self._images_BHWC, class_B
@@ -187,11 +180,7 @@ def _weights(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _backward(
-  module: Any,
-  params: Any,
-  dx_BLD: Array,
-  x_BLD: Array,
-  *others: Array | None,
+  module: Any, params: Any, dx_BLD: Array, x_BLD: Array, *others: Array | None
 ) -> tuple[Attention, Attention, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 

@@ -35,13 +35,9 @@ def hide(
   share: float,
   gray_C: Sequence[float],
 ) -> np.ndarray:
-  """Returns an image without the pixels of the highest values of a map.
+  """Returns an image without a share of its pixels: the highest of a map.
 
-  Args:
-    image_HWC: uint8.
-    map_HW: at the size of the image.
-    share: of the pixels, rounded to whole ones.
-    gray_C: what stands there instead, in [0, 1].
+  Instead of them stands `gray_C`, in [0, 1].
   """
   hidden_HW1 = draw.highest(map_HW, share)[..., None]
   gray = np.round(255 * np.asarray(gray_C)).astype(np.uint8)
@@ -61,7 +57,7 @@ def rights(
     subject: a checkpoint and N images.
     labels_N: indices of their classes.
     share: of the pixels that are hidden.
-    seed: of the pixels drawn at random.
+    seed: of those drawn at random.
     **how: `fusion` and `discard` of `rollout`.
 
   Returns:

@@ -62,11 +62,7 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
   """Returns the page.
 
   What a model does not have, attention or position embeddings, the page says.
-
-  Args:
-    subject: a checkpoint and at least one image.
-    fusion: of the heads in rollouts, see `rollout`.
-    discard: likewise.
+  `fusion` and `discard` are those of `rollout`.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {

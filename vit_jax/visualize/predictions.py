@@ -25,10 +25,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
   numbers), `images`, `hidden`, `predicted` (uint8 NHWC: as the model sees them,
   with the corrupted patches replaced, and with these predicted) and `files`.
 
-  Args:
-    subject: a checkpoint of masked patch prediction, and images.
-    rate: share of the patches that are corrupted.
-    seed: which ones.
+  A share of the patches is corrupted, `rate`; `seed` says which ones.
 
   Raises:
     ValueError: if the checkpoint is of another task.
@@ -129,11 +126,8 @@ def colours_of(
 ) -> np.ndarray:
   """Returns what is predicted, or right, as patches to look at, uint8 LPPC.
 
-  Args:
-    model: knows what is predicted.
-    images: how they were normalised.
-    values: of one image, as `objectives.masked.target` has them.
-    shape: (P, P, 3) of a patch.
+  Of one image, as `objectives.masked.target` has the values; `shape` is (P, P,
+  3), of a patch.
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':
