@@ -32,16 +32,8 @@ class Images:
 
 @pytest.fixture(scope='module')
 def checkpoint():
-  made = random_checkpoint(
-    None,
-    SIZE,
-    num_classes=3,
-    patch_size=8,
-    width=16,
-    depth=2,
-    mlp_dim=24,
-    heads=2,
-  )
+  fields = dict(patch_size=8, width=16, depth=2, mlp_dim=24, heads=2)
+  made = random_checkpoint(None, SIZE, num_classes=3, **fields)
   return dataclasses.replace(
     made, preprocessing=table.Preprocessing(mean=(0.2, 0.4, 0.6))
   )

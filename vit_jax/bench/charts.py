@@ -199,12 +199,12 @@ def _model_handles(rows: Sequence[Row]) -> list[Any]:
   return handles
 
 
-def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
+def loop(row: Row, gaps: Sequence[Any]) -> bytes:
   """Draws where the time of a run went, and every gap between its steps.
 
   Args:
     row: of `bench.loop.summary`, with `config` and `device`.
-    gaps: step, seconds, and whether a checkpoint was saved.
+    gaps: of `bench.loop.gaps`.
   """
   from matplotlib.ticker import NullFormatter
 
@@ -231,7 +231,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
     frameon=False,
   )
   for name, saved in ('saving', True), ('idle', False):
-    points = [(step, 1e3 * s) for step, s, saving in gaps if saving == saved]
+    points = [(x.step, 1e3 * x.seconds) for x in gaps if x.saving == saved]
     i = parts.index(name)
     below.plot(
       *_transposed(points),
@@ -245,7 +245,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
   below.yaxis.set_minor_formatter(NullFormatter())
   # Powers of ten, of which there shall be two at least.
   if gaps:
-    shortest = min(1e3 * seconds for _, seconds, _ in gaps)
+    shortest = min(1e3 * gap.seconds for gap in gaps)
     below.set_ylim(bottom=min(1, shortest / 2))
   below.set_xlim(0, row['steps'] * 1.02 + 1)
   below.set_xlabel('step')

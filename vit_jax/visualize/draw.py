@@ -118,8 +118,7 @@ def heads(
     height, width = shown_HWC.shape[0] / h, shown_HWC.shape[1] / w
     corner = query[1] * width - 0.5, query[0] * height - 0.5
     for color, line in (('black', 3.5), ('#E69F00', 2)):
-      style: dict[str, Any] = {'edgecolor': color, 'linewidth': line}
-      frame = Rectangle(corner, width, height, fill=False, **style)
+      frame = Rectangle(corner, width, height, fill=False, ec=color, lw=line)
       photograph.add_patch(frame)
   largest = maps_XNhw.max(axis=(2, 3), keepdims=True)
   _mosaic(axes, maps_XNhw / np.where(largest > 0, largest, 1), vmin=0, vmax=1)

@@ -189,24 +189,20 @@ def attention(
     found.append(np.stack(maps, axis=1)[: len(batch)])
   maps_BXNhw = np.concatenate(found)
   token = f'patch {query[0]},{query[1]}' if query else 'the class token'
-  figures = []
-  for photograph, maps_XNhw in zip(
-    subject.photographs, maps_BXNhw, strict=True
-  ):
 
-    def make(
-      photograph: Photograph = photograph, maps_XNhw: np.ndarray = maps_XNhw
-    ) -> bytes:
-      return draw.heads(photograph.shown(), maps_XNhw, layers_names, query)
+  def of(photograph: Photograph, maps_XNhw: np.ndarray) -> Figure:
+    return Figure(
+      f'attention-{photograph.name}',
+      f'{photograph.name}: attention of {token}',
+      lambda: draw.heads(photograph.shown(), maps_XNhw, layers_names, query),
+    )
 
-    caption = f'{photograph.name}: attention of {token}'
-    figures.append(Figure(f'attention-{photograph.name}', caption, make))
   return Section(
     'Attention of every head',
     f'What {token} attends to. Each map has its own scale, from 0 to its '
     'largest weight.',
     {'maps': maps_BXNhw, 'files': subject.files},
-    figures,
+    [*map(of, subject.photographs, maps_BXNhw)],
   )
 
 
