@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.bench import charts
+from vit_jax.bench.loop import Gap
 
 
 def rate(variant, image_size, batch_size, contender, value):
@@ -144,7 +145,9 @@ def test_without_estimates_there_is_one_panel(figures):
   assert axes.get_title() == 'Largest batch that fits'
 
 
-@pytest.mark.parametrize('gaps', [[], [(3, 0.2, True), (5, 0.004, False)]])
+@pytest.mark.parametrize(
+  'gaps', [[], [Gap(3, 0.2, True, 0), Gap(5, 0.004, False, 0)]]
+)
 def test_a_run(figures, gaps):
   row = {
     'config': 'digits',

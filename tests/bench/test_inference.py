@@ -39,7 +39,7 @@ def test_beside_another_framework(run, request, name):
 
 def test_what_is_timed_gives_logits():
   config = step.config_of('ti16', 32, 2, 'float32', ['model.depth=1'])
-  model = step.model_of(config)
+  model = step.objective_of(config).model
   device = jax.devices()[0]
   program = aot.inference(step.experiment_of(config, [device]), device)
   images = step.random_batch(config)['image']

@@ -1,6 +1,7 @@
 """Where the time of a run goes: by hand, and with loops that are known slow."""
 
 import argparse
+import contextlib
 import csv
 import sys
 import time
@@ -75,22 +76,14 @@ def slowed(function, seconds):
 def test_a_slow_input_leaves_the_device_idle(tmp_path, monkeypatch):
   train_batches = train.loader.train_batches
 
-  class Slow:
-    def __init__(self, *args, **kwargs):
-      self._batches = train_batches(*args, **kwargs)
-
-    def __iter__(self):
-      return self
-
-    def __next__(self):
-      time.sleep(0.3)
-      return next(self._batches)
-
-    def close(self):
-      self._batches.close()
+  def slow_batches(*args, **kwargs):
+    with contextlib.closing(train_batches(*args, **kwargs)) as batches:
+      for batch in batches:
+        time.sleep(0.3)
+        yield batch
 
   quick = measure(tmp_path)
-  monkeypatch.setattr(train.loader, 'train_batches', Slow)
+  monkeypatch.setattr(train.loader, 'train_batches', slow_batches)
   # Enough steps that the one checkpoint, seconds on a busy machine, does not
   # take the better part of the run from the waiting.
   slow = measure(tmp_path, steps=40)

@@ -55,7 +55,7 @@ def test_timm_has_the_same_architecture(timm, variant):
   chosen = step.config_of(variant, 64, 1, 'float32', [])
   model = timm.create_model(**torch_peer.arguments(chosen))
   theirs = sum(p.numel() for p in model.parameters())
-  assert theirs == flops.count_params(step.model_of(chosen), (64, 64))
+  assert theirs == flops.count_params(step.objective_of(chosen).model, (64, 64))
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -19,9 +19,12 @@ from vit_jax.training import hardware
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
-HAS_COMPILER = bool(
-  importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
-)
+
+def with_compiler(test):
+  found = importlib.util.find_spec('libtpu')
+  missing = not (found or os.environ.get('TPU_LIBRARY_PATH'))
+  skip = pytest.mark.skipif(missing, reason='needs the extra `plan`')
+  return pytest.mark.slow(skip(test))
 
 
 def devices(count, kind, per_chip):
@@ -140,8 +143,7 @@ SMALL = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_the_command():
   done = run(
     *SMALL, '--config.batch_size=64', '--config.mesh.fsdp=1', '--profile=3'
@@ -157,8 +159,7 @@ def test_the_command():
   assert 'dot_general' in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_split_state_is_gathered_and_gradients_are_scattered():
   done = run(
     *SMALL[:1],
@@ -178,8 +179,7 @@ def test_split_state_is_gathered_and_gradients_are_scattered():
   assert found['reduce-scatter over 8'] >= 12
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_neither_heads_nor_their_kernels_are_copied():
   """Heads of 80 are no even part of a TPU's 128 lanes."""
   done = run(
@@ -204,8 +204,7 @@ def test_neither_heads_nor_their_kernels_are_copied():
   assert sum(float(share.rstrip('%')) for share, _ in copied) < 1.5, copied
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_the_search_finds_what_fits():
   """All of the batch at once does not, where everything is kept in a loop."""
   done = run(
@@ -223,8 +222,7 @@ def test_the_search_finds_what_fits():
   assert float(found['memory'].split()[0]) < 16
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 @pytest.mark.parametrize(
   ('topology', 'devices'),
   [('v2:2x2', 8), ('v4:2x2x1', 8), ('v5e:2x2', 4), ('v6e:2x2', 4)],
@@ -242,16 +240,14 @@ def test_the_command_for_other_generations(topology, devices):
   assert 0 < float(found['step'].partition('MFU ')[2].partition('%')[0]) < 100
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_the_command_with_too_large_a_batch():
   done = run(*SMALL, '--config.batch_size=16384')
   assert done.returncode == 1
   assert done.stderr.startswith('error: The step does not fit: it takes ')
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `plan`')
+@with_compiler
 def test_the_command_with_an_odd_topology():
   done = run(*SMALL[:2], '--topology=v3:5x5')
   assert done.returncode == 2

@@ -9,14 +9,7 @@ import pytest
 from vit_jax.models import attention, variants, vit
 from vit_jax.visualize.attention_maps import Layers
 
-TINY = {
-  'patch_size': 4,
-  'width': 8,
-  'depth': 3,
-  'mlp_dim': 16,
-  'heads': 2,
-  'num_classes': 3,
-}
+TINY = dict(patch_size=4, width=8, depth=3, mlp_dim=16, heads=2, num_classes=3)
 KINDS = {
   'cls': {},
   'gap': {'pool': 'gap', 'posemb': 'learned2d', 'posemb_at': 'every_layer'},

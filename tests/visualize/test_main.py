@@ -12,16 +12,11 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, photos, rollout, sections
+from vit_jax.visualize import subject as subject_lib
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.subject import Subject
 
-SMALL = {
-  'patch_size': 8,
-  'width': 16,
-  'depth': 2,
-  'mlp_dim': 24,
-  'heads': 2,
-}
+SMALL = dict(patch_size=8, width=16, depth=2, mlp_dim=24, heads=2)
 SIZE = (16, 24)
 MODELS = {
   'cls': {},
@@ -84,6 +79,20 @@ def seen_by(checkpoint, files):
   )
 
 
+def captured(checkpoint, files):
+  """Returns the attention that the model itself gives of the files."""
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    seen_by(checkpoint, files),
+    capture=('attention',),
+  )
+  return aux['attention']
+
+
+def layers_of(checkpoint, files):
+  return Layers(checkpoint.model, checkpoint.params, seen_by(checkpoint, files))
+
+
 def pictures(folder):
   return sorted(path.stem for path in folder.glob('*.png'))
 
@@ -105,13 +114,7 @@ def test_rollout_is_that_of_the_captured_attention(
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['files']) == files
   assert list(arrays['classes']) == ['']
-  checkpoint = checkpoints(name)
-  _, aux = checkpoint.model.apply(
-    {'params': checkpoint.params},
-    seen_by(checkpoint, files),
-    capture=('attention',),
-  )
-  want = rollout.of_captured(aux['attention'], (2, 3))
+  want = rollout.of_captured(captured(checkpoints(name), files), (2, 3))
   np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
 
 
@@ -124,10 +127,7 @@ def test_classes_by_name_or_index(run, checkpoints, files):
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['classes']) == ['class 4', 'class 2']
   assert 'rollout-a-class_4-heat' in pictures(out)
-  checkpoint = checkpoints('cls')
-  layers = Layers(
-    checkpoint.model, checkpoint.params, seen_by(checkpoint, files[:1])
-  )
+  layers = layers_of(checkpoints('cls'), files[:1])
   for i, index in enumerate((4, 2)):
     want = rollout.rollout(layers, 'max', 0.5, np.array([index]))
     np.testing.assert_allclose(arrays['maps'][i], want, rtol=1e-5)
@@ -140,7 +140,7 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
   assert status == 0
   whole = dict(np.load(out / f'{what}.npz'))
   # The last part has one image and is filled up.
-  monkeypatch.setattr(photos, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
   run(what, 'cls', *files)
   parts = dict(np.load(out / f'{what}.npz'))
   assert whole.keys() == parts.keys()
@@ -152,11 +152,9 @@ def test_images_are_worked_off_in_parts(what, run, files, monkeypatch):
 def test_each_image_has_a_class_of_its_own(checkpoints, files, monkeypatch):
   checkpoint = checkpoints('cls')
   subject = Subject(checkpoint, photos.load(files, checkpoint))
-  monkeypatch.setattr(photos, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
+  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 7 * 7)
   got = sections.rollout_maps(subject, class_N=np.array([4, 0, 2]))
-  layers = Layers(
-    checkpoint.model, checkpoint.params, seen_by(checkpoint, files)
-  )
+  layers = layers_of(checkpoint, files)
   want = rollout.rollout(layers, class_B=np.array([4, 0, 2]))
   np.testing.assert_allclose(got, want, rtol=1e-5)
 
@@ -168,14 +166,9 @@ def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   assert status == 0
   assert ('patch 1,2' if query else 'the class token') in said
   assert pictures(out) == ['attention-a', 'attention-a-2', 'attention-b']
-  checkpoint = checkpoints('cls')
-  _, aux = checkpoint.model.apply(
-    {'params': checkpoint.params},
-    seen_by(checkpoint, files),
-    capture=('attention',),
-  )
   row = 1 + 1 * 3 + 2 if query else 0
-  want = np.moveaxis(aux['attention'][..., row, 1:], 0, 1)
+  attention = captured(checkpoints('cls'), files)
+  want = np.moveaxis(attention[..., row, 1:], 0, 1)
   got = np.load(out / 'attention.npz')['maps']
   np.testing.assert_allclose(
     got, want.reshape(3, 2, 2, 2, 3), rtol=1e-5, atol=1e-7
@@ -190,15 +183,8 @@ def test_axial_attention_stays_in_its_row_and_column(run, checkpoints, files):
   np.testing.assert_allclose(maps.sum((3, 4)), 1, rtol=1e-5)
   np.testing.assert_array_equal(maps[:, ::2, :, 0], 0)  # of row 1
   np.testing.assert_array_equal(maps[:, 1::2, :, :, :2], 0)  # of column 2
-  checkpoint = checkpoints('axial')
-  _, aux = checkpoint.model.apply(
-    {'params': checkpoint.params},
-    seen_by(checkpoint, files),
-    capture=('attention',),
-  )
-  rows_XBhNww, columns_XBwNhh = (
-    aux['attention'][axis] for axis in ('row', 'column')
-  )
+  attention = captured(checkpoints('axial'), files)
+  rows_XBhNww, columns_XBwNhh = attention['row'], attention['column']
   np.testing.assert_allclose(
     maps[:, ::2, :, 1], rows_XBhNww[:, :, 1, :, 2].swapaxes(0, 1), rtol=1e-4
   )
@@ -221,12 +207,9 @@ def test_distances_of_models_side_by_side(run, checkpoints, files):
   }
   for key, name, patch in (('all', 'cls', 8), ('beside_1_all', 'hybrid', 4)):
     checkpoint = checkpoints(name)
-    seen = seen_by(checkpoint, files)
     one_by_one = [
-      distance.mean_distances(
-        Layers(checkpoint.model, checkpoint.params, seen[i : i + 1]), patch
-      )['all']
-      for i in range(3)
+      distance.mean_distances(layers_of(checkpoint, [file]), patch)['all']
+      for file in files
     ]
     np.testing.assert_allclose(
       arrays[key], np.mean(one_by_one, axis=0), rtol=1e-4

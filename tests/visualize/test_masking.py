@@ -10,7 +10,8 @@ from tests.checkpoints.random_weights import random_images as pixels
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import table
 from vit_jax.data import sources
-from vit_jax.visualize import masking, photos
+from vit_jax.visualize import masking
+from vit_jax.visualize import subject as subject_lib
 
 SIZE = (16, 24)
 
@@ -31,16 +32,8 @@ class Images:
 
 @pytest.fixture(scope='module')
 def checkpoint():
-  made = random_checkpoint(
-    None,
-    SIZE,
-    num_classes=3,
-    patch_size=8,
-    width=16,
-    depth=2,
-    mlp_dim=24,
-    heads=2,
-  )
+  fields = dict(patch_size=8, width=16, depth=2, mlp_dim=24, heads=2)
+  made = random_checkpoint(None, SIZE, num_classes=3, **fields)
   return dataclasses.replace(
     made, preprocessing=table.Preprocessing(mean=(0.2, 0.4, 0.6))
   )
@@ -77,7 +70,7 @@ def test_nothing_and_everything_hidden(share, checkpoint):
 def test_images_are_worked_off_in_parts(checkpoint, monkeypatch):
   subject, labels = masking.of_source(checkpoint, Images())
   whole = masking.rights(subject, labels)
-  monkeypatch.setattr(photos, '_MAX_ENTRIES', 4 * 2 * 7 * 7)
+  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 4 * 2 * 7 * 7)
   parts = masking.rights(subject, labels)
   for kind in ('none', 'highest', 'lowest', 'class'):
     np.testing.assert_array_equal(parts[kind], whole[kind])

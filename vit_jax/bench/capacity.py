@@ -21,7 +21,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.bench import charts, race, step
-from vit_jax.bench.output import Output, grid, show
+from vit_jax.bench.output import Output, grid
 from vit_jax.plan import aot, costs, hlo
 from vit_jax.training import hardware
 
@@ -120,7 +120,7 @@ def bench(args: argparse.Namespace, output: Output) -> None:
       row['at_batch_size'] = max(rates, key=lambda b: rates[b])
     row['compiled_times'] = len(tried)
     row['compile_s'] = time.monotonic() - started_s
-    show([_line(row)])
+    print(_line(row), flush=True)
     output.add([row])
   output.finish(charts.figure_12)
 

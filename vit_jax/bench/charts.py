@@ -1,4 +1,4 @@
-"""Pictures of benchmarks; figure 12 of the paper is one of them."""
+"""Pictures of benchmarks as PNG; figure 12 of the paper is one of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,9 +20,6 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
     rows: with `variant`, `image_size`, `batch_size`, `contender`,
       `images_per_s`, `slowest` and `fastest`.
     title: above all.
-
-  Returns:
-    A PNG.
   """
   first = rows[0]
   place = ('variant', 'image_size', 'batch_size')
@@ -81,9 +78,6 @@ def bars(
     title: above it.
     column: what is shown.
     x_label: of the axis.
-
-  Returns:
-    A PNG.
   """
   figure, (axes,) = _figure(1, height=1.4 + 0.5 * len(rows), width=8)
   for y, row in enumerate(rows):
@@ -124,9 +118,6 @@ def figure_12(rows: Sequence[Row]) -> bytes:
   Args:
     rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
       `limit_gib`, `dtype` and perhaps `images_per_s`.
-
-  Returns:
-    A PNG.
   """
   timed = [row for row in rows if 'images_per_s' in row]
   figure, panels = _figure(2 if timed else 1, width=6)
@@ -208,15 +199,12 @@ def _model_handles(rows: Sequence[Row]) -> list[Any]:
   return handles
 
 
-def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
+def loop(row: Row, gaps: Sequence[Any]) -> bytes:
   """Draws where the time of a run went, and every gap between its steps.
 
   Args:
     row: of `bench.loop.summary`, with `config` and `device`.
-    gaps: step, seconds, and whether a checkpoint was saved.
-
-  Returns:
-    A PNG.
+    gaps: of `bench.loop.gaps`.
   """
   from matplotlib.ticker import NullFormatter
 
@@ -243,7 +231,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
     frameon=False,
   )
   for name, saved in ('saving', True), ('idle', False):
-    points = [(step, 1e3 * s) for step, s, saving in gaps if saving == saved]
+    points = [(x.step, 1e3 * x.seconds) for x in gaps if x.saving == saved]
     i = parts.index(name)
     below.plot(
       *_transposed(points),
@@ -257,7 +245,7 @@ def loop(row: Row, gaps: Sequence[tuple[int, float, bool]]) -> bytes:
   below.yaxis.set_minor_formatter(NullFormatter())
   # Powers of ten, of which there shall be two at least.
   if gaps:
-    shortest = min(1e3 * seconds for _, seconds, _ in gaps)
+    shortest = min(1e3 * gap.seconds for gap in gaps)
     below.set_ylim(bottom=min(1, shortest / 2))
   below.set_xlim(0, row['steps'] * 1.02 + 1)
   below.set_xlabel('step')

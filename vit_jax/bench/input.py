@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from vit_jax.bench import charts, race
-from vit_jax.bench.output import Output, show
+from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.data import loader, transforms
 
@@ -51,7 +51,7 @@ def bench(args: argparse.Namespace, output: Output) -> None:
   rows, _ = race.race(
     [functools.partial(Contender, *contender) for contender in turns.items()]
   )
-  show(race.lines(rows))
+  print(*race.lines(rows), sep='\n')
   output.add(rows)
   output.finish(
     functools.partial(charts.bars, title='input pipeline, one core')
@@ -87,9 +87,6 @@ class _Photos:
       'label': index % 2,
       'name': self.class_names[index % 2],
     }
-
-  def labels(self) -> np.ndarray:
-    return np.arange(len(self), dtype=np.int32) % 2
 
   def fingerprint(self) -> None:
     return None

@@ -33,14 +33,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import train
 from vit_jax.bench import charts, race
-from vit_jax.bench.output import Output, show
+from vit_jax.bench.output import Output
 
 Interval = tuple[float, float]
 
@@ -73,8 +73,7 @@ class LoopWatch:
   last_write_s: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
   """Time in which no step was under way.
 
   Attributes:
@@ -111,14 +110,9 @@ def bench(args: argparse.Namespace, output: Output) -> None:
     'config': args.config,
     'batch_size': config.batch_size,
   } | summary(watch, found, config.batch_size)
-  show([_TABLE.format(**row)])
+  print(_TABLE.format(**row))
   output.add([row])
-  output.finish(
-    lambda rows: charts.loop(
-      rows[-1],
-      [(gap.step, gap.seconds, gap.saving) for gap in found],
-    )
-  )
+  output.finish(lambda rows: charts.loop(rows[-1], found))
 
 
 def watched(config: ConfigDict) -> LoopWatch:
@@ -173,18 +167,12 @@ def gaps(watch: LoopWatch) -> list[Gap]:
   """
   found = []
   ends = [*watch.handed[1:], watch.ended]
-  for i, (begin, end) in enumerate(zip(watch.done, ends, strict=True)):
-    if end <= begin:
-      continue
-    evaluating = sum(_overlap(x, (begin, end)) for x in watch.evaluations)
-    found.append(
-      Gap(
-        step=i + 1,
-        seconds=end - begin - evaluating,
-        saving=any(_overlap(x, (begin, end)) > 0 for x in watch.saves),
-        evaluating_s=evaluating,
-      )
-    )
+  for i, gap in enumerate(zip(watch.done, ends, strict=True)):
+    begin, end = gap
+    if end > begin:
+      evaluating = sum(_overlap(x, gap) for x in watch.evaluations)
+      saving = any(_overlap(x, gap) > 0 for x in watch.saves)
+      found.append(Gap(i + 1, end - begin - evaluating, saving, evaluating))
   return found
 
 

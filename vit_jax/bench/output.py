@@ -6,7 +6,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from etils import epath
 
@@ -73,12 +73,7 @@ def to_csv(rows: Sequence[Row]) -> str:
 def grid(
   points: Sequence[Point], describe: Callable[[Point], str]
 ) -> Iterator[Point]:
-  """Yields the points of a grid, saying which one and the time left.
-
-  Args:
-    points: in order.
-    describe: says what a point is.
-  """
+  """Yields the points of a grid, describing each and saying the time left."""
   started_s = time.monotonic()
   for i, point in enumerate(points):
     position = f'{i + 1} of {len(points)}' if len(points) > 1 else ''
@@ -88,8 +83,3 @@ def grid(
       position += f', about {left} left'
     print(f'[{position}] ' * bool(position) + describe(point), flush=True)
     yield point
-
-
-def show(lines: Sequence[Any]) -> None:
-  """Prints lines at once, for those who watch through a pipe."""
-  print('\n'.join(map(str, lines)), flush=True)

@@ -34,21 +34,15 @@ def bench_fewshot(
   shots: Sequence[int] = (1, 5, 10, 25),
   seeds: int = 5,
 ) -> None:
-  """Prints the seconds that all fits of a few-shot evaluation take.
+  """Prints the seconds that fits of C classes at D = `width` features take.
 
-  Ours are all fits with the penalty chosen from `ridge.L2_GRID`, standardising
+  Ours are all fits of an evaluation, with so many `shots` a class and `seeds`
+  draws, with the penalty chosen from `ridge.L2_GRID`, standardising
   features included. The other is one `numpy.linalg.solve` of the normal
   equations, of D x D, for each number of shots, seed and penalty, with nothing
   else on the clock but adding the penalty: neither the products of features nor
   the choice. Both have all cores, and measuring on a test set is left out of
   both.
-
-  Args:
-    output: takes the rows.
-    classes: C.
-    width: D.
-    shots: numbers of examples a class.
-    seeds: draws.
   """
   features_ND, labels_N = _features(classes, width, max(shots))
   plan = few_examples.plan(labels_N, classes, shots, seeds)

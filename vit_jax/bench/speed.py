@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.bench import charts, race, step, torch_peer
-from vit_jax.bench.output import Output, grid, show
+from vit_jax.bench.output import Output, grid
 from vit_jax.bench.race import Contender
 from vit_jax.data import images
 from vit_jax.models import flops
@@ -84,7 +84,7 @@ def bench(
     makers = [functools.partial(task.ours, config, devices)]
     makers += [functools.partial(task.peers[peer], config) for peer in args.vs]
     rows, too_large = race.race(makers)
-    show([*race.lines(rows), *too_large])
+    print(*race.lines(rows), *too_large, sep='\n', flush=True)
     keys = ('variant', 'image_size', 'batch_size')
     facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
     facts |= dict(zip(keys, name, strict=True))
@@ -142,5 +142,7 @@ def mfu_per_image_s(
   if not peak:
     return {}
   image_size = images.size_of(config.data.image_size)
-  work = passes * flops.forward_flops(step.model_of(config), image_size)
+  work = passes * flops.forward_flops(
+    step.objective_of(config).model, image_size
+  )
   return {'mfu_per_image_s': work / (peak * len(devices))}

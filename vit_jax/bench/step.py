@@ -8,7 +8,6 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.experiment import Experiment, facts_of
-from vit_jax.models import variants
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
 
@@ -24,10 +23,10 @@ def config_of(
   dtype: str,
   overrides: Sequence[str],
 ) -> ConfigDict:
-  """Returns a config that trains a model, as in `ti16`.
+  """Returns a config that trains a model.
 
   Args:
-    variant: of the model.
+    variant: of the model, as in `ti16`.
     image_size: the side in pixels.
     batch_size: images a step.
     dtype: of the computation.
@@ -48,7 +47,7 @@ def config_of(
     if not equals:
       raise ValueError(f'--set={text}: write FIELD=VALUE.')
     config_lib.override(config, {name: value})
-  _objective(config)  # refuses what does not fit together
+  objective_of(config)  # refuses what does not fit together
   return config
 
 
@@ -59,15 +58,10 @@ def experiment_of(
   return Experiment(config, _facts(config), devices)
 
 
-def model_of(config: ConfigDict) -> variants.Model:
-  """Returns the model of a config."""
-  return _objective(config).model
-
-
 def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
   """Returns a batch of noise."""
   rng = np.random.default_rng(0)
-  shapes = _objective(config).batch_shapes(config.batch_size)
+  shapes = objective_of(config).batch_shapes(config.batch_size)
   return {
     name: rng.integers(
       0, 256 if x.dtype == np.uint8 else NUM_CLASSES, x.shape, x.dtype
@@ -76,7 +70,8 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
   }
 
 
-def _objective(config: ConfigDict) -> Objective:
+def objective_of(config: ConfigDict) -> Objective:
+  """Returns the objective, with the model, of a config."""
   return objective_type(config).from_config(config, _facts(config))
 
 

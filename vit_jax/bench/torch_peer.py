@@ -24,7 +24,7 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   Raises:
     ValueError: if timm has no such model.
   """
-  model = step.model_of(config)
+  model = step.objective_of(config).model
   image_size = images.size_of(config.data.image_size)
   shapes = jax.eval_shape(
     lambda: variants.init(model, jax.random.key(0), image_size)

@@ -150,26 +150,24 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
     ValueError: if the data is neither known nor at hand.
     FileNotFoundError: likewise.
   """
-  found = num_classes, examples
-  name, split = config.data.name, config.data.split
+  if not (num_classes and examples):
+    classes, size = _size(config.data)
+    num_classes, examples = num_classes or classes, examples or size
+  return facts_of(config, [*map(str, range(num_classes))], examples)
+
+
+def _size(data: ConfigDict) -> tuple[int, int]:
+  name, split = data.name, data.split
   usual = benchmarks.benchmark(name)
-  if all(found):
-    pass
-  elif name in _KNOWN:
+  if name in _KNOWN:
     classes, size = _KNOWN[name]
-    found = classes, len(splits.select(split, {'train': range(size)}, name))
-  elif usual and split == usual.train:
-    found = usual.num_classes, usual.examples[0]
-  else:
-    source = sources.open_source(
-      name,
-      split,
-      data_dir=config.data.dir or None,
-      split_seed=config.data.split_seed,
-    )
-    found = len(sources.class_names(source)), len(source)
-  names = tuple(map(str, range(num_classes or found[0])))
-  return facts_of(config, names, examples or found[1])
+    return classes, len(splits.select(split, {'train': range(size)}, name))
+  if usual and split == usual.train:
+    return usual.num_classes, usual.examples[0]
+  source = sources.open_source(
+    name, split, data_dir=data.dir or None, split_seed=data.split_seed
+  )
+  return len(sources.class_names(source)), len(source)
 
 
 def costs(

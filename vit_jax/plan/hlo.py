@@ -11,17 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-# Bits of an element.
-_BITS = {'pred': 8, 's4': 4, 'u4': 4, 'c64': 64, 'c128': 128} | {
-  f'{kind}{bits}': bits
-  for kind, sizes in (
-    ('s', (8, 16, 32, 64)),
-    ('u', (8, 16, 32, 64)),
-    ('f', (16, 32, 64)),
-    ('bf', (16,)),
-  )
-  for bits in sizes
-}
 COLLECTIVES = (
   'all-gather',
   'all-reduce',
@@ -40,7 +29,8 @@ _CALLED = re.compile(
   r'\{?(%?[\w.\-]+(?:, %?[\w.\-]+)*)'
 )
 _ASYNC = re.compile(rf' = (\(?.*?) ({"|".join(COLLECTIVES)})(-start)?\(')
-_ARRAY = re.compile(r'\b([a-z]+\d*)\[([\d,]*)\]')
+# Bits of an element, and the sizes; `pred` takes a byte.
+_ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 # Axes of a mesh, or parts of them as in 'data':(2)4.
@@ -163,12 +153,8 @@ def _trips(loop: str, condition: list[str]) -> int:
   """
   if match := _TRIPS.search(loop):
     return int(match[1])
-  limits = [
-    int(limit)
-    for line in condition
-    for limit in re.findall(r' constant\((\d+)\)', line)
-  ]
-  return max(limits, default=1)
+  limits = re.findall(r' constant\((\d+)\)', '\n'.join(condition))
+  return max(map(int, limits), default=1)
 
 
 def _source(line: str) -> str:
@@ -186,9 +172,8 @@ def _collective(line: str, times: int) -> Collective | None:
     return None
   shapes, kind, started = match.groups()
   sizes = [
-    _BITS[dtype] * math.prod(map(int, filter(None, dims.split(',')))) // 8
-    for dtype, dims in _ARRAY.findall(shapes)
-    if dtype in _BITS
+    int(bits or 8) * math.prod(map(int, filter(None, dims.split(',')))) // 8
+    for bits, dims in _ARRAY.findall(shapes)
   ]
   devices, size = _devices(line), sum(sizes)
   # A gather or permutation that is started has its operands in the tuple, too.

@@ -58,29 +58,25 @@ class Trial:
     return self.step_s < float('inf')
 
 
+@dataclasses.dataclass(frozen=True)
 class Search:
-  """Searches for one config and one number of devices."""
+  """Searches for one config and one number of devices.
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    devices: int,
-    step_s: Callable[[ConfigDict, dict[str, Any]], float],
-  ):
-    """Args:
+  Attributes:
     config: what to train.
     devices: of the topology.
     step_s: compiles a config with the given fields set; raises `TooLarge`.
-    """
-    self._config = config
-    self._devices = devices
-    self._step_s = step_s
+  """
+
+  config: ConfigDict
+  devices: int
+  step_s: Callable[[ConfigDict, dict[str, Any]], float]
 
   def best(self) -> Trial | None:
     """Returns the fastest combination that fits, or None."""
     looped: list[Trial] = []
     for place in PLACES:
-      if self._devices % place['mesh.tensor'] == 0:
+      if self.devices % place['mesh.tensor'] == 0:
         looped += self._looped(place)
       if any(trial.images >= ENOUGH for trial in looped):
         break
@@ -91,8 +87,8 @@ class Search:
 
   def _looped(self, place: dict[str, Any]) -> Iterator[Trial]:
     """Yields the trial with the most images for each way of keeping."""
-    shards = self._devices // place['mesh.tensor']
-    each = self._config.batch_size // shards
+    shards = self.devices // place['mesh.tensor']
+    each = self.config.batch_size // shards
     choices = [n for n in range(1, each + 1) if each % n == 0]
     for kept in KEPT:
       fields = place | {'model.scan': True, 'model.remat': kept}
@@ -128,15 +124,15 @@ class Search:
         return
 
   def _try(self, fields: dict[str, Any], images: int) -> Trial:
-    shards = self._devices // fields['mesh.tensor']
+    shards = self.devices // fields['mesh.tensor']
     fields = fields | {
-      'accum_steps': self._config.batch_size // shards // images,
+      'accum_steps': self.config.batch_size // shards // images,
       'mesh.data': -1,
       'mesh.fsdp': -1,
     }
-    config = copy.deepcopy(self._config)
+    config = copy.deepcopy(self.config)
     axes.set_fields(config, fields)
     try:
-      return Trial(fields, images, self._step_s(config, fields))
+      return Trial(fields, images, self.step_s(config, fields))
     except TooLarge:
       return Trial(fields, images, float('inf'))

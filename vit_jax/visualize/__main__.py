@@ -17,7 +17,7 @@ import argparse
 import io
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,37 +32,50 @@ from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
 
-_WHAT = {
-  'report': 'all of the next five as one page',
-  'rollout': 'how much of each patch reaches the output: over the '
-  'photograph, alone, and the photograph without the half of low values; with '
-  '--class, what speaks for that class',
-  'attention': 'what one token attends to, in every layer and head',
-  'distance': 'how far heads look, in pixels (figures 7 and 11 of the paper)',
-  'filters': 'principal components of the patch embedding (figure 7)',
-  'posemb': 'similarity of position embeddings (figures 7 and 10)',
-  'masking': 'the accuracy that is left without the pixels of highest rollout, '
-  'beside as many at random',
-  'masked': 'of a model that configs/masked.py trained: an image, what is '
-  'hidden of it, and what the model predicts there',
-}
-# What each leaves to those who plot themselves.
-_ARRAYS = {
-  'report': 'The page holds its pictures itself; the others leave arrays.',
-  'rollout': 'Arrays: maps (class, image, h, w), from 0 to 1; classes, one '
-  'empty name for the image as a whole; files.',
-  'attention': 'Arrays: maps (image, layer, head, h, w), softmax weights; '
-  'files.',
-  'distance': 'Arrays: all (layer, head), or row and column, in pixels; '
-  'beside_1_all and so on for further models.',
-  'filters': 'Arrays: components (count, P, P, RGB), each of length 1.',
-  'posemb': 'Arrays: cosines (table, h, w, h, w), of relative embeddings '
-  '(table, offset, offset), or by their names where they differ in size; '
-  'names of the tables.',
-  'masking': 'Arrays: none, highest, lowest, class, patches, pixels (image): '
-  'whether it was labelled right; labels.',
-  'masked': 'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in '
-  'its place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
+# Of each kind, what it shows and what it leaves to those who plot themselves.
+_KINDS = {
+  'report': (
+    'all of the next five as one page',
+    'The page holds its pictures itself; the others leave arrays.',
+  ),
+  'rollout': (
+    'how much of each patch reaches the output: over the photograph, alone, '
+    'and the photograph without the half of low values; with --class, what '
+    'speaks for that class',
+    'Arrays: maps (class, image, h, w), from 0 to 1; classes, one empty name '
+    'for the image as a whole; files.',
+  ),
+  'attention': (
+    'what one token attends to, in every layer and head',
+    'Arrays: maps (image, layer, head, h, w), softmax weights; files.',
+  ),
+  'distance': (
+    'how far heads look, in pixels (figures 7 and 11 of the paper)',
+    'Arrays: all (layer, head), or row and column, in pixels; beside_1_all and '
+    'so on for further models.',
+  ),
+  'filters': (
+    'principal components of the patch embedding (figure 7)',
+    'Arrays: components (count, P, P, RGB), each of length 1.',
+  ),
+  'posemb': (
+    'similarity of position embeddings (figures 7 and 10)',
+    'Arrays: cosines (table, h, w, h, w), of relative embeddings (table, '
+    'offset, offset), or by their names where they differ in size; names of '
+    'the tables.',
+  ),
+  'masking': (
+    'the accuracy that is left without the pixels of highest rollout, beside '
+    'as many at random',
+    'Arrays: none, highest, lowest, class, patches, pixels (image): whether it '
+    'was labelled right; labels.',
+  ),
+  'masked': (
+    'of a model that configs/masked.py trained: an image, what is hidden of '
+    'it, and what the model predicts there',
+    'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in its '
+    'place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
+  ),
 }
 _WITHOUT_IMAGES = ('filters', 'posemb')
 
@@ -76,103 +89,74 @@ def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
   if out.exists() and not out.is_dir():
     raise ValueError(f'--out={args.out} is a file: name a folder.')
-  checkpoint = _open(args.checkpoint, args.image_size)
+  subject = _subject(args, args.checkpoint)
+  said = ''
+  made: dict[str, Callable[[], bytes]] = {}
   if args.what == 'report':
-    subject = _subject(args, checkpoint, args.checkpoint)
     html = page.report(subject, args.fusion, args.discard)
-    said, files = (
-      '',
-      _write(out, {'report.html': html.encode(errors='backslashreplace')}),
-    )
+    made['report.html'] = lambda: html.encode(errors='backslashreplace')
   else:
-    section = _section(args, checkpoint)
+    section = _section(args, subject)
     said = f'{section.title}. {section.text}\n'
-    files = _write_section(out, args.what, section)
-  more = f' and {len(files) - 1} more' if len(files) > 1 else ''
-  model = checkpoint.model.describe(checkpoint.image_size)
-  print(f'{said}model    {model}\nwritten  {files[0]}{more}')
-
-
-def _open(path: str, image_size: str | None) -> opening.Checkpoint:
-  checkpoint = opening.open_checkpoint(path)
-  if not image_size:
-    return checkpoint
-  return transfer.resized(checkpoint, images.size_of(image_size))
-
-
-def _subject(
-  args: argparse.Namespace, checkpoint: opening.Checkpoint, label: str
-) -> Subject:
-  paths = predict.find_files(args.images)
-  return Subject(checkpoint, photos.load(paths, checkpoint), label)
-
-
-def _section(
-  args: argparse.Namespace, checkpoint: opening.Checkpoint
-) -> Section:
-  """Returns what one kind makes."""
-  if args.what == 'masking':
-    name = f'{args.data} {args.split}'
-    source = bad_images.checked(
-      sources.open_source(args.data, args.split), 'error'
-    )
-    return masking.section(
-      checkpoint,
-      sources.labelled(source, name),
-      fusion=args.fusion,
-      discard=args.discard,
-    )
-  if args.what in _WITHOUT_IMAGES:
-    make = {
-      'filters': sections.first_filters,
-      'posemb': sections.position_embeddings,
-    }[args.what]
-    return make(Subject(checkpoint, (), args.checkpoint))
-  subject = _subject(args, checkpoint, args.checkpoint)
-  if args.what == 'rollout':
-    classes = [subject.class_index(text) for text in args.classes]
-    return sections.rollout(subject, args.fusion, args.discard, classes)
-  if args.what == 'masked':
-    return predictions.section(subject, args.rate, args.seed)
-  if args.what == 'attention':
-    return sections.attention(subject, args.query)
-  others = [
-    _subject(args, _open(path, args.image_size), path) for path in args.beside
-  ]
-  return sections.distance([subject, *others])
-
-
-def _write_section(
-  out: pathlib.Path, what: str, section: Section
-) -> list[pathlib.Path]:
-  arrays = io.BytesIO()
-  save: Any = np.savez_compressed  # whose types take no names of arrays
-  save(arrays, **section.arrays)
-  files = _write(out, {f'{what}.npz': arrays.getvalue()})
-  figures = [*section.figures]
-  if section.sheet:
-    figures.insert(0, section.sheet)
-  for figure in tqdm(figures, unit=' pictures', delay=2, disable=None):
-    files += _write(out, {f'{figure.name}.png': figure.draw()})
-  return files[1:] + files[:1]
-
-
-def _write(out: pathlib.Path, files: dict[str, bytes]) -> list[pathlib.Path]:
+    for figure in [section.sheet, *section.figures]:
+      if figure:
+        made[f'{figure.name}.png'] = figure.draw
+    arrays = io.BytesIO()
+    save: Any = np.savez_compressed  # whose types take no names of arrays
+    save(arrays, **section.arrays)
+    made[f'{args.what}.npz'] = arrays.getvalue
   out.mkdir(parents=True, exist_ok=True)
-  for name, data in files.items():
-    whole.replace(out / name, data)
-  return [out / name for name in files]
+  for name in tqdm(made, unit=' pictures', delay=2, disable=None):
+    whole.replace(out / name, made[name]())
+  more = f' and {len(made) - 1} more' if len(made) > 1 else ''
+  checkpoint = subject.checkpoint
+  model = checkpoint.model.describe(checkpoint.image_size)
+  print(f'{said}model    {model}\nwritten  {out / next(iter(made))}{more}')
+
+
+def _subject(args: argparse.Namespace, path: str) -> Subject:
+  """Returns a checkpoint, and what images there are."""
+  checkpoint = opening.open_checkpoint(path)
+  if args.image_size:
+    checkpoint = transfer.resized(checkpoint, images.size_of(args.image_size))
+  paths = predict.find_files(getattr(args, 'images', ()))
+  return Subject(checkpoint, photos.load(paths, checkpoint), path)
+
+
+def _section(args: argparse.Namespace, subject: Subject) -> Section:
+  """Returns what one kind makes."""
+  match args.what:
+    case 'rollout':
+      classes = [subject.class_index(text) for text in args.classes]
+      return sections.rollout(subject, args.fusion, args.discard, classes)
+    case 'attention':
+      return sections.attention(subject, args.query)
+    case 'distance':
+      others = [_subject(args, path) for path in args.beside]
+      return sections.distance([subject, *others])
+    case 'filters':
+      return sections.first_filters(subject)
+    case 'posemb':
+      return sections.posemb(subject)
+    case 'masked':
+      return predictions.section(subject, args.rate, args.seed)
+  source = bad_images.checked(
+    sources.open_source(args.data, args.split), 'error'
+  )
+  return masking.section(
+    subject.checkpoint,
+    sources.labelled(source, f'{args.data} {args.split}'),
+    fusion=args.fusion,
+    discard=args.discard,
+  )
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('visualize', __doc__)
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
-  for what, text in _WHAT.items():
+  for what, (text, arrays) in _KINDS.items():
     kind = kinds.add_parser(
-      what,
-      help=text,
-      description=f'{what}: {text}.',
-      epilog=_ARRAYS[what],
+      what, help=text, description=f'{what}: {text}.', epilog=arrays
     )
     kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
     if what == 'masking':

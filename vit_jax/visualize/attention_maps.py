@@ -36,12 +36,7 @@ class Layers:
   """
 
   def __init__(self, model: Any, params: Any, images_BHWC: Array):
-    """Runs the model once.
-
-    Args:
-      model: any that the reader opens.
-      params: its parameters.
-      images_BHWC: normalised, in float.
+    """Runs the model once, on images that are normalised.
 
     Raises:
       ValueError: if the model has no attention.
@@ -55,13 +50,13 @@ class Layers:
         'hybrid.'
       )
     plain = model.clone(scan=False, remat='none')
-    self._program = _program(_Static(plain), images_BHWC.shape)
+    self._program = _program(plain, images_BHWC.shape)
     self._params = variants.unstack_layers(params)
     self._images_BHWC = images_BHWC
     _, H, W, _ = images_BHWC.shape
     self.grid = model.grid((H, W))
-    self.logits_BC, self._inputs, self.read_BL = self._program.run(
-      self._params, images_BHWC
+    self.logits_BC, self._inputs, self._last_BLD, self.read_BL = (
+      self._program.run(self._params, images_BHWC)
     )
     self._blocks = tuple(self._program.blocks)
 
@@ -75,34 +70,24 @@ class Layers:
     """
     for (name, block), inputs in zip(self._blocks, self._inputs, strict=True):
       params = self._params['Transformer'][name]
-      yield _weights(_Static(block), params, *inputs)
+      yield _weights(block, params, *inputs)
 
   def gradients(self, class_B: Array) -> Iterator[tuple[Attention, Attention]]:
     """Yields the weights and what they do to a logit, from the last layer.
 
     The gradient is that of the logit with respect to each entry of a layer's
-    weights, as if it could be set without the others of its row.
-
-    Args:
-      class_B: index of the logit, for each image.
+    weights, as if it could be set without the others of its row. `class_B` has
+    the index of the logit, for each image.
     """
-    x_BLD = self._after_last()
     dx_BLD = self._program.backward(
-      x_BLD, self._params, self._images_BHWC, class_B
+      self._last_BLD, self._params, self._images_BHWC, class_B
     )
     for (name, block), inputs in zip(
       reversed(self._blocks), reversed(self._inputs), strict=True
     ):
       params = self._params['Transformer'][name]
-      weights, gradients, dx_BLD = _backward(
-        _Static(block), params, dx_BLD, *inputs
-      )
+      weights, gradients, dx_BLD = _backward(block, params, dx_BLD, *inputs)
       yield weights, gradients
-
-  def _after_last(self) -> Array:
-    name, block = self._blocks[-1]
-    params = self._params['Transformer'][name]
-    return _apply(_Static(block), params, *self._inputs[-1])
 
 
 class _Program:
@@ -110,7 +95,8 @@ class _Program:
 
   Attributes:
     blocks: the layers and their names, after `run` has been traced.
-    run: gives the logits, what goes into every layer, and what is read.
+    run: gives the logits, what goes into every layer, what comes out of the
+      last, and what is read.
     backward: gives the gradient of logits with respect to the last tokens.
   """
 
@@ -122,21 +108,20 @@ class _Program:
 
   def _run(
     self, params: Any, images_BHWC: Array
-  ) -> tuple[Array, list[Any], Array]:
-    inputs, pooled = [], {}
+  ) -> tuple[Array, list[Any], Array, Array]:
+    inputs, outputs, pooled = [], [], {}
     self.blocks.clear()
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      result, module = next_fun(*args, **kwargs), context.module
       if _is_layer(context):
         x_BLD, _, *others = args  # all but the key for dropout
         inputs.append((x_BLD, *others))
-        module = context.module
+        outputs.append(result[0])
         block = module.clone(parent=None, name=None, capture=('attention',))
         self.blocks.append((module.name, block))
-      result = next_fun(*args, **kwargs)
-      path = context.module.path
-      if isinstance(context.module, Projection) and path[0] == 'MAPHead_0':
-        pooled[path[-1]] = result
+      elif isinstance(module, Projection) and module.path[0] == 'MAPHead_0':
+        pooled[module.path[-1]] = result
       return result
 
     with nn.intercept_methods(note):
@@ -147,7 +132,7 @@ class _Program:
       read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
     else:
       read_BL = read(B, L, class_token=self._model.pool == 'cls')
-    return logits_BC, inputs, read_BL
+    return logits_BC, inputs, outputs[-1], read_BL
 
   def _logit(
     self, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
@@ -164,29 +149,16 @@ class _Program:
 
 
 @functools.lru_cache(maxsize=8)
-def _program(model: '_Static', shape: tuple[int, ...]) -> _Program:
+def _program(model: Any, shape: tuple[int, ...]) -> _Program:
   """Returns the same for the same, so that batches share a compilation."""
   del shape  # `blocks` of an axial model depend on it
-  return _Program(model.module)
+  return _Program(model)
 
 
 def read(B: int, L: int, *, class_token: bool) -> Array:
   """Returns what is read of the tokens: the first, or all alike; BL."""
   row_L = jnp.eye(L)[0] if class_token else jnp.full(L, 1 / L)
   return jnp.broadcast_to(row_L, (B, L))
-
-
-class _Static:
-  """A module as an argument of `jit`: equal modules are compiled once."""
-
-  def __init__(self, module: nn.Module):
-    self.module = module
-
-  def __hash__(self) -> int:
-    return hash(type(self.module))
-
-  def __eq__(self, other: Any) -> bool:
-    return isinstance(other, _Static) and self.module == other.module
 
 
 def _is_layer(context: Any) -> bool:
@@ -198,19 +170,9 @@ def _is_layer(context: Any) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(
-  block: _Static, params: Any, x_BLD: Array, *others: Array | None
-) -> Array:
-  """Returns the tokens after a layer; `others` are its further arguments."""
-  module: Any = block.module
-  return module.apply({'params': params}, x_BLD, None, *others)[0]
-
-
-@functools.partial(jax.jit, static_argnums=0)
 def _weights(
-  block: _Static, params: Any, x_BLD: Array, *others: Array | None
+  module: Any, params: Any, x_BLD: Array, *others: Array | None
 ) -> Attention:
-  module: Any = block.module
   _, captured = module.apply({'params': params}, x_BLD, None, *others)
   found = captured['attention']
   return found if isinstance(found, dict) else {'all': found}
@@ -218,17 +180,12 @@ def _weights(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _backward(
-  block: _Static,
-  params: Any,
-  dx_BLD: Array,
-  x_BLD: Array,
-  *others: Array | None,
+  module: Any, params: Any, dx_BLD: Array, x_BLD: Array, *others: Array | None
 ) -> tuple[Attention, Attention, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 
   With y = A v, the gradient of A is dy v^T.
   """
-  module: Any = block.module
 
   def run(x_BLD: Array, zeros: dict[Any, Array]) -> Any:
     values, attended = {}, {}

@@ -6,6 +6,8 @@ attention. A class token is nowhere; its query and its key are left out, and the
 weights of the other keys divided by their sum.
 """
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,29 +20,18 @@ Array = jax.Array
 def mean_distances(
   layers: Layers, pixels_per_patch: float, images: int | None = None
 ) -> dict[str, np.ndarray]:
-  """Returns the distances XN of all layers and heads, averaged over images.
+  """Returns the distances XN in pixels of all layers and heads, by axis.
 
-  Args:
-    layers: a model at work on images.
-    pixels_per_patch: from one patch to the next, in pixels of the image.
-    images: how many of the batch count, the first ones; None for all.
-
-  Returns:
-    For attention to 'all', or along each 'row' and 'column', an array.
+  Averaged over the first `images` of the batch, or over all.
   """
   h, w = layers.grid
   grids = {'all': (h, w), 'row': (1, w), 'column': (h, 1)}
-  found = [
-    {
-      axis: of_weights(x, grids[axis], pixels_per_patch)[:images].mean(0)
-      for axis, x in weights.items()
-    }
-    for weights in layers.attention()
-  ]
-  return {
-    axis: np.stack([np.asarray(layer[axis]) for layer in found])
-    for axis in found[0]
-  }
+  found = collections.defaultdict(list)
+  for weights in layers.attention():
+    for axis, x in weights.items():
+      distance_BN = of_weights(x, grids[axis], pixels_per_patch)
+      found[axis].append(distance_BN[:images].mean(0))
+  return {axis: np.stack(means) for axis, means in found.items()}
 
 
 def of_weights(

@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax.training import plots
 
 # Share of the pixels that stay where low attention is masked out.
-KEEP = 0.5
+_KEEP = 0.5
 
 _COLORS = 'inferno'
 _GRAY = 128
@@ -32,12 +32,9 @@ def heat(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
   return matplotlib.colormaps[_COLORS](map_HW, bytes=True)[..., :3]
 
 
-def masked(
-  shown_HWC: np.ndarray, map_hw: np.ndarray, keep: float = KEEP
-) -> np.ndarray:
+def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
   """Returns the pixels of highest values of a map, and gray for the others."""
-  map_HW = enlarge(map_hw, shown_HWC.shape[:2])
-  stays_HW = highest(map_HW, keep)
+  stays_HW = highest(enlarge(map_hw, shown_HWC.shape[:2]), _KEEP)
   return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
 
 
@@ -112,22 +109,17 @@ def heads(
   X, N, h, w = maps_XNhw.shape
   cell = 0.6
   figure = plots.figure(3 + cell * N, max(3, cell * X * h / w + 0.8))
-  photograph, axes = figure.subplots(
-    1, 2, width_ratios=(2.4, cell * N), squeeze=True
-  )
+  photograph, axes = figure.subplots(1, 2, width_ratios=(2.4, cell * N))
   photograph.imshow(shown_HWC)
   photograph.set_axis_off()
   if query:
-    H, W = shown_HWC.shape[:2]
     from matplotlib.patches import Rectangle
 
-    for color, width in (('black', 3.5), ('#E69F00', 2)):
-      corner = query[1] * W / w - 0.5, query[0] * H / h - 0.5
-      photograph.add_patch(
-        Rectangle(
-          corner, W / w, H / h, fill=False, edgecolor=color, linewidth=width
-        )
-      )
+    height, width = shown_HWC.shape[0] / h, shown_HWC.shape[1] / w
+    corner = query[1] * width - 0.5, query[0] * height - 0.5
+    for color, line in (('black', 3.5), ('#E69F00', 2)):
+      frame = Rectangle(corner, width, height, fill=False, ec=color, lw=line)
+      photograph.add_patch(frame)
   largest = maps_XNhw.max(axis=(2, 3), keepdims=True)
   _mosaic(axes, maps_XNhw / np.where(largest > 0, largest, 1), vmin=0, vmax=1)
   axes.set_xticks(_middles(N, w), range(1, N + 1))
@@ -147,9 +139,8 @@ def distances(
   """
   figure = plots.figure(1 + 4.2 * len(panels), 4.2)
   all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-  for axes, (name, (found, uniform)) in zip(
-    all_axes, panels.items(), strict=True
-  ):
+  for axes, name in zip(all_axes, panels, strict=True):
+    found, uniform = panels[name]
     for marker, (axis, pixels_XN) in zip('o_|', found.items(), strict=False):
       X, N = pixels_XN.shape
       axes.scatter(
@@ -161,9 +152,8 @@ def distances(
         label='a head' if axis == 'all' else f'a head along each {axis}',
       )
     if uniform:
-      axes.axhline(
-        uniform, color='0.5', linestyle='--', label='all patches alike'
-      )
+      label = 'all patches alike'
+      axes.axhline(uniform, color='0.5', linestyle='--', label=label)
     axes.set_title(name, parse_math=False, fontsize='medium')
     axes.set(xlabel='layer')
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -183,13 +173,13 @@ def filters(components_XPPC: np.ndarray) -> bytes:
   across = min(7, X)
   down = -(-X // across)
   largest = np.abs(components_XPPC).max(axis=(1, 2, 3), keepdims=True)
-  tiles = 0.5 + 0.5 * components_XPPC / np.where(largest > 0, largest, 1)
-  P = tiles.shape[1]
-  blank = np.ones((down * across, P, P, 3))
-  blank[:X] = tiles
+  tiles_XPPC = np.ones((down * across, *components_XPPC.shape[1:]))
+  tiles_XPPC[:X] = 0.5 + 0.5 * components_XPPC / np.where(
+    largest > 0, largest, 1
+  )
   figure = plots.figure(0.8 * across, 0.8 * down)
   axes = figure.subplots()
-  _mosaic(axes, blank.reshape(down, across, P, P, 3))
+  _mosaic(axes, tiles_XPPC.reshape(down, across, *tiles_XPPC.shape[1:]))
   axes.set_axis_off()
   return plots.png(figure, 110)
 
@@ -242,9 +232,8 @@ def _mosaic(axes: Any, tiles_YXhw: np.ndarray, **style: Any) -> Any:
   """Draws tiles YXhw (or YXhwC) with a line of one pixel between them."""
   Y, X, h, w = tiles_YXhw.shape[:4]
   rest = tiles_YXhw.shape[4:]
-  whole = np.full((Y * (h + 1) - 1, X * (w + 1) - 1, *rest), np.nan)
-  if rest:
-    whole[:] = 1
+  line = 1 if rest else np.nan
+  whole = np.full((Y * (h + 1) - 1, X * (w + 1) - 1, *rest), line, float)
   for y, x in np.ndindex(Y, X):
     top, left = y * (h + 1), x * (w + 1)
     whole[top : top + h, left : left + w] = tiles_YXhw[y, x]

@@ -13,10 +13,6 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
   Each has length 1; they come in the order of the variance that they explain.
   There are no more than D or P * P * C. A component and its negative are the
   same to the analysis: here the entry of largest size is positive.
-
-  Args:
-    kernel_PPCD: the filters.
-    count: how many, at most.
   """
   *shape, D = kernel_PPCD.shape
   filters_DF = np.asarray(kernel_PPCD, np.float64).reshape(-1, D).T
@@ -32,10 +28,6 @@ def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of the filters that see the image itself.
 
   Those of the patches, or of a ResNet's first convolution where there is one.
-
-  Args:
-    params: of any model that the reader opens.
   """
-  if 'conv_root' in params:
-    return 'conv_root', params['conv_root']['kernel']
-  return 'embedding', params['embedding']['kernel']
+  name = 'conv_root' if 'conv_root' in params else 'embedding'
+  return name, params[name]['kernel']

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
-from vit_jax.visualize.photos import Photograph
+from vit_jax.visualize.photos import Photograph, images_of
 from vit_jax.visualize.rollout import rollout
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -121,14 +121,15 @@ def of_source(
       f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
       f'({checkpoint.model.num_classes}).'
     )
-  transform = checkpoint.transform()
+  images = images_of(checkpoint)
+  transform = images.eval_transform()
   photographs, labels = [], []
   for i in range(len(source)):
     record = source[i]
     example = transform(record)
     name = record['name']
     seen_HWC = np.asarray(example['image'])
-    photographs.append(Photograph(name, name, seen_HWC, checkpoint))
+    photographs.append(Photograph(name, name, seen_HWC, images))
     labels.append(example['label'])
   return Subject(checkpoint, photographs), np.array(labels)
 

@@ -62,11 +62,7 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
   """Returns the page.
 
   What a model does not have, attention or position embeddings, the page says.
-
-  Args:
-    subject: a checkpoint and at least one image.
-    fusion: of the heads in rollouts, see `rollout`.
-    discard: likewise.
+  `fusion` and `discard` are those of `rollout`.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {
@@ -75,9 +71,7 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
     'Attention': lambda: _plots(sections.attention(subject), 'wide'),
     'Distance': lambda: _plots(sections.distance([subject])),
     'Filters': lambda: _plots(sections.first_filters(subject)),
-    'Position embeddings': lambda: _plots(
-      sections.position_embeddings(subject)
-    ),
+    'Position embeddings': lambda: _plots(sections.posemb(subject)),
   }
   body, links = [], []
   for i, (title, make) in enumerate(parts.items()):
@@ -100,28 +94,18 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
 def _images(subject: Subject, fusion: str, discard: float) -> str:
   """Returns each image with its labels, its rollout and those of classes."""
   whole = sections.rollout(subject, fusion, discard)
-  maps_Nhw = whole.arrays['maps'][0]
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
     labels = subject.top_classes(_LABELS)
     for k in range(min(_CLASSES, len(labels[0]))):
-      explained.append(
-        sections.rollout_maps(
-          subject, fusion, discard, np.array([row[k][0] for row in labels])
-        )
-      )
+      class_N = np.array([row[k][0] for row in labels])
+      maps_Nhw = sections.rollout_maps(subject, fusion, discard, class_N)
+      explained.append(maps_Nhw)
   lines = [f'<p>{html.escape(whole.text)}</p>']
   for n, photograph in enumerate(subject.photographs):
-    shown_HWC = photograph.shown()
-    maps = {'whole image': maps_Nhw[n]}
+    maps = {'whole image': whole.arrays['maps'][0, n]}
     for k, of_class_Nhw in enumerate(explained):
       maps[subject.class_name(labels[n][k][0])] = of_class_Nhw[n]
-    figures = [('image', shown_HWC)]
-    for name, map_hw in maps.items():
-      figures += [
-        (f'{name}: rollout', draw.overlay(shown_HWC, map_hw)),
-        (f'{name}: highest half', draw.masked(shown_HWC, map_hw)),
-      ]
     lines.append(f'<h3>{html.escape(photograph.name)}</h3>')
     if labels:
       rows = (
@@ -132,7 +116,8 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
       lines.append(f'<table>{"".join(rows)}</table>')
     lines.append('<div class="images">')
     lines += [
-      _figure(draw.png(image_HWC), caption) for caption, image_HWC in figures
+      _figure(draw.png(image_HWC), caption)
+      for caption, image_HWC in sections.beside(photograph, maps).items()
     ]
     lines.append('</div>')
   return '\n'.join(lines)

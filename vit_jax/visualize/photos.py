@@ -4,23 +4,17 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import decode, transforms
-from vit_jax.visualize.attention_maps import Layers
+from vit_jax.data import decode
+from vit_jax.data.images import Images
 
 # The longer side of pictures, in pixels: enough to see the patches of a small
 # image, and no more than fits a page.
 SMALLEST, LARGEST = 256, 1024
-
-# Of one layer's weights, and of as many images at once as are drawn in a line.
-_MAX_ENTRIES = 2**26
-_MAX_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,59 +25,63 @@ class Photograph:
     path: of the file.
     name: of its own among those loaded together, without folder and extension.
     seen_HWC: what the model sees, uint8.
+    images: how it came to see that.
   """
 
   path: str
   name: str
   seen_HWC: np.ndarray
-  checkpoint: Checkpoint = dataclasses.field(repr=False)
+  images: Images = dataclasses.field(repr=False)
 
   def shown(self) -> np.ndarray:
     """Returns the part that the model sees in the file's own detail, uint8."""
-    picture = _open(self.path)
-    preprocessing = self.checkpoint.preprocessing
-    if small := preprocessing.resize_small:
-      detail = min(picture.height, picture.width) / small
-      shape = self.checkpoint.image_size
+    data = decode.read_file(self.path)
+    picture = decode.open_image(data, self.path)
+    shape = picture.height, picture.width
+    if small := self.images.resize_small:
+      detail = min(shape) / small
+      shape = self.images.size
     else:  # the whole image, which the model sees out of proportion
-      detail, shape = 1.0, (picture.height, picture.width)
+      detail = 1.0
     longer = max(shape)
     detail = min(max(detail, SMALLEST / longer), LARGEST / longer)
-    transform = transforms.EvalTransform(
-      _scaled(shape, detail),
-      math.ceil(small * detail),  # so that the crop fits
-      preprocessing.interpolation,
+    height, width = (max(1, round(side * detail)) for side in shape)
+    shown = dataclasses.replace(
+      self.images,
+      size=(height, width),
+      resize_small=math.ceil(small * detail),  # so that the crop fits
     )
-    return transform.image(decode.read_file(self.path), self.path)
+    return shown.eval_transform().image(data, self.path)
 
 
-def _scaled(shape: tuple[int, int], factor: float) -> tuple[int, int]:
-  height, width = shape
-  return max(1, round(height * factor)), max(1, round(width * factor))
-
-
-def _open(path: str) -> decode.Picture:
-  return decode.open_image(decode.read_file(path), path)
+def images_of(checkpoint: Checkpoint) -> Images:
+  """Returns how images are brought to a checkpoint's model."""
+  preprocessing = dataclasses.asdict(checkpoint.preprocessing)
+  return Images(checkpoint.image_size, **preprocessing)
 
 
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
-  """Reads files.
-
-  Args:
-    paths: of images.
-    checkpoint: whose model is to see them.
+  """Reads files of images that a checkpoint's model is to see.
 
   Raises:
     UnreadableImage: for a file that is no image, or a damaged one.
     ValueError: for one that has fewer pixels than the model has patches.
   """
-  transform = checkpoint.transform()
+  images = images_of(checkpoint)
+  transform = images.eval_transform()
   names: set[str] = set()
   found = []
   for path in paths:
-    picture = _open(path)
-    _check_detail(picture, path, checkpoint)
-    seen_HWC = transform.image(decode.read_file(path), path)
+    data = decode.read_file(path)
+    picture = decode.open_image(data, path)
+    if checkpoint.model.attention:
+      h, w = checkpoint.model.grid(checkpoint.image_size)
+      if picture.height < h or picture.width < w:
+        raise ValueError(
+          f'{path} has {picture.height}x{picture.width} pixels, fewer than the '
+          f"model's {h}x{w} patches: there is nothing to see in it. Give a "
+          'larger image.'
+        )
     stem = os.path.splitext(os.path.basename(path))[0]
     # It goes into files, which hold no bytes that are not UTF-8.
     stem = name = os.fsencode(stem).decode(errors='backslashreplace')
@@ -92,46 +90,5 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
         break
       name = f'{stem}-{number}'
     names.add(name)
-    found.append(Photograph(path, name, seen_HWC, checkpoint))
+    found.append(Photograph(path, name, transform.image(data, path), images))
   return found
-
-
-def _check_detail(
-  picture: decode.Picture, path: str, checkpoint: Checkpoint
-) -> None:
-  if not checkpoint.model.attention:
-    return
-  h, w = checkpoint.model.grid(checkpoint.image_size)
-  if picture.height < h or picture.width < w:
-    raise ValueError(
-      f'{path} has {picture.height}x{picture.width} pixels, fewer than the '
-      f"model's {h}x{w} patches: there is nothing to see in it. Give a larger "
-      'image.'
-    )
-
-
-def at_work(
-  checkpoint: Checkpoint, params: Any, photographs: Sequence[Photograph]
-) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
-  """Yields the model's layers on some images at a time.
-
-  As many as leave the weights of one layer small; the last batch is filled up
-  with images of zeros, which whoever reads it leaves out.
-
-  Args:
-    checkpoint: the model.
-    params: its parameters, on the device.
-    photographs: all images.
-  """
-  model = checkpoint.model
-  size = 1
-  if model.attention:
-    L = model.num_tokens(checkpoint.image_size)
-    size = min(_MAX_BATCH, max(1, _MAX_ENTRIES // (model.heads * L * L)))
-  size = min(size, len(photographs))
-  for start in range(0, len(photographs), size):
-    batch = photographs[start : start + size]
-    images_BHWC = np.zeros((size, *checkpoint.image_size, 3), np.uint8)
-    images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
-    normalized_BHWC = checkpoint.normalize(jax.numpy.asarray(images_BHWC))
-    yield Layers(model, params, normalized_BHWC), batch

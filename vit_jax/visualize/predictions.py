@@ -12,12 +12,10 @@ from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import draw
 from vit_jax.visualize.photos import SMALLEST
-from vit_jax.visualize.sections import Figure, Section
+from vit_jax.visualize.sections import SHEET, Figure, Section
 from vit_jax.visualize.subject import Subject
 
 RATE = 0.5
-# Rows of the sheet.
-_SHEET = 8
 
 
 def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
@@ -27,10 +25,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
   numbers), `images`, `hidden`, `predicted` (uint8 NHWC: as the model sees them,
   with the corrupted patches replaced, and with these predicted) and `files`.
 
-  Args:
-    subject: a checkpoint of masked patch prediction, and images.
-    rate: share of the patches that are corrupted.
-    seed: which ones.
+  A share of the patches is corrupted, `rate`; `seed` says which ones.
 
   Raises:
     ValueError: if the checkpoint is of another task.
@@ -42,12 +37,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
       f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
       'masked patches: give one that configs/masked.py trained.'
     )
-  given = checkpoint.preprocessing
-  made = objective.MaskedPatches(
-    model,
-    Images(checkpoint.image_size, mean=given.mean, std=given.std),
-    rate,
-  )
+  made = objective.MaskedPatches(model, subject.images, rate)
   h, w = model.grid(checkpoint.image_size)
 
   @jax.jit
@@ -64,10 +54,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
     target = objective.target(model, image_HWC[None], images_1HWC)
     return kind_L, other_L, predicted[0], target[0]
 
-  rows: dict[str, list[np.ndarray]] = {
-    name: [] for name in ('image', 'hidden', 'predicted', 'right')
-  }
-  kinds = []
+  rows, kinds = [], []
   for n, photograph in enumerate(subject.photographs):
     key = jax.random.fold_in(jax.random.key(seed), n)
     kind_L, other_L, predicted, target = jax.device_get(
@@ -82,53 +69,45 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
     )
     kinds.append(kind_L.reshape(h, w))
     at_LPPC = kind_L[:, None, None, None]
-    gray = np.uint8(128)
-    for name, patches_LPPC in {
+    other_LPPC = np.where(at_LPPC == OTHER, seen_LPPC[other_L], seen_LPPC)
+    patches = {
       'image': seen_LPPC,
-      'hidden': np.where(
-        at_LPPC == MASKED,
-        gray,
-        np.where(at_LPPC == OTHER, seen_LPPC[other_L], seen_LPPC),
-      ),
-      'predicted': np.where(at_LPPC == KEPT, seen_LPPC, guess_LPPC),
-      'right': np.where(at_LPPC == KEPT, seen_LPPC, true_LPPC),
-    }.items():
-      rows[name].append(_joined(patches_LPPC, h, w))
-
-  lines = [
-    {
-      'image': image,
-      'what it sees': hidden,
-      'what it predicts': predicted,
-      'what is right': true,
+      'what it sees': np.where(at_LPPC == MASKED, np.uint8(128), other_LPPC),
+      'what it predicts': np.where(at_LPPC == KEPT, seen_LPPC, guess_LPPC),
+      'what is right': np.where(at_LPPC == KEPT, seen_LPPC, true_LPPC),
     }
-    for image, hidden, predicted, true in zip(*rows.values(), strict=True)
-  ]
-  lines = [{k: _enlarged(x) for k, x in line.items()} for line in lines]
+    rows.append({title: _joined(x, h, w) for title, x in patches.items()})
+
+  lines = [{title: _enlarged(x) for title, x in row.items()} for row in rows]
   names = [photograph.name for photograph in subject.photographs]
-  figures = [
-    Figure(
-      f'{name}-masked',
-      f'{name}: masked patches',
-      functools.partial(draw.sheet, [line], [name]),
-    )
-    for name, line in zip(names, lines, strict=True)
-  ]
-  sheet = functools.partial(draw.sheet, lines[:_SHEET], names[:_SHEET])
+  images, hidden, guesses, _ = (
+    np.stack(x) for x in zip(*(row.values() for row in rows), strict=True)
+  )
   return Section(
-    title='Masked patches',
-    text=f'{rate:.0%} of the patches are corrupted: most are replaced by the '
+    'Masked patches',
+    f'{rate:.0%} of the patches are corrupted: most are replaced by the '
     'mask (gray), a few by another patch, and a few stay. Of each the model '
     f'predicts {_WHAT[model.target]}.',
-    arrays={
+    {
       'kind': np.stack(kinds),
-      'images': np.stack(rows['image']),
-      'hidden': np.stack(rows['hidden']),
-      'predicted': np.stack(rows['predicted']),
-      'files': np.array([p.path for p in subject.photographs]),
+      'images': images,
+      'hidden': hidden,
+      'predicted': guesses,
+      'files': subject.files,
     },
-    figures=figures,
-    sheet=Figure('masked', 'masked patches', sheet),
+    [
+      Figure(
+        f'{name}-masked',
+        f'{name}: masked patches',
+        functools.partial(draw.sheet, [line], [name]),
+      )
+      for name, line in zip(names, lines, strict=True)
+    ],
+    Figure(
+      'masked',
+      'masked patches',
+      functools.partial(draw.sheet, lines[:SHEET], names[:SHEET]),
+    ),
   )
 
 
@@ -147,11 +126,8 @@ def colours_of(
 ) -> np.ndarray:
   """Returns what is predicted, or right, as patches to look at, uint8 LPPC.
 
-  Args:
-    model: knows what is predicted.
-    images: how they were normalised.
-    values: of one image, as `objectives.masked.target` has them.
-    shape: (P, P, 3) of a patch.
+  Of one image, as `objectives.masked.target` has the values; `shape` is (P, P,
+  3), of a patch.
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':

@@ -98,8 +98,8 @@ def maps(
 
   Args:
     fused: of each layer, from the first to the last.
-    read_BL: how much the output reads of each token.
-    grid: (h, w) of the patches, which are the last tokens.
+    read_BL: how much the output reads of each token, those of patches last.
+    grid: (h, w) of the patches.
   """
   h, w = grid
   row: Any = read_BL  # one row of the product needs no product of matrices

@@ -5,8 +5,7 @@ who look, and a few words about both.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from vit_jax.visualize.photos import Photograph
 from vit_jax.visualize.subject import Subject
 
 # Photographs in one picture.
-_SHEET = 8
+SHEET = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +64,12 @@ def rollout(
   The arrays are `maps` (KNhw: one for every class, or a single one for the
   image as a whole), `classes` (their K names, '' for the whole) and `files`.
   """
-  wanted: Sequence[int | None] = classes or (None,)
   N = len(subject.photographs)
+  names = [subject.class_name(c) for c in classes] or ['']
   maps = np.stack(
-    [
-      rollout_maps(
-        subject, fusion, discard, None if c is None else np.full(N, c)
-      )
-      for c in wanted
-    ]
+    [rollout_maps(subject, fusion, discard, np.full(N, c)) for c in classes]
+    or [rollout_maps(subject, fusion, discard)]
   )
-  names = ['' if c is None else subject.class_name(c) for c in wanted]
   figures = [
     figure
     for n, photograph in enumerate(subject.photographs)
@@ -84,16 +78,12 @@ def rollout(
   ]
 
   def sheet() -> bytes:
-    lines = []
-    for n, photograph in enumerate(subject.photographs[:_SHEET]):
-      shown_HWC = photograph.shown()
-      line = {'image': shown_HWC}
-      for k, name in enumerate(names):
-        title = f'{name}: ' if name else ''
-        line[f'{title}rollout'] = draw.overlay(shown_HWC, maps[k, n])
-        line[f'{title}highest half'] = draw.masked(shown_HWC, maps[k, n])
-      lines.append(line)
-    return draw.sheet(lines, [p.name for p in subject.photographs[:_SHEET]])
+    shown = subject.photographs[:SHEET]
+    lines = [
+      beside(photograph, dict(zip(names, maps[:, n], strict=True)))
+      for n, photograph in enumerate(shown)
+    ]
+    return draw.sheet(lines, [photograph.name for photograph in shown])
 
   how = f'heads fused by their {fusion}'
   if discard:
@@ -101,18 +91,27 @@ def rollout(
   if classes:
     how += ', weighted by the gradients of the class'
   return Section(
-    title='Attention rollout',
-    text='How much of each patch reaches the output, over all layers '
+    'Attention rollout',
+    'How much of each patch reaches the output, over all layers '
     f'({how}). Brighter is more; the masked picture keeps the half of the '
     'pixels with the most.',
-    arrays={
-      'maps': maps,
-      'classes': np.array(names),
-      'files': np.array([p.path for p in subject.photographs]),
-    },
-    figures=figures,
-    sheet=Figure('rollout', 'attention rollout', sheet),
+    {'maps': maps, 'classes': np.array(names), 'files': subject.files},
+    figures,
+    Figure('rollout', 'attention rollout', sheet),
   )
+
+
+def beside(
+  photograph: Photograph, maps: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns a photograph and pictures of maps hw of it, by their titles."""
+  shown_HWC = photograph.shown()
+  found = {'image': shown_HWC}
+  for name, map_hw in maps.items():
+    title = f'{name}: ' if name else ''
+    found[f'{title}rollout'] = draw.overlay(shown_HWC, map_hw)
+    found[f'{title}highest half'] = draw.masked(shown_HWC, map_hw)
+  return found
 
 
 def rollout_maps(
@@ -163,19 +162,18 @@ def attention(
   The arrays are `maps` (BXNhw; of an axial model one layer along rows and one
   along columns, in turns) and `files`.
 
-  Args:
-    subject: a checkpoint and images.
-    query: (row, column) of the patch; None for the class token or, where there
-      is none, the patch in the middle.
+  The token is the patch at (row, column) `query`; without one, the class token
+  or, where there is none, the patch in the middle.
 
   Raises:
     ValueError: if there is no such patch.
   """
+  class_token = 'cls' in subject.checkpoint.model.extra_tokens
   layers_names: list[str] = []
   found = []
   for layers, batch in subject.at_work('attention'):
     h, w = layers.grid
-    if query is None and not _has_class_token(subject):
+    if query is None and not class_token:
       query = h // 2, w // 2
     if query and not (query[0] < h and query[1] < w):
       raise ValueError(
@@ -191,40 +189,21 @@ def attention(
     found.append(np.stack(maps, axis=1)[: len(batch)])
   maps_BXNhw = np.concatenate(found)
   token = f'patch {query[0]},{query[1]}' if query else 'the class token'
+
+  def of(photograph: Photograph, maps_XNhw: np.ndarray) -> Figure:
+    return Figure(
+      f'attention-{photograph.name}',
+      f'{photograph.name}: attention of {token}',
+      lambda: draw.heads(photograph.shown(), maps_XNhw, layers_names, query),
+    )
+
   return Section(
-    title='Attention of every head',
-    text=f'What {token} attends to. Each map has its own scale, from 0 to its '
+    'Attention of every head',
+    f'What {token} attends to. Each map has its own scale, from 0 to its '
     'largest weight.',
-    arrays={
-      'maps': maps_BXNhw,
-      'files': np.array([p.path for p in subject.photographs]),
-    },
-    figures=[
-      Figure(
-        f'attention-{photograph.name}',
-        f'{photograph.name}: attention of {token}',
-        functools.partial(
-          _draw_heads, photograph, maps_XNhw, layers_names, query
-        ),
-      )
-      for photograph, maps_XNhw in zip(
-        subject.photographs, maps_BXNhw, strict=True
-      )
-    ],
+    {'maps': maps_BXNhw, 'files': subject.files},
+    [*map(of, subject.photographs, maps_BXNhw)],
   )
-
-
-def _draw_heads(
-  photograph: Photograph,
-  maps_XNhw: np.ndarray,
-  names: Sequence[str],
-  query: tuple[int, int] | None,
-) -> bytes:
-  return draw.heads(photograph.shown(), maps_XNhw, names, query)
-
-
-def _has_class_token(subject: Subject) -> bool:
-  return 'cls' in subject.checkpoint.model.extra_tokens
 
 
 def _attended(
@@ -276,18 +255,12 @@ def distance(subjects: Sequence[Subject]) -> Section:
     arrays |= {f'{prefix}{axis}': x for axis, x in means.items()}
   n = len(subjects[0].photographs)
   return Section(
-    title='Mean attention distance',
-    text='How far from a patch the patches that it attends to are, in pixels '
+    'Mean attention distance',
+    'How far from a patch the patches that it attends to are, in pixels '
     'of the image, weighted by the attention and averaged over '
     f'{n} {"image" if n == 1 else "images"} (figures 7 and 11 of the paper).',
-    arrays=arrays,
-    figures=[
-      Figure(
-        'distance',
-        'a dot is a head',
-        functools.partial(draw.distances, panels),
-      )
-    ],
+    arrays,
+    [Figure('distance', 'a dot is a head', lambda: draw.distances(panels))],
   )
 
 
@@ -298,24 +271,19 @@ def first_filters(subject: Subject) -> Section:
   what = 'patch embedding'
   if name == 'conv_root':
     what = "ResNet's first convolution"
+  caption = f'principal components of the {what}'
   return Section(
-    title='Filters',
-    text=f'The leading {len(components)} principal components of the '
+    'Filters',
+    f'The leading {len(components)} principal components of the '
     f'{kernel.shape[-1]} filters of the {what} ({kernel.shape[0]}x'
     f'{kernel.shape[1]} pixels), gray where they are 0 (figure 7 of the '
     'paper).',
-    arrays={'components': components},
-    figures=[
-      Figure(
-        'filters',
-        f'principal components of the {what}',
-        functools.partial(draw.filters, components),
-      )
-    ],
+    {'components': components},
+    [Figure('filters', caption, lambda: draw.filters(components))],
   )
 
 
-def position_embeddings(subject: Subject) -> Section:
+def posemb(subject: Subject) -> Section:
   """How alike position embeddings are, by their cosine.
 
   The array `cosines` is Xhwhw, X tables of embeddings; or XOO for relative
@@ -342,25 +310,14 @@ def position_embeddings(subject: Subject) -> Section:
       'Cosine similarity of the position embedding of each patch (a tile) to '
       'those of all patches (figures 7 and 10 of the paper).'
     )
+  arrays = {_safe(name): x for name, x in panels.items()}
   # Tables of rows and of columns may differ in length.
-  arrays = (
-    {'cosines': np.array([*panels.values()])}
-    if _alike(panels)
-    else {_safe(name): x for name, x in panels.items()}
-  )
+  if len({x.shape for x in panels.values()}) == 1:
+    arrays = {'cosines': np.array([*panels.values()])}
+  caption = f'cosine similarity, {checkpoint.model.posemb}'
   return Section(
-    title='Position embeddings',
-    text=text,
-    arrays=arrays | {'names': np.array([*panels])},
-    figures=[
-      Figure(
-        'posemb',
-        f'cosine similarity, {checkpoint.model.posemb}',
-        functools.partial(draw.similarities, panels),
-      )
-    ],
+    'Position embeddings',
+    text,
+    arrays | {'names': np.array([*panels])},
+    [Figure('posemb', caption, lambda: draw.similarities(panels))],
   )
-
-
-def _alike(panels: dict[str, np.ndarray]) -> bool:
-  return len({x.shape for x in panels.values()}) == 1

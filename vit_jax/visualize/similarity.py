@@ -12,9 +12,7 @@ from vit_jax.models import posemb, variants
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """Returns the cosine of each patch's embedding to each other's, hwhw.
 
-  Args:
-    table_LD: embeddings, those of patches last, in raster order.
-    grid: (h, w) of the patches.
+  Those of the patches are the last of the table, in raster order.
   """
   h, w = grid
   x_LD = np.asarray(table_LD, np.float64)[len(table_LD) - h * w :]

@@ -1,17 +1,24 @@
 """A checkpoint, and the images that it is to look at."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.data.images import Images
 from vit_jax.models.variants import nearest
 from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
+
+# Of one layer's weights, and of as many images at once as are drawn in a line.
+_MAX_ENTRIES = 2**26
+_MAX_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +40,33 @@ class Subject:
     """On the device."""
     return self.checkpoint.on_device
 
+  @functools.cached_property
+  def images(self) -> Images:
+    """How images are brought to the model."""
+    return photos.images_of(self.checkpoint)
+
+  @property
+  def files(self) -> np.ndarray:
+    """Paths of the images."""
+    return np.array([photograph.path for photograph in self.photographs])
+
   def at_work(
     self, description: str
   ) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
-    """Yields as `images.at_work` does, with a progress bar."""
+    """Yields the model's layers on some images at a time.
+
+    As many as leave the weights of one layer small; the last batch is filled up
+    with images of zeros, which whoever reads it leaves out.
+
+    Args:
+      description: of the progress bar.
+    """
+    model, image_size = self.checkpoint.model, self.checkpoint.image_size
+    size = 1
+    if model.attention:
+      L = model.num_tokens(image_size)
+      size = min(_MAX_BATCH, max(1, _MAX_ENTRIES // (model.heads * L * L)))
+    size = min(size, len(self.photographs))
     with tqdm(
       total=len(self.photographs),
       desc=description,
@@ -44,10 +74,12 @@ class Subject:
       delay=2,
       disable=None,  # without a terminal
     ) as shown:
-      for layers, batch in photos.at_work(
-        self.checkpoint, self.params, self.photographs
-      ):
-        yield layers, batch
+      for start in range(0, len(self.photographs), size):
+        batch = self.photographs[start : start + size]
+        images_BHWC = np.zeros((size, *image_size, 3), np.uint8)
+        images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
+        normalized_BHWC = self.images.normalize(jax.numpy.asarray(images_BHWC))
+        yield Layers(model, self.params, normalized_BHWC), batch
         shown.update(len(batch))
 
   def class_name(self, index: int) -> str:
