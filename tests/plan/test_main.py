@@ -242,7 +242,9 @@ def test_the_command_for_other_generations(topology, devices):
 
 @with_compiler
 def test_the_command_with_too_large_a_batch():
-  done = run(*SMALL, '--config.batch_size=16384')
+  done = run(
+    *SMALL, '--config.batch_size=16384', '--config.optimizer.warmup=5%'
+  )
   assert done.returncode == 1
   assert done.stderr.startswith('error: The step does not fit: it takes ')
 
