@@ -107,21 +107,6 @@ def test_memory_that_is_too_small_for_anything(run):
   assert 'not even one image fits' in out
 
 
-@pytest.mark.parametrize(
-  ('args', 'message'),
-  [
-    ([], 'cpu does not tell how much memory it has: give --memory_gib'),
-    (['--memory_gib=1', '--modes=training,x'], '--modes=x is none of'),
-    (['--memory_gib=1', '--variants=ti16,ti15'], '15'),
-  ],
-)
-def test_flags_that_make_no_sense(run, args, message):
-  status, out, err = run('capacity', *args)
-  assert status == 2
-  assert message in err
-  assert 'images,' not in out
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
   not (

@@ -51,18 +51,3 @@ def test_what_is_timed_gives_logits():
   np.testing.assert_allclose(
     program.lower().compile()(params, images), logits, rtol=1e-4, atol=1e-4
   )
-
-
-@pytest.mark.parametrize(
-  ('args', 'message'),
-  [
-    (('--vs=keras',), '--vs=keras is none of onnx, timm, timm-eager'),
-    (('--batch_sizes=0',), '--batch_sizes has 0: at least 1 image'),
-    (('--batch_sizes=x',), '--batch_sizes'),
-    (('--variants=q16',), 'q16'),
-  ],
-)
-def test_flags_that_make_no_sense(run, args, message):
-  status, _, err = run('inference', *args)
-  assert status == 2
-  assert message in err

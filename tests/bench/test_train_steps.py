@@ -146,27 +146,3 @@ def test_a_missing_library_is_named(run, monkeypatch, task, name):
   assert status == flags.EXIT_ENVIRONMENT
   assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
   assert not out  # before anything is asked of it
-
-
-@pytest.mark.parametrize(
-  ('args', 'message'),
-  [
-    (['--vs=keras'], '--vs=keras is none of flax, timm, timm-eager'),
-    (['--variants=q16'], "No model variant 'q16'"),
-    (['--batch_sizes=4,0'], '--batch_sizes has 0: at least 1 image'),
-    (['--batch_sizes=x'], "invalid _numbers value: 'x'"),
-    (['--set=model.depht=1'], 'Did you mean model.depth'),
-    (['--set=model.depth'], '--set=model.depth: write FIELD=VALUE'),
-    (['--variants=ti16,r26+s32', '--vs=flax'], '--vs=flax has only plain ViTs'),
-    (['--plot=a.pdf'], '--plot=a.pdf'),
-    (['--devices=9'], '--devices=9: there are 8 x cpu'),
-    (['--devices=0'], '--devices=0: there are 8 x cpu'),
-    (['--devices=3'], 'use a multiple of 3'),
-  ],
-)
-def test_flags_that_make_no_sense(run, args, message):
-  small = not any('r26' in arg for arg in args)
-  status, out, err = run('train', *args, small=small)
-  assert status == 2
-  assert message in err
-  assert 'images/s' not in out

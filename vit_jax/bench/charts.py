@@ -119,6 +119,8 @@ def figure_12(rows: Sequence[Row]) -> bytes:
     rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
       `limit_gib`, `dtype` and perhaps `images_per_s`.
   """
+  from matplotlib.lines import Line2D
+
   timed = [row for row in rows if 'images_per_s' in row]
   figure, panels = _figure(2 if timed else 1, width=6)
   if timed:
@@ -129,10 +131,16 @@ def figure_12(rows: Sequence[Row]) -> bytes:
   panels[-1].set_ylabel('images in a batch')
   fitting = [row for row in rows if row['batch_size']]
   _draw_models(panels[-1], rows, fitting, 'batch_size')
-  figure.suptitle(
-    f'{rows[0]["device"]}, {rows[0]["limit_gib"]:.3g} GiB, {rows[0]["dtype"]}'
-  )
-  handles = _model_handles(rows)
+  figure.suptitle('{device}, {limit_gib:.3g} GiB, {dtype}'.format(**rows[0]))
+  handles: list[Any] = [
+    Line2D([], [], label=model, **style)
+    for model, style in _model_styles(rows).items()
+  ]
+  if len({row['mode'] for row in rows}) > 1:
+    handles += [
+      Line2D([], [], label=mode, color='#444444', marker='o', **drawn)
+      for mode, drawn in _MODES.items()
+    ]
   figure.legend(handles=handles, loc='outside right center', frameon=False)
   return plots.png(figure)
 
@@ -181,22 +189,6 @@ def _model_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     marker = plots.MARKERS[scaling.FAMILIES.index(family)]
     styles[model] = {'color': plots.style(i)['color'], 'marker': marker}
   return styles
-
-
-def _model_handles(rows: Sequence[Row]) -> list[Any]:
-  from matplotlib.lines import Line2D
-
-  handles: list[Any] = [
-    Line2D([], [], label=model, **style)
-    for model, style in _model_styles(rows).items()
-  ]
-  modes = {row['mode'] for row in rows}
-  if len(modes) > 1:
-    handles += [
-      Line2D([], [], label=mode, color='#444444', marker='o', **drawn)
-      for mode, drawn in _MODES.items()
-    ]
-  return handles
 
 
 def loop(row: Row, gaps: Sequence[Any]) -> bytes:
