@@ -9,13 +9,13 @@ A loop over layers compiles faster, but keeps more when it trains: less so with
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import math
 import re
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -36,8 +36,7 @@ MAX_BATCH = 2**16
 Cost = tuple[float, float | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
   """Where programs are to run.
 
   Attributes:
@@ -54,9 +53,7 @@ class Machine:
 def machine_of(topology: str, memory_gib: float | None) -> Machine:
   """Returns one core of a topology, or else the first device that is there.
 
-  Args:
-    topology: as `plan` takes it, or empty.
-    memory_gib: of the device, where it does not tell.
+  With so much memory as is given, or as it tells.
 
   Raises:
     ValueError: for a topology that is none, or if the memory is not known.

@@ -15,6 +15,12 @@ ROUNDS = 9
 # that works off a queue to show its speed and not that of the host.
 TURN_S = 0.5
 
+_FACTS = {
+  'compile_s': ', compiled in {:.1f} s',
+  'memory_gib': ', {:.2f} GiB',
+  'mfu': ', MFU {:.1%}',
+}
+
 Row = dict[str, Any]
 
 
@@ -135,22 +141,13 @@ def lines(rows: Iterable[Row]) -> list[str]:
     found.append(
       f'  {row["contender"]:{width}}{row["images_per_s"]:9.1f}'
       f'  ({row["slowest"]:.1f} to {row["fastest"]:.1f})'
-      + ''.join(f', {text}' for text in _facts(row))
+      + ''.join(x.format(row[k]) for k, x in _FACTS.items() if k in row)
     )
   for row in rows:
     if 'ratio' in row:
       name = row['contender']
       found.append(f'{rows[0]["contender"]} / {name}: {row["ratio"]:.2f}')
   return found
-
-
-def _facts(row: Row) -> list[str]:
-  texts = {
-    'compile_s': 'compiled in {:.1f} s',
-    'memory_gib': '{:.2f} GiB',
-    'mfu': 'MFU {:.1%}',
-  }
-  return [x.format(row[name]) for name, x in texts.items() if name in row]
 
 
 def threads() -> int:

@@ -16,6 +16,7 @@ a single file, report.html. Files of these names are replaced.
 import argparse
 import io
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -243,13 +244,10 @@ def _share(text: str) -> float:
 
 
 def _patch(text: str) -> tuple[int, int]:
-  try:
-    row, column = map(int, text.split(','))
-    if row >= 0 and column >= 0:
-      return row, column
-  except ValueError:
-    pass
-  raise argparse.ArgumentTypeError(f'{text!r} is no ROW,COLUMN, as in 3,5')
+  match = re.fullmatch(r'(\d+),(\d+)', text)
+  if not match:
+    raise argparse.ArgumentTypeError(f'{text!r} is no ROW,COLUMN, as in 3,5')
+  return int(match[1]), int(match[2])
 
 
 if __name__ == '__main__':

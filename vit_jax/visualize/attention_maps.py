@@ -60,9 +60,6 @@ class Layers:
     )
     self._blocks = tuple(self._program.blocks)
 
-  def __len__(self) -> int:
-    return len(self._blocks)
-
   def attention(self) -> Iterator[Attention]:
     """Yields the softmax weights of each layer, from the first to the last.
 

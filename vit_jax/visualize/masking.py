@@ -10,6 +10,7 @@ place: regions as large as those of a map are a like for like comparison, while
 single pixels leave no patch of the image without noise.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,8 +74,7 @@ def rights(
   size = checkpoint.image_size
   rng = np.random.default_rng(seed)
 
-  found: dict[str, list[np.ndarray]] = {}
-  start = 0
+  found = collections.defaultdict(list)
   for layers, batch in subject.at_work('masking'):
     whole_Bhw = np.asarray(rollout(layers, **how))
     seen_B = jnp.argmax(layers.logits_BC, axis=-1)
@@ -86,11 +86,7 @@ def rights(
       'patches': rng.random(whole_Bhw.shape),
       'pixels': rng.random((len(whole_Bhw), *size)),
     }
-    labels_B = labels_N[start : start + len(batch)]
-    start += len(batch)
-    found.setdefault('none', []).append(
-      np.asarray(seen_B)[: len(batch)] == labels_B
-    )
+    found['none'].append(np.asarray(seen_B)[: len(batch)])
     for kind, maps_Bhw in maps.items():
       images_BHWC = np.zeros((len(whole_Bhw), *size, 3), np.uint8)
       for i, photograph in enumerate(batch):
@@ -99,8 +95,8 @@ def rights(
           photograph.seen_HWC, map_HW, share, checkpoint.preprocessing.mean
         )
       labelled_B = np.asarray(checkpoint.logits(images_BHWC)).argmax(-1)
-      found.setdefault(kind, []).append(labelled_B[: len(batch)] == labels_B)
-  return {kind: np.concatenate(x) for kind, x in found.items()}
+      found[kind].append(labelled_B[: len(batch)])
+  return {kind: np.concatenate(x) == labels_N for kind, x in found.items()}
 
 
 def of_source(
