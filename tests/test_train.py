@@ -447,7 +447,7 @@ def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):
 
 
 @pytest.mark.slow
-def test_folder_with_unreadable_images(tmp_path, monkeypatch):
+def test_folder_with_unreadable_images(tmp_path, monkeypatch, caplog):
   """Found before training: refused, or left out and counted."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   rng = np.random.default_rng(0)
@@ -467,8 +467,13 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch):
   train.train(small_config(**overrides), str(tmp_path / 'run'))
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.class_names == ('cat', 'dog')
-  (tmp_path / 'data' / 'train' / 'dog' / '0.png').unlink()
-  with pytest.raises(ValueError, match='data.examples: 17 -> 16'):
+  dogs = tmp_path / 'data' / 'train' / 'dog'
+  (dogs / '0.png').unlink()
+  train.train(small_config(**overrides), str(tmp_path / 'run'))
+  assert 'There were 17 images and are 16' in caplog.text
+  for i in range(3):
+    shutil.copy(dogs / '1.png', dogs / f'more{i}.png')
+  with pytest.raises(ValueError, match='data.examples: 17 -> 19'):
     train.train(small_config(**overrides), str(tmp_path / 'run'))
 
 
