@@ -350,7 +350,7 @@ def test_all_end_where_one_cannot_read(failing, training, alone, tmp_path):
   ) as both:
     results = results_of(both)
   for i, (status, err) in enumerate(results):
-    assert status == 2, results
+    assert status == 71, results
     reason = (
       r'OSError: \[Errno 5\] Input/output error'
       if i == failing

@@ -5,6 +5,7 @@ A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
 config, class names, preprocessing and time spent.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -258,11 +259,13 @@ class Checkpoints:
       multihost_utils.process_allgather(flags).reshape(-1, 2).any(axis=0)
     )
     if hindered:
-      raise OSError(
+      error = OSError(
         f'The checkpoint {folder} cannot be read now: '
         f'{hindrance or "another process says why"}. Nothing was changed. Once '
         'it can be read, the same command goes on.'
       )
+      error.errno = errno.EIO  # so that all processes end with one status
+      raise error
     if damaged and not damage:
       damage = 'another process found it so'
     return result, damage
