@@ -5,11 +5,13 @@ every xdist worker import this file before any test module, and commands that
 a test starts inherit the variables.
 """
 
+import atexit
 import logging
 import os
 import pathlib
 import shutil
 import sys
+import tempfile
 from importlib.metadata import version
 
 import pytest
@@ -43,6 +45,12 @@ XLA_FLAGS_GIVEN = os.environ.setdefault(
 )
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
+# What one test, worker or process has compiled, the others need not.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  compiled = tempfile.mkdtemp()
+  atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 # An array whose axes were forgotten is an error. (Of dtypes the same cannot be
 # asked: Flax's own LayerNorm multiplies bfloat16 by float32.)
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'

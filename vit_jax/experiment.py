@@ -20,7 +20,7 @@ from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
-from vit_jax.training import optim, sharding
+from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
 # `params`, `opt_state` and `average`, which is empty without Polyak averaging.
@@ -170,6 +170,7 @@ class Experiment:
       self._train_step,
       donate_argnums=0,
       out_shardings=(shardings, sharding.replicated(self.mesh)),
+      compiler_options=hardware.compiler_options(self.mesh.devices.flat[0]),
     )
 
   def _train_step(

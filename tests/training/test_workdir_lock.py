@@ -102,7 +102,16 @@ def lease(tmp_path, monkeypatch):
   """A bucket's lock, on a disk and much faster."""
   monkeypatch.setattr(workdir_lock, 'RENEW_S', 0.02)
   monkeypatch.setattr(workdir_lock, 'STALE_S', 1.0)
-  return epath.Path(tmp_path) / 'lock'
+  lease = epath.Path(tmp_path) / 'lock'
+
+  def at_once(path, text):
+    """As buckets do; on a disk the file is empty for a moment."""
+    beside = tmp_path / f'beside{threading.get_ident()}'
+    beside.write_text(text)
+    beside.replace(path)
+
+  monkeypatch.setattr(type(lease), 'write_text', at_once)
+  return lease
 
 
 def test_a_lease_that_is_renewed_refuses_others(lease, monkeypatch):

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Protocol
 
+import jax
+
 
 class HasDeviceKind(Protocol):
   """A `jax.Device`, or anything else that names its kind."""
@@ -46,6 +48,21 @@ _PEAK_FLOPS = {
 _MEGACORE_KINDS = frozenset({'TPU v4', 'TPU v5', 'TPU v5p'})
 # Each of a chip's two cores is a JAX device.
 _HALF_CHIP_KINDS = frozenset({'TPU v2', 'TPU v3', 'TPU7x'})
+
+# What the training step is compiled with, whatever the generation of TPU. Both
+# are defaults from v4 on: products with what is gathered, or is to be
+# scattered, in pieces that travel while others are multiplied. The kernels are
+# gathered once a step here, so that there is nothing to hide, and the pieces
+# halve the speed (see `plan/README.md`).
+_TPU_COMPILER_OPTIONS = {
+  'xla_tpu_enable_windowed_einsum_for_all_gather': False,
+  'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
+}
+
+
+def compiler_options(device: jax.Device) -> dict[str, bool]:
+  """Returns what XLA is told about a training step on such devices."""
+  return _TPU_COMPILER_OPTIONS if device.platform == 'tpu' else {}
 
 
 def peak_flops(device: HasDeviceKind) -> float | None:
