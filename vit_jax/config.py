@@ -89,6 +89,8 @@ def base() -> ConfigDict:
       # Checkpoint to start from, of any format that the reader opens. Its
       # position embeddings are resized and its head is replaced by a new one.
       'init': '',
+      # Checkpoint that is learned from, where the objective has a teacher.
+      'teacher': '',
       # Only evaluate: `init`, or else the workdir's last checkpoint.
       'eval_only': False,
       'log_every': '50 steps',

@@ -70,19 +70,14 @@ def train_batches(
     process_count examples. Close it to stop its threads and workers.
 
   Raises:
-    ValueError: `batch_size` is not a multiple of `process_count` or of
-      `repeats`, or the source is empty.
+    ValueError: `batch_size` is not a multiple of `process_count`, or the source
+      is empty.
     UnreadableImage: While iterating, unless the source skips them; see
       `bad_images` for how to avoid that.
   """
   local_size = _local_batch_size(batch_size, process_count)
   if not len(source):
     raise ValueError('the training source has no examples')
-  if batch_size % repeats:
-    raise ValueError(
-      f'batch_size={batch_size} must be a multiple of data.repeats={repeats}, '
-      'which is how often a batch has each example'
-    )
   # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
   order_seed, transform_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(2)
@@ -124,14 +119,14 @@ def _example(
 
 
 class _Repeated(grain.MapDataset):
-  """Every batch several times a smaller one, one after the other.
+  """Every batch several times a smaller one, the last time cut off if need be.
 
   So neighbours, which are mixed, are different examples.
   """
 
   def __init__(self, parent: grain.MapDataset, batch_size: int, repeats: int):
     super().__init__(parent)
-    self._batch_size, self._different = batch_size, batch_size // repeats
+    self._batch_size, self._different = batch_size, -(-batch_size // repeats)
 
   def __len__(self) -> int:
     return len(self._parent)

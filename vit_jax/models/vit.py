@@ -338,12 +338,13 @@ class ViT(Model):
     aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
     if not self.num_classes:
       return y_BD, aux
-    return heads.classifier(y_BD, self.num_classes, self.head_bias), aux
+    logits_BC, more = self.classify(x_BLD, y_BD)
+    return logits_BC, aux | more
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
     """Returns the patches' embeddings, and the tokens that start with them.
 
-    Of equation 1, all but the positions, which `encode` adds. This and the two
+    Of equation 1, all but the positions, which `encode` adds. This and the
     methods after it are called inside a compact method, of this class or of one
     derived from it, and make the parameters of this class there.
 
@@ -406,3 +407,11 @@ class ViT(Model):
       )(y_BD)
       y_BD = nn.tanh(y_BD)
     return y_BD
+
+  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
+    """Returns logits BC of the representation, and what else there is to say.
+
+    `x_BLD` are the encoded tokens.
+    """
+    del x_BLD
+    return heads.classifier(y_BD, self.num_classes, self.head_bias), {}
