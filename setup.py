@@ -35,6 +35,7 @@ _EXTRAS_REQUIRE = {
   # The TPU's compiler, for `plan`; it needs no TPU.
   'plan': ['libtpu'],
   'tensorboard': ['tensorboard>=2.20'],
+  'wandb': ['wandb>=0.21'],
   # Checkpoints by name, hf:// and timm://.
   'hub': ['huggingface-hub>=1.0'],
   # Writing ONNX files, and running them.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -40,12 +41,17 @@ def read(folder):
 
 
 @pytest.fixture
+def no_tensorboard(monkeypatch):
+  monkeypatch.setattr(metric_log.importlib.util, 'find_spec', lambda name: None)
+
+
+@pytest.fixture
 def tensorboard():
   return pytest.importorskip('tensorboard', reason='needs the extra')
 
 
-def log_of(workdir, resume_step=None):
-  return metric_log.MetricLog(str(workdir), resume_step)
+def log_of(workdir, resume_step=None, **kwargs):
+  return metric_log.MetricLog(str(workdir), resume_step, **kwargs)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path, tensorboard):
@@ -194,3 +200,123 @@ def test_a_broken_tensorboard_is_reported_once(tmp_path, warned, monkeypatch):
   assert len(warned) == 1
   assert 'TensorBoard logs end here' in warned[0]
   assert 'ModuleNotFoundError' in warned[0]
+
+
+class FakeWandb(types.ModuleType):
+  """The part of wandb that is used; runs by id, each step's values once."""
+
+  class Error(Exception):
+    pass
+
+  def __init__(self):
+    super().__init__('wandb')
+    self.runs, self.inits, self.error = {}, [], None
+    self.finished = []
+
+  def Image(self, picture):  # noqa: N802
+    return ('image', picture.shape)
+
+  def init(self, **options):
+    if self.error:
+      raise self.error
+    self.inits.append(options)
+    history = self.runs.setdefault(options['id'], {})
+
+    def log(values, step):
+      assert step >= max(history, default=0)  # wandb drops what is earlier
+      history.setdefault(step, {}).update(values)
+
+    return types.SimpleNamespace(
+      starting_step=max(history, default=-1) + 1,
+      log=log,
+      finish=lambda: self.finished.append(options['id']),
+    )
+
+
+@pytest.fixture
+def wandb(monkeypatch, no_tensorboard):
+  fake = FakeWandb()
+  monkeypatch.setitem(sys.modules, 'wandb', fake)
+  return fake
+
+
+CONFIG = {'wandb': 'vit', 'seed': 1}
+
+
+def test_wandb_gets_numbers_and_pictures(tmp_path, wandb):
+  log = log_of(tmp_path / 'b16', config=CONFIG)
+  log.write(1, {'loss': np.float32(0.5)})
+  log.write_pictures(1, {'seen': np.zeros((4, 6, 3), np.uint8)})
+  log.write(2, {'loss': 1})
+  log.close()
+  (options,) = wandb.inits
+  assert options['project'] == 'vit' and options['name'] == 'b16'
+  assert options['config'] == CONFIG
+  assert options['dir'] == str(tmp_path / 'b16')
+  assert list(wandb.runs.values()) == [
+    {1: {'loss': 0.5, 'seen': ('image', (4, 6, 3))}, 2: {'loss': 1}}
+  ]
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path, wandb):
+  for resume_step, steps in [(None, (1, 2, 3)), (1, (2, 3, 4)), (4, (5,))]:
+    log = log_of(tmp_path, resume_step, config=CONFIG)
+    for step in steps:
+      log.write(step, {'loss': step})
+    log.close()
+  assert list(wandb.runs.values()) == [{s: {'loss': s} for s in range(1, 6)}]
+  assert wandb.finished == 3 * list(wandb.runs)
+  assert {options['resume'] for options in wandb.inits} == {'allow'}
+  # A run from the start is another one, and so is one of another workdir.
+  log_of(tmp_path, config=CONFIG).close()
+  log_of(tmp_path / 'other', 2, config=CONFIG).close()
+  assert len(wandb.runs) == 3
+
+
+def test_only_the_first_process_writes_and_only_where_asked(tmp_path, wandb):
+  log_of(tmp_path, enabled=False, config=CONFIG).close()
+  log_of(tmp_path, config=CONFIG | {'wandb': ''}).close()
+  assert not wandb.inits and not (tmp_path / 'wandb_id').exists()
+
+
+def test_wandb_that_fails_at_the_start_is_one_message(tmp_path, wandb):
+  wandb.error = wandb.Error('No API key.\nTraceback')
+  with pytest.raises(
+    ConnectionError, match=r"^config.wandb is 'vit', .* No API key. Log in with"
+  ):
+    log_of(tmp_path, config=CONFIG)
+
+
+def test_without_wandb_it_says_how_to_install_it(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  with pytest.raises(
+    ImportError, match=r"pip install -e '.\[wandb\]', or leave"
+  ):
+    log_of(tmp_path, config=CONFIG)
+
+
+def test_wandb_itself_offline(tmp_path, no_tensorboard, monkeypatch):
+  pytest.importorskip('wandb', reason='needs the extra `wandb`')
+  code = (
+    'import sys; from vit_jax.training import metric_log; '
+    'step = int(sys.argv[2]); '
+    'log = metric_log.MetricLog(sys.argv[1], step or None, '
+    'config={"wandb": "vit", "model": {"name": "vit"}}); '
+    'log.write(step + 1, {"loss": 2.0}); log.close()'
+  )
+  environment = os.environ | {
+    'WANDB_MODE': 'offline',
+    'HOME': str(tmp_path),
+    'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
+  }
+  for step in ('0', '1'):
+    subprocess.run(
+      [sys.executable, '-c', code, str(tmp_path / 'run'), step],
+      env=environment,
+      cwd=ROOT,
+      check=True,
+      capture_output=True,
+    )
+  kept = (tmp_path / 'run/wandb_id').read_text()
+  files = list((tmp_path / 'run/wandb').glob(f'offline-run-*/run-{kept}.wandb'))
+  assert files and all(file.stat().st_size for file in files)

@@ -1,6 +1,6 @@
-"""What shows the numbers of a run besides metrics.csv: TensorBoard's files.
+"""What shows the numbers of a run: TensorBoard's files, and Weights & Biases.
 
-Nothing here may hold up a run or end it.
+Once a run has started, nothing here holds it up or ends it.
 """
 
 import io
@@ -10,8 +10,9 @@ import queue
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
@@ -149,6 +150,73 @@ class EventFile:
   def _add(self, **fields) -> None:
     event = self._event_pb2.Event(wall_time=time.time(), **fields)
     self._records.write(event.SerializeToString())
+
+
+class WandbRun:
+  """A run of Weights & Biases, the same for a workdir however often it resumes.
+
+  Its id is in `<workdir>/wandb_id`. What a resumed run writes again is there
+  already, with the same values, and is left out.
+  """
+
+  def __init__(
+    self, project: str, workdir: str, config: dict[str, Any], is_new: bool
+  ):
+    """Starts the run or goes on with it.
+
+    Args:
+      project: that it belongs to.
+      workdir: of the run, whose last part is its name.
+      config: of the run.
+      is_new: whether the run starts anew, and so does that of this class.
+
+    Raises:
+      ImportError: if the extra `wandb` is not installed.
+      ConnectionError: if Weights & Biases does not take the run.
+    """
+    try:
+      import wandb
+    except ImportError as e:
+      raise ImportError(
+        f'config.wandb is {project!r}, and wandb is not installed: pip install '
+        f"-e '.[wandb]', or leave it empty. ({e})"
+      ) from e
+    kept = epath.Path(workdir) / 'wandb_id'
+    if is_new or not kept.exists():
+      whole.replace(kept, uuid.uuid4().hex.encode())
+    self._image = wandb.Image
+    try:
+      self._run = wandb.init(
+        project=project,
+        id=kept.read_text(),
+        resume='allow',
+        name=kept.parent.name,
+        config=config,
+        # It writes beside the checkpoints, or in a bucket's case here.
+        dir=None if '://' in workdir else workdir,
+      )
+    except wandb.Error as e:
+      raise ConnectionError(
+        f'config.wandb is {project!r}, and Weights & Biases does not take the '
+        f'run: {str(e).splitlines()[0]} Log in with `wandb login`, set '
+        'WANDB_MODE=offline to send it later, or leave the field empty.'
+      ) from e
+
+  def write(self, step: int, values: Values) -> None:
+    """Adds numbers and pictures."""
+    if step >= self._run.starting_step:
+      shown = {
+        name: self._image(value) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+      }
+      self._run.log(shown, step=step)
+
+  def flush(self) -> None:
+    """Leaves it to wandb, which sends all the time."""
+
+  def close(self) -> None:
+    """Waits until all was sent."""
+    self._run.finish()
 
 
 def _png(picture_HWC: np.ndarray) -> bytes:

@@ -30,7 +30,12 @@ class MetricLog:
   """
 
   def __init__(
-    self, workdir: str, resume_step: int | None, *, enabled: bool = True
+    self,
+    workdir: str,
+    resume_step: int | None,
+    *,
+    enabled: bool = True,
+    config: Mapping[str, Any] | None = None,
   ):
     """Starts the table, or goes on with the one in `workdir`.
 
@@ -39,8 +44,11 @@ class MetricLog:
       resume_step: the step a run resumes from; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
       enabled: False on all processes but one; nothing is written then.
+      config: of the run; its `wandb` names a project to write to besides.
 
     Raises:
+      ImportError: a project is named, and wandb is not installed.
+      ConnectionError: a project is named, and the run is not taken.
       ValueError: `metrics.csv` is no table that this class wrote.
     """
     self.path = epath.Path(workdir) / 'metrics.csv'
@@ -60,6 +68,11 @@ class MetricLog:
       first_step = 0 if resume_step is None else resume_step + 1
       event_file = functools.partial(dashboards.EventFile, workdir, first_step)
       self._dashboards.append(dashboards.Dashboard('TensorBoard', event_file))
+    if config and (project := config['wandb']):
+      run = dashboards.WandbRun(
+        project, workdir, dict(config), is_new=resume_step is None
+      )
+      self._dashboards.append(dashboards.Dashboard('wandb', lambda: run))
 
   def write(self, step: int, scalars: Mapping[str, Any]) -> None:
     """Adds metrics to the row of `step`; a metric given again is replaced.
