@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 from vit_jax.checkpoints import fetch, opening
 from vit_jax.checkpoints.catalogue import PUBLISHED
 from vit_jax.checkpoints.formats import npz
+from vit_jax.convert import __main__ as convert
 
 FILE = 'gs://vit_models/augreg/Ti_16.npz'
 BY_HAND = 'https://storage.googleapis.com/vit_models/augreg/Ti_16.npz'
@@ -370,8 +371,7 @@ def test_a_name_that_is_neither_a_path_nor_published(storage, name):
 
 
 @pytest.mark.parametrize('has_ranges', [True, False])
-def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges, monkeypatch):
-  monkeypatch.setattr(fetch, '_CHUNK_BYTES', 7)
+def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges):
   data = bytes(range(256)) * 10
   storage.put(ADDRESS, data)
   storage.has_ranges = has_ranges
@@ -382,7 +382,6 @@ def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges, monkeypatch):
 
 
 def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
-  monkeypatch.setattr(fetch, '_CHUNK_BYTES', 7)
   storage.put(ADDRESS, b'a' * 1000)
   storage.cut_bytes = [500]
   answer = storage.answer
@@ -477,13 +476,17 @@ def test_a_copy_of_before_checksums_is_used(storage, cache):
   assert fetch.local(NAME) == str(path)
 
 
-def test_python_loads_a_published_checkpoint(storage, tmp_path):
+def test_python_and_commands_open_a_published_checkpoint(storage, tmp_path):
   checkpoint = random_checkpoint(
     None, (16, 16), patch_size=8, width=32, depth=1, mlp_dim=48, heads=4
   )
   npz.write(checkpoint.weights(), str(tmp_path / 'vit.npz'), 'float32')
   storage.put(ADDRESS, (tmp_path / 'vit.npz').read_bytes())
   assert vit_jax.load(NAME).checkpoint.model.width == 32
+  assert convert.main([NAME, str(tmp_path / 'again.npz'), '--to=npz']) == 0
+  assert (tmp_path / 'again.npz').read_bytes() == (
+    tmp_path / 'vit.npz'
+  ).read_bytes()
 
 
 class Hub:

@@ -60,45 +60,34 @@ _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('r50+b16', 384): (None, ''),
 }
 
-# By model: the file after pre-training, its MiB, the learning rate of its
-# fine-tuning at 384 pixels and the accuracy after it.
-_AUGREG = {
-  'ti16': ('Ti_16', 'aug_none-wd_0.03-do_0.0-sd_0.0', 37, '0.03', 78.22),
-  's32': ('S_32', 'aug_none-wd_0.1-do_0.0-sd_0.0', 118, '0.01', 79.58),
-  's16': ('S_16', 'aug_light1-wd_0.03-do_0.0-sd_0.0', 115, '0.03', 83.73),
-  'b32': ('B_32', 'aug_light1-wd_0.1-do_0.0-sd_0.0', 398, '0.01', 83.59),
-  'b16': ('B_16', 'aug_medium1-wd_0.1-do_0.0-sd_0.0', 391, '0.03', 85.49),
-  'l16': ('L_16', 'aug_strong1-wd_0.1-do_0.0-sd_0.0', 1243, '0.01', 85.59),
-  'r+ti16': ('R_Ti_16', 'aug_none-wd_0.03-do_0.0-sd_0.0', 40, '0.03', 75.40),
-  'r26+s32': (
-    'R26_S_32',
-    'aug_light1-wd_0.1-do_0.0-sd_0.0',
-    170,
-    '0.01',
-    83.85,
-  ),
-  'r50+l32': (
-    'R50_L_32',
-    'aug_medium1-wd_0.1-do_0.1-sd_0.1',
-    1337,
-    '0.01',
-    85.99,
-  ),
-}
+# Model, its name in the file's, its MiB, how it was pre-trained, the learning
+# rate of its fine-tuning at 384 pixels and the accuracy after it.
+_AUGREG = """
+ti16    Ti_16    37   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 78.22
+s32     S_32     118  aug_none-wd_0.1-do_0.0-sd_0.0    0.01 79.58
+s16     S_16     115  aug_light1-wd_0.03-do_0.0-sd_0.0 0.03 83.73
+b32     B_32     398  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.59
+b16     B_16     391  aug_medium1-wd_0.1-do_0.0-sd_0.0 0.03 85.49
+l16     L_16     1243 aug_strong1-wd_0.1-do_0.0-sd_0.0 0.01 85.59
+r+ti16  R_Ti_16  40   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 75.40
+r26+s32 R26_S_32 170  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.85
+r50+l32 R50_L_32 1337 aug_medium1-wd_0.1-do_0.1-sd_0.1 0.01 85.99
+"""
 
-# By model: pre-training, and the learning rate of fine-tuning at 224 pixels.
-_AUGREG_224 = {
-  'ti16': ('Ti_16', 'aug_none-wd_0.03-do_0.0-sd_0.0', '0.03'),
-  's32': ('S_32', 'aug_light1-wd_0.03-do_0.0-sd_0.0', '0.03'),
-  's16': ('S_16', 'aug_light1-wd_0.03-do_0.0-sd_0.0', '0.03'),
-  'b32': ('B_32', 'aug_medium1-wd_0.03-do_0.0-sd_0.0', '0.03'),
-  'b16': ('B_16', 'aug_medium1-wd_0.1-do_0.0-sd_0.0', '0.01'),
-  'b8': ('B_8', 'aug_medium1-wd_0.1-do_0.0-sd_0.0', '0.01'),
-  'l16': ('L_16', 'aug_medium1-wd_0.1-do_0.1-sd_0.1', '0.01'),
-  'r+ti16': ('R_Ti_16', 'aug_none-wd_0.03-do_0.0-sd_0.0', '0.03'),
-  'r26+s32': ('R26_S_32', 'aug_light0-wd_0.03-do_0.1-sd_0.1', '0.03'),
-  'r50+l32': ('R50_L_32', 'aug_medium1-wd_0.1-do_0.1-sd_0.1', '0.01'),
-}
+# Model, its name in the file's, how it was pre-trained, and the learning rate
+# of its fine-tuning at 224 pixels.
+_AUGREG_224 = """
+ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    0.03
+s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
+s16     S_16     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
+b32     B_32     aug_medium1-wd_0.03-do_0.0-sd_0.0 0.03
+b16     B_16     aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
+b8      B_8      aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
+l16     L_16     aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
+r+ti16  R_Ti_16  aug_none-wd_0.03-do_0.0-sd_0.0    0.03
+r26+s32 R26_S_32 aug_light0-wd_0.03-do_0.1-sd_0.1  0.03
+r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
+"""
 
 # Accuracy of the files fine-tuned on ImageNet, measured by timm.
 _BIT_TUNED = {
@@ -128,25 +117,29 @@ def _all() -> dict[str, Published]:
     found[f'vit/{model}-{pixels}'] = Published(
       model, pixels, _BOTH, address, *said
     )
-  for model, (start, recipe, size_mib, lr, accuracy) in _AUGREG.items():
+  for line in _AUGREG.split('\n')[1:-1]:
+    model, start, size_mib, recipe, lr, accuracy = line.split()
     found[f'augreg/{model}'] = Published(
-      model, 224, _I21K, _augreg(start, recipe), size_mib=size_mib
+      model, 224, _I21K, _augreg(start, recipe), size_mib=int(size_mib)
     )
+    address = _augreg(start, recipe, lr, 384)
     found[f'augreg/{model}-384'] = Published(
-      model, 384, _BOTH, _augreg(start, recipe, lr, 384), accuracy, _README
+      model, 384, _BOTH, address, float(accuracy), _README
     )
-  # No table has it.
-  start, recipe, _ = _AUGREG_224['b8']
-  found['augreg/b8'] = Published('b8', 224, _I21K, _augreg(start, recipe))
-  for model, tuning in _AUGREG_224.items():
+  for line in _AUGREG_224.split('\n')[1:-1]:
+    model, start, recipe, lr = line.split()
+    # Of B/8 the README has nothing.
+    found.setdefault(
+      f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
+    )
     found[f'augreg/{model}-224'] = Published(
-      model, 224, _BOTH, _augreg(*tuning, 224)
+      model, 224, _BOTH, _augreg(start, recipe, lr, 224)
     )
-  for model, accuracy in _BIT_TUNED.items():
+  for model, measured in _BIT_TUNED.items():
     file = f'{_BIT}/BiT-M-{model.upper().replace("X", "x")}'
     found[f'bit/m-{model}'] = Published(model, 224, _I21K, f'{file}.npz')
     found[f'bit/m-{model}-imagenet'] = Published(
-      model, 480, _BOTH, f'{file}-ILSVRC2012.npz', accuracy, _TIMM
+      model, 480, _BOTH, f'{file}-ILSVRC2012.npz', measured, _TIMM
     )
     if model != 'r152x2':  # which came after the paper
       found[f'bit/s-{model}'] = Published(

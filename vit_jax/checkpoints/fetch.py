@@ -191,7 +191,8 @@ def _download(source: str, target: pathlib.Path) -> None:
             file.seek(0)
             file.truncate()
             bar.reset(int(stated['Content-Length'] or 0))
-          while chunk := answer.read(_CHUNK_BYTES):
+          # Not `read`, which loses what it has of a chunk that is cut.
+          while chunk := answer.read1(_CHUNK_BYTES):
             file.write(chunk)
             bar.update(len(chunk))
       except urllib.error.HTTPError as e:
