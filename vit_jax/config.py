@@ -24,7 +24,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers|on_bad_image)',
-  r'sweep|sweep_skip|tune\..*|report|early_stopping',
+  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping',
 )
 
 # What numbers may be, from least to most; of a tuple, each of its numbers. The
@@ -99,6 +99,8 @@ def base() -> ConfigDict:
       # Checkpoints kept besides the best one by `best_metric`.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
+      # Project of Weights & Biases that the run is shown in; empty for none.
+      'wandb': '',
       # The result of a run is its evaluated step with the best `best_metric`,
       # which should then come from a part held out of training, and not its
       # last one.
