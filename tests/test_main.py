@@ -134,6 +134,27 @@ def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
   assert_refused(status, err, messages)
 
 
+@pytest.mark.parametrize(
+  ('text', 'reason'),
+  [
+    ('x = 1', "has no attribute 'get_config'"),
+    ('def get_config(:', 'SyntaxError: invalid syntax'),
+    ('a photograph', 'SyntaxError'),
+    ('import nowhere_to_be_found', 'ModuleNotFoundError: No module named'),
+    ('def get_config(a=None): return {1: 2}', "'dict' object has no"),
+  ],
+)
+def test_files_that_are_no_configs(command, tmp_path, text, reason):
+  file = tmp_path / 'file.py'
+  file.write_text(text)
+  # What another config of this process has left in the module of all.
+  sys.modules.pop('config_config', None)
+  status, _, err = command(f'--config={file}', f'--workdir={tmp_path}/run')
+  messages = [f'{file} is no config (', reason, 'one has a function get_config']
+  assert_refused(status, err, messages)
+  assert not (tmp_path / 'run').exists()
+
+
 def test_a_report_that_there_is_not(command, tmp_path):
   sweep = ['--sweep=seed=0,1', '--config.report=grids']
   status, _, err = command(*SMALL, f'--workdir={tmp_path}/run', *sweep)

@@ -86,7 +86,11 @@ def parse_flags(
     sys.exit(0)  # after --help, which absl takes for a failure
   except (flags.Error, OSError) as e:
     refuse(_last_line(e))
-  except (AttributeError, LookupError, TypeError, ValueError):
+  except (SyntaxError, ImportError) as e:
+    _refuse_config(argv, e)
+  except (AttributeError, LookupError, TypeError, ValueError) as e:
+    if re.search("attribute '(get_config|lock)'", str(e)):
+      _refuse_config(argv, e)
     # The ways in which config_flags says that there is no such field.
     known = _fields_of_config(argv)
     for arg in argv:
@@ -94,6 +98,14 @@ def parse_flags(
       if match and match[1] not in known:
         refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
     raise
+
+
+def _refuse_config(argv: list[str], error: Exception) -> NoReturn:
+  refuse(
+    f'{_named_config(argv)} is no config ({type(error).__name__}: {error}): '
+    'one has a function get_config that returns vit_jax.config.base(), changed;'
+    ' see configs/digits.py.'
+  )
 
 
 def _full_config(arg: str, before: str) -> str:
@@ -109,14 +121,18 @@ def _full_config(arg: str, before: str) -> str:
   return arg
 
 
-def _fields_of_config(argv: list[str]) -> dict[str, Any]:
-  """Returns the fields of the config file named on a command line."""
-  named = [
+def _named_config(argv: list[str]) -> str:
+  return [
     match[1] or after
     for arg, after in zip(argv, [*argv[1:], ''], strict=True)
     if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
-  ]
-  return config_lib.flatten(flags.FLAGS['config'].parser.parse(named[-1]))
+  ][-1]
+
+
+def _fields_of_config(argv: list[str]) -> dict[str, Any]:
+  """Returns the fields of the config file named on a command line."""
+  parser = flags.FLAGS['config'].parser
+  return config_lib.flatten(parser.parse(_named_config(argv)))
 
 
 def _last_line(error: Exception) -> str:

@@ -199,3 +199,21 @@ def test_unreadable_file_is_named(flat):
   os.remove(name)
   with pytest.raises(ValueError, match=f'{name}: No such file'):
     source[0]
+
+
+def test_classes_with_too_few_images_are_said(tmp_path, png, caplog):
+  for name, train, test in (('cat', 4, 2), ('dog', 1, 1), ('emu', 3, 0)):
+    _write(tmp_path / 'train' / name, train, png)
+    if test:
+      _write(tmp_path / 'test' / name, test, png)
+  _open(tmp_path)
+  assert '1 of 3 classes have one or no image in train: dog\n' in caplog.text
+  assert '1 of 3 classes have no image in test: emu\n' in caplog.text
+  caplog.clear()
+  _open(tmp_path, 'test')
+  assert not caplog.text
+  for i in range(7):
+    _write(tmp_path / 'train' / f'x{i}', 1, png)
+  _open(tmp_path)
+  assert '8 of 10 classes have one or no' in caplog.text
+  assert 'dog, x0, x1, x2, x3, ...' in caplog.text

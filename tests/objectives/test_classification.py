@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import scipy.special
 
+from configs import digits
 from vit_jax.data.images import Images
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 
 CLASSES = 7
 
@@ -195,3 +197,11 @@ def test_padding_that_is_not_finite_does_not_leak():
   want = make().evaluate(params(), {}, batch)
   assert jax.device_get(got) == jax.device_get(want)
   assert np.isfinite(got['loss'])
+
+
+def test_one_class_alone_is_refused():
+  config = digits.get_config()
+  with pytest.raises(
+    ValueError, match="has one class, 'cat': there is nothing"
+  ):
+    Classification.from_config(config, Facts(('cat',), 9, (16, 16)))

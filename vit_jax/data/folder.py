@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -15,6 +16,7 @@ from vit_jax.data import decode, splits
 
 _log = logging.getLogger(__name__)
 
+_NAMED = 5  # classes in a message
 _SPLIT_NAMES = ('train', 'val', 'validation', 'test')
 _LAYOUTS = (
   '<folder>/train/<class>/<image> and <folder>/test/<class>/<image>, '
@@ -85,6 +87,8 @@ class Files:
     if folders == {'train': root}:
       train, test = splits.stratified_fifth(self._labels, split_seed)
       members = {'train': train, 'test': test}
+    if split.startswith('train'):
+      self._mention_few(members)
     members = {
       split_name: splits.permuted(examples, split_seed)
       for split_name, examples in members.items()
@@ -92,6 +96,9 @@ class Files:
     chosen = splits.select(split, members, f'folder {root}')
     self._paths = [self._paths[i] for i in chosen]
     self._labels = [self._labels[i] for i in chosen]
+
+  def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
+    """Says what there is too little of; here nothing."""
 
   def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
     """The files of one split folder and their labels, and what is no image."""
@@ -150,6 +157,23 @@ class Folder(Files):
         )
       files += [(path, label_of[class_name]) for path in paths]
     return files, ignored
+
+  def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
+    labels, classes = np.array(self._labels), len(self.class_names)
+    for split, indices in members.items():
+      counts = np.bincount(labels[indices], minlength=classes)
+      least = 2 if split == 'train' else 1
+      few = [self.class_names[i] for i in np.flatnonzero(counts < least)]
+      if few:
+        _log.warning(
+          '%d of %d classes have %s image in %s: %s%s',
+          len(few),
+          classes,
+          'one or no' if split == 'train' else 'no',
+          split,
+          ', '.join(few[:_NAMED]),
+          ', ...' if len(few) > _NAMED else '',
+        )
 
   def __getitem__(self, index: int) -> dict:
     return super().__getitem__(index) | {'label': self._labels[index]}

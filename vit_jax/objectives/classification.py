@@ -67,6 +67,12 @@ class Classification:
         'classification learns: put the images of each class in a folder of '
         'its own.'
       )
+    if len(facts.class_names) == 1:
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has one class, '
+        f'{facts.class_names[0]!r}: there is nothing to tell it from. Give at '
+        'least two, each in a folder of its own.'
+      )
     return cls(
       model=variants.build(
         num_classes=len(facts.class_names),
