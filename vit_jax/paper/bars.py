@@ -1,14 +1,12 @@
 """Bar charts side by side, as in figure 2 of the paper."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.training import plots
 
 
-@dataclasses.dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
   """What one model has in one panel.
 
   Attributes:
