@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.data import whole
+from vit_jax.sweeps.axes import value_of
 from vit_jax.training import metric_log, plots
 
 CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
@@ -314,11 +315,6 @@ def _style(row: int, column: int) -> tuple[str, str, Any]:
     plots.MARKERS[column % len(plots.MARKERS)],
     plots.LINES[column % len(plots.LINES)],
   )
-
-
-def value_of(axis: str, label: str) -> str:
-  """Returns 0.001 of the label lr=0.001 on the axis optimizer.lr."""
-  return label.removeprefix(f'{axis.rpartition(".")[2]}=')
 
 
 def table(
