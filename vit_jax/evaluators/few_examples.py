@@ -6,6 +6,7 @@ of, M test examples, K shots of all classes, D features, C classes.
 
 import concurrent.futures
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -61,13 +62,11 @@ def plan(
     ValueError: if a class has too few examples, or one of the numbers makes no
       sense.
   """
-  if not shots or min(shots) < 1:
+  if min(shots, default=0) < 1 or seeds < 1:
     raise ValueError(
-      f'shots is {tuple(shots)}: it takes at least one number of examples a '
-      'class, and each of them is at least 1.'
+      f'shots is {tuple(shots)} and seeds is {seeds}: it takes at least 1 '
+      'number of examples a class, each at least 1, and 1 draw.'
     )
-  if seeds < 1:
-    raise ValueError(f'seeds is {seeds}: it takes at least one draw.')
   ridge.check_labels('training', labels_N, num_classes)
   counts_C = np.bincount(labels_N, minlength=num_classes)
   fewest = int(counts_C.argmin())
@@ -227,18 +226,9 @@ class FewShotEvaluator:
     read. `l2` is as `evaluate` has it.
 
     Raises:
-      ValueError: if the two sources have other classes, a class has too few
-        examples, the test set is empty, or an option is not one.
+      ValueError: if a class has too few examples, or an option is not one.
     """
     check_l2_rule(l2)
-    if train.class_names != test.class_names:
-      raise ValueError(
-        f'The {len(train.class_names)} classes of the training split of '
-        f'{name} are not the {len(test.class_names)} of its test split: '
-        f'{_first_difference(train.class_names, test.class_names)}.'
-      )
-    if not len(test):
-      raise ValueError(f'The test split of {name} is empty.')
     self.name = name
     self._extract = extract
     self._labels_N = train.labels()
@@ -265,17 +255,11 @@ class FewShotEvaluator:
     """Returns the evaluator of any data."""
     data = parts.config.data.copy_and_resolve_references()
     data.name = entry.data
-    usual = benchmarks.benchmark(entry.data)
-    train, test = (usual.train, usual.test) if usual else ('train', 'test')
-    sources = [
-      labelled(bad_images.open_checked(data, split), f'{entry.data} {split}')
-      for split in (entry.train_split or train, entry.test_split or test)
-    ]
-    model = parts.objective.model
+    train, test = usual_splits(entry.data)
     return cls(
       name,
-      parts.extractor(name, features.layer(model, entry.layer)),
-      *sources,
+      parts.extractor(name, features.layer(parts.objective.model, entry.layer)),
+      *open_splits(data, entry.train_split or train, entry.test_split or test),
       shots=entry.shots,
       seeds=entry.seeds,
       l2=entry.l2,
@@ -311,8 +295,32 @@ def check_l2_rule(l2: str) -> None:
     raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
 
 
-def _first_difference(ours: Sequence[str], others: Sequence[str]) -> str:
-  for i, (a, b) in enumerate(zip(ours, others, strict=False)):
+def usual_splits(name: str) -> tuple[str, str]:
+  """Returns the splits that shots are drawn from, and that are measured on."""
+  usual = benchmarks.benchmark(name)
+  return (usual.train, usual.test) if usual else ('train', 'test')
+
+
+def open_splits(
+  data: ConfigDict, train_split: str, test_split: str
+) -> tuple[LabelledSource, LabelledSource]:
+  """Opens both splits of what `config.data` describes, their images checked.
+
+  Raises:
+    ValueError: if their classes differ, the latter is empty, and as
+      `sources.open_source`.
+  """
+  train, test = (
+    labelled(bad_images.open_checked(data, split), f'{data.name} {split}')
+    for split in (train_split, test_split)
+  )
+  both = (train.class_names, test.class_names)
+  for i, (a, b) in enumerate(itertools.zip_longest(*both)):
     if a != b:
-      return f'class {i} is {a!r} in the one and {b!r} in the other'
-  return 'one has more'
+      raise ValueError(
+        f'The classes of {data.name} {test_split} are not those of '
+        f'{train_split}: class {i} is {b!r} and not {a!r}.'
+      )
+  if not len(test):
+    raise ValueError(f'{data.name} {test_split} is empty.')
+  return train, test

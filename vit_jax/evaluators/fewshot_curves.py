@@ -2,19 +2,19 @@
 
 import csv
 import dataclasses
-import io
 import math
 import os
 import pathlib
 import statistics
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from vit_jax.evaluators.few_examples import Result
-from vit_jax.training import plots
+from vit_jax.training import metric_log, plots
 
 CSV, PLOT = 'fewshot.csv', 'fewshot.png'
 
@@ -23,8 +23,7 @@ COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
 _ALL = 'all'
 
 
-@dataclasses.dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
   """A linear probe on all training examples: accuracy from 0 to 1."""
 
   l2: float
@@ -49,14 +48,12 @@ class Curve:
 
 def csv_text(curve: Curve) -> str:
   """Returns a line for every result, the probe last with 'all' as its shots."""
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(COLUMNS)
+  lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
-    writer.writerows((r.shots, r.seed, r.l2, r.accuracy) for r in results)
+    lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
   if curve.probe:
-    writer.writerow((_ALL, '', curve.probe.l2, curve.probe.accuracy))
-  return text.getvalue()
+    lines.append((_ALL, '', *curve.probe))
+  return ''.join(map(metric_log.csv_line, lines))
 
 
 def read_csv(path: str, label: str) -> Curve:
@@ -175,28 +172,18 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _draw(axes: Any, curve: Curve, color: str, marker: str) -> None:
-  groups = {
-    shots: [r.accuracy for r in results]
-    for shots, results in curve.by_shots().items()
-  }
-  shots = list(groups)
-  means = [statistics.mean(values) for values in groups.values()]
-  deviations = [
-    statistics.stdev(values) if len(values) > 1 else 0.0
-    for values in groups.values()
-  ]
-  axes.fill_between(
-    shots,
-    [m - d for m, d in zip(means, deviations, strict=True)],
-    [m + d for m, d in zip(means, deviations, strict=True)],
-    color=color,
-    alpha=0.2,
-    linewidth=0,
+  groups = curve.by_shots()
+  accuracies = [[r.accuracy for r in results] for results in groups.values()]
+  means = np.array([statistics.mean(values) for values in accuracies])
+  deviations = np.array(
+    [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies]
   )
+  low, high = means - deviations, means + deviations
+  axes.fill_between([*groups], low, high, color=color, alpha=0.2, linewidth=0)
   if any(deviations):
-    for k, values in groups.items():
+    for k, values in zip(groups, accuracies, strict=True):
       axes.plot([k] * len(values), values, '.', color=color, alpha=0.6)
-  axes.plot(shots, means, color=color, marker=marker, markersize=5)
+  axes.plot([*groups], means, color=color, marker=marker, markersize=5)
   if curve.probe:
     axes.axhline(curve.probe.accuracy, color=color, linestyle='--')
 
