@@ -1,5 +1,6 @@
 """What the TPU's compiler makes of a training step, and what that costs."""
 
+import collections
 import dataclasses
 import importlib.util
 import os
@@ -158,10 +159,10 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
 def _size(data: ConfigDict) -> tuple[int, int]:
   name, split = data.name, data.split
-  usual = benchmarks.benchmark(name)
   if name in _KNOWN:
     classes, size = _KNOWN[name]
     return classes, len(splits.select(split, {'train': range(size)}, name))
+  usual = benchmarks.benchmark(name)
   if usual and split == usual.train:
     return usual.num_classes, usual.examples[0]
   source = sources.open_source(
@@ -204,3 +205,69 @@ def costs(
     'cores': cores,
     'image_flops': image_flops,
   }
+
+
+def report(
+  experiment: Experiment,
+  step: Step,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+) -> str:
+  """Returns what there is to say of a step that fits, a line each."""
+  cost = costs(experiment, step, devices, chip)
+  total, batch_size = experiment.durations.total, experiment.config.batch_size
+  exaflops = total * batch_size * cost['image_flops'] / 1e18
+  rows = [
+    ('compiled', f'in {step.compile_s:.0f} s'),
+    (
+      'memory',
+      f'{_gib(step.peak_bytes)} of {_gib(cost["hbm_bytes"])} at the most: '
+      f'parameters {_gib(step.params_bytes)}, optimizer '
+      f'{_gib(step.optimizer_bytes)}, all else '
+      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes),
+    ),
+    (
+      'step',
+      f'{1e3 * cost["step_s"]:,.1f} ms: {cost["images_per_s"]:,.1f} images/s a '
+      f'core, MFU {cost["mfu"]:.1%}, collectives not counted',
+    ),
+    (
+      'sent',
+      f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms',
+    ),
+    *(('', line) for line in _collectives(step.program)),
+    (
+      'schedule',
+      f'{total:,} steps of {batch_size:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
+      f'{total * cost["step_s"] / 3_600:,.1f} hours here',
+    ),
+  ]
+  return '\n'.join(f'{name:<9} {text}' for name, text in rows)
+
+
+def _gib(count: float) -> str:
+  return f'{count / GIB:.2f} GiB'
+
+
+def _collectives(program: hlo.CompiledProgram) -> list[str]:
+  """Returns what is sent, by kind and number of devices."""
+  found: dict[tuple[str, int], list[hlo.Collective]] = {}
+  for each in program.collectives:
+    found.setdefault((each.kind, each.devices), []).append(each)
+  return [
+    f'{sum(each.count for each in same)} x {kind} over {n}: '
+    f'{_gib(sum(round(each.sent_bytes()) for each in same))}'
+    for (kind, n), same in sorted(found.items())
+  ]
+
+
+def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
+  """Returns the operations that take longest, all layers' together."""
+  cycles: collections.Counter[str] = collections.Counter()
+  for name, number in program.cycles.items():
+    cycles[re.sub(r'block_\d+', 'block_*', name)] += number
+  return [
+    f'{number / program.total_cycles:6.1%}  {name}'
+    for name, number in cycles.most_common(count)
+  ]
