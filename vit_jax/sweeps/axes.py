@@ -17,6 +17,8 @@ RUNS = 'runs'
 
 # A name, and by label the fields that a value of the axis sets.
 Axis = tuple[str, tuple[tuple[str, dict[str, Any]], ...]]
+# A value of each of some axes: the labels by the names of the axes, the fields.
+Combination = tuple[dict[str, str], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Cell:
 
   @property
   def name(self) -> str:
-    return ' / '.join(self.labels.values())
+    return name_of(self.labels)
 
 
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
@@ -64,16 +66,11 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
 def add_axes(
   config: ConfigDict, sweeps: Sequence[str], tunes: Sequence[str] = ()
 ) -> None:
-  """Adds axes given as FIELD=V1,V2,... to a config.
+  """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
   Where the config has an axis of the same field already, the new values replace
   those. Where an axis of the sweep sets what is tuned, as with a grid of
   learning rates for each data set, all of these grids are changed.
-
-  Args:
-    config: gets the axes in `sweep` and `tune.axes`.
-    sweeps: of `sweep`.
-    tunes: of `tune.axes`.
 
   Raises:
     ValueError: for what is no such text, or a field or value there is not.
@@ -134,10 +131,8 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
         )
 
 
-def combinations(
-  axes: Sequence[Axis],
-) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-  """Yields the labels, by axis, and the fields of all combinations."""
+def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
+  """Yields every one there is, the last axis changing fastest."""
   for values in itertools.product(*(values for _, values in axes)):
     names = (name for name, _ in axes)
     labels = dict(zip(names, (label for label, _ in values), strict=True))
@@ -202,6 +197,11 @@ def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
   """Returns the workdir of a run: WORKDIR/KIND/LABEL_LABEL."""
   return absolute(workdir) / kind / '_'.join(map(slug, labels.values()))
+
+
+def name_of(labels: dict[str, str]) -> str:
+  """Returns labels for people."""
+  return ' / '.join(labels.values())
 
 
 def slug(label: str) -> str:

@@ -9,7 +9,7 @@ is then set in all runs of the group, which train on the whole `data.split`.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -19,7 +19,7 @@ from vit_jax.data import splits
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
 from vit_jax.sweeps import axes
-from vit_jax.sweeps.axes import Cell
+from vit_jax.sweeps.axes import Cell, Combination
 from vit_jax.training import metric_log
 
 TRIALS = 'tune'
@@ -28,17 +28,6 @@ _NOT_TUNED = (
   r'seed|data\.(name|dir|split|split_seed)|evaluators\..*|tune\..*'
   r'|best_metric|early_stopping|eval_only|report|sweep|sweep_skip'
 )
-
-
-class Candidate(NamedTuple):
-  """Labels, by the axes of `tune`, and fields of one combination."""
-
-  labels: dict[str, str]
-  fields: dict[str, Any]
-
-  @property
-  def name(self) -> str:
-    return ' / '.join(self.labels.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,12 +41,12 @@ class Group:
   """
 
   labels: dict[str, str]
-  candidates: tuple[Candidate, ...]
+  candidates: tuple[Combination, ...]
   trials: tuple[Cell, ...]
 
   @property
   def name(self) -> str:
-    return ' / '.join(self.labels.values()) or 'all runs'
+    return axes.name_of(self.labels) or 'all runs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +82,8 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
     if key not in groups:
       candidates = _candidates(config, cell)
       tried = candidates if len(candidates) > 1 else ()
-      groups[key] = Group(
-        labels,
-        candidates,
-        tuple(_trial(cell, labels, each, workdir) for each in tried),
-      )
+      made = tuple(_trial(cell, labels, each, workdir) for each in tried)
+      groups[key] = Group(labels, candidates, made)
     runs = tuple(
       _with_candidate(cell, cell.labels, each, workdir, axes.RUNS)
       for each in groups[key].candidates
@@ -116,7 +102,7 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   return found
 
 
-def _candidates(config: ConfigDict, cell: Cell) -> tuple[Candidate, ...]:
+def _candidates(config: ConfigDict, cell: Cell) -> tuple[Combination, ...]:
   tuned = cell.config.tune.axes
   for name, values in tuned:
     if not values:
@@ -128,26 +114,26 @@ def _candidates(config: ConfigDict, cell: Cell) -> tuple[Candidate, ...]:
           f'by the same metric. --sweep={field}=... runs every value.'
         )
   axes.check_axes(config.sweep, tuned)
-  return tuple(Candidate(*found) for found in axes.combinations(tuned))
+  return tuple(axes.combinations(tuned))
 
 
 def _with_candidate(
   cell: Cell,
   labels: dict[str, str],
-  candidate: Candidate,
+  candidate: Combination,
   workdir: str,
   kind: str,
 ) -> Cell:
+  chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
-  axes.set_fields(config, candidate.fields)
-  labels = labels | candidate.labels
-  folder = axes.folder(workdir, kind, labels)
-  return Cell(labels, config, folder, candidate.fields)
+  axes.set_fields(config, fields)
+  labels = labels | chosen_labels
+  return Cell(labels, config, axes.folder(workdir, kind, labels), fields)
 
 
 def _trial(
-  cell: Cell, labels: dict[str, str], candidate: Candidate, workdir: str
+  cell: Cell, labels: dict[str, str], candidate: Combination, workdir: str
 ) -> Cell:
   trial = _with_candidate(cell, labels, candidate, workdir, TRIALS)
   tune, config = trial.config.tune, trial.config
@@ -172,9 +158,7 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   """Refuses to choose by what was trained on, or by what is reported.
 
-  Args:
-    config: of a run whose fields are tuned.
-    count: gives the number of examples of a split.
+  `count` gives the number of examples of a split.
 
   Raises:
     ValueError: if `tune.val` shares examples with either.
@@ -233,36 +217,33 @@ def csv_text(
 ) -> str:
   """Returns a line for every trial that has finished or diverged.
 
-  Args:
-    groups: all.
-    results: what result.json holds, by the folder of the run.
-    choices: the candidate that a group has taken, None if all diverged.
+  That is by `results`: what result.json holds, by the folder of the run.
+  `choices` are the candidates that groups have taken, None if all diverged.
   """
   names = dict.fromkeys(name for group in groups for name in group.labels)
-  fields = dict.fromkeys(
-    field for g in groups for c in g.candidates for field in c.fields
+  tuned = dict.fromkeys(
+    field for g in groups for _, fields in g.candidates for field in fields
   )
   metrics = dict.fromkeys(
     metric_of(trial.config)[0] for g in groups for trial in g.trials
   )
   counts = ('steps', 'elapsed_s')
-  lines = [[*names, *fields, *metrics, 'status', 'chosen', *counts, 'folder']]
+  lines = [[*names, *tuned, *metrics, 'status', 'chosen', *counts, 'folder']]
   for group in groups:
     for n, trial in enumerate(group.trials):
-      if not (result := results.get(trial.workdir)):
-        continue
       chosen = ''
       if group in choices:
         chosen = 'yes' if choices[group] == n else 'no'
-      lines.append(
-        [
-          *(axes.value_of(name, group.labels[name]) for name in names),
-          *(result['chosen'].get(field, '') for field in fields),
-          *(result['metrics'].get(name, '') for name in metrics),
-          result['status'],
-          chosen,
-          *(result[name] for name in counts),
-          f'{TRIALS}/{trial.workdir.name}',
-        ]
-      )
+      if result := results.get(trial.workdir):
+        lines.append(
+          [
+            *(axes.value_of(name, group.labels[name]) for name in names),
+            *(result['chosen'].get(field, '') for field in tuned),
+            *(result['metrics'].get(name, '') for name in metrics),
+            result['status'],
+            chosen,
+            *(result[name] for name in counts),
+            f'{TRIALS}/{trial.workdir.name}',
+          ]
+        )
   return ''.join(map(metric_log.csv_line, lines))

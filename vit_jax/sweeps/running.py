@@ -13,6 +13,7 @@ tuning, tune.csv are written to WORKDIR.
 
 import datetime
 import json
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,8 +28,8 @@ from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import whole
 from vit_jax.evaluators import build
-from vit_jax.sweeps import choosing, grid, refusing
-from vit_jax.sweeps.axes import Cell, seed_axes
+from vit_jax.sweeps import axes, choosing, grid, refusing
+from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
@@ -48,8 +49,7 @@ def run(
 
   Args:
     config: with a `sweep`, or axes to `tune`.
-    workdir: receives the runs' folders, results.csv, table.md, plot.png and
-      tune.csv.
+    workdir: receives the runs' folders and the tables.
     start_over: as `train.train` takes it, for each run.
     report: of all runs.
 
@@ -146,11 +146,9 @@ class _Sweep:
       return
     choice: int | None = 0
     if group.trials:
-      if jax.process_index() == 0:
-        results = [self._results[trial.workdir] for trial in group.trials]
-        choice = choosing.best(group, results)
-      else:
-        choice = None  # its results are not known here
+      # Processes but the first have no metrics, so that nothing is best there.
+      results = [self._results[trial.workdir] for trial in group.trials]
+      choice = choosing.best(group, results)
       sent = np.int32(-1 if choice is None else choice)
       received = int(multihost_utils.broadcast_one_to_all(sent))
       choice = None if received < 0 else received
@@ -167,13 +165,13 @@ class _Sweep:
       status = DIVERGED
       _print(f'diverged: {e}')
     if jax.process_index() != 0:
-      return {}
+      return {'metrics': {}, 'status': status}
     result = facts | {
       'config': json.loads(cell.config.to_json()),
       'chosen': cell.chosen,
       'status': status,
       **_measured(cell, status),
-      'elapsed_s': (self._prior_s[cell.workdir] + time.monotonic() - started_s),
+      'elapsed_s': self._prior_s[cell.workdir] + time.monotonic() - started_s,
     }
     text = json.dumps(result, indent=2) + '\n'
     whole.replace(cell.workdir / RESULT, text.encode())
@@ -199,7 +197,7 @@ class _Sweep:
       runs.append(grid.GridRun(entry.labels, workdir, result))
     return self._report(
       axes={n: [v[0] for v in values] for n, values in self._config.sweep},
-      averaged=seed_axes(self._config),
+      averaged=axes.seed_axes(self._config),
       metric=self._config.best_metric,
       runs=runs,
     )
@@ -221,10 +219,11 @@ class _Sweep:
 
   def _time_left(self, left: int) -> str:
     """Returns how long what is left takes if it is as what has finished."""
-    results = [r for r in self._results.values() if r and r['status'] == DONE]
-    if not results:
+    results = [r for r in self._results.values() if 'elapsed_s' in r]
+    taken_s = [r['elapsed_s'] for r in results if r['status'] == DONE]
+    if not taken_s:
       return ''
-    left_s = left * sum(r['elapsed_s'] for r in results) / len(results)
+    left_s = left * statistics.mean(taken_s)
     return f', about {datetime.timedelta(seconds=round(left_s))} left'
 
   def _tell_choice(self, group: choosing.Group) -> None:
@@ -238,8 +237,8 @@ class _Sweep:
     metric, _ = choosing.metric_of(trial.config)
     value = self._results[trial.workdir]['metrics'][metric]
     _print(
-      f'chosen for {group.name}: {group.candidates[choice].name}, the best of '
-      f'{n} with {metric} {value:.4f}'
+      f'chosen for {group.name}: {axes.name_of(group.candidates[choice][0])}, '
+      f'the best of {n} with {metric} {value:.4f}'
     )
 
   def finish(self) -> None:
