@@ -142,9 +142,7 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   # Paths may have dollar signs, which would start a formula.
   title = '\n'.join(textwrap.fill(line, 80) for line in title.splitlines())
   axes.set_title(title, fontsize='medium', parse_math=False)
-  legend = figure.legend(
-    handles=_legend(curves), loc='outside right upper', frameon=False
-  )
+  legend = plots.legend(figure, _legend(curves), 'right upper')
   for text in legend.get_texts():
     text.set_parse_math(False)
   return plots.png(figure)
@@ -199,31 +197,27 @@ def _labels(shots: Sequence[int]) -> list[str]:
 
 def _legend(curves: Sequence[Curve]) -> list[Any]:
   """Returns the checkpoints, where there are several, and what is drawn."""
-  from matplotlib.lines import Line2D
   from matplotlib.patches import Patch
-
-  def line(label: str, **style: Any) -> Line2D:
-    return Line2D([], [], label=label, **style)
 
   color, marker = plots.style(0).values()
   handles: list[Any] = []
   if len(curves) > 1:
     for i, curve in enumerate(curves):
       label = textwrap.fill(curve.label, 30)
-      handles.append(line(label, **plots.style(i)))
+      handles.append(plots.entry(label, **plots.style(i)))
     color, marker = '#444444', ''
   seeds = {len(r) for c in curves for r in c.by_shots().values()}
   n = ' to '.join(map(str, sorted({min(seeds), max(seeds)})))
   unit = 'seed' if n == '1' else 'seeds'
-  handles.append(line(f'mean of {n} {unit}', color=color, marker=marker))
+  handles.append(plots.entry(f'mean of {n} {unit}', color=color, marker=marker))
   if max(seeds) > 1:
     handles += [
       Patch(color=color, alpha=0.2, linewidth=0, label='± standard deviation'),
-      line('single seeds', color=color, marker='.', linestyle=''),
+      plots.entry('single seeds', color=color, marker='.', linestyle=''),
     ]
   if any(curve.probe for curve in curves):
     handles.append(
-      line('linear probe\n(all examples)', color=color, linestyle='--')
+      plots.entry('linear probe\n(all examples)', color=color, linestyle='--')
     )
   return handles
 

@@ -113,7 +113,6 @@ class ScalingReport(grid.GridReport):
     if not points:
       return None
     # Here, because it is slow to import.
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import PercentFormatter
 
     figure = plots.figure(13, 5.5)
@@ -129,13 +128,11 @@ class ScalingReport(grid.GridReport):
     right.set_ylabel('ImageNet accuracy after fine-tuning')
     right.yaxis.set_major_formatter(PercentFormatter(1))
     handles = [
-      Line2D([], [], label=name, **_style(name))
+      plots.entry(name, **_style(name))
       for name in FAMILIES
       if any(point.family == name for point in [*points, *published_points])
     ]
-    figure.legend(
-      handles=handles, loc='outside lower center', ncols=4, frameon=False
-    )
+    plots.legend(figure, handles, 'lower center', columns=4)
     annotate(left, points)
     annotate(right, published_points)
     return plots.png(figure)
@@ -153,7 +150,7 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
         [point.exaflops for point in members],
         [point.mean for point in members],
         # A length of nothing draws no cap.
-        yerr=[point.deviation or math.nan for point in members],
+        [point.deviation or math.nan for point in members],
         capsize=3,
         alpha=alpha,
         **_style(name),

@@ -203,9 +203,7 @@ class GridReport:
       right.yaxis.set_major_formatter(PercentFormatter(1))
     plots.tidy(left, 'x')
     plots.tidy(right)
-    figure.legend(
-      handles=self._legend(), loc='outside right upper', frameon=False
-    )
+    plots.legend(figure, self._legend(), 'right upper')
     return plots.png(figure)
 
   def draw_last(self, axes: Any) -> None:
@@ -271,21 +269,15 @@ class GridReport:
 
   def _legend(self) -> list[Any]:
     """Returns what explains the colours of rows and the lines of columns."""
-    from matplotlib.lines import Line2D
-
-    def entry(label: str, **style: Any) -> Line2D:
-      return Line2D([], [], label=label, **{'linestyle': '', **style})
-
-    handles = [entry(', '.join(self._row_axes))]
+    handles = [plots.entry(', '.join(self._row_axes), linestyle='')]
     for r, row in enumerate(self.rows):
-      color, _, _ = _style(r, 0)
-      handles.append(entry(row, color=color, linestyle='-', linewidth=4))
+      handles.append(plots.entry(row, color=_style(r, 0)[0], linewidth=4))
     if name := self.column_axis:
-      handles += [entry(''), entry(name)]
+      handles += [plots.entry(text, linestyle='') for text in ('', name)]
       for c, column in enumerate(self.columns):
         _, marker, line = _style(0, c)
         style = {'color': '#444444', 'marker': marker, 'linestyle': line}
-        handles.append(entry(column, **style))
+        handles.append(plots.entry(column, **style))
     return handles
 
 
