@@ -132,26 +132,11 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
     result = json.loads(path.read_text())
     config_lib.check_resumable(result, given)
     _check_step(cell, result)
-  check_metric(cell, result)
   return result
 
 
-def check_metric(cell: Cell, result: dict[str, Any]) -> None:
-  """Refuses a result without what is reported.
-
-  Raises:
-    ValueError: naming what it has.
-  """
-  metric = cell.config.best_metric
-  if result['status'] == DONE and metric not in result['metrics']:
-    raise ValueError(
-      f'{cell.workdir}: best_metric is {metric!r}, and this finished run has '
-      f'{", ".join(result["metrics"])}.'
-    )
-
-
 def _check_step(cell: Cell, result: dict[str, Any]) -> None:
-  """Refuses a result that is that of another step than is asked for."""
+  """Refuses a result of another step than is asked for, or without a metric."""
   for field in ('early_stopping', 'best_metric'):
     old, new = result['config'].get(field, False), cell.config[field]
     if old != new and (field == 'early_stopping' or cell.config.early_stopping):
@@ -159,6 +144,12 @@ def _check_step(cell: Cell, result: dict[str, Any]) -> None:
         f'This run has finished with {field} {old!r}, which tells the step '
         f'that counts; now it is {new!r}. Undo that, or give another --workdir.'
       )
+  metric = cell.config.best_metric
+  if result['status'] == DONE and metric not in result['metrics']:
+    raise ValueError(
+      f'best_metric is {metric!r}, and this finished run has '
+      f'{", ".join(result["metrics"])}.'
+    )
 
 
 def seconds_taken(cell: Cell) -> float:
