@@ -113,15 +113,16 @@ def test_figures_are_those_of_features_by_hand(
   checkpoint = opening.open_checkpoint(str(workdir))
   source = sources.open_source('digits', 'train')
   test = sources.open_source('digits', 'test')
-  want = protocol.evaluate(
-    protocol.plan(source.labels(), 10, (1, 5), 3),
+  drawn = protocol.Shots(
     source.labels(),
-    np.arange(len(source)),
-    one_by_one(checkpoint, source),
-    one_by_one(checkpoint, test),
     test.labels(),
-    num_classes=10,
+    source.class_names,
+    shots=(1, 5),
+    seeds=3,
     l2='fixed',
+  )
+  want = drawn.evaluate(
+    one_by_one(checkpoint, source)[drawn.rows_R], one_by_one(checkpoint, test)
   )
   rows = rows_of(tmp_path / 'out')
   assert [(int(r['shots']), int(r['seed'])) for r in rows] == [

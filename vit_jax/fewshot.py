@@ -81,9 +81,13 @@ def measure(args: argparse.Namespace) -> None:
   _say(_describe(checkpoint))
   train, test = _open(args)
   kept = _contents(args, original, checkpoint, train, test)
-  names = kept.class_names
-  plan = few_examples.plan(
-    kept.train_labels_N, len(names), args.shots, args.seeds, names
+  drawn = few_examples.Shots(
+    kept.train_labels_N,
+    kept.test_labels_M,
+    kept.class_names,
+    shots=args.shots,
+    seeds=args.seeds,
+    l2=args.l2,
   )
   if args.probe:
     probe.hold_out(kept.train_labels_N)  # refuses too few before the work
@@ -91,11 +95,9 @@ def measure(args: argparse.Namespace) -> None:
   if is_first:
     epath.Path(args.output).mkdir(parents=True, exist_ok=True)
 
-  rows_R = few_examples.rows_needed(plan)
-  if args.features or args.probe:
-    rows_R = np.arange(len(train))
+  only_shots = not (args.features or args.probe)
   if is_kept:
-    train_RD, test_MD = feature_file.read(args.features, kept)
+    train_XD, test_MD = feature_file.read(args.features, kept)
     _say(f'read     {args.features}; the model is not run')
   else:
     extractor = features.Extractor(
@@ -107,23 +109,15 @@ def measure(args: argparse.Namespace) -> None:
       mesh=mesh,
     )
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
-    shots = subset(train, rows_R.tolist())
-    train_RD = _extract(extractor, params, shots, 'training')
+    some = subset(train, drawn.rows_R.tolist()) if only_shots else train
+    train_XD = _extract(extractor, params, some, 'training')
     test_MD = _extract(extractor, params, test, 'test')
     if args.features and is_first:
-      feature_file.write(args.features, kept, train_RD, test_MD)
+      feature_file.write(args.features, kept, train_XD, test_MD)
       _say(f'written  {args.features}')
-  results = few_examples.evaluate(
-    plan,
-    kept.train_labels_N,
-    rows_R,
-    train_RD,
-    test_MD,
-    kept.test_labels_M,
-    num_classes=len(names),
-    l2=args.l2,
-  )
-  probed = _probe(kept, train_RD, test_MD, mesh) if args.probe else None
+  shots_RD = train_XD if only_shots else train_XD[drawn.rows_R]
+  results = drawn.evaluate(shots_RD, test_MD)
+  probed = _probe(kept, train_XD, test_MD, mesh) if args.probe else None
   if is_first:
     curve = report.Curve(args.checkpoint, results, probed)
     _write(curve, args, checkpoint)

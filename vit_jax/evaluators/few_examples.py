@@ -1,7 +1,7 @@
 """Few-shot accuracy: least squares on frozen features of a few examples.
 
-Dimension letters: N training examples, R those of them that features are known
-of, M test examples, K shots of all classes, D features, C classes.
+Dimension letters: N training examples, R those of them that are shots of any
+draw, M test examples, K shots of all classes, D features, C classes.
 """
 
 import concurrent.futures
@@ -87,25 +87,10 @@ def plan(
   return drawn
 
 
-def rows_needed(plan: Plan) -> np.ndarray:
-  """Returns the positions of all shots, each once, in ascending order."""
-  return np.unique(np.concatenate(list(plan.values())))
+class Shots:
+  """Draws of a few examples of each class, and what classifiers of them give.
 
-
-def evaluate(
-  plan: Plan,
-  labels_N: np.ndarray,
-  rows_R: np.ndarray,
-  features_RD: np.ndarray,
-  test_MD: np.ndarray,
-  test_labels_M: np.ndarray,
-  *,
-  num_classes: int,
-  l2: str = 'choose',
-) -> list[Result]:
-  """Returns what a linear classifier of every draw gives, in their order.
-
-  With 'choose' the features are standardised by the shots' own mean and
+  With 'choose' for `l2` features are standardised by the shots' own mean and
   deviation, and the penalty is the one of `ridge.L2_GRID` with which most of
   the shots (of at most `ridge.LEFT_OUT`) are classified right by a fit of the
   others; the test set has no say. With one shot a class there is no such
@@ -118,30 +103,53 @@ def evaluate(
   their mean, over their deviation + 1e-5, beside a constant feature of 100 in
   place of an intercept, with the penalty 2^10 for any number of shots.
 
-  Of all training examples labels are given, and features of `rows_R`, which
-  ascend and have the shots among them.
-
-  Raises:
-    ValueError: for another `l2`, labels out of range, features that are not
-      finite, or draws of examples without features.
+  Attributes:
+    rows_R: the positions of all shots, each once, ascending.
   """
-  check_l2_rule(l2)
-  ridge.check_labels('training', labels_N, num_classes)
-  ridge.check_labels('test', test_labels_M, num_classes)
-  ridge.check_finite('training', features_RD)
-  ridge.check_finite('test', test_MD)
-  if missing := np.setdiff1d(rows_needed(plan), rows_R).size:
-    raise ValueError(f'{missing} of the shots are not among the features.')
-  fit = FITS[l2]
 
-  def run(shots: int, seed: int) -> Result:
-    indices_K = plan[shots, seed]
-    x_KD = features_RD[np.searchsorted(rows_R, indices_K)]
-    penalty, *classifier = fit(x_KD, labels_N[indices_K], num_classes)
-    accuracy = ridge.accuracy(test_MD, test_labels_M, *classifier)
-    return Result(shots, seed, penalty, accuracy)
+  def __init__(
+    self,
+    labels_N: np.ndarray,
+    test_labels_M: np.ndarray,
+    class_names: Sequence[str],
+    *,
+    shots: Sequence[int],
+    seeds: int,
+    l2: str = 'choose',
+  ):
+    """Draws the shots as `plan` does.
 
-  return in_threads(run, plan)
+    Raises:
+      ValueError: as `plan`, and for another `l2` or test labels out of range.
+    """
+    if l2 not in FITS:
+      raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
+    self._fit, self._num_classes = FITS[l2], len(class_names)
+    self._labels_N, self._test_labels_M = labels_N, test_labels_M
+    ridge.check_labels('test', test_labels_M, self._num_classes)
+    self._plan = plan(labels_N, self._num_classes, shots, seeds, class_names)
+    self.rows_R = np.unique(np.concatenate(list(self._plan.values())))
+
+  def evaluate(
+    self, features_RD: np.ndarray, test_MD: np.ndarray
+  ) -> list[Result]:
+    """Returns what a linear classifier of every draw gives, in their order.
+
+    Raises:
+      ValueError: if features are not finite.
+    """
+    ridge.check_finite('training', features_RD)
+    ridge.check_finite('test', test_MD)
+
+    def run(shots: int, seed: int) -> Result:
+      indices_K = self._plan[shots, seed]
+      x_KD = features_RD[np.searchsorted(self.rows_R, indices_K)]
+      labels_K = self._labels_N[indices_K]
+      penalty, *classifier = self._fit(x_KD, labels_K, self._num_classes)
+      accuracy = ridge.accuracy(test_MD, self._test_labels_M, *classifier)
+      return Result(shots, seed, penalty, accuracy)
+
+    return in_threads(run, self._plan)
 
 
 def in_threads(function: Callable[[int, int], _T], plan: Plan) -> list[_T]:
@@ -223,24 +231,22 @@ class FewShotEvaluator:
 
     `extract` gives from parameters and a source the features of its images, in
     its order. Of training images that are no shots nothing but the label is
-    read. `l2` is as `evaluate` has it.
+    read.
 
     Raises:
-      ValueError: if a class has too few examples, or an option is not one.
+      ValueError: as `Shots`.
     """
-    check_l2_rule(l2)
     self.name = name
     self._extract = extract
-    self._labels_N = train.labels()
-    self._test, self._test_labels_M = test, test.labels()
-    self._num_classes = len(train.class_names)
-    ridge.check_labels('test', self._test_labels_M, self._num_classes)
-    self._plan = plan(
-      self._labels_N, self._num_classes, shots, seeds, train.class_names
+    self._shots = Shots(
+      train.labels(),
+      test.labels(),
+      train.class_names,
+      shots=shots,
+      seeds=seeds,
+      l2=l2,
     )
-    self._rows_R = rows_needed(self._plan)
-    self._shots_source = subset(train, self._rows_R.tolist())
-    self._l2 = l2
+    self._sources = subset(train, self._shots.rows_R.tolist()), test
 
   @classmethod
   def metrics(
@@ -271,28 +277,14 @@ class FewShotEvaluator:
     Raises:
       ValueError: if features are not finite.
     """
-    results = evaluate(
-      self._plan,
-      self._labels_N,
-      self._rows_R,
-      self._extract(params, self._shots_source),
-      self._extract(params, self._test),
-      self._test_labels_M,
-      num_classes=self._num_classes,
-      l2=self._l2,
-    )
+    extracted = (self._extract(params, source) for source in self._sources)
+    results = self._shots.evaluate(*extracted)
     return {
       f'{self.name}/{k}shot_accuracy': float(
         np.mean([r.accuracy for r in results if r.shots == k])
       )
       for k in dict.fromkeys(r.shots for r in results)
     }
-
-
-def check_l2_rule(l2: str) -> None:
-  """Raises ValueError unless the rule is one."""
-  if l2 not in FITS:
-    raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
 
 
 def usual_splits(name: str) -> tuple[str, str]:
