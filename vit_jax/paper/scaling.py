@@ -105,9 +105,6 @@ class ScalingReport(grid.GridReport):
     """Returns figure 5: left our models, right those of table 6.
 
     They stand apart because they were measured on other data.
-
-    Returns:
-      A PNG, or None where no run has finished.
     """
     points = self.points()
     if not points:

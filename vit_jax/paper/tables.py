@@ -250,9 +250,6 @@ class TransferReport(grid.GridReport):
     """Returns bars for each of the `panels`, those of VTAB as in figure 2.
 
     Beside ours are the models of table 2.
-
-    Returns:
-      A PNG, or None where no run has finished.
     """
     lines = self.panels()
     if not any(cell.values for line in lines for cell in line.cells.values()):
@@ -332,11 +329,9 @@ def _why_missing(runs: Sequence[GridRun]) -> str:
 
 def _is_variant(run: GridRun, variant: str) -> bool:
   """Whether a finished run's model has the shape of a variant."""
-  fields = variants.fields(variant)
-  plain = variants.defaults(fields['name']) | fields
-  keys = (*fields, 'axial', 'stem_width')
+  shape = {'axial': False, 'stem_width': 0} | variants.fields(variant)
   model = run.result['config']['model'] if run.result else {}
-  return all(model.get(key) == plain[key] for key in keys)
+  return shape.items() <= model.items()
 
 
 def _head(line: Line) -> str:

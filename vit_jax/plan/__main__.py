@@ -77,13 +77,10 @@ def search(
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
 ) -> tuple[dict[str, Any], Step]:
-  """Prints what is tried, and returns the best fields of the config.
+  """Prints what is tried, and returns the best fields with the step of them.
 
   What is sent is added to a step at its least time, as if nothing else ran
   beside it: the fastest without would send most.
-
-  Returns:
-    The fields, and the step with them.
 
   Raises:
     TooLarge: if nothing fits.
@@ -146,8 +143,7 @@ def run(argv: list[str]) -> None:
     experiment = Experiment(config, facts, devices)
     print(
       f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
-      'batch in '
-      f'{config.accum_steps} parts',
+      f'batch in {config.accum_steps} parts',
       flush=True,
     )
     step = step or compile_step(experiment)

@@ -79,11 +79,11 @@ def compile_step(experiment: Experiment) -> Step:
   state = program.shapes[0]
   params_bytes = _bytes(state['params'])
   return Step(
-    program=hlo.read(compiled.as_text() or ''),
-    params_bytes=params_bytes,
-    optimizer_bytes=_bytes(state) - params_bytes,
-    peak_bytes=aot.peak_bytes(compiled),
-    compile_s=compile_s,
+    hlo.read(compiled.as_text() or ''),
+    params_bytes,
+    _bytes(state) - params_bytes,
+    aot.peak_bytes(compiled),
+    compile_s,
   )
 
 
@@ -142,10 +142,7 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   """Returns the facts of a config's data; classes have numbers for names.
 
-  Args:
-    config: names the data.
-    num_classes: takes the place of the data's, if not 0.
-    examples: takes the place of the data's, if not 0.
+  Numbers of classes and examples that are not 0 take the place of the data's.
 
   Raises:
     ValueError: if the data is neither known nor at hand.
