@@ -164,7 +164,7 @@ class TransferReport(grid.GridReport):
   def _usual_n(self) -> int:
     """Values that most cells have when all runs have finished."""
     return max(
-      len(_values(self._runs(model, name), METRIC))
+      len(self.values(self._runs(model, name), METRIC))
       for model in self.models
       for name in self.axes[DATASET]
     )
@@ -178,7 +178,7 @@ class TransferReport(grid.GridReport):
         lines += [
           self._line_of(name, *extra)
           for extra in EXTRAS.get(name, ())
-          if _values(self.runs, extra[0])
+          if self.values(self.runs, extra[0])
         ]
     return lines
 
@@ -188,8 +188,9 @@ class TransferReport(grid.GridReport):
     cells = {}
     for model in self.models:
       runs = self._runs(model, dataset)
-      values = _values(runs, metric)
-      cells[model] = Accuracies(values, _diverged(runs), _why_missing(runs))
+      values = [100 * value for value in self.values(runs, metric)]
+      lost = grid.diverged(runs)
+      cells[model] = Accuracies(values, lost, _why_missing(runs))
     if not title:
       known = BENCHMARKS.get(dataset)
       title = known.title if known else dataset
@@ -213,12 +214,12 @@ class TransferReport(grid.GridReport):
       for run in runs:
         seed = tuple(run.labels[name] for name in self.averaged)
         seeds.setdefault(seed, []).append(run)
-      values = [_values(group, METRIC) for group in seeds.values()]
-      means = [statistics.mean(v) for v in values if len(v) == len(tasks)]
+      values = [self.values(group, METRIC) for group in seeds.values()]
+      means = [100 * statistics.mean(v) for v in values if len(v) == len(tasks)]
       missing = f'{max(map(len, values), default=0)} of {len(tasks)} tasks'
-      if diverged := _diverged(runs):
-        missing += f' ({diverged} diverged)'
-      cells[model] = Accuracies(means, diverged, missing)
+      if lost := grid.diverged(runs):
+        missing += f' ({lost} diverged)'
+      cells[model] = Accuracies(means, lost, missing)
     return Line(name, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
@@ -303,19 +304,6 @@ def _with_groups(results: Results) -> Results:
   return results | means
 
 
-def _values(runs: Sequence[GridRun], metric: str) -> list[float]:
-  """Returns in percent the metric of those finished runs that have it."""
-  return [
-    100 * run.result['metrics'][metric]
-    for run in runs
-    if run.result and run.status == 'done' and metric in run.result['metrics']
-  ]
-
-
-def _diverged(runs: Sequence[GridRun]) -> int:
-  return sum(run.status == 'diverged' for run in runs)
-
-
 def _why_missing(runs: Sequence[GridRun]) -> str:
   """Returns what to say of runs of which none has the metric."""
   states = {run.status for run in runs}
@@ -323,8 +311,8 @@ def _why_missing(runs: Sequence[GridRun]) -> str:
     return 'n/a'
   if len(states) == 1:
     return states.pop()
-  diverged = _diverged(runs)
-  return f'{diverged} diverged, {len(runs) - diverged} pending'
+  lost = grid.diverged(runs)
+  return f'{lost} diverged, {len(runs) - lost} pending'
 
 
 def _is_variant(run: GridRun, variant: str) -> bool:

@@ -123,10 +123,9 @@ class GridReport:
     if not runs:
       return 'n/a'
     values = self.values(runs)
-    diverged = sum(run.status == 'diverged' for run in runs)
     if not values:
-      return 'diverged' if diverged else 'pending'
-    return mean_text(values, usual_n, diverged, self.number)
+      return 'diverged' if diverged(runs) else 'pending'
+    return mean_text(values, usual_n, diverged(runs), self.number)
 
   def when(self) -> str:
     """Returns the step whose metrics are those of a run, as text."""
@@ -140,13 +139,11 @@ class GridReport:
   def is_percentage(self) -> bool:
     return self.metric.endswith('accuracy')
 
-  def values(self, runs: Sequence[GridRun]) -> list[float]:
-    """Returns the metric of those runs that have it."""
-    return [
-      run.result['metrics'][self.metric]
-      for run in runs
-      if run.result and run.status == 'done'
-    ]
+  def values(self, runs: Sequence[GridRun], metric: str = '') -> list[float]:
+    """Returns the report's or another metric of those runs that have it."""
+    metrics = (run.result['metrics'] for run in runs if run.result)
+    name = metric or self.metric
+    return [found[name] for found in metrics if name in found]
 
   @functools.cached_property
   def groups(self) -> dict[tuple[str, str], list[GridRun]]:
@@ -220,7 +217,7 @@ class GridReport:
         mean, deviation = moments(values)
         style = {'color': color, 'marker': marker, 'capsize': 3}
         axes.errorbar(mean, y, xerr=deviation, **style)
-      elif any(run.status == 'diverged' for run in runs):
+      elif diverged(runs):
         axes.annotate(
           f'{column}: diverged' if len(columns) > 1 else 'diverged',
           (0.01, y),
@@ -281,6 +278,11 @@ class GridReport:
     return handles
 
 
+def diverged(runs: Sequence[GridRun]) -> int:
+  """Returns how many of the runs have."""
+  return sum(run.status == 'diverged' for run in runs)
+
+
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
   """Returns mean and deviation of a sample, None of a single value."""
   deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -290,12 +292,12 @@ def moments(values: Sequence[float]) -> tuple[float, float | None]:
 def mean_text(
   values: Sequence[float],
   usual_n: int,
-  diverged: int,
+  lost: int,
   number: Callable[[float], str],
 ) -> str:
   """Returns the mean ± standard deviation, and what is unusual about them."""
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
-  notes += [f'{diverged} diverged'] if diverged else []
+  notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)
   return f'{text} ({", ".join(notes)})' if notes else text
 
