@@ -73,14 +73,14 @@ def read_csv(path: str, label: str) -> Curve:
       raise ValueError(f'its columns are {",".join(header)!r:.60}')
     rows = [_parse(line, lines.line_num) for line in lines]
     results = [row for row in rows if isinstance(row, Result)]
-    probes = [row for row in rows if isinstance(row, ProbeResult)]
+    probe = next((row for row in rows if isinstance(row, ProbeResult)), None)
     if not results:
       raise ValueError('it has no results')
   except (ValueError, csv.Error) as e:
     raise ValueError(
       f'{path} is no {CSV} with the columns {",".join(COLUMNS)}: {e}.'
     ) from None
-  return Curve(label, results, probes[0] if probes else None)
+  return Curve(label, results, probe)
 
 
 def _parse(line: Sequence[str], number: int) -> Result | ProbeResult:

@@ -214,33 +214,27 @@ def report(
   cost = costs(experiment, step, devices, chip)
   total, batch_size = experiment.durations.total, experiment.config.batch_size
   exaflops = total * batch_size * cost['image_flops'] / 1e18
-  rows = [
-    ('compiled', f'in {step.compile_s:.0f} s'),
-    (
-      'memory',
+  sent = f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms'
+  rows = {
+    'compiled': f'in {step.compile_s:.0f} s',
+    'memory': (
       f'{_gib(step.peak_bytes)} of {_gib(cost["hbm_bytes"])} at the most: '
       f'parameters {_gib(step.params_bytes)}, optimizer '
       f'{_gib(step.optimizer_bytes)}, all else '
-      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes),
+      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes)
     ),
-    (
-      'step',
+    'step': (
       f'{1e3 * cost["step_s"]:,.1f} ms: {cost["images_per_s"]:,.1f} images/s a '
-      f'core, MFU {cost["mfu"]:.1%}, collectives not counted',
+      f'core, MFU {cost["mfu"]:.1%}, collectives not counted'
     ),
-    (
-      'sent',
-      f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms',
-    ),
-    *(('', line) for line in _collectives(step.program)),
-    (
-      'schedule',
+    'sent': '\n          '.join([sent, *_collectives(step.program)]),
+    'schedule': (
       f'{total:,} steps of {batch_size:,}: {exaflops:,.4g} exaFLOPs, '
       f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
-      f'{total * cost["step_s"] / 3_600:,.1f} hours here',
+      f'{total * cost["step_s"] / 3_600:,.1f} hours here'
     ),
-  ]
-  return '\n'.join(f'{name:<9} {text}' for name, text in rows)
+  }
+  return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
 
 
 def _gib(count: float) -> str:

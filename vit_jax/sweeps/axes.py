@@ -79,7 +79,7 @@ def add_axes(
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
   for _, values in config.sweep:
     for _, fields in values:
-      if grid := fields.get('tune.axes'):
+      if (grid := fields.get('tune.axes')) is not None:
         fields['tune.axes'] = _extended(config, grid, 'tune', tunes)
 
 
