@@ -113,15 +113,16 @@ def test_figures_are_those_of_features_by_hand(
   checkpoint = opening.open_checkpoint(str(workdir))
   source = sources.open_source('digits', 'train')
   test = sources.open_source('digits', 'test')
-  want = protocol.evaluate(
-    protocol.plan(source.labels(), 10, (1, 5), 3),
+  drawn = protocol.Shots(
     source.labels(),
-    np.arange(len(source)),
-    one_by_one(checkpoint, source),
-    one_by_one(checkpoint, test),
     test.labels(),
-    num_classes=10,
+    source.class_names,
+    shots=(1, 5),
+    seeds=3,
     l2='fixed',
+  )
+  want = drawn.evaluate(
+    one_by_one(checkpoint, source)[drawn.rows_R], one_by_one(checkpoint, test)
   )
   rows = rows_of(tmp_path / 'out')
   assert [(int(r['shots']), int(r['seed'])) for r in rows] == [
@@ -551,8 +552,8 @@ def test_representations_that_are_not_finite_are_refused(
   status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
   assert status == 2
   assert err == (
-    'error: The representations of the training images are not finite. Has the '
-    'model diverged?\n'
+    'error: The features of 1437 of 1437 training images are not finite, first '
+    'those of row 0. Has the model diverged?\n'
   )
   assert not path.exists()
 
@@ -623,7 +624,7 @@ def test_splits_of_other_classes_are_refused(command, workdir, monkeypatch):
   monkeypatch.setattr(sources, 'open_source', renamed)
   status, _, err = command(workdir, 'digits', *FEW)
   assert status == 2
-  assert 'The classes of digits test are not those of train.' in err
+  assert 'The classes of digits test are not those of train: class 0 is' in err
 
 
 @pytest.fixture
@@ -690,13 +691,16 @@ def test_distributed_joins_the_other_processes_first(
 ):
   calls = []
   monkeypatch.setattr(processes, 'join', lambda: calls.append('joined'))
-  monkeypatch.setattr(
-    fewshot, 'measure', lambda args, say: calls.append('measured')
-  )
-  assert command(workdir, 'digits')[0] == 0
-  assert calls == ['measured']
-  assert command(workdir, 'digits', '--distributed')[0] == 0
-  assert calls == ['measured', 'joined', 'measured']
+
+  def open_checkpoint(path):
+    calls.append('opened')
+    raise ValueError('enough')
+
+  monkeypatch.setattr(opening, 'open_checkpoint', open_checkpoint)
+  assert command(workdir, 'digits')[0] == 2
+  assert calls == ['opened']
+  assert command(workdir, 'digits', '--distributed')[0] == 2
+  assert calls == ['opened', 'joined', 'opened']
 
 
 def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):

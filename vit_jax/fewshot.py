@@ -20,7 +20,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,9 +31,15 @@ from ml_collections import ConfigDict
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import bad_images, benchmarks, images, whole
-from vit_jax.data.sources import LabelledSource, Source, labelled, subset
-from vit_jax.evaluators import feature_file, features, few_examples, probe
+from vit_jax.data import images, whole
+from vit_jax.data.sources import LabelledSource, Source, subset
+from vit_jax.evaluators import (
+  feature_file,
+  features,
+  few_examples,
+  probe,
+  ridge,
+)
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
 from vit_jax.training import processes, sharding
@@ -43,14 +49,12 @@ SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 # Images at a time, which fit wherever a model was trained.
 BATCH_PER_DEVICE = 64
 
-Say = Callable[[str], None]
 
-
-def measure(args: argparse.Namespace, say: Say) -> report.Curve:
+def measure(args: argparse.Namespace) -> None:
   """Measures few-shot accuracy and writes what was found.
 
   All processes call it together and share the work on the images; the first one
-  writes. They must see the same files. `say` takes a line for whoever waits.
+  writes and prints. They must see the same files.
 
   Raises:
     OSError: if checkpoint, data or a folder is not there, or a file cannot be
@@ -58,20 +62,32 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     ValueError: for flags that cannot work, before the model is run, or for
       representations that are not finite.
   """
+  if args.distributed:
+    processes.join()
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
-  batch_size = _batch_size(args.batch_size, mesh)
+  batch_size = args.batch_size or BATCH_PER_DEVICE * mesh.size
+  if batch_size % mesh.size:
+    raise ValueError(
+      f'--batch_size={batch_size} cannot be shared evenly by {mesh.size} '
+      f'devices: use a multiple of {mesh.size}, such as '
+      f'{-(-batch_size // mesh.size) * mesh.size}.'
+    )
   is_kept = feature_file.is_there(args.features)
   checkpoint = original = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
     size = images.size_of(args.image_size)
     checkpoint = transfer.resized(original, size)
   function = features.layer(checkpoint.model, args.layer)
-  say(_describe(checkpoint))
-  train, test = _open(args, say)
+  _say(_describe(checkpoint))
+  train, test = _open(args)
   kept = _contents(args, original, checkpoint, train, test)
-  names = kept.class_names
-  plan = few_examples.plan(
-    kept.train_labels_N, len(names), args.shots, args.seeds, names
+  drawn = few_examples.Shots(
+    kept.train_labels_N,
+    kept.test_labels_M,
+    kept.class_names,
+    shots=args.shots,
+    seeds=args.seeds,
+    l2=args.l2,
   )
   if args.probe:
     probe.hold_out(kept.train_labels_N)  # refuses too few before the work
@@ -79,13 +95,10 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   if is_first:
     epath.Path(args.output).mkdir(parents=True, exist_ok=True)
 
-  if args.features or args.probe:
-    rows_R = np.arange(len(train))
-  else:
-    rows_R = few_examples.rows_needed(plan)
+  only_shots = not (args.features or args.probe)
   if is_kept:
-    train_RD, test_MD = feature_file.read(args.features, kept)
-    say(f'read     {args.features}; the model is not run')
+    train_XD, test_MD = feature_file.read(args.features, kept)
+    _say(f'read     {args.features}; the model is not run')
   else:
     extractor = features.Extractor(
       function,
@@ -96,51 +109,35 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
       mesh=mesh,
     )
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
-    shots = subset(train, rows_R.tolist())
-    train_RD = _extract(extractor, params, shots, 'training images', say)
-    test_MD = _extract(extractor, params, test, 'test images', say)
+    some = subset(train, drawn.rows_R.tolist()) if only_shots else train
+    train_XD = _extract(extractor, params, some, 'training')
+    test_MD = _extract(extractor, params, test, 'test')
     if args.features and is_first:
-      feature_file.write(args.features, kept, train_RD, test_MD)
-      say(f'written  {args.features}')
-  results = few_examples.evaluate(
-    plan,
-    kept.train_labels_N,
-    rows_R,
-    train_RD,
-    test_MD,
-    kept.test_labels_M,
-    num_classes=len(names),
-    l2=args.l2,
-  )
-  probed = _probe(kept, train_RD, test_MD, mesh, say) if args.probe else None
-  curve = report.Curve(args.checkpoint, results, probed)
+      feature_file.write(args.features, kept, train_XD, test_MD)
+      _say(f'written  {args.features}')
+  shots_RD = train_XD if only_shots else train_XD[drawn.rows_R]
+  results = drawn.evaluate(shots_RD, test_MD)
+  probed = _probe(kept, train_XD, test_MD, mesh) if args.probe else None
   if is_first:
-    _write(curve, args, checkpoint, say)
-  return curve
+    curve = report.Curve(args.checkpoint, results, probed)
+    _write(curve, args, checkpoint)
 
 
-def _batch_size(given: int | None, mesh: jax.sharding.Mesh) -> int:
-  if given is None:
-    return BATCH_PER_DEVICE * mesh.size
-  if given % mesh.size:
-    raise ValueError(
-      f'--batch_size={given} cannot be shared evenly by {mesh.size} devices: '
-      f'use a multiple of {mesh.size}, such as '
-      f'{-(-given // mesh.size) * mesh.size}.'
-    )
-  return given
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    print(text, flush=True)
 
 
 def _describe(checkpoint: opening.Checkpoint) -> str:
   """Returns the model, and what is done to its images."""
   height, width = checkpoint.image_size
   given = checkpoint.preprocessing
-  way = (
-    f'the short side to {given.resize_small} pixels, the centre of '
-    f'{height}x{width} cut out'
-    if given.resize_small
-    else f'resized to {height}x{width} pixels'
-  )
+  way = f'resized to {height}x{width} pixels'
+  if given.resize_small:
+    way = (
+      f'the short side to {given.resize_small} pixels, the centre of '
+      f'{height}x{width} cut out'
+    )
   mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
   return (
     f'model    {type(checkpoint.model).__name__}, '
@@ -150,32 +147,19 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   )
 
 
-def _open(
-  args: argparse.Namespace, say: Say
-) -> tuple[LabelledSource, LabelledSource]:
+def _open(args: argparse.Namespace) -> tuple[LabelledSource, LabelledSource]:
   """Opens both splits, their images checked.
 
   Raises:
     ValueError: if their classes differ, and as `sources.open_source`.
   """
-  config = ConfigDict(
-    {
-      'name': args.dataset,
-      'dir': args.data_dir,
-      'split_seed': args.split_seed,
-      'on_bad_image': args.on_bad_image,
-    }
+  names = ('split_seed', 'on_bad_image')
+  config = ConfigDict({name: getattr(args, name) for name in names})
+  config.update(name=args.dataset, dir=args.data_dir)
+  train, test = few_examples.open_splits(
+    config, args.train_split, args.test_split
   )
-  train, test = (
-    labelled(bad_images.open_checked(config, split), f'{args.dataset} {split}')
-    for split in (args.train_split, args.test_split)
-  )
-  if train.class_names != test.class_names:
-    raise ValueError(
-      f'The classes of {args.dataset} {args.test_split} are not those of '
-      f'{args.train_split}.'
-    )
-  say(
+  _say(
     f'data     {args.dataset}, {len(train.class_names):,} classes: '
     f'{len(train):,} images of {args.train_split}, '
     f'{len(test):,} of {args.test_split}'
@@ -211,11 +195,7 @@ def _contents(
 
 
 def _extract(
-  extractor: features.Extractor,
-  params: Any,
-  source: Source,
-  what: str,
-  say: Say,
+  extractor: features.Extractor, params: Any, source: Source, split: str
 ) -> np.ndarray:
   """Returns the representations ND of all images, and says how long it took.
 
@@ -223,15 +203,11 @@ def _extract(
     ValueError: if they are not finite.
   """
   started_s = time.monotonic()
-  x_ND = extractor(params, source, what)
+  x_ND = extractor(params, source, f'{split} images')
   elapsed_s = time.monotonic() - started_s
-  if not np.isfinite(x_ND).all():
-    raise ValueError(
-      f'The representations of the {what} are not finite. Has the model '
-      'diverged?'
-    )
-  say(
-    f'run on   {len(source):,} {what} in {elapsed_s:,.1f} s, '
+  ridge.check_finite(split, x_ND)
+  _say(
+    f'run on   {len(source):,} {split} images in {elapsed_s:,.1f} s, '
     f'{len(source) / elapsed_s:,.0f} images/s: {x_ND.shape[1]:,} numbers each'
   )
   return x_ND
@@ -242,7 +218,6 @@ def _probe(
   train_ND: np.ndarray,
   test_MD: np.ndarray,
   mesh: jax.sharding.Mesh,
-  say: Say,
 ) -> report.ProbeResult:
   """Fits a linear probe to all training images, and says how that went."""
   started_s = time.monotonic()
@@ -255,7 +230,7 @@ def _probe(
     mesh=mesh,
   )
   end = '' if found.converged else ', which were not enough to converge'
-  say(
+  _say(
     f'probed   all training images in {time.monotonic() - started_s:,.1f} s: '
     f'{found.heldout_accuracy:.2%} on the tenth held out, then '
     f'{found.iterations} iterations on all{end}'
@@ -264,10 +239,7 @@ def _probe(
 
 
 def _write(
-  curve: report.Curve,
-  args: argparse.Namespace,
-  checkpoint: opening.Checkpoint,
-  say: Say,
+  curve: report.Curve, args: argparse.Namespace, checkpoint: opening.Checkpoint
 ) -> None:
   """Writes the CSV file and the picture, and says what is in them."""
   height, width = checkpoint.image_size
@@ -276,18 +248,18 @@ def _write(
     f'on {args.dataset}: shots of {args.train_split}, '
     f'accuracy on {args.test_split}'
   )
-  folder = epath.Path(args.output)
   files = {
     report.CSV: report.csv_text(curve).encode(),
     report.PLOT: report.plot([curve], title),
   }
-  say(f'\n{report.table(curve)}')
+  _say(f'\n{report.table(curve)}')
   for name, content in files.items():
-    whole.replace(folder / name, content)
-    say(f'written  {folder / name}')
+    path = epath.Path(args.output) / name
+    whole.replace(path, content)
+    _say(f'written  {path}')
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags; exits with status 2 for those that make no sense."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
@@ -372,9 +344,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help='this is one of several processes, as of python -m vit_jax.main',
   )
   args = parser.parse_args(argv)
-  usual = benchmarks.benchmark(args.dataset)
-  args.train_split = args.train_split or (usual.train if usual else 'train')
-  args.test_split = args.test_split or (usual.test if usual else 'test')
+  train, test = few_examples.usual_splits(args.dataset)
+  args.train_split = args.train_split or train
+  args.test_split = args.test_split or test
   return args
 
 
@@ -390,14 +362,7 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  return flags.command(_run, parse(sys.argv[1:] if argv is None else argv))
-
-
-def _run(args: argparse.Namespace) -> None:
-  if args.distributed:
-    processes.join()
-  is_first = jax.process_index() == 0
-  measure(args, say=lambda line: print(line, flush=True) if is_first else None)
+  return flags.command(measure, parse(argv))
 
 
 if __name__ == '__main__':

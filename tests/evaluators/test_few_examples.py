@@ -23,6 +23,9 @@ DRAWS = {
 }
 
 
+NAMES = tuple('abcde')
+
+
 def examples(n=80, width=12, seed=0, spread=0.8):
   rng = np.random.default_rng(seed)
   centres = spread * np.random.default_rng(9).standard_normal((CLASSES, width))
@@ -33,24 +36,20 @@ def examples(n=80, width=12, seed=0, spread=0.8):
   return x.astype(np.float32), labels
 
 
-def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **kwargs):
+def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **changes):
+  """Changes are of features or labels of all examples."""
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
-  draws = few_examples.plan(labels, CLASSES, shots, seeds)
-  rows = np.arange(len(x))
-  return few_examples.evaluate(
-    **{
-      'plan': draws,
-      'labels_N': labels,
-      'rows_R': rows,
-      'features_RD': x,
-      'test_MD': test,
-      'test_labels_M': test_labels,
-      'num_classes': CLASSES,
-      'l2': l2,
-    }
-    | kwargs
+  drawn = few_examples.Shots(
+    changes.get('labels_N', labels),
+    changes.get('test_labels_M', test_labels),
+    NAMES,
+    shots=shots,
+    seeds=seeds,
+    l2=l2,
   )
+  x = changes.get('features_ND', x)
+  return drawn.evaluate(x[drawn.rows_R], changes.get('test_MD', test))
 
 
 def test_draws_stay_the_same_for_ever():
@@ -84,7 +83,8 @@ def test_draws_of_a_seed_contain_one_another():
 def test_rows_needed_are_all_shots_once():
   _, labels = examples()
   draws = few_examples.plan(labels, CLASSES, (1, 3), 2)
-  needed = few_examples.rows_needed(draws)
+  drawn = few_examples.Shots(labels, labels, NAMES, shots=(1, 3), seeds=2)
+  needed = drawn.rows_R
   assert needed.tolist() == sorted({i for rows in draws.values() for i in rows})
   assert 3 * CLASSES < len(needed) <= 6 * CLASSES
 
@@ -194,7 +194,7 @@ def test_one_shot_a_class_has_the_fixed_penalty():
 def test_the_scale_of_a_feature_does_not_matter():
   x, test = examples()[0], examples(seed=1)[0]
   factors = (10.0 ** np.arange(-3, 9)).astype(np.float32)
-  results = evaluate((5,), 3, features_RD=x * factors, test_MD=test * factors)
+  results = evaluate((5,), 3, features_ND=x * factors, test_MD=test * factors)
   assert results == evaluate((5,), 3)
 
 
@@ -203,7 +203,7 @@ def test_constant_features_change_nothing(l2):
   x, test = examples()[0], examples(seed=1)[0]
   wide = np.pad(x, ((0, 0), (2, 1)), constant_values=0.1)
   wide_test = np.pad(test, ((0, 0), (2, 1)), constant_values=0.1)
-  results = evaluate((1, 5), 2, l2, features_RD=wide, test_MD=wide_test)
+  results = evaluate((1, 5), 2, l2, features_ND=wide, test_MD=wide_test)
   assert results == evaluate((1, 5), 2, l2)
 
 
@@ -212,7 +212,7 @@ def test_constant_features_change_nothing(l2):
 def test_features_of_a_collapsed_model(l2, width):
   """All the same: as good as always saying the same class."""
   same = np.full((80, width), 0.1, np.float32)
-  results = evaluate((1, 5), 1, l2, features_RD=same, test_MD=same)
+  results = evaluate((1, 5), 1, l2, features_ND=same, test_MD=same)
   assert [r.accuracy for r in results] == [1 / CLASSES] * 2
 
 
@@ -222,15 +222,6 @@ def test_the_test_set_has_no_say_in_the_penalty():
   second = evaluate((5,), 3, test_MD=test, test_labels_M=test_labels[::-1])
   assert [r.l2 for r in first] == [r.l2 for r in second]
   assert [r.accuracy for r in first] != [r.accuracy for r in second]
-
-
-@pytest.mark.parametrize('l2', ['choose', 'fixed'])
-def test_only_the_features_of_shots_are_needed(l2):
-  x, labels = examples()
-  rows = few_examples.rows_needed(few_examples.plan(labels, CLASSES, (1, 5), 2))
-  assert len(rows) < len(x)
-  some = evaluate(l2=l2, rows_R=rows, features_RD=x[rows])
-  assert some == evaluate(l2=l2)
 
 
 @pytest.mark.parametrize('cores', [1, 3])
@@ -250,8 +241,8 @@ def broken(x, row, value):
   ('change', 'message'),
   [
     (
-      lambda x, t, y: {'features_RD': broken(x, 7, np.nan)},
-      'features of 1 of 80 training images are not finite, first .* row 7',
+      lambda x, t, y: {'features_ND': broken(x, slice(None), np.nan)},
+      r'features of (\d+) of \1 training images are not finite, .* row 0',
     ),
     (
       lambda x, t, y: {'test_MD': broken(t, 2, np.inf)},
@@ -266,10 +257,6 @@ def broken(x, row, value):
       'training example 0 has the label 5',
     ),
     (lambda x, t, y: {'l2': 'best'}, "l2 is 'best': use 'choose' or 'fixed'"),
-    (
-      lambda x, t, y: {'rows_R': np.arange(40), 'features_RD': x[:40]},
-      r'[1-9]\d* of the shots are not among the features',
-    ),
   ],
 )
 def test_evaluate_refuses(change, message):
@@ -296,9 +283,6 @@ class Source:
 
   def fingerprint(self):
     return None
-
-
-NAMES = tuple('abcde')
 
 
 def test_evaluator_gives_the_mean_over_draws():
@@ -331,7 +315,7 @@ def test_evaluator_gives_the_mean_over_draws():
   assert metrics == pytest.approx(expected, abs=1e-12)
   assert seen['test'] == list(range(80))
   draws = few_examples.plan(labels, CLASSES, (5, 1), 3)
-  assert seen['train'] == few_examples.rows_needed(draws).tolist()
+  assert seen['train'] == sorted({i for rows in draws.values() for i in rows})
 
 
 def test_evaluator_passes_the_protocol_on():
@@ -358,12 +342,6 @@ def test_evaluator_passes_the_protocol_on():
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (
-      {'test': Source([0], ('a', 'x', 'c', 'd', 'e'))},
-      "5 classes of the training split of few .* class 1 is 'b' .* 'x' in",
-    ),
-    ({'test': Source([0], NAMES[:3])}, 'are not the 3 of .*one has more'),
-    ({'test': Source([], NAMES)}, 'test split of few is empty'),
     ({'test': Source([-1], NAMES)}, 'test example 0 has the label -1'),
     ({'shots': (1, 17)}, r'Class 0 \(a\) has 16 .* fewer than 17 shots'),
     ({'shots': (0,)}, r'shots is \(0,\)'),
@@ -378,6 +356,31 @@ def test_evaluator_refuses_before_anything_runs(change, message):
   }
   with pytest.raises(ValueError, match=message):
     few_examples.FewShotEvaluator('few', None, **sizes | change)
+
+
+@pytest.mark.parametrize(
+  ('test', 'message'),
+  [
+    (
+      Source([0], ('a', 'x', 'c', 'd', 'e')),
+      "of mine test are not those of train: class 1 is 'x' and not 'b'",
+    ),
+    (Source([0], NAMES[:3]), "class 3 is None and not 'd'"),
+    (Source([0], (*NAMES, 'f')), "class 5 is 'f' and not None"),
+    (Source([], NAMES), 'mine test is empty'),
+  ],
+)
+def test_splits_that_do_not_belong_together_are_refused(
+  monkeypatch, test, message
+):
+  found = {'train': Source(examples()[1], NAMES), 'test': test}
+  monkeypatch.setattr(
+    few_examples.bad_images, 'open_checked', lambda data, split: found[split]
+  )
+  data = digits.get_config().data
+  data.name = 'mine'
+  with pytest.raises(ValueError, match=message):
+    few_examples.open_splits(data, 'train', 'test')
 
 
 def test_digits_by_their_pixels():

@@ -14,7 +14,7 @@ from configs import vit
 from tests.conftest import ROOT
 from vit_jax.experiment import Experiment
 from vit_jax.plan import __main__ as plan
-from vit_jax.plan import costs, hlo, report
+from vit_jax.plan import costs, hlo
 from vit_jax.training import hardware
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -50,7 +50,7 @@ def test_report_of_l16():
   )
   step = costs.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
   facts = costs.facts_given(config, 21_843, 1_000_000)
-  text = report.report(
+  text = costs.report(
     Experiment(config, facts),
     step,
     devices(32, 'TPU v3', per_chip=2),
@@ -110,7 +110,7 @@ def test_what_the_compiler_says_of_memory():
 
 def test_profile_is_of_the_longest():
   cycles = {'a': 1, 'block_0/b': 2, 'c': 3, 'block_11/b': 4}
-  assert report.profile(hlo.CompiledProgram(cycles, ()), 2) == [
+  assert costs.profile(hlo.CompiledProgram(cycles, ()), 2) == [
     ' 60.0%  block_*/b',
     ' 30.0%  c',
   ]

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from configs import vit
+from vit_jax import config as config_lib
 from vit_jax.plan import search
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -16,14 +17,19 @@ KEPT = {
   'nothing_saveable': (0.1, 1.3),
 }
 TENSOR = (1, 2, 4)
+FIELDS = (
+  *('gather', 'mesh.tensor', 'model.scan', 'model.remat'),
+  *('accum_steps', 'mesh.data', 'mesh.fsdp'),
+)
 
 
 def compiler(memory, params, devices, batch_size):
   """Returns a function that 'compiles', and the list of what it was given."""
   tried = []
 
-  def step_s(config, fields):
-    tried.append(dict(fields))
+  def compiled(config):
+    flat = config_lib.flatten(config)
+    tried.append({name: flat[name] for name in FIELDS})
     tensor = config.mesh.tensor
     shards = devices // tensor
     images = batch_size // shards // config.accum_steps
@@ -35,14 +41,14 @@ def compiler(memory, params, devices, batch_size):
     seconds = batch_size / devices * slower + 0.5 * config.accum_steps
     seconds *= 1.1 if config.model.scan else 1.0
     seconds *= 1.2 if config.gather == 'layer' else 1.0
-    return seconds * (1.0 + 0.3 * (tensor - 1))
+    return seconds * (1.0 + 0.3 * (tensor - 1)), 'a step'
 
-  return step_s, tried
+  return compiled, tried
 
 
 def fastest(memory, params, devices, batch_size):
   """Returns the least time of all combinations there are."""
-  step_s, _ = compiler(memory, params, devices, batch_size)
+  compiled, _ = compiler(memory, params, devices, batch_size)
   config = vit.get_config('ti16')
   config.batch_size = batch_size
   times = []
@@ -55,7 +61,7 @@ def fastest(memory, params, devices, batch_size):
       config.model.update(scan=scan, remat=kept)
       config.gather, config.mesh.tensor = gather, tensor
       try:
-        times.append(step_s(config, {}))
+        times.append(compiled(config)[0])
       except search.TooLarge:
         pass
   return min(times, default=None)
@@ -67,10 +73,10 @@ def fastest(memory, params, devices, batch_size):
 )
 def test_the_fastest_that_fits_is_found(memory, params):
   setting = memory, params, 16, 16 * 24
-  step_s, tried = compiler(*setting)
+  compiled, tried = compiler(*setting)
   config = vit.get_config('l16')
   config.batch_size = 16 * 24
-  best = search.Search(config, 16, step_s).best()
+  best = search.Search(config, 16, compiled).best()
   want = fastest(*setting)
   assert (best is None) == (want is None)
   if best:
@@ -81,10 +87,10 @@ def test_the_fastest_that_fits_is_found(memory, params):
 
 
 def test_what_fits_as_it_is_takes_two_compilations():
-  step_s, tried = compiler(100, 1, 16, 16 * 8)
+  compiled, tried = compiler(100, 1, 16, 16 * 8)
   config = vit.get_config('l16')
   config.batch_size = 16 * 8
-  best = search.Search(config, 16, step_s).best()
+  best = search.Search(config, 16, compiled).best()
   assert [fields['model.scan'] for fields in tried] == [True, False]
   assert best.fields['accum_steps'] == 1
   assert best.fields['model.remat'] == 'none'

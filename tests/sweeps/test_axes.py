@@ -4,7 +4,7 @@ import pytest
 
 from configs import ablation
 from tests.sweeps.small_sweep import small
-from vit_jax.sweeps import axes
+from vit_jax.sweeps import axes, choosing
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -129,7 +129,7 @@ def test_labels_become_folders(label, folder):
 )
 def test_axes_that_do_not_work_are_refused(sweeps, message):
   with pytest.raises(ValueError, match=message):
-    axes.cells(small(*sweeps), 'w')
+    choosing.entries(small(*sweeps), 'w')
 
 
 def test_axes_of_one_name_or_one_field_are_refused():

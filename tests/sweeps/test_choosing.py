@@ -58,7 +58,7 @@ def test_trials_take_the_held_out_part_and_runs_the_whole(tmp_path):
 def test_candidates_are_all_combinations():
   config = small(tune=['optimizer.lr=1,2', 'optimizer.weight_decay=0,3'])
   (entry,) = entries(config)
-  assert [c.fields for c in entry.group.candidates] == [
+  assert [fields for _, fields in entry.group.candidates] == [
     {'optimizer.lr': lr, 'optimizer.weight_decay': decay}
     for lr in (1.0, 2.0)
     for decay in (0.0, 3.0)
@@ -90,7 +90,7 @@ def test_the_command_replaces_the_candidates_of_all_groups():
   config = with_grids(small('data.flip=true,false'), ['0.2', '0.3'], ['0.1'])
   axes.add_axes(config, [], ['optimizer.lr=0.5', 'optimizer.b1=0.8,0.9'])
   for entry in entries(config):
-    assert [c.fields for c in entry.group.candidates] == [
+    assert [fields for _, fields in entry.group.candidates] == [
       {'optimizer.lr': 0.5, 'optimizer.b1': b1} for b1 in (0.8, 0.9)
     ]
 

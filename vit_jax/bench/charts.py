@@ -56,12 +56,8 @@ def rates(rows: Sequence[Row], title: str) -> bytes:
     plots.tidy(axes)
   panels[0].set_ylabel('images/s (bars: slowest to fastest round)')
   figure.suptitle(f'{title}: {first["device"]}')
-  figure.legend(
-    *panels[0].get_legend_handles_labels(),
-    loc='outside lower center',
-    ncols=2,
-    frameon=False,
-  )
+  handles, _ = panels[0].get_legend_handles_labels()
+  plots.legend(figure, handles, 'lower center', columns=2)
   return plots.png(figure)
 
 
@@ -119,8 +115,6 @@ def figure_12(rows: Sequence[Row]) -> bytes:
     rows: with `variant`, `image_size`, `mode`, `batch_size`, `device`,
       `limit_gib`, `dtype` and perhaps `images_per_s`.
   """
-  from matplotlib.lines import Line2D
-
   timed = [row for row in rows if 'images_per_s' in row]
   figure, panels = _figure(2 if timed else 1, width=6)
   if timed:
@@ -132,16 +126,15 @@ def figure_12(rows: Sequence[Row]) -> bytes:
   fitting = [row for row in rows if row['batch_size']]
   _draw_models(panels[-1], rows, fitting, 'batch_size')
   figure.suptitle('{device}, {limit_gib:.3g} GiB, {dtype}'.format(**rows[0]))
-  handles: list[Any] = [
-    Line2D([], [], label=model, **style)
-    for model, style in _model_styles(rows).items()
+  handles = [
+    plots.entry(model, **style) for model, style in _model_styles(rows).items()
   ]
   if len({row['mode'] for row in rows}) > 1:
     handles += [
-      Line2D([], [], label=mode, color='#444444', marker='o', **drawn)
+      plots.entry(mode, color='#444444', marker='o', **drawn)
       for mode, drawn in _MODES.items()
     ]
-  figure.legend(handles=handles, loc='outside right center', frameon=False)
+  plots.legend(figure, handles, 'right center')
   return plots.png(figure)
 
 
@@ -216,12 +209,8 @@ def loop(row: Row, gaps: Sequence[Any]) -> bytes:
   above.set_xlabel('seconds after the first step')
   above.spines[['top', 'right', 'left']].set_visible(False)
   figure.suptitle(f'{row["config"]}: {row["device"]}')
-  figure.legend(
-    *above.get_legend_handles_labels(),
-    loc='outside lower center',
-    ncols=4,
-    frameon=False,
-  )
+  handles, _ = above.get_legend_handles_labels()
+  plots.legend(figure, handles, 'lower center', columns=4)
   for name, saved in ('saving', True), ('idle', False):
     points = [(x.step, 1e3 * x.seconds) for x in gaps if x.saving == saved]
     i = parts.index(name)

@@ -1,11 +1,12 @@
 """Few-shot accuracy: least squares on frozen features of a few examples.
 
-Dimension letters: N training examples, R those of them that features are known
-of, M test examples, K shots of all classes, D features, C classes.
+Dimension letters: N training examples, R those of them that are shots of any
+draw, M test examples, K shots of all classes, D features, C classes.
 """
 
 import concurrent.futures
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -61,13 +62,11 @@ def plan(
     ValueError: if a class has too few examples, or one of the numbers makes no
       sense.
   """
-  if not shots or min(shots) < 1:
+  if min(shots, default=0) < 1 or seeds < 1:
     raise ValueError(
-      f'shots is {tuple(shots)}: it takes at least one number of examples a '
-      'class, and each of them is at least 1.'
+      f'shots is {tuple(shots)} and seeds is {seeds}: it takes at least 1 '
+      'number of examples a class, each at least 1, and 1 draw.'
     )
-  if seeds < 1:
-    raise ValueError(f'seeds is {seeds}: it takes at least one draw.')
   ridge.check_labels('training', labels_N, num_classes)
   counts_C = np.bincount(labels_N, minlength=num_classes)
   fewest = int(counts_C.argmin())
@@ -88,25 +87,10 @@ def plan(
   return drawn
 
 
-def rows_needed(plan: Plan) -> np.ndarray:
-  """Returns the positions of all shots, each once, in ascending order."""
-  return np.unique(np.concatenate(list(plan.values())))
+class Shots:
+  """Draws of a few examples of each class, and what classifiers of them give.
 
-
-def evaluate(
-  plan: Plan,
-  labels_N: np.ndarray,
-  rows_R: np.ndarray,
-  features_RD: np.ndarray,
-  test_MD: np.ndarray,
-  test_labels_M: np.ndarray,
-  *,
-  num_classes: int,
-  l2: str = 'choose',
-) -> list[Result]:
-  """Returns what a linear classifier of every draw gives, in their order.
-
-  With 'choose' the features are standardised by the shots' own mean and
+  With 'choose' for `l2` features are standardised by the shots' own mean and
   deviation, and the penalty is the one of `ridge.L2_GRID` with which most of
   the shots (of at most `ridge.LEFT_OUT`) are classified right by a fit of the
   others; the test set has no say. With one shot a class there is no such
@@ -119,30 +103,53 @@ def evaluate(
   their mean, over their deviation + 1e-5, beside a constant feature of 100 in
   place of an intercept, with the penalty 2^10 for any number of shots.
 
-  Of all training examples labels are given, and features of `rows_R`, which
-  ascend and have the shots among them.
-
-  Raises:
-    ValueError: for another `l2`, labels out of range, features that are not
-      finite, or draws of examples without features.
+  Attributes:
+    rows_R: the positions of all shots, each once, ascending.
   """
-  check_l2_rule(l2)
-  ridge.check_labels('training', labels_N, num_classes)
-  ridge.check_labels('test', test_labels_M, num_classes)
-  ridge.check_finite('training', features_RD)
-  ridge.check_finite('test', test_MD)
-  if missing := np.setdiff1d(rows_needed(plan), rows_R).size:
-    raise ValueError(f'{missing} of the shots are not among the features.')
-  fit = FITS[l2]
 
-  def run(shots: int, seed: int) -> Result:
-    indices_K = plan[shots, seed]
-    x_KD = features_RD[np.searchsorted(rows_R, indices_K)]
-    penalty, *classifier = fit(x_KD, labels_N[indices_K], num_classes)
-    accuracy = ridge.accuracy(test_MD, test_labels_M, *classifier)
-    return Result(shots, seed, penalty, accuracy)
+  def __init__(
+    self,
+    labels_N: np.ndarray,
+    test_labels_M: np.ndarray,
+    class_names: Sequence[str],
+    *,
+    shots: Sequence[int],
+    seeds: int,
+    l2: str = 'choose',
+  ):
+    """Draws the shots as `plan` does.
 
-  return in_threads(run, plan)
+    Raises:
+      ValueError: as `plan`, and for another `l2` or test labels out of range.
+    """
+    if l2 not in FITS:
+      raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
+    self._fit, self._num_classes = FITS[l2], len(class_names)
+    self._labels_N, self._test_labels_M = labels_N, test_labels_M
+    ridge.check_labels('test', test_labels_M, self._num_classes)
+    self._plan = plan(labels_N, self._num_classes, shots, seeds, class_names)
+    self.rows_R = np.unique(np.concatenate(list(self._plan.values())))
+
+  def evaluate(
+    self, features_RD: np.ndarray, test_MD: np.ndarray
+  ) -> list[Result]:
+    """Returns what a linear classifier of every draw gives, in their order.
+
+    Raises:
+      ValueError: if features are not finite.
+    """
+    ridge.check_finite('training', features_RD)
+    ridge.check_finite('test', test_MD)
+
+    def run(shots: int, seed: int) -> Result:
+      indices_K = self._plan[shots, seed]
+      x_KD = features_RD[np.searchsorted(self.rows_R, indices_K)]
+      labels_K = self._labels_N[indices_K]
+      penalty, *classifier = self._fit(x_KD, labels_K, self._num_classes)
+      accuracy = ridge.accuracy(test_MD, self._test_labels_M, *classifier)
+      return Result(shots, seed, penalty, accuracy)
+
+    return in_threads(run, self._plan)
 
 
 def in_threads(function: Callable[[int, int], _T], plan: Plan) -> list[_T]:
@@ -224,33 +231,22 @@ class FewShotEvaluator:
 
     `extract` gives from parameters and a source the features of its images, in
     its order. Of training images that are no shots nothing but the label is
-    read. `l2` is as `evaluate` has it.
+    read.
 
     Raises:
-      ValueError: if the two sources have other classes, a class has too few
-        examples, the test set is empty, or an option is not one.
+      ValueError: as `Shots`.
     """
-    check_l2_rule(l2)
-    if train.class_names != test.class_names:
-      raise ValueError(
-        f'The {len(train.class_names)} classes of the training split of '
-        f'{name} are not the {len(test.class_names)} of its test split: '
-        f'{_first_difference(train.class_names, test.class_names)}.'
-      )
-    if not len(test):
-      raise ValueError(f'The test split of {name} is empty.')
     self.name = name
     self._extract = extract
-    self._labels_N = train.labels()
-    self._test, self._test_labels_M = test, test.labels()
-    self._num_classes = len(train.class_names)
-    ridge.check_labels('test', self._test_labels_M, self._num_classes)
-    self._plan = plan(
-      self._labels_N, self._num_classes, shots, seeds, train.class_names
+    self._shots = Shots(
+      train.labels(),
+      test.labels(),
+      train.class_names,
+      shots=shots,
+      seeds=seeds,
+      l2=l2,
     )
-    self._rows_R = rows_needed(self._plan)
-    self._shots_source = subset(train, self._rows_R.tolist())
-    self._l2 = l2
+    self._sources = subset(train, self._shots.rows_R.tolist()), test
 
   @classmethod
   def metrics(
@@ -265,17 +261,11 @@ class FewShotEvaluator:
     """Returns the evaluator of any data."""
     data = parts.config.data.copy_and_resolve_references()
     data.name = entry.data
-    usual = benchmarks.benchmark(entry.data)
-    train, test = (usual.train, usual.test) if usual else ('train', 'test')
-    sources = [
-      labelled(bad_images.open_checked(data, split), f'{entry.data} {split}')
-      for split in (entry.train_split or train, entry.test_split or test)
-    ]
-    model = parts.objective.model
+    train, test = usual_splits(entry.data)
     return cls(
       name,
-      parts.extractor(name, features.layer(model, entry.layer)),
-      *sources,
+      parts.extractor(name, features.layer(parts.objective.model, entry.layer)),
+      *open_splits(data, entry.train_split or train, entry.test_split or test),
       shots=entry.shots,
       seeds=entry.seeds,
       l2=entry.l2,
@@ -287,16 +277,8 @@ class FewShotEvaluator:
     Raises:
       ValueError: if features are not finite.
     """
-    results = evaluate(
-      self._plan,
-      self._labels_N,
-      self._rows_R,
-      self._extract(params, self._shots_source),
-      self._extract(params, self._test),
-      self._test_labels_M,
-      num_classes=self._num_classes,
-      l2=self._l2,
-    )
+    extracted = (self._extract(params, source) for source in self._sources)
+    results = self._shots.evaluate(*extracted)
     return {
       f'{self.name}/{k}shot_accuracy': float(
         np.mean([r.accuracy for r in results if r.shots == k])
@@ -305,14 +287,32 @@ class FewShotEvaluator:
     }
 
 
-def check_l2_rule(l2: str) -> None:
-  """Raises ValueError unless the rule is one."""
-  if l2 not in FITS:
-    raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
+def usual_splits(name: str) -> tuple[str, str]:
+  """Returns the splits that shots are drawn from, and that are measured on."""
+  usual = benchmarks.benchmark(name)
+  return (usual.train, usual.test) if usual else ('train', 'test')
 
 
-def _first_difference(ours: Sequence[str], others: Sequence[str]) -> str:
-  for i, (a, b) in enumerate(zip(ours, others, strict=False)):
+def open_splits(
+  data: ConfigDict, train_split: str, test_split: str
+) -> tuple[LabelledSource, LabelledSource]:
+  """Opens both splits of what `config.data` describes, their images checked.
+
+  Raises:
+    ValueError: if their classes differ, the latter is empty, and as
+      `sources.open_source`.
+  """
+  train, test = (
+    labelled(bad_images.open_checked(data, split), f'{data.name} {split}')
+    for split in (train_split, test_split)
+  )
+  both = (train.class_names, test.class_names)
+  for i, (a, b) in enumerate(itertools.zip_longest(*both)):
     if a != b:
-      return f'class {i} is {a!r} in the one and {b!r} in the other'
-  return 'one has more'
+      raise ValueError(
+        f'The classes of {data.name} {test_split} are not those of '
+        f'{train_split}: class {i} is {b!r} and not {a!r}.'
+      )
+  if not len(test):
+    raise ValueError(f'{data.name} {test_split} is empty.')
+  return train, test

@@ -2,19 +2,19 @@
 
 import csv
 import dataclasses
-import io
 import math
 import os
 import pathlib
 import statistics
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from vit_jax.evaluators.few_examples import Result
-from vit_jax.training import plots
+from vit_jax.training import metric_log, plots
 
 CSV, PLOT = 'fewshot.csv', 'fewshot.png'
 
@@ -23,8 +23,7 @@ COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
 _ALL = 'all'
 
 
-@dataclasses.dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
   """A linear probe on all training examples: accuracy from 0 to 1."""
 
   l2: float
@@ -49,14 +48,12 @@ class Curve:
 
 def csv_text(curve: Curve) -> str:
   """Returns a line for every result, the probe last with 'all' as its shots."""
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(COLUMNS)
+  lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
-    writer.writerows((r.shots, r.seed, r.l2, r.accuracy) for r in results)
+    lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
   if curve.probe:
-    writer.writerow((_ALL, '', curve.probe.l2, curve.probe.accuracy))
-  return text.getvalue()
+    lines.append((_ALL, '', *curve.probe))
+  return ''.join(map(metric_log.csv_line, lines))
 
 
 def read_csv(path: str, label: str) -> Curve:
@@ -76,14 +73,14 @@ def read_csv(path: str, label: str) -> Curve:
       raise ValueError(f'its columns are {",".join(header)!r:.60}')
     rows = [_parse(line, lines.line_num) for line in lines]
     results = [row for row in rows if isinstance(row, Result)]
-    probes = [row for row in rows if isinstance(row, ProbeResult)]
+    probe = next((row for row in rows if isinstance(row, ProbeResult)), None)
     if not results:
       raise ValueError('it has no results')
   except (ValueError, csv.Error) as e:
     raise ValueError(
       f'{path} is no {CSV} with the columns {",".join(COLUMNS)}: {e}.'
     ) from None
-  return Curve(label, results, probes[0] if probes else None)
+  return Curve(label, results, probe)
 
 
 def _parse(line: Sequence[str], number: int) -> Result | ProbeResult:
@@ -145,9 +142,7 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   # Paths may have dollar signs, which would start a formula.
   title = '\n'.join(textwrap.fill(line, 80) for line in title.splitlines())
   axes.set_title(title, fontsize='medium', parse_math=False)
-  legend = figure.legend(
-    handles=_legend(curves), loc='outside right upper', frameon=False
-  )
+  legend = plots.legend(figure, _legend(curves), 'right upper')
   for text in legend.get_texts():
     text.set_parse_math(False)
   return plots.png(figure)
@@ -175,28 +170,18 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _draw(axes: Any, curve: Curve, color: str, marker: str) -> None:
-  groups = {
-    shots: [r.accuracy for r in results]
-    for shots, results in curve.by_shots().items()
-  }
-  shots = list(groups)
-  means = [statistics.mean(values) for values in groups.values()]
-  deviations = [
-    statistics.stdev(values) if len(values) > 1 else 0.0
-    for values in groups.values()
-  ]
-  axes.fill_between(
-    shots,
-    [m - d for m, d in zip(means, deviations, strict=True)],
-    [m + d for m, d in zip(means, deviations, strict=True)],
-    color=color,
-    alpha=0.2,
-    linewidth=0,
+  groups = curve.by_shots()
+  accuracies = [[r.accuracy for r in results] for results in groups.values()]
+  means = np.array([statistics.mean(values) for values in accuracies])
+  deviations = np.array(
+    [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies]
   )
+  low, high = means - deviations, means + deviations
+  axes.fill_between([*groups], low, high, color=color, alpha=0.2, linewidth=0)
   if any(deviations):
-    for k, values in groups.items():
+    for k, values in zip(groups, accuracies, strict=True):
       axes.plot([k] * len(values), values, '.', color=color, alpha=0.6)
-  axes.plot(shots, means, color=color, marker=marker, markersize=5)
+  axes.plot([*groups], means, color=color, marker=marker, markersize=5)
   if curve.probe:
     axes.axhline(curve.probe.accuracy, color=color, linestyle='--')
 
@@ -212,31 +197,27 @@ def _labels(shots: Sequence[int]) -> list[str]:
 
 def _legend(curves: Sequence[Curve]) -> list[Any]:
   """Returns the checkpoints, where there are several, and what is drawn."""
-  from matplotlib.lines import Line2D
   from matplotlib.patches import Patch
-
-  def line(label: str, **style: Any) -> Line2D:
-    return Line2D([], [], label=label, **style)
 
   color, marker = plots.style(0).values()
   handles: list[Any] = []
   if len(curves) > 1:
     for i, curve in enumerate(curves):
       label = textwrap.fill(curve.label, 30)
-      handles.append(line(label, **plots.style(i)))
+      handles.append(plots.entry(label, **plots.style(i)))
     color, marker = '#444444', ''
   seeds = {len(r) for c in curves for r in c.by_shots().values()}
   n = ' to '.join(map(str, sorted({min(seeds), max(seeds)})))
   unit = 'seed' if n == '1' else 'seeds'
-  handles.append(line(f'mean of {n} {unit}', color=color, marker=marker))
+  handles.append(plots.entry(f'mean of {n} {unit}', color=color, marker=marker))
   if max(seeds) > 1:
     handles += [
       Patch(color=color, alpha=0.2, linewidth=0, label='± standard deviation'),
-      line('single seeds', color=color, marker='.', linestyle=''),
+      plots.entry('single seeds', color=color, marker='.', linestyle=''),
     ]
   if any(curve.probe for curve in curves):
     handles.append(
-      line('linear probe\n(all examples)', color=color, linestyle='--')
+      plots.entry('linear probe\n(all examples)', color=color, linestyle='--')
     )
   return handles
 

@@ -1,14 +1,12 @@
 """Bar charts side by side, as in figure 2 of the paper."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.training import plots
 
 
-@dataclasses.dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
   """What one model has in one panel.
 
   Attributes:
@@ -32,13 +30,9 @@ def png(
   hatched: Sequence[str],
   y_label: str,
 ) -> bytes:
-  """Returns the picture.
+  """Returns the picture of panels in up to five columns.
 
-  Args:
-    panels: in up to five columns.
-    names: of all models, in the order of the legend.
-    hatched: those that are.
-    y_label: of all panels, in percent.
+  The legend has `names` in their order; bars of those in `hatched` are.
   """
   # Here, because it is slow to import.
   from matplotlib.patches import Patch
@@ -56,12 +50,8 @@ def png(
     axes.set_axis_off()
   for axes in all_axes[::across]:
     axes.set_ylabel(y_label)
-  figure.legend(
-    handles=[Patch(label=name, **style) for name, style in styles.items()],
-    loc='outside lower center',
-    ncols=min(4, across + 1),
-    frameon=False,
-  )
+  handles = [Patch(label=name, **style) for name, style in styles.items()]
+  plots.legend(figure, handles, 'lower center', min(4, across + 1))
   return plots.png(figure)
 
 

@@ -30,17 +30,15 @@ RESIZE = 448 / 384
 
 
 def fine_tuning(config: ConfigDict, model: str) -> None:
-  """Sets what table 4 has for all data.
+  """Sets what table 4 has for all data in a config from `config.base`.
 
-  Args:
-    config: from `config.base`.
-    model: a variant, or a checkpoint whose weights, model and scaling of images
-      are taken.
+  The model is a variant, or `init` and the model are a checkpoint's, with its
+  scaling of images.
 
   Raises:
     ValueError: if it is neither.
   """
-  start_from(config, model)
+  _start_from(config, model)
   config.model.dtype = 'bfloat16'
   config.batch_size = 512
   config.data.image_size = str(nearest_size(config, 384))
@@ -54,12 +52,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   )
 
 
-def start_from(config: ConfigDict, model: str) -> None:
-  """Sets the model to a variant, or `init` and the model to a checkpoint's.
-
-  Raises:
-    ValueError: if it is neither.
-  """
+def _start_from(config: ConfigDict, model: str) -> None:
   try:
     config_lib.choose_model(config, model)
     return
@@ -73,10 +66,9 @@ def start_from(config: ConfigDict, model: str) -> None:
     {k: v for k, v in fields.items() if k not in _NOT_THE_WEIGHTS}
   )
   config.init = model
+  given = checkpoint.preprocessing
   config.data.update(
-    mean=checkpoint.preprocessing.mean,
-    std=checkpoint.preprocessing.std,
-    interpolation=checkpoint.preprocessing.interpolation,
+    mean=given.mean, std=given.std, interpolation=given.interpolation
   )
 
 
@@ -101,8 +93,7 @@ def nearest_size(config: ConfigDict, pixels: int) -> int:
 def on(name: str) -> dict[str, Any]:
   """Returns the fields that table 4 has for one data set.
 
-  Args:
-    name: of a benchmark, or any other data with splits train and test.
+  That is a benchmark, or any other data with splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.benchmark(name)
@@ -121,9 +112,7 @@ def on(name: str) -> dict[str, Any]:
 def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   """Returns the fields with which the learning rate is chosen on one data set.
 
-  Args:
-    config: after `fine_tuning`.
-    name: of the data, as for `on`.
+  The config comes from `fine_tuning`; the name is as for `on`.
   """
   benchmark = benchmarks.benchmark(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
@@ -133,8 +122,6 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   rate_axis = axes.axis(config, 'optimizer.lr', map(str, rates))
   fields: dict[str, Any] = {'tune.axes': (rate_axis,)}
   if benchmark:
-    fields |= {
-      'tune.train': benchmark.tune_train,
-      'tune.val': benchmark.tune_val,
-    }
+    fields['tune.train'] = benchmark.tune_train
+    fields['tune.val'] = benchmark.tune_val
   return fields

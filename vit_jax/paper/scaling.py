@@ -3,9 +3,8 @@
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from vit_jax.training import plots
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial')
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
   """A model in the picture.
 
   Attributes:
@@ -78,47 +76,35 @@ class ScalingReport(grid.GridReport):
     """Returns a row for each model, and the caption."""
     models = self.models()
     n = max(len(self.values(runs)) for runs in models.values())
-    heads = ['Model', 'Family', 'Parameters', 'exaFLOPs', self.metric]
-    lines = [
-      self._caption(n),
-      '',
-      grid.line(heads),
-      grid.line([':--', ':--', '--:', '--:', '--:']),
-    ]
+    rows = []
     for name, runs in models.items():
-      facts = ['', '', '']
+      kind = params = computed = ''
       if result := next((run.result for run in runs if run.result), None):
-        facts[:2] = family(result['config']['model']), f'{result["params"]:,}'
+        kind, params = (
+          family(result['config']['model']),
+          f'{result["params"]:,}',
+        )
       # A run that diverged has not computed all that its model would take.
       if result := _finished(runs):
-        facts[2] = f'{exaflops(result):.4g}'
-      lines.append(grid.line([name, *facts, self._cell(runs, n)]))
-    return '\n'.join(lines) + '\n'
+        computed = f'{exaflops(result):.4g}'
+      rows.append([name, kind, params, computed, self._cell(runs, n)])
+    heads = ['Model', 'Family', 'Parameters', 'exaFLOPs', self.metric]
+    return f'{self._caption(n)}\n\n{grid.table(heads, rows, left=2)}'
 
   def points(self) -> list[Point]:
     """Returns the models of which a run has finished."""
     points = []
     for name, runs in self.models().items():
       if result := _finished(runs):
-        values = self.values(runs)
-        points.append(
-          Point(
-            name,
-            family(result['config']['model']),
-            exaflops(result),
-            statistics.mean(values),
-            statistics.stdev(values) if len(values) > 1 else None,
-          )
-        )
+        kind = family(result['config']['model'])
+        mean, deviation = grid.moments(self.values(runs))
+        points.append(Point(name, kind, exaflops(result), mean, deviation))
     return points
 
   def plot(self) -> bytes | None:
     """Returns figure 5: left our models, right those of table 6.
 
     They stand apart because they were measured on other data.
-
-    Returns:
-      A PNG, or None where no run has finished.
     """
     points = self.points()
     if not points:
@@ -133,18 +119,19 @@ class ScalingReport(grid.GridReport):
     left.set_ylabel(f'{self.metric} {self.when()}')
     if self.is_percentage():
       left.yaxis.set_major_formatter(PercentFormatter(1))
-    draw_points(right, table_6(), alpha=0.55)
+    published_points = table_6()
+    draw_points(right, published_points, alpha=0.55)
     right.set_title('Published: 7 or 14 epochs of JFT-300M (table 6)')
     right.set_ylabel('ImageNet accuracy after fine-tuning')
     right.yaxis.set_major_formatter(PercentFormatter(1))
-    figure.legend(
-      handles=_legend(points),
-      loc='outside lower center',
-      ncols=4,
-      frameon=False,
-    )
+    handles = [
+      plots.entry(name, **_style(name))
+      for name in FAMILIES
+      if any(point.family == name for point in [*points, *published_points])
+    ]
+    plots.legend(figure, handles, 'lower center', columns=4)
     annotate(left, points)
-    annotate(right, table_6())
+    annotate(right, published_points)
     return plots.png(figure)
 
 
@@ -160,7 +147,7 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
         [point.exaflops for point in members],
         [point.mean for point in members],
         # A length of nothing draws no cap.
-        yerr=[point.deviation or math.nan for point in members],
+        [point.deviation or math.nan for point in members],
         capsize=3,
         alpha=alpha,
         **_style(name),
@@ -249,14 +236,3 @@ def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:
 
 def _style(name: str) -> dict[str, Any]:
   return plots.style(FAMILIES.index(name))
-
-
-def _legend(points: Sequence[Point]) -> list[Any]:
-  from matplotlib.lines import Line2D
-
-  shown = {point.family for point in [*points, *table_6()]}
-  return [
-    Line2D([], [], label=name, **_style(name))
-    for name in FAMILIES
-    if name in shown
-  ]

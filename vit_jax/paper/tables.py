@@ -1,8 +1,10 @@
 """Sweeps over the paper's data sets as its tables 2 and 9 and its figure 2."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
@@ -32,39 +34,21 @@ VTAB_TITLE = f'VTAB ({len(SUITES[VTAB])} tasks)'
 SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Accuracies:
+class Accuracies(NamedTuple):
   """What one of our models has on one line.
 
   Attributes:
     values: of the seeds that have finished, in percent.
     diverged: how many runs have.
     missing: what stands for values where there are none.
-    usual_n: values that most cells have when all runs have finished.
   """
 
-  values: tuple[float, ...]
+  values: list[float]
   diverged: int
   missing: str
-  usual_n: int
-
-  def bar(self) -> Bar:
-    if not self.values:
-      return Bar(None, missing=self.missing)
-    several = len(self.values) > 1
-    deviation = statistics.stdev(self.values) if several else None
-    return Bar(statistics.mean(self.values), deviation)
-
-  def text(self, decimals: int) -> str:
-    if not self.values:
-      return self.missing
-    return grid.mean_text(
-      self.values, self.usual_n, self.diverged, lambda x: f'{x:.{decimals}f}'
-    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
   """A data set, or a mean over several: a row of table 2, a column of table 9.
 
   Attributes:
@@ -100,11 +84,11 @@ class TransferReport(grid.GridReport):
     The mean of a group is that of its tasks. Its deviation is over the seeds'
     means, and only seeds that have finished every task count.
     """
-    parts = [self._caption(self._usual_n()), '']
-    if len(self._tasks()) < len(self.axes[DATASET]):
-      parts += [*self._table_2(), '']
-    if self._tasks():
-      parts += [*self._table_9(), '']
+    parts = [self._caption(self._usual_n) + '\n']
+    if len(self._tasks) < len(self.axes[DATASET]):
+      parts.append(self._table_2())
+    if self._tasks:
+      parts.append(self._table_9())
     return '\n'.join(parts)
 
   def _caption(self, n: int) -> str:
@@ -113,55 +97,56 @@ class TransferReport(grid.GridReport):
       'All without (ours) is quoted from the paper.'
     )
 
-  def _table_2(self) -> list[str]:
-    """Returns the text of lines by models."""
+  def _table_2(self) -> str:
+    """Returns the table of lines by models."""
     lines = self.data_lines()
-    if self._tasks():
+    if self._tasks:
       lines.append(self._mean_line(VTAB, VTAB_TITLE))
     columns = self.published_columns(lines)
-    heads = [*map(_ours, self.models()), *columns]
-    table = [
-      grid.line(['', *heads]),
-      grid.line([':--', *['--:'] * len(heads)]),
-    ]
+    rows = []
     for line in lines:
-      ours = (line.cells[model].text(2) for model in self.models())
+      ours = (self._text(cell, 2) for cell in line.cells.values())
       theirs = (_printed(line, results) for results in columns.values())
-      table.append(grid.line([line.title, *ours, *theirs]))
-    return table
+      rows.append([line.title, *ours, *theirs])
+    return grid.table(['', *self.models, *columns], rows)
 
-  def _table_9(self) -> list[str]:
-    """Returns the text of models by lines."""
+  def _table_9(self) -> str:
+    """Returns the table of models by lines, and what its marks mean."""
     lines = [
-      *(self._line_of(name) for name in self._tasks()),
+      *map(self._line_of, self._tasks),
       *self._group_lines(),
       self._mean_line(VTAB, 'Mean'),
     ]
-    groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks())
+    groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks)
     legend = ', '.join(f'{SYMBOLS[group]} {group}' for group in groups)
-    table = [
-      f'VTAB-1k: {legend}. Means of groups are computed from their tasks.',
-      '',
-      grid.line(['', *(_head(line) for line in lines)]),
-      grid.line([':--', *['--:'] * len(lines)]),
+    rows = [
+      [model, *(self._text(line.cells[model], 1) for line in lines)]
+      for model in self.models
     ]
-    for model in self.models():
-      ours = (line.cells[model].text(1) for line in lines)
-      table.append(grid.line([_ours(model), *ours]))
-    for name, results in published.TABLE_9.items():
+    for model, results in published.TABLE_9.items():
       results = _with_groups(results)
-      theirs = (_printed(line, results) for line in lines)
-      table.append(grid.line([name, *theirs]))
-    return table
+      rows.append([model, *(_printed(line, results) for line in lines)])
+    return (
+      f'VTAB-1k: {legend}. Means of groups are computed from their tasks.\n\n'
+      + grid.table(['', *map(_head, lines)], rows)
+    )
 
+  def _text(self, cell: Accuracies, decimals: int) -> str:
+    if not cell.values:
+      return cell.missing
+    return grid.mean_text(
+      cell.values, self._usual_n, cell.diverged, lambda x: f'{x:.{decimals}f}'
+    )
+
+  @property
   def models(self) -> list[str]:
-    """Returns the names of our models, in the order of their runs."""
-    return list(dict.fromkeys(self._model(run) for run in self.runs))
+    """The names of our models, in the order of their runs."""
+    return list(dict.fromkeys(map(self._model, self.runs)))
 
   def _model(self, run: GridRun) -> str:
     apart = {DATASET, *self.averaged}
     labels = [v for name, v in run.labels.items() if name not in apart]
-    return ', '.join(labels) or 'model'
+    return f'{", ".join(labels) or "model"} (ours)'
 
   def _runs(self, model: str, *datasets: str) -> list[GridRun]:
     return [
@@ -170,14 +155,17 @@ class TransferReport(grid.GridReport):
       if self._model(run) == model and run.labels[DATASET] in datasets
     ]
 
+  @property
   def _tasks(self) -> list[str]:
-    """Returns the swept tasks of VTAB in table 9's order."""
+    """The swept tasks of VTAB in table 9's order."""
     return [name for name in SUITES[VTAB] if name in self.axes[DATASET]]
 
+  @functools.cached_property
   def _usual_n(self) -> int:
+    """Values that most cells have when all runs have finished."""
     return max(
-      len(_values(self._runs(model, name), METRIC))
-      for model in self.models()
+      len(self.values(self._runs(model, name), METRIC))
+      for model in self.models
       for name in self.axes[DATASET]
     )
 
@@ -185,56 +173,53 @@ class TransferReport(grid.GridReport):
     """Returns a line for each metric of the data sets outside of VTAB."""
     lines = []
     for name in self.axes[DATASET]:
-      if name in SUITES[VTAB]:
-        continue
-      lines.append(self._line_of(name))
-      for metric, key, title in EXTRAS.get(name, ()):
-        if _values(self.runs, metric):
-          lines.append(self._line_of(name, metric, key, title))
+      if name not in SUITES[VTAB]:
+        lines.append(self._line_of(name))
+        lines += [
+          self._line_of(name, *extra)
+          for extra in EXTRAS.get(name, ())
+          if self.values(self.runs, extra[0])
+        ]
     return lines
 
   def _line_of(
     self, dataset: str, metric: str = METRIC, key: str = '', title: str = ''
   ) -> Line:
-    known = BENCHMARKS.get(dataset)
     cells = {}
-    for model in self.models():
+    for model in self.models:
       runs = self._runs(model, dataset)
-      values = _values(runs, metric)
-      cells[model] = self._cell_of(values, runs, _why_missing(runs))
-    title = title or (known.title if known else dataset)
+      values = [100 * value for value in self.values(runs, metric)]
+      lost = grid.diverged(runs)
+      cells[model] = Accuracies(values, lost, _why_missing(runs))
+    if not title:
+      known = BENCHMARKS.get(dataset)
+      title = known.title if known else dataset
     return Line(key or dataset, title, cells)
-
-  def _cell_of(
-    self, values: Sequence[float], runs: Sequence[GridRun], missing: str
-  ) -> Accuracies:
-    diverged = sum(run.status == 'diverged' for run in runs)
-    return Accuracies(tuple(values), diverged, missing, self._usual_n())
 
   def _group_lines(self) -> list[Line]:
     """Returns the means of those groups of which all tasks are swept."""
     return [
       self._mean_line(group, group.capitalize())
       for group in SYMBOLS
-      if set(SUITES[group]) <= set(self._tasks())
+      if set(SUITES[group]) <= set(self._tasks)
     ]
 
   def _mean_line(self, name: str, title: str) -> Line:
     """Returns the unweighted mean of VTAB's or of a group's tasks."""
     tasks = SUITES[name]
     cells = {}
-    for model in self.models():
+    for model in self.models:
       runs = self._runs(model, *tasks)
       seeds: dict[tuple[str, ...], list[GridRun]] = {}
       for run in runs:
         seed = tuple(run.labels[name] for name in self.averaged)
         seeds.setdefault(seed, []).append(run)
-      values = [_values(group, METRIC) for group in seeds.values()]
-      means = [statistics.mean(v) for v in values if len(v) == len(tasks)]
+      values = [self.values(group, METRIC) for group in seeds.values()]
+      means = [100 * statistics.mean(v) for v in values if len(v) == len(tasks)]
       missing = f'{max(map(len, values), default=0)} of {len(tasks)} tasks'
-      if diverged := sum(run.status == 'diverged' for run in runs):
-        missing += f' ({diverged} diverged)'
-      cells[model] = self._cell_of(means, runs, missing)
+      if lost := grid.diverged(runs):
+        missing += f' ({lost} diverged)'
+      cells[model] = Accuracies(means, lost, missing)
     return Line(name, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
@@ -254,27 +239,18 @@ class TransferReport(grid.GridReport):
 
     Tasks of VTAB stand alone only where their group is not swept as a whole.
     """
+    lines = self.data_lines()
+    if len(self._tasks) == len(SUITES[VTAB]):
+      lines.append(self._mean_line(VTAB, VTAB_TITLE))
     groups = self._group_lines()
     whole = {line.name for line in groups}
-    means = [self._mean_line(VTAB, VTAB_TITLE)]
-    return [
-      *self.data_lines(),
-      *(means if len(self._tasks()) == len(SUITES[VTAB]) else []),
-      *groups,
-      *(
-        self._line_of(name)
-        for name in self._tasks()
-        if BENCHMARKS[name].group not in whole
-      ),
-    ]
+    alone = [n for n in self._tasks if BENCHMARKS[n].group not in whole]
+    return [*lines, *groups, *map(self._line_of, alone)]
 
   def plot(self) -> bytes | None:
     """Returns bars for each of the `panels`, those of VTAB as in figure 2.
 
     Beside ours are the models of table 2.
-
-    Returns:
-      A PNG, or None where no run has finished.
     """
     lines = self.panels()
     if not any(cell.values for line in lines for cell in line.cells.values()):
@@ -282,14 +258,19 @@ class TransferReport(grid.GridReport):
     columns = _only(_table_2_columns(), lines)
     panels = []
     for line in lines:
-      ours = {_ours(model): cell.bar() for model, cell in line.cells.items()}
+      ours = {
+        model: Bar(*grid.moments(cell.values))
+        if cell.values
+        else Bar(None, missing=cell.missing)
+        for model, cell in line.cells.items()
+      }
       theirs = {
         name: Bar(results[line.name].mean, results[line.name].deviation)
         for name, results in columns.items()
         if line.name in results
       }
       panels.append((_head(line), ours | theirs))
-    names = [*map(_ours, self.models()), *columns]
+    names = [*self.models, *columns]
     return bars.png(panels, names, list(columns), f'{METRIC} in percent')
 
 
@@ -323,37 +304,22 @@ def _with_groups(results: Results) -> Results:
   return results | means
 
 
-def _values(runs: Sequence[GridRun], metric: str) -> list[float]:
-  """Returns in percent the metric of those finished runs that have it."""
-  return [
-    100 * run.result['metrics'][metric]
-    for run in runs
-    if run.result and run.status == 'done' and metric in run.result['metrics']
-  ]
-
-
 def _why_missing(runs: Sequence[GridRun]) -> str:
   """Returns what to say of runs of which none has the metric."""
-  states = [run.status for run in runs]
+  states = {run.status for run in runs}
   if not states or 'done' in states:
     return 'n/a'
-  diverged, pending = states.count('diverged'), states.count('pending')
-  if diverged and pending:
-    return f'{diverged} diverged, {pending} pending'
-  return 'diverged' if diverged else 'pending'
+  if len(states) == 1:
+    return states.pop()
+  lost = grid.diverged(runs)
+  return f'{lost} diverged, {len(runs) - lost} pending'
 
 
 def _is_variant(run: GridRun, variant: str) -> bool:
   """Whether a finished run's model has the shape of a variant."""
-  fields = variants.fields(variant)
-  plain = variants.defaults(fields['name']) | fields
-  keys = (*fields, 'axial', 'stem_width')
+  shape = {'axial': False, 'stem_width': 0} | variants.fields(variant)
   model = run.result['config']['model'] if run.result else {}
-  return all(model.get(key) == plain[key] for key in keys)
-
-
-def _ours(model: str) -> str:
-  return f'{model} (ours)'
+  return shape.items() <= model.items()
 
 
 def _head(line: Line) -> str:

@@ -42,8 +42,9 @@ from vit_jax.plan.costs import (
   costs,
   devices_of,
   facts_given,
+  profile,
+  report,
 )
-from vit_jax.plan.report import profile, report
 from vit_jax.plan.search import Search, TooLarge
 from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding
@@ -76,52 +77,47 @@ def search(
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
 ) -> tuple[dict[str, Any], Step]:
-  """Prints what is tried, and returns the best fields of the config.
+  """Prints what is tried, and returns the best fields with the step of them.
 
   What is sent is added to a step at its least time, as if nothing else ran
   beside it: the fastest without would send most.
 
-  Returns:
-    The fields, and the step with them.
-
   Raises:
     TooLarge: if nothing fits.
   """
-  steps: list[tuple[dict[str, Any], Step]] = []
   print(
     'images parts gather tensor layers   remat             GiB     step + sent '
     'ms  images/s  MFU    compiled'
   )
 
-  def step_s(config: ConfigDict, fields: dict[str, Any]) -> float:
+  def compiled(config: ConfigDict) -> tuple[float, Step]:
     images = config.batch_size * config.mesh.tensor // len(devices)
-    start = (
+    layers = 'looped' if config.model.scan else 'unrolled'
+    print(
       f'{images // config.accum_steps:<6} {config.accum_steps:<5} '
-      f'{config.gather:<6} {config.mesh.tensor:<6} '
-      f'{"looped" if config.model.scan else "unrolled":<8} '
-      f'{config.model.remat:<16} '
+      f'{config.gather:<6} {config.mesh.tensor:<6} {layers:<8} '
+      f'{config.model.remat:<16} ',
+      end='',
+      flush=True,
     )
-    print(start, end='', flush=True)
     try:
       experiment = Experiment(config, facts, devices)
       step = compile_step(experiment)
     except TooLarge as e:
       print(str(e).partition(',')[0].removeprefix('it takes '))
       raise
-    steps.append((fields, step))
     cost = costs(experiment, step, devices, chip)
-    total_s = cost['step_s'] + cost['sent_s']
     print(
       f'{step.peak_bytes / GIB:5.2f} {1e3 * cost["step_s"]:8.1f} + '
       f'{1e3 * cost["sent_s"]:<7.1f}{cost["images_per_s"]:9.1f} '
       f'{cost["mfu"]:6.1%} {step.compile_s:6.0f} s'
     )
-    return total_s
+    return cost['step_s'] + cost['sent_s'], step
 
-  best = Search(config, len(devices), step_s).best()
+  best = Search(config, len(devices), compiled).best()
   if best is None:
     raise TooLarge('nothing that was tried does. Take a larger topology')
-  return next(found for found in steps if found[0] == best.fields)
+  return best.fields, best.step
 
 
 def run(argv: list[str]) -> None:
@@ -147,8 +143,7 @@ def run(argv: list[str]) -> None:
     experiment = Experiment(config, facts, devices)
     print(
       f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
-      'batch in '
-      f'{config.accum_steps} parts',
+      f'batch in {config.accum_steps} parts',
       flush=True,
     )
     step = step or compile_step(experiment)

@@ -46,18 +46,13 @@ def training(experiment: Experiment) -> Program:
 
   Its arguments are those of `Experiment.train_step`.
   """
-  fixed = jax.eval_shape(experiment.objective.fixed)
-  rows = NamedSharding(experiment.mesh, sharding.BATCH)
+  fixed = experiment.placed(jax.eval_shape(experiment.objective.fixed))
   batch = experiment.objective.batch_shapes(experiment.config.batch_size)
+  rows = _placed(batch, NamedSharding(experiment.mesh, sharding.BATCH))
   number = jax.ShapeDtypeStruct((), np.int32)
+  step = _placed(number, sharding.replicated(experiment.mesh))
   return Program(
-    experiment.train_step(),
-    (
-      experiment.state_shapes,
-      experiment.placed(fixed),
-      jax.tree.map(lambda x: _placed(x, rows), batch),
-      _placed(number, sharding.replicated(experiment.mesh)),
-    ),
+    experiment.train_step(), (experiment.state_shapes, fixed, rows, step)
   )
 
 
@@ -74,21 +69,17 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
     )
     return model.apply({'params': params}, images_BHWC)[0]
 
-  single = SingleDeviceSharding(device)
   arguments = (
     experiment.state_shapes['params'],
     experiment.objective.batch_shapes(config.batch_size)['image'],
   )
   return Program(
-    jax.jit(apply), jax.tree.map(lambda x: _placed(x, single), arguments)
+    jax.jit(apply), _placed(arguments, SingleDeviceSharding(device))
   )
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the most that a program has in use of a device's memory.
-
-  Its arguments are included.
-  """
+  """Returns the most of a device's memory in use, arguments included."""
   found: Any = compiled.memory_analysis()
   whole = (
     found.argument_size_in_bytes
@@ -106,5 +97,7 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
   return found.peak_memory_in_bytes if is_tpu else whole
 
 
-def _placed(x: jax.ShapeDtypeStruct, where: Sharding) -> Any:
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+def _placed(tree: Any, where: Sharding) -> Any:
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree
+  )

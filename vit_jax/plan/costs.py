@@ -1,5 +1,6 @@
 """What the TPU's compiler makes of a training step, and what that costs."""
 
+import collections
 import dataclasses
 import importlib.util
 import os
@@ -78,11 +79,11 @@ def compile_step(experiment: Experiment) -> Step:
   state = program.shapes[0]
   params_bytes = _bytes(state['params'])
   return Step(
-    program=hlo.read(compiled.as_text() or ''),
-    params_bytes=params_bytes,
-    optimizer_bytes=_bytes(state) - params_bytes,
-    peak_bytes=aot.peak_bytes(compiled),
-    compile_s=compile_s,
+    hlo.read(compiled.as_text() or ''),
+    params_bytes,
+    _bytes(state) - params_bytes,
+    aot.peak_bytes(compiled),
+    compile_s,
   )
 
 
@@ -141,10 +142,7 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   """Returns the facts of a config's data; classes have numbers for names.
 
-  Args:
-    config: names the data.
-    num_classes: takes the place of the data's, if not 0.
-    examples: takes the place of the data's, if not 0.
+  Numbers of classes and examples that are not 0 take the place of the data's.
 
   Raises:
     ValueError: if the data is neither known nor at hand.
@@ -158,10 +156,10 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
 def _size(data: ConfigDict) -> tuple[int, int]:
   name, split = data.name, data.split
-  usual = benchmarks.benchmark(name)
   if name in _KNOWN:
     classes, size = _KNOWN[name]
     return classes, len(splits.select(split, {'train': range(size)}, name))
+  usual = benchmarks.benchmark(name)
   if usual and split == usual.train:
     return usual.num_classes, usual.examples[0]
   source = sources.open_source(
@@ -204,3 +202,63 @@ def costs(
     'cores': cores,
     'image_flops': image_flops,
   }
+
+
+def report(
+  experiment: Experiment,
+  step: Step,
+  devices: Sequence[jax.Device],
+  chip: hardware.TpuChip,
+) -> str:
+  """Returns what there is to say of a step that fits, a line each."""
+  cost = costs(experiment, step, devices, chip)
+  total, batch_size = experiment.durations.total, experiment.config.batch_size
+  exaflops = total * batch_size * cost['image_flops'] / 1e18
+  sent = f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms'
+  rows = {
+    'compiled': f'in {step.compile_s:.0f} s',
+    'memory': (
+      f'{_gib(step.peak_bytes)} of {_gib(cost["hbm_bytes"])} at the most: '
+      f'parameters {_gib(step.params_bytes)}, optimizer '
+      f'{_gib(step.optimizer_bytes)}, all else '
+      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes)
+    ),
+    'step': (
+      f'{1e3 * cost["step_s"]:,.1f} ms: {cost["images_per_s"]:,.1f} images/s a '
+      f'core, MFU {cost["mfu"]:.1%}, collectives not counted'
+    ),
+    'sent': '\n          '.join([sent, *_collectives(step.program)]),
+    'schedule': (
+      f'{total:,} steps of {batch_size:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
+      f'{total * cost["step_s"] / 3_600:,.1f} hours here'
+    ),
+  }
+  return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
+
+
+def _gib(count: float) -> str:
+  return f'{count / GIB:.2f} GiB'
+
+
+def _collectives(program: hlo.CompiledProgram) -> list[str]:
+  """Returns what is sent, by kind and number of devices."""
+  found: dict[tuple[str, int], list[hlo.Collective]] = {}
+  for each in program.collectives:
+    found.setdefault((each.kind, each.devices), []).append(each)
+  return [
+    f'{sum(each.count for each in same)} x {kind} over {n}: '
+    f'{_gib(sum(round(each.sent_bytes()) for each in same))}'
+    for (kind, n), same in sorted(found.items())
+  ]
+
+
+def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
+  """Returns the operations that take longest, all layers' together."""
+  cycles: collections.Counter[str] = collections.Counter()
+  for name, number in program.cycles.items():
+    cycles[re.sub(r'block_\d+', 'block_*', name)] += number
+  return [
+    f'{number / program.total_cycles:6.1%}  {name}'
+    for name, number in cycles.most_common(count)
+  ]

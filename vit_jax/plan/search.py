@@ -18,7 +18,7 @@ for granted:
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -39,23 +39,20 @@ class TooLarge(Exception):
   """The step does not fit into the memory of a core."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
   """A combination that was compiled.
 
   Attributes:
     fields: of the config, by name.
     images: at a time in each of the devices along data and fsdp.
-    step_s: of the whole batch; infinite where it does not fit.
+    step_s: of the whole batch.
+    step: what the compiler made of it.
   """
 
   fields: dict[str, Any]
   images: int
   step_s: float
-
-  @property
-  def fits(self) -> bool:
-    return self.step_s < float('inf')
+  step: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +62,12 @@ class Search:
   Attributes:
     config: what to train.
     devices: of the topology.
-    step_s: compiles a config with the given fields set; raises `TooLarge`.
+    compiled: gives of a config `step_s` and `step`; raises `TooLarge`.
   """
 
   config: ConfigDict
   devices: int
-  step_s: Callable[[ConfigDict, dict[str, Any]], float]
+  compiled: Callable[[ConfigDict], tuple[float, Any]]
 
   def best(self) -> Trial | None:
     """Returns the fastest combination that fits, or None."""
@@ -92,8 +89,7 @@ class Search:
     choices = [n for n in range(1, each + 1) if each % n == 0]
     for kept in KEPT:
       fields = place | {'model.scan': True, 'model.remat': kept}
-      trial = self._most_images(fields, choices)
-      if trial:
+      if trial := self._most_images(fields, choices):
         yield trial
         if trial.images == each:
           return
@@ -105,8 +101,7 @@ class Search:
     fits, too_many = None, len(choices)
     low, probe = -1, len(choices) - 1
     while too_many - low > 1:
-      trial = self._try(fields, choices[probe])
-      if trial.fits:
+      if trial := self._try(fields, choices[probe]):
         fits, low = trial, probe
       else:
         too_many = probe
@@ -118,12 +113,12 @@ class Search:
     yield looped
     for kept in KEPT[: KEPT.index(looped.fields['model.remat']) + 1]:
       fields = looped.fields | {'model.scan': False, 'model.remat': kept}
-      trial = self._try(fields, looped.images)
-      if trial.fits:
+      if trial := self._try(fields, looped.images):
         yield trial
         return
 
-  def _try(self, fields: dict[str, Any], images: int) -> Trial:
+  def _try(self, fields: dict[str, Any], images: int) -> Trial | None:
+    """Returns the trial, None where it does not fit."""
     shards = self.devices // fields['mesh.tensor']
     fields = fields | {
       'accum_steps': self.config.batch_size // shards // images,
@@ -133,6 +128,6 @@ class Search:
     config = copy.deepcopy(self.config)
     axes.set_fields(config, fields)
     try:
-      return Trial(fields, images, self.step_s(config, fields))
+      return Trial(fields, images, *self.compiled(config))
     except TooLarge:
-      return Trial(fields, images, float('inf'))
+      return None

@@ -1,12 +1,9 @@
-"""The axes of `config.sweep` and `config.tune`, and the cells they span.
-
-`sweep_run` runs the cells, `tune` chooses between candidates for them.
-"""
+"""The axes of `config.sweep` and `config.tune`, and the cells they span."""
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -20,6 +17,8 @@ RUNS = 'runs'
 
 # A name, and by label the fields that a value of the axis sets.
 Axis = tuple[str, tuple[tuple[str, dict[str, Any]], ...]]
+# A value of each of some axes: the labels by the names of the axes, the fields.
+Combination = tuple[dict[str, str], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Cell:
 
   @property
   def name(self) -> str:
-    return ' / '.join(self.labels.values())
+    return name_of(self.labels)
 
 
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
@@ -67,40 +66,27 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
 def add_axes(
   config: ConfigDict, sweeps: Sequence[str], tunes: Sequence[str] = ()
 ) -> None:
-  """Adds axes given as FIELD=V1,V2,... to a config.
+  """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
   Where the config has an axis of the same field already, the new values replace
   those. Where an axis of the sweep sets what is tuned, as with a grid of
   learning rates for each data set, all of these grids are changed.
-
-  Args:
-    config: gets the axes in `sweep` and `tune.axes`.
-    sweeps: of `sweep`.
-    tunes: of `tune.axes`.
 
   Raises:
     ValueError: for what is no such text, or a field or value there is not.
   """
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
-
-  def with_tunes(fields: dict[str, Any]) -> dict[str, Any]:
-    if 'tune.axes' not in fields:
-      return fields
-    axes = _extended(config, fields['tune.axes'], 'tune', tunes)
-    return fields | {'tune.axes': axes}
-
-  config.sweep = tuple(
-    (name, tuple((label, with_tunes(fields)) for label, fields in values))
-    for name, values in config.sweep
-  )
+  for _, values in config.sweep:
+    for _, fields in values:
+      if (grid := fields.get('tune.axes')) is not None:
+        fields['tune.axes'] = _extended(config, grid, 'tune', tunes)
 
 
 def _extended(
   config: ConfigDict, axes: Sequence[Axis], flag: str, texts: Sequence[str]
 ) -> tuple[Axis, ...]:
-  extended = list(axes)
-  fields = []
+  given: dict[str, Axis] = {}
   for text in texts:
     field, _, values = (part.strip() for part in text.partition('='))
     if not values:
@@ -108,16 +94,16 @@ def _extended(
         f'--{flag}={text}: write a field and its values, as in '
         f'--{flag}=optimizer.lr=0.001,0.003.'
       )
-    if field in fields:
+    if field in given:
       raise ValueError(
         f'--{flag}={field}=... is given twice: give all values at once.'
       )
-    fields.append(field)
-    same = (i for i, old in enumerate(extended) if sets_only(old, field))
-    at = next(same, len(extended))
-    new = axis(config, field, config_lib.split_commas(values))
-    extended[at : at + 1] = [new]
-  return tuple(extended)
+    given[field] = axis(config, field, config_lib.split_commas(values))
+  extended = []
+  for old in axes:
+    same = next((field for field in given if sets_only(old, field)), None)
+    extended.append(given.pop(same) if same else old)
+  return (*extended, *given.values())
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
@@ -126,62 +112,59 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
   Raises:
     ValueError: naming the first such field and how to set it.
   """
-  tuned = config.tune.axes + tuple(
-    tune_axis
+  owned = [('sweep', 'sweep', found) for found in config.sweep]
+  grids = [config.tune.axes]
+  grids += [
+    entry.get('tune.axes', ())
     for _, values in config.sweep
     for _, entry in values
-    for tune_axis in entry.get('tune.axes', ())
-  )
+  ]
+  owned += [('tuning', 'tune', found) for grid in grids for found in grid]
   for field in fields:
-    for what, flag, axes in (
-      ('sweep', 'sweep', config.sweep),
-      ('tuning', 'tune', tuned),
-    ):
-      for found in axes:
-        if field in _fields(found):
-          hint = 'leave it out, every run has its own'
-          if sets_only(found, field):
-            hint = f'choose its values with --{flag}={field}=...'
-          raise ValueError(
-            f'{field} is set by the axis {found[0]!r} of the {what}: {hint}'
-          )
+    for what, flag, found in owned:
+      if field in _fields(found):
+        hint = 'leave it out, every run has its own'
+        if sets_only(found, field):
+          hint = f'choose its values with --{flag}={field}=...'
+        raise ValueError(
+          f'{field} is set by the axis {found[0]!r} of the {what}: {hint}'
+        )
+
+
+def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
+  """Yields every one there is, the last axis changing fastest."""
+  for values in itertools.product(*(values for _, values in axes)):
+    names = (name for name, _ in axes)
+    labels = dict(zip(names, (label for label, _ in values), strict=True))
+    yield labels, {k: v for _, fields in values for k, v in fields.items()}
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
   """Returns the runs of a config's sweep in their order.
 
-  What is tuned is not chosen yet: `tune.entries` gives the runs of that.
+  What is tuned is not chosen yet: `choosing.entries` gives the runs of that.
 
   Raises:
     ValueError: for axes, labels or values that do not work.
   """
   check_axes(config.sweep)
-  found: dict[epath.Path, Cell] = {}
-  for combination in itertools.product(*(values for _, values in config.sweep)):
+  found = []
+  for labels, fields in combinations(config.sweep):
     cell_config = config.copy_and_resolve_references()
     cell_config.sweep = cell_config.sweep_skip = ()
-    for _, fields in combination:
-      set_fields(cell_config, fields)
+    set_fields(cell_config, fields)
     flat = config_lib.flatten(cell_config)
-    if any(
+    if not any(
       all(flat.get(k) == v for k, v in skip.items())
       for skip in config.sweep_skip
     ):
-      continue
-    labels = {
-      name: label
-      for (name, _), (label, _) in zip(config.sweep, combination, strict=True)
-    }
-    cell = Cell(labels, cell_config, folder(workdir, RUNS, labels))
-    if cell.workdir in found:
-      raise shared_folder(found[cell.workdir], cell)
-    found[cell.workdir] = cell
+      found.append(Cell(labels, cell_config, folder(workdir, RUNS, labels)))
   if not found:
     raise ValueError(
       'The sweep has no runs: an axis has no values, or sweep_skip leaves all '
       'of them out.'
     )
-  return list(found.values())
+  return found
 
 
 def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
@@ -206,14 +189,6 @@ def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
       raise ValueError(f'Two axes are named {name!r}.')
 
 
-def shared_folder(first: Cell, second: Cell) -> ValueError:
-  return ValueError(
-    f'{first.name} and {second.name} would share the folder '
-    f'{first.workdir.name}: give every value of an axis once, with its own '
-    'label.'
-  )
-
-
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
   """Sets fields to what a value of an axis has for them."""
   config_lib.override(config, {k: str(v) for k, v in fields.items()})
@@ -224,10 +199,20 @@ def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
   return absolute(workdir) / kind / '_'.join(map(slug, labels.values()))
 
 
+def name_of(labels: dict[str, str]) -> str:
+  """Returns labels for people."""
+  return ' / '.join(labels.values())
+
+
 def slug(label: str) -> str:
   """Returns a label as a part of a folder's name."""
   text = re.sub(r'[^\w.=+-]+', '-', label)
   return re.sub(r'\.(?!\d)', '', text).strip('-')
+
+
+def value_of(name: str, label: str) -> str:
+  """Returns 0.001 of the label lr=0.001 on the axis optimizer.lr."""
+  return label.removeprefix(f'{name.rpartition(".")[2]}=')
 
 
 def seed_axes(config: ConfigDict) -> list[str]:

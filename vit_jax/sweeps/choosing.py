@@ -6,10 +6,7 @@ trial trains on `tune.train` and is measured on `tune.val`. The best combination
 is then set in all runs of the group, which train on the whole `data.split`.
 """
 
-import csv
 import dataclasses
-import io
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,17 +18,9 @@ from ml_collections import ConfigDict
 from vit_jax.data import splits
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
-from vit_jax.sweeps.axes import (
-  RUNS,
-  Axis,
-  Cell,
-  cells,
-  check_axes,
-  folder,
-  seed_axes,
-  set_fields,
-  shared_folder,
-)
+from vit_jax.sweeps import axes
+from vit_jax.sweeps.axes import Cell, Combination
+from vit_jax.training import metric_log
 
 TRIALS = 'tune'
 # What trials set themselves, or what would no longer be one question.
@@ -39,23 +28,6 @@ _NOT_TUNED = (
   r'seed|data\.(name|dir|split|split_seed)|evaluators\..*|tune\..*'
   r'|best_metric|early_stopping|eval_only|report|sweep|sweep_skip'
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-  """One combination of values of the tuned fields.
-
-  Attributes:
-    labels: by the names of the axes of `tune`.
-    fields: that it sets.
-  """
-
-  labels: dict[str, str]
-  fields: dict[str, Any]
-
-  @property
-  def name(self) -> str:
-    return ' / '.join(self.labels.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,12 +41,12 @@ class Group:
   """
 
   labels: dict[str, str]
-  candidates: tuple[Candidate, ...]
+  candidates: tuple[Combination, ...]
   trials: tuple[Cell, ...]
 
   @property
   def name(self) -> str:
-    return ' / '.join(self.labels.values()) or 'all runs'
+    return axes.name_of(self.labels) or 'all runs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,37 +73,38 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   Raises:
     ValueError: for axes, labels or values that do not work.
   """
-  seeds = seed_axes(config)
+  seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
   found = []
-  for cell in cells(config, workdir):
+  for cell in axes.cells(config, workdir):
     labels = {k: v for k, v in cell.labels.items() if k not in seeds}
     key = tuple(labels.values())
     if key not in groups:
       candidates = _candidates(config, cell)
-      trials = tuple(
-        _trial(cell, labels, candidate, workdir)
-        for candidate in (candidates if len(candidates) > 1 else ())
-      )
-      groups[key] = Group(labels, candidates, trials)
+      tried = candidates if len(candidates) > 1 else ()
+      made = tuple(_trial(cell, labels, each, workdir) for each in tried)
+      groups[key] = Group(labels, candidates, made)
     runs = tuple(
-      _with_candidate(cell, cell.labels, candidate, workdir, RUNS)
-      for candidate in groups[key].candidates
+      _with_candidate(cell, cell.labels, each, workdir, axes.RUNS)
+      for each in groups[key].candidates
     )
     found.append(PlannedRun(cell.labels, groups[key], runs))
   seen: dict[epath.Path, Cell] = {}
-  for run in itertools.chain(
-    *(entry.runs for entry in found), *(g.trials for g in groups.values())
-  ):
-    if run.workdir in seen:
-      raise shared_folder(seen[run.workdir], run)
-    seen[run.workdir] = run
+  trials = [trial for group in groups.values() for trial in group.trials]
+  for run in [run for entry in found for run in entry.runs] + trials:
+    first = seen.setdefault(run.workdir, run)
+    if first is not run:
+      raise ValueError(
+        f'{first.name} and {run.name} would share the folder '
+        f'{run.workdir.name}: give every value of an axis once, with its own '
+        'label.'
+      )
   return found
 
 
-def _candidates(config: ConfigDict, cell: Cell) -> tuple[Candidate, ...]:
-  axes: Sequence[Axis] = cell.config.tune.axes
-  for name, values in axes:
+def _candidates(config: ConfigDict, cell: Cell) -> tuple[Combination, ...]:
+  tuned = cell.config.tune.axes
+  for name, values in tuned:
     if not values:
       raise ValueError(f'The axis {name!r} of the tuning has no values.')
     for field in sorted({field for _, fields in values for field in fields}):
@@ -140,35 +113,27 @@ def _candidates(config: ConfigDict, cell: Cell) -> tuple[Candidate, ...]:
           f'{field} cannot be tuned: candidates are compared on the same data, '
           f'by the same metric. --sweep={field}=... runs every value.'
         )
-  check_axes(config.sweep, axes)
-  return tuple(
-    Candidate(
-      {
-        name: label
-        for (name, _), (label, _) in zip(axes, combination, strict=True)
-      },
-      {k: v for _, fields in combination for k, v in fields.items()},
-    )
-    for combination in itertools.product(*(values for _, values in axes))
-  )
+  axes.check_axes(config.sweep, tuned)
+  return tuple(axes.combinations(tuned))
 
 
 def _with_candidate(
   cell: Cell,
   labels: dict[str, str],
-  candidate: Candidate,
+  candidate: Combination,
   workdir: str,
   kind: str,
 ) -> Cell:
+  chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
-  set_fields(config, candidate.fields)
-  labels = labels | candidate.labels
-  return Cell(labels, config, folder(workdir, kind, labels), candidate.fields)
+  axes.set_fields(config, fields)
+  labels = labels | chosen_labels
+  return Cell(labels, config, axes.folder(workdir, kind, labels), fields)
 
 
 def _trial(
-  cell: Cell, labels: dict[str, str], candidate: Candidate, workdir: str
+  cell: Cell, labels: dict[str, str], candidate: Combination, workdir: str
 ) -> Cell:
   trial = _with_candidate(cell, labels, candidate, workdir, TRIALS)
   tune, config = trial.config.tune, trial.config
@@ -193,9 +158,7 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   """Refuses to choose by what was trained on, or by what is reported.
 
-  Args:
-    config: of a run whose fields are tuned.
-    count: gives the number of examples of a split.
+  `count` gives the number of examples of a split.
 
   Raises:
     ValueError: if `tune.val` shares examples with either.
@@ -222,21 +185,16 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
   'test' and 'validation' may be two names for the same images, which shows in
   none of them.
   """
-  names = [
-    set(re.findall(r'([\w-]+)(?:\[[^\]]*\])?', split))
-    for split in (first, second)
-  ]
-  common = names[0] & names[1]
-  if not common:
+  pattern = r'([\w-]+)(?:\[[^\]]*\])?'
+  ours, theirs = (set(re.findall(pattern, split)) for split in (first, second))
+  if not ours & theirs:
     return 0
-  sizes = {name: count(name) for name in sorted(names[0] | names[1])}
-  starts = np.cumsum([0, *sizes.values()])
-  known = {
-    name: range(start, start + size)
-    for (name, size), start in zip(sizes.items(), starts, strict=False)
-  }
-  ours, theirs = (splits.select(s, known, 'data') for s in (first, second))
-  return len(np.intersect1d(ours, theirs))
+  known: dict[str, range] = {}
+  start = 0
+  for name in sorted(ours | theirs):
+    known[name] = range(start, start := start + count(name))
+  rows, others = (splits.select(s, known, 'data') for s in (first, second))
+  return len(np.intersect1d(rows, others))
 
 
 def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
@@ -259,45 +217,33 @@ def csv_text(
 ) -> str:
   """Returns a line for every trial that has finished or diverged.
 
-  Args:
-    groups: all.
-    results: what result.json holds, by the folder of the run.
-    choices: the candidate that a group has taken, None if all diverged.
+  That is by `results`: what result.json holds, by the folder of the run.
+  `choices` are the candidates that groups have taken, None if all diverged.
   """
-  axes = dict.fromkeys(name for group in groups for name in group.labels)
-  fields = dict.fromkeys(
-    field for g in groups for c in g.candidates for field in c.fields
+  names = dict.fromkeys(name for group in groups for name in group.labels)
+  tuned = dict.fromkeys(
+    field for g in groups for _, fields in g.candidates for field in fields
   )
   metrics = dict.fromkeys(
     metric_of(trial.config)[0] for g in groups for trial in g.trials
   )
   counts = ('steps', 'elapsed_s')
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(
-    [*axes, *fields, *metrics, 'status', 'chosen', *counts, 'folder']
-  )
+  lines = [[*names, *tuned, *metrics, 'status', 'chosen', *counts, 'folder']]
   for group in groups:
     for n, trial in enumerate(group.trials):
-      if not (result := results.get(trial.workdir)):
-        continue
       chosen = ''
       if group in choices:
         chosen = 'yes' if choices[group] == n else 'no'
-      writer.writerow(
-        [
-          *(group.labels[name].removeprefix(_prefix(name)) for name in axes),
-          *(result['chosen'].get(field, '') for field in fields),
-          *(result['metrics'].get(name, '') for name in metrics),
-          result['status'],
-          chosen,
-          *(result[name] for name in counts),
-          f'{TRIALS}/{trial.workdir.name}',
-        ]
-      )
-  return text.getvalue()
-
-
-def _prefix(name: str) -> str:
-  """Returns the lr= that `sweep.axis` puts before values of optimizer.lr."""
-  return f'{name.rpartition(".")[2]}='
+      if result := results.get(trial.workdir):
+        lines.append(
+          [
+            *(axes.value_of(name, group.labels[name]) for name in names),
+            *(result['chosen'].get(field, '') for field in tuned),
+            *(result['metrics'].get(name, '') for name in metrics),
+            result['status'],
+            chosen,
+            *(result[name] for name in counts),
+            f'{TRIALS}/{trial.workdir.name}',
+          ]
+        )
+  return ''.join(map(metric_log.csv_line, lines))

@@ -1,8 +1,7 @@
 """What a sweep leaves behind: results.csv, table.md and plot.png."""
 
-import csv
 import dataclasses
-import io
+import functools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.data import whole
+from vit_jax.sweeps.axes import value_of
 from vit_jax.training import metric_log, plots
 
 CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
@@ -75,23 +75,19 @@ class GridReport:
     metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
     chosen = dict.fromkeys(f for _, r in finished for f in r.get('chosen', {}))
     counts = self.counts()
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator='\n')
-    writer.writerow(
-      [*self.axes, *chosen, 'status', *metrics, *counts, 'folder']
-    )
-    for run, result in finished:
-      writer.writerow(
-        [
-          *(_value(name, label) for name, label in run.labels.items()),
-          *(result.get('chosen', {}).get(field, '') for field in chosen),
-          result['status'],
-          *(result['metrics'].get(name, '') for name in metrics),
-          *(count(result) for count in counts.values()),
-          f'runs/{run.workdir.name}',
-        ]
-      )
-    return text.getvalue()
+    lines = [[*self.axes, *chosen, 'status', *metrics, *counts, 'folder']]
+    lines += [
+      [
+        *(value_of(name, label) for name, label in run.labels.items()),
+        *(result.get('chosen', {}).get(field, '') for field in chosen),
+        result['status'],
+        *(result['metrics'].get(name, '') for name in metrics),
+        *(count(result) for count in counts.values()),
+        f'runs/{run.workdir.name}',
+      ]
+      for run, result in finished
+    ]
+    return ''.join(map(metric_log.csv_line, lines))
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
     """Returns by column what the CSV file has of a result after its metrics."""
@@ -100,15 +96,13 @@ class GridReport:
 
   def markdown(self) -> str:
     """Returns the table, with n/a where the sweep has no run."""
-    groups = self.groups()
-    n = max(len(self.values(runs)) for runs in groups.values())
-    lines = [self._caption(n), '']
-    lines.append(line([self._row_title(), *self.columns()]))
-    lines.append(line([':--', *('--:' for _ in self.columns())]))
-    for row in self.rows():
-      cells = (groups.get((row, column), []) for column in self.columns())
-      lines.append(line([row, *(self._cell(runs, n) for runs in cells)]))
-    return '\n'.join(lines) + '\n'
+    n = max(len(self.values(runs)) for runs in self.groups.values())
+    rows = []
+    for row in self.rows:
+      cells = (self.groups.get((row, column), []) for column in self.columns)
+      rows.append([row, *(self._cell(runs, n) for runs in cells)])
+    heads = [', '.join(self._row_axes), *self.columns]
+    return f'{self._caption(n)}\n\n{table(heads, rows)}'
 
   def _caption(self, n: int) -> str:
     unit = ' in percent' if self.is_percentage() else ''
@@ -129,10 +123,9 @@ class GridReport:
     if not runs:
       return 'n/a'
     values = self.values(runs)
-    diverged = sum(run.status == 'diverged' for run in runs)
     if not values:
-      return 'diverged' if diverged else 'pending'
-    return mean_text(values, usual_n, diverged, self.number)
+      return 'diverged' if diverged(runs) else 'pending'
+    return mean_text(values, usual_n, diverged(runs), self.number)
 
   def when(self) -> str:
     """Returns the step whose metrics are those of a run, as text."""
@@ -146,44 +139,42 @@ class GridReport:
   def is_percentage(self) -> bool:
     return self.metric.endswith('accuracy')
 
-  def values(self, runs: Sequence[GridRun]) -> list[float]:
-    """Returns the metric of those runs that have it."""
-    return [
-      run.result['metrics'][self.metric]
-      for run in runs
-      if run.result and run.status == 'done'
-    ]
+  def values(self, runs: Sequence[GridRun], metric: str = '') -> list[float]:
+    """Returns the report's or another metric of those runs that have it."""
+    metrics = (run.result['metrics'] for run in runs if run.result)
+    name = metric or self.metric
+    return [found[name] for found in metrics if name in found]
 
+  @functools.cached_property
   def groups(self) -> dict[tuple[str, str], list[GridRun]]:
-    """Returns the runs of each row and column."""
+    """The runs of each row and column."""
     groups: dict[tuple[str, str], list[GridRun]] = {}
     for run in self.runs:
-      row = ', '.join(run.labels[name] for name in self._row_axes())
-      column = self.column_axis()
-      key = row or 'all runs', run.labels[column] if column else self.metric
-      groups.setdefault(key, []).append(run)
+      row = ', '.join(run.labels[name] for name in self._row_axes)
+      column = run.labels.get(self.column_axis, self.metric)
+      groups.setdefault((row or 'all runs', column), []).append(run)
     return groups
 
+  @property
   def rows(self) -> list[str]:
-    return list(dict.fromkeys(row for row, _ in self.groups()))
+    return list(dict.fromkeys(row for row, _ in self.groups))
 
+  @property
   def columns(self) -> list[str]:
-    """Returns the columns that have runs, in the order of their axis."""
-    found = {column for _, column in self.groups()}
-    name = self.column_axis()
-    return [c for c in (self.axes[name] if name else found) if c in found]
+    """The columns that have runs, in the order of their axis."""
+    found = {column for _, column in self.groups}
+    return [c for c in self.axes.get(self.column_axis, found) if c in found]
 
+  @property
   def column_axis(self) -> str:
-    """Returns the name of the axis in the columns, empty if there is none."""
+    """The name of the axis in the columns, empty if there is none."""
     shown = [name for name in self.axes if name not in self.averaged]
     return shown[1] if len(shown) > 1 else ''
 
+  @property
   def _row_axes(self) -> list[str]:
-    apart = {self.column_axis(), *self.averaged}
+    apart = {self.column_axis, *self.averaged}
     return [name for name in self.axes if name not in apart]
-
-  def _row_title(self) -> str:
-    return ', '.join(self._row_axes())
 
   def plot(self) -> bytes | None:
     """Returns a picture of the table and of how its numbers came about.
@@ -193,14 +184,13 @@ class GridReport:
     Returns:
       A PNG, or None where no run has finished.
     """
-    if not any(self.values([run]) for run in self.runs):
+    if not self.values(self.runs):
       return None
     # Here, because it is slow to import.
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    rows, columns = self.rows(), self.columns()
-    height = max(3.6, 1.4 + len(rows) * max(0.4, 0.16 * len(columns)))
-    figure = plots.figure(12, height)
+    row_height = max(0.4, 0.16 * len(self.columns))
+    figure = plots.figure(12, max(3.6, 1.4 + len(self.rows) * row_height))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     self.draw_last(left)
     self.draw_curves(right)
@@ -208,33 +198,26 @@ class GridReport:
     if self.is_percentage():
       left.xaxis.set_major_formatter(PercentFormatter(1))
       right.yaxis.set_major_formatter(PercentFormatter(1))
-    for axes in (left, right):
-      plots.tidy(axes, 'x' if axes is left else 'both')
-    figure.legend(
-      handles=self._legend(), loc='outside right upper', frameon=False
-    )
+    plots.tidy(left, 'x')
+    plots.tidy(right)
+    plots.legend(figure, self._legend(), 'right upper')
     return plots.png(figure)
 
   def draw_last(self, axes: Any) -> None:
     """Draws every run as a dot, and their mean and standard deviation."""
-    rows, columns, groups = self.rows(), self.columns(), self.groups()
-    for (row, column), runs in groups.items():
-      r, c = rows.index(row), columns.index(column)
-      color, marker, _ = _style(r, c)
-      beside = [x for x in columns if (row, x) in groups]
+    rows, columns = self.rows, self.columns
+    for (row, column), runs in self.groups.items():
+      r = rows.index(row)
+      color, marker, _ = _style(r, columns.index(column))
+      beside = [x for x in columns if (row, x) in self.groups]
       y = r + 0.6 * ((beside.index(column) + 0.5) / len(beside) - 0.5)
       values = self.values(runs)
       axes.plot(values, [y] * len(values), '.', color=color, alpha=0.4)
       if values:
-        axes.errorbar(
-          statistics.mean(values),
-          y,
-          xerr=statistics.stdev(values) if len(values) > 1 else None,
-          color=color,
-          marker=marker,
-          capsize=3,
-        )
-      elif any(run.status == 'diverged' for run in runs):
+        mean, deviation = moments(values)
+        style = {'color': color, 'marker': marker, 'capsize': 3}
+        axes.errorbar(mean, y, xerr=deviation, **style)
+      elif diverged(runs):
         axes.annotate(
           f'{column}: diverged' if len(columns) > 1 else 'diverged',
           (0.01, y),
@@ -248,14 +231,14 @@ class GridReport:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
     axes.set_title(f'{self.metric} {self.when()}')
-    if any(len(self.values(runs)) > 1 for runs in groups.values()):
+    if any(len(self.values(runs)) > 1 for runs in self.groups.values()):
       axes.set_xlabel('mean ± standard deviation; dots are single runs')
 
   def draw_curves(self, axes: Any) -> None:
     """Draws the metric against steps, the mean of the runs of a group."""
-    rows, columns = self.rows(), self.columns()
+    rows, columns = self.rows, self.columns
     late: list[float] = []
-    for (row, column), runs in self.groups().items():
+    for (row, column), runs in self.groups.items():
       steps, values = self.curve(runs)
       late += values[len(values) // 2 :]
       color, marker, line = _style(rows.index(row), columns.index(column))
@@ -276,46 +259,46 @@ class GridReport:
     for run in runs:
       if run.status == 'done':
         _, rows = metric_log.read_table(run.workdir / 'metrics.csv')
-        named = {s: row.get(self.metric) for s, row in rows.items()}
-        curves.append({s: float(text) for s, text in named.items() if text})
+        has = {s: row for s, row in rows.items() if self.metric in row}
+        curves.append({s: float(row[self.metric]) for s, row in has.items()})
     common = sorted(set.intersection(*map(set, curves))) if curves else []
     return common, [statistics.mean(c[s] for c in curves) for s in common]
 
   def _legend(self) -> list[Any]:
     """Returns what explains the colours of rows and the lines of columns."""
-    from matplotlib.lines import Line2D
-
-    def title(text: str) -> Line2D:
-      return Line2D([], [], linestyle='', label=text)
-
-    handles = [title(self._row_title())]
-    for r, row in enumerate(self.rows()):
-      color = _style(r, 0)[0]
-      handles.append(Line2D([], [], color=color, linewidth=4, label=row))
-    if name := self.column_axis():
-      handles += [title(''), title(name)]
-      for c, column in enumerate(self.columns()):
+    handles = [plots.entry(', '.join(self._row_axes), linestyle='')]
+    for r, row in enumerate(self.rows):
+      handles.append(plots.entry(row, color=_style(r, 0)[0], linewidth=4))
+    if name := self.column_axis:
+      handles += [plots.entry(text, linestyle='') for text in ('', name)]
+      for c, column in enumerate(self.columns):
         _, marker, line = _style(0, c)
-        handles.append(
-          Line2D(
-            [], [], color='#444444', marker=marker, linestyle=line, label=column
-          )
-        )
+        style = {'color': '#444444', 'marker': marker, 'linestyle': line}
+        handles.append(plots.entry(column, **style))
     return handles
+
+
+def diverged(runs: Sequence[GridRun]) -> int:
+  """Returns how many of the runs have."""
+  return sum(run.status == 'diverged' for run in runs)
+
+
+def moments(values: Sequence[float]) -> tuple[float, float | None]:
+  """Returns mean and deviation of a sample, None of a single value."""
+  deviation = statistics.stdev(values) if len(values) > 1 else None
+  return statistics.mean(values), deviation
 
 
 def mean_text(
   values: Sequence[float],
   usual_n: int,
-  diverged: int,
+  lost: int,
   number: Callable[[float], str],
 ) -> str:
   """Returns the mean ± standard deviation, and what is unusual about them."""
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
-  notes += [f'{diverged} diverged'] if diverged else []
-  text = number(statistics.mean(values))
-  if len(values) > 1:
-    text += f' ± {number(statistics.stdev(values))}'
+  notes += [f'{lost} diverged'] if lost else []
+  text = ' ± '.join(number(x) for x in moments(values) if x is not None)
   return f'{text} ({", ".join(notes)})' if notes else text
 
 
@@ -328,11 +311,11 @@ def _style(row: int, column: int) -> tuple[str, str, Any]:
   )
 
 
-def _value(axis: str, label: str) -> str:
-  """Returns 0.001 of the label lr=0.001 on the axis optimizer.lr."""
-  return label.removeprefix(f'{axis.rpartition(".")[2]}=')
-
-
-def line(cells: Sequence[str]) -> str:
-  """Returns a line of a Markdown table."""
-  return '| ' + ' | '.join(c.replace('|', r'\|') for c in cells) + ' |'
+def table(
+  heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
+) -> str:
+  """Returns a Markdown table whose first columns are aligned to the left."""
+  rule = [':--'] * left + ['--:'] * (len(heads) - left)
+  lines = [[c.replace('|', r'\|') for c in cells] for cells in (heads, *rows)]
+  lines.insert(1, rule)
+  return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)

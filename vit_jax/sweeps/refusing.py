@@ -1,7 +1,9 @@
 """What a sweep refuses before its first run, and what it finds finished."""
 
 import contextlib
+import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -32,8 +34,8 @@ class KnownData:
 
   def __init__(self) -> None:
     self._by_config: dict[str, dict[str, Any]] = {}
-    self._data: dict[str, tuple[tuple[str, ...], int]] = {}
-    self._models: dict[str, dict[str, Any]] = {}
+    self._split = functools.cache(_split)
+    self._size = functools.cache(_size)
 
   def of(self, cell: Cell) -> dict[str, Any]:
     """Does what `train` does before the first step, as far as it costs nothing.
@@ -43,54 +45,61 @@ class KnownData:
     """
     key = json.dumps(json.loads(cell.config.to_json()) | {'seed': None})
     if key not in self._by_config:
-      try:
+      with _naming(cell.name):
         self._by_config[key] = self._find(cell.config)
-      except (ValueError, FileNotFoundError) as e:
-        raise ValueError(f'{cell.name}: {e}') from e
     return self._by_config[key]
+
+  def _classes_and_size(
+    self, config: ConfigDict, split: str
+  ) -> tuple[tuple[str, ...], int]:
+    data = config.data
+    return self._split(data.name, split, data.dir, data.split_seed)
 
   def count(self, config: ConfigDict, split: str) -> int:
     """Returns the number of examples of a split of the config's data."""
-    return self._split(config, split)[1]
+    return self._classes_and_size(config, split)[1]
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
     build.best_of(config)
-    class_names, examples = self._split(config, config.data.split)
+    class_names, examples = self._classes_and_size(config, config.data.split)
     experiment = Experiment(config, facts_of(config, class_names, examples))
     for entry in build.entries(config).values():
       # The others open data of their own.
       if entry.type == 'mean':
-        check_classes(
-          config, entry.split, self._split(config, entry.split)[0], class_names
-        )
+        tested, _ = self._classes_and_size(config, entry.split)
+        check_classes(config, entry.split, tested, class_names)
+    params, gflops = self._size(
+      experiment.objective.model, config.data.image_size
+    )
     return {
       'class_names': list(experiment.objective.class_names),
       'examples': examples,
-      **self._size(config, experiment.objective.model),
+      'params': params,
+      'gflops': gflops,
     }
 
-  def _split(
-    self, config: ConfigDict, split: str
-  ) -> tuple[tuple[str, ...], int]:
-    """Returns the class names and the number of examples of a split."""
-    data = config.data
-    key = json.dumps([data.name, split, data.dir, data.split_seed])
-    if key not in self._data:
-      source = sources.open_source(
-        data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
-      )
-      self._data[key] = sources.class_names(source), len(source)
-    return self._data[key]
 
-  def _size(self, config: ConfigDict, model: variants.Model) -> dict[str, Any]:
-    key = repr((model, config.data.image_size))
-    if key not in self._models:
-      image_size = images.size_of(config.data.image_size)
-      self._models[key] = {
-        'params': flops.count_params(model, image_size),
-        'gflops': flops.forward_flops(model, image_size) / 1e9,
-      }
-    return self._models[key]
+def _split(
+  name: str, split: str, folder: str, split_seed: int
+) -> tuple[tuple[str, ...], int]:
+  source = sources.open_source(
+    name, split, data_dir=folder or None, split_seed=split_seed
+  )
+  return sources.class_names(source), len(source)
+
+
+def _size(model: variants.Model, image_size: str) -> tuple[int, float]:
+  size = images.size_of(image_size)
+  return flops.count_params(model, size), flops.forward_flops(model, size) / 1e9
+
+
+@contextlib.contextmanager
+def _naming(what: object) -> Iterator[None]:
+  """Puts before a message what it is about."""
+  try:
+    yield
+  except (ValueError, FileNotFoundError) as e:
+    raise ValueError(f'{what}: {e}') from e
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
@@ -101,22 +110,13 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """
   for entry in entries:
     facts.of(entry.runs[0])
-  for group, config in {
-    entry.group: entry.runs[0].config for entry in entries
-  }.items():
+  for group, config in {e.group: e.runs[0].config for e in entries}.items():
     for trial in group.trials:
       facts.of(trial)
     if group.trials:
-      _check_held_out(group, config, facts)
-
-
-def _check_held_out(
-  group: choosing.Group, config: ConfigDict, facts: KnownData
-) -> None:
-  try:
-    choosing.check_held_out(config, lambda split: facts.count(config, split))
-  except ValueError as e:
-    raise ValueError(f'{group.name}: {e}') from e
+      count = functools.partial(facts.count, config)
+      with _naming(group.name):
+        choosing.check_held_out(config, count)
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
@@ -129,32 +129,15 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   if not path.exists():
     return None
   given = facts.of(cell) | {'config': json.loads(cell.config.to_json())}
-  try:
+  with _naming(cell.workdir):
     result = json.loads(path.read_text())
     config_lib.check_resumable(result, given)
     _check_step(cell, result)
-  except ValueError as e:
-    raise ValueError(f'{cell.workdir}: {e}') from e
-  check_metric(cell, result)
   return result
 
 
-def check_metric(cell: Cell, result: dict[str, Any]) -> None:
-  """Refuses a result without what is reported.
-
-  Raises:
-    ValueError: naming what it has.
-  """
-  metric = cell.config.best_metric
-  if result['status'] == DONE and metric not in result['metrics']:
-    raise ValueError(
-      f'{cell.workdir}: best_metric is {metric!r}, and this finished run has '
-      f'{", ".join(result["metrics"])}.'
-    )
-
-
 def _check_step(cell: Cell, result: dict[str, Any]) -> None:
-  """Refuses a result that is that of another step than is asked for."""
+  """Refuses a result of another step than is asked for, or without a metric."""
   for field in ('early_stopping', 'best_metric'):
     old, new = result['config'].get(field, False), cell.config[field]
     if old != new and (field == 'early_stopping' or cell.config.early_stopping):
@@ -162,6 +145,12 @@ def _check_step(cell: Cell, result: dict[str, Any]) -> None:
         f'This run has finished with {field} {old!r}, which tells the step '
         f'that counts; now it is {new!r}. Undo that, or give another --workdir.'
       )
+  metric = cell.config.best_metric
+  if result['status'] == DONE and metric not in result['metrics']:
+    raise ValueError(
+      f'best_metric is {metric!r}, and this finished run has '
+      f'{", ".join(result["metrics"])}.'
+    )
 
 
 def seconds_taken(cell: Cell) -> float:
@@ -173,13 +162,14 @@ def seconds_taken(cell: Cell) -> float:
   """
   meta = _newest_meta(cell.workdir / FOLDER)
   if meta is None:
-    _check_init(cell.config.init)
+    init = cell.config.init
+    # Fetching a name may take long; `train` does.
+    if init and not fetch.is_name(init) and not absolute(init).exists():
+      raise FileNotFoundError(f'init: no checkpoint at {init}.')
     return 0.0
   config = json.loads(cell.config.to_json())
-  try:
+  with _naming(cell.workdir):
     config_lib.check_resumable(meta, meta | {'config': config})
-  except ValueError as e:
-    raise ValueError(f'{cell.workdir}: {e}') from e
   return meta['elapsed_s']
 
 
@@ -197,9 +187,3 @@ def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:
       checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
       return verified(checkpointer.restore(folder / str(step) / META))
   return None
-
-
-def _check_init(path: str) -> None:
-  # Fetching a name may take long; `train` does.
-  if path and not fetch.is_name(path) and not absolute(path).exists():
-    raise FileNotFoundError(f'init: no checkpoint at {path}.')

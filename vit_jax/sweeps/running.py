@@ -11,9 +11,11 @@ only what is new. After every run results.csv, table.md, plot.png and, with
 tuning, tune.csv are written to WORKDIR.
 """
 
+import datetime
 import json
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +28,8 @@ from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import whole
 from vit_jax.evaluators import build
-from vit_jax.sweeps import choosing, grid, refusing
-from vit_jax.sweeps.axes import Cell, seed_axes
+from vit_jax.sweeps import axes, choosing, grid, refusing
+from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
@@ -47,8 +49,7 @@ def run(
 
   Args:
     config: with a `sweep`, or axes to `tune`.
-    workdir: receives the runs' folders, results.csv, table.md, plot.png and
-      tune.csv.
+    workdir: receives the runs' folders and the tables.
     start_over: as `train.train` takes it, for each run.
     report: of all runs.
 
@@ -63,25 +64,21 @@ def run(
       'eval_only measures a single run: use it without a sweep and with '
       f'--workdir={workdir}/runs/RUN.'
     )
-  work = _Sweep(config, workdir, start_over, report)
-  work.write()
+  sweep = _Sweep(config, workdir, start_over, report)
+  sweep.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
   with preemption_notice() as preempted:
-    while (cell := work.next()) is not None:
+    for trained, cell in enumerate(sweep.turns()):
       # Several processes have to agree on a step, which is up to their runs.
-      if work.trained and jax.process_count() == 1 and preempted(work.trained):
+      if trained and jax.process_count() == 1 and preempted(trained):
         raise Preempted('Preempted: every run so far is saved.')
-      work.train(cell)
-      work.write()
-  work.finish()
+      sweep.train(cell)
+      sweep.write()
+  sweep.finish()
 
 
 class _Sweep:
-  """The state of a sweep.
-
-  Attributes:
-    trained: runs that this command has trained.
-  """
+  """The state of a sweep."""
 
   def __init__(
     self,
@@ -95,7 +92,6 @@ class _Sweep:
     Raises:
       ValueError: for a run that cannot work or be resumed.
     """
-    self.trained = 0
     self._config = config
     self._start_over = start_over
     self._folder = absolute(workdir)
@@ -103,12 +99,14 @@ class _Sweep:
     self._facts = refusing.KnownData()
     self._entries = choosing.entries(config, workdir)
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
+    self._trials = [trial for group in self._groups for trial in group.trials]
     refusing.check(self._entries, self._facts)
     # By the folder of a run; processes but the first know no more of those
     # that they have trained than that.
     self._results: dict[epath.Path, dict[str, Any]] = {}
     self._prior_s: dict[epath.Path, float] = {}
-    for cell in self._possible():
+    possible = [cell for entry in self._entries for cell in entry.runs]
+    for cell in self._trials + possible:
       result = refusing.finished(cell, self._facts)
       if result is None:
         self._prior_s[cell.workdir] = refusing.seconds_taken(cell)
@@ -118,20 +116,12 @@ class _Sweep:
     for group in self._groups:
       self._choose(group)
 
-  def _possible(self) -> list[Cell]:
-    """Returns every run that may come to be."""
-    trials = [trial for group in self._groups for trial in group.trials]
-    return trials + [cell for entry in self._entries for cell in entry.runs]
-
-  def next(self) -> Cell | None:
-    """Returns the run whose turn it is, a trial or one that is reported."""
+  def turns(self) -> Iterator[Cell]:
+    """Yields what is left in its order; each has to be trained at once."""
     for entry in self._entries:
-      if entry.group not in self._choices:
-        return self._left(entry.group.trials)[0]
-      cell = self._chosen(entry)
-      if cell and cell.workdir not in self._results:
-        return cell
-    return None
+      yield from self._left(entry.group.trials)
+      if cell := self._chosen(entry):
+        yield from self._left([cell])
 
   def _left(self, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.workdir not in self._results]
@@ -145,9 +135,8 @@ class _Sweep:
     """Runs one cell, and chooses if it was the last that had to be tried."""
     self._tell_start(cell)
     self._results[cell.workdir] = self._train(cell)
-    self.trained += 1
     for group in self._groups:
-      if group not in self._choices:
+      if cell in group.trials:
         self._choose(group)
         self._tell_choice(group)
 
@@ -155,16 +144,15 @@ class _Sweep:
     """Takes a candidate, if all have been tried; the same in all processes."""
     if self._left(group.trials):
       return
-    choice = 0
+    choice: int | None = 0
     if group.trials:
-      found = -1
-      if jax.process_index() == 0:
-        best = choosing.best(
-          group, [self._results[t.workdir] for t in group.trials]
-        )
-        found = -1 if best is None else best
-      choice = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
-    self._choices[group] = None if choice < 0 else choice
+      # Processes but the first have no metrics, so that nothing is best there.
+      results = [self._results[trial.workdir] for trial in group.trials]
+      choice = choosing.best(group, results)
+      sent = np.int32(-1 if choice is None else choice)
+      received = int(multihost_utils.broadcast_one_to_all(sent))
+      choice = None if received < 0 else received
+    self._choices[group] = choice
 
   def _train(self, cell: Cell) -> dict[str, Any]:
     """Returns the result of a run, which the main process saves."""
@@ -177,17 +165,16 @@ class _Sweep:
       status = DIVERGED
       _print(f'diverged: {e}')
     if jax.process_index() != 0:
-      return {}
+      return {'metrics': {}, 'status': status}
     result = facts | {
       'config': json.loads(cell.config.to_json()),
       'chosen': cell.chosen,
       'status': status,
       **_measured(cell, status),
-      'elapsed_s': (self._prior_s[cell.workdir] + time.monotonic() - started_s),
+      'elapsed_s': self._prior_s[cell.workdir] + time.monotonic() - started_s,
     }
     text = json.dumps(result, indent=2) + '\n'
     whole.replace(cell.workdir / RESULT, text.encode())
-    refusing.check_metric(cell, result)
     # As a later command reads it, so that its tables are the same.
     return json.loads(text)
 
@@ -196,7 +183,7 @@ class _Sweep:
     if jax.process_index() != 0:
       return
     self._make_report().write(self._folder)
-    if any(group.trials for group in self._groups):
+    if self._trials:
       text = choosing.csv_text(self._groups, self._results, self._choices)
       whole.replace(self._folder / TUNE_CSV, text.encode())
 
@@ -209,36 +196,34 @@ class _Sweep:
       runs.append(grid.GridRun(entry.labels, workdir, result))
     return self._report(
       axes={n: [v[0] for v in values] for n, values in self._config.sweep},
-      averaged=seed_axes(self._config),
+      averaged=axes.seed_axes(self._config),
       metric=self._config.best_metric,
       runs=runs,
     )
 
   def _tell_start(self, cell: Cell) -> None:
-    trials = [trial for group in self._groups for trial in group.trials]
     # Without a choice as many are reported as with one.
     reported = [
       self._chosen(entry) or entry.runs[0]
       for entry in self._entries
       if self._choices.get(entry.group, 0) is not None
     ]
-    left = len(self._left(trials + reported))
-    total = len(trials) + len(reported)
-    what = 'trial ' if any(cell is trial for trial in trials) else ''
+    cells = self._trials + reported
+    left = len(self._left(cells))
+    what = 'trial ' if cell in self._trials else ''
     _print(
-      f'run {total - left + 1} of {total}: {what}{cell.name} ({cell.workdir})'
-      f'{self._time_left(left)}'
+      f'run {len(cells) - left + 1} of {len(cells)}: {what}{cell.name} '
+      f'({cell.workdir}){self._time_left(left)}'
     )
 
   def _time_left(self, left: int) -> str:
     """Returns how long what is left takes if it is as what has finished."""
-    results = [r for r in self._results.values() if r and r['status'] == DONE]
-    if not results:
+    results = [r for r in self._results.values() if 'elapsed_s' in r]
+    taken_s = [r['elapsed_s'] for r in results if r['status'] == DONE]
+    if not taken_s:
       return ''
-    left_s = left * sum(r['elapsed_s'] for r in results) / len(results)
-    minutes, seconds = divmod(round(left_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f', about {hours}:{minutes:02}:{seconds:02} left'
+    left_s = left * statistics.mean(taken_s)
+    return f', about {datetime.timedelta(seconds=round(left_s))} left'
 
   def _tell_choice(self, group: choosing.Group) -> None:
     if group not in self._choices or jax.process_index() != 0:
@@ -251,8 +236,8 @@ class _Sweep:
     metric, _ = choosing.metric_of(trial.config)
     value = self._results[trial.workdir]['metrics'][metric]
     _print(
-      f'chosen for {group.name}: {group.candidates[choice].name}, the best of '
-      f'{n} with {metric} {value:.4f}'
+      f'chosen for {group.name}: {axes.name_of(group.candidates[choice][0])}, '
+      f'the best of {n} with {metric} {value:.4f}'
     )
 
   def finish(self) -> None:
@@ -263,7 +248,7 @@ class _Sweep:
     """
     if jax.process_index() == 0:
       print(self._make_report().summary(self._folder))
-      if any(group.trials for group in self._groups):
+      if self._trials:
         print(f'written  {self._folder / TUNE_CSV}')
     lost = [g.name for g in self._groups if self._choices[g] is None]
     if lost:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ class MetricLog:
 
   def _rewrite(self) -> None:
     self._rows = dict(sorted(self._rows.items()))
-    lines = [_csv_line(['step', *self._columns])]
+    lines = [csv_line(['step', *self._columns])]
     lines += [self._row_text(step) for step in self._rows]
     data = ''.join(lines).encode()
     self._last_row_at = len(data) - len(lines[-1].encode())
@@ -139,7 +139,7 @@ class MetricLog:
 
   def _row_text(self, step: int) -> str:
     row = self._rows[step]
-    return _csv_line([str(step), *(row.get(c, '') for c in self._columns)])
+    return csv_line([str(step), *(row.get(c, '') for c in self._columns)])
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:
@@ -170,7 +170,8 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   return header[1:], rows
 
 
-def _csv_line(cells: list[str]) -> str:
+def csv_line(cells: Sequence[Any]) -> str:
+  """Returns a line of a CSV file, with its end."""
   line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(cells)
   return line.getvalue()

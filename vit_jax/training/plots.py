@@ -47,6 +47,20 @@ def tidy(axes: Any, lines: str = 'both') -> None:
   axes.spines[['top', 'right']].set_visible(False)
 
 
+def entry(label: str, **style: Any) -> Any:
+  """Returns a line of a legend."""
+  from matplotlib.lines import Line2D
+
+  return Line2D([], [], label=label, **style)
+
+
+def legend(drawn: Any, handles: Any, side: str, columns: int = 1) -> Any:
+  """Puts a legend beside the axes of a figure, and returns it."""
+  return drawn.legend(
+    handles=handles, loc=f'outside {side}', ncols=columns, frameon=False
+  )
+
+
 def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
   """Returns a figure as a PNG file."""
   file = io.BytesIO()
