@@ -21,7 +21,6 @@ from vit_jax.checkpoints.formats.table import (
   Weights,
   one,
   ours_to_file,
-  shapes_of,
   square_side,
 )
 
@@ -89,8 +88,11 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   values = {'posemb': ('learned1d', 'sincos2d'), 'stem_width': (0,)}
   npz.check_vit(weights, 'A big_vision .npz file', values)
   fields = weights.fields
-  entries = _table(shapes_of(weights.arrays), lambda name: PREFIX + _key(name))
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  arrays = ours_to_file(
+    weights.arrays,
+    lambda shapes: _table(shapes, lambda name: PREFIX + _key(name)),
+  )
+  archive.save(target, arrays, dtype)
   lines = archive.not_held(weights, _preprocessing(fields['image_size']))
   side = _assumed_side(fields['patch_size'])
   if fields['posemb'] == 'sincos2d' and fields['image_size'] != (side, side):

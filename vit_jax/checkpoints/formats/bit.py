@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import (
   RESNET_LIMITS,
+  SAME,
   File,
   Flat,
   Layout,
@@ -18,8 +19,6 @@ from vit_jax.checkpoints.formats.table import (
   check_writable,
   ours_to_file,
   renamed,
-  same,
-  shapes_of,
 )
 
 DTYPES: tuple[str, ...] = ('float32',)
@@ -73,7 +72,7 @@ def read(path: str, arrays: Flat) -> File:
       'num_classes': lookup.size('head/kernel', 4, 3),
       'image_size': IMAGE_SIZE,
     },
-    table=lambda shapes: renamed(shapes, key_of, _layout),
+    table=renamed(key_of, _layout),
     warnings=(
       f'{path} does not say how large its images are: '
       f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels are assumed.',
@@ -86,8 +85,8 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   fields = weights.fields
   limits = {'name': ('resnet',)} | RESNET_LIMITS
   check_writable(fields, 'A BiT .npz file cannot hold a model with', limits)
-  entries = renamed(shapes_of(weights.arrays), _key, _layout)
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  arrays = ours_to_file(weights.arrays, renamed(_key, _layout))
+  archive.save(target, arrays, dtype)
   lines = archive.not_held(weights)
   if fields['image_size'] != IMAGE_SIZE:
     H, W = fields['image_size']
@@ -110,4 +109,4 @@ def _key(name: str) -> str:
 def _layout(name: str, shape: tuple[int, ...]) -> Layout:
   if name == 'head/kernel':
     return lambda x: x[None, None], lambda x: x[0, 0]
-  return same, same
+  return SAME

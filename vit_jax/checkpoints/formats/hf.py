@@ -22,14 +22,11 @@ from vit_jax.checkpoints.formats import (
   torch_table,
 )
 from vit_jax.checkpoints.formats.table import (
-  Entry,
   File,
   Peer,
-  Shapes,
   Weights,
   ours_to_file,
   renamed,
-  shapes_of,
 )
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
@@ -87,7 +84,9 @@ def read(path: str, config: dict[str, Any]) -> File:
     path=path,
     arrays=arrays,
     fields=fields | {'num_classes': num_classes, 'image_size': size},
-    table=lambda shapes: _table(shapes, bit, prefix),
+    table=renamed(
+      lambda name: lookup.key_of(_key(name, bit)), torch_table.layout
+    ),
     preprocessing=preprocessing,
     class_names=hf_config.class_names(config, num_classes, path),
     warnings=tuple(warnings),
@@ -114,22 +113,18 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     'dtype': dtype,
     'model_type': model_type,
   }
-  entries = _table(shapes_of(weights.arrays), model_type == 'bit', prefix)
+  table = renamed(
+    lambda name: _prefixed(_key(name, model_type == 'bit'), prefix),
+    torch_table.layout,
+  )
   images = hf_images.config(weights.preprocessing, fields['image_size'])
   tensors.write_folder(
     target,
     {'config.json': config, hf_images.FILE: images},
-    ours_to_file(weights.arrays, entries),
+    ours_to_file(weights.arrays, table),
     dtype,
   )
   return _not_held(weights)
-
-
-def _table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
-  """Returns one entry for each of our arrays; `prefix` is the body's."""
-  return renamed(
-    shapes, lambda name: _prefixed(_key(name, bit), prefix), torch_table.layout
-  )
 
 
 def _prefixed(key: str, prefix: str) -> str:

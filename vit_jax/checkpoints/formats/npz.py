@@ -13,6 +13,7 @@ from typing import Any
 from vit_jax.checkpoints.formats import archive, bit
 from vit_jax.checkpoints.formats.table import (
   ELSEWHERE,
+  SAME,
   VIT_LIMITS,
   File,
   Flat,
@@ -21,8 +22,6 @@ from vit_jax.checkpoints.formats.table import (
   check_writable,
   ours_to_file,
   renamed,
-  same,
-  shapes_of,
   square_side,
 )
 
@@ -65,7 +64,7 @@ def read(path: str, arrays: Flat) -> File:
     path=path,
     arrays=arrays,
     fields=_infer_fields(lookup, prefix),
-    table=lambda shapes: renamed(shapes, key_of, _layout),
+    table=renamed(key_of, _layout),
     warnings=zeroed_head(lookup),
   )
 
@@ -75,8 +74,8 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
-  entries = renamed(shapes_of(weights.arrays), lambda name: name, _layout)
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  table = renamed(lambda name: name, _layout)
+  archive.save(target, ours_to_file(weights.arrays, table), dtype)
   return archive.not_held(weights)
 
 
@@ -201,4 +200,4 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
 def _layout(name: str, shape: tuple[int, ...]) -> Layout:
   if _GROUP_NORM.search(name):
     return lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)
-  return same, same
+  return SAME

@@ -24,7 +24,6 @@ from vit_jax.checkpoints.formats.table import (
   Peer,
   Preprocessing,
   Weights,
-  shapes_of,
   square_side,
 )
 from vit_jax.models.variants import SIZES
@@ -87,13 +86,8 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     weights.preprocessing, weights.fields['image_size']
   )
   config = timm_config.config(weights, images)
-  entries = timm_table.entries(shapes_of(weights.arrays))
-  tensors.write_folder(
-    target,
-    {'config.json': config},
-    timm_table.Stored(weights.arrays, entries),
-    dtype,
-  )
+  arrays = timm_table.Stored(weights.arrays)
+  tensors.write_folder(target, {'config.json': config}, arrays, dtype)
   return lines + _not_held(weights)
 
 
