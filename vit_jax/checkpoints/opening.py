@@ -29,7 +29,7 @@ from vit_jax.checkpoints.saving import (
   verified,
 )
 from vit_jax.data import augment, transforms
-from vit_jax.models import variants
+from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 
 _log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
       )
     preprocessing = _preprocessing(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
-    like = param_shapes(model, size)
+    like = flops.param_shapes(model, size)
     params = _restore(step_dir / item, like)
     if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
       raise ValueError(f'the arrays of {item} are not those of its config')
@@ -237,7 +237,7 @@ def _open_foreign(path: str) -> Checkpoint:
     model = variants.build(**file.fields)
   except (TypeError, ValueError) as e:
     raise ValueError(f'{path} is no checkpoint of a model here: {e}') from e
-  shapes = traverse_util.flatten_dict(param_shapes(model, size), sep='/')
+  shapes = traverse_util.flatten_dict(flops.param_shapes(model, size), sep='/')
   arrays = table.file_to_ours(file, {k: x.shape for k, x in shapes.items()})
   for warning in file.warnings:
     _log.warning(warning)
@@ -248,11 +248,4 @@ def _open_foreign(path: str) -> Checkpoint:
     image_size=size,
     preprocessing=file.preprocessing,
     class_names=file.class_names,
-  )
-
-
-def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
-  """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
-  return jax.eval_shape(
-    lambda key: variants.init(model, key, image_size), jax.random.key(0)
   )

@@ -1,17 +1,8 @@
 """What one JAX device is: its peak speed and how many cores it stands for."""
 
 import dataclasses
-from typing import Protocol
 
 import jax
-
-
-class HasDeviceKind(Protocol):
-  """A `jax.Device`, or anything else that names its kind."""
-
-  @property
-  def device_kind(self) -> str: ...
-
 
 _TFLOP = 1e12
 
@@ -65,7 +56,7 @@ def compiler_options(device: jax.Device) -> dict[str, bool]:
   return _TPU_COMPILER_OPTIONS if device.platform == 'tpu' else {}
 
 
-def peak_flops(device: HasDeviceKind) -> float | None:
+def peak_flops(device: jax.Device) -> float | None:
   """Peak dense bfloat16 FLOP/s of one JAX device, None where unknown (CPU).
 
   TPU figures are Google's "peak compute per chip (bf16)" from the pages under
@@ -79,7 +70,7 @@ def peak_flops(device: HasDeviceKind) -> float | None:
   return _PEAK_FLOPS.get(device.device_kind)
 
 
-def cores_per_device(device: HasDeviceKind) -> int:
+def cores_per_device(device: jax.Device) -> int:
   """Cores that one JAX device stands for, the unit of "core-days".
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
@@ -90,7 +81,7 @@ def cores_per_device(device: HasDeviceKind) -> int:
   return 2 if device.device_kind in _MEGACORE_KINDS else 1
 
 
-def chip_flops(device: HasDeviceKind) -> float:
+def chip_flops(device: jax.Device) -> float:
   """Peak dense bfloat16 FLOP/s of the TPU chip that a device belongs to."""
   devices = 2 if device.device_kind in _HALF_CHIP_KINDS else 1
   return devices * _PEAK_FLOPS[device.device_kind]

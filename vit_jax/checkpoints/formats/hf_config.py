@@ -39,6 +39,17 @@ _BIT = {
   'embedding_dynamic_padding': False,
 }
 
+_NO_TOKENS = {
+  'distillation_token': (
+    'a distilled DeiT has a second class token and classifier, for which there '
+    'is no model here.'
+  ),
+  'mask_token': (
+    'it paints masked images and classifies none. Save its body, '
+    'ViTModel.from_pretrained(...).save_pretrained(...), and give that.'
+  ),
+}
+
 _NO_MODEL = 'transformers has no model with'
 
 
@@ -54,7 +65,10 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
       the arrays; names the file and key.
   """
   stated = Stated(_VIT_DEFAULTS | config, f'{lookup.path}/config.json')
-  _check_tokens(lookup)
+  for key in sorted(lookup.arrays):
+    for token, why in _NO_TOKENS.items():
+      if key.endswith(token):
+        raise ValueError(f'{lookup.path} has {key!r}: {why}')
   cls = config['model_type'] != 'ijepa'
   width, _, patch, _ = lookup.shape(
     'embeddings.patch_embeddings.projection.weight', 4
@@ -226,19 +240,3 @@ def class_names(
 
 def _unnamed(num_classes: int) -> tuple[str, ...]:
   return tuple(f'LABEL_{i}' for i in range(num_classes))
-
-
-def _check_tokens(lookup: Lookup) -> None:
-  path = lookup.path
-  for key in sorted(lookup.arrays):
-    if key.endswith('distillation_token'):
-      raise ValueError(
-        f'{path} has {key!r}: a distilled DeiT has a second class token and '
-        'classifier, for which there is no model here.'
-      )
-    if key.endswith('mask_token'):
-      raise ValueError(
-        f'{path} has {key!r}: it paints masked images and classifies none. '
-        'Save its body, ViTModel.from_pretrained(...).save_pretrained(...), '
-        'and give that.'
-      )

@@ -178,21 +178,15 @@ class Peer:
 
 
 class Format(Protocol):
-  """What the module of a foreign format has.
+  """What the module of a foreign format has."""
 
-  Attributes:
-    DTYPES: that it writes.
-  """
-
-  DTYPES: tuple[str, ...]
+  DTYPES: tuple[str, ...]  # that it writes
 
   def read(self, path: str, known: Any, /) -> File:
     """Reads off what shapes and configuration say of a model.
 
-    Args:
-      path: of the file or directory.
-      known: what `recognise` has read of it to tell the format: the arrays of
-        an .npz file, the config.json of a directory.
+    `known` is what `recognise` has read to tell the format: the arrays of an
+    .npz file, the config.json of a directory.
 
     Raises:
       ImportError: if it takes a library that is not installed.
@@ -202,11 +196,6 @@ class Format(Protocol):
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory, whole or not at all.
-
-    Args:
-      weights: of a model.
-      target: what to write.
-      dtype: one of `DTYPES`.
 
     Returns:
       What the format cannot hold or its readers compute otherwise, a sentence
