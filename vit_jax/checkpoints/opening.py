@@ -15,19 +15,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
-from vit_jax.checkpoints import fetch
+from vit_jax.checkpoints import fetch, saving
 from vit_jax.checkpoints.formats import recognise, table
-from vit_jax.checkpoints.saving import (
-  CHECKSUMS,
-  FOLDER,
-  META,
-  absolute,
-  checksums,
-  first_line,
-  is_step,
-  steps,
-  verified,
-)
 from vit_jax.data import augment, transforms
 from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
@@ -114,13 +103,14 @@ def open_checkpoint(path: str) -> Checkpoint:
     FileNotFoundError: if nothing is there.
     ValueError: if it is no checkpoint, or a damaged one.
   """
-  place = absolute(fetch.local(path))
+  place = saving.absolute(fetch.local(path))
   if not place.exists():
     raise FileNotFoundError(f'No checkpoint at {path}.')
-  if (place / META).is_dir() and is_step(place):
+  if (place / saving.META).is_dir() and saving.is_step(place):
     return _open_step(place)
-  if (place / FOLDER).is_dir() and steps(place / FOLDER):
-    return _open_step(place / FOLDER / str(_step_of(place / FOLDER)))
+  folder = place / saving.FOLDER
+  if folder.is_dir() and saving.steps(folder):
+    return _open_step(folder / str(_step_of(folder)))
   if '://' in os.fspath(place):
     raise ValueError(
       f'{path} holds no checkpoint of this package, and folders of others are '
@@ -135,7 +125,7 @@ def _step_of(folder: epath.Path) -> int:
   `Checkpoints` would tell the best one as well, but sets aside what it cannot
   read, and the run may still be writing.
   """
-  kept = steps(folder)
+  kept = saving.steps(folder)
   newest = kept[-1]
   with _reading(folder / str(newest)):
     meta = _meta(folder / str(newest))
@@ -156,7 +146,7 @@ def _step_of(folder: epath.Path) -> int:
 
 def _meta(step_dir: epath.Path) -> dict[str, Any]:
   checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-  return verified(checkpointer.restore(step_dir / META))
+  return saving.verified(checkpointer.restore(step_dir / saving.META))
 
 
 @contextlib.contextmanager
@@ -166,7 +156,7 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {first_line(e)}'
+      f'The checkpoint {step_dir} cannot be read: {saving.first_line(e)}'
     ) from e
 
 
@@ -192,9 +182,9 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     params = _restore(step_dir / item, like)
     if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
       raise ValueError(f'the arrays of {item} are not those of its config')
-    sums_like = jax.eval_shape(checksums, like)
-    sums = _restore(step_dir / CHECKSUMS, {item: sums_like})
-    if not np.array_equal(checksums(params), sums[item]):
+    sums_like = jax.eval_shape(saving.checksums, like)
+    sums = _restore(step_dir / saving.CHECKSUMS, {item: sums_like})
+    if not np.array_equal(saving.checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
   return Checkpoint(
     path=os.fspath(step_dir),

@@ -38,9 +38,11 @@ def _looped(model: Model) -> Model:
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
-  images_1HWC = jnp.zeros((1, *image_size, 3))
+  images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return jax.eval_shape(
-    lambda key: model.init(key, images_1HWC)['params'], jax.random.key(0)
+    lambda key, images: model.init(key, images)['params'],
+    jax.random.key(0),
+    images_1HWC,
   )
 
 

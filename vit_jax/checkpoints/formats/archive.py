@@ -65,12 +65,8 @@ def load(path: str) -> Flat:
 def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive, whole or not at all.
 
-  The same arrays give the same bytes at any time.
-
-  Args:
-    target: the new file.
-    flat: arrays by key. Each is made contiguous when its turn comes.
-    dtype: that each is written as; bfloat16 becomes two-byte void.
+  The same arrays give the same bytes at any time. Each is made contiguous when
+  its turn comes, and written as `dtype`; bfloat16 becomes two-byte void.
 
   Raises:
     FileExistsError: if something is there already.

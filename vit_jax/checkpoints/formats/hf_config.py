@@ -7,14 +7,9 @@ expected of a file of it.
 
 from typing import Any
 
+from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.archive import Lookup
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  ELSEWHERE,
-  RESNET_LIMITS,
-  VIT_LIMITS,
-  check_writable,
-)
 
 # How transformers calls the two functions; of a pair, the first is written.
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}
@@ -115,8 +110,8 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  limits = VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
-  ways_out = {'pool': f'use --to=timm or bigvision, or {ELSEWHERE}'}
+  limits = table.VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
+  ways_out = {'pool': f'use --to=timm or bigvision, or {table.ELSEWHERE}'}
   if fields['num_classes']:
     limits['representation_size'] = (0,)
     ways_out['representation_size'] = (
@@ -129,7 +124,7 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     ways_out['representation_size'] = (
       'its representation layers see the first token. Use --head=drop.'
     )
-  check_writable(fields, _NO_MODEL, limits, ways_out)
+  table.check_writable(fields, _NO_MODEL, limits, ways_out)
   height, width = fields['image_size']
   return (
     _VIT
@@ -191,7 +186,7 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  check_writable(fields, _NO_MODEL, RESNET_LIMITS)
+  table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
   return _BIT | _bit_sizes(fields)
 
 
