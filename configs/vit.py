@@ -24,9 +24,10 @@ appendix D.1, taken from BiT: momentum 0.9, learning rate 0.48 (0.03 a 256),
 5,000 steps of warm-up, divided by ten after 10, 23, 30 and 37 fortieths of the
 run, L2 penalty 1e-4.
 
-ImageNet-21k is no public TFDS builder: prepare one of that name with your own
-builder script, or give a folder with --config.data.name=/path. Models that the
-table lacks take the row of the nearest one it has.
+TFDS cannot prepare ImageNet-21k, whose images https://image-net.org has for
+those who register: give their folder, with one sub-folder a class, as
+--config.data.name=/path, or a TFDS set of your own of that name. Models that
+the table lacks take the row of the nearest one it has.
 
 Published for L/16 on JFT, 14 epochs: 87.12 % after fine-tuning on ImageNet,
 0.68k TPUv3-core-days (tables 2 and 6); for R50x1 and R152x2, 7 epochs: 77.54 %

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -108,15 +110,43 @@ def test_manifest_has_the_schema_of_jobset(tools):
     validator.validate(manifest)
 
 
-def test_image_has_what_is_installed():
-  copied = re.findall(
-    r'^COPY (.*) \S+$', (ROOT / 'launch/Dockerfile').read_text(), re.M
-  )
+def copied_to_image(name):
+  text = (ROOT / 'launch' / name).read_text()
+  return ' '.join(re.findall(r'^COPY (.*) \S+$', text, re.M)).split()
+
+
+@pytest.mark.parametrize('name', ['Dockerfile', 'Dockerfile.cpu'])
+def test_image_has_what_is_installed(name):
   packed = re.search(
     r'--exclude=__pycache__ \\\n *(.*) &&', (ROOT / 'launch/tpu.sh').read_text()
   )[1]
-  assert ' '.join(copied).split() == packed.split()
+  assert copied_to_image(name) == packed.split()
   assert all((ROOT / path).exists() for path in packed.split())
+
+
+@pytest.mark.slow
+def test_image_trains_as_somebody_else_than_root(tmp_path):
+  """Its files and its command, without its base."""
+  text = (ROOT / 'launch/Dockerfile.cpu').read_text()
+  assert 'pip install --no-cache-dir -c requirements.txt -e .' in text
+  (user,) = re.findall(r'^USER (.*)$', text, re.M)
+  assert re.search(rf'useradd --uid=[1-9]\d+ .* {user} ', text)
+  for name in copied_to_image('Dockerfile.cpu'):
+    source = ROOT / name
+    (shutil.copytree if source.is_dir() else shutil.copy)(
+      source, tmp_path / name
+    )
+  python, *words = json.loads(re.search(r'^CMD (.*)$', text, re.M)[1])
+  assert python == 'python'
+  done = subprocess.run(
+    [sys.executable, *words, '--config.total=2 steps'],
+    cwd=tmp_path,
+    env=os.environ | {'PYTHONPATH': ''},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'runs/digits/checkpoints/2').is_dir()
 
 
 @pytest.mark.parametrize('code', [0, 1, 2, 75, 143])

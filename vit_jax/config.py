@@ -24,7 +24,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers|on_bad_image)',
-  r'sweep|sweep_skip|tune\..*|report|early_stopping',
+  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping',
 )
 
 # What numbers may be, from least to most; of a tuple, each of its numbers. The
@@ -37,12 +37,15 @@ RANGES = {
   'data.split_seed': '[0, 4294967295]',
   'data.crop_min_area': '(0, 1]',
   'data.crop_resize': '[0, 16]',
+  'data.erasing': '[0, 1]',
+  'data.repeats': '[1, inf)',
   'data.resize_small': '[0, 65536]',
   'data.workers': '[0, 1024]',
   'evaluators.fewshot.shots': '[1, inf)',
   'evaluators.fewshot.seeds': '[1, inf)',
   'evaluators.pictures.images': '[1, 1024]',
   'loss.label_smoothing': '[0, 1)',
+  'loss.cutmix': '[0, inf)',
   'loss.mixup': '[0, inf)',
   'mesh.data': '[-1, inf)',
   'mesh.fsdp': '[-1, inf)',
@@ -58,6 +61,7 @@ RANGES = {
   'model.representation_size': '[0, inf)',
   'model.stem_layers': '[1, 1000]',
   'model.stem_width': '[0, inf)',
+  'model.stochastic_depth': '[0, 1)',
   'model.version': '[1, 2]',
   'model.width': '[1, inf)',
   'optimizer.b1': '[0, 1)',
@@ -85,6 +89,8 @@ def base() -> ConfigDict:
       # Checkpoint to start from, of any format that the reader opens. Its
       # position embeddings are resized and its head is replaced by a new one.
       'init': '',
+      # Checkpoint that is learned from, where the objective has a teacher.
+      'teacher': '',
       # Only evaluate: `init`, or else the workdir's last checkpoint.
       'eval_only': False,
       'log_every': '50 steps',
@@ -93,6 +99,8 @@ def base() -> ConfigDict:
       # Checkpoints kept besides the best one by `best_metric`.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
+      # Project of Weights & Biases that the run is shown in; empty for none.
+      'wandb': '',
       # The result of a run is its evaluated step with the best `best_metric`,
       # which should then come from a part held out of training, and not its
       # last one.
@@ -115,6 +123,14 @@ def base() -> ConfigDict:
         # the image size, and a random part of the image size cut out.
         'crop_resize': 0.0,
         'flip': True,
+        # randaugment(2, 9), which takes the deviation of the magnitude third,
+        # autoaugment(imagenet) or (cifar10), 3augment(0.3), or nothing.
+        'augment': '',
+        # Probability that a rectangle of an image becomes noise.
+        'erasing': 0.0,
+        # Each image comes so many times in a batch, each time augmented anew,
+        # and an epoch has as many fewer of them (1901.09335).
+        'repeats': 1,
         # 0 resizes straight to the image size when evaluating; otherwise the
         # short side is resized to this, and the centre cropped.
         'resize_small': 0,
@@ -199,13 +215,21 @@ def base() -> ConfigDict:
         'stem_width': 0,
         'stem_layers': (),
         'dropout': 0.0,
+        # Rate at which the last layer is left out, for each example.
+        'stochastic_depth': 0.0,
         'dtype': 'float32',
         'scan': False,
         'remat': 'none',
       },
       # Of classification: softmax or sigmoid, how much of the label is spread
-      # over all classes, and the alpha of mixup.
-      'loss': {'name': 'softmax', 'label_smoothing': 0.0, 'mixup': 0.0},
+      # over all classes, and the alphas of mixup and CutMix, of which each
+      # batch has one.
+      'loss': {
+        'name': 'softmax',
+        'label_smoothing': 0.0,
+        'mixup': 0.0,
+        'cutmix': 0.0,
+      },
       'optimizer': {
         'name': 'adam',
         'lr': 1e-3,

@@ -28,7 +28,7 @@ trained on all of it, with every seed. Other axes of the sweep each choose for
 themselves. tune.csv says what was tried.
 
 WORKDIR gets checkpoints/, metrics.csv and curves.png, and TensorBoard's event
-files where TensorFlow is installed (the extra `tensorboard`).
+files where that is installed (the extra `tensorboard`).
 
 Exit status:
 

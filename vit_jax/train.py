@@ -108,6 +108,7 @@ def _train(
     process_index=jax.process_index(),
     process_count=jax.process_count(),
     workers=config.data.workers,
+    repeats=config.data.repeats,
   )
   forward_flops = flops.forward_flops(
     objective.model, experiment.facts.image_size
@@ -221,8 +222,7 @@ def initial_state(
   Returns:
     Steps taken so far, and the state, placed on the mesh.
   """
-  restored = checkpoints.restore(experiment.state_shapes)
-  if restored:
+  if restored := checkpoints.restore(experiment.state_shapes):
     step, state = restored
     _log.info('Resuming after step %d.', step)
     return step, {'average': {}} | state

@@ -1,20 +1,29 @@
 """Names become paths, and a failure says how to go on by hand.
 
-Nothing here needs the network: buckets and the hub are folders.
+Nothing here needs the network: buckets and the hub are folders, and a server
+of this process stands for the storage of published checkpoints.
 """
 
+import base64
+import functools
+import hashlib
+import http.server
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+import vit_jax
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import fetch, opening
+from vit_jax.checkpoints.catalogue import PUBLISHED
 from vit_jax.checkpoints.formats import npz
+from vit_jax.convert import __main__ as convert
 
 FILE = 'gs://vit_models/augreg/Ti_16.npz'
 BY_HAND = 'https://storage.googleapis.com/vit_models/augreg/Ti_16.npz'
@@ -106,7 +115,8 @@ def test_a_file_of_a_bucket_is_copied_once(
   path = fetch.local(FILE)
   assert path == str(cache / 'gs/vit_models/augreg/Ti_16.npz')
   assert pathlib.Path(path).read_bytes() == b'some weights'
-  assert files_in(cache) == [pathlib.Path(path)]
+  checksum = pathlib.Path(f'{path}.sha256')
+  assert set(files_in(cache)) == {pathlib.Path(path), checksum}
   bucket.error = OSError('no network')
   assert fetch.local(FILE) == path
   assert bucket.opened == 1
@@ -172,7 +182,7 @@ def test_another_process_may_be_faster(bucket, cache):
     monkeypatch.setattr(_Remote, 'open', open_slowly)
     assert fetch.local(FILE) == str(kept)
   assert kept.read_bytes() == b'of another'
-  assert files_in(cache) == [kept]
+  assert not list(cache.rglob('*.partial'))
 
 
 def test_a_file_that_is_not_in_the_bucket(bucket, cache):
@@ -231,6 +241,252 @@ def test_the_reader_opens_a_file_of_a_bucket(bucket, tmp_path):
     monkeypatch.setattr(opening.saving, 'absolute', pathlib.Path)
     opened = opening.open_checkpoint(source)
   assert opened.model.width == 32
+
+
+NAME = 'augreg/ti16-224'
+ADDRESS = PUBLISHED[NAME].address
+
+
+class Storage:
+  """Answers as storage.googleapis.com does, and worse.
+
+  Attributes:
+    files: bytes by path.
+    headers: that are sent besides, in place of those that tell the truth.
+    cut_bytes: what an answer may bring before its connection is closed, one
+      after another; then they are whole.
+    has_ranges: whether it takes up an answer where it was cut.
+    status: of every answer, if not 200.
+    asked: the Range of each request, or None.
+  """
+
+  def __init__(self):
+    self.files, self.headers = {}, {}
+    self.cut_bytes, self.has_ranges = [], True
+    self.status, self.asked = None, []
+
+  def put(self, address, data):
+    self.files[address.removeprefix('gs:/')] = data
+
+  def answer(self, request):
+    """Answers an `http.server` request."""
+    asked = request.headers['Range']
+    self.asked.append(asked)
+    path = request.path.replace('%2B', '+')
+    if self.status or path not in self.files:
+      request.send_error(self.status or 404)
+      return
+    data = self.files[path]
+    md5 = hashlib.md5(data)
+    headers = {
+      'x-goog-hash': f'crc32c=AAAAAA==,md5={base64_of(md5.digest())}',
+      'ETag': f'"{md5.hexdigest()}"',
+    }
+    same = request.headers['If-Range'] == headers['ETag']
+    if asked and same and self.has_ranges:
+      start = int(asked.removeprefix('bytes=').removesuffix('-'))
+      request.send_response(206)
+      data = data[start:]
+    else:
+      request.send_response(200)
+    headers |= {'Content-Length': str(len(data))} | self.headers
+    for name, value in headers.items():
+      if value is not None:
+        request.send_header(name, value)
+    request.end_headers()
+    request.wfile.write(
+      data[: self.cut_bytes.pop(0)] if self.cut_bytes else data
+    )
+
+
+def base64_of(data):
+  return base64.b64encode(data).decode()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  def __init__(self, storage, *args):
+    self.storage = storage
+    super().__init__(*args)
+
+  def do_GET(self):  # noqa: N802
+    self.storage.answer(self)
+
+  def log_message(self, *args):
+    pass
+
+
+@pytest.fixture
+def storage(cache, monkeypatch):
+  storage = Storage()
+  server = http.server.ThreadingHTTPServer(
+    ('127.0.0.1', 0), functools.partial(_Handler, storage)
+  )
+  thread = threading.Thread(target=server.serve_forever)
+  thread.start()
+  address = f'http://127.0.0.1:{server.server_port}'
+  monkeypatch.setattr(fetch, '_STORAGE', address)
+  monkeypatch.setenv('no_proxy', '127.0.0.1')
+  storage.address = address
+  yield storage
+  server.shutdown()
+  thread.join()
+  server.server_close()
+
+
+def test_a_published_checkpoint_is_fetched_once(storage, cache):
+  storage.put(ADDRESS, b'some weights')
+  path = fetch.local(NAME)
+  assert path == str(cache / 'gs' / ADDRESS.removeprefix('gs://'))
+  assert pathlib.Path(path).read_bytes() == b'some weights'
+  assert fetch.local(NAME) == fetch.local(ADDRESS) == path
+  assert storage.asked == [None]
+  # What `sha256sum -c` checks.
+  digest = hashlib.sha256(b'some weights').hexdigest()
+  checksum = pathlib.Path(f'{path}.sha256').read_text()
+  assert checksum == f'{digest}  {pathlib.Path(path).name}\n'
+
+
+def test_a_plus_in_an_address(storage):
+  storage.put(PUBLISHED['vit/r50+b16-384'].address, b'hybrid')
+  path = fetch.local('vit/r50+b16-384')
+  assert path.endswith('/imagenet21k+imagenet2012/R50+ViT-B_16.npz')
+
+
+def test_a_path_of_that_name_wins(storage, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert fetch.is_name(NAME)
+  (tmp_path / NAME).mkdir(parents=True)
+  assert fetch.local(NAME) == NAME and not fetch.is_name(NAME)
+  assert storage.asked == []
+
+
+@pytest.mark.parametrize('name', ['augreg/ti16-385', 'bit/s', 'vit/x/y'])
+def test_a_name_that_is_neither_a_path_nor_published(storage, name):
+  with pytest.raises(
+    FileNotFoundError,
+    match=rf'neither a file nor a published checkpoint {name}\. .*--pretrained',
+  ) as e:
+    fetch.local(name)
+  assert name != 'augreg/ti16-385' or 'Did you mean augreg/ti16-384' in str(e)
+
+
+@pytest.mark.parametrize('has_ranges', [True, False])
+def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges):
+  data = bytes(range(256)) * 10
+  storage.put(ADDRESS, data)
+  storage.has_ranges = has_ranges
+  storage.cut_bytes = [100, 200]
+  assert pathlib.Path(fetch.local(NAME)).read_bytes() == data
+  second = 'bytes=300-' if has_ranges else 'bytes=200-'
+  assert storage.asked == [None, 'bytes=100-', second]
+
+
+def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
+  storage.put(ADDRESS, b'a' * 1000)
+  storage.cut_bytes = [500]
+  answer = storage.answer
+
+  def replaced(request):
+    answer(request)
+    storage.put(ADDRESS, b'b' * 300)
+
+  monkeypatch.setattr(storage, 'answer', replaced)
+  assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'b' * 300
+
+
+@pytest.mark.parametrize(
+  ('change', 'error', 'message'),
+  [
+    ({'files': {}}, FileNotFoundError, f'There is no file {ADDRESS}.'),
+    ({'status': 503}, ConnectionError, 'HTTP Error 503'),
+    ({'status': 403}, ConnectionError, 'HTTP Error 403'),
+    ({'cut_bytes': [100, 0]}, ConnectionError, 'it ends at 100 of 1,000 bytes'),
+    (
+      {'headers': {'Content-Length': '1001'}},
+      ConnectionError,
+      'it ends at 1,000 of 1,001 bytes',
+    ),
+    (
+      {'headers': {'x-goog-hash': f'md5={base64_of(bytes(16))}'}},
+      ConnectionError,
+      f'the server states {bytes(16).hex()}',
+    ),
+    (
+      {'headers': {'x-goog-hash': None, 'ETag': f'"{bytes(16).hex()}"'}},
+      ConnectionError,
+      f'the server states {bytes(16).hex()}',
+    ),
+  ],
+)
+def test_what_is_not_the_file_is_not_kept(
+  storage, cache, change, error, message
+):
+  storage.put(ADDRESS, b'w' * 1000)
+  for name, value in change.items():
+    setattr(storage, name, value)
+  with pytest.raises(error) as e:
+    fetch.local(NAME)
+  text = str(e.value)
+  assert message in text and '\n' not in text
+  if error is ConnectionError:
+    assert text.startswith(f'{ADDRESS} cannot be fetched (')
+    by_hand = f'{storage.address}{ADDRESS.removeprefix("gs:/")}'
+    assert text.endswith(f'Download {by_hand} and give the path.')
+  assert files_in(cache) == []
+
+
+@pytest.mark.parametrize(
+  'headers',
+  [
+    {'x-goog-hash': None, 'ETag': '"CLihkYm1g5EDEAE="'},
+    {'x-goog-hash': 'crc32c=AAAAAA==', 'ETag': None},
+    {'Content-Length': None},
+  ],
+)
+def test_what_the_server_does_not_state_is_not_checked(storage, headers):
+  storage.put(ADDRESS, b'some weights')
+  storage.headers = headers
+  assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'some weights'
+
+
+def test_nobody_answers(cache, monkeypatch):
+  monkeypatch.setattr(fetch, '_STORAGE', 'http://127.0.0.1:9')
+  monkeypatch.setenv('no_proxy', '127.0.0.1')
+  with pytest.raises(ConnectionError, match='cannot be fetched .*refused'):
+    fetch.local(NAME)
+  assert files_in(cache) == []
+
+
+def test_a_copy_that_was_damaged_later_is_noticed(storage):
+  storage.put(ADDRESS, b'some weights')
+  path = pathlib.Path(fetch.local(NAME))
+  path.write_bytes(b'sOme weights')
+  for name in (NAME, ADDRESS):
+    with pytest.raises(ValueError, match='is not what was fetched: its SHA'):
+      fetch.local(name)
+  path.unlink()
+  fetch.local(NAME)
+  assert path.read_bytes() == b'some weights'
+
+
+def test_a_copy_of_before_checksums_is_used(storage, cache):
+  path = cache / 'gs' / ADDRESS.removeprefix('gs://')
+  path.parent.mkdir(parents=True)
+  path.write_bytes(b'older')
+  assert fetch.local(NAME) == str(path)
+
+
+def test_python_and_commands_open_a_published_checkpoint(storage, tmp_path):
+  checkpoint = random_checkpoint(
+    None, (16, 16), patch_size=8, width=32, depth=1, mlp_dim=48, heads=4
+  )
+  npz.write(checkpoint.weights(), str(tmp_path / 'vit.npz'), 'float32')
+  storage.put(ADDRESS, (tmp_path / 'vit.npz').read_bytes())
+  assert vit_jax.load(NAME).checkpoint.model.width == 32
+  assert convert.main([NAME, str(tmp_path / 'again.npz'), '--to=npz']) == 0
+  assert (tmp_path / 'again.npz').read_bytes() == (
+    tmp_path / 'vit.npz'
+  ).read_bytes()
 
 
 class Hub:

@@ -1,6 +1,7 @@
 """Scaling, flips and mixup against their definitions."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -113,3 +114,86 @@ def test_one_share_serves_the_whole_batch():
   y = np.eye(6, dtype=np.float32)
   _, mixed = augment.mixup(jax.random.key(0), images(6, np.float32), y, 1.0)
   assert len(set(np.diag(np.asarray(mixed)))) == 1
+
+
+def test_erasing_makes_rectangles_noise():
+  """As often, as large and as long as its paper says."""
+  images = jnp.full((600, 24, 32, 3), 7.0)
+  got = np.asarray(augment.random_erasing(jax.random.key(0), images, 0.25))
+  changed = (got != 7).any(-1)
+  erased = changed.any((1, 2))
+  # A binomial of 600 draws: 150 and a deviation of 10.6.
+  assert abs(erased.sum() - 150) < 5 * 10.6
+  areas, ratios = [], []
+  for inside in changed[erased]:
+    rows, columns = inside.any(1), inside.any(0)
+    np.testing.assert_array_equal(inside, np.outer(rows, columns))
+    for side in (rows, columns):  # without gaps
+      assert np.count_nonzero(np.diff(np.concatenate([[0], side, [0]]))) == 2
+    areas.append(inside.mean())
+    ratios.append(rows.sum() / columns.sum())
+  assert min(areas) < 0.05
+  assert 0.3 < max(areas) < 0.37
+  assert min(ratios) < 0.6
+  assert max(ratios) > 1.8
+  noise = got[changed]
+  assert abs(noise.mean()) < 0.02
+  assert abs(noise.std() - 1) < 0.02
+  whole = np.asarray(augment.random_erasing(jax.random.key(0), images, 1.0))
+  assert (whole != 7).any((1, 2, 3)).mean() > 0.99
+
+
+def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
+  B, H, W, C = 4, 20, 30, 5
+  images = jnp.broadcast_to(jnp.arange(B)[:, None, None, None], (B, H, W, 3))
+  labels = jax.nn.one_hot(jnp.arange(B), C)
+  shares, sides = [], set()
+  for seed in range(200):
+    got, mixed = augment.cutmix(
+      jax.random.key(seed), images.astype(jnp.float32), labels, 1.0
+    )
+    got, mixed = np.asarray(got), np.asarray(mixed)
+    pasted = got[0, :, :, 0] != 0
+    share = pasted.mean()
+    for i in range(B):
+      want = np.where(pasted, (i - 1) % B, i)
+      np.testing.assert_array_equal(got[i], np.stack([want] * 3, -1))
+      np.testing.assert_allclose(mixed[i, i], 1 - share, rtol=1e-5)
+      np.testing.assert_allclose(mixed[i, (i - 1) % B], share, atol=1e-6)
+    np.testing.assert_array_equal(
+      pasted, np.outer(pasted.any(1), pasted.any(0))
+    )
+    shares.append(share)
+    sides.add((pasted[0, 0], pasted[-1, -1]))
+  # Beta(1, 1) is uniform, with a mean of 1/2; what hangs over is lost: for
+  # squares of side s about uniform centres, the mean of s (1 - s/4) squared.
+  side = np.sqrt(np.linspace(0, 1, 10_001))
+  want = np.mean((side * (1 - side / 4)) ** 2)
+  deviation = np.std(shares) / np.sqrt(len(shares))
+  assert abs(np.mean(shares) - want) < 5 * deviation
+  assert {(True, False), (False, True), (False, False)} <= sides
+
+
+def test_a_batch_has_mixup_or_cutmix():
+  images = jnp.arange(4.0)[:, None, None, None] * jnp.ones((4, 8, 8, 3))
+  labels = jax.nn.one_hot(jnp.arange(4), 4)
+  args = images, labels
+
+  def of(key, *alphas):
+    return [np.asarray(x) for x in augment.mixed(key, *args, *alphas)]
+
+  key = jax.random.key(0)
+  for got, want in (
+    (of(key, 0, 0), args),
+    (of(key, 0.3, 0), augment.mixup(key, *args, 0.3)),
+    (of(key, 0, 0.3), augment.cutmix(key, *args, 0.3)),
+  ):
+    for x, y in zip(got, want, strict=True):
+      np.testing.assert_array_equal(x, y)
+  cut = 0
+  for seed in range(100):
+    pixels, _ = of(jax.random.key(seed), 1.0, 1.0)
+    whole = np.array_equal(pixels, np.round(pixels))
+    cut += whole
+  # A binomial of 100 draws: 50 and a deviation of 5.
+  assert abs(cut - 50) < 25

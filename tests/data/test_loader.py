@@ -67,6 +67,35 @@ def test_same_seed_same_batches(digits):
   assert (other != _train(digits, 1)[0]['label']).any()
 
 
+def test_repeated_examples_are_transformed_anew(digits):
+  """A batch is a smaller one three times, whatever process makes it."""
+  fewer = _train(digits, 20, batch_size=10)
+  batches = _train(digits, 20, batch_size=30, repeats=3)
+  for batch, want in zip(batches, fewer, strict=True):
+    np.testing.assert_array_equal(batch['label'], np.tile(want['label'], 3))
+    copies = batch['image'].reshape(3, 10, -1)
+    assert (copies[0] != copies[1]).any()
+    assert (copies[1] != copies[2]).any()
+  _assert_same(
+    _train(digits, 2, batch_size=30, repeats=3, start_step=5), batches[5:7]
+  )
+  halves = [
+    _train(
+      digits, 3, batch_size=30, repeats=3, process_index=p, process_count=2
+    )
+    for p in range(2)
+  ]
+  joined = [
+    {key: np.concatenate([a[key], b[key]]) for key in a}
+    for a, b in zip(*halves, strict=True)
+  ]
+  _assert_same(joined, batches[:3])
+  # 3 x 11, of which one is too many.
+  (uneven,) = _train(digits, 1, batch_size=32, repeats=3)
+  (want,) = _train(digits, 1, batch_size=11)
+  np.testing.assert_array_equal(uneven['label'], np.tile(want['label'], 3)[:32])
+
+
 @pytest.mark.parametrize('start_step', [1, 3, 50])
 def test_starting_at_a_step_is_iterating_to_it(digits, start_step):
   through = _train(digits, start_step + 2)[start_step:]

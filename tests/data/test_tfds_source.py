@@ -1,7 +1,9 @@
 """TFDS without TensorFlow, on a small dataset in its format."""
 
+import importlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from tests.data.tfds_files import write_info
+from vit_jax.checkpoints.catalogue import PUBLISHED
 from vit_jax.data import decode, sources
 
 _FEATURES = {
@@ -167,6 +170,10 @@ def test_not_prepared_in_the_default_folder(tmp_path, monkeypatch):
   assert '--data_dir' not in str(error.value)
 
 
+def config_of(name, argument):
+  return importlib.import_module(f'configs.{name}').get_config(argument)
+
+
 def test_names_with_a_slash(tmp_path):
   with pytest.raises(FileNotFoundError, match='tfds build imagenet_v2/topima'):
     _open('imagenet_v2/topimages', 'test', tmp_path)
@@ -200,9 +207,23 @@ def test_unknown_names(tmp_path, name, nearest):
 
 
 def test_datasets_that_tfds_does_not_know(tmp_path, encode):
-  """imagenet21k has no builder, but its files may well be there."""
+  """They have no builder, but their files may well be there."""
   with pytest.raises(ValueError, match='in the format of TFDS that lies in'):
+    _open('imagenet22k', 'train', tmp_path)
+  data_dir = _prepare(tmp_path, encode, name='imagenet22k')
+  assert len(_open('imagenet22k', 'train', data_dir)) == 7
+
+
+def test_imagenet21k_is_said_how_to_come_by(tmp_path, encode):
+  with pytest.raises(FileNotFoundError) as error:
     _open('imagenet21k', 'train', tmp_path)
+  message = str(error.value)
+  assert f'imagenet21k is not prepared in {tmp_path}, and TFDS can' in message
+  assert 'https://image-net.org' in message
+  # The ways out are commands that work.
+  for argument in re.findall(r'--config=configs/(\S*)\.py:(\S*)', message):
+    config_of(*argument)
+  assert re.search(r'--config.init=(\S*);', message)[1] in PUBLISHED
   data_dir = _prepare(tmp_path, encode, name='imagenet21k')
   assert len(_open('imagenet21k', 'train', data_dir)) == 7
 

@@ -18,7 +18,7 @@ MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.25)
 
 
 @pytest.fixture
-def tensorflow(monkeypatch):
+def tensorboard(monkeypatch):
   monkeypatch.setattr(
     pictures.importlib.util, 'find_spec', lambda name: object()
   )
@@ -61,7 +61,7 @@ def evaluator(model, mesh, count=3):
   'axes', [{'data': 1}, {'data': 2, 'fsdp': 2, 'tensor': 2}], ids=str
 )
 def test_they_are_the_rollout_and_the_filters(
-  axes, scan, tensorflow, monkeypatch
+  axes, scan, tensorboard, monkeypatch
 ):
   model = model_of(VIT | {'scan': scan})
   mesh = mesh_of(**axes)
@@ -90,20 +90,20 @@ def test_they_are_the_rollout_and_the_filters(
 
 
 @pytest.mark.parametrize('count', [0, 361])
-def test_more_images_than_there_are_is_refused(count, tensorflow):
+def test_more_images_than_there_are_is_refused(count, tensorboard):
   mesh = mesh_of()
   with pytest.raises(ValueError, match=f'images is {count}, .* 360'):
     evaluator(model_of(), mesh, count)
 
 
-def test_a_resnet_is_refused(tensorflow):
+def test_a_resnet_is_refused(tensorboard):
   model = model_of({'name': 'resnet', 'width': 32, 'layers': (1,)})
   mesh = mesh_of()
   with pytest.raises(ValueError, match='attention, which a ResNet has not'):
     evaluator(model, mesh)
 
 
-def test_without_tensorflow_it_is_refused(monkeypatch):
+def test_without_tensorboard_it_is_refused(monkeypatch):
   monkeypatch.setattr(pictures.importlib.util, 'find_spec', lambda name: None)
   mesh = mesh_of()
   with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'"):

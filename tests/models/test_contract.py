@@ -50,6 +50,7 @@ ARCHITECTURES = (
     if (kind, place) != ('learned1d', 'input')  # 'vit'
   }
   | {
+    'deit': {'name': 'deit'},
     'axial': {'axial': True, 'pool': 'gap'},
     'axial-map-relative': {'axial': True, 'pool': 'map', 'posemb': 'relative'},
     'hybrid': {'stem_width': 32, 'stem_layers': (1, 2), 'patch_size': 1},
@@ -84,6 +85,7 @@ HEAVIEST = ('hybrid-4-stages', 'axial-resnet')
 # of 8 pixels; a class token; a root that leaves a quarter of a side.
 SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
   'vit-gap': ((4, 6, 32), (24, 32), (32,)),
+  'deit': ((4, 6, 32), (26, 32), (32,)),
   'vit-map': ((4, 6, 32), (24, 32), (32,)),
   'vit-relative-gap': ((4, 6, 32), (24, 32), (32,)),
   'vit-representation': ((4, 6, 32), (25, 32), (20,)),
@@ -99,6 +101,7 @@ SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
 # the others know rows from columns.
 SYMMETRIC = (
   'vit',
+  'deit',
   'vit-gap',
   'vit-map',
   'vit-none',
@@ -125,7 +128,7 @@ class Architecture:
 
   def __init__(self, name):
     fields = ARCHITECTURES[name]
-    if fields.get('name', 'vit') == 'vit':
+    if fields.get('name', 'vit') in ('vit', 'deit'):
       fields = ENCODER | fields
     self.name = name
     self.fields = fields
@@ -235,7 +238,8 @@ def test_outputs_are_as_documented(case):
   assert logits.dtype == jnp.float32
   assert np.isfinite(logits).all()
   names = ('stem', 'tokens', 'pre_logits')
-  assert aux.keys() == set(names)
+  more = {'logits_cls', 'logits_dist'} if case.name == 'deit' else set()
+  assert aux.keys() == {*names, *more}
   for name, shape in zip(names, SHAPES[case.name], strict=True):
     assert aux[name].shape == (BATCH, *shape), name
     assert np.isfinite(aux[name]).all(), name
@@ -419,7 +423,8 @@ def test_bfloat16_is_close_to_float32(case):
     case.params, case.images
   )
   assert got.dtype == jnp.float32
-  assert {x.dtype for x in jax.tree.leaves(aux)} == {jnp.dtype(jnp.bfloat16)}
+  for name, x in aux.items():
+    assert x.dtype == ('float32' if 'logits' in name[:6] else 'bfloat16')
   # Eight bits are 0.2 % of error a rounding, and some tens of them add up like
   # the steps of a random walk. Seen: up to 1.3 %.
   error = np.abs(got - want).max() / np.abs(want).max()

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from vit_jax.checkpoints import catalogue
 from vit_jax.models import __main__ as table
 from vit_jax.models import variants
 
@@ -66,3 +67,28 @@ def test_help_explains_the_columns(capsys):
   with pytest.raises(SystemExit, match='0'):
     table.main(['--help'])
   assert 'a multiply-add counted as two' in capsys.readouterr().out
+
+
+def test_published_checkpoints_are_listed(capsys):
+  assert table.main(['--pretrained']) == 0
+  title, *lines = capsys.readouterr().out.splitlines()
+  assert [line.split()[0] for line in lines] == list(catalogue.PUBLISHED)
+  for name, column in [('top-1', 'accuracy'), ('MiB', 'size_mib')]:
+    end = title.index(name) + len(name)
+    for line, entry in zip(lines, catalogue.PUBLISHED.values(), strict=True):
+      value = getattr(entry, column)
+      expected = '' if value is None else f'{value:,g}'
+      assert (line[:end].split('  ')[-1].strip()) == expected
+
+
+def test_published_checkpoints_of_a_model(capsys):
+  assert table.main(['--pretrained', 'b8', '--format=csv']) == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  assert [row['name'] for row in rows] == ['augreg/b8', 'augreg/b8-224']
+  assert rows[0]['address'].startswith('gs://vit_models/augreg/B_8-i21k-')
+
+
+def test_a_model_that_nobody_published(capsys):
+  assert table.main(['--pretrained', 'g14']) == 2
+  message = 'error: No checkpoint of g14 was published. Did you mean h14?'
+  assert capsys.readouterr().err.startswith(message)

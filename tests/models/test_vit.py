@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import variants, vit
+from vit_jax.models import layers, variants, vit
 
 SIZE = (16, 24)
 TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
@@ -53,8 +53,9 @@ def run(model, params, train=False, capture=()):
 )
 def test_scan_and_remat_change_no_number(scan, remat, train):
   """Dropout included: its keys do not depend on how layers are compiled."""
-  plain, params = make(dropout=0.3)
-  other, _ = make(dropout=0.3, scan=scan, remat=remat)
+  drops = {'dropout': 0.3, 'stochastic_depth': 0.4}
+  plain, params = make(**drops)
+  other, _ = make(**drops, scan=scan, remat=remat)
   other_params = variants.stack_layers(params) if scan else params
 
   def value_and_grad(model, p):
@@ -86,6 +87,30 @@ def test_dropout_needs_train_and_changes_the_output():
   same, _ = run(model.clone(dropout=0.0), params, train=True)
   assert np.abs(noisy - quiet).max() > 0.1
   np.testing.assert_array_equal(same, quiet)
+
+
+def test_stochastic_depth_leaves_out_later_layers():
+  model, params = make(stochastic_depth=0.9999)
+  quiet, want = run(model, params, capture=('blocks',))
+  noisy, got = run(model, params, train=True, capture=('blocks',))
+  # The first layer always is there; the last one as good as never.
+  np.testing.assert_allclose(got['blocks'][0], want['blocks'][0], atol=1e-5)
+  np.testing.assert_array_equal(got['blocks'][2], got['blocks'][1])
+  assert np.abs(want['blocks'][2] - want['blocks'][1]).max() > 0.1
+  same, _ = run(model.clone(stochastic_depth=0.0), params, train=True)
+  np.testing.assert_array_equal(same, quiet)
+
+
+def test_branches_are_dropped_by_example_and_scaled():
+  y = jnp.ones((4000, 2, 3))
+  got = np.asarray(layers.drop_branch(y, jnp.float32(0.25), jax.random.key(0)))
+  kept = got[:, 0, 0] > 0
+  # A binomial: 3,000 and a deviation of 27.
+  assert abs(kept.sum() - 3000) < 5 * 27.4
+  want = np.where(kept, np.float32(4 / 3), 0)[:, None, None]
+  np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=1e-6)
+  for rate, key in ((None, jax.random.key(0)), (jnp.float32(0.5), None)):
+    assert layers.drop_branch(y, rate, key) is y
 
 
 def test_captured_attention_is_what_the_model_used():

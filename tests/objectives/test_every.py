@@ -3,7 +3,11 @@
 A new objective joins by its registration.
 """
 
+import atexit
+import dataclasses
 import functools
+import shutil
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +15,11 @@ import numpy as np
 import pytest
 
 from configs import digits
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.checkpoints.formats import table
+from vit_jax.convert import orbax
 from vit_jax.data import loader, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
@@ -29,10 +36,31 @@ def name(request):
   return request.param
 
 
+@functools.cache
+def teacher():
+  """Returns the path of a model of digits, of another size and scaling."""
+  folder = tempfile.mkdtemp()
+  atexit.register(shutil.rmtree, folder)
+  checkpoint = random_checkpoint(
+    None, (24, 24), 10, patch_size=8, width=16, depth=1, mlp_dim=20, heads=2
+  )
+  checkpoint = dataclasses.replace(
+    checkpoint,
+    class_names=tuple(map(str, range(10))),
+    preprocessing=table.Preprocessing(
+      mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)
+    ),
+  )
+  orbax.write(checkpoint, f'{folder}/teacher', 'float32')
+  return f'{folder}/teacher'
+
+
 def config_of(name, **changes):
   config = digits.get_config()
   config_lib.choose_objective(config, name)
   config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
+  if name == 'distillation':
+    config.teacher = teacher()
   config.batch_size = BATCH
   config.data.image_size = '16'
   config.total = '20 steps'

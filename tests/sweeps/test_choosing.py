@@ -132,6 +132,17 @@ def test_what_cannot_work_is_refused_before_anything_runs(
   assert not (tmp_path / 'w').exists()
 
 
+def test_a_published_checkpoint_is_not_fetched_to_be_checked(
+  monkeypatch, tmp_path
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  fake = fake_training(monkeypatch, lambda config, step: 0.5)
+  config = small(tune=[RATES])
+  config.init = 'augreg/ti16'
+  running.run(config, str(tmp_path / 'w'))
+  assert fake and not (tmp_path / 'cache/vit_jax').exists()
+
+
 def test_an_axis_without_candidates_is_refused():
   config = small()
   config.tune.axes = (('optimizer.lr', ()),)

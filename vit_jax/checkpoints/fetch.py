@@ -1,23 +1,36 @@
-"""Checkpoints by name: a file in a bucket, or a model of the Hugging Face hub.
+"""Checkpoints by name: published, in a bucket, or of the Hugging Face hub.
 
 Whatever was fetched once is kept and needs no network again: files of buckets
-in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`), models of the
-hub where its own library keeps them.
+in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`) with their
+SHA-256 beside them, models of the hub where its own library keeps them.
 """
 
+import base64
 import contextlib
 import functools
+import hashlib
+import http.client
 import os
 import pathlib
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from email.message import Message
 
 from etils import epath
 
+from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
 from vit_jax.checkpoints.formats import archive
 from vit_jax.data import whole
+from vit_jax.models.variants import nearest
 
 SCHEMES = ('gs', 'hf', 'timm')
 
+# Where public buckets are read without an account or a library.
+_STORAGE = 'https://storage.googleapis.com'
+_TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 24
 # Anything else in a bucket is a workdir, which orbax reads where it is.
 _FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
@@ -28,8 +41,9 @@ def local(source: str) -> str:
   """Returns the path of a checkpoint, after fetching it if it is a name.
 
   Args:
-    source: a path, which is returned as it is; gs://BUCKET/FILE; a directory in
-      a bucket, which is returned as it is; hf://ORG/MODEL or
+    source: a path, which is returned as it is; one of `catalogue.PUBLISHED`,
+      unless there is a path of that name; gs://BUCKET/FILE; a directory in a
+      bucket, which is returned as it is; hf://ORG/MODEL or
       hf://ORG/MODEL@REVISION; or timm://NAME, with timm's tag or without.
 
   Raises:
@@ -37,13 +51,13 @@ def local(source: str) -> str:
     FileNotFoundError: if there is no such file, model or revision.
     ImportError: if a library is not installed, saying which.
     PermissionError: if one has to log in to have it.
-    ValueError: if the name is none.
+    ValueError: if the name is none, or what was kept is damaged.
   """
   scheme, separator, name = source.partition('://')
   if not separator:
-    return source
+    return _published(source)
   if scheme == 'gs':
-    return _from_bucket(source) if name.endswith(_FILES) else source
+    return _from_bucket(source, _copy) if name.endswith(_FILES) else source
   if scheme == 'hf':
     return _from_hub(source, name)
   if scheme == 'timm':
@@ -54,24 +68,62 @@ def local(source: str) -> str:
   )
 
 
-def _from_bucket(source: str) -> str:
-  """Returns the path of the copy of a file, copied if it is not there."""
+def is_name(source: str) -> bool:
+  """Tells whether a checkpoint would be fetched, and is no path."""
+  return '://' in source or (
+    source in PUBLISHED and not os.path.lexists(source)
+  )
+
+
+def _published(source: str) -> str:
+  family, slash, _ = source.partition('/')
+  if not slash or family not in FAMILIES or os.path.lexists(source):
+    return source
+  if source not in PUBLISHED:
+    of_family = [name for name in PUBLISHED if name.startswith(f'{family}/')]
+    raise FileNotFoundError(
+      f'There is neither a file nor a published checkpoint {source}. '
+      f'{nearest(source, of_family)} `python -m vit_jax.models --pretrained` '
+      'lists those that are published.'
+    )
+  return _from_bucket(PUBLISHED[source].address, _download)
+
+
+def _from_bucket(source: str, copy_to: Callable) -> str:
+  """Returns the path of the copy of a file, copied if it is not there.
+
+  Args:
+    source: gs://BUCKET/FILE.
+    copy_to: `_copy` or `_download`.
+  """
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
     raise ValueError(f'{source} is no file in a bucket: gs://BUCKET/FILE.')
   copy = _cache_folder().joinpath('gs', *parts)
+  checksum = copy.with_name(f'{copy.name}.sha256')
   if copy.exists():
+    # One of an earlier version has none.
+    if checksum.exists() and checksum.read_text() != _checksum_line(copy, copy):
+      raise ValueError(
+        f'{copy} is not what was fetched: its SHA-256 is not that of '
+        f'{checksum.name}. Remove the file, and it is fetched again.'
+      )
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
-  by_hand = (
-    f'Download https://storage.googleapis.com/{"/".join(parts)}, or '
-    f'`gcloud storage cp {source} .`, and give the path.'
-  )
+  by_hand = f'Download {_address(source)}'
+  login = ''
+  if copy_to is _copy:
+    by_hand += f', or `gcloud storage cp {source} .`,'
+    login = (
+      ' A bucket that is not public wants `gcloud auth application-default '
+      'login`.'
+    )
+  by_hand += ' and give the path.'
   # Another process may have been faster.
   with contextlib.suppress(FileExistsError):
     with whole.new_file(os.fspath(copy)) as partial:
       try:
-        _copy(source, partial)
+        copy_to(source, partial)
       except ImportError as e:
         raise ImportError(
           f'To read {source}, pip install gcsfs. Or: {by_hand} ({e})'
@@ -80,10 +132,26 @@ def _from_bucket(source: str) -> str:
         raise FileNotFoundError(f'There is no file {source}.') from e
       except Exception as e:
         raise ConnectionError(
-          f'{source} cannot be fetched ({_reason(e)}). {by_hand} A bucket that '
-          'is not public wants `gcloud auth application-default login`.'
+          f'{source} cannot be fetched ({_reason(e)}). {by_hand}{login}'
         ) from e
+      whole.replace(checksum, _checksum_line(partial, copy).encode())
   return os.fspath(copy)
+
+
+def _address(source: str) -> str:
+  """Returns where gs://BUCKET/FILE is read by https."""
+  path = urllib.parse.quote(source.removeprefix('gs://'))
+  return f'{_STORAGE}/{path}'
+
+
+def _checksum_line(file: pathlib.Path, name: pathlib.Path) -> str:
+  """Returns what `sha256sum` prints, and `sha256sum -c` reads."""
+  return f'{_digest(file, "sha256")}  {name.name}\n'
+
+
+def _digest(path: pathlib.Path, algorithm: str) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _copy(source: str, target: pathlib.Path) -> None:
@@ -97,8 +165,73 @@ def _copy(source: str, target: pathlib.Path) -> None:
     while chunk := remote.read(_CHUNK_BYTES):
       file.write(chunk)
       bar.update(len(chunk))
-    if file.tell() != size_bytes:
-      raise ValueError(f'it ends at {file.tell():,} of {size_bytes:,} bytes')
+    _check_size(file.tell(), size_bytes)
+
+
+def _download(source: str, target: pathlib.Path) -> None:
+  """Copies a file of a public bucket, of the size and MD5 that are stated.
+
+  A connection that is cut is taken up again as long as each brings something.
+  """
+  stated = Message()
+  with (
+    open(target, 'wb') as file,
+    archive.progress(f'fetching {source}', 0) as bar,
+  ):
+    while True:
+      start = file.tell()
+      request = urllib.request.Request(_address(source))
+      if start and stated['ETag']:
+        request.add_header('Range', f'bytes={start}-')
+        request.add_header('If-Range', stated['ETag'])
+      try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+          if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+            stated = answer.headers
+            file.seek(0)
+            file.truncate()
+            bar.reset(int(stated['Content-Length'] or 0))
+          # Not `read`, which loses what it has of a chunk that is cut.
+          while chunk := answer.read1(_CHUNK_BYTES):
+            file.write(chunk)
+            bar.update(len(chunk))
+      except urllib.error.HTTPError as e:
+        e.close()
+        if e.code == http.HTTPStatus.NOT_FOUND:
+          raise FileNotFoundError(source) from e
+        raise
+      except (OSError, http.client.HTTPException):
+        if file.tell() <= start:
+          raise
+        continue
+      size_bytes = int(stated['Content-Length'] or file.tell())
+      if not start < file.tell() < size_bytes:
+        break
+    _check_size(file.tell(), size_bytes)
+  md5 = _stated_md5(stated)
+  if md5 and md5 != (found := _digest(target, 'md5')):
+    raise ValueError(f'its MD5 is {found}, the server states {md5}')
+
+
+def _check_size(found_bytes: int, stated_bytes: int) -> None:
+  if found_bytes != stated_bytes:
+    raise ValueError(f'it ends at {found_bytes:,} of {stated_bytes:,} bytes')
+
+
+def _stated_md5(headers: Message) -> str:
+  """Returns the MD5 of an answer of Google Cloud Storage, '' without one.
+
+  x-goog-hash has it in base64 beside crc32c, in one header or two; so has the
+  ETag, in hexadecimal, of a file that was not put together from parts
+  (cloud.google.com/storage/docs/xml-api/reference-headers).
+  """
+  for value in headers.get_all('x-goog-hash', []):
+    for part in value.split(','):
+      name, _, text = part.strip().partition('=')
+      if name == 'md5':
+        return base64.b64decode(text).hex()
+  tag = headers.get('ETag', '').strip('"')
+  return tag if re.fullmatch('[0-9a-f]{32}', tag) else ''
 
 
 def _from_hub(source: str, name: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from vit_jax.data import augment, transforms
+from vit_jax.data import augment, augmentations, transforms
+from vit_jax.data.augment import MEAN, STD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Images:
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0, or how many times the size BiT's crop resizes to.
     flip: whether training images are mirrored at random.
+    augment: what else is done to training images, see `augmentations.parse`.
+    erasing: probability that a part of a training image becomes noise.
     resize_small: of evaluation, see `transforms.EvalTransform`.
     interpolation: of evaluation.
     mean: of each channel, for values in [0, 1].
@@ -30,10 +33,12 @@ class Images:
   crop_min_area: float = 0.05
   crop_resize: float = 0.0
   flip: bool = False
+  augment: str = ''
+  erasing: float = 0.0
   resize_small: int = 0
   interpolation: str = 'bilinear'
-  mean: tuple[float, ...] = augment.MEAN
-  std: tuple[float, ...] = augment.STD
+  mean: tuple[float, ...] = MEAN
+  std: tuple[float, ...] = STD
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
@@ -65,6 +70,7 @@ class Images:
       self.size,
       self.crop_min_area,
       (height, width) if self.crop_resize else None,
+      augmentations.parse(self.augment),
     )
 
   def eval_transform(self) -> transforms.EvalTransform:
@@ -84,6 +90,14 @@ class Images:
   def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Returns training images, each mirrored or not where `flip` is set."""
     return augment.random_flip(key, images_BHWC) if self.flip else images_BHWC
+
+  def varied(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns normalised training images, mirrored and erased as is set."""
+    images_BHWC = self.flipped(images_BHWC, key)
+    if self.erasing:
+      key = jax.random.fold_in(key, 1)
+      images_BHWC = augment.random_erasing(key, images_BHWC, self.erasing)
+    return images_BHWC
 
 
 def size_of(text: str) -> tuple[int, int]:

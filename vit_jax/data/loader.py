@@ -41,6 +41,7 @@ def train_batches(
   process_index: int = 0,
   process_count: int = 1,
   workers: int = 0,
+  repeats: int = 1,
 ) -> grain.DatasetIterator[Batch]:
   """Endless training batches, shuffled anew in every epoch.
 
@@ -61,6 +62,8 @@ def train_batches(
     workers: Worker processes of this process; 0 uses threads, which is enough
       up to about a dozen cores. A script that asks for workers needs an
       `if __name__ == '__main__'` guard, because they import it anew.
+    repeats: How many times each batch has the same example, transformed anew
+      each time.
 
   Returns:
     An iterator of such arrays with a leading axis of b = batch_size //
@@ -79,13 +82,11 @@ def train_batches(
   order_seed, transform_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(2)
   )
-  examples = (
-    grain.MapDataset.range(len(source))
-    .shuffle(order_seed)
-    .repeat()
-    .random_map(
-      functools.partial(_transformed, source, transform), seed=transform_seed
-    )
+  order = grain.MapDataset.range(len(source)).shuffle(order_seed).repeat()
+  if repeats > 1:
+    order = _Repeated(order, batch_size, repeats)
+  examples = order.random_map(
+    functools.partial(_transformed, source, transform), seed=transform_seed
   )
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
@@ -115,6 +116,26 @@ def _example(
       last = e
       _log.warning('Skipped, the next image takes its place: %s', e)
   raise last
+
+
+class _Repeated(grain.MapDataset):
+  """Every batch several times a smaller one, the last time cut off if need be.
+
+  So neighbours, which are mixed, are different examples.
+  """
+
+  def __init__(self, parent: grain.MapDataset, batch_size: int, repeats: int):
+    super().__init__(parent)
+    self._batch_size, self._different = batch_size, -(-batch_size // repeats)
+
+  def __len__(self) -> int:
+    return len(self._parent)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    step, position = divmod(index, self._batch_size)
+    return self._parent[step * self._different + position % self._different]
 
 
 class _ProcessBlocks(grain.MapDataset):

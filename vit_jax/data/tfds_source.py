@@ -17,6 +17,19 @@ _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'
 )
+# Sets of the paper that TFDS has no builder for, and what to do about it.
+_WITHOUT_BUILDER = {
+  'imagenet21k': (
+    'TFDS cannot prepare it. Give one of these instead:\n'
+    '  its images, which https://image-net.org has for those who register, in '
+    'one folder a class: --config.data.name=/path/to/imagenet21k\n'
+    '  another set: --config=configs/vit.py:b16,imagenet2012 or '
+    '--config=configs/vit.py:b16,./my_folder\n'
+    '  weights that were trained on it: --config=configs/finetune.py:'
+    'b16,./my_folder --config.init=augreg/b16; python -m vit_jax.models '
+    '--pretrained lists them'
+  )
+}
 
 # Names of the field that has an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename')
@@ -193,6 +206,11 @@ def prepared_builder(
       name, data_dir=data_dir
     )
   except tfds.core.DatasetNotFoundError:
+    if name in _WITHOUT_BUILDER:
+      raise FileNotFoundError(
+        f'dataset {name} is not prepared in {places}, and '
+        f'{_WITHOUT_BUILDER[name]}'
+      ) from None
     if not is_known(name):
       raise ValueError(_unknown(name, places)) from None
     raise FileNotFoundError(

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import decode
+from vit_jax.data.augmentations import Augmentation
 
 # One core per image: the loader already runs one image on every core.
 cv2.setNumThreads(1)
@@ -47,6 +48,7 @@ class TrainTransform:
       always the whole image, squashed to size.
     resize: (height, width) to which BiT's crop resizes the image. None, for
       the inception crop.
+    augmentation: what is then done to the pixels, if anything.
 
   Raises:
     ValueError: `min_area` is not in (0, 1], `image_size` is not positive, or
@@ -56,6 +58,7 @@ class TrainTransform:
   image_size: tuple[int, int]
   min_area: float = 0.05
   resize: tuple[int, int] | None = None
+  augmentation: Augmentation | None = None
 
   def __post_init__(self) -> None:
     _check_size(self.image_size)
@@ -88,6 +91,8 @@ class TrainTransform:
       box = self._random_box(picture.height, picture.width, rng)
       part = picture.read(box, self.image_size, exact=False)
       image = resize(part, self.image_size)
+    if self.augmentation:
+      image = self.augmentation(image, rng)
     return {'image': image} | _label(record)
 
   def _cut(

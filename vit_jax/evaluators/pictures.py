@@ -42,9 +42,9 @@ class PicturesEvaluator:
         f'evaluators.{name} draws attention, which a {type(model).__name__} '
         'has not: switch it off.'
       )
-    if not importlib.util.find_spec('tensorflow'):
+    if not importlib.util.find_spec('tensorboard'):
       raise ValueError(
-        f'evaluators.{name} writes to TensorBoard, which needs TensorFlow: pip '
+        f'evaluators.{name} writes to TensorBoard, which is not installed: pip '
         "install -e '.[tensorboard]', or switch it off."
       )
     if not 0 < count <= len(source):

@@ -2,6 +2,11 @@
 
   python -m vit_jax.models
   python -m vit_jax.models r50+b16 l16 --image_size=384 --format=csv
+  python -m vit_jax.models --pretrained
+
+The last lists the checkpoints that were published, by the names that every
+command takes for a checkpoint, with the model, pixels a side, what it was
+trained on, top-1 accuracy on ImageNet and who says so, and the file.
 
 GFLOPs are those of one image's forward pass, a multiply-add counted as two and
 multiplications by a convolution's padding not at all: 3 * forward * images is
@@ -13,21 +18,46 @@ r26+l16, axial_l32.
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from vit_jax import flags
+from vit_jax.checkpoints import catalogue
 from vit_jax.models import flops, variants
 
-COLUMNS = ('model', 'parameters', 'gflops', 'tokens', 'source')
+# How the columns of a table are printed, by name.
+_MODEL_FORMATS = {
+  'model': '',
+  'parameters': ',',
+  'gflops': '.2f',
+  'tokens': ',',
+  'source': '',
+}
+_CHECKPOINT_FORMATS = {
+  'name': '',
+  'model': '',
+  'image_size': 'd',
+  'data': '',
+  'accuracy': 'g',
+  'accuracy_from': '',
+  'size_mib': ',',
+  'address': '',
+}
+_TITLES = {
+  'gflops': 'GFLOPs',
+  'image_size': 'pixels',
+  'accuracy': 'top-1',
+  'accuracy_from': 'of',
+  'size_mib': 'MiB',
+}
 
 
 def rows(
   names: Sequence[str], image_size: tuple[int, int], num_classes: int
 ) -> Iterator[dict[str, Any]]:
-  """Yields a row of `COLUMNS` for each named model.
+  """Yields a row for each named model.
 
   Raises:
     ValueError: for a name that is none, or an image size it cannot take.
@@ -45,23 +75,49 @@ def rows(
     }
 
 
-def write(found: list[dict[str, Any]], format_name: str) -> None:
-  """Prints rows as 'table' or 'csv'."""
-  if format_name == 'csv':
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(found)
-    return
-  width = max(len(row['model']) for row in found)
-  print(
-    f'{"model":<{width}}  {"parameters":>13}  {"GFLOPs":>8}  tokens  source'
-  )
-  for row in found:
-    tokens = '' if row['tokens'] is None else f'{row["tokens"]:,}'
-    print(
-      f'{row["model"]:<{width}}  {row["parameters"]:>13,}  '
-      f'{row["gflops"]:>8.2f}  {tokens:>6}  {row["source"]}'.rstrip()
+def published(models: Sequence[str]) -> list[dict[str, Any]]:
+  """Returns a row for each published checkpoint of some models, or of all.
+
+  Raises:
+    ValueError: for a name that is none, or of which nothing was published.
+  """
+  have = {entry.model for entry in catalogue.PUBLISHED.values()}
+  for model in models:
+    variants.fields(model)
+    if model not in have:
+      raise ValueError(
+        f'No checkpoint of {model} was published. '
+        f'{variants.nearest(model, have)}'
+      )
+  return [
+    {'name': name} | entry._asdict()
+    for name, entry in catalogue.PUBLISHED.items()
+    if not models or entry.model in models
+  ]
+
+
+def write(found: list[dict[str, Any]], formats: Mapping[str, str]) -> None:
+  """Prints rows as a table.
+
+  Args:
+    found: each with the same columns.
+    formats: by column, after a colon in a format string.
+  """
+  cells = [
+    {
+      column: '' if row[column] is None else format(row[column], spec)
+      for column, spec in formats.items()
+    }
+    for row in found
+  ]
+  cells.insert(0, {column: _TITLES.get(column, column) for column in formats})
+  widths = {c: max(len(row[c]) for row in cells) for c in formats}
+  for row in cells:
+    aligned = (
+      f'{row[c]:{">" if spec else "<"}{widths[c]}}'
+      for c, spec in formats.items()
     )
+    print('  '.join(aligned).rstrip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('models', __doc__)
   parser.add_argument(
     'models', nargs='*', help='Names to list; all published ones if none.'
+  )
+  parser.add_argument(
+    '--pretrained',
+    action='store_true',
+    help='List published checkpoints, of the models named or of all.',
   )
   parser.add_argument(
     '--format', choices=('table', 'csv'), default='table', help='Of the output.'
@@ -83,10 +144,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  names = args.models or list(variants.PUBLISHED)
-  found = rows(names, (args.image_size, args.image_size), args.num_classes)
-  shown = tqdm(found, total=len(names), unit=' models', delay=1, disable=None)
-  write(list(shown), args.format)
+  if args.pretrained:
+    found, formats = published(args.models), _CHECKPOINT_FORMATS
+  else:
+    names = args.models or list(variants.PUBLISHED)
+    listed = rows(names, (args.image_size, args.image_size), args.num_classes)
+    shown = tqdm(
+      listed, total=len(names), unit=' models', delay=1, disable=None
+    )
+    found, formats = list(shown), _MODEL_FORMATS
+  if args.format == 'table':
+    write(found, formats)
+    return
+  writer = csv.DictWriter(sys.stdout, list(formats), lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(found)
 
 
 if __name__ == '__main__':

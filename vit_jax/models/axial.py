@@ -38,10 +38,13 @@ class AxialBlock(nn.Module):
     x_BLD: Array,
     key: Array | None = None,
     positions_LD: Array | None = None,
+    drop_rate: Array | None = None,
     mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    if mask_BQL is not None:
-      raise ValueError('Axial attention takes no mask of all tokens.')
+    if mask_BQL is not None or drop_rate is not None:
+      raise ValueError(
+        'Axial attention takes no mask of all tokens, and no stochastic depth.'
+      )
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from vit_jax.models import layers
 from vit_jax.models.model import Partitions
 
-PARTITIONS: Partitions = ((r'head/kernel$', ('fsdp', None)),)
+PARTITIONS: Partitions = ((r'head(_dist)?/kernel$', ('fsdp', None)),)
 POOLS = ('cls', 'gap', 'map')
 
 
@@ -36,9 +36,9 @@ class MAPHead(nn.Module):
 
 
 def classifier(
-  y_BD: jax.Array, num_classes: int, head_bias: float
+  y_BD: jax.Array, num_classes: int, head_bias: float, name: str = 'head'
 ) -> jax.Array:
-  """Returns logits BC of the linear layer `head`, which starts at zero.
+  """Returns logits BC of the linear layer `name`, which starts at zero.
 
   It works in float32 at any compute dtype: bfloat16 logits have too few digits
   for a loss over thousands of classes.
@@ -47,6 +47,6 @@ def classifier(
     num_classes,
     kernel_init=nn.initializers.zeros,
     bias_init=nn.initializers.constant(head_bias),
-    name='head',
+    name=name,
   )(layers.constrain(y_BD.astype(jnp.float32), 'BD'))
   return layers.constrain(logits_BC, 'BC')

@@ -51,6 +51,7 @@ class EncoderFields:
   gelu: str
   layer_norm_epsilon: float
   dropout: float
+  stochastic_depth: float
   dtype: Any
   scan: bool
   remat: str
@@ -66,6 +67,19 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
   # The key is passed by hand because `make_rng` folds in the module's path,
   # which differs between scanned and unrolled layers.
   return nn.Dropout(rate, deterministic=key is None)(x, rng=key)
+
+
+def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
+  """Drops what a layer adds to an example, and scales up what it keeps.
+
+  Stochastic depth (1603.09382): with a key and a rate; without, keeps all.
+  """
+  if rate is None or key is None:
+    return y_BLD
+  # Another key than that of the dropout in the same branch.
+  key = jax.random.fold_in(key, 1)
+  kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
+  return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
 
 
 def layer_norm(x: Array, epsilon: float, dtype: Any, name: str) -> Array:
@@ -248,12 +262,14 @@ class EncoderBlock(nn.Module):
     x_BLD: Array,
     key: Array | None = None,
     positions_LD: Array | None = None,
+    drop_rate: Array | None = None,
     mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
     Without a key it does not drop out. Position embeddings are added to the
-    input where given. The mask is as `MultiHeadAttention` takes it.
+    input where given, and either branch is dropped at `drop_rate`. The mask is
+    as `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
@@ -269,12 +285,14 @@ class EncoderBlock(nn.Module):
       'attention' in self.capture,
       name='MultiHeadDotProductAttention_1',
     )(y_BLD, mask_BQL=mask_BQL)
-    x_BLD = constrain(x_BLD + dropout(y_BLD, f.dropout, key_msa), 'BLD')
+    y_BLD = dropout(y_BLD, f.dropout, key_msa)
+    x_BLD = constrain(x_BLD + drop_branch(y_BLD, drop_rate, key_msa), 'BLD')
 
     y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_2')
-    x_BLD = x_BLD + MlpBlock(
-      f.mlp_dim, f.gelu, f.dropout, f.dtype, name='MlpBlock_3'
-    )(y_BLD, key_mlp)
+    y_BLD = MlpBlock(f.mlp_dim, f.gelu, f.dropout, f.dtype, name='MlpBlock_3')(
+      y_BLD, key_mlp
+    )
+    x_BLD = x_BLD + drop_branch(y_BLD, drop_rate, key_mlp)
 
     found = {'attention': weights_BNLL, 'blocks': x_BLD}
     return x_BLD, {name: found[name] for name in self.capture}

@@ -50,6 +50,7 @@ class Model(nn.Module):
   task_params: ClassVar[tuple[str, ...]] = ('head',)
   compute_fields: ClassVar[tuple[str, ...]] = (
     'dropout',
+    'stochastic_depth',
     'dtype',
     'scan',
     'remat',

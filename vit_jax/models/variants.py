@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
+from vit_jax.models.deit import DistilledViT
 from vit_jax.models.layers import GELUS
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
@@ -19,6 +20,7 @@ from vit_jax.models.vit import ViT
 
 ARCHITECTURES: Mapping[str, Any] = {
   ViT.kind: ViT,
+  DistilledViT.kind: DistilledViT,
   MaskedViT.kind: MaskedViT,
   ResNet.kind: ResNet,
 }
@@ -204,8 +206,8 @@ def build(
   """Returns a model after checking that its fields fit together.
 
   The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
-  hybrids and Axial-ViT too), 'masked_vit' or 'resnet', `dtype` that of the
-  computation, and the others are fields of that model.
+  hybrids and Axial-ViT too), 'deit', 'masked_vit' or 'resnet', `dtype` that of
+  the computation, and the others are fields of that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.

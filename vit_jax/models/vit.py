@@ -48,8 +48,11 @@ class Encoder(nn.Module):
     keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
     x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
+    rates = None
+    if f.stochastic_depth and keys is not None:
+      rates = jnp.linspace(0, f.stochastic_depth, f.depth)
     # What differs from layer to layer.
-    inputs = (None if keys is None else keys[:-1], positions_XLD)
+    inputs = (None if keys is None else keys[:-1], positions_XLD, rates)
 
     fields: dict[str, Any] = {
       'fields': f,
@@ -71,7 +74,7 @@ class Encoder(nn.Module):
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
-        in_axes=(0, 0, nn.broadcast),
+        in_axes=(0, 0, 0, nn.broadcast),
         length=f.depth,
       )
       if in_loop:
@@ -165,6 +168,9 @@ class ViT(Model):
       for models that were trained with it.
     dropout: rate after every dense layer but q, k, v, and after adding the
       position embeddings (appendix B.1).
+    stochastic_depth: rate at which the last layer is left out for an example,
+      each of its two branches by itself; from 0 in the first layer it grows
+      evenly. Not for axial models.
     head_bias: initial bias of the head; -10 for the sigmoid loss, so that
       training does not start with thousands of confident negatives.
     stem_width: 0, or the width of the ResNet before the patches: a hybrid.
@@ -195,6 +201,7 @@ class ViT(Model):
   gelu: str = 'tanh'
   layer_norm_epsilon: float = layers.EPSILON
   dropout: float = 0.0
+  stochastic_depth: float = 0.0
   head_bias: float = 0.0
   stem_width: int = 0
   stem_layers: tuple[int, ...] = ()
@@ -266,6 +273,11 @@ class ViT(Model):
         "model.pool is 'cls': axial attention has no row or column for a class "
         "token. Use 'gap' or 'map'."
       )
+    if self.axial and self.stochastic_depth:
+      raise ValueError(
+        f'model.stochastic_depth is {self.stochastic_depth}: axial models have '
+        'none, leave it at 0.'
+      )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
       raise ValueError(
@@ -319,12 +331,13 @@ class ViT(Model):
     aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
     if not self.num_classes:
       return y_BD, aux
-    return heads.classifier(y_BD, self.num_classes, self.head_bias), aux
+    logits_BC, more = self.classify(x_BLD, y_BD)
+    return logits_BC, aux | more
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
     """Returns the patches' embeddings, and the tokens that start with them.
 
-    Of equation 1, all but the positions, which `encode` adds. This and the two
+    Of equation 1, all but the positions, which `encode` adds. This and the
     methods after it are called inside a compact method, of this class or of one
     derived from it, and make the parameters of this class there.
 
@@ -368,7 +381,8 @@ class ViT(Model):
     `x_BLD` is from `embed`, or what has been made of it; a token may look where
     `mask_BQL` is true, B and Q of which may be 1, or everywhere without it.
     """
-    key = self.make_rng('dropout') if train and self.dropout else None
+    drops = train and (self.dropout or self.stochastic_depth)
+    key = self.make_rng('dropout') if drops else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')
     return encoder(x_BLD, grid, key, mask_BQL)
 
@@ -386,3 +400,11 @@ class ViT(Model):
       )(y_BD)
       y_BD = nn.tanh(y_BD)
     return y_BD
+
+  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
+    """Returns logits BC of the representation, and what else there is to say.
+
+    `x_BLD` are the encoded tokens.
+    """
+    del x_BLD
+    return heads.classifier(y_BD, self.num_classes, self.head_bias), {}

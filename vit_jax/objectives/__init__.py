@@ -4,12 +4,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
 
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
+  'distillation': Distillation,
   'masked': MaskedPatches,
 }
 

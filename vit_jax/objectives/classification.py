@@ -33,6 +33,7 @@ class Classification:
       loss of the ImageNet-21k checkpoints).
     label_smoothing: share of the label spread evenly over all classes.
     mixup: alpha of the Beta distribution; 0 does not mix.
+    cutmix: the same of CutMix; with both, each batch has one of them.
   """
 
   defaults: ClassVar[Mapping[str, str]] = {}
@@ -47,6 +48,7 @@ class Classification:
   loss_name: str = 'softmax'
   label_smoothing: float = 0.0
   mixup: float = 0.0
+  cutmix: float = 0.0
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -76,6 +78,7 @@ class Classification:
       loss_name=config.loss.name,
       label_smoothing=config.loss.label_smoothing,
       mixup=config.loss.mixup,
+      cutmix=config.loss.cutmix,
     )
 
   def train_transform(self) -> transforms.TrainTransform:
@@ -107,13 +110,12 @@ class Classification:
       `image`: float32 BHWC, normalised; `label`: float32 BC, smoothed, mixed.
     """
     key_flip, key_mixup = jax.random.split(key)
-    images = self.images.flipped(
-      self.images.normalize(batch['image']), key_flip
-    )
+    images = self.images.varied(self.images.normalize(batch['image']), key_flip)
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
-    if self.mixup:
-      images, labels = augment.mixup(key_mixup, images, labels, self.mixup)
+    images, labels = augment.mixed(
+      key_mixup, images, labels, self.mixup, self.cutmix
+    )
     return {'image': images, 'label': labels}
 
   def loss(

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import fetch, opening
 from vit_jax.data import benchmarks
 from vit_jax.models import variants
 from vit_jax.sweeps import axes
@@ -64,7 +64,7 @@ def start_from(config: ConfigDict, model: str) -> None:
     config_lib.choose_model(config, model)
     return
   except ValueError as e:
-    if not (os.path.exists(model) or '://' in model):
+    if not (os.path.exists(model) or fetch.is_name(model)):
       raise ValueError(f'{e} There is no checkpoint of that name.') from None
   checkpoint = opening.open_checkpoint(model)
   fields = checkpoint.weights().fields

@@ -9,6 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import fetch
 from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
 from vit_jax.data import images, sources
 from vit_jax.evaluators import build
@@ -200,5 +201,5 @@ def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:
 
 def _check_init(path: str) -> None:
   # Fetching a name may take long; `train` does.
-  if path and '://' not in path and not absolute(path).exists():
+  if path and not fetch.is_name(path) and not absolute(path).exists():
     raise FileNotFoundError(f'init: no checkpoint at {path}.')

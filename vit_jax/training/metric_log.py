@@ -1,12 +1,10 @@
-"""The numbers of a run on disk: metrics.csv and TensorBoard's event files."""
+"""The numbers of a run: metrics.csv, and what shows them."""
 
 import csv
+import functools
 import importlib.util
 import io
-import logging
 import os
-import queue
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +12,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import whole
-
-_log = logging.getLogger(__name__)
+from vit_jax.training import dashboards
 
 # By step, in order: the step's metrics, as text, so that a table that is read
 # and written again stays the same.
@@ -23,7 +20,7 @@ Rows = dict[int, dict[str, str]]
 
 
 class MetricLog:
-  """Writes scalars to `<workdir>/metrics.csv` and, if it can, to TensorBoard.
+  """Writes scalars to `<workdir>/metrics.csv` and, if it can, for TensorBoard.
 
   The table is wide: a row a step, a column a metric, and an empty cell where
   a step lacks the metric. Every `write` is in the file when it returns.
@@ -33,7 +30,12 @@ class MetricLog:
   """
 
   def __init__(
-    self, workdir: str, resume_step: int | None, *, enabled: bool = True
+    self,
+    workdir: str,
+    resume_step: int | None,
+    *,
+    enabled: bool = True,
+    config: Mapping[str, Any] | None = None,
   ):
     """Starts the table, or goes on with the one in `workdir`.
 
@@ -42,8 +44,11 @@ class MetricLog:
       resume_step: the step a run resumes from; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
       enabled: False on all processes but one; nothing is written then.
+      config: of the run; its `wandb` names a project to write to besides.
 
     Raises:
+      ImportError: a project is named, and wandb is not installed.
+      ConnectionError: a project is named, and the run is not taken.
       ValueError: `metrics.csv` is no table that this class wrote.
     """
     self.path = epath.Path(workdir) / 'metrics.csv'
@@ -51,7 +56,7 @@ class MetricLog:
     self._columns: list[str] = []
     self._rows: Rows = {}
     self._last_row_at = 0
-    self._tensorboard: _TensorBoard | None = None
+    self._dashboards: list[dashboards.Dashboard] = []
     if not enabled:
       return
     self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +64,15 @@ class MetricLog:
       self._columns, rows = read_table(self.path)
       self._rows = {s: row for s, row in rows.items() if s <= resume_step}
     self._rewrite()
-    if importlib.util.find_spec('tensorflow'):
-      self._tensorboard = _TensorBoard(workdir)
+    if importlib.util.find_spec('tensorboard'):
+      first_step = 0 if resume_step is None else resume_step + 1
+      event_file = functools.partial(dashboards.EventFile, workdir, first_step)
+      self._dashboards.append(dashboards.Dashboard('TensorBoard', event_file))
+    if config and (project := config['wandb']):
+      run = dashboards.WandbRun(
+        project, workdir, dict(config), is_new=resume_step is None
+      )
+      self._dashboards.append(dashboards.Dashboard('wandb', lambda: run))
 
   def write(self, step: int, scalars: Mapping[str, Any]) -> None:
     """Adds metrics to the row of `step`; a metric given again is replaced.
@@ -91,21 +103,23 @@ class MetricLog:
       self._write_last_row(step, is_new_row)
     else:
       self._rewrite()
-    if self._tensorboard:
-      floats = {name: float(text) for name, text in cells.items()}
-      self._tensorboard.write(step, floats)
+    self._show(step, {name: float(text) for name, text in cells.items()})
 
   def write_pictures(
     self, step: int, pictures: Mapping[str, np.ndarray]
   ) -> None:
-    """Adds pictures, uint8 HWC by name, to TensorBoard; the table has none."""
-    if self._tensorboard and pictures:
-      self._tensorboard.write(step, dict(pictures))
+    """Shows pictures, uint8 HWC by name; the table has none."""
+    if pictures:
+      self._show(step, pictures)
 
   def close(self) -> None:
-    """Waits until TensorBoard's files are complete; the CSV always is."""
-    if self._tensorboard:
-      self._tensorboard.close()
+    """Waits until what shows the numbers has them; the table always does."""
+    for dashboard in self._dashboards:
+      dashboard.close()
+
+  def _show(self, step: int, values: dashboards.Values) -> None:
+    for dashboard in self._dashboards:
+      dashboard.write(step, values)
 
   def _write_last_row(self, step: int, is_new_row: bool) -> None:
     with open(self.path, 'r+b') as f:
@@ -126,59 +140,6 @@ class MetricLog:
   def _row_text(self, step: int) -> str:
     row = self._rows[step]
     return _csv_line([str(step), *(row.get(c, '') for c in self._columns)])
-
-
-class _TensorBoard:
-  """Event files by clu, written by a thread that nobody waits for.
-
-  Importing TensorFlow takes many seconds and writing may block on a slow file
-  system; the training loop must feel neither. Whatever fails here is reported
-  once and ends only these files.
-  """
-
-  def __init__(self, logdir: str):
-    self._logdir = logdir
-    self._queue: queue.SimpleQueue[tuple[int, dict[str, Any]] | None]
-    self._queue = queue.SimpleQueue()
-    # A daemon, so that a crashed run does not hang on a stuck import.
-    self._thread = threading.Thread(
-      target=self._run, name='tensorboard', daemon=True
-    )
-    self._thread.start()
-
-  def write(self, step: int, values: dict[str, Any]) -> None:
-    """Takes numbers alone, or pictures alone."""
-    if self._thread.is_alive():
-      self._queue.put((step, values))
-
-  def close(self) -> None:
-    self._queue.put(None)
-    self._thread.join()
-
-  def _run(self) -> None:
-    try:
-      import tensorflow as tf
-      from clu import metric_writers
-
-      # TensorFlow would otherwise take the memory of the GPUs that JAX uses.
-      tf.config.set_visible_devices([], 'GPU')
-      writer = metric_writers.SummaryWriter(self._logdir)
-      while (item := self._queue.get()) is not None:
-        step, values = item
-        if any(isinstance(value, np.ndarray) for value in values.values()):
-          # Batches of one, which is what TensorFlow wants.
-          writer.write_images(step, {k: x[None] for k, x in values.items()})
-        else:
-          writer.write_scalars(step, values)
-        if self._queue.empty():
-          writer.flush()
-      writer.close()
-    except Exception as e:
-      _log.warning(
-        'TensorBoard logs end here, metrics.csv goes on. %s: %s',
-        type(e).__name__,
-        e,
-      )
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:

@@ -89,7 +89,7 @@ class Run:
     enabled = jax.process_index() == 0
     # Only a resumed run has rows to keep.
     self._log = metric_log.MetricLog(
-      workdir, start_step or None, enabled=enabled
+      workdir, start_step or None, enabled=enabled, config=meta['config']
     )
     self._progress = progress.Progress(
       total_steps=self._durations.total,

@@ -1,0 +1,85 @@
+"""What is said of a published checkpoint agrees with its file."""
+
+import math
+import re
+
+import jax
+import pytest
+
+from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
+from vit_jax.models import flops, variants
+
+NAMES = {
+  # The names are those of the files, which AugReg writes without ViT.
+  'gs://vit_models': re.compile(
+    r'(?P<stage>imagenet21k|imagenet21k\+imagenet2012|augreg)/'
+    r'(?:R(?P<stem>\d*)[+_])?(?:ViT-)?(?P<size>[A-Z]i?)_(?P<patch>\d+)'
+    r'(?P<rest>.*)\.npz'
+  ),
+  'gs://bit_models': re.compile(
+    r'BiT-(?P<data>[SM])-R(?P<depth>\d+)x(?P<factor>\d)(?P<rest>.*)\.npz'
+  ),
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_the_address_says_what_the_entry_says(name):
+  entry = PUBLISHED[name]
+  family, _, rest = name.partition('/')
+  assert family in FAMILIES
+  bucket, pattern = next(
+    item for item in NAMES.items() if entry.address.startswith(item[0])
+  )
+  match = pattern.fullmatch(entry.address.removeprefix(f'{bucket}/'))
+  is_tuned = entry.data == 'ImageNet-21k, ImageNet'
+  if family == 'bit':
+    assert entry.model == f'r{match["depth"]}x{match["factor"]}'
+    assert match['rest'] == ('-ILSVRC2012' if is_tuned else '')
+    assert (match['data'] == 'S') == (entry.data == 'ImageNet')
+    suffix = '-imagenet' if is_tuned else ''
+    assert rest == f'{match["data"].lower()}-{entry.model}{suffix}'
+    return
+  stem = '' if match['stem'] is None else f'r{match["stem"]}+'
+  assert entry.model == f'{stem}{match["size"].lower()}{match["patch"]}'
+  assert rest == f'{entry.model}{f"-{entry.image_size}" if is_tuned else ""}'
+  if family == 'augreg':
+    found = re.search('--imagenet2012-.*-res_(.*)$', match['rest'])
+    assert bool(found) == is_tuned
+    assert not found or int(found[1]) == entry.image_size
+  else:
+    assert ('imagenet2012' in match['stage']) == is_tuned
+    assert (match['rest'] == '-224') == (is_tuned and entry.image_size == 224)
+
+
+def test_files_are_different_and_accuracies_have_a_source():
+  addresses = [entry.address for entry in PUBLISHED.values()]
+  assert len(set(addresses)) == len(addresses)
+  for entry in PUBLISHED.values():
+    assert (entry.accuracy is None) == (not entry.accuracy_from)
+    assert not entry.accuracy or entry.data == 'ImageNet-21k, ImageNet'
+
+
+SIZED = [name for name, entry in PUBLISHED.items() if entry.size_mib]
+
+
+@pytest.mark.parametrize('name', SIZED)
+def test_published_sizes_are_those_of_the_parameters(name):
+  """Four bytes a parameter, with the 21,843 classes of ImageNet-21k."""
+  entry = PUBLISHED[name]
+  size = (entry.image_size, entry.image_size)
+  model = variants.build(
+    num_classes=21_843, image_size=size, **variants.fields(entry.model)
+  )
+  shapes = jax.tree.leaves(flops.param_shapes(model, size))
+  mib = 4 * sum(math.prod(x.shape) for x in shapes) / 2**20
+  # Of the table, whole MiB; the archive adds some kB.
+  assert entry.size_mib == pytest.approx(mib, abs=1)
+
+
+def test_sizes_were_compared():
+  assert len(SIZED) == 9
+
+
+@pytest.mark.parametrize('model', {e.model for e in PUBLISHED.values()})
+def test_every_model_can_be_built(model):
+  assert variants.fields(model)

@@ -1,0 +1,196 @@
+"""DeiT's losses from its formulas, and the teacher as it was trained to see."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from configs import deit as deit_config
+from tests.objectives import test_every
+from vit_jax import config as config_lib
+from vit_jax import train
+from vit_jax.checkpoints import opening
+from vit_jax.convert import orbax
+from vit_jax.experiment import Experiment, check_config, facts_of
+from vit_jax.models import flops
+
+CLASSES = 10
+
+
+def config_of(**changes):
+  return test_every.config_of('distillation', **changes)
+
+
+def objective_of(config, names=range(CLASSES)):
+  facts = facts_of(config, map(str, names), 1437)
+  return Experiment(config, facts, jax.devices()[:1]).objective
+
+
+def distilled(**changes):
+  """Returns the config of a student with a distillation token."""
+  config = config_of()
+  fields = {k: v for k, v in config.model.items() if k != 'name'}
+  config.model = config_lib.ConfigDict({'name': 'deit', **fields})
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def softmax(x):
+  return special.softmax(np.asarray(x, np.float64), -1)
+
+
+@pytest.mark.parametrize('kind', ['hard', 'soft'])
+@pytest.mark.parametrize('token', [True, False])
+def test_losses_are_the_papers(kind, token):
+  weight, t = 0.3, 2.5
+  fields = {'kind': kind, 'weight': weight, 'temperature': t}
+  changes = {f'objective.{name}': x for name, x in fields.items()}
+  objective = objective_of((distilled if token else config_of)(**changes))
+  rng = np.random.default_rng(0)
+  fixed = objective.fixed()
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32),
+    jax.eval_shape(
+      lambda: objective.model.init(
+        jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+      )['params']
+    ),
+  )
+  batch = {
+    'image': rng.normal(0, 1, (6, 16, 16, 3)).astype(np.float32),
+    'label': rng.dirichlet(np.ones(CLASSES), 6).astype(np.float32),
+  }
+  loss, metrics = objective.loss(
+    params, fixed, batch, jax.random.key(0), train=True
+  )
+  mean, aux = objective.model.apply({'params': params}, batch['image'])
+  taught = np.asarray(objective.taught(fixed, batch['image']), np.float64)
+  student = aux['logits_cls'] if token else mean
+  told = aux['logits_dist'] if token else mean
+  if token:
+    assert np.abs(student - told).max() > 0.1
+    np.testing.assert_allclose(mean, (student + told) / 2, rtol=1e-5)
+  labelled = np.mean(-np.sum(batch['label'] * np.log(softmax(student)), -1))
+  if kind == 'hard':
+    best = taught.argmax(-1)
+    other = np.mean(-np.log(softmax(told)[np.arange(6), best]))
+  else:
+    p = softmax(taught / t)
+    q = softmax(np.asarray(told, np.float64) / t)
+    other = t**2 * np.mean(np.sum(p * np.log(p / q), -1))
+  np.testing.assert_allclose(metrics['distilled_loss'], other, rtol=1e-5)
+  np.testing.assert_allclose(
+    loss, (1 - weight) * labelled + weight * other, rtol=1e-5
+  )
+  said = np.argmax(mean, -1)
+  assert metrics['agreement'] == np.mean(said == taught.argmax(-1))
+  assert metrics['accuracy'] == np.mean(said == batch['label'].argmax(-1))
+
+
+def test_the_teacher_sees_images_as_it_was_trained_to():
+  """The augmented ones in its own size and scaling; in bfloat16 if asked."""
+  objective = objective_of(config_of())
+  teacher = objective.teacher
+  assert teacher.image_size == (24, 24) != objective.images.size
+  assert teacher.preprocessing.mean != objective.images.mean
+  rng = np.random.default_rng(0)
+  colours = rng.integers(0, 256, (5, 1, 1, 3), np.uint8)
+  small, large = (
+    np.broadcast_to(colours, (5, side, side, 3)) for side in (16, 24)
+  )
+  want = teacher.logits(large)
+  got = objective.taught(objective.fixed(), objective.images.normalize(small))
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  small = rng.integers(0, 256, (5, 16, 16, 3), np.uint8)
+  large = jax.image.resize(small.astype(np.float32), (5, 24, 24, 3), 'bilinear')
+  want = teacher.logits(large)
+  batch = objective.images.normalize(small)
+  got = objective.taught(objective.fixed(), batch)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  half = objective_of(config_of(**{'objective.teacher_dtype': 'bfloat16'}))
+  fixed = half.fixed()
+  assert {x.dtype for x in jax.tree.leaves(fixed)} == {jnp.dtype('bfloat16')}
+  got = half.taught(fixed, batch)
+  assert got.dtype == np.float32
+  np.testing.assert_allclose(got, want, atol=0.1 * np.abs(want).max())
+
+
+def test_no_gradient_reaches_the_teacher():
+  objective = objective_of(config_of(**{'objective.kind': 'soft'}))
+  made = test_every.experiment_of('distillation')
+  batch = objective.augment(
+    test_every.batches('distillation')[0], jax.random.key(0)
+  )
+  params, fixed = made.new_params(), objective.fixed()
+  grads = jax.grad(
+    lambda fixed: objective.loss(
+      params, fixed, batch, jax.random.key(0), train=True
+    )[0]
+  )(fixed)
+  assert not any(np.any(x) for x in jax.tree.leaves(grads))
+
+
+def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
+  config = distilled(total='4 steps', checkpoint_every='2 steps')
+  config.data.name = 'digits'
+  train.train(config, str(tmp_path / 'run'))
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
+  assert checkpoint.model.kind == 'deit'
+  assert {'cls', 'dist', 'head', 'head_dist'} <= checkpoint.params.keys()
+  sizes = [x.size for x in jax.tree.leaves(checkpoint.params)]
+  shapes = flops.param_shapes(checkpoint.model, checkpoint.image_size)
+  assert sum(sizes) == sum(x.size for x in jax.tree.leaves(shapes))
+  other = opening.open_checkpoint(config.teacher)
+  other.params['head']['bias'] = other.params['head']['bias'] + 1
+  orbax.write(other, str(tmp_path / 'other'), 'float32')
+  config.teacher = str(tmp_path / 'other')
+  with pytest.raises(ValueError, match=r'objective.fixed: .*\n  teacher: '):
+    train.train(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'teacher': ''}, 'teacher is empty: .*--config.teacher=PATH'),
+    ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
+    ({'objective.kind': 'mild'}, "'mild': use hard or soft"),
+    ({'objective.weight': 1.5}, 'share from 0 to 1'),
+    ({'objective.temperature': 0.0}, 'above 0'),
+    ({'objective.teacher_dtype': 'float16'}, 'float32 or bfloat16'),
+    ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
+  ],
+)
+def test_what_cannot_work_is_refused_before_the_data(changes, message):
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    check_config(config_of(**changes))
+
+
+@pytest.mark.parametrize(
+  ('names', 'message'),
+  [
+    (range(9), 'knows 10 classes and the data have 9'),
+    (range(1, 11), 'in another order'),
+  ],
+)
+def test_a_teacher_of_other_classes_is_refused(names, message):
+  with pytest.raises(ValueError, match=message):
+    objective_of(config_of(), names).fixed()
+
+
+def test_deit_has_linear_heads_on_two_tokens():
+  with pytest.raises(ValueError, match="model.pool is 'gap'.*two tokens"):
+    check_config(distilled(**{'model.pool': 'gap'}))
+
+
+def test_the_papers_recipe():
+  config = deit_config.get_config('s16')
+  config.teacher = test_every.teacher()
+  made = Experiment(config, facts_of(config, map(str, range(10)), 1_281_167))
+  # 5e-4 for 512 images, 300 epochs, 5 of them warm-up.
+  assert made.durations.total == math.ceil(300 * 1_281_167 / 1024)
+  np.testing.assert_allclose(made.lr(made.durations.warmup), 1e-3, rtol=1e-6)
+  assert made.objective.model.kind == 'deit'
+  assert made.objective.images.train_transform().augmentation is not None

@@ -1,0 +1,152 @@
+"""Checkpoints that their authors published, by short names.
+
+Files and facts are those of the READMEs of google-research/vision_transformer
+and google-research/big_transfer. Of AugReg's, which are thousands, these are
+the ones that README recommends, and at 224 pixels those that timm names in its
+`vision_transformer.py` and `vision_transformer_hybrid.py`.
+"""
+
+from typing import NamedTuple
+
+
+class Published(NamedTuple):
+  """A published checkpoint.
+
+  Attributes:
+    model: a name of `variants.fields`.
+    image_size: side in pixels of the images it was last trained on.
+    data: what it was trained on, in this order.
+    address: gs://BUCKET/FILE, of a public bucket.
+    accuracy: top-1 on ImageNet in percent; None where no source has it.
+    accuracy_from: who says so.
+    size_mib: of the file; None where no source has it.
+  """
+
+  model: str
+  image_size: int
+  data: str
+  address: str
+  accuracy: float | None = None
+  accuracy_from: str = ''
+  size_mib: int | None = None
+
+
+_I21K, _I1K = 'ImageNet-21k', 'ImageNet'
+_BOTH = f'{_I21K}, {_I1K}'
+_VIT, _BIT = 'gs://vit_models', 'gs://bit_models'
+_README, _TABLE_5, _TIMM = 'README', 'table 5', 'timm'
+
+# By model: what the paper's files are called.
+_VIT_FILES = {
+  'b16': 'ViT-B_16',
+  'b32': 'ViT-B_32',
+  'l16': 'ViT-L_16',
+  'l32': 'ViT-L_32',
+  'h14': 'ViT-H_14',
+  'r26+b32': 'R26+ViT-B_32',
+  'r50+b16': 'R50+ViT-B_16',
+  'r50+l32': 'R50+ViT-L_32',
+}
+
+# By model and pixels, fine-tuned on ImageNet; of the hybrid none is printed for
+# this file.
+_VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
+  ('b16', 224): (81.2, _README),
+  ('b16', 384): (83.97, _TABLE_5),
+  ('b32', 384): (81.28, _TABLE_5),
+  ('l16', 224): (82.7, _README),
+  ('l16', 384): (85.15, _TABLE_5),
+  ('l32', 384): (80.99, _TABLE_5),
+  ('r50+b16', 384): (None, ''),
+}
+
+# Model, its name in the file's, its MiB, how it was pre-trained, the learning
+# rate of its fine-tuning at 384 pixels and the accuracy after it.
+_AUGREG = """
+ti16    Ti_16    37   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 78.22
+s32     S_32     118  aug_none-wd_0.1-do_0.0-sd_0.0    0.01 79.58
+s16     S_16     115  aug_light1-wd_0.03-do_0.0-sd_0.0 0.03 83.73
+b32     B_32     398  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.59
+b16     B_16     391  aug_medium1-wd_0.1-do_0.0-sd_0.0 0.03 85.49
+l16     L_16     1243 aug_strong1-wd_0.1-do_0.0-sd_0.0 0.01 85.59
+r+ti16  R_Ti_16  40   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 75.40
+r26+s32 R26_S_32 170  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.85
+r50+l32 R50_L_32 1337 aug_medium1-wd_0.1-do_0.1-sd_0.1 0.01 85.99
+"""
+
+# Model, its name in the file's, how it was pre-trained, and the learning rate
+# of its fine-tuning at 224 pixels.
+_AUGREG_224 = """
+ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    0.03
+s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
+s16     S_16     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
+b32     B_32     aug_medium1-wd_0.03-do_0.0-sd_0.0 0.03
+b16     B_16     aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
+b8      B_8      aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
+l16     L_16     aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
+r+ti16  R_Ti_16  aug_none-wd_0.03-do_0.0-sd_0.0    0.03
+r26+s32 R26_S_32 aug_light0-wd_0.03-do_0.1-sd_0.1  0.03
+r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
+"""
+
+# Accuracy of the files fine-tuned on ImageNet, measured by timm.
+_BIT_TUNED = {
+  'r50x1': 80.19,
+  'r50x3': 83.75,
+  'r101x1': 82.21,
+  'r101x3': 84.38,
+  'r152x2': 84.40,
+  'r152x4': 84.95,
+}
+
+
+def _augreg(start: str, recipe: str, lr: str = '', pixels: int = 0) -> str:
+  tuned = f'--imagenet2012-steps_20k-lr_{lr}-res_{pixels}' if lr else ''
+  return f'{_VIT}/augreg/{start}-i21k-300ep-lr_0.001-{recipe}{tuned}.npz'
+
+
+def _all() -> dict[str, Published]:
+  found = {}
+  for model, file in _VIT_FILES.items():
+    found[f'vit/{model}'] = Published(
+      model, 224, _I21K, f'{_VIT}/imagenet21k/{file}.npz'
+    )
+  for (model, pixels), said in _VIT_TUNED.items():
+    suffix = '-224' if pixels == 224 else ''
+    address = f'{_VIT}/imagenet21k+imagenet2012/{_VIT_FILES[model]}{suffix}.npz'
+    found[f'vit/{model}-{pixels}'] = Published(
+      model, pixels, _BOTH, address, *said
+    )
+  for line in _AUGREG.split('\n')[1:-1]:
+    model, start, size_mib, recipe, lr, accuracy = line.split()
+    found[f'augreg/{model}'] = Published(
+      model, 224, _I21K, _augreg(start, recipe), size_mib=int(size_mib)
+    )
+    address = _augreg(start, recipe, lr, 384)
+    found[f'augreg/{model}-384'] = Published(
+      model, 384, _BOTH, address, float(accuracy), _README
+    )
+  for line in _AUGREG_224.split('\n')[1:-1]:
+    model, start, recipe, lr = line.split()
+    # Of B/8 the README has nothing.
+    found.setdefault(
+      f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
+    )
+    found[f'augreg/{model}-224'] = Published(
+      model, 224, _BOTH, _augreg(start, recipe, lr, 224)
+    )
+  for model, measured in _BIT_TUNED.items():
+    file = f'{_BIT}/BiT-M-{model.upper().replace("X", "x")}'
+    found[f'bit/m-{model}'] = Published(model, 224, _I21K, f'{file}.npz')
+    found[f'bit/m-{model}-imagenet'] = Published(
+      model, 480, _BOTH, f'{file}-ILSVRC2012.npz', measured, _TIMM
+    )
+    if model != 'r152x2':  # which came after the paper
+      found[f'bit/s-{model}'] = Published(
+        model, 224, _I1K, f'{file.replace("-M-", "-S-")}.npz'
+      )
+  return found
+
+
+PUBLISHED = _all()
+FAMILIES = ('vit', 'augreg', 'bit')

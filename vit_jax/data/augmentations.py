@@ -1,0 +1,305 @@
+"""Random changes of training images, one by one, on the CPU.
+
+The operations and their ranges are those of AutoAugment (1805.09501, table 6),
+applied as Pillow does it. Magnitudes count from 0, which leaves an image as it
+is, to 10, the far end of the range, as in torchvision and in the recipe of
+DeiT; the papers' own code counts some of them the other way round.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+_MOST = 10
+_GREY = (128, 128, 128)  # where nothing of the image is left
+
+
+class Augmentation(Protocol):
+  """Changes uint8 pixels HWC with random numbers of the example's own."""
+
+  def __call__(
+    self, pixels_HWC: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray: ...
+
+
+def _moved(image: Image.Image, *matrix: float) -> Image.Image:
+  """Returns what an affine matrix finds for every place of the result."""
+  return image.transform(
+    image.size,
+    Image.Transform.AFFINE,
+    matrix,
+    Image.Resampling.BILINEAR,
+    fillcolor=_GREY,
+  )
+
+
+def _rotated(image: Image.Image, degrees: float) -> Image.Image:
+  return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=_GREY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """What is done to an image.
+
+  Attributes:
+    apply: takes an image and a value, 0 to leave it as it is.
+    end: of the values, that of magnitude 10; 0 where there is no magnitude.
+    signed: whether either direction is as likely.
+  """
+
+  apply: Callable[[Image.Image, float], Image.Image]
+  end: float = 0.0
+  signed: bool = True
+
+  def __call__(
+    self, image: Image.Image, magnitude: float, rng: np.random.Generator
+  ) -> Image.Image:
+    """Applies it at a magnitude, in a random direction if it has two."""
+    value = self.end * min(max(magnitude, 0.0), _MOST) / _MOST
+    if self.signed and rng.random() < 0.5:
+      value = -value
+    return self.apply(image, value)
+
+
+OPERATIONS = {
+  'Identity': Operation(lambda image, _: image, signed=False),
+  'ShearX': Operation(lambda image, v: _moved(image, 1, v, 0, 0, 1, 0), 0.3),
+  'ShearY': Operation(lambda image, v: _moved(image, 1, 0, 0, v, 1, 0), 0.3),
+  # Of the side; the paper says 150 pixels of 331.
+  'TranslateX': Operation(
+    lambda image, v: _moved(image, 1, 0, -int(v * image.width), 0, 1, 0),
+    150 / 331,
+  ),
+  'TranslateY': Operation(
+    lambda image, v: _moved(image, 1, 0, 0, 0, 1, -int(v * image.height)),
+    150 / 331,
+  ),
+  'Rotate': Operation(_rotated, 30.0),
+  'Brightness': Operation(
+    lambda image, v: ImageEnhance.Brightness(image).enhance(1 + v), 0.9
+  ),
+  'Color': Operation(
+    lambda image, v: ImageEnhance.Color(image).enhance(1 + v), 0.9
+  ),
+  'Contrast': Operation(
+    lambda image, v: ImageEnhance.Contrast(image).enhance(1 + v), 0.9
+  ),
+  'Sharpness': Operation(
+    lambda image, v: ImageEnhance.Sharpness(image).enhance(1 + v), 0.9
+  ),
+  'Posterize': Operation(  # to as few as 4 bits
+    lambda image, v: ImageOps.posterize(image, 8 - round(v)), 4, signed=False
+  ),
+  'Solarize': Operation(  # all but black
+    lambda image, v: ImageOps.solarize(image, 256 - round(v)), 256, signed=False
+  ),
+  'AutoContrast': Operation(
+    lambda image, _: ImageOps.autocontrast(image), signed=False
+  ),
+  'Equalize': Operation(
+    lambda image, _: ImageOps.equalize(image), signed=False
+  ),
+  'Invert': Operation(lambda image, _: ImageOps.invert(image), signed=False),
+}
+# RandAugment has all of AutoAugment's but inversion.
+_RAND = tuple(name for name in OPERATIONS if name != 'Invert')
+
+# AutoAugment's policies, tables 7 and 9 of its paper: a line is two operations,
+# each with its probability in tenths and its magnitude, 0 where it has none.
+_POLICIES = {
+  'cifar10': """
+    Invert 1 0, Contrast 2 6
+    Rotate 7 2, TranslateX 3 9
+    Sharpness 8 1, Sharpness 9 3
+    ShearY 5 8, TranslateY 7 9
+    AutoContrast 5 0, Equalize 9 0
+    ShearY 2 7, Posterize 3 7
+    Color 4 3, Brightness 6 7
+    Sharpness 3 9, Brightness 7 9
+    Equalize 6 0, Equalize 5 0
+    Contrast 6 7, Sharpness 6 5
+    Color 7 7, TranslateX 5 8
+    Equalize 3 0, AutoContrast 4 0
+    TranslateY 4 3, Sharpness 2 6
+    Brightness 9 6, Color 2 8
+    Solarize 5 2, Invert 0 0
+    Equalize 2 0, AutoContrast 6 0
+    Equalize 2 0, Equalize 6 0
+    Color 9 9, Equalize 6 0
+    AutoContrast 8 0, Solarize 2 8
+    Brightness 1 3, Color 7 0
+    Solarize 4 5, AutoContrast 9 0
+    TranslateY 9 9, TranslateY 7 9
+    AutoContrast 9 0, Solarize 8 3
+    Equalize 8 0, Invert 1 0
+    TranslateY 7 9, AutoContrast 9 0""",
+  'imagenet': """
+    Posterize 4 8, Rotate 6 9
+    Solarize 6 5, AutoContrast 6 0
+    Equalize 8 0, Equalize 6 0
+    Posterize 6 7, Posterize 6 6
+    Equalize 4 0, Solarize 2 4
+    Equalize 4 0, Rotate 8 8
+    Solarize 6 3, Equalize 6 0
+    Posterize 8 5, Equalize 10 0
+    Rotate 2 3, Solarize 6 8
+    Equalize 6 0, Posterize 4 6
+    Rotate 8 8, Color 4 0
+    Rotate 4 9, Equalize 6 0
+    Equalize 0 0, Equalize 8 0
+    Invert 6 0, Equalize 10 0
+    Color 6 4, Contrast 10 8
+    Rotate 8 8, Color 10 2
+    Color 8 8, Solarize 8 7
+    Sharpness 4 7, Invert 6 0
+    ShearX 6 5, Equalize 10 0
+    Color 4 0, Equalize 6 0
+    Equalize 4 0, Solarize 2 4
+    Solarize 6 5, AutoContrast 6 0
+    Invert 6 0, Equalize 10 0
+    Color 6 4, Contrast 10 8
+    Equalize 8 0, Equalize 6 0""",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment:
+  """A number of operations in a row, each drawn from all (1909.13719).
+
+  Attributes:
+    count: of operations, N of the paper.
+    magnitude: of all of them, M of the paper, from 0 to 10.
+    deviation: of a normal distribution around it, for each operation; DeiT has
+      0.5.
+  """
+
+  count: int = 2
+  magnitude: float = 9.0
+  deviation: float = 0.0
+
+  def __post_init__(self) -> None:
+    if self.count < 1 or not 0 <= self.magnitude <= _MOST or self.deviation < 0:
+      raise ValueError(
+        f'data.augment is randaugment({self.count}, {self.magnitude:g}, '
+        f'{self.deviation:g}): there is at least 1 operation, magnitudes go '
+        f'from 0 to {_MOST}, and their deviation is not below 0.'
+      )
+
+  def __call__(
+    self, pixels_HWC: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    image = Image.fromarray(pixels_HWC)
+    for name in rng.choice(_RAND, self.count):
+      magnitude = rng.normal(self.magnitude, self.deviation)
+      image = OPERATIONS[name](image, magnitude, rng)
+    return np.array(image)
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoAugment:
+  """One of a policy's pairs of operations, as its paper found them.
+
+  Attributes:
+    policy: 'imagenet' or 'cifar10', the data that it was found on.
+  """
+
+  policy: str = 'imagenet'
+
+  def __post_init__(self) -> None:
+    if self.policy not in _POLICIES:
+      raise ValueError(
+        f'data.augment is autoaugment({self.policy}): the policies are '
+        f'{" and ".join(_POLICIES)}.'
+      )
+
+  def pairs(self) -> list[list[tuple[str, float, int]]]:
+    """Returns the pairs of (operation, probability, magnitude)."""
+    return [
+      [
+        (name, int(tenths) / 10, int(magnitude))
+        for name, tenths, magnitude in (
+          part.split() for part in line.split(',')
+        )
+      ]
+      for line in _POLICIES[self.policy].strip().splitlines()
+    ]
+
+  def __call__(
+    self, pixels_HWC: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    image = Image.fromarray(pixels_HWC)
+    pairs = self.pairs()
+    for name, probability, magnitude in pairs[rng.integers(len(pairs))]:
+      if rng.random() < probability:
+        image = OPERATIONS[name](image, magnitude, rng)
+    return np.array(image)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreeAugment:
+  """Grey, solarized or blurred, each as likely; then colours are jittered.
+
+  DeiT III (2204.07118, section 3.2).
+
+  Attributes:
+    jitter: brightness, contrast and saturation are multiplied by a number from
+      1 - jitter to 1 + jitter each, in random order.
+  """
+
+  jitter: float = 0.3
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.jitter <= 1:
+      raise ValueError(
+        f'data.augment is 3augment({self.jitter:g}): colours are jittered by '
+        'a share from 0 to 1.'
+      )
+
+  def __call__(
+    self, pixels_HWC: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    image = Image.fromarray(pixels_HWC)
+    which = rng.integers(3)
+    if which == 0:
+      image = image.convert('L').convert('RGB')
+    elif which == 1:
+      image = ImageOps.solarize(image)
+    else:
+      image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.1, 2.0)))
+    for name in rng.permutation(['Brightness', 'Contrast', 'Color']):
+      value = rng.uniform(-self.jitter, self.jitter)
+      image = OPERATIONS[name].apply(image, value)
+    return np.array(image)
+
+
+def parse(text: str) -> Augmentation | None:
+  """Returns the augmentation that `config.data.augment` names, if any.
+
+  Raises:
+    ValueError: for a text that names none.
+  """
+  kinds: dict[str, Callable[..., Augmentation]] = {
+    'randaugment': lambda n=2, *m: RandAugment(int(n), *map(float, m)),
+    'autoaugment': AutoAugment,
+    '3augment': lambda *jitter: ThreeAugment(*map(float, jitter)),
+  }
+  if not text:
+    return None
+  match = re.fullmatch(r'(\w+)(?:\((.*)\))?', text.strip())
+  try:
+    return kinds[match[1]](*_arguments(match[2]))  # type: ignore[index]
+  except (KeyError, TypeError, ValueError) as e:
+    if str(e).startswith('data.augment'):
+      raise
+    raise ValueError(
+      f'data.augment is {text!r}: write randaugment(2, 9), autoaugment(imagenet'
+      ') or autoaugment(cifar10), 3augment(0.3), or nothing.'
+    ) from None
+
+
+def _arguments(text: str | None) -> list[str]:
+  return [part.strip() for part in (text or '').split(',') if part.strip()]

@@ -1,0 +1,188 @@
+"""Classification that is learned from a teacher besides (DeiT, 2012.12877).
+
+With y the labels, Z_t the teacher's logits, and Z_s and Z_d those of the
+student's class and distillation tokens, the losses of its section 4 are
+
+  hard: (1 - w) CE(softmax(Z_s), y) + w CE(softmax(Z_d), argmax Z_t)
+  soft: (1 - w) CE(softmax(Z_s), y)
+        + w t^2 KL(softmax(Z_t / t) || softmax(Z_d / t))
+
+A student without a distillation token has Z_d = Z_s. (The published code
+divides the soft term by the classes as well, 1,000 times less of it.)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import opening
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
+
+KINDS = ('hard', 'soft')
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(Classification):
+  """Learns `batch['label']`, and what a teacher says of `batch['image']`.
+
+  Attributes:
+    teacher: of any architecture and image size; sees the same augmented images,
+      resized to its own size and scaled as it was trained.
+    kind: 'hard' or 'soft'.
+    weight: w, the teacher's share.
+    temperature: t, of soft distillation.
+    teacher_dtype: in which the teacher is kept and works.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    'kind': 'hard',
+    'weight': 0.5,
+    'temperature': 3.0,
+    'teacher_dtype': 'float32',
+  }
+
+  teacher: opening.Checkpoint = None  # type: ignore[assignment]
+  kind: str = 'hard'
+  weight: float = 0.5
+  temperature: float = 3.0
+  teacher_dtype: str = 'float32'
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of a config with `config.teacher`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+      FileNotFoundError: if there is no teacher.
+    """
+    given = config.objective
+    if not config.teacher:
+      raise ValueError(
+        'teacher is empty: name the checkpoint that is to be learned from, '
+        '--config.teacher=PATH; any that opens will do.'
+      )
+    if given.kind not in KINDS:
+      raise ValueError(f'objective.kind is {given.kind!r}: use hard or soft.')
+    if not 0 <= given.weight <= 1 or not given.temperature > 0:
+      raise ValueError(
+        f'objective.weight is {given.weight} and objective.temperature '
+        f'{given.temperature}: the first is a share from 0 to 1, the second '
+        'above 0.'
+      )
+    if given.teacher_dtype not in ('float32', 'bfloat16'):
+      raise ValueError(
+        f'objective.teacher_dtype is {given.teacher_dtype!r}: use float32 or '
+        'bfloat16.'
+      )
+    if config.loss.name != 'softmax':
+      raise ValueError(
+        f'loss.name is {config.loss.name!r}: a teacher tells one class an '
+        'image, so distillation has softmax.'
+      )
+    student = Classification.from_config(config, facts)
+    fields = {
+      field.name: getattr(student, field.name)
+      for field in dataclasses.fields(student)
+    }
+    return cls(
+      **fields,
+      teacher=_opened(config.teacher),
+      **{name: given[name] for name in cls.defaults},
+    )
+
+  def fixed(self) -> Params:
+    """Returns the teacher's parameters.
+
+    Raises:
+      ValueError: if it knows other classes.
+    """
+    theirs = self.teacher.model.num_classes
+    if theirs != self.model.num_classes:
+      raise ValueError(
+        f'The teacher {self.teacher.path} knows {theirs} classes and the data '
+        f'have {self.model.num_classes}: take one that was trained on them.'
+      )
+    if self.teacher.class_names not in ((), self.class_names):
+      raise ValueError(
+        f'The teacher {self.teacher.path} knows other classes, or in another '
+        'order, than the data have: '
+        f'{", ".join(self.teacher.class_names[:3])}, ... and '
+        f'{", ".join(self.class_names[:3])}, ...'
+      )
+    # NumPy has no such cast of its own.
+    return jax.tree.map(
+      lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),
+      self.teacher.params,
+    )
+
+  def taught(self, fixed: Params, images_BHWC: jax.Array) -> jax.Array:
+    """Returns the teacher's logits BC of augmented images."""
+    mean_C, std_C = (
+      255 * jnp.asarray(x, jnp.float32)[None, None, None]
+      for x in (self.images.mean, self.images.std)
+    )
+    images_BHWC = images_BHWC * std_C + mean_C
+    size = self.teacher.image_size
+    if images_BHWC.shape[1:3] != size:
+      B, _, _, C = images_BHWC.shape
+      images_BHWC = jax.image.resize(images_BHWC, (B, *size, C), 'bilinear')
+    model = self.teacher.model.clone(dtype=jnp.dtype(self.teacher_dtype))
+    logits_BC, _ = model.apply(
+      {'params': fixed}, self.teacher.normalize(images_BHWC)
+    )
+    return jax.lax.stop_gradient(logits_BC.astype(jnp.float32))
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    `agreement` is the share of images that student and teacher call the same.
+    """
+    taught_BC = self.taught(fixed, batch['image'])
+    logits_BC, aux = self.model.apply(
+      {'params': params}, batch['image'], train=train, rngs={'dropout': key}
+    )
+    told_BC = aux.get('logits_dist', logits_BC)
+    labelled = jnp.mean(
+      self._losses(aux.get('logits_cls', logits_BC), batch['label'])
+    )
+    if self.kind == 'hard':
+      losses_B = optax.softmax_cross_entropy_with_integer_labels(
+        told_BC, jnp.argmax(taught_BC, -1)
+      )
+    else:
+      t = self.temperature
+      losses_B = t**2 * optax.losses.kl_divergence_with_log_targets(
+        jax.nn.log_softmax(told_BC / t), jax.nn.log_softmax(taught_BC / t)
+      )
+    distilled = jnp.mean(losses_B)
+    loss = (1 - self.weight) * labelled + self.weight * distilled
+    said_B = jnp.argmax(logits_BC, -1)
+    return loss, {
+      'loss': loss,
+      'distilled_loss': distilled,
+      'accuracy': jnp.mean(said_B == jnp.argmax(batch['label'], -1)),
+      'agreement': jnp.mean(said_B == jnp.argmax(taught_BC, -1)),
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str) -> opening.Checkpoint:
+  """Opens a teacher once, where a config is checked before it is used."""
+  return opening.open_checkpoint(path)

@@ -1,0 +1,225 @@
+"""What shows the numbers of a run: TensorBoard's files, and Weights & Biases.
+
+Once a run has started, nothing here holds it up or ends it.
+"""
+
+import io
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from etils import epath
+from PIL import Image
+
+from vit_jax.data import whole
+
+_log = logging.getLogger(__name__)
+
+# Objects in a bucket cannot grow: each flush writes the file anew.
+_BUCKET_FLUSH_S = 60
+
+# Numbers, and pictures as uint8 HWC, by name.
+Values = Mapping[str, float | np.ndarray]
+
+
+class Writer(Protocol):
+  """Where a `Dashboard` passes things on to."""
+
+  def write(self, step: int, values: Values) -> None: ...
+  def flush(self) -> None: ...
+  def close(self) -> None: ...
+
+
+class Dashboard:
+  """Passes on what it is given, in a thread that nobody waits for.
+
+  Imports take seconds and writing may block on a slow file system; the training
+  loop must feel neither. Whatever fails is reported once and ends this alone.
+  """
+
+  def __init__(self, name: str, open_writer: Callable[[], Writer]):
+    """Starts the thread, which opens the writer.
+
+    Args:
+      name: for messages.
+      open_writer: may fail, as all that the writer does.
+    """
+    self._name, self._open = name, open_writer
+    self._queue: queue.SimpleQueue[tuple[int, Values] | None]
+    self._queue = queue.SimpleQueue()
+    # A daemon, so that a crashed run does not hang on a stuck import.
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def write(self, step: int, values: Values) -> None:
+    """Takes numbers and pictures of a step."""
+    if self._thread.is_alive():
+      self._queue.put((step, values))
+
+  def close(self) -> None:
+    """Waits until all is written."""
+    self._queue.put(None)
+    self._thread.join()
+
+  def _run(self) -> None:
+    try:
+      writer = self._open()
+      while (item := self._queue.get()) is not None:
+        writer.write(*item)
+        if self._queue.empty():
+          writer.flush()
+      writer.close()
+    except Exception as e:
+      _log.warning(
+        '%s logs end here, metrics.csv goes on. %s: %s',
+        self._name,
+        type(e).__name__,
+        e,
+      )
+
+
+class EventFile:
+  """A new event file of TensorBoard, on disk or in a bucket."""
+
+  def __init__(self, folder: str, first_step: int):
+    """Opens the file, which hides what others in the folder have from a step.
+
+    Args:
+      folder: that TensorBoard is shown.
+      first_step: the first that this run takes.
+
+    Raises:
+      ImportError: if the extra `tensorboard` is not installed.
+      OSError: if the folder cannot be written to.
+    """
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer import record_writer
+
+    self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
+    # Named as TensorBoard's own: it reads them in the order of their names.
+    self._path = epath.Path(folder) / (
+      f'events.out.tfevents.{time.time_ns() / 1e9:020.9f}'
+      f'.{socket.gethostname()}.{os.getpid()}'
+    )
+    self._is_local = '://' not in folder
+    self._file = open(self._path, 'xb') if self._is_local else io.BytesIO()
+    self._records = record_writer.RecordWriter(self._file)
+    self._flushed_at_s = -float('inf')
+    self._add(file_version='brain.Event:2')
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._add(step=first_step, session_log=start)
+
+  def write(self, step: int, values: Values) -> None:
+    """Adds numbers and pictures."""
+    summary = self._summary_pb2.Summary()
+    for name, value in values.items():
+      entry = summary.value.add(tag=name)
+      if isinstance(value, np.ndarray):
+        entry.image.height, entry.image.width, _ = value.shape
+        entry.image.colorspace = 3  # RGB
+        entry.image.encoded_image_string = _png(value)
+      else:
+        entry.simple_value = value
+    self._add(step=step, summary=summary)
+
+  def flush(self) -> None:
+    """Makes what was written visible, in a bucket once a minute."""
+    waited_s = time.monotonic() - self._flushed_at_s
+    if self._is_local or waited_s > _BUCKET_FLUSH_S:
+      self._flush()
+
+  def close(self) -> None:
+    """Makes all of it visible."""
+    self._flush()
+    self._file.close()
+
+  def _flush(self) -> None:
+    self._flushed_at_s = time.monotonic()
+    if isinstance(self._file, io.BytesIO):
+      whole.replace(self._path, self._file.getvalue())
+    else:
+      self._file.flush()
+
+  def _add(self, **fields) -> None:
+    event = self._event_pb2.Event(wall_time=time.time(), **fields)
+    self._records.write(event.SerializeToString())
+
+
+class WandbRun:
+  """A run of Weights & Biases, the same for a workdir however often it resumes.
+
+  Its id is in `<workdir>/wandb_id`. What a resumed run writes again is there
+  already, with the same values, and is left out.
+  """
+
+  def __init__(
+    self, project: str, workdir: str, config: dict[str, Any], is_new: bool
+  ):
+    """Starts the run or goes on with it.
+
+    Args:
+      project: that it belongs to.
+      workdir: of the run, whose last part is its name.
+      config: of the run.
+      is_new: whether the run starts anew, and so does that of this class.
+
+    Raises:
+      ImportError: if the extra `wandb` is not installed.
+      ConnectionError: if Weights & Biases does not take the run.
+    """
+    try:
+      import wandb
+    except ImportError as e:
+      raise ImportError(
+        f'config.wandb is {project!r}, and wandb is not installed: pip install '
+        f"-e '.[wandb]', or leave it empty. ({e})"
+      ) from e
+    kept = epath.Path(workdir) / 'wandb_id'
+    if is_new or not kept.exists():
+      whole.replace(kept, uuid.uuid4().hex.encode())
+    self._image = wandb.Image
+    try:
+      self._run = wandb.init(
+        project=project,
+        id=kept.read_text(),
+        resume='allow',
+        name=kept.parent.name,
+        config=config,
+        # It writes beside the checkpoints, or in a bucket's case here.
+        dir=None if '://' in workdir else workdir,
+      )
+    except wandb.Error as e:
+      raise ConnectionError(
+        f'config.wandb is {project!r}, and Weights & Biases does not take the '
+        f'run: {str(e).splitlines()[0]} Log in with `wandb login`, set '
+        'WANDB_MODE=offline to send it later, or leave the field empty.'
+      ) from e
+
+  def write(self, step: int, values: Values) -> None:
+    """Adds numbers and pictures."""
+    if step >= self._run.starting_step:
+      shown = {
+        name: self._image(value) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+      }
+      self._run.log(shown, step=step)
+
+  def flush(self) -> None:
+    """Leaves it to wandb, which sends all the time."""
+
+  def close(self) -> None:
+    """Waits until all was sent."""
+    self._run.finish()
+
+
+def _png(picture_HWC: np.ndarray) -> bytes:
+  data = io.BytesIO()
+  Image.fromarray(picture_HWC).save(data, 'png')
+  return data.getvalue()
