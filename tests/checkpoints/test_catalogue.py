@@ -6,9 +6,8 @@ import re
 import jax
 import pytest
 
-from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
-from vit_jax.models import variants
+from vit_jax.models import flops, variants
 
 NAMES = {
   # The names are those of the files, which AugReg writes without ViT.
@@ -71,7 +70,7 @@ def test_published_sizes_are_those_of_the_parameters(name):
   model = variants.build(
     num_classes=21_843, image_size=size, **variants.fields(entry.model)
   )
-  shapes = jax.tree.leaves(opening.param_shapes(model, size))
+  shapes = jax.tree.leaves(flops.param_shapes(model, size))
   mib = 4 * sum(math.prod(x.shape) for x in shapes) / 2**20
   # Of the table, whole MiB; the archive adds some kB.
   assert entry.size_mib == pytest.approx(mib, abs=1)

@@ -238,7 +238,7 @@ def test_the_reader_opens_a_file_of_a_bucket(bucket, tmp_path):
   npz.write(checkpoint.weights(), str(tmp_path / 'vit.npz'), 'float32')
   source = bucket.put('mine/vit.npz', (tmp_path / 'vit.npz').read_bytes())
   with pytest.MonkeyPatch.context() as monkeypatch:
-    monkeypatch.setattr(opening, 'absolute', pathlib.Path)
+    monkeypatch.setattr(opening.saving, 'absolute', pathlib.Path)
     opened = opening.open_checkpoint(source)
   assert opened.model.width == 32
 

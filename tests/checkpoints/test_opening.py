@@ -206,14 +206,14 @@ def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
 def test_a_run_saved_before_there_was_early_stopping_opens(
   tmp_path, monkeypatch
 ):
-  verified = opening.verified
+  verified = opening.saving.verified
 
   def of_old(saved):
     meta = verified(saved)
     del meta['config']['early_stopping']
     return meta
 
-  monkeypatch.setattr(opening, 'verified', of_old)
+  monkeypatch.setattr(opening.saving, 'verified', of_old)
   save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
   assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 

@@ -335,7 +335,7 @@ def test_damaged_metrics_are_set_aside_alone(run, text, caplog):
   for _ in range(2):
     assert restored_from(run) == 2
     store = open_checkpoints(run)
-    assert store.best_step() == 1
+    assert store._manager.best_step() == 1
     store.close()
   metrics = run / 'checkpoints' / '2' / 'metrics'
   assert (metrics / 'metrics.damaged').read_text() == text
@@ -365,7 +365,7 @@ def test_keeps_the_last_and_the_best(tmp_path):
     metrics = {} if accuracy is None else {METRIC: accuracy}
     store.save(step, state(step), {}, metrics)
   store.wait()
-  assert store.best_step() == 1
+  assert store._manager.best_step() == 1
   store.close()
   kept = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
   assert kept == [1, 4, 5]

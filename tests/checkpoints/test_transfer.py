@@ -11,7 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import variants, vit
+from vit_jax.models import flops, variants, vit
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.attention_maps import Layers
 
@@ -423,7 +423,7 @@ def test_what_another_task_learned_is_carried_over(scan):
   )
   dropped = transfer.with_head(checkpoint, 'drop')
   assert dropped.model == model.body()
-  wanted = opening.param_shapes(dropped.model, old_size)
+  wanted = flops.param_shapes(dropped.model, old_size)
   assert jax.tree.map(np.shape, dropped.params) == jax.tree.map(
     np.shape, wanted
   )
@@ -479,7 +479,7 @@ def distilled(image_size, **fields):
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda x: rng.standard_normal(x.shape).astype(np.float32),
-    opening.param_shapes(model, image_size),
+    flops.param_shapes(model, image_size),
   )
   return opening.Checkpoint('old', model, params, image_size)
 
@@ -584,7 +584,7 @@ def test_less_of_the_head_gives_the_intermediates_of_the_original():
   np.testing.assert_allclose(got, golden['encoded'][:, 0], atol=ATOL)
   assert body.model.representation_size == 0 and body.class_names == ()
   for less in (representation, body):
-    expected = opening.param_shapes(less.model, less.image_size)
+    expected = flops.param_shapes(less.model, less.image_size)
     assert jax.tree.structure(less.params) == jax.tree.structure(expected)
   assert transfer.with_head(checkpoint, 'keep') is checkpoint
   assert 'head' in checkpoint.params
@@ -608,7 +608,7 @@ def test_learned_positions_give_the_same_logits(kind, pool):
   want, _ = outputs(checkpoint, images)
   got, _ = outputs(learned, images)
   np.testing.assert_array_equal(got, want)
-  expected = opening.param_shapes(learned.model, size)
+  expected = flops.param_shapes(learned.model, size)
   assert jax.tree.structure(learned.params) == jax.tree.structure(expected)
 
 

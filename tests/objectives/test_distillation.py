@@ -15,6 +15,7 @@ from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
 from vit_jax.experiment import Experiment, check_config, facts_of
+from vit_jax.models import flops
 
 CLASSES = 10
 
@@ -140,7 +141,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   assert checkpoint.model.kind == 'deit'
   assert {'cls', 'dist', 'head', 'head_dist'} <= checkpoint.params.keys()
   sizes = [x.size for x in jax.tree.leaves(checkpoint.params)]
-  shapes = opening.param_shapes(checkpoint.model, checkpoint.image_size)
+  shapes = flops.param_shapes(checkpoint.model, checkpoint.image_size)
   assert sum(sizes) == sum(x.size for x in jax.tree.leaves(shapes))
   other = opening.open_checkpoint(config.teacher)
   other.params['head']['bias'] = other.params['head']['bias'] + 1

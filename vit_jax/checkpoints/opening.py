@@ -15,21 +15,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
-from vit_jax.checkpoints import fetch
+from vit_jax.checkpoints import fetch, saving
 from vit_jax.checkpoints.formats import recognise, table
-from vit_jax.checkpoints.saving import (
-  CHECKSUMS,
-  FOLDER,
-  META,
-  absolute,
-  checksums,
-  first_line,
-  is_step,
-  steps,
-  verified,
-)
 from vit_jax.data import augment, transforms
-from vit_jax.models import variants
+from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 
 _log = logging.getLogger(__name__)
@@ -114,13 +103,14 @@ def open_checkpoint(path: str) -> Checkpoint:
     FileNotFoundError: if nothing is there.
     ValueError: if it is no checkpoint, or a damaged one.
   """
-  place = absolute(fetch.local(path))
+  place = saving.absolute(fetch.local(path))
   if not place.exists():
     raise FileNotFoundError(f'No checkpoint at {path}.')
-  if (place / META).is_dir() and is_step(place):
+  if (place / saving.META).is_dir() and saving.is_step(place):
     return _open_step(place)
-  if (place / FOLDER).is_dir() and steps(place / FOLDER):
-    return _open_step(place / FOLDER / str(_step_of(place / FOLDER)))
+  folder = place / saving.FOLDER
+  if folder.is_dir() and saving.steps(folder):
+    return _open_step(folder / str(_step_of(folder)))
   if '://' in os.fspath(place):
     raise ValueError(
       f'{path} holds no checkpoint of this package, and folders of others are '
@@ -135,7 +125,7 @@ def _step_of(folder: epath.Path) -> int:
   `Checkpoints` would tell the best one as well, but sets aside what it cannot
   read, and the run may still be writing.
   """
-  kept = steps(folder)
+  kept = saving.steps(folder)
   newest = kept[-1]
   with _reading(folder / str(newest)):
     meta = _meta(folder / str(newest))
@@ -156,7 +146,7 @@ def _step_of(folder: epath.Path) -> int:
 
 def _meta(step_dir: epath.Path) -> dict[str, Any]:
   checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-  return verified(checkpointer.restore(step_dir / META))
+  return saving.verified(checkpointer.restore(step_dir / saving.META))
 
 
 @contextlib.contextmanager
@@ -166,7 +156,7 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {first_line(e)}'
+      f'The checkpoint {step_dir} cannot be read: {saving.first_line(e)}'
     ) from e
 
 
@@ -188,13 +178,13 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
       )
     preprocessing = _preprocessing(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
-    like = param_shapes(model, size)
+    like = flops.param_shapes(model, size)
     params = _restore(step_dir / item, like)
     if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
       raise ValueError(f'the arrays of {item} are not those of its config')
-    sums_like = jax.eval_shape(checksums, like)
-    sums = _restore(step_dir / CHECKSUMS, {item: sums_like})
-    if not np.array_equal(checksums(params), sums[item]):
+    sums_like = jax.eval_shape(saving.checksums, like)
+    sums = _restore(step_dir / saving.CHECKSUMS, {item: sums_like})
+    if not np.array_equal(saving.checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
   return Checkpoint(
     path=os.fspath(step_dir),
@@ -237,7 +227,7 @@ def _open_foreign(path: str) -> Checkpoint:
     model = variants.build(**file.fields)
   except (TypeError, ValueError) as e:
     raise ValueError(f'{path} is no checkpoint of a model here: {e}') from e
-  shapes = traverse_util.flatten_dict(param_shapes(model, size), sep='/')
+  shapes = traverse_util.flatten_dict(flops.param_shapes(model, size), sep='/')
   arrays = table.file_to_ours(file, {k: x.shape for k, x in shapes.items()})
   for warning in file.warnings:
     _log.warning(warning)
@@ -248,11 +238,4 @@ def _open_foreign(path: str) -> Checkpoint:
     image_size=size,
     preprocessing=file.preprocessing,
     class_names=file.class_names,
-  )
-
-
-def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
-  """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
-  return jax.eval_shape(
-    lambda key: variants.init(model, key, image_size), jax.random.key(0)
   )

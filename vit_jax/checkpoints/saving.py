@@ -101,10 +101,6 @@ class Checkpoints:
     """Returns the newest step, saved or being saved, if there is any."""
     return self._manager.latest_step()
 
-  def best_step(self) -> int | None:
-    """Returns the kept step with the best `best_metric`, if any has one."""
-    return self._manager.best_step()
-
   def prepare(self, state: dict[str, Any]) -> None:
     """Compiles what saving computes, so that training need not stop for it.
 

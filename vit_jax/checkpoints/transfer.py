@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.checkpoints.opening import Checkpoint, param_shapes
-from vit_jax.models import posemb, variants
+from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.models import flops, posemb, variants
 from vit_jax.models.variants import Model
 
 HEADS = ('keep', 'representation', 'drop')
@@ -80,7 +80,7 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   model.check(image_size)
   params = posemb.resize_all(
     checkpoint.params,
-    param_shapes(model, image_size),
+    flops.param_shapes(model, image_size),
     model.grid(checkpoint.image_size),
     model.grid(image_size),
   )

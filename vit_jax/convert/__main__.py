@@ -67,9 +67,10 @@ def convert(args: argparse.Namespace) -> None:
   given: Any = checkpoint.weights() if to in WEIGHTS else checkpoint
   options = {'rollout': True} if args.rollout else {}
   lost = module.write(given, target, dtype, **options)
-  _say(
-    f'written   {target}: {to}, {dtype}, {_size_bytes(target) / 1e6:,.1f} MB'
-  )
+  path = pathlib.Path(target)
+  files = [file for file in (path, *path.rglob('*')) if file.is_file()]
+  size_bytes = sum(file.stat().st_size for file in files)
+  _say(f'written   {target}: {to}, {dtype}, {size_bytes / 1e6:,.1f} MB')
   for sentence in lost:
     _say(f'not held  {sentence}')
 
@@ -136,12 +137,6 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
     f'{flops.count_params(model, checkpoint.image_size):,} parameters, '
     f'{height}x{width} pixels, {head}'
   )
-
-
-def _size_bytes(target: str) -> int:
-  path = pathlib.Path(target)
-  files = path.rglob('*') if path.is_dir() else [path]
-  return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _check(args: argparse.Namespace) -> int:

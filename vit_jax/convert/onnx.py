@@ -125,8 +125,12 @@ def _to_model(
   model = checkpoint.model.clone(
     scan=False, remat='none', dtype=jnp.dtype('float32')
   )
-  if rollout:
-    _check_attention(model)
+  if rollout and model.attention != 'all':
+    kind = 'axial attention' if model.attention else f'a {type(model).__name__}'
+    raise ValueError(
+      f'--rollout needs attention from every token to every other, which '
+      f'{kind} has not: leave it out.'
+    )
 
   def function(params: Any, images_BHWC: jax.Array) -> dict[str, jax.Array]:
     y_BC, aux = model.apply(
@@ -176,16 +180,6 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     key: value if isinstance(value, str) else json.dumps(value)
     for key, value in dataclasses.asdict(checkpoint.preprocessing).items()
   }
-
-
-def _check_attention(model: Model) -> None:
-  """Refuses models that have no attention from every token to every other."""
-  if model.attention != 'all':
-    kind = 'axial attention' if model.attention else f'a {type(model).__name__}'
-    raise ValueError(
-      f'--rollout needs attention from every token to every other, which '
-      f'{kind} has not: leave it out.'
-    )
 
 
 def _quantize(model: Any, path: pathlib.Path) -> None:

@@ -75,10 +75,7 @@ class Graph:
       **attributes: of the operator.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
-    names = [
-      x.name if isinstance(x, Tensor) else self._constant(x, f'{name}.{i}')
-      for i, x in enumerate(inputs)
-    ]
+    names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]
     self._nodes.append((op, names, name, attributes))
     return Tensor(name, tuple(shape), np.dtype(dtype or inputs[0].dtype))
 
@@ -185,7 +182,10 @@ class Graph:
       )
     return self._made[shape]
 
-  def _constant(self, x: np.ndarray, name: str) -> str:
+  def _name(self, x: Value, name: str) -> str:
+    """Returns the name of a value, for a new constant the one given."""
+    if isinstance(x, Tensor):
+      return x.name
     if x.nbytes <= SMALL_BYTES:
       key = (x.dtype.str, x.shape, x.tobytes())
       name = self._small.setdefault(key, name)
@@ -207,7 +207,7 @@ class Graph:
     from onnx import helper, numpy_helper
 
     for name, x in outputs.items():
-      self._nodes.append(('Identity', [self._name(x)], name, {}))
+      self._nodes.append(('Identity', [self._name(x, 'constant')], name, {}))
     live = self._live(outputs)
     used = {name for _, names, *_ in live for name in names}
     constants = {k: x for k, x in self._constants.items() if k in used}
@@ -233,9 +233,6 @@ class Graph:
     )
     helper.set_model_props(model, dict(metadata))
     return model, weights
-
-  def _name(self, x: Value) -> str:
-    return x.name if isinstance(x, Tensor) else self._constant(x, 'constant')
 
   def _live(self, outputs: Mapping[str, Value]) -> list[tuple]:
     """Returns the nodes that outputs depend on."""

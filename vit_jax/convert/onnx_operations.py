@@ -143,10 +143,6 @@ def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
   return graph.node('Pad', [x, pads, value], out.shape)
 
 
-def _concatenate(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
-  return graph.node('Concat', xs, out.shape, axis=params['dimension'])
-
-
 def _stack(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
   axis = params['axis']
   shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
@@ -155,38 +151,11 @@ def _stack(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
   )
 
 
-def _integer_pow(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  return graph.elementwise('Pow', x, np.array(params['y'], np.float32))
-
-
-def _square(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  return graph.elementwise('Mul', x, x)
-
-
-def _rsqrt(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  return graph.elementwise('Reciprocal', graph.elementwise('Sqrt', x))
-
-
-def _erfc(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  one = np.array(1, np.float32)
-  return graph.elementwise('Sub', one, graph.elementwise('Erf', x))
-
-
 def _maximum(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
   for x, other in ((a, b), (b, a)):
     if isinstance(x, np.ndarray) and not x.any():
       return graph.elementwise('Relu', other)
   return graph.elementwise('Max', a, b)
-
-
-def _equal(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
-  return graph.elementwise('Equal', a, b, dtype=bool)
-
-
-def _select(
-  graph: Graph, out: Any, params: Any, which: Value, no: Value, yes: Value
-) -> Value:
-  return graph.elementwise('Where', which, yes, no, dtype=no.dtype)
 
 
 ELEMENTWISE = {
@@ -201,13 +170,21 @@ ELEMENTWISE = {
 }
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
-  'concatenate': _concatenate,
+  'concatenate': lambda graph, out, params, *xs: graph.node(
+    'Concat', xs, out.shape, axis=params['dimension']
+  ),
   'conv_general_dilated': _convolution,
   'dot_general': _dot,
-  'eq': _equal,
-  'erfc': _erfc,
+  'eq': lambda graph, out, params, a, b: graph.elementwise(
+    'Equal', a, b, dtype=bool
+  ),
+  'erfc': lambda graph, out, params, x: graph.elementwise(
+    'Sub', np.array(1, np.float32), graph.elementwise('Erf', x)
+  ),
   'gather': _gather,
-  'integer_pow': _integer_pow,
+  'integer_pow': lambda graph, out, params, x: graph.elementwise(
+    'Pow', x, np.array(params['y'], np.float32)
+  ),
   'max': _maximum,
   'pad': _pad,
   'reduce_max': functools.partial(_reduce, 'ReduceMax'),
@@ -215,10 +192,14 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'reduce_window_max': functools.partial(_pool, 'MaxPool'),
   'reduce_window_sum': functools.partial(_pool, 'AveragePool'),
   'reshape': lambda graph, out, params, x: graph.reshape(x, out.shape),
-  'rsqrt': _rsqrt,
-  'select_n': _select,
+  'rsqrt': lambda graph, out, params, x: graph.elementwise(
+    'Reciprocal', graph.elementwise('Sqrt', x)
+  ),
+  'select_n': lambda graph, out, params, which, no, yes: graph.elementwise(
+    'Where', which, yes, no, dtype=no.dtype
+  ),
   'slice': _slice,
-  'square': _square,
+  'square': lambda graph, out, params, x: graph.elementwise('Mul', x, x),
   'squeeze': lambda graph, out, params, x: graph.reshape(x, out.shape),
   'stack': _stack,
   'transpose': lambda graph, out, params, x: graph.transpose(

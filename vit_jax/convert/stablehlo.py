@@ -48,11 +48,18 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
+  H, W = checkpoint.image_size
+  meta = {
+    'input': f'float32 (batch, {H}, {W}, 3), RGB, (x / 255 - mean) / std',
+    'image_size': [H, W],
+    **dataclasses.asdict(checkpoint.preprocessing),
+    'dtype': dtype,
+    'class_names': list(checkpoint.class_names),
+  }
   with whole.new_folder(target) as folder:
     (folder / MODEL).write_bytes(program)
     archive.save(os.fspath(folder / PARAMS), params, 'float32')
-    meta = json.dumps(_meta(checkpoint, dtype), indent=2)
-    (folder / META).write_text(f'{meta}\n')
+    (folder / META).write_text(f'{json.dumps(meta, indent=2)}\n')
   return []
 
 
@@ -107,14 +114,3 @@ def _export(
   with jax.default_matmul_precision(precision):
     exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
   return exported.serialize()
-
-
-def _meta(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
-  H, W = checkpoint.image_size
-  return {
-    'input': f'float32 (batch, {H}, {W}, 3), RGB, (x / 255 - mean) / std',
-    'image_size': [H, W],
-    **dataclasses.asdict(checkpoint.preprocessing),
-    'dtype': dtype,
-    'class_names': list(checkpoint.class_names),
-  }

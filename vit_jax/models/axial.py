@@ -11,12 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import (
-  EPSILON,
-  EncoderBlock,
-  EncoderFields,
-  group_norm,
-)
+from vit_jax.models import layers
 
 Array = jax.Array
 
@@ -33,7 +28,7 @@ class AxialBlock(nn.Module):
   """
 
   grid: tuple[int, int]
-  fields: EncoderFields
+  fields: layers.EncoderFields
   relative: int | None = None
   capture: tuple[str, ...] = ()
 
@@ -59,7 +54,7 @@ class AxialBlock(nn.Module):
     def along(name: str, x_BxyD: Array, key: Array | None) -> tuple[Array, Any]:
       """Attends along y, each x on its own."""
       B, x, y, D = x_BxyD.shape
-      block = EncoderBlock(
+      block = layers.EncoderBlock(
         self.fields,
         self.relative,
         tuple(c for c in self.capture if c == 'attention'),
@@ -74,15 +69,12 @@ class AxialBlock(nn.Module):
     x_BwhD, columns = along('column', x_BhwD.swapaxes(1, 2), keys[1])
     x_BLD = x_BwhD.swapaxes(1, 2).reshape(B, L, D)
 
-    captured: dict[str, Any] = {}
-    if 'attention' in self.capture:
-      captured['attention'] = {
-        'row': rows['attention'],
-        'column': columns['attention'],
-      }
-    if 'blocks' in self.capture:
-      captured['blocks'] = x_BLD
-    return x_BLD, captured
+    attention = {
+      'row': rows.get('attention'),
+      'column': columns.get('attention'),
+    }
+    found = {'attention': attention, 'blocks': x_BLD}
+    return x_BLD, {name: found[name] for name in self.capture}
 
 
 class PositionSensitiveAttention(nn.Module):
@@ -155,7 +147,7 @@ class AxialConv(nn.Module):
     x = PositionSensitiveAttention(self.features, self.dtype, name='row')(
       x_BhwC
     )
-    x = group_norm(x, EPSILON, 'gn_row')
+    x = layers.group_norm(x, layers.EPSILON, 'gn_row')
     x = PositionSensitiveAttention(self.features, self.dtype, name='column')(
       x.swapaxes(1, 2)
     ).swapaxes(1, 2)

@@ -11,7 +11,7 @@ from vit_jax.models.variants import Model
 
 def count_params(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the number of parameters without allocating any."""
-  shapes = _param_shapes(_looped(model), image_size)
+  shapes = param_shapes(_looped(model), image_size)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
@@ -26,7 +26,7 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   model = _looped(model)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   jaxpr = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x)[0])(
-    _param_shapes(model, image_size), images_1HWC
+    param_shapes(model, image_size), images_1HWC
   )
   return _count(jaxpr.jaxpr)
 
@@ -36,10 +36,13 @@ def _looped(model: Model) -> Model:
   return model.clone(scan=True, remat='none')
 
 
-def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
-  images_1HWC = jnp.zeros((1, *image_size, 3))
+def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
+  """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
+  images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return jax.eval_shape(
-    lambda key: model.init(key, images_1HWC)['params'], jax.random.key(0)
+    lambda key, images: model.init(key, images)['params'],
+    jax.random.key(0),
+    images_1HWC,
   )
 
 

@@ -4,13 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.layers import (
-  EncoderFields,
-  MlpBlock,
-  MultiHeadAttention,
-  constrain,
-  layer_norm,
-)
+from vit_jax.models import layers
 from vit_jax.models.model import Partitions
 
 PARTITIONS: Partitions = ((r'head(_dist)?/kernel$', ('fsdp', None)),)
@@ -24,7 +18,7 @@ class MAPHead(nn.Module):
   names are those of the big_vision files.
   """
 
-  fields: EncoderFields
+  fields: layers.EncoderFields
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
@@ -32,12 +26,12 @@ class MAPHead(nn.Module):
     f = self.fields
     B, _, D = x_BLD.shape
     probe_11D = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, D))
-    y_B1D, _ = MultiHeadAttention(
+    y_B1D, _ = layers.MultiHeadAttention(
       f.heads, dtype=f.dtype, name='MultiHeadDotProductAttention_0'
     )(jnp.broadcast_to(probe_11D, (B, 1, D)), x_BLD)
-    y_B1D = y_B1D + MlpBlock(
+    y_B1D = y_B1D + layers.MlpBlock(
       f.mlp_dim, f.gelu, dtype=f.dtype, name='MlpBlock_0'
-    )(layer_norm(y_B1D, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0'))
+    )(layers.layer_norm(y_B1D, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0'))
     return y_B1D[:, 0]
 
 
@@ -54,5 +48,5 @@ def classifier(
     kernel_init=nn.initializers.zeros,
     bias_init=nn.initializers.constant(head_bias),
     name=name,
-  )(constrain(y_BD.astype(jnp.float32), 'BD'))
-  return constrain(logits_BC, 'BC')
+  )(layers.constrain(y_BD.astype(jnp.float32), 'BD'))
+  return layers.constrain(logits_BC, 'BC')

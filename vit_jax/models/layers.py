@@ -273,7 +273,6 @@ class EncoderBlock(nn.Module):
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
-    captured = {}
     x_BLD = constrain(x_BLD, 'BLD')
     if positions_LD is not None:
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
@@ -295,8 +294,5 @@ class EncoderBlock(nn.Module):
     )
     x_BLD = x_BLD + drop_branch(y_BLD, drop_rate, key_mlp)
 
-    if 'attention' in self.capture:
-      captured['attention'] = weights_BNLL
-    if 'blocks' in self.capture:
-      captured['blocks'] = x_BLD
-    return x_BLD, captured
+    found = {'attention': weights_BNLL, 'blocks': x_BLD}
+    return x_BLD, {name: found[name] for name in self.capture}

@@ -13,17 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, posemb, resnet, tpu_layout
+from vit_jax.models import heads, layers, posemb, resnet, tpu_layout
 from vit_jax.models.axial import AxialBlock
-from vit_jax.models.layers import (
-  EPSILON,
-  MAX_LAYERS,
-  EncoderBlock,
-  EncoderFields,
-  dropout,
-  layer_norm,
-  remat,
-)
 from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
@@ -35,7 +26,7 @@ LAYERS = Loop('encoderblock_', 0, 'encoderblock')
 class Encoder(nn.Module):
   """Position embeddings, `depth` layers and the final LayerNorm."""
 
-  fields: EncoderFields
+  fields: layers.EncoderFields
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -56,7 +47,7 @@ class Encoder(nn.Module):
     extra = x_BLD.shape[1] - grid[0] * grid[1]
     keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
-    x_BLD = dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
+    x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
     rates = None
     if f.stochastic_depth and keys is not None:
       rates = jnp.linspace(0, f.stochastic_depth, f.depth)
@@ -68,7 +59,7 @@ class Encoder(nn.Module):
       'relative': extra if f.posemb == 'relative' else None,
       'capture': self.capture,
     }
-    block: Any = EncoderBlock
+    block: Any = layers.EncoderBlock
     if f.axial:
       block, fields['grid'] = AxialBlock, grid
     # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
@@ -77,7 +68,7 @@ class Encoder(nn.Module):
       block = nn.map_variables(
         block, 'params', functools.partial(tpu_layout.of_heads, heads=f.heads)
       )
-    block = remat(block, f.remat, in_loop=f.scan)
+    block = layers.remat(block, f.remat, in_loop=f.scan)
     if f.scan:
       block = nn.scan(
         block,
@@ -92,14 +83,16 @@ class Encoder(nn.Module):
         x_BLD, *inputs, mask_BQL
       )
     else:
-      layers = []
+      outputs = []
       for i in range(f.depth):
         x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
           x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs), mask_BQL
         )
-        layers.append(one)
-      captured = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
-    x_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm')
+        outputs.append(one)
+      captured = jax.tree.map(lambda *xs: jnp.stack(xs), *outputs)
+    x_BLD = layers.layer_norm(
+      x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm'
+    )
     return x_BLD, captured
 
   def _add_positions(
@@ -206,7 +199,7 @@ class ViT(Model):
   posemb_at: str = 'input'
   axial: bool = False
   gelu: str = 'tanh'
-  layer_norm_epsilon: float = EPSILON
+  layer_norm_epsilon: float = layers.EPSILON
   dropout: float = 0.0
   stochastic_depth: float = 0.0
   head_bias: float = 0.0
@@ -217,10 +210,10 @@ class ViT(Model):
   remat: str = 'none'
 
   @property
-  def encoder_fields(self) -> EncoderFields:
+  def encoder_fields(self) -> layers.EncoderFields:
     """The fields that the encoder and the pooling head share."""
-    names = [field.name for field in dataclasses.fields(EncoderFields)]
-    return EncoderFields(**{name: getattr(self, name) for name in names})
+    names = [field.name for field in dataclasses.fields(layers.EncoderFields)]
+    return layers.EncoderFields(**{name: getattr(self, name) for name in names})
 
   @property
   def attention(self) -> str:
@@ -260,15 +253,15 @@ class ViT(Model):
         raise ValueError(
           f'model.{field} is {getattr(self, field)}: it must be at least 1.'
         )
-    if self.depth > MAX_LAYERS:
+    if self.depth > layers.MAX_LAYERS:
       raise ValueError(
-        f'model.depth is {self.depth:,}: at most {MAX_LAYERS:,} layers are '
-        'built.'
+        f'model.depth is {self.depth:,}: at most {layers.MAX_LAYERS:,} '
+        'layers are built.'
       )
     if not self.layer_norm_epsilon > 0:
       raise ValueError(
         f'model.layer_norm_epsilon is {self.layer_norm_epsilon}: it must be '
-        f'above 0, {EPSILON} for the models of the paper.'
+        f'above 0, {layers.EPSILON} for the models of the paper.'
       )
     if self.width % self.heads:
       raise ValueError(

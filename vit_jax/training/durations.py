@@ -1,6 +1,7 @@
 """How long a run is and how often it does things, in steps."""
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -30,28 +31,24 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   Raises:
     ValueError: for values that are no duration or do not fit together.
   """
-  kwargs = {'batch_size': config.batch_size, 'examples': examples}
-  total = steps_of(config.total, **kwargs)
+  steps = functools.partial(
+    steps_of, batch_size=config.batch_size, examples=examples
+  )
+  total = steps(config.total)
   if total < 1:
     raise ValueError(f'total is {config.total!r}: less than one step.')
-
-  def every(duration: str) -> int:
-    return max(1, steps_of(duration, **kwargs, total_steps=total))
-
-  warmup = steps_of(config.optimizer.warmup, **kwargs, total_steps=total)
+  steps = functools.partial(steps, total_steps=total)
+  warmup = steps(config.optimizer.warmup)
   if '%' in config.optimizer.warmup:
     warmup = min(warmup, total - 1)
-  log_every = every(config.log_every)
+  log_every = max(1, steps(config.log_every))
   return Durations(
     total=total,
     warmup=warmup,
-    milestones=tuple(
-      steps_of(duration, **kwargs, total_steps=total)
-      for duration in config.optimizer.milestones
-    ),
+    milestones=tuple(map(steps, config.optimizer.milestones)),
     log_every=log_every if total >= 4 * log_every else max(1, total // 10),
-    eval_every=every(config.eval_every),
-    checkpoint_every=every(config.checkpoint_every),
+    eval_every=max(1, steps(config.eval_every)),
+    checkpoint_every=max(1, steps(config.checkpoint_every)),
   )
 
 

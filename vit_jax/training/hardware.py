@@ -1,17 +1,8 @@
 """What one JAX device is: its peak speed and how many cores it stands for."""
 
 import dataclasses
-from typing import Protocol
 
 import jax
-
-
-class HasDeviceKind(Protocol):
-  """A `jax.Device`, or anything else that names its kind."""
-
-  @property
-  def device_kind(self) -> str: ...
-
 
 _TFLOP = 1e12
 
@@ -44,28 +35,24 @@ _PEAK_FLOPS = {
   'NVIDIA L40S': 362 * _TFLOP,
 }
 
-# Two cores that share their memory and that XLA drives as one JAX device.
-_MEGACORE_KINDS = frozenset({'TPU v4', 'TPU v5', 'TPU v5p'})
-# Each of a chip's two cores is a JAX device.
-_HALF_CHIP_KINDS = frozenset({'TPU v2', 'TPU v3', 'TPU7x'})
-
-# What the training step is compiled with, whatever the generation of TPU. Both
-# are defaults from v4 on: products with what is gathered, or is to be
-# scattered, in pieces that travel while others are multiplied. The kernels are
-# gathered once a step here, so that there is nothing to hide, and the pieces
-# halve the speed (see `plan/README.md`).
-_TPU_COMPILER_OPTIONS = {
-  'xla_tpu_enable_windowed_einsum_for_all_gather': False,
-  'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
-}
-
 
 def compiler_options(device: jax.Device) -> dict[str, bool]:
-  """Returns what XLA is told about a training step on such devices."""
-  return _TPU_COMPILER_OPTIONS if device.platform == 'tpu' else {}
+  """Returns what XLA is told about a training step on such devices.
+
+  Whatever the generation of TPU. Both are defaults from v4 on: products with
+  what is gathered, or is to be scattered, in pieces that travel while others
+  are multiplied. The kernels are gathered once a step here, so that there is
+  nothing to hide, and the pieces halve the speed (see `plan/README.md`).
+  """
+  if device.platform != 'tpu':
+    return {}
+  return {
+    'xla_tpu_enable_windowed_einsum_for_all_gather': False,
+    'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
+  }
 
 
-def peak_flops(device: HasDeviceKind) -> float | None:
+def peak_flops(device: jax.Device) -> float | None:
   """Peak dense bfloat16 FLOP/s of one JAX device, None where unknown (CPU).
 
   TPU figures are Google's "peak compute per chip (bf16)" from the pages under
@@ -79,7 +66,7 @@ def peak_flops(device: HasDeviceKind) -> float | None:
   return _PEAK_FLOPS.get(device.device_kind)
 
 
-def cores_per_device(device: HasDeviceKind) -> int:
+def cores_per_device(device: jax.Device) -> int:
   """Cores that one JAX device stands for, the unit of "core-days".
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
@@ -87,13 +74,13 @@ def cores_per_device(device: HasDeviceKind) -> int:
   device ("megacore"), and 1 for all others: on TPU v2, v3 and 7x each core is
   a device of its own, and the v5e and v6e chips have a single core.
   """
-  return 2 if device.device_kind in _MEGACORE_KINDS else 1
+  return 2 if device.device_kind in ('TPU v4', 'TPU v5', 'TPU v5p') else 1
 
 
-def chip_flops(device: HasDeviceKind) -> float:
+def chip_flops(device: jax.Device) -> float:
   """Peak dense bfloat16 FLOP/s of the TPU chip that a device belongs to."""
-  devices = 2 if device.device_kind in _HALF_CHIP_KINDS else 1
-  return devices * _PEAK_FLOPS[device.device_kind]
+  kind = device.device_kind
+  return _PEAK_FLOPS[kind] * (2 if kind in ('TPU v2', 'TPU v3', 'TPU7x') else 1)
 
 
 @dataclasses.dataclass(frozen=True)

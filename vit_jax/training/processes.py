@@ -160,10 +160,10 @@ def _name() -> str:
 def _last_checkpoint() -> str:
   if not _workdir:
     return ''  # before training
-  folder = saving.absolute(_workdir) / saving.FOLDER
-  steps = saving.steps(folder) if folder.exists() else []
+  steps = saving.steps_in(_workdir)
   if not steps:
     return ' No checkpoint had been saved yet.'
+  folder = saving.absolute(_workdir) / saving.FOLDER
   return f' The last good checkpoint is {folder / str(steps[-1])}.'
 
 

@@ -113,15 +113,7 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 
 def gather(params: Any, mesh: Mesh) -> Any:
   """Returns parameters of which every core has all but what `tensor` splits."""
-
-  def place(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    spec = _rule(path)
-    whole = tuple(
-      tuple(axis for axis in _names(axes) if axis != 'fsdp') for axes in spec
-    )
-    return _constrain(x, whole, mesh)
-
-  return jax.tree_util.tree_map_with_path(place, params)
+  return _constrained(params, mesh, {'fsdp'})
 
 
 def scatter(grads: Any, mesh: Mesh) -> Any:
@@ -129,11 +121,7 @@ def scatter(grads: Any, mesh: Mesh) -> Any:
 
   Without this the partitioner may keep whole gradients on every device.
   """
-
-  def place(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    return _constrain(x, _rule(path), mesh)
-
-  return jax.tree_util.tree_map_with_path(place, grads)
+  return _constrained(grads, mesh, set())
 
 
 def _rule(path: tuple[Any, ...]) -> tuple[Axes, ...]:
@@ -141,10 +129,17 @@ def _rule(path: tuple[Any, ...]) -> tuple[Axes, ...]:
   return next((spec for pattern, spec in RULES if re.search(pattern, name)), ())
 
 
-def _constrain(x: jax.Array, spec: tuple[Axes, ...], mesh: Mesh) -> jax.Array:
-  matrix, spec = tpu_layout.as_matrix(x, spec)
-  sharding = NamedSharding(mesh, _fit(spec, matrix.shape, mesh))
-  return jax.lax.with_sharding_constraint(matrix, sharding).reshape(x.shape)
+def _constrained(tree: Any, mesh: Mesh, without: set[str]) -> Any:
+  def place(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    spec: tuple[Axes, ...] = tuple(
+      tuple(axis for axis in _names(axes) if axis not in without)
+      for axes in _rule(path)
+    )
+    matrix, spec = tpu_layout.as_matrix(x, spec)
+    sharding = NamedSharding(mesh, _fit(spec, matrix.shape, mesh))
+    return jax.lax.with_sharding_constraint(matrix, sharding).reshape(x.shape)
+
+  return jax.tree_util.tree_map_with_path(place, tree)
 
 
 @contextlib.contextmanager

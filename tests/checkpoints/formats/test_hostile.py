@@ -20,6 +20,7 @@ from tests.checkpoints.formats.hostile_payloads import payload
 from tests.checkpoints.formats.mutations import mutations
 from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
+from vit_jax.models import flops
 
 CASES = 1000
 MEMORY_BYTES = 500e6
@@ -85,7 +86,7 @@ def peak_bytes():
 def check_unharmed(opened, whole, mutation, name):
   """Checks that a file opens as the whole one did, as far as one can tell."""
   got, want = _arrays(opened), _arrays(whole)
-  expected = opening.param_shapes(opened.model, opened.image_size)
+  expected = flops.param_shapes(opened.model, opened.image_size)
   assert {key: x.shape for key, x in got.items()} == {
     key: x.shape
     for key, x in traverse_util.flatten_dict(expected, sep='/').items()

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import whole
 
-_CHUNK_BYTES = 1 << 24
 # The deepest published ResNet has 66 units, the deepest ViT 56 layers.
 _MAX_LAYERS = 1000
 
@@ -66,12 +65,8 @@ def load(path: str) -> Flat:
 def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive, whole or not at all.
 
-  The same arrays give the same bytes at any time.
-
-  Args:
-    target: the new file.
-    flat: arrays by key. Each is made contiguous when its turn comes.
-    dtype: that each is written as; bfloat16 becomes two-byte void.
+  The same arrays give the same bytes at any time. Each is made contiguous when
+  its turn comes, and written as `dtype`; bfloat16 becomes two-byte void.
 
   Raises:
     FileExistsError: if something is there already.
@@ -111,15 +106,11 @@ def _read_array(file: IO[bytes], size_bytes: int, bar: tqdm) -> np.ndarray:
   version = npy.read_magic(file)
   if version not in ((1, 0), (2, 0)):
     raise ValueError(f'its format has the unknown version {version}')
-  read_header = (
-    npy.read_array_header_1_0
-    if version == (1, 0)
-    else npy.read_array_header_2_0
-  )
-  shape, fortran_order, dtype = read_header(file)
-  if dtype == np.dtype('V2'):
-    dtype = np.dtype(ml_dtypes.bfloat16)
-  elif dtype.kind not in 'fiu':
+  if version == (1, 0):
+    shape, _, dtype = npy.read_array_header_1_0(file)
+  else:
+    shape, _, dtype = npy.read_array_header_2_0(file)
+  if dtype != 'V2' and dtype.kind not in 'fiu':
     raise ValueError(f'its type is {dtype}, no number')
   claimed = math.prod(shape) * dtype.itemsize
   if claimed != size_bytes - file.tell():
@@ -127,15 +118,10 @@ def _read_array(file: IO[bytes], size_bytes: int, bar: tqdm) -> np.ndarray:
       f'its header claims the shape {shape} of {dtype}, {claimed:,} bytes, and '
       f'{size_bytes - file.tell():,} follow'
     )
-  data = np.empty(claimed, np.uint8)
-  view = data.data
-  while view:
-    count = file.readinto(view[:_CHUNK_BYTES])  # type: ignore[attr-defined]
-    if not count:
-      raise ValueError(f'it ends {len(view):,} bytes too early')
-    view = view[count:]
-    bar.update(count)
-  return data.view(dtype).reshape(shape, order='F' if fortran_order else 'C')
+  file.seek(0)
+  x = npy.read_array(file, allow_pickle=False)
+  bar.update(x.nbytes)
+  return x.view(ml_dtypes.bfloat16) if dtype == 'V2' else x
 
 
 def check_memory(needed_bytes: int) -> None:

@@ -11,19 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, npz
-from vit_jax.checkpoints.formats.table import (
-  Entry,
-  File,
-  Flat,
-  Preprocessing,
-  Shapes,
-  Weights,
-  one,
-  ours_to_file,
-  shapes_of,
-  square_side,
-)
+from vit_jax.checkpoints.formats import archive, npz, table
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
 # What its training code saves parameters under.
@@ -34,7 +22,7 @@ _POSITIONS = 'pos_embedding'
 _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 
 
-def matches(arrays: Flat) -> bool:
+def matches(arrays: table.Flat) -> bool:
   """Tells whether the arrays are those of a big_vision file.
 
   One with fixed position embeddings has no sign of its own but that an official
@@ -46,7 +34,7 @@ def matches(arrays: Flat) -> bool:
   )
 
 
-def read(path: str, arrays: Flat) -> File:
+def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file, of which `arrays` are from `archive.load`."""
   count = len(arrays)
   prefix, arrays = npz.without_other_trees(arrays)
@@ -56,7 +44,7 @@ def read(path: str, arrays: Flat) -> File:
 
   lookup = archive.Lookup(path, arrays, key_of, 'big_vision ViT')
   stacked = any(key.startswith(f'{prefix}{npz.LAYERS}/') for key in arrays)
-  fields = _infer_fields(lookup, prefix, stacked)
+  fields = _infer_fields(lookup, stacked)
   warnings = list(npz.zeroed_head(lookup))
   if fields['posemb'] == 'sincos2d':
     H, W = fields['image_size']
@@ -68,7 +56,7 @@ def read(path: str, arrays: Flat) -> File:
     warnings.append(
       f'{path}: only its image tower is read ({len(arrays)} of {count} arrays).'
     )
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields=fields,
@@ -76,7 +64,7 @@ def read(path: str, arrays: Flat) -> File:
       shapes, key_of, fields['depth'] if stacked else 0
     ),
     preprocessing=(
-      Preprocessing()
+      table.Preprocessing()
       if prefix == _TOWER
       else _preprocessing(fields['image_size'])
     ),
@@ -84,13 +72,16 @@ def read(path: str, arrays: Flat) -> File:
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a checkpoint that big_vision and timm read, layers unrolled."""
   values = {'posemb': ('learned1d', 'sincos2d'), 'stem_width': (0,)}
   npz.check_vit(weights, 'A big_vision .npz file', values)
   fields = weights.fields
-  entries = _table(shapes_of(weights.arrays), lambda name: PREFIX + _key(name))
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  arrays = table.ours_to_file(
+    weights.arrays,
+    lambda shapes: _table(shapes, lambda name: PREFIX + _key(name)),
+  )
+  archive.save(target, arrays, dtype)
   lines = archive.not_held(weights, _preprocessing(fields['image_size']))
   side = _assumed_side(fields['patch_size'])
   if fields['posemb'] == 'sincos2d' and fields['image_size'] != (side, side):
@@ -106,14 +97,14 @@ def _key(name: str) -> str:
   return _POSITIONS if name == npz.POSITIONS else npz.linen_name(name)
 
 
-def _infer_fields(
-  lookup: archive.Lookup, prefix: str, stacked: bool
-) -> dict[str, Any]:
-  fields = npz.encoder_fields(lookup, prefix, stacked)
+def _infer_fields(lookup: archive.Lookup, stacked: bool) -> dict[str, Any]:
+  fields = npz.encoder_fields(lookup, stacked)
   patch = fields['patch_size']
   learned = lookup.has(npz.POSITIONS)
   if learned:
-    side = square_side(lookup.shape(npz.POSITIONS, 3)[1], lookup.path) * patch
+    side = (
+      table.square_side(lookup.shape(npz.POSITIONS, 3)[1], lookup.path) * patch
+    )
   else:
     side = _assumed_side(patch)
   return fields | {
@@ -128,21 +119,23 @@ def _assumed_side(patch: int) -> int:
   return max(224 // patch, 1) * patch
 
 
-def _preprocessing(image_size: tuple[int, int]) -> Preprocessing:
+def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
   """Returns what its classifiers are evaluated with: 256 pixels for 224."""
-  return Preprocessing(resize_small=256 if image_size == (224, 224) else 0)
+  return table.Preprocessing(
+    resize_small=256 if image_size == (224, 224) else 0
+  )
 
 
 def _table(
-  shapes: Shapes, key_of: Callable[[str], str], stacked: int = 0
-) -> list[Entry]:
+  shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
+) -> list[table.Entry]:
   """Returns the table; `stacked` layers, if any, are along a first axis."""
   entries = []
   for name in shapes:
     layer = _LAYER.fullmatch(name) if stacked else None
     if layer and layer[1] == '0':
       entries.append(
-        Entry(
+        table.Entry(
           (key_of(npz.LAYERS + layer[2]),),
           tuple(f'{npz.LAYERS}_{i}{layer[2]}' for i in range(stacked)),
           to_file=lambda *layers: (np.stack(layers),),
@@ -151,7 +144,7 @@ def _table(
       )
     elif name == 'cls' and npz.POSITIONS in shapes:
       entries.append(
-        Entry(
+        table.Entry(
           (key_of('cls'), key_of(npz.POSITIONS)),
           ('cls', npz.POSITIONS),
           to_file=lambda cls, table: (cls + table[:, :1], table[:, 1:]),
@@ -162,5 +155,5 @@ def _table(
         )
       )
     elif not layer and not (name == npz.POSITIONS and 'cls' in shapes):
-      entries.append(one(key_of(name), name))
+      entries.append(table.one(key_of(name), name))
   return entries

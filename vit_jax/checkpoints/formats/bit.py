@@ -8,19 +8,7 @@ letter. The head is a convolution of one pixel.
 import re
 from collections.abc import Iterable
 
-from vit_jax.checkpoints.formats import archive
-from vit_jax.checkpoints.formats.table import (
-  RESNET_LIMITS,
-  File,
-  Flat,
-  Layout,
-  Weights,
-  check_writable,
-  ours_to_file,
-  renamed,
-  same,
-  shapes_of,
-)
+from vit_jax.checkpoints.formats import archive, table
 
 DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
@@ -51,7 +39,7 @@ def matches(arrays: Iterable[str]) -> bool:
   return any(key.startswith(PREFIX) for key in arrays)
 
 
-def read(path: str, arrays: Flat) -> File:
+def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file, of which `arrays` are from `archive.load`."""
   arrays = {k: x for k, x in arrays.items() if k.startswith(PREFIX)}
   # TensorFlow numbered the convolutions of some files.
@@ -62,7 +50,7 @@ def read(path: str, arrays: Flat) -> File:
     return stored.get(key, key)
 
   lookup = archive.Lookup(path, arrays, key_of, 'BiT')
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields={
@@ -73,7 +61,7 @@ def read(path: str, arrays: Flat) -> File:
       'num_classes': lookup.size('head/kernel', 4, 3),
       'image_size': IMAGE_SIZE,
     },
-    table=lambda shapes: renamed(shapes, key_of, _layout),
+    table=table.renamed(key_of, _layout),
     warnings=(
       f'{path} does not say how large its images are: '
       f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels are assumed.',
@@ -81,13 +69,16 @@ def read(path: str, arrays: Flat) -> File:
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a checkpoint that timm and the code of BiT read."""
   fields = weights.fields
-  limits = {'name': ('resnet',)} | RESNET_LIMITS
-  check_writable(fields, 'A BiT .npz file cannot hold a model with', limits)
-  entries = renamed(shapes_of(weights.arrays), _key, _layout)
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  table.check_writable(
+    fields,
+    'A BiT .npz file cannot hold a model with',
+    {'name': ('resnet',)} | table.RESNET_LIMITS,
+  )
+  arrays = table.ours_to_file(weights.arrays, table.renamed(_key, _layout))
+  archive.save(target, arrays, dtype)
   lines = archive.not_held(weights)
   if fields['image_size'] != IMAGE_SIZE:
     H, W = fields['image_size']
@@ -107,7 +98,7 @@ def _key(name: str) -> str:
   return f'{PREFIX}{block}/unit{number:02d}/{_NAMES_IN_UNIT[rest]}'
 
 
-def _layout(name: str, shape: tuple[int, ...]) -> Layout:
+def _layout(name: str, shape: tuple[int, ...]) -> table.Layout:
   if name == 'head/kernel':
     return lambda x: x[None, None], lambda x: x[0, 0]
-  return same, same
+  return table.SAME

@@ -18,18 +18,9 @@ from vit_jax.checkpoints.formats import (
   archive,
   hf_config,
   hf_images,
+  table,
   tensors,
   torch_table,
-)
-from vit_jax.checkpoints.formats.table import (
-  Entry,
-  File,
-  Peer,
-  Shapes,
-  Weights,
-  ours_to_file,
-  renamed,
-  shapes_of,
 )
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
@@ -57,7 +48,7 @@ _BIT = {
 }
 
 
-def read(path: str, config: dict[str, Any]) -> File:
+def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json."""
   model_type = config['model_type']
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
@@ -83,18 +74,20 @@ def read(path: str, config: dict[str, Any]) -> File:
     path, model_type, fields.get('image_size'), warnings
   )
   num_classes = lookup.size(_key('head/kernel', bit), 2)
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields=fields | {'num_classes': num_classes, 'image_size': size},
-    table=lambda shapes: _table(shapes, bit, prefix),
+    table=table.renamed(
+      lambda name: lookup.key_of(_key(name, bit)), torch_table.layout
+    ),
     preprocessing=preprocessing,
     class_names=hf_config.class_names(config, num_classes, path),
     warnings=tuple(warnings),
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens."""
   fields = weights.fields
   if fields['name'] == 'vit':
@@ -114,22 +107,18 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     'dtype': dtype,
     'model_type': model_type,
   }
-  entries = _table(shapes_of(weights.arrays), model_type == 'bit', prefix)
+  entries = table.renamed(
+    lambda name: _prefixed(_key(name, model_type == 'bit'), prefix),
+    torch_table.layout,
+  )
   images = hf_images.config(weights.preprocessing, fields['image_size'])
   tensors.write_folder(
     target,
     {'config.json': config, hf_images.FILE: images},
-    ours_to_file(weights.arrays, entries),
+    table.ours_to_file(weights.arrays, entries),
     dtype,
   )
   return _not_held(weights)
-
-
-def _table(shapes: Shapes, bit: bool, prefix: str) -> list[Entry]:
-  """Returns one entry for each of our arrays; `prefix` is the body's."""
-  return renamed(
-    shapes, lambda name: _prefixed(_key(name, bit), prefix), torch_table.layout
-  )
 
 
 def _prefixed(key: str, prefix: str) -> str:
@@ -144,7 +133,7 @@ def _key(name: str, bit: bool) -> str:
   )
 
 
-def _not_held(weights: Weights) -> list[str]:
+def _not_held(weights: table.Weights) -> list[str]:
   fields = weights.fields
   lines = []
   if weights.class_names and not fields['num_classes']:
@@ -168,7 +157,7 @@ def _not_held(weights: Weights) -> list[str]:
   return lines
 
 
-def open_peer(path: str) -> Peer:
+def open_peer(path: str) -> table.Peer:
   """Opens a directory with transformers itself, in float32.
 
   Without a classifier its outputs are the pooler's, or else the class token or
@@ -187,7 +176,7 @@ def open_peer(path: str) -> Peer:
     ) from e
 
 
-def _open_peer(path: str) -> Peer:
+def _open_peer(path: str) -> table.Peer:
   import torch
   import transformers
 
@@ -224,7 +213,9 @@ def _open_peer(path: str) -> Peer:
   else:
     # One number stands for both.
     height, width = np.broadcast_to(model.config.image_size, 2).tolist()
-  return Peer(f'transformers {transformers.__version__}', (height, width), run)
+  return table.Peer(
+    f'transformers {transformers.__version__}', (height, width), run
+  )
 
 
 def _load_model(path: str) -> tuple[Any, bool]:

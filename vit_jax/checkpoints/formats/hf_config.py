@@ -7,14 +7,9 @@ expected of a file of it.
 
 from typing import Any
 
+from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.archive import Lookup
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  ELSEWHERE,
-  RESNET_LIMITS,
-  VIT_LIMITS,
-  check_writable,
-)
 
 # How transformers calls the two functions; of a pair, the first is written.
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}
@@ -39,6 +34,17 @@ _BIT = {
   'embedding_dynamic_padding': False,
 }
 
+_NO_TOKENS = {
+  'distillation_token': (
+    'a distilled DeiT has a second class token and classifier, for which there '
+    'is no model here.'
+  ),
+  'mask_token': (
+    'it paints masked images and classifies none. Save its body, '
+    'ViTModel.from_pretrained(...).save_pretrained(...), and give that.'
+  ),
+}
+
 _NO_MODEL = 'transformers has no model with'
 
 
@@ -54,7 +60,10 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
       the arrays; names the file and key.
   """
   stated = Stated(_VIT_DEFAULTS | config, f'{lookup.path}/config.json')
-  _check_tokens(lookup)
+  for key in sorted(lookup.arrays):
+    for token, why in _NO_TOKENS.items():
+      if key.endswith(token):
+        raise ValueError(f'{lookup.path} has {key!r}: {why}')
   cls = config['model_type'] != 'ijepa'
   width, _, patch, _ = lookup.shape(
     'embeddings.patch_embeddings.projection.weight', 4
@@ -101,8 +110,8 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  limits = VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
-  ways_out = {'pool': f'use --to=timm or bigvision, or {ELSEWHERE}'}
+  limits = table.VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
+  ways_out = {'pool': f'use --to=timm or bigvision, or {table.ELSEWHERE}'}
   if fields['num_classes']:
     limits['representation_size'] = (0,)
     ways_out['representation_size'] = (
@@ -115,7 +124,7 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     ways_out['representation_size'] = (
       'its representation layers see the first token. Use --head=drop.'
     )
-  check_writable(fields, _NO_MODEL, limits, ways_out)
+  table.check_writable(fields, _NO_MODEL, limits, ways_out)
   height, width = fields['image_size']
   return (
     _VIT
@@ -177,7 +186,7 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  check_writable(fields, _NO_MODEL, RESNET_LIMITS)
+  table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
   return _BIT | _bit_sizes(fields)
 
 
@@ -226,19 +235,3 @@ def class_names(
 
 def _unnamed(num_classes: int) -> tuple[str, ...]:
   return tuple(f'LABEL_{i}' for i in range(num_classes))
-
-
-def _check_tokens(lookup: Lookup) -> None:
-  path = lookup.path
-  for key in sorted(lookup.arrays):
-    if key.endswith('distillation_token'):
-      raise ValueError(
-        f'{path} has {key!r}: a distilled DeiT has a second class token and '
-        'classifier, for which there is no model here.'
-      )
-    if key.endswith('mask_token'):
-      raise ValueError(
-        f'{path} has {key!r}: it paints masked images and classifies none. '
-        'Save its body, ViTModel.from_pretrained(...).save_pretrained(...), '
-        'and give that.'
-      )

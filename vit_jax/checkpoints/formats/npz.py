@@ -10,21 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from vit_jax.checkpoints.formats import archive, bit
-from vit_jax.checkpoints.formats.table import (
-  ELSEWHERE,
-  VIT_LIMITS,
-  File,
-  Flat,
-  Layout,
-  Weights,
-  check_writable,
-  ours_to_file,
-  renamed,
-  same,
-  shapes_of,
-  square_side,
-)
+from vit_jax.checkpoints.formats import archive, bit, table
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
@@ -45,7 +31,7 @@ _HELD_BY = {'name': 'npz', 'pool': 'bigvision', 'stem_width': 'npz'}
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
-def read(path: str, arrays: Flat) -> File:
+def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file, of which `arrays` are from `archive.load`."""
   prefix, arrays = without_other_trees(arrays)
   linen = has_linen_numbers(arrays)
@@ -61,27 +47,27 @@ def read(path: str, arrays: Flat) -> File:
     for key, x in arrays.items()
   }
   lookup = archive.Lookup(path, arrays, key_of, 'ViT')
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
-    fields=_infer_fields(lookup, prefix),
-    table=lambda shapes: renamed(shapes, key_of, _layout),
+    fields=_infer_fields(lookup),
+    table=table.renamed(key_of, _layout),
     warnings=zeroed_head(lookup),
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a checkpoint that the original loader and timm read."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
-  entries = renamed(shapes_of(weights.arrays), lambda name: name, _layout)
-  archive.save(target, ours_to_file(weights.arrays, entries), dtype)
+  entries = table.renamed(lambda name: name, _layout)
+  archive.save(target, table.ours_to_file(weights.arrays, entries), dtype)
   return archive.not_held(weights)
 
 
 def check_vit(
-  weights: Weights, target: str, limits: dict[str, tuple[Any, ...]]
+  weights: table.Weights, target: str, limits: dict[str, tuple[Any, ...]]
 ) -> None:
   """Refuses what the original code and its successors have no model for.
 
@@ -95,20 +81,20 @@ def check_vit(
   """
   fields = weights.fields
   ways_out = {
-    field: f'use {ELSEWHERE.replace("=", f"={held_by}, ")}'
+    field: f'use {table.ELSEWHERE.replace("=", f"={held_by}, ")}'
     for field, held_by in _HELD_BY.items()
   }
-  check_writable(
+  table.check_writable(
     fields,
     f'{target} cannot hold a model with',
-    {'name': ('vit',)} | VIT_LIMITS | limits,
+    {'name': ('vit',)} | table.VIT_LIMITS | limits,
     ways_out,
   )
   H, W = fields['image_size']
   if H != W:
     raise ValueError(
       f'{target} cannot hold the image_size {H}x{W}: its readers take the '
-      f'position embeddings for those of a square. Use {ELSEWHERE}'
+      f'position embeddings for those of a square. Use {table.ELSEWHERE}'
     )
 
 
@@ -124,7 +110,7 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
   )
 
 
-def without_other_trees(arrays: Flat) -> tuple[str, Flat]:
+def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
   """Returns the prefix of a checkpoint's parameters and only those."""
   for prefix in PREFIXES:
     if any(key.startswith(prefix) for key in arrays):
@@ -143,13 +129,12 @@ def linen_name(name: str) -> str:
 
 
 def encoder_fields(
-  lookup: archive.Lookup, prefix: str, stacked: bool = False
+  lookup: archive.Lookup, stacked: bool = False
 ) -> dict[str, Any]:
   """Infers the fields that every ViT has.
 
   Args:
     lookup: by our names.
-    prefix: of all keys.
     stacked: whether a first axis goes over the layers.
 
   Raises:
@@ -161,7 +146,7 @@ def encoder_fields(
   *_, heads, head_width = lookup.shape(query, 3 + stacked)
   dense = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2 + stacked)
   *depths, _, mlp_dim = dense
-  depth = sum(depths or lookup.count(f'{prefix}{LAYERS}', '(_[^/]+)/'))
+  depth = sum(depths or lookup.count(lookup.key_of(LAYERS), '(_[^/]+)/'))
   lookup.check_layers(depth)
   if heads * head_width != width:
     raise ValueError(
@@ -181,16 +166,16 @@ def encoder_fields(
   }
 
 
-def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
-  fields = encoder_fields(lookup, prefix)
+def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
+  fields = encoder_fields(lookup)
   _, tokens, _ = lookup.shape(POSITIONS, 3)
   stem_width, stride = 0, fields['patch_size']
   stem_layers: tuple[int, ...] = ()
   if lookup.has('conv_root/kernel'):
     *_, stem_width = lookup.shape('conv_root/kernel', 4)
-    stem_layers = lookup.count(f'{prefix}block', bit.UNIT)
+    stem_layers = lookup.count(lookup.key_of('block'), bit.UNIT)
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
-  pixels = square_side(tokens - lookup.has('cls'), lookup.path) * stride
+  pixels = table.square_side(tokens - lookup.has('cls'), lookup.path) * stride
   return fields | {
     'stem_width': stem_width,
     'stem_layers': stem_layers,
@@ -198,7 +183,7 @@ def _infer_fields(lookup: archive.Lookup, prefix: str) -> dict[str, Any]:
   }
 
 
-def _layout(name: str, shape: tuple[int, ...]) -> Layout:
+def _layout(name: str, shape: tuple[int, ...]) -> table.Layout:
   if _GROUP_NORM.search(name):
     return lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)
-  return same, same
+  return table.SAME

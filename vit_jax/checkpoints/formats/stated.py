@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-Rgb = tuple[float, float, float]
+from vit_jax.data.transforms import MAX_SIDE
 
-MAX_SIDE = 1 << 16
+Rgb = tuple[float, float, float]
 
 
 class Stated(dict[str, Any]):

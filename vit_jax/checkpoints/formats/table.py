@@ -8,7 +8,7 @@ arrays in the right shapes and no others.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,37 +110,30 @@ class Entry:
   to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
 
 
-def same(x: np.ndarray) -> np.ndarray:
-  """Returns the array: it is stored as ours is."""
-  return x
+# Of an array that is stored as ours is.
+SAME: Layout = (lambda x: x, lambda x: x)
 
 
-def one(
-  key: str,
-  name: str,
-  to_file: Reshape = same,
-  to_ours: Reshape = same,
-) -> Entry:
+def one(key: str, name: str, layout: Layout = SAME) -> Entry:
   """Returns the entry of an array of a file that is one of ours."""
+  to_file, to_ours = layout
   return Entry(
     (key,), (name,), lambda x: (to_file(x),), lambda x: (to_ours(x),)
   )
 
 
 def renamed(
-  shapes: Shapes,
   key_of: Callable[[str], str],
   layout: Callable[[str, tuple[int, ...]], Layout],
-) -> list[Entry]:
-  """Returns a table whose every entry is of one array.
+) -> Callable[[Shapes], list[Entry]]:
+  """Returns the table, as of a `File`, whose every entry is of one array.
 
   Args:
-    shapes: of our arrays, by name.
     key_of: from our name to the key.
     layout: from our name and shape to that of the file, and the inverse.
   """
-  return [
-    one(key_of(name), name, *layout(name, shape))
+  return lambda shapes: [
+    one(key_of(name), name, layout(name, shape))
     for name, shape in shapes.items()
   ]
 
@@ -185,21 +178,15 @@ class Peer:
 
 
 class Format(Protocol):
-  """What the module of a foreign format has.
+  """What the module of a foreign format has."""
 
-  Attributes:
-    DTYPES: that it writes.
-  """
-
-  DTYPES: tuple[str, ...]
+  DTYPES: tuple[str, ...]  # that it writes
 
   def read(self, path: str, known: Any, /) -> File:
     """Reads off what shapes and configuration say of a model.
 
-    Args:
-      path: of the file or directory.
-      known: what `recognise` has read of it to tell the format: the arrays of
-        an .npz file, the config.json of a directory.
+    `known` is what `recognise` has read to tell the format: the arrays of an
+    .npz file, the config.json of a directory.
 
     Raises:
       ImportError: if it takes a library that is not installed.
@@ -209,11 +196,6 @@ class Format(Protocol):
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory, whole or not at all.
-
-    Args:
-      weights: of a model.
-      target: what to write.
-      dtype: one of `DTYPES`.
 
     Returns:
       What the format cannot hold or its readers compute otherwise, a sentence
@@ -271,9 +253,9 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
     )
   ours: Flat = {}
   for entry in entries:
-    expected = entry.to_file(
-      *(_placeholder(shapes[name]) for name in entry.ours)
-    )
+    # Zeros that take no memory.
+    zeros = (np.broadcast_to(np.float32(0), shapes[k]) for k in entry.ours)
+    expected = entry.to_file(*zeros)
     stored = []
     for key, like in zip(entry.keys, expected, strict=True):
       if key not in file.arrays:
@@ -289,18 +271,13 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   return ours
 
 
-def ours_to_file(arrays: Flat, entries: Iterable[Entry]) -> Flat:
-  """Returns our arrays as those of a file, by its keys."""
+def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
+  """Returns our arrays as those of a file, by its keys; see `File.table`."""
   flat: Flat = {}
-  for entry in entries:
+  for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))
     flat |= zip(entry.keys, stored, strict=True)
   return flat
-
-
-def shapes_of(arrays: Flat) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every array."""
-  return {name: x.shape for name, x in arrays.items()}
 
 
 def square_side(patches: int, path: str) -> int:
@@ -316,11 +293,6 @@ def square_side(patches: int, path: str) -> int:
       'square grid.'
     )
   return side
-
-
-def _placeholder(shape: tuple[int, ...]) -> np.ndarray:
-  """Returns zeros of a shape that take no memory."""
-  return np.broadcast_to(np.float32(0), shape)
 
 
 def _finite_float32(x: np.ndarray, key: str, path: str) -> np.ndarray:

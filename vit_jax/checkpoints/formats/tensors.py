@@ -115,7 +115,6 @@ def write_safetensors(
   target: str,
   arrays: Mapping[str, np.ndarray],
   dtype: str = 'float32',
-  metadata: Mapping[str, str] | None = None,
 ) -> None:
   """Writes a .safetensors file, whole or not at all.
 
@@ -127,14 +126,14 @@ def write_safetensors(
     target: the new file.
     arrays: by key. Each is made contiguous when its turn comes.
     dtype: 'float32', 'bfloat16' or 'float16', that each is written as.
-    metadata: of the file's header; None for what PyTorch's readers look for.
 
   Raises:
     FileExistsError: if something is there already.
     ValueError: if an array has values that the type cannot hold.
   """
   stored_dtype = np.dtype(dtype)
-  header: dict[str, Any] = {'__metadata__': dict(metadata or {'format': 'pt'})}
+  # As PyTorch's readers want it.
+  header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   end = 0
   for key in sorted(arrays):
     begin, end = end, end + arrays[key].size * stored_dtype.itemsize

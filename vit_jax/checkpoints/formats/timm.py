@@ -13,20 +13,13 @@ import numpy as np
 
 from vit_jax.checkpoints.formats import (
   archive,
+  table,
   tensors,
   timm_config,
   timm_images,
   timm_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  File,
-  Peer,
-  Preprocessing,
-  Weights,
-  shapes_of,
-  square_side,
-)
 from vit_jax.models.variants import SIZES
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
@@ -49,7 +42,7 @@ _LACKING = {
 }
 
 
-def read(path: str, config: dict[str, Any] | None = None) -> File:
+def read(path: str, config: dict[str, Any] | None = None) -> table.File:
   """Reads a file of tensors, or a directory with its config.json."""
   arrays = tensors.read(path) if config is None else tensors.read_folder(path)
   prefix = next(
@@ -65,12 +58,12 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
   fields, grid_only = fields_of(lookup, stated)
-  preprocessing = Preprocessing()
+  preprocessing = table.Preprocessing()
   if config is not None:
     preprocessing = timm_images.read(
       timm_config.pretrained_cfg(stated), fields['image_size']
     )
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields=fields,
@@ -81,23 +74,18 @@ def read(path: str, config: dict[str, Any] | None = None) -> File:
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory for `timm.create_model('local-dir:TARGET')`."""
   images, lines = timm_images.config(
     weights.preprocessing, weights.fields['image_size']
   )
   config = timm_config.config(weights, images)
-  entries = timm_table.entries(shapes_of(weights.arrays))
-  tensors.write_folder(
-    target,
-    {'config.json': config},
-    timm_table.Stored(weights.arrays, entries),
-    dtype,
-  )
+  arrays = timm_table.Stored(weights.arrays)
+  tensors.write_folder(target, {'config.json': config}, arrays, dtype)
   return lines + _not_held(weights)
 
 
-def open_peer(path: str) -> Peer:
+def open_peer(path: str) -> table.Peer:
   """Opens a directory with timm itself, in float32.
 
   Raises:
@@ -137,7 +125,7 @@ def peer(
   image_size: tuple[int, int],
   mean: Sequence[float],
   std: Sequence[float],
-) -> Peer:
+) -> table.Peer:
   """Returns a model as it runs, with the scaling of values in [0, 1]."""
   import torch
 
@@ -151,7 +139,7 @@ def peer(
       images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
       return model((images / 255 - mean_C11) / std_C11).numpy()
 
-  return Peer(f'timm {library().__version__}', image_size, run)
+  return table.Peer(f'timm {library().__version__}', image_size, run)
 
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
@@ -291,7 +279,7 @@ def _positions(
   _, tokens, _ = lookup.shape('pos_embed', 3)
   if not stated:
     grid_only = has_cls and math.isqrt(tokens) ** 2 == tokens
-    side = square_side(tokens - (has_cls and not grid_only), lookup.path)
+    side = table.square_side(tokens - (has_cls and not grid_only), lookup.path)
     return (side * stride, side * stride), grid_only
   patches = (stated[0] // stride) * (stated[1] // stride)
   if tokens not in (patches, patches + has_cls):
@@ -326,7 +314,7 @@ def _resnet_fields(
   }, False
 
 
-def _not_held(weights: Weights) -> list[str]:
+def _not_held(weights: table.Weights) -> list[str]:
   fields = weights.fields
   lines = []
   if weights.class_names and not fields['num_classes']:

@@ -9,14 +9,8 @@ others.
 import re
 from typing import Any
 
+from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  ELSEWHERE,
-  RESNET_LIMITS,
-  VIT_LIMITS,
-  Weights,
-  check_writable,
-)
 from vit_jax.checkpoints.formats.timm_table import BACKBONE
 from vit_jax.models import variants
 
@@ -291,7 +285,7 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
   }
 
 
-def config(weights: Weights, images: dict[str, Any]) -> dict[str, Any]:
+def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
   """Returns the config.json that timm builds a model from.
 
   Args:
@@ -331,9 +325,9 @@ def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     'representation_size': (
       'use --head=drop to leave out all of the head, or --to=npz.'
     ),
-    'layer_norm_epsilon': f'use --to=hf, or {ELSEWHERE}',
+    'layer_norm_epsilon': f'use --to=hf, or {table.ELSEWHERE}',
   }
-  check_writable(fields, _NO_MODEL, limits | VIT_LIMITS, ways_out)
+  table.check_writable(fields, _NO_MODEL, limits | table.VIT_LIMITS, ways_out)
   args = vit_args(fields)
   return {
     'architecture': _vit_architecture(fields),
@@ -372,12 +366,12 @@ def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  check_writable(fields, _NO_MODEL, RESNET_LIMITS)
+  table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
   layers, width = tuple(fields['layers']), fields['width']
   if layers not in _BITS:
     raise ValueError(
       f'timm has no BiT with layers {layers}, only '
-      f'{", ".join(map(str, _BITS))}: use --to=npz or hf, or {ELSEWHERE}'
+      f'{", ".join(map(str, _BITS))}: use --to=npz or hf, or {table.ELSEWHERE}'
     )
   depth, factors = _BITS[layers]
   factor = width // 64 if width in [64 * x for x in factors] else factors[0]
@@ -403,11 +397,11 @@ def _vit_architecture(fields: dict[str, Any]) -> str:
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])
-    check_writable(fields, _NO_MODEL, {'stem_width': (64,)})
+    table.check_writable(fields, _NO_MODEL, {'stem_width': (64,)})
     if stages not in _HYBRIDS:
       raise ValueError(
         f'timm has no hybrid with stem_layers {stages}, only '
-        f'{", ".join(map(str, _HYBRIDS))}: use --to=npz, or {ELSEWHERE}'
+        f'{", ".join(map(str, _HYBRIDS))}: use --to=npz, or {table.ELSEWHERE}'
       )
     return _HYBRIDS[stages]
   patch = fields['patch_size']

@@ -51,9 +51,10 @@ class Stored(Mapping[str, np.ndarray]):
   once.
   """
 
-  def __init__(self, arrays: Flat, entries: list[Entry]):
+  def __init__(self, arrays: Flat):
     self._arrays = arrays
-    self._entries = {entry.keys[0]: entry for entry in entries}
+    table = entries({name: x.shape for name, x in arrays.items()})
+    self._entries = {entry.keys[0]: entry for entry in table}
 
   def __getitem__(self, key: str) -> np.ndarray:
     entry = self._entries[key]
@@ -102,7 +103,7 @@ def entries(
     table.append(
       _joined(prefix + key, names, layout)
       if len(names) > 1
-      else one(prefix + key, name, *layout)
+      else one(prefix + key, name, layout)
     )
   return table
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from vit_jax.checkpoints.formats.table import Layout, same
+from vit_jax.checkpoints.formats.table import SAME, Layout
 
 _LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 
@@ -43,4 +43,4 @@ def layout(name: str, shape: tuple[int, ...]) -> Layout:
     return lambda x: x.reshape(rows, -1).T, lambda x: x.T.reshape(shape)
   if leaf == 'bias':
     return lambda x: x.reshape(-1), lambda x: x.reshape(shape)
-  return same, same
+  return SAME
