@@ -73,6 +73,7 @@ def test_a_reduce_scatter_as_libtpu_writes_it():
     ("mesh['a'=4,'b'=8] {'b'}", 8),
     ("mesh['a'=4,'b'=8] {'a','b'}", 32),
     ("mesh['a'=4,'b'=8] {'b':(2)4}", 4),
+    ("mesh['a'=4,'b'=8], device_ids=([8,4]T(1,0)) {'b'}", 8),
   ],
 )
 def test_groups_of_devices(groups, devices):

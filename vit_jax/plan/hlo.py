@@ -33,8 +33,9 @@ _ASYNC = re.compile(rf' = (\(?.*?) ({"|".join(COLLECTIVES)})(-start)?\(')
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
-# Axes of a mesh, or parts of them as in 'data':(2)4.
-_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
+# Axes of a mesh, or parts of them as in 'data':(2)4; between the mesh and the
+# axes may stand in which order its devices lie.
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 # How libtpu writes a reduce-scatter: a fusion of an all-reduce and a slice.
 _SCATTER = re.compile(r' calls=%?(all-reduce-scatter[\w.\-]*)')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
