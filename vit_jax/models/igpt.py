@@ -118,7 +118,7 @@ class Block(nn.Module):
       )(y_BLD)
 
     q_BQNK, k_BLNK, v_BLNK = map(project, ('query', 'key', 'value'))
-    if kept is not None:
+    if kept is not None and position is not None:
       k_BLNK, v_BLNK = (
         jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1)
         for old, new in zip(kept, (k_BLNK, v_BLNK), strict=True)
@@ -131,7 +131,7 @@ class Block(nn.Module):
         self._mask(0, q_BQNK.shape[1], k_BLNK.shape[1]),
       )
       captured['attention'] = weights_BNQL
-    if kept is not None:
+    if position is not None:
       mask_BQL = (jnp.arange(k_BLNK.shape[1]) <= position)[None, None]
       z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
     elif self.causal:
@@ -221,7 +221,7 @@ class IGPT(Model):
   @property
   def colours_KC(self) -> np.ndarray:
     """The palette as an array: float32, RGB in [-1, 1]."""
-    return np.float32(self.palette).reshape(-1, 3)
+    return np.array(self.palette, np.float32).reshape(-1, 3)
 
   def body(self) -> 'IGPT':
     return self.clone(num_classes=0, parent=None)
