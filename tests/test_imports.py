@@ -19,7 +19,7 @@ FLOORS = (
   {'sweeps'},
   {'paper', 'plan'},
   {'bench'},
-  {'flags', 'predict', 'fewshot', 'main', 'pretrained', '__main__'},
+  {'flags', 'predict', 'fewshot', 'palette', 'main', 'pretrained', '__main__'},
 )
 
 
