@@ -53,7 +53,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
       f'--colours={colours}, and the images have {there:,} different ones: ask '
       'for at most as many.'
     )
-  values_NC = np.float32(pixels_NC) / np.float32(127.5) - 1
+  values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
   kmeans = MiniBatchKMeans(
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=100
   )
@@ -61,7 +61,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     # Of small data, whose batches are smaller than was asked for.
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
-  found_KC = np.clip(np.float32(kmeans.cluster_centers_), -1, 1)
+  found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   return found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
 
 
@@ -69,9 +69,9 @@ def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
   """Returns uint8 pixels with the colours of the palette."""
   from sklearn.metrics import pairwise_distances_argmin
 
-  values_NC = np.float32(pixels_NC) / np.float32(127.5) - 1
+  values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
   found_NC = palette_KC[pairwise_distances_argmin(values_NC, palette_KC)]
-  return np.uint8(np.rint(127.5 * (found_NC + 1)))
+  return np.rint(127.5 * (found_NC + 1)).astype(np.uint8)
 
 
 def read(path: str) -> tuple[float, ...]:
