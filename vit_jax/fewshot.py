@@ -7,6 +7,9 @@ measures accuracy on the whole test split, with no step of training. It prints a
 table and writes fewshot.csv and fewshot.png. With --probe it fits a logistic
 regression to all training examples besides.
 
+--layers=all fits one to every layer and draws accuracy over depth, layers.csv
+and layers.png, in place of the shots.
+
 --features=FILE.npz keeps the representations of both splits, for other tools
 and for the next time: where the file is there already and holds what is asked
 for, the model is not run again.
@@ -20,7 +23,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +36,13 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import bad_images, benchmarks, images, whole
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
-from vit_jax.evaluators import feature_file, features, few_examples, probe
+from vit_jax.evaluators import (
+  feature_file,
+  features,
+  few_examples,
+  layer_probe,
+  probe,
+)
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
 from vit_jax.training import processes, sharding
@@ -44,6 +53,8 @@ SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 BATCH_PER_DEVICE = 64
 
 Say = Callable[[str], None]
+# By layer.
+Probes = dict[str, report.ProbeResult]
 
 
 def measure(args: argparse.Namespace, say: Say) -> report.Curve:
@@ -87,14 +98,7 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
     train_RD, test_MD = feature_file.read(args.features, kept)
     say(f'read     {args.features}; the model is not run')
   else:
-    extractor = features.Extractor(
-      function,
-      images.Images(
-        checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
-      ),
-      batch_size=batch_size,
-      mesh=mesh,
-    )
+    extractor = _extractor(function, checkpoint, batch_size, mesh)
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
     shots = subset(train, rows_R.tolist())
     train_RD = _extract(extractor, params, shots, 'training images', say)
@@ -117,6 +121,79 @@ def measure(args: argparse.Namespace, say: Say) -> report.Curve:
   if is_first:
     _write(curve, args, checkpoint, say)
   return curve
+
+
+def measure_layers(args: argparse.Namespace, say: Say) -> Probes:
+  """Fits a linear probe to every layer and writes what was found.
+
+  Processes, `say` and errors are as `measure` has them.
+  """
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  batch_size = _batch_size(args.batch_size, mesh)
+  checkpoint = opening.open_checkpoint(args.checkpoint)
+  if args.image_size:
+    size = images.size_of(args.image_size)
+    checkpoint = transfer.resized(checkpoint, size)
+  model = checkpoint.model
+  say(_describe(checkpoint))
+  splits = _open(args, say)
+  labels = [split.labels() for split in splits]
+  probe.hold_out(labels[0])  # refuses too few before the work
+  is_first = jax.process_index() == 0
+  if is_first:
+    epath.Path(args.output).mkdir(parents=True, exist_ok=True)
+  extractor = _extractor(
+    layer_probe.every_layer(model), checkpoint, batch_size, mesh
+  )
+  params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+  train, test = (
+    layer_probe.split(
+      model,
+      params,
+      checkpoint.image_size,
+      _extract(extractor, params, split, f'{what} images', say),
+    )
+    for split, what in zip(splits, ('training', 'test'), strict=True)
+  )
+  found = {}
+  for name in train:
+    fitted = probe.fit_probe(
+      train[name],
+      labels[0],
+      test[name],
+      labels[1],
+      num_classes=len(splits[0].class_names),
+      mesh=mesh,
+    )
+    found[name] = report.ProbeResult(fitted.l2, fitted.accuracy)
+  if is_first:
+    title = (
+      f'{args.checkpoint}\non {args.dataset}: all of {args.train_split}, '
+      f'accuracy on {args.test_split}'
+    )
+    files = {
+      layer_probe.CSV: layer_probe.csv_text(found).encode(),
+      layer_probe.PLOT: layer_probe.plot(found, title),
+    }
+    _put(files, args.output, layer_probe.table(found), say)
+  return found
+
+
+def _extractor(
+  function: features.Function,
+  checkpoint: opening.Checkpoint,
+  batch_size: int,
+  mesh: jax.sharding.Mesh,
+) -> features.Extractor:
+  """Returns what applies a function to images as the checkpoint has them."""
+  return features.Extractor(
+    function,
+    images.Images(
+      checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
+    ),
+    batch_size=batch_size,
+    mesh=mesh,
+  )
 
 
 def _batch_size(given: int | None, mesh: jax.sharding.Mesh) -> int:
@@ -276,15 +353,19 @@ def _write(
     f'on {args.dataset}: shots of {args.train_split}, '
     f'accuracy on {args.test_split}'
   )
-  folder = epath.Path(args.output)
   files = {
     report.CSV: report.csv_text(curve).encode(),
     report.PLOT: report.plot([curve], title),
   }
-  say(f'\n{report.table(curve)}')
+  _put(files, args.output, report.table(curve), say)
+
+
+def _put(files: Mapping[str, bytes], output: str, table: str, say: Say) -> None:
+  """Says what was found, and writes files into a folder."""
+  say(f'\n{table}')
   for name, content in files.items():
-    whole.replace(folder / name, content)
-    say(f'written  {folder / name}')
+    whole.replace(epath.Path(output) / name, content)
+    say(f'written  {epath.Path(output) / name}')
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -326,6 +407,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     '--probe',
     action='store_true',
     help='fit a logistic regression to all training examples besides',
+  )
+  add(
+    '--layers',
+    choices=('all',),
+    help='with --probe: fit it to each layer, and nothing to the shots',
   )
   add(
     '--features',
@@ -372,6 +458,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help='this is one of several processes, as of python -m vit_jax.main',
   )
   args = parser.parse_args(argv)
+  if args.layers and not args.probe:
+    parser.error('--layers=all takes --probe.')
+  if args.layers and args.features:
+    parser.error('--layers=all keeps no --features.')
   usual = benchmarks.benchmark(args.dataset)
   args.train_split = args.train_split or (usual.train if usual else 'train')
   args.test_split = args.test_split or (usual.test if usual else 'test')
@@ -397,7 +487,8 @@ def _run(args: argparse.Namespace) -> None:
   if args.distributed:
     processes.join()
   is_first = jax.process_index() == 0
-  measure(args, say=lambda line: print(line, flush=True) if is_first else None)
+  measured = measure_layers if args.layers else measure
+  measured(args, say=lambda line: print(line, flush=True) if is_first else None)
 
 
 if __name__ == '__main__':
