@@ -377,7 +377,7 @@ class IGPT(Model):
     Of images in [-1, 1]; nearest by squares, the first of equals.
     """
     palette_11KC = jnp.asarray(self.colours_KC)[None, None]
-    pixels_BLC = images_BHWC.reshape(len(images_BHWC), -1, 3)
+    pixels_BLC = images_BHWC.reshape(images_BHWC.shape[0], -1, 3)
     distances_BLKC = jnp.square(
       pixels_BLC[:, :, None].astype(jnp.float32) - palette_11KC
     )

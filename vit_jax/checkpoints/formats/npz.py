@@ -101,7 +101,7 @@ def check_vit(
   check_writable(
     fields,
     f'{target} cannot hold a model with',
-    {'name': ('vit',)} | VIT_LIMITS | limits,
+    VIT_LIMITS | limits,
     ways_out,
   )
   H, W = fields['image_size']

@@ -302,6 +302,7 @@ def config(weights: Weights, images: dict[str, Any]) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
+  check_writable(fields, _NO_MODEL, {'name': ('vit', 'resnet')})
   is_vit = fields['name'] == 'vit'
   conv = 'stem.conv'
   if is_vit:
