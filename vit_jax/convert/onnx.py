@@ -157,7 +157,7 @@ def _to_model(
 
 def _patterns(model: Model) -> list[Pattern]:
   found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
-  if model.attention:
+  if model.attention in ('all', 'axial'):
     found.append(patterns.gelu(model.gelu))
     found.append(patterns.layer_norm(model.layer_norm_epsilon))
   return [*found, patterns.softmax()]
@@ -181,7 +181,9 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 def _check_attention(model: Model) -> None:
   """Refuses models that have no attention from every token to every other."""
   if model.attention != 'all':
-    kind = 'axial attention' if model.attention else f'a {type(model).__name__}'
+    kind = f'a {type(model).__name__}'
+    if model.attention == 'axial':
+      kind = 'axial attention'
     raise ValueError(
       f'--rollout needs attention from every token to every other, which '
       f'{kind} has not: leave it out.'

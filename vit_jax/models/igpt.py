@@ -314,7 +314,7 @@ class IGPT(Model):
     x_BLD = (
       jnp.asarray(wte_KD, self.dtype)
       .at[colours_BL]
-      .get(mode='promise_in_bounds')
+      .get(mode='promise_in_bounds', wrap_negative_indices=False)
     )
     aux: dict[str, Any] = {}
     if images_BHWC.ndim == 4:

@@ -1,6 +1,5 @@
 """transformers' ImageGPT: theirs here, ours there, and what is refused."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -132,12 +131,3 @@ def test_what_transformers_has_not_is_refused(tmp_path):
 def test_other_formats_have_no_igpt(module, tmp_path):
   with pytest.raises(ValueError, match="name 'igpt'"):
     module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')
-
-
-def test_stablehlo_gives_the_same(tmp_path):
-  from vit_jax.convert import stablehlo
-
-  checkpoint = dataclasses.replace(make(), class_names=())
-  stablehlo.write(checkpoint, str(tmp_path / 'x'), 'float32')
-  peer = stablehlo.open_peer(str(tmp_path / 'x'))
-  assert_close(peer.run(images()), checkpoint.logits(images()))
