@@ -8,9 +8,9 @@ axial_resnet; or masked, the first one's patches predicted without labels
 (section 4.6), with few-shot accuracy measured on the way; or igpt, which
 predicts the pixels of 11 x 11 in 16 greys.
 
-About a minute each on 2 CPU cores, igpt some more. Of a held-out fifth: ViT 98.9
-%, the mean of five seeds; the others, one seed each, 99.2, 98.1, 99.2 and 99.2 %
-(measured here, 2026-11-21).
+About a minute each on 2 CPU cores, igpt some more. Of a held-out fifth: ViT
+98.9 %, the mean of five seeds; the others, one seed each, 99.2, 98.1, 99.2 and
+99.2 % (measured here, 2026-11-21).
 """
 
 from vit_jax import config as config_lib
