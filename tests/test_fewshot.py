@@ -801,3 +801,35 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
       rtol=0,
       atol=1e-5,
     )
+
+
+def test_probes_of_all_layers_are_those_of_each(command, workdir, tmp_path):
+  status, out, err = command(workdir, 'digits', '--layers=all', '--probe')
+  assert (status, err) == (0, '')
+  with open(tmp_path / 'out' / 'layers.csv', newline='') as file:
+    rows = {row['layer']: row for row in csv.DictReader(file)}
+  assert [*rows] == ['block_0', 'block_1', 'pre_logits']
+  assert out.count('  best\n') == 1
+  assert matplotlib.image.imread(tmp_path / 'out' / 'layers.png').ndim == 3
+  assert not (tmp_path / 'out' / 'fewshot.csv').exists()
+  for name in ('block_0', 'pre_logits'):
+    args = ('--probe', f'--layer={name}', *FEW)
+    assert command(workdir, 'digits', *args)[0] == 0
+    with open(tmp_path / 'out' / 'fewshot.csv', newline='') as file:
+      (alone,) = [r for r in csv.DictReader(file) if r['shots'] == 'all']
+    assert float(rows[name]['accuracy']) == pytest.approx(
+      float(alone['accuracy']), abs=0.006
+    )
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (('--layers=all',), '--layers=all takes --probe'),
+    (('--layers=all', '--probe', '--features=x.npz'), 'keeps no --features'),
+  ],
+)
+def test_layers_without_what_they_need_are_refused(command, args, message):
+  status, _, err = command('x', 'digits', *args)
+  assert status == 2
+  assert message in err

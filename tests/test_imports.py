@@ -19,7 +19,16 @@ FLOORS = (
   {'sweeps'},
   {'paper', 'plan'},
   {'bench'},
-  {'flags', 'predict', 'fewshot', 'main', 'pretrained', '__main__'},
+  {
+    'flags',
+    'predict',
+    'fewshot',
+    'palette',
+    'complete',
+    'main',
+    'pretrained',
+    '__main__',
+  },
 )
 
 

@@ -13,6 +13,8 @@ COMMANDS = {
   'fewshot': ('vit_jax.fewshot', 'few-shot accuracy and linear probes'),
   'convert': ('vit_jax.convert', 'checkpoints for other frameworks'),
   'visualize': ('vit_jax.visualize', 'attention, filters, positions'),
+  'palette': ('vit_jax.palette', 'colours for iGPT, of a data set'),
+  'complete': ('vit_jax.complete', 'draws the rest of images, with iGPT'),
   'models': ('vit_jax.models', 'lists models: parameters, GFLOPs, tokens'),
   'plan': ('vit_jax.plan', 'what training takes on a TPU that is not there'),
   'bench': ('vit_jax.bench', 'measures speed'),

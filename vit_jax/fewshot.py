@@ -7,6 +7,9 @@ measures accuracy on the whole test split, with no step of training. It prints a
 table and writes fewshot.csv and fewshot.png. With --probe it fits a logistic
 regression to all training examples besides.
 
+--layers=all fits one to every layer and draws accuracy over depth, layers.csv
+and layers.png, in place of the shots.
+
 --features=FILE.npz keeps the representations of both splits, for other tools
 and for the next time: where the file is there already and holds what is asked
 for, the model is not run again.
@@ -20,7 +23,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +40,7 @@ from vit_jax.evaluators import (
   feature_file,
   features,
   few_examples,
+  layer_probe,
   probe,
   ridge,
 )
@@ -62,16 +66,7 @@ def measure(args: argparse.Namespace) -> None:
     ValueError: for flags that cannot work, before the model is run, or for
       representations that are not finite.
   """
-  if args.distributed:
-    processes.join()
-  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
-  batch_size = args.batch_size or BATCH_PER_DEVICE * mesh.size
-  if batch_size % mesh.size:
-    raise ValueError(
-      f'--batch_size={batch_size} cannot be shared evenly by {mesh.size} '
-      f'devices: use a multiple of {mesh.size}, such as '
-      f'{-(-batch_size // mesh.size) * mesh.size}.'
-    )
+  mesh, batch_size = _devices(args)
   is_kept = feature_file.is_there(args.features)
   checkpoint = original = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
@@ -92,22 +87,12 @@ def measure(args: argparse.Namespace) -> None:
   if args.probe:
     probe.hold_out(kept.train_labels_N)  # refuses too few before the work
   is_first = jax.process_index() == 0
-  if is_first:
-    epath.Path(args.output).mkdir(parents=True, exist_ok=True)
-
   only_shots = not (args.features or args.probe)
   if is_kept:
     train_XD, test_MD = feature_file.read(args.features, kept)
     _say(f'read     {args.features}; the model is not run')
   else:
-    extractor = features.Extractor(
-      function,
-      images.Images(
-        checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
-      ),
-      batch_size=batch_size,
-      mesh=mesh,
-    )
+    extractor = _extractor(function, checkpoint, batch_size, mesh)
     params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
     some = subset(train, drawn.rows_R.tolist()) if only_shots else train
     train_XD = _extract(extractor, params, some, 'training')
@@ -121,6 +106,89 @@ def measure(args: argparse.Namespace) -> None:
   if is_first:
     curve = report.Curve(args.checkpoint, results, probed)
     _write(curve, args, checkpoint)
+
+
+def measure_layers(args: argparse.Namespace) -> None:
+  """Fits a linear probe to every layer and writes what was found.
+
+  Processes and errors are as `measure` has them.
+  """
+  mesh, batch_size = _devices(args)
+  checkpoint = opening.open_checkpoint(args.checkpoint)
+  if args.image_size:
+    size = images.size_of(args.image_size)
+    checkpoint = transfer.resized(checkpoint, size)
+  model = checkpoint.model
+  _say(_describe(checkpoint))
+  splits = _open(args)
+  labels = [split.labels() for split in splits]
+  probe.hold_out(labels[0])  # refuses too few before the work
+  extractor = _extractor(
+    layer_probe.every_layer(model), checkpoint, batch_size, mesh
+  )
+  params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+  train, test = (
+    layer_probe.split(
+      model,
+      params,
+      checkpoint.image_size,
+      _extract(extractor, params, split, what),
+    )
+    for split, what in zip(splits, ('training', 'test'), strict=True)
+  )
+  found = {}
+  for name in train:
+    fitted = probe.fit_probe(
+      train[name],
+      labels[0],
+      test[name],
+      labels[1],
+      num_classes=len(splits[0].class_names),
+      mesh=mesh,
+    )
+    found[name] = report.ProbeResult(fitted.l2, fitted.accuracy)
+  if jax.process_index() == 0:
+    title = (
+      f'{args.checkpoint}\non {args.dataset}: all of {args.train_split}, '
+      f'accuracy on {args.test_split}'
+    )
+    files = {
+      layer_probe.CSV: layer_probe.csv_text(found).encode(),
+      layer_probe.PLOT: layer_probe.plot(found, title),
+    }
+    _put(files, args.output, layer_probe.table(found))
+
+
+def _devices(args: argparse.Namespace) -> tuple[jax.sharding.Mesh, int]:
+  """Returns the mesh of all devices, and the images at a time."""
+  if args.distributed:
+    processes.join()
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  batch_size = args.batch_size or BATCH_PER_DEVICE * mesh.size
+  if batch_size % mesh.size:
+    raise ValueError(
+      f'--batch_size={batch_size} cannot be shared evenly by {mesh.size} '
+      f'devices: use a multiple of {mesh.size}, such as '
+      f'{-(-batch_size // mesh.size) * mesh.size}.'
+    )
+  return mesh, batch_size
+
+
+def _extractor(
+  function: features.Function,
+  checkpoint: opening.Checkpoint,
+  batch_size: int,
+  mesh: jax.sharding.Mesh,
+) -> features.Extractor:
+  """Returns what applies a function to images as the checkpoint has them."""
+  return features.Extractor(
+    function,
+    images.Images(
+      checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
+    ),
+    batch_size=batch_size,
+    mesh=mesh,
+  )
 
 
 def _say(text: str) -> None:
@@ -153,6 +221,8 @@ def _open(args: argparse.Namespace) -> tuple[LabelledSource, LabelledSource]:
   Raises:
     ValueError: if their classes differ, and as `sources.open_source`.
   """
+  if jax.process_index() == 0:  # before the work
+    epath.Path(args.output).mkdir(parents=True, exist_ok=True)
   names = ('split_seed', 'on_bad_image')
   config = ConfigDict({name: getattr(args, name) for name in names})
   config.update(name=args.dataset, dir=args.data_dir)
@@ -252,9 +322,14 @@ def _write(
     report.CSV: report.csv_text(curve).encode(),
     report.PLOT: report.plot([curve], title),
   }
-  _say(f'\n{report.table(curve)}')
+  _put(files, args.output, report.table(curve))
+
+
+def _put(files: Mapping[str, bytes], output: str, table: str) -> None:
+  """Says what was found, and writes files into a folder."""
+  _say(f'\n{table}')
   for name, content in files.items():
-    path = epath.Path(args.output) / name
+    path = epath.Path(output) / name
     whole.replace(path, content)
     _say(f'written  {path}')
 
@@ -298,6 +373,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--probe',
     action='store_true',
     help='fit a logistic regression to all training examples besides',
+  )
+  add(
+    '--layers',
+    choices=('all',),
+    help='with --probe: fit it to each layer, and nothing to the shots',
   )
   add(
     '--features',
@@ -344,6 +424,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     help='this is one of several processes, as of python -m vit_jax.main',
   )
   args = parser.parse_args(argv)
+  if args.layers and not args.probe:
+    parser.error('--layers=all takes --probe.')
+  if args.layers and args.features:
+    parser.error('--layers=all keeps no --features.')
   train, test = few_examples.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test
@@ -362,7 +446,8 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  return flags.command(measure, parse(argv))
+  args = parse(argv)
+  return flags.command(measure_layers if args.layers else measure, args)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import flops, variants, vit
+from vit_jax.models import flops, igpt, variants, vit
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.attention_maps import Layers
 
@@ -619,3 +619,15 @@ def test_positions_that_are_no_table_at_the_input_stay(fields):
   fields |= {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 20}
   checkpoint = random_checkpoint(None, (16, 16), heads=2, **fields)
   assert transfer.with_learned_positions(checkpoint) is checkpoint
+
+
+def test_another_palette_is_one_short_message():
+  fields = {'name': 'igpt', 'width': 8, 'depth': 1, 'mlp_dim': 8, 'heads': 2}
+  checkpoint = random_checkpoint(
+    None, (4, 4), 0, False, palette=igpt.grey_palette(16), **fields
+  )
+  model = checkpoint.model.clone(palette=igpt.even_palette(8))
+  with pytest.raises(ValueError) as e:
+    transfer.to_new_task(checkpoint, model, (4, 4), checkpoint.params)
+  assert 'has palette of 48 numbers (-1, -1, -1, ...)' in str(e.value)
+  assert 'config.model.palette is of 1,536 numbers' in str(e.value)

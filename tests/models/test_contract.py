@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
-from vit_jax.models import variants
+from vit_jax.models import igpt, variants
 from vit_jax.training import run, sharding
 
 CLASSES = 5
@@ -33,6 +33,14 @@ SIZE = (32, 48)
 # Widths, heads and classes all differ, so that no mistaken shape fits.
 ENCODER = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 RESNET = {'name': 'resnet', 'layers': (1, 3), 'width': 32}
+IGPT = {
+  'name': 'igpt',
+  'width': 32,
+  'depth': 2,
+  'mlp_dim': 48,
+  'heads': 4,
+  'palette': igpt.even_palette(2),
+}
 ARCHITECTURES = (
   {
     'vit': {},
@@ -63,6 +71,8 @@ ARCHITECTURES = (
     'resnet-1': RESNET | {'version': 1},
     'resnet-2': RESNET | {'version': 2},
     'axial-resnet': RESNET | {'axial': True, 'version': 1, 'width': 64},
+    'igpt': IGPT,
+    'igpt-bert': IGPT | {'causal': False, 'bias': True},
   }
 )
 
@@ -95,6 +105,9 @@ SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
   'resnet-1': ((8, 12, 32), (24, 256), (256,)),
   'resnet-2': ((8, 12, 32), (24, 256), (256,)),
   'axial-resnet': ((8, 12, 64), (24, 512), (512,)),
+  # A token for every pixel.
+  'igpt': ((8, 12, 32), (96, 32), (32,)),
+  'igpt-bert': ((8, 12, 32), (96, 32), (32,)),
 }
 
 # Transposing image, kernels and positions together changes nothing in these;
@@ -134,6 +147,8 @@ class Architecture:
     self.fields = fields
     # Four stages leave 1/32 of a side.
     self.size = (64, 96) if name == 'hybrid-4-stages' else SIZE
+    if fields.get('name') == 'igpt':
+      self.size = (8, 12)
     self.model = variants.build(
       num_classes=CLASSES, image_size=self.size, **fields
     )
@@ -294,6 +309,8 @@ def test_every_parameter_gets_a_finite_gradient(case):
     if name.endswith('key/bias'):
       # It shifts all logits of a query alike, which no softmax notices.
       assert np.abs(grad).max() < 1e-6, name
+    elif name == 'prediction/kernel':
+      assert not grad.any(), name  # of the pixels, which no class needs
     elif case.name == 'vit-relative' and name.endswith(
       'encoderblock_1/MultiHeadDotProductAttention_1/relative/relative_embedding'
     ):
@@ -466,6 +483,8 @@ def config_of(case):
   config = digits.get_config()
   if case.model.kind == 'resnet':
     config_lib.choose_model(config, 'r50x1')
+  if case.model.kind == 'igpt':
+    config_lib.choose_model(config, 'igpt_s')
   config.model.update(case.fields)
   return config
 

@@ -22,7 +22,7 @@ from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import loader, sources
 from vit_jax.experiment import Experiment, facts_of
-from vit_jax.models import variants
+from vit_jax.models import igpt, variants
 from vit_jax.training import sharding
 
 BATCH = 16
@@ -58,11 +58,14 @@ def teacher():
 def config_of(name, **changes):
   config = digits.get_config()
   config_lib.choose_objective(config, name)
+  if name.startswith('pixels'):
+    config_lib.choose_model(config, 'igpt_s')
+    config.model.palette = igpt.grey_palette(16)
   config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
   if name == 'distillation':
     config.teacher = teacher()
   config.batch_size = BATCH
-  config.data.image_size = '16'
+  config.data.image_size = '8' if config.model.name == 'igpt' else '16'
   config.total = '20 steps'
   # Not Adam: it scales up rounding where a true gradient is zero.
   config.optimizer.update(name='sgd', lr=0.1, warmup='1 step')

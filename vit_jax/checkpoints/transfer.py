@@ -61,10 +61,18 @@ def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
     was, wanted = getattr(old, field.name), getattr(new, field.name)
     if field.name not in old.compute_fields and was != wanted:
       raise ValueError(
-        f'{checkpoint.path} has {field.name} {was} and '
-        f'config.model.{field.name} is {wanted}: choose the config variant of '
-        'the checkpoint.'
+        f'{checkpoint.path} has {field.name} {_shown(was)} and '
+        f'config.model.{field.name} is {_shown(wanted)}: choose the config '
+        'variant of the checkpoint.'
       )
+
+
+def _shown(value: Any) -> str:
+  """Returns a field's value, of a palette its length and beginning."""
+  if isinstance(value, tuple) and len(value) > 12:
+    start = ', '.join(f'{x:.3g}' for x in value[:3])
+    return f'of {len(value):,} numbers ({start}, ...)'
+  return str(value)
 
 
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:

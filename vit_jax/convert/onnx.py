@@ -126,7 +126,9 @@ def _to_model(
     scan=False, remat='none', dtype=jnp.dtype('float32')
   )
   if rollout and model.attention != 'all':
-    kind = 'axial attention' if model.attention else f'a {type(model).__name__}'
+    kind = f'a {type(model).__name__}'
+    if model.attention == 'axial':
+      kind = 'axial attention'
     raise ValueError(
       f'--rollout needs attention from every token to every other, which '
       f'{kind} has not: leave it out.'
@@ -161,7 +163,7 @@ def _to_model(
 
 def _patterns(model: Model) -> list[Pattern]:
   found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
-  if model.attention:
+  if model.attention in ('all', 'axial'):
     found.append(patterns.gelu(model.gelu))
     found.append(patterns.layer_norm(model.layer_norm_epsilon))
   return [*found, patterns.softmax()]

@@ -121,9 +121,13 @@ def _slice(graph: Graph, out: Any, params: Any, x: Tensor) -> Value:
 
 
 def _gather(
-  graph: Graph, out: Any, params: Any, x: Tensor, start: np.ndarray
+  graph: Graph, out: Any, params: Any, x: Value, start: Value
 ) -> Value:
-  """One range of one axis, as of x[:, 1:], or x[:, 0]."""
+  """Rows of a table, or one range of one axis, as of x[:, 1:], or x[:, 0]."""
+  if isinstance(start, Tensor):
+    return _rows(graph, out, params, x, start)
+  if not isinstance(x, Tensor):
+    raise NotImplementedError('gathering from a constant')
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   rest = [i for i in range(len(sizes)) if i not in numbers.start_index_map]
   if start.shape != (1,) or any(sizes[i] != x.shape[i] for i in rest):
@@ -133,6 +137,27 @@ def _gather(
     raise NotImplementedError('gathering out of bounds')
   y = graph.slice(x, {axis: (first, first + sizes[axis], 1)})
   return graph.reshape(y, out.shape)
+
+
+def _rows(
+  graph: Graph, out: Any, params: Any, table: Value, start: Tensor
+) -> Value:
+  """The rows of a table that whole numbers tell, as of an embedding."""
+  numbers, sizes = params['dimension_numbers'], params['slice_sizes']
+  if (
+    numbers.collapsed_slice_dims != (0,)
+    or numbers.start_index_map != (0,)
+    or numbers.offset_dims != (len(out.shape) - 1,)
+    or sizes != (1, table.shape[1])
+  ):
+    raise NotImplementedError('gathering anything but rows')
+  index = graph.reshape(start, start.shape[:-1])
+  return graph.node('Gather', [table, index], out.shape, table.dtype, axis=0)
+
+
+def _argmin(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  (axis,) = params['axes']
+  return graph.node('ArgMin', [x], out.shape, np.int64, axis=axis, keepdims=0)
 
 
 def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
@@ -165,11 +190,13 @@ ELEMENTWISE = {
   'div': 'Div',
   'neg': 'Neg',
   'exp': 'Exp',
+  'logistic': 'Sigmoid',
   'tanh': 'Tanh',
   'sqrt': 'Sqrt',
 }
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
+  'argmin': _argmin,
   'concatenate': lambda graph, out, params, *xs: graph.node(
     'Concat', xs, out.shape, axis=params['dimension']
   ),

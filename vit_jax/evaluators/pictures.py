@@ -37,7 +37,7 @@ class PicturesEvaluator:
       ValueError: if the model has no attention, or there is no TensorBoard to
         write to.
     """
-    if not model.attention:
+    if model.attention not in ('all', 'axial'):
       raise ValueError(
         f'evaluators.{name} draws attention, which a {type(model).__name__} '
         'has not: switch it off.'

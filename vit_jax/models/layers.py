@@ -7,7 +7,9 @@ Dimensions are named as everywhere in this package: `B` batch, `H W` pixels,
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -15,9 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention, posemb, tpu_layout
-from vit_jax.models.model import Partitions
+from vit_jax.models.model import Loop, Partitions
 
 Array = jax.Array
+Initializer = Callable[..., Array]
 
 # Why Dense_1 is not split along its output: see `tpu_layout`.
 PARTITIONS: Partitions = (
@@ -130,6 +133,64 @@ def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
   return nn.remat(block, policy=kept, prevent_cse=not in_loop)
 
 
+def repeated(
+  block: Any,
+  loop: Loop,
+  x_BLD: Array,
+  inputs: tuple[Any, ...],
+  shared: tuple[Any, ...],
+  *,
+  heads: int,
+  depth: int,
+  scan: bool,
+  policy: str,
+  is_initializing: bool,
+  fields: dict[str, Any],
+) -> tuple[Array, dict[str, Any]]:
+  """Returns tokens after equal layers, and what they capture, stacked.
+
+  It is called inside a compact method, and makes the parameters there.
+
+  Args:
+    block: class of a layer; takes tokens, `inputs` and `shared`.
+    loop: its names.
+    x_BLD: tokens.
+    inputs: what differs from layer to layer, along the first axis.
+    shared: what is the same for all.
+    heads: N.
+    depth: number of layers.
+    scan: whether they are one, looped over.
+    policy: as `remat` has it.
+    is_initializing: as the module that calls it is.
+    fields: of the layer.
+  """
+  # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
+  in_loop = scan and not is_initializing
+  if in_loop:
+    block = nn.map_variables(
+      block, 'params', functools.partial(tpu_layout.of_heads, heads=heads)
+    )
+  block = remat(block, policy, in_loop=scan)
+  if scan:
+    block = nn.scan(
+      block,
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=(0,) * len(inputs) + (nn.broadcast,) * len(shared),
+      length=depth,
+    )
+    if in_loop:
+      block = nn.map_variables(block, 'params', tpu_layout.as_matrices)
+    return block(name=loop.stacked, **fields)(x_BLD, *inputs, *shared)
+  layers = []
+  for i in range(depth):
+    x_BLD, one = block(name=f'{loop.prefix}{loop.first + i}', **fields)(
+      x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs), *shared
+    )
+    layers.append(one)
+  return x_BLD, jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
+
+
 class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them."""
 
@@ -137,17 +198,23 @@ class MlpBlock(nn.Module):
   gelu: str = 'tanh'
   dropout: float = 0.0
   dtype: Any = jnp.float32
+  bias: bool = True
+  kernel_init: Initializer = nn.initializers.xavier_uniform()
 
   @nn.compact
   def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
     key_0, key_1 = (None, None) if key is None else jax.random.split(key)
     dense = {
       'dtype': self.dtype,
-      'kernel_init': nn.initializers.xavier_uniform(),
+      'use_bias': self.bias,
+      'kernel_init': self.kernel_init,
       'bias_init': nn.initializers.normal(1e-6),
     }
     x_BLM = nn.Dense(self.mlp_dim, name='Dense_0', **dense)(x_BLD)
-    x_BLM = nn.gelu(x_BLM, approximate=self.gelu == 'tanh')
+    if self.gelu == 'quick':
+      x_BLM = x_BLM * nn.sigmoid(1.702 * x_BLM)
+    else:
+      x_BLM = nn.gelu(x_BLM, approximate=self.gelu == 'tanh')
     x_BLM = dropout(x_BLM, self.dropout, key_0)
     y_BLD = nn.Dense(x_BLD.shape[-1], name='Dense_1', **dense)(x_BLM)
     return dropout(y_BLD, self.dropout, key_1)
@@ -162,11 +229,15 @@ class Projection(nn.Module):
     features: of the output: (N, K), or (D,).
     axes: how many of the last axes of the input are contracted.
     dtype: of the computation.
+    bias: whether there is one.
+    kernel_init: of the kernel as a matrix.
   """
 
   features: tuple[int, ...]
   axes: int = 1
   dtype: Any = jnp.float32
+  bias: bool = True
+  kernel_init: Initializer = nn.initializers.xavier_uniform()
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
@@ -175,13 +246,15 @@ class Projection(nn.Module):
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
       # All heads make up one D x D matrix, which decides the scale.
-      return nn.initializers.xavier_uniform()(key, matrix).reshape(shape)
+      return self.kernel_init(key, matrix).reshape(shape)
 
     kernel = self.param('kernel', init, (*rows, *self.features))
+    kernel = kernel.astype(self.dtype).reshape(matrix)
+    y = x.astype(self.dtype).reshape(*batch, -1) @ kernel
+    if not self.bias:
+      return y.reshape(*batch, *self.features)
     bias = self.param('bias', nn.initializers.zeros, self.features)
-    kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
-    y = x.astype(self.dtype).reshape(*batch, -1) @ kernel.reshape(matrix)
-    return tpu_layout.add_bias(y, bias)
+    return tpu_layout.add_bias(y, bias.astype(self.dtype))
 
 
 class MultiHeadAttention(nn.Module):

@@ -71,8 +71,8 @@ class Model(nn.Module):
   def attention(self) -> str:
     """How tokens attend to each other in every layer.
 
-    'all' to all, 'axial' to their row and then to their column; empty where
-    layers are anything but attention.
+    'all' to all, 'axial' to their row and then to their column, 'pixels' to all
+    or to those before them; empty where layers are anything but attention.
     """
     return ''
 

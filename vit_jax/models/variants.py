@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
 from vit_jax.models.deit import DistilledViT
+from vit_jax.models.igpt import IGPT
 from vit_jax.models.layers import GELUS
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
@@ -23,6 +24,7 @@ ARCHITECTURES: Mapping[str, Any] = {
   DistilledViT.kind: DistilledViT,
   MaskedViT.kind: MaskedViT,
   ResNet.kind: ResNet,
+  IGPT.kind: IGPT,
 }
 
 
@@ -48,6 +50,13 @@ SIZES = {
   'h': Size(32, 1280, 5120, 16),
   'g': Size(40, 1408, 6144, 16),
   'G': Size(48, 1664, 8192, 16),
+}
+
+# Of iGPT (ICML 2020), whose MLPs are four times as wide.
+IGPT_SIZES = {
+  's': Size(24, 512, 2048, 8),
+  'm': Size(36, 1024, 4096, 8),
+  'l': Size(48, 1536, 6144, 16),
 }
 
 # Units of each stage of a ResNet by its depth: 50 to 152 are He et al., 200 is
@@ -119,15 +128,19 @@ def fields(variant: str) -> dict[str, Any]:
 
   A variant is a size and a patch size in pixels (l16); a ResNet's depth and
   width factor (r50x1); a stem's depth and what a ViT would be called that has
-  as many tokens (r50+b16); axial_ before one of the first two.
+  as many tokens (r50+b16); axial_ before one of the first two; igpt_ and a size
+  of iGPT.
 
   Raises:
     ValueError: if the name is none; names the nearest.
   """
   name = variant.removeprefix('axial_')
   axial = name != variant
-  found = None
-  if match := re.fullmatch(r'r(\d+)x([1-9]\d*)', name):
+  found: dict[str, Any] | None = None
+  if variant in {f'igpt_{size}' for size in IGPT_SIZES}:
+    size = IGPT_SIZES[variant.removeprefix('igpt_')]
+    found = {'name': 'igpt'} | dataclasses.asdict(size)
+  elif match := re.fullmatch(r'r(\d+)x([1-9]\d*)', name):
     found = _resnet(int(match[1]), int(match[2]), axial)
   elif match := re.fullmatch(r'(?:r(\d*)\+)?([a-zA-Z]+)/?([1-9]\d*)', name):
     found = _vit(match[1], match[2], int(match[3]), axial)
@@ -136,7 +149,8 @@ def fields(variant: str) -> dict[str, Any]:
       f'No model variant {variant!r}. {nearest(variant, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
-      'factor, as in r50x1, or both, as in r50+b16.'
+      'factor, as in r50x1, or both, as in r50+b16; igpt_s, igpt_m and igpt_l '
+      'are iGPT.'
     )
   return found
 
@@ -206,8 +220,8 @@ def build(
   """Returns a model after checking that its fields fit together.
 
   The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
-  hybrids and Axial-ViT too), 'deit', 'masked_vit' or 'resnet', `dtype` that of
-  the computation, and the others are fields of that model.
+  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'resnet' or 'igpt', `dtype`
+  that of the computation, and the others are fields of that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.

@@ -6,14 +6,13 @@ follow, and a head. The dimension letters are those of `layers`.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, layers, posemb, resnet, tpu_layout
+from vit_jax.models import heads, layers, posemb, resnet
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.model import Loop, Model
 
@@ -62,34 +61,19 @@ class Encoder(nn.Module):
     block: Any = layers.EncoderBlock
     if f.axial:
       block, fields['grid'] = AxialBlock, grid
-    # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
-    in_loop = f.scan and not self.is_initializing()
-    if in_loop:
-      block = nn.map_variables(
-        block, 'params', functools.partial(tpu_layout.of_heads, heads=f.heads)
-      )
-    block = layers.remat(block, f.remat, in_loop=f.scan)
-    if f.scan:
-      block = nn.scan(
-        block,
-        variable_axes={'params': 0},
-        split_rngs={'params': True},
-        in_axes=(0, 0, 0, nn.broadcast),
-        length=f.depth,
-      )
-      if in_loop:
-        block = nn.map_variables(block, 'params', tpu_layout.as_matrices)
-      x_BLD, captured = block(name=LAYERS.stacked, **fields)(
-        x_BLD, *inputs, mask_BQL
-      )
-    else:
-      outputs = []
-      for i in range(f.depth):
-        x_BLD, one = block(name=f'{LAYERS.prefix}{i}', **fields)(
-          x_BLD, *jax.tree.map(lambda x, i=i: x[i], inputs), mask_BQL
-        )
-        outputs.append(one)
-      captured = jax.tree.map(lambda *xs: jnp.stack(xs), *outputs)
+    x_BLD, captured = layers.repeated(
+      block,
+      LAYERS,
+      x_BLD,
+      inputs,
+      (mask_BQL,),
+      heads=f.heads,
+      depth=f.depth,
+      scan=f.scan,
+      policy=f.remat,
+      is_initializing=self.is_initializing(),
+      fields=fields,
+    )
     x_BLD = layers.layer_norm(
       x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm'
     )

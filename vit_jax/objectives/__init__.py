@@ -7,12 +7,15 @@ from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
 
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
   'distillation': Distillation,
   'masked': MaskedPatches,
+  'pixels': Pixels,
+  'pixels_and_classes': PixelsAndClasses,
 }
 
 

@@ -41,9 +41,11 @@ class Layers:
     Raises:
       ValueError: if the model has no attention.
     """
-    if not model.attention:
+    if model.attention not in ('all', 'axial'):
       has = 'has no attention to look at'
-      if model.axial:
+      if model.attention:
+        has = 'has attention from pixel to pixel, which is not drawn here'
+      elif model.axial:
         has = 'has convolutions between its attention, which mix tokens too'
       raise ValueError(
         f'This model is a {type(model).__name__}, which {has}: use a ViT or a '

@@ -1,7 +1,8 @@
 """Directories of transformers: config.json and model.safetensors.
 
 ViT, the DeiT models that are saved as ViT, I-JEPA (which is the ViT without a
-class token, classified by the mean of its tokens) and BiT. Every key of a file
+class token, classified by the mean of its tokens) and BiT; ImageGPT is in
+`hf_imagegpt`. Every key of a file
 is one of our names spelt differently, so that the table has one entry an array.
 The keys are those that transformers 5 still writes, whatever its modules are
 called now.
@@ -17,6 +18,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import (
   archive,
   hf_config,
+  hf_imagegpt,
   hf_images,
   table,
   tensors,
@@ -51,10 +53,13 @@ _BIT = {
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json."""
   model_type = config['model_type']
+  if model_type == 'imagegpt':
+    return hf_imagegpt.read(path, config)
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
     raise ValueError(
       f'{path}/config.json: model_type is {model_type!r}, and there are models '
-      "here only for 'vit', 'ijepa', 'bit', and 'deit' without distillation."
+      "here only for 'vit', 'ijepa', 'bit', 'imagegpt', and 'deit' without "
+      'distillation.'
     )
   arrays = tensors.read_folder(path)
   bit = model_type == 'bit'
@@ -90,6 +95,9 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens."""
   fields = weights.fields
+  if fields['name'] == 'igpt':
+    return hf_imagegpt.write(weights, target, dtype)
+  hf_config.check_name(fields)
   if fields['name'] == 'vit':
     config = hf_config.vit_config(fields)
     cls = fields['pool'] == 'cls'
@@ -180,6 +188,9 @@ def _open_peer(path: str) -> table.Peer:
   import torch
   import transformers
 
+  if tensors.read_json(f'{path}/config.json')['model_type'] == 'imagegpt':
+    with _quiet(transformers.utils.logging):
+      return hf_imagegpt.open_peer(path)
   with _quiet(transformers.utils.logging):
     model, pooled = _load_model(path)
     processor: Any = transformers.ViTImageProcessor()

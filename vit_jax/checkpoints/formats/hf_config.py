@@ -190,6 +190,15 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   return _BIT | _bit_sizes(fields)
 
 
+def check_name(fields: dict[str, Any]) -> None:
+  """Refuses what is neither a ViT nor a ResNet.
+
+  Raises:
+    ValueError: naming it.
+  """
+  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'resnet')})
+
+
 def _bit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
   width, stages = fields['width'], len(fields['layers'])
   return {

@@ -25,6 +25,7 @@ _CENTRE = {'crop_size': 224, 'do_center_crop': True, 'resample': 3}
 _HALF = {'image_mean': [0.5] * 3, 'image_std': [0.5] * 3}
 _DEFAULTS: dict[str, dict[str, Any]] = {
   'ViT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 224},
+  'ImageGPT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
   'DeiT': _HALF | _CENTRE | {'size': 256},
   'Bit': _CENTRE
   | {
@@ -33,7 +34,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     'size': {'shortest_edge': 224},
   },
 }
-_OF_MODELS = {'deit': 'DeiT', 'bit': 'Bit'}  # of others, ViT
+_OF_MODELS = {
+  'imagegpt': 'ImageGPT',
+  'deit': 'DeiT',
+  'bit': 'Bit',
+}  # of others, ViT
 
 
 def config(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def check_vit(
   table.check_writable(
     fields,
     f'{target} cannot hold a model with',
-    {'name': ('vit',)} | table.VIT_LIMITS | limits,
+    table.VIT_LIMITS | limits,
     ways_out,
   )
   H, W = fields['image_size']

@@ -17,6 +17,7 @@ from vit_jax.data import transforms
 
 # Of ViTs and ResNets, by field: what all foreign formats have.
 VIT_LIMITS: dict[str, tuple[Any, ...]] = {
+  'name': ('vit',),
   'posemb': ('learned1d',),
   'posemb_at': ('input',),
   'axial': (False,),

@@ -296,6 +296,7 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
+  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'resnet')})
   is_vit = fields['name'] == 'vit'
   conv = 'stem.conv'
   if is_vit:

@@ -1,0 +1,133 @@
+"""transformers' ImageGPT: theirs here, ours there, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import hf, npz, timm
+from vit_jax.convert import __main__ as convert
+from vit_jax.models import igpt
+
+SIZE = (4, 6)
+FIELDS = {
+  'name': 'igpt',
+  'width': 16,
+  'depth': 2,
+  'mlp_dim': 24,
+  'heads': 4,
+  'palette': igpt.even_palette(2),
+}
+# Of the largest output, float32 on both sides.
+TOLERANCE = 1e-5
+
+
+def make(size=SIZE, **fields):
+  fields = {'num_classes': 0, 'names': False} | FIELDS | fields
+  return random_checkpoint(None, size, **fields)
+
+
+def images(size=SIZE):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 256, (3, *size, 3), np.uint8)
+
+
+def assert_close(got, want):
+  got, want = np.asarray(got), np.asarray(want)
+  assert got.shape == want.shape
+  assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.usefixtures('transformers')
+@pytest.mark.parametrize('bias', [False, True])
+def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, bias):
+  checkpoint, folder = make(bias=bias), str(tmp_path / 'x')
+  assert hf.write(checkpoint.weights(), folder, 'float32') == []
+  peer = hf.open_peer(folder)
+  assert peer.image_size == SIZE
+  assert_close(peer.run(images()), checkpoint.logits(images()))
+  back = opening.open_checkpoint(folder)
+  assert back.model == checkpoint.model
+  assert back.preprocessing == checkpoint.preprocessing
+  want, got = checkpoint.weights().arrays, back.weights().arrays
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    np.testing.assert_array_equal(got[key], x, err_msg=key)
+  assert convert.main(['--check', folder, folder]) == 0
+
+
+def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
+  """All biases included, and a processor with a palette of its own."""
+  config = transformers.ImageGPTConfig(
+    vocab_size=12, n_positions=25, n_embd=16, n_layer=2, n_head=2, n_inner=40
+  )
+  torch.manual_seed(0)
+  model = transformers.ImageGPTForCausalImageModeling(config).eval()
+  with torch.no_grad():
+    for x in model.parameters():
+      x.add_(0.2 * torch.randn_like(x))
+  model.save_pretrained(tmp_path)
+  rng = np.random.default_rng(1)
+  processor = transformers.ImageGPTImageProcessor(
+    clusters=rng.uniform(-1, 1, (11, 3)), size={'height': 5, 'width': 5}
+  )
+  processor.save_pretrained(tmp_path)
+  checkpoint = opening.open_checkpoint(str(tmp_path))
+  assert checkpoint.image_size == (5, 5)
+  pixels = images((5, 5))
+  found = processor(list(pixels), do_resize=False, return_tensors='pt')
+  colours = found['input_ids']
+  normal = checkpoint.normalize(pixels)
+  np.testing.assert_array_equal(checkpoint.model.quantised(normal), colours)
+  start = torch.full((3, 1), 11)
+  with torch.inference_mode():
+    want = model(torch.cat([start, colours[:, :-1]], 1)).logits
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params}, normal, capture=('pixels',)
+  )
+  assert_close(aux['pixels'], want)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  hf.write(make().weights(), str(tmp_path / 'x'), 'float32')
+  return tmp_path / 'x'
+
+
+@pytest.mark.parametrize(
+  ('file', 'change', 'message'),
+  [
+    (
+      'preprocessor_config.json',
+      {'clusters': [[0, 0, 0]] * 5},
+      'clusters is a palette of 5 colours, and the model has embeddings of 8',
+    ),
+    ('preprocessor_config.json', {'clusters': None}, 'has no palette'),
+    ('preprocessor_config.json', {'clusters': [[0, 1]]}, 'has no palette'),
+    ('config.json', {'activation_function': 'gelu'}, 'quick_gelu'),
+    ('config.json', {'n_head': 0}, 'n_head is 0'),
+    ('config.json', {'n_head': 5}, 'not a multiple of model.heads 5'),
+  ],
+)
+def test_what_is_no_model_here_is_refused(folder, file, change, message):
+  config = json.loads((folder / file).read_text())
+  (folder / file).write_text(json.dumps(config | change))
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(folder))
+
+
+def test_what_transformers_has_not_is_refused(tmp_path):
+  for fields, message in (
+    ({'causal': False}, 'no ImageGPT with causal False'),
+    ({'num_classes': 3}, '--head=drop'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      hf.write(make(**fields).weights(), str(tmp_path / 'x'), 'float32')
+
+
+@pytest.mark.parametrize('module', [npz, timm])
+def test_other_formats_have_no_igpt(module, tmp_path):
+  with pytest.raises(ValueError, match="name 'igpt'"):
+    module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')

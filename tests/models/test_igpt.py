@@ -1,0 +1,283 @@
+"""iGPT, against transformers' ImageGPT; causality; kept keys and values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from vit_jax.models import flops, igpt, variants
+
+SIZE = (4, 6)
+L = SIZE[0] * SIZE[1]
+# 11 colours, none of which is another's like.
+PALETTE = tuple(np.random.default_rng(1).uniform(-1, 1, 33).tolist())
+FIELDS = {'width': 32, 'depth': 3, 'mlp_dim': 48, 'heads': 4}
+# Of values of some units: both sides work in float32.
+TOLERANCE = 1e-5
+
+
+def build(size=SIZE, num_classes=0, **fields):
+  fields = {'name': 'igpt', 'palette': PALETTE} | FIELDS | fields
+  return variants.build(num_classes=num_classes, image_size=size, **fields)
+
+
+def random_params(model, size=SIZE):
+  """Returns parameters none of which is zero or one."""
+  rng = np.random.default_rng(0)
+  params = jax.eval_shape(lambda: variants.init(model, jax.random.key(0), size))
+
+  def draw(path, x):
+    scale = {'kernel': 0.2, 'scale': 0.3}.get(path[-1].key, 0.5)
+    one = path[-1].key == 'scale'
+    return np.float32(one + scale * rng.standard_normal(x.shape))
+
+  return jax.tree_util.tree_map_with_path(draw, params)
+
+
+def colours(batch=3, length=L):
+  return np.random.default_rng(2).integers(0, 11, (batch, length), np.int32)
+
+
+def pixels(model, params, colours_BL, **kwargs):
+  _, aux = model.apply(
+    {'params': params}, colours_BL, capture=('pixels',), **kwargs
+  )
+  return np.asarray(aux['pixels'])
+
+
+def theirs(transformers, torch, model, params, causal):
+  """Returns transformers' model with our parameters."""
+  config = transformers.ImageGPTConfig(
+    vocab_size=12,
+    n_positions=L,
+    n_embd=model.width,
+    n_layer=model.depth,
+    n_head=model.heads,
+    n_inner=model.mlp_dim,
+  )
+  peer = transformers.ImageGPTForCausalImageModeling(config)
+  flat = traverse_util.flatten_dict(params, sep='/')
+  D = model.width
+
+  def stacked(prefix, names, name):
+    found = [flat[f'{prefix}/{x}/{name}'] for x in names]
+    rows = (D,) if name == 'kernel' else ()
+    return np.concatenate([x.reshape(*rows, D) for x in found], -1)
+
+  sos_D = flat.get('start_embedding', np.zeros(D, np.float32))
+  state = {
+    'transformer.wte.weight': np.vstack([flat['pixel_embedding'], sos_D]),
+    'transformer.wpe.weight': flat['pos_embedding'][0],
+    'transformer.ln_f.weight': flat['ln_f/scale'],
+    'lm_head.weight': flat['prediction/kernel'].T,
+  }
+  for i in range(model.depth):
+    to = f'transformer.h.{i}'
+    state |= {
+      f'{to}.ln_1.weight': flat[f'h{i}/ln_1/scale'],
+      f'{to}.ln_2.weight': flat[f'h{i}/ln_2/scale'],
+    }
+    for name, key in (('kernel', 'weight'), ('bias', 'bias')):
+      state |= {
+        f'{to}.attn.c_attn.{key}': stacked(
+          f'h{i}', ('query', 'key', 'value'), name
+        ),
+        f'{to}.attn.c_proj.{key}': flat[f'h{i}/out/{name}'].reshape(
+          (-1, D) if name == 'kernel' else D
+        ),
+        f'{to}.mlp.c_fc.{key}': flat[f'h{i}/mlp/Dense_0/{name}'],
+        f'{to}.mlp.c_proj.{key}': flat[f'h{i}/mlp/Dense_1/{name}'],
+      }
+  peer.load_state_dict({k: torch.tensor(x) for k, x in state.items()})
+  if not causal:
+    for layer in peer.transformer.h:  # which transformers has no switch for
+      layer.attn.bias.fill_(True)
+  return peer.eval()
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_transformers_computes_the_same(transformers, torch, causal):
+  model = build(causal=causal, bias=True)
+  params = random_params(model)
+  peer = theirs(transformers, torch, model, params, causal)
+  colours_BL = colours()
+  tokens = torch.tensor(colours_BL).long()
+  if causal:
+    start = torch.full((len(tokens), 1), 11)
+    tokens = torch.cat([start, tokens[:, :-1]], 1)
+  with torch.inference_mode():
+    want = peer(tokens, output_hidden_states=True)
+  _, aux = model.apply({'params': params}, colours_BL, capture=('pixels',))
+  for got, x in (
+    (aux['pixels'], want.logits),
+    (aux['tokens'], want.hidden_states[-1]),
+  ):
+    x = x.numpy()
+    assert np.abs(x).max() > 1
+    np.testing.assert_allclose(got, x, rtol=0, atol=TOLERANCE * np.abs(x).max())
+
+
+def test_a_pixel_is_predicted_of_those_before_it():
+  model = build()
+  params = random_params(model)
+  plain_LL = np.repeat(colours(1), L, axis=0)
+  changed_LL = plain_LL.copy()
+  changed_LL[np.arange(L), np.arange(L)] += 1
+  changed_LL %= 11
+  got, plain = (pixels(model, params, x) for x in (changed_LL, plain_LL))
+  # Row i: where the logits change with pixel i; rounding apart, all after it.
+  differs_LL = np.abs(got - plain).max(-1) > 1e-4
+  np.testing.assert_array_equal(differs_LL, np.tri(L, k=-1, dtype=bool).T)
+
+
+def test_bert_sees_all_but_what_is_hidden():
+  model = build(causal=False)
+  params, colours_BL = random_params(model), colours(1)
+  other_BL = (colours_BL + (np.arange(L) == 5)) % 11
+  got = pixels(model, params, other_BL) - pixels(model, params, colours_BL)
+  assert (np.abs(got).max(-1) > 1e-6).all()
+  hidden_BL = np.arange(L)[None] == 5
+  one, two = (
+    pixels(model, params, x, hidden_BL=hidden_BL)
+    for x in (colours_BL, other_BL)
+  )
+  np.testing.assert_array_equal(one, two)
+  assert np.abs(one - pixels(model, params, colours_BL)).max() > 1e-3
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('given', [0, 7, L - 1])
+def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
+  model = build(bias=True)
+  params, colours_BL = random_params(model), colours()
+  want = pixels(model, params, colours_BL)
+  if scan:
+    model, params = model.clone(scan=True), variants.stack_layers(params)
+  # What comes after the given pixels is not known yet, and makes no difference.
+  known_BL = np.where(np.arange(L) < given, colours_BL, 0)
+  _, aux = model.apply({'params': params}, known_BL, capture=('cache',))
+  keys, values, _ = aux['cache']
+  cache = (keys, values, jnp.int32(given))
+
+  @jax.jit
+  def step(colours_B1, cache):
+    _, aux = model.apply(
+      {'params': params}, colours_B1, capture=('pixels',), cache=cache
+    )
+    return aux['pixels'][:, 0], aux['cache']
+
+  for i in range(given, L):
+    logits_BK, cache = step(colours_BL[:, max(i - 1, 0)][:, None], cache)
+    np.testing.assert_allclose(
+      logits_BK, want[:, i], rtol=0, atol=TOLERANCE * np.abs(want).max()
+    )
+
+
+def test_attention_by_parts_is_that_of_the_weights():
+  """Of more tokens than are worked off at once."""
+  size = (20, 30)
+  model = build(size, depth=1)
+  assert size[0] * size[1] > 2 * igpt.QUERIES
+  params, colours_BL = random_params(model, size), colours(1, 600)
+
+  def tokens(colours_BL, capture=()):
+    _, aux = model.apply({'params': params}, colours_BL, capture=capture)
+    return aux
+
+  aux = tokens(colours_BL, ('attention', 'cache'))
+  (weights_BNQL,), values = aux['attention'], aux['cache'][1][0]
+  np.testing.assert_allclose(weights_BNQL.sum(-1), 1, atol=1e-5)
+  assert not np.triu(weights_BNQL[0, 0], 1).any()
+  z_BQNK = np.einsum('BNQL,BLNK->BQNK', weights_BNQL, values)
+  p = params['h0']
+  x = np.concatenate(
+    [params['start_embedding'][None], params['pixel_embedding'][colours_BL[0]]]
+  )[:-1]
+  x = x + params['pos_embedding'][0]
+  x = x + np.einsum('QNK,NKD->QD', z_BQNK[0], p['out']['kernel'])
+
+  def norm(x, g):
+    return g * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-5)
+
+  h = norm(x, p['ln_2']['scale']) @ p['mlp']['Dense_0']['kernel']
+  x = x + (h / (1 + np.exp(-1.702 * h))) @ p['mlp']['Dense_1']['kernel']
+  want = norm(x, params['ln_f']['scale'])
+  np.testing.assert_allclose(aux['tokens'][0], want, rtol=0, atol=2e-5)
+
+
+def test_images_become_the_nearest_colours():
+  model = build()
+  rng = np.random.default_rng(3)
+  images = np.float32(rng.uniform(-1, 1, (2, *SIZE, 3)))
+  got = model.quantised(jnp.asarray(images))
+  far = images.reshape(2, L, 1, 3) - np.reshape(PALETTE, (1, 1, 11, 3))
+  np.testing.assert_array_equal(got, np.square(far).sum(-1).argmin(-1))
+  painted = model.painted(np.asarray(got))
+  assert painted.dtype == np.uint8
+  again = model.quantised(painted.reshape(2, *SIZE, 3) / np.float32(127.5) - 1)
+  np.testing.assert_array_equal(again, got)
+  params = random_params(model)
+  for outputs in zip(
+    jax.tree.leaves(model.apply({'params': params}, images)[0]),
+    jax.tree.leaves(model.apply({'params': params}, np.asarray(got))[0]),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_palettes():
+  np.testing.assert_allclose(
+    np.reshape(igpt.grey_palette(3), (3, 3)), [[-1] * 3, [0] * 3, [1] * 3]
+  )
+  even = np.reshape(igpt.even_palette(8), (-1, 3))
+  assert len(np.unique(even, axis=0)) == 512
+  assert even.min() == -1 and even.max() == 1
+
+
+@pytest.mark.parametrize(
+  ('variant', 'millions'), [('igpt_s', 76), ('igpt_m', 455), ('igpt_l', 1362)]
+)
+def test_parameter_counts_are_the_published_ones(variant, millions):
+  fields = variants.fields(variant)
+  model = variants.build(num_classes=0, image_size=(32, 32), **fields)
+  got = flops.count_params(model, (32, 32))
+  D, depth = fields['width'], fields['depth']
+  layer = 12 * D * D + 2 * D
+  assert got == depth * layer + (512 + 1024 + 512 + 1 + 1) * D
+  assert got / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_initial_scales_are_the_originals():
+  model = build((16, 16), width=256, mlp_dim=1024)
+  params = variants.init(model, jax.random.key(0), (16, 16))
+  wanted = {
+    'pixel_embedding': 0.02,
+    'start_embedding': 0.02,
+    'pos_embedding': 0.01,
+    'h1/query/kernel': 256**-0.5,
+    'h1/out/kernel': (256 * 3) ** -0.5,
+    'h1/mlp/Dense_0/kernel': 0.02,
+    'h1/mlp/Dense_1/kernel': 0.02,
+    'prediction/kernel': 0,
+  }
+  flat = traverse_util.flatten_dict(params, sep='/')
+  assert not any(name.endswith('bias') for name in flat)
+  for name, std in wanted.items():
+    assert np.std(flat[name]) == pytest.approx(std, rel=0.15), name
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'palette': (0.0,) * 7}, 'model.palette has 7 numbers'),
+    ({'palette': (0.0, 2.0, 1.0) * 2}, r'not in \[-1, 1\]'),
+    ({'palette': (0.0, float('nan'), 1.0) * 2}, r'not in \[-1, 1\]'),
+    ({'heads': 5}, 'model.width 32 is not a multiple of model.heads 5'),
+    ({'depth': 0}, 'model.depth is 0'),
+    ({'size': (512, 512)}, '262,144 tokens'),
+  ],
+)
+def test_what_cannot_work_is_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    build(**fields)

@@ -1,0 +1,155 @@
+"""Completion: draws against probabilities, and the command."""
+
+import itertools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import digits
+from tests.models.test_contract import random_params
+from vit_jax import complete
+from vit_jax import config as config_lib
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.saving import Checkpoints
+from vit_jax.models import igpt, variants
+
+SIZE = (4, 5)
+L = 20
+KEY = jax.random.key(3)
+
+
+def make(size=SIZE, greys=5, **fields):
+  given = {'width': 16, 'depth': 2, 'mlp_dim': 24, 'heads': 2}
+  given |= {'name': 'igpt', 'palette': igpt.grey_palette(greys)}
+  model = variants.build(num_classes=0, image_size=size, **(given | fields))
+  return model, random_params(model, size, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize('given', [0, 1, 12])
+def test_kept_keys_draw_what_the_whole_model_draws(given):
+  """With the same keys, pixel after pixel, all of them run each time."""
+  model, params = make()
+  rng = np.random.default_rng(1)
+  start = rng.integers(0, 5, (3, L)).astype(np.int32)
+  got = complete.continued(model, params, start, given, KEY, 0.8)
+  want = start.copy()
+
+  @jax.jit
+  def logits(colours):
+    _, aux = model.apply({'params': params}, colours, capture=('pixels',))
+    return aux['pixels']
+
+  for i in range(given, L):
+    key = jax.random.fold_in(KEY, i)
+    want[:, i] = jax.random.categorical(key, logits(want)[:, i] / 0.8)
+  np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(got[:, :given], start[:, :given])
+  assert len(np.unique(want)) == 5
+
+
+def test_draws_of_a_small_world_have_its_probabilities():
+  """All images of two pixels in three colours, and their bits."""
+  model, params = make((1, 2), 3)
+  worlds = np.int32([*itertools.product(range(3), repeat=2)])
+  p = np.exp2(-2 * np.asarray(complete.bits(model, params, worlds)))
+  assert p.sum() == pytest.approx(1, abs=1e-5)
+  n = 20_000
+  none = jnp.zeros((n, 2), jnp.int32)
+  drawn = np.asarray(complete.continued(model, params, none, 0, KEY, 1.0))
+  shares = np.bincount(3 * drawn[:, 0] + drawn[:, 1], minlength=9) / n
+  assert (np.abs(shares - p) < 5 * np.sqrt(p * (1 - p) / n)).all()
+  cold = complete.continued(model, params, none[:1], 0, KEY, 1e-4)
+  _, aux = model.apply({'params': params}, cold, capture=('pixels',))
+  np.testing.assert_array_equal(cold, aux['pixels'].argmax(-1))
+
+
+def save(folder, model, params, size):
+  config = digits.get_config()
+  if model.kind == 'igpt':
+    config_lib.choose_model(config, 'igpt_s')
+  meta = {
+    'config': json.loads(config.to_json()),
+    'model': variants.fields_of(model),
+    'class_names': [],
+    'image_size': list(size),
+  }
+  store = Checkpoints(str(folder), keep_last=1, best_metric='none')
+  store.save(1, {'params': jax.device_put(params)}, meta, {})
+  store.close()
+
+
+@pytest.fixture
+def photos(tmp_path):
+  rng = np.random.default_rng(2)
+  paths = [tmp_path / f'{i}.png' for i in range(2)]
+  for path in paths:
+    Image.fromarray(rng.integers(0, 256, (8, 10, 3), np.uint8)).save(path)
+  return [str(path) for path in paths]
+
+
+def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
+  model, params = make()
+  save(tmp_path / 'run', model, params, SIZE)
+  out = tmp_path / 'out.png'
+  args = [str(tmp_path / 'run'), *photos, '--samples=3', f'--out={out}']
+  assert complete.main(args) == 0
+  lines = capsys.readouterr().out.splitlines()
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
+  for path, line in zip(photos, lines, strict=False):
+    data = pathlib.Path(path).read_bytes()
+    image = checkpoint.transform().image(data, path)
+    colours = model.quantised(checkpoint.normalize(image[None]))
+    (want,) = complete.bits(model, params, colours)
+    assert line == f'{path}  {want:.3f} bits a pixel'
+  # 2 rows of 5 images, 32 times as large, of 4 x 5 pixels.
+  picture = np.asarray(Image.open(out))
+  assert picture.shape == (2 * 132 - 4, 5 * 164 - 4, 3)
+  own, seen, *samples = (picture[:128, i * 164 :][:, :160] for i in range(5))
+  np.testing.assert_array_equal(own[:64], seen[:64])
+  assert (seen[64:] == 128).all()
+  for sample in samples:
+    np.testing.assert_array_equal(own[:64], sample[:64])
+    assert (own[64:] != sample[64:]).any()
+  assert (samples[0] != samples[1]).any()
+
+
+def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
+  def refusal(*args):
+    assert complete.main([*map(str, args), f'--out={tmp_path}/x.png']) == 2
+    assert not (tmp_path / 'x.png').exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+  model, params = make()
+  save(tmp_path / 'run', model, params, SIZE)
+  text = tmp_path / 'text.jpg'
+  text.write_text('no image')
+  assert 'text.jpg' in refusal(tmp_path / 'run', photos[0], text)
+  bert, params = make(causal=False)
+  save(tmp_path / 'bert', bert, params, SIZE)
+  assert 'is an iGPT that is not causal' in refusal(
+    tmp_path / 'bert', photos[0]
+  )
+  vit = variants.build(
+    num_classes=0,
+    image_size=(8, 8),
+    **(variants.fields('ti/4') | {'width': 12, 'depth': 1}),
+  )
+  save(tmp_path / 'vit', vit, variants.init(vit, KEY, (8, 8)), (8, 8))
+  assert 'is a ViT, which tells no pixel' in refusal(
+    tmp_path / 'vit', photos[0]
+  )
+
+
+@pytest.mark.parametrize(
+  'flag', ['--keep=1', '--keep=-0.1', '--samples=0', '--temperature=0']
+)
+def test_flags_that_make_no_sense_are_refused(flag, capsys):
+  with pytest.raises(SystemExit):
+    complete.main(['x', 'y.jpg', flag])
+  assert flag.split('=')[0] in capsys.readouterr().err

@@ -1,0 +1,268 @@
+"""Directories of transformers' ImageGPT, which is our causal iGPT.
+
+The palette is called `clusters` and lies in preprocessor_config.json; the start
+is the last of the embeddings of colours.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vit_jax.checkpoints.formats import archive, hf_images, tensors
+from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.table import (
+  Entry,
+  File,
+  Peer,
+  Shapes,
+  Weights,
+  check_writable,
+  one,
+  ours_to_file,
+  square_side,
+)
+
+# What a model here has.
+_CONFIG = {
+  'activation_function': 'quick_gelu',
+  'add_cross_attention': False,
+  'layer_norm_epsilon': 1e-5,
+  'scale_attn_by_inverse_layer_idx': False,
+  'scale_attn_weights': True,
+}
+_BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
+_PREFIX = 'transformer.'
+
+
+def read(path: str, config: dict[str, Any]) -> File:
+  """Reads a directory, of which `config` is the config.json.
+
+  Raises:
+    ValueError: if it has no palette, or one of another size than its
+      embeddings, and as all formats.
+  """
+  arrays = {
+    key: x
+    for key, x in tensors.read_folder(path).items()
+    # Masks that older versions saved.
+    if not key.endswith(('.attn.bias', '.attn.masked_bias'))
+  }
+  prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
+  lookup = archive.Lookup(
+    path, arrays, lambda key: prefix + key, 'transformers ImageGPT'
+  )
+  rows, width = lookup.shape('wte.weight', 2)
+  positions, _ = lookup.shape('wpe.weight', 2)
+  stated = Stated({'n_head': 8} | config, f'{path}/config.json')
+  stated.check('a model here has', _CONFIG)
+  size = _size(path, positions)
+  warnings: list[str] = []
+  preprocessing, _ = hf_images.read(path, 'imagegpt', size, warnings)
+  fields = {
+    'name': 'igpt',
+    'num_classes': 0,
+    'width': width,
+    'depth': sum(lookup.count(f'{prefix}h.', r'(\d+)\.')),
+    'mlp_dim': lookup.shape('h.0.mlp.c_fc.weight', 2)[1],
+    'heads': stated.positive('n_head'),
+    # Those of the original are zero.
+    'bias': any(
+      np.any(x)
+      for key, x in arrays.items()
+      if key.endswith(tuple(f'{name}.bias' for name in _BIASES))
+    ),
+    'palette': _palette(path, rows - 1),
+    'image_size': size,
+  }
+  return File(
+    path=path,
+    arrays=arrays,
+    fields=fields,
+    table=lambda shapes: _table(shapes, prefix),
+    preprocessing=preprocessing,
+    warnings=tuple(warnings),
+  )
+
+
+def _processor(path: str) -> dict[str, Any]:
+  place = os.path.join(path, hf_images.FILE)
+  return tensors.read_json(place) if os.path.exists(place) else {}
+
+
+def _size(path: str, positions: int) -> tuple[int, int]:
+  """Returns (H, W): that of the processor if it fits, or else a square."""
+  stated = _processor(path).get('size')
+  if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
+    height, width = Stated({'size': stated}, path).sides('size')
+    if height * width == positions:
+      return height, width
+  side = square_side(positions, path)
+  return side, side
+
+
+def _palette(path: str, colours: int) -> tuple[float, ...]:
+  place = os.path.join(path, hf_images.FILE)
+  try:
+    found = np.array(_processor(path).get('clusters'), np.float64)
+  except (TypeError, ValueError):
+    found = np.empty(0)
+  if found.ndim != 2 or found.shape[1] != 3 or not np.isfinite(found).all():
+    raise ValueError(
+      f'{place} has no palette: clusters should be the red, green and blue of '
+      f'{colours:,} colours.'
+    )
+  if len(found) != colours:
+    raise ValueError(
+      f'{place}: clusters is a palette of {len(found):,} colours, and the '
+      f'model has embeddings of {colours:,}.'
+    )
+  return tuple(found.ravel().tolist())
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory that transformers opens.
+
+  Raises:
+    ValueError: if transformers has no such model.
+  """
+  fields = weights.fields
+  check_writable(
+    fields,
+    'transformers has no ImageGPT with',
+    {'causal': (True,), 'num_classes': (0,)},
+    {'num_classes': 'its classifiers have no bias. Use --head=drop.'},
+  )
+  height, width = fields['image_size']
+  palette = np.reshape(fields['palette'], (-1, 3))
+  config = _CONFIG | {
+    'architectures': ['ImageGPTForCausalImageModeling'],
+    'attn_pdrop': 0.0,
+    'dtype': dtype,
+    'embd_pdrop': 0.0,
+    'model_type': 'imagegpt',
+    'n_embd': fields['width'],
+    'n_head': fields['heads'],
+    'n_inner': fields['mlp_dim'],
+    'n_layer': fields['depth'],
+    'n_positions': height * width,
+    'resid_pdrop': 0.0,
+    'tie_word_embeddings': False,
+    'vocab_size': len(palette) + 1,
+  }
+  images = hf_images.config(weights.preprocessing, fields['image_size']) | {
+    'clusters': palette.tolist(),
+    'do_color_quantize': True,
+    'image_processor_type': 'ImageGPTImageProcessor',
+  }
+  tensors.write_folder(
+    target,
+    {'config.json': config, hf_images.FILE: images},
+    ours_to_file(weights.arrays, lambda shapes: _table(shapes, _PREFIX)),
+    dtype,
+  )
+  return []
+
+
+def _table(shapes: Shapes, prefix: str) -> list[Entry]:
+  wte = Entry(
+    (f'{prefix}wte.weight',),
+    ('pixel_embedding', 'start_embedding'),
+    lambda wte_KD, sos_D: (np.concatenate([wte_KD, sos_D[None]]),),
+    lambda x: (x[:-1], x[-1]),
+  )
+  entries = [
+    wte,
+    one(
+      f'{prefix}wpe.weight',
+      'pos_embedding',
+      (lambda x: x[0], lambda x: x[None]),
+    ),
+    one(f'{prefix}ln_f.weight', 'ln_f/scale'),
+    one('lm_head.weight', 'prediction/kernel', (np.transpose, np.transpose)),
+  ]
+  layer = 0
+  while f'h{layer}/ln_1/scale' in shapes:
+    entries += _layer(shapes, f'h{layer}', f'{prefix}h.{layer}')
+    layer += 1
+  return entries
+
+
+def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
+  D, N, K = shapes[f'{ours}/query/kernel']
+  M = shapes[f'{ours}/mlp/Dense_0/kernel'][1]
+  qkv = [f'{ours}/{name}' for name in ('query', 'key', 'value')]
+  out = f'{ours}/out'
+  entries = [
+    *(
+      one(f'{theirs}.{x}.weight', f'{ours}/{x}/scale') for x in ('ln_1', 'ln_2')
+    ),
+    _joined(
+      f'{theirs}.attn.c_attn.weight', [f'{x}/kernel' for x in qkv], D, N, K
+    ),
+    one(
+      f'{theirs}.attn.c_proj.weight',
+      f'{out}/kernel',
+      (lambda x: x.reshape(D, D), lambda x: x.reshape(N, K, D)),
+    ),
+    one(f'{theirs}.mlp.c_fc.weight', f'{ours}/mlp/Dense_0/kernel'),
+    one(f'{theirs}.mlp.c_proj.weight', f'{ours}/mlp/Dense_1/kernel'),
+  ]
+  if f'{out}/bias' in shapes:
+    return [
+      *entries,
+      _joined(f'{theirs}.attn.c_attn.bias', [f'{x}/bias' for x in qkv], N, K),
+      one(f'{theirs}.attn.c_proj.bias', f'{out}/bias'),
+      one(f'{theirs}.mlp.c_fc.bias', f'{ours}/mlp/Dense_0/bias'),
+      one(f'{theirs}.mlp.c_proj.bias', f'{ours}/mlp/Dense_1/bias'),
+    ]
+  return entries + [
+    _zeros(f'{theirs}.{name}.bias', size)
+    for name, size in zip(_BIASES, (3 * D, D, M, D), strict=True)
+  ]
+
+
+def _joined(key: str, ours: list[str], *shape: int) -> Entry:
+  """Returns the entry of what are several arrays of ours, N K at the end."""
+  rows = shape[:-2]
+  return Entry(
+    (key,),
+    tuple(ours),
+    lambda *xs: (np.concatenate([x.reshape(*rows, -1) for x in xs], -1),),
+    lambda x: tuple(part.reshape(shape) for part in np.split(x, len(ours), -1)),
+  )
+
+
+def _zeros(key: str, size: int) -> Entry:
+  """Returns the entry of a bias that ours has not."""
+  return Entry((key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ())
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a directory with transformers itself, in float32.
+
+  Its outputs are the mean of the tokens.
+  """
+  import torch
+  import transformers
+
+  model = transformers.ImageGPTForCausalImageModeling.from_pretrained(
+    path, dtype=torch.float32
+  ).eval()
+  processor = transformers.AutoImageProcessor.from_pretrained(path)
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    colours_BL = processor(
+      list(images_BHWC),
+      do_resize=False,
+      input_data_format='channels_last',
+      return_tensors='pt',
+    )['input_ids']
+    start_B1 = torch.full((len(colours_BL), 1), model.config.vocab_size - 1)
+    tokens_BL = torch.cat([start_B1, colours_BL[:, :-1]], 1)
+    with torch.inference_mode():
+      found = model.transformer(tokens_BL).last_hidden_state
+    return found.mean(1).numpy()
+
+  size = processor.size['height'], processor.size['width']
+  return Peer(f'transformers {transformers.__version__}', size, run)
