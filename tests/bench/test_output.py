@@ -1,6 +1,7 @@
 """Files that are whole or not there, and the progress of a grid."""
 
 import csv
+import types
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_paths_that_cannot_work_are_refused_at_once(paths, message):
 
 def test_a_grid_tells_the_time_left(monkeypatch, capsys):
   now = iter([0.0, 60.0, 100.0])
-  monkeypatch.setattr(output.time, 'monotonic', lambda: next(now))
+  clock = types.SimpleNamespace(monotonic=lambda: next(now))
+  monkeypatch.setattr(output, 'time', clock)
   assert list(output.grid('abc', str.upper)) == ['a', 'b', 'c']
   assert capsys.readouterr().out.splitlines() == [
     '[1 of 3] A',

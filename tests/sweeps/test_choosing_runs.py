@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -119,7 +120,8 @@ def test_every_group_takes_its_own_best(fake, tmp_path, capfd):
 
 def test_time_left_counts_trials(fake, tmp_path, monkeypatch, capfd):
   seconds = iter(range(0, 1000, 10))
-  monkeypatch.setattr(running.time, 'monotonic', lambda: next(seconds))
+  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+  monkeypatch.setattr(running, 'time', clock)
   running.run(small('seed=0,1', tune=[RATES]), str(tmp_path))
   out = capfd.readouterr().out
   assert 'run 2 of 5: trial lr=0.2' in out

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import numpy as np
@@ -116,7 +117,10 @@ def test_a_bucket_gets_the_file_once_a_minute(
     dashboards.whole, 'replace', lambda path, data: objects.append((path, data))
   )
   now_s = [1000.0]
-  monkeypatch.setattr(dashboards.time, 'monotonic', lambda: now_s[0])
+  clock = types.SimpleNamespace(
+    monotonic=lambda: now_s[0], time=time.time, time_ns=time.time_ns
+  )
+  monkeypatch.setattr(dashboards, 'time', clock)
   file = dashboards.EventFile('gs://bucket/run', 0)
   for step in (1, 2, 3):
     file.write(step, {'loss': step})
