@@ -6,6 +6,7 @@ use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, XLA_FLAGS_GIVEN
+from tests.objectives.test_every import teacher
 from vit_jax.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.slow
@@ -56,6 +58,7 @@ class Command:
     *args,
     program=('-m', 'vit_jax.main'),
     config='configs/digits.py',
+    settings=ARGS,
     **variables,
   ):
     environment = {
@@ -75,7 +78,7 @@ class Command:
         sys.executable,
         *program,
         f'--config={config}',
-        *ARGS,
+        *settings,
         f'--workdir={workdir}',
         *args,
       ],
@@ -138,7 +141,7 @@ def assert_same_run(workdir, reference):
   # Parameters and average, Adam's two moments, and its and the schedule's
   # count of steps.
   n = sum(name.startswith('params') for name in want)
-  assert n >= 40 and len(want) == 4 * n + 2
+  assert n >= 20 and len(want) == 4 * n + 2
   assert got.keys() == want.keys()
   for name in want:
     assert got[name].dtype == want[name].dtype, name
@@ -260,11 +263,21 @@ def test_preempted_runs_save_and_end_bit_for_bit_the_same(
 
 @pytest.mark.parametrize('name', sorted({*OBJECTIVES} - {'classification'}))
 def test_every_objective_resumes_bit_for_bit(command, tmp_path, name):
-  """Killed while saving, as above; each has a config by its name."""
-  config = f'configs/digits.py:{name}'
-  command.finish(tmp_path / 'whole', 8, config=config)
+  """Killed while saving, as above."""
+  config = tmp_path / 'config.py'
+  fields = {'optimizer.name': 'adam'}
+  if name == 'distillation':
+    fields['teacher'] = teacher()
+  config.write_text(
+    'from tests.objectives.test_every import config_of\n\n\n'
+    f'def get_config():\n  return config_of({name!r}, **{fields!r})\n'
+  )
+  # Not every model has dropout, nor every objective mixup.
+  of_all = tuple(arg for arg in ARGS if not re.search('model|loss', arg))
+  given = {'config': config, 'settings': of_all}
+  command.finish(tmp_path / 'whole', 8, **given)
   parts = tmp_path / 'parts'
-  process = command.start(parts, 8, config=config)
+  process = command.start(parts, 8, **given)
   try:
     assert wait_for_step(parts, process, time.time_ns())
     wait_for_moment('saving', parts, process, random.Random(0))
@@ -273,7 +286,7 @@ def test_every_objective_resumes_bit_for_bit(command, tmp_path, name):
   _, err = process.communicate(timeout=60)
   assert process.returncode == -signal.SIGKILL, err
   assert saved_steps(parts)[-1:] != [100]
-  command.finish(parts, 8, config=config)
+  command.finish(parts, 8, **given)
   assert_same_run(parts, tmp_path / 'whole')
 
 
