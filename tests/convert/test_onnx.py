@@ -51,6 +51,25 @@ CASES = {
     SMALL,
   ),
   'no square': (VIT, (32, 48)),
+  'RMSNorm, registers, rotary': (
+    VIT
+    | {
+      'norm': 'rms',
+      'layer_scale': 0.1,
+      'qkv_bias': False,
+      'qk_norm': True,
+      'registers': 4,
+      'rope': 1e4,
+      'rope_side': 4,
+      'rope_registers': 100.0,
+    },
+    (32, 48),
+  ),
+  'gated, more norms': (
+    VIT | {'swiglu': True, 'pre_norm': True, 'norm_pooled': True},
+    SMALL,
+  ),
+  'quick GELU': (VIT | {'gelu': 'quick'}, SMALL),
   'axial': (VIT | AXIAL, (32, 48)),
   'axial, relative, map': (
     VIT | {'axial': True, 'pool': 'map', 'posemb': 'relative'},

@@ -66,6 +66,9 @@ NO_COUNTERPART = {
   'axial_b32',
   'axial_b16',
   'axial_r50x1',
+  'vit5_s16',
+  'vit5_b16',
+  'vit5_l16',
 }
 
 
@@ -109,6 +112,18 @@ def test_every_published_model_is_counted():
 
 def layer_params(D, M):
   return 4 * (D * D + D) + (D * M + M) + (M * D + D) + 2 * 2 * D
+
+
+@pytest.mark.parametrize('variant', ['vit5_s16', 'vit5_b16', 'vit5_l16'])
+def test_parameter_count_of_vit5_is_the_closed_form(variant):
+  """By its published code; its class token alone has no position there."""
+  f = variants.fields(variant)
+  D, M, K = f['width'], f['mlp_dim'], f['width'] // f['heads']
+  layer = 3 * D * D + (D * D + D) + (D * M + M) + (M * D + D)
+  layer += 2 * D + 2 * K + 2 * D  # norms, of queries and keys, LayerScale
+  want = (16 * 16 * 3 * D + D) + (1 + 4 + 196) * D
+  want += f['depth'] * layer + D + D * 1000 + 1000
+  assert count(variant) == want + D
 
 
 @pytest.mark.parametrize('variant', [*VITS, 'halfb32', 'b8'])

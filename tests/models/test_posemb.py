@@ -300,3 +300,24 @@ def test_without_positions_patches_can_change_places():
   assert moved['none'] < ATOL
   assert moved['relative'] > 1e-2
   assert moved['sincos2d'] > 1e-2
+
+
+@pytest.mark.parametrize('side', [0, 6])
+def test_queries_and_keys_turn_as_complex_numbers(side):
+  rng = np.random.default_rng(0)
+  (h, w), K, theta, extra = (2, 3), 8, 50.0, 2
+  x = rng.standard_normal((2, extra + h * w, 3, K)).astype(np.float32)
+  got = posemb.rotate(x, posemb.rotation((h, w), K, theta, side))
+  np.testing.assert_array_equal(got[:, :extra], x[:, :extra])
+  for row, column in np.ndindex(h, w):
+    i = extra + row * w + column
+    y, x_ = row / h * side, column / w * side
+    if not side:  # the centres of the patches, from -1 to 1, in half turns
+      y, x_ = (
+        np.pi * 2 * ((2 * a + 1) / n - 1) for a, n in ((row, h), (column, w))
+      )
+    f = [theta**-0.0, theta**-0.5]
+    turn = np.exp(1j * np.array([y * f[0], y * f[1], x_ * f[0], x_ * f[1]]))
+    want = (x[:, i, :, :4] + 1j * x[:, i, :, 4:]) * turn
+    np.testing.assert_allclose(got[:, i, :, :4], want.real, atol=1e-5)
+    np.testing.assert_allclose(got[:, i, :, 4:], want.imag, atol=1e-5)

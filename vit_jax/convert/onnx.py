@@ -143,7 +143,9 @@ def _to_model(
     outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
     if rollout:
       grid = model.grid(checkpoint.image_size)
-      outputs['rollout'] = rollout_lib.of_captured(aux['attention'], grid)
+      outputs['rollout'] = rollout_lib.of_captured(
+        aux['attention'], grid, class_token='cls' in model.extra_tokens
+      )
     return outputs
 
   try:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import layers
+from vit_jax.models import layers, posemb
 
 Array = jax.Array
 
@@ -40,10 +40,12 @@ class AxialBlock(nn.Module):
     positions_LD: Array | None = None,
     drop_rate: Array | None = None,
     mask_BQL: Array | None = None,
+    rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    if mask_BQL is not None or drop_rate is not None:
+    if any(x is not None for x in (mask_BQL, drop_rate, rotation)):
       raise ValueError(
-        'Axial attention takes no mask of all tokens, and no stochastic depth.'
+        'Axial attention takes no mask of all tokens, no stochastic depth and '
+        'no rotary embeddings.'
       )
     B, L, D = x_BLD.shape
     h, w = self.grid

@@ -26,7 +26,7 @@ class DistilledViT(ViT):
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:
-    return ('cls', 'dist')
+    return ('cls', 'dist', *self.registers * ('registers',))
 
   def body(self) -> 'DistilledViT':
     return self.clone(num_classes=0, head_bias=0.0, parent=None)

@@ -31,7 +31,7 @@ class MAPHead(nn.Module):
     )(jnp.broadcast_to(probe_11D, (B, 1, D)), x_BLD)
     y_B1D = y_B1D + layers.MlpBlock(
       f.mlp_dim, f.gelu, dtype=f.dtype, name='MlpBlock_0'
-    )(layers.layer_norm(y_B1D, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0'))
+    )(layers.norm(y_B1D, f, 'LayerNorm_0'))
     return y_B1D[:, 0]
 
 

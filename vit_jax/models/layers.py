@@ -38,7 +38,8 @@ EPSILON = 1e-6
 MAX_LAYERS = 1000
 # The originals compute the approximation by tanh, timm and transformers x times
 # the normal distribution function itself; on B/16 the logits differ by 1e-3.
-GELUS = ('tanh', 'exact')
+GELUS = ('tanh', 'exact', 'quick')
+NORMS = ('layer', 'rms')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,17 @@ class EncoderFields:
   posemb_at: str
   axial: bool
   gelu: str
+  swiglu: bool
+  norm: str
   layer_norm_epsilon: float
+  pre_norm: bool
+  norm_pooled: bool
+  layer_scale: float
+  qkv_bias: bool
+  qk_norm: bool
+  rope: float
+  rope_side: int
+  rope_registers: float
   dropout: float
   stochastic_depth: float
   dtype: Any
@@ -85,9 +96,14 @@ def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
 
 
-def layer_norm(x: Array, epsilon: float, dtype: Any, name: str) -> Array:
-  """Normalises the last dimension with the parameters called `name`."""
-  return nn.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)(x)
+def norm(x: Array, fields: EncoderFields, name: str) -> Array:
+  """Normalises the last dimension with the parameters called `name`.
+
+  LayerNorm, or RMSNorm (1910.07467), which has no mean and no bias.
+  """
+  module: Any = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}[fields.norm]
+  epsilon = fields.layer_norm_epsilon
+  return module(epsilon=epsilon, dtype=fields.dtype, name=name)(x)
 
 
 def group_norm(
@@ -191,11 +207,28 @@ def repeated(
   return x_BLD, jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
 
 
+class LayerScale(nn.Module):
+  """What a branch adds, times a factor for each channel (2103.17239)."""
+
+  initial: float
+
+  @nn.compact
+  def __call__(self, y_BLD: Array) -> Array:
+    scale_init = nn.initializers.constant(self.initial)
+    scale_D = self.param('scale', scale_init, y_BLD.shape[-1:])
+    return y_BLD * scale_D.astype(y_BLD.dtype)[None, None]
+
+
 class MlpBlock(nn.Module):
-  """The MLP of equation 3: two dense layers with a GELU between them."""
+  """The MLP of equation 3: two dense layers with a GELU between them.
+
+  Or, with `swiglu`, SwiGLU (2002.05202): silu(a) b of two halves a, b of the
+  first layer, which is twice as wide, in place of the GELU.
+  """
 
   mlp_dim: int
   gelu: str = 'tanh'
+  swiglu: bool = False
   dropout: float = 0.0
   dtype: Any = jnp.float32
   bias: bool = True
@@ -210,8 +243,12 @@ class MlpBlock(nn.Module):
       'kernel_init': self.kernel_init,
       'bias_init': nn.initializers.normal(1e-6),
     }
-    x_BLM = nn.Dense(self.mlp_dim, name='Dense_0', **dense)(x_BLD)
-    if self.gelu == 'quick':
+    features = self.mlp_dim * (2 if self.swiglu else 1)
+    x_BLM = nn.Dense(features, name='Dense_0', **dense)(x_BLD)
+    if self.swiglu:
+      M = self.mlp_dim
+      x_BLM = nn.silu(x_BLM[..., :M]) * x_BLM[..., M:]
+    elif self.gelu == 'quick':
       x_BLM = x_BLM * nn.sigmoid(1.702 * x_BLM)
     else:
       x_BLM = nn.gelu(x_BLM, approximate=self.gelu == 'tanh')
@@ -266,12 +303,17 @@ class MultiHeadAttention(nn.Module):
       position embeddings are added (appendix D.4).
     dtype: of the computation; the softmax works in float32 in any case.
     weights: whether to return the attention weights, too.
+    bias: whether queries, keys and values have one.
+    norm: fields that say which norm queries and keys have (2302.05442), or
+      None for none.
   """
 
   heads: int
   relative: int | None = None
   dtype: Any = jnp.float32
   weights: bool = False
+  bias: bool = True
+  norm: EncoderFields | None = None
 
   @nn.compact
   def __call__(
@@ -280,6 +322,7 @@ class MultiHeadAttention(nn.Module):
     keys_BLD: Array | None = None,
     values_BLD: Array | None = None,
     mask_BQL: Array | None = None,
+    rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, Array | None]:
     """Gathers values by how well queries and keys match.
 
@@ -289,6 +332,7 @@ class MultiHeadAttention(nn.Module):
       values_BLD: tokens that they gather from; None for the keys.
       mask_BQL: true where a query may look, B and Q of which may be 1; None for
         everywhere.
+      rotation: how the last of queries and keys are turned; None for not.
 
     Returns:
       The attended tokens BQD, and the weights BNQL in float32 or None.
@@ -299,10 +343,16 @@ class MultiHeadAttention(nn.Module):
 
     def project(name: str, x_BLD: Array) -> Array:
       heads = (self.heads, D // self.heads)
-      return Projection(heads, dtype=self.dtype, name=name)(x_BLD)
+      return Projection(heads, 1, self.dtype, self.bias, name=name)(x_BLD)
 
     q_BQNK = project('query', queries_BQD)
     k_BLNK, v_BLNK = project('key', keys_BLD), project('value', values_BLD)
+    if self.norm is not None:
+      q_BQNK = norm(q_BQNK, self.norm, 'query_norm')
+      k_BLNK = norm(k_BLNK, self.norm, 'key_norm')
+    if rotation is not None:
+      q_BQNK = posemb.rotate(q_BQNK, rotation)
+      k_BLNK = posemb.rotate(k_BLNK, rotation)
     weights_BNQL = None
     if self.relative is None and not self.weights:
       y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
@@ -337,12 +387,13 @@ class EncoderBlock(nn.Module):
     positions_LD: Array | None = None,
     drop_rate: Array | None = None,
     mask_BQL: Array | None = None,
+    rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens after this layer and what `capture` names of it.
 
     Without a key it does not drop out. Position embeddings are added to the
-    input where given, and either branch is dropped at `drop_rate`. The mask is
-    as `MultiHeadAttention` takes it.
+    input where given, and either branch is dropped at `drop_rate`. Mask and
+    rotation are as `MultiHeadAttention` takes them.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
@@ -350,21 +401,27 @@ class EncoderBlock(nn.Module):
     if positions_LD is not None:
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
 
-    y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_0')
+    y_BLD = norm(x_BLD, f, 'LayerNorm_0')
     y_BLD, weights_BNLL = MultiHeadAttention(
       f.heads,
       self.relative,
       f.dtype,
       'attention' in self.capture,
+      f.qkv_bias,
+      f if f.qk_norm else None,
       name='MultiHeadDotProductAttention_1',
-    )(y_BLD, mask_BQL=mask_BQL)
+    )(y_BLD, mask_BQL=mask_BQL, rotation=rotation)
     y_BLD = dropout(y_BLD, f.dropout, key_msa)
+    if f.layer_scale:
+      y_BLD = LayerScale(f.layer_scale, name='LayerScale_0')(y_BLD)
     x_BLD = constrain(x_BLD + drop_branch(y_BLD, drop_rate, key_msa), 'BLD')
 
-    y_BLD = layer_norm(x_BLD, f.layer_norm_epsilon, f.dtype, 'LayerNorm_2')
-    y_BLD = MlpBlock(f.mlp_dim, f.gelu, f.dropout, f.dtype, name='MlpBlock_3')(
-      y_BLD, key_mlp
-    )
+    y_BLD = norm(x_BLD, f, 'LayerNorm_2')
+    y_BLD = MlpBlock(
+      f.mlp_dim, f.gelu, f.swiglu, f.dropout, f.dtype, name='MlpBlock_3'
+    )(y_BLD, key_mlp)
+    if f.layer_scale:
+      y_BLD = LayerScale(f.layer_scale, name='LayerScale_1')(y_BLD)
     x_BLD = x_BLD + drop_branch(y_BLD, drop_rate, key_mlp)
 
     found = {'attention': weights_BNLL, 'blocks': x_BLD}

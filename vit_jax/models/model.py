@@ -121,9 +121,10 @@ class Model(nn.Module):
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
     """Returns one vector BD an image of a block's output.
 
-    That of the first extra token, or else the mean over all positions.
+    That of the class token, or else the mean over all positions of the grid.
     """
-    if self.extra_tokens:
+    if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))
-    return jnp.mean(x_BXD, axis=axes, dtype=jnp.float32)
+    grid_BXD = x_BXD[:, len(self.extra_tokens) :]
+    return jnp.mean(grid_BXD, axis=axes, dtype=jnp.float32)

@@ -65,6 +65,53 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   return jnp.asarray(np.concatenate(table, axis=-1)[None], jnp.float32)
 
 
+Rotation = tuple[jax.Array, jax.Array]
+
+
+def rotation(
+  grid: tuple[int, int], K: int, theta: float, side: int = 0
+) -> Rotation:
+  """Returns cosines and sines (h * w, K / 2) of 2-D rotary embeddings.
+
+  RoFormer (2104.09864) in two dimensions: the token of row y and column x turns
+  pair j of its query's and key's numbers by y f_j, and pair j + K/4 by x f_j,
+  with f_j = theta^(-j / (K/4)). Of a grid of h rows, row i is y =
+
+    i side / h                 with a `side` (EVA-02 2303.11331, ViT-5), which
+                               is that of the grid that was trained on
+    2 pi (2 (i + 1/2) / h - 1) without (DINOv3 2508.10104)
+  """
+  f = theta ** (-np.arange(K // 4) / (K // 4))
+  angles = []
+  for i, n in zip(np.mgrid[: grid[0], : grid[1]], grid, strict=True):
+    y = i * side / n if side else 2 * np.pi * (2 * (i + 0.5) / n - 1)
+    angles.append(y.reshape(-1, 1) * f)
+  turns = np.concatenate(angles, axis=-1)
+  return jnp.float32(np.cos(turns)), jnp.float32(np.sin(turns))
+
+
+def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
+  """Returns queries or keys, turned: number j pairs with number j + K/2.
+
+  `by` is for the last of the tokens; those before are left as they are.
+  """
+  cos_1L1k, sin_1L1k = (x[None, :, None] for x in by)
+  extra = x_BLNK.shape[1] - cos_1L1k.shape[1]
+  half = x_BLNK.shape[-1] // 2
+  patches = x_BLNK[:, extra:].astype(jnp.float32)
+  first, second = patches[..., :half], patches[..., half:]
+  turned = jnp.concatenate(
+    [
+      first * cos_1L1k - second * sin_1L1k,
+      second * cos_1L1k + first * sin_1L1k,
+    ],
+    axis=-1,
+  )
+  return jnp.concatenate(
+    [x_BLNK[:, :extra], turned.astype(x_BLNK.dtype)], axis=1
+  )
+
+
 class RelativeKeys(nn.Module):
   """The extra attention of 1-D relative position embeddings (appendix D.4).
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from vit_jax.models import heads, posemb
 from vit_jax.models.deit import DistilledViT
 from vit_jax.models.igpt import IGPT
-from vit_jax.models.layers import GELUS
+from vit_jax.models.layers import GELUS, NORMS
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
 from vit_jax.models.resnet import ResNet
@@ -59,6 +59,18 @@ IGPT_SIZES = {
   'l': Size(48, 1536, 6144, 16),
 }
 
+# Of ViT-5 (2602.08071): what it has that a ViT of the same size lacks.
+VIT5 = {
+  'gelu': 'exact',
+  'registers': 4,
+  'norm': 'rms',
+  'layer_scale': 1e-4,
+  'qkv_bias': False,
+  'qk_norm': True,
+  'rope': 1e4,
+  'rope_registers': 100.0,
+}
+
 # Units of each stage of a ResNet by its depth: 50 to 152 are He et al., 200 is
 # BiT, 26 is AugReg.
 STAGES: dict[int, tuple[int, ...]] = {
@@ -99,6 +111,9 @@ PUBLISHED = {
   'r50+b16': 'ViT, table 6',
   'r50+l32': 'ViT, table 6; AugReg',
   'r50+l16': 'ViT, table 6',
+  'vit5_s16': 'ViT-5, arXiv 2602.08071',
+  'vit5_b16': 'ViT-5, arXiv 2602.08071',
+  'vit5_l16': 'ViT-5, arXiv 2602.08071',
   'axial_b32': 'ViT, figure 13',
   'axial_b16': 'ViT, figure 13',
   'axial_r50x1': 'ViT, figure 13; Wang et al. 2020b',
@@ -128,8 +143,8 @@ def fields(variant: str) -> dict[str, Any]:
 
   A variant is a size and a patch size in pixels (l16); a ResNet's depth and
   width factor (r50x1); a stem's depth and what a ViT would be called that has
-  as many tokens (r50+b16); axial_ before one of the first two; igpt_ and a size
-  of iGPT.
+  as many tokens (r50+b16); axial_ before one of the first two; vit5_ before the
+  first, for images of 224 pixels; igpt_ and a size of iGPT.
 
   Raises:
     ValueError: if the name is none; names the nearest.
@@ -140,6 +155,10 @@ def fields(variant: str) -> dict[str, Any]:
   if variant in {f'igpt_{size}' for size in IGPT_SIZES}:
     size = IGPT_SIZES[variant.removeprefix('igpt_')]
     found = {'name': 'igpt'} | dataclasses.asdict(size)
+  elif match := re.fullmatch(r'vit5_([a-zA-Z]+)/?([1-9]\d*)', variant):
+    found = _vit(None, match[1], int(match[2]), axial=False)
+    if found:
+      found |= VIT5 | {'rope_side': 224 // int(match[2])}
   elif match := re.fullmatch(r'r(\d+)x([1-9]\d*)', name):
     found = _resnet(int(match[1]), int(match[2]), axial)
   elif match := re.fullmatch(r'(?:r(\d*)\+)?([a-zA-Z]+)/?([1-9]\d*)', name):
@@ -149,8 +168,8 @@ def fields(variant: str) -> dict[str, Any]:
       f'No model variant {variant!r}. {nearest(variant, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
-      'factor, as in r50x1, or both, as in r50+b16; igpt_s, igpt_m and igpt_l '
-      'are iGPT.'
+      'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
+      'igpt_s, igpt_m and igpt_l are iGPT.'
     )
   return found
 
@@ -232,6 +251,7 @@ def build(
     'posemb': posemb.KINDS,
     'posemb_at': posemb.PLACES,
     'gelu': GELUS,
+    'norm': NORMS,
     'remat': ('none', 'cheap', *REMAT_POLICIES),
   }
   for field, valid in choices.items():

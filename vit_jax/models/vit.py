@@ -5,7 +5,9 @@ patch becomes a token, position embeddings are added, the encoder's layers
 follow, and a head. The dimension letters are those of `layers`.
 """
 
+import collections
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -26,6 +28,7 @@ class Encoder(nn.Module):
   """Position embeddings, `depth` layers and the final LayerNorm."""
 
   fields: layers.EncoderFields
+  registers: int = 0
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -47,6 +50,8 @@ class Encoder(nn.Module):
     keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
     x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
+    if f.pre_norm:
+      x_BLD = layers.norm(x_BLD, f, 'pre_norm')
     rates = None
     if f.stochastic_depth and keys is not None:
       rates = jnp.linspace(0, f.stochastic_depth, f.depth)
@@ -66,7 +71,7 @@ class Encoder(nn.Module):
       LAYERS,
       x_BLD,
       inputs,
-      (mask_BQL,),
+      (mask_BQL, self._rotation(x_BLD, grid)),
       heads=f.heads,
       depth=f.depth,
       scan=f.scan,
@@ -74,9 +79,8 @@ class Encoder(nn.Module):
       is_initializing=self.is_initializing(),
       fields=fields,
     )
-    x_BLD = layers.layer_norm(
-      x_BLD, f.layer_norm_epsilon, f.dtype, 'encoder_norm'
-    )
+    if not f.norm_pooled:
+      x_BLD = layers.norm(x_BLD, f, 'encoder_norm')
     return x_BLD, captured
 
   def _add_positions(
@@ -87,14 +91,34 @@ class Encoder(nn.Module):
     if f.posemb in ('none', 'relative'):
       return x_BLD, None
     _, L, D = x_BLD.shape
+    extra = L - grid[0] * grid[1] - self.registers
     table_XLD = posemb.PositionEmbedding(
       f.posemb,
       f.depth if f.posemb_at == 'every_layer' else 1,
       name='posembed_input',
-    )(grid, L - grid[0] * grid[1], D)
+    )(grid, extra, D)
+    if self.registers:
+      nothing = jnp.zeros((len(table_XLD), self.registers, D))
+      parts = [table_XLD[:, :extra], nothing, table_XLD[:, extra:]]
+      table_XLD = jnp.concatenate(parts, axis=1)
     if f.posemb_at == 'input':
       return x_BLD + table_XLD.astype(x_BLD.dtype), None
     return x_BLD, jnp.broadcast_to(table_XLD, (f.depth, L, D))
+
+  def _rotation(
+    self, x_BLD: Array, grid: tuple[int, int]
+  ) -> posemb.Rotation | None:
+    """Returns how the layers turn the queries and keys of the last tokens."""
+    f = self.fields
+    if not f.rope:
+      return None
+    K = x_BLD.shape[-1] // f.heads
+    found = posemb.rotation(grid, K, f.rope, f.rope_side)
+    if not f.rope_registers:
+      return found
+    side = math.isqrt(self.registers)
+    first = posemb.rotation((side, side), K, f.rope_registers, side)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), first, found)
 
 
 class PatchEmbedding(nn.Module):
@@ -147,9 +171,25 @@ class ViT(Model):
       layers.
     axial: row attention and MLP, then column attention and MLP in every layer
       (appendix D.6); there is no class token then.
-    gelu: 'tanh', the approximation of the originals, or 'exact'.
+    gelu: 'tanh', the approximation of the originals, 'exact', or CLIP's
+      'quick', x sigmoid(1.702 x).
     layer_norm_epsilon: added to the variance; another than the originals' is
       for models that were trained with it.
+    registers: number of tokens that are learned and not read (2309.16588),
+      between the class token and the patches.
+    norm: 'layer' or 'rms'.
+    pre_norm: one more, before the first layer (CLIP).
+    norm_pooled: the final one after the pooling instead of before it.
+    layer_scale: initial value of a factor for each channel of what a branch
+      adds; 0 for none.
+    swiglu: a gated MLP, of three matrices instead of two.
+    qkv_bias: whether queries, keys and values have a bias.
+    qk_norm: a norm over every head of queries and keys.
+    rope: theta of rotary embeddings of the patches; 0 for none. They come
+      besides `posemb`.
+    rope_side: 0, or the side of the grid that they count: see
+      `posemb.rotation`.
+    rope_registers: theta of those of the registers, a square grid; 0 for none.
     dropout: rate after every dense layer but q, k, v, and after adding the
       position embeddings (appendix B.1).
     stochastic_depth: rate at which the last layer is left out for an example,
@@ -184,6 +224,17 @@ class ViT(Model):
   axial: bool = False
   gelu: str = 'tanh'
   layer_norm_epsilon: float = layers.EPSILON
+  registers: int = 0
+  norm: str = 'layer'
+  pre_norm: bool = False
+  norm_pooled: bool = False
+  layer_scale: float = 0.0
+  swiglu: bool = False
+  qkv_bias: bool = True
+  qk_norm: bool = False
+  rope: float = 0.0
+  rope_side: int = 0
+  rope_registers: float = 0.0
   dropout: float = 0.0
   stochastic_depth: float = 0.0
   head_bias: float = 0.0
@@ -206,7 +257,13 @@ class ViT(Model):
   @property
   def extra_tokens(self) -> tuple[str, ...]:
     # A class derived from this one may have more, after the one that is read.
-    return ('cls',) if self.pool == 'cls' else ()
+    read = ('cls',) if self.pool == 'cls' else ()
+    return (*read, *self.registers * ('registers',))
+
+  @property
+  def placed_tokens(self) -> int:
+    """How many of the extra tokens learned positions have a place for."""
+    return len(self.extra_tokens) - self.registers
 
   @property
   def num_blocks(self) -> int:
@@ -261,6 +318,28 @@ class ViT(Model):
       raise ValueError(
         f'model.stochastic_depth is {self.stochastic_depth}: axial models have '
         'none, leave it at 0.'
+      )
+    if self.axial and (self.registers or self.rope):
+      raise ValueError(
+        f'model.registers is {self.registers} and model.rope {self.rope}: '
+        'axial attention has rows and columns of patches alone, leave both at '
+        '0.'
+      )
+    if self.rope and self.width // self.heads % 4:
+      raise ValueError(
+        f'model.rope is {self.rope} and a head has {self.width // self.heads} '
+        'numbers: rotary embeddings turn pairs of them by rows and by columns, '
+        'which takes a multiple of 4.'
+      )
+    if self.rope_registers and not (
+      self.rope
+      and self.registers
+      and math.isqrt(self.registers) ** 2 == self.registers
+    ):
+      raise ValueError(
+        f'model.rope_registers is {self.rope_registers}, model.rope '
+        f'{self.rope} and model.registers {self.registers}: it needs '
+        'model.rope, and a square number of registers.'
       )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
@@ -344,11 +423,12 @@ class ViT(Model):
     )(x_BhwC)
     B, h, w, D = x_BhwD.shape
     x_BLD = x_BhwD.reshape(B, h * w, D)
-    extra = [
-      self.param(name, nn.initializers.zeros, (1, 1, D)).astype(self.dtype)
-      for name in self.extra_tokens
-    ]
-    extra = [jnp.broadcast_to(x_11D, (B, 1, D)) for x_11D in extra]
+    extra = []
+    for name, n in collections.Counter(self.extra_tokens).items():
+      # Several that begin as equals would stay equal.
+      init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
+      x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
+      extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))
     return x_BhwD, jnp.concatenate([*extra, x_BLD], axis=1)
 
   def encode(
@@ -367,17 +447,23 @@ class ViT(Model):
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None
-    encoder = Encoder(self.encoder_fields, capture, name='Transformer')
+    encoder = Encoder(
+      self.encoder_fields, self.registers, capture, name='Transformer'
+    )
     return encoder(x_BLD, grid, key, mask_BQL)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""
+    f = self.encoder_fields
+    patches_BLD = x_BLD[:, len(self.extra_tokens) :]
     if self.pool == 'cls':
       y_BD = x_BLD[:, 0]
     elif self.pool == 'map':
-      y_BD = heads.MAPHead(self.encoder_fields, name='MAPHead_0')(x_BLD)
+      y_BD = heads.MAPHead(f, name='MAPHead_0')(patches_BLD)
     else:
-      y_BD = jnp.mean(x_BLD, axis=1)
+      y_BD = jnp.mean(patches_BLD, axis=1)
+    if self.norm_pooled:
+      y_BD = layers.norm(y_BD, f, 'pooled_norm')
     if self.representation_size:
       y_BD = nn.Dense(
         self.representation_size, dtype=self.dtype, name='pre_logits'

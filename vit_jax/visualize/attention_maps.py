@@ -126,11 +126,13 @@ class _Program:
     with nn.intercept_methods(note):
       logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
     B, L, _ = aux['tokens'].shape
+    patches = L - len(self._model.extra_tokens)
     if pooled:
       logits_BN1L = attention.logits(pooled['query'], pooled['key'])
       read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
+      read_BL = jnp.pad(read_BL, ((0, 0), (L - patches, 0)))
     else:
-      read_BL = read(B, L, class_token=self._model.pool == 'cls')
+      read_BL = read(B, L, patches, class_token=self._model.pool == 'cls')
     return logits_BC, inputs, outputs[-1], read_BL
 
   def _logit(
@@ -154,9 +156,15 @@ def _program(model: Any, shape: tuple[int, ...]) -> _Program:
   return _Program(model)
 
 
-def read(B: int, L: int, *, class_token: bool) -> Array:
-  """Returns what is read of the tokens: the first, or all alike; BL."""
-  row_L = jnp.eye(L)[0] if class_token else jnp.full(L, 1 / L)
+def read(B: int, L: int, patches: int, *, class_token: bool) -> Array:
+  """Returns what is read of the tokens, BL: the first, or the last `patches`.
+
+  Those all alike.
+  """
+  if class_token:
+    row_L = jnp.eye(L)[0]
+  else:
+    row_L = jnp.pad(jnp.full(patches, 1 / patches), (L - patches, 0))
   return jnp.broadcast_to(row_L, (B, L))
 
 

@@ -119,15 +119,17 @@ def maps(
   return row.reshape(-1, h, w)
 
 
-def of_captured(attention_XBNLL: Array, grid: tuple[int, int]) -> Array:
+def of_captured(
+  attention_XBNLL: Array, grid: tuple[int, int], *, class_token: bool = True
+) -> Array:
   """Returns the maps Bhw of weights that a model captured, heads averaged.
 
-  Without a class token, the mean over the rows of all tokens is taken.
+  Without a class token, the mean over the rows of all patches is taken.
   """
   layers, B, _, L, _ = attention_XBNLL.shape
-  extra = L - grid[0] * grid[1]
+  patches = grid[0] * grid[1]
   return maps(
     [{'all': fuse(attention_XBNLL[i])} for i in range(layers)],
-    read(B, L, class_token=extra > 0),
+    read(B, L, patches, class_token=class_token and L > patches),
     grid,
   )

@@ -82,9 +82,9 @@ BAD_VIT = {
     put('vit.embeddings.mask_token', (1, 1, 32)),
     'mask_token.*masked images',
   ),
-  'quick_gelu': (
-    {'hidden_act': 'quick_gelu'},
-    "hidden_act is 'quick_gelu'.*'gelu_pytorch_tanh' or .* or 'gelu'",
+  'relu': (
+    {'hidden_act': 'relu'},
+    "hidden_act is 'relu'.*'gelu_pytorch_tanh' or .* or 'quick_gelu'",
   ),
   'no biases': ({'qkv_bias': False}, 'qkv_bias is False.*True'),
   'depth': (

@@ -74,6 +74,10 @@ THEIRS = {
     },
   ),
   'no classes': ('vit_tiny_patch16_224', SMALL | {'num_classes': 0}),
+  'no bias, RMSNorm, normalised queries and keys': (
+    'vit_tiny_patch16_224',
+    SMALL | {'qkv_bias': False, 'norm_layer': 'rmsnorm', 'qk_norm': True},
+  ),
   'hybrid of a root alone': (
     'vit_tiny_r_s16_p8_224',
     {'img_size': [64, 96], 'depth': 2},
@@ -81,6 +85,53 @@ THEIRS = {
   'hybrid': ('vit_small_r26_s32_224', {'img_size': 64, 'depth': 2}),
   'BiT': ('resnetv2_50x1_bit', NARROW),
   'BiT without classes': ('resnetv2_50x1_bit', NARROW | {'num_classes': 0}),
+}
+
+SLIM = {'depth': 2, 'embed_dim': 64, 'num_heads': 4}
+# Read as the same function, and written in our own way.
+SUCCESSORS = {
+  'mean, normalised': ('vit_tiny_patch16_224', SMALL | {'global_pool': 'avg'}),
+  'mean beside a class token': (
+    'vit_tiny_patch16_224',
+    SMALL | {'global_pool': 'avg', 'fc_norm': False},
+  ),
+  'DeiT III': ('deit3_small_patch16_224', SMALL),
+  'DINOv2': ('vit_small_patch14_dinov2', {'depth': 2, 'img_size': 28}),
+  'DINOv2 with registers': (
+    'vit_small_patch14_reg4_dinov2',
+    {'depth': 2, 'img_size': [28, 42]},
+  ),
+  'DINOv2, gated': (
+    'vit_giant_patch14_reg4_dinov2',
+    SLIM | {'embed_dim': 48, 'img_size': 28},
+  ),
+  'DINOv3': ('vit_small_patch16_dinov3', SLIM | {'img_size': [32, 48]}),
+  'DINOv3 with biases': (
+    'vit_small_patch16_dinov3_qkvb',
+    SLIM | {'img_size': 32},
+  ),
+  'DINOv3, gated': (
+    'vit_huge_plus_patch16_dinov3',
+    SLIM | {'img_size': 48},
+  ),
+  'CLIP': ('vit_base_patch32_clip_224', SLIM | {'img_size': 64}),
+  "OpenAI's CLIP": (
+    'vit_base_patch32_clip_quickgelu_224',
+    SLIM | {'img_size': 64},
+  ),
+  'SigLIP, mean': (
+    'vit_base_patch16_siglip_gap_224',
+    SLIM | {'img_size': 32},
+  ),
+  'registers': ('vit_medium_patch16_reg4_gap_256', SMALL),
+  'register with positions': (
+    'vit_tiny_patch16_224',
+    SMALL | {'reg_tokens': 1},
+  ),
+  'registers with positions': (
+    'vit_tiny_patch16_224',
+    SMALL | NO_TOKEN | {'global_pool': 'avg', 'reg_tokens': 3},
+  ),
 }
 
 
@@ -99,7 +150,7 @@ def as_originals(timm, model, resnet):
 
 def build_theirs(timm, torch, kind):
   """Returns a model none of whose parameters are zero or all alike."""
-  name, args = THEIRS[kind]
+  name, args = (THEIRS | SUCCESSORS)[kind]
   torch.manual_seed(0)
   model = timm.create_model(name, **{'num_classes': 5} | args)
   with torch.no_grad():
@@ -121,7 +172,7 @@ def scaled(torch, images, mean, std):
   return torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32))
 
 
-@pytest.mark.parametrize('kind', THEIRS)
+@pytest.mark.parametrize('kind', THEIRS | SUCCESSORS)
 def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   model = save_theirs(timm, torch, kind, tmp_path / 'x')
   ours = opening.open_checkpoint(str(tmp_path / 'x'))
@@ -183,6 +234,22 @@ OURS = {
   'mean': ((48, 32), TINY | {'pool': 'gap'}),
   'attention pooling': ((32, 32), TINY | {'pool': 'map'}),
   'scan': ((32, 32), TINY | {'scan': True}),
+  'switches': (
+    (32, 48),
+    TINY
+    | {
+      'registers': 2,
+      'norm': 'rms',
+      'layer_scale': 0.1,
+      'qkv_bias': False,
+      'qk_norm': True,
+    },
+  ),
+  'mean, normalised': (
+    (32, 32),
+    TINY
+    | {'pool': 'gap', 'norm_pooled': True, 'registers': 1, 'gelu': 'quick'},
+  ),
   'no head': ((32, 32), TINY | {'num_classes': 0}),
   'hybrid of a root alone': ((64, 64), TINY | {'stem_width': 64}),
   'hybrid': ((64, 96), TINY | HYBRID | {'stem_layers': (2, 2, 2, 2)}),
@@ -265,6 +332,15 @@ def compare_there(folder, checkpoint):
   assert peer.image_size == checkpoint.image_size
   images = random_images(checkpoint.image_size)
   return relative_difference(peer.run(images), logits_of(checkpoint, images))
+
+
+def test_before_a_norm_positions_take_the_bias_of_the_patches(tmp_path, timm):
+  checkpoint = random_checkpoint(None, (32, 48), **TINY | {'pre_norm': True})
+  convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  assert 'patch_embed.proj.bias' not in load_file(
+    tmp_path / 'x/model.safetensors'
+  )
+  assert compare_there(tmp_path / 'x', checkpoint) < TOLERANCE
 
 
 @pytest.mark.parametrize(

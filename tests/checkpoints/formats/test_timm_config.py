@@ -24,14 +24,17 @@ CONTRADICTIONS = {
   'positions': ({'model_args__pos_embed': ''}, "pos_embed is '', .* 'learn'"),
   'heads': ({'model_args__num_heads': 5}, 'width 48 is not a multiple .* 5'),
   'no heads': ({'model_args__num_heads': '4'}, "num_heads is '4' and should"),
-  'pool': ({'model_args__global_pool': 'avg'}, "'cls_token', and its pooling"),
+  'pool': (
+    {'model_args__global_pool': 'map'},
+    "pool is that of pool 'map', and the arrays are those of 'cls' or 'gap'",
+  ),
   'other pool': (
     {'model_args__global_pool': 'max'},
     "global_pool is 'max', and there is no such model here, only token, avg",
   ),
   'act': ({'model_args__act_layer': 'relu'}, "act_layer is 'relu', and there"),
   'norm': ({'model_args__norm_layer': 'rmsnorm'}, "norm_layer is 'rmsnorm'"),
-  'scale': ({'model_args__init_values': 1}, 'init_values is 1, and models he'),
+  'scale': ({'model_args__init_values': 1}, 'init_values is 1, and the array'),
   'unknown': ({'model_args__block_fn': 'x'}, "block_fn is 'x', and whether"),
   'args': ({'model_args': [1]}, r'model_args is \[1\] and should be an obje'),
   'cfg': ({'pretrained_cfg': 1}, 'pretrained_cfg is 1 and should be an obje'),
@@ -68,7 +71,8 @@ def test_contradicting_configurations_are_refused(folder, kind):
     ('vit_of_tomorrow', 'which timm .* does not know'),
     ('naflexvit_base_patch16_gap', 'a NaFlexVit, and there are only ViT'),
     ('resnet18', 'a ResNet, and there are only ViT'),
-    ('vit_base_patch32_clip_quickgelu_224', 'whose activation is QuickGELU'),
+    ('eva02_tiny_patch14_224', 'whose rotary embeddings are RotaryEmbedding'),
+    ('eva02_base_patch14_224', 'whose rotary embeddings are RotaryEmbedding'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):

@@ -19,6 +19,8 @@ UNWRITABLE = {
     'layer_norm_epsilon 1e-12, only 1e-06: use --to=hf',
   ),
   'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
+  'rotary': (TINY | {'rope': 100.0}, 'rope 100.0, only 0: use --to=orbax'),
+  'gated': (TINY | {'swiglu': True}, 'swiglu True, only False: use --to=orba'),
   'every layer': (
     TINY | {'posemb_at': 'every_layer'},
     "posemb_at 'every_layer', only 'input': use --to=orbax",

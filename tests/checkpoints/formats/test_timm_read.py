@@ -31,19 +31,12 @@ def folder(tmp_path):
 
 ONE = np.ones(1, np.float32)
 LACKING = {
-  'blocks.0.ls1.gamma': 'layer scale',
-  'blocks.1.gamma_2': 'layer scale',
-  'reg_token': 'register tokens',
   'dist_token': 'a distillation token',
   'head_dist.weight': 'a distillation token',
-  'blocks.0.attn.q_norm.weight': 'normalised queries and keys',
   'blocks.0.attn.norm.weight': 'a LayerNorm inside attention',
   'blocks.0.mlp.norm.weight': 'a LayerNorm inside attention or the MLP',
-  'blocks.0.mlp.fc1_g.weight': 'a gated MLP',
   'blocks.0.mlp.w12.weight': 'a gated MLP',
   'blocks.0.attn.rope.freqs': 'relative positions',
-  'fc_norm.weight': 'a LayerNorm after the mean',
-  'norm_pre.weight': 'a LayerNorm before the first layer',
   'stages.0.blocks.0.norm1.running_mean': 'BatchNorm',
 }
 
@@ -60,15 +53,15 @@ def test_what_models_here_lack_is_refused(folder, key):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'blocks.0.attn.qkv.bias': None},
-      "'blocks.0.attn.qkv.bias': attention he",
-    ),
+    # Without the first layer's the others' have no place.
+    ({'blocks.0.attn.qkv.bias': None}, "has the array 'blocks.1.attn.qkv.bias"),
     ({'blocks.1.attn.qkv.bias': None}, "lacks the array 'blocks.1.attn.qkv.bi"),
-    ({'attn_pool.latent': ONE}, "'cls_token', and its pooling is over"),
+    ({'attn_pool.latent': ONE}, "global_pool is that of pool 'cls', and the a"),
+    ({'blocks.1.ls1.gamma': ONE}, "has the array 'blocks.1.ls1.gamma', for wh"),
+    ({'norm_pre.weight': ONE}, "lacks the array 'norm_pre.bias'"),
     ({'more': ONE}, "has the array 'more', for which"),
     ({'patch_embed.proj.weight': None}, "'patch_embed.proj.weight' should hav"),
-    ({'cls_token': None}, "'pos_embed' has 17 tokens"),
+    ({'cls_token': None}, "pool 'cls', and the arrays are those of 'gap'"),
     ({'norm.bias': ONE}, r"'norm.bias' has shape \(1,\) where \(48,\)"),
     (
       {'head.bias': np.full(7, np.nan, np.float32)},

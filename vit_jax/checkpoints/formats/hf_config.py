@@ -12,7 +12,12 @@ from vit_jax.checkpoints.formats.archive import Lookup
 from vit_jax.checkpoints.formats.stated import Stated
 
 # How transformers calls the two functions; of a pair, the first is written.
-_GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu': 'exact'}
+_GELUS = {
+  'gelu_pytorch_tanh': 'tanh',
+  'gelu_new': 'tanh',
+  'gelu': 'exact',
+  'quick_gelu': 'quick',
+}
 
 # What a configuration of a ViT leaves out.
 _VIT_DEFAULTS = {

@@ -21,6 +21,15 @@ VIT_LIMITS: dict[str, tuple[Any, ...]] = {
   'posemb': ('learned1d',),
   'posemb_at': ('input',),
   'axial': (False,),
+  'registers': (0,),
+  'norm': ('layer',),
+  'pre_norm': (False,),
+  'norm_pooled': (False,),
+  'layer_scale': (0,),
+  'swiglu': (False,),
+  'qkv_bias': (True,),
+  'qk_norm': (False,),
+  'rope': (0,),
 }
 RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}
 # What holds every model.

@@ -1,13 +1,15 @@
 """timm's models: directories for its `local-dir:`, and files of tensors.
 
-ViT, the DeiT models without distillation, hybrids and BiT.
+ViT and its successors (DeiT without distillation, DeiT III, AugReg, CLIP's and
+SigLIP's image towers, DINOv2, DINOv3), hybrids and BiT.
 """
 
+import dataclasses
 import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +31,10 @@ _PREFIXES = ('module.', '_orig_mod.')
 
 # What models of timm have and ours lack.
 _LACKING = {
-  r'(^|\.)ls[12]\.gamma$|\.gamma_[12]$': 'layer scale',
-  r'^reg_token$': 'register tokens',
   r'^dist_token$|^head_dist\.': 'a distillation token',
-  r'\.[qk]_norm\.': 'normalised queries and keys',
   r'\.(attn|mlp)\.norm\.': 'a LayerNorm inside attention or the MLP',
-  r'\.mlp\.(fc1_[gx]|w12)\.': 'a gated MLP',
+  r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
   r'(^|\.)rope\.|rel_pos|relative_position': 'relative positions',
-  r'^fc_norm\.': 'a LayerNorm after the mean over tokens',
-  r'^norm_pre\.': 'a LayerNorm before the first layer',
   r'\.running_mean$': 'BatchNorm',
 }
 
@@ -57,7 +54,7 @@ def read(path: str, config: dict[str, Any] | None = None) -> table.File:
   _refuse_lacking(lookup)
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
-  fields, grid_only = fields_of(lookup, stated)
+  fields, arrays, grid_only = fields_of(lookup, stated)
   preprocessing = table.Preprocessing()
   if config is not None:
     preprocessing = timm_images.read(
@@ -156,34 +153,46 @@ def _refuse_lacking(lookup: archive.Lookup) -> None:
           f'{lookup.path} has the array {key!r}, {what}, and no model here has '
           'that.'
         )
-  if lookup.has('blocks.0.attn.qkv.weight') and not lookup.has(
-    'blocks.0.attn.qkv.bias'
-  ):
-    raise ValueError(
-      f'{lookup.path} lacks the array '
-      f'{lookup.key_of("blocks.0.attn.qkv.bias")!r}: attention here has biases.'
-    )
 
 
 def _vit_fields(
   lookup: archive.Lookup, config: Stated
-) -> tuple[dict[str, Any], bool]:
-  """Returns the fields, and if the class token has no position embedding."""
+) -> tuple[dict[str, Any], table.Flat, bool]:
+  """Returns the fields, the arrays, and if only patches have positions."""
   width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
-  mlp_dim, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
-  pool = _pool(lookup)
+  known = timm_config.known_facts(config)
+  has_cls = lookup.has('cls_token')
+  pool = _pool(lookup, config, timm_config.stated_pool(config, known))
   stem_width, stem_layers = _stem(lookup)
   stride = patch
   if stem_width:
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
-  image_size, grid_only = _positions(
-    lookup, stride, timm_config.image_size(config), pool == 'cls'
+  image_size, placed = _positions(
+    lookup, stride, timm_config.image_size(config), has_cls
   )
+  grid_only = has_cls and not placed
+  # A class token that is not read is a register.
+  folds_cls = has_cls and pool != 'cls'
+  arrays = timm_table.plain(
+    lookup.arrays, lookup.key_of(''), placed=placed, folds_cls=folds_cls
+  )
+  lookup = dataclasses.replace(lookup, arrays=arrays)
+  _, mlp_dim = lookup.shape('blocks.0.mlp.fc2.weight', 2)
+  hidden, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
   fields = {
     'patch_size': patch,
     'width': width,
     'depth': sum(lookup.count(lookup.key_of('blocks.'), r'(\d{1,6})\.')),
     'mlp_dim': mlp_dim,
+    'swiglu': hidden == 2 * mlp_dim,
+    'norm': 'layer' if lookup.has('blocks.0.norm1.bias') else 'rms',
+    'pre_norm': lookup.has('norm_pre.weight'),
+    'norm_pooled': lookup.has('fc_norm.weight'),
+    # What it began with is of no use any more.
+    'layer_scale': 1e-4 * lookup.has('blocks.0.ls1.gamma'),
+    'qkv_bias': lookup.has('blocks.0.attn.qkv.bias'),
+    'qk_norm': lookup.has('blocks.0.attn.q_norm.weight'),
+    'registers': lookup.size('reg_token', 3, axis=1),
     'pool': pool,
     'stem_width': stem_width,
     'stem_layers': stem_layers,
@@ -192,15 +201,9 @@ def _vit_fields(
     'representation_size': lookup.size('pre_logits.fc.weight', 2),
     'num_classes': lookup.size('head.weight', 2),
   }
-  facts = timm_config.vit_facts(config, fields, grid_only)
-  stated_pool = facts.pop('pool')
-  if stated_pool not in (None, pool):
-    if pool == 'cls':
-      _refuse_both(lookup)
-    raise ValueError(
-      f'{config.place}: global_pool is that of pool {stated_pool!r}, and the '
-      f'arrays are those of {pool!r}.'
-    )
+  facts = timm_config.vit_facts(
+    config, known, fields, grid_only, has_cls=has_cls
+  )
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, width)
   if not config:
@@ -212,24 +215,25 @@ def _vit_fields(
       + (', and a class token without a position' if grid_only else '')
       + '. A directory with a config.json says.'
     )
-  return fields | facts, grid_only
+  return fields | facts, arrays, grid_only
 
 
-def _pool(lookup: archive.Lookup) -> str:
+def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:
   """Returns the pooling that the arrays are for."""
-  pool = 'cls' if lookup.has('cls_token') else 'gap'
   if lookup.has('attn_pool.latent'):
-    if pool == 'cls':
-      _refuse_both(lookup)
-    pool = 'map'
-  return pool
-
-
-def _refuse_both(lookup: archive.Lookup) -> NoReturn:
-  raise ValueError(
-    f'{lookup.path} has the array {lookup.key_of("cls_token")!r}, and its '
-    'pooling is over the patches: no model here has both.'
-  )
+    possible = ['map']
+  elif not lookup.has('cls_token'):
+    possible = ['gap']
+  elif lookup.has('fc_norm.weight'):
+    possible = ['gap', 'cls']
+  else:
+    possible = ['cls', 'gap']
+  if stated not in (None, *possible):
+    raise ValueError(
+      f'{config.place}: global_pool is that of pool {stated!r}, and the '
+      f'arrays are those of {" or ".join(map(repr, possible))}.'
+    )
+  return stated or possible[0]
 
 
 def _usual_heads(path: str, width: int) -> int:
@@ -263,38 +267,40 @@ def _positions(
   stride: int,
   stated: tuple[int, int] | None,
   has_cls: bool,
-) -> tuple[tuple[int, int], bool]:
-  """Returns the image size, and if only the patches have embeddings.
+) -> tuple[tuple[int, int], int]:
+  """Returns the image size, and how many tokens before it have embeddings.
 
   Raises:
     ValueError: if the embeddings are for another size than the stated.
   """
   if not lookup.has('pos_embed'):
     if stated:
-      return stated, False
+      return stated, 0
     raise ValueError(
       f'{lookup.path} has no {lookup.key_of("pos_embed")!r} and does not say '
       'how large its images are: give a directory with a config.json.'
     )
   _, tokens, _ = lookup.shape('pos_embed', 3)
+  before = 0, int(has_cls), has_cls + lookup.size('reg_token', 3, axis=1)
   if not stated:
-    grid_only = has_cls and math.isqrt(tokens) ** 2 == tokens
-    side = table.square_side(tokens - (has_cls and not grid_only), lookup.path)
-    return (side * stride, side * stride), grid_only
+    squares = (n for n in before if math.isqrt(tokens - n) ** 2 == tokens - n)
+    placed = next(squares, before[1])
+    side = table.square_side(tokens - placed, lookup.path)
+    return (side * stride, side * stride), placed
   patches = (stated[0] // stride) * (stated[1] // stride)
-  if tokens not in (patches, patches + has_cls):
+  if tokens - patches not in before:
     raise ValueError(
       f'{lookup.path}/config.json: images are of {stated[0]}x{stated[1]} '
       f'pixels, {patches} patches of {stride}, and '
       f'{lookup.key_of("pos_embed")!r} has {tokens} tokens.'
     )
-  return stated, has_cls and tokens == patches
+  return stated, tokens - patches
 
 
 def _resnet_fields(
   lookup: archive.Lookup, config: Stated
-) -> tuple[dict[str, Any], bool]:
-  """Returns the fields, and False: a ResNet has no positions."""
+) -> tuple[dict[str, Any], table.Flat, bool]:
+  """Returns the fields, the arrays, and False: a ResNet has no positions."""
   timm_config.check_bit(config)
   width, *_ = lookup.shape('stem.conv.weight', 4)
   image_size = timm_config.image_size(config)
@@ -304,14 +310,18 @@ def _resnet_fields(
       f'{lookup.path} does not say how large its images are: 224x224 pixels, '
       'resized as a whole to values in [-1, 1], are assumed.'
     )
-  return {
-    'name': 'resnet',
-    'version': 2,
-    'layers': _stages(lookup, ''),
-    'width': width,
-    'num_classes': lookup.size('head.fc.weight', 4),
-    'image_size': image_size,
-  }, False
+  return (
+    {
+      'name': 'resnet',
+      'version': 2,
+      'layers': _stages(lookup, ''),
+      'width': width,
+      'num_classes': lookup.size('head.fc.weight', 4),
+      'image_size': image_size,
+    },
+    lookup.arrays,
+    False,
+  )
 
 
 def _not_held(weights: table.Weights) -> list[str]:

@@ -40,13 +40,14 @@ _KNOWN = re.compile(
   rf'(?:vit|deit)_({"|".join(_SIZES)})_'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
-_GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact'}
+_GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}
 # How PyTorch prints layers: timm has classes of its own, and uses PyTorch's.
 _ACTIVATIONS = {
   'GELU()': 'exact',
   "GELU(approximate='none')": 'exact',
   'GELUTanh()': 'tanh',
   "GELU(approximate='tanh')": 'tanh',
+  'QuickGELU()': 'quick',
 }
 _POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
 _EPSILON = 1e-6
@@ -84,13 +85,8 @@ _FREE_BIT = {
 # What a model of timm has to be for there to be one here.
 _PLAIN_VIT = {
   'final_norm': True,
-  'init_values': None,
   'pool_include_prefix': False,
-  'pre_norm': False,
   'proj_bias': True,
-  'qk_norm': False,
-  'qkv_bias': True,
-  'reg_tokens': 0,
   'scale_attn_norm': False,
   'scale_mlp_norm': False,
 }
@@ -99,19 +95,38 @@ _PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
 _NO_MODEL = 'timm has no model with'
 
 
+def stated_pool(config: Stated, known: dict[str, Any]) -> str | None:
+  """Returns the pooling that is asked for, if any is.
+
+  Raises:
+    ValueError: if there is none such here.
+  """
+  args = config.part('model_args')
+  part = args if 'global_pool' in args else config
+  if part.get('global_pool') is not None:
+    return str(part.choice('global_pool', _POOLS))
+  return known['pool']
+
+
 def vit_facts(
-  config: Stated, found: dict[str, Any], grid_only: bool
+  config: Stated,
+  known: dict[str, Any],
+  found: dict[str, Any],
+  grid_only: bool,
+  *,
+  has_cls: bool,
 ) -> dict[str, Any]:
-  """Returns `heads`, `gelu`, `layer_norm_epsilon` and `pool` of a ViT.
+  """Returns the fields of a ViT that its arrays do not show.
 
   Args:
     config: the config.json; empty where there is only a file, of which the
-      heads and the pool are returned as None.
+      heads are returned as None.
+    known: of `known_facts`.
     found: the fields that the arrays show.
-    grid_only: whether the class token has no position embedding.
+    grid_only: whether only the patches have position embeddings.
+    has_cls: whether there is a class token, read or not.
 
   Raises:
-    ImportError: if only timm knows them, and it is not installed.
     ValueError: if there is no such model here, or the configuration contradicts
       the arrays.
   """
@@ -119,25 +134,33 @@ def vit_facts(
   patch, width, mlp_dim = (
     found[field] for field in ('patch_size', 'width', 'mlp_dim')
   )
-  cls = found['pool'] == 'cls'
   sizes = _vit_sizes(found) | {
+    'class_token': has_cls,
     'in_chans': 3,
-    'no_embed_class': grid_only if cls else (False, True),
+    'no_embed_class': grid_only if has_cls else (False, True),
+    'pre_norm': found['pre_norm'],
+    'qk_norm': found['qk_norm'],
+    'qkv_bias': found['qkv_bias'],
+    'reg_tokens': found['registers'] - (has_cls and found['pool'] != 'cls'),
     'patch_size': (patch, [patch, patch]),
     'pos_embed': 'learn' if found['posemb'] != 'none' else ('none', ''),
   }
-  _check(args, sizes, _PLAIN_VIT, _FREE_VIT)
+  if not found['layer_scale']:
+    sizes['init_values'] = None
+  _check(args, sizes, _PLAIN_VIT, _FREE_VIT | {'init_values'})
   ratio = args.get('mlp_ratio')
   if ratio is not None and not (
     isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
   ):
     args.refuse('mlp_ratio', f', and the arrays have {mlp_dim} / {width}.')
-  facts = _architecture_facts(config)
+  facts = {key: known[key] for key in known.keys() - {'pool'}}
   usual_width = facts.pop('width')
   if config and 'embed_dim' not in args and usual_width != width:
     config.refuse(
       'architecture', f' of width {usual_width}, and the arrays have {width}.'
     )
+  if isinstance(args.get('init_values'), int | float):
+    facts['layer_scale'] = float(args['init_values'])
   if 'num_heads' in args:
     facts['heads'] = args.positive('num_heads')
   if 'act_layer' in args:
@@ -145,12 +168,10 @@ def vit_facts(
   if 'norm_layer' in args:
     # Without what timm ignores in it.
     name = str(args['norm_layer']).replace('_', '').lower()
-    if name not in ('layernorm', 'layernormfp32'):
-      args.refuse('norm_layer', ', and models here have LayerNorm.')
+    wanted = f'{found["norm"]}norm'
+    if name not in (wanted, f'{wanted}fp32'):
+      args.refuse('norm_layer', f', and the arrays are those of a {wanted}.')
     facts['layer_norm_epsilon'] = _EPSILON
-  part = args if 'global_pool' in args else config
-  if part.get('global_pool') is not None:
-    facts['pool'] = part.choice('global_pool', _POOLS)
   return facts
 
 
@@ -223,9 +244,21 @@ def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
   return ()
 
 
-def _architecture_facts(config: Stated) -> dict[str, Any]:
-  """Returns what an architecture's name says, or timm's default."""
-  facts: dict[str, Any] = {'gelu': 'exact', 'layer_norm_epsilon': _EPSILON}
+def known_facts(config: Stated) -> dict[str, Any]:
+  """Returns what the name of a ViT's architecture says, or timm's default.
+
+  Those are `width`, `heads` and `pool`, all None where there is no name, and
+  `gelu`, `layer_norm_epsilon`, `rope`.
+
+  Raises:
+    ImportError: if only timm knows them, and it is not installed.
+    ValueError: if there is no such model here.
+  """
+  facts: dict[str, Any] = {
+    'gelu': 'exact',
+    'layer_norm_epsilon': _EPSILON,
+    'rope': 0.0,
+  }
   if not config:
     return facts | {'pool': None, 'heads': None, 'width': None}
   name = str(config['architecture']).split('.')[0]
@@ -241,6 +274,8 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
   try:
     import timm
     import torch
+    from timm.layers import RotaryEmbeddingDinoV3
+    from timm.models.eva import Eva, EvaBlock
     from timm.models.vision_transformer import Block, VisionTransformer
   except (ImportError, RuntimeError) as e:
     # The second is a torchvision built for another torch.
@@ -253,34 +288,69 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
       'architecture', f', which timm {timm.__version__} does not know.'
     )
   with torch.device('meta'):
-    model = timm.create_model(name, num_classes=0)
-  if type(model) is not VisionTransformer:
+    model: Any = timm.create_model(name, num_classes=0)
+  if type(model) not in (VisionTransformer, Eva):
     config.refuse(
       'architecture',
       f', a {type(model).__name__}, and there are only ViT, its hybrids and '
       'BiT here.',
     )
   for layer in model.blocks:
-    if type(layer) is not Block:
+    if type(layer) not in (Block, EvaBlock):
       config.refuse(
         'architecture',
         f', whose layers are {type(layer).__name__} and not those of ViT, the '
         'only ones here.',
       )
   block: Any = model.blocks[0]
-  activation = repr(block.mlp.act)
-  if activation not in _ACTIVATIONS:
+  rope = getattr(model, 'rope', None)
+  theta: Any = 0.0
+  if rope is not None:
+    theta = getattr(rope, 'temperature', None)
+    if type(rope) is not RotaryEmbeddingDinoV3 or (
+      theta is None or rope.min_period is not None,
+      rope.normalize_coords,
+      rope.grid_offset,
+      rope.grid_indexing,
+      rope.rotate_half,
+    ) != (False, 'separate', 0, 'ij', True):
+      config.refuse(
+        'architecture',
+        f', whose rotary embeddings are {type(rope).__name__}: here there are '
+        'those of DINOv3.',
+      )
+  activation, usual = repr(block.mlp.act), _ACTIVATIONS
+  if hasattr(block.mlp, 'gate_last') or hasattr(block.mlp, 'fc1_g'):
+    usual = (
+      {} if getattr(block.mlp, 'gate_last', False) else {'SiLU()': 'exact'}
+    )
+  if activation not in usual:
     config.refuse(
       'architecture',
-      f', whose activation is {activation}: here there are GELU and its tanh '
-      'approximation.',
+      f', whose MLP is {type(block.mlp).__name__} with {activation}: here '
+      'there are GELU, its approximations and SwiGLU.',
     )
+  norms: list[Any] = [
+    norm
+    for norm in (
+      block.norm1,
+      block.norm2,
+      block.attn.q_norm,
+      model.norm,
+      model.fc_norm,
+      getattr(model, 'norm_pre', None),
+    )
+    if hasattr(norm, 'eps')
+  ]
+  if len({norm.eps for norm in norms}) > 1:
+    config.refuse('architecture', ', whose norms differ in their epsilon.')
   theirs = config.with_values({'global_pool': model.global_pool})
   return {
     'width': model.embed_dim,
     'heads': block.attn.num_heads,
-    'gelu': _ACTIVATIONS[activation],
+    'gelu': usual[activation],
     'layer_norm_epsilon': block.norm1.eps,
+    'rope': theta,
     'pool': theirs.choice('global_pool', _POOLS),
   }
 
@@ -321,14 +391,17 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  limits = {'representation_size': (0,), 'layer_norm_epsilon': (_EPSILON,)}
+  limits = {'representation_size': (0,), 'layer_norm_epsilon': (_EPSILON,)} | {
+    field: table.VIT_LIMITS[field]
+    for field in ('name', 'posemb', 'posemb_at', 'axial', 'swiglu', 'rope')
+  }
   ways_out = {
     'representation_size': (
       'use --head=drop to leave out all of the head, or --to=npz.'
     ),
     'layer_norm_epsilon': f'use --to=hf, or {table.ELSEWHERE}',
   }
-  table.check_writable(fields, _NO_MODEL, limits | table.VIT_LIMITS, ways_out)
+  table.check_writable(fields, _NO_MODEL, limits, ways_out)
   args = vit_args(fields)
   return {
     'architecture': _vit_architecture(fields),
@@ -346,15 +419,35 @@ def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
   ratio = mlp_dim / width
   if int(width * ratio) != mlp_dim:
     ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
-  return _vit_sizes(fields) | {
-    'act_layer': _invert(_GELUS, fields['gelu']),
-    # timm's default for 'avg' is a LayerNorm after the mean.
-    'fc_norm': False,
-    'global_pool': _invert(_POOLS, fields['pool']),
-    'img_size': size[0] if size[0] == size[1] else list(size),
-    'mlp_ratio': ratio,
-    'num_heads': fields['heads'],
+  return (
+    _vit_sizes(fields)
+    | {
+      'act_layer': _invert(_GELUS, fields['gelu']),
+      # timm's default for 'avg' is a LayerNorm after the mean.
+      'fc_norm': fields['norm_pooled'],
+      'global_pool': _invert(_POOLS, fields['pool']),
+      'img_size': size[0] if size[0] == size[1] else list(size),
+      'mlp_ratio': ratio,
+      'num_heads': fields['heads'],
+    }
+    | _vit_switches(fields)
+  )
+
+
+def _vit_switches(fields: dict[str, Any]) -> dict[str, Any]:
+  """Returns arguments for what a field has that is not the default."""
+  names = {
+    'registers': 'reg_tokens',
+    'layer_scale': 'init_values',
+    'pre_norm': 'pre_norm',
+    'qk_norm': 'qk_norm',
   }
+  found = {theirs: fields[x] for x, theirs in names.items() if fields[x]}
+  if not fields['qkv_bias']:
+    found['qkv_bias'] = False
+  if fields['norm'] == 'rms':
+    found['norm_layer'] = 'rmsnorm'
+  return found
 
 
 def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,18 @@ _VIT = {
   'cls': 'cls_token',
   _POSITIONS: 'pos_embed',
   'embedding': 'patch_embed.proj',
+  'registers': 'reg_token',
+  'Transformer/pre_norm': 'norm_pre',
   'LayerNorm_0': 'norm1',
   'MultiHeadDotProductAttention_1/query': 'attn.qkv',
+  'MultiHeadDotProductAttention_1/query_norm': 'attn.q_norm',
+  'MultiHeadDotProductAttention_1/key_norm': 'attn.k_norm',
   'MultiHeadDotProductAttention_1/out': 'attn.proj',
+  'LayerScale_0': 'ls1',
   'LayerNorm_2': 'norm2',
   'MlpBlock_3/Dense_0': 'mlp.fc1',
   'MlpBlock_3/Dense_1': 'mlp.fc2',
+  'LayerScale_1': 'ls2',
   'Transformer/encoder_norm': 'norm',
   'MAPHead_0/probe': 'attn_pool.latent',
   'MAPHead_0/LayerNorm_0': 'attn_pool.norm',
@@ -33,6 +39,7 @@ _VIT = {
   'MAPHead_0/MultiHeadDotProductAttention_0/query': 'attn_pool.q',
   'MAPHead_0/MultiHeadDotProductAttention_0/key': 'attn_pool.kv',
   'MAPHead_0/MultiHeadDotProductAttention_0/out': 'attn_pool.proj',
+  'pooled_norm': 'fc_norm',
   'pre_logits': 'pre_logits.fc',
   'head': 'head',
 }
@@ -52,8 +59,15 @@ class Stored(Mapping[str, np.ndarray]):
   """
 
   def __init__(self, arrays: Flat):
+    if 'Transformer/pre_norm/scale' in arrays:
+      # Before a norm timm's patches have no bias: every position gets it.
+      arrays = dict(arrays)
+      positions_1LD = np.array(arrays[_POSITIONS])
+      positions_1LD[:, int('cls' in arrays) :] += arrays.pop('embedding/bias')
+      arrays[_POSITIONS] = positions_1LD
     self._arrays = arrays
-    table = entries({name: x.shape for name, x in arrays.items()})
+    shapes = {name: x.shape for name, x in arrays.items()}
+    table = entries(shapes, places_registers='registers' in shapes)
     self._entries = {entry.keys[0]: entry for entry in table}
 
   def __getitem__(self, key: str) -> np.ndarray:
@@ -67,8 +81,67 @@ class Stored(Mapping[str, np.ndarray]):
     return len(self._entries)
 
 
+def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
+  """Returns the arrays of a ViT of any of timm's classes as a plain one's.
+
+  What it leaves out becomes zeros: the bias of patches, and one of queries,
+  keys and values where others are there. The two parts of a gated MLP become
+  one array. The positions of registers are added to them, and with `folds_cls`
+  a class token that nobody reads is one. `placed` of the tokens before the
+  patches have positions.
+  """
+  found = dict(arrays)
+  for key in arrays:
+    if match := re.fullmatch(
+      re.escape(prefix) + r'(blocks\.\d+\.)(attn\.qkv|mlp\.fc1_g)\.weight', key
+    ):
+      _complete_layer(found, prefix + match[1])
+    elif key == prefix + 'patch_embed.proj.weight':
+      width = np.zeros(len(arrays[key]), np.float32)
+      found.setdefault(key.replace('weight', 'bias'), width)
+    elif re.fullmatch(re.escape(prefix) + r'blocks\.\d+\.gamma_[12]', key):
+      found[f'{key[:-8]}.ls{key[-1]}.gamma'] = found.pop(key)
+  cls, positions, registers = (
+    prefix + name for name in ('cls_token', 'pos_embed', 'reg_token')
+  )
+  if folds_cls:
+    more = [found[registers]] if registers in found else []
+    found[registers] = np.concatenate([found.pop(cls), *more], axis=1)
+  first = int(cls in found)  # whose position stays where it is
+  if placed > first:
+    rows = found[positions]
+    R = placed - first
+    found[registers] = np.concatenate(
+      [
+        found[registers][:, :R] + rows[:, first:placed],
+        found[registers][:, R:],
+      ],
+      axis=1,
+    )
+    found[positions] = np.concatenate(
+      [rows[:, :first], rows[:, placed:]], axis=1
+    )
+  return found
+
+
+def _complete_layer(found: Flat, layer: str) -> None:
+  biases = [found.pop(f'{layer}attn.{x}_bias', None) for x in 'qkv']
+  there = [x for x in biases if x is not None]
+  if there:
+    full = [np.zeros_like(there[0]) if x is None else x for x in biases]
+    found[f'{layer}attn.qkv.bias'] = np.concatenate(full)
+  for leaf in ('weight', 'bias'):
+    gate = found.pop(f'{layer}mlp.fc1_g.{leaf}', None)
+    if gate is not None:
+      parts = [gate, found.pop(f'{layer}mlp.fc1_x.{leaf}')]
+      found[f'{layer}mlp.fc1.{leaf}'] = np.concatenate(parts)
+
+
 def entries(
-  shapes: Shapes, prefix: str = '', grid_only: bool = False
+  shapes: Shapes,
+  prefix: str = '',
+  grid_only: bool = False,
+  places_registers: bool = False,
 ) -> list[Entry]:
   """Returns the table of a file, an entry for each of its arrays.
 
@@ -77,6 +150,8 @@ def entries(
     prefix: of every key.
     grid_only: whether the class token has no position embedding, where ours has
       one: it is zero then.
+    places_registers: whether registers have position embeddings, zeros, where
+      ours have none.
   """
   is_vit = 'embedding/kernel' in shapes
   modules, backbone = _RESNET, ''
@@ -94,9 +169,12 @@ def entries(
     key = torch_table.key_of(
       name, modules, 'blocks.{}.', backbone + 'stages.{}.blocks.{}.'
     )
+    key = re.sub(r'\.(ls[12])\.weight$', r'.\1.gamma', key)
     layout = torch_table.layout(name, shape)
     if name == _POSITIONS and grid_only:
       layout = lambda x: x[:, 1:], lambda x: np.pad(x, ((0, 0), (1, 0), (0, 0)))
+    if name == _POSITIONS and places_registers:
+      layout = _with_registers(int('cls' in shapes), shapes['registers'][1])
     if name == 'head/kernel' and not is_vit:
       # BiT's head is a convolution of one pixel.
       layout = lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T
@@ -106,6 +184,14 @@ def entries(
       else one(prefix + key, name, layout)
     )
   return table
+
+
+def _with_registers(first: int, R: int) -> Layout:
+  def to_file(x: np.ndarray) -> np.ndarray:
+    zeros = np.zeros((1, R, x.shape[-1]), x.dtype)
+    return np.concatenate([x[:, :first], zeros, x[:, first:]], axis=1)
+
+  return to_file, lambda x: np.delete(x, np.s_[first : first + R], axis=1)
 
 
 def _together(name: str) -> tuple[str, ...]:
