@@ -2,10 +2,10 @@
 
 ViT, the DeiT models that are saved as ViT, I-JEPA (which is the ViT without a
 class token, classified by the mean of its tokens) and BiT; ImageGPT is in
-`hf_imagegpt`. Every key of a file
-is one of our names spelt differently, so that the table has one entry an array.
-The keys are those that transformers 5 still writes, whatever its modules are
-called now.
+`hf_imagegpt`, and DINOv2 to SigLIP in `hf_towers`. Every key of a file is one
+of our names spelt differently, so that the table has one entry an array. The
+keys are those that transformers 5 still writes, whatever its modules are called
+now.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from vit_jax.checkpoints.formats import (
   hf_config,
   hf_imagegpt,
   hf_images,
+  hf_towers,
   table,
   tensors,
   torch_table,
@@ -55,11 +56,14 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   model_type = config['model_type']
   if model_type == 'imagegpt':
     return hf_imagegpt.read(path, config)
+  if model_type in tuple(hf_towers.FAMILIES):
+    return hf_towers.read(path, config)
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
     raise ValueError(
       f'{path}/config.json: model_type is {model_type!r}, and there are models '
-      "here only for 'vit', 'ijepa', 'bit', 'imagegpt', and 'deit' without "
-      'distillation.'
+      f"here only for 'vit', 'ijepa', 'bit', 'imagegpt', "
+      f'{", ".join(map(repr, hf_towers.FAMILIES))}, and '
+      "'deit' without distillation."
     )
   arrays = tensors.read_folder(path)
   bit = model_type == 'bit'

@@ -12,7 +12,7 @@ from vit_jax.checkpoints.formats.archive import Lookup
 from vit_jax.checkpoints.formats.stated import Stated
 
 # How transformers calls the two functions; of a pair, the first is written.
-_GELUS = {
+GELUS = {
   'gelu_pytorch_tanh': 'tanh',
   'gelu_new': 'tanh',
   'gelu': 'exact',
@@ -90,7 +90,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   }
   sizes = _vit_sizes(fields) | {'patch_size': (patch, [patch, patch])}
   stated.check('the arrays have', sizes)
-  wanted = _VIT | {'hidden_act': tuple(_GELUS)}
+  wanted = _VIT | {'hidden_act': tuple(GELUS)}
   if not fields['representation_size']:
     del wanted['pooler_act']
   stated.check('a model here has', wanted)
@@ -103,7 +103,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     )
   return fields | {
     'heads': stated.positive('num_attention_heads'),
-    'gelu': _GELUS[stated['hidden_act']],
+    'gelu': GELUS[stated['hidden_act']],
     'layer_norm_epsilon': stated['layer_norm_eps'],
     'image_size': (height, width),
   }
@@ -137,7 +137,7 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     | {
       'attention_probs_dropout_prob': 0.0,
       'encoder_stride': fields['patch_size'],
-      'hidden_act': next(k for k, x in _GELUS.items() if x == fields['gelu']),
+      'hidden_act': next(k for k, x in GELUS.items() if x == fields['gelu']),
       'hidden_dropout_prob': 0.0,
       'image_size': height if height == width else [height, width],
       'initializer_range': 0.02,

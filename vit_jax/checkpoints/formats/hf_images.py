@@ -23,21 +23,37 @@ _COMMON = {
 }
 _CENTRE = {'crop_size': 224, 'do_center_crop': True, 'resample': 3}
 _HALF = {'image_mean': [0.5] * 3, 'image_std': [0.5] * 3}
+_OPENAI = _CENTRE | {
+  'image_mean': [0.48145466, 0.4578275, 0.40821073],
+  'image_std': [0.26862954, 0.26130258, 0.27577711],
+  'size': {'shortest_edge': 224},
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
   'ViT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 224},
   'ImageGPT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
   'DeiT': _HALF | _CENTRE | {'size': 256},
-  'Bit': _CENTRE
-  | {
-    'image_mean': [0.48145466, 0.4578275, 0.40821073],
-    'image_std': [0.26862954, 0.26130258, 0.27577711],
-    'size': {'shortest_edge': 224},
+  'Bit': _OPENAI,
+  'CLIP': _OPENAI,
+  'Siglip': _HALF | {'do_center_crop': False, 'resample': 3, 'size': 224},
+  'DINOv3ViT': {
+    'do_center_crop': False,
+    'image_mean': [0.485, 0.456, 0.406],
+    'image_std': [0.229, 0.224, 0.225],
+    'resample': 2,
+    'size': 224,
   },
 }
 _OF_MODELS = {
   'imagegpt': 'ImageGPT',
   'deit': 'DeiT',
   'bit': 'Bit',
+  'dinov2': 'Bit',
+  'dinov2_with_registers': 'Bit',
+  'dinov3_vit': 'DINOv3ViT',
+  'clip': 'CLIP',
+  'clip_vision_model': 'CLIP',
+  'siglip': 'Siglip',
+  'siglip_vision_model': 'Siglip',
 }  # of others, ViT
 
 
@@ -127,7 +143,7 @@ def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], int]:
   """Returns the size of the processed images, and `resize_small`."""
   crop = file.sides('crop_size') if file['do_center_crop'] else None
   size = file['size']
-  if kind == 'Bit' and isinstance(size, int):
+  if kind in ('Bit', 'CLIP') and isinstance(size, int):
     size = {'shortest_edge': size}
   if isinstance(size, dict) and size.keys() == {'shortest_edge'}:
     edge = size['shortest_edge']

@@ -1,0 +1,164 @@
+"""DINOv2, DINOv3, CLIP and SigLIP of transformers give their numbers here."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.checkpoints.random_weights import (
+  logits_of,
+  random_images,
+  relative_difference,
+)
+from vit_jax.checkpoints import opening
+
+# Sums of float32 in another order.
+TOLERANCE = 1e-5
+SIZES = {
+  'hidden_size': 48,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 3,
+  'image_size': 32,
+  'patch_size': 8,
+  'intermediate_size': 100,
+}
+DINOV2 = {k: x for k, x in SIZES.items() if k != 'intermediate_size'}
+TEXT = {'hidden_size': 32, 'num_hidden_layers': 1, 'num_attention_heads': 2}
+BOTH = {'vision_config': SIZES, 'text_config': TEXT}
+KINDS = {
+  'DINOv2': ('Dinov2Model', 'Dinov2Config', DINOV2),
+  'with registers': (
+    'Dinov2WithRegistersModel',
+    'Dinov2WithRegistersConfig',
+    DINOV2 | {'num_register_tokens': 3},
+  ),
+  'gated': ('Dinov2Model', 'Dinov2Config', DINOV2 | {'use_swiglu_ffn': True}),
+  'DINOv3': (
+    'DINOv3ViTModel',
+    'DINOv3ViTConfig',
+    SIZES | {'num_register_tokens': 4},
+  ),
+  'DINOv3, gated, no bias': (
+    'DINOv3ViTModel',
+    'DINOv3ViTConfig',
+    SIZES
+    | {
+      'num_register_tokens': 2,
+      'use_gated_mlp': True,
+      'hidden_act': 'silu',
+      'query_bias': False,
+      'value_bias': False,
+    },
+  ),
+  'CLIP': (
+    'CLIPVisionModelWithProjection',
+    'CLIPVisionConfig',
+    SIZES | {'projection_dim': 20},
+  ),
+  'CLIP beside its text': (
+    'CLIPModel',
+    'CLIPConfig',
+    BOTH | {'projection_dim': 20},
+  ),
+  'SigLIP': ('SiglipVisionModel', 'SiglipVisionConfig', SIZES),
+  'SigLIP beside its text': ('SiglipModel', 'SiglipConfig', BOTH),
+  'SigLIP that classifies': (
+    'SiglipForImageClassification',
+    'SiglipConfig',
+    BOTH | {'num_labels': 5},
+  ),
+}
+
+
+def save(transformers, torch, kind, folder):
+  """Saves a model none of whose parameters are zero or all alike."""
+  model, config, fields = KINDS[kind]
+  torch.manual_seed(0)
+  model = getattr(transformers, model)(getattr(transformers, config)(**fields))
+  with torch.no_grad():
+    for x in model.parameters():
+      x += 0.1 * torch.randn(x.shape)
+  model.save_pretrained(folder)
+  return model.eval()
+
+
+def features(torch, model, ours, images):
+  """Returns what transformers makes of images as ours takes them."""
+  p = ours.preprocessing
+  pixels = (images / np.float32(255) - np.float32(p.mean)) / np.float32(p.std)
+  pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+  with torch.inference_mode():
+    if hasattr(model, 'get_image_features'):
+      found = model.get_image_features(pixel_values=pixels)
+      found = getattr(found, 'pooler_output', found)
+    else:
+      outputs = model(pixel_values=pixels)
+      found = next(
+        outputs[name]
+        for name in ('logits', 'image_embeds', 'pooler_output')
+        if name in outputs
+      )
+  return found.numpy()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
+  model = save(transformers, torch, kind, tmp_path / 'x')
+  ours = opening.open_checkpoint(str(tmp_path / 'x'))
+  images = random_images(ours.image_size)
+  want = features(torch, model, ours, images)
+  got = logits_of(ours, images)
+  assert got.shape == want.shape
+  assert relative_difference(got, want) < TOLERANCE
+
+
+def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
+  config = transformers.Dinov2Config(**DINOV2, num_labels=4)
+  model = transformers.Dinov2ForImageClassification(config)
+  model.save_pretrained(tmp_path / 'x')
+  with pytest.raises(
+    ValueError, match=r"has 'classifier.weight'.* Save its bo"
+  ):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'hidden_act': 'relu'}, "hidden_act is 'relu', and a model here has"),
+    ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
+    ({'patch_size': 16}, 'patch_size is 16, and the arrays have 8'),
+    ({'num_attention_heads': 5}, 'width 48 is not a multiple of .* 5'),
+    ({'image_size': 'x'}, "image_size is 'x' and should"),
+    ({'num_register_tokens': 1}, 'num_register_tokens is 1, and .* have 0'),
+  ],
+)
+def test_contradicting_configurations_are_refused(
+  tmp_path, transformers, torch, changes, message
+):
+  save(transformers, torch, 'DINOv2', tmp_path / 'x')
+  place = tmp_path / 'x/config.json'
+  place.write_text(json.dumps(json.loads(place.read_text()) | changes))
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+@pytest.mark.parametrize(
+  'key',
+  [
+    'encoder.layer.1.layer_scale1.lambda1',
+    'encoder.layer.0.norm1.bias',
+    'encoder.layer.1.attention.attention.key.bias',
+    'embeddings.position_embeddings',
+  ],
+)
+def test_a_missing_array_is_named(tmp_path, transformers, torch, key):
+  save(transformers, torch, 'DINOv2', tmp_path / 'x')
+  place = tmp_path / 'x/model.safetensors'
+  arrays = load_file(place)
+  save_file(
+    {k: x for k, x in arrays.items() if k != key}, place, {'format': 'pt'}
+  )
+  with pytest.raises(ValueError, match=f"lacks the array '{key}'"):
+    opening.open_checkpoint(str(tmp_path / 'x'))
