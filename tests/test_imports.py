@@ -22,6 +22,7 @@ FLOORS = (
   {
     'flags',
     'predict',
+    'evaluate',
     'fewshot',
     'palette',
     'complete',

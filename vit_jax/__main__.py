@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes, fine-tunes, evaluates a config'),
   'predict': ('vit_jax.predict', 'labels images'),
+  'evaluate': ('vit_jax.evaluate', 'accuracy by class, what is confused'),
   'fewshot': ('vit_jax.fewshot', 'few-shot accuracy and linear probes'),
   'convert': ('vit_jax.convert', 'checkpoints for other frameworks'),
   'visualize': ('vit_jax.visualize', 'attention, filters, positions'),

@@ -1,0 +1,280 @@
+"""What a classifier gets right and what it takes for what, class by class.
+
+  python -m vit_jax.evaluate CHECKPOINT DATASET --output=runs/evaluate
+
+runs any checkpoint on all images of a split and prints its accuracy, that of
+its five likeliest classes, and the balanced one, to which every class counts
+the same however many images it has. It writes classes.csv, each class with what
+it is taken for most, and for up to 1,000 classes confusion.csv and
+confusion.png (a row for each class of the images, a column for each that was
+predicted).
+"""
+
+import argparse
+import csv
+import dataclasses
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax import flags
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.data import bad_images, images, sources, whole
+from vit_jax.evaluators import features, few_examples
+from vit_jax.training import plots, sharding
+
+OUTPUT = 'runs/evaluate'
+BATCH_PER_DEVICE = 64
+# Of which a matrix is written, a few megabytes; with names along the picture.
+MAX_CLASSES, MAX_NAMED = 1000, 40
+
+
+class Measures(NamedTuple):
+  """What is measured of predictions.
+
+  Attributes:
+    accuracy: share of the images whose likeliest class is the right one.
+    top5: share of those with the right class among the five likeliest.
+    balanced: mean over the classes that have images of the share of theirs.
+    confusion_CC: images by class and by predicted class, integers.
+  """
+
+  accuracy: float
+  top5: float
+  balanced: float
+  confusion_CC: np.ndarray
+
+
+def measures(
+  labels_N: np.ndarray, likeliest_Nk: np.ndarray, C: int
+) -> Measures:
+  """Returns what is measured of the k <= 5 likeliest of C classes.
+
+  Args:
+    labels_N: the right classes.
+    likeliest_Nk: predicted ones, the likeliest first.
+    C: number of classes.
+  """
+  confusion_CC = np.zeros((C, C), np.int64)
+  np.add.at(confusion_CC, (labels_N, likeliest_Nk[:, 0]), 1)
+  images_C = confusion_CC.sum(axis=1)
+  there = images_C > 0
+  right_C = np.diag(confusion_CC)
+  return Measures(
+    accuracy=float(right_C.sum() / len(labels_N)),
+    top5=float(np.mean(np.any(likeliest_Nk == labels_N[:, None], axis=1))),
+    balanced=float(np.mean(right_C[there] / images_C[there])),
+    confusion_CC=confusion_CC,
+  )
+
+
+def same_classes(
+  checkpoint: opening.Checkpoint, names: tuple[str, ...]
+) -> np.ndarray:
+  """Returns the checkpoint's class for each class of a data set.
+
+  By name; by number where the checkpoint has no names.
+
+  Raises:
+    ValueError: if it has no head, or lacks a class.
+  """
+  C = checkpoint.model.num_classes
+  if not C:
+    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
+  if not checkpoint.class_names:
+    if len(names) != C:
+      raise ValueError(
+        f'{checkpoint.path} has {C:,} classes without names, and the data '
+        f'{len(names):,}: they cannot be told apart.'
+      )
+    return np.arange(C)
+  known = {name: i for i, name in enumerate(checkpoint.class_names)}
+  if missing := [name for name in names if name not in known]:
+    raise ValueError(
+      f'{checkpoint.path} does not know {len(missing):,} of the {len(names):,} '
+      f'classes, such as {missing[0]!r}; it knows '
+      f'{checkpoint.class_names[0]!r} and others. Fine-tune it on these, or '
+      'give images of what it knows.'
+    )
+  return np.array([known[name] for name in names])
+
+
+def classes_csv(found: Measures, names: Sequence[str]) -> str:
+  """Returns a line for each class that has images or was predicted."""
+  confusion_CC = found.confusion_CC
+  rows = []
+  for i, name in enumerate(names):
+    images, predicted = confusion_CC[i].sum(), confusion_CC[:, i].sum()
+    if not images and not predicted:
+      continue
+    right = confusion_CC[i, i]
+    others = np.where(np.arange(len(names)) == i, 0, confusion_CC[i])
+    most = int(np.argmax(others))
+    rows.append(
+      [
+        flags.cell(name),
+        images,
+        right / images if images else '',
+        right / predicted if predicted else '',
+        flags.cell(names[most]) if others[most] else '',
+        others[most],
+      ]
+    )
+  head = ['class', 'images', 'accuracy', 'precision', 'taken_for', 'times']
+  return _csv([head, *rows])
+
+
+def confusion_csv(found: Measures, names: Sequence[str]) -> str:
+  """Returns a row for each class, a column for each that was predicted."""
+  cells = [flags.cell(name) for name in names]
+  rows = zip(cells, found.confusion_CC.tolist(), strict=True)
+  return _csv([['class', *cells], *([name, *row] for name, row in rows)])
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
+  file = io.StringIO()
+  csv.writer(file, lineterminator='\n').writerows(rows)
+  return file.getvalue()
+
+
+def plot(found: Measures, names: Sequence[str], title: str) -> bytes:
+  """Returns a PNG of the share of each class's images by prediction."""
+  C = len(names)
+  confusion_CC = found.confusion_CC
+  images_C1 = confusion_CC.sum(axis=1, keepdims=True)
+  named = C <= MAX_NAMED
+  side = 3 + (0.28 * C if named else 5)
+  figure = plots.figure(side + 1, side)
+  axes = figure.subplots()
+  shown = axes.imshow(
+    confusion_CC / np.maximum(images_C1, 1), cmap='Blues', vmin=0, vmax=1
+  )
+  if named:
+    texts = [flags.printable(name)[:24] for name in names]
+    axes.set_xticks(range(C), texts, rotation=90, parse_math=False)
+    axes.set_yticks(range(C), texts, parse_math=False)
+  axes.set_xlabel('predicted')
+  axes.set_ylabel('class of the image')
+  axes.set_title(title, fontsize='medium', parse_math=False)
+  figure.colorbar(
+    shown, ax=axes, label="share of the class's images", shrink=0.7
+  )
+  return plots.png(figure)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+  """Measures, prints and writes.
+
+  Raises:
+    OSError: if checkpoint, data or the folder is not there.
+    ValueError: if they do not fit together.
+  """
+  checkpoint = opening.open_checkpoint(args.checkpoint)
+  data = ConfigDict(
+    {
+      'name': args.dataset,
+      'dir': args.data_dir,
+      'split_seed': args.split_seed,
+      'on_bad_image': args.on_bad_image,
+    }
+  )
+  source = sources.labelled(
+    bad_images.open_checked(data, args.split), f'{args.dataset} {args.split}'
+  )
+  if not len(source):
+    raise ValueError(f'{args.dataset} {args.split} is empty.')
+  class_C = same_classes(checkpoint, source.class_names)
+  folder = epath.Path(args.output)
+  folder.mkdir(parents=True, exist_ok=True)
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  C = checkpoint.model.num_classes
+  extractor = features.Extractor(
+    features.top_k(checkpoint.model, min(5, C)),
+    images.Images(
+      checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
+    ),
+    batch_size=BATCH_PER_DEVICE * mesh.size,
+    mesh=mesh,
+  )
+  params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+  likeliest_Nk = extractor(params, source, f'{args.split} images')
+  found = measures(class_C[source.labels()], likeliest_Nk, C)
+  names = checkpoint.class_names or source.class_names
+  print(_table(found, names, len(source)))
+  files = {'classes.csv': classes_csv(found, names).encode()}
+  if C <= MAX_CLASSES:
+    title = f'{args.checkpoint}\non {args.dataset} {args.split}'
+    files['confusion.csv'] = confusion_csv(found, names).encode()
+    files['confusion.png'] = plot(found, names, title)
+  for name, content in files.items():
+    whole.replace(folder / name, content)
+    print(f'written            {folder / name}')
+
+
+def _table(found: Measures, names: Sequence[str], count: int) -> str:
+  """Returns the measures, and what is confused most, for a terminal."""
+  lines: Mapping[str, str] = {
+    'images': f'{count:,}',
+    'accuracy': f'{found.accuracy:.2%}',
+    **({'of five': f'{found.top5:.2%}'} if len(names) > 5 else {}),
+    'balanced': f'{found.balanced:.2%}',
+  }
+  wrong_CC = found.confusion_CC * (1 - np.eye(len(names), dtype=np.int64))
+  often = np.argsort(wrong_CC, axis=None, kind='stable')[::-1][:5]
+  pairs = [np.unravel_index(i, wrong_CC.shape) for i in often]
+  return '\n'.join(
+    [f'{name:<17}  {text}' for name, text in lines.items()]
+    + [
+      f'taken for another  {flags.printable(names[i])} for '
+      f'{flags.printable(names[j])}, {wrong_CC[i, j]:,} times'
+      for i, j in pairs
+      if wrong_CC[i, j]
+    ]
+  )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  parser = flags.parser('evaluate', __doc__)
+  add = parser.add_argument
+  add('checkpoint', help=WHAT_OPENS)
+  add(
+    'dataset',
+    help="'digits', a folder with one sub-folder a class, written with a "
+    "slash, a TFDS name, or 'vtab/TASK'",
+  )
+  add('--split', default='', help="default: the benchmark's, or test")
+  add('--data_dir', default='', help='where TFDS has its data sets')
+  add(
+    '--split_seed',
+    type=int,
+    default=0,
+    help='of what is held out where the data bring no test split (default: 0)',
+  )
+  add(
+    '--on_bad_image',
+    choices=('error', 'skip'),
+    default='error',
+    help='what to do about unreadable images (default: error)',
+  )
+  add(
+    '--output',
+    default=OUTPUT,
+    metavar='FOLDER',
+    help='for classes.csv, confusion.csv and confusion.png, which are replaced '
+    f'if they are there (default: {OUTPUT})',
+  )
+  args = parser.parse_args(argv)
+  args.split = args.split or few_examples.usual_splits(args.dataset)[1]
+  return flags.command(evaluate, args)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
