@@ -294,20 +294,34 @@ def test_pipes_and_devices_are_unreadable(command, tmp_path):
   assert err.count('Not a regular file') == 2
 
 
-def test_names_cannot_steer_a_terminal_or_a_spreadsheet(capsys):
+def test_names_cannot_steer_a_terminal_or_a_spreadsheet():
   row = {
     'file': os.fsdecode(b'\xff\n.png'),
     'rank': 1,
     'class': '=\x1b[31mred',
     'probability': 0.5,
   }
-  predict.write([row], 'table')
-  assert capsys.readouterr().out == (
-    '\\udcff\\n.png   1  =\\x1b[31mred   50.00%\n'
-  )
-  predict.write([row], 'csv')
-  assert capsys.readouterr().out.splitlines()[1] == (
-    "\\udcff\\n.png,1,'=\\x1b[31mred,0.5"
-  )
-  predict.write([row], 'json')
-  assert json.loads(capsys.readouterr().out) == [row]
+
+  def text(format_name):
+    names = row['file'], row['class']
+    return ''.join(predict.texts([[row]], format_name, names[:1], names[1:]))
+
+  assert text('table') == '\\udcff\\n.png   1  =\\x1b[31mred   50.00%\n'
+  assert text('csv').splitlines()[1] == "\\udcff\\n.png,1,'=\\x1b[31mred,0.5"
+  assert json.loads(text('json')) == [row]
+
+
+@pytest.mark.parametrize('format_name', ['table', 'csv', 'json'])
+def test_rows_come_as_they_are_found(format_name):
+  row = {'file': 'a', 'rank': 1, 'class': 'cat', 'probability': 0.5}
+  taken = []
+
+  def found():
+    for i in range(3):
+      taken.append(i)
+      yield [row]
+
+  texts = predict.texts(found(), format_name, ['a'], ['cat'])
+  while '0.5' not in (text := next(texts)) and '50.00%' not in text:
+    pass
+  assert taken == [0]

@@ -2,16 +2,18 @@
 
   python -m vit_jax.predict CHECKPOINT IMAGE_OR_FOLDER... --topk=5
 
-Prints one row a prediction, the likeliest first. A file that cannot be read is
-reported on standard error and the others go on; the exit status is then 1.
+Prints one row a prediction, the likeliest first, as soon as it is known. A file
+that cannot be read is reported on standard error and the others go on; the exit
+status is then 1.
 """
 
 import argparse
 import csv
+import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -26,6 +28,8 @@ from vit_jax.data import decode, folder
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
+# Of a class name in a table; ImageNet has some of 120 characters.
+MAX_WIDTH = 40
 
 Row = dict[str, Any]
 
@@ -127,44 +131,70 @@ def _run(args: argparse.Namespace) -> int:
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if not checkpoint.model.num_classes:
     raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
-  rows, unreadable = [], 0
-  results = predict(checkpoint, paths, args.topk)
-  # Silent where there is no terminal, or no time for anyone to wonder.
-  for _, result in tqdm(
-    results, total=len(paths), unit=' files', delay=2, disable=None
-  ):
-    if isinstance(result, decode.UnreadableImage):
-      unreadable += 1
-      tqdm.write(f'unreadable: {result}', file=sys.stderr)
-    else:
-      rows += result
-  write(rows, args.format)
+  unreadable = 0
+
+  def readable() -> Iterator[list[Row]]:
+    nonlocal unreadable
+    results = predict(checkpoint, paths, args.topk)
+    # Silent where there is no terminal, or no time for anyone to wonder.
+    for _, result in tqdm(
+      results, total=len(paths), unit=' files', delay=2, disable=None
+    ):
+      if isinstance(result, decode.UnreadableImage):
+        unreadable += 1
+        tqdm.write(f'unreadable: {result}', file=sys.stderr)
+      else:
+        yield result
+
+  names = checkpoint.class_names or (str(checkpoint.model.num_classes - 1),)
+  for text in texts(readable(), args.format, paths, names):
+    tqdm.write(text, file=sys.stdout, end='')
+    sys.stdout.flush()  # for whoever waits at the end of a pipe
   return 1 if unreadable else 0
 
 
-def write(rows: list[Row], format_name: str) -> None:
-  """Prints rows of `COLUMNS` as 'table', 'csv' or 'json'."""
+def texts(
+  found: Iterable[list[Row]],
+  format_name: str,
+  paths: Sequence[str],
+  names: Sequence[str],
+) -> Iterator[str]:
+  """Yields what is printed of the rows of each file, as they are found.
+
+  Args:
+    found: rows of `COLUMNS`, by file.
+    format_name: 'table', 'csv' or 'json'.
+    paths: of all files, and
+    names: of all classes, which say how wide a table is.
+  """
   if format_name == 'json':
-    json.dump(rows, sys.stdout, indent=2)
-    print()
+    between = '[\n  '
+    for rows in found:
+      for row in rows:
+        yield between + json.dumps(row, indent=2).replace('\n', '\n  ')
+        between = ',\n  '
+    yield '[]\n' if between[0] == '[' else '\n]\n'
   elif format_name == 'csv':
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator='\n')
-    writer.writeheader()
-    for row in rows:
-      texts = {name: flags.cell(row[name]) for name in ('file', 'class')}
-      writer.writerow(row | texts)
-  elif rows:
-    rows = [
-      row | {name: flags.printable(row[name]) for name in ('file', 'class')}
-      for row in rows
-    ]
-    file_width = max(len(row['file']) for row in rows)
-    class_width = max(len(row['class']) for row in rows)
-    for row in rows:
-      print(
-        f'{row["file"]:<{file_width}}  {row["rank"]:>2}  '
-        f'{row["class"]:<{class_width}}  {row["probability"]:7.2%}'
-      )
+    yield ','.join(COLUMNS) + '\n'
+    for rows in found:
+      lines = io.StringIO()
+      writer = csv.DictWriter(lines, COLUMNS, lineterminator='\n')
+      for row in rows:
+        cells = {name: flags.cell(row[name]) for name in ('file', 'class')}
+        writer.writerow(row | cells)
+      yield lines.getvalue()
+  else:
+    file_width, class_width = (
+      max(len(flags.printable(text)) for text in column)
+      for column in (paths, names)
+    )
+    for rows in found:
+      for row in rows:
+        file, name = (flags.printable(row[key]) for key in ('file', 'class'))
+        yield (
+          f'{file:<{file_width}}  {row["rank"]:>2}  '
+          f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}\n'
+        )
 
 
 if __name__ == '__main__':
