@@ -72,6 +72,7 @@ RANGES = {
   'optimizer.b1': '[0, 1)',
   'optimizer.b2': '[0, 1)',
   'optimizer.clip_norm': '[0, inf)',
+  'optimizer.layer_decay': '(0, 1]',
   'optimizer.lr': '[0, inf)',
   'optimizer.momentum': '[0, 1)',
   'optimizer.polyak': '[0, 1)',
@@ -272,6 +273,9 @@ def base() -> ConfigDict:
         # Pairs of such an expression and what the learning rate is multiplied
         # by where it is the first that matches, as in (('^head/', 10.0),).
         'lr_scales': (),
+        # What the learning rate is multiplied by from one layer to the one
+        # before it, for fine-tuning: 0.65 to 0.9.
+        'layer_decay': 1.0,
         # Decay of the Polyak average of the parameters; 0 for none. Where
         # there is an average, it is what evaluators measure.
         'polyak': 0.0,

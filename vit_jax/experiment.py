@@ -109,6 +109,11 @@ class Experiment:
       clip_norm=o.clip_norm,
       frozen=o.frozen,
       lr_scales=o.lr_scales,
+      factors=(
+        optim.layer_factors(self.objective.model, o.layer_decay)
+        if o.layer_decay != 1
+        else None
+      ),
     )
     if o.frozen or o.lr_scales:
       _ = self.state_shapes  # which patterns that match nothing are refused in

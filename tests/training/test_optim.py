@@ -1,12 +1,14 @@
 """Schedules and optimizers against closed forms in float64 NumPy."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.models import variants
 from vit_jax.training import durations, optim
 
 # float32 keeps seven digits; a few steps lose one or two.
@@ -487,3 +489,62 @@ def test_without_patterns_the_chain_is_the_plain_one():
 def test_patterns_that_match_nothing_are_refused(fields, message):
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(constant(name='adam', **fields).init, params())
+
+
+LAYERED = {'patch_size': 4, 'width': 8, 'depth': 3, 'mlp_dim': 12, 'heads': 2}
+
+
+@pytest.mark.parametrize('pool', ['cls', 'map'])
+def test_layers_before_others_learn_more_slowly(pool):
+  model = variants.build(
+    num_classes=5, image_size=(8, 8), pool=pool, norm_pooled=True, **LAYERED
+  )
+  p = variants.init(model, jax.random.key(0), (8, 8))
+  factors = optim.layer_factors(model, 0.5)
+  got = dict(zip(names(p), jax.tree.leaves(factors(p)), strict=True))
+  before = {'cls', 'embedding', 'posembed_input'}
+  for name, factor in got.items():
+    if match := re.search(r'encoderblock_(\d)', name):
+      assert factor == 0.5 ** (3 - int(match[1])), name
+    else:
+      first = bool(before & set(name.split('/')))
+      assert factor == (1 / 16 if first else 1), name
+  assert 1 / 16 in got.values() and 1 in got.values()
+  # The same of layers in a scan, and the rates are those.
+  stacked = model.clone(scan=True)
+  stacked_p = variants.stack_layers(p)
+  lr = optim.schedule(LR, 'constant', 0, 9)
+  found = []
+  for m, params in ((model, p), (stacked, stacked_p)):
+    given = {'name': 'adam', 'lr': lr, 'weight_decay': 0.1}
+    grads = jax.tree.map(jnp.ones_like, params)
+    plain, scaled = (
+      optimizer.update(grads, optimizer.init(params), params)[0]
+      for optimizer in (
+        optim.make(**given),
+        optim.make(**given, factors=optim.layer_factors(m, 0.5)),
+      )
+    )
+    for x, y, factor in zip(
+      jax.tree.leaves(plain),
+      jax.tree.leaves(scaled),
+      jax.tree.leaves(optim.layer_factors(m, 0.5)(params)),
+      strict=True,
+    ):
+      np.testing.assert_allclose(y, x * factor, rtol=1e-6)
+    found.append(scaled)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6),
+    found[0],
+    variants.unstack_layers(found[1]),
+  )
+
+
+def test_a_model_without_a_row_of_layers_has_no_layer_decay():
+  model = variants.build(
+    num_classes=5, image_size=(32, 32), name='resnet', layers=(1,), width=32
+  )
+  with pytest.raises(
+    ValueError, match='layer_decay is 0.5: a resnet has no row'
+  ):
+    optim.layer_factors(model, 0.5)

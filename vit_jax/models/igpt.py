@@ -196,6 +196,8 @@ class IGPT(Model):
   kind: ClassVar[str] = 'igpt'
   compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS,)
+  depth_loop: ClassVar[Loop] = LAYERS
+  after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
   num_classes: int

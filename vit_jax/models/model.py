@@ -42,6 +42,8 @@ class Model(nn.Module):
     compute_fields: fields that decide how it is computed, and not what its
       parameters are.
     loops: what a scan stacks of it.
+    depth_loop: that of the layers that its depth counts, if there are such.
+    after_layers: pattern of the paths of the parameters after those.
     cast_params: patterns of the paths of parameters that are used in `dtype`
       alone.
   """
@@ -56,6 +58,8 @@ class Model(nn.Module):
     'remat',
   )
   loops: ClassVar[tuple[Loop, ...]] = ()
+  depth_loop: ClassVar[Loop | None] = None
+  after_layers: ClassVar[str] = ''
   cast_params: ClassVar[tuple[str, ...]] = ()
 
   @classmethod

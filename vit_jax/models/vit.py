@@ -209,6 +209,10 @@ class ViT(Model):
   kind: ClassVar[str] = 'vit'
   task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
+  depth_loop: ClassVar[Loop] = LAYERS
+  after_layers: ClassVar[str] = (
+    '^(Transformer/encoder_norm|pooled_norm|MAPHead_0|pre_logits|prediction|head)'
+  )
   cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
 
   num_classes: int

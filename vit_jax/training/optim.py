@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.models.model import Model
+
 Schedule = Callable[[jax.Array | int], jax.Array]
 
 DECAYS = ('linear', 'cosine', 'constant', 'staircase')
@@ -136,6 +138,36 @@ def _scale_by_path(
   return optax.GradientTransformation(init, update)
 
 
+def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
+  """Returns what gives each parameter's factor of the learning rate.
+
+  Of L layers, layer i from 0 has decay^(L - i), what comes before them
+  decay^(L + 1), and what comes after them 1 (BEiT, 2106.08254). Layers stacked
+  for a scan get an array, each layer its own.
+
+  Raises:
+    ValueError: if the model has no such layers.
+  """
+  loop = model.depth_loop
+  if loop is None:
+    raise ValueError(
+      f'optimizer.layer_decay is {decay}: a {model.kind} has no row of equal '
+      'layers; leave it at 1.'
+    )
+  L = model.num_blocks
+
+  def factor(path: tuple[Any, ...], x: Any) -> Any:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if match := re.search(rf'(?:^|/){loop.prefix}(\d+)/', name):
+      return decay ** (L - (int(match[1]) - loop.first))
+    if re.search(rf'(?:^|/){loop.stacked}/', name):
+      factors_L = decay ** np.arange(L, 0, -1)
+      return np.float32(factors_L).reshape(L, *[1] * (x.ndim - 1))
+    return 1.0 if re.search(model.after_layers, name) else decay ** (L + 1)
+
+  return lambda params: jax.tree_util.tree_map_with_path(factor, params)
+
+
 def make(
   *,
   name: str,
@@ -148,6 +180,7 @@ def make(
   clip_norm: float = 0.0,
   frozen: Sequence[str] = (),
   lr_scales: Sequence[tuple[str, float]] = (),
+  factors: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer's chain.
 
@@ -171,6 +204,7 @@ def make(
       without decay, state, or a part in the global norm.
     lr_scales: patterns and what the learning rate is multiplied by where they
       match, the first that does.
+    factors: gives what it is multiplied by besides, see `layer_factors`.
 
   Raises:
     ValueError: for another name or dtype; and, when the state is made, for a
@@ -192,11 +226,18 @@ def make(
   # to 0.8984.
   adam = optax.scale_by_adam(np.float32(b1), b2, mu_dtype=momentum_dtype)
   trace = optax.trace(np.float32(momentum), accumulator_dtype=momentum_dtype)
+
+  def times(updates: Any, params: Any) -> Any:
+    del params
+    assert factors
+    return jax.tree.map(lambda x, factor: x * factor, updates, factors(updates))
+
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
     *((adam, decayed) if name == 'adam' else (decayed, trace)),
     optax.scale_by_learning_rate(lr),
     *([_scale_by_path(lr_scales)] if lr_scales else []),
+    *([optax.stateless(times)] if factors else []),
   )
   if not frozen:
     return chain
