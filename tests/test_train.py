@@ -206,6 +206,30 @@ def test_changes_that_cannot_be_resumed_are_refused(reference, key, value):
     train.train(config, str(reference))
 
 
+def test_an_extended_run_is_the_longer_one(tmp_path, caplog):
+  """To the bit, where the rate does not depend on the length."""
+  constant = {'optimizer.decay': 'constant', 'optimizer.warmup': '1 step'}
+  short, longer = tmp_path / 'short', tmp_path / 'longer'
+  train.train(small_config(**constant, total='4 steps'), str(short))
+  config = small_config(**constant, total='6 steps')
+  with pytest.raises(
+    ValueError, match="(?s)total: '4 steps' -> '6 steps'.*extend"
+  ):
+    train.train(config, str(short))
+  config.extend = True
+  with pytest.raises(ValueError, match='3 steps, where the run .* has 4: give'):
+    train.train(
+      small_config(**constant, total='3 steps', extend=True), str(short)
+    )
+  train.train(config, str(short))
+  assert 'total was 4 steps and is 6 steps (6 steps). From here' in caplog.text
+  config.extend = False
+  train.train(config, str(longer))
+  assert_equal(final_params(short), final_params(longer))
+  # It is a run of that length now.
+  train.train(config, str(short))
+
+
 @pytest.mark.slow
 def test_changes_that_do_not_matter_are_resumed(
   reference, tmp_path, preempt_at

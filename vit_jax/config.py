@@ -24,7 +24,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers|on_bad_image)',
-  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping',
+  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|extend',
 )
 
 # What numbers may be, from least to most; of a tuple, each of its numbers. The
@@ -99,6 +99,9 @@ def base() -> ConfigDict:
       'teacher': '',
       # Only evaluate: `init`, or else the workdir's last checkpoint.
       'eval_only': False,
+      # Whether a run in the workdir goes on to a longer `total` than it was
+      # started with, on the schedule of the longer run.
+      'extend': False,
       'log_every': '50 steps',
       'eval_every': '5%',
       'checkpoint_every': '1000 steps',
@@ -365,11 +368,12 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   done before there were any.
 
   Args:
-    saved: with `config`, what the data are (`examples`, `class_names`) and the
-      checksums of `fixed` parameters.
+    saved: with `config`, its length in `steps`, what the data are (`examples`,
+      `class_names`) and the checksums of `fixed` parameters.
     given: the same, of now.
 
-  Another number of parts where there is dropout is said and not refused.
+  With `extend` it may be longer, and what that does is said. So is another
+  number of parts where there is dropout; neither is refused.
 
   Raises:
     ValueError: naming every change that the run cannot be resumed with.
@@ -396,6 +400,22 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       new['data.examples'],
     )
     old['data.examples'] = new['data.examples']
+  if new['extend'] and was('total') != new['total']:
+    steps, before = given['steps'], saved.get('steps', 0)
+    if steps <= before:
+      raise ValueError(
+        f'extend is on and total is {new["total"]!r}, {steps:,} steps, where '
+        f'the run in this workdir has {before:,}: give a longer one.'
+      )
+    _log.warning(
+      'total was %s and is %s (%s steps). From here on the learning rate is '
+      'that of a run of this length from its start: where it has decayed it '
+      'jumps up, and the result is not that of such a run.',
+      was('total'),
+      new['total'],
+      f'{steps:,}',
+    )
+    old['total'] = new['total']
   changes = [
     f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
@@ -406,8 +426,9 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     raise ValueError(
       'This workdir holds a run with another config, which cannot be resumed '
       'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume '
-      '(of images that are gone, data.on_bad_image=skip resumes without), '
-      'or give another --workdir to start a new run.'
+      '(of images that are gone, data.on_bad_image=skip resumes without; '
+      'extend=True trains on to a longer total), or give another --workdir to '
+      'start a new run.'
     )
   if was('accum_steps') != new['accum_steps'] and new.get('model.dropout'):
     _log.warning(

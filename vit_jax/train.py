@@ -88,6 +88,7 @@ def _train(
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
+    'steps': durations.total,
     'image_size': list(experiment.facts.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': best,
@@ -155,8 +156,7 @@ def _story(experiment: Experiment, forward_flops: int) -> str:
   """Returns what is about to be trained, in three lines."""
   config, facts = experiment.config, experiment.facts
   model = experiment.objective.model
-  height, width = facts.image_size
-  classes = len(facts.class_names)
+  (height, width), classes = facts.image_size, len(facts.class_names)
   return (
     f'model  {type(model).__name__}, '
     f'{flops.count_params(model, facts.image_size):,} parameters, '
