@@ -35,6 +35,7 @@ RANGES = {
   'accum_steps': '[1, inf)',
   'keep_last': '[1, inf)',
   'data.split_seed': '[0, 4294967295]',
+  'data.balance': '[0, 1]',
   'data.crop_min_area': '(0, 1]',
   'data.crop_resize': '[0, 16]',
   'data.erasing': '[0, 1]',
@@ -137,6 +138,8 @@ def base() -> ConfigDict:
         'augment': '',
         # Probability that a rectangle of an image becomes noise.
         'erasing': 0.0,
+        # 0 for each image once an epoch, 1 for each class equally often.
+        'balance': 0.0,
         # Each image comes so many times in a batch, each time augmented anew,
         # and an epoch has as many fewer of them (1901.09335).
         'repeats': 1,

@@ -108,8 +108,7 @@ def _train(
     start_step=start_step,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
-    workers=config.data.workers,
-    repeats=config.data.repeats,
+    **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
   forward_flops = flops.forward_flops(
     objective.model, experiment.facts.image_size

@@ -264,3 +264,76 @@ def test_workers_in_programs(tmp_path, imports, run, command):
   )
   assert result.returncode == 0, result.stderr
   assert result.stdout.startswith('labels ')
+
+
+class Uneven:
+  """Five classes of 1, 2, 5, 12 and 30 examples, each its number."""
+
+  labels_N = np.repeat(np.arange(5), (1, 2, 5, 12, 30))
+  class_names = tuple('abcde')
+
+  def __len__(self):
+    return len(self.labels_N)
+
+  def __getitem__(self, index):
+    return index
+
+  def labels(self):
+    return self.labels_N
+
+  def fingerprint(self):
+    return None
+
+
+def index_alone(record, rng):
+  del rng
+  return {'index': np.int32(record)}
+
+
+def uneven(steps, **kwargs):
+  kwargs = {'batch_size': 10, 'seed': 3} | kwargs
+  with contextlib.closing(
+    loader.train_batches(Uneven(), index_alone, **kwargs)
+  ) as batches:
+    return np.concatenate([next(batches)['index'] for _ in range(steps)])
+
+
+@pytest.mark.parametrize('balance', [0.5, 1.0])
+def test_classes_come_as_often_as_is_asked_for(balance):
+  labels_N = Uneven.labels_N
+  got = uneven(5 * 20, balance=balance).reshape(20, 50)
+  n_C = np.bincount(labels_N)
+  share_C = n_C ** (1 - balance)
+  want_C = 50 * share_C / share_C.sum()
+  times_N = np.zeros(50)
+  for epoch in got:
+    counts = np.bincount(labels_N[epoch], minlength=5)
+    assert (np.abs(counts - want_C) < 1).all()
+    times = np.bincount(epoch, minlength=50)
+    assert (np.abs(times - want_C[labels_N] / n_C[labels_N]) < 1).all()
+    times_N += times
+  # Which ones of a class are left out changes.
+  assert times_N.min() > 0
+  assert (got[0] != got[1]).any()
+
+
+def test_balanced_batches_are_a_function_of_the_step():
+  whole = uneven(12, balance=1.0)
+  np.testing.assert_array_equal(
+    uneven(4, balance=1.0, start_step=8), whole[80:]
+  )
+  halves = [
+    uneven(12, balance=1.0, process_index=p, process_count=2).reshape(12, 5)
+    for p in range(2)
+  ]
+  np.testing.assert_array_equal(np.concatenate(halves, 1).reshape(-1), whole)
+  with_workers = uneven(4, balance=1.0, workers=1)
+  np.testing.assert_array_equal(with_workers, whole[:40])
+  assert (uneven(12, balance=1.0, seed=4) != whole).any()
+
+
+def test_what_has_no_labels_cannot_be_balanced():
+  with pytest.raises(ValueError, match='data.balance'):
+    loader.train_batches(
+      range(9), index_alone, batch_size=3, seed=0, balance=1.0
+    )

@@ -21,7 +21,7 @@ from absl import flags
 
 from vit_jax.data import cores
 from vit_jax.data.decode import UnreadableImage
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, labelled
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ def train_batches(
   process_count: int = 1,
   workers: int = 0,
   repeats: int = 1,
+  balance: float = 0.0,
 ) -> grain.DatasetIterator[Batch]:
   """Endless training batches, shuffled anew in every epoch.
 
@@ -64,14 +65,17 @@ def train_batches(
       `if __name__ == '__main__'` guard, because they import it anew.
     repeats: How many times each batch has the same example, transformed anew
       each time.
+    balance: 0 for every example once an epoch, 1 for every class as often as
+      any other: an example of a class of n comes in proportion to n^-balance,
+      and an epoch is as long as before.
 
   Returns:
     An iterator of such arrays with a leading axis of b = batch_size //
     process_count examples. Close it to stop its threads and workers.
 
   Raises:
-    ValueError: `batch_size` is not a multiple of `process_count`, or the source
-      is empty.
+    ValueError: `batch_size` is not a multiple of `process_count`, the source is
+      empty, or has no labels to balance.
     UnreadableImage: While iterating, unless the source skips them; see
       `bad_images` for how to avoid that.
   """
@@ -82,7 +86,12 @@ def train_batches(
   order_seed, transform_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(2)
   )
-  order = grain.MapDataset.range(len(source)).shuffle(order_seed).repeat()
+  order = grain.MapDataset.range(len(source))
+  if balance:
+    labels_N = labelled(source, 'the source for data.balance').labels()
+    order = _Balanced(order.repeat(), labels_N, balance, order_seed)
+  else:
+    order = order.shuffle(order_seed).repeat()
   if repeats > 1:
     order = _Repeated(order, batch_size, repeats)
   examples = order.random_map(
@@ -116,6 +125,50 @@ def _example(
       last = e
       _log.warning('Skipped, the next image takes its place: %s', e)
   raise last
+
+
+class _Balanced(grain.MapDataset):
+  """Examples of each epoch drawn by class, instead of each once.
+
+  By systematic resampling: an example comes as often as its share of the epoch
+  says, but for less than one time, and so does a class.
+  """
+
+  def __init__(
+    self,
+    parent: grain.MapDataset,
+    labels_N: np.ndarray,
+    balance: float,
+    seed: int,
+  ):
+    super().__init__(parent)
+    self._labels_N, self._seed = labels_N, seed
+    images_C = np.maximum(np.bincount(labels_N), 1)
+    self._weights_N = (images_C**-balance)[labels_N]
+    self._kept = 0, self._drawn(0)
+
+  def __len__(self) -> int:
+    return len(self._parent)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    epoch, position = divmod(index, len(self._labels_N))
+    kept = self._kept
+    if kept[0] != epoch:
+      self._kept = kept = epoch, self._drawn(epoch)
+    return int(kept[1][position])
+
+  def _drawn(self, epoch: int) -> np.ndarray:
+    N = len(self._labels_N)
+    rng = np.random.default_rng((self._seed, epoch))
+    # Others of a class are left out in every epoch.
+    rows_N = rng.permutation(N)
+    rows_N = rows_N[np.argsort(self._labels_N[rows_N], kind='stable')]
+    edges_N = np.cumsum(self._weights_N[rows_N])
+    points_N = (rng.random() + np.arange(N)) / N * edges_N[-1]
+    picked_N = np.minimum(np.searchsorted(edges_N, points_N), N - 1)
+    return rng.permutation(rows_N[picked_N])
 
 
 class _Repeated(grain.MapDataset):
