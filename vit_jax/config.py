@@ -117,8 +117,8 @@ def base() -> ConfigDict:
       'early_stopping': False,
       'data': {
         # 'digits', a folder with one sub-folder a class (or, for objectives
-        # without labels, of images alone), a TFDS name, or one of VTAB's tasks
-        # as in 'vtab/dtd'.
+        # without labels, of images alone), a CSV file with the columns file
+        # and label, a TFDS name, or one of VTAB's tasks as in 'vtab/dtd'.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',

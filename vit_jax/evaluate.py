@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   add(
     'dataset',
     help="'digits', a folder with one sub-folder a class, written with a "
-    "slash, a TFDS name, or 'vtab/TASK'",
+    "slash, a CSV file of images and labels, a TFDS name, or 'vtab/TASK'",
   )
   add('--split', default='', help="default: the benchmark's, or test")
   add('--data_dir', default='', help='where TFDS has its data sets')

@@ -342,7 +342,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     'dataset',
     help="'digits', a folder with one sub-folder a class, written with a "
-    "slash, a TFDS name, or 'vtab/TASK'",
+    "slash, a CSV file of images and labels, a TFDS name, or 'vtab/TASK'",
   )
   add(
     '--shots',

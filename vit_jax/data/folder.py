@@ -1,7 +1,11 @@
-"""Folders of images: one sub-folder per class, or images without classes."""
+"""Folders of images: one sub-folder per class, or images without classes.
+
+Or with their classes in a table.
+"""
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
 import logging
@@ -87,13 +91,23 @@ class Files:
     if folders == {'train': root}:
       train, test = splits.stratified_fifth(self._labels, split_seed)
       members = {'train': train, 'test': test}
+    self._take(members, split, split_seed, f'folder {root}')
+
+  def _take(
+    self,
+    members: Mapping[str, Sequence[int]],
+    split: str,
+    split_seed: int,
+    name: str,
+  ) -> None:
+    """Keeps of all images those of one split, of the members of each."""
     if split.startswith('train'):
       self._mention_few(members)
     members = {
       split_name: splits.permuted(examples, split_seed)
       for split_name, examples in members.items()
     }
-    chosen = splits.select(split, members, f'folder {root}')
+    chosen = splits.select(split, members, name)
     self._paths = [self._paths[i] for i in chosen]
     self._labels = [self._labels[i] for i in chosen]
 
@@ -181,6 +195,62 @@ class Folder(Files):
   def labels(self) -> np.ndarray:
     """The classes of all images, int32 [N]."""
     return np.array(self._labels, np.int32)
+
+
+class Table(Folder):
+  """The images of a CSV file, as a labelled source.
+
+  It has the columns `file`, relative to the folder of the table, and `label`,
+  the name of the class; and may have `split`: `train`, and any of `val`,
+  `validation` and `test`. Without it a fifth of each class becomes `test`.
+  """
+
+  def __init__(self, name: str, split: str, split_seed: int):
+    """Reads the table, and takes the images of a split.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      ValueError: It is no such table; names the line.
+    """
+    path = pathlib.Path(name).expanduser()
+    if not path.is_file():
+      raise FileNotFoundError(f'no file {path}; give a CSV file of images')
+    try:
+      with path.open(newline='', encoding='utf-8-sig') as file:
+        rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as e:
+      raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
+    if not rows:
+      raise ValueError(f'{path} has no rows: give a line for each image')
+    lacking = {'file', 'label'} - rows[0].keys()
+    if lacking:
+      raise ValueError(
+        f'{path} has no column {min(lacking)!r}, only '
+        f'{", ".join(map(repr, rows[0]))}: name the columns file and label in '
+        'its first line'
+      )
+    by_split: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+      if not row['file'] or not row['label']:
+        raise ValueError(
+          f'{path}, image {i + 1}: file is {row["file"]!r} and label '
+          f'{row["label"]!r}: both are needed'
+        )
+      part = row.get('split', 'train')
+      if part not in _SPLIT_NAMES:
+        raise ValueError(
+          f'{path}, image {i + 1}: split is {part!r}: use '
+          f'{", ".join(_SPLIT_NAMES)}'
+        )
+      by_split.setdefault(part, []).append(i)
+    self.class_names = tuple(sorted({row['label'] for row in rows}))
+    label_of = {name: label for label, name in enumerate(self.class_names)}
+    self._paths = [str(path.parent / row['file']) for row in rows]
+    self._labels = [label_of[row['label']] for row in rows]
+    if 'split' not in rows[0]:
+      train, test = splits.stratified_fifth(self._labels, split_seed)
+      by_split = {'train': train, 'test': test}
+    self._take(by_split, split, split_seed, f'table {path}')
 
 
 def _class_names(folder: pathlib.Path) -> tuple[str, ...]:

@@ -72,9 +72,10 @@ def open_source(
 
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
-      with `.` or `~`; without sub-folders its images have no labels), or a
-      dataset of TFDS such as `imagenet2012` or `oxford_iiit_pet:4.0.0`,
-      prepared in the format array_record, or a task of VTAB-1k such as
+      with `.` or `~`; without sub-folders its images have no labels), or a CSV
+      file with the columns `file` and `label`, or a dataset of TFDS such as
+      `imagenet2012` or `oxford_iiit_pet:4.0.0`, prepared in the format
+      array_record, or a task of VTAB-1k such as
       `vtab/dtd`, see `vtab`, on such a dataset.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has `train800`, `val200`, `train800val200` and `test` alone.
@@ -92,6 +93,8 @@ def open_source(
     return vtab.open_task(name, split, data_dir)
   from vit_jax.data import folder
 
+  if name.lower().endswith('.csv'):
+    return folder.Table(name, split, split_seed)
   if folder.is_folder_name(name):
     return folder.open_folder(name, split, split_seed)
   # TFDS takes a second to import, which only its users should pay.
