@@ -70,6 +70,7 @@ CASES = {
     SMALL,
   ),
   'quick GELU': (VIT | {'gelu': 'quick'}, SMALL),
+  'distilled': (VIT | {'name': 'deit'}, SMALL),
   'axial': (VIT | AXIAL, (32, 48)),
   'axial, relative, map': (
     VIT | {'axial': True, 'pool': 'map', 'posemb': 'relative'},

@@ -52,6 +52,10 @@ def ijepa_config(transformers, **changes):
   return transformers.IJepaConfig(**VIT_SIZES | changes)
 
 
+def deit_config(transformers, **changes):
+  return transformers.DeiTConfig(**VIT_SIZES | changes)
+
+
 def bit_config(transformers, **changes):
   fields = {
     'embedding_size': 32,
@@ -85,6 +89,7 @@ THEIRS = {
   ),
   'no classes': ('ViTForImageClassification', vit_config, {'num_labels': 0}),
   'body with pooler': ('ViTModel', vit_config, {'pooler_output_size': 20}),
+  'DeiT': ('DeiTForImageClassificationWithTeacher', deit_config, {}),
   'I-JEPA': ('IJepaForImageClassification', ijepa_config, {}),
   'body of I-JEPA': ('IJepaModel', ijepa_config, {'image_size': 224}),
   'BiT': ('BitForImageClassification', bit_config, {}),
@@ -112,9 +117,16 @@ def their_output(torch, model, pixels_BHWC):
   return outputs.pooler_output.flatten(1).numpy()
 
 
-@pytest.mark.parametrize('kind', THEIRS)
+# Whose distillation token nobody reads: it is written as no model of theirs.
+UNREAD = {
+  'DeiT without a teacher': ('DeiTForImageClassification', deit_config, {}),
+  'body of DeiT': ('DeiTModel', deit_config, {'image_size': [32, 48]}),
+}
+
+
+@pytest.mark.parametrize('kind', THEIRS | UNREAD)
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, kind):
-  name, config, changes = THEIRS[kind]
+  name, config, changes = (THEIRS | UNREAD)[kind]
   model = getattr(transformers, name)(config(transformers, **changes))
   save_theirs(torch, model, tmp_path / 'theirs')
   ours = opening.open_checkpoint(str(tmp_path / 'theirs'))
@@ -154,6 +166,7 @@ OURS = {
   'not square': ((32, 48), TINY),
   'exact GELU': (SIZE, TINY | {'gelu': 'exact', 'layer_norm_epsilon': 1e-12}),
   'scan': (SIZE, TINY | {'scan': True}),
+  'distilled': ((32, 48), TINY | {'name': 'deit'}),
   'pooler': (SIZE, TINY | {'num_classes': 0, 'representation_size': 20}),
   'no head': (SIZE, TINY | {'num_classes': 0}),
   'mean': ((32, 48), TINY | {'pool': 'gap', 'gelu': 'exact'}),

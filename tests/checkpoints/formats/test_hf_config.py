@@ -75,8 +75,8 @@ BAD_VIT = {
   'model_type': ({'model_type': 'swin'}, "model_type is 'swin'"),
   'odd model_type': ({'model_type': ['vit']}, "model_type is \\['vit'\\]"),
   'distilled': (
-    put('deit.embeddings.distillation_token', (1, 1, 32)),
-    'distillation_token.*second class token',
+    put('vit.embeddings.distillation_token', (1, 1, 32)),
+    'image_size is 32 x 32, and the position embeddings are for 15 patches',
   ),
   'masked': (
     put('vit.embeddings.mask_token', (1, 1, 32)),

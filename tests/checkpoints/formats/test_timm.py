@@ -43,6 +43,7 @@ THEIRS = {
   'ViT': ('vit_tiny_patch16_224', SMALL),
   'by its name': ('vit_tiny_patch16_224', {'img_size': 32}),
   'DeiT': ('deit_tiny_patch16_224', SMALL),
+  'DeiT, distilled': ('deit_tiny_distilled_patch16_224', SMALL),
   'tanh': ('vit_tiny_patch16_224', SMALL | {'act_layer': 'gelu_tanh'}),
   'mean': (
     'vit_tiny_patch16_224',
@@ -234,6 +235,7 @@ OURS = {
   'mean': ((48, 32), TINY | {'pool': 'gap'}),
   'attention pooling': ((32, 32), TINY | {'pool': 'map'}),
   'scan': ((32, 32), TINY | {'scan': True}),
+  'distilled': ((32, 48), TINY | {'name': 'deit'}),
   'switches': (
     (32, 48),
     TINY

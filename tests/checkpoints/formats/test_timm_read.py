@@ -31,8 +31,6 @@ def folder(tmp_path):
 
 ONE = np.ones(1, np.float32)
 LACKING = {
-  'dist_token': 'a distillation token',
-  'head_dist.weight': 'a distillation token',
   'blocks.0.attn.norm.weight': 'a LayerNorm inside attention',
   'blocks.0.mlp.norm.weight': 'a LayerNorm inside attention or the MLP',
   'blocks.0.mlp.w12.weight': 'a gated MLP',

@@ -1,16 +1,15 @@
 """Directories of transformers: config.json and model.safetensors.
 
-ViT, the DeiT models that are saved as ViT, I-JEPA (which is the ViT without a
-class token, classified by the mean of its tokens) and BiT; ImageGPT is in
-`hf_imagegpt`, and DINOv2 to SigLIP in `hf_towers`. Every key of a file is one
-of our names spelt differently, so that the table has one entry an array. The
-keys are those that transformers 5 still writes, whatever its modules are called
-now.
+ViT, DeiT, I-JEPA (which is the ViT without a class token, classified by the
+mean of its tokens) and BiT; ImageGPT is in `hf_imagegpt`, and DINOv2 to SigLIP
+in `hf_towers`. Every key of a file is one of our names spelt differently, so
+that the table has one entry an array. The keys are those that transformers 5
+still writes, whatever its modules are called now.
 """
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,8 @@ DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _VIT = {
   'cls': 'embeddings.cls_token',
+  # A distillation token that no classifier reads.
+  'registers': 'embeddings.distillation_token',
   'Transformer/posembed_input/pos_embedding': 'embeddings.position_embeddings',
   'embedding': 'embeddings.patch_embeddings.projection',
   'LayerNorm_0': 'layernorm_before',
@@ -43,6 +44,11 @@ _VIT = {
   'Transformer/encoder_norm': 'layernorm',
   'pre_logits': 'pooler.dense',
   'head': 'classifier',
+}
+_DEIT = _VIT | {
+  'dist': 'embeddings.distillation_token',
+  'head': 'cls_classifier',
+  'head_dist': 'distillation_classifier',
 }
 _BIT = {
   'conv_root': 'embedder.convolution',
@@ -62,8 +68,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     raise ValueError(
       f'{path}/config.json: model_type is {model_type!r}, and there are models '
       f"here only for 'vit', 'ijepa', 'bit', 'imagegpt', "
-      f'{", ".join(map(repr, hf_towers.FAMILIES))}, and '
-      "'deit' without distillation."
+      f"{', '.join(map(repr, hf_towers.FAMILIES))}, and 'deit'."
     )
   arrays = tensors.read_folder(path)
   bit = model_type == 'bit'
@@ -76,19 +81,27 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     lambda key: _prefixed(key, prefix),
     f'transformers {"BiT" if bit else "ViT"}',
   )
+  dist = lookup.key_of('embeddings.distillation_token')
+  if dist in arrays and not lookup.has('cls_classifier.weight'):
+    positions = lookup.key_of('embeddings.position_embeddings')
+    _, tokens, _ = lookup.shape('embeddings.position_embeddings', 3)
+    if tokens > 1:
+      arrays[dist] = arrays[dist] + arrays[positions][:, 1:2]
+      arrays[positions] = np.delete(arrays[positions], 1, axis=1)
   fields_of = hf_config.bit_fields if bit else hf_config.vit_fields
   fields = fields_of(config, lookup)
   warnings: list[str] = []
   preprocessing, size = hf_images.read(
     path, model_type, fields.get('image_size'), warnings
   )
-  num_classes = lookup.size(_key('head/kernel', bit), 2)
+  modules = {'resnet': _BIT, 'deit': _DEIT}.get(fields.get('name', ''), _VIT)
+  num_classes = lookup.size(_key('head/kernel', modules), 2)
   return table.File(
     path=path,
     arrays=arrays,
     fields=fields | {'num_classes': num_classes, 'image_size': size},
     table=table.renamed(
-      lambda name: lookup.key_of(_key(name, bit)), torch_table.layout
+      lambda name: lookup.key_of(_key(name, modules)), torch_table.layout
     ),
     preprocessing=preprocessing,
     class_names=hf_config.class_names(config, num_classes, path),
@@ -102,17 +115,22 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if fields['name'] == 'igpt':
     return hf_imagegpt.write(weights, target, dtype)
   hf_config.check_name(fields)
-  if fields['name'] == 'vit':
-    config = hf_config.vit_config(fields)
-    cls = fields['pool'] == 'cls'
-    model_type, name = ('vit', 'ViT') if cls else ('ijepa', 'IJepa')
-  else:
+  if fields['name'] == 'resnet':
     config = hf_config.bit_config(fields)
-    model_type, name = 'bit', 'Bit'
+    modules, model_type, name = _BIT, 'bit', 'Bit'
+  else:
+    config = hf_config.vit_config(fields)
+    modules, model_type, name = _VIT, 'vit', 'ViT'
+    if fields['name'] == 'deit':
+      modules, model_type, name = _DEIT, 'deit', 'DeiT'
+    elif fields['pool'] != 'cls':
+      model_type, name = 'ijepa', 'IJepa'
   num_classes = fields['num_classes']
   task, prefix = 'Model', ''
   if num_classes:
     task, prefix = 'ForImageClassification', f'{model_type}.'
+    if fields['name'] == 'deit':
+      task += 'WithTeacher'
     config |= hf_config.labels(num_classes, weights.class_names)
   config |= {
     'architectures': [name + task],
@@ -120,7 +138,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     'model_type': model_type,
   }
   entries = table.renamed(
-    lambda name: _prefixed(_key(name, model_type == 'bit'), prefix),
+    lambda name: _prefixed(_key(name, modules), prefix),
     torch_table.layout,
   )
   images = hf_images.config(weights.preprocessing, fields['image_size'])
@@ -134,12 +152,11 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _prefixed(key: str, prefix: str) -> str:
-  return key if key.startswith('classifier') else prefix + key
+  return key if 'classifier' in key else prefix + key
 
 
-def _key(name: str, bit: bool) -> str:
+def _key(name: str, modules: Mapping[str, str]) -> str:
   """Returns the key of an array of ours, without prefix."""
-  modules = _BIT if bit else _VIT
   return torch_table.key_of(
     name, modules, 'encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'
   )
@@ -239,12 +256,12 @@ def _load_model(path: str) -> tuple[Any, bool]:
   import transformers
 
   config = transformers.AutoConfig.from_pretrained(path)
-  body = (config.architectures or ('',))[0].endswith('Model')
-  auto = (
-    transformers.AutoModel
-    if body
-    else transformers.AutoModelForImageClassification
-  )
+  name = (config.architectures or ('',))[0]
+  auto: Any = transformers.AutoModelForImageClassification
+  if name.endswith('Model'):
+    auto = transformers.AutoModel
+  elif name.endswith('WithTeacher'):
+    auto = transformers.DeiTForImageClassificationWithTeacher
   model, report = auto.from_pretrained(
     path,
     dtype=torch.float32,

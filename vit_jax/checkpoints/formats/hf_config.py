@@ -40,10 +40,6 @@ _BIT = {
 }
 
 _NO_TOKENS = {
-  'distillation_token': (
-    'a distilled DeiT has a second class token and classifier, for which there '
-    'is no model here.'
-  ),
   'mask_token': (
     'it paints masked images and classifies none. Save its body, '
     'ViTModel.from_pretrained(...).save_pretrained(...), and give that.'
@@ -70,12 +66,16 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
       if key.endswith(token):
         raise ValueError(f'{lookup.path} has {key!r}: {why}')
   cls = config['model_type'] != 'ijepa'
+  distils = lookup.has('cls_classifier.weight')
+  extra = lookup.size('embeddings.distillation_token', 3, axis=1)
   width, _, patch, _ = lookup.shape(
     'embeddings.patch_embeddings.projection.weight', 4
   )
   mlp_dim, _ = lookup.shape('encoder.layer.0.intermediate.dense.weight', 2)
   _, tokens, _ = lookup.shape('embeddings.position_embeddings', 3)
   fields = {
+    'name': 'deit' if distils else 'vit',
+    'registers': 0 if distils else extra,
     'patch_size': patch,
     'width': width,
     'depth': sum(lookup.count(lookup.key_of('encoder.layer.'), r'(\d+)\.')),
@@ -84,7 +84,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     # A classifier sees the class token itself, and no file has both.
     'representation_size': (
       lookup.size('pooler.dense.weight', 2)
-      if cls and 'classifier.weight' not in lookup.arrays
+      if cls and not any('classifier.' in key for key in lookup.arrays)
       else 0
     ),
   }
@@ -95,7 +95,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     del wanted['pooler_act']
   stated.check('a model here has', wanted)
   height, width = stated.sides('image_size')
-  patches = tokens - cls
+  patches = tokens - cls - (extra if distils else 0)
   if (height // patch) * (width // patch) != patches:
     raise ValueError(
       f'{stated.place}: image_size is {height} x {width}, and the position '
@@ -115,7 +115,11 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  limits = table.VIT_LIMITS | {'pool': ('cls', 'gap'), 'stem_width': (0,)}
+  limits = table.VIT_LIMITS | {
+    'name': ('vit', 'deit'),
+    'pool': ('cls', 'gap'),
+    'stem_width': (0,),
+  }
   ways_out = {'pool': f'use --to=timm or bigvision, or {table.ELSEWHERE}'}
   if fields['num_classes']:
     limits['representation_size'] = (0,)
@@ -201,7 +205,7 @@ def check_name(fields: dict[str, Any]) -> None:
   Raises:
     ValueError: naming it.
   """
-  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'resnet')})
+  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'deit', 'resnet')})
 
 
 def _bit_sizes(fields: dict[str, Any]) -> dict[str, Any]:

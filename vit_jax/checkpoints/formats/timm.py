@@ -1,7 +1,7 @@
 """timm's models: directories for its `local-dir:`, and files of tensors.
 
-ViT and its successors (DeiT without distillation, DeiT III, AugReg, CLIP's and
-SigLIP's image towers, DINOv2, DINOv3), hybrids and BiT.
+ViT and its successors (DeiT, DeiT III, AugReg, the image towers of CLIP and
+SigLIP, DINOv2, DINOv3), hybrids and BiT.
 """
 
 import dataclasses
@@ -31,7 +31,6 @@ _PREFIXES = ('module.', '_orig_mod.')
 
 # What models of timm have and ours lack.
 _LACKING = {
-  r'^dist_token$|^head_dist\.': 'a distillation token',
   r'\.(attn|mlp)\.norm\.': 'a LayerNorm inside attention or the MLP',
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
   r'(^|\.)rope\.|rel_pos|relative_position': 'relative positions',
@@ -173,6 +172,11 @@ def _vit_fields(
   grid_only = has_cls and not placed
   # A class token that is not read is a register.
   folds_cls = has_cls and pool != 'cls'
+  if lookup.has('dist_token') and pool != 'cls':
+    raise ValueError(
+      f'{lookup.path} has the array {lookup.key_of("dist_token")!r} and no '
+      'class token that is read: no model here is like that.'
+    )
   arrays = timm_table.plain(
     lookup.arrays, lookup.key_of(''), placed=placed, folds_cls=folds_cls
   )
@@ -180,6 +184,7 @@ def _vit_fields(
   _, mlp_dim = lookup.shape('blocks.0.mlp.fc2.weight', 2)
   hidden, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
   fields = {
+    'name': 'deit' if lookup.has('dist_token') else 'vit',
     'patch_size': patch,
     'width': width,
     'depth': sum(lookup.count(lookup.key_of('blocks.'), r'(\d{1,6})\.')),
@@ -281,7 +286,8 @@ def _positions(
       'how large its images are: give a directory with a config.json.'
     )
   _, tokens, _ = lookup.shape('pos_embed', 3)
-  before = 0, int(has_cls), has_cls + lookup.size('reg_token', 3, axis=1)
+  first = has_cls + lookup.has('dist_token')
+  before = 0, first, first + lookup.size('reg_token', 3, axis=1)
   if not stated:
     squares = (n for n in before if math.isqrt(tokens - n) ** 2 == tokens - n)
     placed = next(squares, before[1])

@@ -37,7 +37,7 @@ _BITS = {
   (3, 8, 36, 3): (152, (2, 4)),
 }
 _KNOWN = re.compile(
-  rf'(?:vit|deit)_({"|".join(_SIZES)})_'
+  rf'(?:vit|deit)_({"|".join(_SIZES)})_(?:distilled_)?'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
 _GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}
@@ -366,8 +366,9 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
-  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'resnet')})
-  is_vit = fields['name'] == 'vit'
+  names = {'name': ('vit', 'deit', 'resnet')}
+  table.check_writable(fields, _NO_MODEL, names)
+  is_vit = fields['name'] != 'resnet'
   conv = 'stem.conv'
   if is_vit:
     conv = 'patch_embed.proj'
@@ -379,7 +380,11 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     images
     | num_classes
     | {
-      'classifier': 'head' if is_vit else 'head.fc',
+      'classifier': {
+        'vit': 'head',
+        'deit': ['head', 'head_dist'],
+        'resnet': 'head.fc',
+      }[fields['name']],
       'first_conv': conv,
       'fixed_input_size': is_vit,
     }
@@ -393,8 +398,10 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
 def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   limits = {'representation_size': (0,), 'layer_norm_epsilon': (_EPSILON,)} | {
     field: table.VIT_LIMITS[field]
-    for field in ('name', 'posemb', 'posemb_at', 'axial', 'swiglu', 'rope')
+    for field in ('posemb', 'posemb_at', 'axial', 'swiglu', 'rope')
   }
+  if fields['name'] == 'deit':
+    limits |= {'stem_width': (0,), 'registers': (0,)}
   ways_out = {
     'representation_size': (
       'use --head=drop to leave out all of the head, or --to=npz.'
@@ -499,6 +506,11 @@ def _vit_architecture(fields: dict[str, Any]) -> str:
       )
     return _HYBRIDS[stages]
   patch = fields['patch_size']
+  if fields['name'] == 'deit':
+    # All that a name fixes can be overridden, but for the class.
+    names = {192: 'tiny', 384: 'small'}
+    name = names.get(fields['width'], 'base')
+    return f'deit_{name}_distilled_patch16_224'
   for name, (size, patches) in _SIZES.items():
     if fields['width'] == size.width and patch in patches:
       return f'vit_{name}_patch{patch}_224'

@@ -17,6 +17,7 @@ BACKBONE = 'patch_embed.backbone.'
 _POSITIONS = 'Transformer/posembed_input/pos_embedding'
 _VIT = {
   'cls': 'cls_token',
+  'dist': 'dist_token',
   _POSITIONS: 'pos_embed',
   'embedding': 'patch_embed.proj',
   'registers': 'reg_token',
@@ -42,6 +43,7 @@ _VIT = {
   'pooled_norm': 'fc_norm',
   'pre_logits': 'pre_logits.fc',
   'head': 'head',
+  'head_dist': 'head_dist',
 }
 _RESNET = {
   'conv_root': 'stem.conv',
@@ -107,7 +109,8 @@ def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
   if folds_cls:
     more = [found[registers]] if registers in found else []
     found[registers] = np.concatenate([found.pop(cls), *more], axis=1)
-  first = int(cls in found)  # whose position stays where it is
+  # Whose positions stay where they are.
+  first = (cls in found) + (f'{prefix}dist_token' in found)
   if placed > first:
     rows = found[positions]
     R = placed - first
@@ -172,7 +175,7 @@ def entries(
     key = re.sub(r'\.(ls[12])\.weight$', r'.\1.gamma', key)
     layout = torch_table.layout(name, shape)
     if name == _POSITIONS and grid_only:
-      layout = lambda x: x[:, 1:], lambda x: np.pad(x, ((0, 0), (1, 0), (0, 0)))
+      layout = _of_patches(('cls' in shapes) + ('dist' in shapes))
     if name == _POSITIONS and places_registers:
       layout = _with_registers(int('cls' in shapes), shapes['registers'][1])
     if name == 'head/kernel' and not is_vit:
@@ -184,6 +187,11 @@ def entries(
       else one(prefix + key, name, layout)
     )
   return table
+
+
+def _of_patches(first: int) -> Layout:
+  zeros = (0, 0), (first, 0), (0, 0)
+  return lambda x: x[:, first:], lambda x: np.pad(x, zeros)
 
 
 def _with_registers(first: int, R: int) -> Layout:
