@@ -62,6 +62,10 @@ def bench(
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
+    # XLA has as many threads as cores, in which devices wait for one another:
+    # for ever, where what one of them is still to do has no thread left.
+    threads = max(os.cpu_count() or 1, 2 * count)
+    os.environ.setdefault('PJRT_NPROC', str(threads))
   names = list(
     itertools.product(args.variants, args.image_sizes, args.batch_sizes)
   )

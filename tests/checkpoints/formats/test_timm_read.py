@@ -152,6 +152,10 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
+    (
+      {'blocks.0.attn.qkv.bias': None},
+      "has no array 'blocks.0.attn.qkv.bias': a directory with a config.json",
+    ),
   ],
 )
 def test_files_that_do_not_say_enough_are_refused(folder, changes, message):

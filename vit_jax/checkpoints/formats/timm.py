@@ -206,6 +206,12 @@ def _vit_fields(
     'representation_size': lookup.size('pre_logits.fc.weight', 2),
     'num_classes': lookup.size('head.weight', 2),
   }
+  if not config and not fields['qkv_bias']:
+    # One lost array looks the same: no one would notice.
+    raise ValueError(
+      f'{lookup.path} has no array {lookup.key_of("blocks.0.attn.qkv.bias")!r}: '
+      'a directory with a config.json says whether its model has none.'
+    )
   facts = timm_config.vit_facts(
     config, known, fields, grid_only, has_cls=has_cls
   )
