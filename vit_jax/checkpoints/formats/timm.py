@@ -208,9 +208,10 @@ def _vit_fields(
   }
   if not config and not fields['qkv_bias']:
     # One lost array looks the same: no one would notice.
+    lost = lookup.key_of('blocks.0.attn.qkv.bias')
     raise ValueError(
-      f'{lookup.path} has no array {lookup.key_of("blocks.0.attn.qkv.bias")!r}: '
-      'a directory with a config.json says whether its model has none.'
+      f'{lookup.path} has no array {lost!r}: a directory with a config.json '
+      'says whether its model has none.'
     )
   facts = timm_config.vit_facts(
     config, known, fields, grid_only, has_cls=has_cls
