@@ -82,7 +82,7 @@ def saved_steps(workdir):
     (['--worksdir=x'], ["'worksdir'", 'Did you mean: workdir']),
     (['extra'], ["Unexpected argument 'extra'"]),
     (['--workdir='], ['--workdir is missing']),
-    (['--config.total=3 weeks'], ["'3 weeks' is no duration"]),
+    (['--config.total=3 weeks'], ["total: '3 weeks' is no duration"]),
     (['--config.data.name=./nowhere'], ['nowhere']),
     (['--config.data.split=trian'], ["no split 'trian'", 'train']),
     (['--config.model.dtype=float16'], ["'float16'", 'bfloat16']),
@@ -110,7 +110,7 @@ def assert_refused(status, err, messages, lines=1, expected=2):
 @pytest.mark.parametrize(
   ('config', 'messages'),
   [
-    ('configs/digit.py', ['No such file', 'configs/digit.py']),
+    ('configs/digit.py', ['configs/digit.py is no file', 'digits, ']),
     ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
     ('configs/vit.py:61', ["No model variant '61'", 'as in l16']),
     # A patch of 61 pixels is possible, though not of these images.

@@ -86,6 +86,7 @@ def measure(args: argparse.Namespace) -> None:
   )
   if args.probe:
     probe.hold_out(kept.train_labels_N)  # refuses too few before the work
+  _make_folder(args.output)
   is_first = jax.process_index() == 0
   only_shots = not (args.features or args.probe)
   if is_kept:
@@ -123,6 +124,7 @@ def measure_layers(args: argparse.Namespace) -> None:
   splits = _open(args)
   labels = [split.labels() for split in splits]
   probe.hold_out(labels[0])  # refuses too few before the work
+  _make_folder(args.output)
   extractor = _extractor(
     layer_probe.every_layer(model), checkpoint, batch_size, mesh
   )
@@ -221,8 +223,6 @@ def _open(args: argparse.Namespace) -> tuple[LabelledSource, LabelledSource]:
   Raises:
     ValueError: if their classes differ, and as `sources.open_source`.
   """
-  if jax.process_index() == 0:  # before the work
-    epath.Path(args.output).mkdir(parents=True, exist_ok=True)
   names = ('split_seed', 'on_bad_image')
   config = ConfigDict({name: getattr(args, name) for name in names})
   config.update(name=args.dataset, dir=args.data_dir)
@@ -235,6 +235,12 @@ def _open(args: argparse.Namespace) -> tuple[LabelledSource, LabelledSource]:
     f'{len(test):,} of {args.test_split}'
   )
   return train, test
+
+
+def _make_folder(output: str) -> None:
+  """Makes the folder of the results, before the work."""
+  if jax.process_index() == 0:
+    epath.Path(output).mkdir(parents=True, exist_ok=True)
 
 
 def _contents(

@@ -85,6 +85,12 @@ def parse_flags(
   except SystemExit:
     sys.exit(0)  # after --help, which absl takes for a failure
   except (flags.Error, OSError) as e:
+    path = _named_config(argv).partition(':')[0]
+    if path and not pathlib.Path(path).is_file():
+      names = ', '.join(sorted({x.stem for x in _own_configs()}))
+      refuse(
+        f'--config={path} is no file: give the path of one, or a name: {names}.'
+      )
     refuse(_last_line(e))
   except (SyntaxError, ImportError) as e:
     _refuse_config(argv, e)
@@ -113,20 +119,25 @@ def _full_config(arg: str, before: str) -> str:
   match = re.fullmatch(r'(--?config=)?(\w+)(:.*)?', arg)
   if not match or not (match[1] or before in ('-config', '--config')):
     return arg
-  package = pathlib.Path(__file__).parent
-  # In a clone they lie beside the package, when installed in it.
-  for folder in (package.parent / 'configs', package / 'configs'):
-    if (folder / f'{match[2]}.py').exists():
-      return f'{match[1] or ""}{folder / match[2]}.py{match[3] or ""}'
+  for path in _own_configs():
+    if path.stem == match[2]:
+      return f'{match[1] or ""}{path}{match[3] or ""}'
   return arg
 
 
+def _own_configs() -> list[pathlib.Path]:
+  # In a clone they lie beside the package, when installed in it.
+  package = pathlib.Path(__file__).parent
+  return [*package.parent.glob('configs/*.py'), *package.glob('configs/*.py')]
+
+
 def _named_config(argv: list[str]) -> str:
-  return [
+  named = [
     match[1] or after
     for arg, after in zip(argv, [*argv[1:], ''], strict=True)
     if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
-  ][-1]
+  ]
+  return named[-1] if named else ''
 
 
 def _fields_of_config(argv: list[str]) -> dict[str, Any]:

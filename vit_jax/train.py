@@ -62,8 +62,9 @@ def train(
   evaluators = build.make_evaluators(
     config, experiment.objective, fixed, experiment.mesh, class_names
   )
+  params = _from_checkpoint(init, experiment) if init else None
   with workdir_lock.held(workdir):
-    args = source, fixed, evaluators, init, workdir, start_over
+    args = source, fixed, evaluators, params, workdir, start_over
     _train(experiment, *args, listener)
 
 
@@ -72,7 +73,7 @@ def _train(
   source: sources.Source,
   fixed: Params,
   evaluators: list[Evaluator],
-  init: opening.Checkpoint | None,
+  params: Params | None,
   workdir: str,
   start_over: bool,
   listener: Listener | None,
@@ -97,7 +98,7 @@ def _train(
   if saved_meta := checkpoints.latest_meta():
     config_lib.check_resumable(saved_meta, meta)
     meta['elapsed_s'] = saved_meta['elapsed_s']
-  start_step, state = initial_state(experiment, checkpoints, init)
+  start_step, state = initial_state(experiment, checkpoints, params)
   checkpoints.prepare(state)
   train_step = experiment.train_step()
   batches = loader.train_batches(
@@ -214,9 +215,9 @@ def _check_same_model(
 def initial_state(
   experiment: Experiment,
   checkpoints: saving.Checkpoints,
-  init: opening.Checkpoint | None,
+  params: Params | None,
 ) -> tuple[int, State]:
-  """Restores the newest checkpoint, or starts from `init` or at random.
+  """Restores the newest checkpoint, or starts from `params` or at random.
 
   Returns:
     Steps taken so far, and the state, placed on the mesh.
@@ -225,16 +226,19 @@ def initial_state(
     step, state = restored
     _log.info('Resuming after step %d.', step)
     return step, {'average': {}} | state
-  params = experiment.new_params()
-  if init:
-    params = experiment.place(_from_checkpoint(init, experiment, params))
+  if params is None:
+    params = experiment.new_params()
   return 0, experiment.start(params)
 
 
 def _from_checkpoint(
-  checkpoint: opening.Checkpoint, experiment: Experiment, fresh: Params
+  checkpoint: opening.Checkpoint, experiment: Experiment
 ) -> Params:
-  """Returns a checkpoint's parameters, with a new head from `fresh`."""
+  """Returns a checkpoint's parameters, with a new head, placed.
+
+  Raises:
+    ValueError: if it is one of another model.
+  """
   config = experiment.config
   _log.info('Starting from %s with a new head.', checkpoint.path)
   theirs = checkpoint.preprocessing
@@ -244,6 +248,10 @@ def _from_checkpoint(
       f'It was trained on images with mean {theirs.mean} and std {theirs.std}; '
       f'here data.mean is {mean} and data.std {std}.'
     )
-  return transfer.to_new_task(
-    checkpoint, experiment.objective.model, experiment.facts.image_size, fresh
+  params = transfer.to_new_task(
+    checkpoint,
+    experiment.objective.model,
+    experiment.facts.image_size,
+    experiment.new_params(),
   )
+  return experiment.place(params)

@@ -44,7 +44,10 @@ def results(workdir):
   [
     (['seed=0,1', 'model.pool=cls,clss'], "seed=0 / pool=clss: .*'clss'"),
     (['model.patch_size=4,3'], 'patch_size=3: .*tile'),
-    (['total=4 steps,4 weeks'], "total=4 weeks: '4 weeks' is no duration"),
+    (
+      ['total=4 steps,4 weeks'],
+      "total=4 weeks: total: '4 weeks' is no duration",
+    ),
     (['optimizer.decay=linear,liner'], "decay=liner: .*'liner'"),
     (['optimizer.name=adam,adm'], "name=adm: .*'adm'"),
     (['loss.name=softmax,max'], "name=max: .*'max'"),

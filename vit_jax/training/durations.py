@@ -1,7 +1,6 @@
 """How long a run is and how often it does things, in steps."""
 
 import dataclasses
-import functools
 import math
 import re
 
@@ -31,24 +30,43 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   Raises:
     ValueError: for values that are no duration or do not fit together.
   """
-  steps = functools.partial(
-    steps_of, batch_size=config.batch_size, examples=examples
-  )
-  total = steps(config.total)
+  optimizer = config.optimizer
+
+  def steps(field: str, duration: str) -> int:
+    try:
+      return steps_of(
+        duration,
+        batch_size=config.batch_size,
+        examples=examples,
+        total_steps=None if field == 'total' else total,
+      )
+    except ValueError as e:
+      raise ValueError(f'{field}: {e}') from e
+
+  def period(field: str) -> int:
+    if re.match(r'\s*[0.]+(?![\d.])', config[field]):
+      raise ValueError(
+        f'{field} is {config[field]!r}, which is not "never": name a number of '
+        f'steps, or {config.total!r} for the end alone.'
+      )
+    return max(1, steps(field, config[field]))
+
+  total = steps('total', config.total)
   if total < 1:
     raise ValueError(f'total is {config.total!r}: less than one step.')
-  steps = functools.partial(steps, total_steps=total)
-  warmup = steps(config.optimizer.warmup)
-  if '%' in config.optimizer.warmup:
+  warmup = steps('optimizer.warmup', optimizer.warmup)
+  if '%' in optimizer.warmup:
     warmup = min(warmup, total - 1)
-  log_every = max(1, steps(config.log_every))
+  log_every = period('log_every')
   return Durations(
     total=total,
     warmup=warmup,
-    milestones=tuple(map(steps, config.optimizer.milestones)),
+    milestones=tuple(
+      steps('optimizer.milestones', x) for x in optimizer.milestones
+    ),
     log_every=log_every if total >= 4 * log_every else max(1, total // 10),
-    eval_every=max(1, steps(config.eval_every)),
-    checkpoint_every=max(1, steps(config.checkpoint_every)),
+    eval_every=period('eval_every'),
+    checkpoint_every=period('checkpoint_every'),
   )
 
 
