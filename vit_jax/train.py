@@ -55,7 +55,9 @@ def train(
   init = None
   if config.init and (start_over or not saving.steps_in(workdir)):
     init = opening.open_checkpoint(config.init)
-  source = bad_images.open_checked(config.data, config.data.split)
+  source = bad_images.open_checked(
+    config.data, config.data.split, build.splits(config)
+  )
   class_names = sources.class_names(source)
   experiment = Experiment(config, facts_of(config, class_names, len(source)))
   fixed = experiment.place(experiment.objective.fixed())
@@ -175,7 +177,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     The evaluators' metrics.
   """
   checkpoint = opening.open_checkpoint(config.init or workdir)
-  source = bad_images.open_checked(config.data, config.data.split)
+  source = bad_images.open_checked(
+    config.data, config.data.split, build.splits(config)
+  )
   class_names = sources.class_names(source)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -38,20 +38,30 @@ class BadImage:
   reason: str
 
 
-def open_checked(data: ConfigDict, split: str) -> Source:
+def open_checked(
+  data: ConfigDict, split: str, others: Iterable[str] = ()
+) -> Source:
   """Opens a split of `config.data`, and checks its images.
+
+  Where it has unreadable ones and may not, those of the `others` are looked for
+  too, so that all of them are said at once.
 
   Raises:
     ValueError: as `sources.open_source` and `checked`.
     FileNotFoundError: as `sources.open_source`.
   """
-  source = sources.open_source(
-    data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
-  )
-  return checked(source, data.on_bad_image)
+
+  def opened(split: str) -> Source:
+    return sources.open_source(
+      data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
+    )
+
+  return checked(opened(split), data.on_bad_image, map(opened, others))
 
 
-def checked(source: Source, on_bad_image: str) -> Source:
+def checked(
+  source: Source, on_bad_image: str, others: Iterable[Source] = ()
+) -> Source:
   """Returns a source without its unreadable images.
 
   All processes share the work and call it together. Sources whose pixels are
@@ -65,13 +75,20 @@ def checked(source: Source, on_bad_image: str) -> Source:
     raise ValueError(
       f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
     )
+  bad = _find_in_all_processes(source)
+  elsewhere = []
+  if bad and on_bad_image == 'error':
+    elsewhere = [x for other in others for x in _find_in_all_processes(other)]
+  return drop_bad_images(source, bad, on_bad_image, elsewhere)
+
+
+def _find_in_all_processes(source: Source) -> list[BadImage]:
   bad = find_bad_images(
     source,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
-  found = _gather([dataclasses.astuple(b) for b in bad])
-  return drop_bad_images(source, [BadImage(*f) for f in found], on_bad_image)
+  return [BadImage(*x) for x in _gather([dataclasses.astuple(b) for b in bad])]
 
 
 def find_bad_images(
@@ -104,19 +121,27 @@ def find_bad_images(
 
 
 def drop_bad_images(
-  source: Source, bad: Sequence[BadImage], on_bad_image: str = 'error'
+  source: Source,
+  bad: Sequence[BadImage],
+  on_bad_image: str = 'error',
+  elsewhere: Sequence[BadImage] = (),
 ) -> Source:
   """Refuses, or leaves out, the unreadable images, as `checked` does.
 
   All processes must pass the findings of all, or their batches would not fit
   together. With `skip`, what turns out to be unreadable later is skipped too.
+  What is unreadable `elsewhere` is only said, in a refusal.
   """
   if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
     return source
-  listed = '\n'.join(f'  {b.name}: {b.reason}' for b in bad[:_LISTED])
-  if len(bad) > _LISTED:
-    listed += f'\n  and {len(bad) - _LISTED} more'
+  # Splits may have images in common.
+  lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
+  listed = '\n'.join(lines[:_LISTED])
+  if len(lines) > _LISTED:
+    listed += f'\n  and {len(lines) - _LISTED} more'
   summary = f'{len(bad)} of {len(source)} images are unreadable'
+  if len(lines) > len(bad):
+    summary += f', and {len(lines) - len(bad)} of other splits'
   if on_bad_image == 'error':
     raise ValueError(
       f'{summary}:\n{listed}\nRepair or remove them, or train without them: '

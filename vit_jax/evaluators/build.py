@@ -70,6 +70,16 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
   }
 
 
+def splits(config: ConfigDict) -> list[str]:
+  """Returns the splits of the training's data that evaluators look at.
+
+  Raises:
+    ValueError: as `entries`.
+  """
+  found = entries(config).values()
+  return [x.split for x in found if 'split' in x and 'data' not in x]
+
+
 def best_of(config: ConfigDict) -> Best:
   """Returns which values of `best_metric` are good.
 

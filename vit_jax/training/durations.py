@@ -53,7 +53,10 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
 
   total = steps('total', config.total)
   if total < 1:
-    raise ValueError(f'total is {config.total!r}: less than one step.')
+    raise ValueError(
+      f'total is {config.total!r}, with {examples:,} examples and batch_size '
+      f'{config.batch_size:,} less than one step: a smaller batch takes more.'
+    )
   warmup = steps('optimizer.warmup', optimizer.warmup)
   if '%' in optimizer.warmup:
     warmup = min(warmup, total - 1)
