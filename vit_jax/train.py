@@ -45,6 +45,7 @@ def train(
     ValueError: for a config or data that cannot work, before anything is built;
       if another run is in the workdir, or no checkpoint there is whole.
     OSError: if a checkpoint cannot be read now.
+    MemoryError: if a step does not fit into a device, with what would.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -67,7 +68,14 @@ def train(
   params = _from_checkpoint(init, experiment) if init else None
   with workdir_lock.held(workdir):
     args = source, fixed, evaluators, params, workdir, start_over
-    _train(experiment, *args, listener)
+    try:
+      _train(experiment, *args, listener)
+    except jax.errors.JaxRuntimeError as e:
+      if 'RESOURCE_EXHAUSTED' not in str(e):
+        raise
+      from vit_jax.plan import memory
+
+      raise MemoryError(memory.advice(experiment, e)) from e
 
 
 def _train(

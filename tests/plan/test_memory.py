@@ -1,0 +1,67 @@
+"""What is said where a step does not fit into a device."""
+
+import re
+
+import jax
+import pytest
+
+from configs import digits
+from vit_jax import train
+from vit_jax.experiment import Experiment, facts_of
+from vit_jax.plan import aot, memory
+
+LINE = 'RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.'
+
+
+def config_with(**fields):
+  config = digits.get_config('vit')
+  small = {'model.depth': 1, 'batch_size': 1024}
+  config.update_from_flattened_dict(small | fields)
+  return config
+
+
+@pytest.fixture
+def said(monkeypatch, tmp_path):
+  """Gives a function from a device's memory to what a run then ends with."""
+
+  def fail(*_):
+    raise jax.errors.JaxRuntimeError(f'{LINE}\nand a page of addresses')
+
+  def run(limit, **fields):
+    monkeypatch.setattr(memory, '_limit_bytes', lambda _: limit)
+    monkeypatch.setattr(train, '_train', fail)
+    with pytest.raises(MemoryError) as e:
+      train.train(config_with(**fields), str(tmp_path / 'run'))
+    return str(e.value)
+
+  return run
+
+
+def peak_bytes(**fields):
+  config = config_with(**fields)
+  experiment = Experiment(config, facts_of(config, ('a',) * 10, 1437))
+  return aot.peak_bytes(aot.training(experiment).lower().compile())
+
+
+def test_flags_that_fit_are_found(said):
+  """The first of all that take less, as the compiler sees them."""
+  peaks = [peak_bytes(accum_steps=count) for count in (2, 4)]
+  assert peaks[0] > peaks[1]
+  text = said(peaks[0])
+  assert text.startswith(f'{LINE} The training step fits with')
+  assert '--config.accum_steps=2:' in text
+  found = re.search(r'with (.*): ', said(peaks[0] - 1))
+  assert found[1] != '--config.accum_steps=2'
+  fields = dict(re.findall(r'--config\.(\S+)=(\S+)', found[1]))
+  fields['accum_steps'] = int(fields['accum_steps'])
+  assert peak_bytes(**fields) < peaks[0]
+
+
+def test_where_nothing_fits_that_is_said(said):
+  assert 'neither parts of a batch nor remat' in said(1)
+  # Eight devices have an example each: there are no smaller parts.
+  assert 'neither parts of a batch nor remat' in said(1, batch_size=8)
+
+
+def test_a_device_that_does_not_say_its_memory(said):
+  assert said(0) == LINE
