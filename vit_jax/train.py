@@ -21,6 +21,7 @@ from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
 from vit_jax.objectives import objective_type
 from vit_jax.training import metric_log, sharding, workdir_lock
+from vit_jax.training.progress import phase
 from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
@@ -108,8 +109,10 @@ def _train(
   if saved_meta := checkpoints.latest_meta():
     config_lib.check_resumable(saved_meta, meta)
     meta['elapsed_s'] = saved_meta['elapsed_s']
-  start_step, state = initial_state(experiment, checkpoints, params)
-  checkpoints.prepare(state)
+  is_first = jax.process_index() == 0
+  with phase('building the model and its state', shown=is_first):
+    start_step, state = initial_state(experiment, checkpoints, params)
+    checkpoints.prepare(state)
   train_step = experiment.train_step()
   batches = loader.train_batches(
     source,
@@ -124,7 +127,7 @@ def _train(
   forward_flops = flops.forward_flops(
     objective.model, experiment.facts.image_size
   )
-  if jax.process_index() == 0:
+  if is_first:
     print(_story(experiment, forward_flops))
   run = Run(
     workdir=workdir,
@@ -148,8 +151,12 @@ def _train(
     for step in range(start_step + 1, durations.total + 1):
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
+      compiles = is_first and step == start_step + 1
       # What is not on the devices by now would be copied again in every step.
-      with jax.transfer_guard('disallow'):
+      with (
+        phase('compiling the training step', shown=compiles),
+        jax.transfer_guard('disallow'),
+      ):
         state, metrics = train_step(state, fixed, batch, steps_taken)
       run.take(step, metrics)
       if run.is_eval_step(step):

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -384,3 +385,25 @@ def test_the_lowest_may_be_the_best(tmp_path):
     'best test/error   1.0000 at step 2',
     'final test/error  2.0000 at step 3',
   ]
+
+
+@pytest.mark.parametrize('stream', [io.StringIO(), Terminal()])
+def test_what_takes_over_a_second_is_said(stream):
+  with progress.phase('compiling', stream=stream):
+    while 'compiling ...' not in stream.getvalue():
+      time.sleep(0.1)
+  if stream.isatty():
+    assert not ''.join(stream.screen()).strip()
+  else:
+    assert stream.getvalue() == 'compiling ...\n'
+
+
+def test_a_phase_of_another_process_is_not_said():
+  stream = Terminal()
+  with (
+    pytest.raises(ValueError),
+    progress.phase('compiling', shown=False, stream=stream),
+  ):
+    time.sleep(1.2)
+    raise ValueError
+  assert not stream.getvalue()

@@ -19,12 +19,12 @@ def usable_cores() -> int:
 
 
 def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
-  """Returns a bar that appears when something takes more than two seconds."""
+  """Returns a bar that appears when something takes more than a second."""
   return tqdm(
     total=total,
     desc=what,
     unit=f' {unit}',
-    delay=2,
+    delay=1,
     # A line now and then where there is no terminal to rewrite it on.
     mininterval=0.5 if sys.stderr.isatty() else 30,
     disable=not shown,

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
@@ -11,6 +12,46 @@ from etils import epath
 
 from vit_jax.data import whole
 from vit_jax.training import metric_log, plots
+
+
+@contextlib.contextmanager
+def phase(
+  what: str, *, shown: bool = True, stream: TextIO | None = None
+) -> Iterator[None]:
+  """Says what is being done once that takes over a second.
+
+  On a terminal with the seconds so far, and taken away at the end; elsewhere a
+  line.
+
+  Args:
+    what: is done inside.
+    shown: False prints nothing.
+    stream: where to print, standard output by default.
+  """
+  out = sys.stdout if stream is None else stream
+  started_s, ended = time.monotonic(), threading.Event()
+  live = out.isatty()
+
+  def tell() -> None:
+    if ended.wait(1):
+      return
+    if not live:
+      print(f'{what} ...', file=out, flush=True)
+      return
+    while not ended.wait(0.5):
+      seconds = time.monotonic() - started_s
+      print(f'\r{what} ... {seconds:.0f} s\x1b[K', end='', file=out, flush=True)
+    print('\r\x1b[K', end='', file=out, flush=True)
+
+  teller = threading.Thread(target=tell, daemon=True)
+  if shown:
+    teller.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    if shown:
+      teller.join()
 
 
 class Progress:
