@@ -57,11 +57,13 @@ from vit_jax import paper, train
 from vit_jax.flags import (
   CONFIG,
   ENDINGS,
+  EXIT_ENVIRONMENT,
   parse_flags,
   refuse,
   show_messages,
   status,
 )
+from vit_jax.plan import memory
 from vit_jax.sweeps import axes, running
 from vit_jax.training import processes, run
 
@@ -138,6 +140,11 @@ def _run() -> None:
         print(f'{name} {value:.4f}')
     else:
       train.train(config, _WORKDIR.value, _START_OVER.value)
+  except train.DeviceMemoryError as e:
+    if not (advice := memory.advice(e.experiment)):
+      sys.exit(status(e))
+    print(f'error: {e} {advice}', file=sys.stderr)
+    sys.exit(EXIT_ENVIRONMENT)
   except ENDINGS as e:
     sys.exit(status(e))
   except run.Diverged as e:

@@ -27,6 +27,18 @@ from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
 _log = logging.getLogger(__name__)
 
 
+class DeviceMemoryError(MemoryError):
+  """A step does not fit into a device.
+
+  Attributes:
+    experiment: whose step it is.
+  """
+
+  def __init__(self, asked: str, experiment: Experiment):
+    super().__init__(asked)
+    self.experiment = experiment
+
+
 def train(
   config: ConfigDict,
   workdir: str,
@@ -46,7 +58,7 @@ def train(
     ValueError: for a config or data that cannot work, before anything is built;
       if another run is in the workdir, or no checkpoint there is whole.
     OSError: if a checkpoint cannot be read now.
-    MemoryError: if a step does not fit into a device, with what would.
+    DeviceMemoryError: if a step does not fit into a device.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -74,9 +86,7 @@ def train(
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise
-      from vit_jax.plan import memory
-
-      raise MemoryError(memory.advice(experiment, e)) from e
+      raise DeviceMemoryError(str(e).partition('\n')[0], experiment) from e
 
 
 def _train(

@@ -12,36 +12,33 @@ _log = logging.getLogger(__name__)
 _GIB = 2**30
 
 
-def advice(experiment: Experiment, error: BaseException) -> str:
-  """Returns what is too large, and flags with which it would fit.
+def advice(experiment: Experiment) -> str:
+  """Returns flags with which the training step would fit into a device.
 
   The compiler tells: the step is compiled once more for each way tried, in the
-  order of what they cost, until its memory is within the device's. On a device
-  that does not say how much it has, only what it asked for is said.
-
-  Args:
-    experiment: whose step did not fit.
-    error: that of the device.
+  order of what they cost, until its memory is within the device's. Empty for a
+  device that does not say how much it has.
   """
-  asked = str(error).partition('\n')[0]
   limit = _limit_bytes(experiment.mesh.devices.flat[0])
   if not limit:
-    return asked
+    return ''
   ways = _ways(experiment)
   _log.warning(
-    '%s Looking for flags that fit, in up to %d programs.', asked, len(ways)
+    'The training step does not fit into a device. Looking for flags with '
+    'which it does, in up to %d programs.',
+    len(ways),
   )
   for changes in ways:
     peak = _peak_bytes(experiment, changes)
     if peak is not None and peak <= limit:
       flags = ' '.join(f'--config.{k}={v}' for k, v in changes.items())
       return (
-        f'{asked} The training step fits with {flags}: '
+        f'The training step fits with {flags}: '
         f'{peak / _GIB:.2f} of {limit / _GIB:.2f} GiB.'
       )
   return (
-    f'{asked} The device has {limit / _GIB:.2f} GiB, and neither parts of a '
-    'batch nor remat make the training step fit.'
+    f'The device has {limit / _GIB:.2f} GiB, and neither parts of a batch nor '
+    'remat make the training step fit.'
   )
 
 
