@@ -59,6 +59,7 @@ ARCHITECTURES = (
   }
   | {
     'deit': {'name': 'deit'},
+    'rotation': {'name': 'rotation_vit'},
     'vit5': {
       'norm': 'rms',
       'layer_scale': 0.1,
@@ -143,6 +144,7 @@ SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
 SYMMETRIC = (
   'vit',
   'deit',
+  'rotation',
   'vit-gap',
   'vit-map',
   'clip-gap',
@@ -170,7 +172,7 @@ class Architecture:
 
   def __init__(self, name):
     fields = ARCHITECTURES[name]
-    if fields.get('name', 'vit') in ('vit', 'deit'):
+    if fields.get('name', 'vit') in ('vit', 'deit', 'rotation_vit'):
       fields = ENCODER | fields
     self.name = name
     self.fields = fields
@@ -205,7 +207,9 @@ class Architecture:
 
     def loss(params, images):
       logits, aux = model.apply({'params': params}, images)
-      return jnp.sum(logits * self.cotangent), (logits, aux)
+      turns = aux.get('logits_rotation', 0.0)
+      total = jnp.sum(logits * self.cotangent) + jnp.sum(jnp.square(turns))
+      return total, (logits, aux)
 
     def compute(params, images):
       grads, (logits, aux) = jax.grad(loss, has_aux=True)(params, images)
@@ -282,8 +286,11 @@ def test_outputs_are_as_documented(case):
   assert logits.dtype == jnp.float32
   assert np.isfinite(logits).all()
   names = ('stem', 'tokens', 'pre_logits')
-  more = {'logits_cls', 'logits_dist'} if case.name == 'deit' else set()
-  assert aux.keys() == {*names, *more}
+  more = {
+    'deit': ('logits_cls', 'logits_dist'),
+    'rotation': ('logits_rotation',),
+  }
+  assert aux.keys() == {*names, *more.get(case.name, ())}
   for name, shape in zip(names, SHAPES[case.name], strict=True):
     assert aux[name].shape == (BATCH, *shape), name
     assert np.isfinite(aux[name]).all(), name

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from vit_jax.models import layers
 from vit_jax.models.model import Partitions
 
-PARTITIONS: Partitions = ((r'head(_dist)?/kernel$', ('fsdp', None)),)
+PARTITIONS: Partitions = ((r'head(_dist|_rotation)?/kernel$', ('fsdp', None)),)
 POOLS = ('cls', 'gap', 'map')
 
 

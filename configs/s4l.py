@@ -1,0 +1,38 @@
+"""S4L: classes of a few images, rotations of many (arXiv 1905.03670).
+
+  python -m vit_jax.main --config=configs/s4l.py:./cifar10 --workdir=...
+
+The value is a folder of images or another data set. One image in 200 counts as
+labelled, 250 of CIFAR-10, and all of them as unlabelled. A batch has as many of
+each, and each of them turned four ways: a step computes eight times the images
+of `batch_size`.
+
+  data.split=train[:0.5%]          the labelled
+  objective.unlabelled=train       the others: a split of the same data,
+  objective.unlabelled_data=PATH   or of other data, with or without classes
+  objective.weight=1.0             the rotations' share
+  model=b16                        another ViT; S4L's own is a ResNet-50 v2
+"""
+
+from vit_jax import config as config_lib
+
+
+def get_config(argument='./cifar10'):
+  (data,), pairs = config_lib.parse_argument(argument, ['./cifar10'])
+  config = config_lib.base()
+  config_lib.choose_objective(config, 'rotation')
+  config.total = '3000 steps'
+  config.batch_size = 16
+  config.data.update(
+    name=data, split='train[:0.5%]', image_size='32', crop_min_area=0.8
+  )
+  config.model.update(
+    patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
+  )
+  config.optimizer.update(
+    lr=1e-3, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=0.05
+  )
+  config.eval_every = '20%'
+  config.checkpoint_every = '20%'
+  config_lib.override(config, pairs)
+  return config

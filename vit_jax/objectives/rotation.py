@@ -1,0 +1,164 @@
+"""Classes of a few images and rotations of many: S4L-Rotation (1905.03670).
+
+A batch has two streams: examples of `config.data`, whose labels are learned,
+and as many images drawn from `objective.unlabelled`, whose labels nobody looks
+at. All of them are turned by 0, 90, 180 and 270 degrees; with w the weight,
+
+  mean CE(classes of the labelled, each of its four turns)
+    + w mean CE(turn of all images, each of their four turns).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data import bad_images, transforms
+from vit_jax.data.sources import Record, Source
+from vit_jax.models import variants
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.rotation_vit import TURNS, RotationViT
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Example, Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoStreams:
+  """An example of a record, and of another image drawn at random.
+
+  Attributes:
+    transform: of both.
+    unlabelled: where the other is drawn from.
+  """
+
+  transform: transforms.TrainTransform
+  unlabelled: Source
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    """Returns 'image' and 'label' of the record, and 'unlabelled'."""
+    example = self.transform(record, rng)
+    other = self.unlabelled[int(rng.integers(len(self.unlabelled)))]
+    return {**example, 'unlabelled': self.transform(other, rng)['image']}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotation(Classification):
+  """Learns `batch['label']`, and how `batch['unlabelled']` is turned.
+
+  Attributes:
+    data: `config.data`, with the name and split of the unlabelled images.
+    weight: w, of the rotations.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    'unlabelled': 'train',
+    'unlabelled_data': '',
+    'weight': 1.0,
+  }
+
+  data: ConfigDict = None
+  weight: float = 1.0
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+    """
+    o, name = config.objective, config.model.name
+    if name != 'vit':
+      raise ValueError(
+        f'model.name is {name!r}: it is a ViT that tells rotations. Choose a '
+        'variant such as b16.'
+      )
+    height, width = facts.image_size
+    if height != width:
+      raise ValueError(
+        f'data.image_size is {height}x{width}: an image that is turned is as '
+        'wide as it was high, so it has to be square.'
+      )
+    if not 0 <= o.weight < float('inf'):
+      raise ValueError(f'objective.weight is {o.weight}: it is 0 or above.')
+    plain = Classification.from_config(config, facts)
+    fields = {
+      field.name: getattr(plain, field.name)
+      for field in dataclasses.fields(plain)
+    }
+    fields['model'] = variants.build(
+      num_classes=len(facts.class_names),
+      image_size=facts.image_size,
+      **{**config.model, 'name': RotationViT.kind},
+    )
+    data = config.data.copy_and_resolve_references()
+    data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
+    return cls(**fields, data=data, weight=o.weight)
+
+  def train_transform(self) -> Any:
+    """Returns what makes 'image', 'label' and 'unlabelled' of a record.
+
+    Raises:
+      ValueError: if the unlabelled images cannot be opened.
+      FileNotFoundError: likewise.
+    """
+    source = bad_images.open_checked(self.data, self.data.split)
+    return TwoStreams(super().train_transform(), source)
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC of both streams, and labels int32 B."""
+    shapes = super().batch_shapes(size)
+    return shapes | {'unlabelled': shapes['image']}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns what `Classification` does, and `unlabelled` float32 BHWC."""
+    key, key_unlabelled = jax.random.split(key)
+    images_BHWC = self.images.normalize(batch['unlabelled'])
+    return super().augment(batch, key) | {
+      'unlabelled': self.images.varied(images_BHWC, key_unlabelled)
+    }
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics."""
+    del fixed
+    B = len(batch['image'])
+    images_NHWC = jnp.concatenate([batch['image'], batch['unlabelled']])
+    # Each image's turns beside it, on the device where it is.
+    turned_N4HWC = jnp.stack(
+      [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
+    )
+    logits, aux = self.model.apply(
+      {'params': params},
+      turned_N4HWC.reshape(-1, *images_NHWC.shape[1:]),
+      train=train,
+      rngs={'dropout': key},
+    )
+    logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]
+    turns_N4T = aux['logits_rotation'].reshape(2 * B, TURNS, TURNS)
+    labelled = jnp.mean(self._losses(logits_B4C, batch['label'][:, None]))
+    rotation = jnp.mean(
+      optax.softmax_cross_entropy_with_integer_labels(
+        turns_N4T, jnp.broadcast_to(jnp.arange(TURNS)[None], (2 * B, TURNS))
+      )
+    )
+    loss = labelled + self.weight * rotation
+    hit_B = jnp.argmax(logits_B4C[:, 0], -1) == jnp.argmax(batch['label'], -1)
+    told_N4 = jnp.argmax(turns_N4T, -1) == jnp.arange(TURNS)[None]
+    return loss, {
+      'loss': loss,
+      'rotation_loss': rotation,
+      'accuracy': jnp.mean(hit_B),
+      'rotation_accuracy': jnp.mean(told_N4),
+    }
