@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import math
 import sys
 
 import jax
@@ -230,6 +231,7 @@ def test_a_pattern_of_other_variables_is_no_match(same):
   [
     pytest.param(VIT, id='cls'),
     pytest.param(VIT | {'pool': 'gap'}, id='gap', marks=pytest.mark.slow),
+    pytest.param(VIT | {'name': 'deit'}, id='deit', marks=pytest.mark.slow),
     pytest.param(STEM, id='hybrid', marks=pytest.mark.slow),
   ],
 )
@@ -246,7 +248,8 @@ def test_rollout_is_an_output(tmp_path, fields):
       {'params': checkpoint.params}, x, capture=('attention',)
     )
     grid = checkpoint.model.grid(size)
-    maps = np.asarray(of_captured(aux['attention'], grid))
+    tokens = checkpoint.model.num_tokens(size) - math.prod(grid)
+    maps = np.asarray(of_captured(aux['attention'], grid, tokens))
     assert got.shape == (count, *grid)
     assert relative_difference(got, maps) < TOLERANCE
     assert relative_difference(logits, np.asarray(want)) < TOLERANCE

@@ -17,6 +17,7 @@ KINDS = {
   'relative': {'posemb': 'relative'},
   'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
   'hybrid': {'patch_size': 1, 'stem_width': 32},
+  'deit': {'name': 'deit', 'registers': 1},
   'stacked': {'scan': True, 'remat': 'cheap'},
 }
 SIZE = (8, 12)
@@ -25,7 +26,7 @@ SIZE = (8, 12)
 def tiny(kind, dtype='float32'):
   """Returns a model, random parameters and a batch of two images."""
   model = variants.build(
-    name='vit', image_size=SIZE, **TINY | KINDS[kind]
+    image_size=SIZE, **{'name': 'vit'} | TINY | KINDS[kind]
   ).clone(dtype=jnp.dtype(dtype))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -81,6 +82,9 @@ def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
     _, aux = model.apply({'params': params}, images, capture=('attention',))
     # The model's own logits are float32.
     logits = aux['pre_logits'] @ params['head']['kernel']
+    if kind == 'deit':
+      dist = aux['tokens'][:, 1] @ params['head_dist']['kernel']
+      logits = (logits + dist) / 2
     return logits[jnp.arange(2), class_B].sum()
 
   names = ['row', 'column'] if kind == 'axial' else ['all']

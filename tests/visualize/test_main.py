@@ -27,6 +27,7 @@ MODELS = {
   'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
   'hybrid': {'patch_size': 1, 'stem_width': 32},
   'headless': {'num_classes': 0},
+  'deit': {'name': 'deit'},
 }
 
 
@@ -114,8 +115,37 @@ def test_rollout_is_that_of_the_captured_attention(
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['files']) == files
   assert list(arrays['classes']) == ['']
-  want = rollout.of_captured(captured(checkpoints(name), files), (2, 3))
+  attention = captured(checkpoints(name), files)
+  want = rollout.of_captured(attention, (2, 3), int(name == 'cls'))
   np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
+
+
+def test_rollout_of_models_and_fusions_side_by_side(run, checkpoints, files):
+  """Each map is that of its model, fusion and class on its own."""
+  status, said, err, out = run(
+    *('rollout', 'cls', *files, '--beside=deit', '--class=3'),
+    *('--fusion=min', '--fusion=max', '--discard=0.3'),
+  )
+  assert (status, err) == (0, '')
+  assert 'fused by their min, max' in said
+  arrays = np.load(out / 'rollout.npz')
+  for prefix, name in (('', 'cls'), ('beside_1_', 'deit')):
+    assert list(arrays[f'{prefix}fusions']) == ['min', 'max']
+    assert list(arrays[f'{prefix}classes']) == ['class 3'] * 2
+    layers = layers_of(checkpoints(name), files)
+    for k, fusion in enumerate(('min', 'max')):
+      want = rollout.rollout(layers, fusion, 0.3, np.full(3, 3))
+      # Of a largest value of 1; products of gradients round more than rtol.
+      np.testing.assert_allclose(arrays[f'{prefix}maps'][k], want, atol=1e-5)
+  assert 'rollout-b-2__deit-max-class_3-heat' in pictures(out)
+  # A picture of all, and three for each map of each image.
+  assert len(pictures(out)) == 1 + 3 * len(files) * 4
+
+
+def test_a_model_beside_itself_is_shown_twice(run, files):
+  status, _, err, out = run('rollout', 'cls', files[0], '--beside=cls')
+  assert (status, err) == (0, '')
+  assert len(pictures(out)) == 1 + 3 * 2
 
 
 def test_classes_by_name_or_index(run, checkpoints, files):
@@ -386,7 +416,7 @@ def test_wrong_options_are_refused(args, message, run, capsys):
 def test_help_names_every_kind(capsys):
   kinds = {
     'report': '--image_size',
-    'rollout': '--class',
+    'rollout': '--beside',
     'attention': '--query',
     'distance': '--beside',
     'filters': 'components',

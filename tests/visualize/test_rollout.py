@@ -18,7 +18,7 @@ def test_rollout_is_the_product_over_layers(extra):
   logits = 2 * rng.standard_normal((3, 2, 4, tokens, tokens), np.float32)
   attention = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   read_L = np.eye(tokens)[0] if extra else np.full(6, 1 / 6)
-  got = rollout.of_captured(attention, (2, 3))
+  got = rollout.of_captured(attention, (2, 3), extra)
   for i in range(2):
     want = by_definition(attention[:, i], read_L, 'mean', 0)
     np.testing.assert_allclose(got[i], want, rtol=1e-5)
@@ -33,7 +33,7 @@ def test_what_a_model_captures_is_taken():
     {'params': checkpoint.params}, images, capture=('attention',)
   )
   grid = checkpoint.model.grid(checkpoint.image_size)
-  got = rollout.of_captured(aux['attention'], grid)
+  got = rollout.of_captured(aux['attention'], grid, class_tokens=1)
   assert got.shape == (2, 2, 3)
   np.testing.assert_array_equal(np.max(got, axis=(1, 2)), 1)
   for i in range(2):
@@ -44,7 +44,7 @@ def test_what_a_model_captures_is_taken():
 def test_attention_to_nothing_but_oneself_reaches_nothing_else():
   identity = np.broadcast_to(np.eye(5, dtype=np.float32), (2, 1, 3, 5, 5))
   np.testing.assert_array_equal(
-    rollout.of_captured(identity[..., 1:, 1:], (2, 2)), 1
+    rollout.of_captured(identity[..., 1:, 1:], (2, 2), 0), 1
   )
 
 
@@ -83,7 +83,7 @@ def by_definition(layers_NLL, read_L, fusion, discard, gradients=None):
 
 @pytest.mark.parametrize('discard', [0.0, 0.5, 0.9])
 @pytest.mark.parametrize('fusion', FUSIONS)
-@pytest.mark.parametrize('kind', ['cls', 'gap', 'map', 'hybrid'])
+@pytest.mark.parametrize('kind', ['cls', 'gap', 'map', 'hybrid', 'deit'])
 def test_every_fusion_is_its_formula(kind, fusion, discard):
   layers = layers_of(kind)
   weights = [np.asarray(layer['all']) for layer in layers.attention()]
@@ -92,6 +92,8 @@ def test_every_fusion_is_its_formula(kind, fusion, discard):
     'hybrid': np.eye(7)[[0, 0]],
     'gap': np.full((2, 6), 1 / 6),
     'map': np.asarray(layers.read_BL),
+    # Class and distillation token, and not the register.
+    'deit': np.broadcast_to([0.5, 0.5, *[0] * 7], (2, 9)),
   }[kind]
   got = rollout.rollout(layers, fusion, discard)
   assert got.shape == (2, 2, 3)

@@ -150,7 +150,7 @@ def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
     or model.posemb_at != 'input'
   ):
     return checkpoint
-  grid, extra = model.grid(checkpoint.image_size), model.placed_tokens
+  grid, extra = model.grid(checkpoint.image_size), model.class_tokens
   encoder = dict(checkpoint.params['Transformer'])
   learned = encoder.pop('posembed_input', {})
   if model.posemb == 'none':

@@ -144,7 +144,7 @@ def _to_model(
     if rollout:
       grid = model.grid(checkpoint.image_size)
       outputs['rollout'] = rollout_lib.of_captured(
-        aux['attention'], grid, class_token='cls' in model.extra_tokens
+        aux['attention'], grid, model.class_tokens
       )
     return outputs
 

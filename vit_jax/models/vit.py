@@ -265,8 +265,11 @@ class ViT(Model):
     return (*read, *self.registers * ('registers',))
 
   @property
-  def placed_tokens(self) -> int:
-    """How many of the extra tokens learned positions have a place for."""
+  def class_tokens(self) -> int:
+    """How many of the extra tokens are read: all but registers.
+
+    Learned positions have a place for them too.
+    """
     return len(self.extra_tokens) - self.registers
 
   @property

@@ -2,6 +2,7 @@
 
   python -m vit_jax.visualize report CHECKPOINT photo.jpg a_folder/ --out=seen
   python -m vit_jax.visualize rollout CHECKPOINT pet.jpg --class=dog --class=cat
+  python -m vit_jax.visualize rollout VIT a_folder/ --beside=DEIT --fusion=max
   python -m vit_jax.visualize attention CHECKPOINT photo.jpg --query=3,5
   python -m vit_jax.visualize distance CHECKPOINT a_folder/ --beside=HYBRID
   python -m vit_jax.visualize filters CHECKPOINT
@@ -43,8 +44,9 @@ _KINDS = {
     'how much of each patch reaches the output: over the photograph, alone, '
     'and the photograph without the half of low values; with --class, what '
     'speaks for that class',
-    'Arrays: maps (class, image, h, w), from 0 to 1; classes, one empty name '
-    'for the image as a whole; files.',
+    'Arrays: maps (map, image, h, w), from 0 to 1; fusions and classes of each '
+    'map, an empty name for the image as a whole; files; beside_1_maps and so '
+    'on for further models.',
   ),
   'attention': (
     'what one token attends to, in every layer and head',
@@ -94,7 +96,7 @@ def _run(args: argparse.Namespace) -> None:
   said = ''
   made: dict[str, Callable[[], bytes]] = {}
   if args.what == 'report':
-    html = page.report(subject, args.fusion, args.discard)
+    html = page.report(subject, args.fusion or 'mean', args.discard)
     made['report.html'] = lambda: html.encode(errors='backslashreplace')
   else:
     section = _section(args, subject)
@@ -124,17 +126,24 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
   return Subject(checkpoint, photos.load(paths, checkpoint), path)
 
 
+def _others(args: argparse.Namespace) -> list[Subject]:
+  return [_subject(args, path) for path in args.beside]
+
+
 def _section(args: argparse.Namespace, subject: Subject) -> Section:
   """Returns what one kind makes."""
   match args.what:
     case 'rollout':
-      classes = [subject.class_index(text) for text in args.classes]
-      return sections.rollout(subject, args.fusion, args.discard, classes)
+      return sections.rollout(
+        [subject, *_others(args)],
+        args.fusion or ['mean'],
+        args.discard,
+        args.classes,
+      )
     case 'attention':
       return sections.attention(subject, args.query)
     case 'distance':
-      others = [_subject(args, path) for path in args.beside]
-      return sections.distance([subject, *others])
+      return sections.distance([subject, *_others(args)])
     case 'filters':
       return sections.first_filters(subject)
     case 'posemb':
@@ -147,7 +156,7 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
   return masking.section(
     subject.checkpoint,
     sources.labelled(source, f'{args.data} {args.split}'),
-    fusion=args.fusion,
+    fusion=args.fusion or 'mean',
     discard=args.discard,
   )
 
@@ -187,8 +196,9 @@ def _parser() -> argparse.ArgumentParser:
       kind.add_argument(
         '--fusion',
         choices=tuple(FUSIONS),
-        default='mean',
-        help='of the heads (default: mean)',
+        action='append' if what == 'rollout' else 'store',
+        help='of the heads (default: mean)'
+        + '; may be given several times' * (what == 'rollout'),
       )
       kind.add_argument(
         '--discard',
@@ -225,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
       kind.add_argument(
         '--seed', type=int, default=0, help='which ones (default: 0)'
       )
-    if what == 'distance':
+    if what in ('rollout', 'distance'):
       kind.add_argument(
         '--beside',
         action='append',

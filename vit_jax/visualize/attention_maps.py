@@ -31,7 +31,8 @@ class Layers:
   Attributes:
     grid: (h, w) of the patches.
     read_BL: how much the output reads of each token after the last layer: the
-      class token, all alike, or as the pooling head's heads attend on average.
+      class token (DeiT's class and distillation token, half each), all patches
+      alike, or as the pooling head's heads attend on average.
     logits_BC: of the batch.
   """
 
@@ -132,7 +133,7 @@ class _Program:
       read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
       read_BL = jnp.pad(read_BL, ((0, 0), (L - patches, 0)))
     else:
-      read_BL = read(B, L, patches, class_token=self._model.pool == 'cls')
+      read_BL = read(B, L, patches, self._model.class_tokens)
     return logits_BC, inputs, outputs[-1], read_BL
 
   def _logit(
@@ -156,15 +157,14 @@ def _program(model: Any, shape: tuple[int, ...]) -> _Program:
   return _Program(model)
 
 
-def read(B: int, L: int, patches: int, *, class_token: bool) -> Array:
-  """Returns what is read of the tokens, BL: the first, or the last `patches`.
+def read(B: int, L: int, patches: int, class_tokens: int) -> Array:
+  """Returns what is read of the tokens, BL, all alike.
 
-  Those all alike.
+  The first `class_tokens`, or where that is 0, the last `patches`.
   """
-  if class_token:
-    row_L = jnp.eye(L)[0]
-  else:
-    row_L = jnp.pad(jnp.full(patches, 1 / patches), (L - patches, 0))
+  count = class_tokens or patches
+  start = 0 if class_tokens else L - patches
+  row_L = jnp.zeros(L).at[start : start + count].set(1 / count)
   return jnp.broadcast_to(row_L, (B, L))
 
 

@@ -93,7 +93,7 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
   """Returns each image with its labels, its rollout and those of classes."""
-  whole = sections.rollout(subject, fusion, discard)
+  whole = sections.rollout([subject], [fusion], discard)
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
     labels = subject.top_classes(_LABELS)
@@ -115,9 +115,13 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
       )
       lines.append(f'<table>{"".join(rows)}</table>')
     lines.append('<div class="images">')
+    shown_HWC = photograph.shown()
+    pictures = {'image': shown_HWC}
+    for name, map_hw in maps.items():
+      pictures |= sections.over(shown_HWC, map_hw, name)
     lines += [
       _figure(draw.png(image_HWC), caption)
-      for caption, image_HWC in sections.beside(photograph, maps).items()
+      for caption, image_HWC in pictures.items()
     ]
     lines.append('</div>')
   return '\n'.join(lines)

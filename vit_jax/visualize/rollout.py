@@ -6,8 +6,9 @@ input as it is and half as its attention mixes it:
   R = a_X ... a_2 a_1,  a = (A + I) / 2 with rows divided by their sums
 
 where A are a layer's weights with the heads fused. The map is what the output
-reads of R's rows: that of the class token, the mean of all where the tokens are
-averaged, or as the pooling head attends to them.
+reads of R's rows: that of the class token, the mean of both where DeiT has two,
+that of all where the tokens are averaged, or as the pooling head attends to
+them.
 
 For a class, A are the weights times their gradients where that is positive
 (Chefer et al., 2103.15679), divided by an image's largest sum of a row: the
@@ -120,16 +121,20 @@ def maps(
 
 
 def of_captured(
-  attention_XBNLL: Array, grid: tuple[int, int], *, class_token: bool = True
+  attention_XBNLL: Array, grid: tuple[int, int], class_tokens: int
 ) -> Array:
   """Returns the maps Bhw of weights that a model captured, heads averaged.
 
-  Without a class token, the mean over the rows of all patches is taken.
+  Args:
+    attention_XBNLL: of all layers.
+    grid: (h, w) of the patches.
+    class_tokens: `ViT.class_tokens`, whose rows are averaged; those of all
+      patches where there is none.
   """
   layers, B, _, L, _ = attention_XBNLL.shape
   patches = grid[0] * grid[1]
   return maps(
     [{'all': fuse(attention_XBNLL[i])} for i in range(layers)],
-    read(B, L, patches, class_token=class_token and L > patches),
+    read(B, L, patches, class_tokens),
     grid,
   )

@@ -5,7 +5,7 @@ who look, and a few words about both.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -54,38 +54,66 @@ class Section:
 
 
 def rollout(
-  subject: Subject,
-  fusion: str = 'mean',
+  subjects: Sequence[Subject],
+  fusions: Sequence[str] = ('mean',),
   discard: float = 0.0,
-  classes: Sequence[int] = (),
+  classes: Sequence[str] = (),
 ) -> Section:
   """What of each image reaches the output, as a whole or for classes.
 
-  The arrays are `maps` (KNhw: one for every class, or a single one for the
-  image as a whole), `classes` (their K names, '' for the whole) and `files`.
+  The arrays are `maps` (KNhw: one for every fusion and class, or the image as a
+  whole), `fusions` and `classes` (of the K maps, '' for the whole) and `files`;
+  all but those of the second model start with `beside_1_`, and so on.
+
+  Args:
+    subjects: models side by side, on the same images.
+    fusions: of the heads.
+    discard: as in `rollout.rollout`.
+    classes: names or indices.
+
+  Raises:
+    ValueError: if a model has no attention, or not such a class.
   """
-  N = len(subject.photographs)
-  names = [subject.class_name(c) for c in classes] or ['']
-  maps = np.stack(
-    [rollout_maps(subject, fusion, discard, np.full(N, c)) for c in classes]
-    or [rollout_maps(subject, fusion, discard)]
-  )
+  arrays = {'files': subjects[0].files}
+  panels: dict[str, tuple[Subject, np.ndarray]] = {}
+  for i, subject in enumerate(subjects):
+    indices: list[int | None] = [subject.class_index(text) for text in classes]
+    ways = [
+      (fusion, index) for fusion in fusions for index in indices or [None]
+    ]
+    maps_KNhw, names = [], []
+    for fusion, index in ways:
+      class_N = index if index is None else np.full(len(subject.files), index)
+      maps_KNhw.append(rollout_maps(subject, fusion, discard, class_N))
+      names.append('' if index is None else subject.class_name(index))
+      title = [f'{i + 1}: {subject.short_label}'] if len(subjects) > 1 else []
+      title += [fusion] if len(fusions) > 1 else []
+      title += [names[-1]] if names[-1] else []
+      panels['\n'.join(title)] = subject, maps_KNhw[-1]
+    prefix = f'beside_{i}_' if i else ''
+    arrays |= {
+      f'{prefix}maps': np.stack(maps_KNhw),
+      f'{prefix}fusions': np.array([fusion for fusion, _ in ways]),
+      f'{prefix}classes': np.array(names),
+    }
   figures = [
     figure
-    for n, photograph in enumerate(subject.photographs)
-    for k, name in enumerate(names)
-    for figure in _of_map(photograph, maps[k, n], name)
+    for n in range(len(subjects[0].photographs))
+    for title, (subject, maps_Nhw) in panels.items()
+    for figure in _of_map(subject.photographs[n], maps_Nhw[n], title)
   ]
 
   def sheet() -> bytes:
-    shown = subject.photographs[:SHEET]
-    lines = [
-      beside(photograph, dict(zip(names, maps[:, n], strict=True)))
-      for n, photograph in enumerate(shown)
-    ]
+    shown = subjects[0].photographs[:SHEET]
+    lines = []
+    for n, photograph in enumerate(shown):
+      lines.append({'image': photograph.shown()})
+      for title, (subject, maps_Nhw) in panels.items():
+        shown_HWC = subject.photographs[n].shown()
+        lines[-1] |= over(shown_HWC, maps_Nhw[n], title)
     return draw.sheet(lines, [photograph.name for photograph in shown])
 
-  how = f'heads fused by their {fusion}'
+  how = f'heads fused by their {", ".join(fusions)}'
   if discard:
     how += f', the lowest {discard:.0%} of the weights discarded'
   if classes:
@@ -95,23 +123,21 @@ def rollout(
     'How much of each patch reaches the output, over all layers '
     f'({how}). Brighter is more; the masked picture keeps the half of the '
     'pixels with the most.',
-    {'maps': maps, 'classes': np.array(names), 'files': subject.files},
+    arrays,
     figures,
     Figure('rollout', 'attention rollout', sheet),
   )
 
 
-def beside(
-  photograph: Photograph, maps: Mapping[str, np.ndarray]
+def over(
+  shown_HWC: np.ndarray, map_hw: np.ndarray, title: str = ''
 ) -> dict[str, np.ndarray]:
-  """Returns a photograph and pictures of maps hw of it, by their titles."""
-  shown_HWC = photograph.shown()
-  found = {'image': shown_HWC}
-  for name, map_hw in maps.items():
-    title = f'{name}: ' if name else ''
-    found[f'{title}rollout'] = draw.overlay(shown_HWC, map_hw)
-    found[f'{title}highest half'] = draw.masked(shown_HWC, map_hw)
-  return found
+  """Returns a map over a photograph, and its highest half, by their titles."""
+  title = f'{title}: ' if title else ''
+  return {
+    f'{title}rollout': draw.overlay(shown_HWC, map_hw),
+    f'{title}highest half': draw.masked(shown_HWC, map_hw),
+  }
 
 
 def rollout_maps(
@@ -135,12 +161,12 @@ def rollout_maps(
 
 
 def _of_map(
-  photograph: Photograph, map_hw: np.ndarray, class_name: str
+  photograph: Photograph, map_hw: np.ndarray, title: str
 ) -> Iterator[Figure]:
   name, caption = photograph.name, photograph.name
-  if class_name:
-    name += f'-{_safe(class_name)}'
-    caption += f', {class_name}'
+  for part in title.splitlines():
+    name += f'-{_safe(part)}'
+    caption += f', {part}'
   for kind in ('overlay', 'heat', 'masked'):
 
     def make(kind: str = kind) -> bytes:

@@ -43,7 +43,7 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
   )
   params = checkpoint.params['Transformer'].get('posembed_input', {})
   found = module.apply(
-    {'params': params}, grid, model.placed_tokens, model.width
+    {'params': params}, grid, model.class_tokens, model.width
   )
   return np.asarray(found)
 

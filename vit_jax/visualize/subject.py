@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ class Subject:
   checkpoint: Checkpoint
   photographs: Sequence[Photograph]
   label: str = ''
+
+  @property
+  def short_label(self) -> str:
+    """The label without the folders before it."""
+    return pathlib.PurePath(self.label).name
 
   @property
   def params(self) -> Any:
