@@ -6,6 +6,7 @@ compiles or measures is what the others run.
 """
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,16 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images
-from vit_jax.models import variants
+from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
+
+_log = logging.getLogger(__name__)
 
 # `params`, `opt_state` and `average`, which is empty without Polyak averaging.
 State = dict[str, Any]
@@ -125,6 +129,29 @@ class Experiment:
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes['params'])
     return jax.jit(self._new_params, out_shardings=shardings)()
 
+  def params_from(self, checkpoint: opening.Checkpoint) -> Params:
+    """Returns a checkpoint's parameters, with a new head, placed.
+
+    Raises:
+      ValueError: if it is one of another model.
+    """
+    _log.info('Starting from %s with a new head.', checkpoint.path)
+    theirs, data = checkpoint.preprocessing, self.config.data
+    mean, std = tuple(data.mean), tuple(data.std)
+    if (theirs.mean, theirs.std) != (mean, std):
+      _log.warning(
+        f'It was trained on images with mean {theirs.mean} and std '
+        f'{theirs.std}; here data.mean is {mean} and data.std {std}.'
+      )
+    return self.place(
+      transfer.to_new_task(
+        checkpoint,
+        self.objective.model,
+        self.facts.image_size,
+        self.new_params(),
+      )
+    )
+
   def start(self, params: Params) -> State:
     """Returns what training carries from step to step, at its beginning."""
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
@@ -164,6 +191,25 @@ class Experiment:
   def _keys(self) -> jax.Array:
     """Returns the keys of the initial parameters and of the steps."""
     return jax.random.split(jax.random.key(self.config.seed))
+
+  def story(self, forward_flops: int) -> str:
+    """Returns what is about to be trained, in three lines.
+
+    Args:
+      forward_flops: of the model, an image.
+    """
+    config, facts, model = self.config, self.facts, self.objective.model
+    (height, width), classes = facts.image_size, len(facts.class_names)
+    return (
+      f'model  {type(model).__name__}, '
+      f'{flops.count_params(model, facts.image_size):,} parameters, '
+      f'{forward_flops / 1e9:.3g} GFLOPs an image of {height}x{width} pixels\n'
+      f'data   {config.data.name} {config.data.split}: '
+      f'{facts.examples:,} images'
+      + (f', {classes:,} classes\n' if classes else ' without labels\n')
+      + f'run    {self.durations.total:,} steps of {config.batch_size:,} '
+      f'on {sharding.describe(self.mesh)}'
+    )
 
   def train_step(self) -> jax.stages.Wrapped:
     """Returns the compiled step.

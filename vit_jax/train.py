@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening, saving, transfer
+from vit_jax.checkpoints import opening, saving
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
@@ -78,7 +78,7 @@ def train(
   evaluators = build.make_evaluators(
     config, experiment.objective, fixed, experiment.mesh, class_names
   )
-  params = _from_checkpoint(init, experiment) if init else None
+  params = experiment.params_from(init) if init else None
   with workdir_lock.held(workdir):
     args = source, fixed, evaluators, params, workdir, start_over
     try:
@@ -138,7 +138,7 @@ def _train(
     objective.model, experiment.facts.image_size
   )
   if is_first:
-    print(_story(experiment, forward_flops))
+    print(experiment.story(forward_flops))
   run = Run(
     workdir=workdir,
     mesh=experiment.mesh,
@@ -177,22 +177,6 @@ def _train(
         run.save(step, state)
         raise Preempted(f'Preempted: saved step {step}.')
     run.finish()
-
-
-def _story(experiment: Experiment, forward_flops: int) -> str:
-  """Returns what is about to be trained, in three lines."""
-  config, facts = experiment.config, experiment.facts
-  model = experiment.objective.model
-  (height, width), classes = facts.image_size, len(facts.class_names)
-  return (
-    f'model  {type(model).__name__}, '
-    f'{flops.count_params(model, facts.image_size):,} parameters, '
-    f'{forward_flops / 1e9:.3g} GFLOPs an image of {height}x{width} pixels\n'
-    f'data   {config.data.name} {config.data.split}: {facts.examples:,} images'
-    + (f', {classes:,} classes\n' if classes else ' without labels\n')
-    + f'run    {experiment.durations.total:,} steps of {config.batch_size:,} '
-    f'on {sharding.describe(experiment.mesh)}'
-  )
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
@@ -258,29 +242,3 @@ def initial_state(
   if params is None:
     params = experiment.new_params()
   return 0, experiment.start(params)
-
-
-def _from_checkpoint(
-  checkpoint: opening.Checkpoint, experiment: Experiment
-) -> Params:
-  """Returns a checkpoint's parameters, with a new head, placed.
-
-  Raises:
-    ValueError: if it is one of another model.
-  """
-  config = experiment.config
-  _log.info('Starting from %s with a new head.', checkpoint.path)
-  theirs = checkpoint.preprocessing
-  mean, std = tuple(config.data.mean), tuple(config.data.std)
-  if (theirs.mean, theirs.std) != (mean, std):
-    _log.warning(
-      f'It was trained on images with mean {theirs.mean} and std {theirs.std}; '
-      f'here data.mean is {mean} and data.std {std}.'
-    )
-  params = transfer.to_new_task(
-    checkpoint,
-    experiment.objective.model,
-    experiment.facts.image_size,
-    experiment.new_params(),
-  )
-  return experiment.place(params)
