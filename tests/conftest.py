@@ -54,10 +54,14 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 # An array whose axes were forgotten is an error. (Of dtypes the same cannot be
 # asked: Flax's own LayerNorm multiplies bfloat16 by float32.)
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
+# Each device waits in a thread for the others, and where threads are few and
+# the machine is busy, some wait for ever, until XLA ends the process.
+os.environ.setdefault('PJRT_NPROC', '16')
 os.environ['XLA_FLAGS'] = ' '.join(
   (
     XLA_FLAGS_GIVEN,
     '--xla_force_host_platform_device_count=8',
+    '--xla_cpu_collective_call_terminate_timeout_seconds=600',
     COMPILE_QUICKLY,
   )
 ).strip()
