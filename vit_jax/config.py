@@ -118,7 +118,8 @@ def base() -> ConfigDict:
       'data': {
         # 'digits', a folder with one sub-folder a class (or, for objectives
         # without labels, of images alone), a CSV file with the columns file
-        # and label, a TFDS name, or one of VTAB's tasks as in 'vtab/dtd'.
+        # and label, a TFDS name, one of VTAB's tasks as in 'vtab/dtd', or
+        # 'hf://datasets/OWNER/NAME'.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',

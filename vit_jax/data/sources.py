@@ -1,4 +1,4 @@
-"""Datasets as random access: digits, folders, TFDS and VTAB.
+"""Datasets as random access: digits, folders, TFDS, VTAB and the hub's.
 
 A source has a length, `source[i]` is a record
 
@@ -87,7 +87,8 @@ def open_source(
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
       with `.` or `~`; without sub-folders its images have no labels), or a CSV
-      file (see `folder.open_table`), or a dataset of TFDS such as
+      file (see `folder.open_table`), or `hf://datasets/OWNER/NAME` of the
+      Hugging Face hub (see `hub_source`), or a dataset of TFDS such as
       `imagenet2012` or `oxford_iiit_pet:4.0.0`, prepared in the format
       array_record, or a task of VTAB-1k such as
       `vtab/dtd`, see `vtab`, on such a dataset.
@@ -105,6 +106,10 @@ def open_source(
     return Digits(split, split_seed)
   if vtab.is_task_name(name):
     return vtab.open_task(name, split, data_dir)
+  if name.startswith('hf://'):
+    from vit_jax.data import hub_source
+
+    return hub_source.HubSource(name, split, split_seed)
   from vit_jax.data import folder
 
   if name.lower().endswith('.csv'):
