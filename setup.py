@@ -38,6 +38,8 @@ _EXTRAS_REQUIRE = {
   'wandb': ['wandb>=0.21'],
   # Checkpoints by name, hf:// and timm://.
   'hub': ['huggingface-hub>=1.0'],
+  # Data sets as hf://datasets/OWNER/NAME.
+  'hf': ['datasets>=4'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
   # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with

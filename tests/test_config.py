@@ -508,3 +508,11 @@ def test_other_parts_of_a_batch_drop_other_units(caplog, dropout, said):
   )
   assert len(caplog.records) == said
   assert all('accum_steps was 1 and is 2' in r.message for r in caplog.records)
+
+
+@pytest.mark.parametrize('saved', [{}, {'config': []}, {'config': {}}])
+def test_a_run_with_other_meta_data_is_not_resumed(saved):
+  given = {'config': config_lib.base().to_dict(), 'examples': 1}
+  given['class_names'] = ['a', 'b']
+  with pytest.raises(ValueError, match='not those of one here'):
+    config_lib.check_resumable(saved, given)

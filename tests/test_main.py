@@ -15,6 +15,7 @@ from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import flags, main
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment, sources, transforms
+from vit_jax.training import interrupts
 
 GOLDEN = ROOT / 'tests' / 'golden'
 
@@ -222,7 +223,7 @@ def test_help_explains_flags_and_statuses():
     '2    bad input',
     f'{flags.EXIT_ENVIRONMENT}   the machine',
     f'{main.EXIT_PREEMPTED}   preempted',
-    f'{flags.EXIT_INTERRUPTED}  Ctrl-C',
+    f'{interrupts.EXIT_INTERRUPTED}  Ctrl-C',
   ):
     assert words in out
 
@@ -463,7 +464,7 @@ with run.preemption_notice():
     _, err = process.communicate(timeout=60)
   finally:
     process.kill()
-  assert process.returncode == flags.EXIT_INTERRUPTED == 130
+  assert process.returncode == interrupts.EXIT_INTERRUPTED == 130
   assert err.strip() == 'Ctrl-C: saving and ending; again to end at once.'
 
 

@@ -6,9 +6,15 @@ makes one concrete, `checkpoints.opening.open_checkpoint` gives model and
 parameters, `models` has the models as Flax modules.
 """
 
+import sys
 from typing import Any
 
+from vit_jax.training import interrupts
+
 __all__ = ['load']
+
+if sys.argv[:1] == ['-m']:  # python -m vit_jax.COMMAND, before it is found
+  interrupts.end_at_once()
 
 
 def __getattr__(name: str) -> Any:

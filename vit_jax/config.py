@@ -118,7 +118,8 @@ def base() -> ConfigDict:
       'data': {
         # 'digits', a folder with one sub-folder a class (or, for objectives
         # without labels, of images alone), a CSV file with the columns file
-        # and label, a TFDS name, or one of VTAB's tasks as in 'vtab/dtd'.
+        # and label, a TFDS name, one of VTAB's tasks as in 'vtab/dtd', or
+        # 'hf://datasets/OWNER/NAME'.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',
@@ -383,12 +384,18 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
-  old, new = (
-    flatten(meta['config'])
-    | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
-    | {'objective.fixed': meta.get('fixed', [])}
-    for meta in (saved, given)
-  )
+  try:
+    old, new = (
+      flatten(meta['config'])
+      | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
+      | {'objective.fixed': meta.get('fixed', [])}
+      for meta in (saved, given)
+    )
+  except (AttributeError, LookupError, TypeError) as e:
+    raise ValueError(
+      'This workdir holds a run whose meta data are not those of one here '
+      f'({type(e).__name__}: {e}): give another --workdir.'
+    ) from e
 
   def was(key: str) -> Any:
     value = old.get(key, defaults.get(key, '(absent)'))

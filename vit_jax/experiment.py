@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import images
+from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import objective_type
@@ -32,7 +32,10 @@ State = dict[str, Any]
 
 
 def facts_of(
-  config: ConfigDict, class_names: Sequence[str], examples: int
+  config: ConfigDict,
+  class_names: Sequence[str],
+  examples: int,
+  several_labels: bool = False,
 ) -> Facts:
   """Returns the facts of the data that a config names.
 
@@ -40,7 +43,20 @@ def facts_of(
     ValueError: for an image size that is none.
   """
   return Facts(
-    tuple(class_names), examples, images.size_of(config.data.image_size)
+    tuple(class_names),
+    examples,
+    images.size_of(config.data.image_size),
+    several_labels,
+  )
+
+
+def facts_of_source(config: ConfigDict, source: sources.Source) -> Facts:
+  """Returns the facts of the data that a config names, once they are open."""
+  return facts_of(
+    config,
+    sources.class_names(source),
+    len(source),
+    sources.has_several(source),
   )
 
 

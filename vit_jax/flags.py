@@ -5,7 +5,6 @@ import errno
 import logging
 import pathlib
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,11 +17,11 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
 from vit_jax.models.variants import nearest
+from vit_jax.training import interrupts
 
 # How commands end, besides 0. `main` has the rest of them.
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 # What is wrong with the machine and not with what was asked of it, by what the
 # system or the libraries call it, and the way out.
@@ -169,7 +168,7 @@ def status(error: BaseException) -> int:
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
-    return EXIT_INTERRUPTED
+    return interrupts.EXIT_INTERRUPTED
   way_out = _environment(error)
   if way_out is None and isinstance(error, jax.errors.JaxRuntimeError):
     raise error
@@ -207,6 +206,7 @@ def show_messages() -> None:
   absl_logging.get_absl_handler().addFilter(_has_no_traceback)
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   sys.unraisablehook = _unraisable
+  interrupts.raise_errors()
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
   ours.addHandler(logging.StreamHandler())
@@ -265,6 +265,7 @@ def command(
   # By force, because importing JAX's friends brings handlers of their own.
   logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
   try:
+    interrupts.raise_errors()
     return run(args) or 0
   except ENDINGS as e:
     return status(e)

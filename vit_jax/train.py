@@ -15,7 +15,12 @@ from vit_jax.checkpoints import opening, saving
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.experiment import Experiment, State, check_config, facts_of
+from vit_jax.experiment import (
+  Experiment,
+  State,
+  check_config,
+  facts_of_source,
+)
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
@@ -73,7 +78,7 @@ def train(
     config.data, config.data.split, build.splits(config)
   )
   class_names = sources.class_names(source)
-  experiment = Experiment(config, facts_of(config, class_names, len(source)))
+  experiment = Experiment(config, facts_of_source(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   evaluators = build.make_evaluators(
     config, experiment.objective, fixed, experiment.mesh, class_names
@@ -116,9 +121,9 @@ def _train(
     'best': best,
     'elapsed_s': 0.0,
   }
-  if saved_meta := checkpoints.latest_meta():
+  if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
-    meta['elapsed_s'] = saved_meta['elapsed_s']
+    meta['elapsed_s'] = float(saved_meta['elapsed_s'])
   is_first = jax.process_index() == 0
   with phase('building the model and its state', shown=is_first):
     start_step, state = initial_state(experiment, checkpoints, params)
@@ -196,7 +201,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   mesh = sharding.make_mesh(config.mesh, width=config.model.width)
   check_config(config)
-  facts = facts_of(config, class_names, len(source))
+  facts = facts_of_source(config, source)
   objective = objective_type(config).from_config(config, facts)
   _check_same_model(checkpoint, objective.model, config.data.name)
   params, fixed = (

@@ -316,7 +316,8 @@ def _edit(folder, step, **changes):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'class_names': [0, 1, 2]}, 'its class names are no texts'),
+    ({'class_names': [0, 1, 2]}, 'its class names are no list of texts'),
+    ({'class_names': 'abcdefghij'}, 'its class names are no list of texts'),
     (
       {'class_names': ['a', 'b'], 'num_classes': 10},
       'it names 2 classes, and its head has 10',
@@ -326,9 +327,14 @@ def _edit(folder, step, **changes):
     ({'resize_small': 2.5}, 'resize_small is 2.5'),
     ({'std': [0, 0, 0]}, r'std is \(0, 0, 0\)'),
     ({'std': [1, 1]}, r'std is \(1, 1\)'),
+    ({'std': [1e-300] * 3}, 'std is'),
+    ({'mean': [1e30] * 3}, 'mean is'),
     ({'mean': [float('nan')] * 3}, 'mean is'),
     ({'mean': ['a', 'b', 'c']}, 'mean is'),
     ({'interpolation': 'best'}, "interpolation is 'best'"),
+    ({'config': []}, 'AttributeError: .*get'),
+    ({'config': {}}, 'KeyError'),
+    ({'config': {'early_stopping': True}}, 'KeyError: .*best_metric'),
   ],
 )
 def test_edited_meta_data_are_refused(tmp_path, changes, message):

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import small
+from vit_jax import train
+from vit_jax.checkpoints import opening
 from vit_jax.data import bad_images, sources
 
 
@@ -62,16 +65,77 @@ def test_splits_are_those_of_the_table(table):
 @pytest.mark.parametrize(
   ('head', 'line', 'message'),
   [
-    ('path,label', 'x,{label}', "no column 'file', only 'path', 'label'"),
-    ('file', 'x', "no column 'label', only 'file'"),
-    ('file,label', 'x,', "image 1: file is 'x' and label '': both"),
-    ('file,label', 'x', "image 1: file is 'x' and label None: both"),
+    ('path,label', 'x,{label}', "the columns 'path', 'label': its first line"),
+    ('file', 'x', "the columns 'file': its first line names 'file' and"),
+    ('file,label,labels', 'x,a,a', "the columns 'file', 'label', 'labels'"),
+    ('file,label', 'x{i},', "image 1: label is '': name its class"),
+    ('file,label', 'x{i}', 'image 1: label is None: name its class'),
+    ('label,file', '{label},', "image 1: file is '': give its path"),
+    ('file,label', 'x,{label}', "image 2: 'x' is 'a', and 'c' before: where"),
+    ('file,labels', 'x{i},;', 'the column labels names no class'),
+    ('file,labels', ',a', "image 1: file is '': give its path"),
     ('file,label,split', 'x,a,dev', "image 1: split is 'dev': use train, val"),
   ],
 )
 def test_other_tables_are_refused(table, head, line, message):
   with pytest.raises(ValueError, match=message):
     sources.open_source(table(head, line), 'train')
+
+
+def test_several_classes_an_image(table):
+  name = table('file,labels', 'images/{i}.png, {label} ;b;;')
+  whole = sources.open_source(name, 'all')
+  assert sources.has_several(whole)
+  assert sources.class_names(whole) == ('a', 'b', 'c')
+  for source in (whole, sources.subset(whole, range(5, 25))):
+    assert sources.has_several(source)
+    assert sources.class_names(source) == ('a', 'b', 'c')
+    for i in range(len(source)):
+      record = source[i]
+      own = 'cab'[int(record['name'].split('/')[-1][:-4]) % 3]
+      want = [name in {own, 'b'} for name in 'abc']
+      np.testing.assert_array_equal(record['label'], np.array(want, np.uint8))
+  parts = [sources.open_source(name, split) for split in ('train', 'test')]
+  assert [len(part) for part in parts] == [24, 6]
+  with pytest.raises(ValueError, match='several classes, and this needs one'):
+    sources.labelled(whole, 'x')
+  assert not sources.has_several(sources.open_source(table(), 'train'))
+
+
+def test_several_classes_an_image_are_learned(table, tmp_path):
+  """Of noise: what is trained, measured and saved knows all classes."""
+  name = table('file,labels', 'images/{i}.png,{label};b')
+  config = small.get_config(f'{name},total=3 steps,batch_size=8')
+  config.data.image_size = '4'
+  config.model.update(width=8, depth=1, mlp_dim=8, heads=1)
+  with pytest.raises(ValueError, match='several classes an image.*sigmoid'):
+    train.train(config, str(tmp_path / 'run'))
+  assert not (tmp_path / 'run').exists()
+  config.loss.name = 'sigmoid'
+  train.train(config, str(tmp_path / 'run'))
+  checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
+  assert checkpoint.class_names == ('a', 'b', 'c')
+  config.update(init=str(tmp_path / 'run'), eval_only=True)
+  found = train.evaluate_only(config, '')
+  images, wanted = [], []
+  source = sources.open_source(name, 'test')
+  for i in range(len(source)):
+    example = checkpoint.transform()(source[i])
+    images.append(example['image'])
+    wanted.append(example['label'])
+  told = np.argmax(checkpoint.logits(np.stack(images)), -1)
+  hits = np.stack(wanted)[np.arange(len(told)), told]
+  assert found['test/accuracy'] == pytest.approx(hits.mean())
+
+
+def test_an_image_may_have_no_class(table, tmp_path):
+  name = table('file,labels', 'images/{i}.png,{label}')
+  text = pathlib.Path(name).read_text().replace(',a', ',')
+  pathlib.Path(name).write_text(text)
+  source = sources.open_source(name, 'all')
+  assert sources.class_names(source) == ('b', 'c')
+  counts = np.bincount([source[i]['label'].sum() for i in range(30)])
+  np.testing.assert_array_equal(counts, [10, 20])
 
 
 def test_what_is_no_table_is_refused(tmp_path):

@@ -205,3 +205,51 @@ def test_one_class_alone_is_refused():
     ValueError, match="has one class, 'cat': there is nothing"
   ):
     Classification.from_config(config, Facts(('cat',), 9, (16, 16)))
+
+
+def several(name='sigmoid', **fields):
+  return dataclasses.replace(make(name), several_labels=True, **fields)
+
+
+def test_several_classes_an_image():
+  """Against a sum in NumPy, of images with two classes, one and none."""
+  batch = raw_batch(12) | {'mask': np.ones(12, np.float32)}
+  rng = np.random.default_rng(3)
+  labels_BC = rng.integers(0, 2, (12, CLASSES)).astype(np.uint8)
+  labels_BC[0] = 0
+  batch['label'] = labels_BC
+  logits_BC = logits_of(batch)
+  told_B = logits_BC.argmax(-1)
+  hits = labels_BC[np.arange(12), told_B].sum()
+  assert 0 < hits < 12
+  losses = losses_in_numpy('sigmoid', logits_BC, labels_BC)
+  got = several().evaluate(params(), {}, batch)
+  assert got['accuracy'] == hits
+  np.testing.assert_allclose(got['loss'], losses.sum(), rtol=1e-5)
+
+  objective = several(label_smoothing=0.1)
+  smooth_BC = labels_BC * 0.9 + 0.1 / CLASSES
+  augmented = objective.augment(batch, KEY)
+  np.testing.assert_allclose(augmented['label'], smooth_BC, rtol=1e-5)
+  loss, metrics = objective.loss(params(), {}, augmented, KEY, train=False)
+  want = losses_in_numpy('sigmoid', logits_BC, smooth_BC).mean()
+  np.testing.assert_allclose(loss, want, rtol=1e-5)
+  np.testing.assert_allclose(metrics['accuracy'], hits / 12, rtol=1e-6)
+
+
+def test_one_class_each_is_as_several_with_one():
+  batch = raw_batch(12) | {'mask': np.ones(12, np.float32)}
+  many = batch | {'label': np.eye(CLASSES, dtype=np.uint8)[batch['label']]}
+  one = make('sigmoid').evaluate(params(), {}, batch)
+  other = several().evaluate(params(), {}, many)
+  assert jax.device_get(one) == jax.device_get(other)
+
+
+def test_several_classes_want_the_sigmoid_loss():
+  config = digits.get_config()
+  facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
+  with pytest.raises(ValueError, match='loss.name=sigmoid'):
+    Classification.from_config(config, facts)
+  config.loss.name = 'sigmoid'
+  made = Classification.from_config(config, facts)
+  assert made.batch_shapes(5)['label'].shape == (5, 2)

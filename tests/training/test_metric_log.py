@@ -224,6 +224,17 @@ def test_a_bad_metric_is_refused_and_nothing_written(
   assert _text(tmp_path) == 'step,x\n1,1\n'
 
 
+def test_what_cannot_be_a_table_is_named(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  path.write_bytes(b'\xff\xfe,')
+  with pytest.raises(ValueError, match='metrics.csv is no table .*utf-8'):
+    _log(tmp_path, 1)
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(ValueError, match='metrics.csv is no regular file'):
+    _log(tmp_path, 1)
+
+
 def test_disabled_touches_nothing(tmp_path):
   log = _log(tmp_path / 'run', enabled=False)
   log.write(1, {'loss': 1.0})

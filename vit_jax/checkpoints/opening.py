@@ -129,16 +129,18 @@ def _step_of(folder: epath.Path) -> int:
   newest = kept[-1]
   with _reading(folder / str(newest)):
     meta = _meta(folder / str(newest))
-  config = meta['config']
-  if not config.get('early_stopping'):  # which older runs do not have
-    return newest
+    config = meta['config']
+    # Which older runs do not have.
+    if not config.get('early_stopping'):
+      return newest
+    metric = str(config['best_metric'])
   measured = {}
   for step in kept:
     file = folder / str(step) / 'metrics' / 'metrics'
     with _reading(folder / str(step)):
       metrics = json.loads(file.read_text()) if file.exists() else {}
-    if config['best_metric'] in metrics:
-      measured[step] = metrics[config['best_metric']]
+      if metric in metrics:
+        measured[step] = float(metrics[metric])
   # Older runs could not choose by the lowest.
   choose = min if meta.get('best') == 'lowest' else max
   return choose(measured, key=lambda step: measured[step], default=newest)
@@ -165,8 +167,10 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     meta = _meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
     names = meta['class_names']
-    if not all(isinstance(name, str) for name in names):
-      raise ValueError(f'its class names are no texts: {names!r:.200}')
+    if not isinstance(names, list) or not all(
+      isinstance(name, str) for name in names
+    ):
+      raise ValueError(f'its class names are no list of texts: {names!r:.200}')
     # Before `model`, the config's and the classes told what it was.
     classes = meta.get('num_classes', len(names))
     fields = meta.get('model', config['model'] | {'num_classes': classes})

@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,9 @@ from PIL import Image
 from vit_jax.data import decode, splits
 
 _log = logging.getLogger(__name__)
+
+# Of a table: its cells by column, None where a line is too short.
+Row = dict[str, Any]
 
 _NAMED = 5  # classes in a message
 _SPLIT_NAMES = ('train', 'val', 'validation', 'test')
@@ -197,60 +201,131 @@ class Folder(Files):
     return np.array(self._labels, np.int32)
 
 
-class Table(Folder):
-  """The images of a CSV file, as a labelled source.
+def open_table(name: str, split: str, split_seed: int) -> Files:
+  """Opens the images of a CSV file; see `sources.open_source`.
 
   It has the columns `file`, relative to the folder of the table, and `label`,
-  the name of the class; and may have `split`: `train`, and any of `val`,
-  `validation` and `test`. Without it a fifth of each class becomes `test`.
-  """
+  the name of the class, or `labels`, any number of names with `;` between them;
+  and may have `split`: `train`, and any of `val`, `validation` and `test`.
+  Without it a fifth (of each class, where there is one an image) becomes
+  `test`.
 
-  def __init__(self, name: str, split: str, split_seed: int):
-    """Reads the table, and takes the images of a split.
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: It is no such table; names the line.
+  """
+  path = pathlib.Path(name).expanduser()
+  if not path.is_file():
+    raise FileNotFoundError(f'no file {path}; give a CSV file of images')
+  try:
+    with path.open(newline='', encoding='utf-8-sig') as file:
+      rows = list(csv.DictReader(file))
+  except (UnicodeDecodeError, csv.Error) as e:
+    raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
+  if not rows:
+    raise ValueError(f'{path} has no rows: give a line for each image')
+  given = [column for column in ('label', 'labels') if column in rows[0]]
+  if 'file' not in rows[0] or len(given) != 1:
+    raise ValueError(
+      f'{path} has the columns {", ".join(map(repr, rows[0]))}: its first line '
+      "names 'file' and 'label', or 'labels' where images have several classes"
+    )
+  kind = Table if given == ['label'] else MultiLabelTable
+  return kind(path, rows, split, split_seed)
+
+
+class Table(Folder):
+  """The images of a table with a class each, as a labelled source."""
+
+  def __init__(
+    self, path: pathlib.Path, rows: list[Row], split: str, split_seed: int
+  ):
+    """Takes the images of a split.
 
     Raises:
-      FileNotFoundError: There is no such file.
-      ValueError: It is no such table; names the line.
+      ValueError: A cell is wrong; names its line.
     """
-    path = pathlib.Path(name).expanduser()
-    if not path.is_file():
-      raise FileNotFoundError(f'no file {path}; give a CSV file of images')
-    try:
-      with path.open(newline='', encoding='utf-8-sig') as file:
-        rows = list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as e:
-      raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
-    if not rows:
-      raise ValueError(f'{path} has no rows: give a line for each image')
-    lacking = {'file', 'label'} - rows[0].keys()
-    if lacking:
-      raise ValueError(
-        f'{path} has no column {min(lacking)!r}, only '
-        f'{", ".join(map(repr, rows[0]))}: name the columns file and label in '
-        'its first line'
-      )
-    by_split: dict[str, list[int]] = {}
+    self._paths = _paths_of(path, rows)
+    classes: dict[str, str] = {}
     for i, row in enumerate(rows):
-      if not row['file'] or not row['label']:
+      if not row['label']:
         raise ValueError(
-          f'{path}, image {i + 1}: file is {row["file"]!r} and label '
-          f'{row["label"]!r}: both are needed'
+          f'{path}, image {i + 1}: label is {row["label"]!r}: name its class'
         )
-      part = row.get('split', 'train')
-      if part not in _SPLIT_NAMES:
+      before = classes.setdefault(row['file'], row['label'])
+      if before != row['label']:
         raise ValueError(
-          f'{path}, image {i + 1}: split is {part!r}: use '
-          f'{", ".join(_SPLIT_NAMES)}'
+          f'{path}, image {i + 1}: {row["file"]!r} is {row["label"]!r}, and '
+          f'{before!r} before: where images have several classes, a column '
+          "'labels' has all of one image, with ; between them"
         )
-      by_split.setdefault(part, []).append(i)
-    self.class_names = tuple(sorted({row['label'] for row in rows}))
+    self.class_names = tuple(sorted(set(classes.values())))
     label_of = {name: label for label, name in enumerate(self.class_names)}
-    self._paths = [str(path.parent / row['file']) for row in rows]
     self._labels = [label_of[row['label']] for row in rows]
-    if 'split' not in rows[0]:
-      train, test = splits.stratified_fifth(self._labels, split_seed)
-      by_split = {'train': train, 'test': test}
-    self._take(by_split, split, split_seed, f'table {path}')
+    members = _members_of(path, rows, self._labels, split_seed)
+    self._take(members, split, split_seed, f'table {path}')
+
+
+class MultiLabelTable(Files):
+  """The images of a table with any number of classes each."""
+
+  several_labels = True
+
+  def __init__(
+    self, path: pathlib.Path, rows: list[Row], split: str, split_seed: int
+  ):
+    """Takes the images of a split.
+
+    Raises:
+      ValueError: A cell is wrong; names its line. No image has a class.
+    """
+    named = [
+      {name.strip() for name in (row['labels'] or '').split(';')} - {''}
+      for row in rows
+    ]
+    self.class_names = tuple(sorted(set().union(*named)))
+    if not self.class_names:
+      raise ValueError(f'{path}: the column labels names no class')
+    self._of_image = [
+      [label for label, name in enumerate(self.class_names) if name in names]
+      for names in named
+    ]
+    self._labels = list(range(len(rows)))
+    self._paths = _paths_of(path, rows)
+    members = _members_of(path, rows, [0] * len(rows), split_seed)
+    self._take(members, split, split_seed, f'table {path}')
+
+  def __getitem__(self, index: int) -> dict:
+    label_C = np.zeros(len(self.class_names), np.uint8)
+    label_C[self._of_image[self._labels[index]]] = 1
+    return super().__getitem__(index) | {'label': label_C}
+
+
+def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
+  for i, row in enumerate(rows):
+    if not row['file']:
+      raise ValueError(
+        f'{path}, image {i + 1}: file is {row["file"]!r}: give its path'
+      )
+  return [str(path.parent / row['file']) for row in rows]
+
+
+def _members_of(
+  path: pathlib.Path, rows: list[Row], labels: list[int], split_seed: int
+) -> dict[str, list[int]]:
+  """Returns the images of each split that a table names, or of both."""
+  if 'split' not in rows[0]:
+    train, test = splits.stratified_fifth(labels, split_seed)
+    return {'train': train, 'test': test}
+  members: dict[str, list[int]] = {}
+  for i, row in enumerate(rows):
+    if row['split'] not in _SPLIT_NAMES:
+      raise ValueError(
+        f'{path}, image {i + 1}: split is {row["split"]!r}: use '
+        f'{", ".join(_SPLIT_NAMES)}'
+      )
+    members.setdefault(row['split'], []).append(i)
+  return members
 
 
 def _class_names(folder: pathlib.Path) -> tuple[str, ...]:

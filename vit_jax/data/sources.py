@@ -1,12 +1,14 @@
-"""Datasets as random access: digits, folders, TFDS and VTAB.
+"""Datasets as random access: digits, folders, TFDS, VTAB and the hub's.
 
 A source has a length, `source[i]` is a record
 
   {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
 where `name` is for error messages. Those of a labelled source have 'label', an
-int, besides, and its `class_names` has a name per label. Sources are pickled to
-the worker processes of the loader.
+int, besides, and its `class_names` has a name per label. Where a record may
+have several classes, or none, `label` is uint8 [C] with 1 for its own, and the
+source says so: see `has_several`. Sources are pickled to the worker processes
+of the loader.
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,14 @@ class LabelledSource(Source, Protocol):
 
 def class_names(source: Source) -> tuple[str, ...]:
   """The names of a source's classes; empty where it has no labels."""
-  return source.class_names if isinstance(source, LabelledSource) else ()
+  if isinstance(source, LabelledSource):
+    return source.class_names
+  return getattr(source, 'class_names', ()) if has_several(source) else ()
+
+
+def has_several(source: Source) -> bool:
+  """Whether a record may have several classes, or none."""
+  return getattr(source, 'several_labels', False)
 
 
 def labelled(source: Source, name: str) -> LabelledSource:
@@ -53,6 +62,11 @@ def labelled(source: Source, name: str) -> LabelledSource:
   Raises:
     ValueError: The source, called `name`, has none.
   """
+  if has_several(source):
+    raise ValueError(
+      f'{name} has images with several classes, and this needs one each: give '
+      'a table with the column label in place of labels'
+    )
   if not isinstance(source, LabelledSource):
     raise ValueError(
       f'{name} has images without classes, and this needs classes: put the '
@@ -73,7 +87,8 @@ def open_source(
   Args:
     name: `digits`, or a folder (a path with a separator, or one that starts
       with `.` or `~`; without sub-folders its images have no labels), or a CSV
-      file with the columns `file` and `label`, or a dataset of TFDS such as
+      file (see `folder.open_table`), or `hf://datasets/OWNER/NAME` of the
+      Hugging Face hub (see `hub_source`), or a dataset of TFDS such as
       `imagenet2012` or `oxford_iiit_pet:4.0.0`, prepared in the format
       array_record, or a task of VTAB-1k such as
       `vtab/dtd`, see `vtab`, on such a dataset.
@@ -91,10 +106,14 @@ def open_source(
     return Digits(split, split_seed)
   if vtab.is_task_name(name):
     return vtab.open_task(name, split, data_dir)
+  if name.startswith('hf://'):
+    from vit_jax.data import hub_source
+
+    return hub_source.HubSource(name, split, split_seed)
   from vit_jax.data import folder
 
   if name.lower().endswith('.csv'):
-    return folder.Table(name, split, split_seed)
+    return folder.open_table(name, split, split_seed)
   if folder.is_folder_name(name):
     return folder.open_folder(name, split, split_seed)
   # TFDS takes a second to import, which only its users should pay.
@@ -154,6 +173,8 @@ class Subset:
 
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source = source
+    self.several_labels = has_several(source)
+    self.class_names = class_names(source)
     self._indices = np.asarray(indices, np.int64)
 
   def __len__(self) -> int:
@@ -172,7 +193,6 @@ class LabelledSubset(Subset):
   def __init__(self, source: LabelledSource, indices: Sequence[int]):
     super().__init__(source, indices)
     self._labelled = source
-    self.class_names = source.class_names
 
   def labels(self) -> np.ndarray:
     return self._labelled.labels()[self._indices]

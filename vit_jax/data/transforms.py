@@ -1,8 +1,9 @@
 """From a record to the pixels that a model sees.
 
 Both transforms turn a record {'image', 'name'} of a source into {'image': uint8
-[H, W, 3]}, and its 'label', where it has one, into int32. Images stay uint8
-until they are on the device, where scaling to [-1, 1] and flips happen.
+[H, W, 3]}, and its 'label', where it has one, into int32; one uint8 [C] of
+several classes stays. Images stay uint8 until they are on the device, where
+scaling to [-1, 1] and flips happen.
 """
 
 import dataclasses
@@ -220,8 +221,11 @@ class WithoutLabel:
     return self.transform(unlabelled, *rng)
 
 
-def _label(record: Mapping[str, Any]) -> dict[str, np.int32]:
-  return {'label': np.int32(record['label'])} if 'label' in record else {}
+def _label(record: Mapping[str, Any]) -> dict[str, np.ndarray | np.int32]:
+  if 'label' not in record:
+    return {}
+  label = record['label']
+  return {'label': label if np.ndim(label) else np.int32(label)}
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

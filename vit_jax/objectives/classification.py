@@ -34,6 +34,9 @@ class Classification:
     label_smoothing: share of the label spread evenly over all classes.
     mixup: alpha of the Beta distribution; 0 does not mix.
     cutmix: the same of CutMix; with both, each batch has one of them.
+    several_labels: whether `label` is uint8 BC, 1 for each class of an image,
+      in place of int32 B. The likeliest class is then right if it is one of
+      them.
   """
 
   defaults: ClassVar[Mapping[str, str]] = {}
@@ -49,6 +52,7 @@ class Classification:
   label_smoothing: float = 0.0
   mixup: float = 0.0
   cutmix: float = 0.0
+  several_labels: bool = False
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -66,6 +70,11 @@ class Classification:
         f'{config.data.name} {config.data.split} has no labels, which '
         'classification learns: put the images of each class in a folder of '
         'its own.'
+      )
+    if facts.several_labels and config.loss.name != 'sigmoid':
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and loss.name is '
+        f'{config.loss.name!r}, of one: use --config.loss.name=sigmoid.'
       )
     if len(facts.class_names) == 1:
       raise ValueError(
@@ -85,6 +94,7 @@ class Classification:
       label_smoothing=config.loss.label_smoothing,
       mixup=config.loss.mixup,
       cutmix=config.loss.cutmix,
+      several_labels=facts.several_labels,
     )
 
   def train_transform(self) -> transforms.TrainTransform:
@@ -96,11 +106,12 @@ class Classification:
     return self.images.eval_transform()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC and labels int32 B."""
-    return {
-      'image': self.images.batch_shape(size),
-      'label': jax.ShapeDtypeStruct((size,), np.int32),
-    }
+    """Returns images uint8 BHWC and labels int32 B, or uint8 BC."""
+    label = jax.ShapeDtypeStruct((size,), np.int32)
+    if self.several_labels:
+      shape = (size, self.model.num_classes)
+      label = jax.ShapeDtypeStruct(shape, np.uint8)
+    return {'image': self.images.batch_shape(size), 'label': label}
 
   def fixed(self) -> Params:
     """Returns nothing: there is no teacher."""
@@ -117,8 +128,7 @@ class Classification:
     """
     key_flip, key_mixup = jax.random.split(key)
     images = self.images.varied(self.images.normalize(batch['image']), key_flip)
-    labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
-    labels = optax.smooth_labels(labels, self.label_smoothing)
+    labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     images, labels = augment.mixed(
       key_mixup, images, labels, self.mixup, self.cutmix
     )
@@ -139,7 +149,7 @@ class Classification:
       {'params': params}, batch['image'], train=train, rngs={'dropout': key}
     )
     loss = jnp.mean(self._losses(logits_BC, batch['label']))
-    hit_B = jnp.argmax(logits_BC, -1) == jnp.argmax(batch['label'], -1)
+    hit_B = self._hits(logits_BC, batch['label'])
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
@@ -151,15 +161,28 @@ class Classification:
     logits_BC, _ = self.model.apply(
       {'params': params}, self.images.normalize(batch['image'])
     )
-    labels_BC = jax.nn.one_hot(batch['label'], self.model.num_classes)
-    mask_B = batch['mask']
-    hit_B = jnp.argmax(logits_BC, -1) == batch['label']
+    labels_BC, mask_B = self._labels(batch), batch['mask']
+    hit_B = self._hits(logits_BC, labels_BC)
     losses_B = self._losses(logits_BC, labels_BC)
     return {
       'examples': jnp.sum(mask_B),
       'accuracy': jnp.sum(hit_B * mask_B),
       'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
     }
+
+  def _labels(self, batch: Batch) -> jax.Array:
+    """Returns the labels of a raw batch as float32 BC."""
+    if self.several_labels:
+      return batch['label'].astype(jnp.float32)
+    return jax.nn.one_hot(batch['label'], self.model.num_classes)
+
+  def _hits(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:
+    """Returns whether the likeliest class of each image is right."""
+    told_B = jnp.argmax(logits_BC, -1)
+    if not self.several_labels:
+      return told_B == jnp.argmax(labels_BC, -1)
+    # Smoothed and mixed ones are wanted by more than half.
+    return jnp.take_along_axis(labels_BC, told_B[:, None], -1)[:, 0] > 0.5
 
   def _losses(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:
     if self.loss_name == 'sigmoid':

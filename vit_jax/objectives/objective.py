@@ -30,11 +30,13 @@ class Facts:
     class_names: C names by label; empty where the data have no labels.
     examples: in an epoch.
     image_size: (H, W) in pixels, of `config.data`.
+    several_labels: whether an image may have several classes, or none.
   """
 
   class_names: tuple[str, ...]
   examples: int
   image_size: tuple[int, int]
+  several_labels: bool = False
 
 
 class Objective(Protocol):

@@ -192,6 +192,12 @@ class PixelsAndClasses(Pixels):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
+    if facts.several_labels:
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and '
+        'objective.name=pixels_and_classes learns one: use classification, or '
+        'pixels alone.'
+      )
     if not facts.class_names:
       raise ValueError(
         f'{config.data.name} {config.data.split} has no labels, which '

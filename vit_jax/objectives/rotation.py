@@ -154,7 +154,7 @@ class Rotation(Classification):
       )
     )
     loss = labelled + self.weight * rotation
-    hit_B = jnp.argmax(logits_B4C[:, 0], -1) == jnp.argmax(batch['label'], -1)
+    hit_B = self._hits(logits_B4C[:, 0], batch['label'])
     told_N4 = jnp.argmax(turns_N4T, -1) == jnp.arange(TURNS)[None]
     return loss, {
       'loss': loss,

@@ -49,24 +49,25 @@ class KnownData:
         self._by_config[key] = self._find(cell.config)
     return self._by_config[key]
 
-  def _classes_and_size(
+  def _open(
     self, config: ConfigDict, split: str
-  ) -> tuple[tuple[str, ...], int]:
+  ) -> tuple[tuple[str, ...], int, bool]:
     data = config.data
     return self._split(data.name, split, data.dir, data.split_seed)
 
   def count(self, config: ConfigDict, split: str) -> int:
     """Returns the number of examples of a split of the config's data."""
-    return self._classes_and_size(config, split)[1]
+    return self._open(config, split)[1]
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
     build.best_of(config)
-    class_names, examples = self._classes_and_size(config, config.data.split)
-    experiment = Experiment(config, facts_of(config, class_names, examples))
+    found = self._open(config, config.data.split)
+    class_names, examples, _ = found
+    experiment = Experiment(config, facts_of(config, *found))
     for entry in build.entries(config).values():
       # The others open data of their own.
       if entry.type == 'mean':
-        tested, _ = self._classes_and_size(config, entry.split)
+        tested, *_ = self._open(config, entry.split)
         check_classes(config, entry.split, tested, class_names)
     params, gflops = self._size(
       experiment.objective.model, config.data.image_size
@@ -81,11 +82,12 @@ class KnownData:
 
 def _split(
   name: str, split: str, folder: str, split_seed: int
-) -> tuple[tuple[str, ...], int]:
+) -> tuple[tuple[str, ...], int, bool]:
   source = sources.open_source(
     name, split, data_dir=folder or None, split_seed=split_seed
   )
-  return sources.class_names(source), len(source)
+  classes, several = sources.class_names(source), sources.has_several(source)
+  return classes, len(source), several
 
 
 def _size(model: variants.Model, image_size: str) -> tuple[int, float]:

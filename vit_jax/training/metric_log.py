@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import io
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,7 +151,16 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   Raises:
     ValueError: the file is no such table.
   """
-  text = path.read_text()
+  # A pipe would be waited for; epath takes it for a file.
+  local = pathlib.Path(path)
+  if local.exists() and not local.is_file():
+    raise ValueError(f'{path} is no regular file: move it away.')
+  try:
+    text = path.read_text()
+  except UnicodeDecodeError as e:
+    raise ValueError(
+      f'{path} is no table ({e}): move the file away, a run starts a new one.'
+    ) from e
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
   header = next(lines, ['step'])
   if header[0] != 'step':

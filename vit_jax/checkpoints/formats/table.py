@@ -32,6 +32,9 @@ VIT_LIMITS: dict[str, tuple[Any, ...]] = {
   'rope': (0,),
 }
 RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}
+# Of what pixels from 0 to 1 have subtracted; they are divided by no less than
+# its inverse. Beyond that float32 has no more numbers to tell images by.
+_MOST = 1e6
 # What holds every model.
 ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
@@ -73,11 +76,17 @@ class Preprocessing:
       )
     for name, values in (('mean', self.mean), ('std', self.std)):
       if len(values) != 3 or not all(
-        isinstance(x, int | float) and math.isfinite(x) for x in values
+        isinstance(x, int | float) and abs(x) <= _MOST for x in values
       ):
-        raise ValueError(f'{name} is {values!r}: it should be three numbers.')
-    if min(self.std) <= 0:
-      raise ValueError(f'std is {self.std}: it divides, so it is above 0.')
+        raise ValueError(
+          f'{name} is {values!r:.200}: it should be three numbers of the size '
+          'of pixels from 0 to 1.'
+        )
+    if min(self.std) < 1 / _MOST:
+      raise ValueError(
+        f'std is {self.std}: pixels from 0 to 1 are divided by it, so it is '
+        'above 0.'
+      )
     if self.interpolation not in transforms.INTERPOLATIONS:
       raise ValueError(
         f'interpolation is {self.interpolation!r}: it should be one of '

@@ -1,0 +1,127 @@
+"""Datasets of the hub's library, here from a folder in its format."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import small
+from vit_jax import train
+from vit_jax.data import bad_images, sources
+
+datasets = pytest.importorskip('datasets')
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+  """Returns a function that writes 30 images, and gives the name."""
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
+
+  def write(label, values, splits=('train',), column='kind'):
+    for split in splits:
+      rng = np.random.default_rng(0)
+      images = [
+        Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
+        for _ in range(30)
+      ]
+      features = {'img': datasets.Image(), column: label}
+      table = datasets.Dataset.from_dict(
+        {'img': images, column: values}, datasets.Features(features)
+      )
+      (tmp_path / 'set').mkdir(exist_ok=True)
+      table.to_parquet(tmp_path / f'set/{split}.parquet')
+    return f'hf://datasets/{tmp_path}/set'
+
+  return write
+
+
+def numbers():
+  return [i % 3 for i in range(30)]
+
+
+def pixels(i):
+  rng = np.random.default_rng(0)
+  for _ in range(i + 1):
+    found = rng.integers(0, 256, (4, 5, 3), np.uint8)
+  return found
+
+
+def test_images_and_classes_are_those_of_the_set(write):
+  name = write(datasets.ClassLabel(names=['c', 'a', 'b']), numbers())
+  parts = [sources.open_source(name, split) for split in ('train', 'test')]
+  assert [len(part) for part in parts] == [24, 6]
+  position = {pixels(i).tobytes(): i for i in range(30)}
+  seen = set()
+  for source in parts:
+    assert sources.class_names(source) == ('c', 'a', 'b')
+    source = pickle.loads(pickle.dumps(source))
+    for i in range(len(source)):
+      record = source[i]
+      image = np.asarray(Image.open(io.BytesIO(record['image'])))
+      where = position[image.tobytes()]
+      assert record['label'] == where % 3 == source.labels()[i]
+      seen.add(where)
+  assert seen == set(range(30))
+  again = sources.open_source(name, 'train')
+  assert again.fingerprint() == parts[0].fingerprint()
+  assert parts[1].fingerprint() != parts[0].fingerprint()
+  assert len(bad_images.checked(again, 'error')) == 24
+
+
+def test_splits_are_those_of_the_set(write):
+  label = datasets.ClassLabel(names=['a', 'b', 'c'])
+  name = write(label, numbers(), ('train', 'test'))
+  assert len(sources.open_source(name, 'train')) == 30
+  assert len(sources.open_source(name, 'train[:10]+test')) == 40
+  with pytest.raises(ValueError, match="no split 'exam'"):
+    sources.open_source(name, 'exam')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'values', 'names'),
+  [
+    ('string', 'cab', ('a', 'b', 'c')),
+    ('int64', (20, 0, 10), ('0', '10', '20')),
+  ],
+)
+def test_classes_that_are_a_plain_column(write, kind, values, names):
+  values = [values[x] for x in numbers()]
+  label = datasets.Value(kind)
+  source = sources.open_source(write(label, values, column='label'), 'all')
+  assert sources.class_names(source) == names
+  np.testing.assert_array_equal(np.bincount(source.labels()), [10, 10, 10])
+  position = {pixels(i).tobytes(): i for i in range(30)}
+  for i in range(30):
+    record = source[i]
+    image = np.asarray(Image.open(io.BytesIO(record['image'])))
+    want = str(values[position[image.tobytes()]])
+    assert names[record['label']] == want
+
+
+def test_which_column_has_the_classes_must_be_clear(write):
+  name = write(datasets.Value('int64'), numbers())
+  with pytest.raises(ValueError, match='its columns are img, kind'):
+    sources.open_source(name, 'all')
+
+
+def test_images_without_a_class_are_refused(write):
+  values = [None if i == 7 else i % 3 for i in range(30)]
+  name = write(datasets.ClassLabel(names=['a', 'b', 'c']), values)
+  with pytest.raises(ValueError, match='1 images of .* have no class'):
+    sources.open_source(name, 'all')
+
+
+def test_what_is_not_there_is_one_message(tmp_path):
+  with pytest.raises(ValueError, match='cannot be loaded: '):
+    sources.open_source(f'hf://datasets/{tmp_path}/none', 'train')
+
+
+def test_it_is_trained_on(write, tmp_path):
+  name = write(datasets.ClassLabel(names=['a', 'b', 'c']), numbers())
+  config = small.get_config(f'{name},total=2 steps,batch_size=8')
+  config.data.image_size = '4'
+  config.model.update(width=8, depth=1, mlp_dim=8, heads=1)
+  train.train(config, str(tmp_path / 'run'))
+  assert (tmp_path / 'run/curves.png').exists()

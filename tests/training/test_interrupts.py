@@ -1,0 +1,85 @@
+"""Ctrl-C where Python itself would print a traceback, or lose it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT
+from vit_jax.__main__ import COMMANDS
+
+# Stands for JAX, which all commands import, and does not come to an end.
+SLOW = """
+import pathlib, time
+pathlib.Path(__file__).with_name('reached').touch()
+time.sleep(100)
+"""
+LOST = """
+import signal, time
+from vit_jax.training import interrupts
+interrupts.end_at_once()
+interrupts.raise_errors()
+class Dies:
+  def __del__(self):
+    signal.raise_signal(signal.SIGINT)
+try:
+  Dies()
+  time.sleep(100)
+except KeyboardInterrupt:
+  print('raised')
+"""
+
+
+def start(*args, **environ):
+  # Where a shell runs the tests in the background, SIGINT is ignored.
+  return subprocess.Popen(
+    [sys.executable, *args],
+    cwd=ROOT,
+    env=os.environ | environ,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+  )
+
+
+@pytest.mark.parametrize(
+  'command',
+  [
+    *(('vit_jax', name) for name in COMMANDS),
+    *((module,) for module, _ in COMMANDS.values()),
+  ],
+  ids=' '.join,
+)
+def test_while_importing(tmp_path, command):
+  (tmp_path / 'jax').mkdir()
+  (tmp_path / 'jax/__init__.py').write_text(SLOW)
+  process = start('-m', *command, PYTHONPATH=f'{tmp_path}:{ROOT}')
+  while not (tmp_path / 'jax/reached').exists():
+    assert process.poll() is None, process.communicate()
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  assert process.communicate() == ('', 'interrupted\n')
+  assert process.returncode == 130
+
+
+def test_none_is_lost_in_a_callback():
+  process = start('-c', LOST)
+  assert process.communicate() == ('raised\n', '')
+  assert process.returncode == 0
+
+
+def test_other_programs_keep_their_handlers():
+  code = (
+    'import signal, sys, vit_jax.flags\n'
+    'before = signal.getsignal(signal.SIGINT), sys.unraisablehook\n'
+    'from vit_jax.training import interrupts\n'
+    'interrupts.raise_errors()\n'
+    'assert before == (signal.default_int_handler, sys.__unraisablehook__)\n'
+    'assert before == (signal.getsignal(signal.SIGINT), sys.unraisablehook)'
+  )
+  process = start('-c', code)
+  assert process.communicate() == ('', '')

@@ -1,0 +1,112 @@
+"""Datasets of the Hugging Face hub, by its library `datasets` (extra `hf`).
+
+hf://datasets/OWNER/NAME, or hf://datasets/OWNER/NAME:CONFIG
+"""
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import decode, splits
+
+PREFIX = 'hf://datasets/'
+
+
+class HubSource:
+  """One split of such a dataset, with images still encoded.
+
+  Where it has nothing but `train`, a fifth of each class becomes `test`. The
+  order to slice is that of `split_seed`, because many are sorted by class.
+  """
+
+  def __init__(self, name: str, split: str, split_seed: int):
+    """Fetches the dataset, all splits of it, and takes one.
+
+    Raises:
+      ImportError: The extra is not installed.
+      ValueError: There is no such dataset, or split; or it is not one of
+        images with a class each.
+    """
+    if not importlib.util.find_spec('datasets'):
+      raise ImportError(
+        f'{name} takes the library datasets: '
+        "pip install -c requirements.txt -e '.[hf]'"
+      )
+    import datasets
+
+    path, _, config = name.removeprefix(PREFIX).partition(':')
+    try:
+      tables = datasets.load_dataset(path, config or None)
+    except Exception as e:  # its own, and those of several clients
+      said = str(e).strip().partition('\n')[0]
+      raise ValueError(f'{name} cannot be loaded: {said:.300}') from e
+    first = next(iter(tables.values()))
+    self._image, self._label = _columns(name, first.features, datasets)
+    whole = datasets.concatenate_datasets(list(tables.values()))
+    whole = whole.select_columns([self._image, self._label])
+    values = list(whole[self._label])
+    # None of a column of names or numbers, which are the classes themselves.
+    names = getattr(first.features[self._label], 'names', None)
+    known = range(len(names)) if names else sorted(set(values) - {None})
+    self.class_names = tuple(map(str, names or known))
+    number_of = {value: i for i, value in enumerate(known)}
+    labels_N = np.array([number_of.get(x, -1) for x in values], np.int32)
+    members, start = {}, 0
+    for split_name, table in tables.items():
+      members[split_name] = list(range(start, start + len(table)))
+      start += len(table)
+    if list(members) == ['train']:
+      train, test = splits.stratified_fifth(labels_N.tolist(), split_seed)
+      members = {'train': train, 'test': test}
+    members = {k: splits.permuted(v, split_seed) for k, v in members.items()}
+    self._rows = splits.select(split, members, name)
+    self._labels_N = labels_N[self._rows]
+    if lacking := np.sum(self._labels_N < 0):
+      raise ValueError(
+        f'{lacking:,} images of {name} {split} have no class, as where classes '
+        'are kept back: name another split'
+      )
+    self._title = f'{name}/{split}'
+    # The hash of what was loaded.
+    self._fingerprint = f'{name} {first._fingerprint} {split} {split_seed}'
+    self._table = whole.cast_column(
+      self._image, datasets.Image(decode=False)
+    ).with_format(None)
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    found = self._table[int(self._rows[index])][self._image]
+    name = f'{self._title}/{index}'
+    if not found:
+      raise decode.UnreadableImage(name, 'There is no image')
+    data = found['bytes']
+    if data is None:
+      data = decode.read_file(found['path'])
+    return {'image': data, 'label': int(self._labels_N[index]), 'name': name}
+
+  def labels(self) -> np.ndarray:
+    """The classes of all records, int32 [N]."""
+    return self._labels_N
+
+  def fingerprint(self) -> str:
+    """Of what was loaded, which is never changed in place."""
+    return self._fingerprint
+
+
+def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
+  """The columns that hold the image and its class."""
+  images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
+  labels = [
+    k for k, f in features.items() if isinstance(f, datasets.ClassLabel)
+  ]
+  if not labels:
+    labels = [k for k in ('label', 'class') if k in features]
+  if len(images) != 1 or len(labels) != 1:
+    raise ValueError(
+      f'{name} is not one of images with one class each; its columns are '
+      f'{", ".join(features)}'
+    )
+  return images[0], labels[0]
