@@ -93,3 +93,91 @@ def test_groups_of_devices(groups, devices):
 def test_other_text_is_refused(text, message):
   with pytest.raises(ValueError, match=message):
     hlo.read(text)
+
+
+SENT_S = 10.0  # of every collective below, at a clock of one cycle a second
+
+
+def seconds(*events):
+  program = hlo.CompiledProgram(events)
+  return program.seconds(1.0, lambda collective: SENT_S)
+
+
+def test_what_the_schedule_hides():
+  gather = hlo.Collective('all-gather', 2, 64)
+  start, done = hlo.Start('g', gather), hlo.Done('g')
+  other, other_done = hlo.Start('h', gather), hlo.Done('h')
+  work = hlo.Compute(4, 'a')
+  assert seconds(work, start, done, work) == 4 + SENT_S + 4
+  assert seconds(start, work, done) == SENT_S
+  assert seconds(start, work, work, work, done) == 12
+  # Two share the links: the second begins when the first has arrived.
+  assert seconds(start, other, work, done, other_done) == 2 * SENT_S
+  # What nobody waits for has to arrive, too.
+  assert seconds(start, work) == SENT_S
+  body = hlo.Repeat(3, (start, work, done, work))
+  assert seconds(body) == 3 * (SENT_S + 4)
+
+
+FUSED = """
+%start.1 (x: f32[8,128]) -> (f32[8,128], f32[16,128]) {
+  %g.1 = f32[16,128] all-gather(%x), channel_id=9, replica_groups=[4,2]<=[8]
+  ROOT %y = (f32[8,128], f32[16,128]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside.1 (x: f32[8,128]) -> (f32[8,128], f32[16,128]) {
+  %g.2 = f32[16,128] all-gather(%x), channel_id=9, replica_groups=[4,2]<=[8]
+  ROOT %y = (f32[8,128], f32[16,128]) tuple(%x, %g.2)
+}
+
+%end.1 (x: f32[8,128]) -> f32[16,128] {
+  %g.3 = f32[16,128] all-gather(%x), channel_id=9, replica_groups=[4,2]<=[8]
+  ROOT %y = f32[16,128] custom-call(%g.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: f32[8,128]) -> f32[16,128] {
+  %p = f32[8,128] parameter(0)
+  %async-collective-start = (f32[8,128], f32[16,128]) fusion(%p), kind=kCustom, calls=%start.1
+  %f = (f32[8,128], f32[16,128]) fusion(%p), kind=kOutput, calls=%beside.1, backend_config={"estimated_cycles":"7"}
+  ROOT %async-collective-done = f32[16,128] fusion(%f), kind=kCustom, calls=%end.1
+}
+"""  # noqa: E501
+
+STARTED = """
+%inside.1 (x: f32[8,128]) -> f32[16,128] {
+  ROOT %g = f32[16,128] all-gather(%x), channel_id=9, replica_groups=[4,2]<=[8]
+}
+
+ENTRY %main (p: f32[8,128]) -> f32[16,128] {
+  %p = f32[8,128] parameter(0)
+  %s = ((f32[8,128]), f32[16,128]) OPERATION(%p)ATTRIBUTES
+  %f = f32[8,128] fusion(%p), kind=kLoop, "estimated_cycles":"7"
+  ROOT %d = f32[16,128] KIND-done(%s)
+}
+"""
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    FUSED,
+    STARTED.replace('OPERATION', 'all-gather-start')
+    .replace('KIND', 'all-gather')
+    .replace('ATTRIBUTES', ', replica_groups=[4,2]<=[8]'),
+    STARTED.replace('OPERATION', 'async-start')
+    .replace('KIND', 'async')
+    .replace('ATTRIBUTES', ', calls=%inside.1'),
+  ],
+  ids=['fusions', 'start and done', 'async call'],
+)
+def test_a_gather_beside_other_work(text):
+  program = hlo.read(text)
+  assert program.collectives == (hlo.Collective('all-gather', 2, 16 * 512),)
+  for sent_s, whole_s in ((5, 7), (9, 9)):
+    assert program.seconds(1.0, lambda _, s=sent_s: s) == whole_s
+
+
+def test_what_is_not_started_hides_nothing():
+  """The step by hand: a gather, a scatter and, in a loop, a sum of 10 s."""
+  program = hlo.read(TEXT)
+  assert program.seconds(1.0, lambda _: SENT_S) == 1425 + 5 * SENT_S

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from vit_jax.experiment import Experiment
 from vit_jax.plan import __main__ as plan
 from vit_jax.plan import costs, hlo
-from vit_jax.training import hardware
+from vit_jax.training import hardware, sharding
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -42,11 +42,19 @@ def test_report_of_l16():
   """One step of 100 ms on 32 cores of TPU v3, 8 images in each."""
   config = vit.get_config('l16,batch_size=256')
   program = hlo.CompiledProgram(
-    {'a': 90_000_000, 'b': 4_000_000},
     (
-      hlo.Collective('all-reduce', 32, 2**30, 2),
-      hlo.Collective('all-gather', 32, 2**30, 1),
-    ),
+      hlo.Start('g', hlo.Collective('all-gather', 32, 2**30)),
+      hlo.Compute(90_000_000, 'a'),
+      hlo.Done('g'),
+      hlo.Repeat(
+        2,
+        (
+          hlo.Start('r', hlo.Collective('all-reduce', 32, 2**30)),
+          hlo.Done('r'),
+          hlo.Compute(2_000_000, 'b'),
+        ),
+      ),
+    )
   )
   step = costs.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
   facts = costs.facts_given(config, 21_843, 1_000_000)
@@ -63,16 +71,30 @@ def test_report_of_l16():
     '1.00 GiB, all else 2.00 GiB'
   )
   # 8 images in 0.1 s; 369.5 GFLOPs each with the head, of 61.5 TFLOP/s.
-  assert found['step'].startswith('100.0 ms: 80.0 images/s a core, MFU 48.')
-  # (2 x 2 + 1) x 31/32 GiB from each of two cores through 328 GB/s.
-  assert found['sent'] == '4.84 GiB, at least 31.7 ms'
+  assert found['computing'].startswith('100.0 ms, MFU 48.')
+  assert found['computing'].endswith(
+    '80.0 images/s a core, 80.0 a device, 160.0 a chip'
+  )
+  # Devices lie in a line of 16 chips, whose ends have one link of 82 GB/s. The
+  # gather is hidden by 90 of 94 Mcycles; 2 x 2 x 31/32 GiB are not: 50.7 ms.
+  assert found['step'] == (
+    '150.7 ms if what is sent hides where it can: 53.1 images/s a core, MFU '
+    '31.9%'
+  )
+  # (2 x 2 + 1) x 31/32 GiB from each of two cores.
+  assert (
+    '\n          226.9 ms if nothing of it hides: 35.3 images/s a core' in text
+  )
+  assert found['sent'] == '4.84 GiB'
   assert '2 x all-reduce over 32: 3.88 GiB' in text
   assert '1 x all-gather over 32: 0.97 GiB' in text
   # 14 epochs: 54,688 steps of 0.1 s on 32 cores. Table 6: 783 exaFLOPs are 7
   # epochs of 303M images, these are 14M.
   assert found['schedule'].startswith('54,688 steps of 256: 5.17')
   assert 783 * 14 / (7 * 303) == pytest.approx(5.17, abs=0.01)
-  assert found['schedule'].endswith('2.025 core-days, 1.5 hours here')
+  assert found['schedule'].endswith(
+    '3.053 to 4.595 core-days, 2.3 to 3.4 hours here'
+  )
 
 
 def counts(*args):
@@ -110,7 +132,8 @@ def test_what_the_compiler_says_of_memory():
 
 def test_profile_is_of_the_longest():
   cycles = {'a': 1, 'block_0/b': 2, 'c': 3, 'block_11/b': 4}
-  assert costs.profile(hlo.CompiledProgram(cycles, ()), 2) == [
+  events = tuple(hlo.Compute(n, name) for name, n in cycles.items())
+  assert costs.profile(hlo.CompiledProgram(events), 2) == [
     ' 60.0%  block_*/b',
     ' 30.0%  c',
   ]
@@ -225,7 +248,13 @@ def test_the_search_finds_what_fits():
 @with_compiler
 @pytest.mark.parametrize(
   ('topology', 'devices'),
-  [('v2:2x2', 8), ('v4:2x2x1', 8), ('v5e:2x2', 4), ('v6e:2x2', 4)],
+  [
+    ('v2:2x2', 8),
+    ('v4:2x2x1', 8),
+    ('v5e:2x2', 4),
+    ('v6e:2x2', 4),
+    ('tpu7x:2x2x1', 8),
+  ],
 )
 def test_the_command_for_other_generations(topology, devices):
   done = run(
@@ -236,8 +265,19 @@ def test_the_command_for_other_generations(topology, devices):
   )
   assert done.returncode == 0, done.stderr
   found = lines(done.stdout)
-  assert found['topology'].startswith(f'{topology}: {devices} x TPU v')
-  assert 0 < float(found['step'].partition('MFU ')[2].partition('%')[0]) < 100
+  assert found['topology'].startswith(f'{topology}: {devices} x TPU')
+  mfu = re.findall('MFU ([0-9.]+)%', done.stdout)
+  assert 0 < float(mfu[2]) <= float(mfu[1]) <= float(mfu[0]) < 100
+
+
+@with_compiler
+def test_axes_of_the_mesh_may_split_those_of_the_topology():
+  """64 of the 16 x 16 chips of a v6e pod, as the width of L/16 asks for."""
+  described, _ = costs.devices_of('v6e:16x16')
+  mesh = sharding.make_mesh(
+    {'data': -1, 'fsdp': -1, 'tensor': 1}, described, 1024
+  )
+  assert mesh.devices.shape == (4, 64, 1)
 
 
 @with_compiler
@@ -259,7 +299,9 @@ def test_the_command_with_an_odd_topology():
 def test_what_the_search_finds_is_planned(monkeypatch, capsys):
   """The compiler and its machine are stood in for; the rest is real."""
   described = devices(8, 'TPU v3', per_chip=2)
-  step = costs.Step(hlo.CompiledProgram({'a': 94_000_000}, ()), 1, 1, 1, 1.0)
+  step = costs.Step(
+    hlo.CompiledProgram((hlo.Compute(94_000_000, 'a'),)), 1, 1, 1, 1.0
+  )
   planned = []
   monkeypatch.setattr(
     plan, 'devices_of', lambda _: (described, hardware.TPU_CHIPS['v3'])

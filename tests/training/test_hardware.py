@@ -65,3 +65,24 @@ def test_tpu_cores_are_those_that_jax_knows(kind):
     assert cores == version.num_physical_tensor_cores_per_chip
   else:
     assert cores == 1
+
+
+@pytest.mark.parametrize(
+  ('generation', 'axes', 'bidirectional_gb_per_s'),
+  [
+    ('v5e', (16, 16, 1), 400),
+    ('v6e', (16, 16, 1), 800),
+    ('v5p', (8, 8, 8), 1200),
+    ('tpu7x', (8, 8, 8), 1200),
+    # Corners of what is no torus have one link in each direction that there is.
+    ('v5e', (4, 4, 1), 200),
+    ('v5e', (8, 16, 1), 300),
+    ('v5p', (2, 2, 1), 400),
+    ('v5p', (2, 4, 4), 600),
+    ('v3', (1, 1, 1), 0),
+  ],
+)
+def test_links_add_up_to_the_chip(generation, axes, bidirectional_gb_per_s):
+  """Against Google's bandwidth per chip, which counts both directions."""
+  one_way = hardware.TPU_CHIPS[generation].sent_bytes_per_s(axes)
+  assert 2 * one_way == bidirectional_gb_per_s * 1e9

@@ -8,19 +8,22 @@
 
 compiles the real training step with the TPU's own compiler, which runs on any
 machine (`pip install -c requirements.txt -e '.[plan]'`), and prints for each
-core: memory, the compiler's estimate of a step, images/s and MFU, what is sent
-between cores; and for the whole schedule exaFLOPs and core-days.
+device memory, the compiler's estimate of a step, images/s and MFU, and what is
+sent; and for the whole schedule exaFLOPs and core-days.
 
-The estimate is for a step with its data at hand and leaves out the collectives,
-which may or may not hide behind it: their bytes and a lower bound for their
-time stand beside it. Where the step does not fit, the compiler says by how
-much, and the exit status is 1.
+The estimate is for a step with its data at hand and leaves out what devices
+send one another. That is added twice: all of it, and what is left of it when
+collectives run beside whatever the compiler has put between their start and
+their end, both with links at the speed that they are sold for. Where the step
+does not fit, the compiler says by how much, and the exit status is 1.
 
 --search tries parts of the batch, rematerialisation, loops over layers and
 meshes, and says which of those that fit is fastest, with its flags.
 
-A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e) and its chips:
-v3:4x4, v4:2x2x4. Of v2, v3 and v4 every chip counts as two cores.
+A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its
+chips: v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, any other two. A
+device is a core, and on v5p both of a chip; on v4 it is both where training
+runs, and one in what is compiled here.
 """
 
 import functools
@@ -79,15 +82,15 @@ def search(
 ) -> tuple[dict[str, Any], Step]:
   """Prints what is tried, and returns the best fields with the step of them.
 
-  What is sent is added to a step at its least time, as if nothing else ran
-  beside it: the fastest without would send most.
+  The best has the least time in the middle between the bounds of a step with
+  what is sent: the fastest without would send most.
 
   Raises:
     TooLarge: if nothing fits.
   """
   print(
-    'images parts gather tensor layers   remat             GiB     step + sent '
-    'ms  images/s  MFU    compiled'
+    'images parts gather tensor layers   remat             GiB      step in ms '
+    ' images/s  MFU    compiled'
   )
 
   def compiled(config: ConfigDict) -> tuple[float, Step]:
@@ -108,11 +111,11 @@ def search(
       raise
     cost = costs(experiment, step, devices, chip)
     print(
-      f'{step.peak_bytes / GIB:5.2f} {1e3 * cost["step_s"]:8.1f} + '
-      f'{1e3 * cost["sent_s"]:<7.1f}{cost["images_per_s"]:9.1f} '
-      f'{cost["mfu"]:6.1%} {step.compile_s:6.0f} s'
+      f'{step.peak_bytes / GIB:5.2f} {1e3 * cost.least_s:7.1f}-'
+      f'{1e3 * cost.most_s:<7.1f} {cost.rate(cost.middle_s):9.1f} '
+      f'{cost.mfu(cost.middle_s):6.1%} {step.compile_s:6.0f} s'
     )
-    return cost['step_s'] + cost['sent_s'], step
+    return cost.middle_s, step
 
   best = Search(config, len(devices), compiled).best()
   if best is None:

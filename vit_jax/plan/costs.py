@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import time
@@ -168,40 +169,86 @@ def _size(data: ConfigDict) -> tuple[int, int]:
   return len(sources.class_names(source)), len(source)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What a step costs, by the compiler's estimate.
+
+  Attributes:
+    computing_s: without what is sent between devices.
+    least_s: with it, if all hides that the schedule runs beside something.
+    most_s: with it, if nothing hides.
+    sent_bytes: by each device.
+    images: in the batch.
+    image_flops: of training, for each image.
+    peak_flops: of all chips.
+    hbm_bytes: that a device has.
+    chips: in all.
+    cores: in all, see `hardware.cores_per_device`.
+    devices: in all.
+  """
+
+  computing_s: float
+  least_s: float
+  most_s: float
+  sent_bytes: float
+  images: int
+  image_flops: float
+  peak_flops: float
+  hbm_bytes: float
+  chips: int
+  cores: int
+  devices: int
+
+  @property
+  def middle_s(self) -> float:
+    """Between both bounds, by which steps are compared."""
+    return (self.least_s + self.most_s) / 2
+
+  def rate(self, step_s: float) -> float:
+    """Returns images/s of a core."""
+    return self.images / step_s / self.cores
+
+  def mfu(self, step_s: float) -> float:
+    return self.images * self.image_flops / step_s / self.peak_flops
+
+
 def costs(
   experiment: Experiment,
   step: Step,
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
-) -> dict[str, float]:
+) -> Cost:
   """Returns what a step costs.
 
-  Returns:
-    `step_s` without collectives, `sent_bytes` by each device and the `sent_s`
-    this takes at the least, `images_per_s` of a core and `mfu` (of `step_s`),
-    `hbm_bytes` that a device has, `cores` in all and `image_flops` of training.
+  Both bounds have links at their full speed. At the most, the devices of a chip
+  send theirs apart; at the least, what one has sent the other need not.
   """
-  image_flops = 3 * flops.forward_flops(
-    experiment.objective.model, experiment.facts.image_size
-  )
-  chips = len({tuple(d.coords) for d in devices})
-  per_chip = len(devices) // chips
+  coords = {tuple(d.coords) for d in devices}
+  per_chip = len(devices) // len(coords)
   # Where the topology has both cores of a v4 chip as devices of their own, as
   # one device they would work together.
-  cores = chips * max(per_chip, hardware.cores_per_device(devices[0]))
-  step_s = step.program.total_cycles / chip.clock_hz
-  sent = sum(c.sent_bytes() for c in step.program.collectives)
-  rate = experiment.config.batch_size / step_s
-  return {
-    'step_s': step_s,
-    'sent_bytes': sent,
-    'sent_s': sent * per_chip / chip.ici_bytes_per_s,
-    'images_per_s': rate / cores,
-    'mfu': rate * image_flops / (chips * hardware.chip_flops(devices[0])),
-    'hbm_bytes': chip.hbm_gib * GIB / per_chip,
-    'cores': cores,
-    'image_flops': image_flops,
-  }
+  cores = len(coords) * max(per_chip, hardware.cores_per_device(devices[0]))
+  axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
+  speed = chip.sent_bytes_per_s(axes) or math.inf
+  program = step.program
+  computing_s = program.total_cycles / chip.clock_hz
+  sent_bytes = sum(c.sent_bytes() for c in program.collectives)
+  return Cost(
+    computing_s,
+    program.seconds(chip.clock_hz, lambda c: c.sent_bytes() / speed),
+    computing_s + sent_bytes * per_chip / speed,
+    sent_bytes,
+    experiment.config.batch_size,
+    3
+    * flops.forward_flops(
+      experiment.objective.model, experiment.facts.image_size
+    ),
+    len(coords) * hardware.chip_flops(devices[0]),
+    chip.hbm_gib * GIB / per_chip,
+    len(coords),
+    cores,
+    len(devices),
+  )
 
 
 def report(
@@ -212,29 +259,48 @@ def report(
 ) -> str:
   """Returns what there is to say of a step that fits, a line each."""
   cost = costs(experiment, step, devices, chip)
-  total, batch_size = experiment.durations.total, experiment.config.batch_size
-  exaflops = total * batch_size * cost['image_flops'] / 1e18
-  sent = f'{_gib(cost["sent_bytes"])}, at least {1e3 * cost["sent_s"]:,.1f} ms'
+  total = experiment.durations.total
+  exaflops = total * cost.images * cost.image_flops / 1e18
+  bounds = cost.least_s, cost.most_s
+  a_core = cost.rate(cost.computing_s)
+  days = [total * s / 86_400 * cost.cores for s in bounds]
+  hours = [total * s / 3_600 for s in bounds]
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
     'memory': (
-      f'{_gib(step.peak_bytes)} of {_gib(cost["hbm_bytes"])} at the most: '
+      f'{_gib(step.peak_bytes)} of {_gib(cost.hbm_bytes)} at the most: '
       f'parameters {_gib(step.params_bytes)}, optimizer '
       f'{_gib(step.optimizer_bytes)}, all else '
       + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes)
     ),
-    'step': (
-      f'{1e3 * cost["step_s"]:,.1f} ms: {cost["images_per_s"]:,.1f} images/s a '
-      f'core, MFU {cost["mfu"]:.1%}, collectives not counted'
+    'computing': (
+      f'{1e3 * cost.computing_s:,.1f} ms, MFU '
+      f'{cost.mfu(cost.computing_s):.1%}: {a_core:,.1f} images/s a core, '
+      f'{a_core * cost.cores / cost.devices:,.1f} a device, '
+      f'{a_core * cost.cores / cost.chips:,.1f} a chip'
     ),
-    'sent': '\n          '.join([sent, *_collectives(step.program)]),
+    'step': '\n          '.join(
+      f'{1e3 * s:,.1f} ms {what}: {cost.rate(s):,.1f} images/s a core, MFU '
+      f'{cost.mfu(s):.1%}'
+      for s, what in zip(
+        bounds,
+        ('if what is sent hides where it can', 'if nothing of it hides'),
+        strict=True,
+      )
+    ),
+    'sent': '\n          '.join(
+      [_gib(cost.sent_bytes), *_collectives(step.program)]
+    ),
     'schedule': (
-      f'{total:,} steps of {batch_size:,}: {exaflops:,.4g} exaFLOPs, '
-      f'{total * cost["step_s"] / 86_400 * cost["cores"]:,.4g} core-days, '
-      f'{total * cost["step_s"] / 3_600:,.1f} hours here'
+      f'{total:,} steps of {cost.images:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} hours here'
     ),
   }
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
+
+
+def _span(bounds: Sequence[float], form: str) -> str:
+  return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 
 
 def _gib(count: float) -> str:

@@ -2,14 +2,16 @@
 
 libtpu's compiler writes its own estimate, `estimated_cycles`, beside every
 operation that it has scheduled. Operations in the body of a loop count as often
-as the loop runs. Collectives have no such estimate; their bytes are counted.
+as the loop runs. Collectives have no such estimate; their bytes are counted,
+and the schedule tells what is computed between their start and their end.
 """
 
 import collections
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 COLLECTIVES = (
   'all-gather',
@@ -36,8 +38,8 @@ _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 # Axes of a mesh, or parts of them as in 'data':(2)4; between the mesh and the
 # axes may stand in which order its devices lie.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
-# How libtpu writes a reduce-scatter: a fusion of an all-reduce and a slice.
-_SCATTER = re.compile(r' calls=%?(all-reduce-scatter[\w.\-]*)')
+_CHANNEL = re.compile(r' channel_id=(\d+)')
+_DONE = re.compile(rf'-done\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -55,7 +57,7 @@ class Collective:
   kind: str
   devices: int
   bytes: int
-  count: int
+  count: int = 1
 
   def sent_bytes(self) -> float:
     """Bytes that every device at least has to send, in all of its times.
@@ -72,20 +74,105 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-  """The costs of a program.
+class Compute:
+  """An operation that a core works on.
 
   Attributes:
-    cycles: of one core, by the operation of the model that asked for them.
-    collectives: in the order of the program.
+    cycles: it takes.
+    source: the operation of the model that it comes from.
   """
 
-  cycles: Mapping[str, int]
-  collectives: tuple[Collective, ...]
+  cycles: int
+  source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A collective is started, and runs beside what follows until its `Done`."""
+
+  name: str
+  collective: Collective
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """What was started under a name is waited for."""
+
+  name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+  """Events that are gone through so many times."""
+
+  trips: int
+  events: 'Events'
+
+
+Events = tuple[Compute | Start | Done | Repeat, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+  """What a core does in a program, in the order of its schedule."""
+
+  events: Events
+
+  @functools.cached_property
+  def cycles(self) -> Mapping[str, int]:
+    """Cycles of one core, by the operation of the model that asked for them."""
+    cycles: collections.Counter[str] = collections.Counter()
+    for event, times in _counted(self.events, 1):
+      if isinstance(event, Compute):
+        cycles[event.source] += times * event.cycles
+    return cycles
+
+  @functools.cached_property
+  def collectives(self) -> tuple[Collective, ...]:
+    """In the order of the program."""
+    return tuple(
+      dataclasses.replace(event.collective, count=times)
+      for event, times in _counted(self.events, 1)
+      if isinstance(event, Start)
+    )
 
   @property
   def total_cycles(self) -> int:
     return sum(self.cycles.values())
+
+  def seconds(
+    self, clock_hz: float, sent_s: Callable[[Collective], float]
+  ) -> float:
+    """Returns how long the program takes if collectives hide where they can.
+
+    Links carry one collective after another, from its start, or when they have
+    done with the one before, until it is waited for. Nothing else is assumed to
+    be slower for it.
+
+    Args:
+      clock_hz: cycles a second.
+      sent_s: seconds of a collective, of `count` 1, with all links to itself.
+    """
+    now = links = 0.0
+    ends: dict[str, float] = {}
+
+    def play(events: Events) -> None:
+      nonlocal now, links
+      for event in events:
+        match event:
+          case Compute():
+            now += event.cycles / clock_hz
+          case Start():
+            links = max(now, links) + sent_s(event.collective)
+            ends[event.name] = links
+          case Done():
+            now = max(now, ends.get(event.name, now))
+          case Repeat():
+            for _ in range(event.trips):
+              play(event.events)
+
+    play(self.events)
+    return max(now, links)
 
 
 def read(text: str) -> CompiledProgram:
@@ -97,22 +184,21 @@ def read(text: str) -> CompiledProgram:
   computations, entry = _computations(text)
   if not entry:
     raise ValueError('This is no text of a compiled program: it has no ENTRY.')
-  cycles: collections.Counter[str] = collections.Counter()
-  collectives = []
-  for line, times in _walk(computations, entry, 1):
-    if match := _CYCLES.search(line):
-      cycles[_source(line)] += times * int(match[1])
-    if found := _collective(line, times):
-      collectives.append(found)
-    elif scatter := _SCATTER.search(line):
-      collectives += [
-        dataclasses.replace(found, kind='reduce-scatter')
-        for inner in computations[scatter[1]]
-        if (found := _collective(inner, times))
-      ]
-  if not cycles:
+  program = CompiledProgram(tuple(_events(computations, entry)))
+  if not program.cycles:
     raise ValueError('The program has no estimates: it is not one for TPU.')
-  return CompiledProgram(cycles, tuple(collectives))
+  return program
+
+
+def _counted(
+  events: Events, times: int
+) -> Iterator[tuple[Compute | Start | Done, int]]:
+  """Yields every event and how often it happens."""
+  for event in events:
+    if isinstance(event, Repeat):
+      yield from _counted(event.events, times * event.trips)
+    else:
+      yield event, times
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -130,21 +216,67 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
   return computations, entry
 
 
-def _walk(
-  computations: Mapping[str, list[str]], name: str, times: int
-) -> Iterator[tuple[str, int]]:
-  """Yields every line that is run, and how often."""
-  for line in computations[name]:
-    yield line, times
+def _events(
+  computations: Mapping[str, list[str]], computation: str
+) -> Iterator[Compute | Start | Done | Repeat]:
+  """Yields what happens in a computation."""
+  for line in computations[computation]:
+    if match := _CYCLES.search(line):
+      yield Compute(int(match[1]), _source(line))
+    called = _CALLED.search(line)
+    inner = called[1].split(', ')[0].removeprefix('%') if called else ''
     if match := _LOOP.search(line):
       condition, body = match.groups()
       trips = _trips(line, computations[condition])
-      yield from _walk(computations, body, times * trips)
-    elif ' call(' in line or ' conditional(' in line or '-start(' in line:
+      yield Repeat(trips, tuple(_events(computations, body)))
+    elif found := _collective(line):
+      yield Start(_name(line), found)
+      if '-start(' not in line:
+        yield Done(_name(line))
+    elif match := _DONE.search(line):
+      yield Done(match[1])
+    elif ' fusion(' in line:
+      yield from _fused(computations.get(inner, []), inner)
+    elif called and '-start(' in line:
+      for event in _events(computations, inner):
+        if isinstance(event, Start):
+          yield Start(_name(line), event.collective)
+        elif not isinstance(event, Done):
+          yield event
+    elif called and (' call(' in line or ' conditional(' in line):
       # Of branches one is run; the first stands for all.
-      if match := _CALLED.search(line):
-        called = match[1].split(', ')[0].removeprefix('%')
-        yield from _walk(computations, called, times)
+      yield from _events(computations, inner)
+
+
+def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
+  """Yields what a fusion starts of collectives, or waits for.
+
+  libtpu writes a reduce-scatter as one of an all-reduce and a slice. A gather
+  that runs beside fusions stands in all of them, by its channel: in the first
+  it is started, and in the last it is waited for.
+  """
+  is_scatter = computation.startswith('all-reduce-scatter')
+  is_start, is_end = (
+    any(f'"AsyncCollective{end}"' in line for line in lines)
+    for end in ('Start', 'Done')
+  )
+  if not (is_scatter or is_start or is_end):
+    return
+  for line in lines:
+    if found := _collective(line):
+      if is_scatter:
+        found = dataclasses.replace(found, kind='reduce-scatter')
+      channel = _CHANNEL.search(line)
+      name = f'channel {channel[1]}' if channel else _name(line)
+      if not is_end:
+        yield Start(name, found)
+      if not is_start:
+        yield Done(name)
+
+
+def _name(line: str) -> str:
+  """Returns the name of what a line computes."""
+  return line.partition(' = ')[0].split()[-1].removeprefix('%')
 
 
 def _trips(loop: str, condition: list[str]) -> int:
@@ -167,7 +299,7 @@ def _source(line: str) -> str:
   return re.sub(r'^(jit\([^)]*\)/)+', '', match[1])
 
 
-def _collective(line: str, times: int) -> Collective | None:
+def _collective(line: str) -> Collective | None:
   match = _ASYNC.search(line)
   if not match:
     return None
@@ -184,7 +316,7 @@ def _collective(line: str, times: int) -> Collective | None:
     size //= 2
   elif kind == 'reduce-scatter':
     size *= devices
-  return Collective(kind, devices, size, times)
+  return Collective(kind, devices, size)
 
 
 def _devices(line: str) -> int:

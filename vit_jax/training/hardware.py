@@ -1,6 +1,7 @@
 """What one JAX device is: its peak speed and how many cores it stands for."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -90,26 +91,48 @@ class TpuChip:
   Attributes:
     clock_hz: cycles a second, of the compiler's estimates too.
     hbm_gib: memory of the chip.
-    ici_bytes_per_s: that it can send to its neighbours, over all links.
+    link_bytes_per_s: that one link carries one way.
+    ring: chips along an axis of a slice from which on its ends are linked, too;
+      where links go in three directions, if all axes are multiples of it.
+    is_3d: whether a chip has six links and not four.
   """
 
   clock_hz: float
   hbm_gib: float
-  ici_bytes_per_s: float
+  link_bytes_per_s: float
+  ring: int
+  is_3d: bool = False
+
+  def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
+    """Returns what the chip of a slice with the fewest links sends in all.
+
+    Args:
+      axes: chips of the slice in each direction.
+    """
+    if self.is_3d:
+      is_ring = [all(n % self.ring == 0 for n in axes)] * len(axes)
+    else:
+      is_ring = [n >= self.ring for n in axes]
+    links = sum(
+      (2 if ring else 1) for n, ring in zip(axes, is_ring, strict=True) if n > 1
+    )
+    return links * self.link_bytes_per_s
 
 
 # By the names of topologies. Clocks of v2 and v3: Norrie et al., "The design
 # process for Google's training chips: TPUv2 and TPUv3", 2021; of v4: Jouppi et
 # al., ISCA 2023; of the others: at which all multipliers reach the peak above.
 # Memory and links: Google's pages under
-# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, half of what
-# they call bidirectional; of v2 and v3 four links of 496 and 656 Gbit/s
-# (Norrie et al.).
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: half of a
+# chip's bidirectional bandwidth, over its links; of v2 and v3 496 and 656
+# Gbit/s a link (Norrie et al.). Rings: a pod's whole axis, of 16 chips, or 32
+# on v3, and cubes of 4 x 4 x 4 (the same pages, and Jouppi et al.).
 TPU_CHIPS = {
-  'v2': TpuChip(700e6, 16, 248e9),
-  'v3': TpuChip(940e6, 32, 328e9),
-  'v4': TpuChip(1050e6, 32, 300e9),
-  'v5e': TpuChip(1500e6, 16, 200e9),
-  'v5p': TpuChip(1750e6, 95, 600e9),
-  'v6e': TpuChip(1750e6, 32, 400e9),
+  'v2': TpuChip(700e6, 16, 62e9, 16),
+  'v3': TpuChip(940e6, 32, 82e9, 32),
+  'v4': TpuChip(1050e6, 32, 50e9, 4, is_3d=True),
+  'v5e': TpuChip(1500e6, 16, 50e9, 16),
+  'v5p': TpuChip(1750e6, 95, 100e9, 4, is_3d=True),
+  'v6e': TpuChip(1750e6, 32, 100e9, 16),
+  'tpu7x': TpuChip(2200e6, 192, 100e9, 4, is_3d=True),
 }

@@ -17,6 +17,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.models import heads, layers, tpu_layout
@@ -79,7 +80,11 @@ def make_mesh(
     # A topology that is compiled for has v4's cores one by one, which
     # `jax.make_mesh` has no order for.
     return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=types)
-  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+  # An axis of the mesh may be a part of one of the topology: 64 of 16 x 16.
+  placed = mesh_utils.create_device_mesh(
+    shape, devices, allow_split_physical_axes=True
+  )
+  return Mesh(placed, AXES, axis_types=types)
 
 
 def describe(mesh: Mesh) -> str:
