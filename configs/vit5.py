@@ -54,7 +54,12 @@ def published(config, variant, data):
     workers=8,
   )
   config.optimizer.update(
-    lr=2e-3, decay='cosine', warmup='5 epochs', weight_decay=0.05, clip_norm=1.0
+    name='lamb',
+    lr=4e-3 if config.model.width < 768 else 3e-3,
+    decay='cosine',
+    warmup='5 epochs',
+    weight_decay=0.05,
+    clip_norm=1.0,
   )
   if data == 'imagenet2012':
     config.evaluators.test.split = 'validation'

@@ -43,6 +43,7 @@ train --workdir=TEXT --config=configs/digits.py
 {DIGITS} --config.optimizer.clip_norm=-1
 {DIGITS} --config.optimizer.polyak=1.5
 {DIGITS} --config.optimizer.name=lion
+{DIGITS} --config.optimizer.sam=-1
 {DIGITS} --config.optimizer.decay=steps
 {DIGITS} --config.optimizer.decay=staircase
 {DIGITS} --config.optimizer.milestones="('3 steps',)"

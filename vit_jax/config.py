@@ -77,6 +77,7 @@ RANGES = {
   'optimizer.lr': '[0, inf)',
   'optimizer.momentum': '[0, 1)',
   'optimizer.polyak': '[0, 1)',
+  'optimizer.sam': '[0, inf)',
   'optimizer.weight_decay': '[0, inf)',
 }
 
@@ -256,6 +257,7 @@ def base() -> ConfigDict:
         'cutmix': 0.0,
       },
       'optimizer': {
+        # adam, sgd, lamb or muon.
         'name': 'adam',
         'lr': 1e-3,
         # linear, cosine, constant or staircase.
@@ -265,11 +267,15 @@ def base() -> ConfigDict:
         'milestones': (),
         'b1': 0.9,
         'b2': 0.999,
+        # Of SGD, and of Muon, which is used with 0.95.
         'momentum': 0.9,
-        # Of what is kept of either's first moment: float32, or bfloat16.
+        # Of what is kept of their first moments: float32, or bfloat16.
         'momentum_dtype': 'float32',
-        # On kernels: decoupled and times the learning rate with Adam, as an L2
-        # penalty with SGD.
+        # Distance at which SAM takes the gradient, 0.02 to 0.2, for two
+        # gradients a step; 0 takes it where the parameters are.
+        'sam': 0.0,
+        # On kernels: as an L2 penalty with SGD, decoupled and times the
+        # learning rate with the others.
         'weight_decay': 0.1,
         # Global norm; 0 does not clip.
         'clip_norm': 0.0,

@@ -123,6 +123,7 @@ class Experiment:
     self.optimizer = optim.make(
       name=o.name,
       lr=self.lr,
+      model=self.objective.model,
       b1=o.b1,
       b2=o.b2,
       momentum=o.momentum,
@@ -247,12 +248,12 @@ class Experiment:
   ) -> tuple[State, Metrics]:
     key = jax.random.fold_in(self._keys()[1], step)
     key_augment, key_loss = jax.random.split(key)
-    grads, metrics = self._accumulated(
-      self._to_use(state['params']),
-      fixed,
-      self.objective.augment(batch, key_augment),
-      key_loss,
-    )
+    batch = self.objective.augment(batch, key_augment)
+    args = fixed, batch, key_loss
+    grads, metrics = self._accumulated(self._to_use(state['params']), *args)
+    if rho := self.config.optimizer.sam:
+      sharpest = optim.sharpest(state['params'], grads, rho)
+      grads, _ = self._accumulated(self._to_use(sharpest), *args)
     updates, opt_state = self.optimizer.update(
       grads, state['opt_state'], state['params']
     )

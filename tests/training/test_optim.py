@@ -1,5 +1,6 @@
 """Schedules and optimizers against closed forms in float64 NumPy."""
 
+import functools
 import math
 import re
 
@@ -15,6 +16,18 @@ from vit_jax.training import durations, optim
 RTOL = 1e-5
 
 PEAK, WARMUP, TOTAL = 3e-3, 10, 50
+
+
+MODEL = variants.build(
+  num_classes=5,
+  image_size=(8, 8),
+  patch_size=4,
+  width=8,
+  depth=1,
+  mlp_dim=8,
+  heads=1,
+)
+make = functools.partial(optim.make, model=MODEL)
 
 
 def lr_in_numpy(decay, t, warmup=WARMUP, total=TOTAL):
@@ -170,7 +183,7 @@ def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None, kept=np.float64):
 @pytest.mark.parametrize('weight_decay', [0.0, 0.3])
 @pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
 def test_adam_is_the_papers(weight_decay, clip):
-  optimizer = optim.make(
+  optimizer = make(
     name='adam',
     lr=optim.schedule(PEAK, 'linear', 3, 12),
     b1=0.8,
@@ -194,7 +207,7 @@ def test_adam_is_the_papers(weight_decay, clip):
 @pytest.mark.parametrize('momentum', [0.0, 0.9])
 def test_sgd_with_momentum_is_the_recursion(momentum, clip):
   """m = momentum m + g; p = p - lr m, with clipped gradients in m."""
-  optimizer = optim.make(
+  optimizer = make(
     name='sgd',
     lr=optim.schedule(PEAK, 'cosine', 2, 10),
     momentum=momentum,
@@ -218,7 +231,7 @@ def test_sgd_with_momentum_is_the_recursion(momentum, clip):
 
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_momentum_is_kept_in_bfloat16(name):
-  optimizer = optim.make(
+  optimizer = make(
     name=name,
     lr=optim.schedule(0.1, 'constant', 0, 9),
     b1=0.9,
@@ -251,8 +264,8 @@ def test_small_gradients_are_not_clipped():
   small = [jax.tree.map(lambda g: g * 1e-3, g) for g in gradients(2)]
   kwargs = {'name': 'sgd', 'lr': optim.schedule(1.0, 'constant', 0, 9)}
   assert_history(
-    run(optim.make(**kwargs, clip_norm=1.0), small),
-    run(optim.make(**kwargs), small),
+    run(make(**kwargs, clip_norm=1.0), small),
+    run(make(**kwargs), small),
   )
 
 
@@ -267,7 +280,7 @@ def test_small_gradients_are_not_clipped():
 def test_only_kernels_decay(name, factor):
   """With gradients of zero, decay is all that moves parameters."""
   zeros = [jax.tree.map(np.zeros_like, params())] * 3
-  optimizer = optim.make(
+  optimizer = make(
     name=name,
     lr=optim.schedule(0.1, 'constant', 0, 9),
     weight_decay=0.5,
@@ -281,14 +294,14 @@ def test_only_kernels_decay(name, factor):
 
 
 def test_unknown_optimizer_is_refused():
-  with pytest.raises(ValueError, match="'lamb': use adam or sgd"):
-    optim.make(name='lamb', lr=optim.schedule(1.0, 'constant', 0, 9))
+  with pytest.raises(ValueError, match="'lion': use adam, sgd, lamb or muon"):
+    make(name='lion', lr=optim.schedule(1.0, 'constant', 0, 9))
 
 
 def test_unknown_momentum_dtype_is_refused():
   lr = optim.schedule(1.0, 'constant', 0, 9)
   with pytest.raises(ValueError, match="'float16': use float32 or bfloat16"):
-    optim.make(name='adam', lr=lr, momentum_dtype='float16')
+    make(name='adam', lr=lr, momentum_dtype='float16')
 
 
 @pytest.mark.parametrize(
@@ -353,7 +366,7 @@ FROZEN = ('^cls$', 'Dense_0/kernel')
 
 def constant(**fields):
   lr = optim.schedule(LR, 'constant', 0, 9)
-  return optim.make(lr=lr, **fields)
+  return make(lr=lr, **fields)
 
 
 def frozen_in_numpy(grads, **fields):
@@ -521,8 +534,8 @@ def test_layers_before_others_learn_more_slowly(pool):
     plain, scaled = (
       optimizer.update(grads, optimizer.init(params), params)[0]
       for optimizer in (
-        optim.make(**given),
-        optim.make(**given, factors=optim.layer_factors(m, 0.5)),
+        make(**given),
+        make(**given, factors=optim.layer_factors(m, 0.5)),
       )
     )
     for x, y, factor in zip(

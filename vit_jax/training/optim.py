@@ -1,5 +1,9 @@
-"""Optimizers of tables 3 and 4 as optax chains, and their schedules."""
+"""Optimizers as optax chains, and their schedules.
 
+Adam and SGD are those of tables 3 and 4; LAMB, Muon and SAM came after.
+"""
+
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,12 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from vit_jax.models.model import Model
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
 DECAYS = ('linear', 'cosine', 'constant', 'staircase')
+NAMES = ('adam', 'sgd', 'lamb', 'muon')
+# Root mean square of Muon's updates, that of Adam's in practice (2502.16982):
+# learning rate and decay are alike for both.
+MUON_RMS = 0.2
 
 
 def schedule(
@@ -168,10 +177,125 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   return lambda params: jax.tree_util.tree_map_with_path(factor, params)
 
 
+def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
+  """Returns how many axes count the layers of a parameter of equal layers.
+
+  1 where a scan stacks them, 0 where they are unrolled, None for a parameter
+  that is in none of the model's loops.
+  """
+  name = jax.tree_util.keystr(path, simple=True, separator='/')
+  for loop in model.loops:
+    if re.search(rf'(?:^|/){loop.stacked}/', name):
+      return 1
+    if re.search(rf'(?:^|/){loop.prefix}\d+/', name):
+      return 0
+  return None
+
+
+def hidden_matrices(model: Model) -> Callable[[Any], Any]:
+  """Returns what gives which axes make a matrix of each hidden kernel.
+
+  Those are the kernels of the model's equal layers, not what comes before and
+  after them. Heads and their numbers are outputs of queries, keys and values
+  together, and inputs of what joins them; rows, columns and channels are inputs
+  of a convolution. Each of the layers stacked for a scan is a matrix of its
+  own.
+
+  Returns:
+    A function from parameters to `MuonDimensionNumbers`, or None for those that
+    are no hidden kernels.
+  """
+
+  def axes_of(path: tuple[Any, ...], x: Any) -> Any:
+    first = stacked_axes(model, path)
+    if first is None or path[-1].key != 'kernel':
+      return None
+    outputs = 2 if path[-2].key in ('query', 'key', 'value') else 1
+    axes = tuple(range(first, x.ndim))
+    return MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
+
+  return lambda params: jax.tree_util.tree_map_with_path(axes_of, params)
+
+
+def _muon(
+  model: Model, momentum: float, dtype: str, adam: Any
+) -> optax.GradientTransformation:
+  """Returns Muon for hidden matrices, and Adam for all else.
+
+  With Nesterov's momentum, and updates of the root mean square `MUON_RMS`
+  whatever the shape of a matrix.
+  """
+  find = hidden_matrices(model)
+
+  def label(axes: MuonDimensionNumbers | None) -> str:
+    return 'adam' if axes is None else 'muon'
+
+  def is_leaf(x: Any) -> bool:
+    return x is None or isinstance(x, MuonDimensionNumbers)
+
+  def scale(u: jax.Array, axes: MuonDimensionNumbers) -> jax.Array:
+    sides = (
+      math.prod(u.shape[axis] for axis in part)
+      for part in (axes.reduction_axis, axes.output_axis)
+    )
+    # That of an orthogonal matrix is one over the root of its longer side.
+    return u * (MUON_RMS * math.sqrt(max(sides)))
+
+  muon = optax.chain(
+    scale_by_muon(
+      beta=np.float32(momentum), mu_dtype=dtype, weight_dimension_numbers=find
+    ),
+    optax.stateless(
+      lambda updates, params: jax.tree.map(scale, updates, find(updates))
+    ),
+  )
+  return optax.partition(
+    {'muon': muon, 'adam': adam},
+    lambda params: jax.tree.map(label, find(params), is_leaf=is_leaf),
+  )
+
+
+def _trust_ratio(model: Model) -> optax.GradientTransformation:
+  """Returns LAMB's scaling of kernels: each moves by a share of its norm.
+
+  An update u of a kernel w becomes u |w| / |u| (1904.00962, algorithm 2 with
+  the identity as phi), and stays u where either norm is 0. As in the code that
+  DeiT III was trained with, only what decays is scaled so. Each of the layers
+  stacked for a scan has norms of its own.
+  """
+
+  def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
+    if path[-1].key != 'kernel':
+      return u
+    axes = tuple(range(stacked_axes(model, path) or 0, u.ndim))
+    norm_u, norm_w = (
+      jnp.sqrt(jnp.sum(x**2, axis=axes, keepdims=True)) for x in (u, w)
+    )
+    has_both = (norm_u > 0) & (norm_w > 0)
+    return u * jnp.where(has_both, norm_w / jnp.where(has_both, norm_u, 1), 1)
+
+  return optax.stateless(
+    lambda updates, params: jax.tree_util.tree_map_with_path(
+      scale, updates, params
+    )
+  )
+
+
+def sharpest(params: Any, grads: Any, rho: float) -> Any:
+  """Returns where SAM takes its gradient (2010.01412, equation 2).
+
+  The parameters at the distance `rho`, over all of them, in the direction of
+  the gradient: about the worst of those as near.
+  """
+  norm = jnp.maximum(optax.tree.norm(grads), 1e-12)
+  return jax.tree.map(lambda w, g: w + rho / norm * g, params, grads)
+
+
 def make(
   *,
   name: str,
   lr: Schedule,
+  model: Model,
   b1: float = 0.9,
   b2: float = 0.999,
   momentum: float = 0.9,
@@ -189,13 +313,18 @@ def make(
   convention, which multiplies it by the schedule alone. That of SGD is the
   gradient of an L2 penalty, as in BiT: it goes through the momentum.
 
+  LAMB and Muon decay as Adam does. LAMB is Adam with `_trust_ratio` after the
+  decay. Muon (Jordan et al. 2024) makes the momentum of `hidden_matrices`
+  orthogonal, and Adam moves the others.
+
   Args:
-    name: 'adam' or 'sgd'.
+    name: one of `NAMES`.
     lr: learning rate at each step, from `schedule`.
+    model: whose parameters they are.
     b1: Adam's decay of the first moment.
     b2: Adam's decay of the second moment.
-    momentum: of SGD.
-    momentum_dtype: what Adam's first moment or SGD's momentum is kept in; as
+    momentum: of SGD, and of Muon.
+    momentum_dtype: what Adam's first moment or the momentum is kept in; as
       bfloat16 it takes half the memory, as in "Scaling Vision Transformers"
       (2106.04560, section 3.4). The second moment is always float32.
     weight_decay: of kernels; 0 for none.
@@ -210,8 +339,10 @@ def make(
     ValueError: for another name or dtype; and, when the state is made, for a
       pattern that matches no parameter.
   """
-  if name not in ('adam', 'sgd'):
-    raise ValueError(f'optimizer.name is {name!r}: use adam or sgd.')
+  if name not in NAMES:
+    raise ValueError(
+      f'optimizer.name is {name!r}: use {", ".join(NAMES[:-1])} or {NAMES[-1]}.'
+    )
   if momentum_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
       f'optimizer.momentum_dtype is {momentum_dtype!r}: use float32 or '
@@ -226,6 +357,12 @@ def make(
   # to 0.8984.
   adam = optax.scale_by_adam(np.float32(b1), b2, mu_dtype=momentum_dtype)
   trace = optax.trace(np.float32(momentum), accumulator_dtype=momentum_dtype)
+  direction = {
+    'adam': lambda: (adam, decayed),
+    'sgd': lambda: (decayed, trace),
+    'lamb': lambda: (adam, decayed, _trust_ratio(model)),
+    'muon': lambda: (_muon(model, momentum, momentum_dtype, adam), decayed),
+  }[name]
 
   def times(updates: Any, params: Any) -> Any:
     del params
@@ -234,7 +371,7 @@ def make(
 
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    *((adam, decayed) if name == 'adam' else (decayed, trace)),
+    *direction(),
     optax.scale_by_learning_rate(lr),
     *([_scale_by_path(lr_scales)] if lr_scales else []),
     *([optax.stateless(times)] if factors else []),
