@@ -118,7 +118,8 @@ def base() -> ConfigDict:
       'data': {
         # 'digits', a folder with one sub-folder a class (or, for objectives
         # without labels, of images alone), a CSV file with the columns file
-        # and label, a TFDS name, or one of VTAB's tasks as in 'vtab/dtd'.
+        # and label, a TFDS name, or one of VTAB's tasks as in 'vtab/dtd'; for
+        # detection 'digits_canvas', or a folder with COCO's annotations.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',
@@ -185,6 +186,8 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
+        # COCO's average precision, of objective.name=detection.
+        'coco': {'type': 'coco', 'on': False, 'split': 'test'},
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
         'pictures': {

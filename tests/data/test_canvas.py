@@ -9,7 +9,7 @@ def test_canvases_follow_from_split_and_index():
   train, test = (
     sources.open_source('digits_canvas', split) for split in ('train', 'test')
   )
-  assert (len(train), len(test)) == (4000, 500)
+  assert (len(train), len(test)) == (10_000, 500)
   assert isinstance(test, sources.BoxedSource)
   assert sources.class_names(test) == tuple('0123456789')
   again = sources.open_source('digits_canvas', 'train')

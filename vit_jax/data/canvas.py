@@ -12,7 +12,7 @@ SIDE = 48
 # Of the square that a scan of 8 pixels is resized to.
 _LEAST, _MOST = 14, 24
 _COUNTS = (1, 2, 3)
-_CANVASES = {'train': 4000, 'test': 500}
+_CANVASES = {'train': 10_000, 'test': 500}
 # Grey value from which a pixel belongs to a digit and its box.
 _INK = 64
 _ATTEMPTS = 100
@@ -21,7 +21,7 @@ _ATTEMPTS = 100
 class DigitsCanvas:
   """One to three digits of random size and place on 48x48 pixels.
 
-  4,000 canvases of `train` and 500 of `test` follow from the split, their
+  10,000 canvases of `train` and 500 of `test` follow from the split, their
   number and `split_seed`. Those of `test` have the fifth of scikit-learn's
   digits that `Digits` holds out. Digits do not overlap.
   """

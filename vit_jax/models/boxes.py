@@ -35,3 +35,21 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
   either_X = jnp.maximum(either_X, _LEAST_AREA)
   around_X = jnp.maximum(around_X, _LEAST_AREA)
   return both_X / either_X - (around_X - either_X) / around_X
+
+
+def likeliest(
+  logits_BQC: jax.Array, boxes_BQ4: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns each query's likeliest class of an object, and its box.
+
+  Args:
+    logits_BQC: of C - 1 classes and of no object.
+    boxes_BQ4: (cx, cy, w, h) as shares of the image without padding.
+
+  Returns:
+    Probabilities float32 BQ, classes int32 BQ, and corners float32 BQ4 as
+    shares of the image.
+  """
+  p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))[..., :-1]
+  labels_BQ = jnp.argmax(p_BQC, axis=-1)
+  return jnp.max(p_BQC, axis=-1), labels_BQ, corners(boxes_BQ4)
