@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.models import detr, heads, layers, tpu_layout
+from vit_jax.models import detr_layers, heads, layers, tpu_layout
 from vit_jax.models.model import Axes
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -29,7 +29,7 @@ BATCH = PartitionSpec(('data', 'fsdp'))
 RULES = (
   *layers.PARTITIONS,
   *heads.PARTITIONS,
-  *detr.PARTITIONS,
+  *detr_layers.PARTITIONS,
   (r'(kernel|_embedding)$', ('fsdp',)),
 )
 
