@@ -42,6 +42,8 @@ _EXTRAS_REQUIRE = {
   'hf': ['datasets>=4'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
+  # COCO's average precision.
+  'detection': ['pycocotools>=2.0.8'],
   # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
   # ipykernel runs the notebook.
   'test': [
@@ -60,7 +62,7 @@ _EXTRAS_REQUIRE = {
   # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
   # other versions of CUDA's libraries than the pins for JAX, so it wants an
   # index with CPU builds.
-  'peers': ['timm', 'torch>=2.5', 'transformers>=5'],
+  'peers': ['faster-coco-eval>=1.6', 'timm', 'torch>=2.5', 'transformers>=5'],
 }
 
 setuptools.setup(

@@ -30,8 +30,9 @@ def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
   assert '--config=configs/' in module.__doc__
   known = config_lib.base()
   config_lib.choose_objective(known, config.objective.name)
-  if config.model.name == 'igpt':
-    config_lib.choose_model(known, 'igpt_s')
+  variant = {'igpt': 'igpt_s', 'detr': 'detr_r50'}.get(config.model.name)
+  if variant:
+    config_lib.choose_model(known, variant)
   assert config_lib.flatten(config).keys() == config_lib.flatten(known).keys()
   variants.build(
     num_classes=10,

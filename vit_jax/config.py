@@ -120,7 +120,8 @@ def base() -> ConfigDict:
         # 'digits', a folder with one sub-folder a class (or, for objectives
         # without labels, of images alone), a CSV file with the columns file
         # and label, a TFDS name, one of VTAB's tasks as in 'vtab/dtd', or
-        # 'hf://datasets/OWNER/NAME'.
+        # 'hf://datasets/OWNER/NAME'; for detection 'digits_canvas', or a
+        # folder with COCO's annotations.
         'name': 'digits',
         # Where TFDS keeps its sets; empty for its default.
         'dir': '',
@@ -187,6 +188,8 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
+        # COCO's average precision, of objective.name=detection.
+        'coco': {'type': 'coco', 'on': False, 'split': 'test'},
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
         'pictures': {

@@ -69,6 +69,11 @@ NO_COUNTERPART = {
   'vit5_s16',
   'vit5_b16',
   'vit5_l16',
+  # In test_detr.py.
+  'detr_r50',
+  'detr_r50_dc5',
+  'detr_r101',
+  'detr_r101_dc5',
 }
 
 

@@ -261,7 +261,7 @@ def test_fields_that_cannot_work_are_refused(fields, message):
     ({'width': 16}, 'model.width is 16: GroupNorm wants a multiple of 32'),
     ({'width': 48}, 'model.width is 48: GroupNorm wants a multiple of 32'),
     ({'width': 0}, 'model.width is 0: GroupNorm wants a multiple of 32'),
-    ({'version': 3}, 'model.version is 3: use 1 or 2'),
+    ({'version': 3}, 'model.version is 3: use 0, 1 or 2'),
     ({'remat': 'all'}, "model.remat is 'all'"),
     ({'dtype': 'half'}, "model.dtype is 'half'"),
   ],

@@ -30,6 +30,16 @@ BATCH = 16
 # entry; seen are some 1e-6.
 TOLERANCE = 1e-4
 
+DETR = {
+  'num_queries': 5,
+  'encoder_layers': 2,
+  'decoder_layers': 2,
+  'backbone': 'plain',
+  'backbone_layers': (1, 1, 1),
+  'backbone_width': 32,
+  'dropout': 0.0,
+}
+
 
 @pytest.fixture(params=objectives.OBJECTIVES)
 def name(request):
@@ -61,11 +71,19 @@ def config_of(name, **changes):
   if name.startswith('pixels'):
     config_lib.choose_model(config, 'igpt_s')
     config.model.palette = igpt.grey_palette(16)
-  config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
+  if name == 'detection':
+    config_lib.choose_model(config, 'detr_r50')
+    config.model.update(DETR)
+    config.objective.update(max_objects=3, dense=0.5)
+    config.data.name = 'digits_canvas'
+  else:
+    config.model.update(depth=2)
+  config.model.update(width=32, mlp_dim=64, heads=4)
   if name == 'distillation':
     config.teacher = teacher()
   config.batch_size = BATCH
-  config.data.image_size = '8' if config.model.name == 'igpt' else '16'
+  sizes = {'igpt': '8', 'detr': '32'}
+  config.data.image_size = sizes.get(config.model.name, '16')
   config.total = '20 steps'
   # Not Adam: it scales up rounding where a true gradient is zero.
   config.optimizer.update(name='sgd', lr=0.1, warmup='1 step')
@@ -85,7 +103,7 @@ def batches(name, steps=3):
   """Returns the batches of the first steps, as training makes them."""
   made = experiment_of(name)
   stream = loader.train_batches(
-    sources.open_source('digits', 'train'),
+    sources.open_source(made.config.data.name, 'train'),
     made.objective.train_transform(),
     batch_size=BATCH,
     seed=0,
@@ -203,7 +221,7 @@ def test_bfloat16_is_near_float32(name):
 def test_evaluation_counts_what_is_not_masked(name):
   made = experiment_of(name)
   params, objective = made.new_params(), made.objective
-  source = sources.open_source('digits', 'test')
+  source = sources.open_source(made.config.data.name, 'test')
   stream = loader.eval_batches(source, objective.eval_transform(), batch_size=8)
   batch = jax.tree.map(jnp.asarray, next(stream))
   stream.close()

@@ -175,9 +175,16 @@ def _gather(items: list[Any]) -> list[Any]:
 def _examine(source: Source, index: int) -> BadImage | None:
   try:
     record = source[index]
-    decode.decode(record['image'], record['name'])
+    height, width, _ = decode.decode(record['image'], record['name']).shape
   except decode.UnreadableImage as error:
     return BadImage(index, error.name, error.reason)
+  said = record.get('size', (height, width))
+  if said != (height, width):
+    reason = (
+      f'is {width}x{height} pixels and annotated as {said[1]}x{said[0]}, so '
+      'that its boxes may be wrong'
+    )
+    return BadImage(index, record['name'], reason)
   return None
 
 

@@ -7,16 +7,17 @@ A source has a length, `source[i]` is a record
 where `name` is for error messages. Those of a labelled source have 'label', an
 int, besides, and its `class_names` has a name per label. Where a record may
 have several classes, or none, `label` is uint8 [C] with 1 for its own, and the
-source says so: see `has_several`. Sources are pickled to the worker processes
-of the loader.
+source says so: see `has_several`. Those of a source of objects have what
+`BoxedSource.objects` returns. Sources are pickled to the worker processes of
+the loader.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vit_jax.data import splits, vtab
+from vit_jax.data import canvas, coco, splits, vtab
 
 Record = dict[str, Any]
 
@@ -44,9 +45,25 @@ class LabelledSource(Source, Protocol):
     ...
 
 
+@runtime_checkable
+class BoxedSource(Source, Protocol):
+  """A source whose records have objects, each with a class and a box."""
+
+  class_names: tuple[str, ...]
+
+  def objects(self, index: int) -> Mapping[str, Any]:
+    """What there is in an image, without decoding it.
+
+    `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
+    bool N, true for a box around many of a class that are not told apart;
+    `area` float N, in pixels; `size`, the image's (height, width).
+    """
+    ...
+
+
 def class_names(source: Source) -> tuple[str, ...]:
   """The names of a source's classes; empty where it has no labels."""
-  if isinstance(source, LabelledSource):
+  if isinstance(source, LabelledSource | BoxedSource):
     return source.class_names
   return getattr(source, 'class_names', ()) if has_several(source) else ()
 
@@ -85,12 +102,13 @@ def open_source(
   """Opens one split of a dataset, its images unread: see `bad_images`.
 
   Args:
-    name: `digits`, or a folder (a path with a separator, or one that starts
-      with `.` or `~`; without sub-folders its images have no labels), or a CSV
-      file (see `folder.open_table`), or `hf://datasets/OWNER/NAME` of the
-      Hugging Face hub (see `hub_source`), or a dataset of TFDS such as
-      `imagenet2012` or `oxford_iiit_pet:4.0.0`, prepared in the format
-      array_record, or a task of VTAB-1k such as
+    name: `digits`, or `digits_canvas`, which has them to be found, or a folder
+      (a path with a separator, or one that starts with `.` or `~`; with COCO's
+      annotations, see `coco`, its images have objects, without sub-folders
+      they have no labels), or a CSV file (see `folder.open_table`), or
+      `hf://datasets/OWNER/NAME` of the Hugging Face hub (see `hub_source`), or
+      a dataset of TFDS such as `imagenet2012` or `oxford_iiit_pet:4.0.0`,
+      prepared in the format array_record, or a task of VTAB-1k such as
       `vtab/dtd`, see `vtab`, on such a dataset.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has `train800`, `val200`, `train800val200` and `test` alone.
@@ -110,6 +128,12 @@ def open_source(
     from vit_jax.data import hub_source
 
     return hub_source.HubSource(name, split, split_seed)
+  if name == 'digits_canvas':
+    digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
+    names = digits['train'].class_names
+    return canvas.DigitsCanvas(digits, names, split, split_seed)
+  if coco.is_annotated(name):
+    return coco.CocoFolder(name, split, split_seed)
   from vit_jax.data import folder
 
   if name.lower().endswith('.csv'):
@@ -198,8 +222,22 @@ class LabelledSubset(Subset):
     return self._labelled.labels()[self._indices]
 
 
+class BoxedSubset(Subset):
+  """Some records of a source of objects."""
+
+  def __init__(self, source: BoxedSource, indices: Sequence[int]):
+    super().__init__(source, indices)
+    self._boxed = source
+    self.class_names = source.class_names
+
+  def objects(self, index: int) -> Mapping[str, Any]:
+    return self._boxed.objects(int(self._indices[index]))
+
+
 def subset(source: Source, indices: Sequence[int]) -> Subset:
-  """Some records of a source, labelled if the source is."""
+  """Some records of a source, with its labels or objects if it has such."""
+  if isinstance(source, BoxedSource):
+    return BoxedSubset(source, indices)
   if isinstance(source, LabelledSource):
     return LabelledSubset(source, indices)
   return Subset(source, indices)

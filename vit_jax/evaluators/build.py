@@ -3,6 +3,7 @@
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.evaluators.coco_ap import CocoEvaluator
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
@@ -20,6 +21,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
   'real': RealEvaluator,
   'objectnet': ObjectNetEvaluator,
   'fewshot': FewShotEvaluator,
+  'coco': CocoEvaluator,
   'pictures': PicturesEvaluator,
 }
 # Fields that an evaluator which is on must have.

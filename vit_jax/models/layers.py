@@ -111,15 +111,16 @@ def group_norm(
   epsilon: float,
   name: str,
   scale_init: Any = nn.initializers.ones,
+  groups: int = 32,
 ) -> Array:
-  """Normalises images in 32 groups of channels (BiT, 1912.11370).
+  """Normalises images in groups of channels, 32 of them in BiT (1912.11370).
 
   With the variance from the differences to the mean: as the mean of the squares
   less the square of the mean, which Flax takes unless told, it costs a
   ResNet's logits a decimal place.
   """
   return nn.GroupNorm(
-    32,
+    groups,
     epsilon=epsilon,
     dtype=x_BhwC.dtype,
     scale_init=scale_init,
@@ -306,6 +307,7 @@ class MultiHeadAttention(nn.Module):
     bias: whether queries, keys and values have one.
     norm: fields that say which norm queries and keys have (2302.05442), or
       None for none.
+    dropout: rate at which weights are dropped out, with a key.
   """
 
   heads: int
@@ -314,6 +316,7 @@ class MultiHeadAttention(nn.Module):
   weights: bool = False
   bias: bool = True
   norm: EncoderFields | None = None
+  dropout: float = 0.0
 
   @nn.compact
   def __call__(
@@ -323,6 +326,7 @@ class MultiHeadAttention(nn.Module):
     values_BLD: Array | None = None,
     mask_BQL: Array | None = None,
     rotation: posemb.Rotation | None = None,
+    key: Array | None = None,
   ) -> tuple[Array, Array | None]:
     """Gathers values by how well queries and keys match.
 
@@ -333,6 +337,7 @@ class MultiHeadAttention(nn.Module):
       mask_BQL: true where a query may look, B and Q of which may be 1; None for
         everywhere.
       rotation: how the last of queries and keys are turned; None for not.
+      key: of the weights' dropout; None for none.
 
     Returns:
       The attended tokens BQD, and the weights BNQL in float32 or None.
@@ -354,7 +359,8 @@ class MultiHeadAttention(nn.Module):
       q_BQNK = posemb.rotate(q_BQNK, rotation)
       k_BLNK = posemb.rotate(k_BLNK, rotation)
     weights_BNQL = None
-    if self.relative is None and not self.weights:
+    drops = key is not None and self.dropout > 0
+    if self.relative is None and not self.weights and not drops:
       y_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
     else:
       logits_BNQL = attention.logits(q_BQNK, k_BLNK)
@@ -363,7 +369,8 @@ class MultiHeadAttention(nn.Module):
           q_BQNK, self.relative
         )
       weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
-      y_BQNK = attention.weighted(weights_BNQL, v_BLNK)
+      kept_BNQL = dropout(weights_BNQL, self.dropout, key)
+      y_BQNK = attention.weighted(kept_BNQL, v_BLNK)
     y_BQD = Projection((D,), axes=2, dtype=self.dtype, name='out')(y_BQNK)
     return y_BQD, weights_BNQL
 

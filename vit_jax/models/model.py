@@ -76,7 +76,8 @@ class Model(nn.Module):
     """How tokens attend to each other in every layer.
 
     'all' to all, 'axial' to their row and then to their column, 'pixels' to all
-    or to those before them; empty where layers are anything but attention.
+    or to those before them, 'objects' to all that are not padding, and queries
+    to them; empty where layers are anything but attention.
     """
     return ''
 

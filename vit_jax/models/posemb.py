@@ -65,6 +65,28 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   return jnp.asarray(np.concatenate(table, axis=-1)[None], jnp.float32)
 
 
+def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
+  """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
+
+  Rows and columns are counted over what is `inside` an image and not padding,
+  and the last of them is 2 pi. Of the row y come the first D/2 numbers, of the
+  column x the others: sin(y f_i) and cos(y f_i) in turn, with the D/4
+  frequencies f_i = 10000^(-i / (D/4)).
+  """
+  inside_Bhw = inside_Bhw.astype(jnp.float32)
+  periods = jnp.asarray(10_000.0 ** (np.arange(D // 4) / (D // 4)), jnp.float32)
+  parts = []
+  for axis in (1, 2):
+    count_Bhw = jnp.cumsum(inside_Bhw, axis)
+    last = jax.lax.slice_in_dim(count_Bhw, -1, None, axis=axis)
+    # As the original does, so that a row or column of padding alone is finite.
+    x_Bhw1 = (count_Bhw / (last + 1e-6) * (2 * np.pi))[..., None]
+    turns = x_Bhw1 / periods[None, None, None]
+    both = jnp.stack([jnp.sin(turns), jnp.cos(turns)], axis=-1)
+    parts.append(both.reshape(*inside_Bhw.shape, D // 2))
+  return jnp.concatenate(parts, axis=-1)
+
+
 Rotation = tuple[jax.Array, jax.Array]
 
 

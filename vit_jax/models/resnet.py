@@ -3,7 +3,9 @@
 The bottleneck ResNet of He et al. as Big Transfer (1912.11370) changes it, in
 two versions: 1 normalises after a convolution and ends a unit with the
 activation (the stem of the hybrids), 2 normalises and activates before (the
-published BiT weights). Parameter names are those of the published hybrids.
+published BiT weights). Version 0 is before that change, as torchvision has it
+and with its BatchNorm frozen, for weights that were trained elsewhere (the
+backbone of DETR). Parameter names are those of the published hybrids.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ Array = jax.Array
 
 # Channels that a unit puts out for each it convolves.
 EXPANSION = 4
+VERSIONS = (0, 1, 2)
 
 
 class StdConv(nn.Conv):
@@ -47,24 +50,51 @@ class StdConv(nn.Conv):
     return value
 
 
+class FrozenBatchNorm(nn.Module):
+  """BatchNorm with the statistics it was trained with; nothing of it learns."""
+
+  @nn.compact
+  def __call__(self, x_BhwC: Array) -> Array:
+    zeros, ones = nn.initializers.zeros, nn.initializers.ones
+    parts = {'scale': ones, 'bias': zeros, 'mean': zeros, 'var': ones}
+    scale_C, bias_C, mean_C, var_C = (
+      jax.lax.stop_gradient(self.param(name, init, x_BhwC.shape[-1:]))
+      for name, init in parts.items()
+    )
+    scale_C = scale_C * jax.lax.rsqrt(var_C + 1e-5)
+    bias_C = bias_C - mean_C * scale_C
+    scale_C, bias_C = (x.astype(x_BhwC.dtype) for x in (scale_C, bias_C))
+    return x_BhwC * scale_C[None, None, None] + bias_C[None, None, None]
+
+
 def _conv(
-  x: Array, width: int, size: int, stride: int, version: int, name: str
+  x: Array,
+  width: int,
+  size: int,
+  stride: int,
+  version: int,
+  name: str,
+  dilation: int = 1,
 ) -> Array:
-  return StdConv(
+  kind: Any = StdConv if version else nn.Conv
+  return kind(
     width,
     (size, size),
     stride,
-    padding='SAME' if version == 1 else size // 2,
+    padding='SAME' if version == 1 else dilation * (size // 2),
+    kernel_dilation=dilation,
     use_bias=False,
     dtype=x.dtype,
-    version=version,
     name=name,
+    **({'version': version} if version else {}),
   )(x)
 
 
 def _norm(
   x: Array, version: int, name: str, scale_init: Any = nn.initializers.ones
 ) -> Array:
+  if version == 0:
+    return FrozenBatchNorm(name=name.replace('gn', 'bn'))(x)
   return group_norm(x, 1e-6 if version == 1 else 1e-5, name, scale_init)
 
 
@@ -79,22 +109,24 @@ class Unit(nn.Module):
   stride: int = 1
   version: int = 2
   axial: bool = False
+  dilation: int = 1
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
     """Returns BhwC with h and w divided by the stride, C = 4 * width."""
-    unit = self._version_1 if self.version == 1 else self._version_2
+    unit = self._version_2 if self.version == 2 else self._version_1
     return unit(x_BhwC)
 
   def _version_1(self, x: Array) -> Array:
-    residual = x
+    version, residual = self.version, x
     if self._needs_projection(x):
-      residual = _norm(self._projection(x), 1, 'gn_proj')
-    y = nn.relu(_norm(_conv(x, self.width, 1, 1, 1, 'conv1'), 1, 'gn1'))
-    y = nn.relu(_norm(self._middle(y), 1, 'gn2'))
-    y = _conv(y, EXPANSION * self.width, 1, 1, 1, 'conv3')
+      residual = _norm(self._projection(x), version, 'gn_proj')
+    y = _conv(x, self.width, 1, 1, version, 'conv1')
+    y = nn.relu(_norm(y, version, 'gn1'))
+    y = nn.relu(_norm(self._middle(y), version, 'gn2'))
+    y = _conv(y, EXPANSION * self.width, 1, 1, version, 'conv3')
     # Every unit starts as the identity.
-    y = _norm(y, 1, 'gn3', nn.initializers.zeros)
+    y = _norm(y, version, 'gn3', nn.initializers.zeros)
     return nn.relu(residual + y)
 
   def _version_2(self, x: Array) -> Array:
@@ -116,7 +148,9 @@ class Unit(nn.Module):
   def _middle(self, x: Array) -> Array:
     if self.axial:
       return AxialConv(self.width, self.stride, x.dtype, name='axial2')(x)
-    return _conv(x, self.width, 3, self.stride, self.version, 'conv2')
+    return _conv(
+      x, self.width, 3, self.stride, self.version, 'conv2', self.dilation
+    )
 
 
 # The first of a stage, with the stride, is unlike the others.
@@ -124,25 +158,30 @@ UNITS = Loop('unit', 2, 'units')
 
 
 class Stage(nn.Module):
-  """Units of one width, the first of which may have a stride."""
+  """Units of one width, the first of which may have a stride.
+
+  The others may be dilated, and see as far then as after a stride of so many.
+  """
 
   units: int
   width: int
   stride: int = 1
   version: int = 2
   axial: bool = False
+  dilation: int = 1
   scan: bool = False
   remat: str = 'none'
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
     unit = remat(Unit, self.remat, in_loop=False)
-    fields = {
+    fields: dict[str, Any] = {
       'width': self.width,
       'version': self.version,
       'axial': self.axial,
     }
     x = unit(stride=self.stride, name='unit1', **fields)(x_BhwC)
+    fields['dilation'] = self.dilation
     if not self.scan or self.units == 1:
       for i in range(2, self.units + 1):
         x = unit(name=f'unit{i}', **fields)(x)
@@ -165,33 +204,41 @@ def feature_maps(
   layers: Sequence[int],
   version: int,
   axial: bool = False,
+  dilated: bool = False,
   scan: bool = False,
   remat: str = 'none',
 ) -> list[Array]:
   """Returns what the root and every stage put out, BhwC.
 
   The root convolves 7x7/2 and max-pools 3x3/2; every stage after the first
-  halves the sides and doubles the width.
+  halves the sides and doubles the width. The last, if `dilated`, keeps the
+  sides and dilates its convolutions instead (DC5).
 
   A function and not a module, so that the parameters stand where the published
   files have them: beside the caller's own.
   """
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
-  if version == 1:
+  if version < 2:
     x = nn.relu(_norm(x, version, 'gn_root'))
+  if version == 1:
     x = nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
   else:
-    # Zeros and not -inf, and no activation before: they can be the maximum.
+    # Zeros and not -inf, and in version 2 no activation before: they can be
+    # the maximum.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     x = nn.max_pool(x, (3, 3), (2, 2))
   maps = [x]
   for i, units in enumerate(layers):
+    stride, dilation = 1 if i == 0 else 2, 1
+    if dilated and i == len(layers) - 1:
+      stride, dilation = 1, stride
     stage = Stage(
       units,
       width * 2**i,
-      1 if i == 0 else 2,
+      stride,
       version,
       axial,
+      dilation,
       scan,
       remat,
       name=f'block{i + 1}',
@@ -207,7 +254,7 @@ class ResNet(Model):
     num_classes: C; 0 returns the pooled features themselves.
     layers: units of each stage.
     width: channels of the root, 64 times the width factor.
-    version: 1 or 2, see the module.
+    version: 0, 1 or 2, see the module.
     axial: Axial-ResNet: row and column attention stand for the 3x3
       convolutions (appendix D.6).
     head_bias: initial bias of the head, see `ViT`.
@@ -252,8 +299,8 @@ class ResNet(Model):
       raise ValueError(
         'model.layers is empty: a ResNet has at least one stage.'
       )
-    if self.version not in (1, 2):
-      raise ValueError(f'model.version is {self.version}: use 1 or 2.')
+    if self.version not in VERSIONS:
+      raise ValueError(f'model.version is {self.version}: use 0, 1 or 2.')
 
   @nn.compact
   def __call__(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
 from vit_jax.models.deit import DistilledViT
+from vit_jax.models.detr import DETR
 from vit_jax.models.igpt import IGPT
 from vit_jax.models.layers import GELUS, NORMS
 from vit_jax.models.masked_vit import MaskedViT
@@ -27,6 +28,7 @@ ARCHITECTURES: Mapping[str, Any] = {
   RotationViT.kind: RotationViT,
   ResNet.kind: ResNet,
   IGPT.kind: IGPT,
+  DETR.kind: DETR,
 }
 
 
@@ -119,6 +121,10 @@ PUBLISHED = {
   'axial_b32': 'ViT, figure 13',
   'axial_b16': 'ViT, figure 13',
   'axial_r50x1': 'ViT, figure 13; Wang et al. 2020b',
+  'detr_r50': 'DETR, arXiv 2005.12872',
+  'detr_r50_dc5': 'DETR, arXiv 2005.12872',
+  'detr_r101': 'DETR, arXiv 2005.12872',
+  'detr_r101_dc5': 'DETR, arXiv 2005.12872',
 }
 
 
@@ -146,7 +152,8 @@ def fields(variant: str) -> dict[str, Any]:
   A variant is a size and a patch size in pixels (l16); a ResNet's depth and
   width factor (r50x1); a stem's depth and what a ViT would be called that has
   as many tokens (r50+b16); axial_ before one of the first two; vit5_ before the
-  first, for images of 224 pixels; igpt_ and a size of iGPT.
+  first, for images of 224 pixels; igpt_ and a size of iGPT; detr_ and its
+  ResNet (detr_r50), _dc5 after it where its last stage is dilated.
 
   Raises:
     ValueError: if the name is none; names the nearest.
@@ -157,6 +164,8 @@ def fields(variant: str) -> dict[str, Any]:
   if variant in {f'igpt_{size}' for size in IGPT_SIZES}:
     size = IGPT_SIZES[variant.removeprefix('igpt_')]
     found = {'name': 'igpt'} | dataclasses.asdict(size)
+  elif match := re.fullmatch(r'detr_r(\d+)(_dc5)?', variant):
+    found = _detr(int(match[1]), bool(match[2]))
   elif match := re.fullmatch(r'vit5_([a-zA-Z]+)/?([1-9]\d*)', variant):
     found = _vit(None, match[1], int(match[2]), axial=False)
     if found:
@@ -171,9 +180,19 @@ def fields(variant: str) -> dict[str, Any]:
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
       'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
-      'igpt_s, igpt_m and igpt_l are iGPT.'
+      'igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
     )
   return found
+
+
+def _detr(depth: int, dilation: bool) -> dict[str, Any] | None:
+  if depth not in STAGES:
+    return None
+  return {
+    'name': 'detr',
+    'backbone_layers': STAGES[depth],
+    'dilation': dilation,
+  }
 
 
 def _resnet(depth: int, factor: int, axial: bool) -> dict[str, Any] | None:
@@ -241,9 +260,9 @@ def build(
   """Returns a model after checking that its fields fit together.
 
   The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
-  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'rotation_vit', 'resnet' or
-  'igpt', `dtype` that of the computation, and the others are fields of that
-  model.
+  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'rotation_vit', 'resnet',
+  'igpt' or 'detr', `dtype` that of the computation, and the others are fields
+  of that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.

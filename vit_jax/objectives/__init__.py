@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
@@ -13,6 +14,7 @@ from vit_jax.objectives.rotation import Rotation
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
+  'detection': Detection,
   'distillation': Distillation,
   'masked': MaskedPatches,
   'pixels': Pixels,

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.models import heads, layers, tpu_layout
+from vit_jax.models import detr_layers, heads, layers, tpu_layout
 from vit_jax.models.model import Axes
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -30,6 +30,7 @@ BATCH = PartitionSpec(('data', 'fsdp'))
 RULES = (
   *layers.PARTITIONS,
   *heads.PARTITIONS,
+  *detr_layers.PARTITIONS,
   (r'(kernel|_embedding)$', ('fsdp',)),
 )
 

@@ -1,10 +1,10 @@
 """Directories of transformers: config.json and model.safetensors.
 
 ViT, DeiT, I-JEPA (which is the ViT without a class token, classified by the
-mean of its tokens) and BiT; ImageGPT is in `hf_imagegpt`, and DINOv2 to SigLIP
-in `hf_towers`. Every key of a file is one of our names spelt differently, so
-that the table has one entry an array. The keys are those that transformers 5
-still writes, whatever its modules are called now.
+mean of its tokens) and BiT; ImageGPT is in `hf_imagegpt`, DETR in `hf_detr`,
+and DINOv2 to SigLIP in `hf_towers`. Every key of a file is one of our names
+spelt differently, so that the table has one entry an array. The keys are those
+that transformers 5 still writes, whatever its modules are called now.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import (
   archive,
   hf_config,
+  hf_detr,
   hf_imagegpt,
   hf_images,
   hf_towers,
@@ -62,12 +63,14 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   model_type = config['model_type']
   if model_type == 'imagegpt':
     return hf_imagegpt.read(path, config)
+  if model_type == 'detr':
+    return hf_detr.read(path, config)
   if model_type in tuple(hf_towers.FAMILIES):
     return hf_towers.read(path, config)
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
     raise ValueError(
       f'{path}/config.json: model_type is {model_type!r}, and there are models '
-      f"here only for 'vit', 'ijepa', 'bit', 'imagegpt', "
+      f"here only for 'vit', 'ijepa', 'bit', 'imagegpt', 'detr', "
       f"{', '.join(map(repr, hf_towers.FAMILIES))}, and 'deit'."
     )
   arrays = tensors.read_folder(path)
@@ -114,6 +117,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   fields = weights.fields
   if fields['name'] == 'igpt':
     return hf_imagegpt.write(weights, target, dtype)
+  if fields['name'] == 'detr':
+    return hf_detr.write(weights, target, dtype)
   hf_config.check_name(fields)
   if fields['name'] == 'resnet':
     config = hf_config.bit_config(fields)
@@ -209,9 +214,11 @@ def _open_peer(path: str) -> table.Peer:
   import torch
   import transformers
 
-  if tensors.read_json(f'{path}/config.json')['model_type'] == 'imagegpt':
+  openers = {'imagegpt': hf_imagegpt.open_peer, 'detr': hf_detr.open_peer}
+  model_type = tensors.read_json(f'{path}/config.json')['model_type']
+  if model_type in openers:
     with _quiet(transformers.utils.logging):
-      return hf_imagegpt.open_peer(path)
+      return openers[model_type](path)
   with _quiet(transformers.utils.logging):
     model, pooled = _load_model(path)
     processor: Any = transformers.ViTImageProcessor()

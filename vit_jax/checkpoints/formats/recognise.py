@@ -7,6 +7,7 @@ from vit_jax.checkpoints.formats import (
   bigvision,
   bit,
   hf,
+  hf_detr,
   npz,
   tensors,
   timm,
@@ -42,7 +43,10 @@ def read(path: str) -> File:
   if is_folder:
     return _read_folder(path)
   if tensors.is_tensors(path):
-    return timm.read(path)
+    arrays = tensors.read(path)
+    if hf_detr.matches(arrays):
+      return hf_detr.read_file(path, arrays)
+    return timm.read(path, arrays)
   if archive.is_archive(path):
     arrays = archive.load(path)
     return archive_format(arrays).read(path, arrays)
@@ -57,7 +61,7 @@ def _read_folder(path: str) -> File:
   if 'model_type' in config:
     return hf.read(path, config)
   if 'architecture' in config:
-    return timm.read(path, config)
+    return timm.read(path, tensors.read_folder(path), config)
   raise ValueError(
     f'{place} has neither architecture, as timm writes it, nor model_type, as '
     'transformers does.'

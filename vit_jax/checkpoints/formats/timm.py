@@ -38,9 +38,10 @@ _LACKING = {
 }
 
 
-def read(path: str, config: dict[str, Any] | None = None) -> table.File:
+def read(
+  path: str, arrays: table.Flat, config: dict[str, Any] | None = None
+) -> table.File:
   """Reads a file of tensors, or a directory with its config.json."""
-  arrays = tensors.read(path) if config is None else tensors.read_folder(path)
   prefix = next(
     (
       p

@@ -1,0 +1,258 @@
+"""DETR of transformers and of its original: theirs here, ours there."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import (
+  detr_keys,
+  hf,
+  hf_detr,
+  npz,
+  table,
+  tensors,
+  timm,
+)
+from vit_jax.convert import __main__ as convert
+
+# Of the largest output, float32 on both sides, behind a ResNet.
+TOLERANCE = 1e-4
+SIZE = (64, 96)
+FIELDS = {
+  'name': 'detr',
+  'num_queries': 5,
+  'width': 64,
+  'heads': 4,
+  'mlp_dim': 48,
+  'encoder_layers': 1,
+  'decoder_layers': 2,
+  'backbone_layers': (1, 2, 1, 1),
+  'backbone_width': 32,
+}
+MASKS = {'masks': True, 'heads': 8}
+
+
+def make(**fields):
+  checkpoint = random_checkpoint(None, SIZE, **(FIELDS | fields))
+  # Variances are not below 0.
+  params = jax.tree_util.tree_map_with_path(
+    lambda path, x: np.exp(x) if path[-1].key == 'var' else x,
+    checkpoint.params,
+  )
+  return dataclasses.replace(
+    checkpoint,
+    params=params,
+    preprocessing=table.Preprocessing(
+      mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    ),
+  )
+
+
+def assert_same(got, want):
+  assert got.model == want.model
+  assert got.preprocessing == want.preprocessing
+  assert got.class_names == want.class_names
+  got, want = got.weights().arrays, want.weights().arrays
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    np.testing.assert_array_equal(got[key], x, err_msg=key)
+
+
+def assert_close(got, want):
+  got, want = np.asarray(got), np.asarray(want)
+  assert got.shape == want.shape
+  assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+
+
+def padded(torch):
+  """Returns normalised images and where they are padded, ours and theirs."""
+  x = np.random.default_rng(1).standard_normal((2, *SIZE, 3), np.float32)
+  outside = np.zeros((2, *SIZE), bool)
+  outside[1, 40:], outside[1, :, 70:] = True, True
+  x[outside] = 0
+  return (
+    x,
+    outside,
+    torch.from_numpy(x.transpose(0, 3, 1, 2).copy()),
+    torch.from_numpy(~outside).long(),
+  )
+
+
+@pytest.mark.parametrize('task', ['ObjectDetection', 'Segmentation'])
+def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
+  """A ResNet and a batch that is padded; every array away from its start."""
+  resnet = transformers.ResNetConfig(
+    embedding_size=32,
+    hidden_sizes=[128, 256, 512, 1024],
+    depths=[1, 2, 1, 1],
+    out_features=['stage1', 'stage2', 'stage3', 'stage4'],
+  )
+  config = transformers.DetrConfig(
+    use_timm_backbone=False,
+    backbone_config=resnet,
+    d_model=64,
+    num_queries=5,
+    encoder_layers=2,
+    decoder_layers=1,
+    encoder_attention_heads=8,
+    decoder_attention_heads=8,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    num_labels=6,
+  )
+  torch.manual_seed(0)
+  model = getattr(transformers, f'DetrFor{task}')(config).eval()
+  with torch.no_grad():
+    for key, x in model.state_dict().items():
+      if x.is_floating_point():
+        x.mul_(1 + 0.1 * torch.rand_like(x))
+        if not key.endswith('running_var'):
+          x.add_(0.02 * torch.randn_like(x))
+  model.save_pretrained(tmp_path)
+  checkpoint = opening.open_checkpoint(str(tmp_path))
+  assert checkpoint.image_size == (800, 1333)
+  assert checkpoint.model.masks == (task == 'Segmentation')
+  x, outside, pixels, mask = padded(torch)
+  with torch.inference_mode():
+    want = model(pixel_values=pixels, pixel_mask=mask)
+  logits, aux = jax.jit(
+    lambda p, *xs: checkpoint.model.apply({'params': p}, *xs)
+  )(checkpoint.params, x, outside)
+  assert_close(logits, want.logits)
+  assert_close(aux['boxes'][-1], want.pred_boxes)
+  if task == 'Segmentation':
+    assert_close(aux['mask_logits'], want.pred_masks)
+
+
+@pytest.mark.usefixtures('transformers')
+@pytest.mark.parametrize('fields', [{}, MASKS], ids=['boxes', 'masks'])
+def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
+  checkpoint, folder = make(**fields), str(tmp_path / 'x')
+  assert hf.write(checkpoint.weights(), folder, 'float32') == []
+  peer = hf.open_peer(folder)
+  assert peer.image_size == SIZE
+  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
+  assert_close(peer.run(pixels), checkpoint.logits(pixels))
+  assert_same(opening.open_checkpoint(folder), checkpoint)
+
+
+DILATED = {
+  'backbone_layers': (3, 4, 6, 3),
+  'backbone_width': 64,
+  'dilation': True,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('timm', 'transformers')
+def test_a_dilated_backbone_is_timms(tmp_path):
+  checkpoint, folder = make(**DILATED), str(tmp_path / 'x')
+  hf.write(checkpoint.weights(), folder, 'float32')
+  assert convert.main(['--check', folder, folder]) == 0
+  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
+  want = hf.open_peer(folder).run(pixels)
+  assert_close(checkpoint.logits(pixels), want)
+  assert_same(opening.open_checkpoint(folder), checkpoint)
+
+
+@pytest.mark.parametrize(
+  ('name', 'fields'),
+  [
+    ('detr-r50.safetensors', {'heads': 8}),
+    ('detr-r50-dc5.safetensors', {'heads': 8, 'dilation': True}),
+    ('detr-r50-panoptic.safetensors', MASKS | {'width': 128, 'heads': 16}),
+  ],
+)
+def test_files_of_the_original_open(tmp_path, name, fields, caplog):
+  checkpoint = make(names=False, **fields)
+  prefix = 'detr.' if 'masks' in fields else ''
+  arrays = table.ours_to_file(
+    checkpoint.weights().arrays,
+    detr_keys.table_of(detr_keys.ORIGINAL, prefix),
+  )
+  for key in (
+    'backbone.0.body.layer2.1.bn3.running_var',
+    'backbone.0.body.layer2.0.downsample.1.weight',
+    'transformer.decoder.layers.1.multihead_attn.in_proj_bias',
+    'transformer.encoder.layers.0.self_attn.out_proj.weight',
+    'query_embed.weight',
+    'bbox_embed.layers.2.bias',
+  ):
+    assert f'{prefix}{key}' in arrays
+  path = str(tmp_path / name)
+  tensors.write_safetensors(path, arrays)
+  back = opening.open_checkpoint(path)
+  assert back.image_size == (800, 1333)
+  assert_same(back, checkpoint)
+  assert 'does not say whether its last stage is dilated' in caplog.text
+
+
+def test_a_pth_file_of_training_opens(tmp_path, torch):
+  """As the original saves it: parameters beside flags and the optimizer's."""
+  checkpoint = make(names=False, heads=8)
+  arrays = table.ours_to_file(
+    checkpoint.weights().arrays, detr_keys.table_of(detr_keys.ORIGINAL, '')
+  )
+  model = {key: torch.from_numpy(x.copy()) for key, x in arrays.items()}
+  path = tmp_path / 'checkpoint.pth'
+  torch.save({'model': model, 'epoch': 3}, path)
+  assert_same(opening.open_checkpoint(str(path)), checkpoint)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  hf.write(make().weights(), str(tmp_path / 'x'), 'float32')
+  return tmp_path / 'x'
+
+
+@pytest.mark.parametrize(
+  ('file', 'change', 'message'),
+  [
+    ('config.json', {'activation_function': 'gelu'}, "'gelu'.*'relu'"),
+    ('config.json', {'position_embedding_type': 'learned'}, "'sine'"),
+    ('config.json', {'encoder_attention_heads': 0}, 'heads is 0'),
+    ('config.json', {'decoder_attention_heads': 2}, 'the encoder has 4'),
+    ('config.json', {'id2label': {'0': 'a'}}, 'keys 0 to 6'),
+    (
+      'config.json',
+      {'backbone_config': {'layer_type': 'basic'}},
+      "layer_type is 'basic'",
+    ),
+    ('preprocessor_config.json', {'size': {'height': -1}}, 'size is'),
+    ('preprocessor_config.json', {'image_std': [0, 1, 1]}, 'std is'),
+  ],
+)
+def test_what_is_no_model_here_is_refused(folder, file, change, message):
+  config = json.loads((folder / file).read_text())
+  (folder / file).write_text(json.dumps(config | change))
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'backbone_version': 1}, 'no DETR with backbone_version 1'),
+    ({'backbone': 'plain'}, "no DETR with backbone 'plain'"),
+    ({'dilation': True}, "backbone is timm's then"),
+    ({'num_classes': 0, 'names': False}, 'without classes'),
+  ],
+)
+def test_what_transformers_has_not_is_refused(tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    hf.write(make(**fields).weights(), str(tmp_path / 'x'), 'float32')
+
+
+@pytest.mark.parametrize('module', [npz, timm])
+def test_other_formats_have_no_detr(module, tmp_path):
+  with pytest.raises(ValueError, match="name 'detr'"):
+    module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')
+
+
+def test_files_of_others_are_not_taken_for_the_original():
+  assert not hf_detr.matches({'blocks.0.norm1.weight': np.zeros(1)})

@@ -1,0 +1,131 @@
+"""Boxes stay around what they were drawn around."""
+
+import numpy as np
+import pytest
+
+from vit_jax.data import box_transforms
+
+# Colours of three rectangles on black, one of them cut by the border.
+COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
+BOXES = np.float32([[40, 30, 90, 130], [100, 10, 150, 60], [120, 80, 200, 150]])
+
+
+def record(**fields):
+  image = np.zeros((150, 200, 3), np.uint8)
+  for colour, (x0, y0, x1, y1) in zip(COLOURS, BOXES.astype(int), strict=True):
+    image[y0:y1, x0:x1] = colour
+  return {
+    'image': image,
+    'name': 'rectangles',
+    'boxes': BOXES,
+    'labels': np.array([0, 1, 2]),
+  } | fields
+
+
+def assert_boxes_are_around(example):
+  """Each box has its colour inside, up to the blur of a resize."""
+  height, width = example['size']
+  assert not example['image'][height:].any()
+  assert not example['image'][:, width:].any()
+  for label in range(3):
+    is_it_HW = example['image'][..., label] > 127
+    places = np.flatnonzero(example['labels'] == label)
+    if not len(places):
+      assert is_it_HW.mean() < 0.01
+      continue
+    cx, cy, w, h = example['boxes'][places[0]] * ([width, height] * 2)
+    rows, columns = np.nonzero(is_it_HW)
+    drawn = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+    box = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
+    np.testing.assert_allclose(box, drawn, atol=2)
+
+
+def test_evaluation_resizes_to_the_last_side():
+  transform = box_transforms.EvalBoxTransform((128, 128), 4, (60, 75))
+  example = transform(record())
+  assert example['image'].shape == (128, 128, 3)
+  assert example['size'].tolist() == [75, 100]
+  assert example['labels'].tolist() == [0, 1, 2, -1]
+  assert_boxes_are_around(example)
+
+
+@pytest.mark.parametrize(
+  'image, short, canvas, size',
+  [
+    ((480, 640), 800, (1333, 1333), (800, 1066)),
+    ((640, 480), 800, (1333, 1333), (1066, 800)),
+    # The long side becomes the longest.
+    ((480, 1280), 800, (1333, 1333), (500, 1333)),
+    ((1280, 480), 800, (1333, 1333), (1333, 500)),
+    ((100, 100), 800, (1333, 1333), (800, 800)),
+    # Nor may the array's short side be exceeded.
+    ((640, 480), 800, (800, 1333), (800, 600)),
+    # The largest that fits.
+    ((150, 200), 0, (48, 48), (36, 48)),
+    ((1, 1000), 0, (48, 48), (1, 48)),
+  ],
+)
+def test_sizes_are_those_of_the_original(image, short, canvas, size):
+  transform = box_transforms.BoxTransform(canvas, 1)
+  assert transform._fitted(*image, short) == size
+
+
+def test_training_keeps_boxes_around_what_they_show():
+  transform = box_transforms.TrainBoxTransform(
+    (160, 180), 5, (70, 100, 130), (90, 120), (60, 110), flip=True
+  )
+  seen, mirrored, sizes = [], 0, set()
+  for seed in range(60):
+    example = transform(record(), np.random.default_rng(seed))
+    assert_boxes_are_around(example)
+    seen.append(np.sum(example['labels'] >= 0))
+    sizes.add(tuple(example['size']))
+    whole = seen[-1] == 3
+    mirrored += whole and example['boxes'][0, 0] > example['boxes'][1, 0]
+  # Parts lose objects, some of the whole ones are mirrored, sides differ.
+  assert min(seen) < 3 and max(seen) == 3
+  assert 5 < mirrored < 55
+  assert len(sizes) > 10
+
+
+def test_the_same_generator_gives_the_same_example():
+  transform = box_transforms.TrainBoxTransform(
+    (160, 180), 5, (70, 100), (90,), (60, 80), flip=True
+  )
+  first, again = (
+    transform(record(), np.random.default_rng(3)) for _ in range(2)
+  )
+  assert all(np.array_equal(first[key], again[key]) for key in first)
+
+
+def test_boxes_are_clipped_and_those_without_area_dropped():
+  boxes = np.float32(
+    [[-50, -20, 50, 75], [10, 10, 10, 50], [300, 10, 400, 50], [0, 0, 9, 9]]
+  )
+  example = box_transforms.EvalBoxTransform((150, 200), 3)(
+    record(
+      boxes=boxes,
+      labels=np.arange(4),
+      crowd=np.array([False, False, False, True]),
+    )
+  )
+  assert example['labels'].tolist() == [0, -1, -1]
+  np.testing.assert_allclose(example['boxes'][0], [0.125, 0.25, 0.25, 0.5])
+  assert not example['boxes'][1:].any()
+
+
+def test_no_objects_are_no_error():
+  empty = record(boxes=np.zeros((0, 4)), labels=np.zeros(0))
+  example = box_transforms.EvalBoxTransform((150, 200), 3)(empty)
+  assert example['labels'].tolist() == [-1, -1, -1]
+
+
+def test_refusals():
+  transform = box_transforms.EvalBoxTransform((150, 200), 2)
+  with pytest.raises(ValueError, match='rectangles has 3 objects and .* 2: ra'):
+    transform(record())
+  with pytest.raises(ValueError, match='has boxes of shape .3, 4. and 2 label'):
+    transform(record(labels=np.arange(2)))
+  without = {k: x for k, x in record().items() if k != 'boxes'}
+  with pytest.raises(ValueError, match='rectangles has no boxes, which'):
+    transform(without)

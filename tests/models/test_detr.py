@@ -1,0 +1,430 @@
+"""DETR, against its original, torchvision's ResNet, and identities.
+
+Against transformers: tests/checkpoints/formats/test_hf_detr.py.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from tests.conftest import ROOT
+from vit_jax.checkpoints.formats import detr_keys, table
+from vit_jax.models import detr, flops, mask_head, posemb, resnet, variants
+from vit_jax.training import sharding
+
+# Of values of a few units: both sides work in float32.
+TOLERANCE = 1e-5
+
+GOLDEN = ROOT.parent / 'shared' / 'golden' / 'detr-tiny_s7.npz'
+
+# Widths, layers, queries and classes all differ.
+SIZE = (48, 80)
+FIELDS = {
+  'name': 'detr',
+  'num_queries': 5,
+  'width': 64,
+  'heads': 8,
+  'mlp_dim': 48,
+  'encoder_layers': 2,
+  'decoder_layers': 3,
+  'backbone_width': 32,
+}
+PLAIN = FIELDS | {'backbone': 'plain', 'backbone_layers': (1, 2)}
+MASKS = FIELDS | {'backbone_layers': (1, 1, 1, 1), 'masks': True}
+
+
+def build(fields=PLAIN, **more):
+  return variants.build(num_classes=6, image_size=SIZE, **(fields | more))
+
+
+def random_params(model, size=SIZE):
+  """Returns parameters none of which is zero or one; variances are positive."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda: variants.init(model, jax.random.key(0), size))
+
+  def draw(path, x):
+    name = path[-1].key
+    found = rng.standard_normal(x.shape)
+    if name == 'kernel':
+      fan_in = np.prod(x.shape[:-1])
+      if path[-2].key in ('query', 'key', 'value', 'q_linear', 'k_linear'):
+        fan_in = x.shape[0]
+      found = found * fan_in**-0.5
+    elif name == 'var':
+      found = np.exp(0.3 * found)
+    elif name != 'query_embed':
+      found = 0.3 * found + (name == 'scale')
+    return np.float32(found)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def images(batch=3, size=SIZE):
+  rng = np.random.default_rng(1)
+  return rng.standard_normal((batch, *size, 3)).astype(np.float32)
+
+
+def padding(size=SIZE):
+  """Returns that of three images: none, some, and less."""
+  found = np.zeros((3, *size), bool)
+  found[1, 20:], found[1, :, 50:], found[2, :, 70:] = True, True, True
+  return found
+
+
+@functools.cache
+def case(name):
+  model = build({'plain': PLAIN, 'masks': MASKS}[name])
+  return model, random_params(model)
+
+
+def run(model, params, *args, **kwargs):
+  return jax.jit(lambda p, *xs: model.apply({'params': p}, *xs, **kwargs))(
+    params, *args
+  )
+
+
+@pytest.fixture(scope='module')
+def golden():
+  if not GOLDEN.exists():
+    pytest.skip(f'needs {GOLDEN.name}, which is too large to lie here')
+  with np.load(GOLDEN) as file:
+    return dict(file)
+
+
+def test_the_originals_positions_objects_and_masks(golden):
+  model = detr.DETR(
+    num_classes=6,
+    num_queries=7,
+    width=128,
+    heads=8,
+    mlp_dim=64,
+    encoder_layers=2,
+    decoder_layers=2,
+    masks=True,
+  )
+  maps = [golden[f'feature{i}'].transpose(0, 2, 3, 1) for i in range(4)]
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), maps))['params']
+  shapes = {
+    k: x.shape for k, x in traverse_util.flatten_dict(shapes, sep='/').items()
+  }
+  file = table.File(
+    path=str(GOLDEN),
+    arrays={
+      key.removeprefix('param/'): x
+      for key, x in golden.items()
+      if key.startswith('param/')
+    },
+    fields={},
+    table=detr_keys.table_of(detr_keys.ORIGINAL, 'detr.'),
+  )
+  params = traverse_util.unflatten_dict(
+    table.file_to_ours(file, shapes), sep='/'
+  )
+  # The padding of the images' pixels, or of the map's places.
+  for mask in ('mask0', 'mask3'):
+    logits, aux = run(model, params, maps, golden[mask])
+    for got, want in (
+      (aux['positions'], golden['position'].transpose(0, 2, 3, 1)),
+      (aux['logits'], golden['logits']),
+      (logits, golden['logits'][-1]),
+      (aux['boxes'], golden['boxes']),
+      (aux['mask_logits'], golden['mask_logits']),
+    ):
+      np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
+  for i in range(4):
+    shape = golden[f'mask{i}'].shape[1:]
+    np.testing.assert_array_equal(
+      mask_head.nearest(golden['mask0'], shape), golden[f'mask{i}']
+    )
+
+
+def test_positions_are_the_formula():
+  inside = np.zeros((1, 4, 6), bool)
+  inside[0, :3, :5] = True
+  got = np.asarray(posemb.counted_sines(jnp.asarray(inside), 16))[0, 1, 2]
+  periods = 10_000.0 ** (np.arange(4) / 4)
+  y, x = 2 * np.pi * 2 / 3 / periods, 2 * np.pi * 3 / 5 / periods
+  want = [[np.sin(a), np.cos(a)] for turns in (y, x) for a in turns]
+  np.testing.assert_allclose(got, np.ravel(want), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize('sizes', [(37, 5), (40, 8), (6, 17), (5, 20)])
+def test_nearest_is_pytorchs(torch, sizes):
+  x = np.random.default_rng(0).standard_normal((2, 9, sizes[0], 3))
+  want = torch.nn.functional.interpolate(
+    torch.tensor(x).permute(0, 3, 1, 2), size=(4, sizes[1])
+  ).permute(0, 2, 3, 1)
+  got = mask_head.nearest(jnp.asarray(x, jnp.float32), (4, sizes[1]))
+  np.testing.assert_array_equal(got, want.numpy().astype(np.float32))
+
+
+@pytest.mark.parametrize(
+  ('layers', 'dilated'),
+  [((1, 2, 1, 3), False), ((1, 2, 1, 3), True)]
+  + [
+    pytest.param((3, 4, 6, 3), dilated, marks=pytest.mark.slow)
+    for dilated in (False, True)
+  ],
+)
+def test_the_resnet_is_torchvisions(torch, layers, dilated):
+  """With random statistics; uneven sides."""
+  models = pytest.importorskip('torchvision.models')
+  peer = models.resnet.ResNet(
+    models.resnet.Bottleneck,
+    layers,
+    replace_stride_with_dilation=[False, False, dilated],
+  ).eval()
+  model = resnet_of(layers, dilated)
+  params = random_params(model)
+  with torch.no_grad():
+    state = peer.state_dict()
+    for name, x in traverse_util.flatten_dict(params, sep='/').items():
+      if not name.startswith('backbone/'):
+        continue
+      key = detr_keys.key_of(name, detr_keys.ORIGINAL)
+      to_file, _ = detr_keys.torch_table.layout(name, x.shape)
+      state[key.removeprefix('backbone.0.body.')].copy_(
+        torch.from_numpy(to_file(x).copy())
+      )
+    x = torch.from_numpy(images(2, (65, 97)).transpose(0, 3, 1, 2).copy())
+    x = peer.maxpool(peer.relu(peer.bn1(peer.conv1(x))))
+    wants = []
+    for i in range(1, 5):
+      x = getattr(peer, f'layer{i}')(x)
+      wants.append(x.numpy().transpose(0, 2, 3, 1))
+  maps = jax.jit(
+    lambda p, x: resnet_of(layers, dilated).apply(
+      {'params': p}, x, capture_intermediates=lambda m, _: m.name == 'backbone'
+    )[1]['intermediates']['backbone']['__call__'][0]
+  )(params, images(2, (65, 97)))
+  for got, want in zip(maps, wants, strict=True):
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+
+
+def resnet_of(layers, dilated):
+  fields = {'backbone_layers': layers, 'dilation': dilated}
+  return build(FIELDS | fields | {'backbone_width': 64, 'encoder_layers': 1})
+
+
+@pytest.mark.parametrize('name', ['plain', 'masks'])
+def test_outputs_are_as_documented(name):
+  model, params = case(name)
+  logits, aux = run(
+    model, params, images(), padding(), capture=('blocks', 'attention')
+  )
+  h, w = model.grid(SIZE)
+  shapes = {
+    'logits': (3, 3, 5, 7),
+    'boxes': (3, 3, 5, 4),
+    'positions': (3, h, w, 64),
+    'tokens': (3, h * w, 64),
+    'pre_logits': (3, 5, 64),
+    'blocks': (2, 3, h * w, 64),
+    'attention': (2, 3, 8, h * w, h * w),
+    'decoder_attention': (3, 3, 8, 5, h * w),
+  }
+  if model.masks:
+    shapes['mask_logits'] = (3, 5, 12, 20)
+  assert {key: x.shape for key, x in aux.items()} == shapes
+  np.testing.assert_array_equal(logits, aux['logits'][-1])
+  assert (h, w) == ((2, 3) if model.masks else (12, 20))
+  for key, attention in aux.items():
+    if 'attention' in key:
+      np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+  outside = np.asarray(
+    mask_head.nearest(padding(), (h, w)).reshape(3, 1, 1, h * w)
+  )
+  assert not (aux['decoder_attention'] * outside[None]).any()
+  body, _ = run(
+    model.body(),
+    {k: x for k, x in params.items() if k != 'class_embed'},
+    images(),
+  )
+  assert body.shape == (3, 5, 64)
+
+
+def test_boxes_and_classes_do_not_see_padding():
+  """Pixels of it apart, which the convolutions at its border do see."""
+  model, params = case('plain')
+  maps = [np.random.default_rng(0).standard_normal((3, 12, 20, 64))]
+  maps = [np.float32(x) for x in maps]
+  outside = np.asarray(mask_head.nearest(padding(), (12, 20)))
+  changed = [np.where(outside[..., None], 9, maps[0]).astype(np.float32)]
+  want, got, other = (
+    run(model, params, x, pad)[1]
+    for x, pad in ((maps, outside), (changed, outside), (changed, None))
+  )
+  for key in ('logits', 'boxes'):
+    np.testing.assert_allclose(got[key], want[key], atol=TOLERANCE)
+    assert np.abs(other[key] - want[key]).max() > 1e-3
+
+
+def loss(model, params, x, pad, **kwargs):
+  logits, aux = model.apply({'params': params}, x, pad, **kwargs)
+  outputs = [logits, aux['logits'], aux['boxes']]
+  if model.masks:
+    outputs.append(aux['mask_logits'])
+  return sum(jnp.sum(jnp.sin(x)) for x in outputs)
+
+
+def gradients(model, params, pad, **kwargs):
+  return jax.jit(jax.grad(functools.partial(loss, model, **kwargs)))(
+    params, images(), pad
+  )
+
+
+@pytest.mark.parametrize(
+  'name', ['plain', pytest.param('masks', marks=pytest.mark.slow)]
+)
+def test_gradients_are_finite_where_an_image_is_padding_alone(name):
+  model, params = case(name)
+  pad = padding()
+  pad[2] = True
+  grads = gradients(
+    model, params, pad, train=True, rngs={'dropout': jax.random.key(0)}
+  )
+  for path, x in traverse_util.flatten_dict(grads, sep='/').items():
+    assert np.isfinite(x).all(), path
+    if '/bn' in path:
+      assert not np.any(x), path
+    # The first self-attention is among zeros, whose values are all alike.
+    elif 'decoder_layer0/self_attn' not in path:
+      assert np.any(x), path
+
+
+@pytest.mark.slow
+def test_scan_and_remat_change_no_number():
+  model, params = case('plain')
+  key = {'dropout': jax.random.key(2)}
+  want = gradients(model, params, padding(), train=True, rngs=key)
+  looped = model.clone(scan=True, remat='cheap')
+  stacked = variants.stack_layers(params)
+  got = gradients(looped, stacked, padding(), train=True, rngs=key)
+  for path, x in traverse_util.flatten_dict(want, sep='/').items():
+    y = traverse_util.flatten_dict(variants.unstack_layers(got), sep='/')[path]
+    # Keys' biases have gradients of rounding alone.
+    atol = 1e-4 * max(np.abs(x).max(), 0.1)
+    np.testing.assert_allclose(y, x, rtol=0, atol=atol, err_msg=path)
+
+
+def test_dropout_differs_by_key_and_only_in_training():
+  model, params = case('plain')
+
+  @jax.jit
+  def trained(params, x, key):
+    rngs = {'dropout': key}
+    return model.apply({'params': params}, x, train=True, rngs=rngs)[0]
+
+  plain, _ = run(model, params, images(2))
+  one, again, other = (
+    trained(params, images(2), jax.random.key(seed)) for seed in (1, 1, 2)
+  )
+  np.testing.assert_array_equal(one, again)
+  assert np.abs(one - other).max() > 0.01
+  assert np.abs(one - plain).max() > 0.01
+
+
+def test_eight_devices_equal_one():
+  model, params = case('plain')
+  x, pad = images(4), np.concatenate([padding(), padding()[:1]])
+  want, _ = run(model, params, x, pad)
+  mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
+  placed = jax.device_put(params, sharding.tree_shardings(params, mesh))
+  batch = sharding.global_batch({'images': x, 'padding': pad}, mesh)
+  got, _ = run(model, placed, batch['images'], batch['padding'])
+  np.testing.assert_allclose(got, want, atol=TOLERANCE)
+  hidden = placed['encoder_layer0']['linear1']['kernel'].sharding.spec
+  assert tuple(hidden) == ('fsdp', 'tensor')
+
+
+def test_bfloat16_is_close():
+  model, params = case('plain')
+  want, _ = run(model, params, images(), padding())
+  half = model.clone(dtype=jnp.bfloat16)
+  got, aux = run(half, params, images(), padding())
+  assert got.dtype == aux['boxes'].dtype == jnp.float32
+  assert aux['tokens'].dtype == jnp.bfloat16
+  assert 1e-4 < np.abs(got - want).max() / np.abs(want).max() < 0.1
+
+
+# Those that the original trains, which are no batch norms and no convolutions
+# of root and first stage: 41.3M in its table. R101 has 17 units more in the
+# third.
+TRAINED = {
+  'detr_r50': 41_302_368,
+  'detr_r50_dc5': 41_302_368,
+  'detr_r101': 41_302_368 + 17 * 256 * (2 * 1024 + 9 * 256),
+}
+# Of the original's table, a product and a sum counted once; over the first 100
+# images of COCO's validation set.
+GFLOPS = {'detr_r50': 86, 'detr_r50_dc5': 187, 'detr_r101': 152}
+
+
+@pytest.mark.parametrize('variant', TRAINED)
+def test_parameters_and_gflops_are_the_published_ones(variant):
+  size = (800, 1066)
+  model = variants.build(
+    num_classes=91, image_size=size, **variants.fields(variant)
+  )
+  shapes = traverse_util.flatten_dict(flops.param_shapes(model, size), sep='/')
+  trained = sum(
+    np.prod(x.shape)
+    for name, x in shapes.items()
+    if '/bn' not in name
+    and not name.startswith(('backbone/conv_root', 'backbone/block1'))
+  )
+  assert trained == TRAINED[variant]
+  got = flops.forward_flops(model, size) / 2e9
+  assert got == pytest.approx(GFLOPS[variant], rel=0.1)
+
+
+def test_published_names_differ_by_backbone():
+  fields = {name: variants.fields(name) for name in TRAINED}
+  assert fields['detr_r50'] == {
+    'name': 'detr',
+    'backbone_layers': (3, 4, 6, 3),
+    'dilation': False,
+  }
+  assert fields['detr_r50_dc5']['dilation']
+  assert fields['detr_r101']['backbone_layers'] == (3, 4, 23, 3)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'width': 60}, 'model.width 60 is not a multiple of 4 and of model.heads'),
+    ({'num_queries': 0}, 'model.num_queries is 0'),
+    ({'decoder_layers': 0}, 'model.decoder_layers is 0'),
+    ({'backbone': 'vgg'}, "model.backbone is 'vgg': use one of resnet, plain"),
+    ({'backbone_version': 2}, 'model.backbone_version is 2: use 0'),
+    ({'backbone_layers': ()}, 'model.backbone_layers has 0 stages'),
+    ({'masks': True}, 'has 2 stages: use at least 1, and 4 for model.masks'),
+    (
+      {'masks': True, 'backbone_layers': (1, 1, 1, 1), 'width': 72},
+      'model.masks makes',
+    ),
+  ],
+)
+def test_what_cannot_work_is_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    build(**fields)
+
+
+def test_a_frozen_norm_is_torchs(torch):
+  norm = resnet.FrozenBatchNorm()
+  rng = np.random.default_rng(0)
+  names = ('scale', 'bias', 'mean', 'var')
+  params = {k: np.float32(rng.uniform(0.5, 2, 5)) for k in names}
+  x = np.float32(rng.standard_normal((2, 3, 4, 5)))
+  scale, bias, mean, var = (torch.from_numpy(params[k]) for k in names)
+  want = torch.nn.functional.batch_norm(
+    torch.from_numpy(x.transpose(0, 3, 1, 2).copy()), mean, var, scale, bias
+  )
+  got = norm.apply({'params': params}, x)
+  want = want.numpy().transpose(0, 2, 3, 1)
+  np.testing.assert_allclose(got, want, atol=TOLERANCE)

@@ -1,0 +1,187 @@
+"""Detection: the original's numbers, parts of batches, and bounds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import detr as detr_config
+from tests.conftest import ROOT
+from tests.objectives import test_every
+from vit_jax.data import sources
+from vit_jax.experiment import Experiment
+from vit_jax.models import boxes, detr
+from vit_jax.objectives import detection
+from vit_jax.objectives.objective import Facts
+
+GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
+NAMES = tuple('abcdef')
+ROWS = 5
+
+
+@pytest.fixture(scope='module')
+def golden():
+  with np.load(GOLDEN) as file:
+    return dict(file)
+
+
+def objective_of(**changes):
+  """Returns an objective of the golden file's queries and classes."""
+  model = detr.DETR(num_classes=6, num_queries=7, backbone='plain')
+  config = test_every.config_of('detection')
+  images = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+  return dataclasses.replace(images, model=model, dense=0.0, **changes)
+
+
+def batch_of(golden):
+  labels_BM = np.full((3, ROWS), -1, np.int32)
+  boxes_BM4 = np.zeros((3, ROWS, 4), np.float32)
+  for i in range(3):
+    n = len(golden[f'target{i}/labels'])
+    labels_BM[i, :n] = golden[f'target{i}/labels']
+    boxes_BM4[i, :n] = golden[f'target{i}/boxes']
+  return {'labels': jnp.asarray(labels_BM), 'boxes': jnp.asarray(boxes_BM4)}
+
+
+def test_all_layers_losses_are_the_originals(golden):
+  objective = objective_of()
+  batch = objective.augment(batch_of(golden), jax.random.key(0))
+  outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
+  losses_B, parts = jax.jit(objective.set_losses)(outputs, batch)
+  # Masks, which are no part of this, are of the last layer only.
+  masks = golden['loss/loss_mask'] + golden['loss/loss_dice']
+  total = golden['loss/total'] - masks
+  np.testing.assert_allclose(jnp.mean(losses_B), total, rtol=1e-5)
+  for name, theirs in {
+    'cross_entropy': 'ce',
+    'l1': 'bbox',
+    'giou': 'giou',
+  }.items():
+    np.testing.assert_allclose(
+      jnp.mean(parts[name]), golden[f'loss/loss_{theirs}'], rtol=1e-5
+    )
+  error = 100 * (1 - jnp.mean(parts['class_accuracy']))
+  np.testing.assert_allclose(error, golden['loss/class_error'], rtol=1e-5)
+
+
+def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
+  """Images with 0, 2 and 4 objects, each a part of its own."""
+  objective = objective_of()
+  batch = objective.augment(batch_of(golden), jax.random.key(0))
+
+  def loss(outputs, batch):
+    return jnp.mean(objective.set_losses(outputs, batch)[0])
+
+  outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
+  step = jax.jit(jax.value_and_grad(loss))
+  whole, grads = step(outputs, batch)
+  for i in range(3):
+    part = jax.tree.map(lambda x, i=i: x[:, i : i + 1], outputs)
+    rows = jax.tree.map(lambda x, i=i: x[i : i + 1], batch)
+    value, grads_of_part = step(part, rows)
+    whole -= value / 3
+    for name, x in grads_of_part.items():
+      np.testing.assert_allclose(
+        x / 3, grads[name][:, i : i + 1], rtol=1e-5, atol=1e-7
+      )
+  assert abs(whole) < 1e-5
+
+
+def test_results_are_the_originals(golden):
+  sizes = [(480, 640), (320, 640), (480, 213)]
+  scores_BQ, labels_BQ, corners_BQ4 = boxes.likeliest(
+    jnp.asarray(golden['logits'][-1]), jnp.asarray(golden['boxes'][-1])
+  )
+  for i, (height, width) in enumerate(sizes):
+    in_pixels_Q4 = corners_BQ4[i] * np.float32([[width, height] * 2])
+    for got, name in (
+      (scores_BQ[i], 'scores'),
+      (labels_BQ[i], 'labels'),
+      (in_pixels_Q4, 'boxes'),
+    ):
+      np.testing.assert_allclose(got, golden[f'result{i}/{name}'], rtol=1e-5)
+
+
+@pytest.mark.parametrize('case', ['no objects', 'no area', 'all padding'])
+def test_odd_images_have_finite_gradients(case):
+  made = test_every.experiment_of('detection')
+  objective, params = made.objective, made.new_params()
+  batch = jax.tree.map(jnp.asarray, test_every.batches('detection')[0])
+  if case == 'no objects':
+    batch['labels'] = jnp.full_like(batch['labels'], -1)
+  elif case == 'no area':
+    batch['boxes'] = batch['boxes'].at[:, :, 2:].set(0)
+  else:
+    batch['size'] = batch['size'].at[3].set(0)
+    batch['labels'] = batch['labels'].at[3].set(-1)
+
+  def loss(params, batch):
+    batch = objective.augment(batch, jax.random.key(0))
+    return objective.loss(params, {}, batch, jax.random.key(1), train=True)
+
+  grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, batch)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+  assert all(np.isfinite(x) for x in metrics.values())
+
+
+def test_padding_is_right_of_and_below_an_image():
+  is_padding_BHW = detection.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
+  want_HW = np.ones((4, 5), bool)
+  want_HW[:2, :3] = False
+  np.testing.assert_array_equal(is_padding_BHW[0], want_HW)
+  assert not is_padding_BHW[1].any()
+
+
+def test_a_place_has_the_class_of_the_smallest_box_around_it():
+  boxes_M4 = jnp.array(
+    [[0.5, 0.5, 1.0, 1.0], [0.25, 0.25, 0.5, 0.5], [0.2, 0.2, 0.1, 0.1]]
+  )
+  points_L2 = jnp.array([[0.8, 0.3], [0.3, 0.3], [0.2, 0.2], [1.1, 0.5]])
+  for labels, want in (([4, 5, -1], [4, 5, 5, 9]), ([-1, 5, 6], [9, 5, 6, 9])):
+    got_L = detection.dense_classes(points_L2, boxes_M4, jnp.array(labels), 9)
+    np.testing.assert_array_equal(got_L, want)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'model.name': 'vit'}, "model.name is 'vit': objects are found by DETR"),
+    ({'model.masks': True}, 'model.masks is on'),
+    ({'objective.max_objects': 6}, 'max_objects is 6 and model.num_queries 5'),
+    ({'objective.max_objects': 0}, 'max_objects is 0'),
+    ({'objective.l1': -1.0}, 'objective.l1 is -1.0: a weight'),
+    ({'objective.no_object': 0.0}, 'no_object is 0: nothing would learn'),
+    ({'objective.short_sides': (0,)}, 'objective.short_sides is .0,.'),
+    ({'objective.crop': (600, 384)}, 'a crop has its least one first'),
+  ],
+)
+def test_fields_that_cannot_work(changes, message):
+  config = test_every.config_of('detection', **changes)
+  with pytest.raises(ValueError, match=message):
+    detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+
+
+def test_data_without_classes_or_boxes():
+  config = test_every.config_of('detection')
+  with pytest.raises(ValueError, match='has no classes, which detection'):
+    detection.Detection.from_config(config, Facts((), 1, (32, 32)))
+  objective = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+  digit = sources.open_source('digits', 'train')[0]
+  with pytest.raises(ValueError, match='has no boxes, which objective.name='):
+    objective.train_transform()(digit, np.random.default_rng(0))
+
+
+def test_the_originals_recipe():
+  """300 epochs, the last 100 at a tenth; the backbone's root stays."""
+  config = detr_config.get_config('r50,./coco')
+  names = tuple(str(i) for i in range(91))
+  made = Experiment(config, Facts(names, 118_287, (1333, 1333)))
+  step = 118_287 / 64
+  assert made.durations.total == pytest.approx(300 * step, abs=1)
+  for epoch, lr in ((0, 1e-4), (199, 1e-4), (201, 1e-5)):
+    assert float(made.lr(round(epoch * step))) == pytest.approx(lr)
+  # What published counts say of R50's DETR with 91 classes.
+  leaves = jax.tree.leaves(made.state_shapes['params'])
+  assert sum(x.size for x in leaves) == pytest.approx(41.5e6, rel=0.01)

@@ -1,0 +1,116 @@
+"""Matching against scipy's, and against the original's on the golden file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tests.conftest import ROOT
+from vit_jax.models import boxes
+from vit_jax.objectives import matching
+
+GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
+match = jax.jit(matching.match)
+
+
+def objects_of(golden, images=3, rows=5):
+  """Returns labels BM and boxes BM4 of the golden file, padded to M rows."""
+  labels_BM = np.full((images, rows), -1, np.int32)
+  boxes_BM4 = np.zeros((images, rows, 4), np.float32)
+  for i in range(images):
+    n = len(golden[f'target{i}/labels'])
+    labels_BM[i, :n] = golden[f'target{i}/labels']
+    boxes_BM4[i, :n] = golden[f'target{i}/boxes']
+  return labels_BM, boxes_BM4
+
+
+def test_matches_of_the_original():
+  with np.load(GOLDEN) as golden:
+    labels_BM, boxes_BM4 = objects_of(golden)
+    found_BQM = matching.costs(
+      golden['logits'][-1], golden['boxes'][-1], labels_BM, boxes_BM4, 5.0, 2.0
+    )
+    query_BM = match(found_BQM, jnp.asarray(labels_BM >= 0))
+    for i in range(3):
+      query_N, object_N = golden[f'match{i}']
+      np.testing.assert_array_equal(np.asarray(query_BM)[i][object_N], query_N)
+
+
+def problems(kind, count, rng):
+  costs_BQM = rng.normal(size=(count, 9, 7)).astype(np.float32)
+  if kind == 'ties':
+    costs_BQM = np.round(costs_BQM)
+  objects_B = rng.integers(0, 8, count)
+  return costs_BQM, np.arange(7) < objects_B[:, None]
+
+
+@pytest.mark.parametrize('kind, count', [('random', 10_000), ('ties', 2_000)])
+def test_costs_are_those_of_scipy(kind, count):
+  costs_BQM, is_object_BM = problems(kind, count, np.random.default_rng(0))
+  query_BM = np.asarray(match(costs_BQM, is_object_BM))
+  for costs_QM, query_M, is_object_M in zip(
+    costs_BQM, query_BM, is_object_BM, strict=True
+  ):
+    costs_QN, query_N = costs_QM[:, is_object_M], query_M[is_object_M]
+    rows, columns = scipy.optimize.linear_sum_assignment(costs_QN)
+    assert len(set(query_N)) == len(query_N)
+    # Of at most seven costs of about one; seen are 4e-7.
+    np.testing.assert_allclose(
+      costs_QN[query_N, np.arange(len(query_N))].sum(),
+      costs_QN[rows, columns].sum(),
+      atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize('most', [0, 1, 8, 9, 16, 17, 20])
+def test_many_rows_are_matched_up_to_the_last_object(most):
+  rng = np.random.default_rng(most)
+  costs_BQM = rng.normal(size=(3, 20, 20)).astype(np.float32)
+  counts_B = np.array([most, most // 2, 0])
+  query_BM = np.asarray(match(costs_BQM, np.arange(20) < counts_B[:, None]))
+  for costs_QM, query_M, n in zip(costs_BQM, query_BM, counts_B, strict=True):
+    _, wanted_N = scipy.optimize.linear_sum_assignment(costs_QM[:, :n].T)
+    np.testing.assert_array_equal(query_M[:n], wanted_N)
+
+
+def test_costs_that_are_no_numbers_come_to_an_end():
+  costs_BQM = jnp.full((2, 5, 3), jnp.nan).at[1].set(1.0).at[1, 0, 0].set(0.0)
+  query_BM = np.asarray(match(costs_BQM, jnp.ones((2, 3), bool)))
+  assert query_BM[1, 0] == 0
+  assert all(len(set(query_M)) == 3 for query_M in query_BM)
+
+
+def test_more_objects_than_queries_are_refused():
+  with pytest.raises(ValueError, match='up to 8 objects an image and 7 quer'):
+    matching.match(jnp.zeros((1, 7, 8)), jnp.ones((1, 8), bool))
+
+
+def test_generalized_iou_of_boxes_drawn_by_hand():
+  """The same, one inside, side by side, apart, and one across the other."""
+  a_N4 = jnp.array([[0.0, 0.0, 1.0, 1.0]] * 4 + [[0.0, 1.0, 3.0, 2.0]])
+  b_N4 = jnp.array(
+    [
+      [0.0, 0.0, 1.0, 1.0],
+      [0.4, 0.4, 0.6, 0.6],
+      [1.0, 0.0, 2.0, 1.0],
+      [2.0, 2.0, 3.0, 3.0],
+      [1.0, 0.0, 2.0, 3.0],
+    ]
+  )
+  wanted_N = [1, 0.04, 0, -7 / 9, 1 / 5 - 4 / 9]
+  got_N = boxes.generalized_iou(a_N4, b_N4)
+  np.testing.assert_allclose(got_N, wanted_N, atol=1e-6)
+
+
+@pytest.mark.parametrize('size', [0.0, 1e-20, 1e-10])
+def test_boxes_without_area_have_finite_gradients(size):
+  def iou(box_4):
+    return boxes.generalized_iou(
+      boxes.corners(box_4), boxes.corners(jnp.array([0.5, 0.5, size, size]))
+    )
+
+  for box in ([0.5, 0.5, size, size], [0.1, 0.2, size, 0.3], [0.5] * 4):
+    value, gradient_4 = jax.value_and_grad(iou)(jnp.array(box))
+    assert -1 <= value <= 1
+    assert np.isfinite(gradient_4).all()

@@ -1,0 +1,182 @@
+"""Losses of sets against those of the original, and where nothing is left."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from tests.conftest import ROOT
+from vit_jax.checkpoints.formats import detr_keys, table
+from vit_jax.models import detr
+from vit_jax.objectives import matching, set_losses
+
+GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
+of_boxes = jax.jit(set_losses.of_boxes)
+of_masks = jax.jit(set_losses.of_masks)
+NO_OBJECT = 0.1
+
+
+@pytest.fixture(scope='module')
+def golden():
+  with np.load(GOLDEN) as file:
+    return dict(file)
+
+
+def objects_of(golden, rows=5):
+  """Returns labels, boxes and masks of three images, padded to M rows."""
+  labels_BM = np.full((3, rows), -1, np.int32)
+  boxes_BM4 = np.zeros((3, rows, 4), np.float32)
+  masks_BMHW = np.zeros((3, rows, 40, 48), bool)
+  for i in range(3):
+    n = len(golden[f'target{i}/labels'])
+    labels_BM[i, :n] = golden[f'target{i}/labels']
+    boxes_BM4[i, :n] = golden[f'target{i}/boxes']
+    masks_BMHW[i, :n] = golden[f'target{i}/masks']
+  return {'labels': labels_BM, 'boxes': boxes_BM4, 'masks': masks_BMHW}
+
+
+@jax.jit
+def matched(logits_BQC, boxes_BQ4, objects):
+  costs_BQM = matching.costs(
+    logits_BQC, boxes_BQ4, objects['labels'], objects['boxes'], 5.0, 2.0
+  )
+  return matching.match(costs_BQM, objects['labels'] >= 0)
+
+
+def test_losses_of_the_original(golden):
+  objects = objects_of(golden)
+  count = np.sum(objects['labels'] >= 0)
+  total = 0.0
+  for i, suffix in enumerate(['_0', '']):
+    found = golden['logits'][i], golden['boxes'][i]
+    query_BM = matched(*found, objects)
+    sums = of_boxes(*found, query_BM, objects, NO_OBJECT)
+    queries = found[0].shape[0] * found[0].shape[1]
+    got = {
+      'loss_ce': sums['ce'].sum()
+      / (NO_OBJECT * queries + (1 - NO_OBJECT) * count),
+      'loss_bbox': sums['l1'].sum() / count,
+      'loss_giou': sums['giou'].sum() / count,
+    }
+    total += got['loss_ce'] + 5 * got['loss_bbox'] + 2 * got['loss_giou']
+    if not suffix:
+      got['class_error'] = 100 * (1 - sums['hits'].sum() / count)
+      sums = of_masks(golden['mask_logits'], query_BM, objects)
+      got['loss_mask'] = sums['mask'].sum() / count
+      got['loss_dice'] = sums['dice'].sum() / count
+      total += got['loss_mask'] + got['loss_dice']
+    for name, value in got.items():
+      np.testing.assert_allclose(
+        value, golden[f'loss/{name}{suffix}'], rtol=1e-5, err_msg=name
+      )
+  np.testing.assert_allclose(total, golden['loss/total'], rtol=1e-5)
+
+
+def test_padding_is_no_object(golden):
+  """Neither the number of rows nor what stands in them changes anything."""
+  found = golden['logits'][-1], golden['boxes'][-1]
+
+  def sums(objects):
+    query_BM = matched(*found, objects)
+    masks = of_masks(golden['mask_logits'], query_BM, objects)
+    return of_boxes(*found, query_BM, objects, NO_OBJECT) | masks
+
+  few, many = (objects_of(golden, rows) for rows in (4, 7))
+  is_padding_BM = many['labels'] < 0
+  many['boxes'][is_padding_BM] = 0.7
+  many['masks'][is_padding_BM] = True
+  for name, want_B in sums(few).items():
+    np.testing.assert_allclose(sums(many)[name], want_B, rtol=1e-6)
+
+
+@pytest.mark.parametrize('case', ['no objects', 'no area', 'all the same'])
+def test_gradients_are_finite(golden, case):
+  objects = objects_of(golden)
+  if case == 'no objects':
+    objects['labels'][:] = -1
+  elif case == 'no area':
+    objects['boxes'][..., 2:] = 0.0
+    objects['masks'][:] = False
+  else:
+    objects['labels'][:], objects['boxes'][:] = 0, golden['boxes'][-1][0, 0]
+
+  def loss(logits_BQC, boxes_BQ4, mask_logits_BQhw):
+    query_BM = matched(logits_BQC, boxes_BQ4, objects)
+    sums = set_losses.of_boxes(
+      logits_BQC, boxes_BQ4, query_BM, objects, NO_OBJECT
+    ) | set_losses.of_masks(mask_logits_BQhw, query_BM, objects)
+    return sum(jnp.sum(x) for x in sums.values())
+
+  # Some boxes predicted are none either.
+  boxes_BQ4 = jnp.asarray(golden['boxes'][-1]).at[:, :3, 2:].set(0.0)
+  value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(
+    golden['logits'][-1], boxes_BQ4, golden['mask_logits']
+  )
+  assert np.isfinite(value)
+  assert all(np.isfinite(x).all() for x in grads)
+  assert np.any(grads[0])
+
+
+def test_gradients_of_the_original():
+  """Of all losses of all layers, masks included, back to four kernels."""
+  path = ROOT.parent / 'shared' / 'golden' / 'detr-tiny_s7.npz'
+  if not path.exists():
+    pytest.skip(f'needs {path.name}, which is too large to lie here')
+  with np.load(path) as file:
+    golden = dict(file)
+  model = detr.DETR(
+    num_classes=6,
+    num_queries=7,
+    width=128,
+    mlp_dim=64,
+    encoder_layers=2,
+    decoder_layers=2,
+    masks=True,
+  )
+  maps = [golden[f'feature{i}'].transpose(0, 2, 3, 1) for i in range(4)]
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), maps))['params']
+  shapes = traverse_util.flatten_dict(shapes, sep='/')
+  names = {
+    key.removeprefix('param/'): x
+    for key, x in golden.items()
+    if key.startswith('param/')
+  }
+  named = detr_keys.table_of(detr_keys.ORIGINAL, 'detr.')
+  params = table.file_to_ours(
+    table.File(str(path), names, {}, named),
+    {name: x.shape for name, x in shapes.items()},
+  )
+  objects = objects_of(golden)
+  count = np.sum(objects['labels'] >= 0)
+
+  @jax.jit
+  def loss(params):
+    params = traverse_util.unflatten_dict(params, sep='/')
+    _, aux = model.apply({'params': params}, maps, golden['mask0'])
+    total = 0.0
+    for logits_BQC, boxes_BQ4 in zip(aux['logits'], aux['boxes'], strict=True):
+      found = jax.lax.stop_gradient((logits_BQC, boxes_BQ4))
+      query_BM = matched(*found, objects)
+      sums = set_losses.of_boxes(
+        logits_BQC, boxes_BQ4, query_BM, objects, NO_OBJECT
+      )
+      total += sums['ce'].sum() / (NO_OBJECT * 21 + (1 - NO_OBJECT) * count)
+      total += (5 * sums['l1'].sum() + 2 * sums['giou'].sum()) / count
+    sums = set_losses.of_masks(aux['mask_logits'], query_BM, objects)
+    return total + (sums['mask'].sum() + sums['dice'].sum()) / count
+
+  value, grads = jax.value_and_grad(loss)(params)
+  np.testing.assert_allclose(value, golden['loss/total'], rtol=1e-5)
+  for name, theirs in {
+    'class_embed/kernel': 'detr.class_embed.weight',
+    'input_proj/kernel': 'detr.input_proj.weight',
+    'query_embed': 'detr.query_embed.weight',
+    'mask_head/lay1/kernel': 'mask_head.lay1.weight',
+  }.items():
+    want = golden[f'gradient/{theirs}']
+    if name.endswith('kernel'):
+      want = np.moveaxis(want, (0, 1), (-1, -2))
+    np.testing.assert_allclose(
+      grads[name], want, rtol=0, atol=1e-4 * np.abs(want).max(), err_msg=name
+    )

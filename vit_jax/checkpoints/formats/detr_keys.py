@@ -1,0 +1,133 @@
+"""DETR's arrays as its original and as transformers name them.
+
+What transformers saves is named after the original where it is the panoptic
+head, and after what its modules were once called elsewhere; its backbone is
+timm's, with the names of the original's torchvision, or its own.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.checkpoints.formats import table, torch_table
+from vit_jax.checkpoints.formats.table import Entry, Shapes
+
+ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
+NAMINGS = (ORIGINAL, TIMM, OWN)
+
+_LEAVES = {
+  'kernel': '.weight',
+  'scale': '.weight',
+  'bias': '.bias',
+  'mean': '.running_mean',
+  'var': '.running_var',
+  'query_embed': '.weight',
+}
+# Patterns and what stands for them, one after the other.
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+
+_QKV = ('query', 'key', 'value')
+_BODY = {
+  ORIGINAL: 'backbone.0.body.',
+  TIMM: 'model.backbone.conv_encoder.model.',
+  OWN: 'model.backbone.conv_encoder.model.',
+}
+_TORCHVISION: Rules = (
+  (r'(conv|bn)_root', r'\g<1>1'),
+  (r'block(\d+)/unit(\d+)/', lambda m: f'layer{m[1]}.{int(m[2]) - 1}.'),
+  ('conv_proj', 'downsample.0'),
+  ('bn_proj', 'downsample.1'),
+)
+_RESNET: Rules = (
+  (r'^(conv|bn)_root', r'embedder.embedder.\1'),
+  (
+    r'block(\d+)/unit(\d+)/',
+    lambda m: f'encoder.stages.{int(m[1]) - 1}.layers.{int(m[2]) - 1}.',
+  ),
+  (r'(conv|bn)(\d)$', lambda m: f'layer.{int(m[2]) - 1}.{m[1]}'),
+  (r'(conv|bn)_proj', r'shortcut.\1'),
+  ('conv$', 'convolution'),
+  ('bn$', 'normalization'),
+)
+_LAYERS: dict[str, Rules] = {
+  ORIGINAL: (
+    (r'^(en|de)coder_layer', r'transformer.\1coder.layers.'),
+    ('out$', 'out_proj'),
+    ('^decoder_norm', 'transformer.decoder.norm'),
+  ),
+  OWN: (
+    (r'^(en|de)coder_layer', r'model.\1coder.layers.'),
+    (r'/(q|k|v)(uery|ey|alue)$', r'.\1_proj'),
+    ('out$', 'out_proj'),
+    ('linear', 'fc'),
+    ('multihead_attn', 'encoder_attn'),
+    ('norm1$', 'self_attn_layer_norm'),
+    (r'(encoder.*)norm2$', r'\1final_layer_norm'),
+    ('norm2$', 'encoder_attn_layer_norm'),
+    ('norm3$', 'final_layer_norm'),
+    ('^decoder_norm', 'model.decoder.layernorm'),
+    ('^input_proj', 'model.input_projection'),
+    ('^query_embed', 'model.query_position_embeddings'),
+    ('^class_embed', 'class_labels_classifier'),
+    ('^bbox_embed', 'bbox_predictor'),
+  ),
+}
+
+
+def key_of(name: str, naming: str, prefix: str = '') -> str:
+  """Returns the key of an array of ours.
+
+  Args:
+    name: of ours.
+    naming: one of `NAMINGS`.
+    prefix: before all but the panoptic head.
+  """
+  module, _, leaf = name.rpartition('/')
+  if leaf not in _LEAVES:
+    raise KeyError(name)
+  module = module or name
+  if module.startswith(('mask_head/', 'bbox_attention/')):
+    return module.replace('/', '.') + _LEAVES[leaf]
+  if module.startswith('backbone/'):
+    rules = _RESNET if naming == OWN else _TORCHVISION
+    module, start = module.removeprefix('backbone/'), _BODY[naming]
+  else:
+    rules = _LAYERS[ORIGINAL if naming == ORIGINAL else OWN]
+    start = ''
+  for pattern, to in rules:
+    module = re.sub(pattern, to, module)
+  module = re.sub(r'layers_(\d)', r'layers.\1', module)
+  return prefix + start + module.replace('/', '.') + _LEAVES[leaf]
+
+
+def entries(shapes: Shapes, naming: str, prefix: str = '') -> list[Entry]:
+  """Returns the table, as of a `table.File`."""
+  found = []
+  for name, shape in shapes.items():
+    attention, _, projection = name.rpartition('/')[0].rpartition('/')
+    if naming != ORIGINAL or projection not in _QKV:
+      key = key_of(name, naming, prefix)
+      found.append(table.one(key, name, torch_table.layout(name, shape)))
+    elif projection == 'query':
+      found.append(_joined(shapes, attention, name.rpartition('/')[2], prefix))
+  return found
+
+
+def _joined(shapes: Shapes, attention: str, leaf: str, prefix: str) -> Entry:
+  """Returns the entry of queries, keys and values as one array of theirs."""
+  names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
+  layout = torch_table.layout(names[0], shapes[names[0]])
+  key = key_of(f'{attention}/in_proj/{leaf}', ORIGINAL, prefix)
+  return Entry(
+    (re.sub(r'in_proj\.', 'in_proj_', key),),
+    names,
+    lambda *xs: (np.concatenate([layout[0](x) for x in xs]),),
+    lambda x: tuple(layout[1](part) for part in np.split(x, 3)),
+  )
+
+
+def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
+  """Returns `entries` of a naming."""
+  return functools.partial(entries, naming=naming, prefix=prefix)

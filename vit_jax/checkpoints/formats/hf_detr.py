@@ -1,0 +1,291 @@
+"""DETR: files of its original, and directories of transformers.
+
+`DetrForObjectDetection` and, with masks, `DetrForSegmentation`. The files of
+the original hold arrays alone: how many heads there are is read off the mask
+head, or 8, and whether the last stage is dilated off the name of the file.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vit_jax.checkpoints.formats import (
+  archive,
+  detr_keys,
+  hf_config,
+  hf_images,
+  tensors,
+)
+from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.table import (
+  File,
+  Flat,
+  Peer,
+  Preprocessing,
+  Weights,
+  check_writable,
+  ours_to_file,
+)
+from vit_jax.models.variants import STAGES
+
+# Of ImageNet's pixels; and the sides of images that the published models see.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_SIZE = (800, 1333)
+_HEADS = 8
+_MASKS = 'mask_head/lay1/kernel'
+# What a model here has.
+_CONFIG = {
+  'activation_function': 'relu',
+  'num_channels': 3,
+  'position_embedding_type': 'sine',
+}
+_RESNET = {
+  'downsample_in_bottleneck': False,
+  'downsample_in_first_stage': False,
+  'hidden_act': 'relu',
+  'layer_type': 'bottleneck',
+  'model_type': 'resnet',
+  'num_channels': 3,
+}
+
+
+def matches(arrays: Flat) -> bool:
+  """Tells whether a file of tensors is one of the original."""
+  return any(
+    f'{prefix}transformer.decoder.norm.weight' in arrays
+    for prefix in ('', 'detr.')
+  )
+
+
+def read_file(path: str, arrays: Flat) -> File:
+  """Reads a file of the original, of which these are the arrays."""
+  lookup, prefix = _lookup(path, arrays, detr_keys.ORIGINAL)
+  dilation, heads = 'dc5' in os.path.basename(path).lower(), _HEADS
+  if lookup.has(_MASKS):
+    width = lookup.shape('input_proj/kernel', 4)[0]
+    heads = lookup.shape(_MASKS, 4)[0] - width
+  warning = (
+    f'{path} does not say whether its last stage is dilated (DC5): by its name '
+    f'it {"is" if dilation else "is not"}.'
+  )
+  fields = {'heads': heads, 'dilation': dilation, 'image_size': _SIZE}
+  return File(
+    path=path,
+    arrays=lookup.arrays,
+    fields=_fields(lookup, detr_keys.ORIGINAL) | fields,
+    table=detr_keys.table_of(detr_keys.ORIGINAL, prefix),
+    preprocessing=Preprocessing(mean=_MEAN, std=_STD),
+    warnings=(warning,),
+  )
+
+
+def read(path: str, config: dict[str, Any]) -> File:
+  """Reads a directory, of which `config` is the config.json."""
+  arrays = tensors.read_folder(path)
+  naming = detr_keys.TIMM
+  if any('.embedder.embedder.' in key for key in arrays):
+    naming = detr_keys.OWN
+  lookup, prefix = _lookup(path, arrays, naming)
+  stated = Stated(
+    {'encoder_attention_heads': _HEADS, 'decoder_attention_heads': _HEADS}
+    | config,
+    f'{path}/config.json',
+  )
+  stated.check('a model here has', _CONFIG)
+  heads = stated.positive('encoder_attention_heads')
+  stated.check('the encoder has', {'decoder_attention_heads': heads})
+  if naming == detr_keys.OWN:
+    stated.part('backbone_config').check('a model here has', _RESNET)
+  fields = _fields(lookup, naming) | {
+    'heads': heads,
+    'dilation': config.get('dilation') is True,
+  }
+  preprocessing, size = _images(path)
+  return File(
+    path=path,
+    arrays=lookup.arrays,
+    fields=fields | {'image_size': size},
+    table=detr_keys.table_of(naming, prefix),
+    preprocessing=preprocessing,
+    class_names=hf_config.class_names(config, fields['num_classes'], path),
+  )
+
+
+def _lookup(path: str, arrays: Flat, naming: str) -> tuple[archive.Lookup, str]:
+  """Returns the arrays by our names, and what is before most of their keys."""
+  # How often BatchNorm had been updated, which nothing reads.
+  arrays = {
+    key: x
+    for key, x in arrays.items()
+    if not key.endswith('.num_batches_tracked')
+  }
+  prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
+
+  def key_of(name: str) -> str:
+    return detr_keys.key_of(name, naming, prefix)
+
+  return archive.Lookup(path, arrays, key_of, 'DETR'), prefix
+
+
+def _fields(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
+  """Returns the fields that the shapes of arrays decide."""
+
+  def start(name: str, end: str) -> str:
+    return lookup.key_of(name).partition(end)[0] + end
+
+  def layers(part: str) -> int:
+    name = f'{part}_layer0/norm1/scale'
+    return sum(lookup.count(start(name, '.layers.'), r'(\d+)\.'))
+
+  end, unit = '.layer', r'(\d{1,6})\.(\d+)\.'
+  if naming == detr_keys.OWN:
+    end, unit = '.stages.', r'(\d{1,6})\.layers\.(\d+)\.'
+  first = 'backbone/block1/unit1/conv1/kernel'
+  queries, width = lookup.shape('query_embed', 2)
+  return {
+    'name': 'detr',
+    'num_classes': lookup.shape('class_embed/kernel', 2)[0] - 1,
+    'num_queries': queries,
+    'width': width,
+    'mlp_dim': lookup.shape('encoder_layer0/linear1/kernel', 2)[0],
+    'encoder_layers': layers('encoder'),
+    'decoder_layers': layers('decoder'),
+    'masks': lookup.has(_MASKS),
+    'backbone_layers': lookup.count(start(first, end), unit),
+    'backbone_width': lookup.shape('backbone/conv_root/kernel', 4)[0],
+  }
+
+
+def _images(path: str) -> tuple[Preprocessing, tuple[int, int]]:
+  """Returns what a directory says of images, and (H, W) that they fit into."""
+  place = os.path.join(path, hf_images.FILE)
+  values = tensors.read_json(place) if os.path.exists(place) else {}
+  defaults = {'image_mean': [*_MEAN], 'image_std': [*_STD], 'size': [*_SIZE]}
+  file = Stated(
+    defaults | {key: x for key, x in values.items() if x is not None}, place
+  )
+  size = file['size']
+  if isinstance(size, dict) and size.keys() == {
+    'shortest_edge',
+    'longest_edge',
+  }:
+    size = [size['shortest_edge'], size['longest_edge']]
+  elif isinstance(size, int):
+    size = [size, file.get('max_size', _SIZE[1])]
+  return (
+    Preprocessing(mean=file.rgb('image_mean'), std=file.rgb('image_std')),
+    file.sides('size', size),
+  )
+
+
+def write(weights: Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory that transformers opens.
+
+  Raises:
+    ValueError: if transformers has no such model.
+  """
+  fields = weights.fields
+  check_writable(
+    fields,
+    'transformers has no DETR with',
+    {'backbone': ('resnet',), 'backbone_version': (0,)},
+  )
+  if not fields['num_classes']:
+    raise ValueError(
+      'transformers has no DETR without classes: use --head=keep.'
+    )
+  naming = detr_keys.TIMM if fields['dilation'] else detr_keys.OWN
+  task = 'Segmentation' if fields['masks'] else 'ObjectDetection'
+  config = _CONFIG | {
+    'architectures': [f'DetrFor{task}'],
+    'backbone_config': _backbone(fields),
+    'd_model': fields['width'],
+    'decoder_attention_heads': fields['heads'],
+    'decoder_ffn_dim': fields['mlp_dim'],
+    'decoder_layers': fields['decoder_layers'],
+    'dilation': fields['dilation'],
+    'dropout': fields['dropout'],
+    'dtype': dtype,
+    'encoder_attention_heads': fields['heads'],
+    'encoder_ffn_dim': fields['mlp_dim'],
+    'encoder_layers': fields['encoder_layers'],
+    'model_type': 'detr',
+    'num_queries': fields['num_queries'],
+    **hf_config.labels(fields['num_classes'], weights.class_names),
+  }
+  short, long = sorted(fields['image_size'])
+  p = weights.preprocessing
+  images = {
+    'do_normalize': True,
+    'do_pad': True,
+    'do_rescale': True,
+    'do_resize': True,
+    'format': f'coco_{"panoptic" if fields["masks"] else "detection"}',
+    'image_mean': list(p.mean),
+    'image_processor_type': 'DetrImageProcessor',
+    'image_std': list(p.std),
+    'size': {'shortest_edge': short, 'longest_edge': long},
+  }
+  tensors.write_folder(
+    target,
+    {'config.json': config, hf_images.FILE: images},
+    ours_to_file(
+      weights.arrays,
+      detr_keys.table_of(naming, 'detr.' if fields['masks'] else ''),
+    ),
+    dtype,
+  )
+  return []
+
+
+def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
+  """Returns its configuration: timm's where it is dilated, or their own."""
+  layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
+  stages = range(1, len(layers) + 1)
+  if not fields['dilation']:
+    return _RESNET | {
+      'depths': list(layers),
+      'embedding_size': width,
+      'hidden_sizes': [2 * width * 2**i for i in stages],
+      'out_features': [f'stage{i}' for i in stages],
+    }
+  names = {x: f'resnet{n}' for n, x in STAGES.items() if n != 200}
+  if layers not in names or width != 64:
+    raise ValueError(
+      f'transformers has no DETR with backbone_layers {layers} and '
+      f'backbone_width {width} where the last stage is dilated: its backbone '
+      "is timm's then, of 50, 101 or 152 layers and width 64."
+    )
+  return {
+    'backbone': names[layers],
+    'features_only': True,
+    'model_type': 'timm_backbone',
+    'num_channels': 3,
+    'out_indices': list(stages),
+    'output_stride': 16,
+    'use_pretrained_backbone': False,
+  }
+
+
+def open_peer(path: str) -> Peer:
+  """Opens a directory with transformers itself, in float32.
+
+  Its outputs are the logits BQC.
+  """
+  import torch
+  import transformers
+
+  config = tensors.read_json(f'{path}/config.json')
+  kind = getattr(transformers, config['architectures'][0])
+  model = kind.from_pretrained(path, dtype=torch.float32).eval()
+  preprocessing, size = _images(path)
+  mean, std = (np.array(x) for x in (preprocessing.mean, preprocessing.std))
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    x_BHWC = ((images_BHWC / 255 - mean) / std).astype(np.float32)
+    with torch.inference_mode():
+      pixels = torch.from_numpy(x_BHWC.transpose(0, 3, 1, 2).copy())
+      return model(pixel_values=pixels).logits.numpy()
+
+  return Peer(f'transformers {transformers.__version__}', size, run)

@@ -1,0 +1,187 @@
+"""From a record with boxes to arrays of fixed shapes.
+
+As DETR's code does it (2005.12872): images are mirrored, resized to one of
+several short sides, or cut before that, and keep their aspect ratio. They stand
+in the upper left corner of the array; the rest is padding.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import decode, transforms
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxTransform:
+  """What training and evaluation do alike.
+
+  Attributes:
+    image_size: (H, W) of the arrays.
+    max_objects: M, the rows of objects.
+    short_sides: that images are resized to, of which the last is that of
+      evaluation. No side becomes longer than that of the array, nor the long
+      one than its longer side. Empty for the largest images that fit.
+  """
+
+  image_size: tuple[int, int]
+  max_objects: int
+  short_sides: tuple[int, ...] = ()
+
+  def _fitted(self, height: int, width: int, short: int) -> tuple[int, int]:
+    """Returns the (height, width) that an image is resized to.
+
+    Rounded as the original rounds it; short is 0 for the largest that fits.
+    """
+    low, high = sorted((height, width))
+    longest = max(self.image_size)
+    if not short or high / low * short > longest:
+      short = max(1, round(longest * low / high))
+    if height < width:
+      size = short, int(short * width / height)
+    else:
+      size = int(short * height / width), short
+    H, W = self.image_size
+    scale = min(1.0, H / size[0], W / size[1])
+    return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
+
+  def _example(
+    self, record: Record, image: np.ndarray, boxes_N4: np.ndarray
+  ) -> dict[str, np.ndarray]:
+    """Returns an example of a resized image and its boxes as shares of it."""
+    if np.shape(boxes_N4) != (len(record['labels']), 4):
+      raise ValueError(
+        f'{record["name"]} has boxes of shape {np.shape(boxes_N4)} and '
+        f'{len(record["labels"])} labels: give x0, y0, x1, y1 for each.'
+      )
+    boxes_N4 = np.clip(boxes_N4, 0, 1)
+    low_N2, high_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
+    is_kept_N = np.all(high_N2 > low_N2, axis=1)
+    # What is a crowd has no box of one object.
+    is_kept_N &= ~np.asarray(record.get('crowd', np.zeros(len(low_N2), bool)))
+    count = np.sum(is_kept_N)
+    if count > self.max_objects:
+      raise ValueError(
+        f'{record["name"]} has {count} objects and objective.max_objects is '
+        f'{self.max_objects}: raise it; model.num_queries have to be as many.'
+      )
+    canvas = np.zeros((*self.image_size, 3), np.uint8)
+    canvas[: image.shape[0], : image.shape[1]] = image
+    labels_M = np.full(self.max_objects, -1, np.int32)
+    labels_M[:count] = np.asarray(record['labels'])[is_kept_N]
+    boxes_M4 = np.zeros((self.max_objects, 4), np.float32)
+    boxes_M4[:count, :2] = ((low_N2 + high_N2) / 2)[is_kept_N]
+    boxes_M4[:count, 2:] = (high_N2 - low_N2)[is_kept_N]
+    return {
+      'image': canvas,
+      'size': np.array(image.shape[:2], np.int32),
+      'boxes': boxes_M4,
+      'labels': labels_M,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainBoxTransform(BoxTransform):
+  """At random, one of two: the whole image, or a part of it.
+
+  Attributes:
+    crop_sides: short sides before a part is taken; empty for the whole image
+      always.
+    crop: least and largest sides of that part in pixels.
+    flip: whether images are mirrored at random.
+  """
+
+  crop_sides: tuple[int, ...] = ()
+  crop: tuple[int, int] = (384, 600)
+  flip: bool = False
+
+  def __call__(
+    self, record: Record, rng: np.random.Generator
+  ) -> dict[str, np.ndarray]:
+    """Returns an example of a record.
+
+    Args:
+      record: with `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
+        N4 and `labels` int32 N, and `crowd` bool N where there are crowds.
+      rng: its own generator.
+
+    Returns:
+      `image` uint8 HWC; `size`, the (height, width) of it that is no padding;
+      `boxes` float32 M4, (cx, cy, w, h) as shares of that; `labels` int32 M, -1
+      for rows that are none.
+
+    Raises:
+      UnreadableImage: The image cannot be decoded.
+      ValueError: There are no boxes, or more than `max_objects`.
+    """
+    boxes_N4 = boxes_of(record)
+    picture = decode.open_image(record['image'], record['name'])
+    part = decode.Box(0, 0, picture.height, picture.width)
+    if self.crop_sides and rng.random() < 0.5:
+      part = self._part(picture.height, picture.width, rng)
+    short = _one(self.short_sides, rng) if self.short_sides else 0
+    size = self._fitted(part.height, part.width, short)
+    image = transforms.resize(picture.read(part, size, exact=False), size)
+    corner_4 = np.array([part.left, part.top] * 2)
+    boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
+    if self.flip and rng.random() < 0.5:
+      image = image[:, ::-1]
+      boxes_N4 = boxes_N4[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [1, 0, 1, 0]
+    return self._example(record, image, boxes_N4)
+
+  def _part(
+    self, height: int, width: int, rng: np.random.Generator
+  ) -> decode.Box:
+    """Returns the part of an image, in its own pixels.
+
+    It has its sides after a resize to one of `crop_sides`, which with the one
+    after it is one resize.
+    """
+    scale = _one(self.crop_sides, rng) / min(height, width)
+    starts, sides = [], []
+    for side in (height, width):
+      resized, (least, most) = max(1, round(scale * side)), self.crop
+      cut = int(rng.integers(min(least, resized), min(most, resized) + 1))
+      start = int(rng.integers(resized - cut + 1))
+      starts.append(min(round(start / scale), side - 1))
+      sides.append(max(1, min(round(cut / scale), side - starts[-1])))
+    return decode.Box(*starts, *sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalBoxTransform(BoxTransform):
+  """The same pixels every time: the whole image, resized."""
+
+  def __call__(self, record: Record) -> dict[str, np.ndarray]:
+    """Returns an example of a record, as `TrainBoxTransform` does."""
+    boxes_N4 = boxes_of(record)
+    picture = decode.open_image(record['image'], record['name'])
+    short = self.short_sides[-1] if self.short_sides else 0
+    size = self._fitted(picture.height, picture.width, short)
+    image = transforms.EvalTransform(size).image(
+      record['image'], record['name']
+    )
+    boxes_N4 = boxes_N4 / ([picture.width, picture.height] * 2)
+    return self._example(record, image, boxes_N4)
+
+
+def boxes_of(record: Record) -> np.ndarray:
+  """Returns the boxes of a record, float64 N4.
+
+  Raises:
+    ValueError: It has none.
+  """
+  if 'boxes' not in record:
+    raise ValueError(
+      f'{record["name"]} has no boxes, which objective.name=detection learns: '
+      "give a folder with COCO's instances.json, or digits_canvas."
+    )
+  return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
+
+
+def _one(sides: Sequence[int], rng: np.random.Generator) -> int:
+  return sides[int(rng.integers(len(sides)))]

@@ -1,0 +1,106 @@
+"""Digits on a canvas: objects to be found, made of scikit-learn's digits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vit_jax.data import splits
+
+SIDE = 48
+# Of the square that a scan of 8 pixels is resized to.
+_LEAST, _MOST = 14, 24
+_COUNTS = (1, 2, 3)
+_CANVASES = {'train': 10_000, 'test': 500}
+# Grey value from which a pixel belongs to a digit and its box.
+_INK = 64
+_ATTEMPTS = 100
+
+
+class DigitsCanvas:
+  """One to three digits of random size and place on 48x48 pixels.
+
+  10,000 canvases of `train` and 500 of `test` follow from the split, their
+  number and `split_seed`. Those of `test` have the fifth of scikit-learn's
+  digits that `Digits` holds out. Digits do not overlap.
+  """
+
+  def __init__(
+    self,
+    digits: Mapping[str, Any],
+    class_names: tuple[str, ...],
+    split: str,
+    split_seed: int,
+  ):
+    """Takes the canvases of a split, and sources of digits by split."""
+    starts = {'train': 0, 'test': _CANVASES['train']}
+    members = {
+      name: range(starts[name], starts[name] + count)
+      for name, count in _CANVASES.items()
+    }
+    self._positions = splits.select(split, members, 'digits_canvas')
+    self._digits, self._seed = digits, split_seed
+    self.class_names = class_names
+
+  def __len__(self) -> int:
+    return len(self._positions)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    position = int(self._positions[index])
+    image, boxes_N4, labels_N = self._made(position)
+    name = f'digits_canvas/{position}'
+    return {'image': image, 'name': name} | _objects(boxes_N4, labels_N)
+
+  def objects(self, index: int) -> Mapping[str, np.ndarray]:
+    """Returns what a record has besides its image."""
+    record = self[index]
+    return {k: x for k, x in record.items() if k not in ('image', 'name')}
+
+  def fingerprint(self) -> None:
+    return None
+
+  def _made(self, position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # Its numbers are the same for all versions of NumPy.
+    rng = np.random.RandomState([self._seed, position])
+    digits = self._digits['train' if position < _CANVASES['train'] else 'test']
+    canvas = np.zeros((SIDE, SIDE, 3), np.uint8)
+    is_taken_HW = np.zeros((SIDE, SIDE), bool)
+    boxes, labels = [], []
+    for _ in range(rng.choice(_COUNTS)):
+      record = digits[rng.randint(len(digits))]
+      square = _free_square(is_taken_HW, rng)
+      if square is None:
+        break
+      top, left, side = square
+      is_taken_HW[top : top + side, left : left + side] = True
+      glyph = cv2.resize(record['image'], (side, side))
+      canvas[top : top + side, left : left + side] = glyph
+      rows, columns = np.nonzero(glyph[:, :, 0] >= _INK)
+      low = left + columns.min(), top + rows.min()
+      boxes.append((*low, left + columns.max() + 1, top + rows.max() + 1))
+      labels.append(record['label'])
+    return canvas, np.array(boxes, np.float32), np.array(labels, np.int32)
+
+
+def _free_square(
+  is_taken_HW: np.ndarray, rng: np.random.RandomState
+) -> tuple[int, int, int] | None:
+  """Returns (top, left, side) of a free square, or None if none is found."""
+  for _ in range(_ATTEMPTS):
+    side = rng.randint(_LEAST, _MOST + 1)
+    top, left = rng.randint(SIDE - side + 1, size=2)
+    if not is_taken_HW[top : top + side, left : left + side].any():
+      return int(top), int(left), int(side)
+  return None
+
+
+def _objects(boxes_N4: np.ndarray, labels_N: np.ndarray) -> dict[str, Any]:
+  sizes_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
+  return {
+    'boxes': boxes_N4,
+    'labels': labels_N,
+    'crowd': np.zeros(len(labels_N), bool),
+    'area': np.prod(sizes_N2, axis=1),
+    'size': (SIDE, SIDE),
+  }

@@ -1,0 +1,329 @@
+"""DETR: objects of an image as a set, by a transformer's queries.
+
+After "End-to-End Object Detection with Transformers" (2005.12872) and its code,
+number for number. A backbone's last feature map is encoded, and a fixed number
+of learned queries gather from it what they then say of one object each: its
+class or that there is none, its box and, with `masks`, its mask. The dimension
+letters are those of `layers`, and Q is the number of queries.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import backbone, mask_head, posemb, resnet
+from vit_jax.models.detr_layers import EPSILON, DecoderLayer, EncoderLayer
+from vit_jax.models.layers import MAX_LAYERS, repeated
+from vit_jax.models.model import Loop, Model
+
+Array = jax.Array
+
+ENCODER = Loop('encoder_layer', 0, 'encoder_layers')
+DECODER = Loop('decoder_layer', 0, 'decoder_layers')
+# U(-1 / sqrt(inputs), 1 / sqrt(inputs)), where the original leaves it so.
+_uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+
+class BoxHead(nn.Module):
+  """Three dense layers and a sigmoid, in float32."""
+
+  @nn.compact
+  def __call__(self, x_XBQD: Array) -> Array:
+    """Returns boxes XBQ4: centre x and y, width and height, in [0, 1]."""
+    D = x_XBQD.shape[-1]
+    x = x_XBQD.astype(jnp.float32)
+    for i, features in enumerate((D, D, 4)):
+      x = linear(x, features, f'layers_{i}')
+      x = nn.relu(x) if i < 2 else nn.sigmoid(x)
+    return x
+
+
+def linear(x: Array, features: int, name: str) -> Array:
+  """Returns a dense layer's outputs, initialised as PyTorch does."""
+  bound = x.shape[-1] ** -0.5
+
+  def bias_init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+  return nn.Dense(
+    features, kernel_init=_uniform, bias_init=bias_init, name=name
+  )(x)
+
+
+class DETR(Model):
+  """Images to a class and a box for every query, and masks.
+
+  Attributes:
+    num_classes: C, those of real objects; 0 returns the queries' tokens.
+    num_queries: Q, above the objects of any image.
+    width: D, a multiple of 4.
+    heads: N; must divide D.
+    mlp_dim: M.
+    encoder_layers: their number.
+    decoder_layers: their number.
+    dropout: as `detr_layers.PostNormLayer` has it.
+    masks: whether every query tells a mask, too; for four stages.
+    backbone: 'resnet', or 'plain' for images of few pixels.
+    backbone_layers: units or convolutions of each stage.
+    backbone_width: of the first stage, before a ResNet expands it.
+    backbone_version: of the ResNet: 0 for weights trained elsewhere, which the
+      published ones have, and 1 for training from nothing.
+    dilation: whether the last stage dilates and keeps the sides (DC5).
+    dtype: of the computation; parameters are always float32.
+    scan: as `ViT` has it.
+    remat: likewise.
+  """
+
+  kind: ClassVar[str] = 'detr'
+  # Boxes are those of any objects.
+  task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
+  loops: ClassVar[tuple[Loop, ...]] = (ENCODER, DECODER, resnet.UNITS)
+  cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
+
+  num_classes: int
+  num_queries: int = 100
+  width: int = 256
+  heads: int = 8
+  mlp_dim: int = 2048
+  encoder_layers: int = 6
+  decoder_layers: int = 6
+  dropout: float = 0.1
+  masks: bool = False
+  backbone: str = 'resnet'
+  backbone_layers: tuple[int, ...] = (3, 4, 6, 3)
+  backbone_width: int = 64
+  backbone_version: int = 0
+  dilation: bool = False
+  dtype: Any = jnp.float32
+  scan: bool = False
+  remat: str = 'none'
+
+  @property
+  def attention(self) -> str:
+    return 'objects'
+
+  @property
+  def num_blocks(self) -> int:
+    return self.encoder_layers
+
+  def body(self) -> 'DETR':
+    return self.clone(num_classes=0, parent=None)
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    stages = len(self.backbone_layers)
+    first = 1 if self.backbone == 'plain' else 2
+    stride = 2 ** (first + stages - 1 - self.dilation)
+    H, W = image_size
+    return -(-H // stride), -(-W // stride)
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    H, W = image_size
+    h, w = self.grid(image_size)
+    units = '-'.join(map(str, self.backbone_layers))
+    return (
+      f'DETR, {self.num_queries} queries, layers {self.encoder_layers} + '
+      f'{self.decoder_layers} of {self.heads} heads, width {self.width}, on '
+      f'{h}x{w} places of a {self.backbone} backbone ({units}), {H}x{W} pixels'
+    )
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    del image_size  # the padding takes any
+    for field in (
+      'num_queries',
+      'width',
+      'heads',
+      'mlp_dim',
+      'encoder_layers',
+      'decoder_layers',
+    ):
+      if (
+        not 1
+        <= getattr(self, field)
+        <= (MAX_LAYERS if field.endswith('layers') else 2**20)
+      ):
+        raise ValueError(
+          f'model.{field} is {getattr(self, field):,}: it must be at least 1, '
+          f'and layers at most {MAX_LAYERS:,}.'
+        )
+    if self.width % self.heads or self.width % 4:
+      raise ValueError(
+        f'model.width {self.width} is not a multiple of 4 and of model.heads '
+        f'{self.heads}: every head takes an equal share, and positions are '
+        'sines and cosines of rows and columns.'
+      )
+    if self.backbone not in backbone.KINDS:
+      raise ValueError(
+        f'model.backbone is {self.backbone!r}: use one of '
+        f'{", ".join(backbone.KINDS)}.'
+      )
+    if self.backbone_version not in (0, 1):
+      raise ValueError(
+        f'model.backbone_version is {self.backbone_version}: use 0 (BatchNorm, '
+        'frozen) or 1 (GroupNorm).'
+      )
+    resnet.check_stages(
+      'backbone_layers',
+      self.backbone_layers,
+      'backbone_width',
+      self.backbone_width,
+    )
+    stages = len(self.backbone_layers)
+    if not stages or (self.masks and stages <= mask_head.FINER):
+      raise ValueError(
+        f'model.backbone_layers has {stages} stages: use at least 1, and '
+        f'{mask_head.FINER + 1} for model.masks.'
+      )
+    made = (self.width + self.heads, *mask_head.channels(self.width))
+    if self.masks and any(C % min(8, C) if C else True for C in made):
+      raise ValueError(
+        f'model.masks makes {made} channels of model.width {self.width} and '
+        f'model.heads {self.heads}, which GroupNorm cannot divide into 8 '
+        'groups: use a width that is a multiple of 128, and 8 heads.'
+      )
+
+  @nn.compact
+  def __call__(
+    self,
+    images_BHWC: Array | Sequence[Array],
+    padding_BHW: Array | None = None,
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+  ) -> tuple[Array, dict[str, Any]]:
+    """Tells the objects of images.
+
+    Args:
+      images_BHWC: images, normalised, of zeros where they are padded; or the
+        feature maps BhwC of a backbone, finest first.
+      padding_BHW: true where images are padded, at any resolution; None for
+        nowhere. An image of padding alone gives finite numbers.
+      train: whether to drop out, which needs the random key 'dropout'.
+      capture: more to return: 'blocks' (tokens after each encoder layer, X x
+        BLD) and 'attention' (the softmax weights of the encoder, `attention`, X
+        x BNLL, and of the decoder to it, `decoder_attention`, X x BNQL).
+
+    Returns:
+      Logits BQC of the last layer, where the last of the C + 1 classes stands
+      for no object, or the queries' tokens BQD; and a dict with `boxes` (cx,
+      cy, w and h as shares of the image without its padding, XBQ4) and `logits`
+      (XBQC) of every decoder layer, `mask_logits` (BQhw of the last layer, at
+      1/4 of the side behind a ResNet), `positions` BhwD, `tokens` (encoded,
+      BLD), `pre_logits` (BQD) and the captured. Outputs are float32.
+    """
+    if isinstance(images_BHWC, Sequence):
+      maps = images_BHWC
+    else:
+      maps = backbone.Backbone(
+        self.backbone,
+        self.backbone_width,
+        self.backbone_layers,
+        self.backbone_version,
+        self.dilation,
+        self.dtype,
+        self.scan,
+        self.remat,
+        name='backbone',
+      )(images_BHWC)
+    x_BhwD = nn.Conv(
+      self.width,
+      (1, 1),
+      kernel_init=_uniform,
+      dtype=self.dtype,
+      name='input_proj',
+    )(maps[-1])
+    B, h, w, D = x_BhwD.shape
+    mask_B1L, inside_Bhw = None, jnp.ones((B, h, w), bool)
+    if padding_BHW is not None:
+      inside_Bhw = ~mask_head.nearest(padding_BHW, (h, w))
+      mask_B1L = inside_Bhw.reshape(B, 1, h * w)
+    places_BhwD = posemb.counted_sines(inside_Bhw, D)
+    places_BLD = places_BhwD.reshape(B, h * w, D).astype(self.dtype)
+    key = self.make_rng('dropout') if train and self.dropout else None
+    memory_BLD, outputs_XBQD, captured = self._transform(
+      x_BhwD.reshape(B, h * w, D), places_BLD, mask_B1L, capture, key
+    )
+    outputs_XBQD = nn.LayerNorm(EPSILON, dtype=self.dtype, name='decoder_norm')(
+      outputs_XBQD
+    )
+    y_BQD = outputs_XBQD[-1]
+    aux = captured | {
+      'boxes': BoxHead(name='bbox_embed')(outputs_XBQD),
+      'positions': places_BhwD,
+      'tokens': memory_BLD,
+      'pre_logits': y_BQD,
+    }
+    if self.masks:
+      seen_BQLN = mask_head.AttentionMap(
+        self.heads, self.dtype, name='bbox_attention'
+      )(y_BQD, memory_BLD, mask_B1L)
+      aux['mask_logits'] = mask_head.MaskHead(self.dtype, name='mask_head')(
+        x_BhwD,
+        seen_BQLN.reshape(B, self.num_queries, h, w, self.heads),
+        maps[-2 : -2 - mask_head.FINER : -1],
+      )
+    if not self.num_classes:
+      return y_BQD, aux
+    aux['logits'] = linear(
+      outputs_XBQD.astype(jnp.float32), self.num_classes + 1, 'class_embed'
+    )
+    return aux['logits'][-1], aux
+
+  def _transform(
+    self,
+    x_BLD: Array,
+    places_BLD: Array,
+    mask_B1L: Array | None,
+    capture: tuple[str, ...],
+    key: Array | None,
+  ) -> tuple[Array, Array, dict[str, Any]]:
+    """Returns the encoded tokens, every decoder layer's, and the captured."""
+    B, _, D = x_BLD.shape
+    fields = {
+      'heads': self.heads,
+      'mlp_dim': self.mlp_dim,
+      'dropout': self.dropout,
+      'dtype': self.dtype,
+      'capture': capture,
+    }
+    loop: dict[str, Any] = {
+      'heads': self.heads,
+      'scan': self.scan,
+      'policy': self.remat,
+      'is_initializing': self.is_initializing(),
+      'fields': fields,
+    }
+    keys: list[Array | None] = [None, None]
+    if key is not None:
+      depths = (self.encoder_layers, self.decoder_layers)
+      keys = [
+        jax.random.split(jax.random.fold_in(key, i), n)
+        for i, n in enumerate(depths)
+      ]
+    memory_BLD, encoded = repeated(
+      EncoderLayer,
+      ENCODER,
+      x_BLD,
+      (keys[0],),
+      (places_BLD, mask_B1L),
+      depth=self.encoder_layers,
+      **loop,
+    )
+    queries_QD = self.param(
+      'query_embed', nn.initializers.normal(1.0), (self.num_queries, D)
+    )
+    shape = (B, self.num_queries, D)
+    queries_BQD = jnp.broadcast_to(queries_QD.astype(self.dtype), shape)
+    _, decoded = repeated(
+      DecoderLayer,
+      DECODER,
+      jnp.zeros(shape, self.dtype),
+      (keys[1],),
+      (queries_BQD, memory_BLD, places_BLD, mask_B1L),
+      depth=self.decoder_layers,
+      **loop,
+    )
+    outputs_XBQD = decoded.pop('outputs')
+    return memory_BLD, outputs_XBQD, encoded | decoded

@@ -1,0 +1,349 @@
+"""Detection of objects as a set: DETR (2005.12872), training included.
+
+Every query says a class, or that there is no object, and a box. Those matched
+with an object (equation 1) learn its class and box, the others that there is
+none (equation 2); every decoder layer is matched for itself.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data.box_transforms import EvalBoxTransform, TrainBoxTransform
+from vit_jax.data.images import Images
+from vit_jax.models import variants
+from vit_jax.models.detr import DETR
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives import matching, set_losses
+from vit_jax.objectives.objective import Best, Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+  """Learns the classes and boxes of an image's objects.
+
+  Attributes:
+    model: says what each query finds.
+    images: how images are normalised, and whether they are mirrored.
+    class_names: C names.
+    short_sides: as `BoxTransform` has it.
+    crop_sides: as `TrainBoxTransform` has it.
+    crop: likewise.
+    max_objects: rows for the objects of an image.
+    l1: weight of the boxes' L1 distance, in losses and costs.
+    giou: weight of their generalised IoU, likewise.
+    no_object: weight of the cross-entropy of queries that are left.
+    dense: weight of the classes that encoded places say by the head of the
+      queries; 0 for none. From nothing, and on few images, it is what teaches
+      the backbone to tell objects apart.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    'short_sides': (),
+    'crop_sides': (),
+    'crop': (384, 600),
+    'max_objects': 100,
+    'l1': 5.0,
+    'giou': 2.0,
+    'no_object': 0.1,
+    'dense': 0.0,
+  }
+  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+
+  model: DETR
+  images: Images
+  class_names: tuple[str, ...]
+  short_sides: tuple[int, ...] = ()
+  crop_sides: tuple[int, ...] = ()
+  crop: tuple[int, int] = (384, 600)
+  max_objects: int = 100
+  l1: float = 5.0
+  giou: float = 2.0
+  no_object: float = 0.1
+  dense: float = 0.0
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without classes.
+    """
+    o = config.objective
+    if config.model.name != DETR.kind:
+      raise ValueError(
+        f'model.name is {config.model.name!r}: objects are found by DETR. '
+        'Choose a variant such as detr_r50.'
+      )
+    if config.model.masks:
+      raise ValueError(
+        'model.masks is on: detection learns boxes alone; switch it off.'
+      )
+    if not facts.class_names:
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has no classes, which '
+        "detection learns: give a folder with COCO's instances.json."
+      )
+    for name in ('l1', 'giou', 'no_object', 'dense'):
+      if not 0 <= o[name] < float('inf'):
+        raise ValueError(
+          f'objective.{name} is {o[name]}: a weight is 0 or above.'
+        )
+    if not o.no_object:
+      raise ValueError(
+        'objective.no_object is 0: nothing would learn that there is no object.'
+      )
+    if not 1 <= o.max_objects <= config.model.num_queries:
+      raise ValueError(
+        f'objective.max_objects is {o.max_objects} and model.num_queries '
+        f'{config.model.num_queries}: each object needs a query of its own, '
+        'and there is at least one.'
+      )
+    sides = {name: tuple(o[name]) for name in ('short_sides', 'crop_sides')}
+    least, most = o.crop
+    if min((*sides['short_sides'], *sides['crop_sides'], least)) < 1 or (
+      most < least
+    ):
+      raise ValueError(
+        f'objective.short_sides is {sides["short_sides"]}, crop_sides '
+        f'{sides["crop_sides"]} and crop {tuple(o.crop)}: sides are pixels, '
+        'and a crop has its least one first.'
+      )
+    model: Any = variants.build(
+      num_classes=len(facts.class_names),
+      image_size=facts.image_size,
+      **config.model,
+    )
+    names = {f.name for f in dataclasses.fields(cls)} & cls.defaults.keys()
+    fields = {name: o[name] for name in names}
+    return cls(
+      model,
+      Images.from_config(config.data, facts.image_size),
+      facts.class_names,
+      **fields | sides | {'crop': (least, most)},
+    )
+
+  def train_transform(self) -> TrainBoxTransform:
+    """Returns what makes an example of a record."""
+    return TrainBoxTransform(
+      self.images.size,
+      self.max_objects,
+      self.short_sides,
+      self.crop_sides,
+      self.crop,
+      self.images.flip,
+    )
+
+  def eval_transform(self) -> EvalBoxTransform:
+    """Returns the same for evaluation."""
+    return EvalBoxTransform(
+      self.images.size, self.max_objects, self.short_sides
+    )
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC, their sizes, and labels and boxes BM."""
+    M = self.max_objects
+    return {
+      'image': self.images.batch_shape(size),
+      'size': jax.ShapeDtypeStruct((size, 2), np.int32),
+      'boxes': jax.ShapeDtypeStruct((size, M, 4), np.float32),
+      'labels': jax.ShapeDtypeStruct((size, M), np.int32),
+    }
+
+  def fixed(self) -> Params:
+    """Returns nothing: there is no teacher."""
+    return {}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns the batch and how many objects its images have on average.
+
+    With that, `objects` B, the same in each row, each part of the batch divides
+    by what the whole has.
+    """
+    del key
+    counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
+    mean = jnp.mean(counts_B.astype(jnp.float32))
+    return batch | {'objects': jnp.full(counts_B.shape, mean)}
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the loss of the batch, and parts of it before their weights.
+
+    Sums over all queries are divided by their weights in the batch, sums over
+    objects by the objects of the batch. 'cross_entropy', 'l1' and 'giou' are
+    those of the last layer, 'class_accuracy' that of its matched queries.
+    """
+    del fixed
+    losses_B, parts = self._losses(params, batch, key if train else None)
+    means = {name: jnp.mean(x_B) for name, x_B in parts.items()}
+    return jnp.mean(losses_B), {'loss': jnp.mean(losses_B)} | means
+
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the images whose `mask` is 1.
+
+    The loss of an image is that of a batch of it alone.
+    """
+    del fixed
+    counts_B = jnp.sum(batch['labels'] >= 0, axis=1).astype(jnp.float32)
+    losses_B, _ = self._losses(params, batch | {'objects': counts_B}, None)
+    mask_B = batch['mask']
+    return {
+      'examples': jnp.sum(mask_B),
+      'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
+    }
+
+  def predict(
+    self, params: Params, batch: Batch, key: jax.Array | None = None
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns what the model says of a batch of images; in training with a key.
+
+    Their padding is 0 after they are normalised, as the original has it.
+    """
+    is_padding_BHW = padding(batch['size'], self.images.size)
+    images_BHWC = jnp.where(
+      is_padding_BHW[..., None], 0.0, self.images.normalize(batch['image'])
+    )
+    apply: Any = self.model.apply
+    return apply(
+      {'params': params},
+      images_BHWC,
+      is_padding_BHW,
+      train=key is not None,
+      rngs=None if key is None else {'dropout': key},
+    )
+
+  def _losses(
+    self, params: Params, batch: Batch, key: jax.Array | None
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns losses B, whose mean is that of the batch, and parts likewise."""
+    _, outputs = self.predict(params, batch, key)
+    losses_B, parts = self.set_losses(outputs, batch)
+    if self.dense:
+      parts['dense'] = self._dense(params, batch, outputs['tokens'])
+      losses_B += self.dense * parts['dense']
+    return losses_B, parts
+
+  def set_losses(
+    self, outputs: Batch, batch: Batch
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns losses B of all decoder layers, and parts of the last one's.
+
+    Args:
+      outputs: `logits` XBQC and `boxes` XBQ4 of X layers.
+      batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them.
+    """
+    objects_B = batch['objects']
+    # Without objects there is nothing to be divided.
+    count_B = jnp.where(objects_B > 0, objects_B, 1.0)
+    weights_B = (
+      self.no_object * self.model.num_queries + (1 - self.no_object) * objects_B
+    )
+
+    query_XBM = self._matches(outputs, batch)
+    sums_XB = jax.vmap(set_losses.of_boxes, (0, 0, 0, None, None))(
+      outputs['logits'], outputs['boxes'], query_XBM, batch, self.no_object
+    )
+    parts_XB = {
+      'cross_entropy': sums_XB['ce'] / weights_B[None],
+      'l1': sums_XB['l1'] / count_B[None],
+      'giou': sums_XB['giou'] / count_B[None],
+      'class_accuracy': sums_XB['hits'] / count_B[None],
+    }
+    losses_B = jnp.sum(
+      parts_XB['cross_entropy']
+      + self.l1 * parts_XB['l1']
+      + self.giou * parts_XB['giou'],
+      axis=0,
+    )
+    return losses_B, {name: x_XB[-1] for name, x_XB in parts_XB.items()}
+
+  def _matches(self, outputs: Batch, objects: Batch) -> jax.Array:
+    """Returns the query of each object in each layer, XBM."""
+    costs_XBQM = jax.vmap(matching.costs, (0, 0, None, None, None, None))(
+      jax.lax.stop_gradient(outputs['logits']),
+      jax.lax.stop_gradient(outputs['boxes']),
+      objects['labels'],
+      objects['boxes'],
+      self.l1,
+      self.giou,
+    )
+    X, B, Q, M = costs_XBQM.shape
+    # Images stay outermost, as devices share them.
+    costs_NQM = costs_XBQM.swapaxes(0, 1).reshape(B * X, Q, M)
+    is_object_NM = jnp.repeat(objects['labels'] >= 0, X, axis=0)
+    query_NM = matching.match(costs_NQM, is_object_NM)
+    return query_NM.reshape(B, X, M).swapaxes(0, 1)
+
+  def _dense(
+    self, params: Params, batch: Batch, tokens_BLD: jax.Array
+  ) -> jax.Array:
+    """Returns the cross-entropy of the places' classes, B.
+
+    The class of a place is that of the smallest box around its middle; those
+    without one weigh as much as queries without one.
+    """
+    H, W = self.images.size
+    h, w = self.model.grid((H, W))
+    head = params['class_embed']
+    logits_BLC = tokens_BLD.astype(jnp.float32) @ head['kernel']
+    logits_BLC += head['bias'][None, None]
+    y_L, x_L = (
+      (grid_hw.reshape(-1) + 0.5) * stride
+      for grid_hw, stride in zip(
+        jnp.mgrid[:h, :w], (-(-H // h), -(-W // w)), strict=True
+      )
+    )
+    size_B12 = batch['size'][:, None].astype(jnp.float32)
+    middle_BL2 = jnp.stack([x_L, y_L], axis=-1)[None] / size_B12[..., ::-1]
+    wanted_BL = jax.vmap(dense_classes, (0, 0, 0, None))(
+      middle_BL2, batch['boxes'], batch['labels'], logits_BLC.shape[-1] - 1
+    )
+    weights_BL = jnp.where(
+      wanted_BL == logits_BLC.shape[-1] - 1, self.no_object, 1.0
+    )
+    weights_BL *= jnp.all(middle_BL2 < 1, axis=-1)
+    nats_BL = optax.softmax_cross_entropy_with_integer_labels(
+      logits_BLC, wanted_BL
+    )
+    total_B = jnp.sum(weights_BL, axis=1)
+    return jnp.sum(weights_BL * nats_BL, axis=1) / jnp.where(
+      total_B > 0, total_B, 1.0
+    )
+
+
+def padding(size_B2: jax.Array, image_size: tuple[int, int]) -> jax.Array:
+  """Returns where images of (height, width) are padding, bool BHW."""
+  rows_H, columns_W = (jnp.arange(n) for n in image_size)
+  return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (
+    columns_W[None, None] >= size_B2[:, 1, None, None]
+  )
+
+
+def dense_classes(
+  middle_L2: jax.Array, boxes_M4: jax.Array, labels_M: jax.Array, none: int
+) -> jax.Array:
+  """Returns the class of the smallest box around each point, int32 L.
+
+  Points (x, y) and boxes (cx, cy, w, h) are shares of the image. Where there is
+  no box it is `none`.
+  """
+  distance_LM2 = jnp.abs(middle_L2[:, None] - boxes_M4[None, :, :2])
+  is_in_LM = jnp.all(distance_LM2 < boxes_M4[None, :, 2:] / 2, axis=-1)
+  is_in_LM &= (labels_M >= 0)[None]
+  area_M = jnp.prod(boxes_M4[:, 2:], axis=-1)
+  area_LM = jnp.where(is_in_LM, area_M[None], jnp.inf)
+  found_L = labels_M[jnp.argmin(area_LM, axis=1)]
+  return jnp.where(jnp.any(is_in_LM, axis=1), found_L, none)
