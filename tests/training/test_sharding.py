@@ -188,7 +188,8 @@ def test_meshes_fill_up(sizes, shape):
 @pytest.mark.parametrize(
   ('width', 'tensor', 'shape'),
   [
-    (1024, 1, (1, 8, 1)),
+    (1024, 1, (2, 4, 1)),
+    (1024, 2, (1, 4, 2)),
     (64, 1, (2, 4, 1)),
     (96, 2, (1, 4, 2)),
     (32, 2, (2, 2, 2)),
@@ -198,7 +199,10 @@ def test_meshes_fill_up(sizes, shape):
   ],
 )
 def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
-  """As many along fsdp as leave every device 16 whole rows of D x D."""
+  """As many along fsdp as leave every device 16 whole rows of D x D.
+
+  And no more than half of eight devices.
+  """
   sizes = {'data': -1, 'fsdp': -1, 'tensor': tensor}
   assert sharding.make_mesh(sizes, width=width).devices.shape == shape
 

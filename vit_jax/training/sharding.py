@@ -47,7 +47,9 @@ def make_mesh(
       others leave, or both `data` and `fsdp`, which then share it by `width`.
     devices: to use instead of all there are.
     width: of the model. Its kernels are split over `fsdp` into no less than 16
-      rows: TPUs gather less than a tile of their memory as a sum of zeros.
+      rows: TPUs gather less than a tile of their memory as a sum of zeros. And
+      of eight devices or more into no more parts than half of them: over all of
+      them TPUs sum gradients whole where they should scatter them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -56,9 +58,10 @@ def make_mesh(
   devices = jax.devices() if devices is None else devices
   if sizes['data'] == sizes['fsdp'] == -1 and sizes['tensor'] > 0:
     rest = len(devices) // sizes['tensor']
+    most = rest // 2 if rest >= 8 else rest
     sizes['fsdp'] = max(
       n
-      for n in range(1, rest + 1)
+      for n in range(1, most + 1)
       if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= 16))
     )
   shape = [sizes[axis] for axis in AXES]
