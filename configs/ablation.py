@@ -1,12 +1,14 @@
-"""Where position embeddings are added, and what the head reads: two grids.
+"""Position embeddings, heads, and the parts of ViT-5: three grids.
 
   python -m vit_jax.main --config=configs/ablation.py:posemb --workdir=...
   python -m vit_jax.main --config=configs/ablation.py:head --workdir=...
+  python -m vit_jax.main --config=configs/ablation.py:vit5 --workdir=...
 
 posemb is table 8: every kind of position embedding, added at the input, in
 every layer or once for all layers; the fixed sines and cosines are ours. head
 is figure 9: class token, mean or attention pooling, each at several learning
-rates, because they need different ones.
+rates, because they need different ones. vit5 is a ViT, ViT-5, and ViT-5 without
+each of what it has and a ViT has not.
 
 The data are digits with three seeds, or a folder as in configs/small.py with
 one: posemb,./cifar10 (--sweep=seed=0,1,2 runs more). Each grid is one command,
@@ -20,6 +22,7 @@ here, 2026-11-21).
 """
 
 from vit_jax import config as config_lib
+from vit_jax.models import variants
 from vit_jax.sweeps import axes
 
 LEARNING_RATES = ('1e-3', '3e-3', '1e-2')
@@ -63,7 +66,31 @@ def head(config):
   config.sweep = (('Head', tuple(heads.items())), rates)
 
 
-GRIDS = {'posemb': posemb, 'head': head}
+def vit5(config):
+  side = int(config.data.image_size) // config.model.patch_size
+  parts = variants.VIT5 | {'rope_side': side}
+  plain = variants.defaults('vit')
+
+  def without(*fields):
+    return {
+      f'model.{field}': plain[field] if field in fields else value
+      for field, value in parts.items()
+    }
+
+  models = {
+    'ViT': without(*parts),
+    'ViT-5': without(),
+    'LayerNorm': without('norm'),
+    'No LayerScale': without('layer_scale'),
+    'No norm of queries and keys': without('qk_norm'),
+    'Biases of q, k and v': without('qkv_bias'),
+    'No rotary embeddings': without('rope', 'rope_side', 'rope_registers'),
+    'No registers': without('registers', 'rope_registers'),
+  }
+  config.sweep = (('Model', tuple(models.items())),)
+
+
+GRIDS = {'posemb': posemb, 'head': head, 'vit5': vit5}
 
 
 def digits(config):

@@ -236,6 +236,8 @@ def base() -> ConfigDict:
         'swiglu': False,
         'qkv_bias': True,
         'qk_norm': False,
+        'attention_norm': False,
+        'mlp_norm': False,
         'rope': 0.0,
         'rope_side': 0,
         'rope_registers': 0.0,

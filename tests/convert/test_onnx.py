@@ -59,6 +59,8 @@ CASES = {
       'layer_scale': 0.1,
       'qkv_bias': False,
       'qk_norm': True,
+      'attention_norm': True,
+      'mlp_norm': True,
       'registers': 4,
       'rope': 1e4,
       'rope_side': 4,

@@ -64,6 +64,8 @@ ARCHITECTURES = (
       'norm': 'rms',
       'layer_scale': 0.1,
       'qk_norm': True,
+      'attention_norm': True,
+      'mlp_norm': True,
       'qkv_bias': False,
       'registers': 4,
       'rope': 1e4,

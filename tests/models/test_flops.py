@@ -119,6 +119,22 @@ def layer_params(D, M):
   return 4 * (D * D + D) + (D * M + M) + (M * D + D) + 2 * 2 * D
 
 
+@pytest.mark.parametrize(
+  ('variant', 'want', 'rounded'),
+  [
+    ('s16', 22_059_496, '22.1M'),
+    ('b16', 86_585_320, '86.6M'),
+    ('l16', 304_374_760, '304.4M'),
+    ('h14', 632_126_440, '632.1M'),
+  ],
+)
+def test_parameter_count_of_deit3_is_timms(variant, want, rounded):
+  """Whose class token has no position."""
+  got = count(variant, layer_scale=1e-4)
+  assert got - variants.fields(variant)['width'] == want
+  assert f'{want / 1e6:.1f}M' == rounded
+
+
 @pytest.mark.parametrize('variant', ['vit5_s16', 'vit5_b16', 'vit5_l16'])
 def test_parameter_count_of_vit5_is_the_closed_form(variant):
   """By its published code; its class token alone has no position there."""

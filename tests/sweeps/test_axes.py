@@ -4,6 +4,7 @@ import pytest
 
 from configs import ablation
 from tests.sweeps.small_sweep import small
+from vit_jax.models import variants
 from vit_jax.sweeps import axes, choosing
 
 # The way in which config_flags loads a config file.
@@ -95,6 +96,28 @@ def test_head_is_figure_9():
   }
   assert heads == {('cls', 0), ('cls', 256), ('gap', 0), ('map', 0)}
   assert config.data.name == './cifar10'
+
+
+def test_vit5_loses_one_part_after_the_other():
+  """And every model of the grid can be built."""
+  config = ablation.get_config('vit5')
+  cells = [c for c in axes.cells(config, 'w') if c.config.seed == 0]
+  plain, whole, *others = (c.config.model for c in cells)
+  parts = {k for k in plain if k in variants.VIT5 or k == 'rope_side'}
+  assert all(plain[k] == variants.defaults('vit')[k] for k in parts)
+  assert all(whole[k] != plain[k] for k in parts)
+  assert whole.rope_side == 4
+  lost = [{k for k in parts if model[k] == plain[k]} for model in others]
+  assert lost == [
+    {'norm'},
+    {'layer_scale'},
+    {'qk_norm'},
+    {'qkv_bias'},
+    {'rope', 'rope_side', 'rope_registers'},
+    {'registers', 'rope_registers'},
+  ]
+  for model in (plain, whole, *others):
+    variants.build(num_classes=10, image_size=(16, 16), **model)
 
 
 def test_an_unknown_grid_is_refused():

@@ -61,6 +61,8 @@ class EncoderFields:
   layer_scale: float
   qkv_bias: bool
   qk_norm: bool
+  attention_norm: bool
+  mlp_norm: bool
   rope: float
   rope_side: int
   rope_registers: float
@@ -224,7 +226,8 @@ class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
   Or, with `swiglu`, SwiGLU (2002.05202): silu(a) b of two halves a, b of the
-  first layer, which is twice as wide, in place of the GELU.
+  first layer, which is twice as wide, in place of the GELU. With `norm`, fields
+  that say which, one more before the second layer (NormFormer, 2110.09456).
   """
 
   mlp_dim: int
@@ -234,6 +237,7 @@ class MlpBlock(nn.Module):
   dtype: Any = jnp.float32
   bias: bool = True
   kernel_init: Initializer = nn.initializers.xavier_uniform()
+  norm: EncoderFields | None = None
 
   @nn.compact
   def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
@@ -254,6 +258,8 @@ class MlpBlock(nn.Module):
     else:
       x_BLM = nn.gelu(x_BLM, approximate=self.gelu == 'tanh')
     x_BLM = dropout(x_BLM, self.dropout, key_0)
+    if self.norm is not None:
+      x_BLM = norm(x_BLM, self.norm, 'inner_norm')
     y_BLD = nn.Dense(x_BLD.shape[-1], name='Dense_1', **dense)(x_BLM)
     return dropout(y_BLD, self.dropout, key_1)
 
@@ -308,6 +314,8 @@ class MultiHeadAttention(nn.Module):
     norm: fields that say which norm queries and keys have (2302.05442), or
       None for none.
     dropout: rate at which weights are dropped out, with a key.
+    out_norm: the same of what the heads have gathered, all together
+      (2110.09456).
   """
 
   heads: int
@@ -317,6 +325,7 @@ class MultiHeadAttention(nn.Module):
   bias: bool = True
   norm: EncoderFields | None = None
   dropout: float = 0.0
+  out_norm: EncoderFields | None = None
 
   @nn.compact
   def __call__(
@@ -371,6 +380,9 @@ class MultiHeadAttention(nn.Module):
       weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
       kept_BNQL = dropout(weights_BNQL, self.dropout, key)
       y_BQNK = attention.weighted(kept_BNQL, v_BLNK)
+    if self.out_norm is not None:
+      y_BQD = norm(y_BQNK.reshape(queries_BQD.shape), self.out_norm, 'out_norm')
+      y_BQNK = y_BQD.reshape(y_BQNK.shape)
     y_BQD = Projection((D,), axes=2, dtype=self.dtype, name='out')(y_BQNK)
     return y_BQD, weights_BNQL
 
@@ -416,6 +428,7 @@ class EncoderBlock(nn.Module):
       'attention' in self.capture,
       f.qkv_bias,
       f if f.qk_norm else None,
+      f if f.attention_norm else None,
       name='MultiHeadDotProductAttention_1',
     )(y_BLD, mask_BQL=mask_BQL, rotation=rotation)
     y_BLD = dropout(y_BLD, f.dropout, key_msa)
@@ -425,7 +438,13 @@ class EncoderBlock(nn.Module):
 
     y_BLD = norm(x_BLD, f, 'LayerNorm_2')
     y_BLD = MlpBlock(
-      f.mlp_dim, f.gelu, f.swiglu, f.dropout, f.dtype, name='MlpBlock_3'
+      f.mlp_dim,
+      f.gelu,
+      f.swiglu,
+      f.dropout,
+      f.dtype,
+      norm=f if f.mlp_norm else None,
+      name='MlpBlock_3',
     )(y_BLD, key_mlp)
     if f.layer_scale:
       y_BLD = LayerScale(f.layer_scale, name='LayerScale_1')(y_BLD)

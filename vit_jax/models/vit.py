@@ -185,6 +185,8 @@ class ViT(Model):
     swiglu: a gated MLP, of three matrices instead of two.
     qkv_bias: whether queries, keys and values have a bias.
     qk_norm: a norm over every head of queries and keys.
+    attention_norm: one over all heads, before they are joined (BEiT-3).
+    mlp_norm: one inside the MLP, before its last layer (EVA-02).
     rope: theta of rotary embeddings of the patches; 0 for none. They come
       besides `posemb`.
     rope_side: 0, or the side of the grid that they count: see
@@ -236,6 +238,8 @@ class ViT(Model):
   swiglu: bool = False
   qkv_bias: bool = True
   qk_norm: bool = False
+  attention_norm: bool = False
+  mlp_norm: bool = False
   rope: float = 0.0
   rope_side: int = 0
   rope_registers: float = 0.0

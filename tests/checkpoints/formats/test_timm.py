@@ -115,6 +115,17 @@ SUCCESSORS = {
     'vit_huge_plus_patch16_dinov3',
     SLIM | {'img_size': 48},
   ),
+  'EVA': ('eva_giant_patch14_224', SLIM | {'img_size': 28}),
+  'EVA-02': ('eva02_tiny_patch14_224', SLIM | {'img_size': [28, 42]}),
+  'EVA-02 at its size': ('eva02_tiny_patch14_224', SLIM | {'depth': 1}),
+  'EVA-02, larger': ('eva02_base_patch14_448', SLIM | {'img_size': [42, 28]}),
+  "EVA-02's CLIP": ('eva02_base_patch16_clip_224', SLIM | {'img_size': 32}),
+  'RoPE-ViT, columns before rows': (
+    'vit_small_patch16_rope_ape_224',
+    SLIM | {'img_size': 48},
+  ),
+  'BEiT-3': ('beit3_base_patch16_224', SMALL | {'embed_dim': 96}),
+  'FlexiViT': ('flexivit_small', SLIM | {'img_size': [32, 48]}),
   'CLIP': ('vit_base_patch32_clip_224', SLIM | {'img_size': 64}),
   "OpenAI's CLIP": (
     'vit_base_patch32_clip_quickgelu_224',
@@ -245,6 +256,8 @@ OURS = {
       'layer_scale': 0.1,
       'qkv_bias': False,
       'qk_norm': True,
+      'attention_norm': True,
+      'mlp_norm': True,
     },
   ),
   'mean, normalised': (
@@ -277,6 +290,14 @@ def test_other_layers_than_those_of_vit_are_refused(tmp_path, timm, torch):
   )
   timm.models.save_for_hf(model, tmp_path / 'x', safe_serialization=True)
   with pytest.raises(ValueError, match='layers are ResPostBlock and not those'):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+def test_patches_that_are_counted_need_a_square(tmp_path, timm):
+  name = 'vit_small_patch16_rope_224'
+  model = timm.create_model(name, **SLIM, img_size=[32, 48])
+  timm.models.save_for_hf(model, tmp_path / 'x', safe_serialization=True)
+  with pytest.raises(ValueError, match='count patches, and images are of 32x4'):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 

@@ -71,8 +71,8 @@ def test_contradicting_configurations_are_refused(folder, kind):
     ('vit_of_tomorrow', 'which timm .* does not know'),
     ('naflexvit_base_patch16_gap', 'a NaFlexVit, and there are only ViT'),
     ('resnet18', 'a ResNet, and there are only ViT'),
-    ('eva02_tiny_patch14_224', 'whose rotary embeddings are RotaryEmbedding'),
-    ('eva02_base_patch14_224', 'whose rotary embeddings are RotaryEmbedding'),
+    ('vit_pe_spatial_tiny_patch16_512', 'whose rotary embeddings are RotaryE'),
+    ('test_vit3', 'which pools registers, too'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):

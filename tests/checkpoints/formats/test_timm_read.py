@@ -31,8 +31,6 @@ def folder(tmp_path):
 
 ONE = np.ones(1, np.float32)
 LACKING = {
-  'blocks.0.attn.norm.weight': 'a LayerNorm inside attention',
-  'blocks.0.mlp.norm.weight': 'a LayerNorm inside attention or the MLP',
   'blocks.0.mlp.w12.weight': 'a gated MLP',
   'blocks.0.attn.rope.freqs': 'relative positions',
   'stages.0.blocks.0.norm1.running_mean': 'BatchNorm',
@@ -152,6 +150,8 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
+    ({'blocks.0.attn.q_bias': ONE}, 'as models of EVA have, with rotary emb'),
+    ({'blocks.0.gamma_1': ONE}, 'as models of EVA have, with rotary emb'),
     (
       {'blocks.0.attn.qkv.bias': None},
       "has no array 'blocks.0.attn.qkv.bias': a directory with a config.json",

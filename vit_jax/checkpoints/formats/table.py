@@ -29,6 +29,8 @@ VIT_LIMITS: dict[str, tuple[Any, ...]] = {
   'swiglu': (False,),
   'qkv_bias': (True,),
   'qk_norm': (False,),
+  'attention_norm': (False,),
+  'mlp_norm': (False,),
   'rope': (0,),
 }
 RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}

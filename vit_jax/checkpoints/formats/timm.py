@@ -31,7 +31,6 @@ _PREFIXES = ('module.', '_orig_mod.')
 
 # What models of timm have and ours lack.
 _LACKING = {
-  r'\.(attn|mlp)\.norm\.': 'a LayerNorm inside attention or the MLP',
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
   r'(^|\.)rope\.|rel_pos|relative_position': 'relative positions',
   r'\.running_mean$': 'BatchNorm',
@@ -171,6 +170,15 @@ def _vit_fields(
     lookup, stride, timm_config.image_size(config), has_cls
   )
   grid_only = has_cls and not placed
+  if known['rope_side'] is None:
+    if image_size[0] != image_size[1]:
+      config.refuse(
+        'architecture',
+        f', whose rotary embeddings count patches, and images are of '
+        f'{image_size[0]}x{image_size[1]} pixels: here they take the same '
+        'turns along both sides.',
+      )
+    known['rope_side'] = image_size[0] // stride
   # A class token that is not read is a register.
   folds_cls = has_cls and pool != 'cls'
   if lookup.has('dist_token') and pool != 'cls':
@@ -178,6 +186,9 @@ def _vit_fields(
       f'{lookup.path} has the array {lookup.key_of("dist_token")!r} and no '
       'class token that is read: no model here is like that.'
     )
+  turned = known.pop('turned')
+  if not config:
+    _refuse_eva(lookup)
   arrays = timm_table.plain(
     lookup.arrays, lookup.key_of(''), placed=placed, folds_cls=folds_cls
   )
@@ -198,6 +209,8 @@ def _vit_fields(
     'layer_scale': 1e-4 * lookup.has('blocks.0.ls1.gamma'),
     'qkv_bias': lookup.has('blocks.0.attn.qkv.bias'),
     'qk_norm': lookup.has('blocks.0.attn.q_norm.weight'),
+    'attention_norm': lookup.has('blocks.0.attn.norm.weight'),
+    'mlp_norm': lookup.has('blocks.0.mlp.norm.weight'),
     'registers': lookup.size('reg_token', 3, axis=1),
     'pool': pool,
     'stem_width': stem_width,
@@ -228,7 +241,26 @@ def _vit_fields(
       + (', and a class token without a position' if grid_only else '')
       + '. A directory with a config.json says.'
     )
+  if turned:
+    arrays = timm_table.turned_as_here(
+      arrays, lookup.key_of(''), width // facts['heads'], turned
+    )
   return fields | facts, arrays, grid_only
+
+
+def _refuse_eva(lookup: archive.Lookup) -> None:
+  """Refuses a file of EVA's, with rotary embeddings or without.
+
+  Raises:
+    ValueError: naming the array that tells it.
+  """
+  for name in ('attn.q_bias', 'attn.q_proj.weight', 'gamma_1'):
+    if lookup.has(f'blocks.0.{name}'):
+      raise ValueError(
+        f'{lookup.path} has the array {lookup.key_of(f"blocks.0.{name}")!r}, '
+        'as models of EVA have, with rotary embeddings or without: a directory '
+        'with a config.json says which.'
+      )
 
 
 def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:

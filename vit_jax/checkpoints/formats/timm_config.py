@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.timm_table import BACKBONE
+from vit_jax.checkpoints.formats.timm_table import BACKBONE, Turned
 from vit_jax.models import variants
 
 # timm's names of sizes, and the patch sizes that it has them with.
@@ -87,8 +87,6 @@ _PLAIN_VIT = {
   'final_norm': True,
   'pool_include_prefix': False,
   'proj_bias': True,
-  'scale_attn_norm': False,
-  'scale_mlp_norm': False,
 }
 _PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
 
@@ -141,6 +139,8 @@ def vit_facts(
     'pre_norm': found['pre_norm'],
     'qk_norm': found['qk_norm'],
     'qkv_bias': found['qkv_bias'],
+    'scale_attn_norm': found['attention_norm'],
+    'scale_mlp_norm': found['mlp_norm'],
     'reg_tokens': found['registers'] - (has_cls and found['pool'] != 'cls'),
     'patch_size': (patch, [patch, patch]),
     'pos_embed': 'learn' if found['posemb'] != 'none' else ('none', ''),
@@ -248,7 +248,8 @@ def known_facts(config: Stated) -> dict[str, Any]:
   """Returns what the name of a ViT's architecture says, or timm's default.
 
   Those are `width`, `heads` and `pool`, all None where there is no name, and
-  `gelu`, `layer_norm_epsilon`, `rope`.
+  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, None where that is the
+  grid's own, and `turned`, None where that is as it is here.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
@@ -258,6 +259,8 @@ def known_facts(config: Stated) -> dict[str, Any]:
     'gelu': 'exact',
     'layer_norm_epsilon': _EPSILON,
     'rope': 0.0,
+    'rope_side': 0,
+    'turned': None,
   }
   if not config:
     return facts | {'pool': None, 'heads': None, 'width': None}
@@ -274,7 +277,6 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
   try:
     import timm
     import torch
-    from timm.layers import RotaryEmbeddingDinoV3
     from timm.models.eva import Eva, EvaBlock
     from timm.models.vision_transformer import Block, VisionTransformer
   except (ImportError, RuntimeError) as e:
@@ -302,23 +304,24 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
         f', whose layers are {type(layer).__name__} and not those of ViT, the '
         'only ones here.',
       )
-  block: Any = model.blocks[0]
-  rope = getattr(model, 'rope', None)
-  theta: Any = 0.0
-  if rope is not None:
-    theta = getattr(rope, 'temperature', None)
-    if type(rope) is not RotaryEmbeddingDinoV3 or (
-      theta is None or rope.min_period is not None,
-      rope.normalize_coords,
-      rope.grid_offset,
-      rope.grid_indexing,
-      rope.rotate_half,
-    ) != (False, 'separate', 0, 'ij', True):
+    N = layer.attn.num_heads
+    if getattr(layer.attn, 'num_kv_heads', N) != N:
       config.refuse(
         'architecture',
-        f', whose rotary embeddings are {type(rope).__name__}: here there are '
-        'those of DINOv3.',
+        ', whose keys have fewer heads than its queries: here they have as '
+        'many.',
       )
+  block: Any = model.blocks[0]
+  if getattr(model, 'pool_include_prefix', False):
+    config.refuse(
+      'architecture', ', which pools registers, too: here only patches are.'
+    )
+  pooling = getattr(model, 'attn_pool', None)
+  if pooling is not None and pooling.num_heads != block.attn.num_heads:
+    config.refuse(
+      'architecture',
+      ', whose pooling has other heads than its layers: here it has as many.',
+    )
   activation, usual = repr(block.mlp.act), _ACTIVATIONS
   if hasattr(block.mlp, 'gate_last') or hasattr(block.mlp, 'fc1_g'):
     usual = (
@@ -339,6 +342,8 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
       model.norm,
       model.fc_norm,
       getattr(model, 'norm_pre', None),
+      getattr(block.attn, 'norm', None),
+      getattr(block.mlp, 'norm', None),
     )
     if hasattr(norm, 'eps')
   ]
@@ -350,8 +355,36 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
     'heads': block.attn.num_heads,
     'gelu': usual[activation],
     'layer_norm_epsilon': block.norm1.eps,
-    'rope': theta,
+    **_rotation(getattr(model, 'rope', None), config),
     'pool': theirs.choice('global_pool', _POOLS),
+  }
+
+
+def _rotation(rope: Any, config: Stated) -> dict[str, Any]:
+  """Returns `rope`, `rope_side` and `turned` of timm's rotary embeddings."""
+  from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
+
+  if rope is None:
+    return {'rope': 0.0, 'rope_side': 0, 'turned': None}
+  known: bool = False
+  side: int | None = 0
+  if type(rope) is RotaryEmbeddingDinoV3:
+    known = rope.normalize_coords == 'separate' and rope.min_period is None
+  elif type(rope) is RotaryEmbeddingCat:
+    side, width = rope.ref_feat_shape or (None, None)
+    known = rope.grid_type == 'index' and side == width
+    known &= not (rope.in_pixels or rope.linear_bands)
+  if not known or rope.grid_offset or rope.temperature is None:
+    config.refuse(
+      'architecture',
+      f', whose rotary embeddings are {type(rope).__name__} in a way that is '
+      'not here: there are those of DINOv3 and of EVA-02.',
+    )
+  turned = Turned(not rope.rotate_half, rope.grid_indexing == 'xy')
+  return {
+    'rope': float(rope.temperature),
+    'rope_side': side,
+    'turned': turned if any(turned) else None,
   }
 
 
@@ -448,6 +481,8 @@ def _vit_switches(fields: dict[str, Any]) -> dict[str, Any]:
     'layer_scale': 'init_values',
     'pre_norm': 'pre_norm',
     'qk_norm': 'qk_norm',
+    'attention_norm': 'scale_attn_norm',
+    'mlp_norm': 'scale_mlp_norm',
   }
   found = {theirs: fields[x] for x, theirs in names.items() if fields[x]}
   if not fields['qkv_bias']:

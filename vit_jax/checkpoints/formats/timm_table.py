@@ -6,6 +6,7 @@ layer, which timm keeps in one array.
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,12 @@ _VIT = {
   'MultiHeadDotProductAttention_1/query': 'attn.qkv',
   'MultiHeadDotProductAttention_1/query_norm': 'attn.q_norm',
   'MultiHeadDotProductAttention_1/key_norm': 'attn.k_norm',
+  'MultiHeadDotProductAttention_1/out_norm': 'attn.norm',
   'MultiHeadDotProductAttention_1/out': 'attn.proj',
   'LayerScale_0': 'ls1',
   'LayerNorm_2': 'norm2',
   'MlpBlock_3/Dense_0': 'mlp.fc1',
+  'MlpBlock_3/inner_norm': 'mlp.norm',
   'MlpBlock_3/Dense_1': 'mlp.fc2',
   'LayerScale_1': 'ls2',
   'Transformer/encoder_norm': 'norm',
@@ -51,6 +54,18 @@ _RESNET = {
   'gn_final': 'norm',
   'head': 'head.fc',
 }
+
+
+class Turned(NamedTuple):
+  """Which numbers of a head rotary embeddings turn together.
+
+  Attributes:
+    neighbours: pairs of neighbours, and not those half a head apart.
+    columns_first: the first half of the pairs by columns, and not by rows.
+  """
+
+  neighbours: bool
+  columns_first: bool
 
 
 class Stored(Mapping[str, np.ndarray]):
@@ -95,7 +110,9 @@ def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
   found = dict(arrays)
   for key in arrays:
     if match := re.fullmatch(
-      re.escape(prefix) + r'(blocks\.\d+\.)(attn\.qkv|mlp\.fc1_g)\.weight', key
+      re.escape(prefix)
+      + r'(blocks\.\d+\.)(attn\.qkv|attn\.q_proj|mlp\.fc1_g)\.weight',
+      key,
     ):
       _complete_layer(found, prefix + match[1])
     elif key == prefix + 'patch_embed.proj.weight':
@@ -128,6 +145,12 @@ def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
 
 
 def _complete_layer(found: Flat, layer: str) -> None:
+  if f'{layer}attn.q_proj.weight' in found:
+    parts = [found.pop(f'{layer}attn.{x}_proj.weight') for x in 'qkv']
+    found[f'{layer}attn.qkv.weight'] = np.concatenate(parts)
+    for x in 'qkv':
+      if (bias := found.pop(f'{layer}attn.{x}_proj.bias', None)) is not None:
+        found[f'{layer}attn.{x}_bias'] = bias
   biases = [found.pop(f'{layer}attn.{x}_bias', None) for x in 'qkv']
   there = [x for x in biases if x is not None]
   if there:
@@ -138,6 +161,32 @@ def _complete_layer(found: Flat, layer: str) -> None:
     if gate is not None:
       parts = [gate, found.pop(f'{layer}mlp.fc1_x.{leaf}')]
       found[f'{layer}mlp.fc1.{leaf}'] = np.concatenate(parts)
+
+
+def turned_as_here(arrays: Flat, prefix: str, K: int, how: Turned) -> Flat:
+  """Returns the arrays with the numbers of queries and keys in our order.
+
+  Attention does not see the order of the K numbers of a head. That of ours
+  turns number j and number j + K/2 together, by rows in the first K/4 pairs.
+  """
+  pairs = np.arange(K // 2)
+  if how.columns_first:
+    pairs = np.roll(pairs, K // 4)
+  order = np.concatenate([pairs, pairs + K // 2])
+  if how.neighbours:
+    order = np.concatenate([2 * pairs, 2 * pairs + 1])
+
+  def ordered(key: str, x: np.ndarray) -> np.ndarray:
+    name = key.removeprefix(prefix)
+    if re.fullmatch(r'blocks\.\d+\.attn\.[qk]_norm\.\w+', name):
+      return x[order]
+    if re.fullmatch(r'blocks\.\d+\.attn\.qkv\.\w+', name):
+      qkv = x.reshape(3, -1, K, *x.shape[1:]).copy()
+      qkv[:2] = qkv[:2, :, order]
+      return qkv.reshape(x.shape)
+    return x
+
+  return {key: ordered(key, x) for key, x in arrays.items()}
 
 
 def entries(
