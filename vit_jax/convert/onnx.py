@@ -2,7 +2,9 @@
 
 The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
 the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
-there is no head. The output `rollout` (batch, h, w) is optional.
+there is no head. The output `rollout` (batch, h, w) is optional. DETR puts out
+`logits` (batch, Q, C + 1) and `boxes` (batch, Q, 4) of its last layer, and
+`mask_logits` if it has them, of images without padding.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
-from vit_jax.models import variants
+from vit_jax.models import detr, detr_layers, variants
 from vit_jax.models.variants import Model
 from vit_jax.visualize import rollout as rollout_lib
 
@@ -86,7 +88,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     raise ValueError(
       f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
     ) from e
-  output = session.get_outputs()[0].name
+  names = [output.name for output in session.get_outputs()]
+  output = next(x for x in names if x in ('logits', 'pre_logits'))
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
@@ -141,6 +144,7 @@ def _to_model(
       capture=('attention',) if rollout else (),
     )
     outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
+    outputs |= detr.detected(aux)
     if rollout:
       grid = model.grid(checkpoint.image_size)
       outputs['rollout'] = rollout_lib.of_captured(
@@ -168,6 +172,8 @@ def _patterns(model: Model) -> list[Pattern]:
   if model.attention in ('all', 'axial'):
     found.append(patterns.gelu(model.gelu))
     found.append(patterns.layer_norm(model.layer_norm_epsilon))
+  if model.attention == 'objects':
+    found.append(patterns.layer_norm(detr_layers.EPSILON))
   return [*found, patterns.softmax()]
 
 

@@ -171,12 +171,16 @@ class Graph:
     return self.node('Slice', [x, starts, ends, axes, steps], shape)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape whose first size is that of the batch."""
-    batch, *sizes = shape
-    if batch != self._images.shape[0] or not is_static(sizes):
+    """Returns a shape whose first size is so many times that of the batch."""
+    (first_size, *sizes), batch = shape, self._images.shape[0]
+    times = first_size // batch
+    if not is_static([times, *sizes]) or first_size != times * batch:
       raise NotImplementedError(f'the shape {shape}')
     if shape not in self._made:
       first = self.node('Shape', [self._images], (1,), np.int64, start=0, end=1)
+      if times != 1:
+        factor = np.array([times], np.int64)
+        first = self.node('Mul', [first, factor], (1,), np.int64)
       self._made[shape] = self.node(
         'Concat', [first, np.array(sizes, np.int64)], (len(shape),), axis=0
       )

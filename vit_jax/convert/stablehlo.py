@@ -30,6 +30,7 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import whole
+from vit_jax.models import detr
 
 DTYPES = ('float32', 'bfloat16')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -43,8 +44,10 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a program of (params, images) and its parameters.
 
   Images are float32 (batch, H, W, 3), scaled as model.json says; the outputs
-  are float32 (batch, C). `dtype` is that of the computation; the parameters are
-  float32.
+  are float32 (batch, C), or of DETR, whose images are without padding, a
+  dictionary of its last layer's `logits` (batch, Q, C + 1), `boxes` and, if it
+  has them, `mask_logits`. `dtype` is that of the computation; the parameters
+  are float32.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
@@ -90,7 +93,10 @@ def open_peer(path: str) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     scaled = (images_BHWC / np.float32(255) - mean_C) / std_C
-    return np.asarray(call(params, scaled))
+    outputs = call(params, scaled)
+    return np.asarray(
+      outputs['logits'] if isinstance(outputs, dict) else outputs
+    )
 
   return Peer(f'jax.export of JAX {jax.__version__}', (H, W), run)
 
@@ -100,9 +106,11 @@ def _export(
 ) -> bytearray:
   model = checkpoint.model.clone(dtype=jnp.dtype(dtype))
 
-  def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> jax.Array:
+  def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> Any:
     tree = traverse_util.unflatten_dict(params, sep='/')
-    return model.apply({'params': tree}, images_BHWC)[0].astype(jnp.float32)
+    y_BC, aux = model.apply({'params': tree}, images_BHWC)
+    y_BC, found = y_BC.astype(jnp.float32), detr.detected(aux)
+    return {'logits': y_BC, **found} if found else y_BC
 
   (batch,) = jax.export.symbolic_shape('batch')
   shapes = (

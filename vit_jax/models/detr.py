@@ -7,7 +7,7 @@ class or that there is none, its box and, with `masks`, its mask. The dimension
 letters are those of `layers`, and Q is the number of queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -235,12 +235,12 @@ class DETR(Model):
       name='input_proj',
     )(maps[-1])
     B, h, w, D = x_BhwD.shape
-    mask_B1L, inside_Bhw = None, jnp.ones((B, h, w), bool)
+    mask_B1L, inside_Bhw = None, jnp.ones((1, h, w), bool)
     if padding_BHW is not None:
       inside_Bhw = ~mask_head.nearest(padding_BHW, (h, w))
       mask_B1L = inside_Bhw.reshape(B, 1, h * w)
     places_BhwD = posemb.counted_sines(inside_Bhw, D)
-    places_BLD = places_BhwD.reshape(B, h * w, D).astype(self.dtype)
+    places_BLD = places_BhwD.reshape(-1, h * w, D).astype(self.dtype)
     key = self.make_rng('dropout') if train and self.dropout else None
     memory_BLD, outputs_XBQD, captured = self._transform(
       x_BhwD.reshape(B, h * w, D), places_BLD, mask_B1L, capture, key
@@ -251,7 +251,7 @@ class DETR(Model):
     y_BQD = outputs_XBQD[-1]
     aux = captured | {
       'boxes': BoxHead(name='bbox_embed')(outputs_XBQD),
-      'positions': places_BhwD,
+      'positions': jnp.broadcast_to(places_BhwD, x_BhwD.shape),
       'tokens': memory_BLD,
       'pre_logits': y_BQD,
     }
@@ -315,15 +315,26 @@ class DETR(Model):
       'query_embed', nn.initializers.normal(1.0), (self.num_queries, D)
     )
     shape = (B, self.num_queries, D)
-    queries_BQD = jnp.broadcast_to(queries_QD.astype(self.dtype), shape)
+    queries_1QD = queries_QD.astype(self.dtype)[None]
     _, decoded = repeated(
       DecoderLayer,
       DECODER,
       jnp.zeros(shape, self.dtype),
       (keys[1],),
-      (queries_BQD, memory_BLD, places_BLD, mask_B1L),
+      (queries_1QD, memory_BLD, places_BLD, mask_B1L),
       depth=self.decoder_layers,
       **loop,
     )
     outputs_XBQD = decoded.pop('outputs')
     return memory_BLD, outputs_XBQD, encoded | decoded
+
+
+def detected(aux: Mapping[str, Any]) -> dict[str, Array]:
+  """Returns what a model's `aux` says of objects: nothing but for DETR.
+
+  `boxes` BQ4 of the last layer, and `mask_logits` where there are masks.
+  """
+  found = {'boxes': aux['boxes'][-1]} if 'boxes' in aux else {}
+  if 'mask_logits' in aux:
+    found['mask_logits'] = aux['mask_logits']
+  return found

@@ -121,22 +121,23 @@ class DecoderLayer(PostNormLayer):
     self,
     x_BQD: Array,
     key: Array | None,
-    queries_BQD: Array,
+    queries_1QD: Array,
     memory_BLD: Array,
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the queries' tokens after this layer, captured as `outputs` too.
 
-    `queries_BQD` are what the queries have for positions.
+    `queries_1QD` are what the queries have for positions, the same for all
+    images, as `places_BLD` may be.
     """
     key_self, key_cross, key_mlp = _split(key, 3)
-    x = constrain(x_BQD, 'BLD'), queries_BQD
+    x = constrain(x_BQD, 'BLD'), queries_1QD
     x_BQD, _ = self.attend('self_attn', 'norm1', x, x, None, key_self)
     x_BQD, weights_BNQL = self.attend(
       'multihead_attn',
       'norm2',
-      (x_BQD, queries_BQD),
+      (x_BQD, queries_1QD),
       (memory_BLD, places_BLD),
       mask_B1L,
       key_cross,

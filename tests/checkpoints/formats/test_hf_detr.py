@@ -130,7 +130,9 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
 
 
 @pytest.mark.usefixtures('transformers')
-@pytest.mark.parametrize('fields', [{}, MASKS], ids=['boxes', 'masks'])
+@pytest.mark.parametrize(
+  'fields', [{}, pytest.param(MASKS, marks=pytest.mark.slow)]
+)
 def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
   checkpoint, folder = make(**fields), str(tmp_path / 'x')
   assert hf.write(checkpoint.weights(), folder, 'float32') == []
