@@ -20,6 +20,9 @@ have. The backbone starts from nothing unless --config.init is a DETR's
 checkpoint, and a frozen BatchNorm learns no statistics: without one, take
 model.backbone_version=1 and optimizer.frozen=().
 
+`digits` reaches an AP of .730 and an AP50 of .953 on 500 held-out canvases, in
+about half an hour of 2 cores beside much other work (one seed, 2026-11-24).
+
 Classes are counted by category id from 0 on. With evaluators.coco, which needs
 pip install -e '.[detection]', AP and its other rows are measured.
 """

@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
 
 DIGITS = 'train --workdir=OUT --config=configs/digits.py'
+FOUND = 'train --workdir=OUT --config=configs/detr.py:digits'
 WRONG = f"""
 train
 train --config=configs/digits.py
@@ -55,6 +56,14 @@ train --workdir=TEXT --config=configs/digits.py
 {DIGITS} --config.optimizer.frozen="('nowhere',)"
 {DIGITS} --config.optimizer.frozen="('(',)"
 {DIGITS} --config.optimizer.lr_scales="(('nowhere',2.0),)"
+{FOUND} --config.objective.max_objects=11
+{FOUND} --config.objective.max_objects=2
+{FOUND} --config.objective.l1=-1
+{FOUND} --config.data.name=digits
+{FOUND} --config.model.masks=True
+{FOUND} --config.data.balance=1
+{DIGITS} --config.data.name=digits_canvas
+{DIGITS} --config.evaluators.coco.on=True
 {DIGITS} --config.total="0 steps"
 {DIGITS} --config.total="many steps"
 {DIGITS} --config.total="10 weeks"

@@ -16,6 +16,7 @@ from vit_jax.data import bad_images, images, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.models.model import Params
+from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.objective import Best, Objective
 
 
@@ -95,9 +96,19 @@ class Parts:
     """Opens a split of the data that the model is trained on.
 
     Raises:
-      ValueError: if its classes are not those of the training split.
+      ValueError: if its classes are not those of the training split, or are
+        those of objects where the objective learns one of an image.
     """
     source = bad_images.open_checked(self.config.data, split)
+    learns_one = self.objective.class_names and not isinstance(
+      self.objective, Detection
+    )
+    if learns_one and isinstance(source, sources.BoxedSource):
+      raise ValueError(
+        f'{self.config.data.name} has objects with classes and '
+        f'objective.name={self.config.objective.name} learns one class an '
+        'image: use configs/detr.py, or a folder for each class.'
+      )
     found = sources.class_names(source)
     check_classes(self.config, split, found, self.class_names)
     return source

@@ -81,6 +81,11 @@ class Detection:
         f'model.name is {config.model.name!r}: objects are found by DETR. '
         'Choose a variant such as detr_r50.'
       )
+    if config.data.balance:
+      raise ValueError(
+        f'data.balance is {config.data.balance}: images with objects have no '
+        'one class to be balanced by; leave it at 0.'
+      )
     if config.model.masks:
       raise ValueError(
         'model.masks is on: detection learns boxes alone; switch it off.'
