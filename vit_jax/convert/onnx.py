@@ -2,7 +2,10 @@
 
 The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
 the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
-there is no head. The output `rollout` (batch, h, w) is optional.
+there is no head. The output `rollout` (batch, h, w) is optional, and so are
+`attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), a
+layer's weights with the heads fused, and `read` (batch, L), how much the output
+reads of each token.
 """
 
 import dataclasses
@@ -24,6 +27,7 @@ from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
+from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'int8')
@@ -33,13 +37,17 @@ _EPSILONS = (1e-6, 1e-5)
 
 
 def write(
-  checkpoint: Checkpoint, target: str, dtype: str, rollout: bool = False
+  checkpoint: Checkpoint,
+  target: str,
+  dtype: str,
+  rollout: bool = False,
+  attention: bool = False,
 ) -> list[str]:
   """Writes a file that any batch size runs through.
 
   With the dtype 'int8', the weights of all matrix products are, and with them
   the products; convolutions stay in float32. `rollout` puts out the attention
-  rollout besides.
+  rollout besides, `attention` what it is computed of.
 
   Raises:
     ImportError: if ONNX is not installed.
@@ -55,7 +63,7 @@ def write(
         'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
   with whole.new_file(target) as path:
-    model, weights = _to_model(checkpoint, rollout)
+    model, weights = _to_model(checkpoint, rollout, attention)
     onnx_file.check(model, weights)
     if dtype == 'int8':
       _quantize(onnx_file.joined(model, weights), path)
@@ -119,7 +127,7 @@ def _library(name: str) -> Any:
 
 
 def _to_model(
-  checkpoint: Checkpoint, rollout: bool
+  checkpoint: Checkpoint, rollout: bool, attention: bool
 ) -> tuple[Any, dict[str, np.ndarray]]:
   """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
   model = checkpoint.model.clone(
@@ -135,6 +143,8 @@ def _to_model(
     )
 
   def function(params: Any, images_BHWC: jax.Array) -> dict[str, jax.Array]:
+    if attention:
+      return _with_attention(model, params, images_BHWC)
     y_BC, aux = model.apply(
       {'params': params},
       images_BHWC,
@@ -161,6 +171,17 @@ def _to_model(
       f'no translation to for {e}: use --to=stablehlo or orbax.'
     ) from e
   return graph.to_model(outputs, _metadata(checkpoint))
+
+
+def _with_attention(
+  model: Any, params: Any, images_BHWC: jax.Array
+) -> dict[str, jax.Array]:
+  logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
+  fused = {
+    f'attention_{name}': jnp.stack([fuse(x, axis=1) for x in layers], 1)
+    for name, fuse in rollout_lib.FUSIONS.items()
+  }
+  return {'logits': logits_BC, **fused, 'read': read_BL}
 
 
 def _patterns(model: Model) -> list[Pattern]:
