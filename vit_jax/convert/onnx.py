@@ -201,6 +201,8 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
       '(x / 255 - mean) / std with x from 0 to 255'
     ),
     'class_names': json.dumps(checkpoint.class_names),
+    'description': checkpoint.model.describe(checkpoint.image_size),
+    'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
   } | {
     key: value if isinstance(value, str) else json.dumps(value)
     for key, value in dataclasses.asdict(checkpoint.preprocessing).items()
