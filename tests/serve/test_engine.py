@@ -207,6 +207,7 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
     monkeypatch.setattr(protection, 'BODY_SECONDS', 0.1)
     head = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
     for begun, answer in (
+      (b'', b''),
       (head, b''),
       (head + b'Content-Length: 900\r\n\r\n123', b'HTTP/1.1 408'),
     ):
