@@ -44,6 +44,13 @@ _EXTRAS_REQUIRE = {
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
   # COCO's average precision.
   'detection': ['pycocotools>=2.0.8'],
+  # The page, `vit_jax.serve`.
+  'serve': [
+    'onnx>=1.20',
+    'onnxruntime>=1.24',
+    'starlette>=1.0',
+    'uvicorn>=0.50',
+  ],
   # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
   # ipykernel runs the notebook.
   'test': [
@@ -75,6 +82,7 @@ setuptools.setup(
     *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
     'vit_jax.configs',
   ],
+  package_data={'vit_jax.serve': ['page.html', 'requirements.txt']},
   package_dir={'vit_jax.configs': 'configs'},
   entry_points={'console_scripts': ['vit-jax = vit_jax.__main__:main']},
   install_requires=_INSTALL_REQUIRES,

@@ -188,6 +188,12 @@ convert TINY OUT --to=onnx --dtype=int3
 convert TINY OUT --to=hf --head=half
 convert TINY OUT --to=npz --image_size=5
 convert --check TINY
+convert TEXT OUT --to=board
+convert TINY OUT --to=board --dtype=float16
+serve
+serve GONE
+serve TEXT
+serve TINY --port=99999
 visualize
 visualize rollout TINY
 visualize rollout GONE PHOTO --out=OUT

@@ -15,6 +15,7 @@ COMMANDS = {
   'evaluate': ('vit_jax.evaluate', 'accuracy by class, what is confused'),
   'fewshot': ('vit_jax.fewshot', 'few-shot accuracy and linear probes'),
   'convert': ('vit_jax.convert', 'checkpoints for other frameworks'),
+  'serve': ('vit_jax.serve', 'a page and an API that label images'),
   'visualize': ('vit_jax.visualize', 'attention, filters, positions'),
   'palette': ('vit_jax.palette', 'colours for iGPT, of a data set'),
   'complete': ('vit_jax.complete', 'draws the rest of images, with iGPT'),

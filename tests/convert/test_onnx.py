@@ -21,7 +21,8 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
 from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
 from vit_jax.models import variants
-from vit_jax.visualize.rollout import of_captured
+from vit_jax.visualize.attention_maps import Layers
+from vit_jax.visualize.rollout import FUSIONS, fuse, of_captured
 
 REASON = 'needs the extra `peers`, see requirements.txt'
 onnx = pytest.importorskip('onnx', reason=REASON)
@@ -255,6 +256,34 @@ def test_rollout_is_an_output(tmp_path, fields):
     assert got.shape == (count, *grid)
     assert relative_difference(got, maps) < TOLERANCE
     assert relative_difference(logits, np.asarray(want)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    pytest.param(VIT | {'pool': 'map', 'registers': 2}, id='map'),
+    pytest.param(VIT | {'name': 'deit'}, id='deit', marks=pytest.mark.slow),
+  ],
+)
+def test_fused_attention_is_an_output(tmp_path, fields):
+  """What rollout is computed of, as `Layers` gives it layer by layer."""
+  size = (64, 32)
+  checkpoint = random_checkpoint(None, size, **fields)
+  session = onnxruntime.InferenceSession(
+    write(tmp_path, checkpoint, attention=True)
+  )
+  names = [x.name for x in session.get_outputs()]
+  x = random_images(size, 3).astype(np.float32) / 127.5 - 1
+  got = dict(zip(names, session.run(None, {'images': x}), strict=True))
+  layers = Layers(checkpoint.model, checkpoint.params, x)
+  assert relative_difference(got.pop('logits'), layers.logits_BC) < TOLERANCE
+  assert relative_difference(got.pop('read'), layers.read_BL) < TOLERANCE
+  assert got.keys() == {f'attention_{name}' for name in FUSIONS}
+  for i, weights in enumerate(layers.attention()):
+    for name in FUSIONS:
+      want = np.asarray(fuse(weights['all'], name))
+      found = got[f'attention_{name}'][:, i]
+      assert relative_difference(found, want) < TOLERANCE
 
 
 def test_the_file_says_how_to_use_it(tmp_path):

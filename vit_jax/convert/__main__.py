@@ -12,6 +12,9 @@ The format of SOURCE is found by looking. TARGET appears whole or not at all.
   --to=onnx       one file for onnxruntime, with any batch size
   --to=stablehlo  a directory for jax.export, which runs without this package
   --to=orbax      a workdir of this package
+  --to=board      a directory with a page that serves it, with onnxruntime,
+                  Pillow and starlette alone; with --dtype=int8 in both, of
+                  which the faster is taken where it runs
 
 --check runs both on the same random images, each in its own framework where
 that is installed, and prints the largest difference.
@@ -34,7 +37,7 @@ from vit_jax.models import flops
 
 # What takes a checkpoint's arrays, and what takes the model itself.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
-PROGRAMS = ('onnx', 'stablehlo', 'orbax')
+PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
 
 TOLERANCE = 1e-4
 
@@ -171,7 +174,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     '--dtype',
     default='float32',
     help='float32 (default), bfloat16 (bigvision, timm, hf, stablehlo), '
-    'float16 (timm, hf), int8 (onnx)',
+    'float16 (timm, hf), int8 (onnx, board)',
   )
   parser.add_argument(
     '--rollout',

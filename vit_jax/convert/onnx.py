@@ -2,9 +2,12 @@
 
 The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
 the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
-there is no head. The output `rollout` (batch, h, w) is optional. DETR puts out
-`logits` (batch, Q, C + 1) and `boxes` (batch, Q, 4) of its last layer, and
-`mask_logits` if it has them, of images without padding.
+there is no head. The output `rollout` (batch, h, w) is optional, and so are
+`attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), a
+layer's weights with the heads fused, and `read` (batch, L), how much the output
+reads of each token. DETR puts out `logits` (batch, Q, C + 1) and `boxes`
+(batch, Q, 4) of its last layer, and `mask_logits` if it has them, of images
+without padding.
 """
 
 import dataclasses
@@ -26,6 +29,7 @@ from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
 from vit_jax.models import detr, detr_layers, variants
 from vit_jax.models.variants import Model
+from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'int8')
@@ -35,13 +39,17 @@ _EPSILONS = (1e-6, 1e-5)
 
 
 def write(
-  checkpoint: Checkpoint, target: str, dtype: str, rollout: bool = False
+  checkpoint: Checkpoint,
+  target: str,
+  dtype: str,
+  rollout: bool = False,
+  attention: bool = False,
 ) -> list[str]:
   """Writes a file that any batch size runs through.
 
   With the dtype 'int8', the weights of all matrix products are, and with them
   the products; convolutions stay in float32. `rollout` puts out the attention
-  rollout besides.
+  rollout besides, `attention` what it is computed of.
 
   Raises:
     ImportError: if ONNX is not installed.
@@ -57,7 +65,7 @@ def write(
         'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
   with whole.new_file(target) as path:
-    model, weights = _to_model(checkpoint, rollout)
+    model, weights = _to_model(checkpoint, rollout, attention)
     onnx_file.check(model, weights)
     if dtype == 'int8':
       _quantize(onnx_file.joined(model, weights), path)
@@ -122,7 +130,7 @@ def _library(name: str) -> Any:
 
 
 def _to_model(
-  checkpoint: Checkpoint, rollout: bool
+  checkpoint: Checkpoint, rollout: bool, attention: bool
 ) -> tuple[Any, dict[str, np.ndarray]]:
   """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
   model = checkpoint.model.clone(
@@ -138,6 +146,8 @@ def _to_model(
     )
 
   def function(params: Any, images_BHWC: jax.Array) -> dict[str, jax.Array]:
+    if attention:
+      return _with_attention(model, params, images_BHWC)
     y_BC, aux = model.apply(
       {'params': params},
       images_BHWC,
@@ -167,6 +177,17 @@ def _to_model(
   return graph.to_model(outputs, _metadata(checkpoint))
 
 
+def _with_attention(
+  model: Any, params: Any, images_BHWC: jax.Array
+) -> dict[str, jax.Array]:
+  logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
+  fused = {
+    f'attention_{name}': jnp.stack([fuse(x, axis=1) for x in layers], 1)
+    for name, fuse in rollout_lib.FUSIONS.items()
+  }
+  return {'logits': logits_BC, **fused, 'read': read_BL}
+
+
 def _patterns(model: Model) -> list[Pattern]:
   found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
   if model.attention in ('all', 'axial'):
@@ -186,6 +207,8 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
       '(x / 255 - mean) / std with x from 0 to 255'
     ),
     'class_names': json.dumps(checkpoint.class_names),
+    'description': checkpoint.model.describe(checkpoint.image_size),
+    'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
   } | {
     key: value if isinstance(value, str) else json.dumps(value)
     for key, value in dataclasses.asdict(checkpoint.preprocessing).items()

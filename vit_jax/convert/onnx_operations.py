@@ -233,6 +233,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'max': _maximum,
   'pad': _pad,
   'reduce_max': functools.partial(_reduce, 'ReduceMax'),
+  'reduce_min': functools.partial(_reduce, 'ReduceMin'),
   'reduce_sum': functools.partial(_reduce, 'ReduceSum'),
   'reduce_window_max': functools.partial(_pool, 'MaxPool'),
   'reduce_window_sum': functools.partial(_pool, 'AveragePool'),

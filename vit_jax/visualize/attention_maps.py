@@ -120,20 +120,13 @@ class _Program:
         outputs.append(result[0])
         block = module.clone(parent=None, name=None, capture=('attention',))
         self.blocks.append((module.name, block))
-      elif isinstance(module, Projection) and module.path[0] == 'MAPHead_0':
+      elif _is_of_pooling(module):
         pooled[module.path[-1]] = result
       return result
 
     with nn.intercept_methods(note):
       logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
-    B, L, _ = aux['tokens'].shape
-    patches = L - len(self._model.extra_tokens)
-    if pooled:
-      logits_BN1L = attention.logits(pooled['query'], pooled['key'])
-      read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
-      read_BL = jnp.pad(read_BL, ((0, 0), (L - patches, 0)))
-    else:
-      read_BL = read(B, L, patches, self._model.class_tokens)
+    read_BL = _read(self._model, aux['tokens'].shape, pooled)
     return logits_BC, inputs, outputs[-1], read_BL
 
   def _logit(
@@ -157,6 +150,53 @@ def _program(model: Any, shape: tuple[int, ...]) -> _Program:
   return _Program(model)
 
 
+def run(
+  model: Any, params: Any, images_BHWC: Array
+) -> tuple[Array, list[Array], Array]:
+  """Runs a model whose layers are not scanned, all weights kept at once.
+
+  For programs that leave JAX; `Layers` takes less memory.
+
+  Returns:
+    Logits BC, the softmax weights BNLL of each layer, from the first, and how
+    much the output reads of each token, BL, as `Layers.read_BL`.
+  """
+  weights, pooled = [], {}
+
+  def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    result = next_fun(*args, **kwargs)
+    if _is_layer(context):
+      weights.append(result[1]['attention'])
+    elif _is_of_pooling(context.module):
+      pooled[context.module.path[-1]] = result
+    return result
+
+  with nn.intercept_methods(note):
+    logits_BC, aux = model.apply(
+      {'params': params}, images_BHWC, capture=('attention',)
+    )
+  return logits_BC, weights, _read(model, aux['tokens'].shape, pooled)
+
+
+def _read(
+  model: Any, shape: tuple[int, ...], pooled: dict[str, Array]
+) -> Array:
+  """Returns what the output reads of each token, BL.
+
+  Args:
+    model: whose tokens have the
+    shape: BLD.
+    pooled: `query` and `key` of the pooling head, where there is one.
+  """
+  B, L, _ = shape
+  patches = L - len(model.extra_tokens)
+  if not pooled:
+    return read(B, L, patches, model.class_tokens)
+  logits_BN1L = attention.logits(pooled['query'], pooled['key'])
+  read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
+  return jnp.pad(read_BL, ((0, 0), (L - patches, 0)))
+
+
 def read(B: int, L: int, patches: int, class_tokens: int) -> Array:
   """Returns what is read of the tokens, BL, all alike.
 
@@ -166,6 +206,10 @@ def read(B: int, L: int, patches: int, class_tokens: int) -> Array:
   start = 0 if class_tokens else L - patches
   row_L = jnp.zeros(L).at[start : start + count].set(1 / count)
   return jnp.broadcast_to(row_L, (B, L))
+
+
+def _is_of_pooling(module: nn.Module) -> bool:
+  return isinstance(module, Projection) and module.path[0] == 'MAPHead_0'
 
 
 def _is_layer(context: Any) -> bool:

@@ -1,0 +1,240 @@
+"""The server in this process, beside JAX, with what a test can slow down."""
+
+import contextlib
+import http.client
+import json
+import pathlib
+import socket
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.serve.pictures_to_send import every_kind
+from tests.serve.test_server import checkpoint_of
+from vit_jax.convert import board
+from vit_jax.serve.__main__ import Explainer
+from vit_jax.visualize import rollout
+from vit_jax.visualize.attention_maps import Layers
+
+_, uvicorn, engine_lib, protection, listening, served_model, server_lib = (
+  pytest.importorskip(name, reason='needs the extra `serve`')
+  for name in (
+    'onnx',
+    'uvicorn',
+    'vit_jax.serve.engine',
+    'vit_jax.serve.protection',
+    'vit_jax.serve.listening',
+    'vit_jax.serve.served_model',
+    'vit_jax.serve.server',
+  )
+)
+
+DATA = every_kind()['JPEG turned 6']
+
+
+@pytest.fixture(scope='module')
+def checkpoint():
+  return checkpoint_of()
+
+
+@pytest.fixture(scope='module')
+def paths(tmp_path_factory, checkpoint):
+  """By dtype."""
+  folder = tmp_path_factory.mktemp('models')
+  for dtype in ('float32', 'int8'):
+    board.write_model(checkpoint, folder, 'small', dtype)
+  return {x: folder / f'small.{x}.onnx' for x in ('float32', 'int8')}
+
+
+@pytest.fixture
+def engine(paths, checkpoint):
+  engine = engine_lib.Engine(
+    {'small': served_model.ServedModel(paths['float32'], 1)},
+    Explainer({'small': checkpoint}),
+  )
+  yield engine
+  engine.close()
+
+
+def test_rollout_for_a_class_is_that_of_jax(engine, checkpoint):
+  _, sights = engine.add(DATA)
+  (seen,) = sights.values()
+  x = checkpoint.normalize(jnp.asarray(seen.pixels_HWC[None]))
+  layers = Layers(checkpoint.model, checkpoint.params, x)
+  for number, fusion, discard in ((2, 'mean', 0), (5, 'max', 0.5)):
+    found = engine.explained(seen, 'small', number, fusion, discard).result()
+    want = rollout.rollout(layers, fusion, discard, np.array([number]))[0]
+    np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+@pytest.mark.parametrize('layer', [None, 0, 2])
+@pytest.mark.parametrize('discard', [0, 0.3, 0.95])
+def test_rollout_is_that_of_jax(layer, discard):
+  """On the same weights, none of them alike."""
+  rng = np.random.default_rng(0)
+  weights = rng.dirichlet(np.ones(21), (3, 21)).astype(np.float32)
+  read = rng.dirichlet(np.ones(21)).astype(np.float32)
+  fused = [
+    {'all': rollout.fuse(x[None, None], 'mean', discard)}
+    for x in (weights if layer is None else weights[[layer]])
+  ]
+  want = rollout.maps(fused, read[None], (4, 5))[0]
+  before = weights.copy()
+  got = served_model.rollout(weights, read, (4, 5), discard, layer)
+  np.testing.assert_allclose(got, want, atol=1e-6)
+  np.testing.assert_array_equal(weights, before)
+
+
+def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
+  """In the order asked; int8 one by one, where others change an answer."""
+  model, sizes, start = engine.models['small'], [], threading.Event()
+  run = model.run
+
+  def slow(images_BHWC):
+    sizes.append(len(images_BHWC))
+    start.wait()
+    return run(images_BHWC)
+
+  monkeypatch.setattr(model, 'run', slow)
+  found = {}
+  for data in list(every_kind().values())[:9]:
+    digest, sights = engine.add(data)
+    found[digest] = engine.answer(digest, sights[model.view], 'small')
+    while not sizes:
+      time.sleep(0.01)
+  start.set()
+  for digest, future in found.items():
+    logits_C = future.result().logits_C
+    seen = engine.known(digest)[model.view]
+    (alone,) = run(seen.pixels_HWC[None])
+    np.testing.assert_allclose(logits_C, alone.logits_C, atol=1e-5)
+  assert sizes == [1, 4, 4]
+  # Remembered, it does not run again.
+  engine.answer(digest, seen, 'small').result()
+  assert sizes == [1, 4, 4]
+
+
+def test_int8_is_answered_alone(paths):
+  assert not served_model.ServedModel(paths['int8'], 1).batches
+
+
+def test_an_error_reaches_who_asked_and_the_next_is_answered(
+  engine, monkeypatch
+):
+  digest, sights = engine.add(DATA)
+  seen = sights[engine.models['small'].view]
+  with monkeypatch.context() as patched:
+    patched.setattr(engine.models['small'], 'run', lambda x: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      engine.answer(digest, seen, 'small').result()
+  assert len(engine.answer(digest, seen, 'small').result().logits_C) == 7
+
+
+def test_places_are_counted(engine, monkeypatch):
+  monkeypatch.setattr(engine_lib, 'MAX_WAITING', 1)
+  with engine.place():
+    with pytest.raises(engine_lib.Busy) as refused, engine.place():
+      pass
+    assert refused.value.seconds >= 1
+  with engine.place():
+    assert engine.waiting == 1
+  assert engine.waiting == 0
+
+
+def test_the_oldest_is_forgotten():
+  found = engine_lib.Remembered(10)
+  found.put('a', 1, 4)
+  found.put('b', 2, 4)
+  assert found.get('a') == 1
+  found.put('c', 3, 4)
+  assert [found.get(x) for x in 'abc'] == [1, None, 3]
+  found.put('c', 4, 5)
+  assert (found.get('c'), found.nbytes) == (4, 9)
+  found.put('d', 5, 11)
+  assert found.nbytes == 0
+
+
+@contextlib.contextmanager
+def served(engine):
+  """Gives the port of the server in a thread, with the command's protocol."""
+  app = server_lib.PageServer(engine, hosts=protection.LOOPBACK).app()
+  config = uvicorn.Config(
+    app,
+    http=protection.ImpatientProtocol,
+    h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
+    lifespan='off',
+    log_config=None,
+  )
+  server = uvicorn.Server(config)
+  listener = socket.create_server(('127.0.0.1', 0))
+  thread = threading.Thread(target=server.run, args=[[listener]])
+  thread.start()
+  try:
+    yield listener.getsockname()[1]
+  finally:
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+def post(port, query='', data=DATA):
+  connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+  with contextlib.closing(connection):
+    connection.request('POST', f'/api/predict?{query}', data)
+    response = connection.getresponse()
+    return response.status, response.headers, json.loads(response.read())
+
+
+def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
+  with served(engine) as port:
+    status, _, answer = post(port, 'class=3')
+    assert status == 200
+    assert answer['map']['class'] == 3
+    status, _, body = post(port, 'class=3&layer=1')
+    assert status == 400 and 'leave out layer' in body['error']
+    with monkeypatch.context() as patched:
+      patched.setattr(engine_lib, 'MAX_WAITING', 0)
+      status, headers, body = post(port)
+      assert status == 503 and int(headers['Retry-After']) >= 1
+    with monkeypatch.context() as patched:
+      patched.setattr(protection, 'MAX_BODIES_BYTES', 100)
+      status, headers, body = post(port)
+      assert status == 503 and int(headers['Retry-After']) >= 1
+    monkeypatch.setattr(protection, 'HEADER_SECONDS', 0.1)
+    monkeypatch.setattr(protection, 'BODY_SECONDS', 0.1)
+    head = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
+    for begun, answer in (
+      (b'', b''),
+      (head, b''),
+      (head + b'Content-Length: 900\r\n\r\n123', b'HTTP/1.1 408'),
+    ):
+      with socket.create_connection(('127.0.0.1', port), timeout=60) as sent:
+        sent.sendall(begun)
+        try:
+          got = sent.recv(12)
+        except ConnectionResetError:
+          got = b''
+        assert got == answer
+    monkeypatch.undo()
+    assert post(port, f'image={"0" * 64}', b'')[0] == 404
+    assert post(port)[0] == 200
+
+
+def test_the_faster_is_taken(paths, monkeypatch, capsys):
+  both = list(paths.values())
+  for dtype, path in paths.items():
+    assert listening.choose(both, dtype, 1) == path
+    assert listening.choose([path], 'faster', 1) == path
+  assert listening.choose(both, 'faster', 1) in both
+  said = capsys.readouterr().out
+  assert said.startswith('timed     small: float32 ') and 'int8' in said
+
+
+def test_what_is_no_model_is_said(tmp_path):
+  path = pathlib.Path(tmp_path / 'x.float32.onnx')
+  path.write_text('none')
+  with pytest.raises(ValueError, match='x.float32.onnx is no model that is'):
+    served_model.ServedModel(path)

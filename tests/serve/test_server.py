@@ -1,0 +1,359 @@
+"""A board's folder, started where there is no JAX, and asked over the network.
+
+Its answers are those of the checkpoint on the same files.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.checkpoints.random_weights import random_checkpoint
+from tests.conftest import ROOT
+from tests.serve.pictures_to_send import encoded, every_kind, pixels
+from tests.serve.test_uploads import BAD
+from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.convert import board
+from vit_jax.visualize.attention_maps import Layers
+from vit_jax.visualize.rollout import rollout
+
+REASON = 'needs the extra `serve`'
+for library in ('onnx', 'onnxruntime', 'starlette', 'uvicorn'):
+  pytest.importorskip(library, reason=REASON)
+
+VIT = {'patch_size': 8, 'width': 32, 'depth': 3, 'mlp_dim': 48, 'heads': 4}
+KINDS = every_kind()
+TOLERANCE = 1e-4
+TOKEN = 'a-Secret'
+# What a board does not have: importing any of it fails.
+START = """
+import runpy, sys
+for name in ('jax', 'flax', 'cv2', 'torch', 'simplejpeg', 'vit_jax.models'):
+  sys.modules[name] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition('/')[0])
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def checkpoint_of(**fields):
+  """Returns a model with names, and images cut from their centre."""
+  checkpoint = random_checkpoint(None, (32, 48), **VIT | fields)
+  return dataclasses.replace(
+    checkpoint,
+    path='/some/where/runs/small/checkpoints/12',
+    preprocessing=Preprocessing(
+      50, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bilinear'
+    ),
+  )
+
+
+@contextlib.contextmanager
+def running(folder, *options):
+  """Starts a board's folder, and gives its port and process."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', START, folder / 'serve.py', '--port=0', *options],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
+  )
+  try:
+    said = []
+    for line in process.stdout:
+      said.append(line)
+      if match := re.search(r' at http://127.0.0.1:(\d+)', line):
+        yield int(match[1]), process
+        break
+    else:
+      raise AssertionError(''.join(said))
+  finally:
+    process.terminate()
+    process.communicate()
+
+
+@pytest.fixture(scope='module')
+def checkpoints():
+  return {
+    'small': checkpoint_of(),
+    'pooled': checkpoint_of(pool='map', registers=1),
+  }
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory, checkpoints):
+  """With a model in float32 alone and one in both."""
+  folder = tmp_path_factory.mktemp('page') / 'board'
+  assert board.write(checkpoints['small'], str(folder), 'int8') == []
+  board.write_model(
+    checkpoints['pooled'], folder / 'models', 'pooled', 'float32'
+  )
+  return folder
+
+
+@pytest.fixture(scope='module')
+def port(folder):
+  with running(folder, '--dtype=float32', '--threads=1') as (port, _):
+    yield port
+
+
+def ask(port, path, data=None, method=None, **headers):
+  """Returns status, headers and what JSON says, or text."""
+  connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+  with contextlib.closing(connection):
+    names = {k.replace('_', '-'): v for k, v in headers.items()}
+    connection.request(
+      method or ('GET' if data is None else 'POST'), path, data, names
+    )
+    response = connection.getresponse()
+    body = response.read().decode()
+  if response.headers.get_content_type() == 'application/json':
+    body = json.loads(body)
+  return response.status, response.headers, body
+
+
+def predict(port, data=b'', **query):
+  status, _, body = ask(
+    port, '/api/predict?' + urllib.parse.urlencode(query), data
+  )
+  return status, body
+
+
+@pytest.mark.parametrize('name', ['small', 'pooled'])
+def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
+  """Classes, and maps by each way to fuse the heads."""
+  checkpoint = checkpoints[name]
+  transform = checkpoint.transform()
+  images = np.stack([transform.image(x, kind) for kind, x in KINDS.items()])
+  layers = Layers(
+    checkpoint.model, checkpoint.params, checkpoint.normalize(images)
+  )
+  maps = {f: np.asarray(rollout(layers, f)) for f in ('mean', 'min', 'max')}
+  wanted_BC = jax.nn.softmax(checkpoint.logits(images))
+  for i, (kind, data) in enumerate(KINDS.items()):
+    status, first = predict(port, data, model=name, top=7)
+    assert status == 200, (kind, first)
+    got = {x['name']: x['probability'] for x in first['classes']}
+    want = dict(zip(checkpoint.class_names, wanted_BC[i].tolist(), strict=True))
+    assert got == pytest.approx(want, abs=TOLERANCE), kind
+    assert [x['name'] for x in first['classes']] == sorted(
+      got, key=lambda x: -got[x]
+    )
+    for fusion, want in maps.items():
+      _, again = predict(port, model=name, image=first['image'], fusion=fusion)
+      values = np.array(again['map']['values'])
+      np.testing.assert_allclose(values, want[i], atol=TOLERANCE)
+
+
+def test_settings_change_the_map(port):
+  _, first = predict(port, KINDS['BMP'], discard=0)
+  seen = [first['map']['values']]
+  for query in (
+    {'discard': 0.6},
+    {'layer': 0},
+    {'layer': 2},
+    {'fusion': 'max'},
+  ):
+    _, found = predict(port, image=first['image'], **query)
+    assert found['classes'] == first['classes']
+    assert found['seconds']['decode'] == 0
+    assert np.max(found['map']['values']) == 1
+    assert found['map']['values'] not in seen
+    seen.append(found['map']['values'])
+  _, without = predict(port, image=first['image'], map=0, top=2)
+  assert without['map'] is None
+  assert without['classes'] == first['classes'][:2]
+
+
+WRONG = {
+  'colour=red': 'use model, image, top',
+  'model=../../etc/passwd': 'use pooled, small',
+  'image=abc': 'what an earlier answer says',
+  'fusion=median': 'use mean, min, max',
+  'discard=1': 'from 0 to below 1',
+  'discard=nan': 'from 0 to below 1',
+  'top=0': 'from 1 to 7',
+  'top=99': 'from 1 to 7',
+  'layer=3': 'from 0 to 2',
+  'layer=-1': 'from 0 to 2',
+  'layer=%C2%B2': 'from 0 to 2',
+  'map=yes': 'use 0 or 1',
+  'class=1': 'takes gradients',
+}
+
+
+@pytest.mark.parametrize('query', WRONG)
+def test_wrong_parameters_are_said(port, query):
+  status, _, body = ask(port, f'/api/predict?{query}', KINDS['BMP'])
+  assert status == 400
+  assert WRONG[query] in body['error']
+
+
+def test_what_is_around_it(port):
+  status, headers, page = ask(port, '/')
+  assert status == 200 and '<h1>' in page
+  policy = headers['Content-Security-Policy']
+  assert "default-src 'none'" in policy and 'unsafe' not in policy
+  assert policy.count("'sha256-") == 2
+  assert not re.search(r'(src|href)="(https?:)?//|style="| on\w+="', page)
+  assert ask(port, '/healthz')[2] == {'status': 'ok'}
+  models = {x['name']: x for x in ask(port, '/api/models')[2]['models']}
+  assert models['small']['image_size'] == [32, 48]
+  assert models['small']['grid'] == [4, 6]
+  assert models['small']['dtype'] == 'float32'
+  assert not models['small']['explains_classes']
+  api = ask(port, '/openapi.json')[2]
+  for path, methods in api['paths'].items():
+    (method,) = methods
+    assert ask(port, path, method=method.upper())[0] not in (404, 405)
+  text = ask(port, '/metrics')[2]
+  assert re.search(r'^vit_model_images_total\{model="small"\} \d', text, re.M)
+  assert re.search(r'^vit_waiting 0$', text, re.M)
+  for path in ('/models/small.float32.onnx', '/../serve.py', '/%2e%2e/etc'):
+    status, headers, body = ask(port, path)
+    assert status == 404 and 'openapi.json' in body['error']
+    assert headers['X-Content-Type-Options'] == 'nosniff'
+
+
+def test_others_pages_and_names_are_not_answered(port):
+  data = KINDS['BMP']
+  assert ask(port, '/api/predict', data, Sec_Fetch_Site='cross-site')[0] == 403
+  assert ask(port, '/api/predict', data, Host='evil.example')[0] == 403
+  assert ask(port, '/api/predict', data, Host=f'localhost:{port}')[0] == 200
+
+
+def test_the_token_is_asked_for(folder):
+  with running(folder, f'--token={TOKEN}', '--dtype=int8') as (port, _):
+    data = KINDS['BMP']
+    for wrong in ({}, {'Authorization': f'Bearer {TOKEN[:-1]}'}):
+      for path in ('/api/predict', '/api/models', '/metrics'):
+        sent = data if 'predict' in path else None
+        status, headers, _ = ask(port, path, sent, **wrong)
+        assert (status, headers['WWW-Authenticate']) == (401, 'Bearer')
+    right = {'Authorization': f'Bearer {TOKEN}'}
+    assert ask(port, '/api/predict', data, **right)[0] == 200
+    assert ask(port, '/healthz')[0] == ask(port, '/')[0] == 200
+    models = ask(port, '/api/models', **right)[2]['models']
+    assert [x['dtype'] for x in models] == ['float32', 'int8']
+
+
+def raw(port, data, wait=True):
+  """Sends bytes as they are, and returns the beginning of the answer."""
+  with socket.create_connection(('127.0.0.1', port), timeout=60) as sent:
+    with contextlib.suppress(ConnectionError):
+      sent.sendall(data)
+      if wait:
+        return sent.recv(1 << 16).decode('latin1')
+  return ''
+
+
+def test_strangers_can_do_no_harm(port, folder):
+  """Several hundred bad requests at once, good ones among them."""
+  before = {path: path.stat().st_mtime for path in folder.rglob('*')}
+  good = encoded(Image.fromarray(pixels(60, 90)), 'PNG')
+  post = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
+  length = b'Content-Length: %d\r\n\r\n'
+  most = 20 << 20
+  attacks = [
+    lambda: 'HTTP/1.1 413' in raw(port, post + length % (most + 1)),
+    lambda: raw(port, post + length % 5000 + good[:9], wait=False) == '',
+    lambda: 'HTTP/1.1 400' in raw(port, post + b'X: ' + b'a' * 40_000),
+    lambda: 'HTTP/1.1 400' in raw(port, b'\x16\x03\x01 no HTTP\r\n\r\n'),
+    lambda: raw(port, post, wait=False) == '',
+    lambda: ask(port, '/' + 'a/..' * 99)[0] == 404,
+    lambda: ask(port, '/api/predict', method='DELETE')[0] == 405,
+    *(
+      lambda data=data: ask(port, '/api/predict', data)[0] == 422
+      for data, _ in BAD.values()
+    ),
+  ]
+  rng = random.Random(0)
+  for _ in range(20):
+    bent = bytearray(KINDS[rng.choice(list(KINDS))])
+    for _ in range(8):
+      bent[rng.randrange(len(bent))] = rng.randrange(256)
+    attacks.append(
+      lambda data=bytes(bent): ask(port, '/api/predict', data)[0] in (200, 422)
+    )
+  held = [socket.create_connection(('127.0.0.1', port)) for _ in range(20)]
+  failed, answered, done = [], [], []
+
+  def attack(number):
+    for i in range(12):
+      which = (number + 7 * i) % len(attacks)
+      tries = 0
+      while not (fine := attacks[which]()) and tries < 100:
+        # All places may be taken: then it is asked again.
+        time.sleep(0.05)
+        tries += 1
+      (done if fine else failed).append(which)
+
+  threads = [threading.Thread(target=attack, args=[n]) for n in range(24)]
+  for thread in threads:
+    thread.start()
+  while any(thread.is_alive() for thread in threads):
+    answered.append(predict(port, good)[0])
+    time.sleep(0.1)
+  for sent in held:
+    sent.close()
+  assert not failed and len(done) == 24 * 12
+  assert set(answered) <= {200, 503} and 200 in answered
+  assert predict(port, good)[0] == 200
+  assert {p: p.stat().st_mtime for p in folder.rglob('*')} == before
+  text = ask(port, '/metrics')[2]
+  assert 'vit_arriving_bytes 0\n' in text and 'vit_waiting 0\n' in text
+
+
+def test_the_folder_is_whole_or_not_there(tmp_path):
+  headless = checkpoint_of(num_classes=0)
+  with pytest.raises(ValueError, match='has no head: it predicts nothing'):
+    board.write(headless, str(tmp_path / 'board'), 'float32')
+  assert list(tmp_path.iterdir()) == []
+  with pytest.raises(FileExistsError):
+    board.write(headless, str(tmp_path), 'float32')
+
+
+def test_what_a_board_installs_is_pinned():
+  pins = (ROOT / 'requirements.txt').read_text().splitlines()
+  wanted = (ROOT / 'vit_jax/serve/requirements.txt').read_text().splitlines()
+  assert len(wanted) == 5 and set(wanted) <= set(pins)
+
+
+@pytest.mark.parametrize(
+  ('path', 'name'),
+  {
+    '/runs/mine/checkpoints/300': 'mine',
+    'gs://bucket/l16/checkpoints/9': 'l16',
+    'ViT-B_16.npz': 'ViT-B_16',
+    'a b/ü.x.safetensors': 'ü_x',
+  }.items(),
+)
+def test_names(path, name):
+  assert board.name_of(path) == name
+
+
+def test_a_folder_without_models_says_so(tmp_path):
+  script = tmp_path / 'serve.py'
+  script.write_text(board._START)
+  result = subprocess.run(
+    [sys.executable, script],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': os.fspath(ROOT)},
+  )
+  assert result.returncode == 2
+  assert result.stderr == f'error: There are no models in {tmp_path}/models.\n'

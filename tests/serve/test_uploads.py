@@ -1,0 +1,115 @@
+"""What a model sees of files, beside what the rest of the package makes."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.serve.pictures_to_send import encoded, every_kind, pixels
+from vit_jax.data.transforms import EvalTransform
+from vit_jax.serve import uploads
+from vit_jax.serve.decoder import Decoder
+from vit_jax.serve.uploads import UnreadableUpload, View
+
+VIEWS = [
+  View((32, 48), 0, 'bilinear'),
+  View((32, 32), 40, 'bilinear'),
+  View((24, 36), 36, 'bicubic'),
+]
+KINDS = every_kind()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_pixels_are_those_of_the_checkpoint(kind):
+  for view in VIEWS:
+    got = uploads.see(KINDS[kind], view)
+    want = EvalTransform(*view).image(KINDS[kind], kind)
+    assert got.pixels_HWC.shape == want.shape
+    away = np.abs(got.pixels_HWC.astype(int) - want)
+    assert away.max() <= 1 and (away > 0).mean() < 1e-3
+
+
+def test_the_box_is_the_part_that_is_seen():
+  """A white box there, on black, is all that a model sees."""
+  view = View((32, 32), 40, 'bilinear')
+  data = encoded(Image.fromarray(pixels(200, 700)), 'PNG')
+  top, left, height, width = uploads.see(data, view).box
+  image = np.zeros((200, 700, 3), np.uint8)
+  image[
+    round(top * 200) : round((top + height) * 200),
+    round(left * 700) : round((left + width) * 700),
+  ] = 255
+  seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
+  assert seen.pixels_HWC[1:-1, 1:-1].min() == 255
+  assert (top, left) == pytest.approx((0.1, 270 / 700), abs=1e-3)
+  image = 255 - image
+  seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
+  assert seen.pixels_HWC[1:-1, 1:-1].max() == 0
+
+
+def png_of(width, height):
+  """Returns the beginning of a PNG that claims to be as large."""
+  head = b'IHDR' + struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+  data = b'IDAT' + zlib.compress(bytes(1000))
+  return b'\x89PNG\r\n\x1a\n' + b''.join(
+    struct.pack('>I', len(x) - 4) + x + struct.pack('>I', zlib.crc32(x))
+    for x in (head, data)
+  )
+
+
+BAD = {
+  'nothing': (b'', 'There is no image'),
+  'text': (b'hello', 'no image of a format known here'),
+  'postscript': (b'%!PS-Adobe-3.0 EPSF-3.0\n', 'no image of a format'),
+  'a bomb': (png_of(60_000, 60_000), '60000 x 60000 pixels, more than'),
+  'cut off': (KINDS['JPEG of 301 x 607'][:2000], 'is damaged'),
+  'a cut PNG': (KINDS['PNG with alpha'][:500], 'is damaged'),
+  'floats': (
+    encoded(Image.fromarray(np.ones((9, 9), np.float32)), 'TIFF'),
+    'no defined white',
+  ),
+}
+
+
+@pytest.fixture(scope='module')
+def decoder():
+  decoder = Decoder(VIEWS)
+  yield decoder
+  decoder.close()
+
+
+@pytest.mark.parametrize(('data', 'message'), BAD.values(), ids=BAD)
+def test_what_is_no_image_is_said(decoder, data, message):
+  with pytest.raises(UnreadableUpload, match=message):
+    decoder.see(data)
+
+
+def test_another_process_gives_the_same(decoder):
+  data = KINDS['JPEG turned 6']
+  for got, view in zip(decoder.see(data), VIEWS, strict=True):
+    want = uploads.see(data, view)
+    np.testing.assert_array_equal(got.pixels_HWC, want.pixels_HWC)
+    assert got.box == want.box
+
+
+def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
+  decoder = Decoder(VIEWS, seconds=1e-9)
+  try:
+    with pytest.raises(UnreadableUpload, match='cannot be decoded within'):
+      decoder.see(encoded(Image.fromarray(pixels(2000, 2000)), 'PNG'))
+    monkeypatch.setattr(decoder, '_seconds', 60)
+    assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+  finally:
+    decoder.close()
+
+
+def test_messages_come_through():
+  pipe = io.BytesIO()
+  uploads.send(pipe, {'a': [1, 'ü']}, b'', b'\x00\xff' * 9)
+  pipe.seek(0)
+  assert uploads.receive(pipe) == ({'a': [1, 'ü']}, [b'', b'\x00\xff' * 9])
+  with pytest.raises(EOFError):
+    uploads.receive(pipe)

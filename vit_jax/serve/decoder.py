@@ -1,0 +1,82 @@
+"""The other end of `uploads`: a process that decodes, with a time limit."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+
+from vit_jax.serve import uploads
+
+SECONDS = 10.0
+
+
+class Decoder:
+  """Decodes one image at a time, in a process that is replaced if it hangs."""
+
+  def __init__(self, views: list[uploads.View], seconds: float = SECONDS):
+    """Starts it.
+
+    Args:
+      views: what each image becomes.
+      seconds: after which an image is given up.
+    """
+    self._views = views
+    self._seconds = seconds
+    self._lock = threading.Lock()
+    self._start()
+
+  def _start(self) -> None:
+    root = pathlib.Path(__file__).parents[2]
+    self._process = subprocess.Popen(
+      [sys.executable, '-m', uploads.__name__],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      # Threads of a library that multiplies matrices, which nobody does there.
+      env=os.environ
+      | {'PYTHONPATH': os.fspath(root), 'OPENBLAS_NUM_THREADS': '1'},
+    )
+    assert self._process.stdin and self._process.stdout
+    self._questions = self._process.stdin
+    self._answers = self._process.stdout
+
+  def see(self, data: bytes | bytearray) -> list[uploads.Seen]:
+    """Returns an image file as each of the views has it.
+
+    Raises:
+      UnreadableUpload: for what is no image, damaged, has too many pixels or
+        takes too long.
+    """
+    with self._lock:
+      timer = threading.Timer(self._seconds, self._process.kill)
+      timer.start()
+      try:
+        uploads.send(self._questions, self._views, data)
+        answer, pixels = uploads.receive(self._answers)
+      except (EOFError, OSError):
+        self.close()
+        self._start()
+        raise uploads.UnreadableUpload(
+          f'The image cannot be decoded within {self._seconds:g} seconds and '
+          'the memory there is: send a simpler one.'
+        ) from None
+      finally:
+        timer.cancel()
+    if 'error' in answer:
+      raise uploads.UnreadableUpload(answer['error'])
+    return [
+      uploads.Seen(np.frombuffer(part, np.uint8).reshape(shape), tuple(box))
+      for part, (shape, box) in zip(pixels, answer['seen'], strict=True)
+    ]
+
+  def close(self) -> None:
+    """Ends the process."""
+    self._process.kill()
+    self._process.wait()
+    for pipe in (self._questions, self._answers):
+      try:
+        pipe.close()
+      except OSError:  # what was still to be written
+        pass

@@ -1,0 +1,285 @@
+"""Image files from strangers as models see them, in a process of its own.
+
+It is started as `python -m vit_jax.serve.uploads`, answers on standard output
+what it reads on standard input, may write no file, and can be ended by whoever
+has waited enough. Pixels are those of `data/decode.py` and
+`data/transforms.py`, with Pillow and NumPy alone: JPEGs decoded at 1/2, 1/4 or
+1/8 where that is enough, upright, transparency on white, 16-bit grey scaled,
+of an animation the first frame.
+"""
+
+import functools
+import io
+import json
+import resource
+import struct
+import sys
+import warnings
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from PIL import Image, JpegImagePlugin
+
+from vit_jax.serve.resizing import resize
+
+# Those that people have; each decoder more is one more to attack.
+FORMATS = ('JPEG', 'MPO', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
+MAX_PIXELS = 50_000_000
+# Of addresses, libraries included, which are many times what is used.
+_MAX_MEMORY_BYTES = 2 << 30
+
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> (transpose, then flip rows, then flip columns).
+_ORIENTATIONS = {
+  2: (False, False, True),
+  3: (False, True, True),
+  4: (False, True, False),
+  5: (True, False, False),
+  6: (True, False, True),
+  7: (True, True, True),
+  8: (True, True, False),
+}
+Turn = tuple[bool, bool, bool]
+Box = tuple[int, int, int, int]  # top, left, height, width
+
+
+class UnreadableUpload(ValueError):
+  """Says why bytes are no image that is served."""
+
+
+class View(NamedTuple):
+  """How a model sees images.
+
+  Attributes:
+    size: (height, width) in pixels.
+    resize_small: 0 for the whole image, or to how many pixels the shorter side
+      is resized, of which the centre is cut out.
+    interpolation: 'bilinear' or 'bicubic'.
+  """
+
+  size: tuple[int, int]
+  resize_small: int
+  interpolation: str
+
+
+class Seen(NamedTuple):
+  """An image as a model sees it.
+
+  Attributes:
+    pixels_HWC: uint8 RGB.
+    box: the part of the upright image: top, left, height, width as shares.
+  """
+
+  pixels_HWC: np.ndarray
+  box: tuple[float, ...]
+
+
+def see(data: bytes, view: View) -> Seen:
+  """Returns an image file as a model has it.
+
+  Raises:
+    UnreadableUpload: for what is no image, damaged, or has too many pixels.
+  """
+  if not data:
+    raise UnreadableUpload('There is no image: the request is empty.')
+  try:
+    return _see(data, view)
+  except UnreadableUpload:
+    raise
+  except Image.UnidentifiedImageError:
+    raise UnreadableUpload(
+      f'This is no image of a format known here: {", ".join(FORMATS)}.'
+    ) from None
+  except MemoryError:
+    raise UnreadableUpload(
+      'The image takes too much memory: send a smaller one.'
+    ) from None
+  # Pillow's plugins let through whatever a damaged file makes them raise.
+  except Exception as e:
+    raise UnreadableUpload(
+      f'The image is damaged: {str(e) or type(e).__name__:.200}'
+    ) from e
+
+
+def _see(data: bytes, view: View) -> Seen:
+  image = Image.open(io.BytesIO(data), formats=_formats())
+  width, height = image.size
+  if width * height > MAX_PIXELS:
+    raise UnreadableUpload(
+      f'The image has {width} x {height} pixels, more than {MAX_PIXELS:,}: '
+      'send a smaller one.'
+    )
+  reducible = image.mode in ('L', 'RGB') and isinstance(
+    image, JpegImagePlugin.JpegImageFile
+  )
+  if not reducible:
+    image.load()  # because PNG may keep its EXIF behind the pixels
+  turn = _ORIENTATIONS.get(_orientation(image), (False, False, False))
+  H, W = (width, height) if turn[0] else (height, width)
+  box, part = (0, 0, H, W), view.size
+  if view.resize_small:
+    box = _central(H, W)
+    short = min(box[2:])
+    h, w = (round(side * view.resize_small / short) for side in box[2:])
+    part = (h, w)
+  factor = 1
+  if reducible:
+    ratio = min(side // most for side, most in zip(box[2:], part, strict=True))
+    factor = next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
+    image.draft(None, (width // factor, height // factor))
+  pixels = _upright(_cut(_rgb(image), box, (H, W), turn, factor), turn)
+  pixels = _resized(pixels, part, view.interpolation)
+  cut = [(n - m) // 2 for n, m in zip(part, view.size, strict=True)]
+  (h, w), (top, left) = view.size, cut
+  shares = (
+    (box[0] + top / part[0] * box[2]) / H,
+    (box[1] + left / part[1] * box[3]) / W,
+    h / part[0] * box[2] / H,
+    w / part[1] * box[3] / W,
+  )
+  return Seen(np.ascontiguousarray(pixels[top:, left:][:h, :w]), shares)
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+  """Returns those that this Pillow has."""
+  Image.init()
+  return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _central(height: int, width: int) -> Box:
+  """The image, or its middle if one side is more than twice the other."""
+  short = min(height, width)
+  # What is cut off is even, which leaves the centre where it was.
+  top = max(height - 2 * short, 0) // 2
+  left = max(width - 2 * short, 0) // 2
+  return top, left, height - 2 * top, width - 2 * left
+
+
+def _orientation(image: Image.Image) -> int:
+  """1 to 8; damaged EXIF counts as none, as in every viewer."""
+  try:
+    return image.getexif().get(_ORIENTATION_TAG, 1)
+  except Exception:
+    return 1
+
+
+def _cut(
+  image: np.ndarray, box: Box, size: tuple[int, int], turn: Turn, factor: int
+) -> np.ndarray:
+  """Returns a part of pixels that are not upright, rounded outwards.
+
+  Args:
+    image: decoded at 1/factor.
+    box: in the upright image, whose
+    size: is (height, width).
+    turn: what makes it upright.
+    factor: 1, 2, 4 or 8.
+  """
+  top, left, height, width = box
+  transpose, flip_rows, flip_columns = turn
+  if flip_rows:
+    top = size[0] - top - height
+  if flip_columns:
+    left = size[1] - left - width
+  if transpose:
+    top, left, height, width = left, top, width, height
+  return image[
+    top // factor : -(-(top + height) // factor),
+    left // factor : -(-(left + width) // factor),
+  ]
+
+
+def _upright(image: np.ndarray, turn: Turn) -> np.ndarray:
+  transpose, flip_rows, flip_columns = turn
+  if transpose:
+    image = image.transpose(1, 0, 2)
+  if flip_rows:
+    image = image[::-1]
+  if flip_columns:
+    image = image[:, ::-1]
+  return np.ascontiguousarray(image)
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+  image.load()
+  if image.mode.startswith('I'):
+    # Scaled, where Pillow itself would clip.
+    grey = np.asarray(image).astype(np.int64)
+    if grey.min() < 0 or grey.max() > 65535:
+      raise ValueError('its grey values exceed 16 bits')
+    grey = (grey * 255 + 32767) // 65535
+    image = Image.fromarray(grey.astype(np.uint8))
+  elif image.mode == 'F':
+    raise ValueError('floating point pixels have no defined white')
+  if image.has_transparency_data:
+    image = image.convert('RGBA')
+    white = Image.new('RGBA', image.size, 'white')
+    image = Image.alpha_composite(white, image)
+  return np.asarray(image.convert('RGB'))
+
+
+def _resized(
+  image: np.ndarray, size: tuple[int, int], interpolation: str
+) -> np.ndarray:
+  if interpolation == 'bilinear':
+    return resize(image, size)
+  return np.asarray(
+    Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
+  )
+
+
+def send(pipe: IO[bytes], message: Any, *data: bytes | bytearray) -> None:
+  """Writes a message for JSON and bytes, whose lengths come first."""
+  head = json.dumps([message, [len(part) for part in data]]).encode()
+  for part in (struct.pack('>I', len(head)), head, *data):
+    pipe.write(part)
+  pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> tuple[Any, list[bytes]]:
+  """Reads what `send` has written.
+
+  Raises:
+    EOFError: if the other end is closed.
+  """
+
+  def read(count: int) -> bytes:
+    data = pipe.read(count)
+    if len(data) < count:
+      raise EOFError
+    return data
+
+  (length,) = struct.unpack('>I', read(4))
+  message, lengths = json.loads(read(length))
+  return message, [read(count) for count in lengths]
+
+
+def main() -> None:
+  """Answers lists of views and an image until nobody asks any more."""
+  warnings.simplefilter('ignore')
+  # `see` decides by the number of pixels.
+  Image.MAX_IMAGE_PIXELS = None
+  for limit, most in (
+    (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
+    (resource.RLIMIT_FSIZE, 0),
+    (resource.RLIMIT_CORE, 0),
+  ):
+    resource.setrlimit(limit, (most, most))
+  while True:
+    try:
+      views, (data,) = receive(sys.stdin.buffer)
+    except EOFError:
+      return
+    try:
+      seen = [see(data, View(tuple(size), *others)) for size, *others in views]
+    except UnreadableUpload as e:
+      send(sys.stdout.buffer, {'error': str(e)})
+      continue
+    found = [[x.pixels_HWC.shape, x.box] for x in seen]
+    pixels = (x.pixels_HWC.tobytes() for x in seen)
+    send(sys.stdout.buffer, {'seen': found}, *pixels)
+
+
+if __name__ == '__main__':
+  main()
