@@ -62,8 +62,13 @@ def config_of(name, **changes):
     config_lib.choose_model(config, 'igpt_s')
     config.model.palette = igpt.grey_palette(16)
   config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
-  if name == 'distillation':
+  if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
+  if name == 'pseudo_labels':
+    # It is as unsure as its parameters are random.
+    config.objective.update(
+      labels=f'{teacher()}.npz', threshold=0.0, ratio=2, unlabelled='train[:99]'
+    )
   config.batch_size = BATCH
   config.data.image_size = '8' if config.model.name == 'igpt' else '16'
   config.total = '20 steps'

@@ -8,6 +8,7 @@ from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
 from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
+from vit_jax.objectives.pseudo_labels import PseudoLabels
 from vit_jax.objectives.rotation import Rotation
 
 # By `config.objective.name`.
@@ -17,6 +18,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
   'masked': MaskedPatches,
   'pixels': Pixels,
   'pixels_and_classes': PixelsAndClasses,
+  'pseudo_labels': PseudoLabels,
   'rotation': Rotation,
 }
 
