@@ -64,6 +64,8 @@ def config_of(name, **changes):
   config.model.update(width=32, depth=2, mlp_dim=64, heads=4)
   if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
+  if name == 'exemplar':
+    config.objective.update(copies=2, group=4)
   if name == 'pseudo_labels':
     # It is as unsure as its parameters are random.
     config.objective.update(

@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.distillation import Distillation
+from vit_jax.objectives.exemplar import Exemplar
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
 from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
@@ -15,6 +16,7 @@ from vit_jax.objectives.rotation import Rotation
 OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
   'distillation': Distillation,
+  'exemplar': Exemplar,
   'masked': MaskedPatches,
   'pixels': Pixels,
   'pixels_and_classes': PixelsAndClasses,
