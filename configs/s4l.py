@@ -1,16 +1,19 @@
-"""S4L: classes of a few images, rotations of many (arXiv 1905.03670).
+"""S4L: classes of a few images, and more of many (arXiv 1905.03670).
 
   python -m vit_jax.main --config=configs/s4l.py:./cifar10 --workdir=...
+  python -m vit_jax.main --config=configs/s4l.py:./cifar10,exemplar ...
 
-The value is a folder of images or another data set. One image in 200 counts as
+The first value is a folder of images or another data set. The second is what is
+learned of all images: rotation (the default), by how much they are turned, or
+exemplar, which augmented copies are of the same. One image in 200 counts as
 labelled, 250 of CIFAR-10, and all of them as unlabelled. A batch has as many of
-each, and each of them turned four ways: a step computes eight times the images
-of `batch_size`.
+each, and each of them turned four ways or copied eight times: a step computes
+eight or sixteen times the images of `batch_size`.
 
   data.split=train[:0.5%]          the labelled
   objective.unlabelled=train       the others: a split of the same data,
   objective.unlabelled_data=PATH   or of other data, with or without classes
-  objective.weight=1.0             the rotations' share
+  objective.weight=1.0             the rotations' share, or that of the triplets
   model=b16                        another ViT; S4L's own is a ResNet-50 v2
 """
 
@@ -18,9 +21,12 @@ from vit_jax import config as config_lib
 
 
 def get_config(argument='./cifar10'):
-  (data,), pairs = config_lib.parse_argument(argument, ['./cifar10'])
+  defaults = ['./cifar10', 'rotation']
+  (data, objective), pairs = config_lib.parse_argument(argument, defaults)
+  if objective not in ('rotation', 'exemplar'):
+    raise ValueError(f'{objective!r} is not of S4L: use rotation or exemplar.')
   config = config_lib.base()
-  config_lib.choose_objective(config, 'rotation')
+  config_lib.choose_objective(config, objective)
   config.total = '3000 steps'
   config.batch_size = 16
   config.data.update(
@@ -29,6 +35,8 @@ def get_config(argument='./cifar10'):
   config.model.update(
     patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
   )
+  if objective == 'exemplar':
+    config.data.augment = 'randaugment(2, 5)'
   config.optimizer.update(
     lr=1e-3, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=0.05
   )

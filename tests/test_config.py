@@ -288,6 +288,18 @@ def test_values_take_the_type_of_their_field(key, text, value):
   assert got == value and type(got) is type(value)
 
 
+def test_an_objective_is_overridden_with_its_fields():
+  config = config_lib.base()
+  config_lib.override(
+    config, {'objective': 'rotation', 'objective.weight': '2'}
+  )
+  assert (config.objective.name, config.objective.weight) == ('rotation', 2.0)
+  config_lib.override(config, {'objective': 'classification'})
+  assert config.objective.to_dict() == {'name': 'classification'}
+  with pytest.raises(ValueError, match="No objective 'rotations'.*rotation"):
+    config_lib.override(config, {'objective': 'rotations'})
+
+
 @pytest.mark.parametrize(
   ('key', 'text'),
   [

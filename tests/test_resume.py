@@ -266,8 +266,10 @@ def test_every_objective_resumes_bit_for_bit(command, tmp_path, name):
   """Killed while saving, as above."""
   config = tmp_path / 'config.py'
   fields = {'optimizer.name': 'adam'}
-  if name == 'distillation':
+  if name in ('distillation', 'pseudo_labels'):
     fields['teacher'] = teacher()
+  if name == 'pseudo_labels':
+    fields['objective.labels'] = f'{tmp_path}/labels.npz'
   config.write_text(
     'from tests.objectives.test_every import config_of\n\n\n'
     f'def get_config():\n  return config_of({name!r}, **{fields!r})\n'

@@ -144,6 +144,9 @@ train --workdir=TEXT --config=configs/digits.py
 {DIGITS} --config.init=TINY
 {DIGITS}:deit
 {DIGITS}:deit --config.teacher=GONE
+train --workdir=OUT --config=configs/noisy_student.py:digits,compete
+train --workdir=OUT --config=configs/noisy_student.py:GONE/
+train --workdir=OUT --config=configs/noisy_student.py --config.extend=True
 {DIGITS} --config.evaluators.fewshot.on=True
 {DIGITS} --config.tune.train="train[:50%]" --tune=optimizer.lr
 {DIGITS} --sweep=optimizer.lr

@@ -310,6 +310,11 @@ def base() -> ConfigDict:
       # Left out of the grid: runs that have all fields of one of these, as in
       # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
+      # Runs that come first, for the teachers and the initial weights that they
+      # make: (name, {field: value, ...}), each this config with these fields.
+      # In WORKDIR, 'stages/NAME' is the checkpoint of each; what begins with
+      # 'stages/' in a field means there. See `sweeps.stages`.
+      'stages': (),
       # Axes whose best combination is chosen first, by the objective's first
       # metric (accuracy, of classification) on `val` after training on `train`,
       # both parts of the training set; --tune adds one. The runs of the sweep
@@ -498,7 +503,8 @@ def parse_argument(
 def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """Sets fields by dotted names, as in {'optimizer.lr': '0.01'}.
 
-  The whole group `model` takes the name of a variant.
+  The whole group `model` takes the name of a variant, the whole group
+  `objective` that of an objective.
 
   Raises:
     ValueError: for a name or a value that does not fit; names the nearest.
@@ -507,6 +513,10 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   for key, text in pairs.items():
     if key == 'model':
       choose_model(config, text)
+      known = flatten(config)
+      continue
+    if key == 'objective':
+      choose_objective(config, text)
       known = flatten(config)
       continue
     if key not in known:

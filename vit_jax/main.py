@@ -64,7 +64,7 @@ from vit_jax.flags import (
   status,
 )
 from vit_jax.plan import memory
-from vit_jax.sweeps import axes, running
+from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
@@ -139,7 +139,7 @@ def _run() -> None:
       for name, value in train.evaluate_only(config, _WORKDIR.value).items():
         print(f'{name} {value:.4f}')
     else:
-      train.train(config, _WORKDIR.value, _START_OVER.value)
+      stages.train(config, _WORKDIR.value, _START_OVER.value)
   except train.DeviceMemoryError as e:
     if not (advice := memory.advice(e.experiment)):
       sys.exit(status(e))

@@ -79,8 +79,15 @@ def config_of(name, **changes):
   else:
     config.model.update(depth=2)
   config.model.update(width=32, mlp_dim=64, heads=4)
-  if name == 'distillation':
+  if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
+  if name == 'exemplar':
+    config.objective.update(copies=2, group=4)
+  if name == 'pseudo_labels':
+    # It is as unsure as its parameters are random.
+    config.objective.update(
+      labels=f'{teacher()}.npz', threshold=0.0, ratio=2, unlabelled='train[:99]'
+    )
   config.batch_size = BATCH
   sizes = {'igpt': '8', 'detr': '32'}
   config.data.image_size = sizes.get(config.model.name, '16')

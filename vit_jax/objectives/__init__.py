@@ -6,9 +6,11 @@ from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.distillation import Distillation
+from vit_jax.objectives.exemplar import Exemplar
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
 from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
+from vit_jax.objectives.pseudo_labels import PseudoLabels
 from vit_jax.objectives.rotation import Rotation
 
 # By `config.objective.name`.
@@ -16,9 +18,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
   'classification': Classification,
   'detection': Detection,
   'distillation': Distillation,
+  'exemplar': Exemplar,
   'masked': MaskedPatches,
   'pixels': Pixels,
   'pixels_and_classes': PixelsAndClasses,
+  'pseudo_labels': PseudoLabels,
   'rotation': Rotation,
 }
 

@@ -12,7 +12,6 @@ divides the soft term by the classes as well, 1,000 times less of it.)
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -24,6 +23,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives import teachers
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
 
@@ -36,7 +36,8 @@ class Distillation(Classification):
 
   Attributes:
     teacher: of any architecture and image size; sees the same augmented images,
-      resized to its own size and scaled as it was trained.
+      resized to its own size and scaled as it was trained. None while a stage
+      of the run has yet to train it.
     kind: 'hard' or 'soft'.
     weight: w, the teacher's share.
     temperature: t, of soft distillation.
@@ -65,11 +66,7 @@ class Distillation(Classification):
       FileNotFoundError: if there is no teacher.
     """
     given = config.objective
-    if not config.teacher:
-      raise ValueError(
-        'teacher is empty: name the checkpoint that is to be learned from, '
-        '--config.teacher=PATH; any that opens will do.'
-      )
+    teacher = teachers.named(config)
     if given.kind not in KINDS:
       raise ValueError(f'objective.kind is {given.kind!r}: use hard or soft.')
     if not 0 <= given.weight <= 1 or not given.temperature > 0:
@@ -95,7 +92,7 @@ class Distillation(Classification):
     }
     return cls(
       **fields,
-      teacher=_opened(config.teacher),
+      teacher=teacher,  # type: ignore[arg-type]
       **{name: given[name] for name in cls.defaults},
     )
 
@@ -105,19 +102,7 @@ class Distillation(Classification):
     Raises:
       ValueError: if it knows other classes.
     """
-    theirs = self.teacher.model.num_classes
-    if theirs != self.model.num_classes:
-      raise ValueError(
-        f'The teacher {self.teacher.path} knows {theirs} classes and the data '
-        f'have {self.model.num_classes}: take one that was trained on them.'
-      )
-    if self.teacher.class_names not in ((), self.class_names):
-      raise ValueError(
-        f'The teacher {self.teacher.path} knows other classes, or in another '
-        'order, than the data have: '
-        f'{", ".join(self.teacher.class_names[:3])}, ... and '
-        f'{", ".join(self.class_names[:3])}, ...'
-      )
+    teachers.check_classes(self.teacher, self.class_names)
     # NumPy has no such cast of its own.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),
@@ -180,9 +165,3 @@ class Distillation(Classification):
       'accuracy': jnp.mean(said_B == jnp.argmax(batch['label'], -1)),
       'agreement': jnp.mean(said_B == jnp.argmax(taught_BC, -1)),
     }
-
-
-@functools.lru_cache(maxsize=1)
-def _opened(path: str) -> opening.Checkpoint:
-  """Opens a teacher once, where a config is checked before it is used."""
-  return opening.open_checkpoint(path)

@@ -14,36 +14,16 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, transforms
-from vit_jax.data.sources import Record, Source
+from vit_jax.data import bad_images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.models.rotation_vit import TURNS, RotationViT
+from vit_jax.objectives import streams
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import Example, Facts
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoStreams:
-  """An example of a record, and of another image drawn at random.
-
-  Attributes:
-    transform: of both.
-    unlabelled: where the other is drawn from.
-  """
-
-  transform: transforms.TrainTransform
-  unlabelled: Source
-
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image' and 'label' of the record, and 'unlabelled'."""
-    example = self.transform(record, rng)
-    other = self.unlabelled[int(rng.integers(len(self.unlabelled)))]
-    return {**example, 'unlabelled': self.transform(other, rng)['image']}
+from vit_jax.objectives.objective import Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +36,7 @@ class Rotation(Classification):
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {
-    'unlabelled': 'train',
-    'unlabelled_data': '',
+    **streams.DEFAULTS,
     'weight': 1.0,
   }
 
@@ -95,8 +74,7 @@ class Rotation(Classification):
       image_size=facts.image_size,
       **{**config.model, 'name': RotationViT.kind},
     )
-    data = config.data.copy_and_resolve_references()
-    data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
+    data = streams.unlabelled_data(config)
     return cls(**fields, data=data, weight=o.weight)
 
   def train_transform(self) -> Any:
@@ -107,7 +85,7 @@ class Rotation(Classification):
       FileNotFoundError: likewise.
     """
     source = bad_images.open_checked(self.data, self.data.split)
-    return TwoStreams(super().train_transform(), source)
+    return streams.TwoStreams(super().train_transform(), source)
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC of both streams, and labels int32 B."""

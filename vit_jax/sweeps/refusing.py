@@ -18,7 +18,7 @@ from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops, variants
-from vit_jax.sweeps import choosing
+from vit_jax.sweeps import choosing, stages
 from vit_jax.sweeps.axes import Cell
 
 RESULT = 'result.json'
@@ -164,12 +164,13 @@ def seconds_taken(cell: Cell) -> float:
   """
   meta = _newest_meta(cell.workdir / FOLDER)
   if meta is None:
-    init = cell.config.init
+    init = stages.runs(cell.config, str(cell.workdir))[0][0].init
     # Fetching a name may take long; `train` does.
     if init and not fetch.is_name(init) and not absolute(init).exists():
       raise FileNotFoundError(f'init: no checkpoint at {init}.')
     return 0.0
-  config = json.loads(cell.config.to_json())
+  last, _ = stages.runs(cell.config, str(cell.workdir))[-1]
+  config = json.loads(last.to_json())
   with _naming(cell.workdir):
     config_lib.check_resumable(meta, meta | {'config': config})
   return meta['elapsed_s']

@@ -24,11 +24,10 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax import train
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import whole
 from vit_jax.evaluators import build
-from vit_jax.sweeps import axes, choosing, grid, refusing
+from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log
@@ -160,7 +159,7 @@ class _Sweep:
     started_s = time.monotonic()
     status = DONE
     try:
-      train.train(cell.config, str(cell.workdir), self._start_over)
+      stages.train(cell.config, str(cell.workdir), self._start_over)
     except Diverged as e:
       status = DIVERGED
       _print(f'diverged: {e}')

@@ -1,0 +1,122 @@
+"""Noisy Student: a student of more images than have labels (arXiv 1911.04252).
+
+  python -m vit_jax.main --config=configs/noisy_student.py --workdir=...
+  python -m vit_jax.main --config=configs/noisy_student.py:./cifar10 ...
+  python -m vit_jax.main --config=configs/noisy_student.py:digits,compare ...
+
+The value is the data: digits, of which 40 count as labelled, or a folder of
+small images or another data set, of which one in 200 does; all the others count
+as unlabelled. A teacher learns the labelled, and labels the others; a student
+learns both with noise (RandAugment, crops, dropout, stochastic depth); and it
+becomes the teacher, three times. The same command resumes it in any generation:
+
+  WORKDIR/stages/teacher/          the first teacher
+  WORKDIR/stages/teacher.npz       what it says of the unlabelled
+  WORKDIR/stages/student_1/ ...    the first student, and so on
+  WORKDIR                          the last student
+
+`compare` does so with three seeds, and beside it without noise (three students
+of the same teacher) and with the labelled alone; of any generation as many
+images are seen.
+
+  data.split=train[:40]            the labelled
+  objective.unlabelled=train[40:]  the others: a split of the same data,
+  objective.unlabelled_data=PATH   or of other data, with or without classes
+  objective.threshold=0.3          least probability of the likeliest class
+  objective.images_a_class=0       so many of each; 0: as the largest class has
+  objective.ratio=3                pseudo-labelled images to a labelled one
+"""
+
+from vit_jax import config as config_lib
+
+GENERATIONS = 3
+NOISE = {
+  'data.augment': 'randaugment(1, 4)',
+  'data.crop_min_area': 0.7,
+  'model.dropout': 0.1,
+  'model.stochastic_depth': 0.1,
+}
+WITHOUT_NOISE = {
+  'data.augment': '',
+  'data.crop_min_area': 1.0,
+  'model.dropout': 0.0,
+  'model.stochastic_depth': 0.0,
+}
+
+
+def get_config(argument='digits'):
+  (data, what), pairs = config_lib.parse_argument(argument, ['digits', ''])
+  config = config_lib.base()
+  config_lib.choose_objective(config, 'pseudo_labels')
+  config.batch_size = 16
+  config.objective.ratio = 3
+  if data == 'digits':
+    digits(config)
+  else:
+    small(config, data)
+  config.update_from_flattened_dict(NOISE)
+  # Of so few images a class would come twice as often as another.
+  config.data.balance = 1.0
+  config.optimizer.update(
+    lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05
+  )
+  config.eval_every = '25%'
+  config.checkpoint_every = '25%'
+  generations(config)
+  if what == 'compare':
+    compare(config)
+  elif what:
+    raise ValueError(f'{what!r} is no comparison: write compare, or nothing.')
+  config_lib.override(config, pairs)
+  return config
+
+
+def digits(config):
+  config.total = '600 steps'
+  config.data.update(
+    name='digits', split='train[:40]', image_size='16', flip=False
+  )
+  config.objective.unlabelled = 'train[40:]'
+  config.model.update(
+    patch_size=4, width=64, depth=2, mlp_dim=128, heads=4, pool='gap'
+  )
+
+
+def small(config, data):
+  config.total = '3000 steps'
+  config.data.update(name=data, split='train[:0.5%]', image_size='32')
+  config.model.update(
+    patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
+  )
+
+
+def generations(config):
+  """Has each generation learn from the one before."""
+  names = ['teacher', *(f'student_{n}' for n in range(1, GENERATIONS))]
+  taught = [
+    {'teacher': f'stages/{name}', 'objective.labels': f'stages/{name}.npz'}
+    for name in names
+  ]
+  first = NOISE | supervised(config)
+  config.stages = tuple(zip(names, [first, *taught[:-1]], strict=True))
+  config.teacher = taught[-1]['teacher']
+  config.objective.labels = taught[-1]['objective.labels']
+
+
+def supervised(config):
+  """Returns the fields of a run on the labelled images alone."""
+  return {
+    'objective': 'classification',
+    'teacher': '',
+    'batch_size': config.batch_size * (1 + config.objective.ratio),
+  }
+
+
+def compare(config):
+  methods = (
+    ('noisy student', NOISE),
+    ('without noise', WITHOUT_NOISE),
+    ('supervised', {'stages': (), **supervised(config)}),
+  )
+  seeds = tuple((f'seed={seed}', {'seed': seed}) for seed in range(3))
+  config.sweep = (('method', methods), ('seed', seeds))

@@ -1,0 +1,123 @@
+"""S4L's triplets from their formula, and where the copies come from."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+from tests.objectives import test_every
+from vit_jax.data import sources
+from vit_jax.experiment import check_config
+
+B, K, GROUP = 6, 3, 3
+
+
+def objective_of(**changes):
+  return test_every.experiment_of('exemplar', **changes).objective
+
+
+def test_the_loss_is_that_of_the_formula():
+  """Copy by copy, each against all others of its group."""
+  margin, weight = 0.3, 0.7
+  made = test_every.experiment_of(
+    'exemplar',
+    batch_size=B,
+    **{
+      'objective.copies': K,
+      'objective.group': GROUP,
+      'objective.margin': margin,
+      'objective.weight': weight,
+    },
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), made.new_params()
+  )
+  raw = {
+    'image': rng.integers(0, 256, (B, K, 16, 16, 3), np.uint8),
+    'label': rng.integers(0, 10, B, np.int32),
+    'unlabelled': rng.integers(0, 256, (B, K, 16, 16, 3), np.uint8),
+  }
+  apply = jax.jit(lambda x: made.objective.model.apply({'params': params}, x))
+  classes, triplets, apart, hits = [], [], [], []
+  for first in range(0, B, GROUP):
+    rows = range(first, first + GROUP)
+    points = []
+    for name in ('image', 'unlabelled'):
+      for row in rows:
+        logits, aux = apply((raw[name][row] - 127.5) / np.float32(127.5))
+        z = np.asarray(aux['pre_logits'], np.float64)
+        z /= np.linalg.norm(z, axis=-1, keepdims=True)
+        points += [((name, row), x) for x in z]
+        if name == 'image':
+          told = special.log_softmax(np.asarray(logits, np.float64), -1)
+          classes += list(-told[:, raw['label'][row]])
+          hits += list(told.argmax(-1) == raw['label'][row])
+    for owner, z in points:
+      far = [(who, np.sum((z - x) ** 2)) for who, x in points]
+      gap = max(d for who, d in far if who == owner) - min(
+        d for who, d in far if who != owner
+      )
+      triplets.append(max(0, margin + gap))
+      apart.append(gap < 0)
+  batch = made.objective.augment(raw, jax.random.key(1))
+  loss, metrics = made.objective.loss(
+    params, {}, batch, jax.random.key(0), train=True
+  )
+  # Distances of nearly equal directions are differences of float32.
+  np.testing.assert_allclose(
+    metrics['triplet_loss'], np.mean(triplets), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    loss, np.mean(classes) + weight * np.mean(triplets), rtol=1e-4
+  )
+  assert metrics['accuracy'] == np.float32(np.mean(hits))
+  assert metrics['told_apart'] == np.float32(np.mean(apart))
+
+
+def test_copies_are_of_one_image_each():
+  """The labelled and the others from their splits, each copy a crop anew."""
+  objective = objective_of(
+    **{'objective.copies': 4, 'objective.unlabelled': 'train[5:7]'}
+  )
+  transform = objective.train_transform()
+  source = sources.open_source('digits', 'train[:5]')
+  example = transform(source[2], np.random.default_rng(0))
+  assert example['label'] == source[2]['label']
+  assert len({x.tobytes() for x in example['image']}) > 1
+  whole = objective_of(
+    **{
+      'objective.copies': 4,
+      'objective.unlabelled': 'train[5:7]',
+      'data.crop_min_area': 1.0,
+    }
+  ).train_transform()
+  known = [
+    whole.transform(whole.unlabelled[i], None)['image'] for i in range(2)
+  ]
+  seen = set()
+  for seed in range(30):
+    example = whole(source[seed % 5], np.random.default_rng(seed))
+    assert len({x.tobytes() for x in example['unlabelled']}) == 1
+    seen |= {
+      i
+      for i, x in enumerate(known)
+      if np.array_equal(x, example['unlabelled'][0])
+    }
+  assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'objective.copies': 1}, 'objective.copies is 1: at least 2'),
+    ({'objective.group': 5}, 'objective.group is 5: batch_size 16'),
+    ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
+    ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
+    ({'objective.weight': float('inf')}, 'objective.weight is inf'),
+    ({'loss.mixup': 0.2}, 'loss.mixup is 0.2 .* no copy'),
+  ],
+)
+def test_what_cannot_work_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    check_config(test_every.config_of('exemplar', **changes))

@@ -1,0 +1,145 @@
+"""The student's loss from its formula, and the labels that it learns."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+from tests.objectives import test_every
+from vit_jax.checkpoints import opening
+from vit_jax.data import sources
+from vit_jax.experiment import check_config
+from vit_jax.objectives import soft_labels
+
+NAMES = tuple(map(str, range(10)))
+
+
+def objective_of(**changes):
+  return test_every.experiment_of('pseudo_labels', **changes).objective
+
+
+def test_the_loss_is_that_of_the_formula():
+  objective = objective_of()
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32),
+    test_every.experiment_of('pseudo_labels').new_params(),
+  )
+  raw = {
+    'image': rng.integers(0, 256, (3, 16, 16, 3), np.uint8),
+    'label': rng.integers(0, 10, 3, np.int32),
+    'unlabelled': rng.integers(0, 256, (3, 2, 16, 16, 3), np.uint8),
+    'soft': rng.dirichlet(np.ones(10), (3, 2)).astype(np.float32),
+  }
+  losses, hits = [], []
+  for b in range(3):
+    images = [raw['image'][b], *raw['unlabelled'][b]]
+    labels = [np.eye(10)[raw['label'][b]], *raw['soft'][b]]
+    for image, label in zip(images, labels, strict=True):
+      logits, _ = objective.model.apply(
+        {'params': params}, (image[None] - 127.5) / np.float32(127.5)
+      )
+      told = special.log_softmax(np.asarray(logits[0], np.float64))
+      losses.append(-np.sum(label * told))
+      hits.append(told.argmax() == label.argmax())
+  batch = objective.augment(raw, jax.random.key(1))
+  loss, metrics = objective.loss(
+    params, {}, batch, jax.random.key(0), train=True
+  )
+  losses, hits = (np.reshape(x, (3, 3)) for x in (losses, hits))
+  np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+  np.testing.assert_allclose(
+    metrics['pseudo_loss'], losses[:, 1:].mean(), rtol=1e-5
+  )
+  assert metrics['accuracy'] == np.float32(hits[:, 0].mean())
+  assert metrics['agreement'] == np.float32(hits[:, 1:].mean())
+
+
+def test_classes_are_balanced_by_the_surest():
+  probabilities = np.array(
+    [
+      [0.9, 0.1, 0.0, 0.0],
+      [0.4, 0.3, 0.3, 0.0],
+      [0.2, 0.7, 0.1, 0.0],  # the only one of its class
+      [0.6, 0.4, 0.0, 0.0],
+      [0.3, 0.3, 0.35, 0.05],  # not sure enough
+    ]
+  )
+  found = soft_labels.balanced(probabilities, 0.4, 0)
+  assert found.tolist() == [0, 3, 1, 2, 2, 2]
+  assert soft_labels.balanced(probabilities, 0.4, 2).tolist() == [0, 3, 2, 2]
+  assert soft_labels.balanced(probabilities, 0.6, 4).tolist() == (
+    [0, 3, 0, 3, 2, 2, 2, 2]
+  )
+  with pytest.raises(ValueError, match=r'threshold is 0.95, .* surest 0.900'):
+    soft_labels.balanced(probabilities, 0.95, 0)
+
+
+def test_the_file_has_what_the_teacher_says_of_each_image(tmp_path):
+  """Of more images than are in a batch; and is read where it is there."""
+  teacher = opening.open_checkpoint(test_every.teacher())
+  source = sources.open_source('digits', 'train[:300]')
+  path = str(tmp_path / 'new/labels.npz')
+  given = source, 'digits train[:300]', NAMES
+  made = soft_labels.kept(path, teacher, *given)
+  transform = teacher.transform()
+  images = np.stack([transform(source[i])['image'] for i in range(300)])
+  want = special.softmax(np.asarray(teacher.logits(images), np.float64), -1)
+  assert made.dtype == np.float32
+  np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)
+  assert np.array_equal(soft_labels.kept(path, None, *given), made)
+  others = sources.open_source('digits', 'train[:299]'), *given[1:]
+  with pytest.raises(ValueError, match='has soft labels of 300 images of digi'):
+    soft_labels.kept(path, None, *others)
+  with pytest.raises(ValueError, match='and not of the 300 of other train'):
+    soft_labels.kept(path, None, source, 'other train', NAMES)
+  with pytest.raises(ValueError, match='no .*gone.npz, and no teacher'):
+    soft_labels.kept(str(tmp_path / 'gone.npz'), None, *given)
+  (tmp_path / 'text.npz').write_text('text')
+  with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
+    soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
+
+
+def test_a_batch_has_images_with_their_labels():
+  """Drawn from those that are sure enough, each class as often."""
+  objective = objective_of(
+    **{'data.crop_min_area': 1.0, 'objective.unlabelled': 'train[:99]'}
+  )
+  transform = objective.train_transform()
+  labels = soft_labels.kept(
+    objective.labels, None, transform.unlabelled, 'digits train[:99]', NAMES
+  )
+  digits, drawn = sources.open_source('digits', 'train'), []
+  known = [
+    transform.transform(transform.unlabelled[i], None)['image']
+    for i in range(99)
+  ]
+  for seed in range(100):
+    example = transform(digits[seed], np.random.default_rng(seed))
+    assert example['label'] == digits[seed]['label']
+    for image, soft in zip(example['unlabelled'], example['soft'], strict=True):
+      (row,) = [i for i, x in enumerate(known) if np.array_equal(x, image)]
+      assert np.array_equal(soft, labels[row])
+      drawn.append(soft.argmax())
+  counts = np.bincount(drawn)
+  counts = counts[counts > 0]
+  assert len(counts) == len(np.unique(labels.argmax(1))) > 1
+  # 200 draws: five deviations of a binomial one.
+  mean = 200 / len(counts)
+  assert np.all(np.abs(counts - mean) < 5 * np.sqrt(mean))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'teacher': '', 'objective.labels': '/nowhere/x.npz'}, 'teacher is empty'),
+    ({'objective.labels': ''}, 'objective.labels is empty'),
+    ({'objective.threshold': 1.5}, 'objective.threshold is 1.5'),
+    ({'objective.ratio': 0}, 'objective.ratio is 0'),
+    ({'objective.images_a_class': -1}, 'objective.images_a_class -1'),
+    ({'loss.name': 'sigmoid'}, "loss.name is 'sigmoid': soft labels"),
+  ],
+)
+def test_what_cannot_work_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    check_config(test_every.config_of('pseudo_labels', **changes))

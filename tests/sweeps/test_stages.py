@@ -1,0 +1,121 @@
+"""Runs that need others first, in their order, and resumed in any of them."""
+
+import signal
+
+import pytest
+
+from configs import digits, noisy_student
+from tests.sweeps.small_sweep import SMALL, table
+from vit_jax import config as config_lib
+from vit_jax import train as train_lib
+from vit_jax.experiment import check_config
+from vit_jax.sweeps import axes, running, stages
+from vit_jax.training import run
+
+
+def small(argument='digits'):
+  config = noisy_student.get_config(argument)
+  config_lib.override(config, SMALL | {'objective.threshold': '0.0'})
+  return config
+
+
+def test_each_stage_has_a_folder_and_finds_those_before(tmp_path):
+  found = stages.runs(small(), str(tmp_path))
+  folders = [
+    *(tmp_path / 'stages' / n for n in ('teacher', 'student_1', 'student_2')),
+    tmp_path,
+  ]
+  assert [place for _, place in found] == list(map(str, folders))
+  configs = [config for config, _ in found]
+  assert [c.objective.name for c in configs] == (
+    ['classification'] + 3 * ['pseudo_labels']
+  )
+  assert [c.teacher for c in configs] == ['', *map(str, folders[:3])]
+  assert [c.objective.labels for c in configs[1:]] == [
+    f'{folder}.npz' for folder in folders[:3]
+  ]
+  assert [c.batch_size for c in configs] == [64, 16, 16, 16]
+  # As many as it was given, and none of another seed's.
+  assert len({c.seed for c in configs}) == 4 and configs[-1].seed == 0
+  assert all(c.stages == () for c in configs)
+
+
+def test_a_teacher_of_another_architecture(tmp_path):
+  """It is not looked for before it is trained."""
+  config = digits.get_config('deit')
+  config.stages = (
+    ('resnet', {'model': 'r50x1', 'objective': 'classification'}),
+  )
+  config.teacher = 'stages/resnet'
+  check_config(config)
+  (teacher, _), (student, _) = stages.runs(config, str(tmp_path))
+  assert (teacher.model.name, student.model.name) == ('resnet', 'deit')
+  check_config(teacher)
+  with pytest.raises(FileNotFoundError, match='No checkpoint at .*/stages/res'):
+    check_config(student)
+
+
+def test_a_run_without_stages_is_itself(tmp_path):
+  config = config_lib.base()
+  assert stages.runs(config, 'anywhere') == [(config, 'anywhere')]
+
+
+def test_longer_stages_are_refused(tmp_path):
+  config = small()
+  config.extend = True
+  with pytest.raises(ValueError, match='stages .* teacher, student_1, student'):
+    stages.train(config, str(tmp_path))
+
+
+def test_a_wrong_field_of_the_last_stage_is_refused_first(tmp_path):
+  config = small()
+  config.objective.ratio = 0
+  with pytest.raises(ValueError, match='objective.ratio is 0'):
+    stages.train(config, str(tmp_path))
+  assert not list(tmp_path.iterdir())
+
+
+def test_preempted_between_stages(tmp_path, monkeypatch):
+  trained = []
+
+  def fake_train(config, workdir, start_over):
+    trained.append(workdir)
+    if len(trained) == 2:
+      signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(train_lib, 'train', fake_train)
+  with pytest.raises(run.Preempted, match='every stage so far is saved'):
+    stages.train(small(), str(tmp_path))
+  assert (
+    trained == [place for _, place in stages.runs(small(), str(tmp_path))][:2]
+  )
+
+
+@pytest.mark.slow
+def test_a_sweep_of_stages(tmp_path):
+  """Whose runs have their own, and are not run again."""
+  config = small('digits,compare')
+  (name, methods), (seed, seeds) = config.sweep
+  config.sweep = (name, methods[::2]), (seed, seeds[:1])
+  config.stages = config.stages[:1]
+  config.teacher = 'stages/teacher'
+  config.objective.labels = 'stages/labels.npz'
+  first, second = (
+    stages.runs(cell.config, str(cell.workdir))
+    for cell in axes.cells(config, str(tmp_path))
+  )
+  assert (len(first), len(second)) == (2, 1)
+  assert second[0][0].objective.name == 'classification'
+  config.sweep = (name, methods[:1]), (seed, seeds[:1])
+  running.run(config, str(tmp_path))
+  folder = tmp_path / 'runs/noisy-student_seed=0'
+  files = sorted(path.name for path in (folder / 'stages').iterdir())
+  assert files == ['labels.npz', 'teacher']
+  written = (folder / 'stages/labels.npz').stat().st_mtime_ns
+  (row,) = table(tmp_path / 'results.csv')
+  # As if it had been killed in its last moment.
+  (folder / 'result.json').unlink()
+  running.run(config, str(tmp_path))
+  (again,) = table(tmp_path / 'results.csv')
+  assert {**again, 'elapsed_s': ''} == {**row, 'elapsed_s': ''}
+  assert (folder / 'stages/labels.npz').stat().st_mtime_ns == written

@@ -1,0 +1,219 @@
+"""Classes of a few images, and copies of many alike: S4L-Exemplar (1905.03670).
+
+A batch has two streams as `rotation` has, and K copies of each of their images,
+each augmented anew. With z the unit vectors of what the head sees, d squared
+distances, and w the weight,
+
+  mean CE(classes of the labelled, each of its K copies)
+    + w mean max(0, m + max d(z, copies of the same)
+                      - min d(z, copies of others)),
+
+the hardest copies of all in a group of `objective.group` rows of the batch (the
+batch-hard triplets of 1703.07737, with the distances of FaceNet, 1503.03832).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data import bad_images
+from vit_jax.data.sources import Record, Source
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives import streams
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Example, Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+  """Copies of a record and of another image drawn at random.
+
+  Attributes:
+    transform: of each copy.
+    unlabelled: where the other is drawn from.
+    copies: K.
+  """
+
+  transform: TrainTransform
+  unlabelled: Source
+  copies: int
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    """Returns 'image' and 'unlabelled' [K, H, W, 3], and 'label'."""
+    row = int(rng.integers(len(self.unlabelled)))
+    ours, others = (
+      [self.transform(each, rng) for _ in range(self.copies)]
+      for each in (record, self.unlabelled[row])
+    )
+    return {
+      'image': np.stack([x['image'] for x in ours]),
+      'label': ours[0]['label'],
+      'unlabelled': np.stack([x['image'] for x in others]),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Exemplar(Classification):
+  """Learns `batch['label']`, and which images are copies of the same.
+
+  Attributes:
+    data: `config.data`, with the name and split of the unlabelled images.
+    copies: K.
+    group: rows of a batch among which the hardest copies are looked for.
+    margin: m, by which others have to be farther than copies.
+    weight: w, of the triplets.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    **streams.DEFAULTS,
+    'copies': 8,
+    'group': 16,
+    'margin': 0.5,
+    'weight': 1.0,
+  }
+
+  data: ConfigDict = None
+  copies: int = 8
+  group: int = 16
+  margin: float = 0.5
+  weight: float = 1.0
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+    """
+    o = config.objective
+    if o.copies < 2:
+      raise ValueError(
+        f'objective.copies is {o.copies}: at least 2 can be alike.'
+      )
+    if o.group < 1 or config.batch_size % (o.group * config.accum_steps):
+      raise ValueError(
+        f'objective.group is {o.group}: batch_size {config.batch_size} in '
+        f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
+        'so many; take a divisor of it.'
+      )
+    for name in ('margin', 'weight'):
+      if not 0 <= o[name] < float('inf'):
+        raise ValueError(f'objective.{name} is {o[name]}: it is 0 or above.')
+    if config.loss.mixup or config.loss.cutmix:
+      raise ValueError(
+        f'loss.mixup is {config.loss.mixup} and loss.cutmix '
+        f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
+        'both to 0.'
+      )
+    plain = Classification.from_config(config, facts)
+    fields = {
+      field.name: getattr(plain, field.name)
+      for field in dataclasses.fields(plain)
+    }
+    return cls(
+      **fields,
+      data=streams.unlabelled_data(config),
+      **{name: o[name] for name in ('copies', 'group', 'margin', 'weight')},
+    )
+
+  def train_transform(self) -> Any:
+    """Returns what makes copies of a record, and of an unlabelled image.
+
+    Raises:
+      ValueError: if the unlabelled images cannot be opened.
+      FileNotFoundError: likewise.
+    """
+    source = bad_images.open_checked(self.data, self.data.split)
+    return Copies(super().train_transform(), source, self.copies)
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BKHWC of both streams, and labels int32 B."""
+    shapes = super().batch_shapes(size)
+    B, *rest = shapes['image'].shape
+    copies = jax.ShapeDtypeStruct((B, self.copies, *rest), np.uint8)
+    return shapes | {'image': copies, 'unlabelled': copies}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns groups of rows, which accumulation does not split.
+
+    Returns:
+      `image`: float32 [B / G, 2 G, K, H, W, C], the labelled of a group before
+      the others; `label`: float32 [B / G, G, C].
+    """
+    labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
+    labels = optax.smooth_labels(labels, self.label_smoothing)
+    B, G = len(labels), self.group
+    streams_of = [
+      batch[name].reshape(B // G, G, *batch[name].shape[1:])
+      for name in ('image', 'unlabelled')
+    ]
+    images = jnp.concatenate(streams_of, axis=1)
+    images_NHWC = self.images.varied(
+      self.images.normalize(images.reshape(-1, *images.shape[3:])), key
+    )
+    return {
+      'image': images_NHWC.reshape(images.shape),
+      'label': labels.reshape(B // G, G, -1),
+    }
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    `told_apart` is the share of copies that are nearer to all of the same image
+    than to any other.
+    """
+    del fixed
+    images, labels = batch['image'], batch['label']
+    logits_NC, aux = self.model.apply(
+      {'params': params},
+      images.reshape(-1, *images.shape[3:]),
+      train=train,
+      rngs={'dropout': key},
+    )
+    logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]
+    labelled = jnp.mean(self._losses(logits, labels[:, :, None]))
+    gaps = triplet_gaps(aux['pre_logits'].reshape(*images.shape[:3], -1))
+    triplets = jnp.mean(jax.nn.relu(self.margin + gaps))
+    loss = labelled + self.weight * triplets
+    hit = jnp.argmax(logits, -1) == jnp.argmax(labels, -1)[:, :, None]
+    return loss, {
+      'loss': loss,
+      'triplet_loss': triplets,
+      'accuracy': jnp.mean(hit),
+      'told_apart': jnp.mean(gaps < 0),
+    }
+
+
+def triplet_gaps(x_GNKD: jax.Array) -> jax.Array:
+  """Returns how much farther the farthest copy is than the nearest other, GNK.
+
+  Args:
+    x_GNKD: G groups of K copies of N images; squared distances are those of
+      their unit vectors.
+  """
+  G, N, K, D = x_GNKD.shape
+  z_GMD = x_GNKD.astype(jnp.float32).reshape(G, N * K, D)
+  # Nothing has no direction; its gradient would be NaN.
+  norm_GM1 = jnp.sqrt(jnp.sum(jnp.square(z_GMD), -1, keepdims=True) + 1e-12)
+  z_GMD = z_GMD / norm_GM1
+  far_GMM = 2 - 2 * jnp.einsum('gmd,gnd->gmn', z_GMD, z_GMD)
+  image_M = jnp.arange(N * K) // K
+  same_MM = image_M[:, None] == image_M[None]
+  farthest_GM = jnp.max(jnp.where(same_MM[None], far_GMM, -jnp.inf), -1)
+  nearest_GM = jnp.min(jnp.where(same_MM[None], jnp.inf, far_GMM), -1)
+  return (farthest_GM - nearest_GM).reshape(G, N, K)

@@ -1,0 +1,247 @@
+"""Classes of a few images, and what a teacher says of many (1911.04252).
+
+The student of Noisy Student. A batch has B labelled images and r times as many
+that a teacher has labelled: those of which it is sure enough, as many of each
+class. With y the labels and q the teacher's probabilities of the image without
+noise, the loss is the mean over all (1 + r) B of
+
+  CE(softmax(student(noised image)), y or q).
+
+The noise is what the config has of it: `data.augment`, `model.dropout`,
+`model.stochastic_depth`.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.saving import absolute
+from vit_jax.data import augment, bad_images
+from vit_jax.data.sources import Record, Source
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives import soft_labels, streams, teachers
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Example, Facts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithPseudoLabels:
+  """An example of a record, and of images drawn from those with soft labels.
+
+  Attributes:
+    transform: of all.
+    unlabelled: the images.
+    soft_labels_NC: of all of them.
+    rows: which are drawn from.
+    ratio: r, images to a record.
+  """
+
+  transform: TrainTransform
+  unlabelled: Source
+  soft_labels_NC: np.ndarray
+  rows: np.ndarray
+  ratio: int
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    """Returns 'image', 'label', 'unlabelled' [r, H, W, 3], 'soft' [r, C]."""
+    example = self.transform(record, rng)
+    rows = self.rows[rng.integers(len(self.rows), size=self.ratio)]
+    images = [
+      self.transform(self.unlabelled[int(row)], rng)['image'] for row in rows
+    ]
+    return {
+      **example,
+      'unlabelled': np.stack(images),
+      'soft': self.soft_labels_NC[rows],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class PseudoLabels(Classification):
+  """Learns `batch['label']` and `batch['soft']`.
+
+  Attributes:
+    data: `config.data`, with the name and split of the unlabelled images.
+    teacher: None where its labels are in the file, or a stage of the run has
+      yet to train it.
+    labels: path of the file of soft labels, which is made if it is not there.
+    threshold: least probability of the likeliest class.
+    images_a_class: see `soft_labels.balanced`.
+    ratio: r, pseudo-labelled images to a labelled one.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    **streams.DEFAULTS,
+    'labels': '',
+    'threshold': 0.3,
+    'images_a_class': 0,
+    'ratio': 1,
+  }
+
+  data: ConfigDict = None
+  teacher: opening.Checkpoint | None = None
+  labels: str = ''
+  threshold: float = 0.3
+  images_a_class: int = 0
+  ratio: int = 1
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective` and `config.teacher`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+      FileNotFoundError: if there is no teacher.
+    """
+    o = config.objective
+    if config.loss.name != 'softmax':
+      raise ValueError(
+        f'loss.name is {config.loss.name!r}: soft labels are probabilities of '
+        'one class an image, so they have softmax.'
+      )
+    if not o.labels:
+      raise ValueError(
+        'objective.labels is empty: name the file that the soft labels are '
+        'kept in, --config.objective.labels=PATH.npz.'
+      )
+    if not 0 <= o.threshold <= 1:
+      raise ValueError(
+        f'objective.threshold is {o.threshold}: it is a probability.'
+      )
+    if o.ratio < 1 or o.images_a_class < 0:
+      raise ValueError(
+        f'objective.ratio is {o.ratio} and objective.images_a_class '
+        f'{o.images_a_class}: the first is 1 or above, the second 0 or above.'
+      )
+    plain = Classification.from_config(config, facts)
+    fields = {
+      field.name: getattr(plain, field.name)
+      for field in dataclasses.fields(plain)
+    }
+    teacher = None
+    if config.teacher or not absolute(o.labels).exists():
+      teacher = teachers.named(config)
+    return cls(
+      **fields,
+      data=streams.unlabelled_data(config),
+      teacher=teacher,
+      **{
+        name: o[name]
+        for name in ('labels', 'threshold', 'images_a_class', 'ratio')
+      },
+    )
+
+  def train_transform(self) -> Any:
+    """Returns what makes an example of a record, once images are labelled.
+
+    Raises:
+      ValueError: if the unlabelled images cannot be opened, or the labels be
+        used.
+      FileNotFoundError: likewise.
+    """
+    if self.teacher:
+      teachers.check_classes(self.teacher, self.class_names)
+    source = bad_images.open_checked(self.data, self.data.split)
+    soft_labels_NC = soft_labels.kept(
+      self.labels,
+      self.teacher,
+      source,
+      f'{self.data.name} {self.data.split}',
+      self.class_names,
+      self.data.workers,
+    )
+    rows = soft_labels.balanced(
+      soft_labels_NC, self.threshold, self.images_a_class
+    )
+    known = np.unique(soft_labels_NC[rows].argmax(1))
+    _log.info(
+      'Soft labels: %d of %d images, of %d classes.',
+      len(np.unique(rows)),
+      len(source),
+      len(known),
+    )
+    return WithPseudoLabels(
+      super().train_transform(), source, soft_labels_NC, rows, self.ratio
+    )
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC, labels int32 B, BrHWC and float32 BrC."""
+    shapes = super().batch_shapes(size)
+    image = shapes['image']
+    B, *rest = image.shape
+    return shapes | {
+      'unlabelled': jax.ShapeDtypeStruct((B, self.ratio, *rest), image.dtype),
+      'soft': jax.ShapeDtypeStruct(
+        (B, self.ratio, self.model.num_classes), np.float32
+      ),
+    }
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns both streams together, a labelled image and its r in a row.
+
+    Returns:
+      `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
+    """
+    key_flip, key_mixup = jax.random.split(key)
+    labels_BC = jax.nn.one_hot(batch['label'], self.model.num_classes)
+    labels_BC = optax.smooth_labels(labels_BC, self.label_smoothing)
+    images = jnp.concatenate(
+      [batch['image'][:, None], batch['unlabelled']], axis=1
+    )
+    labels = jnp.concatenate([labels_BC[:, None], batch['soft']], axis=1)
+    images_NHWC = self.images.normalize(images.reshape(-1, *images.shape[2:]))
+    images_NHWC, labels_NC = augment.mixed(
+      key_mixup,
+      self.images.varied(images_NHWC, key_flip),
+      labels.reshape(-1, labels.shape[-1]),
+      self.mixup,
+      self.cutmix,
+    )
+    return {
+      'image': images_NHWC.reshape(images.shape),
+      'label': labels_NC.reshape(labels.shape),
+    }
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    `agreement` is the share of the pseudo-labelled images that student and
+    teacher call the same.
+    """
+    del fixed
+    images, labels = batch['image'], batch['label']
+    logits_NC, _ = self.model.apply(
+      {'params': params},
+      images.reshape(-1, *images.shape[2:]),
+      train=train,
+      rngs={'dropout': key},
+    )
+    logits = logits_NC.reshape(labels.shape)
+    losses = self._losses(logits, labels)
+    loss = jnp.mean(losses)
+    hit = jnp.argmax(logits, -1) == jnp.argmax(labels, -1)
+    return loss, {
+      'loss': loss,
+      'pseudo_loss': jnp.mean(losses[:, 1:]),
+      'accuracy': jnp.mean(hit[:, 0]),
+      'agreement': jnp.mean(hit[:, 1:]),
+    }

@@ -1,0 +1,155 @@
+"""What a teacher says of images without labels, kept in a file.
+
+The file is a NumPy archive: `probabilities` float32 NC of all images in their
+order, `class_names` of C, and `images`, the name and split of the data.
+"""
+
+import io
+import zipfile
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.saving import absolute
+from vit_jax.data import cores, loader, whole
+from vit_jax.data.sources import Source
+from vit_jax.training import sharding
+
+BATCH_SIZE = 256
+
+
+def kept(
+  path: str,
+  teacher: opening.Checkpoint | None,
+  source: Source,
+  images: str,
+  class_names: tuple[str, ...],
+  workers: int = 0,
+) -> np.ndarray:
+  """Returns the probabilities float32 NC of a file, which is made if need be.
+
+  All processes call it together, with a path that all of them see. The teacher
+  labels each image as it would be measured, without noise.
+
+  Args:
+    path: of the file; it appears whole or not at all.
+    teacher: of the classes; may be None where there is the file.
+    source: the images.
+    images: what they are called.
+    class_names: C names.
+    workers: processes that read and decode.
+
+  Raises:
+    ValueError: if the file is none of these images and classes, or there is
+      neither file nor teacher.
+  """
+  place = absolute(path)
+  found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
+  if not found:
+    if teacher is None:
+      raise ValueError(
+        f'objective.labels: there is no {path}, and no teacher to make it: '
+        'name one, --config.teacher=PATH.'
+      )
+    probabilities_NC = _labelled(teacher, source, workers)
+    if jax.process_index() == 0:
+      file = io.BytesIO()
+      np.savez(
+        file,
+        probabilities=probabilities_NC,
+        class_names=np.array(class_names),
+        images=np.array(images),
+      )
+      place.parent.mkdir(parents=True, exist_ok=True)
+      whole.replace(place, file.getvalue())
+    multihost_utils.sync_global_devices('soft labels are kept')
+  try:
+    with np.load(io.BytesIO(place.read_bytes())) as file:
+      probabilities_NC = file['probabilities']
+      said = str(file['images']), tuple(map(str, file['class_names']))
+  except (KeyError, OSError, ValueError, zipfile.BadZipFile) as e:
+    raise ValueError(f'{path} holds no soft labels: {e}') from e
+  if probabilities_NC.shape != (len(source), len(class_names)) or said != (
+    images,
+    class_names,
+  ):
+    N, C = (*probabilities_NC.shape, 0, 0)[:2]
+    raise ValueError(
+      f'{path} has soft labels of {N:,} images of {said[0]} and {C:,} classes, '
+      f'and not of the {len(source):,} of {images} and {len(class_names):,} '
+      'classes: remove it, or name another file, '
+      '--config.objective.labels=PATH.'
+    )
+  return probabilities_NC
+
+
+def _labelled(
+  teacher: opening.Checkpoint, source: Source, workers: int
+) -> np.ndarray:
+  """Returns the teacher's probabilities NC, in every process."""
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  batch_size = -(-BATCH_SIZE // mesh.size) * mesh.size
+  params = jax.device_put(teacher.params, sharding.replicated(mesh))
+
+  def probabilities(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    images_BHWC = teacher.normalize(images_BHWC)
+    return jax.nn.softmax(
+      teacher.model.apply({'params': params}, images_BHWC)[0]
+    )
+
+  apply = jax.jit(probabilities, out_shardings=sharding.replicated(mesh))
+  rows = []
+  bar = cores.progress(
+    'Labelling images',
+    len(source),
+    'images',
+    shown=jax.process_index() == 0,
+  )
+  batches = loader.eval_batches(
+    source,
+    teacher.transform(),
+    batch_size=batch_size,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+    workers=workers,
+  )
+  with bar:
+    for batch in batches:
+      images = sharding.global_batch({'image': batch['image']}, mesh)['image']
+      rows.append(np.asarray(apply(params, images), np.float32))
+      bar.update(len(rows[-1]))
+  return np.concatenate(rows)[: len(source)]
+
+
+def balanced(
+  probabilities_NC: np.ndarray, threshold: float, images_a_class: int
+) -> np.ndarray:
+  """Returns which images are learned from, as often as they are, int64.
+
+  Those whose likeliest class has at least the probability `threshold`; of each
+  class as many, the likeliest first, and again from the first where a class
+  lacks some.
+
+  Args:
+    probabilities_NC: of all images.
+    threshold: from 0 to 1.
+    images_a_class: how many; 0 for as many as the largest class has. A class
+      without any stays without.
+
+  Raises:
+    ValueError: if no image reaches the threshold.
+  """
+  top_N, classes_N = probabilities_NC.max(1), probabilities_NC.argmax(1)
+  rows = np.argsort(-top_N, kind='stable')
+  rows = rows[top_N[rows] >= threshold]
+  if not rows.size:
+    raise ValueError(
+      f'objective.threshold is {threshold}, and the teacher is not so sure of '
+      f'any image; of the surest {top_N.max():.3f}. Lower it.'
+    )
+  members = [rows[classes_N[rows] == c] for c in np.unique(classes_N[rows])]
+  n = images_a_class or max(map(len, members))
+  return np.concatenate([np.resize(each, n) for each in members])

@@ -1,0 +1,70 @@
+"""A run that needs others first: a teacher, or weights to start from.
+
+`config.stages` names them in their order. Each is the config with some fields
+changed, in WORKDIR/stages/NAME, and the last one is the config itself, in
+WORKDIR. Each is a run as any other, so that the same command goes on wherever
+it was stopped.
+"""
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import train as train_lib
+from vit_jax.checkpoints.saving import absolute
+from vit_jax.experiment import check_config
+from vit_jax.objectives.teachers import STAGES
+from vit_jax.sweeps import axes
+from vit_jax.training.run import Preempted, preemption_notice
+
+
+def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
+  """Trains, or resumes, the stages of a config and then what it describes.
+
+  Args are those of `train.train`, and so is what is raised.
+  """
+  if config.stages and config.extend:
+    raise ValueError(
+      'extend trains a single run on, and this one has stages that it was made '
+      f'of: {", ".join(name for name, _ in config.stages)}.'
+    )
+  if config.stages:
+    check_config(config)  # before what it needs is trained for hours
+  with preemption_notice() as preempted:
+    for done, (stage, place) in enumerate(runs(config, workdir)):
+      if done and jax.process_count() == 1 and preempted(done):
+        raise Preempted('Preempted: every stage so far is saved.')
+      if config.stages and jax.process_index() == 0:
+        print(f'stage {done + 1} of {len(config.stages) + 1}: {place}')
+      train_lib.train(stage, place, start_over)
+
+
+def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
+  """Returns the config and the folder of every stage, the last the run's own.
+
+  A stage has a seed of its own, which follows from that of the config.
+
+  Raises:
+    ValueError: for fields that there are not.
+  """
+  if not config.stages:
+    return [(config, workdir)]
+  seeds = np.random.SeedSequence(config.seed).generate_state(len(config.stages))
+  found = []
+  for (name, fields), seed in zip(config.stages, seeds, strict=True):
+    stage = _alone(config, workdir, {'seed': int(seed)} | fields)
+    found.append((stage, str(absolute(workdir) / STAGES / name)))
+  return [*found, (_alone(config, workdir, {}), workdir)]
+
+
+def _alone(config: ConfigDict, workdir: str, fields: dict) -> ConfigDict:
+  """Returns a config without stages, that knows where those before it are."""
+  stage = config.copy_and_resolve_references()
+  stage.stages = ()
+  axes.set_fields(stage, fields)
+  for field, value in config_lib.flatten(stage).items():
+    if isinstance(value, str) and value.startswith(STAGES):
+      place = str(absolute(workdir) / value)
+      stage.update_from_flattened_dict({field: place})
+  return stage
