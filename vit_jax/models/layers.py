@@ -428,7 +428,7 @@ class EncoderBlock(nn.Module):
       'attention' in self.capture,
       f.qkv_bias,
       f if f.qk_norm else None,
-      f if f.attention_norm else None,
+      out_norm=f if f.attention_norm else None,
       name='MultiHeadDotProductAttention_1',
     )(y_BLD, mask_BQL=mask_BQL, rotation=rotation)
     y_BLD = dropout(y_BLD, f.dropout, key_msa)
