@@ -163,6 +163,8 @@ predict TINY GONE
 predict TINY EMPTY
 predict TINY PHOTO --topk=0
 predict TINY PHOTO --topk=x
+predict TINY PHOTO --threshold=2
+predict TINY PHOTO --out=found
 predict TINY PHOTO --format=xml
 evaluate TINY
 evaluate GONE digits --output=OUT

@@ -1,10 +1,12 @@
-"""Labels image files with any checkpoint.
+"""Labels image files with any checkpoint, or finds objects in them with DETR.
 
   python -m vit_jax.predict CHECKPOINT IMAGE_OR_FOLDER... --topk=5
+  python -m vit_jax.predict DETR street.jpg --threshold=0.7 --out=seen
 
-Prints one row a prediction, the likeliest first, as soon as it is known. A file
-that cannot be read is reported on standard error and the others go on; the exit
-status is then 1.
+Prints one row a prediction, the likeliest first, as soon as it is known; those
+of DETR have boxes (x0, y0, x1, y1) in pixels, and --out receives each image
+with its boxes drawn, and COCO's results. A file that cannot be read is reported
+on standard error and the others go on; the exit status is then 1.
 """
 
 import argparse
@@ -24,10 +26,12 @@ from tqdm import tqdm
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import decode, folder
+from vit_jax.data import decode, folder, whole
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
+BOX = ('x0', 'y0', 'x1', 'y1')
+THRESHOLD = 0.7
 # Of a class name in a table; ImageNet has some of 120 characters.
 MAX_WIDTH = 40
 
@@ -44,9 +48,7 @@ def predict(
     classes) or why it could not be read. There are `topk` rows a file, or as
     many as there are classes.
   """
-  names = checkpoint.class_names or tuple(
-    map(str, range(checkpoint.model.num_classes))
-  )
+  names = _class_names(checkpoint)
   topk = min(topk, len(names))
   transform = checkpoint.transform()
 
@@ -76,6 +78,55 @@ def predict(
         ranked = enumerate(zip(indices[i], values[i], strict=True), 1)
         rows = [(path, rank, names[c], float(p)) for rank, (c, p) in ranked]
         yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def _class_names(checkpoint: opening.Checkpoint) -> tuple[str, ...]:
+  """Returns the names of a checkpoint's classes, numbers if it has none."""
+  count = checkpoint.model.num_classes
+  return checkpoint.class_names or tuple(map(str, range(count)))
+
+
+def find_objects(
+  checkpoint: opening.Checkpoint,
+  paths: Sequence[str],
+  threshold: float,
+  out: str,
+) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
+  """Finds objects in files, in their order.
+
+  Args:
+    checkpoint: of DETR.
+    paths: of images.
+    threshold: the least probability of what is told.
+    out: a folder for pictures and `coco.json`; empty for none.
+
+  Yields:
+    The path, and its rows of `COLUMNS` and `BOX` or why it could not be read.
+  """
+  from vit_jax.visualize import detections, photos
+
+  names = _class_names(checkpoint)
+  detector = detections.Detector(checkpoint, threshold)
+  results: list[dict[str, Any]] = []
+  for path, stem in zip(paths, photos.unique_names(paths), strict=True):
+    try:
+      shown_HWC, found = detector(path)
+    except decode.UnreadableImage as e:
+      yield path, e
+      continue
+    if out:
+      results += detections.coco_results(path, found)
+      drawn = detections.picture(shown_HWC, found, names)
+      whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
+    rows = []
+    for rank, (c, p, box_4) in enumerate(zip(*found, strict=True), 1):
+      row = dict(zip(COLUMNS, (path, rank, names[c], float(p)), strict=True))
+      corners = (round(float(x), 1) for x in box_4)
+      rows.append(row | dict(zip(BOX, corners, strict=True)))
+    yield path, rows
+  if out:
+    text = json.dumps(results, indent=1)
+    whole.replace(os.path.join(out, 'coco.json'), text.encode())
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
@@ -120,7 +171,19 @@ def main() -> int:
     default='table',
     help='table for people (default), csv, or json: a list of objects',
   )
+  parser.add_argument(
+    '--threshold',
+    type=float,
+    help='least probability of what DETR finds and is told of '
+    f'(default: {THRESHOLD})',
+  )
+  parser.add_argument(
+    '--out',
+    help="of DETR: folder for the images with boxes, and COCO's results",
+  )
   args = parser.parse_args()
+  if args.threshold is not None and not 0 <= args.threshold <= 1:
+    parser.error(f'--threshold={args.threshold}: give a share from 0 to 1.')
   if args.topk < 1:
     parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
   return flags.command(_run, args)
@@ -131,11 +194,23 @@ def _run(args: argparse.Namespace) -> int:
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if not checkpoint.model.num_classes:
     raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
+  finds_objects = checkpoint.model.attention == 'objects'
+  if not finds_objects and (args.out or args.threshold is not None):
+    raise ValueError(
+      f'--out and --threshold are of boxes, and {args.checkpoint} finds none, '
+      'only classes: leave them out.'
+    )
+  if args.out:
+    os.makedirs(args.out, exist_ok=True)
   unreadable = 0
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    results = predict(checkpoint, paths, args.topk)
+    if finds_objects:
+      least = THRESHOLD if args.threshold is None else args.threshold
+      results = find_objects(checkpoint, paths, least, args.out)
+    else:
+      results = predict(checkpoint, paths, args.topk)
     # Silent where there is no terminal, or no time for anyone to wonder.
     for _, result in tqdm(
       results, total=len(paths), unit=' files', delay=2, disable=None
@@ -147,9 +222,15 @@ def _run(args: argparse.Namespace) -> int:
         yield result
 
   names = checkpoint.class_names or (str(checkpoint.model.num_classes - 1),)
-  for text in texts(readable(), args.format, paths, names):
+  columns = COLUMNS + BOX if finds_objects else COLUMNS
+  for text in texts(readable(), args.format, paths, names, columns):
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # for whoever waits at the end of a pipe
+  if args.out:
+    print(
+      f'written {args.out}: an image for each file, coco.json',
+      file=sys.stderr,
+    )
   return 1 if unreadable else 0
 
 
@@ -158,14 +239,16 @@ def texts(
   format_name: str,
   paths: Sequence[str],
   names: Sequence[str],
+  columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
   """Yields what is printed of the rows of each file, as they are found.
 
   Args:
-    found: rows of `COLUMNS`, by file.
+    found: rows, by file.
     format_name: 'table', 'csv' or 'json'.
     paths: of all files, and
     names: of all classes, which say how wide a table is.
+    columns: of the rows.
   """
   if format_name == 'json':
     between = '[\n  '
@@ -175,10 +258,10 @@ def texts(
         between = ',\n  '
     yield '[]\n' if between[0] == '[' else '\n]\n'
   elif format_name == 'csv':
-    yield ','.join(COLUMNS) + '\n'
+    yield ','.join(columns) + '\n'
     for rows in found:
       lines = io.StringIO()
-      writer = csv.DictWriter(lines, COLUMNS, lineterminator='\n')
+      writer = csv.DictWriter(lines, columns, lineterminator='\n')
       for row in rows:
         cells = {name: flags.cell(row[name]) for name in ('file', 'class')}
         writer.writerow(row | cells)
@@ -193,7 +276,9 @@ def texts(
         file, name = (flags.printable(row[key]) for key in ('file', 'class'))
         yield (
           f'{file:<{file_width}}  {row["rank"]:>2}  '
-          f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}\n'
+          f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}'
+          + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
+          + '\n'
         )
 
 

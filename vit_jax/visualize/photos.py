@@ -69,9 +69,8 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """
   images = images_of(checkpoint)
   transform = images.eval_transform()
-  names: set[str] = set()
   found = []
-  for path in paths:
+  for path, name in zip(paths, unique_names(paths), strict=True):
     data = decode.read_file(path)
     picture = decode.open_image(data, path)
     if checkpoint.model.attention:
@@ -82,6 +81,14 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
           f"model's {h}x{w} patches: there is nothing to see in it. Give a "
           'larger image.'
         )
+    found.append(Photograph(path, name, transform.image(data, path), images))
+  return found
+
+
+def unique_names(paths: Sequence[str]) -> list[str]:
+  """Returns a name for what is made of each file: its own, and a number."""
+  names: list[str] = []
+  for path in paths:
     stem = os.path.splitext(os.path.basename(path))[0]
     # It goes into files, which hold no bytes that are not UTF-8.
     stem = name = os.fsencode(stem).decode(errors='backslashreplace')
@@ -89,6 +96,5 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
       if name not in names:
         break
       name = f'{stem}-{number}'
-    names.add(name)
-    found.append(Photograph(path, name, transform.image(data, path), images))
-  return found
+    names.append(name)
+  return names
