@@ -577,7 +577,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'batch_size': 0}, 'batch_size is 0'),
     ({'mesh.data': 3}, 'does not multiply to the 8 devices'),
     ({'loss.name': 'hinge'}, "loss.name is 'hinge'"),
-    ({'optimizer.name': 'lamb'}, "optimizer.name is 'lamb'"),
+    ({'optimizer.name': 'lars'}, "optimizer.name is 'lars'"),
     ({'optimizer.decay': 'cos'}, "optimizer.decay is 'cos'"),
     ({'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/accuracy'),
     ({'data.mean': (0.5,)}, 'give one number a channel'),

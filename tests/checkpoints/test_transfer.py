@@ -527,7 +527,8 @@ def test_attention_maps_of_patches_after_two_tokens():
   layers = Layers(checkpoint.model, checkpoint.params, images)
   for weights in layers.attention():
     assert weights['all'].shape == (2, 2, 2 + 6, 2 + 6)
-  np.testing.assert_array_equal(layers.read_BL, np.eye(2 + 6)[[0, 0]])
+  half_each = np.tile([0.5, 0.5, *[0] * 6], (2, 1))
+  np.testing.assert_array_equal(layers.read_BL, half_each)
   assert rollout.rollout(layers).shape == (2, 2, 3)
   table = similarity.tables(checkpoint)
   assert table.shape == (1, 2 + 6, 8)

@@ -23,6 +23,7 @@ from tests.checkpoints.random_weights import (
 )
 from tests.models.test_timm import use_our_epsilons
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import tensors
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats.table import Preprocessing
 
@@ -231,7 +232,7 @@ def test_grid_positions_are_dropped_and_come_back(tmp_path, timm, torch):
   save_theirs(timm, torch, 'class token without position', tmp_path / 'x')
   path = str(tmp_path / 'x')
   config = json.loads((tmp_path / 'x/config.json').read_text())
-  file = convert.read(path, config)
+  file = convert.read(path, tensors.read_folder(path), config)
   arrays = opening.open_checkpoint(path).weights().arrays
   from vit_jax.checkpoints.formats import table
 
