@@ -46,6 +46,20 @@ def name(request):
   return request.param
 
 
+# What hangs on the model rather than on what it learns: two are tested fast.
+EACH = pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(
+      name,
+      marks=[] if name in ('classification', 'masked') else pytest.mark.slow,
+    )
+    for name in objectives.OBJECTIVES
+  ],
+  indirect=True,
+)
+
+
 @functools.cache
 def teacher():
   """Returns the path of a model of digits, of another size and scaling."""
@@ -208,6 +222,7 @@ def test_eight_devices_are_one(name):
   assert_close(run(name, devices=8, **mesh), plain(name))
 
 
+@EACH
 def test_a_scan_is_the_loop(name):
   stacked = run(name, **{'model.scan': True})
   assert_close(
@@ -215,10 +230,12 @@ def test_a_scan_is_the_loop(name):
   )
 
 
+@EACH
 def test_rematerialisation_changes_nothing(name):
   assert_close(run(name, **{'model.remat': 'cheap'}), plain(name))
 
 
+@EACH
 def test_bfloat16_is_near_float32(name):
   got = run(name, **{'model.dtype': 'bfloat16'})
   for (_, metrics), (_, want) in zip(got, plain(name), strict=True):

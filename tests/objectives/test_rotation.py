@@ -102,6 +102,7 @@ def test_both_streams_come_from_their_splits():
   assert seen == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_it_trains_on_a_folder_without_classes(tmp_path):
   """What comes out opens, tells classes, and is what others begin with."""
   rng = np.random.default_rng(0)

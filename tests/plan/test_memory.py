@@ -61,6 +61,7 @@ def test_flags_that_fit_are_found(said):
   assert peak_bytes(**fields) < peaks[0]
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_that_is_said(said):
   assert 'neither parts of a batch nor remat' in said(1)
   # Eight devices have an example each: there are no smaller parts.
