@@ -1,16 +1,35 @@
 """Runs that need others first, in their order, and resumed in any of them."""
 
 import signal
+import time
 
+import numpy as np
 import pytest
 
 from configs import digits, noisy_student
 from tests.sweeps.small_sweep import SMALL, table
+from tests.test_resume import Command, final_arrays, saved_steps, wait_until
 from vit_jax import config as config_lib
 from vit_jax import train as train_lib
 from vit_jax.experiment import check_config
 from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import run
+
+STEPS = 30
+ARGS = (
+  '--config.model.width=16',
+  '--config.model.depth=1',
+  '--config.model.mlp_dim=16',
+  '--config.model.heads=2',
+  f'--config.total={STEPS} steps',
+  # Their averages are compared, too.
+  '--config.optimizer.polyak=0.9',
+  '--config.log_every=1 step',
+  '--config.eval_every=10 steps',
+  '--config.checkpoint_every=10 steps',
+  # So small a teacher is sure of nothing.
+  '--config.objective.threshold=0.1',
+)
 
 
 def small(argument='digits'):
@@ -119,3 +138,42 @@ def test_a_sweep_of_stages(tmp_path):
   (again,) = table(tmp_path / 'results.csv')
   assert {**again, 'elapsed_s': ''} == {**row, 'elapsed_s': ''}
   assert (folder / 'stages/labels.npz').stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_killed_in_any_generation_it_ends_the_same(tmp_path):
+  command = Command(tmp_path / 'cache')
+  given = {'config': 'configs/noisy_student.py', 'settings': ARGS}
+  reference, parts = tmp_path / 'whole', tmp_path / 'parts'
+
+  def finish(workdir):
+    process = command.start(workdir, 1, **given)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+
+  finish(reference)
+  places = ['stages/teacher', 'stages/student_1', 'stages/student_2', '.']
+  for n, place in enumerate(places):
+    process = command.start(parts, 1, **given)
+    try:
+      # After a checkpoint, and in the middle of a generation.
+      assert wait_until(lambda p=parts / place: saved_steps(p), process)
+      time.sleep(0.05 * (3 - n))
+    finally:
+      process.kill()
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+  finish(parts)
+  for place in places:
+    got, want = (final_arrays(folder / place) for folder in (parts, reference))
+    assert got.keys() == want.keys()
+    for name, x in want.items():
+      assert got[name].tobytes() == x.tobytes(), (place, name)
+    metrics = [folder / place / 'metrics.csv' for folder in (parts, reference)]
+    assert metrics[0].read_text() == metrics[1].read_text()
+  for place in places[:3]:
+    labels = [
+      np.load(f'{folder / place}.npz')['probabilities']
+      for folder in (parts, reference)
+    ]
+    assert np.array_equal(*labels)
