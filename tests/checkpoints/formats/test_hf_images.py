@@ -207,6 +207,7 @@ def test_without_a_processor_images_are_those_of_the_paper(
     ),
     ({'image_std': ['a', 'b', 'c']}, 'image_std is'),
     ({'image_std': [0.5, 0.5, 0]}, 'image_std is .* above 0'),
+    ({'image_std': 1e9}, 'preprocessor_config.json: std is .* size of pixels'),
     ({'rescale_factor': 0}, 'rescale_factor 0: .* above 0'),
   ],
 )

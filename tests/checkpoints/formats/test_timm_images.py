@@ -91,6 +91,7 @@ def test_images_that_timm_prepares_otherwise_are_warned_about(
     ({'crop_pct': '1'}, "x.json: crop_pct is '1' and should be a share"),
     ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),
     ({'std': [1, math.nan, 1]}, r'x.json: std is .* and should be three'),
+    ({'std': [1, 1, 1e9]}, r'x.json: std is .* size of pixels'),
     ({'std': [1, 0, 1]}, r'x.json: std is \[1, 0, 1\]: it divides'),
   ],
 )

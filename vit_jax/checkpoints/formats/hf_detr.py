@@ -174,7 +174,7 @@ def _images(path: str) -> tuple[Preprocessing, tuple[int, int]]:
   elif isinstance(size, int):
     size = [size, file.get('max_size', _SIZE[1])]
   return (
-    Preprocessing(mean=file.rgb('image_mean'), std=file.rgb('image_std')),
+    file.preprocessing(mean=file.rgb('image_mean'), std=file.rgb('image_std')),
     file.sides('size', size),
   )
 

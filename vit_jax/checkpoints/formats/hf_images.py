@@ -122,7 +122,10 @@ def read(
     makes, resize_small = takes, 0
   mean, std = _scaling(file)
   interpolation = file.interpolation('resample', _RESAMPLE)
-  return Preprocessing(resize_small, mean, std, interpolation), makes
+  preprocessing = file.preprocessing(
+    resize_small=resize_small, mean=mean, std=std, interpolation=interpolation
+  )
+  return preprocessing, makes
 
 
 def _kind(file: Stated, model_type: str) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import MAX_SIDE
 
 Rgb = tuple[float, float, float]
@@ -125,3 +126,10 @@ class Stated(dict[str, Any]):
         return ours
     self.warn(f'{key} is {self[key]!r}; here images are resized bilinearly.')
     return 'bilinear'
+
+  def preprocessing(self, **fields: Any) -> Preprocessing:
+    """Returns how images are prepared, from what was read of this."""
+    try:
+      return Preprocessing(**fields)
+    except ValueError as e:
+      raise ValueError(f'{self.place}: {e}') from e

@@ -35,7 +35,12 @@ def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
   if min(std) <= 0:
     found.refuse('std', ': it divides, so it must be above 0.')
   interpolation = found.interpolation('interpolation', _INTERPOLATIONS)
-  return Preprocessing(_resize_small(found, size), mean, std, interpolation)
+  return found.preprocessing(
+    resize_small=_resize_small(found, size),
+    mean=mean,
+    std=std,
+    interpolation=interpolation,
+  )
 
 
 def config(
