@@ -398,6 +398,7 @@ def test_published_names_differ_by_backbone():
   ('fields', 'message'),
   [
     ({'width': 60}, 'model.width 60 is not a multiple of 4 and of model.heads'),
+    ({'width': 50, 'heads': 5}, 'model.width 50 is not a multiple of 4'),
     ({'num_queries': 0}, 'model.num_queries is 0'),
     ({'decoder_layers': 0}, 'model.decoder_layers is 0'),
     ({'backbone': 'vgg'}, "model.backbone is 'vgg': use one of resnet, plain"),
