@@ -85,11 +85,7 @@ class Distillation(Classification):
         f'loss.name is {config.loss.name!r}: a teacher tells one class an '
         'image, so distillation has softmax.'
       )
-    student = Classification.from_config(config, facts)
-    fields = {
-      field.name: getattr(student, field.name)
-      for field in dataclasses.fields(student)
-    }
+    fields = dict(vars(Classification.from_config(config, facts)))
     return cls(
       **fields,
       teacher=teacher,  # type: ignore[arg-type]

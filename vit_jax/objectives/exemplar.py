@@ -112,11 +112,7 @@ class Exemplar(Classification):
         f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
         'both to 0.'
       )
-    plain = Classification.from_config(config, facts)
-    fields = {
-      field.name: getattr(plain, field.name)
-      for field in dataclasses.fields(plain)
-    }
+    fields = dict(vars(Classification.from_config(config, facts)))
     return cls(
       **fields,
       data=streams.unlabelled_data(config),

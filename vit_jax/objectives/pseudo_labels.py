@@ -124,11 +124,7 @@ class PseudoLabels(Classification):
         f'objective.ratio is {o.ratio} and objective.images_a_class '
         f'{o.images_a_class}: the first is 1 or above, the second 0 or above.'
       )
-    plain = Classification.from_config(config, facts)
-    fields = {
-      field.name: getattr(plain, field.name)
-      for field in dataclasses.fields(plain)
-    }
+    fields = dict(vars(Classification.from_config(config, facts)))
     teacher = None
     if config.teacher or not absolute(o.labels).exists():
       teacher = teachers.named(config)

@@ -64,11 +64,7 @@ class Rotation(Classification):
       )
     if not 0 <= o.weight < float('inf'):
       raise ValueError(f'objective.weight is {o.weight}: it is 0 or above.')
-    plain = Classification.from_config(config, facts)
-    fields = {
-      field.name: getattr(plain, field.name)
-      for field in dataclasses.fields(plain)
-    }
+    fields = dict(vars(Classification.from_config(config, facts)))
     fields['model'] = variants.build(
       num_classes=len(facts.class_names),
       image_size=facts.image_size,
