@@ -43,8 +43,37 @@ def test_folders_of_frames(tmp_path, monkeypatch):
     videos.open_videos(str(root), data_of())
   rest = videos.open_videos(str(root), data_of(on_bad_image='skip'))
   assert rest.edges.tolist() == [0, 11, 14]
-  with pytest.raises(ValueError, match='no class folders'):
+  with pytest.raises(ValueError, match='neither folders of frames nor video'):
     videos.open_videos(str(root / 'a'), data_of())
+
+
+def test_video_files(tmp_path):
+  """Frames that are redder by the number, in two containers and codecs."""
+  for name, codec, frames in (('b.mp4', 'mp4v', 24), ('a.avi', 'MJPG', 10)):
+    writer = cv2.VideoWriter(
+      str(tmp_path / name), cv2.VideoWriter.fourcc(*codec), 8, (64, 32)
+    )
+    for i in range(frames):
+      pixels = np.zeros((32, 64, 3), np.uint8)
+      pixels[:, :, 2] = 10 * i  # of BGR
+      writer.write(pixels)
+    writer.release()
+  (tmp_path / 'notes.txt').write_text('no video')
+  found = videos.open_videos(str(tmp_path), data_of())
+  assert found.edges.tolist() == [0, 10, 34]
+  # In any order.
+  for index in (33, 12, 5, 13, 9, 10):
+    record = found.frames[index]
+    number = index if index < 10 else index - 10
+    assert record['image'].shape == (32, 64, 3)
+    red, green, blue = record['image'].mean((0, 1))
+    assert abs(red - 10 * number) < 5 and max(green, blue) < 10
+    assert record['name'].endswith(f', frame {number}')
+  (tmp_path / 'c.mov').write_bytes(b'no video')
+  with pytest.raises(ValueError, match=r'1 of 3 videos .*: .*/c.mov'):
+    videos.open_videos(str(tmp_path), data_of())
+  rest = videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
+  assert rest.edges.tolist() == [0, 10, 34]
 
 
 def test_a_clip_has_shots_of_neighbours_in_their_parts():

@@ -1,10 +1,11 @@
-"""Videos, whose frames are records: folders of frames, and made ones.
+"""Videos, whose frames are records: files, folders of frames, made ones.
 
 Frames lie video after video in their order, so that a frame is read as every
 other image is. A shot is a stretch of neighbouring frames.
 """
 
 import dataclasses
+import logging
 import pathlib
 import zlib
 
@@ -12,11 +13,16 @@ import cv2
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, decode, folder
+from vit_jax.data import bad_images, cores, decode, folder
 from vit_jax.data.sources import Record, Source
+
+_log = logging.getLogger(__name__)
 
 # Of a made video: shots, frames of each, and the least side in pixels.
 _SHOTS, _FRAMES, _SIDE = 3, 8, 16
+# Extensions of video files, and frames that one may lack at its end.
+FILES = ('.mp4', '.m4v', '.mov', '.avi', '.mkv', '.webm')
+_MOST_LACKING = 10
 # How far a made video goes: across and down in shares of the side, turned by
 # degrees, and grown by the logarithm of the size; and which change in a shot.
 _MOST = (0.25, 0.25, 30.0, 0.3)
@@ -83,7 +89,8 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
 
   Args:
     path: of a folder with a folder of frames for each video, which come in the
-      order of their names. Empty for a made video of every image of `data`.
+      order of their names, or of video files. Empty for a made video of every
+      image of `data`.
     data: as `config.data`.
 
   Raises:
@@ -97,8 +104,12 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
   root = pathlib.Path(path).expanduser()
   if not root.is_dir():
     raise FileNotFoundError(
-      f'no folder {root}; give one with a folder of frames for each video'
+      f'no folder {root}; give one with video files, or with a '
+      'folder of frames for each video'
     )
+  if not folder.sub_folders(root):
+    files = VideoFiles(root, data.on_bad_image == 'skip')
+    return Videos(files, files.edges)
   frames = bad_images.checked(FrameFolders(root), data.on_bad_image)
   videos = frames.labels()  # type: ignore[attr-defined]
   # None of those of which no frame can be read.
@@ -119,6 +130,78 @@ class FrameFolders(folder.Folder):
     files, _ = self._list(root)
     self._paths = [path for path, _ in files]
     self._labels = [video for _, video in files]
+
+
+class VideoFiles:
+  """The frames of a folder's video files, each decoded when it is asked for.
+
+  Attributes:
+    edges: as in `Videos`, in the order of the files' names.
+  """
+
+  def __init__(self, root: pathlib.Path, skip: bool):
+    """Looks how long they are, and whether their last frame can be decoded.
+
+    Raises:
+      ValueError: there is none, or one is unreadable and may not be skipped.
+    """
+    paths = [
+      str(p) for p in sorted(root.iterdir()) if p.suffix.lower() in FILES
+    ]
+    if not paths:
+      raise ValueError(
+        f'{root} has neither folders of frames nor video files '
+        f'({", ".join(FILES)})'
+      )
+    bar = cores.progress('Checking videos', len(paths), 'videos')
+    lengths = list(
+      cores.in_threads(
+        lambda i: _readable_frames(paths[i]), range(len(paths)), bar
+      )
+    )
+    bad = [p for p, n in zip(paths, lengths, strict=True) if not n]
+    if bad and (not skip or len(bad) == len(paths)):
+      raise ValueError(
+        f'{len(bad)} of {len(paths)} videos cannot be decoded: '
+        f'{", ".join(bad[:5])}. Repair or remove them, or train without them: '
+        '--config.data.on_bad_image=skip'
+      )
+    if bad:
+      _log.warning('Left out, they cannot be decoded: %s', ', '.join(bad))
+    self._paths = [p for p in paths if p not in bad]
+    self.edges = np.cumsum([0, *(n for n in lengths if n)])
+
+  def __len__(self) -> int:
+    return int(self.edges[-1])
+
+  def __getitem__(self, index: int) -> Record:
+    video = int(np.searchsorted(self.edges, index, 'right')) - 1
+    path, frame = self._paths[video], index - int(self.edges[video])
+    image = _frame(path, frame)
+    if image is None:
+      raise decode.UnreadableImage(path, f'frame {frame} cannot be decoded')
+    return {'image': image, 'name': f'{path}, frame {frame}'}
+
+  def fingerprint(self) -> None:
+    return None
+
+
+def _readable_frames(path: str) -> int:
+  """Returns how many frames a file says it has, less those it lacks."""
+  count = int(cv2.VideoCapture(path).get(cv2.CAP_PROP_FRAME_COUNT))
+  # What a file says of itself may be a few too many.
+  for last in range(count - 1, max(count - 1 - _MOST_LACKING, -1), -1):
+    if _frame(path, last) is not None:
+      return last + 1
+  return 0
+
+
+def _frame(path: str, frame: int) -> np.ndarray | None:
+  """Returns the pixels of a frame, RGB; None if it cannot be decoded."""
+  capture = cv2.VideoCapture(path)
+  capture.set(cv2.CAP_PROP_POS_FRAMES, frame)
+  found, image = capture.read()
+  return cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if found else None
 
 
 class MovingImages:
