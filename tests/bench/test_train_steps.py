@@ -10,10 +10,11 @@ import types
 import numpy as np
 import pytest
 
-from tests.bench.conftest import SMALL
+from tests.bench.conftest import SMALL, assert_mfu
 from vit_jax import flags
 from vit_jax.bench import speed, step
 from vit_jax.models import flops
+from vit_jax.training import hardware
 
 
 def config(dtype='float32'):
@@ -105,11 +106,16 @@ def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
   )
 
 
-def test_timm_beside_ours(timm, run):
+def test_timm_beside_ours(timm, run, monkeypatch, tmp_path):
   del timm
-  status, out, _ = run('train', '--batch_sizes=2', '--vs=timm-eager')
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'train', '--batch_sizes=2', '--vs=timm-eager', f'--csv={file}'
+  )
   assert status == 0
   assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
+  assert_mfu(file, passes=3)
 
 
 @pytest.mark.slow

@@ -254,7 +254,10 @@ def test_filters_need_no_attention(name, run):
   side = 7 if name == 'resnet' else 8
   found = np.load(out / 'filters.npz')['components']
   assert found.shape[1:] == (side, side, 3)
-  assert f'({side}x{side} pixels)' in said
+  which = (
+    "ResNet's first convolution" if name == 'resnet' else 'patch embedding'
+  )
+  assert f'filters of the {which} ({side}x{side} pixels)' in said
 
 
 @pytest.mark.parametrize(
