@@ -63,7 +63,8 @@ class TrainedModel:
       topk: classes an image, at most as many as there are.
 
     Returns:
-      (name, probability by the loss it was trained with) of each; the number for a nameless class.
+      (name, probability) of each, by the loss that it was trained with; the
+      number for a nameless class.
 
     Raises:
       UnreadableImage: naming the file.

@@ -67,7 +67,7 @@ class Checkpoint:
     """
     return self._apply(self.on_device, images_BHWC)
 
-  def probabilities(self, logits_BC: jax.Array) -> jax.Array:
+  def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
     """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
     if self.loss == 'sigmoid':
       return jax.nn.sigmoid(logits_BC)
