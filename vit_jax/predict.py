@@ -44,9 +44,9 @@ def predict(
   """Labels files, in their order.
 
   Yields:
-    The path, and its rows of `COLUMNS` (probability: the softmax over the
-    classes) or why it could not be read. There are `topk` rows a file, or as
-    many as there are classes.
+    The path, and its rows of `COLUMNS` (probability: that of the loss that
+    the checkpoint was trained with) or why it could not be read. There are
+    `topk` rows a file, or as many as there are classes.
   """
   names = _class_names(checkpoint)
   topk = min(topk, len(names))
@@ -54,7 +54,7 @@ def predict(
 
   @jax.jit
   def top(logits_BC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
+    return jax.lax.top_k(checkpoint.probabilities(logits_BC), topk)
 
   def load(path: str) -> np.ndarray | decode.UnreadableImage:
     try:
