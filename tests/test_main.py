@@ -239,6 +239,12 @@ def trained(tmp_path_factory):
 
 def test_training_prints_progress_and_a_summary(trained):
   workdir, out = trained
+  sizes = jax.tree.map(np.size, opening.open_checkpoint(str(workdir)).params)
+  parameters = sum(jax.tree.leaves(sizes))
+  assert f'model  ViT, {parameters:,} parameters, ' in out
+  assert ' GFLOPs an image of 8x8 pixels\n' in out
+  assert 'data   digits train: 1,437 images, 10 classes\n' in out
+  assert 'run    6 steps of 16 on 8 x cpu, mesh ' in out
   assert 'step 6/6' in out
   assert 'final test/accuracy' in out
   assert str(workdir / 'checkpoints' / '6') in out
