@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import flags, main
@@ -226,6 +227,18 @@ def test_help_explains_flags_and_statuses():
     f'{interrupts.EXIT_INTERRUPTED}  Ctrl-C',
   ):
     assert words in out
+
+
+@pytest.mark.parametrize(('args', 'level'), [((), -1), (('--verbosity=1',), 1)])
+def test_libraries_only_warn_unless_asked(
+  command, tmp_path, monkeypatch, args, level
+):
+  found = []
+  monkeypatch.setattr(
+    main, '_run', lambda: found.append(absl_logging.get_verbosity())
+  )
+  status, _, _ = command(*SMALL, f'--workdir={tmp_path}', *args)
+  assert (status, found) == (0, [level])
 
 
 @pytest.fixture(scope='module')
