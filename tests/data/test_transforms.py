@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import augmentations, decode, transforms
+from vit_jax.data import augmentations, decode, sources, transforms
 from vit_jax.data.images import Images
 
 
@@ -255,3 +255,21 @@ def test_a_config_is_applied_field_by_field():
   assert Images((24, 32)).train_transform() == transforms.TrainTransform(
     (24, 32), 0.05
   )
+
+
+def test_wrong_labels_are_the_same_every_time():
+  """About the share that was asked for, of all other classes as many."""
+  source = sources.open_source('digits', 'train')
+  plain = transforms.TrainTransform((8, 8), 1.0)
+  wrong = transforms.WrongLabels(plain, 0.4, 10)
+  given = np.array(
+    [wrong(source[i], np.random.default_rng(i))['label'] for i in range(1437)]
+  )
+  again = [
+    wrong(source[i], np.random.default_rng(0))['label'] for i in range(9)
+  ]
+  assert given[:9].tolist() == again and given.dtype == np.int32
+  shift = (given - source.labels()) % 10
+  assert np.mean(shift > 0) == pytest.approx(0.4, abs=0.04)
+  counts = np.bincount(shift, minlength=10)[1:]
+  assert counts.min() > 0.6 * counts.mean()

@@ -95,7 +95,7 @@ def config_of(name, **changes):
   config.model.update(width=32, mlp_dim=64, heads=4)
   if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
-  if name == 'exemplar':
+  if name in ('exemplar', 'video'):
     config.objective.update(copies=2, group=4)
   if name == 'pseudo_labels':
     # It is as unsure as its parameters are random.
