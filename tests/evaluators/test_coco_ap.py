@@ -140,8 +140,7 @@ def test_nothing_found_and_all_found():
 @pytest.fixture
 def parts():
   made = test_every.experiment_of('detection', **{'data.split': 'train[:50]'})
-  names = tuple('0123456789')
-  return Parts(made.config, made.objective, {}, made.mesh, names)
+  return Parts(made.config, made.objective, {}, made.mesh, made.facts)
 
 
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):
@@ -193,7 +192,7 @@ def test_refusals_of_the_evaluator(parts):
   other = test_every.experiment_of('classification')
   with pytest.raises(ValueError, match='name=classification does not learn'):
     coco_ap.CocoEvaluator.from_entry(
-      Parts(other.config, other.objective, {}, other.mesh, ()), 'coco', entry
+      dataclasses.replace(parts, objective=other.objective), 'coco', entry
     )
   nothing = {'crowd': np.array([True])}
   with pytest.raises(ValueError, match='has no objects to be found'):

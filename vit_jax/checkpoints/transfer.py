@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
@@ -75,6 +76,29 @@ def _shown(value: Any) -> str:
   return str(value)
 
 
+def at_size(
+  model: Model, params: Any, old: tuple[int, int], new: tuple[int, int]
+) -> Any:
+  """Returns parameters, learned for images of one size, for those of another.
+
+  Position embeddings are interpolated (section 3.2). Of arrays of JAX this can
+  be a part of a compiled step, through which gradients come.
+
+  Raises:
+    ValueError: if the model has other parameters that depend on the size.
+  """
+  like = flops.param_shapes(model, new)
+  # TPUs would multiply in bfloat16.
+  with jax.default_matmul_precision('float32'):
+    found = posemb.resize_all(params, like, model.grid(old), model.grid(new))
+  if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
+    raise ValueError(
+      f'A {type(model).__name__} for images of {old[0]}x{old[1]} pixels has '
+      f'other parameters than one for {new[0]}x{new[1]}: give one size.'
+    )
+  return found
+
+
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Returns a checkpoint for images of another size.
 
@@ -86,12 +110,7 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """
   model = checkpoint.model
   model.check(image_size)
-  params = posemb.resize_all(
-    checkpoint.params,
-    flops.param_shapes(model, image_size),
-    model.grid(checkpoint.image_size),
-    model.grid(image_size),
-  )
+  params = at_size(model, checkpoint.params, checkpoint.image_size, image_size)
   preprocessing = checkpoint.preprocessing
   scale = max(
     new / old
