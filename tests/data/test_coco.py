@@ -26,6 +26,7 @@ def annotated(**changes):
         'bbox': [1.5, 2, 10, 20],
         'area': 150.5,
         'iscrowd': 0,
+        'segmentation': [[1.5, 2, 11.5, 2, 11.5, 22]],
       },
       {
         'id': len(annotations) + 2,
@@ -76,6 +77,7 @@ def test_one_file_of_all_images(tmp_path):
     assert record['labels'].tolist() == [3, 1]
     assert record['crowd'].tolist() == [False, True]
     assert record['area'].tolist() == [150.5, 1200]
+    assert record['masks'] == [[[1.5, 2, 11.5, 2, 11.5, 22]], None]
 
 
 def test_files_of_train_and_val(tmp_path):
@@ -122,6 +124,14 @@ def changed(**fields):
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(bbox=[-5, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(category_id=2), 'category_id 2 is none of the categories'),
+    (
+      changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
+      'annotation 1: segmentation has a polygon of 7 numbers',
+    ),
+    (
+      changed(segmentation={'size': [40, 30], 'counts': [1200]}),
+      r'annotation 1: segmentation is RLE of size \[40, 30\]',
+    ),
     (changed(image_id=99), 'image_id 99 is none of the images'),
   ],
 )

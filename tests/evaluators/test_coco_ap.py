@@ -61,6 +61,10 @@ def found_in(rng, objects, kind, classes):
   return found
 
 
+def entry_of(split, **changes):
+  return ConfigDict({'type': 'coco', 'split': split, 'masks': False} | changes)
+
+
 KINDS = ('near', 'all wrong', 'other classes', 'ties', 'some images')
 
 
@@ -146,7 +150,7 @@ def parts():
 
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   """A model that knows the answers, behind batches that do not fit."""
-  entry = ConfigDict({'type': 'coco', 'split': 'test[:21]'})
+  entry = entry_of('test[:21]')
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
   source = sources.open_source('digits_canvas', 'test[:21]')
   batches = list(evaluator._batches())
@@ -173,7 +177,7 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
 
 
 def test_the_evaluator_runs_on_a_model(parts):
-  entry = ConfigDict({'type': 'coco', 'split': 'test[:21]'})
+  entry = entry_of('test[:21]')
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
   params = test_every.experiment_of('detection').new_params()
   rows = evaluator.run(params)
@@ -182,7 +186,7 @@ def test_the_evaluator_runs_on_a_model(parts):
 
 
 def test_refusals_of_the_evaluator(parts):
-  entry = ConfigDict({'type': 'coco', 'split': 'test'})
+  entry = entry_of('test')
   few = dataclasses.replace(parts.objective, max_objects=2)
   with pytest.raises(
     ValueError, match=r'An image of train\[:50\] has 3 objects and'

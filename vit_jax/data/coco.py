@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import decode, splits
+from vit_jax.data import decode, segments, splits
 
 _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
@@ -108,6 +108,7 @@ class CocoFolder:
       'crowd': image.crowd_N,
       'area': image.area_N,
       'size': image.size,
+      'masks': json.loads(image.masks),
     }
 
   def fingerprint(self) -> str:
@@ -132,6 +133,9 @@ class _Image(NamedTuple):
   labels_N: np.ndarray
   crowd_N: np.ndarray
   area_N: np.ndarray
+  # JSON of all its segmentations: lists of numbers would take five times as
+  # much, in every worker.
+  masks: bytes
 
 
 @functools.lru_cache(maxsize=4)
@@ -214,7 +218,8 @@ def _problem(
     return f'bbox {box} has a negative side'
   if x + width < 0 or y + height < 0 or x > size[1] or y > size[0]:
     return f'bbox {box} lies outside its image of {size[1]}x{size[0]}'
-  return ''
+  segmentation = annotation.get('segmentation')
+  return '' if segmentation is None else segments.problem(segmentation, size)
 
 
 def _id_of(annotation: Any) -> Any:
@@ -248,6 +253,7 @@ def _image(
       [x.get('area', x['bbox'][2] * x['bbox'][3]) for x in annotations],
       np.float64,
     ),
+    json.dumps([x.get('segmentation') or None for x in annotations]).encode(),
   )
 
 

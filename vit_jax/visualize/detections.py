@@ -1,4 +1,4 @@
-"""Objects that DETR finds in photographs: boxes, pictures, COCO's results."""
+"""Objects that DETR finds in photographs: boxes, masks, COCO's results."""
 
 import os
 from typing import Any, NamedTuple
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import decode
+from vit_jax.data import decode, segments
 from vit_jax.data.box_transforms import EvalBoxTransform
 from vit_jax.models import boxes
 from vit_jax.objectives.detection import padding
@@ -26,11 +26,14 @@ class Detections(NamedTuple):
     labels_N: classes.
     scores_N: their probabilities.
     boxes_N4: (x0, y0, x1, y1) in pixels of the image, inside of it.
+    masks_NHW: which pixels of the image each has, bool; None where the
+      checkpoint finds no masks.
   """
 
   labels_N: np.ndarray
   scores_N: np.ndarray
   boxes_N4: np.ndarray
+  masks_NHW: np.ndarray | None = None
 
 
 class Detector:
@@ -59,7 +62,7 @@ class Detector:
     example = EvalBoxTransform(size, max_objects=0)(
       {'image': data, 'name': path, **nothing}
     )
-    scores_Q, labels_Q, boxes_Q4 = jax.device_get(
+    scores_Q, labels_Q, boxes_Q4, *masks = jax.device_get(
       self._likeliest(
         self._checkpoint.on_device, example['image'], example['size']
       )
@@ -67,7 +70,16 @@ class Detector:
     order_N = np.argsort(-scores_Q, kind='stable')
     order_N = order_N[scores_Q[order_N] >= self._threshold]
     boxes_N4 = np.clip(boxes_Q4[order_N], 0, 1) * ([width, height] * 2)
-    return shown_HWC, Detections(labels_Q[order_N], scores_Q[order_N], boxes_N4)
+    masks_NHW = None
+    for logits_Qhw in masks:
+      masks_NHW = np.zeros((len(order_N), height, width), bool)
+      for mask_HW, query in zip(masks_NHW, order_N, strict=True):
+        mask_HW[:] = segments.of_logits(
+          logits_Qhw[query], size, tuple(example['size']), (height, width)
+        )
+    return shown_HWC, Detections(
+      labels_Q[order_N], scores_Q[order_N], boxes_N4, masks_NHW
+    )
 
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
@@ -79,13 +91,19 @@ class Detector:
     apply: Any = self._checkpoint.model.apply
     logits_1QC, aux = apply({'params': params}, images_1HWC, is_padding_1HW)
     found = boxes.likeliest(logits_1QC, aux['boxes'][-1])
-    return tuple(x[0] for x in found)
+    masks = [aux['mask_logits']] if 'mask_logits' in aux else []
+    return tuple(x[0] for x in (*found, *masks))
 
 
 def picture(
   shown_HWC: np.ndarray, found: Detections, names: tuple[str, ...]
 ) -> bytes:
-  """Returns a PNG of an image with boxes, names and probabilities."""
+  """Returns a PNG of an image with boxes, masks, names and probabilities."""
+  if found.masks_NHW is not None:
+    shown_HWC = shown_HWC.copy()
+    for label, mask_HW in zip(found.labels_N, found.masks_NHW, strict=True):
+      ink_C = np.array(ImageColor.getrgb(_colour(label)), np.uint8)
+      shown_HWC[mask_HW] = shown_HWC[mask_HW] // 2 + ink_C // 2
   scale = max(1, _LEAST_SIDE // max(shown_HWC.shape[:2]))
   shown_HWC = shown_HWC.repeat(scale, axis=0).repeat(scale, axis=1)
   image = Image.fromarray(shown_HWC)
@@ -94,9 +112,8 @@ def picture(
   letters = max(12, short // 40)
   font = ImageFont.load_default(letters)
   # The likeliest is drawn over the others.
-  for label, score, box_4 in reversed(list(zip(*found, strict=True))):
-    # Neighbouring classes differ by the golden angle.
-    colour = f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)'
+  for label, score, box_4 in reversed(list(zip(*found[:3], strict=True))):
+    colour = _colour(label)
     x0, y0, x1, y1 = (float(x) * scale for x in box_4)
     pen.rectangle((x0, y0, x1, y1), outline=colour, width=max(2, short // 200))
     text = f'{names[label]} {score:.0%}'
@@ -106,18 +123,30 @@ def picture(
   return draw.png(np.asarray(image))
 
 
+def _colour(label: int) -> str:
+  # Neighbouring classes differ by the golden angle.
+  return f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)'
+
+
 def coco_results(path: str, found: Detections) -> list[dict[str, Any]]:
   """Returns what COCO's tools take of an image.
 
   Its id is its name where that is a number, as COCO's are, and else its path.
+  Masks are compressed RLE, for which it takes pycocotools.
   """
   stem = os.path.splitext(os.path.basename(path))[0]
-  return [
+  results: list[dict[str, Any]] = [
     {
       'image_id': int(stem) if stem.isascii() and stem.isdigit() else path,
       'category_id': int(label),
       'bbox': [round(float(x), 2) for x in (x0, y0, x1 - x0, y1 - y0)],
       'score': round(float(score), 5),
     }
-    for label, score, (x0, y0, x1, y1) in zip(*found, strict=True)
+    for label, score, (x0, y0, x1, y1) in zip(*found[:3], strict=True)
   ]
+  if found.masks_NHW is not None:
+    for result, mask_HW in zip(results, found.masks_NHW, strict=True):
+      written = segments.run_lengths(mask_HW, mask_HW.shape)
+      counts = written['counts'].decode()
+      result['segmentation'] = written | {'counts': counts}
+  return results
