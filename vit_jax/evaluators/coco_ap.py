@@ -253,7 +253,10 @@ def average_precision(
   def table(annotations: list[dict[str, Any]]) -> COCO:
     coco = COCO()
     coco.dataset = {
-      'images': [{'id': i} for i in range(len(objects))],
+      'images': [
+        {'id': i, 'height': x['size'][0], 'width': x['size'][1]}
+        for i, x in enumerate(objects)
+      ],
       'categories': [{'id': label} for label in labels],
       # An id of 0 means no match there.
       'annotations': [{'id': i, **x} for i, x in enumerate(annotations, 1)],
