@@ -36,16 +36,50 @@ class Detections(NamedTuple):
   masks_NHW: np.ndarray | None = None
 
 
+class Said(NamedTuple):
+  """What a model says of an image.
+
+  Attributes:
+    shown_HWC: the image as it is, uint8, upright.
+    canvas: (height, width) of what the model sees.
+    size: (height, width) of the part of it that is no padding.
+    queries: by name an array for each query: `scores` Q, `labels` Q, `boxes`
+      Q4 (corners as shares of the image), `mask_logits` Qhw where there are
+      masks, and `attention` Qhw to places, if asked for.
+  """
+
+  shown_HWC: np.ndarray
+  canvas: tuple[int, int]
+  size: tuple[int, int]
+  queries: dict[str, np.ndarray]
+
+
 class Detector:
   """A checkpoint of DETR at work on one photograph after the other."""
 
-  def __init__(self, checkpoint: Checkpoint, threshold: float):
-    """Takes a checkpoint, and the least probability of what is told."""
+  def __init__(
+    self, checkpoint: Checkpoint, threshold: float, *, attention: bool = False
+  ):
+    """Takes a checkpoint, and the least probability of what is told.
+
+    With `attention`, queries say where they look, too: the mean over the heads
+    of the last decoder layer.
+    """
     self._checkpoint, self._threshold = checkpoint, threshold
+    self._attention = attention
     self._likeliest = jax.jit(self._outputs)
 
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
     """Returns an image as it is, uint8 HWC upright, and what is in it.
+
+    Raises:
+      UnreadableImage: naming the file.
+    """
+    said = self.said_of(path)
+    return said.shown_HWC, self.found(said)
+
+  def said_of(self, path: str) -> Said:
+    """Returns what all queries say of an image.
 
     The model sees the largest copy that fits into the checkpoint's size, or,
     where that is wide and the image tall, into the same turned by 90 degrees.
@@ -62,37 +96,62 @@ class Detector:
     example = EvalBoxTransform(size, max_objects=0)(
       {'image': data, 'name': path, **nothing}
     )
-    scores_Q, labels_Q, boxes_Q4, *masks = jax.device_get(
-      self._likeliest(
-        self._checkpoint.on_device, example['image'], example['size']
-      )
+    queries = self._likeliest(
+      self._checkpoint.on_device, example['image'], example['size']
     )
+    seen_height, seen_width = example['size'].tolist()
+    return Said(
+      shown_HWC, size, (seen_height, seen_width), jax.device_get(queries)
+    )
+
+  def order(self, said: Said) -> np.ndarray:
+    """Returns the queries that are told of, the likeliest first."""
+    scores_Q = said.queries['scores']
     order_N = np.argsort(-scores_Q, kind='stable')
-    order_N = order_N[scores_Q[order_N] >= self._threshold]
-    boxes_N4 = np.clip(boxes_Q4[order_N], 0, 1) * ([width, height] * 2)
+    return order_N[scores_Q[order_N] >= self._threshold]
+
+  def found(self, said: Said) -> Detections:
+    """Returns what these queries say, in pixels of the image."""
+    order_N = self.order(said)
+    told = {name: x[order_N] for name, x in said.queries.items()}
+    shape = height, width, _ = said.shown_HWC.shape
     masks_NHW = None
-    for logits_Qhw in masks:
+    if 'mask_logits' in told:
       masks_NHW = np.zeros((len(order_N), height, width), bool)
-      for mask_HW, query in zip(masks_NHW, order_N, strict=True):
+      for mask_HW, logits_hw in zip(
+        masks_NHW, told['mask_logits'], strict=True
+      ):
         mask_HW[:] = segments.of_logits(
-          logits_Qhw[query], size, tuple(example['size']), (height, width)
+          logits_hw, said.canvas, said.size, shape[:2]
         )
-    return shown_HWC, Detections(
-      labels_Q[order_N], scores_Q[order_N], boxes_N4, masks_NHW
-    )
+    boxes_N4 = np.clip(told['boxes'], 0, 1) * ([width, height] * 2)
+    return Detections(told['labels'], told['scores'], boxes_N4, masks_NHW)
 
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
-  ) -> tuple[jax.Array, ...]:
+  ) -> dict[str, jax.Array]:
+    model = self._checkpoint.model
     images_1HWC = self._checkpoint.normalize(image_HWC[None])
     height, width, _ = image_HWC.shape
     is_padding_1HW = padding(size_2[None], (height, width))
     images_1HWC = jnp.where(is_padding_1HW[..., None], 0.0, images_1HWC)
-    apply: Any = self._checkpoint.model.apply
-    logits_1QC, aux = apply({'params': params}, images_1HWC, is_padding_1HW)
-    found = boxes.likeliest(logits_1QC, aux['boxes'][-1])
-    masks = [aux['mask_logits']] if 'mask_logits' in aux else []
-    return tuple(x[0] for x in (*found, *masks))
+    apply: Any = model.apply
+    logits_1QC, aux = apply(
+      {'params': params},
+      images_1HWC,
+      is_padding_1HW,
+      capture=('attention',) if self._attention else (),
+    )
+    scores, labels, corners = boxes.likeliest(logits_1QC, aux['boxes'][-1])
+    said = {'scores': scores, 'labels': labels, 'boxes': corners}
+    if 'mask_logits' in aux:
+      said['mask_logits'] = aux['mask_logits']
+    if self._attention:
+      weights_1QL = jnp.mean(aux['decoder_attention'][-1], axis=1)
+      said['attention'] = weights_1QL.reshape(
+        1, -1, *model.grid((height, width))
+      )
+    return {name: x[0] for name, x in said.items()}
 
 
 def picture(
