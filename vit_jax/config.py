@@ -200,8 +200,14 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # COCO's average precision, of objective.name=detection.
-        'coco': {'type': 'coco', 'on': False, 'split': 'test'},
+        # COCO's average precision, of objective.name=detection: of boxes, and
+        # if asked for of masks too.
+        'coco': {
+          'type': 'coco',
+          'on': False,
+          'split': 'test',
+          'masks': False,
+        },
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
         'pictures': {
