@@ -14,7 +14,6 @@ from vit_jax.data import segments, sources
 from vit_jax.evaluators import coco_ap
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import Experiment
-from vit_jax.objectives.objective import Facts
 
 coco_mask = pytest.importorskip('pycocotools.mask')
 
@@ -241,9 +240,7 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
 def test_the_evaluator_runs_on_a_model(parts):
   entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
-  params = Experiment(
-    parts.config, Facts(parts.class_names, 50, (32, 32)), jax.devices()[:1]
-  ).new_params()
+  params = Experiment(parts.config, parts.facts, jax.devices()[:1]).new_params()
   rows = evaluator.run(params)
   assert {f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP')} <= rows.keys()
   assert all(0 <= x <= 1 for x in rows.values())
@@ -263,7 +260,11 @@ def test_refusals_of_the_evaluator(parts):
   other = test_every.experiment_of('classification')
   with pytest.raises(ValueError, match='name=classification does not learn'):
     coco_ap.CocoEvaluator.from_entry(
-      dataclasses.replace(parts, objective=other.objective), 'coco', entry
+      dataclasses.replace(
+        parts, config=other.config, objective=other.objective
+      ),
+      'coco',
+      entry,
     )
   boxes_alone = test_every.experiment_of('detection').objective
   with pytest.raises(ValueError, match='masks is on and model.masks is off'):
