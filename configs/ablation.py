@@ -22,6 +22,7 @@ here, 2026-11-21).
 """
 
 from vit_jax import config as config_lib
+from vit_jax.data import images
 from vit_jax.models import variants
 from vit_jax.sweeps import axes
 
@@ -67,7 +68,8 @@ def head(config):
 
 
 def vit5(config):
-  side = int(config.data.image_size) // config.model.patch_size
+  (side, _), *_ = images.sizes_of(config.data.image_size)
+  side //= config.model.patch_size
   parts = variants.VIT5 | {'rope_side': side}
   plain = variants.defaults('vit')
 

@@ -129,7 +129,9 @@ def base() -> ConfigDict:
         'split': 'train',
         # Seed of what is held out where the data brings no test set.
         'split_seed': 0,
-        # Side in pixels, or height x width, as in '384x512'.
+        # Side in pixels, or height x width, as in '384x512'. Of several, as in
+        # '224,160,128', each step has one, drawn evenly; checkpoints are of the
+        # first, which is also what evaluators measure at.
         'image_size': '224',
         # Smallest share of the image that the inception crop takes.
         'crop_min_area': 0.05,
@@ -167,8 +169,14 @@ def base() -> ConfigDict:
       # By the name before their metrics, as in test/accuracy; those that are
       # `on` run.
       'evaluators': {
-        # Means of what the objective measures.
-        'test': {'type': 'mean', 'on': True, 'split': 'test'},
+        # Means of what the objective measures; at `other_sizes` as well, as in
+        # '160,128', where metrics are called as in test/accuracy_160x160.
+        'test': {
+          'type': 'mean',
+          'on': True,
+          'split': 'test',
+          'other_sizes': '',
+        },
         # ImageNet's validation images with ReaL's labels: path of real.json.
         'real': {
           'type': 'real',
@@ -192,8 +200,14 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # COCO's average precision, of objective.name=detection.
-        'coco': {'type': 'coco', 'on': False, 'split': 'test'},
+        # COCO's average precision, of objective.name=detection: of boxes, and
+        # if asked for of masks too.
+        'coco': {
+          'type': 'coco',
+          'on': False,
+          'split': 'test',
+          'masks': False,
+        },
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
         'pictures': {

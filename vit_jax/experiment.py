@@ -5,6 +5,7 @@ from a config and the facts of its data, so that what one of them refuses,
 compiles or measures is what the others run.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.objective import Facts, Objective
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
@@ -45,7 +46,7 @@ def facts_of(
   return Facts(
     tuple(class_names),
     examples,
-    images.size_of(config.data.image_size),
+    images.sizes_of(config.data.image_size)[0],
     several_labels,
   )
 
@@ -72,7 +73,54 @@ def check_config(config: ConfigDict) -> None:
   check_batch_size(
     config, sharding.make_mesh(config.mesh, width=config.model.width)
   )
-  objective_type(config).from_config(config, facts_of(config, ('a', 'b'), 1))
+  objectives_of(config, facts_of(config, ('a', 'b'), 1))
+
+
+def objectives_of(
+  config: ConfigDict, facts: Facts
+) -> dict[tuple[int, int], Objective]:
+  """Returns the objective of each of `data.image_size`, the first one's first.
+
+  They differ in what they make of records. Their parameters are those of the
+  first, which `transfer.at_size` brings to the others.
+
+  Raises:
+    ValueError: naming every size that cannot be, and why.
+  """
+  kind = objective_type(config)
+  first, *others = images.sizes_of(config.data.image_size)
+  if not others:
+    return {facts.image_size: kind.from_config(config, facts)}
+  found: dict[tuple[int, int], Objective] = {}
+  wrong: dict[str, str] = {}
+  for size in (first, *others):
+    try:
+      objective = kind.from_config(
+        config, dataclasses.replace(facts, image_size=size)
+      )
+      found[size] = objective
+      if first in found:
+        _check_carried(objective.model, first, size)
+    except ValueError as e:
+      wrong[f'{size[0]}x{size[1]}'] = str(e)
+  if len({*wrong.values()}) == 1 and len(wrong) == 1 + len(others):
+    raise ValueError(next(iter(wrong.values())))  # whatever the size
+  if wrong:
+    raise ValueError(
+      f'data.image_size is {config.data.image_size!r}, not all of which can '
+      'be:\n' + '\n'.join(f'  {size}: {why}' for size, why in wrong.items())
+    )
+  return found
+
+
+def _check_carried(
+  model: Model, first: tuple[int, int], size: tuple[int, int]
+) -> None:
+  """Refuses a size that the parameters of the first one cannot serve."""
+  jax.eval_shape(
+    lambda params: transfer.at_size(model, params, first, size),
+    flops.param_shapes(model, first),
+  )
 
 
 class Experiment:
@@ -82,7 +130,8 @@ class Experiment:
     config: from a file in `configs/`.
     facts: of the data.
     mesh: of the devices.
-    objective: what is learned.
+    objectives: what is learned, by the (H, W) of the images; each step has one.
+    objective: the first one, of which checkpoints are.
     durations: of the run.
     lr: learning rate at each step.
     optimizer: of all parameters.
@@ -110,7 +159,8 @@ class Experiment:
     self.config, self.facts = config, facts
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)
-    self.objective = objective_type(config).from_config(config, facts)
+    self.objectives = objectives_of(config, facts)
+    self.objective = self.objectives[facts.image_size]
     self.durations = durations_of(config, facts.examples)
     o = config.optimizer
     self.lr = optim.schedule(
@@ -209,6 +259,14 @@ class Experiment:
     """Returns the keys of the initial parameters and of the steps."""
     return jax.random.split(jax.random.key(self.config.seed))
 
+  def forward_flops(self) -> int:
+    """Returns the operations of an image, the mean over the sizes."""
+    counts = [
+      flops.forward_flops(objective.model, size)
+      for size, objective in self.objectives.items()
+    ]
+    return sum(counts) // len(counts)
+
   def story(self, forward_flops: int) -> str:
     """Returns what is about to be trained, in three lines.
 
@@ -216,11 +274,12 @@ class Experiment:
       forward_flops: of the model, an image.
     """
     config, facts, model = self.config, self.facts, self.objective.model
-    (height, width), classes = facts.image_size, len(facts.class_names)
+    classes = len(facts.class_names)
+    sizes = ', '.join(f'{height}x{width}' for height, width in self.objectives)
     return (
       f'model  {type(model).__name__}, '
       f'{flops.count_params(model, facts.image_size):,} parameters, '
-      f'{forward_flops / 1e9:.3g} GFLOPs an image of {height}x{width} pixels\n'
+      f'{forward_flops / 1e9:.3g} GFLOPs an image of {sizes} pixels\n'
       f'data   {config.data.name} {config.data.split}: '
       f'{facts.examples:,} images'
       + (f', {classes:,} classes\n' if classes else ' without labels\n')
@@ -248,8 +307,12 @@ class Experiment:
   ) -> tuple[State, Metrics]:
     key = jax.random.fold_in(self._keys()[1], step)
     key_augment, key_loss = jax.random.split(key)
-    batch = self.objective.augment(batch, key_augment)
-    args = fixed, batch, key_loss
+    size = self.facts.image_size
+    if len(self.objectives) > 1:  # the step is compiled for each
+      *_, height, width, _ = batch['image'].shape
+      size = height, width
+    batch = self.objectives[size].augment(batch, key_augment)
+    args = size, fixed, batch, key_loss
     grads, metrics = self._accumulated(self._to_use(state['params']), *args)
     if rho := self.config.optimizer.sam:
       sharpest = optim.sharpest(state['params'], grads, rho)
@@ -281,12 +344,17 @@ class Experiment:
     return sharding.gather(cast, self.mesh)
 
   def _accumulated(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    size: tuple[int, int],
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
   ) -> tuple[Params, Metrics]:
     """Returns means over the batch, worked off in `accum_steps` parts."""
     n = self.config.accum_steps
     if n == 1:
-      return self._gradients(params, fixed, batch, key)
+      return self._gradients(params, size, fixed, batch, key)
 
     # Rows are dealt out in turn, so that every device splits its own rows and
     # none travel.
@@ -298,7 +366,7 @@ class Experiment:
       part_batch = jax.lax.with_sharding_constraint(
         part_batch, jax.sharding.NamedSharding(self.mesh, sharding.BATCH)
       )
-      one = self._gradients(params, fixed, part_batch, part_key)
+      one = self._gradients(params, size, fixed, part_batch, part_key)
       return jax.tree.map(lambda a, b: a + b / n, total, one), None
 
     keys = jax.random.split(key, n)
@@ -306,8 +374,7 @@ class Experiment:
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(
-        self._gradients,
-        params,
+        functools.partial(self._gradients, params, size),
         fixed,
         jax.tree.map(lambda x: x[0], parts[0]),
         key,
@@ -316,11 +383,22 @@ class Experiment:
     return jax.lax.scan(add, zeros, parts)[0]
 
   def _gradients(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    size: tuple[int, int],
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
   ) -> tuple[Params, Metrics]:
+    objective = self.objectives[size]
+
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
       params = optim.stop_frozen(params, self.config.optimizer.frozen)
-      return self.objective.loss(params, fixed, batch, key, train=True)
+      if size != self.facts.image_size:
+        params = transfer.at_size(
+          objective.model, params, self.facts.image_size, size
+        )
+      return objective.loss(params, fixed, batch, key, train=True)
 
     with sharding.activations(self.mesh):
       grads, metrics = jax.grad(loss, has_aux=True)(params)

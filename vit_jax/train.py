@@ -21,7 +21,7 @@ from vit_jax.experiment import (
   check_config,
   facts_of_source,
 )
-from vit_jax.models import flops, variants
+from vit_jax.models import variants
 from vit_jax.models.model import Params
 from vit_jax.models.variants import Model
 from vit_jax.objectives import objective_type
@@ -77,11 +77,10 @@ def train(
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)
   )
-  class_names = sources.class_names(source)
   experiment = Experiment(config, facts_of_source(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   evaluators = build.make_evaluators(
-    config, experiment.objective, fixed, experiment.mesh, class_names
+    config, experiment.objective, fixed, experiment.mesh, experiment.facts
   )
   params = experiment.params_from(init) if init else None
   with workdir_lock.held(workdir):
@@ -131,7 +130,7 @@ def _train(
   train_step = experiment.train_step()
   batches = loader.train_batches(
     source,
-    objective.train_transform(),
+    [each.train_transform() for each in experiment.objectives.values()],
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,
@@ -139,9 +138,7 @@ def _train(
     process_count=jax.process_count(),
     **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
-  forward_flops = flops.forward_flops(
-    objective.model, experiment.facts.image_size
-  )
+  forward_flops = experiment.forward_flops()
   if is_first:
     print(experiment.story(forward_flops))
   run = Run(
@@ -166,12 +163,8 @@ def _train(
     for step in range(start_step + 1, durations.total + 1):
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
-      compiles = is_first and step == start_step + 1
       # What is not on the devices by now would be copied again in every step.
-      with (
-        phase('compiling the training step', shown=compiles),
-        jax.transfer_guard('disallow'),
-      ):
+      with run.compiling(batch), jax.transfer_guard('disallow'):
         state, metrics = train_step(state, fixed, batch, steps_taken)
       run.take(step, metrics)
       if run.is_eval_step(step):
@@ -194,7 +187,6 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)
   )
-  class_names = sources.class_names(source)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
     config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
@@ -209,9 +201,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     for x in (checkpoint.params, objective.fixed())
   )
   results: dict[str, Any] = {}
-  for evaluator in build.make_evaluators(
-    config, objective, fixed, mesh, class_names
-  ):
+  for evaluator in build.make_evaluators(config, objective, fixed, mesh, facts):
     results |= evaluator.run(params)
   # Pictures belong to the TensorBoard of a training.
   return metric_log.metrics_and_pictures(results)[0]

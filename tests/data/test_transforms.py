@@ -1,10 +1,13 @@
 """Crops and resizes against Pillow and closed forms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import decode, sources, transforms
+from vit_jax.data import augmentations, decode, sources, transforms
+from vit_jax.data.images import Images
 
 
 def _record(image, label=3):
@@ -227,6 +230,31 @@ def test_refusals():
     transforms.EvalTransform((8, 8), interpolation='cubic')
   with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):
     transforms.EvalTransform((8, 32), resize_small=16)
+
+
+def test_a_config_is_applied_field_by_field():
+  data = {
+    'crop_min_area': 0.2,
+    'crop_resize': 1.25,
+    'flip': True,
+    'augment': '3augment(0.3)',
+    'erasing': 0.1,
+    'resize_small': 40,
+    'interpolation': 'bicubic',
+    'mean': (0.1, 0.2, 0.3),
+    'std': (0.4, 0.5, 0.6),
+  }
+  images = Images.from_config(data, (24, 32))
+  assert dataclasses.asdict(images) == data | {'size': (24, 32)}
+  augmentation = augmentations.ThreeAugment(0.3)
+  train = transforms.TrainTransform((24, 32), 0.2, (30, 40), augmentation)
+  assert images.train_transform() == train
+  assert images.eval_transform() == transforms.EvalTransform(
+    (24, 32), 40, 'bicubic'
+  )
+  assert Images((24, 32)).train_transform() == transforms.TrainTransform(
+    (24, 32), 0.05
+  )
 
 
 def test_wrong_labels_are_the_same_every_time():

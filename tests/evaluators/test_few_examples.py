@@ -408,7 +408,9 @@ def test_splits_that_are_not_given_are_the_usual_ones(monkeypatch):
   monkeypatch.setattr(few_examples.bad_images, 'open_checked', open_checked)
   config = digits.get_config()
   experiment = Experiment(config, facts_of(config, tuple('0123456789'), 1000))
-  parts = Parts(config, experiment.objective, {}, experiment.mesh, ())
+  parts = Parts(
+    config, experiment.objective, {}, experiment.mesh, experiment.facts
+  )
   entry = config.evaluators.fewshot
   for name, given in (
     ('./mine', {}),

@@ -1,5 +1,6 @@
 """Images of records, as a config's `data` brings them to a model."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -113,3 +114,32 @@ def size_of(text: str) -> tuple[int, int]:
       'height x width, as in 384x512.'
     )
   return int(match[1]), int(match[2] or match[1])
+
+
+def sizes_of(text: str) -> tuple[tuple[int, int], ...]:
+  """Returns (height, width) of '224', or of each of '224,160,128x192'.
+
+  Brackets around several, as in '(224,160)', keep them together where commas
+  part other things.
+
+  Raises:
+    ValueError: naming all that are no sizes, or are there twice.
+  """
+  parts = [part.strip() for part in str(text).strip('()').split(',')]
+  if len(parts) == 1:
+    return (size_of(parts[0]),)
+  sizes: list[tuple[int, int]] = []
+  wrong: list[str] = []
+  for part in parts:
+    with contextlib.suppress(ValueError):
+      if (size := size_of(part)) not in sizes:
+        sizes.append(size)
+        continue
+    wrong.append(repr(part))
+  if wrong:
+    raise ValueError(
+      f'data.image_size is {text!r}, of which {", ".join(wrong)} will not do: '
+      'write each side in pixels, as in 224, or height x width, as in 384x512, '
+      'and none of them twice.'
+    )
+  return tuple(sizes)

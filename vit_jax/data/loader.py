@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -26,6 +26,7 @@ from vit_jax.data.sources import Source, labelled
 _log = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
+Transform = Callable[[Any, np.random.Generator], Any]
 
 # Images in a row: with more, it is the disk and not the images.
 _MOST_SKIPPED = 10
@@ -33,7 +34,7 @@ _MOST_SKIPPED = 10
 
 def train_batches(
   source: Source,
-  transform: Callable[[Any, np.random.Generator], Any],
+  transform: Transform | Sequence[Transform],
   *,
   batch_size: int,
   seed: int,
@@ -53,7 +54,8 @@ def train_batches(
     source: The examples.
     transform: (record, generator) -> an example, arrays by name, such as
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers.
+      workers. Of several, to images of several sizes, every step has one, drawn
+      evenly.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
@@ -83,8 +85,8 @@ def train_batches(
   if not len(source):
     raise ValueError('the training source has no examples')
   # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
-  order_seed, transform_seed = (
-    int(n) for n in np.random.SeedSequence(seed).generate_state(2)
+  order_seed, transform_seed, size_seed = (
+    int(n) for n in np.random.SeedSequence(seed).generate_state(3)
   )
   order = grain.MapDataset.range(len(source))
   if balance:
@@ -94,18 +96,36 @@ def train_batches(
     order = order.shuffle(order_seed).repeat()
   if repeats > 1:
     order = _Repeated(order, batch_size, repeats)
-  examples = order.random_map(
-    functools.partial(_transformed, source, transform), seed=transform_seed
+  transforms = (transform,) if callable(transform) else tuple(transform)
+  drawn = order.map_with_index(
+    functools.partial(_drawn, size_seed, batch_size, len(transforms))
+  )
+  examples = drawn.random_map(
+    functools.partial(_transformed, source, transforms), seed=transform_seed
   )
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
 
 
+def _drawn(
+  seed: int, batch_size: int, count: int, position: int, index: int
+) -> tuple[int, int]:
+  """Which transform the example's batch has, and the example's index."""
+  if count == 1:
+    return 0, index
+  rng = np.random.default_rng((seed, position // batch_size))
+  return int(rng.integers(count)), index
+
+
 def _transformed(
-  source: Source, transform: Callable, index: int, rng: np.random.Generator
+  source: Source,
+  transforms: Sequence[Transform],
+  drawn: tuple[int, int],
+  rng: np.random.Generator,
 ) -> dict[str, Any]:
   """An example; Grain itself would account for every record that it reads."""
-  return _example(source, index, lambda record: transform(record, rng))[0]
+  which, index = drawn
+  return _example(source, index, lambda r: transforms[which](r, rng))[0]
 
 
 def _example(

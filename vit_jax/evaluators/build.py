@@ -13,7 +13,7 @@ from vit_jax.evaluators.real import RealEvaluator
 from vit_jax.models.model import Params
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Best, Objective
+from vit_jax.objectives.objective import Best, Facts, Objective
 
 # By `type` of an entry of `config.evaluators`.
 EVALUATORS: dict[str, type[Evaluator]] = {
@@ -118,14 +118,14 @@ def make_evaluators(
   objective: Objective,
   fixed: Params,
   mesh: jax.sharding.Mesh,
-  class_names: tuple[str, ...],
+  facts: Facts,
 ) -> list[Evaluator]:
   """Returns the evaluators of a config, made of what `Parts` has.
 
   Raises:
     ValueError: for an entry that cannot work.
   """
-  parts = Parts(config, objective, fixed, mesh, class_names)
+  parts = Parts(config, objective, fixed, mesh, facts)
   return [
     EVALUATORS[entry.type].from_entry(parts, name, entry)
     for name, entry in entries(config).items()

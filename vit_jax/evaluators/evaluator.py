@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, images, sources
+from vit_jax.data import bad_images, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import features
 from vit_jax.models.model import Params
 from vit_jax.objectives.detection import Detection
-from vit_jax.objectives.objective import Best, Objective
+from vit_jax.objectives.objective import Best, Facts, Objective
 
 
 class Evaluator(Protocol):
@@ -67,20 +67,19 @@ class Parts:
     objective: of the run.
     fixed: parameters of the objective, on the devices.
     mesh: of the parameters.
-    class_names: of the data that the model is trained on.
+    facts: of the data that the model is trained on.
   """
 
   config: ConfigDict
   objective: Objective
   fixed: Params
   mesh: jax.sharding.Mesh
-  class_names: tuple[str, ...]
+  facts: Facts
 
   @functools.cached_property
   def images(self) -> Images:
     """How images are brought to the model."""
-    data = self.config.data
-    return Images.from_config(data, images.size_of(data.image_size))
+    return Images.from_config(self.config.data, self.facts.image_size)
 
   @property
   def batches(self) -> dict[str, Any]:
@@ -110,7 +109,7 @@ class Parts:
         'image: use configs/detr.py, or a folder for each class.'
       )
     found = sources.class_names(source)
-    check_classes(self.config, split, found, self.class_names)
+    check_classes(self.config, split, found, self.facts.class_names)
     return source
 
   def extractor(

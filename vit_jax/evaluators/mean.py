@@ -8,6 +8,8 @@ from typing import Self
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints import transfer
+from vit_jax.data import images
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models.model import Batch, Metrics, Params
@@ -24,36 +26,63 @@ class MeanEvaluator:
     evaluate: from parameters and a batch to sums over its unmasked examples,
       `examples` among them.
     batches: starts one pass over the split, as global device arrays.
+    suffix: of the metrics, as in `test/loss_96x96`.
+    others: that measure the same at other sizes of the images.
   """
 
   name: str
   evaluate: Callable[[Params, Batch], Metrics]
   batches: Callable[[], Iterable[Batch]]
+  suffix: str = ''
+  others: tuple[Self, ...] = ()
 
   @classmethod
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns those of the objective."""
-    del entry
-    return objective.metrics
+    """Returns those of the objective, and those at other sizes."""
+    suffixes = '', *map(_suffix, _other_sizes(entry))
+    return {
+      f'{metric}{suffix}': best
+      for suffix in suffixes
+      for metric, best in objective.metrics.items()
+    }
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of the objective on a split."""
-    objective = parts.objective
-    evaluate = jax.jit(
-      objective.evaluate, out_shardings=sharding.replicated(parts.mesh)
+    sizes = parts.facts.image_size, *_other_sizes(entry)
+    batches = functools.partial(
+      features.global_batches, parts.source(entry.split), **parts.batches
     )
+    own, *others = (cls._at(size, parts, name, batches) for size in sizes)
+    return dataclasses.replace(own, suffix='', others=tuple(others))
+
+  @classmethod
+  def _at(
+    cls,
+    size: tuple[int, int],
+    parts: Parts,
+    name: str,
+    batches: Callable[..., Iterable[Batch]],
+  ) -> Self:
+    """Returns the evaluator for images of a size (H, W)."""
+    own, objective = parts.facts.image_size, parts.objective
+    if size != own:
+      facts = dataclasses.replace(parts.facts, image_size=size)
+      objective = type(objective).from_config(parts.config, facts)
+
+    def sums(params: Params, fixed: Params, batch: Batch) -> Metrics:
+      if size != own:
+        params = transfer.at_size(objective.model, params, own, size)
+      return objective.evaluate(params, fixed, batch)
+
+    evaluate = jax.jit(sums, out_shardings=sharding.replicated(parts.mesh))
     return cls(
       name,
       lambda params, batch: evaluate(params, parts.fixed, batch),
-      functools.partial(
-        features.global_batches,
-        parts.source(entry.split),
-        objective.eval_transform(),
-        **parts.batches,
-      ),
+      functools.partial(batches, transform=objective.eval_transform()),
+      _suffix(size),
     )
 
   def run(self, params: Params) -> dict[str, float]:
@@ -65,7 +94,19 @@ class MeanEvaluator:
     totals = {k: sum(float(s[k]) for s in sums) for k in sums[0]}
     examples = totals.pop('examples')
     means = {k: total / examples for k, total in totals.items()}
-    return {
-      f'{self.name}/{k}': value
+    found = {
+      f'{self.name}/{k}{self.suffix}': value
       for k, value in (means | {'examples': examples}).items()
     }
+    for other in self.others:
+      found |= other.run(params)
+    return found
+
+
+def _other_sizes(entry: ConfigDict) -> tuple[tuple[int, int], ...]:
+  given = entry.get('other_sizes', '')
+  return images.sizes_of(given) if given else ()
+
+
+def _suffix(size: tuple[int, int]) -> str:
+  return f'_{size[0]}x{size[1]}'

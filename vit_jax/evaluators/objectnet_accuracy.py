@@ -66,7 +66,7 @@ class ObjectNetEvaluator:
       name,
       parts.extractor(name, features.top_k(parts.objective.model, 5)),
       labelled(source, entry.data),
-      parts.class_names,
+      parts.facts.class_names,
     )
 
   def run(self, params: Any) -> dict[str, float]:

@@ -205,7 +205,7 @@ def resize(
   grid_XhwD = posemb_XLD[:, extra:].reshape(X, *old_grid, D)
   for axis in (1, 2):
     grid_XhwD = _resize_axis(grid_XhwD, axis, new_grid[axis - 1])
-  return np.concatenate(
+  return _library(posemb_XLD).concatenate(
     [posemb_XLD[:, :extra], grid_XhwD.reshape(X, -1, D)], axis=1
   )
 
@@ -221,7 +221,7 @@ def resize_all(
   Tables along one axis are interpolated as `resize` does it; those of offsets
   along one axis (axial attention) so that an offset keeps its share of the
   image's side. `like` has the arrays, or shapes, of the model for the new grid
-  (h, w) of tokens.
+  (h, w) of tokens. What comes of JAX's arrays are JAX's, of NumPy's NumPy's.
 
   Raises:
     ValueError: for relative embeddings of two-dimensional grids, whose offsets
@@ -263,9 +263,14 @@ _TABLE_AXES = {
 
 
 def _resize_axis(x: np.ndarray, axis: int, new: int) -> np.ndarray:
-  matrix = _interpolation_matrix(x.shape[axis], new)
-  y = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+  matrix, xp = _interpolation_matrix(x.shape[axis], new), _library(x)
+  y = xp.moveaxis(xp.tensordot(matrix, x, (1, axis)), 0, axis)
   return y.astype(x.dtype)
+
+
+def _library(x: Any) -> Any:
+  """Returns NumPy for its arrays, and for those of JAX `jax.numpy`."""
+  return x.__array_namespace__()
 
 
 def _interpolation_matrix(old: int, new: int) -> np.ndarray:

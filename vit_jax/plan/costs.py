@@ -231,6 +231,7 @@ def costs(
   axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
   speed = chip.sent_bytes_per_s(axes) or math.inf
   program = step.program
+  size, objective = aot.largest(experiment)
   computing_s = program.total_cycles / chip.clock_hz
   sent_bytes = sum(c.sent_bytes() for c in program.collectives)
   return Cost(
@@ -239,10 +240,7 @@ def costs(
     computing_s + sent_bytes * per_chip / speed,
     sent_bytes,
     experiment.config.batch_size,
-    3
-    * flops.forward_flops(
-      experiment.objective.model, experiment.facts.image_size
-    ),
+    3 * flops.forward_flops(objective.model, size),
     len(coords) * hardware.chip_flops(devices[0]),
     chip.hbm_gib * GIB / per_chip,
     len(coords),

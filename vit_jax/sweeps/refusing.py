@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import fetch
 from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
-from vit_jax.data import images, sources
+from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
@@ -70,7 +70,7 @@ class KnownData:
         tested, *_ = self._open(config, entry.split)
         check_classes(config, entry.split, tested, class_names)
     params, gflops = self._size(
-      experiment.objective.model, config.data.image_size
+      experiment.objective.model, experiment.facts.image_size
     )
     return {
       'class_names': list(experiment.objective.class_names),
@@ -90,8 +90,7 @@ def _split(
   return classes, len(source), several
 
 
-def _size(model: variants.Model, image_size: str) -> tuple[int, float]:
-  size = images.size_of(image_size)
+def _size(model: variants.Model, size: tuple[int, int]) -> tuple[int, float]:
   return flops.count_params(model, size), flops.forward_flops(model, size) / 1e9
 
 

@@ -83,6 +83,7 @@ class Run:
     self._started_s = time.monotonic()
     self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
     self._since_log: list[dict[str, float]] = []
+    self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
     self._eval_metrics: dict[str, float] = {}
     device = jax.devices()[0]
@@ -110,6 +111,23 @@ class Run:
     self._wait_s += time.monotonic() - before_s
     self._tell('batch')
     return batch
+
+  @contextlib.contextmanager
+  def compiling(self, batch: dict[str, jax.Array]) -> Iterator[None]:
+    """Says that the step inside is compiled, if batches of such shapes are new.
+
+    After the first, that is no part of the rates either.
+    """
+    what = 'compiling the training step'
+    shapes = tuple((name, x.shape) for name, x in batch.items())
+    saying: Any = contextlib.nullcontext()
+    if not self._compiled:
+      saying = progress.phase(what, shown=jax.process_index() == 0)
+    elif shapes not in self._compiled:
+      saying = self._progress.pause(what)
+    self._compiled.add(shapes)
+    with saying:
+      yield
 
   def take(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Takes a step's metrics, which the devices may still be working on."""

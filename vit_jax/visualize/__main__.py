@@ -10,6 +10,7 @@
   python -m vit_jax.visualize masking CHECKPOINT DATASET --split='test[:500]'
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
   python -m vit_jax.visualize augmentations a_folder/
+  python -m vit_jax.visualize detr DETR street.jpg a_folder/ --out=seen
 
 Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
 a single file, report.html. Files of these names are replaced.
@@ -33,6 +34,7 @@ from vit_jax.data import bad_images, images, sources, whole
 from vit_jax.visualize import (
   augmented,
   masking,
+  objects,
   page,
   photos,
   predictions,
@@ -91,6 +93,13 @@ _KINDS = {
     'what the operations of RandAugment do to images, at both ends of their '
     'magnitudes; of no checkpoint',
     'Arrays: images (operation, image, H, W, RGB); operations; files.',
+  ),
+  'detr': (
+    'of DETR: what the query of each found object attends to, in the first '
+    'eight images, and where the boxes of each query lie in all of them '
+    '(figures 6 and 7 of its paper)',
+    'Arrays: of each object image, query, label, score, box, map (h, w); '
+    'centres (image, query, cx cy w h), shares of the image; files.',
   ),
 }
 _WITHOUT_IMAGES = ('filters', 'posemb')
@@ -169,6 +178,8 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return sections.posemb(subject)
     case 'masked':
       return predictions.section(subject, args.rate, args.seed)
+    case 'detr':
+      return objects.section(subject, args.threshold)
   source = bad_images.checked(
     sources.open_source(args.data, args.split), 'error'
   )
@@ -254,6 +265,13 @@ def _parser() -> argparse.ArgumentParser:
       )
       kind.add_argument(
         '--seed', type=int, default=0, help='which ones (default: 0)'
+      )
+    if what == 'detr':
+      kind.add_argument(
+        '--threshold',
+        type=_share,
+        default=predict.THRESHOLD,
+        help=f'least probability of an object (default: {predict.THRESHOLD})',
       )
     if what in ('rollout', 'distance'):
       kind.add_argument(

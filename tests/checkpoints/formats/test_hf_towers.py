@@ -1,4 +1,7 @@
-"""DINOv2, DINOv3, CLIP and SigLIP of transformers give their numbers here."""
+"""DINOv2, DINOv3, CLIP and SigLIP of transformers give their numbers here.
+
+At the size that they are saved for, at another one, and where it is not square.
+"""
 
 import json
 
@@ -11,7 +14,7 @@ from tests.checkpoints.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, transfer
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
@@ -24,6 +27,9 @@ SIZES = {
   'intermediate_size': 100,
 }
 DINOV2 = {k: x for k, x in SIZES.items() if k != 'intermediate_size'}
+SIGLIP2 = {k: x for k, x in SIZES.items() if k != 'image_size'} | {
+  'num_patches': 16
+}
 TEXT = {'hidden_size': 32, 'num_hidden_layers': 1, 'num_attention_heads': 2}
 BOTH = {'vision_config': SIZES, 'text_config': TEXT}
 KINDS = {
@@ -68,6 +74,12 @@ KINDS = {
     'SiglipConfig',
     BOTH | {'num_labels': 5},
   ),
+  'SigLIP 2': ('Siglip2VisionModel', 'Siglip2VisionConfig', SIGLIP2),
+  'SigLIP 2 beside its text': (
+    'Siglip2Model',
+    'Siglip2Config',
+    {'vision_config': SIGLIP2, 'text_config': TEXT},
+  ),
 }
 
 
@@ -87,13 +99,22 @@ def features(torch, model, ours, images):
   """Returns what transformers makes of images as ours takes them."""
   p = ours.preprocessing
   pixels = (images / np.float32(255) - np.float32(p.mean)) / np.float32(p.std)
-  pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+  given = {
+    'pixel_values': torch.from_numpy(
+      pixels.transpose(0, 3, 1, 2).astype(np.float32)
+    )
+  }
+  name = type(model).__name__
+  if name.startswith('Siglip2'):
+    given = flexible(torch, given['pixel_values'], ours.model.patch_size)
+  elif images.shape[1:3] != (32, 32) and 'INO' not in name.upper():
+    given['interpolate_pos_encoding'] = True
   with torch.inference_mode():
     if hasattr(model, 'get_image_features'):
-      found = model.get_image_features(pixel_values=pixels)
+      found = model.get_image_features(**given)
       found = getattr(found, 'pooler_output', found)
     else:
-      outputs = model(pixel_values=pixels)
+      outputs = model(**given)
       found = next(
         outputs[name]
         for name in ('logits', 'image_embeds', 'pooler_output')
@@ -102,15 +123,89 @@ def features(torch, model, ours, images):
   return found.numpy()
 
 
+def flexible(torch, pixels_BCHW, patch):
+  """Returns images as SigLIP 2's own processor cuts them, without padding."""
+  from transformers.models.siglip2 import image_processing_siglip2
+
+  B, _, H, W = pixels_BCHW.shape
+  cut = image_processing_siglip2.convert_image_to_patches
+  patches = torch.stack([cut(x, patch) for x in pixels_BCHW])
+  return {
+    'pixel_values': patches,
+    'pixel_attention_mask': torch.ones(patches.shape[:2], dtype=torch.int32),
+    'spatial_shapes': torch.tensor([[H // patch, W // patch]] * B),
+  }
+
+
+def with_positions(torch, model, ours):
+  """Has theirs add our position embeddings where it would resize its own.
+
+  Which it does with other interpolations than the paper's code: bicubic, or
+  with smoothing.
+  """
+  table = ours.params['Transformer'].get('posembed_input')
+  if table is None:
+    return
+  table_1LD = torch.from_numpy(np.array(table['pos_embedding']))
+  tower = getattr(model, 'vision_model', model)
+  embeddings = tower.embeddings
+  embeddings.interpolate_pos_encoding = lambda *_: table_1LD
+  embeddings.resize_positional_embeddings = lambda *_, **__: table_1LD
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
   model = save(transformers, torch, kind, tmp_path / 'x')
+  native = opening.open_checkpoint(str(tmp_path / 'x'))
+  assert native.image_size == (32, 32)
+  sizes = [(32, 32)]
+  if 'beside' not in kind:
+    sizes += [(48, 48), (24, 40)]
+  for size in sizes:
+    ours = transfer.resized(native, size)
+    if size != native.image_size:
+      with_positions(torch, model, ours)
+    images = random_images(size)
+    want = features(torch, model, ours, images)
+    got = logits_of(ours, images)
+    assert got.shape == want.shape
+    assert relative_difference(got, want) < TOLERANCE, size
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'patch_size': 16}, 'patch_size is 16, and .* has 192 numbers a patch'),
+    ({'num_patches': 9}, 'num_patches is 9, and the arrays have 16'),
+  ],
+)
+def test_contradicting_sizes_of_siglip_2_are_refused(
+  tmp_path, transformers, torch, changes, message
+):
+  save(transformers, torch, 'SigLIP 2', tmp_path / 'x')
+  place = tmp_path / 'x/config.json'
+  place.write_text(json.dumps(json.loads(place.read_text()) | changes))
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+def test_the_processor_of_siglip_2_is_read(
+  tmp_path, transformers, torch, caplog
+):
+  save(transformers, torch, 'SigLIP 2', tmp_path / 'x')
+  processor = {
+    'image_processor_type': 'Siglip2ImageProcessor',
+    'image_mean': [0.4, 0.5, 0.6],
+    'patch_size': 8,
+    'max_num_patches': 16,
+  }
+  (tmp_path / 'x/preprocessor_config.json').write_text(json.dumps(processor))
   ours = opening.open_checkpoint(str(tmp_path / 'x'))
-  images = random_images(ours.image_size)
-  want = features(torch, model, ours, images)
-  got = logits_of(ours, images)
-  assert got.shape == want.shape
-  assert relative_difference(got, want) < TOLERANCE
+  assert ours.preprocessing.mean == (0.4, 0.5, 0.6)
+  assert ours.preprocessing.std == (0.5, 0.5, 0.5)
+  assert ours.preprocessing.interpolation == 'bilinear'
+  (warning,) = caplog.messages
+  assert 'the whole image is resized to (32, 32)' in warning
 
 
 def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):

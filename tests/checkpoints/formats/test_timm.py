@@ -22,10 +22,11 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from tests.models.test_timm import use_our_epsilons
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import tensors
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.models import posemb
 
 # Sums of float32 in another order. Seen are 4.0e-6 at most.
 TOLERANCE = 1e-5
@@ -201,6 +202,51 @@ def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   difference = relative_difference(logits_of(ours, images), want)
   print(f'{difference:.1e} of the largest')
   assert difference < (RESNET_TOLERANCE if resnet_of(kind) else TOLERANCE)
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'no bias, RMSNorm, normalised queries and keys',
+    'attention pooling by its name',
+    'DeiT III',
+    'DINOv2',
+    'DINOv2 with registers',
+    'DINOv3',
+    'EVA-02',
+    'FlexiViT',
+    'CLIP',
+    'registers',
+    'register with positions',
+  ],
+)
+def test_theirs_gives_its_numbers_at_other_sizes(tmp_path, timm, torch, kind):
+  """Another one and one that is not square, with the same positions.
+
+  timm resizes them with bicubic interpolation, here it is the paper's code's.
+  """
+  model = save_theirs(timm, torch, kind, tmp_path / 'x')
+  native = opening.open_checkpoint(str(tmp_path / 'x'))
+  name, args = (THEIRS | SUCCESSORS)[kind]
+  images_of = model.pretrained_cfg['mean'], model.pretrained_cfg['std']
+  for grid in ((4, 4), (3, 5)):
+    size = tuple(native.model.patch_size * n for n in grid)
+    assert size != native.image_size
+    theirs = timm.create_model(
+      name, **{'num_classes': 5} | args | {'img_size': size}
+    )
+    state = model.state_dict()
+    if 'pos_embed' in state:
+      extra = 0 if model.no_embed_class else model.num_prefix_tokens
+      old = native.model.grid(native.image_size)
+      table = posemb.resize(state['pos_embed'].numpy(), old, grid, extra)
+      state['pos_embed'] = torch.from_numpy(table)
+    theirs.load_state_dict(state)
+    images = random_images(size)
+    with torch.inference_mode():
+      want = theirs.eval()(scaled(torch, images, *images_of)).numpy()
+    got = logits_of(transfer.resized(native, size), images)
+    assert relative_difference(got, want) < TOLERANCE, size
 
 
 @pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])

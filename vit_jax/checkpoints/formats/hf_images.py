@@ -35,6 +35,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
   'Bit': _OPENAI,
   'CLIP': _OPENAI,
   'Siglip': _HALF | {'do_center_crop': False, 'resample': 3, 'size': 224},
+  # Whose images are of no size of their own.
+  'Siglip2': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
   'DINOv3ViT': {
     'do_center_crop': False,
     'image_mean': [0.485, 0.456, 0.406],
@@ -54,6 +56,8 @@ _OF_MODELS = {
   'clip_vision_model': 'CLIP',
   'siglip': 'Siglip',
   'siglip_vision_model': 'Siglip',
+  'siglip2': 'Siglip2',
+  'siglip2_vision_model': 'Siglip2',
 }  # of others, ViT
 
 
@@ -113,6 +117,13 @@ def read(
     warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
   for key, default in (_COMMON | _DEFAULTS[kind]).items():
     file.setdefault(key, default)
+  if kind == 'Siglip2' and takes:
+    file['size'] = list(takes)
+    if os.path.exists(place):
+      file.warn(
+        'images keep their aspect ratio, with any number of patches up to '
+        f'max_num_patches; here the whole image is resized to {takes}.'
+      )
   makes, resize_small = _sizes(file, kind)
   if takes and makes != takes:
     file.warn(

@@ -1,11 +1,14 @@
 """Image encoders of transformers that are ViTs with more in their blocks.
 
-DINOv2 (with registers, too), DINOv3, and the image towers of CLIP and SigLIP
-(SigLIP 2 of a fixed resolution is saved as SigLIP), alone or beside their text
-towers. They are read; written are the names of `hf`, or timm's directories.
+DINOv2 (with registers, too), DINOv3, and the image towers of CLIP, SigLIP and
+SigLIP 2, alone or beside their text towers. They are read; written are the
+names of `hf`, or timm's directories. SigLIP 2 of a fixed resolution is saved as
+SigLIP; the others take images of any aspect ratio there, and here the square
+that their position embeddings are for.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -135,6 +138,8 @@ FAMILIES: Mapping[str, _Family] = {
   'clip_vision_model': _CLIP,
   'siglip': _SIGLIP,
   'siglip_vision_model': _SIGLIP,
+  'siglip2': _SIGLIP,
+  'siglip2_vision_model': _SIGLIP,
 }
 
 
@@ -185,6 +190,8 @@ def read(path: str, config: dict[str, Any]) -> File:
     {'image_size': 224} | dict(family.defaults) | dict(of_images),
     f'{path}/config.json',
   )
+  if model_type.startswith('siglip2'):
+    _unfold_patches(lookup, stated)
   fields = _fields(lookup, family, stated)
   warnings: list[str] = []
   preprocessing, _ = hf_images.read(
@@ -263,6 +270,23 @@ def _fields(
     },
   )
   return fields
+
+
+def _unfold_patches(lookup: archive.Lookup, stated: Stated) -> None:
+  """Gives SigLIP 2's patches two dimensions, and its images a size."""
+  stated.setdefault('patch_size', 16)
+  patch = stated.positive('patch_size')
+  key = lookup.key_of(_key('embedding/kernel', _SIGLIP))
+  _, columns = lookup.shape(key, 2)
+  if columns != 3 * patch**2:
+    stated.refuse('patch_size', f', and {key} has {columns} numbers a patch.')
+  # Theirs has the channels of a pixel side by side.
+  lookup.arrays[key] = (
+    lookup.arrays[key].reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+  )
+  count, _ = lookup.shape(_key(_POSITIONS, _SIGLIP), 2)
+  stated.check('the arrays have', {'num_patches': count})
+  stated['image_size'] = patch * math.isqrt(count)
 
 
 def _key(name: str, family: _Family) -> str:
