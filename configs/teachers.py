@@ -68,8 +68,9 @@ def unlabelled(config):
     'S4L rotation': {'objective': 'rotation', 'batch_size': 8},
     'S4L exemplar': {
       'objective': 'exemplar',
-      'batch_size': 4,
-      'objective.group': 4,
+      'batch_size': 8,
+      'objective.group': 8,
+      'objective.copies': 4,
       **copies,
     },
     'VIVI': {
