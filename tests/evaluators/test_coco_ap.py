@@ -192,7 +192,9 @@ def test_refusals_of_the_evaluator(parts):
   other = test_every.experiment_of('classification')
   with pytest.raises(ValueError, match='name=classification does not learn'):
     coco_ap.CocoEvaluator.from_entry(
-      dataclasses.replace(parts, objective=other.objective), 'coco', entry
+      Parts(other.config, other.objective, {}, other.mesh, other.facts),
+      'coco',
+      entry,
     )
   nothing = {'crowd': np.array([True])}
   with pytest.raises(ValueError, match='has no objects to be found'):
