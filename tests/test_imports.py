@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 
 from tests.conftest import ROOT
 
@@ -84,15 +85,24 @@ def test_the_top_has_few_rooms():
 
 
 def test_names_are_used_once():
-  """A file or a public class is found by its name."""
+  """A file or a class is found by its name, with or without a leading _."""
   names, classes = [], []
   for path in (ROOT / 'vit_jax').rglob('*.py'):
     if not path.stem.startswith('__'):
       names.append(path.stem)
-    for node in ast.parse(path.read_text()).body:
-      if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
-        classes.append(node.name)
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ClassDef):
+        classes.append(node.name.lstrip('_'))
   for found in (names, classes):
     assert sorted(set(found)) == sorted(found), {
       n for n in found if found.count(n) > 1
     }
+
+
+def test_docstrings_begin_with_a_sentence():
+  """And not with a list of arguments."""
+  for path in (ROOT / 'vit_jax').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+        said = ast.get_docstring(node) or 'None.'
+        assert not re.match(r'\s*\w+:\n', said), (path, said)

@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import flags, main
@@ -228,6 +229,18 @@ def test_help_explains_flags_and_statuses():
     assert words in out
 
 
+@pytest.mark.parametrize(('args', 'level'), [((), -1), (('--verbosity=1',), 1)])
+def test_libraries_only_warn_unless_asked(
+  command, tmp_path, monkeypatch, args, level
+):
+  found = []
+  monkeypatch.setattr(
+    main, '_run', lambda: found.append(absl_logging.get_verbosity())
+  )
+  status, _, _ = command(*SMALL, f'--workdir={tmp_path}', *args)
+  assert (status, found) == (0, [level])
+
+
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   """A workdir that the command filled, in a process of its own."""
@@ -239,6 +252,12 @@ def trained(tmp_path_factory):
 
 def test_training_prints_progress_and_a_summary(trained):
   workdir, out = trained
+  sizes = jax.tree.map(np.size, opening.open_checkpoint(str(workdir)).params)
+  parameters = sum(jax.tree.leaves(sizes))
+  assert f'model  ViT, {parameters:,} parameters, ' in out
+  assert ' GFLOPs an image of 8x8 pixels\n' in out
+  assert 'data   digits train: 1,437 images, 10 classes\n' in out
+  assert 'run    6 steps of 16 on 8 x cpu, mesh ' in out
   assert 'step 6/6' in out
   assert 'final test/accuracy' in out
   assert str(workdir / 'checkpoints' / '6') in out

@@ -1,6 +1,7 @@
 """Labelling files with a workdir and with a published checkpoint."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from configs import digits
 from tests.conftest import ROOT
 from vit_jax import predict, train
 from vit_jax.checkpoints import opening
+from vit_jax.convert import orbax
 from vit_jax.data import transforms
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
@@ -104,6 +106,23 @@ def direct(checkpoint, path):
   )
   names = checkpoint.class_names or tuple(map(str, range(10)))
   return dict(zip(names, np.asarray(jax.nn.softmax(logits[0])), strict=True))
+
+
+def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
+  """Through a copy of the checkpoint, which keeps its loss."""
+  checkpoint = opening.open_checkpoint(str(workdir))
+  assert checkpoint.loss == 'softmax'
+  several = dataclasses.replace(checkpoint, loss='sigmoid')
+  orbax.write(several, str(tmp_path / 'copy'), 'float32')
+  copy = opening.open_checkpoint(str(tmp_path / 'copy'))
+  path = str(images / FILES[0])
+  ((_, rows),) = predict.predict(copy, [path], 10)
+  image = copy.transform().image(pathlib.Path(path).read_bytes(), path)
+  want = 1 / (1 + np.exp(-np.asarray(checkpoint.logits(image[None]))[0]))
+  got = {row['class']: row['probability'] for row in rows}
+  assert list(got.values()) == sorted(got.values(), reverse=True)
+  for name, p in zip(copy.class_names, want, strict=True):
+    assert got[name] == pytest.approx(p, abs=1e-6)
 
 
 @pytest.mark.parametrize('which', ['workdir', 'npz'])

@@ -6,7 +6,6 @@ use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -18,8 +17,6 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import ROOT, XLA_FLAGS_GIVEN
-from tests.objectives.test_every import teacher
-from vit_jax.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.slow
 
@@ -259,37 +256,6 @@ def test_preempted_runs_save_and_end_bit_for_bit_the_same(
     assert not is_saving(tmp_path)
   command.finish(tmp_path, devices)
   assert_same_run(tmp_path, reference)
-
-
-@pytest.mark.parametrize('name', sorted({*OBJECTIVES} - {'classification'}))
-def test_every_objective_resumes_bit_for_bit(command, tmp_path, name):
-  """Killed while saving, as above."""
-  config = tmp_path / 'config.py'
-  fields = {'optimizer.name': 'adam'}
-  if name in ('distillation', 'pseudo_labels'):
-    fields['teacher'] = teacher()
-  if name == 'pseudo_labels':
-    fields['objective.labels'] = f'{tmp_path}/labels.npz'
-  config.write_text(
-    'from tests.objectives.test_every import config_of\n\n\n'
-    f'def get_config():\n  return config_of({name!r}, **{fields!r})\n'
-  )
-  # Not every model has dropout, nor every objective mixup.
-  of_all = tuple(arg for arg in ARGS if not re.search('model|loss', arg))
-  given = {'config': config, 'settings': of_all}
-  command.finish(tmp_path / 'whole', 8, **given)
-  parts = tmp_path / 'parts'
-  process = command.start(parts, 8, **given)
-  try:
-    assert wait_for_step(parts, process, time.time_ns())
-    wait_for_moment('saving', parts, process, random.Random(0))
-  finally:
-    process.kill()
-  _, err = process.communicate(timeout=60)
-  assert process.returncode == -signal.SIGKILL, err
-  assert saved_steps(parts)[-1:] != [100]
-  command.finish(parts, 8, **given)
-  assert_same_run(parts, tmp_path / 'whole')
 
 
 def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):

@@ -19,6 +19,7 @@ COMMANDS = {
   'visualize': ('vit_jax.visualize', 'attention, filters, positions'),
   'palette': ('vit_jax.palette', 'colours for iGPT, of a data set'),
   'complete': ('vit_jax.complete', 'draws the rest of images, with iGPT'),
+  'data': ('vit_jax.data', 'COCO annotations of images with masks'),
   'models': ('vit_jax.models', 'lists models: parameters, GFLOPs, tokens'),
   'plan': ('vit_jax.plan', 'what training takes on a TPU that is not there'),
   'bench': ('vit_jax.bench', 'measures speed'),

@@ -42,6 +42,7 @@ RANGES = {
   'data.repeats': '[1, inf)',
   'data.resize_small': '[0, 65536]',
   'data.workers': '[0, 1024]',
+  'data.wrong_labels': '[0, 1]',
   'evaluators.fewshot.shots': '[1, inf)',
   'evaluators.fewshot.seeds': '[1, inf)',
   'evaluators.pictures.images': '[1, 1024]',
@@ -145,6 +146,9 @@ def base() -> ConfigDict:
         'erasing': 0.0,
         # 0 for each image once an epoch, 1 for each class equally often.
         'balance': 0.0,
+        # Share of the training images that are given another class, the same
+        # one every time: for experiments on what that costs.
+        'wrong_labels': 0.0,
         # Each image comes so many times in a batch, each time augmented anew,
         # and an epoch has as many fewer of them (1901.09335).
         'repeats': 1,
@@ -196,8 +200,14 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # COCO's average precision, of objective.name=detection.
-        'coco': {'type': 'coco', 'on': False, 'split': 'test'},
+        # COCO's average precision, of objective.name=detection: of boxes, and
+        # if asked for of masks too.
+        'coco': {
+          'type': 'coco',
+          'on': False,
+          'split': 'test',
+          'masks': False,
+        },
         # Attention rollout on the first images of a split, and the filters of
         # the patches, to TensorBoard at every evaluation.
         'pictures': {

@@ -366,7 +366,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--layer',
     default='pre_logits',
-    help='pre_logits (default: what the head sees), logits, or block_N: after '
+    help='pre_logits (default, what the head sees), logits, or block_N: after '
     'layer N, from 0',
   )
   add(

@@ -5,8 +5,9 @@
 
 Prints one row a prediction, the likeliest first, as soon as it is known; those
 of DETR have boxes (x0, y0, x1, y1) in pixels, and --out receives each image
-with its boxes drawn, and COCO's results. A file that cannot be read is reported
-on standard error and the others go on; the exit status is then 1.
+with its boxes drawn, and masks where it has them, and COCO's results. A file
+that cannot be read is reported on standard error and the others go on; the exit
+status is then 1.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import decode, folder, whole
+from vit_jax.data import decode, folder, segments, whole
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
@@ -44,9 +45,9 @@ def predict(
   """Labels files, in their order.
 
   Yields:
-    The path, and its rows of `COLUMNS` (probability: the softmax over the
-    classes) or why it could not be read. There are `topk` rows a file, or as
-    many as there are classes.
+    The path, and its rows of `COLUMNS` (probability: that of the loss that
+    the checkpoint was trained with) or why it could not be read. There are
+    `topk` rows a file, or as many as there are classes.
   """
   names = _class_names(checkpoint)
   topk = min(topk, len(names))
@@ -54,7 +55,7 @@ def predict(
 
   @jax.jit
   def top(logits_BC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.top_k(jax.nn.softmax(logits_BC), topk)
+    return jax.lax.top_k(checkpoint.probabilities(logits_BC), topk)
 
   def load(path: str) -> np.ndarray | decode.UnreadableImage:
     try:
@@ -119,7 +120,7 @@ def find_objects(
       drawn = detections.picture(shown_HWC, found, names)
       whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
     rows = []
-    for rank, (c, p, box_4) in enumerate(zip(*found, strict=True), 1):
+    for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1):
       row = dict(zip(COLUMNS, (path, rank, names[c], float(p)), strict=True))
       corners = (round(float(x), 1) for x in box_4)
       rows.append(row | dict(zip(BOX, corners, strict=True)))
@@ -179,7 +180,8 @@ def main() -> int:
   )
   parser.add_argument(
     '--out',
-    help="of DETR: folder for the images with boxes, and COCO's results",
+    help="of DETR: folder for the images with boxes and masks, and COCO's "
+    'results',
   )
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
@@ -201,6 +203,8 @@ def _run(args: argparse.Namespace) -> int:
       'only classes: leave them out.'
     )
   if args.out:
+    if getattr(checkpoint.model, 'masks', False):
+      segments.require_library(f'--out with the masks of {args.checkpoint}')
     os.makedirs(args.out, exist_ok=True)
   unreadable = 0
 

@@ -63,13 +63,14 @@ class TrainedModel:
       topk: classes an image, at most as many as there are.
 
     Returns:
-      (name, softmax probability) of each; the number for a nameless class.
+      (name, probability) of each, by the loss that it was trained with; the
+      number for a nameless class.
 
     Raises:
       UnreadableImage: naming the file.
       ValueError: if the model has no head.
     """
-    probability_BC = jax.nn.softmax(self.logits(images))
+    probability_BC = self.checkpoint.probabilities(self.logits(images))
     most_Bk = np.argsort(-probability_BC, axis=1, kind='stable')[:, :topk]
     return [
       [(self._name(c), float(p_C[c])) for c in most_k]

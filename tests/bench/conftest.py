@@ -1,9 +1,12 @@
 """Benchmarks at sizes that take no time."""
 
+import csv
+
 import pytest
 
 from vit_jax.bench import __main__ as command
-from vit_jax.bench import race
+from vit_jax.bench import race, step
+from vit_jax.models import flops
 
 SMALL = ('--image_sizes=32', '--set=model.depth=1', '--set=model.mlp_dim=64')
 
@@ -25,3 +28,21 @@ def run(monkeypatch, capsys):
     return status, *capsys.readouterr()
 
   return run
+
+
+def assert_mfu(path, passes):
+  """Of one small ti16 on a device of 1e12 FLOP/s, after each speed in a file.
+
+  Nothing of timm's, which may compute something else.
+  """
+  fields = [x.removeprefix('--set=') for x in SMALL[1:]]
+  config = step.config_of('ti16', 32, 1, 'float32', fields)
+  work = passes * flops.forward_flops(step.objective_of(config).model, (32, 32))
+  with open(path, newline='') as f:
+    rows = list(csv.DictReader(f))
+  for row in rows:
+    expected = float(row['images_per_s']) * work / 1e12
+    if row['contender'] == 'ours':
+      assert float(row['mfu']) == pytest.approx(expected)
+    else:
+      assert not row['mfu']

@@ -6,18 +6,25 @@ import jax
 import numpy as np
 import pytest
 
+from tests.bench.conftest import assert_mfu
 from vit_jax.bench import step
 from vit_jax.data import augment
 from vit_jax.plan import aot
+from vit_jax.training import hardware
 
 
-def test_ours_alone(run):
-  status, out, _ = run('inference', '--variants=ti16', '--batch_sizes=1,3')
+def test_ours_alone(run, monkeypatch, tmp_path):
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'inference', '--variants=ti16', '--batch_sizes=1,3', f'--csv={file}'
+  )
   assert status == 0
   assert ', inference, float32' in out
   assert re.findall(r' batch (\d+)$', out, re.M) == ['1', '3']
   assert len(re.findall(r'^  ours +[\d.]+  \([\d.]+ to ', out, re.M)) == 2
   assert ' / ' not in out
+  assert_mfu(file, passes=1)
 
 
 @pytest.mark.parametrize('name', ['onnx', 'timm-eager'])

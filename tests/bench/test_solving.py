@@ -2,7 +2,11 @@
 
 import re
 
+import numpy as np
+import pytest
+
 from vit_jax.bench import output, solving
+from vit_jax.evaluators import ridge
 
 
 def test_seconds_and_their_ratio(monkeypatch, capsys, tmp_path):
@@ -16,3 +20,24 @@ def test_seconds_and_their_ratio(monkeypatch, capsys, tmp_path):
   assert re.search(r'^numpy.linalg.solve / ours: [\d.]+$', out, re.M)
   assert (tmp_path / 'a.csv').read_text().startswith('contender,seconds,')
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_all_penalties_of_all_draws_are_solved(monkeypatch):
+  solved = []
+  solve = np.linalg.solve
+
+  def noting(matrix_DD, target_DC):
+    solved.append((float(np.trace(matrix_DD)), target_DC.shape))
+    return solve(matrix_DD, target_DC)
+
+  monkeypatch.setattr(solving, '_ROUNDS', 1)
+  monkeypatch.setattr(np.linalg, 'solve', noting)
+  solving.bench_fewshot(output.Output(None, None), 4, 16, (2, 5), 3)
+  # Of K standardised rows each of the D features has the square K.
+  expected = [
+    (pytest.approx(16 * (4 * shots + l2)), (16, 4))
+    for _ in range(3)
+    for shots in (2, 5)
+    for l2 in ridge.L2_GRID
+  ]
+  assert solved == expected

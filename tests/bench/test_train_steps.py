@@ -10,10 +10,11 @@ import types
 import numpy as np
 import pytest
 
-from tests.bench.conftest import SMALL
+from tests.bench.conftest import SMALL, assert_mfu
 from vit_jax import flags
 from vit_jax.bench import speed, step
 from vit_jax.models import flops
+from vit_jax.training import hardware
 
 
 def config(dtype='float32'):
@@ -93,23 +94,30 @@ def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
 
   def failing(model):
     def call(*args):
-      raise TypeError('no compiler here\nand more')
+      raise TypeError(f'no compiler here{80 * "!"}, and more\nand more')
 
     return call
 
   monkeypatch.setattr(torch, 'compile', failing)
   contender = torch_peer.contender(config(), True, compiled=True)
   assert contender.name.endswith('eager, for torch.compile failed')
-  assert 'torch.compile failed, eager instead: no compiler here\n' in (
+  # Of an error as long as PyTorch's, the first 100 characters.
+  reason = f'no compiler here{80 * "!"}, an'
+  assert f'torch.compile failed, eager instead: {reason}\n' in (
     capsys.readouterr().out
   )
 
 
-def test_timm_beside_ours(timm, run):
+def test_timm_beside_ours(timm, run, monkeypatch, tmp_path):
   del timm
-  status, out, _ = run('train', '--batch_sizes=2', '--vs=timm-eager')
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'train', '--batch_sizes=2', '--vs=timm-eager', f'--csv={file}'
+  )
   assert status == 0
   assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
+  assert_mfu(file, passes=3)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import flops, igpt, variants, vit
+from vit_jax.models import backbone, flops, igpt, variants, vit
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.attention_maps import Layers
 
@@ -632,3 +632,62 @@ def test_another_palette_is_one_short_message():
     transfer.to_new_task(checkpoint, model, (4, 4), checkpoint.params)
   assert 'has palette of 48 numbers (-1, -1, -1, ...)' in str(e.value)
   assert 'config.model.palette is of 1,536 numbers' in str(e.value)
+
+
+DETR = {
+  'name': 'detr',
+  'num_classes': 2,
+  'num_queries': 3,
+  'width': 128,
+  'heads': 8,
+  'mlp_dim': 32,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'backbone_layers': (1, 3, 1, 1),
+  'backbone_width': 32,
+  'backbone_version': 1,
+}
+
+
+def test_a_classifier_becomes_the_backbone_of_a_detector():
+  """Its stages put the same out there, scanned or not; the rest is new."""
+  size = (32, 48)
+  old = random_checkpoint(
+    None, size, 5, name='resnet', layers=(1, 3, 1, 1), width=32, version=1
+  )
+  model = variants.build(image_size=size, scan=True, **DETR)
+  fresh = jax.device_get(variants.init(model, jax.random.key(0), size))
+  params = transfer.to_new_task(old, model, size, fresh)
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
+  images = np.random.default_rng(0).normal(size=(2, *size, 3))
+  images = images.astype(np.float32)
+  _, want = old.model.apply({'params': old.params}, images, capture=('blocks',))
+  bound = backbone.Backbone(
+    'resnet', 32, (1, 3, 1, 1), 1, False, np.float32, True, 'none'
+  )
+  maps = bound.apply({'params': params['backbone']}, images)
+  for got, x_BhwC in zip(maps, want['blocks'], strict=True):
+    np.testing.assert_allclose(got, x_BhwC, rtol=1e-4, atol=1e-4)
+  for name in fresh.keys() - {'backbone'}:
+    jax.tree.map(np.testing.assert_array_equal, params[name], fresh[name])
+  other = model.clone(backbone_version=0)
+  with pytest.raises(
+    ValueError, match=r'version 1 and config.model.backbone_version is 0: cho'
+  ):
+    transfer.to_new_task(old, other, size, fresh)
+
+
+@pytest.mark.parametrize('masks', [True, False])
+def test_a_detector_gains_masks_or_loses_them(masks):
+  size = (32, 32)
+  fields = {k: x for k, x in DETR.items() if k != 'num_classes'}
+  old = random_checkpoint(None, size, 2, masks=not masks, **fields)
+  model = variants.build(image_size=size, masks=masks, **DETR)
+  shapes = flops.param_shapes(model, size)
+  fresh = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)
+  params = transfer.to_new_task(old, model, size, fresh)
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
+  new = {'class_embed', 'bbox_attention', 'mask_head'}
+  for name, found in params.items():
+    want = fresh if name in new else old.params
+    jax.tree.map(np.testing.assert_array_equal, found, want[name])

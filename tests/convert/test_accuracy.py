@@ -33,7 +33,7 @@ def test_digits_are_classified_alike_to_the_image(
     '--config=configs/digits.py',
     f'--workdir={workdir}',
     f'--config.model.pool={pool}',
-    '--config.total=10 epochs',
+    '--config.total=5 epochs',
   )
   assert status == 0, err
   checkpoint = opening.open_checkpoint(str(workdir))

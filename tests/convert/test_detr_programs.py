@@ -28,8 +28,8 @@ PLAIN = FIELDS | {'backbone': 'plain', 'backbone_layers': (1, 1)}
 MASKS = FIELDS | {'backbone_layers': (1, 1, 1, 1), 'masks': True}
 
 
-def make(fields):
-  checkpoint = random_checkpoint(None, SIZE, **fields)
+def make(fields, size=SIZE):
+  checkpoint = random_checkpoint(None, size, **fields)
   params = jax.tree_util.tree_map_with_path(
     # Variances are above 0.
     lambda path, x: np.exp(x) if path[-1].key == 'var' else x,
@@ -87,3 +87,31 @@ def test_programs_put_out_classes_boxes_and_masks(
   logits = np.asarray(want['logits'])
   difference = np.abs(peer.run(pixels) - logits).max()
   assert difference < TOLERANCE * np.abs(logits).max()
+
+
+@pytest.mark.parametrize('width', [48, 40])
+def test_a_served_program_takes_padded_images(tmp_path, width):
+  """Of several sizes at once; also where 1/4 of the side is no whole number."""
+  pytest.importorskip('onnx', reason=PEERS)
+  runtime = pytest.importorskip('onnxruntime', reason=PEERS)
+  size = (30, width)
+  checkpoint = make(PLAIN | {'backbone_layers': (1, 1)}, size)
+  path = str(tmp_path / 'x')
+  onnx.write(checkpoint, path, 'float32', served=True)
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 256, (3, *size, 3), np.uint8)
+  sizes = np.array([size, (17, width), (30, 11)], np.int32)
+  x = np.asarray(checkpoint.normalize(pixels))
+  session = runtime.InferenceSession(path)
+  assert [x.name for x in session.get_outputs()] == ['boxes', 'logits']
+  boxes, logits = session.run(None, {'images': x, 'sizes': sizes})
+  is_padding = np.ones((3, *size), bool)
+  for i, (h, w) in enumerate(sizes):
+    is_padding[i, :h, :w] = False
+  y, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    np.where(is_padding[..., None], np.float32(0), x),
+    is_padding,
+  )
+  assert np.abs(logits - y).max() < TOLERANCE * np.abs(y).max()
+  assert np.abs(boxes - aux['boxes'][-1]).max() < TOLERANCE

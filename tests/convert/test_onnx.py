@@ -33,6 +33,7 @@ STEM = VIT | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 2)}
 RESNET = {'name': 'resnet', 'layers': (2, 1), 'width': 32}
 AXIAL = {'axial': True, 'pool': 'gap'}
 SMALL, LARGE = (32, 32), (64, 64)
+INPUTS = {'images': ((2, 2, 3), np.float32)}
 
 # Both sides round float32 in another order.
 TOLERANCE = 1e-5
@@ -204,7 +205,7 @@ def test_a_pattern_with_another_number_is_no_match(epsilon):
 
   params = [np.zeros(3, np.float32), np.ones(3, np.float32)]
   graph, outputs = onnx_trace.trace(
-    function, params, (2, 2), [onnx_patterns.layer_norm(epsilon)]
+    function, params, INPUTS, [onnx_patterns.layer_norm(epsilon)]
   )
   model = graph.to_model(outputs, {})[0]
   found = {node.op_type for node in model.graph.node}
@@ -223,7 +224,7 @@ def test_a_pattern_of_other_variables_is_no_match(same):
     return {'y': (images if same else images + params) * jnp.tanh(images)}
 
   graph, outputs = onnx_trace.trace(
-    function, np.ones((1, 1, 1, 3), np.float32), (2, 2), [pattern]
+    function, np.ones((1, 1, 1, 3), np.float32), INPUTS, [pattern]
   )
   nodes = graph.to_model(outputs, {})[0].graph.node
   assert ('Mish' in {node.op_type for node in nodes}) == same
@@ -270,7 +271,7 @@ def test_fused_attention_is_an_output(tmp_path, fields):
   size = (64, 32)
   checkpoint = random_checkpoint(None, size, **fields)
   session = onnxruntime.InferenceSession(
-    write(tmp_path, checkpoint, attention=True)
+    write(tmp_path, checkpoint, served=True)
   )
   names = [x.name for x in session.get_outputs()]
   x = random_images(size, 3).astype(np.float32) / 127.5 - 1

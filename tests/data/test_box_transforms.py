@@ -19,6 +19,8 @@ def record(**fields):
     'name': 'rectangles',
     'boxes': BOXES,
     'labels': np.array([0, 1, 2]),
+    'size': image.shape[:2],
+    'masks': [np.all(image == colour, axis=2) for colour in COLOURS],
   } | fields
 
 
@@ -38,6 +40,21 @@ def assert_boxes_are_around(example):
     drawn = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
     box = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
     np.testing.assert_allclose(box, drawn, atol=2)
+    if 'masks' in example:
+      assert_mask_is(example['masks'][places[0]], is_it_HW)
+
+
+def assert_mask_is(mask_hw, is_it_HW):
+  """A mask has the pixels of its colour, but for the blur around them."""
+  stride = round(is_it_HW.shape[0] / mask_hw.shape[0])
+  is_it_hw = is_it_HW[stride // 2 :: stride, stride // 2 :: stride]
+  rows, columns = is_it_hw.shape
+  assert mask_hw.any() and not mask_hw[rows:].any()
+  around = np.lib.stride_tricks.sliding_window_view(np.pad(is_it_hw, 2), (5, 5))
+  is_sure = np.ptp(around.astype(int), axis=(2, 3)) == 0
+  np.testing.assert_array_equal(
+    mask_hw[:rows, :columns][is_sure], is_it_hw[is_sure]
+  )
 
 
 def test_evaluation_resizes_to_the_last_side():
@@ -70,9 +87,10 @@ def test_sizes_are_those_of_the_original(image, short, canvas, size):
   assert transform._fitted(*image, short) == size
 
 
-def test_training_keeps_boxes_around_what_they_show():
+@pytest.mark.parametrize('stride', [0, 1, 4])
+def test_training_keeps_boxes_around_what_they_show(stride):
   transform = box_transforms.TrainBoxTransform(
-    (160, 180), 5, (70, 100, 130), (90, 120), (60, 110), flip=True
+    (160, 180), 5, (70, 100, 130), stride, (90, 120), (60, 110), flip=True
   )
   seen, mirrored, sizes = [], 0, set()
   for seed in range(60):
@@ -90,7 +108,7 @@ def test_training_keeps_boxes_around_what_they_show():
 
 def test_the_same_generator_gives_the_same_example():
   transform = box_transforms.TrainBoxTransform(
-    (160, 180), 5, (70, 100), (90,), (60, 80), flip=True
+    (160, 180), 5, (70, 100), 2, (90,), (60, 80), flip=True
   )
   first, again = (
     transform(record(), np.random.default_rng(3)) for _ in range(2)
@@ -114,6 +132,20 @@ def test_boxes_are_clipped_and_those_without_area_dropped():
   assert not example['boxes'][1:].any()
 
 
+def test_masks_are_those_of_pytorchs_nearest():
+  torch = pytest.importorskip('torch')
+  masks = np.random.default_rng(0).random((3, 150, 200)) < 0.5
+  transform = box_transforms.EvalBoxTransform((128, 128), 4, (60, 75), 1)
+  example = transform(record(masks=list(masks)))
+  want = torch.nn.functional.interpolate(
+    torch.from_numpy(masks).float()[:, None], (75, 100), mode='nearest'
+  )
+  assert example['masks'].shape == (4, 128, 128)
+  np.testing.assert_array_equal(example['masks'][:3, :75, :100], want[:, 0] > 0)
+  assert not example['masks'][3].any()
+  assert not example['masks'][:, 75:].any()
+
+
 def test_no_objects_are_no_error():
   empty = record(boxes=np.zeros((0, 4)), labels=np.zeros(0))
   example = box_transforms.EvalBoxTransform((150, 200), 3)(empty)
@@ -126,6 +158,15 @@ def test_refusals():
     transform(record())
   with pytest.raises(ValueError, match='has boxes of shape .3, 4. and 2 label'):
     transform(record(labels=np.arange(2)))
+  with_masks = box_transforms.EvalBoxTransform((150, 200), 3, (), 1)
+  masks = [*record()['masks'][:2], None]
+  with pytest.raises(
+    ValueError, match='rectangles has 1 objects without a mas'
+  ):
+    with_masks(record(masks=masks))
+  crowd = np.array([False, False, True])
+  example = with_masks(record(masks=masks, crowd=crowd))
+  assert example['masks'].any(axis=(1, 2)).tolist() == [True, True, False]
   without = {k: x for k, x in record().items() if k != 'boxes'}
   with pytest.raises(ValueError, match='rectangles has no boxes, which'):
     transform(without)

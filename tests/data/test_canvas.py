@@ -31,7 +31,13 @@ def test_boxes_are_around_the_ink():
     assert record['image'].shape == (48, 48, 3)
     counts.append(len(record['labels']))
     rest = record['image'][..., 0].copy()
-    for x0, y0, x1, y1 in record['boxes'].astype(int):
+    for (x0, y0, x1, y1), mask_HW in zip(
+      record['boxes'].astype(int), record['masks'], strict=True
+    ):
+      np.testing.assert_array_equal(
+        mask_HW[y0:y1, x0:x1], record['image'][y0:y1, x0:x1, 0] >= 64
+      )
+      assert mask_HW.sum() == mask_HW[y0:y1, x0:x1].sum()
       inside = rest[y0:y1, x0:x1]
       # Ink at every side.
       assert all(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def annotated(**changes):
         'bbox': [1.5, 2, 10, 20],
         'area': 150.5,
         'iscrowd': 0,
+        'segmentation': [[1.5, 2, 11.5, 2, 11.5, 22]],
       },
       {
         'id': len(annotations) + 2,
@@ -76,6 +78,7 @@ def test_one_file_of_all_images(tmp_path):
     assert record['labels'].tolist() == [3, 1]
     assert record['crowd'].tolist() == [False, True]
     assert record['area'].tolist() == [150.5, 1200]
+    assert record['masks'] == [[[1.5, 2, 11.5, 2, 11.5, 22]], None]
 
 
 def test_files_of_train_and_val(tmp_path):
@@ -116,12 +119,29 @@ def changed(**fields):
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(categories=[{'id': 10**6, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(images=[{'id': 1}]), "'height' is missing"),
+    (
+      annotated(images=2 * annotated()['images'][:1]),
+      'several images of id 10',
+    ),
+    (
+      annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
+      'says that a is 0 pixels wide and 2 high',
+    ),
+    (annotated(annotations=[1]), 'annotation 1: is not an object'),
     (changed(bbox=[1, 2, -3, 4]), 'annotation 1: bbox .* has a negative side'),
     (changed(bbox=[1, 2, math.nan, 4]), 'is not x, y, width, height'),
     (changed(bbox=[1, 2, 3]), 'is not x, y, width, height'),
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(bbox=[-5, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(category_id=2), 'category_id 2 is none of the categories'),
+    (
+      changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
+      'annotation 1: segmentation has a polygon of 7 numbers',
+    ),
+    (
+      changed(segmentation={'size': [40, 30], 'counts': [1200]}),
+      r'annotation 1: segmentation is RLE of size \[40, 30\]',
+    ),
     (changed(image_id=99), 'image_id 99 is none of the images'),
   ],
 )
@@ -167,3 +187,80 @@ def test_an_image_of_another_size_is_named(tmp_path):
   source = sources.open_source(str(tmp_path), 'all')
   with pytest.raises(ValueError, match='is 30x40 pixels and annotated as 40x3'):
     bad_images.checked(source, 'error')
+
+
+XML = """<annotation><filename>{name}.jpg</filename>
+<size><width>40</width><height>30</height><depth>3</depth></size>
+<object><name>dog</name><difficult>1</difficult><bndbox><xmin>1</xmin>
+<ymin>1</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object>
+<object><name>cat</name><bndbox><xmin>3</xmin><ymin>5</ymin><xmax>12.5</xmax>
+<ymax>20</ymax></bndbox></object></annotation>"""
+
+
+def write_voc(root, **changes):
+  """Writes six images as Pascal VOC has them; the last has no objects."""
+  for folder in ('Annotations', 'JPEGImages', 'ImageSets/Main'):
+    (root / folder).mkdir(parents=True)
+  for name in 'abcdef':
+    text = XML.format(name=name)
+    if name == 'f':
+      text = text[: text.index('<object>')] + '</annotation>'
+    for old, new in changes.items():
+      text = text.replace(f'<{old}>', f'<{old}>{new}') if name == 'c' else text
+    (root / f'Annotations/{name}.xml').write_text(text)
+    Image.new('RGB', (40, 30)).save(root / f'JPEGImages/{name}.jpg')
+  return root
+
+
+def test_a_folder_of_pascal_voc(tmp_path):
+  root = write_voc(tmp_path)
+  found = [sources.open_source(str(root), part) for part in ('train', 'test')]
+  assert [len(source) for source in found] == [5, 1]
+  assert all(source.class_names == ('cat', 'dog') for source in found)
+  records = {r['name'].split('/')[-1]: r for source in found for r in source}
+  assert len(records) == 6 and records['f.jpg']['boxes'].shape == (0, 4)
+  # Pixels count from 1, and the last ones are in the box.
+  record = records['a.jpg']
+  np.testing.assert_array_equal(
+    record['boxes'], np.float32([[0, 0, 40, 30], [2, 4, 12.5, 20]])
+  )
+  assert record['labels'].tolist() == [1, 0]
+  assert record['crowd'].tolist() == [True, False]
+  assert record['size'] == (30, 40)
+  assert bad_images.checked(found[0], 'error') is found[0]
+  before = found[0].fingerprint()
+  path = root / 'Annotations/a.xml'
+  path.write_text(XML.format(name='a').replace('12.5', '11'))
+  os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+  assert sources.open_source(str(root), 'train').fingerprint() != before
+
+
+def test_the_splits_of_pascal_voc(tmp_path):
+  root = write_voc(tmp_path)
+  for part, names in {'train': 'ab', 'val': 'cd', 'trainval': 'abcd'}.items():
+    path = root / f'ImageSets/Main/{part}.txt'
+    path.write_text(''.join(f'{name}\n' for name in names))
+  source = sources.open_source(str(root), 'all')
+  assert sorted(r['name'][-5:] for r in source) == [
+    *('a.jpg', 'b.jpg', 'c.jpg', 'd.jpg')
+  ]
+  assert len(sources.open_source(str(root), 'test')) == 2
+  path.write_text('x\n')
+  (root / 'ImageSets/Main/train.txt').unlink()
+  with pytest.raises(ValueError, match='trainval.txt names 1 images without'):
+    sources.open_source(str(root), 'all')
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
+    ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
+    ({'xmin': '99'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
+    ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
+    ({'size': '<'}, 'c.xml is no XML, or was cut short'),
+  ],
+)
+def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
+  with pytest.raises(ValueError, match=message):
+    sources.open_source(str(write_voc(tmp_path, **changes)), 'train')

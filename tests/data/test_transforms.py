@@ -1,10 +1,13 @@
 """Crops and resizes against Pillow and closed forms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import decode, transforms
+from vit_jax.data import augmentations, decode, sources, transforms
+from vit_jax.data.images import Images
 
 
 def _record(image, label=3):
@@ -227,3 +230,46 @@ def test_refusals():
     transforms.EvalTransform((8, 8), interpolation='cubic')
   with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):
     transforms.EvalTransform((8, 32), resize_small=16)
+
+
+def test_a_config_is_applied_field_by_field():
+  data = {
+    'crop_min_area': 0.2,
+    'crop_resize': 1.25,
+    'flip': True,
+    'augment': '3augment(0.3)',
+    'erasing': 0.1,
+    'resize_small': 40,
+    'interpolation': 'bicubic',
+    'mean': (0.1, 0.2, 0.3),
+    'std': (0.4, 0.5, 0.6),
+  }
+  images = Images.from_config(data, (24, 32))
+  assert dataclasses.asdict(images) == data | {'size': (24, 32)}
+  augmentation = augmentations.ThreeAugment(0.3)
+  train = transforms.TrainTransform((24, 32), 0.2, (30, 40), augmentation)
+  assert images.train_transform() == train
+  assert images.eval_transform() == transforms.EvalTransform(
+    (24, 32), 40, 'bicubic'
+  )
+  assert Images((24, 32)).train_transform() == transforms.TrainTransform(
+    (24, 32), 0.05
+  )
+
+
+def test_wrong_labels_are_the_same_every_time():
+  """About the share that was asked for, of all other classes as many."""
+  source = sources.open_source('digits', 'train')
+  plain = transforms.TrainTransform((8, 8), 1.0)
+  wrong = transforms.WrongLabels(plain, 0.4, 10)
+  given = np.array(
+    [wrong(source[i], np.random.default_rng(i))['label'] for i in range(1437)]
+  )
+  again = [
+    wrong(source[i], np.random.default_rng(0))['label'] for i in range(9)
+  ]
+  assert given[:9].tolist() == again and given.dtype == np.int32
+  shift = (given - source.labels()) % 10
+  assert np.mean(shift > 0) == pytest.approx(0.4, abs=0.04)
+  counts = np.bincount(shift, minlength=10)[1:]
+  assert counts.min() > 0.6 * counts.mean()

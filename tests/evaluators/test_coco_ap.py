@@ -4,16 +4,18 @@ import contextlib
 import dataclasses
 import io
 
+import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from tests.objectives import test_every
-from vit_jax.data import sources
+from vit_jax.data import segments, sources
 from vit_jax.evaluators import coco_ap
 from vit_jax.evaluators.evaluator import Parts
+from vit_jax.experiment import Experiment
 
-pytest.importorskip('pycocotools')
+coco_mask = pytest.importorskip('pycocotools.mask')
 
 
 def objects_of(rng, images, classes):
@@ -32,7 +34,29 @@ def objects_of(rng, images, classes):
         'size': (500, 500),
       }
     )
+    found[-1]['masks'] = [
+      written(box_4, i, crowd)
+      for i, (box_4, crowd) in enumerate(
+        zip(found[-1]['boxes'], found[-1]['crowd'], strict=True)
+      )
+    ]
   return found
+
+
+def written(box_4, i, crowd):
+  """Returns a box's mask as polygons, run lengths or, of a crowd, as nothing.
+
+  Its lower right corner is cut off.
+  """
+  x0, y0, x1, y1 = (float(x) for x in box_4)
+  polygon = [x0, y0, x0, y1, x1, y0]
+  if crowd and i % 2:
+    return None
+  if crowd or i % 3 == 0:
+    (rle,) = coco_mask.frPyObjects([polygon], 500, 500)
+    return {'size': [500, 500], 'counts': rle['counts'].decode()}
+  middle = [x0, (y0 + y1) / 2, (x0 + x1) / 2, (y0 + y1) / 2, x0, y1]
+  return [polygon, middle]
 
 
 def found_in(rng, objects, kind, classes):
@@ -53,12 +77,17 @@ def found_in(rng, objects, kind, classes):
     if kind == 'ties':
       scores = np.round(scores, 1)
     if kind != 'some images' or i % 2:
-      found[i] = (
-        labels,
-        scores,
-        np.sort(boxes.reshape(-1, 2, 2), 1).reshape(-1, 4),
-      )
+      boxes = np.sort(boxes.reshape(-1, 2, 2), 1).reshape(-1, 4)
+      masks = [
+        coco_mask.merge(coco_mask.frPyObjects(written(x, 1, False), 500, 500))
+        for x in boxes
+      ]
+      found[i] = labels, scores, boxes, masks
   return found
+
+
+def entry_of(split, **changes):
+  return ConfigDict({'type': 'coco', 'split': split, 'masks': False} | changes)
 
 
 KINDS = ('near', 'all wrong', 'other classes', 'ties', 'some images')
@@ -72,14 +101,21 @@ def test_rows_are_those_of_another_implementation(kind):
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     objects = objects_of(rng, 5, 3)
     found = found_in(rng, objects, kind, 3)
-    got = coco_ap.average_precision(objects, found)
-    want = theirs(library, objects, found)
-    assert got.keys() == {row for row, x in want.items() if x >= 0}
-    for row, value in got.items():
-      assert value == pytest.approx(want[row], abs=1e-6), (seed, row)
+    # Masks take longer, and a few of them have all that matters.
+    for what in ('bbox', 'segm')[: 1 + (seed < 8)]:
+      got = coco_ap.average_precision(objects, found, what)
+      want = theirs(library, objects, found, what)
+      assert got.keys() == {row for row, x in want.items() if x >= 0}
+      for row, value in got.items():
+        assert value == pytest.approx(want[row], abs=1e-6), (seed, row, what)
 
 
-def theirs(library, objects, found):
+def corners(box_4):
+  x0, y0, x1, y1 = (float(x) for x in box_4)
+  return [[x0, y0, x0, y1, x1, y1, x1, y0]]
+
+
+def theirs(library, objects, found, what):
   """Returns the rows of faster-coco-eval, which reads results as files."""
 
   def sides(boxes_N4):
@@ -95,6 +131,7 @@ def theirs(library, objects, found):
       'bbox': sides(x['boxes'])[j].tolist(),
       'area': float(x['area'][j]),
       'iscrowd': int(x['crowd'][j]),
+      'segmentation': x['masks'][j] or corners(x['boxes'][j]),
     }
     for i, x in enumerate(objects)
     for j in range(len(x['labels']))
@@ -103,21 +140,27 @@ def theirs(library, objects, found):
     {
       'image_id': i,
       'category_id': int(labels[j]),
-      'bbox': sides(boxes)[j].tolist(),
       'score': float(scores[j]),
     }
-    for i, (labels, scores, boxes) in found.items()
+    | (
+      {'bbox': sides(boxes)[j].tolist()}
+      if what == 'bbox'
+      else {'segmentation': masks[j]}
+    )
+    for i, (labels, scores, boxes, masks) in found.items()
     for j in range(len(labels))
   ]
   with contextlib.redirect_stdout(io.StringIO()):
     truth = library.COCO(
       {
-        'images': [{'id': i} for i in range(len(objects))],
+        'images': [
+          {'id': i, 'height': 500, 'width': 500} for i in range(len(objects))
+        ],
         'annotations': annotations,
         'categories': [{'id': i, 'name': str(i)} for i in range(3)],
       }
     )
-    measured = library.COCOeval_faster(truth, truth.loadRes(results), 'bbox')
+    measured = library.COCOeval_faster(truth, truth.loadRes(results), what)
     measured.evaluate()
     measured.accumulate()
     measured.summarize()
@@ -130,22 +173,41 @@ def test_nothing_found_and_all_found():
   nothing = coco_ap.average_precision(objects, {})
   assert set(nothing.values()) == {0.0}
   all_of_them = {
-    i: (x['labels'], np.ones(len(x['labels'])), x['boxes'])
+    i: (
+      x['labels'],
+      np.ones(len(x['labels'])),
+      x['boxes'],
+      [
+        segments.run_lengths(m or corners(b), (500, 500))
+        for m, b in zip(x['masks'], x['boxes'], strict=True)
+      ],
+    )
     for i, x in enumerate(objects)
   }
-  rows = coco_ap.average_precision(objects, all_of_them)
-  assert rows['AP'] == rows['AP50'] == rows['AP75'] == 1
+  for kind in ('bbox', 'segm'):
+    rows = coco_ap.average_precision(objects, all_of_them, kind)
+    assert rows['AP'] == rows['AP50'] == rows['AP75'] == 1
 
 
 @pytest.fixture
 def parts():
-  made = test_every.experiment_of('detection', **{'data.split': 'train[:50]'})
+  # Four stages down to 2x2 places, and the finest map at half the side.
+  made = test_every.experiment_of(
+    'detection',
+    **{
+      'data.split': 'train[:50]',
+      'model.masks': True,
+      'model.width': 128,
+      'model.heads': 8,
+      'model.backbone_layers': (1, 1, 1, 1),
+    },
+  )
   return Parts(made.config, made.objective, {}, made.mesh, made.facts)
 
 
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   """A model that knows the answers, behind batches that do not fit."""
-  entry = ConfigDict({'type': 'coco', 'split': 'test[:21]'})
+  entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
   source = sources.open_source('digits_canvas', 'test[:21]')
   batches = list(evaluator._batches())
@@ -156,32 +218,38 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
     labels_BQ = np.zeros((16, 3), int)
     boxes_BQ4 = np.zeros((16, 3, 4))
     scores_BQ = np.full((16, 3), -1.0)
+    masks_BQHW = np.zeros((16, 3, 48, 48), np.float32)
     for i in np.flatnonzero(index_B >= 0):
       x = source.objects(index_B[i])
       n = len(x['labels'])
       labels_BQ[i, :n], scores_BQ[i, :n] = x['labels'], params
       boxes_BQ4[i, :n] = x['boxes'] / 48
-    return index_B, scores_BQ, labels_BQ, boxes_BQ4
+      masks_BQHW[i, :n] = np.array(x['masks']) - 0.5
+    size_B2 = np.full((16, 2), 48)
+    return index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, masks_BQHW
 
   evaluator = coco_ap.CocoEvaluator(
-    'coco', evaluator._objects, knowing, evaluator._batches
+    'coco', evaluator._objects, knowing, evaluator._batches, (48, 48)
   )
   rows = evaluator.run(1.0)
-  assert rows['coco/AP'] == rows['coco/AP_small'] == 1
-  assert 'coco/AP_large' not in rows
+  for row in ('AP', 'AP_small', 'mask_AP', 'mask_AP_small'):
+    assert rows[f'coco/{row}'] == 1
+  assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
 
 
 def test_the_evaluator_runs_on_a_model(parts):
-  entry = ConfigDict({'type': 'coco', 'split': 'test[:21]'})
+  entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
-  params = test_every.experiment_of('detection').new_params()
+  params = Experiment(parts.config, parts.facts, jax.devices()[:1]).new_params()
   rows = evaluator.run(params)
-  assert {f'coco/{row}' for row in ('AP', 'AP50', 'AR100')} <= rows.keys()
+  assert {f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP')} <= rows.keys()
   assert all(0 <= x <= 1 for x in rows.values())
+  known = coco_ap.CocoEvaluator.metrics(entry, type(parts.objective))
+  assert {x.removeprefix('coco/') for x in rows} <= known.keys()
 
 
 def test_refusals_of_the_evaluator(parts):
-  entry = ConfigDict({'type': 'coco', 'split': 'test'})
+  entry = entry_of('test')
   few = dataclasses.replace(parts.objective, max_objects=2)
   with pytest.raises(
     ValueError, match=r'An image of train\[:50\] has 3 objects and'
@@ -192,10 +260,19 @@ def test_refusals_of_the_evaluator(parts):
   other = test_every.experiment_of('classification')
   with pytest.raises(ValueError, match='name=classification does not learn'):
     coco_ap.CocoEvaluator.from_entry(
-      Parts(other.config, other.objective, {}, other.mesh, other.facts),
+      dataclasses.replace(
+        parts, config=other.config, objective=other.objective
+      ),
       'coco',
       entry,
     )
+  boxes_alone = test_every.experiment_of('detection').objective
+  with pytest.raises(ValueError, match='masks is on and model.masks is off'):
+    coco_ap.CocoEvaluator.from_entry(
+      dataclasses.replace(parts, objective=boxes_alone),
+      'coco',
+      entry_of('test', masks=True),
+    )
   nothing = {'crowd': np.array([True])}
   with pytest.raises(ValueError, match='has no objects to be found'):
-    coco_ap.CocoEvaluator('coco', [nothing], None, None)
+    coco_ap.CocoEvaluator('coco', [nothing], None, None, (1, 1))

@@ -32,6 +32,7 @@ TOLERANCE = 1e-4
 SIZE = (32, 48)
 # Widths, heads and classes all differ, so that no mistaken shape fits.
 ENCODER = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
+VITS = ('vit', 'deit', 'rotation_vit', 'video_vit')
 RESNET = {'name': 'resnet', 'layers': (1, 3), 'width': 32}
 IGPT = {
   'name': 'igpt',
@@ -60,6 +61,7 @@ ARCHITECTURES = (
   | {
     'deit': {'name': 'deit'},
     'rotation': {'name': 'rotation_vit'},
+    'video': {'name': 'video_vit'},
     'vit5': {
       'norm': 'rms',
       'layer_scale': 0.1,
@@ -147,6 +149,7 @@ SYMMETRIC = (
   'vit',
   'deit',
   'rotation',
+  'video',
   'vit-gap',
   'vit-map',
   'clip-gap',
@@ -174,7 +177,7 @@ class Architecture:
 
   def __init__(self, name):
     fields = ARCHITECTURES[name]
-    if fields.get('name', 'vit') in ('vit', 'deit', 'rotation_vit'):
+    if fields.get('name', 'vit') in VITS:
       fields = ENCODER | fields
     self.name = name
     self.fields = fields
@@ -209,8 +212,9 @@ class Architecture:
 
     def loss(params, images):
       logits, aux = model.apply({'params': params}, images)
-      turns = aux.get('logits_rotation', 0.0)
-      total = jnp.sum(logits * self.cotangent) + jnp.sum(jnp.square(turns))
+      total = jnp.sum(logits * self.cotangent)
+      for name in ('logits_rotation', 'next_shot'):
+        total += jnp.mean(jnp.square(aux.get(name, 0.0)))
       return total, (logits, aux)
 
     def compute(params, images):
@@ -291,6 +295,7 @@ def test_outputs_are_as_documented(case):
   more = {
     'deit': ('logits_cls', 'logits_dist'),
     'rotation': ('logits_rotation',),
+    'video': ('next_shot',),
   }
   assert aux.keys() == {*names, *more.get(case.name, ())}
   for name, shape in zip(names, SHAPES[case.name], strict=True):

@@ -253,3 +253,14 @@ def test_several_classes_want_the_sigmoid_loss():
   config.loss.name = 'sigmoid'
   made = Classification.from_config(config, facts)
   assert made.batch_shapes(5)['label'].shape == (5, 2)
+  config.data.wrong_labels = 0.1
+  with pytest.raises(ValueError, match='wrong_labels is 0.1 .* several'):
+    Classification.from_config(config, facts)
+
+
+def test_wrong_labels_are_those_of_training_alone():
+  made = dataclasses.replace(make(), wrong_labels=1.0, class_names=('a', 'b'))
+  record = {'image': np.zeros((8, 8, 3), np.uint8), 'label': 1, 'name': 'a'}
+  rng = np.random.default_rng(0)
+  assert made.train_transform()(record, rng)['label'] != 1
+  assert made.eval_transform()(record)['label'] == 1

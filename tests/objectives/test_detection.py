@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from configs import detr as detr_config
 from tests.conftest import ROOT
 from tests.objectives import test_every
+from vit_jax.checkpoints.formats import detr_keys, table
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment
 from vit_jax.models import boxes, detr
@@ -38,11 +40,14 @@ def objective_of(**changes):
 def batch_of(golden):
   labels_BM = np.full((3, ROWS), -1, np.int32)
   boxes_BM4 = np.zeros((3, ROWS, 4), np.float32)
+  masks_BMHW = np.zeros((3, ROWS, 40, 48), bool)
   for i in range(3):
     n = len(golden[f'target{i}/labels'])
     labels_BM[i, :n] = golden[f'target{i}/labels']
     boxes_BM4[i, :n] = golden[f'target{i}/boxes']
-  return {'labels': jnp.asarray(labels_BM), 'boxes': jnp.asarray(boxes_BM4)}
+    masks_BMHW[i, :n] = golden[f'target{i}/masks']
+  found = {'labels': labels_BM, 'boxes': boxes_BM4, 'masks': masks_BMHW}
+  return jax.tree.map(jnp.asarray, found)
 
 
 def test_all_layers_losses_are_the_originals(golden):
@@ -67,24 +72,29 @@ def test_all_layers_losses_are_the_originals(golden):
 
 
 def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
-  """Images with 0, 2 and 4 objects, each a part of its own."""
+  """Images with 0, 2 and 4 objects and masks, each a part of its own."""
   objective = objective_of()
   batch = objective.augment(batch_of(golden), jax.random.key(0))
 
   def loss(outputs, batch):
     return jnp.mean(objective.set_losses(outputs, batch)[0])
 
-  outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
+  def part_of(outputs, i):
+    part = {k: outputs[k][:, i : i + 1] for k in ('logits', 'boxes')}
+    return part | {'mask_logits': outputs['mask_logits'][i : i + 1]}
+
+  names = ('logits', 'boxes', 'mask_logits')
+  outputs = {k: jnp.asarray(golden[k]) for k in names}
   step = jax.jit(jax.value_and_grad(loss))
   whole, grads = step(outputs, batch)
+  np.testing.assert_allclose(whole, golden['loss/total'], rtol=1e-5)
   for i in range(3):
-    part = jax.tree.map(lambda x, i=i: x[:, i : i + 1], outputs)
     rows = jax.tree.map(lambda x, i=i: x[i : i + 1], batch)
-    value, grads_of_part = step(part, rows)
+    value, grads_of_part = step(part_of(outputs, i), rows)
     whole -= value / 3
-    for name, x in grads_of_part.items():
+    for name, want in part_of(grads, i).items():
       np.testing.assert_allclose(
-        x / 3, grads[name][:, i : i + 1], rtol=1e-5, atol=1e-7
+        grads_of_part[name] / 3, want, rtol=1e-5, atol=1e-7
       )
   assert abs(whole) < 1e-5
 
@@ -102,6 +112,65 @@ def test_results_are_the_originals(golden):
       (in_pixels_Q4, 'boxes'),
     ):
       np.testing.assert_allclose(got, golden[f'result{i}/{name}'], rtol=1e-5)
+
+
+def test_gradients_of_the_original():
+  """Of all losses of all layers, masks included, back to four kernels."""
+  path = ROOT.parent / 'shared' / 'golden' / 'detr-tiny_s7.npz'
+  if not path.exists():
+    pytest.skip(f'needs {path.name}, which is too large to lie here')
+  with np.load(path) as file:
+    golden = dict(file)
+  model = detr.DETR(
+    num_classes=6,
+    num_queries=7,
+    width=128,
+    mlp_dim=64,
+    encoder_layers=2,
+    decoder_layers=2,
+    masks=True,
+  )
+  maps = [golden[f'feature{i}'].transpose(0, 2, 3, 1) for i in range(4)]
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), maps))['params']
+  shapes = traverse_util.flatten_dict(shapes, sep='/')
+  names = {
+    key.removeprefix('param/'): x
+    for key, x in golden.items()
+    if key.startswith('param/')
+  }
+  named = detr_keys.table_of(detr_keys.ORIGINAL, 'detr.')
+  params = table.file_to_ours(
+    table.File(str(path), names, {}, named),
+    {name: x.shape for name, x in shapes.items()},
+  )
+  objective = dataclasses.replace(objective_of(), model=model)
+  batch = objective.augment(batch_of(golden), jax.random.key(0))
+
+  @jax.jit
+  def loss(params):
+    params = traverse_util.unflatten_dict(params, sep='/')
+    _, aux = model.apply({'params': params}, maps, golden['mask0'])
+    losses_B, parts = objective.set_losses(aux, batch)
+    return jnp.mean(losses_B), parts
+
+  (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(params)
+  np.testing.assert_allclose(value, golden['loss/total'], rtol=1e-5)
+  for name in ('mask', 'dice'):
+    np.testing.assert_allclose(
+      jnp.mean(parts[name]), golden[f'loss/loss_{name}'], rtol=1e-5
+    )
+  for name, theirs in {
+    'class_embed/kernel': 'detr.class_embed.weight',
+    'input_proj/kernel': 'detr.input_proj.weight',
+    'query_embed': 'detr.query_embed.weight',
+    'mask_head/lay1/kernel': 'mask_head.lay1.weight',
+  }.items():
+    want = golden[f'gradient/{theirs}']
+    if name.endswith('kernel'):
+      want = np.moveaxis(want, (0, 1), (-1, -2))
+    np.testing.assert_allclose(
+      grads[name], want, rtol=0, atol=1e-4 * np.abs(want).max(), err_msg=name
+    )
 
 
 @pytest.mark.parametrize('case', ['no objects', 'no area', 'all padding'])
@@ -148,7 +217,8 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
   'changes, message',
   [
     ({'model.name': 'vit'}, "model.name is 'vit': objects are found by DETR"),
-    ({'model.masks': True}, 'model.masks is on'),
+    ({'objective.mask_stride': 0}, 'mask_stride is 0: it is pixels'),
+    ({'objective.dice': -1.0}, 'objective.dice is -1.0: a weight'),
     ({'objective.max_objects': 6}, 'max_objects is 6 and model.num_queries 5'),
     ({'objective.max_objects': 0}, 'max_objects is 0'),
     ({'objective.l1': -1.0}, 'objective.l1 is -1.0: a weight'),

@@ -95,7 +95,7 @@ def config_of(name, **changes):
   config.model.update(width=32, mlp_dim=64, heads=4)
   if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
-  if name == 'exemplar':
+  if name in ('exemplar', 'video'):
     config.objective.update(copies=2, group=4)
   if name == 'pseudo_labels':
     # It is as unsure as its parameters are random.
@@ -134,10 +134,19 @@ def batches(name, steps=3):
   return found
 
 
-def run(name, devices=1, params=None, **changes):
+@functools.cache
+def new_params(name):
+  """Returns what every run starts from, on the host, a layer apart."""
+  return jax.device_get(experiment_of(name).new_params())
+
+
+def run(name, devices=1, **changes):
   """Returns the parameters after each of a few steps, and the metrics."""
   made = experiment_of(name, devices, **changes)
-  state = made.start(made.new_params() if params is None else params)
+  params = new_params(name)
+  if made.config.model.scan:
+    params = variants.stack_layers(params)
+  state = made.start(made.place(params))
   fixed = made.place(made.objective.fixed())
   step = made.train_step()
   history = []
@@ -196,8 +205,7 @@ def test_steps_learn_and_say_their_loss(name):
 
 
 def test_gradients_are_finite(name):
-  made = experiment_of(name)
-  params, objective = made.new_params(), made.objective
+  params, objective = new_params(name), experiment_of(name).objective
   # As initialised, what a new head multiplies has no gradient.
   keys = iter(jax.random.split(jax.random.key(1), 1000))
   params = jax.tree.map(
@@ -244,7 +252,7 @@ def test_bfloat16_is_near_float32(name):
 
 def test_evaluation_counts_what_is_not_masked(name):
   made = experiment_of(name)
-  params, objective = made.new_params(), made.objective
+  params, objective = made.place(new_params(name)), made.objective
   source = sources.open_source(made.config.data.name, 'test')
   stream = loader.eval_batches(source, objective.eval_transform(), batch_size=8)
   batch = jax.tree.map(jnp.asarray, next(stream))

@@ -131,7 +131,10 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model.name': 'deit'}, "model.name is 'deit': it is a ViT that tells"),
+    (
+      {'model.name': 'deit'},
+      "model.name is 'deit': objective.name=rot",
+    ),
     (
       {'data.image_size': '16x32'},
       'data.image_size is 16x32: an image that is',

@@ -93,10 +93,10 @@ def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
   model, sizes, start = engine.models['small'], [], threading.Event()
   run = model.run
 
-  def slow(images_BHWC):
-    sizes.append(len(images_BHWC))
+  def slow(seen):
+    sizes.append(len(seen))
     start.wait()
-    return run(images_BHWC)
+    return run(seen)
 
   monkeypatch.setattr(model, 'run', slow)
   found = {}
@@ -107,10 +107,10 @@ def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
       time.sleep(0.01)
   start.set()
   for digest, future in found.items():
-    logits_C = future.result().logits_C
+    probability_C = future.result().probability_C
     seen = engine.known(digest)[model.view]
-    (alone,) = run(seen.pixels_HWC[None])
-    np.testing.assert_allclose(logits_C, alone.logits_C, atol=1e-5)
+    (alone,) = run([seen])
+    np.testing.assert_allclose(probability_C, alone.probability_C, atol=1e-5)
   assert sizes == [1, 4, 4]
   # Remembered, it does not run again.
   engine.answer(digest, seen, 'small').result()
@@ -130,7 +130,7 @@ def test_an_error_reaches_who_asked_and_the_next_is_answered(
     patched.setattr(engine.models['small'], 'run', lambda x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
       engine.answer(digest, seen, 'small').result()
-  assert len(engine.answer(digest, seen, 'small').result().logits_C) == 7
+  assert len(engine.answer(digest, seen, 'small').result().probability_C) == 7
 
 
 def test_places_are_counted(engine, monkeypatch):

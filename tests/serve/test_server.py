@@ -28,15 +28,30 @@ from tests.serve.pictures_to_send import encoded, every_kind, pixels
 from tests.serve.test_uploads import BAD
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import board
+from vit_jax.serve.uploads import Seen
+from vit_jax.visualize import detections
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
 REASON = 'needs the extra `serve`'
 for library in ('onnx', 'onnxruntime', 'starlette', 'uvicorn'):
   pytest.importorskip(library, reason=REASON)
+served_model = pytest.importorskip('vit_jax.serve.served_model')
 
 VIT = {'patch_size': 8, 'width': 32, 'depth': 3, 'mlp_dim': 48, 'heads': 4}
 KINDS = every_kind()
+DETR = {
+  'name': 'detr',
+  'num_queries': 6,
+  'width': 32,
+  'heads': 4,
+  'mlp_dim': 48,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'backbone': 'plain',
+  'backbone_layers': (1, 1),
+  'backbone_width': 32,
+}
 TOLERANCE = 1e-4
 TOKEN = 'a-Secret'
 # What a board does not have: importing any of it fails.
@@ -357,3 +372,48 @@ def test_a_folder_without_models_says_so(tmp_path):
   )
   assert result.returncode == 2
   assert result.stderr == f'error: There are no models in {tmp_path}/models.\n'
+
+
+def test_objects_are_those_of_predict(tmp_path):
+  """A board's, on images that do not fill what the model sees."""
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, (48, 48), **DETR), path='/some/detr'
+  )
+  board.write(checkpoint, str(tmp_path / 'board'), 'float32')
+  detector = detections.Detector(checkpoint, 0.0)
+  with running(tmp_path / 'board') as (port, _):
+    (model,) = ask(port, '/api/models')[2]['models']
+    assert model['finds_objects'] and model['classes'] == 7
+    for kind in ('JPEG of 70 x 91', 'JPEG turned 6', 'PNG with alpha'):
+      path = tmp_path / 'image'
+      path.write_bytes(KINDS[kind])
+      shown_HWC, want = detector(str(path))
+      height, width = shown_HWC.shape[:2]
+      status, found = predict(port, KINDS[kind], threshold=0)
+      assert (status, found['classes'], found['map']) == (200, [], None)
+      got = found['objects']
+      np.testing.assert_allclose(
+        [x['box'] for x in got],
+        want.boxes_N4 / [width, height, width, height],
+        atol=TOLERANCE,
+      )
+      scores = [x['probability'] for x in got]
+      np.testing.assert_allclose(scores, want.scores_N, atol=TOLERANCE)
+      assert [x['index'] for x in got] == want.labels_N.tolist()
+      assert [x['name'] for x in got] == [
+        checkpoint.class_names[c] for c in want.labels_N
+      ]
+      least = scores[1]
+      _, likely = predict(port, image=found['image'], threshold=least)
+      assert likely['objects'] == got[:2]
+
+
+def test_probabilities_of_several_classes_are_sigmoids(tmp_path):
+  checkpoint = dataclasses.replace(checkpoint_of(depth=1), loss='sigmoid')
+  board.write_model(checkpoint, tmp_path, 'x', 'float32')
+  path = tmp_path / 'x.float32.onnx'
+  images = checkpoint.transform().image(KINDS['BMP'], 'BMP')[None]
+  served = served_model.ServedModel(path, 1)
+  (answer,) = served.run([Seen(images[0], (0, 0, 1, 1), (32, 48))])
+  want_C = jax.nn.sigmoid(checkpoint.logits(images))[0]
+  np.testing.assert_allclose(answer.probability_C, want_C, atol=TOLERANCE)

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.serve.pictures_to_send import encoded, every_kind, pixels
+from vit_jax.data.box_transforms import EvalBoxTransform
 from vit_jax.data.transforms import EvalTransform
 from vit_jax.serve import uploads
 from vit_jax.serve.decoder import Decoder
@@ -26,10 +27,28 @@ KINDS = every_kind()
 def test_the_pixels_are_those_of_the_checkpoint(kind):
   for view in VIEWS:
     got = uploads.see(KINDS[kind], view)
-    want = EvalTransform(*view).image(KINDS[kind], kind)
+    want = EvalTransform(*view[:3]).image(KINDS[kind], kind)
     assert got.pixels_HWC.shape == want.shape
     away = np.abs(got.pixels_HWC.astype(int) - want)
     assert away.max() <= 1 and (away > 0).mean() < 1e-3
+
+
+def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
+  """Boxes are looked for in the whole of it."""
+  nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
+  for view in (View(VIEWS[0].size, 0, 'bilinear', True), VIEWS[1]):
+    transform = EvalBoxTransform(view.size, max_objects=0)
+    view = view._replace(resize_small=0, keeps_shape=True)
+    for kind, data in KINDS.items():
+      got = uploads.see(data, view)
+      want = transform({'image': data, 'name': kind} | nothing)
+      assert got.size == tuple(want['size']), kind
+      away = np.abs(got.pixels_HWC.astype(int) - want['image'])
+      assert away.max() <= 1 and (away > 0).mean() < 1e-3, kind
+  rng = np.random.default_rng(0)
+  for H, W, height, width in rng.integers(1, 700, (500, 4)).tolist():
+    want = EvalBoxTransform((H, W), 0)._fitted(height, width, 0)
+    assert uploads.fitted((height, width), (H, W)) == want
 
 
 def test_the_box_is_the_part_that_is_seen():

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -545,3 +546,19 @@ def test_a_barrier_is_given_milliseconds(monkeypatch):
   monkeypatch.setattr(processes.distributed.global_state, 'client', client)
   assert processes._meet('end', 1.5)
   assert waited == [1500]
+  monkeypatch.setattr(processes.distributed.global_state, 'client', None)
+  assert processes._meet('end', 1.5)  # alone, nobody is missed
+
+
+def test_what_happened_is_said_once(monkeypatch, capfd):
+  """Two threads may notice; the second does not wait for the first."""
+  monkeypatch.setattr(processes, '_said', threading.Lock())
+  processes._say('it hangs.')
+  second = threading.Thread(target=processes._say, args=['it.'], daemon=True)
+  second.start()
+  second.join(60)
+  assert not second.is_alive()
+  assert capfd.readouterr().err == (
+    'error: it hangs. The same command goes on, with another number of '
+    'processes too.\n'
+  )

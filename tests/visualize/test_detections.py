@@ -18,6 +18,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import orbax
 from vit_jax.data import transforms
 from vit_jax.models import variants
+from vit_jax.visualize import __main__ as visualize
 from vit_jax.visualize import detections, draw
 
 NAMES = ('cat', 'dog', 'bus')
@@ -148,3 +149,100 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
     'objects-7.png',
     'objects-tall.png',
   ]
+
+
+@pytest.fixture(scope='module')
+def with_masks():
+  model = variants.build(
+    name='detr',
+    num_classes=3,
+    image_size=SIZE,
+    num_queries=4,
+    width=128,
+    heads=8,
+    mlp_dim=32,
+    encoder_layers=1,
+    decoder_layers=1,
+    masks=True,
+    backbone='plain',
+    backbone_layers=(1, 1, 1, 1),
+    backbone_width=32,
+  )
+  return Checkpoint(
+    'made',
+    model,
+    traverse_util.unflatten_dict(random_arrays(model, SIZE), sep='/'),
+    SIZE,
+    Preprocessing(mean=MEAN, std=STD),
+    NAMES,
+  )
+
+
+def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
+  coco_mask = pytest.importorskip('pycocotools.mask')
+  detector = detections.Detector(with_masks, 0.0)
+  said = detector.said_of(files[0])
+  found = detector.found(said)
+  assert found.masks_NHW.shape == (4, 36, 96)
+  # The image fills 24 of 32 rows; a point of it is one of the canvas.
+  logits_hw = said.queries['mask_logits'][detector.order(said)[0]]
+  fine_HW = jax.image.resize(logits_hw, SIZE, 'linear', antialias=False)
+  rows, columns = np.arange(36) * 24 // 36, np.arange(96) * 64 // 96
+  want_HW = np.asarray(fine_HW)[rows[:, None], columns] > 0
+  assert np.mean(found.masks_NHW[0] != want_HW) < 1e-3
+  assert 0 < want_HW.mean() < 1
+  for result, mask_HW in zip(
+    detections.coco_results(files[0], found), found.masks_NHW, strict=True
+  ):
+    written = json.loads(json.dumps(result['segmentation']))
+    assert written['size'] == [36, 96]
+    np.testing.assert_array_equal(coco_mask.decode(written), mask_HW)
+
+
+def test_a_picture_has_the_mask_where_it_is():
+  masks_1HW = np.zeros((1, 500, 600), bool)
+  masks_1HW[0, 220:260, 120:160] = True
+  found = detections.Detections(
+    np.array([1]),
+    np.array([0.9]),
+    np.array([[100.0, 200.0, 300.0, 400.0]]),
+    masks_1HW,
+  )
+  image = np.full((500, 600, 3), 255, np.uint8)
+  drawn = draw.pixels(detections.picture(image, found, NAMES))
+  changed = np.any(drawn != 255, axis=-1)
+  np.testing.assert_array_equal(
+    changed[205:395, 105:295], masks_1HW[0, 205:395, 105:295]
+  )
+  assert (image == 255).all()
+
+
+def test_attention_of_objects_and_centres_of_queries(
+  checkpoint, files, tmp_path, capsys
+):
+  orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
+  out = tmp_path / 'seen'
+  command = ['detr', str(tmp_path / 'detr'), *files, f'--out={out}']
+  assert visualize.main([*command, '--threshold=0']) == 0
+  with np.load(out / 'detr.npz') as file:
+    arrays = dict(file)
+  assert sorted(p.name for p in out.iterdir()) == [
+    *('7-objects.png', 'detr.npz', 'queries.png', 'tall-objects.png')
+  ]
+  assert arrays['image'].tolist() == [0] * 4 + [1] * 4
+  # All that a query attends to lies on the image: 24 of 32 rows, of stride 4.
+  maps = arrays['map']
+  np.testing.assert_allclose(maps.sum((1, 2)), 1, rtol=1e-5)
+  assert maps.shape == (8, 16, 16)
+  assert not maps[:4, 6:].any() and not maps[4:, :, 6:].any()
+  _, found = detections.Detector(checkpoint, 0.0)(files[1])
+  np.testing.assert_allclose(
+    arrays['box'][4:] * [36, 96, 36, 96], found.boxes_N4, atol=1e-3
+  )
+  for i, query in enumerate(arrays['query']):
+    cx, cy, w, h = arrays['centres'][arrays['image'][i], query]
+    box = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
+    np.testing.assert_allclose(box, arrays['box'][i], atol=1e-5)
+  capsys.readouterr()
+  assert visualize.main([*command, '--threshold=0.999']) == 2
+  assert 'lower --threshold' in capsys.readouterr().err

@@ -254,7 +254,10 @@ def test_filters_need_no_attention(name, run):
   side = 7 if name == 'resnet' else 8
   found = np.load(out / 'filters.npz')['components']
   assert found.shape[1:] == (side, side, 3)
-  assert f'({side}x{side} pixels)' in said
+  which = (
+    "ResNet's first convolution" if name == 'resnet' else 'patch embedding'
+  )
+  assert f'filters of the {which} ({side}x{side} pixels)' in said
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def test_the_report_has_all_and_needs_nothing(
   ],
 )
 def test_the_report_says_what_there_is_not(name, reasons, run, files):
-  status, _, _, out = run('report', name, *files)
+  status, _, _, out = run('report', name, files[0])  # one is enough
   assert status == 0
   text = html.unescape((out / 'report.html').read_text())
   for reason in reasons:
@@ -369,6 +372,7 @@ def test_the_report_says_what_there_is_not(name, reasons, run, files):
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
     (('masking', 'cls', 'digits', '--split=test'), 'other classes'),
+    (('augmentations', '{text}'), 'text.jpg: not an image of a known format'),
   ],
 )
 def test_bad_input_is_one_message(args, message, run, files, tmp_path):
@@ -385,6 +389,27 @@ def test_bad_input_is_one_message(args, message, run, files, tmp_path):
   assert err.count('\n') == 1
   assert re.search(message, err)
   assert not out.exists()
+
+
+def test_augmentations_are_shown_at_both_ends(run, files):
+  """Without a checkpoint; of Pillow's own, those that need no formula."""
+  status, said, err, out = run('augmentations', *files, '--image_size=16x24')
+  assert (status, err) == (0, '')
+  assert f'written  {out}/augmentations.png' in said and 'model' not in said
+  found = np.load(out / 'augmentations.npz')
+  names = found['operations'].tolist()
+  assert names[:3] == ['Identity', 'ShearX (-0.3)', 'ShearX (0.3)']
+  # Nine have two directions, two have one, and three no magnitude.
+  assert len(names) == 2 * 9 + 2 + 3
+  assert found['images'].shape == (23, 3, 16, 24, 3)
+  image = found['images'][0, 2]
+  np.testing.assert_array_equal(image, np.asarray(Image.open(files[2])))
+  made = dict(zip(names, found['images'][:, 2], strict=True))
+  np.testing.assert_array_equal(made['Posterize (4)'], image & 0xF0)
+  np.testing.assert_array_equal(made['Solarize (256)'], 255 - image)
+  dark = np.asarray(Image.fromarray(image).point(lambda x: x * 0.1))
+  np.testing.assert_allclose(made['Brightness (-0.9)'], dark, atol=1)
+  assert (made['TranslateX (0.453)'][:, :10] == 128).all()
 
 
 def test_out_is_no_file(run, tmp_path):
@@ -422,6 +447,7 @@ def test_help_names_every_kind(capsys):
     'filters': 'components',
     'posemb': 'cosines',
     'masking': '--split',
+    'augmentations': 'RandAugment',
   }
   for argv in ([], *([kind] for kind in kinds)):
     with pytest.raises(SystemExit) as stopped:

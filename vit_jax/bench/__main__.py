@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
   added['capacity'].add_argument(
     '--modes',
     type=_names,
-    default=capacity.MODES,
+    default=[*capacity.MODES],
     help='what has to fit; default: inference,training',
   )
   added['capacity'].add_argument(
@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     type=float,
     help='memory of the device, where it does not tell or to try another',
   )
-  added['loop'].add_argument('config', metavar='CONFIG')
+  added['loop'].add_argument(
+    'config', metavar='CONFIG', help='whose training is measured'
+  )
   added['input'].add_argument(
     '--vs',
     choices=['tf.data'],

@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
-from vit_jax.data import loader, transforms
+from vit_jax.data import augmentations, loader, transforms
 
 _IMAGE_SIZE = (224, 224)
 _BATCH_SIZE = 64
@@ -39,6 +39,7 @@ def bench(args: argparse.Namespace, output: Output) -> None:
   turns = {
     'ours, batches': _our_batches(photos),
     'ours, transform alone': _our_transform(photos),
+    'the same and RandAugment': _our_transform(photos, 'randaugment(2, 9)'),
   }
   packages = ['numpy', 'simplejpeg', 'opencv-python-headless', 'grain']
   if args.vs:
@@ -92,8 +93,10 @@ class _Photos:
     return None
 
 
-def _our_transform(photos: _Photos) -> Callable[[], float]:
-  transform = transforms.TrainTransform(_IMAGE_SIZE)
+def _our_transform(photos: _Photos, augment: str = '') -> Callable[[], float]:
+  transform = transforms.TrainTransform(
+    _IMAGE_SIZE, augmentation=augmentations.parse(augment)
+  )
   rng = np.random.default_rng(0)
 
   def batches() -> Iterator[None]:

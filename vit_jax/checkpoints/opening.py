@@ -35,6 +35,8 @@ class Checkpoint:
     image_size: (H, W) in pixels that the position embeddings are for.
     preprocessing: how images are brought there.
     class_names: C names; empty where the file has none.
+    loss: that the head was trained with, 'softmax' or 'sigmoid', which makes
+      probabilities of its logits.
   """
 
   path: str
@@ -43,6 +45,7 @@ class Checkpoint:
   image_size: tuple[int, int]
   preprocessing: table.Preprocessing = table.Preprocessing()
   class_names: tuple[str, ...] = ()
+  loss: str = 'softmax'
 
   def transform(self) -> transforms.EvalTransform:
     """Returns what brings an image to the size that the model sees."""
@@ -63,6 +66,12 @@ class Checkpoint:
       images_BHWC: of `image_size`, RGB from 0 to 255, integers or not.
     """
     return self._apply(self.on_device, images_BHWC)
+
+  def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
+    """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
+    if self.loss == 'sigmoid':
+      return jax.nn.sigmoid(logits_BC)
+    return jax.nn.softmax(logits_BC)
 
   @functools.cached_property
   def on_device(self) -> dict[str, Any]:
@@ -197,6 +206,8 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     image_size=size,
     preprocessing=preprocessing,
     class_names=tuple(names),
+    # Which configs did not have from the beginning.
+    loss=config.get('loss', {}).get('name', 'softmax'),
   )
 
 

@@ -23,11 +23,12 @@ def to_new_task(
   """Carries a checkpoint's parameters over to a model about to be trained.
 
   Whatever belongs to the old task, all of its head, is left behind (section
-  3.2), and position embeddings are interpolated to the new grid.
+  3.2), and position embeddings are interpolated to the new grid. A model that
+  is a part of the new one, such as a backbone, becomes that part.
 
   Args:
     checkpoint: to start from.
-    model: to be trained; must have the same body.
+    model: to be trained; it or a part of it must have the same body.
     image_size: (H, W) the model is built for.
     fresh: the model's own initial parameters, which supply those of its task.
 
@@ -37,21 +38,36 @@ def to_new_task(
   Raises:
     ValueError: naming the field in which the bodies differ.
   """
+  for name, part in model.parts().items():
+    if type(part) is type(checkpoint.model):
+      _check_same_body(checkpoint, part, f'{name}_')
+      body = to_new_task(checkpoint, part, image_size, fresh[name])
+      return jax.device_get(fresh) | {name: body}
   _check_same_body(checkpoint, model)
   params = dict(checkpoint.params)
   if checkpoint.model.scan and not model.scan:
     params = variants.unstack_layers(params)
   if model.scan and not checkpoint.model.scan:
     params = jax.device_get(variants.stack_layers(params))
-  for name in checkpoint.model.task_params:
+  old = checkpoint.model
+  other = [
+    name
+    for field, names in model.optional_params.items()
+    for name in names
+    if getattr(old, field) != getattr(model, field)
+  ]
+  for name in (*old.task_params, *other):
     params.pop(name, None)
-  task = {name: fresh[name] for name in model.task_params if name in fresh}
+  named = (*model.task_params, *other)
+  task = {name: fresh[name] for name in named if name in fresh}
   body = {name: x for name, x in fresh.items() if name not in task}
   grids = (checkpoint.model.grid(checkpoint.image_size), model.grid(image_size))
   return posemb.resize_all(params, body, *grids) | jax.device_get(task)
 
 
-def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
+def _check_same_body(
+  checkpoint: Checkpoint, model: Model, prefix: str = ''
+) -> None:
   old, new = checkpoint.model.body(), model.body()
   if type(old) is not type(new):
     raise ValueError(
@@ -60,11 +76,12 @@ def _check_same_body(checkpoint: Checkpoint, model: Model) -> None:
     )
   for field in old.own_fields():
     was, wanted = getattr(old, field.name), getattr(new, field.name)
-    if field.name not in old.compute_fields and was != wanted:
+    may_differ = (*old.compute_fields, *old.optional_params)
+    if field.name not in may_differ and was != wanted:
       raise ValueError(
         f'{checkpoint.path} has {field.name} {_shown(was)} and '
-        f'config.model.{field.name} is {_shown(wanted)}: choose the config '
-        'variant of the checkpoint.'
+        f'config.model.{prefix}{field.name} is {_shown(wanted)}: choose the '
+        'config variant of the checkpoint.'
       )
 
 

@@ -70,7 +70,7 @@ def write_model(
     checkpoint,
     str(folder / f'{name}.{dtype}.onnx'),
     dtype,
-    attention=checkpoint.model.attention == 'all',
+    served=True,
   )
 
 

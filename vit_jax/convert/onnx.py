@@ -7,7 +7,8 @@ there is no head. The output `rollout` (batch, h, w) is optional, and so are
 layer's weights with the heads fused, and `read` (batch, L), how much the output
 reads of each token. DETR puts out `logits` (batch, Q, C + 1) and `boxes`
 (batch, Q, 4) of its last layer, and `mask_logits` if it has them, of images
-without padding.
+without padding; or of those whose `sizes` (batch, 2), int32 height and width
+before padding, are an optional input.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
 from vit_jax.models import detr, detr_layers, variants
 from vit_jax.models.variants import Model
+from vit_jax.objectives import detection
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
@@ -43,13 +45,14 @@ def write(
   target: str,
   dtype: str,
   rollout: bool = False,
-  attention: bool = False,
+  served: bool = False,
 ) -> list[str]:
   """Writes a file that any batch size runs through.
 
   With the dtype 'int8', the weights of all matrix products are, and with them
   the products; convolutions stay in float32. `rollout` puts out the attention
-  rollout besides, `attention` what it is computed of.
+  rollout besides. Where a model is `served`, what that is computed of is put
+  out if there is any, and DETR's images have `sizes`.
 
   Raises:
     ImportError: if ONNX is not installed.
@@ -65,7 +68,7 @@ def write(
         'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
   with whole.new_file(target) as path:
-    model, weights = _to_model(checkpoint, rollout, attention)
+    model, weights = _to_model(checkpoint, rollout, served)
     onnx_file.check(model, weights)
     if dtype == 'int8':
       _quantize(onnx_file.joined(model, weights), path)
@@ -130,7 +133,7 @@ def _library(name: str) -> Any:
 
 
 def _to_model(
-  checkpoint: Checkpoint, rollout: bool, attention: bool
+  checkpoint: Checkpoint, rollout: bool, served: bool
 ) -> tuple[Any, dict[str, np.ndarray]]:
   """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
   model = checkpoint.model.clone(
@@ -145,16 +148,30 @@ def _to_model(
       f'{kind} has not: leave it out.'
     )
 
-  def function(params: Any, images_BHWC: jax.Array) -> dict[str, jax.Array]:
-    if attention:
+  inputs: dict[str, Any] = {'images': ((*checkpoint.image_size, 3), np.float32)}
+  if served and model.attention == 'objects':
+    inputs['sizes'] = ((2,), np.int32)
+
+  def function(
+    params: Any, images_BHWC: jax.Array, size_B2: jax.Array | None = None
+  ) -> dict[str, jax.Array]:
+    if served and model.attention == 'all':
       return _with_attention(model, params, images_BHWC)
+    padded: dict[str, Any] = {}
+    if size_B2 is not None:
+      is_padding_BHW = detection.padding(size_B2, checkpoint.image_size)
+      images_BHWC = jnp.where(is_padding_BHW[..., None], 0.0, images_BHWC)
+      padded['padding_BHW'] = is_padding_BHW
     y_BC, aux = model.apply(
       {'params': params},
       images_BHWC,
+      **padded,
       capture=('attention',) if rollout else (),
     )
     outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
     outputs |= detr.detected(aux)
+    if served:  # which shows no masks
+      outputs.pop('mask_logits', None)
     if rollout:
       grid = model.grid(checkpoint.image_size)
       outputs['rollout'] = rollout_lib.of_captured(
@@ -166,7 +183,7 @@ def _to_model(
     graph, outputs = trace(
       function,
       variants.unstack_layers(checkpoint.params),
-      checkpoint.image_size,
+      inputs,
       _patterns(model),
     )
   except NotImplementedError as e:
@@ -209,6 +226,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     'class_names': json.dumps(checkpoint.class_names),
     'description': checkpoint.model.describe(checkpoint.image_size),
     'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
+    'loss': checkpoint.loss,
   } | {
     key: value if isinstance(value, str) else json.dumps(value)
     for key, value in dataclasses.asdict(checkpoint.preprocessing).items()

@@ -47,9 +47,9 @@ class Graph:
     scope: where new nodes belong, for their names.
   """
 
-  def __init__(self, images: Tensor):
+  def __init__(self, inputs: Sequence[Tensor]):
     self.scope = ''
-    self._images = images
+    self._inputs = inputs
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
     self._constants: dict[str, np.ndarray] = {}
     self._small: dict[tuple, str] = {}
@@ -172,12 +172,13 @@ class Graph:
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
     """Returns a shape whose first size is so many times that of the batch."""
-    (first_size, *sizes), batch = shape, self._images.shape[0]
+    first, (first_size, *sizes) = self._inputs[0], shape
+    batch = first.shape[0]
     times = first_size // batch
     if not is_static([times, *sizes]) or first_size != times * batch:
       raise NotImplementedError(f'the shape {shape}')
     if shape not in self._made:
-      first = self.node('Shape', [self._images], (1,), np.int64, start=0, end=1)
+      first = self.node('Shape', [first], (1,), np.int64, start=0, end=1)
       if times != 1:
         factor = np.array([times], np.int64)
         first = self.node('Mul', [first, factor], (1,), np.int64)
@@ -223,7 +224,7 @@ class Graph:
           for op, names, out, attributes in live
         ],
         'vit_jax',
-        [describe(self._images.name, self._images)],
+        [describe(x.name, x) for x in self._inputs],
         [describe(name, x) for name, x in outputs.items()],
         [
           numpy_helper.from_array(x, name)

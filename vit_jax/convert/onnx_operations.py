@@ -186,6 +186,20 @@ def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
   return graph.node('Pad', [x, pads, value], out.shape)
 
 
+def _cast(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  from onnx import helper
+
+  to = helper.np_dtype_to_tensor_dtype(out.dtype)
+  return graph.elementwise('Cast', x, dtype=out.dtype, to=to)
+
+
+def _cumulative_sum(graph: Graph, out: Any, params: Any, x: Value) -> Value:
+  axis = np.array(params['axis'], np.int64)
+  return graph.node(
+    'CumSum', [x, axis], out.shape, reverse=int(params['reverse'])
+  )
+
+
 def _stack(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
   axis = params['axis']
   shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
@@ -211,6 +225,10 @@ ELEMENTWISE = {
   'logistic': 'Sigmoid',
   'tanh': 'Tanh',
   'sqrt': 'Sqrt',
+  'sin': 'Sin',
+  'cos': 'Cos',
+  'or': 'Or',
+  'not': 'Not',
 }
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
@@ -219,6 +237,8 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     'Concat', xs, out.shape, axis=params['dimension']
   ),
   'conv_general_dilated': _convolution,
+  'convert_element_type': _cast,
+  'cumsum': _cumulative_sum,
   'dot_general': _dot,
   'eq': lambda graph, out, params, a, b: graph.elementwise(
     'Equal', a, b, dtype=bool
@@ -227,6 +247,9 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     'Sub', np.array(1, np.float32), graph.elementwise('Erf', x)
   ),
   'gather': _gather,
+  'ge': lambda graph, out, params, a, b: graph.elementwise(
+    'GreaterOrEqual', a, b, dtype=bool
+  ),
   'integer_pow': lambda graph, out, params, x: graph.elementwise(
     'Pow', x, np.array(params['y'], np.float32)
   ),

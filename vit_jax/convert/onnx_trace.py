@@ -11,7 +11,7 @@ Packages that do this follow Flax by replacing its functions; the one tried
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,32 +42,34 @@ class Pattern:
 
 
 def trace(
-  function: Callable[[Any, jax.Array], dict[str, jax.Array]],
+  function: Callable[..., dict[str, jax.Array]],
   params: Any,
-  image_size: tuple[int, int],
+  inputs: Mapping[str, tuple[tuple[int, ...], Any]],
   patterns: Sequence[Pattern],
 ) -> tuple[Graph, dict[str, Value]]:
   """Returns a graph with the nodes of a function, and its outputs.
 
   Args:
-    function: from parameters and images BHWC, float32, to arrays by name.
+    function: from parameters and inputs to arrays by name.
     params: NumPy arrays.
-    image_size: (H, W) in pixels.
+    inputs: shapes of one image's, and dtypes, by name.
     patterns: functions to look for.
 
   Raises:
     NotImplementedError: for an operation that is not among those of our models.
   """
   (batch,) = export.symbolic_shape('batch')
-  shape = (batch, *image_size, 3)
+  given = [
+    Tensor(name, (batch, *shape), np.dtype(dtype))
+    for name, (shape, dtype) in inputs.items()
+  ]
   traced, outputs = jax.make_jaxpr(function, return_shape=True)(
-    params, jax.ShapeDtypeStruct(shape, np.float32)
+    params, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given)
   )
-  images = Tensor('images', shape, np.dtype(np.float32))
-  graph = Graph(images)
+  graph = Graph(given)
   known = [np.asarray(x) for x in jax.tree.leaves(params)]
   values = _Reader(graph, patterns).run(
-    traced.jaxpr, traced.consts, [*known, images]
+    traced.jaxpr, traced.consts, [*known, *given]
   )
   return graph, dict(zip(sorted(outputs), values, strict=True))
 

@@ -21,6 +21,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   config = config_lib.base()
   config.model = variants.config_of(checkpoint.model)
   config.data.update(vars(checkpoint.preprocessing))
+  config.loss.name = checkpoint.loss
   config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
   meta = {
     'config': json.loads(config.to_json()),

@@ -106,7 +106,7 @@ OPERATIONS = {
   'Invert': Operation(lambda image, _: ImageOps.invert(image), signed=False),
 }
 # RandAugment has all of AutoAugment's but inversion.
-_RAND = tuple(name for name in OPERATIONS if name != 'Invert')
+RANDAUGMENT = tuple(name for name in OPERATIONS if name != 'Invert')
 
 # AutoAugment's policies, tables 7 and 9 of its paper: a line is two operations,
 # each with its probability in tenths and its magnitude, 0 where it has none.
@@ -193,7 +193,7 @@ class RandAugment:
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
     image = Image.fromarray(pixels_HWC)
-    for name in rng.choice(_RAND, self.count):
+    for name in rng.choice(RANDAUGMENT, self.count):
       magnitude = rng.normal(self.magnitude, self.deviation)
       image = OPERATIONS[name](image, magnitude, rng)
     return np.array(image)

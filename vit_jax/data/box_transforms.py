@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, transforms
+from vit_jax.data import decode, segments, transforms
 
 Record = Mapping[str, Any]
 
@@ -26,11 +26,13 @@ class BoxTransform:
     short_sides: that images are resized to, of which the last is that of
       evaluation. No side becomes longer than that of the array, nor the long
       one than its longer side. Empty for the largest images that fit.
+    mask_stride: pixels from one to the next of the masks; 0 for no masks.
   """
 
   image_size: tuple[int, int]
   max_objects: int
   short_sides: tuple[int, ...] = ()
+  mask_stride: int = 0
 
   def _fitted(self, height: int, width: int, short: int) -> tuple[int, int]:
     """Returns the (height, width) that an image is resized to.
@@ -50,9 +52,17 @@ class BoxTransform:
     return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
 
   def _example(
-    self, record: Record, image: np.ndarray, boxes_N4: np.ndarray
+    self,
+    record: Record,
+    image: np.ndarray,
+    boxes_N4: np.ndarray,
+    pixels: tuple[np.ndarray, np.ndarray],
   ) -> dict[str, np.ndarray]:
-    """Returns an example of a resized image and its boxes as shares of it."""
+    """Returns an example of a resized image and its boxes as shares of it.
+
+    `pixels` are those rows and columns of the record's image that are nearest
+    to the rows and columns of the resized.
+    """
     if np.shape(boxes_N4) != (len(record['labels']), 4):
       raise ValueError(
         f'{record["name"]} has boxes of shape {np.shape(boxes_N4)} and '
@@ -76,12 +86,37 @@ class BoxTransform:
     boxes_M4 = np.zeros((self.max_objects, 4), np.float32)
     boxes_M4[:count, :2] = ((low_N2 + high_N2) / 2)[is_kept_N]
     boxes_M4[:count, 2:] = (high_N2 - low_N2)[is_kept_N]
-    return {
+    example: dict[str, np.ndarray] = {
       'image': canvas,
       'size': np.array(image.shape[:2], np.int32),
       'boxes': boxes_M4,
       'labels': labels_M,
     }
+    if self.mask_stride:
+      example['masks'] = self._masks(record, np.flatnonzero(is_kept_N), pixels)
+    return example
+
+  def _masks(
+    self,
+    record: Record,
+    kept: np.ndarray,
+    pixels: tuple[np.ndarray, np.ndarray],
+  ) -> np.ndarray:
+    """Returns the masks of the objects that are kept, bool Mhw.
+
+    Each pixel of them is that in the middle of `mask_stride`.
+    """
+    stride, middle = self.mask_stride, self.mask_stride // 2
+    rows_h, columns_w = (x[middle::stride] for x in pixels)
+    shape = (-(-side // stride) for side in self.image_size)
+    masks_Mhw = np.zeros((self.max_objects, *shape), bool)
+    for mask_hw, segmentation in zip(
+      masks_Mhw, (masks_of(record)[i] for i in kept), strict=False
+    ):
+      whole_HW = segments.mask(segmentation, record['size'])
+      found_hw = whole_HW[rows_h[:, None], columns_w[None]]
+      mask_hw[: len(rows_h), : len(columns_w)] = found_hw
+    return masks_Mhw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +147,13 @@ class TrainBoxTransform(BoxTransform):
     Returns:
       `image` uint8 HWC; `size`, the (height, width) of it that is no padding;
       `boxes` float32 M4, (cx, cy, w, h) as shares of that; `labels` int32 M, -1
-      for rows that are none.
+      for rows that are none; and with `mask_stride` `masks` bool Mhw, of 1 of
+      so many pixels of the image each way.
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: There are no boxes, or more than `max_objects`.
+      ValueError: There are no boxes, or more than `max_objects`, or an object
+        has no mask and masks are wanted.
     """
     boxes_N4 = boxes_of(record)
     picture = decode.open_image(record['image'], record['name'])
@@ -128,10 +165,12 @@ class TrainBoxTransform(BoxTransform):
     image = transforms.resize(picture.read(part, size, exact=False), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
+    rows = part.top + segments.nearest(part.height, size[0])
+    columns = part.left + segments.nearest(part.width, size[1])
     if self.flip and rng.random() < 0.5:
-      image = image[:, ::-1]
+      image, columns = image[:, ::-1], columns[::-1]
       boxes_N4 = boxes_N4[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [1, 0, 1, 0]
-    return self._example(record, image, boxes_N4)
+    return self._example(record, image, boxes_N4, (rows, columns))
 
   def _part(
     self, height: int, width: int, rng: np.random.Generator
@@ -166,7 +205,9 @@ class EvalBoxTransform(BoxTransform):
       record['image'], record['name']
     )
     boxes_N4 = boxes_N4 / ([picture.width, picture.height] * 2)
-    return self._example(record, image, boxes_N4)
+    rows = segments.nearest(picture.height, size[0])
+    columns = segments.nearest(picture.width, size[1])
+    return self._example(record, image, boxes_N4, (rows, columns))
 
 
 def boxes_of(record: Record) -> np.ndarray:
@@ -181,6 +222,24 @@ def boxes_of(record: Record) -> np.ndarray:
       "give a folder with COCO's instances.json, or digits_canvas."
     )
   return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
+
+
+def masks_of(record: Record) -> Sequence[segments.Segmentation]:
+  """Returns what each object of a record has for `segments.mask`.
+
+  Raises:
+    ValueError: One that is no crowd has none.
+  """
+  masks = record.get('masks', [None] * len(record['labels']))
+  crowd = record.get('crowd', [False] * len(masks))
+  lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
+  if lacking:
+    raise ValueError(
+      f'{record.get("name", "An image")} has {lacking} objects without a mask, '
+      "and model.masks learns them: give COCO's segmentation of every object, "
+      'or switch it off.'
+    )
+  return masks
 
 
 def _one(sides: Sequence[int], rng: np.random.Generator) -> int:

@@ -48,9 +48,8 @@ class DigitsCanvas:
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     position = int(self._positions[index])
-    image, boxes_N4, labels_N = self._made(position)
-    name = f'digits_canvas/{position}'
-    return {'image': image, 'name': name} | _objects(boxes_N4, labels_N)
+    image, objects = self._made(position)
+    return {'image': image, 'name': f'digits_canvas/{position}'} | objects
 
   def objects(self, index: int) -> Mapping[str, np.ndarray]:
     """Returns what a record has besides its image."""
@@ -60,13 +59,13 @@ class DigitsCanvas:
   def fingerprint(self) -> None:
     return None
 
-  def _made(self, position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:
     # Its numbers are the same for all versions of NumPy.
     rng = np.random.RandomState([self._seed, position])
     digits = self._digits['train' if position < _CANVASES['train'] else 'test']
     canvas = np.zeros((SIDE, SIDE, 3), np.uint8)
     is_taken_HW = np.zeros((SIDE, SIDE), bool)
-    boxes, labels = [], []
+    boxes, labels, masks = [], [], []
     for _ in range(rng.choice(_COUNTS)):
       record = digits[rng.randint(len(digits))]
       square = _free_square(is_taken_HW, rng)
@@ -76,11 +75,23 @@ class DigitsCanvas:
       is_taken_HW[top : top + side, left : left + side] = True
       glyph = cv2.resize(record['image'], (side, side))
       canvas[top : top + side, left : left + side] = glyph
+      mask_HW = np.zeros((SIDE, SIDE), bool)
+      mask_HW[top : top + side, left : left + side] = glyph[:, :, 0] >= _INK
+      masks.append(mask_HW)
       rows, columns = np.nonzero(glyph[:, :, 0] >= _INK)
       low = left + columns.min(), top + rows.min()
       boxes.append((*low, left + columns.max() + 1, top + rows.max() + 1))
       labels.append(record['label'])
-    return canvas, np.array(boxes, np.float32), np.array(labels, np.int32)
+    boxes_N4 = np.array(boxes, np.float32)
+    sizes_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
+    return canvas, {
+      'boxes': boxes_N4,
+      'labels': np.array(labels, np.int32),
+      'crowd': np.zeros(len(labels), bool),
+      'area': np.prod(sizes_N2, axis=1),
+      'size': (SIDE, SIDE),
+      'masks': masks,
+    }
 
 
 def _free_square(
@@ -93,14 +104,3 @@ def _free_square(
     if not is_taken_HW[top : top + side, left : left + side].any():
       return int(top), int(left), int(side)
   return None
-
-
-def _objects(boxes_N4: np.ndarray, labels_N: np.ndarray) -> dict[str, Any]:
-  sizes_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
-  return {
-    'boxes': boxes_N4,
-    'labels': labels_N,
-    'crowd': np.zeros(len(labels_N), bool),
-    'area': np.prod(sizes_N2, axis=1),
-    'size': (SIDE, SIDE),
-  }

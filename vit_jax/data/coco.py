@@ -1,8 +1,9 @@
-"""Folders of images with objects, annotated in COCO's JSON.
+"""Folders of images with objects, annotated in COCO's JSON or as Pascal VOC.
 
-Two layouts: `annotations/instances_train2017.json` with its images in
+Two layouts of COCO's: `annotations/instances_train2017.json` with its images in
 `train2017/` (or `images/train2017/`, or `images/`), and the same of val2017 and
-others; or one `instances.json` with its images in `images/` or beside it.
+others; or one `instances.json` with its images in `images/` or beside it. That
+of VOC is in `voc`.
 """
 
 import collections
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import decode, splits
+from vit_jax.data import decode, segments, splits, voc
 
 _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
@@ -27,7 +28,7 @@ NO_NAME = 'N/A'
 
 
 def is_annotated(name: str) -> bool:
-  """Whether a dataset name means a folder with COCO's annotations."""
+  """Whether a dataset name means a folder with annotated objects."""
   is_path = name.startswith(('.', '~')) or '/' in name
   return is_path and bool(_annotations(pathlib.Path(name).expanduser()))
 
@@ -39,7 +40,12 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   return {
     re.sub(r'\d+$', '', path.stem.removeprefix('instances_')): path
     for path in sorted(root.glob('annotations/instances_*.json'))
-  }
+  } or voc.splits(root)
+
+
+def _modified_ns(path: pathlib.Path) -> int:
+  is_json = path.suffix == '.json'
+  return path.stat().st_mtime_ns if is_json else voc.modified_ns(path)
 
 
 class CocoFolder:
@@ -65,7 +71,7 @@ class CocoFolder:
     self.class_names: tuple[str, ...] = ()
     members: dict[str, list[int]] = {}
     for part, path in files.items():
-      names, images = _read(path, path.stat().st_mtime_ns)
+      names, images = _read(path, _modified_ns(path))
       if members and names != self.class_names:
         raise ValueError(
           f'{path} has other categories than the files beside it: give all of '
@@ -88,7 +94,7 @@ class CocoFolder:
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [self._images[i] for i in chosen]
     self._state = ' '.join(
-      f'{path} {path.stat().st_mtime_ns}' for path in files.values()
+      f'{path} {_modified_ns(path)}' for path in files.values()
     )
 
   def __len__(self) -> int:
@@ -108,6 +114,7 @@ class CocoFolder:
       'crowd': image.crowd_N,
       'area': image.area_N,
       'size': image.size,
+      'masks': json.loads(image.masks),
     }
 
   def fingerprint(self) -> str:
@@ -132,6 +139,9 @@ class _Image(NamedTuple):
   labels_N: np.ndarray
   crowd_N: np.ndarray
   area_N: np.ndarray
+  # JSON of all its segmentations: lists of numbers would take five times as
+  # much, in every worker.
+  masks: bytes
 
 
 @functools.lru_cache(maxsize=4)
@@ -144,12 +154,7 @@ def _read(
     ValueError: naming every annotation that is wrong.
   """
   del modified_ns
-  try:
-    found = json.loads(path.read_text(encoding='utf-8'))
-  except ValueError as e:
-    raise ValueError(
-      f'{path} is no JSON, or was cut short: {e}. Fetch or write it anew.'
-    ) from e
+  found = voc.read(path) if path.suffix != '.json' else _json(path)
   lists = ('images', 'annotations', 'categories')
   if not isinstance(found, dict) or not all(
     isinstance(found.get(key), list) for key in lists
@@ -169,6 +174,18 @@ def _read(
       f'{path}: an image needs id, file_name, width and height, a category id '
       f'and name; {e} is missing.'
     ) from e
+  if len(images) < len(found['images']):
+    ids = collections.Counter(x['id'] for x in found['images'])
+    ((most, _),) = ids.most_common(1)
+    raise ValueError(
+      f'{path} has several images of id {most!r}: give each an id of its own.'
+    )
+  for i, size in sizes.items():
+    if not all(isinstance(side, int) and side > 0 for side in size):
+      raise ValueError(
+        f'{path} says that {files[i]} is {size[1]!r} pixels wide and '
+        f'{size[0]!r} high: give whole numbers above 0.'
+      )
   if not names or not all(
     isinstance(i, int) and 0 <= i <= _HIGHEST_ID for i in names
   ):
@@ -191,10 +208,21 @@ def _read(
   ]
 
 
+def _json(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text(encoding='utf-8'))
+  except ValueError as e:
+    raise ValueError(
+      f'{path} is no JSON, or was cut short: {e}. Fetch or write it anew.'
+    ) from e
+
+
 def _problem(
   annotation: Any, sizes: Mapping[Any, Any], names: Mapping[Any, str]
 ) -> str:
   """Returns what is wrong with an annotation; empty for nothing."""
+  if not isinstance(annotation, dict):
+    return 'is not an object with a name for each value'
   lacking = {'image_id', 'category_id', 'bbox'} - set(annotation)
   if lacking:
     return f'has no {min(lacking)}'
@@ -214,7 +242,8 @@ def _problem(
     return f'bbox {box} has a negative side'
   if x + width < 0 or y + height < 0 or x > size[1] or y > size[0]:
     return f'bbox {box} lies outside its image of {size[1]}x{size[0]}'
-  return ''
+  segmentation = annotation.get('segmentation')
+  return '' if segmentation is None else segments.problem(segmentation, size)
 
 
 def _id_of(annotation: Any) -> Any:
@@ -248,6 +277,7 @@ def _image(
       [x.get('area', x['bbox'][2] * x['bbox'][3]) for x in annotations],
       np.float64,
     ),
+    json.dumps([x.get('segmentation') or None for x in annotations]).encode(),
   )
 
 
@@ -256,7 +286,10 @@ def _image_folder(
 ) -> pathlib.Path:
   """Returns the folder that has the images of a file of annotations."""
   part = path.stem.removeprefix('instances_')
-  folders = [root / part, root / 'images' / part, root / 'images', root]
+  folders = [
+    *(root / part, root / 'images' / part, root / 'images'),
+    *(root / voc.FOLDER, root),
+  ]
   for folder in folders:
     if (folder / file).exists():
       return folder

@@ -65,7 +65,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   found = {name: root / name for name in _SPLIT_NAMES if (root / name).is_dir()}
   folders = found if 'train' in found else {'train': root}
-  kind = Folder if _class_names(folders['train']) else Files
+  kind = Folder if sub_folders(folders['train']) else Files
   return kind(root, folders, split, split_seed)
 
 
@@ -80,7 +80,7 @@ class Files:
     split_seed: int,
   ):
     """Lists the files of all splits, and takes those of one."""
-    self.class_names = _class_names(folders['train'])
+    self.class_names = sub_folders(folders['train'])
     self._paths: list[str] = []
     self._labels: list[int] = []
     members = {}
@@ -153,7 +153,7 @@ class Folder(Files):
 
   def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
     label_of = {name: label for label, name in enumerate(self.class_names)}
-    class_names = _class_names(folder)
+    class_names = sub_folders(folder)
     if not class_names:
       raise ValueError(
         f'{folder} has no class folders; the layout must be {_LAYOUTS}'
@@ -328,7 +328,7 @@ def _members_of(
   return members
 
 
-def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
+def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
   """The sorted names of the sub-folders."""
   return tuple(
     sorted(

@@ -56,7 +56,8 @@ class BoxedSource(Source, Protocol):
 
     `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
     bool N, true for a box around many of a class that are not told apart;
-    `area` float N, in pixels; `size`, the image's (height, width).
+    `area` float N, in pixels; `size`, the image's (height, width); and where
+    there are masks `masks`, of each object what `segments.mask` takes, or None.
     """
     ...
 

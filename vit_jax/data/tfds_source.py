@@ -32,7 +32,9 @@ _WITHOUT_BUILDER = {
 }
 
 # Names of the field that has an image's file name.
-_FILE_NAMES = ('file_name', 'image/file_name', 'filename')
+_FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
+# Names of what says that an object is neither learned nor counted.
+_CROWD = ('is_crowd', 'is_difficult')
 # Records of large images stay below a GB.
 _READ_TOGETHER = 512
 
@@ -68,7 +70,7 @@ class ClassField:
     return int(record[self.field]) * len(self.class_names) // self.values
 
 
-class TfdsSource:
+class _Records:
   """One split of a prepared dataset of TFDS, with images still encoded."""
 
   def __init__(
@@ -76,36 +78,30 @@ class TfdsSource:
     name: str,
     builder: tfds.core.DatasetBuilder,
     split: str,
+    fields: Fields,
     *,
-    label: Label,
     title: str,
-    image: str = 'image',
-    scale: int = 1,
+    image: str,
   ):
     """Opens the split.
 
-    Messages have the name, and names of records begin with the title. Pixels
-    are multiplied by `scale`; images are decoded if it is not 1.
+    Messages have the name, and names of records begin with the title.
 
     Raises:
       ValueError: The dataset has no such split, or not these fields.
     """
     features = builder.info.features
-    self.class_names = label.class_names
-    self._label = label
     self._image = image
-    self._scale = scale
     self._title = title
     self._file_name = next((f for f in _FILE_NAMES if f in features), None)
     self._fingerprint = (
       f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
     )
-    fields: dict[str, tuple[str, ...]] = {image: (), **label.fields}
+    wanted: dict[str, tuple[str, ...]] = {image: (), **fields}
     if self._file_name:
-      fields[self._file_name] = ()
+      wanted[self._file_name] = ()
     # Other images of a record, such as masks, are not even looked at.
-    self._fields = _some(name, features, fields)
-    self._label_fields = _some(name, features, label.fields)
+    self._fields = _some(name, features, wanted)
     try:
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -125,13 +121,52 @@ class TfdsSource:
   def __len__(self) -> int:
     return len(self._records)
 
-  def __getitem__(self, index: int) -> dict[str, Any]:
+  def fingerprint(self) -> str:
+    """The folder of the dataset, which has its version, its bytes, the split.
+
+    TFDS writes the files once and never changes them.
+    """
+    return self._fingerprint
+
+  def _read(self, index: int) -> tuple[Mapping[str, Any], str]:
+    """Returns the fields of a record and its name."""
     record = self._fields.deserialize_example_np(
       self._records[index], decoders={self._image: tfds.decode.SkipDecoding()}
     )
     name = f'{self._title}/{index}'
     if self._file_name:
       name += f'/{record[self._file_name].decode()}'
+    return record, name
+
+
+class TfdsSource(_Records):
+  """Images with a class each."""
+
+  def __init__(
+    self,
+    name: str,
+    builder: tfds.core.DatasetBuilder,
+    split: str,
+    *,
+    label: Label,
+    title: str,
+    image: str = 'image',
+    scale: int = 1,
+  ):
+    """Opens the split, as `_Records` does.
+
+    Pixels are multiplied by `scale`; images are decoded if it is not 1.
+    """
+    super().__init__(
+      name, builder, split, label.fields, title=title, image=image
+    )
+    self.class_names = label.class_names
+    self._label = label
+    self._scale = scale
+    self._label_fields = _some(name, builder.info.features, label.fields)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    record, name = self._read(index)
     image = record[self._image]
     if self._scale != 1:
       image = decode.decode(image, name) * np.uint8(self._scale)
@@ -150,23 +185,66 @@ class TfdsSource:
         bar.update(len(positions))
     return labels
 
-  def fingerprint(self) -> str:
-    """The folder of the dataset, which has its version, its bytes, the split.
 
-    TFDS writes the files once and never changes them.
-    """
-    return self._fingerprint
+class TfdsObjects(_Records):
+  """Images with objects, such as `coco/2017` and `voc/2012`.
+
+  What VOC calls difficult counts like COCO's crowds, as in `voc`.
+  """
+
+  def __init__(
+    self, name: str, builder: tfds.core.DatasetBuilder, split: str, title: str
+  ):
+    """Opens the split, as `_Records` does."""
+    every = builder.info.features['objects'].feature
+    self._crowd = next((f for f in _CROWD if f in every), None)
+    inner = ('bbox', 'label', self._crowd, 'area' if 'area' in every else None)
+    fields = {'objects': tuple(filter(None, inner))}
+    super().__init__(name, builder, split, fields, title=title, image='image')
+    self.class_names = tuple(every['label'].names)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    record, name = self._read(index)
+    return {'image': record['image'], 'name': name} | self._objects(
+      record, name
+    )
+
+  def objects(self, index: int) -> Mapping[str, Any]:
+    """Returns what a record has besides its image, see `BoxedSource`."""
+    return self._objects(*self._read(index))
+
+  def _objects(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    # Of a JPEG this takes its header alone.
+    picture = decode.open_image(record['image'], name)
+    objects = record['objects']
+    # ymin, xmin, ymax, xmax as shares of the sides.
+    shares_N4 = np.asarray(objects['bbox'], np.float32).reshape(-1, 4)
+    sides_4 = np.array([picture.width, picture.height] * 2, np.float32)
+    boxes_N4 = shares_N4[:, [1, 0, 3, 2]] * sides_4[None]
+    sides_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
+    crowd = objects[self._crowd] if self._crowd else np.zeros(len(boxes_N4))
+    return {
+      'boxes': boxes_N4,
+      'labels': np.asarray(objects['label'], np.int32),
+      'crowd': np.asarray(crowd, bool),
+      'area': np.asarray(objects.get('area', np.prod(sides_N2, axis=1)), float),
+      'size': (picture.height, picture.width),
+    }
 
 
-def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
+def open_dataset(
+  name: str, split: str, data_dir: str | None
+) -> TfdsSource | TfdsObjects:
   """Opens one split of a dataset; see `sources.open_source`.
 
   Raises:
     FileNotFoundError: It is not prepared, or not in a random access format.
     ValueError: TFDS knows no such dataset, the dataset has no such split, or
-      it is not one of labelled images.
+      it is not one of labelled images or objects.
   """
   builder = prepared_builder(name, data_dir)
+  if _has_objects(builder.info):
+    return TfdsObjects(name, builder, split, f'{name}/{split}')
   image, field = _keys(name, builder.info)
   names = tuple(builder.info.features[field].names)
   return TfdsSource(
@@ -176,6 +254,16 @@ def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
     label=ClassField(field, len(names), names),
     title=f'{name}/{split}',
     image=image,
+  )
+
+
+def _has_objects(info: tfds.core.DatasetInfo) -> bool:
+  """Whether images have objects with boxes and classes, and none themselves."""
+  objects = dict(info.features).get('objects')
+  every = dict(getattr(objects, 'feature', None) or {})
+  kinds = {'bbox': tfds.features.BBoxFeature, 'label': tfds.features.ClassLabel}
+  return info.supervised_keys is None and all(
+    isinstance(every.get(name), kind) for name, kind in kinds.items()
   )
 
 

@@ -8,6 +8,7 @@ scaling to [-1, 1] and flips happen.
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -207,6 +208,34 @@ class EvalTransform:
     return np.asarray(
       Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongLabels:
+  """A transform that gives a share of the images another class.
+
+  Which images and which class follow from their names, so that it is the same
+  every time an image is seen; all other classes are as likely.
+
+  Attributes:
+    transform: of the images.
+    share: from 0 to 1.
+    classes: C.
+  """
+
+  transform: TrainTransform
+  share: float
+  classes: int
+
+  def __call__(
+    self, record: Mapping[str, Any], rng: np.random.Generator
+  ) -> dict[str, Any]:
+    """A record with a class and the generator to {'image', 'label'}."""
+    own = np.random.RandomState(zlib.crc32(record['name'].encode()))
+    label = record['label']
+    if own.random_sample() < self.share:
+      label = (label + 1 + own.randint(self.classes - 1)) % self.classes
+    return self.transform({**record, 'label': label}, rng)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,19 @@
-"""Average precision of boxes, as COCO measures it."""
+"""Average precision of boxes and masks, as COCO measures it."""
 
+import collections
 import contextlib
 import functools
-import importlib.util
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from typing import Any, Self
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.data import cores, segments
+from vit_jax.data.box_transforms import masks_of
 from vit_jax.data.sources import BoxedSource
 from vit_jax.evaluators import features
 from vit_jax.evaluators.evaluator import Parts
@@ -27,12 +30,17 @@ ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
-# A detection of an image: label, score and (x0, y0, x1, y1) in its pixels.
-Found = tuple[np.ndarray, np.ndarray, np.ndarray]
+# What stands before those of masks.
+MASKS = 'mask_'
+# Arrays of a batch.
+_WITHOUT_MASKS = 5
+# What was found in an image: labels, scores and (x0, y0, x1, y1) in its pixels,
+# and where masks are measured, those, as run lengths.
+Found = tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
 
 
 class CocoEvaluator:
-  """Measures the boxes of every image of a split.
+  """Measures the boxes of every image of a split, and with `masks` these.
 
   Attributes:
     name: prefix of the metrics.
@@ -44,39 +52,44 @@ class CocoEvaluator:
     objects: Sequence[Mapping[str, Any]],
     detect: Callable[[Params, Batch], tuple[jax.Array, ...]],
     batches: Callable[[], Iterable[Batch]],
+    canvas: tuple[int, int],
   ):
     """Takes the images' objects, and what finds some in a batch.
+
+    `detect` gives indices B, scores BQ, classes BQ, corners BQ4 as shares of
+    the image, sizes B2 in pixels of the canvas and, where masks are measured,
+    their logits BQhw of the canvas.
 
     Raises:
       ValueError: there is no object, or pycocotools is not installed.
     """
-    if not importlib.util.find_spec('pycocotools'):
-      raise ValueError(
-        f'evaluators.{name} needs pycocotools, which is not installed: pip '
-        "install -e '.[detection]', or switch it off."
-      )
+    segments.require_library(f'evaluators.{name}')
     if not any(np.any(~x['crowd']) for x in objects):
       raise ValueError(
         f'evaluators.{name}.split has no objects to be found: give another.'
       )
     self.name = name
     self._objects, self._detect, self._batches = objects, detect, batches
+    self._canvas = canvas
 
   @classmethod
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns COCO's rows."""
-    del entry, objective
-    return dict.fromkeys(ROWS, 'highest')
+    """Returns COCO's rows, and with `masks` those of masks too."""
+    del objective
+    return dict.fromkeys(
+      [*ROWS, *(MASKS + row for row in ROWS if entry.masks)], 'highest'
+    )
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of a split.
 
     Raises:
-      ValueError: the objective finds no objects, the data have none, or an
-        image of it or of the training has more of them than there may be.
+      ValueError: the objective finds no objects, or no masks and the entry
+        asks for these; the data have none, or an image of it or of the training
+        has more of them than there may be.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -84,15 +97,23 @@ class CocoEvaluator:
         f'evaluators.{name} measures boxes, which objective.name='
         f'{parts.config.objective.name} does not learn: switch it off.'
       )
+    if entry.masks and not objective.model.masks:
+      raise ValueError(
+        f'evaluators.{name}.masks is on and model.masks is off: switch that on '
+        'too, or this off.'
+      )
     found = {}
     for split in (parts.config.data.split, entry.split):
       source = parts.source(split)
-      found[split] = _objects_of(source, split, objective.max_objects)
+      found[split] = _objects_of(
+        source, split, objective.max_objects, masks=objective.model.masks
+      )
 
     def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
       logits_BQC, aux = objective.predict(params, batch)
       found = boxes.likeliest(logits_BQC, aux['boxes'][-1])
-      return batch['index'], *found
+      masks = (aux['mask_logits'],) if entry.masks else ()
+      return batch['index'], *found, batch['size'], *masks
 
     return cls(
       name,
@@ -104,6 +125,7 @@ class CocoEvaluator:
         objective.eval_transform(),
         **parts.batches,
       ),
+      objective.images.size,
     )
 
   def run(self, params: Params) -> dict[str, float]:
@@ -112,21 +134,52 @@ class CocoEvaluator:
     Those of sizes that no object has are left out.
     """
     found: dict[int, Found] = {}
-    pending = [self._detect(params, batch) for batch in self._batches()]
-    for index_B, scores_BQ, labels_BQ, boxes_BQ4 in jax.device_get(pending):
-      for i in np.flatnonzero(index_B >= 0):
-        height, width = self._objects[index_B[i]]['size']
-        in_pixels_Q4 = boxes_BQ4[i] * np.array([width, height] * 2, np.float32)
-        found[int(index_B[i])] = labels_BQ[i], scores_BQ[i], in_pixels_Q4
+    has_masks = False
+    # Masks of a whole split would fill the memory, so a batch is fetched while
+    # the one after it is computed.
+    pending: collections.deque[Any] = collections.deque()
+    for batch in self._batches():
+      pending.append(self._detect(params, batch))
+      if len(pending) > 1:
+        found |= self._found_in(jax.device_get(pending.popleft()))
+    for last in pending:
+      has_masks = len(last) > _WITHOUT_MASKS
+      found |= self._found_in(jax.device_get(last))
     rows = average_precision(self._objects, found)
+    if has_masks:
+      of_masks = average_precision(self._objects, found, 'segm')
+      rows |= {MASKS + row: value for row, value in of_masks.items()}
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
+  def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
+    """Returns what was found in each image of a batch, by its index."""
+    index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
-def _objects_of(source: Any, split: str, most: int) -> list[Mapping[str, Any]]:
+    def of(i: int) -> tuple[int, Found]:
+      shown = self._objects[index_B[i]]['size']
+      in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
+      in_image = [
+        segments.run_lengths(
+          segments.of_logits(logits_hw, self._canvas, size_B2[i], shown), shown
+        )
+        for logits_BQhw in masks
+        for logits_hw in logits_BQhw[i]
+      ]
+      found = labels_BQ[i], scores_BQ[i], in_pixels_Q4, in_image
+      return int(index_B[i]), found
+
+    with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
+      return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
+
+
+def _objects_of(
+  source: Any, split: str, most: int, *, masks: bool
+) -> list[Mapping[str, Any]]:
   """Returns the objects of each image.
 
   Raises:
-    ValueError: an image has too many, or the source has none at all.
+    ValueError: an image has too many, the source has none at all, or masks are
+      wanted and an object has none.
   """
   if not isinstance(source, BoxedSource):
     raise ValueError(
@@ -141,20 +194,36 @@ def _objects_of(source: Any, split: str, most: int) -> list[Mapping[str, Any]]:
       f'objective.max_objects is {most}: raise it; model.num_queries have to '
       'be as many.'
     )
+  if masks:
+    for i, x in enumerate(objects):
+      masks_of({'name': f'Image {i} of {split}', **x})
   return objects
 
 
 def average_precision(
-  objects: Sequence[Mapping[str, Any]], found: Mapping[int, Found]
+  objects: Sequence[Mapping[str, Any]],
+  found: Mapping[int, Found],
+  kind: str = 'bbox',
 ) -> dict[str, float]:
   """Returns COCO's rows for what was found in some of the images.
 
   Args:
     objects: of each image, as `BoxedSource.objects` has them.
     found: by the index of the image.
+    kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask has all of
+      its box.
   """
   from pycocotools.coco import COCO
   from pycocotools.cocoeval import COCOeval
+
+  def shape(x: Mapping[str, Any], j: int) -> dict[str, Any]:
+    if kind == 'bbox':
+      return {}
+    mask = x['masks'][j]
+    if mask is None:
+      x0, y0, x1, y1 = map(float, x['boxes'][j])
+      mask = [[x0, y0, x0, y1, x1, y1, x1, y0]]
+    return {'segmentation': segments.run_lengths(mask, x['size'])}
 
   wanted: list[dict[str, Any]] = [
     {
@@ -163,6 +232,7 @@ def average_precision(
       'bbox': _sides(x['boxes'][j]),
       'area': float(x['area'][j]),
       'iscrowd': int(x['crowd'][j]),
+      **shape(x, j),
     }
     for i, x in enumerate(objects)
     for j in range(len(x['labels']))
@@ -171,20 +241,22 @@ def average_precision(
     {
       'image_id': i,
       'category_id': int(label),
-      'bbox': (box := _sides(box_4)),
-      'area': box[2] * box[3],
       'iscrowd': 0,
       'score': float(score),
+      **extent,
     }
-    for i, (labels_Q, scores_Q, boxes_Q4) in found.items()
-    for label, score, box_4 in zip(labels_Q, scores_Q, boxes_Q4, strict=True)
+    for i, x in found.items()
+    for label, score, extent in zip(*x[:2], _extents(x, kind), strict=True)
   ]
   labels = sorted({x['category_id'] for x in (*wanted, *given)})
 
   def table(annotations: list[dict[str, Any]]) -> COCO:
     coco = COCO()
     coco.dataset = {
-      'images': [{'id': i} for i in range(len(objects))],
+      'images': [
+        {'id': i, 'height': x['size'][0], 'width': x['size'][1]}
+        for i, x in enumerate(objects)
+      ],
       'categories': [{'id': label} for label in labels],
       # An id of 0 means no match there.
       'annotations': [{'id': i, **x} for i, x in enumerate(annotations, 1)],
@@ -193,13 +265,25 @@ def average_precision(
     return coco
 
   with contextlib.redirect_stdout(io.StringIO()):
-    measured = COCOeval(table(wanted), table(given), 'bbox')
+    measured = COCOeval(table(wanted), table(given), kind)
     measured.evaluate()
     measured.accumulate()
     measured.summarize()
   # -1 stands for no object of that size.
   rows = zip(ROWS, measured.stats, strict=True)
   return {row: float(value) for row, value in rows if value >= 0}
+
+
+def _extents(found: Found, kind: str) -> list[dict[str, Any]]:
+  """Returns where each of what was found lies, and its area."""
+  if kind == 'bbox':
+    sides = map(_sides, found[2])
+    return [{'bbox': x, 'area': x[2] * x[3]} for x in sides]
+  from pycocotools import mask as coco_mask
+
+  return [
+    {'segmentation': x, 'area': float(coco_mask.area(x))} for x in found[3]
+  ]
 
 
 def _sides(box_4: np.ndarray) -> list[float]:

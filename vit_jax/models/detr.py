@@ -80,6 +80,9 @@ class DETR(Model):
   kind: ClassVar[str] = 'detr'
   # Boxes are those of any objects.
   task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
+  optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    'masks': ('bbox_attention', 'mask_head')
+  }
   loops: ClassVar[tuple[Loop, ...]] = (ENCODER, DECODER, resnet.UNITS)
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
@@ -111,6 +114,20 @@ class DETR(Model):
 
   def body(self) -> 'DETR':
     return self.clone(num_classes=0, parent=None)
+
+  def parts(self) -> Mapping[str, Model]:
+    if self.backbone != 'resnet':
+      return {}
+    return {
+      'backbone': resnet.ResNet(
+        0,
+        self.backbone_layers,
+        self.backbone_width,
+        self.backbone_version,
+        scan=self.scan,
+        parent=None,
+      )
+    }
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stages = len(self.backbone_layers)

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from vit_jax.models import layers
 from vit_jax.models.model import Partitions
 
-PARTITIONS: Partitions = ((r'head(_dist|_rotation)?/kernel$', ('fsdp', None)),)
+PARTITIONS: Partitions = (
+  (r'head(_dist|_rotation|_next)?/kernel$', ('fsdp', None)),
+)
 POOLS = ('cls', 'gap', 'map')
 
 

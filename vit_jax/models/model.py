@@ -1,6 +1,7 @@
 """What every model says of itself, so that nobody else keeps lists of them."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -39,6 +40,9 @@ class Model(nn.Module):
     kind: its name in `variants.ARCHITECTURES` and in `config.model.name`.
     task_params: names of its parameters, at the top of their tree, that belong
       to its task and not to its body.
+    optional_params: by the field that switches a part on, the names of its
+      parameters: new where a checkpoint is without, left behind where the
+      model is.
     compute_fields: fields that decide how it is computed, and not what its
       parameters are.
     loops: what a scan stacks of it.
@@ -50,6 +54,7 @@ class Model(nn.Module):
 
   kind: ClassVar[str]
   task_params: ClassVar[tuple[str, ...]] = ('head',)
+  optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
   compute_fields: ClassVar[tuple[str, ...]] = (
     'dropout',
     'stochastic_depth',
@@ -105,6 +110,14 @@ class Model(nn.Module):
     Its parameters are those of this one without `task_params`.
     """
     raise NotImplementedError
+
+  def parts(self) -> Mapping[str, 'Model']:
+    """Returns by name the parts of it that are the body of another model.
+
+    A checkpoint of that one can start them. Their fields are called by the name
+    of the part and their own: `backbone_layers`.
+    """
+    return {}
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns (h, w) of the tokens of an image (H, W) in pixels.

@@ -19,6 +19,7 @@ from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.rotation_vit import RotationViT
+from vit_jax.models.video_vit import VideoViT
 from vit_jax.models.vit import ViT
 
 ARCHITECTURES: Mapping[str, Any] = {
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[str, Any] = {
   DistilledViT.kind: DistilledViT,
   MaskedViT.kind: MaskedViT,
   RotationViT.kind: RotationViT,
+  VideoViT.kind: VideoViT,
   ResNet.kind: ResNet,
   IGPT.kind: IGPT,
   DETR.kind: DETR,
@@ -260,9 +262,9 @@ def build(
   """Returns a model after checking that its fields fit together.
 
   The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
-  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'rotation_vit', 'resnet',
-  'igpt' or 'detr', `dtype` that of the computation, and the others are fields
-  of that model.
+  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'rotation_vit',
+  'video_vit', 'resnet', 'igpt' or 'detr', `dtype` that of the computation, and
+  the others are fields of that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.

@@ -12,6 +12,7 @@ from vit_jax.objectives.objective import Objective
 from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
 from vit_jax.objectives.pseudo_labels import PseudoLabels
 from vit_jax.objectives.rotation import Rotation
+from vit_jax.objectives.video import VideoInvariances
 
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
   'pixels_and_classes': PixelsAndClasses,
   'pseudo_labels': PseudoLabels,
   'rotation': Rotation,
+  'video': VideoInvariances,
 }
 
 

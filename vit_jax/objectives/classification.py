@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class Classification:
     several_labels: whether `label` is uint8 BC, 1 for each class of an image,
       in place of int32 B. The likeliest class is then right if it is one of
       them.
+    wrong_labels: share of the training images that are given another class.
   """
 
   defaults: ClassVar[Mapping[str, str]] = {}
@@ -53,6 +54,7 @@ class Classification:
   mixup: float = 0.0
   cutmix: float = 0.0
   several_labels: bool = False
+  wrong_labels: float = 0.0
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -76,6 +78,12 @@ class Classification:
         f'{config.data.name} has several classes an image, and loss.name is '
         f'{config.loss.name!r}, of one: use --config.loss.name=sigmoid.'
       )
+    if facts.several_labels and config.data.wrong_labels:
+      raise ValueError(
+        f'data.wrong_labels is {config.data.wrong_labels} and '
+        f'{config.data.name} has several classes an image: there is no single '
+        'one that could be wrong. Set it to 0.'
+      )
     if len(facts.class_names) == 1:
       raise ValueError(
         f'{config.data.name} {config.data.split} has one class, '
@@ -95,11 +103,17 @@ class Classification:
       mixup=config.loss.mixup,
       cutmix=config.loss.cutmix,
       several_labels=facts.several_labels,
+      wrong_labels=config.data.wrong_labels,
     )
 
-  def train_transform(self) -> transforms.TrainTransform:
+  def train_transform(self) -> Any:
     """Returns what makes 'image' and 'label' of a record."""
-    return self.images.train_transform()
+    transform = self.images.train_transform()
+    if not self.wrong_labels:
+      return transform
+    return transforms.WrongLabels(
+      transform, self.wrong_labels, len(self.class_names)
+    )
 
   def eval_transform(self) -> transforms.EvalTransform:
     """Returns the same for evaluation."""

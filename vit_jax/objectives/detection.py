@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from vit_jax.data import segments
 from vit_jax.data.box_transforms import EvalBoxTransform, TrainBoxTransform
 from vit_jax.data.images import Images
 from vit_jax.models import variants
@@ -26,7 +27,7 @@ from vit_jax.objectives.objective import Best, Facts
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-  """Learns the classes and boxes of an image's objects.
+  """Learns the classes, boxes and masks of an image's objects.
 
   Attributes:
     model: says what each query finds.
@@ -39,6 +40,10 @@ class Detection:
     l1: weight of the boxes' L1 distance, in losses and costs.
     giou: weight of their generalised IoU, likewise.
     no_object: weight of the cross-entropy of queries that are left.
+    mask: weight of the focal loss of the masks, where the model has any.
+    dice: weight of their other loss, likewise.
+    mask_stride: as `BoxTransform` has it; the original's is 1, for which an
+      image takes max_objects times its pixels in bytes.
     dense: weight of the classes that encoded places say by the head of the
       queries; 0 for none. From nothing, and on few images, it is what teaches
       the backbone to tell objects apart.
@@ -52,6 +57,9 @@ class Detection:
     'l1': 5.0,
     'giou': 2.0,
     'no_object': 0.1,
+    'mask': 1.0,
+    'dice': 1.0,
+    'mask_stride': 1,
     'dense': 0.0,
   }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
@@ -66,6 +74,9 @@ class Detection:
   l1: float = 5.0
   giou: float = 2.0
   no_object: float = 0.1
+  mask: float = 1.0
+  dice: float = 1.0
+  mask_stride: int = 1
   dense: float = 0.0
 
   @classmethod
@@ -87,15 +98,17 @@ class Detection:
         'one class to be balanced by; leave it at 0.'
       )
     if config.model.masks:
+      segments.require_library('model.masks')
+    if o.mask_stride < 1:
       raise ValueError(
-        'model.masks is on: detection learns boxes alone; switch it off.'
+        f'objective.mask_stride is {o.mask_stride}: it is pixels, 1 or more.'
       )
     if not facts.class_names:
       raise ValueError(
         f'{config.data.name} {config.data.split} has no classes, which '
         "detection learns: give a folder with COCO's instances.json."
       )
-    for name in ('l1', 'giou', 'no_object', 'dense'):
+    for name in ('l1', 'giou', 'no_object', 'mask', 'dice', 'dense'):
       if not 0 <= o[name] < float('inf'):
         raise ValueError(
           f'objective.{name} is {o[name]}: a weight is 0 or above.'
@@ -140,6 +153,7 @@ class Detection:
       self.images.size,
       self.max_objects,
       self.short_sides,
+      self.mask_stride * self.model.masks,
       self.crop_sides,
       self.crop,
       self.images.flip,
@@ -148,18 +162,25 @@ class Detection:
   def eval_transform(self) -> EvalBoxTransform:
     """Returns the same for evaluation."""
     return EvalBoxTransform(
-      self.images.size, self.max_objects, self.short_sides
+      self.images.size,
+      self.max_objects,
+      self.short_sides,
+      self.mask_stride * self.model.masks,
     )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, their sizes, and labels and boxes BM."""
+    """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM."""
     M = self.max_objects
-    return {
+    shapes = {
       'image': self.images.batch_shape(size),
       'size': jax.ShapeDtypeStruct((size, 2), np.int32),
       'boxes': jax.ShapeDtypeStruct((size, M, 4), np.float32),
       'labels': jax.ShapeDtypeStruct((size, M), np.int32),
     }
+    if self.model.masks:
+      h, w = (-(-side // self.mask_stride) for side in self.images.size)
+      shapes['masks'] = jax.ShapeDtypeStruct((size, M, h, w), np.bool_)
+    return shapes
 
   def fixed(self) -> Params:
     """Returns nothing: there is no teacher."""
@@ -247,8 +268,10 @@ class Detection:
     """Returns losses B of all decoder layers, and parts of the last one's.
 
     Args:
-      outputs: `logits` XBQC and `boxes` XBQ4 of X layers.
-      batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them.
+      outputs: `logits` XBQC and `boxes` XBQ4 of X layers, and where there are
+        masks `mask_logits` BQhw of the last one.
+      batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them,
+        and `masks` BMHW.
     """
     objects_B = batch['objects']
     # Without objects there is nothing to be divided.
@@ -273,7 +296,12 @@ class Detection:
       + self.giou * parts_XB['giou'],
       axis=0,
     )
-    return losses_B, {name: x_XB[-1] for name, x_XB in parts_XB.items()}
+    parts = {name: x_XB[-1] for name, x_XB in parts_XB.items()}
+    if 'mask_logits' in outputs:
+      sums = set_losses.of_masks(outputs['mask_logits'], query_XBM[-1], batch)
+      parts |= {name: x_B / count_B for name, x_B in sums.items()}
+      losses_B += self.mask * parts['mask'] + self.dice * parts['dice']
+    return losses_B, parts
 
   def _matches(self, outputs: Batch, objects: Batch) -> jax.Array:
     """Returns the query of each object in each layer, XBM."""

@@ -195,21 +195,29 @@ class Exemplar(Classification):
     }
 
 
-def triplet_gaps(x_GNKD: jax.Array) -> jax.Array:
+def unit_vectors(x_XD: jax.Array) -> jax.Array:
+  """Returns the directions of vectors, whatever their leading axes, float32."""
+  x_XD = x_XD.astype(jnp.float32)
+  # Nothing has no direction; its gradient would be NaN.
+  return x_XD / jnp.sqrt(jnp.sum(jnp.square(x_XD), -1, keepdims=True) + 1e-12)
+
+
+def triplet_gaps(x_GNKD: jax.Array, together: int = 1) -> jax.Array:
   """Returns how much farther the farthest copy is than the nearest other, GNK.
 
   Args:
     x_GNKD: G groups of K copies of N images; squared distances are those of
       their unit vectors.
+    together: so many images in a row, the frames of a video, are no others to
+      each other.
   """
   G, N, K, D = x_GNKD.shape
-  z_GMD = x_GNKD.astype(jnp.float32).reshape(G, N * K, D)
-  # Nothing has no direction; its gradient would be NaN.
-  norm_GM1 = jnp.sqrt(jnp.sum(jnp.square(z_GMD), -1, keepdims=True) + 1e-12)
-  z_GMD = z_GMD / norm_GM1
+  z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)
   far_GMM = 2 - 2 * jnp.einsum('gmd,gnd->gmn', z_GMD, z_GMD)
   image_M = jnp.arange(N * K) // K
+  video_M = image_M // together
   same_MM = image_M[:, None] == image_M[None]
+  near_MM = video_M[:, None] == video_M[None]
   farthest_GM = jnp.max(jnp.where(same_MM[None], far_GMM, -jnp.inf), -1)
-  nearest_GM = jnp.min(jnp.where(same_MM[None], jnp.inf, far_GMM), -1)
+  nearest_GM = jnp.min(jnp.where(near_MM[None], jnp.inf, far_GMM), -1)
   return (farthest_GM - nearest_GM).reshape(G, N, K)

@@ -18,7 +18,6 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images
-from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.models.rotation_vit import TURNS, RotationViT
 from vit_jax.objectives import streams
@@ -50,12 +49,8 @@ class Rotation(Classification):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
-    o, name = config.objective, config.model.name
-    if name != 'vit':
-      raise ValueError(
-        f'model.name is {name!r}: it is a ViT that tells rotations. Choose a '
-        'variant such as b16.'
-      )
+    o = config.objective
+    model = streams.with_head(config, facts, RotationViT.kind)
     height, width = facts.image_size
     if height != width:
       raise ValueError(
@@ -65,13 +60,8 @@ class Rotation(Classification):
     if not 0 <= o.weight < float('inf'):
       raise ValueError(f'objective.weight is {o.weight}: it is 0 or above.')
     fields = dict(vars(Classification.from_config(config, facts)))
-    fields['model'] = variants.build(
-      num_classes=len(facts.class_names),
-      image_size=facts.image_size,
-      **{**config.model, 'name': RotationViT.kind},
-    )
     data = streams.unlabelled_data(config)
-    return cls(**fields, data=data, weight=o.weight)
+    return cls(**fields | {'model': model}, data=data, weight=o.weight)
 
   def train_transform(self) -> Any:
     """Returns what makes 'image', 'label' and 'unlabelled' of a record.

@@ -7,7 +7,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.objectives.objective import Example
+from vit_jax.models import variants
+from vit_jax.models.model import Model
+from vit_jax.objectives.objective import Example, Facts
 
 # Fields of `config.objective` that say where the second stream comes from.
 DEFAULTS = {'unlabelled': 'train', 'unlabelled_data': ''}
@@ -22,6 +24,25 @@ def unlabelled_data(config: ConfigDict) -> ConfigDict:
   o, data = config.objective, config.data.copy_and_resolve_references()
   data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
   return data
+
+
+def with_head(config: ConfigDict, facts: Facts, kind: str) -> Model:
+  """Returns the ViT of a config with a head for what images without labels say.
+
+  Raises:
+    ValueError: if the config's is no ViT, or cannot work.
+  """
+  if config.model.name != 'vit':
+    raise ValueError(
+      f'model.name is {config.model.name!r}: objective.name='
+      f'{config.objective.name} is learned by a ViT with a second head. Choose '
+      'a variant such as b16.'
+    )
+  return variants.build(
+    num_classes=len(facts.class_names),
+    image_size=facts.image_size,
+    **{**config.model, 'name': kind},
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,8 +67,10 @@ class Decoder:
     if 'error' in answer:
       raise uploads.UnreadableUpload(answer['error'])
     return [
-      uploads.Seen(np.frombuffer(part, np.uint8).reshape(shape), tuple(box))
-      for part, (shape, box) in zip(pixels, answer['seen'], strict=True)
+      uploads.Seen(
+        np.frombuffer(part, np.uint8).reshape(shape), tuple(box), tuple(size)
+      )
+      for part, (shape, box, size) in zip(pixels, answer['seen'], strict=True)
     ]
 
   def close(self) -> None:

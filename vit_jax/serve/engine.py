@@ -76,7 +76,7 @@ class Remembered:
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Job:
   model: str
-  pixels_HWC: np.ndarray
+  seen: Seen
   future: futures.Future
   # Instead of the model, where a class is explained.
   function: Callable[[], Any] | None = None
@@ -172,7 +172,7 @@ class Engine:
         self._answers.put((digest, model), answer, answer.nbytes)
 
     future.add_done_callback(remember)
-    self._put(_Job(model, seen.pixels_HWC, future))
+    self._put(_Job(model, seen, future))
     return future
 
   def explained(
@@ -186,7 +186,7 @@ class Engine:
     def function() -> np.ndarray:
       return explain(model, seen.pixels_HWC, number, fusion, discard)
 
-    self._put(_Job(model, seen.pixels_HWC, future, function))
+    self._put(_Job(model, seen, future, function))
     return future
 
   def close(self) -> None:
@@ -232,7 +232,7 @@ class Engine:
     if jobs[0].function:
       return [jobs[0].function()]
     name = jobs[0].model
-    answers = self.models[name].run(np.stack([x.pixels_HWC for x in jobs]))
+    answers = self.models[name].run([job.seen for job in jobs])
     self.counts['images', name] += len(jobs)
     self.counts['batches', name] += 1
     self.counts['seconds', name] += sum(x.seconds for x in answers)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from vit_jax.serve.protection import MAX_BODY_BYTES
+from vit_jax.serve.queries import THRESHOLD
 from vit_jax.serve.served_model import FUSIONS
 from vit_jax.serve.uploads import FORMATS, MAX_PIXELS
 
@@ -26,6 +27,11 @@ def describe(models: list[str]) -> dict[str, Any]:
     _parameter('model', text | {'enum': models, 'default': models[0]}, ''),
     _parameter('image', text, 'digest of one sent before, instead of a body'),
     _parameter('top', integer | {'minimum': 1, 'default': 5}, 'classes'),
+    _parameter(
+      'threshold',
+      number | {'minimum': 0, 'exclusiveMaximum': 1, 'default': THRESHOLD},
+      'least probability of an object, where a model finds objects',
+    ),
     _parameter('map', {'enum': ['0', '1'], 'default': '1'}, 'whether with map'),
     _parameter(
       'fusion', text | {'enum': list(FUSIONS), 'default': 'mean'}, 'of heads'
@@ -48,13 +54,16 @@ def describe(models: list[str]) -> dict[str, Any]:
     'box': _many(number)
     | {'description': 'part that is seen: top, left, height, width as shares'},
     'classes': _many(anything | {'properties': named}),
+    'objects': {'type': ['array', 'null']}
+    | {'items': anything | {'properties': named | {'box': _many(number)}}}
+    | {'description': 'with boxes x0, y0, x1, y1 as shares; empty classes'},
     'map': {'type': ['object', 'null']}
     | {'properties': {'values': _many(_many(number))}},
     'seconds': anything
     | {'properties': {'decode': number, 'model': number, 'map': number}},
   }
   predict = {
-    'summary': 'The likeliest classes of an image, and where a model looks.',
+    'summary': 'The likeliest classes of an image, or objects, and a map.',
     'parameters': parameters,
     'requestBody': {
       'description': f'One of {", ".join(FORMATS)}; empty with `image`.',

@@ -21,7 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--threads',
     type=int,
     default=0,
-    help='that a model runs in (default: as many as cores)',
+    help='that a model runs in (default: 0, as many as cores)',
   )
 
 

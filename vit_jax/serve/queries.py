@@ -9,7 +9,19 @@ from vit_jax.serve.engine import Engine
 from vit_jax.serve.protection import Refusal
 from vit_jax.serve.served_model import FUSIONS
 
-NAMES = ('model', 'image', 'top', 'map', 'fusion', 'discard', 'layer', 'class')
+NAMES = (
+  'model',
+  'image',
+  'top',
+  'threshold',
+  'map',
+  'fusion',
+  'discard',
+  'layer',
+  'class',
+)
+# As of `predict`.
+THRESHOLD = 0.7
 
 
 class Query(NamedTuple):
@@ -19,6 +31,7 @@ class Query(NamedTuple):
     model: its name.
     image: the digest of one that was sent before; '' if it comes along.
     top: how many classes.
+    threshold: the least probability of an object that is told of.
     with_map: whether there is to be a map.
     fusion: of the heads.
     discard: share of each layer's weights.
@@ -29,6 +42,7 @@ class Query(NamedTuple):
   model: str
   image: str
   top: int
+  threshold: float
   with_map: bool
   fusion: str
   discard: float
@@ -64,9 +78,10 @@ def parse(given: Mapping[str, str], engine: Engine) -> Query:
     image=image,
     top=_integer(given, 'top', 1, len(model.class_names))
     or min(5, len(model.class_names)),
+    threshold=_share(given, 'threshold', THRESHOLD),
     with_map=wanted == '1',
     fusion=fusion,
-    discard=_share(given),
+    discard=_share(given, 'discard', 0.0),
     layer=_integer(given, 'layer', 0, model.layers - 1),
     number=_integer(given, 'class', 0, len(model.class_names) - 1),
   )
@@ -84,13 +99,13 @@ def parse(given: Mapping[str, str], engine: Engine) -> Query:
   return query
 
 
-def _share(given: Mapping[str, str]) -> float:
-  text = given.get('discard', '0')
+def _share(given: Mapping[str, str], name: str, otherwise: float) -> float:
+  text = given.get(name, str(otherwise))
   try:
     value = float(text)
   except ValueError:
     value = math.nan
-  _check(0 <= value < 1, 'discard', text, 'use a number from 0 to below 1')
+  _check(0 <= value < 1, name, text, 'use a number from 0 to below 1')
   return value
 
 

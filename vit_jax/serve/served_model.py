@@ -3,12 +3,13 @@
 import json
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 
-from vit_jax.serve.uploads import View
+from vit_jax.serve.uploads import Seen, View
 
 FUSIONS = ('mean', 'min', 'max')
 
@@ -17,14 +18,16 @@ class Answer(NamedTuple):
   """What a model says of an image.
 
   Attributes:
-    logits_C: float32.
+    probability_C: float64; for DETR QC, the classes of what each query finds.
+    boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image.
     fused: by fusion of the heads, the layers' weights XLL; empty where the
       model has no attention that a map is made of.
     read_L: how much the output reads of each token.
     seconds: that it took, an equal share of its batch.
   """
 
-  logits_C: np.ndarray
+  probability_C: np.ndarray
+  boxes_Q4: np.ndarray | None
   fused: dict[str, np.ndarray]
   read_L: np.ndarray | None
   seconds: float
@@ -32,7 +35,8 @@ class Answer(NamedTuple):
   @property
   def nbytes(self) -> int:
     """What it takes in memory."""
-    return sum(x.nbytes for x in (self.logits_C, *self.fused.values()))
+    arrays = [self.probability_C, *self.fused.values()]
+    return sum(x.nbytes for x in (*arrays, self.boxes_Q4) if x is not None)
 
 
 class ServedModel:
@@ -46,6 +50,7 @@ class ServedModel:
     grid: (h, w) of the patches of a map; None where there is none.
     layers: how many it has.
     class_names: C of them, their numbers where nobody has named them.
+    finds_objects: whether it is DETR.
     about: what is said of it, for JSON.
   """
 
@@ -69,19 +74,25 @@ class ServedModel:
       self._session = onnxruntime.InferenceSession(
         path, options, providers=['CPUExecutionProvider']
       )
-      (images,) = self._session.get_inputs()
+      images, *sizes = self._session.get_inputs()
       shapes = {x.name: x.shape for x in self._session.get_outputs()}
       saved: Any = self._session.get_modelmeta().custom_metadata_map
       self._mean, self._std = (
         np.float32(json.loads(saved[key])) for key in ('mean', 'std')
       )
+      self.finds_objects = bool(sizes)
       self.view = View(
         tuple(images.shape[1:3]),
         json.loads(saved['resize_small']),
         saved['interpolation'],
+        self.finds_objects,
       )
-      names = json.loads(saved['class_names'])
-      self.class_names = names or [str(c) for c in range(shapes['logits'][1])]
+      # The last of DETR's is no object.
+      C = shapes['logits'][-1] - self.finds_objects
+      self.class_names = json.loads(saved['class_names']) or [
+        str(c) for c in range(C)
+      ]
+      self._loss = saved['loss']
       self.grid = tuple(json.loads(saved['grid'])) or None
       self._description = saved['description']
     except Exception as e:
@@ -102,6 +113,7 @@ class ServedModel:
       'megabytes': round(self.file_bytes / 1e6, 2),
       'image_size': self.view.size,
       'classes': len(self.class_names),
+      'finds_objects': self.finds_objects,
       'layers': self.layers,
       'grid': self.grid,
     }
@@ -115,21 +127,30 @@ class ServedModel:
     """
     return self.dtype != 'int8'
 
-  def run(self, images_BHWC: np.ndarray) -> list[Answer]:
-    """Answers uint8 images of the model's size."""
+  def run(self, seen: Sequence[Seen]) -> list[Answer]:
+    """Answers images as the model sees them."""
     start = time.perf_counter()
-    x = (images_BHWC / np.float32(255) - self._mean) / self._std
+    images_BHWC = np.stack([x.pixels_HWC for x in seen])
+    given = {'images': (images_BHWC / np.float32(255) - self._mean) / self._std}
+    if self.finds_objects:
+      given['sizes'] = np.array([x.size for x in seen], np.int32)
     names = [x.name for x in self._session.get_outputs()]
-    found = dict(
-      zip(names, self._session.run(names, {'images': x}), strict=True)
-    )
-    B = len(images_BHWC)
+    found = dict(zip(names, self._session.run(names, given), strict=True))
+    probability_BC = _probabilities(found['logits'], self._loss)
+    boxes_BQ4 = None
+    if self.finds_objects:
+      probability_BC = probability_BC[..., :-1]
+      centre, size = np.split(found['boxes'], 2, axis=-1)
+      boxes_BQ4 = np.concatenate([centre - size / 2, centre + size / 2], -1)
+      boxes_BQ4 = boxes_BQ4.clip(0, 1)
+    B = len(seen)
     seconds = (time.perf_counter() - start) / B
     fusions = FUSIONS if self.grid else ()
     # Copies, so that no image keeps its batch in memory.
     return [
       Answer(
-        found['logits'][i].copy(),
+        probability_BC[i].copy(),
+        None if boxes_BQ4 is None else boxes_BQ4[i].copy(),
         {name: found[f'attention_{name}'][i].copy() for name in fusions},
         found['read'][i].copy() if self.grid else None,
         seconds,
@@ -141,8 +162,18 @@ class ServedModel:
 def seconds_an_image(path: pathlib.Path, threads: int) -> float:
   """Returns how long a model takes, the shortest of a few times."""
   model = ServedModel(path, threads)
-  image_BHWC = np.zeros((1, *model.view.size, 3), np.uint8)
-  return min(model.run(image_BHWC)[0].seconds for _ in range(4))
+  size = model.view.size
+  black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
+  return min(model.run([black])[0].seconds for _ in range(4))
+
+
+def _probabilities(logits_BC: np.ndarray, loss: str) -> np.ndarray:
+  """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
+  x_BC = logits_BC.astype(np.float64)
+  if loss == 'sigmoid':
+    return 0.5 + 0.5 * np.tanh(0.5 * x_BC)  # which overflows nowhere
+  exp_BC = np.exp(x_BC - x_BC.max(-1, keepdims=True))
+  return exp_BC / exp_BC.sum(-1, keepdims=True)
 
 
 def rollout(

@@ -191,7 +191,10 @@ class PageServer:
         'model': query.model,
         'image': digest,
         'box': seen.box,
-        'classes': _likeliest(answer.logits_C, model, query.top),
+        'classes': []
+        if model.finds_objects
+        else _likeliest(answer.probability_C, model, query.top),
+        'objects': _objects(answer, model, query.threshold),
         'map': found,
         'seconds': {
           'decode': round(decode_seconds, 4),
@@ -237,11 +240,9 @@ def _escaped(label: str) -> str:
 
 
 def _likeliest(
-  logits_C: np.ndarray, model: ServedModel, top: int
+  probability_C: np.ndarray, model: ServedModel, top: int
 ) -> list[dict[str, Any]]:
-  """Returns the classes with the largest softmax, the likeliest first."""
-  exp_C = np.exp(logits_C.astype(np.float64) - logits_C.max())
-  probability_C = exp_C / exp_C.sum()
+  """Returns classes, the likeliest first."""
   order = np.argsort(-probability_C, kind='stable')[:top]
   return [
     {
@@ -251,3 +252,19 @@ def _likeliest(
     }
     for c in order
   ]
+
+
+def _objects(
+  answer: Answer, model: ServedModel, threshold: float
+) -> list[dict[str, Any]] | None:
+  """Returns what DETR finds, the likeliest first; None for other models."""
+  if answer.boxes_Q4 is None:
+    return None
+  found = []
+  order_Q = np.argsort(-answer.probability_C.max(1), kind='stable')
+  for q in order_Q:
+    (likeliest,) = _likeliest(answer.probability_C[q], model, 1)
+    if likeliest['probability'] >= threshold:
+      box = [round(float(x), 5) for x in answer.boxes_Q4[q]]
+      found.append(likeliest | {'box': box})
+  return found

@@ -55,11 +55,14 @@ class View(NamedTuple):
     resize_small: 0 for the whole image, or to how many pixels the shorter side
       is resized, of which the centre is cut out.
     interpolation: 'bilinear' or 'bicubic'.
+    keeps_shape: whether the whole image is as large as fits into the upper left
+      corner, its aspect ratio kept, and the rest is black.
   """
 
   size: tuple[int, int]
   resize_small: int
   interpolation: str
+  keeps_shape: bool = False
 
 
 class Seen(NamedTuple):
@@ -68,10 +71,12 @@ class Seen(NamedTuple):
   Attributes:
     pixels_HWC: uint8 RGB.
     box: the part of the upright image: top, left, height, width as shares.
+    size: (height, width) of the pixels that are of the image.
   """
 
   pixels_HWC: np.ndarray
   box: tuple[float, ...]
+  size: tuple[int, int]
 
 
 def see(data: bytes, view: View) -> Seen:
@@ -117,7 +122,9 @@ def _see(data: bytes, view: View) -> Seen:
   turn = _ORIENTATIONS.get(_orientation(image), (False, False, False))
   H, W = (width, height) if turn[0] else (height, width)
   box, part = (0, 0, H, W), view.size
-  if view.resize_small:
+  if view.keeps_shape:
+    part = fitted((H, W), view.size)
+  elif view.resize_small:
     box = _central(H, W)
     short = min(box[2:])
     h, w = (round(side * view.resize_small / short) for side in box[2:])
@@ -129,6 +136,10 @@ def _see(data: bytes, view: View) -> Seen:
     image.draft(None, (width // factor, height // factor))
   pixels = _upright(_cut(_rgb(image), box, (H, W), turn, factor), turn)
   pixels = _resized(pixels, part, view.interpolation)
+  if view.keeps_shape:
+    canvas = np.zeros((*view.size, 3), np.uint8)
+    canvas[: part[0], : part[1]] = pixels
+    return Seen(canvas, (0.0, 0.0, 1.0, 1.0), part)
   cut = [(n - m) // 2 for n, m in zip(part, view.size, strict=True)]
   (h, w), (top, left) = view.size, cut
   shares = (
@@ -137,7 +148,20 @@ def _see(data: bytes, view: View) -> Seen:
     h / part[0] * box[2] / H,
     w / part[1] * box[3] / W,
   )
-  return Seen(np.ascontiguousarray(pixels[top:, left:][:h, :w]), shares)
+  pixels = np.ascontiguousarray(pixels[top:, left:][:h, :w])
+  return Seen(pixels, shares, view.size)
+
+
+def fitted(size: tuple[int, int], most: tuple[int, int]) -> tuple[int, int]:
+  """Returns the largest (height, width) for an image of a size.
+
+  Rounded as `data/box_transforms.py` rounds it.
+  """
+  H, W = size
+  short = max(1, round(max(most) * min(size) / max(size)))
+  h, w = (short, int(short * W / H)) if H < W else (int(short * H / W), short)
+  scale = min(1.0, most[0] / h, most[1] / w)
+  return max(1, int(h * scale)), max(1, int(w * scale))
 
 
 @functools.cache
@@ -276,7 +300,7 @@ def main() -> None:
     except UnreadableUpload as e:
       send(sys.stdout.buffer, {'error': str(e)})
       continue
-    found = [[x.pixels_HWC.shape, x.box] for x in seen]
+    found = [[x.pixels_HWC.shape, x.box, x.size] for x in seen]
     pixels = (x.pixels_HWC.tobytes() for x in seen)
     send(sys.stdout.buffer, {'seen': found}, *pixels)
 

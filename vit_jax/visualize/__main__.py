@@ -9,6 +9,8 @@
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masking CHECKPOINT DATASET --split='test[:500]'
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
+  python -m vit_jax.visualize augmentations a_folder/
+  python -m vit_jax.visualize detr DETR street.jpg a_folder/ --out=seen
 
 Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
 a single file, report.html. Files of these names are replaced.
@@ -29,7 +31,15 @@ from vit_jax import flags, predict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import bad_images, images, sources, whole
-from vit_jax.visualize import masking, page, photos, predictions, sections
+from vit_jax.visualize import (
+  augmented,
+  masking,
+  objects,
+  page,
+  photos,
+  predictions,
+  sections,
+)
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -79,6 +89,18 @@ _KINDS = {
     'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in its '
     'place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
   ),
+  'augmentations': (
+    'what the operations of RandAugment do to images, at both ends of their '
+    'magnitudes; of no checkpoint',
+    'Arrays: images (operation, image, H, W, RGB); operations; files.',
+  ),
+  'detr': (
+    'of DETR: what the query of each found object attends to, in the first '
+    'eight images, and where the boxes of each query lie in all of them '
+    '(figures 6 and 7 of its paper)',
+    'Arrays: of each object image, query, label, score, box, map (h, w); '
+    'centres (image, query, cx cy w h), shares of the image; files.',
+  ),
 }
 _WITHOUT_IMAGES = ('filters', 'posemb')
 
@@ -92,14 +114,22 @@ def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
   if out.exists() and not out.is_dir():
     raise ValueError(f'--out={args.out} is a file: name a folder.')
-  subject = _subject(args, args.checkpoint)
-  said = ''
+  said, about = '', ''
   made: dict[str, Callable[[], bytes]] = {}
+  if args.what != 'augmentations':
+    subject = _subject(args, args.checkpoint)
+    checkpoint = subject.checkpoint
+    about = checkpoint.model.describe(checkpoint.image_size)
+    about = f'model    {about}\n'
   if args.what == 'report':
     html = page.report(subject, args.fusion or 'mean', args.discard)
     made['report.html'] = lambda: html.encode(errors='backslashreplace')
   else:
-    section = _section(args, subject)
+    if args.what == 'augmentations':
+      size = images.size_of(args.image_size or '224')
+      section = augmented.section(predict.find_files(args.images), size)
+    else:
+      section = _section(args, subject)
     said = f'{section.title}. {section.text}\n'
     for figure in [section.sheet, *section.figures]:
       if figure:
@@ -112,9 +142,7 @@ def _run(args: argparse.Namespace) -> None:
   for name in tqdm(made, unit=' pictures', delay=2, disable=None):
     whole.replace(out / name, made[name]())
   more = f' and {len(made) - 1} more' if len(made) > 1 else ''
-  checkpoint = subject.checkpoint
-  model = checkpoint.model.describe(checkpoint.image_size)
-  print(f'{said}model    {model}\nwritten  {out / next(iter(made))}{more}')
+  print(f'{said}{about}written  {out / next(iter(made))}{more}')
 
 
 def _subject(args: argparse.Namespace, path: str) -> Subject:
@@ -150,6 +178,8 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return sections.posemb(subject)
     case 'masked':
       return predictions.section(subject, args.rate, args.seed)
+    case 'detr':
+      return objects.section(subject, args.threshold)
   source = bad_images.checked(
     sources.open_source(args.data, args.split), 'error'
   )
@@ -168,7 +198,8 @@ def _parser() -> argparse.ArgumentParser:
     kind = kinds.add_parser(
       what, help=text, description=f'{what}: {text}.', epilog=arrays
     )
-    kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
+    if what != 'augmentations':
+      kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
     if what == 'masking':
       kind.add_argument(
         'data', help='labelled images: a folder, a TFDS name, or digits'
@@ -190,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument(
       '--image_size',
       help='pixels that the model is to see, as in 512 or 384x512; position '
-      'embeddings are interpolated (default: those of the checkpoint)',
+      'embeddings are interpolated (default: those of the checkpoint, or 224)',
     )
     if what in ('report', 'rollout', 'masking'):
       kind.add_argument(
@@ -234,6 +265,13 @@ def _parser() -> argparse.ArgumentParser:
       )
       kind.add_argument(
         '--seed', type=int, default=0, help='which ones (default: 0)'
+      )
+    if what == 'detr':
+      kind.add_argument(
+        '--threshold',
+        type=_share,
+        default=predict.THRESHOLD,
+        help=f'least probability of an object (default: {predict.THRESHOLD})',
       )
     if what in ('rollout', 'distance'):
       kind.add_argument(

@@ -90,7 +90,7 @@ class Layers:
       yield weights, gradients
 
 
-class _Program:
+class _Passes:
   """What is compiled once for a model and a shape of images.
 
   Attributes:
@@ -144,10 +144,10 @@ class _Program:
 
 
 @functools.lru_cache(maxsize=8)
-def _program(model: Any, shape: tuple[int, ...]) -> _Program:
+def _program(model: Any, shape: tuple[int, ...]) -> _Passes:
   """Returns the same for the same, so that batches share a compilation."""
   del shape  # `blocks` of an axial model depend on it
-  return _Program(model)
+  return _Passes(model)
 
 
 def run(

@@ -119,7 +119,9 @@ class Subject:
     """Returns the likeliest classes of each image and their probabilities."""
     found = []
     for layers, batch in self.at_work('labels'):
-      probabilities_BC = jax.nn.softmax(layers.logits_BC)[: len(batch)]
+      probabilities_BC = self.checkpoint.probabilities(layers.logits_BC)[
+        : len(batch)
+      ]
       values, indices = jax.lax.top_k(
         probabilities_BC, min(count, probabilities_BC.shape[1])
       )

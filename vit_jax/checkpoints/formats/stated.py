@@ -28,7 +28,7 @@ class Stated(dict[str, Any]):
     under: str = '',
     warnings: list[str] | None = None,
   ):
-    """Args are the values and attributes."""
+    """Holds the values; the other arguments are the attributes."""
     super().__init__(values)
     self.place = place
     self.under = under

@@ -1,0 +1,65 @@
+"""VIVI: classes of a few images, and invariances of videos (arXiv 1912.02783).
+
+  python -m vit_jax.main --config=configs/vivi.py --workdir=...
+  python -m vit_jax.main --config=configs/vivi.py:./cifar10 --workdir=...
+  ... --config=configs/vivi.py:./cifar10,objective.videos=./clips
+
+The value is the data whose classes are learned: digits, of which 40 count as
+labelled, or a folder of small images or another data set, of which one in 200
+does. The videos are made of all of them, each image drifting, turning and
+growing; or those of a folder with a folder of frames each. A batch has as many
+videos as labelled images, of each `shots` times `frames` times `copies` images,
+8 unless told: a step computes nine times the images of `batch_size`.
+
+  data.split=train[:40]            the labelled
+  objective.videos=./clips         ./clips/NAME/0001.jpg and so on
+  objective.unlabelled=train       without videos, the images that move: a split
+  objective.unlabelled_data=PATH   of the same data, or of other data
+  objective.shots=2                in their order, each in its part of a video
+  objective.frames=2               of a shot
+  objective.length=16              neighbouring frames that a shot goes over
+  objective.copies=2               of a frame, each augmented anew
+  objective.weight=1.0             the share of frames, shots and videos
+  model=b16                        another ViT; VIVI's own is a ResNet-50 v2
+"""
+
+from vit_jax import config as config_lib
+
+
+def get_config(argument='digits'):
+  (data,), pairs = config_lib.parse_argument(argument, ['digits'])
+  config = config_lib.base()
+  config_lib.choose_objective(config, 'video')
+  config.batch_size = 16
+  if data == 'digits':
+    digits(config)
+  else:
+    small(config, data)
+  config.model.update(patch_size=4, heads=4, pool='gap')
+  config.optimizer.update(
+    decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05
+  )
+  config.eval_every = '20%'
+  config.checkpoint_every = '20%'
+  config_lib.override(config, pairs)
+  return config
+
+
+def digits(config):
+  config.total = '1000 steps'
+  config.data.update(
+    name='digits', split='train[:40]', image_size='16', crop_min_area=0.7
+  )
+  config.data.flip = False
+  config.model.update(width=64, depth=2, mlp_dim=128)
+  config.optimizer.lr = 3e-3
+
+
+def small(config, data):
+  config.total = '3000 steps'
+  config.data.update(
+    name=data, split='train[:0.5%]', image_size='32', crop_min_area=0.8
+  )
+  config.data.augment = 'randaugment(2, 5)'
+  config.model.update(width=128, depth=4, mlp_dim=256)
+  config.optimizer.lr = 1e-3

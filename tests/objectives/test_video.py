@@ -1,0 +1,145 @@
+"""VIVI's three levels from their formulas, and where its clips come from."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+from tests.objectives import test_every
+from vit_jax.data import sources
+from vit_jax.experiment import check_config
+
+B, GROUP, S, F, K = 6, 3, 3, 2, 2
+FIELDS = {
+  'objective.group': GROUP,
+  'objective.shots': S,
+  'objective.frames': F,
+  'objective.copies': K,
+  'objective.margin': 0.3,
+  'objective.weight': 0.7,
+  'objective.temperature': 0.2,
+}
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_the_loss_is_that_of_the_formulas():
+  """Copy by copy, shot by shot, each against all others of its group."""
+  made = test_every.experiment_of('video', batch_size=B, **FIELDS)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), made.new_params()
+  )
+  raw = {
+    'image': rng.integers(0, 256, (B, 16, 16, 3), np.uint8),
+    'label': rng.integers(0, 10, B, np.int32),
+    'clip': rng.integers(0, 256, (B, S, F, K, 16, 16, 3), np.uint8),
+  }
+  apply = jax.jit(lambda x: made.objective.model.apply({'params': params}, x))
+
+  def outputs(images):
+    images = images.reshape(-1, 16, 16, 3)
+    logits, aux = apply((images - 127.5) / np.float32(127.5))
+    return [
+      np.asarray(x, np.float64)
+      for x in (logits, aux['pre_logits'], aux['next_shot'])
+    ]
+
+  logits = outputs(raw['image'])[0]
+  classes = -special.log_softmax(logits, -1)[range(B), raw['label']]
+  z, following = np.empty((2, B, S, F, K, 32))
+  for b in range(B):
+    _, y, guess = outputs(raw['clip'][b])
+    z[b], following[b] = (x.reshape(S, F, K, 32) for x in (unit(y), guess))
+  centres = z.mean((2, 3))
+  frames, shots, videos, told = [], [], [], []
+  for b in range(B):
+    group = range(b // GROUP * GROUP, b // GROUP * GROUP + GROUP)
+    strangers = [x for c in group if c != b for x in z[c].reshape(-1, 32)]
+    for s, f, k in np.ndindex(S, F, K):
+      mine = z[b, s, f, k]
+      far = max(np.sum((mine - x) ** 2) for x in z[b, s, f])
+      near = min(np.sum((mine - x) ** 2) for x in strangers)
+      frames.append(max(0, 0.3 + far - near))
+      shots.append(np.sum((mine - centres[b, s]) ** 2))
+    for s in range(S - 1):
+      guess = unit(following[b, s].mean((0, 1)))
+      scores = np.array([guess @ centres[c, s + 1] for c in group])
+      videos.append(-special.log_softmax(scores / 0.2)[b % GROUP])
+      told.append(scores.argmax() == b % GROUP)
+  batch = made.objective.augment(raw, jax.random.key(1))
+  loss, metrics = made.objective.loss(
+    params, {}, batch, jax.random.key(0), train=True
+  )
+  # Distances of nearly equal directions are differences of float32.
+  for name, want in (
+    ('frame_loss', frames),
+    ('shot_loss', shots),
+    ('video_loss', videos),
+    ('predicted', told),
+    ('accuracy', logits.argmax(-1) == raw['label']),
+  ):
+    np.testing.assert_allclose(
+      metrics[name], np.mean(want), rtol=1e-4, err_msg=name
+    )
+  levels = sum(np.mean(x) for x in (frames, shots, videos))
+  np.testing.assert_allclose(loss, np.mean(classes) + 0.7 * levels, rtol=1e-4)
+
+
+def test_clips_are_of_one_video_each():
+  """A digit's own frames, in order, those of a copy alike without crops."""
+  objective = test_every.experiment_of(
+    'video',
+    **FIELDS
+    | {
+      'objective.group': 4,
+      'objective.unlabelled': 'train[5:7]',
+      'data.crop_min_area': 1.0,
+    },
+  ).objective
+  transform = objective.train_transform()
+  source = sources.open_source('digits', 'train[:5]')
+  known = [
+    transform.transform(transform.videos.frames[i], None)['image'].tobytes()
+    for i in range(48)
+  ]
+  seen = set()
+  for seed in range(12):
+    example = transform(source[seed % 5], np.random.default_rng(seed))
+    assert example['label'] == source[seed % 5]['label']
+    copies = [x.tobytes() for x in example['clip'].reshape(-1, 16, 16, 3)]
+    assert copies[::K] == copies[1::K]
+    frames = [known.index(x) for x in copies[::K]]
+    assert frames == sorted(frames)
+    (video,) = {i // 24 for i in frames}
+    seen.add(video)
+  assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'objective.shots': 1}, 'objective.shots is 1: at least 2'),
+    ({'objective.frames': 1}, 'objective.frames is 1: at least 2'),
+    ({'objective.group': 1}, 'objective.group is 1: at least 2'),
+    ({'objective.length': 1}, 'objective.length is 1: a shot has'),
+    ({'objective.temperature': 0.0}, 'objective.temperature is 0.0'),
+    ({'model.name': 'deit'}, 'objective.name=video is learned by a ViT'),
+    ({'objective.copies': 1}, 'objective.copies is 1: at least 2'),
+  ],
+)
+def test_what_cannot_work_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    check_config(test_every.config_of('video', **changes))
+
+
+def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
+  def open_with(**changes):
+    test_every.experiment_of('video', **changes).objective.train_transform()
+
+  with pytest.raises(ValueError, match=r'has 24 frames: objective.shots=9'):
+    open_with(**{'objective.shots': 9, 'objective.frames': 3})
+  with pytest.raises(FileNotFoundError, match='no folder .*/none; give one'):
+    open_with(**{'objective.videos': str(tmp_path / 'none')})

@@ -1,0 +1,93 @@
+"""COCO's annotations of images that have their masks as files.
+
+As Penn-Fudan's pedestrians do: `images/` and `masks/` with files of the same
+names but for their extensions. A pixel of a mask is 0 where there is nothing
+and else the number of its object, and all objects are of one class.
+"""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from vit_jax.data import folder, segments
+
+
+def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
+  """Returns what COCO's `instances.json` has of a folder's images.
+
+  Boxes end behind an object's outermost pixels; masks are compressed RLE.
+
+  Raises:
+    ValueError: pycocotools or a mask is missing, or an image and its mask
+      differ in size.
+    OSError: a file cannot be read.
+  """
+  segments.require_library('COCO from masks')
+  paths = {
+    kind: {
+      path.stem: path
+      for path in sorted((root / kind).iterdir())
+      if folder.is_image_name(path.name)
+    }
+    for kind in ('images', 'masks')
+  }
+  if not paths['images']:
+    raise ValueError(f'{root / "images"} has no images.')
+  lacking = sorted(paths['images'].keys() - paths['masks'].keys())
+  if lacking:
+    raise ValueError(
+      f'{root / "masks"} has no masks of {len(lacking)} images, '
+      f'{", ".join(lacking[:5])} among them: add them, or remove the images.'
+    )
+  images: list[dict[str, Any]] = []
+  annotations: list[dict[str, Any]] = []
+  for i, (stem, path) in enumerate(
+    tqdm(paths['images'].items(), unit=' images', delay=2, disable=None), 1
+  ):
+    numbers_HW = _numbers(paths['masks'][stem])
+    height, width = numbers_HW.shape
+    with Image.open(path) as image:
+      if image.size != (width, height):
+        raise ValueError(
+          f'{path} has {image.width}x{image.height} pixels and '
+          f'{paths["masks"][stem]} {width}x{height}: make them the same.'
+        )
+    images.append(
+      {'id': i, 'file_name': path.name, 'height': height, 'width': width}
+    )
+    for number in np.unique(numbers_HW[numbers_HW > 0]):
+      found = _annotation(numbers_HW == number)
+      annotations.append(
+        {'id': len(annotations) + 1, 'image_id': i, 'category_id': 0} | found
+      )
+  return {
+    'images': images,
+    'annotations': annotations,
+    'categories': [{'id': 0, 'name': class_name}],
+  }
+
+
+def _numbers(path: pathlib.Path) -> np.ndarray:
+  """Returns the number of the object of each pixel, HW."""
+  with Image.open(path) as image:
+    if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
+      raise ValueError(
+        f'{path} has pixels of mode {image.mode}: a mask has one number a '
+        'pixel, that of its object, or 0.'
+      )
+    return np.array(image).astype(np.int64)
+
+
+def _annotation(mask_HW: np.ndarray) -> dict[str, Any]:
+  rows, columns = np.nonzero(mask_HW)
+  x, y = int(columns.min()), int(rows.min())
+  written = segments.run_lengths(mask_HW, mask_HW.shape)
+  return {
+    'bbox': [x, y, int(columns.max()) + 1 - x, int(rows.max()) + 1 - y],
+    'area': len(rows),
+    'iscrowd': 0,
+    'segmentation': written | {'counts': written['counts'].decode()},
+  }

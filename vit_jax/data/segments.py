@@ -1,0 +1,132 @@
+"""Which pixels of an image are an object's: masks, and how COCO writes them.
+
+COCO's `segmentation` of an object is a list of polygons, x and y by turns in
+pixels, or run lengths of zeros and ones down the columns (RLE), compressed or
+not. pycocotools decides which pixels a polygon has.
+"""
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
+
+
+def require_library(what: str) -> None:
+  """Raises ValueError, naming what needs it, if pycocotools is missing."""
+  if not importlib.util.find_spec('pycocotools'):
+    raise ValueError(
+      f'{what} needs pycocotools, which is not installed: pip install -e '
+      "'.[detection]'."
+    )
+
+
+def problem(segmentation: Any, size: tuple[int, int]) -> str:
+  """Returns what is wrong with COCO's segmentation; empty for nothing.
+
+  `size` is the (height, width) of its image.
+  """
+  if isinstance(segmentation, Mapping):
+    found, counts = segmentation.get('size'), segmentation.get('counts')
+    if not isinstance(found, list) or tuple(found) != tuple(size):
+      return (
+        f'segmentation is RLE of size {found} (height, width) and its image '
+        f'of {list(size)}'
+      )
+    if isinstance(counts, str):
+      return ''
+    if not isinstance(counts, list) or not all(
+      isinstance(x, int) and x >= 0 for x in counts
+    ):
+      return 'segmentation is RLE whose counts are no whole numbers or text'
+    if sum(counts) != math.prod(size):
+      return (
+        f'segmentation is RLE of {sum(counts)} pixels and its image has '
+        f'{math.prod(size)}'
+      )
+    return ''
+  if not isinstance(segmentation, list):
+    return 'segmentation is no list of polygons and no RLE'
+  for polygon in segmentation:
+    if not isinstance(polygon, list) or not all(
+      isinstance(x, int | float) and math.isfinite(x) for x in polygon
+    ):
+      return 'segmentation has a polygon that is no list of numbers'
+    if len(polygon) % 2 or len(polygon) < 6:
+      return (
+        f'segmentation has a polygon of {len(polygon)} numbers: give x and y '
+        'of at least 3 points'
+      )
+  return ''
+
+
+def run_lengths(
+  segmentation: Segmentation, size: tuple[int, int]
+) -> dict[str, Any]:
+  """Returns compressed RLE, `size` and `counts` (bytes), of a segmentation.
+
+  Args:
+    segmentation: COCO's, or a mask, bool HW.
+    size: the (height, width) of its image.
+  """
+  from pycocotools import mask as coco_mask
+
+  if isinstance(segmentation, np.ndarray):
+    mask_HW = np.asfortranarray(segmentation, dtype=np.uint8)
+    found: dict[str, Any] = coco_mask.encode(mask_HW)
+  elif isinstance(segmentation, Mapping):
+    if isinstance(segmentation['counts'], list):
+      return coco_mask.frPyObjects(segmentation, *size)
+    found = dict(segmentation)
+  else:
+    found = coco_mask.merge(coco_mask.frPyObjects(list(segmentation), *size))
+  return found
+
+
+def mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
+  """Returns the pixels of a segmentation, bool HW; see `run_lengths`."""
+  if isinstance(segmentation, np.ndarray):
+    return segmentation
+  if not segmentation:
+    return np.zeros(size, bool)
+  from pycocotools import mask as coco_mask
+
+  return coco_mask.decode(run_lengths(segmentation, size)).astype(bool)
+
+
+def of_logits(
+  logits_hw: np.ndarray,
+  canvas: tuple[int, int],
+  size: tuple[int, int],
+  shown: tuple[int, int],
+) -> np.ndarray:
+  """Returns the mask that a model means, in pixels of the image it was shown.
+
+  As DETR's code does it (2005.12872): between the logits linearly, then the
+  nearest of the pixels that the model saw.
+
+  Args:
+    logits_hw: float32, of the canvas.
+    canvas: (height, width) of what the model sees, with padding.
+    size: (height, width) of the part of it that is the image.
+    shown: (height, width) of the image.
+
+  Returns:
+    bool HW of the image.
+  """
+  fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
+  rows, columns = (
+    nearest(old, new) for old, new in zip(size, shown, strict=True)
+  )
+  return (fine_HW > 0)[rows[:, None], columns[None]]
+
+
+def nearest(old: int, new: int) -> np.ndarray:
+  """Returns of which of `old` pixels each of `new` is, as PyTorch counts."""
+  scale = np.float32(old) / np.float32(new)
+  at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
+  return np.minimum(at, old - 1)

@@ -1,0 +1,265 @@
+"""Classes of a few images, and what videos leave as it is: VIVI (1912.02783).
+
+A batch has B labelled images and as many videos: of each S shots in their
+order, F frames of a shot, and K copies of a frame, each augmented anew. With z
+the unit vectors of what the head sees, c the mean of z over a shot, g what the
+model predicts of the next shot (the unit vector of the mean over a shot), and w
+the weight,
+
+  mean CE(classes of the labelled) + w (frames + shots + videos)
+
+  frames = mean max(0, m + max d(z, copies of the same frame)
+                         - min d(z, all of other videos))
+  shots  = mean |z - c|^2
+  videos = mean -log softmax(g . c' / t) at c' the next shot of the same video,
+           of those of all videos,
+
+others being those of a group of `objective.group` rows. The three levels are
+those of its section 3: exemplars (see `exemplar`), a shot as the mean of its
+frames, and prediction across shots by InfoNCE. The paper predicts by an LSTM or
+an MLP from all shots before; here a linear layer does from the last one.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data.sources import Record
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.data.videos import Videos, open_videos
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.video_vit import VideoViT
+from vit_jax.objectives import streams
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.exemplar import Exemplar, triplet_gaps, unit_vectors
+from vit_jax.objectives.objective import Example, Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class WithClip:
+  """An example of a record, and a part of a video drawn at random.
+
+  Attributes:
+    labelled: transform of the record.
+    transform: of each copy of a frame.
+    videos: one of which is drawn.
+    shots: S.
+    frames: F.
+    copies: K.
+    length: most frames that a shot goes over.
+  """
+
+  labelled: Any
+  transform: TrainTransform
+  videos: Videos
+  shots: int
+  frames: int
+  copies: int
+  length: int
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    """Returns 'image', 'label', and 'clip' uint8 [S, F, K, H, W, 3]."""
+    example = self.labelled(record, rng)
+    video = int(rng.integers(len(self.videos)))
+    rows_SF = self.videos.clip(video, self.shots, self.frames, self.length, rng)
+    images = []
+    for row in rows_SF.flat:
+      frame = self.videos.frames[int(row)]
+      images += [
+        self.transform(frame, rng)['image'] for _ in range(self.copies)
+      ]
+    shape = *rows_SF.shape, self.copies, *images[0].shape
+    return {**example, 'clip': np.stack(images).reshape(shape)}
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoInvariances(Exemplar):
+  """Learns `batch['label']`, and what is alike in `batch['clip']`.
+
+  The margin is m, the weight w, the group as in `Exemplar`.
+
+  Attributes:
+    videos: folder of videos; empty for made ones of the unlabelled images.
+    shots: S.
+    frames: F.
+    length: most frames that a shot goes over.
+    temperature: t.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    **Exemplar.defaults,
+    'copies': 2,
+    'videos': '',
+    'shots': 2,
+    'frames': 2,
+    'length': 16,
+    'temperature': 0.1,
+  }
+
+  videos: str = ''
+  shots: int = 2
+  frames: int = 2
+  length: int = 16
+  temperature: float = 0.1
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+    """
+    o = config.objective
+    for name in ('shots', 'frames', 'group'):
+      if o[name] < 2:
+        raise ValueError(
+          f'objective.{name} is {o[name]}: at least 2 can be compared.'
+        )
+    if o.length < o.frames:
+      raise ValueError(
+        f'objective.length is {o.length}: a shot has objective.frames='
+        f'{o.frames} at least.'
+      )
+    if not 0 < o.temperature < float('inf'):
+      raise ValueError(
+        f'objective.temperature is {o.temperature}: it is above 0.'
+      )
+    return dataclasses.replace(
+      super().from_config(config, facts),
+      model=streams.with_head(config, facts, VideoViT.kind),
+      **{
+        name: o[name]
+        for name in ('videos', 'shots', 'frames', 'length', 'temperature')
+      },
+    )
+
+  def train_transform(self) -> Any:
+    """Returns what makes an example of a record, and of a video.
+
+    Raises:
+      ValueError: if the videos cannot be opened, or are too short.
+      FileNotFoundError: likewise.
+    """
+    videos = open_videos(self.videos, self.data)
+    videos.check(self.shots, self.frames)
+    return WithClip(
+      Classification.train_transform(self),
+      self.images.train_transform(),
+      videos,
+      self.shots,
+      self.frames,
+      self.copies,
+      self.length,
+    )
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC, labels int32 B, clips uint8 BSFKHWC."""
+    shapes = Classification.batch_shapes(self, size)
+    B, *rest = shapes['image'].shape
+    shape = B, self.shots, self.frames, self.copies, *rest
+    return shapes | {'clip': jax.ShapeDtypeStruct(shape, np.uint8)}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns groups of rows, which accumulation does not split.
+
+    Returns:
+      `image`: float32 [B / G, G, 1 + S F K, H, W, C], a labelled image before
+      its clip; `label`: float32 [B / G, G, C].
+    """
+    labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
+    labels = optax.smooth_labels(labels, self.label_smoothing)
+    image, G = batch['image'], self.group
+    B, *rest = image.shape
+    images = jnp.concatenate(
+      [image[:, None], batch['clip'].reshape(B, -1, *rest)], axis=1
+    )
+    images_NHWC = self.images.varied(
+      self.images.normalize(images.reshape(-1, *rest)), key
+    )
+    return {
+      'image': images_NHWC.reshape(B // G, G, -1, *rest),
+      'label': labels.reshape(B // G, G, -1),
+    }
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    `predicted` is the share of shots whose next one is told from those of other
+    videos.
+    """
+    del fixed
+    images, labels = batch['image'], batch['label']
+    logits_NC, aux = self.model.apply(
+      {'params': params},
+      images.reshape(-1, *images.shape[3:]),
+      train=train,
+      rngs={'dropout': key},
+    )
+    rows = images.shape[:3]  # groups, their rows, images of a row
+    logits = logits_NC.reshape(*rows, -1)[:, :, 0]
+    labelled = jnp.mean(self._losses(logits, labels))
+    y, following = (
+      aux[name].reshape(*rows, -1)[:, :, 1:]
+      for name in ('pre_logits', 'next_shot')
+    )
+    frames, shots = self._alike(y)
+    videos, told = self._predicted(y, following)
+    loss = labelled + self.weight * (frames + shots + videos)
+    return loss, {
+      'loss': loss,
+      'frame_loss': frames,
+      'shot_loss': shots,
+      'video_loss': videos,
+      'accuracy': jnp.mean(jnp.argmax(logits, -1) == jnp.argmax(labels, -1)),
+      'predicted': told,
+    }
+
+  def _alike(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the losses of frames and of shots.
+
+    `y` has the representations of all copies, [groups, G, S F K, D].
+    """
+    groups, G, copies, D = y.shape
+    gaps = triplet_gaps(
+      y.reshape(groups, -1, self.copies, D), self.shots * self.frames
+    )
+    z = unit_vectors(y).reshape(groups, G, self.shots, -1, D)
+    apart = z - jnp.mean(z, axis=3, keepdims=True)
+    return (
+      jnp.mean(jax.nn.relu(self.margin + gaps)),
+      jnp.mean(jnp.sum(jnp.square(apart), axis=-1)),
+    )
+
+  def _predicted(
+    self, y: jax.Array, following: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the loss of videos, and the share of shots that are told.
+
+    `following` has what is predicted of each copy in `y`.
+    """
+    groups, G, copies, D = y.shape
+    shape = groups, G, self.shots, -1, D
+    shots = jnp.mean(unit_vectors(y).reshape(shape), axis=3)
+    guessed = unit_vectors(jnp.mean(following.reshape(shape), axis=3))
+    similarity = jnp.einsum(
+      'gbsd,gcsd->gsbc', guessed[:, :, :-1], shots[:, :, 1:]
+    )
+    own = jnp.broadcast_to(jnp.arange(G)[None, None], similarity.shape[:3])
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+      similarity / self.temperature, own
+    )
+    return jnp.mean(losses), jnp.mean(jnp.argmax(similarity, -1) == own)
