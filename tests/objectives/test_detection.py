@@ -195,6 +195,35 @@ def test_odd_images_have_finite_gradients(case):
   assert all(np.isfinite(x) for x in metrics.values())
 
 
+def test_batches_of_every_bucket_are_learned_from():
+  made = test_every.experiment_of(
+    'detection',
+    **{
+      'objective.short_sides': (16, 32),
+      'objective.buckets': 2,
+      'data.image_size': '64',
+    },
+  )
+  objective = made.objective
+  transform = objective.train_transform()
+  source = sources.open_source('digits_canvas', 'train')
+  params, shapes = made.state_shapes['params'], set()
+  for seed in range(6):
+    rng = np.random.default_rng(seed)
+    of_batch = transform.of_batch(rng)
+    examples = [of_batch(source[i], rng) for i in range(2)]
+    batch = jax.tree.map(lambda *x: np.stack(x), *examples)
+    shapes.add(batch['image'].shape)
+    batch |= {'objects': np.ones(2, np.float32)}
+    loss, _ = jax.eval_shape(
+      lambda p, b: objective.loss(p, {}, b, jax.random.key(0), train=True),
+      params,
+      batch,
+    )
+    assert loss.shape == ()
+  assert shapes == {(2, 32, 32, 3), (2, 64, 64, 3)}
+
+
 def test_padding_is_right_of_and_below_an_image():
   is_padding_BHW = detection.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
   want_HW = np.ones((4, 5), bool)
@@ -224,6 +253,8 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
     ({'objective.l1': -1.0}, 'objective.l1 is -1.0: a weight'),
     ({'objective.no_object': 0.0}, 'no_object is 0: nothing would learn'),
     ({'objective.short_sides': (0,)}, 'objective.short_sides is .0,.'),
+    ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
+    ({'objective.buckets': 0}, 'buckets is 0'),
     ({'objective.crop': (600, 384)}, 'a crop has its least one first'),
   ],
 )

@@ -53,7 +53,9 @@ def train_batches(
     source: The examples.
     transform: (record, generator) -> an example, arrays by name, such as
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers.
+      workers. Where it has a method `of_batch`, that gives the transform of all
+      examples of a step by a generator of the step's own, so that batches may
+      differ in shape.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
@@ -94,9 +96,11 @@ def train_batches(
     order = order.shuffle(order_seed).repeat()
   if repeats > 1:
     order = _Repeated(order, batch_size, repeats)
-  examples = order.random_map(
-    functools.partial(_transformed, source, transform), seed=transform_seed
-  )
+  made = functools.partial(_transformed, source, transform)
+  if hasattr(transform, 'of_batch'):
+    order = _WithSteps(order, batch_size)
+    made = functools.partial(_of_step, source, transform, transform_seed)
+  examples = order.random_map(made, seed=transform_seed)
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
 
@@ -106,6 +110,19 @@ def _transformed(
 ) -> dict[str, Any]:
   """An example; Grain itself would account for every record that it reads."""
   return _example(source, index, lambda record: transform(record, rng))[0]
+
+
+def _of_step(
+  source: Source,
+  transform: Any,
+  seed: int,
+  place: tuple[int, int],
+  rng: np.random.Generator,
+) -> dict[str, Any]:
+  """An example by its index and the step of its batch."""
+  index, step = place
+  of_batch = transform.of_batch(np.random.default_rng((seed, step)))
+  return _transformed(source, of_batch, index, rng)
 
 
 def _example(
@@ -189,6 +206,22 @@ class _Repeated(grain.MapDataset):
       return self.slice(index)
     step, position = divmod(index, self._batch_size)
     return self._parent[step * self._different + position % self._different]
+
+
+class _WithSteps(grain.MapDataset):
+  """Indices of examples, each with the step of its batch."""
+
+  def __init__(self, parent: grain.MapDataset, batch_size: int):
+    super().__init__(parent)
+    self._batch_size = batch_size
+
+  def __len__(self) -> int:
+    return len(self._parent)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    return self._parent[index], index // self._batch_size
 
 
 class _ProcessBlocks(grain.MapDataset):
