@@ -17,6 +17,7 @@ from vit_jax.experiment import Experiment
 from vit_jax.models import boxes, detr
 from vit_jax.objectives import detection
 from vit_jax.objectives.objective import Facts
+from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 NAMES = tuple('abcdef')
@@ -193,6 +194,40 @@ def test_odd_images_have_finite_gradients(case):
   grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, batch)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
   assert all(np.isfinite(x) for x in metrics.values())
+
+
+@pytest.mark.slow
+def test_masks_on_eight_devices_are_those_on_one():
+  """A step of images with one, two and three objects, a part each."""
+  changes = {
+    'model.masks': True,
+    'model.width': 128,
+    'model.heads': 8,
+    'model.backbone_layers': (1, 1, 1, 1),
+    'batch_size': 8,
+  }
+  source = sources.open_source('digits_canvas', 'train')
+  found = []
+  for devices in (1, 8):
+    made = test_every.experiment_of('detection', devices, **changes)
+    transform = made.objective.train_transform()
+    rng = np.random.default_rng(0)
+    examples = [transform(source[i], rng) for i in range(8)]
+    batch = jax.tree.map(lambda *x: np.stack(x), *examples)
+    assert len({*np.sum(batch['labels'] >= 0, axis=1)}) > 1
+    shapes = made.objective.batch_shapes(8)
+    assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
+      k: (x.shape, x.dtype) for k, x in shapes.items()
+    }
+    state, metrics = made.train_step()(
+      made.start(made.new_params()),
+      made.place({}),
+      sharding.global_batch(batch, made.mesh),
+      np.int32(0),
+    )
+    found.append(jax.device_get((state['params'], metrics)))
+  assert {'mask', 'dice'} <= found[0][1].keys()
+  test_every.assert_close(found[1:], found[:1])
 
 
 def test_batches_of_every_bucket_are_learned_from():
