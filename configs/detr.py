@@ -17,10 +17,12 @@ sides of 480 to 800. For 500 epochs:
   ...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)
 
 Three things differ. Weight decay is that of kernels alone, here as everywhere.
-Every image stands in a square of 1333 pixels, more than the original's batches
-have. The backbone starts from nothing unless --config.init is a DETR's
-checkpoint, and a frozen BatchNorm learns no statistics: without one, take
-model.backbone_version=1 and optimizer.frozen=().
+Batches have one of three shapes by the short sides of their images, squares of
+960, 1184 and 1333 pixels, more than the original's have; an image that is more
+than 5/3 as long as wide is smaller in the first two than in the original. The
+backbone starts from nothing unless --config.init is a DETR's checkpoint or that
+of a ResNet with its layers, width and version, and a frozen BatchNorm learns no
+statistics: without one, take model.backbone_version=1 and optimizer.frozen=().
 
 Masks are learned with model.masks=True, and measured with
 evaluators.coco.masks=True; each object has to have one. The original learns
@@ -71,7 +73,9 @@ def original(config, variant, data):
   )
   config.evaluators.test.split = config.evaluators.coco.split = 'val'
   config.objective.update(
-    short_sides=tuple(range(480, 801, 32)), crop_sides=(400, 500, 600)
+    short_sides=tuple(range(480, 801, 32)),
+    crop_sides=(400, 500, 600),
+    buckets=3,
   )
   config.optimizer.update(
     lr=1e-4,

@@ -23,9 +23,9 @@ SEVERAL = DEPTH_ONE | {'data.image_size': '8,16'}
 
 def drawn(seed, steps, count):
   """Returns which of so many sizes each step has, as NumPy draws them."""
-  size_seed = np.random.SeedSequence(seed).generate_state(3)[2]
+  step_seed = np.random.SeedSequence(seed).generate_state(3)[2]
   return [
-    int(np.random.default_rng((int(size_seed), step)).integers(count))
+    int(np.random.default_rng((int(step_seed), step)).integers(count))
     for step in range(steps)
   ]
 
@@ -33,7 +33,7 @@ def drawn(seed, steps, count):
 def batches(sizes, steps, **fields):
   stream = loader.train_batches(
     sources.open_source('digits', 'train[:100]'),
-    [transforms.TrainTransform(size) for size in sizes],
+    transforms.OneOf(tuple(map(transforms.TrainTransform, sizes))),
     **{'batch_size': 6, 'seed': 3} | fields,
   )
   with contextlib.closing(stream):

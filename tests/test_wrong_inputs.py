@@ -61,6 +61,8 @@ train --workdir=TEXT --config=configs/digits.py
 {FOUND} --config.objective.l1=-1
 {FOUND} --config.data.name=digits
 {FOUND} --config.model.masks=True
+{FOUND} --config.evaluators.coco.masks=True
+{FOUND} --config.objective.buckets=2
 {FOUND} --config.data.balance=1
 {DIGITS} --config.data.name=digits_canvas
 {DIGITS} --config.evaluators.coco.on=True
@@ -216,7 +218,12 @@ visualize posemb GONE --out=OUT
 visualize report TINY BROKEN --out=OUT
 visualize masked TINY PHOTO --out=OUT
 visualize masked TINY PHOTO --rate=2 --out=OUT
+visualize detr TINY PHOTO --out=OUT
+visualize detr TINY PHOTO --threshold=2 --out=OUT
 visualize portrait TINY PHOTO --out=OUT
+data
+data GONE
+data EMPTY
 models zz99
 models b16 --image_size=5
 models b16 --format=xml

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import images, sources
+from vit_jax.data import images, sources, transforms
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import Facts
@@ -210,6 +210,11 @@ class Experiment:
   def _keys(self) -> jax.Array:
     """Returns the keys of the initial parameters and of the steps."""
     return jax.random.split(jax.random.key(self.config.seed))
+
+  def train_transform(self) -> Any:
+    """Returns what makes an example of a record: at the step's size."""
+    each = [x.train_transform() for x in self.objectives.values()]
+    return transforms.OneOf(tuple(each)) if len(each) > 1 else each[0]
 
   def forward_flops(self) -> int:
     """Returns the operations of an image, the mean over the sizes."""

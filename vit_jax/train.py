@@ -130,7 +130,7 @@ def _train(
   train_step = experiment.train_step()
   batches = loader.train_batches(
     source,
-    [each.train_transform() for each in experiment.objectives.values()],
+    experiment.train_transform(),
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,

@@ -1,9 +1,11 @@
 """Boxes stay around what they were drawn around."""
 
+import collections
+
 import numpy as np
 import pytest
 
-from vit_jax.data import box_transforms
+from vit_jax.data import box_transforms, loader
 
 # Colours of three rectangles on black, one of them cut by the border.
 COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
@@ -104,6 +106,69 @@ def test_training_keeps_boxes_around_what_they_show(stride):
   assert min(seen) < 3 and max(seen) == 3
   assert 5 < mirrored < 55
   assert len(sizes) > 10
+
+
+def test_batches_have_few_shapes_and_every_side_its_share():
+  sides = tuple(range(480, 801, 32))
+  transform = box_transforms.TrainBoxTransform(
+    (1333, 1333), 5, sides, 0, buckets=3
+  )
+  shapes, weights = {}, collections.Counter()
+  for seed in range(2000):
+    of_batch = transform.of_batch(np.random.default_rng(seed))
+    shapes.setdefault(of_batch.image_size, set()).add(of_batch.short_sides)
+    for side in of_batch.short_sides:
+      weights[side] += 1 / len(of_batch.short_sides)
+    # 4:3 is as large as without buckets.
+    for side in of_batch.short_sides:
+      assert of_batch._fitted(480, 640, side) == (side, int(side * 640 / 480))
+  assert sorted(shapes) == [(960, 960), (1184, 1184), (1333, 1333)]
+  assert all(len(groups) == 1 for groups in shapes.values())
+  for side in sides:
+    assert weights[side] / 2000 == pytest.approx(1 / 11, abs=0.02)
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_buckets_follow_from_the_step(processes):
+  transform = box_transforms.TrainBoxTransform(
+    (96, 96), 5, (32, 48, 64), 2, (60,), (40, 60), flip=True, buckets=3
+  )
+  source = Rectangles()
+
+  def batches(start, process=0):
+    stream = loader.train_batches(
+      source,
+      transform,
+      batch_size=4,
+      seed=3,
+      start_step=start,
+      process_index=process,
+      process_count=processes,
+    )
+    found = [next(stream) for _ in range(8 - start)]
+    stream.close()
+    return found
+
+  whole = batches(0)
+  assert {x['image'].shape[1:3] for x in whole} == {(64, 64), (96, 96)}
+  for resumed, batch in zip(batches(5), whole[5:], strict=True):
+    for name, x in batch.items():
+      np.testing.assert_array_equal(resumed[name], x)
+  if processes > 1:
+    other = batches(0, 1)
+    for a, b in zip(whole, other, strict=True):
+      assert a['image'].shape == b['image'].shape
+      assert a['masks'].shape == b['masks'].shape
+
+
+class Rectangles:
+  """A source of ten images."""
+
+  def __len__(self):
+    return 10
+
+  def __getitem__(self, index):
+    return record(name=f'rectangles {index}')
 
 
 def test_the_same_generator_gives_the_same_example():

@@ -55,7 +55,7 @@ def test_masks_of_logits_are_those_of_pytorch():
     found = interpolate(found, canvas, mode='bilinear', align_corners=False)
     found = (found.sigmoid() > 0.5)[:, :, : size[0], : size[1]]
     want = interpolate(found.float(), shown, mode='nearest')[0, 0].numpy() > 0
-    got = segments.of_logits(logits_hw, canvas, size, shown)
+    got = segments.in_pixels(logits_hw, canvas, size, shown) > 0
     # A sum in another order may have another sign beside 0.
     assert np.mean(got != want) < 1e-3
 

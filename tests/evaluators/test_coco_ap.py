@@ -82,7 +82,7 @@ def found_in(rng, objects, kind, classes):
         coco_mask.merge(coco_mask.frPyObjects(written(x, 1, False), 500, 500))
         for x in boxes
       ]
-      found[i] = labels, scores, boxes, masks
+      found[i] = labels, scores, boxes, masks, None
   return found
 
 
@@ -147,7 +147,7 @@ def theirs(library, objects, found, what):
       if what == 'bbox'
       else {'segmentation': masks[j]}
     )
-    for i, (labels, scores, boxes, masks) in found.items()
+    for i, (labels, scores, boxes, masks, _) in found.items()
     for j in range(len(labels))
   ]
   with contextlib.redirect_stdout(io.StringIO()):
@@ -232,7 +232,8 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
     'coco', evaluator._objects, knowing, evaluator._batches, (48, 48)
   )
   rows = evaluator.run(1.0)
-  for row in ('AP', 'AP_small', 'mask_AP', 'mask_AP_small'):
+  boxes_and_masks = ('AP', 'AP_small', 'mask_AP', 'mask_AP_small')
+  for row in (*boxes_and_masks, 'PQ', 'SQ', 'RQ'):
     assert rows[f'coco/{row}'] == 1
   assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
 
@@ -242,7 +243,9 @@ def test_the_evaluator_runs_on_a_model(parts):
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
   params = Experiment(parts.config, parts.facts, jax.devices()[:1]).new_params()
   rows = evaluator.run(params)
-  assert {f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP')} <= rows.keys()
+  assert {
+    f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP', 'PQ')
+  } <= rows.keys()
   assert all(0 <= x <= 1 for x in rows.values())
   known = coco_ap.CocoEvaluator.metrics(entry, type(parts.objective))
   assert {x.removeprefix('coco/') for x in rows} <= known.keys()

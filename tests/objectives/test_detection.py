@@ -17,6 +17,7 @@ from vit_jax.experiment import Experiment
 from vit_jax.models import boxes, detr
 from vit_jax.objectives import detection
 from vit_jax.objectives.objective import Facts
+from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 NAMES = tuple('abcdef')
@@ -195,6 +196,69 @@ def test_odd_images_have_finite_gradients(case):
   assert all(np.isfinite(x) for x in metrics.values())
 
 
+@pytest.mark.slow
+def test_masks_on_eight_devices_are_those_on_one():
+  """A step of images with one, two and three objects, a part each."""
+  changes = {
+    'model.masks': True,
+    'model.width': 128,
+    'model.heads': 8,
+    'model.backbone_layers': (1, 1, 1, 1),
+    'batch_size': 8,
+  }
+  source = sources.open_source('digits_canvas', 'train')
+  found = []
+  for devices in (1, 8):
+    made = test_every.experiment_of('detection', devices, **changes)
+    transform = made.objective.train_transform()
+    rng = np.random.default_rng(0)
+    examples = [transform(source[i], rng) for i in range(8)]
+    batch = jax.tree.map(lambda *x: np.stack(x), *examples)
+    assert len({*np.sum(batch['labels'] >= 0, axis=1)}) > 1
+    shapes = made.objective.batch_shapes(8)
+    assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
+      k: (x.shape, x.dtype) for k, x in shapes.items()
+    }
+    state, metrics = made.train_step()(
+      made.start(made.new_params()),
+      made.place({}),
+      sharding.global_batch(batch, made.mesh),
+      np.int32(0),
+    )
+    found.append(jax.device_get((state['params'], metrics)))
+  assert {'mask', 'dice'} <= found[0][1].keys()
+  test_every.assert_close(found[1:], found[:1])
+
+
+def test_batches_of_every_bucket_are_learned_from():
+  made = test_every.experiment_of(
+    'detection',
+    **{
+      'objective.short_sides': (16, 32),
+      'objective.buckets': 2,
+      'data.image_size': '64',
+    },
+  )
+  objective = made.objective
+  transform = objective.train_transform()
+  source = sources.open_source('digits_canvas', 'train')
+  params, shapes = made.state_shapes['params'], set()
+  for seed in range(6):
+    rng = np.random.default_rng(seed)
+    of_batch = transform.of_batch(rng)
+    examples = [of_batch(source[i], rng) for i in range(2)]
+    batch = jax.tree.map(lambda *x: np.stack(x), *examples)
+    shapes.add(batch['image'].shape)
+    batch |= {'objects': np.ones(2, np.float32)}
+    loss, _ = jax.eval_shape(
+      lambda p, b: objective.loss(p, {}, b, jax.random.key(0), train=True),
+      params,
+      batch,
+    )
+    assert loss.shape == ()
+  assert shapes == {(2, 32, 32, 3), (2, 64, 64, 3)}
+
+
 def test_padding_is_right_of_and_below_an_image():
   is_padding_BHW = detection.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
   want_HW = np.ones((4, 5), bool)
@@ -224,6 +288,8 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
     ({'objective.l1': -1.0}, 'objective.l1 is -1.0: a weight'),
     ({'objective.no_object': 0.0}, 'no_object is 0: nothing would learn'),
     ({'objective.short_sides': (0,)}, 'objective.short_sides is .0,.'),
+    ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
+    ({'objective.buckets': 0}, 'buckets is 0'),
     ({'objective.crop': (600, 384)}, 'a crop has its least one first'),
   ],
 )

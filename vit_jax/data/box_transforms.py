@@ -6,6 +6,7 @@ in the upper left corner of the array; the rest is padding.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,11 +129,34 @@ class TrainBoxTransform(BoxTransform):
       always.
     crop: least and largest sides of that part in pixels.
     flip: whether images are mirrored at random.
+    buckets: how many shapes the arrays of a batch may have. Each has as many
+      of `short_sides`, and is smaller than `image_size` as the longest of them
+      is shorter than the last, but for what makes its sides multiples of 32.
   """
 
   crop_sides: tuple[int, ...] = ()
   crop: tuple[int, int] = (384, 600)
   flip: bool = False
+  buckets: int = 1
+
+  def of_batch(self, rng: np.random.Generator) -> 'TrainBoxTransform':
+    """Returns the transform of all images of a batch.
+
+    A short side is as likely as without buckets.
+    """
+    if self.buckets == 1:
+      return self
+    chosen = int(rng.integers(len(self.short_sides)))
+    groups = np.array_split(np.arange(len(self.short_sides)), self.buckets)
+    group = next(g for g in groups if chosen in g)
+    sides = tuple(self.short_sides[i] for i in group)
+    share = max(sides) / max(self.short_sides)
+    H, W = (
+      min(side, 32 * math.ceil(side * share / 32)) for side in self.image_size
+    )
+    return dataclasses.replace(
+      self, image_size=(H, W), short_sides=sides, buckets=1
+    )
 
   def __call__(
     self, record: Record, rng: np.random.Generator

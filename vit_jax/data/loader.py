@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -34,7 +34,7 @@ _MOST_SKIPPED = 10
 
 def train_batches(
   source: Source,
-  transform: Transform | Sequence[Transform],
+  transform: Transform,
   *,
   batch_size: int,
   seed: int,
@@ -54,8 +54,9 @@ def train_batches(
     source: The examples.
     transform: (record, generator) -> an example, arrays by name, such as
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers. Of several, to images of several sizes, every step has one, drawn
-      evenly.
+      workers. Where it has a method `of_batch`, that gives the transform of all
+      examples of a step by a generator of the step's own, so that batches may
+      differ in shape.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
@@ -85,7 +86,7 @@ def train_batches(
   if not len(source):
     raise ValueError('the training source has no examples')
   # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
-  order_seed, transform_seed, size_seed = (
+  order_seed, transform_seed, step_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(3)
   )
   order = grain.MapDataset.range(len(source))
@@ -96,36 +97,35 @@ def train_batches(
     order = order.shuffle(order_seed).repeat()
   if repeats > 1:
     order = _Repeated(order, batch_size, repeats)
-  transforms = (transform,) if callable(transform) else tuple(transform)
-  drawn = order.map_with_index(
-    functools.partial(_drawn, size_seed, batch_size, len(transforms))
-  )
-  examples = drawn.random_map(
-    functools.partial(_transformed, source, transforms), seed=transform_seed
-  )
+  made = functools.partial(_transformed, source, transform)
+  if hasattr(transform, 'of_batch'):
+    order = _WithSteps(order, batch_size)
+    made = functools.partial(_of_step, source, transform, step_seed)
+  examples = order.random_map(made, seed=transform_seed)
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
   return _iterate(mine[start_step * local_size :], local_size, workers)
 
 
-def _drawn(
-  seed: int, batch_size: int, count: int, position: int, index: int
-) -> tuple[int, int]:
-  """Which transform the example's batch has, and the example's index."""
-  if count == 1:
-    return 0, index
-  rng = np.random.default_rng((seed, position // batch_size))
-  return int(rng.integers(count)), index
-
-
 def _transformed(
-  source: Source,
-  transforms: Sequence[Transform],
-  drawn: tuple[int, int],
-  rng: np.random.Generator,
+  source: Source, transform: Transform, index: int, rng: np.random.Generator
 ) -> dict[str, Any]:
   """An example; Grain itself would account for every record that it reads."""
-  which, index = drawn
-  return _example(source, index, lambda r: transforms[which](r, rng))[0]
+  return _example(source, index, lambda record: transform(record, rng))[0]
+
+
+def _of_step(
+  source: Source,
+  transform: Any,
+  seed: int,
+  place: tuple[int, int],
+  rng: np.random.Generator,
+) -> dict[str, Any]:
+  """An example by its index and the step of its batch."""
+  index, step = place
+  of_step = np.random.default_rng((seed, step))
+  while hasattr(transform, 'of_batch'):
+    transform = transform.of_batch(of_step)
+  return _transformed(source, transform, index, rng)
 
 
 def _example(
@@ -209,6 +209,22 @@ class _Repeated(grain.MapDataset):
       return self.slice(index)
     step, position = divmod(index, self._batch_size)
     return self._parent[step * self._different + position % self._different]
+
+
+class _WithSteps(grain.MapDataset):
+  """Indices of examples, each with the step of its batch."""
+
+  def __init__(self, parent: grain.MapDataset, batch_size: int):
+    super().__init__(parent)
+    self._batch_size = batch_size
+
+  def __len__(self) -> int:
+    return len(self._parent)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    return self._parent[index], index // self._batch_size
 
 
 class _ProcessBlocks(grain.MapDataset):

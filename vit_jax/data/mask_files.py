@@ -21,11 +21,16 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Boxes end behind an object's outermost pixels; masks are compressed RLE.
 
   Raises:
-    ValueError: pycocotools or a mask is missing, or an image and its mask
-      differ in size.
+    ValueError: pycocotools, a folder or a mask is missing, or an image and its
+      mask differ in size.
     OSError: a file cannot be read.
   """
   segments.require_library('COCO from masks')
+  for kind in ('images', 'masks'):
+    if not (root / kind).is_dir():
+      raise ValueError(
+        f'{root} has no folder {kind}: give one with images/ and masks/.'
+      )
   paths = {
     kind: {
       path.stem: path

@@ -98,13 +98,13 @@ def mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
   return coco_mask.decode(run_lengths(segmentation, size)).astype(bool)
 
 
-def of_logits(
+def in_pixels(
   logits_hw: np.ndarray,
   canvas: tuple[int, int],
   size: tuple[int, int],
   shown: tuple[int, int],
 ) -> np.ndarray:
-  """Returns the mask that a model means, in pixels of the image it was shown.
+  """Returns a model's logits of a mask in pixels of the image it was shown.
 
   As DETR's code does it (2005.12872): between the logits linearly, then the
   nearest of the pixels that the model saw.
@@ -116,13 +116,13 @@ def of_logits(
     shown: (height, width) of the image.
 
   Returns:
-    bool HW of the image.
+    float32 HW of the image, above 0 where the mask is.
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = (
     nearest(old, new) for old, new in zip(size, shown, strict=True)
   )
-  return (fine_HW > 0)[rows[:, None], columns[None]]
+  return fine_HW[rows[:, None], columns[None]]
 
 
 def nearest(old: int, new: int) -> np.ndarray:

@@ -139,6 +139,17 @@ class TrainTransform:
 
 
 @dataclasses.dataclass(frozen=True)
+class OneOf:
+  """Of these, each step has one for all of its examples, drawn evenly."""
+
+  transforms: tuple[Any, ...]
+
+  def of_batch(self, rng: np.random.Generator) -> Any:
+    """Returns the transform of a step, by a generator of its own."""
+    return self.transforms[rng.integers(len(self.transforms))]
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalTransform:
   """The same pixels every time: a resize, and maybe a central crop.
 

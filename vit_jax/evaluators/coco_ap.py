@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import cores, segments
 from vit_jax.data.box_transforms import masks_of
 from vit_jax.data.sources import BoxedSource
-from vit_jax.evaluators import features
+from vit_jax.evaluators import features, panoptic
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models import boxes
 from vit_jax.models.model import Batch, Params
@@ -32,11 +32,16 @@ ROWS = (
 )
 # What stands before those of masks.
 MASKS = 'mask_'
-# Arrays of a batch.
-_WITHOUT_MASKS = 5
 # What was found in an image: labels, scores and (x0, y0, x1, y1) in its pixels,
-# and where masks are measured, those, as run lengths.
-Found = tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
+# and where masks are measured, those, as run lengths, and what counts for
+# panoptic quality.
+Found = tuple[
+  np.ndarray,
+  np.ndarray,
+  np.ndarray,
+  list[dict[str, Any]],
+  panoptic.Tally | None,
+]
 
 
 class CocoEvaluator:
@@ -78,9 +83,8 @@ class CocoEvaluator:
   ) -> Mapping[str, Best]:
     """Returns COCO's rows, and with `masks` those of masks too."""
     del objective
-    return dict.fromkeys(
-      [*ROWS, *(MASKS + row for row in ROWS if entry.masks)], 'highest'
-    )
+    of_masks = (*(MASKS + row for row in ROWS), *panoptic.ROWS)
+    return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
@@ -134,7 +138,6 @@ class CocoEvaluator:
     Those of sizes that no object has are left out.
     """
     found: dict[int, Found] = {}
-    has_masks = False
     # Masks of a whole split would fill the memory, so a batch is fetched while
     # the one after it is computed.
     pending: collections.deque[Any] = collections.deque()
@@ -143,12 +146,13 @@ class CocoEvaluator:
       if len(pending) > 1:
         found |= self._found_in(jax.device_get(pending.popleft()))
     for last in pending:
-      has_masks = len(last) > _WITHOUT_MASKS
       found |= self._found_in(jax.device_get(last))
     rows = average_precision(self._objects, found)
-    if has_masks:
+    tallies = [tally for *_, tally in found.values() if tally]
+    if tallies:
       of_masks = average_precision(self._objects, found, 'segm')
       rows |= {MASKS + row: value for row, value in of_masks.items()}
+      rows |= panoptic.quality(tallies)
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
@@ -156,16 +160,21 @@ class CocoEvaluator:
     index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
     def of(i: int) -> tuple[int, Found]:
-      shown = self._objects[index_B[i]]['size']
+      wanted = self._objects[index_B[i]]
+      shown = wanted['size']
       in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
-      in_image = [
-        segments.run_lengths(
-          segments.of_logits(logits_hw, self._canvas, size_B2[i], shown), shown
+      in_image, tally = [], None
+      for logits_BQhw in masks:
+        logits_QHW = [
+          segments.in_pixels(logits_hw, self._canvas, size_B2[i], shown)
+          for logits_hw in logits_BQhw[i]
+        ]
+        in_image = [segments.run_lengths(x > 0, shown) for x in logits_QHW]
+        tally = panoptic.tally(
+          panoptic.wanted(wanted),
+          panoptic.found(logits_QHW, scores_BQ[i], labels_BQ[i], shown),
         )
-        for logits_BQhw in masks
-        for logits_hw in logits_BQhw[i]
-      ]
-      found = labels_BQ[i], scores_BQ[i], in_pixels_Q4, in_image
+      found = labels_BQ[i], scores_BQ[i], in_pixels_Q4, in_image, tally
       return int(index_B[i]), found
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:

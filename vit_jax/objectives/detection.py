@@ -6,7 +6,7 @@ none (equation 2); every decoder layer is matched for itself.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -36,6 +36,7 @@ class Detection:
     short_sides: as `BoxTransform` has it.
     crop_sides: as `TrainBoxTransform` has it.
     crop: likewise.
+    buckets: likewise; each shape is compiled for itself.
     max_objects: rows for the objects of an image.
     l1: weight of the boxes' L1 distance, in losses and costs.
     giou: weight of their generalised IoU, likewise.
@@ -53,6 +54,7 @@ class Detection:
     'short_sides': (),
     'crop_sides': (),
     'crop': (384, 600),
+    'buckets': 1,
     'max_objects': 100,
     'l1': 5.0,
     'giou': 2.0,
@@ -70,6 +72,7 @@ class Detection:
   short_sides: tuple[int, ...] = ()
   crop_sides: tuple[int, ...] = ()
   crop: tuple[int, int] = (384, 600)
+  buckets: int = 1
   max_objects: int = 100
   l1: float = 5.0
   giou: float = 2.0
@@ -133,6 +136,11 @@ class Detection:
         f'{sides["crop_sides"]} and crop {tuple(o.crop)}: sides are pixels, '
         'and a crop has its least one first.'
       )
+    if o.buckets != 1 and not 1 <= o.buckets <= len(sides['short_sides']):
+      raise ValueError(
+        f'objective.buckets is {o.buckets} and objective.short_sides has '
+        f'{len(sides["short_sides"])}: each bucket has some of them.'
+      )
     model: Any = variants.build(
       num_classes=len(facts.class_names),
       image_size=facts.image_size,
@@ -157,6 +165,7 @@ class Detection:
       self.crop_sides,
       self.crop,
       self.images.flip,
+      self.buckets,
     )
 
   def eval_transform(self) -> EvalBoxTransform:
@@ -169,7 +178,10 @@ class Detection:
     )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM."""
+    """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM.
+
+    They are those of the largest bucket.
+    """
     M = self.max_objects
     shapes = {
       'image': self.images.batch_shape(size),
@@ -238,7 +250,7 @@ class Detection:
 
     Their padding is 0 after they are normalised, as the original has it.
     """
-    is_padding_BHW = padding(batch['size'], self.images.size)
+    is_padding_BHW = padding(batch['size'], batch['image'].shape[1:3])
     images_BHWC = jnp.where(
       is_padding_BHW[..., None], 0.0, self.images.normalize(batch['image'])
     )
@@ -328,7 +340,7 @@ class Detection:
     The class of a place is that of the smallest box around its middle; those
     without one weigh as much as queries without one.
     """
-    H, W = self.images.size
+    H, W = batch['image'].shape[1:3]
     h, w = self.model.grid((H, W))
     head = params['class_embed']
     logits_BLC = tokens_BLD.astype(jnp.float32) @ head['kernel']
@@ -357,7 +369,7 @@ class Detection:
     )
 
 
-def padding(size_B2: jax.Array, image_size: tuple[int, int]) -> jax.Array:
+def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:
   """Returns where images of (height, width) are padding, bool BHW."""
   rows_H, columns_W = (jnp.arange(n) for n in image_size)
   return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (

@@ -121,9 +121,10 @@ class Detector:
       for mask_HW, logits_hw in zip(
         masks_NHW, told['mask_logits'], strict=True
       ):
-        mask_HW[:] = segments.of_logits(
+        logits_HW = segments.in_pixels(
           logits_hw, said.canvas, said.size, shape[:2]
         )
+        mask_HW[:] = logits_HW > 0
     boxes_N4 = np.clip(told['boxes'], 0, 1) * ([width, height] * 2)
     return Detections(told['labels'], told['scores'], boxes_N4, masks_NHW)
 

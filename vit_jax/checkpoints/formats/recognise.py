@@ -11,6 +11,7 @@ from vit_jax.checkpoints.formats import (
   npz,
   tensors,
   timm,
+  torchvision,
 )
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 
@@ -46,6 +47,8 @@ def read(path: str) -> File:
     arrays = tensors.read(path)
     if hf_detr.matches(arrays):
       return hf_detr.read_file(path, arrays)
+    if torchvision.matches(arrays):
+      return torchvision.read(path, arrays)
     return timm.read(path, arrays)
   if archive.is_archive(path):
     arrays = archive.load(path)
@@ -61,7 +64,10 @@ def _read_folder(path: str) -> File:
   if 'model_type' in config:
     return hf.read(path, config)
   if 'architecture' in config:
-    return timm.read(path, tensors.read_folder(path), config)
+    arrays = tensors.read_folder(path)
+    if torchvision.matches(arrays):
+      return torchvision.read(path, arrays, config)
+    return timm.read(path, arrays, config)
   raise ValueError(
     f'{place} has neither architecture, as timm writes it, nor model_type, as '
     'transformers does.'

@@ -1,0 +1,108 @@
+"""ResNets of torchvision: the same logits, and the backbone of DETR."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoints.random_weights import logits_of
+from vit_jax.checkpoints import opening, transfer
+from vit_jax.models import flops, variants
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope='module')
+def peer(torch):
+  """A small ResNet of bottlenecks with random weights and statistics."""
+  resnet = pytest.importorskip('torchvision.models').resnet
+  torch.manual_seed(0)
+  model = resnet.ResNet(resnet.Bottleneck, (1, 2, 1, 1), num_classes=5).eval()
+  for name, x in model.state_dict().items():
+    if name.endswith('running_var') or (x.ndim == 1 and 'weight' in name):
+      x.uniform_(0.5, 1.5)
+    elif name.endswith(('running_mean', 'bias')):
+      x.normal_(std=0.1)
+  return model
+
+
+@pytest.fixture(scope='module')
+def file(torch, peer, tmp_path_factory):
+  path = tmp_path_factory.mktemp('torchvision') / 'resnet.pth'
+  torch.save(peer.state_dict(), path)
+  return str(path)
+
+
+def test_logits_are_torchvisions(torch, peer, file):
+  checkpoint = opening.open_checkpoint(file)
+  assert checkpoint.model.layers == (1, 2, 1, 1)
+  assert checkpoint.image_size == (224, 224)
+  assert checkpoint.preprocessing.resize_small == 256
+  images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3))
+  images = images.astype(np.uint8)
+  mean, std = checkpoint.preprocessing.mean, checkpoint.preprocessing.std
+  assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
+  x_BHWC = ((images / 255 - mean) / std).astype(np.float32)
+  with torch.no_grad():
+    want = peer(torch.from_numpy(x_BHWC.transpose(0, 3, 1, 2).copy())).numpy()
+  got = logits_of(checkpoint, images)
+  assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+
+
+def test_it_becomes_the_backbone_of_detr(file):
+  checkpoint = opening.open_checkpoint(file)
+  size = (64, 64)
+  model = variants.build(
+    name='detr',
+    num_classes=3,
+    image_size=size,
+    backbone_layers=(1, 2, 1, 1),
+    encoder_layers=1,
+    decoder_layers=1,
+    scan=True,
+  )
+  shapes = flops.param_shapes(model, size)
+  fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  params = transfer.to_new_task(checkpoint, model, size, fresh)
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
+  found = params['backbone']['block1']['unit1']['bn1']
+  want = checkpoint.params['block1']['unit1']['bn1']
+  jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+def test_a_directory_of_timm_says_what_its_images_are(torch, file, tmp_path):
+  save_file = pytest.importorskip('safetensors.torch').save_file
+  save_file(torch.load(file), tmp_path / 'model.safetensors')
+  config = {
+    'architecture': 'resnet50',
+    'num_classes': 5,
+    'pretrained_cfg': {
+      'input_size': [3, 160, 160],
+      'crop_pct': 0.95,
+      'interpolation': 'bicubic',
+      'mean': [0.4, 0.4, 0.4],
+      'std': [0.2, 0.2, 0.2],
+    },
+  }
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
+  assert checkpoint.image_size == (160, 160)
+  assert checkpoint.preprocessing.mean == (0.4, 0.4, 0.4)
+  assert checkpoint.preprocessing.interpolation == 'bicubic'
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'layer1.0.conv2.weight': (64, 2, 3, 3)}, 'layer1.0.conv2.weight'),
+    ({'layer1.0.se.weight': (3,)}, 'layer1.0.se.weight'),
+    ({'fc.weight': (5,)}, "'fc.weight' should have 2"),
+  ],
+)
+def test_another_resnet_is_refused(torch, file, tmp_path, change, message):
+  arrays = torch.load(file)
+  arrays |= {key: torch.zeros(shape) for key, shape in change.items()}
+  torch.save(arrays, tmp_path / 'other.pth')
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(tmp_path / 'other.pth'))

@@ -1,0 +1,59 @@
+"""COCO's annotations of images with mask files, by the command."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import __main__ as command
+from vit_jax.data import segments, sources
+
+pytest.importorskip('pycocotools')
+
+
+@pytest.fixture
+def root(tmp_path):
+  """Five images with two objects each, the second one in front of the first."""
+  for folder in ('images', 'masks'):
+    (tmp_path / folder).mkdir()
+  for i in range(5):
+    numbers_HW = np.zeros((20, 30), np.uint8)
+    numbers_HW[2:10, 3 : 12 + i] = 1
+    numbers_HW[8:20, 5:9] = 7
+    Image.fromarray(numbers_HW).save(tmp_path / f'masks/{i}.png')
+    Image.new('RGB', (30, 20)).save(tmp_path / f'images/{i}.jpg')
+  return tmp_path
+
+
+def test_boxes_and_masks_are_those_of_the_files(root, capsys):
+  assert command.main([str(root), '--class=person']) == 0
+  assert '5 images, 10 objects' in capsys.readouterr().out
+  source = sources.open_source(f'{root}/', 'all')
+  assert source.class_names == ('person',)
+  for record in source:
+    stem = record['name'].rpartition('/')[2].removesuffix('.jpg')
+    numbers_HW = np.asarray(Image.open(root / f'masks/{stem}.png'))
+    np.testing.assert_array_equal(
+      record['boxes'], [[3, 2, 12 + int(stem), 10], [5, 8, 9, 20]]
+    )
+    for number, mask in zip((1, 7), record['masks'], strict=True):
+      np.testing.assert_array_equal(
+        segments.mask(mask, (20, 30)), numbers_HW == number
+      )
+    assert record['area'].tolist() == [
+      np.sum(numbers_HW == number) for number in (1, 7)
+    ]
+  assert command.main([str(root)]) == 2
+  assert 'exists already' in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_named(root, capsys):
+  Image.new('L', (20, 30)).save(root / 'masks/3.png')
+  assert command.main([str(root)]) == 2
+  assert '3.jpg has 30x20 pixels and' in capsys.readouterr().err
+  Image.new('RGB', (30, 20)).save(root / 'masks/3.png')
+  assert command.main([str(root)]) == 2
+  assert '3.png has pixels of mode RGB' in capsys.readouterr().err
+  (root / 'masks/3.png').unlink()
+  assert command.main([str(root)]) == 2
+  assert 'has no masks of 1 images, 3 among' in capsys.readouterr().err
+  assert not (root / 'instances.json').exists()

@@ -1,0 +1,110 @@
+"""Panoptic quality against its definition, pixel by pixel."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from vit_jax.evaluators import panoptic
+
+
+def segments_of(rng, crowds):
+  """Returns rectangles over each other, with classes of three."""
+  index_HW = np.full((12, 14), -1)
+  n = rng.integers(0, 6)
+  for i in range(n):
+    top, left = rng.integers(0, 9, 2)
+    index_HW[top : top + rng.integers(1, 8), left : left + 6] = i
+  crowd_N = (rng.random(n) < 0.3) & crowds
+  return panoptic.Segments(index_HW, rng.integers(0, 3, n), crowd_N)
+
+
+def moved(rng, want):
+  """Returns the same objects, some of them elsewhere or of another class."""
+  index_HW = np.roll(want.index_HW, rng.integers(0, 3), axis=rng.integers(0, 2))
+  labels_N = np.where(
+    rng.random(len(want.labels_N)) < 0.2, 0, want.labels_N
+  ).astype(int)
+  return panoptic.Segments(index_HW, labels_N, np.zeros(len(labels_N), bool))
+
+
+def by_definition(images):
+  """Returns the rows of equation 1 of 1801.00868, by sets of pixels."""
+  rows = []
+  for c in range(3):
+    iou, tp, fp, fn = [], 0, 0, 0
+    for want, got in images:
+      pixels = [
+        {
+          i: {tuple(p) for p in np.argwhere(x.index_HW == i)}
+          for i in range(len(x.labels_N))
+          if x.labels_N[i] == c
+        }
+        for x in (want, got)
+      ]
+      wanted, found = ({i: p for i, p in x.items() if p} for x in pixels)
+      crowd = {i: p for i, p in wanted.items() if want.crowd_N[i]}
+      wanted = {i: p for i, p in wanted.items() if i not in crowd}
+      matched = [
+        (i, j, len(a & b) / len(a | b))
+        for (i, a), (j, b) in itertools.product(wanted.items(), found.items())
+        if len(a & b) / len(a | b) > 0.5
+      ]
+      iou += [x for *_, x in matched]
+      tp += len(matched)
+      fn += len(wanted) - len(matched)
+      in_crowd = set().union(*crowd.values())
+      hit = {j for _, j, _ in matched}
+      fp += sum(
+        j not in hit and len(b & in_crowd) <= len(b) / 2
+        for j, b in found.items()
+      )
+    if tp + fp + fn:
+      quality = sum(iou) / (tp + fp / 2 + fn / 2)
+      rows.append((quality, sum(iou) / max(tp, 1), tp / (tp + fp / 2 + fn / 2)))
+  return np.mean(rows, axis=0) if rows else ()
+
+
+@pytest.mark.parametrize('crowds', [False, True])
+def test_rows_are_those_of_the_definition(crowds):
+  values = []
+  for seed in range(40):
+    rng = np.random.default_rng(seed)
+    wanted = [segments_of(rng, crowds) for _ in range(3)]
+    images = [(want, moved(rng, want)) for want in wanted]
+    rows = panoptic.quality(itertools.starmap(panoptic.tally, images))
+    want = by_definition(images)
+    assert list(rows) == list(panoptic.ROWS[: len(want)])
+    np.testing.assert_allclose(list(rows.values()), want, rtol=1e-12)
+    values += list(rows.values())[:1]
+  assert 0.1 < np.mean(values) < 0.9
+
+
+def test_the_smaller_object_is_in_front():
+  masks = np.zeros((2, 6, 6), bool)
+  masks[0, 2:4, 2:4] = True
+  masks[1, :, :] = True
+  objects = {
+    'masks': [*masks, None],
+    'size': (6, 6),
+    'labels': np.array([4, 5, 4]),
+    'crowd': np.array([False, False, True]),
+  }
+  want = panoptic.wanted(objects)
+  np.testing.assert_array_equal(want.index_HW == 0, masks[0])
+  np.testing.assert_array_equal(want.index_HW == 1, ~masks[0])
+  assert want.labels_N.tolist() == [4, 5, 4]
+
+
+def test_a_pixel_is_the_likeliest_querys():
+  logits = np.full((4, 6, 6), -1.0, np.float32)
+  logits[0, :4] = 1.0
+  logits[1, 2:] = [[2.0]]
+  logits[2] = 9.0  # too unlikely an object
+  logits[3, 0, :4] = 5.0  # of too few pixels
+  scores = np.array([0.9, 0.9, 0.8, 0.9])
+  got = panoptic.found(logits, scores, np.arange(4), (6, 6))
+  want_HW = np.full((6, 6), 1)
+  want_HW[:2] = 0
+  want_HW[0, :4] = -1
+  np.testing.assert_array_equal(got.index_HW, want_HW)

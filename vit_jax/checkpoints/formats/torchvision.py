@@ -1,0 +1,82 @@
+"""ResNets with BatchNorm, as torchvision has them and timm after it.
+
+Of bottleneck units: ResNet-50, 101 and 152. Here they are of version 0: their
+BatchNorm keeps the statistics that it was trained with.
+"""
+
+import os
+from typing import Any
+
+from vit_jax.checkpoints.formats import (
+  archive,
+  detr_keys,
+  table,
+  timm_config,
+  timm_images,
+  torch_table,
+)
+from vit_jax.checkpoints.formats.stated import Stated
+
+# Of files alone: what torchvision's weights were trained and measured with.
+_IMAGES = table.Preprocessing(
+  256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+_SIZE = (224, 224)
+
+
+def matches(arrays: table.Flat) -> bool:
+  """Tells whether these are the arrays of such a ResNet."""
+  return {'conv1.weight', 'layer1.0.conv3.weight', 'fc.weight'} <= arrays.keys()
+
+
+def read(
+  path: str, arrays: table.Flat, config: dict[str, Any] | None = None
+) -> table.File:
+  """Reads a file of tensors, or timm's directory with its config.json."""
+  # How often BatchNorm had been updated, which nothing reads.
+  arrays = {
+    key: x
+    for key, x in arrays.items()
+    if not key.endswith('.num_batches_tracked')
+  }
+  lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
+  width, *_ = lookup.shape('conv_root/kernel', 4)
+  fields: dict[str, Any] = {
+    'name': 'resnet',
+    'version': 0,
+    'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
+    'width': width,
+    'num_classes': lookup.shape('head/kernel', 2)[0],
+    'image_size': _SIZE,
+  }
+  preprocessing = _IMAGES
+  class_names: tuple[str, ...] = ()
+  warnings = [
+    f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
+    f'pixels of {_IMAGES.resize_small} are assumed.'
+  ]
+  if config is not None:
+    stated = Stated(config, os.path.join(path, 'config.json'))
+    fields['image_size'] = timm_config.image_size(stated) or _SIZE
+    preprocessing = timm_images.read(
+      timm_config.pretrained_cfg(stated), fields['image_size']
+    )
+    class_names = timm_config.class_names(stated, fields['num_classes'])
+    warnings = stated.warnings
+  return table.File(
+    path=path,
+    arrays=arrays,
+    fields=fields,
+    table=table.renamed(_key_of, torch_table.layout),
+    preprocessing=preprocessing,
+    class_names=class_names,
+    warnings=tuple(warnings),
+  )
+
+
+def _key_of(name: str) -> str:
+  """Returns the key of an array of ours."""
+  if name.startswith('head/'):
+    return {'head/kernel': 'fc.weight', 'head/bias': 'fc.bias'}[name]
+  key = detr_keys.key_of(f'backbone/{name}', detr_keys.ORIGINAL)
+  return key.removeprefix('backbone.0.body.')
