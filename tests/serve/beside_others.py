@@ -10,6 +10,7 @@ JPEGs of 400x300 pixels. Memory is that of a server and its children.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import http.client
 import pathlib
@@ -48,7 +49,16 @@ page.launch(server_name='127.0.0.1', server_port=port, quiet=True)
 """
 FLASK = """
 import io, sys
-import flask, numpy, timm, torch
+import flask, numpy, torch
+# As tests/conftest.py: beside a CPU build, torchvision may lack operators.
+try:
+  import torchvision
+except RuntimeError:
+  for name in ('nms', 'qnms'):
+    torch.library.define(
+      f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
+    )
+import timm
 from PIL import Image
 name, port, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
@@ -164,17 +174,23 @@ def compare(folder: pathlib.Path, name: str, threads: int, rounds: int) -> None:
   start.append(f'--threads={count}')
   path = str(folder / 'models' / f'{name}.float32.onnx')
   ours = '/api/predict'
-  servers = {
-    'ours, float32': Server([*start, '--dtype=float32'], ours),
-    'ours, int8': Server([*start, '--dtype=int8'], ours),
-    'Gradio, float32': Server(
-      [python, '-c', GRADIO, path, '{port}', count], 'gradio'
+  commands = {
+    'ours, float32': ([*start, '--dtype=float32'], ours),
+    'ours, int8': ([*start, '--dtype=int8'], ours),
+    'Gradio, float32': (
+      [python, '-c', GRADIO, path, '{port}', count],
+      'gradio',
     ),
-    'Flask, PyTorch': Server(
-      [python, '-c', FLASK, TIMM[name], '{port}', count], '/'
+    'Flask, PyTorch': (
+      [python, '-c', FLASK, TIMM[name], '{port}', count],
+      '/',
     ),
   }
-  try:
+  with contextlib.ExitStack() as stack:
+    servers = {}
+    for what, (command, ask) in commands.items():
+      servers[what] = Server(command, ask)
+      stack.callback(servers[what].close)
     for i in range(rounds + 1):
       for server in servers.values():
         image = Image.fromarray(pixels(300, 400, seed=np.random.randint(1e9)))
@@ -189,9 +205,6 @@ def compare(folder: pathlib.Path, name: str, threads: int, rounds: int) -> None:
         f'{rate:9.2f}',
         flush=True,
       )
-  finally:
-    for server in servers.values():
-      server.close()
 
 
 if __name__ == '__main__':
