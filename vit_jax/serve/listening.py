@@ -53,7 +53,9 @@ def serve(
     access_log=False,
     server_header=False,
     proxy_headers=False,
-    log_level='warning',
+    # Not warnings, one for each request that is no HTTP: strangers would fill
+    # the log.
+    log_level='error',
   )
   family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
   listener = socket.create_server((args.host, args.port), family=family)
