@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import attention, layers, vit
+from vit_jax.models import attention, layers, tpu_layout, vit
 
 B, N, K = 2, 3, 8
 
@@ -287,3 +287,16 @@ def test_values_apart_from_keys():
     np.testing.assert_array_equal(
       module.apply(variables, *given)[0], module.apply(variables, *same)[0]
     )
+
+
+@pytest.mark.parametrize(('platform', 'sums'), [('tpu', False), ('cpu', True)])
+def test_only_tpus_sum_by_a_product(platform, sums):
+  x_BNLQ = np.random.default_rng(0).random((B, N, 9, 7), np.float32)
+  for function in (tpu_layout.sum_keys, tpu_layout.sum_by_product):
+    np.testing.assert_allclose(
+      function(x_BNLQ), x_BNLQ.sum(2, keepdims=True), rtol=1e-6
+    )
+  traced = jax.jit(tpu_layout.sum_keys).trace(x_BNLQ)
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  assert ('stablehlo.reduce' in text) == sums
+  assert ('stablehlo.dot_general' in text) != sums

@@ -85,3 +85,18 @@ def test_links_add_up_to_the_chip(generation, axes, bidirectional_gb_per_s):
   """Against Google's bandwidth per chip, which counts both directions."""
   one_way = hardware.TPU_CHIPS[generation].sent_bytes_per_s(axes)
   assert 2 * one_way == bidirectional_gb_per_s * 1e9
+
+
+def test_every_tpu_is_told_not_to_cut_products_into_pieces():
+  def told(kind, platform='tpu'):
+    return hardware.compiler_options(
+      types.SimpleNamespace(device_kind=kind, platform=platform)
+    )
+
+  everywhere = told('TPU v99')
+  assert len(everywhere) == 2 and not any(everywhere.values())
+  for kind in hardware._COMPILER_OPTIONS:
+    assert kind in ('', *hardware._PEAK_FLOPS)
+    assert everywhere.items() <= told(kind).items()
+  assert told('TPU v5 lite')['xla_tpu_scoped_vmem_limit_kib'] == 32768
+  assert told('cpu', 'cpu') == {}

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.models import tpu_layout
+
 Array = jax.Array
 
 # What `layers.remat` has to keep, so that nothing here is done twice.
@@ -70,13 +72,13 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
   return _product('BNQL,BLNK->BNQK', weights_BNQL.astype(v_BLNK.dtype), v_BLNK)
 
 
-def _product(axes: str, *arrays: Array, dtype: Any = None) -> Array:
+def _product(axes: str, *arrays: Array) -> Array:
   """Returns a product of heads first, as B.NK.
 
   Asked for B.NK itself, `einsum` has the factors change places, which takes
   CPUs up to a tenth of a step of Ti/16.
   """
-  return jnp.einsum(axes, *arrays, preferred_element_type=dtype).swapaxes(1, 2)
+  return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
 
 def _cudnn(
@@ -120,10 +122,15 @@ def _differs(mask_BQL: Array | None) -> tuple[Array, ...]:
   return () if mask_BQL is None or mask_BQL.shape[1] == 1 else (mask_BQL,)
 
 
-def _masked(logits_BNQL: Array, mask_BQL: Array | None) -> Array:
+def _logits(q_BQNK: Array, k_BLNK: Array, mask_BQL: Array | None) -> Array:
+  """Returns k q^T / sqrt(K), BNLQ, and -inf where the mask is false."""
+  # Not queries first: see `tpu_layout`.
+  logits_BNLQ = jnp.einsum('BLNK,BQNK->BNLQ', k_BLNK, q_BQNK)
+  dtype = jnp.promote_types(logits_BNLQ.dtype, jnp.float32)
+  logits_BNLQ = logits_BNLQ.astype(dtype) * q_BQNK.shape[-1] ** -0.5
   if mask_BQL is None:
-    return logits_BNQL
-  return jnp.where(mask_BQL[:, None], logits_BNQL, -jnp.inf)
+    return logits_BNLQ
+  return jnp.where(mask_BQL.swapaxes(1, 2)[:, None], logits_BNLQ, -jnp.inf)
 
 
 def _forward(
@@ -132,22 +139,21 @@ def _forward(
   def forward(
     q_BQNK: Array, mask_BQL: Array | None = mask_BQL
   ) -> tuple[Array, Array]:
-    logits_BNQL = _masked(logits(q_BQNK, k_BLNK), mask_BQL)
-    max_BNQ1 = jnp.max(logits_BNQL, axis=-1, keepdims=True)
+    logits_BNLQ = _logits(q_BQNK, k_BLNK, mask_BQL)
+    max_BN1Q = jnp.max(logits_BNLQ, axis=-2, keepdims=True)
     if mask_BQL is not None:  # or -inf less -inf
-      max_BNQ1 = jnp.maximum(max_BNQ1, jnp.finfo(max_BNQ1.dtype).min)
-    exp_BNQL = jnp.exp(logits_BNQL - max_BNQ1)
-    sum_BNQ1 = jnp.sum(exp_BNQL, axis=-1, keepdims=True)
+      max_BN1Q = jnp.maximum(max_BN1Q, jnp.finfo(max_BN1Q.dtype).min)
+    exp_BNLQ = jnp.exp(logits_BNLQ - max_BN1Q)
+    sum_BN1Q = tpu_layout.sum_keys(exp_BNLQ)
     if mask_BQL is not None:  # or 0 / 0; no other sum is below 1
-      sum_BNQ1 = jnp.maximum(sum_BNQ1, 1)
+      sum_BN1Q = jnp.maximum(sum_BN1Q, 1)
     y_BQNK = _product(
-      'BNQL,BLNK->BNQK',
-      exp_BNQL.astype(v_BLNK.dtype),
-      v_BLNK,
-      dtype=jnp.float32,
+      'BNLQ,BLNK->BNQK', exp_BNLQ, v_BLNK.astype(exp_BNLQ.dtype)
     )
-    y_BQNK = (y_BQNK / sum_BNQ1.swapaxes(1, 2)).astype(v_BLNK.dtype)
-    return y_BQNK, (max_BNQ1 + jnp.log(sum_BNQ1)).swapaxes(1, 2)
+    sum_BQN1, lse_BQN1 = (
+      jnp.moveaxis(x, -1, 1) for x in (sum_BN1Q, max_BN1Q + jnp.log(sum_BN1Q))
+    )
+    return (y_BQNK / sum_BQN1).astype(v_BLNK.dtype), lse_BQN1
 
   y_BQNK, lse_BQN1 = (
     checkpoint_name(x, NAME)
@@ -173,21 +179,21 @@ def _backward(
     sum_BQN1: Array,
     mask_BQL: Array | None = mask_BQL,
   ) -> tuple[Array, Array, Array]:
-    lse_BNQ1, sum_BNQ1 = lse_BQN1.swapaxes(1, 2), sum_BQN1.swapaxes(1, 2)
-    logits_BNQL = _masked(logits(q_BQNK, k_BLNK), mask_BQL)
-    weights_BNQL = jnp.exp(logits_BNQL - lse_BNQ1)
-    dweights_BNQL = jnp.einsum(
-      'BQNK,BLNK->BNQL', dy_BQNK, v_BLNK, preferred_element_type=jnp.float32
+    lse_BN1Q, sum_BN1Q = (jnp.moveaxis(x, 1, -1) for x in (lse_BQN1, sum_BQN1))
+    logits_BNLQ = _logits(q_BQNK, k_BLNK, mask_BQL)
+    weights_BNLQ = jnp.exp(logits_BNLQ - lse_BN1Q)
+    dweights_BNLQ = jnp.einsum(
+      'BLNK,BQNK->BNLQ', v_BLNK, dy_BQNK, preferred_element_type=jnp.float32
     )
-    dlogits_BNQL = weights_BNQL * (dweights_BNQL - sum_BNQ1)
-    dlogits_BNQL = (dlogits_BNQL * q_BQNK.shape[-1] ** -0.5).astype(
+    dlogits_BNLQ = weights_BNLQ * (dweights_BNLQ - sum_BN1Q)
+    dlogits_BNLQ = (dlogits_BNLQ * q_BQNK.shape[-1] ** -0.5).astype(
       q_BQNK.dtype
     )
-    weights_BNQL = weights_BNQL.astype(v_BLNK.dtype)
+    weights_BNLQ = weights_BNLQ.astype(v_BLNK.dtype)
     return (
-      _product('BNQL,BLNK->BNQK', dlogits_BNQL, k_BLNK),
-      _product('BNQL,BQNK->BNLK', dlogits_BNQL, q_BQNK),
-      _product('BNQL,BQNK->BNLK', weights_BNQL, dy_BQNK),
+      _product('BNLQ,BLNK->BNQK', dlogits_BNLQ, k_BLNK),
+      _product('BNLQ,BQNK->BNLK', dlogits_BNLQ, q_BQNK),
+      _product('BNLQ,BQNK->BNLK', weights_BNLQ, dy_BQNK),
     )
 
   parts = (q_BQNK, dy_BQNK, lse_BQN1, sum_BQN1, *_differs(mask_BQL))

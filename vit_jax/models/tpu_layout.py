@@ -21,6 +21,11 @@ of the lanes empty:
   H/14, whose heads have 80, and 2 % of one of L/16.
 - `attention.attend` has heads after tokens, B L N K: heads first would be
   copied, 4 % of a step of H/14.
+- What `attention` keeps of logits has queries last, B N L Q, as the compiler
+  lays them out in any case, and the exponentials are summed by a product with
+  ones (`sum_keys`): the multiplier takes a seventh of the time that adding up
+  takes. Both ways round, not one alone: 6 % of a layer of L/16 on v5e, 7 % on
+  v6e.
 
 Others:
 
@@ -49,6 +54,23 @@ def add_bias(y: Array, bias: Array) -> Array:
     rows = jnp.broadcast_to(bias.reshape(-1), y.shape)
     return (y + rows).reshape(shape)
   return y.reshape(shape) + jnp.broadcast_to(bias, shape)
+
+
+def sum_keys(x_BNLQ: Array) -> Array:
+  """Returns the sums over L, BN1Q."""
+  return jax.lax.platform_dependent(
+    x_BNLQ,
+    tpu=sum_by_product,
+    default=lambda x_BNLQ: jnp.sum(x_BNLQ, axis=-2, keepdims=True),
+  )
+
+
+def sum_by_product(x_BNLQ: Array) -> Array:
+  """Returns what `sum_keys` does, from a product with ones."""
+  B, N, L, _ = x_BNLQ.shape
+  # One column, and the compiler would make it a sum again.
+  ones_BLNK = jnp.ones((B, L, N, 8), x_BNLQ.dtype)
+  return jnp.einsum('BNLQ,BLNK->BNKQ', x_BNLQ, ones_BLNK)[:, :, :1]
 
 
 def as_matrices(params: Any) -> Any:
