@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 
 import jax
 import matplotlib.image
@@ -473,6 +474,12 @@ def test_identity_is_of_parameters_and_of_the_model(workdir):
     opening.open_checkpoint(str(TINY)),
   ]
   assert len({identity(c) for c in (checkpoint, *others)}) == 3
+  weights = checkpoint.weights()
+  turned = types.SimpleNamespace(
+    fields=dict(reversed(weights.fields.items())), arrays=weights.arrays
+  )
+  other_order = types.SimpleNamespace(weights=lambda: turned)
+  assert identity(other_order) == identity(checkpoint)
 
 
 def test_features_of_other_class_names_are_refused(tmp_path):

@@ -5,7 +5,6 @@ from a config and the facts of its data, so that what one of them refuses,
 compiles or measures is what the others run.
 """
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
-from vit_jax.models.model import Batch, Metrics, Model, Params
-from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Facts, Objective
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.sizes import objectives_of
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
@@ -74,53 +73,6 @@ def check_config(config: ConfigDict) -> None:
     config, sharding.make_mesh(config.mesh, width=config.model.width)
   )
   objectives_of(config, facts_of(config, ('a', 'b'), 1))
-
-
-def objectives_of(
-  config: ConfigDict, facts: Facts
-) -> dict[tuple[int, int], Objective]:
-  """Returns the objective of each of `data.image_size`, the first one's first.
-
-  They differ in what they make of records. Their parameters are those of the
-  first, which `transfer.at_size` brings to the others.
-
-  Raises:
-    ValueError: naming every size that cannot be, and why.
-  """
-  kind = objective_type(config)
-  first, *others = images.sizes_of(config.data.image_size)
-  if not others:
-    return {facts.image_size: kind.from_config(config, facts)}
-  found: dict[tuple[int, int], Objective] = {}
-  wrong: dict[str, str] = {}
-  for size in (first, *others):
-    try:
-      objective = kind.from_config(
-        config, dataclasses.replace(facts, image_size=size)
-      )
-      found[size] = objective
-      if first in found:
-        _check_carried(objective.model, first, size)
-    except ValueError as e:
-      wrong[f'{size[0]}x{size[1]}'] = str(e)
-  if len({*wrong.values()}) == 1 and len(wrong) == 1 + len(others):
-    raise ValueError(next(iter(wrong.values())))  # whatever the size
-  if wrong:
-    raise ValueError(
-      f'data.image_size is {config.data.image_size!r}, not all of which can '
-      'be:\n' + '\n'.join(f'  {size}: {why}' for size, why in wrong.items())
-    )
-  return found
-
-
-def _check_carried(
-  model: Model, first: tuple[int, int], size: tuple[int, int]
-) -> None:
-  """Refuses a size that the parameters of the first one cannot serve."""
-  jax.eval_shape(
-    lambda params: transfer.at_size(model, params, first, size),
-    flops.param_shapes(model, first),
-  )
 
 
 class Experiment:

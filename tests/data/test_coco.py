@@ -152,14 +152,21 @@ def test_bad_annotations_are_named(tmp_path, found, message):
   assert 'instances.json' in str(error.value)
 
 
-def test_all_bad_annotations_are_listed(tmp_path):
+@pytest.mark.parametrize(
+  ('times', 'end'), [(1, ''), (2, ''), (3, '  and 10 more\n')]
+)
+def test_bad_annotations_are_listed_up_to_20(tmp_path, times, end):
   found = annotated()
+  found['annotations'] *= times
   for annotation in found['annotations']:
     annotation['category_id'] = 7
   write(tmp_path, found)
-  with pytest.raises(ValueError, match='has 10 wrong annotations') as error:
+  with pytest.raises(ValueError, match=f'has {10 * times} wrong') as error:
     sources.open_source(str(tmp_path), 'train')
-  assert str(error.value).count('category_id 7') == 10
+  said = str(error.value)
+  assert said.count('category_id 7') == min(10 * times, 20)
+  assert said.endswith(f'\n{end}Mend or remove them.')
+  assert ('more' in said) == bool(end)
 
 
 def test_other_categories_of_another_split(tmp_path):

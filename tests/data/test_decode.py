@@ -139,6 +139,13 @@ def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
   np.testing.assert_array_equal(decoded[..., 0], expected)
 
 
+@pytest.mark.parametrize('value', [-1, 65_536])
+def test_grey_of_more_bits_is_refused(encode, value):
+  data = encode(Image.fromarray(np.array([[0, value]], np.int32)), 'TIFF')
+  with pytest.raises(decode.UnreadableImage, match='exceed 16 bits'):
+    decode.decode(data, 'x')
+
+
 def test_transparency_is_composited_on_white(encode):
   pixels = np.zeros((1, 3, 4), np.uint8)
   pixels[0, :, 0] = 200

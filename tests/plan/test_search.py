@@ -94,3 +94,23 @@ def test_what_fits_as_it_is_takes_two_compilations():
   assert [fields['model.scan'] for fields in tried] == [True, False]
   assert best.fields['accum_steps'] == 1
   assert best.fields['model.remat'] == 'none'
+
+
+@pytest.mark.parametrize('memory', [100, 30, 9])
+def test_a_program_that_fits_only_with_the_loop_keeps_it(memory):
+  """And without it nothing is tried that keeps less."""
+  compiled, _ = compiler(memory, 1, 16, 16 * 8)
+  tried = []
+
+  def looped(config):
+    if not config.model.scan:
+      tried.append(config.model.remat)
+      raise search.TooLarge('too large')
+    return compiled(config)
+
+  config = vit.get_config('l16')
+  config.batch_size = 16 * 8
+  best = search.Search(config, 16, looped).best()
+  assert best.fields['model.scan']
+  kept = [*search.KEPT]
+  assert tried == kept[: kept.index(best.fields['model.remat']) + 1]
