@@ -6,10 +6,10 @@
 
 unlabelled: 40 digits have labels and the others none, or one image in 200 of a
 folder of small images. Every method has one budget of 1,200 steps of 64 images
-(VIVI 72), of which teachers, students before the last and pre-training take
-their part: labels alone; DeiT, hard and soft, from a ResNet of the same labels;
-Noisy Student, four generations; S4L's rotations and exemplars; VIVI, on made
-videos of the unlabelled; and masked patches of all, then labels.
+(VIVI 72) whatever time they take, of which teachers, students before the last
+and pre-training take their part: labels alone; DeiT, hard and soft, from a
+ResNet of the same labels; Noisy Student, four generations; S4L's rotations and
+exemplars; VIVI, on made videos of all; and masked patches of all, then labels.
 
 wrong_labels: 40 % of the labels are wrong, and a teacher of the same recipe has
 right ones: no teacher, DeiT hard and soft.
@@ -41,11 +41,8 @@ NOISE = {
 def wrong_labels(config):
   config.total = '12 epochs'
   config.data.wrong_labels = 0.4
-  right = LABELS_ALONE | {
-    'model.name': 'vit',
-    'model.pool': 'gap',
-    'data.wrong_labels': 0.0,
-  }
+  config.model.pool = 'cls'  # of all, because DeiT has no other
+  right = LABELS_ALONE | {'model.name': 'vit', 'data.wrong_labels': 0.0}
   taught = DISTILLED | {'stages': (('teacher', right),)}
   methods = {'none': {}, 'hard': taught, 'soft': taught | SOFT}
   config.sweep = (('teacher', tuple(methods.items())),)
