@@ -27,7 +27,6 @@ FLOORS = (
     'palette',
     'complete',
     'main',
-    'pretrained',
     '__main__',
   },
 )
