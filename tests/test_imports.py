@@ -21,6 +21,7 @@ FLOORS = (
   {'bench'},
   {
     'flags',
+    'reproduce',
     'predict',
     'evaluate',
     'fewshot',
