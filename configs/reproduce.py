@@ -16,16 +16,24 @@ may, as in posemb,digits,total=40 epochs. The models have 32 to 64 channels and
 
 import pathlib
 import runpy
+from typing import Any
 
 from vit_jax import config as config_lib
 from vit_jax.models.igpt import grey_palette
 from vit_jax.sweeps import axes
 
 SEEDS = ('0', '1', '2')
-# A ResNet and a hybrid, whose stem leaves a fourth of the side.
-RESNET = {'model': 'r26x1', 'model.layers': (1, 1), 'model.width': 32}
-STEM = {'model.patch_size': 1, 'model.stem_width': 32}
-STEM |= {'model.stem_layers': (1, 1)}
+# A ResNet, and the stem of a hybrid: they leave a fourth of the side.
+RESNET: dict[str, Any] = {
+  'model': 'r26x1',
+  'model.layers': (1, 1),
+  'model.width': 32,
+}
+STEM: dict[str, Any] = {
+  'model.patch_size': 1,
+  'model.stem_width': 32,
+  'model.stem_layers': (1, 1),
+}
 IGPT_DEPTH = 6
 
 

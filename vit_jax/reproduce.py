@@ -23,9 +23,11 @@ import re
 import sys
 from collections.abc import Sequence
 
+from etils import epath
+
 from vit_jax import flags
 from vit_jax.models.variants import nearest
-from vit_jax.paper import claims
+from vit_jax.paper import claims, claims_page, full_size
 from vit_jax.paper.reproducing import Reproduction
 from vit_jax.training.run import Preempted
 
@@ -41,18 +43,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int | None:
   names = _claims(args.claims)
+  if args.scale == 'tpu':
+    for line in full_size.commands(names, args.topology, flags.config_named):
+      print(line, flush=True)
+    return None
   budget_s = _seconds(args.budget)
   reproduction = Reproduction(
     names, args.data, args.workdir, args.results, flags.config_named
   )
-  command = f'python -m vit_jax.reproduce --budget={args.budget}'
+  if args.list:
+    print(claims_page.listed(names, reproduction))
+    return None
+  status = None
   try:
-    for line in reproduction.run(budget_s, command):
+    for line in reproduction.run(budget_s):
       print(line, flush=True)
   except Preempted as e:
     print(e, file=sys.stderr)
-    return flags.EXIT_PREEMPTED
-  return None
+    status = flags.EXIT_PREEMPTED
+  report = claims_page.ClaimsPage(names, reproduction)
+  for path in report.write(epath.Path(args.workdir)):
+    print(f'written  {path}')
+  print(f'{len(names)} claims: {report.counts()}')
+  return status
 
 
 def _claims(text: str) -> list[str]:
@@ -80,6 +93,14 @@ def _parser() -> argparse.ArgumentParser:
   add('--budget', default='2h', help='How long runs are started: 90s, 2h, 1d.')
   add('--workdir', default='runs/reproduce', help='Receives runs and report.')
   add('--results', default=str(RESULTS), help='Folder of the CSV files.')
+  add('--list', action='store_true', help='Shows claims, runs and times.')
+  add(
+    '--scale',
+    choices=('small', 'tpu'),
+    default='small',
+    help='tpu prints the commands of full size and what they take; runs none.',
+  )
+  add('--topology', default='v3:16x16', help='Of --scale=tpu, as plan has it.')
   return parser
 
 

@@ -310,6 +310,11 @@ def _layers(run: Mapping[str, float], end: str = '') -> list[float]:
   return [run[name] for name in names if name in run]
 
 
+def _resolutions(runs: SeedRuns) -> float:
+  names = sorted(runs, key=lambda name: int(name.split()[0]))
+  return runs[names[-1]][ACCURACY] - runs[names[0]][ACCURACY]
+
+
 def _middle(runs: SeedRuns) -> float:
   first, *middle, last = _layers(runs['120 steps'])
   return max(middle) - max(first, last)
@@ -438,9 +443,7 @@ CLAIMS: Mapping[str, Claim] = {
     'resolution',
     Rule(
       'twice the resolution less the same, above 0',
-      lambda runs: (lambda low, high: high[1][ACCURACY] - low[1][ACCURACY])(
-        *sorted(runs.items(), key=lambda item: int(item[0].split()[0]))
-      ),
+      _resolutions,
       low=0,
     ),
     'Test accuracy after fine-tuning.',

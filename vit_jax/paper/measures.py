@@ -1,6 +1,7 @@
 """What claims need of a trained model that its evaluators do not measure."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ IMAGES = 200
 CONVOLUTION = (4 + 4 * 2**0.5) / 9
 # Of rollout, as the paper's D.7 has it (the mean of heads) and as is said to
 # isolate objects better.
-_FUSIONS = {
+_FUSIONS: Mapping[str, Mapping[str, Any]] = {
   'mean': {'fusion': 'mean', 'discard': 0.0},
   'max': {'fusion': 'max', 'discard': 0.9},
 }

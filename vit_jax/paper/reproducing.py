@@ -59,6 +59,7 @@ class Reproduction:
   """The studies of some claims on some data.
 
   Attributes:
+    data: as the second value of configs/reproduce.py.
     studies: their names, in the order in which they are run.
     planned: all runs of each.
   """
@@ -75,12 +76,12 @@ class Reproduction:
 
     Args:
       names: of `claims.CLAIMS`.
-      data: as the second value of configs/reproduce.py.
+      data: as the attribute.
       workdir: receives the runs.
       results: folder of the CSV files, by data.
       config_of: from the name of a config and its values to the config.
     """
-    self._workdir, self._data = workdir, data
+    self._workdir, self.data = workdir, data
     self._results = epath.Path(results) / axes.slug(data)
     wanted = {claims.CLAIMS[name].study for name in names}
     self.studies = [name for name in claims.STUDIES if name in wanted]
@@ -91,7 +92,7 @@ class Reproduction:
     self._facts = refusing.KnownData()
 
   def _plan(self, name: str) -> list[Planned]:
-    folder = f'{self._workdir}/{axes.slug(self._data)}/{name}'
+    folder = f'{self._workdir}/{axes.slug(self.data)}/{name}'
     cells = axes.cells(self._configs[name], folder)
     return [Planned(name, c, evidence.checksum(c.config)) for c in cells]
 
@@ -138,7 +139,7 @@ class Reproduction:
     computed = 3 * facts['gflops'] * steps * config.batch_size
     return _FIXED_S + (1 + len(config.stages)) * computed / _GFLOPS_PER_S
 
-  def run(self, budget_s: float, command: str) -> Iterator[str]:
+  def run(self, budget_s: float) -> Iterator[str]:
     """Runs what is left until the budget is spent; tells of each run.
 
     A run is started if it can be expected to end in time, and then ends.
@@ -160,9 +161,9 @@ class Reproduction:
         f'{run.study} {i + 1} of {len(runs)}: {run.cell.name}, about '
         f'{span(expected_s)}; {span(left_s)} of the budget left'
       )
-      self._run(run, command)
+      self._run(run)
 
-  def _run(self, run: Planned, command: str) -> None:
+  def _run(self, run: Planned) -> None:
     config = self._configs[run.study].copy_and_resolve_references()
     config.sweep = tuple(
       (name, tuple(v for v in values if v[0] == run.cell.labels[name]))
@@ -192,7 +193,7 @@ class Reproduction:
         'date': datetime.date.today().isoformat(),
         'hardware': hardware(),
         'versions': f'jax {jax.__version__}, flax {version("flax")}',
-        'command': command,
+        'command': f'{command_of(run.study, self.data)} --sweep=seed={seed}',
       },
       numbers | {'seconds': taken_s},
     )
@@ -202,6 +203,14 @@ class Reproduction:
     evidence.write(
       self.path(run.study), [rows[key] for key in keys if key in rows]
     )
+
+
+def command_of(study: str, data: str) -> str:
+  """Returns the command that makes a study's runs by itself."""
+  return (
+    f'python -m vit_jax.main --config=configs/reproduce.py:{study},{data} '
+    f'--workdir=runs/{study}'
+  )
 
 
 def hardware() -> str:
