@@ -22,13 +22,13 @@ FLOORS = (
   {'bench'},
   {
     'flags',
+    'reproduce',
     'predict',
     'evaluate',
     'fewshot',
     'palette',
     'complete',
     'main',
-    'pretrained',
     '__main__',
   },
 )

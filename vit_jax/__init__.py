@@ -1,9 +1,10 @@
 """Vision Transformer in JAX/Flax: models, training, evaluation, tools.
 
-`load` opens any checkpoint to label images with, `pretrained` says more. The
-rest of what is public: `train.train` runs a config, `experiment.Experiment`
-makes one concrete, `checkpoints.opening.open_checkpoint` gives model and
-parameters, `models` has the models as Flax modules.
+`load` opens any checkpoint to label images with, `evaluators.pretrained` says
+more. The rest of what is public: `train.train` runs a config,
+`experiment.Experiment` makes one concrete,
+`checkpoints.opening.open_checkpoint` gives model and parameters, `models` has
+the models as Flax modules.
 """
 
 import sys
@@ -20,7 +21,7 @@ if sys.argv[:1] == ['-m']:  # python -m vit_jax.COMMAND, before it is found
 def __getattr__(name: str) -> Any:
   # Importing JAX takes a second, which only its users should pay.
   if name == 'load':
-    from vit_jax import pretrained
+    from vit_jax.evaluators import pretrained
 
     return pretrained.load
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -22,6 +22,7 @@ from vit_jax.training import interrupts
 # How commands end, besides 0. `main` has the rest of them.
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 # What is wrong with the machine and not with what was asked of it, by what the
 # system or the libraries call it, and the way out.
@@ -122,6 +123,16 @@ def _full_config(arg: str, before: str) -> str:
     if path.stem == match[2]:
       return f'{match[1] or ""}{path}{match[3] or ""}'
   return arg
+
+
+def config_named(text: str) -> ConfigDict:
+  """Returns a config of configs/ by name and values, as in 'vit:l16'.
+
+  Raises:
+    ValueError: for values that it does not take.
+  """
+  path = _full_config(text, '--config')
+  return flags.FLAGS['config'].parser.parse(path)
 
 
 def _own_configs() -> list[pathlib.Path]:

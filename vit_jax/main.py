@@ -58,6 +58,7 @@ from vit_jax.flags import (
   CONFIG,
   ENDINGS,
   EXIT_ENVIRONMENT,
+  EXIT_PREEMPTED,
   parse_flags,
   refuse,
   show_messages,
@@ -68,7 +69,6 @@ from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import processes, run
 
 EXIT_DIVERGED = 1
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'Folder for checkpoints, metrics and curves; gs:// works.'

@@ -1,0 +1,286 @@
+"""Claims: their rules on both sides of each threshold, and their studies."""
+
+import math
+
+import numpy as np
+import pytest
+
+from configs import reproduce
+from vit_jax.paper import claims, findings, measures, rules
+from vit_jax.paper.claims import ACCURACY, CLAIMS, FEWSHOT, STUDIES
+from vit_jax.paper.evidence import RunRow
+
+A, B = ACCURACY, FEWSHOT
+GFLOPS = {
+  'ViT-2x32': 1.0,
+  'ViT-3x64': 10.0,
+  'ViT-6x128': 100.0,
+  'R2x32': 10.0,
+  'R4x32': 31.6227766,
+  'R2x32+ViT-2x32': 10.0,
+  'R2x32+ViT-3x64': 31.6227766,
+}
+
+
+def accuracies(**values):
+  return {name: {A: value} for name, value in values.items()}
+
+
+def families(vit, resnet, hybrid):
+  """ViTs with the accuracy `vit` and 0.1 and 0.2 more at ten times compute."""
+  few = dict.fromkeys(GFLOPS, resnet)
+  few |= {'ViT-2x32': vit, 'ViT-3x64': vit + 0.1, 'ViT-6x128': vit + 0.2}
+  few |= {name: hybrid for name in few if '+' in name}
+  return {n: {'gflops': GFLOPS[n], B: few[n], A: few[n]} for n in GFLOPS}
+
+
+def ranked(*fewshot):
+  names = list(GFLOPS)
+  return {n: {A: i, B: fewshot[i], 'gflops': 1.0} for i, n in enumerate(names)}
+
+
+def heads(cls, gap):
+  return {
+    'cls, 0.001': {A: cls},
+    'cls, 0.003': {A: 0.1},
+    'gap, 0.001': {A: 0.1},
+    'gap, 0.003': {A: gap},
+  }
+
+
+def masked(colour, downsized=0.8, pixels=0.8, less=0.8, scratch=0.8):
+  names = ('mean colour', 'downsized', 'pixels', 'mean colour, 15 %')
+  values = (colour, downsized, pixels, less)
+  found = dict(zip((*names, 'from scratch'), (*values, scratch), strict=True))
+  return {name: {A: value} for name, value in found.items()}
+
+
+def layers(*values):
+  run = {f'layer{i}/10shot_accuracy': x for i, x in enumerate(values)}
+  return {'120 steps': run}
+
+
+def lengths(*losses):
+  probes = (0.3, 0.4, 0.5)
+  return {
+    f'{n} steps': {'test/loss': x, 'layer0/10shot_accuracy': p}
+    for n, x, p in zip((30, 60, 120), losses, probes, strict=True)
+  }
+
+
+def looked(vit=0.0, hybrid=0.0, **numbers):
+  first = {'distance/0': vit, 'distance/1': 2.0, 'distance/2': 3.0}
+  first |= {key.replace('__', '/'): value for key, value in numbers.items()}
+  return {'ViT': first, 'hybrid': {'distance/0': hybrid}}
+
+
+def found(cls, no_object=0.5, one=0.5, share=0.0):
+  return {
+    '3 layers': {'coco/AP': cls, 'queries/share': share},
+    '1 layer': {'coco/AP': one},
+    'no object 1': {'coco/AP': no_object},
+  }
+
+
+def kinds(none, **values):
+  runs = {'learned1d': 0.95, 'learned2d': 0.95, 'relative': 0.95} | values
+  return accuracies(none=none, **runs)
+
+
+def grown(depth=0.8, width=0.8, mlp=0.8, patch=0.8):
+  values = {'depth': depth, 'width': width, 'MLP': mlp, 'patch': patch}
+  return accuracies(small=0.8, **values)
+
+
+def of_data(vit, resnet):
+  names = ('ViT, few', 'ViT, all', 'ResNet, few', 'ResNet, all')
+  return {
+    name: {A: value} for name, value in zip(names, (*vit, *resnet), strict=True)
+  }
+
+
+def optimizers(adam, sgd):
+  names = ('adam, 0.001', 'adam, 0.003', 'sgd, 0.03', 'sgd, 0.1')
+  values = (adam, 0.1, 0.1, sgd)
+  return {n: {A: x} for n, x in zip(names, values, strict=True)}
+
+
+def two(less, more):
+  return lambda a, b: {less: {A: a}, more: {A: b}}
+
+
+axial = two('ViT', 'Axial-ViT')
+pixels = two('16 pixels', '32 pixels')
+taught = two('without a teacher', 'distillation token')
+student = two('supervised', 'noisy student')
+
+# By claim: one seed's runs a little inside of each bound, and outside.
+CASES = {
+  'posemb': ([kinds(0.949)], [kinds(0.951), kinds(0.94, relative=0.939)]),
+  'posemb_kind': ([kinds(0.5, relative=0.931)], [kinds(0.5, relative=0.929)]),
+  'head': (
+    [heads(0.9, 0.886), heads(0.886, 0.9)],
+    [heads(0.9, 0.884), heads(0.884, 0.9)],
+  ),
+  'depth': ([grown(depth=0.801)], [grown(depth=0.799), grown(0.81, mlp=0.82)]),
+  'width': ([grown(width=0.799)], [grown(width=0.801)]),
+  'patch': ([grown(patch=0.801)], [grown(patch=0.799)]),
+  'axial_gain': ([axial(0.8, 0.801)], [axial(0.8, 0.799)]),
+  'axial_cost': (
+    [{'ViT': {'gflops': 1.0}, 'Axial-ViT': {'gflops': 1.01}}],
+    [{'ViT': {'gflops': 1.0}, 'Axial-ViT': {'gflops': 0.99}}],
+  ),
+  'resolution': ([pixels(0.8, 0.801)], [pixels(0.8, 0.799)]),
+  'filters': (
+    [{'ViT': {'filters/share': 0.51}}],
+    [{'ViT': {'filters/share': 0.49}}],
+  ),
+  'positions': (
+    [{'ViT': {'positions/nearness': 0.11}}],
+    [{'ViT': {'positions/nearness': 0.09}}],
+  ),
+  # Of three layers the first may be second, 0.5, but not last, -0.5.
+  'distance': ([looked(vit=2.5)], [looked(vit=3.5, distance__1=3.2)]),
+  'global': (
+    [looked(distance__farthest=2.08)],
+    [looked(distance__farthest=2.07)],
+  ),
+  'hybrid_distance': ([looked(1.0, 1.01)], [looked(1.0, 0.99)]),
+  'rollout': (
+    [looked(masking__mean=0.51, masking__max=0.5)],
+    [looked(masking__mean=0.49, masking__max=0.5)],
+  ),
+  'more_data': (
+    [of_data((0.2, 0.61), (0.5, 0.9))],
+    [of_data((0.2, 0.59), (0.5, 0.9))],
+  ),
+  'little_data': (
+    [of_data((0.49, 0.9), (0.5, 0.9))],
+    [of_data((0.51, 0.9), (0.5, 0.9))],
+  ),
+  # Of ResNets at 10 and 31.6 GFLOPs: ViTs have 0.1 and 0.15 more than `vit`.
+  'compute': ([families(0.5, 0.624, 0.5)], [families(0.5, 0.626, 0.5)]),
+  'hybrids': ([families(0.5, 0.5, 0.626)], [families(0.5, 0.5, 0.624)]),
+  # Spearman's of 1 - 6 d / (7 * 48): d of 26 gives 0.54, of 30 0.46.
+  'fewshot': (
+    [ranked(2, 1, 0, 6, 3, 4, 5)],
+    [ranked(6, 5, 4, 3, 2, 1, 0), ranked(3, 0, 1, 6, 5, 4, 2)],
+  ),
+  'adam': ([optimizers(0.8, 0.809)], [optimizers(0.8, 0.811)]),
+  'masked': ([masked(0.801)], [masked(0.799)]),
+  'masked_target': ([masked(0.829)], [masked(0.831)]),
+  'masked_rate': ([masked(0.801)], [masked(0.799)]),
+  'igpt_layers': ([layers(0.5, 0.51, 0.4)], [layers(0.4, 0.49, 0.5)]),
+  'igpt_likelihood': ([lengths(3, 1, 2)], [lengths(1, 3, 2)]),
+  'deit': ([taught(0.8, 0.801)], [taught(0.8, 0.799)]),
+  'noisy_student': ([student(0.8, 0.801)], [student(0.8, 0.799)]),
+  'detr_queries': ([found(0.5, share=0.51)], [found(0.5, share=0.49)]),
+  'detr_layers': ([found(0.501)], [found(0.499)]),
+  'detr_no_object': ([found(0.501)], [found(0.499)]),
+}
+
+
+@pytest.mark.parametrize('name', CLAIMS)
+def test_a_rule_tells_its_two_sides_apart(name):
+  """Three seeds alike, so that the mean is sure."""
+  rule = CLAIMS[name].rule
+  inside, outside = CASES[name]
+  for runs in inside:
+    assert rule.verdict([rule.quantity(runs)] * 3) == rules.SUPPORTED, runs
+  for runs in outside:
+    assert rule.verdict([rule.quantity(runs)] * 3) == rules.NOT_SUPPORTED, runs
+
+
+def test_what_reaches_over_a_bound_is_not_decided():
+  """Of 1, 2 and 3 the mean is 2, less and more 2.92 of 1 / sqrt(3)."""
+  low, high = rules.interval([1, 2, 3])
+  np.testing.assert_allclose([low, high], [2 - 1.6859, 2 + 1.6859], atol=1e-4)
+
+  def verdict(low=-math.inf, high=math.inf, values=(1.0, 2.0, 3.0)):
+    return rules.Rule('', lambda runs: 0.0, low, high).verdict(values)
+
+  assert verdict(low=0.31) == verdict(high=3.69) == rules.SUPPORTED
+  assert verdict(low=0.32) == verdict(high=3.68) == rules.UNDECIDED
+  assert verdict(low=3.68) == verdict(high=0.32) == rules.UNDECIDED
+  assert verdict(low=3.69) == verdict(high=0.31) == rules.NOT_SUPPORTED
+  assert verdict(low=0.31, high=3.68) == rules.UNDECIDED
+  # Exactly on the bound, without a deviation.
+  assert verdict(low=2.0, values=(2.0, 2.0, 2.0)) == rules.UNDECIDED
+  assert verdict(low=0.0, values=(2.0, 2.0)) == rules.UNDECIDED
+
+
+def rows(status='done', **accuracies):
+  return [
+    RunRow(
+      {'variant': variant, 'seed': str(seed), 'status': status},
+      {A: value + seed / 1000},
+    )
+    for variant, value in accuracies.items()
+    for seed in range(3)
+  ]
+
+
+def test_models_that_have_not_learned_decide_nothing():
+  variants = ['none', 'learned1d', 'learned2d', 'relative']
+
+  def verdict(best):
+    found = rows(none=0.1, learned1d=best, learned2d=best, relative=best)
+    return findings.find('posemb', found, variants)
+
+  assert verdict(0.5).verdict == rules.SUPPORTED
+  weak = verdict(0.498)  # and 0.001 more on average
+  assert weak.verdict == rules.UNDECIDED
+  assert 'the best test/accuracy is 0.499, below 0.5' in weak.reason
+
+
+def test_a_seed_that_is_not_complete_does_not_count():
+  found = rows(**{'ViT': 0.8, 'Axial-ViT': 0.9})
+  assert findings.find('axial_gain', found, ['ViT', 'Axial-ViT']).verdict == (
+    rules.SUPPORTED
+  )
+  less = findings.find('axial_gain', found[:-1], ['ViT', 'Axial-ViT'])
+  assert less.verdict == rules.UNDECIDED
+  assert less.reason.startswith('2 of 3 seeds: 0.1, 0.1')
+  lost = rows('diverged', **{'ViT': 0.8, 'Axial-ViT': 0.9})
+  none = findings.find('axial_gain', lost, ['ViT', 'Axial-ViT'])
+  assert none.verdict == rules.UNDECIDED
+  assert none.reason == '0 of 3 seeds, 6 runs diverged'
+
+
+def test_every_claim_has_a_study_and_every_study_a_grid():
+  assert CASES.keys() == CLAIMS.keys()
+  assert {claim.study for claim in CLAIMS.values()} == STUDIES.keys()
+  assert reproduce.GRIDS.keys() == STUDIES.keys()
+  assert all(study.full_size for study in STUDIES.values())
+
+
+def test_families_of_models():
+  names = ('ViT-2x32', 'R4x32', 'R2x32+ViT-3x64')
+  assert [*map(claims.family_of, names)] == ['ViT', 'R', 'R+ViT']
+
+
+def test_ranks_share_places():
+  """As scipy has it."""
+  from scipy import stats
+
+  first, second = [1, 2, 2, 5, 3], [0.1, 0.4, 0.2, 0.2, 0.9]
+  expected = stats.spearmanr(first, second).statistic
+  np.testing.assert_allclose(rules.rank_correlation(first, second), expected)
+  assert rules.rank_correlation([1, 2], [3, 3]) == 0
+
+
+def test_the_share_between_queries():
+  """Two queries at 0 and 2, that stray by 1: variances 1 and 1."""
+  centres_BQ2 = np.zeros((2, 2, 2))
+  centres_BQ2[:, 1] += 2
+  assert measures.between_share(centres_BQ2) == 1
+  centres_BQ2[1] += 2
+  assert measures.between_share(centres_BQ2) == 0.5
+
+
+def test_the_share_of_leading_components():
+  """Four components of variances 9, 1, 1, 1."""
+  filters_DF = np.concatenate([np.diag([3.0, 1, 1, 1])] * 2)
+  filters_DF[4:] *= -1
+  kernel_PPCD = filters_DF.T.reshape(2, 2, 1, 8)
+  assert measures.leading_share(kernel_PPCD) == pytest.approx(9 / 12)

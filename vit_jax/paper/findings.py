@@ -1,0 +1,69 @@
+"""What the runs of a study say of a claim."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from vit_jax.paper import rules
+from vit_jax.paper.claims import CLAIMS, STUDIES, Claim
+from vit_jax.paper.evidence import RunRow, by_seed, quantities
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """A claim after the runs that there are.
+
+  Attributes:
+    name: of `CLAIMS`.
+    verdict: one of the three of `rules`.
+    reason: the numbers behind it, for readers.
+    values: the rule's quantity of every seed whose runs are complete.
+  """
+
+  name: str
+  verdict: str
+  reason: str
+  values: Sequence[float]
+
+  @property
+  def claim(self) -> Claim:
+    return CLAIMS[self.name]
+
+
+def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
+  """Returns what the runs of a claim's study say.
+
+  Args:
+    name: of `CLAIMS`.
+    rows: of its study.
+    variants: that a seed needs to be complete.
+  """
+  claim = CLAIMS[name]
+  seeds = by_seed(rows, variants)
+  values = quantities(seeds, claim.rule.quantity)
+  lost = [row.key for row in rows if row.texts['status'] != 'done']
+  reason = f'{len(values)} of {rules.MIN_SEEDS} seeds'
+  if lost:
+    reason += f', {len(lost)} runs diverged'
+  if values:
+    reason += ': ' + ', '.join(f'{value:.3g}' for value in values)
+  if len(values) >= 2:
+    low, high = rules.interval(values)
+    mean = statistics.mean(values)
+    reason += f'; mean {mean:.3g}, between {low:.3g} and {high:.3g}'
+  metric, least = STUDIES[claim.study].learned
+  if values and (best := most(seeds, metric)) < least:
+    reason += f'; the best {metric} is {best:.3g}, below {least:g}'
+    return Finding(name, rules.UNDECIDED, reason, values)
+  return Finding(name, claim.rule.verdict(values), reason, values)
+
+
+def most(
+  seeds: Mapping[str, Mapping[str, Mapping[str, float]]], metric: str
+) -> float:
+  """Returns a metric of the variant whose mean over the seeds is highest."""
+  variants = next(iter(seeds.values()))
+  return max(
+    statistics.mean(runs[variant][metric] for runs in seeds.values())
+    for variant in variants
+  )

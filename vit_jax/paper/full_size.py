@@ -1,0 +1,98 @@
+"""What the claims would take at the size of the paper: commands and core-days.
+
+`plan` compiles each command's training step for TPUs that are not there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax.experiment import Experiment
+from vit_jax.paper.claims import CLAIMS, STUDIES, FullSize
+from vit_jax.plan import costs
+from vit_jax.plan.search import TooLarge
+from vit_jax.sweeps import axes
+
+Configs = Callable[[str], ConfigDict]
+
+
+def commands(
+  names: Sequence[str], topology: str, config_of: Configs
+) -> Iterator[str]:
+  """Yields lines: of each study the commands, with core-days of all runs.
+
+  Where a sweep's models differ each is compiled, else the first.
+
+  Args:
+    names: of the claims.
+    topology: as `plan` takes it.
+    config_of: as of `Reproduction`.
+
+  Raises:
+    ValueError: for a topology that there is not.
+    ImportError: without the TPU's compiler.
+  """
+  # Arrays of this process belong on its own CPU.
+  jax.config.update('jax_platforms', 'cpu')
+  wanted = {CLAIMS[name].study for name in names}
+  total = [0.0, 0.0]
+  for study in (name for name in STUDIES if name in wanted):
+    members = [name for name in names if CLAIMS[name].study == study]
+    yield f'# {", ".join(members)}'
+    for i, full in enumerate(STUDIES[study].full_size):
+      yield (
+        f'python -m vit_jax.main {full.flags} '
+        f'--workdir=gs://BUCKET/{study}_{i + 1}'
+      )
+      try:
+        days = core_days(full, topology, config_of)
+      except TooLarge as e:
+        yield f'#   does not fit {topology}: {e}'
+        continue
+      total = [a + b for a, b in zip(total, days, strict=True)]
+      yield f'#   {_days(days)} core-days on {topology}, by `plan`'
+  yield f'# in all {_days(total)} core-days'
+
+
+def core_days(
+  full: FullSize, topology: str, config_of: Configs
+) -> tuple[float, float]:
+  """Returns the bounds of `plan` for all runs of a command."""
+  config = config_of_flags(full.flags, config_of)
+  trials = [config]
+  runs = full.runs
+  if config.sweep:
+    trials = [c.config for c in axes.cells(config, 'unused')]
+    runs = 1
+  devices, chip = costs.devices_of(topology)
+  low = high = 0.0
+  for trial in trials:
+    facts = costs.facts_given(trial, full.classes, full.examples)
+    experiment = Experiment(trial, facts, devices)
+    cost = costs.costs(
+      experiment, costs.compile_step(experiment), devices, chip
+    )
+    days = experiment.durations.total / 86_400 * cost.cores * runs
+    low, high = low + days * cost.least_s, high + days * cost.most_s
+  return low, high
+
+
+def config_of_flags(text: str, config_of: Configs) -> ConfigDict:
+  """Returns the config of a command's flags, but for its own sweeps."""
+  flags = dict(
+    part.removeprefix('--').split('=', 1)
+    for part in text.split()
+    if not part.startswith('--sweep')
+  )
+  name = flags.pop('config').removeprefix('configs/').replace('.py', '')
+  config = config_of(name)
+  config_lib.override(
+    config, {key.removeprefix('config.'): x for key, x in flags.items()}
+  )
+  return config
+
+
+def _days(bounds: Sequence[float]) -> str:
+  return ' to '.join(dict.fromkeys(f'{x:,.3g}' for x in bounds))

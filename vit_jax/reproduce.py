@@ -1,0 +1,108 @@
+"""Runs small versions of the paper's claims, and writes what holds.
+
+  python -m vit_jax.reproduce --list
+  python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce
+  python -m vit_jax.reproduce --budget=30m --claims=posemb,head
+  python -m vit_jax.reproduce --data=./cifar10 --budget=1d
+  python -m vit_jax.reproduce --scale=tpu --topology=v3:16x16
+
+A claim is what a paper says, with a rule fixed beforehand that says of the runs
+of three seeds: supported, not supported, or not decided at this budget
+(vit_jax/paper/claims.py). The same command goes on where the last one stopped.
+Finished runs are lines of CSV files in --results, those that come with the
+package unless another folder is given, and are not run again; --budget=0s runs
+nothing and only writes the report: WORKDIR/report.html, which needs no other
+file, and report.md with its pictures.
+
+Exit status: that of vit_jax.main.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+
+from etils import epath
+
+from vit_jax import flags
+from vit_jax.models.variants import nearest
+from vit_jax.paper import claims, claims_page, full_size
+from vit_jax.paper.reproducing import Reproduction
+from vit_jax.training.run import Preempted
+
+RESULTS = pathlib.Path(__file__).parent / 'paper' / 'results'
+_UNITS_S = {'s': 1, 'm': 60, 'h': 3600, 'd': 86_400}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  args = _parser().parse_args(argv)
+  return flags.command(_run, args)
+
+
+def _run(args: argparse.Namespace) -> int | None:
+  names = _claims(args.claims)
+  if args.scale == 'tpu':
+    for line in full_size.commands(names, args.topology, flags.config_named):
+      print(line, flush=True)
+    return None
+  budget_s = _seconds(args.budget)
+  reproduction = Reproduction(
+    names, args.data, args.workdir, args.results, flags.config_named
+  )
+  if args.list:
+    print(claims_page.listed(names, reproduction))
+    return None
+  status = None
+  try:
+    for line in reproduction.run(budget_s):
+      print(line, flush=True)
+  except Preempted as e:
+    print(e, file=sys.stderr)
+    status = flags.EXIT_PREEMPTED
+  report = claims_page.ClaimsPage(names, reproduction)
+  for path in report.write(epath.Path(args.workdir)):
+    print(f'written  {path}')
+  print(f'{len(names)} claims: {report.counts()}')
+  return status
+
+
+def _claims(text: str) -> list[str]:
+  names = text.split(',') if text else list(claims.CLAIMS)
+  for name in names:
+    if name not in claims.CLAIMS:
+      raise ValueError(f'No claim {name!r}. {nearest(name, claims.CLAIMS)}')
+  return names
+
+
+def _seconds(text: str) -> float:
+  match = re.fullmatch(r'(\d+(?:\.\d+)?)([smhd])', text)
+  if not match:
+    raise ValueError(
+      f'--budget={text} is no time: write a number and s, m, h or d, as in 2h.'
+    )
+  return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = flags.parser('reproduce', __doc__)
+  add = parser.add_argument
+  add('--claims', default='', help='Names from --list, between commas; or all.')
+  add('--data', default='digits', help='digits, a folder of images or TFDS.')
+  add('--budget', default='2h', help='How long runs are started: 90s, 2h, 1d.')
+  add('--workdir', default='runs/reproduce', help='Receives runs and report.')
+  add('--results', default=str(RESULTS), help='Folder of the CSV files.')
+  add('--list', action='store_true', help='Shows claims, runs and times.')
+  add(
+    '--scale',
+    choices=('small', 'tpu'),
+    default='small',
+    help='tpu prints the commands of full size and what they take; runs none.',
+  )
+  add('--topology', default='v3:16x16', help='Of --scale=tpu, as plan has it.')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())
