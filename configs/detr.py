@@ -29,7 +29,8 @@ evaluators.coco.masks=True; each object has to have one. The original learns
 them after the boxes, with all but the masks' head as it is; here what says the
 class is new with every --config.init, and learns too:
 
-  ...:r50,./coco,model.masks=True,init=runs/boxes,objective.mask_stride=4
+  ...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()
+    --config.objective.mask_stride=4
     --config.optimizer.frozen="('^(?!class_embed|bbox_attention|mask_head)',)"
 
 `digits` reaches an AP of .730 and an AP50 of .953 on 500 held-out canvases, in

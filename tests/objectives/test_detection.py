@@ -72,6 +72,33 @@ def test_all_layers_losses_are_the_originals(golden):
   np.testing.assert_allclose(error, golden['loss/class_error'], rtol=1e-5)
 
 
+def test_masks_are_those_of_the_last_layers_matches(golden):
+  """By the matches of the original, of masks that differ by query.
+
+  Those of its random weights hardly do. The layer before matches others.
+  """
+  objective = objective_of()
+  batch = objective.augment(batch_of(golden), jax.random.key(0))
+  outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
+  logits_BQHW = np.random.default_rng(0).normal(size=(3, 7, 40, 48))
+  outputs['mask_logits'] = jnp.asarray(logits_BQHW, jnp.float32)
+  _, parts = jax.jit(objective.set_losses)(outputs, batch)
+  focal, dice = [], []
+  for i in range(3):
+    for query, target in golden[f'match{i}'].T:
+      p = 1 / (1 + np.exp(-logits_BQHW[i, query]))
+      mask = golden[f'target{i}/masks'][target]
+      right = np.where(mask, p, 1 - p)
+      weight = np.where(mask, 0.25, 0.75) * (1 - right) ** 2
+      focal.append(np.mean(-weight * np.log(right)))
+      both = 2 * np.sum(p * mask) + 1
+      dice.append(1 - both / (np.sum(p) + np.sum(mask) + 1))
+  for name, values in (('mask', focal), ('dice', dice)):
+    np.testing.assert_allclose(
+      jnp.mean(parts[name]), np.mean(values), rtol=1e-5
+    )
+
+
 def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
   """Images with 0, 2 and 4 objects and masks, each a part of its own."""
   objective = objective_of()
