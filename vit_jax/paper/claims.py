@@ -214,7 +214,7 @@ STUDIES: Mapping[str, Study] = {
     full_size=(
       FullSize(
         '--config=configs/noisy_student.py:imagenet2012,compare '
-        '--config.total=100000 --config.batch_size=512',
+        '--config.batch_size=512',
         runs=9,
       ),
     ),

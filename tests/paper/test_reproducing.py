@@ -1,0 +1,105 @@
+"""Running claims: a budget, going on after a kill, and the report."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.sweeps.small_sweep import fake_training, table
+from vit_jax import reproduce
+from vit_jax.training import run
+
+# The way in which config_flags loads a config file.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
+
+RUNS = 6  # two variants, three seeds
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+
+  def command(*args):
+    folders = [f'--workdir={tmp_path}/w', f'--results={tmp_path}/r']
+    return reproduce.main(['--claims=axial_gain', *folders, *args])
+
+  return command
+
+
+def accuracy(config, step):
+  return 0.8 + 0.1 * config.model.axial + config.seed / 1000
+
+
+def test_a_killed_command_goes_on(command, tmp_path, monkeypatch):
+  """Also in another workdir, of which only the CSV file is left."""
+
+  def killed(config, step):
+    if config.model.axial and config.seed == 1:
+      raise run.Preempted('Preempted: saved step 2.')
+    return accuracy(config, step)
+
+  trained = fake_training(monkeypatch, killed)
+  assert command('--budget=2h') == 75
+  path = tmp_path / 'r/digits/axial.csv'
+  before = table(path)
+  # The first seed of all variants comes before the second of any.
+  assert [(x['variant'], x['seed']) for x in before] == [
+    ('ViT', '0'),
+    ('ViT', '1'),
+    ('Axial-ViT', '0'),
+  ]
+  (tmp_path / 'w').rename(tmp_path / 'lost')
+  trained = fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  assert len(trained) == RUNS - len(before)
+  after = table(path)
+  assert len(after) == RUNS
+  assert all(line in after for line in before)
+  assert {x['test/accuracy'] for x in after} == {
+    '0.8',
+    '0.801',
+    '0.802',
+    '0.9',
+    '0.901',
+    '0.902',
+  }
+  assert 'axial,digits' in after[0]['command']
+  page = (tmp_path / 'w/report.html').read_text()
+  assert page.count('supported</span>') == 2
+  assert 'src="data:image/png' in page and 'http' not in page
+  pages = (tmp_path / 'w/report.md').read_text()
+  (picture,) = re.findall(r'\]\((.*\.png)\)', pages)
+  assert (tmp_path / 'w' / picture).read_bytes().startswith(b'\x89PNG')
+
+
+def test_runs_of_another_config_do_not_count(command, tmp_path, monkeypatch):
+  fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  path = tmp_path / 'r/digits/axial.csv'
+  lines = table(path)
+  assert len(lines) == RUNS
+  checksum = lines[0]['config']  # of one variant and seed
+  path.write_text(path.read_text().replace(checksum, 12 * '0'))
+  (tmp_path / 'w').rename(tmp_path / 'lost')
+  trained = fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  assert trained == ['ViT_seed=0']
+  assert table(path)[0]['config'] == checksum
+
+
+def test_no_run_is_started_that_the_budget_does_not_hold(
+  command, monkeypatch, capsys
+):
+  trained = fake_training(monkeypatch, accuracy)
+  assert command('--budget=1s') == 0
+  assert trained == []
+  assert '1 not decided at this budget' in capsys.readouterr().out
+  assert command('--list') == 0
+  assert re.search(r'axial_gain .* 0/6 ', capsys.readouterr().out)
+
+
+def test_what_is_refused(command, capsys):
+  assert command('--claims=posem') == 2
+  assert "No claim 'posem'" in capsys.readouterr().err
+  assert command('--budget=soon') == 2
+  assert '--budget=soon is no time' in capsys.readouterr().err
