@@ -170,6 +170,17 @@ def test_updates_of_muon_have_singular_values_about_one():
   assert 0.5 < values.min() and values.max() < 1.3
 
 
+def test_lamb_leaves_updates_where_a_norm_is_zero():
+  scaling = optim._trust_ratio(model_of('ViT'))
+
+  def scaled(u, w):
+    update, kernel = ({'kernel': jnp.full((2, 2), x)} for x in (u, w))
+    return scaling.update(update, scaling.init(kernel), kernel)[0]['kernel']
+
+  for u, w, want in [(0.5, 4.0, 4.0), (0.5, 0.0, 0.5), (0.0, 4.0, 0.0)]:
+    np.testing.assert_allclose(scaled(u, w), np.full((2, 2), want))
+
+
 def test_lamb_is_that_of_timm(timm, torch):
   """Which leaves what does not decay to Adam, too."""
   from timm.optim import Lamb
