@@ -129,5 +129,5 @@ def test_classification_of_images_without_classes_is_refused(config, tmp_path):
 
 
 def test_an_unknown_objective_cannot_be_chosen():
-  with pytest.raises(ValueError, match="No objective 'vit'. Valid: class"):
-    config_lib.choose_objective(config_lib.base(), 'vit')
+  with pytest.raises(ValueError, match="No objective 'words'. Valid: class"):
+    config_lib.choose_objective(config_lib.base(), 'words')
