@@ -74,9 +74,9 @@ def looked(vit=0.0, hybrid=0.0, **numbers):
   return {'ViT': first, 'hybrid': {'distance/0': hybrid}}
 
 
-def found(cls, no_object=0.5, one=0.5, share=0.0):
+def found(cls, no_object=0.5, one=0.5, spread=0.0):
   return {
-    '3 layers': {'coco/AP': cls, 'queries/share': share},
+    '3 layers': {'coco/AP': cls, 'queries/spread': spread},
     '1 layer': {'coco/AP': one},
     'no object 1': {'coco/AP': no_object},
   }
@@ -132,8 +132,8 @@ CASES = {
   ),
   'resolution': ([pixels(0.8, 0.801)], [pixels(0.8, 0.799)]),
   'filters': (
-    [{'ViT': {'filters/share': 0.51}}],
-    [{'ViT': {'filters/share': 0.49}}],
+    [{'ViT': {'filters/share': 0.71, 'filters/random': 0.6}}],
+    [{'ViT': {'filters/share': 0.69, 'filters/random': 0.6}}],
   ),
   'positions': (
     [{'ViT': {'positions/nearness': 0.11}}],
@@ -174,7 +174,7 @@ CASES = {
   'igpt_likelihood': ([lengths(3, 1, 2)], [lengths(1, 3, 2)]),
   'deit': ([taught(0.8, 0.801)], [taught(0.8, 0.799)]),
   'noisy_student': ([student(0.8, 0.801)], [student(0.8, 0.799)]),
-  'detr_queries': ([found(0.5, share=0.51)], [found(0.5, share=0.49)]),
+  'detr_queries': ([found(0.5, spread=0.051)], [found(0.5, spread=0.049)]),
   'detr_layers': ([found(0.501)], [found(0.499)]),
   'detr_no_object': ([found(0.501)], [found(0.499)]),
 }
@@ -269,13 +269,12 @@ def test_ranks_share_places():
   assert rules.rank_correlation([1, 2], [3, 3]) == 0
 
 
-def test_the_share_between_queries():
-  """Two queries at 0 and 2, that stray by 1: variances 1 and 1."""
+def test_the_spread_of_queries():
+  """Two queries at 0 and .2, and what is the same for both does not count."""
   centres_BQ2 = np.zeros((2, 2, 2))
-  centres_BQ2[:, 1] += 2
-  assert measures.between_share(centres_BQ2) == 1
-  centres_BQ2[1] += 2
-  assert measures.between_share(centres_BQ2) == 0.5
+  centres_BQ2[:, 1] += 0.2
+  centres_BQ2[1] += 0.5
+  assert measures.spread(centres_BQ2) == pytest.approx(0.1)
 
 
 def test_the_share_of_leading_components():

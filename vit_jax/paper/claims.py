@@ -455,12 +455,12 @@ CLAIMS: Mapping[str, Claim] = {
     'inside',
     Rule(
       'share of the variance of the filters in a quarter of their principal '
-      'components, above a half',
-      lambda runs: runs['ViT']['filters/share'],
-      low=0.5,
+      'components less that of random filters, above 0.1',
+      lambda runs: runs['ViT']['filters/share'] - runs['ViT']['filters/random'],
+      low=0.1,
     ),
     "Share of the filters' variance in the first quarter of components.",
-    shown=('filters/share',),
+    shown=('filters/share', 'filters/random'),
   ),
   'positions': Claim(
     'ViT, 4.5 and figure 7 (centre)',
@@ -673,13 +673,13 @@ CLAIMS: Mapping[str, Claim] = {
     'Each query specialises in places of the image.',
     'detr',
     Rule(
-      "share of the variance of the boxes' centres between queries, above a "
-      'half',
-      lambda runs: runs['3 layers']['queries/share'],
-      low=0.5,
+      "standard deviation over queries of their boxes' mean centre, above a "
+      'twentieth of the side',
+      lambda runs: runs['3 layers']['queries/spread'],
+      low=0.05,
     ),
-    "Share of the variance of the boxes' centres between queries.",
-    shown=('queries/share',),
+    "Standard deviation over queries of their boxes' mean centre, in sides.",
+    shown=('queries/spread',),
   ),
   'detr_layers': Claim(
     'DETR, 4.2 and figure 4',

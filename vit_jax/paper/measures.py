@@ -32,6 +32,7 @@ def inside(checkpoint: Checkpoint, data: str, split: str) -> dict[str, float]:
       position embeddings with their distance;
     filters/share: of the variance of the first filters in a quarter of their
       principal components;
+    filters/random: the same of as many normally distributed filters;
     masking/FUSION: accuracy without the 30 % of pixels of the highest rollout.
   """
   source = sources.open_source(data, f'{split}[:{IMAGES}]')
@@ -51,6 +52,8 @@ def inside(checkpoint: Checkpoint, data: str, split: str) -> dict[str, float]:
   found['positions/nearness'] = -float(correlation)
   _, kernel = filters.first_kernel(checkpoint.params)
   found['filters/share'] = leading_share(kernel)
+  noise = np.random.default_rng(0).standard_normal(np.shape(kernel))
+  found['filters/random'] = leading_share(noise)
   for name, how in _FUSIONS.items():
     rights = masking.rights(subject, labels_N, **how)
     found[f'masking/{name}'] = float(rights['highest'].mean())
@@ -70,9 +73,9 @@ def queries(checkpoint: Checkpoint, data: str, split: str) -> dict[str, float]:
   """Looks at where the queries of a DETR look.
 
   Returns:
-    queries/share: of the variance of the centres of all boxes, over images and
-      queries, that is between the queries' means: 1 where each always finds the
-      same place, 0 where all look everywhere alike.
+    queries/spread: standard deviation over queries of the mean centre of each
+      one's boxes, in sides of the image: 0 where all look everywhere alike, .29
+      where their means are spread evenly over the image.
   """
   source = sources.open_source(data, f'{split}[:{IMAGES}]')
   images_BHWC = np.stack([source[i]['image'] for i in range(len(source))])
@@ -82,13 +85,12 @@ def queries(checkpoint: Checkpoint, data: str, split: str) -> dict[str, float]:
     checkpoint.normalize(jnp.asarray(images_BHWC)),
   )
   centres_BQ2 = np.asarray(aux['boxes'][-1], np.float64)[..., :2]
-  return {'queries/share': between_share(centres_BQ2)}
+  return {'queries/spread': spread(centres_BQ2)}
 
 
-def between_share(centres_BQ2: np.ndarray) -> float:
-  """Returns the share of the variance that is between the means of queries."""
-  total = centres_BQ2.reshape(-1, 2).var(axis=0).sum()
-  return float(centres_BQ2.mean(axis=0).var(axis=0).sum() / total)
+def spread(centres_BQ2: np.ndarray) -> float:
+  """Returns the standard deviation of the queries' means, both axes' mean."""
+  return float(np.sqrt(centres_BQ2.mean(axis=0).var(axis=0).mean()))
 
 
 MEASURES: Mapping[str, Callable[[Checkpoint, str, str], dict[str, float]]] = {
