@@ -122,10 +122,8 @@ def _of_step(
 ) -> dict[str, Any]:
   """An example by its index and the step of its batch."""
   index, step = place
-  of_step = np.random.default_rng((seed, step))
-  while hasattr(transform, 'of_batch'):
-    transform = transform.of_batch(of_step)
-  return _transformed(source, transform, index, rng)
+  of_batch = transform.of_batch(np.random.default_rng((seed, step)))
+  return _transformed(source, of_batch, index, rng)
 
 
 def _example(

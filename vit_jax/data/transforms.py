@@ -146,7 +146,8 @@ class OneOf:
 
   def of_batch(self, rng: np.random.Generator) -> Any:
     """Returns the transform of a step, by a generator of its own."""
-    return self.transforms[rng.integers(len(self.transforms))]
+    drawn = self.transforms[rng.integers(len(self.transforms))]
+    return drawn.of_batch(rng) if hasattr(drawn, 'of_batch') else drawn
 
 
 @dataclasses.dataclass(frozen=True)
