@@ -553,6 +553,7 @@ def test_a_barrier_is_given_milliseconds(monkeypatch):
 def test_what_happened_is_said_once(monkeypatch, capfd):
   """Two threads may notice; the second does not wait for the first."""
   monkeypatch.setattr(processes, '_said', threading.Lock())
+  monkeypatch.setattr(processes, '_workdir', '')  # no run of other tests
   processes._say('it hangs.')
   second = threading.Thread(target=processes._say, args=['it.'], daemon=True)
   second.start()
