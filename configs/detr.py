@@ -91,53 +91,43 @@ def original(config, variant, data):
 
 
 def small(config, data):
-  config_lib.choose_model(config, 'detr_r50')
-  config.model.update(
-    num_queries=50,
-    width=128,
-    heads=8,
-    mlp_dim=256,
-    encoder_layers=2,
-    decoder_layers=3,
-    dropout=0.0,
-    backbone='plain',
-    backbone_layers=(1, 1, 2, 2),
-    backbone_width=32,
+  from_nothing(
+    config, (1, 1, 2, 2), num_queries=50, width=128, heads=8, mlp_dim=256
   )
-  config.objective.update(max_objects=42, dense=2.0)
+  config.objective.max_objects = 42
   config.total = '3000 steps'
-  config.batch_size = 16
-  config.log_every = '20 steps'
-  config.eval_every = '10%'
-  config.checkpoint_every = '10%'
   config.data.update(name=data, image_size='128')
-  config.optimizer.update(
-    lr=5e-4, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=1e-4
-  )
+  config.optimizer.lr = 5e-4
 
 
 def digits(config):
+  from_nothing(
+    config, (1, 2, 2), num_queries=10, width=64, heads=4, mlp_dim=128
+  )
+  config.objective.max_objects = 3
+  config.total = '4500 steps'
+  config.data.update(name='digits_canvas', image_size='48', flip=False)
+  config.optimizer.lr = 1e-3
+
+
+def from_nothing(config, backbone_layers, **fields):
+  """A small model without a backbone of ImageNet, for few images."""
   config_lib.choose_model(config, 'detr_r50')
   config.model.update(
-    num_queries=10,
-    width=64,
-    heads=4,
-    mlp_dim=128,
     encoder_layers=2,
     decoder_layers=3,
     dropout=0.0,
     backbone='plain',
-    backbone_layers=(1, 2, 2),
+    backbone_layers=backbone_layers,
     backbone_width=32,
+    **fields,
   )
-  # Without `dense`, so few images teach nearly nothing in this time.
-  config.objective.update(max_objects=3, dense=2.0)
-  config.total = '4500 steps'
+  # Without it, so few images teach nearly nothing in this time.
+  config.objective.dense = 2.0
   config.batch_size = 16
   config.log_every = '20 steps'
   config.eval_every = '10%'
   config.checkpoint_every = '10%'
-  config.data.update(name='digits_canvas', image_size='48', flip=False)
   config.optimizer.update(
-    lr=1e-3, decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=1e-4
+    decay='cosine', warmup='5%', clip_norm=1.0, weight_decay=1e-4
   )

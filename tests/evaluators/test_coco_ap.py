@@ -238,6 +238,41 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
 
 
+def test_what_is_found_is_in_pixels_of_each_image():
+  """Of a wide and of a tall one, each with another part of the canvas."""
+  sizes = [(4, 8), (12, 8)]
+  objects = [
+    {'size': size, 'labels': np.zeros(0), 'crowd': np.zeros(0, bool)}
+    | {'masks': [], 'boxes': np.zeros((0, 4))}
+    for size in sizes
+  ]
+  some = objects[0] | {'crowd': np.array([False])}
+  evaluator = coco_ap.CocoEvaluator('coco', [some], None, None, (8, 8))
+  evaluator._objects = objects
+  logits_B1HW = -np.ones((2, 1, 8, 8), np.float32)
+  logits_B1HW[0, 0, :2, 1:] = 1  # the image is 4 x 8 of it
+  logits_B1HW[1, 0, 2:, :3] = 1  # and 8 x 4
+  found = evaluator._found_in(
+    (
+      np.arange(2),
+      np.array([[0.9], [0.95]]),
+      np.array([[1], [2]]),
+      np.array([[[0, 0.25, 0.5, 1]]] * 2),
+      np.array([[4, 8], [8, 4]]),
+      logits_B1HW,
+    )
+  )
+  for i, (height, width) in enumerate(sizes):
+    labels, scores, boxes, (rle,), tally = found[i]
+    assert (labels, scores) == ([i + 1], [[0.9, 0.95][i]])
+    np.testing.assert_array_equal(boxes, [[0, height / 4, width / 2, height]])
+    want_HW = np.zeros((height, width))
+    part = np.s_[:2, 1:] if i == 0 else np.s_[3:, :6]
+    want_HW[part] = 1
+    np.testing.assert_array_equal(coco_mask.decode(rle), want_HW)
+    assert tally.keys() == {i + 1}  # found, and not there
+
+
 def test_the_evaluator_runs_on_a_model(parts):
   entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)

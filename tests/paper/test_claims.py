@@ -1,11 +1,14 @@
 """Claims: their rules on both sides of each threshold, and their studies."""
 
 import math
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import reproduce
+from vit_jax.data import sources
 from vit_jax.paper import claims, findings, measures, rules
 from vit_jax.paper.claims import ACCURACY, CLAIMS, FEWSHOT, STUDIES
 from vit_jax.paper.evidence import RunRow
@@ -267,6 +270,27 @@ def test_ranks_share_places():
   expected = stats.spearmanr(first, second).statistic
   np.testing.assert_allclose(rules.rank_correlation(first, second), expected)
   assert rules.rank_correlation([1, 2], [3, 3]) == 0
+
+
+def test_queries_are_looked_at_in_the_last_layer(monkeypatch):
+  """Of a model whose queries go across with the mean of an image."""
+
+  def apply(variables, images_BHWC):
+    across_BQ = jnp.outer(images_BHWC.mean(axis=(1, 2, 3)), jnp.arange(3))
+    boxes_BQ4 = jnp.stack([across_BQ, *3 * [0 * across_BQ]], axis=-1)
+    return None, {'boxes': [2 * boxes_BQ4, boxes_BQ4]}
+
+  monkeypatch.setattr(measures, 'IMAGES', 4)
+  checkpoint = types.SimpleNamespace(
+    model=types.SimpleNamespace(apply=apply),
+    on_device={},
+    normalize=lambda images: images / 255,
+  )
+  got = measures.queries(checkpoint, 'digits_canvas', 'test')
+  source = sources.open_source('digits_canvas', 'test[:4]')
+  mean = np.mean([source[i]['image'] / 255 for i in range(4)])
+  want = mean * np.std([0, 1, 2]) / 2**0.5  # of both axes
+  assert got['queries/spread'] == pytest.approx(want, rel=1e-5)
 
 
 def test_the_spread_of_queries():

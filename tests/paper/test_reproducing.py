@@ -63,7 +63,10 @@ def test_a_killed_command_goes_on(command, tmp_path, monkeypatch):
     '0.901',
     '0.902',
   }
-  assert 'axial,digits' in after[0]['command']
+  assert after[0]['command'] == (
+    'python -m vit_jax.main --config=configs/reproduce.py:axial,digits '
+    '--workdir=runs/axial --sweep=seed=0'
+  )
   page = (tmp_path / 'w/report.html').read_text()
   assert page.count('supported</span>') == 2
   assert 'src="data:image/png' in page and 'http' not in page

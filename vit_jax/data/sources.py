@@ -22,12 +22,16 @@ from vit_jax.data import canvas, coco, splits, vtab
 Record = dict[str, Any]
 
 
-class Source(Protocol):
-  """What the loader and the check read from."""
+class Records(Protocol):
+  """Records by their index."""
 
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Record: ...
+
+
+class Source(Records, Protocol):
+  """What the loader and the check read from."""
 
   def fingerprint(self) -> str | None:
     """Changes whenever the images may have; None if they need no check."""

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, cores, decode, folder
-from vit_jax.data.sources import Record, Source
+from vit_jax.data.sources import Record, Records, Source
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Videos:
       edges[v + 1].
   """
 
-  frames: Source
+  frames: Records
   edges: np.ndarray
 
   def __len__(self) -> int:
@@ -182,9 +182,6 @@ class VideoFiles:
       raise decode.UnreadableImage(path, f'frame {frame} cannot be decoded')
     return {'image': image, 'name': f'{path}, frame {frame}'}
 
-  def fingerprint(self) -> None:
-    return None
-
 
 def _readable_frames(path: str) -> int:
   """Returns how many frames a file says it has, less those it lacks."""
@@ -236,9 +233,6 @@ class MovingImages:
     )
     moved = cv2.warpAffine(image, matrix, size, borderMode=cv2.BORDER_REFLECT)
     return {'image': moved, 'name': f'{record["name"]}, frame {frame}'}
-
-  def fingerprint(self) -> None:
-    return None
 
 
 def poses(seed: int) -> np.ndarray:

@@ -302,17 +302,20 @@ def _targets(runs: SeedRuns) -> float:
   return max(found) - min(found)
 
 
-def _layers(run: Mapping[str, float], end: str = '') -> list[float]:
-  """Returns what a run has of each layer: layerI/... or distance/I."""
-  names = [f'layer{i}/10shot_accuracy' for i in range(100)]
-  if end:
-    names = [f'{end}/{i}' for i in range(100)]
+LAYER, DISTANCE = 'layer{}/10shot_accuracy', 'distance/{}'
+LAYERS = tuple(map(LAYER.format, range(6)))
+DISTANCES = tuple(map(DISTANCE.format, range(4)))
+
+
+def _layers(run: Mapping[str, float], metric: str = LAYER) -> list[float]:
+  """Returns a metric of each layer that a run has it of."""
+  names = map(metric.format, range(100))
   return [run[name] for name in names if name in run]
 
 
 def _resolutions(runs: SeedRuns) -> float:
-  names = sorted(runs, key=lambda name: int(name.split()[0]))
-  return runs[names[-1]][ACCURACY] - runs[names[0]][ACCURACY]
+  same, twice = (run[ACCURACY] for run in runs.values())
+  return twice - same
 
 
 def _middle(runs: SeedRuns) -> float:
@@ -328,12 +331,10 @@ def _likelihood(runs: SeedRuns) -> float:
 
 
 def _grows(runs: SeedRuns) -> float:
-  found = _layers(runs['ViT'], 'distance')
+  found = _layers(runs['ViT'], DISTANCE)
   return rules.rank_correlation(range(len(found)), found)
 
 
-LAYERS = tuple(f'layer{i}/10shot_accuracy' for i in range(6))
-DISTANCES = tuple(f'distance/{i}' for i in range(4))
 best = rules.difference
 
 CLAIMS: Mapping[str, Claim] = {
