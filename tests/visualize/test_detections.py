@@ -26,21 +26,21 @@ SIZE = (32, 64)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 
-@pytest.fixture(scope='module')
-def checkpoint():
+def made(width, heads, backbone_layers, **fields):
   model = variants.build(
     name='detr',
     num_classes=3,
     image_size=SIZE,
     num_queries=4,
-    width=32,
-    heads=2,
+    width=width,
+    heads=heads,
     mlp_dim=32,
     encoder_layers=1,
     decoder_layers=1,
     backbone='plain',
-    backbone_layers=(1, 1),
+    backbone_layers=backbone_layers,
     backbone_width=32,
+    **fields,
   )
   return Checkpoint(
     'made',
@@ -50,6 +50,11 @@ def checkpoint():
     Preprocessing(mean=MEAN, std=STD),
     NAMES,
   )
+
+
+@pytest.fixture(scope='module')
+def checkpoint():
+  return made(32, 2, (1, 1))
 
 
 @pytest.fixture(scope='module')
@@ -153,29 +158,7 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope='module')
 def with_masks():
-  model = variants.build(
-    name='detr',
-    num_classes=3,
-    image_size=SIZE,
-    num_queries=4,
-    width=128,
-    heads=8,
-    mlp_dim=32,
-    encoder_layers=1,
-    decoder_layers=1,
-    masks=True,
-    backbone='plain',
-    backbone_layers=(1, 1, 1, 1),
-    backbone_width=32,
-  )
-  return Checkpoint(
-    'made',
-    model,
-    traverse_util.unflatten_dict(random_arrays(model, SIZE), sep='/'),
-    SIZE,
-    Preprocessing(mean=MEAN, std=STD),
-    NAMES,
-  )
+  return made(128, 8, (1, 1, 1, 1), masks=True)
 
 
 def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):

@@ -22,15 +22,15 @@ from vit_jax.data import canvas, coco, splits, vtab
 Record = dict[str, Any]
 
 
-class Records(Protocol):
-  """Records by their index."""
+class RecordsByIndex(Protocol):
+  """What can be read, decoded or not."""
 
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Record: ...
 
 
-class Source(Records, Protocol):
+class Source(RecordsByIndex, Protocol):
   """What the loader and the check read from."""
 
   def fingerprint(self) -> str | None:

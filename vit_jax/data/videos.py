@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, cores, decode, folder
-from vit_jax.data.sources import Record, Records, Source
+from vit_jax.data.sources import Record, RecordsByIndex, Source
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Videos:
       edges[v + 1].
   """
 
-  frames: Records
+  frames: RecordsByIndex
   edges: np.ndarray
 
   def __len__(self) -> int:

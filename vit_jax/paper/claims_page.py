@@ -5,7 +5,6 @@ import collections
 import datetime
 import html
 import re
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from vit_jax.paper.findings import Finding
 from vit_jax.paper.reproducing import Reproduction, command_of, span
 from vit_jax.sweeps import grid
 from vit_jax.training import plots
+from vit_jax.visualize import page
 
 _LAYER = re.compile(r'(?:layer(\d+)/.*|distance/(\d+))')
 _COLORS = {
@@ -26,18 +26,7 @@ _COLORS = {
   rules.NOT_SUPPORTED: '#b04a00',
   rules.UNDECIDED: '#555555',
 }
-_PAGE = string.Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<link rel="icon" href="data:,">
-<style>
-  :root { color-scheme: light; }
-  body { margin: 0 auto; max-width: 60rem; padding: 0 1rem 3rem;
-    font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-  h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
+_STYLE = """\
   table { border-collapse: collapse; margin: 1rem 0; }
   th, td { padding: 0.2rem 1rem 0.2rem 0; text-align: left;
     vertical-align: top; font-variant-numeric: tabular-nums; }
@@ -49,13 +38,7 @@ _PAGE = string.Template("""<!doctype html>
   figure { margin: 1rem 0; }
   figure img { max-width: 100%; height: auto; }
   figcaption, .rule { font-size: 0.9rem; color: #555; }
-</style>
-</head>
-<body>
-$body
-</body>
-</html>
-""")
+"""
 TITLE = 'The paper, measured again'
 
 
@@ -216,8 +199,7 @@ class ClaimsPage:
   def page(self) -> str:
     """Returns the report as a page that needs no other file."""
     escape = html.escape
-    body = [f'<h1>{TITLE}</h1>']
-    body += [f'<p>{escape(text)}</p>' for text in self._about()]
+    body = [f'<p>{escape(text)}</p>' for text in self._about()]
     body.append(
       '<pre>python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
       '</pre><p>goes on with the runs that are left.</p>'
@@ -257,7 +239,7 @@ class ClaimsPage:
             f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">'
             f'<figcaption>{caption}</figcaption></figure>'
           )
-    return _PAGE.substitute(title=TITLE, body='\n'.join(body))
+    return page.document(TITLE, _STYLE, '\n'.join(body))
 
   def _by_study(self) -> dict[str, list[Finding]]:
     return {

@@ -29,6 +29,15 @@ _PAGE = string.Template("""<!doctype html>
     font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
   h1 { font-size: 1.5rem; overflow-wrap: anywhere; margin-bottom: 0; }
   h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
+$style</style>
+</head>
+<body>
+<h1>$title</h1>
+$body
+</body>
+</html>
+""")
+_STYLE = """\
   h3 { margin: 1.5rem 0 0.5rem; overflow-wrap: anywhere; }
   p { max-width: 45rem; }
   nav a { margin-right: 1rem; }
@@ -46,16 +55,7 @@ _PAGE = string.Template("""<!doctype html>
   table { border-collapse: collapse; margin-bottom: 0.75rem; }
   td { padding: 0 1rem 0 0; font-variant-numeric: tabular-nums; }
   .none { color: #555; font-style: italic; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$description</p>
-<nav>$links</nav>
-$body
-</body>
-</html>
-""")
+"""
 
 
 def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
@@ -83,12 +83,14 @@ def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
     links.append(f'<a href="#part{i}">{title}</a>')
   what = checkpoint.model.describe(checkpoint.image_size)
   count = flops.count_params(checkpoint.model, checkpoint.image_size)
-  return _PAGE.substitute(
-    title=html.escape(subject.label),
-    description=html.escape(f'{what}; {count:,} parameters.'),
-    links=' '.join(links),
-    body='\n'.join(body),
-  )
+  about = html.escape(f'{what}; {count:,} parameters.')
+  body = [f'<p>{about}</p>', f'<nav>{" ".join(links)}</nav>', *body]
+  return document(subject.label, _STYLE, '\n'.join(body))
+
+
+def document(title: str, style: str, body: str) -> str:
+  """Returns a page that needs no other file; `body` and `style` are HTML."""
+  return _PAGE.substitute(title=html.escape(title), style=style, body=body)
 
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
