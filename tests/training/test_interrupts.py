@@ -17,6 +17,13 @@ import pathlib, time
 pathlib.Path(__file__).with_name('reached').touch()
 time.sleep(100)
 """
+# Where a shell runs the tests in the background, they start with SIGINT ignored.
+# (`preexec_fn` would fork, of which JAX warns once it has threads.)
+UNIGNORED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 LOST = """
 import signal, time
 from vit_jax.training import interrupts
@@ -34,15 +41,13 @@ except KeyboardInterrupt:
 
 
 def start(*args, **environ):
-  # Where a shell runs the tests in the background, SIGINT is ignored.
   return subprocess.Popen(
-    [sys.executable, *args],
+    [sys.executable, '-c', UNIGNORED, *args],
     cwd=ROOT,
     env=os.environ | environ,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   )
 
 
