@@ -20,7 +20,7 @@ from tests.sweeps.small_sweep import table
 
 pytestmark = pytest.mark.slow
 
-KILLS = 10
+KILLS = 6
 STEPS = 40
 RATES = ('0.001', '0.03', '0.1')
 SEEDS = ('0', '1')

@@ -248,7 +248,6 @@ def test_process_0_is_killed(training, tmp_path):
 @pytest.mark.parametrize(
   ('number', 'moment', 'victim', 'args'),
   [
-    (signal.SIGKILL, 'any', 1, ()),
     (signal.SIGKILL, 'saving', 0, FSDP),
     # As of a machine that does not answer any more.
     (signal.SIGSTOP, 'any', 0, ()),
