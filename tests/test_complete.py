@@ -147,7 +147,8 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
 
 
 @pytest.mark.parametrize(
-  'flag', ['--keep=1', '--keep=-0.1', '--samples=0', '--temperature=0']
+  'flag',
+  ['--keep=1', '--keep=-0.1', '--samples=0', '--temperature=0', '--out=x'],
 )
 def test_flags_that_make_no_sense_are_refused(flag, capsys):
   with pytest.raises(SystemExit):

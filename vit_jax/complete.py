@@ -183,6 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error(f'--samples={args.samples}: at least 1.')
   if not args.temperature > 0:
     parser.error(f'--temperature={args.temperature}: it is above 0.')
+  if not args.out.endswith('.png'):
+    parser.error(f'--out={args.out}: its name should end in .png.')
   return flags.command(_run, args)
 
 

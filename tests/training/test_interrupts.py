@@ -17,8 +17,8 @@ import pathlib, time
 pathlib.Path(__file__).with_name('reached').touch()
 time.sleep(100)
 """
-# Where a shell runs the tests in the background, they start with SIGINT ignored.
-# (`preexec_fn` would fork, of which JAX warns once it has threads.)
+# Where a shell runs the tests in the background, SIGINT is ignored. (With
+# `preexec_fn` Python forks, of which JAX warns once it has threads.)
 UNIGNORED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)

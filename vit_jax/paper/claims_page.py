@@ -100,9 +100,10 @@ class ClaimsPage:
     """Returns paragraphs on what was run, where and when."""
     rows = [row for found in self._rows.values() for row in found]
     planned = sum(map(len, self._reproduction.planned.values()))
+    count = len(self.found)
     lines = [
-      f'{len(self.found)} claims: {self.counts()}. {len(rows)} of {planned} '
-      f'runs on {self._reproduction.data} have finished; the report is of '
+      f'{count} claim{"s" * (count != 1)}: {self.counts()}. {len(rows)} of '
+      f'{planned} runs on {self._reproduction.data} have finished; the report is of '
       f'{datetime.date.today().isoformat()}.',
       'Each claim is judged by a rule that was fixed before the runs: of a '
       'quantity, one number a seed, the mean has to lie within bounds, by a '

@@ -47,8 +47,8 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
   },
-  # For larger tiles of products, where 16 MiB are the default: 4 % of two layers
-  # of L/16 on v5e, 4 % of all 24 on v5p. More is slower.
+  # For larger tiles of products, the default being 16 MiB: 4 % of two layers of
+  # L/16 on v5e, 4 % of all 24 on v5p. More is slower.
   'TPU v5 lite': {'xla_tpu_scoped_vmem_limit_kib': 32 * 1024},
   'TPU v5': {'xla_tpu_scoped_vmem_limit_kib': 24 * 1024},
 }

@@ -3,8 +3,8 @@
 import io
 from typing import Any
 
-# Okabe and Ito's, which colour-blind readers tell apart, without yellow, which
-# is too pale for lines; and a marker and a line for each column.
+# Okabe and Ito's, which colour-blind readers tell apart, with grey in place of
+# yellow, which is too pale for lines; and a marker and a line for each column.
 COLORS = (
   '#0072B2',
   '#D55E00',
@@ -13,6 +13,7 @@ COLORS = (
   '#E69F00',
   '#56B4E9',
   '#000000',
+  '#999999',
 )
 MARKERS = 'os^Dvp'
 LINES = ('-', '--', ':', '-.')
