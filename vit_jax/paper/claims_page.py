@@ -103,8 +103,8 @@ class ClaimsPage:
     count = len(self.found)
     lines = [
       f'{count} claim{"s" * (count != 1)}: {self.counts()}. {len(rows)} of '
-      f'{planned} runs on {self._reproduction.data} have finished; the report is '
-      f'of {datetime.date.today().isoformat()}.',
+      f'{planned} runs on {self._reproduction.data} have finished; the report '
+      f'is of {datetime.date.today().isoformat()}.',
       'Each claim is judged by a rule that was fixed before the runs: of a '
       'quantity, one number a seed, the mean has to lie within bounds, by a '
       "Student's t interval that leaves 5 % on either side, with "
