@@ -295,7 +295,7 @@ def test_the_command_with_an_odd_topology():
   assert done.stderr.startswith('error: --topology=v3:5x5: ')
 
 
-def test_what_the_search_finds_is_planned(monkeypatch, capsys):
+def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
   """The compiler and its machine are stood in for; the rest is real."""
   described = devices(8, 'TPU v3', per_chip=2)
   step = costs.Step(
@@ -316,12 +316,22 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys):
     '--num_classes=9',
     '--examples=14000000',
     '--search',
+    f'--table={tmp_path}/plans.csv',
   ]
+  monkeypatch.setattr(sys, 'argv', argv)
   with flagsaver.flagsaver():
     plan.parse_flags(argv, required=('config', 'topology'))
     monkeypatch.setattr(
       plan, 'Experiment', lambda config, *_: Experiment(config, _[0])
     )
     plan.run([])
-  assert planned[0].config.accum_steps == 4
-  assert 'fastest   --config.accum_steps=4' in capsys.readouterr().out
+    assert planned[0].config.accum_steps == 4
+    assert 'fastest   --config.accum_steps=4' in capsys.readouterr().out
+    # What is in the table is not planned again.
+    with pytest.raises(SystemExit) as e:
+      plan.run([])
+  assert e.value.code == 0 and len(planned) == 1
+  out = capsys.readouterr().out
+  assert out.startswith('known     since 2')
+  # 94 million cycles at 940 MHz.
+  assert ' --search --config.accum_steps=4` | 512 | 0.00 | 100.0 |' in out
