@@ -24,15 +24,11 @@ LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
-def test_digits_are_classified_alike_to_the_image(
-  command, tmp_path, pool, request
-):
+def test_digits_are_classified_alike_to_the_image(command, tmp_path, request):
   workdir = tmp_path / 'digits'
   status, _, err = command(
     '--config=configs/digits.py',
     f'--workdir={workdir}',
-    f'--config.model.pool={pool}',
     '--config.total=5 epochs',
   )
   assert status == 0, err
