@@ -141,7 +141,7 @@ def test_a_sweep_of_stages(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_in_any_generation_it_ends_the_same(tmp_path):
+def test_killed_in_two_generations_it_ends_the_same(tmp_path):
   command = Command(tmp_path / 'cache')
   given = {'config': 'configs/noisy_student.py', 'settings': ARGS}
   reference, parts = tmp_path / 'whole', tmp_path / 'parts'
@@ -153,12 +153,12 @@ def test_killed_in_any_generation_it_ends_the_same(tmp_path):
 
   finish(reference)
   places = ['stages/teacher', 'stages/student_1', 'stages/student_2', '.']
-  for n, place in enumerate(places):
+  for n, place in enumerate(places[1::2]):
     process = command.start(parts, 1, **given)
     try:
       # After a checkpoint, and in the middle of a generation.
       assert wait_until(lambda p=parts / place: saved_steps(p), process)
-      time.sleep(0.05 * (3 - n))
+      time.sleep(0.1 * n)
     finally:
       process.kill()
     _, err = process.communicate()
