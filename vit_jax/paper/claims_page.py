@@ -165,7 +165,7 @@ class ClaimsPage:
     parts.append(
       '    python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
     )
-    parts.append('goes on with the runs that are left.')
+    parts.append('writes it again, after the runs that are left.')
     parts.append(
       grid.table(
         ['claim', 'of', 'verdict'],
@@ -203,7 +203,7 @@ class ClaimsPage:
     body = [f'<p>{escape(text)}</p>' for text in self._about()]
     body.append(
       '<pre>python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
-      '</pre><p>goes on with the runs that are left.</p>'
+      '</pre><p>writes it again, after the runs that are left.</p>'
     )
     rows = [
       f'<tr><td><a href="#{f.claim.study}">{escape(f.claim.sentence)}</a></td>'
