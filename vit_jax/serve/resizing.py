@@ -31,7 +31,7 @@ def resize(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if ((n / m) ** 2 - 1) / 6 > 1 / 4
   ]
   if blurred:
-    x = image_HWC.astype(np.int32)
+    x = image_HWC.astype(np.uint16)
     for axis in blurred:
       x = _taps(x, axis)
     bits = 2 * len(blurred)
@@ -41,13 +41,9 @@ def resize(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def _taps(x: np.ndarray, axis: int) -> np.ndarray:
   """Returns the sums with the weights 1, 2, 1 along an axis."""
-  width = [(0, 0)] * x.ndim
-  width[axis] = (1, 1)
-  padded = np.pad(x, width, mode='edge')
-  before, here, after = (
-    np.take(padded, np.arange(k, k + x.shape[axis]), axis) for k in range(3)
-  )
-  return before + 2 * here + after
+  y = np.moveaxis(x, axis, 0)
+  padded = np.concatenate([y[:1], y, y[-1:]])
+  return np.moveaxis(padded[:-2] + 2 * y + padded[2:], 0, axis)
 
 
 def _sampled(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -63,14 +59,18 @@ def _sampled(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     np.clip(i, 0, n - 1)
     for i, n in ((left, W), (right, W), (top, H), (bottom, H))
   )
-  x = image_HWC.astype(np.int32)
-  x = x[:, left] * alpha[0, :, None] + x[:, right] * alpha[1, :, None]
+  x = np.take(image_HWC, left, 1) * alpha[0, :, None]
+  x += np.take(image_HWC, right, 1) * alpha[1, :, None]
   x >>= 4
-  above, below = (
-    x[rows] * weights[:, None, None] >> 16
-    for rows, weights in zip((top, bottom), beta, strict=True)
-  )
-  return (above + below + 2 >> 2).astype(np.uint8)
+  # In place, which takes half the time.
+  above, below = np.take(x, top, 0), np.take(x, bottom, 0)
+  for y, weights in zip((above, below), beta, strict=True):
+    y *= weights[:, None, None]
+    y >>= 16
+  above += below
+  above += 2
+  above >>= 2
+  return above.astype(np.uint8)
 
 
 def _places(n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
