@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace) -> int | None:
   report = claims_page.ClaimsPage(names, reproduction)
   for path in report.write(epath.Path(args.workdir)):
     print(f'written  {path}')
-  print(f'{len(names)} claims: {report.counts()}')
+  print(report.counts())
   return status
 
 

@@ -5,7 +5,7 @@ As `tests/test_resume.py` has it for classification, with processes killed.
 
 import pytest
 
-from tests.objectives.test_every import config_of, teacher
+from tests.objectives.test_every import config_of
 from tests.test_resume import assert_same_run, saved_steps
 from vit_jax import train
 from vit_jax.objectives import OBJECTIVES
@@ -26,10 +26,6 @@ def test_every_objective_resumes_bit_for_bit(name, tmp_path, monkeypatch):
       'checkpoint_every': '4 steps',
     }
   )
-  if name in ('distillation', 'pseudo_labels'):
-    config.teacher = teacher()
-  if name == 'pseudo_labels':
-    config.objective.labels = f'{tmp_path}/labels.npz'
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
   take = Run.take

@@ -1,5 +1,7 @@
 """Running claims: a budget, going on after a kill, and the report."""
 
+import collections
+import csv
 import re
 
 import pytest
@@ -73,6 +75,74 @@ def test_a_killed_command_goes_on(command, tmp_path, monkeypatch):
   pages = (tmp_path / 'w/report.md').read_text()
   (picture,) = re.findall(r'\]\((.*\.png)\)', pages)
   assert (tmp_path / 'w' / picture).read_bytes().startswith(b'\x89PNG')
+
+
+def test_the_report_says_what_ran_where_and_what_follows(
+  command, tmp_path, monkeypatch
+):
+  fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  path = tmp_path / 'r/digits/axial.csv'
+  lines = table(path)
+  for i, line in enumerate(lines):
+    line['seconds'] = str(60 * (i + 1))
+    line['date'] = f'2020-01-0{i + 1}'
+    line['hardware'] = 'this' if i < 4 else 'that'
+    line['versions'] = 'jax 0'
+  with path.open('w', newline='') as file:
+    writer = csv.DictWriter(file, [*lines[0]])
+    writer.writeheader()
+    writer.writerows(lines)
+  assert command('--budget=2h') == 0
+  parts = (tmp_path / 'w/report.md').read_text().split('\n\n')
+  assert parts[0] == '# The paper, measured again'
+  assert parts[1].startswith(
+    '1 claim: 1 supported. 6 of 6 runs on digits have finished; the report is '
+    'of 20'
+  )
+  assert 'with 3 seeds' in parts[2]
+  assert parts[3:5] == [
+    '4 runs on this, jax 0, 2020-01-01 to 2020-01-04: 10m in all.',
+    '2 runs on that, jax 0, 2020-01-05 to 2020-01-06: 11m in all.',
+  ]
+  assert parts[5] == (
+    '    python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
+  )
+  claim = 'Axial attention is more accurate than the ViT that it is made of.'
+  of = 'ViT, D.6 and figure 13'
+  assert parts[7].splitlines()[2:] == [
+    f'| {claim} (`axial_gain`) | {of} | supported |'
+  ]
+  assert parts[8] == '## axial'
+  assert parts[10] == (
+    '    python -m vit_jax.main --config=configs/reproduce.py:axial,digits '
+    '--workdir=runs/axial'
+  )
+  assert parts[11].splitlines()[2:] == [
+    '| ViT | 3 | 0.801 ± 0.001 | 0.00233 ± 0 |',
+    '| Axial-ViT | 3 | 0.901 ± 0.001 | 0.00436 ± 0 |',
+  ]
+  assert parts[12] == f'**{claim}** ({of})'
+  assert '3 of 3 seeds: 0.1, 0.1, 0.1; mean 0.1' in parts[13]
+  assert parts[13].endswith(': **supported**.')
+  assert parts[14].endswith('](report/axial_gain.png)\n') and len(parts) == 15
+
+
+def test_the_report_kept_here_is_of_the_runs_kept_here(tmp_path):
+  """And the first page says what it says."""
+  assert reproduce.main(['--budget=1s', f'--workdir={tmp_path}']) == 0
+  verdict = re.compile(r'\(`(\w+)`\) \|.*\| (.*) \|\n')
+  new, kept = (
+    verdict.findall((folder / 'report.md').read_text())
+    for folder in (tmp_path, ROOT / 'vit_jax/paper')
+  )
+  assert new == kept
+  count = collections.Counter(text for _, text in kept)
+  assert (
+    f'{len(kept)} claims on tiny models of digits, of which '
+    f'{count["supported"]} hold, {count["not supported"]} do not and '
+    f'{count["not decided at this budget"]} are undecided.'
+  ) in (ROOT / 'README.md').read_text()
 
 
 def test_runs_of_another_config_do_not_count(command, tmp_path, monkeypatch):

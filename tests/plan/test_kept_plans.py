@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax.plan import costs, hlo, kept_plans
 from vit_jax.plan.costs import GIB
 
@@ -75,12 +76,21 @@ def test_beside_it_is_markdown(path):
   assert second == '| `--config=b` | does not fit: 9 GiB |  |  |  |  |  |'
 
 
-@pytest.mark.parametrize('text', ['a,b\n1,2\n', '', 'plan\nx,y\n'])
+@pytest.mark.parametrize(
+  'text', ['a,b\n1,2\n', '', 'plan\nx,y\n', 'HEAD\nx,,fits,a,b\n', '\0', 'ÿ']
+)
 def test_another_table_is_left_as_it_is(path, text):
-  path.write_text(text)
-  with pytest.raises(ValueError, match='has other columns than plan, fields'):
+  text = text.replace('HEAD', ','.join(kept_plans._COLUMNS))
+  path.write_bytes(text.encode('latin-1'))
+  with pytest.raises(ValueError, match='plans.csv has no plans with the col'):
     kept_plans.PlanTable(str(path))
-  assert path.read_text() == text
+  assert path.read_bytes() == text.encode('latin-1')
+
+
+def test_those_kept_here_are_shown_as_they_are():
+  kept = ROOT / 'vit_jax/plan/plans.csv'
+  rows = kept_plans.PlanTable(str(kept)).rows()
+  assert kept.with_suffix('.md').read_text() == kept_plans.markdown(rows)
 
 
 def test_it_is_a_csv_file():

@@ -90,21 +90,22 @@ class ClaimsPage:
     return [folder / name for name in pages]
 
   def counts(self) -> str:
-    """Returns how many claims have which verdict."""
+    """Returns how many claims there are, and how many have which verdict."""
     count = collections.Counter(finding.verdict for finding in self.found)
-    return ', '.join(
+    verdicts = ', '.join(
       f'{count[verdict]} {verdict}' for verdict in _COLORS if count[verdict]
     )
+    plural = 's' * (len(self.found) != 1)
+    return f'{len(self.found)} claim{plural}: {verdicts}'
 
   def _about(self) -> list[str]:
     """Returns paragraphs on what was run, where and when."""
     rows = [row for found in self._rows.values() for row in found]
     planned = sum(map(len, self._reproduction.planned.values()))
-    count = len(self.found)
     lines = [
-      f'{count} claim{"s" * (count != 1)}: {self.counts()}. {len(rows)} of '
-      f'{planned} runs on {self._reproduction.data} have finished; the report '
-      f'is of {datetime.date.today().isoformat()}.',
+      f'{self.counts()}. {len(rows)} of {planned} runs on '
+      f'{self._reproduction.data} have finished; the report is of '
+      f'{datetime.date.today().isoformat()}.',
       'Each claim is judged by a rule that was fixed before the runs: of a '
       'quantity, one number a seed, the mean has to lie within bounds, by a '
       "Student's t interval that leaves 5 % on either side, with "
@@ -112,22 +113,16 @@ class ClaimsPage:
       'The models are tiny and the data small: "supported" is said of these, '
       'and not of the paper at its size.',
     ]
-    for where, number in collections.Counter(
-      (row.texts['hardware'], row.texts['versions']) for row in rows
-    ).items():
-      dates = sorted(
-        row.texts['date']
-        for row in rows
-        if (row.texts['hardware'], row.texts['versions']) == where
-      )
+    by_place: dict[tuple[str, str], list[RunRow]] = {}
+    for row in rows:
+      place = row.texts['hardware'], row.texts['versions']
+      by_place.setdefault(place, []).append(row)
+    for (hardware, versions), same in by_place.items():
+      dates = sorted(row.texts['date'] for row in same)
       days = ' to '.join(dict.fromkeys((dates[0], dates[-1])))
-      taken = sum(
-        row.numbers['seconds']
-        for row in rows
-        if (row.texts['hardware'], row.texts['versions']) == where
-      )
+      taken = sum(row.numbers['seconds'] for row in same)
       lines.append(
-        f'{number} runs on {where[0]}, {where[1]}, {days}: {span(taken)} in '
+        f'{len(same)} runs on {hardware}, {versions}, {days}: {span(taken)} in '
         'all.'
       )
     return lines

@@ -63,14 +63,17 @@ class PlanTable:
     """Returns the plans, as the file has them now."""
     if not self._path.exists():
       return []
-    reader = csv.DictReader(io.StringIO(self._path.read_text()))
-    rows = list(reader)
-    odd = any(None in row or None in row.values() for row in rows)
-    if odd or tuple(reader.fieldnames or ()) != _COLUMNS:
+    try:
+      reader = csv.DictReader(io.StringIO(self._path.read_text()))
+      rows = list(reader)
+      if tuple(reader.fieldnames or ()) != _COLUMNS:
+        raise ValueError('other columns')
+      markdown(rows)
+    except (csv.Error, TypeError, ValueError) as e:
       raise ValueError(
-        f'--table={self._path} has other columns than {", ".join(_COLUMNS)}: '
-        'give another file.'
-      )
+        f'--table={self._path} has no plans with the columns '
+        f'{", ".join(_COLUMNS)}: give another file ({e}).'
+      ) from e
     return rows
 
   def find(self, plan: str) -> Row | None:
