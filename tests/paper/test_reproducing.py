@@ -137,6 +137,11 @@ def test_the_report_kept_here_is_of_the_runs_kept_here(tmp_path):
     for folder in (tmp_path, ROOT / 'vit_jax/paper')
   )
   assert new == kept
+  # Claims may share a picture, which is shown once.
+  pictures = re.findall(
+    r'\]\((.*\.png)\)', (tmp_path / 'report.md').read_text()
+  )
+  assert len({*pictures}) == len(pictures) < len(kept)
   count = collections.Counter(text for _, text in kept)
   assert (
     f'{len(kept)} claims on tiny models of digits, of which '

@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from vit_jax.experiment import Experiment
 from vit_jax.plan import __main__ as plan
 from vit_jax.plan import costs, hlo
+from vit_jax.plan.search import TooLarge
 from vit_jax.training import hardware, sharding
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -335,3 +336,33 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
   assert out.startswith('known     since 2')
   # 94 million cycles at 940 MHz.
   assert ' --search --config.accum_steps=4` | 512 | 0.00 | 100.0 |' in out
+
+
+def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
+  """And is refused again, by the same flags and without compiling."""
+  asked = []
+
+  def devices_of(topology):
+    asked.append(topology)
+    raise TooLarge('it takes 9.00 GiB of a core that has 8.00')
+
+  monkeypatch.setattr(plan, 'devices_of', devices_of)
+  flags = [f'--config={ROOT}/configs/vit.py:ti16', '--topology=v3:2x2']
+  for table in (
+    [f'--table={tmp_path}/a.csv'],
+    ['--table', f'{tmp_path}/a.csv'],
+  ):
+    argv = ['plan', *flags, *table]
+    monkeypatch.setattr(sys, 'argv', argv)
+    with flagsaver.flagsaver():
+      plan.parse_flags(argv, required=('config', 'topology'))
+      with pytest.raises(SystemExit) as e:
+        plan.run([])
+    assert e.value.code == 1
+  out, err = capsys.readouterr()
+  assert len(asked) == 1
+  assert err == (
+    'error: The step does not fit: it takes 9.00 GiB of a core that has 8.00.\n'
+  )
+  assert out.startswith('known     since 2')
+  assert f'| `{" ".join(flags)}` | does not fit: it takes 9.00 GiB' in out
