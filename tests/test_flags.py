@@ -61,13 +61,29 @@ def test_an_error_of_ours_keeps_its_traceback():
     flags.status(jax.errors.JaxRuntimeError('INTERNAL: a bug'))
 
 
+def test_a_write_that_was_never_begun_is_no_message_of_its_own():
+  program = (
+    'from vit_jax import flags\n'
+    "flags.flags.FLAGS(['x'])\n"
+    'flags.show_messages()\n'
+    'async def write(): pass\n'
+    'left = write()\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
+  )
+  assert (done.returncode, done.stderr) == (0, '')
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can make a small disk')
-def test_a_full_disk_is_one_message(tmp_path):
+@pytest.mark.parametrize('size', ['128k', '2m', '3m'])
+def test_a_full_disk_is_one_message(tmp_path, size):
   disk = tmp_path / 'disk'
   disk.mkdir()
   if subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(disk)], check=False
+    ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(disk)],
+    check=False,
   ).returncode:
     pytest.skip('mounting is not allowed here')
   try:

@@ -6,6 +6,7 @@ import logging
 import pathlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -217,6 +218,10 @@ def show_messages() -> None:
   absl_logging.get_absl_handler().addFilter(_has_no_traceback)
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   sys.unraisablehook = _unraisable
+  # One failed write of a checkpoint leaves others that were never begun. Python
+  # says so at its end, by the filters there were at the warning before.
+  warnings.filterwarnings('ignore', "coroutine '.*' was never awaited")
+  warnings.warn("coroutine '' was never awaited", RuntimeWarning, stacklevel=1)
   interrupts.raise_errors()
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
