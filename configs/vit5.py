@@ -12,8 +12,7 @@ CPU, on a folder of small images.
 DeiT III's recipe, which both have: 800 epochs at batch 2048, binary cross
 entropy, 3-Augment, mixup 0.8 and CutMix 1.0 in turns, repeated augmentation 3,
 weight decay 0.05, stochastic depth 0.05 (grown from 0 over the layers, where
-theirs is the same in all). They train with LAMB at 4e-3, this with Adam at
-2e-3.
+theirs is the same in all), and LAMB at 4e-3, or at 3e-3 from a width of 768.
 
 Published for S, B and L at 224 pixels: 82.2, 84.2 and 84.9 % (ViT-5), 81.4,
 83.8 and 84.9 % (DeiT III). Not measured here.

@@ -148,7 +148,14 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
 
 @pytest.mark.parametrize(
   'flag',
-  ['--keep=1', '--keep=-0.1', '--samples=0', '--temperature=0', '--out=x'],
+  [
+    '--keep=1',
+    '--keep=-0.1',
+    '--samples=0',
+    '--temperature=0',
+    '--out=x',
+    '--out=n/x.png',
+  ],
 )
 def test_flags_that_make_no_sense_are_refused(flag, capsys):
   with pytest.raises(SystemExit):

@@ -10,6 +10,7 @@ photograph: itself in the model's colours, what is kept of it, and the samples.
 
 import argparse
 import functools
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error(f'--temperature={args.temperature}: it is above 0.')
   if not args.out.endswith('.png'):
     parser.error(f'--out={args.out}: its name should end in .png.')
+  if not pathlib.Path(args.out).absolute().parent.is_dir():
+    parser.error(f'--out={args.out}: there is no such folder; make it first.')
   return flags.command(_run, args)
 
 

@@ -48,6 +48,7 @@ process's last words tell. On GKE everything but 2 starts again, a limited
 number of times.
 """
 
+import os
 import sys
 
 from absl import app, flags
@@ -126,20 +127,20 @@ def main(argv: list[str]) -> None:
 
 def _run() -> None:
   config = CONFIG.value
+  # No shell expands what comes after --workdir=.
+  workdir = os.path.expanduser(_WORKDIR.value)
   try:
     axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     axes.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      running.run(
-        config, _WORKDIR.value, _START_OVER.value, paper.report_type(config)
-      )
+      running.run(config, workdir, _START_OVER.value, paper.report_type(config))
     elif config.eval_only:
-      for name, value in train.evaluate_only(config, _WORKDIR.value).items():
+      for name, value in train.evaluate_only(config, workdir).items():
         print(f'{name} {value:.4f}')
     else:
-      stages.train(config, _WORKDIR.value, _START_OVER.value)
+      stages.train(config, workdir, _START_OVER.value)
   except train.DeviceMemoryError as e:
     if not (advice := memory.advice(e.experiment)):
       sys.exit(status(e))

@@ -369,3 +369,9 @@ def test_keeps_the_last_and_the_best(tmp_path):
   store.close()
   kept = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
   assert kept == [1, 4, 5]
+
+
+def test_a_home_folder_is_one_in_any_path(monkeypatch, tmp_path):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert str(saving.absolute('~/run')) == str(tmp_path / 'run')
+  assert str(saving.absolute('gs://bucket/~/run')) == 'gs://bucket/~/run'

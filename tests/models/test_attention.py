@@ -300,3 +300,12 @@ def test_only_tpus_sum_by_a_product(platform, sums):
   text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert ('stablehlo.reduce' in text) == sums
   assert ('stablehlo.dot_general' in text) != sums
+
+
+@pytest.mark.parametrize(('queries', 'keys'), [(4, 4), (5, 5), (1, 4), (4, 5)])
+def test_cudnn_is_asked_for_even_lengths_alone(monkeypatch, queries, keys):
+  asked = []
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
+  attention.attend(*arrays(queries, keys, jnp.bfloat16)[:3])
+  assert bool(asked) == (queries % 2 == keys % 2 == 0)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax.__main__ import COMMANDS
+from vit_jax.training import run
 
 # Stands for JAX, which all commands import, and does not come to an end.
 SLOW = """
@@ -88,3 +89,14 @@ def test_other_programs_keep_their_handlers():
   )
   process = start('-c', code)
   assert process.communicate() == ('', '')
+
+
+def test_a_notice_knows_what_came_before_it_in_the_one_around_it():
+  with run.preemption_notice() as outer:
+    assert not outer(0)
+    signal.raise_signal(signal.SIGTERM)
+    with run.preemption_notice() as inner:
+      assert inner(0)
+    assert outer(0)
+  with run.preemption_notice() as later:
+    assert not later(0)

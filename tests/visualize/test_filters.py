@@ -31,3 +31,8 @@ def test_filters_are_those_that_see_the_image(name):
   params[name] = {'kernel': np.ones((7, 7, 3, 8))}
   assert filters.first_kernel(params)[0] == name
   assert filters.first_kernel(params)[1].shape == (7, 7, 3, 8)
+
+
+def test_a_model_without_filters_is_refused():
+  with pytest.raises(ValueError, match='no filters of patches'):
+    filters.first_kernel({'pixel_embedding': 0})

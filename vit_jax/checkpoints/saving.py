@@ -473,4 +473,6 @@ def _device_checksums(tree: Any) -> jax.Array:
 
 def absolute(path: str) -> epath.Path:
   """Returns a path that orbax takes: absolute, or with a scheme as in gs://."""
-  return epath.Path(path if '://' in path else os.path.abspath(path))
+  if '://' in path:
+    return epath.Path(path)
+  return epath.Path(os.path.abspath(os.path.expanduser(path)))

@@ -51,7 +51,9 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     names |= {_text(x, 'name') for x in tree.iter('object')}
   stems = sorted(files)
   if path.is_file():
-    stems = [line.split()[0] for line in path.read_text().splitlines() if line]
+    stems = [
+      line.split()[0] for line in path.read_text().splitlines() if line.strip()
+    ]
     lacking = [stem for stem in stems if stem not in files]
     if lacking:
       raise ValueError(

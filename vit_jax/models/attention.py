@@ -47,6 +47,9 @@ def attend(
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
+    # It has no gradient of odd lengths.
+    and q_BQNK.shape[1] % 2 == 0
+    and k_BLNK.shape[1] % 2 == 0
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
   # Not heads first: see `tpu_layout`.

@@ -62,11 +62,14 @@ def _ways(experiment: Experiment) -> list[dict[str, int | str]]:
 def _peak_bytes(
   experiment: Experiment, changes: dict[str, int | str]
 ) -> int | None:
-  """Returns what a device holds in a step, or None if that does not compile."""
+  """Returns what a device holds in a step, or None if it cannot be."""
   config = experiment.config.copy_and_resolve_references()
   config.update_from_flattened_dict(changes)
   devices = list(experiment.mesh.devices.flat)
-  changed = Experiment(config, experiment.facts, devices)
+  try:
+    changed = Experiment(config, experiment.facts, devices)
+  except ValueError:  # as of groups, which parts of a batch may not split
+    return None
   try:
     return aot.peak_bytes(aot.training(changed).lower().compile())
   except jax.errors.JaxRuntimeError as e:

@@ -258,13 +258,18 @@ def _times(rate: float | None, n: int) -> float | None:
   return None if rate is None else rate * n
 
 
+# What was received, of the notices that are open now.
+_NOTICES: list[threading.Event] = []
+
+
 @contextlib.contextmanager
 def preemption_notice() -> Iterator[Callable[[int], bool]]:
   """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
 
   With several processes JAX's own handler makes all of them agree on a step at
   SIGTERM; alone, a handler of ours is enough. A second Ctrl-C ends the process
-  at once, even in the middle of compiling.
+  at once, even in the middle of compiling. What came before, in a notice around
+  this one, counts as well.
   """
   if jax.process_count() > 1:
     yield multihost_utils.reached_preemption_sync_point
@@ -288,9 +293,12 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
       # Ignored in what a shell runs in the background, and so it stays.
       if previous[number] != signal.SIG_IGN:
         signal.signal(number, note)
+    notices = [*_NOTICES, received]
+    _NOTICES.append(received)
     try:
-      yield lambda step: received.is_set()
+      yield lambda step: any(x.is_set() for x in notices)
     finally:
+      _NOTICES.pop()
       for number, handler in previous.items():
         signal.signal(number, handler)
 

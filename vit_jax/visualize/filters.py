@@ -28,6 +28,13 @@ def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of the filters that see the image itself.
 
   Those of the patches, or of a ResNet's first convolution where there is one.
+
+  Raises:
+    ValueError: if the model has neither.
   """
-  name = 'conv_root' if 'conv_root' in params else 'embedding'
-  return name, params[name]['kernel']
+  for name in ('conv_root', 'embedding'):
+    if name in params:
+      return name, params[name]['kernel']
+  raise ValueError(
+    'The model has no filters of patches, and no first convolution of a ResNet.'
+  )
