@@ -8,6 +8,8 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
+from vit_jax.objectives.exemplar import Exemplar
+from vit_jax.objectives.objective import Facts
 
 B, K, GROUP = 6, 3, 3
 
@@ -121,3 +123,12 @@ def test_copies_are_of_one_image_each():
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     check_config(test_every.config_of('exemplar', **changes))
+
+
+def test_several_classes_an_image_are_refused():
+  config = test_every.config_of('exemplar')
+  facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
+  with pytest.raises(
+    ValueError, match=r'several classes .*=exemplar learns one'
+  ):
+    Exemplar.from_config(config, facts)

@@ -69,6 +69,14 @@ def test_what_cannot_work_is_found_before_anything_runs(
   assert not (tmp_path / 'w').exists()
 
 
+def test_extend_is_refused(fake, tmp_path):
+  config = small('seed=0')
+  config.extend = True
+  with pytest.raises(ValueError, match='extend trains a single run on'):
+    running.run(config, str(tmp_path))
+  assert fake == []
+
+
 def test_eval_only_is_refused(fake, tmp_path):
   config = small('seed=0')
   config.eval_only = True

@@ -93,6 +93,11 @@ class Exemplar(Classification):
       ValueError: for fields that cannot work, or data without labels.
     """
     o = config.objective
+    if facts.several_labels:
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and '
+        f'objective.name={o.name} learns one: use classification.'
+      )
     if o.copies < 2:
       raise ValueError(
         f'objective.copies is {o.copies}: at least 2 can be alike.'

@@ -63,6 +63,11 @@ def run(
       'eval_only measures a single run: use it without a sweep and with '
       f'--workdir={workdir}/runs/RUN.'
     )
+  if config.extend:
+    raise ValueError(
+      'extend trains a single run on: use it without a sweep and with '
+      f'--workdir={workdir}/runs/RUN.'
+    )
   sweep = _Sweep(config, workdir, start_over, report)
   sweep.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
