@@ -246,7 +246,7 @@ def test_the_splits_of_pascal_voc(tmp_path):
   root = write_voc(tmp_path)
   for part, names in {'train': 'ab', 'val': 'cd', 'trainval': 'abcd'}.items():
     path = root / f'ImageSets/Main/{part}.txt'
-    path.write_text(''.join(f'{name}\n' for name in names))
+    path.write_text(''.join(f'{name}\n' for name in names) + ' \n')
   source = sources.open_source(str(root), 'all')
   assert sorted(r['name'][-5:] for r in source) == [
     *('a.jpg', 'b.jpg', 'c.jpg', 'd.jpg')

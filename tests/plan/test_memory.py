@@ -7,6 +7,7 @@ import pytest
 
 from configs import digits
 from tests.conftest import ROOT
+from tests.objectives import test_every
 from vit_jax import train
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.plan import aot, memory
@@ -70,3 +71,9 @@ def test_where_nothing_fits_that_is_said(said):
 
 def test_a_device_that_does_not_say_its_memory(said):
   assert said(0).startswith(f'{LINE} Take less at a time:')
+
+
+def test_parts_that_the_objective_refuses_are_no_way_out():
+  config = test_every.config_of('exemplar', **{'objective.group': 16})
+  experiment = Experiment(config, facts_of(config, ('a',) * 10, 1437))
+  assert memory._peak_bytes(experiment, {'accum_steps': 2}) is None

@@ -69,18 +69,13 @@ def test_what_cannot_work_is_found_before_anything_runs(
   assert not (tmp_path / 'w').exists()
 
 
-def test_extend_is_refused(fake, tmp_path):
+@pytest.mark.parametrize(
+  ('field', 'does'), [('eval_only', 'measures'), ('extend', 'trains on')]
+)
+def test_what_is_for_a_single_run_is_refused(fake, tmp_path, field, does):
   config = small('seed=0')
-  config.extend = True
-  with pytest.raises(ValueError, match='extend trains a single run on'):
-    running.run(config, str(tmp_path))
-  assert fake == []
-
-
-def test_eval_only_is_refused(fake, tmp_path):
-  config = small('seed=0')
-  config.eval_only = True
-  with pytest.raises(ValueError, match='eval_only measures a single run'):
+  config[field] = True
+  with pytest.raises(ValueError, match=f'{field} {does} a single run'):
     running.run(config, str(tmp_path))
   assert fake == []
 

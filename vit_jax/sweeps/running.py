@@ -58,16 +58,12 @@ def run(
     Diverged: at the end, if all candidates of a group did.
     Preempted: after SIGTERM, once the state is saved.
   """
-  if config.eval_only:
-    raise ValueError(
-      'eval_only measures a single run: use it without a sweep and with '
-      f'--workdir={workdir}/runs/RUN.'
-    )
-  if config.extend:
-    raise ValueError(
-      'extend trains a single run on: use it without a sweep and with '
-      f'--workdir={workdir}/runs/RUN.'
-    )
+  for field, does in (('eval_only', 'measures'), ('extend', 'trains on')):
+    if config[field]:
+      raise ValueError(
+        f'{field} {does} a single run: use it without a sweep and with '
+        f'--workdir={workdir}/runs/RUN.'
+      )
   sweep = _Sweep(config, workdir, start_over, report)
   sweep.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
