@@ -13,7 +13,7 @@ import pytest
 from absl import logging as absl_logging
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import flags, main
+from vit_jax import flags, main, train
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment, sources, transforms
 from vit_jax.training import interrupts
@@ -337,6 +337,57 @@ def test_another_number_of_classes_cannot_be_evaluated(
     *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
   )
   assert_refused(status, err, ['has num_classes 10', 'on digits it is 2'])
+
+
+def test_classes_in_another_order_cannot_be_evaluated(
+  command, trained, monkeypatch
+):
+  init = sources.Digits.__init__
+
+  def turned(self, *args):
+    init(self, *args)
+    self.class_names = self.class_names[::-1]
+
+  monkeypatch.setattr(sources.Digits, '__init__', turned)
+  status, _, err = command(
+    *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
+  )
+  assert_refused(status, err, ["has '0' as class 0 and digits has '9'"])
+
+
+def test_other_names_of_the_same_classes_are_evaluated(
+  command, trained, monkeypatch
+):
+  init = sources.Digits.__init__
+
+  def in_words(self, *args):
+    init(self, *args)
+    self.class_names = tuple(f'n{name}' for name in self.class_names)
+
+  monkeypatch.setattr(sources.Digits, '__init__', in_words)
+  status, out, _ = command(
+    *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
+  )
+  assert status == 0 and evaluated(out)['test/examples'] == 360
+
+
+def test_evaluating_the_last_of_several_stages(command, tmp_path, monkeypatch):
+  """In a workdir below the home folder."""
+  found = []
+
+  def evaluate_only(config, workdir):
+    found.append((config.teacher, workdir))
+    return {}
+
+  monkeypatch.setattr(train, 'evaluate_only', evaluate_only)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  status, *_ = command(
+    '--config=configs/noisy_student.py:digits',
+    '--workdir=~/run',
+    '--config.eval_only=True',
+  )
+  run = f'{tmp_path}/run'
+  assert (status, found) == (0, [(f'{run}/stages/student_2', run)])
 
 
 def test_another_config_in_the_same_workdir_is_refused(command, trained):

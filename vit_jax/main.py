@@ -137,7 +137,8 @@ def _run() -> None:
     if config.sweep or (config.tune.axes and not config.eval_only):
       running.run(config, workdir, _START_OVER.value, paper.report_type(config))
     elif config.eval_only:
-      for name, value in train.evaluate_only(config, workdir).items():
+      last, place = stages.runs(config, workdir)[-1]
+      for name, value in train.evaluate_only(last, place).items():
         print(f'{name} {value:.4f}')
     else:
       stages.train(config, workdir, _START_OVER.value)

@@ -23,8 +23,8 @@ from vit_jax.experiment import (
 )
 from vit_jax.models import variants
 from vit_jax.models.model import Params
-from vit_jax.models.variants import Model
 from vit_jax.objectives import objective_type
+from vit_jax.objectives.objective import Objective
 from vit_jax.training import metric_log, sharding, workdir_lock
 from vit_jax.training.progress import phase
 from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
@@ -195,7 +195,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   check_config(config)
   facts = facts_of_source(config, source)
   objective = objective_type(config).from_config(config, facts)
-  _check_same_model(checkpoint, objective.model, config.data.name)
+  _check_same_task(checkpoint, objective, config.data.name)
   params, fixed = (
     jax.device_put(x, sharding.tree_shardings(x, mesh))
     for x in (checkpoint.params, objective.fixed())
@@ -207,16 +207,25 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   return metric_log.metrics_and_pictures(results)[0]
 
 
-def _check_same_model(
-  checkpoint: opening.Checkpoint, model: Model, data: str
+def _check_same_task(
+  checkpoint: opening.Checkpoint, objective: Objective, data: str
 ) -> None:
-  """Refuses to measure a checkpoint of another model than an objective's."""
-  known, wanted = map(variants.fields_of, (checkpoint.model, model))
+  """Refuses to measure a checkpoint of another task than an objective's."""
+  known, wanted = map(variants.fields_of, (checkpoint.model, objective.model))
   for field in ('name', 'num_classes', *known):
     if known[field] != wanted.get(field):
       raise ValueError(
         f'{checkpoint.path} has {field} {known[field]!r} and on {data} it is '
         f'{wanted.get(field)!r}: they cannot be compared.'
+      )
+  theirs, ours = checkpoint.class_names, objective.class_names
+  for i, (their, our) in enumerate(zip(theirs, ours, strict=False)):
+    # The same classes may have other names elsewhere, such as WordNet's ids.
+    if their != our and (their in ours or our in theirs):
+      raise ValueError(
+        f'{checkpoint.path} has {their!r} as class {i} and {data} has '
+        f'{our!r}: they cannot be compared. `python -m vit_jax.evaluate` '
+        'compares classes by their names.'
       )
 
 

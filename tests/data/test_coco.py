@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import bad_images, sources
+from vit_jax.data import bad_images, coco, sources
 
 
 def annotated(**changes):
@@ -167,6 +167,14 @@ def test_bad_annotations_are_listed_up_to_20(tmp_path, times, end):
   assert said.count('category_id 7') == min(10 * times, 20)
   assert said.endswith(f'\n{end}Mend or remove them.')
   assert ('more' in said) == bool(end)
+
+
+def test_names_that_are_numbers(tmp_path):
+  """A checkpoint keeps names as text."""
+  categories = [{'id': 3, 'name': 7}, {'id': 1, 'name': 'dog'}]
+  write(tmp_path, annotated(categories=categories))
+  source = sources.open_source(str(tmp_path), 'all')
+  assert source.class_names == (coco.NO_NAME, 'dog', coco.NO_NAME, '7')
 
 
 def test_other_categories_of_another_split(tmp_path):

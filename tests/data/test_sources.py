@@ -193,6 +193,18 @@ def test_labelled_sources_are_told_apart(flat):
     ]
 
 
+def test_the_fingerprint_of_a_part_changes_with_files_and_choice(flat):
+  def fingerprint(*indices):
+    return sources.subset(_open(flat), indices).fingerprint()
+
+  before = fingerprint(1, 0)
+  assert before == fingerprint(1, 0)
+  assert before != fingerprint(0, 1)
+  os.utime(_open(flat)[0]['name'], (1, 1))
+  assert before != fingerprint(1, 0)
+  assert sources.subset(_open('digits'), [0]).fingerprint() is None
+
+
 def test_unreadable_file_is_named(flat):
   source = _open(flat)
   name = source[0]['name']

@@ -165,7 +165,7 @@ def _read(
   if not found['images']:
     raise ValueError(f'{path} has no images.')
   try:
-    names = {x['id']: x['name'] for x in found['categories']}
+    names = {x['id']: str(x['name']) for x in found['categories']}
     images = {x['id']: x for x in found['images']}
     sizes = {i: (x['height'], x['width']) for i, x in images.items()}
     files = {i: x['file_name'] for i, x in images.items()}

@@ -12,6 +12,7 @@ source says so: see `has_several`. Those of a source of objects have what
 the loader.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -212,8 +213,10 @@ class Subset:
   def __getitem__(self, index: int) -> Record:
     return self._source[int(self._indices[index])]
 
-  def fingerprint(self) -> None:
-    return None
+  def fingerprint(self) -> str | None:
+    if (whole := self._source.fingerprint()) is None:
+      return None
+    return f'{whole} {hashlib.sha256(self._indices.tobytes()).hexdigest()}'
 
 
 class LabelledSubset(Subset):
