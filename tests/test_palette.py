@@ -55,15 +55,20 @@ def test_command_writes_a_palette_its_error_and_a_picture(
   assert palette.read(str(out)) == tuple(found.ravel().tolist())
   config = igpt_config.get_config(f'tiny,./cifar10,{out}')
   assert config.model.palette == tuple(found.ravel().tolist())
-  # The file is there now.
-  assert palette.main(args) == 2
-  assert 'found.npy' in capsys.readouterr().err
+  # The files are there now, and neither is replaced.
+  for there in ('found.npy', 'found.png'):
+    assert palette.main(args) == 2
+    assert f'{there} exists already' in capsys.readouterr().err
+    out.unlink(missing_ok=True)
 
 
-def test_greys_and_values_from_0_to_1_are_read(tmp_path):
+def test_greys_from_0_to_1_are_read_and_bright_colours_are_kept(tmp_path):
   np.save(tmp_path / 'greys.npy', np.float32([[0], [0.5], [1]]))
   got = palette.read(str(tmp_path / 'greys.npy'))
   assert got == (-1.0,) * 3 + (0.0,) * 3 + (1.0,) * 3
+  bright = np.float32([[0, 0.5, 0.25], [1, 0.5, 0.75]])
+  np.save(tmp_path / 'bright.npy', bright)
+  assert palette.read(str(tmp_path / 'bright.npy')) == tuple(bright.ravel())
 
 
 def test_what_is_no_palette_is_refused(tmp_path):

@@ -107,6 +107,27 @@ def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
 
 
 @pytest.mark.slow
+def test_rows_are_means_of_the_same_steps_after_a_resumption(
+  tmp_path, preempt_at
+):
+  """Also where the newest checkpoint turns out to be damaged."""
+  config = small_config(log_every='4 steps', checkpoint_every='2 steps')
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  train.train(config, str(whole))
+  preempt_at(3)
+  with pytest.raises(run.Preempted, match='saved step 3'):
+    train.train(config, str(parts))
+  preempt_at(None)
+  array = max(
+    (parts / 'checkpoints/3').rglob('d/*'), key=lambda path: path.stat().st_size
+  )
+  array.write_bytes(bytes(array.stat().st_size))
+  train.train(config, str(parts))
+  assert (parts / 'checkpoints/3.damaged').exists()
+  assert read_metrics(parts) == read_metrics(whole)
+
+
+@pytest.mark.slow
 def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
   """Split over the mesh, without a state to save, and bit for bit."""
   config = small_config(

@@ -78,8 +78,9 @@ def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
 def read(path: str) -> tuple[float, ...]:
   """Returns a palette as `model.palette` takes it.
 
-  A .npy file with an array (colours, 3), or (colours, 1) of greys, of values in
-  [-1, 1]; or in [0, 1] if none is below 0.
+  A .npy file with an array (colours, 3) of values in [-1, 1], or (colours, 1)
+  of greys, which may be in [0, 1] too, as published ones are: none is below 0
+  then, and of greys in [-1, 1] one is.
 
   Raises:
     FileNotFoundError: if there is none.
@@ -101,7 +102,7 @@ def read(path: str) -> tuple[float, ...]:
     )
   if not np.all(np.abs(values) <= 1):
     raise ValueError(f'{path} has values that are not in [-1, 1].')
-  if values.min() >= 0:
+  if values.shape[1] == 1 and values.min() >= 0:
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())
@@ -159,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  whole.refuse_existing(args.out)
+  picture = str(pathlib.Path(args.out).with_suffix('.png'))
+  for path in (args.out, picture):
+    whole.refuse_existing(path)
   size = images.size_of(args.image_size)
   data = ConfigDict(
     {
@@ -177,8 +180,7 @@ def _run(args: argparse.Namespace) -> None:
   palette_KC = fit(pixels_NC, args.colours)
   error = np.float32(nearest(pixels_NC, palette_KC)) - pixels_NC
   rmse = math.sqrt(np.mean(np.square(error)))
-  picture = str(pathlib.Path(args.out).with_suffix('.png'))
-  with whole.new_file(args.out) as path, path.open('wb') as file:
+  with whole.new_file(args.out) as new, new.open('wb') as file:
     np.save(file, palette_KC)
   whole.replace(picture, _picture(images_BHWC[:_SHOWN], palette_KC))
   print(

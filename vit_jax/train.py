@@ -119,14 +119,18 @@ def _train(
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': best,
     'elapsed_s': 0.0,
+    'since_log': [],
   }
   if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
-    meta['elapsed_s'] = float(saved_meta['elapsed_s'])
   is_first = jax.process_index() == 0
   with phase('building the model and its state', shown=is_first):
     start_step, state = initial_state(experiment, checkpoints, params)
     checkpoints.prepare(state)
+  # Of what was restored: a newer one may have been damaged.
+  if (saved_meta := checkpoints.latest_meta()) is not None:
+    names = {'elapsed_s', 'since_log'} & saved_meta.keys()
+    meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
   batches = loader.train_batches(
     source,

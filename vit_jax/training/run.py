@@ -64,7 +64,8 @@ class Run:
       evaluators: from parameters to metrics and pictures by name.
       shown: metrics that the curves and the summary have, and which of their
         values are good.
-      meta: goes into every checkpoint.
+      meta: goes into every checkpoint, with the seconds that were trained in
+        `elapsed_s` and the metrics of steps that no row has yet in `since_log`.
       start_step: steps taken before.
       batch_size: images a step.
       forward_flops: of one image.
@@ -82,7 +83,7 @@ class Run:
     self._prior_s = meta['elapsed_s']
     self._started_s = time.monotonic()
     self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
-    self._since_log: list[dict[str, float]] = []
+    self._since_log: list[dict[str, float]] = list(meta['since_log'])
     self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
     self._eval_metrics: dict[str, float] = {}
@@ -218,7 +219,10 @@ class Run:
     self._tell('save')
     with self._progress.pause('saving'):
       self._checkpoints.save(
-        step, state, self._meta | {'elapsed_s': elapsed_s}, metrics
+        step,
+        state,
+        self._meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
+        metrics,
       )
     self._tell('saved')
     self._watch.progress()
