@@ -117,6 +117,20 @@ def test_a_workdir_converts_and_the_check_agrees(
   assert peer in out.lower()
 
 
+@pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])
+def test_the_loss_is_said_where_a_format_has_no_place_for_it(
+  run, workdir, tmp_path, to
+):
+  """Without it, softmax would be read into the logits."""
+  checkpoint = opening.open_checkpoint(str(workdir))
+  sigmoid = dataclasses.replace(checkpoint, loss='sigmoid')
+  orbax.write(sigmoid, str(tmp_path / 'sigmoid'), 'float32')
+  _, out, _ = run(tmp_path / 'sigmoid', tmp_path / 'x', f'--to={to}')
+  assert ('loss was sigmoid' in out) == (to != 'orbax')
+  _, out, _ = run(workdir, tmp_path / 'y', f'--to={to}')
+  assert 'written' in out and 'sigmoid' not in out
+
+
 def test_our_own_format_changes_nothing(workdir, tmp_path):
   before = opening.open_checkpoint(str(workdir))
   before = dataclasses.replace(

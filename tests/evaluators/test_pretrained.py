@@ -84,7 +84,7 @@ def test_rollout_of_the_whole_and_of_a_class(vit, images):
     vit.rollout(images), rollout.rollout(layers), atol=1e-5
   )
   np.testing.assert_allclose(
-    vit.rollout(images, of=2),
+    vit.rollout(images, of=np.int64(2)),
     rollout.rollout(layers, class_B=np.full(3, 2)),
     atol=1e-4,
   )

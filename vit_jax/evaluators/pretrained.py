@@ -164,8 +164,8 @@ class TrainedModel:
     count = self.checkpoint.model.num_classes
     if isinstance(of, str) and of in self.class_names:
       return self.class_names.index(of)
-    if isinstance(of, int) and 0 <= of < count:
-      return of
+    if isinstance(of, int | np.integer) and 0 <= of < count:
+      return int(of)
     raise ValueError(
       f'There is no class {of!r} among the {count}: '
       f'{", ".join(map(self._name, range(min(count, 5))))}, and so on.'
