@@ -177,6 +177,15 @@ def test_the_loop_never_waits():
   assert written == ['open', (1, {'loss': 0.5}), (2, {'loss': 0.25}), 'close']
 
 
+def test_a_stuck_writer_does_not_hold_up_the_end(warned, monkeypatch):
+  monkeypatch.setattr(dashboards, '_CLOSE_S', 0.1)
+  recorder = Recorder()
+  dashboard = dashboards.Dashboard('Board', recorder.open)
+  dashboard.close()
+  assert len(warned) == 1 and 'Not all was written' in warned[0]
+  recorder.gate.set()
+
+
 def test_a_failing_writer_is_reported_once(warned):
   recorder = Recorder()
   recorder.gate.set()

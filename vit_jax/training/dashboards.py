@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot grow: each flush writes the file anew.
 _BUCKET_FLUSH_S = 60
+# How long the end of a run waits for what is not written yet.
+_CLOSE_S = 300.0
 
 # Numbers, and pictures as uint8 HWC, by name.
 Values = Mapping[str, float | np.ndarray]
@@ -64,9 +66,16 @@ class Dashboard:
       self._queue.put((step, values))
 
   def close(self) -> None:
-    """Waits until all is written."""
+    """Waits until all is written, or for `_CLOSE_S`."""
     self._queue.put(None)
-    self._thread.join()
+    self._thread.join(_CLOSE_S)
+    if self._thread.is_alive():
+      _log.warning(
+        '%s logs end here, metrics.csv is whole. Not all was written within '
+        '%.0f s.',
+        self._name,
+        _CLOSE_S,
+      )
 
   def _run(self) -> None:
     try:
