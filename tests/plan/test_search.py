@@ -114,3 +114,15 @@ def test_a_program_that_fits_only_with_the_loop_keeps_it(memory):
   assert best.fields['model.scan']
   kept = [*search.KEPT]
   assert tried == kept[: kept.index(best.fields['model.remat']) + 1]
+
+
+def test_a_batch_smaller_than_the_topology_is_not_called_too_large():
+  """What compiles refuses it, and names batch sizes that can be."""
+
+  def compiled(config):
+    raise ValueError(f'{config.batch_size} by {config.accum_steps} parts')
+
+  config = vit.get_config('ti16')
+  config.batch_size = 8
+  with pytest.raises(ValueError, match='8 by 1 parts'):
+    search.Search(config, 256, compiled).best()

@@ -85,7 +85,8 @@ class Search:
   def _looped(self, place: dict[str, Any]) -> Iterator[Trial]:
     """Yields the trial with the most images for each way of keeping."""
     shards = self.devices // place['mesh.tensor']
-    each = self.config.batch_size // shards
+    # A batch that is smaller than the topology is refused when it is tried.
+    each = max(1, self.config.batch_size // shards)
     choices = [n for n in range(1, each + 1) if each % n == 0]
     for kept in KEPT:
       fields = place | {'model.scan': True, 'model.remat': kept}
@@ -121,7 +122,7 @@ class Search:
     """Returns the trial, None where it does not fit."""
     shards = self.devices // fields['mesh.tensor']
     fields = fields | {
-      'accum_steps': self.config.batch_size // shards // images,
+      'accum_steps': max(1, self.config.batch_size // shards // images),
       'mesh.data': -1,
       'mesh.fsdp': -1,
     }
