@@ -16,3 +16,15 @@ def test_commands_are_configs(study, monkeypatch):
   for full in claims.STUDIES[study].full_size:
     config = full_size.config_of_flags(full.flags, flags.config_named)
     assert config.total.split()[1] in ('steps', 'epochs')
+
+
+def test_what_needs_a_teacher_is_said_and_the_others_are_counted(monkeypatch):
+  def core_days(full, topology, config_of):
+    if 'teacher' in full.flags:
+      raise FileNotFoundError('No checkpoint at runs/teacher')
+    return 1.0, 2.0
+
+  monkeypatch.setattr(full_size, 'core_days', core_days)
+  lines = list(full_size.commands(['deit', 'posemb'], 'v3:2x2', None))
+  assert lines[-1] == f'# in all {full_size._days((1.0, 2.0))} core-days'
+  assert any('not counted below: No checkpoint at' in line for line in lines)
