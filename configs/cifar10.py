@@ -1,6 +1,6 @@
 """CIFAR-10 from scratch: in an hour on 2 CPU cores, or for as long as it takes.
 
-  export XLA_FLAGS=--xla_force_host_platform_device_count=2
+  export JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4
   python -m vit_jax.main --config=configs/cifar10.py:hybrid --workdir=...
   python -m vit_jax.main --config=configs/cifar10.py:full,/data/cifar10 ...
 
