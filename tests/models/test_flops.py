@@ -258,11 +258,15 @@ def counted(f, *shapes):
 @pytest.mark.parametrize('padding', ['SAME', 'VALID', 'BOTH'])
 @pytest.mark.parametrize('stride', [1, 2, 3])
 @pytest.mark.parametrize('kernel', [(1, 1), (3, 3), (7, 7), (2, 5)])
-@pytest.mark.parametrize('size', [(7, 7), (8, 13)])
-def test_a_convolution_is_counted_as_by_xla(size, kernel, stride, padding):
+@pytest.mark.parametrize(
+  ('size', 'dilation'), [((7, 7), 1), ((8, 13), 1), ((14, 15), 2)]
+)
+def test_a_convolution_is_counted_as_by_xla(
+  size, dilation, kernel, stride, padding
+):
   """Without the multiplications by the zeros around the image."""
   if padding == 'BOTH':
-    padding = [(k // 2, k // 2) for k in kernel]
+    padding = [(dilation * (k // 2), dilation * (k // 2)) for k in kernel]
 
   def convolve(x, w):
     return jax.lax.conv_general_dilated(
@@ -270,6 +274,7 @@ def test_a_convolution_is_counted_as_by_xla(size, kernel, stride, padding):
       w,
       (stride, stride),
       padding,
+      rhs_dilation=(dilation, dilation),
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
     )
 

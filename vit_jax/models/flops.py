@@ -74,9 +74,10 @@ def _conv_multiply_adds(eqn: Any) -> int:
     size = eqn.invars[0].aval.shape[numbers.lhs_spec[2 + i]]
     taps = kernel[numbers.rhs_spec[2 + i]]
     stride = eqn.params['window_strides'][i]
+    dilation = eqn.params['rhs_dilation'][i]
     # Pairs of an output and a tap of the kernel that reads the image.
     pairs = sum(
-      0 <= o * stride - before + tap < size
+      0 <= o * stride - before + tap * dilation < size
       for o in range(out[numbers.out_spec[2 + i]])
       for tap in range(taps)
     )

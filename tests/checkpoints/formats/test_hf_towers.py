@@ -32,6 +32,7 @@ SIGLIP2 = {k: x for k, x in SIZES.items() if k != 'image_size'} | {
 }
 TEXT = {'hidden_size': 32, 'num_hidden_layers': 1, 'num_attention_heads': 2}
 BOTH = {'vision_config': SIZES, 'text_config': TEXT}
+NAMES = ('ant', 'bee', 'cat', 'dog', 'eel')
 KINDS = {
   'DINOv2': ('Dinov2Model', 'Dinov2Config', DINOV2),
   'with registers': (
@@ -72,7 +73,7 @@ KINDS = {
   'SigLIP that classifies': (
     'SiglipForImageClassification',
     'SiglipConfig',
-    BOTH | {'num_labels': 5},
+    BOTH | {'id2label': dict(enumerate(NAMES))},
   ),
   'SigLIP 2': ('Siglip2VisionModel', 'Siglip2VisionConfig', SIGLIP2),
   'SigLIP 2 beside its text': (
@@ -158,6 +159,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
   model = save(transformers, torch, kind, tmp_path / 'x')
   native = opening.open_checkpoint(str(tmp_path / 'x'))
   assert native.image_size == (32, 32)
+  assert native.class_names == (NAMES if 'classifies' in kind else ())
   sizes = [(32, 32)]
   if 'beside' not in kind:
     sizes += [(48, 48), (24, 40)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints.formats import archive, hf_images, tensors, torch_table
-from vit_jax.checkpoints.formats.hf_config import GELUS
+from vit_jax.checkpoints.formats.hf_config import GELUS, class_names
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import Entry, File, Layout, Shapes, one
 
@@ -203,6 +203,9 @@ def read(path: str, config: dict[str, Any]) -> File:
     fields=fields,
     table=lambda shapes: _entries(shapes, lookup, family),
     preprocessing=preprocessing,
+    class_names=(
+      class_names(config, fields['num_classes'], path) if classifies else ()
+    ),
     warnings=tuple(warnings),
   )
 
