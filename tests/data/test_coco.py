@@ -143,6 +143,15 @@ def changed(**fields):
       r'annotation 1: segmentation is RLE of size \[40, 30\]',
     ),
     (changed(image_id=99), 'image_id 99 is none of the images'),
+    (changed(image_id=[1]), r'image_id \[1\] is no number'),
+    (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),
+    (changed(area='big'), "annotation 1: area 'big' is no number from 0"),
+    (changed(area=None), 'annotation 1: area None is no number from 0'),
+    (changed(iscrowd='0'), "annotation 1: iscrowd '0' is neither 0 nor 1"),
+    (
+      annotated(images=[{'id': 1, 'file_name': 5, 'width': 2, 'height': 2}]),
+      'an image whose file_name is 5',
+    ),
   ],
 )
 def test_bad_annotations_are_named(tmp_path, found, message):

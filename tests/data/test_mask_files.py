@@ -46,6 +46,21 @@ def test_boxes_and_masks_are_those_of_the_files(root, capsys):
   assert 'exists already' in capsys.readouterr().err
 
 
+def test_a_photo_that_is_to_be_turned_has_its_mask_upright(root):
+  image = Image.new('RGB', (20, 30))
+  exif = image.getexif()
+  exif[0x0112] = 6
+  image.save(root / 'images/3.jpg', exif=exif)
+  assert command.main([str(root)]) == 0
+  assert len(sources.open_source(f'{root}/', 'all')) == 5
+
+
+def test_two_images_of_one_name_are_refused(root, capsys):
+  Image.new('RGB', (30, 20)).save(root / 'images/3.png')
+  assert command.main([str(root)]) == 2
+  assert 'has 3.jpg and 3.png' in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_named(root, capsys):
   Image.new('L', (20, 30)).save(root / 'masks/3.png')
   assert command.main([str(root)]) == 2

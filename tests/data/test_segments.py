@@ -16,6 +16,11 @@ POLYGONS = [
 ]
 
 
+def compressed(polygons):
+  (rle,) = coco_mask.frPyObjects(polygons[:1], *SIZE)
+  return rle['counts'].decode()
+
+
 def counted(mask_HW):
   """Returns uncompressed run lengths down the columns, from zeros on."""
   flat = np.concatenate([[0], mask_HW.T.reshape(-1), [0]]).astype(int)
@@ -42,6 +47,22 @@ def test_run_lengths_both_ways():
     assert segments.run_lengths(written, SIZE)['size'] == list(SIZE)
 
 
+def test_compressed_run_lengths_are_read_as_pycocotools_does():
+  """Before it, which takes what was cut short."""
+  rng = np.random.default_rng(0)
+  for share in (0.0, 0.02, 0.5, 1.0):
+    mask_HW = rng.random((90, 70)) < share
+    written = segments.run_lengths(mask_HW, mask_HW.shape)
+    text = written['counts'].decode()
+    want = counted(mask_HW)['counts']
+    assert segments._runs(text) == want[: len(want) - (want[-1] == 0)]
+    assert not segments.problem(
+      {'size': [90, 70], 'counts': text}, mask_HW.shape
+    )
+    for cut in (text[:-1], text[: len(text) // 2], text + '1'):
+      assert segments.problem({'size': [90, 70], 'counts': cut}, (90, 70))
+
+
 def test_masks_of_logits_are_those_of_pytorch():
   torch = pytest.importorskip('torch')
   interpolate = torch.nn.functional.interpolate
@@ -64,7 +85,11 @@ def test_masks_of_logits_are_those_of_pytorch():
   'segmentation, message',
   [
     (POLYGONS, ''),
-    ({'size': [30, 40], 'counts': 'abc'}, ''),
+    ({'size': [30, 40], 'counts': compressed(POLYGONS)}, ''),
+    ({'size': [30, 40], 'counts': compressed(POLYGONS)[:-1]}, 'RLE'),
+    ({'size': [30, 40], 'counts': ''}, 'RLE of 0 pixels .* has 1200'),
+    ({'size': [30, 40], 'counts': 'abc'}, 'RLE'),
+    ({'size': [30, 40], 'counts': 'P\x7f'}, 'no whole numbers or text'),
     ({'size': [30, 40], 'counts': [1200]}, ''),
     ([[1, 2, 3, 4, 5]], 'polygon of 5 numbers'),
     ([[1, 2, 3, 4]], 'polygon of 4 numbers'),

@@ -54,6 +54,11 @@ def test_images_and_classes_are_those_of_the_table(table, encoding):
   )
 
 
+def test_blanks_around_a_class_are_none_of_its_name(table):
+  name = table(line='images/{i}.png, {label} ')
+  assert sources.open_source(name, 'train').class_names == ('a', 'b', 'c')
+
+
 def test_splits_are_those_of_the_table(table):
   name = table('label,split,file', '{label},{split},images/{i}.png')
   assert len(sources.open_source(name, 'train')) == 20
@@ -71,10 +76,17 @@ def test_splits_are_those_of_the_table(table):
     ('file,label', 'x{i},', "image 1: label is '': name its class"),
     ('file,label', 'x{i}', 'image 1: label is None: name its class'),
     ('label,file', '{label},', "image 1: file is '': give its path"),
-    ('file,label', 'x,{label}', "image 2: 'x' is 'a', and 'c' before: where"),
+    ('file,label', 'x,{label}', "image 2: 'x' is image 1 too, and could be"),
+    ('file,labels', './x,{label}', "image 2: './x' is image 1 too, and could"),
+    ('file,label,split', 'x,a,{split}', "image 2: 'x' is image 1 too, and"),
+    ('file,label', 'x{i}, ', "image 1: label is ' ': name its class"),
     ('file,labels', 'x{i},;', 'the column labels names no class'),
     ('file,labels', ',a', "image 1: file is '': give its path"),
-    ('file,label,split', 'x,a,dev', "image 1: split is 'dev': use train, val"),
+    (
+      'file,label,split',
+      'x{i},a,dev',
+      "image 1: split is 'dev': use train, val",
+    ),
   ],
 )
 def test_other_tables_are_refused(table, head, line, message):

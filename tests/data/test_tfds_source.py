@@ -101,6 +101,22 @@ def test_labels(data_dir, monkeypatch):
     assert labels.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
 
 
+def test_a_split_without_labels_is_refused(tmp_path, encode, monkeypatch):
+  """Whose records have -1, as those of TFDS's ImageNet test have."""
+  write = _example
+
+  def without(i, encode):
+    example = tf_example_pb2.Example.FromString(write(i, encode))
+    example.features.feature['label'].int64_list.value[0] = -1
+    return example.SerializeToString()
+
+  monkeypatch.setitem(globals(), '_example', without)
+  source = _open('pets', 'train', _prepare(tmp_path, encode))
+  for read in (source.labels, lambda: source[0]):
+    with pytest.raises(ValueError, match='A record has label -1, which is no'):
+      read()
+
+
 def test_labels_need_no_image(tmp_path):
   data_dir = _prepare(tmp_path, lambda _: b'no image')
   source = _open('pets', 'test', data_dir)

@@ -1,6 +1,7 @@
 """Crops and resizes against Pillow and closed forms."""
 
 import dataclasses
+import io
 
 import numpy as np
 import pytest
@@ -194,6 +195,13 @@ def test_bicubic_is_that_of_pillow(photo, resize_small):
     want = want[8:56, 18:78]
   transform = transforms.EvalTransform((48, 60), resize_small, 'bicubic')
   np.testing.assert_array_equal(transform.image(image, 'x'), want)
+  # A JPEG is not decoded at a smaller size first.
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, 'jpeg')
+  pixels = decode.decode(file.getvalue(), 'x')
+  np.testing.assert_array_equal(
+    transform.image(file.getvalue(), 'x'), transform.image(pixels, 'x')
+  )
 
 
 @pytest.mark.parametrize('axis', [0, 1])
@@ -273,3 +281,17 @@ def test_wrong_labels_are_the_same_every_time():
   assert np.mean(shift > 0) == pytest.approx(0.4, abs=0.04)
   counts = np.bincount(shift, minlength=10)[1:]
   assert counts.min() > 0.6 * counts.mean()
+
+
+def test_wrong_labels_are_the_same_wherever_the_folder_is():
+  plain = transforms.TrainTransform((8, 8), 1.0)
+  wrong = transforms.WrongLabels(plain, 0.9, 1000)
+  image = np.zeros((8, 8, 3), np.uint8)
+
+  def given(name):
+    record = {'image': image, 'label': 3, 'name': name}
+    return wrong(record, np.random.default_rng(0))['label']
+
+  assert given('./data/train/cat/1.jpg') == given('/mnt/x/train/cat/1.jpg')
+  others = ('cat/2.jpg', 'dog/1.jpg', 'cat/\udcff.jpg')
+  assert len({given(f'data/train/{x}') for x in ('cat/1.jpg', *others)}) == 4

@@ -10,7 +10,6 @@ import collections
 import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -181,6 +180,8 @@ def _read(
       f'{path} has several images of id {most!r}: give each an id of its own.'
     )
   for i, size in sizes.items():
+    if not isinstance(files[i], str):
+      raise ValueError(f'{path} has an image whose file_name is {files[i]!r}.')
     if not all(isinstance(side, int) and side > 0 for side in size):
       raise ValueError(
         f'{path} says that {files[i]} is {size[1]!r} pixels wide and '
@@ -226,15 +227,16 @@ def _problem(
   lacking = {'image_id', 'category_id', 'bbox'} - set(annotation)
   if lacking:
     return f'has no {min(lacking)}'
+  for key in ('image_id', 'category_id'):
+    if not isinstance(annotation[key], int | str):
+      return f'{key} {annotation[key]} is no number'
   size, box = sizes.get(annotation['image_id']), annotation['bbox']
   if size is None:
     return f'image_id {annotation["image_id"]} is none of the images'
   if annotation['category_id'] not in names:
     return f'category_id {annotation["category_id"]} is none of the categories'
   if (
-    not isinstance(box, list)
-    or len(box) != 4
-    or not all(isinstance(x, int | float) and math.isfinite(x) for x in box)
+    not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box))
   ):
     return f'bbox {box} is not x, y, width, height'
   x, y, width, height = box
@@ -242,8 +244,18 @@ def _problem(
     return f'bbox {box} has a negative side'
   if x + width < 0 or y + height < 0 or x > size[1] or y > size[0]:
     return f'bbox {box} lies outside its image of {size[1]}x{size[0]}'
+  area, crowd = annotation.get('area', 0), annotation.get('iscrowd', 0)
+  if not _is_number(area) or area < 0:
+    return f'area {area!r} is no number from 0'
+  if crowd not in (0, 1):
+    return f'iscrowd {crowd!r} is neither 0 nor 1'
   segmentation = annotation.get('segmentation')
   return '' if segmentation is None else segments.problem(segmentation, size)
+
+
+def _is_number(x: Any) -> bool:
+  # JSON has whole numbers that no float is as large as.
+  return isinstance(x, int | float) and abs(x) < 1e300
 
 
 def _id_of(annotation: Any) -> Any:

@@ -246,22 +246,16 @@ class Table(Folder):
       ValueError: A cell is wrong; names its line.
     """
     self._paths = _paths_of(path, rows)
-    classes: dict[str, str] = {}
-    for i, row in enumerate(rows):
-      if not row['label']:
+    named = [(row['label'] or '').strip() for row in rows]
+    for i, name in enumerate(named):
+      if not name:
         raise ValueError(
-          f'{path}, image {i + 1}: label is {row["label"]!r}: name its class'
+          f'{path}, image {i + 1}: label is {rows[i]["label"]!r}: name its '
+          'class'
         )
-      before = classes.setdefault(row['file'], row['label'])
-      if before != row['label']:
-        raise ValueError(
-          f'{path}, image {i + 1}: {row["file"]!r} is {row["label"]!r}, and '
-          f'{before!r} before: where images have several classes, a column '
-          "'labels' has all of one image, with ; between them"
-        )
-    self.class_names = tuple(sorted(set(classes.values())))
+    self.class_names = tuple(sorted(set(named)))
     label_of = {name: label for label, name in enumerate(self.class_names)}
-    self._labels = [label_of[row['label']] for row in rows]
+    self._labels = [label_of[name] for name in named]
     members = _members_of(path, rows, self._labels, split_seed)
     self._take(members, split, split_seed, f'table {path}')
 
@@ -302,10 +296,19 @@ class MultiLabelTable(Files):
 
 
 def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
-  for i, row in enumerate(rows):
+  lines: dict[str, int] = {}
+  for i, row in enumerate(rows, 1):
     if not row['file']:
       raise ValueError(
-        f'{path}, image {i + 1}: file is {row["file"]!r}: give its path'
+        f'{path}, image {i}: file is {row["file"]!r}: give its path'
+      )
+    before = lines.setdefault(os.path.normpath(row['file']), i)
+    if before != i:
+      raise ValueError(
+        f'{path}, image {i}: {row["file"]!r} is image {before} too, and could '
+        'be learned and tested both: give each a line of its own; where images '
+        "have several classes, a column 'labels' has all of one image, with ; "
+        'between them'
       )
   return [str(path.parent / row['file']) for row in rows]
 

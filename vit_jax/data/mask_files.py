@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from vit_jax.data import folder, segments
+from vit_jax.data import decode, folder, segments
 
 
 def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
@@ -31,14 +31,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
       raise ValueError(
         f'{root} has no folder {kind}: give one with images/ and masks/.'
       )
-  paths = {
-    kind: {
-      path.stem: path
-      for path in sorted((root / kind).iterdir())
-      if folder.is_image_name(path.name)
-    }
-    for kind in ('images', 'masks')
-  }
+  paths = {kind: _by_stem(root / kind) for kind in ('images', 'masks')}
   if not paths['images']:
     raise ValueError(f'{root / "images"} has no images.')
   lacking = sorted(paths['images'].keys() - paths['masks'].keys())
@@ -54,12 +47,13 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   ):
     numbers_HW = _numbers(paths['masks'][stem])
     height, width = numbers_HW.shape
-    with Image.open(path) as image:
-      if image.size != (width, height):
-        raise ValueError(
-          f'{path} has {image.width}x{image.height} pixels and '
-          f'{paths["masks"][stem]} {width}x{height}: make them the same.'
-        )
+    # As it will be learned from: turned as its EXIF data say.
+    image = decode.open_image(decode.read_file(str(path)), str(path))
+    if (image.height, image.width) != (height, width):
+      raise ValueError(
+        f'{path} has {image.width}x{image.height} pixels and '
+        f'{paths["masks"][stem]} {width}x{height}: make them the same.'
+      )
     images.append(
       {'id': i, 'file_name': path.name, 'height': height, 'width': width}
     )
@@ -73,6 +67,19 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     'annotations': annotations,
     'categories': [{'id': 0, 'name': class_name}],
   }
+
+
+def _by_stem(place: pathlib.Path) -> dict[str, pathlib.Path]:
+  found: dict[str, pathlib.Path] = {}
+  for path in sorted(place.iterdir()):
+    if folder.is_image_name(path.name):
+      before = found.setdefault(path.stem, path)
+      if before != path:
+        raise ValueError(
+          f'{place} has {before.name} and {path.name}: masks and images have '
+          'the same names, so that two of one name cannot be told apart.'
+        )
+  return found
 
 
 def _numbers(path: pathlib.Path) -> np.ndarray:

@@ -38,7 +38,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
         f'of {list(size)}'
       )
     if isinstance(counts, str):
-      return ''
+      counts = _runs(counts)
     if not isinstance(counts, list) or not all(
       isinstance(x, int) and x >= 0 for x in counts
     ):
@@ -62,6 +62,30 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
         'of at least 3 points'
       )
   return ''
+
+
+def _runs(text: str) -> list[int] | None:
+  """Returns the run lengths of compressed RLE, None where it is none.
+
+  pycocotools takes what was cut short and leaves the other pixels to chance.
+  Each number has five bits a character, the lowest first, and from the fourth
+  on is what it is more than the last but one.
+  """
+  runs: list[int] = []
+  value = shift = 0
+  for character in text:
+    bits = ord(character) - 48
+    if not 0 <= bits < 64:
+      return None
+    value |= (bits & 31) << shift
+    shift += 5
+    if bits & 32:
+      continue
+    if bits & 16:
+      value -= 1 << shift
+    runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    value = shift = 0
+  return None if shift else runs
 
 
 def run_lengths(

@@ -67,7 +67,13 @@ class ClassField:
     return {self.field: ()}
 
   def __call__(self, record: Mapping[str, Any]) -> int:
-    return int(record[self.field]) * len(self.class_names) // self.values
+    value = int(record[self.field])
+    if not 0 <= value < self.values:
+      raise ValueError(
+        f'A record has {self.field} {value}, which is no class: its split has '
+        'no labels. Use another.'
+      )
+    return value * len(self.class_names) // self.values
 
 
 class _Records:

@@ -200,18 +200,24 @@ class EvalTransform:
     """
     picture = decode.open_image(data, name)
     if not self.resize_small:
-      return self._resize(picture.read(size=self.image_size), self.image_size)
+      image = picture.read(size=self._decoded(self.image_size))
+      return self._resize(image, self.image_size)
     box = _central_box(picture.height, picture.width)
     short = min(box.height, box.width)
     size = (
       round(box.height * self.resize_small / short),
       round(box.width * self.resize_small / short),
     )
-    image = self._resize(picture.read(box, size), size)
+    image = self._resize(picture.read(box, self._decoded(size)), size)
     top, left = ((size[i] - self.image_size[i]) // 2 for i in range(2))
     height, width = self.image_size
     # A copy, so that the crop does not keep the whole image alive.
     return image[top : top + height, left : left + width].copy()
+
+  def _decoded(self, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Returns a size that a JPEG may be decoded near to, on the way to it."""
+    # Pillow's bicubic of all pixels is another than of fewer of them.
+    return size if self.interpolation == 'bilinear' else None
 
   def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if self.interpolation == 'bilinear':
@@ -220,6 +226,12 @@ class EvalTransform:
     return np.asarray(
       Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
     )
+
+
+def seed_of(name: str) -> int:
+  """Returns what is the same for a record's name wherever its folder is."""
+  last = '/'.join(name.split('/')[-2:])
+  return zlib.crc32(last.encode(errors='surrogateescape'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +255,7 @@ class WrongLabels:
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, Any]:
     """A record with a class and the generator to {'image', 'label'}."""
-    own = np.random.RandomState(zlib.crc32(record['name'].encode()))
+    own = np.random.RandomState(seed_of(record['name']))
     label = record['label']
     if own.random_sample() < self.share:
       label = (label + 1 + own.randint(self.classes - 1)) % self.classes

@@ -7,13 +7,12 @@ other image is. A shot is a stretch of neighbouring frames.
 import dataclasses
 import logging
 import pathlib
-import zlib
 
 import cv2
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, cores, decode, folder
+from vit_jax.data import bad_images, cores, decode, folder, transforms
 from vit_jax.data.sources import Record, RecordsByIndex, Source
 
 _log = logging.getLogger(__name__)
@@ -220,7 +219,7 @@ class MovingImages:
     video, frame = divmod(index, _SHOTS * _FRAMES)
     record = self._images[video]
     image = decode.decode(record['image'], record['name'])
-    pose = poses(zlib.crc32(record['name'].encode()))[frame]
+    pose = poses(transforms.seed_of(record['name']))[frame]
     height, width = image.shape[:2]
     scale = max(1.0, _SIDE / min(height, width))
     size = round(width * scale), round(height * scale)

@@ -101,8 +101,10 @@ BAD_VIT = {
   'heads': ({'num_attention_heads': 5}, 'width 32.*model.heads 5'),
   'no heads': ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
   'half a head': ({'num_attention_heads': 0.5}, 'num_attention_heads is 0.5'),
-  'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_epsilon is -1e-06'),
-  'epsilon of text': ({'layer_norm_eps': 'x'}, 'vit is no checkpoint'),
+  'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_eps is -1e-06 and'),
+  'epsilon of text': ({'layer_norm_eps': 'x'}, "layer_norm_eps is 'x' and"),
+  'large epsilon': ({'layer_norm_eps': 1e300}, 'layer_norm_eps is 1e.300 and'),
+  'epsilon that is none': ({'layer_norm_eps': True}, 'layer_norm_eps is True'),
   'class names': ({'id2label': {'0': 'a', '1': 'b'}}, 'id2label.*0 to 6'),
   'no names': ({'id2label': ['a'] * 7}, 'id2label.*0 to 6'),
   'no embedding': (

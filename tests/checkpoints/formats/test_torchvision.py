@@ -90,6 +90,28 @@ def test_a_directory_of_timm_says_what_its_images_are(torch, file, tmp_path):
   assert checkpoint.image_size == (160, 160)
   assert checkpoint.preprocessing.mean == (0.4, 0.4, 0.4)
   assert checkpoint.preprocessing.interpolation == 'bicubic'
+  # Of the same arrays, with other layers between.
+  for change, message in (
+    ({'architecture': 'resnetaa50'}, "architecture is 'resnetaa50'"),
+    ({'architecture': 'resnet50d'}, "architecture is 'resnet50d'"),
+    ({'model_args': {'aa_layer': 'blur'}}, "model_args.aa_layer is 'blur'"),
+  ):
+    (tmp_path / 'config.json').write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=message):
+      opening.open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.'])
+def test_what_a_training_put_before_the_names_is_left_out(
+  torch, file, tmp_path, prefix
+):
+  arrays = {f'{prefix}{key}': x for key, x in torch.load(file).items()}
+  torch.save({'state_dict': arrays}, tmp_path / 'checkpoint.pth')
+  found, want = (
+    opening.open_checkpoint(path).params
+    for path in (str(tmp_path / 'checkpoint.pth'), file)
+  )
+  jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
 @pytest.mark.parametrize(

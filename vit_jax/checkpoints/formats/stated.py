@@ -86,6 +86,13 @@ class Stated(dict[str, Any]):
       self.refuse(key, ' and should be a positive integer.')
     return value
 
+  def epsilon(self, key: str) -> float:
+    """Returns what a norm adds to the variance, above 0 and at most 1."""
+    value = self[key]
+    if type(value) not in (int, float) or not 0 < value <= 1:
+      self.refuse(key, ' and should be above 0 and at most 1.')
+    return float(value)
+
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
     """Returns (H, W) in pixels; one number stands for both.
 

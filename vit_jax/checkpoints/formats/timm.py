@@ -20,6 +20,7 @@ from vit_jax.checkpoints.formats import (
   timm_config,
   timm_images,
   timm_table,
+  torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.models.variants import SIZES
@@ -27,8 +28,6 @@ from vit_jax.models.variants import SIZES
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 # What wrappers of PyTorch put before every key.
-_PREFIXES = ('module.', '_orig_mod.')
-
 # What models of timm have and ours lack.
 _LACKING = {
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
@@ -44,7 +43,7 @@ def read(
   prefix = next(
     (
       p
-      for p in _PREFIXES
+      for p in torch_table.PREFIXES
       if arrays and all(key.startswith(p) for key in arrays)
     ),
     '',

@@ -89,6 +89,8 @@ _PLAIN_VIT = {
   'proj_bias': True,
 }
 _PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
+# By the names of today's timm and of before.
+_RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
 _NO_MODEL = 'timm has no model with'
 
@@ -185,6 +187,23 @@ def check_bit(config: Stated) -> None:
     config.refuse(
       'architecture',
       ', and of the ResNets there are only those of BiT here, resnetv2_*_bit.',
+    )
+  _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
+
+
+def check_resnet(config: Stated) -> None:
+  """Refuses the config.json of a ResNet that is not torchvision's.
+
+  Others have the same arrays, and pool or blur between them.
+
+  Raises:
+    ValueError: naming the key.
+  """
+  if not re.fullmatch(_RESNET, str(config['architecture'])):
+    config.refuse(
+      'architecture',
+      ', and of the ResNets with BatchNorm there are resnet50, 101 and 152 '
+      'here.',
     )
   _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from vit_jax.checkpoints.formats.table import SAME, Layout
 
+# What PyTorch's trainings put before all names.
+PREFIXES = ('module.', '_orig_mod.')
 _LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 
 

@@ -26,6 +26,7 @@ _SIZE = (224, 224)
 
 def matches(arrays: table.Flat) -> bool:
   """Tells whether these are the arrays of such a ResNet."""
+  arrays = _plain(arrays)
   return {'conv1.weight', 'layer1.0.conv3.weight', 'fc.weight'} <= arrays.keys()
 
 
@@ -36,7 +37,7 @@ def read(
   # How often BatchNorm had been updated, which nothing reads.
   arrays = {
     key: x
-    for key, x in arrays.items()
+    for key, x in _plain(arrays).items()
     if not key.endswith('.num_batches_tracked')
   }
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
@@ -57,6 +58,7 @@ def read(
   ]
   if config is not None:
     stated = Stated(config, os.path.join(path, 'config.json'))
+    timm_config.check_resnet(stated)
     fields['image_size'] = timm_config.image_size(stated) or _SIZE
     preprocessing = timm_images.read(
       timm_config.pretrained_cfg(stated), fields['image_size']
@@ -72,6 +74,14 @@ def read(
     class_names=class_names,
     warnings=tuple(warnings),
   )
+
+
+def _plain(arrays: table.Flat) -> table.Flat:
+  """Returns arrays without what PyTorch's trainings put before their names."""
+  for prefix in torch_table.PREFIXES:
+    if all(key.startswith(prefix) for key in arrays):
+      return {key.removeprefix(prefix): x for key, x in arrays.items()}
+  return arrays
 
 
 def _key_of(name: str) -> str:
