@@ -66,6 +66,8 @@ need_main_args() {
       refuse "vit_jax.main needs --$arg=...; give it after --."
   done
   workdir=${found[workdir]}
+  # As vit_jax.main takes it: no shell expands what comes after --workdir=.
+  [[ $workdir != "~/"* ]] || workdir=$HOME/${workdir#"~/"}
 }
 
 need_bucket() {

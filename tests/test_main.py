@@ -507,17 +507,24 @@ def test_a_signal_saves_and_exits_with_its_own_status(tmp_path, number):
   signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
   reason='Ctrl-C is ignored here',
 )
-def test_the_second_ctrl_c_ends_at_once(tmp_path):
-  """Even where no Python runs: the handler waits for the main thread."""
-  code = """
-import ctypes, signal
+@pytest.mark.parametrize('inner', [False, True])
+def test_the_second_ctrl_c_ends_at_once(tmp_path, inner):
+  """Even where no Python runs: the handler waits for the main thread.
+
+  Also where the first came before the notice that the second comes in.
+  """
+  code = f"""
+import contextlib, ctypes, signal, time
 from vit_jax.training import run
-with run.preemption_notice():
+with run.preemption_notice() as outer:
   print('ready', flush=True)
-  libc = ctypes.CDLL(None)
-  while True:
-    libc.pause()
-    libc.sleep(60)
+  while {inner} and not outer(0):
+    time.sleep(0.01)
+  with run.preemption_notice() if {inner} else contextlib.nullcontext():
+    libc = ctypes.CDLL(None)
+    while True:
+      libc.pause()
+      libc.sleep(60)
 """
   process = subprocess.Popen(
     [sys.executable, '-c', code],

@@ -431,6 +431,13 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       f'({type(e).__name__}: {e}): give another --workdir.'
     ) from e
 
+  # The code makes them absolute, and a workdir may have moved since.
+  for fields in (old, new):
+    for key in ('init', 'teacher', 'objective.labels'):
+      _, stage, name = str(fields.get(key, '')).rpartition('/stages/')
+      if stage:
+        fields[key] = stage + name
+
   def was(key: str) -> Any:
     value = old.get(key, defaults.get(key, '(absent)'))
     return list(value) if isinstance(value, tuple) else value

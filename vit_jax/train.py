@@ -132,14 +132,15 @@ def _train(
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
+  part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,
     experiment.train_transform(),
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
+    process_index=part,
+    process_count=parts,
     **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
   forward_flops = experiment.forward_flops()

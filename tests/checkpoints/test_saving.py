@@ -1,9 +1,11 @@
 """What is kept, and what a damaged checkpoint does."""
 
 import gc
+import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +87,26 @@ def test_restores_what_was_saved(two_steps):
   assert store.latest_meta() == {'step': 2}
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(state(0)), strict=True):
     assert x.sharding == y.sharding
+  store.close()
+
+
+def test_what_changes_while_it_is_saved_is_not_saved(tmp_path, monkeypatch):
+  """Files are written in the background."""
+  dumps, gate = json.dumps, threading.Event()
+
+  def late(value, *args, **kwargs):
+    if threading.current_thread() is not threading.main_thread():
+      gate.wait(60)
+    return dumps(value, *args, **kwargs)
+
+  monkeypatch.setattr(json, 'dumps', late)
+  store = open_checkpoints(tmp_path)
+  rows = [1.5]
+  store.save(1, state(1), {'rows': rows}, {METRIC: 0.5})
+  rows.append(2.5)
+  gate.set()
+  store.wait()
+  assert store.latest_meta() == {'rows': [1.5]}
   store.close()
 
 

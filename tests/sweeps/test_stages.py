@@ -1,5 +1,7 @@
 """Runs that need others first, in their order, and resumed in any of them."""
 
+import json
+import pathlib
 import signal
 import time
 
@@ -13,7 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax import train as train_lib
 from vit_jax.experiment import check_config
 from vit_jax.sweeps import axes, running, stages
-from vit_jax.training import run
+from vit_jax.training import run, workdir_lock
 
 STEPS = 30
 ARGS = (
@@ -72,6 +74,67 @@ def test_a_teacher_of_another_architecture(tmp_path):
   check_config(teacher)
   with pytest.raises(FileNotFoundError, match='No checkpoint at .*/stages/res'):
     check_config(student)
+
+
+@pytest.mark.parametrize('name', ['stages/techer', 'stages/student_2'])
+def test_a_stage_that_there_is_not_yet_is_refused_first(tmp_path, name):
+  config = small()
+  (first, fields), *others = config.stages
+  config.stages = ((first, fields), ('student_1', {'teacher': name}))
+  with pytest.raises(ValueError, match=f"'{name}'.* before it are teacher"):
+    stages.train(config, str(tmp_path))
+  config.stages, config.teacher = ((first, fields), *others), 'stages/techer'
+  with pytest.raises(ValueError, match='techer.* are teacher, student_1, stu'):
+    stages.train(config, str(tmp_path))
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_workdir_that_was_moved_goes_on(tmp_path):
+  """Its stages' paths are made of where it is."""
+  metas = []
+  for place in ('here', 'there'):
+    config, _ = stages.runs(small(), str(tmp_path / place))[-1]
+    given = {'config': json.loads(config.to_json()), 'examples': 1}
+    metas.append(given | {'class_names': []})
+  config_lib.check_resumable(*metas)
+  metas[1]['config']['teacher'] = 'stages/another'
+  with pytest.raises(ValueError, match='teacher: .*student_2.* -> .*another'):
+    config_lib.check_resumable(*metas)
+
+
+def test_a_diverged_stage_ends_its_run_alone(tmp_path, monkeypatch):
+  config = small('digits,compare')
+  (name, methods), (seed, seeds) = config.sweep
+  config.sweep = (name, methods[:1]), (seed, seeds[:2])
+
+  def diverging(stage, workdir, start_over):
+    pathlib.Path(workdir).mkdir(parents=True)
+    raise run.Diverged('Step 3: the loss is nan')
+
+  monkeypatch.setattr(train_lib, 'train', diverging)
+  running.run(config, str(tmp_path))
+  rows = table(tmp_path / 'results.csv')
+  assert [row['status'] for row in rows] == 2 * ['diverged']
+
+
+def test_a_second_sweep_in_a_workdir_is_refused(tmp_path, monkeypatch):
+  config = small('digits,compare')
+  seen = []
+
+  def train(stage, workdir, start_over):
+    with pytest.raises(ValueError, match='Another run is in the workdir'):
+      with workdir_lock.held(str(tmp_path)):
+        pass
+    seen.append(workdir)
+    raise run.Preempted('enough')
+
+  # In one process the kernel would lend the lock a second time.
+  monkeypatch.setattr(workdir_lock, '_locked', workdir_lock._leased)
+  monkeypatch.setattr(workdir_lock, 'RENEW_S', 0.2)
+  monkeypatch.setattr(train_lib, 'train', train)
+  with pytest.raises(run.Preempted, match='enough'):
+    running.run(config, str(tmp_path))
+  assert seen
 
 
 def test_a_run_without_stages_is_itself(tmp_path):

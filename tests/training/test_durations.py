@@ -13,6 +13,16 @@ def of(examples=16, **fields):
   return durations_of(config, examples)
 
 
+def test_milestones_may_be_plain_numbers():
+  assert of(1600, **{'optimizer.milestones': (10, '20')}).milestones == (10, 20)
+
+
+@pytest.mark.parametrize('total', ['1e400 steps', '9' * 400])
+def test_more_than_there_are_numbers_for_is_refused(total):
+  with pytest.raises(ValueError, match='total: .* is no duration'):
+    of(total=total)
+
+
 @pytest.mark.parametrize(
   ('examples', 'warmup', 'steps'),
   [

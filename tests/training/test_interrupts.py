@@ -1,11 +1,14 @@
 """Ctrl-C where Python itself would print a traceback, or lose it."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+import jax
 import pytest
 
 from tests.conftest import ROOT
@@ -89,6 +92,27 @@ def test_other_programs_keep_their_handlers():
   )
   process = start('-c', code)
   assert process.communicate() == ('', '')
+
+
+def test_several_processes_are_asked_by_numbers_that_only_rise(monkeypatch):
+  """By whatever steps, and none after one answer forgets it."""
+  asked = []
+
+  def reached(number):
+    asked.append(number)
+    return number == 4  # and at no other, as JAX has it
+
+  monkeypatch.setattr(run, '_ASKED', itertools.count(1))
+  monkeypatch.setattr(run, '_RECEIVED_BY_ALL', threading.Event())
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(
+    run.multihost_utils, 'reached_preemption_sync_point', reached
+  )
+  with run.preemption_notice() as first:
+    assert [first(step) for step in (5001, 5002)] == [False, False]
+  with run.preemption_notice() as second:
+    assert [second(step) for step in (1, 2, 3)] == [False, True, True]
+  assert asked == [1, 2, 3, 4, 5]
 
 
 def test_a_notice_knows_what_came_before_it_in_the_one_around_it():

@@ -1,6 +1,7 @@
 """Where the rules put every array, and meshes that cannot be."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -218,6 +219,7 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
     ((16, 1, 1), 'does not multiply to the 8 devices.*Set one of .* to -1'),
     ((-1, 3, 1), 'does not multiply to the 8 devices'),
     ((-1, 16, 1), 'does not multiply to the 8 devices'),
+    ((-1, -1, 16), 'does not multiply to the 8 devices'),
   ],
 )
 def test_meshes_that_cannot_be_are_refused(sizes, message):
@@ -236,6 +238,48 @@ def test_batches_are_split_over_data_and_fsdp_alone():
     assert len(x.addressable_shards) == 8
     assert {s.data.shape[0] for s in x.addressable_shards} == {2}
   np.testing.assert_array_equal(batch['image'], image)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'process_of', 'shares'),
+  [
+    # The processes of 8 devices in the order of the mesh, and what each gives.
+    ((2, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ((2, 2, 2), '00001111', [(0, 2), (1, 2)]),
+    ((2, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((1, 4, 2), '01012323', [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((1, 1, 8), '01234567', 8 * [(0, 1)]),
+    ((4, 1, 2), '02020202', [(0, 1), None, (0, 1)]),
+  ],
+)
+def test_processes_that_share_rows_give_the_same_part(
+  shape, process_of, shares, monkeypatch
+):
+  devices = np.array(
+    [types.SimpleNamespace(process_index=int(i)) for i in process_of]
+  ).reshape(shape)
+  mesh = types.SimpleNamespace(
+    devices=devices,
+    size=8,
+    shape=dict(zip(sharding.AXES, shape, strict=True)),
+  )
+  for process, share in enumerate(shares):
+    if share:
+      monkeypatch.setattr(jax, 'process_index', lambda p=process: p)
+      assert sharding.batch_share(mesh) == share
+
+
+def test_processes_that_share_some_rows_are_refused(monkeypatch):
+  devices = [types.SimpleNamespace(process_index=i // 3) for i in range(12)]
+  mesh = types.SimpleNamespace(
+    devices=np.array(devices).reshape(3, 2, 2),
+    size=12,
+    shape={'data': 3, 'fsdp': 2, 'tensor': 2},
+  )
+  with pytest.raises(
+    ValueError, match='tensor is 2, and each of the 4 proc.*3'
+  ):
+    sharding.batch_share(mesh)
 
 
 def test_a_mesh_describes_itself():

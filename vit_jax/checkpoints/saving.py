@@ -137,6 +137,9 @@ class Checkpoints:
         **{META: _meta_args(meta)},
       ),
       metrics=metrics,
+      # Orbax would ask for a preemption of its own, by other numbers than
+      # `run.preemption_notice` does.
+      force=True,
     )
 
   def latest_meta(self) -> dict[str, Any] | None:
@@ -423,6 +426,8 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
+  # Written in the background, when the caller's may be another by then.
+  meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 

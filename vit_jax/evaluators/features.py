@@ -30,7 +30,7 @@ def global_batches(
   **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
   """Yields what `loader.eval_batches` does, over all processes."""
-  index, count = jax.process_index(), jax.process_count()
+  index, count = sharding.batch_share(mesh)
   for batch in loader.eval_batches(
     source, transform, process_index=index, process_count=count, **kwargs
   ):

@@ -161,18 +161,21 @@ def seconds_taken(cell: Cell) -> float:
     FileNotFoundError: if there is nothing that it could start from.
     ValueError: if that was another run.
   """
-  meta = _newest_meta(cell.workdir / FOLDER)
+  runs = stages.runs(cell.config, str(cell.workdir))
+  metas = [_newest_meta(epath.Path(place) / FOLDER) for _, place in runs]
+  taken_s = sum(meta['elapsed_s'] for meta in metas if meta)
+  meta = metas[-1]
   if meta is None:
-    init = stages.runs(cell.config, str(cell.workdir))[0][0].init
+    init = runs[0][0].init
     # Fetching a name may take long; `train` does.
     if init and not fetch.is_name(init) and not absolute(init).exists():
       raise FileNotFoundError(f'init: no checkpoint at {init}.')
-    return 0.0
-  last, _ = stages.runs(cell.config, str(cell.workdir))[-1]
+    return taken_s
+  last, _ = runs[-1]
   config = json.loads(last.to_json())
   with _naming(cell.workdir):
     config_lib.check_resumable(meta, meta | {'config': config})
-  return meta['elapsed_s']
+  return taken_s
 
 
 def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:

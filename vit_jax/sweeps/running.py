@@ -30,7 +30,7 @@ from vit_jax.evaluators import build
 from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, workdir_lock
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
 
 TUNE_CSV = 'tune.csv'
@@ -54,7 +54,7 @@ def run(
 
   Raises:
     ValueError: for a run that cannot work, or is not the one in its folder,
-      before any is started.
+      before any is started; or if another sweep is in the workdir.
     Diverged: at the end, if all candidates of a group did.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -65,6 +65,12 @@ def run(
         f'--workdir={workdir}/runs/RUN.'
       )
   sweep = _Sweep(config, workdir, start_over, report)
+  # Two would each write tables of its own runs alone.
+  with workdir_lock.held(workdir):
+    _run(sweep)
+
+
+def _run(sweep: '_Sweep') -> None:
   sweep.write()
   # A run that SIGTERM meets in its last step finishes as if nothing were.
   with preemption_notice() as preempted:
@@ -265,7 +271,9 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   That is the last one or, stopping early, the evaluated one with the best
   `best_metric`, the first of equal ones.
   """
-  _, rows = metric_log.read_table(cell.workdir / 'metrics.csv')
+  table = cell.workdir / 'metrics.csv'
+  # There is none if a stage before the run itself diverged.
+  rows = metric_log.read_table(table)[1] if table.exists() else {}
   steps = max(rows, default=0)
   if status == DIVERGED:
     return {'metrics': {}, 'steps': steps}

@@ -46,16 +46,32 @@ def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
   A stage has a seed of its own, which follows from that of the config.
 
   Raises:
-    ValueError: for fields that there are not.
+    ValueError: for fields, or stages, that there are not.
   """
   if not config.stages:
     return [(config, workdir)]
+  _refuse_unknown(config)
   seeds = np.random.SeedSequence(config.seed).generate_state(len(config.stages))
   found = []
   for (name, fields), seed in zip(config.stages, seeds, strict=True):
     stage = _alone(config, workdir, {'seed': int(seed)} | fields)
     found.append((stage, str(absolute(workdir) / STAGES / name)))
   return [*found, (_alone(config, workdir, {}), workdir)]
+
+
+def _refuse_unknown(config: ConfigDict) -> None:
+  """Refuses a field that names no stage before its own."""
+  before: list[str] = []
+  for name, fields in (*config.stages, ('', config_lib.flatten(config))):
+    for field, value in fields.items():
+      if not isinstance(value, str) or not value.startswith(STAGES):
+        continue
+      if value.removeprefix(STAGES).removesuffix('.npz') not in before:
+        raise ValueError(
+          f'{field} is {value!r}, and the stages before it are '
+          f'{", ".join(before) or "none"}.'
+        )
+    before.append(name)
 
 
 def _alone(config: ConfigDict, workdir: str, fields: dict) -> ConfigDict:

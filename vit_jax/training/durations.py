@@ -93,13 +93,18 @@ def steps_of(
     ValueError: if it is no duration.
   """
   match = re.fullmatch(
-    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*', duration
+    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*',
+    str(duration),
   )
-  if not match or (match[2] == '%' and total_steps is None):
+  if (
+    not match
+    or not math.isfinite(float(match[1]))
+    or (match[2] == '%' and total_steps is None)
+  ):
     raise ValueError(
       f'{duration!r} is no duration: write a number and one of '
       f'{", ".join(UNITS)}, as in "90 epochs"'
-      + (' (not a percentage of itself).' if '%' in duration else '.')
+      + (' (not a percentage of itself).' if '%' in str(duration) else '.')
     )
   number = float(match[1])
   steps = {

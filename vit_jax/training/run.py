@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -262,8 +263,28 @@ def _times(rate: float | None, n: int) -> float | None:
   return None if rate is None else rate * n
 
 
+# Each Ctrl-C since the outermost notice was opened.
+_CTRL_C: list[bytes] = []
 # What was received, of the notices that are open now.
 _NOTICES: list[threading.Event] = []
+
+
+# How often the processes have been asked, and whether the answer was yes once.
+_ASKED = itertools.count(1)
+_RECEIVED_BY_ALL = threading.Event()
+
+
+def _all_received(step: int) -> bool:
+  """Whether SIGTERM came to one of several processes, the same in all.
+
+  JAX has them agree on the number after the highest that any was asked by, and
+  knows no other. Steps would not do: those of a resumed run begin above it, and
+  those of the next run of a sweep below.
+  """
+  del step
+  if multihost_utils.reached_preemption_sync_point(next(_ASKED)):
+    _RECEIVED_BY_ALL.set()
+  return _RECEIVED_BY_ALL.is_set()
 
 
 @contextlib.contextmanager
@@ -276,7 +297,7 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
   this one, counts as well.
   """
   if jax.process_count() > 1:
-    yield multihost_utils.reached_preemption_sync_point
+    yield _all_received
     return
   if threading.current_thread() is not threading.main_thread():
     yield lambda step: False  # only the main thread can have handlers
@@ -313,18 +334,20 @@ def _ended_by_the_second_ctrl_c() -> Iterator[None]:
 
   A handler in Python would only run once the main thread is back from C++.
   """
+  if not _NOTICES:
+    _CTRL_C.clear()
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
   def watch() -> None:
-    times = 0
     while number := os.read(reader, 1):
-      times += number[0] == signal.SIGINT
-      if times == 1:
-        os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
-      if times > 1:
+      if number[0] != signal.SIGINT:
+        continue
+      _CTRL_C.append(number)
+      if len(_CTRL_C) > 1:
         os._exit(128 + signal.SIGINT)
+      os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
 
   thread = threading.Thread(target=watch, daemon=True)
   thread.start()

@@ -54,16 +54,17 @@ def make_mesh(
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
   """
-  sizes = dict(sizes)
+  given, sizes = dict(sizes), dict(sizes)
   devices = jax.devices() if devices is None else devices
   if sizes['data'] == sizes['fsdp'] == -1 and sizes['tensor'] > 0:
     rest = len(devices) // sizes['tensor']
     most = rest // 2 if rest >= 8 else rest
-    sizes['fsdp'] = max(
+    fitting = (
       n
       for n in range(1, most + 1)
       if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= 16))
     )
+    sizes['fsdp'] = max(fitting, default=1)
   shape = [sizes[axis] for axis in AXES]
   if any(n < 1 and n != -1 for n in shape) or shape.count(-1) > 1:
     raise ValueError(
@@ -75,7 +76,7 @@ def make_mesh(
     shape[shape.index(-1)] = len(devices) // rest
   if math.prod(shape) != len(devices):
     raise ValueError(
-      f'mesh {sizes} does not multiply to the {len(devices)} '
+      f'mesh {given} does not multiply to the {len(devices)} '
       'devices that there are. Set one of data, fsdp, tensor to -1 to fill '
       'it up.'
     )
@@ -182,6 +183,28 @@ def _fit(
 
 def _names(axes: Axes) -> tuple[str, ...]:
   return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def batch_share(mesh: Mesh) -> tuple[int, int]:
+  """Returns which part of a batch this process gives, and of how many.
+
+  Processes whose devices differ along `tensor` alone give the same part.
+
+  Raises:
+    ValueError: if processes have some rows in common and others not.
+  """
+  rows: dict[int, set[tuple[int, int]]] = {}
+  for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
+    rows.setdefault(device.process_index, set()).add((data, fsdp))
+  parts = sorted({tuple(sorted(found)) for found in rows.values()})
+  if sum(map(len, parts)) != mesh.shape['data'] * mesh.shape['fsdp']:
+    raise ValueError(
+      f'mesh.tensor is {mesh.shape["tensor"]}, and each of the {len(rows)} '
+      f'processes has {mesh.size // len(rows)} devices: one has to be a '
+      'multiple of the other.'
+    )
+  mine = tuple(sorted(rows[jax.process_index()]))
+  return parts.index(mine), len(parts)
 
 
 def global_batch(
