@@ -42,6 +42,8 @@ SGD = (
   '--config.total=40 steps',
 )
 FSDP = ('--config.mesh.fsdp=-1', '--config.mesh.data=1')
+# Over two processes each, which have the same images then.
+TENSOR = ('--config.mesh.tensor=4',)
 # So that none is done before it is disturbed.
 LONG = ('--config.total=9000 steps',)
 # Compiles in seconds, and is not saved before it is disturbed.
@@ -178,7 +180,7 @@ def assert_explained(result, what, workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('count', 'args'), [(2, ()), (4, FSDP)])
+@pytest.mark.parametrize(('count', 'args'), [(2, ()), (4, FSDP), (4, TENSOR)])
 def test_several_train_like_one(count, args, training, alone, tmp_path):
   finish(training, tmp_path, count, *SGD, *args)
   assert_close_run(tmp_path, alone)
