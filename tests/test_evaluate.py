@@ -104,6 +104,22 @@ def test_other_classes_are_refused(tmp_path, capsys, changes, message):
   assert (message or '') in err
 
 
+def test_classes_of_one_name_are_told_apart_or_refused():
+  """As ImageNet has two cranes."""
+  names = ('tench', 'crane', 'lemon', 'crane')
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, (8, 8), 4, **TINY), class_names=names
+  )
+  np.testing.assert_array_equal(
+    evaluate.same_classes(checkpoint, names), np.arange(4)
+  )
+  np.testing.assert_array_equal(
+    evaluate.same_classes(checkpoint, names[:1]), [0]
+  )
+  with pytest.raises(ValueError, match="several classes named 'crane'"):
+    evaluate.same_classes(checkpoint, names[:2])
+
+
 def test_classes_without_names_are_told_by_their_number():
   checkpoint = random_checkpoint(None, (8, 8), 7, names=False, **TINY)
   np.testing.assert_array_equal(

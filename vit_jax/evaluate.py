@@ -95,6 +95,16 @@ def same_classes(
         f'{len(names):,}: they cannot be told apart.'
       )
     return np.arange(C)
+  if tuple(names) == tuple(checkpoint.class_names):
+    return np.arange(C)
+  if twice := [
+    name for name in names if checkpoint.class_names.count(name) > 1
+  ]:
+    raise ValueError(
+      f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
+      'be told apart by their names: give images of all its classes, in its '
+      'order.'
+    )
   known = {name: i for i, name in enumerate(checkpoint.class_names)}
   if missing := [name for name in names if name not in known]:
     raise ValueError(
@@ -226,16 +236,15 @@ def _table(found: Measures, names: Sequence[str], count: int) -> str:
     **({'of five': f'{found.top5:.2%}'} if len(names) > 5 else {}),
     'balanced': f'{found.balanced:.2%}',
   }
-  wrong_CC = found.confusion_CC * (1 - np.eye(len(names), dtype=np.int64))
-  often = np.argsort(wrong_CC, axis=None, kind='stable')[::-1][:5]
-  pairs = [np.unravel_index(i, wrong_CC.shape) for i in often]
+  # Of the cells that are not 0, as there may be 21,843 times as many classes.
+  pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]
+  pairs.sort(key=lambda pair: -found.confusion_CC[pair])
   return '\n'.join(
     [f'{name:<17}  {text}' for name, text in lines.items()]
     + [
       f'taken for another  {flags.printable(names[i])} for '
-      f'{flags.printable(names[j])}, {wrong_CC[i, j]:,} times'
-      for i, j in pairs
-      if wrong_CC[i, j]
+      f'{flags.printable(names[j])}, {found.confusion_CC[i, j]:,} times'
+      for i, j in pairs[:5]
     ]
   )
 

@@ -104,6 +104,26 @@ def test_a_layer_that_there_is_not_is_refused(name, num_classes, message):
     features.layer(model, name)
 
 
+def test_what_gives_an_image_no_class_is_refused():
+  detr = variants.build(
+    name='detr',
+    num_classes=4,
+    image_size=(64, 64),
+    backbone_layers=(1, 1),
+    encoder_layers=1,
+    decoder_layers=1,
+  )
+  with pytest.raises(ValueError, match='a DETR, finds objects and gives no cl'):
+    features.top_k(detr, 5)
+  for name in ('pre_logits', 'logits'):
+    with pytest.raises(ValueError, match=f"'{name}', of which a DETR has one"):
+      features.layer(detr, name)
+  features.layer(detr, 'block_0')
+  headless, _ = model_of(0)
+  with pytest.raises(ValueError, match='a ViT, has no head and gives no class'):
+    features.top_k(headless, 5)
+
+
 def test_a_resnet_has_as_many_blocks_as_stages():
   model = variants.build(
     num_classes=3, image_size=SIZE, name='resnet', layers=(2, 3), width=32

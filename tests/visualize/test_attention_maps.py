@@ -18,6 +18,7 @@ KINDS = {
   'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
   'hybrid': {'patch_size': 1, 'stem_width': 32},
   'deit': {'name': 'deit', 'registers': 1},
+  'normed': {'attention_norm': True, 'qk_norm': True},
   'stacked': {'scan': True, 'remat': 'cheap'},
 }
 SIZE = (8, 12)

@@ -59,6 +59,12 @@ def layer(model: Model, name: str) -> Function:
       + f'or block_0 to block_{model.num_blocks - 1}.'
     )
 
+  if not match and model.attention == 'objects':
+    raise ValueError(
+      f'layer is {name!r}, of which a {type(model).__name__} has one for each '
+      'query and none for the image: use block_N.'
+    )
+
   captured = {'capture': ('blocks',)} if match else {}
 
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
@@ -73,8 +79,27 @@ def layer(model: Model, name: str) -> Function:
   return function
 
 
+def check_classifies(model: Model) -> None:
+  """Refuses a model that gives no class to an image.
+
+  Raises:
+    ValueError: saying what it gives.
+  """
+  if not model.num_classes or model.attention == 'objects':
+    what = 'has no head' if not model.num_classes else 'finds objects'
+    raise ValueError(
+      f'This model, a {type(model).__name__}, {what} and gives no class to an '
+      'image as a whole.'
+    )
+
+
 def top_k(model: Model, k: int) -> Function:
-  """Returns the function that gives the k likeliest classes, int32 Bk."""
+  """Returns the function that gives the k likeliest classes, int32 Bk.
+
+  Raises:
+    ValueError: if the model has none.
+  """
+  check_classifies(model)
 
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
     logits_BC, _ = model.apply({'params': params}, images_BHWC)

@@ -86,6 +86,7 @@ class TrainedModel:
     """
     if not self.checkpoint.model.num_classes:
       raise ValueError(f'{self.checkpoint.path} has no head: use features().')
+    features.check_classifies(self.checkpoint.model)
     return self._batches(images, self.checkpoint.logits)
 
   def features(self, images: Any, layer: str = 'pre_logits') -> np.ndarray:

@@ -235,23 +235,26 @@ def _backward(
 ) -> tuple[Attention, Attention, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 
-  With y = A v, the gradient of A is dy v^T.
+  With y = A v, the gradient of A is dy v^T. y is what the norm takes that all
+  heads have together, where there is one, and else the output's projection.
   """
 
   def run(x_BLD: Array, zeros: dict[Any, Array]) -> Any:
     values, attended = {}, {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      path = context.module.path
-      if not isinstance(context.module, Projection):
+      *above, name = context.module.path or ('',)
+      path = tuple(above)
+      is_normed = name == 'out_norm' and context.method_name == '__call__'
+      if not (is_normed or isinstance(context.module, Projection)):
         return next_fun(*args, **kwargs)
-      if path[-1] == 'out':
-        (y_BQNK,) = args
-        attended[path[:-1]] = y_BQNK
-        args = (y_BQNK + zeros.get(path[:-1], 0),)
+      if is_normed or (name == 'out' and path not in attended):
+        (y,) = args
+        attended[path] = y
+        args = (y + zeros.get(path, 0),)
       result = next_fun(*args, **kwargs)
-      if path[-1] == 'value':
-        values[path[:-1]] = result
+      if name == 'value':
+        values[path] = result
       return result
 
     with nn.intercept_methods(note):
@@ -267,6 +270,7 @@ def _backward(
   gradients = {}
   for path, v_BLNK in values.items():
     axis = path[0] if len(path) > 1 else 'all'
-    gradient = jnp.einsum('BQNK,BLNK->BNQL', dy[path], v_BLNK)
+    dy_BQNK = dy[path].reshape(*dy[path].shape[:2], *v_BLNK.shape[2:])
+    gradient = jnp.einsum('BQNK,BLNK->BNQL', dy_BQNK, v_BLNK)
     gradients[axis] = gradient.reshape(weights[axis].shape)
   return weights, gradients, dx_BLD
