@@ -252,7 +252,7 @@ def test_a_config_is_applied_field_by_field():
     'mean': (0.1, 0.2, 0.3),
     'std': (0.4, 0.5, 0.6),
   }
-  images = Images.from_config(data, (24, 32))
+  images = Images.from_config(data | {'image_size': '24x32'}, (24, 32))
   assert dataclasses.asdict(images) == data | {'size': (24, 32)}
   augmentation = augmentations.ThreeAugment(0.3)
   train = transforms.TrainTransform((24, 32), 0.2, (30, 40), augmentation)

@@ -43,7 +43,10 @@ class Images:
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Returns those of `config.data`.
+    """Returns those of `config.data`, at one of the sizes that it is used at.
+
+    A resize before a central crop is that of the first of its own sizes, and
+    grows with the crop.
 
     Raises:
       ValueError: for fields that cannot work.
@@ -58,6 +61,9 @@ class Images:
       raise ValueError(f'data.std is {std}: all must be above 0.')
     names = {f.name for f in dataclasses.fields(cls)} - {'size', 'mean', 'std'}
     fields = {name: data[name] for name in names}
+    first = sizes_of(data['image_size'])[0]
+    scale = max(new / old for new, old in zip(size, first, strict=True))
+    fields['resize_small'] = round(fields['resize_small'] * scale)
     images = cls(size, mean=mean, std=std, **fields)
     # Which check the rest.
     images.train_transform()
