@@ -115,3 +115,7 @@ def test_a_served_program_takes_padded_images(tmp_path, width):
   )
   assert np.abs(logits - y).max() < TOLERANCE * np.abs(y).max()
   assert np.abs(boxes - aux['boxes'][-1]).max() < TOLERANCE
+  # As `convert --check` runs it, without padding.
+  want = np.asarray(checkpoint.logits(pixels))
+  got = onnx.open_peer(path).run(pixels)
+  assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()

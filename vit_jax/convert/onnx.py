@@ -92,7 +92,7 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     session = runtime.InferenceSession(
       path, options, providers=['CPUExecutionProvider']
     )
-    (images,) = session.get_inputs()
+    images, *sizes = session.get_inputs()
     _, H, W, _ = images.shape
     saved = session.get_modelmeta().custom_metadata_map
     mean, std = (np.float32(json.loads(saved[key])) for key in ('mean', 'std'))
@@ -105,7 +105,11 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    return session.run([output], {images.name: x})[0]
+    # Of a board's DETR, whose images may have padding; these have none.
+    whole = {
+      size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
+    }
+    return session.run([output], {images.name: x} | whole)[0]
 
   return Peer(f'onnxruntime {runtime.__version__}', (H, W), run)
 
