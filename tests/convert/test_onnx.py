@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import math
 import sys
 
 import jax
@@ -21,8 +20,9 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
 from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
 from vit_jax.models import variants
+from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
-from vit_jax.visualize.rollout import FUSIONS, fuse, of_captured
+from vit_jax.visualize.rollout import FUSIONS, fuse
 
 REASON = 'needs the extra `peers`, see requirements.txt'
 onnx = pytest.importorskip('onnx', reason=REASON)
@@ -236,6 +236,7 @@ def test_a_pattern_of_other_variables_is_no_match(same):
     pytest.param(VIT, id='cls'),
     pytest.param(VIT | {'pool': 'gap'}, id='gap', marks=pytest.mark.slow),
     pytest.param(VIT | {'name': 'deit'}, id='deit', marks=pytest.mark.slow),
+    pytest.param(VIT | {'pool': 'map'}, id='map'),
     pytest.param(STEM, id='hybrid', marks=pytest.mark.slow),
   ],
 )
@@ -248,13 +249,10 @@ def test_rollout_is_an_output(tmp_path, fields):
   for count in (1, 3):
     x = random_images(size, count).astype(np.float32) / 127.5 - 1
     logits, got = session.run(None, {'images': x})
-    want, aux = checkpoint.model.apply(
-      {'params': checkpoint.params}, x, capture=('attention',)
-    )
-    grid = checkpoint.model.grid(size)
-    tokens = checkpoint.model.num_tokens(size) - math.prod(grid)
-    maps = np.asarray(of_captured(aux['attention'], grid, tokens))
-    assert got.shape == (count, *grid)
+    layers = Layers(checkpoint.model, checkpoint.params, x)
+    want = layers.logits_BC
+    maps = np.asarray(rollout.rollout(layers))
+    assert got.shape == (count, *checkpoint.model.grid(size))
     assert relative_difference(got, maps) < TOLERANCE
     assert relative_difference(logits, np.asarray(want)) < TOLERANCE
 

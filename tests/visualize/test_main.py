@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.checkpoints.random_weights import random_checkpoint, random_images
+from tests.visualize.captured import of_captured
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment
 from vit_jax.visualize import __main__ as command
@@ -116,7 +117,7 @@ def test_rollout_is_that_of_the_captured_attention(
   assert list(arrays['files']) == files
   assert list(arrays['classes']) == ['']
   attention = captured(checkpoints(name), files)
-  want = rollout.of_captured(attention, (2, 3), int(name == 'cls'))
+  want = of_captured(attention, (2, 3), int(name == 'cls'))
   np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
 
 

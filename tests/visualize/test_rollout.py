@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
+from tests.visualize.captured import of_captured
 from tests.visualize.test_attention_maps import KINDS, SIZE, tiny
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
@@ -18,7 +19,7 @@ def test_rollout_is_the_product_over_layers(extra):
   logits = 2 * rng.standard_normal((3, 2, 4, tokens, tokens), np.float32)
   attention = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   read_L = np.eye(tokens)[0] if extra else np.full(6, 1 / 6)
-  got = rollout.of_captured(attention, (2, 3), extra)
+  got = of_captured(attention, (2, 3), extra)
   for i in range(2):
     want = by_definition(attention[:, i], read_L, 'mean', 0)
     np.testing.assert_allclose(got[i], want, rtol=1e-5)
@@ -33,7 +34,7 @@ def test_what_a_model_captures_is_taken():
     {'params': checkpoint.params}, images, capture=('attention',)
   )
   grid = checkpoint.model.grid(checkpoint.image_size)
-  got = rollout.of_captured(aux['attention'], grid, class_tokens=1)
+  got = of_captured(aux['attention'], grid, class_tokens=1)
   assert got.shape == (2, 2, 3)
   np.testing.assert_array_equal(np.max(got, axis=(1, 2)), 1)
   for i in range(2):
@@ -44,7 +45,7 @@ def test_what_a_model_captures_is_taken():
 def test_attention_to_nothing_but_oneself_reaches_nothing_else():
   identity = np.broadcast_to(np.eye(5, dtype=np.float32), (2, 1, 3, 5, 5))
   np.testing.assert_array_equal(
-    rollout.of_captured(identity[..., 1:, 1:], (2, 2), 0), 1
+    of_captured(identity[..., 1:, 1:], (2, 2), 0), 1
   )
 
 

@@ -167,21 +167,16 @@ def _to_model(
       is_padding_BHW = detection.padding(size_B2, checkpoint.image_size)
       images_BHWC = jnp.where(is_padding_BHW[..., None], 0.0, images_BHWC)
       padded['padding_BHW'] = is_padding_BHW
-    y_BC, aux = model.apply(
-      {'params': params},
-      images_BHWC,
-      **padded,
-      capture=('attention',) if rollout else (),
-    )
-    outputs = {'logits' if model.num_classes else 'pre_logits': y_BC}
-    outputs |= detr.detected(aux)
+    name = 'logits' if model.num_classes else 'pre_logits'
+    if rollout:
+      y_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
+      fused = [{'all': rollout_lib.fuse(x_BNLL)} for x_BNLL in layers]
+      grid = model.grid(checkpoint.image_size)
+      return {name: y_BC, 'rollout': rollout_lib.maps(fused, read_BL, grid)}
+    y_BC, aux = model.apply({'params': params}, images_BHWC, **padded)
+    outputs = {name: y_BC, **detr.detected(aux)}
     if served:  # which shows no masks
       outputs.pop('mask_logits', None)
-    if rollout:
-      grid = model.grid(checkpoint.image_size)
-      outputs['rollout'] = rollout_lib.of_captured(
-        aux['attention'], grid, model.class_tokens
-      )
     return outputs
 
   try:

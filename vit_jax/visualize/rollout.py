@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.visualize.attention_maps import Attention, Layers, read
+from vit_jax.visualize.attention_maps import Attention, Layers
 
 Array = jax.Array
 
@@ -118,23 +118,3 @@ def maps(
   # XLA may divide by multiplying with an inverse, which leaves 1 - 6e-8.
   row = jnp.where(row == max_B1, 1.0, row / max_B1)
   return row.reshape(-1, h, w)
-
-
-def of_captured(
-  attention_XBNLL: Array, grid: tuple[int, int], class_tokens: int
-) -> Array:
-  """Returns the maps Bhw of weights that a model captured, heads averaged.
-
-  Args:
-    attention_XBNLL: of all layers.
-    grid: (h, w) of the patches.
-    class_tokens: `ViT.class_tokens`, whose rows are averaged; those of all
-      patches where there is none.
-  """
-  layers, B, _, L, _ = attention_XBNLL.shape
-  patches = grid[0] * grid[1]
-  return maps(
-    [{'all': fuse(attention_XBNLL[i])} for i in range(layers)],
-    read(B, L, patches, class_tokens),
-    grid,
-  )
