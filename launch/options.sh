@@ -67,7 +67,7 @@ need_main_args() {
   done
   workdir=${found[workdir]}
   # As vit_jax.main takes it: no shell expands what comes after --workdir=.
-  [[ $workdir != "~/"* ]] || workdir=$HOME/${workdir#"~/"}
+  [[ $workdir != \~/* ]] || workdir=$HOME/${workdir#\~/}
 }
 
 need_bucket() {

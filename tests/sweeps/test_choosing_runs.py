@@ -386,6 +386,8 @@ def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
 
 def test_the_first_process_decides(fake, tmp_path, monkeypatch, capfd):
   def broadcast(index):
+    if np.size(index) > 1:  # whether the workdir is free
+      return index
     assert index == -1  # what this process would not decide
     return np.int32(2)
 

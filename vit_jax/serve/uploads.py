@@ -130,7 +130,8 @@ def _see(data: bytes, view: View) -> Seen:
     h, w = (round(side * view.resize_small / short) for side in box[2:])
     part = (h, w)
   factor = 1
-  if reducible:
+  # As in `data/transforms.py`: bicubic is Pillow's of all pixels.
+  if reducible and view.interpolation == 'bilinear':
     ratio = min(side // most for side, most in zip(box[2:], part, strict=True))
     factor = next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
     image.draft(None, (width // factor, height // factor))
