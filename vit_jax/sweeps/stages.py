@@ -66,7 +66,10 @@ def _refuse_unknown(config: ConfigDict) -> None:
     for field, value in fields.items():
       if not isinstance(value, str) or not value.startswith(STAGES):
         continue
-      if value.removeprefix(STAGES).removesuffix('.npz') not in before:
+      # Files beside the stages have any name.
+      if (
+        not value.endswith('.npz') and value.removeprefix(STAGES) not in before
+      ):
         raise ValueError(
           f'{field} is {value!r}, and the stages before it are '
           f'{", ".join(before) or "none"}.'
