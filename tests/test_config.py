@@ -6,14 +6,11 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from configs import cifar10, finetune, vit
+from configs import finetune, vit
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.data import images
-from vit_jax.experiment import Experiment, check_config
-from vit_jax.models import flops, variants
-from vit_jax.objectives.objective import Facts
-from vit_jax.sweeps import stages
+from vit_jax.models import variants
 from vit_jax.training import durations
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))
@@ -228,40 +225,6 @@ def test_key_value_pairs_come_last():
   assert config.optimizer.lr == 1.0
   config = finetune.get_config('b16,cifar10, data.image_size = 224 ')
   assert config.data.image_size == '224'
-
-
-@pytest.mark.parametrize('recipe', [*cifar10.A_MINUTE, 'full'])
-def test_the_recipes_of_cifar10(recipe, tmp_path):
-  """All stages of them, on as many images as it has."""
-  config = cifar10.get_config(f'{recipe},/data/mine')
-  check_config(config)
-  found = stages.runs(config, str(tmp_path))
-  kinds = [stage.model.name for stage, _ in found]
-  assert kinds == (['resnet', 'deit'] if recipe == 'deit' else ['vit'])
-  first, _ = found[0]
-  assert first.data.name == '/data/mine'
-  size = int(first.data.image_size)
-  names = tuple('abcdefghij')
-  experiment = Experiment(first, Facts(names, 50_000, (size, size)))
-  model = experiment.objective.model
-  params = flops.count_params(model, (size, size))
-  # The published model of `full` has 2.8 million with a bias more or less.
-  low, high = (2.6e6, 2.9e6) if recipe == 'full' else (0.4e6, 0.8e6)
-  assert low < params < high
-  minute = cifar10.get_config(f'{recipe},/data/mine,1')
-  (short, _), *_ = stages.runs(minute, str(tmp_path))
-  once = Experiment(short, Facts(names, 50_000, (size, size)))
-  steps, in_one = experiment.durations.total, once.durations.total
-  assert steps == (
-    117_188 if recipe == 'full' else pytest.approx(60 * in_one, 0.02)
-  )
-
-
-def test_another_recipe_of_cifar10_is_refused():
-  with pytest.raises(ValueError, match="No recipe 'hybird'. Did you mean hyb"):
-    cifar10.get_config('hybird')
-  with pytest.raises(ValueError, match="'1.5' minutes: give a whole number"):
-    cifar10.get_config('vit,./cifar10,1.5')
 
 
 @pytest.mark.parametrize('get_config', [vit.get_config, finetune.get_config])

@@ -11,6 +11,7 @@ predicted).
 """
 
 import argparse
+import collections
 import csv
 import dataclasses
 import io
@@ -97,9 +98,8 @@ def same_classes(
     return np.arange(C)
   if tuple(names) == tuple(checkpoint.class_names):
     return np.arange(C)
-  if twice := [
-    name for name in names if checkpoint.class_names.count(name) > 1
-  ]:
+  times = collections.Counter(checkpoint.class_names)
+  if twice := [name for name in names if times[name] > 1]:
     raise ValueError(
       f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
       'be told apart by their names: give images of all its classes, in its '

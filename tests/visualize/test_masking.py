@@ -1,5 +1,6 @@
 """What hiding pixels leaves of the accuracy."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -112,26 +113,32 @@ def test_each_kind_hides_other_pixels(checkpoint, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:the load_module:')
 def test_a_trained_model_misses_what_its_maps_point_at(command, tmp_path):
-  """Digits: what is hidden at random leaves more to recognise them by."""
-  workdir = tmp_path / 'digits'
-  status, _, err = command(
-    '--config=configs/digits.py',
-    f'--workdir={workdir}',
-    '--config.total=15 epochs',
-  )
-  assert status == 0, err
-  section = masking.section(
-    opening.open_checkpoint(str(workdir)), sources.open_source('digits', 'test')
-  )
-  share = {kind: 100 * x.mean() for kind, x in section.arrays.items()}
-  print(section.text)
+  """Digits: what is hidden at random leaves more to recognise them by.
+
+  The mean of three models: of one, rounding moves these shares by ten points.
+  """
+  share = collections.Counter()
+  for seed in range(3):
+    workdir = tmp_path / str(seed)
+    status, _, err = command(
+      '--config=configs/digits.py',
+      f'--workdir={workdir}',
+      '--config.total=15 epochs',
+      f'--config.seed={seed}',
+    )
+    assert status == 0, err
+    section = masking.section(
+      opening.open_checkpoint(str(workdir)),
+      sources.open_source('digits', 'test'),
+    )
+    print(section.text)
+    for kind, x in section.arrays.items():
+      share[kind] += 100 * x.mean() / 3
   # Two standard deviations of a difference of two shares of 360 are 7.
   for of_rollout in ('highest', 'class'):
-    # Patches beside patches: single pixels, some of every stroke, cost about as
-    # much as the map of the whole image, on some machines more.
-    assert share[of_rollout] < share['patches'] - 3
+    for at_random in ('patches', 'pixels'):
+      assert share[of_rollout] < share[at_random] - 3
     assert share[of_rollout] < share['lowest'] - 10
-  assert share['class'] < share['pixels'] - 3
 
 
 def test_the_section_has_the_shares(checkpoint):

@@ -74,13 +74,13 @@ def convert(args: argparse.Namespace) -> None:
   files = [file for file in (path, *path.rglob('*')) if file.is_file()]
   size_bytes = sum(file.stat().st_size for file in files)
   _say(f'written   {target}: {to}, {dtype}, {size_bytes / 1e6:,.1f} MB')
-  if checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes:
-    if to in (*WEIGHTS, 'stablehlo'):
-      lost = [
-        *lost,
-        'That the loss was sigmoid: each class has a probability of its own, '
-        'the sigmoid of its logit.',
-      ]
+  is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
+  if is_sigmoid and to in (*WEIGHTS, 'stablehlo'):
+    lost = [
+      *lost,
+      'That the loss was sigmoid: each class has a probability of its own, '
+      'the sigmoid of its logit.',
+    ]
   for sentence in lost:
     _say(f'not held  {sentence}')
 

@@ -27,7 +27,6 @@ from vit_jax.models.variants import SIZES
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-# What wrappers of PyTorch put before every key.
 # What models of timm have and ours lack.
 _LACKING = {
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
@@ -40,14 +39,7 @@ def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
   """Reads a file of tensors, or a directory with its config.json."""
-  prefix = next(
-    (
-      p
-      for p in torch_table.PREFIXES
-      if arrays and all(key.startswith(p) for key in arrays)
-    ),
-    '',
-  )
+  prefix = torch_table.prefix_of(arrays)
   lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
   _refuse_lacking(lookup)
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields

@@ -202,8 +202,8 @@ def check_resnet(config: Stated) -> None:
   if not re.fullmatch(_RESNET, str(config['architecture'])):
     config.refuse(
       'architecture',
-      ', and of the ResNets with BatchNorm there are resnet50, 101 and 152 '
-      'here.',
+      ', and of the ResNets with BatchNorm there are resnet26, 50, 101, 152 '
+      'and 200 here.',
     )
   _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
 

@@ -1,13 +1,20 @@
 """Our arrays as modules of PyTorch name them and lay them out."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from vit_jax.checkpoints.formats.table import SAME, Layout
 
-# What PyTorch's trainings put before all names.
-PREFIXES = ('module.', '_orig_mod.')
+# What wrappers of PyTorch put before every key.
+_PREFIXES = ('module.', '_orig_mod.')
 _LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
+
+
+def prefix_of(keys: Iterable[str]) -> str:
+  """Returns what a wrapper of PyTorch put before every key; empty for none."""
+  keys = list(keys)
+  fitting = (p for p in _PREFIXES if all(key.startswith(p) for key in keys))
+  return next(fitting, '') if keys else ''
 
 
 def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:

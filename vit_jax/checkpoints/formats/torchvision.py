@@ -26,18 +26,20 @@ _SIZE = (224, 224)
 
 def matches(arrays: table.Flat) -> bool:
   """Tells whether these are the arrays of such a ResNet."""
-  arrays = _plain(arrays)
-  return {'conv1.weight', 'layer1.0.conv3.weight', 'fc.weight'} <= arrays.keys()
+  prefix = torch_table.prefix_of(arrays)
+  known = ('conv1.weight', 'layer1.0.conv3.weight', 'fc.weight')
+  return all(f'{prefix}{key}' in arrays for key in known)
 
 
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
   """Reads a file of tensors, or timm's directory with its config.json."""
+  prefix = torch_table.prefix_of(arrays)
   # How often BatchNorm had been updated, which nothing reads.
   arrays = {
-    key: x
-    for key, x in _plain(arrays).items()
+    key.removeprefix(prefix): x
+    for key, x in arrays.items()
     if not key.endswith('.num_batches_tracked')
   }
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
@@ -74,14 +76,6 @@ def read(
     class_names=class_names,
     warnings=tuple(warnings),
   )
-
-
-def _plain(arrays: table.Flat) -> table.Flat:
-  """Returns arrays without what PyTorch's trainings put before their names."""
-  for prefix in torch_table.PREFIXES:
-    if all(key.startswith(prefix) for key in arrays):
-      return {key.removeprefix(prefix): x for key, x in arrays.items()}
-  return arrays
 
 
 def _key_of(name: str) -> str:
