@@ -204,6 +204,18 @@ def test_bicubic_is_that_of_pillow(photo, resize_small):
   )
 
 
+def test_bilinear_of_a_jpeg_is_of_a_smaller_decode(photo):
+  """Which takes a fraction of the time."""
+  file = io.BytesIO()
+  Image.fromarray(photo[:400, :600]).save(file, 'jpeg')
+  picture = decode.open_image(file.getvalue(), 'x')
+  small = picture.read(size=(48, 60))
+  assert small.shape == (50, 75, 3)
+  got = transforms.EvalTransform((48, 60)).image(file.getvalue(), 'x')
+  np.testing.assert_array_equal(got, transforms.resize(small, (48, 60)))
+  assert (got != transforms.resize(picture.read(), (48, 60))).any()
+
+
 @pytest.mark.parametrize('axis', [0, 1])
 def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
   image = np.zeros((50, 4001, 3), np.uint8)

@@ -71,7 +71,12 @@ def test_it_becomes_the_backbone_of_detr(file):
   jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
-def test_a_directory_of_timm_says_what_its_images_are(torch, file, tmp_path):
+def test_a_directory_of_timm_says_what_its_images_are(
+  torch, file, tmp_path, caplog
+):
+  opening.open_checkpoint(file)
+  assert 'does not say how large its images are: 224x224' in caplog.text
+  caplog.clear()
   save_file = pytest.importorskip('safetensors.torch').save_file
   save_file(torch.load(file), tmp_path / 'model.safetensors')
   config = {
@@ -83,6 +88,7 @@ def test_a_directory_of_timm_says_what_its_images_are(torch, file, tmp_path):
       'interpolation': 'bicubic',
       'mean': [0.4, 0.4, 0.4],
       'std': [0.2, 0.2, 0.2],
+      'label_names': list('abcde'),
     },
   }
   (tmp_path / 'config.json').write_text(json.dumps(config))
@@ -90,6 +96,8 @@ def test_a_directory_of_timm_says_what_its_images_are(torch, file, tmp_path):
   assert checkpoint.image_size == (160, 160)
   assert checkpoint.preprocessing.mean == (0.4, 0.4, 0.4)
   assert checkpoint.preprocessing.interpolation == 'bicubic'
+  assert checkpoint.class_names == tuple('abcde')
+  assert 'does not say' not in caplog.text
   # Of the same arrays, with other layers between.
   for change, message in (
     ({'architecture': 'resnetaa50'}, "architecture is 'resnetaa50'"),
