@@ -103,6 +103,8 @@ BAD_VIT = {
   'half a head': ({'num_attention_heads': 0.5}, 'num_attention_heads is 0.5'),
   'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_eps is -1e-06 and'),
   'epsilon of text': ({'layer_norm_eps': 'x'}, "layer_norm_eps is 'x' and"),
+  'no epsilon': ({'layer_norm_eps': 0}, 'layer_norm_eps is 0 and should'),
+  'epsilon of 1': ({'layer_norm_eps': 1.1}, 'layer_norm_eps is 1.1 and'),
   'large epsilon': ({'layer_norm_eps': 1e300}, 'layer_norm_eps is 1e.300 and'),
   'epsilon that is none': ({'layer_norm_eps': True}, 'layer_norm_eps is True'),
   'class names': ({'id2label': {'0': 'a', '1': 'b'}}, 'id2label.*0 to 6'),
