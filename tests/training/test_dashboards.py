@@ -181,8 +181,12 @@ def test_a_stuck_writer_does_not_hold_up_the_end(warned, monkeypatch):
   monkeypatch.setattr(dashboards, '_CLOSE_S', 0.1)
   recorder = Recorder()
   dashboard = dashboards.Dashboard('Board', recorder.open)
+  # Should the end wait after all, this test fails and does not hang.
+  later = threading.Timer(10, recorder.gate.set)
+  later.start()
   dashboard.close()
   assert len(warned) == 1 and 'Not all was written' in warned[0]
+  later.cancel()
   recorder.gate.set()
 
 
