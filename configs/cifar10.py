@@ -18,7 +18,8 @@ by what 2 cores of an AMD EPYC do:
            SPT_LSA_ViT, which crops with a margin of 4 pixels instead)
 
 The hybrid got 83.3 % of the test images right after 63.9 minutes beside other
-work (2026-11-25); the others were not measured for an hour.
+work (2026-11-25); the others were not measured for an hour, and `full` would
+take 2 cores two days.
 
 Of the first three, Muon's rate, the size and the part before the patches were
 chosen on a tenth of the training images, in minutes each. The flags of the
