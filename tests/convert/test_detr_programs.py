@@ -119,3 +119,14 @@ def test_a_served_program_takes_padded_images(tmp_path, width):
   want = np.asarray(checkpoint.logits(pixels))
   got = onnx.open_peer(path).run(pixels)
   assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.slow
+def test_a_served_program_puts_out_no_masks(tmp_path):
+  """The page shows none."""
+  pytest.importorskip('onnx', reason=PEERS)
+  runtime = pytest.importorskip('onnxruntime', reason=PEERS)
+  path = str(tmp_path / 'x')
+  onnx.write(make(MASKS), path, 'float32', served=True)
+  session = runtime.InferenceSession(path)
+  assert [x.name for x in session.get_outputs()] == ['boxes', 'logits']
