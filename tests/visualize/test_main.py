@@ -468,3 +468,17 @@ def test_a_sheet_has_every_class(run, files):
       widths.append(image.width)
   # The image, and two pictures for each class.
   assert 1.5 < widths[1] / widths[0] < 1.8
+
+
+def test_classes_of_one_name_have_pictures_of_their_own(
+  run, checkpoints, files, monkeypatch
+):
+  names = ('crane', 'crow', 'crane', *'abcd')
+  monkeypatch.setitem(vars(checkpoints('cls')), 'class_names', names)
+  status, _, err, out = run(
+    'rollout', 'cls', files[0], '--class=0', '--class=1', '--class=2'
+  )
+  assert (status, err) == (0, '')
+  named = ['crane (0)', 'crow', 'crane (2)']
+  assert list(np.load(out / 'rollout.npz')['classes']) == named
+  assert sum(name.endswith('-heat') for name in pictures(out)) == 3

@@ -89,9 +89,16 @@ class Subject:
         shown.update(len(batch))
 
   def class_name(self, index: int) -> str:
-    """Returns the name of a class, its number where it has none."""
+    """Returns the name of a class, its number where it has none.
+
+    Where several have one name (ImageNet has two cranes), with its number, as
+    pictures are told apart by what this returns.
+    """
     names = self.checkpoint.class_names
-    return names[index] if names else str(index)
+    if not names:
+      return str(index)
+    name = names[index]
+    return name if names.count(name) == 1 else f'{name} ({index})'
 
   def class_index(self, text: str) -> int:
     """Returns the index of a class by its name or number.
