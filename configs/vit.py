@@ -48,13 +48,13 @@ JFT_ROWS = (
   (r'r101x\d+', 8e-4, 7),
   (r'r152x\d+', 6e-4, 7),
   (r'r200x\d+', 6e-4, 14),
-  (r'r\d*\+(ti|s|b|halfb)\d+', 8e-4, 7),
-  (r'r\d*\+l32', 2e-4, 7),
+  (r'r\d*\+(ti|s|b|halfb)/?\d+', 8e-4, 7),
+  (r'r\d*\+l/?32', 2e-4, 7),
   (r'r\d*\+.*', 4e-4, 14),
   (r'axial_r.*', 1e-3, 7),
-  (r'(axial_)?(ti|s|b|halfb)/?\d+', 8e-4, 7),
-  (r'(axial_)?l/?32', 6e-4, 7),
-  (r'(axial_)?l/?\d+', 4e-4, 14),
+  (r'(axial_|vit5_)?(ti|s|b|halfb)/?\d+', 8e-4, 7),
+  (r'(axial_|vit5_)?l/?32', 6e-4, 7),
+  (r'(axial_|vit5_)?l/?\d+', 4e-4, 14),
   (r'.*', 3e-4, 14),
 )
 

@@ -100,6 +100,16 @@ TABLE_1 = {
 }
 
 
+def test_the_row_of_a_model_is_that_of_its_other_spelling():
+  for variant in ('b16', 'l32', 'l16', 'r50+b16', 'r50+l32', 'r50+l16'):
+    slashed = f'{variant[:-2]}/{variant[-2:]}'
+    assert vit.get_config(slashed) == vit.get_config(variant)
+  for size in ('s16', 'l32', 'l16'):
+    found, expected = map(vit.get_config, (f'vit5_{size}', size))
+    assert found.total == expected.total
+    assert found.optimizer == expected.optimizer
+
+
 @pytest.mark.parametrize(
   ('variant', 'data', 'epochs', 'lr', 'decay', 'wd', 'dropout', 'clip'), TABLE_3
 )
@@ -509,10 +519,13 @@ def test_ends_of_ranges(field):
         config_lib.check_ranges(config)
 
 
-@pytest.mark.parametrize(('dropout', 'said'), [(0.1, 1), (0.0, 0)])
-def test_other_parts_of_a_batch_drop_other_units(caplog, dropout, said):
+@pytest.mark.parametrize(
+  ('dropped', 'said'),
+  [({'dropout': 0.1}, 1), ({'stochastic_depth': 0.1}, 1), ({}, 0)],
+)
+def test_other_parts_of_a_batch_drop_other_units(caplog, dropped, said):
   config = config_lib.base()
-  config.model.dropout = dropout
+  config.model.update(dropped)
   saved = json.loads(config.to_json())
   config.accum_steps = 2
   data = {'examples': 10, 'class_names': ['a', 'b']}
@@ -521,6 +534,37 @@ def test_other_parts_of_a_batch_drop_other_units(caplog, dropout, said):
   )
   assert len(caplog.records) == said
   assert all('accum_steps was 1 and is 2' in r.message for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+  ('file', 'argument', 'changed', 'stays'),
+  [
+    ('vit', 'vit5_s16', 's16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
+    ('vit', 'axial_b16', 'b16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
+    ('vit', 'r50+b16', 'b16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
+    ('vit', 's16', 'r50x1', {'dtype': 'bfloat16', 'head_bias': -10.0}),
+    ('vit', 's16,imagenet2012', 'b16', {'dtype': 'bfloat16', 'dropout': 0.1}),
+    ('digits', 'vit,model.pool=map', 'b16', {'pool': 'map'}),
+    (
+      'deit',
+      's16',
+      's16',
+      {'gelu': 'exact', 'stochastic_depth': 0.1, 'dtype': 'bfloat16'},
+    ),
+    ('digits', 'igpt', 'detr_r50', {}),
+  ],
+)
+def test_another_model_leaves_nothing_of_the_one_before(
+  file, argument, changed, stays
+):
+  config = load(ROOT / f'configs/{file}.py').get_config(argument)
+  config_lib.choose_model(config, changed)
+  fields = variants.fields(changed)
+  expected = variants.defaults(fields['name']) | fields | stays
+  got = config.model.to_dict()
+  for each in (expected, got):
+    each.pop('representation_size', None)
+  assert got == expected
 
 
 @pytest.mark.parametrize('saved', [{}, {'config': []}, {'config': {}}])

@@ -18,8 +18,8 @@ from vit_jax.objectives import OBJECTIVES
 _log = logging.getLogger(__name__)
 
 # What may change between a run and its resumption without changing what is
-# learned, beyond the order of reductions (and, with dropout and another number
-# of accumulation steps, beyond which units are dropped).
+# learned, beyond the order of reductions (and, with another number of
+# accumulation steps, beyond which units and layers are dropped).
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -348,13 +348,12 @@ def base() -> ConfigDict:
 def choose_model(config: ConfigDict, variant: str) -> None:
   """Sets the model of a config to a named variant, as in 'l16' or 'r50x1'.
 
+  What stays of the model before is what `variants.succeed` says.
+
   Raises:
     ValueError: if there is no such variant.
   """
-  fields = variants.fields(variant)
-  if fields['name'] != config.model.name:
-    config.model = ConfigDict(variants.defaults(fields['name']))
-  config.model.update(fields)
+  config.model = ConfigDict(variants.succeed(config.model, variant))
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
@@ -411,7 +410,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     given: the same, of now.
 
   With `extend` it may be longer, and what that does is said. So is another
-  number of parts where there is dropout; neither is refused.
+  number of parts where units or layers are dropped; neither is refused.
 
   Raises:
     ValueError: naming every change that the run cannot be resumed with.
@@ -481,10 +480,11 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       'extend=True trains on to a longer total), or give another --workdir to '
       'start a new run.'
     )
-  if was('accum_steps') != new['accum_steps'] and new.get('model.dropout'):
+  draws = new.get('model.dropout') or new.get('model.stochastic_depth')
+  if was('accum_steps') != new['accum_steps'] and draws:
     _log.warning(
-      'accum_steps was %s and is %s. Each part of a batch draws its own '
-      'dropout: the run goes on equally well, but not to the same numbers.',
+      'accum_steps was %s and is %s. Each part of a batch draws what it drops '
+      'of its own: the run goes on equally well, but not to the same numbers.',
       was('accum_steps'),
       new['accum_steps'],
     )

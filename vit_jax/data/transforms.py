@@ -254,7 +254,9 @@ class WrongLabels:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, Any]:
-    """A record with a class and the generator to {'image', 'label'}."""
+    """A record and the generator to {'image', 'label'}, as it has a class."""
+    if 'label' not in record:
+      return self.transform(record, rng)
     own = np.random.RandomState(seed_of(record['name']))
     label = record['label']
     if own.random_sample() < self.share:

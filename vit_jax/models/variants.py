@@ -251,6 +251,34 @@ def defaults(name: str) -> dict[str, Any]:
   return {'name': name} | found | {'dtype': 'float32'}
 
 
+def succeed(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
+  """Returns all fields of a variant in a config that had another model.
+
+  What came with that (a stem, axial attention, the parts of ViT-5) goes with
+  it. What the config chose besides stays as far as it means the same: between
+  kinds of ViT all, else the computation and the head's bias.
+
+  Args:
+    before: fields of the other model.
+    variant: as `fields` takes it.
+
+  Raises:
+    ValueError: if there is no such variant.
+  """
+  new = fields(variant)
+  known = defaults(new['name'])
+  lost = {'name', 'axial', 'stem_width', 'stem_layers'}
+  if before.get('axial'):
+    lost.add('pool')
+  if all(before.get(field) == value for field, value in VIT5.items()):
+    lost |= VIT5.keys() | {'rope_side'}
+  stays = known.keys() & set(before.keys()) - lost
+  names = {before['name'], new['name']}
+  if len(names) > 1 and not all('posemb' in defaults(name) for name in names):
+    stays &= {'dtype', 'scan', 'remat', 'head_bias'}
+  return known | {field: before[field] for field in stays} | new
+
+
 def build(
   *,
   num_classes: int,

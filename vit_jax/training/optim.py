@@ -128,8 +128,16 @@ def stop_frozen(params: Any, patterns: Sequence[str]) -> Any:
 def _scale_by_path(
   lr_scales: Sequence[tuple[str, float]],
 ) -> optax.GradientTransformation:
-  patterns = [pattern for pattern, _ in lr_scales]
-  factors = [factor for _, factor in lr_scales]
+  try:
+    patterns, factors = zip(*lr_scales, strict=True)
+    if not all(0 <= factor < float('inf') for factor in factors):
+      raise ValueError
+    re.compile('|'.join(patterns))
+  except (re.error, TypeError, ValueError) as e:
+    raise ValueError(
+      f'optimizer.lr_scales is {lr_scales!r}: it has a pair for each pattern, '
+      "of it and a factor from 0, as in (('^head/', 10.0),)."
+    ) from e
 
   def init(params: Any) -> optax.EmptyState:
     first_match(params, patterns)  # refuses
