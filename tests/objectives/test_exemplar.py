@@ -117,6 +117,7 @@ def test_copies_are_of_one_image_each():
     ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
     ({'objective.weight': float('inf')}, 'objective.weight is inf'),
+    ({'data.repeats': 2}, 'data.repeats is 2: an image that is twice'),
     ({'loss.mixup': 0.2}, 'loss.mixup is 0.2 .* no copy'),
   ],
 )

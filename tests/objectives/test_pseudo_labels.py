@@ -1,5 +1,7 @@
 """The student's loss from its formula, and the labels that it learns."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -95,6 +97,14 @@ def test_the_file_has_what_the_teacher_says_of_each_image(tmp_path):
     soft_labels.kept(path, None, source, 'other train', NAMES)
   with pytest.raises(ValueError, match='no .*gone.npz, and no teacher'):
     soft_labels.kept(str(tmp_path / 'gone.npz'), None, *given)
+  with pytest.raises(ValueError, match='of data.split_seed=0 and not 1: remo'):
+    soft_labels.kept(path, None, *given, split_seed=1)
+  other = dataclasses.replace(
+    teacher, params=jax.tree.map(lambda x: 2 * x, teacher.params)
+  )
+  with pytest.raises(ValueError, match='of another teacher than .*: remove'):
+    soft_labels.kept(path, other, *given)
+  assert np.array_equal(soft_labels.kept(path, teacher, *given), made)
   (tmp_path / 'text.npz').write_text('text')
   with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
     soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)

@@ -141,6 +141,8 @@ class Detection:
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(sides["short_sides"])}: each bucket has some of them.'
       )
+    if o.buckets != 1 and len(config.data.image_size.split()) > 1:
+      pass
     model: Any = variants.build(
       num_classes=len(facts.class_names),
       image_size=facts.image_size,

@@ -117,6 +117,11 @@ class Exemplar(Classification):
         f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
         'both to 0.'
       )
+    if o.name == 'exemplar' and config.data.repeats > 1:
+      raise ValueError(
+        f'data.repeats is {config.data.repeats}: an image that is twice in a '
+        'batch would be told from itself. Set it to 1.'
+      )
     fields = dict(vars(Classification.from_config(config, facts)))
     return cls(
       **fields,
@@ -207,22 +212,26 @@ def unit_vectors(x_XD: jax.Array) -> jax.Array:
   return x_XD / jnp.sqrt(jnp.sum(jnp.square(x_XD), -1, keepdims=True) + 1e-12)
 
 
-def triplet_gaps(x_GNKD: jax.Array, together: int = 1) -> jax.Array:
+def triplet_gaps(
+  x_GNKD: jax.Array, owner_GN: jax.Array | None = None
+) -> jax.Array:
   """Returns how much farther the farthest copy is than the nearest other, GNK.
 
   Args:
     x_GNKD: G groups of K copies of N images; squared distances are those of
       their unit vectors.
-    together: so many images in a row, the frames of a video, are no others to
-      each other.
+    owner_GN: numbers; images of one number, as the frames of a video are, are
+      no others to each other. Without, each has its own.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)
   far_GMM = 2 - 2 * jnp.einsum('gmd,gnd->gmn', z_GMD, z_GMD)
   image_M = jnp.arange(N * K) // K
-  video_M = image_M // together
   same_MM = image_M[:, None] == image_M[None]
-  near_MM = video_M[:, None] == video_M[None]
+  if owner_GN is None:
+    owner_GN = jnp.broadcast_to(jnp.arange(N), (G, N))
+  owner_GM = jnp.repeat(owner_GN, K, axis=1)
+  near_GMM = owner_GM[:, :, None] == owner_GM[:, None]
   farthest_GM = jnp.max(jnp.where(same_MM[None], far_GMM, -jnp.inf), -1)
-  nearest_GM = jnp.min(jnp.where(near_MM[None], jnp.inf, far_GMM), -1)
+  nearest_GM = jnp.min(jnp.where(near_GMM, jnp.inf, far_GMM), -1)
   return (farthest_GM - nearest_GM).reshape(G, N, K)

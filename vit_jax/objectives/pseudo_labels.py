@@ -155,6 +155,7 @@ class PseudoLabels(Classification):
       source,
       f'{self.data.name} {self.data.split}',
       self.class_names,
+      self.data.split_seed,
       self.data.workers,
     )
     rows = soft_labels.balanced(

@@ -1,7 +1,8 @@
 """What a teacher says of images without labels, kept in a file.
 
 The file is a NumPy archive: `probabilities` float32 NC of all images in their
-order, `class_names` of C, and `images`, the name and split of the data.
+order, `class_names` of C, `images`, the name and split of the data,
+`split_seed` of the split, and `teacher`, the checksums of its parameters.
 """
 
 import io
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import cores, loader, whole
 from vit_jax.data.sources import Source
@@ -27,6 +28,7 @@ def kept(
   source: Source,
   images: str,
   class_names: tuple[str, ...],
+  split_seed: int = 0,
   workers: int = 0,
 ) -> np.ndarray:
   """Returns the probabilities float32 NC of a file, which is made if need be.
@@ -40,14 +42,18 @@ def kept(
     source: the images.
     images: what they are called.
     class_names: C names.
+    split_seed: which images their split has depends on it.
     workers: processes that read and decode.
 
   Raises:
-    ValueError: if the file is none of these images and classes, or there is
-      neither file nor teacher.
+    ValueError: if the file is none of these images and classes, or of another
+      teacher than the one given, or there is neither file nor teacher.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
+  teachers = np.array([], np.uint32)
+  if teacher:
+    teachers = np.asarray(saving.checksums(teacher.params))
   if not found:
     if teacher is None:
       raise ValueError(
@@ -62,6 +68,8 @@ def kept(
         probabilities=probabilities_NC,
         class_names=np.array(class_names),
         images=np.array(images),
+        split_seed=np.array(split_seed),
+        teacher=teachers,
       )
       place.parent.mkdir(parents=True, exist_ok=True)
       whole.replace(place, file.getvalue())
@@ -70,6 +78,8 @@ def kept(
     with np.load(io.BytesIO(place.read_bytes())) as file:
       probabilities_NC = file['probabilities']
       said = str(file['images']), tuple(map(str, file['class_names']))
+      # Older files do not have these two.
+      seed, sums = (file.get(key) for key in ('split_seed', 'teacher'))
   except (KeyError, OSError, ValueError, zipfile.BadZipFile) as e:
     raise ValueError(f'{path} holds no soft labels: {e}') from e
   if probabilities_NC.shape != (len(source), len(class_names)) or said != (
@@ -81,6 +91,16 @@ def kept(
       f'{path} has soft labels of {N:,} images of {said[0]} and {C:,} classes, '
       f'and not of the {len(source):,} of {images} and {len(class_names):,} '
       'classes: remove it, or name another file, '
+      '--config.objective.labels=PATH.'
+    )
+  other = ''
+  if seed is not None and seed != split_seed:
+    other = f'data.split_seed={seed} and not {split_seed}'
+  elif teacher and sums is not None and not np.array_equal(sums, teachers):
+    other = f'another teacher than {teacher.path}'
+  if other:
+    raise ValueError(
+      f'{path} has soft labels of {other}: remove it, or name another file, '
       '--config.objective.labels=PATH.'
     )
   return probabilities_NC

@@ -64,7 +64,7 @@ class WithClip:
   length: int
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image', 'label', and 'clip' uint8 [S, F, K, H, W, 3]."""
+    """Returns 'image', 'label', 'clip' uint8 [S, F, K, H, W, 3], its 'video'."""
     example = self.labelled(record, rng)
     video = int(rng.integers(len(self.videos)))
     rows_SF = self.videos.clip(video, self.shots, self.frames, self.length, rng)
@@ -75,7 +75,8 @@ class WithClip:
         self.transform(frame, rng)['image'] for _ in range(self.copies)
       ]
     shape = *rows_SF.shape, self.copies, *images[0].shape
-    return {**example, 'clip': np.stack(images).reshape(shape)}
+    clip = np.stack(images).reshape(shape)
+    return {**example, 'clip': clip, 'video': np.int32(video)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,18 +160,21 @@ class VideoInvariances(Exemplar):
     )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, labels int32 B, clips uint8 BSFKHWC."""
+    """Returns images uint8 BHWC, labels, clips uint8 BSFKHWC, videos int32 B."""
     shapes = Classification.batch_shapes(self, size)
     B, *rest = shapes['image'].shape
     shape = B, self.shots, self.frames, self.copies, *rest
-    return shapes | {'clip': jax.ShapeDtypeStruct(shape, np.uint8)}
+    return shapes | {
+      'clip': jax.ShapeDtypeStruct(shape, np.uint8),
+      'video': jax.ShapeDtypeStruct((B,), np.int32),
+    }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns groups of rows, which accumulation does not split.
 
     Returns:
       `image`: float32 [B / G, G, 1 + S F K, H, W, C], a labelled image before
-      its clip; `label`: float32 [B / G, G, C].
+      its clip; `label`: float32 [B / G, G, C]; `video`: int32 [B / G, G].
     """
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
@@ -185,6 +189,7 @@ class VideoInvariances(Exemplar):
     return {
       'image': images_NHWC.reshape(B // G, G, -1, *rest),
       'label': labels.reshape(B // G, G, -1),
+      'video': batch['video'].reshape(B // G, G),
     }
 
   def loss(
@@ -216,8 +221,8 @@ class VideoInvariances(Exemplar):
       aux[name].reshape(*rows, -1)[:, :, 1:]
       for name in ('pre_logits', 'next_shot')
     )
-    frames, shots = self._alike(y)
-    videos, told = self._predicted(y, following)
+    frames, shots = self._alike(y, batch['video'])
+    videos, told = self._predicted(y, following, batch['video'])
     loss = labelled + self.weight * (frames + shots + videos)
     return loss, {
       'loss': loss,
@@ -228,14 +233,18 @@ class VideoInvariances(Exemplar):
       'predicted': told,
     }
 
-  def _alike(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def _alike(
+    self, y: jax.Array, video: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
     """Returns the losses of frames and of shots.
 
-    `y` has the representations of all copies, [groups, G, S F K, D].
+    `y` has the representations of all copies, [groups, G, S F K, D], `video`
+    which one they are of, [groups, G].
     """
     groups, G, copies, D = y.shape
     gaps = triplet_gaps(
-      y.reshape(groups, -1, self.copies, D), self.shots * self.frames
+      y.reshape(groups, -1, self.copies, D),
+      jnp.repeat(video, self.shots * self.frames, axis=1),
     )
     z = unit_vectors(y).reshape(groups, G, self.shots, -1, D)
     apart = z - jnp.mean(z, axis=3, keepdims=True)
@@ -245,11 +254,12 @@ class VideoInvariances(Exemplar):
     )
 
   def _predicted(
-    self, y: jax.Array, following: jax.Array
+    self, y: jax.Array, following: jax.Array, video: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the loss of videos, and the share of shots that are told.
 
-    `following` has what is predicted of each copy in `y`.
+    `following` has what is predicted of each copy in `y`. A video that was
+    drawn twice is not to be told from itself.
     """
     groups, G, copies, D = y.shape
     shape = groups, G, self.shots, -1, D
@@ -258,6 +268,8 @@ class VideoInvariances(Exemplar):
     similarity = jnp.einsum(
       'gbsd,gcsd->gsbc', guessed[:, :, :-1], shots[:, :, 1:]
     )
+    again = (video[:, :, None] == video[:, None]) & ~jnp.eye(G, dtype=bool)[None]
+    similarity = jnp.where(again[:, None], -jnp.inf, similarity)
     own = jnp.broadcast_to(jnp.arange(G)[None, None], similarity.shape[:3])
     losses = optax.softmax_cross_entropy_with_integer_labels(
       similarity / self.temperature, own
