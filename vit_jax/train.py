@@ -156,7 +156,7 @@ def _train(
     meta=meta,
     start_step=start_step,
     batch_size=config.batch_size,
-    forward_flops=forward_flops,
+    forward_flops=forward_flops * objective.images_seen,
     listener=listener,
   )
   with (

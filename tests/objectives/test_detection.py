@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.objectives import test_every
 from vit_jax.checkpoints.formats import detr_keys, table
 from vit_jax.data import sources
-from vit_jax.experiment import Experiment
+from vit_jax.experiment import Experiment, check_config
 from vit_jax.models import boxes, detr
 from vit_jax.objectives import detection
 from vit_jax.objectives.objective import Facts
@@ -308,6 +308,8 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
   'changes, message',
   [
     ({'model.name': 'vit'}, "model.name is 'vit': objects are found by DETR"),
+    ({'data.augment': '3augment'}, 'makes no use of data.augment=3augment'),
+    ({'loss.cutmix': 1.0}, 'makes no use of loss.cutmix=1.0'),
     ({'objective.mask_stride': 0}, 'mask_stride is 0: it is pixels'),
     ({'objective.dice': -1.0}, 'objective.dice is -1.0: a weight'),
     ({'objective.max_objects': 6}, 'max_objects is 6 and model.num_queries 5'),
@@ -324,6 +326,19 @@ def test_fields_that_cannot_work(changes, message):
   config = test_every.config_of('detection', **changes)
   with pytest.raises(ValueError, match=message):
     detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+
+
+def test_sizes_of_batches_and_of_buckets_are_not_had_together():
+  config = test_every.config_of(
+    'detection',
+    **{
+      'data.image_size': '(32,48)',
+      'objective.short_sides': (24, 32),
+      'objective.buckets': 2,
+    },
+  )
+  with pytest.raises(ValueError, match=r'objective.buckets 2: .*one bucket'):
+    check_config(config)
 
 
 def test_data_without_classes_or_boxes():

@@ -22,7 +22,7 @@ from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import loader, sources
 from vit_jax.experiment import Experiment, facts_of
-from vit_jax.models import igpt, variants
+from vit_jax.models import flops, igpt, variants
 from vit_jax.training import sharding
 
 BATCH = 16
@@ -191,6 +191,25 @@ def test_batches_are_as_it_says(name):
   assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
     k: (x.shape, x.dtype) for k, x in shapes.items()
   }
+
+
+def test_it_says_how_many_images_the_model_sees(name):
+  """By the operations of its loss, of which a teacher's are no part."""
+  made = experiment_of(name)
+  if name == 'distillation':
+    assert made.objective.images_seen == 1
+    return
+  loss = jax.make_jaxpr(
+    lambda params, batch: made.objective.loss(
+      params,
+      {},
+      made.objective.augment(batch, jax.random.key(0)),
+      jax.random.key(0),
+      train=True,
+    )[0]
+  )(made.new_params(), batches(name)[0])
+  counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops()
+  assert 0.8 < counted / made.objective.images_seen < 1.25
 
 
 def test_steps_learn_and_say_their_loss(name):

@@ -119,6 +119,11 @@ class Classification:
     """Returns the same for evaluation."""
     return self.images.eval_transform()
 
+  @property
+  def images_seen(self) -> int:
+    """One: an example is an image."""
+    return 1
+
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC and labels int32 B, or uint8 BC."""
     label = jax.ShapeDtypeStruct((size,), np.int32)

@@ -22,7 +22,7 @@ from vit_jax.models import variants
 from vit_jax.models.detr import DETR
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import matching, set_losses
-from vit_jax.objectives.objective import Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Detection:
     Raises:
       ValueError: for fields that cannot work, or data without classes.
     """
+    refuse_unused(config, 'data.augment', *OF_CLASSES)
     o = config.objective
     if config.model.name != DETR.kind:
       raise ValueError(
@@ -141,8 +142,6 @@ class Detection:
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(sides["short_sides"])}: each bucket has some of them.'
       )
-    if o.buckets != 1 and len(config.data.image_size.split()) > 1:
-      pass
     model: Any = variants.build(
       num_classes=len(facts.class_names),
       image_size=facts.image_size,
@@ -178,6 +177,11 @@ class Detection:
       self.short_sides,
       self.mask_stride * self.model.masks,
     )
+
+  @property
+  def images_seen(self) -> int:
+    """One: an example is an image."""
+    return 1
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM.

@@ -139,6 +139,11 @@ class Exemplar(Classification):
     source = bad_images.open_checked(self.data, self.data.split)
     return Copies(super().train_transform(), source, self.copies)
 
+  @property
+  def images_seen(self) -> int:
+    """The copies of both streams."""
+    return 2 * self.copies
+
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BKHWC of both streams, and labels int32 B."""
     shapes = super().batch_shapes(size)

@@ -26,7 +26,7 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,7 @@ class MaskedPatches:
     Raises:
       ValueError: for fields that cannot work.
     """
+    refuse_unused(config, *OF_CLASSES)
     o, name = config.objective, config.model.name
     if name != 'vit':
       raise ValueError(
@@ -95,6 +96,11 @@ class MaskedPatches:
   def eval_transform(self) -> transforms.WithoutLabel:
     """Returns the same for evaluation."""
     return transforms.WithoutLabel(self.images.eval_transform())
+
+  @property
+  def images_seen(self) -> int:
+    """One: an example is an image."""
+    return 1
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC."""

@@ -39,6 +39,35 @@ class Facts:
   several_labels: bool = False
 
 
+# Fields that mean nothing where images are not varied as a class allows it.
+OF_CLASSES = (
+  'data.erasing',
+  'data.wrong_labels',
+  'loss.label_smoothing',
+  'loss.mixup',
+  'loss.cutmix',
+)
+
+
+def refuse_unused(config: ConfigDict, *fields: str) -> None:
+  """Refuses fields that are on and that the objective would do nothing with.
+
+  Raises:
+    ValueError: naming them and their values.
+  """
+  values = {
+    field: config[group][name]
+    for field in fields
+    for group, name in [field.split('.')]
+  }
+  on = [f'{field}={value}' for field, value in values.items() if value]
+  if on:
+    raise ValueError(
+      f'objective.name={config.objective.name} makes no use of '
+      f'{", ".join(on)}: switch that off.'
+    )
+
+
 class Objective(Protocol):
   """What is learned, and of what.
 
@@ -76,6 +105,11 @@ class Objective(Protocol):
 
   def eval_transform(self) -> Callable[[Record], Example]:
     """Returns the same for evaluation, which is never random."""
+    ...
+
+  @property
+  def images_seen(self) -> int:
+    """How many images the model sees for an example of training."""
     ...
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -20,7 +20,7 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Pixels:
   def _of(
     cls, config: ConfigDict, facts: Facts, class_names: tuple[str, ...]
   ) -> Self:
+    refuse_unused(config, *OF_CLASSES)
     o = config.objective
     if config.model.name != IGPT.kind:
       raise ValueError(
@@ -87,6 +88,11 @@ class Pixels:
   def eval_transform(self) -> Any:
     """Returns the same for evaluation."""
     return transforms.WithoutLabel(self.images.eval_transform())
+
+  @property
+  def images_seen(self) -> int:
+    """One: an example is an image."""
+    return 1
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC."""
@@ -203,6 +209,11 @@ class PixelsAndClasses(Pixels):
         f'{config.data.name} {config.data.split} has no labels, which '
         'objective.name=pixels_and_classes learns: use pixels, or put the '
         'images of each class in a folder of its own.'
+      )
+    if config.loss.name != 'softmax':
+      raise ValueError(
+        f'loss.name is {config.loss.name!r}: objective.name=pixels_and_classes '
+        'learns one class an image, by softmax.'
       )
     return cls._of(config, facts, facts.class_names)
 

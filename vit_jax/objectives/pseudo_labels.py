@@ -172,6 +172,11 @@ class PseudoLabels(Classification):
       super().train_transform(), source, soft_labels_NC, rows, self.ratio
     )
 
+  @property
+  def images_seen(self) -> int:
+    """A labelled one and its r others."""
+    return 1 + self.ratio
+
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC, labels int32 B, BrHWC and float32 BrC."""
     shapes = super().batch_shapes(size)

@@ -73,6 +73,11 @@ class Rotation(Classification):
     source = bad_images.open_checked(self.data, self.data.split)
     return streams.TwoStreams(super().train_transform(), source)
 
+  @property
+  def images_seen(self) -> int:
+    """The turns of both streams."""
+    return 2 * TURNS
+
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC of both streams, and labels int32 B."""
     shapes = super().batch_shapes(size)

@@ -30,6 +30,12 @@ def objectives_of(
     return {facts.image_size: kind.from_config(config, facts)}
   found: dict[tuple[int, int], Objective] = {}
   wrong: dict[str, str] = {}
+  if config.objective.get('buckets', 1) != 1:
+    raise ValueError(
+      f'data.image_size is {config.data.image_size!r} and objective.buckets '
+      f'{config.objective.buckets}: buckets are sizes of a batch too. Choose '
+      'one size or one bucket.'
+    )
   for size in (first, *others):
     try:
       objective = kind.from_config(

@@ -64,7 +64,7 @@ class WithClip:
   length: int
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image', 'label', 'clip' uint8 [S, F, K, H, W, 3], its 'video'."""
+    """Returns 'image', 'label', 'clip' uint8 [S, F, K, H, W, 3], 'video'."""
     example = self.labelled(record, rng)
     video = int(rng.integers(len(self.videos)))
     rows_SF = self.videos.clip(video, self.shots, self.frames, self.length, rng)
@@ -159,8 +159,13 @@ class VideoInvariances(Exemplar):
       self.length,
     )
 
+  @property
+  def images_seen(self) -> int:
+    """A labelled one and its clip."""
+    return 1 + self.shots * self.frames * self.copies
+
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, labels, clips uint8 BSFKHWC, videos int32 B."""
+    """Returns images uint8 BHWC, labels and videos B, clips uint8 BSFKHWC."""
     shapes = Classification.batch_shapes(self, size)
     B, *rest = shapes['image'].shape
     shape = B, self.shots, self.frames, self.copies, *rest
@@ -268,7 +273,8 @@ class VideoInvariances(Exemplar):
     similarity = jnp.einsum(
       'gbsd,gcsd->gsbc', guessed[:, :, :-1], shots[:, :, 1:]
     )
-    again = (video[:, :, None] == video[:, None]) & ~jnp.eye(G, dtype=bool)[None]
+    is_other = ~jnp.eye(G, dtype=bool)[None]
+    again = (video[:, :, None] == video[:, None]) & is_other
     similarity = jnp.where(again[:, None], -jnp.inf, similarity)
     own = jnp.broadcast_to(jnp.arange(G)[None, None], similarity.shape[:3])
     losses = optax.softmax_cross_entropy_with_integer_labels(

@@ -240,7 +240,7 @@ def costs(
     computing_s + sent_bytes * per_chip / speed,
     sent_bytes,
     experiment.config.batch_size,
-    3 * flops.forward_flops(objective.model, size),
+    3 * objective.images_seen * flops.forward_flops(objective.model, size),
     len(coords) * hardware.chip_flops(devices[0]),
     chip.hbm_gib * GIB / per_chip,
     len(coords),

@@ -69,7 +69,7 @@ class Run:
         `elapsed_s` and the metrics of steps that no row has yet in `since_log`.
       start_step: steps taken before.
       batch_size: images a step.
-      forward_flops: of one image.
+      forward_flops: of one example.
       listener: hears of the run, if someone wants to.
     """
     self._tell = listener or (lambda *event: None)
