@@ -9,7 +9,8 @@ The first value is the variant of a ViT, the second the data; the default is the
 paper's recipe on ImageNet: 300 epochs at batch 1024, AdamW at 1e-3 (5e-4 for
 512) with weight decay 0.05, RandAugment 9/0.5, mixup 0.8 and CutMix 1.0 in
 turns, random erasing 0.25, repeated augmentation 3, label smoothing 0.1 and
-stochastic depth 0.1. `small` is a small ViT for minutes on a CPU, on a folder
+stochastic depth 0.1. (Theirs applies each of RandAugment's operations every
+other time only.) `small` is a small ViT for minutes on a CPU, on a folder
 of small images.
 
 The teacher is any checkpoint that opens, of any architecture and image size,

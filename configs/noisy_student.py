@@ -28,6 +28,7 @@ images are seen.
 """
 
 from vit_jax import config as config_lib
+from vit_jax.sweeps import axes
 
 GENERATIONS = 3
 NOISE = {
@@ -62,9 +63,12 @@ def get_config(argument='digits'):
   )
   config.eval_every = '25%'
   config.checkpoint_every = '25%'
+  # Of the teacher too.
+  config_lib.override(config, pairs)
   generations(config)
   if what == 'compare':
     compare(config)
+    axes.refuse_swept(config, pairs)
   elif what:
     raise ValueError(f'{what!r} is no comparison: write compare, or nothing.')
   config_lib.override(config, pairs)
@@ -97,7 +101,8 @@ def generations(config):
     {'teacher': f'stages/{name}', 'objective.labels': f'stages/{name}.npz'}
     for name in names
   ]
-  first = NOISE | supervised(config)
+  flat = config_lib.flatten(config)
+  first = {field: flat[field] for field in NOISE} | supervised(config)
   config.stages = tuple(zip(names, [first, *taught[:-1]], strict=True))
   config.teacher = taught[-1]['teacher']
   config.objective.labels = taught[-1]['objective.labels']

@@ -40,6 +40,16 @@ def small(argument='digits'):
   return config
 
 
+def test_what_is_given_holds_for_the_teacher_too():
+  config = noisy_student.get_config(
+    'digits,batch_size=8,model.dropout=0.3,objective.ratio=4'
+  )
+  (_, teacher), *_ = config.stages
+  assert (teacher['batch_size'], teacher['model.dropout']) == (40, 0.3)
+  with pytest.raises(ValueError, match='model.dropout is set by the axis'):
+    noisy_student.get_config('digits,compare,model.dropout=0.3')
+
+
 def test_each_stage_has_a_folder_and_finds_those_before(tmp_path):
   found = stages.runs(small(), str(tmp_path))
   folders = [
