@@ -169,28 +169,46 @@ up() {
     for command in create install start logs delete; do "$command"; done
     return
   fi
-  local now ended
+  local now ended _
+  # What is known of the request: nothing yet, that it was seen, or that it was
+  # preempted and may be gone.
+  local known=''
   state > /dev/null  # what is wrong with gcloud shows here
   while true; do
     now=$(state || echo unknown)
     case "$now" in
-      '') create ;;
+      '')
+        case "$known" in
+          seen)
+            echo "error: $name was deleted, and is not requested again." >&2
+            exit 1
+            ;;
+          preempted) create || { sleep "$poll_s" && continue; } ;;
+          *) create ;;
+        esac
+        ;;
       SUSPENDED)
         echo 'Preempted: requesting the TPU again.' >&2
-        delete  # such a request never becomes active again
+        known=preempted
+        delete || sleep "$poll_s"  # such a request never becomes active again
         continue
         ;;
+      DELETING) echo "$name is $now." >&2 ;;
       FAILED)
         echo 'error: the request failed; `delete` it.' >&2
         exit 1
         ;;
       ACTIVE)
+        known=seen
         if train; then
           ended=$(remote 0 'cat vit_jax/status' || true)
           case "$ended" in
             0)
-              delete
-              return
+              for _ in {1..5}; do
+                if delete; then return; fi
+                sleep "$poll_s"
+              done
+              leave 0
               ;;
             75) if remote 0 'test -e vit_jax/stopped'; then leave 75; fi ;;
           esac
@@ -206,16 +224,20 @@ up() {
         fi
         continue
         ;;
-      *) echo "$name is $now." >&2 ;;
+      *)
+        if [[ $now != unknown ]]; then known=seen; fi
+        echo "$name is $now." >&2
+        ;;
     esac
     sleep "$poll_s"
   done
 }
 
+# 0 leaves with 1: what trained well is not at its end while the TPU costs.
 leave() {
   echo "Installing or training ended with status $1. The TPU is still there," \
     "and costs: launch/tpu.sh delete --name=$name --zone=$zone" >&2
-  exit "$1"
+  exit "$(($1 ? $1 : 1))"
 }
 
 case "$command" in

@@ -46,6 +46,10 @@ flags = dict(a[2:].split('=', 1) for a in args if '=' in a)
 action = args[3]
 if (fake / 'broken').exists():
   sys.exit('gcloud: not logged in')
+failures = fake / f'fail_{{action}}'
+if failures.exists() and (left := int(failures.read_text())):
+  failures.write_text(str(left - 1))
+  sys.exit('gcloud: 503')
 if action == 'create':
   assert not state.exists()
   state.write_text('ACTIVE')

@@ -82,6 +82,41 @@ def test_tpu_up_starts_again_what_was_told_to_end(tools):
   assert actions(tools) == ['create', *ATTEMPT, 'stopped', *ATTEMPT, 'delete']
 
 
+def test_tpu_up_does_not_request_again_what_somebody_deleted(tools):
+  """From elsewhere, while training runs."""
+  (tools.folder / 'plan').write_text(f'rm {tools.folder}/state; exit 75\n')
+  status, _, err = tools.run('tpu.sh', *UP)
+  assert status == 1
+  assert err.endswith('error: t was deleted, and is not requested again.\n')
+  assert actions(tools).count('create') == 1
+
+
+def test_tpu_up_goes_on_where_gcloud_fails_now_and_then(tools):
+  (tools.folder / 'plan').write_text(f'{preempt(tools)}; exit 75\nexit 0\n')
+  (tools.folder / 'fail_delete').write_text('2')
+  created = tools.folder / 'fail_create'
+  # The first request is not made again: what is wrong with it would stay so.
+  created.write_text('1')
+  assert tools.run('tpu.sh', *UP)[0] == 1
+  created.write_text('0')
+  up = tools.start('tpu.sh', *UP)
+  wait_for(tools.folder / 'attempts0')
+  created.write_text('3')
+  _, err = up.communicate()
+  assert up.returncode == 0, err
+  assert err.count('gcloud: 503') == 5
+  assert actions(tools)[-1] == 'delete'
+  assert not (tools.folder / 'state').exists()
+
+
+def test_tpu_up_says_that_a_tpu_could_not_be_deleted(tools):
+  (tools.folder / 'plan').write_text('exit 0')
+  (tools.folder / 'fail_delete').write_text('99')
+  status, _, err = tools.run('tpu.sh', *UP)
+  assert status == 1 and 'The TPU is still there, and costs' in err
+  assert actions(tools)[-5:] == ['delete'] * 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('code', [1, 2, 134])
 def test_tpu_up_keeps_the_tpu_after_a_failure(code, tools):
