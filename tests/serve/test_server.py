@@ -3,11 +3,13 @@
 Its answers are those of the checkpoint on the same files.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import http.client
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -32,6 +34,9 @@ REASON = 'needs the extra `serve`'
 for library in ('onnx', 'onnxruntime', 'starlette', 'uvicorn'):
   pytest.importorskip(library, reason=REASON)
 served_model = pytest.importorskip('vit_jax.serve.served_model')
+from starlette.requests import Request  # noqa: E402
+
+from vit_jax.serve import listening, options, protection  # noqa: E402
 
 VIT = {'patch_size': 8, 'width': 32, 'depth': 3, 'mlp_dim': 48, 'heads': 4}
 KINDS = every_kind()
@@ -299,6 +304,37 @@ def test_what_a_board_installs_is_pinned():
 )
 def test_names(path, name):
   assert board.name_of(path) == name
+
+
+def test_a_file_that_does_not_run_is_left_out(monkeypatch, capsys):
+  paths = [pathlib.Path(f'm.{dtype}.onnx') for dtype in ('float32', 'int8')]
+  found = {'float32': (-9, '', ''), 'int8': (0, '0.5', '')}
+
+  def run(args, **kwargs):
+    status, out, err = found[args[3].stem.rpartition('.')[2]]
+    return subprocess.CompletedProcess(args, status, out, err)
+
+  monkeypatch.setattr(listening.subprocess, 'run', run)
+  assert listening.choose(paths, 'faster', 0) == paths[1]
+  said = 'left out  m.float32.onnx does not run: its process ended with status'
+  assert f'{said} -9\n' in capsys.readouterr().err
+  found['int8'] = (1, '', 'a\nno such operator\n')
+  with pytest.raises(ValueError, match='in none of float32, int8'):
+    listening.choose(paths, 'faster', 0)
+  assert 'does not run: no such operator\n' in capsys.readouterr().err
+
+
+def test_a_token_is_not_empty_and_has_any_letters(capsys):
+  parser = argparse.ArgumentParser()
+  options.add_flags(parser)
+  with pytest.raises(SystemExit):
+    parser.parse_args(['--token='])
+  assert 'everybody would be answered' in capsys.readouterr().err
+  headers = [(b'authorization', 'Bearer schön'.encode())]
+  request = Request({'type': 'http', 'headers': headers})
+  protection.check_token(request, 'schön')
+  with pytest.raises(protection.Refusal):
+    protection.check_token(request, 'schon')
 
 
 def test_a_folder_without_models_says_so(tmp_path):

@@ -1,13 +1,17 @@
 """What a model sees of files, beside what the rest of the package makes."""
 
 import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import ROOT
 from tests.serve.pictures_to_send import encoded, every_kind, pixels
 from vit_jax.data.box_transforms import EvalBoxTransform
 from vit_jax.data.transforms import EvalTransform
@@ -123,6 +127,40 @@ def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
     assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   finally:
     decoder.close()
+
+
+def test_what_ended_while_nobody_asked_is_started_again(monkeypatch):
+  decoder = Decoder(VIEWS)
+  try:
+    decoder._process.kill()
+    decoder._process.wait()
+    assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+    decoder._process.kill()
+    decoder._process.wait()
+    start = decoder._start
+
+    def no_memory():
+      raise OSError('no memory')
+
+    monkeypatch.setattr(decoder, '_start', no_memory)
+    for _ in range(2):
+      with pytest.raises(OSError, match='no memory'):
+        decoder.see(KINDS['BMP'])
+    monkeypatch.setattr(decoder, '_start', start)
+    assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+  finally:
+    decoder.close()
+
+
+def test_it_runs_where_memory_is_limited_already():
+  command = f'ulimit -Hv 1900000; {sys.executable} -m {uploads.__name__}'
+  subprocess.run(
+    ['bash', '-c', command],
+    cwd=ROOT,
+    stdin=subprocess.DEVNULL,
+    env=os.environ | {'OPENBLAS_NUM_THREADS': '1'},
+    check=True,
+  )
 
 
 def test_messages_come_through():

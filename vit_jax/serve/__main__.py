@@ -9,6 +9,7 @@ writes the same for a machine without JAX.
 
 import argparse
 import pathlib
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -78,6 +79,8 @@ def _run(args: argparse.Namespace) -> None:
     raise ImportError(
       f"{e}: serving needs pip install 'vit_jax[serve]'."
     ) from e
+  # Or it would end without removing the folder.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   with tempfile.TemporaryDirectory() as folder:
     for name, checkpoint in checkpoints.items():
       print(f'converting {checkpoint.path} as {name}', flush=True)

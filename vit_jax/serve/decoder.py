@@ -35,6 +35,8 @@ class Decoder:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       # Threads of a library that multiplies matrices, which nobody does there.
+      # Ctrl-C is not for it: it ends when nobody asks any more.
+      process_group=0,
       env=os.environ
       | {'PYTHONPATH': os.fspath(root), 'OPENBLAS_NUM_THREADS': '1'},
     )
@@ -48,8 +50,13 @@ class Decoder:
     Raises:
       UnreadableUpload: for what is no image, damaged, has too many pixels or
         takes too long.
+      OSError: the process cannot be started.
     """
     with self._lock:
+      # It was given up, or ended while nobody asked, for want of memory, say.
+      if self._process.poll() is not None:
+        self.close()
+        self._start()
       timer = threading.Timer(self._seconds, self._process.kill)
       timer.start()
       try:
@@ -57,7 +64,6 @@ class Decoder:
         answer, pixels = uploads.receive(self._answers)
       except (EOFError, OSError):
         self.close()
-        self._start()
         raise uploads.UnreadableUpload(
           f'The image cannot be decoded within {self._seconds:g} seconds and '
           'the memory there is: send a simpler one.'

@@ -41,7 +41,7 @@ def serve(
     hosts = protection.LOOPBACK
   engine = Engine(models, explain)
   config = uvicorn.Config(
-    PageServer(engine, args.token, hosts).app(),
+    PageServer(engine, args.token or '', hosts).app(),
     host=args.host,
     port=args.port,
     http=protection.ImpatientProtocol,
@@ -106,6 +106,8 @@ def main() -> int:
   except (OSError, ValueError) as e:
     print(f'error: {e}', file=sys.stderr)
     return 2
+  except KeyboardInterrupt:
+    return 130
   return 0
 
 
@@ -118,13 +120,23 @@ def choose(
     paths: of the same model.
     dtype: 'float32', 'int8', or 'faster' to time them.
     threads: that it will run in.
+
+  Raises:
+    ValueError: if it runs in neither of those that are timed.
   """
   by_dtype = {path.stem.rpartition('.')[2]: path for path in paths}
   if len(paths) == 1:
     return paths[0]
   if dtype != 'faster':
     return by_dtype[dtype]
-  seconds = {name: _timed(path, threads) for name, path in by_dtype.items()}
+  seconds = {}
+  for name, path in by_dtype.items():
+    try:
+      seconds[name] = _timed(path, threads)
+    except ValueError as e:
+      print(f'left out  {e}', file=sys.stderr, flush=True)
+  if not seconds:
+    raise ValueError(f'{paths[0]} runs in none of {", ".join(by_dtype)}.')
   fastest = min(seconds, key=lambda name: seconds[name])
   said = ', '.join(f'{name} {s * 1e3:.1f} ms' for name, s in seconds.items())
   print(f'timed     {paths[0].stem.rpartition(".")[0]}: {said}', flush=True)
@@ -146,7 +158,8 @@ def _timed(path: pathlib.Path, threads: int) -> float:
     text=True,
   )
   if result.returncode:
-    raise ValueError(
-      f'{path} does not run: {result.stderr.strip().splitlines()[-1]}'
-    )
+    said = result.stderr.strip().splitlines() or [
+      f'its process ended with status {result.returncode}'
+    ]
+    raise ValueError(f'{path} does not run: {said[-1]}')
   return float(result.stdout)

@@ -15,7 +15,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--port', type=_port, default=8000, help='(default: 8000; 0 for a free one)'
   )
   parser.add_argument(
-    '--token', default='', help='what whoever asks has to know (default: none)'
+    '--token',
+    type=_token,
+    help='what whoever asks has to know (default: none)',
   )
   parser.add_argument(
     '--threads',
@@ -23,6 +25,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     default=0,
     help='that a model runs in (default: 0, as many as cores)',
   )
+
+
+def _token(text: str) -> str:
+  if not text:
+    raise argparse.ArgumentTypeError(
+      'it is empty, and everybody would be answered: give one, or leave it out.'
+    )
+  return text
 
 
 def _port(text: str) -> int:

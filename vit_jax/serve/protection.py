@@ -84,7 +84,8 @@ def check_token(request: Request, token: str) -> None:
 
   The comparison takes as long for any wrong one.
   """
-  given = request.headers.get('authorization', '').encode()
+  # As which Starlette decodes headers.
+  given = request.headers.get('authorization', '').encode('latin-1')
   if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
     raise Refusal(
       401,

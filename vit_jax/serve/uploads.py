@@ -290,6 +290,9 @@ def main() -> None:
     (resource.RLIMIT_FSIZE, 0),
     (resource.RLIMIT_CORE, 0),
   ):
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+      most = min(most, hard)
     resource.setrlimit(limit, (most, most))
   while True:
     try:
