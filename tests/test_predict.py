@@ -344,3 +344,17 @@ def test_rows_come_as_they_are_found(format_name):
   while '0.5' not in (text := next(texts)) and '50.00%' not in text:
     pass
   assert taken == [0]
+
+
+def test_folders_are_searched_but_hidden_ones(tmp_path, monkeypatch):
+  for folder in ('a', '.cache'):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / 'x.jpg').touch()
+  assert predict.find_files([str(tmp_path)]) == [str(tmp_path / 'a/x.jpg')]
+
+  def listed(path, **kwargs):
+    raise PermissionError(13, 'not allowed', path)
+
+  monkeypatch.setattr(os, 'scandir', listed)
+  with pytest.raises(PermissionError, match='not allowed'):
+    predict.find_files([str(tmp_path)])

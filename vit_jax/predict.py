@@ -109,33 +109,46 @@ def find_objects(
   names = _class_names(checkpoint)
   detector = detections.Detector(checkpoint, threshold)
   results: list[dict[str, Any]] = []
-  for path, stem in zip(paths, photos.unique_names(paths), strict=True):
-    try:
-      shown_HWC, found = detector(path)
-    except decode.UnreadableImage as e:
-      yield path, e
-      continue
+  each = zip(
+    paths, photos.unique_names(paths), detections.coco_ids(paths), strict=True
+  )
+  try:
+    for path, stem, image_id in each:
+      try:
+        shown_HWC, found = detector(path)
+      except decode.UnreadableImage as e:
+        yield path, e
+        continue
+      if out:
+        results += detections.coco_results(image_id, found)
+        drawn = detections.picture(shown_HWC, found, names)
+        whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
+      rows = []
+      for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1):
+        row = dict(zip(COLUMNS, (path, rank, names[c], float(p)), strict=True))
+        corners = (round(float(x), 1) for x in box_4)
+        rows.append(row | dict(zip(BOX, corners, strict=True)))
+      yield path, rows
+  finally:
+    # Also what was found before somebody ended it.
     if out:
-      results += detections.coco_results(path, found)
-      drawn = detections.picture(shown_HWC, found, names)
-      whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
-    rows = []
-    for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1):
-      row = dict(zip(COLUMNS, (path, rank, names[c], float(p)), strict=True))
-      corners = (round(float(x), 1) for x in box_4)
-      rows.append(row | dict(zip(BOX, corners, strict=True)))
-    yield path, rows
-  if out:
-    text = json.dumps(results, indent=1)
-    whole.replace(os.path.join(out, 'coco.json'), text.encode())
+      text = json.dumps(results, indent=1)
+      whole.replace(os.path.join(out, 'coco.json'), text.encode())
+
+
+def _raise(error: OSError) -> None:
+  raise error
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
   """Returns the files named, and the images in the folders named, sorted.
 
+  Folders whose names begin with a dot are left out, as such files are.
+
   Raises:
     FileNotFoundError: for a path that does not exist or a folder that has no
       image.
+    OSError: for a folder in them that cannot be read.
   """
   found = []
   for path in paths:
@@ -144,12 +157,15 @@ def find_files(paths: Sequence[str]) -> list[str]:
         raise FileNotFoundError(f'No file or folder at {path}.')
       found.append(path)
       continue
-    inside = sorted(
-      os.path.join(parent, name)
-      for parent, _, names in os.walk(path)
-      for name in names
-      if folder.is_image_name(name)
-    )
+    inside = []
+    for parent, folders, names in os.walk(path, onerror=_raise):
+      folders[:] = [x for x in folders if not x.startswith('.')]
+      inside += [
+        os.path.join(parent, name)
+        for name in names
+        if folder.is_image_name(name)
+      ]
+    inside.sort()
     if not inside:
       raise FileNotFoundError(f'The folder {path} has no image files.')
     found += inside

@@ -47,6 +47,24 @@ def test_every_way_in_gives_the_same(vit, images, tmp_path):
     np.testing.assert_allclose(vit.logits(one), want[1:2], atol=1e-6)
 
 
+def test_pictures_are_what_their_files_are(vit, tmp_path):
+  """Deep greys, what shines through, and what is stored on its side."""
+  H, W = vit.image_size
+  greys = np.linspace(0, 65535, H * W).reshape(H, W).astype(np.uint16)
+  Image.fromarray(greys).save(tmp_path / 'grey.png')
+  clear = np.zeros((H, W, 4), np.uint8)
+  clear[:, : W // 2, 3] = 255
+  Image.fromarray(clear).save(tmp_path / 'clear.png')
+  exif = Image.Exif()
+  exif[274] = 6
+  image = Image.fromarray(greys).convert('L').convert('RGB')
+  image.putpixel((0, 0), (255, 0, 0))
+  image.save(tmp_path / 'turned.png', exif=exif)
+  for path in sorted(tmp_path.iterdir()):
+    from_file, from_picture = vit.logits(path), vit.logits(Image.open(path))
+    np.testing.assert_array_equal(from_picture, from_file, err_msg=path.name)
+
+
 def test_predictions_are_the_softmax_in_order(vit, images):
   logits = np.asarray(vit.checkpoint.logits(images), np.float64)
   odds = np.exp(logits - logits.max(axis=1, keepdims=True))

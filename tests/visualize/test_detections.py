@@ -156,6 +156,27 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
   ]
 
 
+def test_ids_of_images_are_numbers_that_no_other_has():
+  paths = ['a/1.jpg', 'b/001.png', 'a/2.jpg', 'a/x.jpg', 'a/².jpg']
+  ids = ['a/1.jpg', 'b/001.png', 2, 'a/x.jpg', 'a/².jpg']
+  assert detections.coco_ids(paths) == ids
+
+
+def test_what_was_found_is_kept_where_it_ends_early(
+  checkpoint, files, tmp_path, monkeypatch
+):
+  def ends(*args):
+    raise KeyboardInterrupt
+
+  rows = predict.find_objects(checkpoint, files, 0.0, str(tmp_path))
+  assert next(rows)[0] == files[0]
+  monkeypatch.setattr(detections.Detector, '__call__', ends)
+  with pytest.raises(KeyboardInterrupt):
+    next(rows)
+  results = json.loads((tmp_path / 'coco.json').read_text())
+  assert [r['image_id'] for r in results] == [7] * 4
+
+
 @pytest.fixture(scope='module')
 def with_masks():
   return made(128, 8, (1, 1, 1, 1), masks=True)
@@ -175,7 +196,7 @@ def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
   assert np.mean(found.masks_NHW[0] != want_HW) < 1e-3
   assert 0 < want_HW.mean() < 1
   for result, mask_HW in zip(
-    detections.coco_results(files[0], found), found.masks_NHW, strict=True
+    detections.coco_results(7, found), found.masks_NHW, strict=True
   ):
     written = json.loads(json.dumps(result['segmentation']))
     assert written['size'] == [36, 96]

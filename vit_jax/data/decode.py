@@ -324,9 +324,19 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
   with _naming_errors(name):
     image = _pillow_open(data)
     _refuse_bomb(image.width, image.height, name)
-    pixels = _rgb(image)
-    # After the pixels, because PNG may keep its EXIF behind them.
-    return _upright(pixels, _exif_orientation(image))
+    return from_pillow(image)
+
+
+def from_pillow(image: Image.Image) -> np.ndarray:
+  """Returns an opened image as `decode` does a file, uint8 [H, W, 3].
+
+  Raises:
+    ValueError: its values have no defined colours.
+    OSError: Pillow cannot read it to the end.
+  """
+  pixels = _rgb(image)
+  # After the pixels, because PNG may keep its EXIF behind them.
+  return _upright(pixels, _exif_orientation(image))
 
 
 def _exif_orientation(image: Image.Image) -> int:

@@ -185,5 +185,5 @@ def _read(image: Any, number: int) -> tuple[bytes | np.ndarray, str]:
     path = os.fspath(image)
     return decode.read_file(path), path
   if hasattr(image, 'convert'):  # Pillow's
-    image = np.asarray(image.convert('RGB'))
+    image = decode.from_pillow(image)
   return np.asarray(image), f'number {number}'

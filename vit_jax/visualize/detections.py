@@ -1,6 +1,8 @@
 """Objects that DETR finds in photographs: boxes, masks, COCO's results."""
 
+import collections
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -188,16 +190,31 @@ def _colour(label: int) -> str:
   return f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)'
 
 
-def coco_results(path: str, found: Detections) -> list[dict[str, Any]]:
+def coco_ids(paths: Sequence[str]) -> list[int | str]:
+  """Returns by what COCO's tools know images.
+
+  An id is the file's name where that is a number, as COCO's are, and no other
+  file's, and else its path.
+  """
+  stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+  numbers = [int(x) if x.isascii() and x.isdigit() else None for x in stems]
+  counts = collections.Counter(numbers)
+  return [
+    path if number is None or counts[number] > 1 else number
+    for path, number in zip(paths, numbers, strict=True)
+  ]
+
+
+def coco_results(
+  image_id: int | str, found: Detections
+) -> list[dict[str, Any]]:
   """Returns what COCO's tools take of an image.
 
-  Its id is its name where that is a number, as COCO's are, and else its path.
   Masks are compressed RLE, for which it takes pycocotools.
   """
-  stem = os.path.splitext(os.path.basename(path))[0]
   results: list[dict[str, Any]] = [
     {
-      'image_id': int(stem) if stem.isascii() and stem.isdigit() else path,
+      'image_id': image_id,
       'category_id': int(label),
       'bbox': [round(float(x), 2) for x in (x0, y0, x1 - x0, y1 - y0)],
       'score': round(float(score), 5),
