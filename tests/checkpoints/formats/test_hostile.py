@@ -5,6 +5,7 @@ nothing did to what matters, or is refused in little memory by an error that
 names it. What is in it never runs.
 """
 
+import importlib.util
 import os
 import pickle
 import resource
@@ -61,6 +62,9 @@ def mutated(request, tmp_path, pristine):
   name, mutation, seed = request.param
   if name.endswith('.pth'):
     request.getfixturevalue('torch')
+  if name == 'timm' and importlib.util.find_spec('timm'):
+    # Where a refusal looks up names; with CUDA it takes much memory by itself.
+    request.getfixturevalue('timm')
   source, checkpoint = pristine(name)
   path = tmp_path / 'files' / name
   path.parent.mkdir()

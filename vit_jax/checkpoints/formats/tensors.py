@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -264,7 +265,12 @@ def _read_torch(path: str) -> Flat:
       with zipfile.ZipFile(path) as zipped:
         archive.check_memory(sum(x.file_size for x in zipped.infolist()))
     # Training code likes to save its flags beside the parameters.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with (
+      torch.serialization.safe_globals([argparse.Namespace]),
+      warnings.catch_warnings(),
+    ):
+      # About arrays that are refused below, and about how torch reads.
+      warnings.simplefilter('ignore')
       saved = torch.load(
         path, map_location='cpu', weights_only=True, mmap=is_zip
       )
