@@ -133,7 +133,10 @@ def config_named(text: str) -> ConfigDict:
     ValueError: for values that it does not take.
   """
   path = _full_config(text, '--config')
-  return flags.FLAGS['config'].parser.parse(path)
+  try:
+    return flags.FLAGS['config'].parser.parse(path)
+  except ValueError as e:  # with a traceback of config_flags in it
+    raise ValueError(_last_line(e)) from e
 
 
 def _own_configs() -> list[pathlib.Path]:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-  names = _claims(args.claims)
+  names = _claims(args.claims, args.data)
   if args.scale == 'tpu':
     for line in full_size.commands(names, args.topology, flags.config_named):
       print(line, flush=True)
@@ -68,8 +68,16 @@ def _run(args: argparse.Namespace) -> int | None:
   return status
 
 
-def _claims(text: str) -> list[str]:
+def _claims(text: str, data: str) -> list[str]:
   names = text.split(',') if text else list(claims.CLAIMS)
+  if not text:
+    needs = {
+      name: claims.STUDIES[c.study].data for name, c in claims.CLAIMS.items()
+    }
+    left_out = [name for name in names if needs[name] not in ('', data)]
+    if left_out:
+      print(f'Left out, as {data} is not their data: {", ".join(left_out)}.')
+    return [name for name in names if name not in left_out]
   for name in names:
     if name not in claims.CLAIMS:
       raise ValueError(f'No claim {name!r}. {nearest(name, claims.CLAIMS)}')

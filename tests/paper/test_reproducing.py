@@ -2,13 +2,16 @@
 
 import collections
 import csv
+import os
 import re
+import signal
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.sweeps.small_sweep import fake_training, table
-from vit_jax import reproduce
+from vit_jax import flags, reproduce
+from vit_jax.paper import claims, reproducing
 from vit_jax.training import run
 
 # The way in which config_flags loads a config file.
@@ -75,6 +78,58 @@ def test_a_killed_command_goes_on(command, tmp_path, monkeypatch):
   pages = (tmp_path / 'w/report.md').read_text()
   (picture,) = re.findall(r'\]\((.*\.png)\)', pages)
   assert (tmp_path / 'w' / picture).read_bytes().startswith(b'\x89PNG')
+
+
+def test_sigterm_in_the_last_step_of_a_run_ends_the_command(
+  command, tmp_path, monkeypatch
+):
+  def told_to_end(config, step):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return accuracy(config, step)
+
+  fake_training(monkeypatch, told_to_end)
+  assert command('--budget=2h') == 75
+  assert len(table(tmp_path / 'r/digits/axial.csv')) == 1
+
+
+def test_runs_of_another_number_of_images_are_no_part_of_it(
+  command, tmp_path, monkeypatch, capsys
+):
+  fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  path = tmp_path / 'r/digits/axial.csv'
+  lines = path.read_text().splitlines(keepends=True)
+  assert int(table(path)[0]['examples']) == 1437
+  path.write_text(''.join(lines[:3]).replace(',1437,', ',1400,'))
+  assert command('--budget=2h') == 2
+  said = 'has runs of 1,400 images, and digits has 1,437: give another'
+  assert said in capsys.readouterr().err
+
+
+def test_data_of_like_names_have_folders_of_their_own(tmp_path):
+  paths = {
+    reproducing.Reproduction(
+      ['posemb'], data, str(tmp_path), str(tmp_path), flags.config_named
+    ).path('posemb')
+    for data in ('digits', 'cifar10', './cifar10', '../cifar10', 'a-b', 'a/b')
+  }
+  assert len(paths) == 6
+  assert tmp_path / 'digits/posemb.csv' in paths
+
+
+def test_claims_of_other_data_are_left_out(tmp_path, monkeypatch, capsys):
+  for c in range(2):
+    (tmp_path / f'images/train/{c}').mkdir(parents=True)
+  monkeypatch.chdir(ROOT)
+  data = f'--data={tmp_path}/images'
+  names = reproduce._claims('', data[7:])
+  assert set(claims.CLAIMS) - set(names) == {
+    name for name, c in claims.CLAIMS.items() if c.study == 'detr'
+  }
+  assert 'Left out, as' in capsys.readouterr().out
+  assert reproduce.main([data, '--claims=detr_layers', '--list']) == 2
+  err = capsys.readouterr().err
+  assert 'Traceback' not in err and 'measured on digits on a canvas' in err
 
 
 def test_the_report_says_what_ran_where_and_what_follows(

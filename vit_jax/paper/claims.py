@@ -45,12 +45,14 @@ class Study:
       nothing has been learned that could be compared.
     measure: of `measures.MEASURES`, for what evaluators do not tell.
     full_size: the commands of a study of the paper's size.
+    data: what it needs, empty for images of any classes.
   """
 
   what: str
   learned: tuple[str, float] = (ACCURACY, 0.5)
   measure: str = ''
   full_size: tuple[FullSize, ...] = ()
+  data: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +243,7 @@ STUDIES: Mapping[str, Study] = {
         runs=6,
       ),
     ),
+    data='digits',
   ),
 }
 

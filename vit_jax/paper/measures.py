@@ -35,7 +35,8 @@ def inside(checkpoint: Checkpoint, data: str, split: str) -> dict[str, float]:
     filters/random: the same of as many normally distributed filters;
     masking/FUSION: accuracy without the 30 % of pixels of the highest rollout.
   """
-  source = sources.open_source(data, f'{split}[:{IMAGES}]')
+  source = sources.open_source(data, split)
+  source = sources.subset(source, range(min(IMAGES, len(source))))
   subject, labels_N = masking.of_source(
     checkpoint, sources.labelled(source, data)
   )

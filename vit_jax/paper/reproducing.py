@@ -8,6 +8,7 @@ every study, then the second: any budget shows something of all of them.
 
 import dataclasses
 import datetime
+import hashlib
 import json
 import platform
 import statistics
@@ -25,6 +26,7 @@ from vit_jax.paper import claims, evidence, measures
 from vit_jax.paper.evidence import RunRow
 from vit_jax.sweeps import axes, refusing, running
 from vit_jax.sweeps.axes import Cell
+from vit_jax.training.run import Preempted, preemption_notice
 
 # Of a run that nobody has timed: seconds to compile and to evaluate, and what
 # two slow cores compute of a small model in a second. A study's own runs tell.
@@ -82,7 +84,11 @@ class Reproduction:
       config_of: from the name of a config and its values to the config.
     """
     self._workdir, self.data = workdir, data
-    self._results = epath.Path(results) / axes.slug(data)
+    # Names that have one slug, as cifar10 and ./cifar10, are two data sets.
+    self._folder = axes.slug(data)
+    if self._folder != data:
+      self._folder += f'-{hashlib.sha256(data.encode()).hexdigest()[:6]}'
+    self._results = epath.Path(results) / self._folder
     wanted = {claims.CLAIMS[name].study for name in names}
     self.studies = [name for name in claims.STUDIES if name in wanted]
     self._configs = {
@@ -92,7 +98,7 @@ class Reproduction:
     self._facts = refusing.KnownData()
 
   def _plan(self, name: str) -> list[Planned]:
-    folder = f'{self._workdir}/{axes.slug(self.data)}/{name}'
+    folder = f'{self._workdir}/{self._folder}/{name}'
     cells = axes.cells(self._configs[name], folder)
     return [Planned(name, c, evidence.checksum(c.config)) for c in cells]
 
@@ -145,23 +151,39 @@ class Reproduction:
     A run is started if it can be expected to end in time, and then ends.
 
     Raises:
-      ValueError: for a run that cannot work.
+      ValueError: for a run that cannot work, or finished ones of data of
+        another size.
       Preempted: after SIGTERM, once the state is saved.
     """
     started_s = time.monotonic()
     runs = self.left()
     for run in runs:
-      self._facts.of(run.cell)
-    for i, run in enumerate(runs):
-      left_s = budget_s - (time.monotonic() - started_s)
-      expected_s = self.seconds(run)
-      if expected_s > left_s:
-        continue
-      yield (
-        f'{run.study} {i + 1} of {len(runs)}: {run.cell.name}, about '
-        f'{span(expected_s)}; {span(left_s)} of the budget left'
-      )
-      self._run(run)
+      self._check_data(run)
+    # A run that SIGTERM meets in its last step finishes as if nothing were.
+    with preemption_notice() as preempted:
+      for i, run in enumerate(runs):
+        left_s = budget_s - (time.monotonic() - started_s)
+        expected_s = self.seconds(run)
+        if expected_s > left_s:
+          continue
+        yield (
+          f'{run.study} {i + 1} of {len(runs)}: {run.cell.name}, about '
+          f'{span(expected_s)}; {span(left_s)} of the budget left'
+        )
+        self._run(run)
+        if preempted(i):
+          raise Preempted('Preempted: every run so far is saved.')
+
+  def _check_data(self, run: Planned) -> None:
+    """Refuses a run beside one that learned another number of images."""
+    examples = self._facts.of(run.cell)['examples']
+    for row in self.rows(run.study):
+      had = row.numbers.get('examples', examples)
+      if row.key[0] == run.key[0] and had != examples:
+        raise ValueError(
+          f'{self.path(run.study)} has runs of {had:,.0f} images, and '
+          f'{self.data} has {examples:,}: give another --results.'
+        )
 
   def _run(self, run: Planned) -> None:
     config = self._configs[run.study].copy_and_resolve_references()
@@ -183,6 +205,7 @@ class Reproduction:
       )
     taken_s = result['elapsed_s'] + time.monotonic() - started_s
     numbers |= {name: result[name] for name in ('params', 'gflops', 'steps')}
+    numbers['examples'] = self._facts.of(run.cell)['examples']
     variant, seed = run.key
     row = RunRow(
       {
