@@ -172,6 +172,22 @@ def test_trials_of_one_folder_are_refused():
     entries(config)
 
 
+def test_no_more_is_chosen_by_than_is_trained_on():
+  config = small()
+  config.data.split = 'train[:40]'
+
+  def check(train, val):
+    config.tune.update(train=train, val=val)
+    choosing.check_held_out(config, lambda split: 100)
+
+  check('train[:30]', 'train[30:40]')
+  check('train800', 'val200')  # of which the name does not tell
+  with pytest.raises(ValueError, match='train.* has 90 images, 50 of them not'):
+    check('train[:90]', 'train[90:]')
+  with pytest.raises(ValueError, match='val.* has 15 images, 5 of them not in'):
+    check('train[:30]', 'train[30:45]')
+
+
 def test_other_images_of_the_same_sets_are_no_overlap():
   config = small()
   counted = []

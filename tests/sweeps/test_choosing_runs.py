@@ -371,6 +371,20 @@ def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
   assert saved['metrics'] == {'test/loss': 1.1}
 
 
+def test_runs_that_were_measured_on_other_images_do_not_count(
+  monkeypatch, tmp_path
+):
+  fake_training(monkeypatch, lambda config, step: 0.5)
+  config = small('seed=0')
+  running.run(config, str(tmp_path))
+  config.evaluators.fewshot.update(on=True, data='digits')  # is not asked for
+  running.run(config, str(tmp_path))
+  config.evaluators.test.split = 'train[90%:]'
+  message = "measured otherwise .evaluators.test.split: 'test' -> 'train.90%:.'"
+  with pytest.raises(ValueError, match=message):
+    running.run(config, str(tmp_path))
+
+
 def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
   fake_training(monkeypatch, lambda config, step: 0.5)
   config = small('seed=0')

@@ -161,9 +161,18 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   `count` gives the number of examples of a split.
 
   Raises:
-    ValueError: if `tune.val` shares examples with either.
+    ValueError: if `tune.val` shares examples with either, or the trials have
+      others than those that are trained on in the end.
   """
   train, val = config.tune.train, config.tune.val
+  for field, part in (('tune.train', train), ('tune.val', val)):
+    n = _shared(config.data.split, part, count)
+    if 0 < n < (whole := _shared(part, part, count)):
+      raise ValueError(
+        f'{field} {part!r} has {whole:,} images, {whole - n:,} of them not in '
+        f'data.split {config.data.split!r}: values would be chosen by more '
+        'than is trained on. Choose two parts of that.'
+      )
   if n := _shared(train, val, count):
     raise ValueError(
       f'tune.train {train!r} and tune.val {val!r} share {n:,} images: a '

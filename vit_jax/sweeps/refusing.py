@@ -134,6 +134,7 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
     result = json.loads(path.read_text())
     config_lib.check_resumable(result, given)
     _check_step(cell, result)
+    _check_measured(result, given['config'])
   return result
 
 
@@ -152,6 +153,23 @@ def _check_step(cell: Cell, result: dict[str, Any]) -> None:
       f'best_metric is {metric!r}, and this finished run has '
       f'{", ".join(result["metrics"])}.'
     )
+
+
+def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
+  """Refuses a result beside those that would be measured on something else."""
+  for name in {metric.split('/')[0] for metric in result['metrics']}:
+    old = result['config']['evaluators'].get(name, {})
+    new = config['evaluators'].get(name, {})
+    changed = [
+      f'evaluators.{name}.{field}: {old[field]!r} -> {new[field]!r}'
+      for field in old.keys() & new.keys() - {'on'}
+      if old[field] != new[field]
+    ]
+    if changed and new.get('on'):
+      raise ValueError(
+        f'This run has finished and was measured otherwise '
+        f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
+      )
 
 
 def seconds_taken(cell: Cell) -> float:
