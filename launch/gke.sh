@@ -108,6 +108,12 @@ case "$command" in
     if $dry_run; then
       printf "kubectl apply -f - <<'EOF'\n%s\nEOF\n" "$text"
     else
+      # One that has ended stays so, whatever is applied.
+      ended=$(kubectl get "jobset/$name" --ignore-not-found \
+        '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
+      [[ ! " $ended " =~ ' '(Completed|Failed)' ' ]] ||
+        refuse "$name has ended (${BASH_REMATCH[1]}):" \
+          "first launch/gke.sh delete --name=$name, then the run resumes."
       kubectl apply -f - <<< "$text"
     fi
     ;;

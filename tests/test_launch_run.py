@@ -33,8 +33,21 @@ def manifest_of(tools, *options, more=()):
   assert tools.calls() == []
   assert tools.run('gke.sh', 'run', *args)[0] == 0
   text = '\n'.join(lines) + '\n'
-  assert tools.calls() == [['kubectl', 'apply', '-f', '-', text]]
+  looked, applied = tools.calls()
+  assert looked[:3] == ['kubectl', 'get', 'jobset/n']
+  assert applied == ['kubectl', 'apply', '-f', '-', text]
   return yaml.safe_load(text)
+
+
+def test_a_jobset_that_has_ended_is_not_run_again(tools):
+  tools.add('kubectl', '#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted Failed\n')
+  args = ('--name=n', '--image=h/i:1', *TRAINING)
+  status, out, err = tools.run('gke.sh', 'run', *args)
+  assert (status, out) == (2, '')
+  assert err == (
+    'error: n has ended (Failed): first launch/gke.sh delete --name=n, then '
+    'the run resumes.\n'
+  )
 
 
 def test_manifest_holds_what_was_asked_for(tools):

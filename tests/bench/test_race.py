@@ -63,7 +63,14 @@ def test_what_does_not_fit_is_left_out(monkeypatch, message):
 
   rows, sentences = race.race([too_large, scripted('b', 1, 2)])
   assert [row['contender'] for row in rows] == ['b']
-  assert sentences == [f'does not fit: {message.splitlines()[0]}']
+  said = f'does not fit: {message.splitlines()[0]}'
+  assert sentences == [f'contender 1 {said}']
+  # Nobody's speed but the first one's is what others are compared with.
+  first, *others = scripted('a', 4, 4), scripted('b', 1, 2), scripted('c', 1, 1)
+  rows, _ = race.race([too_large, *others])
+  assert not any('ratio' in row for row in rows)
+  rows, sentences = race.race([first, too_large, scripted('c', 1, 1)])
+  assert rows[1]['ratio'] == 4 and sentences == [f'contender 2 {said}']
 
 
 def test_other_errors_are_not_hidden():

@@ -95,11 +95,12 @@ def race(
   Returns:
     A row for each contender: `contender`, `images_per_s` (the median of the
     rounds), `slowest`, `fastest`, its facts, and for all but the first `ratio`,
-    that of the first one's speed to its own. And for each that did not fit
-    into memory a sentence.
+    that of the first one's speed to its own, if that ran. And for each that
+    did not fit into memory a sentence.
   """
   contenders, too_large = [], []
-  for maker in makers:
+  has_first = True
+  for number, maker in enumerate(makers, 1):
     try:
       contender = maker()
       contender.turn()
@@ -107,7 +108,9 @@ def race(
     except RuntimeError as e:
       if not is_out_of_memory(e):
         raise
-      too_large.append(f'does not fit: {str(e).splitlines()[0][:200]}')
+      has_first = has_first and number > 1
+      said = str(e).splitlines()[0][:200]
+      too_large.append(f'contender {number} does not fit: {said}')
   rates = rounds([contender.turn for contender in contenders], ROUNDS)
   rows = []
   for contender, found in zip(contenders, rates, strict=True):
@@ -117,7 +120,7 @@ def race(
       'slowest': min(found),
       'fastest': max(found),
     }
-    if found is not rates[0]:
+    if has_first and found is not rates[0]:
       row['ratio'] = ratio(rates[0], found)
     facts = {k: v for k, v in contender.facts.items() if v is not None}
     if share := facts.pop('mfu_per_image_s', None):
