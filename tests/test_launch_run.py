@@ -40,7 +40,10 @@ def manifest_of(tools, *options, more=()):
 
 
 def test_a_jobset_that_has_ended_is_not_run_again(tools):
-  tools.add('kubectl', '#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted Failed\n')
+  tools.add(
+    'kubectl',
+    '#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted Failed\n',
+  )
   args = ('--name=n', '--image=h/i:1', *TRAINING)
   status, out, err = tools.run('gke.sh', 'run', *args)
   assert (status, out) == (2, '')

@@ -253,4 +253,5 @@ def _open_foreign(path: str) -> Checkpoint:
     image_size=size,
     preprocessing=file.preprocessing,
     class_names=file.class_names,
+    loss=file.loss,
   )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -265,6 +266,18 @@ def test_a_sharded_directory_is_read(tmp_path, torch, transformers):
   assert whole.keys() == sharded.keys()
   for key in whole:
     np.testing.assert_array_equal(sharded[key], whole[key], err_msg=key)
+
+
+def test_classes_that_do_not_exclude_each_other_have_sigmoids(folder, tmp_path):
+  path = tmp_path / 'vit'
+  shutil.copytree(folder.path, path)
+  assert opening.open_checkpoint(str(path)).loss == 'softmax'
+  config = json.loads((path / 'config.json').read_text())
+  config['problem_type'] = 'multi_label_classification'
+  (path / 'config.json').write_text(json.dumps(config))
+  opened = opening.open_checkpoint(str(path))
+  assert opened.loss == 'sigmoid'
+  np.testing.assert_allclose(opened.probabilities(np.zeros((1, 4))), 0.5)
 
 
 def test_an_existing_target_is_refused(folder):

@@ -1,5 +1,6 @@
 """Which format a checkpoint has, found by looking."""
 
+import dataclasses
 import os
 
 from vit_jax.checkpoints.formats import (
@@ -62,7 +63,10 @@ def _read_folder(path: str) -> File:
     raise ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
   config = tensors.read_json(place)
   if 'model_type' in config:
-    return hf.read(path, config)
+    file = hf.read(path, config)
+    if config.get('problem_type') == 'multi_label_classification':
+      return dataclasses.replace(file, loss='sigmoid')
+    return file
   if 'architecture' in config:
     arrays = tensors.read_folder(path)
     if torchvision.matches(arrays):

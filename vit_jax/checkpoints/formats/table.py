@@ -171,6 +171,7 @@ class File:
     preprocessing: of its images.
     class_names: C names; empty where the file has none.
     warnings: what its reader should know, a sentence each.
+    loss: that the head was trained with, 'softmax' or 'sigmoid'.
   """
 
   path: str
@@ -180,6 +181,7 @@ class File:
   preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
   warnings: tuple[str, ...] = ()
+  loss: str = 'softmax'
 
 
 @dataclasses.dataclass(frozen=True)
