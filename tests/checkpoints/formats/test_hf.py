@@ -269,7 +269,7 @@ def test_a_sharded_directory_is_read(tmp_path, torch, transformers):
 
 
 def test_classes_that_do_not_exclude_each_other_have_sigmoids(folder, tmp_path):
-  path = tmp_path / 'vit'
+  path = tmp_path / 'several'
   shutil.copytree(folder.path, path)
   assert opening.open_checkpoint(str(path)).loss == 'softmax'
   config = json.loads((path / 'config.json').read_text())
