@@ -103,6 +103,7 @@ case "$command" in
     ;;
   run)
     need_main_args
+    need_shipped_config
     need_bucket
     text=$(manifest)
     if $dry_run; then

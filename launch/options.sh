@@ -48,7 +48,7 @@ take_options() {
   done
 }
 
-# Sets `workdir`; without a config and a workdir vit_jax.main would only start
+# Sets `config` and `workdir`; without a config and a workdir vit_jax.main would only start
 # to fail, at the end of a queue.
 need_main_args() {
   local arg before=''
@@ -65,9 +65,18 @@ need_main_args() {
     [[ -n ${found[$arg]} ]] ||
       refuse "vit_jax.main needs --$arg=...; give it after --."
   done
+  config=${found[config]}
   workdir=${found[workdir]}
   # As vit_jax.main takes it: no shell expands what comes after --workdir=.
   [[ $workdir != \~/* ]] || workdir=$HOME/${workdir#\~/}
+}
+
+# Hosts of a cloud get this repository's files alone.
+need_shipped_config() {
+  local file=${config%%:*}
+  [[ $file != */* && $file != *.py || ${file#./} == configs/?*.py ]] ||
+    refuse "--config=$config is on no host, which get vit_jax and configs" \
+      "alone: put it into configs/."
 }
 
 need_bucket() {

@@ -10,7 +10,7 @@ import time
 
 from tests.conftest import ROOT
 
-TRAINING = ('--', '--config=c.py', '--workdir=gs://b/w')
+TRAINING = ('--', '--config=configs/c.py', '--workdir=gs://b/w')
 # What a shell, ssh, YAML or Kubernetes could misread.
 NASTY = (
   "--config.total='10 steps'",

@@ -12,6 +12,7 @@ from tests.launch_tools import NASTY, ROOT, TRAINING, Tools
 SCRIPTS = sorted(
   p.name for p in (ROOT / 'launch').iterdir() if p.suffix in ('.sh', '.sbatch')
 )
+W = '--workdir=gs://b/w'
 LAUNCHERS = [name for name in SCRIPTS if name != 'options.sh']
 
 
@@ -74,6 +75,13 @@ def test_help_is_the_comment_at_the_top(script, tools):
     ('tpu.sh', ['up', '--zoen=a', *TRAINING], 'No option --zoen=a.*--zone'),
     ('tpu.sh', ['up'], 'needs --config'),
     ('tpu.sh', ['run', '--', '--config=c', '--workdir=runs'], 'lost with the'),
+    ('tpu.sh', ['up', '--', '--config=my/e.py:x', W], 'my/e.py:x is on no host'),
+    ('tpu.sh', ['up', '--', '--config=e.py', W], 'e.py is on no host'),
+    (
+      'gke.sh',
+      ['run', '--image=i', '--', '--config=../configs/e.py', W],
+      'put it into configs/',
+    ),
     ('tpu.sh', ['up', '--', '--config=c', '--workdir', 'runs'], 'gs://BUCKET'),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
@@ -172,7 +180,7 @@ DRY_RUNS = [
     "stop it first'\\'' >&2; exit 2; }\n"
     'rm -f status stopped\n'
     "nohup setsid flock --no-fork lock bash -c '\\''trap : TERM; "
-    'env/bin/python -m vit_jax.main --distributed --config=c.py '
+    'env/bin/python -m vit_jax.main --distributed --config=configs/c.py '
     '--workdir=gs://b/w; '
     "echo $? > status'\\'' > log 2>&1 < /dev/null &\n"
     "echo $! > pid'\n",
