@@ -75,7 +75,11 @@ def test_help_is_the_comment_at_the_top(script, tools):
     ('tpu.sh', ['up', '--zoen=a', *TRAINING], 'No option --zoen=a.*--zone'),
     ('tpu.sh', ['up'], 'needs --config'),
     ('tpu.sh', ['run', '--', '--config=c', '--workdir=runs'], 'lost with the'),
-    ('tpu.sh', ['up', '--', '--config=my/e.py:x', W], 'my/e.py:x is on no host'),
+    (
+      'tpu.sh',
+      ['up', '--', '--config=my/e.py:x', W],
+      'my/e.py:x is on no host',
+    ),
     ('tpu.sh', ['up', '--', '--config=e.py', W], 'e.py is on no host'),
     (
       'gke.sh',

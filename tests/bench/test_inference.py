@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.bench.conftest import assert_mfu
-from vit_jax.bench import step
+from vit_jax.bench import inference, step
 from vit_jax.data import augment
 from vit_jax.plan import aot
 from vit_jax.training import hardware
@@ -42,6 +42,13 @@ def test_beside_another_framework(run, request, name):
   framework = {'onnx': 'onnxruntime', 'timm-eager': 'timm'}[name]
   assert len(re.findall(rf'^  {framework} [\d.]+.* [\d.]+  \(', out, re.M)) == 2
   assert len(re.findall(rf'^ours / {framework} .*: [\d.]+$', out, re.M)) == 2
+
+
+def test_onnx_says_that_it_computes_in_float32():
+  pytest.importorskip('onnx', reason='needs the extra `onnx`')
+  pytest.importorskip('onnxruntime', reason='needs the extra `onnx`')
+  config = step.config_of('ti16', 32, 2, 'bfloat16', ['model.depth=1'])
+  assert inference._onnx(config).facts['dtype'] == 'float32'
 
 
 def test_what_is_timed_gives_logits():

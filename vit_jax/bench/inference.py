@@ -73,6 +73,7 @@ def _onnx(config: ConfigDict) -> Contender:
   return Contender(
     peer.framework,
     race.paced(lambda: peer.run(images_BHWC), lambda: None, config.batch_size),
+    {'dtype': 'float32'},  # whatever the model's own is
   )
 
 
