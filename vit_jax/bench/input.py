@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.metadata
 import importlib.resources
 import itertools
 import os
@@ -46,7 +47,8 @@ def bench(args: argparse.Namespace, output: Output) -> None:
     turns |= {
       f'tf.data, antialias={x}': _tf_data(photos, x) for x in (False, True)
     }
-    packages.append('tensorflow-cpu')
+    # Which may be called tensorflow, or tensorflow-cpu.
+    packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
   print(race.machine(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
   rows, _ = race.race(
