@@ -47,6 +47,8 @@ class Brightness:
   def eval_transform(self):
     return transforms.WithoutLabel(self.images.eval_transform())
 
+  images_seen = 1
+
   def batch_shapes(self, size):
     return {'image': self.images.batch_shape(size)}
 
