@@ -48,8 +48,8 @@ take_options() {
   done
 }
 
-# Sets `config` and `workdir`; without a config and a workdir vit_jax.main would only start
-# to fail, at the end of a queue.
+# Sets `config` and `workdir`, without which vit_jax.main would only start to
+# fail, at the end of a queue.
 need_main_args() {
   local arg before=''
   local -A found=([config]='' [workdir]='')

@@ -27,11 +27,13 @@ class Brightness:
   """Learns how bright an image is on average, from 0 to `scale`."""
 
   defaults = {'scale': 2.0}
+  unused = {}
   metrics = {'error': 'lowest'}
   model: Model
   images: Images
   scale: float
   class_names: tuple[str, ...] = ()
+  images_seen = 1
 
   @classmethod
   def from_config(cls, config, facts):
@@ -46,8 +48,6 @@ class Brightness:
 
   def eval_transform(self):
     return transforms.WithoutLabel(self.images.eval_transform())
-
-  images_seen = 1
 
   def batch_shapes(self, size):
     return {'image': self.images.batch_shape(size)}

@@ -466,10 +466,14 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       f'{steps:,}',
     )
     old['total'] = new['total']
+  objective = OBJECTIVES.get(new.get('objective.name', ''))
+  # What did nothing may be switched off, as it has to be since it is refused.
+  unused = objective.unused if objective else {}
   changes = [
     f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
     if was(key) != new.get(key)
+    and not (key in unused and new.get(key) == unused[key])
     and not any(re.fullmatch(p, key) for p in RESUMABLE)
   ]
   if changes:

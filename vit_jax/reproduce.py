@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-  names = _claims(args.claims, args.data)
+  # At full size each claim has data of its own.
+  data = 'digits' if args.scale == 'tpu' else args.data
+  names = _claims(args.claims, data)
   if args.scale == 'tpu':
     for line in full_size.commands(names, args.topology, flags.config_named):
       print(line, flush=True)
@@ -70,18 +72,19 @@ def _run(args: argparse.Namespace) -> int | None:
 
 def _claims(text: str, data: str) -> list[str]:
   names = text.split(',') if text else list(claims.CLAIMS)
-  if not text:
-    needs = {
-      name: claims.STUDIES[c.study].data for name, c in claims.CLAIMS.items()
-    }
-    left_out = [name for name in names if needs[name] not in ('', data)]
-    if left_out:
-      print(f'Left out, as {data} is not their data: {", ".join(left_out)}.')
-    return [name for name in names if name not in left_out]
   for name in names:
     if name not in claims.CLAIMS:
       raise ValueError(f'No claim {name!r}. {nearest(name, claims.CLAIMS)}')
-  return names
+  if text:
+    return names
+  left_out = [
+    name
+    for name in names
+    if claims.STUDIES[claims.CLAIMS[name].study].data not in ('', data)
+  ]
+  if left_out:
+    print(f'Left out, as {data} is not their data: {", ".join(left_out)}.')
+  return [name for name in names if name not in left_out]
 
 
 def _seconds(text: str) -> float:

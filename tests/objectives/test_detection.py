@@ -308,8 +308,6 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
   'changes, message',
   [
     ({'model.name': 'vit'}, "model.name is 'vit': objects are found by DETR"),
-    ({'data.augment': '3augment'}, 'makes no use of data.augment=3augment'),
-    ({'loss.cutmix': 1.0}, 'makes no use of loss.cutmix=1.0'),
     ({'objective.mask_stride': 0}, 'mask_stride is 0: it is pixels'),
     ({'objective.dice': -1.0}, 'objective.dice is -1.0: a weight'),
     ({'objective.max_objects': 6}, 'max_objects is 6 and model.num_queries 5'),

@@ -6,6 +6,7 @@ A new objective joins by its registration.
 import atexit
 import dataclasses
 import functools
+import json
 import shutil
 import tempfile
 
@@ -21,7 +22,7 @@ from vit_jax import objectives
 from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import loader, sources
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import Experiment, check_config, facts_of
 from vit_jax.models import flops, igpt, variants
 from vit_jax.training import sharding
 
@@ -191,6 +192,41 @@ def test_batches_are_as_it_says(name):
   assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
     k: (x.shape, x.dtype) for k, x in shapes.items()
   }
+
+
+OF_CLASSES = {
+  'data.erasing': 0.5,
+  'data.wrong_labels': 0.5,
+  'loss.label_smoothing': 0.1,
+  'loss.mixup': 0.8,
+  'loss.cutmix': 1.0,
+}
+UNUSED = {
+  'masked': OF_CLASSES,
+  'pixels': OF_CLASSES,
+  'pixels_and_classes': OF_CLASSES | {'loss.name': 'sigmoid'},
+  'detection': OF_CLASSES | {'data.augment': '3augment'},
+}
+
+
+def test_what_it_makes_no_use_of_is_refused_and_may_be_switched_off(name):
+  """Or a run of when it was not refused could not be resumed."""
+  config = config_of(name)
+  off = json.loads(config.to_json())
+  meta = {'examples': 1, 'class_names': []}
+  check_config(config)
+  assert objectives.OBJECTIVES[name].unused.keys() == (
+    UNUSED.get(name, {}).keys()
+  )
+  for field, value in UNUSED.get(name, {}).items():
+    on = config.copy_and_resolve_references()
+    config_lib.override(on, {field: str(value)})
+    with pytest.raises(ValueError, match=f'={name} makes no use of {field}='):
+      check_config(on)
+    on = json.loads(on.to_json())
+    config_lib.check_resumable({'config': on} | meta, {'config': off} | meta)
+    with pytest.raises(ValueError, match=f'{field}: .* -> '):
+      config_lib.check_resumable({'config': off} | meta, {'config': on} | meta)
 
 
 def test_it_says_how_many_images_the_model_sees(name):

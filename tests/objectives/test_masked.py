@@ -226,7 +226,6 @@ def config_of(**changes):
   ('changes', 'message'),
   [
     ({'objective.target': 'hue'}, "objective.target is 'hue'"),
-    ({'data.wrong_labels': 0.5}, 'masked makes no use of data.wrong_labels'),
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
     ({'objective.rate': 1.5}, 'objective.rate is 1.5'),
     ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1 together'),

@@ -196,8 +196,6 @@ def test_evaluation_counts_each_image_once(objective, causal):
   ('changes', 'message'),
   [
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
-    ({'data.erasing': 0.5}, 'pixels makes no use of data.erasing=0.5'),
-    ({'loss.mixup': 0.5}, 'pixels makes no use of loss.mixup=0.5'),
     ({'data.mean': (0.4, 0.5, 0.5)}, 'data.mean is .*a palette has values'),
     ({'data.image_size': '512'}, '262,144 tokens'),
   ],

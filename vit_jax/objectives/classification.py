@@ -41,6 +41,7 @@ class Classification:
   """
 
   defaults: ClassVar[Mapping[str, str]] = {}
+  unused: ClassVar[Mapping[str, Any]] = {}
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',

@@ -22,7 +22,7 @@ from vit_jax.models import variants
 from vit_jax.models.detr import DETR
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import matching, set_losses
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Detection:
     'mask_stride': 1,
     'dense': 0.0,
   }
+  unused: ClassVar[Mapping[str, Any]] = {
+    **OF_CLASSES,
+    'data.augment': '',
+  }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   model: DETR
@@ -89,7 +93,6 @@ class Detection:
     Raises:
       ValueError: for fields that cannot work, or data without classes.
     """
-    refuse_unused(config, 'data.augment', *OF_CLASSES)
     o = config.objective
     if config.model.name != DETR.kind:
       raise ValueError(

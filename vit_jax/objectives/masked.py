@@ -26,7 +26,7 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ class MaskedPatches:
     'mask': 0.8,
     'other': 0.1,
   }
+  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   model: MaskedViT
@@ -65,7 +66,6 @@ class MaskedPatches:
     Raises:
       ValueError: for fields that cannot work.
     """
-    refuse_unused(config, *OF_CLASSES)
     o, name = config.objective, config.model.name
     if name != 'vit':
       raise ValueError(

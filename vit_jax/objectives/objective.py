@@ -39,33 +39,15 @@ class Facts:
   several_labels: bool = False
 
 
-# Fields that mean nothing where images are not varied as a class allows it.
-OF_CLASSES = (
-  'data.erasing',
-  'data.wrong_labels',
-  'loss.label_smoothing',
-  'loss.mixup',
-  'loss.cutmix',
-)
-
-
-def refuse_unused(config: ConfigDict, *fields: str) -> None:
-  """Refuses fields that are on and that the objective would do nothing with.
-
-  Raises:
-    ValueError: naming them and their values.
-  """
-  values = {
-    field: config[group][name]
-    for field in fields
-    for group, name in [field.split('.')]
-  }
-  on = [f'{field}={value}' for field, value in values.items() if value]
-  if on:
-    raise ValueError(
-      f'objective.name={config.objective.name} makes no use of '
-      f'{", ".join(on)}: switch that off.'
-    )
+# Fields that mean nothing where images are not varied as a class allows it, and
+# what they are then.
+OF_CLASSES: Mapping[str, Any] = {
+  'data.erasing': 0.0,
+  'data.wrong_labels': 0.0,
+  'loss.label_smoothing': 0.0,
+  'loss.mixup': 0.0,
+  'loss.cutmix': 0.0,
+}
 
 
 class Objective(Protocol):
@@ -73,6 +55,8 @@ class Objective(Protocol):
 
   Attributes:
     defaults: what `config.objective` has of this objective, besides its name.
+    unused: fields of `config` that it does nothing with, and what they are when
+      they are off: other values are refused.
     metrics: what `evaluate` sums, besides `examples`, and which of the means
       are good; the first one stands for the others.
     model: what its checkpoints open as.
@@ -80,6 +64,7 @@ class Objective(Protocol):
   """
 
   defaults: ClassVar[Mapping[str, Any]]
+  unused: ClassVar[Mapping[str, Any]]
   metrics: ClassVar[Mapping[str, Best]]
 
   @property

@@ -20,7 +20,7 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, refuse_unused
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Pixels:
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {'rate': 0.15}
+  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   model: IGPT
@@ -56,7 +57,6 @@ class Pixels:
   def _of(
     cls, config: ConfigDict, facts: Facts, class_names: tuple[str, ...]
   ) -> Self:
-    refuse_unused(config, *OF_CLASSES)
     o = config.objective
     if config.model.name != IGPT.kind:
       raise ValueError(
@@ -185,6 +185,7 @@ class PixelsAndClasses(Pixels):
     class_names: C names.
   """
 
+  unused: ClassVar[Mapping[str, Any]] = {**OF_CLASSES, 'loss.name': 'softmax'}
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',
@@ -209,11 +210,6 @@ class PixelsAndClasses(Pixels):
         f'{config.data.name} {config.data.split} has no labels, which '
         'objective.name=pixels_and_classes learns: use pixels, or put the '
         'images of each class in a folder of its own.'
-      )
-    if config.loss.name != 'softmax':
-      raise ValueError(
-        f'loss.name is {config.loss.name!r}: objective.name=pixels_and_classes '
-        'learns one class an image, by softmax.'
       )
     return cls._of(config, facts, facts.class_names)
 

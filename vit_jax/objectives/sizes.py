@@ -1,6 +1,7 @@
 """The same objective for images of several sizes."""
 
 import dataclasses
+import operator
 
 import jax
 from ml_collections import ConfigDict
@@ -22,9 +23,20 @@ def objectives_of(
   first, which `transfer.at_size` brings to the others.
 
   Raises:
-    ValueError: naming every size that cannot be, and why.
+    ValueError: naming every size that cannot be, and why, or fields that the
+      objective would do nothing with.
   """
   kind = objective_type(config)
+  on = [
+    f'{field}={value!r} (off: {off!r})'
+    for field, off in kind.unused.items()
+    if (value := operator.attrgetter(field)(config)) != off
+  ]
+  if on:
+    raise ValueError(
+      f'objective.name={config.objective.name} makes no use of '
+      f'{", ".join(on)}: switch that off.'
+    )
   first, *others = images.sizes_of(config.data.image_size)
   if not others:
     return {facts.image_size: kind.from_config(config, facts)}

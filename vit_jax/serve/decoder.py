@@ -34,9 +34,9 @@ class Decoder:
       [sys.executable, '-m', uploads.__name__],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      # Threads of a library that multiplies matrices, which nobody does there.
       # Ctrl-C is not for it: it ends when nobody asks any more.
       process_group=0,
+      # Threads of a library that multiplies matrices, which nobody does there.
       env=os.environ
       | {'PYTHONPATH': os.fspath(root), 'OPENBLAS_NUM_THREADS': '1'},
     )
