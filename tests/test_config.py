@@ -416,6 +416,8 @@ def test_other_data_is_refused():
 
 def test_images_that_are_gone_can_be_skipped(caplog):
   skip = {'data.on_bad_image': 'skip'}
+  config_lib.check_resumable(meta(), meta(**skip))
+  assert not caplog.records
   config_lib.check_resumable(meta(examples=11), meta(examples=10, **skip))
   assert 'There were 11 images and are 10' in caplog.text
   with pytest.raises(ValueError, match='data.examples: 10 -> 11'):
@@ -449,6 +451,27 @@ def test_another_teacher_is_refused():
     config_lib.check_resumable(meta(fixed=[1, 2]), meta(fixed=[1, 3]))
   with pytest.raises(ValueError, match=r'objective.fixed: \[\] -> \[1\]'):
     config_lib.check_resumable(meta(), meta(fixed=[1]))
+
+
+def test_a_run_is_extended_to_a_longer_one_alone(caplog):
+  saved = meta() | {'steps': 100}
+  longer = meta(extend=True, total='9 epochs')
+  with pytest.raises(ValueError, match='100 steps, where the run .* has 100'):
+    config_lib.check_resumable(saved, longer | {'steps': 100})
+  config_lib.check_resumable(saved, longer | {'steps': 101})
+  assert 'is 9 epochs (101 steps)' in caplog.text
+
+
+@pytest.mark.parametrize('field', ['init', 'teacher', 'objective.labels'])
+def test_stages_of_a_workdir_that_moved_are_its_own(field):
+  old, new = meta(), meta()
+  for folder, one in (('/old', old), ('/new/place', new)):
+    part = one['config']
+    *groups, name = field.split('.')
+    for group in groups:
+      part = part[group]
+    part[name] = f'{folder}/stages/teacher'
+  config_lib.check_resumable(old, new)
 
 
 def test_flatten_joins_names_with_dots():

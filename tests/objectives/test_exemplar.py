@@ -113,6 +113,8 @@ def test_copies_are_of_one_image_each():
   ('changes', 'message'),
   [
     ({'objective.copies': 1}, 'objective.copies is 1: at least 2'),
+    ({'objective.group': 0}, 'objective.group is 0: batch_size 16'),
+    ({'loss.cutmix': 0.2}, 'loss.cutmix 0.2: what is mixed is no copy'),
     ({'objective.group': 5}, 'objective.group is 5: batch_size 16'),
     ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
@@ -124,6 +126,18 @@ def test_copies_are_of_one_image_each():
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     check_config(test_every.config_of('exemplar', **changes))
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes'),
+  [
+    ('exemplar', {'objective.margin': 0.0, 'objective.weight': 0.0}),
+    # The labelled images of VIVI are no others to each other.
+    ('video', {'data.repeats': 2}),
+  ],
+)
+def test_what_works_is_taken(name, changes):
+  check_config(test_every.config_of(name, **changes))
 
 
 def test_several_classes_an_image_are_refused():

@@ -110,6 +110,31 @@ def test_the_file_has_what_the_teacher_says_of_each_image(tmp_path):
     soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
 
 
+def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
+  objective = objective_of(
+    **{
+      'data.split_seed': 3,
+      'data.workers': 2,
+      'objective.images_a_class': 4,
+      'objective.unlabelled': 'train[:99]',
+    }
+  )
+  kept = np.eye(10, dtype=np.float32)[np.arange(99) % 10]
+  given = []
+  monkeypatch.setattr(
+    soft_labels, 'kept', lambda *args: given.append(args) or kept
+  )
+  transform = objective.train_transform()
+  assert len(transform.rows) == 40
+  path, teacher, source, *others = given[0]
+  assert (path, teacher) == (objective.labels, objective.teacher)
+  assert len(source) == 99
+  assert others == ['digits train[:99]', NAMES, 3, 2]
+  strangers = dataclasses.replace(objective, class_names=NAMES[::-1])
+  with pytest.raises(ValueError, match='knows other classes, or in another'):
+    strangers.train_transform()
+
+
 def test_a_batch_has_images_with_their_labels():
   """Drawn from those that are sure enough, each class as often."""
   objective = objective_of(
