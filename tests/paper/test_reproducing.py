@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.sweeps.small_sweep import fake_training, table
 from vit_jax import flags, reproduce
-from vit_jax.paper import claims, reproducing
+from vit_jax.paper import claims, full_size, reproducing
 from vit_jax.training import run
 
 # The way in which config_flags loads a config file.
@@ -130,6 +130,15 @@ def test_claims_of_other_data_are_left_out(tmp_path, monkeypatch, capsys):
   assert reproduce.main([data, '--claims=detr_layers', '--list']) == 2
   err = capsys.readouterr().err
   assert 'Traceback' not in err and 'measured on digits on a canvas' in err
+
+
+def test_at_full_size_no_claim_is_left_out(monkeypatch):
+  asked = []
+  monkeypatch.setattr(
+    full_size, 'commands', lambda names, *args: asked.extend(names) or []
+  )
+  assert reproduce.main(['--scale=tpu', '--data=./images']) == 0
+  assert asked == list(claims.CLAIMS)
 
 
 def test_the_report_says_what_ran_where_and_what_follows(
