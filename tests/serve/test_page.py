@@ -174,3 +174,25 @@ def test_a_file_is_chosen_and_a_damaged_one_said(visitor, tmp_path):
   assert any('422' in line for line in visitor.complaints)
   visitor.complaints.clear()
   visitor.check('damaged')
+
+
+def test_a_good_image_after_a_damaged_one_is_labelled(visitor, tmp_path):
+  """Also where it is given before the first one is answered."""
+  page = visitor.page
+  held = []
+
+  def hold(route):
+    if held:
+      route.continue_()
+    else:
+      held.append(route)
+
+  page.route('**/api/predict*', hold)
+  (tmp_path / 'x.png').write_bytes(b'no image')
+  page.locator('#file').set_input_files(tmp_path / 'x.png')
+  visitor.until(lambda: held)
+  page.get_by_label('A cat').click()
+  page.wait_for_timeout(200)
+  held[0].continue_()
+  page.locator('li').nth(9).wait_for()
+  assert 'no image of a format' not in page.inner_text('#message')
