@@ -174,6 +174,25 @@ def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
     assert relative_difference(got, want) < TOLERANCE, size
 
 
+def test_what_patches_leave_over_of_an_image_is_not_seen(
+  tmp_path, transformers, torch, monkeypatch, caplog
+):
+  model, config, fields = KINDS['SigLIP']
+  large = model, config, fields | {'image_size': 37}
+  monkeypatch.setitem(KINDS, 'SigLIP', large)
+  model = save(transformers, torch, 'SigLIP', tmp_path / 'x')
+  ours = opening.open_checkpoint(str(tmp_path / 'x'))
+  assert ours.image_size == (32, 32)
+  assert any('37x37 pixels, which patches of 8' in x for x in caplog.messages)
+  images = random_images((37, 37))
+  scaled = images.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1)
+  with torch.inference_mode():
+    outputs = model(pixel_values=torch.from_numpy(scaled))
+    want = outputs.pooler_output.numpy()
+  got = logits_of(ours, images[:, :32, :32])
+  assert relative_difference(got, want) < TOLERANCE
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [

@@ -348,6 +348,22 @@ def test_patches_that_are_counted_need_a_square(tmp_path, timm):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 
+def test_what_patches_leave_over_of_an_image_is_not_seen(
+  tmp_path, timm, torch, caplog
+):
+  model = timm.create_model('vit_tiny_patch16_224', **SLIM, img_size=[50, 37])
+  model.eval()
+  timm.models.save_for_hf(model, tmp_path / 'x', safe_serialization=True)
+  ours = opening.open_checkpoint(str(tmp_path / 'x'))
+  assert ours.image_size == (48, 32)
+  assert any('50x37 pixels, which patches of 16' in x for x in caplog.messages)
+  images = random_images((50, 37))
+  with torch.inference_mode():
+    want = model(scaled(torch, images, (0.5,) * 3, (0.5,) * 3)).numpy()
+  got = logits_of(ours, images[:, :48, :32])
+  assert relative_difference(got, want) < TOLERANCE
+
+
 # Others say what these would.
 SLOW = (
   'hybrid',

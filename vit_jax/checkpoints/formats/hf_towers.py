@@ -186,14 +186,15 @@ def read(path: str, config: dict[str, Any]) -> File:
         key.replace('weight', 'bias'), np.zeros(len(x), np.float32)
       )
   of_images = config.get('vision_config') or config
+  warnings: list[str] = []
   stated = Stated(
     {'image_size': 224} | dict(family.defaults) | dict(of_images),
     f'{path}/config.json',
+    warnings=warnings,
   )
   if model_type.startswith('siglip2'):
     _unfold_patches(lookup, stated)
   fields = _fields(lookup, family, stated)
-  warnings: list[str] = []
   preprocessing, _ = hf_images.read(
     path, model_type, fields['image_size'], warnings
   )
@@ -260,7 +261,7 @@ def _fields(
     'num_classes': (
       lookup.size(key('head/kernel'), 2) if 'head' in family.modules else 0
     ),
-    'image_size': stated.sides('image_size'),
+    'image_size': stated.tiled(stated.sides('image_size'), patch),
   }
   stated.check(
     'the arrays have',

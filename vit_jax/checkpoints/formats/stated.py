@@ -115,6 +115,20 @@ class Stated(dict[str, Any]):
       )
     return found[0], found[1]
 
+  def tiled(self, sides: tuple[int, int], patch: int) -> tuple[int, int]:
+    """Returns (H, W) in pixels without what whole patches leave over.
+
+    Others drop it unseen, as a convolution does: SigLIP sees 378 of its 384
+    pixels, and timm has it as a model of 378 too. A warning says so.
+    """
+    height, width = (side // patch * patch or side for side in sides)
+    if (height, width) != sides:
+      self.warn(
+        f'images are of {sides[0]}x{sides[1]} pixels, which patches of {patch} '
+        f'do not tile; here they are of {height}x{width}.'
+      )
+    return height, width
+
   def rgb(self, key: str) -> Rgb:
     """Returns a number for each channel; one stands for all."""
     value = self[key]

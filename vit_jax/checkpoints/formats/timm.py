@@ -157,9 +157,10 @@ def _vit_fields(
   stride = patch
   if stem_width:
     stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
-  image_size, placed = _positions(
-    lookup, stride, timm_config.image_size(config), has_cls
-  )
+  stated = timm_config.image_size(config)
+  if stated:
+    stated = config.tiled(stated, stride)
+  image_size, placed = _positions(lookup, stride, stated, has_cls)
   grid_only = has_cls and not placed
   if known['rope_side'] is None:
     if image_size[0] != image_size[1]:
