@@ -218,11 +218,19 @@ class Experiment:
 
   def forward_flops(self) -> int:
     """Returns the operations of an image, the mean over the sizes."""
-    counts = [
-      flops.forward_flops(objective.model, size)
-      for size, objective in self.objectives.items()
-    ]
-    return sum(counts) // len(counts)
+    sizes = self._batch_sizes()
+    counts = {}
+    for size in set(sizes):
+      objective = self.objectives.get(size, self.objective)
+      counts[size] = flops.forward_flops(objective.model, size)
+    return sum(counts[size] for size in sizes) // len(sizes)
+
+  def _batch_sizes(self) -> list[tuple[int, int]]:
+    """Returns the (H, W) that a batch may have, all as likely."""
+    found = list(self.objectives)
+    of_buckets = getattr(self.objective.train_transform(), 'sizes', None)
+    # Sizes and buckets are not had together.
+    return of_buckets() if of_buckets and len(found) == 1 else found
 
   def story(self, forward_flops: int) -> str:
     """Returns what is about to be trained, in three lines.
@@ -232,7 +240,7 @@ class Experiment:
     """
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
-    sizes = ', '.join(f'{height}x{width}' for height, width in self.objectives)
+    sizes = ', '.join(f'{h}x{w}' for h, w in dict.fromkeys(self._batch_sizes()))
     return (
       f'model  {type(model).__name__}, '
       f'{flops.count_params(model, facts.image_size):,} parameters, '

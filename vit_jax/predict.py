@@ -32,7 +32,7 @@ from vit_jax.data import decode, folder, segments, whole
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
-THRESHOLD = 0.7
+THRESHOLD, TOPK = 0.7, 5
 # Of a class name in a table; ImageNet has some of 120 characters.
 MAX_WIDTH = 40
 
@@ -180,7 +180,9 @@ def main() -> int:
     'images', nargs='+', help='image files, and folders searched for images'
   )
   parser.add_argument(
-    '--topk', type=int, default=5, help='predictions a file (default: 5)'
+    '--topk',
+    type=int,
+    help=f'of classes: predictions a file (default: {TOPK})',
   )
   parser.add_argument(
     '--format',
@@ -202,7 +204,7 @@ def main() -> int:
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
     parser.error(f'--threshold={args.threshold}: give a share from 0 to 1.')
-  if args.topk < 1:
+  if args.topk is not None and args.topk < 1:
     parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
   return flags.command(_run, args)
 
@@ -218,6 +220,11 @@ def _run(args: argparse.Namespace) -> int:
       f'--out and --threshold are of boxes, and {args.checkpoint} finds none, '
       'only classes: leave them out.'
     )
+  if finds_objects and args.topk:
+    raise ValueError(
+      f'--topk is of classes, and {args.checkpoint} finds objects: say by '
+      '--threshold how many.'
+    )
   if args.out:
     if getattr(checkpoint.model, 'masks', False):
       segments.require_library(f'--out with the masks of {args.checkpoint}')
@@ -230,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
       least = THRESHOLD if args.threshold is None else args.threshold
       results = find_objects(checkpoint, paths, least, args.out)
     else:
-      results = predict(checkpoint, paths, args.topk)
+      results = predict(checkpoint, paths, args.topk or TOPK)
     # Silent where there is no terminal, or no time for anyone to wonder.
     for _, result in tqdm(
       results, total=len(paths), unit=' files', delay=2, disable=None

@@ -185,6 +185,9 @@ def _train(
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   """Measures `config.init`, or else the workdir's last checkpoint.
 
+  Images are as large as in its training, but for DETR, which takes any size:
+  for it the config says how large they are, and what part of that is padding.
+
   Returns:
     The evaluators' metrics.
   """
@@ -194,7 +197,8 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   )
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
-    config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
+    if checkpoint.model.attention != 'objects':
+      config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   mesh = sharding.make_mesh(config.mesh, width=config.model.width)
   check_config(config)

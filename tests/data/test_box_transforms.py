@@ -1,6 +1,7 @@
 """Boxes stay around what they were drawn around."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -126,6 +127,9 @@ def test_batches_have_few_shapes_and_every_side_its_share():
   assert all(len(groups) == 1 for groups in shapes.values())
   for side in sides:
     assert weights[side] / 2000 == pytest.approx(1 / 11, abs=0.02)
+  said = collections.Counter(transform.sizes())
+  assert said == {(960, 960): 4, (1184, 1184): 4, (1333, 1333): 3}
+  assert dataclasses.replace(transform, buckets=1).sizes() == [(1333, 1333)]
 
 
 @pytest.mark.parametrize('processes', [1, 2])

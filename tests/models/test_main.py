@@ -63,6 +63,34 @@ def test_bad_names_end_in_one_message(capsys, args, message):
   assert err.count('\n') == 1
 
 
+@pytest.mark.parametrize(
+  ('args', 'name'),
+  [
+    (['b16', '--num_classes=-1'], '--num_classes=-1'),
+    (['b16', '--image_size=-16'], "image_size is '-16'"),
+    (['igpt_s', '--image_size=0'], "image_size is '0'"),
+    (['r50x1', '--image_size=0'], "image_size is '0'"),
+    (['s16', '--pretrained', '--image_size=384'], '--image_size'),
+    (['s16', '--pretrained', '--num_classes=0'], '--num_classes'),
+  ],
+)
+def test_numbers_that_mean_nothing_are_refused(capsys, args, name):
+  try:
+    status = table.main(args)
+  except SystemExit as e:
+    status = e.code
+  assert status == 2
+  out, err = capsys.readouterr()
+  assert out == ''
+  assert name in err
+
+
+def test_an_image_that_is_not_square(capsys):
+  assert table.main(['ti16', '--image_size=32x48', '--format=csv']) == 0
+  (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+  assert row['tokens'] == '7'
+
+
 def test_help_explains_the_columns(capsys):
   with pytest.raises(SystemExit, match='0'):
     table.main(['--help'])

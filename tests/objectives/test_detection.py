@@ -7,17 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from PIL import Image
 
 from configs import detr as detr_config
 from tests.conftest import ROOT
 from tests.objectives import test_every
+from vit_jax import train
+from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import detr_keys, table
 from vit_jax.data import sources
+from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, check_config
-from vit_jax.models import boxes, detr
+from vit_jax.models import boxes, detr, flops
 from vit_jax.objectives import detection
 from vit_jax.objectives.objective import Facts
 from vit_jax.training import sharding
+from vit_jax.visualize import detections
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 NAMES = tuple('abcdef')
@@ -304,6 +309,58 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
     np.testing.assert_array_equal(got_L, want)
 
 
+def test_places_whose_middle_is_beyond_the_image_teach_nothing():
+  """The last of five at 33 pixels: its middle is at 36, not 31.5."""
+  made = test_every.experiment_of('detection')
+  assert made.objective.model.grid((33, 33)) == (5, 5)
+  params, rng = made.new_params(), np.random.default_rng(0)
+  head = jax.tree.map(
+    lambda x: jnp.asarray(rng.standard_normal(x.shape)), params['class_embed']
+  )
+  tokens_BLD = jnp.asarray(rng.standard_normal((1, 25, 32)))
+
+  def loss(label, middle):
+    batch = {
+      'image': jnp.zeros((1, 33, 33, 3)),
+      'size': jnp.array([[33, 33]]),
+      'boxes': jnp.array([[[middle / 33, middle / 33, 3 / 33, 3 / 33]]]),
+      'labels': jnp.array([[label]]),
+    }
+    return made.objective._dense({'class_embed': head}, batch, tokens_BLD)
+
+  assert loss(0, 31.5) == loss(1, 31.5)
+  assert loss(0, 28) != loss(1, 28)
+
+
+def test_a_run_is_used_at_the_scale_it_was_evaluated_at(tmp_path, monkeypatch):
+  config = test_every.config_of('detection')
+  config.total = '2 steps'
+  config.data.image_size = '48'
+  config.objective.short_sides = (24, 32)
+  config.evaluators.test.split = 'test[:8]'
+  config.model.update(encoder_layers=1, decoder_layers=1)
+  run = str(tmp_path / 'run')
+  train.train(config, run)
+  checkpoint = opening.open_checkpoint(run)
+  assert checkpoint.image_size == (32, 48)
+  built = []
+
+  def none(config, objective, *_):
+    built.append(objective)
+    return []
+
+  monkeypatch.setattr(build, 'make_evaluators', none)
+  train.evaluate_only(config, run)
+  (objective,) = built
+  detector = detections.Detector(checkpoint, 0.5)
+  for height, width in ((60, 80), (80, 60), (30, 90)):
+    path = tmp_path / 'x.png'
+    Image.new('RGB', (width, height)).save(path)
+    record = {'image': path.read_bytes(), 'name': 'x', 'labels': ()}
+    example = objective.eval_transform()(record | {'boxes': np.zeros((0, 4))})
+    assert detector.said_of(str(path)).size == tuple(example['size'])
+
+
 @pytest.mark.parametrize(
   'changes, message',
   [
@@ -361,3 +418,11 @@ def test_the_originals_recipe():
   # What published counts say of R50's DETR with 91 classes.
   leaves = jax.tree.leaves(made.state_shapes['params'])
   assert sum(x.size for x in leaves) == pytest.approx(41.5e6, rel=0.01)
+  # Of 11 short sides, 4, 4 and 3 have arrays of these.
+  shares = {960: 4 / 11, 1184: 4 / 11, 1333: 3 / 11}
+  mean = sum(
+    share * flops.forward_flops(made.objective.model, (side, side))
+    for side, share in shares.items()
+  )
+  assert made.forward_flops() == pytest.approx(mean, rel=1e-6)
+  assert '960x960, 1184x1184, 1333x1333 pixels' in made.story(0)

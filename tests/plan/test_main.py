@@ -96,6 +96,17 @@ def test_report_of_l16():
   assert found['schedule'].endswith(
     '3.053 to 4.595 core-days, 2.3 to 3.4 hours here'
   )
+  # A step in two is of a quarter of the pixels; L/16 at 112 has 30.8 GFLOPs of
+  # 123.1.
+  config.data.image_size = '224,112'
+  two_sizes = costs.report(
+    Experiment(config, facts),
+    step,
+    devices(32, 'TPU v3', per_chip=2),
+    hardware.TPU_CHIPS['v3'],
+  )
+  exaflops = re.search(r'([\d.]+) exaFLOPs', two_sizes)
+  assert float(exaflops[1]) == pytest.approx(5.17 * 0.625, rel=0.005)
 
 
 def counts(*args):

@@ -156,6 +156,16 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
   ]
 
 
+def test_a_number_of_classes_is_not_asked_of_it(
+  checkpoint, files, tmp_path, monkeypatch, capsys
+):
+  orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
+  command = ['predict', str(tmp_path / 'detr'), files[0], '--topk=3']
+  monkeypatch.setattr(sys, 'argv', command)
+  assert predict.main() == 2
+  assert '--topk is of classes' in capsys.readouterr().err
+
+
 def test_ids_of_images_are_numbers_that_no_other_has():
   paths = ['a/1.jpg', 'b/001.png', 'a/2.jpg', 'a/x.jpg', 'a/².jpg']
   ids = ['a/1.jpg', 'b/001.png', 2, 'a/x.jpg', 'a/².jpg']

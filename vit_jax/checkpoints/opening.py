@@ -199,6 +199,9 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     sums = _restore(step_dir / saving.CHECKSUMS, {item: sums_like})
     if not np.array_equal(saving.checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
+  if short_sides := config.get('objective', {}).get('short_sides'):
+    # Arrays are of any shape that holds what is resized so.
+    size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),
     model=model,

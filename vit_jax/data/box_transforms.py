@@ -146,7 +146,16 @@ class TrainBoxTransform(BoxTransform):
     """
     if self.buckets == 1:
       return self
-    chosen = int(rng.integers(len(self.short_sides)))
+    return self._of_bucket(int(rng.integers(len(self.short_sides))))
+
+  def sizes(self) -> list[tuple[int, int]]:
+    """Returns (H, W) of a batch's arrays for each short side, all as likely."""
+    if self.buckets == 1:
+      return [self.image_size]
+    sides = range(len(self.short_sides))
+    return [self._of_bucket(i).image_size for i in sides]
+
+  def _of_bucket(self, chosen: int) -> 'TrainBoxTransform':
     groups = np.array_split(np.arange(len(self.short_sides)), self.buckets)
     group = next(g for g in groups if chosen in g)
     sides = tuple(self.short_sides[i] for i in group)

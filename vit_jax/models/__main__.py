@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from vit_jax import flags
 from vit_jax.checkpoints import catalogue
+from vit_jax.data import images
 from vit_jax.models import flops, variants
 
 # How the columns of a table are printed, by name.
@@ -135,12 +136,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--format', choices=('table', 'csv'), default='table', help='Of the output.'
   )
   parser.add_argument(
-    '--image_size', type=int, default=224, help='Side of the image in pixels.'
+    '--image_size',
+    help='Side of the image in pixels, or height x width (default: 224).',
   )
   parser.add_argument(
-    '--num_classes', type=int, default=1000, help='Of the head; 0 for none.'
+    '--num_classes', type=int, help='Of the head; 0 for none (default: 1000).'
   )
-  return flags.command(_run, parser.parse_args(argv))
+  args = parser.parse_args(argv)
+  given = args.image_size, args.num_classes
+  if args.pretrained and given != (None, None):
+    parser.error(
+      '--pretrained lists files as they are: leave out --image_size and '
+      '--num_classes.'
+    )
+  if (args.num_classes or 0) < 0:
+    parser.error(f'--num_classes={args.num_classes}: give 0 or more.')
+  return flags.command(_run, args)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -148,7 +159,8 @@ def _run(args: argparse.Namespace) -> None:
     found, formats = published(args.models), _CHECKPOINT_FORMATS
   else:
     names = args.models or list(variants.PUBLISHED)
-    listed = rows(names, (args.image_size, args.image_size), args.num_classes)
+    classes = 1000 if args.num_classes is None else args.num_classes
+    listed = rows(names, images.size_of(args.image_size or '224'), classes)
     shown = tqdm(
       listed, total=len(names), unit=' models', delay=1, disable=None
     )

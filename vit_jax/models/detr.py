@@ -129,12 +129,16 @@ class DETR(Model):
       )
     }
 
-  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+  @property
+  def stride(self) -> int:
+    """Pixels from one place of the backbone's output to the next."""
     stages = len(self.backbone_layers)
     first = 1 if self.backbone == 'plain' else 2
-    stride = 2 ** (first + stages - 1 - self.dilation)
+    return 2 ** (first + stages - 1 - self.dilation)
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     H, W = image_size
-    return -(-H // stride), -(-W // stride)
+    return -(-H // self.stride), -(-W // self.stride)
 
   def describe(self, image_size: tuple[int, int]) -> str:
     H, W = image_size

@@ -355,10 +355,8 @@ class Detection:
     logits_BLC = tokens_BLD.astype(jnp.float32) @ head['kernel']
     logits_BLC += head['bias'][None, None]
     y_L, x_L = (
-      (grid_hw.reshape(-1) + 0.5) * stride
-      for grid_hw, stride in zip(
-        jnp.mgrid[:h, :w], (-(-H // h), -(-W // w)), strict=True
-      )
+      (grid_hw.reshape(-1) + 0.5) * self.model.stride
+      for grid_hw in jnp.mgrid[:h, :w]
     )
     size_B12 = batch['size'][:, None].astype(jnp.float32)
     middle_BL2 = jnp.stack([x_L, y_L], axis=-1)[None] / size_B12[..., ::-1]

@@ -258,7 +258,8 @@ def report(
   """Returns what there is to say of a step that fits, a line each."""
   cost = costs(experiment, step, devices, chip)
   total = experiment.durations.total
-  exaflops = total * cost.images * cost.image_flops / 1e18
+  mean_flops = experiment.objective.images_seen * experiment.forward_flops()
+  exaflops = total * cost.images * 3 * mean_flops / 1e18
   bounds = cost.least_s, cost.most_s
   a_core = cost.rate(cost.computing_s)
   days = [total * s / 86_400 * cost.cores for s in bounds]

@@ -83,8 +83,8 @@ class Detector:
   def said_of(self, path: str) -> Said:
     """Returns what all queries say of an image.
 
-    The model sees the largest copy that fits into the checkpoint's size, or,
-    where that is wide and the image tall, into the same turned by 90 degrees.
+    The model sees a copy whose short side is that of the checkpoint's size,
+    and its long side no longer than the other.
 
     Raises:
       UnreadableImage: naming the file.
@@ -95,9 +95,8 @@ class Detector:
     short, long = sorted(self._checkpoint.image_size)
     size = (long, short) if height > width else (short, long)
     nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
-    example = EvalBoxTransform(size, max_objects=0)(
-      {'image': data, 'name': path, **nothing}
-    )
+    transform = EvalBoxTransform(size, max_objects=0, short_sides=(short,))
+    example = transform({'image': data, 'name': path, **nothing})
     queries = self._likeliest(
       self._checkpoint.on_device, example['image'], example['size']
     )
