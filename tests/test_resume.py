@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from PIL import Image
 
 from tests.conftest import ROOT, XLA_FLAGS_GIVEN
 
@@ -81,6 +82,7 @@ class Command:
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,
       text=True,
+      start_new_session=True,
     )
 
   def finish(self, workdir, devices, *args, **variables):
@@ -257,3 +259,37 @@ def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
   """The other tests here compile nothing twice; this one compiles all."""
   Command(tmp_path / 'empty').finish(tmp_path / 'run', 8)
   assert_same_run(tmp_path / 'run', undisturbed(8))
+
+
+def test_a_signal_to_all_of_its_processes_finds_the_workers_at_work(
+  command, tmp_path
+):
+  """While the step waits for images, which are slow to decode."""
+  rng = np.random.default_rng(0)
+  for split in ('train', 'test'):
+    for name in ('cat', 'dog'):
+      folder = tmp_path / 'data' / split / name
+      folder.mkdir(parents=True)
+      for i in range(4):
+        pixels = rng.integers(0, 256, (1500, 1500, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f'{i}.png')
+  small = 'model.depth=1,model.width=32,model.mlp_dim=32,model.heads=2'
+  long = 'total=999 steps,batch_size=64'
+  often = 'checkpoint_every=50%,eval_every=50%,log_every=1 step'
+  process = command.start(
+    tmp_path / 'run',
+    1,
+    config=f'configs/small.py:{tmp_path}/data,{long},{small}',
+    settings=[
+      f'--config.{field}' for field in (*often.split(','), 'data.workers=1')
+    ],
+  )
+  table = tmp_path / 'run/metrics.csv'
+  while process.poll() is None and (
+    not table.exists() or table.read_text().count('\n') < 3
+  ):
+    time.sleep(0.05)
+  os.killpg(process.pid, signal.SIGTERM)
+  _, err = process.communicate(timeout=300)
+  assert process.returncode == 75, err
+  assert saved_steps(tmp_path / 'run')[-1] >= 2

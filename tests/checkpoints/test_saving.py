@@ -393,6 +393,16 @@ def test_keeps_the_last_and_the_best(tmp_path):
   assert kept == [1, 4, 5]
 
 
+@pytest.mark.parametrize('fourth', [0.9, float('nan'), 0.8])
+def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):
+  """As sweeps count; and one that is no number is none."""
+  store = open_checkpoints(tmp_path)
+  for step, accuracy in enumerate([0.5, 0.9, 0.9, fourth, 0.3, 0.2]):
+    store.save(step, state(step), {}, {METRIC: accuracy})
+  store.close()
+  assert saving.steps(tmp_path / 'checkpoints') == [1, 4, 5]
+
+
 def test_a_home_folder_is_one_in_any_path(monkeypatch, tmp_path):
   monkeypatch.setenv('HOME', str(tmp_path))
   assert str(saving.absolute('~/run')) == str(tmp_path / 'run')

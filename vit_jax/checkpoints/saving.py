@@ -5,13 +5,14 @@ A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
 config, class names, preprocessing and time spent.
 """
 
+import dataclasses
 import errno
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -85,9 +86,7 @@ class Checkpoints:
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [
             checkpoint_managers.LatestN(self._keep_last),
-            checkpoint_managers.BestN(
-              get_metric_fn=metric, n=1, keep_checkpoints_without_metrics=False
-            ),
+            _FirstBest(metric),
           ]
         ),
       ),
@@ -319,6 +318,28 @@ class Checkpoints:
   def close(self) -> None:
     """Waits until everything is written, and ends."""
     self._manager.close()
+
+
+@dataclasses.dataclass
+class _FirstBest(checkpoint_managers.PreservationPolicy):
+  """Keeps the best checkpoint, of equal ones the first, as sweeps count.
+
+  Orbax's own `BestN` keeps the last of them, and whatever a NaN leaves last.
+  """
+
+  metric: Callable[[Any], float]
+
+  def should_preserve(
+    self,
+    checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+    *,
+    context: checkpoint_managers.PreservationContext,
+  ) -> Sequence[bool]:
+    del context
+    values = [self.metric(x.metrics or {}) for x in checkpoints]
+    best = max((x for x in values if x > -np.inf), default=None)
+    first = None if best is None else values.index(best)
+    return [i == first for i in range(len(values))]
 
 
 def _judge(folder: epath.Path, error: Exception) -> tuple[str, str]:

@@ -11,6 +11,7 @@ iterator state, and may even be resumed on another number of hosts.
 import functools
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -326,14 +327,20 @@ def _iterate(
   return iter(
     batches.to_iter_dataset(grain.ReadOptions(2, 2)).mp_prefetch(
       grain.MultiprocessingOptions(num_workers=workers),
-      worker_init_fn=_keep_off_the_accelerator,
+      worker_init_fn=_set_up_worker,
     )
   )
 
 
-def _keep_off_the_accelerator(worker_index: int, worker_count: int) -> None:
-  """A worker that starts JAX by accident must not take the TPU or GPU."""
+def _set_up_worker(worker_index: int, worker_count: int) -> None:
+  """Keeps a worker off the TPU or GPU, and at work until it is ended.
+
+  What ends training reaches the whole group of processes, and the step or
+  evaluation that is under way still needs its batches.
+  """
   del worker_index, worker_count
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   os.environ['JAX_PLATFORMS'] = 'cpu'
   if 'jax' in sys.modules:  # The environment is only read at import.
     sys.modules['jax'].config.update('jax_platforms', 'cpu')
