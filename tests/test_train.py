@@ -321,6 +321,15 @@ def one_step_setup(mesh_sizes, devices, **overrides):
   return made.train_step(), made.start(made.new_params()), made.mesh
 
 
+def test_what_a_run_starts_from_takes_no_room_beside_its_state():
+  config = small_config(**{'optimizer.polyak': 0.5})
+  made = Experiment(config, facts_of(config, map(str, range(10)), 100))
+  params = made.new_params()
+  state = made.start(params)
+  assert all(x.is_deleted() for x in jax.tree.leaves(params))
+  assert not any(x.is_deleted() for x in jax.tree.leaves(state))
+
+
 def batch_of(n=16):
   rng = np.random.default_rng(0)
   return {

@@ -172,9 +172,15 @@ class Experiment:
     )
 
   def start(self, params: Params) -> State:
-    """Returns what training carries from step to step, at its beginning."""
+    """Returns what training carries from step to step, at its beginning.
+
+    The parameters given are used up: there is no room for them beside it.
+    """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
-    return jax.jit(self._new_state, out_shardings=shardings)(params)
+    new_state = jax.jit(
+      self._new_state, donate_argnums=0, out_shardings=shardings
+    )
+    return new_state(params)
 
   @functools.cached_property
   def state_shapes(self) -> State:

@@ -83,6 +83,7 @@ def train(
     config, experiment.objective, fixed, experiment.mesh, experiment.facts
   )
   params = experiment.params_from(init) if init else None
+  del init  # its arrays would stay as long as training does
   with workdir_lock.held(workdir):
     args = source, fixed, evaluators, params, workdir, start_over
     try:
