@@ -556,8 +556,23 @@ def test_a_model_of_the_hub_is_its_folder(hub, source, repository, revision):
   ]
 
 
-def test_pickles_are_fetched_only_without_safetensors(hub):
+def test_parts_of_weights_are_fetched(hub):
   hub.files.remove('model.safetensors')
+  parts = [f'model-0000{i}-of-00002.safetensors' for i in (1, 2)]
+  hub.files += [*parts, 'open_clip_model.safetensors']
+  fetch.local('hf://google/vit-base')
+  assert hub.fetched() == [
+    'config.json',
+    *parts,
+    'preprocessor_config.json',
+  ]
+
+
+@pytest.mark.parametrize('other', ['', 'open_clip_', 'adapter_'])
+def test_pickles_are_fetched_only_without_safetensors(hub, other):
+  hub.files.remove('model.safetensors')
+  if other:
+    hub.files.append(f'{other}model.safetensors')
   assert fetch.local('hf://google/vit-base') == str(hub.folder)
   assert hub.fetched() == [
     'config.json',

@@ -285,10 +285,13 @@ def _snapshot(repository: str, revision: str | None) -> str:
     revision=revision,
     ignore_patterns=['*/*'],
   )
-  path = download(allow_patterns=['*.json', '*.safetensors'])
-  if any(pathlib.Path(path).glob('*.safetensors')):
+  # Others of their kind are of other libraries, or adapters.
+  weights = ['model.safetensors', 'model-*.safetensors']
+  path = download(allow_patterns=['*.json', *weights])
+  if any(pathlib.Path(path).glob('model*.safetensors')):
     return path
-  return download(allow_patterns=['*.json', 'pytorch_model.bin'])
+  weights = ['pytorch_model.bin', 'pytorch_model-*.bin']
+  return download(allow_patterns=['*.json', *weights])
 
 
 def _with_tag(source: str, name: str) -> str:

@@ -49,8 +49,12 @@ def agree(source: str, target: str, tolerance: float) -> bool:
       'can be compared.'
     )
   largest = float(np.abs(want).max())
-  # A zeroed head puts out zeros.
-  difference = float(np.abs(got - want).max()) / (largest or 1.0)
+  if not largest:
+    raise ValueError(
+      f'{source} puts out zeros whatever it is shown, since its head is zero: '
+      'nothing can be compared. Convert it with --head=drop to compare bodies.'
+    )
+  difference = float(np.abs(got - want).max()) / largest
   agree = difference <= tolerance
   same = got.argmax(-1) == want.argmax(-1)
   print(

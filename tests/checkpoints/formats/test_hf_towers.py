@@ -229,6 +229,40 @@ def test_the_processor_of_siglip_2_is_read(
   assert 'the whole image is resized to (32, 32)' in warning
 
 
+@pytest.mark.parametrize('where', ['alone', 'both', 'nowhere'])
+def test_images_are_scaled_as_clips_are(
+  tmp_path, transformers, torch, caplog, where
+):
+  """Wherever the processor is kept, or as published where there is none."""
+  save(transformers, torch, 'CLIP', tmp_path / 'x')
+  processor = transformers.CLIPImageProcessor(
+    crop_size=32, size={'shortest_edge': 40}
+  ).to_dict()
+  if where == 'alone':
+    name, stated = 'preprocessor_config.json', processor
+  else:
+    name, stated = 'processor_config.json', {'image_processor': processor}
+  if where != 'nowhere':
+    (tmp_path / 'x' / name).write_text(json.dumps(stated))
+  found = opening.open_checkpoint(str(tmp_path / 'x')).preprocessing
+  assert found.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+  assert found.std == pytest.approx((0.26862954, 0.26130258, 0.27577711))
+  assert found.interpolation == 'bicubic'
+  assert found.resize_small == (0 if where == 'nowhere' else 40)
+  told = 'has no preprocessor_config.json' in caplog.text
+  assert told == (where == 'nowhere')
+
+
+@pytest.mark.parametrize('kind', ['DINOv2', 'DINOv3'])
+def test_without_a_processor_they_are_scaled_as_published(
+  tmp_path, transformers, torch, kind
+):
+  save(transformers, torch, kind, tmp_path / 'x')
+  found = opening.open_checkpoint(str(tmp_path / 'x')).preprocessing
+  assert found.mean == (0.485, 0.456, 0.406)
+  assert found.std == (0.229, 0.224, 0.225)
+
+
 def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
   config = transformers.Dinov2Config(**DINOV2, num_labels=4)
   model = transformers.Dinov2ForImageClassification(config)

@@ -348,6 +348,31 @@ def test_patches_that_are_counted_need_a_square(tmp_path, timm):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 
+@pytest.mark.parametrize(
+  'name', ['vit_small_patch14_dinov2', 'vit_small_patch14_reg4_dinov2']
+)
+def test_the_originals_of_dinov2_are_read(tmp_path, timm, torch, name):
+  """With their keys, and positions of the class token beside registers."""
+  torch.manual_seed(0)
+  model = timm.create_model(name, depth=2, img_size=28).eval()
+  with torch.no_grad():
+    for x in model.parameters():
+      x += 0.1 * torch.randn(x.shape)
+  state = dict(model.state_dict())
+  if 'reg_token' in state:
+    state['register_tokens'] = state.pop('reg_token')
+    of_cls = torch.randn(1, 1, 384)
+    state['pos_embed'] = torch.cat([of_cls, state['pos_embed']], 1)
+    state['cls_token'] = state['cls_token'] - of_cls
+  state['mask_token'] = torch.zeros(1, 384)
+  torch.save(state, tmp_path / 'x.pth')
+  ours = opening.open_checkpoint(str(tmp_path / 'x.pth'))
+  images = random_images((28, 28))
+  with torch.inference_mode():
+    want = model(scaled(torch, images, (0.5,) * 3, (0.5,) * 3)).numpy()
+  assert relative_difference(logits_of(ours, images), want) < TOLERANCE
+
+
 def test_what_patches_leave_over_of_an_image_is_not_seen(
   tmp_path, timm, torch, caplog
 ):

@@ -74,7 +74,13 @@ def test_wrong_arrays_are_refused(folder, changes, message):
 
 @pytest.mark.parametrize(
   ('prefix', 'under'),
-  [('', None), ('module.', 'model'), ('_orig_mod.', 'state_dict')],
+  [
+    ('', None),
+    ('module.', 'model'),
+    ('_orig_mod.', 'state_dict'),
+    ('module._orig_mod.', 'model'),
+    ('model.', 'state_dict'),
+  ],
 )
 def test_files_without_a_configuration_are_read(
   tmp_path, torch, caplog, prefix, under

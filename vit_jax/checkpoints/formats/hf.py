@@ -222,7 +222,10 @@ def _open_peer(path: str) -> table.Peer:
   with _quiet(transformers.utils.logging):
     model, pooled = _load_model(path)
     processor: Any = transformers.ViTImageProcessor()
-    if os.path.exists(os.path.join(path, hf_images.FILE)):
+    if any(
+      os.path.exists(os.path.join(path, name))
+      for name in (hf_images.FILE, hf_images.BOTH)
+    ):
       processor = transformers.AutoImageProcessor.from_pretrained(path)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ from vit_jax.checkpoints.formats.stated import Rgb, Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
+# Where transformers 5 keeps those of images and text together.
+BOTH = 'processor_config.json'
 
 # Pillow's numbers.
 _RESAMPLE = {'bilinear': 2, 'bicubic': 3}
@@ -28,6 +30,10 @@ _OPENAI = _CENTRE | {
   'image_std': [0.26862954, 0.26130258, 0.27577711],
   'size': {'shortest_edge': 224},
 }
+_IMAGENET = {
+  'image_mean': [0.485, 0.456, 0.406],
+  'image_std': [0.229, 0.224, 0.225],
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
   'ViT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 224},
   'ImageGPT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
@@ -37,13 +43,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
   'Siglip': _HALF | {'do_center_crop': False, 'resample': 3, 'size': 224},
   # Whose images are of no size of their own.
   'Siglip2': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
-  'DINOv3ViT': {
-    'do_center_crop': False,
-    'image_mean': [0.485, 0.456, 0.406],
-    'image_std': [0.229, 0.224, 0.225],
-    'resample': 2,
-    'size': 224,
-  },
+  'DINOv3ViT': _IMAGENET
+  | {'do_center_crop': False, 'resample': 2, 'size': 224},
+}
+# What the published ones have, by how the type of their model begins; those of
+# other types are as in the paper.
+_CLIP = {key: _OPENAI[key] for key in ('image_mean', 'image_std', 'resample')}
+_PUBLISHED: dict[str, dict[str, Any]] = {
+  'clip': _CLIP,
+  'deit': _IMAGENET | {'resample': 3},
+  'dinov2': _IMAGENET | {'resample': 3},
+  'dinov3': _IMAGENET,
+  'siglip2': {'resample': 2},
+  'siglip': {'resample': 3},
 }
 _OF_MODELS = {
   'imagegpt': 'ImageGPT',
@@ -89,7 +101,7 @@ def read(
   takes: tuple[int, int] | None,
   warnings: list[str],
 ) -> tuple[Preprocessing, tuple[int, int]]:
-  """Reads a directory's file; without one, images are those of the paper.
+  """Reads a directory's file; without one, images are as published.
 
   Args:
     path: of the directory.
@@ -105,21 +117,33 @@ def read(
   """
   place = os.path.join(path, FILE)
   file = Stated({}, place, warnings=warnings)
-  kind = 'ViT'
-  if os.path.exists(place):
+  kind, is_there = 'ViT', os.path.exists(place)
+  if is_there:
     # Null stands for the default.
-    values = tensors.read_json(place).items()
-    file.update({key: x for key, x in values if x is not None})
+    stated = tensors.read_json(place).items()
+    file.update({key: x for key, x in stated if x is not None})
+  elif os.path.exists(both := os.path.join(path, BOTH)):
+    file.place = both
+    file.update(Stated(tensors.read_json(both), both).part('image_processor'))
+    is_there = True
+  if is_there:
     kind = _kind(file, model_type)
   elif takes:
     file['size'] = list(takes)
+    fitting = (x for x in _PUBLISHED if model_type.startswith(x))
+    if start := next(fitting, ''):
+      file.update(_PUBLISHED[start])
+      warnings.append(
+        f'{path} has no {FILE}: images are resized and scaled as those of the '
+        'published models are.'
+      )
   else:
     warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
   for key, default in (_COMMON | _DEFAULTS[kind]).items():
     file.setdefault(key, default)
   if kind == 'Siglip2' and takes:
     file['size'] = list(takes)
-    if os.path.exists(place):
+    if is_there:
       file.warn(
         'images keep their aspect ratio, with any number of patches up to '
         f'max_num_patches; here the whole image is resized to {takes}.'

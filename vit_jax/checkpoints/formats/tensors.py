@@ -32,6 +32,7 @@ _FOLDER_FILES = (
   'model.safetensors',
   'model.safetensors.index.json',
   'pytorch_model.bin',
+  'pytorch_model.bin.index.json',
 )
 _DTYPE_CODES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 

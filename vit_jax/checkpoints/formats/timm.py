@@ -40,6 +40,12 @@ def read(
 ) -> table.File:
   """Reads a file of tensors, or a directory with its config.json."""
   prefix = torch_table.prefix_of(arrays)
+  # As the originals of DINOv2 have them; the one hid patches in training.
+  arrays = {
+    key.replace('register_tokens', 'reg_token'): x
+    for key, x in arrays.items()
+    if key != f'{prefix}mask_token'
+  }
   lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
   _refuse_lacking(lookup)
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields

@@ -5,16 +5,21 @@ from collections.abc import Iterable, Mapping
 
 from vit_jax.checkpoints.formats.table import SAME, Layout
 
-# What wrappers of PyTorch put before every key.
-_PREFIXES = ('module.', '_orig_mod.')
+# What wrappers of PyTorch put before every key, one around the other.
+_PREFIXES = ('module.', '_orig_mod.', 'model.')
 _LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 
 
 def prefix_of(keys: Iterable[str]) -> str:
-  """Returns what a wrapper of PyTorch put before every key; empty for none."""
-  keys = list(keys)
-  fitting = (p for p in _PREFIXES if all(key.startswith(p) for key in keys))
-  return next(fitting, '') if keys else ''
+  """Returns what wrappers of PyTorch put before every key; empty for none."""
+  keys, prefix = list(keys), ''
+  while keys:
+    further = (prefix + p for p in _PREFIXES)
+    fitting = (p for p in further if all(key.startswith(p) for key in keys))
+    if not (longer := next(fitting, '')):
+      break
+    prefix = longer
+  return prefix
 
 
 def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:
