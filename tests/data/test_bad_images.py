@@ -1,5 +1,6 @@
 """The check before training finds exactly what training would trip over."""
 
+import errno
 import json
 import logging
 import os
@@ -142,6 +143,28 @@ def test_the_result_is_kept(small, decoded):
   assert len(decoded) == 9
 
 
+@pytest.mark.parametrize('code', [errno.EMFILE, errno.EACCES])
+def test_what_hinders_reading_now_is_not_kept(small, monkeypatch, code):
+  """The torn one is kept then neither, and looked at again."""
+
+  def hindered(*args, **kwargs):
+    raise OSError(code, 'not now')
+
+  with monkeypatch.context() as patch:
+    patch.setattr('builtins.open', hindered)
+    assert len(bad_images.find_bad_images(_open(small))) == 3
+  assert len(bad_images.find_bad_images(_open(small))) == 1
+
+
+def test_a_lack_of_memory_is_no_fault_of_an_image(small, monkeypatch):
+  def lacking(*args, **kwargs):
+    raise MemoryError
+
+  monkeypatch.setattr(decode.Image, 'open', lacking)
+  with pytest.raises(MemoryError):
+    bad_images.find_bad_images(_open(small))
+
+
 def test_another_decoder_checks_again(small, decoded, monkeypatch):
   bad_images.find_bad_images(_open(small))
   monkeypatch.setattr(decode, 'DECODER_VERSION', -1)
@@ -221,6 +244,8 @@ def test_what_goes_while_training(tmp_path, caplog, on_bad_image):
     image.save(tmp_path / f'train/a/{i}.png')
   source = sources.open_source(str(tmp_path), 'train')
   source = bad_images.checked(source, on_bad_image)
+  few = sources.subset(source, [0])
+  assert few.skips_unreadable == (on_bad_image == 'skip')
   names = [source[i]['name'] for i in range(4)]
   gone = names.index(str(tmp_path / 'train/a/2.png'))
   (tmp_path / 'train/a/2.png').unlink()

@@ -275,6 +275,14 @@ def test_the_splits_of_pascal_voc(tmp_path):
     sources.open_source(str(root), 'all')
 
 
+def test_a_name_may_have_a_blank_in_it(tmp_path):
+  """Where in files of a class a number stands behind."""
+  root = write_voc(tmp_path)
+  (root / 'Annotations/c.xml').rename(root / 'Annotations/c 1.xml')
+  (root / 'ImageSets/Main/train.txt').write_text('a -1\nb  1\nc 1\n')
+  assert len(sources.open_source(str(root), 'train')) == 3
+
+
 @pytest.mark.parametrize(
   'changes, message',
   [

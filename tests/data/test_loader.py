@@ -5,7 +5,10 @@ import itertools
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent import futures
 
+import grain
 import numpy as np
 import pytest
 
@@ -330,6 +333,26 @@ def test_balanced_batches_are_a_function_of_the_step():
   with_workers = uneven(4, balance=1.0, workers=1)
   np.testing.assert_array_equal(with_workers, whole[:40])
   assert (uneven(12, balance=1.0, seed=4) != whole).any()
+
+
+def test_an_epoch_is_not_drawn_by_every_thread_that_asks(monkeypatch):
+  N, drawn = 400, []
+  original = loader._Balanced._drawn
+
+  def spy(self, epoch):
+    drawn.append(epoch)
+    time.sleep(0.05)  # so that others ask meanwhile
+    return original(self, epoch)
+
+  monkeypatch.setattr(loader._Balanced, '_drawn', spy)
+  parent = grain.MapDataset.range(N).repeat()
+  balanced = loader._Balanced(parent, np.arange(N) % 7, 1.0, 0)
+  with futures.ThreadPoolExecutor(16) as threads:
+    rows = list(threads.map(balanced.__getitem__, range(4 * N)))
+  # But for threads that wait so long that others are epochs ahead.
+  assert {0, 1, 2, 3} == set(drawn) and len(drawn) <= 8
+  one_by_one = loader._Balanced(parent, np.arange(N) % 7, 1.0, 0)
+  assert rows == [one_by_one[i] for i in range(4 * N)]
 
 
 def test_what_has_no_labels_cannot_be_balanced():

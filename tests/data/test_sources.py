@@ -150,6 +150,18 @@ def test_ignored_entries_are_counted(flat, png, caplog):
   assert 'Ignored 3 entries' in caplog.text
 
 
+def test_what_lies_beside_is_said(tmp_path, png, caplog):
+  """Images beside classes, and classes beside one that is called train."""
+  _write(tmp_path / 'mixed', 3, png)
+  _write(tmp_path / 'mixed/thumbs', 5, png)
+  assert len(_open(tmp_path / 'mixed', 'all')) == 5
+  assert '3 images beside the class folders' in caplog.text
+  for name in ('bus', 'car', 'train'):
+    _write(tmp_path / 'vehicles' / name, 2, png)
+  _open(tmp_path / 'vehicles')
+  assert 'splits train; its other folders are left out: bus, car' in caplog.text
+
+
 def test_empty_folders(tmp_path, png):
   with pytest.raises(FileNotFoundError, match='no folder .*nowhere; give a'):
     _open(tmp_path / 'nowhere')

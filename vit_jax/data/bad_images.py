@@ -31,11 +31,15 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True, order=True)
 class BadImage:
-  """An unreadable image: its position in the source, its file, and why."""
+  """An unreadable image: its position in the source, its file, and why.
+
+  What does not lie in its bytes may have passed by the next time.
+  """
 
   index: int
   name: str
   reason: str
+  in_its_bytes: bool = True
 
 
 def open_checked(
@@ -116,7 +120,8 @@ def find_bad_images(
   bar = cores.progress('Checking images', len(indices), 'images')
   found = cores.in_threads(lambda i: _examine(source, i), indices, bar)
   bad = sorted(image for image in found if image is not None)
-  _write_cache(path, bad)
+  if all(image.in_its_bytes for image in bad):
+    _write_cache(path, bad)
   return bad
 
 
@@ -177,7 +182,8 @@ def _examine(source: Source, index: int) -> BadImage | None:
     record = source[index]
     height, width, _ = decode.decode(record['image'], record['name']).shape
   except decode.UnreadableImage as error:
-    return BadImage(index, error.name, error.reason)
+    in_its_bytes = not isinstance(error, decode.UnreadFile)
+    return BadImage(index, error.name, error.reason, in_its_bytes)
   said = record.get('size', (height, width))
   if said != (height, width):
     reason = (
@@ -198,7 +204,7 @@ def _read_cache(path: pathlib.Path) -> list[BadImage] | None:
   try:
     return [
       BadImage(int(index), str(name), str(reason))
-      for index, name, reason in json.loads(path.read_text())
+      for index, name, reason, _ in json.loads(path.read_text())
     ]
   except (OSError, ValueError, TypeError):
     return None

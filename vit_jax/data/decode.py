@@ -64,21 +64,25 @@ class UnreadableImage(ValueError):
     return f'cannot read image {self.name}: {self.reason}'
 
 
+class UnreadFile(UnreadableImage):
+  """An image whose bytes cannot be had now, which says nothing of them."""
+
+
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
   Raises:
-    UnreadableImage: also for what is no file but a pipe or a device, which
+    UnreadFile: also for what is no file but a pipe or a device, which
       might never end.
   """
   try:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-      raise UnreadableImage(path, 'Not a regular file')
+      raise UnreadFile(path, 'Not a regular file')
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    raise UnreadableImage(path, error.strerror or str(error)) from None
+    raise UnreadFile(path, error.strerror or str(error)) from None
 
 
 class Box(NamedTuple):
@@ -289,7 +293,7 @@ def _naming_errors(name: str):
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     yield
-  except UnreadableImage:
+  except (UnreadableImage, MemoryError):
     raise
   # Pillow's plugins let through OSError, SyntaxError, struct.error, IndexError,
   # EOFError, ValueError and more; all of them mean that the file is damaged.

@@ -65,6 +65,13 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   found = {name: root / name for name in _SPLIT_NAMES if (root / name).is_dir()}
   folders = found if 'train' in found else {'train': root}
+  if (others := set(sub_folders(root)) - set(found)) and 'train' in found:
+    _log.warning(
+      '%s has the splits %s; its other folders are left out: %s',
+      root,
+      ', '.join(found),
+      ', '.join(sorted(others)[:5]),
+    )
   kind = Folder if sub_folders(folders['train']) else Files
   return kind(root, folders, split, split_seed)
 
@@ -159,6 +166,13 @@ class Folder(Files):
         f'{folder} has no class folders; the layout must be {_LAYOUTS}'
       )
     files, ignored = [], 0
+    if loose := image_paths(folder)[0]:
+      _log.warning(
+        '%d images beside the class folders of %s are left out: they have no '
+        'class',
+        len(loose),
+        folder,
+      )
     for class_name in class_names:
       if class_name not in label_of:
         raise ValueError(

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,12 @@ def _example(
   raise last
 
 
+# Or each of the loader's threads would draw an epoch of its own. Not the
+# object's, which travels to worker processes.
+_DRAWING = threading.Lock()
+_EPOCHS_KEPT = 3
+
+
 class _Balanced(grain.MapDataset):
   """Examples of each epoch drawn by class, instead of each once.
 
@@ -164,7 +171,7 @@ class _Balanced(grain.MapDataset):
     self._labels_N, self._seed = labels_N, seed
     images_C = np.maximum(np.bincount(labels_N), 1)
     self._weights_N = (images_C**-balance)[labels_N]
-    self._kept = 0, self._drawn(0)
+    self._kept: dict[int, np.ndarray] = {}
 
   def __len__(self) -> int:
     return len(self._parent)
@@ -173,10 +180,16 @@ class _Balanced(grain.MapDataset):
     if isinstance(index, slice):
       return self.slice(index)
     epoch, position = divmod(index, len(self._labels_N))
-    kept = self._kept
-    if kept[0] != epoch:
-      self._kept = kept = epoch, self._drawn(epoch)
-    return int(kept[1][position])
+    drawn_N = self._kept.get(epoch)
+    if drawn_N is None:
+      with _DRAWING:
+        drawn_N = self._kept.get(epoch)
+        if drawn_N is None:
+          drawn_N = self._drawn(epoch)
+          # At its end, threads are in several at once.
+          kept = [*self._kept.items(), (epoch, drawn_N)]
+          self._kept = dict(kept[-_EPOCHS_KEPT:])
+    return int(drawn_N[position])
 
   def _drawn(self, epoch: int) -> np.ndarray:
     N = len(self._labels_N)

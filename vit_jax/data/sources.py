@@ -198,11 +198,11 @@ class Digits:
 class Subset:
   """Some records of another source, in the order given."""
 
-  # Whether the next image takes the place of one that cannot be read any more.
-  skips_unreadable = False
-
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source = source
+    # Whether the next image takes the place of one that cannot be read any
+    # more.
+    self.skips_unreadable = getattr(source, 'skips_unreadable', False)
     self.several_labels = has_several(source)
     self.class_names = class_names(source)
     self._indices = np.asarray(indices, np.int64)

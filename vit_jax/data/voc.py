@@ -51,9 +51,9 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     names |= {_text(x, 'name') for x in tree.iter('object')}
   stems = sorted(files)
   if path.is_file():
-    stems = [
-      line.split()[0] for line in path.read_text().splitlines() if line.strip()
-    ]
+    lines = map(str.strip, path.read_text().splitlines())
+    # Files of a class have a number behind each name.
+    stems = [x if x in files else x.split()[0] for x in lines if x]
     lacking = [stem for stem in stems if stem not in files]
     if lacking:
       raise ValueError(
