@@ -4,7 +4,9 @@ All through the command, in processes of their own, with every kind of state in
 use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
 """
 
+import contextlib
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -261,7 +263,16 @@ def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
   assert_same_run(tmp_path / 'run', undisturbed(8))
 
 
-def test_a_signal_to_all_of_its_processes_finds_the_workers_at_work(
+def wait_for_steps(process, workdir, count):
+  """Waits until so many steps are in metrics.csv, each a line of it."""
+  table = workdir / 'metrics.csv'
+  while process.poll() is None and (
+    not table.exists() or table.read_text().count('\n') <= count
+  ):
+    time.sleep(0.05)
+
+
+def test_a_signal_to_all_of_its_processes_finds_the_worker_at_work(
   command, tmp_path
 ):
   """While the step waits for images, which are slow to decode."""
@@ -284,12 +295,32 @@ def test_a_signal_to_all_of_its_processes_finds_the_workers_at_work(
       f'--config.{field}' for field in (*often.split(','), 'data.workers=1')
     ],
   )
-  table = tmp_path / 'run/metrics.csv'
-  while process.poll() is None and (
-    not table.exists() or table.read_text().count('\n') < 3
-  ):
-    time.sleep(0.05)
+  wait_for_steps(process, tmp_path / 'run', 2)
   os.killpg(process.pid, signal.SIGTERM)
   _, err = process.communicate(timeout=300)
   assert process.returncode == 75, err
   assert saved_steps(tmp_path / 'run')[-1] >= 2
+
+
+def test_no_worker_outlives_a_killed_run(command, tmp_path):
+  process = command.start(tmp_path, 1, '--config.data.workers=1')
+  wait_for_steps(process, tmp_path, 2)
+  assert len(members(process.pid)) > 1
+  process.kill()
+  process.wait()
+  process.stderr.close()
+  until_s = time.monotonic() + 60
+  while members(process.pid) and time.monotonic() < until_s:
+    time.sleep(0.1)
+  assert not members(process.pid)
+
+
+def members(group):
+  """Returns the processes of a group but those that wait to be reaped."""
+  found = []
+  for place in pathlib.Path('/proc').glob('[0-9]*/stat'):
+    with contextlib.suppress(OSError):
+      state, _, of = place.read_text().rpartition(')')[2].split()[:3]
+      if int(of) == group and state != 'Z':
+        found.append(place.parent.name)
+  return found

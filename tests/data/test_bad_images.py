@@ -143,26 +143,40 @@ def test_the_result_is_kept(small, decoded):
   assert len(decoded) == 9
 
 
-@pytest.mark.parametrize('code', [errno.EMFILE, errno.EACCES])
-def test_what_hinders_reading_now_is_not_kept(small, monkeypatch, code):
+@pytest.mark.parametrize(
+  ('function', 'error'),
+  [
+    ('builtins.open', OSError(errno.EMFILE, 'not now')),
+    ('builtins.open', OSError(errno.EACCES, 'not now')),
+    ('PIL.Image.open', MemoryError()),
+  ],
+)
+def test_what_hinders_reading_now_is_not_kept(
+  small, monkeypatch, function, error
+):
   """The torn one is kept then neither, and looked at again."""
 
   def hindered(*args, **kwargs):
-    raise OSError(code, 'not now')
+    raise error
 
   with monkeypatch.context() as patch:
-    patch.setattr('builtins.open', hindered)
+    patch.setattr(function, hindered)
     assert len(bad_images.find_bad_images(_open(small))) == 3
   assert len(bad_images.find_bad_images(_open(small))) == 1
 
 
-def test_a_lack_of_memory_is_no_fault_of_an_image(small, monkeypatch):
-  def lacking(*args, **kwargs):
-    raise MemoryError
-
-  monkeypatch.setattr(decode.Image, 'open', lacking)
-  with pytest.raises(MemoryError):
-    bad_images.find_bad_images(_open(small))
+def test_that_nothing_is_there_is_kept(small, decoded):
+  """Once something is, the fingerprint is another."""
+  gone = small / 'train' / 'a' / '1.png'
+  content = gone.read_bytes()
+  gone.unlink()
+  gone.symlink_to(small / 'nowhere.png')
+  assert len(bad_images.find_bad_images(_open(small))) == 2
+  before = len(decoded)
+  assert len(bad_images.find_bad_images(_open(small))) == 2
+  assert len(decoded) == before
+  (small / 'nowhere.png').write_bytes(content)
+  assert len(bad_images.find_bad_images(_open(small))) == 1
 
 
 def test_another_decoder_checks_again(small, decoded, monkeypatch):

@@ -72,17 +72,20 @@ def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
   Raises:
-    UnreadFile: also for what is no file but a pipe or a device, which
-      might never end.
+    UnreadFile: for what may pass, such as a lack of rights or of open files.
+    UnreadableImage: where no file is there, or a folder, or a pipe or a
+      device, which might never end.
   """
   try:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-      raise UnreadFile(path, 'Not a regular file')
+      raise UnreadableImage(path, 'Not a regular file')
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    raise UnreadFile(path, error.strerror or str(error)) from None
+    lasts = isinstance(error, (FileNotFoundError, IsADirectoryError))
+    kind = UnreadableImage if lasts else UnreadFile
+    raise kind(path, error.strerror or str(error)) from None
 
 
 class Box(NamedTuple):
@@ -293,8 +296,10 @@ def _naming_errors(name: str):
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     yield
-  except (UnreadableImage, MemoryError):
+  except UnreadableImage:
     raise
+  except MemoryError as error:
+    raise UnreadFile(name, 'not enough memory') from error
   # Pillow's plugins let through OSError, SyntaxError, struct.error, IndexError,
   # EOFError, ValueError and more; all of them mean that the file is damaged.
   except Exception as error:

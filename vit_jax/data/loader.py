@@ -10,6 +10,7 @@ iterator state, and may even be resumed on another number of hosts.
 
 import functools
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -345,13 +346,22 @@ def _iterate(
   )
 
 
+def _end_with_parent() -> None:
+  parent = multiprocessing.parent_process()
+  assert parent is not None  # this is a worker
+  parent.join()
+  os._exit(0)
+
+
 def _set_up_worker(worker_index: int, worker_count: int) -> None:
   """Keeps a worker off the TPU or GPU, and at work until it is ended.
 
   What ends training reaches the whole group of processes, and the step or
-  evaluation that is under way still needs its batches.
+  evaluation that is under way still needs its batches. It ends with whoever
+  started it, however that ended.
   """
   del worker_index, worker_count
+  threading.Thread(target=_end_with_parent, daemon=True).start()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   os.environ['JAX_PLATFORMS'] = 'cpu'

@@ -221,15 +221,17 @@ def _open_peer(path: str) -> table.Peer:
       return openers[model_type](path)
   with _quiet(transformers.utils.logging):
     model, pooled = _load_model(path)
-    p, _ = hf_images.read(path, model_type, (224, 224), [])
-    processor: Any = transformers.ViTImageProcessor(
-      image_mean=list(p.mean), image_std=list(p.std)
-    )
+    processor: Any
     if any(
       os.path.exists(os.path.join(path, name))
       for name in (hf_images.FILE, hf_images.BOTH)
     ):
       processor = transformers.AutoImageProcessor.from_pretrained(path)
+    else:
+      p, _ = hf_images.read(path, model_type, (224, 224), [])
+      processor = transformers.ViTImageProcessor(
+        image_mean=list(p.mean), image_std=list(p.std)
+      )
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     pixels = processor(
