@@ -393,6 +393,28 @@ def test_keeps_the_last_and_the_best(tmp_path):
   assert kept == [1, 4, 5]
 
 
+def test_the_best_may_be_the_lowest_and_there_may_be_none(tmp_path):
+  losses = [0.5, 0.1, 0.9, 0.7, 0.8]
+  for name, values in (('lowest', losses), ('none', [None] * 5)):
+    store = open_checkpoints(tmp_path / name, best='lowest')
+    for step, loss in enumerate(values):
+      metrics = {} if loss is None else {METRIC: loss}
+      store.save(step, state(step), {}, metrics)
+    store.close()
+  assert saving.steps(tmp_path / 'lowest/checkpoints') == [1, 3, 4]
+  assert saving.steps(tmp_path / 'none/checkpoints') == [3, 4]
+
+
+def test_what_a_killed_run_was_saving_is_removed(tmp_path):
+  store = open_checkpoints(tmp_path)
+  store.save(1, state(1), {}, {})
+  store.close()
+  half = tmp_path / 'checkpoints/2.orbax-checkpoint-tmp-1'
+  (half / 'params').mkdir(parents=True)
+  open_checkpoints(tmp_path).close()
+  assert not half.exists()
+
+
 @pytest.mark.parametrize('fourth', [0.9, float('nan'), 0.8])
 def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):
   """As sweeps count; and one that is no number is none."""

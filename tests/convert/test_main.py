@@ -211,6 +211,22 @@ def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):
   assert status == 0
 
 
+def test_differences_are_of_the_largest_output(run, workdir, tmp_path):
+  """And top-1 is of the largest logit, whatever the smallest is."""
+  files = whole, near, other = [tmp_path / f'{x}.npz' for x in 'abc']
+  assert run(workdir, whole, '--to=npz')[0] == 0
+  arrays = dict(np.load(whole))
+  for path, shift, least in zip(files, (0, 0.01, 0), (1, 1, 2), strict=True):
+    bias = arrays['head/bias'] + np.float32(shift)
+    bias[0] += 1000
+    bias[least] -= 900
+    np.savez(path, **arrays | {'head/bias': bias})
+  status, out, _ = run('--check', whole, near)
+  assert status == 0 and 'difference  1.0e-05 of the largest' in out
+  status, out, _ = run('--check', whole, other)
+  assert status == 1 and 'top-1       the same for 8 of 8' in out
+
+
 def test_heads_of_different_sizes_cannot_be_compared(run, workdir, tmp_path):
   target = tmp_path / 'body.npz'
   assert run(workdir, target, '--to=npz', '--head=drop')[0] == 0

@@ -143,25 +143,30 @@ def test_the_result_is_kept(small, decoded):
   assert len(decoded) == 9
 
 
-@pytest.mark.parametrize(
-  ('function', 'error'),
-  [
-    ('builtins.open', OSError(errno.EMFILE, 'not now')),
-    ('builtins.open', OSError(errno.EACCES, 'not now')),
-    ('PIL.Image.open', MemoryError()),
-  ],
-)
-def test_what_hinders_reading_now_is_not_kept(
-  small, monkeypatch, function, error
-):
+@pytest.mark.parametrize('code', [errno.EMFILE, errno.EACCES])
+def test_what_hinders_reading_now_is_not_kept(small, monkeypatch, code):
   """The torn one is kept then neither, and looked at again."""
+  original = open
 
-  def hindered(*args, **kwargs):
-    raise error
+  def hindered(file, *args, **kwargs):
+    if str(file).endswith('1.png'):
+      raise OSError(code, 'not now')
+    return original(file, *args, **kwargs)
 
   with monkeypatch.context() as patch:
-    patch.setattr(function, hindered)
-    assert len(bad_images.find_bad_images(_open(small))) == 3
+    patch.setattr('builtins.open', hindered)
+    assert len(bad_images.find_bad_images(_open(small))) == 2
+  assert len(bad_images.find_bad_images(_open(small))) == 1
+
+
+def test_a_lack_of_memory_is_not_kept(small, monkeypatch):
+  def lacking(*args, **kwargs):
+    raise MemoryError
+
+  with monkeypatch.context() as patch:
+    patch.setattr('PIL.Image.open', lacking)
+    bad = bad_images.find_bad_images(_open(small))
+  assert [image.reason for image in bad] == ['not enough memory'] * 3
   assert len(bad_images.find_bad_images(_open(small))) == 1
 
 

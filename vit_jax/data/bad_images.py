@@ -119,7 +119,7 @@ def find_bad_images(
   indices = range(process_index, len(source), process_count)
   bar = cores.progress('Checking images', len(indices), 'images')
   found = cores.in_threads(lambda i: _examine(source, i), indices, bar)
-  bad = sorted(image for image in found if image is not None)
+  bad = [image for image in found if image is not None]
   if all(image.in_its_bytes for image in bad):
     _write_cache(path, bad)
   return bad
