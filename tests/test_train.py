@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import shutil
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
-from vit_jax.data import sources
+from vit_jax.data import bad_images, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.training import optim, run, sharding
@@ -328,6 +329,49 @@ def test_what_a_run_starts_from_takes_no_room_beside_its_state():
   state = made.start(params)
   assert all(x.is_deleted() for x in jax.tree.leaves(params))
   assert not any(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+  """Gives a config that starts from a checkpoint, and what training gets."""
+  checkpoint = random_checkpoint(
+    None, (8, 8), 10, patch_size=4, width=16, depth=2, mlp_dim=32, heads=2
+  )
+  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
+  alive, got, original = [], [], opening.open_checkpoint
+
+  def opened(path):
+    found = original(path)
+    alive.append(weakref.ref(found))
+    return found
+
+  def stub(experiment, source, fixed, evaluators, params, *_):
+    gc.collect()
+    got.append((params, [ref() for ref in alive]))
+
+  monkeypatch.setattr(opening, 'open_checkpoint', opened)
+  monkeypatch.setattr(train, '_train', stub)
+  return small_config(init=str(tmp_path / 'init')), got
+
+
+def test_a_run_begins_with_another_checkpoint_or_goes_on(begun, tmp_path):
+  """And does not keep what it began with for as long as it trains."""
+  config, got = begun
+  train.train(config, str(tmp_path / 'new'))
+  (tmp_path / 'old/checkpoints/3').mkdir(parents=True)
+  train.train(config, str(tmp_path / 'old'))
+  train.train(config, str(tmp_path / 'old'), start_over=True)
+  assert [params is None for params, _ in got] == [False, True, False]
+  assert [alive for _, alive in got] == [[None], [None], [None, None]]
+
+
+def test_a_workdir_that_is_none_is_refused_before_data_are_opened(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(bad_images, 'open_checked', None)
+  (tmp_path / 'file').touch()
+  with pytest.raises(ValueError, match='file is no folder'):
+    train.train(small_config(), str(tmp_path / 'file'))
 
 
 def batch_of(n=16):
