@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 
 import jax
 import jax.numpy as jnp
@@ -118,15 +119,18 @@ def test_a_workdir_converts_and_the_check_agrees(
 
 
 @pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])
-def test_the_loss_is_said_where_a_format_has_no_place_for_it(
-  run, workdir, tmp_path, to
-):
+def test_the_loss_is_kept_or_said_to_be_lost(run, workdir, tmp_path, to):
   """Without it, softmax would be read into the logits."""
   checkpoint = opening.open_checkpoint(str(workdir))
   sigmoid = dataclasses.replace(checkpoint, loss='sigmoid')
   orbax.write(sigmoid, str(tmp_path / 'sigmoid'), 'float32')
   _, out, _ = run(tmp_path / 'sigmoid', tmp_path / 'x', f'--to={to}')
-  assert ('loss was sigmoid' in out) == (to != 'orbax')
+  assert ('loss was sigmoid' in out) == (to in ('npz', 'bigvision', 'timm'))
+  if to in ('hf', 'orbax'):
+    assert opening.open_checkpoint(str(tmp_path / 'x')).loss == 'sigmoid'
+  elif to == 'stablehlo':
+    meta = json.loads((tmp_path / 'x' / 'model.json').read_text())
+    assert meta['loss'] == 'sigmoid'
   _, out, _ = run(workdir, tmp_path / 'y', f'--to={to}')
   assert 'written' in out and 'sigmoid' not in out
 

@@ -151,6 +151,7 @@ def test_images_are_scaled_as_the_file_says(tmp_path):
     'std': [0.229, 0.224, 0.225],
     'interpolation': 'bicubic',
     'dtype': 'float32',
+    'loss': 'softmax',
     'class_names': [f'class {i}' for i in range(7)],
   }
 

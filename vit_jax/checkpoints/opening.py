@@ -96,6 +96,7 @@ class Checkpoint:
       fields=variants.fields_of(self.model) | {'image_size': self.image_size},
       preprocessing=self.preprocessing,
       class_names=self.class_names,
+      loss=self.loss,
     )
 
 

@@ -75,7 +75,7 @@ def convert(args: argparse.Namespace) -> None:
   size_bytes = sum(file.stat().st_size for file in files)
   _say(f'written   {target}: {to}, {dtype}, {size_bytes / 1e6:,.1f} MB')
   is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
-  if is_sigmoid and to in (*WEIGHTS, 'stablehlo'):
+  if is_sigmoid and to in WEIGHTS and to != 'hf':
     lost = [
       *lost,
       'That the loss was sigmoid: each class has a probability of its own, '

@@ -57,6 +57,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     'image_size': [H, W],
     **dataclasses.asdict(checkpoint.preprocessing),
     'dtype': dtype,
+    'loss': checkpoint.loss,
     'class_names': list(checkpoint.class_names),
   }
   with whole.new_folder(target) as folder:

@@ -15,6 +15,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints.formats import hf
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
@@ -172,6 +173,15 @@ def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
     got = logits_of(ours, images)
     assert got.shape == want.shape
     assert relative_difference(got, want) < TOLERANCE, size
+  images = random_images(native.image_size)
+  if 'SigLIP 2' in kind:
+    with pytest.raises(ValueError, match='patches of images of any shape'):
+      hf.open_peer(str(tmp_path / 'x'))
+  else:
+    peer = hf.open_peer(str(tmp_path / 'x'))
+    assert peer.image_size == native.image_size
+    want = logits_of(native, images)
+    assert relative_difference(peer.run(images), want) < TOLERANCE
 
 
 def test_what_patches_leave_over_of_an_image_is_not_seen(

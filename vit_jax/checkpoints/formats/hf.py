@@ -9,6 +9,7 @@ that transformers 5 still writes, whatever its modules are called now.
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -137,6 +138,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     if fields['name'] == 'deit':
       task += 'WithTeacher'
     config |= hf_config.labels(num_classes, weights.class_names)
+    if weights.loss == 'sigmoid':
+      config['problem_type'] = 'multi_label_classification'
   config |= {
     'architectures': [name + task],
     'dtype': dtype,
@@ -194,12 +197,13 @@ def _not_held(weights: table.Weights) -> list[str]:
 def open_peer(path: str) -> table.Peer:
   """Opens a directory with transformers itself, in float32.
 
-  Without a classifier its outputs are the pooler's, or else the class token or
-  the mean of the tokens.
+  Without a classifier its outputs are CLIP's projection, the pooler's, or else
+  the class token or the mean of the tokens.
 
   Raises:
     ImportError: if transformers or what it needs is not installed.
-    ValueError: if arrays are missing, left over or of another shape.
+    ValueError: if arrays are missing, left over or of another shape, or the
+      model takes no images.
   """
   try:
     return _open_peer(path)
@@ -246,6 +250,8 @@ def _open_peer(path: str) -> table.Peer:
     if 'logits' in outputs:
       return outputs.logits.numpy()
     tokens = outputs.last_hidden_state
+    if 'image_embeds' in outputs:
+      return outputs.image_embeds.numpy()
     if model.config.model_type == 'ijepa':
       return tokens.mean(1).numpy()
     if pooled:
@@ -258,8 +264,9 @@ def _open_peer(path: str) -> table.Peer:
       size.get(side) or size['shortest_edge'] for side in ('height', 'width')
     )
   else:
+    of_images = getattr(model.config, 'vision_config', model.config)
     # One number stands for both.
-    height, width = np.broadcast_to(model.config.image_size, 2).tolist()
+    height, width = np.broadcast_to(of_images.image_size, 2).tolist()
   return table.Peer(
     f'transformers {transformers.__version__}', (height, width), run
   )
@@ -272,8 +279,20 @@ def _load_model(path: str) -> tuple[Any, bool]:
 
   config = transformers.AutoConfig.from_pretrained(path)
   name = (config.architectures or ('',))[0]
+  if config.model_type.startswith('siglip2'):
+    raise ValueError(
+      f'{path} is a {name}, to which transformers gives patches of images of '
+      'any shape instead of images: nothing can be compared.'
+    )
   auto: Any = transformers.AutoModelForImageClassification
-  if name.endswith('Model'):
+  options = {}
+  if name in ('CLIPModel', 'CLIPVisionModelWithProjection'):
+    auto = transformers.CLIPVisionModelWithProjection
+    # Of the configuration of both towers, not of that of images.
+    options['projection_dim'] = config.projection_dim
+  elif name == 'SiglipModel':
+    auto = transformers.SiglipVisionModel
+  elif name.endswith('Model'):
     auto = transformers.AutoModel
   elif name.endswith('WithTeacher'):
     auto = transformers.DeiTForImageClassificationWithTeacher
@@ -283,11 +302,17 @@ def _load_model(path: str) -> tuple[Any, bool]:
     # Else they would be in a report that nobody sees.
     ignore_mismatched_sizes=True,
     output_loading_info=True,
+    **options,
   )
   # The one thing that transformers makes up without being told to.
   pooler = {'pooler.dense.weight', 'pooler.dense.bias'}
   pooled = not pooler <= set(report['missing_keys'])
   report['missing_keys'] = set(report['missing_keys']) - pooler
+  if config.model_type in hf_towers.FAMILIES:
+    ignored = hf_towers.FAMILIES[config.model_type].ignored
+    report['unexpected_keys'] = {
+      key for key in report['unexpected_keys'] if not re.search(ignored, key)
+    }
   for what, keys in report.items():
     if keys:
       raise ValueError(f'{path}: transformers reports {what}: {keys}.')

@@ -105,12 +105,14 @@ class Weights:
     fields: of `variants.build`, `image_size` and `num_classes` among them.
     preprocessing: of its images.
     class_names: C names; empty where nobody knows them.
+    loss: that the head was trained with, 'softmax' or 'sigmoid'.
   """
 
   arrays: Flat
   fields: dict[str, Any]
   preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
+  loss: str = 'softmax'
 
 
 @dataclasses.dataclass(frozen=True)
