@@ -38,6 +38,12 @@ def test_a_share_of_warm_up_fits_any_run(examples, warmup, steps):
   assert of(examples, **{'optimizer.warmup': warmup}).warmup == steps
 
 
+def test_shares_are_exact():
+  """1.1 * 100000 is above 110000 in floating point."""
+  fields = {'total': '100000 steps', 'eval_every': '1.1%'}
+  assert of(**fields).eval_every == 1100
+
+
 @pytest.mark.parametrize(
   ('total', 'every', 'logged'),
   [

@@ -1,6 +1,7 @@
 """How long a run is and how often it does things, in steps."""
 
 import dataclasses
+import fractions
 import math
 import re
 
@@ -112,7 +113,10 @@ def steps_of(
     '': lambda: number,
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
-    # Rounded up, so that '20%' is reached five times in a run and not six.
-    '%': lambda: math.ceil(number * (total_steps or 0) / 100),
+    # Rounded up, so that '20%' is reached five times in a run and not six, and
+    # exactly: 1.1 * 100000 is a little above 110000 in floating point.
+    '%': lambda: math.ceil(
+      fractions.Fraction(match[1]) * (total_steps or 0) / 100
+    ),
   }[match[2]]()
   return round(steps)
