@@ -834,6 +834,8 @@ def test_probes_of_all_layers_are_those_of_each(command, workdir, tmp_path):
   [
     (('--layers=all',), '--layers=all takes --probe'),
     (('--layers=all', '--probe', '--features=x.npz'), 'keeps no --features'),
+    (('--layers=all', '--probe', '--l2=fixed'), 'has no use for --l2'),
+    (('--layers=all', '--probe', '--shots=5'), 'has no use for --shots'),
   ],
 )
 def test_layers_without_what_they_need_are_refused(command, args, message):

@@ -158,6 +158,9 @@ def test_transparency_is_composited_on_white(encode):
   palette.putpixel((0, 0), 0)
   decoded = decode.decode(encode(palette, transparency=0), 'x')
   np.testing.assert_array_equal(decoded[0, :, 0], [255, 9])
+  grey = Image.fromarray(np.array([[1000, 1028, 0]], np.uint16))
+  decoded = decode.decode(encode(grey, transparency=1028), 'x')
+  np.testing.assert_array_equal(decoded[0, :, 0], [4, 255, 0])
 
 
 def test_cmyk_jpeg_of_adobe_is_inverted_right(encode):

@@ -104,6 +104,13 @@ def test_which_column_has_the_classes_must_be_clear(write):
   name = write(datasets.Value('int64'), numbers())
   with pytest.raises(ValueError, match='its columns are img, kind'):
     sources.open_source(name, 'all')
+  several = write(
+    datasets.List(datasets.Value('int64')),
+    [[x] for x in numbers()],
+    column='label',
+  )
+  with pytest.raises(ValueError, match='one class each; .* img, label'):
+    sources.open_source(several, 'all')
 
 
 def test_images_without_a_class_are_refused(write):

@@ -138,6 +138,9 @@ def test_relative_and_home_folders(flat, monkeypatch):
   monkeypatch.setenv('HOME', str(flat.parent))
   assert len(_open('./flat')) == len(_open('~/flat')) == 28
   assert len(_open('../' + flat.parent.name + '/flat')) == 28
+  # Of a user that is not there, as the shell has it.
+  with pytest.raises(FileNotFoundError, match='~nobody-of-this-name/flat'):
+    _open('~nobody-of-this-name/flat')
 
 
 def test_ignored_entries_are_counted(flat, png, caplog):

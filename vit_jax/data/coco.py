@@ -29,7 +29,7 @@ NO_NAME = 'N/A'
 def is_annotated(name: str) -> bool:
   """Whether a dataset name means a folder with annotated objects."""
   is_path = name.startswith(('.', '~')) or '/' in name
-  return is_path and bool(_annotations(pathlib.Path(name).expanduser()))
+  return is_path and bool(_annotations(pathlib.Path(os.path.expanduser(name))))
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -64,7 +64,7 @@ class CocoFolder:
     Raises:
       ValueError: Annotations are damaged, or wrong; each is named.
     """
-    root = pathlib.Path(name).expanduser()
+    root = pathlib.Path(os.path.expanduser(name))
     files = _annotations(root)
     self._images: list[_Image] = []
     self.class_names: tuple[str, ...] = ()

@@ -382,4 +382,7 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
     raise ValueError(
       f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
     )
-  return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))
+  grey = ((pixels * 255 + 32767) // 65535).astype(np.uint8)
+  # One value may be transparent, of which the 8 bits know nothing.
+  grey[pixels == image.info.get('transparency', -1)] = 255
+  return Image.fromarray(grey)

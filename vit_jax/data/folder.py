@@ -57,7 +57,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     FileNotFoundError: There is no such folder.
     ValueError: It has neither of the layouts, or no such split.
   """
-  root = pathlib.Path(name).expanduser()
+  root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
     raise FileNotFoundError(
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
@@ -228,7 +228,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     FileNotFoundError: There is no such file.
     ValueError: It is no such table; names the line.
   """
-  path = pathlib.Path(name).expanduser()
+  path = pathlib.Path(os.path.expanduser(name))
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:

@@ -103,7 +103,11 @@ def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
     k for k, f in features.items() if isinstance(f, datasets.ClassLabel)
   ]
   if not labels:
-    labels = [k for k in ('label', 'class') if k in features]
+    labels = [
+      k
+      for k in ('label', 'class')
+      if isinstance(features.get(k), datasets.Value)
+    ]
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(
       f'{name} is not one of images with one class each; its columns are '

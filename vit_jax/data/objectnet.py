@@ -6,6 +6,7 @@ overlap ImageNet; only those are read. https://objectnet.dev has the images.
 """
 
 import logging
+import os
 import pathlib
 from typing import Any
 
@@ -152,7 +153,7 @@ class ObjectNet(folder.Folder):
       FileNotFoundError: there is no such folder.
       ValueError: it has none of the classes, or a class without images.
     """
-    root = pathlib.Path(name).expanduser()
+    root = pathlib.Path(os.path.expanduser(name))
     if not root.is_dir():
       raise FileNotFoundError(
         f'no folder {root}; give the unpacked archive of ObjectNet '

@@ -6,6 +6,7 @@ other image is. A shot is a stretch of neighbouring frames.
 
 import dataclasses
 import logging
+import os
 import pathlib
 
 import cv2
@@ -100,7 +101,7 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
     images = bad_images.open_checked(data, data.split)
     edges = np.arange(len(images) + 1) * (_SHOTS * _FRAMES)
     return Videos(MovingImages(images), edges)
-  root = pathlib.Path(path).expanduser()
+  root = pathlib.Path(os.path.expanduser(path))
   if not root.is_dir():
     raise FileNotFoundError(
       f'no folder {root}; give one with video files, or with a '
