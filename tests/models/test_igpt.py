@@ -248,6 +248,14 @@ def test_parameter_counts_are_the_published_ones(variant, millions):
   assert got / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+def test_operations_include_the_colours_that_are_predicted():
+  D, M, K = FIELDS['width'], FIELDS['mlp_dim'], 11
+  counts = [flops.forward_flops(build(depth=depth), SIZE) for depth in (1, 2)]
+  a_layer = 2 * L * (4 * D * D + 2 * D * M + 2 * L * D)
+  assert counts[1] - counts[0] == a_layer
+  assert counts[0] - a_layer == 2 * L * K * D
+
+
 def test_initial_scales_are_the_originals():
   model = build((16, 16), width=256, mlp_dim=1024)
   params = variants.init(model, jax.random.key(0), (16, 16))
