@@ -49,6 +49,9 @@ def every_kind():
   found['CMYK TIFF'] = encoded(some.convert('CMYK'), 'TIFF')
   grey = pixels(70, 91, 1)[..., 0].astype(np.uint16) * 257
   found['PNG of 16 bits'] = encoded(Image.fromarray(grey), 'PNG')
+  found['PNG of 16 bits, one clear'] = encoded(
+    Image.fromarray(grey), 'PNG', transparency=int(grey[30, 40])
+  )
   found['TIFF of 16 bits'] = encoded(Image.fromarray(grey), 'TIFF')
   clear = Image.fromarray(pixels(70, 91, 4))
   found['PNG with alpha'] = encoded(clear, 'PNG')

@@ -133,6 +133,30 @@ def test_an_error_reaches_who_asked_and_the_next_is_answered(
   assert len(engine.answer(digest, seen, 'small').result().probability_C) == 7
 
 
+def test_whoever_asked_may_be_gone(engine, monkeypatch):
+  """As when the server ends, which cancels what it waits for."""
+  model, started, go_on = engine.models['small'], [], threading.Event()
+  run = model.run
+
+  def slow(seen):
+    started.append(len(seen))
+    go_on.wait()
+    return run(seen)
+
+  monkeypatch.setattr(model, 'run', slow)
+  futures = []
+  for data in list(every_kind().values())[:3]:
+    digest, sights = engine.add(data)
+    futures.append(engine.answer(digest, sights[model.view], 'small'))
+    while not started:
+      time.sleep(0.01)
+  running, waiting, last = futures
+  assert waiting.cancel() and not running.cancel()
+  go_on.set()
+  assert len(last.result().probability_C) == 7
+  assert started == [1, 1]
+
+
 def test_places_are_counted(engine, monkeypatch):
   monkeypatch.setattr(engine_lib, 'MAX_WAITING', 1)
   with engine.place():
@@ -153,8 +177,12 @@ def test_the_oldest_is_forgotten():
   assert [found.get(x) for x in 'abc'] == [1, None, 3]
   found.put('c', 4, 5)
   assert (found.get('c'), found.nbytes) == (4, 9)
+  # What is larger than all is remembered alone, or a large model would run
+  # again for every move of a slider.
   found.put('d', 5, 11)
-  assert found.nbytes == 0
+  assert [found.get(x) for x in 'acd'] == [None, None, 5]
+  found.put('e', 6, 1)
+  assert (found.get('d'), found.get('e'), found.nbytes) == (None, 6, 1)
 
 
 @contextlib.contextmanager
@@ -221,6 +249,26 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
     monkeypatch.undo()
     assert post(port, f'image={"0" * 64}', b'')[0] == 404
     assert post(port)[0] == 200
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(engine, monkeypatch):
+  monkeypatch.setattr(protection, 'BODY_SECONDS', 0.2)
+  with served(engine) as port:
+    with socket.create_connection(('127.0.0.1', port), timeout=60) as sent:
+      head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
+      sent.sendall(head + b'Content-Length: 9000\r\n\r\n1')
+      assert sent.recv(12) == b'HTTP/1.1 200'
+      with pytest.raises(ConnectionError):
+        for _ in range(600):
+          time.sleep(0.05)
+          sent.sendall(b'x')
+    # One that arrives is no fault.
+    with socket.create_connection(('127.0.0.1', port), timeout=60) as sent:
+      for _ in range(2):
+        sent.sendall(head + b'Content-Length: 2\r\n\r\n1')
+        assert sent.recv(12) == b'HTTP/1.1 200'
+        sent.recv(1 << 16)
+        sent.sendall(b'2')
 
 
 def test_the_faster_is_taken(paths, monkeypatch, capsys):

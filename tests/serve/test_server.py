@@ -271,6 +271,8 @@ def test_the_token_is_asked_for(folder):
         sent = data if 'predict' in path else None
         status, headers, _ = ask(port, path, sent, **wrong)
         assert (status, headers['WWW-Authenticate']) == (401, 'Bearer')
+    # What is open to all does not name a model.
+    assert 'small' not in json.dumps(ask(port, '/openapi.json')[2])
     right = {'Authorization': f'Bearer {TOKEN}'}
     assert ask(port, '/api/predict', data, **right)[0] == 200
     assert ask(port, '/healthz')[0] == ask(port, '/')[0] == 200
@@ -324,12 +326,20 @@ def test_a_file_that_does_not_run_is_left_out(monkeypatch, capsys):
   assert 'does not run: no such operator\n' in capsys.readouterr().err
 
 
-def test_a_token_is_not_empty_and_has_any_letters(capsys):
-  parser = argparse.ArgumentParser()
-  options.add_flags(parser)
-  with pytest.raises(SystemExit):
-    parser.parse_args(['--token='])
-  assert 'everybody would be answered' in capsys.readouterr().err
+def test_a_token_is_not_empty_and_has_any_letters(monkeypatch, capsys):
+  def parsed(*args):
+    parser = argparse.ArgumentParser()
+    options.add_flags(parser)
+    return parser.parse_args(args).token
+
+  assert parsed() is None
+  monkeypatch.setenv('VIT_JAX_TOKEN', 'a secret')
+  assert (parsed(), parsed('--token=b')) == ('a secret', 'b')
+  monkeypatch.setenv('VIT_JAX_TOKEN', '')
+  for args in ([], ['--token=']):
+    with pytest.raises(SystemExit):
+      parsed(*args)
+    assert 'everybody would be answered' in capsys.readouterr().err
   headers = [(b'authorization', 'Bearer schön'.encode())]
   request = Request({'type': 'http', 'headers': headers})
   protection.check_token(request, 'schön')

@@ -153,11 +153,13 @@ def test_what_ended_while_nobody_asked_is_started_again(monkeypatch):
 
 
 def test_it_runs_where_memory_is_limited_already():
-  command = f'ulimit -Hv 1900000; {sys.executable} -m {uploads.__name__}'
+  command = f'ulimit -v 1900000 && {sys.executable} -m {uploads.__name__}'
   subprocess.run(
     ['bash', '-c', command],
     cwd=ROOT,
     stdin=subprocess.DEVNULL,
+    # It may write no file.
+    stdout=subprocess.PIPE,
     env=os.environ | {'OPENBLAS_NUM_THREADS': '1'},
     check=True,
   )
@@ -170,3 +172,16 @@ def test_messages_come_through():
   assert uploads.receive(pipe) == ({'a': [1, 'ü']}, [b'', b'\x00\xff' * 9])
   with pytest.raises(EOFError):
     uploads.receive(pipe)
+
+
+def test_the_process_finds_what_the_server_finds(tmp_path, monkeypatch):
+  """Libraries of the environment's folders, and says if it cannot begin."""
+  (tmp_path / 'sitecustomize.py').write_text(
+    f'open({str(tmp_path / "seen")!r}, "w")'
+  )
+  monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+  Decoder(VIEWS).close()
+  assert (tmp_path / 'seen').exists()
+  (tmp_path / 'sitecustomize.py').write_text('import os; os._exit(1)')
+  with pytest.raises(OSError, match='ended as it began'):
+    Decoder(VIEWS)

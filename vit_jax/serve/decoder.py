@@ -22,6 +22,9 @@ class Decoder:
     Args:
       views: what each image becomes.
       seconds: after which an image is given up.
+
+    Raises:
+      OSError: the process cannot be started.
     """
     self._views = views
     self._seconds = seconds
@@ -29,7 +32,8 @@ class Decoder:
     self._start()
 
   def _start(self) -> None:
-    root = pathlib.Path(__file__).parents[2]
+    root = os.fspath(pathlib.Path(__file__).parents[2])
+    others = filter(None, [os.environ.get('PYTHONPATH')])
     self._process = subprocess.Popen(
       [sys.executable, '-m', uploads.__name__],
       stdin=subprocess.PIPE,
@@ -38,11 +42,21 @@ class Decoder:
       process_group=0,
       # Threads of a library that multiplies matrices, which nobody does there.
       env=os.environ
-      | {'PYTHONPATH': os.fspath(root), 'OPENBLAS_NUM_THREADS': '1'},
+      | {
+        'PYTHONPATH': os.pathsep.join([root, *others]),
+        'OPENBLAS_NUM_THREADS': '1',
+      },
     )
     assert self._process.stdin and self._process.stdout
     self._questions = self._process.stdin
     self._answers = self._process.stdout
+    try:
+      uploads.receive(self._answers)
+    except EOFError:
+      self.close()
+      raise OSError(
+        'The process that decodes images ended as it began: see above.'
+      ) from None
 
   def see(self, data: bytes | bytearray) -> list[uploads.Seen]:
     """Returns an image file as each of the views has it.

@@ -45,7 +45,10 @@ class Busy(Exception):
 
 
 class Remembered:
-  """What was used last, up to a number of bytes; safe between threads."""
+  """What was used last, up to a number of bytes; safe between threads.
+
+  One thing may be larger, and is remembered alone.
+  """
 
   def __init__(self, max_bytes: int):
     """Remembers nothing yet."""
@@ -69,7 +72,7 @@ class Remembered:
     with self._lock:
       self.nbytes += nbytes - self._found.pop(key, (None, 0))[1]
       self._found[key] = value, nbytes
-      while self.nbytes > self._max_bytes:
+      while self.nbytes > self._max_bytes and len(self._found) > 1:
         self.nbytes -= self._found.popitem(last=False)[1][1]
 
 
@@ -167,7 +170,7 @@ class Engine:
       return future
 
     def remember(done: futures.Future) -> None:
-      if not done.exception():
+      if not done.cancelled() and not done.exception():
         answer = done.result()
         self._answers.put((digest, model), answer, answer.nbytes)
 
@@ -202,6 +205,10 @@ class Engine:
 
   def _work(self) -> None:
     while (jobs := self._next()) is not None:
+      # Whoever asked may be gone.
+      jobs = [x for x in jobs if x.future.set_running_or_notify_cancel()]
+      if not jobs:
+        continue
       try:
         found = self._run(jobs)
       except Exception as e:  # whoever asked has to know

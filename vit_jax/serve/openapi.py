@@ -19,12 +19,12 @@ _ERRORS = {
 }
 
 
-def describe(models: list[str]) -> dict[str, Any]:
-  """Returns the description, for JSON; `models` are their names."""
+def describe() -> dict[str, Any]:
+  """Returns the description, for JSON."""
   number, integer = {'type': 'number'}, {'type': 'integer'}
   text, anything = {'type': 'string'}, {'type': 'object'}
   parameters = [
-    _parameter('model', text | {'enum': models, 'default': models[0]}, ''),
+    _parameter('model', text, 'of /api/models; default: the first'),
     _parameter('image', text, 'digest of one sent before, instead of a body'),
     _parameter('top', integer | {'minimum': 1, 'default': 5}, 'classes'),
     _parameter(

@@ -1,6 +1,7 @@
 """The command line that a workstation and a board share."""
 
 import argparse
+import os
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--token',
     type=_token,
-    help='what whoever asks has to know (default: none)',
+    default=os.environ.get('VIT_JAX_TOKEN'),
+    help='what whoever asks has to know (default: $VIT_JAX_TOKEN, which others '
+    'on this machine do not see among the processes, or none)',
   )
   parser.add_argument(
     '--threads',

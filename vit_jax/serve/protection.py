@@ -145,27 +145,45 @@ def _too_large() -> Refusal:
 
 
 class ImpatientProtocol(H11Protocol):
-  """HTTP that waits only so long for the head of a request."""
+  """HTTP that waits only so long for the head of a request.
+
+  And for the rest of a body that nobody reads, as the request is answered: the
+  server itself would wait for ever.
+  """
 
   _deadline: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
-    self._wait()
+    self._wait(HEADER_SECONDS)
 
   def data_received(self, data: bytes) -> None:
     super().data_received(data)
+    if self._is_answered():
+      return
     if self.conn.their_state is not h11.IDLE:
       self._stop()
     elif self._deadline is None:
-      self._wait()
+      self._wait(HEADER_SECONDS)
+
+  def on_response_complete(self) -> None:
+    if self._is_answered():
+      self._wait(BODY_SECONDS)
+    super().on_response_complete()
 
   def connection_lost(self, exc: Exception | None) -> None:
     self._stop()
     super().connection_lost(exc)
 
-  def _wait(self) -> None:
-    self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+  def _is_answered(self) -> bool:
+    return (self.conn.our_state, self.conn.their_state) == (
+      h11.DONE,
+      h11.SEND_BODY,
+    )
+
+  def _wait(self, seconds: float) -> None:
+    self._stop()
+    self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
   def _stop(self) -> None:
     if self._deadline:

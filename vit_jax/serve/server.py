@@ -39,7 +39,8 @@ class PageServer:
 
     Args:
       engine: that answers.
-      token: that all but the page and /healthz asks for; '' for none.
+      token: that all but the page, /healthz and /openapi.json, which say
+        nothing of the models, asks for; '' for none.
       hosts: see `protection.check_origin`.
     """
     self._engine = engine
@@ -49,7 +50,7 @@ class PageServer:
     self._counts: Counter[tuple[str, int]] = Counter()
     self._page = PAGE.read_text()
     self._policy = protection.content_policy(self._page)
-    self._description = openapi.describe(list(engine.models))
+    self._description = openapi.describe()
 
   def app(self) -> Starlette:
     """Returns the application."""

@@ -233,7 +233,8 @@ def _rgb(image: Image.Image) -> np.ndarray:
     grey = np.asarray(image).astype(np.int64)
     if grey.min() < 0 or grey.max() > 65535:
       raise ValueError('its grey values exceed 16 bits')
-    grey = (grey * 255 + 32767) // 65535
+    is_transparent = grey == image.info.get('transparency', -1)
+    grey = np.where(is_transparent, 255, (grey * 255 + 32767) // 65535)
     image = Image.fromarray(grey.astype(np.uint8))
   elif image.mode == 'F':
     raise ValueError('floating point pixels have no defined white')
@@ -294,6 +295,7 @@ def main() -> None:
     if hard != resource.RLIM_INFINITY:
       most = min(most, hard)
     resource.setrlimit(limit, (most, most))
+  send(sys.stdout.buffer, 'ready')
   while True:
     try:
       views, (data,) = receive(sys.stdin.buffer)
