@@ -18,8 +18,10 @@ Exit status: that of vit_jax.main.
 """
 
 import argparse
+import os
 import pathlib
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -46,12 +48,19 @@ def _run(args: argparse.Namespace) -> int | None:
   data = 'digits' if args.scale == 'tpu' else args.data
   names = _claims(args.claims, data)
   if args.scale == 'tpu':
+    for name in ('data', 'budget', 'list', 'workdir', 'results'):
+      if getattr(args, name) != _parser().get_default(name):
+        raise ValueError(
+          f'--scale=tpu has no use for --{name}: it prints commands and runs '
+          'nothing.'
+        )
     for line in full_size.commands(names, args.topology, flags.config_named):
       print(line, flush=True)
     return None
   budget_s = _seconds(args.budget)
+  workdir, results = map(os.path.expanduser, (args.workdir, args.results))
   reproduction = Reproduction(
-    names, args.data, args.workdir, args.results, flags.config_named
+    names, args.data, workdir, results, flags.config_named
   )
   if args.list:
     print(claims_page.listed(names, reproduction))
@@ -63,8 +72,13 @@ def _run(args: argparse.Namespace) -> int | None:
   except Preempted as e:
     print(e, file=sys.stderr)
     status = flags.EXIT_PREEMPTED
-  report = claims_page.ClaimsPage(names, reproduction)
-  for path in report.write(epath.Path(args.workdir)):
+  again = [f'--claims={args.claims}'] * bool(args.claims)
+  if args.data != _parser().get_default('data'):
+    again.append(f'--data={args.data}')
+  again += ['--budget=2h', f'--workdir={args.workdir}']
+  command = f'python -m vit_jax.reproduce {shlex.join(again)}'
+  report = claims_page.ClaimsPage(names, reproduction, command)
+  for path in report.write(epath.Path(workdir)):
     print(f'written  {path}')
   print(report.counts())
   return status
@@ -99,7 +113,7 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('reproduce', __doc__)
   add = parser.add_argument
-  add('--claims', default='', help='Names from --list, between commas; or all.')
+  add('--claims', default='', help='Names from --list, between commas.')
   add('--data', default='digits', help='digits, a folder of images or TFDS.')
   add('--budget', default='2h', help='How long runs are started: 90s, 2h, 1d.')
   add('--workdir', default='runs/reproduce', help='Receives runs and report.')

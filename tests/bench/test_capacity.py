@@ -101,6 +101,13 @@ def test_a_batch_that_nobody_asks_for(run, monkeypatch):
   assert re.search(r'^  at least 16 images, [\d.]+ GiB \(2 comp', out, re.M)
 
 
+def test_what_names_the_rows_is_not_overridden(run):
+  for field in ('batch_size', 'model.dtype'):
+    status, _, err = run('capacity', '--memory_gib=10', f'--set={field}=8')
+    assert status == 2
+    assert f'rows are named by {field}' in err
+
+
 def test_memory_that_is_too_small_for_anything(run):
   status, out, _ = run('capacity', '--memory_gib=0.0001', '--modes=inference')
   assert status == 0

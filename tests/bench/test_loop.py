@@ -8,11 +8,14 @@ import time
 
 import pytest
 
-from vit_jax import train
+from vit_jax import flags, train
 from vit_jax.bench import loop
 from vit_jax.bench.loop import Gap, LoopWatch
 from vit_jax.checkpoints import saving
-from vit_jax.training import metric_log, run
+from vit_jax.training import metric_log
+from vit_jax.training import run as run_lib
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
 CONFIG = (
   'configs/digits.py:vit,total={steps} steps,batch_size=8,eval_every={every} '
@@ -117,16 +120,39 @@ def test_evaluation_is_apart(tmp_path, monkeypatch):
 
 def test_a_training_that_fails_is_no_secret(monkeypatch):
   interval_s = sys.getswitchinterval()
-  monkeypatch.setattr(run.Run, 'save', lambda *_: 1 / 0)
+  monkeypatch.setattr(run_lib.Run, 'save', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    loop.watched(loop.load_config(CONFIG.format(steps=2, every=2)))
+    loop.watched(flags.config_named(CONFIG.format(steps=2, every=2)))
   assert sys.getswitchinterval() == interval_s
+
+
+@pytest.mark.parametrize(
+  ('ending', 'status', 'message'),
+  [
+    (
+      run_lib.Diverged('Step 3: the loss is nan.'),
+      2,
+      'Step 3: the loss is nan. Th',
+    ),
+    (run_lib.Preempted('saved'), 130, 'interrupted'),
+  ],
+)
+def test_a_training_that_ends_early_is_one_message(
+  run, monkeypatch, ending, status, message
+):
+  def train_on(*_, **__):
+    raise ending
+
+  monkeypatch.setattr(train, 'train', train_on)
+  found, _, err = run('loop', 'digits', small=False)
+  assert (found, err.count('\n')) == (status, 1)
+  assert message in err
 
 
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
-    ('configs/nothing.py', 'No config file at configs/nothing.py'),
+    ('configs/nothing.py', 'configs/nothing.py'),
     ('configs/digits.py:vlt', "No family 'vlt'"),
     (CONFIG.format(steps=2, every=2), '2 steps: the loop shows itself'),
   ],

@@ -137,8 +137,25 @@ def test_at_full_size_no_claim_is_left_out(monkeypatch):
   monkeypatch.setattr(
     full_size, 'commands', lambda names, *args: asked.extend(names) or []
   )
-  assert reproduce.main(['--scale=tpu', '--data=./images']) == 0
+  assert reproduce.main(['--scale=tpu']) == 0
   assert asked == list(claims.CLAIMS)
+
+
+@pytest.mark.parametrize('flag', ['--data=./images', '--budget=1h', '--list'])
+def test_what_full_size_has_no_use_for_is_refused(capsys, flag):
+  assert reproduce.main(['--scale=tpu', flag]) == 2
+  name = flag.partition('=')[0]
+  assert f'has no use for {name}' in capsys.readouterr().err
+
+
+def test_homes_are_those_of_their_users(command, tmp_path, monkeypatch):
+  fake_training(monkeypatch, accuracy)
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  monkeypatch.chdir(tmp_path)
+  assert command('--workdir=~/x', '--results=~/y', '--budget=2h') == 0
+  assert (tmp_path / 'home/x/report.html').exists()
+  assert (tmp_path / 'home/y/digits/axial.csv').exists()
+  assert not (tmp_path / '~').exists()
 
 
 def test_the_report_says_what_ran_where_and_what_follows(
@@ -170,7 +187,8 @@ def test_the_report_says_what_ran_where_and_what_follows(
     '2 runs on that, jax 0, 2020-01-05 to 2020-01-06: 11m in all.',
   ]
   assert parts[5] == (
-    '    python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
+    '    python -m vit_jax.reproduce --claims=axial_gain --budget=2h '
+    f'--workdir={tmp_path}/w'
   )
   claim = 'Axial attention is more accurate than the ViT that it is made of.'
   of = 'ViT, D.6 and figure 13'

@@ -88,6 +88,8 @@ def test_compute_is_counted_as_in_table_6(row, gflops):
     ('r+ti16', 'Hybrid'),
     ('axial_b16', 'Axial'),
     ('axial_r50x1', 'Axial'),
+    ('igpt_s', 'Other'),
+    ('detr_r50', 'Other'),
   ],
 )
 def test_the_family_of_a_model(variant, family):

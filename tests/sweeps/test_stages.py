@@ -167,6 +167,33 @@ def test_a_wrong_field_of_the_last_stage_is_refused_first(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+  ('field', 'message'),
+  [
+    ({'accum_steps': 7}, 'stage student_1: .*accum_steps'),
+    ({'model.heads': 3}, 'stage student_1: .*heads'),
+    ({'batchsize': 7}, 'batchsize'),
+  ],
+)
+def test_a_wrong_field_of_any_stage_is_refused_first(tmp_path, field, message):
+  config = small()
+  teacher, (name, fields), *others = config.stages
+  config.stages = teacher, (name, fields | field), *others
+  with pytest.raises(ValueError, match=message):
+    stages.train(config, str(tmp_path))
+  config.sweep = (('seed', (('0', {'seed': 0}), ('1', {'seed': 1}))),)
+  with pytest.raises(ValueError, match=message):
+    running.run(config, str(tmp_path))
+  assert not list(tmp_path.rglob('checkpoints'))
+
+
+def test_stages_have_names_of_their_own(tmp_path):
+  config = small()
+  config.stages = 2 * config.stages[:1]
+  with pytest.raises(ValueError, match='name twice, teacher, teacher'):
+    stages.train(config, str(tmp_path))
+
+
 def test_preempted_between_stages(tmp_path, monkeypatch):
   trained = []
 

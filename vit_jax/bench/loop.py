@@ -1,8 +1,9 @@
 """What the training loop itself costs, by a real training.
 
-CONFIG is a file in configs/, with its arguments after a colon:
+CONFIG is as `main` takes it, a file or a name of configs/, with its arguments
+after a colon:
 
-  python -m vit_jax.bench loop configs/digits.py
+  python -m vit_jax.bench loop digits
   python -m vit_jax.bench loop 'configs/small.py:./cifar10,total=500 steps'
 
 It trains in a temporary folder. A step is under way from the moment the loop
@@ -26,8 +27,6 @@ is written, that wait is shown apart.
 import argparse
 import contextlib
 import dataclasses
-import os
-import runpy
 import sys
 import tempfile
 import time
@@ -38,9 +37,10 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import train
+from vit_jax import flags, train
 from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output
+from vit_jax.training.run import Diverged, Preempted
 
 Interval = tuple[float, float]
 
@@ -96,9 +96,14 @@ def bench(args: argparse.Namespace, output: Output) -> None:
     ValueError: for a config or data that cannot work, or too few steps.
     FileNotFoundError: for a config or data that is not there.
   """
-  config = load_config(args.config)
+  config = flags.config_named(args.config).lock()
   print(race.machine(['jax', 'flax', 'orbax-checkpoint']))
-  watch = watched(config)
+  try:
+    watch = watched(config)
+  except Diverged as e:
+    raise ValueError(f'{e} There is no loop to be measured.') from e
+  except Preempted:
+    raise KeyboardInterrupt from None
   if len(watch.done) < 3:
     raise ValueError(
       f'total is {config.total!r}, {len(watch.done)} steps: the loop shows '
@@ -220,17 +225,3 @@ without evaluation; {saves} checkpoints
 evaluation
   last checkpoint      {last_write_s:8.2f} s until it was written, after all \
 this"""
-
-
-def load_config(text: str) -> ConfigDict:
-  """Returns the config of FILE:ARGUMENT, as --config of `main` takes it.
-
-  Raises:
-    FileNotFoundError: if there is no such file.
-    ValueError: for an argument that the file refuses.
-  """
-  path, _, argument = text.partition(':')
-  if not os.path.isfile(path):
-    raise FileNotFoundError(f'No config file at {path}.')
-  make = runpy.run_path(path)['get_config']
-  return make(*filter(None, [argument])).lock()

@@ -14,6 +14,8 @@ from vit_jax.objectives.objective import Facts, Objective
 NUM_CLASSES = 1000
 # So many that the warm-up fits at any batch, and 32 bits count the steps.
 _EXAMPLES = 10**7
+# That rows are named by.
+_NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
 
 
 def config_of(
@@ -46,6 +48,11 @@ def config_of(
     name, equals, value = text.partition('=')
     if not equals:
       raise ValueError(f'--set={text}: write FIELD=VALUE.')
+    if name in _NAMED:
+      raise ValueError(
+        f'--set={text}: rows are named by {name}, which has its own flags; see '
+        '--help.'
+      )
     config_lib.override(config, {name: value})
   objective_of(config)  # refuses what does not fit together
   return config

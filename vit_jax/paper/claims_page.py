@@ -50,9 +50,17 @@ class ClaimsPage:
     pictures: PNG files by name, those of claims with runs.
   """
 
-  def __init__(self, names: Sequence[str], reproduction: Reproduction):
-    """Reads the runs that there are, and draws."""
-    self._reproduction = reproduction
+  def __init__(
+    self, names: Sequence[str], reproduction: Reproduction, command: str
+  ):
+    """Reads the runs that there are, and draws.
+
+    Args:
+      names: of `claims.CLAIMS`.
+      reproduction: of these.
+      command: that writes the report again.
+    """
+    self._reproduction, self._command = reproduction, command
     self._rows = {s: reproduction.rows(s) for s in reproduction.studies}
     self.found = [
       findings.find(
@@ -157,9 +165,7 @@ class ClaimsPage:
   def markdown(self, stem: str) -> str:
     """Returns the report with links to the pictures in the folder STEM."""
     parts = [f'# {TITLE}', *self._about()]
-    parts.append(
-      '    python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
-    )
+    parts.append(f'    {self._command}')
     parts.append('writes it again, after the runs that are left.')
     parts.append(
       grid.table(
@@ -197,8 +203,8 @@ class ClaimsPage:
     escape = html.escape
     body = [f'<p>{escape(text)}</p>' for text in self._about()]
     body.append(
-      '<pre>python -m vit_jax.reproduce --budget=2h --workdir=runs/reproduce'
-      '</pre><p>writes it again, after the runs that are left.</p>'
+      f'<pre>{escape(self._command)}</pre>'
+      '<p>writes it again, after the runs that are left.</p>'
     )
     rows = [
       f'<tr><td><a href="#{f.claim.study}">{escape(f.claim.sentence)}</a></td>'

@@ -15,7 +15,7 @@ from vit_jax.sweeps.grid import GridRun
 from vit_jax.training import plots
 
 # In the order of the legend.
-FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial')
+FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
 
 class Point(NamedTuple):
@@ -47,6 +47,8 @@ def exaflops(result: Mapping[str, Any]) -> float:
 
 def family(model: Mapping[str, Any]) -> str:
   """Returns which of `FAMILIES` the model of a config belongs to."""
+  if 'axial' not in model:
+    return 'Other'
   if model['axial']:
     return 'Axial'
   if model['name'] == 'resnet':

@@ -149,24 +149,28 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
     ValueError: if the data is neither known nor at hand.
     FileNotFoundError: likewise.
   """
+  several = False
   if not (num_classes and examples):
-    classes, size = _size(config.data)
+    classes, size, several = _size(config.data)
     num_classes, examples = num_classes or classes, examples or size
-  return facts_of(config, [*map(str, range(num_classes))], examples)
+  return facts_of(config, [*map(str, range(num_classes))], examples, several)
 
 
-def _size(data: ConfigDict) -> tuple[int, int]:
+def _size(data: ConfigDict) -> tuple[int, int, bool]:
+  """Returns numbers of classes and examples, and whether these have several."""
   name, split = data.name, data.split
   if name in _KNOWN:
     classes, size = _KNOWN[name]
-    return classes, len(splits.select(split, {'train': range(size)}, name))
+    chosen = splits.select(split, {'train': range(size)}, name)
+    return classes, len(chosen), False
   usual = benchmarks.benchmark(name)
   if usual and split == usual.train:
-    return usual.num_classes, usual.examples[0]
+    return usual.num_classes, usual.examples[0], False
   source = sources.open_source(
     name, split, data_dir=data.dir or None, split_seed=data.split_seed
   )
-  return len(sources.class_names(source)), len(source)
+  several = sources.has_several(source)
+  return len(sources.class_names(source)), len(source), several
 
 
 @dataclasses.dataclass(frozen=True)

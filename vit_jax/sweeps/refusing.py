@@ -61,6 +61,7 @@ class KnownData:
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
     build.best_of(config)
+    stages.check(config)
     found = self._open(config, config.data.split)
     class_names, examples, _ = found
     experiment = Experiment(config, facts_of(config, *found))

@@ -30,7 +30,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
       f'of: {", ".join(name for name, _ in config.stages)}.'
     )
   if config.stages:
-    check_config(config)  # before what it needs is trained for hours
+    check(config)  # before what it needs is trained for hours
   with preemption_notice() as preempted:
     for done, (stage, place) in enumerate(runs(config, workdir)):
       if done and jax.process_count() == 1 and preempted(done):
@@ -38,6 +38,28 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
       if config.stages and jax.process_index() == 0:
         print(f'stage {done + 1} of {len(config.stages) + 1}: {place}')
       train_lib.train(stage, place, start_over)
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses what is wrong with any stage of a config, whatever its data are.
+
+  Raises:
+    ValueError: naming stage, field, value and way out.
+  """
+  names = [name for name, _ in config.stages]
+  if len(set(names)) < len(names):
+    raise ValueError(
+      f'stages has a name twice, {", ".join(names)}: each has a folder.'
+    )
+  for name, fields in config.stages:
+    # With the stages, by which a teacher is known that is still to be trained.
+    stage = config.copy_and_resolve_references()
+    try:
+      axes.set_fields(stage, fields)
+      check_config(stage)
+    except ValueError as e:
+      raise ValueError(f'stage {name}: {e}') from e
+  check_config(config)
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
