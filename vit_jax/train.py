@@ -69,7 +69,7 @@ def train(
   """
   # Before the data, which may take long to open and check.
   check_config(config)
-  build.best_of(config)
+  build.check(config)
   workdir_lock.check(workdir)
   init = None
   if config.init and (start_over or not saving.steps_in(workdir)):

@@ -3,6 +3,7 @@
 import pytest
 
 from configs import digits
+from vit_jax import train
 from vit_jax.evaluators import build
 
 
@@ -56,3 +57,15 @@ def test_metrics_are_known_before_anything_is_built():
   config.best_metric = 'fewshot/1shot_accuracy'
   with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which none"):
     build.best_of(config)
+
+
+def test_what_is_needed_besides_the_data_is_looked_for_first(
+  tmp_path, monkeypatch
+):
+  def opened(*_):
+    raise AssertionError('the data, which may take long')
+
+  monkeypatch.setattr(train.bad_images, 'open_checked', opened)
+  labels = {'real.on': True, 'real.labels': str(tmp_path / 'real.json')}
+  with pytest.raises(FileNotFoundError, match='no file .*real.json; get ReaL'):
+    train.train(config_of(**labels), str(tmp_path / 'run'))

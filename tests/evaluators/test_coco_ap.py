@@ -311,6 +311,12 @@ def test_refusals_of_the_evaluator(parts):
       'coco',
       entry_of('test', masks=True),
     )
+  config = parts.config.copy_and_resolve_references()
+  config.best_metric = 'coco/AR_medium'
+  with pytest.raises(ValueError, match='object of 1,024 to 9,216 pixels: take'):
+    coco_ap.CocoEvaluator.from_entry(
+      dataclasses.replace(parts, config=config), 'coco', entry
+    )
   nothing = {'crowd': np.array([True])}
   with pytest.raises(ValueError, match='has no objects to be found'):
     coco_ap.CocoEvaluator('coco', [nothing], None, None, (1, 1))

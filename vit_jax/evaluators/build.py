@@ -3,13 +3,14 @@
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.data import segments
+from vit_jax.evaluators import real
 from vit_jax.evaluators.coco_ap import CocoEvaluator
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator
-from vit_jax.evaluators.real import RealEvaluator
 from vit_jax.models.model import Params
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import objective_type
@@ -18,7 +19,7 @@ from vit_jax.objectives.objective import Best, Facts, Objective
 # By `type` of an entry of `config.evaluators`.
 EVALUATORS: dict[str, type[Evaluator]] = {
   'mean': MeanEvaluator,
-  'real': RealEvaluator,
+  'real': real.RealEvaluator,
   'objectnet': ObjectNetEvaluator,
   'fewshot': FewShotEvaluator,
   'coco': CocoEvaluator,
@@ -70,6 +71,21 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
     for name, entry in entries(config).items()
     for metric, best in EVALUATORS[entry.type].metrics(entry, objective).items()
   }
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses what cannot be measured, before any data are opened.
+
+  Raises:
+    ValueError: as `best_of`, or for what an evaluator needs besides the data.
+    FileNotFoundError: likewise.
+  """
+  best_of(config)
+  for name, entry in entries(config).items():
+    if entry.type == 'real':
+      real.read_labels(entry.labels)
+    elif entry.type == 'coco':
+      segments.require_library(f'evaluators.{name}')
 
 
 def splits(config: ConfigDict) -> list[str]:

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -30,6 +30,12 @@ ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
+# Pixels that objects of a size have.
+_AREAS = {
+  'small': (0, 32**2),
+  'medium': (32**2, 96**2),
+  'large': (96**2, 1e5**2),
+}
 # What stands before those of masks.
 MASKS = 'mask_'
 # What was found in an image: labels, scores and (x0, y0, x1, y1) in its pixels,
@@ -93,7 +99,8 @@ class CocoEvaluator:
     Raises:
       ValueError: the objective finds no objects, or no masks and the entry
         asks for these; the data have none, or an image of it or of the training
-        has more of them than there may be.
+        has more of them than there may be; or the run is chosen by objects of a
+        size that there is not.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -106,22 +113,31 @@ class CocoEvaluator:
         f'evaluators.{name}.masks is on and model.masks is off: switch that on '
         'too, or this off.'
       )
-    found = {}
-    for split in (parts.config.data.split, entry.split):
-      source = parts.source(split)
-      found[split] = _objects_of(
-        source, split, objective.max_objects, masks=objective.model.masks
+    masks = objective.model.masks
+    if entry.split != (split := parts.config.data.split):
+      of_training = _objects_of(
+        parts.source(split), split, objective.max_objects, masks=masks
       )
+      # Looked at, and not kept: there may be a hundred thousand images.
+      collections.deque(of_training, maxlen=0)
+    source = parts.source(entry.split)
+    objects = [
+      x if entry.masks else {k: v for k, v in x.items() if k != 'masks'}
+      for x in _objects_of(
+        source, entry.split, objective.max_objects, masks=masks
+      )
+    ]
+    _check_best(parts.config.best_metric, name, objects)
 
     def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
       logits_BQC, aux = objective.predict(params, batch)
       found = boxes.likeliest(logits_BQC, aux['boxes'][-1])
-      masks = (aux['mask_logits'],) if entry.masks else ()
-      return batch['index'], *found, batch['size'], *masks
+      logits = (aux['mask_logits'],) if entry.masks else ()
+      return batch['index'], *found, batch['size'], *logits
 
     return cls(
       name,
-      found[entry.split],
+      objects,
       jax.jit(detect, out_shardings=sharding.replicated(parts.mesh)),
       functools.partial(
         features.global_batches,
@@ -165,14 +181,16 @@ class CocoEvaluator:
       in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
       in_image, tally = [], None
       for logits_BQhw in masks:
-        logits_QHW = [
-          segments.in_pixels(logits_hw, self._canvas, size_B2[i], shown)
-          for logits_hw in logits_BQhw[i]
+        logits_of = functools.partial(
+          _logits_of, logits_BQhw[i], self._canvas, size_B2[i], shown
+        )
+        in_image = [
+          segments.run_lengths(logits_of(q) > 0, shown)
+          for q in range(len(logits_BQhw[i]))
         ]
-        in_image = [segments.run_lengths(x > 0, shown) for x in logits_QHW]
         tally = panoptic.tally(
           panoptic.wanted(wanted),
-          panoptic.found(logits_QHW, scores_BQ[i], labels_BQ[i], shown),
+          panoptic.found(logits_of, scores_BQ[i], labels_BQ[i], shown),
         )
       found = labels_BQ[i], scores_BQ[i], in_pixels_Q4, in_image, tally
       return int(index_B[i]), found
@@ -181,10 +199,21 @@ class CocoEvaluator:
       return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
 
 
+def _logits_of(
+  logits_Qhw: np.ndarray,
+  canvas: tuple[int, int],
+  size: tuple[int, int],
+  shown: tuple[int, int],
+  query: int,
+) -> np.ndarray:
+  """Returns those HW of a query's mask; see `segments.in_pixels`."""
+  return segments.in_pixels(logits_Qhw[query], canvas, size, shown)
+
+
 def _objects_of(
   source: Any, split: str, most: int, *, masks: bool
-) -> list[Mapping[str, Any]]:
-  """Returns the objects of each image.
+) -> Iterator[Mapping[str, Any]]:
+  """Yields the objects of each image.
 
   Raises:
     ValueError: an image has too many, the source has none at all, or masks are
@@ -195,18 +224,41 @@ def _objects_of(
       f"{split} has images without boxes: give a folder with COCO's "
       'instances.json, or digits_canvas.'
     )
-  objects = [source.objects(i) for i in range(len(source))]
-  counts = [int(np.sum(~x['crowd'])) for x in objects]
-  if max(counts) > most:
+  largest = 0
+  for i in range(len(source)):
+    x = source.objects(i)
+    largest = max(largest, int(np.sum(~x['crowd'])))
+    if masks:
+      masks_of({'name': f'Image {i} of {split}', **x})
+    yield x
+  if largest > most:
     raise ValueError(
-      f'An image of {split} has {max(counts)} objects and '
+      f'An image of {split} has {largest} objects and '
       f'objective.max_objects is {most}: raise it; model.num_queries have to '
       'be as many.'
     )
-  if masks:
-    for i, x in enumerate(objects):
-      masks_of({'name': f'Image {i} of {split}', **x})
-  return objects
+
+
+def _check_best(
+  best_metric: str, name: str, objects: Sequence[Mapping[str, Any]]
+) -> None:
+  """Refuses to choose by a row of a size that no object has.
+
+  Raises:
+    ValueError: naming the row.
+  """
+  size = best_metric.rpartition('_')[2]
+  if not best_metric.startswith(f'{name}/') or size not in _AREAS:
+    return
+  least, most = _AREAS[size]
+  if not any(
+    np.any(~x['crowd'] & (least <= x['area']) & (x['area'] <= most))
+    for x in objects
+  ):
+    raise ValueError(
+      f'best_metric is {best_metric!r}, and evaluators.{name}.split has no '
+      f'object of {least:,} to {most:,.0f} pixels: take {name}/AP.'
+    )
 
 
 def average_precision(

@@ -7,7 +7,7 @@ score of the matches. Those of the whole are means over the classes.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,7 @@ def wanted(objects: Mapping[str, Any]) -> Segments:
 
 
 def found(
-  logits_NHW: Sequence[np.ndarray],
+  logits_of: Callable[[int], np.ndarray],
   scores_N: np.ndarray,
   labels_N: np.ndarray,
   size: tuple[int, int],
@@ -63,10 +63,17 @@ def found(
 
   As in DETR's code, those that are unlikely or have few pixels are left out;
   there every pixel is some query's, as there are classes of background too.
+
+  Args:
+    logits_of: gives those HW of a query, asked for one after the other: all of
+      them would take gigabytes of a photograph.
+    scores_N: probabilities of the queries' objects.
+    labels_N: their classes.
+    size: (H, W).
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):
-    logits_HW = logits_NHW[int(i)]
+    logits_HW = logits_of(int(i))
     index_HW[logits_HW > best_HW] = i
     best_HW = np.maximum(best_HW, logits_HW)
   counts_N = np.bincount(index_HW[index_HW >= 0], minlength=len(labels_N))
