@@ -116,6 +116,12 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
     np.testing.assert_array_equal(own[:64], sample[:64])
     assert (own[64:] != sample[64:]).any()
   assert (samples[0] != samples[1]).any()
+  # The last row is drawn, however much is to be kept.
+  assert complete.main([*args, '--keep=0.99']) == 0
+  picture = np.asarray(Image.open(out))
+  own, sample = picture[:128, :160], picture[:128, 328:][:, :160]
+  np.testing.assert_array_equal(own[:96], sample[:96])
+  assert (own[96:] != sample[96:]).any()
 
 
 def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):

@@ -346,6 +346,16 @@ def test_rows_come_as_they_are_found(format_name):
   assert taken == [0]
 
 
+def test_linked_folders_are_searched_once(tmp_path):
+  (tmp_path / 'far').mkdir()
+  (tmp_path / 'far/x.jpg').write_bytes(b'')
+  (tmp_path / 'here').mkdir()
+  (tmp_path / 'here/linked').symlink_to(tmp_path / 'far')
+  (tmp_path / 'far/around').symlink_to(tmp_path / 'here')
+  here = str(tmp_path / 'here')
+  assert predict.find_files([here]) == [f'{here}/linked/x.jpg']
+
+
 def test_folders_are_searched_but_hidden_ones(tmp_path, monkeypatch):
   for folder in ('a', '.cache'):
     (tmp_path / folder).mkdir()

@@ -110,34 +110,42 @@ def complete(
       'give a causal iGPT, as configs/igpt.py trains.'
     )
   transform = checkpoint.transform()
-  images_BHWC = np.stack(
-    [transform.image(decode.read_file(path), path) for path in args.images]
-  )
+  images_BHWC = [
+    transform.image(decode.read_file(path), path) for path in args.images
+  ]
   H, W = checkpoint.image_size
-  kept = round(args.keep * H)
+  # At least a row is drawn.
+  kept = min(round(args.keep * H), H - 1)
   params = checkpoint.on_device
-  colours_BL = model.quantised(checkpoint.normalize(jnp.asarray(images_BHWC)))
-  for path, found in zip(
-    args.images, bits(model, params, colours_BL), strict=True
-  ):
-    print(f'{flags.printable(path)}  {found:.3f} bits a pixel')
-  drawn = continued(
-    model,
-    params,
-    jnp.repeat(colours_BL, args.samples, axis=0),
-    kept * W,
-    jax.random.key(args.seed),
-    args.temperature,
-  )
   rows = []
-  drawn_BSL = np.asarray(drawn).reshape(len(images_BHWC), args.samples, -1)
-  for own_L, drawn_SL in zip(np.asarray(colours_BL), drawn_BSL, strict=True):
-    own_HWC = model.painted(own_L).reshape(H, W, 3)
+  # One after the other, as the keys and values of all would not fit.
+  for i, path in enumerate(args.images):
+    image_1HWC = checkpoint.normalize(jnp.asarray(images_BHWC[i][None]))
+    colours_1L, bits_1 = _read(model, params, image_1HWC)
+    print(f'{flags.printable(path)}  {bits_1[0]:.3f} bits a pixel', flush=True)
+    drawn_SL = continued(
+      model,
+      params,
+      jnp.repeat(colours_1L, args.samples, axis=0),
+      kept * W,
+      jax.random.fold_in(jax.random.key(args.seed), i),
+      args.temperature,
+    )
+    own_HWC = model.painted(np.asarray(colours_1L)[0]).reshape(H, W, 3)
     seen_HWC = own_HWC.copy()
     seen_HWC[kept:] = _GREY
-    samples = model.painted(drawn_SL).reshape(-1, H, W, 3)
+    samples = model.painted(np.asarray(drawn_SL)).reshape(-1, H, W, 3)
     rows.append([own_HWC, seen_HWC, *samples])
   return _grid(np.array(rows))
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def _read(
+  model: IGPT, params: Any, images_BHWC: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the colours BL of images, and their bits a pixel B."""
+  colours_BL = model.quantised(images_BHWC)
+  return colours_BL, bits(model, params, colours_BL)
 
 
 def _grid(images_RCHWC: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ predicted).
 import argparse
 import collections
 import csv
-import dataclasses
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import bad_images, images, sources, whole
+from vit_jax.data import bad_images, sources, whole
 from vit_jax.evaluators import features, few_examples
 from vit_jax.training import plots, sharding
 
@@ -187,16 +185,9 @@ def evaluate(args: argparse.Namespace) -> None:
     ValueError: if they do not fit together.
   """
   checkpoint = opening.open_checkpoint(args.checkpoint)
-  data = ConfigDict(
-    {
-      'name': args.dataset,
-      'dir': args.data_dir,
-      'split_seed': args.split_seed,
-      'on_bad_image': args.on_bad_image,
-    }
-  )
   source = sources.labelled(
-    bad_images.open_checked(data, args.split), f'{args.dataset} {args.split}'
+    bad_images.open_checked(flags.data_of(args.dataset, args), args.split),
+    f'{args.dataset} {args.split}',
   )
   if not len(source):
     raise ValueError(f'{args.dataset} {args.split} is empty.')
@@ -207,9 +198,7 @@ def evaluate(args: argparse.Namespace) -> None:
   C = checkpoint.model.num_classes
   extractor = features.Extractor(
     features.top_k(checkpoint.model, min(5, C)),
-    images.Images(
-      checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
-    ),
+    checkpoint.images,
     batch_size=BATCH_PER_DEVICE * mesh.size,
     mesh=mesh,
   )
@@ -260,19 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     "slash, a CSV file of images and labels, a TFDS name, or 'vtab/TASK'",
   )
   add('--split', default='', help="default: the benchmark's, or test")
-  add('--data_dir', default='', help='where TFDS has its data sets')
-  add(
-    '--split_seed',
-    type=int,
-    default=0,
-    help='of what is held out where the data bring no test split (default: 0)',
-  )
-  add(
-    '--on_bad_image',
-    choices=('error', 'skip'),
-    default='error',
-    help='what to do about unreadable images (default: error)',
-  )
+  flags.add_data(parser)
   add(
     '--output',
     default=OUTPUT,

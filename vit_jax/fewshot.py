@@ -29,7 +29,6 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from vit_jax import flags
 from vit_jax.checkpoints import opening, transfer
@@ -70,7 +69,7 @@ def measure(args: argparse.Namespace) -> None:
   is_kept = feature_file.is_there(args.features)
   checkpoint = original = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
-    size = images.size_of(args.image_size)
+    size = images.size_of(args.image_size, '--image_size')
     checkpoint = transfer.resized(original, size)
   function = features.layer(checkpoint.model, args.layer)
   _say(_describe(checkpoint))
@@ -117,7 +116,7 @@ def measure_layers(args: argparse.Namespace) -> None:
   mesh, batch_size = _devices(args)
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
-    size = images.size_of(args.image_size)
+    size = images.size_of(args.image_size, '--image_size')
     checkpoint = transfer.resized(checkpoint, size)
   model = checkpoint.model
   _say(_describe(checkpoint))
@@ -149,6 +148,11 @@ def measure_layers(args: argparse.Namespace) -> None:
       mesh=mesh,
     )
     found[name] = report.ProbeResult(fitted.l2, fitted.accuracy)
+    if not fitted.converged:
+      _say(
+        f'probed   {name}: {fitted.iterations} iterations were not enough to '
+        'converge'
+      )
   if jax.process_index() == 0:
     title = (
       f'{args.checkpoint}\non {args.dataset}: all of {args.train_split}, '
@@ -185,9 +189,7 @@ def _extractor(
   """Returns what applies a function to images as the checkpoint has them."""
   return features.Extractor(
     function,
-    images.Images(
-      checkpoint.image_size, **dataclasses.asdict(checkpoint.preprocessing)
-    ),
+    checkpoint.images,
     batch_size=batch_size,
     mesh=mesh,
   )
@@ -223,11 +225,8 @@ def _open(args: argparse.Namespace) -> tuple[LabelledSource, LabelledSource]:
   Raises:
     ValueError: if their classes differ, and as `sources.open_source`.
   """
-  names = ('split_seed', 'on_bad_image')
-  config = ConfigDict({name: getattr(args, name) for name in names})
-  config.update(name=args.dataset, dir=args.data_dir)
   train, test = few_examples.open_splits(
-    config, args.train_split, args.test_split
+    flags.data_of(args.dataset, args), args.train_split, args.test_split
   )
   _say(
     f'data     {args.dataset}, {len(train.class_names):,} classes: '
@@ -393,19 +392,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   add('--train_split', default='', help="default: the benchmark's, or train")
   add('--test_split', default='', help="default: the benchmark's, or test")
-  add('--data_dir', default='', help='where TFDS has its data sets')
-  add(
-    '--split_seed',
-    type=int,
-    default=0,
-    help='of what is held out where the data bring no test split (default: 0)',
-  )
-  add(
-    '--on_bad_image',
-    choices=('error', 'skip'),
-    default='error',
-    help='what to do about unreadable images (default: error)',
-  )
+  flags.add_data(parser)
   add(
     '--image_size',
     help='pixels, as in 384 or 384x512: resizes the position embeddings '

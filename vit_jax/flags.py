@@ -34,8 +34,8 @@ _ENVIRONMENT = {
   'Input/output error': 'The disk fails: see the log of the system.',
   'Too many open files': 'Raise the limit, ulimit -n.',
   'Cannot allocate memory': 'Take less at a time, or a larger machine.',
-  'Out of memory': 'Take less at a time: config.accum_steps, model.remat or a '
-  'smaller batch_size.',
+  'Out of memory': 'Take less at a time: in training by accum_steps, remat or '
+  'a smaller batch_size.',
 }
 _ERRNOS = {
   errno.ENOSPC,
@@ -269,6 +269,37 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     prog=f'python -m vit_jax.{name}',
     description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+  """Adds what commands say of a dataset without a config; see `data_of`."""
+  parser.add_argument(
+    '--data_dir', default='', help='where TFDS has its data sets'
+  )
+  parser.add_argument(
+    '--split_seed',
+    type=int,
+    default=0,
+    help='of what is held out where the data bring no test split (default: 0)',
+  )
+  parser.add_argument(
+    '--on_bad_image',
+    choices=('error', 'skip'),
+    default='error',
+    help='what to do about unreadable images (default: error)',
+  )
+
+
+def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
+  """Returns a dataset as `config.data` has it, by the flags of `add_data`."""
+  return ConfigDict(
+    {
+      'name': name,
+      'dir': args.data_dir,
+      'split_seed': args.split_seed,
+      'on_bad_image': args.on_bad_image,
+    }
   )
 
 

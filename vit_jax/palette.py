@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 from PIL import Image
 
 from vit_jax import flags
@@ -149,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   add('--colours', type=int, default=512, help='how many (default: 512)')
   add('--out', required=True, metavar='FILE.npy', help='new file')
   add('--split', default='train', help='of the data (default: train)')
-  add('--data_dir', default='', help='where TFDS has its data sets')
+  flags.add_data(parser)
   add('--image_size', default='32', help='side in pixels (default: 32)')
   args = parser.parse_args(argv)
   if args.colours < 2:
@@ -163,15 +162,8 @@ def _run(args: argparse.Namespace) -> None:
   picture = str(pathlib.Path(args.out).with_suffix('.png'))
   for path in (args.out, picture):
     whole.refuse_existing(path)
-  size = images.size_of(args.image_size)
-  data = ConfigDict(
-    {
-      'name': args.dataset,
-      'dir': args.data_dir,
-      'split_seed': 0,
-      'on_bad_image': 'error',
-    }
-  )
+  size = images.size_of(args.image_size, '--image_size')
+  data = flags.data_of(args.dataset, args)
   images_BHWC = _images(bad_images.open_checked(data, args.split), size)
   pixels_NC = images_BHWC.reshape(-1, 3)
   if len(pixels_NC) > PIXELS:

@@ -110,7 +110,10 @@ def find_objects(
   detector = detections.Detector(checkpoint, threshold)
   results: list[dict[str, Any]] = []
   each = zip(
-    paths, photos.unique_names(paths), detections.coco_ids(paths), strict=True
+    paths,
+    photos.unique_names(paths) if out else paths,
+    detections.coco_ids(paths),
+    strict=True,
   )
   try:
     for path, stem, image_id in each:
@@ -143,7 +146,8 @@ def _raise(error: OSError) -> None:
 def find_files(paths: Sequence[str]) -> list[str]:
   """Returns the files named, and the images in the folders named, sorted.
 
-  Folders whose names begin with a dot are left out, as such files are.
+  Folders whose names begin with a dot are left out, as such files are; those
+  that are linked are looked into once.
 
   Raises:
     FileNotFoundError: for a path that does not exist or a folder that has no
@@ -157,8 +161,16 @@ def find_files(paths: Sequence[str]) -> list[str]:
         raise FileNotFoundError(f'No file or folder at {path}.')
       found.append(path)
       continue
-    inside = []
-    for parent, folders, names in os.walk(path, onerror=_raise):
+    inside: list[str] = []
+    seen: set[str] = set()
+    for parent, folders, names in os.walk(
+      path, onerror=_raise, followlinks=True
+    ):
+      # Or a link to a folder above would lead around for ever.
+      if (place := os.path.realpath(parent)) in seen:
+        folders.clear()
+        continue
+      seen.add(place)
       folders[:] = [x for x in folders if not x.startswith('.')]
       inside += [
         os.path.join(parent, name)

@@ -82,7 +82,9 @@ def test_error_lists_the_files_and_the_way_out(folder, unreadable):
   assert lines[0] == f'{count} of {total} images are unreadable:'
   assert _names(line.split(': ')[0] for line in lines[1:21]) < unreadable
   assert lines[21] == f'  and {count - 20} more'
-  assert lines[22].endswith('--config.data.on_bad_image=skip')
+  assert lines[22].endswith(
+    '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
+  )
 
 
 def test_skip_warns(folder, unreadable, caplog):

@@ -1,5 +1,6 @@
 """The front door for programs: golden outputs, and every way in."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
+from vit_jax.evaluators import pretrained
 from vit_jax.visualize import attention_maps, rollout
 
 GOLDEN = ROOT / 'tests/golden'
@@ -106,8 +108,20 @@ def test_rollout_of_the_whole_and_of_a_class(vit, images):
     rollout.rollout(layers, class_B=np.full(3, 2)),
     atol=1e-4,
   )
-  with pytest.raises(ValueError, match="There is no class 'dog' among the"):
+  with pytest.raises(ValueError, match="has no class 'dog'"):
     vit.rollout(images, of='dog')
+  names = tuple('abb' + 'c' * (checkpoint.model.num_classes - 3))
+  named = pretrained.TrainedModel(
+    dataclasses.replace(checkpoint, class_names=names)
+  )
+  # What `predict` calls a class is understood, and only that is clear.
+  for name, _ in named.predict(images[0], topk=3)[0]:
+    assert named.rollout(images[0], of=name).shape[0] == 1
+  with pytest.raises(ValueError, match=r"has 2 classes 'b': .*'b \(1\)' or 'b"):
+    named.rollout(images, of='b')
+  np.testing.assert_array_equal(
+    named.rollout(images, of='b (2)'), vit.rollout(images, of=2)
+  )
 
 
 def test_more_images_than_a_batch(vit, images):

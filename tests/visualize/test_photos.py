@@ -78,6 +78,14 @@ def test_names_are_their_own(tmp_path):
   assert len({photograph.name for photograph in found}) == 4
 
 
+def test_many_files_of_one_name_are_numbered():
+  paths = [*(f'{i}/image.jpg' for i in range(3)), 'image-2.png', 'image.gif']
+  names = ['image', 'image-2', 'image-3', 'image-2-2', 'image-4']
+  assert photos.unique_names(paths) == names
+  many = photos.unique_names([f'{i}/x.jpg' for i in range(20_000)])
+  assert many[-1] == 'x-20000' and len(set(many)) == len(many)
+
+
 def test_a_name_that_is_no_utf_8_can_be_written(tmp_path):
   path = os.fsdecode(bytes(tmp_path) + b'/\xff.png')
   Image.fromarray(ramp(16, 16)).save(path)

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
   added['loop'].add_argument(
     'config', metavar='CONFIG', help='whose training is measured'
   )
+  added['loop'].set_defaults(config_of=flags.config_named)
   added['input'].add_argument(
     '--vs',
     choices=['tf.data'],

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import flags, train
+from vit_jax import train
 from vit_jax.bench import charts, race
 from vit_jax.bench.output import Output
 from vit_jax.training.run import Diverged, Preempted
@@ -92,11 +92,13 @@ class Gap(NamedTuple):
 def bench(args: argparse.Namespace, output: Output) -> None:
   """Trains as `args.config` says, in a folder that is gone afterwards.
 
+  `args.config_of` gives the config of this name.
+
   Raises:
     ValueError: for a config or data that cannot work, or too few steps.
     FileNotFoundError: for a config or data that is not there.
   """
-  config = flags.config_named(args.config).lock()
+  config = args.config_of(args.config).lock()
   print(race.machine(['jax', 'flax', 'orbax-checkpoint']))
   try:
     watch = watched(config)

@@ -17,7 +17,8 @@ from flax import traverse_util
 
 from vit_jax.checkpoints import fetch, saving
 from vit_jax.checkpoints.formats import recognise, table
-from vit_jax.data import augment, transforms
+from vit_jax.data import transforms
+from vit_jax.data.images import Images
 from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 
@@ -47,17 +48,61 @@ class Checkpoint:
   class_names: tuple[str, ...] = ()
   loss: str = 'softmax'
 
+  @property
+  def images(self) -> Images:
+    """How images are brought to the model."""
+    return Images(self.image_size, **dataclasses.asdict(self.preprocessing))
+
   def transform(self) -> transforms.EvalTransform:
     """Returns what brings an image to the size that the model sees."""
-    given = self.preprocessing
-    return transforms.EvalTransform(
-      self.image_size, given.resize_small, given.interpolation
-    )
+    return self.images.eval_transform()
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
     """Returns images with values from 0 to 255 as the model takes them."""
-    given = self.preprocessing
-    return augment.normalize(images_BHWC, given.mean, given.std)
+    return self.images.normalize(images_BHWC)
+
+  def class_name(self, index: int) -> str:
+    """Returns the name of a class, its number where it has none.
+
+    Where several have one name (ImageNet has two cranes), with its number, as
+    they are told apart by what this returns.
+    """
+    names = self.class_names
+    if not names:
+      return str(index)
+    name = names[index]
+    return name if names.count(name) == 1 else f'{name} ({index})'
+
+  def class_index(self, text: str | int) -> int:
+    """Returns the index of a class by its name, as `class_name` has it, or it.
+
+    A number as text may be a name, too, as a digit's.
+
+    Raises:
+      ValueError: if there is no such class, or there are several.
+    """
+    names, C = self.class_names, self.model.num_classes
+    if not C:
+      raise ValueError(f'{self.path} has no head, hence no classes.')
+    found = [
+      i for i, name in enumerate(names) if text in (name, f'{name} ({i})')
+    ]
+    if len(found) == 1:
+      return found[0]
+    if found:
+      raise ValueError(
+        f'{self.path} has {len(found)} classes {text!r}: say which, '
+        f'{" or ".join(map(repr, map(self.class_name, found)))}.'
+      )
+    if str(text).isdecimal() and int(text) < C:
+      return int(text)
+    hint = variants.nearest(str(text), names) if names else 'It has no names.'
+    if len(hint) > 300:
+      hint = f'Some of its names: {", ".join(names[:10])}.'
+    raise ValueError(
+      f'{self.path} has no class {text!r}: give one of its names or an index '
+      f'from 0 to {C - 1}. {hint}'
+    )
 
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
     """Returns logits BC; without a head, what would go into it.

@@ -62,7 +62,9 @@ def convert(args: argparse.Namespace) -> None:
     )
   if args.rollout and to != 'onnx':
     raise ValueError('--rollout needs --to=onnx.')
-  size = images.size_of(args.image_size) if args.image_size else None
+  size = (
+    images.size_of(args.image_size, '--image_size') if args.image_size else None
+  )
   whole.refuse_existing(target)
   checkpoint = opening.open_checkpoint(args.source)
   _say(f'read      {checkpoint.path}: {_describe(checkpoint)}')

@@ -149,8 +149,8 @@ def drop_bad_images(
     summary += f', and {len(lines) - len(bad)} of other splits'
   if on_bad_image == 'error':
     raise ValueError(
-      f'{summary}:\n{listed}\nRepair or remove them, or train without them: '
-      '--config.data.on_bad_image=skip'
+      f'{summary}:\n{listed}\nRepair or remove them, or go on without them: '
+      '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
     )
   if len(bad) == len(source):
     raise ValueError(f'{summary}, so none is left:\n{listed}')

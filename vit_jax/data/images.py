@@ -107,17 +107,17 @@ class Images:
     return images_BHWC
 
 
-def size_of(text: str) -> tuple[int, int]:
+def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
   """Returns (height, width) of '224' or '384x512'.
 
   Raises:
-    ValueError: if it is neither.
+    ValueError: if it is neither; says `what` is.
   """
   match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', str(text))
   if not match:
     raise ValueError(
-      f'data.image_size is {text!r}: write the side in pixels, as in 224, or '
-      'height x width, as in 384x512.'
+      f'{what} is {text!r}: write the side in pixels, as in 224, or height x '
+      'width, as in 384x512.'
     )
   return int(match[1]), int(match[2] or match[1])
 

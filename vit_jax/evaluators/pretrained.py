@@ -52,6 +52,7 @@ class TrainedModel:
     self.checkpoint = checkpoint
     self.class_names = checkpoint.class_names
     self.image_size = checkpoint.image_size
+    self._layers: dict[str, Any] = {}
 
   def predict(
     self, images: Any, topk: int = 5
@@ -73,7 +74,7 @@ class TrainedModel:
     probability_BC = self.checkpoint.probabilities(self.logits(images))
     most_Bk = np.argsort(-probability_BC, axis=1, kind='stable')[:, :topk]
     return [
-      [(self._name(c), float(p_C[c])) for c in most_k]
+      [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
       for most_k, p_C in zip(most_Bk, probability_BC, strict=True)
     ]
 
@@ -100,10 +101,13 @@ class TrainedModel:
       UnreadableImage: naming the file.
       ValueError: if there is no such layer.
     """
-    function = jax.jit(features.layer(self.checkpoint.model, layer))
+    if layer not in self._layers:
+      self._layers[layer] = jax.jit(
+        features.layer(self.checkpoint.model, layer)
+      )
     return self._batches(
       images,
-      lambda x: function(
+      lambda x: self._layers[layer](
         self.checkpoint.on_device, self.checkpoint.normalize(jnp.asarray(x))
       ),
     )
@@ -113,18 +117,19 @@ class TrainedModel:
 
     Args:
       images: paths, pictures or arrays; see the module.
-      of: a class, by name or number; None for what the whole image passes on.
+      of: a class, by number or as `predict` calls it; None for what the whole
+        image passes on.
 
     Raises:
       UnreadableImage: naming the file.
       ValueError: if the model has no attention, or no such class.
     """
-    number = None if of is None else self._number(of)
+    number = None if of is None else self.checkpoint.class_index(of)
 
     def maps(images_BHWC: np.ndarray) -> jax.Array:
       layers = attention_maps.Layers(
         self.checkpoint.model,
-        self.checkpoint.params,
+        self.checkpoint.on_device,
         self.checkpoint.normalize(jnp.asarray(images_BHWC)),
       )
       wanted = None if number is None else np.full(len(images_BHWC), number)
@@ -157,20 +162,6 @@ class TrainedModel:
           for i, image in enumerate(listed[start : start + _BATCH_SIZE])
         ]
       )
-
-  def _name(self, number: int) -> str:
-    return self.class_names[number] if self.class_names else str(number)
-
-  def _number(self, of: str | int) -> int:
-    count = self.checkpoint.model.num_classes
-    if isinstance(of, str) and of in self.class_names:
-      return self.class_names.index(of)
-    if isinstance(of, int | np.integer) and 0 <= of < count:
-      return int(of)
-    raise ValueError(
-      f'There is no class {of!r} among the {count}: '
-      f'{", ".join(map(self._name, range(min(count, 5))))}, and so on.'
-    )
 
 
 def _listed(images: Any) -> list[Any]:

@@ -160,7 +160,9 @@ def _run(args: argparse.Namespace) -> None:
   else:
     names = args.models or list(variants.PUBLISHED)
     classes = 1000 if args.num_classes is None else args.num_classes
-    listed = rows(names, images.size_of(args.image_size or '224'), classes)
+    listed = rows(
+      names, images.size_of(args.image_size or '224', '--image_size'), classes
+    )
     shown = tqdm(
       listed, total=len(names), unit=' models', delay=1, disable=None
     )

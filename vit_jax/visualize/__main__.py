@@ -7,7 +7,7 @@
   python -m vit_jax.visualize distance CHECKPOINT a_folder/ --beside=HYBRID
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
-  python -m vit_jax.visualize masking CHECKPOINT DATASET --split='test[:500]'
+  python -m vit_jax.visualize masking CHECKPOINT DATASET
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
   python -m vit_jax.visualize augmentations a_folder/
   python -m vit_jax.visualize detr DETR street.jpg a_folder/ --out=seen
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace) -> None:
     made['report.html'] = lambda: html.encode(errors='backslashreplace')
   else:
     if args.what == 'augmentations':
-      size = images.size_of(args.image_size or '224')
+      size = images.size_of(args.image_size or '224', '--image_size')
       section = augmented.section(predict.find_files(args.images), size)
     else:
       section = _section(args, subject)
@@ -149,7 +149,9 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
   """Returns a checkpoint, and what images there are."""
   checkpoint = opening.open_checkpoint(path)
   if args.image_size:
-    checkpoint = transfer.resized(checkpoint, images.size_of(args.image_size))
+    checkpoint = transfer.resized(
+      checkpoint, images.size_of(args.image_size, '--image_size')
+    )
   paths = predict.find_files(getattr(args, 'images', ()))
   return Subject(checkpoint, photos.load(paths, checkpoint), path)
 
@@ -180,12 +182,11 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return predictions.section(subject, args.rate, args.seed)
     case 'detr':
       return objects.section(subject, args.threshold)
-  source = bad_images.checked(
-    sources.open_source(args.data, args.split), 'error'
-  )
+  source = bad_images.open_checked(flags.data_of(args.data, args), args.split)
+  some = sources.subset(source, range(min(len(source), args.most)))
   return masking.section(
     subject.checkpoint,
-    sources.labelled(source, f'{args.data} {args.split}'),
+    sources.labelled(some, f'{args.data} {args.split}'),
     fusion=args.fusion or 'mean',
     discard=args.discard,
   )
@@ -205,10 +206,16 @@ def _parser() -> argparse.ArgumentParser:
         'data', help='labelled images: a folder, a TFDS name, or digits'
       )
       kind.add_argument(
-        '--split',
-        default='test[:500]',
-        help='of the data (default: test[:500], of a fixed random order)',
+        '--split', default='test', help='of the data (default: test)'
       )
+      kind.add_argument(
+        '--most',
+        type=int,
+        default=500,
+        help='images, the first of the split, all of which are held in memory '
+        '(default: 500)',
+      )
+      flags.add_data(kind)
     elif what not in _WITHOUT_IMAGES:
       kind.add_argument(
         'images', nargs='+', help='image files, and folders that hold some'

@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
-from vit_jax.visualize.photos import Photograph, images_of
+from vit_jax.visualize.photos import Photograph
 from vit_jax.visualize.rollout import rollout
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -117,7 +117,7 @@ def of_source(
       f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
       f'({checkpoint.model.num_classes}).'
     )
-  images = images_of(checkpoint)
+  images = checkpoint.images
   transform = images.eval_transform()
   photographs, labels = [], []
   for i in range(len(source)):

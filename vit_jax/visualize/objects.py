@@ -42,7 +42,7 @@ def section(subject: Subject, threshold: float) -> Section:
     )
   detector = Detector(checkpoint, threshold, attention=True)
   side = max(model.grid(checkpoint.image_size))
-  names = [subject.class_name(i) for i in range(model.num_classes)]
+  names = [subject.checkpoint.class_name(i) for i in range(model.num_classes)]
   rows: dict[str, list[np.ndarray]] = {}
   centres, figures = [], []
   for i, photograph in enumerate(

@@ -107,11 +107,11 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
   for n, photograph in enumerate(subject.photographs):
     maps = {'whole image': whole.arrays['maps'][0, n]}
     for k, of_class_Nhw in enumerate(explained):
-      maps[subject.class_name(labels[n][k][0])] = of_class_Nhw[n]
+      maps[subject.checkpoint.class_name(labels[n][k][0])] = of_class_Nhw[n]
     lines.append(f'<h3>{html.escape(photograph.name)}</h3>')
     if labels:
       rows = (
-        f'<tr><td>{html.escape(subject.class_name(c))}</td>'
+        f'<tr><td>{html.escape(subject.checkpoint.class_name(c))}</td>'
         f'<td>{p:.1%}</td></tr>'
         for c, p in labels[n]
       )

@@ -1,7 +1,7 @@
 """Image files, as a model sees them and as people do."""
 
+import collections
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -54,12 +54,6 @@ class Photograph:
     return shown.eval_transform().image(data, self.path)
 
 
-def images_of(checkpoint: Checkpoint) -> Images:
-  """Returns how images are brought to a checkpoint's model."""
-  preprocessing = dataclasses.asdict(checkpoint.preprocessing)
-  return Images(checkpoint.image_size, **preprocessing)
-
-
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads files of images that a checkpoint's model is to see.
 
@@ -67,7 +61,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
     UnreadableImage: for a file that is no image, or a damaged one.
     ValueError: for one that has fewer pixels than the model has patches.
   """
-  images = images_of(checkpoint)
+  images = checkpoint.images
   transform = images.eval_transform()
   found = []
   for path, name in zip(paths, unique_names(paths), strict=True):
@@ -87,14 +81,14 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
 
 def unique_names(paths: Sequence[str]) -> list[str]:
   """Returns a name for what is made of each file: its own, and a number."""
-  names: list[str] = []
+  names: dict[str, None] = {}
+  numbers: collections.Counter[str] = collections.Counter()
   for path in paths:
     stem = os.path.splitext(os.path.basename(path))[0]
     # It goes into files, which hold no bytes that are not UTF-8.
     stem = name = os.fsencode(stem).decode(errors='backslashreplace')
-    for number in itertools.count(2):
-      if name not in names:
-        break
-      name = f'{stem}-{number}'
-    names.append(name)
-  return names
+    while name in names:
+      numbers[stem] += 1
+      name = f'{stem}-{1 + numbers[stem]}'
+    names[name] = None
+  return [*names]

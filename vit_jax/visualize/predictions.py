@@ -37,7 +37,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
       f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
       'masked patches: give one that configs/masked.py trained.'
     )
-  made = objective.MaskedPatches(model, subject.images, rate)
+  made = objective.MaskedPatches(model, subject.checkpoint.images, rate)
   h, w = model.grid(checkpoint.image_size)
 
   @jax.jit

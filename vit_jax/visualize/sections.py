@@ -77,7 +77,9 @@ def rollout(
   arrays = {'files': subjects[0].files}
   panels: dict[str, tuple[Subject, np.ndarray]] = {}
   for i, subject in enumerate(subjects):
-    indices: list[int | None] = [subject.class_index(text) for text in classes]
+    indices: list[int | None] = [
+      subject.checkpoint.class_index(text) for text in classes
+    ]
     ways = [
       (fusion, index) for fusion in fusions for index in indices or [None]
     ]
@@ -85,7 +87,9 @@ def rollout(
     for fusion, index in ways:
       class_N = index if index is None else np.full(len(subject.files), index)
       maps_KNhw.append(rollout_maps(subject, fusion, discard, class_N))
-      names.append('' if index is None else subject.class_name(index))
+      names.append(
+        '' if index is None else subject.checkpoint.class_name(index)
+      )
       title = [f'{i + 1}: {subject.short_label}'] if len(subjects) > 1 else []
       title += [fusion] if len(fusions) > 1 else []
       title += [names[-1]] if names[-1] else []

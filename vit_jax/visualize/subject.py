@@ -1,7 +1,6 @@
 """A checkpoint, and the images that it is to look at."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,9 +10,6 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data.images import Images
-from vit_jax.models.variants import nearest
-from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
@@ -45,11 +41,6 @@ class Subject:
   def params(self) -> Any:
     """On the device."""
     return self.checkpoint.on_device
-
-  @functools.cached_property
-  def images(self) -> Images:
-    """How images are brought to the model."""
-    return photos.images_of(self.checkpoint)
 
   @property
   def files(self) -> np.ndarray:
@@ -84,43 +75,11 @@ class Subject:
         batch = self.photographs[start : start + size]
         images_BHWC = np.zeros((size, *image_size, 3), np.uint8)
         images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
-        normalized_BHWC = self.images.normalize(jax.numpy.asarray(images_BHWC))
+        normalized_BHWC = self.checkpoint.normalize(
+          jax.numpy.asarray(images_BHWC)
+        )
         yield Layers(model, self.params, normalized_BHWC), batch
         shown.update(len(batch))
-
-  def class_name(self, index: int) -> str:
-    """Returns the name of a class, its number where it has none.
-
-    Where several have one name (ImageNet has two cranes), with its number, as
-    pictures are told apart by what this returns.
-    """
-    names = self.checkpoint.class_names
-    if not names:
-      return str(index)
-    name = names[index]
-    return name if names.count(name) == 1 else f'{name} ({index})'
-
-  def class_index(self, text: str) -> int:
-    """Returns the index of a class by its name or number.
-
-    Raises:
-      ValueError: if there is no such class.
-    """
-    names = self.checkpoint.class_names
-    C = self.checkpoint.model.num_classes
-    if not C:
-      raise ValueError(f'{self.checkpoint.path} has no head, hence no classes.')
-    if text in names:
-      return names.index(text)
-    if text.isdecimal() and int(text) < C:
-      return int(text)
-    hint = nearest(text, names) if names else 'It has no names for them.'
-    if len(hint) > 300:
-      hint = f'Some of its names: {", ".join(names[:10])}.'
-    raise ValueError(
-      f'{self.checkpoint.path} has no class {text!r}: give one of its names or '
-      f'an index from 0 to {C - 1}. {hint}'
-    )
 
   def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
     """Returns the likeliest classes of each image and their probabilities."""
