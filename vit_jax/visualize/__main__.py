@@ -153,7 +153,9 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
       checkpoint, images.size_of(args.image_size, '--image_size')
     )
   paths = predict.find_files(getattr(args, 'images', ()))
-  return Subject(checkpoint, photos.load(paths, checkpoint), path)
+  # Which looks at one image after the other, of any size.
+  loaded = [] if args.what == 'detr' else photos.load(paths, checkpoint)
+  return Subject(checkpoint, loaded, path)
 
 
 def _others(args: argparse.Namespace) -> list[Subject]:
@@ -181,7 +183,8 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
     case 'masked':
       return predictions.section(subject, args.rate, args.seed)
     case 'detr':
-      return objects.section(subject, args.threshold)
+      paths = predict.find_files(args.images)
+      return objects.section(subject.checkpoint, paths, args.threshold)
   source = bad_images.open_checked(flags.data_of(args.data, args), args.split)
   some = sources.subset(source, range(min(len(source), args.most)))
   return masking.section(

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
+from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.training import plots
-from vit_jax.visualize import draw
+from vit_jax.visualize import draw, photos
 from vit_jax.visualize.detections import Detector, Said, picture
 from vit_jax.visualize.sections import SHEET, Figure, Section
-from vit_jax.visualize.subject import Subject
 
 # Objects of an image, and queries, in one picture.
 _OBJECTS, _QUERIES = 6, 20
 
 
-def section(subject: Subject, threshold: float) -> Section:
+def section(
+  checkpoint: Checkpoint, paths: Sequence[str], threshold: float
+) -> Section:
   """What the queries of a detector look at, and where their boxes lie.
 
   The arrays are, of the objects of all images, `image` (the index of its file),
@@ -29,26 +31,27 @@ def section(subject: Subject, threshold: float) -> Section:
   `centres` (cx, cy, w, h, NQ4); and `files`.
 
   Args:
-    subject: a checkpoint of DETR, and images.
+    checkpoint: of DETR.
+    paths: of images, any number, as one is in memory at a time.
     threshold: the least probability of an object.
 
   Raises:
     ValueError: if it is none of DETR, or finds no object in any image.
   """
-  checkpoint, model = subject.checkpoint, subject.checkpoint.model
+  model = checkpoint.model
   if model.attention != 'objects' or not model.num_classes:
     raise ValueError(
       f'{checkpoint.path} finds no objects: give a checkpoint of DETR.'
     )
   detector = Detector(checkpoint, threshold, attention=True)
   side = max(model.grid(checkpoint.image_size))
-  names = [subject.checkpoint.class_name(i) for i in range(model.num_classes)]
+  names = [checkpoint.class_name(i) for i in range(model.num_classes)]
   rows: dict[str, list[np.ndarray]] = {}
   centres, figures = [], []
-  for i, photograph in enumerate(
-    tqdm(subject.photographs, unit=' images', delay=2, disable=None)
-  ):
-    said = detector.said_of(photograph.path)
+  named = zip(paths, photos.unique_names(paths), strict=True)
+  shown = tqdm(named, total=len(paths), unit=' images', delay=2, disable=None)
+  for i, (path, stem) in enumerate(shown):
+    said = detector.said_of(path)
     corners_Q4 = np.clip(said.queries['boxes'], 0, 1)
     low_Q2, high_Q2 = corners_Q4[:, :2], corners_Q4[:, 2:]
     centres.append(
@@ -68,8 +71,8 @@ def section(subject: Subject, threshold: float) -> Section:
       rows.setdefault(name, []).append(x)
     if i < SHEET and len(order_N):
       draw_it = functools.partial(_looks, detector, said, names)
-      title = f'{photograph.name}: where its objects are looked for'
-      figures.append(Figure(f'{photograph.name}-objects', title, draw_it))
+      title = f'{stem}: where its objects are looked for'
+      figures.append(Figure(f'{stem}-objects', title, draw_it))
   arrays = {name: np.concatenate(x) for name, x in rows.items()}
   if not len(arrays['query']):
     raise ValueError(
@@ -84,7 +87,7 @@ def section(subject: Subject, threshold: float) -> Section:
     'query attends to in the last decoder layer; and the centres of the boxes '
     f'of {min(_QUERIES, centres_NQ4.shape[1])} queries in all images, green '
     'for small ones, red for wide and blue for high ones.',
-    arrays | {'centres': centres_NQ4, 'files': subject.files},
+    arrays | {'centres': centres_NQ4, 'files': np.array(paths)},
     figures,
     Figure(
       'queries',
