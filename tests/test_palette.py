@@ -62,13 +62,25 @@ def test_command_writes_a_palette_its_error_and_a_picture(
     out.unlink(missing_ok=True)
 
 
-def test_greys_from_0_to_1_are_read_and_bright_colours_are_kept(tmp_path):
+def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
   np.save(tmp_path / 'greys.npy', np.float32([[0], [0.5], [1]]))
   got = palette.read(str(tmp_path / 'greys.npy'))
   assert got == (-1.0,) * 3 + (0.0,) * 3 + (1.0,) * 3
-  bright = np.float32([[0, 0.5, 0.25], [1, 0.5, 0.75]])
-  np.save(tmp_path / 'bright.npy', bright)
-  assert palette.read(str(tmp_path / 'bright.npy')) == tuple(bright.ravel())
+  # None of the published colours is quite black.
+  np.save(
+    tmp_path / 'colours.npy', np.float32([[0.25, 0.5, 1], [1, 0.5, 0.75]])
+  )
+  got = palette.read(str(tmp_path / 'colours.npy'))
+  assert got == (-0.5, 0, 1, 1, 0, 0.5)
+  assert 'colours.npy has no value below 0' in caplog.messages[-1]
+
+
+def test_a_palette_of_bright_images_is_not_taken_for_another(tmp_path):
+  rng = np.random.default_rng(0)
+  found = palette.fit(rng.integers(150, 256, (5000, 3), np.uint8), 8)
+  np.save(tmp_path / 'bright.npy', found)
+  assert palette.read(str(tmp_path / 'bright.npy')) == tuple(found.ravel())
+  assert found[1:].min() > 0
 
 
 def test_what_is_no_palette_is_refused(tmp_path):

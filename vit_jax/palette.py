@@ -10,6 +10,7 @@ checkpoint from there on.
 
 import argparse
 import io
+import logging
 import math
 import pathlib
 import sys
@@ -22,6 +23,8 @@ from PIL import Image
 from vit_jax import flags
 from vit_jax.data import bad_images, images, transforms, whole
 from vit_jax.data.sources import Source
+
+_log = logging.getLogger(__name__)
 
 # Of the source, evenly spread, and how many of their pixels are clustered: ten
 # times as many took minutes.
@@ -62,7 +65,11 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
-  return found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
+  found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
+  if found_KC.min() >= 0:
+    # Of images that are bright everywhere. `read` would take them for [0, 1].
+    found_KC[0] = -1
+  return found_KC
 
 
 def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
@@ -77,9 +84,9 @@ def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
 def read(path: str) -> tuple[float, ...]:
   """Returns a palette as `model.palette` takes it.
 
-  A .npy file with an array (colours, 3) of values in [-1, 1], or (colours, 1)
-  of greys, which may be in [0, 1] too, as published ones are: none is below 0
-  then, and of greys in [-1, 1] one is.
+  A .npy file with an array (colours, 3), or (colours, 1) of greys, of values in
+  [-1, 1], or in [0, 1] as teddykoker/image-gpt has them: where none is below 0,
+  which is said, they are of these.
 
   Raises:
     FileNotFoundError: if there is none.
@@ -101,7 +108,8 @@ def read(path: str) -> tuple[float, ...]:
     )
   if not np.all(np.abs(values) <= 1):
     raise ValueError(f'{path} has values that are not in [-1, 1].')
-  if values.shape[1] == 1 and values.min() >= 0:
+  if values.min() >= 0:
+    _log.warning('%s has no value below 0: it is read as of [0, 1].', path)
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())

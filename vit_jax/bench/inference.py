@@ -25,6 +25,7 @@ from vit_jax.bench import race, speed, step, torch_peer
 from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
+from vit_jax.data import cores
 from vit_jax.plan import aot
 
 
@@ -68,7 +69,7 @@ def _onnx(config: ConfigDict) -> Contender:
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'model.onnx')
     onnx.write(checkpoint, path, 'float32')
-    peer = onnx.open_peer(path, race.threads())
+    peer = onnx.open_peer(path, cores.usable_cores())
   images_BHWC = step.random_batch(config)['image']
   return Contender(
     peer.framework,

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from vit_jax.data import cores
+
 # A round is a turn of each; one more, which warms up, does not count.
 ROUNDS = 9
 # About what a turn takes where a single step takes less: enough for a device
@@ -153,16 +155,12 @@ def lines(rows: Iterable[Row]) -> list[str]:
   return found
 
 
-def threads() -> int:
-  """Returns how many cores this process may use."""
-  return len(os.sched_getaffinity(0))
-
-
 def machine(packages: Iterable[str]) -> str:
   """Returns what runs here: the load is that of the minute before."""
   versions = ', '.join(f'{p} {importlib.metadata.version(p)}' for p in packages)
   load = os.getloadavg()[0]
   return (
-    f'Python {platform.python_version()}, {versions}; {threads()} cores, '
+    f'Python {platform.python_version()}, {versions}; '
+    f'{cores.usable_cores()} cores, '
     f'load {load:.1f}'
   )

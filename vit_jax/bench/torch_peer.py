@@ -14,7 +14,7 @@ from vit_jax.bench import race, step
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import timm_config
-from vit_jax.data import images
+from vit_jax.data import cores, images
 from vit_jax.models import variants
 
 
@@ -173,7 +173,7 @@ def libraries() -> Any:
     raise ImportError(
       f'--vs=timm needs timm, torch and torchvision: pip install them. ({e})'
     ) from e
-  torch.set_num_threads(race.threads())
+  torch.set_num_threads(cores.usable_cores())
   # JAX, too, lets GPUs multiply float32 in TF32.
   torch.set_float32_matmul_precision('high')
   return torch

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -116,11 +115,3 @@ def by_seed(
     for seed, runs in sorted(found.items())
     if all(variant in runs for variant in variants)
   }
-
-
-def quantities(
-  seeds: Mapping[str, Mapping[str, Mapping[str, float]]], quantity: Any
-) -> list[float]:
-  """Returns a rule's quantity of every seed that has one."""
-  found = [quantity(runs) for runs in seeds.values()]
-  return [value for value in found if math.isfinite(value)]

@@ -1,12 +1,13 @@
 """What the runs of a study say of a claim."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 from vit_jax.paper import rules
 from vit_jax.paper.claims import CLAIMS, STUDIES, Claim
-from vit_jax.paper.evidence import RunRow, by_seed, quantities
+from vit_jax.paper.evidence import RunRow, by_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
   """
   claim = CLAIMS[name]
   seeds = by_seed(rows, variants)
-  values = quantities(seeds, claim.rule.quantity)
+  values = [claim.rule.quantity(runs) for runs in seeds.values()]
+  values = [value for value in values if math.isfinite(value)]
   lost = [row.key for row in rows if row.texts['status'] != 'done']
   reason = f'{len(values)} of {rules.MIN_SEEDS} seeds'
   if lost:
