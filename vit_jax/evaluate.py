@@ -12,11 +12,9 @@ predicted).
 
 import argparse
 import collections
-import csv
-import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +25,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import bad_images, sources, whole
 from vit_jax.evaluators import features, few_examples
-from vit_jax.training import plots, sharding
+from vit_jax.training import metric_log, plots, sharding
 
 OUTPUT = 'runs/evaluate'
 BATCH_PER_DEVICE = 64
@@ -136,20 +134,15 @@ def classes_csv(found: Measures, names: Sequence[str]) -> str:
       ]
     )
   head = ['class', 'images', 'accuracy', 'precision', 'taken_for', 'times']
-  return _csv([head, *rows])
+  return ''.join(map(metric_log.csv_line, [head, *rows]))
 
 
 def confusion_csv(found: Measures, names: Sequence[str]) -> str:
   """Returns a row for each class, a column for each that was predicted."""
   cells = [flags.cell(name) for name in names]
   rows = zip(cells, found.confusion_CC.tolist(), strict=True)
-  return _csv([['class', *cells], *([name, *row] for name, row in rows)])
-
-
-def _csv(rows: Iterable[Sequence[Any]]) -> str:
-  file = io.StringIO()
-  csv.writer(file, lineterminator='\n').writerows(rows)
-  return file.getvalue()
+  lines = [['class', *cells], *([name, *row] for name, row in rows)]
+  return ''.join(map(metric_log.csv_line, lines))
 
 
 def plot(found: Measures, names: Sequence[str], title: str) -> bytes:

@@ -1,7 +1,5 @@
 """Accuracy of a linear probe on every layer, as in figure 2 of iGPT."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 from vit_jax.evaluators.features import Function, layer
 from vit_jax.evaluators.fewshot_curves import ProbeResult
 from vit_jax.models.model import Model
-from vit_jax.training import plots
+from vit_jax.training import metric_log, plots
 
 CSV, PLOT = 'layers.csv', 'layers.png'
 
@@ -51,11 +49,8 @@ def split(
 
 def csv_text(found: Mapping[str, ProbeResult]) -> str:
   """Returns a line for each layer: its name, penalty and accuracy."""
-  file = io.StringIO()
-  writer = csv.writer(file, lineterminator='\n')
-  writer.writerow(['layer', 'l2', 'accuracy'])
-  writer.writerows([k, x.l2, x.accuracy] for k, x in found.items())
-  return file.getvalue()
+  rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
+  return ''.join(map(metric_log.csv_line, [('layer', 'l2', 'accuracy'), *rows]))
 
 
 def table(found: Mapping[str, ProbeResult]) -> str:
