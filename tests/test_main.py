@@ -294,7 +294,7 @@ def test_evaluates_a_workdir(command, trained):
 def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   """Against a plain loop over the test split; the config says 8 pixels."""
   path = GOLDEN / 'tiny_s7.npz'
-  status, out, _ = command(
+  status, out, err = command(
     *SMALL,
     f'--workdir={tmp_path}/run',
     '--config.eval_only=True',
@@ -302,6 +302,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   )
   assert status == 0
   assert not (tmp_path / 'run').exists()
+  assert 'Images have 32x32 pixels, as ' in err and 'and not 8.' in err
   checkpoint = opening.open_checkpoint(str(path))
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(checkpoint.image_size)

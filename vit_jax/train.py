@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, saving
-from vit_jax.data import bad_images, loader, sources
+from vit_jax.data import bad_images, images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import (
@@ -199,7 +199,13 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
     if checkpoint.model.attention != 'objects':
-      config.data.image_size = 'x'.join(map(str, checkpoint.image_size))
+      size = 'x'.join(map(str, checkpoint.image_size))
+      if images.size_of(size) not in images.sizes_of(config.data.image_size):
+        _log.info(
+          'Images have %s pixels, as %s was trained, and not %s.',
+          *(size, checkpoint.path, config.data.image_size),
+        )
+      config.data.image_size = size
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   mesh = sharding.make_mesh(config.mesh, width=config.model.width)
   check_config(config)
