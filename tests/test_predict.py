@@ -354,6 +354,12 @@ def test_linked_folders_are_searched_once(tmp_path):
   (tmp_path / 'far/around').symlink_to(tmp_path / 'here')
   here = str(tmp_path / 'here')
   assert predict.find_files([here]) == [f'{here}/linked/x.jpg']
+  # By their own names, if they have one in there.
+  (tmp_path / 'here/z').mkdir()
+  (tmp_path / 'here/z/y.jpg').write_bytes(b'')
+  (tmp_path / 'here/a').symlink_to(tmp_path / 'here/z')
+  found = predict.find_files([here])
+  assert found == [f'{here}/linked/x.jpg', f'{here}/z/y.jpg']
 
 
 def test_folders_are_searched_but_hidden_ones(tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def predict(
 def _class_names(checkpoint: opening.Checkpoint) -> tuple[str, ...]:
   """Returns the names of a checkpoint's classes, numbers if it has none."""
   count = checkpoint.model.num_classes
-  return checkpoint.class_names or tuple(map(str, range(count)))
+  return tuple(map(checkpoint.class_name, range(count)))
 
 
 def find_objects(
@@ -171,7 +171,12 @@ def find_files(paths: Sequence[str]) -> list[str]:
         folders.clear()
         continue
       seen.add(place)
-      folders[:] = [x for x in folders if not x.startswith('.')]
+      # What is linked comes last, or the order on the disk would say by which
+      # of its names a folder is called.
+      folders[:] = sorted(
+        (x for x in folders if not x.startswith('.')),
+        key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
+      )
       inside += [
         os.path.join(parent, name)
         for name in names

@@ -73,8 +73,11 @@ def _run(args: argparse.Namespace) -> int | None:
     print(e, file=sys.stderr)
     status = flags.EXIT_PREEMPTED
   again = [f'--claims={args.claims}'] * bool(args.claims)
-  if args.data != _parser().get_default('data'):
-    again.append(f'--data={args.data}')
+  again += [
+    f'--{name}={getattr(args, name)}'
+    for name in ('data', 'results')
+    if getattr(args, name) != _parser().get_default(name)
+  ]
   again += ['--budget=2h', f'--workdir={args.workdir}']
   command = f'python -m vit_jax.reproduce {shlex.join(again)}'
   report = claims_page.ClaimsPage(names, reproduction, command)

@@ -69,6 +69,7 @@ def train(
   """
   # Before the data, which may take long to open and check.
   check_config(config)
+  build.best_of(config)
   build.check(config)
   workdir_lock.check(workdir)
   init = None
@@ -192,6 +193,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   Returns:
     The evaluators' metrics.
   """
+  build.check(config)
   checkpoint = opening.open_checkpoint(config.init or workdir)
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)

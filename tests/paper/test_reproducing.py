@@ -187,8 +187,8 @@ def test_the_report_says_what_ran_where_and_what_follows(
     '2 runs on that, jax 0, 2020-01-05 to 2020-01-06: 11m in all.',
   ]
   assert parts[5] == (
-    '    python -m vit_jax.reproduce --claims=axial_gain --budget=2h '
-    f'--workdir={tmp_path}/w'
+    '    python -m vit_jax.reproduce --claims=axial_gain '
+    f'--results={tmp_path}/r --budget=2h --workdir={tmp_path}/w'
   )
   claim = 'Axial attention is more accurate than the ViT that it is made of.'
   of = 'ViT, D.6 and figure 13'

@@ -262,13 +262,17 @@ def test_a_body_that_nobody_reads_is_not_waited_for(engine, monkeypatch):
         for _ in range(600):
           time.sleep(0.05)
           sent.sendall(b'x')
-    # One that arrives is no fault.
+    # One that arrives is no fault, nor is waiting for its end any more.
+    monkeypatch.setattr(protection, 'BODY_SECONDS', 3)
     with socket.create_connection(('127.0.0.1', port), timeout=60) as sent:
       for _ in range(2):
         sent.sendall(head + b'Content-Length: 2\r\n\r\n1')
         assert sent.recv(12) == b'HTTP/1.1 200'
         sent.recv(1 << 16)
         sent.sendall(b'2')
+      time.sleep(3.5)
+      sent.sendall(head + b'\r\n')
+      assert sent.recv(12) == b'HTTP/1.1 200'
 
 
 def test_the_faster_is_taken(paths, monkeypatch, capsys):

@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from tests.serve.pictures_to_send import encoded, every_kind, pixels
 from vit_jax.data.box_transforms import EvalBoxTransform
 from vit_jax.data.transforms import EvalTransform
+from vit_jax.serve import decoder as decoder_lib
 from vit_jax.serve import uploads
 from vit_jax.serve.decoder import Decoder
 from vit_jax.serve.uploads import UnreadableUpload, View
@@ -183,5 +184,12 @@ def test_the_process_finds_what_the_server_finds(tmp_path, monkeypatch):
   Decoder(VIEWS).close()
   assert (tmp_path / 'seen').exists()
   (tmp_path / 'sitecustomize.py').write_text('import os; os._exit(1)')
-  with pytest.raises(OSError, match='ended as it began'):
+  with pytest.raises(OSError, match='does not begin'):
+    Decoder(VIEWS)
+  (tmp_path / 'sitecustomize.py').write_text('print("hello, hello, hello")')
+  with pytest.raises(OSError, match='or prints something'):
+    Decoder(VIEWS)
+  (tmp_path / 'sitecustomize.py').write_text('import time; time.sleep(999)')
+  monkeypatch.setattr(decoder_lib, 'START_SECONDS', 0.5)
+  with pytest.raises(OSError, match='does not begin'):
     Decoder(VIEWS)

@@ -173,6 +173,7 @@ def test_a_wrong_field_of_the_last_stage_is_refused_first(tmp_path):
     ({'accum_steps': 7}, 'stage student_1: .*accum_steps'),
     ({'model.heads': 3}, 'stage student_1: .*heads'),
     ({'batchsize': 7}, 'batchsize'),
+    ({'best_metric': 'test/acuracy'}, "stage student_1: .*'test/acuracy'"),
   ],
 )
 def test_a_wrong_field_of_any_stage_is_refused_first(tmp_path, field, message):

@@ -1,5 +1,6 @@
 """The one checkpoint reader."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -71,7 +72,12 @@ class Checkpoint:
     if not names:
       return str(index)
     name = names[index]
-    return name if names.count(name) == 1 else f'{name} ({index})'
+    return f'{name} ({index})' if name in self._shared_names else name
+
+  @functools.cached_property
+  def _shared_names(self) -> set[str]:
+    counts = collections.Counter(self.class_names)
+    return {name for name, count in counts.items() if count > 1}
 
   def class_index(self, text: str | int) -> int:
     """Returns the index of a class by its name, as `class_name` has it, or it.

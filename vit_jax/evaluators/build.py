@@ -77,10 +77,9 @@ def check(config: ConfigDict) -> None:
   """Refuses what cannot be measured, before any data are opened.
 
   Raises:
-    ValueError: as `best_of`, or for what an evaluator needs besides the data.
+    ValueError: as `entries`, or for what an evaluator needs besides the data.
     FileNotFoundError: likewise.
   """
-  best_of(config)
   for name, entry in entries(config).items():
     if entry.type == 'real':
       real.read_labels(entry.labels)

@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 
-from vit_jax.serve import uploads
+from vit_jax.serve import options, uploads
 
 SECONDS = 10.0
+START_SECONDS = 60.0
 
 
 class Decoder:
@@ -34,6 +35,8 @@ class Decoder:
   def _start(self) -> None:
     root = os.fspath(pathlib.Path(__file__).parents[2])
     others = filter(None, [os.environ.get('PYTHONPATH')])
+    # What reads images of strangers need not know the secret.
+    env = {k: x for k, x in os.environ.items() if k != options.TOKEN}
     self._process = subprocess.Popen(
       [sys.executable, '-m', uploads.__name__],
       stdin=subprocess.PIPE,
@@ -41,7 +44,7 @@ class Decoder:
       # Ctrl-C is not for it: it ends when nobody asks any more.
       process_group=0,
       # Threads of a library that multiplies matrices, which nobody does there.
-      env=os.environ
+      env=env
       | {
         'PYTHONPATH': os.pathsep.join([root, *others]),
         'OPENBLAS_NUM_THREADS': '1',
@@ -50,13 +53,19 @@ class Decoder:
     assert self._process.stdin and self._process.stdout
     self._questions = self._process.stdin
     self._answers = self._process.stdout
+    timer = threading.Timer(START_SECONDS, self._process.kill)
+    timer.start()
     try:
-      uploads.receive(self._answers)
-    except EOFError:
+      # What a module prints as it is imported is no message.
+      ready = self._answers.read(len(uploads.READY)) == uploads.READY
+    finally:
+      timer.cancel()
+    if not ready:
       self.close()
       raise OSError(
-        'The process that decodes images ended as it began: see above.'
-      ) from None
+        'The process that decodes images does not begin, or prints something: '
+        'see above.'
+      )
 
   def see(self, data: bytes | bytearray) -> list[uploads.Seen]:
     """Returns an image file as each of the views has it.

@@ -15,7 +15,8 @@ _ERRORS = {
   '408': 'The image arrives too slowly.',
   '413': f'The image has more than {MAX_BODY_BYTES >> 20} MiB.',
   '422': f'It is no image, damaged, or has more than {MAX_PIXELS:,} pixels.',
-  '503': 'The queue is full: ask again after Retry-After seconds.',
+  '503': 'The queue is full, or nothing can be decoded: ask again after '
+  'Retry-After seconds.',
 }
 
 

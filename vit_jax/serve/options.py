@@ -3,6 +3,9 @@
 import argparse
 import os
 
+# Of the environment: the token, which others do not see among the processes.
+TOKEN = 'VIT_JAX_TOKEN'
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
   """Adds what both commands take."""
@@ -18,9 +21,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--token',
     type=_token,
-    default=os.environ.get('VIT_JAX_TOKEN'),
-    help='what whoever asks has to know (default: $VIT_JAX_TOKEN, which others '
-    'on this machine do not see among the processes, or none)',
+    default=os.environ.get(TOKEN),
+    help=f'what whoever asks has to know (default: ${TOKEN}, which others on '
+    'this machine do not see among the processes, or none)',
   )
   parser.add_argument(
     '--threads',

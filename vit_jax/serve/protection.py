@@ -158,12 +158,13 @@ class ImpatientProtocol(H11Protocol):
     self._wait(HEADER_SECONDS)
 
   def data_received(self, data: bytes) -> None:
+    was_answered = self._is_answered()
     super().data_received(data)
     if self._is_answered():
       return
     if self.conn.their_state is not h11.IDLE:
       self._stop()
-    elif self._deadline is None:
+    elif was_answered or self._deadline is None:
       self._wait(HEADER_SECONDS)
 
   def on_response_complete(self) -> None:

@@ -96,6 +96,8 @@ class PageServer:
         )
       except UnreadableUpload as e:
         response = _error(422, str(e))
+      except OSError as e:  # no process to decode
+        response = _error(503, str(e), {'Retry-After': '60'})
       return self._counted(path, response)
 
     return guarded

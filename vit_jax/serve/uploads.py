@@ -43,6 +43,10 @@ Turn = tuple[bool, bool, bool]
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
+# What the process says first.
+READY = b'ready to decode\n'
+
+
 class UnreadableUpload(ValueError):
   """Says why bytes are no image that is served."""
 
@@ -295,7 +299,8 @@ def main() -> None:
     if hard != resource.RLIM_INFINITY:
       most = min(most, hard)
     resource.setrlimit(limit, (most, most))
-  send(sys.stdout.buffer, 'ready')
+  sys.stdout.buffer.write(READY)
+  sys.stdout.buffer.flush()
   while True:
     try:
       views, (data,) = receive(sys.stdin.buffer)

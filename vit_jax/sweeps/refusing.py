@@ -60,7 +60,6 @@ class KnownData:
     return self._open(config, split)[1]
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
-    build.check(config)
     stages.check(config)
     found = self._open(config, config.data.split)
     class_names, examples, _ = found

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import train as train_lib
 from vit_jax.checkpoints.saving import absolute
+from vit_jax.evaluators import build
 from vit_jax.experiment import check_config
 from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes
@@ -56,10 +57,16 @@ def check(config: ConfigDict) -> None:
     stage = config.copy_and_resolve_references()
     try:
       axes.set_fields(stage, fields)
-      check_config(stage)
-    except ValueError as e:
+      _check(stage)
+    except (ValueError, FileNotFoundError) as e:
       raise ValueError(f'stage {name}: {e}') from e
+  _check(config)
+
+
+def _check(config: ConfigDict) -> None:
   check_config(config)
+  build.best_of(config)
+  build.check(config)
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:

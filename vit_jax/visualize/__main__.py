@@ -152,9 +152,9 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
     checkpoint = transfer.resized(
       checkpoint, images.size_of(args.image_size, '--image_size')
     )
-  paths = predict.find_files(getattr(args, 'images', ()))
-  # Which looks at one image after the other, of any size.
-  loaded = [] if args.what == 'detr' else photos.load(paths, checkpoint)
+  # DETR's looks at one image after the other, of any size.
+  given = [] if args.what == 'detr' else getattr(args, 'images', [])
+  loaded = photos.load(predict.find_files(given), checkpoint)
   return Subject(checkpoint, loaded, path)
 
 
@@ -185,11 +185,17 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
     case 'detr':
       paths = predict.find_files(args.images)
       return objects.section(subject.checkpoint, paths, args.threshold)
-  source = bad_images.open_checked(flags.data_of(args.data, args), args.split)
+  source = sources.open_source(
+    args.data,
+    args.split,
+    data_dir=args.data_dir or None,
+    split_seed=args.split_seed,
+  )
   some = sources.subset(source, range(min(len(source), args.most)))
+  readable = bad_images.checked(some, args.on_bad_image)
   return masking.section(
     subject.checkpoint,
-    sources.labelled(some, f'{args.data} {args.split}'),
+    sources.labelled(readable, f'{args.data} {args.split}'),
     fusion=args.fusion or 'mean',
     discard=args.discard,
   )
@@ -213,10 +219,10 @@ def _parser() -> argparse.ArgumentParser:
       )
       kind.add_argument(
         '--most',
-        type=int,
+        type=_positive,
         default=500,
-        help='images, the first of the split, all of which are held in memory '
-        '(default: 500)',
+        help='images, the first of the split or slice, all of which are held '
+        'in memory (default: 500)',
       )
       flags.add_data(kind)
     elif what not in _WITHOUT_IMAGES:
@@ -292,6 +298,12 @@ def _parser() -> argparse.ArgumentParser:
         help='another one, on the same images; may be given several times',
       )
   return parser
+
+
+def _positive(text: str) -> int:
+  if not text.isdecimal() or not int(text):
+    raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
+  return int(text)
 
 
 def _share(text: str) -> float:
