@@ -1,5 +1,7 @@
 """Models with random weights, none of them zero or one or all alike."""
 
+import functools
+
 import jax
 import numpy as np
 from flax import traverse_util
@@ -56,16 +58,19 @@ def random_checkpoint(variant, size=None, num_classes=7, names=True, **fields):
   )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(model, params, images):
+  return model.apply({'params': params}, images)[0]
+
+
 def logits_of(checkpoint, images_uint8_BHWC):
   """Returns float32 logits of our model, scaled as the checkpoint says."""
   p = checkpoint.preprocessing
   images = (images_uint8_BHWC / np.float32(255) - np.float32(p.mean)) / (
     np.float32(p.std)
   )
-  apply = jax.jit(
-    lambda params, x: checkpoint.model.apply({'params': params}, x)
-  )
-  return np.asarray(apply(checkpoint.params, images.astype(np.float32))[0])
+  images = images.astype(np.float32)
+  return np.asarray(_apply(checkpoint.model, checkpoint.params, images))
 
 
 def random_images(size, count=2, seed=1):

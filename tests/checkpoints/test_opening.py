@@ -1,6 +1,7 @@
 """Every kind of checkpoint through the one reader."""
 
 import dataclasses
+import functools
 import gc
 import hashlib
 import json
@@ -37,10 +38,9 @@ def open_golden(name):
   return checkpoint, np.load(GOLDEN / f'{name}_s7_golden.npz')
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def apply(model, params, images):
-  return jax.jit(
-    lambda p, x: model.apply({'params': p}, x, capture=('blocks',))
-  )(params, images)
+  return model.apply({'params': params}, images, capture=('blocks',))
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -313,6 +313,13 @@ def _edit(folder, step, **changes):
   place.write_text(json.dumps({'meta': meta, 'sha256': digest}))
 
 
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('saved')
+  save_workdir(workdir, [3], polyak=0.0)
+  return workdir
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -337,8 +344,8 @@ def _edit(folder, step, **changes):
     ({'config': {'early_stopping': True}}, 'KeyError: .*best_metric'),
   ],
 )
-def test_edited_meta_data_are_refused(tmp_path, changes, message):
-  save_workdir(tmp_path, [3], polyak=0.0)
+def test_edited_meta_data_are_refused(saved, tmp_path, changes, message):
+  shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
   _edit(tmp_path, 3)
   opening.open_checkpoint(str(tmp_path))
   _edit(tmp_path, 3, **changes)

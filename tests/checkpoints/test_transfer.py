@@ -1,6 +1,7 @@
 """Weights carried over to a new task, another size or another head."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -27,10 +28,9 @@ def open_golden(name):
   return checkpoint, np.load(GOLDEN / f'{name}_s7_golden.npz')
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def apply(model, params, images):
-  return jax.jit(
-    lambda p, x: model.apply({'params': p}, x, capture=('blocks',))
-  )(params, images)
+  return model.apply({'params': params}, images, capture=('blocks',))
 
 
 def model_like(model, image_size, **fields):
@@ -117,11 +117,16 @@ def untrained(image_size, seed, scan=False, **fields):
   rng = np.random.default_rng(seed)
   params = jax.tree.map(
     lambda x: rng.standard_normal(x.shape).astype(np.float32),
-    jax.eval_shape(
-      lambda key: variants.init(model, key, image_size), jax.random.key(0)
-    ),
+    shapes_of(model, image_size),
   )
   return opening.Checkpoint('old', model, params, image_size)
+
+
+@functools.cache
+def shapes_of(model, image_size):
+  return jax.eval_shape(
+    lambda key: variants.init(model, key, image_size), jax.random.key(0)
+  )
 
 
 def transfer_between(old_size, new_size, fields, scans=(False, False)):

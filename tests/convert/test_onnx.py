@@ -96,6 +96,16 @@ def write(tmp_path, checkpoint, dtype='float32', **options):
   return path
 
 
+def check_logits(peer, checkpoint):
+  """Of a batch of any size, whose images do not mix in our model."""
+  images = random_images(checkpoint.image_size, 3)
+  want = logits_of(checkpoint, images)
+  for count in (1, 3):
+    got = peer.run(images[:count])
+    assert got.dtype == np.float32
+    assert relative_difference(got, want[:count]) < TOLERANCE
+
+
 def operators(path):
   return collections.Counter(n.op_type for n in onnx.load(path).graph.node)
 
@@ -108,25 +118,16 @@ def test_onnxruntime_gives_our_logits(tmp_path, fields, size):
   peer = onnx_format.open_peer(path)
   assert peer.image_size == size
   assert peer.framework == f'onnxruntime {onnxruntime.__version__}'
-  for count in (1, 3):
-    images = random_images(size, count)
-    got, want = peer.run(images), logits_of(checkpoint, images)
-    assert got.dtype == np.float32
-    assert relative_difference(got, want) < TOLERANCE
+  check_logits(peer, checkpoint)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'variant',
-  ['ti16', 's32', 'b16', 'r+ti16', 'r26+s32', 'r50x1', 'axial_b32'],
+  'variant', ['ti16', 'r+ti16', 'r26+s32', 'r50x1', 'axial_b32']
 )
 def test_models_of_the_paper_give_our_logits(tmp_path, variant):
   checkpoint = random_checkpoint(variant)
-  peer = onnx_format.open_peer(write(tmp_path, checkpoint))
-  for count in (1, 3):
-    images = random_images((224, 224), count)
-    got, want = peer.run(images), logits_of(checkpoint, images)
-    assert relative_difference(got, want) < TOLERANCE
+  check_logits(onnx_format.open_peer(write(tmp_path, checkpoint)), checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -59,11 +60,17 @@ def unscanned(checkpoint):
   )
 
 
+@pytest.fixture(scope='module')
+def written_once(tmp_path_factory):
+  checkpoint, folder = small_checkpoint(), tmp_path_factory.mktemp('x') / 'vit'
+  assert stablehlo.write(checkpoint, str(folder), 'float32') == []
+  return checkpoint, folder
+
+
 @pytest.fixture
-def written(tmp_path):
-  checkpoint = small_checkpoint()
-  assert stablehlo.write(checkpoint, str(tmp_path / 'vit'), 'float32') == []
-  return checkpoint, tmp_path / 'vit'
+def written(written_once, tmp_path):
+  checkpoint, folder = written_once
+  return checkpoint, shutil.copytree(folder, tmp_path / 'vit')
 
 
 def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
@@ -71,12 +78,13 @@ def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
   peer = stablehlo.open_peer(str(target))
   assert peer.framework == f'jax.export of JAX {jax.__version__}'
   assert peer.image_size == checkpoint.image_size
+  images = random_images(checkpoint.image_size, 3)
+  want = logits_of(checkpoint, images)
   for batch in (1, 3):
-    images = random_images(checkpoint.image_size, batch)
-    got = peer.run(images)
+    got = peer.run(images[:batch])
     assert got.dtype == np.float32
     # The same operations, fused differently.
-    assert relative_difference(got, logits_of(checkpoint, images)) < tolerance
+    assert relative_difference(got, want[:batch]) < tolerance
 
 
 @pytest.mark.parametrize('name', SMALL)
@@ -93,18 +101,14 @@ def test_a_model_without_a_head_gives_its_representation(tmp_path):
 
 @pytest.mark.parametrize(
   'variant',
-  [
-    'ti16',
-    pytest.param('s32', marks=pytest.mark.slow),
-    pytest.param('r+ti16', marks=pytest.mark.slow),
-  ],
+  ['ti16', pytest.param('r+ti16', marks=pytest.mark.slow)],
 )
 def test_published_models_give_our_logits(tmp_path, variant):
   check_logits(random_checkpoint(variant), tmp_path / 'x')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('variant', ['b16', 'r26+s32', 'r50x1'])
+@pytest.mark.parametrize('variant', ['r26+s32', 'r50x1'])
 def test_large_published_models_give_our_logits(tmp_path, variant):
   check_logits(random_checkpoint(variant), tmp_path / 'x')
 

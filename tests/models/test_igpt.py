@@ -1,5 +1,7 @@
 """iGPT, against transformers' ImageGPT; causality; kept keys and values."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,11 +41,16 @@ def colours(batch=3, length=L):
   return np.random.default_rng(2).integers(0, 11, (batch, length), np.int32)
 
 
-def pixels(model, params, colours_BL, **kwargs):
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, params, colours_BL, **kwargs):
   _, aux = model.apply(
     {'params': params}, colours_BL, capture=('pixels',), **kwargs
   )
-  return np.asarray(aux['pixels'])
+  return aux
+
+
+def pixels(model, params, colours_BL, **kwargs):
+  return np.asarray(apply(model, params, colours_BL, **kwargs)['pixels'])
 
 
 def theirs(transformers, torch, model, params, causal):
@@ -108,7 +115,7 @@ def test_transformers_computes_the_same(transformers, torch, causal):
     tokens = torch.cat([start, tokens[:, :-1]], 1)
   with torch.inference_mode():
     want = peer(tokens, output_hidden_states=True)
-  _, aux = model.apply({'params': params}, colours_BL, capture=('pixels',))
+  aux = apply(model, params, colours_BL)
   for got, x in (
     (aux['pixels'], want.logits),
     (aux['tokens'], want.hidden_states[-1]),

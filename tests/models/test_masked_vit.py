@@ -1,5 +1,7 @@
 """What corruption does to a ViT that predicts patches."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,12 @@ FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'heads': 2}
 L = 6
 
 
+@functools.cache
+def initial(model):
+  init = jax.jit(lambda key: variants.init(model, key, SIZE))
+  return init(jax.random.key(0))
+
+
 def make(**fields):
   model = variants.build(
     name='masked_vit',
@@ -20,7 +28,7 @@ def make(**fields):
     image_size=SIZE,
     **(FIELDS | {'pool': 'gap'} | fields),
   )
-  params = variants.init(model, jax.random.key(0), SIZE)
+  params = initial(model)
   keys = iter(jax.random.split(jax.random.key(1), 1000))
   params = jax.tree.map(
     lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params
@@ -33,13 +41,16 @@ def images_of(seed=0):
   return rng.uniform(-1, 1, (2, *SIZE, 3)).astype(np.float32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, params, images, kind, other):
+  return model.apply({'params': params}, images, corruption=(kind, other))[0]
+
+
 def predict(model, params, images, kind, other=None):
   kind = jnp.array([kind, kind])
   other = jnp.roll(jnp.arange(L), -1) if other is None else jnp.array(other)
-  predicted, _ = model.apply(
-    {'params': params}, images, corruption=(kind, jnp.stack([other, other]))
-  )
-  return np.asarray(predicted)
+  other = jnp.stack([other, other])
+  return np.asarray(apply(model, params, images, kind, other))
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
@@ -49,9 +60,7 @@ def test_its_body_is_a_vit(pool, target):
   body = model.body()
   assert type(body) is variants.ARCHITECTURES['vit']
   theirs = {k: x for k, x in params.items() if k not in model.task_params}
-  assert jax.tree.map(np.shape, theirs) == jax.tree.map(
-    np.shape, variants.init(body, jax.random.key(0), SIZE)
-  )
+  assert jax.tree.map(np.shape, theirs) == jax.tree.map(np.shape, initial(body))
   y, want = body.apply({'params': theirs}, images_of())
   predicted, aux = model.apply({'params': params}, images_of())
   for name in ('stem', 'tokens', 'pre_logits'):

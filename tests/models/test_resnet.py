@@ -15,6 +15,12 @@ def draw(shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def apply(module, params, x, **kwargs):
+  return jax.jit(lambda p, x: module.apply({'params': p}, x, **kwargs))(
+    params, x
+  )
+
+
 @pytest.mark.parametrize('scale', [1.0, 1e-4])
 @pytest.mark.parametrize('version', VERSIONS)
 def test_kernels_are_standardised_as_in_numpy(version, scale):
@@ -24,7 +30,7 @@ def test_kernels_are_standardised_as_in_numpy(version, scale):
   conv = resnet.StdConv(
     5, (3, 3), padding='VALID', use_bias=False, version=version
   )
-  got = conv.apply({'params': {'kernel': kernel}}, x)
+  got = apply(conv, {'kernel': kernel}, x)
   mean, variance = kernel.mean((0, 1, 2)), kernel.var((0, 1, 2))
   standardised = (kernel - mean) / (
     np.sqrt(variance) + 1e-5 if version == 1 else np.sqrt(variance + 1e-10)
@@ -38,13 +44,13 @@ def test_kernels_are_standardised_as_in_numpy(version, scale):
 def test_a_bias_is_not_standardised():
   conv = resnet.StdConv(5, (3, 3))
   params = {'kernel': np.zeros((3, 3, 4, 5)), 'bias': np.arange(5.0)}
-  got = conv.apply({'params': params}, draw((1, 6, 6, 4)))
+  got = apply(conv, params, draw((1, 6, 6, 4)))
   np.testing.assert_array_equal(got, np.broadcast_to(np.arange(5.0), got.shape))
 
 
 def init_unit(x, **fields):
   unit = resnet.Unit(8 * 4, **fields)
-  return unit, unit.init(jax.random.key(0), x)['params']
+  return unit, jax.jit(unit.init)(jax.random.key(0), x)['params']
 
 
 def test_a_unit_of_version_1_begins_as_relu_of_its_input():
@@ -52,10 +58,10 @@ def test_a_unit_of_version_1_begins_as_relu_of_its_input():
   unit, params = init_unit(x, version=1)
   assert not params['gn3']['scale'].any()
   assert 'conv_proj' not in params
-  got = unit.apply({'params': params}, x)
+  got = apply(unit, params, x)
   np.testing.assert_array_equal(got, np.maximum(x, 0))
   params['gn3']['scale'] = jnp.ones(128)
-  assert np.abs(unit.apply({'params': params}, x) - got).max() > 0.1
+  assert np.abs(apply(unit, params, x) - got).max() > 0.1
 
 
 def test_a_unit_of_version_2_adds_to_its_input():
@@ -65,7 +71,7 @@ def test_a_unit_of_version_2_adds_to_its_input():
   for name in ('gn1', 'gn2', 'gn3'):
     np.testing.assert_array_equal(params[name]['scale'], 1)
   params['conv3']['kernel'] = jnp.zeros_like(params['conv3']['kernel'])
-  np.testing.assert_array_equal(unit.apply({'params': params}, x), x)
+  np.testing.assert_array_equal(apply(unit, params, x), x)
 
 
 @pytest.mark.parametrize('version', VERSIONS)
@@ -81,7 +87,7 @@ def test_shortcuts_are_projected_only_where_shapes_change(
   assert ('conv_proj' in params) == projects
   # Version 1 normalises what it projects.
   assert ('gn_proj' in params) == (projects and version == 1)
-  got = unit.apply({'params': params}, x)
+  got = apply(unit, params, x)
   assert got.shape == (2, 4 // stride, 6 // stride, 128)
 
 
@@ -95,7 +101,7 @@ def test_the_projection_sees_what_the_version_gives_it(version):
   if version == 2:
     params['gn1'] = {'scale': jnp.zeros(64), 'bias': -jnp.ones(64)}
     params['conv3']['kernel'] *= 0
-  got = unit.apply({'params': params}, x)
+  got = apply(unit, params, x)
   assert bool(np.any(got != 0)) == (version == 1)
 
 
@@ -142,10 +148,8 @@ def root(version, images):
       (out,) = resnet.feature_maps(x, width=32, layers=(), version=version)
       return out
 
-  params = Root().init(jax.random.key(0), images)['params']
-  out, state = Root().apply(
-    {'params': params}, images, capture_intermediates=True
-  )
+  params = jax.jit(Root().init)(jax.random.key(0), images)['params']
+  out, state = apply(Root(), params, images, capture_intermediates=True)
   names = flax.traverse_util.flatten_dict(state['intermediates'], sep='/')
   return names['conv_root/__call__'][0], np.asarray(out), params
 
@@ -231,11 +235,12 @@ def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
     head_bias=-10.0,
   )
   x = draw((2, 32, 48, 3))
-  params = variants.init(model, jax.random.key(0), (32, 48))
-  logits, _ = model.apply({'params': params}, x)
+  init = jax.jit(lambda key: variants.init(model, key, (32, 48)))
+  params = init(jax.random.key(0))
+  logits, _ = apply(model, params, x)
   np.testing.assert_array_equal(logits, -10)
   params['head']['kernel'] = draw((256, 5), 1)
-  logits, aux = model.apply({'params': params}, x, capture=('blocks',))
+  logits, aux = apply(model, params, x, capture=('blocks',))
   last = aux['blocks'][-1]
   np.testing.assert_allclose(
     aux['pre_logits'], aux['tokens'].mean(1), rtol=1e-5, atol=1e-5

@@ -1,5 +1,7 @@
 """The model against the original code's outputs, and its identities."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,15 @@ SIZE = (16, 24)
 TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
 
 
+@functools.cache
+def initial(model, size, seed=0):
+  init = jax.jit(lambda key: variants.init(model, key, size))
+  return init(jax.random.key(seed))
+
+
 def make(size=SIZE, **fields):
   model = variants.build(num_classes=5, image_size=size, **(TINY | fields))
-  params = variants.init(model, jax.random.key(0), size)
+  params = jax.tree.map(lambda x: x, initial(model, size))
   # The head starts at zero, which would hide everything before it.
   kernel = params['head']['kernel']
   params['head']['kernel'] = jax.random.normal(jax.random.key(1), kernel.shape)
@@ -34,13 +42,17 @@ def run(model, params, train=False, capture=()):
   )(params, images())
 
 
-@pytest.mark.parametrize(
-  'train',
-  [
-    pytest.param(False, id='eval', marks=pytest.mark.slow),
-    pytest.param(True, id='train'),
-  ],
-)
+@functools.partial(jax.jit, static_argnums=0)
+def logits_and_grads(model, params):
+  def loss(p):
+    rngs = {'dropout': jax.random.key(3)}
+    logits, _ = model.apply({'params': p}, images(), train=True, rngs=rngs)
+    return jnp.sum(logits**2), logits
+
+  (_, logits), grads = jax.value_and_grad(loss, has_aux=True)(params)
+  return logits, grads
+
+
 @pytest.mark.parametrize(
   'remat', ['none', 'cheap', 'nothing_saveable', 'dots_saveable']
 )
@@ -51,24 +63,17 @@ def run(model, params, train=False, capture=()):
     pytest.param(True, id='scan'),
   ],
 )
-def test_scan_and_remat_change_no_number(scan, remat, train):
-  """Dropout included: its keys do not depend on how layers are compiled."""
-  drops = {'dropout': 0.3, 'stochastic_depth': 0.4}
-  plain, params = make(**drops)
-  other, _ = make(**drops, scan=scan, remat=remat)
+def test_scan_and_remat_change_no_number(scan, remat):
+  """Dropout included: its keys do not depend on how layers are compiled.
+
+  Without it, test_contract.py has all kinds of models.
+  """
+  plain, params = make(dropout=0.3, stochastic_depth=0.4)
+  other = plain.clone(scan=scan, remat=remat)
+  assert other != plain or (scan, remat) == (False, 'none')
   other_params = variants.stack_layers(params) if scan else params
-
-  def value_and_grad(model, p):
-    def loss(p):
-      rngs = {'dropout': jax.random.key(3)}
-      logits, _ = model.apply({'params': p}, images(), train=train, rngs=rngs)
-      return jnp.sum(logits**2), logits
-
-    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(p)
-    return logits, grads
-
-  want, want_grads = value_and_grad(plain, params)
-  got, got_grads = value_and_grad(other, other_params)
+  want, want_grads = logits_and_grads(plain, params)
+  got, got_grads = logits_and_grads(other, other_params)
   if scan:
     got_grads = variants.unstack_layers(got_grads)
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -149,7 +154,7 @@ def test_initial_head_predicts_nothing_but_its_bias():
   model = variants.build(
     num_classes=5, image_size=size, head_bias=-10.0, **TINY
   )
-  params = variants.init(model, jax.random.key(0), size)
+  params = initial(model, size)
   logits, _ = model.apply({'params': params}, images(size=size))
   np.testing.assert_array_equal(logits, -10.0)
 
@@ -160,7 +165,7 @@ def test_initialisers_have_the_published_scales():
   model = variants.build(
     num_classes=2, image_size=size, **variants.fields('s8')
   )
-  params = variants.init(model.clone(depth=1), jax.random.key(0), size)
+  params = initial(model.clone(depth=1), size)
   block = params['Transformer']['encoderblock_0']
   for name in ('query', 'key', 'value'):
     kernel = block['MultiHeadDotProductAttention_1'][name]['kernel']
@@ -218,8 +223,9 @@ def test_another_task_on_the_same_body(pool, scan):
   model, _ = make(pool=pool, scan=scan)
   fields = TINY | {'num_classes': 0, 'pool': pool, 'scan': scan}
   other = OfPatches(**fields)
-  fresh = variants.init(model, jax.random.key(7), SIZE)
-  params = variants.init(other, jax.random.key(7), SIZE)
+  fresh, params = (
+    jax.tree.map(lambda x: x, initial(m, SIZE, 7)) for m in (model, other)
+  )
   head = params.pop('patch_head')
   del fresh['head']
   assert jax.tree.structure(params) == jax.tree.structure(fresh)
@@ -234,7 +240,7 @@ def test_another_task_on_the_same_body(pool, scan):
 
 
 def test_what_a_task_changes_of_the_tokens_is_encoded():
-  params = variants.init(OfPatches(0, **TINY), jax.random.key(7), SIZE)
+  params = initial(OfPatches(0, **TINY), SIZE, 7)
   plain, _ = run(OfPatches(0, **TINY), params)
   hidden, _ = run(OfPatches(0, **TINY, hidden=4), params)
   assert (np.abs(hidden - plain).max((0, 2)) > 1e-5).all()
@@ -269,7 +275,7 @@ class Causal(vit.ViT):
 def test_causal_tokens_do_not_see_what_comes(posemb, scan, remat):
   fields = {'pool': 'gap', 'posemb': posemb, 'scan': scan, 'remat': remat}
   model = Causal(num_classes=0, **TINY, **fields)
-  params = variants.init(model, jax.random.key(0), SIZE)
+  params = initial(model, SIZE)
 
   @jax.jit
   def run(x):

@@ -58,7 +58,9 @@ def start(*args, **environ):
 @pytest.mark.parametrize(
   'command',
   [
-    *(('vit_jax', name) for name in COMMANDS),
+    # Whatever the name, one line of one module runs it.
+    ('vit_jax', 'train'),
+    ('vit_jax', 'models'),
     *((module,) for module, _ in COMMANDS.values()),
   ],
   ids=' '.join,

@@ -227,7 +227,6 @@ def test_ours_gives_its_numbers_there(tmp_path, kind):
   [
     'ti16',
     's32',
-    pytest.param('b16', marks=pytest.mark.slow),
     pytest.param('r50x1', marks=pytest.mark.slow),
   ],
 )
