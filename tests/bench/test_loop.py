@@ -56,7 +56,9 @@ def test_gaps_and_shares_by_hand():
 
 def measure(tmp_path, steps=12, every=100):
   path = tmp_path / 'loop.csv'
-  args = argparse.Namespace(config=CONFIG.format(steps=steps, every=every))
+  args = argparse.Namespace(
+    config=CONFIG.format(steps=steps, every=every), config_of=flags.config_named
+  )
   loop.bench(args, loop.Output(str(path), None))
   with open(path, newline='') as f:
     (row,) = csv.DictReader(f)
