@@ -358,7 +358,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   add(
     '--seeds',
-    type=_positive,
+    type=flags.positive,
     default=SEEDS,
     help=f'how many times the shots are drawn (default: {SEEDS})',
   )
@@ -400,7 +400,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   add(
     '--batch_size',
-    type=_positive,
+    type=flags.positive,
     help='images at a time over all devices (default: '
     f'{BATCH_PER_DEVICE} on each)',
   )
@@ -431,13 +431,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _shots(text: str) -> tuple[int, ...]:
-  return tuple(sorted({_positive(part) for part in text.split(',')}))
-
-
-def _positive(text: str) -> int:
-  if not text.strip().isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
-  return int(text)
+  return tuple(sorted({flags.positive(part) for part in text.split(',')}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -272,6 +272,13 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
   )
 
 
+def positive(text: str) -> int:
+  """Returns a whole number above 0, for the `type` of a flag."""
+  if not text.strip().isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
+  return int(text)
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
   """Adds what commands say of a dataset without a config; see `data_of`."""
   parser.add_argument(

@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
       )
       kind.add_argument(
         '--most',
-        type=_positive,
+        type=flags.positive,
         default=500,
         help='images, the first of the split or slice, all of which are held '
         'in memory (default: 500)',
@@ -298,12 +298,6 @@ def _parser() -> argparse.ArgumentParser:
         help='another one, on the same images; may be given several times',
       )
   return parser
-
-
-def _positive(text: str) -> int:
-  if not text.isdecimal() or not int(text):
-    raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
-  return int(text)
 
 
 def _share(text: str) -> float:
