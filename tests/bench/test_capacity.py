@@ -101,6 +101,12 @@ def test_a_batch_that_nobody_asks_for(run, monkeypatch):
   assert re.search(r'^  at least 16 images, [\d.]+ GiB \(2 comp', out, re.M)
 
 
+def test_a_config_is_as_its_row_says():
+  config = step.config_of('ti16', 32, 5, 'bfloat16', ['model.depth=1'])
+  assert (config.batch_size, config.data.image_size) == (5, '32')
+  assert (config.model.dtype, config.model.depth) == ('bfloat16', 1)
+
+
 def test_what_names_the_rows_is_not_overridden(run):
   for field in ('batch_size', 'model.dtype'):
     status, _, err = run('capacity', '--memory_gib=10', f'--set={field}=8')

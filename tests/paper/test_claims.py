@@ -1,5 +1,6 @@
 """Claims: their rules on both sides of each threshold, and their studies."""
 
+import dataclasses
 import math
 import types
 
@@ -234,6 +235,8 @@ def test_models_that_have_not_learned_decide_nothing():
   weak = verdict(0.498)  # and 0.001 more on average
   assert weak.verdict == rules.UNDECIDED
   assert 'the best test/accuracy is 0.499, below 0.5' in weak.reason
+  # What is just enough is enough.
+  assert verdict(0.499).verdict == rules.SUPPORTED
 
 
 def test_a_seed_that_is_not_complete_does_not_count():
@@ -243,11 +246,24 @@ def test_a_seed_that_is_not_complete_does_not_count():
   )
   less = findings.find('axial_gain', found[:-1], ['ViT', 'Axial-ViT'])
   assert less.verdict == rules.UNDECIDED
-  assert less.reason.startswith('2 of 3 seeds: 0.1, 0.1')
+  assert less.reason.startswith('2 of 3 seeds: 0.1, 0.1; mean 0.1, between')
   lost = rows('diverged', **{'ViT': 0.8, 'Axial-ViT': 0.9})
   none = findings.find('axial_gain', lost, ['ViT', 'Axial-ViT'])
   assert none.verdict == rules.UNDECIDED
   assert none.reason == '0 of 3 seeds, 6 runs diverged'
+
+
+def test_a_seed_that_says_nothing_does_not_count(monkeypatch):
+  """As where no two models are of equal compute."""
+  claim = CLAIMS['axial_gain']
+  rule = dataclasses.replace(
+    claim.rule, quantity=lambda runs: 0.1 if runs['ViT'][A] > 0.8 else math.nan
+  )
+  changed = dataclasses.replace(claim, rule=rule)
+  monkeypatch.setitem(CLAIMS, 'axial_gain', changed)
+  found = rows(**{'ViT': 0.8, 'Axial-ViT': 0.9})
+  some = findings.find('axial_gain', found, ['ViT', 'Axial-ViT'])
+  assert some.values == [0.1, 0.1]
 
 
 def test_every_claim_has_a_study_and_every_study_a_grid():
