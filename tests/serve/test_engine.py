@@ -88,10 +88,9 @@ def test_rollout_is_that_of_jax(layer, discard):
   np.testing.assert_array_equal(weights, before)
 
 
-def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
-  """In the order asked; int8 one by one, where others change an answer."""
-  model, sizes, start = engine.models['small'], [], threading.Event()
-  run = model.run
+def held_up(model, monkeypatch):
+  """Has a model wait for an event, and returns it and the sizes of batches."""
+  sizes, start, run = [], threading.Event(), model.run
 
   def slow(seen):
     sizes.append(len(seen))
@@ -99,6 +98,14 @@ def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
     return run(seen)
 
   monkeypatch.setattr(model, 'run', slow)
+  return sizes, start
+
+
+def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
+  """In the order asked; int8 one by one, where others change an answer."""
+  model = engine.models['small']
+  run = model.run
+  sizes, start = held_up(model, monkeypatch)
   found = {}
   for data in list(every_kind().values())[:9]:
     digest, sights = engine.add(data)
@@ -135,26 +142,19 @@ def test_an_error_reaches_who_asked_and_the_next_is_answered(
 
 def test_whoever_asked_may_be_gone(engine, monkeypatch):
   """As when the server ends, which cancels what it waits for."""
-  model, started, go_on = engine.models['small'], [], threading.Event()
-  run = model.run
-
-  def slow(seen):
-    started.append(len(seen))
-    go_on.wait()
-    return run(seen)
-
-  monkeypatch.setattr(model, 'run', slow)
+  model = engine.models['small']
+  sizes, start = held_up(model, monkeypatch)
   futures = []
   for data in list(every_kind().values())[:3]:
     digest, sights = engine.add(data)
     futures.append(engine.answer(digest, sights[model.view], 'small'))
-    while not started:
+    while not sizes:
       time.sleep(0.01)
   running, waiting, last = futures
   assert waiting.cancel() and not running.cancel()
-  go_on.set()
+  start.set()
   assert len(last.result().probability_C) == 7
-  assert started == [1, 1]
+  assert sizes == [1, 1]
 
 
 def test_places_are_counted(engine, monkeypatch):
