@@ -86,12 +86,8 @@ def parse_flags(
   except SystemExit:
     sys.exit(0)  # after --help, which absl takes for a failure
   except (flags.Error, OSError) as e:
-    path = _named_config(argv).partition(':')[0]
-    if path and not pathlib.Path(path).is_file():
-      names = ', '.join(sorted({x.stem for x in _own_configs()}))
-      refuse(
-        f'--config={path} is no file: give the path of one, or a name: {names}.'
-      )
+    if lack := _lack_of_config(_named_config(argv)):
+      refuse(f'--config={lack}')
     refuse(_last_line(e))
   except (SyntaxError, ImportError) as e:
     _refuse_config(argv, e)
@@ -130,9 +126,11 @@ def config_named(text: str) -> ConfigDict:
   """Returns a config of configs/ by name and values, as in 'vit:l16'.
 
   Raises:
-    ValueError: for values that it does not take.
+    ValueError: for values that it does not take, or if there is none.
   """
   path = _full_config(text, '--config')
+  if lack := _lack_of_config(path):
+    raise ValueError(lack)
   try:
     return flags.FLAGS['config'].parser.parse(path)
   except ValueError as e:  # with a traceback of config_flags in it
@@ -143,6 +141,15 @@ def _own_configs() -> list[pathlib.Path]:
   # In a clone they lie beside the package, when installed in it.
   package = pathlib.Path(__file__).parent
   return [*package.parent.glob('configs/*.py'), *package.glob('configs/*.py')]
+
+
+def _lack_of_config(text: str) -> str:
+  """Returns what to do where a config with its arguments is no file, or ''."""
+  path = text.partition(':')[0]
+  if not path or pathlib.Path(path).is_file():
+    return ''
+  names = ', '.join(sorted({x.stem for x in _own_configs()}))
+  return f'{path} is no file: give the path of one, or a name: {names}.'
 
 
 def _named_config(argv: list[str]) -> str:

@@ -154,7 +154,8 @@ def test_a_training_that_ends_early_is_one_message(
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
-    ('configs/nothing.py', 'configs/nothing.py'),
+    ('configs/nothing.py', 'error: configs/nothing.py is no file: give'),
+    ('nothing', 'nothing is no file: give the path of one, or a name: abla'),
     ('configs/digits.py:vlt', "No family 'vlt'"),
     (CONFIG.format(steps=2, every=2), '2 steps: the loop shows itself'),
   ],
