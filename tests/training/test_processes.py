@@ -73,6 +73,13 @@ def alone(tmp_path_factory, training):
   return workdir
 
 
+# What would only be waited for where a process stops or fails by itself.
+IMPATIENT = """
+from vit_jax.training import processes
+processes.HEARTBEAT_S, processes.MEET_S = 15, 5
+"""
+
+
 @contextlib.contextmanager
 def started(training, workdir, count, *args, instead=None):
   """Gives this many processes.
@@ -180,9 +187,9 @@ def assert_explained(result, what, workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('count', 'args'), [(2, ()), (4, FSDP), (4, TENSOR)])
-def test_several_train_like_one(count, args, training, alone, tmp_path):
-  finish(training, tmp_path, count, *SGD, *args)
+def test_several_train_like_one(training, alone, tmp_path):
+  """With images in common; the tests below end with others, and with FSDP."""
+  finish(training, tmp_path, 4, *SGD, *TENSOR)
   assert_close_run(tmp_path, alone)
 
 
@@ -257,7 +264,11 @@ def test_process_0_is_killed(training, tmp_path):
   ],
 )
 def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
-  with started(training, tmp_path, 4, *LONG, *args) as four:
+  often = '--config.checkpoint_every=20 steps'
+  impatient = dict.fromkeys(range(4), IMPATIENT)
+  with started(
+    training, tmp_path, 4, *LONG, *TINY, often, *args, instead=impatient
+  ) as four:
     wait_for_row(tmp_path, 22, four[0])
     if moment == 'saving':
       wait_until(lambda: is_saving(tmp_path), four[0])
@@ -296,13 +307,12 @@ bad_images.open_checked = no_data
   ],
 )
 def test_one_alone_fails(failing, code, status, last, training, tmp_path):
-  with started(
-    training, tmp_path, 2, *LONG, *TINY, instead={failing: code}
-  ) as both:
+  other = 1 - failing
+  instead = {failing: IMPATIENT + code, other: IMPATIENT}
+  with started(training, tmp_path, 2, *LONG, *TINY, instead=instead) as both:
     results = results_of(both, timeout_s=180)
   assert results[failing][0] == status, results
   assert results[failing][1].splitlines()[-1] == last
-  other = 1 - failing
   assert_explained(results[other], f'Process {other} of 2 lost ', tmp_path)
 
 
@@ -318,11 +328,9 @@ ocp.CompositeCheckpointHandler.restore = failing_restore
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('failing', [0, 1])
-def test_all_step_over_what_one_finds_damaged(
-  failing, training, alone, tmp_path
-):
+def test_all_step_over_what_one_finds_damaged(training, alone, tmp_path):
   """As where one alone reads a certain file, since it holds its arrays."""
+  failing = 1  # and 0 in the next test: what each found is gathered alike
   workdir = tmp_path / 'run'
   shutil.copytree(alone, workdir)
   code = READING_STEP_40.format(error="ValueError('DATA_LOSS: a bad checksum')")
@@ -341,8 +349,8 @@ def test_all_step_over_what_one_finds_damaged(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('failing', [0, 1])
-def test_all_end_where_one_cannot_read(failing, training, alone, tmp_path):
+def test_all_end_where_one_cannot_read(training, alone, tmp_path):
+  failing = 0
   workdir = tmp_path / 'run'
   shutil.copytree(alone, workdir)
   before = sorted(workdir.rglob('*'))
@@ -413,6 +421,7 @@ def test_hanging_alone_ends_by_timeout(training, tmp_path):
   process = training.start(
     tmp_path,
     8,
+    *TINY,
     '--timeout_s=1',
     program=(
       '-c',
@@ -432,7 +441,7 @@ def test_hanging_alone_ends_by_timeout(training, tmp_path):
 def test_all_that_hang_say_so(training, tmp_path):
   """Process 1 alone hangs, and 0 waits for it in a collective operation."""
   with started(
-    training, tmp_path, 2, '--timeout_s=1', instead={0: HANG, 1: HANG}
+    training, tmp_path, 2, *TINY, '--timeout_s=1', instead={0: HANG, 1: HANG}
   ) as both:
     results = results_of(both)
   for i in range(2):

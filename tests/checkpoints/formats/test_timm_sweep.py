@@ -61,7 +61,7 @@ def save(timm, torch, name, folder):
   return model
 
 
-def outcome(timm, torch, name, folder):
+def outcome(timm, torch, name, folder, any_folder):
   """Returns the relative difference of logits, or None where refused.
 
   Infinity where arrays of something else pass for a model of that name.
@@ -69,7 +69,10 @@ def outcome(timm, torch, name, folder):
   model = save(timm, torch, name, folder)
   if model is None:
     # Any arrays will do to be refused by name.
-    Folder(folder).change_config(architecture=name)
+    shutil.copytree(any_folder, folder)
+    place = folder / 'config.json'
+    config = json.loads(place.read_text()) | {'architecture': name}
+    place.write_text(json.dumps(config))
   try:
     ours = opening.open_checkpoint(str(folder))
   except ValueError as e:
@@ -93,10 +96,12 @@ def test_every_name_is_right_or_refused(tmp_path, timm, torch):
     if not HYBRIDS.fullmatch(name) and re.sub(r'_\d+$', '', name) not in seen:
       seen.add(re.sub(r'_\d+$', '', name))
       names.append(name)
+  any_folder = tmp_path / 'any'
+  Folder(any_folder)
   found = {}
   for name in names:
     folder = tmp_path / name
-    found[name] = outcome(timm, torch, name, folder)
+    found[name] = outcome(timm, torch, name, folder, any_folder)
     shutil.rmtree(folder)
   wrong = {k: x for k, x in found.items() if x and not x < TOLERANCE}
   refused = sorted(name for name, x in found.items() if x is None)
