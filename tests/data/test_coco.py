@@ -1,5 +1,6 @@
 """Folders with COCO's annotations, good and bad."""
 
+import functools
 import json
 import math
 import os
@@ -103,6 +104,17 @@ def test_the_fingerprint_changes_with_annotations(tmp_path):
   assert any(2 in x['boxes'] for x in map(source.objects, range(len(source))))
 
 
+def test_splits_that_differ_in_their_number_alone(tmp_path):
+  for part in ('train1', 'train2', 'val2017'):
+    write(tmp_path, annotated(), f'annotations/instances_{part}.json', part)
+  open_source = functools.partial(sources.open_source, str(tmp_path))
+  assert [len(open_source(x)) for x in ('train1+train2', 'val')] == [20, 10]
+  with pytest.raises(
+    ValueError, match="no split 'train'; it has train1, train2"
+  ):
+    open_source('train')
+
+
 def changed(**fields):
   found = annotated()
   found['annotations'][0] |= fields
@@ -122,6 +134,16 @@ def changed(**fields):
     (
       annotated(images=2 * annotated()['images'][:1]),
       'several images of id 10',
+    ),
+    (
+      annotated(categories=[{'id': 3, 'name': x} for x in ('cat', 'dog')]),
+      'several categories of id 3',
+    ),
+    (
+      annotated(
+        images=[*annotated()['images'], annotated()['images'][2] | {'id': 5}]
+      ),
+      'has the image 2.png 2 times, which could be learned and tested both',
     ),
     (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
@@ -275,6 +297,16 @@ def test_the_splits_of_pascal_voc(tmp_path):
     sources.open_source(str(root), 'all')
 
 
+@pytest.mark.parametrize('encoding', ['gb2312', 'nothing'])
+def test_encodings_that_are_not_read(tmp_path, encoding):
+  root = write_voc(tmp_path)
+  path = root / 'Annotations/c.xml'
+  text = path.read_text()
+  path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>\n{text}')
+  with pytest.raises(ValueError, match='c.xml is no XML in UTF-8'):
+    sources.open_source(str(root), 'train')
+
+
 def test_a_name_may_have_a_blank_in_it(tmp_path):
   """Where in files of a class a number stands behind."""
   root = write_voc(tmp_path)
@@ -290,7 +322,8 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'xmin': '99'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
     ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
-    ({'size': '<'}, 'c.xml is no XML, or was cut short'),
+    ({'size': '<'}, 'c.xml is no XML in UTF-8, or was cut short'),
+    ({'filename': 'a.jpg</filename><filename>'}, 'has the image a.jpg 2 times'),
   ],
 )
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):

@@ -170,7 +170,15 @@ def test_empty_folders(tmp_path, png):
     _open(tmp_path / 'nowhere')
   with pytest.raises(ValueError, match='no images; the layout must be'):
     _open(tmp_path)
+  _write(tmp_path / 'val' / 'a', 2, png)
+  with pytest.raises(ValueError, match='has val and no train: call so'):
+    _open(tmp_path)
   _write(tmp_path / 'a', 2, png)
+  # A class may be called so.
+  (tmp_path / 'val' / 'a').rename(tmp_path / 'x')
+  (tmp_path / 'val').rmdir()
+  (tmp_path / 'x').rename(tmp_path / 'val')
+  assert _open(tmp_path).class_names == ('a', 'val')
   (tmp_path / 'b').mkdir()
   (tmp_path / 'b' / 'readme.md').write_text('x')
   with pytest.raises(ValueError, match=r'b has no images \(1 other entries\)'):

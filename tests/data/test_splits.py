@@ -87,3 +87,9 @@ def test_the_held_out_fifth_is_stratified():
   assert np.bincount(labels[test], minlength=4).tolist() == [20, 4, 1, 0]
   assert (train, test) == splits.stratified_fifth(labels, seed=1)
   assert test != splits.stratified_fifth(labels, seed=2)[1]
+  # The same as ever: what was held out once is not to be learned later.
+  rng, want = np.random.RandomState(1), []
+  for label in range(3):
+    members = rng.permutation(np.flatnonzero(labels == label))
+    want += members[: max(1, len(members) // 5)].tolist()
+  assert test == sorted(want)

@@ -81,6 +81,8 @@ def test_splits_are_those_of_the_table(table):
     ('file,label,split', 'x,a,{split}', "image 2: 'x' is image 1 too, and"),
     ('file,label', 'x{i}, ', "image 1: label is ' ': name its class"),
     ('file,labels', 'x{i},;', 'the column labels names no class'),
+    ('file,label', 'x{i},a, b', r"image 1: more cells than columns, \[' b'\]"),
+    ('file,labels', 'x{i},{label},c', r"image 1: more cells .*\['c'\]: put a"),
     ('file,labels', ',a', "image 1: file is '': give its path"),
     (
       'file,label,split',
@@ -95,7 +97,8 @@ def test_other_tables_are_refused(table, head, line, message):
 
 
 def test_several_classes_an_image(table):
-  name = table('file,labels', 'images/{i}.png, {label} ;b;;')
+  # Empty cells at the end of a line are no matter.
+  name = table('file,labels', 'images/{i}.png, {label} ;b;;,, ')
   whole = sources.open_source(name, 'all')
   assert sources.has_several(whole)
   assert sources.class_names(whole) == ('a', 'b', 'c')

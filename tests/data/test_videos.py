@@ -24,6 +24,19 @@ def write(folder, frames):
     Image.fromarray(pixels).save(folder / f'{i:04}.png')
 
 
+def test_frames_come_by_their_numbers(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  write(tmp_path / 'clips/a2', 12)
+  for path in tmp_path.glob('clips/*/*'):
+    path.rename(path.with_name(f'{int(path.stem)}.png'))
+  found = videos.open_videos(str(tmp_path / 'clips'), data_of())
+  names = [pathlib.Path(found.frames[i]['name']).stem for i in range(12)]
+  assert names == [str(i) for i in range(12)]
+  (tmp_path / 'clips/b.mp4').write_bytes(b'video')
+  with pytest.raises(ValueError, match='has video files, such as b.mp4, '):
+    videos.open_videos(str(tmp_path / 'clips'), data_of())
+
+
 def test_folders_of_frames(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   root = tmp_path / 'clips'
@@ -59,6 +72,7 @@ def test_video_files(tmp_path):
       writer.write(pixels)
     writer.release()
   (tmp_path / 'notes.txt').write_text('no video')
+  (tmp_path / '._a.avi').write_bytes(b'of another system')
   found = videos.open_videos(str(tmp_path), data_of())
   assert found.edges.tolist() == [0, 10, 34]
   # In any order.

@@ -82,7 +82,9 @@ def test_costs_that_are_no_numbers_come_to_an_end():
 
 
 def test_more_objects_than_queries_are_refused():
-  with pytest.raises(ValueError, match='up to 8 objects an image and 7 quer'):
+  with pytest.raises(
+    ValueError, match='up to 8 objects an image and 7 .*model.num_queries'
+  ):
     matching.match(jnp.zeros((1, 7, 8)), jnp.ones((1, 8), bool))
 
 

@@ -36,9 +36,15 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the files of annotations by split; 'all' for one of all images."""
   if (root / 'instances.json').is_file():
     return {'all': root / 'instances.json'}
-  return {
-    re.sub(r'\d+$', '', path.stem.removeprefix('instances_')): path
+  files = {
+    path.stem.removeprefix('instances_'): path
     for path in sorted(root.glob('annotations/instances_*.json'))
+  }
+  without_year = {name: re.sub(r'\d+$', '', name) for name in files}
+  times = collections.Counter(without_year.values())
+  return {
+    name if times[without_year[name]] > 1 else without_year[name]: path
+    for name, path in files.items()
   } or voc.splits(root)
 
 
@@ -59,7 +65,7 @@ class CocoFolder:
     """Reads the annotations of a split and checks them.
 
     Of one `instances.json` a fifth of the images becomes `test`; the splits of
-    `annotations/` are called without the year.
+    `annotations/` are called without the year, unless several differ in that.
 
     Raises:
       ValueError: Annotations are damaged, or wrong; each is named.
@@ -164,8 +170,9 @@ def _read(
   if not found['images']:
     raise ValueError(f'{path} has no images.')
   try:
-    names = {x['id']: str(x['name']) for x in found['categories']}
-    images = {x['id']: x for x in found['images']}
+    categories, entries = found['categories'], found['images']
+    names = {x['id']: str(x['name']) for x in categories}
+    images = {x['id']: x for x in entries}
     sizes = {i: (x['height'], x['width']) for i, x in images.items()}
     files = {i: x['file_name'] for i, x in images.items()}
   except (KeyError, TypeError) as e:
@@ -173,12 +180,13 @@ def _read(
       f'{path}: an image needs id, file_name, width and height, a category id '
       f'and name; {e} is missing.'
     ) from e
-  if len(images) < len(found['images']):
-    ids = collections.Counter(x['id'] for x in found['images'])
-    ((most, _),) = ids.most_common(1)
-    raise ValueError(
-      f'{path} has several images of id {most!r}: give each an id of its own.'
-    )
+  for kind, given in (('images', entries), ('categories', categories)):
+    ids = collections.Counter(x['id'] for x in given)
+    ((most, times),) = ids.most_common(1) or ((None, 0),)
+    if times > 1:
+      raise ValueError(
+        f'{path} has several {kind} of id {most!r}: give each an id of its own.'
+      )
   for i, size in sizes.items():
     if not isinstance(files[i], str):
       raise ValueError(f'{path} has an image whose file_name is {files[i]!r}.')
@@ -187,6 +195,13 @@ def _read(
         f'{path} says that {files[i]} is {size[1]!r} pixels wide and '
         f'{size[0]!r} high: give whole numbers above 0.'
       )
+  paths = collections.Counter(map(os.path.normpath, files.values()))
+  ((most, times),) = paths.most_common(1)
+  if times > 1:
+    raise ValueError(
+      f'{path} has the image {most} {times} times, which could be learned and '
+      'tested both: give it one entry with all of its objects.'
+    )
   if not names or not all(
     isinstance(i, int) and 0 <= i <= _HIGHEST_ID for i in names
   ):

@@ -65,6 +65,11 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   found = {name: root / name for name in _SPLIT_NAMES if (root / name).is_dir()}
   folders = found if 'train' in found else {'train': root}
+  if found and 'train' not in found and set(sub_folders(root)) <= set(found):
+    raise ValueError(
+      f'{root} has {", ".join(found)} and no train: call so what there is to '
+      'learn from, or give one of these folders, if its folders are classes'
+    )
   if (others := set(sub_folders(root)) - set(found)) and 'train' in found:
     _log.warning(
       '%s has the splits %s; its other folders are left out: %s',
@@ -233,11 +238,20 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
     with path.open(newline='', encoding='utf-8-sig') as file:
-      rows = list(csv.DictReader(file))
+      rows: list[Row] = list(csv.DictReader(file))
   except (UnicodeDecodeError, csv.Error) as e:
     raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
   if not rows:
     raise ValueError(f'{path} has no rows: give a line for each image')
+  for i, row in enumerate(rows, 1):
+    # What DictReader has no column for.
+    surplus = row.pop(None, [])  # type: ignore[call-overload]
+    if any(cell.strip() for cell in surplus):
+      raise ValueError(
+        f'{path}, image {i}: more cells than columns, {surplus}: put a name '
+        'with a comma in it into double quotes; several classes have ; between '
+        'them'
+      )
   given = [column for column in ('label', 'labels') if column in rows[0]]
   if 'file' not in rows[0] or len(given) != 1:
     raise ValueError(
@@ -294,10 +308,8 @@ class MultiLabelTable(Files):
     self.class_names = tuple(sorted(set().union(*named)))
     if not self.class_names:
       raise ValueError(f'{path}: the column labels names no class')
-    self._of_image = [
-      [label for label, name in enumerate(self.class_names) if name in names]
-      for names in named
-    ]
+    label_of = {name: label for label, name in enumerate(self.class_names)}
+    self._of_image = [[label_of[name] for name in names] for names in named]
     self._labels = list(range(len(rows)))
     self._paths = _paths_of(path, rows)
     members = _members_of(path, rows, [0] * len(rows), split_seed)

@@ -45,7 +45,7 @@ class HubSource:
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
-    values = list(whole[self._label])
+    values = whole[self._label][:]
     # None of a column of names or numbers, which are the classes themselves.
     names = getattr(first.features[self._label], 'names', None)
     known = range(len(names)) if names else sorted(set(values) - {None})

@@ -13,6 +13,8 @@ from typing import Any
 import cv2
 import numpy as np
 
+# How far from an image's corner a point may be, in sides of the image.
+_MOST_OUTSIDE = 10
 Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
 
 
@@ -53,9 +55,15 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
     return 'segmentation is no list of polygons and no RLE'
   for polygon in segmentation:
     if not isinstance(polygon, list) or not all(
-      isinstance(x, int | float) and math.isfinite(x) for x in polygon
+      isinstance(x, int | float) and x == x for x in polygon
     ):
       return 'segmentation has a polygon that is no list of numbers'
+    # There pycocotools would crash, or have no end.
+    if any(abs(x) > _MOST_OUTSIDE * max(size) for x in polygon):
+      return (
+        f'segmentation has a polygon far outside its image of {size[1]}x'
+        f'{size[0]}'
+      )
     if len(polygon) % 2 or len(polygon) < 6:
       return (
         f'segmentation has a polygon of {len(polygon)} numbers: give x and y '

@@ -116,8 +116,9 @@ def stratified_fifth(
   rng = np.random.RandomState(seed)
   labels_array = np.asarray(labels)
   held_out = np.zeros(len(labels_array), bool)
-  for label in np.unique(labels_array):
-    members = rng.permutation(np.flatnonzero(labels_array == label))
+  by_class = np.argsort(labels_array, kind='stable')
+  starts = np.unique(labels_array[by_class], return_index=True)[1]
+  for members in map(rng.permutation, np.split(by_class, starts[1:])):
     if len(members) > 1:
       held_out[members[: max(1, round(len(members) / 5))]] = True
   return np.flatnonzero(~held_out).tolist(), np.flatnonzero(held_out).tolist()

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import re
 
 import cv2
 import numpy as np
@@ -107,6 +108,12 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
       f'no folder {root}; give one with video files, or with a '
       'folder of frames for each video'
     )
+  video_files = _video_files(root)
+  if folder.sub_folders(root) and video_files:
+    raise ValueError(
+      f'{root} has video files, such as {os.path.basename(video_files[0])}, '
+      'and folders of frames: give one with either'
+    )
   if not folder.sub_folders(root):
     files = VideoFiles(root, data.on_bad_image == 'skip')
     return Videos(files, files.edges)
@@ -128,6 +135,8 @@ class FrameFolders(folder.Folder):
     """
     self.class_names = folder.sub_folders(root)
     files, _ = self._list(root)
+    # Frame 10 comes after frame 9, whether or not that is called 09.
+    files.sort(key=lambda file: (file[1], _with_numbers(file[0])))
     self._paths = [path for path, _ in files]
     self._labels = [video for _, video in files]
 
@@ -145,9 +154,7 @@ class VideoFiles:
     Raises:
       ValueError: there is none, or one is unreadable and may not be skipped.
     """
-    paths = [
-      str(p) for p in sorted(root.iterdir()) if p.suffix.lower() in FILES
-    ]
+    paths = _video_files(root)
     if not paths:
       raise ValueError(
         f'{root} has neither folders of frames nor video files '
@@ -181,6 +188,23 @@ class VideoFiles:
     if image is None:
       raise decode.UnreadableImage(path, f'frame {frame} cannot be decoded')
     return {'image': image, 'name': f'{path}, frame {frame}'}
+
+
+def _video_files(root: pathlib.Path) -> list[str]:
+  """Returns the paths of those that are not hidden, sorted."""
+  return sorted(
+    str(path)
+    for path in root.iterdir()
+    if path.suffix.lower() in FILES
+    and path.is_file()
+    and not path.name.startswith('.')
+  )
+
+
+def _with_numbers(path: str) -> list[str | int]:
+  """Returns the parts of a file's name, of which every second is a number."""
+  parts = re.split('([0-9]+)', os.path.basename(path))
+  return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _readable_frames(path: str) -> int:

@@ -96,9 +96,11 @@ def _files(path: pathlib.Path) -> Iterable[pathlib.Path]:
 def _parsed(path: pathlib.Path) -> _Element:
   try:
     return xml.etree.ElementTree.parse(path).getroot()
-  except xml.etree.ElementTree.ParseError as e:
+  # What it says of encodings that it does not know are the other two.
+  except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
-      f'{path} is no XML, or was cut short: {e}. Fetch or write it anew.'
+      f'{path} is no XML in UTF-8, or was cut short: {e}. Fetch or write it '
+      'anew.'
     ) from e
 
 

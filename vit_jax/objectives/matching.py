@@ -61,7 +61,7 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   if M > Q:
     raise ValueError(
       f'There are up to {M} objects an image and {Q} queries, each of which '
-      'finds one: lower objective.max_objects or raise model.queries.'
+      'finds one: lower objective.max_objects or raise model.num_queries.'
     )
   # Equal costs for all queries leave the choice to the objects.
   costs_BQM = jnp.where(is_object_BM[:, None], costs_BQM, 0.0)
