@@ -86,7 +86,7 @@ while ((${#pids[@]})); do
   fi
 done
 exec {tee}>&-
-wait "$tee_pid"
+wait "$tee_pid" || true  # which may have had no room for what was said
 ((!status)) ||
   echo "Status $status; what each said is in $workdir/processes." >&2
 exit "$status"

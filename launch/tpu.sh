@@ -157,11 +157,18 @@ wait_for_hosts() {
 # Starts training where it does not run, and returns when it has ended.
 train() {
   wait_for_hosts || return
-  if remote 0 'cd vit_jax 2> /dev/null && ! flock -n lock true'; then
-    echo 'Training runs already.' >&2
-  else
-    install && start || return
-  fi
+  local now='' _
+  # A lost connection is no answer: what runs is not to be written over.
+  for _ in {1..20}; do
+    now=$(remote 0 'if cd vit_jax 2> /dev/null && ! flock -n lock true
+then echo running; else echo free; fi') && break
+    sleep "$poll_s"
+  done
+  case "$now" in
+    *running*) echo 'Training runs already.' >&2 ;;
+    *free*) install && start || return ;;
+    *) return 1 ;;
+  esac
   logs || true  # a lost connection; the state tells what happened
 }
 

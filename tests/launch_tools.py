@@ -44,6 +44,8 @@ with open(os.environ['CALLS'], 'a') as f:
 state = fake / 'state'
 flags = dict(a[2:].split('=', 1) for a in args if '=' in a)
 action = args[3]
+if 'echo running' in flags.get('command', ''):
+  action = 'ask'
 if (fake / 'broken').exists():
   sys.exit('gcloud: not logged in')
 failures = fake / f'fail_{{action}}'

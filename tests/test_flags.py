@@ -38,6 +38,16 @@ def _caused(by):
       71,
       'Make room',
     ),
+    (OSError(errno.ESTALE, 'Stale file handle', 'x'), 71, 'Stale'),
+    (TimeoutError('no answer'), 71, 'no answer'),
+    (ConnectionResetError('gone'), 71, 'gone'),
+    (
+      ValueError('UNAVAILABLE: Error writing "x" [tensorstore_spec=...]'),
+      71,
+      'the same command goes on',
+    ),
+    (ValueError('DATA_LOSS: x [tensorstore_spec=...]'), 2, 'DATA_LOSS'),
+    (ValueError('INTERNAL: a class called so'), 2, 'INTERNAL'),
     (ImportError('pip install timm'), 71, 'pip install timm'),
     (MemoryError(), 71, 'MemoryError Take less'),
     (

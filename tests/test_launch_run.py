@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.launch_tools import NASTY, ROOT, TRAINING, Tools, wait_for
+from vit_jax import flags, main
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_manifest_holds_what_was_asked_for(tools):
   assert got == [*TRAINING[1:], *NASTY]
 
 
-def test_manifest_ends_on_bad_input_and_restarts_on_all_else(tools):
+def test_manifest_ends_on_what_would_come_again_and_restarts_on_all_else(tools):
   spec = manifest_of(tools, '--chips=8', '--topology=2x4')['spec']
   job = spec['replicatedJobs'][0]['template']['spec']
   assert (job['parallelism'], job['completions']) == (1, 1)
@@ -99,7 +100,7 @@ def test_manifest_ends_on_bad_input_and_restarts_on_all_else(tools):
   assert rule['onExitCodes'] == {
     'containerName': container['name'],
     'operator': 'In',
-    'values': [2],
+    'values': [flags.EXIT_BAD_INPUT, main.EXIT_DIVERGED],
   }
   # What Kubernetes demands where there is such a rule.
   assert job['template']['spec']['restartPolicy'] == 'Never'

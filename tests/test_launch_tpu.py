@@ -143,9 +143,12 @@ def test_tpu_up_follows_training_that_runs_and_stop_ends_it(tools):
   wait_for(started)
   status, _, err = tools.run('tpu.sh', *run)
   assert (status, err) == (2, 'error: training runs already; stop it first\n')
+  # Lost connections do not say that nothing runs.
+  (tools.folder / 'fail_ask').write_text('2')
   up = tools.start('tpu.sh', *UP)
   while actions(tools)[-1] != 'tail':
     time.sleep(0.02)
+  assert actions(tools).count('scp') == 1  # the one of `install`
   assert tools.run('tpu.sh', 'status', '--name=t')[1].splitlines() == [
     'ACTIVE',
     'training',
@@ -154,7 +157,7 @@ def test_tpu_up_follows_training_that_runs_and_stop_ends_it(tools):
   assert tools.run('tpu.sh', 'stop', '--name=t') == (0, '', '')
   out, err = up.communicate()
   assert up.returncode == 75, err
-  assert err.startswith('Training runs already.\n')
+  assert err.startswith(2 * 'gcloud: 503\n' + 'Training runs already.\n')
   assert 'The TPU is still there' in err
   assert out.split() == ['attempt', '1', 'saved']
   assert tools.run('tpu.sh', 'status', '--name=t')[1].splitlines() == [

@@ -220,7 +220,8 @@ def test_help_explains_flags_and_statuses():
     'eval_only',
     'init=CHECKPOINT',
     'resumes',
-    '1    the loss diverged',
+    '1    an error in the program',
+    f'{main.EXIT_DIVERGED}   the loss diverged',
     '2    bad input',
     f'{flags.EXIT_ENVIRONMENT}   the machine',
     f'{main.EXIT_PREEMPTED}   preempted',
@@ -462,7 +463,7 @@ def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
   )
   for _ in range(2):  # the same command again ends the same way
     status, _, err = command(*args)
-    assert status == main.EXIT_DIVERGED == 1
+    assert status == main.EXIT_DIVERGED == 65
     message = err.splitlines()[-1]
     assert message.startswith('error: Step 2: the loss is nan')
     assert f'last good checkpoint is {tmp_path}/checkpoints/1.' in message

@@ -69,7 +69,7 @@ RANGES = {
   'model.stem_layers': '[1, 1000]',
   'model.stem_width': '[0, inf)',
   'model.stochastic_depth': '[0, 1)',
-  'model.version': '[1, 2]',
+  'model.version': '[0, 2]',
   'model.width': '[1, inf)',
   'optimizer.b1': '[0, 1)',
   'optimizer.b2': '[0, 1)',
@@ -442,7 +442,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     return list(value) if isinstance(value, tuple) else value
 
   skips = new['data.on_bad_image'] == 'skip'
-  if skips and new['data.examples'] < old['data.examples']:
+  if skips and new['data.examples'] != old['data.examples']:
     _log.warning(
       'There were %d images and are %d. With data.on_bad_image=skip the run '
       'goes on, with those left in another order.',

@@ -45,7 +45,19 @@ _ERRNOS = {
   errno.EMFILE,
   errno.ENFILE,
   errno.ENOMEM,
+  # Of file systems and connections that may be back by the next time.
+  errno.ESTALE,
+  errno.ETIMEDOUT,
+  errno.ENOTCONN,
+  errno.EHOSTUNREACH,
+  errno.ENETUNREACH,
 }
+# What TensorStore says where storage, and not what is asked of it, is to blame.
+_PASSING = re.compile(
+  '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
+  ': .*tensorstore',
+  re.DOTALL,
+)
 # What commands end with in one message; anything else is an error of ours.
 ENDINGS = (
   ValueError,
@@ -70,7 +82,7 @@ def parse_flags(
   """Parses the command line; what is wrong with it becomes one message."""
   argv = [_full_config(arg, before) for before, arg in pairwise(['', *argv])]
   try:
-    rest = flags.FLAGS(argv)
+    rest = _parsed(argv)
     if len(rest) > 1:
       raise flags.Error(f'Unexpected argument {rest[1]!r}.')
     for name in required:
@@ -83,8 +95,6 @@ def parse_flags(
       if isinstance(value, ConfigDict):
         raise flags.Error(f'config.{field} is a group: set its fields.')
     return rest
-  except SystemExit:
-    sys.exit(0)  # after --help, which absl takes for a failure
   except (flags.Error, OSError) as e:
     if lack := _lack_of_config(_named_config(argv)):
       refuse(f'--config={lack}')
@@ -101,6 +111,13 @@ def parse_flags(
       if match and match[1] not in known:
         refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
     raise
+
+
+def _parsed(argv: list[str]) -> list[str]:
+  try:
+    return flags.FLAGS(argv)
+  except SystemExit:
+    sys.exit(0)  # after --help, which absl takes for a failure
 
 
 def _refuse_config(argv: list[str], error: Exception) -> NoReturn:
@@ -212,10 +229,12 @@ def _environment(error: BaseException | None) -> str | None:
         return way_out
     if isinstance(error, MemoryError):
       return _ENVIRONMENT['Cannot allocate memory']
-    if isinstance(error, ImportError) or (
+    if isinstance(error, ImportError | TimeoutError | ConnectionError) or (
       isinstance(error, OSError) and error.errno in _ERRNOS
     ):
       return ''
+    if isinstance(error, ValueError) and _PASSING.match(str(error)):
+      return 'Once it can be written or read, the same command goes on.'
     error = error.__cause__
   return None
 

@@ -33,10 +33,12 @@ files where that is installed (the extra `tensorboard`).
 Exit status:
 
   0    done
-  1    the loss diverged, or an error in the program, with its traceback
+  1    an error in the program, with its traceback
   2    bad input: a config, data or checkpoint that cannot work
+  65   the loss diverged, as it would again
   69   another process was lost, or nothing moved for --timeout_s
-  71   the machine: a full or broken disk, too little memory, a missing package
+  71   the machine: a full or broken disk, storage that does not answer, too
+       little memory, a missing package
   75   preempted: SIGTERM or Ctrl-C came, and everything is saved
   130  Ctrl-C came twice, or before there was anything to save
 
@@ -44,8 +46,8 @@ After 69 and 75 the same command goes on, with another
 number of processes too: from the last checkpoint after 69, from one saved for
 it after 75. slurm.sbatch and tpu.sh in launch/ start again by themselves after
 75 and not after 69, which an error that comes again may cause: the lost
-process's last words tell. On GKE everything but 2 starts again, a limited
-number of times.
+process's last words tell. On GKE everything but 2 and 65 starts again, a
+limited number of times.
 """
 
 import os
@@ -69,7 +71,8 @@ from vit_jax.plan import memory
 from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import processes, run
 
-EXIT_DIVERGED = 1
+# EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.
+EXIT_DIVERGED = 65
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'Folder for checkpoints, metrics and curves; gs:// works.'

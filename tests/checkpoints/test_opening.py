@@ -182,6 +182,7 @@ def test_without_an_average_the_parameters_open(tmp_path):
     ({2: 0.9, 4: 0.8, 8: 0.7, 10: 0.6}, 2),
     ({8: 0.5, 10: 0.6}, 10),
     ({4: 0.0}, 4),
+    ({2: float('nan'), 4: 0.5}, 4),
     ({}, 10),  # preempted before it was evaluated
   ],
 )

@@ -418,6 +418,19 @@ def test_what_a_killed_run_was_saving_is_removed(tmp_path):
   assert not half.exists()
 
 
+def test_orbax_asks_for_no_preemption(tmp_path, monkeypatch):
+  """Whoever asks JAX by other numbers has it forget those of `run`."""
+  asked = []
+  monkeypatch.setattr(
+    saving.multihost_utils, 'reached_preemption_sync_point', asked.append
+  )
+  store = open_checkpoints(tmp_path)
+  for step in (1, 2):
+    store.save(step, state(step), {}, {})
+  store.close()
+  assert saving.steps(tmp_path / 'checkpoints') and not asked
+
+
 @pytest.mark.parametrize('fourth', [0.9, float('nan'), 0.8])
 def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):
   """As sweeps count; and one that is no number is none."""

@@ -72,6 +72,9 @@ def test_a_candidate_without_any_right_beats_one_that_diverged():
   diverged = {'metrics': {}}
   assert choosing.best(entry.group, [diverged, none_right]) == 1
   assert choosing.best(entry.group, [diverged]) is None
+  no_number = {'metrics': {'val/accuracy': float('nan')}}
+  assert choosing.best(entry.group, [no_number, none_right]) == 1
+  assert choosing.best(entry.group, [no_number, diverged]) is None
 
 
 def test_parts_of_their_own():

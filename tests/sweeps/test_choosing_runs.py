@@ -385,12 +385,15 @@ def test_runs_that_were_measured_on_other_images_do_not_count(
     running.run(config, str(tmp_path))
 
 
-def test_early_stopping_takes_the_first_of_equal_steps(monkeypatch, tmp_path):
-  fake_training(monkeypatch, lambda config, step: 0.5)
+@pytest.mark.parametrize(('first', 'best'), [(0.5, 2), (float('nan'), 4)])
+def test_early_stopping_takes_the_first_of_equal_steps(
+  monkeypatch, tmp_path, first, best
+):
+  fake_training(monkeypatch, lambda config, step: first if step == 2 else 0.5)
   config = small('seed=0')
   config.early_stopping = True
   running.run(config, str(tmp_path))
-  assert result(tmp_path, 'runs/seed=0')['best_step'] == 2
+  assert result(tmp_path, 'runs/seed=0')['best_step'] == best
   config.best_metric = 'fewshot/10shot_accuracy'
   config.evaluators.fewshot.update(on=True, data='digits')
   message = "best_metric 'test/accuracy', which tells"

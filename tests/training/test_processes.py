@@ -73,6 +73,11 @@ def alone(tmp_path_factory, training):
   return workdir
 
 
+# Ctrl-C is ignored where a shell runs the tests in the background.
+UNIGNORED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 # What would only be waited for where a process stops or fails by itself.
 IMPATIENT = """
 from vit_jax.training import processes
@@ -195,11 +200,11 @@ def test_several_train_like_one(training, alone, tmp_path):
 
 @pytest.mark.slow
 def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
-  """One of them is told; both save the same step and exit with status 75."""
+  """One of them is told, by Ctrl-C; both save the same step: status 75."""
   since_ns = time.time_ns()
-  with started(training, tmp_path, 2, *SGD) as both:
+  with started(training, tmp_path, 2, *SGD, instead={1: UNIGNORED}) as both:
     wait_for_row(tmp_path, 1, both[0], since_ns)
-    both[1].send_signal(signal.SIGTERM)
+    both[1].send_signal(signal.SIGINT)
     results = results_of(both)
   assert [status for status, _ in results] == [75, 75], results
   step = saved_steps(tmp_path)[-1]
@@ -207,6 +212,21 @@ def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
     assert f'Preempted: saved step {step}.' in err
   finish(training, tmp_path, 2, *SGD)
   assert_close_run(tmp_path, alone)
+
+
+@pytest.mark.slow
+def test_several_start_from_a_checkpoint(training, alone, tmp_path):
+  """With a new head, of which each holds a part."""
+  args = (
+    *SGD,
+    *FSDP,
+    f'--config.init={alone}',
+    '--config.seed=3',
+    '--config.total=3 steps',
+  )
+  finish(training, tmp_path / 'two', 2, *args)
+  training.finish(tmp_path / 'one', 8, *args)
+  assert_close_run(tmp_path / 'two', tmp_path / 'one')
 
 
 SLOW_STEPS = """
@@ -485,6 +505,20 @@ def test_what_moves_or_is_over_is_not_hanging(tmp_path):
   assert_explained((moving.returncode, err), 'Process 0 of 1 has ', tmp_path)
   _, err = over.communicate(timeout=120)
   assert (over.returncode, err) == (0, '')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('listing', ['time.sleep(1000)', '1 / 0'])
+def test_a_file_system_that_does_not_answer_keeps_nobody(tmp_path, listing):
+  then = f"""
+from vit_jax.training import processes
+processes.ABORT_S = processes.MEET_S = 1
+processes.saving.steps_in = lambda workdir: {listing}
+"""
+  process = watched(tmp_path, 0, 1000, then)
+  _, err = process.communicate(timeout=300)
+  assert process.returncode == processes.EXIT_LOST
+  assert ('has finished no step' in err) == (listing == '1 / 0')
 
 
 def test_suspended_time_does_not_count(tmp_path):

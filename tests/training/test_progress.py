@@ -407,3 +407,19 @@ def test_a_phase_of_another_process_is_not_said():
     time.sleep(1.2)
     raise ValueError
   assert not stream.getvalue()
+
+
+def test_what_nobody_reads_any_more_ends_nothing(clock):
+  class Broken(Terminal):
+    def write(self, text):
+      raise BrokenPipeError
+
+  for terminal in (True, False):
+    stream = Broken()
+    stream.isatty = lambda terminal=terminal: terminal
+    shown = _progress(clock, stream)
+    with shown.pause('evaluating'):
+      shown.message('evaluated')
+    shown.update(10, {'train/loss': 1.0}, 0.0)
+    shown.close()
+    assert shown.elapsed_s == 0

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -200,8 +201,9 @@ def _step_of(folder: epath.Path) -> int:
     file = folder / str(step) / 'metrics' / 'metrics'
     with _reading(folder / str(step)):
       metrics = json.loads(file.read_text()) if file.exists() else {}
-      if metric in metrics:
-        measured[step] = float(metrics[metric])
+      value = float(metrics.get(metric, math.nan))
+      if not math.isnan(value):
+        measured[step] = value
   # Older runs could not choose by the lowest.
   choose = min if meta.get('best') == 'lowest' else max
   return choose(measured, key=lambda step: measured[step], default=newest)

@@ -78,7 +78,7 @@ class Checkpoints:
       value = metrics.get(self._best_metric)
       return -np.inf if value is None else self._sign * value
 
-    return ocp.CheckpointManager(
+    return _Manager(
       self.directory,
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
@@ -136,8 +136,6 @@ class Checkpoints:
         **{META: _meta_args(meta)},
       ),
       metrics=metrics,
-      # Orbax would ask for a preemption of its own, by other numbers than
-      # `run.preemption_notice` does.
       force=True,
     )
 
@@ -318,6 +316,18 @@ class Checkpoints:
   def close(self) -> None:
     """Waits until everything is written, and ends."""
     self._manager.close()
+
+
+class _Manager(ocp.CheckpointManager):
+  """Leaves preemption to `run.preemption_notice`.
+
+  JAX has the processes agree on one number alone. Orbax asks by steps, and what
+  is asked by other numbers would hear of nothing any more.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    del step
+    return False
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models import flops, posemb, variants
@@ -42,7 +43,7 @@ def to_new_task(
     if type(part) is type(checkpoint.model):
       _check_same_body(checkpoint, part, f'{name}_')
       body = to_new_task(checkpoint, part, image_size, fresh[name])
-      return jax.device_get(fresh) | {name: body}
+      return _on_host(fresh) | {name: body}
   _check_same_body(checkpoint, model)
   params = dict(checkpoint.params)
   if checkpoint.model.scan and not model.scan:
@@ -62,7 +63,12 @@ def to_new_task(
   task = {name: fresh[name] for name in named if name in fresh}
   body = {name: x for name, x in fresh.items() if name not in task}
   grids = (checkpoint.model.grid(checkpoint.image_size), model.grid(image_size))
-  return posemb.resize_all(params, body, *grids) | jax.device_get(task)
+  return posemb.resize_all(params, body, *grids) | _on_host(task)
+
+
+def _on_host(params: Any) -> Any:
+  """Returns NumPy arrays, of which each process may hold a part."""
+  return multihost_utils.process_allgather(params, tiled=True)
 
 
 def _check_same_body(

@@ -7,6 +7,7 @@ is then set in all runs of the group, which train on the whole `data.split`.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -209,14 +210,15 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
 def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
   """Returns which trial's result is best, the first of equal ones.
 
-  Those that diverged have none; None if all of them did.
+  Those that diverged have none, and a NaN is none; None if that is all.
   """
   metric, good = metric_of(group.trials[0].config)
   sign = 1 if good == 'highest' else -1
-  found = [
-    sign * r['metrics'].get(metric, -sign * float('inf')) for r in results
-  ]
-  return found.index(max(found)) if max(found) > -float('inf') else None
+  found = {
+    i: sign * r['metrics'].get(metric, math.nan) for i, r in enumerate(results)
+  }
+  known = [i for i, value in found.items() if not math.isnan(value)]
+  return max(known, key=lambda i: found[i], default=None)
 
 
 def csv_text(

@@ -13,6 +13,7 @@ tuning, tune.csv are written to WORKDIR.
 
 import datetime
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -280,7 +281,11 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   metric = cell.config.best_metric
   counts, found = steps, {'steps': steps}
   if cell.config.early_stopping:
-    evaluated = [step for step, row in rows.items() if metric in row]
+    evaluated = [
+      step
+      for step, row in rows.items()
+      if not math.isnan(float(row.get(metric, math.nan)))
+    ]
     choose = max if build.best_of(cell.config) == 'highest' else min
     counts = choose(
       evaluated, key=lambda step: float(rows[step][metric]), default=steps

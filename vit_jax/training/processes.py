@@ -124,6 +124,10 @@ class Watch:
     while not self._stopped.wait(tick_s):
       self._idle_s += tick_s
       if self._idle_s >= self.timeout_s:
+        # Where that hangs too, as on a file system that does not answer.
+        last = threading.Timer(ABORT_S + MEET_S, os._exit, (EXIT_LOST,))
+        last.daemon = True
+        last.start()
         _say(
           f'{_name()} has finished no step, evaluation or save for '
           f'{self.timeout_s:g} s, waiting in {_main_thread_at()}: a collective '
@@ -160,7 +164,10 @@ def _name() -> str:
 def _last_checkpoint() -> str:
   if not _workdir:
     return ''  # before training
-  steps = saving.steps_in(_workdir)
+  try:
+    steps = saving.steps_in(_workdir)
+  except Exception:  # of as many kinds as there are file systems
+    return ''
   if not steps:
     return ' No checkpoint had been saved yet.'
   folder = saving.absolute(_workdir) / saving.FOLDER

@@ -165,15 +165,14 @@ class Progress:
     if not self._enabled:
       return
     if self._live_line and self._on_terminal():
-      self._stream.write('\r\x1b[K')
-    self._stream.write(f'{text}\n')
+      self._write('\r\x1b[K')
+    self._write(f'{text}\n')
     self._show_again()
 
   def close(self) -> None:
     """Leaves the live line as it is and goes to the next one."""
     if self._live_line and self._on_terminal():
-      self._stream.write('\n')
-      self._stream.flush()
+      self._write('\n')
     self._live_line = ''
 
   @property
@@ -231,15 +230,22 @@ class Progress:
     if self._on_terminal():
       self._show_again()
     elif self._enabled:
-      self._stream.write(f'{line}\n')
-      self._stream.flush()
+      self._write(f'{line}\n')
 
   def _show_again(self) -> None:
     if self._on_terminal():
       width = shutil.get_terminal_size().columns - 1
       # The escape sequence clears what a longer line left behind.
-      self._stream.write(f'\r{self._live_line[:width]}\x1b[K')
-    self._stream.flush()
+      self._write(f'\r{self._live_line[:width]}\x1b[K')
+
+  def _write(self, text: str) -> None:
+    try:
+      self._stream.write(text)
+      self._stream.flush()
+    except OSError:
+      # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under
+      # a log: nothing that training should end for.
+      self._enabled = False
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {

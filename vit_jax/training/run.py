@@ -292,14 +292,16 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
   """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
 
   With several processes JAX's own handler makes all of them agree on a step at
-  SIGTERM; alone, a handler of ours is enough. A second Ctrl-C ends the process
-  at once, even in the middle of compiling. What came before, in a notice around
-  this one, counts as well.
+  SIGTERM; alone, a handler of ours is enough. A second Ctrl-C ends the process,
+  where it is alone at once, even in the middle of compiling. What came before,
+  in a notice around this one, counts as well.
   """
+  is_main = threading.current_thread() is threading.main_thread()
   if jax.process_count() > 1:
-    yield _all_received
+    with _ctrl_c_as_sigterm() if is_main else contextlib.nullcontext():
+      yield _all_received
     return
-  if threading.current_thread() is not threading.main_thread():
+  if not is_main:
     yield lambda step: False  # only the main thread can have handlers
     return
   received = threading.Event()
@@ -329,6 +331,25 @@ def preemption_notice() -> Iterator[Callable[[int], bool]]:
 
 
 @contextlib.contextmanager
+def _ctrl_c_as_sigterm() -> Iterator[None]:
+  """Has one Ctrl-C do what SIGTERM does; a second one interrupts."""
+  previous = signal.getsignal(signal.SIGINT)
+
+  def once(number: int, frame: Any) -> None:
+    del frame
+    signal.signal(number, signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  # Ignored in what a shell runs in the background, and so it stays.
+  if previous != signal.SIG_IGN:
+    signal.signal(signal.SIGINT, once)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
 def _ended_by_the_second_ctrl_c() -> Iterator[None]:
   """Looks at the signals' numbers as they come.
 
@@ -347,7 +368,8 @@ def _ended_by_the_second_ctrl_c() -> Iterator[None]:
       _CTRL_C.append(number)
       if len(_CTRL_C) > 1:
         os._exit(128 + signal.SIGINT)
-      os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
+      with contextlib.suppress(OSError):  # of a terminal that is gone
+        os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
 
   thread = threading.Thread(target=watch, daemon=True)
   thread.start()
