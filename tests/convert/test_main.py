@@ -189,17 +189,21 @@ def test_fixed_positions_are_rewritten_and_said(run, tmp_path):
   assert run('--check', source, target)[0] == 0
 
 
-def test_zeros_agree_with_anything_and_are_no_check(run, workdir, tmp_path):
-  """As what ImageNet-21k's published heads put out, whatever the body."""
+@pytest.mark.parametrize('bias', [0.0, -10.0])
+def test_a_head_of_zeros_agrees_with_any_and_is_no_check(
+  run, workdir, tmp_path, bias
+):
+  """As ImageNet-21k's published heads, and new ones, whatever the body."""
   checkpoint = opening.open_checkpoint(str(workdir))
   for name, shift in (('one', 0.0), ('other', 1.0)):
     params = jax.tree.map(lambda x, shift=shift: x + shift, checkpoint.params)
     params |= {'head': jax.tree.map(np.zeros_like, params['head'])}
+    params['head']['bias'] += np.float32(bias)
     zeroed = dataclasses.replace(checkpoint, params=params)
     orbax.write(zeroed, str(tmp_path / name), 'float32')
   status, _, err = run('--check', tmp_path / 'one', tmp_path / 'other')
   assert status == 2
-  assert 'puts out zeros' in err and '--head=drop' in err
+  assert 'puts out the same whatever' in err and '--head=drop' in err
 
 
 def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):

@@ -107,6 +107,11 @@ def test_report_of_l16():
   )
   exaflops = re.search(r'([\d.]+) exaFLOPs', two_sizes)
   assert float(exaflops[1]) == pytest.approx(5.17 * 0.625, rel=0.005)
+  days = re.search('([0-9.]+) to ([0-9.]+) core-days', two_sizes)
+  assert [float(x) for x in days.groups()] == pytest.approx(
+    [3.053 * 0.625, 4.595 * 0.625], rel=0.005
+  )
+  assert two_sizes.endswith('hours here, of all sizes by their operations')
 
 
 def counts(*args):

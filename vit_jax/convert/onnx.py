@@ -101,7 +101,7 @@ def open_peer(path: str, threads: int = 0) -> Peer:
       f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
     ) from e
   names = [output.name for output in session.get_outputs()]
-  output = next(x for x in names if x in ('logits', 'pre_logits'))
+  wanted = [x for x in ('logits', 'pre_logits', 'boxes') if x in names]
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
@@ -109,9 +109,10 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     whole = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }
-    return session.run([output], {images.name: x} | whole)[0]
+    return np.concatenate(session.run(wanted, {images.name: x} | whole), -1)
 
-  return Peer(f'onnxruntime {runtime.__version__}', (H, W), run)
+  framework = f'onnxruntime {runtime.__version__}'
+  return Peer(framework, (H, W), run, boxes=4 * ('boxes' in wanted))
 
 
 def _not_held(model: Model, dtype: str) -> list[str]:

@@ -85,7 +85,8 @@ def open_peer(path: str) -> Peer:
     what = MODEL
     program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
     call = jax.jit(program.call)
-    jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+    found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+    has_boxes = isinstance(found, dict)
   except Exception as e:
     raise ValueError(
       f'{folder / what} cannot be read: {type(e).__name__}: {e}'
@@ -95,11 +96,12 @@ def open_peer(path: str) -> Peer:
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     scaled = (images_BHWC / np.float32(255) - mean_C) / std_C
     outputs = call(params, scaled)
-    return np.asarray(
-      outputs['logits'] if isinstance(outputs, dict) else outputs
-    )
+    if not has_boxes:
+      return np.asarray(outputs)
+    return np.concatenate([outputs['logits'], outputs['boxes']], -1)
 
-  return Peer(f'jax.export of JAX {jax.__version__}', (H, W), run)
+  framework = f'jax.export of JAX {jax.__version__}'
+  return Peer(framework, (H, W), run, boxes=4 * has_boxes)
 
 
 def _export(

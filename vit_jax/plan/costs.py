@@ -265,9 +265,14 @@ def report(
   mean_flops = experiment.objective.images_seen * experiment.forward_flops()
   exaflops = total * cost.images * 3 * mean_flops / 1e18
   bounds = cost.least_s, cost.most_s
+  # Of several sizes the step is that of the largest.
+  size, objective = aot.largest(experiment)
+  share = experiment.forward_flops() / flops.forward_flops(
+    objective.model, size
+  )
   a_core = cost.rate(cost.computing_s)
-  days = [total * s / 86_400 * cost.cores for s in bounds]
-  hours = [total * s / 3_600 for s in bounds]
+  days = [total * share * s / 86_400 * cost.cores for s in bounds]
+  hours = [total * share * s / 3_600 for s in bounds]
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
     'memory': (
@@ -297,6 +302,7 @@ def report(
     'schedule': (
       f'{total:,} steps of {cost.images:,}: {exaflops:,.4g} exaFLOPs, '
       f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} hours here'
+      + (', of all sizes by their operations' if share < 1 else '')
     ),
   }
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())

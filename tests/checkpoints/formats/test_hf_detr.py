@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -129,6 +130,27 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
     assert_close(aux['mask_logits'], want.pred_masks)
 
 
+def found_by(checkpoint, pixels):
+  """Returns logits and boxes beside one another."""
+  logits, aux = checkpoint.model.apply(
+    {'params': checkpoint.params}, checkpoint.normalize(pixels)
+  )
+  return np.concatenate([logits, aux['boxes'][-1]], -1)
+
+
+@pytest.mark.usefixtures('transformers')
+def test_a_wrong_box_fails_the_check(tmp_path, capsys):
+  checkpoint, whole, wrong = make(), str(tmp_path / 'x'), str(tmp_path / 'y')
+  hf.write(checkpoint.weights(), whole, 'float32')
+  params = jax.tree.map(np.array, checkpoint.params)
+  params['bbox_embed']['layers_2']['bias'] += 1
+  changed = dataclasses.replace(checkpoint, params=params)
+  hf.write(changed.weights(), wrong, 'float32')
+  assert convert.main(['--check', whole, wrong]) == 1
+  out = capsys.readouterr().out
+  assert 'ABOVE' in out and re.search(r'the same for (\d+) of \1\n', out)
+
+
 @pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize(
   'fields', [{}, pytest.param(MASKS, marks=pytest.mark.slow)]
@@ -139,7 +161,9 @@ def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
   peer = hf.open_peer(folder)
   assert peer.image_size == SIZE
   pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
-  assert_close(peer.run(pixels), checkpoint.logits(pixels))
+  got, want = peer.run(pixels), found_by(checkpoint, pixels)
+  for part in (slice(-4), slice(-4, None)):
+    assert_close(got[..., part], want[..., part])
   assert_same(opening.open_checkpoint(folder), checkpoint)
 
 
@@ -158,7 +182,7 @@ def test_a_dilated_backbone_is_timms(tmp_path):
   assert convert.main(['--check', folder, folder]) == 0
   pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
   want = hf.open_peer(folder).run(pixels)
-  assert_close(checkpoint.logits(pixels), want)
+  assert_close(found_by(checkpoint, pixels), want)
   assert_same(opening.open_checkpoint(folder), checkpoint)
 
 

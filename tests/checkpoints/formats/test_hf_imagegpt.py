@@ -1,5 +1,6 @@
 """transformers' ImageGPT: theirs here, ours there, and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -41,9 +42,17 @@ def assert_close(got, want):
 
 
 @pytest.mark.usefixtures('transformers')
-@pytest.mark.parametrize('bias', [False, True])
-def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, bias):
+@pytest.mark.parametrize(
+  ('bias', 'resize_small'), [(False, 0), (True, 0), (False, 8)]
+)
+def test_ours_gives_its_numbers_there_and_comes_back(
+  tmp_path, bias, resize_small
+):
   checkpoint, folder = make(bias=bias), str(tmp_path / 'x')
+  images_as = dataclasses.replace(
+    checkpoint.preprocessing, resize_small=resize_small
+  )
+  checkpoint = dataclasses.replace(checkpoint, preprocessing=images_as)
   assert hf.write(checkpoint.weights(), folder, 'float32') == []
   peer = hf.open_peer(folder)
   assert peer.image_size == SIZE

@@ -18,6 +18,14 @@ UNWRITABLE = {
     TINY | {'layer_norm_epsilon': 1e-12},
     'layer_norm_epsilon 1e-12, only 1e-06: use --to=hf',
   ),
+  'deit that norms before': (
+    TINY | {'name': 'deit', 'pre_norm': True},
+    'pre_norm True, only False',
+  ),
+  'deit that norms what is pooled': (
+    TINY | {'name': 'deit', 'norm_pooled': True},
+    'norm_pooled True, only False',
+  ),
   'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
   'rotary': (TINY | {'rope': 100.0}, 'rope 100.0, only 0: use --to=orbax'),
   'gated': (TINY | {'swiglu': True}, 'swiglu True, only False: use --to=orba'),
@@ -74,3 +82,10 @@ def test_features_are_what_the_head_takes(width):
   checkpoint = random_checkpoint(None, (32, 32), **fields)
   written = timm_config.config(checkpoint.weights(), {})
   assert written['num_features'] == len(checkpoint.params['head']['kernel'])
+
+
+def test_what_deit_without_a_classifier_gives_is_said(tmp_path):
+  fields = TINY | {'name': 'deit', 'num_classes': 0}
+  weights = random_checkpoint(None, (32, 32), names=False, **fields).weights()
+  (line,) = convert.write(weights, str(tmp_path / 'x'), 'float32')
+  assert line.startswith('That what a classifier would see is the class token')

@@ -170,6 +170,21 @@ def test_files_that_do_not_say_enough_are_refused(folder, changes, message):
     opening.open_checkpoint(f'{folder}/model.safetensors')
 
 
+def test_a_perception_encoder_without_its_configuration_is_refused(tmp_path):
+  """Its queries and keys turn, of which its arrays say nothing."""
+  folder = Folder(tmp_path / 'x', **TINY | {'pool': 'map'})
+  cls_11D = np.zeros((1, 1, TINY['width']), np.float32)
+  folder.change_arrays(cls_token=cls_11D)
+  with pytest.raises(ValueError, match='as the Perception Encoder has, whose'):
+    opening.open_checkpoint(f'{folder}/model.safetensors')
+
+
+def test_names_of_classes_without_a_head_are_left_out(tmp_path):
+  folder = Folder(tmp_path / 'x', **TINY | {'num_classes': 0})
+  folder.change_config(pretrained_cfg__label_names=['cat', 'dog'])
+  assert opening.open_checkpoint(str(folder)).class_names == ()
+
+
 def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   want = random_checkpoint(None, names=False, **TINY_BIT)
   convert.write(want.weights(), str(tmp_path / 'x'), 'float32')

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from configs import finetune
 from tests.checkpoints.random_weights import logits_of
 from vit_jax.checkpoints import opening, transfer
+from vit_jax.experiment import check_config
 from vit_jax.models import flops, variants
 
 TOLERANCE = 1e-4
@@ -136,3 +138,10 @@ def test_another_resnet_is_refused(torch, file, tmp_path, change, message):
   torch.save(arrays, tmp_path / 'other.pth')
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(tmp_path / 'other.pth'))
+
+
+def test_it_can_be_fine_tuned_from(file):
+  """Its frozen statistics are a version of ResNets as any."""
+  config = finetune.get_config(f'{file},cifar10')
+  check_config(config)
+  assert config.model.version == 0

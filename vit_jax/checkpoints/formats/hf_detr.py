@@ -271,7 +271,7 @@ def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
 def open_peer(path: str) -> Peer:
   """Opens a directory with transformers itself, in float32.
 
-  Its outputs are the logits BQC.
+  Its outputs are the logits and boxes BQC, without masks.
   """
   import torch
   import transformers
@@ -286,6 +286,7 @@ def open_peer(path: str) -> Peer:
     x_BHWC = ((images_BHWC / 255 - mean) / std).astype(np.float32)
     with torch.inference_mode():
       pixels = torch.from_numpy(x_BHWC.transpose(0, 3, 1, 2).copy())
-      return model(pixel_values=pixels).logits.numpy()
+      found = model(pixel_values=pixels)
+      return torch.cat([found.logits, found.pred_boxes], -1).numpy()
 
-  return Peer(f'transformers {transformers.__version__}', size, run)
+  return Peer(f'transformers {transformers.__version__}', size, run, boxes=4)

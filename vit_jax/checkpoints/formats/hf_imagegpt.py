@@ -92,11 +92,13 @@ def _processor(path: str) -> dict[str, Any]:
 
 def _size(path: str, positions: int) -> tuple[int, int]:
   """Returns (H, W): that of the processor if it fits, or else a square."""
-  stated = _processor(path).get('size')
-  if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
-    height, width = Stated({'size': stated}, path).sides('size')
-    if height * width == positions:
-      return height, width
+  said = _processor(path)
+  for key in ('crop_size', 'size'):
+    stated = said.get(key)
+    if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
+      height, width = Stated({key: stated}, path).sides(key)
+      if height * width == positions:
+        return height, width
   side = square_side(positions, path)
   return side, side
 
@@ -264,5 +266,6 @@ def open_peer(path: str) -> Peer:
       found = model.transformer(tokens_BL).last_hidden_state
     return found.mean(1).numpy()
 
-  size = processor.size['height'], processor.size['width']
+  said = processor.crop_size if processor.do_center_crop else processor.size
+  size = said['height'], said['width']
   return Peer(f'transformers {transformers.__version__}', size, run)

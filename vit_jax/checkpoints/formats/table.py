@@ -194,12 +194,15 @@ class Peer:
     framework: its name and version.
     image_size: (H, W) in pixels it takes.
     run: from uint8 images BHWC of that size, RGB, to float32 logits BC. Scales
-      images as the file says, and does not resize them.
+      images as the file says, and does not resize them. Of DETR BQC, and
+      behind the logits the boxes.
+    boxes: how many of the last of C are of a box.
   """
 
   framework: str
   image_size: tuple[int, int]
   run: Callable[[np.ndarray], np.ndarray]
+  boxes: int = 0
 
 
 class Format(Protocol):

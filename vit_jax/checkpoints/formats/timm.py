@@ -259,6 +259,13 @@ def _refuse_eva(lookup: archive.Lookup) -> None:
         'as models of EVA have, with rotary embeddings or without: a directory '
         'with a config.json says which.'
       )
+  # Others of timm's that are pooled by attention have no class token.
+  if lookup.has('attn_pool.latent') and lookup.has('cls_token'):
+    raise ValueError(
+      f'{lookup.path} has the arrays attn_pool.latent and cls_token, as the '
+      'Perception Encoder has, whose queries and keys turn: a directory with a '
+      'config.json says.'
+    )
 
 
 def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:
@@ -373,6 +380,11 @@ def _not_held(weights: table.Weights) -> list[str]:
   lines = []
   if weights.class_names and not fields['num_classes']:
     lines.append('The class names: the model has no classifier.')
+  if fields['name'] == 'deit' and not fields['num_classes']:
+    lines.append(
+      'That what a classifier would see is the class token: timm gives the '
+      'mean of it and the distillation token.'
+    )
   if fields['name'] == 'resnet':
     lines.append(
       'The 1e-10 that BiT adds to the variance of kernels: timm adds 1e-8. '

@@ -250,7 +250,7 @@ def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
     known.refuse(
       'num_classes', f', and the head in the arrays has {num_classes:,}.'
     )
-  for key in ('label_names', 'labels'):
+  for key in ('label_names', 'labels') if num_classes else ():
     names = known.get(key)
     if names is None:
       continue
@@ -453,7 +453,12 @@ def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     for field in ('posemb', 'posemb_at', 'axial', 'swiglu', 'rope')
   }
   if fields['name'] == 'deit':
-    limits |= {'stem_width': (0,), 'registers': (0,)}
+    limits |= {
+      'stem_width': (0,),
+      'registers': (0,),
+      'pre_norm': (False,),
+      'norm_pooled': (False,),
+    }
   ways_out = {
     'representation_size': (
       'use --head=drop to leave out all of the head, or --to=npz.'
