@@ -25,10 +25,10 @@ from tests.conftest import ROOT
 from vit_jax import fewshot, train
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, cores, sources, transforms
-from vit_jax.evaluators import feature_file, features, probe
+from vit_jax.evaluators import feature_file, probe
 from vit_jax.evaluators import few_examples as protocol
 from vit_jax.models import variants
-from vit_jax.training import processes
+from vit_jax.training import features, processes
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 

@@ -24,8 +24,8 @@ from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import bad_images, sources, whole
-from vit_jax.evaluators import features, few_examples
-from vit_jax.training import metric_log, plots, sharding
+from vit_jax.evaluators import few_examples
+from vit_jax.training import features, metric_log, plots, sharding
 
 OUTPUT = 'runs/evaluate'
 BATCH_PER_DEVICE = 64

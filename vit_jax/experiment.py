@@ -234,7 +234,7 @@ class Experiment:
   def _batch_sizes(self) -> list[tuple[int, int]]:
     """Returns the (H, W) that a batch may have, all as likely."""
     found = list(self.objectives)
-    of_buckets = getattr(self.objective.train_transform(), 'sizes', None)
+    of_buckets = getattr(self.objective, 'batch_sizes', None)
     # Sizes and buckets are not had together.
     return of_buckets() if of_buckets and len(found) == 1 else found
 

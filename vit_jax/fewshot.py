@@ -37,7 +37,6 @@ from vit_jax.data import images, whole
 from vit_jax.data.sources import LabelledSource, Source, subset
 from vit_jax.evaluators import (
   feature_file,
-  features,
   few_examples,
   layer_probe,
   probe,
@@ -45,7 +44,7 @@ from vit_jax.evaluators import (
 )
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.models import flops
-from vit_jax.training import processes, sharding
+from vit_jax.training import features, processes, sharding
 
 SHOTS, SEEDS, OUTPUT = (1, 5, 10, 25), 5, 'runs/fewshot'
 

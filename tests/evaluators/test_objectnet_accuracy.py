@@ -8,9 +8,8 @@ from PIL import Image
 from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import objectnet, sources
 from vit_jax.data.images import Images
-from vit_jax.evaluators import features
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
-from vit_jax.training import sharding
+from vit_jax.training import features, sharding
 
 WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
 

@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import folder, images
-from vit_jax.evaluators import features, real
-from vit_jax.training import sharding
+from vit_jax.evaluators import real
+from vit_jax.training import features, sharding
 
 # 300 images of ImageNet's validation set, chosen at random: number, original
 # label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache

@@ -9,7 +9,10 @@ import pytest
 import scipy.special
 
 from configs import digits
+from tests.objectives import test_every
+from vit_jax import config as config_lib
 from vit_jax.data.images import Images
+from vit_jax.experiment import check_config
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
 
@@ -264,3 +267,11 @@ def test_wrong_labels_are_those_of_training_alone():
   rng = np.random.default_rng(0)
   assert made.train_transform()(record, rng)['label'] != 1
   assert made.eval_transform()(record)['label'] == 1
+
+
+@pytest.mark.parametrize('name', ['classification', 'exemplar'])
+def test_detr_gives_no_class_to_an_image(name):
+  config = test_every.config_of(name)
+  config_lib.choose_model(config, 'detr_r50')
+  with pytest.raises(ValueError, match="model.name is 'detr': it finds obj"):
+    check_config(config)

@@ -180,6 +180,12 @@ def test_a_teacher_of_other_classes_is_refused(names, message):
     objective_of(config_of(), names).fixed()
 
 
+def test_a_teacher_may_call_its_classes_otherwise(caplog):
+  """As Hugging Face's and TFDS's ImageNet do."""
+  objective_of(config_of(), map('n0{}'.format, range(10))).fixed()
+  assert 'name classes differently: 0, 1, 2, ... and n00, n01,' in caplog.text
+
+
 def test_deit_has_linear_heads_on_two_tokens():
   with pytest.raises(ValueError, match="model.pool is 'gap'.*two tokens"):
     check_config(distilled(**{'model.pool': 'gap'}))

@@ -21,7 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
-from vit_jax.data import loader, sources
+from vit_jax.data import bad_images, loader, sources
 from vit_jax.experiment import Experiment, check_config, facts_of
 from vit_jax.models import flops, igpt, variants
 from vit_jax.training import sharding
@@ -194,6 +194,13 @@ def test_batches_are_as_it_says(name):
   }
 
 
+def test_what_is_said_of_it_opens_no_data(name, monkeypatch):
+  """Which the first of several processes does alone, and others would miss."""
+  made = experiment_of(name)
+  monkeypatch.setattr(bad_images, 'open_checked', lambda *_: 1 / 0)
+  assert 'images' in made.story(made.forward_flops())
+
+
 OF_CLASSES = {
   'data.erasing': 0.5,
   'data.wrong_labels': 0.5,
@@ -205,7 +212,8 @@ UNUSED = {
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
   'pixels_and_classes': OF_CLASSES | {'loss.name': 'sigmoid'},
-  'detection': OF_CLASSES | {'data.augment': '3augment'},
+  'detection': OF_CLASSES
+  | {'data.augment': '3augment', 'data.crop_resize': 1.2},
 }
 
 

@@ -6,9 +6,9 @@ import pytest
 from scipy import special
 
 from tests.objectives import test_every
-from vit_jax.data import sources
+from vit_jax.data import sources, transforms
 from vit_jax.experiment import check_config
-from vit_jax.objectives.exemplar import Exemplar
+from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
 
 B, K, GROUP = 6, 3, 3
@@ -39,26 +39,30 @@ def test_the_loss_is_that_of_the_formula():
     'image': rng.integers(0, 256, (B, K, 16, 16, 3), np.uint8),
     'label': rng.integers(0, 10, B, np.int32),
     'unlabelled': rng.integers(0, 256, (B, K, 16, 16, 3), np.uint8),
+    'owner': np.arange(2 * B, dtype=np.int32).reshape(B, 2),
   }
+  # An image of both streams is no other to itself.
+  raw['owner'][2, 1] = raw['owner'][0, 0]
   apply = jax.jit(lambda x: made.objective.model.apply({'params': params}, x))
   classes, triplets, apart, hits = [], [], [], []
   for first in range(0, B, GROUP):
     rows = range(first, first + GROUP)
     points = []
-    for name in ('image', 'unlabelled'):
+    for stream, name in enumerate(('image', 'unlabelled')):
       for row in rows:
         logits, aux = apply((raw[name][row] - 127.5) / np.float32(127.5))
         z = np.asarray(aux['pre_logits'], np.float64)
         z /= np.linalg.norm(z, axis=-1, keepdims=True)
-        points += [((name, row), x) for x in z]
+        owner = raw['owner'][row, stream]
+        points += [((name, row), owner, x) for x in z]
         if name == 'image':
           told = special.log_softmax(np.asarray(logits, np.float64), -1)
           classes += list(-told[:, raw['label'][row]])
           hits += list(told.argmax(-1) == raw['label'][row])
-    for owner, z in points:
-      far = [(who, np.sum((z - x) ** 2)) for who, x in points]
-      gap = max(d for who, d in far if who == owner) - min(
-        d for who, d in far if who != owner
+    for image, owner, z in points:
+      far = [(i, o, np.sum((z - x) ** 2)) for i, o, x in points]
+      gap = max(d for i, _, d in far if i == image) - min(
+        d for _, o, d in far if o != owner
       )
       triplets.append(max(0, margin + gap))
       apart.append(gap < 0)
@@ -86,6 +90,9 @@ def test_copies_are_of_one_image_each():
   source = sources.open_source('digits', 'train[:5]')
   example = transform(source[2], np.random.default_rng(0))
   assert example['label'] == source[2]['label']
+  owners = {transforms.seed_of(x['name']) for x in transform.unlabelled}
+  ours, others = example['owner'].view(np.uint32)
+  assert ours == transforms.seed_of(source[2]['name']) and others in owners
   assert len({x.tobytes() for x in example['image']}) > 1
   whole = objective_of(
     **{
@@ -119,7 +126,6 @@ def test_copies_are_of_one_image_each():
     ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
     ({'objective.weight': float('inf')}, 'objective.weight is inf'),
-    ({'data.repeats': 2}, 'data.repeats is 2: an image that is twice'),
     ({'loss.mixup': 0.2}, 'loss.mixup is 0.2 .* no copy'),
   ],
 )
@@ -132,6 +138,8 @@ def test_what_cannot_work_is_refused(changes, message):
   ('name', 'changes'),
   [
     ('exemplar', {'objective.margin': 0.0, 'objective.weight': 0.0}),
+    # An image that is twice in a batch is no other to itself.
+    ('exemplar', {'data.repeats': 2}),
     # The labelled images of VIVI are no others to each other.
     ('video', {'data.repeats': 2}),
   ],
@@ -140,10 +148,10 @@ def test_what_works_is_taken(name, changes):
   check_config(test_every.config_of(name, **changes))
 
 
-def test_several_classes_an_image_are_refused():
-  config = test_every.config_of('exemplar')
+@pytest.mark.parametrize('name', ['exemplar', 'distillation', 'pseudo_labels'])
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_several_classes_an_image_are_refused(name, loss):
+  config = test_every.config_of(name, **{'loss.name': loss})
   facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
-  with pytest.raises(
-    ValueError, match=r'several classes .*=exemplar learns one'
-  ):
-    Exemplar.from_config(config, facts)
+  with pytest.raises(ValueError, match=f'several classes .*={name} learns one'):
+    objective_type(config).from_config(config, facts)

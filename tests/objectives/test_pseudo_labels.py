@@ -12,6 +12,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
 from vit_jax.objectives import soft_labels
+from vit_jax.training import sharding
 
 NAMES = tuple(map(str, range(10)))
 
@@ -77,8 +78,21 @@ def test_classes_are_balanced_by_the_surest():
     soft_labels.balanced(probabilities, 0.95, 0)
 
 
-def test_the_file_has_what_the_teacher_says_of_each_image(tmp_path):
-  """Of more images than are in a batch; and is read where it is there."""
+def test_the_file_has_what_the_teacher_says_of_each_image(
+  tmp_path, monkeypatch
+):
+  """Of more images than are in a batch; and is read where it is there.
+
+  The devices of a TPU's hosts are not in the order of the processes.
+  """
+  global_batch = sharding.global_batch
+  monkeypatch.setattr(
+    sharding,
+    'global_batch',
+    lambda batch, mesh: global_batch(
+      {k: np.ascontiguousarray(x[::-1]) for k, x in batch.items()}, mesh
+    ),
+  )
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:300]')
   path = str(tmp_path / 'new/labels.npz')

@@ -17,9 +17,10 @@ from ml_collections import ConfigDict
 from vit_jax.data import bad_images, benchmarks
 from vit_jax.data.cores import usable_cores
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
-from vit_jax.evaluators import features, ridge
+from vit_jax.evaluators import ridge
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.objectives.objective import Best, Objective
+from vit_jax.training import features
 
 # Of the protocol of big_vision, and of one shot a class.
 FIXED_L2 = 2.0**10

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.evaluators.features import Function, layer
 from vit_jax.evaluators.fewshot_curves import ProbeResult
 from vit_jax.models.model import Model
 from vit_jax.training import metric_log, plots
+from vit_jax.training.features import Function, layer
 
 CSV, PLOT = 'layers.csv', 'layers.png'
 

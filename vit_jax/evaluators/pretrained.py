@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.checkpoints import opening
 from vit_jax.data import decode
-from vit_jax.evaluators import features
+from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 

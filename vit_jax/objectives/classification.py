@@ -91,12 +91,18 @@ class Classification:
         f'{facts.class_names[0]!r}: there is nothing to tell it from. Give at '
         'least two, each in a folder of its own.'
       )
+    model = variants.build(
+      num_classes=len(facts.class_names),
+      image_size=facts.image_size,
+      **config.model,
+    )
+    if model.attention == 'objects':
+      raise ValueError(
+        f'model.name is {config.model.name!r}: it finds objects, and gives no '
+        'class to an image. Choose another variant, or configs/detr.py.'
+      )
     return cls(
-      model=variants.build(
-        num_classes=len(facts.class_names),
-        image_size=facts.image_size,
-        **config.model,
-      ),
+      model=model,
       images=Images.from_config(config.data, facts.image_size),
       class_names=facts.class_names,
       loss_name=config.loss.name,

@@ -67,6 +67,7 @@ class Detection:
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
     'data.augment': '',
+    'data.crop_resize': 0.0,
   }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
@@ -171,6 +172,10 @@ class Detection:
       self.images.flip,
       self.buckets,
     )
+
+  def batch_sizes(self) -> list[tuple[int, int]]:
+    """Returns (H, W) of a batch for each short side, all as likely."""
+    return self.train_transform().sizes()
 
   def eval_transform(self) -> EvalBoxTransform:
     """Returns the same for evaluation."""

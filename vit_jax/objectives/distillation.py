@@ -80,6 +80,12 @@ class Distillation(Classification):
         f'objective.teacher_dtype is {given.teacher_dtype!r}: use float32 or '
         'bfloat16.'
       )
+    if facts.several_labels:
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and '
+        f'objective.name={config.objective.name} learns one: use '
+        'classification.'
+      )
     if config.loss.name != 'softmax':
       raise ValueError(
         f'loss.name is {config.loss.name!r}: a teacher tells one class an '

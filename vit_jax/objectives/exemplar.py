@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images
+from vit_jax.data import bad_images, transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.model import Batch, Metrics, Params
@@ -46,16 +46,21 @@ class Copies:
   copies: int
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image' and 'unlabelled' [K, H, W, 3], and 'label'."""
+    """Returns 'image' and 'unlabelled' [K, H, W, 3], 'label', 'owner' [2].
+
+    The owners are numbers of the two images, by their names.
+    """
     row = int(rng.integers(len(self.unlabelled)))
+    both = record, self.unlabelled[row]
     ours, others = (
-      [self.transform(each, rng) for _ in range(self.copies)]
-      for each in (record, self.unlabelled[row])
+      [self.transform(each, rng) for _ in range(self.copies)] for each in both
     )
+    owners = [transforms.seed_of(each['name']) for each in both]
     return {
       'image': np.stack([x['image'] for x in ours]),
       'label': ours[0]['label'],
       'unlabelled': np.stack([x['image'] for x in others]),
+      'owner': np.array(owners, np.uint32).view(np.int32),
     }
 
 
@@ -117,11 +122,6 @@ class Exemplar(Classification):
         f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
         'both to 0.'
       )
-    if o.name == 'exemplar' and config.data.repeats > 1:
-      raise ValueError(
-        f'data.repeats is {config.data.repeats}: an image that is twice in a '
-        'batch would be told from itself. Set it to 1.'
-      )
     fields = dict(vars(Classification.from_config(config, facts)))
     return cls(
       **fields,
@@ -145,18 +145,19 @@ class Exemplar(Classification):
     return 2 * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BKHWC of both streams, and labels int32 B."""
+    """Returns images uint8 BKHWC of both, labels int32 B, owners int32 B2."""
     shapes = super().batch_shapes(size)
     B, *rest = shapes['image'].shape
     copies = jax.ShapeDtypeStruct((B, self.copies, *rest), np.uint8)
-    return shapes | {'image': copies, 'unlabelled': copies}
+    owners = jax.ShapeDtypeStruct((B, 2), np.int32)
+    return shapes | {'image': copies, 'unlabelled': copies, 'owner': owners}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns groups of rows, which accumulation does not split.
 
     Returns:
       `image`: float32 [B / G, 2 G, K, H, W, C], the labelled of a group before
-      the others; `label`: float32 [B / G, G, C].
+      the others; `label`: float32 [B / G, G, C]; `owner`: int32 [B / G, 2 G].
     """
     labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
     labels = optax.smooth_labels(labels, self.label_smoothing)
@@ -172,6 +173,9 @@ class Exemplar(Classification):
     return {
       'image': images_NHWC.reshape(images.shape),
       'label': labels.reshape(B // G, G, -1),
+      'owner': jnp.swapaxes(batch['owner'].reshape(-1, G, 2), 1, 2).reshape(
+        -1, 2 * G
+      ),
     }
 
   def loss(
@@ -198,7 +202,8 @@ class Exemplar(Classification):
     )
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]
     labelled = jnp.mean(self._losses(logits, labels[:, :, None]))
-    gaps = triplet_gaps(aux['pre_logits'].reshape(*images.shape[:3], -1))
+    points = aux['pre_logits'].reshape(*images.shape[:3], -1)
+    gaps = triplet_gaps(points, batch['owner'])
     triplets = jnp.mean(jax.nn.relu(self.margin + gaps))
     loss = labelled + self.weight * triplets
     hit = jnp.argmax(logits, -1) == jnp.argmax(labels, -1)[:, :, None]
@@ -217,24 +222,20 @@ def unit_vectors(x_XD: jax.Array) -> jax.Array:
   return x_XD / jnp.sqrt(jnp.sum(jnp.square(x_XD), -1, keepdims=True) + 1e-12)
 
 
-def triplet_gaps(
-  x_GNKD: jax.Array, owner_GN: jax.Array | None = None
-) -> jax.Array:
+def triplet_gaps(x_GNKD: jax.Array, owner_GN: jax.Array) -> jax.Array:
   """Returns how much farther the farthest copy is than the nearest other, GNK.
 
   Args:
     x_GNKD: G groups of K copies of N images; squared distances are those of
       their unit vectors.
-    owner_GN: numbers; images of one number, as the frames of a video are, are
-      no others to each other. Without, each has its own.
+    owner_GN: numbers; images of one number, as an image that is there twice
+      or the frames of a video, are no others to each other.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)
   far_GMM = 2 - 2 * jnp.einsum('gmd,gnd->gmn', z_GMD, z_GMD)
   image_M = jnp.arange(N * K) // K
   same_MM = image_M[:, None] == image_M[None]
-  if owner_GN is None:
-    owner_GN = jnp.broadcast_to(jnp.arange(N), (G, N))
   owner_GM = jnp.repeat(owner_GN, K, axis=1)
   near_GMM = owner_GM[:, :, None] == owner_GM[:, None]
   farthest_GM = jnp.max(jnp.where(same_MM[None], far_GMM, -jnp.inf), -1)

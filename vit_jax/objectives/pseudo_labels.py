@@ -105,6 +105,12 @@ class PseudoLabels(Classification):
       FileNotFoundError: if there is no teacher.
     """
     o = config.objective
+    if facts.several_labels:
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and '
+        f'objective.name={config.objective.name} learns one: use '
+        'classification.'
+      )
     if config.loss.name != 'softmax':
       raise ValueError(
         f'loss.name is {config.loss.name!r}: soft labels are probabilities of '

@@ -10,14 +10,15 @@ import zipfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import cores, loader, whole
+from vit_jax.data import whole
 from vit_jax.data.sources import Source
-from vit_jax.training import sharding
+from vit_jax.training import features, sharding
 
 BATCH_SIZE = 256
 
@@ -115,33 +116,17 @@ def _labelled(
   params = jax.device_put(teacher.params, sharding.replicated(mesh))
 
   def probabilities(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    images_BHWC = teacher.normalize(images_BHWC)
-    return jax.nn.softmax(
-      teacher.model.apply({'params': params}, images_BHWC)[0]
-    )
+    logits_BC, _ = teacher.model.apply({'params': params}, images_BHWC)
+    return jax.nn.softmax(logits_BC.astype(jnp.float32))
 
-  apply = jax.jit(probabilities, out_shardings=sharding.replicated(mesh))
-  rows = []
-  bar = cores.progress(
-    'Labelling images',
-    len(source),
-    'images',
-    shown=jax.process_index() == 0,
-  )
-  batches = loader.eval_batches(
-    source,
-    teacher.transform(),
+  label = features.Extractor(
+    probabilities,
+    teacher.images,
     batch_size=batch_size,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
+    mesh=mesh,
     workers=workers,
   )
-  with bar:
-    for batch in batches:
-      images = sharding.global_batch({'image': batch['image']}, mesh)['image']
-      rows.append(np.asarray(apply(params, images), np.float32))
-      bar.update(len(rows[-1]))
-  return np.concatenate(rows)[: len(source)]
+  return label(params, source, 'Labelling images')
 
 
 def balanced(

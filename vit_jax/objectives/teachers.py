@@ -1,10 +1,13 @@
 """Checkpoints that are learned from."""
 
 import functools
+import logging
 
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
+
+_log = logging.getLogger(__name__)
 
 # What paths in the folder of a run's stages begin with; see `sweeps.stages`.
 STAGES = 'stages/'
@@ -38,6 +41,9 @@ def check_classes(
 ) -> None:
   """Refuses a teacher of other classes than the data have.
 
+  The same classes may have other names, such as WordNet's ids: where no name is
+  in both, that is only said.
+
   Raises:
     ValueError: naming them.
   """
@@ -47,10 +53,20 @@ def check_classes(
       f'The teacher {teacher.path} knows {theirs} classes and the data '
       f'have {len(class_names)}: take one that was trained on them.'
     )
-  if teacher.class_names not in ((), class_names):
+  if teacher.class_names in ((), class_names):
+    return
+  names = (
+    f'{", ".join(teacher.class_names[:3])}, ... and '
+    f'{", ".join(class_names[:3])}, ...'
+  )
+  if set(teacher.class_names) & set(class_names):
     raise ValueError(
       f'The teacher {teacher.path} knows other classes, or in another '
-      'order, than the data have: '
-      f'{", ".join(teacher.class_names[:3])}, ... and '
-      f'{", ".join(class_names[:3])}, ...'
+      f'order, than the data have: {names}'
     )
+  _log.warning(
+    'The teacher %s and the data name classes differently: %s. They are taken '
+    'for the same ones in the same order.',
+    teacher.path,
+    names,
+  )

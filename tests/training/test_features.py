@@ -12,8 +12,8 @@ from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.checkpoints import opening
 from vit_jax.data import cores, sources, transforms
 from vit_jax.data.images import Images
-from vit_jax.evaluators import features
 from vit_jax.models import variants
+from vit_jax.training import features
 
 GOLDEN = ROOT / 'tests/golden'
 
