@@ -1,5 +1,7 @@
 """Matching against scipy's, and against the original's on the golden file."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import scipy.optimize
 from tests.conftest import ROOT
 from vit_jax.models import boxes
 from vit_jax.objectives import matching
+from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 match = jax.jit(matching.match)
@@ -79,6 +82,29 @@ def test_costs_that_are_no_numbers_come_to_an_end():
   query_BM = np.asarray(match(costs_BQM, jnp.ones((2, 3), bool)))
   assert query_BM[1, 0] == 0
   assert all(len(set(query_M)) == 3 for query_M in query_BM)
+
+
+def test_devices_search_by_themselves():
+  """Else they would all go on until the last one has found its own."""
+  mesh = sharding.make_mesh({'data': 4, 'fsdp': 2, 'tensor': 1})
+  rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+  rng = np.random.default_rng(0)
+  costs_BQM = rng.normal(size=(16, 20, 17)).astype(np.float32)
+  # So that devices look at other numbers of objects.
+  is_object_BM = np.arange(17) < np.arange(16)[:, None]
+  given = jax.device_put((costs_BQM, is_object_BM), rows)
+
+  def match(*args):
+    with sharding.activations(mesh):
+      return matching.match(*args)
+
+  compiled = jax.jit(match).lower(*given).compile()
+  assert not re.search('all-(reduce|gather)|permute', compiled.as_text())
+  want_BM = matching.match(costs_BQM, is_object_BM)
+  np.testing.assert_array_equal(
+    np.where(is_object_BM, compiled(*given), -1),
+    np.where(is_object_BM, want_BM, -1),
+  )
 
 
 def test_more_objects_than_queries_are_refused():

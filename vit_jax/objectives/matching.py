@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax.assignment
 
 from vit_jax.models import boxes
+from vit_jax.training import sharding
 
 # What takes the place of a cost that is no number, of which the search would
 # have no end. The loss is none then either, and training says so.
@@ -52,7 +53,7 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   The sum of the costs of `is_object_BM` is the lowest that there is where no
   two have the same query. Rows that are none get any query that is left. They
   come last in an image, and only as many of them are looked at as the image
-  with the most objects has, up to a power of two.
+  with the most objects has on this device, up to a power of two.
 
   Raises:
     ValueError: if there are more objects than queries.
@@ -72,12 +73,16 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
     return jnp.pad(found_Bm, ((0, 0), (0, M - m)))
 
   sizes = [*(2**i for i in range(3, M.bit_length()) if 2**i < M), M]
-  most = jnp.max(jnp.sum(is_object_BM, axis=1))
-  return jax.lax.switch(
-    jnp.searchsorted(jnp.array(sizes), most),
-    [functools.partial(first, m) for m in sizes],
-    costs_BQM,
-  )
+
+  def search(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
+    most = jnp.max(jnp.sum(is_object_BM, axis=1))
+    return jax.lax.switch(
+      jnp.searchsorted(jnp.array(sizes), most),
+      [functools.partial(first, m) for m in sizes],
+      costs_BQM,
+    )
+
+  return sharding.on_each_device(search)(costs_BQM, is_object_BM)
 
 
 def _query_of_each(costs_QM: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ what happens; the rules stay the same.
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -205,6 +205,28 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     )
   mine = tuple(sorted(rows[jax.process_index()]))
   return parts.index(mine), len(parts)
+
+
+def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function of rows, whose parts devices work off by themselves.
+
+  Loops that end when the data say so would otherwise ask all devices each time.
+  The mesh is that of `activations`; without one, or if it does not share the
+  rows evenly, the function runs as it is.
+  """
+
+  def apply(*rows: jax.Array) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = math.prod(mesh.shape.get(axis, 1) for axis in ('data', 'fsdp'))
+    if parts == 1 or len(rows[0]) % parts:
+      return function(*rows)
+    # What a loop starts from is the same on all, which JAX would refuse.
+    whole = jax.shard_map(
+      function, in_specs=BATCH, out_specs=BATCH, check_vma=False
+    )
+    return whole(*rows)
+
+  return apply
 
 
 def global_batch(
