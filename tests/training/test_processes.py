@@ -217,13 +217,7 @@ def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
 @pytest.mark.slow
 def test_several_start_from_a_checkpoint(training, alone, tmp_path):
   """With a new head, of which each holds a part."""
-  args = (
-    *SGD,
-    *FSDP,
-    f'--config.init={alone}',
-    '--config.seed=3',
-    '--config.total=3 steps',
-  )
+  args = (*SGD, *FSDP, f'--config.init={alone}', '--config.seed=3')
   finish(training, tmp_path / 'two', 2, *args)
   training.finish(tmp_path / 'one', 8, *args)
   assert_close_run(tmp_path / 'two', tmp_path / 'one')
