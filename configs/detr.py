@@ -1,7 +1,8 @@
 """Objects found as a set: DETR (2005.12872), with COCO's measures.
 
   python -m vit_jax.main --config=configs/detr.py:digits --workdir=runs/found
-  python -m vit_jax.main --config=configs/detr.py:r50,./coco --workdir=...
+  python -m vit_jax.main --config=configs/detr.py:r50,./coco --workdir=... \
+    --config.init=resnet50.pth
   python -m vit_jax.main --config=configs/detr.py:small,./mine --workdir=...
 
 The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5) or `small`,
@@ -72,7 +73,7 @@ def original(config, variant, data):
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
   )
-  config.evaluators.test.split = config.evaluators.coco.split = 'val'
+  config.evaluators.test.split = config.evaluators.coco.split = 'validation'
   config.objective.update(
     short_sides=tuple(range(480, 801, 32)),
     crop_sides=(400, 500, 600),

@@ -73,8 +73,11 @@ def train(
   build.check(config)
   workdir_lock.check(workdir)
   init = None
-  if config.init and (start_over or not saving.steps_in(workdir)):
-    init = opening.open_checkpoint(config.init)
+  if start_over or not saving.steps_in(workdir):
+    if config.init:
+      init = opening.open_checkpoint(config.init)
+    else:
+      _refuse_frozen_statistics(config.model)
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)
   )
@@ -93,6 +96,17 @@ def train(
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise
       raise DeviceMemoryError(str(e).partition('\n')[0], experiment) from e
+
+
+def _refuse_frozen_statistics(model: ConfigDict) -> None:
+  """Refuses to train from nothing what is normalised by no statistics."""
+  for field in ('version', 'backbone_version'):
+    if model.get(field) == 0 and model.get('backbone', 'resnet') == 'resnet':
+      raise ValueError(
+        f'model.{field} is 0, a BatchNorm whose statistics are those of a '
+        'checkpoint: name one, --config.init=resnet50.pth. From nothing take '
+        f'--config.model.{field}=1, and of DETR --config.optimizer.frozen="()".'
+      )
 
 
 def _train(

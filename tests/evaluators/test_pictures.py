@@ -106,5 +106,5 @@ def test_a_resnet_is_refused(tensorboard):
 def test_without_tensorboard_it_is_refused(monkeypatch):
   monkeypatch.setattr(pictures.importlib.util, 'find_spec', lambda name: None)
   mesh = mesh_of()
-  with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'"):
+  with pytest.raises(ImportError, match=r"pip install -e '.\[tensorboard\]'"):
     evaluator(model_of(), mesh)

@@ -426,3 +426,17 @@ def test_the_originals_recipe():
   )
   assert made.forward_flops() == pytest.approx(mean, rel=1e-6)
   assert '960x960, 1184x1184, 1333x1333 pixels' in made.story(0)
+
+
+def test_the_original_is_not_trained_from_nothing(tmp_path):
+  """Its BatchNorm would have no statistics, and its root stay as it fell."""
+  config = detr_config.get_config('r50,digits_canvas')
+  with pytest.raises(ValueError, match='model.backbone_version is 0, .*init='):
+    train.train(config, str(tmp_path))
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_tfds_and_folders_call_their_second_split_validation():
+  for data in ('coco/2017', './coco'):
+    found = detr_config.get_config(f'r50,{data}').evaluators
+    assert found.coco.split == found.test.split == 'validation'

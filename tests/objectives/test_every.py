@@ -204,6 +204,7 @@ def test_what_is_said_of_it_opens_no_data(name, monkeypatch):
 OF_CLASSES = {
   'data.erasing': 0.5,
   'data.wrong_labels': 0.5,
+  'loss.name': 'sigmoid',
   'loss.label_smoothing': 0.1,
   'loss.mixup': 0.8,
   'loss.cutmix': 1.0,
@@ -211,7 +212,7 @@ OF_CLASSES = {
 UNUSED = {
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
-  'pixels_and_classes': OF_CLASSES | {'loss.name': 'sigmoid'},
+  'pixels_and_classes': OF_CLASSES,
   'detection': OF_CLASSES
   | {'data.augment': '3augment', 'data.crop_resize': 1.2},
 }

@@ -161,7 +161,7 @@ def test_topologies_that_are_none(monkeypatch):
     costs.devices_of('v3x4')
   monkeypatch.setattr(costs.importlib.util, 'find_spec', lambda name: None)
   monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
-  with pytest.raises(ValueError, match=r"pip install .*'\.\[plan\]'"):
+  with pytest.raises(ImportError, match=r"pip install .*'\.\[plan\]'"):
     costs.devices_of('v3:2x2')
 
 

@@ -19,9 +19,9 @@ Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
 
 
 def require_library(what: str) -> None:
-  """Raises ValueError, naming what needs it, if pycocotools is missing."""
+  """Raises ImportError, naming what needs it, if pycocotools is missing."""
   if not importlib.util.find_spec('pycocotools'):
-    raise ValueError(
+    raise ImportError(
       f'{what} needs pycocotools, which is not installed: pip install -e '
       "'.[detection]'."
     )

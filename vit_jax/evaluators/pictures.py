@@ -43,7 +43,7 @@ class PicturesEvaluator:
         'has not: switch it off.'
       )
     if not importlib.util.find_spec('tensorboard'):
-      raise ValueError(
+      raise ImportError(
         f'evaluators.{name} writes to TensorBoard, which is not installed: pip '
         "install -e '.[tensorboard]', or switch it off."
       )

@@ -44,6 +44,7 @@ class Facts:
 OF_CLASSES: Mapping[str, Any] = {
   'data.erasing': 0.0,
   'data.wrong_labels': 0.0,
+  'loss.name': 'softmax',
   'loss.label_smoothing': 0.0,
   'loss.mixup': 0.0,
   'loss.cutmix': 0.0,

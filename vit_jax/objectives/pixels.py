@@ -185,7 +185,6 @@ class PixelsAndClasses(Pixels):
     class_names: C names.
   """
 
-  unused: ClassVar[Mapping[str, Any]] = {**OF_CLASSES, 'loss.name': 'softmax'}
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',

@@ -127,7 +127,7 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
   if not (
     importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
   ):
-    raise ValueError(
+    raise ImportError(
       "The TPU's compiler is not installed: pip install -c requirements.txt -e "
       "'.[plan]'."
     )
