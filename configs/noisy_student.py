@@ -88,6 +88,8 @@ def digits(config):
 
 def small(config, data):
   config.total = '3000 steps'
+  if data == 'imagenet2012':
+    config.evaluators.test.split = 'validation'  # its test has no labels
   config.data.update(name=data, split='train[:0.5%]', image_size='32')
   config.model.update(
     patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'

@@ -23,7 +23,7 @@ from vit_jax.models.igpt import grey_palette
 from vit_jax.sweeps import axes
 
 SEEDS = ('0', '1', '2')
-# A ResNet, and the stem of a hybrid: they leave a fourth of the side.
+# A ResNet, and the stem of a hybrid, which leaves an eighth of the side.
 RESNET: dict[str, Any] = {
   'model': 'r26x1',
   'model.layers': (1, 1),
@@ -166,7 +166,7 @@ def inside(data):
   patch = {'model.patch_size': int(config.data.image_size) // 8}
   return config, {
     'ViT': patch,
-    'hybrid': STEM | {'data.image_size': 32},
+    'hybrid': STEM | {'data.image_size': 64},
   }
 
 

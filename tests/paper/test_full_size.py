@@ -16,6 +16,22 @@ def test_commands_are_configs(study, monkeypatch):
   for full in claims.STUDIES[study].full_size:
     config = full_size.config_of_flags(full.flags, flags.config_named)
     assert config.total.split()[1] in ('steps', 'epochs')
+    # Of SGD it is an L2 penalty.
+    assert (
+      config.optimizer.name != 'sgd' or config.optimizer.weight_decay < 1e-3
+    )
+
+
+def test_stages_are_counted(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  (full,) = claims.STUDIES['noisy_student'].full_size
+  config = full_size.config_of_flags(full.flags, flags.config_named)
+  assert config.evaluators.test.split == 'validation'
+  found = full_size._stages(config)
+  assert [x.objective.name for x in found] == ['classification'] + (
+    3 * ['pseudo_labels']
+  )
+  assert [x.teacher for x in found][:2] == ['', 'stages/teacher']
 
 
 def test_what_needs_a_teacher_is_said_and_the_others_are_counted(monkeypatch):

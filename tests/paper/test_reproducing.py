@@ -7,11 +7,12 @@ import re
 import signal
 
 import pytest
+from etils import epath
 
 from tests.conftest import ROOT
 from tests.sweeps.small_sweep import fake_training, table
 from vit_jax import flags, reproduce
-from vit_jax.paper import claims, full_size, reproducing
+from vit_jax.paper import claims, evidence, full_size, reproducing
 from vit_jax.training import run
 
 # The way in which config_flags loads a config file.
@@ -263,3 +264,17 @@ def test_what_is_refused(command, capsys):
   assert "No claim 'posem'" in capsys.readouterr().err
   assert command('--budget=soon') == 2
   assert '--budget=soon is no time' in capsys.readouterr().err
+
+
+def test_counts_are_kept_to_the_last_image(tmp_path):
+  """With which those of the data are compared when a study goes on."""
+  path = epath.Path(tmp_path / 'x.csv')
+  numbers = {'examples': 1_281_167, 'test/accuracy': 0.123456789, 'seconds': 9}
+  texts = dict.fromkeys((*evidence.FIRST, *evidence.LAST), 'x')
+  evidence.write(path, [evidence.RunRow(texts, numbers)])
+  (row,) = evidence.read(path)
+  assert row.numbers == {
+    'examples': 1_281_167,
+    'test/accuracy': 0.123457,
+    'seconds': 9,
+  }

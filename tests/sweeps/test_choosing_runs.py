@@ -372,13 +372,15 @@ def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
 
 
 def test_runs_that_were_measured_on_other_images_do_not_count(
-  monkeypatch, tmp_path
+  monkeypatch, tmp_path, caplog
 ):
   fake_training(monkeypatch, lambda config, step: 0.5)
   config = small('seed=0')
   running.run(config, str(tmp_path))
-  config.evaluators.fewshot.update(on=True, data='digits')  # is not asked for
+  assert not caplog.records
+  config.evaluators.fewshot.update(on=True, data='digits')
   running.run(config, str(tmp_path))
+  assert 'Finished without evaluators.fewshot, which is not' in caplog.text
   config.evaluators.test.split = 'train[90%:]'
   message = "measured otherwise .evaluators.test.split: 'test' -> 'train.90%:.'"
   with pytest.raises(ValueError, match=message):

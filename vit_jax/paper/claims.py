@@ -145,7 +145,7 @@ STUDIES: Mapping[str, Study] = {
     ),
   ),
   'data': Study(
-    'A ViT and a ResNet on 100 examples (of other data 100 %) and on all.',
+    'A ViT and a ResNet on 100 examples (of other data 1 %) and on all.',
     full_size=tuple(
       FullSize(
         f'--config=configs/vit.py:{model},{data} --sweep=seed=0,1,2',
@@ -175,15 +175,20 @@ STUDIES: Mapping[str, Study] = {
     full_size=tuple(
       FullSize(
         f'--config={IMAGENET.format("r50x1")} '
-        f'--config.optimizer.name={name} --sweep=optimizer.lr={rates} '
-        '--sweep=seed=0,1,2',
+        f'--config.optimizer.name={name} --config.optimizer.weight_decay='
+        f'{decay} --sweep=optimizer.lr={rates} --sweep=seed=0,1,2',
         runs=6,
       )
-      for name, rates in (('adam', '0.0003,0.001'), ('sgd', '0.03,0.1'))
+      # That of SGD is a part of the gradient, as BiT has it.
+      for name, decay, rates in (
+        ('adam', 0.3, '0.0003,0.001'),
+        ('sgd', 1e-4, '0.03,0.1'),
+      )
     ),
   ),
   'masked': Study(
-    'A ViT on 100 labels from scratch, and after predicting masked patches.',
+    'A ViT on 100 labels (of other data 1 %) from scratch, and after '
+    'predicting masked patches.',
     full_size=tuple(
       FullSize(
         f'--config=configs/masked.py:b16 --config.objective.target={target} '
@@ -201,7 +206,8 @@ STUDIES: Mapping[str, Study] = {
     ),
   ),
   'deit': Study(
-    'A ViT on 100 labels, alone and distilled from a ResNet of the same.',
+    'A ViT on 100 labels (of other data 1 %), alone and distilled from a '
+    'ResNet of the same.',
     full_size=(
       FullSize(
         '--config=configs/deit.py:s16 --config.teacher=runs/teacher '
@@ -211,18 +217,17 @@ STUDIES: Mapping[str, Study] = {
     ),
   ),
   'noisy_student': Study(
-    'Of 40 labelled digits: three generations of Noisy Student, or the '
-    'labelled alone for as many images.',
+    'Of 40 labelled digits (of other data one in 200): three generations of '
+    'Noisy Student, or the labelled alone for as many images.',
     full_size=(
       FullSize(
-        '--config=configs/noisy_student.py:imagenet2012,compare '
-        '--config.batch_size=512',
-        runs=9,
+        '--config=configs/noisy_student.py:imagenet2012,compare', runs=9
       ),
     ),
   ),
   'igpt': Study(
-    'A causal iGPT of 11 x 11 pixels, for three lengths of training.',
+    'A causal iGPT of 11 x 11 pixels (of other data 16 x 16), for three '
+    'lengths of training.',
     learned=('layer3/10shot_accuracy', 0.3),
     full_size=(
       FullSize(
@@ -236,7 +241,7 @@ STUDIES: Mapping[str, Study] = {
     measure='queries',
     full_size=(
       FullSize(
-        '--config=configs/detr.py:r50,./coco '
+        '--config=configs/detr.py:r50,./coco --config.init=resnet50.pth '
         '--sweep=model.decoder_layers=1,6 --sweep=seed=0,1,2',
         91,
         118_287,

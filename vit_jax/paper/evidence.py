@@ -82,7 +82,10 @@ def write(path: epath.Path, rows: Sequence[RunRow]) -> None:
 
 
 def _text(value: float | None) -> str:
-  return '' if value is None else f'{value:.6g}'
+  if value is None:
+    return ''
+  # Counts are compared with those of the data.
+  return str(int(value)) if float(value).is_integer() else f'{value:.6g}'
 
 
 def checksum(config: ConfigDict) -> str:

@@ -69,6 +69,7 @@ def core_days(
   if config.sweep:
     trials = [c.config for c in axes.cells(config, 'unused')]
     runs = 1
+  trials = [stage for trial in trials for stage in _stages(trial)]
   devices, chip = costs.devices_of(topology)
   low = high = 0.0
   for trial in trials:
@@ -77,9 +78,19 @@ def core_days(
     cost = costs.costs(
       experiment, costs.compile_step(experiment), devices, chip
     )
-    days = experiment.durations.total / 86_400 * cost.cores * runs
+    steps = experiment.durations.total * costs.share_of_largest(experiment)
+    days = steps / 86_400 * cost.cores * runs
     low, high = low + days * cost.least_s, high + days * cost.most_s
   return low, high
+
+
+def _stages(trial: ConfigDict) -> list[ConfigDict]:
+  """Returns the configs of a run's stages and its own, the teachers unopened."""
+  found = []
+  for _, fields in trial.stages:
+    found.append(trial.copy_and_resolve_references())
+    axes.set_fields(found[-1], fields)
+  return [*found, trial]
 
 
 def config_of_flags(text: str, config_of: Configs) -> ConfigDict:
@@ -91,9 +102,9 @@ def config_of_flags(text: str, config_of: Configs) -> ConfigDict:
   )
   name = flags.pop('config').removeprefix('configs/').replace('.py', '')
   config = config_of(name)
-  config_lib.override(
-    config, {key.removeprefix('config.'): x for key, x in flags.items()}
-  )
+  fields = {key.removeprefix('config.'): x for key, x in flags.items()}
+  axes.refuse_swept(config, fields)
+  config_lib.override(config, fields)
   return config
 
 

@@ -253,6 +253,15 @@ def costs(
   )
 
 
+def share_of_largest(experiment: Experiment) -> float:
+  """Returns what steps of all sizes compute, on average, of one that is planned.
+
+  That is one of the largest size.
+  """
+  size, objective = aot.largest(experiment)
+  return experiment.forward_flops() / flops.forward_flops(objective.model, size)
+
+
 def report(
   experiment: Experiment,
   step: Step,
@@ -265,11 +274,7 @@ def report(
   mean_flops = experiment.objective.images_seen * experiment.forward_flops()
   exaflops = total * cost.images * 3 * mean_flops / 1e18
   bounds = cost.least_s, cost.most_s
-  # Of several sizes the step is that of the largest.
-  size, objective = aot.largest(experiment)
-  share = experiment.forward_flops() / flops.forward_flops(
-    objective.model, size
-  )
+  share = share_of_largest(experiment)
   a_core = cost.rate(cost.computing_s)
   days = [total * share * s / 86_400 * cost.cores for s in bounds]
   hours = [total * share * s / 3_600 for s in bounds]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops, variants
 from vit_jax.sweeps import choosing, stages
 from vit_jax.sweeps.axes import Cell
+
+_log = logging.getLogger(__name__)
 
 RESULT = 'result.json'
 DONE, DIVERGED = 'done', 'diverged'
@@ -135,6 +138,8 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
     config_lib.check_resumable(result, given)
     _check_step(cell, result)
     _check_measured(result, given['config'])
+    if result['status'] == DONE:
+      _mention_unmeasured(cell.config, result)
   return result
 
 
@@ -170,6 +175,18 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
         f'This run has finished and was measured otherwise '
         f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
       )
+
+
+def _mention_unmeasured(config: ConfigDict, result: dict[str, Any]) -> None:
+  """Says which evaluators have been switched on since a run has finished."""
+  found = {metric.split('/')[0] for metric in result['metrics']}
+  asked = {metric.split('/')[0] for metric in build.metrics(config)}
+  if lacking := sorted(asked - found):
+    _log.warning(
+      'Finished without %s, which is not in the tables: main with '
+      '--config.eval_only=True --config.init=RUN measures it.',
+      ', '.join(f'evaluators.{name}' for name in lacking),
+    )
 
 
 def seconds_taken(cell: Cell) -> float:
