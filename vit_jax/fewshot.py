@@ -21,9 +21,10 @@ draws several checkpoints into one picture.
 
 import argparse
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -166,8 +167,6 @@ def measure_layers(args: argparse.Namespace) -> None:
 
 def _devices(args: argparse.Namespace) -> tuple[jax.sharding.Mesh, int]:
   """Returns the mesh of all devices, and the images at a time."""
-  if args.distributed:
-    processes.join()
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
   batch_size = args.batch_size or BATCH_PER_DEVICE * mesh.size
   if batch_size % mesh.size:
@@ -436,7 +435,22 @@ def _shots(text: str) -> tuple[int, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   args = parse(argv)
-  return flags.command(measure_layers if args.layers else measure, args)
+  run = measure_layers if args.layers else measure
+  if args.distributed:
+    run = functools.partial(_together, run)
+  return flags.command(run, args)
+
+
+def _together(
+  run: Callable[[argparse.Namespace], None], args: argparse.Namespace
+) -> None:
+  """Runs with other processes, which end if one of them fails."""
+  processes.join()
+  with processes.failing_together():
+    try:
+      run(args)
+    except flags.ENDINGS as e:
+      sys.exit(flags.status(e))
 
 
 if __name__ == '__main__':

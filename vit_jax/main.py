@@ -51,6 +51,7 @@ limited number of times.
 """
 
 import os
+import re
 import sys
 
 from absl import app, flags
@@ -120,12 +121,25 @@ def main(argv: list[str]) -> None:
   if not _DISTRIBUTED.value:
     _run()
     return
+  with processes.failing_together():
+    _run()
+
+
+def parse(argv: list[str]) -> list[str]:
+  """Parses the command line, once the other processes are joined.
+
+  A config may open a checkpoint, and JAX joins nobody once it has worked.
+  """
+  together = re.compile('--?distributed(=([Tt]rue|t|1|yes))?')
+  asks_for_help = any(re.match('--?(h|help.*)$', arg) for arg in argv)
+  if asks_for_help or not any(map(together.fullmatch, argv)):
+    return parse_flags(argv)
   try:
     processes.join()
   except ValueError as e:
     refuse(str(e))
   with processes.failing_together():
-    _run()
+    return parse_flags(argv)
 
 
 def _run() -> None:
@@ -161,4 +175,4 @@ def _run() -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=parse_flags)
+  app.run(main, flags_parser=parse)

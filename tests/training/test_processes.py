@@ -99,7 +99,7 @@ def started(training, workdir, count, *args, instead=None):
     i: (
       '-c',
       f'{code}\nfrom absl import app\nfrom vit_jax import main\n'
-      'app.run(main.main, flags_parser=main.parse_flags)',
+      'app.run(main.main, flags_parser=main.parse)',
     )
     for i, code in (instead or {}).items()
   }
@@ -221,6 +221,63 @@ def test_several_start_from_a_checkpoint(training, alone, tmp_path):
   finish(training, tmp_path / 'two', 2, *args)
   training.finish(tmp_path / 'one', 8, *args)
   assert_close_run(tmp_path / 'two', tmp_path / 'one')
+
+
+FEWER = """
+from vit_jax.data import sources
+open_source = sources.open_source
+def fewer(*args, **kwargs):
+  found = open_source(*args, **kwargs)
+  return sources.subset(found, range(len(found) - 1))
+sources.open_source = fewer
+"""
+
+
+@pytest.mark.slow
+def test_other_data_in_one_of_them_are_refused(training, tmp_path):
+  """They would go on with other programs, or orders of images."""
+  with started(training, tmp_path, 2, *TINY, instead={1: FEWER}) as both:
+    results = results_of(both)
+  for status, err in results:
+    assert status == 2
+    assert 'error: The processes see other data: 1,437, 1,436 images.' in err
+
+
+LACKS_SPACE = """
+import errno
+from orbax.checkpoint._src.checkpointers import async_checkpointer
+def fail(*args, **kwargs):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+async_checkpointer.atomicity.on_commit_callback = fail
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_is_said_at_once(training, tmp_path):
+  """Orbax would have all wait for one another for 20 minutes."""
+  instead = {0: IMPATIENT + LACKS_SPACE, 1: IMPATIENT}
+  with started(
+    training, tmp_path, 2, *TINY, '--config.total=5 steps', instead=instead
+  ) as both:
+    results = results_of(both, timeout_s=300)
+  assert [status for status, _ in results] == [71, 69], results
+  assert 'No space left on device' in results[0][1]
+
+
+@pytest.mark.slow
+def test_several_fine_tune_a_checkpoint(training, alone, tmp_path):
+  """Which the config opens, before which JAX has to have joined them."""
+  finish(
+    training,
+    tmp_path,
+    2,
+    *FSDP,
+    f'--config=configs/finetune.py:{alone},digits',
+    '--config.total=2 steps',
+    '--config.batch_size=64',
+    '--config.data.image_size=16',
+  )
+  assert saved_steps(tmp_path) == [2]
 
 
 SLOW_STEPS = """
@@ -440,7 +497,7 @@ def test_hanging_alone_ends_by_timeout(training, tmp_path):
     program=(
       '-c',
       f'{HANG}\nfrom absl import app\nfrom vit_jax import main\n'
-      'app.run(main.main, flags_parser=main.parse_flags)',
+      'app.run(main.main, flags_parser=main.parse)',
     ),
   )
   (result,) = results_of([process])

@@ -319,15 +319,19 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Leaves preemption to `run.preemption_notice`.
-
-  JAX has the processes agree on one number alone. Orbax asks by steps, and what
-  is asked by other numbers would hear of nothing any more.
-  """
+  """Leaves preemption to `run.preemption_notice`, and fails at once."""
 
   def reached_preemption(self, step: int) -> bool:
+    # JAX has the processes agree on one number alone. Orbax asks by steps, and
+    # what is asked by other numbers would hear of nothing any more.
     del step
     return False
+
+  def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
+    # After an error of one process orbax's own waits for all the others, which
+    # wait for that one: for 20 minutes, after which nobody says what it was.
+    self._wait_for_checkpointers()
+    super()._finalize(step, steps_to_remove)
 
 
 @dataclasses.dataclass

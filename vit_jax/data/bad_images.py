@@ -87,12 +87,33 @@ def checked(
 
 
 def _find_in_all_processes(source: Source) -> list[BadImage]:
+  _refuse_different(source)
   bad = find_bad_images(
     source,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
   return [BadImage(*x) for x in _gather([dataclasses.astuple(b) for b in bad])]
+
+
+def _refuse_different(source: Source) -> None:
+  """Refuses data of which the processes see other images or classes.
+
+  As of a folder on the disk of each, of which one copy is not whole.
+
+  Raises:
+    ValueError: in all of them, saying what they see.
+  """
+  names = '\0'.join(sources.class_names(source)).encode()
+  mine = [len(source), hashlib.sha256(names).hexdigest()]
+  seen = _gather([mine])
+  if any(other != mine for other in seen):
+    counts = ', '.join(f'{count:,}' for count, _ in seen)
+    raise ValueError(
+      f'The processes see other data: {counts} images'
+      + (', and other classes' if len({x for _, x in seen}) > 1 else '')
+      + '. Give all of them the same, in a folder that they share.'
+    )
 
 
 def find_bad_images(

@@ -85,7 +85,7 @@ def core_days(
 
 
 def _stages(trial: ConfigDict) -> list[ConfigDict]:
-  """Returns the configs of a run's stages and its own, the teachers unopened."""
+  """Returns the configs of a run's stages and its own, no teacher opened."""
   found = []
   for _, fields in trial.stages:
     found.append(trial.copy_and_resolve_references())

@@ -254,10 +254,7 @@ def costs(
 
 
 def share_of_largest(experiment: Experiment) -> float:
-  """Returns what steps of all sizes compute, on average, of one that is planned.
-
-  That is one of the largest size.
-  """
+  """Returns what the mean step computes of one of the largest size."""
   size, objective = aot.largest(experiment)
   return experiment.forward_flops() / flops.forward_flops(objective.model, size)
 

@@ -19,7 +19,8 @@ def advice(experiment: Experiment) -> str:
   order of what they cost, until its memory is within the device's. Empty for a
   device that does not say how much it has.
   """
-  limit = _limit_bytes(experiment.mesh.devices.flat[0])
+  # Of its own: no process is told of another's.
+  limit = _limit_bytes(experiment.mesh.local_devices[0])
   if not limit:
     return ''
   ways = _ways(experiment)
