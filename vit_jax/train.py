@@ -25,7 +25,7 @@ from vit_jax.models import variants
 from vit_jax.models.model import Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Objective
-from vit_jax.training import metric_log, sharding, workdir_lock
+from vit_jax.training import metric_log, processes, sharding, workdir_lock
 from vit_jax.training.progress import phase
 from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
 
@@ -72,8 +72,12 @@ def train(
   build.best_of(config)
   build.check(config)
   workdir_lock.check(workdir)
+  kept = saving.steps_in(workdir)
+  processes.refuse_unlike(
+    [len(kept), *kept[-1:], -1][:2], f'checkpoints in {workdir}'
+  )
   init = None
-  if start_over or not saving.steps_in(workdir):
+  if start_over or not kept:
     if config.init:
       init = opening.open_checkpoint(config.init)
     else:

@@ -86,11 +86,11 @@ processes.HEARTBEAT_S, processes.MEET_S = 15, 5
 
 
 @contextlib.contextmanager
-def started(training, workdir, count, *args, instead=None):
+def started(training, workdir, count, *args, instead=None, **command):
   """Gives this many processes.
 
   `instead` has Python code by process, which runs there before the command and
-  changes it.
+  changes it; `command` is of `Command.start`.
   """
   with socket.socket() as s:
     s.bind(('localhost', 0))
@@ -114,6 +114,7 @@ def started(training, workdir, count, *args, instead=None):
       JAX_NUM_PROCESSES=str(count),
       JAX_PROCESS_ID=str(i),
       JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+      **command,
     )
     for i in range(count)
   ]
@@ -132,8 +133,8 @@ def results_of(all_processes, timeout_s=300):
   return [(p.returncode, err) for err, p in pairs]
 
 
-def finish(training, workdir, count, *args):
-  with started(training, workdir, count, *args) as all_processes:
+def finish(training, workdir, count, *args, **command):
+  with started(training, workdir, count, *args, **command) as all_processes:
     results = results_of(all_processes)
   assert [status for status, _ in results] == [0] * count, results
 
@@ -267,17 +268,28 @@ def test_a_full_disk_of_one_is_said_at_once(training, tmp_path):
 @pytest.mark.slow
 def test_several_fine_tune_a_checkpoint(training, alone, tmp_path):
   """Which the config opens, before which JAX has to have joined them."""
-  finish(
-    training,
-    tmp_path,
-    2,
-    *FSDP,
-    f'--config=configs/finetune.py:{alone},digits',
-    '--config.total=2 steps',
-    '--config.batch_size=64',
-    '--config.data.image_size=16',
-  )
+  steps = '--config.total=2 steps'
+  config = f'configs/finetune.py:{alone},digits'
+  finish(training, tmp_path, 2, *FSDP, steps, config=config)
   assert saved_steps(tmp_path) == [2]
+
+
+LOSES_A_FILE = """
+from vit_jax.checkpoints import saving
+saving.steps_in = lambda workdir: []
+"""
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_not_shared_is_refused(training, alone, tmp_path):
+  """One would start what the other goes on with, and both wait for ever."""
+  shutil.copytree(alone, tmp_path / 'run')
+  instead = {1: LOSES_A_FILE}
+  with started(training, tmp_path / 'run', 2, *SGD, instead=instead) as both:
+    results = results_of(both)
+  for status, err in results:
+    assert status == 2
+    assert 'error: The processes see other checkpoints in ' in err
 
 
 SLOW_STEPS = """

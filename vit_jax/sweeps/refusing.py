@@ -224,6 +224,7 @@ def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:
   for step in reversed(steps(folder)):
     # `train` steps over damaged ones, and says so.
     with contextlib.suppress(Exception):
-      checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-      return verified(checkpointer.restore(folder / str(step) / META))
+      # A checkpointer would wait for all processes, and one may fail here.
+      handler = ocp.JsonCheckpointHandler()
+      return verified(handler.restore(folder / str(step) / META))
   return None

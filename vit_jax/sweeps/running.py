@@ -31,7 +31,7 @@ from vit_jax.evaluators import build
 from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
-from vit_jax.training import metric_log, workdir_lock
+from vit_jax.training import metric_log, processes, workdir_lock
 from vit_jax.training.run import Diverged, Preempted, preemption_notice
 
 TUNE_CSV = 'tune.csv'
@@ -119,6 +119,10 @@ class _Sweep:
         self._prior_s[cell.workdir] = refusing.seconds_taken(cell)
       else:
         self._results[cell.workdir] = result
+    processes.refuse_unlike(
+      [cell.workdir in self._results for cell in self._trials + possible],
+      f'finished runs in {workdir}',
+    )
     self._choices: dict[choosing.Group, int | None] = {}
     for group in self._groups:
       self._choose(group)

@@ -19,11 +19,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 import jax
+import numpy as np
 from jax._src import distributed
+from jax.experimental import multihost_utils
 
 import vit_jax
 from vit_jax.checkpoints import saving
@@ -66,6 +68,23 @@ def join() -> None:
     heartbeat_timeout_seconds=HEARTBEAT_S,
   )
   _joined = True
+
+
+def refuse_unlike(seen: Sequence[int], what: str) -> None:
+  """Refuses files of which the processes see different ones.
+
+  What they do next would differ, and they would wait for one another for ever.
+
+  Raises:
+    ValueError: in all of them.
+  """
+  each = multihost_utils.process_allgather(np.array(seen, np.int64))
+  each = each.reshape(jax.process_count(), -1)
+  if not np.array_equal(each, np.broadcast_to(each[:1], each.shape)):
+    raise ValueError(
+      f'The processes see other {what}: put it on storage that all of them '
+      'share.'
+    )
 
 
 @contextlib.contextmanager

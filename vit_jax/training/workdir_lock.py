@@ -30,12 +30,15 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.saving import absolute
+from vit_jax.training import processes
 
 _log = logging.getLogger(__name__)
 
 FILE = 'lock'
 RENEW_S = 30.0
 STALE_S = 180.0
+# What NFS takes at the most to show a new file to other machines.
+SEEN_S = 60
 
 
 def check(workdir: str) -> None:
@@ -81,7 +84,17 @@ def held(workdir: str) -> Iterator[None]:
     refusal = _of_process_0(refusal)
     if refusal:
       raise ValueError(refusal)
+    processes.refuse_unlike([_is_seen(absolute(workdir) / FILE)], workdir)
     yield
+
+
+def _is_seen(path: epath.Path) -> bool:
+  """Whether this process finds the file of process 0, be it a little later."""
+  for _ in range(SEEN_S):
+    if path.exists():
+      return True
+    time.sleep(1)
+  return False
 
 
 class _Held(Exception):
