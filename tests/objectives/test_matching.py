@@ -77,6 +77,28 @@ def test_many_rows_are_matched_up_to_the_last_object(most):
     np.testing.assert_array_equal(query_M[:n], wanted_N)
 
 
+def test_rows_that_are_none_take_a_step_each(monkeypatch):
+  """And not one for each such row before them, as equal costs would."""
+  seen = []
+  solve = matching.optax.assignment.hungarian_algorithm
+
+  def spied(costs_QM):
+    jax.debug.callback(lambda x: seen.append(np.asarray(x)), costs_QM)
+    return solve(costs_QM)
+
+  monkeypatch.setattr(matching.optax.assignment, 'hungarian_algorithm', spied)
+  costs_BQM = np.random.default_rng(0).normal(size=(1, 20, 20))
+  is_object_BM = np.arange(20)[None] < 17
+  query_BM = matching.match(jnp.asarray(costs_BQM), jnp.asarray(is_object_BM))
+  assert not np.asarray(query_BM)[0, 17:].any()
+  (costs_XM,) = seen
+  # The cheapest query of each is nobody else's.
+  cheapest = costs_XM[:, 17:].argmin(0)
+  assert cheapest.tolist() == [37, 38, 39]
+  others = np.delete(costs_XM[cheapest], [17, 18, 19], axis=1)
+  assert (others > 1e6).all()
+
+
 def test_costs_that_are_no_numbers_come_to_an_end():
   costs_BQM = jnp.full((2, 5, 3), jnp.nan).at[1].set(1.0).at[1, 0, 0].set(0.0)
   query_BM = np.asarray(match(costs_BQM, jnp.ones((2, 3), bool)))

@@ -51,8 +51,8 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   """Returns the query of each object, int32 BM.
 
   The sum of the costs of `is_object_BM` is the lowest that there is where no
-  two have the same query. Rows that are none get any query that is left. They
-  come last in an image, and only as many of them are looked at as the image
+  two have the same query. Rows that are none get query 0. They come last in an
+  image, and only as many of them are looked at as the image
   with the most objects has on this device, up to a power of two.
 
   Raises:
@@ -64,13 +64,23 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
       f'There are up to {M} objects an image and {Q} queries, each of which '
       'finds one: lower objective.max_objects or raise model.num_queries.'
     )
-  # Equal costs for all queries leave the choice to the objects.
-  costs_BQM = jnp.where(is_object_BM[:, None], costs_BQM, 0.0)
   costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
 
-  def first(m: int, costs_BQM: jax.Array) -> jax.Array:
-    found_Bm = jax.vmap(_query_of_each)(costs_BQM[:, :, :m])
-    return jnp.pad(found_Bm, ((0, 0), (0, M - m)))
+  def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
+    is_object_B1m = is_object_BM[:, None, :m]
+    # A row that is none has a query of its own behind the others, which no
+    # object takes, and is done with in one step. With equal costs for all it
+    # would try the queries of all such rows before it.
+    is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
+    costs_BXm = jnp.concatenate(
+      [
+        jnp.where(is_object_B1m, costs_BQM[:, :, :m], 2 * _WORST),
+        jnp.where(is_own_Bmm, 0.0, 2 * _WORST),
+      ],
+      axis=1,
+    )
+    found_Bm = jax.vmap(_query_of_each)(costs_BXm)
+    return jnp.pad(jnp.where(found_Bm < Q, found_Bm, 0), ((0, 0), (0, M - m)))
 
   sizes = [*(2**i for i in range(3, M.bit_length()) if 2**i < M), M]
 
@@ -80,6 +90,7 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
       jnp.searchsorted(jnp.array(sizes), most),
       [functools.partial(first, m) for m in sizes],
       costs_BQM,
+      is_object_BM,
     )
 
   return sharding.on_each_device(search)(costs_BQM, is_object_BM)
