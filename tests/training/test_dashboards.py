@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from vit_jax.training import dashboards, metric_log
+from vit_jax.training import dashboards, metric_log, processes, run
 
 
 @pytest.fixture
@@ -172,19 +172,18 @@ def test_the_loop_never_waits():
   # Here the writer is still being opened, and the loop has gone on.
   assert not recorder.calls
   recorder.gate.set()
-  dashboard.close()
+  dashboard.close(dashboards.CLOSE_S)
   written = [call for call in recorder.calls if call != 'flush']
   assert written == ['open', (1, {'loss': 0.5}), (2, {'loss': 0.25}), 'close']
 
 
-def test_a_stuck_writer_does_not_hold_up_the_end(warned, monkeypatch):
-  monkeypatch.setattr(dashboards, '_CLOSE_S', 0.1)
+def test_a_stuck_writer_does_not_hold_up_the_end(warned):
   recorder = Recorder()
   dashboard = dashboards.Dashboard('Board', recorder.open)
   # Should the end wait after all, this test fails and does not hang.
   later = threading.Timer(10, recorder.gate.set)
   later.start()
-  dashboard.close()
+  dashboard.close(0.1)
   assert len(warned) == 1 and 'Not all was written' in warned[0]
   later.cancel()
   recorder.gate.set()
@@ -197,7 +196,7 @@ def test_a_failing_writer_is_reported_once(warned):
   dashboard = dashboards.Dashboard('Board', recorder.open)
   for step in (1, 2, 3, 4):
     dashboard.write(step, {'loss': step})
-  dashboard.close()
+  dashboard.close(dashboards.CLOSE_S)
   dashboard.write(5, {'loss': 5})
   assert warned == [
     'Board logs end here, metrics.csv goes on. OSError: disk full'
@@ -337,3 +336,16 @@ def test_wandb_itself_offline(tmp_path, no_tensorboard, monkeypatch):
   kept = (tmp_path / 'run/wandb_id').read_text()
   files = list((tmp_path / 'run/wandb').glob(f'offline-run-*/run-{kept}.wandb'))
   assert files and all(file.stat().st_size for file in files)
+
+
+def test_a_run_that_is_told_to_end_waits_briefly():
+  """Other processes wait no longer for it."""
+  waits = []
+  ended = object.__new__(run.Run)
+  ended._watch = types.SimpleNamespace(stop=lambda: None)
+  ended._progress = types.SimpleNamespace(close=lambda: None)
+  ended._log = types.SimpleNamespace(close=waits.append)
+  ended.close()
+  assert waits == [dashboards.BRIEF_S]
+  # There are two dashboards.
+  assert 2 * dashboards.BRIEF_S < processes.MEET_S

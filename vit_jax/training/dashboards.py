@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot grow: each flush writes the file anew.
 _BUCKET_FLUSH_S = 60
-# How long the end of a run waits for what is not written yet.
-_CLOSE_S = 300.0
+# How long a run waits for what is not written yet: at its end, and where it is
+# told to end or fails, when other processes wait no longer than
+# `processes.MEET_S` and a machine may soon be gone.
+CLOSE_S, BRIEF_S = 300.0, 7.0
 
 # Numbers, and pictures as uint8 HWC, by name.
 Values = Mapping[str, float | np.ndarray]
@@ -65,16 +67,16 @@ class Dashboard:
     if self._thread.is_alive():
       self._queue.put((step, values))
 
-  def close(self) -> None:
-    """Waits until all is written, or for `_CLOSE_S`."""
+  def close(self, wait_s: float) -> None:
+    """Waits until all is written, or for so long."""
     self._queue.put(None)
-    self._thread.join(_CLOSE_S)
+    self._thread.join(wait_s)
     if self._thread.is_alive():
       _log.warning(
         '%s logs end here, metrics.csv is whole. Not all was written within '
         '%.0f s.',
         self._name,
-        _CLOSE_S,
+        wait_s,
       )
 
   def _run(self) -> None:

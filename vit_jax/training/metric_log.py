@@ -113,10 +113,10 @@ class MetricLog:
     if pictures:
       self._show(step, pictures)
 
-  def close(self) -> None:
+  def close(self, wait_s: float = dashboards.CLOSE_S) -> None:
     """Waits until what shows the numbers has them; the table always does."""
     for dashboard in self._dashboards:
-      dashboard.close()
+      dashboard.close(wait_s)
 
   def _show(self, step: int, values: dashboards.Values) -> None:
     for dashboard in self._dashboards:

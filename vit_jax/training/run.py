@@ -16,7 +16,14 @@ from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models.model import Params
-from vit_jax.training import hardware, metric_log, processes, progress, sharding
+from vit_jax.training import (
+  dashboards,
+  hardware,
+  metric_log,
+  processes,
+  progress,
+  sharding,
+)
 from vit_jax.training.durations import Durations
 
 # Is told what happens, when it does: 'batch' (there is one), 'step' (one was
@@ -233,6 +240,7 @@ class Run:
     self._tell('ended')
     self._checkpoints.wait()
     self._tell('written')
+    self._log.close()
     self.close()
     if jax.process_index() != 0:
       return
@@ -253,9 +261,9 @@ class Run:
     )
 
   def close(self) -> None:
-    """Writes what is still in memory."""
+    """Writes what is still in memory, without waiting for long."""
     self._watch.stop()
-    self._log.close()
+    self._log.close(dashboards.BRIEF_S)
     self._progress.close()
 
 
