@@ -593,3 +593,10 @@ def test_a_workdir_that_no_run_could_write_to(command, tmp_path, monkeypatch):
   status, _, err = command(*SMALL, f'--workdir={tmp_path}/run')
   assert status == 2
   assert f'{tmp_path} is not writable' in err
+
+
+def test_a_config_that_exits_has_not_trained(command, tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text("raise SystemExit('no data here')\n")
+  status, *_ = command(f'--config={path}', f'--workdir={tmp_path}/run')
+  assert status == 'no data here'

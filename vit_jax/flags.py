@@ -116,8 +116,10 @@ def parse_flags(
 def _parsed(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
-  except SystemExit:
-    sys.exit(0)  # after --help, which absl takes for a failure
+  except SystemExit as e:
+    # absl takes help for a failure. A config that exits is one.
+    is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
+    sys.exit(0 if is_help else e.code or 1)
 
 
 def _refuse_config(argv: list[str], error: Exception) -> NoReturn:
