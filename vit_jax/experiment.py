@@ -211,7 +211,8 @@ class Experiment:
 
   def place(self, params: Params) -> Params:
     """Returns parameters on the devices."""
-    return jax.device_put(params, sharding.tree_shardings(params, self.mesh))
+    shardings = sharding.tree_shardings(params, self.mesh)
+    return sharding.place(params, shardings)
 
   def _keys(self) -> jax.Array:
     """Returns the keys of the initial parameters and of the steps."""

@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> None:
     _say(f'read     {args.features}; the model is not run')
   else:
     extractor = _extractor(function, checkpoint, batch_size, mesh)
-    params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+    params = sharding.place(checkpoint.params, sharding.replicated(mesh))
     some = subset(train, drawn.rows_R.tolist()) if only_shots else train
     train_XD = _extract(extractor, params, some, 'training')
     test_MD = _extract(extractor, params, test, 'test')
@@ -127,7 +127,7 @@ def measure_layers(args: argparse.Namespace) -> None:
   extractor = _extractor(
     layer_probe.every_layer(model), checkpoint, batch_size, mesh
   )
-  params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+  params = sharding.place(checkpoint.params, sharding.replicated(mesh))
   train, test = (
     layer_probe.split(
       model,

@@ -233,7 +233,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   objective = objective_type(config).from_config(config, facts)
   _check_same_task(checkpoint, objective, config.data.name)
   params, fixed = (
-    jax.device_put(x, sharding.tree_shardings(x, mesh))
+    sharding.place(x, sharding.tree_shardings(x, mesh))
     for x in (checkpoint.params, objective.fixed())
   )
   results: dict[str, Any] = {}

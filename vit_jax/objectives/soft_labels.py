@@ -113,7 +113,7 @@ def _labelled(
   """Returns the teacher's probabilities NC, in every process."""
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
   batch_size = -(-BATCH_SIZE // mesh.size) * mesh.size
-  params = jax.device_put(teacher.params, sharding.replicated(mesh))
+  params = sharding.place(teacher.params, sharding.replicated(mesh))
 
   def probabilities(params: Any, images_BHWC: jax.Array) -> jax.Array:
     logits_BC, _ = teacher.model.apply({'params': params}, images_BHWC)

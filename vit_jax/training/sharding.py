@@ -11,6 +11,7 @@ what happens; the rules stay the same.
 import contextlib
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.models import detr_layers, heads, layers, tpu_layout
 from vit_jax.models.model import Axes
+from vit_jax.training import processes
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH = PartitionSpec(('data', 'fsdp'))
@@ -205,6 +207,30 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     )
   mine = tuple(sorted(rows[jax.process_index()]))
   return parts.index(mine), len(parts)
+
+
+def place(tree: Any, shardings: Any) -> Any:
+  """Returns arrays of the host, the same in all processes, on the devices.
+
+  Args:
+    tree: of NumPy arrays.
+    shardings: of each, or one of all.
+
+  Raises:
+    ValueError: if the processes have others.
+  """
+  if jax.process_count() == 1:
+    return jax.device_put(tree, shardings)
+  # JAX would gather every array from all processes to compare them.
+  sums = [zlib.crc32(np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
+  processes.refuse_unlike(sums, 'parameters')
+  if isinstance(shardings, NamedSharding):
+    shardings = jax.tree.map(lambda _: shardings, tree)
+  return jax.tree.map(
+    lambda x, s: jax.make_array_from_callback(x.shape, s, lambda i: x[i]),
+    tree,
+    shardings,
+  )
 
 
 def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
