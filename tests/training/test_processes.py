@@ -268,9 +268,9 @@ def test_a_full_disk_of_one_is_said_at_once(training, tmp_path):
 @pytest.mark.slow
 def test_several_fine_tune_a_checkpoint(training, alone, tmp_path):
   """Which the config opens, before which JAX has to have joined them."""
-  steps = '--config.total=3 steps'
+  args = (*FSDP, '--config.total=3 steps', '--config.data.image_size=16')
   config = f'configs/finetune.py:{alone},digits'
-  finish(training, tmp_path, 2, *FSDP, steps, config=config)
+  finish(training, tmp_path, 2, *args, config=config)
   assert saved_steps(tmp_path) == [3]
 
 
