@@ -121,8 +121,16 @@ def main(argv: list[str]) -> None:
   if not _DISTRIBUTED.value:
     _run()
     return
+  _join()  # which `parse` has done, but where a file of flags says so
   with processes.failing_together():
     _run()
+
+
+def _join() -> None:
+  try:
+    processes.join()
+  except ValueError as e:
+    refuse(str(e))
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -130,14 +138,11 @@ def parse(argv: list[str]) -> list[str]:
 
   A config may open a checkpoint, and JAX joins nobody once it has worked.
   """
-  together = re.compile('--?distributed(=([Tt]rue|t|1|yes))?')
+  together = re.compile('--?distributed(=(true|t|1))?', re.IGNORECASE)
   asks_for_help = any(re.match('--?(h|help.*)$', arg) for arg in argv)
   if asks_for_help or not any(map(together.fullmatch, argv)):
     return parse_flags(argv)
-  try:
-    processes.join()
-  except ValueError as e:
-    refuse(str(e))
+  _join()
   with processes.failing_together():
     return parse_flags(argv)
 

@@ -72,12 +72,14 @@ def train(
   build.best_of(config)
   build.check(config)
   workdir_lock.check(workdir)
-  kept = saving.steps_in(workdir)
   processes.refuse_unlike(
-    [len(kept), *kept[-1:], -1][:2], f'checkpoints in {workdir}'
+    lambda: [*saving.steps_in(workdir)[-1:], -1][:1],
+    f'The processes see other checkpoints in {workdir}: put it on storage that '
+    'all of them share.',
+    processes.SEEN_S,
   )
   init = None
-  if start_over or not kept:
+  if start_over or not saving.steps_in(workdir):
     if config.init:
       init = opening.open_checkpoint(config.init)
     else:
@@ -198,6 +200,7 @@ def _train(
         run.save(step, state)
       if preempted(step) and step < durations.total:
         run.save(step, state)
+        run.hurry()
         raise Preempted(f'Preempted: saved step {step}.')
     run.finish()
 

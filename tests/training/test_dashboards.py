@@ -345,7 +345,10 @@ def test_a_run_that_is_told_to_end_waits_briefly():
   ended._watch = types.SimpleNamespace(stop=lambda: None)
   ended._progress = types.SimpleNamespace(close=lambda: None)
   ended._log = types.SimpleNamespace(close=waits.append)
+  ended._hurried = False
   ended.close()
-  assert waits == [dashboards.BRIEF_S]
+  ended.hurry()
+  ended.close()
+  assert waits == [dashboards.CLOSE_S, dashboards.BRIEF_S]
   # There are two dashboards.
   assert 2 * dashboards.BRIEF_S < processes.MEET_S

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import subprocess
 import sys
 import time
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import ROOT
 from vit_jax.training import metric_log, plots, progress
 
 
@@ -423,3 +425,28 @@ def test_what_nobody_reads_any_more_ends_nothing(clock):
     shown.update(10, {'train/loss': 1.0}, 0.0)
     shown.close()
     assert shown.elapsed_s == 0
+
+
+def test_a_status_survives_a_pipe_that_nobody_reads():
+  """Where Python would flush once more, and end by that."""
+  code = """
+import sys
+from vit_jax.training import progress
+shown = progress.Progress(
+  total_steps=9, start_step=0, batch_size=1, cores=1,
+  train_flops_per_image=None, peak_flops=None)
+sys.stdin.readline()
+shown.message('evaluated')
+print('and more', flush=True)
+sys.exit(75)
+"""
+  process = subprocess.Popen(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  process.stdout.close()
+  process.stdin.write(b'\n')
+  process.stdin.close()
+  assert process.wait() == 75

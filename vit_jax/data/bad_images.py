@@ -104,7 +104,7 @@ def _refuse_different(source: Source) -> None:
   Raises:
     ValueError: in all of them, saying what they see.
   """
-  names = '\0'.join(sources.class_names(source)).encode()
+  names = '\0'.join(sources.class_names(source)).encode(errors='surrogatepass')
   mine = [len(source), hashlib.sha256(names).hexdigest()]
   seen = _gather([mine])
   if any(other != mine for other in seen):

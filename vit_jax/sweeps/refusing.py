@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from ml_collections import ConfigDict
@@ -138,8 +139,8 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
     config_lib.check_resumable(result, given)
     _check_step(cell, result)
     _check_measured(result, given['config'])
-    if result['status'] == DONE:
-      _mention_unmeasured(cell.config, result)
+    if result['status'] == DONE and jax.process_index() == 0:
+      _mention_unmeasured(cell, result)
   return result
 
 
@@ -177,15 +178,16 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
       )
 
 
-def _mention_unmeasured(config: ConfigDict, result: dict[str, Any]) -> None:
+def _mention_unmeasured(cell: Cell, result: dict[str, Any]) -> None:
   """Says which evaluators have been switched on since a run has finished."""
   found = {metric.split('/')[0] for metric in result['metrics']}
-  asked = {metric.split('/')[0] for metric in build.metrics(config)}
+  asked = {metric.split('/')[0] for metric in build.metrics(cell.config)}
   if lacking := sorted(asked - found):
     _log.warning(
       'Finished without %s, which is not in the tables: main with '
-      '--config.eval_only=True --config.init=RUN measures it.',
+      '--config.eval_only=True --config.init=%s measures it.',
       ', '.join(f'evaluators.{name}' for name in lacking),
+      cell.workdir,
     )
 
 

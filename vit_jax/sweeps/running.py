@@ -120,8 +120,9 @@ class _Sweep:
       else:
         self._results[cell.workdir] = result
     processes.refuse_unlike(
-      [cell.workdir in self._results for cell in self._trials + possible],
-      f'finished runs in {workdir}',
+      lambda: [x.workdir in self._results for x in self._trials + possible],
+      f'The processes see other finished runs in {workdir}: put it on storage '
+      'that all of them share. If it is, the same command goes on.',
     )
     self._choices: dict[choosing.Group, int | None] = {}
     for group in self._groups:

@@ -55,7 +55,7 @@ class Dashboard:
       name: for messages.
       open_writer: may fail, as all that the writer does.
     """
-    self._name, self._open = name, open_writer
+    self._name, self._open, self._is_closed = name, open_writer, False
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]
     self._queue = queue.SimpleQueue()
     # A daemon, so that a crashed run does not hang on a stuck import.
@@ -69,6 +69,9 @@ class Dashboard:
 
   def close(self, wait_s: float) -> None:
     """Waits until all is written, or for so long."""
+    if self._is_closed:
+      return
+    self._is_closed = True
     self._queue.put(None)
     self._thread.join(wait_s)
     if self._thread.is_alive():

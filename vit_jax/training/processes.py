@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 import jax
@@ -39,6 +39,8 @@ EXIT_LOST = 69
 HEARTBEAT_S = 30
 # Within this time of a failure the others fail too, if it is for all to see.
 MEET_S = 15
+# What NFS takes at the most to show a new file to other machines.
+SEEN_S = 60
 # That writing a message may take once the process has been aborted.
 ABORT_S = 20
 
@@ -61,6 +63,8 @@ def join() -> None:
     return int(os.environ[variable]) if variable in os.environ else None
 
   global _joined
+  if _joined:
+    return
   _handle_abort()
   jax.distributed.initialize(
     num_processes=number('JAX_NUM_PROCESSES'),
@@ -70,21 +74,29 @@ def join() -> None:
   _joined = True
 
 
-def refuse_unlike(seen: Sequence[int], what: str) -> None:
-  """Refuses files of which the processes see different ones.
+def refuse_unlike(
+  see: Callable[[], Sequence[int]], refusal: str, patience_s: int = 0
+) -> None:
+  """Refuses that processes see different things, which all of them look at.
 
   What they do next would differ, and they would wait for one another for ever.
+
+  Args:
+    see: numbers of 32 bits at the most, as many in each process.
+    refusal: what is wrong, and the way out.
+    patience_s: for so long all of them look again, as NFS may be late.
 
   Raises:
     ValueError: in all of them.
   """
-  each = multihost_utils.process_allgather(np.array(seen, np.int64))
-  each = each.reshape(jax.process_count(), -1)
-  if not np.array_equal(each, np.broadcast_to(each[:1], each.shape)):
-    raise ValueError(
-      f'The processes see other {what}: put it on storage that all of them '
-      'share.'
-    )
+  for second in range(patience_s + 1):
+    each = multihost_utils.process_allgather(np.array(see(), np.int64))
+    each = each.reshape(jax.process_count(), -1)
+    if np.array_equal(each, np.broadcast_to(each[:1], each.shape)):
+      return
+    if second < patience_s:
+      time.sleep(1)
+  raise ValueError(refusal)
 
 
 @contextlib.contextmanager
@@ -104,6 +116,8 @@ def failing_together() -> Iterator[None]:
       status: int | str | None = 1
       if isinstance(e, SystemExit):
         status = e.code
+        if isinstance(status, str):
+          print(status, file=sys.stderr)
       else:
         traceback.print_exc()
       sys.stdout.flush()

@@ -1,6 +1,7 @@
 """What a run shows its user: the live line, the curves and a summary."""
 
 import contextlib
+import os
 import shutil
 import sys
 import threading
@@ -246,6 +247,9 @@ class Progress:
       # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under
       # a log: nothing that training should end for.
       self._enabled = False
+      # Nor what is still to be printed, or flushed when Python ends.
+      with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {

@@ -94,6 +94,7 @@ class Run:
     self._since_log: list[dict[str, float]] = list(meta['since_log'])
     self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
+    self._hurried = False
     self._eval_metrics: dict[str, float] = {}
     device = jax.devices()[0]
     enabled = jax.process_index() == 0
@@ -240,6 +241,7 @@ class Run:
     self._tell('ended')
     self._checkpoints.wait()
     self._tell('written')
+    self._watch.stop()
     self._log.close()
     self.close()
     if jax.process_index() != 0:
@@ -260,10 +262,16 @@ class Run:
       )
     )
 
+  def hurry(self) -> None:
+    """Has `close` not wait for long, as the machine may soon be gone."""
+    self._hurried = True
+
   def close(self) -> None:
-    """Writes what is still in memory, without waiting for long."""
+    """Writes what is still in memory."""
     self._watch.stop()
-    self._log.close(dashboards.BRIEF_S)
+    # Where one of several fails or diverges, the others do not wait for long.
+    hurried = self._hurried or jax.process_count() > 1
+    self._log.close(dashboards.BRIEF_S if hurried else dashboards.CLOSE_S)
     self._progress.close()
 
 

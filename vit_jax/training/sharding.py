@@ -223,7 +223,11 @@ def place(tree: Any, shardings: Any) -> Any:
     return jax.device_put(tree, shardings)
   # JAX would gather every array from all processes to compare them.
   sums = [zlib.crc32(np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
-  processes.refuse_unlike(sums, 'parameters')
+  processes.refuse_unlike(
+    lambda: sums,
+    'The processes start from other parameters: give all of them the same '
+    'checkpoint, and machines of one kind.',
+  )
   if isinstance(shardings, NamedSharding):
     shardings = jax.tree.map(lambda _: shardings, tree)
   return jax.tree.map(

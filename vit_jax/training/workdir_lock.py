@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 FILE = 'lock'
 RENEW_S = 30.0
 STALE_S = 180.0
-# What NFS takes at the most to show a new file to other machines.
-SEEN_S = 60
 
 
 def check(workdir: str) -> None:
@@ -84,17 +82,13 @@ def held(workdir: str) -> Iterator[None]:
     refusal = _of_process_0(refusal)
     if refusal:
       raise ValueError(refusal)
-    processes.refuse_unlike([_is_seen(absolute(workdir) / FILE)], workdir)
+    processes.refuse_unlike(
+      lambda: [(absolute(workdir) / FILE).exists()],
+      f'{workdir} of the first process is not that of all: put it on storage '
+      'that they share.',
+      processes.SEEN_S,
+    )
     yield
-
-
-def _is_seen(path: epath.Path) -> bool:
-  """Whether this process finds the file of process 0, be it a little later."""
-  for _ in range(SEEN_S):
-    if path.exists():
-      return True
-    time.sleep(1)
-  return False
 
 
 class _Held(Exception):
