@@ -570,8 +570,9 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch, caplog):
   assert 'There were 17 images and are 16' in caplog.text
   for i in range(3):
     shutil.copy(dogs / '1.png', dogs / f'more{i}.png')
-  with pytest.raises(ValueError, match='data.examples: 17 -> 19'):
-    train.train(small_config(**overrides), str(tmp_path / 'run'))
+  # As images do that could not be read once and are back.
+  train.train(small_config(**overrides), str(tmp_path / 'run'))
+  assert 'There were 17 images and are 19' in caplog.text
 
 
 def test_evaluating_alone_gives_the_accuracy_of_training(reference):
