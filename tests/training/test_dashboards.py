@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from vit_jax.training import dashboards, metric_log, processes, run
+from vit_jax.training import dashboards, metric_log
 
 
 @pytest.fixture
@@ -336,19 +336,3 @@ def test_wandb_itself_offline(tmp_path, no_tensorboard, monkeypatch):
   kept = (tmp_path / 'run/wandb_id').read_text()
   files = list((tmp_path / 'run/wandb').glob(f'offline-run-*/run-{kept}.wandb'))
   assert files and all(file.stat().st_size for file in files)
-
-
-def test_a_run_that_is_told_to_end_waits_briefly():
-  """Other processes wait no longer for it."""
-  waits = []
-  ended = object.__new__(run.Run)
-  ended._watch = types.SimpleNamespace(stop=lambda: None)
-  ended._progress = types.SimpleNamespace(close=lambda: None)
-  ended._log = types.SimpleNamespace(close=waits.append)
-  ended._hurried = False
-  ended.close()
-  ended.hurry()
-  ended.close()
-  assert waits == [dashboards.CLOSE_S, dashboards.BRIEF_S]
-  # There are two dashboards.
-  assert 2 * dashboards.BRIEF_S < processes.MEET_S

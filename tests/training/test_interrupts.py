@@ -126,3 +126,70 @@ def test_a_notice_knows_what_came_before_it_in_the_one_around_it():
     assert outer(0)
   with run.preemption_notice() as later:
     assert not later(0)
+
+
+@pytest.fixture
+def handled():
+  """Gives the SIGTERMs received, with Ctrl-C as it is in a terminal."""
+  received = []
+  handlers = {
+    signal.SIGTERM: lambda *_: received.append('SIGTERM'),
+    signal.SIGINT: signal.default_int_handler,
+  }
+  before = {n: signal.signal(n, h) for n, h in handlers.items()}
+  yield received
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+def test_ctrl_c_to_one_of_several_is_sigterm_once(handled, monkeypatch):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  with run.preemption_notice():
+    signal.raise_signal(signal.SIGINT)
+    assert handled == ['SIGTERM']
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+  with run.preemption_notice():
+    signal.raise_signal(signal.SIGINT)
+  assert handled == ['SIGTERM', 'SIGTERM']
+  assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_an_ignored_ctrl_c_stays_ignored(handled, monkeypatch, processes):
+  """As in what a shell runs in the background."""
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with run.preemption_notice():
+    signal.raise_signal(signal.SIGINT)
+  assert not handled
+  assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_one_alone_is_told_by_ctrl_c_too_and_gives_its_handlers_back(handled):
+  with run.preemption_notice() as told:
+    signal.raise_signal(signal.SIGINT)
+    assert told(0) and not handled
+  with run.preemption_notice() as told:
+    # Whoever was told before is told as well.
+    signal.raise_signal(signal.SIGTERM)
+    assert told(0) and handled == ['SIGTERM']
+  assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_other_threads_have_no_handlers(monkeypatch, processes):
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
+  failures = []
+
+  def notice():
+    try:
+      with run.preemption_notice():
+        pass
+    except Exception as e:
+      failures.append(e)
+
+  thread = threading.Thread(target=notice)
+  thread.start()
+  thread.join()
+  assert not failures

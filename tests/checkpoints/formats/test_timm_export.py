@@ -26,6 +26,14 @@ UNWRITABLE = {
     TINY | {'name': 'deit', 'norm_pooled': True},
     'norm_pooled True, only False',
   ),
+  'deit with registers': (
+    TINY | {'name': 'deit', 'registers': 2},
+    'registers 2, only 0',
+  ),
+  'deit after a ResNet': (
+    TINY | HYBRID | {'name': 'deit', 'stem_layers': (3, 4, 9)},
+    'stem_width 64, only 0',
+  ),
   'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
   'rotary': (TINY | {'rope': 100.0}, 'rope 100.0, only 0: use --to=orbax'),
   'gated': (TINY | {'swiglu': True}, 'swiglu True, only False: use --to=orba'),
