@@ -73,7 +73,9 @@ def test_the_mlp_has_the_width_that_timm_computes(tmp_path):
   for width, mlp_dim in ((11, 15), (11, 49), (48, 100), (768, 3072)):
     fields = TINY | {'width': width, 'mlp_dim': mlp_dim, 'heads': 1}
     weights = random_checkpoint(None, (32, 32), **fields).weights()
-    args = timm_config.config(weights, {})['model_args']
+    config = timm_config.config(weights, {})
+    assert config['num_features'] == width
+    args = config['model_args']
     assert int(width * args['mlp_ratio']) == mlp_dim
 
 
