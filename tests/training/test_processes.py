@@ -632,9 +632,13 @@ def test_process_numbers_come_from_the_environment(monkeypatch):
   )
   monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
   monkeypatch.delenv('JAX_PROCESS_ID', raising=False)
+  monkeypatch.setattr(processes, '_joined', False)
   processes.join()
   monkeypatch.setenv('JAX_NUM_PROCESSES', '4')
   monkeypatch.setenv('JAX_PROCESS_ID', '3')
+  processes.join()
+  assert len(calls) == 1  # they are joined already
+  monkeypatch.setattr(processes, '_joined', False)
   processes.join()
   assert calls == [
     {'num_processes': n, 'process_id': i, 'heartbeat_timeout_seconds': 30}

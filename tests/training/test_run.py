@@ -25,9 +25,7 @@ def ending(tmp_path):
   ended._hurried = False
   ended._tell = noting('tell')
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
-  ended._log = types.SimpleNamespace(
-    close=lambda wait_s=dashboards.CLOSE_S: calls.append(('log', wait_s))
-  )
+  ended._log = types.SimpleNamespace(close=noting('log'))
   ended._checkpoints = types.SimpleNamespace(
     wait=noting('wait'), path='checkpoints/{}'.format
   )
@@ -42,8 +40,6 @@ WHOLE = [
   ('wait',),
   ('tell', 'written'),
   # Nothing is to be watched while dashboards are waited for.
-  ('watch',),
-  ('log', dashboards.CLOSE_S),
   ('watch',),
   ('log', dashboards.CLOSE_S),
   ('progress',),

@@ -241,9 +241,7 @@ class Run:
     self._tell('ended')
     self._checkpoints.wait()
     self._tell('written')
-    self._watch.stop()
-    self._log.close()
-    self.close()
+    self._close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
       return
     csv_path = os.path.join(self._workdir, 'metrics.csv')
@@ -268,10 +266,13 @@ class Run:
 
   def close(self) -> None:
     """Writes what is still in memory."""
-    self._watch.stop()
     # Where one of several fails or diverges, the others do not wait for long.
     hurried = self._hurried or jax.process_count() > 1
-    self._log.close(dashboards.BRIEF_S if hurried else dashboards.CLOSE_S)
+    self._close(dashboards.BRIEF_S if hurried else dashboards.CLOSE_S)
+
+  def _close(self, patience_s: float) -> None:
+    self._watch.stop()
+    self._log.close(patience_s)
     self._progress.close()
 
 
