@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.paper import measures, rules
-from vit_jax.paper.rules import Rule, SeedRuns
+from vit_jax.paper.rules import Quantity, Rule, SeedRuns
 
 ACCURACY, FEWSHOT = 'test/accuracy', 'fewshot/10shot_accuracy'
 
@@ -300,16 +300,6 @@ def _ranks(runs: SeedRuns) -> float:
   )
 
 
-def _kinds(runs: SeedRuns) -> float:
-  found = [runs[k][ACCURACY] for k in ('learned1d', 'learned2d', 'relative')]
-  return max(found) - min(found)
-
-
-def _targets(runs: SeedRuns) -> float:
-  found = [runs[k][ACCURACY] for k in ('mean colour', 'downsized', 'pixels')]
-  return max(found) - min(found)
-
-
 LAYER, DISTANCE = 'layer{}/10shot_accuracy', 'distance/{}'
 LAYERS = tuple(map(LAYER.format, range(6)))
 DISTANCES = tuple(map(DISTANCE.format, range(4)))
@@ -326,9 +316,9 @@ def _resolutions(runs: SeedRuns) -> float:
   return twice - same
 
 
-def _middle(runs: SeedRuns) -> float:
+def _middle(runs: SeedRuns) -> Quantity:
   first, *middle, last = _layers(runs['120 steps'])
-  return max(middle) - max(first, last)
+  return [[layer - first, layer - last] for layer in middle]
 
 
 def _likelihood(runs: SeedRuns) -> float:
@@ -344,6 +334,8 @@ def _grows(runs: SeedRuns) -> float:
 
 
 best = rules.difference
+KINDS = ('learned1d', 'learned2d', 'relative')
+TARGETS = ('mean colour', 'downsized', 'pixels')
 
 CLAIMS: Mapping[str, Claim] = {
   'posemb': Claim(
@@ -352,10 +344,7 @@ CLAIMS: Mapping[str, Claim] = {
     'posemb',
     Rule(
       'accuracy of the worst kind less that without, above 0',
-      lambda runs: (
-        min(runs[k][ACCURACY] for k in ('learned1d', 'learned2d', 'relative'))
-        - runs['none'][ACCURACY]
-      ),
+      rules.worst_difference(ACCURACY, KINDS, 'none'),
       low=0,
     ),
     'Test accuracy with each kind of position embedding (table 8).',
@@ -364,7 +353,11 @@ CLAIMS: Mapping[str, Claim] = {
     'ViT, D.4 and table 8',
     'Which kind of position embedding it is makes little difference.',
     'posemb',
-    Rule('best less worst kind, below 2 points', _kinds, high=0.02),
+    Rule(
+      'best less worst kind, below 2 points',
+      rules.spread(ACCURACY, KINDS),
+      high=0.02,
+    ),
     'Test accuracy with each kind of position embedding (table 8).',
   ),
   'head': Claim(
@@ -401,10 +394,7 @@ CLAIMS: Mapping[str, Claim] = {
     Rule(
       'the worse of twice the depth and half the patch less twice the width, '
       'above 0',
-      lambda runs: (
-        min(runs[k][ACCURACY] for k in ('depth', 'patch'))
-        - runs['width'][ACCURACY]
-      ),
+      rules.worst_difference(ACCURACY, ('depth', 'patch'), 'width'),
       low=0,
     ),
     'Test accuracy over compute with one dimension doubled (figure 8).',
@@ -615,7 +605,11 @@ CLAIMS: Mapping[str, Claim] = {
     'ViT, B.1.2',
     'Mean colours, small images and all pixels are about equal targets.',
     'masked',
-    Rule('best less worst target, below 3 points', _targets, high=0.03),
+    Rule(
+      'best less worst target, below 3 points',
+      rules.spread(ACCURACY, TARGETS),
+      high=0.03,
+    ),
     'Test accuracy of few labels, after each pre-training.',
   ),
   'masked_rate': Claim(

@@ -115,7 +115,7 @@ class ClaimsPage:
       f'{self._reproduction.data} have finished; the report is of '
       f'{datetime.date.today().isoformat()}.',
       'Each claim is judged by a rule that was fixed before the runs: of a '
-      'quantity, one number a seed, the mean has to lie within bounds, by a '
+      'quantity the mean over the seeds has to lie within bounds, by a '
       "Student's t interval that leaves 5 % on either side, with "
       f'{rules.MIN_SEEDS} seeds. What reaches over a bound is not decided. '
       'The models are tiny and the data small: "supported" is said of these, '

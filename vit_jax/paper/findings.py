@@ -1,9 +1,10 @@
 """What the runs of a study say of a claim."""
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from vit_jax.paper import rules
 from vit_jax.paper.claims import CLAIMS, STUDIES, Claim
@@ -24,7 +25,7 @@ class Finding:
   name: str
   verdict: str
   reason: str
-  values: Sequence[float]
+  values: Sequence[rules.Quantity]
 
   @property
   def claim(self) -> Claim:
@@ -42,16 +43,15 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
   claim = CLAIMS[name]
   seeds = by_seed(rows, variants)
   values = [claim.rule.quantity(runs) for runs in seeds.values()]
-  values = [value for value in values if math.isfinite(value)]
+  values = [value for value in values if np.isfinite(value).all()]
   lost = [row.key for row in rows if row.texts['status'] != 'done']
   reason = f'{len(values)} of {rules.MIN_SEEDS} seeds'
   if lost:
     reason += f', {len(lost)} runs diverged'
   if values:
-    reason += ': ' + ', '.join(f'{value:.3g}' for value in values)
+    reason += ': ' + ', '.join(f'{rules.mean([v]):.3g}' for v in values)
   if len(values) >= 2:
-    low, high = rules.interval(values)
-    mean = statistics.mean(values)
+    mean, (low, high) = rules.mean(values), rules.interval(values)
     reason += f'; mean {mean:.3g}, between {low:.3g} and {high:.3g}'
   metric, least = STUDIES[claim.study].learned
   if values and (best := most(seeds, metric)) < least:

@@ -1,17 +1,24 @@
 """What measured numbers say of a claim, by a rule that is fixed beforehand.
 
-A rule is a quantity, one number of each seed, and the bounds that the claim
+A rule is a quantity, measured with each seed, and the bounds that the claim
 sets its mean: a difference above 0, or one between -0.01 and 0.01. Student's t
 gives the interval that holds the mean, but for 5 % on either side. Where that
 lies wholly within the bounds the claim is supported, where it lies wholly
 outside it is not, and where it reaches over a bound nothing is decided. Nor is
 it with fewer seeds than `MIN_SEEDS`, or of models that have not learned.
+
+A choice, as of the best of several variants, is made of the means over the
+seeds: with each seed's own, luck would count as a difference. Each number that
+could have been chosen has an interval of its own.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 SUPPORTED = 'supported'
 NOT_SUPPORTED = 'not supported'
@@ -23,6 +30,9 @@ ERROR = 0.05
 
 # The metrics of one seed's runs, by their variant.
 SeedRuns = Mapping[str, Mapping[str, float]]
+# One number, or numbers in rows: the highest over the rows of the lowest of a
+# row is meant.
+Quantity = float | Sequence[Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +41,17 @@ class Rule:
 
   Attributes:
     text: the quantity and its bounds, for readers.
-    quantity: a number of one seed's runs.
+    quantity: of one seed's runs.
     low: the quantity's mean has to be above it,
     high: and below it.
   """
 
   text: str
-  quantity: Callable[[SeedRuns], float]
+  quantity: Callable[[SeedRuns], Quantity]
   low: float = -math.inf
   high: float = math.inf
 
-  def verdict(self, values: Sequence[float]) -> str:
+  def verdict(self, values: Sequence[Quantity]) -> str:
     """Returns what the quantity of some seeds says: one of the three."""
     if len(values) < MIN_SEEDS:
       return UNDECIDED
@@ -53,25 +63,77 @@ class Rule:
     return UNDECIDED
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-  """Returns the bounds of the mean of two values or more, by Student's t."""
+def mean(values: Sequence[Quantity]) -> float:
+  """Returns a quantity's mean over seeds."""
+  return _chosen(statistics.fmean, values)
+
+
+def interval(values: Sequence[Quantity]) -> tuple[float, float]:
+  """Returns the bounds of the mean of two values or more, by Student's t.
+
+  Each is exceeded in 5 % of the cases at the most. The highest of several lower
+  bounds holds if all of them do, so that they share the 5 %; the lowest of
+  several holds if that of the lowest mean does. With upper bounds it is the
+  other way about.
+  """
   # Here, because it is slow to import.
   from scipy import stats
 
-  n, mean = len(values), statistics.mean(values)
-  t = float(stats.t.ppf(1 - ERROR, n - 1))
-  half = t * statistics.stdev(values) / math.sqrt(n)
-  return mean - half, mean + half
+  rows, columns = np.shape(_in_rows(values[0]))
+
+  def bound(sign: int, sharing: int) -> Callable[[Sequence[float]], float]:
+    t = sign * float(stats.t.ppf(1 - ERROR / sharing, len(values) - 1))
+    return lambda x: (
+      statistics.fmean(x) + t * statistics.stdev(x) / math.sqrt(len(x))
+    )
+
+  return (
+    _chosen(bound(-1, sharing=rows), values),
+    _chosen(bound(1, sharing=columns), values),
+  )
+
+
+def _chosen(
+  of_seeds: Callable[[Sequence[float]], float], values: Sequence[Quantity]
+) -> float:
+  """Returns the chosen of what a function finds of each number's seeds."""
+  numbers_RCN = np.stack([_in_rows(value) for value in values], axis=-1)
+  return max(
+    min(of_seeds(numbers_N.tolist()) for numbers_N in numbers_CN)
+    for numbers_CN in numbers_RCN
+  )
+
+
+def _in_rows(quantity: Quantity) -> np.ndarray:
+  return np.atleast_2d(np.asarray(quantity, np.float64))
 
 
 def difference(
   metric: str, more: Sequence[str], less: Sequence[str]
-) -> Callable[[SeedRuns], float]:
+) -> Callable[[SeedRuns], Quantity]:
   """Returns the quantity: the best of some variants less the best of others."""
 
-  def quantity(runs: SeedRuns) -> float:
-    best = [max(runs[v][metric] for v in names) for names in (more, less)]
-    return best[0] - best[1]
+  def quantity(runs: SeedRuns) -> Quantity:
+    return [[runs[a][metric] - runs[b][metric] for b in less] for a in more]
+
+  return quantity
+
+
+def worst_difference(
+  metric: str, more: Sequence[str], less: str
+) -> Callable[[SeedRuns], Quantity]:
+  """Returns the quantity: the worst of some variants less another."""
+  return lambda runs: [[runs[a][metric] - runs[less][metric] for a in more]]
+
+
+def spread(
+  metric: str, variants: Sequence[str]
+) -> Callable[[SeedRuns], Quantity]:
+  """Returns the quantity: the best of some variants less the worst of them."""
+
+  def quantity(runs: SeedRuns) -> Quantity:
+    pairs = itertools.permutations(variants, 2)
+    return [[runs[a][metric] - runs[b][metric]] for a, b in pairs]
 
   return quantity
 
