@@ -1,5 +1,6 @@
 """Image files of every kind that people have, by what is odd about them."""
 
+import functools
 import io
 
 import numpy as np
@@ -24,6 +25,7 @@ def encoded(image, kind, **options):
   return file.getvalue()
 
 
+@functools.cache
 def every_kind():
   """Returns files by name."""
   rgb = {
