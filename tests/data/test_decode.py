@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -137,6 +138,39 @@ def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
   decoded = decode.decode(encode(values, file_format), 'x')
   expected = np.round(values / 257).astype(np.uint8)
   np.testing.assert_array_equal(decoded[..., 0], expected)
+
+
+def _tiff(values, bits=16, most=None):
+  """A TIFF of one row of grey; `most` is its MaxSampleValue."""
+  packed = ''.join(f'{x:0{bits}b}' for x in values)
+  data = int(packed, 2).to_bytes(len(packed) // 8, 'big')
+  if bits == 16:
+    data = np.asarray(values, '<u2').tobytes()
+  # Size, bits, no compression, 0 is black, where, one value a pixel, how many.
+  tags = {256: len(values), 257: 1, 258: bits, 259: 1, 262: 1, 273: 8}
+  tags |= {277: 1, 278: 1, 279: len(data)} | ({281: most} if most else {})
+  entries = [struct.pack('<HHIHH', tag, 3, 1, x, 0) for tag, x in tags.items()]
+  head = struct.pack('<2sHI', b'II', 42, 8 + len(data))
+  return b''.join(
+    [head, data, struct.pack('<H', len(entries)), *entries, bytes(4)]
+  )
+
+
+@pytest.mark.parametrize(
+  'tags, white',
+  [
+    ({'bits': 12}, 4095),
+    ({'most': 4095}, 4095),
+    ({'most': 1023}, 65_535),  # which the values exceed
+    ({'most': 4000}, 65_535),  # the brightest that there is, not white
+    ({}, 65_535),
+  ],
+)
+def test_grey_tiffs_have_as_many_bits_as_they_say(tags, white):
+  values = np.array([0, 9, 1000, 4095])
+  decoded = decode.decode(_tiff(values, **tags), 'x')
+  expected = np.round(values * 255 / white)
+  np.testing.assert_array_equal(decoded[0, :, 0], expected)
 
 
 @pytest.mark.parametrize('value', [-1, 65_536])

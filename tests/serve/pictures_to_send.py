@@ -55,6 +55,9 @@ def every_kind():
     Image.fromarray(grey), 'PNG', transparency=int(grey[30, 40])
   )
   found['TIFF of 16 bits'] = encoded(Image.fromarray(grey), 'TIFF')
+  found['TIFF of 12 bits'] = encoded(
+    Image.fromarray(grey // 16), 'TIFF', tiffinfo={281: 4095}
+  )
   clear = Image.fromarray(pixels(70, 91, 4))
   found['PNG with alpha'] = encoded(clear, 'PNG')
   found['WebP with alpha'] = encoded(clear, 'WEBP', lossless=True)

@@ -9,7 +9,8 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
   - EXIF orientation is applied;
   - transparency is composited on white, which is how such files are meant to
     be seen; dropping alpha would reveal whatever colour hides beneath it;
-  - 16-bit grey is scaled to 8 bits, never clipped;
+  - 16-bit grey is scaled to 8 bits, never clipped, and that of a TIFF which
+    says that it has fewer bits by these;
   - CMYK is converted with the inversion that Adobe files need;
   - of an animation the first frame counts.
 """
@@ -22,7 +23,7 @@ import re
 import stat
 import struct
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -38,6 +39,10 @@ MAX_PIXELS = 89_478_485
 DECODER_VERSION = 1
 
 _ORIENTATION_TAG = 0x0112
+# Of TIFF. The second is the brightest value that there is, which says nothing
+# of white unless it is the largest of so many bits.
+_BITS_TAG, _MOST_TAG = 258, 281
+_WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 # EXIF orientation -> (transpose, then flip rows, then flip columns).
 _ORIENTATIONS = {
   1: (False, False, False),
@@ -375,14 +380,19 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _grey16_to_grey8(image: Image.Image) -> Image.Image:
-  """Scales 0..65535 to 0..255, where Pillow itself would clip."""
+  """Scales values to 0..255, where Pillow itself would clip."""
   pixels = np.asarray(image).astype(np.int64)
   low, high = int(pixels.min()), int(pixels.max())
   if low < 0 or high > 65535:
     raise ValueError(
       f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
     )
-  grey = ((pixels * 255 + 32767) // 65535).astype(np.uint8)
+  tags = getattr(image, 'tag_v2', {})
+  said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
+  white = _WHITES.get(said, 65535)
+  if high > white:
+    white = 65535
+  grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
   # One value may be transparent, of which the 8 bits know nothing.
   grey[pixels == image.info.get('transparency', -1)] = 255
   return Image.fromarray(grey)

@@ -39,6 +39,9 @@ _ORIENTATIONS = {
   7: (True, True, True),
   8: (True, True, False),
 }
+# Of TIFF, and what is white by the second; as in `data/decode.py`.
+_BITS_TAG, _MOST_TAG = 258, 281
+_WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 Turn = tuple[bool, bool, bool]
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -237,8 +240,15 @@ def _rgb(image: Image.Image) -> np.ndarray:
     grey = np.asarray(image).astype(np.int64)
     if grey.min() < 0 or grey.max() > 65535:
       raise ValueError('its grey values exceed 16 bits')
+    tags = getattr(image, 'tag_v2', {})
+    said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
+    brightest = _WHITES.get(said, 65535)
+    if grey.max() > brightest:
+      brightest = 65535
     is_transparent = grey == image.info.get('transparency', -1)
-    grey = np.where(is_transparent, 255, (grey * 255 + 32767) // 65535)
+    grey = np.where(
+      is_transparent, 255, (grey * 255 + brightest // 2) // brightest
+    )
     image = Image.fromarray(grey.astype(np.uint8))
   elif image.mode == 'F':
     raise ValueError('floating point pixels have no defined white')
