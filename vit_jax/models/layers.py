@@ -92,7 +92,8 @@ def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   """
   if rate is None or key is None:
     return y_BLD
-  # Another key than that of the dropout in the same branch.
+  # Not attention's own, of its dropout. The MLP's last dropout has this same
+  # key, and the first B of its BLD draws are those here: too few to matter.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
