@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from vit_jax.data import box_transforms, loader
+from vit_jax.data import box_transforms, loader, upright
 
 # Colours of three rectangles on black, one of them cut by the border.
 COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
@@ -86,8 +86,7 @@ def test_evaluation_resizes_to_the_last_side():
   ],
 )
 def test_sizes_are_those_of_the_original(image, short, canvas, size):
-  transform = box_transforms.BoxTransform(canvas, 1)
-  assert transform._fitted(*image, short) == size
+  assert upright.fitted(image, canvas, short) == size
 
 
 @pytest.mark.parametrize('stride', [0, 1, 4])
@@ -122,7 +121,8 @@ def test_batches_have_few_shapes_and_every_side_its_share():
       weights[side] += 1 / len(of_batch.short_sides)
     # 4:3 is as large as without buckets.
     for side in of_batch.short_sides:
-      assert of_batch._fitted(480, 640, side) == (side, int(side * 640 / 480))
+      size = upright.fitted((480, 640), of_batch.image_size, side)
+      assert size == (side, int(side * 640 / 480))
   assert sorted(shapes) == [(960, 960), (1184, 1184), (1333, 1333)]
   assert all(len(groups) == 1 for groups in shapes.values())
   for side in sides:

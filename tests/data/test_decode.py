@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vit_jax.data import decode, jpeg_header
+from vit_jax.data.upright import Box
 
 
 def _pillow(data):
@@ -31,9 +32,7 @@ def test_parts_of_jpegs_are_bitwise_those_of_pillow(
   for _ in range(40):
     height, width = rng.integers(1, 124), rng.integers(1, 218)
     top, left = rng.integers(124 - height), rng.integers(218 - width)
-    part = picture.read(
-      decode.Box(int(top), int(left), int(height), int(width))
-    )
+    part = picture.read(Box(int(top), int(left), int(height), int(width)))
     np.testing.assert_array_equal(
       part, reference[top : top + height, left : left + width]
     )
@@ -59,9 +58,7 @@ def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
   picture = decode.open_image(data, 'x.jpg')
   size = (400 // factor, 640 // factor)
   np.testing.assert_array_equal(picture.read(size=size), reference)
-  part = picture.read(
-    decode.Box(64, 128, 200, 320), (200 // factor, 320 // factor)
-  )
+  part = picture.read(Box(64, 128, 200, 320), (200 // factor, 320 // factor))
   np.testing.assert_array_equal(
     part,
     reference[64 // factor : 264 // factor, 128 // factor : 448 // factor],
@@ -71,10 +68,10 @@ def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
 def test_decode_never_goes_below_the_size_asked_for(photo, encode):
   picture = decode.open_image(encode(photo, 'JPEG'), 'x.jpg')
   for size in range(1, 500, 7):
-    part = picture.read(decode.Box(10, 20, 400, 600), (size, size))
+    part = picture.read(Box(10, 20, 400, 600), (size, size))
     assert min(part.shape[:2]) >= min(size, 400)
   # ... but makes use of the scales: 400 / 8 = 50.
-  assert picture.read(decode.Box(0, 0, 400, 600), (50, 50)).shape[0] == 50
+  assert picture.read(Box(0, 0, 400, 600), (50, 50)).shape[0] == 50
 
 
 def test_the_fast_dct_is_close(photo, encode):
@@ -97,9 +94,9 @@ def test_exif_orientation(photo, encode, file_format, orientation):
   assert (picture.height, picture.width) == reference.shape[:2]
   np.testing.assert_array_equal(picture.read(), reference)
   np.testing.assert_array_equal(
-    picture.read(decode.Box(8, 16, 40, 24)), reference[8:48, 16:40]
+    picture.read(Box(8, 16, 40, 24)), reference[8:48, 16:40]
   )
-  scaled = picture.read(decode.Box(16, 32, 48, 32), (24, 16))
+  scaled = picture.read(Box(16, 32, 48, 32), (24, 16))
   if file_format == 'JPEG':
     assert scaled.shape == (24, 16, 3)
     # Half the size: the mean of the part stays.
@@ -220,7 +217,7 @@ def test_animations_give_their_first_frame(photo, encode):
 def test_pixels_pass_through_and_are_checked():
   image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
   assert decode.decode(image, 'x') is image
-  part = decode.open_image(image, 'x').read(decode.Box(1, 1, 1, 2))
+  part = decode.open_image(image, 'x').read(Box(1, 1, 1, 2))
   np.testing.assert_array_equal(part, image[1:2, 1:3])
   with pytest.raises(decode.UnreadableImage, match=r'x: pixels must be uint8'):
     decode.decode(image.astype(np.float32), 'x')

@@ -1,6 +1,6 @@
 """A folder that serves a model where there is no JAX.
 
-The server is that of `vit_jax/serve/`, copied.
+The server is that of `vit_jax/serve/`, copied with what it imports.
 """
 
 import pathlib
@@ -13,7 +13,10 @@ from vit_jax.data import whole
 
 DTYPES = onnx.DTYPES
 
-_SERVER = pathlib.Path(__file__).parents[1] / 'serve'
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_SERVER = _PACKAGE / 'serve'
+# Of the data pipeline what the server's decoder needs.
+_PIXELS = ('data/__init__.py', 'data/upright.py')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 
@@ -42,6 +45,9 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     (package.parent / '__init__.py').write_text(
       '"""The part of vit_jax that serves."""\n'
     )
+    (package.parent / 'data').mkdir()
+    for name in _PIXELS:
+      shutil.copyfile(_PACKAGE / name, package.parent / name)
     for path in _SERVER.iterdir():
       if path.suffix in ('.py', '.html') and path.stem != '__main__':
         shutil.copyfile(path, package / path.name)

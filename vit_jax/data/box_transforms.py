@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, segments, transforms
+from vit_jax.data import decode, segments, transforms, upright
+from vit_jax.data.upright import Box
 
 Record = Mapping[str, Any]
 
@@ -34,23 +35,6 @@ class BoxTransform:
   max_objects: int
   short_sides: tuple[int, ...] = ()
   mask_stride: int = 0
-
-  def _fitted(self, height: int, width: int, short: int) -> tuple[int, int]:
-    """Returns the (height, width) that an image is resized to.
-
-    Rounded as the original rounds it; short is 0 for the largest that fits.
-    """
-    low, high = sorted((height, width))
-    longest = max(self.image_size)
-    if not short or high / low * short > longest:
-      short = max(1, round(longest * low / high))
-    if height < width:
-      size = short, int(short * width / height)
-    else:
-      size = int(short * height / width), short
-    H, W = self.image_size
-    scale = min(1.0, H / size[0], W / size[1])
-    return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
 
   def _example(
     self,
@@ -190,11 +174,11 @@ class TrainBoxTransform(BoxTransform):
     """
     boxes_N4 = boxes_of(record)
     picture = decode.open_image(record['image'], record['name'])
-    part = decode.Box(0, 0, picture.height, picture.width)
+    part = Box(0, 0, picture.height, picture.width)
     if self.crop_sides and rng.random() < 0.5:
       part = self._part(picture.height, picture.width, rng)
     short = _one(self.short_sides, rng) if self.short_sides else 0
-    size = self._fitted(part.height, part.width, short)
+    size = upright.fitted((part.height, part.width), self.image_size, short)
     image = transforms.resize(picture.read(part, size, exact=False), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
@@ -205,9 +189,7 @@ class TrainBoxTransform(BoxTransform):
       boxes_N4 = boxes_N4[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [1, 0, 1, 0]
     return self._example(record, image, boxes_N4, (rows, columns))
 
-  def _part(
-    self, height: int, width: int, rng: np.random.Generator
-  ) -> decode.Box:
+  def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Returns the part of an image, in its own pixels.
 
     It has its sides after a resize to one of `crop_sides`, which with the one
@@ -221,7 +203,7 @@ class TrainBoxTransform(BoxTransform):
       start = int(rng.integers(resized - cut + 1))
       starts.append(min(round(start / scale), side - 1))
       sides.append(max(1, min(round(cut / scale), side - starts[-1])))
-    return decode.Box(*starts, *sides)
+    return Box(*starts, *sides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +215,9 @@ class EvalBoxTransform(BoxTransform):
     boxes_N4 = boxes_of(record)
     picture = decode.open_image(record['image'], record['name'])
     short = self.short_sides[-1] if self.short_sides else 0
-    size = self._fitted(picture.height, picture.width, short)
+    size = upright.fitted(
+      (picture.height, picture.width), self.image_size, short
+    )
     image = transforms.EvalTransform(size).image(
       record['image'], record['name']
     )

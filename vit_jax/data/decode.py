@@ -23,13 +23,13 @@ import re
 import stat
 import struct
 import warnings
-from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
 from PIL import Image
 
-from vit_jax.data import jpeg_header
+from vit_jax.data import jpeg_header, upright
+from vit_jax.data.upright import Box, Turn
 
 # Pillow's own limit against decompression bombs, at which Pillow only warns.
 MAX_PIXELS = 89_478_485
@@ -37,23 +37,6 @@ MAX_PIXELS = 89_478_485
 # Bump when a change here could make another set of files unreadable: the
 # results of `check` are cached under it.
 DECODER_VERSION = 1
-
-_ORIENTATION_TAG = 0x0112
-# Of TIFF. The second is the brightest value that there is, which says nothing
-# of white unless it is the largest of so many bits.
-_BITS_TAG, _MOST_TAG = 258, 281
-_WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
-# EXIF orientation -> (transpose, then flip rows, then flip columns).
-_ORIENTATIONS = {
-  1: (False, False, False),
-  2: (False, False, True),
-  3: (False, True, True),
-  4: (False, True, False),
-  5: (True, False, False),
-  6: (True, False, True),
-  7: (True, True, True),
-  8: (True, True, False),
-}
 
 
 class UnreadableImage(ValueError):
@@ -91,15 +74,6 @@ def read_file(path: str) -> bytes:
     lasts = isinstance(error, (FileNotFoundError, IsADirectoryError))
     kind = UnreadableImage if lasts else UnreadFile
     raise kind(path, error.strerror or str(error)) from None
-
-
-class Box(NamedTuple):
-  """A part of an image, in pixels of the full-size, upright image."""
-
-  top: int
-  left: int
-  height: int
-  width: int
 
 
 class Picture:
@@ -180,20 +154,6 @@ def _refuse_bomb(width: int, height: int, name: str) -> None:
     )
 
 
-def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
-  """Applies an EXIF orientation to pixels [H, W, 3]."""
-  if orientation == 1:
-    return image
-  transpose, flip_rows, flip_columns = _ORIENTATIONS[orientation]
-  if transpose:
-    image = image.transpose(1, 0, 2)
-  if flip_rows:
-    image = image[::-1]
-  if flip_columns:
-    image = image[:, ::-1]
-  return np.ascontiguousarray(image)
-
-
 class _JpegPicture(Picture):
   """A JPEG of one or three components."""
 
@@ -201,13 +161,13 @@ class _JpegPicture(Picture):
     self._data = data
     self._name = name
     self._header = header
-    self._orientation = 1
+    self._turn = Turn()
     if header.has_exif:
       # The segments show no fault, but Pillow may find one.
       with _naming_errors(name):
-        self._orientation = _exif_orientation(_pillow_open(data))
+        self._turn = upright.turn_of(_pillow_open(data))
     self.height, self.width = header.height, header.width
-    if _ORIENTATIONS[self._orientation][0]:
+    if self._turn.transpose:
       self.height, self.width = self.width, self.height
 
   def read(
@@ -218,31 +178,15 @@ class _JpegPicture(Picture):
     exact: bool = True,
   ) -> np.ndarray:
     box = box or Box(0, 0, self.height, self.width)
-    factor = _scale_factor(box, size)
-    top, left, height, width = self._stored_box(box)
+    whole = self.height, self.width
+    factor = upright.scale_factor(box, size) if size else 1
+    top, _, height, _ = upright.stored(box, whole, self._turn)
     image = self._decode(factor, top + height, exact)
     if image is None:
       factor = 1
       with _naming_errors(self._name):
-        image = _rgb(_pillow_open(self._data))
-    # Rounded outwards, so that no pixel of the part is lost.
-    image = image[
-      top // factor : -(-(top + height) // factor),
-      left // factor : -(-(left + width) // factor),
-    ]
-    return _upright(image, self._orientation)
-
-  def _stored_box(self, box: Box) -> Box:
-    """The part in the coordinates of the file, before its orientation."""
-    top, left, height, width = box
-    transpose, flip_rows, flip_columns = _ORIENTATIONS[self._orientation]
-    if flip_rows:
-      top = self.height - top - height
-    if flip_columns:
-      left = self.width - left - width
-    if transpose:
-      return Box(left, top, width, height)
-    return Box(top, left, height, width)
+        image = upright.rgb(_pillow_open(self._data))
+    return upright.upright(image, self._turn, box, whole, factor)
 
   def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
     """Rows from the top to at least `bottom`, with both sides over `factor`.
@@ -277,18 +221,6 @@ class _JpegPicture(Picture):
       # libjpeg fills the missing rows with grey and goes on.
       raise UnreadableImage(self._name, f'truncated: {reason}')
     return None
-
-
-def _scale_factor(box: Box, size: tuple[int, int] | None) -> int:
-  """The largest of 1, 2, 4, 8 that leaves `box` at least as large as `size`.
-
-  libjpeg also offers the scales between, such as 3/8, but it has no vector code
-  for them, which makes them slower than the next larger power of two.
-  """
-  if size is None:
-    return 1
-  ratio = min(box.height // size[0], box.width // size[1])
-  return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
 
 
 @contextlib.contextmanager
@@ -348,51 +280,8 @@ def from_pillow(image: Image.Image) -> np.ndarray:
     ValueError: its values have no defined colours.
     OSError: Pillow cannot read it to the end.
   """
-  pixels = _rgb(image)
-  # After the pixels, because PNG may keep its EXIF behind them.
-  return _upright(pixels, _exif_orientation(image))
-
-
-def _exif_orientation(image: Image.Image) -> int:
-  """1 to 8; damaged EXIF counts as none, as in every viewer."""
-  try:
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-  except Exception:
-    return 1
-  return orientation if orientation in _ORIENTATIONS else 1
-
-
-def _rgb(image: Image.Image) -> np.ndarray:
-  """Pixels as uint8 [H, W, 3], not yet upright."""
-  image.load()
-  if image.mode.startswith('I'):
-    image = _grey16_to_grey8(image)
-  elif image.mode == 'F':
-    raise ValueError(
-      'floating point pixels have no defined white; save it with 8 or 16 bits'
-    )
-  # 'transparency' is a colour or palette index that counts as transparent.
-  if image.has_transparency_data:
-    image = image.convert('RGBA')
-    white = Image.new('RGBA', image.size, 'white')
-    image = Image.alpha_composite(white, image)
-  return np.asarray(image.convert('RGB'))
-
-
-def _grey16_to_grey8(image: Image.Image) -> Image.Image:
-  """Scales values to 0..255, where Pillow itself would clip."""
-  pixels = np.asarray(image).astype(np.int64)
-  low, high = int(pixels.min()), int(pixels.max())
-  if low < 0 or high > 65535:
-    raise ValueError(
-      f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
-    )
-  tags = getattr(image, 'tag_v2', {})
-  said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
-  white = _WHITES.get(said, 65535)
-  if high > white:
-    white = 65535
-  grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
-  # One value may be transparent, of which the 8 bits know nothing.
-  grey[pixels == image.info.get('transparency', -1)] = 255
-  return Image.fromarray(grey)
+  pixels = upright.rgb(image)
+  turn = upright.turn_of(image)
+  height, width = pixels.shape[:2]
+  size = (width, height) if turn.transpose else (height, width)
+  return upright.upright(pixels, turn, Box(0, 0, *size), size)

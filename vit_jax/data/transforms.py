@@ -14,10 +14,10 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import Image
 
-from vit_jax.data import decode
+from vit_jax.data import decode, upright
 from vit_jax.data.augmentations import Augmentation
+from vit_jax.data.upright import Box
 
 # One core per image: the loader already runs one image on every core.
 cv2.setNumThreads(1)
@@ -112,9 +112,9 @@ class TrainTransform:
 
   def _random_box(
     self, height: int, width: int, rng: np.random.Generator
-  ) -> decode.Box:
+  ) -> Box:
     if self.min_area == 1:
-      return decode.Box(0, 0, height, width)
+      return Box(0, 0, height, width)
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(*_ASPECTS)
       # The tallest box of this aspect ratio that fits, and the smallest that
@@ -135,7 +135,7 @@ class TrainTransform:
       box_width = max(1, min(width, round(height * aspect)))
     top = int(rng.integers(height - box_height + 1))
     left = int(rng.integers(width - box_width + 1))
-    return decode.Box(top, left, box_height, box_width)
+    return Box(top, left, box_height, box_width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +202,7 @@ class EvalTransform:
     if not self.resize_small:
       image = picture.read(size=self._decoded(self.image_size))
       return self._resize(image, self.image_size)
-    box = _central_box(picture.height, picture.width)
+    box = upright.central(picture.height, picture.width)
     short = min(box.height, box.width)
     size = (
       round(box.height * self.resize_small / short),
@@ -222,10 +222,7 @@ class EvalTransform:
   def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if self.interpolation == 'bilinear':
       return resize(image, size)
-    # Pillow's, because checkpoints that want it were measured with it.
-    return np.asarray(
-      Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
-    )
+    return upright.bicubic(image, size)
 
 
 def seed_of(name: str) -> int:
@@ -307,21 +304,6 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
       image, taps[::-1], sigmaX=0, borderType=cv2.BORDER_REPLICATE
     )
   return cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
-
-
-def _central_box(height: int, width: int) -> decode.Box:
-  """The image, or its middle if one side is more than twice the other.
-
-  A central crop never sees further, and a strip of 30,000 x 1 pixels, resized
-  as a whole, would fill the memory.
-  """
-  short = min(height, width)
-  # What is cut off is even, which leaves the centre where it was.
-  cut_height = max(height - 2 * short, 0) // 2
-  cut_width = max(width - 2 * short, 0) // 2
-  return decode.Box(
-    cut_height, cut_width, height - 2 * cut_height, width - 2 * cut_width
-  )
 
 
 def _check_size(image_size: tuple[int, int]) -> None:

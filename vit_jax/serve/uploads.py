@@ -20,6 +20,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
+from vit_jax.data import upright
+from vit_jax.data.upright import Box
 from vit_jax.serve.resizing import resize
 
 # Those that people have; each decoder more is one more to attack.
@@ -27,24 +29,6 @@ FORMATS = ('JPEG', 'MPO', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 # Of addresses, libraries included, which are many times what is used.
 _MAX_MEMORY_BYTES = 2 << 30
-
-_ORIENTATION_TAG = 0x0112
-# EXIF orientation -> (transpose, then flip rows, then flip columns).
-_ORIENTATIONS = {
-  2: (False, False, True),
-  3: (False, True, True),
-  4: (False, True, False),
-  5: (True, False, False),
-  6: (True, False, True),
-  7: (True, True, True),
-  8: (True, True, False),
-}
-# Of TIFF, and what is white by the second; as in `data/decode.py`.
-_BITS_TAG, _MOST_TAG = 258, 281
-_WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
-Turn = tuple[bool, bool, bool]
-Box = tuple[int, int, int, int]  # top, left, height, width
-
 
 # What the process says first.
 READY = b'ready to decode\n'
@@ -126,23 +110,22 @@ def _see(data: bytes, view: View) -> Seen:
   )
   if not reducible:
     image.load()  # because PNG may keep its EXIF behind the pixels
-  turn = _ORIENTATIONS.get(_orientation(image), (False, False, False))
-  H, W = (width, height) if turn[0] else (height, width)
-  box, part = (0, 0, H, W), view.size
+  turn = upright.turn_of(image)
+  H, W = (width, height) if turn.transpose else (height, width)
+  box, part = Box(0, 0, H, W), view.size
   if view.keeps_shape:
-    part = fitted((H, W), view.size)
+    part = upright.fitted((H, W), view.size)
   elif view.resize_small:
-    box = _central(H, W)
+    box = upright.central(H, W)
     short = min(box[2:])
     h, w = (round(side * view.resize_small / short) for side in box[2:])
     part = (h, w)
   factor = 1
   # As in `data/transforms.py`: bicubic is Pillow's of all pixels.
   if reducible and view.interpolation == 'bilinear':
-    ratio = min(side // most for side, most in zip(box[2:], part, strict=True))
-    factor = next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
+    factor = upright.scale_factor(box, part)
     image.draft(None, (width // factor, height // factor))
-  pixels = _upright(_cut(_rgb(image), box, (H, W), turn, factor), turn)
+  pixels = upright.upright(upright.rgb(image), turn, box, (H, W), factor)
   pixels = _resized(pixels, part, view.interpolation)
   if view.keeps_shape:
     canvas = np.zeros((*view.size, 3), np.uint8)
@@ -160,18 +143,6 @@ def _see(data: bytes, view: View) -> Seen:
   return Seen(pixels, shares, view.size)
 
 
-def fitted(size: tuple[int, int], most: tuple[int, int]) -> tuple[int, int]:
-  """Returns the largest (height, width) for an image of a size.
-
-  Rounded as `data/box_transforms.py` rounds it.
-  """
-  H, W = size
-  short = max(1, round(max(most) * min(size) / max(size)))
-  h, w = (short, int(short * W / H)) if H < W else (int(short * H / W), short)
-  scale = min(1.0, most[0] / h, most[1] / w)
-  return max(1, int(h * scale)), max(1, int(w * scale))
-
-
 @functools.cache
 def _formats() -> tuple[str, ...]:
   """Returns those that this Pillow has."""
@@ -179,94 +150,12 @@ def _formats() -> tuple[str, ...]:
   return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _central(height: int, width: int) -> Box:
-  """The image, or its middle if one side is more than twice the other."""
-  short = min(height, width)
-  # What is cut off is even, which leaves the centre where it was.
-  top = max(height - 2 * short, 0) // 2
-  left = max(width - 2 * short, 0) // 2
-  return top, left, height - 2 * top, width - 2 * left
-
-
-def _orientation(image: Image.Image) -> int:
-  """1 to 8; damaged EXIF counts as none, as in every viewer."""
-  try:
-    return image.getexif().get(_ORIENTATION_TAG, 1)
-  except Exception:
-    return 1
-
-
-def _cut(
-  image: np.ndarray, box: Box, size: tuple[int, int], turn: Turn, factor: int
-) -> np.ndarray:
-  """Returns a part of pixels that are not upright, rounded outwards.
-
-  Args:
-    image: decoded at 1/factor.
-    box: in the upright image, whose
-    size: is (height, width).
-    turn: what makes it upright.
-    factor: 1, 2, 4 or 8.
-  """
-  top, left, height, width = box
-  transpose, flip_rows, flip_columns = turn
-  if flip_rows:
-    top = size[0] - top - height
-  if flip_columns:
-    left = size[1] - left - width
-  if transpose:
-    top, left, height, width = left, top, width, height
-  return image[
-    top // factor : -(-(top + height) // factor),
-    left // factor : -(-(left + width) // factor),
-  ]
-
-
-def _upright(image: np.ndarray, turn: Turn) -> np.ndarray:
-  transpose, flip_rows, flip_columns = turn
-  if transpose:
-    image = image.transpose(1, 0, 2)
-  if flip_rows:
-    image = image[::-1]
-  if flip_columns:
-    image = image[:, ::-1]
-  return np.ascontiguousarray(image)
-
-
-def _rgb(image: Image.Image) -> np.ndarray:
-  image.load()
-  if image.mode.startswith('I'):
-    # Scaled, where Pillow itself would clip.
-    grey = np.asarray(image).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-      raise ValueError('its grey values exceed 16 bits')
-    tags = getattr(image, 'tag_v2', {})
-    said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
-    brightest = _WHITES.get(said, 65535)
-    if grey.max() > brightest:
-      brightest = 65535
-    is_transparent = grey == image.info.get('transparency', -1)
-    grey = np.where(
-      is_transparent, 255, (grey * 255 + brightest // 2) // brightest
-    )
-    image = Image.fromarray(grey.astype(np.uint8))
-  elif image.mode == 'F':
-    raise ValueError('floating point pixels have no defined white')
-  if image.has_transparency_data:
-    image = image.convert('RGBA')
-    white = Image.new('RGBA', image.size, 'white')
-    image = Image.alpha_composite(white, image)
-  return np.asarray(image.convert('RGB'))
-
-
 def _resized(
   image: np.ndarray, size: tuple[int, int], interpolation: str
 ) -> np.ndarray:
   if interpolation == 'bilinear':
     return resize(image, size)
-  return np.asarray(
-    Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
-  )
+  return upright.bicubic(image, size)
 
 
 def send(pipe: IO[bytes], message: Any, *data: bytes | bytearray) -> None:

@@ -1,0 +1,195 @@
+"""What is made of a picture's pixels, with Pillow and NumPy alone.
+
+The data pipeline and the server's decoder share it, of which the latter runs
+where there is nothing else, and reads what strangers send.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+_ORIENTATION_TAG = 0x0112
+# Of TIFF. The second is the brightest value that there is, which says nothing
+# of white unless it is the largest of so many bits.
+_BITS_TAG, _MOST_TAG = 258, 281
+_WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
+
+
+class Box(NamedTuple):
+  """A part of an image, in pixels of the full-size, upright image."""
+
+  top: int
+  left: int
+  height: int
+  width: int
+
+
+class Turn(NamedTuple):
+  """What makes an image upright, in this order."""
+
+  transpose: bool = False
+  flip_rows: bool = False
+  flip_columns: bool = False
+
+
+_TURNS = {
+  2: Turn(flip_columns=True),
+  3: Turn(flip_rows=True, flip_columns=True),
+  4: Turn(flip_rows=True),
+  5: Turn(transpose=True),
+  6: Turn(transpose=True, flip_columns=True),
+  7: Turn(transpose=True, flip_rows=True, flip_columns=True),
+  8: Turn(transpose=True, flip_rows=True),
+}
+
+
+def turn_of(image: Image.Image) -> Turn:
+  """Returns what EXIF says; damaged EXIF counts as none, as in every viewer.
+
+  PNG may keep it behind the pixels: these have to be loaded before.
+  """
+  try:
+    return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1), Turn())
+  except Exception:
+    return Turn()
+
+
+def upright(
+  image: np.ndarray,
+  turn: Turn,
+  box: Box,
+  size: tuple[int, int],
+  factor: int = 1,
+) -> np.ndarray:
+  """Returns a part of pixels [H, W, 3] that are not upright yet.
+
+  Args:
+    image: decoded at 1/factor, to the part's last row at the least.
+    turn: what makes it upright.
+    box: the part. Rounded outwards, so that no pixel of it is lost.
+    size: (height, width) of the whole image, upright.
+    factor: 1, 2, 4 or 8.
+  """
+  top, left, height, width = stored(box, size, turn)
+  image = image[
+    top // factor : -(-(top + height) // factor),
+    left // factor : -(-(left + width) // factor),
+  ]
+  if not any(turn):
+    return image
+  if turn.transpose:
+    image = image.transpose(1, 0, 2)
+  if turn.flip_rows:
+    image = image[::-1]
+  if turn.flip_columns:
+    image = image[:, ::-1]
+  return np.ascontiguousarray(image)
+
+
+def stored(box: Box, size: tuple[int, int], turn: Turn) -> Box:
+  """Returns a part of an upright image of a size, before it was turned."""
+  top, left, height, width = box
+  if turn.flip_rows:
+    top = size[0] - top - height
+  if turn.flip_columns:
+    left = size[1] - left - width
+  if turn.transpose:
+    return Box(left, top, width, height)
+  return Box(top, left, height, width)
+
+
+def rgb(image: Image.Image) -> np.ndarray:
+  """Returns an opened image as uint8 [H, W, 3], not yet upright.
+
+  Raises:
+    ValueError: its values have no defined colours.
+    OSError: Pillow cannot read it to the end.
+  """
+  image.load()
+  if image.mode.startswith('I'):
+    image = _grey16_to_grey8(image)
+  elif image.mode == 'F':
+    raise ValueError(
+      'floating point pixels have no defined white; save it with 8 or 16 bits'
+    )
+  # 'transparency' is a colour or palette index that counts as transparent.
+  if image.has_transparency_data:
+    image = image.convert('RGBA')
+    white = Image.new('RGBA', image.size, 'white')
+    image = Image.alpha_composite(white, image)
+  return np.asarray(image.convert('RGB'))
+
+
+def _grey16_to_grey8(image: Image.Image) -> Image.Image:
+  """Scales values to 0..255, where Pillow itself would clip."""
+  pixels = np.asarray(image).astype(np.int64)
+  low, high = int(pixels.min()), int(pixels.max())
+  if low < 0 or high > 65535:
+    raise ValueError(
+      f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
+    )
+  tags = getattr(image, 'tag_v2', {})
+  said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
+  white = _WHITES.get(said, 65535)
+  if high > white:
+    white = 65535
+  grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
+  # One value may be transparent, of which the 8 bits know nothing.
+  grey[pixels == image.info.get('transparency', -1)] = 255
+  return Image.fromarray(grey)
+
+
+def central(height: int, width: int) -> Box:
+  """Returns the image, or its middle if one side is over twice the other.
+
+  A central crop never sees further, and a strip of 30,000 x 1 pixels, resized
+  as a whole, would fill the memory.
+  """
+  short = min(height, width)
+  # What is cut off is even, which leaves the centre where it was.
+  top = max(height - 2 * short, 0) // 2
+  left = max(width - 2 * short, 0) // 2
+  return Box(top, left, height - 2 * top, width - 2 * left)
+
+
+def scale_factor(box: Box, size: tuple[int, int]) -> int:
+  """Returns the largest of 1, 2, 4, 8 that leaves a part as large as a size.
+
+  libjpeg also offers the scales between, such as 3/8, but it has no vector code
+  for them, which makes them slower than the next larger power of two.
+  """
+  ratio = min(box.height // size[0], box.width // size[1])
+  return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
+
+
+def bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Returns it resized as Pillow does, with which such models were measured."""
+  return np.asarray(
+    Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
+  )
+
+
+def fitted(
+  size: tuple[int, int], most: tuple[int, int], short: int = 0
+) -> tuple[int, int]:
+  """Returns the (height, width) to which DETR resizes an image of a size.
+
+  Rounded as the original rounds it.
+
+  Args:
+    size: of the image.
+    most: of the array that it has to fit in.
+    short: of its shorter side, unless the longer becomes longer than that of
+      the array; 0 for the largest that fits.
+  """
+  (height, width), (low, high) = size, sorted(size)
+  longest = max(most)
+  if not short or high / low * short > longest:
+    short = max(1, round(longest * low / high))
+  if height < width:
+    h, w = short, int(short * width / height)
+  else:
+    h, w = int(short * height / width), short
+  scale = min(1.0, most[0] / h, most[1] / w)
+  return max(1, int(h * scale)), max(1, int(w * scale))
