@@ -67,6 +67,16 @@ os.environ['XLA_FLAGS'] = ' '.join(
 ).strip()
 
 
+@pytest.fixture(autouse=True)
+def _messages_shown_as_before():
+  """Or a command of one test writes to the closed stderr of another."""
+  ours = logging.getLogger('vit_jax')
+  before = ours.level, ours.propagate, ours.handlers[:]
+  yield
+  ours.setLevel(before[0])
+  ours.propagate, ours.handlers = before[1:]
+
+
 @pytest.fixture
 def command(monkeypatch, capfd):
   """Gives a function that runs the command in this process.
@@ -91,11 +101,7 @@ def command(monkeypatch, capfd):
       flags.FLAGS.unparse_flags()
     return status, *capfd.readouterr()
 
-  ours = logging.getLogger('vit_jax')
-  before = ours.level, ours.propagate, ours.handlers[:]
-  yield run
-  ours.setLevel(before[0])
-  ours.propagate, ours.handlers = before[1:]
+  return run
 
 
 @pytest.fixture(scope='session')

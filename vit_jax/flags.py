@@ -256,7 +256,7 @@ def show_messages() -> None:
   interrupts.raise_errors()
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
-  ours.addHandler(logging.StreamHandler())
+  ours.handlers = [logging.StreamHandler()]
   ours.propagate = False
 
 
