@@ -122,24 +122,7 @@ class Experiment:
       self.durations.total,
       self.durations.milestones,
     )
-    self.optimizer = optim.make(
-      name=o.name,
-      lr=self.lr,
-      model=self.objective.model,
-      b1=o.b1,
-      b2=o.b2,
-      momentum=o.momentum,
-      momentum_dtype=o.momentum_dtype,
-      weight_decay=o.weight_decay,
-      clip_norm=o.clip_norm,
-      frozen=o.frozen,
-      lr_scales=o.lr_scales,
-      factors=(
-        optim.layer_factors(self.objective.model, o.layer_decay)
-        if o.layer_decay != 1
-        else None
-      ),
-    )
+    self.optimizer = optim.make(o, self.lr, self.objective.model)
     if o.frozen or o.lr_scales:
       _ = self.state_shapes  # which patterns that match nothing are refused in
 

@@ -1,6 +1,5 @@
 """Schedules and optimizers against closed forms in float64 NumPy."""
 
-import functools
 import math
 import re
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax import config as config_lib
 from vit_jax.models import variants
 from vit_jax.training import durations, optim
 
@@ -27,7 +27,13 @@ MODEL = variants.build(
   mlp_dim=8,
   heads=1,
 )
-make = functools.partial(optim.make, model=MODEL)
+
+
+def make(lr, model=MODEL, **fields):
+  """Returns the optimizer of a config with these fields, without decay."""
+  o = config_lib.base().optimizer
+  o.update({'weight_decay': 0.0, **fields})
+  return optim.make(o, lr, model)
 
 
 def lr_in_numpy(decay, t, warmup=WARMUP, total=TOTAL):
@@ -533,14 +539,11 @@ def test_layers_before_others_learn_more_slowly(pool):
   lr = optim.schedule(LR, 'constant', 0, 9)
   found = []
   for m, params in ((model, p), (stacked, stacked_p)):
-    given = {'name': 'adam', 'lr': lr, 'weight_decay': 0.1}
+    given = {'lr': lr, 'model': m, 'weight_decay': 0.1}
     grads = jax.tree.map(jnp.ones_like, params)
     plain, scaled = (
       optimizer.update(grads, optimizer.init(params), params)[0]
-      for optimizer in (
-        make(**given),
-        make(**given, factors=optim.layer_factors(m, 0.5)),
-      )
+      for optimizer in (make(**given), make(**given, layer_decay=0.5))
     )
     for x, y, factor in zip(
       jax.tree.leaves(plain),

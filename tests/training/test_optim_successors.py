@@ -11,6 +11,7 @@ from flax import traverse_util
 
 from configs import digits
 from tests.checkpoints.random_weights import random_arrays
+from vit_jax import config as config_lib
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.training import optim
@@ -41,9 +42,10 @@ def trees(kind):
 
 def run(kind, params, grads, **fields):
   """Returns what the optimizer makes of parameters, by path."""
-  optimizer = optim.make(
-    lr=optim.schedule(LR, 'constant', 0, 9), model=model_of(kind), **fields
-  )
+  o = config_lib.base().optimizer
+  o.update({'weight_decay': 0.0, **fields})
+  lr = optim.schedule(LR, 'constant', 0, 9)
+  optimizer = optim.make(o, lr, model_of(kind))
 
   def tree(arrays):
     as_float32 = {name: jnp.float32(x) for name, x in arrays.items()}

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from vit_jax.models.model import Model
@@ -185,6 +186,15 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   return lambda params: jax.tree_util.tree_map_with_path(factor, params)
 
 
+def _scale_by_layer(model: Model, decay: float) -> optax.GradientTransformation:
+  factors = layer_factors(model, decay)
+  return optax.stateless(
+    lambda updates, params: jax.tree.map(
+      lambda x, factor: x * factor, updates, factors(updates)
+    )
+  )
+
+
 def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
   """Returns how many axes count the layers of a parameter of equal layers.
 
@@ -300,21 +310,9 @@ def sharpest(params: Any, grads: Any, rho: float) -> Any:
 
 
 def make(
-  *,
-  name: str,
-  lr: Schedule,
-  model: Model,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  momentum: float = 0.9,
-  momentum_dtype: str = 'float32',
-  weight_decay: float = 0.0,
-  clip_norm: float = 0.0,
-  frozen: Sequence[str] = (),
-  lr_scales: Sequence[tuple[str, float]] = (),
-  factors: Callable[[Any], Any] | None = None,
+  o: ConfigDict, lr: Schedule, model: Model
 ) -> optax.GradientTransformation:
-  """Returns the optimizer's chain.
+  """Returns the chain of the optimizer of a config.
 
   Adam's weight decay is decoupled and, as in AdamW, multiplied by the learning
   rate: the decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in big_vision's
@@ -325,72 +323,61 @@ def make(
   decay. Muon (Jordan et al. 2024) makes the momentum of `hidden_matrices`
   orthogonal, and Adam moves the others.
 
+  A first moment, or momentum, in bfloat16 takes half the memory, as in "Scaling
+  Vision Transformers" (2106.04560, section 3.4); the second moment is always
+  float32. Parameters that are frozen are without decay, state, or a part in the
+  global norm.
+
   Args:
-    name: one of `NAMES`.
+    o: `config.optimizer`.
     lr: learning rate at each step, from `schedule`.
     model: whose parameters they are.
-    b1: Adam's decay of the first moment.
-    b2: Adam's decay of the second moment.
-    momentum: of SGD, and of Muon.
-    momentum_dtype: what Adam's first moment or the momentum is kept in; as
-      bfloat16 it takes half the memory, as in "Scaling Vision Transformers"
-      (2106.04560, section 3.4). The second moment is always float32.
-    weight_decay: of kernels; 0 for none.
-    clip_norm: global norm that gradients are clipped to; 0 for none.
-    frozen: patterns, see `first_match`, of parameters that stay as they are:
-      without decay, state, or a part in the global norm.
-    lr_scales: patterns and what the learning rate is multiplied by where they
-      match, the first that does.
-    factors: gives what it is multiplied by besides, see `layer_factors`.
 
   Raises:
-    ValueError: for another name or dtype; and, when the state is made, for a
-      pattern that matches no parameter.
+    ValueError: for another name or dtype, or a model without layers to decay
+      by; and, when the state is made, for a pattern that matches no parameter.
   """
-  if name not in NAMES:
+  if o.name not in NAMES:
     raise ValueError(
-      f'optimizer.name is {name!r}: use {", ".join(NAMES[:-1])} or {NAMES[-1]}.'
+      f'optimizer.name is {o.name!r}: use {", ".join(NAMES[:-1])} or '
+      f'{NAMES[-1]}.'
     )
-  if momentum_dtype not in ('float32', 'bfloat16'):
+  if o.momentum_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
-      f'optimizer.momentum_dtype is {momentum_dtype!r}: use float32 or '
+      f'optimizer.momentum_dtype is {o.momentum_dtype!r}: use float32 or '
       'bfloat16.'
     )
   decayed = (
-    optax.add_decayed_weights(weight_decay, mask=kernels)
-    if weight_decay
+    optax.add_decayed_weights(o.weight_decay, mask=kernels)
+    if o.weight_decay
     else optax.identity()
   )
   # As numbers of Python the decays would be rounded to the moment's dtype, 0.9
   # to 0.8984.
-  adam = optax.scale_by_adam(np.float32(b1), b2, mu_dtype=momentum_dtype)
-  trace = optax.trace(np.float32(momentum), accumulator_dtype=momentum_dtype)
+  adam = optax.scale_by_adam(np.float32(o.b1), o.b2, mu_dtype=o.momentum_dtype)
+  trace = optax.trace(
+    np.float32(o.momentum), accumulator_dtype=o.momentum_dtype
+  )
   direction = {
     'adam': lambda: (adam, decayed),
     'sgd': lambda: (decayed, trace),
     'lamb': lambda: (adam, decayed, _trust_ratio(model)),
-    'muon': lambda: (_muon(model, momentum, momentum_dtype, adam), decayed),
-  }[name]
-
-  def times(updates: Any, params: Any) -> Any:
-    del params
-    assert factors
-    return jax.tree.map(lambda x, factor: x * factor, updates, factors(updates))
-
+    'muon': lambda: (_muon(model, o.momentum, o.momentum_dtype, adam), decayed),
+  }[o.name]
   chain = optax.chain(
-    optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+    optax.clip_by_global_norm(o.clip_norm) if o.clip_norm else optax.identity(),
     *direction(),
     optax.scale_by_learning_rate(lr),
-    *([_scale_by_path(lr_scales)] if lr_scales else []),
-    *([optax.stateless(times)] if factors else []),
+    *([_scale_by_path(o.lr_scales)] if o.lr_scales else []),
+    *([_scale_by_layer(model, o.layer_decay)] if o.layer_decay != 1 else []),
   )
-  if not frozen:
+  if not o.frozen:
     return chain
 
   def labels(params: Any) -> Any:
     return jax.tree.map(
-      lambda i: 'trained' if i == len(frozen) else 'frozen',
-      first_match(params, frozen),
+      lambda i: 'trained' if i == len(o.frozen) else 'frozen',
+      first_match(params, o.frozen),
     )
 
   return optax.partition(
