@@ -15,13 +15,13 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.models.variants import Model
-from vit_jax.objectives.objective import Best, Facts
+from vit_jax.objectives.objective import Best, Facts, OfImages
 
 LOSSES = ('softmax', 'sigmoid')
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification:
+class Classification(OfImages):
   """Learns `batch['label']` from `batch['image']`.
 
   Attributes:
@@ -126,11 +126,6 @@ class Classification:
     """Returns the same for evaluation."""
     return self.images.eval_transform()
 
-  @property
-  def images_seen(self) -> int:
-    """One: an example is an image."""
-    return 1
-
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC and labels int32 B, or uint8 BC."""
     label = jax.ShapeDtypeStruct((size,), np.int32)
@@ -138,10 +133,6 @@ class Classification:
       shape = (size, self.model.num_classes)
       label = jax.ShapeDtypeStruct(shape, np.uint8)
     return {'image': self.images.batch_shape(size), 'label': label}
-
-  def fixed(self) -> Params:
-    """Returns nothing: there is no teacher."""
-    return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Turns a uint8 batch with integer labels into what `loss` takes.

@@ -22,11 +22,11 @@ from vit_jax.models import variants
 from vit_jax.models.detr import DETR
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import matching, set_losses
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
 
 
 @dataclasses.dataclass(frozen=True)
-class Detection:
+class Detection(OfImages):
   """Learns the classes, boxes and masks of an image's objects.
 
   Attributes:
@@ -186,11 +186,6 @@ class Detection:
       self.mask_stride * self.model.masks,
     )
 
-  @property
-  def images_seen(self) -> int:
-    """One: an example is an image."""
-    return 1
-
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM.
 
@@ -207,10 +202,6 @@ class Detection:
       h, w = (-(-side // self.mask_stride) for side in self.images.size)
       shapes['masks'] = jax.ShapeDtypeStruct((size, M, h, w), np.bool_)
     return shapes
-
-  def fixed(self) -> Params:
-    """Returns nothing: there is no teacher."""
-    return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns the batch and how many objects its images have on average.

@@ -26,11 +26,11 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatches:
+class MaskedPatches(OfImages):
   """Learns the colours of corrupted patches from the others.
 
   Attributes:
@@ -97,18 +97,9 @@ class MaskedPatches:
     """Returns the same for evaluation."""
     return transforms.WithoutLabel(self.images.eval_transform())
 
-  @property
-  def images_seen(self) -> int:
-    """One: an example is an image."""
-    return 1
-
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC."""
     return {'image': self.images.batch_shape(size)}
-
-  def fixed(self) -> Params:
-    """Returns nothing: there is no teacher."""
-    return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns images, what of them is corrupted, and what they show.

@@ -138,3 +138,16 @@ class Objective(Protocol):
     They are called as in `metrics`, and `examples` is the number of examples.
     """
     ...
+
+
+class OfImages:
+  """What most objectives have in common: no teacher, one image an example."""
+
+  @property
+  def images_seen(self) -> int:
+    """One: an example is an image."""
+    return 1
+
+  def fixed(self) -> Params:
+    """Returns nothing: there is no teacher."""
+    return {}

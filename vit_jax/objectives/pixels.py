@@ -20,11 +20,11 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
 
 
 @dataclasses.dataclass(frozen=True)
-class Pixels:
+class Pixels(OfImages):
   """Learns the colours of pixels.
 
   Attributes:
@@ -89,18 +89,9 @@ class Pixels:
     """Returns the same for evaluation."""
     return transforms.WithoutLabel(self.images.eval_transform())
 
-  @property
-  def images_seen(self) -> int:
-    """One: an example is an image."""
-    return 1
-
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC."""
     return {'image': self.images.batch_shape(size)}
-
-  def fixed(self) -> Params:
-    """Returns nothing: there is no teacher."""
-    return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns images and, where pixels are hidden, which.
