@@ -15,7 +15,7 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.models.variants import Model
-from vit_jax.objectives.objective import Best, Facts, OfImages
+from vit_jax.objectives.objective import Best, Facts, OfImages, sums
 
 LOSSES = ('softmax', 'sigmoid')
 
@@ -178,14 +178,10 @@ class Classification(OfImages):
     logits_BC, _ = self.model.apply(
       {'params': params}, self.images.normalize(batch['image'])
     )
-    labels_BC, mask_B = self._labels(batch), batch['mask']
+    labels_BC = self._labels(batch)
     hit_B = self._hits(logits_BC, labels_BC)
     losses_B = self._losses(logits_BC, labels_BC)
-    return {
-      'examples': jnp.sum(mask_B),
-      'accuracy': jnp.sum(hit_B * mask_B),
-      'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
-    }
+    return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def _labels(self, batch: Batch) -> jax.Array:
     """Returns the labels of a raw batch as float32 BC."""

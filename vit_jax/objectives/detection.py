@@ -22,7 +22,7 @@ from vit_jax.models import variants
 from vit_jax.models.detr import DETR
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import matching, set_losses
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,11 +242,7 @@ class Detection(OfImages):
     del fixed
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1).astype(jnp.float32)
     losses_B, _ = self._losses(params, batch | {'objects': counts_B}, None)
-    mask_B = batch['mask']
-    return {
-      'examples': jnp.sum(mask_B),
-      'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
-    }
+    return sums(batch['mask'], {'loss': losses_B})
 
   def predict(
     self, params: Params, batch: Batch, key: jax.Array | None = None

@@ -26,7 +26,7 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +143,7 @@ class MaskedPatches(OfImages):
     )
     prepared = self._prepared(batch['image'], keys_B)
     losses_B = self._losses(params, prepared, None, train=False)
-    mask_B = batch['mask']
-    return {
-      'examples': jnp.sum(mask_B),
-      'loss': jnp.sum(jnp.where(mask_B > 0, losses_B, 0.0)),
-    }
+    return sums(batch['mask'], {'loss': losses_B})
 
   def _prepared(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     h, w = self.model.grid(self.images.size)

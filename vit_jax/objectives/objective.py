@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -151,3 +152,9 @@ class OfImages:
   def fixed(self) -> Params:
     """Returns nothing: there is no teacher."""
     return {}
+
+
+def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
+  """Returns what `evaluate` does, of what was found of each example, B."""
+  kept = {k: jnp.sum(jnp.where(mask_B > 0, x, 0.0)) for k, x in found.items()}
+  return {'examples': jnp.sum(mask_B)} | kept

@@ -20,7 +20,7 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages
+from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Pixels(OfImages):
     """
     del fixed
     _, nats_B = self._predict(params, self._asked(batch))
-    return _sums(batch['mask'], {'loss': nats_B})
+    return sums(batch['mask'], {'loss': nats_B})
 
   def _asked(self, batch: Batch) -> Batch:
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
@@ -249,7 +249,7 @@ class PixelsAndClasses(Pixels):
     if not self.model.causal:
       logits_BC, _ = self.model.apply({'params': params}, asked['image'])
     hit_B, loss_B = _classified(logits_BC, batch['label'])
-    return _sums(
+    return sums(
       batch['mask'],
       {'accuracy': hit_B, 'loss': loss_B + nats_B, 'pixel_loss': nats_B},
     )
@@ -263,8 +263,3 @@ def _classified(
     jnp.argmax(logits_BC, -1) == label_B,
     optax.softmax_cross_entropy_with_integer_labels(logits_BC, label_B),
   )
-
-
-def _sums(mask_B: jax.Array, found: dict[str, jax.Array]) -> Metrics:
-  sums = {k: jnp.sum(jnp.where(mask_B > 0, x, 0)) for k, x in found.items()}
-  return {'examples': jnp.sum(mask_B)} | sums
