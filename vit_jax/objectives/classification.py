@@ -40,7 +40,7 @@ class Classification(OfImages):
     wrong_labels: share of the training images that are given another class.
   """
 
-  defaults: ClassVar[Mapping[str, str]] = {}
+  defaults: ClassVar[Mapping[str, Any]] = {}
   unused: ClassVar[Mapping[str, Any]] = {}
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
@@ -60,6 +60,9 @@ class Classification(OfImages):
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective of `config.loss`.
+
+    A subclass has those of its fields that are in `defaults` from
+    `config.objective`.
 
     Raises:
       ValueError: for fields that cannot work, or data without labels.
@@ -101,6 +104,7 @@ class Classification(OfImages):
         f'model.name is {config.model.name!r}: it finds objects, and gives no '
         'class to an image. Choose another variant, or configs/detr.py.'
       )
+    own = {f.name for f in dataclasses.fields(cls)} & cls.defaults.keys()
     return cls(
       model=model,
       images=Images.from_config(config.data, facts.image_size),
@@ -111,6 +115,7 @@ class Classification(OfImages):
       cutmix=config.loss.cutmix,
       several_labels=facts.several_labels,
       wrong_labels=config.data.wrong_labels,
+      **{name: config.objective[name] for name in own},
     )
 
   def train_transform(self) -> Any:
@@ -203,3 +208,16 @@ class Classification(OfImages):
         optax.sigmoid_binary_cross_entropy(logits_BC, labels_BC), -1
       )
     return optax.softmax_cross_entropy(logits_BC, labels_BC)
+
+
+def check_one_class(config: ConfigDict, facts: Facts) -> None:
+  """Refuses data with several classes an image, for what learns one.
+
+  Raises:
+    ValueError: naming the data and the objective.
+  """
+  if facts.several_labels:
+    raise ValueError(
+      f'{config.data.name} has several classes an image, and '
+      f'objective.name={config.objective.name} learns one: use classification.'
+    )

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import opening
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Facts
 
 KINDS = ('hard', 'soft')
@@ -80,22 +80,15 @@ class Distillation(Classification):
         f'objective.teacher_dtype is {given.teacher_dtype!r}: use float32 or '
         'bfloat16.'
       )
-    if facts.several_labels:
-      raise ValueError(
-        f'{config.data.name} has several classes an image, and '
-        f'objective.name={config.objective.name} learns one: use '
-        'classification.'
-      )
+    check_one_class(config, facts)
     if config.loss.name != 'softmax':
       raise ValueError(
         f'loss.name is {config.loss.name!r}: a teacher tells one class an '
         'image, so distillation has softmax.'
       )
-    fields = dict(vars(Classification.from_config(config, facts)))
-    return cls(
-      **fields,
+    return dataclasses.replace(
+      super().from_config(config, facts),
       teacher=teacher,  # type: ignore[arg-type]
-      **{name: given[name] for name in cls.defaults},
     )
 
   def fixed(self) -> Params:

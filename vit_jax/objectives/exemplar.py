@@ -27,7 +27,7 @@ from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import streams
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Example, Facts
 
 
@@ -98,11 +98,7 @@ class Exemplar(Classification):
       ValueError: for fields that cannot work, or data without labels.
     """
     o = config.objective
-    if facts.several_labels:
-      raise ValueError(
-        f'{config.data.name} has several classes an image, and '
-        f'objective.name={o.name} learns one: use classification.'
-      )
+    check_one_class(config, facts)
     if o.copies < 2:
       raise ValueError(
         f'objective.copies is {o.copies}: at least 2 can be alike.'
@@ -122,11 +118,8 @@ class Exemplar(Classification):
         f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
         'both to 0.'
       )
-    fields = dict(vars(Classification.from_config(config, facts)))
-    return cls(
-      **fields,
-      data=streams.unlabelled_data(config),
-      **{name: o[name] for name in ('copies', 'group', 'margin', 'weight')},
+    return dataclasses.replace(
+      super().from_config(config, facts), data=streams.unlabelled_data(config)
     )
 
   def train_transform(self) -> Any:

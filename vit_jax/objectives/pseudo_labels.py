@@ -29,7 +29,7 @@ from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import soft_labels, streams, teachers
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Example, Facts
 
 _log = logging.getLogger(__name__)
@@ -105,12 +105,7 @@ class PseudoLabels(Classification):
       FileNotFoundError: if there is no teacher.
     """
     o = config.objective
-    if facts.several_labels:
-      raise ValueError(
-        f'{config.data.name} has several classes an image, and '
-        f'objective.name={config.objective.name} learns one: use '
-        'classification.'
-      )
+    check_one_class(config, facts)
     if config.loss.name != 'softmax':
       raise ValueError(
         f'loss.name is {config.loss.name!r}: soft labels are probabilities of '
@@ -130,18 +125,12 @@ class PseudoLabels(Classification):
         f'objective.ratio is {o.ratio} and objective.images_a_class '
         f'{o.images_a_class}: the first is 1 or above, the second 0 or above.'
       )
-    fields = dict(vars(Classification.from_config(config, facts)))
+    made = super().from_config(config, facts)
     teacher = None
     if config.teacher or not absolute(o.labels).exists():
       teacher = teachers.named(config)
-    return cls(
-      **fields,
-      data=streams.unlabelled_data(config),
-      teacher=teacher,
-      **{
-        name: o[name]
-        for name in ('labels', 'threshold', 'images_a_class', 'ratio')
-      },
+    return dataclasses.replace(
+      made, data=streams.unlabelled_data(config), teacher=teacher
     )
 
   def train_transform(self) -> Any:

@@ -59,9 +59,11 @@ class Rotation(Classification):
       )
     if not 0 <= o.weight < float('inf'):
       raise ValueError(f'objective.weight is {o.weight}: it is 0 or above.')
-    fields = dict(vars(Classification.from_config(config, facts)))
-    data = streams.unlabelled_data(config)
-    return cls(**fields | {'model': model}, data=data, weight=o.weight)
+    return dataclasses.replace(
+      super().from_config(config, facts),
+      model=model,
+      data=streams.unlabelled_data(config),
+    )
 
   def train_transform(self) -> Any:
     """Returns what makes 'image', 'label' and 'unlabelled' of a record.

@@ -134,10 +134,6 @@ class VideoInvariances(Exemplar):
     return dataclasses.replace(
       super().from_config(config, facts),
       model=streams.with_head(config, facts, VideoViT.kind),
-      **{
-        name: o[name]
-        for name in ('videos', 'shots', 'frames', 'length', 'temperature')
-      },
     )
 
   def train_transform(self) -> Any:
