@@ -102,7 +102,7 @@ def train_batches(
     order = _Repeated(order, batch_size, repeats)
   made = functools.partial(_transformed, source, transform)
   if hasattr(transform, 'of_batch'):
-    order = _WithSteps(order, batch_size)
+    order = order.map_with_index(lambda i, index: (index, i // batch_size))
     made = functools.partial(_of_step, source, transform, step_seed)
   examples = order.random_map(made, seed=transform_seed)
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
@@ -222,22 +222,6 @@ class _Repeated(grain.MapDataset):
       return self.slice(index)
     step, position = divmod(index, self._batch_size)
     return self._parent[step * self._different + position % self._different]
-
-
-class _WithSteps(grain.MapDataset):
-  """Indices of examples, each with the step of its batch."""
-
-  def __init__(self, parent: grain.MapDataset, batch_size: int):
-    super().__init__(parent)
-    self._batch_size = batch_size
-
-  def __len__(self) -> int:
-    return len(self._parent)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
-    return self._parent[index], index // self._batch_size
 
 
 class _ProcessBlocks(grain.MapDataset):
