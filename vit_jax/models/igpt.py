@@ -16,9 +16,9 @@ import numpy as np
 
 from vit_jax.models import attention, heads
 from vit_jax.models.layers import (
-  MAX_LAYERS,
   MlpBlock,
   Projection,
+  check_sizes,
   constrain,
   repeated,
 )
@@ -239,21 +239,7 @@ class IGPT(Model):
     )
 
   def check(self, image_size: tuple[int, int]) -> None:
-    for field in ('width', 'depth', 'mlp_dim', 'heads'):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f'model.{field} is {getattr(self, field)}: it must be at least 1.'
-        )
-    if self.depth > MAX_LAYERS:
-      raise ValueError(
-        f'model.depth is {self.depth:,}: at most {MAX_LAYERS:,} layers are '
-        'built.'
-      )
-    if self.width % self.heads:
-      raise ValueError(
-        f'model.width {self.width} is not a multiple of model.heads '
-        f'{self.heads}: every head takes an equal share.'
-      )
+    check_sizes(self, 'width', 'depth', 'mlp_dim', 'heads')
     if len(self.palette) % 3 or len(self.palette) < 6:
       raise ValueError(
         f'model.palette has {len(self.palette)} numbers: give red, green and '

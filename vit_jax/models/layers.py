@@ -73,6 +73,25 @@ class EncoderFields:
   remat: str
 
 
+def check_sizes(model: Any, *fields: str) -> None:
+  """Checks a transformer's sizes, in these fields; raises ValueError."""
+  for field in fields:
+    if getattr(model, field) < 1:
+      raise ValueError(
+        f'model.{field} is {getattr(model, field)}: it must be at least 1.'
+      )
+  if model.depth > MAX_LAYERS:
+    raise ValueError(
+      f'model.depth is {model.depth:,}: at most {MAX_LAYERS:,} layers are '
+      'built.'
+    )
+  if model.width % model.heads:
+    raise ValueError(
+      f'model.width {model.width} is not a multiple of model.heads '
+      f'{model.heads}: every head takes an equal share.'
+    )
+
+
 def constrain(x: Array, axes: str) -> Array:
   """Keeps an array as the rules for its axes split it, where there are any."""
   return nn.with_logical_constraint(x, tuple(axes))

@@ -300,25 +300,11 @@ class ViT(Model):
     return posemb.grid_shape(image_size, stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    for field in ('patch_size', 'width', 'depth', 'mlp_dim', 'heads'):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f'model.{field} is {getattr(self, field)}: it must be at least 1.'
-        )
-    if self.depth > layers.MAX_LAYERS:
-      raise ValueError(
-        f'model.depth is {self.depth:,}: at most {layers.MAX_LAYERS:,} '
-        'layers are built.'
-      )
+    layers.check_sizes(self, 'patch_size', 'width', 'depth', 'mlp_dim', 'heads')
     if not self.layer_norm_epsilon > 0:
       raise ValueError(
         f'model.layer_norm_epsilon is {self.layer_norm_epsilon}: it must be '
         f'above 0, {layers.EPSILON} for the models of the paper.'
-      )
-    if self.width % self.heads:
-      raise ValueError(
-        f'model.width {self.width} is not a multiple of model.heads '
-        f'{self.heads}: every head takes an equal share.'
       )
     if self.axial and self.pool == 'cls':
       raise ValueError(
