@@ -92,7 +92,9 @@ def measure(args: argparse.Namespace) -> None:
     train_XD, test_MD = feature_file.read(args.features, kept)
     _say(f'read     {args.features}; the model is not run')
   else:
-    extractor = _extractor(function, checkpoint, batch_size, mesh)
+    extractor = features.Extractor(
+      function, checkpoint.images, batch_size=batch_size, mesh=mesh
+    )
     params = sharding.place(checkpoint.params, sharding.replicated(mesh))
     some = subset(train, drawn.rows_R.tolist()) if only_shots else train
     train_XD = _extract(extractor, params, some, 'training')
@@ -124,8 +126,11 @@ def measure_layers(args: argparse.Namespace) -> None:
   labels = [split.labels() for split in splits]
   probe.hold_out(labels[0])  # refuses too few before the work
   _make_folder(args.output)
-  extractor = _extractor(
-    layer_probe.every_layer(model), checkpoint, batch_size, mesh
+  extractor = features.Extractor(
+    layer_probe.every_layer(model),
+    checkpoint.images,
+    batch_size=batch_size,
+    mesh=mesh,
   )
   params = sharding.place(checkpoint.params, sharding.replicated(mesh))
   train, test = (
@@ -176,21 +181,6 @@ def _devices(args: argparse.Namespace) -> tuple[jax.sharding.Mesh, int]:
       f'{-(-batch_size // mesh.size) * mesh.size}.'
     )
   return mesh, batch_size
-
-
-def _extractor(
-  function: features.Function,
-  checkpoint: opening.Checkpoint,
-  batch_size: int,
-  mesh: jax.sharding.Mesh,
-) -> features.Extractor:
-  """Returns what applies a function to images as the checkpoint has them."""
-  return features.Extractor(
-    function,
-    checkpoint.images,
-    batch_size=batch_size,
-    mesh=mesh,
-  )
 
 
 def _say(text: str) -> None:
