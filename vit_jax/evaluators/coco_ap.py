@@ -180,13 +180,17 @@ class CocoEvaluator:
       shown = wanted['size']
       in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
       in_image, tally = [], None
-      for logits_BQhw in masks:
-        logits_of = functools.partial(
-          _logits_of, logits_BQhw[i], self._canvas, size_B2[i], shown
-        )
+      if masks:
+        logits_Qhw = masks[0][i]
+
+        def logits_of(query: int) -> np.ndarray:
+          return segments.in_pixels(
+            logits_Qhw[query], self._canvas, size_B2[i], shown
+          )
+
         in_image = [
           segments.run_lengths(logits_of(q) > 0, shown)
-          for q in range(len(logits_BQhw[i]))
+          for q in range(len(logits_Qhw))
         ]
         tally = panoptic.tally(
           panoptic.wanted(wanted),
@@ -197,17 +201,6 @@ class CocoEvaluator:
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
       return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
-
-
-def _logits_of(
-  logits_Qhw: np.ndarray,
-  canvas: tuple[int, int],
-  size: tuple[int, int],
-  shown: tuple[int, int],
-  query: int,
-) -> np.ndarray:
-  """Returns those HW of a query's mask; see `segments.in_pixels`."""
-  return segments.in_pixels(logits_Qhw[query], canvas, size, shown)
 
 
 def _objects_of(
