@@ -320,13 +320,7 @@ def test_families_of_models():
   assert [*map(claims.family_of, names)] == ['ViT', 'R', 'R+ViT']
 
 
-def test_ranks_share_places():
-  """As scipy has it."""
-  from scipy import stats
-
-  first, second = [1, 2, 2, 5, 3], [0.1, 0.4, 0.2, 0.2, 0.9]
-  expected = stats.spearmanr(first, second).statistic
-  np.testing.assert_allclose(rules.rank_correlation(first, second), expected)
+def test_what_is_the_same_everywhere_has_no_ranks():
   assert rules.rank_correlation([1, 2], [3, 3]) == 0
 
 

@@ -143,13 +143,9 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
   0 where one of them is the same everywhere.
   """
-  ranks = [_ranks(values) for values in (first, second)]
-  if any(len(set(found)) == 1 for found in ranks):
+  # Here, because it is slow to import.
+  from scipy import stats
+
+  if 1 in (len(set(first)), len(set(second))):
     return 0.0
-  return statistics.correlation(*ranks)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-  below = [sum(other < value for other in values) for value in values]
-  equal = [sum(other == value for other in values) for value in values]
-  return [b + (e - 1) / 2 for b, e in zip(below, equal, strict=True)]
+  return float(stats.spearmanr(first, second).statistic)
