@@ -47,7 +47,8 @@ class ClaimsPage:
 
   Attributes:
     found: what the runs say of each.
-    pictures: PNG files by name, those of claims with runs.
+    pictures: PNG files by name: of each claim with runs, but for those that an
+      earlier one has drawn.
   """
 
   def __init__(
@@ -71,16 +72,14 @@ class ClaimsPage:
       for name in names
     ]
     self.pictures: dict[str, bytes] = {}
-    self._picture_of: dict[str, str] = {}
-    drawn: dict[Any, str] = {}
+    drawn = set()
     for finding in self.found:
       claim = finding.claim
       rows = [r for r in self._rows[claim.study] if r.texts['status'] == 'done']
-      if rows and (key := (claim.study, claim.shown, claim.against)):
-        if key not in drawn:
-          drawn[key] = f'{finding.name}.png'
-          self.pictures[drawn[key]] = draw(claim, rows)
-        self._picture_of[finding.name] = drawn[key]
+      key = claim.study, claim.shown, claim.against
+      if rows and key not in drawn:
+        drawn.add(key)
+        self.pictures[f'{finding.name}.png'] = draw(claim, rows)
 
   def write(self, folder: epath.Path, stem: str = 'report') -> list[epath.Path]:
     """Writes STEM.html, STEM.md and STEM/*.png; returns the two pages."""
@@ -185,16 +184,13 @@ class ClaimsPage:
         f'    {command_of(study, self._reproduction.data)}',
         grid.table(heads, lines).rstrip(),
       ]
-      shown = set()
       for finding in found:
         parts.append(
           f'**{finding.claim.sentence}** ({finding.claim.source})\n\n'
           f'Rule: {finding.claim.rule.text}. {finding.reason}: '
           f'**{finding.verdict}**.'
         )
-        picture = self._picture_of.get(finding.name)
-        if picture and picture not in shown:
-          shown.add(picture)
+        if (picture := f'{finding.name}.png') in self.pictures:
           parts.append(f'![{finding.claim.caption}]({stem}/{picture})')
     return '\n\n'.join(parts) + '\n'
 
@@ -224,7 +220,6 @@ class ClaimsPage:
         f'<pre>{escape(command_of(study, self._reproduction.data))}</pre>',
         f'<div class="wide"><table>{"".join(cells)}</table></div>',
       ]
-      shown = set()
       for finding in found:
         body.append(
           f'<h3>{escape(finding.claim.sentence)}</h3>'
@@ -232,10 +227,8 @@ class ClaimsPage:
           f'<p class="rule">Rule: {escape(finding.claim.rule.text)}. '
           f'{escape(finding.reason)}.</p>'
         )
-        picture = self._picture_of.get(finding.name)
-        if picture and picture not in shown:
-          shown.add(picture)
-          data = base64.b64encode(self.pictures[picture]).decode()
+        if png := self.pictures.get(f'{finding.name}.png'):
+          data = base64.b64encode(png).decode()
           caption = escape(finding.claim.caption)
           body.append(
             f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">'
