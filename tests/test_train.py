@@ -96,18 +96,6 @@ STATEFUL = {'optimizer.polyak': 0.9, 'model.dropout': 0.1, 'loss.mixup': 0.2}
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted(reference, tmp_path, preempt_at):
-  for step in (2, 7):
-    preempt_at(step)
-    with pytest.raises(run.Preempted, match=f'saved step {step}'):
-      train.train(small_config(**STATEFUL), str(tmp_path))
-  preempt_at(None)
-  train.train(small_config(**STATEFUL), str(tmp_path))
-  assert_equal(final_params(tmp_path), final_params(reference))
-  assert read_metrics(tmp_path) == read_metrics(reference)
-
-
-@pytest.mark.slow
 def test_rows_are_means_of_the_same_steps_after_a_resumption(
   tmp_path, preempt_at
 ):
