@@ -11,6 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax import evaluate
 from vit_jax.convert import orbax
 from vit_jax.data import sources
+from vit_jax.training import features
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 20, 'heads': 2}
 DIGITS = tuple(map(str, range(10)))
@@ -83,6 +84,24 @@ def test_the_command_measures_by_the_names_of_classes(tmp_path, capsys):
     if want[:, i].sum():
       assert float(row['precision']) == want[i, i] / want[:, i].sum()
   assert (out / 'confusion.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
+  save(tmp_path / 'x')
+  extract = features.Extractor.__call__
+
+  def some(self, params, source, description):
+    top_Nk = extract(self, params, source, description)
+    top_Nk[5:] = -1
+    return top_Nk
+
+  monkeypatch.setattr(features.Extractor, '__call__', some)
+  out = tmp_path / 'out'
+  evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
+  assert 'images             5\n' in capsys.readouterr().out
+  with (out / 'confusion.csv').open() as file:
+    rows = [[*map(int, row[1:])] for row in [*csv.reader(file)][1:]]
+  assert np.sum(rows) == 5
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,13 @@ def test_another_image_size_resizes_the_position_embeddings(
   )
 
 
+def test_images_that_went_are_said(capsys):
+  x_ND = np.ones((3, 2), np.float32)
+  x_ND[1] = -np.inf
+  with pytest.raises(ValueError, match='1 of 3 test images cannot be read any'):
+    fewshot._extract(lambda *_: x_ND, None, range(3), 'test')
+
+
 def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
   path = tmp_path / 'f.npz'
   status, out, _ = command(

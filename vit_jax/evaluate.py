@@ -197,9 +197,11 @@ def evaluate(args: argparse.Namespace) -> None:
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{args.split} images')
-  found = measures(class_C[source.labels()], likeliest_Nk, C)
+  is_read_N = features.is_read(likeliest_Nk)
+  labels_N = class_C[source.labels()[is_read_N]]
+  found = measures(labels_N, likeliest_Nk[is_read_N], C)
   names = checkpoint.class_names or source.class_names
-  print(_table(found, names, len(source)))
+  print(_table(found, names, len(labels_N)))
   files = {'classes.csv': classes_csv(found, names).encode()}
   if C <= MAX_CLASSES:
     title = f'{args.checkpoint}\non {args.dataset} {args.split}'

@@ -263,11 +263,16 @@ def _extract(
   """Returns the representations ND of all images, and says how long it took.
 
   Raises:
-    ValueError: if they are not finite.
+    ValueError: if they are not finite, or an image cannot be read any more.
   """
   started_s = time.monotonic()
   x_ND = extractor(params, source, f'{split} images')
   elapsed_s = time.monotonic() - started_s
+  if gone := np.sum(~features.is_read(x_ND)):
+    raise ValueError(
+      f'{gone} of {len(x_ND)} {split} images cannot be read any more: run it '
+      'again, without them.'
+    )
   ridge.check_finite(split, x_ND)
   _say(
     f'run on   {len(source):,} {split} images in {elapsed_s:,.1f} s, '

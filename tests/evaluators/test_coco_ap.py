@@ -238,6 +238,22 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
 
 
+def test_images_that_went_are_no_missed_objects():
+  rng = np.random.default_rng(0)
+  objects = objects_of(rng, 6, 3)
+  found = found_in(rng, objects, 'near', 3)
+  evaluator = coco_ap.CocoEvaluator('coco', objects, None, lambda: [0], None)
+  del found[2]
+  evaluator._detect = lambda params, batch: None
+  evaluator._found_in = lambda outputs: found
+  kept = [0, 1, 3, 4, 5]
+  want = coco_ap.average_precision(
+    [objects[i] for i in kept], {i: found[x] for i, x in enumerate(kept)}
+  )
+  assert evaluator.run(None) == {f'coco/{row}': x for row, x in want.items()}
+  assert want['AR100'] > coco_ap.average_precision(objects, found)['AR100']
+
+
 def test_what_is_found_is_in_pixels_of_each_image():
   """Of a wide and of a tall one, each with another part of the canvas."""
   sizes = [(4, 8), (12, 8)]

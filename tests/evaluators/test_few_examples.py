@@ -265,6 +265,19 @@ def test_evaluate_refuses(change, message):
     evaluate(**change(x, test, test_labels))
 
 
+def test_images_that_went_are_neither_shots_nor_tests():
+  (x, labels), (test, test_labels) = examples(), examples(seed=1)
+  x, test = x.copy(), test.copy()
+  rows = few_examples.plan(labels, CLASSES, (5,), 1)[5, 0]
+  gone, *kept = rows
+  x[gone] = test[7:9] = -np.inf
+  (got,) = evaluate((5,), 1, 'fixed', features_ND=x, test_MD=test)
+  _, *classifier = few_examples.FITS['fixed'](x[kept], labels[kept], CLASSES)
+  assert got.accuracy == ridge.accuracy(
+    np.delete(test, [7, 8], 0), np.delete(test_labels, [7, 8]), *classifier
+  )
+
+
 class Source:
   """Images that are their own index."""
 

@@ -71,6 +71,17 @@ def test_some_of_the_images(source):
   }
 
 
+def test_images_that_went_are_not_counted(source):
+  """-1 is what an `Extractor` has for them."""
+  top_Nk = TOP.copy()
+  top_Nk[[0, 4]] = -1
+  assert evaluator(source, top_Nk).run(None) == {
+    'objectnet/accuracy': 2 / 5,
+    'objectnet/top5_accuracy': 4 / 5,
+    'objectnet/examples': 5,
+  }
+
+
 def test_parameters_and_source_reach_the_model(source):
   seen = []
 

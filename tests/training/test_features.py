@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.checkpoints import opening
-from vit_jax.data import cores, sources, transforms
+from vit_jax.data import cores, decode, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.training import features
@@ -186,6 +186,35 @@ def test_rows_are_in_the_order_of_the_source(batch_size, devices):
     rtol=0,
     atol=ATOL,
   )
+
+
+@pytest.mark.parametrize(('name', 'left'), [('pre_logits', -np.inf), ('', -1)])
+def test_images_that_went_have_no_rows(name, left):
+  """Those of the images in their places would be measured twice."""
+
+  class Gone(Seven):
+    def __init__(self):
+      super().__init__()
+      self.skips_unreadable = True
+
+    def __getitem__(self, index):
+      if index in (2, 6):
+        raise decode.UnreadableImage(f'{index}.png', 'gone')
+      return super().__getitem__(index)
+
+  model, params = model_of(depth=2)
+  function = features.layer(model, name) if name else features.top_k(model, 3)
+  extractor = features.Extractor(
+    function, Images(SIZE), batch_size=4, mesh=mesh_of(1)
+  )
+  want, got = extractor(params, Seven()), extractor(params, Gone())
+  gone = [2, 6]
+  assert (got[gone] == left).all()
+  np.testing.assert_array_equal(
+    np.delete(got, gone, 0), np.delete(want, gone, 0)
+  )
+  assert features.is_read(want).all()
+  assert np.flatnonzero(~features.is_read(got)).tolist() == gone
 
 
 def test_few_batches_are_on_the_devices_at_a_time(monkeypatch):

@@ -264,7 +264,7 @@ def eval_batches(
   Returns:
     An iterator of batches as in `train_batches`, with 'mask' float32 [b]
     of 1 and 0, and 'index' int32 [b], the position in `source` or -1. What is
-    skipped has mask 0 as well, with the next image in its place.
+    skipped is padding as well, with the next image in its place.
 
   Raises:
     ValueError: `batch_size` is not a multiple of `process_count`, or the source
@@ -284,13 +284,13 @@ def eval_batches(
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
   """An example, or behind the last one padding."""
-  real = index < len(source)
   # Padding repeats the last example, so that it has the right shape.
-  position = index if real else len(source) - 1
+  position = min(index, len(source) - 1)
   example, is_it = _example(source, position, transform)
+  real = is_it and position == index
   return {
     **example,
-    'mask': np.float32(real and is_it),
+    'mask': np.float32(real),
     'index': np.int32(index if real else -1),
   }
 

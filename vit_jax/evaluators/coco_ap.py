@@ -163,10 +163,14 @@ class CocoEvaluator:
         found |= self._found_in(jax.device_get(pending.popleft()))
     for last in pending:
       found |= self._found_in(jax.device_get(last))
-    rows = average_precision(self._objects, found)
+    # Without images that cannot be read any more.
+    kept = sorted(found)
+    objects = [self._objects[i] for i in kept]
+    found = {i: found[index] for i, index in enumerate(kept)}
+    rows = average_precision(objects, found)
     tallies = [tally for *_, tally in found.values() if tally]
     if tallies:
-      of_masks = average_precision(self._objects, found, 'segm')
+      of_masks = average_precision(objects, found, 'segm')
       rows |= {MASKS + row: value for row, value in of_masks.items()}
       rows |= panoptic.quality(tallies)
     return {f'{self.name}/{row}': value for row, value in rows.items()}

@@ -136,18 +136,24 @@ class Shots:
   ) -> list[Result]:
     """Returns what a linear classifier of every draw gives, in their order.
 
+    Rows that an `Extractor` could not read are left out.
+
     Raises:
       ValueError: if features are not finite.
     """
-    ridge.check_finite('training', features_RD)
-    ridge.check_finite('test', test_MD)
+    is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
+    rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
+    x_MD, labels_M = test_MD[is_read_M], self._test_labels_M[is_read_M]
+    ridge.check_finite('training', x_RD)
+    ridge.check_finite('test', x_MD)
 
     def run(shots: int, seed: int) -> Result:
       indices_K = self._plan[shots, seed]
-      x_KD = features_RD[np.searchsorted(self.rows_R, indices_K)]
+      indices_K = indices_K[np.isin(indices_K, rows_R)]
+      x_KD = x_RD[np.searchsorted(rows_R, indices_K)]
       labels_K = self._labels_N[indices_K]
       penalty, *classifier = self._fit(x_KD, labels_K, self._num_classes)
-      accuracy = ridge.accuracy(test_MD, self._test_labels_M, *classifier)
+      accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
       return Result(shots, seed, penalty, accuracy)
 
     return in_threads(run, self._plan)

@@ -79,6 +79,7 @@ class ObjectNetEvaluator:
       right_YC[label, list(objectnet.IMAGENET_CLASSES[class_name])] = True
     top_Nk = self._top(params, self._source)[:, :5]
     right_Nk = right_YC[self._source.labels()[:, None], top_Nk]
+    right_Nk = right_Nk[features.is_read(top_Nk)]
     return {
       f'{self.name}/accuracy': float(np.mean(right_Nk[:, 0])),
       f'{self.name}/top5_accuracy': float(np.mean(right_Nk.any(axis=1))),

@@ -87,12 +87,17 @@ class RealEvaluator:
     Those are `accuracy` by ReaL, `original_accuracy` (of all images) by the
     labels of the source, and `examples`, the number of images that ReaL scores.
     """
-    top_N = self._top(params, self._source)[:, 0]
-    accuracy, scored = real_accuracy(top_N, self._labels)
+    top_Nk = self._top(params, self._source)
+    top_N, is_read_N = top_Nk[:, 0], features.is_read(top_Nk)
+    labels = [
+      classes if is_read else []
+      for classes, is_read in zip(self._labels, is_read_N, strict=True)
+    ]
+    accuracy, scored = real_accuracy(top_N, labels)
     return {
       f'{self.name}/accuracy': accuracy,
       f'{self.name}/original_accuracy': float(
-        np.mean(top_N == self._original_N)
+        np.mean((top_N == self._original_N)[is_read_N])
       ),
       f'{self.name}/examples': float(scored),
     }

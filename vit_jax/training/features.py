@@ -108,6 +108,16 @@ def top_k(model: Model, k: int) -> Function:
   return function
 
 
+def _unread(dtype: np.dtype) -> float:
+  """Returns a number that no model gives of all of an image."""
+  return -1 if np.issubdtype(dtype, np.integer) else -np.inf
+
+
+def is_read(rows_NX: np.ndarray) -> np.ndarray:
+  """Returns which rows of an `Extractor` are those of their images, bool N."""
+  return (rows_NX != _unread(rows_NX.dtype)).any(axis=1)
+
+
 class Extractor:
   """Applies a function to every image of a source, on all devices and hosts."""
 
@@ -145,6 +155,9 @@ class Extractor:
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
+    One that was skipped, as it cannot be read any more, has a row of -inf, or
+    of -1 among whole numbers.
+
     A description shows a progress bar.
     """
     rows_NX = np.empty(0)
@@ -162,7 +175,7 @@ class Extractor:
       if not rows_NX.size:
         # Of all images at once: millions of rows would not fit twice.
         shape = (len(source), *values_BX.shape[1:])
-        rows_NX = np.empty(shape, values_BX.dtype)
+        rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
       is_image_B = index_B >= 0
       rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
       shown.update(int(np.sum(is_image_B)))
