@@ -322,6 +322,17 @@ def test_without_a_head_the_output_is_the_features(tmp_path):
   assert (output.name, output.shape) == ('pre_logits', ['batch', 32])
 
 
+def test_what_masked_patches_show_is_called_predictions(tmp_path):
+  fields = VIT | {'name': 'masked_vit', 'num_classes': 0}
+  checkpoint = random_checkpoint(None, SMALL, **fields)
+  path = write(tmp_path, checkpoint)
+  (output,) = onnxruntime.InferenceSession(path).get_outputs()
+  assert (output.name, output.shape) == ('predictions', ['batch', 16, 512])
+  images = random_images(SMALL)
+  got = onnx_format.open_peer(path).run(images)
+  assert relative_difference(got, logits_of(checkpoint, images)) < TOLERANCE
+
+
 @pytest.mark.parametrize('threads', [0, 3])
 def test_it_runs_in_the_threads_asked_for(tmp_path, monkeypatch, threads):
   path = write(tmp_path, random_checkpoint(None, SMALL, **VIT))

@@ -2,10 +2,11 @@
 
 The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
 the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
-there is no head. The output `rollout` (batch, h, w) is optional, and so are
-`attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), a
-layer's weights with the heads fused, and `read` (batch, L), how much the output
-reads of each token. DETR puts out `logits` (batch, Q, C + 1) and `boxes`
+there is no head, or `predictions` (batch, patches, ...) of what patches show.
+The output `rollout` (batch, h, w) is optional, and so are `attention_mean`,
+`attention_min` and `attention_max` (batch, layers, L, L), a layer's weights
+with the heads fused, and `read` (batch, L), how much the output reads of each
+token. DETR puts out `logits` (batch, Q, C + 1) and `boxes`
 (batch, Q, 4) of its last layer, and `mask_logits` if it has them, of images
 without padding; or of those whose `sizes` (batch, 2), int32 height and width
 before padding, are an optional input.
@@ -30,6 +31,7 @@ from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
 from vit_jax.models import detr, detr_layers, variants
+from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.variants import Model
 from vit_jax.objectives import detection
 from vit_jax.visualize import attention_maps
@@ -101,7 +103,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
       f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
     ) from e
   names = [output.name for output in session.get_outputs()]
-  wanted = [x for x in ('logits', 'pre_logits', 'boxes') if x in names]
+  outputs = 'logits', 'pre_logits', 'predictions', 'boxes'
+  wanted = [x for x in outputs if x in names]
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
@@ -169,6 +172,8 @@ def _to_model(
       images_BHWC = jnp.where(is_padding_BHW[..., None], 0.0, images_BHWC)
       padded['padding_BHW'] = is_padding_BHW
     name = 'logits' if model.num_classes else 'pre_logits'
+    if isinstance(model, MaskedViT):
+      name = 'predictions'
     if rollout:
       y_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
       fused = [{'all': rollout_lib.fuse(x_BNLL)} for x_BNLL in layers]
