@@ -135,6 +135,16 @@ def test_the_loss_is_kept_or_said_to_be_lost(run, workdir, tmp_path, to):
   assert 'written' in out and 'sigmoid' not in out
 
 
+def test_the_loss_that_a_file_does_not_say_may_be_given(run, workdir, tmp_path):
+  run(workdir, tmp_path / 'x.npz', '--to=npz')
+  for given, loss in (([], 'softmax'), (['--loss=sigmoid'], 'sigmoid')):
+    status, _, _ = run(
+      tmp_path / 'x.npz', tmp_path / loss, '--to=orbax', *given
+    )
+    assert status == 0
+    assert opening.open_checkpoint(str(tmp_path / loss)).loss == loss
+
+
 def test_our_own_format_changes_nothing(workdir, tmp_path):
   before = opening.open_checkpoint(str(workdir))
   before = dataclasses.replace(

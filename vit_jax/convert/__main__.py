@@ -21,6 +21,7 @@ that is installed, and prints the largest difference.
 """
 
 import argparse
+import dataclasses
 import importlib
 import os
 import pathlib
@@ -67,6 +68,8 @@ def convert(args: argparse.Namespace) -> None:
   )
   whole.refuse_existing(target)
   checkpoint = opening.open_checkpoint(args.source)
+  if args.loss:
+    checkpoint = dataclasses.replace(checkpoint, loss=args.loss)
   _say(f'read      {checkpoint.path}: {_describe(checkpoint)}')
   checkpoint = _adapt(checkpoint, size or checkpoint.image_size, args)
   given: Any = checkpoint.weights() if to in WEIGHTS else checkpoint
@@ -178,6 +181,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     default='keep',
     help='keep all of it (default), keep the representation layer and drop the '
     'classifier, or drop both',
+  )
+  parser.add_argument(
+    '--loss',
+    choices=('softmax', 'sigmoid'),
+    help='that the head was trained with, which most formats do not say '
+    "(default: the source's, or softmax)",
   )
   parser.add_argument(
     '--dtype',
