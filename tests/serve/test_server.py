@@ -403,3 +403,13 @@ def test_probabilities_of_several_classes_are_sigmoids(tmp_path):
   (answer,) = served.run([Seen(images[0], (0, 0, 1, 1), (32, 48))])
   want_C = jax.nn.sigmoid(checkpoint.logits(images))[0]
   np.testing.assert_allclose(answer.probability_C, want_C, atol=TOLERANCE)
+
+
+def test_classes_of_one_name_are_told_apart(tmp_path):
+  """As ImageNet's two cranes, by what `predict` calls them."""
+  names = ('crane', 'crow', 'crane', *'abcd')
+  checkpoint = dataclasses.replace(checkpoint_of(depth=1), class_names=names)
+  board.write_model(checkpoint, tmp_path, 'x', 'float32')
+  served = served_model.ServedModel(tmp_path / 'x.float32.onnx', 1)
+  assert served.class_names == [checkpoint.class_name(c) for c in range(7)]
+  assert served.class_names[:3] == ['crane (0)', 'crow', 'crane (2)']

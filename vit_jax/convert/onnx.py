@@ -197,7 +197,11 @@ def _to_model(
       f'{checkpoint.path} cannot be written as ONNX, which this package has '
       f'no translation to for {e}: use --to=stablehlo or orbax.'
     ) from e
-  return graph.to_model(outputs, _metadata(checkpoint))
+  metadata = _metadata(checkpoint)
+  if served:  # to people, as `predict` calls them
+    names = map(checkpoint.class_name, range(len(checkpoint.class_names)))
+    metadata['class_names'] = json.dumps([*names])
+  return graph.to_model(outputs, metadata)
 
 
 def _with_attention(
