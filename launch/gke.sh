@@ -105,6 +105,7 @@ case "$command" in
     need_main_args
     need_shipped_config
     need_bucket
+    need_no_local_path
     text=$(manifest)
     if $dry_run; then
       printf "kubectl apply -f - <<'EOF'\n%s\nEOF\n" "$text"

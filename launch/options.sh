@@ -79,6 +79,22 @@ need_shipped_config() {
       "alone: put it into configs/."
 }
 
+# Nor do they get the data and checkpoints of this machine; of what begins with /
+# nobody knows here what they have mounted.
+need_no_local_path() {
+  local arg word words
+  for arg in "${main_args[@]}"; do
+    IFS=$' \n\'"=,:()' read -rd '' -a words <<< "$arg" || true
+    for word in "${words[@]}"; do
+      [[ $word == /* || ${word#./} == @(configs|vit_jax)/* ]] && continue
+      if [[ $word == @(.|..)/* ]] || [[ $word == *[./]* && -e $word ]]; then
+        refuse "$word is on no host: name a bucket, or a folder or file that" \
+          "all hosts have mounted, by its path from /."
+      fi
+    done
+  done
+}
+
 need_bucket() {
   [[ $workdir == gs://?* ]] ||
     refuse "--workdir=$workdir would be lost with the machine. Name a folder" \

@@ -49,7 +49,8 @@ case "${1:-}" in
 esac
 take_options "${@:2}"
 [[ $command != up && $command != run ]] ||
-  { need_main_args && need_shipped_config && need_bucket; }
+  { need_main_args && need_shipped_config && need_bucket &&
+    need_no_local_path; }
 [[ $name =~ ^[a-z][-a-z0-9]*$ ]] ||
   refuse "--name=$name: only a-z, 0-9 and -, first a letter."
 [[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is no number of a host."

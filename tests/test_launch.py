@@ -87,6 +87,27 @@ def test_help_is_the_comment_at_the_top(script, tools):
       'put it into configs/',
     ),
     ('tpu.sh', ['up', '--', '--config=c', '--workdir', 'runs'], 'gs://BUCKET'),
+    (
+      'tpu.sh',
+      ['up', *TRAINING, '--config.data.name=./photos'],
+      r'./photos is on no host: .* all hosts have mounted, by its path from /',
+    ),
+    (
+      'gke.sh',
+      ['run', '--image=i', *TRAINING[:2], '--config.init', 'tests/conftest.py']
+      + ['--workdir=gs://b/w'],
+      'tests/conftest.py is on no host',
+    ),
+    (
+      'tpu.sh',
+      ['run', '--', '--config=configs/finetune.py:b16,tests/golden,init=b', W],
+      'tests/golden is on no host',
+    ),
+    (
+      'tpu.sh',
+      ['run', *TRAINING, '--config.evaluators.real.labels=CHANGELOG.md'],
+      'CHANGELOG.md is on no host',
+    ),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
     ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
@@ -253,6 +274,13 @@ def test_dry_run_of_all_is_that_of_the_steps(tools):
   ]
   assert tools.run('tpu.sh', 'up', *name, *TRAINING) == (0, ''.join(steps), '')
   assert tools.calls() == []
+
+
+def test_what_hosts_may_have_is_not_refused(tools):
+  args = ['--config=./configs/finetune.py:b16,/mnt/photos', W]
+  args += ['--config.init=augreg/b16', '--config.teacher=gs://tests/golden']
+  args += ['--config.data.name=vtab/dtd', '--sweep=init=/tmp,vit/b16']
+  assert tools.run('tpu.sh', 'run', '--dry_run', '--', *args)[0] == 0
 
 
 def test_what_a_dry_run_prints_runs_the_same_command(tools):
