@@ -47,6 +47,11 @@ KINDS = {
     'DINOv3ViTConfig',
     SIZES | {'num_register_tokens': 4},
   ),
+  'DINOv3 without registers': (
+    'DINOv3ViTModel',
+    'DINOv3ViTConfig',
+    SIZES | {'num_register_tokens': 0},
+  ),
   'DINOv3, gated, no bias': (
     'DINOv3ViTModel',
     'DINOv3ViTConfig',

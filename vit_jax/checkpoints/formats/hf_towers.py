@@ -158,6 +158,8 @@ def read(path: str, config: dict[str, Any]) -> File:
     key: x
     for key, x in tensors.read_folder(path).items()
     if not re.search(family.ignored, key)
+    # None of them are an empty array.
+    and (x.size or not key.endswith('register_tokens'))
   }
   classifies = 'classifier.weight' in arrays
   if classifies and family is _SIGLIP:
