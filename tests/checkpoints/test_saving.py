@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint._src.futures import future
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax.checkpoints import opening, saving
@@ -225,6 +228,26 @@ def test_a_disk_error_is_no_damage(run, name):
   )
   whole.rename(file)
   assert restored_from(run) == 2
+
+
+def test_a_save_that_takes_an_hour_is_waited_for(tmp_path, monkeypatch):
+  """Orbax would give it up after 20 minutes, and the next one too."""
+  started = []
+
+  def an_hour_on():
+    started.append(time.time())
+    return started[-1] + 3600 * (len(started) > 1)
+
+  store = open_checkpoints(tmp_path)
+  store.save(1, state(1), {}, {})
+  store.wait()
+  monkeypatch.setattr(future, 'time', types.SimpleNamespace(time=an_hour_on))
+  store.save(2, state(2), {}, {})
+  store.wait()
+  monkeypatch.undo()
+  assert len(started) > 2
+  store.close()
+  assert restored_from(tmp_path) == 2
 
 
 def wrapped(error):

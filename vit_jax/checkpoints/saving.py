@@ -82,6 +82,9 @@ class Checkpoints:
       self.directory,
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
+        # Slow storage takes longer than orbax's 20 minutes, every time. What
+        # hangs is ended by the run's watch.
+        async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         best_fn=metric,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [
@@ -329,7 +332,7 @@ class _Manager(ocp.CheckpointManager):
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
     # After an error of one process orbax's own waits for all the others, which
-    # wait for that one: for 20 minutes, after which nobody says what it was.
+    # wait for that one, as long as a save may take, and nobody says what.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
 
