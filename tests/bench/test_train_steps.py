@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.bench.conftest import SMALL, assert_mfu
+from tests.conftest import ROOT
 from vit_jax import flags
 from vit_jax.bench import speed, step
 from vit_jax.models import flops
@@ -57,6 +58,16 @@ def test_timm_has_the_same_architecture(timm, variant):
   model = timm.create_model(**torch_peer.arguments(chosen))
   theirs = sum(p.numel() for p in model.parameters())
   assert theirs == flops.count_params(step.objective_of(chosen).model, (64, 64))
+
+
+def test_timm_is_found_where_torchvision_cannot_load_its_operators(timm):
+  """In a process of its own: here the fixture has declared them."""
+  del timm
+  code = 'from vit_jax.bench import torch_peer; torch_peer.libraries()'
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

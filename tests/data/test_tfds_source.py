@@ -210,14 +210,16 @@ def test_other_file_format(tmp_path, encode):
   )
 
 
+@pytest.mark.parametrize('version', ['', ':3.0.2'])
 @pytest.mark.parametrize(
   'name, nearest', [('cifar', 'cifar10'), ('digit', 'digits')]
 )
-def test_unknown_names(tmp_path, name, nearest):
+def test_unknown_names(tmp_path, name, nearest, version):
+  """What is near is near whichever version of it was asked for."""
   with pytest.raises(ValueError) as error:
-    _open(name, 'train', tmp_path)
+    _open(name + version, 'train', tmp_path)
   message = str(error.value)
-  assert f'unknown dataset {name!r}; did you mean' in message
+  assert f'unknown dataset {name + version!r}; did you mean' in message
   assert nearest in message.split('?')[0]
   assert f'given as a path with a slash, such as ./{name}' in message
 

@@ -411,6 +411,33 @@ def test_digits_by_their_pixels():
   assert 0.85 < accuracies[-1] < 0.95
 
 
+def parts_of(config):
+  experiment = Experiment(config, facts_of(config, tuple('0123456789'), 1000))
+  return Parts(
+    config, experiment.objective, {}, experiment.mesh, experiment.facts
+  )
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'message'),
+  [
+    ('shots', (0,), r'shots is \(0,\)'),
+    ('seeds', 0, 'seeds is 0'),
+    ('l2', '1024', "l2 is '1024'"),
+  ],
+)
+def test_the_protocol_is_that_of_the_config(field, value, message):
+  """What cannot be is refused, so what was asked for has arrived."""
+  config = digits.get_config()
+  entry = config.evaluators.fewshot
+  entry.data = 'digits'
+  parts = parts_of(config)
+  few_examples.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
+  entry[field] = value
+  with pytest.raises(ValueError, match=message):
+    few_examples.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
+
+
 def test_splits_that_are_not_given_are_the_usual_ones(monkeypatch):
   opened = []
 
@@ -420,10 +447,7 @@ def test_splits_that_are_not_given_are_the_usual_ones(monkeypatch):
 
   monkeypatch.setattr(few_examples.bad_images, 'open_checked', open_checked)
   config = digits.get_config()
-  experiment = Experiment(config, facts_of(config, tuple('0123456789'), 1000))
-  parts = Parts(
-    config, experiment.objective, {}, experiment.mesh, experiment.facts
-  )
+  parts = parts_of(config)
   entry = config.evaluators.fewshot
   for name, given in (
     ('./mine', {}),

@@ -320,6 +320,19 @@ def test_families_of_models():
   assert [*map(claims.family_of, names)] == ['ViT', 'R', 'R+ViT']
 
 
+def test_nothing_is_said_of_compute_that_the_others_do_not_span():
+  """There the best of the others says nothing of what a larger one would do."""
+  runs = families(0.5, 0.625, 0.5)
+  del runs['ViT-6x128']  # ResNets have 10 and 31.6 GFLOPs, ViTs now 1 and 10
+  runs['R4x32'][B] = 0.9
+  assert claims.at_equal_compute(runs, 'R', 'ViT') == pytest.approx(0.025)
+  del runs['ViT-3x64']
+  assert math.isnan(claims.at_equal_compute(runs, 'R', 'ViT'))
+  # Nor of a smaller one.
+  runs['ViT-2x32']['gflops'] = 100.0
+  assert math.isnan(claims.at_equal_compute(runs, 'R', 'ViT'))
+
+
 def test_what_is_the_same_everywhere_has_no_ranks():
   assert rules.rank_correlation([1, 2], [3, 3]) == 0
 

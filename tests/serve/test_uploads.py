@@ -1,10 +1,12 @@
 """What a model sees of files, beside what the rest of the package makes."""
 
+import contextlib
 import io
 import os
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 
 import numpy as np
@@ -113,6 +115,18 @@ def test_another_process_gives_the_same(decoder):
     want = uploads.see(data, view)
     np.testing.assert_array_equal(got.pixels_HWC, want.pixels_HWC)
     assert got.box == want.box
+
+
+@pytest.mark.parametrize('data', [KINDS['BMP'], b'no image'])
+def test_what_watches_the_time_ends_with_the_image(decoder, data):
+  """Or it would end the process later, while that has another in hand."""
+  process, before = decoder._process, set(threading.enumerate())
+  with contextlib.suppress(UnreadableUpload):
+    decoder.see(data)
+  for thread in set(threading.enumerate()) - before:
+    thread.join()
+  assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+  assert decoder._process is process
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):

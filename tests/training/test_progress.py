@@ -304,6 +304,11 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   ]
   assert colors[1] | colors[0] == colors[1]  # The same source, the same color.
   assert len(set(colors[1].values())) == 3
+  # Shares are read as percent, a loss is not.
+  assert [label.get_text() for label in accuracy.get_yticklabels()] == [
+    f'{share:.0%}' for share in accuracy.get_yticks()
+  ]
+  assert not any('%' in label.get_text() for label in loss.get_yticklabels())
   assert sorted(os.listdir(tmp_path)) == ['curves.png', 'run']
   assert 'matplotlib.pyplot' not in set(sys.modules) - modules
 

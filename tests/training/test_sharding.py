@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.models import variants
@@ -126,6 +127,32 @@ def test_optimizer_state_lies_where_its_parameters_do(name):
     else:
       assert spec == P(), path
   assert found == len(params) * {'adam': 3, 'sgd': 2}[name]
+
+
+def without_fsdp(spec):
+  names = ((axes,) if isinstance(axes, str) else axes or () for axes in spec)
+  return P(*(tuple(n for n in each if n != 'fsdp') or None for each in names))
+
+
+def test_what_is_gathered_is_split_over_tensor_alone():
+  """And what is scattered lies where the parameters do.
+
+  Left split, it would be gathered again by each layer and part of a batch.
+  """
+  mesh, tree = sharding.make_mesh(MESH), shapes()
+  params = jax.device_put(
+    jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree),
+    sharding.tree_shardings(tree, mesh),
+  )
+  gathered = jax.jit(lambda x: sharding.gather(x, mesh))(params)
+  scattered = jax.jit(lambda x: sharding.scatter(x, mesh))(gathered)
+  for found, spec_of in (
+    (gathered, lambda name: without_fsdp(wanted(name))),
+    (scattered, wanted),
+  ):
+    for name, x in leaves(found).items():
+      want = NamedSharding(mesh, spec_of(name))
+      assert x.sharding.is_equivalent_to(want, x.ndim), name
 
 
 def test_axes_that_do_not_divide_are_left_out_for_that_array_alone():
