@@ -345,7 +345,8 @@ def test_image_sizes(text, size):
 
 
 @pytest.mark.parametrize(
-  'text', ['', '0', '-8', '8x', 'x8', '8x0', '8x8x3', '8.5', '224px', '8 x 8']
+  'text',
+  ['', '0', '-8', '8x', 'x8', '8x0', '8x8x3', '8.5', '224px', '8 x 8', '2٢4'],
 )
 def test_what_is_no_image_size_says_how_to_write_one(text):
   with pytest.raises(ValueError) as e:

@@ -456,7 +456,7 @@ def test_frozen_parameters_get_no_gradient_and_the_others_theirs():
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_learning_rates_of_groups_are_multiplied(name):
   """The first match counts; decay, with Adam, goes along with the rate."""
-  scales = (('^cls$', 0.0), ('kernel$', 0.5), ('Dense_0/', 3.0))
+  scales = (('^cls$', 0.0), ('kernel$', 0.5), ('(?i)dense_0/', 3.0))
   fields = {'name': name, 'weight_decay': 0.3}
   grads = gradients(1)
   (plain,) = run(constant(**fields), grads)

@@ -113,7 +113,7 @@ def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
   Raises:
     ValueError: if it is neither; says `what` is.
   """
-  match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', str(text))
+  match = re.fullmatch(r'([1-9][0-9]*)(?:x([1-9][0-9]*))?', str(text))
   if not match:
     raise ValueError(
       f'{what} is {text!r}: write the side in pixels, as in 224, or height x '

@@ -133,7 +133,8 @@ def _scale_by_path(
     patterns, factors = zip(*lr_scales, strict=True)
     if not all(0 <= factor < float('inf') for factor in factors):
       raise ValueError
-    re.compile('|'.join(patterns))
+    for pattern in patterns:
+      re.compile(pattern)
   except (re.error, TypeError, ValueError) as e:
     raise ValueError(
       f'optimizer.lr_scales is {lr_scales!r}: it has a pair for each pattern, '
