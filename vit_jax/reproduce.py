@@ -93,7 +93,7 @@ def _claims(text: str, data: str) -> list[str]:
     if name not in claims.CLAIMS:
       raise ValueError(f'No claim {name!r}. {nearest(name, claims.CLAIMS)}')
   if text:
-    return names
+    return list(dict.fromkeys(names))
   left_out = [
     name
     for name in names

@@ -259,6 +259,10 @@ def test_no_run_is_started_that_the_budget_does_not_hold(
   assert re.search(r'axial_gain .* 0/6 ', capsys.readouterr().out)
 
 
+def test_a_claim_that_is_named_twice_counts_once():
+  assert reproduce._claims('head,depth,head', 'digits') == ['head', 'depth']
+
+
 def test_what_is_refused(command, capsys):
   assert command('--claims=posem') == 2
   assert "No claim 'posem'" in capsys.readouterr().err
