@@ -86,6 +86,28 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   assert opening.open_checkpoint(str(tmp_path)).class_names[3] == '3'
 
 
+def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
+  """Or all of them would drop out the same, which one batch does not."""
+
+  def loss(self, params, fixed, batch, key, *, train):
+    x = jax.random.uniform(key)
+    return 0.0, {'mean': x, 'square': x**2}
+
+  monkeypatch.setattr(Taught, 'loss', loss)
+  config.batch_size, config.accum_steps = 64, 64
+  facts = experiment.facts_of(config, map(str, range(10)), 1437)
+  made = experiment.Experiment(taught(config, 0), facts, jax.devices()[:1])
+  state = made.start(made.new_params())
+  batch = {
+    name: np.zeros(x.shape, x.dtype)
+    for name, x in made.objective.batch_shapes(64).items()
+  }
+  _, metrics = made.train_step()(state, {}, batch, np.int32(0))
+  # Of even draws from [0, 1] it is 1/12.
+  variance = metrics['square'] - metrics['mean'] ** 2
+  assert 0.04 < variance < 0.16
+
+
 def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
   train.train(taught(config, 0), str(tmp_path))
   other = Taught.fixed

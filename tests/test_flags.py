@@ -55,6 +55,12 @@ def _caused(by):
       71,
       'accum_steps',
     ),
+    # As the compiler for TPUs says it.
+    (
+      jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory.'),
+      71,
+      'accum_steps',
+    ),
     (KeyboardInterrupt(), 130, 'interrupted'),
   ],
 )

@@ -44,6 +44,7 @@ def test_same_size_is_the_identity(extra):
     ((3, 5), (7, 4), 1),
     ((3, 5), (7, 4), 2),
     ((2, 2), (1, 3), 1),
+    ((2, 6), (4, 3), 1),  # as many tokens, elsewhere in the image
   ],
 )
 def test_is_bilinear_with_aligned_corners(old, new, extra):

@@ -228,6 +228,18 @@ def test_odd_images_have_finite_gradients(case):
   assert all(np.isfinite(x) for x in metrics.values())
 
 
+def test_masks_without_what_reads_them_are_refused(monkeypatch):
+  """At once, not with the first image that has some."""
+  config = test_every.config_of('detection')
+  config.model.update(masks=True, width=128, heads=8)
+  config.model.backbone_layers = (1, 1, 1, 1)
+  monkeypatch.setattr(
+    detection.segments.importlib.util, 'find_spec', lambda name: None
+  )
+  with pytest.raises(ImportError, match='model.masks needs pycocotools'):
+    check_config(config)
+
+
 @pytest.mark.slow
 def test_masks_on_eight_devices_are_those_on_one():
   """A step of images with one, two and three objects, a part each."""

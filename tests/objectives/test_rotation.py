@@ -102,6 +102,26 @@ def test_both_streams_come_from_their_splits():
   assert seen == {0, 1, 2, 3}
 
 
+def test_both_streams_are_mirrored_image_by_image():
+  """By draws of their own: the two images of a row have nothing in common."""
+  objective = objective_of(**{'data.flip': True})
+  image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+  images = np.stack([image] * 64)
+  batch = {'image': images, 'unlabelled': images, 'label': np.zeros(64, int)}
+  augmented = objective.augment(batch, jax.random.key(0))
+  plain = np.asarray(objective.images.normalize(image[None]))[0]
+  found = []
+  for name in ('image', 'unlabelled'):
+    as_is, mirrored = (
+      [np.array_equal(x, way) for x in augmented[name]]
+      for way in (plain, plain[:, ::-1])
+    )
+    assert np.logical_xor(as_is, mirrored).all()
+    assert 10 < sum(mirrored) < 54
+    found.append(mirrored)
+  assert found[0] != found[1]
+
+
 @pytest.mark.slow
 def test_it_trains_on_a_folder_without_classes(tmp_path):
   """What comes out opens, tells classes, and is what others begin with."""

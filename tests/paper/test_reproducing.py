@@ -263,6 +263,26 @@ def test_a_claim_that_is_named_twice_counts_once():
   assert reproduce._claims('head,depth,head', 'digits') == ['head', 'depth']
 
 
+def test_a_run_too_long_for_the_budget_keeps_no_shorter_one_waiting(
+  command, tmp_path, monkeypatch
+):
+  fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  path = tmp_path / 'r/digits/axial.csv'
+  first = [line for line in table(path) if line['seed'] == '0']
+  for line in first:
+    line['seconds'] = '1' if line['variant'] == 'Axial-ViT' else '9999'
+  with path.open('w', newline='') as file:
+    writer = csv.DictWriter(file, [*first[0]])
+    writer.writeheader()
+    writer.writerows(first)
+  (tmp_path / 'w').rename(tmp_path / 'lost')
+  trained = fake_training(monkeypatch, accuracy)
+  assert command('--budget=2h') == 0
+  # Each comes after one of the other variant, which would take longer.
+  assert trained == ['Axial-ViT_seed=1', 'Axial-ViT_seed=2']
+
+
 def test_what_is_refused(command, capsys):
   assert command('--claims=posem') == 2
   assert "No claim 'posem'" in capsys.readouterr().err

@@ -29,6 +29,13 @@ def test_collectives_and_what_each_device_sends():
   assert reduce.sent_bytes() == 3 * 2 * 3 / 4 * (8 * 128 * 2 + 3 * 2)
 
 
+def test_a_permutation_sends_all_that_there_is():
+  """A device's whole array goes to another one, and no part is its own."""
+  size = 8 * 128 * 4
+  permutation = hlo.Collective('collective-permute', 2, size, 3)
+  assert permutation.sent_bytes() == 3 * size
+
+
 @pytest.mark.parametrize(
   ('operation', 'size'),
   [

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -161,6 +162,25 @@ def test_what_ended_while_nobody_asked_is_started_again(monkeypatch):
     assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   finally:
     decoder.close()
+
+
+def test_the_process_has_limits_where_the_server_has_none():
+  """Whatever a decoder is made to do, it fills no memory and no disk."""
+  decoder = Decoder(VIEWS)
+  try:
+    memory, file, core = (
+      resource.prlimit(decoder._process.pid, limit)
+      for limit in (
+        resource.RLIMIT_AS,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_CORE,
+      )
+    )
+  finally:
+    decoder.close()
+  # No limit is -1, and the server may have a lower one itself.
+  assert 0 < min(memory) <= max(memory) <= uploads._MAX_MEMORY_BYTES
+  assert file == core == (0, 0)
 
 
 def test_it_runs_where_memory_is_limited_already():
