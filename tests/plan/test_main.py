@@ -270,6 +270,7 @@ def test_the_search_finds_what_fits():
     ('v4:2x2x1', 8),
     ('v5e:2x2', 4),
     ('v6e:2x2', 4),
+    ('tpu7x:2x2x1', 8),
   ],
 )
 def test_the_command_for_other_generations(topology, devices):

@@ -73,6 +73,7 @@ def test_tpu_cores_are_those_that_jax_knows(kind):
     ('v5e', (16, 16, 1), 400),
     ('v6e', (16, 16, 1), 800),
     ('v5p', (8, 8, 8), 1200),
+    ('tpu7x', (8, 8, 8), 1200),
     # Corners of what is no torus have one link in each direction that there is.
     ('v5e', (4, 4, 1), 200),
     ('v5e', (8, 16, 1), 300),

@@ -23,9 +23,9 @@ there already: a loop over configs and topologies goes on where it was ended.
 --search tries parts of the batch, rematerialisation, loops over layers and
 meshes, and says which of those that fit is fastest, with its flags.
 
-A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e) and its chips:
-v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, any other two. A device
-is a core, and on v5p both of a chip; on v4 it is both where training
+A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its
+chips: v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, any other two. A
+device is a core, and on v5p both of a chip; on v4 it is both where training
 runs, and one in what is compiled here.
 """
 

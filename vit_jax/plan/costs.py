@@ -5,7 +5,9 @@ import dataclasses
 import importlib.util
 import math
 import os
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -71,7 +73,7 @@ def compile_step(experiment: Experiment) -> Step:
   lowered = program.lower()
   started_s = time.monotonic()
   try:
-    compiled = lowered.compile()
+    compiled, text = _compiled(lowered)
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
       raise
@@ -80,12 +82,27 @@ def compile_step(experiment: Experiment) -> Step:
   state = program.shapes[0]
   params_bytes = _bytes(state['params'])
   return Step(
-    hlo.read(compiled.as_text() or ''),
+    hlo.read(text),
     params_bytes,
     _bytes(state) - params_bytes,
     aot.peak_bytes(compiled),
     compile_s,
   )
+
+
+def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
+  """Returns a compiled program, and it as text.
+
+  TPUs' compiler writes the text itself: there are programs, as those of TPU7x
+  and some of v6e, that an older JAX cannot read.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile(
+      {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}
+    )
+    for path in pathlib.Path(folder).glob('*.after_codegen.txt'):
+      return compiled, path.read_text()
+  return compiled, compiled.as_text() or ''
 
 
 def _bytes(tree: Any) -> int:

@@ -142,4 +142,5 @@ TPU_CHIPS = {
   'v5e': TpuChip(1500e6, 16, 50e9, 16),
   'v5p': TpuChip(1750e6, 95, 100e9, 4, is_3d=True),
   'v6e': TpuChip(1750e6, 32, 100e9, 16),
+  'tpu7x': TpuChip(2200e6, 192, 100e9, 4, is_3d=True),
 }
