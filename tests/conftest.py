@@ -50,6 +50,11 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   compiled = tempfile.mkdtemp()
   atexit.register(shutil.rmtree, compiled, ignore_errors=True)
   os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled
+# A program that another process is still writing, or was killed while it wrote,
+# is compiled once more; JAX says so, in the midst of what a test reads.
+os.environ.setdefault(
+  'PYTHONWARNINGS', 'ignore:Error reading persistent compilation cache entry'
+)
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 # An array whose axes were forgotten is an error. (Of dtypes the same cannot be
 # asked: Flax's own LayerNorm multiplies bfloat16 by float32.)

@@ -750,7 +750,7 @@ def start(*args, **variables):
 def finish(processes):
   """Returns what each has printed, after a good end."""
   try:
-    ended = [p.communicate(timeout=300) for p in processes]
+    ended = [p.communicate() for p in processes]
   finally:
     for p in processes:
       p.kill()
@@ -780,7 +780,7 @@ def start_two(workdir, tmp_path, *args):
 
 
 # With these words its threads greet on standard output, through one another.
-GLOO = set('Gloo Rank is connected to peer ranks Expected number of'.split())
+GLOO = '(Gloo|Rank|is|connected|to|peer|ranks|Expected|number|of|[^A-Za-z])*'
 
 
 @pytest.mark.slow
@@ -794,7 +794,7 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
     outs = finish(
       start_two(workdir, folder, *args, f'--features={tmp_path}/f.npz')
     )
-    assert set(re.findall(r'\w*[a-z]\w*', outs[1])) <= GLOO, outs[1]
+    assert re.fullmatch(GLOO, outs[1]), outs[1]
     assert ('the model is not run' in outs[0]) is (folder == again)
     assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
     assert os.listdir(folder) == ['0']

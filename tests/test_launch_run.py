@@ -218,7 +218,7 @@ def start_processes(tools, body, *options):
   return tools.start(
     'multi_process.sh',
     *options,
-    *('--port=1', '--processes=3', '--grace_s=1'),
+    *('--port=1', '--processes=3'),
     *('--', '--config=c', f'--workdir={tools.folder}/w', 'a b'),
   )
 
@@ -247,7 +247,7 @@ def test_processes_are_killed_when_one_fails(failing, tools):
     f'[[ $JAX_PROCESS_ID != {failing} ]] || exit 9\n'
     f"exec {sys.executable} -c '{late}'"
   )
-  process = start_processes(tools, body)
+  process = start_processes(tools, body, '--grace_s=1')
   _, err = process.communicate()
   assert process.returncode == 9
   assert err.endswith(

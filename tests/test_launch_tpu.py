@@ -42,10 +42,15 @@ def test_tpu_up_does_it_all(tools):
   assert actions(tools) == ['create', *ATTEMPT, 'delete']
 
 
-def preempt(tools, after_s=0):
+def suspend(tools):
+  """Returns what preempts the TPU; nobody sees the state half written."""
+  state = tools.folder / 'state'
+  return f'echo -n SUSPENDED > {state}_; mv {state}_ {state}'
+
+
+def preempt(tools):
   """Returns what a host does to be preempted."""
-  suspend = f'echo -n SUSPENDED > {tools.folder}/state'
-  return f'[[ $HOST == 1 ]] || (sleep {after_s}; {suspend})'
+  return f'[[ $HOST == 1 ]] || ({suspend(tools)})'
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,9 @@ def test_tpu_up_requests_again_after_a_preemption(spot, tools):
 @pytest.mark.slow
 def test_tpu_up_waits_for_the_reason_of_a_failure(tools):
   """Processes that have lost others fail before the state says why."""
-  (tools.folder / 'plan').write_text(f'{preempt(tools, 3)} & exit 134\n')
+  (tools.folder / 'plan').write_text('exit 134\n')
+  # While it waits, after which it looks at the state.
+  tools.add('sleep', f'#!/bin/bash\n[[ $1 != 4 ]] || ({suspend(tools)})\n')
   status, _, err = tools.run(
     'tpu.sh', 'up', '--name=t', '--poll_s=1', *TRAINING
   )
@@ -92,18 +99,17 @@ def test_tpu_up_does_not_request_again_what_somebody_deleted(tools):
 
 
 def test_tpu_up_goes_on_where_gcloud_fails_now_and_then(tools):
-  (tools.folder / 'plan').write_text(f'{preempt(tools)}; exit 75\nexit 0\n')
-  (tools.folder / 'fail_delete').write_text('2')
   created = tools.folder / 'fail_create'
+  refuse = f'[[ $HOST == 1 ]] || echo 3 > {created}'
+  (tools.folder / 'plan').write_text(
+    f'{refuse}; {preempt(tools)}; exit 75\nexit 0\n'
+  )
+  (tools.folder / 'fail_delete').write_text('2')
   # The first request is not made again: what is wrong with it would stay so.
   created.write_text('1')
   assert tools.run('tpu.sh', *UP)[0] == 1
-  created.write_text('0')
-  up = tools.start('tpu.sh', *UP)
-  wait_for(tools.folder / 'attempts0')
-  created.write_text('3')
-  _, err = up.communicate()
-  assert up.returncode == 0, err
+  status, _, err = tools.run('tpu.sh', *UP)
+  assert status == 0, err
   assert err.count('gcloud: 503') == 5
   assert actions(tools)[-1] == 'delete'
   assert not (tools.folder / 'state').exists()

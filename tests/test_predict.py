@@ -298,7 +298,6 @@ def test_runs_as_a_command(images):
     cwd=ROOT,
     capture_output=True,
     text=True,
-    timeout=120,
   )
   assert process.returncode == 1
   assert len(json.loads(process.stdout)) == 5

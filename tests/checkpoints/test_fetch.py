@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -448,8 +449,16 @@ def test_what_the_server_does_not_state_is_not_checked(storage, headers):
   assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'some weights'
 
 
-def test_nobody_answers(cache, monkeypatch):
-  monkeypatch.setattr(fetch, '_STORAGE', 'http://127.0.0.1:9')
+@pytest.fixture
+def nobody():
+  """Where nobody listens, and nobody else can."""
+  with socket.socket() as taken:
+    taken.bind(('127.0.0.1', 0))
+    yield f'http://127.0.0.1:{taken.getsockname()[1]}'
+
+
+def test_nobody_answers(cache, monkeypatch, nobody):
+  monkeypatch.setattr(fetch, '_STORAGE', nobody)
   monkeypatch.setenv('no_proxy', '127.0.0.1')
   with pytest.raises(ConnectionError, match='cannot be fetched .*refused'):
     fetch.local(NAME)
@@ -649,21 +658,22 @@ FETCH = (
 )
 
 
-@pytest.mark.parametrize(
-  'offline',
-  [
-    {'HF_HUB_OFFLINE': '1'},
-    # Nobody listens there.
-    {'HF_ENDPOINT': 'http://127.0.0.1:9', 'HF_HUB_OFFLINE': '0'},
-  ],
-)
-def test_without_network_the_real_library_says_what_to_do(tmp_path, offline):
+@pytest.mark.parametrize('offline', ['1', '0'])
+def test_without_network_the_real_library_says_what_to_do(
+  tmp_path, offline, nobody
+):
   pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
   proxies = {name: '' for name in os.environ if name.lower().endswith('_proxy')}
   done = subprocess.run(
     [sys.executable, '-c', FETCH, 'hf://google/vit-base-patch16-224'],
     cwd=ROOT,
-    env=os.environ | proxies | offline | {'HF_HOME': str(tmp_path)},
+    env=os.environ
+    | proxies
+    | {
+      'HF_HUB_OFFLINE': offline,
+      'HF_ENDPOINT': nobody,
+      'HF_HOME': str(tmp_path),
+    },
     capture_output=True,
     text=True,
   )

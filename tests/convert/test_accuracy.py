@@ -40,6 +40,9 @@ def test_digits_are_classified_alike_to_the_image(tmp_path, request):
   accuracy = np.mean(want.argmax(-1) == labels)
   # Far from chance and from certainty, where agreement would mean little.
   assert 0.5 < accuracy < 1
+  atol = 1e-5 * np.abs(want).max()
+  second_N, first_N = np.sort(want, axis=-1)[:, -2:].T
+  sure_N = first_N - second_N > 2 * atol
 
   for to, library in LIBRARIES.items():
     if importlib.util.find_spec(library) is None:
@@ -51,5 +54,7 @@ def test_digits_are_classified_alike_to_the_image(tmp_path, request):
     peer = check.open_peer(target)
     got = peer.run(images)
     print(f'{peer.framework}: {np.mean(got.argmax(-1) == labels):.4f}')
-    np.testing.assert_array_equal(got.argmax(-1), want.argmax(-1), to)
-    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_array_equal(
+      got.argmax(-1)[sure_N], want.argmax(-1)[sure_N], to
+    )
+    np.testing.assert_allclose(got, want, atol=atol)

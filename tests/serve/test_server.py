@@ -1,6 +1,7 @@
 """A board's folder, started where there is no JAX, and asked over the network.
 
-Its answers are those of the checkpoint on the same files.
+Its answers are those of the checkpoint on the same files, as the server's
+decoder has them: test_uploads.py has how near that is to the checkpoint's.
 """
 
 import argparse
@@ -19,13 +20,14 @@ import urllib.parse
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from tests.serve.pictures_to_send import every_kind
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import board
-from vit_jax.serve.uploads import Seen
+from vit_jax.serve.uploads import Seen, View, see
 from vit_jax.visualize import detections
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
@@ -55,15 +57,22 @@ DETR = {
 TOLERANCE = 1e-4
 TOKEN = 'a-Secret'
 # What a board does not have: importing any of it fails. A signal makes it give
-# back what memory it can.
+# back what memory it can, and say so.
 START = """
-import ctypes, gc, runpy, signal, sys
+import ctypes, gc, os, runpy, signal, sys
 trim = getattr(ctypes.CDLL(None), 'malloc_trim', int)
-signal.signal(signal.SIGUSR1, lambda *_: (gc.collect(), trim(0)))
+signal.signal(
+  signal.SIGUSR1,
+  lambda *_: (gc.collect(), trim(0), os.write(1, b'cleaned\\n')),
+)
 for name in ('jax', 'flax', 'cv2', 'torch', 'simplejpeg', 'vit_jax.models'):
   sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition('/')[0])
+from vit_jax.serve import decoder, listening, protection
+# A machine that is busy with other things is no fault of an image.
+decoder.Decoder.__init__.__defaults__ = (600.0,)
+{more}
 runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
@@ -81,13 +90,15 @@ def checkpoint_of(**fields):
 
 
 @contextlib.contextmanager
-def running(folder, *options):
+def running(folder, *options, more=''):
   """Starts a board's folder, and gives its port and process.
 
-  The process has what it said as `said`.
+  The process has what it said as `said`. It does `more`, Python code, before it
+  serves.
   """
+  code = START.format(more=more)
   process = subprocess.Popen(
-    [sys.executable, '-c', START, folder / 'serve.py', '--port=0', *options],
+    [sys.executable, '-c', code, folder / 'serve.py', '--port=0', *options],
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
@@ -140,7 +151,7 @@ def port(folder):
 
 def ask(port, path, data=None, method=None, **headers):
   """Returns status, headers and what JSON says, or text."""
-  connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+  connection = http.client.HTTPConnection('127.0.0.1', port)
   with contextlib.closing(connection):
     names = {k.replace('_', '-'): v for k, v in headers.items()}
     connection.request(
@@ -164,8 +175,8 @@ def predict(port, data=b'', **query):
 def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
   """Classes, and maps by each way to fuse the heads."""
   checkpoint = checkpoints[name]
-  transform = checkpoint.transform()
-  images = np.stack([transform.image(x, kind) for kind, x in KINDS.items()])
+  view = View(checkpoint.image_size, 50, 'bilinear')
+  images = np.stack([see(x, view).pixels_HWC for x in KINDS.values()])
   layers = Layers(
     checkpoint.model, checkpoint.params, checkpoint.normalize(images)
   )
@@ -372,7 +383,9 @@ def test_objects_are_those_of_predict(tmp_path):
     assert model['finds_objects'] and model['classes'] == 7
     for kind in ('JPEG of 70 x 91', 'JPEG turned 6', 'PNG with alpha'):
       path = tmp_path / 'image'
-      path.write_bytes(KINDS[kind])
+      seen = see(KINDS[kind], View((48, 48), 0, 'bilinear', True))
+      shown_HWC = seen.pixels_HWC[: seen.size[0], : seen.size[1]]
+      Image.fromarray(shown_HWC).save(path, 'PNG')
       shown_HWC, want = detector(str(path))
       height, width = shown_HWC.shape[:2]
       status, found = predict(port, KINDS[kind], threshold=0)

@@ -99,7 +99,7 @@ BAD = {
 
 @pytest.fixture(scope='module')
 def decoder():
-  decoder = Decoder(VIEWS)
+  decoder = Decoder(VIEWS, seconds=600)
   yield decoder
   decoder.close()
 
@@ -135,14 +135,14 @@ def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
   try:
     with pytest.raises(UnreadableUpload, match='cannot be decoded within'):
       decoder.see(encoded(Image.fromarray(pixels(2000, 2000)), 'PNG'))
-    monkeypatch.setattr(decoder, '_seconds', 60)
+    monkeypatch.setattr(decoder, '_seconds', 600)
     assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   finally:
     decoder.close()
 
 
 def test_what_ended_while_nobody_asked_is_started_again(monkeypatch):
-  decoder = Decoder(VIEWS)
+  decoder = Decoder(VIEWS, seconds=600)
   try:
     decoder._process.kill()
     decoder._process.wait()

@@ -1,12 +1,14 @@
 """Sweeps of models that compile in a second or two, or do not train at all."""
 
 import csv
+import itertools
 import pathlib
+import types
 
 from configs import digits
 from vit_jax import config as config_lib
 from vit_jax import train
-from vit_jax.sweeps import axes
+from vit_jax.sweeps import axes, running
 from vit_jax.training import metric_log, run
 
 SMALL = {
@@ -76,6 +78,13 @@ def fake_training(monkeypatch, accuracy):
 
   monkeypatch.setattr(train, 'train', fake_train)
   return trained
+
+
+def fake_clock(monkeypatch):
+  """Has every run take ten seconds."""
+  seconds = itertools.count(0, 10)
+  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+  monkeypatch.setattr(running, 'time', clock)
 
 
 def table(path):

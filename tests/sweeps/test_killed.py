@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import ROOT, XLA_FLAGS_GIVEN
 from tests.sweeps.small_sweep import table
+from tests.test_resume import WAITING_AT_THE_END, changed
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ class Command:
     self._folder = folder
     self.finish(folder / 'pre-trained', '--config.data.image_size=16')
 
-  def start(self, workdir, *args, **variables):
+  def start(self, workdir, *args, program=('-m', 'vit_jax.main'), **variables):
     environment = {
       k: v for k, v in os.environ.items() if not k.startswith('JAX_')
     }
@@ -69,7 +70,7 @@ class Command:
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
       'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
     }
-    command = [sys.executable, '-m', 'vit_jax.main', *ARGS, *args]
+    command = [sys.executable, *program, *ARGS, *args]
     return subprocess.Popen(
       [*command, f'--workdir={workdir}'],
       cwd=ROOT,
@@ -90,7 +91,7 @@ class Command:
 def finish(*processes):
   """Waits for the end, which must be a good one; returns what was printed."""
   try:
-    ends = [process.communicate(timeout=300) for process in processes]
+    ends = [process.communicate() for process in processes]
   finally:
     for process in processes:
       process.kill()
@@ -156,7 +157,8 @@ def test_a_grid_killed_at_any_moment_ends_the_same(
   moments = sorted(rng.sample(range(1, total), KILLS))
   killed_in = []
   for moment in moments:
-    process = command.grid(tmp_path, *AXES)
+    program = changed(WAITING_AT_THE_END)
+    process = command.grid(tmp_path, *AXES, program=program)
     try:
       while rows_written(tmp_path) < moment and process.poll() is None:
         time.sleep(0.001)
@@ -164,7 +166,7 @@ def test_a_grid_killed_at_any_moment_ends_the_same(
       time.sleep(rng.choice([0, rng.uniform(0, 0.5)]))
     finally:
       process.kill()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, err
     killed_in.append((rows_written(tmp_path), len(results(tmp_path))))
   print('killed at steps, and runs that had finished:', killed_in)

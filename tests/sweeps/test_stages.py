@@ -7,10 +7,19 @@ import time
 
 import numpy as np
 import pytest
+from etils import epath
 
 from configs import digits, noisy_student
 from tests.sweeps.small_sweep import SMALL, table
-from tests.test_resume import Command, final_arrays, saved_steps, wait_until
+from tests.test_resume import (
+  WAITING_AT_THE_END,
+  Command,
+  changed,
+  final_arrays,
+  saved_steps,
+  wait_until,
+)
+from tests.training.test_workdir_lock import write_at_once
 from vit_jax import config as config_lib
 from vit_jax import train as train_lib
 from vit_jax.experiment import check_config
@@ -141,6 +150,7 @@ def test_a_second_sweep_in_a_workdir_is_refused(tmp_path, monkeypatch):
   # In one process the kernel would lend the lock a second time.
   monkeypatch.setattr(workdir_lock, '_locked', workdir_lock._leased)
   monkeypatch.setattr(workdir_lock, 'RENEW_S', 0.2)
+  monkeypatch.setattr(type(epath.Path(tmp_path)), 'write_text', write_at_once)
   monkeypatch.setattr(train_lib, 'train', train)
   with pytest.raises(run.Preempted, match='enough'):
     running.run(config, str(tmp_path))
@@ -255,7 +265,8 @@ def test_killed_in_two_generations_it_ends_the_same(tmp_path):
   finish(reference)
   places = ['stages/teacher', 'stages/student_1', 'stages/student_2', '.']
   for n, place in enumerate(places[1::2]):
-    process = command.start(parts, 1, **given)
+    program = changed(WAITING_AT_THE_END)
+    process = command.start(parts, 1, program=program, **given)
     try:
       # After a checkpoint, and in the middle of a generation.
       assert wait_until(lambda p=parts / place: saved_steps(p), process)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -12,7 +13,14 @@ import pytest
 from etils import epath
 
 from tests.conftest import ROOT
-from tests.test_main import SMALL, assert_refused, saved_steps, start, started
+from tests.test_main import (
+  SMALL,
+  assert_refused,
+  saved_so_far,
+  saved_steps,
+  start,
+  started,
+)
 from vit_jax.training import workdir_lock
 
 LONG = (*SMALL, '--config.total=100000 steps')
@@ -22,6 +30,12 @@ def wait_for(happened, process):
   while not happened():
     assert process.poll() is None, process.communicate()
     time.sleep(0.01)
+
+
+def suspend(process):
+  """Returns when all of its threads stand still."""
+  process.send_signal(signal.SIGSTOP)
+  os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def files_in(folder):
@@ -34,10 +48,8 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
   args = (*LONG, f'--workdir={tmp_path}')
   first = start(*args)
   try:
-    wait_for((tmp_path / 'checkpoints' / '2').exists, first)
-    first.send_signal(
-      signal.SIGSTOP
-    )  # so that only the second can change files
+    wait_for(lambda: saved_so_far(tmp_path) >= 2, first)
+    suspend(first)  # so that only the second can change files
     before = files_in(tmp_path)
     status, out, err = started(*args)
     assert files_in(tmp_path) == before
@@ -56,16 +68,16 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
     assert status == 0, err
     assert 'test/accuracy' in out
     # The first was not disturbed, and goes on.
-    seen = saved_steps_of_names(tmp_path)[-1]
+    seen = saved_so_far(tmp_path)
     first.send_signal(signal.SIGCONT)
-    wait_for(lambda: saved_steps_of_names(tmp_path)[-1] > seen + 2, first)
+    wait_for(lambda: saved_so_far(tmp_path) > seen + 2, first)
   finally:
     first.kill()
     first.communicate()
-  step = saved_steps_of_names(tmp_path)[-1]
+  step = saved_so_far(tmp_path)
   second = start(*args)
   try:
-    wait_for(lambda: saved_steps_of_names(tmp_path)[-1] > step, second)
+    wait_for(lambda: saved_so_far(tmp_path) > step, second)
     second.send_signal(signal.SIGTERM)
     _, err = second.communicate()
   finally:
@@ -73,12 +85,6 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
   assert second.returncode == 75, err
   assert f'Resuming after step {step}.' in err
   assert saved_steps(tmp_path)[-1] > step
-
-
-def saved_steps_of_names(workdir):
-  """While a run is saving."""
-  names = [p.name for p in (workdir / 'checkpoints').iterdir()]
-  return sorted(int(name) for name in names if name.isdecimal())
 
 
 def test_after_a_run_of_the_same_process_another_can_start(tmp_path):
@@ -97,20 +103,20 @@ def test_a_lock_that_cannot_be_written_is_one_message(tmp_path):
       pass
 
 
+def write_at_once(path, text):
+  """As buckets do; on a disk the file is empty for a moment."""
+  beside = pathlib.Path(f'{path}.{threading.get_ident()}')
+  beside.write_text(text)
+  beside.replace(path)
+
+
 @pytest.fixture
 def lease(tmp_path, monkeypatch):
   """A bucket's lock, on a disk and much faster."""
   monkeypatch.setattr(workdir_lock, 'RENEW_S', 0.02)
   monkeypatch.setattr(workdir_lock, 'STALE_S', 1.0)
   lease = epath.Path(tmp_path) / 'lock'
-
-  def at_once(path, text):
-    """As buckets do; on a disk the file is empty for a moment."""
-    beside = tmp_path / f'beside{threading.get_ident()}'
-    beside.write_text(text)
-    beside.replace(path)
-
-  monkeypatch.setattr(type(lease), 'write_text', at_once)
+  monkeypatch.setattr(type(lease), 'write_text', write_at_once)
   return lease
 
 
@@ -198,9 +204,13 @@ def test_who_lost_the_lease_ends_and_says_so(lease):
   )
   try:
     assert process.stdout.readline() == 'leased\n'
-    process.send_signal(signal.SIGSTOP)
+    suspend(process)
     lease.write_text('process 7 on node3\nhere at 5 s\n')
     process.send_signal(signal.SIGCONT)
+    # Suspended between its look and its writing, it writes once more.
+    while process.poll() is None:
+      lease.write_text('process 7 on node3\nhere at 5 s\n')
+      time.sleep(0.5)
     _, err = process.communicate()
   finally:
     process.kill()
