@@ -88,8 +88,12 @@ train --workdir=TEXT --config=configs/digits.py
 {DIGITS} --config.model.remat=sometimes
 {DIGITS} --config.model.stem_layers="(1,2)"
 {DIGITS} --config.model.name=vgg
+{DIGITS} --config.model.name=resnet
+{DIGITS} --config.model.name=detr
 {DIGITS} --config.loss.name=hinge
 {DIGITS} --config.objective.name=guess
+{DIGITS} --config.objective.name=masked
+{DIGITS} --config.objective.name=video
 {DIGITS} --config.data.name=GONE
 {DIGITS} --config.data.name=EMPTY/
 {DIGITS} --config.data.name=GONE.csv
@@ -205,6 +209,7 @@ curves GONE --output=OUT
 curves TEXT --output=OUT
 bench
 bench sleep
+bench train --variants=ti16 --set=objective.name=rotation --batch_sizes=2
 """
 
 

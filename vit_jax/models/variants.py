@@ -312,6 +312,13 @@ def build(
       raise ValueError(
         f'model.{field} is {value!r}. {nearest(str(value), valid)}'
       )
+  own = {field.name for field in ARCHITECTURES[name].own_fields()}
+  if strange := sorted(model_fields.keys() - own):
+    raise ValueError(
+      f'model.name is {name!r}, which has no model.{strange[0]}: a name alone '
+      'chooses no model. Choose a variant, as with CONFIG:r50 on the command '
+      'line or config_lib.choose_model in a config file.'
+    )
   if dtype not in ('float32', 'bfloat16'):
     raise ValueError(f'model.dtype is {dtype!r}: use float32 or bfloat16.')
   # Lists come from JSON, and a module's fields have to be hashable.

@@ -33,9 +33,15 @@ def objective_type(config: ConfigDict) -> type[Objective]:
   """Returns the objective that a config names.
 
   Raises:
-    ValueError: if there is none of that name.
+    ValueError: if there is none of that name, or its fields are not there.
   """
   name = config.objective.name
   if name not in OBJECTIVES:
     raise ValueError(f'objective.name is {name!r}. {nearest(name, OBJECTIVES)}')
+  if missing := sorted(OBJECTIVES[name].defaults.keys() - config.objective):
+    raise ValueError(
+      f'objective.name is {name!r}, and there is no objective.{missing[0]}: a '
+      'name alone chooses no objective. Take a config of configs/ that has it, '
+      f'or config_lib.choose_objective(config, {name!r}) in a config file.'
+    )
   return OBJECTIVES[name]
