@@ -53,6 +53,45 @@ def test_what_is_started_is_counted_once(operation, size):
   assert (found.bytes, found.count) == (size, 1)
 
 
+def test_what_sparse_cores_send_is_sent_from_its_update_on():
+  """As libtpu 0.0.51 writes it for TPU7x, in a program around that of the file.
+
+  Cycles of theirs are no time of the core that multiplies.
+  """
+  (line,) = (line for line in TEXT.splitlines() if ' all-gather(%c)' in line)
+  shape = 'f32[8,128]{1,0:T(8,128)}'
+  inner = line.strip().removeprefix('ROOT ')
+  computations = (
+    '%sent (i: f32[4,128]) -> f32[8,128] {\n'
+    '  %c = f32[4,128]{1,0:T(8,128)} parameter(0), '
+    'backend_config={"estimated_cycles":"77777"}\n'
+    f'  ROOT {inner}\n'
+    '}, execution_thread="sparsecore"\n\n'
+    '%offloaded (i: f32[4,128]) -> f32[8,128] {\n'
+    '  %i = f32[4,128]{1,0:T(8,128)} parameter(0)\n'
+    f'  ROOT %x = {shape} custom-call(%i), custom_call_target="TODO", '
+    'called_computations={%sent}\n'
+    '}, execution_thread="sparsecore"\n\n'
+  )
+  name = hlo._name(line)
+  started = (
+    f'  %{name}.start = ((), (), (s32[8192])) async-start(), '
+    'async_execution_thread="sparsecore", calls=%offloaded\n'
+    '  %before = f32[8,128] add(%c, %c), '
+    'backend_config={"estimated_cycles":"5000"}\n'
+    f'  %{name}.update = ((f32[4,128]), {shape}, (s32[8192])) '
+    f'async-update(%{name}.start, %c)\n'
+    f'  %{name} = {shape} async-done(%{name}.update)'
+  )
+  text = TEXT.replace(line, started).replace('ENTRY', computations + 'ENTRY')
+  want, got = hlo.read(TEXT), hlo.read(text)
+  assert got.collectives == want.collectives
+  assert got.total_cycles == want.total_cycles + 5000
+  # Nothing of it is sent beside what comes before the update.
+  both = [x.seconds(1e6, lambda c: 0.002) for x in (want, got)]
+  assert both[1] - both[0] == pytest.approx(0.005)
+
+
 def test_a_reduce_scatter_as_libtpu_writes_it():
   computation = (
     '%all-reduce-scatter.1 (i: f32[8,128]) -> f32[2,128] {\n'

@@ -27,7 +27,8 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _LOOP = re.compile(rf' while\(.*condition={_NAME}, body={_NAME}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
-  r'(?:to_apply|calls|true_computation|false_computation|branch_computations)='
+  r'(?:to_apply|calls|called_computations|true_computation|false_computation|'
+  r'branch_computations)='
   r'\{?(%?[\w.\-]+(?:, %?[\w.\-]+)*)'
 )
 _ASYNC = re.compile(rf' = (\(?.*?) ({"|".join(COLLECTIVES)})(-start)?\(')
@@ -40,6 +41,7 @@ _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
+_UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -219,7 +221,11 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _events(
   computations: Mapping[str, list[str]], computation: str
 ) -> Iterator[Compute | Start | Done | Repeat]:
-  """Yields what happens in a computation."""
+  """Yields what happens in a computation.
+
+  What SparseCores send is started without what is sent, which an update gives.
+  """
+  unsent: dict[str, list[Start]] = {}
   for line in computations[computation]:
     if match := _CYCLES.search(line):
       yield Compute(int(match[1]), _source(line))
@@ -237,11 +243,21 @@ def _events(
       yield Done(match[1])
     elif ' fusion(' in line:
       yield from _fused(computations.get(inner, []), inner)
+    elif match := _UPDATE.search(line):
+      for start in unsent.pop(match[1], ()):
+        yield Start(_name(line), start.collective)
     elif called and '-start(' in line:
       for event in _events(computations, inner):
-        if isinstance(event, Start):
+        if isinstance(event, Start) and ' async-start()' in line:
+          unsent.setdefault(_name(line), []).append(event)
+        elif isinstance(event, Start):
           yield Start(_name(line), event.collective)
         elif not isinstance(event, Done):
+          yield event
+    elif called and ' custom-call(' in line:
+      # On another core, whose cycles are not those of this one.
+      for event in _events(computations, inner):
+        if isinstance(event, Start | Done):
           yield event
     elif called and (' call(' in line or ' conditional(' in line):
       # Of branches one is run; the first stands for all.
