@@ -250,7 +250,9 @@ def test_strangers_can_do_no_harm(server):
     held = [socket.create_connection(('127.0.0.1', port)) for _ in range(20)]
     for thread in threads + waiting:
       thread.start()
-    while any(thread.is_alive() for thread in threads):
+    busy = True
+    while busy:
+      busy = any(thread.is_alive() for thread in threads)
       got[predict(port, GOOD)[0]] += 1
       time.sleep(0.1)
     stop.set()

@@ -123,7 +123,8 @@ def started(training, workdir, count, *args, instead=None, **command):
     for p in all_processes:
       p.kill()
     for p in all_processes:
-      p.communicate()
+      p.wait()
+      p.stderr.close()
 
 
 def results_of(all_processes):
