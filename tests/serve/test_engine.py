@@ -284,7 +284,7 @@ def test_a_body_that_nobody_reads_is_not_waited_for(engine, monkeypatch):
         sent.sendall(head + b'Content-Length: 2\r\n\r\n1')
         assert answered(sent) == 200
         sent.sendall(b'2')
-      # Others are answered, so that all is read that came and has come to pass.
+      # With an answer to others, what came is read and what was due is done.
       assert post(port)[0] == 200
       later_s[0] = 700
       assert post(port)[0] == 200
