@@ -91,6 +91,23 @@ def test_a_write_that_was_never_begun_is_no_message_of_its_own():
   assert (done.returncode, done.stderr) == (0, '')
 
 
+def test_a_message_is_shown_once():
+  """Whatever a library has told the root logger, and by the last command."""
+  program = (
+    'import logging\n'
+    'logging.basicConfig(level=logging.INFO)\n'
+    'from vit_jax import flags\n'
+    "flags.flags.FLAGS(['x'])\n"
+    'flags.show_messages()\n'
+    'flags.show_messages()\n'
+    "logging.getLogger('vit_jax.some').info('said')\n"
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
+  )
+  assert (done.returncode, done.stderr) == (0, 'said\n')
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can make a small disk')
 @pytest.mark.parametrize('size', ['128k', '2m', '3m'])

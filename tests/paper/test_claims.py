@@ -1,6 +1,7 @@
 """Claims: their rules on both sides of each threshold, and their studies."""
 
 import dataclasses
+import itertools
 import math
 import types
 
@@ -234,6 +235,12 @@ def test_a_choice_is_made_of_means_and_pays_for_itself():
     [0.45 - 2.9200 * half, 0.45 + 4.3027 * half],
     atol=1e-4,
   )
+
+
+@pytest.mark.parametrize('order', list(itertools.permutations('abc')))
+def test_a_spread_is_that_of_best_and_worst_in_any_order(order):
+  runs = {'a': {A: 0.5}, 'b': {A: 0.75}, 'c': {A: 0.25}}
+  assert rules.mean([rules.spread(A, order)(runs)]) == 0.5
 
 
 def test_luck_is_no_difference():
