@@ -143,6 +143,10 @@ def test_the_loss_that_a_file_does_not_say_may_be_given(run, workdir, tmp_path):
     )
     assert status == 0
     assert opening.open_checkpoint(str(tmp_path / loss)).loss == loss
+  # One that a workdir says may be taken back.
+  args = tmp_path / 'sigmoid', tmp_path / 'back', '--to=orbax'
+  assert run(*args, '--loss=softmax')[0] == 0
+  assert opening.open_checkpoint(str(tmp_path / 'back')).loss == 'softmax'
 
 
 def test_our_own_format_changes_nothing(workdir, tmp_path):
