@@ -65,7 +65,7 @@ RANGES = {
   'model.representation_size': '[0, inf)',
   'model.rope': '[0, inf)',
   'model.rope_registers': '[0, inf)',
-  'model.rope_side': '[0, 65536]',
+  'model.rope_side': '[-1, 65536]',
   'model.stem_layers': '[1, 1000]',
   'model.stem_width': '[0, inf)',
   'model.stochastic_depth': '[0, 1)',

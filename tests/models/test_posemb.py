@@ -303,7 +303,7 @@ def test_without_positions_patches_can_change_places():
   assert moved['sincos2d'] > 1e-2
 
 
-@pytest.mark.parametrize('side', [0, 6])
+@pytest.mark.parametrize('side', [0, 6, -1])
 def test_queries_and_keys_turn_as_complex_numbers(side):
   rng = np.random.default_rng(0)
   (h, w), K, theta, extra = (2, 3), 8, 50.0, 2
@@ -312,7 +312,7 @@ def test_queries_and_keys_turn_as_complex_numbers(side):
   np.testing.assert_array_equal(got[:, :extra], x[:, :extra])
   for row, column in np.ndindex(h, w):
     i = extra + row * w + column
-    y, x_ = row / h * side, column / w * side
+    y, x_ = (row, column) if side < 0 else (row / h * side, column / w * side)
     if not side:  # the centres of the patches, from -1 to 1, in half turns
       y, x_ = (
         np.pi * 2 * ((2 * a + 1) / n - 1) for a, n in ((row, h), (column, w))

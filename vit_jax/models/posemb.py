@@ -101,12 +101,14 @@ def rotation(
 
     i side / h                 with a `side` (EVA-02 2303.11331, ViT-5), which
                                is that of the grid that was trained on
-    2 pi (2 (i + 1/2) / h - 1) without (DINOv3 2508.10104)
+    i                          if that is -1 (RoPE-ViT 2403.13298)
+    2 pi (2 (i + 1/2) / h - 1) if it is 0 (DINOv3 2508.10104)
   """
   f = theta ** (-np.arange(K // 4) / (K // 4))
   angles = []
   for i, n in zip(np.mgrid[: grid[0], : grid[1]], grid, strict=True):
-    y = i * side / n if side else 2 * np.pi * (2 * (i + 0.5) / n - 1)
+    step = 1 if side == -1 else side / n
+    y = i * step if side else 2 * np.pi * (2 * (i + 0.5) / n - 1)
     angles.append(y.reshape(-1, 1) * f)
   turns = np.concatenate(angles, axis=-1)
   return jnp.float32(np.cos(turns)), jnp.float32(np.sin(turns))

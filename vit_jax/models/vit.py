@@ -189,8 +189,8 @@ class ViT(Model):
     mlp_norm: one inside the MLP, before its last layer (EVA-02).
     rope: theta of rotary embeddings of the patches; 0 for none. They come
       besides `posemb`.
-    rope_side: 0, or the side of the grid that they count: see
-      `posemb.rotation`.
+    rope_side: 0, or the side of the grid that they count, -1 for that of the
+      image at hand: see `posemb.rotation`.
     rope_registers: theta of those of the registers, a square grid; 0 for none.
     dropout: rate after every dense layer but q, k, v, and after adding the
       position embeddings (appendix B.1).

@@ -42,7 +42,7 @@ def apply(model, params, images):
 def save(timm, torch, name, folder):
   """Saves a narrow model of a name, and returns it; None if there is none."""
   torch.manual_seed(0)
-  args = NARROW | {'img_size': 64 if 'rope_' in name else [64, 96]}
+  args = NARROW | {'img_size': [64, 96]}
   if 'sapiens2' in name:
     args['num_kv_heads'] = 2  # for each of more layers
   if 'patch14' in name:

@@ -168,15 +168,6 @@ def _vit_fields(
     stated = config.tiled(stated, stride)
   image_size, placed = _positions(lookup, stride, stated, has_cls)
   grid_only = has_cls and not placed
-  if known['rope_side'] is None:
-    if image_size[0] != image_size[1]:
-      config.refuse(
-        'architecture',
-        f', whose rotary embeddings count patches, and images are of '
-        f'{image_size[0]}x{image_size[1]} pixels: here they take the same '
-        'turns along both sides.',
-      )
-    known['rope_side'] = image_size[0] // stride
   # A class token that is not read is a register.
   folds_cls = has_cls and pool != 'cls'
   if lookup.has('dist_token') and pool != 'cls':

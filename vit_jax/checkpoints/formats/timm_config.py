@@ -267,8 +267,8 @@ def known_facts(config: Stated) -> dict[str, Any]:
   """Returns what the name of a ViT's architecture says, or timm's default.
 
   Those are `width`, `heads` and `pool`, all None where there is no name, and
-  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, None where that is the
-  grid's own, and `turned`, None where that is as it is here.
+  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, None where
+  that is as it is here.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
@@ -386,11 +386,11 @@ def _rotation(rope: Any, config: Stated) -> dict[str, Any]:
   if rope is None:
     return {'rope': 0.0, 'rope_side': 0, 'turned': None}
   known: bool = False
-  side: int | None = 0
+  side = 0
   if type(rope) is RotaryEmbeddingDinoV3:
     known = rope.normalize_coords == 'separate' and rope.min_period is None
   elif type(rope) is RotaryEmbeddingCat:
-    side, width = rope.ref_feat_shape or (None, None)
+    side, width = rope.ref_feat_shape or (-1, -1)
     known = rope.grid_type == 'index' and side == width
     known &= not (rope.in_pixels or rope.linear_bands)
   if not known or rope.grid_offset or rope.temperature is None:
