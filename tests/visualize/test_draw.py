@@ -1,9 +1,35 @@
 """Maps over photographs, and which pixels stay."""
 
+import matplotlib
 import numpy as np
 import pytest
+from PIL import Image
 
+from vit_jax.training import plots
 from vit_jax.visualize import draw
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """Collects figures in place of their files, each with its resolution."""
+  figures = []
+
+  def keep(figure, dots_per_inch):
+    figures.append((figure, dots_per_inch))
+    return b'PNG'
+
+  monkeypatch.setattr(plots, 'png', keep)
+  return figures
+
+
+def the_one(drawn):
+  ((figure, dots_per_inch),) = drawn
+  assert dots_per_inch == 110
+  return figure
+
+
+def labels(ticks):
+  return [text.get_text() for text in ticks]
 
 
 @pytest.mark.parametrize('share', [0.0, 0.3, 0.5, 1.0])
@@ -54,3 +80,181 @@ def test_a_file_has_the_pixels():
   rng = np.random.default_rng(0)
   image = rng.integers(0, 256, (5, 7, 3), np.uint8)
   np.testing.assert_array_equal(draw.pixels(draw.png(image)), image)
+
+
+def test_heat_has_the_colours_of_the_map_and_overlay_more_of_them_than_gray():
+  image = np.zeros((4, 6, 3), np.uint8)
+  image[:] = 50, 100, 150
+  map_hw = np.full((2, 3), 0.4)
+  colour = np.round(255 * np.array(matplotlib.colormaps['inferno'](0.4)[:3]))
+  heat = draw.heat(image, map_hw)
+  assert heat.shape == (4, 6, 3) and heat.dtype == np.uint8
+  np.testing.assert_allclose(heat, np.broadcast_to(colour, heat.shape), atol=1)
+  gray = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+  overlay = draw.overlay(image, map_hw)
+  assert overlay.dtype == np.uint8
+  np.testing.assert_allclose(overlay, 0.45 * gray + 0.55 * heat, atol=1.5)
+
+
+def test_of_equal_values_the_first_stay():
+  found = draw.highest(np.array([[1, 3, 1], [3, 1, 1]]), 0.5)
+  np.testing.assert_array_equal(found, [[True, True, False], [True, 0, 0]])
+
+
+def test_a_sheet_has_names_at_the_left_and_titles_above(drawn):
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (3, 2, 4, 5, 3), np.uint8)
+  rows = [{'$a$': x, 'b': y} for x, y in images]
+  assert draw.sheet(rows, ['_1', '$2', '3']) == b'PNG'
+  figure = the_one(drawn)
+  np.testing.assert_allclose(figure.get_size_inches(), (3.9, 5.7))
+  panels = np.reshape(figure.axes, (3, 2))
+  for (y, x), axes in np.ndenumerate(panels):
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), images[y, x])
+    assert axes.get_title() == (['$a$', 'b'][x] if y == 0 else '')
+    assert axes.get_ylabel() == (['_1', '$2', '3'][y] if x == 0 else '')
+    assert not [*axes.get_xticks(), *axes.get_yticks()]
+    assert not any(spine.get_visible() for spine in axes.spines.values())
+    # Names of files are no formulas.
+    for label in (axes.title, axes.yaxis.label):
+      assert not label.get_text() or not label.get_parse_math()
+
+
+@pytest.mark.parametrize('query', [None, (1, 0)])
+def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
+  rng = np.random.default_rng(0)
+  maps_XNhw = rng.random((3, 4, 2, 5)) * np.arange(12).reshape(3, 4, 1, 1)
+  image = rng.integers(0, 256, (20, 40, 3), np.uint8)
+  draw.heads(image, maps_XNhw, ['1', '2', '2b'], query)
+  figure = the_one(drawn)
+  photograph, axes = figure.axes
+  np.testing.assert_array_equal(photograph.images[0].get_array(), image)
+  assert not photograph.axison
+  tiles = axes.images[0].get_array()
+  assert axes.images[0].get_clim() == (0, 1)
+  assert tiles.shape == (3 * 2 + 2, 4 * 5 + 3)
+  for (x, n), largest in np.ndenumerate(maps_XNhw.max((2, 3))):
+    tile = tiles[3 * x : 3 * x + 2, 6 * n : 6 * n + 5]
+    # The first is 0 everywhere.
+    np.testing.assert_allclose(tile, maps_XNhw[x, n] / (largest or 1))
+  assert tiles.mask[2::3].all() and tiles.mask[:, 5::6].all()  # lines
+  np.testing.assert_allclose(axes.get_xticks(), [2, 8, 14, 20])
+  np.testing.assert_allclose(axes.get_yticks(), [0.5, 3.5, 6.5])
+  assert labels(axes.get_xticklabels()) == ['1', '2', '3', '4']
+  assert labels(axes.get_yticklabels()) == ['1', '2', '2b']
+  assert (axes.get_xlabel(), axes.get_ylabel()) == ('head', 'layer')
+  assert len(photograph.patches) == (2 if query else 0)
+  for frame in photograph.patches:  # around the patch, pixels' edges at halves
+    assert not frame.get_fill()
+    box = (*frame.get_xy(), frame.get_width(), frame.get_height())
+    np.testing.assert_allclose(box, (-0.5, 9.5, 8, 10))
+
+
+def test_a_picture_of_heads_grows_with_layers_and_heads(drawn):
+  image = np.zeros((8, 8, 3), np.uint8)
+  for X, N, h, w in ((1, 2, 2, 2), (10, 3, 2, 4), (10, 3, 4, 2)):
+    draw.heads(image, np.ones((X, N, h, w)), ['x'] * X, None)
+  sizes = [figure.get_size_inches() for figure, _ in drawn]
+  np.testing.assert_allclose(sizes, [(4.2, 3), (4.8, 3.8), (4.8, 12.8)])
+
+
+def test_distances_are_points_over_their_layers(drawn):
+  all_XN = np.array([[1.0, 2, 3], [5, 4, 6]])
+  row_XN, column_XN = all_XN[:, :2], 10 * all_XN[:, 1:]
+  draw.distances(
+    {
+      '$': ({'all': all_XN}, 2.5),
+      'b': ({'row': row_XN, 'column': column_XN}, 0),
+    }
+  )
+  figure = the_one(drawn)
+  np.testing.assert_allclose(figure.get_size_inches(), (9.4, 4.2))
+  one, two = figure.axes
+  for axes, found in ((one, [all_XN]), (two, [row_XN, column_XN])):
+    for points, want_XN in zip(axes.collections, found, strict=True):
+      layer, head = np.indices(want_XN.shape).reshape(2, -1)
+      at = np.stack([layer + 1, want_XN.ravel()], -1)
+      np.testing.assert_array_equal(points.get_offsets(), at)
+      np.testing.assert_array_equal(points.get_array(), head)
+    assert axes.get_xlabel() == 'layer'
+  assert (one.get_title(), two.get_title()) == ('$', 'b')
+  assert not one.title.get_parse_math()
+  (line,) = one.lines
+  assert set(line.get_ydata()) == {2.5} and not two.lines
+  said = [labels(axes.get_legend().get_texts()) for axes in (one, two)]
+  assert said == [
+    ['a head', 'all patches alike'],
+    ['a head along each row', 'a head along each column'],
+  ]
+  # One scale for both, from 0, with some room above.
+  assert one.get_ylim() == two.get_ylim() == (0, pytest.approx(1.08 * 60))
+  assert one.get_ylabel().endswith('(pixels)') and not two.get_ylabel()
+
+
+def test_filters_are_gray_where_they_are_0(drawn):
+  rng = np.random.default_rng(0)
+  components = rng.standard_normal((9, 2, 3, 3))
+  components[4] = 0
+  draw.filters(components)
+  figure = the_one(drawn)
+  np.testing.assert_allclose(figure.get_size_inches(), (5.6, 1.6))
+  (axes,) = figure.axes
+  assert not axes.axison
+  tiles = axes.images[0].get_array()
+  assert tiles.shape == (2 * 2 + 1, 7 * 3 + 6, 3)
+  for i in range(14):
+    y, x = divmod(i, 7)
+    tile = tiles[3 * y : 3 * y + 2, 4 * x : 4 * x + 3]
+    want = 1.0  # the paper
+    if i < 9:
+      largest = abs(components[i]).max() or 1
+      want = (components[i] / largest + 1) / 2
+    np.testing.assert_allclose(tile, np.broadcast_to(want, tile.shape))
+  np.testing.assert_array_equal(tiles[2], 1)
+
+
+def test_few_filters_are_in_one_row(drawn):
+  draw.filters(np.ones((3, 2, 2, 3)))
+  np.testing.assert_allclose(the_one(drawn).get_size_inches(), (2.4, 0.8))
+
+
+def test_similarities_are_tiles_where_their_patches_are(drawn):
+  h, w = 2, 23
+  cosines = np.random.default_rng(0).uniform(-1, 1, (h, w, h, w))
+  draw.similarities({'layer 1': cosines})
+  axes, bar = the_one(drawn).axes
+  np.testing.assert_allclose(the_one(drawn).get_size_inches(), (5.8, 5))
+  tiles = axes.images[0].get_array()
+  assert axes.images[0].get_clim() == (-1, 1)
+  for y, x in np.ndindex(h, w):
+    tile = tiles[3 * y : 3 * y + 2, 24 * x : 24 * x + 23]
+    np.testing.assert_array_equal(tile, cosines[y, x])
+  # At most ten are numbered, from 1, each at the middle of its tile.
+  columns = np.arange(1, 24, 3)
+  assert labels(axes.get_xticklabels()) == [*map(str, columns)]
+  np.testing.assert_allclose(axes.get_xticks(), 24 * (columns - 1) + 11)
+  assert labels(axes.get_yticklabels()) == ['1', '2']
+  np.testing.assert_allclose(axes.get_yticks(), [0.5, 3.5])
+  assert (axes.get_xlabel(), axes.get_ylabel()) == (
+    *('patch column', 'patch row'),
+  )
+  assert axes.get_title() == 'layer 1'
+  assert bar.get_ylabel() == 'cosine similarity'
+
+
+def test_similarities_of_offsets_are_around_0(drawn):
+  tables = {f'{i}': np.eye(5) * i / 9 for i in range(5)}
+  draw.similarities(tables)
+  figure = the_one(drawn)
+  np.testing.assert_allclose(figure.get_size_inches(), (12.8, 6))
+  *panels, _ = figure.axes
+  assert len(panels) == 8 and panels[0].get_gridspec().ncols == 4
+  for axes, (name, x) in zip(panels, tables.items(), strict=False):
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), x)
+    assert image.get_extent() == [-2.5, 2.5, 2.5, -2.5]
+    assert image.get_clim() == (-1, 1)
+    assert axes.get_title() == name
+    assert axes.get_xlabel() == axes.get_ylabel() == 'offset'
+  assert [axes.axison for axes in panels] == [True] * 5 + [False] * 3
