@@ -1,5 +1,6 @@
 """What DETR finds in files: boxes in their pixels, pictures, COCO's results."""
 
+import colorsys
 import csv
 import io
 import json
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from tests.checkpoints.random_weights import random_arrays
 from vit_jax import predict
@@ -127,6 +128,145 @@ def test_a_picture_has_the_box_where_it_is():
   assert not changed[:, :99].any() and not changed[402:].any()
 
 
+def ink(label):
+  """The colour of a class: a golden angle from the one before."""
+  rgb = colorsys.hls_to_rgb(label * 137.5 / 360 % 1, 0.4, 0.9)
+  return 255 * np.array(rgb)
+
+
+def close(pixels, colour):
+  """Whether they are of the colour, whose angle is a whole number."""
+  return (np.abs(pixels - colour) <= 3).all()
+
+
+def test_classes_have_colours_of_their_own_and_the_likeliest_is_on_top():
+  box_4 = [100.0, 200.0, 300.0, 400.0]
+  found = detections.Detections(
+    np.array([2, 0]), np.array([0.9, 0.6]), np.array([box_4, box_4])
+  )
+  image = np.full((500, 600, 3), 255, np.uint8)
+  drawn = draw.pixels(detections.picture(image, found, NAMES))
+  assert close(drawn[250:390, 100], ink(2))
+  other = found._replace(labels_N=np.array([0, 2]))
+  drawn = draw.pixels(detections.picture(image, other, NAMES))
+  assert close(drawn[250:390, 100], ink(0))
+
+
+@pytest.mark.parametrize(
+  ('shape', 'scale', 'letters', 'line'),
+  [
+    ((40, 60), 8, 12, 2),
+    ((500, 600), 1, 12, 2),
+    ((1400, 1200), 1, 30, 6),
+    ((479, 100), 1, 12, 2),
+    ((100, 240), 2, 12, 2),
+  ],
+)
+def test_names_and_lines_grow_with_the_picture(
+  shape, scale, letters, line, monkeypatch
+):
+  """Names stand above their boxes, or below the upper edge of the picture."""
+  written = []
+  text = ImageDraw.ImageDraw.text
+
+  def note(pen, place, words, fill, font):
+    written.append((place, words, fill, font.size))
+    return text(pen, place, words, fill, font)
+
+  monkeypatch.setattr(ImageDraw.ImageDraw, 'text', note)
+  H, W = shape
+  boxes_N4 = np.array([[W / 5, H / 2, W - 2, H - 2], [0, 0, W / 2, H / 4]])
+  found = detections.Detections(
+    np.array([1, 2]), np.array([0.876, 0.5]), boxes_N4
+  )
+  image = np.full((*shape, 3), 255, np.uint8)
+  drawn = draw.pixels(detections.picture(image, found, NAMES))
+  assert drawn.shape == (H * scale, W * scale, 3)
+  x0, y0 = boxes_N4[0, :2] * scale
+  assert written == [
+    ((2, 0), 'bus 50%', 'white', letters),
+    ((x0 + 2, y0 - letters - 4), 'dog 88%', 'white', letters),
+  ]
+  # On the class's colour, of which the line is as wide as it should be.
+  above = drawn[int(y0) - letters - 4 : int(y0), int(x0) + 2 :]
+  near = np.abs(above - ink(1)).max(-1) <= 3
+  assert near.any() and (above == 255).all(-1).any()
+  x0, y1 = int(x0), int(H * scale * 0.8)
+  assert close(drawn[y1, x0 + 1 : x0 + line], ink(1))
+  assert (drawn[y1, x0 + line + 1 : x0 + 3 * line] == 255).all()
+
+
+def test_results_are_rounded_as_coco_takes_them():
+  found = detections.Detections(
+    np.array([2]), np.array([0.1234567]), np.array([[1.234, 2.341, 11.2, 22.9]])
+  )
+  assert detections.coco_results('a.png', found) == [
+    {
+      'image_id': 'a.png',
+      'category_id': 2,
+      'bbox': [1.23, 2.34, 9.97, 20.56],
+      'score': 0.12346,
+    }
+  ]
+
+
+class TwoLayers:
+  """A model whose layers say different things, each query the same."""
+
+  def grid(self, size):
+    return size[0] // 8, size[1] // 8
+
+  def apply(self, variables, images_BHWC, is_padding_BHW, capture):
+    _, H, W, _ = images_BHWC.shape
+    heads_2NQL = np.random.default_rng(0).random((2, 3, 1, H * W // 64))
+    aux = {'boxes': np.array([[[[0.5] * 4]], [[[0.25, 0.5, 0.5, 1.0]]]])}
+    if capture:
+      assert capture == ('attention',)
+      aux['decoder_attention'] = heads_2NQL[:, None]
+    return np.log([[[0.3, 0.6, 0.1]]]), aux
+
+
+@pytest.mark.parametrize('attention', [False, True])
+def test_the_last_layer_says_where_objects_are(attention, files):
+  model = TwoLayers()
+  one = Checkpoint('made', model, {}, SIZE, Preprocessing(mean=MEAN, std=STD))
+  detector = detections.Detector(one, 0.5, attention=attention)
+  said = detector.said_of(files[0])
+  assert (said.canvas, said.size) == ((32, 64), (24, 64))
+  assert said.queries.keys() == {
+    *('scores', 'labels', 'boxes', *(['attention'] * attention))
+  }
+  np.testing.assert_allclose(said.queries['scores'], [0.6], rtol=1e-5)
+  np.testing.assert_array_equal(said.queries['labels'], [1])
+  np.testing.assert_allclose(said.queries['boxes'], [[0, 0, 0.5, 1]])
+  if attention:
+    last_NQL = np.random.default_rng(0).random((2, 3, 1, 32))[-1]
+    np.testing.assert_allclose(
+      said.queries['attention'],
+      last_NQL.mean(0).reshape(1, 4, 8),
+      rtol=1e-6,
+    )
+
+
+def test_as_likely_as_the_threshold_is_likely_enough(checkpoint):
+  said = detections.Said(
+    np.zeros((10, 20, 3), np.uint8),
+    (8, 8),
+    (4, 8),
+    {
+      'scores': np.array([0.2, 0.5, 0.7, 0.5]),
+      'labels': np.array([0, 1, 2, 0]),
+      'boxes': np.array([[0, 0, 1, 1]] * 3 + [[-1, 0.25, 0.5, 2]]),
+    },
+  )
+  detector = detections.Detector(checkpoint, 0.5)
+  assert detector.order(said).tolist() == [2, 1, 3]
+  found = detector.found(said)
+  assert found.labels_N.tolist() == [2, 1, 0]
+  assert found.boxes_N4.tolist() == [[0, 0, 20, 10]] * 2 + [[0, 2.5, 10, 10]]
+  assert found.masks_NHW is None
+
+
 def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
   orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
   out = tmp_path / 'seen'
@@ -229,6 +369,9 @@ def test_a_picture_has_the_mask_where_it_is():
     changed[205:395, 105:295], masks_1HW[0, 205:395, 105:295]
   )
   assert (image == 255).all()
+  # Half of each.
+  inside = drawn[221:259, 121:159]
+  assert close(inside, (255 + ink(1)) / 2)
 
 
 def test_attention_of_objects_and_centres_of_queries(

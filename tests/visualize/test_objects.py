@@ -1,0 +1,171 @@
+"""Objects and queries of a detector whose answers are made by hand."""
+
+import types
+
+import numpy as np
+import pytest
+
+from vit_jax.training import plots
+from vit_jax.visualize import detections, draw, objects
+from vit_jax.visualize.detections import Said
+
+CANVAS = (16, 32)
+NAMES = ('cat', 'dog', 'bus')
+
+
+class Model:
+  attention = 'objects'
+  num_classes = 3
+
+  def grid(self, size):
+    return size[0] // 4, size[1] // 4
+
+
+CHECKPOINT = types.SimpleNamespace(
+  path='made',
+  model=Model(),
+  image_size=CANVAS,
+  class_name=lambda i: NAMES[i],
+)
+
+
+def said(seed, scores, grid=(4, 8)):
+  """Returns what 22 queries say of an image of 30x40 pixels."""
+  rng = np.random.default_rng(seed)
+  low, high = np.sort(rng.uniform(-0.1, 1.1, (2, 22, 2)), axis=0)
+  return Said(
+    rng.integers(0, 256, (30, 40, 3), np.uint8),
+    (4 * grid[0], 4 * grid[1]),
+    (4 * grid[0], 20),
+    {
+      'scores': np.array([*scores, *[0.01] * (22 - len(scores))]),
+      'labels': rng.integers(0, 3, 22),
+      'boxes': np.concatenate([low, high], 1),
+      'attention': rng.random((22, *grid)),
+    },
+  )
+
+
+@pytest.fixture
+def section_of(monkeypatch):
+  """Makes a section of files of which queries say what they are given."""
+
+  def make(every):
+    def said_of(detector, path):
+      return every[path]
+
+    monkeypatch.setattr(detections.Detector, 'said_of', said_of)
+    return objects.section(CHECKPOINT, [*every], 0.5)
+
+  return make
+
+
+def test_arrays_are_those_of_likely_objects(section_of):
+  every = {
+    'a/x.png': said(0, [0.3, 0.6, 0.9]),
+    'b/x.png': said(1, [0.4]),
+    'tall.png': said(2, [0.7, 0.2, 0.5], grid=(8, 4)),
+  }
+  section = section_of(every)
+  arrays = section.arrays
+  assert arrays['image'].tolist() == [0, 0, 2, 2]
+  assert arrays['query'].tolist() == [2, 1, 0, 2]
+  assert arrays['files'].tolist() == [*every]
+  assert arrays['centres'].shape == (3, 22, 4)
+  assert arrays['map'].shape == (4, 8, 8)
+  for i, (name, query) in enumerate(
+    zip(['a/x.png'] * 2 + ['tall.png'] * 2, arrays['query'], strict=True)
+  ):
+    queries = every[name].queries
+    assert arrays['label'][i] == queries['labels'][query]
+    assert arrays['score'][i] == queries['scores'][query]
+    box_4 = np.clip(queries['boxes'][query], 0, 1)
+    np.testing.assert_array_equal(arrays['box'][i], box_4)
+    want_hw = np.zeros((8, 8))
+    h, w = queries['attention'].shape[1:]
+    want_hw[:h, :w] = queries['attention'][query]
+    np.testing.assert_array_equal(arrays['map'][i], want_hw)
+  low, high = np.split(np.clip(every['b/x.png'].queries['boxes'], 0, 1), 2, 1)
+  np.testing.assert_allclose(
+    arrays['centres'][1], np.concatenate([(low + high) / 2, high - low], 1)
+  )
+  assert section.text.startswith('4 objects in 3 images')
+  assert 'of 20 queries' in section.text
+  # None of the image in which nothing is found.
+  names = [figure.name for figure in section.figures]
+  assert names == ['x-objects', 'tall-objects']
+  assert section.figures[0].caption.startswith('x: ')
+  assert section.sheet.name == 'queries'
+
+
+def test_eight_images_have_pictures_of_their_own(section_of):
+  section = section_of({f'{i}.png': said(i, [0.9]) for i in range(9)})
+  assert [f.name for f in section.figures] == [f'{i}-objects' for i in range(8)]
+  assert len(section.arrays['image']) == 9
+
+
+def test_a_picture_has_the_six_likeliest_objects(section_of, monkeypatch):
+  """Each with where its query looks, brightest where it looks most."""
+  sheets = []
+  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args))
+  one = said(0, [0.9 - 0.05 * i for i in range(8)])
+  section_of({'x.png': one}).figures[0].draw()
+  (((panels,), names),) = sheets
+  found, *titles = panels
+  assert (found, names) == ('found', [''])
+  assert titles == [
+    f'{NAMES[one.queries["labels"][i]]} {90 - 5 * i}%, query {i}'
+    for i in range(6)
+  ]
+  assert panels['found'].shape == (30 * 12, 40 * 12, 3)
+  for i, title in enumerate(titles):
+    map_HW = objects.seen(one, one.queries['attention'][i])
+    want = draw.overlay(one.shown_HWC, map_HW / map_HW.max())
+    np.testing.assert_array_equal(panels[title], want)
+
+
+def test_a_map_is_seen_without_the_padding():
+  """A ramp over a canvas of which the image has 20 of 32 columns."""
+  map_hw = np.tile(np.arange(8.0), (4, 1)) + 10 * np.arange(4.0)[:, None]
+  map_HW = objects.seen(said(0, []), map_hw)
+  assert map_HW.shape == (30, 40)
+  # Centres of pixels: of 30 rows over 4 patches, of 40 columns over 5.
+  y, x = (np.arange(30) + 0.5) * 4 / 30 - 0.5, (np.arange(40) + 0.5) / 8 - 0.5
+  want = np.clip(x, 0, 7) + 10 * np.clip(y, 0, 3)[:, None]
+  inside = np.s_[4:-4, 4:-4]
+  # Bilinear twice, between pixels a quarter of a patch apart.
+  np.testing.assert_allclose(map_HW[inside], want[inside], atol=0.3)
+
+
+@pytest.mark.parametrize(
+  ('queries', 'grid'), [(3, (1, 3)), (7, (2, 5)), (22, (4, 5))]
+)
+def test_centres_are_coloured_by_the_shapes_of_their_boxes(
+  queries, grid, section_of, monkeypatch
+):
+  figures = []
+  monkeypatch.setattr(plots, 'png', lambda *args: figures.append(args))
+  section = section_of({f'{i}.png': said(i, [0.9]) for i in range(4)})
+  centres_NQ4 = section.arrays['centres'][:, :queries]
+  objects._queries(centres_NQ4)
+  ((figure, dots_per_inch),) = figures
+  assert dots_per_inch == 110
+  down, across = grid
+  np.testing.assert_allclose(
+    figure.get_size_inches(), (1.8 * across, 1.9 * down)
+  )
+  assert len(figure.axes) == down * across
+  for query, axes in enumerate(figure.axes):
+    assert axes.axison == (query < queries)
+    if query >= queries:
+      continue
+    (points,) = axes.collections
+    x, y, w, h = centres_NQ4[:, query].T
+    np.testing.assert_allclose(points.get_offsets(), np.stack([x, y], 1))
+    red, green, blue, _ = points.get_facecolors().T
+    np.testing.assert_allclose([red, blue], [w, h])
+    np.testing.assert_allclose(green, 1 - np.maximum(w, h))
+    # Row 0 of the image is above.
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 1), (1, 0))
+    assert axes.get_title() == f'query {query}'
+    assert not [*axes.get_xticks(), *axes.get_yticks()]
