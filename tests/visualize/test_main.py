@@ -1,8 +1,12 @@
 """The command, as users give it, in this process."""
 
+import argparse
+import base64
 import html.parser
+import pathlib
 import re
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,9 +14,9 @@ from PIL import Image
 from tests.checkpoints.random_weights import random_checkpoint, random_images
 from tests.visualize.captured import of_captured
 from vit_jax.checkpoints import opening
-from vit_jax.data import augment
+from vit_jax.data import augment, sources
 from vit_jax.visualize import __main__ as command
-from vit_jax.visualize import distance, photos, rollout, sections
+from vit_jax.visualize import distance, draw, masking, photos, rollout, sections
 from vit_jax.visualize import subject as subject_lib
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.subject import Subject
@@ -308,14 +312,20 @@ class Page(html.parser.HTMLParser):
 
   def __init__(self, text):
     super().__init__()
-    self.sources, self.texts, self.tags = [], [], []
+    self.source = text
+    self.sources, self.texts, self.tags, self.alts = [], [], [], []
     self.feed(text)
+
+  def picture(self, i):
+    """Returns the pixels of one of the sources."""
+    return draw.pixels(base64.b64decode(self.sources[i].partition(',')[2]))
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
     self.sources += [
       v for k, v in attrs if k in ('src', 'href') and not v.startswith('#')
     ]
+    self.alts += [v for k, v in attrs if k == 'alt']
 
   def handle_data(self, data):
     self.texts.append(data)
@@ -326,7 +336,9 @@ def test_the_report_has_all_and_needs_nothing(
 ):
   names = tuple(f'<b>{i}</b>' for i in range(7))
   object.__setattr__(checkpoints('cls'), 'class_names', names)
-  status, said, err, out = run('report', 'cls', *files)
+  status, said, err, out = run(
+    *('report', 'cls', *files, '--fusion=max', '--discard=0.5')
+  )
   assert (status, err) == (0, '')
   assert f'written  {out}/report.html\n' in said
   assert [path.name for path in out.iterdir()] == ['report.html']
@@ -339,6 +351,36 @@ def test_the_report_has_all_and_needs_nothing(
   shares = [float(t[:-1]) for t in page.texts if re.fullmatch(r'[\d.]+%', t)]
   assert len(shares) == 3 * 5
   assert shares[:5] == sorted(shares[:5], reverse=True)
+  # Each part can be gone to, and that of every head is as wide as it is.
+  links = re.findall('<a href="#(.*?)">(.*?)</a>', page.source)
+  assert links == re.findall('<h2 id="(.*?)">(.*?)</h2>', page.source)
+  assert [title for _, title in links] == [
+    *('Images', 'Attention', 'Distance', 'Filters', 'Position embeddings'),
+  ]
+  kinds = re.findall('<figure class="(.*?)">', page.source)
+  assert kinds == [''] * 21 + ['wide'] * 3 + ['fitting'] * 3
+  assert re.findall('<h3>(.*?)</h3>', page.source) == ['a', 'a-2', 'b']
+  assert page.source.count('<title>cls</title>') == 1
+  count = sum(x.size for x in jax.tree.leaves(checkpoints('cls').params))
+  assert f'; {count:,} parameters.' in page.source
+  # The second image, whole and by the two likeliest of its classes.
+  assert 'their max, the lowest 50% of the weights discarded' in page.source
+  labels = [text for text in page.texts if text in names][5:7]
+  checkpoint = checkpoints('cls')
+  shown = photos.load(files, checkpoint)[1].shown()
+  np.testing.assert_array_equal(page.picture(8), shown)
+  assert page.alts[7] == 'image'
+  for k, label in enumerate(['whole image', *labels]):
+    class_B = None if k == 0 else np.full(3, names.index(label))
+    layers = layers_of(checkpoint, files)
+    map_hw = np.asarray(rollout.rollout(layers, 'max', 0.5, class_B)[1])
+    want = sections.over(shown, map_hw, label)
+    at = 8 + 2 * k
+    assert page.alts[at : at + 2] == [*want]
+    for i, picture in enumerate(want.values()):
+      # Where maps are rounded otherwise, colours are the next.
+      got = page.picture(at + 1 + i).astype(int)
+      assert np.mean(np.abs(got - picture) > 2) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -365,12 +407,16 @@ def test_the_report_says_what_there_is_not(name, reasons, run, files):
     (('rollout', 'headless', '{image}', '--class=0'), 'has no head'),
     (('rollout', 'cls', '{text}'), 'text.jpg: not an image of a known format'),
     (('rollout', 'cls', '{dot}'), 'dot.png has 1x1 pixels.*2x3 patches'),
+    (('rollout', 'cls', '{flat}'), 'flat.png has 1x40 pixels'),
+    (('rollout', 'cls', '{thin}'), 'thin.png has 40x2 pixels'),
     (('rollout', 'resnet', '{image}'), 'ResNet, which has no attention'),
     (('attention', 'resnet', '{image}'), 'ResNet, which has no attention'),
     (('distance', 'resnet', '{image}'), 'ResNet, which has no attention'),
     (('posemb', 'resnet'), 'no position embeddings'),
     (('posemb', 'none'), 'no position embeddings'),
     (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
+    (('attention', 'cls', '{image}', '--query=0,3'), 'no patch 0,3.*3 column'),
+    (('detr', 'cls', '{image}'), 'finds no objects: give a checkpoint of DETR'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
     (('masking', 'cls', 'digits', '--split=test'), 'other classes'),
@@ -379,11 +425,14 @@ def test_the_report_says_what_there_is_not(name, reasons, run, files):
 )
 def test_bad_input_is_one_message(args, message, run, files, tmp_path):
   (tmp_path / 'text.jpg').write_text('no image at all')
-  Image.new('RGB', (1, 1)).save(tmp_path / 'dot.png')
+  for name, size in {'dot': (1, 1), 'flat': (40, 1), 'thin': (2, 40)}.items():
+    Image.new('RGB', size).save(tmp_path / f'{name}.png')
   places = {
     'image': files[0],
     'text': tmp_path / 'text.jpg',
     'dot': tmp_path / 'dot.png',
+    'flat': tmp_path / 'flat.png',
+    'thin': tmp_path / 'thin.png',
     'missing': tmp_path / 'missing',
   }
   status, said, err, out = run(*(arg.format(**places) for arg in args))
@@ -397,7 +446,8 @@ def test_augmentations_are_shown_at_both_ends(run, files):
   """Without a checkpoint; of Pillow's own, those that need no formula."""
   status, said, err, out = run('augmentations', *files, '--image_size=16x24')
   assert (status, err) == (0, '')
-  assert f'written  {out}/augmentations.png' in said and 'model' not in said
+  assert f'written  {out}/augmentations.png and 1 more' in said
+  assert 'model' not in said
   found = np.load(out / 'augmentations.npz')
   names = found['operations'].tolist()
   assert names[:3] == ['Identity', 'ShearX (-0.3)', 'ShearX (0.3)']
@@ -458,6 +508,99 @@ def test_help_names_every_kind(capsys):
     said = capsys.readouterr().out
     for expected in [kinds[argv[0]], '--out'] if argv else kinds:
       assert expected in said
+
+
+def test_defaults_are_those_of_the_help():
+  (kinds,) = (
+    action
+    for action in command._parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+  )
+  said = {}
+  for kind, parser in kinds.choices.items():
+    for action in parser._actions:
+      found = re.search(r'default: ([^,; )]+)\)', action.help or '')
+      # What stands for nothing given is filled in later.
+      if found and action.default is not None:
+        said[kind, action.dest] = found[1]
+        if isinstance(action.default, int | float):
+          assert float(found[1]) == action.default
+        else:
+          assert found[1] == action.default
+  assert said['masking', 'most'] == '500' and said['masking', 'split'] == 'test'
+  assert said['rollout', 'out'] == 'visualized'
+  assert ('masked', 'seed') in said and ('detr', 'threshold') in said
+
+
+@pytest.mark.parametrize('skip', [True, False])
+def test_masking_takes_the_first_images_of_a_split(
+  skip, run, checkpoints, tmp_path, monkeypatch
+):
+  """A folder of two classes, of which one image cannot be read."""
+  names = ('cat', 'dog')
+  monkeypatch.setitem(MODELS, 'two', {'num_classes': 2})
+  object.__setattr__(checkpoints('two'), 'class_names', names)
+  for i in range(6):
+    for split in ('train', 'val', 'test'):
+      path = tmp_path / 'data' / split / names[i % 2] / f'{i}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.new('RGB', (24, 16), (i, 0, 0)).save(path)
+  given = []
+
+  def rights(subject, labels_N, share, **how):
+    given.append((subject, labels_N, share, how))
+    return {kind: labels_N > 9 for kind in masking._NAMES}
+
+  monkeypatch.setattr(masking, 'rights', rights)
+  data = str(tmp_path / 'data')
+  source = sources.open_source(data, 'val')
+  first = [source[i]['name'] for i in range(4)]
+  labels = [source[i]['label'] for i in range(4)]
+  if skip:
+    pathlib.Path(first.pop(1)).write_text('none')
+    labels.pop(1)
+  status, said, err, out = run(
+    *('masking', 'two', data, '--split=val', '--most=4', '--fusion=min'),
+    *('--discard=0.2', '--on_bad_image=skip'),
+  )
+  assert status == 0, err
+  ((subject, labels_N, share, how),) = given
+  assert (share, how) == (0.3, {'fusion': 'min', 'discard': 0.2})
+  assert [p.path for p in subject.photographs] == first
+  assert labels_N.tolist() == labels
+  assert f'Accuracy on {len(first)} images with 30% of the pixels hid' in said
+  assert re.search('  none hidden +0.00%\n  highest rollout +0.00%\n', said)
+  assert f'written  {out}/masking.npz\n' in said
+  if not skip:
+    run('masking', 'two', data)
+    assert '/test/' in given[1][0].photographs[0].path
+    assert len(given[1][1]) == 6
+    assert given[1][3] == {'fusion': 'mean', 'discard': 0.0}
+
+
+def test_as_many_pixels_as_patches_are_enough(checkpoints, tmp_path):
+  Image.new('RGB', (3, 2)).save(tmp_path / 'small.png')
+  (one,) = photos.load([str(tmp_path / 'small.png')], checkpoints('cls'))
+  assert one.seen_HWC.shape == (*SIZE, 3)
+
+
+def test_data_are_looked_for_where_they_are_said_to_be(
+  run, checkpoints, monkeypatch
+):
+  given = []
+
+  def opened(*args, **kwargs):
+    given.append((args, kwargs))
+    raise ValueError('enough')
+
+  monkeypatch.setattr(command.sources, 'open_source', opened)
+  assert run('masking', 'cls', 'x')[0] == 2
+  where = ('--data_dir=there', '--split_seed=3', '--split=all')
+  assert run('masking', 'cls', 'x', *where)[0] == 2
+  assert given == [
+    (('x', 'test'), {'data_dir': None, 'split_seed': 0}),
+    (('x', 'all'), {'data_dir': 'there', 'split_seed': 3}),
+  ]
 
 
 def test_a_sheet_has_every_class(run, files):

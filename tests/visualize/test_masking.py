@@ -142,11 +142,17 @@ def test_a_trained_model_misses_what_its_maps_point_at(tmp_path):
 
 
 def test_the_section_has_the_shares(checkpoint):
-  section = masking.section(checkpoint, Images(), 0.3)
+  section = masking.section(checkpoint, Images(), 0.25)
   lines = section.text.splitlines()
-  assert lines[0] == 'Accuracy on 11 images with 30% of the pixels hidden:'
+  assert lines[0] == 'Accuracy on 11 images with 25% of the pixels hidden:'
+  assert len(lines) == 7 and section.title == 'Masking'
   for line, right in zip(lines[1:], section.arrays.values(), strict=False):
     assert line.endswith(f'{right.mean():7.2%}')
+  assert [*section.arrays][-1] == 'labels'
+  np.testing.assert_array_equal(section.arrays['labels'], np.arange(11) % 3)
+  for line, name in zip(lines[1:4], ('none', 'highest', 'lowest'), strict=True):
+    assert line.strip().startswith(name)
+  assert 'class it sees' in lines[4] and 'by patches' in lines[5]
 
 
 @pytest.mark.parametrize(
@@ -155,3 +161,19 @@ def test_the_section_has_the_shares(checkpoint):
 def test_other_classes_are_refused(names, checkpoint):
   with pytest.raises(ValueError, match='The data has other classes'):
     masking.of_source(checkpoint, Images(names))
+
+
+def test_classes_without_names_are_counted(checkpoint):
+  nameless = dataclasses.replace(checkpoint, class_names=())
+  subject, labels = masking.of_source(nameless, Images())
+  assert [p.name for p in subject.photographs] == [f'{i}' for i in range(11)]
+  assert labels.tolist() == [i % 3 for i in range(11)]
+  with pytest.raises(ValueError, match=r'class 1, ... \(2\) and nameless, .*3'):
+    masking.of_source(nameless, Images(('class 0', 'class 1')))
+
+
+def test_what_stands_for_hidden_pixels_is_rounded():
+  image = np.zeros((1, 2, 3), np.uint8)
+  got = masking.hide(image, np.array([[0, 1]]), 0.5, (0.499, 0.501, 1))
+  assert got.dtype == np.uint8
+  np.testing.assert_array_equal(got, [[[0, 0, 0], [127, 128, 255]]])

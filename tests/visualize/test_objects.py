@@ -169,3 +169,11 @@ def test_centres_are_coloured_by_the_shapes_of_their_boxes(
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 1), (1, 0))
     assert axes.get_title() == f'query {query}'
     assert not [*axes.get_xticks(), *axes.get_yticks()]
+
+
+@pytest.mark.parametrize(('attention', 'classes'), [('all', 3), ('objects', 0)])
+def test_what_finds_no_objects_is_refused(attention, classes, monkeypatch):
+  monkeypatch.setattr(Model, 'attention', attention)
+  monkeypatch.setattr(Model, 'num_classes', classes)
+  with pytest.raises(ValueError, match='made finds no objects'):
+    objects.section(CHECKPOINT, ['x.png'], 0.5)

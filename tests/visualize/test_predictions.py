@@ -8,10 +8,10 @@ from PIL import Image
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.masked_vit import KEPT, MASKED, TARGETS
+from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, TARGETS
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize import __main__ as command
-from vit_jax.visualize import predictions
+from vit_jax.visualize import draw, predictions
 
 SIZE = (16, 24)
 P = 8
@@ -114,3 +114,49 @@ def test_a_checkpoint_of_another_task_is_refused(
   assert err.startswith('error: vit is a ViT, which predicts no masked patches')
   assert err.count('\n') == 1
   assert not (tmp_path / 'out').exists()
+
+
+def test_each_image_has_patches_of_its_own_hidden(
+  opened, file, tmp_path, monkeypatch
+):
+  """Nine images, of which eight are in one picture."""
+  sheets = []
+  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
+  paths = [str(file)]
+  for i in range(8):
+    image = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), np.uint8)
+    paths.append(str(tmp_path / f'{i}.png'))
+    Image.fromarray(image).save(paths[-1])
+  out = tmp_path / 'out'
+  args = ['masked', 'pixels', *paths, f'--out={out}', '--rate=0.9']
+  assert command.main(args) == 0
+  with np.load(out / 'masked.npz') as found:
+    kind, hidden = found['kind'], found['hidden']
+    assert found['files'].tolist() == paths
+  assert ((kind != KEPT).sum((1, 2)) == 5).all()
+  assert len({x.tobytes() for x in kind}) > 1
+  assert (kind == OTHER).any()
+  for i, path in enumerate(paths):
+    seen = np.asarray(Image.open(path))
+    patches = [
+      seen[P * y : P * y + P, P * x : P * x + P] for y, x in np.ndindex(2, 3)
+    ]
+    for y, x in np.argwhere(kind[i] == OTHER):
+      shown = hidden[i][P * y : P * y + P, P * x : P * x + P]
+      assert any((shown == patch).all() for patch in patches)
+  # All of one picture, and each in its own.
+  assert [len(lines) for lines, _ in sheets] == [8, *[1] * 9]
+  assert sheets[0][1] == ['a', *map(str, range(7))]
+  assert sheets[9][1] == ['7']
+  ((line,), _) = sheets[3]
+  assert [*line] == [
+    *('image', 'what it sees', 'what it predicts', 'what is right')
+  ]
+  seen = np.asarray(Image.open(paths[2]))
+  # In whole multiples, to 256 pixels at least.
+  large = seen.repeat(11, 0).repeat(11, 1)
+  np.testing.assert_array_equal(line['image'], large)
+  np.testing.assert_array_equal(line['what is right'], large)
+  np.testing.assert_array_equal(
+    line['what it sees'], hidden[2].repeat(11, 0).repeat(11, 1)
+  )
