@@ -309,3 +309,43 @@ def test_cudnn_is_asked_for_even_lengths_alone(monkeypatch, queries, keys):
   monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
   attention.attend(*arrays(queries, keys, jnp.bfloat16)[:3])
   assert bool(asked) == (queries % 2 == keys % 2 == 0)
+
+
+@pytest.mark.parametrize(
+  ('backend', 'K', 'dtype', 'takes'),
+  [
+    ('gpu', 128, 'bfloat16', True),
+    ('gpu', 136, 'bfloat16', False),
+    ('gpu', 12, 'bfloat16', False),
+    ('gpu', 8, 'float32', False),
+    ('tpu', 8, 'bfloat16', False),
+    ('cpu', 8, 'bfloat16', False),
+  ],
+)
+def test_cudnn_is_asked_for_what_it_has(monkeypatch, backend, K, dtype, takes):
+  asked = []
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
+  x_BLNK = jnp.ones((1, 4, 2, K), dtype)
+  attention.attend(x_BLNK, x_BLNK, x_BLNK)
+  assert bool(asked) == takes
+
+
+@pytest.mark.parametrize('kind', [None, *MASKS])
+def test_cudnn_takes_masks_of_every_shape(monkeypatch, kind):
+  """JAX's own way in its place, which gives no zeros to who looks nowhere."""
+  asked = []
+  plain = jax.nn.dot_product_attention
+
+  def other(q, k, v, mask=None, implementation=None):
+    asked.append((implementation, None if mask is None else mask.shape))
+    return plain(q, k, v, mask=mask, implementation='xla')
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', other)
+  q, k, v, _ = arrays(7, 7)
+  mask = None if kind is None else make_mask(kind, 7, 7)
+  got = attention._cudnn(q, k, v, mask)
+  whole = jnp.ones((1, 1, 7), bool) if mask is None else mask
+  want = with_infinities(q, k, v, whole)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  assert asked == [('cudnn', mask is not None and (len(mask), 1, 7, 7) or None)]

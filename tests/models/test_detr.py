@@ -5,6 +5,7 @@ Against transformers: tests/checkpoints/formats/test_hf_detr.py.
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,17 @@ from flax import traverse_util
 
 from tests.conftest import ROOT
 from vit_jax.checkpoints.formats import detr_keys, table
-from vit_jax.models import detr, flops, mask_head, posemb, resnet, variants
+from vit_jax.models import (
+  backbone,
+  detr,
+  detr_layers,
+  flops,
+  layers,
+  mask_head,
+  posemb,
+  resnet,
+  variants,
+)
 from vit_jax.training import sharding
 
 # Of values of a few units: both sides work in float32.
@@ -401,6 +412,13 @@ def test_published_names_differ_by_backbone():
     ({'width': 50, 'heads': 5}, 'model.width 50 is not a multiple of 4'),
     ({'num_queries': 0}, 'model.num_queries is 0'),
     ({'decoder_layers': 0}, 'model.decoder_layers is 0'),
+    ({'encoder_layers': 1001}, 'model.encoder_layers is 1,001: .* at most 1,0'),
+    ({'mlp_dim': 2**20 + 1}, 'model.mlp_dim is 1,048,577'),
+    ({'backbone_version': -1}, 'model.backbone_version is -1: use 0'),
+    (
+      {'masks': True, 'backbone_layers': (1, 1, 1)},
+      'has 3 stages: use at least 1, and 4 for model.masks',
+    ),
     ({'backbone': 'vgg'}, "model.backbone is 'vgg': use one of resnet, plain"),
     ({'backbone_version': 2}, 'model.backbone_version is 2: use 0'),
     ({'backbone_layers': ()}, 'model.backbone_layers has 0 stages'),
@@ -429,3 +447,157 @@ def test_a_frozen_norm_is_torchs(torch):
   got = norm.apply({'params': params}, x)
   want = want.numpy().transpose(0, 2, 3, 1)
   np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize('dilated', [False, True])
+def test_plain_stages_halve_sides_and_double_widths(dilated):
+  module = backbone.PlainBackbone(32, (2, 3), dilated, jnp.float32)
+  x = images(1, (8, 12))
+  shapes = jax.eval_shape(module.init, jax.random.key(0), x)['params']
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda s: np.float32(0.1 * rng.standard_normal(s.shape)), shapes
+  )
+  maps = module.apply({'params': params}, x)
+  last = (1, 4, 6, 64) if dilated else (1, 2, 3, 64)
+  assert [m.shape for m in maps] == [(1, 4, 6, 32), last]
+  jaxpr = jax.make_jaxpr(lambda p: module.apply({'params': p}, x))(params)
+  convolutions = [
+    (eqn.params['window_strides'][0], eqn.params['rhs_dilation'][0])
+    for eqn in jaxpr.jaxpr.eqns
+    if eqn.primitive.name == 'conv_general_dilated'
+  ]
+  # Dilated ones see as far as behind the stride that there is not.
+  second = [(1, 1), (1, 2), (1, 2)] if dilated else [(2, 1), (1, 1), (1, 1)]
+  assert convolutions == [(2, 1), (1, 1), *second]
+  # All but the first of a stage add to what they are given.
+  for name in ('gn1_2', 'gn2_2', 'gn2_3'):
+    params[name] = jax.tree.map(np.zeros_like, params[name])
+  passed = module.apply({'params': params}, x)
+  params['gn2_1'] = {'scale': np.zeros(64, 'f'), 'bias': np.ones(64, 'f')}
+  np.testing.assert_array_equal(module.apply({'params': params}, x)[1], 1)
+  assert (passed[0] >= 0).all() and (passed[1] > 0).any()
+
+
+@pytest.mark.parametrize('train', [True, False])
+def test_every_branch_of_a_layer_drops_out_by_a_key_of_its_own(
+  train, monkeypatch
+):
+  """Weights, branches and the MLP's inside; each once."""
+  calls = []
+
+  def note(x, rate, key):
+    calls.append((x.shape, rate, key))
+    return x
+
+  monkeypatch.setattr(detr_layers, 'dropout', note)
+  monkeypatch.setattr(layers, 'dropout', note)
+  fields = {'heads': 2, 'mlp_dim': 24, 'dropout': 0.25, 'dtype': jnp.float32}
+  x, queries = jnp.ones((1, 6, 8)), jnp.ones((1, 5, 8))
+  key = jax.random.key(1) if train else None
+  branch, weights = (1, 6, 8), (1, 2, 6, 6)
+  of_queries = (1, 5, 8)
+  for kind, args, want in (
+    (
+      detr_layers.EncoderLayer,
+      (x, key, x, None),
+      [weights, branch, (1, 6, 24), branch],
+    ),
+    (
+      detr_layers.DecoderLayer,
+      (queries, key, queries, x, x, None),
+      [
+        *((1, 2, 5, 5), of_queries),
+        *((1, 2, 5, 6), of_queries),
+        *((1, 5, 24), of_queries),
+      ],
+    ),
+  ):
+    layer = kind(**fields)
+    calls.clear()
+    jax.eval_shape(layer.init, jax.random.key(0), *args)
+    if not train:  # weights are not even made
+      want = [shape for shape in want if len(shape) == 3]
+    assert [shape for shape, _, _ in calls] == want
+    assert {rate for _, rate, _ in calls} == {0.25}
+    keys = [key for _, _, key in calls]
+    # While it is traced, each part of a split is an object.
+    assert len(set(map(id, keys))) == (len(keys) if train else 1)
+    assert all((key is not None) == train for key in keys)
+
+
+def test_linear_layers_begin_as_pytorchs():
+  """Kernel and bias evenly from -1 / sqrt(inputs) to that."""
+
+  class One(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return detr.linear(x, 400, 'made')
+
+  params = One().init(jax.random.key(0), jnp.ones((1, 64)))['params']['made']
+  for x in params.values():
+    assert np.abs(x).max() <= 1 / 8
+    assert np.std(x) == pytest.approx(1 / 8 / 3**0.5, rel=0.1)
+    assert abs(np.mean(x)) < 0.02
+
+
+def test_objects_are_those_of_the_last_layer():
+  boxes_XBQ4 = np.arange(24).reshape(3, 1, 2, 4)
+  assert detr.detected({'tokens': 0}) == {}
+  assert detr.detected({'boxes': boxes_XBQ4})['boxes'].tolist() == (
+    boxes_XBQ4[2].tolist()
+  )
+  both = detr.detected({'boxes': boxes_XBQ4, 'mask_logits': 5})
+  assert both.keys() == {'boxes', 'mask_logits'} and both['mask_logits'] == 5
+
+
+def test_a_joined_convolution_is_that_of_features_beside_maps():
+  rng = np.random.default_rng(0)
+  x_BhwD = np.float32(rng.standard_normal((2, 4, 5, 6)))
+  seen_BQhwN = np.float32(rng.standard_normal((2, 3, 4, 5, 2)))
+  params = {
+    'kernel': np.float32(rng.standard_normal((3, 3, 8, 8))),
+    'bias': np.float32(rng.standard_normal(8)),
+  }
+  got = mask_head.JoinedConv().apply({'params': params}, x_BhwD, seen_BQhwN)
+  for query in range(3):
+    joined = np.concatenate([x_BhwD, seen_BQhwN[:, query]], -1)
+    want = nn.Conv(8, (3, 3)).apply({'params': params}, joined)
+    np.testing.assert_allclose(got[:, query], want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_query_looks_once_over_all_heads():
+  rng = np.random.default_rng(0)
+  queries, tokens = (np.float32(rng.standard_normal((2, n, 6))) for n in (3, 4))
+  mask = np.array([[[True] * 4], [[True, True, False, False]]])
+  module = mask_head.AttentionMap(2)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), queries, tokens, mask)
+  params = jax.tree.map(
+    lambda s: np.float32(rng.standard_normal(s.shape)), shapes['params']
+  )
+  got = module.apply({'params': params}, queries, tokens, mask)
+  q, k = (
+    np.einsum('BLD,DNK->BLNK', x, params[n]['kernel']) + params[n]['bias']
+    for x, n in ((queries, 'q_linear'), (tokens, 'k_linear'))
+  )
+  odds = np.exp(np.einsum('BQNK,BLNK->BQLN', q, k) / np.sqrt(3))
+  odds *= mask[:, 0][:, None, :, None]
+  want = odds / odds.sum((2, 3), keepdims=True)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+  plain = module.apply({'params': params}, queries, tokens, None)
+  np.testing.assert_allclose(plain[0], want[0], rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(plain.sum((2, 3)), 1, rtol=1e-5)
+
+
+def test_nearest_takes_the_pixel_at_or_before():
+  x = np.arange(35).reshape(1, 5, 7)
+  for size in ((5, 7), (10, 14), (3, 4), (7, 5), (4, 21)):
+    got = mask_head.nearest(jnp.asarray(x), size)
+    rows, columns = (
+      np.arange(n) * o // n for n, o in zip(size, (5, 7), strict=True)
+    )
+    np.testing.assert_array_equal(got, x[:, rows][:, :, columns])
+  moved = mask_head.nearest(
+    jnp.asarray(x)[..., None].swapaxes(0, 1), (14, 2), 2
+  )
+  assert moved.shape == (5, 1, 14, 2)

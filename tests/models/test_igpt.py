@@ -240,6 +240,18 @@ def test_palettes():
   even = np.reshape(igpt.even_palette(8), (-1, 3))
   assert len(np.unique(even, axis=0)) == 512
   assert even.min() == -1 and even.max() == 1
+  # Blue changes first, red last.
+  small = np.reshape(igpt.even_palette(2), (8, 3))
+  assert small[1].tolist() == [-1, -1, 1] and small[4].tolist() == [1, -1, -1]
+
+
+def test_colours_are_painted_as_the_nearest_of_256():
+  palette = (-1.0, -0.99, 0.0, 0.5, 1.0, 1.0005)
+  model = build(palette=palette)
+  painted = model.painted(np.array([[1], [0]]))
+  assert painted.dtype == np.uint8
+  # 1.275, 127.5 and 191.25, and no more than there is.
+  assert painted.tolist() == [[[191, 255, 255]], [[0, 1, 128]]]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +298,9 @@ def test_initial_scales_are_the_originals():
   ('fields', 'message'),
   [
     ({'palette': (0.0,) * 7}, 'model.palette has 7 numbers'),
+    ({'palette': (0.0,) * 3}, 'model.palette has 3 numbers'),
+    ({'palette': (0.0, -1.01, 1.0) * 2}, r'not in \[-1, 1\]'),
+    ({'size': (256, 257)}, 'Images of 256x257 pixels would be 65,792 tokens'),
     ({'palette': (0.0, 2.0, 1.0) * 2}, r'not in \[-1, 1\]'),
     ({'palette': (0.0, float('nan'), 1.0) * 2}, r'not in \[-1, 1\]'),
     ({'heads': 5}, 'model.width 32 is not a multiple of model.heads 5'),

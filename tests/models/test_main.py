@@ -35,6 +35,24 @@ def test_csv_of_some_models(capsys):
   assert [bool(row['source']) for row in rows] == [True, True, True, False]
 
 
+def test_a_table_of_some_models(capsys):
+  """Numbers end where their titles do; a ResNet has no tokens."""
+  assert table.main(['ti16', 'r50x1', '--num_classes=0']) == 0
+  title, *lines = capsys.readouterr().out.splitlines()
+  assert title.split() == ['model', 'parameters', 'GFLOPs', 'tokens', 'source']
+  vit, resnet = lines
+  # 1,000 classes less than are published.
+  assert vit.split()[:2] == ['ti16', '5,524,416']
+  assert resnet.split()[:2] == ['r50x1', '23,500,352']
+  ends = [title.index(x) + len(x) for x in ('parameters', 'GFLOPs', 'tokens')]
+  assert vit[ends[0] : ends[1] + 1].split() == [f'{vit.split()[2]}']
+  assert all(vit[end - 1].isdigit() and vit[end] == ' ' for end in ends)
+  assert not resnet[ends[1] : ends[2]].strip()
+  source = title.index('source')
+  assert vit[source:] == variants.PUBLISHED['ti16']
+  assert resnet[source:] == variants.PUBLISHED['r50x1']
+
+
 def test_head_and_image_size_count(capsys):
   def row(*args):
     assert table.main(['ti16', '--format=csv', *args]) == 0

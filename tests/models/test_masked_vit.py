@@ -24,9 +24,8 @@ def initial(model):
 def make(**fields):
   model = variants.build(
     name='masked_vit',
-    num_classes=0,
     image_size=SIZE,
-    **(FIELDS | {'pool': 'gap'} | fields),
+    **(FIELDS | {'num_classes': 0, 'pool': 'gap'} | fields),
   )
   params = initial(model)
   keys = iter(jax.random.split(jax.random.key(1), 1000))
@@ -127,6 +126,7 @@ def test_the_mask_is_learned():
     ({'target': 'colour'}, "objective.target is 'colour': use one of mean_col"),
     ({'pool': 'map'}, 'train no head: model.pool is cls or gap'),
     ({'representation_size': 8}, 'train no head'),
+    ({'num_classes': 3}, 'train no head'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
     ({'patch_size': 5}, 'do not tile'),
   ],

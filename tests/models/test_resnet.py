@@ -41,6 +41,25 @@ def test_kernels_are_standardised_as_in_numpy(version, scale):
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_frozen_norm_is_its_formula_and_learns_nothing():
+  x = draw((2, 3, 4, 5))
+  params = {k: 1 + np.abs(draw((5,), i)) for i, k in enumerate('abcd')}
+  names = ('scale', 'bias', 'mean', 'var')
+  params = dict(zip(names, params.values(), strict=True))
+  norm = resnet.FrozenBatchNorm()
+  begins = norm.init(jax.random.key(0), x)['params']
+  assert {k: set(v.tolist()) for k, v in begins.items()} == {
+    **{'scale': {1}, 'bias': {0}, 'mean': {0}, 'var': {1}}
+  }
+  scale, bias, mean, var = (params[name] for name in names)
+  want = (x - mean) / np.sqrt(var + 1e-5) * scale + bias
+  np.testing.assert_allclose(
+    norm.apply({'params': params}, x), want, rtol=1e-5, atol=1e-5
+  )
+  grads = jax.grad(lambda p: norm.apply({'params': p}, x).sum())(params)
+  assert not any(np.any(g) for g in grads.values())
+
+
 def test_a_bias_is_not_standardised():
   conv = resnet.StdConv(5, (3, 3))
   params = {'kernel': np.zeros((3, 3, 4, 5)), 'bias': np.arange(5.0)}

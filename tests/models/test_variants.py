@@ -205,6 +205,35 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'mlp_dim': -1}, 'model.mlp_dim is -1: it must be at least 1'),
     ({'heads': 0}, 'model.heads is 0: it must be at least 1'),
     ({'depth': 10**9}, 'model.depth is 1,000,000,000: at most 1,000 layers'),
+    ({'depth': 1001}, 'model.depth is 1,001: at most 1,000 layers'),
+    (
+      {'axial': True, 'pool': 'gap', 'stochastic_depth': 0.1},
+      'model.stochastic_depth is 0.1: axial models have none',
+    ),
+    (
+      {'axial': True, 'pool': 'gap', 'registers': 2},
+      'model.registers is 2 and model.rope 0.0: axial attention has rows',
+    ),
+    (
+      {'axial': True, 'pool': 'gap', 'rope': 10.0},
+      'model.registers is 0 and model.rope 10.0: axial attention has rows',
+    ),
+    ({'rope': 10.0, 'heads': 32}, 'a head has 6 numbers: rotary embeddings'),
+    (
+      {'rope_registers': 5.0, 'registers': 4},
+      'model.rope_registers is 5.0, model.rope 0.0 and model.registers 4',
+    ),
+    ({'rope_registers': 5.0, 'rope': 1.0}, 'model.registers 0: it needs model'),
+    (
+      {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
+      'model.registers 5: it needs model.rope, and a square number',
+    ),
+    ({'name': 'deit', 'representation_size': 8}, 'representation_size 8: DeiT'),
+    ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
+    ({'layers': (1,)}, "is 'vit', which has no model.layers: a name alone"),
+    ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
+    ({'image_size': (16, 0)}, 'do not tile an image of 16x0'),
+    ({'layer_norm_epsilon': float('nan')}, 'model.layer_norm_epsilon is nan'),
     ({'layer_norm_epsilon': 0.0}, 'model.layer_norm_epsilon is 0.0: it must'),
     ({'gelu': 'erf'}, "model.gelu is 'erf'"),
     ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
@@ -255,6 +284,8 @@ def test_fields_that_cannot_work_are_refused(fields, message):
   ('fields', 'message'),
   [
     ({'layers': (10**9,)}, 'at most 1,000 units are built'),
+    ({'layers': (500, 501)}, 'at most 1,000 units are built'),
+    ({'version': -1}, 'model.version is -1: use 0, 1 or 2'),
     ({'layers': ()}, 'model.layers is empty: a ResNet has at least one stage'),
     ({'layers': (3, 0)}, r'model.layers is \(3, 0\): every stage has at least'),
     ({'layers': [3, -1]}, r'model.layers is \(3, -1\): every stage has'),
@@ -269,6 +300,182 @@ def test_fields_that_cannot_work_are_refused(fields, message):
 def test_resnets_that_cannot_work_are_refused(fields, message):
   with pytest.raises(ValueError, match=message):
     build('r50x1', **fields)
+
+
+def test_what_is_just_possible_is_built():
+  for variant, fields in (
+    ('ti16', {'depth': 1000}),
+    ('ti16', {'rope': 10.0, 'registers': 4, 'rope_registers': 5.0}),
+    ('ti16', {'name': 'deit', 'registers': 3}),
+    ('r50x1', {'layers': (500, 500)}),
+    ('r50x1', {'width': 32, 'version': 0}),
+    ('igpt_s', {'image_size': (256, 256)}),
+    ('igpt_s', {'image_size': (1, 1), 'palette': (-1.0, 0.0, 1.0) * 2}),
+    ('detr_r50', {'encoder_layers': 1000, 'num_queries': 2**20}),
+  ):
+    model = build(variant, **fields)
+    fields.pop('image_size', None)
+    fields.pop('name', None)
+    assert {k: getattr(model, k) for k in fields} == fields
+
+
+def test_what_models_say_of_themselves():
+  """Each of other numbers down than across."""
+  wide = {'image_size': (32, 64), 'depth': 5}
+  of_vit = '5 layers of 3 heads, width 192, 2x4 patches of 32x64 pixels'
+  for variant, fields, said in (
+    ('ti16', wide, f'ViT, {of_vit}'),
+    ('axial_ti16', wide, f'axial ViT, {of_vit}'),
+    (
+      'r+ti16',
+      wide,
+      f'hybrid, {of_vit}'.replace('2x4', '1x2'),
+    ),
+    ('ti16', wide | {'name': 'deit'}, f'distilled ViT, {of_vit}'),
+    (
+      'ti16',
+      wide | {'name': 'rotation_vit'},
+      f'ViT, {of_vit}, telling rotations',
+    ),
+    ('ti16', wide | {'name': 'video_vit'}, f'ViT, {of_vit}, predicting shots'),
+    (
+      'ti16',
+      wide | {'name': 'masked_vit', 'num_classes': 0, 'target': 'downsized'},
+      f'ViT, {of_vit}, predicting downsized',
+    ),
+    ('r50x1', {'image_size': (33, 65)}, 'ResNet for 33x65 pixels'),
+    (
+      'igpt_s',
+      {'image_size': (8, 12)},
+      'iGPT (causal), 24 layers of 8 heads, width 512, 8x12 pixels of 512 col'
+      'ours',
+    ),
+    (
+      'igpt_m',
+      {'image_size': (8, 12), 'causal': False, 'palette': (0.0,) * 9},
+      'iGPT (BERT), 36 layers of 8 heads, width 1024, 8x12 pixels of 3 colours',
+    ),
+    (
+      'detr_r50_dc5',
+      {'image_size': (65, 130), 'decoder_layers': 3, 'num_queries': 7},
+      'DETR, 7 queries, layers 6 + 3 of 8 heads, width 256, on 5x9 places of a '
+      'resnet backbone (3-4-6-3), 65x130 pixels',
+    ),
+  ):
+    model = build(variant, **fields)
+    assert model.describe(fields['image_size']) == said
+
+
+@pytest.mark.parametrize(
+  ('fields', 'stride'),
+  [
+    ({}, 32),
+    ({'dilation': True}, 16),
+    ({'backbone_layers': (1, 1)}, 8),
+    ({'backbone': 'plain'}, 16),
+    ({'backbone': 'plain', 'backbone_layers': (1, 1), 'dilation': True}, 2),
+  ],
+)
+def test_places_of_detr_are_those_of_its_last_map(fields, stride):
+  model = build('detr_r50', **fields)
+  assert model.stride == stride
+  size = (3 * stride + 1, 5 * stride)
+  assert model.grid(size) == (4, 5)
+
+
+def test_a_field_that_is_another_models_names_the_first():
+  with pytest.raises(ValueError, match='has no model.patch_size'):
+    build('r50x1', patch_size=8, width_factor=2)
+
+
+@pytest.mark.parametrize('name', ['vit', 'masked_vit', 'deit'])
+def test_a_config_of_a_model_is_that_of_its_body(name):
+  """With its own values, and neither its task nor its classes."""
+  own = {'registers': 3, 'layer_scale': 0.1, 'dtype': 'bfloat16'}
+  if name == 'vit':
+    own |= {'representation_size': 20, 'head_bias': -10.0}
+  classes = 0 if name == 'masked_vit' else 7
+  model = build('ti16', name=name, num_classes=classes, **own)
+  found = variants.config_of(model)
+  assert found['name'] == {'deit': 'deit'}.get(name, 'vit')
+  known = variants.defaults(found['name'])
+  assert found == known | TI | {'patch_size': 16} | own | {
+    'name': found['name']
+  }
+
+
+@pytest.mark.parametrize(
+  ('before', 'chosen', 'variant', 'stays', 'goes'),
+  [
+    (
+      'b16',
+      {'pool': 'gap', 'dropout': 0.1, 'posemb': 'none', 'head_bias': -10.0},
+      'l32',
+      ('pool', 'dropout', 'posemb', 'head_bias'),
+      ('patch_size', 'width'),
+    ),
+    ('axial_b16', {'dropout': 0.1}, 'l32', ('dropout',), ('axial', 'pool')),
+    ('r50+b16', {}, 'l32', (), ('stem_width', 'stem_layers', 'patch_size')),
+    (
+      'vit5_s16',
+      {'dropout': 0.1},
+      'l32',
+      ('dropout',),
+      (*variants.VIT5, 'rope_side'),
+    ),
+    ('vit5_s16', {'registers': 0}, 'l32', ('norm', 'rope', 'registers'), ()),
+    (
+      'b16',
+      {'dtype': 'bfloat16', 'scan': True, 'head_bias': -10.0, 'remat': 'cheap'},
+      'r50x1',
+      ('dtype', 'scan', 'head_bias', 'remat'),
+      ('width',),
+    ),
+    ('r50x1', {'version': 1}, 'r101x1', (), ('version', 'layers')),
+    ('igpt_s', {'bias': True}, 'igpt_m', ('bias',), ('width', 'depth')),
+  ],
+)
+def test_what_a_config_chose_stays_as_far_as_it_means_the_same(
+  before, chosen, variant, stays, goes
+):
+  fields = variants.fields(before)
+  old = variants.defaults(fields['name']) | fields | chosen
+  new = variants.succeed(old, variant)
+  wanted = variants.fields(variant)
+  assert new.keys() == (variants.defaults(wanted['name']) | wanted).keys()
+  for field in stays:
+    assert new[field] == old[field], field
+  plain = variants.defaults(wanted['name']) | wanted
+  for field in goes:
+    assert new[field] == plain[field] != old[field], field
+
+
+def test_kernels_that_are_used_in_bfloat16_alone_are_cast():
+  params = {
+    'embedding': {'kernel': 0.0},
+    'Transformer': {
+      'encoderblock_0': {
+        'MlpBlock_3': {'Dense_0': {'kernel': 0.0, 'bias': 0.0}}
+      },
+      'encoder_norm': {'scale': 0.0},
+    },
+    'head': {'kernel': 0.0},
+  }
+  params = jax.tree.map(lambda x: jnp.full((1,), x), params)
+  cast = variants.cast_kernels(build('ti16', dtype='bfloat16'), params)
+  dense = cast['Transformer']['encoderblock_0']['MlpBlock_3']['Dense_0']
+  assert dense['kernel'].dtype == jnp.bfloat16
+  dense.pop('kernel')
+  assert {x.dtype for x in jax.tree.leaves(cast)} == {jnp.dtype('float32')}
+  same = variants.cast_kernels(build('ti16'), params)
+  assert {x.dtype for x in jax.tree.leaves(same)} == {jnp.dtype('float32')}
+
+
+def test_the_nearest_names_are_at_most_three():
+  names = ('abce', 'abcf', 'abcg', 'abch', 'zz')
+  assert variants.nearest('abcd', names).count(' or ') == 2
+  assert variants.nearest('zy', names) == 'Did you mean zz?'
+  assert variants.nearest('q', ('b', 'a')) == 'Valid: a, b.'
 
 
 def test_an_axial_resnet_takes_widths_that_its_heads_can_share():

@@ -285,3 +285,48 @@ def test_causal_tokens_do_not_see_what_comes(posemb, scan, remat):
   np.testing.assert_array_equal(other[:, :3], y[:, :3])
   assert (np.abs(other - y).max((0, 2))[3:] > 1e-4).all()
   assert not dx[:, 8:, 8:].any() and dx[:, :8].any() and dx[:, 8:, :8].any()
+
+
+def test_every_branch_drops_out_by_a_key_of_its_own(monkeypatch):
+  """The positions, and of every layer attention, the MLP and its inside."""
+  calls = []
+
+  def note(x, rate, key):
+    calls.append((x.shape, rate, key))
+    return x
+
+  monkeypatch.setattr(layers, 'dropout', note)
+  model = vit.ViT(num_classes=0, dropout=0.25, **(TINY | {'depth': 2}))
+
+  token, inside = (2, 7, 24), (2, 7, 48)
+  want = [token, *[token, inside, token] * 2]
+  rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(1)}
+  for train in (False, True):
+    calls.clear()
+    jax.eval_shape(lambda t=train: model.init(rngs, images(), train=t))
+    assert [(shape, rate) for shape, rate, _ in calls] == [
+      (shape, 0.25) for shape in want
+    ]
+    # While it is traced, each part of a split is an object.
+    keys = [key for _, _, key in calls]
+    assert len(set(map(id, keys))) == (len(want) if train else 1)
+    assert all((key is not None) == train for key in keys)
+
+
+def test_registers_begin_apart_and_channels_at_their_scale():
+  model = variants.build(
+    num_classes=0,
+    image_size=SIZE,
+    registers=16,
+    layer_scale=0.3,
+    **(TINY | {'depth': 1}),
+  )
+  params = initial(model, SIZE)
+  assert not params['cls'].any()
+  registers = np.asarray(params['registers'][0])
+  assert registers.shape == (16, 24)
+  assert np.std(registers) == pytest.approx(0.02, rel=0.15)
+  assert np.abs(registers[0] - registers[1]).max() > 0.01
+  block = params['Transformer']['encoderblock_0']
+  for name in ('LayerScale_0', 'LayerScale_1'):
+    np.testing.assert_array_equal(block[name]['scale'], np.float32([0.3] * 24))

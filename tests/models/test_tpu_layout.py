@@ -1,0 +1,71 @@
+"""Other shapes of the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import tpu_layout
+
+
+def tree(layers=()):
+  """Returns parameters of heads 3 x 4 at width 5, maybe of stacked layers."""
+  shapes = {
+    'query': {'kernel': (5, 3, 4), 'bias': (3, 4)},
+    'value': {'kernel': (5, 3, 4)},
+    'out': {'kernel': (3, 4, 5), 'bias': (5,)},
+    'Dense_0': {'kernel': (5, 7)},
+  }
+  rng = np.random.default_rng(0)
+  return {
+    'block': {
+      name: {k: rng.standard_normal((*layers, *s)) for k, s in x.items()}
+      for name, x in shapes.items()
+    }
+  }
+
+
+@pytest.mark.parametrize('layers', [(), (2,)])
+def test_kernels_of_heads_are_matrices_and_back(layers):
+  params = tree(layers)
+  matrices = tpu_layout.as_matrices(params)
+  n = len(layers)
+  shapes = {
+    name: {k: x.shape[n:] for k, x in part.items()}
+    for name, part in matrices['block'].items()
+  }
+  assert shapes == {
+    'query': {'kernel': (5, 12), 'bias': (3, 4)},
+    'value': {'kernel': (5, 12)},
+    'out': {'kernel': (12, 5), 'bias': (5,)},
+    'Dense_0': {'kernel': (5, 7)},
+  }
+  back = tpu_layout.of_heads(matrices, heads=3)
+  jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+@pytest.mark.parametrize('shape', [(3, 4), (3, 5), (7,), (128,)])
+def test_a_bias_is_added_in_its_own_shape(shape):
+  rng = np.random.default_rng(0)
+  bias = np.float32(rng.standard_normal(shape))
+  y = np.float32(rng.standard_normal((2, 6, bias.size)))
+  got = tpu_layout.add_bias(jnp.asarray(y), jnp.asarray(bias))
+  np.testing.assert_array_equal(got, y.reshape(2, 6, *shape) + bias)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'spec', 'matrix', 'split'),
+  [
+    ((5, 3, 4), ('fsdp', 'tensor', None), (5, 12), ('fsdp', 'tensor')),
+    ((3, 4, 5), ('tensor', None, 'fsdp'), (12, 5), ('tensor', 'fsdp')),
+    ((2, 5, 3, 4), ('fsdp', 'tensor', None), (2, 5, 12), ('fsdp', 'tensor')),
+    ((2, 3, 4, 5), ('tensor', None, 'fsdp'), (2, 12, 5), ('tensor', 'fsdp')),
+    ((5, 7), ('fsdp', 'tensor'), (5, 7), ('fsdp', 'tensor')),
+    ((7, 5), ('x', 'y', None), (7, 5), ('x', 'y', None)),
+  ],
+)
+def test_what_is_gathered_is_a_matrix_on_the_way(shape, spec, matrix, split):
+  x = np.arange(np.prod(shape)).reshape(shape)
+  got, found = tpu_layout.as_matrix(jnp.asarray(x), spec)
+  np.testing.assert_array_equal(got, x.reshape(matrix))
+  assert found == split
