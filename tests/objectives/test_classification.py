@@ -275,3 +275,40 @@ def test_detr_gives_no_class_to_an_image(name):
   config_lib.choose_model(config, 'detr_r50')
   with pytest.raises(ValueError, match="model.name is 'detr': it finds obj"):
     check_config(config)
+
+
+def test_the_fields_of_a_config_are_those_of_the_objective():
+  config = digits.get_config()
+  config.loss.update(name='sigmoid', label_smoothing=0.1, mixup=0.2, cutmix=0.3)
+  config.data.wrong_labels = 0.4
+  made = Classification.from_config(config, Facts(('a', 'b'), 9, (16, 24)))
+  assert (made.loss_name, made.label_smoothing) == ('sigmoid', 0.1)
+  assert (made.mixup, made.cutmix, made.wrong_labels) == (0.2, 0.3, 0.4)
+  assert (made.class_names, made.images.size) == (('a', 'b'), (16, 24))
+  assert made.model.num_classes == 2 and not made.several_labels
+  shapes = made.batch_shapes(5)
+  assert shapes['image'].shape == (5, 16, 24, 3)
+  assert (shapes['label'].shape, shapes['label'].dtype) == ((5,), np.int32)
+
+
+@pytest.mark.parametrize('name', ['mean', ''])
+def test_other_losses_are_refused(name):
+  config = digits.get_config()
+  config.loss.name = name
+  with pytest.raises(ValueError, match=f'loss.name is {name!r}: use softmax'):
+    Classification.from_config(config, Facts(('a', 'b'), 9, (16, 16)))
+
+
+def test_data_without_labels_are_refused():
+  config = digits.get_config()
+  with pytest.raises(ValueError, match='digits train has no labels, which cla'):
+    Classification.from_config(config, Facts((), 9, (16, 16)))
+
+
+def test_a_smoothed_class_of_several_is_wanted_by_more_than_half():
+  objective = several()
+  labels_BC = np.full((3, CLASSES), 0.5, np.float32)
+  labels_BC[1:, 2] = 0.51, 0.49
+  logits_BC = np.eye(CLASSES, dtype=np.float32)[[2, 2, 2]]
+  hits_B = objective._hits(jnp.asarray(logits_BC), jnp.asarray(labels_BC))
+  assert hits_B.tolist() == [False, True, False]

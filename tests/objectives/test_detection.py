@@ -387,6 +387,13 @@ def test_a_run_is_used_at_the_scale_it_was_evaluated_at(tmp_path, monkeypatch):
     ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
     ({'objective.buckets': 0}, 'buckets is 0'),
     ({'objective.crop': (600, 384)}, 'a crop has its least one first'),
+    ({'objective.crop': (0, 384)}, r'crop \(0, 384\): sides are pixels'),
+    ({'objective.crop_sides': (400, 0)}, r'crop_sides \(400, 0\) and crop'),
+    ({'objective.giou': float('inf')}, 'objective.giou is inf: a weight'),
+    ({'objective.no_object': -0.1}, 'objective.no_object is -0.1: a weight'),
+    ({'objective.mask': float('nan')}, 'objective.mask is nan: a weight'),
+    ({'objective.dense': -0.5}, 'objective.dense is -0.5: a weight'),
+    ({'data.balance': 0.5}, 'data.balance is 0.5: images with objects'),
   ],
 )
 def test_fields_that_cannot_work(changes, message):
@@ -452,3 +459,95 @@ def test_tfds_and_folders_call_their_second_split_validation():
   for data in ('coco/2017', './coco'):
     found = detr_config.get_config(f'r50,{data}').evaluators
     assert found.coco.split == found.test.split == 'validation'
+
+
+def test_fields_reach_what_makes_examples():
+  """At the ends of what they may be."""
+  changes = {
+    'objective.short_sides': (16, 24),
+    'objective.crop_sides': (40, 50),
+    'objective.crop': (7, 7),
+    'objective.buckets': 2,
+    'objective.max_objects': 5,
+    'objective.l1': 0.0,
+    'data.flip': True,
+  }
+  config = test_every.config_of('detection', **changes)
+  made = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 48)))
+  assert (made.l1, made.max_objects) == (0.0, config.model.num_queries)
+  for stride, masks, want in ((3, True, 3), (3, False, 0)):
+    model = dataclasses.replace(made.model, masks=masks)
+    one = dataclasses.replace(made, model=model, mask_stride=stride)
+    train_of, eval_of = one.train_transform(), one.eval_transform()
+    for transform in (train_of, eval_of):
+      assert transform.image_size == (32, 48)
+      assert transform.max_objects == 5
+      assert transform.short_sides == (16, 24)
+      assert transform.mask_stride == want
+    assert train_of.crop_sides == (40, 50) and train_of.crop == (7, 7)
+    assert (train_of.flip, train_of.buckets) == (True, 2)
+    shapes = one.batch_shapes(4)
+    assert ('masks' in shapes) == masks
+    if masks:  # every third pixel, the last ones too
+      assert shapes['masks'].shape == (4, 5, 11, 16)
+    assert shapes['size'].shape == (4, 2)
+    assert shapes['boxes'].shape == (4, 5, 4)
+
+
+def test_the_originals_weights():
+  """Of the losses in section 4, with those of masks in its appendix."""
+  given = detection.Detection.defaults
+  assert (given['l1'], given['giou'], given['no_object']) == (5, 2, 0.1)
+  assert (given['mask'], given['dice'], given['crop']) == (1, 1, (384, 600))
+
+
+def test_places_learn_the_class_of_the_box_around_their_middle():
+  """Place by place, of two images of other shapes than their arrays."""
+  made = test_every.experiment_of('detection')
+  objective = dataclasses.replace(made.objective, no_object=0.3)
+  model = objective.model
+  h, w = model.grid((32, 48))
+  rng = np.random.default_rng(0)
+  head = {
+    'kernel': rng.standard_normal((32, 11)),
+    'bias': rng.standard_normal(11),
+  }
+  tokens_BLD = rng.standard_normal((2, h * w, 32))
+  sizes, labels = [(24, 40), (32, 20)], [[3, 7], [9, -1]]
+  boxes_BM4 = np.array(
+    [
+      [[0.4, 0.5, 0.7, 0.6], [0.6, 0.4, 0.3, 0.5]],
+      [[0.3, 0.7, 0.7, 0.5], [0.5, 0.5, 1.0, 1.0]],
+    ]
+  )
+  got_B = objective._dense(
+    {'class_embed': head},
+    {
+      'image': jnp.zeros((2, 32, 48, 3)),
+      'size': jnp.array(sizes),
+      'boxes': jnp.asarray(boxes_BM4),
+      'labels': jnp.array(labels),
+    },
+    jnp.asarray(tokens_BLD),
+  )
+  stride = model.stride
+  for b, (height, width) in enumerate(sizes):
+    total = weights = 0.0
+    seen = set()
+    for i, (row, column) in enumerate(np.ndindex(h, w)):
+      y, x = (row + 0.5) * stride / height, (column + 0.5) * stride / width
+      if y >= 1 or x >= 1:
+        continue
+      around = [
+        (bw * bh, label)
+        for (cx, cy, bw, bh), label in zip(boxes_BM4[b], labels[b], strict=True)
+        if label >= 0 and abs(x - cx) < bw / 2 and abs(y - cy) < bh / 2
+      ]
+      label = min(around)[1] if around else 10
+      seen.add(label)
+      logits_C = tokens_BLD[b, i] @ head['kernel'] + head['bias']
+      nats = np.log(np.exp(logits_C).sum()) - logits_C[label]
+      weight = 1.0 if around else 0.3
+      total, weights = total + weight * nats, weights + weight
+    assert seen == {*labels[b], 10} - {-1}
+    np.testing.assert_allclose(got_B[b], total / weights, rtol=1e-5)

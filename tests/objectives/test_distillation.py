@@ -1,5 +1,6 @@
 """DeiT's losses from its formulas, and the teacher as it was trained to see."""
 
+import dataclasses
 import math
 
 import jax
@@ -16,6 +17,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
 from vit_jax.experiment import Experiment, check_config, facts_of
 from vit_jax.models import flops
+from vit_jax.objectives import teachers
 
 CLASSES = 10
 
@@ -158,6 +160,8 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
     ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
     ({'objective.kind': 'mild'}, "'mild': use hard or soft"),
     ({'objective.weight': 1.5}, 'share from 0 to 1'),
+    ({'objective.weight': -0.5}, 'share from 0 to 1'),
+    ({'objective.temperature': -1.0}, 'objective.temperature -1.0: '),
     ({'objective.temperature': 0.0}, 'above 0'),
     ({'objective.teacher_dtype': 'float16'}, 'float32 or bfloat16'),
     ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
@@ -184,6 +188,19 @@ def test_a_teacher_may_call_its_classes_otherwise(caplog):
   """As Hugging Face's and TFDS's ImageNet do."""
   objective_of(config_of(), map('n0{}'.format, range(10))).fixed()
   assert 'name classes differently: 0, 1, 2, ... and n00, n01,' in caplog.text
+
+
+def test_a_teacher_without_names_is_taken_as_it_is(caplog):
+  named = opening.open_checkpoint(test_every.teacher())
+  nameless = dataclasses.replace(named, class_names=())
+  teachers.check_classes(nameless, tuple('abcdefghij'))
+  teachers.check_classes(named, tuple('0123456789'))
+  assert not caplog.records
+
+
+@pytest.mark.parametrize('weight', [0.0, 1.0])
+def test_either_may_have_no_say(weight):
+  check_config(config_of(**{'objective.weight': weight}))
 
 
 def test_deit_has_linear_heads_on_two_tokens():

@@ -186,6 +186,29 @@ def assert_close(got, want):
     jax.tree_util.tree_map_with_path(compare, got_params, params)
 
 
+def test_what_a_config_leaves_out_is_what_a_program_leaves_out(name):
+  kind = objectives.OBJECTIVES[name]
+  fields = {x.name: x.default for x in dataclasses.fields(kind)}
+  own = kind.defaults.keys() & fields.keys()
+  assert {k: kind.defaults[k] for k in own} == {k: fields[k] for k in own}
+
+
+@pytest.mark.parametrize('given', ['clasification', 'Pixels'])
+def test_a_name_that_is_none_is_told_what_is_near(given):
+  config = digits.get_config()
+  config.objective.name = given
+  near = {'Pixels': 'pixels'}.get(given, 'classification')
+  with pytest.raises(ValueError, match=f'{given!r}. Did you mean {near}'):
+    objectives.objective_type(config)
+
+
+def test_a_name_alone_chooses_no_objective():
+  config = digits.get_config()
+  config.objective.name = 'masked'
+  with pytest.raises(ValueError, match='there is no objective.mask: a name al'):
+    objectives.objective_type(config)
+
+
 def test_batches_are_as_it_says(name):
   shapes = experiment_of(name).objective.batch_shapes(BATCH)
   (batch, *_) = batches(name)

@@ -125,6 +125,8 @@ def test_copies_are_of_one_image_each():
     ({'objective.group': 5}, 'objective.group is 5: batch_size 16'),
     ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
+    ({'objective.margin': float('inf')}, 'objective.margin is inf'),
+    ({'objective.weight': -0.1}, 'objective.weight is -0.1'),
     ({'objective.weight': float('inf')}, 'objective.weight is inf'),
     ({'loss.mixup': 0.2}, 'loss.mixup is 0.2 .* no copy'),
   ],

@@ -14,6 +14,7 @@ from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
 from vit_jax.objectives import masked
 from vit_jax.objectives.masked import MaskedPatches
+from vit_jax.objectives.objective import Facts
 
 SIZE = (16, 24)
 P = 8
@@ -228,6 +229,8 @@ def config_of(**changes):
     ({'objective.target': 'hue'}, "objective.target is 'hue'"),
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
     ({'objective.rate': 1.5}, 'objective.rate is 1.5'),
+    ({'objective.rate': -0.5}, 'objective.rate is -0.5'),
+    ({'objective.mask': -0.2}, 'objective.mask is -0.2'),
     ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1 together'),
     ({'objective.other': -0.1}, 'objective.other -0.1'),
     ({'model.pool': 'map'}, 'train no head'),
@@ -293,3 +296,10 @@ def test_it_is_no_classifier(pretrained, tmp_path):
   config.update(init=str(pretrained), eval_only=True)
   with pytest.raises(ValueError, match="has name 'masked_vit' and on digits"):
     train.evaluate_only(config, str(tmp_path))
+
+
+def test_shares_may_be_all_of_it():
+  changes = {'rate': 1.0, 'mask': 0.5, 'other': 0.5}
+  config = config_of(**{f'objective.{k}': x for k, x in changes.items()})
+  made = MaskedPatches.from_config(config, Facts((), 9, (16, 16)))
+  assert {k: getattr(made, k) for k in changes} == changes

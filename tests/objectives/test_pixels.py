@@ -14,6 +14,7 @@ from vit_jax.data.images import Images
 from vit_jax.experiment import facts_of
 from vit_jax.models import igpt, variants
 from vit_jax.objectives import OBJECTIVES
+from vit_jax.objectives.objective import Facts
 from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
 
 SIZE = (3, 4)
@@ -196,6 +197,8 @@ def test_evaluation_counts_each_image_once(objective, causal):
   ('changes', 'message'),
   [
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
+    ({'objective.rate': 1.1}, 'objective.rate is 1.1'),
+    ({'data.std': (0.5, 0.5, 0.4)}, 'data.std .*a palette has values'),
     ({'data.mean': (0.4, 0.5, 0.5)}, 'data.mean is .*a palette has values'),
     ({'data.image_size': '512'}, '262,144 tokens'),
   ],
@@ -223,3 +226,29 @@ def test_other_models_and_data_are_refused(name):
   else:
     with pytest.raises(ValueError, match='digits train has no labels'):
       objective.from_config(config, unlabelled)
+
+
+def test_several_classes_an_image_are_refused():
+  config = digits.get_config()
+  config_lib.choose_objective(config, 'pixels_and_classes')
+  config_lib.choose_model(config, 'igpt_s')
+  facts = Facts(('a', 'b'), 10, (16, 16), several_labels=True)
+  with pytest.raises(ValueError, match='pixels_and_classes learns one: use'):
+    PixelsAndClasses.from_config(config, facts)
+
+
+def test_classes_are_told_of_images_with_nothing_hidden():
+  """In evaluation; in training of what is left of them."""
+  made = make(PixelsAndClasses, causal=False)
+  params = random_params(made.model, SIZE, np.random.default_rng(6))
+  label = np.int32([0, 2, 1, 2])
+  batch = {'image': images(), 'label': label}
+  batch |= {'index': np.arange(4), 'mask': np.ones(4, np.float32)}
+  got = made.evaluate(params, {}, batch)
+  logits_BC, _ = made.model.apply(
+    {'params': params}, made.images.normalize(batch['image'])
+  )
+  nats = -log_softmax(np.asarray(logits_BC, np.float64))[np.arange(4), label]
+  assert got['loss'] - got['pixel_loss'] == pytest.approx(nats.sum(), rel=1e-4)
+  hits = (np.argmax(logits_BC, -1) == label).sum()
+  assert got['accuracy'] == hits

@@ -149,6 +149,45 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
     strangers.train_transform()
 
 
+def test_it_says_how_many_images_have_labels(monkeypatch, caplog):
+  """Seven of four classes, one of them twice; of 99 no others are sure."""
+  objective = objective_of(
+    **{'objective.threshold': 0.5, 'objective.unlabelled': 'train[:99]'}
+  )
+  kept = np.full((99, 10), 0.1, np.float32)
+  kept[np.arange(7), [1, 1, 2, 2, 5, 5, 8]] = 0.5
+  monkeypatch.setattr(soft_labels, 'kept', lambda *_: kept)
+  with caplog.at_level('INFO', 'vit_jax'):
+    transform = objective.train_transform()
+  assert 'Soft labels: 7 of 99 images, of 4 classes.' in caplog.text
+  assert sorted(transform.rows) == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
+  """And one of other classes, or of what is no table, is not."""
+  teacher = opening.open_checkpoint(test_every.teacher())
+  source = sources.open_source('digits', 'train[:3]')
+  kept = np.random.default_rng(0).random((3, 10), np.float32)
+  path = str(tmp_path / 'old.npz')
+  whole = {'probabilities': kept, 'class_names': NAMES, 'images': 'mine'}
+  np.savez(path, **whole)
+  found = soft_labels.kept(path, teacher, source, 'mine', NAMES, split_seed=3)
+  np.testing.assert_array_equal(found, kept)
+  with pytest.raises(
+    ValueError, match='of 3 images of mine and 10 classes, an'
+  ):
+    soft_labels.kept(path, None, source, 'mine', NAMES[::-1])
+  np.savez(path, **whole | {'probabilities': kept[0]})
+  with pytest.raises(
+    ValueError, match='soft labels of 10 images of mine and 0'
+  ):
+    soft_labels.kept(path, None, source, 'mine', NAMES)
+  del whole['images']
+  np.savez(path, **whole)
+  with pytest.raises(ValueError, match='old.npz holds no soft labels'):
+    soft_labels.kept(path, None, source, 'mine', NAMES)
+
+
 def test_a_batch_has_images_with_their_labels():
   """Drawn from those that are sure enough, each class as often."""
   objective = objective_of(
@@ -184,6 +223,7 @@ def test_a_batch_has_images_with_their_labels():
     ({'teacher': '', 'objective.labels': '/nowhere/x.npz'}, 'teacher is empty'),
     ({'objective.labels': ''}, 'objective.labels is empty'),
     ({'objective.threshold': 1.5}, 'objective.threshold is 1.5'),
+    ({'objective.threshold': -0.5}, 'objective.threshold is -0.5'),
     ({'objective.ratio': 0}, 'objective.ratio is 0'),
     ({'objective.images_a_class': -1}, 'objective.images_a_class -1'),
     ({'loss.name': 'sigmoid'}, "loss.name is 'sigmoid': soft labels"),

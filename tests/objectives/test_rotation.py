@@ -161,6 +161,7 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
     ),
     ({'objective.weight': -1.0}, 'objective.weight is -1.0: it is 0 or above'),
     ({'objective.weight': float('nan')}, 'objective.weight is nan'),
+    ({'objective.weight': float('inf')}, 'objective.weight is inf'),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

@@ -129,6 +129,7 @@ def test_clips_are_of_one_video_each():
     ({'objective.group': 1}, 'objective.group is 1: at least 2'),
     ({'objective.length': 1}, 'objective.length is 1: a shot has'),
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0'),
+    ({'objective.temperature': float('inf')}, 'objective.temperature is inf'),
     ({'model.name': 'deit'}, 'objective.name=video is learned by a ViT'),
     ({'objective.copies': 1}, 'objective.copies is 1: at least 2'),
   ],
@@ -146,3 +147,12 @@ def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
     open_with(**{'objective.shots': 9, 'objective.frames': 3})
   with pytest.raises(FileNotFoundError, match='no folder .*/none; give one'):
     open_with(**{'objective.videos': str(tmp_path / 'none')})
+
+
+def test_a_shot_may_go_over_no_more_frames_than_it_has():
+  fields = {'shots': 2, 'frames': 3, 'length': 3, 'group': 2}
+  check_config(
+    test_every.config_of(
+      'video', **{f'objective.{k}': x for k, x in fields.items()}
+    )
+  )

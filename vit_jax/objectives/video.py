@@ -103,6 +103,7 @@ class VideoInvariances(Exemplar):
     'temperature': 0.1,
   }
 
+  copies: int = 2
   videos: str = ''
   shots: int = 2
   frames: int = 2
