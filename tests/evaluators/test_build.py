@@ -4,7 +4,8 @@ import pytest
 
 from configs import digits
 from vit_jax import train
-from vit_jax.evaluators import build
+from vit_jax.evaluators import build, evaluator
+from vit_jax.objectives.objective import Facts
 
 
 def config_of(**changes):
@@ -69,3 +70,85 @@ def test_what_is_needed_besides_the_data_is_looked_for_first(
   labels = {'real.on': True, 'real.labels': str(tmp_path / 'real.json')}
   with pytest.raises(FileNotFoundError, match='no file .*real.json; get ReaL'):
     train.train(config_of(**labels), str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  ('on', 'asks'), [({'coco.on': True}, ['evaluators.coco']), ({}, [])]
+)
+def test_what_coco_is_measured_by_is_asked_for_first(on, asks, monkeypatch):
+  asked = []
+  monkeypatch.setattr(build.segments, 'require_library', asked.append)
+  build.check(config_of(**on))
+  assert asked == asks
+
+
+def test_splits_are_those_of_the_runs_data():
+  """Few-shot's and ObjectNet's are of other data, and pictures' is."""
+  config = config_of(
+    **{
+      'test.split': 'test[:9]',
+      'fewshot.on': True,
+      'fewshot.data': 'digits',
+      'pictures.on': True,
+      'pictures.split': 'train[:3]',
+      'objectnet.on': True,
+      'objectnet.data': 'x/',
+      'real.on': True,
+      'real.labels': 'x',
+      'real.split': 'other',
+    }
+  )
+  assert sorted(build.splits(config)) == ['other', 'test[:9]', 'train[:3]']
+
+
+def test_classes_of_another_split_have_to_be_the_same():
+  config = config_of()
+  evaluator.check_classes(config, 'test', ('a', 'b'), ('a', 'b'))
+  for other in (('b', 'a'), ('a',), ()):
+    with pytest.raises(ValueError, match='of digits test are not those of tra'):
+      evaluator.check_classes(config, 'test', other, ('a', 'b'))
+
+
+class Objects:
+  """A source whose images have objects."""
+
+  class_names = ('a', 'b')
+
+  def __len__(self):
+    return 1
+
+  def __getitem__(self, i):
+    raise NotImplementedError
+
+  def fingerprint(self):
+    return None
+
+  def objects(self, i):
+    raise NotImplementedError
+
+
+class Learns:
+  def __init__(self, *names):
+    self.class_names = names
+
+
+def test_objects_are_nothing_for_who_learns_one_class(monkeypatch):
+  config = config_of()
+  monkeypatch.setattr(
+    evaluator.bad_images, 'open_checked', lambda data, split: Objects()
+  )
+  facts = Facts(('a', 'b'), 9, (16, 16))
+  with pytest.raises(ValueError, match='digits has objects with classes and'):
+    evaluator.Parts(config, Learns('a', 'b'), {}, None, facts).source('test')
+  # What learns none may look at such images.
+  parts = evaluator.Parts(config, Learns(), {}, None, facts)
+  assert isinstance(parts.source('test'), Objects)
+
+
+def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
+  config = config_of()
+  config.update(batch_size=48, accum_steps=3)
+  config.data.workers = 2
+  parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9, (16, 24)))
+  assert parts.batches == {'batch_size': 16, 'mesh': 'mesh', 'workers': 2}
+  assert parts.images.size == (16, 24)

@@ -336,3 +336,84 @@ def test_refusals_of_the_evaluator(parts):
   nothing = {'crowd': np.array([True])}
   with pytest.raises(ValueError, match='has no objects to be found'):
     coco_ap.CocoEvaluator('coco', [nothing], None, None, (1, 1))
+
+
+def object_of(area, crowd=False):
+  return {'area': np.array([area]), 'crowd': np.array([crowd])}
+
+
+@pytest.mark.parametrize(
+  ('row', 'area', 'refused'),
+  [
+    ('AP_small', 1024, False),  # COCO counts the borders on both sides
+    ('AP_medium', 1024, False),
+    ('AP_small', 1025, True),
+    ('AP_medium', 1023, True),
+    ('AR_medium', 9216, False),
+    ('AR_large', 9216, False),
+    ('AR_large', 9215, True),
+    ('mask_AP_medium', 9217, True),
+    ('AP50', 1, False),
+    ('AP', 1, False),
+  ],
+)
+def test_a_run_is_chosen_by_objects_that_there_are(row, area, refused):
+  objects = [{'area': np.zeros(0), 'crowd': np.zeros(0, bool)}, object_of(area)]
+  if not refused:
+    coco_ap._check_best(f'coco/{row}', 'coco', objects)
+    return
+  with pytest.raises(ValueError, match=f"'coco/{row}', and evaluators.coco.sp"):
+    coco_ap._check_best(f'coco/{row}', 'coco', objects)
+  # Crowds are not to be found, and another evaluator's row is its own matter.
+  coco_ap._check_best(f'coco2/{row}', 'coco', objects)
+
+
+def test_crowds_are_no_objects_to_choose_by():
+  with pytest.raises(
+    ValueError, match='no object of 0 to 1,024 pixels: take c'
+  ):
+    coco_ap._check_best('c/AP_small', 'c', [object_of(5, crowd=True)])
+
+
+class Boxed:
+  """Images with so many objects, the first of which is a crowd."""
+
+  class_names = ('a',)
+
+  def __init__(self, *counts):
+    self.counts = counts
+
+  def __len__(self):
+    return len(self.counts)
+
+  def __getitem__(self, i):
+    raise NotImplementedError
+
+  def fingerprint(self):
+    return None
+
+  def objects(self, i):
+    return {'crowd': np.arange(self.counts[i]) == 0}
+
+
+def test_crowds_do_not_count_as_objects_of_an_image():
+  found = list(coco_ap._objects_of(Boxed(1, 4, 2), 'test', 3, masks=False))
+  assert [len(x['crowd']) for x in found] == [1, 4, 2]
+  with pytest.raises(ValueError, match='An image of test has 4 objects and'):
+    list(coco_ap._objects_of(Boxed(5, 2), 'test', 3, masks=False))
+  with pytest.raises(ValueError, match='test has images without boxes: give'):
+    list(coco_ap._objects_of([1, 2], 'test', 3, masks=False))
+
+
+def test_rows_of_masks_are_there_where_these_are_measured():
+  plain, both = (
+    coco_ap.CocoEvaluator.metrics(entry_of('test', masks=masks), None)
+    for masks in (False, True)
+  )
+  assert [*plain] == [*coco_ap.ROWS]
+  assert [*both] == [
+    *coco_ap.ROWS,
+    *(f'mask_{row}' for row in coco_ap.ROWS),
+    *('PQ', 'SQ', 'RQ'),
+  ]
+  assert {*plain.values(), *both.values()} == {'highest'}

@@ -231,6 +231,32 @@ def test_cores_change_nothing(monkeypatch, cores):
   assert evaluate() == expected
 
 
+@pytest.mark.parametrize(
+  ('cores', 'draws', 'each'), [(8, 3, 2), (1, 3, 1), (7, 2, 3)]
+)
+def test_cores_are_shared_out_among_the_draws(cores, draws, each, monkeypatch):
+  """The largest begin, and what comes out is in the order of the plan."""
+  limits, begun = [], []
+  threadpool_limits = few_examples.threadpoolctl.threadpool_limits
+
+  def note(limit, user_api):
+    limits.append((limit, user_api))
+    return threadpool_limits(limit, user_api=user_api)
+
+  monkeypatch.setattr(few_examples, 'usable_cores', lambda: cores)
+  monkeypatch.setattr(few_examples.threadpoolctl, 'threadpool_limits', note)
+  plan = {(k, 9): np.arange(10 * k) for k in (1, 3, 2)[:draws]}
+
+  def run(shots, seed):
+    begun.append(shots)
+    return shots, seed
+
+  assert few_examples.in_threads(run, plan) == list(plan)
+  assert limits == [(each, 'blas')]
+  if cores == 1:
+    assert begun == [3, 2, 1]
+
+
 def broken(x, row, value):
   x = x.copy()
   x[row, 3] = value
@@ -405,7 +431,9 @@ def test_digits_by_their_pixels():
     return np.reshape(images, (len(images), -1)).astype(np.float32)
 
   evaluator = few_examples.FewShotEvaluator('digits', extract, train, test)
-  accuracies = list(evaluator.run({}).values())
+  metrics = evaluator.run({})
+  assert [*metrics] == [f'digits/{k}shot_accuracy' for k in (1, 5, 10, 25)]
+  accuracies = list(metrics.values())
   assert accuracies == sorted(accuracies)
   assert 0.4 < accuracies[0] < 0.7
   assert 0.85 < accuracies[-1] < 0.95

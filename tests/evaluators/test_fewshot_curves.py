@@ -3,6 +3,7 @@
 import io
 import random
 
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from vit_jax.evaluators import __main__
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.evaluators.few_examples import Result
+from vit_jax.training import plots
 
 # Not in order: 1 and 10 shots with three seeds, 5 with one.
 CURVE = report.Curve(
@@ -122,8 +124,8 @@ def test_the_axis_of_shots_is_logarithmic_with_ticks_at_the_shots():
   assert list(axes.get_xticks()) == [1, 5, 10]
   assert not len(axes.get_xticks(minor=True))
   assert [t.get_text() for t in axes.get_xticklabels()] == ['1', '5', '10']
-  low, high = axes.get_xlim()
-  assert 0 < low < 1 and high > 10
+  assert axes.get_xlim() == pytest.approx((1 / 1.15, 10 * 1.15))
+  assert axes.yaxis.get_major_formatter()(0.5) == '50%'
   assert axes.get_ylabel() == 'test accuracy'
   assert 'examples of each class' in axes.get_xlabel()
 
@@ -156,6 +158,40 @@ def test_the_legend_says_what_there_is_and_no_more():
   assert legend_of(CURVE) == [*spread, probe]
   assert legend_of(without_probe(), other) == ['mine', 'other', *spread]
   assert legend_of(other) == ['mean of 1 seed']
+
+
+def test_entries_of_the_legend_look_like_what_they_stand_for():
+  """Gray where there are several checkpoints, each with a colour."""
+  first = {**plots.style(0)}
+  mean, band, dots, probe = report._legend([CURVE])
+  for line in (mean, dots, probe):
+    assert line.get_color() == first['color']
+  assert mean.get_marker() == first['marker']
+  assert (dots.get_marker(), dots.get_linestyle()) == ('.', 'None')
+  assert probe.get_linestyle() == '--' and band.get_alpha() == 0.2
+  long = report.Curve('name ' * 9, CURVE.results)
+  one, two, mean, *_ = report._legend([CURVE, long])
+  for i, line in enumerate((one, two)):
+    style = plots.style(i)
+    assert (line.get_color(), line.get_marker()) == (*style.values(),)
+  assert max(map(len, two.get_label().splitlines())) == 29
+  assert (mean.get_color(), mean.get_marker()) == ('#444444', '')
+
+
+def test_points_have_the_colour_of_their_curve():
+  axes = drawn(without_probe(), CURVE)
+  for i, band in enumerate(axes.collections):
+    color = plots.style(i)['color']
+    assert matplotlib.colors.to_hex(band.get_facecolor()[0]) == color.lower()
+  colors = [line.get_color() for line in lines_of(axes, 'None')]
+  assert colors == [plots.style(i)['color'] for i in (0, 1) for _ in range(3)]
+  (probe,) = lines_of(axes, '--')
+  assert probe.get_color() == plots.style(1)['color']
+
+
+def test_a_single_seed_is_no_dot_beside_its_mean():
+  axes = drawn(report.Curve('', [Result(1, 0, 1.0, 0.5), Result(2, 0, 1, 0.6)]))
+  assert not lines_of(axes, 'None')
 
 
 def test_plot_is_a_picture_whatever_the_names(recwarn):
@@ -204,6 +240,11 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(monkeypatch):
     (CSV + 'all,,,1\n', "line 10 is 'all,,,1'"),
     (CSV + '0,0,1,1\n', "line 10 is '0,0,1,1'"),
     (CSV + '1,0,1,nan\n', "line 10 is '1,0,1,nan'"),
+    (CSV + '1,0,1,1.01\n', "line 10 is '1,0,1,1.01'"),
+    (CSV + '1,0,1,-0.01\n', "line 10 is '1,0,1,-0.01'"),
+    (CSV + 'all,,1,2\n', "line 10 is 'all,,1,2'"),
+    (CSV + '-1,0,1,1\n', "line 10 is '-1,0,1,1'"),
+    (CSV.replace('l2,accuracy', 'accuracy,l2'), "are 'shots,seed,accuracy,l2'"),
     (CSV.splitlines()[0], 'it has no results'),
     ('all,\0', 'its columns are'),
   ],
@@ -231,3 +272,19 @@ def test_a_missing_file_is_refused(tmp_path, capsys):
   assert capsys.readouterr().err == (
     f'error: No file {tmp_path}/none.csv: give a fewshot.csv.\n'
   )
+
+
+def test_all_wrong_and_all_right_are_results(tmp_path):
+  path = write(tmp_path / 'a', 'shots,seed,l2,accuracy\n1,0,2,0\n2,3,4,1\n')
+  assert report.read_csv(path, 'x').results == [
+    Result(1, 0, 2.0, 0.0),
+    Result(2, 3, 4.0, 1.0),
+  ]
+
+
+def test_the_picture_lies_where_the_help_says(tmp_path, monkeypatch, capsys):
+  path = write(tmp_path / 'a')
+  monkeypatch.chdir(tmp_path)
+  assert __main__.main([path]) == 0
+  assert capsys.readouterr().out.endswith('written  compare.png\n')
+  assert (tmp_path / 'compare.png').stat().st_size

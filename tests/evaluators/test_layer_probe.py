@@ -1,7 +1,9 @@
 """What is said and drawn of probes on every layer."""
 
+import numpy as np
 import pytest
 
+from tests.evaluators.small import SIZE, model_of
 from vit_jax.evaluators import layer_probe
 from vit_jax.evaluators.fewshot_curves import ProbeResult
 from vit_jax.training import plots
@@ -48,3 +50,25 @@ def test_the_picture_has_as_many_ticks_as_there_is_room_for(
   assert [*line.get_xdata()] == [*axes.get_xticks()] == [*range(count + 1)]
   assert [*line.get_ydata()] == [x.accuracy for x in found.values()]
   assert [x.get_text() for x in axes.get_xticklabels()] == ticks
+  assert axes.get_title() == 'a title' and not axes.title.get_parse_math()
+  assert axes.get_xlabel() == 'layer'
+  assert axes.yaxis.get_major_formatter().format_pct(0.5, 1) == '50%'
+
+
+def test_what_every_layer_gives_comes_apart_by_their_names():
+  """Also where they differ in width."""
+  model, params = model_of(
+    4, depth=2, representation_size=5, pool='gap', patch_size=2
+  )
+  assert layer_probe.names(model) == ['block_0', 'block_1', 'pre_logits']
+  images = np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 3))
+  images = images.astype(np.float32)
+  x_NX = np.asarray(layer_probe.every_layer(model)(params, images))
+  found = layer_probe.split(model, params, SIZE, x_NX)
+  _, aux = model.apply({'params': params}, images, capture=('blocks',))
+  want = {f'block_{i}': aux['blocks'][i].mean(1) for i in range(2)}
+  want['pre_logits'] = aux['pre_logits']
+  assert [*found] == [*want]
+  for name, x in want.items():
+    np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-5)
+  assert found['pre_logits'].shape == (3, 5)

@@ -108,3 +108,47 @@ def test_a_pixel_is_the_likeliest_querys():
   want_HW[:2] = 0
   want_HW[0, :4] = -1
   np.testing.assert_array_equal(got.index_HW, want_HW)
+
+
+def test_what_is_just_likely_and_large_enough_is_found():
+  logits = np.full((4, 5, 6), -1.0, np.float32)
+  logits[0, 0, :5] = 0.1
+  logits[1, 1, :4] = 0.1  # of four pixels
+  logits[2, 2] = 0.0  # not above 0
+  logits[3, 3] = 5.0  # as likely as is not enough
+  asked = []
+
+  def logits_of(query):
+    asked.append(query)
+    return logits[query]
+
+  scores = np.array([0.851, 0.99, 0.99, 0.85])
+  got = panoptic.found(logits_of, scores, np.array([7, 8, 9, 7]), (5, 6))
+  want_HW = np.full((5, 6), -1)
+  want_HW[0, :5] = 0
+  np.testing.assert_array_equal(got.index_HW, want_HW)
+  assert asked == [0, 1, 2]
+  assert got.labels_N.tolist() == [7, 8, 9, 7]
+  assert got.crowd_N.tolist() == [False] * 4
+
+
+def test_half_is_no_match_and_no_more_than_half_a_crowd():
+  """IoU of 4 / 8; and 4 of 8 pixels in a crowd, or 5."""
+
+  def segments(*rows, crowd=False):
+    index_HW = np.full((3, 12), -1)
+    for i, part in enumerate(rows):
+      index_HW[0, part] = i
+    n = len(rows)
+    return panoptic.Segments(index_HW, np.zeros(n, int), np.full(n, crowd))
+
+  half = panoptic.tally(segments(np.s_[:6]), segments(np.s_[2:8]))
+  assert half[0].tolist() == [0, 0, 2]
+  more = panoptic.tally(segments(np.s_[:7]), segments(np.s_[1:8]))
+  assert more[0].tolist() == [6 / 8, 1, 2]
+  for stop, counted in ((4, True), (5, False)):
+    found = panoptic.tally(
+      segments(np.s_[:stop], crowd=True), segments(np.s_[:8])
+    )
+    assert bool(found) == counted
+  assert panoptic.quality([]) == panoptic.quality([{}]) == {}

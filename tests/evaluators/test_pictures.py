@@ -89,6 +89,30 @@ def test_they_are_the_rollout_and_the_filters(
   )
 
 
+def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
+  """As many as there are, each as the model is shown it."""
+  model, mesh = model_of(), mesh_of()
+  params = variants.init(model, jax.random.key(0), SIZE)
+  source = sources.subset(sources.open_source('digits', 'test'), [5, 2])
+  made = pictures.PicturesEvaluator(
+    'seen', model, Images(SIZE, mean=MEAN, std=STD), source, 2, mesh
+  )
+  sheets = []
+  sheet = draw.sheet
+  monkeypatch.setattr(
+    draw, 'sheet', lambda *args: sheets.append(args) or sheet(*args)
+  )
+  made.run(params)
+  ((rows, names),) = sheets
+  assert names == ['', '']
+  transform = transforms.EvalTransform(SIZE)
+  for i, row in enumerate(rows):
+    assert [*row] == ['image', 'rollout']
+    np.testing.assert_array_equal(row['image'], transform(source[i])['image'])
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  assert made.run(params) == {} and len(sheets) == 1
+
+
 @pytest.mark.parametrize('count', [0, 361])
 def test_more_images_than_there_are_is_refused(count, tensorboard):
   mesh = mesh_of()

@@ -143,6 +143,29 @@ def test_what_cannot_be_is_refused(vit, tmp_path):
   assert not hasattr(vit_jax, 'save')
 
 
+def test_a_wrong_one_of_many_is_named_by_its_number(vit):
+  many = [np.zeros((8, 8, 3), np.uint8)] * 33 + [np.zeros((8, 8, 3))]
+  with pytest.raises(ValueError, match='number 33: pixels must be uint8'):
+    vit.features(many)
+
+
+def test_five_classes_are_told_unless_asked(vit, images):
+  assert [len(x) for x in vit.predict(images)] == [
+    min(5, vit.checkpoint.model.num_classes)
+  ] * 3
+
+
+def test_without_a_head_there_are_features(vit):
+  params = {k: x for k, x in vit.checkpoint.params.items() if k != 'head'}
+  model = vit.checkpoint.model.clone(num_classes=0)
+  headless = pretrained.TrainedModel(
+    dataclasses.replace(vit.checkpoint, model=model, params=params)
+  )
+  for ask in (headless.logits, headless.predict):
+    with pytest.raises(ValueError, match=r'npz has no head: use features\(\)'):
+      ask(np.zeros((8, 8, 3), np.uint8))
+
+
 def run(*args, **kwargs):
   return subprocess.run(
     [sys.executable, '-m', 'vit_jax', *args],

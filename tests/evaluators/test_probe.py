@@ -204,3 +204,8 @@ def broken(x, row, value):
 def test_refusals(change, message):
   with pytest.raises(ValueError, match=message):
     fit(**change(*examples()))
+
+
+def test_ten_examples_are_enough_to_hold_one_out_of():
+  for n, count in ((10, 1), (15, 1), (16, 2)):
+    assert probe.hold_out(np.zeros(n, int)).sum() == count

@@ -152,6 +152,23 @@ def test_a_resnet_says_why_not(axial, reason):
     Layers(model, {}, np.zeros((1, 32, 32, 3)))
 
 
+@pytest.mark.parametrize(
+  ('name', 'reason'),
+  [
+    ('igpt', 'IGPT, which has attention from pixel to pixel, which is not dra'),
+    ('detr', 'finds objects: `python -m vit_jax.visualize detr` shows'),
+  ],
+)
+def test_other_transformers_say_why_not(name, reason):
+  fields = {'width': 32, 'mlp_dim': 8, 'heads': 2}
+  fields |= {'depth': 1} if name == 'igpt' else {'backbone': 'plain'}
+  model = variants.build(
+    name=name, image_size=(32, 32), num_classes=3, **fields
+  )
+  with pytest.raises(ValueError, match=reason):
+    Layers(model, {}, np.zeros((1, 32, 32, 3)))
+
+
 def test_batches_share_what_is_compiled(monkeypatch):
   # Of a shape that no other test has, or it would be compiled already.
   model, params, _ = tiny('cls')

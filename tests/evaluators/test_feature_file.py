@@ -1,0 +1,109 @@
+"""A file of representations is read for what it was written, and no other."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.evaluators import feature_file
+from vit_jax.evaluators.feature_file import Contents
+
+CONTENTS = Contents(
+  {'layer': 'block_1', 'size': (8, 12), 'model': 'x' * 118},
+  np.array([0, 1, 1], np.int32),
+  np.array([1, 0], np.int32),
+  ('cat', 'dog'),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+  rng = np.random.default_rng(0)
+  train_ND, test_MD = rng.random((3, 5)), rng.random((2, 5))
+  feature_file.write(str(tmp_path / 'f.npz'), CONTENTS, train_ND, test_MD)
+  return str(tmp_path / 'f.npz')
+
+
+def test_what_was_written_is_read(path):
+  rng = np.random.default_rng(0)
+  train_ND, test_MD = feature_file.read(path, CONTENTS)
+  np.testing.assert_array_equal(train_ND, rng.random((3, 5)))
+  np.testing.assert_array_equal(test_MD, rng.random((2, 5)))
+  with np.load(path) as file:
+    assert {*file} == {
+      *('train_features', 'test_features', 'train_labels', 'test_labels'),
+      *('class_names', 'facts'),
+    }
+
+
+@pytest.mark.parametrize(
+  ('changes', 'lines'),
+  [
+    (
+      {'facts': CONTENTS.facts | {'layer': 'pre_logits'}},
+      ['layer: "block_1" -> "pre_logits"'],
+    ),
+    ({'facts': CONTENTS.facts | {'new': 3}}, ['new: null -> 3']),
+    (
+      {'facts': CONTENTS.facts | {'model': 'y' * 119, 'size': (8, 8)}},
+      [
+        'size: [8, 12] -> [8, 8]',
+        # At most 120 characters of it.
+        f'model: "{"x" * 118}" -> "{"y" * 119}...',
+      ],
+    ),
+    ({'train_labels_N': np.array([0, 1, 0])}, ['train_labels: others']),
+    ({'test_labels_M': np.array([1])}, ['test_labels: others']),
+    ({'class_names': ('dog', 'cat')}, ['class_names: others']),
+  ],
+)
+def test_what_differs_is_named(path, changes, lines):
+  with pytest.raises(ValueError) as refused:
+    feature_file.read(path, dataclasses.replace(CONTENTS, **changes))
+  first, *named, last = str(refused.value).splitlines()
+  assert first == f'{path} holds features of something else:'
+  assert named == [f'  {line}' for line in lines]
+  assert last.startswith('Give another --features')
+
+
+def test_damage_is_refused(path, tmp_path):
+  with open(path, 'r+b') as file:
+    file.truncate(300)
+  with pytest.raises(ValueError, match='cannot be read as a file of features'):
+    feature_file.read(path, CONTENTS)
+
+
+def test_a_file_is_there_or_can_be(path, tmp_path, monkeypatch):
+  assert feature_file.is_there(path)
+  assert not feature_file.is_there('')
+  assert not feature_file.is_there(str(tmp_path / 'new.npz'))
+  with pytest.raises(FileNotFoundError):
+    feature_file.is_there(str(tmp_path / 'no/new.npz'))
+  for found, there in (([True, False], None), ([True, True], True)):
+    monkeypatch.setattr(
+      feature_file.multihost_utils,
+      'process_allgather',
+      lambda x, found=found: np.array(found),
+    )
+    if there:
+      assert feature_file.is_there(str(tmp_path / 'new.npz'))
+      continue
+    with pytest.raises(ValueError, match='is there for some processes and not'):
+      feature_file.is_there(path)
+
+
+def test_a_checkpoint_is_known_by_its_model_and_all_of_its_numbers():
+  fields = dict(patch_size=8, width=8, depth=1, mlp_dim=8, heads=2)
+  one = random_checkpoint(None, (8, 16), **fields)
+  same = random_checkpoint(None, (8, 16), names=False, **fields)
+  assert feature_file.identity(one) == feature_file.identity(same)
+  moved = jax.tree.map(np.copy, one.params)
+  moved['head']['bias'][2] += 1
+  others = (
+    dataclasses.replace(one, params=moved),
+    dataclasses.replace(one, model=one.model.clone(gelu='exact')),
+  )
+  found = {feature_file.identity(x) for x in (one, *others)}
+  assert len(found) == 3
