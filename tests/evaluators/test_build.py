@@ -98,6 +98,8 @@ def test_splits_are_those_of_the_runs_data():
       'real.split': 'other',
     }
   )
+  with config.unlocked():
+    config.evaluators.fewshot.split = 'of digits'
   assert sorted(build.splits(config)) == ['other', 'test[:9]', 'train[:3]']
 
 

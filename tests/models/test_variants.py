@@ -476,6 +476,8 @@ def test_the_nearest_names_are_at_most_three():
   assert variants.nearest('abcd', names).count(' or ') == 2
   assert variants.nearest('zy', names) == 'Did you mean zz?'
   assert variants.nearest('q', ('b', 'a')) == 'Valid: a, b.'
+  # Two letters of fifteen are alike.
+  assert variants.nearest('abxyz', ['ab12345678']) == 'Valid: ab12345678.'
 
 
 def test_an_axial_resnet_takes_widths_that_its_heads_can_share():

@@ -313,6 +313,25 @@ def test_every_branch_drops_out_by_a_key_of_its_own(monkeypatch):
     assert all((key is not None) == train for key in keys)
 
 
+def test_both_branches_of_a_layer_have_keys_of_their_own(monkeypatch):
+  """Keys are names here, and their parts say whose they are."""
+  keys = []
+  fields = vit.ViT(num_classes=0, dropout=0.25, **TINY).encoder_fields
+  block, x_BLD = layers.EncoderBlock(fields), jnp.ones((1, 3, 24))
+  shapes = jax.eval_shape(block.init, jax.random.key(0), x_BLD)
+
+  def note(x, rate, key):
+    keys.append(key)
+    return x
+
+  monkeypatch.setattr(layers, 'dropout', note)
+  monkeypatch.setattr(
+    jax.random, 'split', lambda key: [f'{key}/{i}' for i in range(2)]
+  )
+  jax.eval_shape(lambda p: block.apply(p, x_BLD, 'key')[0], shapes)
+  assert keys == ['key/0', 'key/1/0', 'key/1/1']
+
+
 def test_registers_begin_apart_and_channels_at_their_scale():
   model = variants.build(
     num_classes=0,

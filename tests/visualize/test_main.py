@@ -464,6 +464,26 @@ def test_augmentations_are_shown_at_both_ends(run, files):
   assert (made['TranslateX (0.453)'][:, :10] == 128).all()
 
 
+def test_without_a_checkpoint_images_have_224_pixels(
+  files, tmp_path, monkeypatch, capsys
+):
+  """And folders are made where they are missing."""
+  given = []
+
+  def section(paths, size):
+    given.append((paths, size))
+    return sections.Section('Title', 'And text.', {'x': np.arange(3)}, ())
+
+  monkeypatch.setattr(command.augmented, 'section', section)
+  out = tmp_path / 'new' / 'too'
+  assert command.main(['augmentations', *files, f'--out={out}']) == 0
+  assert given == [(files, (224, 224))]
+  assert capsys.readouterr().out == (
+    f'Title. And text.\nwritten  {out}/augmentations.npz\n'
+  )
+  assert np.load(out / 'augmentations.npz')['x'].tolist() == [0, 1, 2]
+
+
 def test_out_is_no_file(run, tmp_path):
   (tmp_path / 'out').write_text('precious')
   status, _, err, _ = run('filters', 'cls')

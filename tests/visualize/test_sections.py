@@ -312,12 +312,12 @@ def test_without_a_query_it_is_the_class_token_or_the_middle(
 ):
   """Weights of which each says its query and its key."""
   monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 49)
-  L = 6 + len(extra)
+  (h, w), L = (2, 4), 8 + len(extra)
   weights = np.arange(4.0)[:, None, None, None] + np.zeros((4, 2, L, L))
   weights = weights + 10 * np.arange(L)[:, None] + 100 * np.arange(L)
 
   class Layers:
-    grid = GRID
+    grid = h, w
 
     def __init__(self, *args):
       pass
@@ -331,13 +331,13 @@ def test_without_a_query_it_is_the_class_token_or_the_middle(
   subject = subject_of(3)
   subject.checkpoint.model.extra_tokens = extra
   section = sections.attention(subject)
-  query = None if extra else (1, 1)
-  token = 'the class token' if extra else 'patch 1,1'
+  query = None if extra else (1, 2)
+  token = 'the class token' if extra else 'patch 1,2'
   assert section.text.startswith(f'What {token} attends to.')
-  row = 0 if extra else 1 * 3 + 1
-  keys = np.reshape(100 * np.arange(len(extra), L) + 10 * row, GRID)
+  row = 0 if extra else 1 * w + 2
+  keys = np.reshape(100 * np.arange(len(extra), L) + 10 * row, (h, w))
   maps = section.arrays['maps']
-  assert maps.shape == (3, 2, 2, 2, 3)
+  assert maps.shape == (3, 2, 2, h, w)
   for image, layer, head in np.ndindex(3, 2, 2):
     want = keys + 2 * layer + image % 2
     np.testing.assert_array_equal(maps[image, layer, head], want)

@@ -375,5 +375,4 @@ class IGPT(Model):
 
   def painted(self, colours: np.ndarray) -> np.ndarray:
     """Returns colours by number as pixels, uint8 with an axis RGB more."""
-    values = np.rint(127.5 * (self.colours_KC[colours] + 1))
-    return np.clip(values, 0, 255).astype(np.uint8)
+    return np.rint(127.5 * (self.colours_KC[colours] + 1)).astype(np.uint8)
