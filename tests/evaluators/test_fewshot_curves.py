@@ -204,6 +204,20 @@ def test_plot_is_a_picture_whatever_the_names(recwarn):
   assert not recwarn
 
 
+def test_a_long_title_is_broken_into_lines(monkeypatch):
+  figures = []
+  monkeypatch.setattr(plots, 'png', figures.append)
+  report.plot([CURVE], title='$word ' * 30 + '\nits own line')
+  (axes,) = figures[0].axes
+  lines = axes.get_title().splitlines()
+  assert ' '.join(lines[:-1]) == ' '.join(['$word'] * 30)
+  assert [len(line) for line in lines] == [77, 77, 23, 12]
+  assert not axes.title.get_parse_math()
+  (legend,) = figures[0].legends
+  assert len(legend.get_texts()) == 4
+  assert not any(text.get_parse_math() for text in legend.get_texts())
+
+
 def write(folder, text=CSV):
   folder.mkdir(parents=True)
   (folder / 'fewshot.csv').write_text(text)

@@ -431,6 +431,7 @@ def test_a_config_of_a_model_is_that_of_its_body(name):
       ('dtype', 'scan', 'head_bias', 'remat'),
       ('width',),
     ),
+    ('b16', {'dropout': 0.3}, 'detr_r50', (), ('dropout', 'width')),
     ('r50x1', {'version': 1}, 'r101x1', (), ('version', 'layers')),
     ('igpt_s', {'bias': True}, 'igpt_m', ('bias',), ('width', 'depth')),
   ],

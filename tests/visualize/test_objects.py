@@ -96,6 +96,7 @@ def test_arrays_are_those_of_likely_objects(section_of):
   assert names == ['x-objects', 'tall-objects']
   assert section.figures[0].caption.startswith('x: ')
   assert section.sheet.name == 'queries'
+  assert section.sheet.caption == 'centres of the boxes of each query'
 
 
 def test_eight_images_have_pictures_of_their_own(section_of):

@@ -247,6 +247,14 @@ def test_distances_are_means_over_images_in_pixels(seen, monkeypatch):
   np.testing.assert_allclose(found['all'], np.full((5, 2), want))
   one = sections.distance([subject_of(1)])
   assert 'averaged over 1 image (figures 7' in one.text
+  # Of rows and columns none is drawn that looks everywhere.
+  monkeypatch.setattr(
+    sections.distance_lib, 'mean_distances', lambda *_: {'row': 1, 'column': 2}
+  )
+  axial = sections.distance([subject_of(2, 'a')])
+  axial.figures[0].draw()
+  assert panels[1] == {'a': ({'row': 1, 'column': 2}, 0)}
+  assert axial.arrays == {'row': 1, 'column': 2}
 
 
 @pytest.mark.parametrize(
