@@ -370,9 +370,9 @@ def test_the_report_has_all_and_needs_nothing(
   shown = photos.load(files, checkpoint)[1].shown()
   np.testing.assert_array_equal(page.picture(8), shown)
   assert page.alts[7] == 'image'
+  layers = layers_of(checkpoint, files)
   for k, label in enumerate(['whole image', *labels]):
     class_B = None if k == 0 else np.full(3, names.index(label))
-    layers = layers_of(checkpoint, files)
     map_hw = np.asarray(rollout.rollout(layers, 'max', 0.5, class_B)[1])
     want = sections.over(shown, map_hw, label)
     at = 8 + 2 * k
