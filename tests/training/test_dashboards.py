@@ -57,6 +57,7 @@ def log_of(workdir, resume_step=None, **kwargs):
 
 def test_tensorboard_reads_what_was_written(tmp_path, tensorboard):
   picture = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+  began_s = time.time()
   log = log_of(tmp_path)
   log.write(1, {'train/loss': np.float32(0.1), 'lr': 3})
   log.write(2, {'train/loss': float('inf')})
@@ -69,6 +70,7 @@ def test_tensorboard_reads_what_was_written(tmp_path, tensorboard):
   }
   (event,) = pictures['seen']
   assert (event.step, event.height, event.width) == (2, 4, 6)
+  assert began_s <= event.wall_time <= time.time()
   with Image.open(io.BytesIO(event.encoded_image_string)) as png:
     np.testing.assert_array_equal(np.asarray(png), picture)
   assert (tmp_path / 'metrics.csv').read_text().count('\n') == 3
@@ -144,6 +146,7 @@ class Recorder:
     self.gate = threading.Event()
     self.fail_at_step = None
     self.calls = []
+    self.flushed = threading.Event()
 
   def open(self):
     # Not an endless wait, should the loop's own thread ever come here.
@@ -159,6 +162,7 @@ class Recorder:
 
   def flush(self):
     self.calls.append('flush')
+    self.flushed.set()
 
   def close(self):
     self.calls.append('close')
@@ -173,14 +177,38 @@ def test_the_loop_never_waits():
   assert not recorder.calls
   recorder.gate.set()
   dashboard.close(dashboards.CLOSE_S)
-  written = [call for call in recorder.calls if call != 'flush']
-  assert written == ['open', (1, {'loss': 0.5}), (2, {'loss': 0.25}), 'close']
+  # What waits is written in one go.
+  written = ['open', (1, {'loss': 0.5}), (2, {'loss': 0.25})]
+  assert recorder.calls[:3] == written and recorder.calls[-1] == 'close'
+
+
+def test_what_was_written_is_shown_while_nothing_else_comes():
+  recorder = Recorder()
+  recorder.gate.set()
+  dashboard = dashboards.Dashboard('Board', recorder.open)
+  dashboard.write(1, {'loss': 0.5})
+  assert recorder.flushed.wait(60)
+  assert recorder.calls == ['open', (1, {'loss': 0.5}), 'flush']
+  dashboard.close(dashboards.CLOSE_S)
+  assert recorder.calls[3:] == ['close']
+
+
+def test_a_file_on_a_disk_shows_every_flush(tmp_path, tensorboard):
+  file = dashboards.EventFile(str(tmp_path), 0)
+  for step in (1, 2):
+    file.write(step, {'loss': step})
+    file.flush()
+    assert list(read(tmp_path)[0]['loss']) == list(range(1, step + 1))
+  file.close()
 
 
 def test_a_stuck_writer_does_not_hold_up_the_end(warned):
   recorder = Recorder()
   dashboard = dashboards.Dashboard('Board', recorder.open)
-  dashboard.close(0.1)
+  # Nor does it, where nobody closes it, that of Python.
+  assert dashboard._thread.daemon
+  for _ in range(2):  # at the end of a run, and once more around it
+    dashboard.close(0.1)
   assert len(warned) == 1 and 'Not all was written' in warned[0]
   recorder.gate.set()
 
@@ -193,7 +221,9 @@ def test_a_failing_writer_is_reported_once(warned):
   for step in (1, 2, 3, 4):
     dashboard.write(step, {'loss': step})
   dashboard.close(dashboards.CLOSE_S)
+  left = dashboard._queue.qsize()
   dashboard.write(5, {'loss': 5})
+  assert dashboard._queue.qsize() == left  # which nobody would empty
   assert warned == [
     'Board logs end here, metrics.csv goes on. OSError: disk full'
   ]
@@ -283,6 +313,19 @@ def test_a_resumed_run_is_the_same_run(tmp_path, wandb):
   log_of(tmp_path, config=CONFIG).close()
   log_of(tmp_path / 'other', 2, config=CONFIG).close()
   assert len(wandb.runs) == 3
+
+
+def test_wandb_writes_here_for_a_run_in_a_bucket(tmp_path, wandb, monkeypatch):
+  place = dashboards.epath.Path
+  monkeypatch.setattr(
+    dashboards.epath,
+    'Path',
+    lambda path: place(tmp_path / path.removeprefix('gs://')),
+  )
+  (tmp_path / 'bucket/b16').mkdir(parents=True)
+  dashboards.WandbRun('vit', 'gs://bucket/b16', {}, is_new=True)
+  (options,) = wandb.inits
+  assert options['dir'] is None and options['name'] == 'b16'
 
 
 def test_only_the_first_process_writes_and_only_where_asked(tmp_path, wandb):

@@ -53,8 +53,30 @@ def test_shares_are_exact():
     ('200 steps', '50 steps', 50),
     ('11 steps', '2 steps', 2),
     ('6 steps', '1 step', 1),
+    ('100 steps', '1 step', 1),
+    ('9 steps', '50 steps', 1),
   ],
 )
 def test_short_runs_are_logged_ten_times(total, every, logged):
   fields = {'total': total, 'log_every': every, 'optimizer.warmup': '0 steps'}
   assert of(**fields).log_every == logged
+
+
+def test_what_is_less_than_a_step_is_done_after_each():
+  """A part of a short run, which may not be asked for as none."""
+  fields = {'eval_every': '20%', 'checkpoint_every': '0.4 steps'}
+  found = of(32, total='2 epochs', **fields)
+  assert (found.total, found.eval_every, found.checkpoint_every) == (4, 1, 1)
+  for never in ('0', '0 steps', '0.0%', '.0 epochs'):
+    with pytest.raises(
+      ValueError, match=f"eval_every is '{never}', which is n"
+    ):
+      of(eval_every=never)
+
+
+def test_a_run_of_no_step_is_refused():
+  with pytest.raises(
+    ValueError, match="total is '1 epoch', with 7 examples and batch_size 16 le"
+  ):
+    of(7)
+  assert of(9).total == 1

@@ -259,6 +259,38 @@ def test_rows_of_whole_numbers_stay_whole():
   assert (got.shape, got.dtype) == ((7, 3), np.int32)
 
 
+@pytest.mark.parametrize('name', ['pre_logits', 'logits', 'block_1'])
+def test_layers_of_a_model_in_bfloat16_are_float32(name):
+  model, params = model_of(depth=2, dtype='bfloat16')
+  images = np.zeros((3, *SIZE, 3), np.float32)
+  found = jax.eval_shape(features.layer(model, name), params, images)
+  assert (found.shape[0], found.dtype) == (3, np.float32)
+
+
+def test_images_are_read_by_as_many_workers_as_are_asked_for(monkeypatch):
+  asked = []
+
+  def batches(source, transform, **kwargs):
+    asked.append(kwargs)
+    yield from ()
+
+  monkeypatch.setattr(features, 'global_batches', batches)
+  mesh = mesh_of(2)
+  for given in ({}, {'workers': 3}):
+    extractor = features.Extractor(
+      lambda params, images: images,
+      Images(SIZE),
+      batch_size=4,
+      mesh=mesh,
+      **given,
+    )
+    extractor({}, Seven())
+  assert [(x['workers'], x['batch_size'], x['mesh']) for x in asked] == [
+    (0, 4, mesh),
+    (3, 4, mesh),
+  ]
+
+
 def test_progress_counts_images_and_not_padding(monkeypatch):
   """With a rate and the time left, and only when it takes a while."""
   shown = []
@@ -274,6 +306,12 @@ def test_progress_counts_images_and_not_padding(monkeypatch):
   text = shown[0].fp.getvalue()
   assert 'training images: 100%' in text
   assert '7/7' in text and ' images/s' in text
+  # Not where nobody asked for it, nor by the other processes.
+  extract(Seven(), 8)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(features.sharding, 'batch_share', lambda mesh: (0, 1))
+  extract(Seven(), 8, description='training images')
+  assert [bar.disable for bar in shown] == [False, True, True]
 
 
 def test_nothing_is_shown_without_a_description(capsys, monkeypatch):

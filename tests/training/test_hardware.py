@@ -39,6 +39,7 @@ def test_devices_add_up_to_the_chip(
   assert peak is not None
   assert peak * devices_per_chip == pytest.approx(chip_tflops * 1e12)
   assert hardware.cores_per_device(device) * devices_per_chip == cores_per_chip
+  assert hardware.chip_flops(device) == pytest.approx(chip_tflops * 1e12)
 
 
 @pytest.mark.parametrize('kind', ['TPU v99', 'NVIDIA H200 MIG 1g.18gb', ''])

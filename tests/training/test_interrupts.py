@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import pytest
 
 from tests.conftest import ROOT
 from vit_jax.__main__ import COMMANDS
-from vit_jax.training import run
+from vit_jax.training import interrupts, run
 
 # Stands for JAX, which all commands import, and does not come to an end.
 SLOW = """
@@ -196,3 +197,24 @@ def test_other_threads_have_no_handlers(monkeypatch, processes):
   thread.start()
   thread.join()
   assert not failures
+
+
+def test_what_else_is_lost_in_a_callback_is_left_to_others(
+  handled, monkeypatch
+):
+  del handled  # gives back the handler
+  lost = []
+  monkeypatch.setattr(sys, 'unraisablehook', lost.append)
+  interrupts.end_at_once()
+  interrupts.raise_errors()
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  problem = types.SimpleNamespace(exc_type=ValueError)
+  sys.unraisablehook(problem)
+  assert lost == [problem]
+
+
+def test_what_a_shell_ignores_ends_no_import(handled):
+  del handled  # gives back the handler
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  interrupts.end_at_once()
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.training import metric_log
+from vit_jax.training import dashboards, metric_log
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +212,8 @@ def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
     ({'loss': np.zeros(3)}, r"'loss' has shape \(3,\) and type float64"),
     ({'loss': True}, r"'loss' has shape \(\) and type bool"),
     ({'loss': 'low'}, r"'loss' has shape \(\) and type <U3"),
+    ({'loss': 1j}, r"'loss' has shape \(\) and type complex128"),
+    ({'loss': None}, r"'loss' has shape \(\) and type object"),
     ({'step': 3}, "Metric 'step' = 3 would hide the first column"),
   ],
 )
@@ -280,3 +283,24 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
   imported = set(sys.modules) - modules
   assert not {name for name in imported if name.startswith('tensor')}
   assert os.listdir(tmp_path) == ['metrics.csv']
+
+
+@pytest.mark.parametrize('given', [(), (7.0,)])
+def test_all_that_shows_the_numbers_is_waited_for_as_long_as_asked(
+  tmp_path, given
+):
+  waited = []
+  log = _log(tmp_path)
+  log._dashboards = [types.SimpleNamespace(close=waited.append)] * 2
+  log.close(*given)
+  assert waited == 2 * [given[0] if given else dashboards.CLOSE_S]
+
+
+def test_numbers_and_pictures_are_told_apart():
+  picture = np.zeros((2, 3, 3), np.uint8)
+  values, pictures = metric_log.metrics_and_pictures(
+    {'test/loss': np.float32(0.5), 'test/seen': picture, 'test/examples': 3}
+  )
+  assert values == {'test/loss': 0.5, 'test/examples': 3.0}
+  assert {type(value) for value in values.values()} == {float}
+  assert list(pictures) == ['test/seen'] and pictures['test/seen'] is picture

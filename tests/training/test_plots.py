@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.training import plots
@@ -18,3 +19,40 @@ def test_a_picture_has_as_many_pixels_as_were_asked_for(given, size):
   with Image.open(io.BytesIO(data)) as image:
     assert (image.format, image.size) == ('PNG', size)
     assert 'Software' not in image.info
+
+
+@pytest.mark.parametrize('lines', ['x', 'y', 'both'])
+def test_grid_lines_are_faint_and_the_frame_is_open(lines):
+  axes = Figure().subplots()
+  plots.tidy(axes, *([lines] if lines != 'both' else []))
+  for name, axis in (('x', axes.xaxis), ('y', axes.yaxis)):
+    (line, *_) = axis.get_gridlines()
+    assert line.get_visible() == (lines in (name, 'both'))
+    assert not line.get_visible() or line.get_alpha() < 0.5
+  # Behind what is drawn, and not before it.
+  assert axes.get_axisbelow() is True
+  shown = {name for name, spine in axes.spines.items() if spine.get_visible()}
+  assert shown == {'left', 'bottom'}
+
+
+def test_a_legend_lies_outside_in_as_many_columns_as_are_asked_for():
+  drawn = plots.figure(4, 3)
+  drawn.subplots()
+  entries = [plots.entry(f'{i}', **plots.style(i)) for i in range(4)]
+  for columns in ({}, {'columns': 3}):
+    made = plots.legend(drawn, entries, 'lower center', **columns)
+    drawn.draw_without_rendering()
+    assert [text.get_text() for text in made.get_texts()] == list('0123')
+    assert made._ncols == columns.get('columns', 1)
+    assert not made.get_frame_on()
+    top = drawn.axes[0].get_tightbbox().y0
+    assert made.get_window_extent().y1 <= top
+    made.remove()
+
+
+def test_styles_come_again_once_there_are_no_more():
+  first = [plots.style(i) for i in range(6)]
+  assert len({each['marker'] for each in first}) == 6
+  assert len({plots.style(i)['color'] for i in range(8)}) == 8
+  assert plots.style(24) == first[0]
+  assert plots.style(8) == first[2] | {'color': first[0]['color']}
