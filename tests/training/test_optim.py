@@ -503,6 +503,7 @@ def test_without_patterns_the_chain_is_the_plain_one():
     ({'lr_scales': (('bias', '2'),)}, 'a pair for each pattern'),
     ({'lr_scales': (('bias', -2.0),)}, 'a factor from 0'),
     ({'lr_scales': (('bias', float('nan')),)}, 'a factor from 0'),
+    ({'lr_scales': (('bias', float('inf')),)}, 'a factor from 0'),
     ({'lr_scales': (('^scale', 2.0),)}, "'\\^scale' of .*no parameter"),
     # Nothing of it is left to learn at any rate.
     ({'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)}, "'cls' of .* left to"),

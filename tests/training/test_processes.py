@@ -31,7 +31,7 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax.training import processes, workdir_lock
+from vit_jax.training import processes, sharding, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -674,3 +674,186 @@ def test_what_happened_is_said_once(monkeypatch, capfd):
     'error: it hangs. The same command goes on, with another number of '
     'processes too.\n'
   )
+
+
+class Ended(BaseException):
+  """Stands for the end of the process."""
+
+
+@pytest.fixture
+def ended(monkeypatch):
+  """Gives what is done about time, with no process ended by it."""
+  calls = []
+
+  def end(status):
+    raise Ended(status)
+
+  now = [100.0]
+
+  def sleep(seconds):
+    calls.append(('sleep', seconds))
+    now[0] += seconds
+
+  clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+  monkeypatch.setattr(processes, 'time', clock)
+  monkeypatch.setattr(processes.os, '_exit', end)
+  return calls
+
+
+@pytest.mark.parametrize(
+  ('patience_s', 'alike_after', 'looks'),
+  [(0, 0, 1), (0, 1, None), (3, 0, 1), (3, 3, 4), (3, 4, None)],
+)
+def test_all_look_again_for_as_long_as_a_file_may_be_late(
+  monkeypatch, ended, patience_s, alike_after, looks
+):
+  """Of two numbers the second differs in the third process until then."""
+  seen = []
+
+  def gathered(numbers):
+    assert numbers.tolist() == [7, 8]
+    seen.append(numbers)
+    return np.array([[7, 8], [7, 8], [7, 8 + (len(seen) <= alike_after)]])
+
+  monkeypatch.setattr(processes.multihost_utils, 'process_allgather', gathered)
+  monkeypatch.setattr(jax, 'process_count', lambda: 3)
+  refused = contextlib.nullcontext()
+  if looks is None:
+    refused = pytest.raises(ValueError, match='^they differ$')
+  with refused:
+    processes.refuse_unlike(lambda: [7, 8], 'they differ', patience_s)
+  assert len(seen) == (looks or patience_s + 1)
+  assert ended == (len(seen) - 1) * [('sleep', 1)]
+
+
+@pytest.mark.parametrize(
+  ('error', 'status', 'said', 'late_s'),
+  [
+    (RuntimeError('the disk is gone'), 1, 'RuntimeError: the disk is gone', 0),
+    (SystemExit(2), 2, '', 0),
+    (SystemExit('no data here'), 1, 'no data here', 0),
+    (KeyboardInterrupt(), 1, 'KeyboardInterrupt', 0),
+    # Perhaps another one is lost, of which JAX has not heard yet.
+    (jax.errors.JaxRuntimeError('gloo'), 1, 'gloo', processes.HEARTBEAT_S),
+  ],
+)
+def test_who_fails_alone_ends_without_the_others(
+  monkeypatch, ended, capsys, error, status, said, late_s
+):
+  """Once they had the time to fail as well; and with them as ever."""
+  met = []
+  for alone in (True, False):
+    monkeypatch.setattr(
+      processes,
+      '_meet',
+      lambda where, timeout_s, alone=alone: met.append(timeout_s) or not alone,
+    )
+    with pytest.raises(BaseException) as e:
+      with processes.failing_together():
+        raise error
+    if alone:
+      assert isinstance(e.value, Ended) and e.value.args == (status,)
+      assert ended == [('sleep', late_s + processes.MEET_S)]
+      *_, last = ['', *capsys.readouterr().err.splitlines()]
+      assert last.endswith(said) and bool(last) == bool(said)
+    else:
+      assert e.value is error
+  assert met == 2 * [late_s + processes.MEET_S]
+  assert len(ended) == 1 and capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize('timeout_s', [3.0, 0.25])
+def test_a_watch_ends_what_has_stood_still_for_so_long(
+  monkeypatch, ended, timeout_s
+):
+  """By ticks of a second at the most; what has moved begins anew."""
+  said, ticks, lasts = [], [], []
+  watch = object.__new__(processes.Watch)
+  watch._idle_s, watch.timeout_s = 0.0, timeout_s
+
+  def wait(seconds):
+    ticks.append(seconds)
+    if len(ticks) == 2 and timeout_s > 1:
+      watch.progress()
+    return False
+
+  def timer(seconds, function, args):
+    lasts.append(types.SimpleNamespace(start=lambda: None, daemon=False))
+    assert seconds == processes.ABORT_S + processes.MEET_S
+    assert (function, args) == (processes.os._exit, (69,))
+    return lasts[-1]
+
+  watch._stopped = types.SimpleNamespace(wait=wait)
+  monkeypatch.setattr(processes.threading, 'Timer', timer)
+  monkeypatch.setattr(processes, '_say', said.append)
+  monkeypatch.setattr(processes, '_main_thread_at', lambda: 'train.py:7 (_t)')
+  with pytest.raises(Ended, match='69'):
+    watch._watch()
+  # After the second of its ticks it had to begin anew, with that one counted.
+  assert ticks == ([1.0] * 4 if timeout_s > 1 else [0.25])
+  assert said == [
+    'Process 0 of 1 has finished no step, evaluation or save for '
+    f'{timeout_s:g} s, waiting in train.py:7 (_t): a collective operation or '
+    'the data hangs. If it is only slow, raise --timeout_s.'
+  ]
+  assert [last.daemon for last in lasts] == [True]
+
+
+@pytest.mark.parametrize(('number', 'slept'), [(0, [('sleep', 1)]), (3, [])])
+def test_only_process_0_waits_for_the_others_to_speak(
+  monkeypatch, ended, number, slept
+):
+  state = processes.distributed.global_state
+  monkeypatch.setattr(state, 'process_id', number)
+  monkeypatch.setattr(state, 'num_processes', 4)
+  with pytest.raises(Ended, match='69'):
+    processes._exit()
+  assert ended == slept
+  assert processes._name() == f'Process {number} of 4'
+
+
+def test_the_last_checkpoint_is_named_where_one_is_known(monkeypatch, tmp_path):
+  def said(workdir, steps):
+    monkeypatch.setattr(processes, '_workdir', workdir)
+    monkeypatch.setattr(processes.saving, 'steps_in', steps)
+    return processes._last_checkpoint()
+
+  run = str(tmp_path)
+  assert said('', lambda workdir: [3]) == ''  # none has begun
+  assert said(run, lambda workdir: 1 // 0) == ''
+  assert said(run, lambda workdir: []) == ' No checkpoint had been saved yet.'
+  assert said(run, lambda workdir: [20, 40]) == (
+    f' The last good checkpoint is {tmp_path}/checkpoints/40.'
+  )
+
+
+def test_the_line_is_the_innermost_of_the_package(monkeypatch):
+  """Of the main thread, whichever asks."""
+  found = []
+
+  def asked():
+    thread = threading.Thread(
+      target=lambda: found.append(processes._main_thread_at())
+    )
+    thread.start()
+    thread.join()
+
+  def see():
+    sharding.on_each_device(lambda rows: asked())(np.zeros(1))
+    return [0]
+
+  processes.refuse_unlike(see, '')
+  asked()
+  assert re.fullmatch(r'training/sharding\.py:\d+ \(apply\)', found[0])
+  assert found[1] == 'a library'
+
+
+@pytest.mark.parametrize('address', ['localhost:{}', '[127.0.0.1]:{}'])
+def test_whether_the_coordinator_answers(monkeypatch, address):
+  """Brackets are those of an address of IPv6."""
+  state = processes.distributed.global_state
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    port = server.getsockname()[1]
+    monkeypatch.setattr(state, 'coordinator_address', address.format(port))
+    assert processes._coordinator_answers()
+  assert not processes._coordinator_answers()

@@ -293,8 +293,19 @@ def test_the_curves_are_the_columns(tmp_path, figures):
     },
     'learning rate': {'train': ([100, 300], [0.1, 0.0])},
   }
-  loss, accuracy, _ = figure.axes
-  assert figure.axes[-1].get_xlabel() == 'step'
+  loss, accuracy, rate = figure.axes
+  assert rate.get_xlabel() == 'step'
+  assert [text.get_text() for text in rate.get_xticklabels()] == [
+    f'{step:,.0f}' for step in rate.get_xticks()
+  ]
+  assert all(float(step).is_integer() for step in rate.get_xticks())
+  # There is one of them alone, and its panel says what it is.
+  assert rate.get_legend() is None
+  # Evaluations are few, and lie on top.
+  drawn = {line.get_label(): line for line in accuracy.get_lines()}
+  assert [line.get_marker() for line in drawn.values()] == ['', '.', '.']
+  assert drawn['test'].get_zorder() > drawn['train'].get_zorder()
+  assert drawn['test'].get_linewidth() > drawn['train'].get_linewidth()
   for axes in (loss, accuracy):
     labels = {text.get_text() for text in axes.get_legend().get_texts()}
     assert labels == set(lines[axes.get_ylabel()])

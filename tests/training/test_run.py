@@ -1,11 +1,19 @@
-"""How a run ends: what is waited for, in which order, and for how long."""
+"""The books of a run, and what is waited for at its end, and how long."""
 
 import types
 
 import jax
+import numpy as np
 import pytest
 
-from vit_jax.training import dashboards, metric_log, processes, run
+from vit_jax.training import (
+  dashboards,
+  durations,
+  hardware,
+  metric_log,
+  processes,
+  run,
+)
 
 
 @pytest.fixture
@@ -96,3 +104,245 @@ def test_a_run_that_is_told_to_end_waits_briefly(
   assert calls == [('watch',), ('log', wait_s), ('progress',)]
   # There are two dashboards.
   assert 2 * dashboards.BRIEF_S < processes.MEET_S
+
+
+class Books:
+  """Stands for all that a run keeps its books with, and notes the entries."""
+
+  def __init__(self, monkeypatch, **given):
+    self.rows, self.lines, self.saved, self.moved, self.given = (
+      [],
+      [],
+      [],
+      0,
+      {},
+    )
+    self.now_s = 1000.0
+    self.begun = []
+    clock = types.SimpleNamespace(monotonic=lambda: self.now_s)
+    monkeypatch.setattr(run, 'time', clock)
+    monkeypatch.setattr(run.metric_log, 'MetricLog', self._of('log'))
+    monkeypatch.setattr(run.progress, 'Progress', self._of('progress'))
+    monkeypatch.setattr(run.processes, 'Watch', self._of('watch'))
+    monkeypatch.setattr(run.sharding, 'global_batch', self._global_batch)
+    arguments = {
+      'workdir': 'w',
+      'mesh': 'a mesh',
+      'durations': durations.Durations(5, 1, (), 2, 4, 3),
+      'checkpoints': self,
+      'evaluators': (),
+      'shown': {},
+      'meta': {'elapsed_s': 60.0, 'since_log': [], 'config': 'a config'},
+      'start_step': 0,
+      'batch_size': 16,
+      'forward_flops': 7,
+    }
+    self.run = run.Run(**(arguments | given))
+
+  def _of(self, name):
+    def made(*args, **kwargs):
+      self.given[name] = args, kwargs
+      return self
+
+    return made
+
+  def _global_batch(self, batch, mesh):
+    assert mesh == 'a mesh'
+    self.now_s += 2
+    return batch
+
+  # As a log.
+  def write(self, step, values):
+    self.rows.append((step, values))
+
+  def write_pictures(self, step, pictures):
+    self.pictures = step, pictures
+
+  # As a watch and as the progress, which both are told of.
+  def progress(self):
+    self.moved += 1
+
+  def first_step_done(self, step):
+    self.begun.append(step)
+
+  def update(self, step, values, wait_s):
+    assert (step, values) == self.rows[-1]
+    self.lines.append((step, wait_s))
+
+  def pause(self, reason):
+    self.lines.append(reason)
+    return run.contextlib.nullcontext()
+
+  def message(self, text):
+    self.lines.append(text)
+
+  # As checkpoints.
+  def latest_step(self):
+    return self.saved[-1][0] if self.saved else None
+
+  def path(self, step):
+    return f'checkpoints/{step}'
+
+  def save(self, step, state, meta, metrics):
+    self.saved.append((step, state, meta, metrics))
+
+
+def numbers(loss):
+  return {'loss': np.float32(loss), 'grad_norm': 2.0, 'param_norm': 3.0}
+
+
+@pytest.mark.parametrize(('start_step', 'resumed'), [(0, None), (40, 40)])
+def test_what_a_run_is_told_reaches_its_books(monkeypatch, start_step, resumed):
+  monkeypatch.setattr(jax, 'device_count', lambda: 8)
+  monkeypatch.setattr(hardware, 'cores_per_device', lambda device: 2)
+  monkeypatch.setattr(hardware, 'peak_flops', lambda device: 5e12)
+  books = Books(monkeypatch, start_step=start_step)
+  assert books.given['log'] == (
+    ('w', resumed),
+    {'enabled': True, 'config': 'a config'},
+  )
+  assert books.given['progress'][1] == {
+    'total_steps': 5,
+    'start_step': start_step,
+    'batch_size': 16,
+    'cores': 16,
+    'train_flops_per_image': 21,  # forward, and twice that back
+    'peak_flops': 4e13,
+    'prior_s': 60.0,
+    'enabled': True,
+  }
+  assert books.given['watch'] == (('w',), {})
+  # Where nobody knows it, and in another process.
+  monkeypatch.setattr(hardware, 'peak_flops', lambda device: None)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  given = Books(monkeypatch).given
+  assert given['progress'][1]['peak_flops'] is None
+  assert given['log'][1]['enabled'] is given['progress'][1]['enabled'] is False
+
+
+def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
+  """The wait for the first step, which compiles, counts for no rate."""
+  books = Books(monkeypatch)
+  told = []
+  books.run._tell = lambda *event: told.append(event[0])
+  for step in range(1, 6):
+    books.run.wait_for(iter([{}]))
+    books.run.take(step, numbers(step))
+    # Three are in flight, and no more.
+    assert books.moved == max(0, step - run.MAX_IN_FLIGHT)
+  assert told == 5 * ['batch', 'step']
+  assert [step for step, _ in books.rows] == [2]
+  books.run._settle(0)
+  assert books.begun == [1]
+  # Of the steps after the row before, and those of the last one for itself.
+  assert [(step, row['train/loss']) for step, row in books.rows] == [
+    (2, 1.5),
+    (4, 3.5),
+    (5, 5.0),
+  ]
+  assert {row['train/grad_norm'] for _, row in books.rows} == {2.0}
+  # After step 1 was done the batch of step 5 was waited for, and no other.
+  assert books.lines == [(2, 2.0), (4, 0.0), (5, 0.0)]
+
+
+def test_a_resumed_run_goes_on_with_the_row_that_was_begun(monkeypatch):
+  meta = {'elapsed_s': 60.0, 'since_log': [{'loss': 9.0}], 'config': None}
+  books = Books(monkeypatch, meta=meta, start_step=3)
+  books.run.take(4, {'loss': 1.0})
+  books.run._settle(0)
+  assert books.rows == [(4, {'train/loss': 5.0})] and books.begun == [4]
+  assert meta['since_log'] == [{'loss': 9.0}]
+
+
+@pytest.mark.parametrize('saved', [[], [(3,)]])
+@pytest.mark.parametrize('name', ['loss', 'grad_norm', 'param_norm'])
+def test_what_is_not_finite_ends_the_run(monkeypatch, saved, name):
+  books = Books(monkeypatch)
+  books.saved = saved
+  books.run.take(4, numbers(0.5))
+  books.run.take(5, numbers(0.25) | {name: float('inf')})
+  shown = {'loss': 0.25, 'grad_norm': 2.0, 'param_norm': 3.0, name: 'inf'}
+  last = 'No checkpoint had been saved yet.'
+  if saved:
+    last = 'The last good checkpoint is checkpoints/3.'
+  with pytest.raises(run.Diverged) as e:
+    books.run._settle(0)
+  assert str(e.value) == (
+    f'Step 5: the loss is {shown["loss"]}, the norm of the gradient '
+    f'{shown["grad_norm"]}, and that of the parameters {shown["param_norm"]}. '
+    f'{last} In a new --workdir, lower optimizer.lr, lengthen optimizer.warmup '
+    'or set optimizer.clip_norm.'
+  )
+
+
+def test_some_steps_are_evaluated_and_more_are_saved(monkeypatch):
+  """Of five steps every fourth and every third, and the last in any case."""
+  books = Books(monkeypatch)
+  steps = range(1, 6)
+  assert [*filter(books.run.is_eval_step, steps)] == [4, 5]
+  assert [*filter(books.run.is_checkpoint_step, steps)] == [3, 4, 5]
+
+
+def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
+  monkeypatch,
+):
+  seen = []
+
+  def evaluator(name, value):
+    def measure(params):
+      seen.append(params)
+      return {name: value, 'seen': np.zeros((2, 2, 3), np.uint8)}
+
+    return measure
+
+  books = Books(
+    monkeypatch,
+    evaluators=[evaluator('test/examples', 1360.0), evaluator('a/b', 0.25)],
+  )
+  state = {'params': 'p', 'average': 'a'}
+  books.run.take(4, numbers(1.0))
+  books.run.evaluate(4, state)
+  assert books.moved == 1 + 2  # the step, and each evaluator
+  assert seen == ['a', 'a']
+  assert books.rows[1:] == [(4, {'test/examples': 1360.0, 'a/b': 0.25})]
+  assert books.pictures[0] == 4 and list(books.pictures[1]) == ['seen']
+  assert books.lines[1:] == [
+    'evaluating',
+    'step 4 evaluated: test/examples 1,360, a/b 0.2500',
+  ]
+  books.now_s += 30
+  books.run.take(5, numbers(8.0))
+  books.run.save(4, state)
+  # What was trained before, and all that has gone by since.
+  (step, _, meta, metrics) = books.saved[0]
+  assert (step, meta['elapsed_s'], meta['config']) == (4, 90.0, 'a config')
+  assert metrics == {'test/examples': 1360.0, 'a/b': 0.25}
+  # A step that was not evaluated has no metrics to be the best by.
+  books.run.save(3, state)
+  assert books.saved[1][3] == {}
+  # Without an average it is the parameters that are measured.
+  books.run.evaluate(5, state | {'average': {}})
+  assert seen[2:] == ['p', 'p']
+
+
+def test_a_checkpoint_has_the_steps_that_no_row_has_yet(monkeypatch):
+  books = Books(monkeypatch)
+  books.run.take(1, numbers(1.0))
+  books.run.save(1, {})
+  assert books.saved[0][2]['since_log'] == [numbers(1.0)]
+
+
+def test_compiling_is_said_and_no_part_of_the_rates(monkeypatch):
+  """At the first batch in a line of its own, at others of a new shape."""
+  books, phases = Books(monkeypatch), []
+
+  def phase(what, shown):
+    phases.append((what, shown))
+    return run.contextlib.nullcontext()
+
+  monkeypatch.setattr(run.progress, 'phase', phase)
+  for side in (4, 4, 8, 4, 8):
+    with books.run.compiling({'image': np.zeros((2, side))}):
+      pass
+  assert phases == [('compiling the training step', True)]
+  assert books.lines == ['compiling the training step']

@@ -312,3 +312,60 @@ def test_processes_that_share_some_rows_are_refused(monkeypatch):
 def test_a_mesh_describes_itself():
   text = sharding.describe(sharding.make_mesh(MESH))
   assert text == '8 x cpu, mesh data=2, fsdp=2, tensor=2'
+
+
+@pytest.mark.parametrize('each', [True, False])
+def test_arrays_of_several_processes_are_placed_if_they_are_alike(
+  monkeypatch, each
+):
+  mesh = sharding.make_mesh({'data': 4, 'fsdp': 2, 'tensor': 1})
+  rng = np.random.default_rng(0)
+  tree = {'a': rng.random((4, 6), np.float32), 'b': np.arange(3)}
+  where = sharding.replicated(mesh)
+  if each:
+    where = {'a': NamedSharding(mesh, P('fsdp')), 'b': where}
+  alone = sharding.place(tree, where)
+  compared = []
+
+  def refuse_unlike(see, refusal):
+    compared.append((tuple(see()), refusal))
+
+  monkeypatch.setattr(sharding.processes, 'refuse_unlike', refuse_unlike)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  together = sharding.place(tree, where)
+  for name, x in tree.items():
+    for placed in (alone[name], together[name]):
+      np.testing.assert_array_equal(placed, x)
+      want = where[name] if each else where
+      assert placed.sharding.is_equivalent_to(want, x.ndim)
+  # One bit of one number is another checkpoint.
+  tree['a'][3, 5] = np.nextafter(tree['a'][3, 5], 2)
+  sharding.place(tree, where)
+  (first, refusal), (second, _) = compared
+  assert len(first) == len(second) == 2
+  assert first[0] != second[0] and first[1] == second[1]
+  assert 'start from other parameters' in refusal
+
+
+def test_each_device_works_off_its_own_rows():
+  """Of rows that cannot be shared evenly, or on no mesh, one has all."""
+  mesh = sharding.make_mesh(MESH)  # four parts along data and fsdp
+  shapes = []
+
+  def total(x, y):
+    shapes.append((x.shape, y.shape))
+    return x + y.sum(axis=1)
+
+  function = sharding.on_each_device(total)
+
+  def of(n):
+    shapes.clear()
+    x, y = np.arange(n), np.arange(3 * n).reshape(n, 3)
+    rows = sharding.place((x, y), sharding.replicated(mesh))
+    np.testing.assert_array_equal(jax.jit(function)(*rows), x + y.sum(axis=1))
+    return shapes[0]
+
+  assert of(8) == ((8,), (8, 3))
+  with sharding.activations(mesh):
+    assert of(8) == ((2,), (2, 3))
+    assert of(6) == ((6,), (6, 3))
