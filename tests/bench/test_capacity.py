@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -146,3 +147,71 @@ def test_of_a_tpu_that_is_not_there(tmp_path):
     assert float(row['memory_gib']) < 16
     assert float(row['images_per_s']) > 1000
   assert int(inference['batch_size']) > int(training['batch_size']) > 500
+
+
+@pytest.fixture
+def estimated(monkeypatch):
+  """Gives a machine of 100 bytes, whose images take a byte and are estimated.
+
+  Eight at a time are fastest.
+  """
+  device = types.SimpleNamespace(device_kind='TPU v99')
+  machine = capacity.Machine(device, 100.0, None)
+  costs = {
+    batch: (float(batch), 1000.0 - abs(batch - 8)) for batch in range(200)
+  }
+  monkeypatch.setattr(capacity, 'machine_of', lambda *_: machine)
+  monkeypatch.setattr(
+    capacity, '_cost', lambda *args: costs.get(args[-1], (math.inf, None))
+  )
+  monkeypatch.setattr(capacity, 'GIB', 10)
+  return machine
+
+
+def test_a_row_has_the_largest_batch_and_the_fastest(run, estimated, tmp_path):
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'capacity', '--variants=ti16', '--modes=training', f'--csv={file}'
+  )
+  assert status == 0
+  with open(file, newline='') as f:
+    (row,) = csv.DictReader(f)
+  batch, tries = int(row['batch_size']), int(row['compiled_times'])
+  assert 97 <= batch <= 100
+  assert float(row['memory_gib']) == batch / 10
+  assert (row['limit_gib'], row['device']) == ('10.0', 'TPU v99')
+  assert (row['images_per_s'], row['at_batch_size']) == ('1000.0', '8')
+  assert (row['variant'], row['mode'], row['image_size']) == (
+    *('ti16', 'training', '32'),
+  )
+  assert 'TPU v99, 10.00 GiB, float32\n' in out
+  assert out.splitlines()[-2] == (
+    f'  {batch} images, {batch / 10:.2f} GiB; 1,000 images/s at 8, as the '
+    f'compiler estimates ({tries} compilations)'
+  )
+
+
+@pytest.mark.parametrize(
+  ('given', 'stats', 'gib'),
+  [
+    (None, {'bytes_limit': 3 * 2**30}, 3),
+    (0.5, {'bytes_limit': 3 * 2**30}, 0.5),
+    (0.5, None, 0.5),
+  ],
+)
+def test_memory_is_what_is_given_or_what_the_device_tells(
+  monkeypatch, given, stats, gib
+):
+  device = types.SimpleNamespace(memory_stats=lambda: stats, device_kind='x')
+  monkeypatch.setattr(capacity.jax, 'devices', lambda: [device])
+  machine = capacity.machine_of('', given)
+  assert machine == capacity.Machine(device, gib * 2**30, None)
+
+
+@pytest.mark.parametrize(('given', 'gib'), [(None, 16), (5.0, 5)])
+def test_one_core_of_a_topology_has_its_part_of_a_chip(monkeypatch, given, gib):
+  cores = [types.SimpleNamespace(coords=[i // 2, 0, 0]) for i in range(8)]
+  chip = capacity.hardware.TPU_CHIPS['v3']
+  monkeypatch.setattr(capacity.costs, 'devices_of', lambda _: (cores, chip))
+  machine = capacity.machine_of('v3:2x2', given)
+  assert machine == capacity.Machine(cores[0], gib * 2**30, chip)

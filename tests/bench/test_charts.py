@@ -82,6 +82,15 @@ def test_rates_over_image_sizes_are_those_of_the_best_batch(figures):
   (whiskers,) = ours.lines[2]
   assert whiskers.get_segments()[0][:, 1].tolist() == [89, 92]
   assert axes.get_xlabel() == 'image size in pixels'
+  # Speeds are compared from 0 on, and sizes by their ratio.
+  assert axes.get_ylim()[0] == 0
+  assert [text.get_text() for text in axes.get_xticklabels()] == ['64', '224']
+  assert axes.get_xscale() == 'log' and not axes.get_xticks(minor=True).size
+  assert axes.get_title() == 'b16, best batch size'
+  assert 'slowest to fastest' in axes.get_ylabel()
+  assert figures[0].get_suptitle() == 'inference: cpu'
+  legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
+  assert legend == ['ours', 'theirs']
 
 
 def test_rates_over_batch_sizes_have_a_panel_a_model(figures):
@@ -108,6 +117,40 @@ def test_a_single_place_has_bars(figures):
     'theirs',
   ]
   assert axes.get_title() == 'training, b16 at 224, batch 8: cpu'
+  # The first is on top; a number stands beside its fastest round.
+  bottom, top = axes.get_ylim()
+  assert bottom > top and axes.get_xlim()[0] == 0
+  assert [text.get_text() for text in axes.texts] == ['10', '10']
+  assert [text.xy for text in axes.texts] == [(12, 0), (12, 1)]
+  whiskers = [c.lines[2][0] for c in axes.containers if hasattr(c, 'has_xerr')]
+  assert [w.get_segments()[0][:, 0].tolist() for w in whiskers] == 2 * [[9, 12]]
+  assert axes.get_xlabel() == (
+    'images/s, more is better (lines: slowest to fastest round)'
+  )
+
+
+def test_bars_of_seconds_have_their_fastest_round_left(figures):
+  row = {'contender': 'a', 'seconds': 3.0, 'fastest': 2.0, 'slowest': 7.0}
+  charts.bars([row], 'fits', column='seconds', x_label='seconds')
+  (axes,) = figures[0].axes
+  (bar,) = (c for c in axes.containers if hasattr(c, 'has_xerr'))
+  assert bar.lines[2][0].get_segments()[0][:, 0].tolist() == [2, 7]
+  assert axes.texts[0].xy == (7, 0) and axes.patches[0].get_width() == 3
+
+
+@pytest.mark.parametrize(('count', 'inches'), [(1, 7), (2, 10), (3, 15)])
+def test_panels_share_the_width(count, inches):
+  figure, panels = charts._figure(count)
+  assert figure.get_size_inches().tolist() == [inches, 5]
+  assert len(panels) == count
+
+
+def test_a_single_size_stands_in_the_middle(figures):
+  rows = [rate('b16', 64, batch, 'ours', 1.0) for batch in (1, 2)]
+  charts.rates([*rows, rate('s16', 64, 8, 'ours', 1.0)], 'training')
+  left, right = figures[0].axes
+  assert right.get_xlim() == pytest.approx((8 / 1.5, 8 * 1.5))
+  assert [text.get_text() for text in left.get_xticklabels()] == ['1', '2']
 
 
 def test_figure_12_has_speed_left_and_batches_right(figures):
@@ -137,6 +180,17 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
   assert filled == [True, False]
   labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
   assert labels == ['b16', 'r50x1', 'inference', 'training']
+  assert figures[0].get_suptitle() == 'TPU v3, 16 GiB, bfloat16'
+  # A colour is a model, a marker its family.
+  styles = charts._model_styles(
+    [fitting(name, 64, 'training', 1) for name in ('b16', 'r50x1', 's16')]
+  )
+  markers = [style['marker'] for style in styles.values()]
+  assert markers[0] == markers[2] != markers[1]
+  assert len({style['color'] for style in styles.values()}) == 3
+  for axes in (left, right):
+    assert axes.get_yscale() == 'log'
+    assert all(0 < tick for tick in axes.get_yticks())
 
 
 def test_without_estimates_there_is_one_panel(figures):
@@ -162,6 +216,22 @@ def test_a_run(figures, gaps):
   assert is_picture(charts.loop(row, gaps))
   above, below = figures[0].axes
   assert [bar.get_x() for bar in above.patches] == [0, 6, 9, 9.75]
+  assert above.get_xlim() == (0, 10)
+  assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+    'steps 6.00 s',
+    'evaluating 3.00 s',
+    'saving 0.75 s',
+    'idle 0.25 s',
+  ]
+  assert figures[0].get_suptitle() == 'digits: cpu'
+  # All steps and a little more, and what is below a millisecond.
+  assert below.get_xlim() == pytest.approx((0, 9 * 1.02 + 1))
+  assert (below.get_legend() is not None) == bool(gaps)
+  if gaps:
+    assert below.get_ylim()[0] == 1
+    shorter = [gap._replace(seconds=gap.seconds / 100) for gap in gaps]
+    charts.loop(row, shorter)
+    assert figures[1].axes[1].get_ylim()[0] == pytest.approx(0.02)
   drawn = points(below)
   if gaps:
     assert drawn == {'saving: 1 gaps': [(3, 200)], 'idle: 1 gaps': [(5, 4)]}

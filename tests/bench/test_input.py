@@ -1,6 +1,10 @@
 """The rate of an input pipeline, on a clock of its own."""
 
+import io
 import types
+
+import pytest
+from PIL import Image
 
 from vit_jax.bench import input as input_bench
 
@@ -13,3 +17,32 @@ def test_images_a_second_by_hand(monkeypatch):
   monkeypatch.setattr(input_bench, '_BATCH_SIZE', 8)
   assert input_bench._rate(batches) == 6
   assert next(batches) == 'd'
+
+
+@pytest.mark.parametrize('augment', ['', 'randaugment(2, 9)'])
+def test_as_many_images_are_transformed_as_are_counted(monkeypatch, augment):
+  """The two photographs in turns, cut to one size by one generator."""
+  seen = []
+
+  class Transform:
+    def __init__(self, size, augmentation=None):
+      assert size == (224, 224) and bool(augmentation) == bool(augment)
+
+    def __call__(self, record, rng):
+      seen.append((record['label'], record['name'], rng))
+
+  monkeypatch.setattr(input_bench.transforms, 'TrainTransform', Transform)
+  monkeypatch.setattr(input_bench, '_BATCHES', 2)
+  monkeypatch.setattr(input_bench, '_BATCH_SIZE', 3)
+  turn = input_bench._our_transform(input_bench._Photos(), augment)
+  assert turn() > 0
+  assert [x[:2] for x in seen] == 3 * [(0, 'china'), (1, 'flower')]
+  assert len({id(rng) for *_, rng in seen}) == 1
+
+
+def test_the_photographs_are_as_large_as_is_said():
+  photos = input_bench._Photos()
+  for i in (0, 1, 1_000_001):
+    with Image.open(io.BytesIO(photos[i]['image'])) as image:
+      assert image.size == (640, 427)
+  assert photos[0]['image'] != photos[1]['image'] == photos[1_000_001]['image']

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import sys
 import time
+import types
 
 import pytest
 
@@ -52,6 +53,60 @@ def test_gaps_and_shares_by_hand():
   assert row['saving_share'] == 9 / 20
   assert row['evaluating_share'] == 2 / 22
   assert row['images_per_s'] == 4 * 10 / 20
+
+
+def test_what_happened_when_is_noted(monkeypatch):
+  """Of three steps, of which the first compiles, told by a training."""
+  now, watches = [0.0], []
+  clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+
+  class Metrics:
+    def __init__(self, seconds):
+      self.seconds = seconds
+
+  def wait(metrics):
+    if metrics.seconds is None:
+      raise RuntimeError('which the loop reports')
+    now[0] += metrics.seconds
+
+  def new_watch():
+    watches.append(LoopWatch())
+    return watches[-1]
+
+  def train_on(config, workdir, listener):
+    def tell(event, after_s, *metrics):
+      now[0] += after_s
+      count = len(watches[0].done)
+      listener(event, *metrics)
+      while metrics and len(watches[0].done) == count:
+        time.sleep(0.001)
+
+    tell('batch', 1)
+    tell('step', 20, Metrics(2))  # 23 s
+    tell('batch', 1)
+    tell('step', 1, Metrics(None))  # 25 s
+    tell('evaluate', 1)
+    tell('evaluated', 3)  # 29 s
+    tell('save', 1)
+    tell('saved', 2)  # 32 s
+    tell('batch', 1)
+    tell('step', 1, Metrics(4))  # 38 s
+    tell('ended', 5)
+    tell('written', 7)
+
+  monkeypatch.setattr(loop, 'time', clock)
+  monkeypatch.setattr(loop, 'LoopWatch', new_watch)
+  monkeypatch.setattr(loop.jax, 'block_until_ready', wait)
+  monkeypatch.setattr(train, 'train', train_on)
+  assert loop.watched(None) == LoopWatch(
+    handed=[21.0, 25.0, 34.0],
+    done=[23.0, 25.0, 38.0],
+    evaluations=[(26.0, 29.0)],
+    saves=[(30.0, 32.0)],
+    compile_s=20.0,
+    ended=43.0,
+    last_write_s=7.0,
+  )
 
 
 def measure(tmp_path, steps=12, every=100):

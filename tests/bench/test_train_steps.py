@@ -165,3 +165,57 @@ def test_a_missing_library_is_named(run, monkeypatch, task, name):
   assert status == flags.EXIT_ENVIRONMENT
   assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
   assert not out  # before anything is asked of it
+
+
+@pytest.mark.parametrize(('cores', 'threads'), [(4, '18'), (40, '40')])
+def test_so_many_devices_are_made_of_a_cpu(run, monkeypatch, cores, threads):
+  """With threads for all of them to wait in."""
+  updated = []
+  monkeypatch.delenv('JAX_NUM_CPU_DEVICES')
+  monkeypatch.setenv('PJRT_NPROC', '')
+  monkeypatch.delenv('PJRT_NPROC')
+  monkeypatch.setattr(speed.os, 'cpu_count', lambda: cores)
+  monkeypatch.setattr(
+    speed.jax.config, 'update', lambda *args: updated.append(args)
+  )
+  status, _, err = run('train', '--devices=9')  # of eight that there are
+  assert status == 2 and 'there are 8 x cpu' in err
+  assert updated == [('jax_num_cpu_devices', 9)]
+  assert os.environ['PJRT_NPROC'] == threads
+  # One needs nothing, nor where it was said before.
+  updated.clear()
+  run('train', '--devices=1', '--batch_sizes=0')
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '8')
+  run('train', '--devices=9')
+  assert not updated
+
+
+def test_the_facts_of_a_program(monkeypatch):
+  now = iter([10.0, 13.5])
+  clock = types.SimpleNamespace(monotonic=lambda: next(now))
+  monkeypatch.setattr(speed, 'time', clock)
+  monkeypatch.setattr(speed.aot, 'peak_bytes', lambda program: 5 * 2**29)
+  assert speed.timed(lambda: 'a program') == (
+    'a program',
+    {'compile_s': 3.5, 'memory_gib': 2.5},
+  )
+
+
+def test_devices_share_the_peak(monkeypatch, count=4, passes=3):
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'x', 1e12)
+  devices = count * [types.SimpleNamespace(device_kind='x')]
+  work = flops.forward_flops(step.objective_of(config()).model, (32, 32))
+  found = speed.mfu_per_image_s(config(), devices, passes)
+  share = passes * work / (1e12 * count)
+  assert found == {'mfu_per_image_s': pytest.approx(share)}
+  unknown = [types.SimpleNamespace(device_kind='y')]
+  assert speed.mfu_per_image_s(config(), unknown, passes) == {}
+
+
+def test_a_batch_of_noise_has_all_values_there_are():
+  chosen = step.config_of('ti16', 32, 64, 'float32', [])
+  batch = step.random_batch(chosen)
+  image, label = batch['image'], batch['label']
+  assert (image.shape, image.dtype) == ((64, 32, 32, 3), np.uint8)
+  assert np.unique(image).tolist() == [*range(256)]
+  assert 0 <= label.min() < 100 and 900 < label.max() < step.NUM_CLASSES

@@ -1,5 +1,7 @@
 """Candidates, trials and runs of a tuned sweep, and what is refused."""
 
+import csv
+
 import pytest
 
 from tests.sweeps.small_sweep import fake_training, small, with_grids
@@ -209,3 +211,38 @@ def test_other_images_of_the_same_sets_are_no_overlap():
   choosing.check_held_out(parts('b+a[:5]', 'a[5:]+c'), count)
   with pytest.raises(ValueError, match='share 6 images'):
     choosing.check_held_out(parts('c[:5]+a[:7]', 'a[1:]'), count)
+
+
+def test_nothing_is_chosen_before_all_was_tried():
+  (entry,) = entries(small(tune=[RATES]))
+  group = entry.group
+  known = {'status': 'done', 'steps': 4, 'elapsed_s': 1.5}
+  results = {
+    trial.workdir: known | {'chosen': trial.chosen, 'metrics': {}}
+    for trial in group.trials[:2]
+  }
+
+  def chosen(choices):
+    text = choosing.csv_text([group], results, choices)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [row['optimizer.lr'] for row in rows] == ['0.1', '0.2']
+    return [row['chosen'] for row in rows]
+
+  assert chosen({}) == ['', '']
+  assert chosen({group: 1}) == ['no', 'yes']
+  assert chosen({group: None}) == ['no', 'no']
+
+
+@pytest.mark.parametrize(
+  'field',
+  [
+    *('seed', 'data.name', 'data.dir', 'data.split', 'data.split_seed'),
+    *('evaluators.test.split', 'tune.val', 'best_metric', 'early_stopping'),
+    *('eval_only', 'report', 'sweep', 'sweep_skip'),
+  ],
+)
+def test_what_would_be_another_question_is_not_tuned(field):
+  config = small()
+  config.tune.axes = ((field, ((f'{field}=1', {field: '1'}),)),)
+  with pytest.raises(ValueError, match=f'^{field} cannot be tuned: candidates'):
+    entries(config)

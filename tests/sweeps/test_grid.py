@@ -194,3 +194,86 @@ def test_no_plot_before_a_run_has_finished(tmp_path, mixed):
     'results.csv',
     'table.md',
   }
+
+
+def test_cells_of_a_row_stand_beside_one_another(mixed):
+  """Three fifths of a row are shared out evenly, of what is in it alone."""
+  axes = Figure().subplots()
+  plotted(mixed).draw_last(axes)
+  drawn = {}
+  for container in axes.containers:
+    (x,), (y,) = container.lines[0].get_data()
+    (whisker,) = container.lines[2][0].get_segments()
+    drawn[round(y, 6)] = round(x, 6), [round(end, 4) for end in whisker[:, 0]]
+  assert drawn == {0: (0.6, [0.5, 0.7]), 0.85: (0.85, [0.7793, 0.9207])}
+  assert axes.texts[0].xy == (0.01, pytest.approx(1.15))
+  dots = {line.get_alpha() for line in axes.lines if line.get_marker() == '.'}
+  assert dots == {0.4}
+  # Between the rows, of which the first is on top.
+  (line,) = (x for x in axes.lines if list(x.get_xdata()) == [0, 1])
+  assert list(line.get_ydata()) == [0.5, 0.5]
+  assert axes.get_ylim() == (1.5, -0.5)
+  assert axes.get_title() == 'test/accuracy at the last step'
+  assert axes.get_xlabel() == 'mean ± standard deviation; dots are single runs'
+
+
+def test_curves_show_how_runs_end(mixed):
+  """By the later half of the steps: those of a start would hide the rest."""
+  axes = Figure().subplots()
+  plotted(mixed).draw_curves(axes)
+  assert [list(line.get_ydata()) for line in axes.lines] == [
+    [pytest.approx(0.4), pytest.approx(0.6)],
+    [pytest.approx(0.4), pytest.approx(0.85)],
+    [],
+  ]
+  margin = 0.06 * 0.25
+  assert axes.get_ylim() == pytest.approx((0.6 - margin, 0.85 + margin))
+  assert axes.get_xlabel() == 'step'
+  assert axes.get_title() == 'test/accuracy during training'
+  # A colour is a row, a marker and a line are a column.
+  first, below, beside = axes.lines
+  assert first.get_color() != below.get_color() == beside.get_color()
+  assert first.get_marker() == below.get_marker() != beside.get_marker()
+  assert first.get_linestyle() == below.get_linestyle()
+  assert below.get_linestyle() != beside.get_linestyle()
+
+
+def test_a_curve_that_is_flat_has_room_around_it(tmp_path):
+  sweep = report(tmp_path, {('none', 'input', 'seed=0'): result(0.5)})
+  write_curve(sweep.runs[0], {2: 0.5, 4: 0.5})
+  axes = Figure().subplots()
+  sweep.draw_curves(axes)
+  assert axes.get_ylim() == pytest.approx((0.49, 0.51))
+
+
+@pytest.mark.parametrize('metric', ['test/accuracy', 'test/loss'])
+def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, monkeypatch):
+  figures = []
+  save = Figure.savefig
+
+  def keep(figure, *args, **kwargs):
+    figures.append(figure)
+    save(figure, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, 'savefig', keep)
+  made = plotted(mixed)
+  if metric == 'test/loss':
+    cells = {('a',): result(1.25, metric=metric)}
+    made = report(tmp_path, cells, {'x': ['a']}, metric)
+    log = metric_log.MetricLog(str(made.runs[0].workdir), None)
+    log.write(4, {metric: 1.25})
+    log.close()
+  assert made.plot()
+  (figure,) = figures
+  texts = [text.get_text() for text in figure.legends[0].get_texts()]
+  left, right = figure.axes
+  percent = [
+    any('%' in label.get_text() for label in labels)
+    for labels in (left.get_xticklabels(), right.get_yticklabels())
+  ]
+  if metric == 'test/loss':
+    assert texts == ['x', 'a'] and percent == [False, False]
+  else:
+    columns = ['', 'Added', 'input', 'every layer']
+    assert texts == ['Kind', 'none', '1-D', *columns]
+    assert percent == [True, True]

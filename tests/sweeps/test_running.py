@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from etils import epath
 
 from tests.sweeps.small_sweep import (
   SMALL,
@@ -19,7 +20,7 @@ from tests.sweeps.small_sweep import (
 )
 from vit_jax import main, train
 from vit_jax.checkpoints import saving
-from vit_jax.sweeps import axes, grid, running
+from vit_jax.sweeps import axes, grid, refusing, running
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -365,3 +366,68 @@ def test_sigterm_in_the_last_step_of_a_run_stops_the_sweep(
   monkeypatch.setattr(train, 'train', finish)
   running.run(config, str(tmp_path))
   assert fake == ['seed=0', 'seed=1', 'seed=2']
+
+
+def test_the_newest_whole_checkpoint_tells_the_time(tmp_path, monkeypatch):
+  """Of step 10, which comes after 9, and not of a damaged one."""
+  for step in (9, 10, 11):
+    (tmp_path / 'checkpoints' / str(step)).mkdir(parents=True)
+
+  def restore(self, path):
+    if path.parent.name == '11':
+      raise ValueError('damaged')
+    return {'elapsed_s': float(path.parent.name)}
+
+  monkeypatch.setattr(refusing.ocp.JsonCheckpointHandler, 'restore', restore)
+  monkeypatch.setattr(refusing, 'verified', lambda meta: meta)
+  folder = epath.Path(tmp_path / 'checkpoints')
+  assert refusing._newest_meta(folder) == {'elapsed_s': 10.0}
+  assert refusing._newest_meta(folder / '9') is None
+  assert refusing._newest_meta(folder / 'none') is None
+
+
+def test_stages_count_for_the_time_that_a_run_has_taken(tmp_path, monkeypatch):
+  config = small()
+  config.stages = (('first', {}), ('second', {}))
+  places = [tmp_path / 'stages/first', tmp_path / 'stages/second', tmp_path]
+  taken = {str(places[0] / 'checkpoints'): {'elapsed_s': 5.0}}
+  cell = axes.Cell({}, config, epath.Path(tmp_path))
+  monkeypatch.setattr(
+    refusing, '_newest_meta', lambda folder: taken.get(str(folder))
+  )
+  assert refusing.seconds_taken(cell) == 5
+  taken[str(places[1] / 'checkpoints')] = {'elapsed_s': 7.0}
+  assert refusing.seconds_taken(cell) == 12
+  monkeypatch.setattr(
+    refusing.config_lib, 'check_resumable', lambda saved, given: None
+  )
+  taken[str(places[2] / 'checkpoints')] = {'elapsed_s': 100.0}
+  assert refusing.seconds_taken(cell) == 112
+
+
+def test_runs_that_differ_in_the_seed_alone_are_looked_at_once(monkeypatch):
+  found = []
+
+  def find(self, config):
+    found.append((config.optimizer.lr, config.seed))
+    return {'of': config.optimizer.lr}
+
+  monkeypatch.setattr(refusing.KnownData, '_find', find)
+  facts = refusing.KnownData()
+  cells = axes.cells(small('optimizer.lr=0.1,0.2', 'seed=3,4'), 'w')
+  assert [facts.of(cell)['of'] for cell in cells] == [0.1, 0.1, 0.2, 0.2]
+  assert found == [(0.1, 3), (0.2, 3)]
+
+
+def test_a_sweep_that_starts_over_does_so_in_each_run(monkeypatch, tmp_path):
+  started = []
+
+  def train(config, workdir, start_over=False):
+    started.append(start_over)
+    raise run.Preempted('enough')
+
+  monkeypatch.setattr(running.stages, 'train', train)
+  for start_over in (False, True):
+    with pytest.raises(run.Preempted):
+      running.run(small('seed=0'), str(tmp_path), start_over)
+  assert started == [False, True]

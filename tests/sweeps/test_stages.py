@@ -76,7 +76,10 @@ def test_each_stage_has_a_folder_and_finds_those_before(tmp_path):
   ]
   assert [c.batch_size for c in configs] == [64, 16, 16, 16]
   # As many as it was given, and none of another seed's.
-  assert len({c.seed for c in configs}) == 4 and configs[-1].seed == 0
+  seeds = {c.seed for c in configs}
+  assert len(seeds) == 4 and configs[-1].seed == 0
+  others = stages.runs(small('digits,seed=1'), str(tmp_path))
+  assert not seeds & {config.seed for config, _ in others}
   assert all(c.stages == () for c in configs)
 
 
@@ -205,7 +208,7 @@ def test_stages_have_names_of_their_own(tmp_path):
     stages.train(config, str(tmp_path))
 
 
-def test_preempted_between_stages(tmp_path, monkeypatch):
+def test_preempted_between_stages(tmp_path, monkeypatch, capsys):
   trained = []
 
   def fake_train(config, workdir, start_over):
@@ -219,6 +222,9 @@ def test_preempted_between_stages(tmp_path, monkeypatch):
   assert (
     trained == [place for _, place in stages.runs(small(), str(tmp_path))][:2]
   )
+  assert capsys.readouterr().out.splitlines() == [
+    f'stage {n} of 4: {place}' for n, place in enumerate(trained, 1)
+  ]
 
 
 @pytest.mark.slow
