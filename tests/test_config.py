@@ -612,3 +612,167 @@ def test_a_run_with_other_meta_data_is_not_resumed(saved):
   given['class_names'] = ['a', 'b']
   with pytest.raises(ValueError, match='not those of one here'):
     config_lib.check_resumable(saved, given)
+
+
+def test_long_values_of_a_change_are_cut():
+  """Thousands of classes are no help; that they differ is."""
+  names = [[f'{letter}{i}' for i in range(1000)] for letter in 'ab']
+  with pytest.raises(ValueError) as e:
+    config_lib.check_resumable(*(meta(class_names=each) for each in names))
+  (line,) = (x for x in str(e.value).splitlines() if 'class_names' in x)
+  old, new = line.removeprefix('  data.class_names: ').split(' -> ')
+  assert (old, new) == tuple(repr(each)[:60] for each in names)
+
+
+def test_a_run_of_unknown_length_is_extended(caplog):
+  """Of a workdir from before its length was noted; and a shorter one is not."""
+  longer = meta(extend=True, total='9 epochs') | {'steps': 2000}
+  config_lib.check_resumable(meta(), longer)
+  assert 'total was 90 epochs and is 9 epochs (2,000 steps)' in caplog.text
+  with pytest.raises(ValueError, match='2,000 steps, where .* has 3,000: give'):
+    config_lib.check_resumable(meta() | {'steps': 3000}, longer)
+  # Where it has the same length there is nothing to say.
+  caplog.clear()
+  same = meta(extend=True) | {'steps': 3000}
+  config_lib.check_resumable(meta() | {'steps': 3000}, same)
+  assert not caplog.records
+
+
+@pytest.mark.parametrize(
+  ('text', 'parts'),
+  [
+    ('', []),
+    (' , ', []),
+    ('a, b ,,c', ['a', 'b', 'c']),
+    ('x=(1,2),y=3', ['x=(1,2)', 'y=3']),
+    ("('a', 'b'),()", ["('a', 'b')", '()']),
+  ],
+)
+def test_commas_of_a_tuple_do_not_split(text, parts):
+  assert config_lib.split_commas(text) == parts
+
+
+# As the papers have them: fields of a config file by its argument.
+PUBLISHED = {
+  'deit:s16': {
+    'total': '300 epochs',
+    'batch_size': 1024,
+    'data.augment': 'randaugment(2, 9, 0.5)',
+    'data.erasing': 0.25,
+    'data.repeats': 3,
+    'loss.label_smoothing': 0.1,
+    'loss.mixup': 0.8,
+    'loss.cutmix': 1.0,
+    'model.stochastic_depth': 0.1,
+    'optimizer.lr': 1e-3,
+    'optimizer.decay': 'cosine',
+    'optimizer.warmup': '5 epochs',
+    'optimizer.weight_decay': 0.05,
+    'evaluators.test.split': 'validation',
+  },
+  'vit5:s16': {
+    'total': '800 epochs',
+    'batch_size': 2048,
+    'data.augment': '3augment(0.3)',
+    'data.repeats': 3,
+    'loss.name': 'sigmoid',
+    'loss.mixup': 0.8,
+    'loss.cutmix': 1.0,
+    'model.stochastic_depth': 0.05,
+    'model.layer_scale': 1e-4,
+    'optimizer.name': 'lamb',
+    'optimizer.lr': 4e-3,
+    'optimizer.decay': 'cosine',
+    'optimizer.weight_decay': 0.05,
+    'evaluators.test.split': 'validation',
+  },
+  'vit5:vit5_b16': {'optimizer.lr': 3e-3, 'model.stochastic_depth': 0.2},
+  'vit5:l16,./mine': {
+    'optimizer.lr': 3e-3,
+    'model.stochastic_depth': 0.45,
+    'data.name': './mine',
+    'evaluators.test.split': 'test',
+  },
+  'masked:b16': {
+    'total': '1e6 steps',
+    'batch_size': 4096,
+    'optimizer.name': 'adam',
+    'optimizer.lr': 2e-4,
+    'optimizer.warmup': '10000 steps',
+    'optimizer.decay': 'cosine',
+    'optimizer.weight_decay': 0.0,
+    'objective.target': 'mean_colour',
+    'objective.rate': 0.5,
+    'objective.mask': 0.8,
+    'objective.other': 0.1,
+    'data.name': 'imagenet21k',
+    'data.split': 'train[51200:]',
+    'evaluators.test.split': 'train[:51200]',
+  },
+  'masked:b16,imagenet2012': {
+    'data.split': 'train',
+    'evaluators.test.split': 'validation',
+  },
+  'igpt:s': {
+    'total': '1e6 steps',
+    'batch_size': 128,
+    'optimizer.lr': 3e-3,
+    'optimizer.b1': 0.9,
+    'optimizer.b2': 0.95,
+    'optimizer.warmup': '1 epoch',
+    'optimizer.decay': 'cosine',
+    'optimizer.weight_decay': 0.0,
+    'data.image_size': '32',
+    'evaluators.test.split': 'validation',
+  },
+  'igpt:l': {'optimizer.lr': 1e-3},
+  'detr:r50,./coco': {
+    'total': '300 epochs',
+    'batch_size': 64,
+    'optimizer.name': 'adam',
+    'optimizer.lr': 1e-4,
+    'optimizer.decay': 'staircase',
+    'optimizer.milestones': ('200 epochs',),
+    'optimizer.weight_decay': 1e-4,
+    'optimizer.clip_norm': 0.1,
+    'optimizer.lr_scales': (('^backbone/', 0.1),),
+    'objective.short_sides': (
+      *(480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
+    ),
+    'objective.crop_sides': (400, 500, 600),
+    'data.image_size': '1333',
+  },
+  's4l:./cifar10': {
+    'data.split': 'train[:0.5%]',
+    'objective.name': 'rotation',
+    'data.augment': '',
+  },
+  's4l:./cifar10,exemplar': {
+    'objective.name': 'exemplar',
+    'data.augment': 'randaugment(2, 5)',
+  },
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_recipes_are_those_that_they_say(name):
+  file, _, argument = name.partition(':')
+  flat = config_lib.flatten(
+    load(ROOT / f'configs/{file}.py').get_config(argument)
+  )
+  wanted = PUBLISHED[name]
+  assert {field: flat[field] for field in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+  ('file', 'argument', 'message'),
+  [
+    ('igpt', 'xl', "No size 'xl'. Did you mean l"),
+    ('s4l', './cifar10,jigsaw', "'jigsaw' is not of S4L: use rotation or exe"),
+    ('reproduce', 'posmeb', "No grid 'posmeb'. Did you mean posemb"),
+    ('noisy_student', 'digits,all', "'all' is no comparison: write compare"),
+  ],
+)
+def test_arguments_that_files_do_not_know(file, argument, message):
+  with pytest.raises(ValueError, match=message):
+    load(ROOT / f'configs/{file}.py').get_config(argument)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from configs import digits
 from vit_jax import config as config_lib
 from vit_jax import experiment, objectives, train
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.models import flops
 from vit_jax.objectives.classification import Classification
 
 
@@ -153,3 +156,79 @@ def test_classification_of_images_without_classes_is_refused(config, tmp_path):
 def test_an_unknown_objective_cannot_be_chosen():
   with pytest.raises(ValueError, match="No objective 'words'. Valid: class"):
     config_lib.choose_objective(config_lib.base(), 'words')
+
+
+def made_of(config, names=tuple('0123456789'), **facts):
+  found = experiment.facts_of(config, names, 1437)
+  return experiment.Experiment(
+    config, dataclasses.replace(found, **facts), jax.devices()[:2]
+  )
+
+
+def test_the_story_of_a_run(config):
+  config.update(batch_size=1024, total='5000 steps')
+  names = tuple(map(str, range(1234)))
+  made = made_of(config, names, examples=1_281_167)
+  # Patches, a class token and positions, norms, attention, MLP, head.
+  params = 49 * 16 + 6 * 16 + 3 * 32 + 4 * 17 * 16 + 17 * 32 + 33 * 16
+  params += 17 * 1234
+  assert made.story(1_234_000_000).splitlines() == [
+    f'model  ViT, {params:,} parameters, 1.23 GFLOPs an image of 8x8 pixels',
+    'data   digits train: 1,281,167 images, 1,234 classes',
+    'run    5,000 steps of 1,024 on 2 x cpu, mesh data=2, fsdp=1, tensor=1',
+  ]
+  config_lib.choose_objective(config, 'masked')
+  config.model.pool = 'gap'
+  alone = made_of(config, (), examples=70)
+  assert alone.story(1).splitlines()[1] == (
+    'data   digits train: 70 images without labels'
+  )
+
+
+def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):
+  config.data.image_size = '8,8x16'
+  made = made_of(config)
+  counts = [
+    flops.forward_flops(each.model, size)
+    for size, each in made.objectives.items()
+  ]
+  assert list(made.objectives) == [(8, 8), (8, 16)]
+  assert counts[0] < counts[1]
+  assert made.forward_flops() == sum(counts) // 2
+  assert ' of 8x8, 8x16 pixels' in made.story(1)
+
+
+@pytest.mark.parametrize(
+  ('mean', 'std', 'warned'),
+  [
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), False),
+    ((0.4, 0.5, 0.6), (0.5, 0.5, 0.5), True),
+    ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3), True),
+  ],
+)
+def test_a_start_that_saw_other_values_is_told(
+  config, monkeypatch, caplog, mean, std, warned
+):
+  made, given = made_of(config), []
+  preprocessing = Preprocessing(mean=mean, std=std)
+  checkpoint = types.SimpleNamespace(preprocessing=preprocessing, path='x.npz')
+  monkeypatch.setattr(
+    experiment.transfer,
+    'to_new_task',
+    lambda *args: given.append(args) or 'new',
+  )
+  monkeypatch.setattr(made, 'new_params', lambda: 'random')
+  monkeypatch.setattr(made, 'place', lambda params: ('placed', params))
+  assert made.params_from(checkpoint) == ('placed', 'new')
+  assert given == [(checkpoint, made.objective.model, (8, 8), 'random')]
+  said = f'trained on images with mean {mean} and std {std}; here data.mean is'
+  assert (said in caplog.text) == warned == bool(caplog.records)
+
+
+def test_a_gather_that_there_is_not_is_refused(config):
+  for gather in ('step', 'layer'):
+    config.gather = gather
+    made_of(config)
+  config.gather = 'never'
+  with pytest.raises(ValueError, match="gather is 'never': use 'step' or 'lay"):
+    made_of(config)

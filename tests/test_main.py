@@ -1,5 +1,6 @@
 """The command as a user types it: messages and exit statuses."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -611,3 +612,97 @@ def test_a_config_that_exits_has_not_trained(command, tmp_path):
   path.write_text("raise SystemExit('no data here')\n")
   status, *_ = command(f'--config={path}', f'--workdir={tmp_path}/run')
   assert status == 'no data here'
+
+
+@pytest.mark.parametrize(
+  ('args', 'joins'),
+  [
+    (['--distributed'], True),
+    (['-distributed'], True),
+    (['--distributed=true'], True),
+    (['--Distributed=T'], True),
+    (['--distributed=1', '--workdir=x'], True),
+    (['--distributed=false'], False),
+    (['--nodistributed'], False),
+    (['--distributed_by=x'], False),
+    ([], False),
+    # Whoever asks for help is alone.
+    (['--distributed', '--help'], False),
+    (['--distributed', '-h'], False),
+    (['--distributed', '--helpshort'], False),
+  ],
+)
+def test_others_are_joined_before_a_config_is_opened(monkeypatch, args, joins):
+  """Which may open a checkpoint: and if it alone cannot, it ends alone."""
+  order = []
+
+  @contextlib.contextmanager
+  def failing_together():
+    order.append('together')
+    yield
+    order.append('done')
+
+  monkeypatch.setattr(main, '_join', lambda: order.append('join'))
+  monkeypatch.setattr(main.processes, 'failing_together', failing_together)
+  monkeypatch.setattr(
+    main, 'parse_flags', lambda argv: order.append('parse') or argv
+  )
+  assert main.parse(['main', *args]) == ['main', *args]
+  assert order == (
+    ['join', 'together', 'parse', 'done'] if joins else ['parse']
+  )
+
+
+@pytest.mark.parametrize('args', [(), ('--distributed', '--timeout_s=70')])
+def test_several_processes_run_and_fail_together(
+  command, monkeypatch, tmp_path, args
+):
+  order = []
+
+  @contextlib.contextmanager
+  def failing_together():
+    order.append('together')
+    yield
+
+  monkeypatch.setattr(main.processes, 'join', lambda: order.append('join'))
+  monkeypatch.setattr(main.processes, 'failing_together', failing_together)
+  monkeypatch.setattr(main.processes.Watch, 'timeout_s', 0.0)
+  monkeypatch.setattr(main, '_run', lambda: order.append('run'))
+  status, *_ = command(*SMALL, f'--workdir={tmp_path}', *args)
+  assert status == 0
+  assert order == (['join', 'together', 'run'] if args else ['run'])
+  assert main.processes.Watch.timeout_s == (70 if args else 1800)
+
+
+@pytest.mark.parametrize('start_over', [True, False])
+@pytest.mark.parametrize('sweep', [True, False])
+def test_starting_over_is_passed_on(
+  command, monkeypatch, tmp_path, start_over, sweep
+):
+  calls = []
+  monkeypatch.setattr(main.running, 'run', lambda *args: calls.append(args))
+  monkeypatch.setattr(main.stages, 'train', lambda *args: calls.append(args))
+  status, *_ = command(
+    *SMALL,
+    f'--workdir={tmp_path}',
+    *['--start_over'] * start_over,
+    *['--sweep=seed=0,1', '--config.report=scaling'] * sweep,
+  )
+  assert status == 0
+  ((config, workdir, over, *report),) = calls
+  assert (workdir, over) == (str(tmp_path), start_over)
+  assert bool(config.sweep) == sweep
+  assert [kind.__name__ for kind in report] == ['ScalingReport'] * sweep
+
+
+def test_where_nothing_is_trained_nothing_is_chosen(
+  command, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(
+    train, 'evaluate_only', lambda *_: {'a/b': 0.123456, 'c': 7}
+  )
+  tune = '--tune=optimizer.lr=0.1,0.2'
+  status, out, _ = command(
+    *SMALL, f'--workdir={tmp_path}', tune, '--config.eval_only=True'
+  )
+  assert (status, out) == (0, 'a/b 0.1235\nc 7.0000\n')

@@ -65,3 +65,22 @@ def test_a_picture_of_any_number_of_panels(n):
   assert picture.shape[0] == pytest.approx(100 * (1 + 3.2 * down), abs=1)
   assert picture.shape[1] == pytest.approx(100 * max(9, 2 * across), abs=1)
   assert picture.std() > 0
+
+
+def test_bars_are_as_wide_as_those_of_the_panels_beside():
+  """Of three models a panel has two: they stand in the middle."""
+  axes = Figure().subplots()
+  named = {'a': Bar(40.0, 5.0), 'b': Bar(30.0)}
+  bars.draw(axes, named, bars._styles(['a', 'b', 'c'], []))
+  assert axes.get_xlim() == (-1, 2)
+  # Zero shows, and there is room for the label of what reaches highest.
+  low, high = axes.get_ylim()
+  assert low == 0 and high >= 1.08 * 45
+  assert not axes.get_xticks().size
+
+
+def test_colours_of_bars_come_again():
+  styles = bars._styles([str(i) for i in range(9)], ['3'])
+  colours = [style['facecolor'] for style in styles.values()]
+  assert len(set(colours)) == 8 and colours[8] == colours[0]
+  assert [n for n, style in styles.items() if style['hatch']] == ['3']

@@ -379,3 +379,61 @@ def test_the_share_of_leading_components():
   filters_DF[4:] *= -1
   kernel_PPCD = filters_DF.T.reshape(2, 2, 1, 8)
   assert measures.leading_share(kernel_PPCD) == pytest.approx(9 / 12)
+
+
+def test_what_is_looked_at_inside_of_a_model(monkeypatch):
+  """Each part stands in: two layers of three heads on a grid of 2 x 3."""
+  at_work, hidden = [], []
+  source = sources.open_source('digits', 'test')
+  layers = types.SimpleNamespace(grid=(2, 3))
+
+  def of_source(checkpoint, data):
+    assert checkpoint is model and len(data) == measures.IMAGES
+    np.testing.assert_array_equal(data[7]['image'], source[7]['image'])
+    subject = types.SimpleNamespace(
+      at_work=lambda what: at_work.append(what) or iter([(layers, None)])
+    )
+    return subject, 'labels'
+
+  def mean_distances(found, pixels_per_patch):
+    assert found is layers and pixels_per_patch == 1
+    return {'all': np.array([[1.0, 2.0, 6.0], [4.0, 5.0, 9.0]])}
+
+  def rights(subject, labels, fusion, discard):
+    hidden.append((labels, fusion, discard))
+    share = {'mean': 0.25, 'max': 0.75}[fusion]
+    return {
+      'highest': np.arange(4) < 4 * share,
+      'lowest': np.zeros(4, bool),
+    }
+
+  rng = np.random.default_rng(1)
+  kernel_PPCD = rng.standard_normal((2, 2, 3, 8))
+  table_LD = rng.standard_normal((7, 4))  # a class token, and six patches
+  model = types.SimpleNamespace(params={})
+  monkeypatch.setattr(measures.masking, 'of_source', of_source)
+  monkeypatch.setattr(measures.distance, 'mean_distances', mean_distances)
+  monkeypatch.setattr(measures.masking, 'rights', rights)
+  monkeypatch.setattr(measures.similarity, 'tables', lambda _: table_LD[None])
+  monkeypatch.setattr(
+    measures.filters, 'first_kernel', lambda _: ('embedding', kernel_PPCD)
+  )
+  found = measures.inside(model, 'digits', 'test')
+  assert at_work == ['distance']
+  assert hidden == [('labels', 'mean', 0.0), ('labels', 'max', 0.9)]
+  assert (found['distance/0'], found['distance/1']) == (3, 6)
+  assert found['distance/farthest'] == 6
+  assert (found['masking/mean'], found['masking/max']) == (0.25, 0.75)
+  assert found['filters/share'] == measures.leading_share(kernel_PPCD)
+  assert found['filters/share'] != found['filters/random']
+  assert 0.25 < found['filters/random'] < 1
+  # Over the pairs of different patches, each once.
+  places = list(itertools.product(range(2), range(3)))
+  pairs = list(itertools.combinations(range(6), 2))
+  apart = [math.dist(places[i], places[j]) for i, j in pairs]
+  patches_LD = table_LD[1:] / np.linalg.norm(table_LD[1:], axis=1)[:, None]
+  alike = [patches_LD[i] @ patches_LD[j] for i, j in pairs]
+  assert found['positions/nearness'] == pytest.approx(
+    -np.corrcoef(alike, apart)[0, 1]
+  )
+  assert len(found) == 8

@@ -5,6 +5,7 @@ import csv
 import os
 import re
 import signal
+import types
 
 import pytest
 from etils import epath
@@ -13,6 +14,7 @@ from tests.conftest import ROOT
 from tests.sweeps.small_sweep import fake_training, table
 from vit_jax import flags, reproduce
 from vit_jax.paper import claims, evidence, full_size, reproducing
+from vit_jax.sweeps import refusing
 from vit_jax.training import run
 
 # The way in which config_flags loads a config file.
@@ -302,3 +304,120 @@ def test_counts_are_kept_to_the_last_image(tmp_path):
     'test/accuracy': 0.123457,
     'seconds': 9,
   }
+
+
+@pytest.mark.parametrize(
+  ('text', 'seconds'),
+  [('90s', 90), ('1.5m', 90), ('2h', 7200), ('1d', 86_400), ('0s', 0)],
+)
+def test_budgets(text, seconds):
+  assert reproduce._seconds(text) == seconds
+
+
+@pytest.mark.parametrize('text', ['', '2', 'h', '-1h', '2 h', '1e3s', '2hh'])
+def test_what_is_no_budget(text):
+  with pytest.raises(ValueError, match='is no time: write a number and s, m,'):
+    reproduce._seconds(text)
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'text'),
+  [
+    (0.4, '0s'),
+    (99, '99s'),
+    (100, '2m'),
+    (3569, '59m'),
+    (3571, '1h 00m'),
+    (3600 + 25 * 60, '1h 25m'),
+    (90_000, '25h 00m'),
+  ],
+)
+def test_times_for_people(seconds, text):
+  assert reproducing.span(seconds) == text
+
+
+def planned(names, tmp_path):
+  return reproducing.Reproduction(
+    names, 'digits', str(tmp_path), str(tmp_path), flags.config_named
+  )
+
+
+def test_a_run_that_nobody_has_timed_takes_what_its_compute_takes(
+  tmp_path, monkeypatch
+):
+  """Forward and twice that back, of all images, at 3 GFLOP/s; and 20 s."""
+  monkeypatch.chdir(ROOT)
+  facts = {'gflops': 0.01, 'examples': 1437}
+  monkeypatch.setattr(refusing.KnownData, 'of', lambda self, cell: facts)
+  made = planned(['posemb', 'depth', 'resolution'], tmp_path)
+
+  def seconds(study):
+    return made.seconds(made.planned[study][0])
+
+  # 10 epochs; 120 steps of 64; 60 steps, and a stage that may be as long.
+  assert seconds('posemb') == pytest.approx(20 + 0.01 * 10 * 1437)
+  assert seconds('shape') == pytest.approx(20 + 0.01 * 120 * 64)
+  assert seconds('resolution') == pytest.approx(20 + 2 * 0.01 * 60 * 64)
+
+
+def test_a_run_is_expected_to_take_what_others_of_its_kind_took(
+  tmp_path, monkeypatch
+):
+  """Of its variant, or else of its study."""
+  monkeypatch.chdir(ROOT)
+  made = planned(['axial_gain'], tmp_path)
+  vit, axial = (made.planned['axial'][i] for i in (0, 3))
+  assert (vit.key, axial.key) == (('ViT', '0'), ('Axial-ViT', '0'))
+  rows = [
+    evidence.RunRow({'variant': variant, 'seed': '0'}, {'seconds': seconds})
+    for variant, seconds in (('ViT', 10), ('ViT', 30), ('Axial-ViT', 80))
+  ]
+  monkeypatch.setattr(made, 'rows', lambda study: rows)
+  assert (made.seconds(vit), made.seconds(axial)) == (20, 80)
+  del rows[2]
+  assert made.seconds(axial) == 20
+
+
+def test_the_machine_is_named(monkeypatch, tmp_path):
+  monkeypatch.setattr(reproducing, 'usable_cores', lambda: 6)
+  about = tmp_path / 'cpuinfo'
+  monkeypatch.setattr(reproducing.epath, 'Path', lambda _: about)
+  monkeypatch.setattr(reproducing.platform, 'processor', lambda: '')
+  monkeypatch.setattr(reproducing.platform, 'machine', lambda: 'armv9')
+  assert reproducing.hardware() == '6 cores of armv9'
+  about.write_text('processor : 0\nflags: x\n')
+  assert reproducing.hardware() == '6 cores of armv9'
+  about.write_text('processor : 0\nmodel name\t: Z1: fast\nmodel name : no\n')
+  assert reproducing.hardware() == '6 cores of Z1: fast'
+  device = types.SimpleNamespace(platform='tpu', device_kind='TPU v3')
+  monkeypatch.setattr(reproducing.jax, 'devices', lambda: [device])
+  monkeypatch.setattr(reproducing.jax, 'device_count', lambda: 8)
+  assert reproducing.hardware() == '8 x TPU v3'
+
+
+def test_a_checksum_is_of_what_differs_from_the_defaults():
+  config = flags.config_named('digits')
+  same, other = flags.config_named('digits'), flags.config_named('digits')
+  other.optimizer.lr = 0.5
+  found = [evidence.checksum(x) for x in (config, same, other)]
+  assert found[0] == found[1] != found[2] and len(found[0]) == 12
+  # Fields that another architecture shares count there even at their defaults.
+  resnet = flags.config_named('digits:resnet')
+  first = evidence.checksum(resnet)
+  resnet.model.width = 768
+  second = evidence.checksum(resnet)
+  with resnet.unlocked():
+    del resnet.model['width']
+  assert len({first, second, evidence.checksum(resnet)}) == 3
+
+
+def test_seeds_are_complete_and_in_their_order():
+  def row(variant, seed, status='done'):
+    texts = {'variant': variant, 'seed': seed, 'status': status}
+    return evidence.RunRow(texts, {'x': float(seed)})
+
+  rows = [row('b', '2'), row('a', '2'), row('a', '1'), row('b', '1')]
+  rows += [row('a', '0'), row('b', '0', 'diverged'), row('c', '1')]
+  found = evidence.by_seed(rows, ['b', 'a'])
+  assert list(found) == ['1', '2'] and list(found['1']) == ['b', 'a']
+  assert found['2'] == {'a': {'x': 2.0}, 'b': {'x': 2.0}}

@@ -1,5 +1,7 @@
 """The training step compiled ahead of time is that of training."""
 
+import types
+
 import jax
 import numpy as np
 import optax
@@ -94,3 +96,23 @@ def test_images_are_normalised_before_the_model():
   got = program.function(params, images)
   assert np.ptp(want) > 1e-3
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(('platform', 'peak'), [('tpu', 7), ('gpu', 1107)])
+def test_only_tpus_know_when_each_array_is_needed(platform, peak):
+  """Others take all of them, those that are reused once."""
+  sizes = types.SimpleNamespace(
+    argument_size_in_bytes=1000,
+    output_size_in_bytes=100,
+    temp_size_in_bytes=57,
+    alias_size_in_bytes=50,
+    peak_memory_in_bytes=7,
+  )
+  devices = [
+    types.SimpleNamespace(device_set=[types.SimpleNamespace(platform=name)])
+    for name in ('cpu', platform)
+  ]
+  compiled = types.SimpleNamespace(
+    memory_analysis=lambda: sizes, input_shardings=(devices, {})
+  )
+  assert aot.peak_bytes(compiled) == peak

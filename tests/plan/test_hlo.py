@@ -227,3 +227,85 @@ def test_what_is_not_started_hides_nothing():
   """The step by hand: a gather, a scatter and, in a loop, a sum of 10 s."""
   program = hlo.read(TEXT)
   assert program.seconds(1.0, lambda _: SENT_S) == 1425 + 5 * SENT_S
+
+
+def program(operation, *computations):
+  """Returns the program of one operation, in a text around it."""
+  entry = (
+    'ENTRY %main (p: f32[8,128]) -> f32[8,128] {\n'
+    '  %p = f32[8,128] parameter(0), "estimated_cycles":"3"\n'
+    f'  ROOT %x = {operation}\n'
+    '}\n'
+  )
+  return hlo.read('\n'.join([*computations, entry]))
+
+
+BRANCHES = [
+  f'%branch.{i} (b: f32[8]) -> f32[8] {{\n'
+  f'  ROOT %r = f32[8] add(%b, %b), "estimated_cycles":"{10**i}"\n'
+  '}\n'
+  for i in (1, 2)
+]
+
+
+@pytest.mark.parametrize(
+  ('operation', 'cycles'),
+  [
+    ('f32[8] conditional(%p), branch_computations={%branch.1, %branch.2}', 13),
+    ('f32[8] conditional(%p), true_computation=%branch.2', 103),
+    ('f32[8] call(%p), to_apply=%branch.2', 103),
+    # A reduction's is gone through inside of its own cycles.
+    ('f32[8] reduce(%p), to_apply=%branch.2', 3),
+    # On another core.
+    ('f32[8] custom-call(%p), called_computations={%branch.2}', 3),
+  ],
+)
+def test_of_what_is_called_the_first_counts(operation, cycles):
+  assert program(operation, *BRANCHES).total_cycles == cycles
+
+
+@pytest.mark.parametrize(
+  ('shape', 'size'),
+  [
+    ('f32[8,128]', 4096),
+    ('bf16[3]', 6),
+    ('s4[10]', 5),
+    ('pred[7]', 7),
+    ('u8[2,3]', 6),
+    ('c64[5]', 40),
+    ('f32[]', 4),
+    ('(f32[2], s8[3])', 11),
+  ],
+)
+def test_bytes_of_arrays(shape, size):
+  operation = f'{shape} all-reduce(%p), replica_groups={{{{0,1,2}}}}'
+  (found,) = program(operation).collectives
+  assert (found.bytes, found.devices) == (size, 3)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'groups', 'devices', 'share'),
+  [
+    ('all-gather', '{{0,1,2,3}}', 4, 3 / 4),
+    ('all-to-all', '{{0,1,2,3}}', 4, 3 / 4),
+    ('reduce-scatter', '{{0,1,2,3}}', 4, 3 / 4 * 4),
+    ('all-reduce', '{{0,1,2,3}}', 4, 2 * 3 / 4),
+    ('all-reduce', '{{}}', 1, 0),
+    ('collective-permute', '', 2, 1),
+  ],
+)
+def test_what_each_kind_sends(kind, groups, devices, share):
+  """Of what comes out, an array of 4,096 bytes: a scatter's is a part."""
+  given = f', replica_groups={groups}' if groups else ', source_target_pairs={}'
+  (found,) = program(f'f32[8,128] {kind}(%p){given}').collectives
+  assert (found.kind, found.devices) == (kind, devices)
+  assert found.sent_bytes() == share * 4096
+
+
+def test_a_loop_without_a_limit_runs_once():
+  computations = [
+    BRANCHES[1],
+    '%condition (c: f32[8]) -> pred[] {\n  ROOT %l = pred[] parameter(0)\n}\n',
+  ]
+  operation = 'f32[8] while(%p), condition=%condition, body=%branch.2'
+  assert program(operation, *computations).total_cycles == 103

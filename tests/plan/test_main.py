@@ -7,6 +7,9 @@ import subprocess
 import sys
 import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl.testing import flagsaver
 
@@ -383,3 +386,129 @@ def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
   )
   assert out.startswith('known     since 2')
   assert f'| `{" ".join(flags)}` | does not fit: it takes 9.00 GiB' in out
+
+
+@pytest.mark.parametrize(
+  ('kind', 'generation', 'per_chip', 'cores'),
+  [
+    ('TPU v5p', 'v5p', 1, 16),
+    # As a topology has it, and as training does.
+    ('TPU v4', 'v4', 2, 8),
+    ('TPU v4', 'v4', 1, 16),
+    ('TPU v5 lite', 'v5e', 1, 8),
+    ('TPU v3', 'v3', 2, 8),
+  ],
+)
+def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
+  chip = hardware.TPU_CHIPS[generation]
+  config = vit.get_config('ti16,batch_size=64')
+  experiment = Experiment(config, costs.facts_given(config, 9, 14_000_000))
+  program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
+  cost = costs.costs(
+    experiment,
+    costs.Step(program, 1, 1, 1, 1.0),
+    devices(8, kind, per_chip),
+    chip,
+  )
+  chips = 8 // per_chip
+  assert (cost.cores, cost.chips, cost.devices) == (cores, chips, 8)
+  assert cost.hbm_bytes == chip.hbm_gib * costs.GIB / per_chip
+  assert cost.peak_flops == chips * hardware.chip_flops(
+    types.SimpleNamespace(device_kind=kind)
+  )
+  assert cost.computing_s == cost.least_s == cost.most_s == 1000 / chip.clock_hz
+  assert cost.rate(2.0) == 64 / 2 / cores
+
+
+def test_bytes_are_those_of_one_device():
+  mesh = sharding.make_mesh({'data': 1, 'fsdp': 8, 'tensor': 1})
+  where = jax.sharding.NamedSharding
+  split, whole = (
+    where(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (['fsdp'], [])
+  )
+  tree = [
+    jax.ShapeDtypeStruct((16, 3), np.float32, sharding=split),
+    jax.ShapeDtypeStruct((16, 3), jnp.bfloat16, sharding=whole),
+    jax.ShapeDtypeStruct((), np.int32, sharding=whole),
+  ]
+  assert costs._bytes(tree) == 2 * 3 * 4 + 16 * 3 * 2 + 4
+
+
+def test_a_step_is_what_the_compiler_says_of_it(monkeypatch):
+  mesh = sharding.make_mesh({'data': 8, 'fsdp': 1, 'tensor': 1})
+  x = jax.ShapeDtypeStruct((5,), np.float32, sharding=sharding.replicated(mesh))
+  state = {'params': {'a': x}, 'opt_state': [x, x], 'average': {'a': x}}
+  lowered, now = object(), iter([3.0, 7.5])
+  monkeypatch.setattr(
+    costs.aot,
+    'training',
+    lambda _: types.SimpleNamespace(shapes=(state,), lower=lambda: lowered),
+  )
+  monkeypatch.setattr(costs.aot, 'peak_bytes', {'compiled': 99}.get)
+  monkeypatch.setattr(
+    costs, 'time', types.SimpleNamespace(monotonic=lambda: next(now))
+  )
+  monkeypatch.setattr(costs.hlo, 'read', {'text': 'a program'}.get)
+  monkeypatch.setattr(costs, '_compiled', {lowered: ('compiled', 'text')}.get)
+  assert costs.compile_step(None) == costs.Step('a program', 20, 60, 99, 4.5)
+
+  def fail(message):
+    def compiled(_):
+      raise jax.errors.JaxRuntimeError(message)
+
+    now = iter([0.0, 0.0])
+    monkeypatch.setattr(
+      costs, 'time', types.SimpleNamespace(monotonic=lambda: next(now))
+    )
+    monkeypatch.setattr(costs, '_compiled', compiled)
+
+  fail('RESOURCE_EXHAUSTED: too much')
+  with pytest.raises(TooLarge, match='RESOURCE_EXHAUSTED: too much'):
+    costs.compile_step(None)
+  fail('INTERNAL: a bug')
+  with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
+    costs.compile_step(None)
+
+
+def test_the_search_says_what_it_tries(monkeypatch, capsys):
+  """A compiler that fits 16 images of a core, and is faster without loops."""
+  chip, described = hardware.TPU_CHIPS['v3'], devices(8, 'TPU v3', per_chip=2)
+
+  def compile_step(config):
+    if 256 // 8 // config.accum_steps > 16:
+      raise TooLarge('it takes 20.00 GiB of a core that has 16.00, 4.00 too')
+    cycles = 94_000_000 * (2 if config.model.scan else 1)
+    program = hlo.CompiledProgram((hlo.Compute(cycles, 'a'),))
+    return costs.Step(program, 1, 1, 5 * costs.GIB, 61.7)
+
+  def priced(config, step, given, of):
+    assert (given, of) == (described, chip)
+    seconds = step.program.total_cycles / chip.clock_hz
+    sent = (1.0, 1.5)
+    return costs.Cost(
+      seconds, *(s * seconds for s in sent), 0, 256, 1e9, 1e13, 0, 4, 8, 8
+    )
+
+  monkeypatch.setattr(plan, 'Experiment', lambda config, *_: config)
+  monkeypatch.setattr(plan, 'compile_step', compile_step)
+  monkeypatch.setattr(plan, 'costs', priced)
+  config = vit.get_config('ti16,batch_size=256')
+  fields, step = plan.search(config, None, described, chip)
+  assert step.program.total_cycles == 94_000_000
+  assert (fields['accum_steps'], fields['model.scan']) == (2, False)
+  head, *rows = capsys.readouterr().out.splitlines()
+  assert head.split()[:7] == [
+    *('images', 'parts', 'gather', 'tensor', 'layers', 'remat', 'GiB')
+  ]
+  assert rows[0].split()[:6] == ['32', '1', 'step', '1', 'looped', 'none']
+  assert rows[0].endswith(' 20.00 GiB of a core that has 16.00')
+  # 0.1 to 0.15 s, of 8 cores and 1e13 FLOP/s.
+  assert rows[-1].split() == [
+    *('16', '2', 'step', '1', 'unrolled', 'none', '5.00', '100.0-150.0'),
+    *('256.0', '20.5%', '62', 's'),
+  ]
+  monkeypatch.setattr(
+    plan, 'compile_step', lambda _: (_ for _ in ()).throw(TooLarge('no'))
+  )
+  with pytest.raises(TooLarge, match='nothing that was tried does'):
+    plan.search(config, None, described, chip)

@@ -1,6 +1,7 @@
 """What is said where a step does not fit into a device."""
 
 import re
+import types
 
 import jax
 import pytest
@@ -77,3 +78,35 @@ def test_parts_that_the_objective_refuses_are_no_way_out():
   config = test_every.config_of('exemplar', **{'objective.group': 16})
   experiment = Experiment(config, facts_of(config, ('a',) * 10, 1437))
   assert memory._peak_bytes(experiment, {'accum_steps': 2}) is None
+
+
+@pytest.mark.parametrize(
+  ('stats', 'limit'), [(None, 0), ({}, 0), ({'bytes_limit': 5}, 5)]
+)
+def test_what_a_device_says_of_its_memory(stats, limit):
+  device = types.SimpleNamespace(memory_stats=lambda: stats)
+  assert memory._limit_bytes(device) == limit
+
+
+def test_ways_take_more_and_more_parts_of_what_is_on_a_device():
+  """Of 48 images on two devices, in two parts so far: 4, 8 and no 16."""
+
+  def ways(batch_size, accum_steps):
+    mesh = types.SimpleNamespace(shape={'data': 1, 'fsdp': 2, 'tensor': 3})
+    return memory._ways(
+      types.SimpleNamespace(
+        config=types.SimpleNamespace(
+          batch_size=batch_size, accum_steps=accum_steps
+        ),
+        mesh=mesh,
+      )
+    )
+
+  less = {'model.remat': 'nothing_saveable'}
+  assert ways(48, 2) == [
+    {'accum_steps': 4},
+    {'accum_steps': 4} | less,
+    {'accum_steps': 8},
+    {'accum_steps': 8} | less,
+  ]
+  assert ways(2, 1) == [less]

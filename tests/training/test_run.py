@@ -222,27 +222,29 @@ def test_what_a_run_is_told_reaches_its_books(monkeypatch, start_step, resumed):
 
 def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
   """The wait for the first step, which compiles, counts for no rate."""
-  books = Books(monkeypatch)
+  every_third = durations.Durations(7, 1, (), 3, 4, 3)
+  books = Books(monkeypatch, durations=every_third)
   told = []
   books.run._tell = lambda *event: told.append(event[0])
-  for step in range(1, 6):
+  for step in range(1, 8):
     books.run.wait_for(iter([{}]))
     books.run.take(step, numbers(step))
     # Three are in flight, and no more.
     assert books.moved == max(0, step - run.MAX_IN_FLIGHT)
-  assert told == 5 * ['batch', 'step']
-  assert [step for step, _ in books.rows] == [2]
+  assert told == 7 * ['batch', 'step']
+  assert [step for step, _ in books.rows] == [3]
   books.run._settle(0)
   assert books.begun == [1]
   # Of the steps after the row before, and those of the last one for itself.
   assert [(step, row['train/loss']) for step, row in books.rows] == [
-    (2, 1.5),
-    (4, 3.5),
-    (5, 5.0),
+    (3, 2.0),
+    (6, 5.0),
+    (7, 7.0),
   ]
   assert {row['train/grad_norm'] for _, row in books.rows} == {2.0}
-  # After step 1 was done the batch of step 5 was waited for, and no other.
-  assert books.lines == [(2, 2.0), (4, 0.0), (5, 0.0)]
+  # Step 1 was done before the batch of step 5 was waited for, and step 3 before
+  # that of step 7.
+  assert books.lines == [(3, 4.0), (6, 2.0), (7, 0.0)]
 
 
 def test_a_resumed_run_goes_on_with_the_row_that_was_begun(monkeypatch):
