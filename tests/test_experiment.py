@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from configs import digits
@@ -232,3 +233,24 @@ def test_a_gather_that_there_is_not_is_refused(config):
   config.gather = 'never'
   with pytest.raises(ValueError, match="gather is 'never': use 'step' or 'lay"):
     made_of(config)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'refused'),
+  [
+    ({'version': 0}, 'version'),
+    ({'version': 1}, ''),
+    ({'version': 2}, ''),
+    ({'backbone': 'resnet', 'backbone_version': 0}, 'backbone_version'),
+    ({'backbone': 'plain', 'backbone_version': 0}, ''),
+    ({'backbone': 'resnet', 'backbone_version': 1}, ''),
+    ({}, ''),
+  ],
+)
+def test_only_statistics_that_nothing_gives_are_refused(fields, refused):
+  model = ConfigDict(fields)
+  if not refused:
+    train._refuse_frozen_statistics(model)
+    return
+  with pytest.raises(ValueError, match=f'^model.{refused} is 0, a BatchNorm'):
+    train._refuse_frozen_statistics(model)

@@ -273,3 +273,24 @@ def test_no_plot_before_a_run_has_finished(tmp_path):
     'results.csv',
     'table.md',
   }
+
+
+def test_a_name_goes_where_it_covers_the_least():
+  """Below right where there is room, then above left, and so on."""
+  figure = Figure(figsize=(4, 4))
+  axes = figure.subplots()
+  axes.set(xlim=(0, 1), ylim=(0, 1))
+  text = axes.annotate(
+    'a', (0.5, 0.5), xytext=(0, 0), textcoords='offset points'
+  )
+  places, taken = [], []
+  for _ in range(4):
+    scaling._place(text, taken)
+    places.append((*text.get_position(), text.get_horizontalalignment()))
+    taken.append(text.get_window_extent())
+  assert places == [
+    (8, -9, 'left'),
+    (-8, 9, 'right'),
+    (8, 9, 'left'),
+    (-8, -9, 'right'),
+  ]

@@ -108,3 +108,17 @@ def test_what_another_process_adds_is_kept(path):
   one.add_too_large('--config=a', 'no')
   other.add_too_large('--config=b', 'no')
   assert [row['plan'] for row in one.rows()] == ['--config=a', '--config=b']
+
+
+def test_versions_are_of_what_is_installed(monkeypatch):
+  missing = set()
+
+  def version(package):
+    if package in missing:
+      raise kept_plans.PackageNotFoundError(package)
+    return f'1.{len(package)}'
+
+  monkeypatch.setattr(kept_plans, 'version', version)
+  assert kept_plans.versions() == 'libtpu 1.6, jax 1.3'
+  missing.add('libtpu')  # as where $TPU_LIBRARY_PATH has the compiler
+  assert kept_plans.versions() == 'jax 1.3'

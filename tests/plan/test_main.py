@@ -512,3 +512,28 @@ def test_the_search_says_what_it_tries(monkeypatch, capsys):
   )
   with pytest.raises(TooLarge, match='nothing that was tried does'):
     plan.search(config, None, described, chip)
+
+
+def test_a_topology_is_described_where_there_is_no_tpu(monkeypatch):
+  """By a compiler that is told so, unless it is told something else."""
+  for name in costs._LIBTPU:
+    monkeypatch.setenv(name, '')  # for it to be as before afterwards
+    monkeypatch.delenv(name)
+  monkeypatch.setenv('TPU_MIN_LOG_LEVEL', '0')
+  monkeypatch.setenv('TPU_LIBRARY_PATH', '/somewhere')
+  asked = []
+
+  def describe(platform, topology_name):
+    asked.append((platform, topology_name))
+    if topology_name.endswith('9x9'):
+      raise jax.errors.JaxRuntimeError('no such slice')
+    return types.SimpleNamespace(devices=('a', 'b'))
+
+  monkeypatch.setattr(costs.topologies, 'get_topology_desc', describe)
+  found = costs.devices_of('v5e:2x2')
+  assert found == (['a', 'b'], hardware.TPU_CHIPS['v5e'])
+  assert asked == [('tpu', 'v5e:2x2')]
+  told = {name: os.environ[name] for name in costs._LIBTPU}
+  assert told == costs._LIBTPU | {'TPU_MIN_LOG_LEVEL': '0'}
+  with pytest.raises(ValueError, match='^--topology=v5e:9x9: no such slice$'):
+    costs.devices_of('v5e:9x9')

@@ -857,3 +857,33 @@ def test_whether_the_coordinator_answers(monkeypatch, address):
     monkeypatch.setattr(state, 'coordinator_address', address.format(port))
     assert processes._coordinator_answers()
   assert not processes._coordinator_answers()
+
+
+@pytest.mark.parametrize(
+  ('joined', 'answers', 'what'),
+  [
+    (False, True, 'could not join the others: the lines above say why.'),
+    (
+      True,
+      False,
+      'lost process 0, which coordinates them: it does not answer.',
+    ),
+    (
+      True,
+      True,
+      'lost another process, or failed in C++: the lines above say ',
+    ),
+  ],
+)
+def test_an_abort_says_who_was_lost(monkeypatch, joined, answers, what):
+  """In what C calls; an alarm ends the process should that take for ever."""
+  calls = []
+  monkeypatch.setattr(processes.signal, 'alarm', calls.append)
+  monkeypatch.setattr(processes, '_joined', joined)
+  monkeypatch.setattr(processes, '_coordinator_answers', lambda: answers)
+  monkeypatch.setattr(processes, '_say', calls.append)
+  monkeypatch.setattr(processes, '_exit', lambda: calls.append('ended'))
+  processes._on_abort(signal.SIGABRT)
+  alarm, said, ended = calls
+  assert (alarm, ended) == (processes.ABORT_S, 'ended')
+  assert said.startswith(f'Process 0 of 1 {what}')
