@@ -336,6 +336,7 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
     '--topology=v3:2x2',
     '--num_classes=9',
     '--examples=14000000',
+    '--profile=1',
     '--search',
     f'--table={tmp_path}/plans.csv',
   ]
@@ -347,7 +348,14 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
     )
     plan.run([])
     assert planned[0].config.accum_steps == 4
-    assert 'fastest   --config.accum_steps=4' in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == (
+      'plan      imagenet21k, 9 classes, 14,000,000 examples; batch 4,096'
+    )
+    assert 'fastest   --config.accum_steps=4' in said
+    topology = r'topology  v3:2x2: 8 x cpu, mesh .*; batch in 4 parts'
+    assert any(re.fullmatch(topology, line) for line in said)
+    assert said[-2:] == ['100.0%  a', f'written   {tmp_path}/plans.csv']
     # What is in the table is not planned again.
     with pytest.raises(SystemExit) as e:
       plan.run([])
