@@ -267,6 +267,34 @@ def test_what_is_around_it(port):
     assert headers['X-Content-Type-Options'] == 'nosniff'
 
 
+def test_an_answer_is_what_the_description_says(port):
+  """Every part of it, of the types that are written there."""
+  paths = ask(port, '/openapi.json')[2]['paths']
+  answer = paths['/api/predict']['post']['responses']['200']
+  schema = answer['content']['application/json']['schema']
+  _, found = predict(port, KINDS['BMP'], top=2)
+  assert schema['type'] == 'object'
+  assert set(schema['properties']) == set(found)
+  jsonschema = pytest.importorskip('jsonschema')
+  validator = jsonschema.Draft202012Validator(schema)
+  validator.validate(found)
+  (named,) = {frozenset(x) for x in found['classes']}
+  items = schema['properties']['classes']['items']
+  assert named == set(items['properties'])
+  assert set(found['seconds']) == set(
+    schema['properties']['seconds']['properties']
+  )
+  for name, wrong in {
+    'model': 1,
+    'box': ['0'],
+    'classes': [{'index': 0.5}],
+    'objects': {},
+    'map': {'values': [0.5]},
+    'seconds': {'model': None},
+  }.items():
+    assert not validator.is_valid(found | {name: wrong})
+
+
 def test_others_pages_and_names_are_not_answered(port):
   data = KINDS['BMP']
   assert ask(port, '/api/predict', data, Sec_Fetch_Site='cross-site')[0] == 403
