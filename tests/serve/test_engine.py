@@ -1,13 +1,16 @@
 """The server in this process, beside JAX, with what a test can slow down."""
 
+import argparse
 import asyncio
 import contextlib
 import http.client
 import json
 import pathlib
 import socket
+import sys
 import threading
 import time
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +20,7 @@ from tests.serve.pictures_to_send import every_kind
 from tests.serve.test_server import checkpoint_of
 from vit_jax.convert import board
 from vit_jax.serve.__main__ import Explainer
+from vit_jax.serve.uploads import Seen, View
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 
@@ -158,6 +162,152 @@ def test_whoever_asked_may_be_gone(engine, monkeypatch):
   start.set()
   assert len(last.result().probability_C) == 7
   assert sizes == [1, 1]
+
+
+class Pretended:
+  """A decoder that sees black, and models that answer what they were given."""
+
+  batches = True
+
+  def __init__(self, views=None):
+    self.view = View((2, 3), 0, 'bilinear')
+    self.ran, self._views = [], views
+    self.begun, self.start = threading.Event(), threading.Event()
+
+  def see(self, data):
+    black = np.zeros((2, 3, 3), np.uint8)
+    return [Seen(black, (0, 0, 1, 1), (2, 3)) for _ in self._views]
+
+  def run(self, seen):
+    self.ran.append(len(seen))
+    self.begun.set()
+    self.start.wait()
+    return [
+      served_model.Answer(np.arange(4.0), np.zeros((5, 4)), {}, None, 0.25)
+      for _ in seen
+    ]
+
+  def close(self):
+    pass
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+  """An engine with two models that batch and one that does not."""
+  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
+  models = {name: Pretended() for name in ('a', 'b', 'alone')}
+  models['alone'].batches = False
+  calls = []
+
+  def explain(*args):
+    calls.append(args)
+    return len(calls)
+
+  engine = engine_lib.Engine(models, explain)
+  engine.calls = calls
+  yield engine
+  for model in models.values():
+    model.start.set()
+  engine.close()
+
+
+def test_others_go_on_waiting_while_one_model_runs(pretended):
+  """Whoever waits for the same model runs with the next, up to four of them."""
+  models = pretended.models
+  _, sights = pretended.add(b'')
+  seen = sights[models['a'].view]
+  done = []
+
+  def ask(name, digest):
+    future = pretended.answer(digest, seen, name)
+    future.add_done_callback(lambda _: done.append(digest))
+    return future
+
+  futures = [ask('a', 'a0')]
+  models['a'].begun.wait()
+  for digest in ('b0', 'a1', 'l0', 'a2', 'b1', 'l1', 'a3', 'a4', 'a5'):
+    name = 'alone' if digest[0] == 'l' else digest[0]
+    futures.append(ask(name, digest))
+    if digest == 'a3':
+      mapped = pretended.explained(seen, 'a', 7, 'max', 0.5)
+  for model in models.values():
+    model.start.set()
+  for future in futures:
+    assert future.result().seconds == 0.25
+  assert mapped.result() == 1
+  pretended.close()  # what is done with an answer may still be under way
+  ((name, pixels_HWC, *rest),) = pretended.calls
+  assert (name, *rest) == ('a', 7, 'max', 0.5)
+  assert pixels_HWC is seen.pixels_HWC
+  assert [model.ran for model in models.values()] == [[1, 4, 1], [2], [1, 1]]
+  assert done == ['a0', 'b0', 'b1', *('a1', 'a2', 'a3', 'a4'), 'l0', 'l1', 'a5']
+  assert dict(pretended.counts) == {
+    **{('images', 'a'): 6, ('batches', 'a'): 3, ('seconds', 'a'): 1.5},
+    **{('images', 'b'): 2, ('batches', 'b'): 1, ('seconds', 'b'): 0.5},
+    **{('images', 'alone'): 2, ('batches', 'alone'): 2},
+    ('seconds', 'alone'): 0.5,
+  }
+
+
+def test_what_is_remembered_is_counted(pretended):
+  for model in pretended.models.values():
+    model.start.set()
+  assert pretended.remembered_bytes == 0
+  digest, sights = pretended.add(b'abc')
+  # By what everybody calls it.
+  assert digest.startswith('ba7816bf8f01cfea414140de5dae2223b00361a3')
+  assert len(sights) == 1 and pretended.remembered_bytes == 18
+  assert pretended.known(digest) is sights and pretended.known('x') is None
+  assert pretended.add(b'abc')[1] is sights
+  (seen,) = sights.values()
+  for name in ('a', 'b'):
+    pretended.answer(digest, seen, name).result()
+  pretended.close()
+  for name in ('a', 'b'):
+    assert pretended.answer(digest, seen, name).done()
+  # Of each: four probabilities and five boxes of float64.
+  assert pretended.remembered_bytes == 18 + 2 * 8 * (4 + 20)
+
+
+def test_an_answer_takes_what_its_arrays_take():
+  answer = served_model.Answer(
+    np.zeros(3, np.float64),
+    None,
+    {'mean': np.zeros((2, 5, 5), np.float32), 'max': np.zeros(7, np.float16)},
+    np.zeros(100),
+    0.5,
+  )
+  assert answer.nbytes == 3 * 8 + 50 * 4 + 7 * 2
+  assert (
+    answer._replace(boxes_Q4=np.zeros((6, 4))).nbytes == answer.nbytes + 192
+  )
+
+
+def test_whoever_is_refused_is_told_how_long_places_are_taken(
+  pretended, monkeypatch
+):
+  """By how long requests took of late, those that failed apart."""
+  now = [100.0]
+  monkeypatch.setattr(engine_lib.time, 'perf_counter', lambda: now[0])
+  monkeypatch.setattr(engine_lib, 'MAX_WAITING', 2)
+  with contextlib.ExitStack() as places:
+    places.enter_context(pretended.place())
+    pretended.refuse_if_full()
+    with pretended.place():
+      with pytest.raises(engine_lib.Busy) as refused:
+        pretended.refuse_if_full()
+      assert refused.value.seconds == 1
+      now[0] += 100
+    # Two of them took 100 s, which is 50 s each, and counts a tenth.
+    assert pretended._seconds == pytest.approx(0.9 * 0.1 + 0.1 * 50)
+    with pytest.raises(ZeroDivisionError), pretended.place():
+      now[0] += 1000
+      with pytest.raises(engine_lib.Busy) as refused:
+        pretended.refuse_if_full()
+      assert refused.value.seconds == 11  # 2 x 5.09
+      1 / 0  # noqa: B018
+    assert pretended._seconds == pytest.approx(5.09)
+    assert pretended.waiting == 1
 
 
 def test_places_are_counted(engine, monkeypatch):
@@ -308,6 +458,208 @@ def test_the_faster_is_taken(paths, monkeypatch, capsys):
   assert listening.choose(both, 'faster', 1) in both
   said = capsys.readouterr().out
   assert said.startswith('timed     small: float32 ') and 'int8' in said
+
+
+def test_a_model_says_what_it_is(paths, checkpoint):
+  """As /api/models has it."""
+  model = served_model.ServedModel(paths['int8'], 1)
+  size_mb = paths['int8'].stat().st_size / 1e6
+  assert model.about == {
+    'name': 'small',
+    'description': checkpoint.model.describe((32, 48)),
+    'dtype': 'int8',
+    'megabytes': pytest.approx(size_mb, abs=0.005),
+    'image_size': (32, 48),
+    'classes': 7,
+    'finds_objects': False,
+    'layers': 3,
+    'grid': (4, 6),
+  }
+  assert model.view == View((32, 48), 50, 'bilinear')
+
+
+def test_probabilities_of_large_logits_are_finite():
+  x_BC = np.float32([[-1e4, 0, 3], [1e4, 1e4, 0]])
+  softmax_BC = served_model._probabilities(x_BC, 'softmax')
+  odds = np.exp(3.0)
+  want_BC = [[0, 1 / (1 + odds), odds / (1 + odds)], [0.5, 0.5, 0]]
+  np.testing.assert_allclose(softmax_BC, want_BC, rtol=1e-12)
+  sigmoid_BC = served_model._probabilities(x_BC, 'sigmoid')
+  want_BC = [[0, 0.5, odds / (1 + odds)], [1, 1, 0.5]]
+  np.testing.assert_allclose(sigmoid_BC, want_BC, rtol=1e-12)
+  assert softmax_BC.dtype == sigmoid_BC.dtype == np.float64
+
+
+def test_a_map_of_nothing_is_black():
+  found = served_model.rollout(
+    np.zeros((2, 7, 7), np.float32), np.zeros(7, np.float32), (2, 3)
+  )
+  np.testing.assert_array_equal(found, np.zeros((2, 3)))
+
+
+def test_the_likeliest_come_first_and_equals_in_their_order():
+  model = types.SimpleNamespace(class_names=('cat', 'dog', 'cow', 'hen'))
+  found = server_lib._likeliest(np.array([0.1, 0.4, 0.4, 0.1]), model, 3)
+  assert found == [
+    {'index': 1, 'name': 'dog', 'probability': 0.4},
+    {'index': 2, 'name': 'cow', 'probability': 0.4},
+    {'index': 0, 'name': 'cat', 'probability': 0.1},
+  ]
+
+
+def test_objects_are_those_from_the_threshold_on():
+  model = types.SimpleNamespace(class_names=('cat', 'dog', 'cow'))
+  boxes_Q4 = np.arange(1, 17).reshape(4, 4) / 18 + 1e-7
+  answer = served_model.Answer(
+    np.array([[0.2, 0.5, 0], [0.9, 0, 0], [0, 0, 0.5], [0.4, 0.3, 0.2]]),
+    *(boxes_Q4, {}, None, 0),
+  )
+  found = server_lib._objects(answer, model, 0.5)
+  assert [(x['name'], x['probability'], x['box']) for x in found] == [
+    ('cat', 0.9, [0.27778, 0.33333, 0.38889, 0.44444]),
+    ('dog', 0.5, [0.05556, 0.11111, 0.16667, 0.22222]),
+    ('cow', 0.5, [0.5, 0.55556, 0.61111, 0.66667]),
+  ]
+  assert server_lib._objects(answer, model, 0.95) == []
+  assert server_lib._objects(answer._replace(boxes_Q4=None), model, 0) is None
+
+
+def test_all_that_is_counted_is_told(pretended, monkeypatch):
+  """With names of models as Prometheus takes them."""
+  pretended.models['a "b"\\\n'] = pretended.models.pop('b')
+  pretended.counts['images', 'a'] = 3
+  monkeypatch.setattr(engine_lib.Engine, 'remembered_bytes', 17)
+  pages = server_lib.PageServer(pretended)
+  pages._bodies.held_bytes = 23
+  pages._counts.update({('/b', 200): 2, ('/a', 404): 1})
+  with pretended.place():
+    text = asyncio.run(pages._metrics(None)).body.decode()
+  lines = text.splitlines()
+  assert text.endswith('\n') and lines[:3] == [
+    '# TYPE vit_requests_total counter',
+    'vit_requests_total{path="/a",status="404"} 1',
+    'vit_requests_total{path="/b",status="200"} 2',
+  ]
+  for what, value in (('images', 3), ('batches', 0.0), ('seconds', 0.0)):
+    assert f'# TYPE vit_model_{what}_total counter' in lines
+    assert f'vit_model_{what}_total{{model="a"}} {value}' in lines
+  assert r'vit_model_images_total{model="a \"b\"\\\n"} 0.0' in lines
+  assert lines[-8:] == [
+    *('# TYPE vit_waiting gauge', 'vit_waiting 1'),
+    *('# TYPE vit_waiting_most gauge', 'vit_waiting_most 32'),
+    *('# TYPE vit_remembered_bytes gauge', 'vit_remembered_bytes 17'),
+    *('# TYPE vit_arriving_bytes gauge', 'vit_arriving_bytes 23'),
+  ]
+
+
+def test_the_engine_ends_with_the_server(pretended):
+  app = server_lib.PageServer(pretended).app()
+
+  async def live():
+    async with app.router.lifespan_context(app):
+      assert pretended._thread.is_alive()
+
+  asyncio.run(live())
+  assert not pretended._thread.is_alive()
+
+
+def test_what_cannot_be_decoded_now_may_be_asked_again(engine, monkeypatch):
+  def no_memory(data):
+    raise OSError('no memory')
+
+  monkeypatch.setattr(engine._decoder, 'see', no_memory)
+  with served(engine) as port:
+    status, headers, body = post(port)
+    assert (status, body) == (503, {'error': 'no memory'})
+    assert headers['Retry-After'] == '60'
+    # What an answer may load and show, unless it is the page.
+    assert headers['Content-Security-Policy'] == (
+      "default-src 'none'; frame-ancestors 'none'"
+    )
+    for name, value in protection.HEADERS.items():
+      assert headers[name] == value
+
+
+@pytest.mark.parametrize(
+  ('host', 'url', 'hosts', 'family'),
+  [
+    ('127.0.0.1', '127.0.0.1', protection.LOOPBACK, socket.AF_INET),
+    ('::1', '[::1]', protection.LOOPBACK, socket.AF_INET6),
+    ('0.0.0.0', '0.0.0.0', None, socket.AF_INET),
+  ],
+)
+def test_it_listens_where_it_is_told(
+  monkeypatch, capsys, host, url, hosts, family
+):
+  """And a name that others point at this machine is not answered there."""
+  found = []
+
+  def model(path, threads):
+    return types.SimpleNamespace(name=path.stem[:-8], view=threads)
+
+  class Server:
+    def __init__(self, config):
+      found.append(config)
+
+    def run(self, sockets):
+      (listener,) = sockets
+      found.append(listener.getsockname()[:2])
+      assert listener.family == family
+      listener.close()
+
+  class Pages:
+    def __init__(self, *args):
+      found.append(args)
+      args[0].close()
+
+    def app(self):
+      return None
+
+  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
+  monkeypatch.setattr(listening, 'ServedModel', model)
+  # The real one lets Python's logging write to what is captured here.
+  monkeypatch.setattr(listening.uvicorn, 'Config', lambda app, **given: given)
+  monkeypatch.setattr(listening.uvicorn, 'Server', Server)
+  monkeypatch.setattr(listening, 'PageServer', Pages)
+  args = argparse.Namespace(host=host, port=0, token=None, threads=2)
+  paths = [pathlib.Path(f'{name}.float32.onnx') for name in ('a', 'b')]
+  try:
+    listening.serve(args, paths, max)
+  except OSError:
+    assert family == socket.AF_INET6
+    pytest.skip('there is no IPv6 here')
+  (engine, *rest), config, (address, port) = found
+  assert rest == ['', hosts] and engine.explain is max
+  assert [*engine.models] == ['a', 'b'] and engine._views == [2]
+  assert address == host
+  assert capsys.readouterr().out == f'serving   a, b at http://{url}:{port}\n'
+  assert config['http'] is protection.ImpatientProtocol
+  assert config['h11_max_incomplete_event_size'] == 16384
+  assert (config['limit_concurrency'], config['log_level']) == (256, 'error')
+  # Neither what strangers ask nor what is here is told.
+  for name in ('access_log', 'server_header', 'proxy_headers'):
+    assert config[name] is False
+
+
+def test_the_board_ends_with_what_happened(tmp_path, monkeypatch, capsys):
+  folder = tmp_path / 'models'
+  folder.mkdir()
+  for name in ('b.float32', 'a.int8', 'a.float32'):
+    (folder / f'{name}.onnx').write_text('none')
+  monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'x.py'), '--dtype=int8'])
+  assert listening.main() == 2
+  err = capsys.readouterr().err
+  assert err.startswith(f'error: {folder}/a.int8.onnx is no model that is')
+  ends, asked = [OSError('in use'), KeyboardInterrupt()], []
+
+  def serve(args, paths):
+    asked.append([path.name for path in paths])
+    raise ends.pop(0)
+
+  monkeypatch.setattr(listening, 'serve', serve)
+  assert [listening.main(), listening.main()] == [2, 130]
+  assert capsys.readouterr().err == 'error: in use\n'
+  assert asked == 2 * [['a.int8.onnx', 'b.float32.onnx']]
 
 
 def test_what_is_no_model_is_said(tmp_path):
