@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import sources, videos
+from vit_jax.data import decode, sources, videos
 
 
 def data_of(**changes):
@@ -60,7 +60,7 @@ def test_folders_of_frames(tmp_path, monkeypatch):
     videos.open_videos(str(root / 'a'), data_of())
 
 
-def test_video_files(tmp_path):
+def test_video_files(tmp_path, monkeypatch, caplog):
   """Frames that are redder by the number, in two containers and codecs."""
   for name, codec, frames in (('b.mp4', 'mp4v', 24), ('a.avi', 'MJPG', 10)):
     writer = cv2.VideoWriter(
@@ -83,11 +83,60 @@ def test_video_files(tmp_path):
     red, green, blue = record['image'].mean((0, 1))
     assert abs(red - 10 * number) < 5 and max(green, blue) < 10
     assert record['name'].endswith(f', frame {number}')
+  with pytest.raises(decode.UnreadableImage, match='frame 7 cannot be') as e:
+    with monkeypatch.context() as patch:
+      patch.setattr(videos, '_frame', lambda path, frame: None)
+      found.frames[17]
+  assert e.value.name == str(tmp_path / 'b.mp4')
   (tmp_path / 'c.mov').write_bytes(b'no video')
   with pytest.raises(ValueError, match=r'1 of 3 videos .*: .*/c.mov'):
     videos.open_videos(str(tmp_path), data_of())
   rest = videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
   assert rest.edges.tolist() == [0, 10, 34]
+  assert rest.frames[10]['name'].startswith(f'{tmp_path}/b.mp4, ')
+  assert caplog.messages[-1].endswith(f'cannot be decoded: {tmp_path}/c.mov')
+  (tmp_path / 'a.avi').rename(tmp_path / 'd.AVI')
+  (tmp_path / 'b.mp4').unlink()
+  rest = videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
+  assert rest.edges.tolist() == [0, 10]
+  (tmp_path / 'd.AVI').unlink()
+  with pytest.raises(ValueError, match='1 of 1 videos cannot be decoded'):
+    videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
+
+
+@pytest.mark.parametrize(
+  ('said', 'there', 'taken'),
+  [(30, 30, 30), (30, 21, 21), (30, 20, 0), (4, 1, 1), (4, 0, 0), (0, 0, 0)],
+)
+def test_a_file_may_say_a_few_frames_more_than_it_has(
+  monkeypatch, said, there, taken
+):
+  """Of which ten are looked for from the end."""
+
+  class Capture:
+    def __init__(self, path):
+      assert path == 'x.mp4'
+
+    def get(self, what):
+      assert what == cv2.CAP_PROP_FRAME_COUNT
+      return float(said)
+
+  def frame(path, number):
+    assert number >= 0
+    return 'pixels' if number < there else None
+
+  monkeypatch.setattr(cv2, 'VideoCapture', Capture)
+  monkeypatch.setattr(videos, '_frame', frame)
+  assert videos._readable_frames('x.mp4') == taken
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'clips').mkdir()
+  with pytest.raises(ValueError, match=f'{tmp_path}/clips has neither folders'):
+    videos.open_videos('~/clips', data_of())
+  with pytest.raises(FileNotFoundError, match=f'no folder {tmp_path}/other; '):
+    videos.open_videos('~/other', data_of())
 
 
 def test_a_clip_has_shots_of_neighbours_in_their_parts():
@@ -124,6 +173,7 @@ def test_made_videos_change_one_thing_in_a_shot():
 def test_made_videos_of_digits():
   found = videos.open_videos('', data_of(name='digits', split='train[:3]'))
   assert len(found) == 3 and len(found.frames) == 72
+  assert found.edges.tolist() == [0, 24, 48, 72]
   image = found.frames[24]['image']
   assert image.shape == (16, 16, 3) and image.dtype == np.uint8
   digit = sources.open_source('digits', 'train[:3]')[1]['image']
@@ -143,3 +193,59 @@ def test_a_drift_moves_the_image_as_far_as_it_says(monkeypatch):
   assert moved.shape == (32, 32, 3)
   rows, columns = np.nonzero(moved[:, :, 0] > 127)
   assert set(rows) == {19, 20} and set(columns) == {23, 24}
+
+
+def moved(image, *pose, monkeypatch):
+  """Returns what a made video has of an image at a pose."""
+  monkeypatch.setattr(videos, 'poses', lambda seed: np.array([pose] * 24))
+  record = {'image': image, 'name': 'some/image'}
+  found = videos.MovingImages([record])[23]
+  assert found['name'] == 'some/image, frame 23'
+  return found['image']
+
+
+def test_a_turn_is_in_degrees_and_a_growth_a_logarithm(monkeypatch):
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (20, 20, 3), np.uint8)
+  turned = moved(image, 0, 0, 90.0, 0, monkeypatch=monkeypatch)
+  np.testing.assert_array_equal(turned, np.rot90(image))
+  # Three times as large about the centre: each third pixel is one of before.
+  grown = moved(image[:19, :19], 0, 0, 0, np.log(3), monkeypatch=monkeypatch)
+  np.testing.assert_array_equal(grown[::3, ::3], image[6:13, 6:13])
+
+
+@pytest.mark.parametrize(
+  ('size', 'made'),
+  [((10, 20), (16, 32)), ((20, 10), (32, 16)), ((16, 40), (16, 40))],
+)
+def test_small_images_are_enlarged_to_16_pixels(monkeypatch, size, made):
+  image = np.full((*size, 3), 7, np.uint8)
+  image[:, : size[1] // 2] = 200
+  found = moved(image, 0, 0, 0, 0, monkeypatch=monkeypatch)
+  assert found.shape == (*made, 3)
+  # The edge between left and right stays where it was.
+  assert (found[:, : made[1] // 2 - 2] == 200).all()
+  assert (found[:, made[1] // 2 + 2 :] == 7).all()
+
+
+def test_what_comes_in_mirrors_the_image(monkeypatch):
+  image = np.zeros((16, 32, 3), np.uint8)
+  image[:, 4:8], image[2] = 100, 200
+  found = moved(image, 0.25, 0, 0, 0, monkeypatch=monkeypatch)
+  np.testing.assert_array_equal(found[:, 8:], image[:, :24])
+  np.testing.assert_array_equal(found[:, :8], image[:, 7::-1])
+  found = moved(image, 0, 0.25, 0, 0, monkeypatch=monkeypatch)
+  np.testing.assert_array_equal(found[4:], image[:12])
+
+
+def test_made_videos_go_as_far_as_they_say():
+  ends = np.array([videos.poses(seed)[-1] for seed in range(300)])
+  most = np.array([0.25, 0.25, 30, 0.3])
+  assert (np.abs(ends) <= most).all()
+  # Uniform: the largest of 300 is within 5 % of the end, but for 1 in 10^6.
+  assert (np.abs(ends).max(0) > 0.95 * most).all()
+  assert (ends.min(0) < -0.9 * most).all()
+  # Evenly, from where the last shot has ended.
+  for shot in videos.poses(0).reshape(3, 8, 4):
+    steps = np.diff(shot, axis=0)
+    np.testing.assert_allclose(steps, steps[:1].repeat(7, 0), atol=1e-12)
