@@ -7,7 +7,9 @@ import os
 import pathlib
 
 import numpy as np
+import PIL
 import pytest
+import simplejpeg
 from PIL import Image
 
 from vit_jax import config as config_lib
@@ -186,11 +188,61 @@ def test_that_nothing_is_there_is_kept(small, decoded):
   assert len(bad_images.find_bad_images(_open(small))) == 1
 
 
-def test_another_decoder_checks_again(small, decoded, monkeypatch):
+@pytest.mark.parametrize(
+  ('module', 'name'),
+  [
+    (decode, 'DECODER_VERSION'),
+    (PIL, '__version__'),
+    (simplejpeg, '__version__'),
+  ],
+)
+def test_another_decoder_checks_again(
+  small, decoded, monkeypatch, module, name
+):
   bad_images.find_bad_images(_open(small))
-  monkeypatch.setattr(decode, 'DECODER_VERSION', -1)
+  monkeypatch.setattr(module, name, '-1')
   bad_images.find_bad_images(_open(small))
   assert len(decoded) == 6
+
+
+@pytest.mark.parametrize('base', [None, ''])
+def test_the_result_is_kept_at_home_unless_another_place_is_said(
+  small, tmp_path, monkeypatch, base
+):
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  monkeypatch.delenv('XDG_CACHE_HOME')
+  if base is not None:
+    monkeypatch.setenv('XDG_CACHE_HOME', base)
+  bad_images.find_bad_images(_open(small))
+  assert len([*(tmp_path / 'home/.cache/vit_jax').glob('*.json')]) == 1
+
+
+def test_findings_of_all_processes_come_together(monkeypatch):
+  """In the order of the processes, however long they are."""
+  others = [['ü', 3, None], [], [['x' * 300]]]
+  rows = [np.frombuffer(json.dumps(x).encode(), np.uint8) for x in others]
+
+  def gathered(mine):
+    rows_ = [mine, *rows]
+    if len(mine) == 1:  # how long they are
+      return np.array([mine, *([len(x)] for x in rows)])
+    assert len(mine) == max(map(len, rows))
+    return np.stack([np.pad(x, (0, len(mine) - len(x))) for x in rows_])
+
+  monkeypatch.setattr(bad_images.multihost_utils, 'process_allgather', gathered)
+  assert bad_images._gather([1, 'a']) == [1, 'a', 'ü', 3, None, ['x' * 300]]
+
+
+@pytest.mark.parametrize('count', [20, 21])
+def test_twenty_are_listed(count):
+  source = sources.open_source('digits', 'train')
+  bad = [bad_images.BadImage(i, f'{i:02}.png', 'torn') for i in range(count)]
+  with pytest.raises(ValueError) as e:
+    bad_images.drop_bad_images(source, bad)
+  lines = str(e.value).splitlines()
+  assert lines[0] == f'{count} of 1437 images are unreadable:'
+  assert lines[1] == '  00.png: torn' and lines[20] == '  19.png: torn'
+  assert lines[21:-1] == ['  and 1 more'] * (count - 20)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +271,9 @@ def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):
 
 def test_digits_need_no_check(decoded):
   source = sources.open_source('digits', 'train')
-  assert len(bad_images.checked(source, 'error')) == 1437 and not decoded
+  for on_bad_image in ('error', 'skip'):
+    assert bad_images.checked(source, on_bad_image) is source
+  assert not decoded
 
 
 def test_refusals(small):
