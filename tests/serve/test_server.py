@@ -386,6 +386,24 @@ def test_a_token_is_not_empty_and_has_any_letters(monkeypatch, capsys):
     protection.check_token(request, 'schon')
 
 
+def test_it_listens_on_this_machine_unless_told(capsys):
+  def parsed(*args):
+    parser = argparse.ArgumentParser()
+    options.add_flags(parser)
+    return parser.parse_args(args)
+
+  args = parsed()
+  assert (args.host, args.port, args.threads) == ('127.0.0.1', 8000, 0)
+  args = parsed('--host=::1', '--port=65535', '--threads=3')
+  assert (args.host, args.port, args.threads) == ('::1', 65535, 3)
+  assert parsed('--port=0').port == 0
+  for wrong in ('65536', '-1', 'x', '8000.0'):
+    with pytest.raises(SystemExit) as ended:
+      parsed(f'--port={wrong}')
+    assert ended.value.code == 2
+    assert f'{wrong} is none: use 0 to 65535' in capsys.readouterr().err
+
+
 def test_a_folder_without_models_says_so(tmp_path):
   script = tmp_path / 'serve.py'
   script.write_text(board._START)

@@ -97,6 +97,35 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+  ('error', 'message'),
+  [
+    (ValueError('torn'), 'The image is damaged: torn'),
+    (IndexError(), 'The image is damaged: IndexError'),
+    (SyntaxError('x' * 999), f'The image is damaged: {"x" * 200}'),
+    (MemoryError(), 'The image takes too much memory: send a smaller one.'),
+    (UnreadableUpload('as it is'), 'as it is'),
+  ],
+)
+def test_whatever_goes_wrong_is_one_short_message(monkeypatch, error, message):
+  def fail(*args):
+    raise error
+
+  monkeypatch.setattr(uploads, '_see', fail)
+  with pytest.raises(UnreadableUpload) as raised:
+    uploads.see(b'x', VIEWS[0])
+  assert str(raised.value) == message
+
+
+def test_an_image_may_have_as_many_pixels_as_are_said(monkeypatch):
+  data = encoded(Image.fromarray(pixels(8, 9)), 'PNG')
+  monkeypatch.setattr(uploads, 'MAX_PIXELS', 72)
+  assert uploads.see(data, VIEWS[0]).pixels_HWC.shape == (32, 48, 3)
+  monkeypatch.setattr(uploads, 'MAX_PIXELS', 71)
+  with pytest.raises(UnreadableUpload, match='has 9 x 8 pixels, more than 71:'):
+    uploads.see(data, VIEWS[0])
+
+
 @pytest.fixture(scope='module')
 def decoder():
   decoder = Decoder(VIEWS, seconds=600)
@@ -115,7 +144,24 @@ def test_another_process_gives_the_same(decoder):
   for got, view in zip(decoder.see(data), VIEWS, strict=True):
     want = uploads.see(data, view)
     np.testing.assert_array_equal(got.pixels_HWC, want.pixels_HWC)
-    assert got.box == want.box
+    assert (got.box, got.size) == (want.box, want.size)
+
+
+def test_what_reads_images_of_strangers_knows_no_secret(monkeypatch):
+  """And has a group of its own, which Ctrl-C at the server does not reach."""
+  monkeypatch.setenv('VIT_JAX_TOKEN', 'a secret')
+  monkeypatch.setenv('SOMETHING_ELSE', 'is there')
+  decoder = Decoder(VIEWS)
+  number = decoder._process.pid
+  try:
+    with open(f'/proc/{number}/environ') as file:
+      environment = file.read()
+    assert os.getpgid(number) == number
+  finally:
+    decoder.close()
+  assert 'is there' in environment and 'secret' not in environment
+  assert decoder._process.poll() is not None
+  assert decoder._questions.closed and decoder._answers.closed
 
 
 @pytest.mark.parametrize('data', [KINDS['BMP'], b'no image'])
