@@ -155,6 +155,19 @@ def changed(**fields):
     (changed(bbox=[1, 2, 3]), 'is not x, y, width, height'),
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(bbox=[-5, 2, 3, 3]), r'lies outside its image of 40x30'),
+    (changed(bbox=[5, -9, 3, 3]), r'lies outside its image of 40x30'),
+    (changed(bbox=[5, 31, 3, 3]), r'lies outside its image of 40x30'),
+    (changed(bbox='1234'), 'bbox 1234 is not x, y, width, height'),
+    (changed(area=-1), 'annotation 1: area -1 is no number from 0'),
+    (changed(iscrowd=2), 'annotation 1: iscrowd 2 is neither 0 nor 1'),
+    (changed(category_id=None), 'category_id None is no number'),
+    (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
+    (
+      annotated(
+        images=[{'id': 1, 'file_name': 'a', 'width': 2, 'height': '1'}]
+      ),
+      "says that a is 2 pixels wide and '1' high",
+    ),
     (changed(category_id=2), 'category_id 2 is none of the categories'),
     (
       changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
@@ -181,6 +194,59 @@ def test_bad_annotations_are_named(tmp_path, found, message):
   with pytest.raises(ValueError, match=message) as error:
     sources.open_source(str(tmp_path), 'train')
   assert 'instances.json' in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    # What touches its image from outside, in its corners.
+    {'bbox': [-5, -6, 5, 6]},
+    {'bbox': [40, 30, 0, 0]},
+    {'area': 0},
+    {'iscrowd': True},
+    {'segmentation': None},
+  ],
+)
+def test_annotations_are_good_up_to_their_bounds(tmp_path, fields):
+  write(tmp_path, changed(**fields))
+  assert len(sources.open_source(str(tmp_path), 'all')) == 10
+
+
+def test_ids_of_categories_go_up_to_10000(tmp_path):
+  categories = [*annotated()['categories'], {'id': 10_000, 'name': 'last'}]
+  write(tmp_path, annotated(categories=categories))
+  names = sources.open_source(str(tmp_path), 'all').class_names
+  assert len(names) == 10_001 and names[-1] == 'last'
+  assert set(names[4:-1]) == {coco.NO_NAME}
+  categories[-1]['id'] += 1
+  write(tmp_path, annotated(categories=categories))
+  with pytest.raises(ValueError, match='whole numbers up to 10,000'):
+    sources.open_source(str(tmp_path), 'all')
+
+
+@pytest.mark.parametrize(
+  'images', ['train2017', 'images/train2017', 'images', '.']
+)
+def test_images_are_found_where_they_lie(tmp_path, images):
+  file = 'annotations/instances_train2017.json'
+  write(tmp_path, annotated(), file, images)
+
+  def folder():
+    source = sources.open_source(f'{tmp_path}/', 'train')
+    (found,) = {os.path.dirname(source[i]['name']) for i in range(9)}
+    return found
+
+  # The first image may be the one that is missing.
+  (tmp_path / images / '0.png').rename(tmp_path / 'kept')
+  source = sources.open_source(f'{tmp_path}/', 'train')
+  missing = str(tmp_path / images / '0.png')
+  with pytest.raises(ValueError, match=f'{missing}: No such file'):
+    bad_images.checked(source, 'error')
+  # If it is there, folders without it are of no matter.
+  (tmp_path / 'kept').rename(missing)
+  for name in ('train2017', 'images', 'images/train2017'):
+    (tmp_path / name).mkdir(exist_ok=True)
+  assert folder() == os.path.dirname(missing)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +339,7 @@ def test_a_folder_of_pascal_voc(tmp_path):
   assert record['labels'].tolist() == [1, 0]
   assert record['crowd'].tolist() == [True, False]
   assert record['size'] == (30, 40)
+  assert record['area'].tolist() == [1200, 10.5 * 16]
   assert bad_images.checked(found[0], 'error') is found[0]
   before = found[0].fingerprint()
   path = root / 'Annotations/a.xml'
@@ -329,3 +396,14 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
   with pytest.raises(ValueError, match=message):
     sources.open_source(str(write_voc(tmp_path, **changes)), 'train')
+
+
+def test_files_of_pascal_voc_may_leave_out_their_image(tmp_path):
+  """Which then has their name; and count where parts are whole in theirs."""
+  root = write_voc(tmp_path)
+  path = root / 'Annotations/c.xml'
+  text = path.read_text().replace('<filename>c.jpg</filename>', '')
+  path.write_text(text.replace('<difficult>1<', '<difficult> 0 <'))
+  source = sources.open_source(str(root), 'all')
+  (record,) = [r for r in source if r['name'].endswith('/JPEGImages/c.jpg')]
+  assert record['crowd'].tolist() == [False, False]
