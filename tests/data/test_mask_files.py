@@ -42,6 +42,7 @@ def test_boxes_and_masks_are_those_of_the_files(root, capsys):
     assert record['area'].tolist() == [
       np.sum(numbers_HW == number) for number in (1, 7)
     ]
+    assert record['crowd'].tolist() == [False, False]
   assert command.main([str(root)]) == 2
   assert 'exists already' in capsys.readouterr().err
 
@@ -72,3 +73,29 @@ def test_what_does_not_fit_is_named(root, capsys):
   assert command.main([str(root)]) == 2
   assert 'has no masks of 1 images, 3 among' in capsys.readouterr().err
   assert not (root / 'instances.json').exists()
+
+
+def test_masks_of_16_bits_and_of_one_are_read(root):
+  """Of 255 objects and more, and of one an image."""
+  numbers_HW = np.zeros((20, 30), np.uint16)
+  numbers_HW[3:5, 4:9], numbers_HW[7:9, 1:3] = 300, 60_000
+  Image.fromarray(numbers_HW).save(root / 'masks/0.png')
+  Image.fromarray(numbers_HW > 300).save(root / 'masks/1.png')
+  for hidden in ('images/.2.jpg', 'masks/.2.png'):
+    (root / hidden).write_bytes(b'of another system')
+  assert command.main([str(root)]) == 0
+  source = sources.open_source(f'{root}/', 'all')
+  assert source.class_names == ('object',)
+  boxes = {r['name'][-5:]: r['boxes'].tolist() for r in source}
+  assert boxes['0.jpg'] == [[4, 3, 9, 5], [1, 7, 3, 9]]
+  assert boxes['1.jpg'] == [[1, 7, 3, 9]]
+
+
+def test_folders_that_are_not_there_are_named(root, capsys):
+  for path in (root / 'images').iterdir():
+    path.unlink()
+  assert command.main([str(root)]) == 2
+  assert f'{root}/images has no images.' in capsys.readouterr().err
+  (root / 'masks').rename(root / 'mask')
+  assert command.main([str(root)]) == 2
+  assert f'{root} has no folder masks: give one' in capsys.readouterr().err

@@ -91,6 +91,11 @@ def test_masks_of_logits_are_those_of_pytorch():
     ({'size': [30, 40], 'counts': 'abc'}, 'RLE'),
     ({'size': [30, 40], 'counts': 'P\x7f'}, 'no whole numbers or text'),
     ({'size': [30, 40], 'counts': [1200]}, ''),
+    ([[-400, 0, 400, 0, 400, -400]], ''),
+    ([[-401, 0, 400, 0, 400, -400]], 'far outside its image of 40x30'),
+    ([[1, 2, 3, 4, 5, 6], [1, 2]], 'polygon of 2 numbers'),
+    ({'size': [30, 40], 'counts': [600.0, 600]}, 'no whole numbers'),
+    ({'size': (30, 40), 'counts': [1200]}, r'RLE of size \(30, 40\)'),
     ([[1, 2, 3, 4, 5]], 'polygon of 5 numbers'),
     ([[1, 2, 3, 4]], 'polygon of 4 numbers'),
     ([[1, 2, 3, 4, 5, float('nan')]], 'no list of numbers'),
@@ -109,3 +114,10 @@ def test_masks_of_logits_are_those_of_pytorch():
 def test_what_is_wrong_is_said(segmentation, message):
   found = segments.problem(segmentation, SIZE)
   assert re.search(message, found) if message else not found
+
+
+def test_who_needs_the_library_is_said(monkeypatch):
+  segments.require_library('this test')
+  monkeypatch.setattr(segments.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match='^this test needs pycocotools, which'):
+    segments.require_library('this test')
