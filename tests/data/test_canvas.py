@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.data import sources
+from vit_jax.data import canvas, sources
 
 
 def test_canvases_follow_from_split_and_index():
@@ -65,3 +65,39 @@ def test_a_subset_keeps_its_objects():
   np.testing.assert_array_equal(
     part.objects(0)['boxes'], source.objects(3)['boxes']
   )
+
+
+def test_objects_are_as_large_as_they_are_and_apart():
+  """Of squares all ink, whose grey value tells their class."""
+  squares = [
+    {'image': np.full((8, 8, 3), 70 + 9 * c, np.uint8), 'label': c}
+    for c in range(20)
+  ]
+  digits = {'train': squares[:10], 'test': squares[10:]}
+  source = canvas.DigitsCanvas(digits, ('x',), 'train[-150:]+test[:150]', 0)
+  sides, counts = set(), np.zeros(4)
+  for i in range(300):
+    record = source[i]
+    assert record['name'] == f'digits_canvas/{9850 + i}'
+    assert record['size'] == (48, 48)
+    assert record['boxes'].dtype == np.float32
+    assert record['labels'].dtype == np.int32
+    assert not record['crowd'].any() and record['crowd'].dtype == bool
+    assert ((record['labels'] >= 10) == (i >= 150)).all()
+    want_HW = np.zeros((48, 48), int)
+    for (x0, y0, x1, y1), label, mask_HW, area in zip(
+      record['boxes'].astype(int),
+      *(record[key] for key in ('labels', 'masks', 'area')),
+      strict=True,
+    ):
+      assert 0 <= x0 and 0 <= y0 and x1 <= 48 and y1 <= 48
+      assert x1 - x0 == y1 - y0 and area == mask_HW.sum() == (x1 - x0) ** 2
+      assert mask_HW[y0:y1, x0:x1].all()
+      sides.add(x1 - x0)
+      want_HW[y0:y1, x0:x1] += 70 + 9 * label  # a sum where two overlap
+    np.testing.assert_array_equal(record['image'], want_HW[..., None] + [0] * 3)
+    counts[len(record['labels'])] += 1
+  assert sides == set(range(14, 25))
+  # A third of 300 each is asked for, 5 deviations of 8; some do not fit.
+  assert counts[0] == 0 and abs(counts[1] - 100) < 41
+  assert counts[2] > 59 and counts[3] > 30
