@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax import config as config_lib
 from vit_jax.data import augmentations, decode, sources, transforms
-from vit_jax.data.images import Images
+from vit_jax.data.images import Images, size_of
 
 
 def _record(image, label=3):
@@ -307,3 +308,94 @@ def test_wrong_labels_are_the_same_wherever_the_folder_is():
   assert given('./data/train/cat/1.jpg') == given('/mnt/x/train/cat/1.jpg')
   others = ('cat/2.jpg', 'dog/1.jpg', 'cat/\udcff.jpg')
   assert len({given(f'data/train/{x}') for x in ('cat/1.jpg', *others)}) == 4
+
+
+def test_shares_of_wrong_labels_go_from_none_to_all():
+  image = np.zeros((8, 8, 3), np.uint8)
+  plain = transforms.TrainTransform((8, 8), 1.0)
+
+  def given(share, classes, **label):
+    wrong = transforms.WrongLabels(plain, share, classes)
+    return [
+      wrong({'image': image, 'name': f'{i}', **label}, None).get('label')
+      for i in range(40)
+    ]
+
+  assert given(0.0, 10, label=3) == 40 * [3]
+  assert set(given(1.0, 4, label=3)) == {0, 1, 2}
+  assert given(1.0, 2, label=1) == 40 * [0]
+  assert given(1.0, 4) == 40 * [None]
+
+
+def test_a_label_is_left_out_and_nothing_else(photo):
+  record = {'image': photo, 'label': 3, 'name': 'x'}
+  train = transforms.TrainTransform((20, 24))
+  evaluation = transforms.EvalTransform((20, 24))
+  for transform, rngs in ((train, 2), (evaluation, 0)):
+    rng, again = np.random.default_rng(1), np.random.default_rng(1)
+    with_label = transform(record, *[rng][:rngs])
+    without = transforms.WithoutLabel(transform)(record, *[again][:rngs])
+    assert with_label.keys() == {'image', 'label'}
+    assert without.keys() == {'image'} and 'label' in record
+    np.testing.assert_array_equal(with_label['image'], without['image'])
+
+
+def test_several_classes_of_an_image_stay_what_they_are(photo):
+  label_C = np.uint8([0, 1, 1])
+  found = transforms.EvalTransform((20, 24))(_record(photo, label_C))
+  assert found['label'] is label_C
+
+
+def test_each_step_has_one_of_several_transforms():
+  """Evenly, and one of those that are several themselves."""
+
+  class Inner:
+    def of_batch(self, rng):
+      return f'inner {rng.integers(2)}'
+
+  several = transforms.OneOf(('a', 'b', Inner()))
+  drawn = [several.of_batch(np.random.default_rng(i)) for i in range(600)]
+  counts = {x: drawn.count(x) for x in ('a', 'b', 'inner 0', 'inner 1')}
+  assert sum(counts.values()) == 600
+  # Binomials of 600 draws with deviations of 11.5 and 9.1.
+  assert abs(counts['a'] - 200) < 58 and abs(counts['b'] - 200) < 58
+  assert abs(counts['inner 0'] - 100) < 46
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'mean': (0.5, 0.5)}, 'give one number a channel, red, green and blue'),
+    ({'std': (0.5,)}, 'give one number a channel, red, green and blue'),
+    ({'std': (0.5, 0, 0.5)}, r'data.std is \(0.5, 0, 0.5\): all must be above'),
+    ({'crop_min_area': 0}, 'min_area=0 must be in'),
+    ({'crop_resize': 0.9}, 'resize=.22, 29. is smaller than image_size=.24, 3'),
+    ({'resize_small': 31}, 'resize_small=31 is less than the crop'),
+    ({'interpolation': 'cubic'}, 'must be one of bilinear'),
+    ({'augment': 'x'}, "data.augment is 'x'"),
+  ],
+)
+def test_fields_of_a_config_that_cannot_work_are_refused(fields, message):
+  data = config_lib.base().data.to_dict() | {'image_size': '24x32'}
+  Images.from_config(data, (24, 32))
+  with pytest.raises(ValueError, match=message):
+    Images.from_config(data | fields, (24, 32))
+
+
+def test_images_of_a_batch_are_bytes():
+  shape = Images((24, 32)).batch_shape(5)
+  assert (shape.shape, shape.dtype) == ((5, 24, 32, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+  ('text', 'size'),
+  [('224', (224, 224)), (224, (224, 224)), ('384x512', (384, 512))],
+)
+def test_a_size_is_height_and_width(text, size):
+  assert size_of(text) == size
+
+
+@pytest.mark.parametrize('text', ['', '0', '012', '1x', 'x1', '1x2x3', '-3'])
+def test_what_is_no_size_is_refused(text):
+  with pytest.raises(ValueError, match=f"^--size is '{text}': write the side"):
+    size_of(text, '--size')
