@@ -356,6 +356,24 @@ def test_an_epoch_is_not_drawn_by_every_thread_that_asks(monkeypatch):
   assert rows == [one_by_one[i] for i in indices]
 
 
+@pytest.mark.parametrize(('count', 'tries'), [(30, 10), (4, 4), (1, 1)])
+def test_a_few_images_are_skipped_and_then_the_disk_is_to_blame(
+  caplog, count, tries
+):
+  class Gone(_Numbers):
+    skips_unreadable = True
+
+    def __getitem__(self, index):
+      raise decode.UnreadableImage(f'number {index}', 'gone')
+
+  with pytest.raises(decode.UnreadableImage) as e:
+    loader._example(Gone(count), count - 1, lambda record: record)
+  want = [f'number {(count - 1 + i) % count}' for i in range(tries)]
+  assert e.value.name == want[-1]
+  said = [message.split('image ')[-1] for message in caplog.messages]
+  assert said == [f'{name}: gone' for name in want]
+
+
 def test_what_has_no_labels_cannot_be_balanced():
   with pytest.raises(ValueError, match='data.balance'):
     loader.train_batches(
