@@ -9,7 +9,7 @@ from PIL import Image
 
 from configs import small
 from vit_jax import train
-from vit_jax.data import bad_images, sources
+from vit_jax.data import bad_images, decode, sources
 
 datasets = pytest.importorskip('datasets')
 
@@ -118,6 +118,51 @@ def test_images_without_a_class_are_refused(write):
   name = write(datasets.ClassLabel(names=['a', 'b', 'c']), values)
   with pytest.raises(ValueError, match='1 images of .* have no class'):
     sources.open_source(name, 'all')
+
+
+def test_slices_are_of_an_order_that_the_seed_gives(write):
+  name = write(datasets.ClassLabel(names=['a', 'b', 'c']), numbers())
+
+  def rows(split, seed):
+    source = sources.open_source(name, split, split_seed=seed)
+    assert source[0]['name'] == f'{name}/{split}/0'
+    return source._rows.tolist(), source.fingerprint()
+
+  (some, first), (others, second) = (rows('train[:10]', s) for s in (0, 1))
+  assert sorted(some) != some and some != others and first != second
+  assert sorted(rows('all', 1)[0]) == list(range(30))
+  held_out = [sorted(rows('test', seed)[0]) for seed in (0, 1)]
+  assert held_out[0] != held_out[1]
+
+
+def test_images_may_lie_beside_the_table_or_be_missing(write, tmp_path):
+  name = write(datasets.ClassLabel(names=['a', 'b', 'c']), numbers())
+  source = sources.open_source(name, 'all')
+  (tmp_path / 'x.png').write_bytes(b'pixels')
+  beside = {'bytes': None, 'path': str(tmp_path / 'x.png')}
+  source._table = [{'img': x} for x in (beside, None)]
+  source._rows = np.array([0, 1])
+  assert source[0]['image'] == b'pixels'
+  with pytest.raises(decode.UnreadableImage, match='all/1: There is no image'):
+    source[1]
+
+
+@pytest.mark.parametrize(
+  ('name', 'asked'), [('a/b', ('a/b', None)), ('a/b:c', ('a/b', 'c'))]
+)
+def test_a_name_may_have_a_configuration(monkeypatch, name, asked):
+  """What the library says at length is cut."""
+  found = []
+
+  def load(*args):
+    found.append(args)
+    raise RuntimeError(f'{"x" * 999}\nand more')
+
+  monkeypatch.setattr(datasets, 'load_dataset', load)
+  with pytest.raises(ValueError) as e:
+    sources.open_source(f'hf://datasets/{name}', 'train')
+  assert str(e.value) == f'hf://datasets/{name} cannot be loaded: {"x" * 300}'
+  assert found == [asked]
 
 
 def test_what_is_not_there_is_one_message(tmp_path):
