@@ -129,3 +129,34 @@ def test_a_killed_writer_leaves_no_output(tmp_path, kind, number):
   with getattr(whole, kind)(str(target)) as path:
     fill(path, 'all')
   assert target.exists()
+
+
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_what_a_process_of_the_same_number_left_is_no_hindrance(
+  tmp_path, new, is_folder
+):
+  left = tmp_path / f'.target.{os.getpid()}.partial'
+  if is_folder:
+    left.mkdir()
+  (left / 'inside' if is_folder else left).write_text('of before')
+  with new(str(tmp_path / 'target')) as path:
+    assert path == left
+    assert not (path / 'inside').exists()
+    fill(path, 'all')
+  assert [x.name for x in tmp_path.iterdir()] == ['target']
+
+
+def test_a_file_in_a_bucket_is_written_there(monkeypatch):
+  """Where objects appear whole, and there is nothing to rename."""
+  written = {}
+
+  class Bucket:
+    def __init__(self, path):
+      self.path = path
+
+    def write_bytes(self, data):
+      written[self.path] = data
+
+  monkeypatch.setattr(whole.epath, 'Path', Bucket)
+  whole.replace('gs://bucket/x', b'data')
+  assert written == {'gs://bucket/x': b'data'}
