@@ -3,10 +3,12 @@
 import argparse
 import errno
 import importlib
+import logging
 import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -106,6 +108,151 @@ def test_a_message_is_shown_once():
     [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
   )
   assert (done.returncode, done.stderr) == (0, 'said\n')
+
+
+def test_of_an_error_over_many_lines_one_is_said(capsys):
+  """And the machine is to blame whatever the error was caused by."""
+  error = RuntimeError('cannot')
+  error.__cause__ = ValueError('at all')
+  error.__cause__.__cause__ = OSError('no SPACE left on DEVICE')
+  outer = ValueError(f' {"x" * 999}\nand more')
+  outer.__cause__ = error
+  assert flags.status(outer) == 71
+  assert capsys.readouterr().err == (
+    f'error: {"x" * 600} Make room on the disk, or write elsewhere.\n'
+  )
+  outer.__cause__ = None
+  assert flags.status(ValueError('one\ntwo')) == 2
+  assert capsys.readouterr().err == 'error: one\ntwo\n'
+
+
+@pytest.mark.parametrize(('ended', 'status'), [(None, 0), (0, 0), (3, 3)])
+def test_a_command_ends_with_what_it_returns(ended, status):
+  got = []
+  args = argparse.Namespace()
+
+  def run(args):
+    got.append(args)
+    return ended
+
+  assert flags.command(run, args) == status and got == [args]
+
+
+def test_a_command_ends_with_its_error(capsys):
+  def run(error):
+    raise error
+
+  assert flags.command(run, ValueError('bad')) == 2
+  assert flags.command(run, KeyboardInterrupt()) == 130
+  assert capsys.readouterr().err == 'error: bad\ninterrupted\n'
+  with pytest.raises(KeyError):
+    flags.command(run, KeyError('ours'))
+
+
+@pytest.mark.parametrize(
+  ('text', 'shown', 'cell'),
+  [
+    ('', '', ''),
+    ('plain ü 1', 'plain ü 1', 'plain ü 1'),
+    ('a\tb\n', r'a\tb\n', r'a\tb\n'),
+    ('\x1b[0m', r'\x1b[0m', r'\x1b[0m'),
+    (os.fsdecode(b'x\xff'), r'x\udcff', r'x\udcff'),
+    *((f'{c}1', f'{c}1', f"'{c}1") for c in '=+-@'),
+    ('1=1', '1=1', '1=1'),
+  ],
+)
+def test_names_are_shown_as_text_and_nothing_else(text, shown, cell):
+  assert flags.printable(text) == shown
+  assert flags.cell(text) == cell
+
+
+def test_whole_numbers_above_0_are_told_from_others():
+  assert [flags.positive(x) for x in ('1', ' 20 ', '007')] == [1, 20, 7]
+  for wrong in ('0', '-1', '1.5', '', 'x', '²', '1e3'):
+    with pytest.raises(argparse.ArgumentTypeError, match=repr(wrong)):
+      flags.positive(wrong)
+
+
+def test_flags_of_a_dataset_are_fields_of_a_config():
+  parser = flags.parser('some', 'What it does.\n\n  as it is')
+  flags.add_data(parser)
+  assert 'What it does.\n\n  as it is' in parser.format_help()
+  assert parser.prog == 'python -m vit_jax.some'
+  base = {'name': 'x', 'dir': '', 'split_seed': 0, 'on_bad_image': 'error'}
+  assert flags.data_of('x', parser.parse_args([])).to_dict() == base
+  given = ['--data_dir=/d', '--split_seed=7', '--on_bad_image=skip']
+  assert flags.data_of('y', parser.parse_args(given)).to_dict() == {
+    **{'name': 'y', 'dir': '/d', 'split_seed': 7, 'on_bad_image': 'skip'}
+  }
+
+
+@pytest.mark.parametrize(
+  ('before', 'arg', 'full'),
+  [
+    ('', '--config=digits', '--config={}/digits.py'),
+    ('', '-config=vit:l16,x', '-config={}/vit.py:l16,x'),
+    ('--config', 'vit:l16', '{}/vit.py:l16'),
+    ('-config', 'digits', '{}/digits.py'),
+    # A path, no config of ours, and what is said of something else.
+    ('', '--config=digits.py', '--config=digits.py'),
+    ('', '--config=configs/digits', '--config=configs/digits'),
+    ('', '--config=nothing', '--config=nothing'),
+    ('', 'digits', 'digits'),
+    ('--workdir', 'digits', 'digits'),
+    ('', '--workdir=digits', '--workdir=digits'),
+  ],
+)
+def test_configs_are_known_by_their_names(before, arg, full):
+  assert flags._full_config(arg, before) == full.format(ROOT / 'configs')
+
+
+@pytest.mark.parametrize(
+  ('argv', 'named'),
+  [
+    (['main'], ''),
+    (['main', '--configs=x'], ''),
+    (['main', '--config=a:b=c', '--workdir=x'], 'a:b=c'),
+    (['main', '-config', 'a', 'x'], 'a'),
+    (['main', '--config=a', '--config', 'b'], 'b'),
+    (['main', '--config'], ''),
+  ],
+)
+def test_the_last_config_counts(argv, named):
+  assert flags._named_config(argv) == named
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_a_config_by_name_is_that_of_its_file():
+  config = flags.config_named('digits:resnet')
+  assert config.data.name == 'digits' and config.model.name == 'resnet'
+  with pytest.raises(ValueError, match='^gone is no file: .* digits, .* vit'):
+    flags.config_named('gone:x')
+  with pytest.raises(ValueError) as e:
+    flags.config_named('digits:nothing')
+  assert 'nothing' in str(e.value)
+  assert not str(e.value).startswith('ValueError')
+  assert '\n' not in str(e.value)
+
+
+def test_of_what_is_no_fault_nothing_is_shown(monkeypatch):
+  """What one failed write does to the others, and libraries' tracebacks."""
+  shown = []
+  monkeypatch.setattr(sys, '__unraisablehook__', shown.append)
+  problems = [
+    types.SimpleNamespace(exc_value=RuntimeError(text))
+    for text in ('Event loop is closed', 'another')
+  ]
+  for problem in problems:
+    flags._unraisable(problem)
+  assert shown == problems[1:]
+
+  def record(text, error=None):
+    return logging.LogRecord('x', 30, 'x', 1, text, (), error)
+
+  assert flags._has_no_traceback(record('fine'))
+  assert not flags._has_no_traceback(record('a\nTraceback (most recent'))
+  error = ValueError, ValueError('x'), None
+  assert not flags._has_no_traceback(record('fine', error))
 
 
 @pytest.mark.slow
