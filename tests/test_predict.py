@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from tests.conftest import ROOT
 from vit_jax import predict, train
 from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
-from vit_jax.data import transforms
+from vit_jax.data import decode, transforms
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 
@@ -373,3 +374,118 @@ def test_folders_are_searched_but_hidden_ones(tmp_path, monkeypatch):
   monkeypatch.setattr(os, 'scandir', listed)
   with pytest.raises(PermissionError, match='not allowed'):
     predict.find_files([str(tmp_path)])
+
+
+def test_rows_of_objects_have_their_boxes_and_long_names_their_place():
+  row = {'file': 'a.png', 'rank': 7, 'class': 'cat', 'probability': 0.5}
+  row |= {'x0': 0.0, 'y0': 2.55, 'x1': 100.5, 'y1': 12345.0}
+  columns = predict.COLUMNS + predict.BOX
+  args = (['a.png', 'longer.png'], ['x' * 60, 'cat'], columns)
+  (text,) = predict.texts([[row]], 'table', *args)
+  name = 'cat'.ljust(40)
+  box = '      0.0      2.5    100.5  12345.0'
+  assert text == f'a.png        7  {name}   50.00%{box}\n'
+  head, body = ''.join(predict.texts([[row]], 'csv', *args)).splitlines()
+  assert head == 'file,rank,class,probability,x0,y0,x1,y1'
+  assert body == 'a.png,7,cat,0.5,0.0,2.55,100.5,12345.0'
+  texts = predict.texts([[row], [], [row | {'rank': 8}]], 'json', *args)
+  assert json.loads(''.join(texts)) == [row, row | {'rank': 8}]
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+  """Returns a function that has predict open a model of a kind.
+
+  What it is asked is in the list that comes back.
+  """
+
+  def pretend(attention='self', **fields):
+    model = types.SimpleNamespace(num_classes=3, attention=attention, **fields)
+    checkpoint = types.SimpleNamespace(model=model, class_names=('a', 'b', 'c'))
+    monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
+    asked = []
+
+    def answer(checkpoint, paths, *args):
+      asked.append(args)
+      yield paths[0], decode.UnreadableImage(paths[0], 'torn')
+      for path in paths[1:]:
+        row = dict.fromkeys(predict.COLUMNS + predict.BOX[: 4 * len(args) - 4])
+        yield path, [row | {'file': path, 'class': 'b'}]
+
+    for name in ('predict', 'find_objects'):
+      monkeypatch.setattr(predict, name, answer)
+    return asked
+
+  return pretend
+
+
+@pytest.mark.parametrize(
+  ('args', 'asked'), [((), 5), (('--topk=1',), 1), (('--topk=70',), 70)]
+)
+def test_as_many_classes_are_asked_for_as_are_said(
+  command, images, pretended, args, asked
+):
+  found = pretended()
+  files = [images / 'notes.txt', images / 'z.webp']
+  status, out, err = command('x', *files, '--format=csv', *args)
+  assert (status, found) == (1, [(asked,)])
+  assert out.splitlines() == [
+    'file,rank,class,probability',
+    f'{images}/z.webp,,b,',
+  ]
+  assert err == f'unreadable: cannot read image {images}/notes.txt: torn\n'
+
+
+@pytest.mark.parametrize(
+  ('args', 'asked'),
+  [((), 0.7), (('--threshold=0',), 0), (('--threshold=1',), 1)],
+)
+def test_objects_are_asked_for_from_a_threshold_on(
+  command, images, pretended, tmp_path, args, asked
+):
+  found = pretended('objects')
+  files = [images / 'notes.txt', images / 'z.webp']
+  status, out, err = command('x', *files, '--format=csv', *args)
+  assert (status, found) == (1, [(asked, None)])
+  assert out.startswith('file,rank,class,probability,x0,y0,x1,y1\n')
+  assert 'written' not in err
+  out = tmp_path / 'new' / 'out'
+  _, _, err = command('x', *files, '--format=csv', f'--out={out}', *args)
+  assert found[1:] == [(asked, str(out))] and out.is_dir()
+  assert err.splitlines()[-1] == (
+    f'written {out}: an image for each file, coco.json'
+  )
+
+
+def test_a_picture_of_masks_takes_a_library(
+  command, images, pretended, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    predict.segments.importlib.util, 'find_spec', lambda name: None
+  )
+  for masks, want in ((True, 71), (False, 1)):
+    found = pretended('objects', masks=masks)
+    out = tmp_path / f'{masks}'
+    status, _, err = command('x', images / 'z.webp', f'--out={out}')
+    assert (status, len(found), out.exists()) == (want, not masks, not masks)
+    assert ('--out with the masks of x needs pycocotools' in err) is masks
+
+
+@pytest.mark.parametrize(
+  ('attention', 'args', 'message'),
+  [
+    ('self', ['--threshold=0'], 'x finds none, only classes: leave them out'),
+    ('self', ['--out=here'], 'x finds none, only classes: leave them out'),
+    ('objects', ['--topk=5'], 'x finds objects: say by --threshold how many'),
+    ('self', ['--threshold=1.1'], '--threshold=1.1: give a share from 0 to 1'),
+    ('self', ['--threshold=-0.1'], '--threshold=-0.1: give a share from 0 to'),
+  ],
+)
+def test_flags_of_another_kind_of_model_are_refused(
+  command, images, pretended, monkeypatch, attention, args, message
+):
+  found = pretended(attention)
+  status, out, err = command('x', images / 'z.webp', *args)
+  assert (status, out, found) == (2, '', [])
+  assert message in err
+  assert not os.path.exists('here')
