@@ -11,7 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax import evaluate
 from vit_jax.convert import orbax
 from vit_jax.data import sources
-from vit_jax.training import features
+from vit_jax.training import features, plots
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 20, 'heads': 2}
 DIGITS = tuple(map(str, range(10)))
@@ -51,7 +51,10 @@ def save(path, **changes):
   return checkpoint
 
 
-def test_the_command_measures_by_the_names_of_classes(tmp_path, capsys):
+def test_the_command_measures_by_the_names_of_classes(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(evaluate, 'MAX_CLASSES', 10)
   checkpoint = save(tmp_path / 'x')
   out = tmp_path / 'out'
   status = evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
@@ -114,13 +117,18 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
     ({'class_names': ()}, None),
   ],
 )
-def test_other_classes_are_refused(tmp_path, capsys, changes, message):
+def test_other_classes_are_refused(
+  tmp_path, capsys, monkeypatch, changes, message
+):
   save(tmp_path / 'x', **changes)
+  monkeypatch.setattr(evaluate, 'MAX_CLASSES', 9)
   out = tmp_path / 'out'
   status = evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
   err = capsys.readouterr().err
   assert (status, out.exists()) == ((2, False) if message else (0, True))
   assert (message or '') in err
+  if not message:  # of more classes, a matrix is not written
+    assert [path.name for path in out.iterdir()] == ['classes.csv']
 
 
 def test_classes_of_one_name_are_told_apart_or_refused():
@@ -151,3 +159,104 @@ def test_classes_without_names_are_told_by_their_number():
   checkpoint = random_checkpoint(None, (8, 8), 0, **TINY)
   with pytest.raises(ValueError, match='has no head: it predicts nothing'):
     evaluate.same_classes(checkpoint, DIGITS)
+
+
+def confused():
+  """Returns measures of five classes, one without images, one never told."""
+  confusion_CC = np.zeros((5, 5), int)
+  confusion_CC[0, :3] = 6, 1, 3
+  confusion_CC[1, 1] = 4
+  confusion_CC[3, 0] = 2
+  return evaluate.Measures(0.625, 0.75, 2 / 3, confusion_CC)
+
+
+NAMES = ('cat', '=dog', 'cow', 'a,b', 'hen')
+
+
+def test_classes_have_a_line_each_if_there_is_something_to_say():
+  lines = evaluate.classes_csv(confused(), NAMES).splitlines()
+  assert lines == [
+    'class,images,accuracy,precision,taken_for,times',
+    'cat,10,0.6,0.75,cow,3',
+    "'=dog,4,1.0,0.8,,0",
+    'cow,0,,0.0,,0',
+    '"a,b",2,0.0,,cat,2',
+  ]
+  assert evaluate.confusion_csv(confused(), NAMES).splitlines() == [
+    'class,cat,\'=dog,cow,"a,b",hen',
+    'cat,6,1,3,0,0',
+    "'=dog,0,4,0,0,0",
+    'cow,0,0,0,0,0',
+    '"a,b",2,0,0,0,0',
+    'hen,0,0,0,0,0',
+  ]
+
+
+def test_what_is_confused_most_comes_first():
+  assert evaluate._table(confused(), NAMES, 1600).splitlines() == [
+    'images             1,600',
+    'accuracy           62.50%',
+    'balanced           66.67%',
+    'taken for another  cat for cow, 3 times',
+    'taken for another  a,b for cat, 2 times',
+    'taken for another  cat for =dog, 1 times',
+  ]
+  confusion_CC = np.arange(49).reshape(7, 7) * 1000
+  found = evaluate.Measures(0.5, 0.75, 0.25, confusion_CC)
+  names = ('a\n', *'bcdefg')
+  lines = evaluate._table(found, names, 3).splitlines()
+  assert lines[2] == 'of five            75.00%'
+  assert lines[4:] == [
+    f'taken for another  {x}'
+    for x in (
+      'g for f, 47,000 times',
+      'g for e, 46,000 times',
+      'g for d, 45,000 times',
+      'g for c, 44,000 times',
+      'g for b, 43,000 times',
+    )
+  ]
+
+
+@pytest.mark.parametrize(('most', 'inches'), [(5, 4.4), (4, 8)])
+def test_a_matrix_of_many_classes_has_no_names(monkeypatch, most, inches):
+  """Shares are of the images of a class, and 0 where it has none."""
+  monkeypatch.setattr(evaluate, 'MAX_NAMED', most)
+  drawn = []
+  monkeypatch.setattr(plots, 'png', drawn.append)
+  evaluate.plot(confused(), NAMES, 'a $title$')
+  (figure,) = drawn
+  assert figure.get_size_inches() == pytest.approx([inches + 1, inches])
+  axes, _ = figure.axes
+  (image,) = axes.images
+  np.testing.assert_allclose(
+    image.get_array(),
+    np.array([10, 4, 1, 2, 1])[:, None] ** -1.0 * confused().confusion_CC,
+  )
+  assert image.get_clim() == (0, 1)
+  for axis in (axes.xaxis, axes.yaxis):
+    texts = tuple(x.get_text() for x in axis.get_ticklabels())
+    assert (texts == NAMES) is (most == 5)
+  assert axes.get_title() == 'a $title$'
+  assert (axes.get_xlabel(), axes.get_ylabel()) == (
+    *('predicted', 'class of the image'),
+  )
+
+
+@pytest.mark.parametrize(
+  ('args', 'split'),
+  [
+    (['digits'], 'test'),
+    (['imagenet2012'], 'validation'),
+    (['imagenet2012', '--split=train'], 'train'),
+  ],
+)
+def test_the_split_is_that_of_the_benchmark_unless_said(
+  monkeypatch, args, split
+):
+  asked = []
+  monkeypatch.setattr(evaluate, 'evaluate', asked.append)
+  assert evaluate.main(['x', *args]) == 0
+  ((found),) = asked
+  assert (found.checkpoint, found.dataset) == ('x', args[0])
+  assert (found.split, found.output) == (split, 'runs/evaluate')
