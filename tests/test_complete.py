@@ -116,12 +116,57 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
     np.testing.assert_array_equal(own[:64], sample[:64])
     assert (own[64:] != sample[64:]).any()
   assert (samples[0] != samples[1]).any()
+  # The same photograph once more is completed otherwise, as with another
+  # seed, and the same seed is the same again.
+  twice = [args[0], photos[0], photos[0], *args[3:]]
+  pictures = []
+  for seed in (5, 5, 6):
+    assert complete.main([*twice, f'--seed={seed}']) == 0
+    pictures.append(np.asarray(Image.open(out)))
+  assert (pictures[0][:128] != pictures[0][132:]).any()
+  np.testing.assert_array_equal(*pictures[:2])
+  assert (pictures[1] != pictures[2]).any()
   # The last row is drawn, however much is to be kept.
   assert complete.main([*args, '--keep=0.99']) == 0
   picture = np.asarray(Image.open(out))
   own, sample = picture[:128, :160], picture[:128, 328:][:, :160]
   np.testing.assert_array_equal(own[:96], sample[:96])
   assert (own[96:] != sample[96:]).any()
+
+
+@pytest.mark.parametrize(
+  ('size', 'times'), [((3, 5), 42), ((70, 50), 1), ((150, 40), 1)]
+)
+def test_a_grid_is_of_images_apart_and_as_large_as_can_be_seen(size, times):
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 255, (2, 3, *size, 3), np.uint8)
+  grid = complete._grid(images)
+  H, W = (times * side for side in size)
+  assert grid.shape == (2 * H + 4, 3 * W + 8, 3)
+  for r, c in itertools.product(range(2), range(3)):
+    part = grid[r * (H + 4) :][:H, c * (W + 4) :][:, :W]
+    np.testing.assert_array_equal(part[::times, ::times], images[r, c])
+    np.testing.assert_array_equal(
+      part[times - 1 :: times, times - 1 :: times], images[r, c]
+    )
+  assert (grid[H : H + 4] == 255).all() and (grid[:, W : W + 4] == 255).all()
+
+
+@pytest.mark.parametrize(
+  ('flags', 'fields'),
+  [
+    ([], {'keep': 0.5, 'samples': 4, 'temperature': 1.0, 'seed': 0}),
+    (['--keep=0', '--samples=1'], {'keep': 0.0, 'samples': 1}),
+    (['--temperature=0.01', '--keep=0.999'], {'temperature': 0.01}),
+  ],
+)
+def test_flags_that_make_sense_are_taken(monkeypatch, flags, fields):
+  asked = []
+  monkeypatch.setattr(complete, '_run', asked.append)
+  assert complete.main(['x', 'y.jpg', 'z.jpg', *flags]) == 0
+  (args,) = asked
+  assert (args.checkpoint, args.images) == ('x', ['y.jpg', 'z.jpg'])
+  assert vars(args).items() >= fields.items()
 
 
 def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
@@ -159,11 +204,14 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
     '--keep=-0.1',
     '--samples=0',
     '--temperature=0',
+    '--temperature=-1',
+    '--temperature=nan',
     '--out=x',
     '--out=n/x.png',
   ],
 )
 def test_flags_that_make_no_sense_are_refused(flag, capsys):
-  with pytest.raises(SystemExit):
+  with pytest.raises(SystemExit) as ended:
     complete.main(['x', 'y.jpg', flag])
+  assert ended.value.code == 2
   assert flag.split('=')[0] in capsys.readouterr().err
