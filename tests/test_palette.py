@@ -1,5 +1,8 @@
 """Palettes: clusters that are known, files, and what is refused."""
 
+import collections
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -104,3 +107,106 @@ def test_more_colours_than_there_are_are_refused(tmp_path, capsys):
   assert palette.main(args) == 2
   assert 'the images have 17 different ones' in capsys.readouterr().err
   assert not out.exists()
+
+
+def test_what_is_nearly_a_palette_is_refused(tmp_path):
+  path = tmp_path / 'x.npy'
+  for shape in ((3,), (1, 3), (2, 3, 1)):
+    np.save(path, np.zeros(shape))
+    with pytest.raises(ValueError, match='has the shape'):
+      palette.read(str(path))
+  for wrong in (np.nan, 1.001, -1.001):
+    np.save(path, np.float32([[0, wrong, 0], [0, 0, 0]]))
+    with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
+      palette.read(str(path))
+  np.save(path, np.float32([[-1, 0, 1], [1, 1, 1]]))
+  assert palette.read(str(path)) == (-1, 0, 1, 1, 1, 1)
+
+
+def test_the_nearest_colour_is_rounded_to_a_pixel():
+  colours_KC = np.float32([[-1, -1, -1], [0, 0, 0], [1, 1, 1]])
+  pixels_NC = np.uint8([[0, 0, 0], [63, 63, 63], [64, 64, 64], [191, 191, 191]])
+  got = palette.nearest(pixels_NC, colours_KC)
+  assert got.dtype == np.uint8
+  # 127.5 is rounded to the even one.
+  assert got[:, 0].tolist() == [0, 0, 128, 128]
+  assert palette.nearest(np.uint8([[192, 192, 192]]), colours_KC)[0, 0] == 255
+
+
+@pytest.mark.parametrize(
+  ('count', 'rows'), [(5, [0, 2, 4, 6, 9]), (10, [*range(10)]), (99, None)]
+)
+def test_images_are_spread_over_the_data(monkeypatch, count, rows):
+  monkeypatch.setattr(palette, 'IMAGES', count)
+  source = [
+    {'image': np.full((6, 8, 3), i, np.uint8), 'name': f'{i}'}
+    for i in range(10)
+  ]
+  got = palette._images(source, (4, 5))
+  assert got.shape[1:] == (4, 5, 3) and got.dtype == np.uint8
+  assert got[:, 0, 0, 0].tolist() == (rows or [*range(10)])
+
+
+@pytest.mark.parametrize(
+  ('colours', 'shape'), [(3, (3, 1)), (64, (64, 1)), (65, (64, 2))]
+)
+def test_a_picture_has_images_the_same_in_colours_and_these(colours, shape):
+  """Two images of 24 x 30 pixels, which are enlarged four times."""
+  rng = np.random.default_rng(0)
+  palette_KC = rng.uniform(-1, 1, (colours, 3)).astype(np.float32)
+  images = rng.integers(0, 256, (2, 24, 30, 3), np.uint8)
+  png = palette._picture(images, palette_KC)
+  picture = np.asarray(Image.open(io.BytesIO(png)))
+  columns, lines = shape
+  side = 240 // columns
+  assert picture.shape == (2 * 96 + lines * side, 240, 3)
+  same = palette.nearest(images.reshape(-1, 3), palette_KC)
+  for row, want in ((0, images), (96, same.reshape(images.shape))):
+    for i in range(2):
+      part = picture[row:][:96, 120 * i :][:, :120]
+      np.testing.assert_array_equal(part[::4, ::4], want[i])
+      np.testing.assert_array_equal(part[3::4, 3::4], want[i])
+  swatches = picture[192:].reshape(lines, side, 240, 3)[:, :, : columns * side]
+  found = swatches[:, 0, side // 2 :: side].reshape(-1, 3)
+  want = np.rint(127.5 * (palette_KC + 1))
+  np.testing.assert_array_equal(found[:colours], want)
+  assert (found[colours:] == 255).all()
+  assert (picture[192:, columns * side :] == 255).all()
+
+
+def test_so_many_pixels_are_clustered(folder, tmp_path, monkeypatch, capsys):
+  """Of ten images of twenty."""
+  asked = []
+  fit = palette.fit
+
+  def spy(pixels_NC, colours):
+    asked.append(pixels_NC)
+    return fit(pixels_NC, colours)
+
+  monkeypatch.setattr(palette, 'fit', spy)
+  for most, count in ((150, 150), (200, 200), (201, 200)):
+    monkeypatch.setattr(palette, 'PIXELS', most)
+    out = tmp_path / f'{most}.npy'
+    args = [f'{folder}/', f'--out={out}', '--colours=2', '--image_size=4x5']
+    assert palette.main([*args, '--split=train+test']) == 0
+    said = capsys.readouterr().out
+    assert f'train+test: {count} pixels of 10 images\n' in said
+    assert f'{out}: 2 colours\n' in said
+    assert len(asked[-1]) == count
+  some, every, _ = (collections.Counter(map(tuple, x.tolist())) for x in asked)
+  assert some <= every  # none of them twice
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--colours=1', '--out=x.npy'], '--colours=1: at least 2 are needed.'),
+    (['--out=x.png'], '--out=x.png: its name should end in .npy.'),
+    ([], 'required: --out'),
+  ],
+)
+def test_flags_that_make_no_sense_are_refused(capsys, args, message):
+  with pytest.raises(SystemExit) as ended:
+    palette.main(['digits', *args])
+  assert ended.value.code == 2
+  assert message in capsys.readouterr().err
