@@ -1,8 +1,10 @@
+import collections
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from vit_jax.data import augmentations, transforms
 from vit_jax.data.augmentations import OPERATIONS
@@ -106,6 +108,90 @@ def test_rand_augment_draws_all_operations_alike(pixels, monkeypatch):
   assert abs(np.std(magnitudes) - 0.5) < 0.05
 
 
+@pytest.mark.parametrize('policy', ['imagenet', 'cifar10'])
+def test_operations_of_a_policy_come_as_often_as_it_says(
+  pixels, monkeypatch, policy
+):
+  """At their magnitudes, each pair as often as any other."""
+  drawn = collections.Counter()
+
+  def recorder(name):
+    def record(image, magnitude, rng):
+      drawn[name, magnitude] += 1
+      return image
+
+    return record
+
+  recording = {name: recorder(name) for name in OPERATIONS}
+  monkeypatch.setattr(augmentations, 'OPERATIONS', recording)
+  augment = augmentations.AutoAugment(policy)
+  rng = np.random.default_rng(0)
+  n = 2000
+  for _ in range(n):
+    augment(pixels[:1, :1], rng)
+  want = collections.Counter()
+  for pair in augment.pairs():
+    for name, probability, magnitude in pair:
+      want[name, magnitude] += n * probability / 25
+  assert drawn.keys() <= want.keys()
+  for key, count in want.items():
+    # At most a binomial's deviation, and twice as much for two in one pair.
+    assert abs(drawn[key] - count) <= 5 * np.sqrt(2 * count), key
+
+
+def test_either_direction_is_as_likely(pixels):
+  image, rng = Image.fromarray(pixels), np.random.default_rng(0)
+  values = []
+  operation = augmentations.Operation(lambda _, v: values.append(v), 8.0)
+  for _ in range(400):
+    operation(image, 5, rng)
+  assert set(values) == {-4.0, 4.0}
+  # A binomial of 400 draws: 200 and a deviation of 10.
+  assert abs(values.count(4.0) - 200) < 50
+  values.clear()
+  one_way = dataclasses.replace(operation, signed=False)
+  for _ in range(20):
+    one_way(image, 2.5, rng)
+  assert set(values) == {2.0}
+
+
+def test_colours_are_jittered_in_any_order_and_as_far_as_is_said(
+  pixels, monkeypatch
+):
+  found = []
+
+  def recorder(name):
+    def record(image, value):
+      found.append((name, value))
+      return image
+
+    return augmentations.Operation(record)
+
+  names = ('Brightness', 'Contrast', 'Color')
+  recording = {name: recorder(name) for name in names}
+  monkeypatch.setattr(augmentations, 'OPERATIONS', recording)
+  radii = []
+
+  def blur(radius):
+    radii.append(radius)
+    return ImageFilter.BoxBlur(0)
+
+  monkeypatch.setattr(augmentations.ImageFilter, 'GaussianBlur', blur)
+  rng = np.random.default_rng(0)
+  for _ in range(300):
+    augmentations.ThreeAugment(0.4)(pixels[:1, :1], rng)
+  orders = {
+    tuple(name for name, _ in found[i : i + 3]) for i in range(0, 900, 3)
+  }
+  assert orders == set(itertools.permutations(names))
+  for name in names:
+    values = np.array([value for n, value in found if n == name])
+    # Uniform: the ends of 300 draws are within 5 %, but for 1 in 10^3.
+    assert -0.4 <= values.min() < -0.36 and 0.36 < values.max() <= 0.4
+    assert abs(values.mean()) < 5 * 0.4 / np.sqrt(3 * 300)
+  assert 0.1 <= min(radii) < 0.3 and 1.8 < max(radii) <= 2
+
+
 def test_magnitudes_stay_in_their_range(pixels):
   image = Image.fromarray(pixels)
   rotate = OPERATIONS['Rotate']
@@ -149,6 +235,11 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
     ('autoaugment', augmentations.AutoAugment('imagenet')),
     ('autoaugment(cifar10)', augmentations.AutoAugment('cifar10')),
     ('3augment(0.2)', augmentations.ThreeAugment(0.2)),
+    ('3augment', augmentations.ThreeAugment(0.3)),
+    (' randaugment( 1 ,0, ) ', augmentations.RandAugment(1, 0)),
+    ('randaugment(1, 10, 0)', augmentations.RandAugment(1, 10)),
+    ('3augment(0)', augmentations.ThreeAugment(0.0)),
+    ('3augment(1)', augmentations.ThreeAugment(1.0)),
   ],
 )
 def test_texts_of_configs(text, want):
