@@ -108,6 +108,57 @@ def test_training_keeps_boxes_around_what_they_show(stride):
   assert len(sizes) > 10
 
 
+def test_half_of_the_images_are_mirrored_and_half_are_parts():
+  """Parts are squares here, and the whole is none."""
+  transform = box_transforms.TrainBoxTransform(
+    (160, 180), 5, (70,), 0, (90,), (60, 60), flip=True
+  )
+  parts, mirrored = 0, 0
+  for seed in range(200):
+    example = transform(record(), np.random.default_rng(seed))
+    size = tuple(example['size'].tolist())
+    assert size in ((70, 70), (70, 93))
+    parts += size == (70, 70)
+    mirrored += size == (70, 93) and example['boxes'][0, 0] > 0.5
+  # Binomials of 200 draws: deviations of 7.1, and of about 5.
+  assert abs(parts - 100) < 35
+  assert abs(mirrored - (200 - parts) / 2) < 25
+  plain = dataclasses.replace(transform, flip=False, crop_sides=())
+  for seed in range(9):
+    example = plain(record(), np.random.default_rng(seed))
+    assert example['boxes'][0, 0] < 0.5 and example['size'][1] == 93
+
+
+@pytest.mark.parametrize(
+  ('short', 'sides', 'least'),
+  [(90, range(40, 61), 40), (180, range(20, 31), 20)],
+)
+def test_parts_have_every_place_and_side(short, sides, least):
+  """In pixels of the image, which is resized before they are taken."""
+  transform = box_transforms.TrainBoxTransform(
+    (99, 99), 1, crop_sides=(short,), crop=(40, 60)
+  )
+  rng = np.random.default_rng(0)
+  parts = np.array([transform._part(90, 120, rng) for _ in range(4000)])
+  top, left, height, width = parts.T
+  assert set(height) == set(width) == set(sides)
+  assert (top + height <= 90).all() and (left + width <= 120).all()
+  smallest = height == least
+  assert top.min() == left.min() == 0
+  assert (top + height).max() == 90 and (left + width).max() == 120
+  # Evenly: 4,000 draws of about 20 sides.
+  assert abs(smallest.mean() * len(sides) - 1) < 1
+
+
+def test_parts_of_a_small_image_are_as_large_as_it_is():
+  transform = box_transforms.TrainBoxTransform(
+    (99, 99), 1, crop_sides=(30,), crop=(40, 60)
+  )
+  rng = np.random.default_rng(0)
+  for _ in range(9):
+    assert transform._part(60, 70, rng) == (0, 0, 60, 70)
+
+
 def test_batches_have_few_shapes_and_every_side_its_share():
   sides = tuple(range(480, 801, 32))
   transform = box_transforms.TrainBoxTransform(
