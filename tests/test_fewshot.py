@@ -700,6 +700,64 @@ def test_usual_shots_and_seeds():
   assert fewshot.parse(['x', 'digits', '--shots=5, 1,5']).shots == (1, 5)
 
 
+@pytest.mark.parametrize(('said', 'images'), [(None, 512), (24, 24)])
+def test_each_of_eight_devices_has_64_images_unless_said(said, images):
+  mesh, found = fewshot._devices(types.SimpleNamespace(batch_size=said))
+  assert (mesh.size, found) == (8, images)
+
+
+def test_a_title_says_what_was_measured_on_what(monkeypatch, capsys, tmp_path):
+  titles = []
+  for name, made in {
+    'csv_text': lambda curve: 'text',
+    'plot': lambda curves, title: titles.append((curves, title)) or b'png',
+    'table': lambda curve: 'a table',
+  }.items():
+    monkeypatch.setattr(fewshot.report, name, made)
+  args = fewshot.parse(
+    ['some/run', 'some/data', '--layer=logits', f'--output={tmp_path}']
+  )
+  curve = object()
+  checkpoint = types.SimpleNamespace(image_size=(24, 32))
+  fewshot._write(curve, args, checkpoint)
+  assert titles == [
+    (
+      [curve],
+      'some/run, logits, 24x32 pixels\non some/data: shots of train, accuracy '
+      'on test',
+    )
+  ]
+  assert (tmp_path / 'fewshot.csv').read_bytes() == b'text'
+  assert (tmp_path / 'fewshot.png').read_bytes() == b'png'
+  assert capsys.readouterr().out == (
+    f'\na table\nwritten  {tmp_path}/fewshot.csv\n'
+    f'written  {tmp_path}/fewshot.png\n'
+  )
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--image_size=12x16'], '(12, 16) it was'),
+    (['--train_split=train[:9]'], '9 training examples are too few'),
+    (['--batch_size=12'], '--batch_size=12 cannot be shared evenly'),
+  ],
+)
+def test_layers_are_refused_before_the_model_runs(
+  command, workdir, tmp_path, monkeypatch, args, message
+):
+  def resized(checkpoint, size):
+    assert checkpoint.image_size == (8, 8)
+    raise ValueError(f'{size} it was')
+
+  monkeypatch.delattr(features, 'Extractor')
+  monkeypatch.setattr(transfer, 'resized', resized)
+  flags = ('--layers=all', '--probe', *args)
+  status, _, err = command(workdir, 'digits', *flags)
+  assert status == 2 and message in err
+  assert not (tmp_path / 'out').exists()
+
+
 def test_distributed_joins_the_other_processes_first(
   command, workdir, monkeypatch
 ):
@@ -843,6 +901,8 @@ def test_probes_of_all_layers_are_those_of_each(command, workdir, tmp_path):
     (('--layers=all', '--probe', '--features=x.npz'), 'keeps no --features'),
     (('--layers=all', '--probe', '--l2=fixed'), 'has no use for --l2'),
     (('--layers=all', '--probe', '--shots=5'), 'has no use for --shots'),
+    (('--layers=all', '--probe', '--seeds=4'), 'has no use for --seeds'),
+    (('--layers=all', '--probe', '--layer=logits'), 'no use for --layer.'),
   ],
 )
 def test_layers_without_what_they_need_are_refused(command, args, message):
