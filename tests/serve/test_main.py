@@ -1,0 +1,96 @@
+"""The command that serves checkpoints: names, what it says, and its folder."""
+
+import argparse
+import pathlib
+import signal
+import types
+
+import numpy as np
+import pytest
+
+from vit_jax.serve import __main__ as command
+
+listening = pytest.importorskip(
+  'vit_jax.serve.listening', reason='needs the extra `serve`'
+)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+  """Has every path open as a checkpoint."""
+
+  def open_checkpoint(path):
+    return types.SimpleNamespace(path=path)
+
+  monkeypatch.setattr(command.opening, 'open_checkpoint', open_checkpoint)
+
+
+def test_checkpoints_of_one_name_are_numbered(opened):
+  paths = ['/a/run/checkpoints/1', 'b/run/checkpoints/2', 'x.npz', 'c/run']
+  found = command.open_all([*paths, 'run-2'])
+  assert {name: checkpoint.path for name, checkpoint in found.items()} == {
+    'run': paths[0],
+    'run-2': paths[1],
+    'x': paths[2],
+    'run-3': paths[3],
+    'run-2-2': 'run-2',
+  }
+
+
+def test_what_is_converted_is_served_and_removed(opened, monkeypatch, capsys):
+  """Also when it is told to end."""
+  served, handlers = [], []
+
+  def write_model(checkpoint, folder, name, dtype):
+    (folder / f'{name}.{dtype}.onnx').write_text(checkpoint.path)
+    return [f'{name} lost'] if name == 'b' else []
+
+  def serve(args, paths, explain):
+    served.append((args, [path.read_text() for path in paths], explain))
+    served.append(paths[0].parent)
+    ((number, end),) = handlers
+    assert number == signal.SIGTERM
+    end(number, None)
+
+  monkeypatch.setattr(command.board, 'write_model', write_model)
+  monkeypatch.setattr(listening, 'serve', serve)
+  monkeypatch.setattr(
+    command.signal, 'signal', lambda *given: handlers.append(given)
+  )
+  args = argparse.Namespace(checkpoints=['b.npz', 'a.npz'])
+  with pytest.raises(SystemExit) as ended:
+    command._run(args)
+  assert ended.value.code == 143
+  (given, texts, explain), folder = served
+  assert given is args and texts == ['b.npz', 'a.npz']
+  assert [*explain._checkpoints] == ['b', 'a']
+  assert isinstance(folder, pathlib.Path) and not folder.exists()
+  assert capsys.readouterr().out.splitlines() == [
+    'converting b.npz as b',
+    'not held  b lost',
+    'converting a.npz as a',
+  ]
+
+
+def test_the_shortest_of_a_few_times_is_a_models(monkeypatch):
+  """In as many threads as it will run in, of an image of its size."""
+  served_model = pytest.importorskip('vit_jax.serve.served_model')
+  seconds, asked = [3.0, 1.5, 2.0, 5.0], []
+
+  class Model:
+    view = types.SimpleNamespace(size=(3, 4))
+
+    def __init__(self, *args):
+      asked.append(args)
+
+    def run(self, seen):
+      asked.extend(seen)
+      return [types.SimpleNamespace(seconds=seconds.pop(0))]
+
+  monkeypatch.setattr(served_model, 'ServedModel', Model)
+  assert served_model.seconds_an_image('path', 2) == 1.5 and not seconds
+  assert asked[0] == ('path', 2)
+  for seen in asked[1:]:
+    assert seen.pixels_HWC.shape == (3, 4, 3)
+    assert seen.pixels_HWC.dtype == np.uint8
+    assert seen.size == (3, 4)
