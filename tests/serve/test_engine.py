@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.serve.pictures_to_send import every_kind
-from tests.serve.test_server import checkpoint_of
+from tests.serve.test_server import ask, checkpoint_of
 from vit_jax.convert import board
 from vit_jax.serve.__main__ import Explainer
 from vit_jax.serve.uploads import Seen, View
@@ -578,6 +578,13 @@ def test_what_cannot_be_decoded_now_may_be_asked_again(engine, monkeypatch):
     )
     for name, value in protection.HEADERS.items():
       assert headers[name] == value
+    assert ask(port, '/nothing')[0] == 404
+    text = ask(port, '/metrics')[2]
+    for path, status in (('/api/predict', 503), ('other', 404)):
+      labels = f'path="{path}",status="{status}"'
+      assert f'\nvit_requests_total{{{labels}}} 1\n' in text
+    (model,) = ask(port, '/api/models')[2]['models']
+    assert model['explains_classes'] is True
 
 
 @pytest.mark.parametrize(
