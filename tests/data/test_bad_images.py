@@ -233,6 +233,68 @@ def test_findings_of_all_processes_come_together(monkeypatch):
   assert bad_images._gather([1, 'a']) == [1, 'a', 'ü', 3, None, ['x' * 300]]
 
 
+@pytest.mark.parametrize(
+  ('other', 'said'),
+  [
+    (None, ''),
+    ((2, None), '3, 2 images. Give all of them the same'),
+    ((3, 'x'), '3, 3 images, and other classes. Give all of them the same'),
+  ],
+)
+def test_processes_that_see_other_data_are_refused(
+  small, monkeypatch, other, said
+):
+  def gathered(items):
+    (mine,) = items
+    theirs = other or mine
+    return [mine, [theirs[0], theirs[1] or mine[1]]]
+
+  monkeypatch.setattr(bad_images, '_gather', gathered)
+  if not other:
+    bad_images._refuse_different(_open(small))
+    return
+  with pytest.raises(
+    ValueError, match=f'^The processes see other data: {said}'
+  ):
+    bad_images._refuse_different(_open(small))
+
+
+def test_each_process_looks_at_its_own_share(small, monkeypatch, decoded):
+  source = _open(small)
+  every = bad_images.find_bad_images(source)
+  decoded.clear()
+  monkeypatch.setattr(bad_images, '_gather', lambda items: items)
+  monkeypatch.setattr(bad_images.jax, 'process_count', lambda: 2)
+  found = []
+  for i, count in ((0, 2), (1, 1)):
+    monkeypatch.setattr(bad_images.jax, 'process_index', lambda i=i: i)
+    found += bad_images._find_in_all_processes(source)
+    assert len(decoded) == count
+    decoded.clear()
+  assert found == every
+
+
+def test_a_split_is_opened_as_the_config_says(small, monkeypatch):
+  asked = []
+  open_source = sources.open_source
+
+  def spy(name, split, **kwargs):
+    asked.append((split, kwargs))
+    return open_source(name, split, **kwargs)
+
+  monkeypatch.setattr(sources, 'open_source', spy)
+  data = config_lib.base().data
+  data.update(name=str(small), split_seed=7, on_bad_image='skip')
+  assert len(bad_images.open_checked(data, 'all', ['train'])) == 2
+  data.dir = '/data'
+  bad_images.open_checked(data, 'train')
+  # Others are looked at where there is something to say of them alone.
+  assert asked == [
+    ('all', {'data_dir': None, 'split_seed': 7}),
+    ('train', {'data_dir': '/data', 'split_seed': 7}),
+  ]
+
+
 @pytest.mark.parametrize('count', [20, 21])
 def test_twenty_are_listed(count):
   source = sources.open_source('digits', 'train')
