@@ -399,11 +399,11 @@ def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
 
 
 def test_files_of_pascal_voc_may_leave_out_their_image(tmp_path):
-  """Which then has their name; and count where parts are whole in theirs."""
+  """Which then has their name. Blanks around a text are of no matter."""
   root = write_voc(tmp_path)
   path = root / 'Annotations/c.xml'
   text = path.read_text().replace('<filename>c.jpg</filename>', '')
-  path.write_text(text.replace('<difficult>1<', '<difficult> 0 <'))
+  path.write_text(text.replace('<difficult>1<', '<difficult> 1 <'))
   source = sources.open_source(str(root), 'all')
   (record,) = [r for r in source if r['name'].endswith('/JPEGImages/c.jpg')]
-  assert record['crowd'].tolist() == [False, False]
+  assert record['crowd'].tolist() == [True, False]

@@ -78,9 +78,9 @@ def test_what_does_not_fit_is_named(root, capsys):
 def test_masks_of_16_bits_and_of_one_are_read(root):
   """Of 255 objects and more, and of one an image."""
   numbers_HW = np.zeros((20, 30), np.uint16)
-  numbers_HW[3:5, 4:9], numbers_HW[7:9, 1:3] = 300, 60_000
+  numbers_HW[3:5, 4:9], numbers_HW[7:9, 1:3] = 256, 60_000
   Image.fromarray(numbers_HW).save(root / 'masks/0.png')
-  Image.fromarray(numbers_HW > 300).save(root / 'masks/1.png')
+  Image.fromarray(numbers_HW > 256).save(root / 'masks/1.png')
   for hidden in ('images/.2.jpg', 'masks/.2.png'):
     (root / hidden).write_bytes(b'of another system')
   assert command.main([str(root)]) == 0
