@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from tests.data.tfds_files import write_info
 from vit_jax.checkpoints.catalogue import PUBLISHED
-from vit_jax.data import decode, sources
+from vit_jax.data import decode, sources, tfds_source
 
 _FEATURES = {
   'image': tfds.features.Image(shape=(None, None, 3)),
@@ -115,6 +116,61 @@ def test_a_split_without_labels_is_refused(tmp_path, encode, monkeypatch):
   for read in (source.labels, lambda: source[0]):
     with pytest.raises(ValueError, match='A record has label -1, which is no'):
       read()
+
+
+def test_the_fingerprint_is_of_the_split_and_the_folder(data_dir, tmp_path):
+  one, other, again = (
+    _open('pets', split, data_dir).fingerprint()
+    for split in ('train', 'test', 'train')
+  )
+  assert one == again != other
+  (data_dir / 'pets').rename(tmp_path / 'pets')
+  assert _open('pets', 'train', tmp_path).fingerprint() != one
+
+
+@pytest.mark.parametrize(
+  ('values', 'classes'), [(32, 16), (40, 16), (3, 3), (5, 2)]
+)
+def test_neighbouring_values_share_a_class(values, classes):
+  """As many to each as there can be, in their order."""
+  names = tuple(map(str, range(classes)))
+  label = tfds_source.ClassField('x', values, names)
+  assert label.fields == {'x': ()}
+  found = [label({'x': np.int64(i)}) for i in range(values)]
+  assert found == sorted(found) and set(found) == set(range(classes))
+  counts = np.bincount(found)
+  assert counts.max() - counts.min() <= 1
+  for wrong in (-1, values):
+    with pytest.raises(ValueError, match=f'has x {wrong}, which is no class'):
+      label({'x': wrong})
+
+
+IMAGE, LABEL = tfds.features.Image(), tfds.features.ClassLabel(num_classes=2)
+TEXT = tfds.features.Text()
+
+
+@pytest.mark.parametrize(
+  ('keys', 'features', 'want'),
+  [
+    (('b', 'a'), {'a': LABEL, 'b': IMAGE}, ('b', 'a')),
+    # Where a set does not say it, but there is one of each.
+    (None, {'a': LABEL, 'b': IMAGE, 'c': TEXT}, ('b', 'a')),
+    (('b', 'c', 'a'), {'a': LABEL, 'b': IMAGE, 'c': IMAGE}, None),
+    (('b', 'c', 'a'), {'a': LABEL, 'b': IMAGE, 'c': TEXT}, ('b', 'a')),
+    (('a', 'b'), {'a': LABEL, 'b': IMAGE}, None),
+    (('b', 'c'), {'a': LABEL, 'b': IMAGE, 'c': TEXT}, None),
+    (None, {'a': LABEL, 'b': IMAGE, 'c': LABEL}, None),
+    (None, {'b': IMAGE}, None),
+  ],
+)
+def test_image_and_class_are_found_where_that_is_clear(keys, features, want):
+  info = types.SimpleNamespace(features=features, supervised_keys=keys)
+  if want:
+    assert tfds_source._keys('x', info) == want
+    return
+  said = f'its features are {", ".join(sorted(features))}$'
+  with pytest.raises(ValueError, match=said):
+    tfds_source._keys('x', info)
 
 
 def test_labels_need_no_image(tmp_path):
@@ -222,6 +278,21 @@ def test_unknown_names(tmp_path, name, nearest, version):
   assert f'unknown dataset {name + version!r}; did you mean' in message
   assert nearest in message.split('?')[0]
   assert f'given as a path with a slash, such as ./{name}' in message
+
+
+def test_a_name_that_is_like_no_other_has_no_hint(tmp_path):
+  with pytest.raises(
+    ValueError, match="unknown dataset 'xqzwv'. Valid are dig"
+  ):
+    _open('xqzwv', 'train', tmp_path)
+  for name, known in (
+    ('cifar10', True),
+    ('cifar10:3.0.2', True),
+    ('imagenet_v2/topimages', True),
+    ('xcifar10', False),
+    ('x/cifar10', False),
+  ):
+    assert tfds_source.is_known(name) is known
 
 
 def test_datasets_that_tfds_does_not_know(tmp_path, encode):
