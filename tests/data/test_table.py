@@ -54,6 +54,21 @@ def test_images_and_classes_are_those_of_the_table(table, encoding):
   )
 
 
+def test_a_table_may_lie_at_home_and_end_in_capitals(
+  table, tmp_path, monkeypatch
+):
+  table()
+  (tmp_path / 'x.csv').rename(tmp_path / 'X.CSV')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  source = sources.open_source('~/X.CSV', 'train')
+  assert len(source) == 24
+  assert source[0]['name'].startswith(f'{tmp_path}/images/')
+  with pytest.raises(
+    FileNotFoundError, match=f'no file {tmp_path}/y.csv; give'
+  ):
+    sources.open_source('~/y.csv', 'train')
+
+
 def test_blanks_around_a_class_are_none_of_its_name(table):
   name = table(line='images/{i}.png, {label} ')
   assert sources.open_source(name, 'train').class_names == ('a', 'b', 'c')
