@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data import augment
+from vit_jax.data import images as images_lib
 
 
 def images(n, dtype=np.uint8):
@@ -141,6 +142,29 @@ def test_erasing_makes_rectangles_noise():
   assert abs(noise.std() - 1) < 0.02
   whole = np.asarray(augment.random_erasing(jax.random.key(0), images, 1.0))
   assert (whole != 7).any((1, 2, 3)).mean() > 0.99
+
+
+def test_images_are_mirrored_and_erased_where_that_is_asked_for():
+  rng = np.random.default_rng(0)
+  before = jnp.asarray(rng.normal(size=(16, 6, 8, 3)), jnp.float32)
+  key = jax.random.key(3)
+
+  def varied(**fields):
+    return np.asarray(images_lib.Images((6, 8), **fields).varied(before, key))
+
+  plain, mirrored, erased, both = (
+    varied(flip=flip, erasing=erasing)
+    for erasing in (0.0, 1.0)
+    for flip in (False, True)
+  )
+  np.testing.assert_array_equal(plain, before)
+  np.testing.assert_array_equal(mirrored, augment.random_flip(key, before))
+  assert (mirrored != plain).any()
+  # Noise of the same places, whatever was there.
+  is_noise = (erased != plain).any(-1)
+  assert is_noise.any((1, 2)).mean() > 0.8 and is_noise.mean() < 0.5
+  np.testing.assert_array_equal(both[is_noise], erased[is_noise])
+  np.testing.assert_array_equal(both[~is_noise], mirrored[~is_noise])
 
 
 def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
