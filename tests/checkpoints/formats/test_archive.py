@@ -3,7 +3,9 @@
 import io
 import os
 import pathlib
+import re
 import struct
+import sys
 import tracemalloc
 import zipfile
 
@@ -72,6 +74,19 @@ def test_bfloat16_is_two_bytes_of_void_to_numpy(tmp_path):
       want = x.astype(ml_dtypes.bfloat16)
       same(got[key], want)
       same(numpy_got[key].view(ml_dtypes.bfloat16), want)
+
+
+def test_an_archive_of_nothing_is_one(tmp_path):
+  np.savez(tmp_path / 'x.npz')
+  assert archive.is_archive(str(tmp_path / 'x.npz'))
+  assert archive.load(str(tmp_path / 'x.npz')) == {}
+
+
+@pytest.mark.parametrize('version', [(1, 0), (2, 0)])
+def test_both_versions_of_headers_are_read(tmp_path, version):
+  x = np.arange(6, dtype=np.float32).reshape(2, 3)
+  path = zip_of(tmp_path / 'x.npz', [('x.npy', npy(x, version=version))])
+  same(archive.load(path)['x'], x)
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -226,6 +241,14 @@ def test_what_is_no_array_is_refused_by_name(
     archive.load(path)
 
 
+def test_a_refusal_is_short_whatever_the_file_says(tmp_path):
+  endless = [(f'f{i}', 'u1') for i in range(500)]
+  path = zip_of(tmp_path / 'x.npz', [('k' * 9999, npy(np.zeros(1, endless)))])
+  with pytest.raises(ValueError, match="x.npz: the array 'kkk") as e:
+    archive.load(path)
+  assert len(str(e.value)) < 1000
+
+
 def test_a_path_for_a_name_is_a_name(tmp_path):
   path = zip_of(tmp_path / 'x.npz', [('../outside.npy', F4)])
   assert list(archive.load(path)) == ['../outside']
@@ -261,6 +284,14 @@ def test_what_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(os, 'sysconf', pages.get)
   with pytest.raises(ValueError, match='x.npz.*unpacks to 3 GB.* has 1 GB'):
     archive.load(path)
+
+
+def test_what_fills_the_memory_fits(monkeypatch):
+  pages = {'SC_PAGE_SIZE': 4096, 'SC_PHYS_PAGES': 1000}
+  monkeypatch.setattr(os, 'sysconf', pages.get)
+  archive.check_memory(4_096_000)
+  with pytest.raises(ValueError, match='unpacks to 0 GB'):
+    archive.check_memory(4_096_001)
 
 
 # Where the directory has a field, its new bytes and the message.
@@ -316,3 +347,97 @@ def test_a_file_that_ends_early_is_refused(tmp_path, share):
 def test_other_files_are_no_archives(tmp_path, data):
   (tmp_path / 'x').write_bytes(data)
   assert not archive.is_archive(str(tmp_path / 'x'))
+
+
+class Terminal(io.StringIO):
+  """Takes what is printed, as somebody sees it or as a file."""
+
+  def __init__(self, is_seen):
+    super().__init__()
+    self.is_seen = is_seen
+
+  def isatty(self):
+    return self.is_seen
+
+
+@pytest.mark.parametrize('is_seen', [True, False])
+def test_a_bar_is_there_after_two_seconds_and_gone_at_the_end(
+  monkeypatch, is_seen
+):
+  now_s = [1e9]
+  terminal = Terminal(is_seen)
+  monkeypatch.setattr('tqdm.std.time', lambda: now_s[0])
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  with archive.progress('reading x', 4_000_000) as bar:
+    now_s[0] += 1.75
+    bar.update(500_000)
+    assert terminal.getvalue() == ''
+    now_s[0] += 0.25
+    bar.update(500_000)
+    shown = terminal.getvalue()
+  wanted = r'\rreading x:  25%.* 1.00M/4.00M .*B/s'
+  assert bool(re.match(wanted, shown)) == is_seen
+  assert not ''.join(terminal.getvalue().split('\r')[-2:]).strip()
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_bars_count_the_bytes_of_arrays(tmp_path, bars, dtype):
+  path = str(tmp_path / 'x.npz')
+  archive.save(path, ARRAYS, dtype)
+  got = archive.load(path)
+  writing, reading = bars
+  with zipfile.ZipFile(path) as file:
+    unpacked = sum(info.file_size for info in file.infolist())
+  arrays_bytes = (12 + 3 + 1) * (4 if dtype == 'float32' else 2)
+  assert sum(x.nbytes for x in got.values()) == arrays_bytes
+  assert vars(writing) == {
+    'what': f'writing {path}',
+    'total': arrays_bytes,
+    'done': arrays_bytes,
+  }
+  # Headers of arrays are not counted.
+  assert vars(reading) == {
+    'what': f'reading {path}',
+    'total': unpacked,
+    'done': arrays_bytes,
+  }
+
+
+def lookup_of(*keys, **shapes):
+  """Looks for arrays by capitals, which files have in small letters."""
+  arrays = {key: np.zeros(1) for key in keys}
+  arrays |= {key: np.zeros(shape) for key, shape in shapes.items()}
+  return archive.Lookup('x.npz', arrays, str.lower, 'X')
+
+
+def test_layers_are_counted_by_stages_in_order():
+  """Of which there are many, as the keys come in no order."""
+  units = {stage: 1 + stage % 3 for stage in (12, *range(1, 12))}
+  keys = [
+    f's.{stage}.{unit + 9}.{leaf}'
+    for stage, count in units.items()
+    for unit in range(count)
+    for leaf in 'ab'
+  ]
+  found = lookup_of(*keys, 's.2.x', 'other.s.2.31.a', 'sx2.32.a')
+  counts = tuple(units[stage] for stage in range(1, 13))
+  assert found.count('s.', r'(\d+)\.(\d+)\.') == counts
+  assert found.count('s.2.', r'(\d+)\.') == (3,)
+  assert found.count('s.13.', r'(\d+)\.') == ()
+
+
+def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
+  found = lookup_of(kernel=(2, 3, 5))
+  assert found.size('KERNEL', 3) == 2
+  assert [found.size('KERNEL', 3, axis) for axis in (1, 2)] == [3, 5]
+  assert found.size('BIAS', 1) == 0
+  with pytest.raises(ValueError, match="'kernel' should have 2 dimensions"):
+    found.size('KERNEL', 2)
+  with pytest.raises(ValueError, match="x.npz is no X .*'bias'.* is absent"):
+    found.shape('BIAS', 1)
+
+
+def test_a_thousand_layers_are_none_too_many():
+  lookup_of().check_layers(1000)
+  with pytest.raises(ValueError, match='1,001 layers, and 1,000 are too many'):
+    lookup_of().check_layers(1001)
