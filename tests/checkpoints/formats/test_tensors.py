@@ -7,6 +7,7 @@ import re
 import struct
 import sys
 import tracemalloc
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,8 @@ ARRAYS = {
   'half': np.array([1, -2], np.float16),
   'brain': np.array([1.5, -2], ml_dtypes.bfloat16),
   'count': np.array([7], np.int64),
+  'byte': np.array([200], np.uint8),
+  'double': np.array([0.1]),
   'empty': np.zeros((0, 3), np.float32),
 }
 
@@ -68,9 +71,12 @@ def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
 
 def test_an_average_over_time_is_preferred(torch, tmp_path):
   path = str(tmp_path / 'x.pth')
-  one, two = torch.ones(1), 2 * torch.ones(1)
-  torch.save({'model': {'x': one}, 'model_ema': {'x': two}}, path)
-  assert_same(tensors.read(path), {'x': np.full(1, 2, np.float32)})
+  names = ['model', 'state_dict', 'model_ema', 'state_dict_ema']
+  saved = {name: {'x': torch.full((1,), i)} for i, name in enumerate(names)}
+  while saved:
+    torch.save(saved, path)
+    assert tensors.read(path)['x'] == len(saved) - 1
+    saved.popitem()
 
 
 def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):
@@ -111,6 +117,10 @@ DAMAGES = {
   'eight bits': (
     pack({'x': entry(0, 1, dtype='F8_E4M3')}, b'1'),
     "array 'x' cannot be read.*type is F8_E4M3",
+  ),
+  'truth': (
+    pack({'x': entry(0, 1, dtype='BOOL')}, b'1'),
+    "array 'x' cannot be read.*type is BOOL",
   ),
 }
 
@@ -156,6 +166,14 @@ NO_STATES = {
   'complex': (
     lambda torch: {'x': torch.ones(1, dtype=torch.complex64)},
     "'x'.*complex64, none of those",
+  ),
+  'truth': (
+    lambda torch: {'x': torch.ones(1, dtype=torch.bool)},
+    "'x'.*torch.bool, none of those",
+  ),
+  'nowhere': (
+    lambda torch: {'x': torch.ones(1, device='meta')},
+    "'x'.*no dense array but torch.strided, torch.float32",
   ),
   'larger than the file': (
     lambda torch: {'x': torch.ones(1).expand(1 << 40)},
@@ -203,6 +221,10 @@ def test_folders_are_read(torch, tmp_path):
   want = {'x': ARRAYS['a'], 'y': ARRAYS['b.weight']}
   with pytest.raises(FileNotFoundError, match=r'no weights: none of model.saf'):
     tensors.read_folder(str(tmp_path))
+  torch.save({'z': torch.ones(1)}, tmp_path / 'one.bin')
+  index = tmp_path / 'pytorch_model.bin.index.json'
+  index.write_text(json.dumps({'weight_map': {'z': 'one.bin'}}))
+  assert tensors.read_folder(str(tmp_path)).keys() == {'z'}
   torch.save({'x': torch.ones(1)}, tmp_path / 'pytorch_model.bin')
   assert tensors.read_folder(str(tmp_path)).keys() == {'x'}
   write_parts(tmp_path, {'weight_map': parts})
@@ -216,6 +238,8 @@ CONTRADICTIONS = {
   'outside': ({'weight_map': {'x': '../x'}}, r"names '\.\./x', which is no"),
   'absolute': ({'weight_map': {'x': '/x'}}, "names '/x', which is no"),
   'parent': ({'weight_map': {'x': '..'}}, r"names '\.\.', which is no"),
+  'itself': ({'weight_map': {'x': '.'}}, r"names '\.', which is no"),
+  'nameless': ({'weight_map': {'x': ''}}, "names '', which is no"),
   'not listed': (
     {'weight_map': {'z': 'one.safetensors'}},
     "one.safetensors has the array 'x'.* is in None",
@@ -299,6 +323,31 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path):
   assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
 
 
+def test_configurations_are_sorted_and_can_be_read(tmp_path):
+  configs = {'x.json': {'b': [1], 'a': None}}
+  tensors.write_folder(str(tmp_path / 'x'), configs, {}, 'float32')
+  text = (tmp_path / 'x/x.json').read_text()
+  assert text == '{\n  "a": null,\n  "b": [\n    1\n  ]\n}\n'
+
+
+@pytest.mark.parametrize('form', ['safetensors', 'torch'])
+def test_bars_count_the_bytes_of_arrays(torch, tmp_path, bars, form):
+  path = tmp_path / 'x'
+  # 2 * 3 and 5 * 2 numbers of four bytes.
+  arrays = {'a': np.ones((2, 3)), 'b': np.ones((5, 2))}
+  if form == 'torch':
+    torch.save({k: torch.ones(x.shape) for k, x in arrays.items()}, path)
+  else:
+    tensors.write_safetensors(str(path), arrays)
+    writing = bars.pop()
+    assert writing.what == f'writing {path}'
+    assert writing.done == writing.total == 64
+  tensors.read(str(path))
+  (reading,) = bars
+  assert reading.what == f'reading {path}'
+  assert (reading.done, reading.total) == (64, path.stat().st_size)
+
+
 def test_writing_takes_the_memory_of_one_array(tmp_path):
   arrays = {f'{i}': np.ones((512, 256), np.float32).T for i in range(16)}
   tracemalloc.start()
@@ -327,9 +376,16 @@ def test_a_file_that_unpacks_to_more_than_the_memory_is_refused(
   torch, tmp_path, monkeypatch
 ):
   path = str(tmp_path / 'x.pth')
-  torch.save({'x': torch.ones(1)}, path)
+  torch.save({'x': torch.zeros(1000)}, path)
+  with zipfile.ZipFile(path) as file:
+    parts = {name: file.read(name) for name in file.namelist()}
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as file:
+    for name, data in parts.items():
+      file.writestr(name, data)
+  unpacked = sum(map(len, parts.values()))
 
-  def full(_):
+  def full(needed_bytes):
+    assert needed_bytes == unpacked
     raise ValueError('it unpacks to 9 GB')
 
   monkeypatch.setattr(archive, 'check_memory', full)

@@ -1,0 +1,126 @@
+"""Tables of arrays, and the numbers that images are prepared by."""
+
+import numpy as np
+import pytest
+
+from vit_jax.checkpoints.formats import table
+from vit_jax.checkpoints.formats.table import Entry, File, Preprocessing
+from vit_jax.data import transforms
+
+
+def test_the_ends_of_what_images_are_prepared_by():
+  most = transforms.MAX_SIDE
+  whole = Preprocessing(0, (-1e6, 0, 1e6), (1e-6, 1, 1e6))
+  assert whole.interpolation == 'bilinear'
+  assert Preprocessing(most, interpolation='bicubic').resize_small == most
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'resize_small': transforms.MAX_SIDE + 1},
+    {'resize_small': -1},
+    {'resize_small': True},
+    {'mean': (0, 0, -1.1e6)},
+    {'mean': (1.1e6, 0, 0)},
+    {'mean': (0, 0)},
+    {'mean': (0, 0, 0, 0)},
+    {'std': (1, 1, -1)},
+    {'std': (0.9e-6, 1, 1)},
+    {'std': (1, 1, 1.1e6)},
+    {'std': (1, 1, 1, 1)},
+    {'interpolation': 'lanczos'},
+  ],
+)
+def test_what_is_outside_is_refused_by_its_name(fields):
+  ((name, value),) = fields.items()
+  with pytest.raises(ValueError) as e:
+    Preprocessing(**fields)
+  assert str(e.value).startswith(f'{name} is {value!r}: ')
+
+
+def halves(shapes):
+  """Of a file that has the two arrays of ours after one another."""
+  return [
+    table.one('t', 'turned', (np.transpose, np.transpose)),
+    Entry(
+      ('both',),
+      ('first', 'last'),
+      lambda a, b: (np.concatenate([a, b]),),
+      lambda x: tuple(np.split(x, 2)),
+    ),
+  ]
+
+
+SHAPES = {'turned': (2, 3), 'first': (1, 2), 'last': (1, 2)}
+
+
+def read(**arrays):
+  rng = np.random.default_rng(0)
+  found = {'t': rng.normal(size=(3, 2)), 'both': rng.normal(size=(2, 2))}
+  file = File('x.npz', found | arrays, {}, halves)
+  return table.file_to_ours(file, SHAPES), file.arrays
+
+
+@pytest.mark.parametrize('dtype', ['>f8', '<f2', 'int8'])
+def test_arrays_become_ours_and_theirs_again(dtype):
+  both = np.array([[1, 2], [3, -4]], dtype)
+  ours, theirs = read(both=both)
+  assert all(x.dtype == np.float32 for x in ours.values())
+  np.testing.assert_array_equal(ours['turned'], np.float32(theirs['t']).T)
+  np.testing.assert_array_equal(ours['first'], [[1, 2]])
+  np.testing.assert_array_equal(ours['last'], [[3, -4]])
+  back = table.ours_to_file(ours, halves)
+  assert back.keys() == theirs.keys()
+  for key, x in theirs.items():
+    np.testing.assert_array_equal(back[key], np.float32(x), key)
+
+
+def test_arrays_of_float32_are_not_copied():
+  t = np.ones((3, 2), np.float32)
+  assert np.shares_memory(read(t=t)[0]['turned'], t)
+
+
+@pytest.mark.parametrize(
+  ('arrays', 'message'),
+  [
+    ({'z': np.ones(1), 'w': np.ones(1)}, "has the array 'w', for which"),
+    ({'t': np.ones((2, 3))}, r"'t' has shape \(2, 3\) where \(3, 2\) is exp"),
+    (
+      # The last is more than float32 holds.
+      {'t': np.array([[1, np.nan], [np.inf, 2], [3, 1e39]])},
+      "x.npz: 't' has 3 values that are no finite float32 numbers",
+    ),
+  ],
+)
+def test_wrong_arrays_are_refused_by_key(arrays, message):
+  with pytest.raises(ValueError, match=message):
+    read(**arrays)
+
+
+def test_a_missing_array_is_named():
+  file = File('x.npz', {'t': np.ones((3, 2))}, {}, halves)
+  with pytest.raises(ValueError, match="x.npz lacks the array 'both'"):
+    table.file_to_ours(file, SHAPES)
+
+
+def test_what_a_format_cannot_hold_is_named_with_the_way_out():
+  limits = {'pool': ('cls', 'gap'), 'rope': (0,)}
+  table.check_writable({'pool': 'gap', 'rope': 0, 'more': 1}, 'X has', limits)
+  for fields, message in (
+    ({'pool': 'map', 'rope': 0}, "X has pool 'map', only 'cls' or 'gap': pay"),
+    (
+      {'pool': 'cls', 'rope': 1.5},
+      'X has rope 1.5, only 0: use --to=orbax, onnx or stablehlo.',
+    ),
+  ):
+    with pytest.raises(ValueError) as e:
+      table.check_writable(fields, 'X has', limits, {'pool': 'pay'})
+    assert str(e.value) == message
+
+
+def test_patches_of_squares():
+  assert [table.square_side(n * n, 'x') for n in (1, 7, 300)] == [1, 7, 300]
+  for patches in (-4, -1, 0, 2, 48, 50):
+    with pytest.raises(ValueError, match=f'x has .* for {patches} patches, wh'):
+      table.square_side(patches, 'x')
