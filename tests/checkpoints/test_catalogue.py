@@ -1,11 +1,14 @@
 """What is said of a published checkpoint agrees with its file."""
 
+import importlib.util
 import math
+import pathlib
 import re
 
 import jax
 import pytest
 
+from tests.conftest import PEERS
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
 from vit_jax.models import flops, variants
 
@@ -35,12 +38,14 @@ def test_the_address_says_what_the_entry_says(name):
   if family == 'bit':
     assert entry.model == f'r{match["depth"]}x{match["factor"]}'
     assert match['rest'] == ('-ILSVRC2012' if is_tuned else '')
+    assert entry.image_size == (480 if is_tuned else 224)
     assert (match['data'] == 'S') == (entry.data == 'ImageNet')
     suffix = '-imagenet' if is_tuned else ''
     assert rest == f'{match["data"].lower()}-{entry.model}{suffix}'
     return
   stem = '' if match['stem'] is None else f'r{match["stem"]}+'
   assert entry.model == f'{stem}{match["size"].lower()}{match["patch"]}'
+  assert is_tuned or entry.image_size == 224
   assert rest == f'{entry.model}{f"-{entry.image_size}" if is_tuned else ""}'
   if family == 'augreg':
     found = re.search('--imagenet2012-.*-res_(.*)$', match['rest'])
@@ -57,6 +62,27 @@ def test_files_are_different_and_accuracies_have_a_source():
   for entry in PUBLISHED.values():
     assert (entry.accuracy is None) == (not entry.accuracy_from)
     assert not entry.accuracy or entry.data == 'ImageNet-21k, ImageNet'
+
+
+def test_at_224_pixels_augregs_are_those_that_timm_names():
+  found = importlib.util.find_spec('timm')
+  if found is None:
+    pytest.skip(PEERS)
+  (folder,) = found.submodule_search_locations
+  texts = [
+    pathlib.Path(folder, 'models', f'{name}.py').read_text()
+    for name in ('vision_transformer', 'vision_transformer_hybrid')
+  ]
+  url = r"'https://storage.googleapis.com/(vit_models/augreg/[^']*)'"
+  named = {f'gs://{name}' for text in texts for name in re.findall(url, text)}
+  ours = {
+    entry.address
+    for name, entry in PUBLISHED.items()
+    if name.startswith('augreg/') and name.endswith('-224')
+  }
+  assert ours == {x for x in named if '-i21k-' in x and '-res_224' in x}
+  # Which is the only one that has no other file.
+  assert PUBLISHED['augreg/b8'].address in named
 
 
 SIZED = [name for name, entry in PUBLISHED.items() if entry.size_mib]

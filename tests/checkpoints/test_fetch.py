@@ -5,6 +5,7 @@ of this process stands for the storage of published checkpoints.
 """
 
 import base64
+import email.message
 import functools
 import hashlib
 import http.server
@@ -14,6 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
+import types
+import urllib.request
 
 import pytest
 
@@ -83,7 +86,7 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize(
-  'path', ['', '.', 'a/b.npz', '/a/b', '~/c', 'a b@c', 'gs:/a.npz']
+  'path', ['', '.', 'a/b.npz', '/a/b', '~/c', 'a b@c', 'gs:/a.npz', 'vit']
 )
 def test_a_path_is_returned_as_it_is(path):
   assert fetch.local(path) == path
@@ -108,7 +111,7 @@ def test_other_schemes_are_refused_with_the_valid_ones(scheme):
 
 @pytest.mark.parametrize('chunk_bytes', [1, 7, 1 << 24])
 def test_a_file_of_a_bucket_is_copied_once(
-  bucket, cache, monkeypatch, chunk_bytes
+  bucket, cache, monkeypatch, bars, chunk_bytes
 ):
   monkeypatch.setattr(fetch, '_CHUNK_BYTES', chunk_bytes)
   bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
@@ -120,6 +123,17 @@ def test_a_file_of_a_bucket_is_copied_once(
   bucket.error = OSError('no network')
   assert fetch.local(FILE) == path
   assert bucket.opened == 1
+  (bar,) = bars
+  assert bar.what == f'fetching {FILE}' and bar.done == bar.total == 12
+
+
+@pytest.mark.parametrize(
+  'name', ['x.npz', 'x.safetensors', 'x.pth', 'x.pt', 'pytorch_model.bin']
+)
+def test_all_kinds_of_files_are_copied_here(bucket, name):
+  source = bucket.put(f'mine/{name}', b'x')
+  assert fetch.is_name(source)
+  assert pathlib.Path(fetch.local(source)).read_bytes() == b'x'
 
 
 def test_files_of_one_name_are_kept_apart(bucket):
@@ -130,11 +144,19 @@ def test_files_of_one_name_are_kept_apart(bucket):
     assert pathlib.Path(path).read_text() == name
 
 
-def test_without_xdg_the_cache_is_in_the_home(bucket, tmp_path, monkeypatch):
-  monkeypatch.delenv('XDG_CACHE_HOME')
+@pytest.mark.parametrize(
+  ('given', 'place'), [(None, '.cache'), ('', '.cache'), ('~/mine', 'mine')]
+)
+def test_without_xdg_the_cache_is_in_the_home(
+  bucket, tmp_path, monkeypatch, given, place
+):
+  if given is None:
+    monkeypatch.delenv('XDG_CACHE_HOME')
+  else:
+    monkeypatch.setenv('XDG_CACHE_HOME', given)
   monkeypatch.setenv('HOME', str(tmp_path / 'home'))
   source = bucket.put('a/b.safetensors', b'x')
-  kept = tmp_path / 'home/.cache/vit_jax/checkpoints/gs/a/b.safetensors'
+  kept = tmp_path / 'home' / place / 'vit_jax/checkpoints/gs/a/b.safetensors'
   assert fetch.local(source) == str(kept)
 
 
@@ -207,9 +229,19 @@ def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
   message = str(e.value)
   assert message.startswith(f'{FILE} cannot be fetched (')
   assert str(error).splitlines()[0] in message and '\n' not in message
-  assert f'Download {BY_HAND}' in message and 'and give the path' in message
+  by_hand = f'Download {BY_HAND}, or `gcloud storage cp {FILE} .`, and give the'
+  assert f'). {by_hand} path. A bucket' in message
   assert 'gcloud auth application-default login' in message
   assert files_in(cache) == []
+
+
+def test_an_error_that_says_nothing_is_called_by_its_type(bucket):
+  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
+  bucket.error = TimeoutError()
+  with pytest.raises(
+    ConnectionError, match=r'cannot be fetched \(TimeoutErr.r\)'
+  ):
+    fetch.local(FILE)
 
 
 def test_a_bucket_without_its_library(cache, monkeypatch):
@@ -224,7 +256,13 @@ def test_a_bucket_without_its_library(cache, monkeypatch):
 
 @pytest.mark.parametrize(
   'source',
-  ['gs://x.npz', 'gs:///x.npz', 'gs://a//x.npz', 'gs://a/../../x.npz'],
+  [
+    'gs://x.npz',
+    'gs:///x.npz',
+    'gs://a//x.npz',
+    'gs://a/./x.npz',
+    'gs://a/../../x.npz',
+  ],
 )
 def test_names_that_lead_out_of_the_cache_are_refused(bucket, source):
   with pytest.raises(ValueError, match='is no file in a bucket: gs://BUCKET/'):
@@ -371,7 +409,7 @@ def test_a_name_that_is_neither_a_path_nor_published(storage, name):
 
 
 @pytest.mark.parametrize('has_ranges', [True, False])
-def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges):
+def test_a_connection_that_is_cut_is_taken_up(storage, bars, has_ranges):
   data = bytes(range(256)) * 10
   storage.put(ADDRESS, data)
   storage.has_ranges = has_ranges
@@ -379,6 +417,60 @@ def test_a_connection_that_is_cut_is_taken_up(storage, has_ranges):
   assert pathlib.Path(fetch.local(NAME)).read_bytes() == data
   second = 'bytes=300-' if has_ranges else 'bytes=200-'
   assert storage.asked == [None, 'bytes=100-', second]
+  (bar,) = bars
+  assert bar.what == f'fetching {ADDRESS}' and bar.done == bar.total == 2560
+
+
+def test_without_a_tag_a_file_is_fetched_from_its_beginning(storage):
+  """It may be another one by then."""
+  storage.put(ADDRESS, b'w' * 1000)
+  storage.headers = {'ETag': None}
+  storage.cut_bytes = [100]
+  assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'w' * 1000
+  assert storage.asked == [None, None]
+
+
+def test_a_server_is_not_waited_for_for_ever(storage, monkeypatch):
+  storage.put(ADDRESS, b'some weights')
+  open_, given = urllib.request.urlopen, []
+
+  def spy(request, **options):
+    given.append(options['timeout'])
+    return open_(request, **options)
+
+  monkeypatch.setattr(urllib.request, 'urlopen', spy)
+  fetch.local(NAME)
+  assert given == [fetch._TIMEOUT_S]
+
+
+MD5 = hashlib.md5(b'x')
+
+
+@pytest.mark.parametrize(
+  ('headers', 'stated'),
+  [
+    ([('x-goog-hash', f'md5={base64_of(MD5.digest())}')], True),
+    ([('X-Goog-Hash', f'md5={base64_of(MD5.digest())},crc32c=AA==')], True),
+    ([('x-goog-hash', f'crc32c=AA==, md5={base64_of(MD5.digest())}')], True),
+    (
+      [
+        ('x-goog-hash', 'crc32c=AA=='),
+        ('x-goog-hash', f'md5={base64_of(MD5.digest())}'),
+        ('ETag', f'"{bytes(16).hex()}"'),
+      ],
+      True,
+    ),
+    ([('x-goog-hash', 'crc32c=AA=='), ('ETag', f'"{MD5.hexdigest()}"')], True),
+    ([('ETag', f'"{MD5.hexdigest()}-2"')], False),
+    ([('ETag', f'"{MD5.hexdigest()[1:]}"')], False),
+    ([], False),
+  ],
+)
+def test_where_a_server_states_the_md5(headers, stated):
+  message = email.message.Message()
+  for name, value in headers:
+    message[name] = value
+  assert fetch._stated_md5(message) == (MD5.hexdigest() if stated else '')
 
 
 def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
@@ -590,6 +682,18 @@ def test_pickles_are_fetched_only_without_safetensors(hub, other):
   ]
 
 
+def test_parts_of_pickles_are_fetched(hub):
+  hub.files = ['config.json', 'optimizer.bin', 'pytorch_model.bin.index.json']
+  parts = [f'pytorch_model-0000{i}-of-00002.bin' for i in (1, 2)]
+  hub.files += parts
+  fetch.local('hf://google/vit-base')
+  assert hub.fetched() == [
+    'config.json',
+    *parts,
+    'pytorch_model.bin.index.json',
+  ]
+
+
 @pytest.mark.parametrize(
   'source',
   ['hf://', 'hf://vit', 'hf://a/b/c', 'hf://a/b@', 'hf:///b', 'timm://a/b.c'],
@@ -613,8 +717,16 @@ def hub_error(name):
 @pytest.mark.parametrize(
   ('name', 'error', 'message'),
   [
-    ('GatedRepoError', PermissionError, 'accepted its conditions: do so at'),
-    ('RepositoryNotFoundError', FileNotFoundError, 'has no model google/vit'),
+    (
+      'GatedRepoError',
+      PermissionError,
+      'accepted its conditions: do so at .*, then `hf auth login`. Or: ',
+    ),
+    (
+      'RepositoryNotFoundError',
+      FileNotFoundError,
+      'has no model google/vit. .* `hf auth login`',
+    ),
     ('RevisionNotFoundError', FileNotFoundError, "no revision 'v9': see https"),
     ('HfHubHTTPError', ConnectionError, 'cannot be fetched, and is not there'),
   ],
@@ -644,6 +756,14 @@ def test_timm_knows_the_tag(hub, timm):
   assert hub.calls == [('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)]
   with pytest.raises(ValueError, match="timm has no weights for 'vit_none'"):
     fetch.local('timm://vit_none')
+
+
+def test_a_model_of_timm_without_weights_has_no_tag(hub, timm, monkeypatch):
+  without = types.SimpleNamespace(tag='')
+  monkeypatch.setattr(timm, 'get_pretrained_cfg', lambda name: without)
+  with pytest.raises(ValueError, match="timm has no weights for 'vit_nano'"):
+    fetch.local('timm://vit_nano')
+  assert not hub.calls
 
 
 def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
