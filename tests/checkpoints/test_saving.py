@@ -1,7 +1,9 @@
 """What is kept, and what a damaged checkpoint does."""
 
+import errno
 import gc
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -183,6 +185,55 @@ def test_wrong_arrays_in_whole_files_are_noticed(two_steps, tmp_path):
   assert_is_state(got, 1)
 
 
+def test_a_run_goes_on_after_damage_and_meets_it_again(run, caplog):
+  checkpoints, asyncio = run / 'checkpoints', logging.getLogger('asyncio')
+  shutil.rmtree(checkpoints / '2' / 'params')
+  asyncio.setLevel(logging.NOTSET)
+  store = open_checkpoints(run)
+  assert store.restore(shapes_of(state(0)))[0] == 1
+  # Of the reads beside the first that failed.
+  assert not asyncio.isEnabledFor(logging.ERROR)
+  assert store.latest_step() == 1
+  store.save(2, state(2), {}, {METRIC: 0.5})
+  store.close()
+  assert restored_from(run) == 2
+  shutil.rmtree(checkpoints / '2' / 'opt_state')
+  assert restored_from(run) == 1
+  # Of the two only what was found last.
+  found = {p.name for p in (checkpoints / '2.damaged').iterdir()}
+  assert 'params' in found and 'opt_state' not in found
+  assert caplog.text.count('2 is damaged and stepped over (') == 2
+  assert caplog.text.count('renamed to 2.damaged.') == 2
+  gc.collect()
+
+
+def test_a_step_is_saved_once(tmp_path):
+  store = open_checkpoints(tmp_path)
+  assert store.latest_step() is None
+  for value in (1, 2):
+    store.save(1, state(value), {'value': value}, {METRIC: 0.5})
+    assert store.latest_step() == 1
+  store.wait()
+  assert store.latest_meta() == {'value': 1}
+  store.save(2, state(2), {}, {METRIC: 0.1})
+  assert store.latest_step() == 2
+  store.close()
+  shutil.rmtree(tmp_path / 'checkpoints' / '2')
+  assert restored_from(tmp_path) == 1
+
+
+def test_what_saving_computes_is_compiled_before(tmp_path):
+  compiled = saving._device_checksums
+  compiled.clear_cache()
+  store = open_checkpoints(tmp_path)
+  full = state(1) | {'average': {}}
+  store.prepare(full)
+  assert compiled._cache_size() == 2
+  store.save(1, full, {}, {})
+  assert compiled._cache_size() == 2
+  store.close()
+
+
 def test_nothing_saved_restores_nothing(tmp_path):
   store = open_checkpoints(tmp_path)
   assert store.latest_meta() is None
@@ -197,6 +248,139 @@ def test_killed_in_its_first_save_a_run_starts(tmp_path):
   assert restored_from(tmp_path) is None
 
 
+@pytest.mark.parametrize('hindered', [False, True])
+def test_what_another_process_meets_is_met_by_all(run, monkeypatch, hindered):
+  """It says so where their flags, of damage and of hindrance, are gathered."""
+  gathered = saving.multihost_utils.process_allgather
+  others = [[not hindered, hindered]]
+
+  def gather(x, **options):
+    if np.shape(x) != (2,):  # orbax's
+      return gathered(x, **options)
+    return np.stack([x, others.pop() if others else [False, False]])
+
+  before = names_in(run)
+  store = open_checkpoints(run)
+  monkeypatch.setattr(saving.multihost_utils, 'process_allgather', gather)
+  if hindered:
+    with pytest.raises(OSError, match='now: another process says why') as e:
+      store.restore(shapes_of(state(0)))
+    assert e.value.errno == errno.EIO
+    assert names_in(run) == before
+  else:
+    assert store.restore(shapes_of(state(0)))[0] == 1
+    assert (run / 'checkpoints' / '2.damaged').exists()
+  store.close()
+
+
+def test_one_process_renames_for_all(run, monkeypatch):
+  metrics = run / 'checkpoints' / '2' / 'metrics' / 'metrics'
+  store = open_checkpoints(run)
+  metrics.write_text('[')
+  before = names_in(run)
+  with monkeypatch.context() as m:
+    m.setattr(jax, 'process_index', lambda: 1)
+    store._set_aside(2, 'for a reason')
+    store._set_aside_damaged_metrics()
+  assert names_in(run) == before
+  store.close()
+
+
+JUDGED = [
+  *(
+    (ValueError(f'{code}: bytes'), True)
+    for code in (
+      'DATA_LOSS',
+      'FAILED_PRECONDITION',
+      'INVALID_ARGUMENT',
+      'NOT_FOUND',
+      'OUT_OF_RANGE',
+    )
+  ),
+  *(
+    (ValueError(f'{code}: bytes'), False)
+    for code in (
+      'ABORTED',
+      'PERMISSION_DENIED',
+      'RESOURCE_EXHAUSTED',
+      'UNKNOWN',
+    )
+  ),
+  (ValueError('Bytes: 3 of 4'), True),
+  (KeyError('params'), True),
+  (TypeError('no array'), True),
+  (AttributeError('get'), True),
+  (FileNotFoundError('params'), True),
+  (PermissionError('params'), False),
+  (OSError('params'), False),
+  (RuntimeError('params'), False),
+]
+
+
+@pytest.mark.parametrize(('error', 'is_damage'), JUDGED, ids=repr)
+def test_damage_is_what_was_read_and_makes_no_sense(
+  two_steps, tmp_path, error, is_damage
+):
+  folder = saving.absolute(str(two_steps)) / 'checkpoints' / '2'
+  outer = Exception('outer')
+  outer.__cause__ = Exception('between')
+  outer.__cause__.__cause__ = error
+  said = f'{type(error).__name__}: {error}'
+  for given in (error, outer):
+    damage, hindrance = saving._judge(folder, given)
+    assert (damage, hindrance) == ((said, '') if is_damage else ('', said))
+  # What cannot be read is not judged.
+  damage, hindrance = saving._judge(folder / 'nowhere', error)
+  assert not damage and hindrance.startswith('FileNotFoundError: ')
+
+
+def test_an_error_is_told_in_a_line():
+  text = 'DATA_LOSS: a [b] [tensorstore_spec={"driver": "zarr"}]\nand more'
+  assert saving.first_line(ValueError(text)) == 'ValueError: DATA_LOSS: a [b]'
+  assert saving.first_line(OSError('a\nb')) == 'OSError: a'
+  assert saving.first_line(KeyError()) == 'KeyError: '
+  assert len(saving.first_line(ValueError('x' * 999))) == 300
+
+
+@pytest.mark.parametrize('to', [np.asarray, jnp.asarray])
+def test_checksums_are_sums_of_bits(to):
+  tree = {
+    'a': np.full((3, 7), 1, np.float32),  # 3f800000 in hexadecimal
+    'b': np.arange(6, dtype=np.int32).reshape(2, 3).T,
+    'c': np.full(5, -2, jnp.bfloat16),  # c000
+    'd': np.full(4, -1, np.int8),
+    'e': np.float32(-0.0),
+  }
+  got = saving.checksums(jax.tree.map(to, tree))
+  assert got.dtype == np.uint32
+  wanted = [21 * 0x3F800000 % 2**32, 15, 5 * 0xC000, 4 * 255, 1 << 31]
+  np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize('finalized', [True, False])
+def test_in_a_bucket_a_step_is_looked_at(monkeypatch, finalized):
+  asked = []
+
+  def is_finalized(path):
+    asked.append(path)
+    return finalized
+
+  monkeypatch.setattr(saving.ocp.utils, 'is_checkpoint_finalized', is_finalized)
+  path = saving.absolute('gs://mine/checkpoints/7')
+  assert saving.is_step(path) == finalized
+  assert asked == [path]
+  assert not saving.is_step(path.with_name('07'))
+  assert saving.is_step(saving.absolute('/mine/checkpoints/7'))
+  assert asked == [path]
+
+
+def test_there_are_no_steps_where_there_is_nothing(tmp_path):
+  assert saving.steps_in(str(tmp_path / 'nowhere')) == []
+  (tmp_path / 'checkpoints').write_text('no folder')
+  with pytest.raises(NotADirectoryError):
+    saving.steps_in(str(tmp_path))
+
+
 @pytest.fixture
 def run(two_steps, tmp_path):
   """A copy of that run."""
@@ -207,8 +391,9 @@ def run(two_steps, tmp_path):
 def assert_only_unreadable(run, message):
   """Refused with a reason, and every file is where it was."""
   before = names_in(run)
-  with pytest.raises(OSError, match=message):
+  with pytest.raises(OSError, match=message) as e:
     restored_from(run)
+  assert e.value.errno == errno.EIO
   assert names_in(run) == before
   gc.collect()
 

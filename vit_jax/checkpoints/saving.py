@@ -493,10 +493,7 @@ def checksums(tree: Any) -> jax.Array | np.ndarray:
   """
   if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
     sums = [
-      np.sum(
-        np.ascontiguousarray(x).view(f'uint{8 * x.dtype.itemsize}'),
-        dtype=np.uint32,
-      )
+      np.sum(x.view(f'uint{8 * x.dtype.itemsize}'), dtype=np.uint32)
       for x in jax.tree.leaves(tree)
     ]
     return np.array(sums, np.uint32)

@@ -42,7 +42,8 @@ def test_what_is_outside_is_refused_by_its_name(fields):
 def halves(shapes):
   """Of a file that has the two arrays of ours after one another."""
   return [
-    table.one('t', 'turned', (np.transpose, np.transpose)),
+    table.one('same', 'plain'),
+    table.one('f', 'flat', (lambda x: x.reshape(6), lambda x: x.reshape(2, 3))),
     Entry(
       ('both',),
       ('first', 'last'),
@@ -52,12 +53,13 @@ def halves(shapes):
   ]
 
 
-SHAPES = {'turned': (2, 3), 'first': (1, 2), 'last': (1, 2)}
+SHAPES = {'plain': (3,), 'flat': (2, 3), 'first': (1, 2), 'last': (1, 2)}
 
 
 def read(**arrays):
   rng = np.random.default_rng(0)
-  found = {'t': rng.normal(size=(3, 2)), 'both': rng.normal(size=(2, 2))}
+  shapes = {'same': 3, 'f': 6, 'both': (2, 2)}
+  found = {key: rng.normal(size=shape) for key, shape in shapes.items()}
   file = File('x.npz', found | arrays, {}, halves)
   return table.file_to_ours(file, SHAPES), file.arrays
 
@@ -67,7 +69,8 @@ def test_arrays_become_ours_and_theirs_again(dtype):
   both = np.array([[1, 2], [3, -4]], dtype)
   ours, theirs = read(both=both)
   assert all(x.dtype == np.float32 for x in ours.values())
-  np.testing.assert_array_equal(ours['turned'], np.float32(theirs['t']).T)
+  np.testing.assert_array_equal(ours['plain'], np.float32(theirs['same']))
+  np.testing.assert_array_equal(ours['flat'].ravel(), np.float32(theirs['f']))
   np.testing.assert_array_equal(ours['first'], [[1, 2]])
   np.testing.assert_array_equal(ours['last'], [[3, -4]])
   back = table.ours_to_file(ours, halves)
@@ -77,19 +80,19 @@ def test_arrays_become_ours_and_theirs_again(dtype):
 
 
 def test_arrays_of_float32_are_not_copied():
-  t = np.ones((3, 2), np.float32)
-  assert np.shares_memory(read(t=t)[0]['turned'], t)
+  x = np.ones(6, np.float32)
+  assert np.shares_memory(read(f=x)[0]['flat'], x)
 
 
 @pytest.mark.parametrize(
   ('arrays', 'message'),
   [
     ({'z': np.ones(1), 'w': np.ones(1)}, "has the array 'w', for which"),
-    ({'t': np.ones((2, 3))}, r"'t' has shape \(2, 3\) where \(3, 2\) is exp"),
+    ({'f': np.ones((2, 3))}, r"'f' has shape \(2, 3\) where \(6,\) is exp"),
     (
       # The last is more than float32 holds.
-      {'t': np.array([[1, np.nan], [np.inf, 2], [3, 1e39]])},
-      "x.npz: 't' has 3 values that are no finite float32 numbers",
+      {'f': np.array([1, np.nan, np.inf, 2, 3, 1e39])},
+      "x.npz: 'f' has 3 values that are no finite float32 numbers",
     ),
   ],
 )
@@ -99,7 +102,7 @@ def test_wrong_arrays_are_refused_by_key(arrays, message):
 
 
 def test_a_missing_array_is_named():
-  file = File('x.npz', {'t': np.ones((3, 2))}, {}, halves)
+  file = File('x.npz', {'same': np.ones(3), 'f': np.ones(6)}, {}, halves)
   with pytest.raises(ValueError, match="x.npz lacks the array 'both'"):
     table.file_to_ours(file, SHAPES)
 
