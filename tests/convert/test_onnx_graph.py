@@ -1,0 +1,177 @@
+"""What becomes of nodes before they are written."""
+
+import numpy as np
+import pytest
+from jax import export
+
+from tests.conftest import PEERS
+from vit_jax.convert import onnx_file, onnx_graph
+from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Tensor
+
+pytest.importorskip('onnx', reason=PEERS)
+ReferenceEvaluator = pytest.importorskip('onnx.reference').ReferenceEvaluator
+
+(BATCH,) = export.symbolic_shape('batch')
+
+
+def images(*shape, name='images'):
+  return Tensor(name, (BATCH, *shape), np.dtype(np.float32))
+
+
+def nodes_of(graph, y):
+  model, _ = graph.to_model({'y': y}, {})
+  return model.graph.node
+
+
+def test_transpositions_are_joined_or_vanish():
+  x = images(4, 5, 6)
+  graph = Graph([x])
+  turned = graph.transpose(x, NCHW)
+  assert turned.shape == (BATCH, 6, 4, 5)
+  assert graph.transpose(turned, NHWC) is x
+  assert graph.transpose(x, (0, 1, 2, 3)) is x
+  # Once more is the same node.
+  assert graph.transpose(x, NCHW) is turned
+  twice = graph.transpose(turned, (0, 3, 1, 2))
+  assert twice.shape == (BATCH, 5, 6, 4)
+  node, output = nodes_of(graph, twice)
+  assert (node.op_type, output.op_type) == ('Transpose', 'Identity')
+  assert list(node.attribute[0].ints) == [0, 2, 3, 1]
+  np.testing.assert_array_equal(
+    graph.transpose(np.arange(6).reshape(2, 3), (1, 0)),
+    [[0, 3], [1, 4], [2, 5]],
+  )
+
+
+@pytest.mark.parametrize(
+  ('other', 'goes_before'),
+  [
+    (np.float32(2), True),
+    (np.ones((1, 6, 1, 1), np.float32), True),
+    (np.ones(5, np.float32), False),
+    ('alike', True),
+    ('otherwise', False),
+    ('not', False),
+  ],
+)
+def test_element_by_element_goes_before_a_transposition(other, goes_before):
+  x, z = images(4, 5, 6), images(4, 6, 5, name='z')
+  graph = Graph([x, z])
+  turned = graph.transpose(x, NCHW)
+  others = {
+    'alike': graph.transpose(images(4, 5, 6, name='y'), NCHW),
+    'otherwise': graph.transpose(z, (0, 2, 1, 3)),
+    'not': images(6, 4, 5, name='y'),
+  }
+  given = others[other] if isinstance(other, str) else np.asarray(other)
+  y = graph.elementwise('Mul', turned, given)
+  assert y.shape == (BATCH, 6, 4, 5)
+  back = graph.transpose(y, NHWC)
+  assert back.shape == (BATCH, 4, 5, 6)
+  last = nodes_of(graph, back)[-2]
+  assert last.op_type == ('Mul' if goes_before else 'Transpose')
+
+
+def test_what_has_the_shape_already_stays():
+  x = images(4, 5)
+  graph = Graph([x])
+  assert graph.reshape(x, [BATCH, 4, 5]) is x
+  assert graph.expand(x, [BATCH, 4, 5]) is x
+  assert graph.slice(x, {}) is x
+  assert graph.reshape(x, [BATCH, 20]).shape == (BATCH, 20)
+  part = graph.slice(x, {1: (1, 4, 2), 2: (0, 5, 3)})
+  assert part.shape == (BATCH, 2, 2)
+  assert graph.reshape(np.zeros((2, 3)), [6]).shape == (6,)
+  assert graph.expand(np.zeros((1, 3)), [4, 3]).shape == (4, 3)
+
+
+@pytest.mark.parametrize('times', [1, 3])
+def test_the_batch_and_its_multiples_are_sizes(times):
+  x = images(1)
+  graph = Graph([x])
+  shape = (times * BATCH, 7)
+  small = np.full((1, 7), 2, np.float32)
+  y = graph.expand(small, shape)
+  # Once more are the same sizes.
+  z = graph.expand(np.full((1, 7), 3, np.float32), shape)
+  assert y.shape == z.shape == shape
+  model, weights = graph.to_model({'y': y, 'z': z}, {})
+  whole = onnx_file.joined(model, weights)
+  found = ReferenceEvaluator(whole).run(
+    None, {'images': np.zeros((5, 1), np.float32)}
+  )
+  for got, value in zip(found, (2, 3), strict=True):
+    np.testing.assert_array_equal(got, np.full((5 * times, 7), value))
+  operators = [node.op_type for node in model.graph.node]
+  multiplied = ['Mul'] if times > 1 else []
+  sizes = ['Shape', *multiplied, 'Concat']
+  assert operators == [*sizes, *['Expand'] * 2, *['Identity'] * 2]
+
+
+@pytest.mark.parametrize('shape', [(7, BATCH), (BATCH + 1, 7), (BATCH, BATCH)])
+def test_other_sizes_are_refused(shape):
+  graph = Graph([images(1)])
+  with pytest.raises(NotImplementedError, match='the shape '):
+    graph.expand(np.ones((1, 1), np.float32), shape)
+
+
+def test_small_constants_are_written_once_and_large_ones_apart():
+  x = images(256)
+  graph = Graph([x])
+  small, large = (np.ones(n, np.float32) for n in (256, 257))
+  y = x
+  for constant in (small, small.copy(), small.reshape(1, 256), -small):
+    y = graph.elementwise('Add', y, constant)
+  z = graph.node('Concat', [large, large.copy()], (514,))
+  graph.node('Neg', [large], (257,))  # which nobody needs
+  model, weights = graph.to_model({'y': y, 'z': z}, {'key': 'said'})
+  stored = {x.name: list(x.dims) for x in model.graph.initializer}
+  assert sorted(stored.values()) == [[1, 256], [256], [256]]
+  assert [x.nbytes for x in weights.values()] == [1028, 1028]
+  assert 'Neg' not in {node.op_type for node in model.graph.node}
+  assert len({node.name for node in model.graph.node}) == 7
+  assert [(p.key, p.value) for p in model.metadata_props] == [('key', 'said')]
+  assert model.producer_name == 'vit_jax'
+  assert model.ir_version == onnx_graph.IR_VERSION
+  assert model.opset_import[0].version == onnx_graph.OPSET
+
+
+def test_nodes_are_named_after_what_they_belong_to():
+  x = images(4)
+  graph = Graph([x])
+  assert graph.node('Neg', [x], x.shape).name == 'Neg_0'
+  graph.scope = 'ViT/block_0'
+  y = graph.node('Cast', [x], x.shape, np.int32, to=6)
+  assert (y.name, y.dtype) == ('ViT/block_0/Cast_1', np.int32)
+  assert graph.node('Neg', [y], y.shape).dtype == np.int32
+
+
+def test_shapes_are_broadcast_as_numpy_does():
+  for shapes in ([(3, 1), (4,)], [(1, 2, 1), (5, 1, 1), (3,)], [(), (1, 2)]):
+    want = np.broadcast_shapes(*shapes)
+    assert onnx_graph.broadcast_shape(shapes) == want
+  assert onnx_graph.broadcast_shape([(BATCH, 1), (1, 7)]) == (BATCH, 7)
+  assert onnx_graph.broadcast_shape([(1, 7), (BATCH, 1)]) == (BATCH, 7)
+
+
+def test_numbers_are_written_as_protocol_buffers_do():
+  encoder = pytest.importorskip('google.protobuf.internal.encoder')
+  for n in (0, 1, 127, 128, 255, 256, 16_383, 16_384, 2**31 - 1, 2**40 + 5):
+    assert onnx_file._varint(n) == encoder._VarintBytes(n)
+
+
+def test_a_model_of_the_largest_size_is_none_too_large(monkeypatch):
+  x = images(257)
+  graph = Graph([x])
+  y = graph.elementwise('Add', x, np.ones(257, np.float32))
+  model, weights = graph.to_model({'y': y}, {})
+  size_bytes = model.ByteSize() + 4 * 257
+  monkeypatch.setattr(onnx_file, 'MAX_BYTES', size_bytes)
+  onnx_file.check(model, weights)
+  monkeypatch.setattr(onnx_file, 'MAX_BYTES', size_bytes - 1)
+  with pytest.raises(ValueError, match=r'takes 0\.0 GB: use --to=stablehlo'):
+    onnx_file.check(model, weights)
+  # Zeros that take no memory.
+  zeros = np.broadcast_to(np.float32(0), 600_000_000)
+  with pytest.raises(ValueError, match=r'at most 2 GB, .* takes 2\.4 GB:'):
+    onnx_file.check(model, {'zeros': zeros})
