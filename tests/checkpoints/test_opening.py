@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import os
+import pathlib
 import shutil
 
 import jax
@@ -176,21 +177,23 @@ def test_without_an_average_the_parameters_open(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('accuracies', 'opened'),
+  ('accuracies', 'best', 'opened'),
   [
-    ({2: 0.5, 4: 0.8, 8: 0.8}, 4),  # the first of two that are best
-    ({2: 0.9, 4: 0.8, 8: 0.7, 10: 0.6}, 2),
-    ({8: 0.5, 10: 0.6}, 10),
-    ({4: 0.0}, 4),
-    ({2: float('nan'), 4: 0.5}, 4),
-    ({}, 10),  # preempted before it was evaluated
+    ({2: 0.5, 4: 0.8, 8: 0.8}, 'highest', 4),  # the first of two that are best
+    ({2: 0.9, 4: 0.8, 8: 0.7, 10: 0.6}, 'highest', 2),
+    ({8: 0.5, 10: 0.6}, 'highest', 10),
+    ({4: 0.0}, 'highest', 4),
+    ({2: float('nan'), 4: 0.5}, 'highest', 4),
+    ({2: 0.5, 4: 0.3, 8: 0.3, 10: 0.4}, 'lowest', 4),
+    ({}, 'highest', 10),  # preempted before it was evaluated
   ],
 )
 def test_a_run_that_stops_early_opens_at_its_best_step(
-  tmp_path, accuracies, opened
+  tmp_path, accuracies, best, opened
 ):
   steps = [2, 4, 8, 10]
   saved = save_workdir(tmp_path, steps, polyak=0.0, accuracies=accuracies)
+  _edit(tmp_path, 10, best=best)
   checkpoint = opening.open_checkpoint(str(tmp_path))
   assert checkpoint.path == str(tmp_path / 'checkpoints' / str(opened))
   assert_equal(checkpoint.params, saved[opened])
@@ -277,6 +280,131 @@ def test_damage_to_a_step_is_one_error_or_harmless(workdir, tmp_path, kind):
       assert checkpoint.class_names == CLASS_NAMES
   assert {'average', 'meta', 'checksums'} <= refused
   gc.collect()  # what orbax abandoned, while the filter above is on
+
+
+def test_arrays_of_another_step_or_config_are_refused(workdir, tmp_path):
+  shutil.copytree(workdir[0], tmp_path, dirs_exist_ok=True)
+  steps = tmp_path / 'checkpoints'
+  shutil.rmtree(steps / '10' / 'average')
+  shutil.copytree(steps / '8' / 'average', steps / '10' / 'average')
+  with pytest.raises(ValueError, match='10 .*of average are not those saved'):
+    opening.open_checkpoint(str(tmp_path))
+  meta = json.loads((steps / '8/meta/metadata').read_text())['meta']
+  meta['config']['model']['mlp_dim'] = 40
+  _edit(tmp_path, 8, config=meta['config'])
+  message = '8 .*the arrays of average are not those of its config'
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(steps / '8'))
+
+
+@pytest.mark.parametrize(
+  ('short_sides', 'size'),
+  [([10, 12], (12, 24)), ([10, 99], (16, 24)), ([], (16, 24))],
+)
+def test_images_have_the_shorter_side_that_was_trained_at(
+  saved, tmp_path, short_sides, size
+):
+  shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+  place = tmp_path / 'checkpoints/3/meta/metadata'
+  config = json.loads(place.read_text())['meta']['config']
+  config['objective'] = {'short_sides': short_sides}
+  del config['loss']  # of before there was a choice
+  _edit(tmp_path, 3, config=config)
+  checkpoint = opening.open_checkpoint(str(tmp_path))
+  assert checkpoint.image_size == size
+  assert checkpoint.loss == 'softmax'
+
+
+class Remote:
+  """A folder of a bucket that holds something else."""
+
+  def __truediv__(self, name):
+    return pathlib.Path('/nowhere') / name
+
+  def __fspath__(self):
+    return 'gs://mine/run'
+
+  def exists(self):
+    return True
+
+
+def test_folders_of_others_are_not_read_in_buckets(monkeypatch):
+  monkeypatch.setattr(opening.saving, 'absolute', lambda path: Remote())
+  with pytest.raises(ValueError, match='mine/run holds .* copy it here first'):
+    opening.open_checkpoint('gs://mine/run')
+
+
+def ten_classes(*names):
+  return dataclasses.replace(open_golden('tiny')[0], class_names=names)
+
+
+def test_classes_are_called_by_their_names():
+  checkpoint = ten_classes('crane', 'dog', 'crane', *'3045678')
+  assert [checkpoint.class_name(i) for i in range(5)] == [
+    'crane (0)',
+    'dog',
+    'crane (2)',
+    '3',
+    '0',
+  ]
+  found = {
+    'dog': 1,
+    'dog (1)': 1,
+    'crane (2)': 2,
+    '3': 3,
+    '0': 4,  # which is a name
+    0: 0,
+    9: 9,
+    '9': 9,
+  }
+  for text, index in found.items():
+    assert checkpoint.class_index(text) == index
+  message = r"has 2 classes 'crane': say which, 'crane \(0\)' or 'crane \(2\)'"
+  with pytest.raises(ValueError, match=message):
+    checkpoint.class_index('crane')
+  for text in ('10', 10, -1, '-1', '1.0', '²', ''):
+    with pytest.raises(ValueError, match='an index from 0 to 9') as e:
+      checkpoint.class_index(text)
+    assert f'has no class {text!r}: give' in str(e.value)
+  with pytest.raises(ValueError, match='from 0 to 9. Did you mean dog'):
+    checkpoint.class_index('dogs')
+
+
+def test_classes_without_names_are_numbers():
+  checkpoint = ten_classes()
+  assert checkpoint.class_name(4) == '4'
+  assert checkpoint.class_index('4') == checkpoint.class_index(4) == 4
+  with pytest.raises(ValueError, match='from 0 to 9. It has no names.'):
+    checkpoint.class_index('dog')
+  headless = transfer.with_head(checkpoint, 'drop')
+  with pytest.raises(ValueError, match='npz has no head, hence no classes'):
+    headless.class_index(0)
+
+
+def test_of_many_names_some_are_told():
+  names = [f'{"word " * 10}{i}' for i in range(10)]
+  with pytest.raises(ValueError) as e:
+    ten_classes(*names).class_index('???')
+  assert str(e.value).endswith(f'Some of its names: {", ".join(names)}.')
+  names = [f'{c}{25 * "x"}' for c in 'abcdefghij']
+  with pytest.raises(ValueError) as e:
+    ten_classes(*names).class_index('???')
+  assert str(e.value).endswith(f' Valid: {", ".join(names)}.')
+
+
+def test_probabilities_are_those_of_the_loss():
+  checkpoint = ten_classes()
+  logits_BC = np.float32([[0, 1, -2], [3, 3, 5]])
+  waves = np.exp(logits_BC)
+  np.testing.assert_allclose(
+    checkpoint.probabilities(logits_BC),
+    waves / waves.sum(-1, keepdims=True),
+    rtol=1e-6,
+  )
+  each = dataclasses.replace(checkpoint, loss='sigmoid')
+  np.testing.assert_allclose(
+    each.probabilities(logits_BC), waves / (1 + waves), rtol=1e-6
+  )
 
 
 def test_nothing_there(tmp_path):

@@ -571,6 +571,10 @@ def test_resized_scales_the_resize_before_the_crop():
   )
   larger = transfer.resized(checkpoint, (48, 48))
   assert larger.preprocessing.resize_small == 54
+  # As much as the side that grows more, here from 32 to 64.
+  for size in ((40, 64), (64, 40)):
+    longer = transfer.resized(checkpoint, size)
+    assert longer.preprocessing.resize_small == 72
   assert transfer.resized(larger, (32, 32)).preprocessing.resize_small == 36
 
 
@@ -580,16 +584,44 @@ def test_resized_refuses_what_the_patches_do_not_tile():
     transfer.resized(checkpoint, (30, 32))
 
 
+def test_parameters_that_nothing_resizes_are_for_one_size(monkeypatch):
+  checkpoint, _ = open_golden('tiny')
+  monkeypatch.setattr(
+    transfer.posemb, 'resize_all', lambda params, *args: params
+  )
+  message = 'A ViT for images of 32x32 .* than one for 48x40: give one size'
+  with pytest.raises(ValueError, match=message):
+    transfer.resized(checkpoint, (48, 40))
+  assert transfer.resized(checkpoint, (32, 32)).params == checkpoint.params
+
+
+def test_long_values_are_shown_by_their_beginning():
+  assert transfer._shown(2 * (0.25, 1, 2)) == '(0.25, 1, 2, 0.25, 1, 2)'
+  twelve = tuple(range(12))
+  assert transfer._shown(twelve) == str(twelve)
+  many = transfer._shown((1 / 3, -1, 250.0) + 1000 * (0,))
+  assert many == 'of 1,003 numbers (0.333, -1, 250, ...)'
+  assert transfer._shown(13 * (1,)) == 'of 13 numbers (1, 1, 1, ...)'
+  assert transfer._shown('x' * 20) == 'x' * 20
+
+
 def test_less_of_the_head_gives_the_intermediates_of_the_original():
   checkpoint, golden = open_golden('tiny-rep')
+  checkpoint = dataclasses.replace(
+    checkpoint,
+    class_names=tuple('abcdefghij'),
+    preprocessing=Preprocessing(resize_small=36),
+  )
   representation = transfer.with_head(checkpoint, 'representation')
   got, _ = outputs(representation, golden['images'])
   np.testing.assert_allclose(got, golden['pre_logits'], atol=ATOL)
   body = transfer.with_head(checkpoint, 'drop')
   got, _ = outputs(body, golden['images'])
   np.testing.assert_allclose(got, golden['encoded'][:, 0], atol=ATOL)
-  assert body.model.representation_size == 0 and body.class_names == ()
+  assert body.model.representation_size == 0
   for less in (representation, body):
+    assert less.class_names == ()
+    assert less.preprocessing == checkpoint.preprocessing
     expected = flops.param_shapes(less.model, less.image_size)
     assert jax.tree.structure(less.params) == jax.tree.structure(expected)
   assert transfer.with_head(checkpoint, 'keep') is checkpoint
