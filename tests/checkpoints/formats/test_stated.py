@@ -1,0 +1,143 @@
+"""What a configuration may state, to the ends of it."""
+
+import math
+
+import pytest
+
+from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.data.transforms import MAX_SIDE
+
+
+def stated(value, under=''):
+  return Stated({'key': value}, 'x.json', under)
+
+
+def read(method, value):
+  return getattr(stated(value), method)('key')
+
+
+@pytest.mark.parametrize(
+  ('method', 'value', 'want'),
+  [
+    ('positive', 1, 1),
+    ('positive', 10**9, 10**9),
+    ('epsilon', 1, 1.0),
+    ('epsilon', 1e-300, 1e-300),
+    ('sides', 1, (1, 1)),
+    ('sides', MAX_SIDE, (MAX_SIDE, MAX_SIDE)),
+    ('sides', [2, 3], (2, 3)),
+    ('sides', {'width': 3, 'height': 2}, (2, 3)),
+    ('rgb', 2, (2.0, 2.0, 2.0)),
+    ('rgb', [1, 2.5, -3], (1.0, 2.5, -3.0)),
+    ('part', {'a': 1, 'b': None, 'c': 0}, {'a': 1, 'c': 0}),
+    ('part', None, {}),
+    ('part', {}, {}),
+  ],
+)
+def test_what_makes_sense_is_read(method, value, want):
+  found = read(method, value)
+  assert found == want
+  if method == 'epsilon':
+    assert type(found) is float
+
+
+@pytest.mark.parametrize(
+  ('method', 'value', 'message'),
+  [
+    *(('positive', x, 'a positive integer') for x in (0, -1, True, 2.0, '1')),
+    *(
+      ('epsilon', x, 'above 0 and at most 1')
+      for x in (0, 1.001, -1, True, math.nan, '1e-6', None)
+    ),
+    *(
+      ('sides', x, 'a height and a width in pixels, from 1 to 65,536')
+      for x in (0, MAX_SIDE + 1, True, 2.0, [2], [2, 0], [2, 3, 4], '2')
+    ),
+    ('sides', {'height': 2}, 'a height and a width'),
+    *(
+      ('rgb', x, 'three numbers, for red, green and blue')
+      for x in ([1, 2], [1, 2, 3, 4], True, [1, math.inf, 1], '1', {})
+    ),
+    ('part', [1], 'an object'),
+  ],
+)
+def test_what_makes_none_is_refused_by_key(method, value, message):
+  with pytest.raises(ValueError) as e:
+    read(method, value)
+  found = str(e.value)
+  assert found.startswith(f'x.json: key is {value!r} and should be {message}')
+
+
+def test_a_side_may_stand_for_what_is_stated():
+  assert stated('shortest').sides('key', [4, 5]) == (4, 5)
+  with pytest.raises(ValueError, match="key is 'shortest' and should"):
+    stated('shortest').sides('key', 0)
+
+
+def test_parts_are_named_by_what_leads_to_them():
+  outer = Stated({'a': {'b': {'c': 1}}}, 'x.json')
+  inner = outer.part('a').part('b')
+  with pytest.raises(ValueError, match=r'^x.json: a\.b\.c is 1, so$'):
+    inner.refuse('c', ', so')
+  with pytest.raises(ValueError, match=r'^x.json: a\.b\.d is 2, so$'):
+    inner.with_values({'d': 2}).refuse('d', ', so')
+  with pytest.raises(ValueError, match=r'^x.json: z\.d is 2, so$'):
+    inner.with_values({'d': 2}, 'z.').refuse('d', ', so')
+  inner.warn('this.')
+  assert outer.warnings == inner.warnings == ['x.json: this.']
+  assert Stated({}, 'y.json').warnings == []
+
+
+def test_one_of_several_values_or_none_will_do():
+  for value in (1, 2):
+    stated(value).check('it has', {'key': (1, 2), 'other': 3})
+  with pytest.raises(ValueError, match='key is 3, and it has 1 or 2.$'):
+    stated(3).check('it has', {'key': (1, 2)})
+  with pytest.raises(ValueError, match='key is 0, and it has None.$'):
+    stated(0).check('it has', {'key': None})
+
+
+def test_a_choice_is_by_their_name():
+  names = {'avg': 'gap', 'token': 'cls'}
+  assert stated('token').choice('key', names) == 'cls'
+  for value in ('gap', ['avg'], None):
+    with pytest.raises(ValueError, match='no such model here, only avg, token'):
+      stated(value).choice('key', names)
+
+
+def test_an_interpolation_is_ours_or_bilinear():
+  names = {'bilinear': 2, 'bicubic': 3}
+  for value, want, count in ((2, 'bilinear', 0), (3, 'bicubic', 0)):
+    found = stated(value)
+    assert found.interpolation('key', names) == want
+    assert len(found.warnings) == count
+  found = stated(1)
+  assert found.interpolation('key', names) == 'bilinear'
+  (warning,) = found.warnings
+  assert warning.startswith('x.json: key is 1; here')
+
+
+@pytest.mark.parametrize(
+  ('sides', 'want'),
+  [
+    ((48, 32), (48, 32)),
+    ((50, 37), (48, 32)),
+    ((48, 47), (48, 32)),
+    # Of which there is not one patch: what follows says so.
+    ((8, 40), (8, 32)),
+  ],
+)
+def test_sides_are_of_whole_patches(sides, want):
+  found = stated(0)
+  assert found.tiled(sides, 16) == want
+  assert len(found.warnings) == (sides != want)
+  for warning in found.warnings:
+    assert f'of {sides[0]}x{sides[1]} pixels, which patches of 16' in warning
+    assert warning.endswith(f'here they are of {want[0]}x{want[1]}.')
+
+
+def test_preprocessing_is_refused_by_the_file():
+  assert stated(0).preprocessing(resize_small=7) == Preprocessing(7)
+  with pytest.raises(ValueError, match='^x.json: resize_small is -1: it'):
+    stated(0).preprocessing(resize_small=-1)
