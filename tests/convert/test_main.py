@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 
 from tests.checkpoints.random_weights import logits_of, random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.checkpoints.formats.table import Peer, Preprocessing, Weights
 from vit_jax.convert import __main__ as cli
 from vit_jax.convert import check, orbax
 
@@ -118,6 +119,39 @@ def test_a_workdir_converts_and_the_check_agrees(
   assert peer in out.lower()
 
 
+def test_what_is_given_to_a_writer_and_said_of_its_files(
+  run, workdir, tmp_path, monkeypatch
+):
+  given = []
+
+  def write(checkpoint, target, dtype, **options):
+    given.append((type(checkpoint), dtype, options))
+    pathlib.Path(target, 'inside').mkdir(parents=True)
+    for place, count in (('a', 3_200_000), ('inside/b', 340_000)):
+      pathlib.Path(target, place).write_bytes(bytes(count))
+    return ['One.', 'Another.']
+
+  for to in ('onnx', 'timm'):
+    monkeypatch.setattr(cli.writer(to), 'write', write)
+  for to, dtype, options in (
+    ('onnx', 'int8', ['--rollout']),
+    ('onnx', 'float32', []),
+    ('timm', 'bfloat16', []),
+  ):
+    target = tmp_path / f'{to}-{dtype}'
+    status, out, err = run(
+      workdir, target, f'--to={to}', f'--dtype={dtype}', *options
+    )
+    assert (status, err) == (0, '')
+    assert f'written   {target}: {to}, {dtype}, 3.5 MB\n' in out
+    assert out.endswith('\nnot held  One.\nnot held  Another.\n')
+  assert given == [
+    (opening.Checkpoint, 'int8', {'rollout': True}),
+    (opening.Checkpoint, 'float32', {}),
+    (Weights, 'bfloat16', {}),
+  ]
+
+
 @pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])
 def test_the_loss_is_kept_or_said_to_be_lost(run, workdir, tmp_path, to):
   """Without it, softmax would be read into the logits."""
@@ -143,6 +177,11 @@ def test_the_loss_that_a_file_does_not_say_may_be_given(run, workdir, tmp_path):
     )
     assert status == 0
     assert opening.open_checkpoint(str(tmp_path / loss)).loss == loss
+  # Without a head there are no logits that it would be of.
+  _, out, _ = run(
+    tmp_path / 'sigmoid', tmp_path / 'body.npz', '--to=npz', '--head=drop'
+  )
+  assert 'written' in out and 'sigmoid:' not in out
   # One that a workdir says may be taken back.
   args = tmp_path / 'sigmoid', tmp_path / 'back', '--to=orbax'
   assert run(*args, '--loss=softmax')[0] == 0
@@ -161,6 +200,10 @@ def test_our_own_format_changes_nothing(workdir, tmp_path):
   after = opening.open_checkpoint(str(tmp_path / 'copy'))
   for field in ('model', 'image_size', 'preprocessing', 'class_names'):
     assert getattr(after, field) == getattr(before, field)
+  place = tmp_path / 'copy/checkpoints/0/meta/metadata'
+  config = json.loads(place.read_text())['meta']['config']
+  assert config['data']['image_size'] == '32x32'
+  assert config['model']['width'] == 32
   jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
@@ -169,6 +212,69 @@ def test_without_names_a_head_keeps_its_classes(tmp_path):
   orbax.write(checkpoint, str(tmp_path / 'copy'), 'float32')
   after = opening.open_checkpoint(str(tmp_path / 'copy'))
   assert after.model.num_classes == 7 and after.class_names == ()
+
+
+def test_images_that_are_not_square_are_said_height_first(tmp_path):
+  checkpoint = random_checkpoint(None, (32, 48), names=False, **VIT)
+  count = sum(x.size for x in jax.tree.leaves(checkpoint.params))
+  assert cli._describe(checkpoint) == (
+    f'ViT, {count:,} parameters, 32x48 pixels, 7 classes without names'
+  )
+  orbax.write(checkpoint, str(tmp_path / 'copy'), 'float32')
+  place = tmp_path / 'copy/checkpoints/0/meta/metadata'
+  meta = json.loads(place.read_text())['meta']
+  assert meta['config']['data']['image_size'] == '32x48'
+  assert meta['image_size'] == [32, 48]
+  headless = random_checkpoint(None, (32, 48), num_classes=0, **VIT)
+  assert cli._describe(headless).endswith(' parameters, 32x48 pixels, no head')
+
+
+@pytest.mark.parametrize('error', [ImportError, ValueError])
+def test_what_no_framework_runs_this_package_does(
+  run, workdir, tmp_path, monkeypatch, error
+):
+  """And says why; but a directory that is wrong is."""
+
+  def fail(path):
+    raise error('for a reason')
+
+  ours = f'vit_jax on JAX {jax.__version__}'
+  assert check.open_peer(str(workdir)).framework == ours
+  path = str(tmp_path / 'x.npz')
+  run(workdir, path, '--to=npz')
+  monkeypatch.setattr(check.npz_peer, 'open_peer', fail)
+  assert check.open_peer(path).framework == f'{ours} (for a reason)'
+  for module, to in ((check.hf, 'hf'), (check.timm, 'timm')):
+    folder = str(tmp_path / to)
+    run(workdir, folder, f'--to={to}')
+    monkeypatch.setattr(module, 'open_peer', fail)
+    if error is ImportError:
+      assert check.open_peer(folder).framework == f'{ours} (for a reason)'
+    else:
+      with pytest.raises(ValueError, match='^for a reason$'):
+        check.open_peer(folder)
+
+
+def peer_of(want, boxes=0):
+  return Peer('x', SIZE, lambda images: np.array(want), boxes)
+
+
+def test_what_a_check_counts(monkeypatch, capsys):
+  """The largest of what is asked for, by its size; boxes are no classes."""
+  source = [[0.0, -4.0, 1.0, 2.0], [2.0, 1.0, 0.0, 9.0]]
+  target = [[0.0, -4.0, 1.5, 2.0], [1.0, 2.0, 0.0, 9.0]]
+  peers = {'a': peer_of(source, 1), 'b': peer_of(target, 1)}
+  monkeypatch.setattr(check, 'open_peer', peers.get)
+  # The largest of all is 9, and the difference at most 1.
+  for tolerance, within in ((1 / 9, True), (0.11, False)):
+    assert check.agree('a', 'b', tolerance) == within
+    out = capsys.readouterr().out
+    assert 'difference  1.1e-01 of the largest output (9);' in out
+    assert ('within the tolerance' in out) == within
+    assert ('ABOVE the tolerance of 0.11' in out) != within
+    assert out.endswith('top-1       the same for 1 of 2\n')
+    assert 'source      a: x\ntarget      b: x\n' in out
+    assert 'images      8 random ones of 32x32 pixels\n' in out
 
 
 def test_resizing_is_said_and_compared_at_the_new_size(run, workdir, tmp_path):
