@@ -194,6 +194,21 @@ def test_transparency_is_composited_on_white(encode):
   np.testing.assert_array_equal(decoded[0, :, 0], [4, 255, 0])
 
 
+def test_what_the_fast_decoder_complains_of_is_read_at_full_size(
+  photo, encode, monkeypatch
+):
+  data = encode(photo[:123, :217], 'JPEG')
+
+  def complain(*args, **options):
+    raise ValueError('something odd')
+
+  monkeypatch.setattr(decode.simplejpeg, 'decode_jpeg', complain)
+  picture = decode.open_image(data, 'x.jpg')
+  # Of which it would have read every second pixel.
+  part = picture.read(Box(8, 16, 100, 180), (25, 45))
+  np.testing.assert_array_equal(part, _pillow(data)[8:108, 16:196])
+
+
 def test_cmyk_jpeg_of_adobe_is_inverted_right(encode):
   # Pillow writes CMYK inverted and with Adobe's marker, as Photoshop does.
   red = Image.new('CMYK', (16, 16), (0, 255, 255, 0))

@@ -267,6 +267,10 @@ def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, monkeypatch):
   (figure,) = figures
   texts = [text.get_text() for text in figure.legends[0].get_texts()]
   left, right = figure.axes
+  # A line for each value of the metric, in either.
+  for axes, both in ((left, [True, False]), (right, [True, True])):
+    lines = axes.get_xgridlines()[0], axes.get_ygridlines()[0]
+    assert [line.get_visible() for line in lines] == both
   percent = [
     any('%' in label.get_text() for label in labels)
     for labels in (left.get_xticklabels(), right.get_yticklabels())

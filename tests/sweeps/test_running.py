@@ -419,6 +419,25 @@ def test_runs_that_differ_in_the_seed_alone_are_looked_at_once(monkeypatch):
   assert found == [(0.1, 3), (0.2, 3)]
 
 
+def test_data_are_looked_at_as_training_opens_them(monkeypatch):
+  opened, open_source = [], refusing.sources.open_source
+
+  def spy(*args, **options):
+    opened.append((args, options))
+    return open_source(*args)
+
+  monkeypatch.setattr(refusing.sources, 'open_source', spy)
+  facts, config = refusing.KnownData(), small()
+  config.data.split_seed = 3
+  for folder in ('', '/data', '/data'):
+    config.data.dir = folder
+    assert facts.count(config, 'train[:7]') == 7
+  assert opened == [
+    (('digits', 'train[:7]'), {'data_dir': folder, 'split_seed': 3})
+    for folder in (None, '/data')
+  ]
+
+
 def test_a_sweep_that_starts_over_does_so_in_each_run(monkeypatch, tmp_path):
   started = []
 

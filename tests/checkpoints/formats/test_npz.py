@@ -325,6 +325,22 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
   assert noticed > 60
 
 
+@pytest.mark.parametrize('stem_layers', [(2,), (1, 2), (1, 1, 1)])
+def test_images_of_a_hybrid_are_as_large_as_its_positions_say(stem_layers):
+  size = (64, 64)
+  sizes = {'patch_size': 1, 'width': 32, 'depth': 1, 'mlp_dim': 48, 'heads': 4}
+  stem = {'stem_width': 32, 'stem_layers': stem_layers}
+  model = variants.build(num_classes=3, image_size=size, **sizes, **stem)
+  shapes = jax.eval_shape(lambda: variants.init(model, jax.random.key(0), size))
+  arrays = {
+    key: np.zeros(x.shape, x.dtype)
+    for key, x in traverse_util.flatten_dict(shapes, sep='/').items()
+  }
+  fields = npz.read('hybrid.npz', arrays).fields
+  assert fields['image_size'] == size
+  assert fields['stem_layers'] == stem_layers
+
+
 @pytest.mark.slow
 def test_stages_of_a_hybrid_are_read_off_the_names(tmp_path):
   """With GroupNorm as (1, 1, 1, C), as some published files store it."""
