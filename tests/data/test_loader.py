@@ -110,6 +110,21 @@ def test_workers_change_nothing(digits):
   _assert_same(_train(digits, 4, workers=2, start_step=3), expected)
 
 
+def test_one_worker_is_a_process_of_its_own(monkeypatch):
+  asked = []
+
+  class Options:
+    def __init__(self, num_workers):
+      asked.append(num_workers)
+      raise StopIteration
+
+  monkeypatch.setattr(loader.grain, 'MultiprocessingOptions', Options)
+  loader._iterate(grain.MapDataset.range(8), 4, 0)
+  with pytest.raises(StopIteration):
+    loader._iterate(grain.MapDataset.range(8), 4, 1)
+  assert asked == [1]
+
+
 def test_processes_share_the_global_batch(digits):
   whole = _train(digits, 4, start_step=2)
   parts = [
