@@ -94,7 +94,7 @@ def _conv_multiply_adds(eqn: Any) -> int:
 def _subjaxprs(params: dict[str, Any]) -> list[Any]:
   found = []
   for value in params.values():
-    for item in value if isinstance(value, tuple | list) else [value]:
+    for item in value if isinstance(value, tuple) else [value]:
       if hasattr(item, 'eqns') or hasattr(item, 'jaxpr'):
         found.append(item)
   return found
