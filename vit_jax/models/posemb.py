@@ -107,8 +107,8 @@ def rotation(
   f = theta ** (-np.arange(K // 4) / (K // 4))
   angles = []
   for i, n in zip(np.mgrid[: grid[0], : grid[1]], grid, strict=True):
-    step = 1 if side == -1 else side / n
-    y = i * step if side else 2 * np.pi * (2 * (i + 0.5) / n - 1)
+    counted = n if side == -1 else side
+    y = i * counted / n if side else 2 * np.pi * (2 * (i + 0.5) / n - 1)
     angles.append(y.reshape(-1, 1) * f)
   turns = np.concatenate(angles, axis=-1)
   return jnp.float32(np.cos(turns)), jnp.float32(np.sin(turns))
