@@ -397,7 +397,7 @@ def _rotation(rope: Any, config: Stated) -> dict[str, Any]:
     config.refuse(
       'architecture',
       f', whose rotary embeddings are {type(rope).__name__} in a way that is '
-      'not here: there are those of DINOv3 and of EVA-02.',
+      'not here: there are those of DINOv3, EVA-02 and RoPE-ViT.',
     )
   turned = Turned(not rope.rotate_half, rope.grid_indexing == 'xy')
   return {
