@@ -88,6 +88,21 @@ def _messages_shown_as_before():
 
 
 @pytest.fixture
+def figures(monkeypatch):
+  """A list that every figure comes to of which a PNG is made."""
+  from vit_jax.training import plots
+
+  drawn, png = [], plots.png
+
+  def keep(figure, *args, **kwargs):
+    drawn.append(figure)
+    return png(figure, *args, **kwargs)
+
+  monkeypatch.setattr(plots, 'png', keep)
+  return drawn
+
+
+@pytest.fixture
 def command(monkeypatch, capfd):
   """Gives a function that runs the command in this process.
 

@@ -5,7 +5,6 @@ import types
 
 import pytest
 from etils import epath
-from matplotlib.figure import Figure
 
 from vit_jax.paper import claims, claims_page, rules
 from vit_jax.paper.evidence import RunRow
@@ -58,20 +57,6 @@ def axial():
     'Axial-ViT': [{ACCURACY: 0.7, 'gflops': 2.0} for i in range(3)],
   }
   return Reproduction(axial=rows(**found))
-
-
-@pytest.fixture
-def figures(monkeypatch):
-  """Gives the figures that are drawn, in a list."""
-  drawn = []
-  save = Figure.savefig
-
-  def keep(figure, *args, **kwargs):
-    drawn.append(figure)
-    save(figure, *args, **kwargs)
-
-  monkeypatch.setattr(Figure, 'savefig', keep)
-  return drawn
 
 
 class Cells(html.parser.HTMLParser):

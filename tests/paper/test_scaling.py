@@ -224,15 +224,7 @@ def test_names_do_not_cover_one_another(points):
     assert max(map(abs, text.get_position())) <= 15
 
 
-def test_plot_has_both_panels_and_the_families_shown(mixed, monkeypatch):
-  figures = []
-  save = Figure.savefig
-
-  def keep(figure, *args, **kwargs):
-    figures.append(figure)
-    save(figure, *args, **kwargs)
-
-  monkeypatch.setattr(Figure, 'savefig', keep)
+def test_plot_has_both_panels_and_the_families_shown(mixed, figures):
   picture = matplotlib.image.imread(io.BytesIO(mixed.plot()))
   assert picture.std() > 0
   (figure,) = figures

@@ -247,15 +247,7 @@ def test_a_curve_that_is_flat_has_room_around_it(tmp_path):
 
 
 @pytest.mark.parametrize('metric', ['test/accuracy', 'test/loss'])
-def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, monkeypatch):
-  figures = []
-  save = Figure.savefig
-
-  def keep(figure, *args, **kwargs):
-    figures.append(figure)
-    save(figure, *args, **kwargs)
-
-  monkeypatch.setattr(Figure, 'savefig', keep)
+def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, figures):
   made = plotted(mixed)
   if metric == 'test/loss':
     cells = {('a',): result(1.25, metric=metric)}

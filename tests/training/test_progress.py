@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from vit_jax.training import metric_log, plots, progress
+from vit_jax.training import metric_log, progress
 
 
 class Clock:
@@ -248,20 +248,6 @@ _ROWS = {
   500: {'test/accuracy': 0.9125},
   1200: {'test/accuracy': 0.875},
 }
-
-
-@pytest.fixture
-def figures(monkeypatch):
-  """The figures that were drawn, to look inside."""
-  drawn = []
-  png = plots.png
-
-  def keep(figure):
-    drawn.append(figure)
-    return png(figure)
-
-  monkeypatch.setattr(plots, 'png', keep)
-  return drawn
 
 
 def test_the_curves_are_the_columns(tmp_path, figures):

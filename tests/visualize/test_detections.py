@@ -152,29 +152,27 @@ def test_classes_have_colours_of_their_own_and_the_likeliest_is_on_top():
   assert close(drawn[250:390, 100], ink(0))
 
 
-@pytest.mark.parametrize(
-  ('shape', 'scale', 'letters', 'line'),
-  [
-    ((40, 60), 8, 12, 2),
-    ((500, 600), 1, 12, 2),
-    ((1400, 1200), 1, 30, 6),
-    ((479, 100), 1, 12, 2),
-    ((100, 240), 2, 12, 2),
-  ],
-)
-def test_names_and_lines_grow_with_the_picture(
-  shape, scale, letters, line, monkeypatch
-):
-  """Names stand above their boxes, or below the upper edge of the picture."""
-  written = []
+@pytest.fixture
+def written(monkeypatch):
+  """Collects what is written where, and how large."""
+  found = []
   text = ImageDraw.ImageDraw.text
 
   def note(pen, place, words, fill, font):
-    written.append((place, words, fill, font.size))
+    found.append((place, words, fill, font.size))
     return text(pen, place, words, fill, font)
 
   monkeypatch.setattr(ImageDraw.ImageDraw, 'text', note)
+  return found
+
+
+@pytest.mark.parametrize(
+  'shape', [(40, 60), (479, 100), (100, 240), (500, 600), (1400, 1200)]
+)
+def test_names_stand_above_their_boxes_or_below_the_upper_edge(shape, written):
+  """Of small images enlarged, as often as they fit into 480 pixels."""
   H, W = shape
+  scale = max(k for k in range(1, 99) if k == 1 or k * max(shape) <= 480)
   boxes_N4 = np.array([[W / 5, H / 2, W - 2, H - 2], [0, 0, W / 2, H / 4]])
   found = detections.Detections(
     np.array([1, 2]), np.array([0.876, 0.5]), boxes_N4
@@ -183,17 +181,32 @@ def test_names_and_lines_grow_with_the_picture(
   drawn = draw.pixels(detections.picture(image, found, NAMES))
   assert drawn.shape == (H * scale, W * scale, 3)
   x0, y0 = boxes_N4[0, :2] * scale
+  letters = written[0][-1]
   assert written == [
     ((2, 0), 'bus 50%', 'white', letters),
     ((x0 + 2, y0 - letters - 4), 'dog 88%', 'white', letters),
   ]
-  # On the class's colour, of which the line is as wide as it should be.
+  # On the class's colour.
   above = drawn[int(y0) - letters - 4 : int(y0), int(x0) + 2 :]
   near = np.abs(above - ink(1)).max(-1) <= 3
   assert near.any() and (above == 255).all(-1).any()
-  x0, y1 = int(x0), int(H * scale * 0.8)
-  assert close(drawn[y1, x0 + 1 : x0 + line], ink(1))
-  assert (drawn[y1, x0 + line + 1 : x0 + 3 * line] == 255).all()
+
+
+def test_names_and_lines_grow_with_pictures_and_are_seen_in_small_ones(written):
+  lines = []
+  for side in (100, 400, 1200, 2400):
+    box_4 = [side / 4, side / 4, side / 2, side * 3 / 4]
+    found = detections.Detections(
+      np.array([1]), np.array([0.9]), np.array([box_4])
+    )
+    image = np.full((side, 2 * side, 3), 255, np.uint8)
+    row = draw.pixels(detections.picture(image, found, NAMES))
+    row = row[len(row) // 2, : row.shape[1] * 3 // 16]
+    lines.append((row != 255).any(-1).sum())
+  letters = [each[-1] for each in written]
+  for sizes in (letters, lines):
+    assert sizes[0] == sizes[1] and sizes[3] == 2 * sizes[2] > 2 * sizes[1]
+  assert letters[0] > 10 and lines[0] > 1
 
 
 def test_results_are_rounded_as_coco_takes_them():

@@ -11,21 +11,15 @@ from vit_jax.visualize import draw
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """Collects figures in place of their files, each with its resolution."""
+  """Collects figures in place of their files."""
   figures = []
 
   def keep(figure, dots_per_inch):
-    figures.append((figure, dots_per_inch))
+    figures.append(figure)
     return b'PNG'
 
   monkeypatch.setattr(plots, 'png', keep)
   return figures
-
-
-def the_one(drawn):
-  ((figure, dots_per_inch),) = drawn
-  assert dots_per_inch == 110
-  return figure
 
 
 def labels(ticks):
@@ -106,8 +100,7 @@ def test_a_sheet_has_names_at_the_left_and_titles_above(drawn):
   images = rng.integers(0, 256, (3, 2, 4, 5, 3), np.uint8)
   rows = [{'$a$': x, 'b': y} for x, y in images]
   assert draw.sheet(rows, ['_1', '$2', '3']) == b'PNG'
-  figure = the_one(drawn)
-  np.testing.assert_allclose(figure.get_size_inches(), (3.9, 5.7))
+  (figure,) = drawn
   panels = np.reshape(figure.axes, (3, 2))
   for (y, x), axes in np.ndenumerate(panels):
     (image,) = axes.images
@@ -127,7 +120,7 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
   maps_XNhw = rng.random((3, 4, 2, 5)) * np.arange(12).reshape(3, 4, 1, 1)
   image = rng.integers(0, 256, (20, 40, 3), np.uint8)
   draw.heads(image, maps_XNhw, ['1', '2', '2b'], query)
-  figure = the_one(drawn)
+  (figure,) = drawn
   photograph, axes = figure.axes
   np.testing.assert_array_equal(photograph.images[0].get_array(), image)
   assert not photograph.axison
@@ -151,12 +144,26 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
     np.testing.assert_allclose(box, (-0.5, 9.5, 8, 10))
 
 
-def test_a_picture_of_heads_grows_with_layers_and_heads(drawn):
+def test_pictures_grow_by_what_is_in_them(drawn):
+  """So that all panels of a kind have one size and shape."""
   image = np.zeros((8, 8, 3), np.uint8)
-  for X, N, h, w in ((1, 2, 2, 2), (10, 3, 2, 4), (10, 3, 4, 2)):
+  for Y, X in ((1, 1), (4, 3)):
+    draw.sheet([{f'{x}': image for x in range(X)}] * Y, [''] * Y)
+  for X, N, h, w in ((10, 2, 4, 2), (15, 7, 4, 2), (1, 2, 4, 2)):
     draw.heads(image, np.ones((X, N, h, w)), ['x'] * X, None)
-  sizes = [figure.get_size_inches() for figure, _ in drawn]
-  np.testing.assert_allclose(sizes, [(4.2, 3), (4.8, 3.8), (4.8, 12.8)])
+  for X in (7, 21):
+    draw.filters(np.ones((X, 2, 2, 3)))
+  sizes = np.array([figure.get_size_inches() for figure in drawn])
+  # Three rows more and two columns, of panels that are square.
+  width, height = sizes[1] - sizes[0]
+  assert width > 0 and height / width == pytest.approx(3 / 2)
+  # Five layers and heads more, of maps that are twice as high as wide.
+  width, height = sizes[3] - sizes[2]
+  assert width > 0 and height / width == pytest.approx(2)
+  # The photograph takes room beside them, however few they are.
+  assert sizes[4][0] == sizes[2][0] and sizes[4][1] > sizes[4][0] / 2
+  np.testing.assert_allclose(sizes[5], sizes[6] / [1, 3])
+  assert sizes[5][0] / sizes[5][1] == pytest.approx(7)
 
 
 def test_distances_are_points_over_their_layers(drawn):
@@ -168,8 +175,7 @@ def test_distances_are_points_over_their_layers(drawn):
       'b': ({'row': row_XN, 'column': column_XN}, 0),
     }
   )
-  figure = the_one(drawn)
-  np.testing.assert_allclose(figure.get_size_inches(), (9.4, 4.2))
+  (figure,) = drawn
   one, two = figure.axes
   for axes, found in ((one, [all_XN]), (two, [row_XN, column_XN])):
     for points, want_XN in zip(axes.collections, found, strict=True):
@@ -197,8 +203,7 @@ def test_filters_are_gray_where_they_are_0(drawn):
   components = rng.standard_normal((9, 2, 3, 3))
   components[4] = 0
   draw.filters(components)
-  figure = the_one(drawn)
-  np.testing.assert_allclose(figure.get_size_inches(), (5.6, 1.6))
+  (figure,) = drawn
   (axes,) = figure.axes
   assert not axes.axison
   tiles = axes.images[0].get_array()
@@ -216,15 +221,15 @@ def test_filters_are_gray_where_they_are_0(drawn):
 
 def test_few_filters_are_in_one_row(drawn):
   draw.filters(np.ones((3, 2, 2, 3)))
-  np.testing.assert_allclose(the_one(drawn).get_size_inches(), (2.4, 0.8))
+  (axes,) = drawn[0].axes
+  assert axes.images[0].get_array().shape == (2, 3 * 2 + 2, 3)
 
 
 def test_similarities_are_tiles_where_their_patches_are(drawn):
   h, w = 2, 23
   cosines = np.random.default_rng(0).uniform(-1, 1, (h, w, h, w))
   draw.similarities({'layer 1': cosines})
-  axes, bar = the_one(drawn).axes
-  np.testing.assert_allclose(the_one(drawn).get_size_inches(), (5.8, 5))
+  axes, bar = drawn[0].axes
   tiles = axes.images[0].get_array()
   assert axes.images[0].get_clim() == (-1, 1)
   for y, x in np.ndindex(h, w):
@@ -246,8 +251,7 @@ def test_similarities_are_tiles_where_their_patches_are(drawn):
 def test_similarities_of_offsets_are_around_0(drawn):
   tables = {f'{i}': np.eye(5) * i / 9 for i in range(5)}
   draw.similarities(tables)
-  figure = the_one(drawn)
-  np.testing.assert_allclose(figure.get_size_inches(), (12.8, 6))
+  (figure,) = drawn
   *panels, _ = figure.axes
   assert len(panels) == 8 and panels[0].get_gridspec().ncols == 4
   for axes, (name, x) in zip(panels, tables.items(), strict=False):

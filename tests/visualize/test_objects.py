@@ -145,17 +145,12 @@ def test_centres_are_coloured_by_the_shapes_of_their_boxes(
   queries, grid, section_of, monkeypatch
 ):
   figures = []
-  monkeypatch.setattr(plots, 'png', lambda *args: figures.append(args))
+  monkeypatch.setattr(plots, 'png', lambda *args: figures.append(args[0]))
   section = section_of({f'{i}.png': said(i, [0.9]) for i in range(4)})
   centres_NQ4 = section.arrays['centres'][:, :queries]
   objects._queries(centres_NQ4)
-  ((figure, dots_per_inch),) = figures
-  assert dots_per_inch == 110
-  down, across = grid
-  np.testing.assert_allclose(
-    figure.get_size_inches(), (1.8 * across, 1.9 * down)
-  )
-  assert len(figure.axes) == down * across
+  (figure,) = figures
+  assert figure.axes[0].get_gridspec().get_geometry() == grid
   for query, axes in enumerate(figure.axes):
     assert axes.axison == (query < queries)
     if query >= queries:
