@@ -1,16 +1,13 @@
 """The server in this process, beside JAX, with what a test can slow down."""
 
-import argparse
 import asyncio
 import contextlib
 import http.client
 import json
 import pathlib
 import socket
-import sys
 import threading
 import time
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -269,20 +266,6 @@ def test_what_is_remembered_is_counted(pretended):
   assert pretended.remembered_bytes == 18 + 2 * 8 * (4 + 20)
 
 
-def test_an_answer_takes_what_its_arrays_take():
-  answer = served_model.Answer(
-    np.zeros(3, np.float64),
-    None,
-    {'mean': np.zeros((2, 5, 5), np.float32), 'max': np.zeros(7, np.float16)},
-    np.zeros(100),
-    0.5,
-  )
-  assert answer.nbytes == 3 * 8 + 50 * 4 + 7 * 2
-  assert (
-    answer._replace(boxes_Q4=np.zeros((6, 4))).nbytes == answer.nbytes + 192
-  )
-
-
 def test_whoever_is_refused_is_told_how_long_places_are_taken(
   pretended, monkeypatch
 ):
@@ -478,52 +461,6 @@ def test_a_model_says_what_it_is(paths, checkpoint):
   assert model.view == View((32, 48), 50, 'bilinear')
 
 
-def test_probabilities_of_large_logits_are_finite():
-  x_BC = np.float32([[-1e4, 0, 3], [1e4, 1e4, 0]])
-  softmax_BC = served_model._probabilities(x_BC, 'softmax')
-  odds = np.exp(3.0)
-  want_BC = [[0, 1 / (1 + odds), odds / (1 + odds)], [0.5, 0.5, 0]]
-  np.testing.assert_allclose(softmax_BC, want_BC, rtol=1e-12)
-  sigmoid_BC = served_model._probabilities(x_BC, 'sigmoid')
-  want_BC = [[0, 0.5, odds / (1 + odds)], [1, 1, 0.5]]
-  np.testing.assert_allclose(sigmoid_BC, want_BC, rtol=1e-12)
-  assert softmax_BC.dtype == sigmoid_BC.dtype == np.float64
-
-
-def test_a_map_of_nothing_is_black():
-  found = served_model.rollout(
-    np.zeros((2, 7, 7), np.float32), np.zeros(7, np.float32), (2, 3)
-  )
-  np.testing.assert_array_equal(found, np.zeros((2, 3)))
-
-
-def test_the_likeliest_come_first_and_equals_in_their_order():
-  model = types.SimpleNamespace(class_names=('cat', 'dog', 'cow', 'hen'))
-  found = server_lib._likeliest(np.array([0.1, 0.4, 0.4, 0.1]), model, 3)
-  assert found == [
-    {'index': 1, 'name': 'dog', 'probability': 0.4},
-    {'index': 2, 'name': 'cow', 'probability': 0.4},
-    {'index': 0, 'name': 'cat', 'probability': 0.1},
-  ]
-
-
-def test_objects_are_those_from_the_threshold_on():
-  model = types.SimpleNamespace(class_names=('cat', 'dog', 'cow'))
-  boxes_Q4 = np.arange(1, 17).reshape(4, 4) / 18 + 1e-7
-  answer = served_model.Answer(
-    np.array([[0.2, 0.5, 0], [0.9, 0, 0], [0, 0, 0.5], [0.4, 0.3, 0.2]]),
-    *(boxes_Q4, {}, None, 0),
-  )
-  found = server_lib._objects(answer, model, 0.5)
-  assert [(x['name'], x['probability'], x['box']) for x in found] == [
-    ('cat', 0.9, [0.27778, 0.33333, 0.38889, 0.44444]),
-    ('dog', 0.5, [0.05556, 0.11111, 0.16667, 0.22222]),
-    ('cow', 0.5, [0.5, 0.55556, 0.61111, 0.66667]),
-  ]
-  assert server_lib._objects(answer, model, 0.95) == []
-  assert server_lib._objects(answer._replace(boxes_Q4=None), model, 0) is None
-
-
 def test_all_that_is_counted_is_told(pretended, monkeypatch):
   """With names of models as Prometheus takes them."""
   pretended.models['a "b"\\\n'] = pretended.models.pop('b')
@@ -585,88 +522,6 @@ def test_what_cannot_be_decoded_now_may_be_asked_again(engine, monkeypatch):
       assert f'\nvit_requests_total{{{labels}}} 1\n' in text
     (model,) = ask(port, '/api/models')[2]['models']
     assert model['explains_classes'] is True
-
-
-@pytest.mark.parametrize(
-  ('host', 'url', 'hosts', 'family'),
-  [
-    ('127.0.0.1', '127.0.0.1', protection.LOOPBACK, socket.AF_INET),
-    ('::1', '[::1]', protection.LOOPBACK, socket.AF_INET6),
-    ('0.0.0.0', '0.0.0.0', None, socket.AF_INET),
-  ],
-)
-def test_it_listens_where_it_is_told(
-  monkeypatch, capsys, host, url, hosts, family
-):
-  """And a name that others point at this machine is not answered there."""
-  found = []
-
-  def model(path, threads):
-    return types.SimpleNamespace(name=path.stem[:-8], view=threads)
-
-  class Server:
-    def __init__(self, config):
-      found.append(config)
-
-    def run(self, sockets):
-      (listener,) = sockets
-      found.append(listener.getsockname()[:2])
-      assert listener.family == family
-      listener.close()
-
-  class Pages:
-    def __init__(self, *args):
-      found.append(args)
-      args[0].close()
-
-    def app(self):
-      return None
-
-  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
-  monkeypatch.setattr(listening, 'ServedModel', model)
-  # The real one lets Python's logging write to what is captured here.
-  monkeypatch.setattr(listening.uvicorn, 'Config', lambda app, **given: given)
-  monkeypatch.setattr(listening.uvicorn, 'Server', Server)
-  monkeypatch.setattr(listening, 'PageServer', Pages)
-  args = argparse.Namespace(host=host, port=0, token=None, threads=2)
-  paths = [pathlib.Path(f'{name}.float32.onnx') for name in ('a', 'b')]
-  try:
-    listening.serve(args, paths, max)
-  except OSError:
-    assert family == socket.AF_INET6
-    pytest.skip('there is no IPv6 here')
-  (engine, *rest), config, (address, port) = found
-  assert rest == ['', hosts] and engine.explain is max
-  assert [*engine.models] == ['a', 'b'] and engine._views == [2]
-  assert address == host
-  assert capsys.readouterr().out == f'serving   a, b at http://{url}:{port}\n'
-  assert config['http'] is protection.ImpatientProtocol
-  assert config['h11_max_incomplete_event_size'] == 16384
-  assert (config['limit_concurrency'], config['log_level']) == (256, 'error')
-  # Neither what strangers ask nor what is here is told.
-  for name in ('access_log', 'server_header', 'proxy_headers'):
-    assert config[name] is False
-
-
-def test_the_board_ends_with_what_happened(tmp_path, monkeypatch, capsys):
-  folder = tmp_path / 'models'
-  folder.mkdir()
-  for name in ('b.float32', 'a.int8', 'a.float32'):
-    (folder / f'{name}.onnx').write_text('none')
-  monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'x.py'), '--dtype=int8'])
-  assert listening.main() == 2
-  err = capsys.readouterr().err
-  assert err.startswith(f'error: {folder}/a.int8.onnx is no model that is')
-  ends, asked = [OSError('in use'), KeyboardInterrupt()], []
-
-  def serve(args, paths):
-    asked.append([path.name for path in paths])
-    raise ends.pop(0)
-
-  monkeypatch.setattr(listening, 'serve', serve)
-  assert [listening.main(), listening.main()] == [2, 130]
-  assert capsys.readouterr().err == 'error: in use\n'
-  assert asked == 2 * [['a.int8.onnx', 'b.float32.onnx']]
 
 
 def test_what_is_no_model_is_said(tmp_path):

@@ -1,0 +1,98 @@
+"""Where the server listens, and how the board's program ends."""
+
+import argparse
+import pathlib
+import socket
+import sys
+import types
+
+import pytest
+
+from tests.serve.test_engine import Pretended
+
+engine_lib, protection, listening = (
+  pytest.importorskip(f'vit_jax.serve.{name}', reason='needs the extra `serve`')
+  for name in ('engine', 'protection', 'listening')
+)
+
+
+@pytest.mark.parametrize(
+  ('host', 'url', 'hosts', 'family'),
+  [
+    ('127.0.0.1', '127.0.0.1', protection.LOOPBACK, socket.AF_INET),
+    ('::1', '[::1]', protection.LOOPBACK, socket.AF_INET6),
+    ('0.0.0.0', '0.0.0.0', None, socket.AF_INET),
+  ],
+)
+def test_it_listens_where_it_is_told(
+  monkeypatch, capsys, host, url, hosts, family
+):
+  """And a name that others point at this machine is not answered there."""
+  found = []
+
+  def model(path, threads):
+    return types.SimpleNamespace(name=path.stem[:-8], view=threads)
+
+  class Server:
+    def __init__(self, config):
+      found.append(config)
+
+    def run(self, sockets):
+      (listener,) = sockets
+      found.append(listener.getsockname()[:2])
+      assert listener.family == family
+      listener.close()
+
+  class Pages:
+    def __init__(self, *args):
+      found.append(args)
+      args[0].close()
+
+    def app(self):
+      return None
+
+  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
+  monkeypatch.setattr(listening, 'ServedModel', model)
+  # The real one lets Python's logging write to what is captured here.
+  monkeypatch.setattr(listening.uvicorn, 'Config', lambda app, **given: given)
+  monkeypatch.setattr(listening.uvicorn, 'Server', Server)
+  monkeypatch.setattr(listening, 'PageServer', Pages)
+  args = argparse.Namespace(host=host, port=0, token=None, threads=2)
+  paths = [pathlib.Path(f'{name}.float32.onnx') for name in ('a', 'b')]
+  try:
+    listening.serve(args, paths, max)
+  except OSError:
+    assert family == socket.AF_INET6
+    pytest.skip('there is no IPv6 here')
+  (engine, *rest), config, (address, port) = found
+  assert rest == ['', hosts] and engine.explain is max
+  assert [*engine.models] == ['a', 'b'] and engine._views == [2]
+  assert address == host
+  assert capsys.readouterr().out == f'serving   a, b at http://{url}:{port}\n'
+  assert config['http'] is protection.ImpatientProtocol
+  assert config['h11_max_incomplete_event_size'] == 16384
+  assert (config['limit_concurrency'], config['log_level']) == (256, 'error')
+  # Neither what strangers ask nor what is here is told.
+  for name in ('access_log', 'server_header', 'proxy_headers'):
+    assert config[name] is False
+
+
+def test_the_board_ends_with_what_happened(tmp_path, monkeypatch, capsys):
+  folder = tmp_path / 'models'
+  folder.mkdir()
+  for name in ('b.float32', 'a.int8', 'a.float32'):
+    (folder / f'{name}.onnx').write_text('none')
+  monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'x.py'), '--dtype=int8'])
+  assert listening.main() == 2
+  err = capsys.readouterr().err
+  assert err.startswith(f'error: {folder}/a.int8.onnx is no model that is')
+  ends, asked = [OSError('in use'), KeyboardInterrupt()], []
+
+  def serve(args, paths):
+    asked.append([path.name for path in paths])
+    raise ends.pop(0)
+
+  monkeypatch.setattr(listening, 'serve', serve)
+  assert [listening.main(), listening.main()] == [2, 130]
+  assert capsys.readouterr().err == 'error: in use\n'
+  assert asked == 2 * [['a.int8.onnx', 'b.float32.onnx']]
