@@ -117,13 +117,17 @@ def rotation(
 def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
   """Returns queries or keys, turned: number j pairs with number j + K/2.
 
-  `by` is for the last of the tokens; those before are left as they are.
+  `by` is for the last of the tokens; those before are turned by nothing, as
+  cutting them off would move all the others on a TPU.
   """
-  cos_1L1k, sin_1L1k = (x[None, :, None] for x in by)
-  extra = x_BLNK.shape[1] - cos_1L1k.shape[1]
+  extra = x_BLNK.shape[1] - len(by[0])
+  cos_1L1k, sin_1L1k = (
+    jnp.pad(x, ((extra, 0), (0, 0)), constant_values=nothing)[None, :, None]
+    for x, nothing in zip(by, (1, 0), strict=True)
+  )
   half = x_BLNK.shape[-1] // 2
-  patches = x_BLNK[:, extra:].astype(jnp.float32)
-  first, second = patches[..., :half], patches[..., half:]
+  x_32 = x_BLNK.astype(jnp.float32)
+  first, second = x_32[..., :half], x_32[..., half:]
   turned = jnp.concatenate(
     [
       first * cos_1L1k - second * sin_1L1k,
@@ -131,9 +135,7 @@ def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
     ],
     axis=-1,
   )
-  return jnp.concatenate(
-    [x_BLNK[:, :extra], turned.astype(x_BLNK.dtype)], axis=1
-  )
+  return turned.astype(x_BLNK.dtype)
 
 
 class RelativeKeys(nn.Module):
