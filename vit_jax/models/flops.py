@@ -64,9 +64,7 @@ def _count(jaxpr: Any) -> int:
       total += 2 * _conv_multiply_adds(eqn)
     else:
       repeats = eqn.params.get('length', 1)
-      total += repeats * sum(
-        _count(getattr(sub, 'jaxpr', sub)) for sub in _subjaxprs(eqn.params)
-      )
+      total += repeats * sum(map(_count, _subjaxprs(eqn.params)))
   return total
 
 
@@ -92,9 +90,9 @@ def _conv_multiply_adds(eqn: Any) -> int:
 
 
 def _subjaxprs(params: dict[str, Any]) -> list[Any]:
-  found = []
-  for value in params.values():
-    for item in value if isinstance(value, tuple) else [value]:
-      if hasattr(item, 'eqns') or hasattr(item, 'jaxpr'):
-        found.append(item)
-  return found
+  return [
+    item
+    for value in params.values()
+    for item in (value if isinstance(value, tuple) else [value])
+    if hasattr(item, 'eqns')
+  ]
