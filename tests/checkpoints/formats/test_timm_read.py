@@ -19,6 +19,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import stated, timm_config
 from vit_jax.checkpoints.formats import timm as convert
 
 TOLERANCE = 1e-5
@@ -193,3 +194,53 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
   assert 'does not say how large its images are: 224x224' in warning
+
+
+def test_an_architecture_may_have_its_tag(folder):
+  before = opening.open_checkpoint(str(folder))
+  name = folder.config()['architecture']
+  folder.change_config(architecture=f'{name}.augreg_in21k')
+  assert opening.open_checkpoint(str(folder)).model == before.model
+
+
+def test_timm_reads_the_class_token_unless_told(tmp_path):
+  """Also where arrays are such as the mean's norm has."""
+  given = Folder(tmp_path / 'x', **TINY, norm_pooled=True)
+  config = given.config()
+  del config['global_pool']
+  given.put_config(config)
+  assert opening.open_checkpoint(str(given)).model.pool == 'cls'
+
+
+ROTARY = {
+  'RotaryEmbeddingDinoV3': ({}, (100.0, 0, (False, False))),
+  'RotaryEmbeddingCat': (
+    {'in_pixels': False, 'grid_indexing': 'xy', 'ref_feat_shape': [3, 3]},
+    (10000.0, 3, (True, True)),
+  ),
+}
+
+
+@pytest.mark.parametrize('name', ROTARY)
+def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
+  given, want = ROTARY[name]
+  kind = getattr(timm.layers, name)
+  config = stated.Stated({'architecture': 'x'}, 'x/config.json')
+  found = timm_config._rotation(kind(16, **given), config)
+  assert tuple(found.values()) == want
+  # In ways that no name of timm has.
+  others = {'grid_offset': 0.5}
+  if name == 'RotaryEmbeddingDinoV3':
+    others |= {'normalize_coords': 'max', 'min_period': 1.0}
+  else:
+    others |= {
+      'ref_feat_shape': (3, 4),
+      'grid_type': 'centered',
+      'linear_bands': True,
+      'in_pixels': True,
+    }
+  for field, value in others.items():
+    other = kind(16, **given)
+    setattr(other, field, value)
+    with pytest.raises(ValueError, match=f'are {name} in a way that is not'):
+      timm_config._rotation(other, config)

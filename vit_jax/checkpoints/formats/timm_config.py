@@ -267,8 +267,8 @@ def known_facts(config: Stated) -> dict[str, Any]:
   """Returns what the name of a ViT's architecture says, or timm's default.
 
   Those are `width`, `heads` and `pool`, all None where there is no name, and
-  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, None where
-  that is as it is here.
+  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, None without
+  rotary embeddings.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
@@ -399,11 +399,10 @@ def _rotation(rope: Any, config: Stated) -> dict[str, Any]:
       f', whose rotary embeddings are {type(rope).__name__} in a way that is '
       'not here: there are those of DINOv3, EVA-02 and RoPE-ViT.',
     )
-  turned = Turned(not rope.rotate_half, rope.grid_indexing == 'xy')
   return {
     'rope': float(rope.temperature),
     'rope_side': side,
-    'turned': turned if any(turned) else None,
+    'turned': Turned(not rope.rotate_half, rope.grid_indexing == 'xy'),
   }
 
 
