@@ -244,3 +244,10 @@ def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
     setattr(other, field, value)
     with pytest.raises(ValueError, match=f'are {name} in a way that is not'):
       timm_config._rotation(other, config)
+
+
+def test_a_distilled_model_is_read_at_its_tokens(tmp_path):
+  given = Folder(tmp_path / 'x', **TINY, name='deit')
+  given.change_config(global_pool='avg')
+  with pytest.raises(ValueError, match="'dist_token' and no class token that"):
+    opening.open_checkpoint(str(given))
