@@ -248,6 +248,6 @@ def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
 
 def test_a_distilled_model_is_read_at_its_tokens(tmp_path):
   given = Folder(tmp_path / 'x', **TINY, name='deit')
-  given.change_config(global_pool='avg')
+  given.change_config(model_args__global_pool='avg')
   with pytest.raises(ValueError, match="'dist_token' and no class token that"):
     opening.open_checkpoint(str(given))
