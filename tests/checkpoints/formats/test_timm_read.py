@@ -102,6 +102,23 @@ def test_files_without_a_configuration_are_read(
   assert 'without a position' not in warning
 
 
+def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
+  fields = TINY | {'width': 192, 'heads': 3, 'pool': 'gap'}
+  folder = Folder(tmp_path / 'x', **fields)
+  opening.open_checkpoint(f'{folder}/model.safetensors')
+  (warning,) = caplog.messages
+  assert 'does not say all of its model: 3 heads' in warning
+  assert 'without a position' not in warning
+
+
+def test_what_patches_after_a_stem_leave_over_is_dropped(tmp_path, caplog):
+  folder = Folder(tmp_path / 'x', (64, 64), **TINY | {'stem_width': 64})
+  folder.change_config(model_args__img_size=[72, 64])
+  assert opening.open_checkpoint(str(folder)).image_size == (64, 64)
+  (warning,) = caplog.messages
+  assert '72x64 pixels, which patches of 32 do not tile' in warning
+
+
 def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', **TINY | {'width': 192, 'heads': 3})
   positions = folder.arrays()['pos_embed']
@@ -207,7 +224,7 @@ def test_timm_reads_the_class_token_unless_told(tmp_path):
   """Also where arrays are such as the mean's norm has."""
   given = Folder(tmp_path / 'x', **TINY, norm_pooled=True)
   config = given.config()
-  del config['global_pool']
+  del config['global_pool'], config['model_args']['global_pool']
   given.put_config(config)
   assert opening.open_checkpoint(str(given)).model.pool == 'cls'
 
