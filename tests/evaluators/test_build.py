@@ -103,8 +103,15 @@ def test_splits_are_those_of_the_runs_data():
   assert sorted(build.splits(config)) == ['other', 'test[:9]', 'train[:3]']
 
 
-def test_classes_of_another_split_have_to_be_the_same():
+def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
   config = config_of()
+  facts = Facts(('a', 'c'), 9, (16, 16))
+  parts = evaluator.Parts(config, Learns(), {}, None, facts)
+  monkeypatch.setattr(
+    evaluator.bad_images, 'open_checked', lambda data, split: Objects()
+  )
+  with pytest.raises(ValueError, match='of digits other are not those of trai'):
+    parts.source('other')
   evaluator.check_classes(config, 'test', ('a', 'b'), ('a', 'b'))
   for other in (('b', 'a'), ('a',), ()):
     with pytest.raises(ValueError, match='of digits test are not those of tra'):
