@@ -146,7 +146,8 @@ def test_what_a_process_of_the_same_number_left_is_no_hindrance(
   assert [x.name for x in tmp_path.iterdir()] == ['target']
 
 
-def test_a_file_in_a_bucket_is_written_there(monkeypatch):
+@pytest.mark.parametrize('scheme', ['gs', 's3'])
+def test_a_file_in_a_bucket_is_written_there(monkeypatch, scheme):
   """Where objects appear whole, and there is nothing to rename."""
   written = {}
 
@@ -158,5 +159,5 @@ def test_a_file_in_a_bucket_is_written_there(monkeypatch):
       written[self.path] = data
 
   monkeypatch.setattr(whole.epath, 'Path', Bucket)
-  whole.replace('gs://bucket/x', b'data')
-  assert written == {'gs://bucket/x': b'data'}
+  whole.replace(f'{scheme}://bucket/x', b'data')
+  assert written == {f'{scheme}://bucket/x': b'data'}
