@@ -93,6 +93,8 @@ def test_repeated_examples_are_transformed_anew(digits):
     for a, b in zip(*halves, strict=True)
   ]
   _assert_same(joined, batches[:3])
+  (twice,) = _train(digits, 1, batch_size=20, repeats=2)
+  np.testing.assert_array_equal(twice['label'], np.tile(fewer[0]['label'], 2))
   # 3 x 11, of which one is too many.
   (uneven,) = _train(digits, 1, batch_size=32, repeats=3)
   (want,) = _train(digits, 1, batch_size=11)
