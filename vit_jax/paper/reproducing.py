@@ -31,7 +31,7 @@ from vit_jax.training.run import Preempted, preemption_notice
 # Of a run that nobody has timed: seconds to compile and to evaluate, and what
 # two slow cores compute of a small model in a second. A study's own runs tell.
 _FIXED_S = 20.0
-_GFLOPS_PER_S = 3.0
+_GFLOPS_PER_S = 20.0
 
 Configs = Callable[[str], ConfigDict]
 
@@ -247,7 +247,8 @@ def hardware() -> str:
     lines = about.read_text().splitlines()
     names = [x.partition(':')[2] for x in lines if x.startswith('model name')]
     name = names[0].strip() if names else name
-  return f'{usable_cores()} cores of {name}'
+  cores = usable_cores()
+  return f'{cores} {"core" if cores == 1 else "cores"} of {name}'
 
 
 def span(seconds: float) -> str:
