@@ -393,9 +393,11 @@ def test_the_lowest_may_be_the_best(tmp_path):
 
 @pytest.mark.parametrize('stream', [io.StringIO(), Terminal()])
 def test_what_takes_over_a_second_is_said(stream):
+  started_s = time.monotonic()
   with progress.phase('compiling', stream=stream):
     while 'compiling ...' not in stream.getvalue():
       time.sleep(0.1)
+    assert time.monotonic() - started_s >= 1
   if stream.isatty():
     assert not ''.join(stream.screen()).strip()
   else:
