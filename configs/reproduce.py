@@ -11,7 +11,8 @@ concluded of each.
 
 Every grid is as small as still trains: what it cannot decide, a longer `total`
 may, as in posemb,digits,total=40 epochs. The models have 32 to 64 channels and
-2 to 4 layers.
+2 to 4 layers. Other data take more steps than digits do, or no ViT would learn
+what is looked for.
 """
 
 import pathlib
@@ -51,6 +52,11 @@ def base(data):
   return config
 
 
+def steps(data, of_digits):
+  """Returns a length that is enough for digits, and more for other data."""
+  return f'{of_digits if data == "digits" else 800} steps'
+
+
 def few(data):
   """Returns a split of a hundred digits, or a hundredth of other data."""
   return 'train[:100]' if data == 'digits' else 'train[:1%]'
@@ -65,7 +71,7 @@ def other(name, argument):
 def data_size(data):
   """Section 4.3: ViT and ResNet on few and on many examples."""
   config = base(data)
-  config.total = '150 steps'
+  config.total = steps(data, 150)
   config.data.image_size = '32'
   models = {'ViT': {'model.patch_size': 8}, 'ResNet': RESNET}
   parts = {'few': few(data), 'all': 'train'}
@@ -81,7 +87,7 @@ def families(data):
   config = base(data)
   config.data.image_size = '32'
   config.evaluators.fewshot.update(on=True, data=data, shots=(10,), seeds=1)
-  config.total = '100 steps'
+  config.total = steps(data, 100)
   small = {'model.width': 32, 'model.mlp_dim': 64, 'model.depth': 2}
   large = {'model.width': 128, 'model.mlp_dim': 256, 'model.depth': 6}
   patch = {'model.patch_size': 8 if data == 'digits' else 4}
@@ -129,7 +135,7 @@ def optimizer(data):
   """Appendix D.1: ResNets with Adam and with SGD, two rates each."""
   config = base(data)
   config.data.image_size = '32'
-  config.total = '60 steps'
+  config.total = steps(data, 60)
   axes.set_fields(config, RESNET)
   rates = {'adam': (1e-3, 3e-3), 'sgd': (0.03, 0.1)}
   decay = {'adam': 0.1, 'sgd': 1e-4}
@@ -148,7 +154,7 @@ def shape(data):
   """Appendix D.2, figure 8: one dimension of a small ViT doubled."""
   config = base(data)
   config.model.update(width=32, depth=2, mlp_dim=64)
-  config.total = '120 steps'
+  config.total = steps(data, 120)
   return config, {
     'small': {},
     'depth': {'model.depth': 4},
@@ -162,7 +168,8 @@ def inside(data):
   """Section 4.5, figure 7: a ViT and a hybrid of 64 patches to look into."""
   config = base(data)
   config.model.depth = 4
-  config.total = '150 steps'
+  if data == 'digits':
+    config.total = '150 steps'
   patch = {'model.patch_size': int(config.data.image_size) // 8}
   return config, {
     'ViT': patch,
@@ -191,7 +198,7 @@ def masked(data):
       'objective.rate': rate,
       'best_metric': 'test/loss',
       'data.split': 'train',
-      'total': '200 steps',
+      'total': steps(data, 200),
       'init': '',
     }
     return {'stages': (('pretrained', fields),), 'init': 'stages/pretrained'}
@@ -227,13 +234,14 @@ def igpt(data):
 def deit(data):
   """DeiT: the same student with and without a ResNet to learn from."""
   config = base(data)
-  config.total = '200 steps'
+  config.total = steps(data, 200)
   config.data.split = few(data)
   config_lib.choose_objective(config, 'distillation')
   config.model.name = 'deit'
   config.teacher = 'stages/teacher'
   alone = {'objective': 'classification', 'teacher': ''}
-  teacher = RESNET | alone | {'data.image_size': 32, 'total': '60 steps'}
+  length = {'data.image_size': 32, 'total': steps(data, 60)}
+  teacher = RESNET | alone | length
   config.stages = (('teacher', teacher),)
   return config, {
     'without a teacher': alone | {'model.name': 'vit', 'stages': ()},
