@@ -52,6 +52,15 @@ def test_images_and_classes_are_those_of_the_table(table, encoding):
   assert (
     sources.open_source(name, 'train').fingerprint() == splits[0].fingerprint()
   )
+  # Another seed holds out others.
+  held_out = [
+    {source[i]['name'] for i in range(6)}
+    for source in (
+      splits[1],
+      *(sources.open_source(name, 'test', split_seed=s) for s in (1, 2)),
+    )
+  ]
+  assert held_out[0] != held_out[1] != held_out[2]
 
 
 def test_a_table_may_lie_at_home_and_end_in_capitals(
