@@ -88,7 +88,17 @@ def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):
 
 def test_other_files_are_none(tmp_path):
   path = tmp_path / 'x'
-  for content in (b'', b'{', b'x' * 20, pickle.dumps({'x': 1})):
+  with zipfile.ZipFile(path, 'w') as file:
+    file.writestr('é', b'')
+  packed = path.read_bytes()
+  start = packed.index(b'PK\1\2')
+  contents = [
+    # A name that is no UTF-8, and what only version 9.9 can unpack.
+    packed.replace('é'.encode(), b'\xff\xff'),
+    packed[: start + 6] + b'\x63' + packed[start + 7 :],
+  ]
+  contents += [b'', b'{', b'x' * 20, pickle.dumps({'x': 1})]
+  for content in contents:
     path.write_bytes(content)
     assert not tensors.is_tensors(str(path))
   np.savez(tmp_path / 'x.npz', x=np.ones(1))
