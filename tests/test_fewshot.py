@@ -773,6 +773,12 @@ def test_distributed_joins_the_other_processes_first(
   assert calls == ['opened']
   assert command(workdir, 'digits', '--distributed')[0] == 2
   assert calls == ['opened', 'joined', 'opened']
+  layers = ('--layers=all', '--probe')
+  monkeypatch.setattr(
+    fewshot, 'measure_layers', lambda args: calls.append('layers')
+  )
+  assert command(workdir, 'digits', '--distributed', *layers)[0] == 0
+  assert calls[3:] == ['joined', 'layers']
 
 
 def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
