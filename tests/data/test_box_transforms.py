@@ -150,6 +150,17 @@ def test_parts_have_every_place_and_side(short, sides, least):
   assert abs(smallest.mean() * len(sides) - 1) < 1
 
 
+def test_parts_end_where_the_image_does():
+  """A third of 125 pixels is 41.7, and three times 42 are 126."""
+  transform = box_transforms.TrainBoxTransform(
+    (99, 99), 1, crop_sides=(30,), crop=(20, 42)
+  )
+  rng = np.random.default_rng(0)
+  parts = np.array([transform._part(90, 125, rng) for _ in range(400)])
+  _, left, _, width = parts.T
+  assert (left + width).max() == 125
+
+
 def test_parts_of_a_small_image_are_as_large_as_it_is():
   transform = box_transforms.TrainBoxTransform(
     (99, 99), 1, crop_sides=(30,), crop=(40, 60)
