@@ -180,10 +180,14 @@ def test_that_nothing_is_there_is_kept(small, decoded):
   content = gone.read_bytes()
   gone.unlink()
   gone.symlink_to(small / 'nowhere.png')
-  assert len(bad_images.find_bad_images(_open(small))) == 2
-  before = len(decoded)
-  assert len(bad_images.find_bad_images(_open(small))) == 2
-  assert len(decoded) == before
+  for is_folder in (False, True):
+    if is_folder:
+      (small / 'nowhere.png').mkdir()
+    assert len(bad_images.find_bad_images(_open(small))) == 2
+    before = len(decoded)
+    assert len(bad_images.find_bad_images(_open(small))) == 2
+    assert len(decoded) == before
+  (small / 'nowhere.png').rmdir()
   (small / 'nowhere.png').write_bytes(content)
   assert len(bad_images.find_bad_images(_open(small))) == 1
 
