@@ -77,6 +77,19 @@ def test_bfloat16_is_as_close_as_its_rounding(parts):
     assert error.max() < 2**-5 * np.abs(expected).max()
 
 
+def test_what_is_kept_of_bfloat16_logits_has_more_digits(parts):
+  """Keys that are alike give a mean, however large their logits are.
+
+  In eight bits 181 + log(9) would be 183, and exp(-2) is no ninth.
+  """
+  q, k, v, dy = arrays(9, 9, jnp.bfloat16)
+  y, vjp = jax.vjp(attention.attend, jnp.full_like(q, 8), 0 * k + 8, v)
+  for got, x in ((y, v), (vjp(dy)[2], dy)):
+    want = np.mean(np.asarray(x, np.float64), axis=1, keepdims=True)
+    error = np.abs(np.asarray(got, np.float64) - want)
+    assert error.max() < 2**-5 * np.abs(want).max()
+
+
 def test_no_weights_are_kept():
   q, k, v, _ = arrays(64, 64)
   _, vjp = jax.vjp(attention.attend, q, k, v)
