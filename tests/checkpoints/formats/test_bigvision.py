@@ -354,6 +354,11 @@ def test_what_a_file_cannot_hold_is_said(tmp_path):
   assert 'class names' in lines[0]
   assert 'image size 64x64' in lines[1] and '224x224 is assumed' in lines[1]
 
+  # Learned position embeddings are stored, and their number tells the size.
+  checkpoint = checkpoint_of((64, 64), depth=1)
+  path = str(tmp_path / 'learned.npz')
+  assert bigvision.write(checkpoint.weights(), path, 'float32') == []
+
   checkpoint = checkpoint_of((224, 224), patch_size=32, depth=1)
   (line,) = bigvision.write(
     checkpoint.weights(), str(tmp_path / 'y.npz'), 'float32'
