@@ -197,6 +197,8 @@ def test_evaluation_counts_each_image_once(objective, causal):
       {'params': params}, made.images.normalize(batch['image'])
     )
     nats_BC = -log_softmax(np.asarray(logits_BC, np.float64))
+    hits_B = nats_BC.argmin(-1) == batch['label']
+    assert got['accuracy'] == hits_B[[0, 1, 3]].sum()
     nats = nats_BC[[0, 1, 3], batch['label'][[0, 1, 3]]].sum()
     assert got['loss'] - got['pixel_loss'] == pytest.approx(nats, rel=1e-4)
 
