@@ -16,6 +16,17 @@ engine_lib, protection, listening = (
 )
 
 
+def test_glibc_is_asked_to_give_large_arrays_back(monkeypatch):
+  """By the numbers of its malloc.h, of which other libraries have none."""
+  asked = {}
+  libc = types.SimpleNamespace(mallopt=asked.__setitem__)
+  monkeypatch.setattr(listening.ctypes, 'CDLL', lambda name: libc)
+  listening._give_memory_back()
+  assert asked == {-3: 2**20, -8: 2}  # M_MMAP_THRESHOLD, M_ARENA_MAX
+  del libc.mallopt
+  listening._give_memory_back()
+
+
 @pytest.mark.parametrize(
   ('host', 'url', 'hosts', 'family'),
   [
