@@ -13,7 +13,7 @@ import pytest
 from tests.bench.conftest import SMALL, assert_mfu
 from tests.conftest import ROOT
 from vit_jax import flags
-from vit_jax.bench import speed, step
+from vit_jax.bench import speed, step, train_steps
 from vit_jax.models import flops
 from vit_jax.training import hardware
 
@@ -47,6 +47,22 @@ def test_a_grid_beside_plain_flax(run, tmp_path):
   assert all(float(row['images_per_s']) > 0 for row in rows)
   assert [bool(row['ratio']) for row in rows] == [False, True] * 2
   assert files[1].read_bytes().startswith(b'\x89PNG')
+
+
+def test_plain_flax_works_in_place_too(monkeypatch):
+  """Or its memory would have all of its state twice."""
+  programs = []
+
+  def timed(make):
+    programs.append(make())
+    return programs[0], {}
+
+  monkeypatch.setattr(speed, 'timed', timed)
+  sides = ('depth=1', 'width=8', 'heads=1', 'mlp_dim=8')
+  small = [f'model.{side}' for side in sides]
+  train_steps._plain_flax(step.config_of('ti16', 16, 1, 'float32', small))
+  memory = programs[0].memory_analysis()
+  assert memory.alias_size_in_bytes == memory.argument_size_in_bytes > 0
 
 
 @pytest.mark.slow
