@@ -357,7 +357,9 @@ def test_a_run_that_nobody_has_timed_takes_what_its_compute_takes(
   # 10 epochs; 120 steps of 64; 60 steps, and a stage that may be as long.
   assert seconds('posemb') == pytest.approx(20 + 3 * 0.01 * 10 * 1437 / 20)
   assert seconds('shape') == pytest.approx(20 + 3 * 0.01 * 120 * 64 / 20)
-  assert seconds('resolution') == pytest.approx(20 + 2 * 3 * 0.01 * 60 * 64 / 20)
+  assert seconds('resolution') == pytest.approx(
+    20 + 2 * 3 * 0.01 * 60 * 64 / 20
+  )
 
 
 def test_a_run_is_expected_to_take_what_others_of_its_kind_took(
