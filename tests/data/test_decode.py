@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 
 from vit_jax.data import decode, jpeg_header
@@ -65,6 +66,19 @@ def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
   )
 
 
+@pytest.mark.parametrize('factor', [1, 2, 4, 8])
+def test_parts_are_of_the_whole_where_colours_have_half_the_rows(photo, factor):
+  """As of a camera's JPEG that was turned without being decoded."""
+  data = simplejpeg.encode_jpeg(
+    np.ascontiguousarray(photo[:96, :64]), colorsubsampling='440'
+  )
+  picture = decode.open_image(data, 'x.jpg')
+  whole = picture.read(size=(96 // factor, 64 // factor))
+  for bottom in range(8, 96, 8):
+    part = picture.read(Box(0, 0, bottom, 64), (bottom // factor, 64 // factor))
+    np.testing.assert_array_equal(part, whole[: bottom // factor])
+
+
 def test_decode_never_goes_below_the_size_asked_for(photo, encode):
   picture = decode.open_image(encode(photo, 'JPEG'), 'x.jpg')
   for size in range(1, 500, 7):
@@ -112,6 +126,21 @@ def test_damaged_exif_is_no_reason_to_refuse(photo, encode):
   at = data.index(b'Exif\0\0') + 6
   damaged = data[:at] + b'XXXXXXXX' + data[at + 8 :]
   assert decode.decode(damaged, 'x.jpg').shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize('with_exif', [False, True])
+def test_jpegs_of_twelve_bits_are_refused_by_name(photo, encode, with_exif):
+  """Which no decoder here knows, whoever is the first to see it."""
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  options = {'exif': exif} if with_exif else {}
+  data = bytearray(encode(photo[:40, :60], 'JPEG', **options))
+  assert jpeg_header.read_header(data).has_exif == with_exif
+  precision_at = jpeg_header.read_header(data).height_at - 1
+  assert data[precision_at] == 8
+  data[precision_at] = 12
+  with pytest.raises(decode.UnreadableImage, match='image x.jpg: not an image'):
+    decode.decode(bytes(data), 'x.jpg')
 
 
 def test_grey_palette_and_one_bit(photo, encode):
