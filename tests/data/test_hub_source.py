@@ -72,9 +72,12 @@ def test_images_and_classes_are_those_of_the_set(write):
 
 def test_splits_are_those_of_the_set(write):
   label = datasets.ClassLabel(names=['a', 'b', 'c'])
-  name = write(label, numbers(), ('train', 'test'))
+  name = write(label, numbers(), ('train', 'validation', 'test'))
   assert len(sources.open_source(name, 'train')) == 30
   assert len(sources.open_source(name, 'train[:10]+test')) == 40
+  # No image of one is in another.
+  rows = sources.open_source(name, 'train+validation+test')._rows
+  assert sorted(rows) == list(range(90))
   with pytest.raises(ValueError, match="no split 'exam'"):
     sources.open_source(name, 'exam')
 
