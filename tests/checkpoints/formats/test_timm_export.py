@@ -79,6 +79,21 @@ def test_the_mlp_has_the_width_that_timm_computes(tmp_path):
     assert int(width * args['mlp_ratio']) == mlp_dim
 
 
+@pytest.mark.parametrize(
+  ('width', 'patch', 'has_both'),
+  [(192, 16, True), (192, 8, False), (384, 8, True), (384, 4, False)],
+)
+def test_a_name_is_one_that_timm_has(timm, width, patch, has_both):
+  """Of another size and patches, which are stated, where it lacks the two."""
+  fields = TINY | {'width': width, 'patch_size': patch}
+  weights = random_checkpoint(None, (32, 32), **fields).weights()
+  config = timm_config.config(weights, {})
+  name, args = config['architecture'], config['model_args']
+  assert timm.is_model(name)
+  assert (f'_patch{patch}_' in name) == has_both
+  assert (args['embed_dim'], args['patch_size']) == (width, patch)
+
+
 def test_class_names_without_classes_are_said_to_be_lost(tmp_path):
   weights = random_checkpoint(None, (32, 32), 0, **TINY).weights()
   weights = dataclasses.replace(weights, class_names=('cat', 'dog'))
