@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -265,6 +266,27 @@ def test_relative_attention_is_the_formula(L, extra):
     want_y, want_weights = attention(x[b], params, extra)
     np.testing.assert_allclose(weights[b], want_weights, rtol=0, atol=ATOL)
     np.testing.assert_allclose(y[b], want_y, rtol=0, atol=ATOL)
+
+
+def test_relative_logits_of_bfloat16_are_float32():
+  """Products of two numbers of eight bits are exact there, as are few sums."""
+  L, N, K, extra = 5, 2, 16, 1
+  rng = np.random.default_rng(0)
+  q_LNK, r_ONK = (
+    np.asarray(jnp.asarray(rng.normal(size=shape), jnp.bfloat16), np.float64)
+    for shape in ((extra + L, N, K), (2 * L - 1, N, K))
+  )
+  got = posemb.RelativeKeys().apply(
+    {'params': {'relative_embedding': jnp.asarray(r_ONK, jnp.float32)}},
+    jnp.asarray(q_LNK[None], jnp.bfloat16),
+    extra,
+  )
+  assert got.dtype == jnp.float32
+  want = np.zeros((N, extra + L, extra + L))
+  for i, j in np.ndindex(L, L):
+    dots_N = np.sum(q_LNK[extra + i] * r_ONK[i - j + L - 1], axis=-1)
+    want[:, extra + i, extra + j] = dots_N / np.sqrt(K)
+  np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
