@@ -239,15 +239,16 @@ class TwoLayers:
     return np.log([[[0.3, 0.6, 0.1]]]), aux
 
 
-@pytest.mark.parametrize('attention', [False, True])
+@pytest.mark.parametrize('attention', [None, False, True])
 def test_the_last_layer_says_where_objects_are(attention, files):
   model = TwoLayers()
   one = Checkpoint('made', model, {}, SIZE, Preprocessing(mean=MEAN, std=STD))
-  detector = detections.Detector(one, 0.5, attention=attention)
+  asked = {} if attention is None else {'attention': attention}
+  detector = detections.Detector(one, 0.5, **asked)
   said = detector.said_of(files[0])
   assert (said.canvas, said.size) == ((32, 64), (24, 64))
   assert said.queries.keys() == {
-    *('scores', 'labels', 'boxes', *(['attention'] * attention))
+    *('scores', 'labels', 'boxes', *(['attention'] * bool(attention)))
   }
   np.testing.assert_allclose(said.queries['scores'], [0.6], rtol=1e-5)
   np.testing.assert_array_equal(said.queries['labels'], [1])
