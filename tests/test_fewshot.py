@@ -679,10 +679,15 @@ def test_features_of_images_that_have_changed_are_refused(
   args = (workdir, str(folder), *FEW, f'--features={path}')
   assert command(*args)[0] == 0
   assert command(*args)[0] == 0
-  shutil.copy(folder / 'dark' / '0.png', folder / 'dark' / '1.png')
-  status, _, err = command(*args)
-  assert status == 2
-  assert '_files: "folder ' in err
+  changed = set()
+  for split in ('test', 'train'):
+    source = sources.open_source(str(folder), split)
+    shutil.copy(source[0]['name'], source[1]['name'])
+    changed.add(split)
+    status, _, err = command(*args)
+    assert status == 2
+    for name in ('train', 'test'):
+      assert (f'{name}_files: "folder ' in err) == (name in changed)
 
 
 def test_results_are_in_runs_fewshot_unless_said_otherwise(
