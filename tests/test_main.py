@@ -348,20 +348,24 @@ def test_another_number_of_classes_cannot_be_evaluated(
   assert_refused(status, err, ['has num_classes 10', 'on digits it is 2'])
 
 
+@pytest.mark.parametrize('names', ['9876543210', 'a0cdefghij', '1bcdefghij'])
 def test_classes_in_another_order_cannot_be_evaluated(
-  command, trained, monkeypatch
+  command, trained, monkeypatch, names
 ):
+  """All of them, or one alone, whose place another has or which has its own."""
   init = sources.Digits.__init__
 
   def turned(self, *args):
     init(self, *args)
-    self.class_names = self.class_names[::-1]
+    self.class_names = tuple(names)
 
   monkeypatch.setattr(sources.Digits, '__init__', turned)
   status, _, err = command(
     *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
   )
-  assert_refused(status, err, ["has '0' as class 0 and digits has '9'"])
+  assert_refused(
+    status, err, [f"has '0' as class 0 and digits has '{names[0]}'"]
+  )
 
 
 def test_other_names_of_the_same_classes_are_evaluated(
