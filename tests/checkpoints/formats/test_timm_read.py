@@ -246,7 +246,7 @@ def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
   found = timm_config._rotation(kind(16, **given), config)
   assert tuple(found.values()) == want
   # In ways that no name of timm has.
-  others = {'grid_offset': 0.5}
+  others = {'grid_offset': 0.5, 'temperature': None}
   if name == 'RotaryEmbeddingDinoV3':
     others |= {'normalize_coords': 'max', 'min_period': 1.0}
   else:
