@@ -156,7 +156,15 @@ def test_layers_are_drawn_in_their_order(figures):
     'a': [[0, 1, 2], [0.5, 1.5, 2.5]],
     'b': [[0, 1], [5, 4]],
   }
-  assert axes.get_xlabel() == 'layer' and axes.get_legend() is not None
+  assert (axes.get_xlabel(), axes.get_ylabel()) == ('layer', 'distance')
+  assert axes.get_legend() is not None
+  claims_page.draw(
+    claims.CLAIMS['igpt_layers'],
+    rows(a=[{'layer0/10shot_accuracy': 0.1, 'layer1/10shot_accuracy': 0.2}]),
+  )
+  (axes,) = figures[1].axes
+  assert axes.get_ylabel() == '10shot_accuracy'
+  assert lines_of(axes) == {'a': [[0, 1], [0.1, 0.2]]}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vit_jax.sweeps import grid
 from vit_jax.training import plots
 from vit_jax.visualize import page
 
-_LAYER = re.compile(r'(?:layer(\d+)/.*|distance/(\d+))')
+_LAYER = re.compile(r'^layer\d+/|/\d+$')
 _COLORS = {
   rules.SUPPORTED: '#00704f',
   rules.NOT_SUPPORTED: '#b04a00',
@@ -257,13 +257,14 @@ def draw(claim: Claim, rows: Sequence[RunRow]) -> bytes:
   groups: dict[str, list[Mapping[str, float]]] = {}
   for row in rows:
     groups.setdefault(row.key[0], []).append(row.numbers)
-  if all(map(_LAYER.fullmatch, claim.shown)):
+  if all(map(_LAYER.search, claim.shown)):
     for i, (variant, runs) in enumerate(groups.items()):
       heights = [
         mean for m in claim.shown if (mean := _mean(runs, m)) is not None
       ]
       axes.plot(range(len(heights)), heights, label=variant, **plots.style(i))
     axes.set_xlabel('layer')
+    axes.set_ylabel(_LAYER.sub('', claim.shown[0]))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize='small')
   elif claim.against:
