@@ -168,7 +168,8 @@ def test_layers_are_drawn_in_their_order(figures):
 
 
 @pytest.mark.parametrize(
-  ('name', 'scale'), [('axial_gain', 'log'), ('fewshot', 'linear')]
+  ('name', 'scale'),
+  [('axial_gain', 'log'), ('fewshot', 'linear'), ('igpt_likelihood', 'linear')],
 )
 def test_a_measure_is_drawn_against_another(figures, name, scale):
   claim = claims.CLAIMS[name]

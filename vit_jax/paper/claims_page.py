@@ -257,17 +257,7 @@ def draw(claim: Claim, rows: Sequence[RunRow]) -> bytes:
   groups: dict[str, list[Mapping[str, float]]] = {}
   for row in rows:
     groups.setdefault(row.key[0], []).append(row.numbers)
-  if all(map(_LAYER.search, claim.shown)):
-    for i, (variant, runs) in enumerate(groups.items()):
-      heights = [
-        mean for m in claim.shown if (mean := _mean(runs, m)) is not None
-      ]
-      axes.plot(range(len(heights)), heights, label=variant, **plots.style(i))
-    axes.set_xlabel('layer')
-    axes.set_ylabel(_LAYER.sub('', claim.shown[0]))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize='small')
-  elif claim.against:
+  if claim.against:
     for i, (variant, runs) in enumerate(groups.items()):
       style = plots.style(i) | {'linestyle': '', 'label': variant}
       axes.plot(
@@ -280,6 +270,16 @@ def draw(claim: Claim, rows: Sequence[RunRow]) -> bytes:
     if claim.against == 'gflops':
       axes.set_xscale('log')
     plots.legend(figure, axes.get_legend_handles_labels()[0], 'right center')
+  elif all(map(_LAYER.search, claim.shown)):
+    for i, (variant, runs) in enumerate(groups.items()):
+      heights = [
+        mean for m in claim.shown if (mean := _mean(runs, m)) is not None
+      ]
+      axes.plot(range(len(heights)), heights, label=variant, **plots.style(i))
+    axes.set_xlabel('layer')
+    axes.set_ylabel(_LAYER.sub('', claim.shown[0]))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, fontsize='small')
   else:
     _draw_values(axes, claim.shown, groups)
   plots.tidy(axes)
