@@ -129,6 +129,18 @@ def test_bfloat16_is_computed_in_bfloat16(tmp_path, num_classes):
   assert relative_difference(got, logits_of(checkpoint, images)) > 1e-4
 
 
+def test_a_gpus_own_kernels_stay_out_of_the_file(tmp_path, monkeypatch):
+  checkpoint = small_checkpoint()
+  stablehlo.write(checkpoint, str(tmp_path / 'cpu'), 'bfloat16')
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  stablehlo.write(checkpoint, str(tmp_path / 'gpu'), 'bfloat16')
+  here, there = (
+    stablehlo.open_peer(str(tmp_path / name)).run(random_images(SIZE))
+    for name in ('cpu', 'gpu')
+  )
+  np.testing.assert_array_equal(here, there)
+
+
 def test_the_dtype_asked_for_is_that_of_the_program(tmp_path):
   half = small_checkpoint(dtype='bfloat16')
   single = dataclasses.replace(half, model=half.model.clone(dtype=jnp.float32))

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from vit_jax.bench import step
+from vit_jax.models import attention
 from vit_jax.plan import aot
 from vit_jax.training import optim
 
@@ -33,6 +34,27 @@ def test_the_state_stays_in_float32_and_is_reused():
   assert all(x.is_deleted() for x in jax.tree.leaves(state['params']))
   assert {'loss', 'grad_norm', 'lr'} <= metrics.keys()
   jax.block_until_ready(after)
+
+
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+def test_a_gpus_own_kernels_stay_out_of_a_tpus_program(monkeypatch, platform):
+  device = types.SimpleNamespace(platform=platform)
+  placed = types.SimpleNamespace(device_set=[device])
+  x_BLNK = jax.numpy.ones((1, 4, 2, 8), 'bfloat16')
+  asked = []
+
+  class Function:
+    def lower(self, shape):
+      self.trace(shape)
+
+    def trace(self, shape):
+      attention.attend(x_BLNK, x_BLNK, x_BLNK)
+      return types.SimpleNamespace(lower=lambda lowering_platforms: None)
+
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
+  aot.Program(Function(), (types.SimpleNamespace(sharding=placed),)).lower()
+  assert bool(asked) == (platform == 'gpu')
 
 
 def test_devices_share_the_batch():

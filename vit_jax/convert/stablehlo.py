@@ -30,7 +30,7 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import whole
-from vit_jax.models import detr
+from vit_jax.models import attention, detr
 
 DTYPES = ('float32', 'bfloat16')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -122,6 +122,6 @@ def _export(
   )
   # The program says so itself, and TPUs would round products to bfloat16.
   precision = 'float32' if dtype == 'float32' else None
-  with jax.default_matmul_precision(precision):
+  with jax.default_matmul_precision(precision), attention.portable():
     exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
   return exported.serialize()

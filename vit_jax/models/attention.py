@@ -15,8 +15,11 @@ A mask BQL is true where a query may look; its B and its Q may be 1, for all
 alike. A query that may look nowhere gets zeros, and gives none a gradient.
 """
 
+import contextlib
+import contextvars
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,6 +39,21 @@ MAX_QUERIES = 1024
 # of any size.
 MAX_UNROLLED = 32
 
+_PORTABLE = contextvars.ContextVar('portable', default=False)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+  """Has what is traced within take no kernel of this machine's alone.
+
+  For programs that run elsewhere: files, and those of devices not here.
+  """
+  token = _PORTABLE.set(True)
+  try:
+    yield
+  finally:
+    _PORTABLE.reset(token)
+
 
 def attend(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
@@ -44,12 +62,12 @@ def attend(
   K = q_BQNK.shape[-1]
   if (
     jax.default_backend() == 'gpu'
+    and not _PORTABLE.get()
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
-    # It has no gradient of odd lengths.
-    and q_BQNK.shape[1] % 2 == 0
-    and k_BLNK.shape[1] % 2 == 0
+    # One alone, as when sampling, gains nothing.
+    and q_BQNK.shape[1] > 1
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
   # Not heads first: see `tpu_layout`.
@@ -87,17 +105,36 @@ def _product(axes: str, *arrays: Array) -> Array:
 def _cudnn(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
 ) -> Array:
-  if mask_BQL is None:
-    return jax.nn.dot_product_attention(
-      q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
-    )
-  B, _, L = mask_BQL.shape
-  mask_BNQL = jnp.broadcast_to(mask_BQL[:, None], (B, 1, q_BQNK.shape[1], L))
-  y_BQNK = jax.nn.dot_product_attention(
-    q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL, implementation='cudnn'
+  """Returns what cuDNN's kernel gives, also where it has no gradient.
+
+  It has none of odd lengths, which one token more makes even that nobody looks
+  at; and NaN for queries that look nowhere, which look at all tokens instead.
+  """
+  B, Q, L = len(q_BQNK), q_BQNK.shape[1], k_BLNK.shape[1]
+  q_BQNK, k_BLNK, v_BLNK = map(_even, (q_BQNK, k_BLNK, v_BLNK))
+  attend = functools.partial(
+    jax.nn.dot_product_attention, q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
   )
-  looks_BQNK = jnp.any(mask_BQL, axis=-1)[:, :, None, None]
-  return jnp.where(looks_BQNK, y_BQNK, 0)
+  if mask_BQL is None:
+    lengths = {}
+    if Q % 2 or L % 2:
+      lengths['query_seq_lengths'] = jnp.full(B, Q, jnp.int32)
+      lengths['key_value_seq_lengths'] = jnp.full(B, L, jnp.int32)
+    return attend(**lengths)[:, :Q]
+  looks_BQ = jnp.any(mask_BQL, axis=-1)
+  mask_BQL = jnp.broadcast_to(
+    mask_BQL | ~looks_BQ[..., None], (len(mask_BQL), Q, L)
+  )
+  # The query more looks somewhere, too.
+  mask_BQL = jnp.pad(mask_BQL, ((0, 0), (0, Q % 2), (0, 0)), mode='edge')
+  mask_BQL = jnp.pad(mask_BQL, ((0, 0), (0, 0), (0, L % 2)))
+  shape = (B, 1, *mask_BQL.shape[1:])
+  y_BQNK = attend(mask=jnp.broadcast_to(mask_BQL[:, None], shape))[:, :Q]
+  return jnp.where(looks_BQ[..., None, None], y_BQNK, 0)
+
+
+def _even(x_BLNK: Array) -> Array:
+  return jnp.pad(x_BLNK, ((0, 0), (0, x_BLNK.shape[1] % 2), (0, 0), (0, 0)))
 
 
 @jax.custom_vjp

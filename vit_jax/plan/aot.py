@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from vit_jax.data import augment
 from vit_jax.experiment import Experiment
+from vit_jax.models import attention
 from vit_jax.objectives.objective import Objective
 from vit_jax.training import sharding
 
@@ -35,12 +36,13 @@ class Program:
     """Traces it for the platform of its arguments' devices."""
     placed = jax.tree.leaves(self.shapes)[0].sharding
     (platform,) = {device.platform for device in placed.device_set}
-    traced = self.function.trace(*self.shapes)
     # A TPU that is described is no backend of this process; CUDA and ROCm are
     # what JAX calls platforms of GPUs when it lowers.
     if platform == 'tpu':
-      return traced.lower(lowering_platforms=('tpu',))
-    return traced.lower()
+      with attention.portable():
+        traced = self.function.trace(*self.shapes)
+        return traced.lower(lowering_platforms=('tpu',))
+    return self.function.lower(*self.shapes)
 
 
 def training(experiment: Experiment) -> Program:
