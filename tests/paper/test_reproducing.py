@@ -171,7 +171,7 @@ def test_the_report_says_what_ran_where_and_what_follows(
   for i, line in enumerate(lines):
     line['seconds'] = str(60 * (i + 1))
     line['date'] = f'2020-01-0{i + 1}'
-    line['hardware'] = 'this' if i < 4 else 'that'
+    line['hardware'] = 'this' if i < 5 else 'that'
     line['versions'] = 'jax 0'
   with path.open('w', newline='') as file:
     writer = csv.DictWriter(file, [*lines[0]])
@@ -186,8 +186,8 @@ def test_the_report_says_what_ran_where_and_what_follows(
   )
   assert 'with 3 seeds' in parts[2]
   assert parts[3:5] == [
-    '4 runs on this, jax 0, 2020-01-01 to 2020-01-04: 10m in all.',
-    '2 runs on that, jax 0, 2020-01-05 to 2020-01-06: 11m in all.',
+    '5 runs on this, jax 0, 2020-01-01 to 2020-01-05: 15m in all.',
+    '1 run on that, jax 0, 2020-01-06: 6m in all.',
   ]
   assert parts[5] == (
     '    python -m vit_jax.reproduce --claims=axial_gain '

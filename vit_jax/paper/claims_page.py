@@ -129,8 +129,8 @@ class ClaimsPage:
       days = ' to '.join(dict.fromkeys((dates[0], dates[-1])))
       taken = sum(row.numbers['seconds'] for row in same)
       lines.append(
-        f'{len(same)} runs on {hardware}, {versions}, {days}: {span(taken)} in '
-        'all.'
+        f'{len(same)} run{"s" * (len(same) != 1)} on {hardware}, {versions}, '
+        f'{days}: {span(taken)} in all.'
       )
     return lines
 
