@@ -264,7 +264,7 @@ def detr(data):
       f'data is {data!r}: the claims of DETR are measured on digits on a '
       'canvas alone; leave them out of --claims.'
     )
-  config = other('detr', 'digits,total=400 steps')
+  config = other('detr', 'digits,total=2000 steps')
   return config, {
     '3 layers': {},
     '1 layer': {'model.decoder_layers': 1},
