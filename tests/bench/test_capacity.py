@@ -35,6 +35,7 @@ def unknown(batch):
   ('cost', 'limit', 'most_tries'),
   [
     *((linear, limit, 6) for limit in (1008, 1100, 1690, 9_000, 300_000)),
+    (linear, 1000 + 7 * 8, 3),  # just what the first one tried takes
     *((padded, limit, 12) for limit in (1_900, 10_000, 77_777)),
     (unknown, 10_000, 12),
   ],

@@ -87,7 +87,7 @@ class Device:
   def __init__(self, first_s=0.125):
     self.now = 0.0
     self.queued = 0.0
-    self.steps = 0
+    self.steps = self.waits = 0
     self.first_s = first_s
 
   def start(self):
@@ -97,6 +97,7 @@ class Device:
   def wait(self):
     self.now += self.queued
     self.queued = 0.0
+    self.waits += 1
 
 
 def test_a_turn_has_as_many_steps_as_there_is_time_for(monkeypatch):
@@ -105,10 +106,11 @@ def test_a_turn_has_as_many_steps_as_there_is_time_for(monkeypatch):
   monkeypatch.setattr(race, 'time', clock)
   turn = race.paced(device.start, device.wait, images=4)
   assert turn() == 32
-  # One that compiles, one for the pace, 0.5 / 0.125 that count.
-  assert device.steps == 6
+  # One that compiles, one for the pace, 0.5 / 0.125 that count: these are
+  # queued, and waited for once.
+  assert (device.steps, device.waits) == (6, 3)
   assert turn() == 32
-  assert device.steps == 10
+  assert (device.steps, device.waits) == (10, 4)
 
 
 def test_a_long_step_is_a_turn(monkeypatch):

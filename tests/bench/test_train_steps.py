@@ -183,6 +183,24 @@ def test_a_missing_library_is_named(run, monkeypatch, task, name):
   assert not out  # before anything is asked of it
 
 
+def test_a_timm_that_cannot_be_imported_is_named(timm, run, monkeypatch):
+  """Importing it raises what is no ImportError."""
+  del timm
+
+  class Broken:
+    def find_spec(self, name, path=None, target=None):
+      if name == 'timm':
+        raise RuntimeError('operator torchvision::nms does not exist')
+
+  monkeypatch.delitem(sys.modules, 'timm')
+  monkeypatch.setattr(sys, 'meta_path', [Broken(), *sys.meta_path])
+  status, out, err = run('train', '--batch_sizes=2', '--vs=timm-eager')
+  assert status == flags.EXIT_ENVIRONMENT
+  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
+  assert '(operator torchvision::nms does not exist)' in err
+  assert not out
+
+
 @pytest.mark.parametrize(('cores', 'threads'), [(4, '18'), (40, '40')])
 def test_so_many_devices_are_made_of_a_cpu(run, monkeypatch, cores, threads):
   """With threads for all of them to wait in."""

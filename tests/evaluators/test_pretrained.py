@@ -11,6 +11,7 @@ from PIL import Image
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax.evaluators import pretrained
+from vit_jax.models import variants
 from vit_jax.visualize import attention_maps, rollout
 
 GOLDEN = ROOT / 'tests/golden'
@@ -163,6 +164,23 @@ def test_without_a_head_there_are_features(vit):
   )
   for ask in (headless.logits, headless.predict):
     with pytest.raises(ValueError, match=r'npz has no head: use features\(\)'):
+      ask(np.zeros((8, 8, 3), np.uint8))
+
+
+def test_what_finds_objects_gives_no_class_to_an_image(vit):
+  detr = variants.build(
+    name='detr',
+    num_classes=4,
+    image_size=(64, 64),
+    backbone_layers=(1, 1),
+    encoder_layers=1,
+    decoder_layers=1,
+  )
+  finder = pretrained.TrainedModel(
+    dataclasses.replace(vit.checkpoint, model=detr)
+  )
+  for ask in (finder.logits, finder.predict):
+    with pytest.raises(ValueError, match='a DETR, finds objects and gives no'):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 

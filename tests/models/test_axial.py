@@ -200,6 +200,19 @@ def test_position_sensitive_attention_is_equation_4(length):
       np.testing.assert_allclose(got[b, x], want, rtol=0, atol=ATOL)
 
 
+def test_offsets_begin_as_short_as_their_width_says():
+  """So that products with them begin alike, however long the axis is."""
+  module = axial.PositionSensitiveAttention(512)
+  init = jax.jit(module.init)
+  params = init(jax.random.key(0), normal(1, 1, 100, 4))['params']
+  # Eight heads have values of 64 numbers and keys of 32. Of 199 times as many
+  # draws, a deviation is known to 1 %.
+  for name, width in {'query': 32, 'key': 32, 'value': 64}.items():
+    table = params[f'relative_{name}']
+    assert table.shape == (199, width)
+    assert np.std(table) == pytest.approx(width**-0.5, rel=0.05), name
+
+
 def group_norm(x_hwC, params, groups=32):
   h, w, C = x_hwC.shape
   width = C // groups

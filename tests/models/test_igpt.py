@@ -181,6 +181,17 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
     )
 
 
+def test_keys_and_values_are_kept_in_the_dtype_of_the_computation():
+  model = build(dtype='bfloat16')
+  _, aux = jax.eval_shape(
+    functools.partial(model.apply, capture=('cache',)),
+    {'params': random_params(model)},
+    colours(),
+  )
+  keys, values, _ = aux['cache']
+  assert keys.dtype == values.dtype == jnp.bfloat16
+
+
 def test_attention_by_parts_is_that_of_the_weights():
   """Of more tokens than are worked off at once."""
   size = (20, 30)

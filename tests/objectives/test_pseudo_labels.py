@@ -12,7 +12,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
 from vit_jax.objectives import soft_labels
-from vit_jax.training import sharding
+from vit_jax.training import features, sharding
 
 NAMES = tuple(map(str, range(10)))
 
@@ -122,6 +122,23 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   (tmp_path / 'text.npz').write_text('text')
   with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
     soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
+
+
+def test_images_are_read_by_as_many_workers_as_are_asked_for(
+  tmp_path, monkeypatch
+):
+  asked, batches = [], features.global_batches
+
+  def alone(*args, workers, **kwargs):
+    asked.append(workers)
+    return batches(*args, **kwargs)
+
+  monkeypatch.setattr(features, 'global_batches', alone)
+  teacher = opening.open_checkpoint(test_every.teacher())
+  source = sources.open_source('digits', 'train[:3]')
+  path = str(tmp_path / 'labels.npz')
+  soft_labels.kept(path, teacher, source, 'mine', NAMES, workers=3)
+  assert asked == [3]
 
 
 def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):

@@ -91,7 +91,8 @@ def test_it_listens_where_it_is_told(
 def test_the_board_ends_with_what_happened(tmp_path, monkeypatch, capsys):
   folder = tmp_path / 'models'
   folder.mkdir()
-  for name in ('b.float32', 'a.int8', 'a.float32'):
+  # The last part is the dtype, and all before it the name.
+  for name in ('b.float32', 'b.2.float32', 'a.int8', 'a.float32'):
     (folder / f'{name}.onnx').write_text('none')
   monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'x.py'), '--dtype=int8'])
   assert listening.main() == 2
@@ -106,4 +107,4 @@ def test_the_board_ends_with_what_happened(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(listening, 'serve', serve)
   assert [listening.main(), listening.main()] == [2, 130]
   assert capsys.readouterr().err == 'error: in use\n'
-  assert asked == 2 * [['a.int8.onnx', 'b.float32.onnx']]
+  assert asked == 2 * [['a.int8.onnx', 'b.2.float32.onnx', 'b.float32.onnx']]

@@ -154,6 +154,7 @@ def test_curves_are_means_over_steps_that_all_runs_have(tmp_path):
   sweep = report(tmp_path, cells)
   write_curve(sweep.runs[0], {1: None, 2: 0.1, 4: 0.5})
   write_curve(sweep.runs[1], {2: 0.3, 3: 0.4, 4: 0.7})
+  write_curve(sweep.runs[2], {2: 0.9})  # and diverged
   steps, values = sweep.curve(sweep.runs)
   assert steps == [2, 4]
   assert values == pytest.approx([0.2, 0.6])
@@ -273,3 +274,12 @@ def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, figures):
     columns = ['', 'Added', 'input', 'every layer']
     assert texts == ['Kind', 'none', '1-D', *columns]
     assert percent == [True, True]
+    # As the curves are drawn.
+    _, *rows, _, _, input_, every = figure.legends[0].get_lines()
+    first, below, beside = right.lines
+    assert [x.get_color() for x in rows] == [
+      x.get_color() for x in (first, below)
+    ]
+    assert [x.get_marker() for x in (input_, every)] == [
+      x.get_marker() for x in (below, beside)
+    ]

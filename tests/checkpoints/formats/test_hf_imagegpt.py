@@ -41,12 +41,11 @@ def assert_close(got, want):
   assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
 
 
-@pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize(
   ('bias', 'resize_small'), [(False, 0), (True, 0), (False, 8)]
 )
 def test_ours_gives_its_numbers_there_and_comes_back(
-  tmp_path, bias, resize_small
+  tmp_path, transformers, bias, resize_small
 ):
   checkpoint, folder = make(bias=bias), str(tmp_path / 'x')
   images_as = dataclasses.replace(
@@ -57,6 +56,10 @@ def test_ours_gives_its_numbers_there_and_comes_back(
   peer = hf.open_peer(folder)
   assert peer.image_size == SIZE
   assert_close(peer.run(images()), checkpoint.logits(images()))
+  # Nor is there dropout where it is trained on: theirs is 0.1 unless said.
+  config = transformers.ImageGPTConfig.from_pretrained(folder)
+  rates = config.attn_pdrop, config.embd_pdrop, config.resid_pdrop
+  assert rates == (0, 0, 0)
   back = opening.open_checkpoint(folder)
   assert back.model == checkpoint.model
   assert back.preprocessing == checkpoint.preprocessing
