@@ -1,12 +1,15 @@
 """Training steps, ours beside others."""
 
 import csv
+import functools
+import inspect
 import os
 import re
 import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -63,6 +66,58 @@ def test_plain_flax_works_in_place_too(monkeypatch):
   train_steps._plain_flax(step.config_of('ti16', 16, 1, 'float32', small))
   memory = programs[0].memory_analysis()
   assert memory.alias_size_in_bytes == memory.argument_size_in_bytes > 0
+
+
+def test_plain_flax_has_the_gradients_of_our_vit(monkeypatch):
+  """After the first step Adam's first moment has a tenth of them."""
+  made = []
+
+  def timed(make):
+    made.append((make(), inspect.getclosurevars(make).nonlocals['state']))
+    return made[0][0], {}
+
+  monkeypatch.setattr(speed, 'timed', timed)
+  sides = ('depth=1', 'width=8', 'heads=2', 'mlp_dim=12')
+  small = [f'model.{side}' for side in sides]
+  chosen = step.config_of('ti16', 32, 2, 'float32', small)
+  train_steps._plain_flax(chosen)
+  ((program, (params, moments)),) = made
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: np.float32(x + rng.normal(0, 0.1, x.shape)), params
+  )
+  _, (adam, *_) = program(params, moments)
+
+  def ours(flax):
+    return {
+      'cls': flax['cls'],
+      'embedding': flax['Conv_0'],
+      'Transformer': {
+        'posembed_input': {'pos_embedding': flax['pos']},
+        'encoderblock_0': {
+          'LayerNorm_0': flax['LayerNorm_0'],
+          'MultiHeadDotProductAttention_1': (
+            flax['MultiHeadDotProductAttention_0']
+          ),
+          'LayerNorm_2': flax['LayerNorm_1'],
+          'MlpBlock_3': {k: flax[k] for k in ('Dense_0', 'Dense_1')},
+        },
+        'encoder_norm': flax['LayerNorm_2'],
+      },
+      'head': flax['Dense_2'],
+    }
+
+  model, batch = step.objective_of(chosen).model, step.random_batch(chosen)
+
+  def loss(params):
+    images = batch['image'] / np.float32(127.5) - 1
+    logits, _ = model.apply({'params': params}, images)
+    return -jax.nn.log_softmax(logits)[np.arange(2), batch['label']].mean()
+
+  want = jax.grad(loss)(ours(params['params']))
+  got = jax.tree.map(lambda m: 10 * m, ours(adam.mu['params']))
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+  jax.tree.map(close, got, want)
 
 
 @pytest.mark.slow

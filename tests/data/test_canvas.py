@@ -1,6 +1,7 @@
 """Digits on a canvas: always the same, apart, and each in its box."""
 
 import numpy as np
+import pytest
 
 from vit_jax.data import canvas, sources
 
@@ -51,10 +52,11 @@ def test_boxes_are_around_the_ink():
   assert set(counts) == {1, 2, 3}
 
 
-def test_held_out_canvases_have_digits_of_their_own():
-  digits = sources.open_source('digits', 'train')
+@pytest.mark.parametrize('seed', [0, 1])
+def test_held_out_canvases_have_digits_of_their_own(seed):
+  digits = sources.open_source('digits', 'train', split_seed=seed)
   known = {record['image'].tobytes() for record in digits}
-  source = sources.open_source('digits_canvas', 'test')
+  source = sources.open_source('digits_canvas', 'test', split_seed=seed)
   assert not {r['image'].tobytes() for r in source._digits['test']} & known
 
 

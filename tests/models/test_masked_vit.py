@@ -106,6 +106,24 @@ def test_another_patch_stands_in_its_place():
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
+def test_hidden_patches_leave_the_layers_their_dtype():
+  """Or all of them would keep twice as much of a masked image."""
+  model, params = make(dtype='bfloat16')
+  corruption = (
+    jnp.array([[MASKED] + [KEPT] * (L - 1)] * 2),
+    jnp.zeros((2, L), int),
+  )
+  _, aux = jax.eval_shape(
+    lambda: model.apply(
+      {'params': params},
+      images_of(),
+      corruption=corruption,
+      capture=('blocks',),
+    )
+  )
+  assert aux['blocks'].dtype == jnp.bfloat16
+
+
 def test_the_mask_is_learned():
   model, params = make()
   kinds = jnp.array([[MASKED] + [KEPT] * (L - 1)] * 2)

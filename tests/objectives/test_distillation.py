@@ -106,12 +106,15 @@ def test_the_teacher_sees_images_as_it_was_trained_to():
   want = teacher.logits(large)
   got = objective.taught(objective.fixed(), objective.images.normalize(small))
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-  small = rng.integers(0, 256, (5, 16, 16, 3), np.uint8)
-  large = jax.image.resize(small.astype(np.float32), (5, 24, 24, 3), 'bilinear')
-  want = teacher.logits(large)
-  batch = objective.images.normalize(small)
-  got = objective.taught(objective.fixed(), batch)
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  for size in ((24, 16), (16, 24), (16, 16)):
+    small = rng.integers(0, 256, (5, *size, 3), np.uint8)
+    large = jax.image.resize(
+      small.astype(np.float32), (5, 24, 24, 3), 'bilinear'
+    )
+    want = teacher.logits(large)
+    batch = objective.images.normalize(small)
+    got = objective.taught(objective.fixed(), batch)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
   half = objective_of(config_of(**{'objective.teacher_dtype': 'bfloat16'}))
   fixed = half.fixed()
   assert {x.dtype for x in jax.tree.leaves(fixed)} == {jnp.dtype('bfloat16')}

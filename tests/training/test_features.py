@@ -2,6 +2,7 @@
 
 import io
 import sys
+import types
 
 import jax
 import numpy as np
@@ -186,6 +187,25 @@ def test_rows_are_in_the_order_of_the_source(batch_size, devices):
     rtol=0,
     atol=ATOL,
   )
+
+
+def test_processes_that_share_rows_read_the_same_images(monkeypatch):
+  """Four with a mesh of two rows, each of two processes."""
+  devices = [types.SimpleNamespace(process_index=i // 2) for i in range(8)]
+  mesh = types.SimpleNamespace(
+    devices=np.array(devices).reshape(2, 1, 4),
+    size=8,
+    shape={'data': 2, 'fsdp': 1, 'tensor': 4},
+  )
+  monkeypatch.setattr(jax, 'process_count', lambda: 4)
+  monkeypatch.setattr(features.sharding, 'global_batch', lambda batch, _: batch)
+  wanted = [[0, 1, 4, 5], [0, 1, 4, 5], [2, 3, 6, -1], [2, 3, 6, -1]]
+  for process, want in enumerate(wanted):
+    monkeypatch.setattr(jax, 'process_index', lambda p=process: p)
+    batches = features.global_batches(
+      Seven(), Images(SIZE).eval_transform(), mesh=mesh, batch_size=4
+    )
+    assert [i for batch in batches for i in batch['index'].tolist()] == want
 
 
 @pytest.mark.parametrize(('name', 'left'), [('pre_logits', -np.inf), ('', -1)])

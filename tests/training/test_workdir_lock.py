@@ -1,8 +1,10 @@
 """Two runs in one workdir, as commands; and the lease that buckets get."""
 
+import datetime
 import importlib.util
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -226,6 +228,20 @@ def test_the_file_says_who_is_there_and_nothing_of_who_was(tmp_path):
     text = (tmp_path / 'lock').read_text()
     assert text.count('\n') == 1 and text.endswith(')\n')
     assert text.startswith(f'process {os.getpid()} on ')
+
+
+def test_since_when_a_run_is_there_is_said_in_utc(monkeypatch):
+  """Wherever it is: who reads that may be elsewhere."""
+  try:
+    with monkeypatch.context() as patched:
+      patched.setenv('TZ', 'EAST-5')
+      time.tzset()
+      holder = workdir_lock._holder()
+  finally:
+    time.tzset()
+  said = re.search(r' since (\S+ \S+) UTC \(', holder)[1]
+  since = datetime.datetime.fromisoformat(f'{said}+00:00')
+  assert abs(since.timestamp() - time.time()) < 3600
 
 
 @pytest.mark.parametrize('error', [BlockingIOError, PermissionError])
