@@ -66,8 +66,9 @@ def attend(
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
-    # One alone, as when sampling, gains nothing.
-    and q_BQNK.shape[1] > 1
+    # It has no gradient of odd lengths.
+    and q_BQNK.shape[1] % 2 == 0
+    and k_BLNK.shape[1] % 2 == 0
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
   # Not heads first: see `tpu_layout`.
@@ -105,36 +106,19 @@ def _product(axes: str, *arrays: Array) -> Array:
 def _cudnn(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
 ) -> Array:
-  """Returns what cuDNN's kernel gives, also where it has no gradient.
-
-  It has none of odd lengths, which one token more makes even that nobody looks
-  at; and NaN for queries that look nowhere, which look at all tokens instead.
-  """
-  B, Q, L = len(q_BQNK), q_BQNK.shape[1], k_BLNK.shape[1]
-  q_BQNK, k_BLNK, v_BLNK = map(_even, (q_BQNK, k_BLNK, v_BLNK))
   attend = functools.partial(
     jax.nn.dot_product_attention, q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
   )
   if mask_BQL is None:
-    lengths = {}
-    if Q % 2 or L % 2:
-      lengths['query_seq_lengths'] = jnp.full(B, Q, jnp.int32)
-      lengths['key_value_seq_lengths'] = jnp.full(B, L, jnp.int32)
-    return attend(**lengths)[:, :Q]
+    return attend()
+  B, _, L = mask_BQL.shape
   looks_BQ = jnp.any(mask_BQL, axis=-1)
-  mask_BQL = jnp.broadcast_to(
-    mask_BQL | ~looks_BQ[..., None], (len(mask_BQL), Q, L)
+  # Who looks nowhere would get NaN for a gradient, and so looks everywhere.
+  mask_BQL |= ~looks_BQ[..., None]
+  y_BQNK = attend(
+    mask=jnp.broadcast_to(mask_BQL[:, None], (B, 1, q_BQNK.shape[1], L))
   )
-  # The query more looks somewhere, too.
-  mask_BQL = jnp.pad(mask_BQL, ((0, 0), (0, Q % 2), (0, 0)), mode='edge')
-  mask_BQL = jnp.pad(mask_BQL, ((0, 0), (0, 0), (0, L % 2)))
-  shape = (B, 1, *mask_BQL.shape[1:])
-  y_BQNK = attend(mask=jnp.broadcast_to(mask_BQL[:, None], shape))[:, :Q]
   return jnp.where(looks_BQ[..., None, None], y_BQNK, 0)
-
-
-def _even(x_BLNK: Array) -> Array:
-  return jnp.pad(x_BLNK, ((0, 0), (0, x_BLNK.shape[1] % 2), (0, 0), (0, 0)))
 
 
 @jax.custom_vjp
