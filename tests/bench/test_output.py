@@ -13,6 +13,8 @@ def test_rows_with_different_columns(tmp_path, capsys):
   files = output.Output(str(path), None)
   files.add([{'a': 1, 'b': 'x, y'}])
   assert path.read_text() == 'a,b\n1,"x, y"\n'
+  files.finish(lambda rows: b'')
+  assert capsys.readouterr().out == f'1 row written to {path}\n'
   files.add([{'a': 2, 'c': 0.5}])
   with open(path, newline='') as f:
     assert list(csv.DictReader(f)) == [

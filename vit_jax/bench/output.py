@@ -54,7 +54,8 @@ class Output:
     if not self.rows:
       return
     if self._csv:
-      print(f'{len(self.rows)} rows written to {self._csv}')
+      plural = 's' * (len(self.rows) != 1)
+      print(f'{len(self.rows)} row{plural} written to {self._csv}')
     if self._plot:
       whole.replace(self._plot, draw(self.rows))
       print(f'picture written to {self._plot}')
