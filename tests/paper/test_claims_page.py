@@ -168,19 +168,24 @@ def test_layers_are_drawn_in_their_order(figures):
 
 
 @pytest.mark.parametrize(
-  ('name', 'scale'),
-  [('axial_gain', 'log'), ('fewshot', 'linear'), ('igpt_likelihood', 'linear')],
+  ('name', 'last', 'scale'),
+  [
+    ('axial_gain', 3.5, 'log'),
+    ('axial_gain', 2.5, 'linear'),
+    ('fewshot', 3.5, 'linear'),
+    ('igpt_likelihood', 3.5, 'linear'),
+  ],
 )
-def test_a_measure_is_drawn_against_another(figures, name, scale):
+def test_a_measure_is_drawn_against_another(figures, name, last, scale):
   claim = claims.CLAIMS[name]
   (shown,) = claim.shown
   found = {
     'a': [{shown: 0.5, claim.against: 1.0}, {shown: 0.6, claim.against: 2.0}],
-    'b': [{shown: 0.7, claim.against: 3.0}],
+    'b': [{shown: 0.7, claim.against: last}],
   }
   claims_page.draw(claim, rows(**found))
   (axes,) = figures[0].axes
-  assert lines_of(axes) == {'a': [[1, 2], [0.5, 0.6]], 'b': [[3], [0.7]]}
+  assert lines_of(axes) == {'a': [[1, 2], [0.5, 0.6]], 'b': [[last], [0.7]]}
   assert (axes.get_xlabel(), axes.get_ylabel()) == (claim.against, shown)
   assert axes.get_xscale() == scale
   assert {line.get_linestyle() for line in axes.get_lines()} == {'None'}

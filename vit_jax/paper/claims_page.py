@@ -267,7 +267,10 @@ def draw(claim: Claim, rows: Sequence[RunRow]) -> bytes:
       )
     axes.set_xlabel(claim.against)
     axes.set_ylabel(claim.shown[0])
-    if claim.against == 'gflops':
+    of_all = [row.numbers[claim.against] for row in rows]
+    # Within less than that a logarithmic axis names every tenth, one over the
+    # other.
+    if claim.against == 'gflops' and max(of_all) > 3 * min(of_all):
       axes.set_xscale('log')
     plots.legend(figure, axes.get_legend_handles_labels()[0], 'right center')
   elif all(map(_LAYER.search, claim.shown)):
