@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.evaluators import pretrained
-from vit_jax.models import variants
 from vit_jax.visualize import attention_maps, rollout
 
 GOLDEN = ROOT / 'tests/golden'
@@ -167,17 +167,10 @@ def test_without_a_head_there_are_features(vit):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 
-def test_what_finds_objects_gives_no_class_to_an_image(vit):
-  detr = variants.build(
-    name='detr',
-    num_classes=4,
-    image_size=(64, 64),
-    backbone_layers=(1, 1),
-    encoder_layers=1,
-    decoder_layers=1,
-  )
+def test_what_finds_objects_gives_no_class_to_an_image():
+  layers = {'backbone_layers': (1, 1), 'encoder_layers': 1, 'decoder_layers': 1}
   finder = pretrained.TrainedModel(
-    dataclasses.replace(vit.checkpoint, model=detr)
+    random_checkpoint(None, (64, 64), name='detr', **layers)
   )
   for ask in (finder.logits, finder.predict):
     with pytest.raises(ValueError, match='a DETR, finds objects and gives no'):

@@ -114,10 +114,8 @@ def _cudnn(
   B, _, L = mask_BQL.shape
   looks_BQ = jnp.any(mask_BQL, axis=-1)
   # Who looks nowhere would get NaN for a gradient, and so looks everywhere.
-  mask_BQL |= ~looks_BQ[..., None]
-  y_BQNK = attend(
-    mask=jnp.broadcast_to(mask_BQL[:, None], (B, 1, q_BQNK.shape[1], L))
-  )
+  mask_BNQL = (mask_BQL | ~looks_BQ[..., None])[:, None]
+  y_BQNK = attend(mask=jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L)))
   return jnp.where(looks_BQ[..., None, None], y_BQNK, 0)
 
 
