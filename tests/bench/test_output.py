@@ -29,12 +29,14 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(tmp_path):
   path = tmp_path / 'a.png'
   path.write_bytes(b'old')
   files = output.Output(None, str(path))
-  files.add([{'a': 1}])
+  files.finish(lambda rows: b'of nothing')
+  assert path.read_bytes() == b'old'
+  files.add([{'a': 1}, {'a': 2}])
   with pytest.raises(ZeroDivisionError):
     files.finish(lambda rows: bytes(1 // 0))
   assert path.read_bytes() == b'old'
   files.finish(lambda rows: b'new of %d' % len(rows))
-  assert path.read_bytes() == b'new of 1'
+  assert path.read_bytes() == b'new of 2'
   assert [p.name for p in tmp_path.iterdir()] == ['a.png']
 
 

@@ -157,6 +157,7 @@ def test_layers_are_drawn_in_their_order(figures):
     'b': [[0, 1], [5, 4]],
   }
   assert (axes.get_xlabel(), axes.get_ylabel()) == ('layer', 'distance')
+  assert all(x.is_integer() for x in axes.get_xticks())
   assert axes.get_legend() is not None
   claims_page.draw(
     claims.CLAIMS['igpt_layers'],

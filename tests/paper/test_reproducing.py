@@ -193,6 +193,9 @@ def test_the_report_says_what_ran_where_and_what_follows(
     '    python -m vit_jax.reproduce --claims=axial_gain '
     f'--results={tmp_path}/r --budget=2h --workdir={tmp_path}/w'
   )
+  path.write_text(''.join(path.read_text().splitlines(keepends=True)[:-1]))
+  assert command('--budget=0s') == 0
+  assert '5 of 6 runs on digits' in (tmp_path / 'w/report.md').read_text()
   claim = 'Axial attention is more accurate than the ViT that it is made of.'
   of = 'ViT, D.6 and figure 13'
   assert parts[7].splitlines()[2:] == [
