@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import threading
 from importlib.metadata import version
 
 import pytest
@@ -75,6 +76,27 @@ os.environ['XLA_FLAGS'] = ' '.join(
     COMPILE_QUICKLY,
   )
 ).strip()
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _one_context():
+  """Lowers all programs of a thread and a file in one context of MLIR's.
+
+  JAX makes one for every program and loads all dialects into it, a tenth of the
+  time. A context keeps what its programs hold, such as constants.
+  """
+  from jax._src.interpreters import mlir
+
+  make, of_thread = mlir.make_ir_context, threading.local()
+
+  def context():
+    if not hasattr(of_thread, 'context'):
+      of_thread.context = make()
+    return of_thread.context
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mlir, 'make_ir_context', context)
+    yield
 
 
 @pytest.fixture(autouse=True)

@@ -25,13 +25,12 @@ from vit_jax.sweeps import refusing
 from vit_jax.training import processes, sharding
 
 METRIC = 'test/accuracy'
+MESH = {'data': 1, 'fsdp': -1, 'tensor': 1}
 
 
 def state(value, devices=8):
   """Two items, sharded and not; incompressible, so that every byte counts."""
-  mesh = sharding.make_mesh(
-    {'data': 1, 'fsdp': -1, 'tensor': 1}, jax.devices()[:devices]
-  )
+  mesh = sharding.make_mesh(MESH, jax.devices()[:devices])
   rng = np.random.default_rng(value)
   params = {
     'a': {'kernel': rng.standard_normal((16, 64)).astype(np.float32)},
@@ -231,6 +230,20 @@ def test_what_saving_computes_is_compiled_before(tmp_path):
   assert compiled._cache_size() == 2
   store.save(1, full, {}, {})
   assert compiled._cache_size() == 2
+  store.close()
+
+
+def test_small_arrays_on_every_device_are_not_sliced(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax.lax, 'slice_in_dim', None)
+  everywhere = sharding.replicated(sharding.make_mesh(MESH, jax.devices()))
+  kernel = jax.device_put(np.ones((8, 64), np.float32), everywhere)
+  tree = {'params': {'kernel': kernel}}
+  store = open_checkpoints(tmp_path)
+  store.save(1, tree, {}, {})
+  store.wait()
+  step, got = store.restore(shapes_of(tree))
+  assert step == 1
+  jax.tree.map(np.testing.assert_array_equal, got, tree)
   store.close()
 
 

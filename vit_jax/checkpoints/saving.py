@@ -28,6 +28,12 @@ _log = logging.getLogger(__name__)
 FOLDER = 'checkpoints'
 META = 'meta'
 CHECKSUMS = 'checksums'
+# The items that are trees of arrays.
+_TREES = ('params', 'opt_state', 'average', CHECKSUMS)
+# Of an array that several devices hold, each would save a slice: a program for
+# every shape and device, compiled while the first checkpoint keeps training
+# waiting. Arrays with smaller slices than these bytes are saved by one device.
+_LEAST_SLICE = 2**20
 
 # What TensorStore says of bytes that it read, or that are not there. It says
 # PERMISSION_DENIED, UNAVAILABLE or UNKNOWN, among others, of reading itself.
@@ -80,6 +86,9 @@ class Checkpoints:
 
     return _Manager(
       self.directory,
+      handler_registry=ocp.handlers.create_default_handler_registry(
+        **{name: _trees() for name in _TREES}
+      ),
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
         # Slow storage takes longer than orbax's 20 minutes, every time. What
@@ -134,8 +143,8 @@ class Checkpoints:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        **{name: ocp.args.StandardSave(tree) for name, tree in state.items()},
-        **{CHECKSUMS: ocp.args.StandardSave(sums)},
+        **{name: ocp.args.PyTreeSave(tree) for name, tree in state.items()},
+        **{CHECKSUMS: ocp.args.PyTreeSave(sums)},
         **{META: _meta_args(meta)},
       ),
       metrics=metrics,
@@ -439,16 +448,9 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
     params: tree of NumPy arrays.
     meta: what JSON can hold.
   """
-  # Nothing changes the arrays meanwhile, so that they need not be copied first.
-  numpy_handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
   handler = ocp.CompositeCheckpointHandler(
-    params=ocp.PyTreeCheckpointHandler(
-      save_concurrent_gb=1,
-      type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, numpy_handler),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),
-      ),
-    ),
+    # Nothing changes the arrays meanwhile, so that no copy need be made first.
+    params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False),
     **{CHECKSUMS: ocp.StandardCheckpointHandler()},
     **{META: ocp.JsonCheckpointHandler()},
   )
@@ -461,6 +463,23 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
         **{META: _meta_args(meta)},
       ),
     )
+
+
+def _trees(
+  save_concurrent_gb: int | None = None, deepcopy_host_arrays: bool = True
+) -> ocp.PyTreeCheckpointHandler:
+  on_host = ocp.type_handlers.NumpyHandler(
+    deepcopy_host_arrays=deepcopy_host_arrays
+  )
+  on_devices = ocp.type_handlers.ArrayHandler(
+    min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+  )
+  return ocp.PyTreeCheckpointHandler(
+    save_concurrent_gb=save_concurrent_gb,
+    type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+      (np.ndarray, on_host), (jax.Array, on_devices)
+    ),
+  )
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
