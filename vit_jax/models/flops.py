@@ -17,6 +17,7 @@ def count_params(model: Model, image_size: tuple[int, int]) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
+@functools.lru_cache(maxsize=64)
 def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the operations of one image's forward pass.
 
@@ -44,6 +45,13 @@ def _looped(model: Model) -> Model:
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
+  # Containers of the caller's own.
+  return jax.tree.map(lambda x: x, _param_shapes(model, tuple(image_size)))
+
+
+# A command asks for those of its model several times.
+@functools.lru_cache(maxsize=64)
+def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return jax.eval_shape(
     lambda key, images: model.init(key, images)['params'],
