@@ -171,7 +171,7 @@ def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   B, H, W, C = 4, 20, 30, 5
   images = jnp.broadcast_to(jnp.arange(B)[:, None, None, None], (B, H, W, 3))
   labels = jax.nn.one_hot(jnp.arange(B), C)
-  shares, sides = [], set()
+  shares, sides, inner = [], set(), 0
   for seed in range(200):
     got, mixed = augment.cutmix(
       jax.random.key(seed), images.astype(jnp.float32), labels, 1.0
@@ -189,6 +189,13 @@ def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
     )
     shares.append(share)
     sides.add((pasted[0, 0], pasted[-1, -1]))
+    if 0 < share and not (pasted[[0, -1]].any() or pasted[:, [0, -1]].any()):
+      # As in the authors' code, half a side, rounded down, lies to either side
+      # of the centre; height and width are the same part of the image's.
+      h, w = pasted.any(1).sum(), pasted.any(0).sum()
+      assert h % 2 == w % 2 == 0
+      assert max(h / H, w / W) < min((h + 2) / H, (w + 2) / W)
+      inner += 1
   # Beta(1, 1) is uniform, with a mean of 1/2; what hangs over is lost: for
   # squares of side s about uniform centres, the mean of s (1 - s/4) squared.
   side = np.sqrt(np.linspace(0, 1, 10_001))
@@ -196,6 +203,7 @@ def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   deviation = np.std(shares) / np.sqrt(len(shares))
   assert abs(np.mean(shares) - want) < 5 * deviation
   assert {(True, False), (False, True), (False, False)} <= sides
+  assert inner > 10
 
 
 def test_a_batch_has_mixup_or_cutmix():

@@ -532,6 +532,30 @@ def test_every_branch_of_a_layer_drops_out_by_a_key_of_its_own(
     assert all(bool(key) == train for key in keys)
 
 
+def test_every_layer_of_encoder_and_decoder_drops_out_by_its_own_key(
+  monkeypatch,
+):
+  model, params = case('plain')
+  found = []
+
+  def note(block, loop, x_BLD, inputs, *args, **kwargs):
+    found.extend(inputs)
+    return layers.repeated(block, loop, x_BLD, inputs, *args, **kwargs)
+
+  monkeypatch.setattr(detr, 'repeated', note)
+
+  @jax.jit
+  def keys(params):
+    found.clear()
+    rngs = {'dropout': jax.random.key(0)}
+    model.apply({'params': params}, images(1), train=True, rngs=rngs)
+    return [jax.random.key_data(x) for x in found]
+
+  encoders, decoders = keys(params)
+  assert (len(encoders), len(decoders)) == (2, 3)
+  assert len({*map(tuple, np.concatenate([encoders, decoders]).tolist())}) == 5
+
+
 def test_linear_layers_begin_as_pytorchs():
   """Kernel and bias evenly from -1 / sqrt(inputs) to that."""
 
