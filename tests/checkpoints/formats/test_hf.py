@@ -351,3 +351,17 @@ def test_without_transformers_the_peer_says_what_to_install(
   monkeypatch.setitem(sys.modules, 'transformers', None)
   with pytest.raises(ImportError, match='pip install transformers torch'):
     hf.open_peer(str(folder.path))
+
+
+def test_a_transformers_that_cannot_be_imported_says_why(folder, monkeypatch):
+  """Though it is there, as where a library of the system is missing."""
+
+  class Broken:
+    def find_spec(self, name, path=None, target=None):
+      if name in ('torch', 'transformers'):
+        raise ImportError('libgomp.so.1: cannot open shared object file')
+
+  monkeypatch.delitem(sys.modules, 'transformers', raising=False)
+  monkeypatch.setattr(sys, 'meta_path', [Broken(), *sys.meta_path])
+  with pytest.raises(ImportError, match='s cannot run: pip .*libgomp.so.1'):
+    hf.open_peer(str(folder.path))
