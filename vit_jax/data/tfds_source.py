@@ -326,7 +326,8 @@ def prepared_builder(
 
 
 def _unknown(name: str, places: str) -> str:
-  base = re.split('[/:]', name)[0]
+  # Unknown names with a slash are folders.
+  base = name.partition(':')[0]
   close = difflib.get_close_matches(base, [*_known_names(), 'digits'], n=3)
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
