@@ -98,9 +98,10 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
   out = tmp_path / 'out.png'
   args = [str(tmp_path / 'run'), *photos, '--samples=3', f'--out={out}']
   assert complete.main(args) == 0
-  lines = capsys.readouterr().out.splitlines()
+  *lines, last = capsys.readouterr().out.splitlines()
+  assert last == f'written  {out}'
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
-  for path, line in zip(photos, lines, strict=False):
+  for path, line in zip(photos, lines, strict=True):
     data = pathlib.Path(path).read_bytes()
     image = checkpoint.transform().image(data, path)
     colours = model.quantised(checkpoint.normalize(image[None]))

@@ -40,6 +40,23 @@ def test_as_many_images_are_transformed_as_are_counted(monkeypatch, augment):
   assert len({id(rng) for *_, rng in seen}) == 1
 
 
+def test_batches_are_as_large_as_is_counted(monkeypatch):
+  """From a shuffle of its own each turn, which nothing has read before."""
+  turns = []
+
+  def rate(batches):
+    turns.append(next(batches))
+    return 7.0
+
+  monkeypatch.setattr(input_bench, '_rate', rate)
+  monkeypatch.setattr(input_bench, '_BATCH_SIZE', 5)
+  monkeypatch.setattr(input_bench, '_BATCHES', 3)
+  turn = input_bench._our_batches(input_bench._Photos())
+  assert [turn(), turn()] == [7, 7]
+  assert [x['image'].shape for x in turns] == 2 * [(5, 224, 224, 3)]
+  assert (turns[0]['image'] != turns[1]['image']).any()
+
+
 def test_the_photographs_are_as_large_as_is_said():
   photos = input_bench._Photos()
   for i in (0, 1, 1_000_001):

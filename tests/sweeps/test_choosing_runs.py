@@ -152,8 +152,9 @@ def test_a_single_candidate_is_not_tried(fake, tmp_path):
   assert not (tmp_path / 'tune.csv').exists()
 
 
-def test_the_first_of_equal_candidates_is_taken(fake, tmp_path):
+def test_the_first_of_equal_candidates_is_taken(fake, tmp_path, capfd):
   running.run(small(tune=['optimizer.lr=0.3,0.1']), str(tmp_path))
+  assert 'chosen for all runs: lr=0.3, the best of 2' in capfd.readouterr().out
   accuracies = [r['val/accuracy'] for r in table(tmp_path / 'tune.csv')]
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
   done = {'status': 'done'}
