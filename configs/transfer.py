@@ -49,7 +49,7 @@ def fields_on(config, name, suite):
         'data.image_size': str(recipe.nearest_size(config, 512)),
         'optimizer.polyak': 0.9999,
       }
-  elif benchmarks.benchmark(name):
+  elif name in benchmarks.BENCHMARKS:
     fields |= IMAGENET_ONLY
   return fields
 

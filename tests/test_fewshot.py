@@ -241,8 +241,8 @@ def test_splits_and_seeds_of_the_data_are_taken(command, workdir, monkeypatch):
   )
   assert '718 images of train[:50%], 1,437 of train\n' in out
   usual = benchmarks.Benchmark(
-    *('digits', 'Digits', '', 10, 'train[:40%]', 'test[:50%]', '', ''),
-    *((575, 180, 0, 0), 500, (0.1,)),
+    *('digits', 'Digits', 10, '', '', (575, 180, 0, 0), 500),
+    *('train[:40%]', 'test[:50%]', (0.1,)),
   )
   monkeypatch.setitem(benchmarks.BENCHMARKS, 'digits', usual)
   _, out, _ = command(workdir, 'digits', *FEW)

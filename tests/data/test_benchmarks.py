@@ -31,7 +31,7 @@ def _rows(name, split):
 
 @pytest.mark.parametrize('name', _SIZES)
 def test_a_part_of_the_training_set_is_held_out(name):
-  benchmark = benchmarks.benchmark(name)
+  benchmark = benchmarks.BENCHMARKS[name]
   splits = (
     benchmark.train,
     benchmark.test,
@@ -56,7 +56,7 @@ def test_a_part_of_the_training_set_is_held_out(name):
 
 def test_flowers_holds_out_of_both_parts_of_its_training_set():
   held_out = _rows(
-    'oxford_flowers102', benchmarks.benchmark('oxford_flowers102').tune_val
+    'oxford_flowers102', benchmarks.BENCHMARKS['oxford_flowers102'].tune_val
   )
   sizes = {split: counts.sum() for split, counts in held_out.items()}
   assert sizes == {'train': 102, 'validation': 102, 'test': 0}
@@ -66,7 +66,7 @@ def test_flowers_holds_out_of_both_parts_of_its_training_set():
 def test_classes_are_those_of_tfds(name, tmp_path):
   builder = tfds.builder(name, data_dir=tmp_path)
   num_classes = builder.info.features['label'].num_classes
-  assert benchmarks.benchmark(name).num_classes == num_classes
+  assert benchmarks.BENCHMARKS[name].num_classes == num_classes
 
 
 # Table 4.
@@ -113,7 +113,7 @@ def test_vtab_has_the_columns_of_table_9():
 
 
 def test_titles_and_groups_outside_of_vtab():
-  found = [benchmarks.benchmark(name) for name in _SIZES]
+  found = [benchmarks.BENCHMARKS[name] for name in _SIZES]
   assert {b.group for b in found} == {''}
   assert [b.title for b in found] == [
     'ImageNet',
@@ -143,5 +143,5 @@ def test_augmentation():
 
 
 def test_other_data_has_no_protocol():
-  assert benchmarks.benchmark('./mine') is None
-  assert benchmarks.benchmark('vtab/nothing') is None
+  assert './mine' not in benchmarks.BENCHMARKS
+  assert 'vtab/nothing' not in benchmarks.BENCHMARKS

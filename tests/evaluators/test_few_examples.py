@@ -484,7 +484,7 @@ def test_splits_that_are_not_given_are_the_usual_ones(monkeypatch):
   ):
     entry.update(data=name, shots=(1,), **given)
     few_examples.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
-  usual = benchmarks.benchmark('oxford_iiit_pet')
+  usual = benchmarks.BENCHMARKS['oxford_iiit_pet']
   assert opened == [
     ('./mine', 'train'),
     ('./mine', 'test'),

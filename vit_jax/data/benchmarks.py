@@ -12,15 +12,15 @@ class Benchmark:
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
     title: as the paper's tables have it.
-    group: of VTAB: 'natural', 'specialised' or 'structured'; empty for others.
     num_classes: C.
-    train: split of the final run.
-    test: split that is reported.
     tune_train: split that a candidate of the grid is trained on.
     tune_val: split that it is chosen by.
     examples: of `train`, `test`, `tune_train` and `tune_val`.
     steps: of fine-tuning (table 4).
+    train: split of the final run.
+    test: split that is reported.
     learning_rates: that are tried (table 4).
+    group: of VTAB: 'natural', 'specialised' or 'structured'; empty for others.
     flip: whether training images are mirrored at random.
     crop: of training images: 'inception', 'resize' (BiT's: resized, then a
       random part) or 'none'.
@@ -28,23 +28,21 @@ class Benchmark:
 
   name: str
   title: str
-  group: str
   num_classes: int
-  train: str
-  test: str
   tune_train: str
   tune_val: str
   examples: tuple[int, int, int, int]
   steps: int
-  learning_rates: tuple[float, ...]
+  train: str = 'train'
+  test: str = 'test'
+  learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+  group: str = ''
   flip: bool = True
   crop: str = 'inception'
 
 
 # Of ImageNet with ResNets and hybrids, beyond its own.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
-
-_LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 
 # Where a mirrored image would be of another class, and where one would that is
 # cut and enlarged: the tasks are about places, distances and numbers of things
@@ -82,15 +80,11 @@ def _cifar(name: str, title: str, num_classes: int) -> Benchmark:
   return Benchmark(
     name=name,
     title=title,
-    group='',
     num_classes=num_classes,
-    train='train',
-    test='test',
     tune_train='train[:98%]',
     tune_val='train[98%:]',
     examples=(50_000, 10_000, 49_000, 1_000),
     steps=10_000,
-    learning_rates=_LEARNING_RATES,
   )
 
 
@@ -98,9 +92,7 @@ _TABLE_2 = (
   Benchmark(
     name='imagenet2012',
     title='ImageNet',
-    group='',
     num_classes=1_000,
-    train='train',
     test='validation',
     tune_train='train[:99%]',
     tune_val='train[99%:]',
@@ -113,32 +105,26 @@ _TABLE_2 = (
   Benchmark(
     name='oxford_iiit_pet',
     title='Oxford-IIIT Pets',
-    group='',
     num_classes=37,
-    train='train',
-    test='test',
     tune_train='train[:90%]',
     tune_val='train[90%:]',
     examples=(3_680, 3_669, 3_312, 368),
     steps=500,
-    learning_rates=_LEARNING_RATES,
   ),
   Benchmark(
     name='oxford_flowers102',
     title='Oxford Flowers-102',
-    group='',
     num_classes=102,
     train='train+validation',
-    test='test',
     tune_train='train[:90%]+validation[:90%]',
     tune_val='train[90%:]+validation[90%:]',
     examples=(2_040, 6_149, 1_836, 204),
     steps=500,
-    learning_rates=_LEARNING_RATES,
   ),
 )
 _VTAB = tuple(_vtab(key, task) for key, task in vtab.TASKS.items())
 
+# By name, those that the paper has.
 BENCHMARKS: dict[str, Benchmark] = {b.name: b for b in _TABLE_2 + _VTAB}
 
 # Names of data sets by the name of what they make up, in the paper's order.
@@ -149,8 +135,3 @@ SUITES: dict[str, tuple[str, ...]] = {
   group: tuple(b.name for b in _VTAB if b.group == group)
   for group in ('natural', 'specialised', 'structured')
 }
-
-
-def benchmark(name: str) -> Benchmark | None:
-  """Returns the protocol of a data set, or None if the paper has none."""
-  return BENCHMARKS.get(name)

@@ -296,7 +296,7 @@ class FewShotEvaluator:
 
 def usual_splits(name: str) -> tuple[str, str]:
   """Returns the splits that shots are drawn from, and that are measured on."""
-  usual = benchmarks.benchmark(name)
+  usual = benchmarks.BENCHMARKS.get(name)
   return (usual.train, usual.test) if usual else ('train', 'test')
 
 

@@ -96,7 +96,7 @@ def on(name: str) -> dict[str, Any]:
   That is a benchmark, or any other data with splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
-  benchmark = benchmarks.benchmark(name)
+  benchmark = benchmarks.BENCHMARKS.get(name)
   if benchmark is None:
     return fields | {'total': f'{STEPS} steps'}
   return fields | {
@@ -114,7 +114,7 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
 
   The config comes from `fine_tuning`; the name is as for `on`.
   """
-  benchmark = benchmarks.benchmark(name)
+  benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width
   if name == 'imagenet2012' and convolutional:

@@ -180,7 +180,7 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
     classes, size = _KNOWN[name]
     chosen = splits.select(split, {'train': range(size)}, name)
     return classes, len(chosen), False
-  usual = benchmarks.benchmark(name)
+  usual = benchmarks.BENCHMARKS.get(name)
   if usual and split == usual.train:
     return usual.num_classes, usual.examples[0], False
   source = sources.open_source(
