@@ -90,12 +90,8 @@ class CocoFolder:
       ]
       members[part] = list(range(first, len(self._images)))
     if 'all' in files:
-      train, test = splits.stratified_fifth([0] * len(self._images), split_seed)
-      members = {'train': train, 'test': test}
-    members = {
-      part: splits.permuted(images, split_seed)
-      for part, images in members.items()
-    }
+      members = splits.stratified_fifth([0] * len(self._images), split_seed)
+    members = splits.permuted(members, split_seed)
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [self._images[i] for i in chosen]
     self._state = ' '.join(

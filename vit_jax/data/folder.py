@@ -105,8 +105,7 @@ class Files:
       self._labels += [label for _, label in files]
       members[split_name] = list(range(first, len(self._paths)))
     if folders == {'train': root}:
-      train, test = splits.stratified_fifth(self._labels, split_seed)
-      members = {'train': train, 'test': test}
+      members = splits.stratified_fifth(self._labels, split_seed)
     self._take(members, split, split_seed, f'folder {root}')
 
   def _take(
@@ -119,10 +118,7 @@ class Files:
     """Keeps of all images those of one split, of the members of each."""
     if split.startswith('train'):
       self._mention_few(members)
-    members = {
-      split_name: splits.permuted(examples, split_seed)
-      for split_name, examples in members.items()
-    }
+    members = splits.permuted(members, split_seed)
     chosen = splits.select(split, members, name)
     self._paths = [self._paths[i] for i in chosen]
     self._labels = [self._labels[i] for i in chosen]
@@ -344,8 +340,7 @@ def _members_of(
 ) -> dict[str, list[int]]:
   """Returns the images of each split that a table names, or of both."""
   if 'split' not in rows[0]:
-    train, test = splits.stratified_fifth(labels, split_seed)
-    return {'train': train, 'test': test}
+    return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}
   for i, row in enumerate(rows):
     if row['split'] not in _SPLIT_NAMES:

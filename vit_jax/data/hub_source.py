@@ -57,9 +57,8 @@ class HubSource:
       members[split_name] = list(range(start, start + len(table)))
       start += len(table)
     if list(members) == ['train']:
-      train, test = splits.stratified_fifth(labels_N.tolist(), split_seed)
-      members = {'train': train, 'test': test}
-    members = {k: splits.permuted(v, split_seed) for k, v in members.items()}
+      members = splits.stratified_fifth(labels_N.tolist(), split_seed)
+    members = splits.permuted(members, split_seed)
     self._rows = splits.select(split, members, name)
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):

@@ -102,14 +102,11 @@ def _bounds(start: str, stop: str, size: int, part: str) -> tuple[int, int]:
   return bounds[0], bounds[1]
 
 
-def stratified_fifth(
-  labels: Sequence[int], seed: int
-) -> tuple[list[int], list[int]]:
-  """Splits examples 80/20, each class by itself.
+def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
+  """Splits examples 80/20 into `train` and `test`, each class by itself.
 
-  Returns:
-    The positions of the train side and of the test side, ascending. A class of
-    one example has it on the train side, every other class is on both.
+  Positions are ascending. A class of one example has it on the train side,
+  every other class is on both.
   """
   # RandomState and not Generator, here and below: its numbers are frozen for
   # all versions of NumPy, and a split must be the same next year.
@@ -121,9 +118,17 @@ def stratified_fifth(
   for members in map(rng.permutation, np.split(by_class, starts[1:])):
     if len(members) > 1:
       held_out[members[: max(1, round(len(members) / 5))]] = True
-  return np.flatnonzero(~held_out).tolist(), np.flatnonzero(held_out).tolist()
+  return {
+    'train': np.flatnonzero(~held_out).tolist(),
+    'test': np.flatnonzero(held_out).tolist(),
+  }
 
 
-def permuted(examples: Sequence[int], seed: int) -> list[int]:
-  """A fixed order, so that a slice is not one class."""
-  return np.random.RandomState(seed).permutation(examples).tolist()
+def permuted(
+  splits: Mapping[str, Sequence[int]], seed: int
+) -> dict[str, list[int]]:
+  """Each split in a fixed order, so that a slice is not one class."""
+  return {
+    name: np.random.RandomState(seed).permutation(examples).tolist()
+    for name, examples in splits.items()
+  }
