@@ -8,7 +8,6 @@ of VOC is in `voc`.
 
 import collections
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -120,15 +119,8 @@ class CocoFolder:
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""
-    digest = hashlib.sha256(self._state.encode())
-    for image in self._images:
-      try:
-        stat = os.stat(image.file)
-        state = f'{stat.st_size} {stat.st_mtime_ns}'
-      except OSError:
-        state = 'unreadable'
-      digest.update(f'{image.file}\0{state}\n'.encode())
-    return f'coco {digest.hexdigest()}'
+    files = (image.file for image in self._images)
+    return f'coco {decode.state_of_files(files, self._state)}'
 
 
 class _Image(NamedTuple):

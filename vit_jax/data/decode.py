@@ -17,12 +17,14 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import re
 import stat
 import struct
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 import simplejpeg
@@ -74,6 +76,19 @@ def read_file(path: str) -> bytes:
     lasts = isinstance(error, (FileNotFoundError, IsADirectoryError))
     kind = UnreadableImage if lasts else UnreadFile
     raise kind(path, error.strerror or str(error)) from None
+
+
+def state_of_files(paths: Iterable[str], about: str = '') -> str:
+  """Returns a hash of paths, sizes and modification times, and of a text."""
+  digest = hashlib.sha256(about.encode(errors='surrogateescape'))
+  for path in paths:
+    try:
+      found = os.stat(path)
+      state = f'{found.st_size} {found.st_mtime_ns}'
+    except OSError:  # A broken link, say, which the check will report.
+      state = 'unreadable'
+    digest.update(f'{path}\0{state}\n'.encode(errors='surrogateescape'))
+  return digest.hexdigest()
 
 
 class Picture:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import hashlib
 import logging
 import os
 import pathlib
@@ -145,15 +144,7 @@ class Files:
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""
-    digest = hashlib.sha256()
-    for path in self._paths:
-      try:
-        stat = os.stat(path)
-        state = f'{stat.st_size} {stat.st_mtime_ns}'
-      except OSError:  # A broken link, say, which the check will report.
-        state = 'unreadable'
-      digest.update(f'{path}\0{state}\n'.encode(errors='surrogateescape'))
-    return f'folder {digest.hexdigest()}'
+    return f'folder {decode.state_of_files(self._paths)}'
 
 
 class Folder(Files):
