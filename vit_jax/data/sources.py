@@ -199,7 +199,7 @@ class Subset:
   """Some records of another source, in the order given."""
 
   def __init__(self, source: Source, indices: Sequence[int]):
-    self._source = source
+    self._source: Any = source
     # Whether the next image takes the place of one that cannot be read any
     # more.
     self.skips_unreadable = getattr(source, 'skips_unreadable', False)
@@ -222,24 +222,15 @@ class Subset:
 class LabelledSubset(Subset):
   """Some records of a labelled source."""
 
-  def __init__(self, source: LabelledSource, indices: Sequence[int]):
-    super().__init__(source, indices)
-    self._labelled = source
-
   def labels(self) -> np.ndarray:
-    return self._labelled.labels()[self._indices]
+    return self._source.labels()[self._indices]
 
 
 class BoxedSubset(Subset):
   """Some records of a source of objects."""
 
-  def __init__(self, source: BoxedSource, indices: Sequence[int]):
-    super().__init__(source, indices)
-    self._boxed = source
-    self.class_names = source.class_names
-
   def objects(self, index: int) -> Mapping[str, Any]:
-    return self._boxed.objects(int(self._indices[index]))
+    return self._source.objects(int(self._indices[index]))
 
 
 def subset(source: Source, indices: Sequence[int]) -> Subset:
