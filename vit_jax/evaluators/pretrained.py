@@ -12,7 +12,6 @@ single one or many; they are prepared as the checkpoint's own were.
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -139,29 +138,18 @@ class TrainedModel:
 
   def _batches(self, images: Any, function: Any) -> np.ndarray:
     """Applies a function to batches, padded so that it compiles once."""
-    found = []
-    for images_BHWC in self._prepared(images):
-      count = len(images_BHWC)
-      whole = np.pad(
-        images_BHWC, ((0, self._size(images) - count), (0, 0), (0, 0), (0, 0))
-      )
-      found.append(np.asarray(function(whole))[:count])
-    return np.concatenate(found)
-
-  def _size(self, images: Any) -> int:
-    return min(_BATCH_SIZE, len(_listed(images)))
-
-  def _prepared(self, images: Any) -> Iterator[np.ndarray]:
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
       raise ValueError('There are no images to work on.')
-    for start in range(0, len(listed), _BATCH_SIZE):
-      yield np.stack(
-        [
-          transform.image(*_read(image, start + i))
-          for i, image in enumerate(listed[start : start + _BATCH_SIZE])
-        ]
-      )
+    size = min(_BATCH_SIZE, len(listed))
+    found = []
+    for start in range(0, len(listed), size):
+      batch = listed[start : start + size]
+      images_BHWC = np.zeros((size, *self.image_size, 3), np.uint8)
+      for i, image in enumerate(batch):
+        images_BHWC[i] = transform.image(*_read(image, start + i))
+      found.append(np.asarray(function(images_BHWC))[: len(batch)])
+    return np.concatenate(found)
 
 
 def _listed(images: Any) -> list[Any]:
