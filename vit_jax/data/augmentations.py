@@ -9,7 +9,7 @@ DeiT; the papers' own code counts some of them the other way round.
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -17,13 +17,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 _MOST = 10
 _GREY = (128, 128, 128)  # where nothing of the image is left
 
-
-class Augmentation(Protocol):
-  """Changes uint8 pixels HWC with random numbers of the example's own."""
-
-  def __call__(
-    self, pixels_HWC: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray: ...
+# Changes uint8 pixels HWC with random numbers of the example's own.
+Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def _moved(image: Image.Image, *matrix: float) -> Image.Image:
@@ -65,6 +60,10 @@ class Operation:
     return self.apply(image, value)
 
 
+def _enhances(kind: Callable[[Image.Image], Any]) -> Operation:
+  return Operation(lambda image, v: kind(image).enhance(1 + v), 0.9)
+
+
 OPERATIONS = {
   'Identity': Operation(lambda image, _: image, signed=False),
   'ShearX': Operation(lambda image, v: _moved(image, 1, v, 0, 0, 1, 0), 0.3),
@@ -79,18 +78,10 @@ OPERATIONS = {
     150 / 331,
   ),
   'Rotate': Operation(_rotated, 30.0),
-  'Brightness': Operation(
-    lambda image, v: ImageEnhance.Brightness(image).enhance(1 + v), 0.9
-  ),
-  'Color': Operation(
-    lambda image, v: ImageEnhance.Color(image).enhance(1 + v), 0.9
-  ),
-  'Contrast': Operation(
-    lambda image, v: ImageEnhance.Contrast(image).enhance(1 + v), 0.9
-  ),
-  'Sharpness': Operation(
-    lambda image, v: ImageEnhance.Sharpness(image).enhance(1 + v), 0.9
-  ),
+  'Brightness': _enhances(ImageEnhance.Brightness),
+  'Color': _enhances(ImageEnhance.Color),
+  'Contrast': _enhances(ImageEnhance.Contrast),
+  'Sharpness': _enhances(ImageEnhance.Sharpness),
   'Posterize': Operation(  # to as few as 4 bits
     lambda image, v: ImageOps.posterize(image, 8 - round(v)), 4, signed=False
   ),
