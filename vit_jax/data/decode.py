@@ -40,6 +40,9 @@ MAX_PIXELS = 89_478_485
 # results of `check` are cached under it.
 DECODER_VERSION = 1
 
+# As `warnings.filterwarnings` keeps it.
+_PILLOW_FILTER = ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
+
 
 class UnreadableImage(ValueError):
   """An image that cannot be decoded: `name` is the file, `reason` says why."""
@@ -244,7 +247,7 @@ def _naming_errors(name: str):
   # Pillow warns of things that are no fault of the user and that we decide
   # below (bombs, odd metadata). Loader threads run here, and
   # `catch_warnings` is not thread-safe: hence one filter that stays.
-  if _pillow_filter() not in warnings.filters:
+  if _PILLOW_FILTER not in warnings.filters:
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     yield
@@ -260,11 +263,6 @@ def _naming_errors(name: str):
     else:
       reason = str(error) or type(error).__name__
     raise UnreadableImage(name, reason) from error
-
-
-@functools.cache
-def _pillow_filter() -> tuple:
-  return ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
 
 
 @functools.cache
