@@ -108,15 +108,12 @@ def run_lengths(
   from pycocotools import mask as coco_mask
 
   if isinstance(segmentation, np.ndarray):
-    mask_HW = np.asfortranarray(segmentation, dtype=np.uint8)
-    found: dict[str, Any] = coco_mask.encode(mask_HW)
-  elif isinstance(segmentation, Mapping):
-    if isinstance(segmentation['counts'], list):
-      return coco_mask.frPyObjects(segmentation, *size)
-    found = dict(segmentation)
-  else:
-    found = coco_mask.merge(coco_mask.frPyObjects(list(segmentation), *size))
-  return found
+    return coco_mask.encode(np.asfortranarray(segmentation, dtype=np.uint8))
+  if not isinstance(segmentation, Mapping):
+    return coco_mask.merge(coco_mask.frPyObjects(list(segmentation), *size))
+  if isinstance(segmentation['counts'], list):
+    return coco_mask.frPyObjects(segmentation, *size)
+  return dict(segmentation)
 
 
 def mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
