@@ -218,9 +218,7 @@ class EvalBoxTransform(BoxTransform):
     size = upright.fitted(
       (picture.height, picture.width), self.image_size, short
     )
-    image = transforms.EvalTransform(size).image(
-      record['image'], record['name']
-    )
+    image = transforms.resize(picture.read(size=size), size)
     boxes_N4 = boxes_N4 / ([picture.width, picture.height] * 2)
     rows = segments.nearest(picture.height, size[0])
     columns = segments.nearest(picture.width, size[1])
