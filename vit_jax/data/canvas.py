@@ -53,8 +53,7 @@ class DigitsCanvas:
 
   def objects(self, index: int) -> Mapping[str, np.ndarray]:
     """Returns what a record has besides its image."""
-    record = self[index]
-    return {k: x for k, x in record.items() if k not in ('image', 'name')}
+    return self._made(int(self._positions[index]))[1]
 
   def fingerprint(self) -> None:
     return None
@@ -78,9 +77,9 @@ class DigitsCanvas:
       mask_HW = np.zeros((SIDE, SIDE), bool)
       mask_HW[top : top + side, left : left + side] = glyph[:, :, 0] >= _INK
       masks.append(mask_HW)
-      rows, columns = np.nonzero(glyph[:, :, 0] >= _INK)
-      low = left + columns.min(), top + rows.min()
-      boxes.append((*low, left + columns.max() + 1, top + rows.max() + 1))
+      rows, columns = np.nonzero(mask_HW)
+      low = columns.min(), rows.min()
+      boxes.append((*low, columns.max() + 1, rows.max() + 1))
       labels.append(record['label'])
     boxes_N4 = np.array(boxes, np.float32)
     sizes_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
