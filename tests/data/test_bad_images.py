@@ -300,14 +300,16 @@ def test_a_split_is_opened_as_the_config_says(small, monkeypatch):
 
 
 @pytest.mark.parametrize('count', [20, 21])
-def test_twenty_are_listed(count):
-  source = sources.open_source('digits', 'train')
-  bad = [bad_images.BadImage(i, f'{i:02}.png', 'torn') for i in range(count)]
+def test_twenty_are_listed(tmp_path, count):
+  (tmp_path / 'train').mkdir()
+  for i in range(count):
+    (tmp_path / f'train/{i:02}.png').write_bytes(b'')
   with pytest.raises(ValueError) as e:
-    bad_images.drop_bad_images(source, bad)
+    _open(tmp_path, 'error')
   lines = str(e.value).splitlines()
-  assert lines[0] == f'{count} of 1437 images are unreadable:'
-  assert lines[1] == '  00.png: torn' and lines[20] == '  19.png: torn'
+  assert lines[0] == f'{count} of {count} images are unreadable:'
+  for i in (0, 19):
+    assert lines[i + 1] == f'  {tmp_path}/train/{i:02}.png: the file is empty'
   assert lines[21:-1] == ['  and 1 more'] * (count - 20)
 
 

@@ -86,7 +86,7 @@ def test_images_of_border_alone_are_reported_with_others(archive, encode):
     (3, 'c.png'),
     (4, 'd.png'),
   ]
-  assert len(bad_images.drop_bad_images(source, bad, 'skip')) == 4
+  assert len(bad_images.checked(source, 'skip')) == 4
 
 
 def test_fingerprint_changes_with_the_files(archive, encode):

@@ -68,8 +68,11 @@ def checked(
 ) -> Source:
   """Returns a source without its unreadable images.
 
-  All processes share the work and call it together. Sources whose pixels are
-  decoded already return as they are.
+  All processes share the work and call it together, and drop what any of them
+  finds, or their batches would not fit together. With `skip`, what turns out to
+  be unreadable later is skipped too. Sources whose pixels are decoded already
+  return as they are. What is unreadable of the `others` is only said, in a
+  refusal.
 
   Raises:
     ValueError: `on_bad_image` is `error` and there are unreadable images, or it
@@ -80,10 +83,32 @@ def checked(
       f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
     )
   bad = _find_in_all_processes(source)
+  if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
+    return source
   elsewhere = []
-  if bad and on_bad_image == 'error':
+  if on_bad_image == 'error':
     elsewhere = [x for other in others for x in _find_in_all_processes(other)]
-  return drop_bad_images(source, bad, on_bad_image, elsewhere)
+  # Splits may have images in common.
+  lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
+  listed = '\n'.join(lines[:_LISTED])
+  if len(lines) > _LISTED:
+    listed += f'\n  and {len(lines) - _LISTED} more'
+  summary = f'{len(bad)} of {len(source)} images are unreadable'
+  if len(lines) > len(bad):
+    summary += f', and {len(lines) - len(bad)} of other splits'
+  if on_bad_image == 'error':
+    raise ValueError(
+      f'{summary}:\n{listed}\nRepair or remove them, or go on without them: '
+      '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
+    )
+  if len(bad) == len(source):
+    raise ValueError(f'{summary}, so none is left:\n{listed}')
+  if bad:
+    _log.warning('%s and left out:\n%s', summary, listed)
+  dropped = {b.index for b in bad}
+  kept = subset(source, [i for i in range(len(source)) if i not in dropped])
+  kept.skips_unreadable = True
+  return kept
 
 
 def _find_in_all_processes(source: Source) -> list[BadImage]:
@@ -122,7 +147,7 @@ def find_bad_images(
   """Returns the unreadable images of this process' share, ascending.
 
   Of `process_count` processes each decodes every `process_count`-th image, on
-  all cores; `drop_bad_images` takes the findings of all of them.
+  all cores.
   """
   fingerprint = source.fingerprint()
   if fingerprint is None:
@@ -144,43 +169,6 @@ def find_bad_images(
   if all(image.in_its_bytes for image in bad):
     _write_cache(path, bad)
   return bad
-
-
-def drop_bad_images(
-  source: Source,
-  bad: Sequence[BadImage],
-  on_bad_image: str = 'error',
-  elsewhere: Sequence[BadImage] = (),
-) -> Source:
-  """Refuses, or leaves out, the unreadable images, as `checked` does.
-
-  All processes must pass the findings of all, or their batches would not fit
-  together. With `skip`, what turns out to be unreadable later is skipped too.
-  What is unreadable `elsewhere` is only said, in a refusal.
-  """
-  if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
-    return source
-  # Splits may have images in common.
-  lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
-  listed = '\n'.join(lines[:_LISTED])
-  if len(lines) > _LISTED:
-    listed += f'\n  and {len(lines) - _LISTED} more'
-  summary = f'{len(bad)} of {len(source)} images are unreadable'
-  if len(lines) > len(bad):
-    summary += f', and {len(lines) - len(bad)} of other splits'
-  if on_bad_image == 'error':
-    raise ValueError(
-      f'{summary}:\n{listed}\nRepair or remove them, or go on without them: '
-      '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
-    )
-  if len(bad) == len(source):
-    raise ValueError(f'{summary}, so none is left:\n{listed}')
-  if bad:
-    _log.warning('%s and left out:\n%s', summary, listed)
-  dropped = {b.index for b in bad}
-  kept = subset(source, [i for i in range(len(source)) if i not in dropped])
-  kept.skips_unreadable = True
-  return kept
 
 
 def _gather(items: list[Any]) -> list[Any]:
