@@ -154,15 +154,10 @@ class CocoEvaluator:
     Those of sizes that no object has are left out.
     """
     found: dict[int, Found] = {}
-    # Masks of a whole split would fill the memory, so a batch is fetched while
-    # the one after it is computed.
-    pending: collections.deque[Any] = collections.deque()
-    for batch in self._batches():
-      pending.append(self._detect(params, batch))
-      if len(pending) > 1:
-        found |= self._found_in(jax.device_get(pending.popleft()))
-    for last in pending:
-      found |= self._found_in(jax.device_get(last))
+    outputs = (self._detect(params, batch) for batch in self._batches())
+    # Masks of a whole split would fill the memory.
+    for fetched in features.fetched(outputs, ahead=1):
+      found |= self._found_in(fetched)
     # Without images that cannot be read any more.
     kept = sorted(found)
     objects = [self._objects[i] for i in kept]

@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -18,9 +18,6 @@ from vit_jax.training import sharding
 # From parameters and normalised images BHWC to anything with B rows.
 Function = Callable[[Any, jax.Array], jax.Array]
 
-# Batches handed to the devices before the first one's result is fetched.
-_IN_FLIGHT = 2
-
 
 def global_batches(
   source: Source,
@@ -35,6 +32,16 @@ def global_batches(
     source, transform, process_index=index, process_count=count, **kwargs
   ):
     yield sharding.global_batch(batch, mesh)
+
+
+def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
+  """Yields results of the devices, each while so many more are computed."""
+  pending: collections.deque[Any] = collections.deque()
+  for output in outputs:
+    pending.append(output)
+    if len(pending) > ahead:
+      yield jax.device_get(pending.popleft())
+  yield from map(jax.device_get, pending)
 
 
 def layer(model: Model, name: str) -> Function:
@@ -161,30 +168,21 @@ class Extractor:
     A description shows a progress bar.
     """
     rows_NX = np.empty(0)
-    pending: collections.deque[Any] = collections.deque()
     shown = cores.progress(
       description,
       len(source),
       'images',
       shown=bool(description) and jax.process_index() == 0,
     )
-
-    def fetch() -> None:
-      nonlocal rows_NX
-      values_BX, index_B = jax.device_get(pending.popleft())
-      if not rows_NX.size:
-        # Of all images at once: millions of rows would not fit twice.
-        shape = (len(source), *values_BX.shape[1:])
-        rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
-      is_image_B = index_B >= 0
-      rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
-      shown.update(int(np.sum(is_image_B)))
-
+    batches = global_batches(source, self._transform, **self._batches)
+    outputs = (self._forward(params, batch) for batch in batches)
     with shown:
-      for batch in global_batches(source, self._transform, **self._batches):
-        pending.append(self._forward(params, batch))
-        if len(pending) > _IN_FLIGHT:
-          fetch()
-      while pending:
-        fetch()
+      for values_BX, index_B in fetched(outputs, ahead=2):
+        if not rows_NX.size:
+          # Of all images at once: millions of rows would not fit twice.
+          shape = (len(source), *values_BX.shape[1:])
+          rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
+        is_image_B = index_B >= 0
+        rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
+        shown.update(int(np.sum(is_image_B)))
     return rows_NX
