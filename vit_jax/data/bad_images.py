@@ -113,11 +113,7 @@ def checked(
 
 def _find_in_all_processes(source: Source) -> list[BadImage]:
   _refuse_different(source)
-  bad = find_bad_images(
-    source,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  bad = find_bad_images(source)
   return [BadImage(*x) for x in _gather([dataclasses.astuple(b) for b in bad])]
 
 
@@ -141,17 +137,15 @@ def _refuse_different(source: Source) -> None:
     )
 
 
-def find_bad_images(
-  source: Source, *, process_index: int = 0, process_count: int = 1
-) -> list[BadImage]:
+def find_bad_images(source: Source) -> list[BadImage]:
   """Returns the unreadable images of this process' share, ascending.
 
-  Of `process_count` processes each decodes every `process_count`-th image, on
-  all cores.
+  Of N processes each decodes every N-th image, on all cores.
   """
   fingerprint = source.fingerprint()
   if fingerprint is None:
     return []
+  process_index, process_count = jax.process_index(), jax.process_count()
   # Whatever could change the verdict on a file.
   key = (
     f'{fingerprint} {len(source)} {process_index}/{process_count} '
