@@ -128,7 +128,7 @@ def open_source(
   """
   if name == 'digits':
     return Digits(split, split_seed)
-  if vtab.is_task_name(name):
+  if name.startswith(vtab.PREFIX):
     return vtab.open_task(name, split, data_dir)
   if name.startswith('hf://'):
     from vit_jax.data import hub_source

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # Importing TFDS takes a second.
 
 _log = logging.getLogger(__name__)
 
+# Of the name of a task, and not of a dataset or a folder.
 PREFIX = 'vtab/'
 SPLITS = ('train800', 'val200', 'train800val200', 'test')
 
@@ -156,11 +157,6 @@ TASKS: dict[str, Task] = {
     'label_elevation', val=('test', 0), test=('test', 50)),
 }
 # fmt: on
-
-
-def is_task_name(name: str) -> bool:
-  """Whether a dataset name means a task rather than a dataset or a folder."""
-  return name.startswith(PREFIX)
 
 
 def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
