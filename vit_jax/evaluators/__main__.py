@@ -13,19 +13,15 @@ from etils import epath
 
 from vit_jax import flags
 from vit_jax.data import whole
-from vit_jax.evaluators.fewshot_curves import (
-  CSV,
-  folder_labels,
-  plot,
-  read_csv,
-  table,
-)
+from vit_jax.evaluators import fewshot_curves as report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = flags.parser('evaluators', __doc__)
-  parser.add_argument('files', nargs='+', help=f'the {CSV} of each checkpoint')
+  parser.add_argument(
+    'files', nargs='+', help=f'the {report.CSV} of each checkpoint'
+  )
   parser.add_argument(
     '--output',
     default='compare.png',
@@ -35,15 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  curves = [
-    read_csv(path, label)
-    for path, label in zip(args.files, folder_labels(args.files), strict=True)
-  ]
+  labels = report.folder_labels(args.files)
+  curves = list(map(report.read_csv, args.files, labels))
   output = epath.Path(args.output)
   output.parent.mkdir(parents=True, exist_ok=True)
-  whole.replace(output, plot(curves))
+  whole.replace(output, report.plot(curves))
   for curve in curves:
-    print(f'{curve.label}\n{table(curve)}')
+    print(f'{curve.label}\n{report.table(curve)}')
   print(f'written  {output}')
 
 
