@@ -12,7 +12,7 @@ SIDE = 48
 # Of the square that a scan of 8 pixels is resized to.
 _LEAST, _MOST = 14, 24
 _COUNTS = (1, 2, 3)
-_CANVASES = {'train': 10_000, 'test': 500}
+_CANVASES = {'train': range(10_000), 'test': range(10_000, 10_500)}
 # Grey value from which a pixel belongs to a digit and its box.
 _INK = 64
 _ATTEMPTS = 100
@@ -34,12 +34,7 @@ class DigitsCanvas:
     split_seed: int,
   ):
     """Takes the canvases of a split, and sources of digits by split."""
-    starts = {'train': 0, 'test': _CANVASES['train']}
-    members = {
-      name: range(starts[name], starts[name] + count)
-      for name, count in _CANVASES.items()
-    }
-    self._positions = splits.select(split, members, 'digits_canvas')
+    self._positions = splits.select(split, _CANVASES, 'digits_canvas')
     self._digits, self._seed = digits, split_seed
     self.class_names = class_names
 
@@ -61,7 +56,7 @@ class DigitsCanvas:
   def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:
     # Its numbers are the same for all versions of NumPy.
     rng = np.random.RandomState([self._seed, position])
-    digits = self._digits['train' if position < _CANVASES['train'] else 'test']
+    digits = self._digits['train' if position in _CANVASES['train'] else 'test']
     canvas = np.zeros((SIDE, SIDE, 3), np.uint8)
     is_taken_HW = np.zeros((SIDE, SIDE), bool)
     boxes, labels, masks = [], [], []
