@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vit_jax.data import canvas, coco, splits, vtab
+from vit_jax.data import canvas, coco, folder, hub_source, splits, vtab
 
 Record = dict[str, Any]
 
@@ -131,8 +131,6 @@ def open_source(
   if name.startswith(vtab.PREFIX):
     return vtab.open_task(name, split, data_dir)
   if name.startswith('hf://'):
-    from vit_jax.data import hub_source
-
     return hub_source.HubSource(name, split, split_seed)
   if name == 'digits_canvas':
     digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
@@ -140,8 +138,6 @@ def open_source(
     return canvas.DigitsCanvas(digits, names, split, split_seed)
   if coco.is_annotated(name):
     return coco.CocoFolder(name, split, split_seed)
-  from vit_jax.data import folder
-
   if name.lower().endswith('.csv'):
     return folder.open_table(name, split, split_seed)
   if folder.is_folder_name(name):
