@@ -182,8 +182,6 @@ def evaluate(args: argparse.Namespace) -> None:
     bad_images.open_checked(flags.data_of(args.dataset, args), args.split),
     f'{args.dataset} {args.split}',
   )
-  if not len(source):
-    raise ValueError(f'{args.dataset} {args.split} is empty.')
   class_C = same_classes(checkpoint, source.class_names)
   folder = epath.Path(args.output)
   folder.mkdir(parents=True, exist_ok=True)

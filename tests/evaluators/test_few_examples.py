@@ -406,7 +406,6 @@ def test_evaluator_refuses_before_anything_runs(change, message):
     ),
     (Source([0], NAMES[:3]), "class 3 is None and not 'd'"),
     (Source([0], (*NAMES, 'f')), "class 5 is 'f' and not None"),
-    (Source([], NAMES), 'mine test is empty'),
   ],
 )
 def test_splits_that_do_not_belong_together_are_refused(
