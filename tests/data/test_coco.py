@@ -104,6 +104,13 @@ def test_the_fingerprint_changes_with_annotations(tmp_path):
   assert any(2 in x['boxes'] for x in map(source.objects, range(len(source))))
 
 
+def test_a_folder_whose_name_is_no_utf_8(tmp_path):
+  folder = tmp_path / os.fsdecode(b'caf\xe9')
+  folder.mkdir()
+  source = sources.open_source(str(write(folder, annotated())), 'train')
+  assert bad_images.checked(source, 'error') is source
+
+
 def test_splits_that_differ_in_their_number_alone(tmp_path):
   for part in ('train1', 'train2', 'val2017'):
     write(tmp_path, annotated(), f'annotations/instances_{part}.json', part)
