@@ -5,11 +5,8 @@ head, and after what its modules were once called elsewhere; its backbone is
 timm's, with the names of the original's torchvision, or its own.
 """
 
-import functools
 import re
 from collections.abc import Callable
-
-import numpy as np
 
 from vit_jax.checkpoints.formats import table, torch_table
 from vit_jax.checkpoints.formats.table import Entry, Shapes
@@ -102,32 +99,23 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
   return prefix + start + module.replace('/', '.') + _LEAVES[leaf]
 
 
-def entries(shapes: Shapes, naming: str, prefix: str = '') -> list[Entry]:
-  """Returns the table, as of a `table.File`."""
-  found = []
-  for name, shape in shapes.items():
-    attention, _, projection = name.rpartition('/')[0].rpartition('/')
-    if naming != ORIGINAL or projection not in _QKV:
-      key = key_of(name, naming, prefix)
-      found.append(table.one(key, name, torch_table.layout(name, shape)))
-    elif projection == 'query':
-      found.append(_joined(shapes, attention, name.rpartition('/')[2], prefix))
-  return found
-
-
-def _joined(shapes: Shapes, attention: str, leaf: str, prefix: str) -> Entry:
-  """Returns the entry of queries, keys and values as one array of theirs."""
-  names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
-  layout = torch_table.layout(names[0], shapes[names[0]])
-  key = key_of(f'{attention}/in_proj/{leaf}', ORIGINAL, prefix)
-  return Entry(
-    (re.sub(r'in_proj\.', 'in_proj_', key),),
-    names,
-    lambda *xs: (np.concatenate([layout[0](x) for x in xs]),),
-    lambda x: tuple(layout[1](part) for part in np.split(x, 3)),
-  )
-
-
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns `entries` of a naming."""
-  return functools.partial(entries, naming=naming, prefix=prefix)
+  """Returns the table, as of a `File`; its arguments are those of `key_of`."""
+
+  def entries(shapes: Shapes) -> list[Entry]:
+    found = []
+    for name, shape in shapes.items():
+      layout = torch_table.layout(name, shape)
+      module, _, leaf = name.rpartition('/')
+      attention, _, projection = module.rpartition('/')
+      if naming != ORIGINAL or projection not in _QKV:
+        found.append(table.one(key_of(name, naming, prefix), name, layout))
+      elif projection == 'query':
+        # The original has queries, keys and values in one array.
+        key = key_of(f'{attention}/in_proj/{leaf}', naming, prefix)
+        key = key.replace('in_proj.', 'in_proj_')
+        names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
+        found.append(table.joined(key, names, layout))
+    return found
+
+  return entries

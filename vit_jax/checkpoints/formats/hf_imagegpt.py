@@ -18,6 +18,7 @@ from vit_jax.checkpoints.formats.table import (
   Shapes,
   Weights,
   check_writable,
+  joined,
   one,
   ours_to_file,
   square_side,
@@ -32,6 +33,7 @@ _CONFIG = {
   'scale_attn_weights': True,
 }
 _BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
+_QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
 
 
@@ -193,14 +195,16 @@ def _table(shapes: Shapes, prefix: str) -> list[Entry]:
 def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
   D, N, K = shapes[f'{ours}/query/kernel']
   M = shapes[f'{ours}/mlp/Dense_0/kernel'][1]
-  qkv = [f'{ours}/{name}' for name in ('query', 'key', 'value')]
   out = f'{ours}/out'
   entries = [
     *(
       one(f'{theirs}.{x}.weight', f'{ours}/{x}/scale') for x in ('ln_1', 'ln_2')
     ),
-    _joined(
-      f'{theirs}.attn.c_attn.weight', [f'{x}/kernel' for x in qkv], D, N, K
+    joined(
+      f'{theirs}.attn.c_attn.weight',
+      tuple(f'{ours}/{x}/kernel' for x in _QKV),
+      (lambda x: x.reshape(D, D), lambda x: x.reshape(D, N, K)),
+      axis=1,
     ),
     one(
       f'{theirs}.attn.c_proj.weight',
@@ -213,7 +217,11 @@ def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
   if f'{out}/bias' in shapes:
     return [
       *entries,
-      _joined(f'{theirs}.attn.c_attn.bias', [f'{x}/bias' for x in qkv], N, K),
+      joined(
+        f'{theirs}.attn.c_attn.bias',
+        tuple(f'{ours}/{x}/bias' for x in _QKV),
+        (lambda x: x.reshape(D), lambda x: x.reshape(N, K)),
+      ),
       one(f'{theirs}.attn.c_proj.bias', f'{out}/bias'),
       one(f'{theirs}.mlp.c_fc.bias', f'{ours}/mlp/Dense_0/bias'),
       one(f'{theirs}.mlp.c_proj.bias', f'{ours}/mlp/Dense_1/bias'),
@@ -222,17 +230,6 @@ def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
     _zeros(f'{theirs}.{name}.bias', size)
     for name, size in zip(_BIASES, (3 * D, D, M, D), strict=True)
   ]
-
-
-def _joined(key: str, ours: list[str], *shape: int) -> Entry:
-  """Returns the entry of what are several arrays of ours, N K at the end."""
-  rows = shape[:-2]
-  return Entry(
-    (key,),
-    tuple(ours),
-    lambda *xs: (np.concatenate([x.reshape(*rows, -1) for x in xs], -1),),
-    lambda x: tuple(part.reshape(shape) for part in np.split(x, len(ours), -1)),
-  )
 
 
 def _zeros(key: str, size: int) -> Entry:

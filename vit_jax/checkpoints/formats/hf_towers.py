@@ -18,7 +18,14 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, hf_images, tensors, torch_table
 from vit_jax.checkpoints.formats.hf_config import GELUS, class_names
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import Entry, File, Layout, Shapes, one
+from vit_jax.checkpoints.formats.table import (
+  Entry,
+  File,
+  Layout,
+  Shapes,
+  joined,
+  one,
+)
 
 _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
@@ -43,9 +50,8 @@ class _Family:
 
 
 _LAYER_SCALES = {'LayerScale_0': 'layer_scale1', 'LayerScale_1': 'layer_scale2'}
-_PROJECTIONS = {
-  f'{_MSA}/{x}': f'{x[0]}_proj' for x in ('query', 'key', 'value')
-}
+_QKV = ('query', 'key', 'value')
+_PROJECTIONS = {f'{_MSA}/{x}': f'{x[0]}_proj' for x in _QKV}
 _DINO = _LAYER_SCALES | {
   'cls': 'embeddings.cls_token',
   'registers': 'embeddings.register_tokens',
@@ -54,9 +60,7 @@ _DINO = _LAYER_SCALES | {
 }
 _DINOV2 = _Family(
   _DINO
-  | {
-    f'{_MSA}/{x}': f'attention.attention.{x}' for x in ('query', 'key', 'value')
-  }
+  | {f'{_MSA}/{x}': f'attention.attention.{x}' for x in _QKV}
   | {
     _POSITIONS: 'embeddings.position_embeddings',
     'embedding': 'embeddings.patch_embeddings.projection',
@@ -310,7 +314,10 @@ def _entries(
     if name.startswith(f'{_POOLING}/') and '/out/' not in name:
       part, leaf = name.split('/')[-2:]
       if part == 'query':
-        found.append(_in_projection(lookup, leaf, layout))
+        theirs = {'kernel': 'weight', 'bias': 'bias'}[leaf]
+        key = lookup.key_of(f'head.attention.in_proj_{theirs}')
+        names = tuple(f'{_POOLING}/{x}/{leaf}' for x in _QKV)
+        found.append(joined(key, names, layout))
       continue
     key = lookup.key_of(_key(name, family))
     gate = key.replace('up_proj', 'gate_proj')
@@ -338,16 +345,4 @@ def _gated(gate: str, up: str, name: str, layout: Layout) -> Entry:
     (name,),
     lambda x: tuple(np.split(to_file(x), 2)),
     lambda a, b: (to_ours(np.concatenate([a, b])),),
-  )
-
-
-def _in_projection(lookup: archive.Lookup, leaf: str, layout: Layout) -> Entry:
-  """Returns the entry of what torch projects queries, keys and values by."""
-  to_file, to_ours = layout
-  theirs = {'kernel': 'weight', 'bias': 'bias'}[leaf]
-  return Entry(
-    (lookup.key_of(f'head.attention.in_proj_{theirs}'),),
-    tuple(f'{_POOLING}/{part}/{leaf}' for part in ('query', 'key', 'value')),
-    lambda *xs: (np.concatenate([to_file(x) for x in xs]),),
-    lambda x: tuple(to_ours(part) for part in np.split(x, 3)),
   )

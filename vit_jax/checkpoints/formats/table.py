@@ -145,6 +145,19 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
   )
 
 
+def joined(
+  key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
+) -> Entry:
+  """Returns the entry of an array of a file that is several of ours, joined."""
+  to_file, to_ours = layout
+  return Entry(
+    (key,),
+    names,
+    lambda *parts: (np.concatenate([to_file(x) for x in parts], axis),),
+    lambda x: tuple(to_ours(part) for part in np.split(x, len(names), axis)),
+  )
+
+
 def renamed(
   key_of: Callable[[str], str],
   layout: Callable[[str, tuple[int, ...]], Layout],

@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.checkpoints.formats import torch_table
-from vit_jax.checkpoints.formats.table import Entry, Flat, Layout, Shapes, one
+from vit_jax.checkpoints.formats.table import (
+  Entry,
+  Flat,
+  Layout,
+  Shapes,
+  joined,
+  one,
+)
 
 BACKBONE = 'patch_embed.backbone.'
 
@@ -231,7 +238,7 @@ def entries(
       # BiT's head is a convolution of one pixel.
       layout = lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T
     table.append(
-      _joined(prefix + key, names, layout)
+      joined(prefix + key, names, layout)
       if len(names) > 1
       else one(prefix + key, name, layout)
     )
@@ -263,13 +270,3 @@ def _together(name: str) -> tuple[str, ...]:
   if match[3] != parts[0]:
     return ()
   return tuple(f'{match[1]}/{part}/{match[4]}' for part in parts)
-
-
-def _joined(key: str, names: tuple[str, ...], layout: Layout) -> Entry:
-  to_file, to_ours = layout
-  return Entry(
-    (key,),
-    names,
-    lambda *parts: (np.concatenate([to_file(x) for x in parts]),),
-    lambda x: tuple(to_ours(part) for part in np.split(x, len(names))),
-  )
