@@ -120,7 +120,6 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     return hf_imagegpt.write(weights, target, dtype)
   if fields['name'] == 'detr':
     return hf_detr.write(weights, target, dtype)
-  hf_config.check_name(fields)
   if fields['name'] == 'resnet':
     config = hf_config.bit_config(fields)
     modules, model_type, name = _BIT, 'bit', 'Bit'

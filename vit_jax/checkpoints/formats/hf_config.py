@@ -116,7 +116,7 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     ValueError: if transformers has no such model.
   """
   limits = table.VIT_LIMITS | {
-    'name': ('vit', 'deit'),
+    'name': ('vit', 'deit', 'resnet'),  # the last by `bit_config`
     'pool': ('cls', 'gap'),
     'stem_width': (0,),
   }
@@ -197,15 +197,6 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   """
   table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
   return _BIT | _bit_sizes(fields)
-
-
-def check_name(fields: dict[str, Any]) -> None:
-  """Refuses what is neither a ViT nor a ResNet.
-
-  Raises:
-    ValueError: naming it.
-  """
-  table.check_writable(fields, _NO_MODEL, {'name': ('vit', 'deit', 'resnet')})
 
 
 def _bit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
