@@ -39,13 +39,6 @@ _BIT = {
   'embedding_dynamic_padding': False,
 }
 
-_NO_TOKENS = {
-  'mask_token': (
-    'it paints masked images and classifies none. Save its body, '
-    'ViTModel.from_pretrained(...).save_pretrained(...), and give that.'
-  ),
-}
-
 _NO_MODEL = 'transformers has no model with'
 
 
@@ -62,9 +55,12 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   """
   stated = Stated(_VIT_DEFAULTS | config, f'{lookup.path}/config.json')
   for key in sorted(lookup.arrays):
-    for token, why in _NO_TOKENS.items():
-      if key.endswith(token):
-        raise ValueError(f'{lookup.path} has {key!r}: {why}')
+    if key.endswith('mask_token'):
+      raise ValueError(
+        f'{lookup.path} has {key!r}: it paints masked images and classifies '
+        'none. Save its body, '
+        'ViTModel.from_pretrained(...).save_pretrained(...), and give that.'
+      )
   cls = config['model_type'] != 'ijepa'
   distils = lookup.has('cls_classifier.weight')
   extra = lookup.size('embeddings.distillation_token', 3, axis=1)
