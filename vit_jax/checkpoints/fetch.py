@@ -26,8 +26,6 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.data import whole
 from vit_jax.models.variants import nearest
 
-SCHEMES = ('gs', 'hf', 'timm')
-
 # Where public buckets are read without an account or a library.
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
@@ -64,7 +62,7 @@ def local(source: str) -> str:
     return _from_hub(source, f'timm/{_with_tag(source, name)}')
   raise ValueError(
     f'{source} cannot be fetched: give a path, or a name that begins with '
-    f'{", ".join(f"{valid}://" for valid in SCHEMES)}.'
+    'gs://, hf://, timm://.'
   )
 
 
