@@ -288,15 +288,6 @@ def test_an_existing_target_is_refused(folder):
   assert sorted(folder.path.parent.rglob('*')) == before
 
 
-def test_class_names_without_classes_are_reported(tmp_path):
-  checkpoint = dataclasses.replace(
-    random_checkpoint(None, SIZE, **TINY | {'num_classes': 0}),
-    class_names=('a', 'b'),
-  )
-  notes = hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
-  assert any('class names' in note for note in notes)
-
-
 @pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize(
   ('change', 'words'),

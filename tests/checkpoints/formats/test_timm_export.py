@@ -1,6 +1,5 @@
 """What timm has no model for, or no place."""
 
-import dataclasses
 
 import pytest
 
@@ -92,13 +91,6 @@ def test_a_name_is_one_that_timm_has(timm, width, patch, has_both):
   assert timm.is_model(name)
   assert (f'_patch{patch}_' in name) == has_both
   assert (args['embed_dim'], args['patch_size']) == (width, patch)
-
-
-def test_class_names_without_classes_are_said_to_be_lost(tmp_path):
-  weights = random_checkpoint(None, (32, 32), 0, **TINY).weights()
-  weights = dataclasses.replace(weights, class_names=('cat', 'dog'))
-  (note,) = convert.write(weights, str(tmp_path / 'x'), 'float32')
-  assert note == 'The class names: the model has no classifier.'
 
 
 @pytest.mark.parametrize('width', [64, 192])

@@ -172,8 +172,6 @@ def _key(name: str, modules: Mapping[str, str]) -> str:
 def _not_held(weights: table.Weights) -> list[str]:
   fields = weights.fields
   lines = []
-  if weights.class_names and not fields['num_classes']:
-    lines.append('The class names: the model has no classifier.')
   if fields['name'] == 'resnet':
     lines.append(
       'The 1e-10 that BiT adds to the variance of kernels: transformers adds '

@@ -369,8 +369,6 @@ def _resnet_fields(
 def _not_held(weights: table.Weights) -> list[str]:
   fields = weights.fields
   lines = []
-  if weights.class_names and not fields['num_classes']:
-    lines.append('The class names: the model has no classifier.')
   if fields['name'] == 'deit' and not fields['num_classes']:
     lines.append(
       'That what a classifier would see is the class token: timm gives the '

@@ -440,7 +440,7 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
       'fixed_input_size': is_vit,
     }
   )
-  if weights.class_names and fields['num_classes']:
+  if weights.class_names:
     pretrained['label_names'] = list(weights.class_names)
   architecture = _vit_config(fields) if is_vit else _bit_config(fields)
   return architecture | num_classes | {'pretrained_cfg': pretrained}
