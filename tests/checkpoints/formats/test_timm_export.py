@@ -1,6 +1,5 @@
 """What timm has no model for, or no place."""
 
-
 import pytest
 
 from tests.checkpoints.formats.timm_folder import HYBRID, TINY, TINY_BIT

@@ -44,37 +44,33 @@ def read(
   }
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
   width, *_ = lookup.shape('conv_root/kernel', 4)
-  fields: dict[str, Any] = {
-    'name': 'resnet',
-    'version': 0,
-    'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
-    'width': width,
-    'num_classes': lookup.shape('head/kernel', 2)[0],
-    'image_size': _SIZE,
-  }
-  preprocessing = _IMAGES
-  class_names: tuple[str, ...] = ()
-  warnings = [
-    f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
-    f'pixels of {_IMAGES.resize_small} are assumed.'
-  ]
-  if config is not None:
-    stated = Stated(config, os.path.join(path, 'config.json'))
-    timm_config.check_resnet(stated)
-    fields['image_size'] = timm_config.image_size(stated) or _SIZE
-    preprocessing = timm_images.read(
-      timm_config.pretrained_cfg(stated), fields['image_size']
+  num_classes, _ = lookup.shape('head/kernel', 2)
+  stated = Stated(config or {}, os.path.join(path, 'config.json'))
+  size, preprocessing = _SIZE, _IMAGES
+  if config is None:
+    stated.warnings.append(
+      f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
+      f'pixels of {_IMAGES.resize_small} are assumed.'
     )
-    class_names = timm_config.class_names(stated, fields['num_classes'])
-    warnings = stated.warnings
+  else:
+    timm_config.check_resnet(stated)
+    size = timm_config.image_size(stated) or _SIZE
+    preprocessing = timm_images.read(timm_config.pretrained_cfg(stated), size)
   return table.File(
     path=path,
     arrays=arrays,
-    fields=fields,
+    fields={
+      'name': 'resnet',
+      'version': 0,
+      'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
+      'width': width,
+      'num_classes': num_classes,
+      'image_size': size,
+    },
     table=table.renamed(_key_of, torch_table.layout),
     preprocessing=preprocessing,
-    class_names=class_names,
-    warnings=tuple(warnings),
+    class_names=timm_config.class_names(stated, num_classes),
+    warnings=tuple(stated.warnings),
   )
 
 
