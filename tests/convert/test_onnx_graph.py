@@ -146,14 +146,6 @@ def test_nodes_are_named_after_what_they_belong_to():
   assert graph.node('Neg', [y], y.shape).dtype == np.int32
 
 
-def test_shapes_are_broadcast_as_numpy_does():
-  for shapes in ([(3, 1), (4,)], [(1, 2, 1), (5, 1, 1), (3,)], [(), (1, 2)]):
-    want = np.broadcast_shapes(*shapes)
-    assert onnx_graph.broadcast_shape(shapes) == want
-  assert onnx_graph.broadcast_shape([(BATCH, 1), (1, 7)]) == (BATCH, 7)
-  assert onnx_graph.broadcast_shape([(1, 7), (BATCH, 1)]) == (BATCH, 7)
-
-
 def test_numbers_are_written_as_protocol_buffers_do():
   encoder = pytest.importorskip('google.protobuf.internal.encoder')
   for n in (0, 1, 127, 128, 255, 256, 16_383, 16_384, 2**31 - 1, 2**40 + 5):

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 # Of 2025: runtimes refuse a file that is newer than they are, and nothing later
@@ -112,7 +113,7 @@ class Graph:
     }
     permutation = found.pop() if len(found) == 1 else None
     if permutation is None or rank not in (0, len(permutation)):
-      shape = broadcast_shape([x.shape for x in inputs])
+      shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
       return self.node(op, inputs, shape, dtype, **attributes)
     back = np.argsort(permutation)
     before = [
@@ -122,7 +123,7 @@ class Graph:
         for x in inputs
       )
     ]
-    shape = broadcast_shape([x.shape for x in before])
+    shape = jax.lax.broadcast_shapes(*(x.shape for x in before))
     out = self.node(op, before, shape, dtype, **attributes)
     return self.transpose(out, permutation)
 
@@ -263,13 +264,3 @@ def describe(name: str, x: Value) -> Any:
 def is_static(shape: Sequence[Any]) -> bool:
   """Tells whether all sizes are numbers."""
   return all(isinstance(d, int | np.integer) for d in shape)
-
-
-def broadcast_shape(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-  """Returns the common shape; symbolic sizes are larger than 1."""
-  rank = max(map(len, shapes))
-  padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-  return tuple(
-    next((d for d in sizes if not (isinstance(d, int) and d == 1)), 1)
-    for sizes in zip(*padded, strict=True)
-  )
