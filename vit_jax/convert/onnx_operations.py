@@ -220,6 +220,8 @@ ELEMENTWISE = {
   'sub': 'Sub',
   'mul': 'Mul',
   'div': 'Div',
+  'eq': 'Equal',
+  'ge': 'GreaterOrEqual',
   'neg': 'Neg',
   'min': 'Min',
   'exp': 'Exp',
@@ -241,16 +243,10 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'convert_element_type': _cast,
   'cumsum': _cumulative_sum,
   'dot_general': _dot,
-  'eq': lambda graph, out, params, a, b: graph.elementwise(
-    'Equal', a, b, dtype=bool
-  ),
   'erfc': lambda graph, out, params, x: graph.elementwise(
     'Sub', np.array(1, np.float32), graph.elementwise('Erf', x)
   ),
   'gather': _gather,
-  'ge': lambda graph, out, params, a, b: graph.elementwise(
-    'GreaterOrEqual', a, b, dtype=bool
-  ),
   'integer_pow': lambda graph, out, params, x: graph.elementwise(
     'Pow', x, np.array(params['y'], np.float32)
   ),

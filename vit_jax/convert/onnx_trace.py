@@ -135,7 +135,8 @@ class _Reader:
       arrays = list(map(np.broadcast_to, arrays, shapes))
       return [np.asarray(eqn.primitive.bind(*arrays, **params))]
     if name in ELEMENTWISE:
-      return [self._graph.elementwise(ELEMENTWISE[name], *inputs)]
+      op = ELEMENTWISE[name]
+      return [self._graph.elementwise(op, *inputs, dtype=out.dtype)]
     if name not in OPERATIONS:
       raise NotImplementedError(f'the operation {name}')
     repeated = map(self._graph.expand, inputs, shapes)
