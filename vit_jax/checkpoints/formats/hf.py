@@ -217,10 +217,9 @@ def _open_peer(path: str) -> table.Peer:
 
   openers = {'imagegpt': hf_imagegpt.open_peer, 'detr': hf_detr.open_peer}
   model_type = tensors.read_json(f'{path}/config.json')['model_type']
-  if model_type in openers:
-    with _quiet(transformers.utils.logging):
-      return openers[model_type](path)
   with _quiet(transformers.utils.logging):
+    if model_type in openers:
+      return openers[model_type](path)
     model, pooled = _load_model(path)
     processor: Any
     if any(
