@@ -12,12 +12,8 @@ from vit_jax.checkpoints.formats import table, torch_table
 from vit_jax.checkpoints.formats.table import Entry, Shapes
 
 ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
-NAMINGS = (ORIGINAL, TIMM, OWN)
 
-_LEAVES = {
-  'kernel': '.weight',
-  'scale': '.weight',
-  'bias': '.bias',
+_LEAVES = torch_table.LEAVES | {
   'mean': '.running_mean',
   'var': '.running_var',
   'query_embed': '.weight',
@@ -78,7 +74,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
   Args:
     name: of ours.
-    naming: one of `NAMINGS`.
+    naming: `ORIGINAL`, `TIMM` or `OWN`.
     prefix: before all but the panoptic head.
   """
   module, _, leaf = name.rpartition('/')

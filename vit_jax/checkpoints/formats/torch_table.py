@@ -7,7 +7,7 @@ from vit_jax.checkpoints.formats.table import SAME, Layout
 
 # What wrappers of PyTorch put before every key, one around the other.
 _PREFIXES = ('module.', '_orig_mod.', 'model.')
-_LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
+LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 
 
 def prefix_of(keys: Iterable[str]) -> str:
@@ -34,7 +34,7 @@ def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:
       stage and unit, from 0.
   """
   module, _, leaf = name.rpartition('/')
-  if leaf not in _LEAVES:
+  if leaf not in LEAVES:
     return modules[name]
   if match := re.fullmatch(r'Transformer/encoderblock_(\d+)/(.+)', module):
     module = layer.format(match[1]) + modules[match[2]]
@@ -43,7 +43,7 @@ def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:
     module = unit.format(int(match[1]) - 1, int(match[2]) - 1) + part
   else:
     module = modules[module]
-  return module + _LEAVES[leaf]
+  return module + LEAVES[leaf]
 
 
 def layout(name: str, shape: tuple[int, ...]) -> Layout:
