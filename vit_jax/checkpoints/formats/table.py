@@ -65,11 +65,7 @@ class Preprocessing:
   interpolation: str = 'bilinear'
 
   def __post_init__(self) -> None:
-    """Refuses what no image can be prepared with.
-
-    Raises:
-      ValueError: naming the field and its value.
-    """
+    """Refuses what no image can be prepared with."""
     size = self.resize_small
     if type(size) is not int or not 0 <= size <= transforms.MAX_SIDE:
       raise ValueError(

@@ -136,11 +136,7 @@ def peer(
 
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
-  """Refuses what no model here has, in its own words.
-
-  Raises:
-    ValueError: naming the key.
-  """
+  """Refuses what no model here has, in its own words."""
   prefix = lookup.key_of('')
   for key in lookup.arrays:
     for pattern, what in _LACKING.items():
@@ -238,11 +234,7 @@ def _vit_fields(
 
 
 def _refuse_eva(lookup: archive.Lookup) -> None:
-  """Refuses a file of EVA's, with rotary embeddings or without.
-
-  Raises:
-    ValueError: naming the array that tells it.
-  """
+  """Refuses a file of EVA's, with rotary embeddings or without."""
   for name in ('attn.q_bias', 'attn.q_proj.weight', 'gamma_1'):
     if lookup.has(f'blocks.0.{name}'):
       raise ValueError(
