@@ -94,9 +94,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
       arrays[positions] = np.delete(arrays[positions], 1, axis=1)
   fields_of = hf_config.bit_fields if bit else hf_config.vit_fields
   fields = fields_of(config, lookup)
-  warnings: list[str] = []
-  preprocessing, size = hf_images.read(
-    path, model_type, fields.get('image_size'), warnings
+  preprocessing, size, warnings = hf_images.read(
+    path, model_type, fields.get('image_size')
   )
   modules = {'resnet': _BIT, 'deit': _DEIT}.get(fields.get('name', ''), _VIT)
   num_classes = lookup.size(_key('head/kernel', modules), 2)
@@ -109,7 +108,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     ),
     preprocessing=preprocessing,
     class_names=hf_config.class_names(config, num_classes, path),
-    warnings=tuple(warnings),
+    warnings=warnings,
   )
 
 
@@ -228,7 +227,7 @@ def _open_peer(path: str) -> table.Peer:
     ):
       processor = transformers.AutoImageProcessor.from_pretrained(path)
     else:
-      p, _ = hf_images.read(path, model_type, (224, 224), [])
+      p, *_ = hf_images.read(path, model_type, (224, 224))
       processor = transformers.ViTImageProcessor(
         image_mean=list(p.mean), image_std=list(p.std)
       )

@@ -59,8 +59,7 @@ def read(path: str, config: dict[str, Any]) -> File:
   stated = Stated({'n_head': 8} | config, f'{path}/config.json')
   stated.check('a model here has', _CONFIG)
   size = _size(path, positions)
-  warnings: list[str] = []
-  preprocessing, _ = hf_images.read(path, 'imagegpt', size, warnings)
+  preprocessing, _, warnings = hf_images.read(path, 'imagegpt', size)
   fields = {
     'name': 'igpt',
     'num_classes': 0,
@@ -83,7 +82,7 @@ def read(path: str, config: dict[str, Any]) -> File:
     fields=fields,
     table=lambda shapes: _table(shapes, prefix),
     preprocessing=preprocessing,
-    warnings=tuple(warnings),
+    warnings=warnings,
   )
 
 

@@ -96,27 +96,24 @@ def config(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def read(
-  path: str,
-  model_type: str,
-  takes: tuple[int, int] | None,
-  warnings: list[str],
-) -> tuple[Preprocessing, tuple[int, int]]:
+  path: str, model_type: str, takes: tuple[int, int] | None
+) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
   """Reads a directory's file; without one, images are as published.
 
   Args:
     path: of the directory.
     model_type: of its config.json; decides where the file does not.
     takes: size (H, W) of the model's images in pixels; None for any.
-    warnings: gets a sentence on each thing that cannot be done alike here.
 
   Returns:
-    The preprocessing, and the size (H, W) that images end up with.
+    The preprocessing, the size (H, W) that images end up with, and a sentence
+    on each thing that cannot be done alike here.
 
   Raises:
     ValueError: if it makes no sense; names the file and key.
   """
   place = os.path.join(path, FILE)
-  file = Stated({}, place, warnings=warnings)
+  file = Stated({}, place)
   kind, is_there = 'ViT', os.path.exists(place)
   if is_there:
     # Null stands for the default.
@@ -133,12 +130,12 @@ def read(
     fitting = (x for x in _PUBLISHED if model_type.startswith(x))
     if start := next(fitting, ''):
       file.update(_PUBLISHED[start])
-      warnings.append(
+      file.warnings.append(
         f'{path} has no {FILE}: images are resized and scaled as those of the '
         'published models are.'
       )
   else:
-    warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
+    file.warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
   for key, default in (_COMMON | _DEFAULTS[kind]).items():
     file.setdefault(key, default)
   if kind == 'Siglip2' and takes:
@@ -160,7 +157,7 @@ def read(
   preprocessing = file.preprocessing(
     resize_small=resize_small, mean=mean, std=std, interpolation=interpolation
   )
-  return preprocessing, makes
+  return preprocessing, makes, tuple(file.warnings)
 
 
 def _kind(file: Stated, model_type: str) -> str:

@@ -192,17 +192,15 @@ def read(path: str, config: dict[str, Any]) -> File:
         key.replace('weight', 'bias'), np.zeros(len(x), np.float32)
       )
   of_images = config.get('vision_config') or config
-  warnings: list[str] = []
   stated = Stated(
     {'image_size': 224} | dict(family.defaults) | dict(of_images),
     f'{path}/config.json',
-    warnings=warnings,
   )
   if model_type.startswith('siglip2'):
     _unfold_patches(lookup, stated)
   fields = _fields(lookup, family, stated)
-  preprocessing, _ = hf_images.read(
-    path, model_type, fields['image_size'], warnings
+  preprocessing, _, warnings = hf_images.read(
+    path, model_type, fields['image_size']
   )
   return File(
     path=path,
@@ -213,7 +211,7 @@ def read(path: str, config: dict[str, Any]) -> File:
     class_names=(
       class_names(config, fields['num_classes'], path) if classifies else ()
     ),
-    warnings=tuple(warnings),
+    warnings=(*stated.warnings, *warnings),
   )
 
 

@@ -21,22 +21,18 @@ class Stated(dict[str, Any]):
     warnings: a sentence on each thing that cannot be done alike here.
   """
 
-  def __init__(
-    self,
-    values: Mapping[str, Any],
-    place: str,
-    under: str = '',
-    warnings: list[str] | None = None,
-  ):
+  def __init__(self, values: Mapping[str, Any], place: str, under: str = ''):
     """Holds the values; the other arguments are the attributes."""
     super().__init__(values)
     self.place = place
     self.under = under
-    self.warnings = [] if warnings is None else warnings
+    self.warnings: list[str] = []
 
   def with_values(self, values: Mapping[str, Any], under: str = '') -> 'Stated':
     """Returns other values of the same file."""
-    return Stated(values, self.place, under or self.under, self.warnings)
+    found = Stated(values, self.place, under or self.under)
+    found.warnings = self.warnings
+    return found
 
   def refuse(self, key: str, why: str) -> NoReturn:
     """Raises a ValueError."""
