@@ -131,21 +131,19 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     )
   table.check_writable(fields, _NO_MODEL, limits, ways_out)
   height, width = fields['image_size']
-  return (
-    _VIT
-    | _vit_sizes(fields)
-    | {
-      'attention_probs_dropout_prob': 0.0,
-      'encoder_stride': fields['patch_size'],
-      'hidden_act': next(k for k, x in GELUS.items() if x == fields['gelu']),
-      'hidden_dropout_prob': 0.0,
-      'image_size': height if height == width else [height, width],
-      'initializer_range': 0.02,
-      'layer_norm_eps': fields['layer_norm_epsilon'],
-      'num_attention_heads': fields['heads'],
-      'pooler_output_size': fields['representation_size'] or fields['width'],
-    }
-  )
+  return {
+    **_VIT,
+    **_vit_sizes(fields),
+    'attention_probs_dropout_prob': 0.0,
+    'encoder_stride': fields['patch_size'],
+    'hidden_act': next(k for k, x in GELUS.items() if x == fields['gelu']),
+    'hidden_dropout_prob': 0.0,
+    'image_size': height if height == width else [height, width],
+    'initializer_range': 0.02,
+    'layer_norm_eps': fields['layer_norm_epsilon'],
+    'num_attention_heads': fields['heads'],
+    'pooler_output_size': fields['representation_size'] or fields['width'],
+  }
 
 
 def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,12 @@ _PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
 # By the names of today's timm and of before.
 _RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
+# Of the models that can be written.
+_CLASSIFIERS: dict[str, Any] = {
+  'vit': 'head',
+  'deit': ['head', 'head_dist'],
+  'resnet': 'head.fc',
+}
 _NO_MODEL = 'timm has no model with'
 
 
@@ -417,8 +423,7 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
-  names = {'name': ('vit', 'deit', 'resnet')}
-  table.check_writable(fields, _NO_MODEL, names)
+  table.check_writable(fields, _NO_MODEL, {'name': tuple(_CLASSIFIERS)})
   is_vit = fields['name'] != 'resnet'
   conv = 'stem.conv'
   if is_vit:
@@ -427,19 +432,13 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
       stem = 'stem.' if fields['stem_layers'] else ''
       conv = f'{BACKBONE}{stem}conv'
   num_classes = {'num_classes': fields['num_classes']}
-  pretrained: dict[str, Any] = (
-    images
-    | num_classes
-    | {
-      'classifier': {
-        'vit': 'head',
-        'deit': ['head', 'head_dist'],
-        'resnet': 'head.fc',
-      }[fields['name']],
-      'first_conv': conv,
-      'fixed_input_size': is_vit,
-    }
-  )
+  pretrained = {
+    **images,
+    **num_classes,
+    'classifier': _CLASSIFIERS[fields['name']],
+    'first_conv': conv,
+    'fixed_input_size': is_vit,
+  }
   if weights.class_names:
     pretrained['label_names'] = list(weights.class_names)
   architecture = _vit_config(fields) if is_vit else _bit_config(fields)
@@ -482,19 +481,17 @@ def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
   ratio = mlp_dim / width
   if int(width * ratio) != mlp_dim:
     ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
-  return (
-    _vit_sizes(fields)
-    | {
-      'act_layer': _invert(_GELUS, fields['gelu']),
-      # timm's default for 'avg' is a LayerNorm after the mean.
-      'fc_norm': fields['norm_pooled'],
-      'global_pool': _invert(_POOLS, fields['pool']),
-      'img_size': size[0] if size[0] == size[1] else list(size),
-      'mlp_ratio': ratio,
-      'num_heads': fields['heads'],
-    }
-    | _vit_switches(fields)
-  )
+  return {
+    **_vit_sizes(fields),
+    'act_layer': _invert(_GELUS, fields['gelu']),
+    # timm's default for 'avg' is a LayerNorm after the mean.
+    'fc_norm': fields['norm_pooled'],
+    'global_pool': _invert(_POOLS, fields['pool']),
+    'img_size': size[0] if size[0] == size[1] else list(size),
+    'mlp_ratio': ratio,
+    'num_heads': fields['heads'],
+    **_vit_switches(fields),
+  }
 
 
 def _vit_switches(fields: dict[str, Any]) -> dict[str, Any]:
