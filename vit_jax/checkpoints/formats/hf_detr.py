@@ -17,7 +17,7 @@ from vit_jax.checkpoints.formats import (
   hf_images,
   tensors,
 )
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.stated import Stated, given
 from vit_jax.checkpoints.formats.table import (
   File,
   Flat,
@@ -162,9 +162,7 @@ def _images(path: str) -> tuple[Preprocessing, tuple[int, int]]:
   place = os.path.join(path, hf_images.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*_MEAN], 'image_std': [*_STD], 'size': [*_SIZE]}
-  file = Stated(
-    defaults | {key: x for key, x in values.items() if x is not None}, place
-  )
+  file = Stated(defaults | given(values), place)
   size = file['size']
   if isinstance(size, dict) and size.keys() == {
     'shortest_edge',

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vit_jax.checkpoints.formats import tensors
-from vit_jax.checkpoints.formats.stated import Rgb, Stated
+from vit_jax.checkpoints.formats.stated import Rgb, Stated, given
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
@@ -116,9 +116,7 @@ def read(
   file = Stated({}, place)
   kind, is_there = 'ViT', os.path.exists(place)
   if is_there:
-    # Null stands for the default.
-    stated = tensors.read_json(place).items()
-    file.update({key: x for key, x in stated if x is not None})
+    file.update(given(tensors.read_json(place)))
   elif os.path.exists(both := os.path.join(path, BOTH)):
     file.place = both
     file.update(Stated(tensors.read_json(both), both).part('image_processor'))

@@ -10,6 +10,11 @@ from vit_jax.data.transforms import MAX_SIDE
 Rgb = tuple[float, float, float]
 
 
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns values but for nulls, which stand for what is left out."""
+  return {key: x for key, x in values.items() if x is not None}
+
+
 class Stated(dict[str, Any]):
   """Values by key.
 
@@ -45,15 +50,11 @@ class Stated(dict[str, Any]):
     self.warnings.append(f'{self.place}: {sentence}')
 
   def part(self, key: str) -> 'Stated':
-    """Returns the values under a key, none where it is absent or null.
-
-    Null stands for the default in them.
-    """
+    """Returns the values that are `given` under a key, if any."""
     part = self.get(key) or {}
     if not isinstance(part, dict):
       self.refuse(key, ' and should be an object.')
-    found = {k: x for k, x in part.items() if x is not None}
-    return self.with_values(found, f'{self.under}{key}.')
+    return self.with_values(given(part), f'{self.under}{key}.')
 
   def check(self, what: str, wanted: Mapping[str, Any]) -> None:
     """Refuses a value that is there and not the one wanted.

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.stated import Stated, given
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 # What timm assumes of a pretrained_cfg that does not say.
@@ -28,9 +28,7 @@ def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
   Raises:
     ValueError: if it makes no sense.
   """
-  # Null stands for the default.
-  given = {k: x for k, x in pretrained.items() if x is not None}
-  found = pretrained.with_values(_DEFAULTS | given)
+  found = pretrained.with_values(_DEFAULTS | given(pretrained))
   mean, std = found.rgb('mean'), found.rgb('std')
   if min(std) <= 0:
     found.refuse('std', ': it divides, so it must be above 0.')
