@@ -13,6 +13,7 @@ from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_images
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.data.transforms import EvalTransform
 
 
 @pytest.mark.parametrize('resize_small', [0, 32])
@@ -82,6 +83,25 @@ def test_images_that_timm_prepares_otherwise_are_warned_about(
   assert preprocessing.interpolation == interpolation
   assert warning.startswith('x.json: ')
   assert message in warning
+
+
+@pytest.mark.parametrize(
+  ('crop_pct', 'resize_small', 'how'),
+  [
+    (0.875, 0, 'the whole image is resized'),
+    (0.4, 80, 'the shorter side is resized to 80 pixels and the centre taken'),
+  ],
+)
+def test_the_centre_is_taken_where_it_is_large_enough(
+  crop_pct, resize_small, how
+):
+  pretrained = Stated({'crop_pct': crop_pct}, 'x.json')
+  preprocessing = timm_images.read(pretrained, (32, 64))
+  (warning,) = pretrained.warnings
+  assert how in warning
+  assert preprocessing.resize_small == resize_small
+  # Which refuses a part that is larger than the whole.
+  EvalTransform((32, 64), resize_small)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _resize_small(found: Stated, size: tuple[int, int]) -> int:
   height, width = size
   if mode == 'squash' and share == 1:
     return 0
-  if mode == 'center' and share <= 1:
+  if mode == 'center' and resize_small >= max(size):
     if height == width:
       return resize_small
     how = (
