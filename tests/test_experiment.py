@@ -186,6 +186,17 @@ def test_the_story_of_a_run(config):
   )
 
 
+def test_parameters_are_those_of_height_and_width(config):
+  """Of 2 rows and 4 columns of patches, each with half of the width."""
+  config.data.image_size, config.model.posemb = '8x16', 'learned2d'
+  params = made_of(config).state_shapes['params']
+  positions = params['Transformer']['posembed_input']
+  assert {name: x.shape for name, x in positions.items()} == {
+    'y_embedding': (1, 2, 8),
+    'x_embedding': (1, 4, 8),
+  }
+
+
 def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):
   config.data.image_size = '8,8x16'
   made = made_of(config)

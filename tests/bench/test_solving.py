@@ -22,6 +22,22 @@ def test_seconds_and_their_ratio(monkeypatch, capsys, tmp_path):
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_features_are_correlated_and_of_falling_variances():
+  """Of the i-th direction 1 / i, but for what 8,000 examples leave open."""
+  features_ND, labels_N = solving._features(4, 12, 1000)
+  np.testing.assert_array_equal(np.bincount(labels_N), [2000] * 4)
+  within_ND = features_ND.astype(np.float64)
+  for c in range(4):
+    within_ND[labels_N == c] -= within_ND[labels_N == c].mean(axis=0)
+  covariance_DD = within_ND.T @ within_ND / len(labels_N)
+  np.testing.assert_allclose(
+    np.linalg.eigvalsh(covariance_DD)[::-1], 1 / np.arange(1, 13), rtol=0.1
+  )
+  deviations_D = np.sqrt(np.diag(covariance_DD))
+  correlations_DD = covariance_DD / np.outer(deviations_D, deviations_D)
+  assert np.abs(correlations_DD - np.eye(12)).max() > 0.3
+
+
 def test_all_penalties_of_all_draws_are_solved(monkeypatch):
   solved = []
   solve = np.linalg.solve

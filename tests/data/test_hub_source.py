@@ -16,10 +16,13 @@ datasets = pytest.importorskip('datasets')
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-  """Returns a function that writes 30 images, and gives the name."""
+  """Returns a function that writes 30 images, and gives the name.
+
+  One of the columns may be there twice.
+  """
   monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
 
-  def write(label, values, splits=('train',), column='kind'):
+  def write(label, values, splits=('train',), column='kind', twice=''):
     for split in splits:
       rng = np.random.default_rng(0)
       images = [
@@ -27,9 +30,10 @@ def write(tmp_path, monkeypatch):
         for _ in range(30)
       ]
       features = {'img': datasets.Image(), column: label}
-      table = datasets.Dataset.from_dict(
-        {'img': images, column: values}, datasets.Features(features)
-      )
+      columns = {'img': images, column: values}
+      if twice:
+        features['again'], columns['again'] = features[twice], columns[twice]
+      table = datasets.Dataset.from_dict(columns, datasets.Features(features))
       (tmp_path / 'set').mkdir(exist_ok=True)
       table.to_parquet(tmp_path / f'set/{split}.parquet')
     return f'hf://datasets/{tmp_path}/set'
@@ -114,6 +118,14 @@ def test_which_column_has_the_classes_must_be_clear(write):
   )
   with pytest.raises(ValueError, match='one class each; .* img, label'):
     sources.open_source(several, 'all')
+
+
+@pytest.mark.parametrize('column', ['img', 'kind'])
+def test_of_two_images_or_classes_none_is_chosen(write, column):
+  label = datasets.ClassLabel(names=['a', 'b', 'c'])
+  name = write(label, numbers(), twice=column)
+  with pytest.raises(ValueError, match='its columns are img, kind, again'):
+    sources.open_source(name, 'all')
 
 
 def test_images_without_a_class_are_refused(write):

@@ -288,6 +288,13 @@ def test_a_missing_file_is_refused(tmp_path, capsys):
   )
 
 
+def test_no_file_is_no_comparison(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(SystemExit, match='2'):
+    __main__.main([])
+  assert 'arguments are required: files' in capsys.readouterr().err
+
+
 def test_all_wrong_and_all_right_are_results(tmp_path):
   path = write(tmp_path / 'a', 'shots,seed,l2,accuracy\n1,0,2,0\n2,3,4,1\n')
   assert report.read_csv(path, 'x').results == [

@@ -167,6 +167,17 @@ def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
   assert_same(opening.open_checkpoint(folder), checkpoint)
 
 
+def test_the_sides_of_upright_images_are_named_by_their_length(tmp_path):
+  """As the processor of transformers has them, whichever is the height."""
+  weights = make().weights()
+  upright = dataclasses.replace(
+    weights, fields=weights.fields | {'image_size': (96, 64)}
+  )
+  hf.write(upright, str(tmp_path / 'x'), 'float32')
+  images = json.loads((tmp_path / 'x/preprocessor_config.json').read_text())
+  assert images['size'] == {'shortest_edge': 64, 'longest_edge': 96}
+
+
 DILATED = {
   'backbone_layers': (3, 4, 6, 3),
   'backbone_width': 64,
