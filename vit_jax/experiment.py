@@ -353,7 +353,7 @@ class Experiment:
         params = transfer.at_size(
           objective.model, params, self.facts.image_size, size
         )
-      return objective.loss(params, fixed, batch, key, train=True)
+      return objective.loss(params, fixed, batch, key)
 
     with sharding.activations(self.mesh):
       grads, metrics = jax.grad(loss, has_aux=True)(params)

@@ -157,18 +157,12 @@ class Classification(OfImages):
     return {'image': images, 'label': labels}
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
     logits_BC, _ = self.model.apply(
-      {'params': params}, batch['image'], train=train, rngs={'dropout': key}
+      {'params': params}, batch['image'], train=True, rngs={'dropout': key}
     )
     loss = jnp.mean(self._losses(logits_BC, batch['label']))
     hit_B = self._hits(logits_BC, batch['label'])

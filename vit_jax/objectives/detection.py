@@ -215,13 +215,7 @@ class Detection(OfImages):
     return batch | {'objects': jnp.full(counts_B.shape, mean)}
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the batch, and parts of it before their weights.
 
@@ -230,7 +224,7 @@ class Detection(OfImages):
     those of the last layer, 'class_accuracy' that of its matched queries.
     """
     del fixed
-    losses_B, parts = self._losses(params, batch, key if train else None)
+    losses_B, parts = self._losses(params, batch, key)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}
     return jnp.mean(losses_B), {'loss': jnp.mean(losses_B)} | means
 

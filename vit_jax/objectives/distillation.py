@@ -122,13 +122,7 @@ class Distillation(Classification):
     return jax.lax.stop_gradient(logits_BC.astype(jnp.float32))
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -136,7 +130,7 @@ class Distillation(Classification):
     """
     taught_BC = self.taught(fixed, batch['image'])
     logits_BC, aux = self.model.apply(
-      {'params': params}, batch['image'], train=train, rngs={'dropout': key}
+      {'params': params}, batch['image'], train=True, rngs={'dropout': key}
     )
     told_BC = aux.get('logits_dist', logits_BC)
     labelled = jnp.mean(

@@ -172,13 +172,7 @@ class Exemplar(Classification):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -190,7 +184,7 @@ class Exemplar(Classification):
     logits_NC, aux = self.model.apply(
       {'params': params},
       images.reshape(-1, *images.shape[3:]),
-      train=train,
+      train=True,
       rngs={'dropout': key},
     )
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]

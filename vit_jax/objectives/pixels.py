@@ -106,16 +106,10 @@ class Pixels(OfImages):
     return self._prepared(batch | {'image': images_BHWC}, keys_B)
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean over images of the nats a predicted pixel."""
-    del fixed, key, train
+    del fixed, key
     loss = jnp.mean(self._predict(params, batch)[1])
     return loss, {'loss': loss}
 
@@ -218,16 +212,10 @@ class PixelsAndClasses(Pixels):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean over images of both losses, added up."""
-    del fixed, key, train
+    del fixed, key
     logits_BC, nats_B = self._predict(params, batch)
     hit_B, loss_B = _classified(logits_BC, batch['label'])
     loss, pixel_loss = jnp.mean(loss_B + nats_B), jnp.mean(nats_B)

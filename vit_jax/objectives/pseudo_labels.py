@@ -211,13 +211,7 @@ class PseudoLabels(Classification):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -229,7 +223,7 @@ class PseudoLabels(Classification):
     logits_NC, _ = self.model.apply(
       {'params': params},
       images.reshape(-1, *images.shape[2:]),
-      train=train,
+      train=True,
       rngs={'dropout': key},
     )
     logits = logits_NC.reshape(labels.shape)

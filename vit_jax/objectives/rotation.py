@@ -94,13 +94,7 @@ class Rotation(Classification):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
@@ -113,7 +107,7 @@ class Rotation(Classification):
     logits, aux = self.model.apply(
       {'params': params},
       turned_N4HWC.reshape(-1, *images_NHWC.shape[1:]),
-      train=train,
+      train=True,
       rngs={'dropout': key},
     )
     logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]

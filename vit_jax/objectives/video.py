@@ -195,13 +195,7 @@ class VideoInvariances(Exemplar):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -213,7 +207,7 @@ class VideoInvariances(Exemplar):
     logits_NC, aux = self.model.apply(
       {'params': params},
       images.reshape(-1, *images.shape[3:]),
-      train=train,
+      train=True,
       rngs={'dropout': key},
     )
     rows = images.shape[:3]  # groups, their rows, images of a row
