@@ -161,9 +161,7 @@ class Classification(OfImages):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
-    logits_BC, _ = self.model.apply(
-      {'params': params}, batch['image'], train=True, rngs={'dropout': key}
-    )
+    logits_BC, _ = self._outputs(params, batch['image'], key)
     loss = jnp.mean(self._losses(logits_BC, batch['label']))
     hit_B = self._hits(logits_BC, batch['label'])
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
@@ -181,6 +179,20 @@ class Classification(OfImages):
     hit_B = self._hits(logits_BC, labels_BC)
     losses_B = self._losses(logits_BC, labels_BC)
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
+
+  def _outputs(
+    self, params: Params, images: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, Batch]:
+    """Returns logits NC in training, and what else the model says.
+
+    The axes before HWC of `images` become one, N.
+    """
+    return self.model.apply(
+      {'params': params},
+      images.reshape(-1, *images.shape[-3:]),
+      train=True,
+      rngs={'dropout': key},
+    )
 
   def _labels(self, batch: Batch) -> jax.Array:
     """Returns the labels of a raw batch as float32 BC."""

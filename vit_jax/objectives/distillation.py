@@ -129,9 +129,7 @@ class Distillation(Classification):
     `agreement` is the share of images that student and teacher call the same.
     """
     taught_BC = self.taught(fixed, batch['image'])
-    logits_BC, aux = self.model.apply(
-      {'params': params}, batch['image'], train=True, rngs={'dropout': key}
-    )
+    logits_BC, aux = self._outputs(params, batch['image'], key)
     told_BC = aux.get('logits_dist', logits_BC)
     labelled = jnp.mean(
       self._losses(aux.get('logits_cls', logits_BC), batch['label'])

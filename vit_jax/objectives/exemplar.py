@@ -152,8 +152,7 @@ class Exemplar(Classification):
       `image`: float32 [B / G, 2 G, K, H, W, C], the labelled of a group before
       the others; `label`: float32 [B / G, G, C]; `owner`: int32 [B / G, 2 G].
     """
-    labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
-    labels = optax.smooth_labels(labels, self.label_smoothing)
+    labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     B, G = len(labels), self.group
     streams_of = [
       batch[name].reshape(B // G, G, *batch[name].shape[1:])
@@ -181,12 +180,7 @@ class Exemplar(Classification):
     """
     del fixed
     images, labels = batch['image'], batch['label']
-    logits_NC, aux = self.model.apply(
-      {'params': params},
-      images.reshape(-1, *images.shape[3:]),
-      train=True,
-      rngs={'dropout': key},
-    )
+    logits_NC, aux = self._outputs(params, images, key)
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]
     labelled = jnp.mean(self._losses(logits, labels[:, :, None]))
     points = aux['pre_logits'].reshape(*images.shape[:3], -1)

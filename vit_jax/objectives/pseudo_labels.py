@@ -191,8 +191,7 @@ class PseudoLabels(Classification):
       `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
     """
     key_flip, key_mixup = jax.random.split(key)
-    labels_BC = jax.nn.one_hot(batch['label'], self.model.num_classes)
-    labels_BC = optax.smooth_labels(labels_BC, self.label_smoothing)
+    labels_BC = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     images = jnp.concatenate(
       [batch['image'][:, None], batch['unlabelled']], axis=1
     )
@@ -219,13 +218,8 @@ class PseudoLabels(Classification):
     teacher call the same.
     """
     del fixed
-    images, labels = batch['image'], batch['label']
-    logits_NC, _ = self.model.apply(
-      {'params': params},
-      images.reshape(-1, *images.shape[2:]),
-      train=True,
-      rngs={'dropout': key},
-    )
+    labels = batch['label']
+    logits_NC, _ = self._outputs(params, batch['image'], key)
     logits = logits_NC.reshape(labels.shape)
     losses = self._losses(logits, labels)
     loss = jnp.mean(losses)

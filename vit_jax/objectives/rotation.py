@@ -104,12 +104,7 @@ class Rotation(Classification):
     turned_N4HWC = jnp.stack(
       [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
     )
-    logits, aux = self.model.apply(
-      {'params': params},
-      turned_N4HWC.reshape(-1, *images_NHWC.shape[1:]),
-      train=True,
-      rngs={'dropout': key},
-    )
+    logits, aux = self._outputs(params, turned_N4HWC, key)
     logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]
     turns_N4T = aux['logits_rotation'].reshape(2 * B, TURNS, TURNS)
     labelled = jnp.mean(self._losses(logits_B4C, batch['label'][:, None]))

@@ -178,8 +178,7 @@ class VideoInvariances(Exemplar):
       `image`: float32 [B / G, G, 1 + S F K, H, W, C], a labelled image before
       its clip; `label`: float32 [B / G, G, C]; `video`: int32 [B / G, G].
     """
-    labels = jax.nn.one_hot(batch['label'], self.model.num_classes)
-    labels = optax.smooth_labels(labels, self.label_smoothing)
+    labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     image, G = batch['image'], self.group
     B, *rest = image.shape
     images = jnp.concatenate(
@@ -204,12 +203,7 @@ class VideoInvariances(Exemplar):
     """
     del fixed
     images, labels = batch['image'], batch['label']
-    logits_NC, aux = self.model.apply(
-      {'params': params},
-      images.reshape(-1, *images.shape[3:]),
-      train=True,
-      rngs={'dropout': key},
-    )
+    logits_NC, aux = self._outputs(params, images, key)
     rows = images.shape[:3]  # groups, their rows, images of a row
     logits = logits_NC.reshape(*rows, -1)[:, :, 0]
     labelled = jnp.mean(self._losses(logits, labels))
