@@ -112,9 +112,6 @@ class DETR(Model):
   def num_blocks(self) -> int:
     return self.encoder_layers
 
-  def body(self) -> 'DETR':
-    return self.clone(num_classes=0, parent=None)
-
   def parts(self) -> Mapping[str, Model]:
     if self.backbone != 'resnet':
       return {}

@@ -225,9 +225,6 @@ class IGPT(Model):
     """The palette as an array: float32, RGB in [-1, 1]."""
     return np.array(self.palette, np.float32).reshape(-1, 3)
 
-  def body(self) -> 'IGPT':
-    return self.clone(num_classes=0, parent=None)
-
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     return image_size
 

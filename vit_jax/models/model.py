@@ -109,7 +109,7 @@ class Model(nn.Module):
 
     Its parameters are those of this one without `task_params`.
     """
-    raise NotImplementedError
+    return self.clone(num_classes=0, parent=None)
 
   def parts(self) -> Mapping[str, 'Model']:
     """Returns by name the parts of it that are the body of another model.
