@@ -280,13 +280,8 @@ def _library(x: Any) -> Any:
 def _interpolation_matrix(old: int, new: int) -> np.ndarray:
   """Returns the (new, old) matrix of linear interpolation along one axis."""
   position = np.arange(new) * (old - 1) / max(new - 1, 1)
-  below = np.minimum(position.astype(int), max(old - 2, 0))
-  above_share = position - below
-  matrix = np.zeros((new, old))
-  rows = np.arange(new)
-  matrix[rows, below] += 1 - above_share
-  matrix[rows, np.minimum(below + 1, old - 1)] += above_share
-  return matrix
+  columns = [np.interp(position, np.arange(old), one) for one in np.eye(old)]
+  return np.stack(columns, axis=1)
 
 
 def grid_shape(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
