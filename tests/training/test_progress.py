@@ -80,7 +80,6 @@ def test_the_whole_line(clock):
     'step 1,201/10,000 12% | loss 0.812 | acc 71.3% | 3,072 img/s | '
     '1,536 img/s/core | MFU 77% | data wait 2% | 0:24:26 left',
   ]
-  assert shown.images_per_s == 3072
   assert shown.images_per_s_per_core == 1536
 
 
@@ -93,7 +92,7 @@ def test_the_first_step_starts_the_rates(clock):
   shown.update(101, {}, 0.0)
   assert '1,024 img/s' in out.getvalue()
   assert '1:22:30 left' in out.getvalue()  # 9899 steps at 2 steps/s.
-  assert shown.images_per_s == 1024
+  assert shown.images_per_s_per_core == 512
 
 
 def test_rates_are_of_the_last_interval_and_totals_of_all(clock):
@@ -108,7 +107,7 @@ def test_rates_are_of_the_last_interval_and_totals_of_all(clock):
   assert '| 171 img/s | 85.3 img/s/core |' in last
   assert 'data wait 10% | 0:00:00 left' in last
   assert last.startswith('step 300/300 100%')
-  assert shown.images_per_s == 200 * 512 / 400
+  assert shown.images_per_s_per_core == 200 * 256 / 400
 
 
 def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
@@ -126,13 +125,13 @@ def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
   clock.now_s += 40
   shown.update(101, {}, 25.0)
   line = out.getvalue()
-  assert shown.images_per_s == 100 * 512 / 50
+  assert shown.images_per_s_per_core == 100 * 256 / 50
   assert '1,024 img/s' in line
   assert 'data wait 50%' in line
   assert '0:09:58 left' in line  # 299 steps of 2 s, the pauses included.
   clock.now_s += 50
   shown.update(201, {}, 0.0)  # The pauses are not taken off twice.
-  assert shown.images_per_s == 1024
+  assert shown.images_per_s_per_core == 512
   assert shown.elapsed_s == 1250
 
 
@@ -157,7 +156,6 @@ def test_no_mfu_where_unknown(clock, missing):
 def test_no_rates_without_steps_or_time(clock):
   out = io.StringIO()
   shown = _progress(clock, out, start_step=5)
-  assert shown.images_per_s is None
   assert shown.images_per_s_per_core is None
   shown.update(6, {}, 0.0)
   shown.update(7, {}, 0.0)  # The clock stands still.
@@ -229,7 +227,7 @@ def test_disabled_prints_nothing_but_counts(clock, stream_type):
   shown.message('hello')
   shown.close()
   assert out.getvalue() == ''
-  assert shown.images_per_s == 1024
+  assert shown.images_per_s_per_core == 512
 
 
 def _write_csv(tmp_path, rows):
@@ -392,9 +390,10 @@ def test_the_lowest_may_be_the_best(tmp_path):
 
 
 @pytest.mark.parametrize('stream', [io.StringIO(), Terminal()])
-def test_what_takes_over_a_second_is_said(stream):
+def test_what_takes_over_a_second_is_said(monkeypatch, stream):
+  monkeypatch.setattr(sys, 'stdout', stream)
   started_s = time.monotonic()
-  with progress.phase('compiling', stream=stream):
+  with progress.phase('compiling'):
     while 'compiling ...' not in stream.getvalue():
       time.sleep(0.1)
     assert time.monotonic() - started_s >= 1
@@ -404,11 +403,12 @@ def test_what_takes_over_a_second_is_said(stream):
     assert stream.getvalue() == 'compiling ...\n'
 
 
-def test_a_phase_of_another_process_is_not_said():
+def test_a_phase_of_another_process_is_not_said(monkeypatch):
   stream = Terminal()
+  monkeypatch.setattr(sys, 'stdout', stream)
   with (
     pytest.raises(ValueError),
-    progress.phase('compiling', shown=False, stream=stream),
+    progress.phase('compiling', shown=False),
   ):
     time.sleep(1.2)
     raise ValueError

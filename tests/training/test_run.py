@@ -155,7 +155,7 @@ class Books:
   def write(self, step, values):
     self.rows.append((step, values))
 
-  def write_pictures(self, step, pictures):
+  def show(self, step, pictures):
     self.pictures = step, pictures
 
   # As a watch and as the progress, which both are told of.
@@ -168,6 +168,10 @@ class Books:
   def update(self, step, values, wait_s):
     assert (step, values) == self.rows[-1]
     self.lines.append((step, wait_s))
+
+  @property
+  def elapsed_s(self):
+    return 60 + self.now_s - 1000
 
   def pause(self, reason):
     self.lines.append(reason)

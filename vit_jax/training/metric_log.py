@@ -104,21 +104,15 @@ class MetricLog:
       self._write_last_row(step, is_new_row)
     else:
       self._rewrite()
-    self._show(step, {name: float(text) for name, text in cells.items()})
-
-  def write_pictures(
-    self, step: int, pictures: Mapping[str, np.ndarray]
-  ) -> None:
-    """Shows pictures, uint8 HWC by name; the table has none."""
-    if pictures:
-      self._show(step, pictures)
+    self.show(step, {name: float(text) for name, text in cells.items()})
 
   def close(self, wait_s: float = dashboards.CLOSE_S) -> None:
     """Waits until what shows the numbers has them; the table always does."""
     for dashboard in self._dashboards:
       dashboard.close(wait_s)
 
-  def _show(self, step: int, values: dashboards.Values) -> None:
+  def show(self, step: int, values: dashboards.Values) -> None:
+    """Passes numbers, and pictures uint8 HWC, to the dashboards alone."""
     for dashboard in self._dashboards:
       dashboard.write(step, values)
 

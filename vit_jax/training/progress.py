@@ -16,9 +16,7 @@ from vit_jax.training import metric_log, plots
 
 
 @contextlib.contextmanager
-def phase(
-  what: str, *, shown: bool = True, stream: TextIO | None = None
-) -> Iterator[None]:
+def phase(what: str, *, shown: bool = True) -> Iterator[None]:
   """Says what is being done once that takes over a second.
 
   On a terminal with the seconds so far, and taken away at the end; elsewhere a
@@ -27,9 +25,8 @@ def phase(
   Args:
     what: is done inside.
     shown: False prints nothing.
-    stream: where to print, standard output by default.
   """
-  out = sys.stdout if stream is None else stream
+  out = sys.stdout
   started_s, ended = time.monotonic(), threading.Event()
   live = out.isatty()
 
@@ -177,16 +174,12 @@ class Progress:
     self._live_line = ''
 
   @property
-  def images_per_s(self) -> float | None:
+  def images_per_s_per_core(self) -> float | None:
     """Training speed without compiling and pauses, None until it is known."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
-    return self._trained_steps * self._batch_size / self._trained_s
-
-  @property
-  def images_per_s_per_core(self) -> float | None:
-    images_per_s = self.images_per_s
-    return None if images_per_s is None else images_per_s / self._cores
+    images = self._trained_steps * self._batch_size
+    return images / self._trained_s / self._cores
 
   @property
   def elapsed_s(self) -> float:

@@ -88,8 +88,6 @@ class Run:
     self._evaluators = evaluators
     self._meta = meta
     self._start_step = start_step
-    self._prior_s = meta['elapsed_s']
-    self._started_s = time.monotonic()
     self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
     self._since_log: list[dict[str, float]] = list(meta['since_log'])
     self._compiled: set[tuple[Any, ...]] = set()
@@ -97,6 +95,7 @@ class Run:
     self._hurried = False
     self._eval_metrics: dict[str, float] = {}
     device = jax.devices()[0]
+    peak_flops = hardware.peak_flops(device)
     enabled = jax.process_index() == 0
     # Only a resumed run has rows to keep.
     self._log = metric_log.MetricLog(
@@ -108,8 +107,8 @@ class Run:
       batch_size=batch_size,
       cores=jax.device_count() * hardware.cores_per_device(device),
       train_flops_per_image=3 * forward_flops,
-      peak_flops=_times(hardware.peak_flops(device), jax.device_count()),
-      prior_s=self._prior_s,
+      peak_flops=peak_flops and peak_flops * jax.device_count(),
+      prior_s=meta['elapsed_s'],
       enabled=enabled,
     )
     self._watch = processes.Watch(workdir)
@@ -210,7 +209,8 @@ class Run:
         self._watch.progress()
     self._eval_metrics, pictures = metric_log.metrics_and_pictures(found)
     self._log.write(step, self._eval_metrics)
-    self._log.write_pictures(step, pictures)
+    if pictures:
+      self._log.show(step, pictures)
     self._progress.message(
       f'step {step:,} evaluated: '
       + ', '.join(
@@ -224,7 +224,7 @@ class Run:
     """Saves a checkpoint, after making sure that it is worth keeping."""
     self._settle(0)
     metrics = self._eval_metrics if self.is_eval_step(step) else {}
-    elapsed_s = self._prior_s + time.monotonic() - self._started_s
+    elapsed_s = self._progress.elapsed_s
     self._tell('save')
     with self._progress.pause('saving'):
       self._checkpoints.save(
@@ -274,10 +274,6 @@ class Run:
     self._watch.stop()
     self._log.close(patience_s)
     self._progress.close()
-
-
-def _times(rate: float | None, n: int) -> float | None:
-  return None if rate is None else rate * n
 
 
 # Each Ctrl-C since the outermost notice was opened.
