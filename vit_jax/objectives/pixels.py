@@ -51,12 +51,6 @@ class Pixels(OfImages):
     Raises:
       ValueError: for fields that cannot work.
     """
-    return cls._of(config, facts, ())
-
-  @classmethod
-  def _of(
-    cls, config: ConfigDict, facts: Facts, class_names: tuple[str, ...]
-  ) -> Self:
     o = config.objective
     if config.model.name != IGPT.kind:
       raise ValueError(
@@ -75,11 +69,9 @@ class Pixels(OfImages):
         f'values in [-1, 1], for which both are {augment.MEAN}.'
       )
     model: Any = variants.build(
-      num_classes=len(class_names),
-      image_size=facts.image_size,
-      **config.model,
+      num_classes=0, image_size=facts.image_size, **config.model
     )
-    return cls(model, images, o.rate, class_names)
+    return cls(model, images, o.rate)
 
   def train_transform(self) -> Any:
     """Returns what makes an 'image' of a record."""
@@ -195,7 +187,9 @@ class PixelsAndClasses(Pixels):
         'objective.name=pixels_and_classes learns: use pixels, or put the '
         'images of each class in a folder of its own.'
       )
-    return cls._of(config, facts, facts.class_names)
+    made = super().from_config(config, facts)
+    model = made.model.clone(num_classes=len(facts.class_names))
+    return dataclasses.replace(made, model=model, class_names=facts.class_names)
 
   def train_transform(self) -> transforms.TrainTransform:
     """Returns what makes 'image' and 'label' of a record."""
