@@ -1,6 +1,7 @@
 """What a run shows its user: the live line, the curves and a summary."""
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -52,54 +53,43 @@ def phase(what: str, *, shown: bool = True) -> Iterator[None]:
       teller.join()
 
 
+@dataclasses.dataclass(kw_only=True)
 class Progress:
   """The live line, and the rates and totals behind it.
 
   On a terminal one line is rewritten, elsewhere every update is a line.
   Compiling, which the first step waits for, counts for no rate, though it does
   for core-days.
+
+  Attributes:
+    total_steps: the last step of the run.
+    start_step: steps done before, 0 unless the run is resumed.
+    batch_size: images a step, over all devices.
+    cores: cores in use, over all devices (see `hardware`).
+    train_flops_per_image: FLOPs of one image forward and backward, which is
+      about three times forward; None leaves out MFU.
+    peak_flops: FLOP/s of all devices together; None leaves out MFU.
+    prior_s: wall seconds that earlier parts of a resumed run took.
+    enabled: False prints nothing, but keeps the totals.
+    stream: where to print.
+    clock: seconds that never go back.
   """
 
-  def __init__(
-    self,
-    *,
-    total_steps: int,
-    start_step: int,
-    batch_size: int,
-    cores: int,
-    train_flops_per_image: float | None,
-    peak_flops: float | None,
-    prior_s: float = 0.0,
-    enabled: bool = True,
-    stream: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    """Starts the clock.
+  total_steps: int
+  start_step: int
+  batch_size: int
+  cores: int
+  train_flops_per_image: float | None
+  peak_flops: float | None
+  prior_s: float = 0.0
+  enabled: bool = True
+  stream: TextIO = dataclasses.field(default_factory=lambda: sys.stdout)
+  clock: Callable[[], float] = time.monotonic
 
-    Args:
-      total_steps: the last step of the run.
-      start_step: steps done before, 0 unless the run is resumed.
-      batch_size: images a step, over all devices.
-      cores: cores in use, over all devices (see `hardware`).
-      train_flops_per_image: FLOPs of one image forward and backward, which is
-        about three times forward; None leaves out MFU.
-      peak_flops: FLOP/s of all devices together; None leaves out MFU.
-      prior_s: wall seconds that earlier parts of a resumed run took.
-      enabled: False prints nothing, but keeps the totals.
-      stream: where to print, standard output by default.
-      clock: seconds that never go back.
-    """
-    self._total_steps = total_steps
-    self._batch_size = batch_size
-    self._cores = cores
-    self._train_flops_per_image = train_flops_per_image
-    self._peak_flops = peak_flops
-    self._prior_s = prior_s
-    self._enabled = enabled
-    self._stream = sys.stdout if stream is None else stream
-    self._clock = clock
-    self._started_at = clock()
-    self._step = start_step
+  def __post_init__(self) -> None:
+    """Starts the clock."""
+    self._started_at = self.clock()
+    self._step = self.start_step
     # The first step and when it was done, None before that.
     self._first: tuple[int, float] | None = None
     # Since the last update, or else since the first step:
@@ -112,7 +102,7 @@ class Progress:
 
   def first_step_done(self, step: int) -> None:
     """Starts the clock of the rates; without this call, `update` does."""
-    now = self._clock()
+    now = self.clock()
     self._first = (step, now)
     self._step, self._updated_at, self._paused_s = step, now, 0.0
 
@@ -129,7 +119,7 @@ class Progress:
     """
     if self._first is None:
       self.first_step_done(step)
-    now = self._clock()
+    now = self.clock()
     steps = step - self._step
     seconds = now - self._updated_at - self._paused_s
     self._trained_steps += steps
@@ -150,17 +140,17 @@ class Progress:
     live_line = self._live_line
     if self._on_terminal():
       self._show(f'{self._position(self._step)} | {reason}')
-    began_at = self._clock()
+    began_at = self.clock()
     try:
       yield
     finally:
-      self._paused_s += self._clock() - began_at
+      self._paused_s += self.clock() - began_at
       if self._on_terminal():
         self._show(live_line)
 
   def message(self, text: str) -> None:
     """Prints lines of their own, above the live line."""
-    if not self._enabled:
+    if not self.enabled:
       return
     if self._live_line and self._on_terminal():
       self._write('\r\x1b[K')
@@ -178,31 +168,31 @@ class Progress:
     """Training speed without compiling and pauses, None until it is known."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
-    images = self._trained_steps * self._batch_size
-    return images / self._trained_s / self._cores
+    images = self._trained_steps * self.batch_size
+    return images / self._trained_s / self.cores
 
   @property
   def elapsed_s(self) -> float:
     """Wall seconds, those of earlier parts of the run included."""
-    return self._prior_s + self._clock() - self._started_at
+    return self.prior_s + self.clock() - self._started_at
 
   @property
   def core_days(self) -> float:
     """Days of one core, the paper's unit of cost (TPUv3-core-days)."""
-    return self.elapsed_s * self._cores / 86_400
+    return self.elapsed_s * self.cores / 86_400
 
   def _position(self, step: int) -> str:
-    percent = 100 * step // self._total_steps
-    return f'step {step:,}/{self._total_steps:,} {percent}%'
+    percent = 100 * step // self.total_steps
+    return f'step {step:,}/{self.total_steps:,} {percent}%'
 
   def _rates(self, steps: int, seconds: float, data_wait_s: float) -> list[str]:
-    images_per_s = steps * self._batch_size / seconds
+    images_per_s = steps * self.batch_size / seconds
     parts = [
       f'{_rate_text(images_per_s)} img/s',
-      f'{_rate_text(images_per_s / self._cores)} img/s/core',
+      f'{_rate_text(images_per_s / self.cores)} img/s/core',
     ]
-    if self._train_flops_per_image is not None and self._peak_flops is not None:
-      mfu = images_per_s * self._train_flops_per_image / self._peak_flops
+    if self.train_flops_per_image is not None and self.peak_flops is not None:
+      mfu = images_per_s * self.train_flops_per_image / self.peak_flops
       parts.append(f'MFU {mfu:.0%}')
     return [*parts, f'data wait {min(1.0, data_wait_s / seconds):.0%}']
 
@@ -211,19 +201,19 @@ class Progress:
     first_step, first_at = self._first
     # With the pauses: the rest of the run will have its share of them too.
     seconds_per_step = (now - first_at) / (step - first_step)
-    seconds = round((self._total_steps - step) * seconds_per_step)
+    seconds = round((self.total_steps - step) * seconds_per_step)
     minutes, seconds = divmod(max(0, seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02} left'
 
   def _on_terminal(self) -> bool:
-    return self._enabled and self._stream.isatty()
+    return self.enabled and self.stream.isatty()
 
   def _show(self, line: str) -> None:
     self._live_line = line
     if self._on_terminal():
       self._show_again()
-    elif self._enabled:
+    elif self.enabled:
       self._write(f'{line}\n')
 
   def _show_again(self) -> None:
@@ -234,15 +224,15 @@ class Progress:
 
   def _write(self, text: str) -> None:
     try:
-      self._stream.write(text)
-      self._stream.flush()
+      self.stream.write(text)
+      self.stream.flush()
     except OSError:
       # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under
       # a log: nothing that training should end for.
-      self._enabled = False
+      self.enabled = False
       # Nor what is still to be printed, or flushed when Python ends.
       with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {
