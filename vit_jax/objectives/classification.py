@@ -187,7 +187,8 @@ class Classification(OfImages):
 
     The axes before HWC of `images` become one, N.
     """
-    return self.model.apply(
+    apply: Any = self.model.apply
+    return apply(
       {'params': params},
       images.reshape(-1, *images.shape[-3:]),
       train=True,
