@@ -209,7 +209,7 @@ def resize(
   grid_XhwD = posemb_XLD[:, extra:].reshape(X, *old_grid, D)
   for axis in (1, 2):
     grid_XhwD = _resize_axis(grid_XhwD, axis, new_grid[axis - 1])
-  return _library(posemb_XLD).concatenate(
+  return posemb_XLD.__array_namespace__().concatenate(
     [posemb_XLD[:, :extra], grid_XhwD.reshape(X, -1, D)], axis=1
   )
 
@@ -267,14 +267,10 @@ _TABLE_AXES = {
 
 
 def _resize_axis(x: np.ndarray, axis: int, new: int) -> np.ndarray:
-  matrix, xp = _interpolation_matrix(x.shape[axis], new), _library(x)
+  xp = x.__array_namespace__()  # NumPy, or `jax.numpy` for JAX's arrays
+  matrix = _interpolation_matrix(x.shape[axis], new)
   y = xp.moveaxis(xp.tensordot(matrix, x, (1, axis)), 0, axis)
   return y.astype(x.dtype)
-
-
-def _library(x: Any) -> Any:
-  """Returns NumPy for its arrays, and for those of JAX `jax.numpy`."""
-  return x.__array_namespace__()
 
 
 def _interpolation_matrix(old: int, new: int) -> np.ndarray:
