@@ -114,25 +114,15 @@ class _Passes:
   def _run(
     self, params: Any, images_BHWC: Array
   ) -> tuple[Array, list[Any], Array, Array]:
-    inputs, outputs, pooled = [], [], {}
-    self.blocks.clear()
-
-    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      result, module = next_fun(*args, **kwargs), context.module
-      if _is_layer(context):
-        x_BLD, _, *others = args  # all but the key for dropout
-        inputs.append((x_BLD, *others))
-        outputs.append(result[0])
-        block = module.clone(parent=None, name=None, capture=('attention',))
-        self.blocks.append((module.name, block))
-      elif _is_of_pooling(module):
-        pooled[module.path[-1]] = result
-      return result
-
-    with nn.intercept_methods(note):
-      logits_BC, aux = self._model.apply({'params': params}, images_BHWC)
-    read_BL = _read(self._model, aux['tokens'].shape, pooled)
-    return logits_BC, inputs, outputs[-1], read_BL
+    logits_BC, read_BL, calls = _applied(self._model, params, images_BHWC)
+    self.blocks = [
+      (layer.name, layer.clone(parent=None, name=None, capture=('attention',)))
+      for layer, _, _ in calls
+    ]
+    # All but the key for dropout.
+    inputs = [(x_BLD, *others) for _, (x_BLD, _, *others), _ in calls]
+    _, _, (last_BLD, _) = calls[-1]
+    return logits_BC, inputs, last_BLD, read_BL
 
   def _logit(
     self, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
@@ -166,21 +156,33 @@ def run(
     Logits BC, the softmax weights BNLL of each layer, from the first, and how
     much the output reads of each token, BL, as `Layers.read_BL`.
   """
-  weights, pooled = [], {}
+  logits_BC, read_BL, calls = _applied(
+    model, params, images_BHWC, capture=('attention',)
+  )
+  weights = [captured['attention'] for _, _, (_, captured) in calls]
+  return logits_BC, weights, read_BL
+
+
+def _applied(
+  model: Any, params: Any, images_BHWC: Array, **asked: Any
+) -> tuple[Array, Array, list[tuple[Any, Any, Any]]]:
+  """Returns logits BC, what the output reads of each token, and the calls.
+
+  These are of each layer the module, its arguments and its results.
+  """
+  calls, pooled = [], {}
 
   def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
     result = next_fun(*args, **kwargs)
     if _is_layer(context):
-      weights.append(result[1]['attention'])
+      calls.append((context.module, args, result))
     elif _is_of_pooling(context.module):
       pooled[context.module.path[-1]] = result
     return result
 
   with nn.intercept_methods(note):
-    logits_BC, aux = model.apply(
-      {'params': params}, images_BHWC, capture=('attention',)
-    )
-  return logits_BC, weights, _read(model, aux['tokens'].shape, pooled)
+    logits_BC, aux = model.apply({'params': params}, images_BHWC, **asked)
+  return logits_BC, _read(model, aux['tokens'].shape, pooled), calls
 
 
 def _read(
@@ -194,21 +196,14 @@ def _read(
     pooled: `query` and `key` of the pooling head, where there is one.
   """
   B, L, _ = shape
-  patches = L - len(model.extra_tokens)
-  if not pooled:
-    return read(B, L, patches, model.class_tokens)
-  logits_BN1L = attention.logits(pooled['query'], pooled['key'])
-  read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
-  return jnp.pad(read_BL, ((0, 0), (L - patches, 0)))
-
-
-def read(B: int, L: int, patches: int, class_tokens: int) -> Array:
-  """Returns what is read of the tokens, BL, all alike.
-
-  The first `class_tokens`, or where that is 0, the last `patches`.
-  """
-  count = class_tokens or patches
-  start = 0 if class_tokens else L - patches
+  extra = len(model.extra_tokens)
+  if pooled:
+    logits_BN1L = attention.logits(pooled['query'], pooled['key'])
+    read_BL = jax.nn.softmax(logits_BN1L)[:, :, 0].mean(1)
+    return jnp.pad(read_BL, ((0, 0), (extra, 0)))
+  # Class tokens come first, patches last.
+  count = model.class_tokens or L - extra
+  start = 0 if model.class_tokens else extra
   row_L = jnp.zeros(L).at[start : start + count].set(1 / count)
   return jnp.broadcast_to(row_L, (B, L))
 
