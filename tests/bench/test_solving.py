@@ -12,7 +12,7 @@ from vit_jax.evaluators import ridge
 def test_seconds_and_their_ratio(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(solving, '_ROUNDS', 2)
   files = output.Output(str(tmp_path / 'a.csv'), str(tmp_path / 'a.png'))
-  solving.bench_fewshot(files, classes=4, width=16, shots=(1, 5), seeds=2)
+  solving.bench(None, files, classes=4, width=16, shots=(1, 5), seeds=2)
   out = capsys.readouterr().out
   assert '4 classes, 16 features, shots 1, 5, 2 seeds, 31 penalties' in out
   for name in ('ours', 'numpy.linalg.solve'):
@@ -48,7 +48,7 @@ def test_all_penalties_of_all_draws_are_solved(monkeypatch):
 
   monkeypatch.setattr(solving, '_ROUNDS', 1)
   monkeypatch.setattr(np.linalg, 'solve', noting)
-  solving.bench_fewshot(output.Output(None, None), 4, 16, (2, 5), 3)
+  solving.bench(None, output.Output(None, None), 4, 16, (2, 5), 3)
   # Of K standardised rows each of the D features has the square K.
   expected = [
     (pytest.approx(16 * (4 * shots + l2)), (16, 4))

@@ -21,13 +21,8 @@ from vit_jax.evaluators import few_examples, ridge
 _ROUNDS = 5
 
 
-def bench(args: argparse.Namespace, output: Output) -> None:
-  """Measures fits of the size that the README has."""
-  del args
-  bench_fewshot(output)
-
-
-def bench_fewshot(
+def bench(
+  args: argparse.Namespace,
   output: Output,
   classes: int = 100,
   width: int = 1024,
@@ -44,6 +39,7 @@ def bench_fewshot(
   the choice. Both have all cores, and measuring on a test set is left out of
   both.
   """
+  del args
   features_ND, labels_N = _features(classes, width, max(shots))
   plan = few_examples.plan(labels_N, classes, shots, seeds)
 
