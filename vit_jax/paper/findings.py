@@ -19,13 +19,11 @@ class Finding:
     name: of `CLAIMS`.
     verdict: one of the three of `rules`.
     reason: the numbers behind it, for readers.
-    values: the rule's quantity of every seed whose runs are complete.
   """
 
   name: str
   verdict: str
   reason: str
-  values: Sequence[rules.Quantity]
 
   @property
   def claim(self) -> Claim:
@@ -56,8 +54,8 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
   metric, least = STUDIES[claim.study].learned
   if values and (best := most(seeds, metric)) < least:
     reason += f'; the best {metric} is {best:.3g}, below {least:g}'
-    return Finding(name, rules.UNDECIDED, reason, values)
-  return Finding(name, claim.rule.verdict(values), reason, values)
+    return Finding(name, rules.UNDECIDED, reason)
+  return Finding(name, claim.rule.verdict(values), reason)
 
 
 def most(
