@@ -119,12 +119,6 @@ def test_the_likeliest_classes_come_first(count, seen, monkeypatch):
     assert row == [(c, values[c]) for c in order]
 
 
-def test_labels_are_shortened_to_their_last_part():
-  subject = subject_of(2, 'runs/mine')
-  assert (subject.label, subject.short_label) == ('runs/mine', 'mine')
-  assert subject.files.tolist() == ['folder/0.png', 'folder/1.png']
-
-
 @pytest.fixture
 def rolled(monkeypatch):
   """Makes maps that say whose they are, and collects sheets."""
@@ -155,6 +149,7 @@ def test_a_rollout_of_one_model_is_called_by_its_photograph(rolled):
     **{'files': (9,), 'maps': (1, 9, 2, 3)},
     **{'fusions': (1,), 'classes': (1,)},
   }
+  assert section.arrays['files'][1] == 'folder/1.png'
   assert [(f.name, f.caption) for f in section.figures[3:6]] == [
     ('rollout-1-overlay', '1: overlay'),
     ('rollout-1-heat', '1: heat'),

@@ -37,7 +37,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
       f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
       'masked patches: give one that configs/masked.py trained.'
     )
-  made = objective.MaskedPatches(model, subject.checkpoint.images, rate)
+  made = objective.MaskedPatches(model, checkpoint.images, rate)
   h, w = model.grid(checkpoint.image_size)
 
   @jax.jit
@@ -58,7 +58,7 @@ def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
   for n, photograph in enumerate(subject.photographs):
     key = jax.random.fold_in(jax.random.key(seed), n)
     kind_L, other_L, predicted, target = jax.device_get(
-      predict(subject.params, photograph.seen_HWC, key)
+      predict(checkpoint.on_device, photograph.seen_HWC, key)
     )
     seen_LPPC = _patches(photograph.seen_HWC, h, w)
     if model.target != 'pixels':

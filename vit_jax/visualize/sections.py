@@ -5,6 +5,7 @@ who look, and a few words about both.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -90,7 +91,8 @@ def rollout(
       names.append(
         '' if index is None else subject.checkpoint.class_name(index)
       )
-      title = [f'{i + 1}: {subject.short_label}'] if len(subjects) > 1 else []
+      name = pathlib.PurePath(subject.label).name
+      title = [f'{i + 1}: {name}'] if len(subjects) > 1 else []
       title += [fusion] if len(fusions) > 1 else []
       title += [names[-1]] if names[-1] else []
       panels['\n'.join(title)] = subject, maps_KNhw[-1]

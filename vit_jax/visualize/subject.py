@@ -1,9 +1,7 @@
 """A checkpoint, and the images that it is to look at."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,16 +29,6 @@ class Subject:
   checkpoint: Checkpoint
   photographs: Sequence[Photograph]
   label: str = ''
-
-  @property
-  def short_label(self) -> str:
-    """The label without the folders before it."""
-    return pathlib.PurePath(self.label).name
-
-  @property
-  def params(self) -> Any:
-    """On the device."""
-    return self.checkpoint.on_device
 
   @property
   def files(self) -> np.ndarray:
@@ -78,7 +66,7 @@ class Subject:
         normalized_BHWC = self.checkpoint.normalize(
           jax.numpy.asarray(images_BHWC)
         )
-        yield Layers(model, self.params, normalized_BHWC), batch
+        yield Layers(model, self.checkpoint.on_device, normalized_BHWC), batch
         shown.update(len(batch))
 
   def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
