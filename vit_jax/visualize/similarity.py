@@ -1,7 +1,5 @@
 """Similarity of position embeddings (figures 7 centre and 10)."""
 
-import re
-
 import numpy as np
 from flax import traverse_util
 
@@ -53,18 +51,14 @@ def of_offsets(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
   Of every two offsets between a query and a key, from -(L - 1) to L - 1.
   """
-  flat = traverse_util.flatten_dict(
-    variants.unstack_layers(checkpoint.params)['Transformer'], sep='/'
-  )
+  layers = variants.unstack_layers(checkpoint.params)['Transformer']
   found = {}
   for i in range(checkpoint.model.depth):
+    flat = traverse_util.flatten_dict(layers[f'encoderblock_{i}'])
     # Rows come before columns.
-    for path, r_ONK in sorted(flat.items(), reverse=True):
-      match = re.fullmatch(
-        rf'encoderblock_{i}/((?:row|column)/)?.*/relative_embedding', path
-      )
-      if match:
-        name = f'layer {i + 1} {(match[1] or "").strip("/")}'.strip()
+    for (part, *_, name), r_ONK in sorted(flat.items(), reverse=True):
+      if name == 'relative_embedding':
+        axis = f' {part}' if part in ('row', 'column') else ''
         r_OD = np.asarray(r_ONK).reshape(len(r_ONK), -1)
-        found[name] = cosine(r_OD, (1, len(r_OD)))[0, :, 0]
+        found[f'layer {i + 1}{axis}'] = cosine(r_OD, (1, len(r_OD)))[0, :, 0]
   return found
