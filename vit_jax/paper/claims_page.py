@@ -1,10 +1,10 @@
 """The report on the claims: one page that holds its pictures, and Markdown."""
 
-import base64
 import collections
 import datetime
 import html
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -154,7 +154,7 @@ class ClaimsPage:
       for metric in metrics:
         values = [r.numbers[metric] for r in rows if metric in r.numbers]
         cells.append(
-          ' ± '.join(f'{x:.3g}' for x in grid.moments(values) if x is not None)
+          grid.mean_text(values, len(values), 0, '{:.3g}'.format)
           if values
           else ''
         )
@@ -228,12 +228,7 @@ class ClaimsPage:
           f'{escape(finding.reason)}.</p>'
         )
         if png := self.pictures.get(f'{finding.name}.png'):
-          data = base64.b64encode(png).decode()
-          caption = escape(finding.claim.caption)
-          body.append(
-            f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">'
-            f'<figcaption>{caption}</figcaption></figure>'
-          )
+          body.append(page.figure(png, finding.claim.caption))
     return page.document(TITLE, _STYLE, '\n'.join(body))
 
   def _by_study(self) -> dict[str, list[Finding]]:
@@ -275,9 +270,8 @@ def draw(claim: Claim, rows: Sequence[RunRow]) -> bytes:
     plots.legend(figure, axes.get_legend_handles_labels()[0], 'right center')
   elif all(map(_LAYER.search, claim.shown)):
     for i, (variant, runs) in enumerate(groups.items()):
-      heights = [
-        mean for m in claim.shown if (mean := _mean(runs, m)) is not None
-      ]
+      of_layers = [[run[m] for run in runs if m in run] for m in claim.shown]
+      heights = [statistics.mean(values) for values in of_layers if values]
       axes.plot(range(len(heights)), heights, label=variant, **plots.style(i))
     axes.set_xlabel('layer')
     axes.set_ylabel(_LAYER.sub('', claim.shown[0]))
@@ -299,7 +293,7 @@ def _draw_values(
   names = [v if len(shown) == 1 else f'{v}, {metric}' for v, metric in lines]
   for y, (variant, metric) in enumerate(lines):
     values = [run[metric] for run in groups[variant] if metric in run]
-    axes.plot(values, [y] * len(values), 'o', alpha=0.6, **{'color': '#0072B2'})
+    axes.plot(values, [y] * len(values), 'o', alpha=0.6, color='#0072B2')
     if len(values) > 1:
       mean, deviation = grid.moments(values)
       axes.errorbar(
@@ -309,11 +303,6 @@ def _draw_values(
   axes.set_ylim(len(names) - 0.5, -0.5)
   axes.margins(x=0.1)
   axes.set_xlabel(shown[0] if len(shown) == 1 else shown[0].partition('/')[0])
-
-
-def _mean(runs: Sequence[Mapping[str, float]], metric: str) -> float | None:
-  values = [run[metric] for run in runs if metric in run]
-  return grid.moments(values)[0] if values else None
 
 
 def listed(names: Sequence[str], reproduction: Reproduction) -> str:

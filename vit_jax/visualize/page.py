@@ -122,7 +122,7 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
     for name, map_hw in maps.items():
       pictures |= sections.over(shown_HWC, map_hw, name)
     lines += [
-      _figure(draw.png(image_HWC), caption)
+      figure(draw.png(image_HWC), caption)
       for caption, image_HWC in pictures.items()
     ]
     lines.append('</div>')
@@ -131,13 +131,12 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
 
 def _plots(section: Section, kind: str = 'fitting') -> str:
   """Returns what a section says, and its pictures at their own size."""
-  figures = [
-    _figure(figure.draw(), figure.caption, kind) for figure in section.figures
-  ]
+  figures = [figure(x.draw(), x.caption, kind) for x in section.figures]
   return '\n'.join([f'<p>{html.escape(section.text)}</p>', *figures])
 
 
-def _figure(png: bytes, caption: str, kind: str = '') -> str:
+def figure(png: bytes, caption: str, kind: str = '') -> str:
+  """Returns a picture and what it shows; `kind` is a class of the style."""
   data = base64.b64encode(png).decode()
   caption = html.escape(caption)
   return (
