@@ -55,8 +55,8 @@ def commands(
         yield f'#   not compiled, and not counted below: {e}'
         continue
       total = [a + b for a, b in zip(total, days, strict=True)]
-      yield f'#   {_days(days)} core-days on {topology}, by `plan`'
-  yield f'# in all {_days(total)} core-days'
+      yield f'#   {costs.span(days, ".3g")} core-days on {topology}, by `plan`'
+  yield f'# in all {costs.span(total, ".3g")} core-days'
 
 
 def core_days(
@@ -106,7 +106,3 @@ def config_of_flags(text: str, config_of: Configs) -> ConfigDict:
   axes.refuse_swept(config, fields)
   config_lib.override(config, fields)
   return config
-
-
-def _days(bounds: Sequence[float]) -> str:
-  return ' to '.join(dict.fromkeys(f'{x:,.3g}' for x in bounds))

@@ -320,14 +320,15 @@ def report(
     ),
     'schedule': (
       f'{total:,} steps of {cost.images:,}: {exaflops:,.4g} exaFLOPs, '
-      f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} hours here'
+      f'{span(days, ".4g")} core-days, {span(hours, ".1f")} hours here'
       + (', of all sizes by their operations' if share < 1 else '')
     ),
   }
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
 
 
-def _span(bounds: Sequence[float], form: str) -> str:
+def span(bounds: Sequence[float], form: str) -> str:
+  """Returns bounds as text, once where they are the same."""
   return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 
 
