@@ -51,7 +51,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   return Contender(
     'ours',
     race.paced(start, lambda: jax.block_until_ready(logits), config.batch_size),
-    facts | speed.mfu_per_image_s(config, devices, passes=1),
+    facts | speed.mfu_per_image_s(experiment.forward_flops(), devices, 1),
   )
 
 

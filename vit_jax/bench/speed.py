@@ -15,8 +15,6 @@ from ml_collections import ConfigDict
 from vit_jax.bench import charts, race, step, torch_peer
 from vit_jax.bench.output import Output, grid
 from vit_jax.bench.race import Contender
-from vit_jax.data import images
-from vit_jax.models import flops
 from vit_jax.plan import aot
 from vit_jax.training import hardware
 
@@ -132,12 +130,12 @@ def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def mfu_per_image_s(
-  config: ConfigDict, devices: Sequence[jax.Device], passes: int
+  forward_flops: int, devices: Sequence[jax.Device], passes: int
 ) -> dict[str, float]:
   """Returns the fact of the MFU of one image/s, if the devices' peak is known.
 
   Args:
-    config: of the model.
+    forward_flops: of an image.
     devices: that share the images.
     passes: how many times the work of the forward pass is done: training takes
       3, because going back takes 2.
@@ -145,8 +143,4 @@ def mfu_per_image_s(
   peak = hardware.peak_flops(devices[0])
   if not peak:
     return {}
-  image_size = images.size_of(config.data.image_size)
-  work = passes * flops.forward_flops(
-    step.objective_of(config).model, image_size
-  )
-  return {'mfu_per_image_s': work / (peak * len(devices))}
+  return {'mfu_per_image_s': passes * forward_flops / (peak * len(devices))}
