@@ -79,7 +79,7 @@ def interval(values: Sequence[Quantity]) -> tuple[float, float]:
   # Here, because it is slow to import.
   from scipy import stats
 
-  rows, columns = np.shape(_in_rows(values[0]))
+  rows, columns = np.shape(np.atleast_2d(values[0]))
 
   def bound(sign: int, sharing: int) -> Callable[[Sequence[float]], float]:
     t = sign * float(stats.t.ppf(1 - ERROR / sharing, len(values) - 1))
@@ -97,15 +97,11 @@ def _chosen(
   of_seeds: Callable[[Sequence[float]], float], values: Sequence[Quantity]
 ) -> float:
   """Returns the chosen of what a function finds of each number's seeds."""
-  numbers_RCN = np.stack([_in_rows(value) for value in values], axis=-1)
+  numbers_RCN = np.stack([np.atleast_2d(value) for value in values], axis=-1)
   return max(
     min(of_seeds(numbers_N.tolist()) for numbers_N in numbers_CN)
     for numbers_CN in numbers_RCN
   )
-
-
-def _in_rows(quantity: Quantity) -> np.ndarray:
-  return np.atleast_2d(np.asarray(quantity, np.float64))
 
 
 def difference(
