@@ -82,10 +82,8 @@ class ScalingReport(grid.GridReport):
     for name, runs in models.items():
       kind = params = computed = ''
       if result := next((run.result for run in runs if run.result), None):
-        kind, params = (
-          family(result['config']['model']),
-          f'{result["params"]:,}',
-        )
+        kind = family(result['config']['model'])
+        params = f'{result["params"]:,}'
       # A run that diverged has not computed all that its model would take.
       if result := _finished(runs):
         computed = f'{exaflops(result):.4g}'

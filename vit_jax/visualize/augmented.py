@@ -34,14 +34,9 @@ def section(paths: Sequence[str], size: tuple[int, int]) -> Section:
   }
 
   def picture() -> bytes:
-    columns = list(made)
-    return draw.sheet(
-      [
-        {str(i + 1): x for i, x in enumerate(made[name][:SHEET])}
-        for name in columns
-      ],
-      columns,
-    )
+    shown = [images[:SHEET] for images in made.values()]
+    rows = [{str(i): x for i, x in enumerate(row, 1)} for row in shown]
+    return draw.sheet(rows, list(made))
 
   return Section(
     'Augmentations',
