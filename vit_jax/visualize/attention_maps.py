@@ -12,6 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from vit_jax.models import attention, variants
 from vit_jax.models.axial import AxialBlock
@@ -57,25 +58,23 @@ class Layers:
         f'This model is a {type(model).__name__}, which {has}: use a ViT or a '
         'hybrid.'
       )
-    plain = model.clone(scan=False, remat='none')
-    self._program = _program(plain, images_BHWC.shape)
+    self._model = model.clone(scan=False, remat='none')
     self._params = variants.unstack_layers(params)
     self._images_BHWC = images_BHWC
     _, H, W, _ = images_BHWC.shape
     self.grid = model.grid((H, W))
-    self.logits_BC, self._inputs, self._last_BLD, self.read_BL = (
-      self._program.run(self._params, images_BHWC)
+    self.logits_BC, self.read_BL, self._layers, self._last_BLD = _forward(
+      self._model, self._params, images_BHWC
     )
-    self._blocks = tuple(self._program.blocks)
 
   def attention(self) -> Iterator[Attention]:
     """Yields the softmax weights of each layer, from the first to the last.
 
     Of 'all' tokens BNLL; or of each 'row', BhNww, and each 'column', BwNhh.
     """
-    for (name, block), inputs in zip(self._blocks, self._inputs, strict=True):
-      params = self._params['Transformer'][name]
-      yield _weights(block, params, *inputs)
+    for layer in self._layers:
+      params = self._params['Transformer'][layer.name]
+      yield _weights(layer.block, params, *layer.inputs)
 
   def gradients(self, class_B: Array) -> Iterator[tuple[Attention, Attention]]:
     """Yields the weights and what they do to a logit, from the last layer.
@@ -84,65 +83,58 @@ class Layers:
     weights, as if it could be set without the others of its row. `class_B` has
     the index of the logit, for each image.
     """
-    dx_BLD = self._program.backward(
-      self._last_BLD, self._params, self._images_BHWC, class_B
+    dx_BLD = _of_logit(
+      self._model, self._last_BLD, self._params, self._images_BHWC, class_B
     )
-    for (name, block), inputs in zip(
-      reversed(self._blocks), reversed(self._inputs), strict=True
-    ):
-      params = self._params['Transformer'][name]
-      weights, gradients, dx_BLD = _backward(block, params, dx_BLD, *inputs)
+    for layer in reversed(self._layers):
+      params = self._params['Transformer'][layer.name]
+      weights, gradients, dx_BLD = _backward(
+        layer.block, params, dx_BLD, *layer.inputs
+      )
       yield weights, gradients
 
 
-class _Passes:
-  """What is compiled once for a model and a shape of images.
+@struct.dataclass
+class _Layer:
+  """A layer by itself, and what goes into it: all but the key for dropout."""
 
-  Attributes:
-    blocks: the layers and their names, after `run` has been traced.
-    run: gives the logits, what goes into every layer, what comes out of the
-      last, and what is read.
-    backward: gives the gradient of logits with respect to the last tokens.
-  """
-
-  def __init__(self, model: Any):
-    self._model = model
-    self.blocks: list[tuple[str, nn.Module]] = []
-    self.run = jax.jit(self._run)
-    self.backward = jax.jit(jax.grad(self._logit))
-
-  def _run(
-    self, params: Any, images_BHWC: Array
-  ) -> tuple[Array, list[Any], Array, Array]:
-    logits_BC, read_BL, calls = _applied(self._model, params, images_BHWC)
-    self.blocks = [
-      (layer.name, layer.clone(parent=None, name=None, capture=('attention',)))
-      for layer, _, _ in calls
-    ]
-    # All but the key for dropout.
-    inputs = [(x_BLD, *others) for _, (x_BLD, _, *others), _ in calls]
-    _, _, (last_BLD, _) = calls[-1]
-    return logits_BC, inputs, last_BLD, read_BL
-
-  def _logit(
-    self, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
-  ) -> Array:
-    """Returns the sum over images of a logit, from the last layer's tokens."""
-
-    def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      # The tokens before are computed for nothing, which XLA leaves out.
-      return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
-
-    with nn.intercept_methods(replace):
-      logits_BC, _ = self._model.apply({'params': params}, images_BHWC)
-    return jnp.take_along_axis(logits_BC, class_B[:, None], axis=1).sum()
+  name: str = struct.field(pytree_node=False)
+  block: nn.Module = struct.field(pytree_node=False)
+  inputs: tuple[Array | None, ...]
 
 
-@functools.lru_cache(maxsize=8)
-def _program(model: Any, shape: tuple[int, ...]) -> _Passes:
-  """Returns the same for the same, so that batches share a compilation."""
-  del shape  # `blocks` of an axial model depend on it
-  return _Passes(model)
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(
+  model: Any, params: Any, images_BHWC: Array
+) -> tuple[Array, Array, list[_Layer], Array]:
+  """Returns logits, what is read, the layers, and what comes of the last."""
+  logits_BC, read_BL, calls = _applied(model, params, images_BHWC)
+  layers = [
+    _Layer(
+      module.name,
+      module.clone(parent=None, name=None, capture=('attention',)),
+      (x_BLD, *others),
+    )
+    for module, (x_BLD, _, *others), _ in calls
+  ]
+  _, _, (last_BLD, _) = calls[-1]
+  return logits_BC, read_BL, layers, last_BLD
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=1)
+def _of_logit(
+  model: Any, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
+) -> Array:
+  """Returns the gradient of a logit with respect to the last layer's tokens."""
+
+  def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    # The tokens before are computed for nothing, which XLA leaves out.
+    return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
+
+  with nn.intercept_methods(replace):
+    logits_BC, _ = model.apply({'params': params}, images_BHWC)
+  return jnp.take_along_axis(logits_BC, class_B[:, None], axis=1).sum()
 
 
 def run(
