@@ -310,19 +310,12 @@ def listed(names: Sequence[str], reproduction: Reproduction) -> str:
   left = reproduction.left()
   lines = []
   for name in names:
-    study = CLAIMS[name].study
+    source, study = CLAIMS[name].source, CLAIMS[name].study
     runs = [run for run in left if run.study == study]
-    all_runs = len(reproduction.planned[study])
+    count = len(reproduction.planned[study])
+    done = f'{count - len(runs)}/{count}'
     taken = span(sum(map(reproduction.seconds, runs))) if runs else '-'
-    lines.append(
-      [
-        name,
-        CLAIMS[name].source,
-        study,
-        f'{all_runs - len(runs)}/{all_runs}',
-        taken,
-      ]
-    )
+    lines.append([name, source, study, done, taken])
   total = span(sum(map(reproduction.seconds, left)))
   text = grid.table(['claim', 'of', 'runs', 'done', 'time left'], lines, left=3)
   return (

@@ -63,8 +63,8 @@ def rollout(
   """What of each image reaches the output, as a whole or for classes.
 
   The arrays are `maps` (KNhw: one for every fusion and class, or the image as a
-  whole), `fusions` and `classes` (of the K maps, '' for the whole) and `files`;
-  all but those of the second model start with `beside_1_`, and so on.
+  whole), `fusions` and `classes` (of the K maps, '' for the whole) and `files`.
+  Those of the second model, but `files`, start with `beside_1_`, and so on.
 
   Args:
     subjects: models side by side, on the same images.
