@@ -141,7 +141,7 @@ def figure_12(rows: Sequence[Row]) -> bytes:
 def _draw_models(
   axes: Any, rows: Sequence[Row], shown: Sequence[Row], value: str
 ) -> None:
-  from matplotlib.ticker import LogLocator, NullFormatter
+  from matplotlib.ticker import LogLocator
 
   for model, style in _model_styles(rows).items():
     for mode, drawn in _MODES.items():
@@ -157,7 +157,7 @@ def _draw_models(
     LogLocator(subs=(1,) if high > 500 * low else (1, 2, 5))
   )
   axes.yaxis.set_major_formatter('{x:,.0f}')
-  axes.yaxis.set_minor_formatter(NullFormatter())
+  axes.yaxis.set_minor_formatter('')
   _x_axis(axes, {row['image_size'] for row in rows}, 'image_size')
   plots.tidy(axes)
 
@@ -191,8 +191,6 @@ def loop(row: Row, gaps: Sequence[Any]) -> bytes:
     row: of `bench.loop.summary`, with `config` and `device`.
     gaps: of `bench.loop.gaps`.
   """
-  from matplotlib.ticker import NullFormatter
-
   figure = plots.figure(10, 5)
   above, below = figure.subplots(2, 1, height_ratios=(1, 4))
   parts = ('steps', 'evaluating', 'saving', 'idle')
@@ -223,7 +221,7 @@ def loop(row: Row, gaps: Sequence[Any]) -> bytes:
     )
   below.set_yscale('log')
   below.yaxis.set_major_formatter('{x:g}')
-  below.yaxis.set_minor_formatter(NullFormatter())
+  below.yaxis.set_minor_formatter('')
   # Powers of ten, of which there shall be two at least.
   if gaps:
     shortest = min(1e3 * gap.seconds for gap in gaps)
@@ -247,12 +245,10 @@ def _figure(
 
 
 def _x_axis(axes: Any, places: set[int], name: str) -> None:
-  from matplotlib.ticker import NullLocator
-
   ticks = sorted(places)
   axes.set_xscale('log', base=2)
   axes.set_xticks(ticks, [f'{tick:,}' for tick in ticks])
-  axes.xaxis.set_minor_locator(NullLocator())
+  axes.xaxis.minorticks_off()
   axes.set_xlabel(
     'image size in pixels' if name == 'image_size' else 'images in a batch'
   )

@@ -137,7 +137,7 @@ class ScalingReport(grid.GridReport):
 
 def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
   """Draws every model, and a line through those of a family."""
-  from matplotlib.ticker import LogLocator, NullFormatter
+  from matplotlib.ticker import LogLocator
 
   for name in FAMILIES:
     members = [point for point in points if point.family == name]
@@ -159,7 +159,7 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
     LogLocator(subs=(1,) if high > 50 * low else (1, 2, 5))
   )
   axes.xaxis.set_major_formatter('{x:g}')
-  axes.xaxis.set_minor_formatter(NullFormatter())
+  axes.xaxis.set_minor_formatter('')
   axes.set_xlabel('pre-training compute in exaFLOPs')
   plots.tidy(axes)
 
