@@ -1,8 +1,6 @@
 """Rows that go to a CSV file and into a picture, and how far a grid is."""
 
-import csv
 import datetime
-import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +10,7 @@ from etils import epath
 
 from vit_jax.bench.race import Row
 from vit_jax.data import whole
+from vit_jax.training import metric_log
 
 Point = TypeVar('Point')
 
@@ -47,7 +46,11 @@ class Output:
     """Takes rows and writes the CSV file anew, so that a kill loses none."""
     self.rows += rows
     if self._csv:
-      whole.replace(self._csv, to_csv(self.rows).encode())
+      # A column for every name that a row has, in their order.
+      names = dict.fromkeys(name for row in self.rows for name in row)
+      lines = [[row.get(name, '') for name in names] for row in self.rows]
+      text = ''.join(map(metric_log.csv_line, [[*names], *lines]))
+      whole.replace(self._csv, text.encode())
 
   def finish(self, draw: Callable[[Sequence[Row]], bytes]) -> None:
     """Draws the picture, and says what was written where."""
@@ -59,16 +62,6 @@ class Output:
     if self._plot:
       whole.replace(self._plot, draw(self.rows))
       print(f'picture written to {self._plot}')
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-  """Returns a column for every name that a row has, in their order."""
-  text = io.StringIO()
-  columns = dict.fromkeys(name for row in rows for name in row)
-  writer = csv.DictWriter(text, list(columns), lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(rows)
-  return text.getvalue()
 
 
 def grid(
