@@ -102,7 +102,6 @@ _KINDS = {
     'centres (image, query, cx cy w h), shares of the image; files.',
   ),
 }
-_WITHOUT_IMAGES = ('filters', 'posemb')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,24 +157,19 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
   return Subject(checkpoint, loaded, path)
 
 
-def _others(args: argparse.Namespace) -> list[Subject]:
-  return [_subject(args, path) for path in args.beside]
-
-
 def _section(args: argparse.Namespace, subject: Subject) -> Section:
   """Returns what one kind makes."""
+  beside = [_subject(args, path) for path in getattr(args, 'beside', [])]
   match args.what:
     case 'rollout':
+      fusions = args.fusion or ['mean']
       return sections.rollout(
-        [subject, *_others(args)],
-        args.fusion or ['mean'],
-        args.discard,
-        args.classes,
+        [subject, *beside], fusions, args.discard, args.classes
       )
     case 'attention':
       return sections.attention(subject, args.query)
     case 'distance':
-      return sections.distance([subject, *_others(args)])
+      return sections.distance([subject, *beside])
     case 'filters':
       return sections.first_filters(subject)
     case 'posemb':
@@ -225,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
         'in memory (default: 500)',
       )
       flags.add_data(kind)
-    elif what not in _WITHOUT_IMAGES:
+    elif what not in ('filters', 'posemb'):
       kind.add_argument(
         'images', nargs='+', help='image files, and folders that hold some'
       )
