@@ -72,7 +72,8 @@ def bench(
     if 'flax' in args.vs:
       _check_plain(config.model)
     if torch:
-      torch_peer.check(config)
+      torch_peer.libraries()
+      torch_peer.arguments(config)  # refuses a model that timm has not
   devices = _devices(count, args.vs)
   kind = devices[0].device_kind
   for config in points:

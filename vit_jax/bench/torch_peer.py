@@ -42,17 +42,6 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   }
 
 
-def check(config: ConfigDict) -> None:
-  """Checks that the libraries are here, and that timm has the model.
-
-  Raises:
-    ImportError: if timm or torch is not installed.
-    ValueError: if timm has no such model.
-  """
-  libraries()
-  arguments(config)
-
-
 def makers(training: bool) -> dict[str, Callable[[ConfigDict], Contender]]:
   """Returns what makes the contenders, by their names for `--vs`."""
   make = functools.partial(contender, training=training)
