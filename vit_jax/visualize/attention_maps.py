@@ -165,11 +165,11 @@ def _applied(
   calls, pooled = [], {}
 
   def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    result = next_fun(*args, **kwargs)
+    result, module = next_fun(*args, **kwargs), context.module
     if _is_layer(context):
-      calls.append((context.module, args, result))
-    elif _is_of_pooling(context.module):
-      pooled[context.module.path[-1]] = result
+      calls.append((module, args, result))
+    elif isinstance(module, Projection) and module.path[0] == 'MAPHead_0':
+      pooled[module.path[-1]] = result
     return result
 
   with nn.intercept_methods(note):
@@ -198,10 +198,6 @@ def _read(
   start = 0 if model.class_tokens else extra
   row_L = jnp.zeros(L).at[start : start + count].set(1 / count)
   return jnp.broadcast_to(row_L, (B, L))
-
-
-def _is_of_pooling(module: nn.Module) -> bool:
-  return isinstance(module, Projection) and module.path[0] == 'MAPHead_0'
 
 
 def _is_layer(context: Any) -> bool:
