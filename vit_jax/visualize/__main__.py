@@ -202,16 +202,13 @@ def _parser() -> argparse.ArgumentParser:
     kind = kinds.add_parser(
       what, help=text, description=f'{what}: {text}.', epilog=arrays
     )
+    add = kind.add_argument
     if what != 'augmentations':
-      kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
+      add('checkpoint', help=recognise.WHAT_OPENS)
     if what == 'masking':
-      kind.add_argument(
-        'data', help='labelled images: a folder, a TFDS name, or digits'
-      )
-      kind.add_argument(
-        '--split', default='test', help='of the data (default: test)'
-      )
-      kind.add_argument(
+      add('data', help='labelled images: a folder, a TFDS name, or digits')
+      add('--split', default='test', help='of the data (default: test)')
+      add(
         '--most',
         type=flags.positive,
         default=500,
@@ -220,28 +217,26 @@ def _parser() -> argparse.ArgumentParser:
       )
       flags.add_data(kind)
     elif what not in ('filters', 'posemb'):
-      kind.add_argument(
-        'images', nargs='+', help='image files, and folders that hold some'
-      )
-    kind.add_argument(
+      add('images', nargs='+', help='image files, and folders that hold some')
+    add(
       '--out',
       default='visualized',
       help='folder to write to, made if missing (default: visualized)',
     )
-    kind.add_argument(
+    add(
       '--image_size',
       help='pixels that the model is to see, as in 512 or 384x512; position '
       'embeddings are interpolated (default: those of the checkpoint, or 224)',
     )
     if what in ('report', 'rollout', 'masking'):
-      kind.add_argument(
+      add(
         '--fusion',
         choices=tuple(FUSIONS),
         action='append' if what == 'rollout' else 'store',
         help='of the heads (default: mean)'
         + '; may be given several times' * (what == 'rollout'),
       )
-      kind.add_argument(
+      add(
         '--discard',
         type=_share,
         default=0.0,
@@ -249,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
         '0.9 (default: 0)',
       )
     if what == 'rollout':
-      kind.add_argument(
+      add(
         '--class',
         dest='classes',
         action='append',
@@ -258,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         help='what speaks for this class; may be given several times',
       )
     if what == 'attention':
-      kind.add_argument(
+      add(
         '--query',
         type=_patch,
         metavar='ROW,COLUMN',
@@ -266,25 +261,23 @@ def _parser() -> argparse.ArgumentParser:
         'the patch in the middle where there is none)',
       )
     if what == 'masked':
-      kind.add_argument(
+      add(
         '--rate',
         type=_share,
         default=predictions.RATE,
         help='share of the patches that are hidden '
         f'(default: {predictions.RATE})',
       )
-      kind.add_argument(
-        '--seed', type=int, default=0, help='which ones (default: 0)'
-      )
+      add('--seed', type=int, default=0, help='which ones (default: 0)')
     if what == 'detr':
-      kind.add_argument(
+      add(
         '--threshold',
         type=_share,
         default=predict.THRESHOLD,
         help=f'least probability of an object (default: {predict.THRESHOLD})',
       )
     if what in ('rollout', 'distance'):
-      kind.add_argument(
+      add(
         '--beside',
         action='append',
         default=[],

@@ -51,7 +51,6 @@ def rights(
   subject: Subject,
   labels_N: np.ndarray,
   share: float = SHARE,
-  seed: int = 0,
   **how: Any,
 ) -> dict[str, np.ndarray]:
   """Returns whether each image is labelled right, as booleans N.
@@ -60,7 +59,6 @@ def rights(
     subject: a checkpoint and N images.
     labels_N: indices of their classes.
     share: of the pixels that are hidden.
-    seed: of the pixels drawn at random.
     **how: `fusion` and `discard` of `rollout`.
 
   Returns:
@@ -72,7 +70,7 @@ def rights(
   """
   checkpoint = subject.checkpoint
   size = checkpoint.image_size
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
 
   found = collections.defaultdict(list)
   for layers, batch in subject.at_work('masking'):
