@@ -133,9 +133,7 @@ def _line(row: Mapping) -> str:
   return (text + ' ({compiled_times} compilations)').format(**row)
 
 
-def search(
-  cost: Callable[[int], Cost], limit: float, start: int = 8
-) -> dict[int, Cost]:
+def search(cost: Callable[[int], Cost], limit: float) -> dict[int, Cost]:
   """Tries batch sizes until the largest that fits is known to `PRECISION`.
 
   Memory grows about linearly with the batch, so that from two sizes the largest
@@ -145,13 +143,12 @@ def search(
     cost: of a batch size; infinite bytes where nobody knows how many it takes
       that do not fit.
     limit: bytes that there are.
-    start: what to try first.
 
   Returns:
     What each size tried takes.
   """
   tried: dict[int, Cost] = {}
-  fits, too_large, batch = 0, MAX_BATCH + 1, start
+  fits, too_large, batch = 0, MAX_BATCH + 1, 8
   while True:
     tried[batch] = cost(batch)
     if tried[batch][0] <= limit:
