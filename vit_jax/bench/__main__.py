@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     help='devices that share the batch; default: 1; on a CPU so many are made',
   )
   _grid_flags(added['inference'], 'b16', '1,8', inference.TASK.peers)
+  added['inference'].set_defaults(devices=1)
   _grid_flags(added['capacity'], 'b16')
   added['capacity'].add_argument(
     '--modes',

@@ -11,7 +11,7 @@ The picture shows images/s over the image size where there are several, of the
 best batch size: the left panel of figure 12.
 """
 
-import argparse
+import functools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,16 +22,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.bench import race, speed, step, torch_peer
-from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.checkpoints import opening
 from vit_jax.data import cores
 from vit_jax.plan import aot
-
-
-def bench(args: argparse.Namespace, output: Output) -> None:
-  """Measures the way to logits over a grid, see `speed.bench`."""
-  speed.bench(TASK, args, output)
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
@@ -84,3 +78,4 @@ TASK = speed.SpeedTask(
   _ours,
   {'onnx': _onnx, **torch_peer.makers(training=False)},
 )
+bench = functools.partial(speed.bench, TASK)

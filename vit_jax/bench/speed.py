@@ -36,21 +36,19 @@ class SpeedTask:
   peers: Mapping[str, Callable[[ConfigDict], Contender]]
 
 
-def bench(
-  task: SpeedTask, args: argparse.Namespace, output: Output, count: int = 1
-) -> None:
+def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
   """Measures every combination.
 
   Args:
     task: training or inference.
     args: of the command.
     output: takes the rows.
-    count: how many devices share the images.
 
   Raises:
     ImportError: for a peer that is not installed.
     ValueError: for what cannot work, before anything is measured.
   """
+  count = args.devices  # which share the images
   for peer in args.vs:
     if peer not in task.peers:
       raise ValueError(f'--vs={peer} is none of {", ".join(task.peers)}.')

@@ -22,7 +22,6 @@ CPU best with a device on each, unless steps take but a few milliseconds.
 A device that cannot hold a batch says so, and the grid goes on.
 """
 
-import argparse
 import functools
 import importlib.metadata
 import itertools
@@ -34,15 +33,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.bench import race, speed, step, torch_peer
-from vit_jax.bench.output import Output
 from vit_jax.bench.race import Contender
 from vit_jax.plan import aot
 from vit_jax.training import sharding
-
-
-def bench(args: argparse.Namespace, output: Output) -> None:
-  """Measures training steps over a grid, see `speed.bench`."""
-  speed.bench(TASK, args, output, args.devices)
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
@@ -132,3 +125,4 @@ TASK = speed.SpeedTask(
   _ours,
   {'flax': _plain_flax, **torch_peer.makers(training=True)},
 )
+bench = functools.partial(speed.bench, TASK)
