@@ -16,7 +16,7 @@ import pytest
 from tests.serve.pictures_to_send import every_kind
 from tests.serve.test_server import ask, checkpoint_of
 from vit_jax.convert import board
-from vit_jax.serve.__main__ import Explainer
+from vit_jax.serve.__main__ import explained
 from vit_jax.serve.uploads import Seen, View
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
@@ -55,7 +55,7 @@ def paths(tmp_path_factory, checkpoint):
 def engine(paths, checkpoint):
   engine = engine_lib.Engine(
     {'small': served_model.ServedModel(paths['float32'], 1)},
-    Explainer({'small': checkpoint}),
+    lambda name, *asked: explained(checkpoint, *asked),
   )
   # A machine that is busy with other things is no fault of an image.
   engine._decoder._seconds = 600

@@ -63,7 +63,8 @@ def test_what_is_converted_is_served_and_removed(opened, monkeypatch, capsys):
   assert ended.value.code == 143
   (given, texts, explain), folder = served
   assert given is args and texts == ['b.npz', 'a.npz']
-  assert [*explain._checkpoints] == ['b', 'a']
+  monkeypatch.setattr(command, 'explained', lambda x, *asked: (x.path, asked))
+  assert explain('a', 1, 'max') == ('a.npz', (1, 'max'))
   assert isinstance(folder, pathlib.Path) and not folder.exists()
   assert capsys.readouterr().out.splitlines() == [
     'converting b.npz as b',

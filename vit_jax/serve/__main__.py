@@ -26,29 +26,20 @@ from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
 
-class Explainer:
-  """Rollout for a class, by JAX."""
-
-  def __init__(self, checkpoints: dict[str, opening.Checkpoint]):
-    """Takes checkpoints by the names of their models."""
-    self._checkpoints = checkpoints
-
-  def __call__(
-    self,
-    name: str,
-    pixels_HWC: np.ndarray,
-    number: int,
-    fusion: str,
-    discard: float,
-  ) -> np.ndarray:
-    """Returns the map hw; see `engine.Explain`."""
-    checkpoint = self._checkpoints[name]
-    layers = Layers(
-      checkpoint.model,
-      checkpoint.on_device,
-      checkpoint.normalize(jnp.asarray(pixels_HWC[None])),
-    )
-    return np.asarray(rollout(layers, fusion, discard, np.array([number])))[0]
+def explained(
+  checkpoint: opening.Checkpoint,
+  pixels_HWC: np.ndarray,
+  number: int,
+  fusion: str,
+  discard: float,
+) -> np.ndarray:
+  """Returns rollout hw for a class, by JAX; see `engine.Explain`."""
+  layers = Layers(
+    checkpoint.model,
+    checkpoint.on_device,
+    checkpoint.normalize(jnp.asarray(pixels_HWC[None])),
+  )
+  return np.asarray(rollout(layers, fusion, discard, np.array([number])))[0]
 
 
 def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
@@ -92,7 +83,9 @@ def _run(args: argparse.Namespace) -> None:
     paths = [
       pathlib.Path(folder) / f'{name}.float32.onnx' for name in checkpoints
     ]
-    listening.serve(args, paths, Explainer(checkpoints))
+    listening.serve(
+      args, paths, lambda name, *asked: explained(checkpoints[name], *asked)
+    )
 
 
 def main() -> int:
