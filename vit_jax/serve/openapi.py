@@ -3,10 +3,33 @@
 from typing import Any
 
 from vit_jax.serve.protection import MAX_BODY_BYTES
-from vit_jax.serve.queries import THRESHOLD
 from vit_jax.serve.served_model import FUSIONS
 from vit_jax.serve.uploads import FORMATS, MAX_PIXELS
 
+# As of `predict`.
+THRESHOLD = 0.7
+
+_NUMBER, _INTEGER = {'type': 'number'}, {'type': 'integer'}
+_TEXT, _ANYTHING = {'type': 'string'}, {'type': 'object'}
+
+# By name, the schema of a parameter of /api/predict, and what it is.
+PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
+  'model': (_TEXT, 'of /api/models; default: the first'),
+  'image': (_TEXT, 'digest of one sent before, instead of a body'),
+  'top': (_INTEGER | {'minimum': 1, 'default': 5}, 'classes'),
+  'threshold': (
+    _NUMBER | {'minimum': 0, 'exclusiveMaximum': 1, 'default': THRESHOLD},
+    'least probability of an object, where a model finds objects',
+  ),
+  'map': ({'enum': ['0', '1'], 'default': '1'}, 'whether with map'),
+  'fusion': (_TEXT | {'enum': list(FUSIONS), 'default': 'mean'}, 'of heads'),
+  'discard': (
+    _NUMBER | {'minimum': 0, 'exclusiveMaximum': 1, 'default': 0},
+    'share of the lowest weights of each layer',
+  ),
+  'layer': (_INTEGER | {'minimum': 0}, 'the only one; default: all'),
+  'class': (_INTEGER | {'minimum': 0}, 'index of one to explain'),
+}
 _ERRORS = {
   '400': 'A parameter is not possible.',
   '401': 'The token is missing or wrong.',
@@ -22,46 +45,28 @@ _ERRORS = {
 
 def describe() -> dict[str, Any]:
   """Returns the description, for JSON."""
-  number, integer = {'type': 'number'}, {'type': 'integer'}
-  text, anything = {'type': 'string'}, {'type': 'object'}
   parameters = [
-    _parameter('model', text, 'of /api/models; default: the first'),
-    _parameter('image', text, 'digest of one sent before, instead of a body'),
-    _parameter('top', integer | {'minimum': 1, 'default': 5}, 'classes'),
-    _parameter(
-      'threshold',
-      number | {'minimum': 0, 'exclusiveMaximum': 1, 'default': THRESHOLD},
-      'least probability of an object, where a model finds objects',
-    ),
-    _parameter('map', {'enum': ['0', '1'], 'default': '1'}, 'whether with map'),
-    _parameter(
-      'fusion', text | {'enum': list(FUSIONS), 'default': 'mean'}, 'of heads'
-    ),
-    _parameter(
-      'discard',
-      number | {'minimum': 0, 'exclusiveMaximum': 1, 'default': 0},
-      'share of the lowest weights of each layer',
-    ),
-    _parameter('layer', integer | {'minimum': 0}, 'the only one; default: all'),
-    _parameter('class', integer | {'minimum': 0}, 'index of one to explain'),
+    {'name': name, 'in': 'query', 'schema': schema, 'description': what}
+    for name, (schema, what) in PARAMETERS.items()
   ]
   errors = {
-    status: _response(what, {'error': text}) for status, what in _ERRORS.items()
+    status: _response(what, {'error': _TEXT})
+    for status, what in _ERRORS.items()
   }
-  named = {'index': integer, 'name': text, 'probability': number}
+  named = {'index': _INTEGER, 'name': _TEXT, 'probability': _NUMBER}
   answer = {
-    'model': text,
-    'image': text | {'description': 'SHA-256 of its bytes'},
-    'box': _many(number)
+    'model': _TEXT,
+    'image': _TEXT | {'description': 'SHA-256 of its bytes'},
+    'box': _many(_NUMBER)
     | {'description': 'part that is seen: top, left, height, width as shares'},
-    'classes': _many(anything | {'properties': named}),
+    'classes': _many(_ANYTHING | {'properties': named}),
     'objects': {'type': ['array', 'null']}
-    | {'items': anything | {'properties': named | {'box': _many(number)}}}
+    | {'items': _ANYTHING | {'properties': named | {'box': _many(_NUMBER)}}}
     | {'description': 'with boxes x0, y0, x1, y1 as shares; empty classes'},
     'map': {'type': ['object', 'null']}
-    | {'properties': {'values': _many(_many(number))}},
-    'seconds': anything
-    | {'properties': {'decode': number, 'model': number, 'map': number}},
+    | {'properties': {'values': _many(_many(_NUMBER))}},
+    'seconds': _ANYTHING
+    | {'properties': {'decode': _NUMBER, 'model': _NUMBER, 'map': _NUMBER}},
   }
   predict = {
     'summary': 'The likeliest classes of an image, or objects, and a map.',
@@ -82,9 +87,9 @@ def describe() -> dict[str, Any]:
     'paths': {
       '/api/predict': {'post': predict},
       '/api/models': {
-        'get': _get('The models.', {'models': _many(anything)}),
+        'get': _get('The models.', {'models': _many(_ANYTHING)}),
       },
-      '/healthz': {'get': _get('Whether it runs.', {'status': text})},
+      '/healthz': {'get': _get('Whether it runs.', {'status': _TEXT})},
       '/metrics': {
         'get': {
           'summary': 'Counters for Prometheus.',
@@ -95,10 +100,6 @@ def describe() -> dict[str, Any]:
       },
     },
   }
-
-
-def _parameter(name: str, schema: dict[str, Any], what: str) -> dict[str, Any]:
-  return {'name': name, 'in': 'query', 'schema': schema, 'description': what}
 
 
 def _many(schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.serve.engine import Engine
+from vit_jax.serve.openapi import PARAMETERS, THRESHOLD
 from vit_jax.serve.protection import Refusal
 from vit_jax.serve.served_model import FUSIONS
-
-NAMES = (
-  'model',
-  'image',
-  'top',
-  'threshold',
-  'map',
-  'fusion',
-  'discard',
-  'layer',
-  'class',
-)
-# As of `predict`.
-THRESHOLD = 0.7
 
 
 class Query(NamedTuple):
@@ -57,7 +44,8 @@ def parse(given: Mapping[str, str], engine: Engine) -> Query:
     Refusal: naming the parameter, its value and the way out.
   """
   for name in given:
-    _check(name in NAMES, name, given[name], f'use {", ".join(NAMES)}')
+    known = name in PARAMETERS
+    _check(known, name, given[name], f'use {", ".join(PARAMETERS)}')
   names = list(engine.models)
   name = given.get('model', names[0])
   _check(name in names, 'model', name, f'use {", ".join(names)}')
