@@ -126,7 +126,8 @@ def _see(data: bytes, view: View) -> Seen:
     factor = upright.scale_factor(box, part)
     image.draft(None, (width // factor, height // factor))
   pixels = upright.upright(upright.rgb(image), turn, box, (H, W), factor)
-  pixels = _resized(pixels, part, view.interpolation)
+  resized = resize if view.interpolation == 'bilinear' else upright.bicubic
+  pixels = resized(pixels, part)
   if view.keeps_shape:
     canvas = np.zeros((*view.size, 3), np.uint8)
     canvas[: part[0], : part[1]] = pixels
@@ -148,14 +149,6 @@ def _formats() -> tuple[str, ...]:
   """Returns those that this Pillow has."""
   Image.init()
   return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _resized(
-  image: np.ndarray, size: tuple[int, int], interpolation: str
-) -> np.ndarray:
-  if interpolation == 'bilinear':
-    return resize(image, size)
-  return upright.bicubic(image, size)
 
 
 def send(pipe: IO[bytes], message: Any, *data: bytes | bytearray) -> None:
