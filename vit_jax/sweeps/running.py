@@ -68,20 +68,16 @@ def run(
   sweep = _Sweep(config, workdir, start_over, report)
   # Two would each write tables of its own runs alone.
   with workdir_lock.held(workdir):
-    _run(sweep)
-
-
-def _run(sweep: '_Sweep') -> None:
-  sweep.write()
-  # A run that SIGTERM meets in its last step finishes as if nothing were.
-  with preemption_notice() as preempted:
-    for trained, cell in enumerate(sweep.turns()):
-      # Several processes have to agree on a step, which is up to their runs.
-      if trained and jax.process_count() == 1 and preempted(trained):
-        raise Preempted('Preempted: every run so far is saved.')
-      sweep.train(cell)
-      sweep.write()
-  sweep.finish()
+    sweep.write()
+    # A run that SIGTERM meets in its last step finishes as if nothing were.
+    with preemption_notice() as preempted:
+      for trained, cell in enumerate(sweep.turns()):
+        # Several processes have to agree on a step, which is up to their runs.
+        if trained and jax.process_count() == 1 and preempted(trained):
+          raise Preempted('Preempted: every run so far is saved.')
+        sweep.train(cell)
+        sweep.write()
+    sweep.finish()
 
 
 class _Sweep:
