@@ -7,7 +7,7 @@ compiles or measures is what the others run.
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -267,11 +267,15 @@ class Experiment:
       *_, height, width, _ = batch['image'].shape
       size = height, width
     batch = self.objectives[size].augment(batch, key_augment)
-    args = size, fixed, batch, key_loss
-    grads, metrics = self._accumulated(self._to_use(state['params']), *args)
+
+    def gradients(params: Params) -> tuple[Params, Metrics]:
+      given = self._to_use(params), size, fixed
+      of_part = functools.partial(self._gradients, *given)
+      return self._accumulated(of_part, batch, key_loss)
+
+    grads, metrics = gradients(state['params'])
     if rho := self.config.optimizer.sam:
-      sharpest = optim.sharpest(state['params'], grads, rho)
-      grads, _ = self._accumulated(self._to_use(sharpest), *args)
+      grads, _ = gradients(optim.sharpest(state['params'], grads, rho))
     updates, opt_state = self.optimizer.update(
       grads, state['opt_state'], state['params']
     )
@@ -299,17 +303,12 @@ class Experiment:
     return sharding.gather(cast, self.mesh)
 
   def _accumulated(
-    self,
-    params: Params,
-    size: tuple[int, int],
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
+    self, gradients: Callable[..., Any], batch: Batch, key: jax.Array
   ) -> tuple[Params, Metrics]:
     """Returns means over the batch, worked off in `accum_steps` parts."""
     n = self.config.accum_steps
     if n == 1:
-      return self._gradients(params, size, fixed, batch, key)
+      return gradients(batch, key)
 
     # Rows are dealt out in turn, so that every device splits its own rows and
     # none travel.
@@ -321,19 +320,14 @@ class Experiment:
       part_batch = jax.lax.with_sharding_constraint(
         part_batch, jax.sharding.NamedSharding(self.mesh, sharding.BATCH)
       )
-      one = self._gradients(params, size, fixed, part_batch, part_key)
+      one = gradients(part_batch, part_key)
       return jax.tree.map(lambda a, b: a + b / n, total, one), None
 
     keys = jax.random.split(key, n)
     parts = (jax.tree.map(split, batch), keys)
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(
-        functools.partial(self._gradients, params, size),
-        fixed,
-        jax.tree.map(lambda x: x[0], parts[0]),
-        key,
-      ),
+      jax.eval_shape(gradients, jax.tree.map(lambda x: x[0], parts[0]), key),
     )
     return jax.lax.scan(add, zeros, parts)[0]
 
