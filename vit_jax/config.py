@@ -540,12 +540,9 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """
   known = flatten(config)
   for key, text in pairs.items():
-    if key == 'model':
-      choose_model(config, text)
-      known = flatten(config)
-      continue
-    if key == 'objective':
-      choose_objective(config, text)
+    if key in ('model', 'objective'):
+      choose = choose_model if key == 'model' else choose_objective
+      choose(config, text)
       known = flatten(config)
       continue
     if key not in known:
