@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from absl import flags
@@ -105,7 +105,8 @@ def parse_flags(
     if re.search("attribute '(get_config|lock)'", str(e)):
       _refuse_config(argv, e)
     # The ways in which config_flags says that there is no such field.
-    known = _fields_of_config(argv)
+    parser = flags.FLAGS['config'].parser
+    known = config_lib.flatten(parser.parse(_named_config(argv)))
     for arg in argv:
       match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
       if match and match[1] not in known:
@@ -178,12 +179,6 @@ def _named_config(argv: list[str]) -> str:
     if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
   ]
   return named[-1] if named else ''
-
-
-def _fields_of_config(argv: list[str]) -> dict[str, Any]:
-  """Returns the fields of the config file named on a command line."""
-  parser = flags.FLAGS['config'].parser
-  return config_lib.flatten(parser.parse(_named_config(argv)))
 
 
 def _last_line(error: Exception) -> str:
