@@ -9,6 +9,7 @@ nothing again.
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import threading
@@ -102,8 +103,7 @@ class Engine:
     self.models = models
     self.explain = explain
     self.waiting = 0
-    self.counts: collections.defaultdict[tuple[str, str], float]
-    self.counts = collections.defaultdict(float)
+    self.counts: dict[tuple[str, str], float] = collections.defaultdict(float)
     self._views = list({model.view: None for model in models.values()})
     self._decoder = Decoder(self._views)
     self._images = Remembered(_MAX_IMAGES_BYTES)
@@ -182,13 +182,10 @@ class Engine:
     self, seen: Seen, model: str, number: int, fusion: str, discard: float
   ) -> futures.Future:
     """Returns the map hw of what speaks for a class, to wait for."""
-    explain = self.explain
-    assert explain
+    assert self.explain
     future: futures.Future[np.ndarray] = futures.Future()
-
-    def function() -> np.ndarray:
-      return explain(model, seen.pixels_HWC, number, fusion, discard)
-
+    asked = model, seen.pixels_HWC, number, fusion, discard
+    function = functools.partial(self.explain, *asked)
     self._put(_Job(model, seen, future, function))
     return future
 
