@@ -7,7 +7,6 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -166,7 +165,6 @@ class PageServer:
     start = time.perf_counter()
     found = None
     if model.grid and query.with_map:
-      job: Future[np.ndarray] | None = None
       if query.number is not None:
         job = self._engine.explained(
           seen, query.model, query.number, query.fusion, query.discard
@@ -219,7 +217,7 @@ class PageServer:
         total = engine.counts[what, name]
         labels = f'model="{_escaped(name)}"'
         lines.append(f'vit_model_{what}_total{{{labels}}} {total}')
-    gauges: Mapping[str, int] = {
+    gauges = {
       'waiting': engine.waiting,
       'waiting_most': MAX_WAITING,
       'remembered_bytes': engine.remembered_bytes,
