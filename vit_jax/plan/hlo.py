@@ -13,14 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-COLLECTIVES = (
-  'all-gather',
-  'all-reduce',
-  'all-to-all',
-  'collective-permute',
-  'reduce-scatter',
-)
-
 _NAME = r'%?([\w.\-]+)'
 _COMPUTATION = re.compile(rf'(ENTRY )?{_NAME} \(.*\{{\s*$')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -31,7 +23,10 @@ _CALLED = re.compile(
   r'branch_computations)='
   r'\{?(%?[\w.\-]+(?:, %?[\w.\-]+)*)'
 )
-_ASYNC = re.compile(rf' = (\(?.*?) ({"|".join(COLLECTIVES)})(-start)?\(')
+_ASYNC = re.compile(
+  r' = (\(?.*?) (all-gather|all-reduce|all-to-all|collective-permute|'
+  r'reduce-scatter)(-start)?\('
+)
 # Bits of an element, and the sizes; `pred` takes a byte.
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
@@ -50,7 +45,7 @@ class Collective:
   """Communication that a step does, perhaps many times.
 
   Attributes:
-    kind: of `COLLECTIVES`.
+    kind: as in HLO, such as 'all-reduce'.
     devices: that take part, in each of the groups.
     bytes: of the whole array, which a gather or a reduction is about.
     count: times in a step.
