@@ -62,12 +62,10 @@ def test_report_of_l16():
   )
   step = costs.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
   facts = costs.facts_given(config, 21_843, 1_000_000)
-  text = costs.report(
-    Experiment(config, facts),
-    step,
-    devices(32, 'TPU v3', per_chip=2),
-    hardware.TPU_CHIPS['v3'],
-  )
+  where = devices(32, 'TPU v3', per_chip=2), hardware.TPU_CHIPS['v3']
+  experiment = Experiment(config, facts)
+  cost = costs.costs(experiment, step, *where)
+  text = costs.report(experiment, step, cost)
   found = lines(text)
   assert found['compiled'] == 'in 62 s'
   assert found['memory'] == (
@@ -102,12 +100,9 @@ def test_report_of_l16():
   # A step in two is of a quarter of the pixels; L/16 at 112 has 30.8 GFLOPs of
   # 123.1.
   config.data.image_size = '224,112'
-  two_sizes = costs.report(
-    Experiment(config, facts),
-    step,
-    devices(32, 'TPU v3', per_chip=2),
-    hardware.TPU_CHIPS['v3'],
-  )
+  experiment = Experiment(config, facts)
+  cost = costs.costs(experiment, step, *where)
+  two_sizes = costs.report(experiment, step, cost)
   exaflops = re.search(r'([\d.]+) exaFLOPs', two_sizes)
   assert float(exaflops[1]) == pytest.approx(5.17 * 0.625, rel=0.005)
   days = re.search('([0-9.]+) to ([0-9.]+) core-days', two_sizes)

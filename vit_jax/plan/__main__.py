@@ -169,11 +169,12 @@ def run(argv: list[str]) -> None:
       flush=True,
     )
     step = step or compile_step(experiment)
-    print(report(experiment, step, devices, chip))
+    cost = costs(experiment, step, devices, chip)
+    print(report(experiment, step, cost))
     for line in profile(step.program, _PROFILE.value):
       print(line)
     if table:
-      table.add(plan, given, step, costs(experiment, step, devices, chip))
+      table.add(plan, given, step, cost)
       print(f'written   {_TABLE.value}')
   except TooLarge as e:
     if table:

@@ -276,14 +276,8 @@ def share_of_largest(experiment: Experiment) -> float:
   return experiment.forward_flops() / flops.forward_flops(objective.model, size)
 
 
-def report(
-  experiment: Experiment,
-  step: Step,
-  devices: Sequence[jax.Device],
-  chip: hardware.TpuChip,
-) -> str:
+def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   """Returns what there is to say of a step that fits, a line each."""
-  cost = costs(experiment, step, devices, chip)
   total = experiment.durations.total
   mean_flops = experiment.objective.images_seen * experiment.forward_flops()
   exaflops = total * cost.images * 3 * mean_flops / 1e18
