@@ -9,7 +9,6 @@ checkpoint from there on.
 """
 
 import argparse
-import io
 import logging
 import math
 import pathlib
@@ -18,11 +17,11 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from vit_jax import flags
 from vit_jax.data import bad_images, images, transforms, whole
 from vit_jax.data.sources import Source
+from vit_jax.visualize import draw
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +134,7 @@ def _picture(images_BHWC: np.ndarray, palette_KC: np.ndarray) -> bytes:
     ((0, 0), (0, max(width - grid.shape[1], 0)), (0, 0)),
     constant_values=255,
   )
-  file = io.BytesIO()
-  Image.fromarray(np.concatenate([*rows, grid])).save(file, 'png')
-  return file.getvalue()
+  return draw.png(np.concatenate([*rows, grid]))
 
 
 def _images(source: Source, size: tuple[int, int]) -> np.ndarray:
