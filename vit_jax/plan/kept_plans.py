@@ -93,8 +93,8 @@ class PlanTable:
       cost: of it.
     """
     numbers = {
-      'images': cost.images,
-      'devices': cost.devices,
+      'images': str(cost.images),
+      'devices': str(cost.devices),
       'gib': f'{step.peak_bytes / GIB:.2f}',
       'computing_ms': f'{1e3 * cost.computing_s:.2f}',
       'least_ms': f'{1e3 * cost.least_s:.2f}',
@@ -102,8 +102,7 @@ class PlanTable:
       'mfu': f'{cost.mfu(cost.computing_s):.4f}',
       'sent_gib': f'{cost.sent_bytes / GIB:.3f}',
     }
-    texts = {name: str(number) for name, number in numbers.items()}
-    self._put({'plan': plan, 'fields': fields, 'outcome': FITS, **texts})
+    self._put({'plan': plan, 'fields': fields, 'outcome': FITS, **numbers})
 
   def add_too_large(self, plan: str, reason: str) -> None:
     """Writes that the step of a plan does not fit."""
