@@ -22,6 +22,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.convert import board
 from vit_jax.serve import options
+from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
@@ -49,16 +50,9 @@ def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
     FileNotFoundError: if nothing is at one of the paths.
     ValueError: if one is none, or a damaged one.
   """
-  found: dict[str, opening.Checkpoint] = {}
-  for path in paths:
-    checkpoint = opening.open_checkpoint(path)
-    name = stem = board.name_of(checkpoint.path)
-    count = 1
-    while name in found:
-      count += 1
-      name = f'{stem}-{count}'
-    found[name] = checkpoint
-  return found
+  checkpoints = [opening.open_checkpoint(path) for path in paths]
+  names = photos.unique_names([board.name_of(x.path) for x in checkpoints])
+  return dict(zip(names, checkpoints, strict=True))
 
 
 def _run(args: argparse.Namespace) -> None:
