@@ -6,7 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import uvicorn
 
@@ -32,13 +32,9 @@ def serve(
     explain: see `Engine`.
   """
   _give_memory_back()
-  models: Mapping[str, ServedModel] = {
-    model.name: model
-    for model in (ServedModel(path, args.threads) for path in paths)
-  }
-  hosts = None
-  if args.host in protection.LOOPBACK:
-    hosts = protection.LOOPBACK
+  opened = [ServedModel(path, args.threads) for path in paths]
+  models = {model.name: model for model in opened}
+  hosts = protection.LOOPBACK if args.host in protection.LOOPBACK else None
   engine = Engine(models, explain)
   config = uvicorn.Config(
     PageServer(engine, args.token or '', hosts).app(),
