@@ -173,7 +173,8 @@ def test_the_story_of_a_run(config):
   # Patches, a class token and positions, norms, attention, MLP, head.
   params = 49 * 16 + 6 * 16 + 3 * 32 + 4 * 17 * 16 + 17 * 32 + 33 * 16
   params += 17 * 1234
-  assert made.story(1_234_000_000).splitlines() == [
+  made.forward_flops = 1_234_000_000
+  assert made.story().splitlines() == [
     f'model  ViT, {params:,} parameters, 1.23 GFLOPs an image of 8x8 pixels',
     'data   digits train: 1,281,167 images, 1,234 classes',
     'run    5,000 steps of 1,024 on 2 x cpu, mesh data=2, fsdp=1, tensor=1',
@@ -181,7 +182,7 @@ def test_the_story_of_a_run(config):
   config_lib.choose_objective(config, 'masked')
   config.model.pool = 'gap'
   alone = made_of(config, (), examples=70)
-  assert alone.story(1).splitlines()[1] == (
+  assert alone.story().splitlines()[1] == (
     'data   digits train: 70 images without labels'
   )
 
@@ -206,8 +207,8 @@ def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):
   ]
   assert list(made.objectives) == [(8, 8), (8, 16)]
   assert counts[0] < counts[1]
-  assert made.forward_flops() == sum(counts) // 2
-  assert ' of 8x8, 8x16 pixels' in made.story(1)
+  assert made.forward_flops == sum(counts) // 2
+  assert ' of 8x8, 8x16 pixels' in made.story()
 
 
 @pytest.mark.parametrize(

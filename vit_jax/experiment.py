@@ -206,8 +206,9 @@ class Experiment:
     each = [x.train_transform() for x in self.objectives.values()]
     return transforms.OneOf(tuple(each)) if len(each) > 1 else each[0]
 
+  @functools.cached_property
   def forward_flops(self) -> int:
-    """Returns the operations of an image, the mean over the sizes."""
+    """The operations of an image, the mean over the sizes."""
     sizes = self._batch_sizes()
     counts = {}
     for size in set(sizes):
@@ -222,19 +223,15 @@ class Experiment:
     # Sizes and buckets are not had together.
     return of_buckets() if of_buckets and len(found) == 1 else found
 
-  def story(self, forward_flops: int) -> str:
-    """Returns what is about to be trained, in three lines.
-
-    Args:
-      forward_flops: of the model, an image.
-    """
+  def story(self) -> str:
+    """Returns what is about to be trained, in three lines."""
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
     sizes = ', '.join(f'{h}x{w}' for h, w in dict.fromkeys(self._batch_sizes()))
     return (
       f'model  {type(model).__name__}, '
       f'{flops.count_params(model, facts.image_size):,} parameters, '
-      f'{forward_flops / 1e9:.3g} GFLOPs an image of {sizes} pixels\n'
+      f'{self.forward_flops / 1e9:.3g} GFLOPs an image of {sizes} pixels\n'
       f'data   {config.data.name} {config.data.split}: '
       f'{facts.examples:,} images'
       + (f', {classes:,} classes\n' if classes else ' without labels\n')

@@ -165,9 +165,8 @@ def _train(
     process_count=parts,
     **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
-  forward_flops = experiment.forward_flops()
   if is_first:
-    print(experiment.story(forward_flops))
+    print(experiment.story())
   run = Run(
     workdir=workdir,
     mesh=experiment.mesh,
@@ -178,7 +177,7 @@ def _train(
     meta=meta,
     start_step=start_step,
     batch_size=config.batch_size,
-    forward_flops=forward_flops * objective.images_seen,
+    forward_flops=experiment.forward_flops * objective.images_seen,
     listener=listener,
   )
   with (

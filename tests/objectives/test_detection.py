@@ -443,8 +443,8 @@ def test_the_originals_recipe():
     share * flops.forward_flops(made.objective.model, (side, side))
     for side, share in shares.items()
   )
-  assert made.forward_flops() == pytest.approx(mean, rel=1e-6)
-  assert '960x960, 1184x1184, 1333x1333 pixels' in made.story(0)
+  assert made.forward_flops == pytest.approx(mean, rel=1e-6)
+  assert '960x960, 1184x1184, 1333x1333 pixels' in made.story()
 
 
 def test_the_original_is_not_trained_from_nothing(tmp_path):

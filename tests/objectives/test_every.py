@@ -221,7 +221,7 @@ def test_what_is_said_of_it_opens_no_data(name, monkeypatch):
   """Which the first of several processes does alone, and others would miss."""
   made = experiment_of(name)
   monkeypatch.setattr(bad_images, 'open_checked', lambda *_: 1 / 0)
-  assert 'images' in made.story(made.forward_flops())
+  assert 'images' in made.story()
 
 
 OF_CLASSES = {
@@ -275,7 +275,7 @@ def test_it_says_how_many_images_the_model_sees(name):
       jax.random.key(0),
     )[0]
   )(made.new_params(), batches(name)[0])
-  counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops()
+  counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops
   assert 0.8 < counted / made.objective.images_seen < 1.25
 
 

@@ -273,13 +273,13 @@ def costs(
 def share_of_largest(experiment: Experiment) -> float:
   """Returns what the mean step computes of one of the largest size."""
   size, objective = aot.largest(experiment)
-  return experiment.forward_flops() / flops.forward_flops(objective.model, size)
+  return experiment.forward_flops / flops.forward_flops(objective.model, size)
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   """Returns what there is to say of a step that fits, a line each."""
   total = experiment.durations.total
-  mean_flops = experiment.objective.images_seen * experiment.forward_flops()
+  mean_flops = experiment.objective.images_seen * experiment.forward_flops
   exaflops = total * cost.images * 3 * mean_flops / 1e18
   bounds = cost.least_s, cost.most_s
   share = share_of_largest(experiment)
