@@ -45,7 +45,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   turn = race.paced(
     start, lambda: jax.block_until_ready(logits), config.batch_size
   )
-  mfu = speed.mfu_per_image_s(experiment.forward_flops(), devices, passes=1)
+  mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=1)
   return Contender('ours', turn, facts | mfu)
 
 

@@ -56,7 +56,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   turn = race.paced(
     start, lambda: jax.block_until_ready((state, metrics)), config.batch_size
   )
-  mfu = speed.mfu_per_image_s(experiment.forward_flops(), devices, passes=3)
+  mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=3)
   return Contender('ours', turn, facts | mfu)
 
 
