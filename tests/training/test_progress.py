@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -415,11 +416,27 @@ def test_a_phase_of_another_process_is_not_said(monkeypatch):
   assert not stream.getvalue()
 
 
-def test_what_nobody_reads_any_more_ends_nothing(clock):
-  class Broken(Terminal):
-    def write(self, text):
-      raise BrokenPipeError
+class Broken(Terminal):
+  def write(self, text):
+    self.was_tried = True
+    raise BrokenPipeError
 
+
+@pytest.mark.parametrize('terminal', [True, False])
+def test_a_phase_that_nobody_reads_of_ends_without_a_word(
+  monkeypatch, terminal
+):
+  stream, failures = Broken(), []
+  stream.isatty = lambda: terminal
+  monkeypatch.setattr(sys, 'stdout', stream)
+  monkeypatch.setattr(threading, 'excepthook', failures.append)
+  with progress.phase('compiling'):
+    while not hasattr(stream, 'was_tried'):
+      time.sleep(0.1)
+  assert not failures
+
+
+def test_what_nobody_reads_any_more_ends_nothing(clock):
   for terminal in (True, False):
     stream = Broken()
     stream.isatty = lambda terminal=terminal: terminal

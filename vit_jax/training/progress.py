@@ -35,12 +35,13 @@ def phase(what: str, *, shown: bool = True) -> Iterator[None]:
     if ended.wait(1):
       return
     if not live:
-      print(f'{what} ...', file=out, flush=True)
+      _write(out, f'{what} ...\n')
       return
     while not ended.wait(0.5):
       seconds = time.monotonic() - started_s
-      print(f'\r{what} ... {seconds:.0f} s\x1b[K', end='', file=out, flush=True)
-    print('\r\x1b[K', end='', file=out, flush=True)
+      if not _write(out, f'\r{what} ... {seconds:.0f} s\x1b[K'):
+        return
+    _write(out, '\r\x1b[K')
 
   teller = threading.Thread(target=tell, daemon=True)
   if shown:
@@ -223,16 +224,22 @@ class Progress:
       self._write(f'\r{self._live_line[:width]}\x1b[K')
 
   def _write(self, text: str) -> None:
-    try:
-      self.stream.write(text)
-      self.stream.flush()
-    except OSError:
-      # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under
-      # a log: nothing that training should end for.
-      self.enabled = False
-      # Nor what is still to be printed, or flushed when Python ends.
-      with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+    self.enabled &= _write(self.stream, text)
+
+
+def _write(stream: TextIO, text: str) -> bool:
+  """Prints text; returns whether more should be."""
+  try:
+    stream.write(text)
+    stream.flush()
+  except OSError:
+    # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under a
+    # log: nothing that training should end for. Nor what is still to be printed,
+    # or flushed when Python ends.
+    with contextlib.suppress(OSError):
+      os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return False
+  return True
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {
