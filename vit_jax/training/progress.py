@@ -234,8 +234,8 @@ def _write(stream: TextIO, text: str) -> bool:
     stream.flush()
   except OSError:
     # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under a
-    # log: nothing that training should end for. Nor what is still to be printed,
-    # or flushed when Python ends.
+    # log: nothing that training should end for. Nor what is still to be
+    # printed, or flushed when Python ends.
     with contextlib.suppress(OSError):
       os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return False
