@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
+from tests.checkpoints.formats.timm_folder import TINY
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
@@ -49,6 +51,20 @@ def test_a_checkpoint_brings_its_model_and_the_scaling_of_its_images():
   assert config.init == path
   assert tuple(config.data.mean) == checkpoint.preprocessing.mean
   assert config.data.image_size == '384'
+
+
+def test_what_pre_training_left_out_at_random_fine_tuning_does_not(
+  tmp_path, monkeypatch
+):
+  fields = {'dropout': 0.1, 'stochastic_depth': 0.2, 'remat': 'cheap'}
+  checkpoint = random_checkpoint(None, (32, 32), **TINY, **fields)
+  monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
+  model = fine_tuning(str(tmp_path)).model
+  assert {name: model[name] for name in fields} == {
+    'dropout': 0.0,
+    'stochastic_depth': 0.0,
+    'remat': 'none',
+  }
 
 
 def test_what_is_neither_variant_nor_checkpoint_is_refused():

@@ -14,17 +14,8 @@ from vit_jax.sweeps import axes
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 # Of data that table 4 does not have: VTAB's.
 STEPS = 2_500
-# The head is a new one, and how a body is computed is no matter of its weights.
-_NOT_THE_WEIGHTS = (
-  'num_classes',
-  'image_size',
-  'representation_size',
-  'head_bias',
-  'dropout',
-  'dtype',
-  'scan',
-  'remat',
-)
+# Which is a new one.
+_OF_THE_HEAD = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 # BiT cuts 384 pixels out of 448.
 RESIZE = 448 / 384
 
@@ -62,9 +53,8 @@ def _start_from(config: ConfigDict, model: str) -> None:
   checkpoint = opening.open_checkpoint(model)
   fields = checkpoint.weights().fields
   config.model = ConfigDict(variants.defaults(fields['name']))
-  config.model.update(
-    {k: v for k, v in fields.items() if k not in _NOT_THE_WEIGHTS}
-  )
+  left_out = {*_OF_THE_HEAD, *checkpoint.model.compute_fields}
+  config.model.update({k: v for k, v in fields.items() if k not in left_out})
   config.init = model
   given = checkpoint.preprocessing
   config.data.update(
