@@ -424,7 +424,7 @@ def test_bfloat16_models_compute_in_float32_and_that_is_said(tmp_path):
   ('fields', 'size', 'dtype', 'rollout', 'message'),
   {
     'axial rollout': (VIT | AXIAL, SMALL, 'float32', True, 'axial attention'),
-    'resnet rollout': (RESNET, LARGE, 'float32', True, 'a ResNet has not'),
+    'resnet rollout': (RESNET, LARGE, 'float32', True, 'ResNet has not'),
     'resnet int8': (RESNET, LARGE, 'int8', False, 'use --dtype=float32'),
   }.values(),
   ids=['axial rollout', 'resnet rollout', 'resnet int8'],

@@ -149,7 +149,7 @@ def _to_model(
     scan=False, remat='none', dtype=jnp.dtype('float32')
   )
   if rollout and model.attention != 'all':
-    kind = f'a {type(model).__name__}'
+    kind = f'the model {type(model).__name__}'
     if model.attention == 'axial':
       kind = 'axial attention'
     raise ValueError(
