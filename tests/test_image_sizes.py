@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import itertools
 
 import jax
@@ -104,7 +105,8 @@ def test_gradients_come_through_the_resized_positions():
   key = jax.random.fold_in(jax.random.split(jax.random.key(0))[1], 0)
   key_augment, key_loss = jax.random.split(key)
   prepared = objective.augment(jax.tree.map(np.asarray, batch), key_augment)
-  (loss, _), grads = jax.jit(jax.value_and_grad(objective.loss, has_aux=True))(
+  function = functools.partial(objective.loss, train=True)
+  (loss, _), grads = jax.jit(jax.value_and_grad(function, has_aux=True))(
     resized, {}, prepared, key_loss
   )
   np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)

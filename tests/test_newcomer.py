@@ -61,7 +61,7 @@ class Brightness:
     images = self.images.normalize(batch['image'])
     return {'image': images, 'bright': bright_B}
 
-  def loss(self, params, fixed, batch, key):
+  def loss(self, params, fixed, batch, key, *, train):
     x_B1, _ = self.model.apply({'params': params}, batch['image'])
     loss = jnp.mean((x_B1[:, 0] - batch['bright']) ** 2)
     return loss, {'loss': loss}

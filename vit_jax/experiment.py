@@ -344,7 +344,7 @@ class Experiment:
         params = transfer.at_size(
           objective.model, params, self.facts.image_size, size
         )
-      return objective.loss(params, fixed, batch, key)
+      return objective.loss(params, fixed, batch, key, train=True)
 
     with sharding.activations(self.mesh):
       grads, metrics = jax.grad(loss, has_aux=True)(params)

@@ -65,7 +65,9 @@ def test_losses_are_the_papers(kind, token):
     'image': rng.normal(0, 1, (6, 16, 16, 3)).astype(np.float32),
     'label': rng.dirichlet(np.ones(CLASSES), 6).astype(np.float32),
   }
-  loss, metrics = objective.loss(params, fixed, batch, jax.random.key(0))
+  loss, metrics = objective.loss(
+    params, fixed, batch, jax.random.key(0), train=True
+  )
   mean, aux = objective.model.apply({'params': params}, batch['image'])
   taught = np.asarray(objective.taught(fixed, batch['image']), np.float64)
   student = aux['logits_cls'] if token else mean
@@ -129,7 +131,9 @@ def test_no_gradient_reaches_the_teacher():
   )
   params, fixed = made.new_params(), objective.fixed()
   grads = jax.grad(
-    lambda fixed: objective.loss(params, fixed, batch, jax.random.key(0))[0]
+    lambda fixed: objective.loss(
+      params, fixed, batch, jax.random.key(0), train=True
+    )[0]
   )(fixed)
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 

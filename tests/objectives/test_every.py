@@ -273,6 +273,7 @@ def test_it_says_how_many_images_the_model_sees(name):
       {},
       made.objective.augment(batch, jax.random.key(0)),
       jax.random.key(0),
+      train=True,
     )[0]
   )(made.new_params(), batches(name)[0])
   counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops
@@ -298,9 +299,9 @@ def test_gradients_are_finite(name):
     lambda x: x + 0.02 * jax.random.normal(next(keys), x.shape), params
   )
   batch = objective.augment(batches(name)[0], jax.random.key(2))
-  grads, _ = jax.jit(jax.grad(objective.loss, has_aux=True))(
-    params, objective.fixed(), batch, jax.random.key(3)
-  )
+  grads, _ = jax.jit(
+    jax.grad(functools.partial(objective.loss, train=True), has_aux=True)
+  )(params, objective.fixed(), batch, jax.random.key(3))
   for path, grad in jax.tree_util.tree_leaves_with_path(grads):
     assert np.isfinite(grad).all(), path
   some = [bool(np.any(x)) for x in jax.tree.leaves(grads)]

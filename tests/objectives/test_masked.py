@@ -170,7 +170,7 @@ def test_loss_is_that_of_numpy(target):
     lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params
   )
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, metrics = made.loss(params, {}, batch, KEY)
+  loss, metrics = made.loss(params, {}, batch, KEY, train=False)
   assert metrics == {'loss': loss}
   predicted, _ = made.model.apply(
     {'params': params},
@@ -200,7 +200,9 @@ def test_what_is_not_corrupted_does_not_count():
   batch = made.augment({'image': uint8_images()}, KEY)
   kept = np.asarray(batch['kind'])[..., None] == KEPT
   other = batch | {'target': np.where(kept, 1e6, batch['target'])}
-  one, same = (made.loss(params, {}, b, KEY)[0] for b in (batch, other))
+  one, same = (
+    made.loss(params, {}, b, KEY, train=False)[0] for b in (batch, other)
+  )
   assert float(one) == float(same)
 
 
@@ -208,7 +210,7 @@ def test_at_the_start_all_colours_are_as_likely():
   made = make()
   params = variants.init(made.model, KEY, SIZE)
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, _ = made.loss(params, {}, batch, KEY)
+  loss, _ = made.loss(params, {}, batch, KEY, train=False)
   assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
 
 

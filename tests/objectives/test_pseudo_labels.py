@@ -46,7 +46,9 @@ def test_the_loss_is_that_of_the_formula():
       losses.append(-np.sum(label * told))
       hits.append(told.argmax() == label.argmax())
   batch = objective.augment(raw, jax.random.key(1))
-  loss, metrics = objective.loss(params, {}, batch, jax.random.key(0))
+  loss, metrics = objective.loss(
+    params, {}, batch, jax.random.key(0), train=True
+  )
   losses, hits = (np.reshape(x, (3, 3)) for x in (losses, hits))
   np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
   np.testing.assert_allclose(

@@ -54,7 +54,9 @@ def test_the_loss_is_that_of_the_formula():
         told.append(turned.argmax() == k)
         if name == 'image':
           classes.append(-np.sum(batch['label'][i] * log_softmax(logits)[0]))
-  loss, metrics = objective.loss(params, {}, batch, jax.random.key(0))
+  loss, metrics = objective.loss(
+    params, {}, batch, jax.random.key(0), train=True
+  )
   np.testing.assert_allclose(
     metrics['rotation_loss'], np.mean(turns), rtol=1e-5
   )

@@ -157,11 +157,17 @@ class Classification(OfImages):
     return {'image': images, 'label': labels}
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
-    logits_BC, _ = self._outputs(params, batch['image'], key)
+    logits_BC, _ = self._outputs(params, batch['image'], key, train)
     loss = jnp.mean(self._losses(logits_BC, batch['label']))
     hit_B = self._hits(logits_BC, batch['label'])
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
@@ -181,9 +187,9 @@ class Classification(OfImages):
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def _outputs(
-    self, params: Params, images: jax.Array, key: jax.Array
+    self, params: Params, images: jax.Array, key: jax.Array, train: bool
   ) -> tuple[jax.Array, Batch]:
-    """Returns logits NC in training, and what else the model says.
+    """Returns logits NC, and what else the model says.
 
     The axes before HWC of `images` become one, N.
     """
@@ -191,7 +197,7 @@ class Classification(OfImages):
     return apply(
       {'params': params},
       images.reshape(-1, *images.shape[-3:]),
-      train=True,
+      train=train,
       rngs={'dropout': key},
     )
 

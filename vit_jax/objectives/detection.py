@@ -215,7 +215,13 @@ class Detection(OfImages):
     return batch | {'objects': jnp.full(counts_B.shape, mean)}
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the batch, and parts of it before their weights.
 
@@ -224,7 +230,7 @@ class Detection(OfImages):
     those of the last layer, 'class_accuracy' that of its matched queries.
     """
     del fixed
-    losses_B, parts = self._losses(params, batch, key)
+    losses_B, parts = self._losses(params, batch, key if train else None)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}
     return jnp.mean(losses_B), {'loss': jnp.mean(losses_B)} | means
 

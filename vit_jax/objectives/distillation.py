@@ -122,14 +122,20 @@ class Distillation(Classification):
     return jax.lax.stop_gradient(logits_BC.astype(jnp.float32))
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `agreement` is the share of images that student and teacher call the same.
     """
     taught_BC = self.taught(fixed, batch['image'])
-    logits_BC, aux = self._outputs(params, batch['image'], key)
+    logits_BC, aux = self._outputs(params, batch['image'], key, train)
     told_BC = aux.get('logits_dist', logits_BC)
     labelled = jnp.mean(
       self._losses(aux.get('logits_cls', logits_BC), batch['label'])

@@ -171,7 +171,13 @@ class Exemplar(Classification):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -180,7 +186,7 @@ class Exemplar(Classification):
     """
     del fixed
     images, labels = batch['image'], batch['label']
-    logits_NC, aux = self._outputs(params, images, key)
+    logits_NC, aux = self._outputs(params, images, key, train)
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]
     labelled = jnp.mean(self._losses(logits, labels[:, :, None]))
     points = aux['pre_logits'].reshape(*images.shape[:3], -1)

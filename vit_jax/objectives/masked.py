@@ -114,7 +114,13 @@ class MaskedPatches(OfImages):
     return self._prepared(images_BHWC, keys_B)
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean over images and their corrupted patches.
 
@@ -122,7 +128,7 @@ class MaskedPatches(OfImages):
     means over what is predicted of a patch.
     """
     del fixed
-    loss = jnp.mean(self._losses(params, batch, key))
+    loss = jnp.mean(self._losses(params, batch, key, train))
     return loss, {'loss': loss}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
@@ -136,7 +142,7 @@ class MaskedPatches(OfImages):
       jax.random.key(0), batch['index']
     )
     prepared = self._prepared(batch['image'], keys_B)
-    losses_B = self._losses(params, prepared, None)
+    losses_B = self._losses(params, prepared, None, train=False)
     return sums(batch['mask'], {'loss': losses_B})
 
   def _prepared(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
@@ -178,13 +184,13 @@ class MaskedPatches(OfImages):
     return jnp.where(is_corrupted_L, kind_L, KEPT), other_L
 
   def _losses(
-    self, params: Params, batch: Batch, key: jax.Array | None
+    self, params: Params, batch: Batch, key: jax.Array | None, train: bool
   ) -> jax.Array:
     """Returns the mean over the corrupted patches of each image, B."""
     predicted, _ = self.model.apply(
       {'params': params},
       batch['image'],
-      train=key is not None,
+      train=train,
       corruption=(batch['kind'], batch['other']),
       rngs=None if key is None else {'dropout': key},
     )

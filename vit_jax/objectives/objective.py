@@ -119,9 +119,15 @@ class Objective(Protocol):
     ...
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of a batch from `augment`, and means to be logged.
+    """Returns the mean loss of an augmented batch, and means to be logged.
 
     `loss` is among the means.
     """

@@ -98,10 +98,16 @@ class Pixels(OfImages):
     return self._prepared(batch | {'image': images_BHWC}, keys_B)
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean over images of the nats a predicted pixel."""
-    del fixed, key
+    del fixed, key, train
     loss = jnp.mean(self._predict(params, batch)[1])
     return loss, {'loss': loss}
 
@@ -206,10 +212,16 @@ class PixelsAndClasses(Pixels):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean over images of both losses, added up."""
-    del fixed, key
+    del fixed, key, train
     logits_BC, nats_B = self._predict(params, batch)
     hit_B, loss_B = _classified(logits_BC, batch['label'])
     loss, pixel_loss = jnp.mean(loss_B + nats_B), jnp.mean(nats_B)

@@ -210,7 +210,13 @@ class PseudoLabels(Classification):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -219,7 +225,7 @@ class PseudoLabels(Classification):
     """
     del fixed
     labels = batch['label']
-    logits_NC, _ = self._outputs(params, batch['image'], key)
+    logits_NC, _ = self._outputs(params, batch['image'], key, train)
     logits = logits_NC.reshape(labels.shape)
     losses = self._losses(logits, labels)
     loss = jnp.mean(losses)

@@ -94,7 +94,13 @@ class Rotation(Classification):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
@@ -104,7 +110,7 @@ class Rotation(Classification):
     turned_N4HWC = jnp.stack(
       [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
     )
-    logits, aux = self._outputs(params, turned_N4HWC, key)
+    logits, aux = self._outputs(params, turned_N4HWC, key, train)
     logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]
     turns_N4T = aux['logits_rotation'].reshape(2 * B, TURNS, TURNS)
     labelled = jnp.mean(self._losses(logits_B4C, batch['label'][:, None]))
