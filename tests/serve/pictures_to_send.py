@@ -43,7 +43,8 @@ def every_kind():
     found[f'JPEG turned {turn}'] = encoded(some, 'JPEG', exif=exif)
   exif[ORIENTATION] = 6
   found['long JPEG turned'] = encoded(rgb[31, 400], 'JPEG', exif=exif)
-  found['PNG turned'] = encoded(rgb[70, 91], 'PNG', exif=exif)
+  for kind in ('PNG', 'TIFF'):
+    found[f'{kind} turned'] = encoded(rgb[70, 91], kind, exif=exif)
   found['progressive JPEG'] = encoded(some, 'JPEG', progressive=True)
   found['JPEG, full colour'] = encoded(some, 'JPEG', subsampling=0)
   found['grey JPEG'] = encoded(some.convert('L'), 'JPEG')

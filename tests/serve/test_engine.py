@@ -461,6 +461,9 @@ def test_a_model_says_what_it_is(paths, checkpoint):
     'grid': (4, 6),
   }
   assert model.view == View((32, 48), 50, 'bilinear')
+  # Of 10**6 bytes, not of 2**20, which a file this small does not tell apart.
+  model.file_bytes = 88_200_000
+  assert model.about['megabytes'] == 88.2
 
 
 def test_all_that_is_counted_is_told(pretended, monkeypatch):

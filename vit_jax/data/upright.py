@@ -47,7 +47,8 @@ _TURNS = {
 def turn_of(image: Image.Image) -> Turn:
   """Returns what EXIF says; damaged EXIF counts as none, as in every viewer.
 
-  PNG may keep it behind the pixels: these have to be loaded before.
+  Pixels of PNG and TIFF have to be loaded before: PNG may keep its EXIF behind
+  them, and Pillow turns TIFF itself as it loads it.
   """
   try:
     return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1), Turn())

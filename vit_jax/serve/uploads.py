@@ -109,7 +109,7 @@ def _see(data: bytes, view: View) -> Seen:
     image, JpegImagePlugin.JpegImageFile
   )
   if not reducible:
-    image.load()  # because PNG may keep its EXIF behind the pixels
+    image.load()  # because TIFF is turned by that, and must not be twice
   turn = upright.turn_of(image)
   H, W = (width, height) if turn.transpose else (height, width)
   box, part = Box(0, 0, H, W), view.size
