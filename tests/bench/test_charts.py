@@ -141,10 +141,10 @@ def test_a_single_size_stands_in_the_middle(figures):
 
 def test_figure_12_has_speed_left_and_batches_right(figures):
   rows = [
+    fitting('r50x1', 64, 'inference', 0),
     fitting('b16', 224, 'inference', 100, images_per_s=50.0),
     fitting('b16', 64, 'inference', 900, images_per_s=70.0),
     fitting('b16', 224, 'training', 10, images_per_s=20.0),
-    fitting('r50x1', 64, 'inference', 0),
   ]
   assert is_picture(charts.figure_12(rows))
   left, right = figures[0].axes
@@ -164,8 +164,14 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
     if len(line.get_xdata())
   ]
   assert filled == [True, False]
-  labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
-  assert labels == ['b16', 'r50x1', 'inference', 'training']
+  (legend,) = figures[0].legends
+  labels = [text.get_text() for text in legend.get_texts()]
+  assert labels == ['r50x1', 'b16', 'inference', 'training']
+  # Also where a model before it in the legend is not drawn.
+  colour = legend.legend_handles[1].get_color()
+  for axes in (left, right):
+    drawn_in = {x.get_color() for x in axes.lines if len(x.get_xdata())}
+    assert drawn_in == {colour}
   assert figures[0].get_suptitle() == 'TPU v3, 16 GiB, bfloat16'
   # A colour is a model, a marker its family.
   styles = charts._model_styles(

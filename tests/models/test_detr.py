@@ -361,6 +361,11 @@ def test_bfloat16_is_close():
   assert got.dtype == aux['boxes'].dtype == jnp.float32
   assert aux['tokens'].dtype == jnp.bfloat16
   assert 1e-4 < np.abs(got - want).max() / np.abs(want).max() < 0.1
+  model, params = case('masks')
+  half = model.clone(dtype=jnp.bfloat16)
+  _, aux = jax.eval_shape(half.apply, {'params': params}, images())
+  assert aux['tokens'].dtype == jnp.bfloat16
+  assert aux['mask_logits'].dtype == jnp.float32
 
 
 # Those that the original trains, which are no batch norms and no convolutions
