@@ -39,7 +39,13 @@ def _example(i, encode):
   return example.SerializeToString()
 
 
-def _prepare(data_dir, encode, name='pets', file_format='array_record'):
+def _prepare(
+  data_dir,
+  encode,
+  name='pets',
+  file_format='array_record',
+  keys=('image', 'label'),
+):
   """What `tfds build` leaves behind: 5 + 2 train examples and 3 for test."""
   folder = data_dir / name / '1.0.0'
   folder.mkdir(parents=True)
@@ -55,7 +61,7 @@ def _prepare(data_dir, encode, name='pets', file_format='array_record'):
         writer.write(_example(i, encode))
       writer.close()
       first += length
-  write_info(folder, name, splits, ('image', 'label'), file_format)
+  write_info(folder, name, splits, keys, file_format)
   tfds.features.FeaturesDict(_FEATURES).save_config(str(folder))
   return data_dir
 
@@ -171,6 +177,12 @@ def test_image_and_class_are_found_where_that_is_clear(keys, features, want):
   said = f'its features are {", ".join(sorted(features))}$'
   with pytest.raises(ValueError, match=said):
     tfds_source._keys('x', info)
+
+
+def test_images_may_have_another_name(tmp_path, encode):
+  data_dir = _prepare(tmp_path, encode, keys=('mask', 'label'))
+  record = _open('pets', 'test', data_dir)[0]
+  assert record['image'] == b'nobody decodes this' and record['label'] == 1
 
 
 def test_labels_need_no_image(tmp_path):

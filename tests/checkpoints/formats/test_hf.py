@@ -274,10 +274,12 @@ def test_classes_that_do_not_exclude_each_other_have_sigmoids(folder, tmp_path):
   shutil.copytree(folder.path, path)
   assert opening.open_checkpoint(str(path)).loss == 'softmax'
   config = json.loads((path / 'config.json').read_text())
-  config['problem_type'] = 'multi_label_classification'
-  (path / 'config.json').write_text(json.dumps(config))
-  opened = opening.open_checkpoint(str(path))
-  assert opened.loss == 'sigmoid'
+  # The first is what transformers writes after training with a softmax.
+  for kind, loss in [('single', 'softmax'), ('multi', 'sigmoid')]:
+    config['problem_type'] = f'{kind}_label_classification'
+    (path / 'config.json').write_text(json.dumps(config))
+    opened = opening.open_checkpoint(str(path))
+    assert opened.loss == loss
   np.testing.assert_allclose(opened.probabilities(np.zeros((1, 4))), 0.5)
 
 

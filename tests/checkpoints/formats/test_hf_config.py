@@ -177,6 +177,12 @@ def test_another_activation_of_the_pooler_is_refused(tmp_path):
     folder.open()
 
 
+def test_the_activation_of_a_pooler_that_is_not_there_is_any(folder):
+  want = folder.open().model
+  folder.change_config(pooler_act='relu')
+  assert folder.open().model == want
+
+
 def test_more_layers_than_any_model_has_are_refused(folder, bit_folder):
   """Building it would take hours, and a small file can claim it."""
   key = 'vit.encoder.layer.{}.output.dense.bias'
