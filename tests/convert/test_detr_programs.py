@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
-from vit_jax.convert import onnx, stablehlo
+from vit_jax.convert import check, onnx, orbax, stablehlo
 
 # Of the largest output, float32 on both sides.
 TOLERANCE = 1e-5
@@ -88,6 +88,19 @@ def test_programs_put_out_classes_boxes_and_masks(
   assert peer.boxes == 4
   difference = np.abs(peer.run(pixels) - both).max()
   assert difference < TOLERANCE * np.abs(both).max()
+
+
+def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
+  checkpoint = make(PLAIN)
+  orbax.write(checkpoint, str(tmp_path / 'x'), 'float32')
+  peer = check.open_peer(str(tmp_path / 'x'))
+  assert peer.boxes == 4
+  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
+  want = outputs(checkpoint, np.asarray(checkpoint.normalize(pixels)))
+  got = peer.run(pixels)
+  for key, part in [('logits', slice(-4)), ('boxes', slice(-4, None))]:
+    difference = np.abs(got[..., part] - want[key]).max()
+    assert difference < TOLERANCE * np.abs(want[key]).max(), key
 
 
 @pytest.mark.parametrize('width', [48, 40])
