@@ -513,7 +513,8 @@ def parse_argument(
     The positional values, and what `override` takes.
 
   Raises:
-    ValueError: for more positional values than there are defaults.
+    ValueError: for more positional values than there are defaults, or a field
+      among them.
   """
   parts = split_commas(argument)
   positional = [part for part in parts if '=' not in part]
@@ -526,6 +527,11 @@ def parse_argument(
       f'{argument!r} has {len(positional)} values where at most '
       f'{len(defaults)} are known; anything else is written key=value.'
     )
+  if fields := {x for x in flatten(base()) if '.' in x}.intersection(
+    positional
+  ):
+    field = min(fields)
+    raise ValueError(f'{argument!r} has no value of {field}: write {field}=...')
   return positional + defaults[len(positional) :], pairs
 
 

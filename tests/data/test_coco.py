@@ -168,6 +168,7 @@ def changed(**fields):
     (changed(area=-1), 'annotation 1: area -1 is no number from 0'),
     (changed(iscrowd=2), 'annotation 1: iscrowd 2 is neither 0 nor 1'),
     (changed(category_id=None), 'category_id None is no number'),
+    (changed(category_id=True), 'category_id True is no number'),
     (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
     (
       annotated(

@@ -231,7 +231,7 @@ def _problem(
   if lacking:
     return f'has no {min(lacking)}'
   for key in ('image_id', 'category_id'):
-    if not isinstance(annotation[key], int | str):
+    if type(annotation[key]) not in (int, str):  # `true` is an int too
       return f'{key} {annotation[key]} is no number'
   size, box = sizes.get(annotation['image_id']), annotation['bbox']
   if size is None:
