@@ -72,7 +72,7 @@ def test_compute_is_three_times_forward_times_images():
 )
 def test_compute_is_counted_as_in_table_6(row, gflops):
   found = result(row[0], 0.5, gflops)
-  found['steps'] = round(row[1] * 303e6 / 4096)
+  found['steps'] = round(row[1] * published.JFT_IMAGES / 4096)
   (want,) = (
     r.exaflops for r in published.TABLE_6 if (r.variant, r.epochs) == row
   )

@@ -110,6 +110,9 @@ TABLE_5: dict[tuple[str, str], Results] = _table(
   },
 )
 
+# Images of JFT, which table 6 counts its epochs in.
+JFT_IMAGES = 303e6
+
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
@@ -118,7 +121,7 @@ class Pretrained:
   Attributes:
     model: as it is printed.
     variant: of `models.variants`.
-    epochs: of pre-training on 303M images.
+    epochs: of pre-training.
     exaflops: of pre-training, 3 x forward x images, a multiply-add as two.
     results: after fine-tuning at 384 pixels.
   """
