@@ -109,7 +109,7 @@ def resolution(data):
   before = {'init': '', 'data.image_size': size, 'total': long}
   config.stages = (('pretrained', before | {'optimizer.lr': 3e-3}),)
   config.init = 'stages/pretrained'
-  config.total = '60 steps'
+  config.total = '60 steps' if data == 'digits' else '300 steps'
   config.optimizer.lr = 1e-3
   return config, {
     f'{side} pixels': {'data.image_size': side} for side in (size, 2 * size)
