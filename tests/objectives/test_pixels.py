@@ -222,6 +222,18 @@ def test_what_cannot_work_is_refused(changes, message):
     Pixels.from_config(config, facts_of(config, ('a', 'b'), 10))
 
 
+@pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
+def test_a_config_says_the_share_and_the_data_the_classes(objective):
+  config = digits.get_config()
+  config_lib.choose_objective(config, 'pixels')
+  config_lib.choose_model(config, 'igpt_s')
+  config.objective.rate = 1.0
+  made = objective.from_config(config, facts_of(config, ('a', 'b'), 10))
+  names = ('a', 'b') if objective is PixelsAndClasses else ()
+  assert (made.rate, made.class_names) == (1.0, names)
+  assert made.model.num_classes == len(names)
+
+
 @pytest.mark.parametrize('name', ['pixels', 'pixels_and_classes'])
 def test_other_models_and_data_are_refused(name):
   config = digits.get_config()

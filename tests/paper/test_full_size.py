@@ -26,6 +26,19 @@ def test_commands_are_configs(study, monkeypatch):
     )
 
 
+def test_fields_of_a_command_are_those_of_its_config(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  text = '--config=configs/vit.py:b16,imagenet2012,seed=3 --sweep=seed=0,1'
+  config = full_size.config_of_flags(
+    f'{text} --config.model.depth=24', flags.config_named
+  )
+  assert (config.seed, config.model.depth) == (3, 24)
+  with pytest.raises(ValueError, match='seed'):
+    full_size.config_of_flags(
+      '--config=configs/reproduce.py:posemb --config.seed=1', flags.config_named
+    )
+
+
 def test_stages_are_counted(monkeypatch):
   monkeypatch.chdir(ROOT)
   (full,) = claims.STUDIES['noisy_student'].full_size

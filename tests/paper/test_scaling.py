@@ -54,7 +54,7 @@ def mixed(tmp_path):
       'ViT-B/32': [result('b32', v, 8.75) for v in (0.5, None)],
       'R50x1': [result('r50x1', v, 8.0) for v in (None, None)],
       'R50x2': [None, None],
-      'R50+ViT-B/16': [result('r50+b16', 0.9, 40.0), None],
+      'R50+ViT-B/16': [None, result('r50+b16', 0.9, 40.0)],
     },
   )
 
