@@ -527,11 +527,10 @@ def parse_argument(
       f'{argument!r} has {len(positional)} values where at most '
       f'{len(defaults)} are known; anything else is written key=value.'
     )
-  if fields := {x for x in flatten(base()) if '.' in x}.intersection(
-    positional
-  ):
-    field = min(fields)
-    raise ValueError(f'{argument!r} has no value of {field}: write {field}=...')
+  known = flatten(base())
+  for part in positional:
+    if '.' in part and part in known:
+      raise ValueError(f'{argument!r} has no value of {part}: write {part}=...')
   return positional + defaults[len(positional) :], pairs
 
 
