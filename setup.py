@@ -2,25 +2,26 @@
 
 import setuptools
 
-# Lower bounds are the versions this code was written against where an older
-# API differs (jax, flax, orbax, grain); requirements.txt holds exact pins.
+# Lower bounds of jax, flax, optax, orbax and grain are what requirements.txt
+# pins: older ones were found to fail. All others' were tried, with
+# `uv pip install --resolution lowest-direct`.
 _INSTALL_REQUIRES = [
   'absl-py',
   'array_record>=0.8.1; sys_platform == "linux"',
   'etils[epath]>=1.9',
   # jax.export writes StableHLO files with it, and does not demand it.
   'flatbuffers>=24',
-  'flax>=0.12',
+  'flax>=0.12.8',
   'grain>=0.2.18',
-  'jax>=0.10',
+  'jax>=0.10.2',
   'matplotlib>=3.9',
   'ml-collections>=1.0',
   'numpy>=2.0',
-  'opencv-python-headless>=4.10',
-  'optax>=0.2.5',
-  'orbax-checkpoint>=0.12',
+  'opencv-python-headless>=4.10.0.84',
+  'optax>=0.2.8',
+  'orbax-checkpoint>=0.12.8',
   'pillow>=11',
-  'safetensors>=0.5',
+  'safetensors>=0.6',
   'scikit-learn>=1.5',
   'scipy>=1.11',
   'simplejpeg>=1.8',
@@ -31,8 +32,8 @@ _INSTALL_REQUIRES = [
 
 _EXTRAS_REQUIRE = {
   # gcsfs: reading and writing gs:// paths, where TPU hosts keep their files.
-  'tpu': ['gcsfs', 'jax[tpu]>=0.10'],
-  'cuda': ['jax[cuda13]>=0.10'],
+  'tpu': ['gcsfs', 'jax[tpu]>=0.10.2'],
+  'cuda': ['jax[cuda13]>=0.10.2'],
   # The TPU's compiler, for `plan`; it needs no TPU.
   'plan': ['libtpu'],
   'tensorboard': ['tensorboard>=2.20'],

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import attention, layers, tpu_layout, vit
+from vit_jax.training import sharding
 
 B, N, K = 2, 3, 8
 
@@ -319,9 +320,9 @@ def test_only_tpus_sum_by_a_product(platform, sums):
   ('backend', 'lengths', 'K', 'dtype', 'takes'),
   [
     ('gpu', (4, 4), 128, 'bfloat16', True),
-    ('gpu', (5, 5), 128, 'bfloat16', False),
+    ('gpu', (5, 5), 128, 'bfloat16', True),
     ('gpu', (1, 4), 128, 'bfloat16', False),
-    ('gpu', (4, 5), 128, 'bfloat16', False),
+    ('gpu', (4, 5), 128, 'bfloat16', True),
     ('gpu', (4, 4), 136, 'bfloat16', False),
     ('gpu', (4, 4), 12, 'bfloat16', False),
     ('gpu', (4, 4), 8, 'float32', False),
@@ -364,3 +365,102 @@ def test_cudnn_is_asked_for_no_gradient_that_it_has_not(monkeypatch, kind):
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
   # Several devices share a batch of masks, but not one mask for all.
   assert asked == [('cudnn', mask is not None and (len(mask), 1, 8, 6) or None)]
+
+
+@pytest.fixture
+def like_cudnn(monkeypatch):
+  """JAX's own way in place of cuDNN's, as on a GPU, and what it was asked.
+
+  Like the latter it refuses to be differentiated where a length is odd.
+  """
+  plain = jax.nn.dot_product_attention
+  asked = []
+
+  @jax.custom_vjp
+  def even(x):
+    return x
+
+  def even_forward(x):
+    assert x.shape[1] % 2 == 0, 'no gradient of an odd length'
+    return x, None
+
+  even.defvjp(even_forward, lambda _, dx: (dx,))
+
+  def fused(q, k, v, *, implementation, **more):
+    assert implementation == 'cudnn'
+    asked.append((q.shape, k.shape, {n: x.shape for n, x in more.items()}))
+    return plain(*map(even, (q, k, v)), implementation='xla', **more)
+
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', fused)
+  return asked
+
+
+@pytest.mark.parametrize('lengths', [(7, 7), (8, 8), (7, 8), (8, 7)], ids=str)
+def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn, lengths):
+  Q, L = lengths
+  q, k, v, dy = arrays(Q, L, 'bfloat16')
+  want = formula(q, k, v, dy)
+  y, vjp = jax.vjp(attention.attend, q, k, v)
+  for got, expected in zip((y, *vjp(dy)), want, strict=True):
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+      np.asarray(got, np.float64), expected, rtol=0.05, atol=0.03
+    )
+  (with_gradient,) = like_cudnn
+  given = {'query_seq_lengths': (B,), 'key_value_seq_lengths': (B,)}
+  odd = Q % 2 or L % 2
+  assert with_gradient == (
+    (B, Q + Q % 2, N, K),
+    (B, L + L % 2, N, K),
+    given if odd else {},
+  )
+  like_cudnn.clear()
+  np.testing.assert_allclose(
+    np.asarray(attention.attend(q, k, v), np.float64),
+    want[0],
+    rtol=0.05,
+    atol=0.03,
+  )
+  assert like_cudnn == [(q.shape, k.shape, {})]
+
+
+@pytest.mark.parametrize('heads', [2, 3])
+def test_devices_tell_cudnn_the_lengths_of_their_own(like_cudnn, heads):
+  mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
+  rng = np.random.default_rng(0)
+  q, k, v, dy = (
+    jnp.asarray(rng.normal(size=(8, 7, heads, K)), 'bfloat16') for _ in range(4)
+  )
+
+  def run(q, k, v, dy):
+    y, vjp = jax.vjp(attention.attend, q, k, v)
+    return y, *vjp(dy)
+
+  want = run(q, k, v, dy)
+  like_cudnn.clear()
+  with sharding.activations(mesh):
+    got = jax.jit(
+      run, in_shardings=jax.NamedSharding(mesh, sharding.BATCH)
+    )(q, k, v, dy)
+  for x, expected in zip(got, want, strict=True):
+    np.testing.assert_allclose(
+      np.asarray(x, np.float32), np.asarray(expected, np.float32), atol=0.02
+    )
+  ((shape, _, lengths),) = like_cudnn
+  assert shape == (2, 8, 3 if heads == 3 else 1, K)
+  assert lengths == {'query_seq_lengths': (2,), 'key_value_seq_lengths': (2,)}
+
+
+def test_only_gpus_have_their_tokens_kept_in_rows(monkeypatch):
+  x_BLD = jnp.ones((2, 3, 4))
+
+  def text():
+    return jax.jit(lambda x: layers.constrain(x, 'BLD')).lower(x_BLD).as_text()
+
+  assert 'LayoutConstraint' not in text()
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert 'LayoutConstraint' in text()
+  assert 'dense<[2, 1, 0]>' in text()
+  with attention.portable():
+    assert 'LayoutConstraint' not in text()

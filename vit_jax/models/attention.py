@@ -17,7 +17,6 @@ alike. A query that may look nowhere gets zeros, and gives none a gradient.
 
 import contextlib
 import contextvars
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,20 +54,23 @@ def portable() -> Iterator[None]:
     _PORTABLE.reset(token)
 
 
+def on_gpu() -> bool:
+  """Whether what is traced runs on this machine, and that on GPUs."""
+  return jax.default_backend() == 'gpu' and not _PORTABLE.get()
+
+
 def attend(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
 ) -> Array:
   """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best way."""
-  K = q_BQNK.shape[-1]
+  _, Q, _, K = q_BQNK.shape
   if (
-    jax.default_backend() == 'gpu'
-    and not _PORTABLE.get()
+    on_gpu()
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
-    # It has no gradient of odd lengths.
-    and q_BQNK.shape[1] % 2 == 0
-    and k_BLNK.shape[1] % 2 == 0
+    # It has no gradient of masks of odd lengths.
+    and (mask_BQL is None and Q > 1 or _even(q_BQNK, k_BLNK))
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
   # Not heads first: see `tpu_layout`.
@@ -106,17 +108,64 @@ def _product(axes: str, *arrays: Array) -> Array:
 def _cudnn(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None
 ) -> Array:
-  attend = functools.partial(
-    jax.nn.dot_product_attention, q_BQNK, k_BLNK, v_BLNK, implementation='cudnn'
-  )
   if mask_BQL is None:
-    return attend()
+    way = _fused if _even(q_BQNK, k_BLNK) else _odd
+    return way(q_BQNK, k_BLNK, v_BLNK)
   B, _, L = mask_BQL.shape
   looks_BQ = jnp.any(mask_BQL, axis=-1)
   # Who looks nowhere would get NaN for a gradient, and so looks everywhere.
   mask_BNQL = (mask_BQL | ~looks_BQ[..., None])[:, None]
-  y_BQNK = attend(mask=jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L)))
+  mask_BNQL = jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L))
+  y_BQNK = _fused(q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL)
   return jnp.where(looks_BQ[..., None, None], y_BQNK, 0)
+
+
+def _even(q_BQNK: Array, k_BLNK: Array) -> bool:
+  return q_BQNK.shape[1] % 2 == k_BLNK.shape[1] % 2 == 0
+
+
+def _fused(*qkv: Array, **more: Any) -> Array:
+  return jax.nn.dot_product_attention(*qkv, implementation='cudnn', **more)
+
+
+@jax.custom_vjp
+def _odd(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
+  return _fused(q_BQNK, k_BLNK, v_BLNK)
+
+
+def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
+  padded: Any = _padded
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.size > 1:
+    # JAX shares out all of it but the lengths.
+    N = qkv[0].shape[2]
+    heads = None if N % mesh.shape['tensor'] else 'tensor'
+    spec = jax.sharding.PartitionSpec(('data', 'fsdp'), None, heads)
+    padded = jax.shard_map(
+      padded, in_specs=spec, out_specs=spec, check_vma=False
+    )
+  return jax.vjp(padded, *qkv)
+
+
+def _padded(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
+  """Shows cuDNN even lengths, and how many of them are to be used.
+
+  It has gradients of odd ones, too. JAX 0.10 to 0.12 asks it for none, as is
+  right for biases alone.
+  """
+  B, Q, *_ = q_BQNK.shape
+  arrays = (
+    jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
+    for x in (q_BQNK, k_BLNK, v_BLNK)
+  )
+  return _fused(
+    *arrays,
+    query_seq_lengths=jnp.full(B, Q, jnp.int32),
+    key_value_seq_lengths=jnp.full(B, k_BLNK.shape[1], jnp.int32),
+  )[:, :Q]
+
+
+_odd.defvjp(_odd_forward, lambda vjp, dy_BQNK: vjp(dy_BQNK))
 
 
 @jax.custom_vjp

@@ -15,6 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.models import attention, posemb, tpu_layout
 from vit_jax.models.model import Loop, Partitions
@@ -93,7 +94,13 @@ def check_sizes(model: Any, *fields: str) -> None:
 
 
 def constrain(x: Array, axes: str) -> Array:
-  """Keeps an array as the rules for its axes split it, where there are any."""
+  """Keeps an array as the rules for its axes split it, where there are any.
+
+  And on GPUs its last axis together in memory: where position embeddings are
+  added, the compiler has the examples last otherwise, in all layers.
+  """
+  if attention.on_gpu():
+    x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
   return nn.with_logical_constraint(x, tuple(axes))
 
 
