@@ -440,9 +440,9 @@ def test_devices_tell_cudnn_the_lengths_of_their_own(like_cudnn, heads):
   want = run(q, k, v, dy)
   like_cudnn.clear()
   with sharding.activations(mesh):
-    got = jax.jit(
-      run, in_shardings=jax.NamedSharding(mesh, sharding.BATCH)
-    )(q, k, v, dy)
+    got = jax.jit(run, in_shardings=jax.NamedSharding(mesh, sharding.BATCH))(
+      q, k, v, dy
+    )
   for x, expected in zip(got, want, strict=True):
     np.testing.assert_allclose(
       np.asarray(x, np.float32), np.asarray(expected, np.float32), atol=0.02
