@@ -116,6 +116,14 @@ def test_what_names_the_rows_is_not_overridden(run):
     assert f'rows are named by {field}' in err
 
 
+@pytest.mark.parametrize('gib', ['0', '-1', 'nan'])
+def test_no_memory_at_all_is_refused(run, gib):
+  status, _, err = run('capacity', f'--memory_gib={gib}')
+  assert status == 2
+  assert 'memory_gib is' in err
+  assert 'must be above 0' in err
+
+
 def test_memory_that_is_too_small_for_anything(run):
   status, out, _ = run('capacity', '--memory_gib=0.0001', '--modes=inference')
   assert status == 0

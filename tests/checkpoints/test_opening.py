@@ -422,6 +422,17 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, inside):
     opening.open_checkpoint(str(tmp_path))
 
 
+@pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo'])
+def test_an_exported_program_is_no_checkpoint(tmp_path, name):
+  (tmp_path / name).parent.mkdir(exist_ok=True)
+  (tmp_path / name).write_bytes(b'program')
+  given = tmp_path / name.split('/')[0]
+  with pytest.raises(
+    ValueError, match=f'{given} is a program that was exported'
+  ):
+    opening.open_checkpoint(str(given))
+
+
 def test_class_names_of_other_frameworks_are_kept(tmp_path):
   weights = random_checkpoint('ti16', (32, 32), num_classes=3).weights()
   for module in (timm, hf):

@@ -56,8 +56,11 @@ def machine_of(topology: str, memory_gib: float | None) -> Machine:
   With so much memory as is given, or as it tells.
 
   Raises:
-    ValueError: for a topology that is none, or if the memory is not known.
+    ValueError: for a topology that is none, or if the memory is none or not
+      known.
   """
+  if memory_gib is not None and not memory_gib > 0:
+    raise ValueError(f'--memory_gib is {memory_gib}: it must be above 0.')
   if topology:
     # Arrays of this process, of which there are few, belong on its own CPU.
     jax.config.update('jax_platforms', 'cpu')

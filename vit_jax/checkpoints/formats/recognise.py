@@ -54,13 +54,24 @@ def read(path: str) -> File:
   if archive.is_archive(path):
     arrays = archive.load(path)
     return archive_format(arrays).read(path, arrays)
-  raise ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
+  raise _no_checkpoint(path)
+
+
+def _no_checkpoint(path: str) -> ValueError:
+  if path.endswith('.onnx') or os.path.exists(
+    os.path.join(path, 'model.stablehlo')
+  ):
+    return ValueError(
+      f'{path} is a program that was exported: give the checkpoint that it was '
+      'made of, or run it as vit_jax/convert/README.md says.'
+    )
+  return ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
 
 
 def _read_folder(path: str) -> File:
   place = os.path.join(path, 'config.json')
   if not os.path.exists(place):
-    raise ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
+    raise _no_checkpoint(path)
   config = tensors.read_json(place)
   if 'model_type' in config:
     file = hf.read(path, config)
