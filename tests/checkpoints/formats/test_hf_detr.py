@@ -173,7 +173,9 @@ def test_the_sides_of_upright_images_are_named_by_their_length(tmp_path):
   upright = dataclasses.replace(
     weights, fields=weights.fields | {'image_size': (96, 64)}
   )
-  hf.write(upright, str(tmp_path / 'x'), 'float32')
+  (line,) = hf.write(upright, str(tmp_path / 'x'), 'float32')
+  assert 'a canvas of 64x96 pixels and not 96x64' in line
+  assert opening.open_checkpoint(str(tmp_path / 'x')).image_size == (64, 96)
   images = json.loads((tmp_path / 'x/preprocessor_config.json').read_text())
   assert images['size'] == {'shortest_edge': 64, 'longest_edge': 96}
 

@@ -212,7 +212,8 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     'num_queries': fields['num_queries'],
     **hf_config.labels(fields['num_classes'], weights.class_names),
   }
-  short, long = sorted(fields['image_size'])
+  H, W = fields['image_size']
+  short, long = sorted((H, W))
   p = weights.preprocessing
   images = {
     'do_normalize': True,
@@ -234,7 +235,13 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
     ),
     dtype,
   )
-  return []
+  if H <= W:
+    return []
+  return [
+    'transformers keeps the shorter and the longer side of images alone: '
+    f'read here, this one has a canvas of {short}x{long} pixels and not '
+    f'{H}x{W}.'
+  ]
 
 
 def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
