@@ -3,9 +3,9 @@
 import setuptools
 
 # Lower bounds of jax, flax, optax, orbax and grain are what requirements.txt
-# pins, as older ones fail. With all others at theirs (`uv pip install
-# --resolution lowest-direct`) the fast tests passed, but for two that compare
-# with scikit-learn's own solver.
+# pins: older ones failed, or were not tried. With all others at theirs (`uv pip
+# install --resolution lowest-direct`) the fast tests but `serve`'s passed, in
+# parts, except two that compare with scikit-learn's own solver.
 _INSTALL_REQUIRES = [
   'absl-py',
   'array_record>=0.8.1; sys_platform == "linux"',

@@ -425,12 +425,18 @@ def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn, lengths):
   assert like_cudnn == [(q.shape, k.shape, {})]
 
 
-@pytest.mark.parametrize('heads', [2, 3])
-def test_devices_tell_cudnn_the_lengths_of_their_own(like_cudnn, heads):
+@pytest.mark.parametrize(
+  ('batch', 'heads', 'own'), [(8, 2, (2, 1)), (8, 3, (2, 3)), (6, 2, (6, 2))]
+)
+def test_devices_tell_cudnn_the_lengths_of_their_own(
+  like_cudnn, batch, heads, own
+):
+  """Or all of them, where they do not share the examples evenly."""
   mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
   rng = np.random.default_rng(0)
   q, k, v, dy = (
-    jnp.asarray(rng.normal(size=(8, 7, heads, K)), 'bfloat16') for _ in range(4)
+    jnp.asarray(rng.normal(size=(batch, 7, heads, K)), 'bfloat16')
+    for _ in range(4)
   )
 
   def run(q, k, v, dy):
@@ -440,16 +446,17 @@ def test_devices_tell_cudnn_the_lengths_of_their_own(like_cudnn, heads):
   want = run(q, k, v, dy)
   like_cudnn.clear()
   with sharding.activations(mesh):
-    got = jax.jit(run, in_shardings=jax.NamedSharding(mesh, sharding.BATCH))(
-      q, k, v, dy
+    got = jax.jit(run)(
+      *jax.device_put((q, k, v, dy), sharding.replicated(mesh))
     )
   for x, expected in zip(got, want, strict=True):
     np.testing.assert_allclose(
       np.asarray(x, np.float32), np.asarray(expected, np.float32), atol=0.02
     )
   ((shape, _, lengths),) = like_cudnn
-  assert shape == (2, 8, 3 if heads == 3 else 1, K)
-  assert lengths == {'query_seq_lengths': (2,), 'key_value_seq_lengths': (2,)}
+  B, N = own
+  assert shape == (B, 8, N, K)
+  assert lengths == {'query_seq_lengths': (B,), 'key_value_seq_lengths': (B,)}
 
 
 def test_only_gpus_have_their_tokens_kept_in_rows(monkeypatch):

@@ -136,9 +136,10 @@ def _odd(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
 def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   padded: Any = _padded
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.size > 1:
+  B, _, N, _ = qkv[0].shape
+  parts = math.prod(mesh.shape.get(axis, 1) for axis in ('data', 'fsdp'))
+  if mesh.size > 1 and B % parts == 0:
     # JAX shares out all of it but the lengths.
-    N = qkv[0].shape[2]
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(('data', 'fsdp'), None, heads)
     padded = jax.shard_map(
