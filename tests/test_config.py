@@ -276,9 +276,10 @@ def test_arguments_are_positional_values_and_pairs(argument, positional, pairs):
   assert got == (positional, pairs)
 
 
-def test_a_field_without_its_value_is_no_positional_one():
-  with pytest.raises(ValueError, match='value of model.width: write model.wid'):
-    config_lib.parse_argument('l16,model.width', ['x', 'y'])
+@pytest.mark.parametrize('field', ['model.width', 'batch_size'])
+def test_a_field_without_its_value_is_no_positional_one(field):
+  with pytest.raises(ValueError, match=f'value of {field}: write {field}='):
+    config_lib.parse_argument(f'l16,{field}', ['x', 'y'])
 
 
 @pytest.mark.parametrize(

@@ -529,7 +529,7 @@ def parse_argument(
     )
   known = flatten(base())
   for part in positional:
-    if '.' in part and part in known:
+    if part in known:
       raise ValueError(f'{argument!r} has no value of {part}: write {part}=...')
   return positional + defaults[len(positional) :], pairs
 

@@ -471,3 +471,15 @@ def test_only_gpus_have_their_tokens_kept_in_rows(monkeypatch):
   assert 'dense<[2, 1, 0]>' in text()
   with attention.portable():
     assert 'LayoutConstraint' not in text()
+
+
+def test_activations_are_shared_out_by_their_examples():
+  mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
+  x_BLD = sharding.place(
+    np.ones((8, 4, 4), np.float32), sharding.replicated(mesh)
+  )
+  kept = jax.jit(lambda x: layers.constrain(x, 'BLD'))
+  assert kept(x_BLD).sharding.is_fully_replicated
+  with sharding.activations(mesh):
+    spec = jax.jit(lambda x: layers.constrain(x, 'BLD'))(x_BLD).sharding.spec
+  assert spec == sharding.BATCH
