@@ -5,12 +5,12 @@ import importlib
 import importlib.util
 import pathlib
 import re
-import tarfile
 
 import pytest
 from ml_collections import config_dict
 from PIL import Image
 
+from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
 
@@ -117,10 +117,7 @@ def test_the_way_through_the_code():
 
 def test_snippets_run(tmp_path, monkeypatch):
   """On a workdir and an image in the places that they name."""
-  (tmp_path / 'runs').mkdir()
-  with tarfile.open(_ROOT / 'tests/workdirs/vit.tar.gz') as archive:
-    archive.extractall(tmp_path / 'runs', filter='data')
-  (tmp_path / 'runs/vit').rename(tmp_path / 'runs/digits')
+  unpack('vit', tmp_path / 'runs').rename(tmp_path / 'runs/digits')
   Image.new('RGB', (8, 8)).save(tmp_path / 'my_digit.png')
   monkeypatch.chdir(tmp_path)
   snippets = re.findall(

@@ -1,5 +1,6 @@
 """Workdirs of earlier versions open, resume and end as they would have."""
 
+import functools
 import json
 import pathlib
 import tarfile
@@ -18,14 +19,18 @@ WORKDIRS = pathlib.Path(__file__).parent / 'workdirs'
 GOLDEN = ROOT / 'tests/golden'
 
 
+def unpack(name, folder):
+  """Returns a workdir of an earlier version, in the folder."""
+  with tarfile.open(WORKDIRS / f'{name}.tar.gz') as file:
+    # Not an argument: Python 3.11 has it only since 3.11.4.
+    file.extraction_filter = getattr(tarfile, 'data_filter', None)
+    file.extractall(folder)
+  return folder / name
+
+
 @pytest.fixture
 def unpacked(tmp_path):
-  def unpack(name):
-    with tarfile.open(WORKDIRS / f'{name}.tar.gz') as file:
-      file.extractall(tmp_path, filter='data')
-    return tmp_path / name
-
-  return unpack
+  return functools.partial(unpack, folder=tmp_path)
 
 
 def flat_params(workdir):

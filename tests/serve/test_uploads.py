@@ -265,7 +265,9 @@ def test_the_process_finds_what_the_server_finds(tmp_path, monkeypatch):
   (tmp_path / 'sitecustomize.py').write_text('import os; os._exit(1)')
   with pytest.raises(OSError, match='does not begin'):
     Decoder(VIEWS)
-  (tmp_path / 'sitecustomize.py').write_text('print("hello, hello, hello")')
+  (tmp_path / 'sitecustomize.py').write_text(
+    'print("hello, hello, hello", flush=True)'
+  )
   with pytest.raises(OSError, match='or prints something'):
     Decoder(VIEWS)
   (tmp_path / 'sitecustomize.py').write_text('import time; time.sleep(999)')
