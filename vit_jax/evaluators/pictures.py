@@ -34,8 +34,8 @@ class PicturesEvaluator:
     """Takes the first `count` images of a source.
 
     Raises:
-      ValueError: if the model has no attention, or there is no TensorBoard to
-        write to.
+      ValueError: if the model has no attention, or the source has fewer images.
+      ImportError: if there is no TensorBoard to write to.
     """
     if model.attention not in ('all', 'axial'):
       raise ValueError(
