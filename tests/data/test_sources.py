@@ -99,6 +99,12 @@ def test_split_folders(tmp_path, png):
     assert [source[i]['label'] for i in range(len(source))] == [1, 1]
     assert source.class_names == ('a', 'b')
   assert len(_open(tmp_path, 'train[:50%]+val')) == 5
+  # The seed holds nothing out here, but gives the order that slices are of.
+  orders = []
+  for seed in (0, 1):
+    source = _open(tmp_path, split_seed=seed)
+    orders.append([source[i]['name'] for i in range(6)])
+  assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
   _write(tmp_path / 'test' / 'a', 1, png)
   assert len(_open(tmp_path, 'test')) == 1
   with pytest.raises(ValueError, match="no split 'dev'; it has train, val, te"):

@@ -254,6 +254,14 @@ def test_not_prepared_in_the_default_folder(tmp_path, monkeypatch):
   assert '--data_dir' not in str(error.value)
 
 
+def test_the_folder_may_lie_at_home(data_dir, monkeypatch):
+  monkeypatch.setenv('HOME', str(data_dir.parent))
+  assert len(_open('pets', 'all', '~/tfds')) == 10
+  message = f'mnist is not prepared in {data_dir}\\.'
+  with pytest.raises(FileNotFoundError, match=message):
+    _open('mnist', 'train', '~/tfds')
+
+
 def config_of(name, argument):
   return importlib.import_module(f'configs.{name}').get_config(argument)
 

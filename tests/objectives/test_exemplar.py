@@ -8,7 +8,7 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.data import sources, transforms
 from vit_jax.experiment import check_config
-from vit_jax.objectives import objective_type
+from vit_jax.objectives import exemplar, objective_type
 from vit_jax.objectives.objective import Facts
 
 B, K, GROUP = 6, 3, 3
@@ -79,6 +79,19 @@ def test_the_loss_is_that_of_the_formula():
   )
   assert metrics['accuracy'] == np.float32(np.mean(hits))
   assert metrics['told_apart'] == np.float32(np.mean(apart))
+
+
+def test_nothing_has_no_direction_and_a_gradient():
+  x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+  x[1, 2] = 0
+  lengths = np.linalg.norm(exemplar.unit_vectors(x), axis=-1)
+  want = np.ones((2, 3))
+  want[1, 2] = 0
+  np.testing.assert_allclose(lengths, want, atol=1e-6)
+  # As of an image whose copies are all nothing.
+  points, owners = np.stack([x, 0 * x], 1), np.array([[0, 1]] * 2)
+  grads = jax.grad(lambda x: exemplar.triplet_gaps(x, owners).sum())(points)
+  assert np.isfinite(grads).all() and np.any(grads)
 
 
 def test_copies_are_of_one_image_each():
