@@ -20,6 +20,8 @@ import pytest
     ('train --devices=9', '--devices=9: there are 8 x cpu'),
     ('train --devices=0', '--devices=0: there are 8 x cpu'),
     ('train --devices=3', 'use a multiple of 3'),
+    # The last of a grid, before the first is measured.
+    ('train --devices=2 --batch_sizes=2,3', 'use a multiple of 2'),
     ('inference --vs=keras', '--vs=keras is none of onnx, timm, timm-eager'),
     ('inference --batch_sizes=0', '--batch_sizes has 0: at least 1 image'),
     ('inference --batch_sizes=x', '--batch_sizes'),

@@ -222,10 +222,16 @@ def test_a_batch_has_mixup_or_cutmix():
   ):
     for x, y in zip(got, want, strict=True):
       np.testing.assert_array_equal(x, y)
-  mixed = jax.jit(lambda key: augment.mixed(key, *args, 1.0, 1.0))
-  cut = 0
+  # Beta(10,000, 10,000) is next to 1/2, Beta(0.01, 0.01) next to 0 or 1.
+  mixed = jax.jit(lambda key: augment.mixed(key, *args, 1e4, 0.01))
+  cut = kept = 0
   for seed in range(100):
-    pixels, _ = mixed(jax.random.key(seed))
-    cut += np.array_equal(pixels, np.round(pixels))
-  # A binomial of 100 draws: 50 and a deviation of 5.
+    pixels, shares = mixed(jax.random.key(seed))
+    if np.array_equal(pixels, np.round(pixels)):
+      cut += 1
+      kept += np.array_equal(pixels, images)
+    else:
+      np.testing.assert_allclose(np.diag(shares), 0.5, atol=0.02)
+  # Binomials of 100 and of some 50 draws: 50 and 25, deviations of 5 and 3.5.
   assert abs(cut - 50) < 25
+  assert abs(kept - cut / 2) < 5 * 3.5

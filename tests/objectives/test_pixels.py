@@ -157,6 +157,22 @@ def test_hidden_pixels_of_1000_images():
   assert (np.asarray(hidden) != other).mean() > 0.2
 
 
+def test_images_are_mirrored_where_that_is_asked_for():
+  batch = {'image': jnp.asarray(images(64)), 'label': np.arange(64)}
+  plain, flipped = (
+    make(flip=flip).augment(batch, KEY) for flip in (False, True)
+  )
+  np.testing.assert_allclose(
+    plain['image'], batch['image'] / 127.5 - 1, atol=1e-6
+  )
+  same = (flipped['image'] == plain['image']).all((1, 2, 3))
+  mirrored = (flipped['image'] == plain['image'][:, :, ::-1]).all((1, 2, 3))
+  assert (same ^ mirrored).all()
+  # A binomial of 64 draws: 32 and a deviation of 4.
+  assert abs(mirrored.sum() - 32) < 5 * 4
+  np.testing.assert_array_equal(flipped['label'], batch['label'])
+
+
 def test_an_image_with_nothing_hidden_has_no_loss():
   made = make(causal=False)
   params = random_params(made.model, SIZE, np.random.default_rng(5))

@@ -119,6 +119,9 @@ def test_clips_are_of_one_video_each():
     assert example['video'] == video
     seen.add(video)
   assert seen == {0, 1}
+  assert {k: np.shape(x) for k, x in example.items()} == {
+    k: x.shape[1:] for k, x in objective.batch_shapes(8).items()
+  }
 
 
 @pytest.mark.parametrize(
