@@ -9,7 +9,10 @@ import pytest
     ('train --vs=keras', '--vs=keras is none of flax, timm, timm-eager'),
     ('train --variants=q16', "No model variant 'q16'"),
     ('train --batch_sizes=4,0', '--batch_sizes has 0: at least 1 image'),
-    ('train --batch_sizes=x', "invalid _numbers value: 'x'"),
+    ('train --batch_sizes=x', "'x' is no list of whole numbers, as in 8,16"),
+    ('train --batch_sizes=', '--batch_sizes: it is empty: give one or more'),
+    ('train --variants=', '--variants: it is empty: give one or more'),
+    ('capacity --memory_gib=1 --modes=,', '--modes: it is empty'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --set=model.depth', '--set=model.depth: write FIELD=VALUE'),
     (

@@ -79,6 +79,8 @@ def test_predictions_are_the_softmax_in_order(vit, images):
     assert [name for name, _ in found] == [str(c) for c in order]
     np.testing.assert_allclose([p for _, p in found], expected[order], 1e-5)
   assert len(vit.predict(images[0], topk=10**6)[0]) == logits.shape[1]
+  with pytest.raises(ValueError, match='topk is -1: at least 1'):
+    vit.predict(images[0], topk=-1)
 
 
 def test_layers(vit, images):

@@ -195,6 +195,8 @@ def broken(x, row, value):
     (lambda x, y: {'test_labels_M': y - 1}, 'test example .* the label -1'),
     (lambda x, y: {'l2_grid': ()}, r'l2_grid is \(\)'),
     (lambda x, y: {'l2_grid': (1.0, 0.0)}, r'l2_grid is \(1.0, 0.0\)'),
+    (lambda x, y: {'l2_grid': (1.0, np.nan)}, r'l2_grid is \(1.0, nan\)'),
+    (lambda x, y: {'l2_grid': (1.0, np.inf)}, r'l2_grid is \(1.0, inf\)'),
     (
       lambda x, y: {'features_ND': x[:9], 'labels_N': y[:9]},
       '9 training examples are too few to hold a tenth out of',

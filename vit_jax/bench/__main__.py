@@ -145,11 +145,18 @@ def _grid_flags(
 
 
 def _names(text: str) -> list[str]:
-  return [part for part in text.split(',') if part]
+  if names := [part for part in text.split(',') if part]:
+    return names
+  raise argparse.ArgumentTypeError('it is empty: give one or more')
 
 
 def _numbers(text: str) -> list[int]:
-  return [int(part) for part in _names(text)]
+  try:
+    return [int(part) for part in _names(text)]
+  except ValueError:
+    raise argparse.ArgumentTypeError(
+      f'{text!r} is no list of whole numbers, as in 8,16'
+    ) from None
 
 
 if __name__ == '__main__':

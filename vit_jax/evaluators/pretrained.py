@@ -68,8 +68,10 @@ class TrainedModel:
 
     Raises:
       UnreadableImage: naming the file.
-      ValueError: if the model has no head.
+      ValueError: if the model has no head, or `topk` is below 1.
     """
+    if topk < 1:
+      raise ValueError(f'topk is {topk}: at least 1 prediction is needed.')
     probability_BC = self.checkpoint.probabilities(self.logits(images))
     most_Bk = np.argsort(-probability_BC, axis=1, kind='stable')[:, :topk]
     return [

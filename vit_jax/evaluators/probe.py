@@ -90,8 +90,10 @@ def fit_probe(
   ridge.check_finite('test', test_MD)
   ridge.check_labels('training', labels_N, num_classes)
   ridge.check_labels('test', test_labels_M, num_classes)
-  if not l2_grid or not min(l2_grid) > 0:
-    raise ValueError(f'l2_grid is {tuple(l2_grid)}: penalties are positive.')
+  if not l2_grid or not all(0 < l2 < math.inf for l2 in l2_grid):
+    raise ValueError(
+      f'l2_grid is {tuple(l2_grid)}: penalties are positive numbers.'
+    )
   mean_D, std_D = ridge.moments(features_ND)
 
   def standardise(rows_BD: np.ndarray) -> np.ndarray:
