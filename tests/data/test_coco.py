@@ -49,7 +49,10 @@ def write(root, found, file='instances.json', images='images', size=(40, 30)):
   path = root / file
   path.parent.mkdir(exist_ok=True, parents=True)
   (root / images).mkdir(exist_ok=True, parents=True)
-  path.write_text(found if isinstance(found, str) else json.dumps(found))
+  if not isinstance(found, bytes):
+    text = found if isinstance(found, str) else json.dumps(found)
+    found = text.encode()
+  path.write_bytes(found)
   for i in range(10):
     Image.new('RGB', size, (i, 0, 0)).save(root / images / f'{i}.png')
   return root
@@ -132,6 +135,12 @@ def changed(**fields):
   'found, message',
   [
     (json.dumps(annotated())[:-20], 'is no JSON, or was cut short'),
+    (b'\xff{}', 'instances.json is no JSON, .*: .*position 0'),
+    pytest.param(
+      '[' * 100_000,
+      'instances.json is no JSON, .*: .*recursion',
+      id='nested',
+    ),
     ('[]', "has not COCO's lists images, annotations, categories"),
     (annotated(images=[]), 'has no images'),
     (annotated(categories=[]), 'give at least one'),

@@ -215,7 +215,7 @@ def _read(
 def _json(path: pathlib.Path) -> Any:
   try:
     return json.loads(path.read_text(encoding='utf-8'))
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise ValueError(
       f'{path} is no JSON, or was cut short: {e}. Fetch or write it anew.'
     ) from e
