@@ -374,6 +374,7 @@ def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
   for table in (
     [f'--table={tmp_path}/a.csv'],
     ['--table', f'{tmp_path}/a.csv'],
+    [f'-table={tmp_path}/a.csv'],
   ):
     argv = ['plan', *flags, *table]
     monkeypatch.setattr(sys, 'argv', argv)

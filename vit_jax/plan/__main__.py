@@ -190,7 +190,7 @@ def _without_table(argv: Sequence[str]) -> str:
   return shlex.join(
     arg
     for before, arg in pairwise(['', *argv])
-    if '--table' not in (before, arg.partition('=')[0])
+    if not {'-table', '--table'} & {before, arg.partition('=')[0]}
   )
 
 
