@@ -246,6 +246,23 @@ def test_others_go_on_waiting_while_one_model_runs(pretended):
   }
 
 
+def test_it_ends_after_what_waits(pretended, monkeypatch):
+  """And its decoder last, which some of that might still need."""
+  model, closed = pretended.models['a'], []
+  (seen,) = pretended.add(b'')[1].values()
+  futures = [pretended.answer('running', seen, 'a')]
+  model.begun.wait()
+  futures.append(pretended.answer('waiting', seen, 'a'))
+  monkeypatch.setattr(
+    pretended._decoder,
+    'close',
+    lambda: closed.append([future.done() for future in futures]),
+  )
+  threading.Timer(0.1, model.start.set).start()
+  pretended.close()
+  assert closed == [[True, True]]
+
+
 def test_what_is_remembered_is_counted(pretended):
   for model in pretended.models.values():
     model.start.set()
