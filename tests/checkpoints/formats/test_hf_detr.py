@@ -279,6 +279,10 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
     ({'backbone_version': 1}, 'no DETR with backbone_version 1'),
     ({'backbone': 'plain'}, "no DETR with backbone 'plain'"),
     ({'dilation': True}, "backbone is timm's then"),
+    (
+      {'dilation': True, 'backbone_layers': (3, 4, 6, 3)},
+      'no DETR with .* backbone_width 32 where the last stage is dilated',
+    ),
     ({'num_classes': 0, 'names': False}, 'without classes'),
   ],
 )

@@ -1,6 +1,7 @@
 """Arrays that models here lack, and files without a configuration."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -213,7 +214,9 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert 'does not say how large its images are: 224x224' in warning
 
 
-def test_an_architecture_may_have_its_tag(folder):
+def test_an_architecture_may_have_its_tag(folder, monkeypatch):
+  """And what is known of it here is not asked of timm."""
+  monkeypatch.setitem(sys.modules, 'timm', None)
   before = opening.open_checkpoint(str(folder))
   name = folder.config()['architecture']
   folder.change_config(architecture=f'{name}.augreg_in21k')
