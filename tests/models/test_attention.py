@@ -310,6 +310,7 @@ def test_only_tpus_sum_by_a_product(platform, sums):
     np.testing.assert_allclose(
       function(x_BNLQ), x_BNLQ.sum(2, keepdims=True), rtol=1e-6
     )
+    assert function(jnp.bfloat16(x_BNLQ)).dtype == jnp.bfloat16
   traced = jax.jit(tpu_layout.sum_keys).trace(x_BNLQ)
   text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert ('stablehlo.reduce' in text) == sums

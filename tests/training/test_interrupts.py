@@ -181,6 +181,17 @@ def test_one_alone_is_told_by_ctrl_c_too_and_gives_its_handlers_back(handled):
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
+def test_sigterm_is_no_ctrl_c(handled, monkeypatch, capfd):
+  """Schedulers may send it twice, and the state is saved all the same."""
+  ended = []
+  monkeypatch.setattr(os, '_exit', ended.append)
+  with run.preemption_notice() as told:
+    for _ in range(2):
+      signal.raise_signal(signal.SIGTERM)
+    assert told(0) and handled == ['SIGTERM', 'SIGTERM']
+  assert not ended and capfd.readouterr().err == ''
+
+
 @pytest.mark.parametrize('processes', [1, 2])
 def test_other_threads_have_no_handlers(monkeypatch, processes):
   monkeypatch.setattr(jax, 'process_count', lambda: processes)
