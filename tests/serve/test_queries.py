@@ -41,6 +41,11 @@ def test_each_parameter_is_what_it_is_called():
   assert (found.number, found.layer, found.with_map) == (6, None, True)
 
 
+def test_a_model_without_attention_has_no_layer_to_ask_for():
+  with pytest.raises(protection.Refusal, match='layer=0 .* the model has none'):
+    queries.parse({'layer': '0'}, engine_of(layers=0, grid=None))
+
+
 @pytest.mark.parametrize(
   ('name', 'good', 'bad'),
   [

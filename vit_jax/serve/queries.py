@@ -104,7 +104,10 @@ def _integer(
   if not text:
     return None
   valid = bool(re.fullmatch('[0-9]{1,6}', text)) and low <= int(text) <= high
-  _check(valid, name, text, f'use a number from {low} to {high}')
+  way_out = f'use a number from {low} to {high}'
+  if high < low:
+    way_out = 'leave it out, the model has none'
+  _check(valid, name, text, way_out)
   return int(text)
 
 
