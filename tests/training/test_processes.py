@@ -83,6 +83,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 IMPATIENT = """
 from vit_jax.training import processes
 processes.MEET_S = 5
+processes.HEARTBEAT_S = 10
 """
 # For where all fail, however late on a busy machine.
 PATIENT = """
@@ -286,7 +287,8 @@ saving.steps_in = lambda workdir: []
 def test_a_workdir_that_is_not_shared_is_refused(training, alone, tmp_path):
   """One would start what the other goes on with, and both wait for ever."""
   shutil.copytree(alone, tmp_path / 'run')
-  instead = {0: PATIENT, 1: PATIENT + LOSES_A_FILE}
+  at_once = PATIENT + 'processes.SEEN_S = 1'
+  instead = {0: at_once, 1: at_once + LOSES_A_FILE}
   with started(training, tmp_path / 'run', 2, *SGD, instead=instead) as both:
     results = results_of(both)
   for status, err in results:
