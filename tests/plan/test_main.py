@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -389,7 +390,7 @@ def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
     'error: The step does not fit: it takes 9.00 GiB of a core that has 8.00.\n'
   )
   assert out.startswith('known     since 2')
-  assert f'| `{" ".join(flags)}` | does not fit: it takes 9.00 GiB' in out
+  assert f'| `{shlex.join(flags)}` | does not fit: it takes 9.00 GiB' in out
 
 
 @pytest.mark.parametrize(
