@@ -1,10 +1,12 @@
 """Other shapes of the same numbers."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.models import layers as layers_lib
 from vit_jax.models import tpu_layout
 
 
@@ -69,3 +71,28 @@ def test_what_is_gathered_is_a_matrix_on_the_way(shape, spec, matrix, split):
   got, found = tpu_layout.as_matrix(jnp.asarray(x), spec)
   np.testing.assert_array_equal(got, x.reshape(matrix))
   assert found == split
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_dropout_is_flaxs_and_draws_once(dtype):
+  """Bit for bit, its gradient too; one barrier holds what was drawn."""
+  key, x = jax.random.key(1), jnp.linspace(-2, 2, 60, dtype=dtype)
+  x = x.reshape(3, 4, 5)
+
+  def ours(x):
+    return layers_lib.dropout(x, 0.3, key)
+
+  def flaxs(x):
+    return nn.Dropout(0.3, deterministic=False).apply({}, x, rng=key)
+
+  for got, want in zip(
+    (*jax.vjp(ours, x)[1](x), ours(x)),
+    (*jax.vjp(flaxs, x)[1](x), flaxs(x)),
+    strict=True,
+  ):
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, want)
+  assert 0 < np.sum(np.asarray(ours(x)) == 0) < x.size
+  step = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(ours(x) ** 2)))(x)
+  names = [equation.primitive.name for equation in step.eqns]
+  assert names.count('optimization_barrier') == 1

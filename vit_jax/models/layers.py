@@ -105,10 +105,13 @@ def constrain(x: Array, axes: str) -> Array:
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
-  """Drops out with a key, and not without."""
-  # The key is passed by hand because `make_rng` folds in the module's path,
-  # which differs between scanned and unrolled layers.
-  return nn.Dropout(rate, deterministic=key is None)(x, rng=key)
+  """Drops out at a rate below 1 with a key, and not without."""
+  # Keys are passed by hand because `make_rng` folds in the module's path, which
+  # differs between scanned and unrolled layers.
+  if key is None or not rate:
+    return x
+  kept = tpu_layout.drawn_once(jax.random.bernoulli(key, 1 - rate, x.shape))
+  return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
 def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
