@@ -110,7 +110,9 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
   # differs between scanned and unrolled layers.
   if key is None or not rate:
     return x
-  kept = tpu_layout.drawn_once(jax.random.bernoulli(key, 1 - rate, x.shape))
+  kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+  # What it is for: see `tpu_layout`.
+  kept = jax.lax.optimization_barrier(kept)
   return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
