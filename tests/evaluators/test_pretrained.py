@@ -79,8 +79,24 @@ def test_predictions_are_the_softmax_in_order(vit, images):
     assert [name for name, _ in found] == [str(c) for c in order]
     np.testing.assert_allclose([p for _, p in found], expected[order], 1e-5)
   assert len(vit.predict(images[0], topk=10**6)[0]) == logits.shape[1]
-  with pytest.raises(ValueError, match='topk is -1: at least 1'):
-    vit.predict(images[0], topk=-1)
+  for none in (0, -1):
+    with pytest.raises(ValueError, match=f'topk is {none}: at least 1'):
+      vit.predict(images[0], topk=none)
+
+
+def test_classes_as_likely_as_others_keep_their_order(vit, images):
+  C = 40
+  head = {
+    'kernel': np.zeros((vit.checkpoint.model.width, C)),
+    'bias': np.zeros(C),
+  }
+  alike = dataclasses.replace(
+    vit.checkpoint,
+    model=vit.checkpoint.model.clone(num_classes=C),
+    params=vit.checkpoint.params | {'head': head},
+  )
+  found = pretrained.TrainedModel(alike).predict(images[0], topk=C)[0]
+  assert found == [(str(c), pytest.approx(1 / C)) for c in range(C)]
 
 
 def test_layers(vit, images):

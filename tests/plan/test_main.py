@@ -372,6 +372,7 @@ def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
 
   monkeypatch.setattr(plan, 'devices_of', devices_of)
   flags = [f'--config={ROOT}/configs/vit.py:ti16', '--topology=v3:2x2']
+  flags.append('--config.total=7 epochs')
   for table in (
     [f'--table={tmp_path}/a.csv'],
     ['--table', f'{tmp_path}/a.csv'],

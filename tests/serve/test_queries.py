@@ -44,6 +44,8 @@ def test_each_parameter_is_what_it_is_called():
 def test_a_model_without_attention_has_no_layer_to_ask_for():
   with pytest.raises(protection.Refusal, match='layer=0 .* the model has none'):
     queries.parse({'layer': '0'}, engine_of(layers=0, grid=None))
+  with pytest.raises(protection.Refusal, match='layer=1 .* from 0 to 0'):
+    queries.parse({'layer': '1'}, engine_of(layers=1))
 
 
 @pytest.mark.parametrize(
