@@ -88,7 +88,7 @@ def test_classes_as_likely_as_others_keep_their_order(vit, images):
   C = 40
   head = {
     'kernel': np.zeros((vit.checkpoint.model.width, C)),
-    'bias': np.zeros(C),
+    'bias': np.arange(C) % 2.0,
   }
   alike = dataclasses.replace(
     vit.checkpoint,
@@ -96,7 +96,8 @@ def test_classes_as_likely_as_others_keep_their_order(vit, images):
     params=vit.checkpoint.params | {'head': head},
   )
   found = pretrained.TrainedModel(alike).predict(images[0], topk=C)[0]
-  assert found == [(str(c), pytest.approx(1 / C)) for c in range(C)]
+  order = [*range(1, C, 2), *range(0, C, 2)]
+  assert [name for name, _ in found] == [str(c) for c in order]
 
 
 def test_layers(vit, images):
