@@ -147,6 +147,8 @@ def changed(**fields):
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(categories=[{'id': 10**6, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(images=[{'id': 1}]), "'height' is missing"),
+    (annotated(images=[{'id': [1]}]), 'or its id no number .*unhashable'),
+    (annotated(categories=['cat']), 'one is no object with them'),
     (
       annotated(images=2 * annotated()['images'][:1]),
       'several images of id 10',

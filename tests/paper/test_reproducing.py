@@ -429,8 +429,8 @@ def test_seeds_are_complete_and_in_their_order():
     texts = {'variant': variant, 'seed': seed, 'status': status}
     return evidence.RunRow(texts, {'x': float(seed)})
 
-  rows = [row('b', '2'), row('a', '2'), row('a', '1'), row('b', '1')]
-  rows += [row('a', '0'), row('b', '0', 'diverged'), row('c', '1')]
+  rows = [row('b', '10'), row('a', '10'), row('a', '9'), row('b', '9')]
+  rows += [row('a', '0'), row('b', '0', 'diverged'), row('c', '9')]
   found = evidence.by_seed(rows, ['b', 'a'])
-  assert list(found) == ['1', '2'] and list(found['1']) == ['b', 'a']
-  assert found['2'] == {'a': {'x': 2.0}, 'b': {'x': 2.0}}
+  assert list(found) == ['9', '10'] and list(found['9']) == ['b', 'a']
+  assert found['10'] == {'a': {'x': 10.0}, 'b': {'x': 10.0}}

@@ -164,9 +164,12 @@ def _read(
     sizes = {i: (x['height'], x['width']) for i, x in images.items()}
     files = {i: x['file_name'] for i, x in images.items()}
   except (KeyError, TypeError) as e:
+    wrong = f'{e} is missing'
+    if isinstance(e, TypeError):
+      wrong = f'one is no object with them, or its id no number ({e})'
     raise ValueError(
       f'{path}: an image needs id, file_name, width and height, a category id '
-      f'and name; {e} is missing.'
+      f'and name; {wrong}.'
     ) from e
   for kind, given in (('images', entries), ('categories', categories)):
     ids = collections.Counter(x['id'] for x in given)

@@ -115,6 +115,6 @@ def by_seed(
       found.setdefault(seed, {})[variant] = row.numbers
   return {
     seed: {variant: runs[variant] for variant in variants}
-    for seed, runs in sorted(found.items())
+    for seed, runs in sorted(found.items(), key=lambda item: int(item[0]))
     if all(variant in runs for variant in variants)
   }
