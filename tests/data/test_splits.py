@@ -68,6 +68,8 @@ def test_aliases():
     ('train[a:]', 'is not valid'),
     ('train[:2shard]', 'is not valid'),
     ('train[:1.5]', 'is not valid'),
+    ('train[5_:]', 'is not valid'),
+    ('train[:1__0]', 'is not valid'),
     ('train[:234]', "slice 'train\\[:234\\]' exceeds the 233 examples"),
     ('train[:101%]', 'exceeds the 233 examples'),
     ('train[9:9]', 'selects no example; sizes are train: 233, test: 7'),

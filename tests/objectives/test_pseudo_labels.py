@@ -1,6 +1,7 @@
 """The student's loss from its formula, and the labels that it learns."""
 
 import dataclasses
+import io
 
 import jax
 import numpy as np
@@ -119,9 +120,12 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   with pytest.raises(ValueError, match='of another teacher than .*: remove'):
     soft_labels.kept(path, other, *given)
   assert np.array_equal(soft_labels.kept(path, teacher, *given), made)
-  (tmp_path / 'text.npz').write_text('text')
-  with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
-    soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
+  array = io.BytesIO()
+  np.save(array, made)
+  for content in (b'text', b'', b'PK', array.getvalue()):
+    (tmp_path / 'text.npz').write_bytes(content)
+    with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
+      soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
 
 
 def test_images_are_read_by_as_many_workers_as_are_asked_for(

@@ -12,7 +12,7 @@ import numpy as np
 _PART = re.compile(
   r'(?P<name>[\w-]+)(\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?'
 )
-_BOUND = re.compile(r'(?P<value>-?\d[\d_]*(\.\d+)?)(?P<unit>%?)')
+_BOUND = re.compile(r'(?P<value>-?\d+(_\d+)*(\.\d+)?)(?P<unit>%?)')
 _HELP = (
   'use names of splits, each with at most one slice, joined by +, like '
   'train, train[:98%], train[500:] or train[:-1000]+test; '

@@ -81,7 +81,10 @@ def kept(
       said = str(file['images']), tuple(map(str, file['class_names']))
       # Older files do not have these two.
       seed, sums = (file.get(key) for key in ('split_seed', 'teacher'))
-  except (KeyError, OSError, ValueError, zipfile.BadZipFile) as e:
+  except (
+    *(KeyError, OSError, ValueError, zipfile.BadZipFile),
+    *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
+  ) as e:
     raise ValueError(f'{path} holds no soft labels: {e}') from e
   if probabilities_NC.shape != (len(source), len(class_names)) or said != (
     images,
