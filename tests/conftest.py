@@ -99,6 +99,14 @@ def _one_context():
     yield
 
 
+@pytest.fixture(scope='module')
+def garbage_of_this_file():
+  """Or `gc.collect` takes seconds, for what the files before have left."""
+  gc.freeze()
+  yield
+  gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _messages_shown_as_before():
   """Or a command of one test writes to the closed stderr of another."""

@@ -29,6 +29,8 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.training import optim, run, sharding
 
+pytestmark = pytest.mark.usefixtures('garbage_of_this_file')
+
 GOLDEN = ROOT / 'tests/golden'
 
 

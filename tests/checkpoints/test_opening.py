@@ -26,6 +26,8 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import posemb, variants
 
+pytestmark = pytest.mark.usefixtures('garbage_of_this_file')
+
 GOLDEN = ROOT / 'tests/golden'
 NAMES = ('tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem')
 

@@ -24,6 +24,8 @@ from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.sweeps import refusing
 from vit_jax.training import processes, sharding
 
+pytestmark = pytest.mark.usefixtures('garbage_of_this_file')
+
 METRIC = 'test/accuracy'
 MESH = {'data': 1, 'fsdp': -1, 'tensor': 1}
 
