@@ -293,7 +293,7 @@ def test_two_processes_train(tools):
   workdir = tools.folder / 'w'
   status, out, err = tools.run(
     'multi_process.sh',
-    *('--devices=2', '--', '--config=configs/digits.py'),
+    *('--devices=2', '--', '--config=configs/digits.py:model.depth=1'),
     *(f'--workdir={workdir}', '--config.total=6 steps'),
   )
   assert status == 0, err

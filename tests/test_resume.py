@@ -321,10 +321,10 @@ def test_a_signal_to_all_of_its_processes_finds_the_worker_at_work(
       folder = tmp_path / 'data' / split / name
       folder.mkdir(parents=True)
       for i in range(4):
-        pixels = rng.integers(0, 256, (1500, 1500, 3), np.uint8)
+        pixels = rng.integers(0, 256, (1000, 1000, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f'{i}.png')
   small = 'model.depth=1,model.width=32,model.mlp_dim=32,model.heads=2'
-  long = 'total=999 steps,batch_size=64'
+  long = 'total=999 steps,batch_size=16'
   often = 'checkpoint_every=50%,eval_every=50%,log_every=1 step'
   process = command.start(
     tmp_path / 'run',

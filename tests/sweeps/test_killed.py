@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT, XLA_FLAGS_GIVEN
+from tests.conftest import COMPILE_QUICKLY, ROOT, XLA_FLAGS_GIVEN
 from tests.sweeps.small_sweep import table
 from tests.test_resume import WAITING_AT_THE_END, changed
 
@@ -63,7 +63,7 @@ class Command:
     }
     environment |= {
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': f'{XLA_FLAGS_GIVEN} '
+      'XLA_FLAGS': f'{XLA_FLAGS_GIVEN} {COMPILE_QUICKLY} '
       '--xla_force_host_platform_device_count=1',
       # Programs compiled once serve all runs, which are mostly start-up.
       'JAX_COMPILATION_CACHE_DIR': str(self._folder / 'cache'),

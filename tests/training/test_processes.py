@@ -35,9 +35,12 @@ from vit_jax.training import processes, sharding, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
+# It is shared out as several are.
+ONE_LAYER = '--config.model.depth=1'
 # Adam would blow up rounding errors where a true gradient is zero, as that of
 # the keys' biases is.
 SGD = (
+  ONE_LAYER,
   '--config.optimizer.name=sgd',
   '--config.optimizer.lr=0.1',
   '--config.total=40 steps',
@@ -204,7 +207,7 @@ def test_several_train_like_one(training, alone, tmp_path):
 def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
   """One of them is told, by Ctrl-C; both save the same step: status 75."""
   since_ns = time.time_ns()
-  instead = {0: SLOW_STEPS, 1: UNIGNORED}
+  instead = {0: SLOW_STEPS.format(first=1), 1: UNIGNORED}
   with started(training, tmp_path, 2, *SGD, instead=instead) as both:
     wait_for_row(tmp_path, 1, both[0], since_ns)
     both[1].send_signal(signal.SIGINT)
@@ -272,6 +275,7 @@ def test_a_full_disk_of_one_is_said_at_once(training, tmp_path):
 def test_several_fine_tune_a_checkpoint(training, alone, tmp_path):
   """Which the config opens, before which JAX has to have joined them."""
   args = (*FSDP, '--config.total=3 steps', '--config.data.image_size=16')
+  args += (ONE_LAYER,)
   config = f'configs/finetune.py:{alone},digits'
   finish(training, tmp_path, 2, *args, config=config)
   assert saved_steps(tmp_path) == [3]
@@ -301,7 +305,7 @@ import time
 from vit_jax.training.run import Run
 take = Run.take
 def slow_take(self, step, metrics):
-  time.sleep(0.5)
+  time.sleep(0.5 * (step >= {first}))
   take(self, step, metrics)
 Run.take = slow_take
 """
@@ -311,7 +315,7 @@ Run.take = slow_take
 def test_more_and_then_fewer_go_on(training, alone, tmp_path):
   """Two, one of which is killed; four, one told to end; one."""
   args = (*SGD, *FSDP)
-  slowly = {0: SLOW_STEPS}
+  slowly = {0: SLOW_STEPS.format(first=20)}
   with started(training, tmp_path, 2, *args, instead=slowly) as both:
     wait_for_row(tmp_path, 22, both[0])
     both[1].kill()
