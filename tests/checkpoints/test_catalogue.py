@@ -56,6 +56,15 @@ def test_the_address_says_what_the_entry_says(name):
     assert (match['rest'] == '-224') == (is_tuned and entry.image_size == 224)
 
 
+def test_all_of_big_transfers_resnets_but_one_are_there_of_imagenet_alone():
+  """As its README lists them: R152x2 came after the paper, as BiT-M."""
+  alone = [name for name in PUBLISHED if name.startswith('bit/s-')]
+  assert alone == [
+    f'bit/s-r{x}' for x in ('50x1', '50x3', '101x1', '101x3', '152x4')
+  ]
+  assert PUBLISHED['bit/m-r152x2'].data == 'ImageNet-21k'
+
+
 def test_files_are_different_and_accuracies_have_a_source():
   addresses = [entry.address for entry in PUBLISHED.values()]
   assert len(set(addresses)) == len(addresses)

@@ -8,6 +8,7 @@ import base64
 import email.message
 import functools
 import hashlib
+import http.client
 import http.server
 import os
 import pathlib
@@ -218,7 +219,7 @@ def test_a_file_that_is_not_in_the_bucket(bucket, cache):
   [
     OSError('Cannot connect to host storage.googleapis.com'),
     PermissionError('Forbidden\nlong page'),
-    RuntimeError('retries'),
+    RuntimeError('\n retries\nof many'),
   ],
 )
 def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
@@ -228,7 +229,9 @@ def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
     fetch.local(FILE)
   message = str(e.value)
   assert message.startswith(f'{FILE} cannot be fetched (')
-  assert str(error).splitlines()[0] in message and '\n' not in message
+  said = str(error).strip().splitlines()[0]
+  assert f'({type(error).__name__}: {said})' in message
+  assert '\n' not in message
   by_hand = f'Download {BY_HAND}, or `gcloud storage cp {FILE} .`, and give the'
   assert f'). {by_hand} path. A bucket' in message
   assert 'gcloud auth application-default login' in message
@@ -421,6 +424,23 @@ def test_a_connection_that_is_cut_is_taken_up(storage, bars, has_ranges):
   assert bar.what == f'fetching {ADDRESS}' and bar.done == bar.total == 2560
 
 
+def test_a_connection_that_is_reset_is_taken_up(storage, monkeypatch):
+  """Which is an error, while one that is closed only ends."""
+  data = bytes(range(256)) * 10
+  storage.put(ADDRESS, data)
+  read1, reads = http.client.HTTPResponse.read1, []
+
+  def reset_once(answer, count):
+    reads.append(count)
+    if len(reads) == 2:
+      raise ConnectionResetError
+    return read1(answer, 100)
+
+  monkeypatch.setattr(http.client.HTTPResponse, 'read1', reset_once)
+  assert pathlib.Path(fetch.local(NAME)).read_bytes() == data
+  assert storage.asked == [None, 'bytes=100-']
+
+
 def test_without_a_tag_a_file_is_fetched_from_its_beginning(storage):
   """It may be another one by then."""
   storage.put(ADDRESS, b'w' * 1000)
@@ -535,10 +555,12 @@ def test_what_is_not_the_file_is_not_kept(
     {'Content-Length': None},
   ],
 )
-def test_what_the_server_does_not_state_is_not_checked(storage, headers):
+def test_what_the_server_does_not_state_is_not_checked(storage, bars, headers):
   storage.put(ADDRESS, b'some weights')
   storage.headers = headers
   assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'some weights'
+  (bar,) = bars
+  assert bar.total == (0 if 'Content-Length' in headers else 12)
 
 
 @pytest.fixture
@@ -769,6 +791,20 @@ def test_a_model_of_timm_without_weights_has_no_tag(hub, timm, monkeypatch):
 def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
   monkeypatch.setitem(sys.modules, 'timm', None)
   with pytest.raises(ImportError, match='no tag, and timm, .* as in timm://'):
+    fetch.local('timm://vit_tiny_patch16_224')
+  assert not hub.calls
+
+
+def test_a_timm_that_does_not_fit_its_libraries_is_no_timm(
+  hub, tmp_path, monkeypatch
+):
+  """With another torch than its own, torchvision raises RuntimeError."""
+  broken = tmp_path / 'broken'
+  broken.mkdir()
+  (broken / 'timm.py').write_text("raise RuntimeError('no torchvision::nms')")
+  monkeypatch.syspath_prepend(broken)
+  monkeypatch.delitem(sys.modules, 'timm', raising=False)
+  with pytest.raises(ImportError, match=r'as in timm://.* \(RuntimeError: no'):
     fetch.local('timm://vit_tiny_patch16_224')
   assert not hub.calls
 

@@ -384,14 +384,20 @@ def test_classes_without_names_are_numbers():
 
 
 def test_of_many_names_some_are_told():
-  names = [f'{"word " * 10}{i}' for i in range(10)]
+  names = [f'{"word " * 10}{i}' for i in range(12)]
   with pytest.raises(ValueError) as e:
     ten_classes(*names).class_index('???')
-  assert str(e.value).endswith(f'Some of its names: {", ".join(names)}.')
+  assert str(e.value).endswith(f'Some of its names: {", ".join(names[:10])}.')
+  # All of them are, as long as that takes 300 characters.
   names = [f'{c}{25 * "x"}' for c in 'abcdefghij']
+  names[0] += (300 - len(f'Valid: {", ".join(names)}.')) * 'x'
   with pytest.raises(ValueError) as e:
     ten_classes(*names).class_index('???')
   assert str(e.value).endswith(f' Valid: {", ".join(names)}.')
+  names[0] += 'x'
+  with pytest.raises(ValueError) as e:
+    ten_classes(*names).class_index('???')
+  assert str(e.value).endswith(f'Some of its names: {", ".join(names)}.')
 
 
 def test_probabilities_are_those_of_the_loss():
@@ -415,13 +421,22 @@ def test_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'inside', [(), ('checkpoints',), ('checkpoints', 'checkpoints/x')]
+  ('name', 'inside'),
+  [
+    ('run', ()),
+    ('run', ('checkpoints',)),
+    ('run', ('checkpoints', 'checkpoints/x')),
+    # Named like a step, or with what a step has in it.
+    ('7', ()),
+    ('7.damaged', ('meta',)),
+  ],
 )
-def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, inside):
-  for name in inside:
-    (tmp_path / name).mkdir()
-  with pytest.raises(ValueError, match=f'{tmp_path} holds no checkpoint: give'):
-    opening.open_checkpoint(str(tmp_path))
+def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, name, inside):
+  place = tmp_path / name
+  for part in ('', *inside):
+    (place / part).mkdir()
+  with pytest.raises(ValueError, match=f'{place} holds no checkpoint: give'):
+    opening.open_checkpoint(str(place))
 
 
 @pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo'])

@@ -5,6 +5,7 @@ import functools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -647,11 +648,20 @@ def test_learned_positions_give_the_same_logits(kind, pool):
   got, _ = outputs(learned, images)
   np.testing.assert_array_equal(got, want)
   expected = flops.param_shapes(learned.model, size)
-  assert jax.tree.structure(learned.params) == jax.tree.structure(expected)
+  assert jax.tree.map(jnp.shape, learned.params) == jax.tree.map(
+    jnp.shape, expected
+  )
+  assert {x.dtype.name for x in jax.tree.leaves(learned.params)} == {'float32'}
 
 
 @pytest.mark.parametrize(
-  'fields', [{'posemb': 'relative'}, {'posemb_at': 'shared'}], ids=str
+  'fields',
+  [
+    {'posemb': 'relative'},
+    {'posemb': 'learned1d'},
+    {'posemb': 'learned2d', 'posemb_at': 'shared'},
+  ],
+  ids=str,
 )
 def test_positions_that_are_no_table_at_the_input_stay(fields):
   fields |= {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 20}

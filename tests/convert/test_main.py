@@ -318,7 +318,7 @@ def test_a_head_of_zeros_agrees_with_any_and_is_no_check(
   for name, shift in (('one', 0.0), ('other', 1.0)):
     params = jax.tree.map(lambda x, shift=shift: x + shift, checkpoint.params)
     params |= {'head': jax.tree.map(np.zeros_like, params['head'])}
-    params['head']['bias'] += np.float32(bias)
+    params['head']['bias'] += np.float32(bias) * np.arange(7, dtype=np.float32)
     zeroed = dataclasses.replace(checkpoint, params=params)
     orbax.write(zeroed, str(tmp_path / name), 'float32')
   status, _, err = run('--check', tmp_path / 'one', tmp_path / 'other')
