@@ -63,9 +63,13 @@ def test_programs_put_out_classes_boxes_and_masks(
   pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
   x = np.asarray(checkpoint.normalize(pixels))
   if format_name == 'onnx':
-    pytest.importorskip('onnx', reason=PEERS)
+    library = pytest.importorskip('onnx', reason=PEERS)
     runtime = pytest.importorskip('onnxruntime', reason=PEERS)
     onnx.write(checkpoint, path, 'float32')
+    nodes = [node.op_type for node in library.load(path).graph.node]
+    # Two norms of the encoder's layer, three of each of the decoder's, and the
+    # one at its end, of both.
+    assert nodes.count('LayerNormalization') == 2 + 2 * 3 + 1
     session = runtime.InferenceSession(path)
     names = [output.name for output in session.get_outputs()]
     got = dict(zip(names, session.run(None, {'images': x}), strict=True))

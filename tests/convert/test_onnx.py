@@ -342,18 +342,20 @@ def test_what_masked_patches_show_is_called_predictions(tmp_path):
   assert relative_difference(got, logits_of(checkpoint, images)) < TOLERANCE
 
 
-@pytest.mark.parametrize('threads', [0, 3])
-def test_it_runs_in_the_threads_asked_for(tmp_path, monkeypatch, threads):
+@pytest.mark.parametrize(('asked', 'threads'), [((), 0), ((3,), 3)])
+def test_it_runs_in_the_threads_asked_for(
+  tmp_path, monkeypatch, asked, threads
+):
   path = write(tmp_path, random_checkpoint(None, SMALL, **VIT))
   session, given = onnxruntime.InferenceSession, []
 
   def spy(path, options, **kwargs):
-    given.append(options.intra_op_num_threads)
+    given.append((options.intra_op_num_threads, *kwargs['providers']))
     return session(path, options, **kwargs)
 
   monkeypatch.setattr(onnxruntime, 'InferenceSession', spy)
-  onnx_format.open_peer(path, threads)
-  assert given == [threads]
+  onnx_format.open_peer(path, *asked)
+  assert given == [(threads, 'CPUExecutionProvider')]
 
 
 INT8 = {

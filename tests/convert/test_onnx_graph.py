@@ -152,6 +152,15 @@ def test_numbers_are_written_as_protocol_buffers_do():
     assert onnx_file._varint(n) == encoder._VarintBytes(n)
 
 
+def test_a_node_that_puts_out_another_shape_is_refused():
+  inference = pytest.importorskip('onnx.shape_inference', reason=PEERS)
+  x = images(4)
+  graph = Graph([x])
+  y = graph.node('Neg', [x], (BATCH, 5))
+  with pytest.raises(inference.InferenceError, match='4.*5|5.*4'):
+    onnx_file.check(*graph.to_model({'y': y}, {}))
+
+
 def test_a_model_of_the_largest_size_is_none_too_large(monkeypatch):
   x = images(257)
   graph = Graph([x])

@@ -341,6 +341,9 @@ def test_what_a_board_installs_is_pinned():
     'gs://bucket/l16/checkpoints/9': 'l16',
     'ViT-B_16.npz': 'ViT-B_16',
     'a b/ü.x.safetensors': 'ü_x',
+    # In the workdir itself, and of a name that says nothing.
+    'checkpoints/300': '300',
+    'runs/.npz': 'model',
   }.items(),
 )
 def test_names(path, name):

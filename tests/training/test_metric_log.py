@@ -38,8 +38,12 @@ def test_rows_are_in_the_file_after_every_write(tmp_path):
   assert path.read_text() == 'step\n'
   log.write(1, {'train/loss': 2.5})
   assert path.read_text() == 'step,train/loss\n1,2.5\n'
-  log.write(2, {'train/loss': 2.25})
-  assert path.read_text() == 'step,train/loss\n1,2.5\n2,2.25\n'
+  # A row more, or a value more in the last one, is no file written anew.
+  file = path.stat().st_ino
+  for loss in (2.375, 2.25):
+    log.write(2, {'train/loss': loss})
+    assert path.read_text() == f'step,train/loss\n1,2.5\n2,{loss}\n'
+  assert path.stat().st_ino == file
 
 
 def test_writes_for_one_step_share_a_row(tmp_path):

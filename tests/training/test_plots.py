@@ -43,6 +43,7 @@ def test_a_legend_lies_outside_in_as_many_columns_as_are_asked_for():
     made = plots.legend(drawn, entries, 'lower center', **columns)
     drawn.draw_without_rendering()
     assert [text.get_text() for text in made.get_texts()] == list('0123')
+    assert [line.get_marker() for line in made.get_lines()] == list('os^D')
     assert made._ncols == columns.get('columns', 1)
     assert not made.get_frame_on()
     top = drawn.axes[0].get_tightbbox().y0
