@@ -256,7 +256,8 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   assert progress.plot_curves(csv_path, str(png_path), ['test/accuracy'])
   with Image.open(png_path) as image:
     assert image.format == 'PNG'
-    assert image.width == 800
+    # In inches: 2.5 for each of three panels, and 0.6 for the steps below.
+    assert image.size == (800, 810)
     assert len(image.convert('RGB').getcolors(1 << 24)) > 3  # Not blank.
   (figure,) = figures
   lines = {
@@ -279,6 +280,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
     'learning rate': {'train': ([100, 300], [0.1, 0.0])},
   }
   loss, accuracy, rate = figure.axes
+  assert len({axes.get_xlim() for axes in figure.axes}) == 1
   assert rate.get_xlabel() == 'step'
   assert [text.get_text() for text in rate.get_xticklabels()] == [
     f'{step:,.0f}' for step in rate.get_xticks()
@@ -294,6 +296,7 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   for axes in (loss, accuracy):
     labels = {text.get_text() for text in axes.get_legend().get_texts()}
     assert labels == set(lines[axes.get_ylabel()])
+    assert not axes.get_legend().get_frame_on()
   colors = [
     {line.get_label(): line.get_color() for line in axes.get_lines()}
     for axes in (loss, accuracy)
@@ -333,7 +336,10 @@ def test_only_panels_that_have_points(tmp_path, figures):
   )
   assert [axes.get_ylabel() for axes in figures[0].axes] == ['loss']
   # A line through one point would be invisible.
-  assert figures[0].axes[0].get_lines()[0].get_marker() == '.'
+  (axes,) = figures[0].axes
+  assert axes.get_lines()[0].get_marker() == '.'
+  # There are no steps in between.
+  assert all(float(step).is_integer() for step in axes.get_xticks())
 
 
 def test_the_summary(tmp_path):
@@ -359,8 +365,12 @@ def test_the_summary(tmp_path):
 
 
 def test_the_summary_of_a_run_without_evaluation(tmp_path):
+  csv_path = _write_csv(
+    tmp_path, {1: {'train/accuracy': 0.5}, 2: {'test/accuracy': 0.5}}
+  )
+  metric_log.MetricLog(str(tmp_path / 'run'), 1)  # Leaves an empty column.
   text = progress.summary_text(
-    _write_csv(tmp_path, {1: {'train/accuracy': 0.5}}),
+    csv_path,
     {'test/accuracy': 'highest'},
     checkpoint='/runs/a/checkpoints/1',
     images_per_s_per_core=None,
@@ -400,6 +410,8 @@ def test_what_takes_over_a_second_is_said(monkeypatch, stream):
     assert time.monotonic() - started_s >= 1
   if stream.isatty():
     assert not ''.join(stream.screen()).strip()
+    said_s = int(re.search(r'compiling \.\.\. (\d+) s', stream.getvalue())[1])
+    assert 1 <= said_s <= time.monotonic() - started_s + 0.5
   else:
     assert stream.getvalue() == 'compiling ...\n'
 
@@ -444,6 +456,7 @@ def test_what_nobody_reads_any_more_ends_nothing(clock):
     with shown.pause('evaluating'):
       shown.message('evaluated')
     shown.update(10, {'train/loss': 1.0}, 0.0)
+    assert not shown.enabled
     shown.close()
     assert shown.elapsed_s == 0
 

@@ -287,7 +287,9 @@ def plot_curves(
     _draw_panel(axes, title, names, rows, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
-  all_axes[-1].xaxis.get_major_locator().set_params(integer=True)
+  # With one step alone, it alone: a second tick would be a part of a step.
+  locator = all_axes[-1].xaxis.get_major_locator()
+  locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()
   whole.replace(png_path, plots.png(figure))
   return True
