@@ -41,6 +41,16 @@ def read(folder):
   return scalars, {name: found.Images(name) for name in tags['images']}
 
 
+def raw_events(folder):
+  """Returns what the only file has in it, in order."""
+  from tensorboard.backend.event_processing import event_file_loader
+  from tensorboard.compat.proto import event_pb2
+
+  (path,) = folder.glob('events.out.tfevents.*')
+  loader = event_file_loader.RawEventFileLoader(str(path))
+  return [event_pb2.Event.FromString(data) for data in loader.Load()]
+
+
 @pytest.fixture
 def no_tensorboard(monkeypatch):
   monkeypatch.setattr(metric_log.importlib.util, 'find_spec', lambda name: None)
@@ -73,6 +83,11 @@ def test_tensorboard_reads_what_was_written(tmp_path, tensorboard):
   assert began_s <= event.wall_time <= time.time()
   with Image.open(io.BytesIO(event.encoded_image_string)) as png:
     np.testing.assert_array_equal(np.asarray(png), picture)
+  # As its format has it: the version first, the start of a run, and RGB as 3.
+  version, start, *events = raw_events(tmp_path)
+  assert version.file_version == 'brain.Event:2'
+  assert start.session_log.status == start.session_log.START
+  assert events[-1].summary.value[0].image.colorspace == 3
   assert (tmp_path / 'metrics.csv').read_text().count('\n') == 3
 
 

@@ -237,6 +237,13 @@ def test_images_that_went_have_no_rows(name, left):
   assert np.flatnonzero(~features.is_read(got)).tolist() == gone
 
 
+def test_results_are_fetched_while_two_more_are_computed():
+  begun = []
+  got = features.fetched((begun.append(i) or i for i in range(5)), ahead=2)
+  seen = [(result, len(begun)) for result in got]
+  assert seen == [(0, 3), (1, 4), (2, 5), (3, 5), (4, 5)]
+
+
 def test_few_batches_are_on_the_devices_at_a_time(monkeypatch):
   """However many there are: a data set of images would not fit."""
   ahead = [0]

@@ -501,6 +501,7 @@ def test_without_patterns_the_chain_is_the_plain_one():
     ({'frozen': ('^cls$', 'Dense_7')}, "'Dense_7' of .* matches no parameter"),
     ({'lr_scales': ('^scale', 2.0)}, 'a pair for each pattern'),
     ({'lr_scales': (('bias', '2'),)}, 'a pair for each pattern'),
+    ({'lr_scales': (('(', 2.0),)}, 'a pair for each pattern'),
     ({'lr_scales': (('bias', -2.0),)}, 'a factor from 0'),
     ({'lr_scales': (('bias', float('nan')),)}, 'a factor from 0'),
     ({'lr_scales': (('bias', float('inf')),)}, 'a factor from 0'),

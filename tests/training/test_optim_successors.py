@@ -303,6 +303,16 @@ def test_sam_takes_the_gradient_uphill(accum_steps):
   np.testing.assert_allclose(metrics['loss'], want['loss'], rtol=1e-6)
 
 
+def test_sam_goes_as_far_whatever_the_length_of_the_gradient():
+  """Of all parameters together: the sides are 3, 4 and 5."""
+  tree = {'a': jnp.ones(2), 'b': jnp.full(1, -2.0)}
+  for scale in (1e-4, 1.0, 1e4):
+    grads = {'a': jnp.array([3 * scale, 0.0]), 'b': jnp.array([-4 * scale])}
+    found = optim.sharpest(tree, grads, SAM)
+    np.testing.assert_allclose(found['a'], [1 + 0.6 * SAM, 1], rtol=1e-6)
+    np.testing.assert_allclose(found['b'], [-2 - 0.8 * SAM], rtol=1e-6)
+
+
 def test_sam_stays_put_where_there_is_no_gradient():
   tree = {'a': jnp.ones(3), 'b': jnp.zeros(2)}
   zeros = jax.tree.map(jnp.zeros_like, tree)

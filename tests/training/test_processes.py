@@ -5,6 +5,7 @@ between the processes.
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -631,8 +632,8 @@ def test_steps_evaluations_and_saves_are_progress(
 
 def test_process_numbers_come_from_the_environment(monkeypatch):
   """JAX itself reads only the coordinator's address from there."""
-  calls = []
-  monkeypatch.setattr(processes, '_handle_abort', lambda: None)
+  calls, handled = [], []
+  monkeypatch.setattr(processes, '_handle_abort', lambda: handled.append(1))
   monkeypatch.setattr(
     jax.distributed, 'initialize', lambda **kwargs: calls.append(kwargs)
   )
@@ -650,6 +651,25 @@ def test_process_numbers_come_from_the_environment(monkeypatch):
     {'num_processes': n, 'process_id': i, 'heartbeat_timeout_seconds': 30}
     for n, i in [(None, None), (4, 3)]
   ]
+  assert len(handled) == 2
+
+
+def test_an_abort_is_handled_by_c(monkeypatch):
+  """Which calls the function at once, where Python would wait to be back."""
+  handlers = {}
+
+  def libc(name):
+    del name
+
+    def handle(number, function):
+      handlers[number] = function.value
+
+    return types.SimpleNamespace(signal=handle)
+
+  monkeypatch.setattr(processes.ctypes, 'CDLL', libc)
+  processes._handle_abort()
+  address = ctypes.cast(processes._on_abort, ctypes.c_void_p).value
+  assert handlers == {signal.SIGABRT: address}
 
 
 def test_a_barrier_is_given_milliseconds(monkeypatch):
@@ -727,7 +747,9 @@ def test_all_look_again_for_as_long_as_a_file_may_be_late(
   if looks is None:
     refused = pytest.raises(ValueError, match='^they differ$')
   with refused:
-    processes.refuse_unlike(lambda: [7, 8], 'they differ', patience_s)
+    # Unless it is said, nothing is waited for.
+    patience = [patience_s] if patience_s else []
+    processes.refuse_unlike(lambda: [7, 8], 'they differ', *patience)
   assert len(seen) == (looks or patience_s + 1)
   assert ended == (len(seen) - 1) * [('sleep', 1)]
 
@@ -747,7 +769,8 @@ def test_who_fails_alone_ends_without_the_others(
   monkeypatch, ended, capsys, error, status, said, late_s
 ):
   """Once they had the time to fail as well; and with them as ever."""
-  met = []
+  met, flushed = [], []
+  monkeypatch.setattr(sys.stdout, 'flush', lambda: flushed.append(1))
   for alone in (True, False):
     monkeypatch.setattr(
       processes,
@@ -760,6 +783,7 @@ def test_who_fails_alone_ends_without_the_others(
     if alone:
       assert isinstance(e.value, Ended) and e.value.args == (status,)
       assert ended == [('sleep', late_s + processes.MEET_S)]
+      assert flushed  # which Python would do at its end
       *_, last = ['', *capsys.readouterr().err.splitlines()]
       assert last.endswith(said) and bool(last) == bool(said)
     else:
@@ -768,41 +792,61 @@ def test_who_fails_alone_ends_without_the_others(
   assert len(ended) == 1 and capsys.readouterr().err == ''
 
 
-@pytest.mark.parametrize('timeout_s', [3.0, 0.25])
+@pytest.mark.parametrize(
+  ('timeout_s', 'moves', 'wanted'),
+  [(3.0, True, [1.0] * 4), (3.0, False, [1.0] * 3), (0.25, False, [0.25])],
+)
 def test_a_watch_ends_what_has_stood_still_for_so_long(
-  monkeypatch, ended, timeout_s
+  monkeypatch, ended, timeout_s, moves, wanted
 ):
   """By ticks of a second at the most; what has moved begins anew."""
-  said, ticks, lasts = [], [], []
-  watch = object.__new__(processes.Watch)
-  watch._idle_s, watch.timeout_s = 0.0, timeout_s
+  said, ticks, lasts, threads, met = [], [], [], [], []
+
+  def thread(**options):
+    threads.append(options)
+    return types.SimpleNamespace(start=lambda: None)
+
+  monkeypatch.setattr(processes.threading, 'Thread', thread)
+  monkeypatch.setattr(processes, '_workdir', '')
+  watch = processes.Watch('runs/mine')
+  assert processes._workdir == 'runs/mine'
+  # Waited for by nobody, least of all by Python at its end.
+  assert threads == [{'target': watch._watch, 'daemon': True}]
+  watch.timeout_s = timeout_s
 
   def wait(seconds):
     ticks.append(seconds)
-    if len(ticks) == 2 and timeout_s > 1:
+    if len(ticks) == 2 and moves:
       watch.progress()
     return False
 
   def timer(seconds, function, args):
-    lasts.append(types.SimpleNamespace(start=lambda: None, daemon=False))
+    last = types.SimpleNamespace(daemon=False)
+    last.start = lambda: lasts.append(last.daemon)
     assert seconds == processes.ABORT_S + processes.MEET_S
     assert (function, args) == (processes.os._exit, (69,))
-    return lasts[-1]
+    return last
 
   watch._stopped = types.SimpleNamespace(wait=wait)
   monkeypatch.setattr(processes.threading, 'Timer', timer)
   monkeypatch.setattr(processes, '_say', said.append)
+  monkeypatch.setattr(processes, '_meet', lambda *args: met.append(args))
   monkeypatch.setattr(processes, '_main_thread_at', lambda: 'train.py:7 (_t)')
   with pytest.raises(Ended, match='69'):
     watch._watch()
   # After the second of its ticks it had to begin anew, with that one counted.
-  assert ticks == ([1.0] * 4 if timeout_s > 1 else [0.25])
+  assert ticks == wanted
   assert said == [
     'Process 0 of 1 has finished no step, evaluation or save for '
     f'{timeout_s:g} s, waiting in train.py:7 (_t): a collective operation or '
     'the data hangs. If it is only slow, raise --timeout_s.'
   ]
-  assert [last.daemon for last in lasts] == [True]
+  assert lasts == [True] and met == [('hung', processes.MEET_S)]
+  over = processes.Watch('runs/mine')
+  over.timeout_s = timeout_s
+  over.stop()
+  over._watch()
+  assert len(said) == 1
 
 
 @pytest.mark.parametrize(('number', 'slept'), [(0, [('sleep', 1)]), (3, [])])
@@ -854,15 +898,28 @@ def test_the_line_is_the_innermost_of_the_package(monkeypatch):
   assert found[1] == 'a library'
 
 
-@pytest.mark.parametrize('address', ['localhost:{}', '[127.0.0.1]:{}'])
-def test_whether_the_coordinator_answers(monkeypatch, address):
+@pytest.mark.parametrize(
+  ('address', 'host'),
+  [('localhost:{}', 'localhost'), ('[2001:db8::1]:{}', '2001:db8::1')],
+)
+def test_whether_the_coordinator_answers(monkeypatch, address, host):
   """Brackets are those of an address of IPv6."""
   state = processes.distributed.global_state
+  connect, waits = socket.create_connection, []
+
+  def waiting(place, timeout=None):
+    assert place == (host, port)
+    waits.append(timeout)
+    return connect(('127.0.0.1', port), timeout)
+
+  monkeypatch.setattr(processes.socket, 'create_connection', waiting)
   with socket.create_server(('127.0.0.1', 0)) as server:
     port = server.getsockname()[1]
     monkeypatch.setattr(state, 'coordinator_address', address.format(port))
     assert processes._coordinator_answers()
   assert not processes._coordinator_answers()
+  # An answer that does not come is to be missed before the alarm of an abort.
+  assert all(0 < wait_s < processes.ABORT_S for wait_s in waits)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,18 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_a_run_without_a_curve_to_draw_says_nothing_of_any(
+  ending, tmp_path, capsys
+):
+  ended, _ = ending
+  (tmp_path / 'metrics.csv').write_text('step\n')
+  ended.finish()
+  assert capsys.readouterr().out.endswith(
+    f'written     {tmp_path}/metrics.csv\n'
+  )
+  assert not (tmp_path / 'curves.png').exists()
+
+
 def test_other_processes_finish_without_a_word(
   ending, tmp_path, capsys, monkeypatch
 ):

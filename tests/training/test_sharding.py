@@ -165,6 +165,9 @@ def test_axes_that_do_not_divide_are_left_out_for_that_array_alone():
   assert got[dense] == P('fsdp', 'tensor')
   odd = specs({'head': {'kernel': jax.ShapeDtypeStruct((33, 10), jnp.float32)}})
   assert same(odd['head/kernel'], P(), 2)
+  # Of six rows each axis leaves three, and both together would leave 1.5.
+  rows = {'Dense_1': {'kernel': jax.ShapeDtypeStruct((6, 32), jnp.float32)}}
+  assert same(specs(rows)['Dense_1/kernel'], P('tensor', None), 2)
 
 
 @pytest.mark.parametrize('shape', [(), (3,)])
@@ -214,6 +217,39 @@ def test_meshes_fill_up(sizes, shape):
 
 
 @pytest.mark.parametrize(
+  ('kind', 'cores', 'in_order'),
+  [
+    ('TPU v4', (0, 1, 0, 1), True),
+    ('TPU v4', (0, 0, 0, 0), False),
+    ('TPU v3', (0, 1, 0, 1), False),
+  ],
+)
+def test_cores_of_v4_one_by_one_stay_in_their_order(
+  monkeypatch, kind, cores, in_order
+):
+  """As topologies have them that are compiled for; JAX places all others."""
+  devices = [
+    types.SimpleNamespace(device_kind=kind, core_on_chip=core) for core in cores
+  ]
+  asked, made = [], []
+
+  def create(shape, devices, **options):
+    asked.append(options)
+    return np.asarray(devices[::-1]).reshape(shape)
+
+  monkeypatch.setattr(sharding.mesh_utils, 'create_device_mesh', create)
+  monkeypatch.setattr(
+    sharding, 'Mesh', lambda devices, *args, **options: made.append(devices)
+  )
+  sharding.make_mesh({'data': 2, 'fsdp': -1, 'tensor': 1}, devices)
+  want = devices if in_order else devices[::-1]
+  assert made[0].shape == (2, 2, 1) and list(made[0].flat) == want
+  # An axis may be a part of one of the topology.
+  wanted = [] if in_order else [{'allow_split_physical_axes': True}]
+  assert asked == wanted
+
+
+@pytest.mark.parametrize(
   ('width', 'tensor', 'shape'),
   [
     (1024, 1, (2, 4, 1)),
@@ -222,6 +258,8 @@ def test_meshes_fill_up(sizes, shape):
     (96, 2, (1, 4, 2)),
     (32, 2, (2, 2, 2)),
     (36, 1, (4, 2, 1)),
+    (60, 1, (4, 2, 1)),
+    (1026, 1, (4, 2, 1)),
     (20, 1, (8, 1, 1)),
     (1, 1, (8, 1, 1)),
   ],
@@ -246,6 +284,7 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
     ((16, 1, 1), 'does not multiply to the 8 devices.*Set one of .* to -1'),
     ((-1, 3, 1), 'does not multiply to the 8 devices'),
     ((-1, 16, 1), 'does not multiply to the 8 devices'),
+    ((-1, -1, 0), 'sizes are at least 1'),
     ((-1, -1, 16), 'does not multiply to the 8 devices'),
   ],
 )
@@ -354,7 +393,8 @@ def test_each_device_works_off_its_own_rows():
 
   def total(x, y):
     shapes.append((x.shape, y.shape))
-    return x + y.sum(axis=1)
+    zeros = jnp.zeros(len(y), y.dtype)
+    return x + jax.lax.fori_loop(0, 3, lambda i, z: z + y[:, i], zeros)
 
   function = sharding.on_each_device(total)
 

@@ -25,7 +25,7 @@ from tests.test_main import (
   start,
   started,
 )
-from vit_jax.training import workdir_lock
+from vit_jax.training import processes, workdir_lock
 
 LONG = (*SMALL, '--config.total=100000 steps')
 
@@ -222,10 +222,22 @@ def test_who_lost_the_lease_ends_and_says_so(lease):
   assert lease.read_text().startswith('process 7')
 
 
-def test_the_file_says_who_is_there_and_nothing_of_who_was(tmp_path):
+def test_the_file_says_who_is_there_and_nothing_of_who_was(
+  tmp_path, monkeypatch
+):
+  looked = []
+  monkeypatch.setattr(
+    workdir_lock.processes,
+    'refuse_unlike',
+    lambda see, refusal, *patience: looked.append((see(), refusal, *patience)),
+  )
   (tmp_path / 'lock').write_text(3 * 'process 7 on a machine of a long name\n')
   with workdir_lock.held(str(tmp_path)):
     text = (tmp_path / 'lock').read_text()
+    # All processes see it, if their workdir is the same.
+    ((there, refusal, patience_s),) = looked
+    assert there == [True] and patience_s == processes.SEEN_S
+    assert refusal.startswith(f'{tmp_path} of the first process is not that')
     assert text.count('\n') == 1 and text.endswith(')\n')
     assert text.startswith(f'process {os.getpid()} on ')
 
