@@ -199,6 +199,7 @@ def test_a_killed_run_leaves_every_finished_row(tmp_path):
   'text, message',
   [
     ('epoch,loss\n1,2\n', "first column of .*metrics.csv is 'epoch'"),
+    ('\nstep,loss\n1,2\n', "first column of .*metrics.csv is '' instead"),
     ('step,loss\n1,2\n2\n3,4\n', "Line 3 of .*fit its 2 columns: '2'"),
     ('step,loss\nx,2\n', "Line 2 of .*metrics.csv .*'x,2'. Repair"),
   ],

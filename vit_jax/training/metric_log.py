@@ -156,7 +156,7 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
       f'{path} is no table ({e}): move the file away, a run starts a new one.'
     ) from e
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
-  header = next(lines, ['step'])
+  header = next(lines, ['step']) or ['']
   if header[0] != 'step':
     raise ValueError(
       f'The first column of {path} is {header[0]!r} instead of step: move '
