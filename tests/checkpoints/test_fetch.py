@@ -12,6 +12,7 @@ import http.client
 import http.server
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -401,7 +402,9 @@ def test_a_path_of_that_name_wins(storage, tmp_path, monkeypatch):
   assert storage.asked == []
 
 
-@pytest.mark.parametrize('name', ['augreg/ti16-385', 'bit/s', 'vit/x/y'])
+@pytest.mark.parametrize(
+  'name', ['augreg/ti16-385', 'bit/s', 'bit/l16', 'vit/x/y']
+)
 def test_a_name_that_is_neither_a_path_nor_published(storage, name):
   with pytest.raises(
     FileNotFoundError,
@@ -409,6 +412,10 @@ def test_a_name_that_is_neither_a_path_nor_published(storage, name):
   ) as e:
     fetch.local(name)
   assert name != 'augreg/ti16-385' or 'Did you mean augreg/ti16-384' in str(e)
+  # Others of its family, and of that alone.
+  family = name.split('/')[0]
+  others = set(re.findall(r'\b\w+/[\w+-]*\d', str(e.value))) - {name}
+  assert others and all(other.startswith(f'{family}/') for other in others)
 
 
 @pytest.mark.parametrize('has_ranges', [True, False])

@@ -117,7 +117,16 @@ def test_what_changes_while_it_is_saved_is_not_saved(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('devices', [1, 2, 4])
-def test_restores_onto_another_number_of_devices(two_steps, devices):
+def test_restores_onto_another_number_of_devices(
+  two_steps, monkeypatch, devices
+):
+  restore, asked = ocp.CompositeCheckpointHandler.restore, []
+
+  def spy(self, folder, args):
+    asked.append(args)
+    return restore(self, folder, args)
+
+  monkeypatch.setattr(ocp.CompositeCheckpointHandler, 'restore', spy)
   store = open_checkpoints(two_steps)
   step, got = store.restore(shapes_of(state(0, devices)))
   store.close()
@@ -126,6 +135,9 @@ def test_restores_onto_another_number_of_devices(two_steps, devices):
   kernel = got['params']['a']['kernel']
   assert len(kernel.sharding.device_set) == devices
   assert kernel.addressable_shards[0].data.size == kernel.size // devices
+  # Nothing is put where it was saved, on devices that may be no more.
+  wanted = jax.tree.leaves([part.item for part in asked[0].values()])
+  assert {len(x.sharding.device_set) for x in wanted} == {devices}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +233,15 @@ def test_a_step_is_saved_once(tmp_path):
   store.close()
   shutil.rmtree(tmp_path / 'checkpoints' / '2')
   assert restored_from(tmp_path) == 1
+
+
+def test_no_step_is_left_out_for_a_later_one(tmp_path):
+  """As orbax would, unless it is told to save."""
+  store = open_checkpoints(tmp_path)
+  for step in (5, 3):
+    store.save(step, state(step), {}, {})
+  store.close()
+  assert saving.steps(tmp_path / 'checkpoints') == [3, 5]
 
 
 def test_what_saving_computes_is_compiled_before(tmp_path):
@@ -387,6 +408,15 @@ def test_in_a_bucket_a_step_is_looked_at(monkeypatch, finalized):
   assert not saving.is_step(path.with_name('07'))
   assert saving.is_step(saving.absolute('/mine/checkpoints/7'))
   assert asked == [path]
+
+
+def test_steps_are_in_the_order_of_numbers():
+  """In whichever order a file system lists them."""
+  names = ('10', '9', '7.damaged', '100', '0')
+  paths = [saving.absolute(f'/run/checkpoints/{name}') for name in names]
+  for listed in (paths, paths[::-1]):
+    folder = types.SimpleNamespace(iterdir=lambda listed=listed: listed)
+    assert saving.steps(folder) == [0, 9, 10, 100]
 
 
 def test_there_are_no_steps_where_there_is_nothing(tmp_path):

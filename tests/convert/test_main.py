@@ -122,21 +122,31 @@ def test_a_workdir_converts_and_the_check_agrees(
 def test_what_is_given_to_a_writer_and_said_of_its_files(
   run, workdir, tmp_path, monkeypatch
 ):
-  given = []
+  given, shown = [], []
+
+  def say(line, flush=False):
+    print(line)
+    shown.append(flush)
+
+  monkeypatch.setattr(cli, 'print', say, raising=False)
 
   def write(checkpoint, target, dtype, **options):
     given.append((type(checkpoint), dtype, options))
+    if target.endswith('npz-float32'):  # one file
+      pathlib.Path(target).write_bytes(bytes(3_540_000))
+      return ['One.', 'Another.']
     pathlib.Path(target, 'inside').mkdir(parents=True)
     for place, count in (('a', 3_200_000), ('inside/b', 340_000)):
       pathlib.Path(target, place).write_bytes(bytes(count))
     return ['One.', 'Another.']
 
-  for to in ('onnx', 'timm'):
+  for to in ('onnx', 'timm', 'npz'):
     monkeypatch.setattr(cli.writer(to), 'write', write)
   for to, dtype, options in (
     ('onnx', 'int8', ['--rollout']),
     ('onnx', 'float32', []),
     ('timm', 'bfloat16', []),
+    ('npz', 'float32', []),
   ):
     target = tmp_path / f'{to}-{dtype}'
     status, out, err = run(
@@ -149,7 +159,10 @@ def test_what_is_given_to_a_writer_and_said_of_its_files(
     (opening.Checkpoint, 'int8', {'rollout': True}),
     (opening.Checkpoint, 'float32', {}),
     (Weights, 'bfloat16', {}),
+    (Weights, 'float32', {}),
   ]
+  # Each line at once, as what comes next may take long.
+  assert shown and all(shown)
 
 
 @pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])

@@ -239,11 +239,15 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
 
   monkeypatch.setattr(sharding.mesh_utils, 'create_device_mesh', create)
   monkeypatch.setattr(
-    sharding, 'Mesh', lambda devices, *args, **options: made.append(devices)
+    sharding, 'Mesh', lambda *args, axis_types: made.append((*args, axis_types))
   )
   sharding.make_mesh({'data': 2, 'fsdp': -1, 'tensor': 1}, devices)
   want = devices if in_order else devices[::-1]
-  assert made[0].shape == (2, 2, 1) and list(made[0].flat) == want
+  ((placed, axes, types_of_axes),) = made
+  assert placed.shape == (2, 2, 1) and list(placed.flat) == want
+  # What lies where is for the partitioner to find out.
+  assert axes == sharding.AXES
+  assert types_of_axes == 3 * (jax.sharding.AxisType.Auto,)
   # An axis may be a part of one of the topology.
   wanted = [] if in_order else [{'allow_split_physical_axes': True}]
   assert asked == wanted
@@ -363,13 +367,13 @@ def test_arrays_of_several_processes_are_placed_if_they_are_alike(
   where = sharding.replicated(mesh)
   if each:
     where = {'a': NamedSharding(mesh, P('fsdp')), 'b': where}
-  alone = sharding.place(tree, where)
   compared = []
 
   def refuse_unlike(see, refusal):
     compared.append((tuple(see()), refusal))
 
   monkeypatch.setattr(sharding.processes, 'refuse_unlike', refuse_unlike)
+  alone = sharding.place(tree, where)  # which there is nothing to compare to
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   together = sharding.place(tree, where)
   for name, x in tree.items():
