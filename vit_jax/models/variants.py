@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -372,8 +371,7 @@ def init(
   The image size (H, W) decides the number of position embeddings.
   """
   images_1HWC = jnp.zeros((1, *image_size, 3))
-  variables = model.clone(scan=False).init(key, images_1HWC)
-  params = nn.unbox(variables['params'])
+  params: Any = model.clone(scan=False).init(key, images_1HWC)['params']
   return stack_layers(params) if model.scan else params
 
 
