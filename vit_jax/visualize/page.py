@@ -58,7 +58,7 @@ _STYLE = """\
 """
 
 
-def report(subject: Subject, fusion: str = 'mean', discard: float = 0.0) -> str:
+def report(subject: Subject, fusion: str, discard: float) -> str:
   """Returns the page.
 
   What a model does not have, attention or position embeddings, the page says.

@@ -18,7 +18,7 @@ from vit_jax.visualize.subject import Subject
 RATE = 0.5
 
 
-def section(subject: Subject, rate: float = RATE, seed: int = 0) -> Section:
+def section(subject: Subject, rate: float, seed: int) -> Section:
   """What the model predicts of corrupted patches.
 
   The arrays are `kind` (what became of each patch, Nhw: `models.masked` has the
