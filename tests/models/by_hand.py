@@ -7,6 +7,7 @@ import math
 
 import jax
 import numpy as np
+import scipy.special
 
 
 def randomised(tree, seed=0):
@@ -32,9 +33,12 @@ def dense(x, params):
   return x @ params['kernel'] + params['bias']
 
 
-def mlp(x, params):
+def mlp(x, params, gelu='tanh'):
   x = dense(x, params['Dense_0'])
-  x = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+  if gelu == 'tanh':
+    x = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+  else:
+    x = x * scipy.special.ndtr(x)
   return dense(x, params['Dense_1'])
 
 

@@ -72,10 +72,29 @@ def test_bfloat16_is_as_close_as_its_rounding(parts):
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
   want = formula(q, k, v, dy)
   y, vjp = jax.vjp(attention.attend, q, k, v)
-  for got, expected in zip((y, *vjp(dy)), want, strict=True):
+  without_gradients = attention.attend(q, k, v)
+  for got, expected in zip(
+    (without_gradients, y, *vjp(dy)), (want[0], *want), strict=True
+  ):
     assert got.dtype == jnp.bfloat16
     error = np.abs(np.asarray(got, np.float64) - expected)
     assert error.max() < 2**-5 * np.abs(expected).max()
+  assert attention.logits(q, k).dtype == jnp.float32
+
+
+def test_gradients_of_bfloat16_weights_have_more_digits(parts):
+  """Products of 64 and sixteenths, which eight bits hold to a half.
+
+  Queries of 0 look at all keys alike, and these have a mean of 0.
+  """
+  signs = jnp.array([1, 1, -1, -1], jnp.bfloat16)[None, :, None, None]
+  k = jnp.broadcast_to(signs, (B, 4, N, K))
+  q, dy = jnp.zeros_like(k), jnp.ones_like(k)
+  more = jnp.array([3, 1, 0, 0], jnp.bfloat16)[None, :, None]
+  v = jnp.full_like(k, 8).at[..., 0].add(more / 16)
+  _, vjp = jax.vjp(attention.attend, q, k, v)
+  want = (3 + 1) / 16 / 4 / np.sqrt(K)
+  np.testing.assert_allclose(np.float32(vjp(dy)[0]), want, rtol=0.05)
 
 
 def test_what_is_kept_of_bfloat16_logits_has_more_digits(parts):
@@ -322,6 +341,9 @@ def test_only_tpus_sum_by_a_product(platform, sums):
   [
     ('gpu', (4, 4), 128, 'bfloat16', True),
     ('gpu', (5, 5), 128, 'bfloat16', True),
+    ('gpu', (4, 4, 'mask'), 8, 'bfloat16', True),
+    ('gpu', (4, 5, 'mask'), 8, 'bfloat16', False),
+    ('gpu', (5, 5, 'mask'), 8, 'bfloat16', False),
     ('gpu', (1, 4), 128, 'bfloat16', False),
     ('gpu', (4, 5), 128, 'bfloat16', True),
     ('gpu', (4, 4), 136, 'bfloat16', False),
@@ -337,8 +359,10 @@ def test_cudnn_is_asked_for_what_it_has(
   asked = []
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
-  q_BQNK, k_BLNK = (jnp.ones((1, n, 2, K), dtype) for n in lengths)
-  attention.attend(q_BQNK, k_BLNK, k_BLNK)
+  Q, L, *masked = lengths
+  q_BQNK, k_BLNK = (jnp.ones((1, n, 2, K), dtype) for n in (Q, L))
+  mask = jnp.ones((1, 1, L), bool) if masked else None
+  attention.attend(q_BQNK, k_BLNK, k_BLNK, mask)
   assert bool(asked) == takes
 
 
@@ -472,6 +496,7 @@ def test_only_gpus_have_their_tokens_kept_in_rows(monkeypatch):
   assert 'dense<[2, 1, 0]>' in text()
   with attention.portable():
     assert 'LayoutConstraint' not in text()
+  assert 'LayoutConstraint' in text()
 
 
 def test_activations_are_shared_out_by_their_examples():

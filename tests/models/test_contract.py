@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
-from vit_jax.models import igpt, variants
+from vit_jax.models import flops, igpt, variants
 from vit_jax.training import run, sharding
 
 CLASSES = 5
@@ -430,6 +430,48 @@ def test_scan_and_remat_change_no_number(case, changes):
   assert_close((logits, aux, grads), case.plain)
 
 
+def recomputed(jaxpr):
+  """Yields of each layer that is computed again whether CSE is prevented."""
+  for eqn in jaxpr.eqns:
+    if 'prevent_cse' in eqn.params:
+      yield eqn.params['prevent_cse']
+    for inner in flops._subjaxprs(eqn.params):
+      yield from recomputed(inner)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(
+  ('case', 'layers'),
+  # Of ResNets, units: the first of a stage is in no loop.
+  [('vit', 2), ('axial', 2), ('hybrid', 5), ('resnet-2', 4), ('igpt', 2)],
+  indirect=['case'],
+)
+def test_every_layer_is_computed_again(case, layers, scan):
+  model = case.model.clone(scan=scan, remat='cheap')
+  jaxpr = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x)[0])(
+    flops.param_shapes(model, case.size), case.images
+  )
+  found = [*recomputed(jaxpr.jaxpr)]
+  if not scan:
+    assert found == [True] * layers
+  else:  # where nothing has to keep apart what a loop does
+    firsts = {'hybrid': 2, 'resnet-2': 2}.get(case.name, 0)
+    loops = {'hybrid': 2}.get(case.name, 1)
+    assert sorted(found) == [False] * loops + [True] * firsts
+
+
+def test_kernels_are_matrices_outside_of_a_loop():
+  """And heads' biases are theirs: see `tpu_layout`."""
+  case = architecture('vit')
+  model = case.model.clone(scan=True)
+  jaxpr = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x)[0])(
+    flops.param_shapes(model, case.size), case.images
+  )
+  (loop,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'scan')
+  shapes = [x.aval.shape for x in loop.invars]
+  assert shapes.count((2, 32, 32)) == 4 and shapes.count((2, 4, 8)) == 3
+
+
 def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
   stacked = variants.stack_layers(case.params)
   back = variants.unstack_layers(stacked)
@@ -483,12 +525,19 @@ def test_eight_devices_equal_one(case):
 def test_bfloat16_is_close_to_float32(case):
   want, _, _ = case.plain
   model = case.model.clone(dtype=jnp.bfloat16)
-  got, aux = jax.jit(lambda p, x: model.apply({'params': p}, x))(
-    case.params, case.images
-  )
+  (got, aux), modules = jax.jit(
+    lambda p, x: model.apply({'params': p}, x, capture_intermediates=True)
+  )(case.params, case.images)
   assert got.dtype == jnp.float32
   for name, x in aux.items():
     assert x.dtype == ('float32' if 'logits' in name[:6] else 'bfloat16')
+  results = flax.traverse_util.flatten_dict(modules['intermediates'])
+  for (*path, _), result in results.items():
+    # Its logits, what heads give, and what is added to tokens or their logits.
+    name = path[-1] if path else 'head'
+    is_wide = 'head' in name or name in ('posembed_input', 'relative')
+    first = jax.tree.leaves(result)[0]
+    assert first.dtype == ('float32' if is_wide else 'bfloat16'), path
   # Eight bits are 0.2 % of error a rounding, and some tens of them add up like
   # the steps of a random walk. Seen: up to 1.3 %.
   error = np.abs(got - want).max() / np.abs(want).max()

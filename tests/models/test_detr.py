@@ -361,10 +361,23 @@ def test_bfloat16_is_close():
   assert got.dtype == aux['boxes'].dtype == jnp.float32
   assert aux['tokens'].dtype == jnp.bfloat16
   assert 1e-4 < np.abs(got - want).max() / np.abs(want).max() < 0.1
-  model, params = case('masks')
-  half = model.clone(dtype=jnp.bfloat16)
-  _, aux = jax.eval_shape(half.apply, {'params': params}, images())
-  assert aux['tokens'].dtype == jnp.bfloat16
+  for name in ('plain', 'masks'):
+    model, params = case(name)
+    half = model.clone(dtype=jnp.bfloat16)
+    (_, aux), modules = jax.eval_shape(
+      functools.partial(half.apply, capture_intermediates=True),
+      {'params': params},
+      images(),
+    )
+    assert aux['tokens'].dtype == jnp.bfloat16
+    assert aux['positions'].shape == (3, *model.grid(SIZE), 64)
+    results = traverse_util.flatten_dict(modules['intermediates'])
+    for (*path, _), result in results.items():
+      # Classes, boxes and masks, and the weights that masks are made of.
+      wide = 'class_embed', 'bbox_embed', 'bbox_attention', 'mask_head'
+      is_wide = not path or (path[0] in wide[:2] or path[-1] in wide[2:])
+      first = jax.tree.leaves(result)[0]
+      assert first.dtype == ('float32' if is_wide else 'bfloat16'), path
   assert aux['mask_logits'].dtype == jnp.float32
 
 
@@ -416,6 +429,8 @@ def test_published_names_differ_by_backbone():
     ({'width': 60}, 'model.width 60 is not a multiple of 4 and of model.heads'),
     ({'width': 50, 'heads': 5}, 'model.width 50 is not a multiple of 4'),
     ({'num_queries': 0}, 'model.num_queries is 0'),
+    ({'heads': 0}, 'model.heads is 0'),
+    ({'width': 0}, 'model.width is 0'),
     ({'decoder_layers': 0}, 'model.decoder_layers is 0'),
     ({'encoder_layers': 1001}, 'model.encoder_layers is 1,001: .* at most 1,0'),
     ({'mlp_dim': 2**20 + 1}, 'model.mlp_dim is 1,048,577'),
@@ -431,6 +446,10 @@ def test_published_names_differ_by_backbone():
     (
       {'masks': True, 'backbone_layers': (1, 1, 1, 1), 'width': 72},
       'model.masks makes',
+    ),
+    (
+      {'masks': True, 'backbone_layers': (1, 1, 1, 1), 'width': 8},
+      r'model.masks makes \(16, 4, 2, 1, 0\) channels',
     ),
   ],
 )
@@ -482,6 +501,23 @@ def test_plain_stages_halve_sides_and_double_widths(dilated):
   params['gn2_1'] = {'scale': np.zeros(64, 'f'), 'bias': np.ones(64, 'f')}
   np.testing.assert_array_equal(module.apply({'params': params}, x)[1], 1)
   assert (passed[0] >= 0).all() and (passed[1] > 0).any()
+
+
+def test_a_plain_stage_is_normalised_by_channels():
+  """Of 32 channels each is a group; small ones tell epsilon."""
+  module = backbone.PlainBackbone(32, (1,), False, jnp.float32)
+  x = 1e-3 * images(2, (8, 12))
+  params = jax.jit(module.init)(jax.random.key(0), x)['params']
+  kernel = params['conv1_1']['kernel']
+  # He et al.: twice the variance, as half is lost to a ReLU.
+  assert np.std(kernel) == pytest.approx((2 / 27) ** 0.5, rel=0.1)
+  y = nn.Conv(32, (3, 3), 2, use_bias=False).apply(
+    {'params': {'kernel': kernel}}, x
+  )
+  y = y - y.mean((1, 2), keepdims=True)
+  y = y / np.sqrt((y**2).mean((1, 2), keepdims=True) + 1e-5)
+  (got,) = module.apply({'params': params}, x)
+  np.testing.assert_allclose(got, np.maximum(y, 0), atol=1e-4)
 
 
 @pytest.mark.parametrize('train', [True, False])
@@ -559,6 +595,26 @@ def test_every_layer_of_encoder_and_decoder_drops_out_by_its_own_key(
   encoders, decoders = keys(params)
   assert (len(encoders), len(decoders)) == (2, 3)
   assert len({*map(tuple, np.concatenate([encoders, decoders]).tolist())}) == 5
+
+
+def test_initial_scales_are_the_originals():
+  """Queries N(0, 1), Xavier's in layers; features evenly, as PyTorch does."""
+  model = build(num_queries=100, encoder_layers=1, decoder_layers=1)
+  maps = [np.zeros((1, 2, 3, 256), np.float32)]
+  params = jax.jit(lambda key: model.init(key, maps)['params'])(
+    jax.random.key(0)
+  )
+  assert np.std(params['query_embed']) == pytest.approx(1, rel=0.05)
+  flat = traverse_util.flatten_dict(params, sep='/')
+  for name, bound in {
+    'input_proj': 1 / 16,
+    'encoder_layer0/linear1': (6 / (64 + 48)) ** 0.5,
+    'encoder_layer0/linear2': (6 / (64 + 48)) ** 0.5,
+    'decoder_layer0/multihead_attn/query': (6 / 128) ** 0.5,
+  }.items():
+    kernel = flat[f'{name}/kernel']
+    assert np.abs(kernel).max() <= bound
+    assert np.std(kernel) == pytest.approx(bound / 3**0.5, rel=0.05), name
 
 
 def test_linear_layers_begin_as_pytorchs():

@@ -308,6 +308,13 @@ def test_products_in_loops_count_as_often_as_they_run():
   assert ours == 5 * 2 * 3 * 4 * 4
 
 
+def test_shapes_are_the_callers_own():
+  model = build('ti16')
+  shapes = flops.param_shapes(model, [*SIZE])
+  shapes['head'].pop('bias')
+  assert 'bias' in flops.param_shapes(model, SIZE)['head']
+
+
 def test_counting_allocates_nothing():
   """G/14 would be 7 GB."""
   before = len(jax.live_arrays())

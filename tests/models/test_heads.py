@@ -15,7 +15,7 @@ ATOL = 1e-5
 SIZE = (8, 12)
 
 
-def map_head(x_LD, params):
+def map_head(x_LD, params, gelu='tanh'):
   """2106.04560 and big_vision: y = MHA(probe, x), then y + MLP(LN(y))."""
   msa = params['MultiHeadDotProductAttention_0']
   probe_D = params['probe'][0, 0].astype(np.float64)
@@ -29,11 +29,14 @@ def map_head(x_LD, params):
     weights = np.exp(k @ q / math.sqrt(len(q)))
     y = y + weights / weights.sum() @ v @ out
 
-  return y + mlp(layer_norm(y, params['LayerNorm_0']), params['MlpBlock_0'])
+  y_normed = layer_norm(y, params['LayerNorm_0'])
+  return y + mlp(y_normed, params['MlpBlock_0'], gelu)
 
 
-def test_map_head_is_the_formula():
+@pytest.mark.parametrize('gelu', ['tanh', 'exact'])
+def test_map_head_is_the_formula(gelu):
   fields = {'patch_size': 4, 'width': 12, 'depth': 1, 'mlp_dim': 20, 'heads': 3}
+  fields['gelu'] = gelu
   module = heads.MAPHead(vit.ViT(num_classes=0, **fields).encoder_fields)
   x_BLD = np.random.default_rng(1).normal(size=(2, 5, 12)).astype(np.float32)
   params = randomised(
@@ -43,7 +46,7 @@ def test_map_head_is_the_formula():
   assert got.shape == (2, 12)
   for b in range(2):
     np.testing.assert_allclose(
-      got[b], map_head(x_BLD[b], params), rtol=0, atol=ATOL
+      got[b], map_head(x_BLD[b], params, gelu), rtol=0, atol=ATOL
     )
 
 
@@ -62,18 +65,19 @@ def make(**fields):
 @pytest.mark.parametrize('representation_size', [0, 5])
 @pytest.mark.parametrize('pool', heads.POOLS)
 def test_logits_are_pooled_tokens_through_the_head(pool, representation_size):
+  """Of registers, which come before the patches, none is read."""
   model, params, images = make(
-    pool=pool, representation_size=representation_size
+    pool=pool, representation_size=representation_size, registers=2
   )
   logits, aux = jax.jit(lambda p, x: model.apply({'params': p}, x))(
     params, images
   )
   tokens = np.asarray(aux['tokens'], np.float64)
-  assert tokens.shape == (2, 7 if pool == 'cls' else 6, 8)
+  assert tokens.shape == (2, 9 if pool == 'cls' else 8, 8)
   want = {
     'cls': lambda x: x[0],
-    'gap': lambda x: sum(x) / len(x),
-    'map': lambda x: map_head(x, params['MAPHead_0']),
+    'gap': lambda x: sum(x[2:]) / 6,
+    'map': lambda x: map_head(x[2:], params['MAPHead_0']),
   }[pool]
   y = np.array([want(x) for x in tokens])
   if representation_size:

@@ -164,7 +164,8 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
   # What comes after the given pixels is not known yet, and makes no difference.
   known_BL = np.where(np.arange(L) < given, colours_BL, 0)
   _, aux = model.apply({'params': params}, known_BL, capture=('cache',))
-  keys, values, _ = aux['cache']
+  keys, values, filled = aux['cache']
+  assert filled == L and filled.dtype == jnp.int32
   cache = (keys, values, jnp.int32(given))
 
   @jax.jit
@@ -181,8 +182,15 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
     )
 
 
-def test_keys_and_values_are_kept_in_the_dtype_of_the_computation():
+def test_keys_and_values_are_kept_in_the_dtype_of_the_computation(monkeypatch):
   model = build(dtype='bfloat16')
+  repeated = igpt.repeated
+
+  def note(block, loop, x_BLD, *args, **kwargs):
+    assert x_BLD.dtype == jnp.bfloat16  # as are the tokens from layer to layer
+    return repeated(block, loop, x_BLD, *args, **kwargs)
+
+  monkeypatch.setattr(igpt, 'repeated', note)
   _, aux = jax.eval_shape(
     functools.partial(model.apply, capture=('cache',)),
     {'params': random_params(model)},
@@ -203,7 +211,7 @@ def test_attention_by_parts_is_that_of_the_weights():
     _, aux = model.apply({'params': params}, colours_BL, capture=capture)
     return aux
 
-  aux = tokens(colours_BL, ('attention', 'cache'))
+  aux = tokens(colours_BL, ('attention', 'blocks', 'cache'))
   (weights_BNQL,), values = aux['attention'], aux['cache'][1][0]
   np.testing.assert_allclose(weights_BNQL.sum(-1), 1, atol=1e-5)
   assert not np.triu(weights_BNQL[0, 0], 1).any()
@@ -213,10 +221,13 @@ def test_attention_by_parts_is_that_of_the_weights():
     [params['start_embedding'][None], params['pixel_embedding'][colours_BL[0]]]
   )[:-1]
   x = x + params['pos_embedding'][0]
-  x = x + np.einsum('QNK,NKD->QD', z_BQNK[0], p['out']['kernel'])
 
   def norm(x, g):
     return g * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-5)
+
+  want = norm(x, p['ln_1']['scale'])
+  np.testing.assert_allclose(aux['blocks'][0, 0], want, rtol=0, atol=2e-5)
+  x = x + np.einsum('QNK,NKD->QD', z_BQNK[0], p['out']['kernel'])
 
   h = norm(x, p['ln_2']['scale']) @ p['mlp']['Dense_0']['kernel']
   x = x + (h / (1 + np.exp(-1.702 * h))) @ p['mlp']['Dense_1']['kernel']

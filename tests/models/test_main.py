@@ -26,7 +26,9 @@ def test_every_published_model_is_listed_in_order(capsys):
 
 def test_csv_of_some_models(capsys):
   assert table.main(['l16', 'r50x1', 'axial_b16', 's7', '--format=csv']) == 0
-  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  out = capsys.readouterr().out
+  assert '\r' not in out
+  rows = list(csv.DictReader(io.StringIO(out)))
   assert [row['model'] for row in rows] == ['l16', 'r50x1', 'axial_b16', 's7']
   # Table 6: 783 exaFLOPs are 3 x forward x 7 epochs of 303M images.
   exaflops = 3 * float(rows[0]['gflops']) * 7 * 0.303
@@ -71,6 +73,7 @@ def test_head_and_image_size_count(capsys):
     (['l16', 'r50y1'], "No model variant 'r50y1'. Did you mean r50x1"),
     (['l15'], 'Patches of 15x15 pixels do not tile an image of 224x224'),
     (['axial_r50+b16'], "No model variant 'axial_r50+b16'"),
+    (['--pretrained', 'b16', 'b17x'], "No model variant 'b17x'"),
   ],
 )
 def test_bad_names_end_in_one_message(capsys, args, message):

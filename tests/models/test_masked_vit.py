@@ -155,13 +155,18 @@ def test_what_makes_no_sense_is_refused(fields, message):
 
 
 def test_a_single_patch_is_refused():
+  fields = FIELDS | {'name': 'masked_vit', 'num_classes': 0, 'pool': 'gap'}
   with pytest.raises(ValueError, match='has 1 patch: there is none left'):
-    variants.build(
-      name='masked_vit',
-      num_classes=0,
-      image_size=(8, 8),
-      **(FIELDS | {'pool': 'gap'}),
-    )
+    variants.build(image_size=(8, 8), **fields)
+  assert variants.build(image_size=(8, 16), **fields).grid((8, 16)) == (1, 2)
+
+
+def test_it_starts_with_a_small_mask_and_no_prediction():
+  model, _ = make()
+  params = initial(model)
+  assert not any(x.any() for x in params['prediction'].values())
+  # Sixteen draws of a deviation of 0.02.
+  assert 0.01 < np.std(params['mask_embedding']) < 0.04
 
 
 def test_patches_of_a_hybrid_are_those_of_its_tokens():

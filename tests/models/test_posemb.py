@@ -332,6 +332,8 @@ def test_queries_and_keys_turn_as_complex_numbers(side):
   x = rng.standard_normal((2, extra + h * w, 3, K)).astype(np.float32)
   got = posemb.rotate(x, posemb.rotation((h, w), K, theta, side))
   np.testing.assert_array_equal(got[:, :extra], x[:, :extra])
+  half = posemb.rotate(jnp.bfloat16(x), posemb.rotation((h, w), K, theta, side))
+  assert half.dtype == jnp.bfloat16
   for row, column in np.ndindex(h, w):
     i = extra + row * w + column
     y, x_ = (row, column) if side < 0 else (row / h * side, column / w * side)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import resnet, variants
+from vit_jax.models import layers, resnet, variants
 
 VERSIONS = (1, 2)
 
@@ -58,6 +58,22 @@ def test_a_frozen_norm_is_its_formula_and_learns_nothing():
   )
   grads = jax.grad(lambda p: norm.apply({'params': p}, x).sum())(params)
   assert not any(np.any(g) for g in grads.values())
+
+
+def test_far_from_zero_a_group_norm_has_its_digits():
+  """A mean of squares less the square of a mean would be off by a tenth."""
+
+  class Norm(resnet.nn.Module):
+    @resnet.nn.compact
+    def __call__(self, x):
+      return layers.group_norm(x, 1e-6, 'gn')
+
+  x = 1000 + draw((1, 4, 5, 32))
+  params = {'gn': {'scale': np.ones(32, 'f'), 'bias': np.zeros(32, 'f')}}
+  exact = np.asarray(x, np.float64)
+  exact = (exact - exact.mean((1, 2))) / exact.std((1, 2))
+  # What float32 has of numbers around 1,000 is their fourth decimal.
+  np.testing.assert_allclose(apply(Norm(), params, x), exact, atol=1e-3)
 
 
 def test_a_bias_is_not_standardised():

@@ -53,6 +53,11 @@ def test_a_bias_is_added_in_its_own_shape(shape):
   y = np.float32(rng.standard_normal((2, 6, bias.size)))
   got = tpu_layout.add_bias(jnp.asarray(y), jnp.asarray(bias))
   np.testing.assert_array_equal(got, y.reshape(2, 6, *shape) + bias)
+  # On the way out of the product, unless the last axis fits into 128 lanes.
+  jaxpr = jax.make_jaxpr(tpu_layout.add_bias)(y, bias)
+  (add,) = (e for e in jaxpr.eqns if e.primitive.name in ('add', 'add_any'))
+  fits = shape in ((3, 4), (128,))
+  assert add.outvars[0].aval.shape == (2, 6, *(shape if fits else [bias.size]))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +76,10 @@ def test_what_is_gathered_is_a_matrix_on_the_way(shape, spec, matrix, split):
   got, found = tpu_layout.as_matrix(jnp.asarray(x), spec)
   np.testing.assert_array_equal(got, x.reshape(matrix))
   assert found == split
+  # Or the compiler would make one of all that has been gathered.
+  jaxpr = jax.make_jaxpr(lambda x: tpu_layout.as_matrix(x, spec)[0])(x)
+  is_held = 'optimization_barrier' in str(jaxpr)
+  assert is_held == (len(spec) == 3 and len(shape) > 2)
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])

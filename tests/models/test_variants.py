@@ -312,6 +312,8 @@ def test_what_is_just_possible_is_built():
     ('igpt_s', {'image_size': (256, 256)}),
     ('igpt_s', {'image_size': (1, 1), 'palette': (-1.0, 0.0, 1.0) * 2}),
     ('detr_r50', {'encoder_layers': 1000, 'num_queries': 2**20}),
+    # Of its masks alone widths are asked that groups divide.
+    ('detr_r50', {'width': 72}),
   ):
     model = build(variant, **fields)
     fields.pop('image_size', None)
@@ -388,6 +390,21 @@ def test_a_field_that_is_another_models_names_the_first():
     build('r50x1', patch_size=8, width_factor=2)
 
 
+def test_a_body_is_as_if_there_were_no_head():
+  for variant, fields in (
+    ('ti16', {'representation_size': 8}),
+    ('ti16', {'name': 'rotation_vit'}),
+    ('ti16', {'name': 'video_vit', 'representation_size': 8}),
+    ('ti16', {'name': 'deit', 'registers': 2}),
+    ('r50x1', {'version': 1}),
+  ):
+    model = build(variant, head_bias=-10.0, **fields)
+    fields.pop('representation_size', None)
+    if fields.get('name') != 'deit':
+      fields.pop('name', None)
+    assert model.body() == build(variant, num_classes=0, **fields)
+
+
 @pytest.mark.parametrize('name', ['vit', 'masked_vit', 'deit'])
 def test_a_config_of_a_model_is_that_of_its_body(name):
   """With its own values, and neither its task nor its classes."""
@@ -432,6 +449,7 @@ def test_a_config_of_a_model_is_that_of_its_body(name):
       ('width',),
     ),
     ('b16', {'dropout': 0.3}, 'detr_r50', (), ('dropout', 'width')),
+    ('b16', {'name': 'deit', 'dropout': 0.3}, 'l32', ('dropout',), ('name',)),
     ('r50x1', {'version': 1}, 'r101x1', (), ('version', 'layers')),
     ('igpt_s', {'bias': True}, 'igpt_m', ('bias',), ('width', 'depth')),
   ],

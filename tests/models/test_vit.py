@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import layers, variants, vit
+from vit_jax.models import axial, layers, variants, vit
 
 SIZE = (16, 24)
 TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
@@ -106,6 +106,28 @@ def test_branches_are_dropped_by_example_and_scaled():
   np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=1e-6)
   for rate, key in ((None, jax.random.key(0)), (jnp.float32(0.5), None)):
     assert layers.drop_branch(y, rate, key) is y
+  half = layers.drop_branch(y[:2].astype('bfloat16'), 0.5, jax.random.key(0))
+  assert half.dtype == jnp.bfloat16
+  # Others than a dropout with the same key drops.
+  column = jnp.ones((4000, 1, 1))
+  both = [
+    np.asarray(drop(column, 0.5, jax.random.key(0)))[:, 0, 0] > 0
+    for drop in (layers.drop_branch, layers.dropout)
+  ]
+  assert 0.4 < np.mean(both[0] == both[1]) < 0.6
+
+
+def test_a_vector_of_a_block_is_a_class_token_or_the_mean_of_the_grid():
+  x_BLD = np.random.default_rng(0).standard_normal((2, 8, 24), np.float32)
+  x_BhwC = x_BLD.reshape(2, 2, 4, 24)
+  resnet = variants.ResNet(5, (1,))
+  for model, x, want in (
+    (vit.ViT(5, **TINY, registers=1), x_BLD, x_BLD[:, 0]),
+    (vit.ViT(5, **TINY, registers=2, pool='gap'), x_BLD, x_BLD[:, 2:].mean(1)),
+    (resnet, x_BhwC, x_BhwC.mean((1, 2))),
+  ):
+    np.testing.assert_allclose(model.pool_block(x), want, rtol=1e-5, atol=1e-6)
+  assert resnet.pool_block(jnp.bfloat16(x_BhwC)).dtype == jnp.float32
 
 
 def test_captured_attention_is_what_the_model_used():
@@ -149,6 +171,26 @@ def test_initial_head_predicts_nothing_but_its_bias():
   np.testing.assert_array_equal(logits, -10.0)
 
 
+@pytest.mark.parametrize(
+  ('fields', 'biases'),
+  [
+    ({'name': 'deit'}, {'head': -10, 'head_dist': -10}),
+    ({'name': 'rotation_vit'}, {'head': -10, 'head_rotation': 0}),
+    ({'name': 'video_vit'}, {'head': -10, 'head_next': 0}),
+    ({'name': 'igpt', 'patch_size': None, 'head_bias': None}, {'head': 0}),
+  ],
+)
+def test_every_head_starts_at_zero_but_for_the_bias_of_classes(fields, biases):
+  fields = TINY | {'head_bias': -10.0, 'depth': 1} | fields
+  fields = {name: x for name, x in fields.items() if x is not None}
+  model = variants.build(num_classes=5, image_size=(8, 8), **fields)
+  params = initial(model, (8, 8))
+  assert {name for name in params if name.startswith('head')} == biases.keys()
+  for name, bias in biases.items():
+    assert not params[name]['kernel'].any()
+    np.testing.assert_array_equal(params[name]['bias'], bias)
+
+
 def test_initialisers_have_the_published_scales():
   """Xavier-uniform kernels, N(0, 1e-6) MLP biases, N(0, 0.02) positions."""
   size = (112, 112)
@@ -157,11 +199,14 @@ def test_initialisers_have_the_published_scales():
   )
   params = initial(model.clone(depth=1), size)
   block = params['Transformer']['encoderblock_0']
-  for name in ('query', 'key', 'value'):
-    kernel = block['MultiHeadDotProductAttention_1'][name]['kernel']
-    bound = np.sqrt(6 / (384 + 384))
-    assert np.abs(kernel).max() <= bound
-    np.testing.assert_allclose(np.std(kernel), bound / np.sqrt(3), rtol=0.02)
+  parts = block['MultiHeadDotProductAttention_1'] | block['MlpBlock_3']
+  assert len(parts) == 6
+  for name, part in parts.items():
+    bound = np.sqrt(6 / (384 + (4 if 'Dense' in name else 1) * 384))
+    assert np.abs(part['kernel']).max() <= bound
+    np.testing.assert_allclose(
+      np.std(part['kernel']), bound / np.sqrt(3), rtol=0.02
+    )
   bias = block['MlpBlock_3']['Dense_0']['bias']
   np.testing.assert_allclose(np.std(bias), 1e-6, rtol=0.1)
   posemb = params['Transformer']['posembed_input']['pos_embedding']
@@ -313,11 +358,14 @@ def test_every_branch_drops_out_by_a_key_of_its_own(monkeypatch):
     assert all((key is not None) == train for key in keys)
 
 
-def test_both_branches_of_a_layer_have_keys_of_their_own(monkeypatch):
+@pytest.mark.parametrize('is_axial', [False, True])
+def test_both_branches_of_a_layer_have_keys_of_their_own(is_axial, monkeypatch):
   """Keys are names here, and their parts say whose they are."""
   keys = []
   fields = vit.ViT(num_classes=0, dropout=0.25, **TINY).encoder_fields
   block, x_BLD = layers.EncoderBlock(fields), jnp.ones((1, 3, 24))
+  if is_axial:
+    block = axial.AxialBlock((1, 3), fields)
   shapes = jax.eval_shape(block.init, jax.random.key(0), x_BLD)
 
   def note(x, rate, key):
@@ -325,11 +373,17 @@ def test_both_branches_of_a_layer_have_keys_of_their_own(monkeypatch):
     return x
 
   monkeypatch.setattr(layers, 'dropout', note)
+  monkeypatch.setattr(layers, 'drop_branch', note)
   monkeypatch.setattr(
     jax.random, 'split', lambda key: [f'{key}/{i}' for i in range(2)]
   )
   jax.eval_shape(lambda p: block.apply(p, x_BLD, 'key')[0], shapes)
-  assert keys == ['key/0', 'key/1/0', 'key/1/1']
+  assert keys == [
+    f'{key}{part}'
+    for key in (['key/0', 'key/1'] if is_axial else ['key'])
+    # Of attention and the whole branch; of the MLP, inside and after it.
+    for part in ('/0', '/0', '/1/0', '/1/1', '/1')
+  ]
 
 
 def test_registers_begin_apart_and_channels_at_their_scale():
