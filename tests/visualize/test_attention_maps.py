@@ -12,8 +12,13 @@ from vit_jax.visualize.attention_maps import Layers
 TINY = dict(patch_size=4, width=8, depth=3, mlp_dim=16, heads=2, num_classes=3)
 KINDS = {
   'cls': {},
-  'gap': {'pool': 'gap', 'posemb': 'learned2d', 'posemb_at': 'every_layer'},
-  'map': {'pool': 'map', 'posemb': 'sincos2d'},
+  'gap': {
+    'pool': 'gap',
+    'posemb': 'learned2d',
+    'posemb_at': 'every_layer',
+    'registers': 2,
+  },
+  'map': {'pool': 'map', 'posemb': 'sincos2d', 'registers': 1},
   'relative': {'posemb': 'relative'},
   'axial': {'pool': 'gap', 'axial': True, 'posemb': 'relative'},
   'hybrid': {'patch_size': 1, 'stem_width': 32},
@@ -52,6 +57,27 @@ def test_each_layers_attention_is_what_the_model_captures(kind):
       np.testing.assert_allclose(layer[axis].sum(-1), 1, atol=1e-6)
   np.testing.assert_allclose(layers.logits_BC, logits, rtol=1e-5, atol=1e-5)
   assert layers.grid == (2, 3)
+
+
+def test_a_pooling_head_reads_as_its_heads_attend_on_average():
+  model, params, images = tiny('map')
+  _, aux = model.apply({'params': params}, images)
+  head = params['MAPHead_0']
+  msa = head['MultiHeadDotProductAttention_0']
+  # The first token is a register, which it does not see.
+  q_NK, k_BLNK = (
+    np.einsum('...D,DNK->...NK', x, msa[name]['kernel']) + msa[name]['bias']
+    for name, x in (
+      ('query', head['probe'][0, 0]),
+      ('key', np.asarray(aux['tokens'])[:, 1:]),
+    )
+  )
+  exp_BNL = np.exp(np.einsum('NK,BLNK->BNL', q_NK, k_BLNK) / np.sqrt(4))
+  want_BL = (exp_BNL / exp_BNL.sum(-1, keepdims=True)).mean(1)
+  read_BL = Layers(model, params, images).read_BL
+  np.testing.assert_allclose(
+    read_BL, np.pad(want_BL, ((0, 0), (1, 0))), rtol=1e-5, atol=1e-6
+  )
 
 
 @pytest.fixture

@@ -187,7 +187,9 @@ def test_names_stand_above_their_boxes_or_below_the_upper_edge(shape, written):
     ((x0 + 2, y0 - letters - 4), 'dog 88%', 'white', letters),
   ]
   # On the class's colour.
-  above = drawn[int(y0) - letters - 4 : int(y0), int(x0) + 2 :]
+  rows = slice(int(y0) - letters - 4, int(y0))
+  assert (drawn[rows, : int(x0) + 2] == 255).all()
+  above = drawn[rows, int(x0) + 2 :]
   near = np.abs(above - ink(1)).max(-1) <= 3
   assert near.any() and (above == 255).all(-1).any()
 
@@ -203,10 +205,9 @@ def test_names_and_lines_grow_with_pictures_and_are_seen_in_small_ones(written):
     row = draw.pixels(detections.picture(image, found, NAMES))
     row = row[len(row) // 2, : row.shape[1] * 3 // 16]
     lines.append((row != 255).any(-1).sum())
-  letters = [each[-1] for each in written]
-  for sizes in (letters, lines):
-    assert sizes[0] == sizes[1] and sizes[3] == 2 * sizes[2] > 2 * sizes[1]
-  assert letters[0] > 10 and lines[0] > 1
+  # Of the shorter side a fortieth and a 200th, but 12 pixels and 2 at least.
+  assert [each[-1] for each in written] == [12, 12, 30, 60]
+  assert lines == [2, 2, 6, 12]
 
 
 def test_results_are_rounded_as_coco_takes_them():
@@ -279,6 +280,17 @@ def test_as_likely_as_the_threshold_is_likely_enough(checkpoint):
   assert found.labels_N.tolist() == [2, 1, 0]
   assert found.boxes_N4.tolist() == [[0, 0, 20, 10]] * 2 + [[0, 2.5, 10, 10]]
   assert found.masks_NHW is None
+
+
+def test_the_equally_likely_keep_their_order(checkpoint):
+  scores_Q = np.random.default_rng(0).integers(1, 4, 100) / 4
+  said = detections.Said(
+    np.zeros((10, 20, 3), np.uint8), (8, 8), (4, 8), {'scores': scores_Q}
+  )
+  order = detections.Detector(checkpoint, 0.5).order(said).tolist()
+  # Python sorts stably.
+  queries = sorted(range(100), key=lambda q: -scores_Q[q])
+  assert order == [q for q in queries if scores_Q[q] >= 0.5]
 
 
 def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
@@ -389,8 +401,13 @@ def test_a_picture_has_the_mask_where_it_is():
 
 
 def test_attention_of_objects_and_centres_of_queries(
-  checkpoint, files, tmp_path, capsys
+  checkpoint, files, tmp_path, capsys, monkeypatch
 ):
+  def load(paths, checkpoint):
+    assert not paths  # but one image after the other
+    return []
+
+  monkeypatch.setattr(visualize.photos, 'load', load)
   orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
   out = tmp_path / 'seen'
   command = ['detr', str(tmp_path / 'detr'), *files, f'--out={out}']

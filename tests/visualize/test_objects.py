@@ -145,7 +145,12 @@ def test_centres_are_coloured_by_the_shapes_of_their_boxes(
   queries, grid, section_of, monkeypatch
 ):
   figures = []
-  monkeypatch.setattr(plots, 'png', lambda *args: figures.append(args[0]))
+
+  def keep(figure, dots_per_inch):
+    assert dots_per_inch == 110  # as in all pictures
+    figures.append(figure)
+
+  monkeypatch.setattr(plots, 'png', keep)
   section = section_of({f'{i}.png': said(i, [0.9]) for i in range(4)})
   centres_NQ4 = section.arrays['centres'][:, :queries]
   objects._queries(centres_NQ4)
@@ -164,6 +169,7 @@ def test_centres_are_coloured_by_the_shapes_of_their_boxes(
     # Row 0 of the image is above.
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 1), (1, 0))
     assert axes.get_title() == f'query {query}'
+    assert axes.get_aspect() == 1
     assert not [*axes.get_xticks(), *axes.get_yticks()]
 
 

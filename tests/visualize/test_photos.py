@@ -38,6 +38,8 @@ def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
   (photograph,) = photos.load([path], checkpoint(resize_small))
   shown = photograph.shown()
   assert 256 <= max(shown.shape) <= 1024
+  if not resize_small and 256 <= max(shape) <= 1024:
+    assert shown.shape[:2] == shape
   if not resize_small:
     want = shape[0] / shape[1]
     assert shown.shape[0] / shown.shape[1] == pytest.approx(want, rel=0.02)
@@ -61,11 +63,14 @@ def test_a_crop_is_shown_in_the_detail_of_the_file(tmp_path):
   assert photograph.shown().shape == (360, 360, 3)
 
 
-def test_large_photographs_are_shown_smaller(tmp_path):
+@pytest.mark.parametrize(
+  ('shape', 'shown'), [((2000, 1000), (1024, 512)), ((6000, 2), (1024, 1))]
+)
+def test_large_photographs_are_shown_smaller(shape, shown, tmp_path):
   path = str(tmp_path / 'large.png')
-  Image.fromarray(ramp(2000, 1000)).save(path)
+  Image.fromarray(ramp(*shape)).save(path)
   (photograph,) = photos.load([path], checkpoint(0))
-  assert photograph.shown().shape == (1024, 512, 3)
+  assert photograph.shown().shape == (*shown, 3)
 
 
 def test_names_are_their_own(tmp_path):

@@ -80,7 +80,7 @@ def test_what_is_right_looks_like_the_image(target, opened):
   rng = np.random.default_rng(1)
   image = rng.integers(0, 256, (4, 6, 3)).repeat(4, 0).repeat(4, 1)
   image = image.astype(np.uint8)
-  images = Images(SIZE)
+  images = Images(SIZE, mean=(0.2, 0.4, 0.6), std=(0.3, 0.2, 0.25))
   right = objective.target(model, image[None], images.normalize(image[None]))
   patches = predictions.colours_of(
     model, images, np.asarray(right[0]), (P, P, 3)
@@ -92,6 +92,14 @@ def test_what_is_right_looks_like_the_image(target, opened):
   # Half of one of eight steps, or rounding.
   bound = 0 if target == 'pixels' else 16
   assert np.abs(patches.astype(float) - want).max() <= bound
+
+
+def test_predictions_beyond_black_and_white_are_these(opened):
+  model = opened('pixels').model
+  values = np.array([[-9.0] * 12, [9.0] * 12])
+  patches = predictions.colours_of(model, Images(SIZE), values, (2, 2, 3))
+  want = np.broadcast_to(np.reshape([0, 255], (2, 1, 1, 1)), (2, 2, 2, 3))
+  np.testing.assert_array_equal(patches, want)
 
 
 def test_another_seed_hides_other_patches(opened, file, tmp_path):

@@ -91,7 +91,7 @@ def test_every_fusion_is_its_formula(kind, fusion, discard):
   read_BL = {
     'cls': np.eye(7)[[0, 0]],
     'hybrid': np.eye(7)[[0, 0]],
-    'gap': np.full((2, 6), 1 / 6),
+    'gap': np.broadcast_to([0, 0, *[1 / 6] * 6], (2, 8)),
     'map': np.asarray(layers.read_BL),
     # Class and distillation token, and not the register.
     'deit': np.broadcast_to([0.5, 0.5, *[0] * 7], (2, 9)),
@@ -119,6 +119,15 @@ def test_a_class_weighs_attention_by_its_gradients(fusion, discard):
       [np.asarray(g['all'][i]) for _, g in found],
     )
     np.testing.assert_allclose(got[i], want, rtol=1e-4)
+
+
+def test_where_nothing_speaks_for_a_class_its_map_is_0():
+  weights = np.full((1, 2, 5, 5), 0.2, np.float32)
+  fused = rollout.fuse(weights, gradients_BNQL=-weights)
+  np.testing.assert_array_equal(fused, np.zeros((1, 5, 5)))
+  read_BL = np.eye(5, dtype=np.float32)[:1]
+  maps = rollout.maps([{'all': fused}], read_BL, (2, 2))
+  np.testing.assert_array_equal(maps, np.zeros((1, 2, 2)))
 
 
 def test_another_class_has_another_map():
