@@ -1,5 +1,7 @@
 """Attention without kept weights, against the formula written out in NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +141,24 @@ def test_any_length_is_traced_in_a_few_parts():
   q = jax.ShapeDtypeStruct((1, 2**32, 1, 8), jnp.float32)
   program = jax.make_jaxpr(attention.attend)(q, q, q)
   assert len(str(program).splitlines()) < 2000
+
+
+def test_queries_are_in_as_few_parts_as_hold_them():
+  """Of 1,024 at most, with gradients to compute and without."""
+
+  def text(function, queries):
+    q = jax.ShapeDtypeStruct((1, queries, 1, 8), jnp.float32)
+    return str(jax.make_jaxpr(function)(q, q, q))
+
+  def gradients(q, k, v):
+    y, vjp = jax.vjp(attention.attend, q, k, v)
+    return vjp(y)
+
+  for queries, parts in ((1024, 1), (1025, 2), (2048, 2), (2049, 3)):
+    assert text(attention.attend, queries).count('= exp ') == parts
+    # A loop going forward, and one going back.
+    lengths = [f'{parts}'] * 2 * (parts > 1)
+    assert re.findall(r'length=(\d+)', text(gradients, queries)) == lengths
 
 
 def test_weights_are_returned_where_they_are_asked_for():
@@ -341,6 +361,7 @@ def test_only_tpus_sum_by_a_product(platform, sums):
   [
     ('gpu', (4, 4), 128, 'bfloat16', True),
     ('gpu', (5, 5), 128, 'bfloat16', True),
+    ('gpu', (3, 3), 8, 'bfloat16', True),
     ('gpu', (4, 4, 'mask'), 8, 'bfloat16', True),
     ('gpu', (4, 5, 'mask'), 8, 'bfloat16', False),
     ('gpu', (5, 5, 'mask'), 8, 'bfloat16', False),

@@ -4,9 +4,12 @@ The references know the formulas of the papers and the names of the parameters,
 nothing else. They compute in float64, the models in float32.
 """
 
+import functools
 import math
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -198,6 +201,15 @@ def test_position_sensitive_attention_is_equation_4(length):
     for x in range(3):
       want = position_sensitive(x_BxyC[b, x], params)
       np.testing.assert_allclose(got[b, x], want, rtol=0, atol=ATOL)
+
+
+def test_its_softmax_works_in_float32_in_any_case():
+  module = axial.PositionSensitiveAttention(64, jnp.bfloat16)
+  x_BxyC = jnp.bfloat16(normal(2, 3, 4, 6))
+  run = functools.partial(module.init_with_output, jax.random.key(0))
+  text = str(jax.make_jaxpr(lambda x: run(x)[0])(x_BxyC))
+  assert re.findall(r'(\w+)\[[\d,]*\] = exp ', text) == ['f32']
+  assert 'bf16[2,3,4,64] = ' in text
 
 
 def test_offsets_begin_as_short_as_their_width_says():

@@ -243,6 +243,9 @@ def test_outputs_are_as_documented(name):
     shapes['mask_logits'] = (3, 5, 12, 20)
   assert {key: x.shape for key, x in aux.items()} == shapes
   np.testing.assert_array_equal(logits, aux['logits'][-1])
+  head = params['class_embed']
+  want = np.asarray(aux['pre_logits']) @ head['kernel'] + head['bias']
+  np.testing.assert_allclose(logits, want, atol=TOLERANCE)
   assert (h, w) == ((2, 3) if model.masks else (12, 20))
   for key, attention in aux.items():
     if 'attention' in key:
@@ -251,12 +254,13 @@ def test_outputs_are_as_documented(name):
     mask_head.nearest(padding(), (h, w)).reshape(3, 1, 1, h * w)
   )
   assert not (aux['decoder_attention'] * outside[None]).any()
-  body, _ = run(
+  body, plain = run(
     model.body(),
     {k: x for k, x in params.items() if k != 'class_embed'},
     images(),
   )
   assert body.shape == (3, 5, 64)
+  np.testing.assert_array_equal(body, plain['pre_logits'])
 
 
 def test_boxes_and_classes_do_not_see_padding():

@@ -159,6 +159,9 @@ def test_a_single_patch_is_refused():
   with pytest.raises(ValueError, match='has 1 patch: there is none left'):
     variants.build(image_size=(8, 8), **fields)
   assert variants.build(image_size=(8, 16), **fields).grid((8, 16)) == (1, 2)
+  # Whatever their sides, patches have a mean.
+  small = variants.build(image_size=(8, 16), **fields | {'patch_size': 2})
+  assert small.target == 'mean_colour'
 
 
 def test_it_starts_with_a_small_mask_and_no_prediction():

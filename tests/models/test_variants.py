@@ -62,6 +62,7 @@ NAMES = {
   # The root and no stage: patches of 8 of its feature map, and the attribute's
   # default for the units.
   'r+ti16': TI | {'name': 'vit', 'patch_size': 8, 'stem_width': 64},
+  'r+ti2': TI | {'name': 'vit', 'patch_size': 1, 'stem_width': 64},
 }
 
 
@@ -494,6 +495,8 @@ def test_the_nearest_names_are_at_most_three():
   names = ('abce', 'abcf', 'abcg', 'abch', 'zz')
   assert variants.nearest('abcd', names).count(' or ') == 2
   assert variants.nearest('zy', names) == 'Did you mean zz?'
+  # Half of the letters are enough.
+  assert variants.nearest('abcd', ['abxy']) == 'Did you mean abxy?'
   assert variants.nearest('q', ('b', 'a')) == 'Valid: a, b.'
   # Two letters of fifteen are alike.
   assert variants.nearest('abxyz', ['ab12345678']) == 'Valid: ab12345678.'

@@ -332,8 +332,12 @@ def test_causal_tokens_do_not_see_what_comes(posemb, scan, remat):
   assert not dx[:, 8:, 8:].any() and dx[:, :8].any() and dx[:, 8:, :8].any()
 
 
-def test_every_branch_drops_out_by_a_key_of_its_own(monkeypatch):
-  """The positions, and of every layer attention, the MLP and its inside."""
+@pytest.mark.parametrize('is_axial', [False, True])
+def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
+  """The positions, and of every layer attention, the MLP and its inside.
+
+  Axial layers, two rows and three columns, have both for either.
+  """
   calls = []
 
   def note(x, rate, key):
@@ -341,10 +345,14 @@ def test_every_branch_drops_out_by_a_key_of_its_own(monkeypatch):
     return x
 
   monkeypatch.setattr(layers, 'dropout', note)
-  model = vit.ViT(num_classes=0, dropout=0.25, **(TINY | {'depth': 2}))
+  fields = TINY | {'depth': 2}
+  if is_axial:
+    fields |= {'axial': True, 'pool': 'gap'}
+  model = vit.ViT(num_classes=0, dropout=0.25, **fields)
 
-  token, inside = (2, 7, 24), (2, 7, 48)
-  want = [token, *[token, inside, token] * 2]
+  batches = [(2 * 2, 3), (2 * 3, 2)] if is_axial else [(2, 7)]
+  want = [(2, 6 if is_axial else 7, 24)]
+  want += [(*x, D) for x in batches for D in (24, 48, 24)] * 2
   rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(1)}
   for train in (False, True):
     calls.clear()

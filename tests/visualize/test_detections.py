@@ -263,6 +263,15 @@ def test_the_last_layer_says_where_objects_are(attention, files):
     )
 
 
+def test_images_are_resized_by_their_shorter_side(tmp_path):
+  """Rounded as the original does: 47 by 62 are 32 by 32 * 62 / 47 = 42.2."""
+  path = str(tmp_path / 'a.png')
+  Image.fromarray(np.zeros((47, 62, 3), np.uint8)).save(path)
+  one = Checkpoint('made', TwoLayers(), {}, SIZE, Preprocessing())
+  said = detections.Detector(one, 0.5).said_of(path)
+  assert (said.canvas, said.size) == ((32, 64), (32, 42))
+
+
 def test_as_likely_as_the_threshold_is_likely_enough(checkpoint):
   said = detections.Said(
     np.zeros((10, 20, 3), np.uint8),

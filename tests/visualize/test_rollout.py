@@ -96,6 +96,7 @@ def test_every_fusion_is_its_formula(kind, fusion, discard):
     # Class and distillation token, and not the register.
     'deit': np.broadcast_to([0.5, 0.5, *[0] * 7], (2, 9)),
   }[kind]
+  np.testing.assert_allclose(layers.read_BL, read_BL, rtol=1e-6)
   got = rollout.rollout(layers, fusion, discard)
   assert got.shape == (2, 2, 3)
   for i in range(2):
