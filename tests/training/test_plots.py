@@ -57,3 +57,14 @@ def test_styles_come_again_once_there_are_no_more():
   assert len({plots.style(i)['color'] for i in range(8)}) == 8
   assert plots.style(24) == first[0]
   assert plots.style(8) == first[2] | {'color': first[0]['color']}
+
+
+def test_bytes_of_names_that_are_no_text_are_escaped():
+  """`os.fsdecode` gives them so, and matplotlib ends in a TypeError."""
+  figure = plots.figure(2, 2)
+  axes = figure.subplots()
+  axes.plot([0, 1], label='a\udcff')
+  axes.set_title('é\n\udc80')
+  said = [axes.title, *axes.legend().get_texts()]
+  assert plots.png(figure)
+  assert [text.get_text() for text in said] == ['é\n\\udc80', 'a\\udcff']

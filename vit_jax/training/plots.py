@@ -64,6 +64,12 @@ def legend(drawn: Any, handles: Any, side: str, columns: int = 1) -> Any:
 
 def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
   """Returns a figure as a PNG file."""
+  from matplotlib.text import Text
+
+  # Bytes of files' names that are no UTF-8 cannot be drawn.
+  for text in drawn.findobj(Text):
+    said = text.get_text().encode(errors='backslashreplace')
+    text.set_text(said.decode())
   file = io.BytesIO()
   drawn.savefig(
     file, format='png', dpi=dots_per_inch, metadata={'Software': None}

@@ -86,9 +86,9 @@ def sheet(
       axes.imshow(row[title])
       axes.set(xticks=[], yticks=[])
       axes.spines[:].set_visible(False)
-    line[0].set_ylabel(_drawable(name), parse_math=False)
+    line[0].set_ylabel(name, parse_math=False)
   for axes, title in zip(panels[0], titles, strict=True):
-    axes.set_title(_drawable(title), fontsize='medium', parse_math=False)
+    axes.set_title(title, fontsize='medium', parse_math=False)
   return plots.png(figure, 110)
 
 
@@ -154,7 +154,7 @@ def distances(
     if uniform:
       label = 'all patches alike'
       axes.axhline(uniform, color='0.5', linestyle='--', label=label)
-    axes.set_title(_drawable(name), parse_math=False, fontsize='medium')
+    axes.set_title(name, parse_math=False, fontsize='medium')
     axes.set(xlabel='layer')
     axes.xaxis.get_major_locator().set_params(integer=True)
     plots.tidy(axes)
@@ -216,11 +216,6 @@ def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
     image, ax=list(all_axes), label='cosine similarity', aspect=40
   )
   return plots.png(figure, 110)
-
-
-def _drawable(text: str) -> str:
-  """Returns a text without bytes of files' names that no font can draw."""
-  return text.encode(errors='backslashreplace').decode()
 
 
 def _some(n: int) -> np.ndarray:
