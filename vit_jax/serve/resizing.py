@@ -49,12 +49,9 @@ def _taps(x: np.ndarray, axis: int) -> np.ndarray:
 def _sampled(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """OpenCV's INTER_LINEAR."""
   (H, W), (h, w) = image_HWC.shape[:2], size
-  if (H, W) == (2 * h, 2 * w):
-    return _averaged(image_HWC, size)
   (top, bottom), beta = _places(H, h)
   (left, right), alpha = _places(W, w)
-  # What lies outside counts as the pixel at the border: of columns all of it.
-  alpha[:, (left < 0) | (left >= W - 1)] = np.array([[1 << _BITS], [0]])
+  # What lies outside counts as the pixel at the border.
   left, right, top, bottom = (
     np.clip(i, 0, n - 1)
     for i, n in ((left, W), (right, W), (top, H), (bottom, H))
@@ -99,7 +96,7 @@ def _averaged(image_HWC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   small = np.zeros((h, w, 3), np.float32)
   for rows, shares in _shares(H, h):
     small += narrow[rows] * shares[:, None, None]
-  return np.clip(np.rint(small), 0, 255).astype(np.uint8)
+  return np.rint(small).astype(np.uint8)
 
 
 def _shares(n: int, m: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -107,17 +104,16 @@ def _shares(n: int, m: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
   The first of all m, then the second of those that have one, and so on.
   """
-  ends = np.arange(m) * (n / m)
-  whole = np.minimum(n / m, n - ends)
-  last = np.minimum(np.floor(ends + n / m).astype(int), n - 1)
+  scale = n / m
+  ends = np.arange(m) * scale
+  last = np.minimum(np.floor(ends + scale).astype(int), n - 1)
   first = np.minimum(np.ceil(ends).astype(int), last)
   before = first - ends
-  after = ends + n / m - last
-  parts = [(first - 1, np.where(before > 1e-3, before / whole, 0))]
+  after = ends + scale - last
+  parts = [(first - 1, np.where(before > 1e-3, before / scale, 0))]
   for k in range(int(np.max(last - first))):
-    parts.append((first + k, np.where(first + k < last, 1 / whole, 0)))
-  after = np.minimum(np.minimum(after, 1), whole)
-  parts.append((last, np.where(after > 1e-3, after / whole, 0)))
+    parts.append((first + k, np.where(first + k < last, 1 / scale, 0)))
+  parts.append((last, np.where(after > 1e-3, after / scale, 0)))
   return [
     (np.clip(i, 0, n - 1), share.astype(np.float32)) for i, share in parts
   ]
