@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -51,23 +52,31 @@ def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
       got = uploads.see(data, view)
       want = transform({'image': data, 'name': kind} | nothing)
       assert got.size == tuple(want['size']), kind
+      assert got.box == (0, 0, 1, 1)
       away = np.abs(got.pixels_HWC.astype(int) - want['image'])
       assert away.max() <= 1 and (away > 0).mean() < 1e-3, kind
 
 
-def test_the_box_is_the_part_that_is_seen():
+@pytest.mark.parametrize(
+  ('size', 'corner'),
+  [((200, 700), (20 / 200, 290 / 700)), ((700, 200), (270 / 700, 40 / 200))],
+)
+def test_the_box_is_the_part_that_is_seen(size, corner):
   """A white box there, on black, is all that a model sees."""
-  view = View((32, 32), 40, 'bilinear')
-  data = encoded(Image.fromarray(pixels(200, 700)), 'PNG')
-  top, left, height, width = uploads.see(data, view).box
-  image = np.zeros((200, 700, 3), np.uint8)
+  view = View((32, 24), 40, 'bilinear')
+  data = encoded(Image.fromarray(pixels(*size)), 'PNG')
+  (H, W), box = size, uploads.see(data, view).box
+  top, left, height, width = box
+  # Of 32 x 24 pixels, where the shorter side has 40.
+  part = 32 / 40 * 200 / H, 24 / 40 * 200 / W
+  assert box == pytest.approx((*corner, *part))
+  image = np.zeros((*size, 3), np.uint8)
   image[
-    round(top * 200) : round((top + height) * 200),
-    round(left * 700) : round((left + width) * 700),
+    round(top * H) : round((top + height) * H),
+    round(left * W) : round((left + width) * W),
   ] = 255
   seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
   assert seen.pixels_HWC[1:-1, 1:-1].min() == 255
-  assert (top, left) == pytest.approx((0.1, 270 / 700), abs=1e-3)
   image = 255 - image
   seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
   assert seen.pixels_HWC[1:-1, 1:-1].max() == 0
@@ -151,15 +160,20 @@ def test_what_reads_images_of_strangers_knows_no_secret(monkeypatch):
   """And has a group of its own, which Ctrl-C at the server does not reach."""
   monkeypatch.setenv('VIT_JAX_TOKEN', 'a secret')
   monkeypatch.setenv('SOMETHING_ELSE', 'is there')
+  monkeypatch.setenv('PYTHONPATH', '/elsewhere')
   decoder = Decoder(VIEWS)
   number = decoder._process.pid
   try:
     with open(f'/proc/{number}/environ') as file:
-      names = {x.partition('=')[0] for x in file.read().split('\0')}
+      lines = file.read().split('\0')
     assert os.getpgid(number) == number
   finally:
     decoder.close()
-  assert 'SOMETHING_ELSE' in names and 'VIT_JAX_TOKEN' not in names
+  assert 'SOMETHING_ELSE=is there' in lines
+  assert not any(line.startswith('VIT_JAX_TOKEN') for line in lines)
+  # It is of the package that serves, whatever else is installed.
+  assert f'PYTHONPATH={ROOT}{os.pathsep}/elsewhere' in lines
+  assert 'OPENBLAS_NUM_THREADS=1' in lines
   assert decoder._process.poll() is not None
   assert decoder._questions.closed and decoder._answers.closed
 
@@ -174,6 +188,35 @@ def test_what_watches_the_time_ends_with_the_image(decoder, data):
     thread.join()
   assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   assert decoder._process is process
+
+
+def test_what_watches_the_start_ends_with_it():
+  before = set(threading.enumerate())
+  Decoder(VIEWS).close()
+  watches = set(threading.enumerate()) - before
+  assert all(watch.finished.is_set() for watch in watches)
+
+
+def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
+  """And the next is decoded by another process."""
+  monkeypatch.setattr(decoder, '_seconds', 0.25)
+  os.kill(decoder._process.pid, signal.SIGSTOP)
+  with pytest.raises(UnreadableUpload, match='within 0.25 seconds'):
+    decoder.see(KINDS['JPEG of 9 x 7'])
+  monkeypatch.setattr(decoder, '_seconds', 600)
+  assert len(decoder.see(KINDS['JPEG of 9 x 7'])) == len(VIEWS)
+
+
+def test_what_strangers_send_fills_no_log(capfd):
+  """Pillow warns of much that it can read all the same."""
+  exif = b'Exif\0\0II*\0\x08\0\0\0\xff\0'
+  data = encoded(Image.fromarray(pixels(9, 7)), 'JPEG', exif=exif)
+  with pytest.warns(UserWarning, match='EXIF'):
+    uploads.see(data, VIEWS[0])
+  decoder = Decoder(VIEWS[:1], seconds=600)
+  decoder.see(data)
+  decoder.close()
+  assert capfd.readouterr().err == ''
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
@@ -260,6 +303,14 @@ def test_the_process_finds_what_the_server_finds(tmp_path, monkeypatch):
     f'open({str(tmp_path / "seen")!r}, "w")'
   )
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+  started, start = [], subprocess.Popen
+  monkeypatch.setattr(
+    decoder_lib.subprocess,
+    'Popen',
+    lambda *args, **kwargs: (
+      started.append(start(*args, **kwargs)) or started[-1]
+    ),
+  )
   Decoder(VIEWS).close()
   assert (tmp_path / 'seen').exists()
   (tmp_path / 'sitecustomize.py').write_text('import os; os._exit(1)')
@@ -274,3 +325,8 @@ def test_the_process_finds_what_the_server_finds(tmp_path, monkeypatch):
   monkeypatch.setattr(decoder_lib, 'START_SECONDS', 0.5)
   with pytest.raises(OSError, match='does not begin'):
     Decoder(VIEWS)
+  # What did not begin is not left behind.
+  assert len(started) == 4
+  for process in started:
+    assert process.returncode is not None
+    assert process.stdin.closed and process.stdout.closed
