@@ -133,7 +133,7 @@ def test_int8_is_answered_alone(paths):
 
 
 def test_an_error_reaches_who_asked_and_the_next_is_answered(
-  engine, monkeypatch
+  engine, monkeypatch, caplog
 ):
   digest, sights = engine.add(DATA)
   seen = sights[engine.models['small'].view]
@@ -142,23 +142,28 @@ def test_an_error_reaches_who_asked_and_the_next_is_answered(
     with pytest.raises(ZeroDivisionError):
       engine.answer(digest, seen, 'small').result()
   assert len(engine.answer(digest, seen, 'small').result().probability_C) == 7
+  assert not caplog.records
 
 
-def test_whoever_asked_may_be_gone(engine, monkeypatch):
+def test_whoever_asked_may_be_gone(engine, monkeypatch, caplog):
   """As when the server ends, which cancels what it waits for."""
   model = engine.models['small']
   sizes, start = held_up(model, monkeypatch)
-  futures = []
+  futures, mapped = [], None
   for data in list(every_kind().values())[:3]:
     digest, sights = engine.add(data)
-    futures.append(engine.answer(digest, sights[model.view], 'small'))
+    seen = sights[model.view]
+    futures.append(engine.answer(digest, seen, 'small'))
     while not sizes:
       time.sleep(0.01)
+    # Alone, so that nobody is left of those that are next.
+    mapped = mapped or engine.explained(seen, 'small', 0, 'mean', 0.0)
   running, waiting, last = futures
-  assert waiting.cancel() and not running.cancel()
+  assert waiting.cancel() and mapped.cancel() and not running.cancel()
   start.set()
   assert len(last.result().probability_C) == 7
   assert sizes == [1, 1]
+  assert not caplog.records
 
 
 class Pretended:
@@ -328,8 +333,8 @@ def test_the_oldest_is_forgotten():
   assert found.get('a') == 1
   found.put('c', 3, 4)
   assert [found.get(x) for x in 'abc'] == [1, None, 3]
-  found.put('c', 4, 5)
-  assert (found.get('c'), found.nbytes) == (4, 9)
+  found.put('c', 4, 6)
+  assert (found.get('a'), found.get('c'), found.nbytes) == (1, 4, 10)
   # What is larger than all is remembered alone, or a large model would run
   # again for every move of a slider.
   found.put('d', 5, 11)
@@ -344,7 +349,7 @@ def served(engine, **options):
 
   `options` are uvicorn's.
   """
-  app = server_lib.PageServer(engine, hosts=protection.LOOPBACK).app()
+  app = server_lib.PageServer(engine, '', protection.LOOPBACK).app()
   config = uvicorn.Config(
     app,
     http=protection.ImpatientProtocol,
@@ -374,21 +379,31 @@ def post(port, query='', data=DATA):
 
 
 def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
+  head = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
   with served(engine) as port:
-    status, _, answer = post(port, 'class=3')
+    status, _, answer = post(port, 'class=0&fusion=max&discard=0.5')
     assert status == 200
-    assert answer['map']['class'] == 3
+    (seen,) = engine.add(DATA)[1].values()
+    want = engine.explain('small', seen.pixels_HWC, 0, 'max', 0.5)
+    values = answer['map'].pop('values')
+    np.testing.assert_allclose(values, want, atol=2e-6)
+    assert np.max(values) == 1 and values == np.round(values, 6).tolist()
+    assert answer['map'] == {
+      **{'fusion': 'max', 'discard': 0.5, 'layer': None, 'class': 0}
+    }
     status, _, body = post(port, 'class=3&layer=1')
     assert status == 400 and 'leave out layer' in body['error']
     with monkeypatch.context() as patched:
       patched.setattr(engine_lib, 'MAX_WAITING', 0)
       status, headers, body = post(port)
       assert status == 503 and int(headers['Retry-After']) >= 1
+      with socket.create_connection(('127.0.0.1', port)) as sent:
+        sent.sendall(head + b'Content-Length: 900\r\n\r\n123')
+        assert answered(sent) == 503  # before the rest has come
     with monkeypatch.context() as patched:
       patched.setattr(protection, 'MAX_BODIES_BYTES', 100)
       status, headers, body = post(port)
       assert status == 503 and int(headers['Retry-After']) >= 1
-    head = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
     for begun, answer in (
       (b'', b''),
       (head, b''),
@@ -410,15 +425,51 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
     assert post(port)[0] == 200
 
 
-def test_a_body_that_nobody_reads_is_not_waited_for(engine, monkeypatch):
+@pytest.fixture
+def later_s(monkeypatch):
+  """How many seconds later it is for a server, in a list."""
   later_s = [0]
   monkeypatch.setattr(
     asyncio.BaseEventLoop, 'time', lambda loop: time.monotonic() + later_s[0]
   )
+  return later_s
+
+
+PATIENT = {'loop': 'asyncio', 'timeout_keep_alive': 6000}
+
+
+@pytest.mark.parametrize('before', [0, 1])
+def test_a_head_has_one_time_however_it_comes(
+  engine, monkeypatch, later_s, before
+):
+  """The first of a connection, and those after an answer."""
+  monkeypatch.setattr(protection, 'HEADER_SECONDS', 600)
+  head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
+  with served(engine, **PATIENT) as port:
+    with socket.create_connection(('127.0.0.1', port)) as sent:
+      for _ in range(before):
+        sent.sendall(head + b'\r\n')
+        assert answered(sent) == 200
+      sent.sendall(head)
+      for seconds in (400, 300):
+        # With an answer to others, what came is read and what was due is done.
+        assert post(port)[0] == 200
+        later_s[0] += seconds
+        with contextlib.suppress(ConnectionError):
+          sent.sendall(b'X: 1\r\n')
+      assert post(port)[0] == 200
+      sent.setblocking(False)
+      # Where it were open still, there would be nothing to read yet.
+      with contextlib.suppress(ConnectionError):
+        assert sent.recv(1) == b''
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(
+  engine, monkeypatch, later_s
+):
   monkeypatch.setattr(protection, 'BODY_SECONDS', 600)
   monkeypatch.setattr(protection, 'HEADER_SECONDS', 6000)
-  options = {'loop': 'asyncio', 'timeout_keep_alive': 6000}
-  with served(engine, **options) as port:
+  with served(engine, **PATIENT) as port:
     with socket.create_connection(('127.0.0.1', port)) as sent:
       head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
       sent.sendall(head + b'Content-Length: 9000\r\n\r\n1')
@@ -479,7 +530,7 @@ def test_a_model_says_what_it_is(paths, checkpoint):
   }
   assert model.view == View((32, 48), 50, 'bilinear')
   # Of 10**6 bytes, not of 2**20, which a file this small does not tell apart.
-  model.file_bytes = 88_200_000
+  model.file_bytes = 88_204_000
   assert model.about['megabytes'] == 88.2
 
 
@@ -488,11 +539,15 @@ def test_all_that_is_counted_is_told(pretended, monkeypatch):
   pretended.models['a "b"\\\n'] = pretended.models.pop('b')
   pretended.counts['images', 'a'] = 3
   monkeypatch.setattr(engine_lib.Engine, 'remembered_bytes', 17)
-  pages = server_lib.PageServer(pretended)
+  pages = server_lib.PageServer(pretended, '', None)
   pages._bodies.held_bytes = 23
   pages._counts.update({('/b', 200): 2, ('/a', 404): 1})
   with pretended.place():
-    text = asyncio.run(pages._metrics(None)).body.decode()
+    response = asyncio.run(pages._metrics(None))
+  # Its documentation's name of the format.
+  said = response.headers['content-type']
+  assert said.startswith('text/plain; version=0.0.4')
+  text = response.body.decode()
   lines = text.splitlines()
   assert text.endswith('\n') and lines[:3] == [
     '# TYPE vit_requests_total counter',
@@ -512,11 +567,13 @@ def test_all_that_is_counted_is_told(pretended, monkeypatch):
 
 
 def test_the_engine_ends_with_the_server(pretended):
-  app = server_lib.PageServer(pretended).app()
+  app = server_lib.PageServer(pretended, '', None).app()
 
   async def live():
     async with app.router.lifespan_context(app):
       assert pretended._thread.is_alive()
+      # A command that ends before it serves does not wait for it.
+      assert pretended._thread.daemon
 
   asyncio.run(live())
   assert not pretended._thread.is_alive()
@@ -550,4 +607,4 @@ def test_what_is_no_model_is_said(tmp_path):
   path = pathlib.Path(tmp_path / 'x.float32.onnx')
   path.write_text('none')
   with pytest.raises(ValueError, match='x.float32.onnx is no model that is'):
-    served_model.ServedModel(path)
+    served_model.ServedModel(path, 1)

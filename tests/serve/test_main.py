@@ -1,8 +1,10 @@
 """The command that serves checkpoints: names, what it says, and its folder."""
 
 import argparse
+import io
 import pathlib
 import signal
+import sys
 import types
 
 import numpy as np
@@ -37,17 +39,21 @@ def test_checkpoints_of_one_name_are_numbered(opened):
   }
 
 
-def test_what_is_converted_is_served_and_removed(opened, monkeypatch, capsys):
-  """Also when it is told to end."""
+def test_what_is_converted_is_served_and_removed(opened, monkeypatch):
+  """Also when it is told to end; what is under way is said at once."""
   served, handlers = [], []
+  out = io.TextIOWrapper(io.BytesIO())
+  monkeypatch.setattr(command.sys, 'stdout', out)
 
   def write_model(checkpoint, folder, name, dtype):
+    said = out.buffer.getvalue().decode()
+    assert said.endswith(f'converting {checkpoint.path} as {name}\n')
     (folder / f'{name}.{dtype}.onnx').write_text(checkpoint.path)
     return [f'{name} lost'] if name == 'b' else []
 
   def serve(args, paths, explain):
     served.append((args, [path.read_text() for path in paths], explain))
-    served.append(paths[0].parent)
+    served.append((paths[0].parent, out.buffer.getvalue().decode()))
     ((number, end),) = handlers
     assert number == signal.SIGTERM
     end(number, None)
@@ -57,20 +63,41 @@ def test_what_is_converted_is_served_and_removed(opened, monkeypatch, capsys):
   monkeypatch.setattr(
     command.signal, 'signal', lambda *given: handlers.append(given)
   )
-  args = argparse.Namespace(checkpoints=['b.npz', 'a.npz'])
+  args = argparse.Namespace(checkpoints=['a.npz', 'b.npz'])
   with pytest.raises(SystemExit) as ended:
     command._run(args)
   assert ended.value.code == 143
-  (given, texts, explain), folder = served
-  assert given is args and texts == ['b.npz', 'a.npz']
+  (given, texts, explain), (folder, said) = served
+  assert given is args and texts == ['a.npz', 'b.npz']
   monkeypatch.setattr(command, 'explained', lambda x, *asked: (x.path, asked))
   assert explain('a', 1, 'max') == ('a.npz', (1, 'max'))
   assert isinstance(folder, pathlib.Path) and not folder.exists()
-  assert capsys.readouterr().out.splitlines() == [
+  assert said.splitlines() == [
+    'converting a.npz as a',
     'converting b.npz as b',
     'not held  b lost',
-    'converting a.npz as a',
   ]
+
+
+def test_what_serving_needs_is_said(opened, monkeypatch):
+  package = sys.modules['vit_jax.serve']
+  monkeypatch.delattr(package, 'listening')
+  monkeypatch.delitem(sys.modules, 'vit_jax.serve.listening')
+  monkeypatch.setitem(sys.modules, 'uvicorn', None)
+  args = argparse.Namespace(checkpoints=['x.npz'])
+  with pytest.raises(
+    ImportError, match=r'uvicorn.*pip install .vit_jax\[serve'
+  ):
+    command._run(args)
+
+
+def test_the_command_says_what_it_takes(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['serve', '--help'])
+  with pytest.raises(SystemExit):
+    command.main()
+  said = ' '.join(capsys.readouterr().out.split())
+  assert 'Serves checkpoints on this machine' in said
+  assert 'a workdir or one of its checkpoints/STEP' in said
 
 
 def test_the_shortest_of_a_few_times_is_a_models(monkeypatch):

@@ -32,13 +32,14 @@ def test_scripts_and_styles_are_known_by_their_hashes():
   page = "<style></style><script>alert('Hello, world.');</script>"
   parts = protection.content_policy(page).split('; ')
   policy = dict(part.split(' ', 1) for part in parts)
-  assert policy['default-src'] == "'none'"
-  assert policy['script-src'] == (
-    "'sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng='"
-  )
-  assert policy['style-src'] == (
-    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-  )
+  nothing = ('default-src', 'base-uri', 'form-action', 'frame-ancestors')
+  assert policy == dict.fromkeys(nothing, "'none'") | {
+    'script-src': "'sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng='",
+    'style-src': "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",
+    # Of photographs, and of what is drawn over them.
+    'img-src': "'self' blob: data:",
+    'connect-src': "'self'",
+  }
   several = '<script>\n1\n</script> <script>2</script>'
   # Of each one every character counts, as `openssl dgst -sha256` has it.
   assert (
@@ -55,6 +56,7 @@ def test_scripts_and_styles_are_known_by_their_hashes():
     ('LocalHost:8000', True),
     ('127.0.0.1:', True),
     ('[::1]:8000', True),
+    ('[::1]', True),
     ('evil.example:8000', False),
     ('localhost.evil.example', False),
     ('', False),
@@ -70,6 +72,13 @@ def test_hosts_are_those_of_this_machine_where_any_are_said(
     protection.check_origin(request_of(host=host), hosts)
   assert refused.value.status == 403
   assert repr(host) in refused.value.message
+
+
+def test_a_long_host_is_not_repeated():
+  with pytest.raises(protection.Refusal) as refused:
+    protection.check_origin(request_of(host='x' * 999), protection.LOOPBACK)
+  said = f"The host '{'x' * 99} is not served here."
+  assert refused.value.message == said
 
 
 @pytest.mark.parametrize(

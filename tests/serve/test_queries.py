@@ -12,10 +12,17 @@ jsonschema = pytest.importorskip('jsonschema')
 
 
 def engine_of(classes=7, layers=3, explain=True, grid=(4, 6)):
-  names = [f'class {c}' for c in range(classes)]
-  model = types.SimpleNamespace(class_names=names, layers=layers, grid=grid)
+  """Returns one with two models; the second has a class and a layer more."""
+  first, second = (
+    types.SimpleNamespace(
+      class_names=[f'class {c}' for c in range(classes + more)],
+      layers=layers + more,
+      grid=grid,
+    )
+    for more in (0, 1)
+  )
   return types.SimpleNamespace(
-    models={'first': model, 'second': model}, explain=explain
+    models={'first': first, 'second': second}, explain=explain
   )
 
 
@@ -31,14 +38,14 @@ def test_what_is_not_said_has_a_default(classes, top):
 
 def test_each_parameter_is_what_it_is_called():
   digest = 'ab' * 32
-  given = {'model': 'second', 'image': digest, 'top': '2', 'threshold': '0.25'}
-  given |= {'map': '0', 'fusion': 'max', 'discard': '0.5', 'layer': '1'}
+  given = {'model': 'second', 'image': digest, 'top': '8', 'threshold': '0.25'}
+  given |= {'map': '0', 'fusion': 'max', 'discard': '0.5', 'layer': '3'}
   assert queries.parse(given, engine_of()) == queries.Query(
-    *('second', digest, 2, 0.25, False, 'max', 0.5, 1, None)
+    *('second', digest, 8, 0.25, False, 'max', 0.5, 3, None)
   )
   del given['layer']
-  found = queries.parse(given | {'class': '6', 'map': '1'}, engine_of())
-  assert (found.number, found.layer, found.with_map) == (6, None, True)
+  found = queries.parse(given | {'class': '7', 'map': '1'}, engine_of())
+  assert (found.number, found.layer, found.with_map) == (7, None, True)
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
@@ -51,7 +58,7 @@ def test_a_model_without_attention_has_no_layer_to_ask_for():
 @pytest.mark.parametrize(
   ('name', 'good', 'bad'),
   [
-    ('top', ['1', '7', '07'], ['0', '8', '-1', '1.5', '0000001']),
+    ('top', ['1', '7', '000007'], ['0', '8', '-1', '1.5', '0000001']),
     ('layer', ['0', '2'], ['3', '-1', '²']),
     ('class', ['0', '6'], ['7', 'cat']),
     ('threshold', ['0', '0.999'], ['1', '-0.1', 'nan', 'x', '']),
@@ -71,6 +78,13 @@ def test_values_are_taken_up_to_their_bounds(name, good, bad):
     assert refused.value.status == 400
     said = f'{name}={value} is not possible: use '
     assert refused.value.message.startswith(said)
+
+
+def test_a_message_repeats_only_so_much_of_what_was_asked():
+  with pytest.raises(protection.Refusal) as refused:
+    queries.parse({'x' * 41: 'y' * 81}, engine_of())
+  said = f'{"x" * 40}={"y" * 80} is not possible: use model, image, '
+  assert refused.value.message.startswith(said)
 
 
 def test_a_map_for_a_class_is_refused_where_there_is_none():
@@ -124,6 +138,14 @@ def test_the_description_says_the_limits_and_how_answers_are_to_be_read():
   assert '20 MiB' in said['413'] and '50,000,000 pixels' in said['422']
   for kind in uploads.FORMATS:
     assert kind in predict['requestBody']['description']
+  # What a version, a body and a message have to be called.
+  assert description['openapi'].startswith('3.1.')
+  assert {'title', 'version'} <= description['info'].keys()
+  assert [*predict['requestBody']['content']] == ['application/octet-stream']
+  for status, answer in predict['responses'].items():
+    schema = answer['content']['application/json']['schema']
+    if status != '200':
+      assert schema['properties'] == {'error': {'type': 'string'}}
   scheme = description['components']['securitySchemes']['token']
   assert scheme == {'type': 'http', 'scheme': 'bearer'}
   # Either nothing or the token, as not every server asks for one.

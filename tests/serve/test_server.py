@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 
 import jax
@@ -183,8 +184,16 @@ def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
   maps = {f: np.asarray(rollout(layers, f)) for f in ('mean', 'min', 'max')}
   wanted_BC = jax.nn.softmax(checkpoint.logits(images))
   for i, (kind, data) in enumerate(KINDS.items()):
+    start = time.perf_counter()
     status, first = predict(port, data, model=name, top=7)
+    took = time.perf_counter() - start
     assert status == 200, (kind, first)
+    assert first['model'] == name
+    assert first['box'] == pytest.approx([*see(data, view).box])
+    seconds = first['seconds']
+    assert min(seconds.values()) >= 0 < seconds['model']
+    assert sum(seconds.values()) < took + 1e-3
+    assert seconds == {k: round(x, 4) for k, x in seconds.items()}
     got = {x['name']: x['probability'] for x in first['classes']}
     want = dict(zip(checkpoint.class_names, wanted_BC[i].tolist(), strict=True))
     assert got == pytest.approx(want, abs=TOLERANCE), kind
@@ -210,6 +219,7 @@ def test_settings_change_the_map(port):
     assert found['classes'] == first['classes']
     assert found['seconds']['decode'] == 0
     assert np.max(found['map']['values']) == 1
+    assert found['map'] == found['map'] | query
     assert found['map']['values'] not in seen
     seen.append(found['map']['values'])
   _, without = predict(port, image=first['image'], map=0, top=2)
@@ -261,6 +271,8 @@ def test_what_is_around_it(port):
   text = ask(port, '/metrics')[2]
   assert re.search(r'^vit_model_images_total\{model="small"\} \d', text, re.M)
   assert re.search(r'^vit_waiting 0$', text, re.M)
+  status, headers, _ = ask(port, '/api/predict', method='DELETE')
+  assert (status, headers['Allow']) == (405, 'POST')
   for path in ('/models/small.float32.onnx', '/../serve.py', '/%2e%2e/etc'):
     status, headers, body = ask(port, path)
     assert status == 404 and 'openapi.json' in body['error']
@@ -278,6 +290,11 @@ def test_an_answer_is_what_the_description_says(port):
   jsonschema = pytest.importorskip('jsonschema')
   validator = jsonschema.Draft202012Validator(schema)
   validator.validate(found)
+  objects = schema['properties']['objects']['items']['properties']
+  thing = found['classes'][0] | {'box': [0.25, 0, 1, 0.5]}
+  assert set(objects) == set(thing)
+  # Of a model that finds objects, which has no map.
+  validator.validate(found | {'classes': [], 'objects': [thing], 'map': None})
   (named,) = {frozenset(x) for x in found['classes']}
   items = schema['properties']['classes']['items']
   assert named == set(items['properties'])
@@ -288,7 +305,7 @@ def test_an_answer_is_what_the_description_says(port):
     'model': 1,
     'box': ['0'],
     'classes': [{'index': 0.5}],
-    'objects': {},
+    'objects': [{'box': ['0']}],
     'map': {'values': [0.5]},
     'seconds': {'model': None},
   }.items():
@@ -355,24 +372,28 @@ def test_a_file_that_does_not_run_is_left_out(monkeypatch, capsys):
   found = {'float32': (-9, '', ''), 'int8': (0, '0.5', '')}
 
   def run(args, **kwargs):
-    status, out, err = found[args[3].stem.rpartition('.')[2]]
+    # In the folder of this package, which may be a board's.
+    assert kwargs == {'cwd': ROOT, 'capture_output': True, 'text': True}
+    *_, path, threads = args
+    assert threads == '3'
+    status, out, err = found[path.stem.rpartition('.')[2]]
     return subprocess.CompletedProcess(args, status, out, err)
 
   monkeypatch.setattr(listening.subprocess, 'run', run)
-  assert listening.choose(paths, 'faster', 0) == paths[1]
+  assert listening.choose(paths, 'faster', 3) == paths[1]
   said = 'left out  m.float32.onnx does not run: its process ended with status'
   shown = capsys.readouterr()
   assert f'{said} -9\n' in shown.err
   assert shown.out == 'timed     m: int8 500.0 ms\n'
   found['float32'] = (0, '0.0013', '')
-  assert listening.choose(paths, 'faster', 0) == paths[0]
+  assert listening.choose(paths, 'faster', 3) == paths[0]
   assert capsys.readouterr().out == (
     'timed     m: float32 1.3 ms, int8 500.0 ms\n'
   )
   found['float32'] = (-9, '', '')
   found['int8'] = (1, '', 'a\nno such operator\n')
   with pytest.raises(ValueError, match='in none of float32, int8'):
-    listening.choose(paths, 'faster', 0)
+    listening.choose(paths, 'faster', 3)
   assert 'does not run: no such operator\n' in capsys.readouterr().err
 
 
@@ -407,6 +428,11 @@ def test_it_listens_on_this_machine_unless_told(capsys):
   assert (args.host, args.port, args.threads) == ('127.0.0.1', 8000, 0)
   args = parsed('--host=::1', '--port=65535', '--threads=3')
   assert (args.host, args.port, args.threads) == ('::1', 65535, 3)
+  with pytest.raises(SystemExit):
+    parsed('--help')
+  said = ' '.join(capsys.readouterr().out.split())
+  for default in ('127.0.0.1', '8000', '$VIT_JAX_TOKEN', '0'):
+    assert f'(default: {default}' in said
   assert parsed('--port=0').port == 0
   for wrong in ('65536', '-1', 'x', '8000.0'):
     with pytest.raises(SystemExit) as ended:
@@ -438,6 +464,7 @@ def test_objects_are_those_of_predict(tmp_path):
   with running(tmp_path / 'board') as (port, _):
     (model,) = ask(port, '/api/models')[2]['models']
     assert model['finds_objects'] and model['classes'] == 7
+    assert (model['layers'], model['grid']) == (0, None)
     for kind in ('JPEG of 70 x 91', 'JPEG turned 6', 'PNG with alpha'):
       path = tmp_path / 'image'
       seen = see(KINDS[kind], View((48, 48), 0, 'bilinear', True))

@@ -207,16 +207,23 @@ def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
   assert len(decoder.see(KINDS['JPEG of 9 x 7'])) == len(VIEWS)
 
 
-def test_what_strangers_send_fills_no_log(capfd):
+def test_what_strangers_send_fills_no_log():
   """Pillow warns of much that it can read all the same."""
   exif = b'Exif\0\0II*\0\x08\0\0\0\xff\0'
   data = encoded(Image.fromarray(pixels(9, 7)), 'JPEG', exif=exif)
   with pytest.warns(UserWarning, match='EXIF'):
-    uploads.see(data, VIEWS[0])
-  decoder = Decoder(VIEWS[:1], seconds=600)
-  decoder.see(data)
-  decoder.close()
-  assert capfd.readouterr().err == ''
+    want = uploads.see(data, VIEWS[0]).pixels_HWC
+  asked = io.BytesIO()
+  uploads.send(asked, VIEWS[:1], data)
+  result = subprocess.run(
+    [sys.executable, '-m', uploads.__name__],
+    cwd=ROOT,
+    input=asked.getvalue(),
+    capture_output=True,
+    env=os.environ | {'OPENBLAS_NUM_THREADS': '1'},
+    check=True,
+  )
+  assert result.stderr == b'' and result.stdout.endswith(want.tobytes())
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
@@ -248,6 +255,14 @@ def test_what_ended_while_nobody_asked_is_started_again(monkeypatch):
       with pytest.raises(OSError, match='no memory'):
         decoder.see(KINDS['BMP'])
     monkeypatch.setattr(decoder, '_start', start)
+    assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+    # Or in the moment before it was asked, with the question still to be sent.
+    decoder._process.kill()
+    decoder._process.wait()
+    with monkeypatch.context() as patched:
+      patched.setattr(decoder._process, 'poll', lambda: None)
+      with pytest.raises(UnreadableUpload, match='cannot be decoded within'):
+        decoder.see(KINDS['JPEG of 9 x 7'])
     assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   finally:
     decoder.close()
