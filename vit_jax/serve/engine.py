@@ -97,7 +97,7 @@ class Engine:
   """
 
   def __init__(
-    self, models: Mapping[str, ServedModel], explain: Explain | None = None
+    self, models: Mapping[str, ServedModel], explain: Explain | None
   ):
     """Starts a thread and a decoder."""
     self.models = models

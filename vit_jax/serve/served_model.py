@@ -54,7 +54,7 @@ class ServedModel:
     about: what is said of it, for JSON.
   """
 
-  def __init__(self, path: pathlib.Path, threads: int = 0):
+  def __init__(self, path: pathlib.Path, threads: int):
     """Opens it.
 
     Args:
@@ -180,8 +180,8 @@ def rollout(
   fused_XLL: np.ndarray,
   read_L: np.ndarray,
   grid: tuple[int, int],
-  discard: float = 0.0,
-  layer: int | None = None,
+  discard: float,
+  layer: int | None,
 ) -> np.ndarray:
   """Returns a map hw, the largest value of which is 1 (or 0).
 

@@ -31,9 +31,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class PageServer:
   """The routes, and what they count."""
 
-  def __init__(
-    self, engine: Engine, token: str = '', hosts: tuple[str, ...] | None = None
-  ):
+  def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
     """Reads the page, the last that is read of the disk.
 
     Args:
