@@ -75,7 +75,7 @@ def test_rollout_for_a_class_is_that_of_jax(engine, checkpoint):
 
 
 @pytest.mark.parametrize('layer', [None, 0, 2])
-@pytest.mark.parametrize('discard', [0, 0.3, 0.95])
+@pytest.mark.parametrize('discard', [0, 0.55, 0.95])
 def test_rollout_is_that_of_jax(layer, discard):
   """On the same weights, none of them alike."""
   rng = np.random.default_rng(0)
