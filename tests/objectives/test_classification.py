@@ -160,6 +160,20 @@ def test_augmenting_flips_and_mixes_when_asked():
   assert not np.allclose(mixed['image'], plain['image'])
 
 
+@pytest.mark.parametrize('name', ['mixup', 'cutmix'])
+def test_an_image_is_mixed_as_its_label_is(name):
+  """White ones are of class 0: as much of an image, as much of its label."""
+  batch = raw_batch(64)
+  batch['image'][:] = 255 * (batch['label'] == 0)[:, None, None, None]
+  mixed = make(**{name: 1.0}).augment(batch, jax.random.key(2))
+  white = (np.asarray(mixed['image']) + 1) / 2
+  share_B = np.asarray(mixed['label'][:, 0])
+  np.testing.assert_allclose(white.mean((1, 2, 3)), share_B, atol=1e-6)
+  assert len({*share_B.round(3)} - {0, 1}) > 1
+  # One lies over the other, or in a part of it.
+  assert (np.ptp(white, axis=(1, 2, 3)) > 0.5).any() == (name == 'cutmix')
+
+
 def test_turning_flips_on_does_not_change_the_mixing():
   batch, key = raw_batch(64), jax.random.key(5)
   only_mixed = make(mixup=0.5).augment(batch, key)
@@ -255,7 +269,8 @@ def test_several_classes_want_the_sigmoid_loss():
     Classification.from_config(config, facts)
   config.loss.name = 'sigmoid'
   made = Classification.from_config(config, facts)
-  assert made.batch_shapes(5)['label'].shape == (5, 2)
+  shape = made.batch_shapes(5)['label']
+  assert (shape.shape, shape.dtype) == ((5, 2), np.uint8)
   config.data.wrong_labels = 0.1
   with pytest.raises(ValueError, match='wrong_labels is 0.1 .* several'):
     Classification.from_config(config, facts)

@@ -303,6 +303,55 @@ def test_batches_of_every_bucket_are_learned_from():
   assert shapes == {(2, 32, 32, 3), (2, 64, 64, 3)}
 
 
+def test_what_the_model_is_given(monkeypatch):
+  """Padding that is 0 once normalised; a key where it is to drop out."""
+  given = []
+
+  class Spy:
+    masks, num_queries = False, 7
+
+    def apply(self, variables, images, is_padding, *, train, rngs):
+      given.append((images, is_padding, train, rngs))
+      return None, {}
+
+  objective = dataclasses.replace(objective_of(no_object=0.3), model=Spy())
+  asked = []
+
+  def losses(self, outputs, batch):
+    asked.append(batch['objects'])
+    return jnp.array([3.0, 5.0, 7.0]), {'l1': jnp.arange(3.0)}
+
+  monkeypatch.setattr(detection.Detection, 'set_losses', losses)
+  images = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
+  batch = {
+    'image': jnp.asarray(images),
+    'size': jnp.array([[2, 3], [4, 5], [4, 1]]),
+    'labels': jnp.array([[0, 2, -1], [-1, -1, -1], [0, -1, -1]]),
+  }
+  key = jax.random.key(1)
+  augmented = objective.augment(batch, key)
+  for drops in (True, False):
+    loss, metrics = objective.loss({}, {}, augmented, key, train=drops)
+    assert (loss, metrics) == (5.0, {'loss': 5.0, 'l1': 1.0})
+  mask = jnp.array([1.0, 0.0, 1.0])
+  found = objective.evaluate({}, {}, batch | {'mask': mask})
+  assert found == {'loss': 10.0, 'examples': 2.0}
+  assert [(drops, rngs) for *_, drops, rngs in given] == [
+    (True, {'dropout': key}),
+    (False, None),
+    (False, None),
+  ]
+  # All of a batch share what it has; each of an evaluation has its own.
+  np.testing.assert_array_equal(asked, [[1, 1, 1], [1, 1, 1], [2, 0, 1]])
+  normal = images / 127.5 - 1
+  for seen, is_padding, *_ in given:
+    for i, (h, w) in enumerate([(2, 3), (4, 5), (4, 1)]):
+      want = np.zeros((4, 5, 3))
+      want[:h, :w] = normal[i, :h, :w]
+      np.testing.assert_allclose(seen[i], want, atol=1e-6)
+      np.testing.assert_array_equal(is_padding[i], ~np.any(want, axis=-1))
+
+
 def test_padding_is_right_of_and_below_an_image():
   is_padding_BHW = detection.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
   want_HW = np.ones((4, 5), bool)
@@ -495,6 +544,21 @@ def test_fields_reach_what_makes_examples():
       assert shapes['masks'].shape == (4, 5, 11, 16)
     assert shapes['size'].shape == (4, 2)
     assert shapes['boxes'].shape == (4, 5, 4)
+
+
+def test_fields_may_be_as_little_as_one():
+  fields = {
+    'short_sides': (1,),
+    'crop_sides': (1,),
+    'crop': (1, 1),
+    'max_objects': 1,
+    'mask_stride': 1,
+  }
+  config = test_every.config_of(
+    'detection', **{f'objective.{k}': x for k, x in fields.items()}
+  )
+  made = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+  assert {k: getattr(made, k) for k in fields} == fields
 
 
 def test_the_originals_weights():

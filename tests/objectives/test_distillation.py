@@ -187,6 +187,12 @@ def test_a_teacher_of_other_classes_is_refused(names, message):
     objective_of(config_of(), names).fixed()
 
 
+def test_a_teacher_that_no_stage_trains_has_to_be_there():
+  given = {'teacher': '/nowhere', 'stages': (('stages', {}),)}
+  with pytest.raises(FileNotFoundError, match='No checkpoint at /nowhere'):
+    teachers.named(config_lib.ConfigDict(given))
+
+
 def test_a_teacher_may_call_its_classes_otherwise(caplog):
   """As Hugging Face's and TFDS's ImageNet do."""
   objective_of(config_of(), map('n0{}'.format, range(10))).fixed()

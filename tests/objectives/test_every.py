@@ -280,6 +280,23 @@ def test_it_says_how_many_images_the_model_sees(name):
   assert 0.8 < counted / made.objective.images_seen < 1.25
 
 
+@pytest.mark.parametrize('name', ['exemplar', 'video', 'pseudo_labels'])
+def test_each_of_several_images_is_mirrored_by_itself(name):
+  batch, key = batches(name)[0], jax.random.key(0)
+  plain, mirrored = (
+    experiment_of(name, **{'data.flip': flip}).objective.augment(batch, key)
+    for flip in (False, True)
+  )
+  before, after = (
+    np.asarray(x['image']).reshape(-1, 16, 16, 3) for x in (plain, mirrored)
+  )
+  same = (after == before).all((1, 2, 3))
+  turned = (after == before[:, :, ::-1]).all((1, 2, 3))
+  assert (same | turned).all()
+  rows = turned.reshape(plain['image'].shape[:-3])
+  assert np.any(rows.any(-1) & ~rows.all(-1))
+
+
 def test_steps_learn_and_say_their_loss(name):
   history = plain(name)
   assert {'loss', 'grad_norm', 'param_norm', 'lr'} <= history[0][1].keys()

@@ -29,6 +29,7 @@ def test_the_loss_is_that_of_the_formula():
       'objective.group': GROUP,
       'objective.margin': margin,
       'objective.weight': weight,
+      'loss.label_smoothing': 0.1,
     },
   )
   rng = np.random.default_rng(0)
@@ -57,7 +58,8 @@ def test_the_loss_is_that_of_the_formula():
         points += [((name, row), owner, x) for x in z]
         if name == 'image':
           told = special.log_softmax(np.asarray(logits, np.float64), -1)
-          classes += list(-told[:, raw['label'][row]])
+          wanted_C = 0.9 * np.eye(10)[raw['label'][row]] + 0.01
+          classes += list(-told @ wanted_C)
           hits += list(told.argmax(-1) == raw['label'][row])
     for image, owner, z in points:
       far = [(i, o, np.sum((z - x) ** 2)) for i, o, x in points]
@@ -153,6 +155,9 @@ def test_what_cannot_work_is_refused(changes, message):
   ('name', 'changes'),
   [
     ('exemplar', {'objective.margin': 0.0, 'objective.weight': 0.0}),
+    # A labelled image and another are enough to be told apart.
+    ('exemplar', {'objective.group': 1}),
+    ('pseudo_labels', {'objective.ratio': 1, 'objective.threshold': 1.0}),
     # An image that is twice in a batch is no other to itself.
     ('exemplar', {'data.repeats': 2}),
     # The labelled images of VIVI are no others to each other.

@@ -1,5 +1,7 @@
 """Targets, corruption and loss of masked patches against NumPy."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,6 +194,37 @@ def test_loss_is_that_of_numpy(target):
         losses.append(-log_p[np.arange(len(rows)), indices].mean())
     per_image.append(np.mean(losses))
   assert loss == pytest.approx(np.mean(per_image), rel=1e-4)
+
+
+def test_an_evaluation_asks_the_same_of_an_image_each_time():
+  """By its place in the data, for ever; and nothing is dropped out."""
+  given = []
+
+  class Zeros:
+    target, grid = 'pixels', staticmethod(lambda size: GRID)
+
+    def apply(self, variables, images, *, train, corruption, rngs):
+      given.append((train, rngs))
+      kind, _ = corruption
+      return jnp.zeros((*kind.shape, P * P * 3)), {}
+
+  made = dataclasses.replace(make(rate=0.3), model=Zeros())
+  images, index = uint8_images(), np.int32([7, 0, 3, 12])
+  batch = {'image': images, 'index': index, 'mask': np.float32([1, 1, 0, 1])}
+  got = made.evaluate({}, {}, batch)
+  squares_BL = np.mean(targets_in_numpy('pixels', images) ** 2, -1)
+  total = 0.0
+  for i in (0, 1, 3):
+    key = jax.random.fold_in(jax.random.key(0), index[i])
+    kind, _ = made.corruption(key, L)
+    total += squares_BL[i][np.asarray(kind) != KEPT].mean()
+  assert float(got['loss']) == pytest.approx(total, rel=1e-5)
+  assert got['examples'] == 3
+  prepared = made.augment({'image': images}, KEY)
+  for drops in (True, False):
+    made.loss({}, {}, prepared, KEY, train=drops)
+  key = {'dropout': KEY}
+  assert given == [(False, None), (True, key), (False, key)]
 
 
 def test_what_is_not_corrupted_does_not_count():

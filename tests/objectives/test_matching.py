@@ -40,6 +40,23 @@ def test_matches_of_the_original():
       np.testing.assert_array_equal(np.asarray(query_BM)[i][object_N], query_N)
 
 
+def test_costs_are_those_of_the_formula():
+  """Of a query that has all of an image, and boxes in its middle and aside."""
+  p_C = np.array([0.5, 0.3, 0.2])
+  found = matching.costs(
+    jnp.log(p_C)[None, None],
+    jnp.array([[[0.5, 0.5, 1.0, 1.0]]]),
+    jnp.array([[0, 1, -1]]),
+    jnp.array([[[0.5, 0.5, 0.2, 0.2], [1.5, 0.5, 1.0, 1.0], [0.0] * 4]]),
+    5.0,
+    2.0,
+  )
+  # One is 1.6 away and has .04 of its area; two side by side have no more in
+  # common than they leave out of what is around them.
+  want = [5 * 1.6 - 0.5 - 2 * 0.04, 5 * 1.0 - 0.3 - 2 * 0.0]
+  np.testing.assert_allclose(found[0, 0, :2], want, rtol=1e-5)
+
+
 def problems(kind, count, rng):
   costs_BQM = rng.normal(size=(count, 9, 7)).astype(np.float32)
   if kind == 'ties':
@@ -75,6 +92,7 @@ def test_many_rows_are_matched_up_to_the_last_object(most):
   for costs_QM, query_M, n in zip(costs_BQM, query_BM, counts_B, strict=True):
     _, wanted_N = scipy.optimize.linear_sum_assignment(costs_QM[:, :n].T)
     np.testing.assert_array_equal(query_M[:n], wanted_N)
+    assert not query_M[n:].any()
 
 
 def test_rows_that_are_none_take_a_step_each(monkeypatch):

@@ -207,6 +207,16 @@ def test_evaluation_counts_each_image_once(objective, causal):
     want = float(sum(one[name] for one in alone))
     assert float(x) == pytest.approx(want, rel=1e-5), name
   assert got['examples'] == 3
+  # What is hidden of an image follows from its place in the data, for ever.
+  keys = [jax.random.fold_in(jax.random.key(0), i) for i in (5, 6, 8)]
+  hidden = jnp.stack([jax.random.bernoulli(k, 0.15, (L,)) for k in keys])
+  asked = {
+    'image': made.images.normalize(batch['image'][[0, 1, 3]]),
+    'label': batch['label'][[0, 1, 3]],
+  } | ({} if causal else {'hidden': hidden})
+  loss, metrics = made.loss(params, {}, asked, KEY, train=False)
+  name = 'loss' if objective is Pixels else 'pixel_loss'
+  assert got[name] == pytest.approx(3 * float(metrics[name]), rel=1e-5)
   if objective is PixelsAndClasses:
     # The class is told of images with nothing hidden.
     logits_BC, _ = made.model.apply(

@@ -23,7 +23,8 @@ def objective_of(**changes):
 
 
 def test_the_loss_is_that_of_the_formula():
-  objective = objective_of()
+  """The labels are smoothed, what the teacher says is not."""
+  objective = objective_of(**{'loss.label_smoothing': 0.1})
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32),
@@ -38,7 +39,7 @@ def test_the_loss_is_that_of_the_formula():
   losses, hits = [], []
   for b in range(3):
     images = [raw['image'][b], *raw['unlabelled'][b]]
-    labels = [np.eye(10)[raw['label'][b]], *raw['soft'][b]]
+    labels = [0.9 * np.eye(10)[raw['label'][b]] + 0.01, *raw['soft'][b]]
     for image, label in zip(images, labels, strict=True):
       logits, _ = objective.model.apply(
         {'params': params}, (image[None] - 127.5) / np.float32(127.5)
@@ -59,6 +60,32 @@ def test_the_loss_is_that_of_the_formula():
   assert metrics['agreement'] == np.float32(hits[:, 1:].mean())
 
 
+@pytest.mark.parametrize('name', ['mixup', 'cutmix'])
+def test_both_kinds_of_images_are_mixed_as_their_labels_are(name):
+  """As white as an image is, so much of its label is class 0."""
+  rng = np.random.default_rng(0)
+  white = rng.integers(0, 256, (4, 2, 1, 1, 1), np.uint8)
+  raw = {
+    'image': np.zeros((4, 16, 16, 3), np.uint8),
+    'label': np.array([0, 1, 1, 0]),
+    'unlabelled': np.broadcast_to(white, (4, 2, 16, 16, 3)),
+    'soft': np.zeros((4, 2, 10), np.float32),
+  }
+  raw['image'][raw['label'] == 0] = 255
+  raw['soft'][..., 0] = white[..., 0, 0, 0] / 255
+  objective = dataclasses.replace(objective_of(), **{name: 1.0})
+  mixed = objective.augment(raw, jax.random.key(2))
+  images = (np.asarray(mixed['image']) + 1) / 2
+  assert images.shape == (4, 3, 16, 16, 3)
+  np.testing.assert_allclose(
+    images.mean((2, 3, 4)), mixed['label'][..., 0], atol=1e-5
+  )
+  plain = objective_of().augment(raw, jax.random.key(2))
+  assert np.abs(mixed['label'] - plain['label']).max() > 0.1
+  spread = np.ptp(images, axis=(2, 3, 4)).max()
+  assert (spread > 0.1) == (name == 'cutmix')
+
+
 def test_classes_are_balanced_by_the_surest():
   probabilities = np.array(
     [
@@ -77,6 +104,14 @@ def test_classes_are_balanced_by_the_surest():
   )
   with pytest.raises(ValueError, match=r'threshold is 0.95, .* surest 0.900'):
     soft_labels.balanced(probabilities, 0.95, 0)
+
+
+def test_images_as_sure_as_others_keep_their_order():
+  """Of two hundred, every second one a bit surer, and all of one class."""
+  top_N = 0.75 + 0.125 * (np.arange(200) % 2)
+  probabilities = np.stack([top_N, 1 - top_N], axis=1)
+  found = soft_labels.balanced(probabilities, 0.5, 0)
+  assert found.tolist() == [*range(1, 200, 2), *range(0, 200, 2)]
 
 
 def test_the_file_has_what_the_teacher_says_of_each_image(
@@ -134,15 +169,17 @@ def test_images_are_read_by_as_many_workers_as_are_asked_for(
   asked, batches = [], features.global_batches
 
   def alone(*args, workers, **kwargs):
-    asked.append(workers)
+    asked.append((workers, kwargs['batch_size']))
     return batches(*args, **kwargs)
 
   monkeypatch.setattr(features, 'global_batches', alone)
+  # In batches that all of eight devices share.
+  monkeypatch.setattr(soft_labels, 'BATCH_SIZE', 20)
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:3]')
   path = str(tmp_path / 'labels.npz')
   soft_labels.kept(path, teacher, source, 'mine', NAMES, workers=3)
-  assert asked == [3]
+  assert asked == [(3, 24)]
 
 
 def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
@@ -236,6 +273,16 @@ def test_a_batch_has_images_with_their_labels():
   # 200 draws: five deviations of a binomial one.
   mean = 200 / len(counts)
   assert np.all(np.abs(counts - mean) < 5 * np.sqrt(mean))
+
+
+def test_a_teacher_is_wanted_where_it_is_named_or_there_is_no_file(tmp_path):
+  path = str(tmp_path / 'labels.npz')
+  given = {'objective.labels': path}
+  assert objective_of(**given).teacher
+  (tmp_path / 'labels.npz').touch()
+  # Its labels may be those of another.
+  assert objective_of(**given).teacher
+  assert objective_of(**given, teacher='').teacher is None
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,18 @@ def test_both_streams_come_from_their_splits():
   assert seen == {0, 1, 2, 3}
 
 
+def test_unlabelled_images_may_be_of_other_data():
+  names = {
+    'objective.unlabelled_data': 'digits_canvas',
+    'objective.unlabelled': 'test',
+  }
+  config = test_every.config_of('rotation', **names)
+  facts = test_every.facts_of(config, map(str, range(10)), 1437)
+  found = test_every.Experiment(config, facts, jax.devices()[:1]).objective.data
+  assert (found.name, found.split) == ('digits_canvas', 'test')
+  assert (config.data.name, config.data.split) == ('digits', 'train')
+
+
 def test_both_streams_are_mirrored_image_by_image():
   """By draws of their own: the two images of a row have nothing in common."""
   objective = objective_of(**{'data.flip': True})

@@ -87,6 +87,23 @@ def test_padding_is_no_object(golden):
     np.testing.assert_allclose(sums(many)[name], want_B, rtol=1e-6)
 
 
+def test_masks_coarser_than_what_is_said_of_them():
+  """Each pixel is between the four in its middle, as PyTorch has it."""
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(1, 2, 8, 12)).astype(np.float32)
+  coarse = logits.reshape(1, 2, 4, 2, 6, 2).mean((3, 5))
+  objects = {
+    'labels': jnp.array([[3, 0]]),
+    'masks': jnp.asarray(rng.random((1, 2, 4, 6)) < 0.5),
+  }
+  query = jnp.array([[1, 0]])
+  got, want = (
+    of_masks(jnp.asarray(x), query, objects) for x in (logits, coarse)
+  )
+  for name in ('mask', 'dice'):
+    np.testing.assert_allclose(got[name], want[name], rtol=1e-5)
+
+
 @pytest.mark.parametrize('case', ['no objects', 'no area', 'all the same'])
 def test_gradients_are_finite(golden, case):
   objects = objects_of(golden)
