@@ -43,7 +43,12 @@ def test_dinov2_of_transformers(tmp_path, transformers, torch):
 
   train, test = (sources.open_source('digits', x) for x in ('train', 'test'))
   shots = few_examples.Shots(
-    train.labels(), test.labels(), train.class_names, shots=(1, 5), seeds=2
+    train.labels(),
+    test.labels(),
+    train.class_names,
+    shots=(1, 5),
+    seeds=2,
+    l2='choose',
   )
   checkpoint = opening.open_checkpoint(str(tmp_path / 'x'))
   transform, p = checkpoint.transform(), checkpoint.preprocessing

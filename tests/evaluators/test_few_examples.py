@@ -83,7 +83,9 @@ def test_draws_of_a_seed_contain_one_another():
 def test_rows_needed_are_all_shots_once():
   _, labels = examples()
   draws = few_examples.plan(labels, CLASSES, (1, 3), 2)
-  drawn = few_examples.Shots(labels, labels, NAMES, shots=(1, 3), seeds=2)
+  drawn = few_examples.Shots(
+    labels, labels, NAMES, shots=(1, 3), seeds=2, l2='fixed'
+  )
   needed = drawn.rows_R
   assert needed.tolist() == sorted({i for rows in draws.values() for i in rows})
   assert 3 * CLASSES < len(needed) <= 6 * CLASSES
@@ -339,7 +341,13 @@ def test_evaluator_gives_the_mean_over_draws():
       return features
 
   evaluator = few_examples.FewShotEvaluator(
-    'few', extract, train_source, test_source, shots=(5, 1), seeds=3
+    'few',
+    extract,
+    train_source,
+    test_source,
+    shots=(5, 1),
+    seeds=3,
+    l2='choose',
   )
   results = evaluate((5, 1), 3)
   expected = {
@@ -389,12 +397,16 @@ def test_evaluator_passes_the_protocol_on():
   ],
 )
 def test_evaluator_refuses_before_anything_runs(change, message):
-  sizes = {
+  given = {
     'train': Source(examples()[1], NAMES),
     'test': Source(examples(seed=1)[1], NAMES),
+    'shots': (1, 16),
+    'seeds': 1,
+    'l2': 'choose',
   }
+  few_examples.FewShotEvaluator('few', None, **given)
   with pytest.raises(ValueError, match=message):
-    few_examples.FewShotEvaluator('few', None, **sizes | change)
+    few_examples.FewShotEvaluator('few', None, **given | change)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +441,15 @@ def test_digits_by_their_pixels():
     images = [source[i]['image'][:, :, 0] for i in range(len(source))]
     return np.reshape(images, (len(images), -1)).astype(np.float32)
 
-  evaluator = few_examples.FewShotEvaluator('digits', extract, train, test)
+  evaluator = few_examples.FewShotEvaluator(
+    'digits',
+    extract,
+    train,
+    test,
+    shots=(1, 5, 10, 25),
+    seeds=3,
+    l2='choose',
+  )
   metrics = evaluator.run({})
   assert [*metrics] == [f'digits/{k}shot_accuracy' for k in (1, 5, 10, 25)]
   accuracies = list(metrics.values())
@@ -451,6 +471,7 @@ def parts_of(config):
     ('shots', (0,), r'shots is \(0,\)'),
     ('seeds', 0, 'seeds is 0'),
     ('l2', '1024', "l2 is '1024'"),
+    ('layer', 'block_9', "layer is 'block_9'"),
   ],
 )
 def test_the_protocol_is_that_of_the_config(field, value, message):

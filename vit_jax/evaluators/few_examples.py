@@ -116,7 +116,7 @@ class Shots:
     *,
     shots: Sequence[int],
     seeds: int,
-    l2: str = 'choose',
+    l2: str,
   ):
     """Draws the shots as `plan` does.
 
@@ -230,9 +230,9 @@ class FewShotEvaluator:
     train: LabelledSource,
     test: LabelledSource,
     *,
-    shots: Sequence[int] = (1, 5, 10, 25),
-    seeds: int = 3,
-    l2: str = 'choose',
+    shots: Sequence[int],
+    seeds: int,
+    l2: str,
   ):
     """Takes what the shots are drawn from, and the test set.
 
