@@ -294,7 +294,6 @@ def average_precision(
     {
       'image_id': i,
       'category_id': int(label),
-      'iscrowd': 0,
       'score': float(score),
       **extent,
     }

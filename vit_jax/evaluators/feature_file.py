@@ -46,7 +46,7 @@ def identity(checkpoint: Checkpoint) -> str:
     'shapes': {name: x.shape for name, x in weights.arrays.items()},
     'checksums': np.asarray(checksums(weights.arrays)).tolist(),
   }
-  text = json.dumps(facts, sort_keys=True, default=str)
+  text = json.dumps(facts, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -76,7 +76,7 @@ def found(
     logits_HW = logits_of(int(i))
     index_HW[logits_HW > best_HW] = i
     best_HW = np.maximum(best_HW, logits_HW)
-  counts_N = np.bincount(index_HW[index_HW >= 0], minlength=len(labels_N))
+  counts_N = np.bincount(index_HW[index_HW >= 0])
   index_HW[np.isin(index_HW, np.flatnonzero(counts_N <= _SMALL))] = -1
   return Segments(index_HW, labels_N, np.zeros(len(labels_N), bool))
 
