@@ -161,3 +161,20 @@ def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
   parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9, (16, 24)))
   assert parts.batches == {'batch_size': 16, 'mesh': 'mesh', 'workers': 2}
   assert parts.images.size == (16, 24)
+
+
+def test_what_is_extracted_is_shown_by_the_evaluators_name(monkeypatch):
+  made = []
+
+  def extractor(*args, **kwargs):
+    made.append((args, kwargs))
+    return lambda *args, **kwargs: (args, kwargs)
+
+  monkeypatch.setattr(evaluator.features, 'Extractor', extractor)
+  parts = evaluator.Parts(config_of(), None, {}, 0, Facts((), 9, (16, 16)))
+  extract = parts.extractor('val', 'function')
+  assert extract('params', 'source') == (
+    ('params', 'source'),
+    {'description': 'val'},
+  )
+  assert made == [(('function', parts.images), parts.batches)]

@@ -14,6 +14,7 @@ from vit_jax.data import segments, sources
 from vit_jax.evaluators import coco_ap
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import Experiment
+from vit_jax.objectives.detection import Detection
 
 coco_mask = pytest.importorskip('pycocotools.mask')
 
@@ -267,6 +268,7 @@ def test_what_is_found_is_in_pixels_of_each_image():
   evaluator._objects = objects
   logits_B1HW = -np.ones((2, 1, 8, 8), np.float32)
   logits_B1HW[0, 0, :2, 1:] = 1  # the image is 4 x 8 of it
+  logits_B1HW[0, 0, 3] = 0  # as likely as not, which is not enough
   logits_B1HW[1, 0, 2:, :3] = 1  # and 8 x 4
   found = evaluator._found_in(
     (
@@ -287,6 +289,38 @@ def test_what_is_found_is_in_pixels_of_each_image():
     want_HW[part] = 1
     np.testing.assert_array_equal(coco_mask.decode(rle), want_HW)
     assert tally.keys() == {i + 1}  # found, and not there
+
+
+@pytest.mark.parametrize('masks', [True, False])
+def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
+  """Of two layers, by a softmax over classes and no object."""
+  rng = np.random.default_rng(0)
+  logits_BQC = rng.normal(size=(2, 5, 11)).astype(np.float32)
+  aux = {
+    'boxes': rng.uniform(0.2, 0.4, (2, 2, 5, 4)).astype(np.float32),
+    'mask_logits': rng.normal(size=(2, 5, 8, 8)).astype(np.float32),
+  }
+  monkeypatch.setattr(
+    Detection, 'predict', lambda self, params, batch: (logits_BQC, aux)
+  )
+  entry = entry_of('test[:3]', masks=masks)
+  evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
+  assert [('masks' in x) for x in evaluator._objects] == [masks] * 3
+  batch = {'index': np.array([2, 0]), 'size': np.array([[48, 40], [30, 48]])}
+  index_B, scores_BQ, labels_BQ, corners_BQ4, size_B2, *logits = (
+    evaluator._detect({}, batch)
+  )
+  assert index_B.tolist() == [2, 0]
+  np.testing.assert_array_equal(size_B2, batch['size'])
+  p_BQC = np.exp(logits_BQC) / np.exp(logits_BQC).sum(-1, keepdims=True)
+  np.testing.assert_allclose(scores_BQ, p_BQC[..., :-1].max(-1), rtol=1e-5)
+  np.testing.assert_array_equal(labels_BQ, p_BQC[..., :-1].argmax(-1))
+  middle, sides = np.split(aux['boxes'][1], 2, axis=-1)
+  want = np.concatenate([middle - sides / 2, middle + sides / 2], axis=-1)
+  np.testing.assert_allclose(corners_BQ4, want, rtol=1e-5)
+  assert len(logits) == masks
+  for x in logits:
+    np.testing.assert_array_equal(x, aux['mask_logits'])
 
 
 def test_the_evaluator_runs_on_a_model(parts):
@@ -320,12 +354,13 @@ def test_refusals_of_the_evaluator(parts):
       'coco',
       entry,
     )
-  boxes_alone = test_every.experiment_of('detection').objective
+  boxes_alone = dataclasses.replace(
+    parts, objective=test_every.experiment_of('detection').objective
+  )
+  coco_ap.CocoEvaluator.from_entry(boxes_alone, 'coco', entry_of('test[:3]'))
   with pytest.raises(ValueError, match='masks is on and model.masks is off'):
     coco_ap.CocoEvaluator.from_entry(
-      dataclasses.replace(parts, objective=boxes_alone),
-      'coco',
-      entry_of('test', masks=True),
+      boxes_alone, 'coco', entry_of('test', masks=True)
     )
   config = parts.config.copy_and_resolve_references()
   config.best_metric = 'coco/AR_medium'
@@ -403,6 +438,20 @@ def test_crowds_do_not_count_as_objects_of_an_image():
     list(coco_ap._objects_of(Boxed(5, 2), 'test', 3, masks=False))
   with pytest.raises(ValueError, match='test has images without boxes: give'):
     list(coco_ap._objects_of([1, 2], 'test', 3, masks=False))
+
+
+class Masked(Boxed):
+  """The same, of which no object has a mask."""
+
+  def objects(self, i):
+    n = self.counts[i]
+    return super().objects(i) | {'labels': np.zeros(n), 'masks': [None] * n}
+
+
+def test_objects_without_masks_are_refused_where_these_are_learned():
+  list(coco_ap._objects_of(Masked(1, 3), 'test', 3, masks=False))
+  with pytest.raises(ValueError, match='Image 1 of test has 2 objects without'):
+    list(coco_ap._objects_of(Masked(1, 3), 'test', 3, masks=True))
 
 
 def test_rows_of_masks_are_there_where_these_are_measured():

@@ -105,5 +105,9 @@ def test_a_checkpoint_is_known_by_its_model_and_all_of_its_numbers():
     dataclasses.replace(one, params=moved),
     dataclasses.replace(one, model=one.model.clone(gelu='exact')),
   )
+  # As another format may have them.
+  turned = dict(reversed(one.params.items()))
+  turned = dataclasses.replace(one, params=turned)
+  assert feature_file.identity(turned) == feature_file.identity(one)
   found = {feature_file.identity(x) for x in (one, *others)}
   assert len(found) == 3

@@ -168,7 +168,10 @@ def test_entries_of_the_legend_look_like_what_they_stand_for():
     assert line.get_color() == first['color']
   assert mean.get_marker() == first['marker']
   assert (dots.get_marker(), dots.get_linestyle()) == ('.', 'None')
-  assert probe.get_linestyle() == '--' and band.get_alpha() == 0.2
+  (drawn_band,) = drawn(CURVE).collections
+  assert probe.get_linestyle() == '--'
+  assert band.get_alpha() == drawn_band.get_alpha() < 1
+  assert [band.get_linewidth()] == drawn_band.get_linewidth() == [0]
   long = report.Curve('name ' * 9, CURVE.results)
   one, two, mean, *_ = report._legend([CURVE, long])
   for i, line in enumerate((one, two)):
@@ -226,7 +229,7 @@ def write(folder, text=CSV):
 
 def test_command_compares_checkpoints_by_their_folders(tmp_path, capsys):
   files = [write(tmp_path / name) for name in ('l16', 'b16')]
-  output = tmp_path / 'new' / 'both.png'
+  output = tmp_path / 'new' / 'folder' / 'both.png'
   assert __main__.main([*files, f'--output={output}']) == 0
   assert matplotlib.image.imread(output).std() > 0
   out, err = capsys.readouterr()

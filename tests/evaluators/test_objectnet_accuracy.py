@@ -3,13 +3,18 @@
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
+from configs import digits
 from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import objectnet, sources
 from vit_jax.data.images import Images
+from vit_jax.evaluators.evaluator import Parts
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
-from vit_jax.training import features, sharding
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
+from vit_jax.training import sharding
 
 WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
 
@@ -94,7 +99,7 @@ def test_parameters_and_source_reach_the_model(source):
 
 
 @pytest.mark.parametrize('devices', [1, 8])
-def test_equals_a_plain_loop_over_cropped_images(source, devices):
+def test_equals_a_plain_loop_over_cropped_images(source, tmp_path, devices):
   model, params = model_of(1000)
   # A model that knows few classes, of which some are right.
   kernel = np.zeros(params['head']['kernel'].shape, np.float32)
@@ -116,14 +121,18 @@ def test_equals_a_plain_loop_over_cropped_images(source, devices):
   assert 0 < accuracy < top5 < len(CLASSES)  # or the test shows nothing
 
   mesh = mesh_of(devices)
-  extract = features.Extractor(
-    features.top_k(model, 5),
-    Images((8, 8)),
-    batch_size=8,
-    mesh=mesh,
+  config = digits.get_config()
+  config.data.image_size, config.batch_size = '8', 8
+  parts = Parts(
+    config,
+    Classification(model, Images((8, 8)), WORDNET_IDS),
+    {},
+    mesh,
+    Facts(WORDNET_IDS, 7, (8, 8)),
   )
+  entry = ConfigDict({'data': str(tmp_path)})
   params = jax.device_put(params, sharding.replicated(mesh))
-  got = ObjectNetEvaluator('o', extract, source, WORDNET_IDS).run(params)
+  got = ObjectNetEvaluator.from_entry(parts, 'o', entry).run(params)
   assert got == {
     'o/accuracy': accuracy / 7,
     'o/top5_accuracy': top5 / 7,

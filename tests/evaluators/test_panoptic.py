@@ -102,6 +102,7 @@ def test_a_pixel_is_the_likeliest_querys():
   logits[1, 2:] = [[2.0]]
   logits[2] = 9.0  # too unlikely an object
   logits[3, 0, :4] = 5.0  # of too few pixels
+  logits[3, 4] = 1.5  # not the highest, though none is later
   scores = np.array([0.9, 0.9, 0.8, 0.9])
   got = panoptic.found(logits.__getitem__, scores, np.arange(4), (6, 6))
   want_HW = np.full((6, 6), 1)

@@ -3,11 +3,16 @@
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from configs import digits
 from vit_jax.data import augment, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators import pictures
+from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models import variants
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.attention_maps import Layers
@@ -46,13 +51,14 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 
 
 def evaluator(model, mesh, count=3):
-  return pictures.PicturesEvaluator(
+  config = digits.get_config()
+  config.data.update(mean=MEAN, std=STD)
+  names = tuple('0123456789')
+  objective = Classification(model, Images(SIZE), names)
+  return pictures.PicturesEvaluator.from_entry(
+    Parts(config, objective, {}, mesh, Facts(names, 9, SIZE)),
     'seen',
-    model,
-    Images(SIZE, mean=MEAN, std=STD),
-    sources.open_source('digits', 'test'),
-    count,
-    mesh,
+    ConfigDict({'split': 'test', 'images': count}),
   )
 
 
@@ -118,6 +124,7 @@ def test_more_images_than_there_are_is_refused(count, tensorboard):
   mesh = mesh_of()
   with pytest.raises(ValueError, match=f'images is {count}, .* 360'):
     evaluator(model_of(), mesh, count)
+  evaluator(model_of(), mesh, 1)
 
 
 def test_a_resnet_is_refused(tensorboard):

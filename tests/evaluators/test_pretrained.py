@@ -148,6 +148,12 @@ def test_more_images_than_a_batch(vit, images):
   many = np.concatenate([images] * 12)
   want = np.concatenate([vit.logits(images)] * 12)
   np.testing.assert_allclose(vit.logits(many), want, atol=1e-5)
+  # One program, no larger than it has to be, for what is in no other order.
+  for given, rows in ((many, [32, 32]), (images, [3])):
+    seen = []
+    found = vit._batches(given, lambda x, seen=seen: seen.append(x) or x)
+    np.testing.assert_array_equal(found, given)
+    assert [*map(len, seen)] == rows
 
 
 def test_what_cannot_be_is_refused(vit, tmp_path):

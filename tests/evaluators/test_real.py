@@ -6,12 +6,17 @@ import json
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from configs import digits
 from tests.conftest import ROOT
 from tests.evaluators.small import mesh_of, model_of
-from vit_jax.data import folder, images
+from vit_jax.data import bad_images, folder, images
 from vit_jax.evaluators import real
-from vit_jax.training import features, sharding
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
+from vit_jax.training import sharding
 
 # 300 images of ImageNet's validation set, chosen at random: number, original
 # label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache
@@ -44,6 +49,9 @@ class Images:
       'label': int(self._labels[index]),
       'name': self.names[index],
     }
+
+  def labels(self):
+    return np.array(self._labels, np.int32)
 
   def fingerprint(self):
     return None
@@ -151,6 +159,23 @@ def test_records_are_read_once_and_images_stay_encoded(sample, labels_path):
   assert source.read == 300
 
 
+@pytest.mark.parametrize('process', [0, 1])
+def test_the_first_process_says_how_far_it_is(
+  sample, labels_path, process, monkeypatch
+):
+  shown, progress = [], real.cores.progress
+
+  def noted(*args, **kwargs):
+    shown.append(kwargs['shown'])
+    return progress(*args, **kwargs)
+
+  monkeypatch.setattr(real.cores, 'progress', noted)
+  monkeypatch.setattr(jax, 'process_index', lambda: process)
+  source = Images(*numbers_and_labels(sample))
+  real.RealEvaluator('r', lambda p, s: None, source, labels_path)
+  assert shown == [process == 0]
+
+
 def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
   """Whose order is not that of the numbers, which its file names tell."""
   by_class = {int(row['label']): row for row in sample if row['real']}
@@ -175,7 +200,7 @@ def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
 
 
 @pytest.mark.parametrize('devices', [1, 8])
-def test_over_devices(sample, labels_path, devices):
+def test_over_devices(sample, labels_path, devices, monkeypatch):
   # Ten images of either class, and some that are not scored.
   rows = [r for r in sample if r['real'] == r['label']][:2] * 10
   rows += [r for r in sample if not r['real']][:3]
@@ -195,14 +220,25 @@ def test_over_devices(sample, labels_path, devices):
   ]
   assert 0 < sum(right) < len(right) == 20  # or the test shows nothing
   mesh = mesh_of(devices)
-  extract = features.Extractor(
-    features.top_k(model, 1),
-    images.Images((8, 8)),
-    batch_size=8,
-    mesh=mesh,
+  config = digits.get_config()
+  config.data.image_size, config.batch_size = '8', 8
+  parts = Parts(
+    config,
+    Classification(model, images.Images((8, 8)), IDS),
+    {},
+    mesh,
+    Facts(IDS, 23, (8, 8)),
   )
+  opened = []
+  monkeypatch.setattr(
+    bad_images,
+    'open_checked',
+    lambda data, split: opened.append(split) or source,
+  )
+  entry = ConfigDict({'split': 'mine', 'labels': str(labels_path)})
   params = jax.device_put(params, sharding.replicated(mesh))
-  got = real.RealEvaluator('r', extract, source, labels_path).run(params)
+  got = real.RealEvaluator.from_entry(parts, 'r', entry).run(params)
+  assert opened == ['mine']
   assert got['r/accuracy'] == sum(right) / len(right)
   assert got['r/examples'] == len(right)
 

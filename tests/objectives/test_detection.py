@@ -60,7 +60,8 @@ def test_all_layers_losses_are_the_originals(golden):
   objective = objective_of()
   batch = objective.augment(batch_of(golden), jax.random.key(0))
   outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
-  losses_B, parts = jax.jit(objective.set_losses)(outputs, batch)
+  set_losses = jax.jit(objective.set_losses)
+  losses_B, parts = set_losses(outputs, batch)
   # Masks, which are no part of this, are of the last layer only.
   masks = golden['loss/loss_mask'] + golden['loss/loss_dice']
   total = golden['loss/total'] - masks
@@ -75,6 +76,11 @@ def test_all_layers_losses_are_the_originals(golden):
     )
   error = 100 * (1 - jnp.mean(parts['class_accuracy']))
   np.testing.assert_allclose(error, golden['loss/class_error'], rtol=1e-5)
+  # Two an image; sums are divided by fewer as well.
+  np.testing.assert_array_equal(batch['objects'], 2)
+  _, few = set_losses(outputs, batch | {'objects': jnp.full(3, 0.5)})
+  for name in ('l1', 'giou', 'class_accuracy'):
+    np.testing.assert_allclose(few[name], 4 * parts[name], rtol=1e-5)
 
 
 def test_masks_are_those_of_the_last_layers_matches(golden):
@@ -312,16 +318,21 @@ def test_what_the_model_is_given(monkeypatch):
 
     def apply(self, variables, images, is_padding, *, train, rngs):
       given.append((images, is_padding, train, rngs))
-      return None, {}
+      return None, {'tokens': 'all of them'}
 
-  objective = dataclasses.replace(objective_of(no_object=0.3), model=Spy())
+  objective = dataclasses.replace(objective_of(), model=Spy(), dense=0.5)
   asked = []
 
   def losses(self, outputs, batch):
     asked.append(batch['objects'])
     return jnp.array([3.0, 5.0, 7.0]), {'l1': jnp.arange(3.0)}
 
+  def dense(self, params, batch, tokens):
+    assert tokens == 'all of them'
+    return jnp.array([2.0, 4.0, 8.0])
+
   monkeypatch.setattr(detection.Detection, 'set_losses', losses)
+  monkeypatch.setattr(detection.Detection, '_dense', dense)
   images = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
   batch = {
     'image': jnp.asarray(images),
@@ -332,10 +343,11 @@ def test_what_the_model_is_given(monkeypatch):
   augmented = objective.augment(batch, key)
   for drops in (True, False):
     loss, metrics = objective.loss({}, {}, augmented, key, train=drops)
-    assert (loss, metrics) == (5.0, {'loss': 5.0, 'l1': 1.0})
+    assert loss == metrics.pop('loss') == pytest.approx(5 + 0.5 * 14 / 3)
+    assert metrics == {'l1': 1.0, 'dense': pytest.approx(14 / 3)}
   mask = jnp.array([1.0, 0.0, 1.0])
   found = objective.evaluate({}, {}, batch | {'mask': mask})
-  assert found == {'loss': 10.0, 'examples': 2.0}
+  assert found == {'loss': 10.0 + 0.5 * 10, 'examples': 2.0}
   assert [(drops, rngs) for *_, drops, rngs in given] == [
     (True, {'dropout': key}),
     (False, None),
@@ -364,8 +376,14 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
   boxes_M4 = jnp.array(
     [[0.5, 0.5, 1.0, 1.0], [0.25, 0.25, 0.5, 0.5], [0.2, 0.2, 0.1, 0.1]]
   )
-  points_L2 = jnp.array([[0.8, 0.3], [0.3, 0.3], [0.2, 0.2], [1.1, 0.5]])
-  for labels, want in (([4, 5, -1], [4, 5, 5, 9]), ([-1, 5, 6], [9, 5, 6, 9])):
+  # The last one is on the border, and not in it.
+  points_L2 = jnp.array(
+    [[0.8, 0.3], [0.3, 0.3], [0.2, 0.2], [1.1, 0.5], [1.0, 0.5]]
+  )
+  for labels, want in (
+    ([0, 5, -1], [0, 5, 5, 9, 9]),
+    ([-1, 5, 6], [9, 5, 6, 9, 9]),
+  ):
     got_L = detection.dense_classes(points_L2, boxes_M4, jnp.array(labels), 9)
     np.testing.assert_array_equal(got_L, want)
 
@@ -569,7 +587,10 @@ def test_the_originals_weights():
 
 
 def test_places_learn_the_class_of_the_box_around_their_middle():
-  """Place by place, of two images of other shapes than their arrays."""
+  """Place by place, of images of other shapes than their arrays.
+
+  The last has one place, and the middle of another on its border.
+  """
   made = test_every.experiment_of('detection')
   objective = dataclasses.replace(made.objective, no_object=0.3)
   model = objective.model
@@ -579,18 +600,19 @@ def test_places_learn_the_class_of_the_box_around_their_middle():
     'kernel': rng.standard_normal((32, 11)),
     'bias': rng.standard_normal(11),
   }
-  tokens_BLD = rng.standard_normal((2, h * w, 32))
-  sizes, labels = [(24, 40), (32, 20)], [[3, 7], [9, -1]]
+  tokens_BLD = rng.standard_normal((3, h * w, 32))
+  sizes, labels = [(24, 40), (32, 20), (12, 8)], [[3, 7], [9, -1], [-1, -1]]
   boxes_BM4 = np.array(
     [
       [[0.4, 0.5, 0.7, 0.6], [0.6, 0.4, 0.3, 0.5]],
       [[0.3, 0.7, 0.7, 0.5], [0.5, 0.5, 1.0, 1.0]],
+      [[0.5, 0.5, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0]],
     ]
   )
   got_B = objective._dense(
     {'class_embed': head},
     {
-      'image': jnp.zeros((2, 32, 48, 3)),
+      'image': jnp.zeros((3, 32, 48, 3)),
       'size': jnp.array(sizes),
       'boxes': jnp.asarray(boxes_BM4),
       'labels': jnp.array(labels),

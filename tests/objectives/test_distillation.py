@@ -120,6 +120,8 @@ def test_the_teacher_sees_images_as_it_was_trained_to():
   assert {x.dtype for x in jax.tree.leaves(fixed)} == {jnp.dtype('bfloat16')}
   got = half.taught(fixed, batch)
   assert got.dtype == np.float32
+  # What it makes of the five images on the way is in bfloat16, too.
+  assert ':bf16[5,' in str(jax.make_jaxpr(half.taught)(fixed, batch))
   np.testing.assert_allclose(got, want, atol=0.1 * np.abs(want).max())
 
 
@@ -209,7 +211,8 @@ def test_a_teacher_without_names_is_taken_as_it_is(caplog):
 
 @pytest.mark.parametrize('weight', [0.0, 1.0])
 def test_either_may_have_no_say(weight):
-  check_config(config_of(**{'objective.weight': weight}))
+  changes = {'objective.weight': weight, 'objective.temperature': 0.5}
+  check_config(config_of(**changes))
 
 
 def test_deit_has_linear_heads_on_two_tokens():

@@ -158,6 +158,7 @@ def test_what_cannot_work_is_refused(changes, message):
     # A labelled image and another are enough to be told apart.
     ('exemplar', {'objective.group': 1}),
     ('pseudo_labels', {'objective.ratio': 1, 'objective.threshold': 1.0}),
+    ('rotation', {'objective.weight': 0.0}),
     # An image that is twice in a batch is no other to itself.
     ('exemplar', {'data.repeats': 2}),
     # The labelled images of VIVI are no others to each other.

@@ -332,7 +332,10 @@ def test_it_is_no_classifier(pretrained, tmp_path):
 
 
 def test_shares_may_be_all_of_it():
-  changes = {'rate': 1.0, 'mask': 0.5, 'other': 0.5}
-  config = config_of(**{f'objective.{k}': x for k, x in changes.items()})
-  made = MaskedPatches.from_config(config, Facts((), 9, (16, 16)))
-  assert {k: getattr(made, k) for k in changes} == changes
+  for changes in (
+    {'rate': 1.0, 'mask': 0.5, 'other': 0.5},
+    {'rate': 0.1, 'mask': 1.0, 'other': 0.0},
+  ):
+    config = config_of(**{f'objective.{k}': x for k, x in changes.items()})
+    made = MaskedPatches.from_config(config, Facts((), 9, (16, 16)))
+    assert {k: getattr(made, k) for k in changes} == changes

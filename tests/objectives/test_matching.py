@@ -115,6 +115,12 @@ def test_rows_that_are_none_take_a_step_each(monkeypatch):
   assert cheapest.tolist() == [37, 38, 39]
   others = np.delete(costs_XM[cheapest], [17, 18, 19], axis=1)
   assert (others > 1e6).all()
+  # Of two images with five each, no more rows than a power of two above five.
+  seen.clear()
+  costs_BQM = jnp.tile(costs_BQM, (2, 1, 1))
+  matching.match(costs_BQM, jnp.tile(jnp.arange(20)[None] < 5, (2, 1)))
+  jax.effects_barrier()
+  assert [x.shape for x in seen] == [(28, 8)] * 2
 
 
 def test_costs_that_are_no_numbers_come_to_an_end():

@@ -131,7 +131,7 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   )
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:300]')
-  path = str(tmp_path / 'new/labels.npz')
+  path = str(tmp_path / 'new/folder/labels.npz')
   given = source, 'digits train[:300]', NAMES
   made = soft_labels.kept(path, teacher, *given)
   transform = teacher.transform()
