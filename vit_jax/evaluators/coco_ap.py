@@ -1,6 +1,5 @@
 """Average precision of boxes and masks, as COCO measures it."""
 
-import collections
 import contextlib
 import functools
 import io
@@ -119,7 +118,8 @@ class CocoEvaluator:
         parts.source(split), split, objective.max_objects, masks=masks
       )
       # Looked at, and not kept: there may be a hundred thousand images.
-      collections.deque(of_training, maxlen=0)
+      for _ in of_training:
+        pass
     source = parts.source(entry.split)
     objects = [
       x if entry.masks else {k: v for k, v in x.items() if k != 'masks'}
