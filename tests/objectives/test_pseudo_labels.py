@@ -22,6 +22,10 @@ def objective_of(**changes):
   return test_every.experiment_of('pseudo_labels', **changes).objective
 
 
+def kept_in(*args, split_seed=0, workers=0):
+  return soft_labels.kept(*args, split_seed, workers)
+
+
 def test_the_loss_is_that_of_the_formula():
   """The labels are smoothed, what the teacher says is not."""
   objective = objective_of(**{'loss.label_smoothing': 0.1})
@@ -133,34 +137,34 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   source = sources.open_source('digits', 'train[:300]')
   path = str(tmp_path / 'new/folder/labels.npz')
   given = source, 'digits train[:300]', NAMES
-  made = soft_labels.kept(path, teacher, *given)
+  made = kept_in(path, teacher, *given)
   transform = teacher.transform()
   images = np.stack([transform(source[i])['image'] for i in range(300)])
   want = special.softmax(np.asarray(teacher.logits(images), np.float64), -1)
   assert made.dtype == np.float32
   np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)
-  assert np.array_equal(soft_labels.kept(path, None, *given), made)
+  assert np.array_equal(kept_in(path, None, *given), made)
   others = sources.open_source('digits', 'train[:299]'), *given[1:]
   with pytest.raises(ValueError, match='has soft labels of 300 images of digi'):
-    soft_labels.kept(path, None, *others)
+    kept_in(path, None, *others)
   with pytest.raises(ValueError, match='and not of the 300 of other train'):
-    soft_labels.kept(path, None, source, 'other train', NAMES)
+    kept_in(path, None, source, 'other train', NAMES)
   with pytest.raises(ValueError, match='no .*gone.npz, and no teacher'):
-    soft_labels.kept(str(tmp_path / 'gone.npz'), None, *given)
+    kept_in(str(tmp_path / 'gone.npz'), None, *given)
   with pytest.raises(ValueError, match='of data.split_seed=0 and not 1: remo'):
-    soft_labels.kept(path, None, *given, split_seed=1)
+    kept_in(path, None, *given, split_seed=1)
   other = dataclasses.replace(
     teacher, params=jax.tree.map(lambda x: 2 * x, teacher.params)
   )
   with pytest.raises(ValueError, match='of another teacher than .*: remove'):
-    soft_labels.kept(path, other, *given)
-  assert np.array_equal(soft_labels.kept(path, teacher, *given), made)
+    kept_in(path, other, *given)
+  assert np.array_equal(kept_in(path, teacher, *given), made)
   array = io.BytesIO()
   np.save(array, made)
   for content in (b'text', b'', b'PK', array.getvalue()):
     (tmp_path / 'text.npz').write_bytes(content)
     with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
-      soft_labels.kept(str(tmp_path / 'text.npz'), None, *given)
+      kept_in(str(tmp_path / 'text.npz'), None, *given)
 
 
 def test_images_are_read_by_as_many_workers_as_are_asked_for(
@@ -178,7 +182,7 @@ def test_images_are_read_by_as_many_workers_as_are_asked_for(
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:3]')
   path = str(tmp_path / 'labels.npz')
-  soft_labels.kept(path, teacher, source, 'mine', NAMES, workers=3)
+  kept_in(path, teacher, source, 'mine', NAMES, workers=3)
   assert asked == [(3, 24)]
 
 
@@ -191,10 +195,10 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
       'objective.unlabelled': 'train[:99]',
     }
   )
-  kept = np.eye(10, dtype=np.float32)[np.arange(99) % 10]
+  labels = np.eye(10, dtype=np.float32)[np.arange(99) % 10]
   given = []
   monkeypatch.setattr(
-    soft_labels, 'kept', lambda *args: given.append(args) or kept
+    soft_labels, 'kept', lambda *args: given.append(args) or labels
   )
   transform = objective.train_transform()
   assert len(transform.rows) == 40
@@ -229,21 +233,21 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   path = str(tmp_path / 'old.npz')
   whole = {'probabilities': kept, 'class_names': NAMES, 'images': 'mine'}
   np.savez(path, **whole)
-  found = soft_labels.kept(path, teacher, source, 'mine', NAMES, split_seed=3)
+  found = kept_in(path, teacher, source, 'mine', NAMES, split_seed=3)
   np.testing.assert_array_equal(found, kept)
   with pytest.raises(
     ValueError, match='of 3 images of mine and 10 classes, an'
   ):
-    soft_labels.kept(path, None, source, 'mine', NAMES[::-1])
+    kept_in(path, None, source, 'mine', NAMES[::-1])
   np.savez(path, **whole | {'probabilities': kept[0]})
   with pytest.raises(
     ValueError, match='soft labels of 10 images of mine and 0'
   ):
-    soft_labels.kept(path, None, source, 'mine', NAMES)
+    kept_in(path, None, source, 'mine', NAMES)
   del whole['images']
   np.savez(path, **whole)
   with pytest.raises(ValueError, match='old.npz holds no soft labels'):
-    soft_labels.kept(path, None, source, 'mine', NAMES)
+    kept_in(path, None, source, 'mine', NAMES)
 
 
 def test_a_batch_has_images_with_their_labels():
@@ -252,7 +256,7 @@ def test_a_batch_has_images_with_their_labels():
     **{'data.crop_min_area': 1.0, 'objective.unlabelled': 'train[:99]'}
   )
   transform = objective.train_transform()
-  labels = soft_labels.kept(
+  labels = kept_in(
     objective.labels, None, transform.unlabelled, 'digits train[:99]', NAMES
   )
   digits, drawn = sources.open_source('digits', 'train'), []

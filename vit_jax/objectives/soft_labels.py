@@ -29,8 +29,8 @@ def kept(
   source: Source,
   images: str,
   class_names: tuple[str, ...],
-  split_seed: int = 0,
-  workers: int = 0,
+  split_seed: int,
+  workers: int,
 ) -> np.ndarray:
   """Returns the probabilities float32 NC of a file, which is made if need be.
 
