@@ -168,6 +168,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
     ({'objective.weight': -0.5}, 'share from 0 to 1'),
     ({'objective.temperature': -1.0}, 'objective.temperature -1.0: '),
     ({'objective.temperature': 0.0}, 'above 0'),
+    ({'objective.temperature': float('inf')}, 'objective.temperature inf: '),
     ({'objective.teacher_dtype': 'float16'}, 'float32 or bfloat16'),
     ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
   ],

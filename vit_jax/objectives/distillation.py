@@ -69,7 +69,7 @@ class Distillation(Classification):
     teacher = teachers.named(config)
     if given.kind not in KINDS:
       raise ValueError(f'objective.kind is {given.kind!r}: use hard or soft.')
-    if not 0 <= given.weight <= 1 or not given.temperature > 0:
+    if not 0 <= given.weight <= 1 or not 0 < given.temperature < float('inf'):
       raise ValueError(
         f'objective.weight is {given.weight} and objective.temperature '
         f'{given.temperature}: the first is a share from 0 to 1, the second '

@@ -77,7 +77,7 @@ class MaskedPatches(OfImages):
         f'objective.rate is {o.rate}: the share of corrupted patches is above '
         '0 and at most 1.'
       )
-    if min(o.mask, o.other) < 0 or o.mask + o.other > 1:
+    if not (0 <= o.mask and 0 <= o.other and o.mask + o.other <= 1):
       raise ValueError(
         f'objective.mask is {o.mask} and objective.other {o.other}: these are '
         'shares of the corrupted patches, at most 1 together.'
