@@ -20,12 +20,18 @@ def segments_of(rng, crowds):
 
 
 def moved(rng, want):
-  """Returns the same objects, some of them elsewhere or of another class."""
-  index_HW = np.roll(want.index_HW, rng.integers(0, 3), axis=rng.integers(0, 2))
-  labels_N = np.where(
-    rng.random(len(want.labels_N)) < 0.2, 0, want.labels_N
-  ).astype(int)
-  return panoptic.Segments(index_HW, labels_N, np.zeros(len(labels_N), bool))
+  """Returns the same objects, some of them elsewhere or of another class.
+
+  They come in another order, and there is one more.
+  """
+  n = len(want.labels_N)
+  *numbers, new = rng.permutation(n + 1)
+  index_HW = np.append(numbers, -1).astype(int)[want.index_HW]
+  index_HW = np.roll(index_HW, rng.integers(0, 3), axis=rng.integers(0, 2))
+  index_HW[-2:, : rng.integers(1, 7)] = new
+  labels_M = np.zeros(n + 1, int)
+  labels_M[numbers] = np.where(rng.random(n) < 0.2, 0, want.labels_N)
+  return panoptic.Segments(index_HW, labels_M, np.zeros(n + 1, bool))
 
 
 def by_definition(images):
@@ -153,3 +159,11 @@ def test_half_is_no_match_and_no_more_than_half_a_crowd():
     )
     assert bool(found) == counted
   assert panoptic.quality([]) == panoptic.quality([{}]) == {}
+
+
+def test_an_object_may_have_all_of_an_image():
+  all_of_it = panoptic.Segments(
+    np.zeros((2, 3), int), np.array([4]), np.array([False])
+  )
+  rows = panoptic.tally(all_of_it, all_of_it)
+  assert {k: x.tolist() for k, x in rows.items()} == {4: [1, 1, 2]}
