@@ -50,10 +50,10 @@ def test_metrics_are_known_before_anything_is_built():
   }
   config.best_metric = 'test/loss'
   assert build.best_of(config) == 'lowest'
-  assert [*build.shown(config)] == [
-    'fewshot/2shot_accuracy',
-    'test/accuracy',
-    'test/loss',
+  assert [*build.shown(config).items()] == [
+    ('fewshot/2shot_accuracy', 'highest'),
+    ('test/accuracy', 'highest'),
+    ('test/loss', 'lowest'),
   ]
   config.best_metric = 'fewshot/1shot_accuracy'
   with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which none"):

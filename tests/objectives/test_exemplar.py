@@ -1,6 +1,7 @@
 """S4L's triplets from their formula, and where the copies come from."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
@@ -90,6 +91,7 @@ def test_nothing_has_no_direction_and_a_gradient():
   want = np.ones((2, 3))
   want[1, 2] = 0
   np.testing.assert_allclose(lengths, want, atol=1e-6)
+  assert exemplar.unit_vectors(jnp.bfloat16(x)).dtype == np.float32
   # As of an image whose copies are all nothing.
   points, owners = np.stack([x, 0 * x], 1), np.array([[0, 1]] * 2)
   grads = jax.grad(lambda x: exemplar.triplet_gaps(x, owners).sum())(points)

@@ -87,6 +87,28 @@ def test_padding_is_no_object(golden):
     np.testing.assert_allclose(sums(many)[name], want_B, rtol=1e-6)
 
 
+def test_what_is_said_in_bfloat16_is_added_up_in_float32(golden):
+  objects = objects_of(golden)
+  query_BM = jnp.array([[0, 1, 2, 3, 4]] * 3)
+  names = ('logits', 'boxes', 'mask_logits')
+  half = [jnp.asarray(golden[name]).astype(jnp.bfloat16) for name in names]
+  got, want = (
+    of_boxes(logits[-1], boxes[-1], query_BM, objects, NO_OBJECT)
+    | of_masks(masks, query_BM, objects)
+    for logits, boxes, masks in (half, [x.astype(jnp.float32) for x in half])
+  )
+  for name, x_B in want.items():
+    assert got[name].dtype == np.float32
+    np.testing.assert_allclose(got[name], x_B, rtol=1e-5, err_msg=name)
+  costs = [
+    matching.costs(
+      x[-1], golden['boxes'][-1], objects['labels'], objects['boxes'], 5.0, 2.0
+    )
+    for x in (half[0], half[0].astype(jnp.float32))
+  ]
+  np.testing.assert_allclose(*costs, rtol=1e-6)
+
+
 def test_masks_coarser_than_what_is_said_of_them():
   """Each pixel is between the four in its middle, as PyTorch has it."""
   rng = np.random.default_rng(0)
