@@ -77,7 +77,11 @@ def test_beside_it_is_markdown(path):
 
 
 @pytest.mark.parametrize(
-  'text', ['a,b\n1,2\n', '', 'plan\nx,y\n', 'HEAD\nx,,fits,a,b\n', '\0', 'ÿ']
+  'text',
+  [
+    *('a,b\n1,2\n', '', 'plan\nx,y\n', 'HEAD\nx,,fits,a,b\n', '\0', 'ÿ'),
+    *('HEAD\nx\n', 'HEAD\nx,,fits\n'),
+  ],
 )
 def test_another_table_is_left_as_it_is(path, text):
   text = text.replace('HEAD', ','.join(kept_plans._COLUMNS))

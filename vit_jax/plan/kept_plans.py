@@ -68,8 +68,10 @@ class PlanTable:
       rows = list(reader)
       if tuple(reader.fieldnames or ()) != _COLUMNS:
         raise ValueError('other columns')
+      if any(None in row.values() for row in rows):
+        raise ValueError('a line is too short')
       markdown(rows)
-    except (csv.Error, TypeError, ValueError) as e:
+    except (csv.Error, ValueError) as e:
       raise ValueError(
         f'--table={self._path} has no plans with the columns '
         f'{", ".join(_COLUMNS)}: give another file ({e}).'
