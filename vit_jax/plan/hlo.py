@@ -334,7 +334,7 @@ def _devices(line: str) -> int:
   if match := _GROUPS.search(line):
     return int(match[2])
   if match := _GROUP.search(line):
-    return max(1, len(match[1].split(',')))
+    return len(match[1].split(','))
   if match := _MESH.search(line):
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
     axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
