@@ -49,12 +49,16 @@ def test_a_gpus_own_kernels_stay_out_of_a_tpus_program(monkeypatch, platform):
 
     def trace(self, shape):
       attention.attend(x_BLNK, x_BLNK, x_BLNK)
-      return types.SimpleNamespace(lower=lambda lowering_platforms: None)
+      return types.SimpleNamespace(
+        lower=lambda lowering_platforms: lowering_platforms
+      )
 
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
-  aot.Program(Function(), (types.SimpleNamespace(sharding=placed),)).lower()
+  shape = types.SimpleNamespace(sharding=placed)
+  lowered = aot.Program(Function(), (shape,)).lower()
   assert bool(asked) == (platform == 'gpu')
+  assert lowered == {'tpu': ('tpu',), 'gpu': None}[platform]
 
 
 def test_devices_share_the_batch():
@@ -105,7 +109,12 @@ def test_images_are_normalised_before_the_model():
   mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
   chosen = config('float32', f'data.mean={mean}', f'data.std={std}')
   experiment = step.experiment_of(chosen, jax.devices()[:1])
-  program = aot.inference(experiment, jax.devices()[0])
+  device = jax.devices()[1]
+  program = aot.inference(experiment, device)
+  placed = {
+    d for x in jax.tree.leaves(program.shapes) for d in x.sharding.device_set
+  }
+  assert placed == {device}
   params = jax.tree.map(
     lambda x: 0.02 * np.random.default_rng(0).standard_normal(x.shape, 'f'),
     program.shapes[0],
@@ -138,3 +147,13 @@ def test_only_tpus_know_when_each_array_is_needed(platform, peak):
     memory_analysis=lambda: sizes, input_shardings=(devices, {})
   )
   assert aot.peak_bytes(compiled) == peak
+
+
+def test_the_largest_images_have_the_most_pixels():
+  """And not the greatest height or width."""
+  chosen = config()
+  chosen.data.image_size = '80x32,64x64,32x112'
+  experiment = step.experiment_of(chosen, jax.devices()[:1])
+  size, objective = aot.largest(experiment)
+  assert size == (64, 64)
+  assert objective.batch_shapes(1)['image'].shape == (1, 64, 64, 3)

@@ -161,6 +161,8 @@ def test_what_the_schedule_hides():
   assert seconds(start, other, work, done, other_done) == 2 * SENT_S
   # What nobody waits for has to arrive, too.
   assert seconds(start, work) == SENT_S
+  # Nor is anything waited for that is no collective, such as a copy.
+  assert seconds(work, hlo.Done('copy'), work) == 8
   body = hlo.Repeat(3, (start, work, done, work))
   assert seconds(body) == 3 * (SENT_S + 4)
 
@@ -258,6 +260,9 @@ BRANCHES = [
     ('f32[8] reduce(%p), to_apply=%branch.2', 3),
     # On another core.
     ('f32[8] custom-call(%p), called_computations={%branch.2}', 3),
+    # What names no computation.
+    ('f32[8] custom-call(%p), custom_call_target="Sharding"', 3),
+    ('(f32[8], f32[8], u32[]) copy-start(%p)', 3),
   ],
 )
 def test_of_what_is_called_the_first_counts(operation, cycles):
@@ -309,3 +314,15 @@ def test_a_loop_without_a_limit_runs_once():
   ]
   operation = 'f32[8] while(%p), condition=%condition, body=%branch.2'
   assert program(operation, *computations).total_cycles == 103
+
+
+def test_what_is_computed_within_an_asynchronous_call_counts():
+  """Its own cycles, and those of what runs beside what it sends."""
+  inside = STARTED.replace('OPERATION', 'async-start').replace('KIND', 'async')
+  text = inside.replace('ATTRIBUTES', ', calls=%inside.1').replace(
+    '  ROOT %g = ',
+    '  %e = f32[8] add(%x, %x), "estimated_cycles":"2"\n  ROOT %g = ',
+  )
+  found = hlo.read(text)
+  assert found.total_cycles == 7 + 2
+  assert found.seconds(1.0, lambda _: 20.0) == 2 + 20

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 import re
 import shlex
 import subprocess
@@ -16,7 +17,9 @@ from absl.testing import flagsaver
 
 from configs import vit
 from tests.conftest import ROOT
+from tests.objectives import test_every
 from vit_jax.experiment import Experiment
+from vit_jax.models import flops
 from vit_jax.plan import __main__ as plan
 from vit_jax.plan import costs, hlo
 from vit_jax.plan.search import TooLarge
@@ -37,6 +40,16 @@ def devices(count, kind, per_chip):
     types.SimpleNamespace(device_kind=kind, coords=(i // per_chip, 0, 0))
     for i in range(count)
   ]
+
+
+def on_cpus(described):
+  """Returns what makes experiments, on CPUs for want of what is described."""
+
+  def experiment(config, facts, given):
+    assert given is described
+    return Experiment(config, facts)
+
+  return experiment
 
 
 def lines(text):
@@ -110,15 +123,21 @@ def test_report_of_l16():
   assert [float(x) for x in days.groups()] == pytest.approx(
     [3.053 * 0.625, 4.595 * 0.625], rel=0.005
   )
+  # 24 hours of a day on 32 cores.
+  hours = re.search('([0-9.]+) to ([0-9.]+) hours here', two_sizes)
+  assert [float(x) for x in hours.groups()] == pytest.approx(
+    [3.053 * 0.625 * 0.75, 4.595 * 0.625 * 0.75], abs=0.06
+  )
   assert two_sizes.endswith('hours here, of all sizes by their operations')
 
 
 def counts(*args):
   facts = costs.facts_given(*args)
+  assert not facts.several_labels
   return len(facts.class_names), facts.examples
 
 
-def test_known_and_given_sizes_of_data():
+def test_known_and_given_sizes_of_data(tmp_path):
   config = vit.get_config('b16')
   # 51,200 are held out.
   assert counts(config, 0, 0) == (21_843, 14_145_922)
@@ -128,6 +147,13 @@ def test_known_and_given_sizes_of_data():
   assert counts(config, 0, 0) == (1_000, 1_281_167)
   config.data.name = 'digits'
   assert counts(config, 0, 0) == (10, 1_437)
+  # Of a part, what it has: it has to be at hand.
+  config.data.split = 'train[:100]'
+  assert counts(config, 0, 0) == (10, 100)
+  assert counts(config, 0, 70) == (10, 70)
+  config.data.update(name='imagenet2012', dir=str(tmp_path))
+  with pytest.raises(FileNotFoundError, match='imagenet2012'):
+    counts(config, 0, 0)
   config.data.name = './not/there'
   assert counts(config, 7, 70) == (7, 70)
   with pytest.raises(FileNotFoundError, match='not/there'):
@@ -339,9 +365,7 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(sys, 'argv', argv)
   with flagsaver.flagsaver():
     plan.parse_flags(argv, required=('config', 'topology'))
-    monkeypatch.setattr(
-      plan, 'Experiment', lambda config, *_: Experiment(config, _[0])
-    )
+    monkeypatch.setattr(plan, 'Experiment', on_cpus(described))
     plan.run([])
     assert planned[0].config.accum_steps == 4
     said = capsys.readouterr().out.splitlines()
@@ -360,6 +384,59 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
   assert out.startswith('known     since 2')
   # 94 million cycles at 940 MHz.
   assert ' --search --config.accum_steps=4` | 512 | 0.00 | 100.0 |' in out
+
+
+def test_without_a_search_the_config_itself_is_planned(monkeypatch, capsys):
+  """And what ends it has a message and a status."""
+  described = devices(8, 'TPU v3', per_chip=2)
+  step = costs.Step(
+    hlo.CompiledProgram((hlo.Compute(94_000_000, 'a'),)), 1, 1, 1, 1.0
+  )
+  asked, compiled = [], []
+
+  def devices_of(topology):
+    asked.append(topology)
+    return described, hardware.TPU_CHIPS['v3']
+
+  def compile_step(experiment):
+    compiled.append(experiment.config.model.width)
+    return step
+
+  def fail(ending):
+    def failing(_):
+      raise ending
+
+    return failing
+
+  monkeypatch.setattr(plan, 'devices_of', devices_of)
+  monkeypatch.setattr(plan, 'compile_step', compile_step)
+  monkeypatch.setattr(plan, 'Experiment', on_cpus(described))
+  argv = [
+    'plan',
+    f'--config={ROOT}/configs/vit.py:ti16',
+    '--topology=v3:2x2',
+    '--num_classes=9',
+    '--examples=14000000',
+  ]
+  monkeypatch.setattr(sys, 'argv', argv)
+  with flagsaver.flagsaver():
+    plan.parse_flags(argv, required=('config', 'topology'))
+    plan.run([])
+    said = capsys.readouterr().out.splitlines()
+    assert (asked, compiled) == (['v3:2x2'], [192])
+    assert [line.split()[0] for line in said[:3]] == [
+      *('plan', 'topology', 'compiled')
+    ]
+    assert said[-1].startswith('schedule  ')
+    for name, ending, status, message in (
+      ('compile_step', TooLarge('9 GiB'), 1, 'The step does not fit: 9 GiB.'),
+      ('devices_of', ValueError('--topology=a'), 2, '--topology=a'),
+    ):
+      monkeypatch.setattr(plan, name, fail(ending))
+      with pytest.raises(SystemExit) as e:
+        plan.run([])
+      assert e.value.code == status
+      assert capsys.readouterr().err == f'error: {message}\n'
 
 
 def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
@@ -386,7 +463,7 @@ def test_what_does_not_fit_is_kept_too(monkeypatch, capsys, tmp_path):
         plan.run([])
     assert e.value.code == 1
   out, err = capsys.readouterr()
-  assert len(asked) == 1
+  assert asked == ['v3:2x2']
   assert err == (
     'error: The step does not fit: it takes 9.00 GiB of a core that has 8.00.\n'
   )
@@ -410,12 +487,8 @@ def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
   config = vit.get_config('ti16,batch_size=64')
   experiment = Experiment(config, costs.facts_given(config, 9, 14_000_000))
   program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
-  cost = costs.costs(
-    experiment,
-    costs.Step(program, 1, 1, 1, 1.0),
-    devices(8, kind, per_chip),
-    chip,
-  )
+  step = costs.Step(program, 1, 1, 1, 1.0)
+  cost = costs.costs(experiment, step, devices(8, kind, per_chip), chip)
   chips = 8 // per_chip
   assert (cost.cores, cost.chips, cost.devices) == (cores, chips, 8)
   assert cost.hbm_bytes == chip.hbm_gib * costs.GIB / per_chip
@@ -424,6 +497,13 @@ def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
   )
   assert cost.computing_s == cost.least_s == cost.most_s == 1000 / chip.clock_hz
   assert cost.rate(2.0) == 64 / 2 / cores
+  found = lines(costs.report(experiment, step, cost))
+  rates = re.search(r'([\d,.]+) a device, ([\d,.]+) a chip', found['computing'])
+  assert [float(x.replace(',', '')) for x in rates.groups()] == pytest.approx(
+    [64 / cost.computing_s / n for n in (8, chips)], rel=1e-3
+  )
+  # Bounds that are the same stand once.
+  assert found['schedule'].endswith(' core-days, 0.0 hours here')
 
 
 def test_bytes_are_those_of_one_device():
@@ -490,16 +570,21 @@ def test_the_search_says_what_it_tries(monkeypatch, capsys):
   def priced(config, step, given, of):
     assert (given, of) == (described, chip)
     seconds = step.program.total_cycles / chip.clock_hz
-    sent = (1.0, 1.5)
+    # With loops all could hide, and in the middle between the bounds does not.
+    sent = (0.4, 2.0) if config.model.scan else (1.0, 1.5)
     return costs.Cost(
       seconds, *(s * seconds for s in sent), 0, 256, 1e9, 1e13, 0, 4, 8, 8
     )
 
-  monkeypatch.setattr(plan, 'Experiment', lambda config, *_: config)
+  def experiment(config, *given):
+    assert given == ('facts', described)
+    return config
+
+  monkeypatch.setattr(plan, 'Experiment', experiment)
   monkeypatch.setattr(plan, 'compile_step', compile_step)
   monkeypatch.setattr(plan, 'costs', priced)
   config = vit.get_config('ti16,batch_size=256')
-  fields, step = plan.search(config, None, described, chip)
+  fields, step = plan.search(config, 'facts', described, chip)
   assert step.program.total_cycles == 94_000_000
   assert (fields['accum_steps'], fields['model.scan']) == (2, False)
   head, *rows = capsys.readouterr().out.splitlines()
@@ -507,17 +592,29 @@ def test_the_search_says_what_it_tries(monkeypatch, capsys):
     *('images', 'parts', 'gather', 'tensor', 'layers', 'remat', 'GiB')
   ]
   assert rows[0].split()[:6] == ['32', '1', 'step', '1', 'looped', 'none']
-  assert rows[0].endswith(' 20.00 GiB of a core that has 16.00')
+  assert ' '.join(rows[0].split()[6:]) == ('20.00 GiB of a core that has 16.00')
   # 0.1 to 0.15 s, of 8 cores and 1e13 FLOP/s.
   assert rows[-1].split() == [
     *('16', '2', 'step', '1', 'unrolled', 'none', '5.00', '100.0-150.0'),
     *('256.0', '20.5%', '62', 's'),
   ]
+
+  def fits_two_cores(config):
+    if config.mesh.tensor < 2:
+      raise TooLarge('no')
+    return step
+
+  monkeypatch.setattr(plan, 'compile_step', fits_two_cores)
+  fields, _ = plan.search(config, 'facts', described, chip)
+  assert (fields['gather'], fields['mesh.tensor']) == ('layer', 2)
+  # 256 images on four times two cores.
+  row = capsys.readouterr().out.splitlines()[-1]
+  assert row.split()[:6] == ['64', '1', 'layer', '2', 'unrolled', 'none']
   monkeypatch.setattr(
     plan, 'compile_step', lambda _: (_ for _ in ()).throw(TooLarge('no'))
   )
   with pytest.raises(TooLarge, match='nothing that was tried does'):
-    plan.search(config, None, described, chip)
+    plan.search(config, 'facts', described, chip)
 
 
 def test_a_topology_is_described_where_there_is_no_tpu(monkeypatch):
@@ -527,6 +624,10 @@ def test_a_topology_is_described_where_there_is_no_tpu(monkeypatch):
     monkeypatch.delenv(name)
   monkeypatch.setenv('TPU_MIN_LOG_LEVEL', '0')
   monkeypatch.setenv('TPU_LIBRARY_PATH', '/somewhere')
+  installed = [None, 'libtpu']
+  monkeypatch.setattr(
+    costs.importlib.util, 'find_spec', lambda name: installed[0]
+  )
   asked = []
 
   def describe(platform, topology_name):
@@ -541,5 +642,97 @@ def test_a_topology_is_described_where_there_is_no_tpu(monkeypatch):
   assert asked == [('tpu', 'v5e:2x2')]
   told = {name: os.environ[name] for name in costs._LIBTPU}
   assert told == costs._LIBTPU | {'TPU_MIN_LOG_LEVEL': '0'}
+  monkeypatch.delenv('TPU_LIBRARY_PATH')
+  installed.pop(0)
   with pytest.raises(ValueError, match='^--topology=v5e:9x9: no such slice$'):
     costs.devices_of('v5e:9x9')
+
+
+def test_the_text_is_the_compilers_own_where_it_writes_one():
+  class Lowered:
+    def __init__(self, text, *names):
+      self._text, self._names = text, names
+
+    def compile(self, options):
+      assert options['xla_dump_hlo_as_text'] is True
+      for name in self._names:
+        path = pathlib.Path(options['xla_dump_to'], name)
+        path.write_text(f'the text of {name}')
+      return types.SimpleNamespace(as_text=lambda: self._text)
+
+  compiled, text = costs._compiled(
+    Lowered('JAX', 'm.before.txt', 'm.after_codegen.txt', 'm.zip')
+  )
+  assert text == 'the text of m.after_codegen.txt'
+  assert compiled.as_text() == 'JAX'
+  assert costs._compiled(Lowered('JAX', 'm.before.txt'))[1] == 'JAX'
+  assert costs._compiled(Lowered(None))[1] == ''
+
+
+def test_what_is_sent_is_summed_by_kind_and_devices():
+  def start(kind, devices, gib):
+    return hlo.Start('x', hlo.Collective(kind, devices, gib * costs.GIB))
+
+  program = hlo.CompiledProgram(
+    (
+      start('all-reduce', 4, 2),
+      hlo.Repeat(3, (start('all-reduce', 4, 4), start('all-gather', 16, 1))),
+      start('all-gather', 2, 8),
+    )
+  )
+  # 2 x 3/4 of 2 + 3 x 4, 15/16 of 3, half of 8.
+  assert costs._collectives(program) == [
+    '1 x all-gather over 2: 4.00 GiB',
+    '3 x all-gather over 16: 2.81 GiB',
+    '4 x all-reduce over 4: 21.00 GiB',
+  ]
+
+
+def test_links_are_those_of_a_slice_wherever_it_lies():
+  """An axis of all 16 chips of v2 is a ring, whose chips have two links."""
+  config = vit.get_config('ti16,batch_size=64')
+  experiment = Experiment(config, costs.facts_given(config, 9, 14_000_000))
+  reduction = hlo.Collective('all-reduce', 32, 2**30)
+  program = hlo.CompiledProgram((hlo.Start('r', reduction), hlo.Compute(1, '')))
+  step = costs.Step(program, 1, 1, 1, 1.0)
+
+  def sent_s(places):
+    cores = [
+      types.SimpleNamespace(device_kind='TPU v2', coords=(x, 5, 0))
+      for x in places
+      for _ in range(2)
+    ]
+    cost = costs.costs(experiment, step, cores, hardware.TPU_CHIPS['v2'])
+    return cost.most_s - cost.computing_s
+
+  both_cores = 2 * 2 * 31 / 32 * 2**30
+  assert sent_s(range(3, 19)) == pytest.approx(both_cores / (2 * 62e9))
+  assert sent_s(range(3, 18)) == pytest.approx(both_cores / 62e9)
+  assert sent_s([3]) == 0  # within a chip
+
+
+def test_all_images_that_the_model_sees_of_an_example_count():
+  """Of exemplars two copies each, with and without labels."""
+  config = test_every.config_of('exemplar')
+  experiment = Experiment(config, costs.facts_given(config, 10, 1437))
+  program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
+  step = costs.Step(program, 1, 1, 1, 1.0)
+  cost = costs.costs(
+    experiment, step, devices(8, 'TPU v3', 2), hardware.TPU_CHIPS['v3']
+  )
+  forward = flops.forward_flops(experiment.objective.model, (16, 16))
+  assert cost.image_flops == 3 * 4 * forward
+  total = re.search(
+    r'20 steps of 16: (\S+) exa', costs.report(experiment, step, cost)
+  )
+  assert float(total[1]) == pytest.approx(20 * 16 * 12 * forward / 1e18, 1e-3)
+
+
+def test_data_at_hand_may_have_several_classes_an_image(tmp_path):
+  (tmp_path / 'a.csv').write_text(
+    'file,labels\n' + ''.join(f'{i}.png,a;b\n' for i in range(5))
+  )
+  config = vit.get_config('ti16')
+  config.data.update(name=f'{tmp_path}/a.csv', split='all')
+  facts = costs.facts_given(config, 0, 0)
+  assert facts.several_labels

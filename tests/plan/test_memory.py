@@ -78,6 +78,49 @@ def test_parts_that_the_objective_refuses_are_no_way_out():
   config = test_every.config_of('exemplar', **{'objective.group': 16})
   experiment = Experiment(config, facts_of(config, ('a',) * 10, 1437))
   assert memory._peak_bytes(experiment, {'accum_steps': 2}) is None
+  assert experiment.config.accum_steps == 1
+
+
+def test_what_is_tried_is_the_experiment_but_for_the_changes(monkeypatch):
+  """On its own devices; what the compiler itself refuses does not fit."""
+  config = digits.get_config('vit')
+  config.update_from_flattened_dict(SMALL)
+  facts = facts_of(config, ('a',) * 10, 1437)
+  experiment = Experiment(config, facts, jax.devices()[2:4])
+  tried, ending = [], LINE
+
+  def training(changed):
+    tried.append(changed)
+    raise jax.errors.JaxRuntimeError(ending)
+
+  monkeypatch.setattr(memory.aot, 'training', training)
+  assert memory._peak_bytes(experiment, {'accum_steps': 2}) is None
+  assert tried[0].config.accum_steps == 2 and tried[0].facts is facts
+  assert [*tried[0].mesh.devices.flat] == jax.devices()[2:4]
+  ending = 'INTERNAL: a bug'
+  with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
+    memory._peak_bytes(experiment, {'accum_steps': 2})
+
+
+def test_the_first_way_that_fits_is_told(monkeypatch):
+  """Of ways that are none, take too much, and just enough."""
+  gib = 2**30
+  peaks = iter([None, 3 * gib + 1, 3 * gib, gib])
+  monkeypatch.setattr(memory, '_limit_bytes', {'own': 3 * gib}.get)
+  monkeypatch.setattr(memory, '_peak_bytes', lambda *_: next(peaks))
+  mesh = types.SimpleNamespace(
+    local_devices=['own', 'next'], shape={'data': 1, 'fsdp': 1}
+  )
+  config = types.SimpleNamespace(batch_size=4, accum_steps=1)
+  experiment = types.SimpleNamespace(config=config, mesh=mesh)
+  assert memory.advice(experiment) == (
+    'The training step fits with --config.accum_steps=4: 3.00 of 3.00 GiB.'
+  )
+  peaks = iter(4 * [4 * gib])
+  assert memory.advice(experiment) == (
+    'The device has 3.00 GiB, and neither parts of a batch nor remat make the '
+    'training step fit.'
+  )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +132,10 @@ def test_what_a_device_says_of_its_memory(stats, limit):
 
 
 def test_ways_take_more_and_more_parts_of_what_is_on_a_device():
-  """Of 48 images on two devices, in two parts so far: 4, 8 and no 16."""
+  """Of 192 images on eight devices, in two parts so far: 4, 8 and no 16."""
 
   def ways(batch_size, accum_steps):
-    mesh = types.SimpleNamespace(shape={'data': 1, 'fsdp': 2, 'tensor': 3})
+    mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 4, 'tensor': 3})
     return memory._ways(
       types.SimpleNamespace(
         config=types.SimpleNamespace(
@@ -103,7 +146,7 @@ def test_ways_take_more_and_more_parts_of_what_is_on_a_device():
     )
 
   less = {'model.remat': 'nothing_saveable'}
-  assert ways(48, 2) == [
+  assert ways(192, 2) == [
     {'accum_steps': 4},
     {'accum_steps': 4} | less,
     {'accum_steps': 8},

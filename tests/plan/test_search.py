@@ -76,10 +76,13 @@ def test_the_fastest_that_fits_is_found(memory, params):
   compiled, tried = compiler(*setting)
   config = vit.get_config('l16')
   config.batch_size = 16 * 24
+  config.mesh.data = config.mesh.fsdp = 4
   best = search.Search(config, 16, compiled).best()
   want = fastest(*setting)
   assert (best is None) == (want is None)
   if best:
+    # However few devices the config has along these.
+    assert best.fields['mesh.data'] == best.fields['mesh.fsdp'] == -1
     assert best.step_s == pytest.approx(want)
     assert best.fields == tried[-1] or best.fields in tried
   assert len(tried) == len({tuple(sorted(f.items())) for f in tried})
@@ -126,3 +129,32 @@ def test_a_batch_smaller_than_the_topology_is_not_called_too_large():
   config.batch_size = 8
   with pytest.raises(ValueError, match='8 by 1 parts'):
     search.Search(config, 256, compiled).best()
+
+
+def test_each_way_of_keeping_begins_where_the_one_before_ended():
+  """24 images a core, of which one takes 1, .5 or .1 of 8 above parameters.
+
+  Least halves what is open between 1, 2, 3, 4, 6, 8, 12 and 24; what keeps less
+  is not tried with fewer images than fit before.
+  """
+  compiled, tried = compiler(9, 1, 16, 16 * 24)
+  config = vit.get_config('l16')
+  config.batch_size = 16 * 24
+  best = search.Search(config, 16, compiled).best()
+  assert [
+    (x['model.remat'], 24 // x['accum_steps'], x['model.scan']) for x in tried
+  ] == [
+    *(('none', images, True) for images in (24, 4, 8, 12)),
+    *(('cheap', images, True) for images in (24, 8, 12)),
+    ('nothing_saveable', 24, True),
+    ('none', 8, False),
+  ]
+  assert best.images == 8
+
+
+def test_devices_are_not_divided_by_what_does_not_divide_them():
+  compiled, tried = compiler(0.01, 1, 6, 6 * 4)
+  config = vit.get_config('ti16')
+  config.batch_size = 6 * 4
+  assert search.Search(config, 6, compiled).best() is None
+  assert {fields['mesh.tensor'] for fields in tried} == {1, 2}
