@@ -228,6 +228,30 @@ def test_devices_are_not_compared_with_one(run, monkeypatch):
   assert '--devices=2: --vs=flax runs on one H200 alone' in err
 
 
+def test_as_many_devices_share_the_images_as_there_are():
+  assert speed._devices(8, []) == jax.devices()
+  # Of a CPU others use all that there is.
+  assert speed._devices(2, ['flax']) == jax.devices()[:2]
+
+
+@pytest.mark.parametrize(
+  ('variant', 'field'),
+  [
+    ('r50x1', "name is 'resnet'"),
+    ('r+ti16', 'stem_width is 64'),
+    ('axial_b16', "pool is 'gap'"),
+    ('vit5_s16', "gelu is 'exact'"),
+  ],
+)
+def test_only_plain_vits_are_written_plainly(variant, field):
+  how = ['model.depth=3', 'model.scan=True', 'model.remat=cheap']
+  plain = step.config_of('b32', 32, 1, 'bfloat16', how)
+  speed._check_plain(plain.model)
+  other = step.config_of(variant, 32, 1, 'float32', [])
+  with pytest.raises(ValueError, match=f'only plain ViTs .* model.{field}'):
+    speed._check_plain(other.model)
+
+
 @pytest.mark.parametrize('task', ['train', 'inference'])
 @pytest.mark.parametrize('name', ['timm', 'torch'])
 def test_a_missing_library_is_named(run, monkeypatch, task, name):

@@ -15,8 +15,12 @@ from ml_collections import ConfigDict
 from vit_jax.bench import charts, race, step, torch_peer
 from vit_jax.bench.output import Output, grid
 from vit_jax.bench.race import Contender
+from vit_jax.models import variants
 from vit_jax.plan import aot
 from vit_jax.training import hardware
+
+# What says how a model is computed, and not which it is.
+_ANY_VIT = ('dtype', 'scan', 'remat')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +99,12 @@ def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
 
 
 def _check_plain(fields: ConfigDict) -> None:
-  if fields.name != 'vit' or fields.stem_width or fields.axial:
-    raise ValueError(
-      '--vs=flax has only plain ViTs to compare with, and one of --variants '
-      'is none.'
-    )
+  for name, plain in variants.defaults('vit').items():
+    if name not in _ANY_VIT and (value := fields.get(name)) != plain:
+      raise ValueError(
+        '--vs=flax has only plain ViTs to compare with, and not one whose '
+        f'model.{name} is {value!r}.'
+      )
 
 
 def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
