@@ -12,6 +12,7 @@ import types
 import jax
 import pytest
 
+from tests.conftest import ROOT
 from vit_jax.bench import capacity, step
 from vit_jax.plan import aot
 
@@ -48,6 +49,30 @@ def test_search_brackets_the_limit(cost, limit, most_tries):
   assert len(tried) <= most_tries
 
 
+@pytest.mark.parametrize(
+  ('tried', 'limit', 'fits', 'too_large', 'size'),
+  [
+    # From two sizes along the line through them.
+    ({8: 80, 60: 600}, 300, 8, 60, 30),
+    # Of more, those nearest to the limit: 37.5 for an image.
+    ({8: 100, 16: 200, 64: 2000, 128: 9000}, 3000, 64, 128, 90),
+    # Where that is beside what is known, one step of 1/32 beyond the one.
+    ({100: 1000, 200: 2000}, 1010, 100, 200, 103),
+    ({100: 1000, 200: 2000}, 1990, 100, 200, 197),
+    # Every third time the middle.
+    ({8: 80, 16: 160, 60: 600}, 300, 16, 60, 38),
+    # What is not known is on no line, nor is what stays the same.
+    ({8: 80, 32: math.inf}, 100, 8, 32, 20),
+    ({8: 100, 16: 100}, 500, 16, 2**16 + 1, 64),
+    ({8: 80}, 10, 0, 8, 4),
+    ({2**15: 100}, 500, 2**15, 2**16 + 1, 2**16),
+  ],
+)
+def test_the_next_size_by_hand(tried, limit, fits, too_large, size):
+  costs = {batch: (float(bytes_), None) for batch, bytes_ in tried.items()}
+  assert capacity._next(costs, limit, fits, too_large) == size
+
+
 def test_search_where_none_or_all_fit():
   assert min(capacity.search(linear, 1006)) == 1
   assert max(capacity.search(linear, math.inf)) == capacity.MAX_BATCH
@@ -58,6 +83,7 @@ def test_search_where_none_or_all_fit():
   [
     ('HLO temporaries (20.50G) exceeds available HBM (15.48G)', 20.5 * 2**30),
     ('memory (512.0M) exceeds available', 2**29),
+    ('memory (1.5T) exceeds available', 3 * 2**39),
     ('RESOURCE_EXHAUSTED: Out of memory', math.inf),
   ],
 )
@@ -103,6 +129,57 @@ def test_a_batch_that_nobody_asks_for(run, monkeypatch):
   assert re.search(r'^  at least 16 images, [\d.]+ GiB \(2 comp', out, re.M)
 
 
+def test_what_a_batch_takes_is_what_the_compiler_says(monkeypatch):
+  """Of a step of 1,425 cycles, or of one that does not fit."""
+  compiled = types.SimpleNamespace(
+    as_text=(ROOT / 'tests/plan/step.hlo').read_text
+  )
+
+  def compile():
+    if endings:
+      raise jax.errors.JaxRuntimeError(endings.pop())
+    return compiled
+
+  lowered, asked, endings = types.SimpleNamespace(compile=compile), [], []
+  monkeypatch.setattr(
+    capacity,
+    'program_of',
+    lambda config, *args: (
+      asked.append((config.batch_size, config.data.image_size, *args))
+      or types.SimpleNamespace(lower=lambda: lowered)
+    ),
+  )
+  monkeypatch.setattr(
+    capacity.aot, 'peak_bytes', lambda x: 99 * (x is compiled)
+  )
+  chip = capacity.hardware.TPU_CHIPS['v3']
+  args = types.SimpleNamespace(dtype='bfloat16', set=[])
+
+  def cost(chip):
+    machine = capacity.Machine('a device', 0, chip)
+    return capacity._cost(args, machine, 'ti16', 32, 'training', 3)
+
+  assert cost(chip) == (99, pytest.approx(3 * 940e6 / 1425))
+  assert cost(None) == (99, None)
+  assert asked == 2 * [(3, '32', 'training', 'a device')]
+  endings.append('RESOURCE_EXHAUSTED: (3.00G) exceeds available HBM')
+  assert cost(chip) == (3 * 2**30, None)
+  endings.append('INTERNAL: a bug')
+  with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
+    cost(chip)
+
+
+@pytest.mark.parametrize(
+  ('mode', 'arguments'), [('training', 4), ('inference', 2)]
+)
+def test_a_program_is_that_of_its_mode_and_device(mode, arguments):
+  config = step.config_of('ti16', 32, 5, 'float32', ['model.depth=1'])
+  program = capacity.program_of(config, mode, jax.devices()[3])
+  assert len(program.shapes) == arguments
+  placed = [x.sharding.device_set for x in jax.tree.leaves(program.shapes)]
+  assert all(devices == {jax.devices()[3]} for devices in placed)
+
+
 def test_a_config_is_as_its_row_says():
   config = step.config_of('ti16', 32, 5, 'bfloat16', ['model.depth=1'])
   assert (config.batch_size, config.data.image_size) == (5, '32')
@@ -110,7 +187,7 @@ def test_a_config_is_as_its_row_says():
 
 
 def test_what_names_the_rows_is_not_overridden(run):
-  for field in ('batch_size', 'model.dtype'):
+  for field in ('batch_size', 'data.image_size', 'model.dtype', 'model.name'):
     status, _, err = run('capacity', '--memory_gib=10', f'--set={field}=8')
     assert status == 2
     assert f'rows are named by {field}' in err
@@ -177,8 +254,13 @@ def estimated(monkeypatch):
   return machine
 
 
-def test_a_row_has_the_largest_batch_and_the_fastest(run, estimated, tmp_path):
+def test_a_row_has_the_largest_batch_and_the_fastest(
+  run, estimated, tmp_path, monkeypatch
+):
   file = tmp_path / 'a.csv'
+  now = iter([10.0, 12.5])
+  clock = types.SimpleNamespace(monotonic=lambda: next(now))
+  monkeypatch.setattr(capacity, 'time', clock)
   status, out, _ = run(
     'capacity', '--variants=ti16', '--modes=training', f'--csv={file}'
   )
@@ -193,6 +275,7 @@ def test_a_row_has_the_largest_batch_and_the_fastest(run, estimated, tmp_path):
   assert (row['variant'], row['mode'], row['image_size']) == (
     *('ti16', 'training', '32'),
   )
+  assert row['compile_s'] == '2.5'
   assert 'TPU v99, 10.00 GiB, float32\n' in out
   assert out.splitlines()[-2] == (
     f'  {batch} images, {batch / 10:.2f} GiB; 1,000 images/s at 8, as the '

@@ -182,13 +182,26 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
   assert len({style['color'] for style in styles.values()}) == 3
   for axes in (left, right):
     assert axes.get_yscale() == 'log'
-    assert all(0 < tick for tick in axes.get_yticks())
+    assert {20, 50} <= {*axes.get_yticks()}
 
 
 def test_without_estimates_there_is_one_panel(figures):
   assert is_picture(charts.figure_12([fitting('b16', 64, 'training', 10)]))
   (axes,) = figures[0].axes
   assert axes.get_title() == 'Largest batch that fits'
+  # Nor does a legend tell modes apart where there is one.
+  texts = figures[0].legends[0].get_texts()
+  assert [text.get_text() for text in texts] == ['b16']
+
+
+def test_over_many_sizes_the_axis_has_powers_of_ten(figures):
+  rows = [
+    fitting('b16', size, 'training', batch)
+    for size, batch in ((64, 20_000), (224, 3))
+  ]
+  charts.figure_12(rows)
+  ticks = {*figures[0].axes[0].get_yticks()}
+  assert {10, 1000} <= ticks and not {20, 50, 2000} & ticks
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Inference beside other frameworks."""
 
+import csv
 import re
 
 import jax
@@ -25,6 +26,14 @@ def test_ours_alone(run, monkeypatch, tmp_path):
   assert len(re.findall(r'^  ours +[\d.]+  \([\d.]+ to ', out, re.M)) == 2
   assert ' / ' not in out
   assert_mfu(file, passes=1)
+  with open(file, newline='') as f:
+    rows = list(csv.DictReader(f))
+  assert [row['batch_size'] for row in rows] == ['1', '3']
+  for row in rows:
+    assert (row['device'], row['devices'], row['dtype']) == (
+      *('cpu', '1', 'float32'),
+    )
+    assert (row['variant'], row['image_size']) == ('ti16', '32')
 
 
 @pytest.mark.parametrize('name', ['onnx', 'timm-eager'])

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import csv
+import re
 import sys
 import time
 import types
@@ -27,7 +28,7 @@ CONFIG = (
 
 def test_gaps_and_shares_by_hand():
   watch = LoopWatch(
-    handed=[0.0, 0.5, 4.5, 6.5, 20.0],
+    handed=[0.0, 0.5, 4.5, 7.0, 20.0],
     # The second runs until 4: half a second late for the third, which the
     # fourth follows at once. After the fourth 2 s of evaluation, which began
     # while it still ran, and 3 of saving; then 1 until the fifth.
@@ -36,6 +37,7 @@ def test_gaps_and_shares_by_hand():
     saves=[(12.0, 15.0), (22.5, 23.0)],
     compile_s=30.0,
     ended=23.0,
+    last_write_s=4.0,
   )
   found = loop.gaps(watch)
   assert found == [
@@ -43,16 +45,21 @@ def test_gaps_and_shares_by_hand():
     Gap(step=4, seconds=8.0, saving=True, evaluating_s=2.0),
     Gap(step=5, seconds=1.0, saving=True, evaluating_s=0.0),
   ]
-  row = loop.summary(watch, found, batch_size=10)
-  assert row['total_s'] == 22
-  assert row['evaluating_s'] == 2
-  assert row['saving_s'] == 9
-  assert row['idle_s'] == 0.5
-  assert row['steps_s'] == 22 - 2 - 9 - 0.5
-  assert row['idle_share'] == 0.5 / 20
-  assert row['saving_share'] == 9 / 20
-  assert row['evaluating_share'] == 2 / 22
-  assert row['images_per_s'] == 4 * 10 / 20
+  assert loop.summary(watch, found, batch_size=10) == {
+    'steps': 4,
+    'compile_s': 30,
+    'total_s': 22,
+    'steps_s': 22 - 2 - 9 - 0.5,
+    'evaluating_s': 2,
+    'saving_s': 9,
+    'idle_s': 0.5,
+    'saves': 2,
+    'idle_share': 0.5 / 20,
+    'saving_share': 9 / 20,
+    'evaluating_share': 2 / 22,
+    'last_write_s': 4,
+    'images_per_s': 4 * 10 / 20,
+  }
 
 
 def test_what_happened_when_is_noted(monkeypatch):
@@ -122,6 +129,23 @@ def measure(tmp_path, steps=12, every=100):
     for name, x in row.items()
     if name not in ('device', 'config')
   }
+
+
+def test_three_steps_are_enough_for_a_row(monkeypatch, capsys, tmp_path):
+  """Handed over at 0, 2 and 5, done at 1, 3 and 6: a second of two is idle."""
+  watch = LoopWatch(
+    handed=[0.0, 2.0, 5.0], done=[1.0, 3.0, 6.0], compile_s=7.0, ended=6.0
+  )
+  monkeypatch.setattr(loop, 'watched', lambda config: watch)
+  row = measure(tmp_path, steps=3)
+  assert (row['batch_size'], row['steps'], row['idle_s']) == (8, 2, 3)
+  assert row['images_per_s'] == pytest.approx(2 * 8 / 5)
+  out = capsys.readouterr().out
+  assert ': 2 steps of 8 after the first, 5.0 s, 3 images/s\n' in out
+  assert re.search(r'^  idle between steps +3\.00 s, 60\.00% of', out, re.M)
+  watch.done.pop()
+  with pytest.raises(ValueError, match='2 steps: the loop shows itself'):
+    measure(tmp_path, steps=3)
 
 
 class Clock:

@@ -2,6 +2,42 @@
 
 import pytest
 
+from vit_jax.bench import __main__ as command
+
+
+def parsed(text):
+  return vars(command._parser().parse_args(text.split()))
+
+
+def test_what_is_not_given_is_what_the_help_says():
+  common = {'csv': None, 'plot': None}
+  grid = {'image_sizes': [224], 'dtype': 'float32', 'set': []}
+  speeds = {'vs': [], 'devices': 1}
+  assert parsed('train') == common | grid | speeds | {
+    'command': 'train',
+    'variants': ['ti16'],
+    'batch_sizes': [16],
+  }
+  assert parsed('inference') == common | grid | speeds | {
+    'command': 'inference',
+    'variants': ['b16'],
+    'batch_sizes': [1, 8],
+  }
+  assert parsed('capacity') == common | grid | {
+    'command': 'capacity',
+    'variants': ['b16'],
+    'modes': ['inference', 'training'],
+    'topology': '',
+    'memory_gib': None,
+  }
+  assert parsed('input') == common | {'command': 'input', 'vs': None}
+
+
+def test_lists_have_no_empty_names():
+  given = parsed('train --variants=,b16,,s16 --image_sizes=64,32,')
+  assert given['variants'] == ['b16', 's16']
+  assert given['image_sizes'] == [64, 32]
+
 
 @pytest.mark.parametrize(
   ('args', 'message'),

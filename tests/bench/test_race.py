@@ -53,7 +53,11 @@ FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
 
 @pytest.mark.parametrize(
   'message',
-  ['RESOURCE_EXHAUSTED: 3 GiB\nmore', 'CUDA out of memory. Tried 3 GiB\nmore'],
+  [
+    'RESOURCE_EXHAUSTED: 3 GiB\nmore',
+    'CUDA out of memory. Tried 3 GiB\nmore',
+    f'Out of memory{300 * "!"}',
+  ],
 )
 def test_what_does_not_fit_is_left_out(monkeypatch, message):
   monkeypatch.setattr(race, 'ROUNDS', 1)
@@ -63,7 +67,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch, message):
 
   rows, sentences = race.race([too_large, scripted('b', 1, 2)])
   assert [row['contender'] for row in rows] == ['b']
-  said = f'does not fit: {message.splitlines()[0]}'
+  said = f'does not fit: {message.splitlines()[0][:200]}'
   assert sentences == [f'contender 1 {said}']
   # Nobody's speed but the first one's is what others are compared with.
   first, *others = scripted('a', 4, 4), scripted('b', 1, 2), scripted('c', 1, 1)
@@ -113,9 +117,34 @@ def test_a_turn_has_as_many_steps_as_there_is_time_for(monkeypatch):
   assert (device.steps, device.waits) == (10, 4)
 
 
-def test_a_long_step_is_a_turn(monkeypatch):
-  seconds = itertools.count(step=2.0)
+@pytest.mark.parametrize(('step_s', 'rate'), [(2.0, 1.5), (2**-10, 307_200)])
+def test_a_turn_has_one_step_at_least_and_a_hundred_at_most(
+  monkeypatch, step_s, rate
+):
+  """All steps take one tick of the clock, of three images each."""
+  seconds = itertools.count(step=step_s)
   clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
   monkeypatch.setattr(race, 'time', clock)
   turn = race.paced(lambda: None, lambda: None, images=3)
-  assert turn() == 1.5
+  assert turn() == rate
+
+
+def test_contenders_take_turns_in_every_round():
+  """So that all see the same machine."""
+  taken = []
+
+  def turn(name):
+    return lambda: taken.append(name) or float(len(taken))
+
+  assert race.rounds([turn('a'), turn('b')], 3) == [[1, 3, 5], [2, 4, 6]]
+  assert taken == 3 * ['a', 'b']
+
+
+def test_the_machine_is_said_with_the_load_of_the_minute_before(monkeypatch):
+  monkeypatch.setattr(race.os, 'getloadavg', lambda: (1.26, 2.0, 3.0))
+  monkeypatch.setattr(race.cores, 'usable_cores', lambda: 7)
+  monkeypatch.setattr(race.platform, 'python_version', lambda: '3.99')
+  monkeypatch.setattr(race.importlib.metadata, 'version', '{}.0'.format)
+  assert race.machine(['jax', 'flax']) == (
+    'Python 3.99, jax jax.0, flax flax.0; 7 cores, load 1.3'
+  )
