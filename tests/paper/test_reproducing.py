@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import json
 import os
 import re
 import signal
@@ -389,6 +390,135 @@ def test_a_run_is_expected_to_take_what_others_of_its_kind_took(
   assert made.seconds(axial) == 20
 
 
+def test_the_budget_is_what_is_left_of_it(tmp_path, monkeypatch):
+  """Of runs of 100 s each a budget of 300 has three, and begins no fourth."""
+  monkeypatch.chdir(ROOT)
+  made = planned(['axial_gain'], tmp_path)
+  now, ran = [5.0], []
+
+  def run_one(run):
+    ran.append(run.key)
+    now[0] += 100
+
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(reproducing, 'time', clock)
+  monkeypatch.setattr(made, 'seconds', lambda run: 100.0)
+  monkeypatch.setattr(made, '_check_data', lambda run: None)
+  monkeypatch.setattr(made, '_run', run_one)
+  said = list(made.run(300))
+  assert ran == [('ViT', '0'), ('Axial-ViT', '0'), ('ViT', '1')]
+  assert [re.sub(': .*, about', ':', line) for line in said] == [
+    'axial 1 of 6: 2m; 5m of the budget left',
+    'axial 2 of 6: 2m; 3m of the budget left',
+    'axial 3 of 6: 2m; 2m of the budget left',
+  ]
+
+
+def test_only_runs_of_one_variant_have_to_be_of_as_many_images(
+  tmp_path, monkeypatch
+):
+  """Studies may have variants of few and of all, and old files no numbers."""
+  monkeypatch.chdir(ROOT)
+  made = planned(['axial_gain'], tmp_path)
+  monkeypatch.setattr(made._facts, 'of', lambda cell: {'examples': 50})
+  rows = [
+    evidence.RunRow({'variant': variant, 'seed': '0'}, numbers)
+    for variant, numbers in (
+      ('Axial-ViT', {'examples': 70}),
+      ('ViT', {'examples': 50}),
+      ('ViT', {}),
+    )
+  ]
+  monkeypatch.setattr(made, 'rows', lambda study: rows)
+  vit, axial = (made.planned['axial'][i] for i in (0, 3))
+  made._check_data(vit)
+  with pytest.raises(ValueError, match='runs of 70 images, and digits has 50'):
+    made._check_data(axial)
+
+
+def test_a_run_becomes_a_line_in_the_order_of_its_plan(tmp_path, monkeypatch):
+  """With what is measured afterwards, which takes its time, too."""
+  monkeypatch.chdir(ROOT)
+  made = planned(['positions'], tmp_path)
+  first, diverged, last = (made.planned['inside'][i] for i in (0, 1, -1))
+  wanted = [last, first, diverged]
+  now, ran, looked = [100.0], [], []
+
+  def run_sweep(config, folder):
+    labels = [[value[0] for value in values] for _, values in config.sweep]
+    ran.append((folder, labels))
+    (one,) = (x for x in wanted if x.cell.labels['seed'] == labels[1][0])
+    one.cell.workdir.mkdir(parents=True)
+    metrics = {} if one is diverged else {'test/accuracy': 0.5}
+    result = {'params': 12, 'gflops': 0.25, 'steps': 4, 'elapsed_s': 7.0}
+    result |= {'metrics': metrics, 'status': 'done' if metrics else 'diverged'}
+    (one.cell.workdir / 'result.json').write_text(json.dumps(result))
+
+  def inside(checkpoint, data, split):
+    looked.append((checkpoint, data, split))
+    now[0] += 3
+    return {'positions/nearness': 0.125}
+
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(reproducing, 'time', clock)
+  monkeypatch.setattr(reproducing.running, 'run', run_sweep)
+  monkeypatch.setattr(reproducing.opening, 'open_checkpoint', 'model {}'.format)
+  monkeypatch.setattr(reproducing.measures, 'MEASURES', {'inside': inside})
+  monkeypatch.setattr(made._facts, 'of', lambda cell: {'examples': 50})
+  for one in wanted:
+    made._run(one)
+  study = f'{tmp_path}/digits/inside'
+  assert ran == [
+    (study, [[one.cell.labels['inside']], [one.cell.labels['seed']]])
+    for one in wanted
+  ]
+  split = first.cell.config.evaluators.test.split
+  assert looked == [
+    (f'model {one.cell.workdir}', 'digits', split) for one in (last, first)
+  ]
+  lines = table(made.path('inside'))
+  assert [(x['variant'], x['seed']) for x in lines] == [
+    one.key for one in (first, diverged, last)
+  ]
+  assert [x['status'] for x in lines] == ['done', 'diverged', 'done']
+  for name, values in {
+    'test/accuracy': ['0.5', '', '0.5'],
+    'positions/nearness': ['0.125', '', '0.125'],
+    'params': 3 * ['12'],
+    'gflops': 3 * ['0.25'],
+    'steps': 3 * ['4'],
+    'examples': 3 * ['50'],
+    'seconds': ['10', '7', '10'],
+  }.items():
+    assert [x[name] for x in lines] == values
+  # What a line has not it does not get from another.
+  assert 'test/accuracy' not in made.rows('inside')[1].numbers
+
+
+@pytest.mark.parametrize(
+  ('old', 'new'),
+  [
+    ('variant,', 'model,'),
+    (',0.5,', ',half,'),
+    ('a,0,done', '"a"b,0,done'),
+    (',x,x\n', ',x,x,1\n'),
+    (',x,x\n', '\n'),
+  ],
+)
+def test_what_is_no_file_of_runs_is_refused_by_name(tmp_path, old, new):
+  path = epath.Path(tmp_path / 'x.csv')
+  texts = dict.fromkeys(evidence.LAST, 'x')
+  texts |= {'variant': 'a', 'seed': '0', 'status': 'done'}
+  evidence.write(path, [evidence.RunRow(texts, {'test/accuracy': 0.5})])
+  text = path.read_text()
+  assert evidence.read(path)[0].texts == texts and old in text
+  path.write_text(text.replace(old, new))
+  with pytest.raises(
+    ValueError, match='x.csv is no file of runs .*: remove it'
+  ):
+    evidence.read(path)
+
+
 def test_the_machine_is_named(monkeypatch, tmp_path):
   monkeypatch.setattr(reproducing, 'usable_cores', lambda: 6)
   about = tmp_path / 'cpuinfo'
@@ -422,6 +552,10 @@ def test_a_checksum_is_of_what_differs_from_the_defaults():
   with resnet.unlocked():
     del resnet.model['width']
   assert len({first, second, evidence.checksum(resnet)}) == 3
+  # In whatever order fields were added.
+  with resnet.unlocked():
+    resnet.model.width = 768
+  assert evidence.checksum(resnet) == second
 
 
 def test_seeds_are_complete_and_in_their_order():

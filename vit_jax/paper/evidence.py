@@ -51,6 +51,8 @@ def read(path: epath.Path) -> list[RunRow]:
     return []
   try:
     lines = list(csv.DictReader(io.StringIO(path.read_text()), strict=True))
+    if any(None in line.values() for line in lines):
+      raise ValueError('a line is too short')
     return [
       RunRow(
         {name: line[name] for name in (*FIRST, *LAST)},
