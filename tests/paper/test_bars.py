@@ -27,6 +27,8 @@ def test_a_bar_has_its_height_deviation_and_label():
   (container,) = [c for c in axes.containers if hasattr(c, 'has_yerr')]
   low, high = container.lines[2][0].get_segments()[0][:, 1]
   assert (low, high) == (78, 82)
+  # The axis begins below the deviation, too.
+  assert axes.get_ylim()[0] == 70
 
 
 def test_what_is_missing_is_said_and_has_no_bar():
@@ -54,17 +56,36 @@ def test_no_bars_at_all_is_no_error():
   draw(Bar(None, missing='pending'))
 
 
-@pytest.mark.parametrize('n', [1, 4, 7, 10])
-def test_a_picture_of_any_number_of_panels(n):
+@pytest.mark.parametrize(
+  ('n', 'names', 'across', 'down', 'inches'),
+  [
+    (1, 'ab', 1, 1, 9),
+    (4, 'ab', 4, 1, 9),
+    (5, 'abcdefghij', 3, 2, 3 * 4.2),
+    (7, 'ab', 4, 2, 9),
+    (12, 'ab', 5, 3, 10),
+  ],
+)
+def test_a_picture_of_any_number_of_panels(
+  figures, n, names, across, down, inches
+):
   panels = [
     (f'panel {i}', {'a': Bar(60.0 + i), 'b': Bar(70.0)}) for i in range(n)
   ]
-  png = bars.png(panels, ['a', 'b'], ['b'], 'accuracy in percent')
+  png = bars.png(panels, [*names], ['b'], 'accuracy in percent')
   picture = matplotlib.image.imread(io.BytesIO(png))
-  across, down = {1: (1, 1), 4: (4, 1), 7: (4, 2), 10: (5, 2)}[n]
   assert picture.shape[0] == pytest.approx(100 * (1 + 3.2 * down), abs=1)
-  assert picture.shape[1] == pytest.approx(100 * max(9, 2 * across), abs=1)
+  assert picture.shape[1] == pytest.approx(100 * inches, abs=1)
   assert picture.std() > 0
+  (figure,) = figures
+  shown = [axes for axes in figure.axes if axes.axison]
+  assert len(figure.axes) == across * down
+  assert [axes.get_title() for axes in shown] == [title for title, _ in panels]
+  assert [i for i, axes in enumerate(shown) if axes.get_ylabel()] == [
+    *range(0, n, across)
+  ]
+  labels = [text.get_text() for text in figure.legends[0].get_texts()]
+  assert labels == [*names]
 
 
 def test_bars_are_as_wide_as_those_of_the_panels_beside():

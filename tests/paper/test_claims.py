@@ -16,10 +16,11 @@ from vit_jax.paper.claims import ACCURACY, CLAIMS, FEWSHOT, STUDIES
 from vit_jax.paper.evidence import RunRow
 
 A, B = ACCURACY, FEWSHOT
+# In no order, as the names of models have none.
 GFLOPS = {
+  'ViT-6x128': 100.0,
   'ViT-2x32': 1.0,
   'ViT-3x64': 10.0,
-  'ViT-6x128': 100.0,
   'R2x32': 10.0,
   'R4x32': 31.6227766,
   'R2x32+ViT-2x32': 10.0,
@@ -68,7 +69,11 @@ def layers(*values):
 def lengths(*losses):
   probes = (0.3, 0.4, 0.5)
   return {
-    f'{n} steps': {'test/loss': x, 'layer0/10shot_accuracy': p}
+    f'{n} steps': {
+      'test/loss': x,
+      'layer0/10shot_accuracy': p,
+      'layer1/10shot_accuracy': 0.3 - p / 2,
+    }
     for n, x, p in zip((30, 60, 120), losses, probes, strict=True)
   }
 
@@ -175,7 +180,10 @@ CASES = {
   'masked': ([masked(0.801)], [masked(0.799)]),
   'masked_target': ([masked(0.829)], [masked(0.831)]),
   'masked_rate': ([masked(0.801)], [masked(0.799)]),
-  'igpt_layers': ([layers(0.5, 0.51, 0.4)], [layers(0.4, 0.49, 0.5)]),
+  'igpt_layers': (
+    [layers(0.5, 0.45, 0.51, 0.4)],
+    [layers(0.4, 0.49, 0.5), layers(0.5, 0.49, 0.45, 0.4)],
+  ),
   'igpt_likelihood': ([lengths(3, 1, 2)], [lengths(1, 3, 2)]),
   'deit': ([taught(0.8, 0.801)], [taught(0.8, 0.799)]),
   'noisy_student': ([student(0.8, 0.801)], [student(0.8, 0.799)]),
@@ -211,6 +219,7 @@ def test_what_reaches_over_a_bound_is_not_decided():
   assert verdict(low=0.31, high=3.68) == rules.UNDECIDED
   # Exactly on the bound, without a deviation.
   assert verdict(low=2.0, values=(2.0, 2.0, 2.0)) == rules.UNDECIDED
+  assert verdict(high=2.0, values=(2.0, 2.0, 2.0)) == rules.UNDECIDED
   assert verdict(low=0.0, values=(2.0, 2.0)) == rules.UNDECIDED
 
 
@@ -303,10 +312,11 @@ def test_a_seed_that_is_not_complete_does_not_count():
 
 
 def test_a_seed_that_says_nothing_does_not_count(monkeypatch):
-  """As where no two models are of equal compute."""
+  """As where no two models are of equal compute, or of a part of them."""
   claim = CLAIMS['axial_gain']
   rule = dataclasses.replace(
-    claim.rule, quantity=lambda runs: 0.1 if runs['ViT'][A] > 0.8 else math.nan
+    claim.rule,
+    quantity=lambda runs: [[0.1], [0.0 if runs['ViT'][A] > 0.8 else math.nan]],
   )
   changed = dataclasses.replace(claim, rule=rule)
   monkeypatch.setitem(CLAIMS, 'axial_gain', changed)
@@ -335,6 +345,9 @@ def test_nothing_is_said_of_compute_that_the_others_do_not_span():
   assert claims.at_equal_compute(runs, 'R', 'ViT') == pytest.approx(0.025)
   del runs['ViT-3x64']
   assert math.isnan(claims.at_equal_compute(runs, 'R', 'ViT'))
+  # But of the same.
+  runs['ViT-2x32']['gflops'] = 10.0
+  assert claims.at_equal_compute(runs, 'R', 'ViT') == pytest.approx(0.125)
   # Nor of a smaller one.
   runs['ViT-2x32']['gflops'] = 100.0
   assert math.isnan(claims.at_equal_compute(runs, 'R', 'ViT'))
@@ -342,6 +355,7 @@ def test_nothing_is_said_of_compute_that_the_others_do_not_span():
 
 def test_what_is_the_same_everywhere_has_no_ranks():
   assert rules.rank_correlation([1, 2], [3, 3]) == 0
+  assert rules.rank_correlation([3, 3], [1, 2]) == 0
 
 
 def test_queries_are_looked_at_in_the_last_layer(monkeypatch):
@@ -377,8 +391,15 @@ def test_the_share_of_leading_components():
   """Four components of variances 9, 1, 1, 1."""
   filters_DF = np.concatenate([np.diag([3.0, 1, 1, 1])] * 2)
   filters_DF[4:] *= -1
+  # What all filters share is no variance of theirs.
+  filters_DF += [5.0, 0, -7, 0]
   kernel_PPCD = filters_DF.T.reshape(2, 2, 1, 8)
   assert measures.leading_share(kernel_PPCD) == pytest.approx(9 / 12)
+  # Of six a quarter is two: what is begun counts.
+  filters_DF = np.concatenate([np.diag([3.0, 2, 1, 1, 1, 1])] * 2)
+  filters_DF[6:] *= -1
+  kernel_PPCD = filters_DF.T.reshape(1, 2, 3, 12)
+  assert measures.leading_share(kernel_PPCD) == pytest.approx(13 / 17)
 
 
 def test_what_is_looked_at_inside_of_a_model(monkeypatch):
@@ -388,7 +409,7 @@ def test_what_is_looked_at_inside_of_a_model(monkeypatch):
   layers = types.SimpleNamespace(grid=(2, 3))
 
   def of_source(checkpoint, data):
-    assert checkpoint is model and len(data) == measures.IMAGES
+    assert checkpoint is model and len(data) == min(200, len(source))
     np.testing.assert_array_equal(data[7]['image'], source[7]['image'])
     subject = types.SimpleNamespace(
       at_work=lambda what: at_work.append(what) or iter([(layers, None)])
@@ -437,3 +458,6 @@ def test_what_is_looked_at_inside_of_a_model(monkeypatch):
     -np.corrcoef(alike, apart)[0, 1]
   )
   assert len(found) == 8
+  # Of fewer images than it would take, all.
+  source = sources.open_source('digits', 'test[:9]')
+  assert measures.inside(model, 'digits', 'test[:9]') == found

@@ -116,6 +116,31 @@ def test_the_page_is_the_report_in_html(axial, tmp_path):
   )
 
 
+def test_claims_are_listed_as_asked_for_and_shown_by_study(axial):
+  """Studies in their order, each with the numbers of its own claims alone."""
+  few = {ACCURACY: 0.5, 'gflops': 1.0}
+  axial.studies.append('data')
+  axial.planned['data'] = 4 * [None]
+  axial._rows['data'] = rows(
+    **{f'{model}, few': [few] for model in ('ViT', 'ResNet')},
+    **{f'{model}, all': [few] for model in ('ViT', 'ResNet')},
+  )
+  names = ['more_data', 'axial_gain', 'little_data']
+  page = claims_page.ClaimsPage(names, axial, 'x')
+  sentences = [claims.CLAIMS[name].sentence for name in names]
+  found = Cells(page.page()).found
+  assert found['a'] == sentences
+  assert found['h3'] == [sentences[i] for i in (1, 0, 2)]
+  assert found['h2'] == [claims.STUDIES[x].what for x in ('axial', 'data')]
+  assert '10 of 10 runs on' in found['p'][0]
+  heads, _ = page._numbers('data')
+  assert heads == ['variant', 'seeds', ACCURACY]
+  text = page.markdown('report')
+  shown = [text.index(f'**{sentences[i]}**') for i in (1, 0, 2)]
+  assert shown == sorted(shown)
+  assert text.index('## axial') < shown[0] < text.index('## data') < shown[1]
+
+
 def test_claims_of_one_picture_have_it_once(axial):
   found = {
     variant: [{ACCURACY: 0.8, 'gflops': 1.0}]
@@ -227,9 +252,10 @@ def test_values_of_seeds_are_dots_around_their_mean(figures):
 
 
 def test_the_list_says_what_is_left(axial):
-  """Two claims share runs, of which two of six are left."""
+  """Two claims share runs, of which two of six are left, and one of others."""
   axial.left = lambda: [
-    types.SimpleNamespace(study='axial', seconds=s) for s in (100, 140)
+    types.SimpleNamespace(study=study, seconds=s)
+    for study, s in (('axial', 100), ('data', 180), ('axial', 140))
   ]
   axial.seconds = lambda run: run.seconds
   text = claims_page.listed(['axial_gain', 'axial_cost'], axial)
@@ -238,7 +264,7 @@ def test_the_list_says_what_is_left(axial):
     f'| axial_gain | {source} | axial | 4/6 | 4m |',
     f'| axial_cost | {source} | axial | 4/6 | 4m |',
     '',
-    '2 runs are left, about 4m; claims of the same runs share them.',
+    '3 runs are left, about 7m; claims of the same runs share them.',
   ]
   axial.left = lambda: []
   assert f'| axial_gain | {source} | axial | 6/6 | - |' in (

@@ -1,5 +1,7 @@
 """Fine-tuning: the recipe of table 4, from a variant or from a checkpoint."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
@@ -8,6 +10,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import table
 from vit_jax.models import variants
 from vit_jax.paper import recipe
 from vit_jax.sweeps import axes
@@ -39,6 +42,15 @@ def test_sizes_are_tiled_by_patches(model, pixels, side):
   assert recipe.nearest_size(fine_tuning(model), pixels) == side
 
 
+@pytest.mark.parametrize(
+  ('patch', 'side'), [(448, 448), (320, 320), (449, 384), (319, 384)]
+)
+def test_no_size_is_taken_that_is_far(patch, side):
+  """By more than 64 pixels: the model says what is wrong with the one asked."""
+  config = fine_tuning('b16', **{'model.patch_size': patch})
+  assert recipe.nearest_size(config, 384) == side
+
+
 def test_a_checkpoint_brings_its_model_and_the_scaling_of_its_images():
   path = str(GOLDEN / 'tiny-rep_s7.npz')
   config = fine_tuning(path)
@@ -57,14 +69,23 @@ def test_what_pre_training_left_out_at_random_fine_tuning_does_not(
   tmp_path, monkeypatch
 ):
   fields = {'dropout': 0.1, 'stochastic_depth': 0.2, 'remat': 'cheap'}
-  checkpoint = random_checkpoint(None, (32, 32), **TINY, **fields)
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, (32, 32), **TINY, **fields, head_bias=-3.0),
+    preprocessing=table.Preprocessing(
+      0, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 'bicubic'
+    ),
+  )
   monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
-  model = fine_tuning(str(tmp_path)).model
-  assert {name: model[name] for name in fields} == {
+  config = fine_tuning(str(tmp_path))
+  assert {name: config.model[name] for name in (*fields, 'head_bias')} == {
     'dropout': 0.0,
     'stochastic_depth': 0.0,
     'remat': 'none',
+    'head_bias': 0.0,
   }
+  assert tuple(config.data.mean) == (0.1, 0.2, 0.3)
+  assert tuple(config.data.std) == (0.4, 0.5, 0.6)
+  assert config.data.interpolation == 'bicubic'
 
 
 def test_what_is_neither_variant_nor_checkpoint_is_refused():
@@ -91,30 +112,35 @@ def test_learning_rates_of_table_4(name, model, rates):
 
 # Table 4: steps; held-out parts of appendix B.1.1; BiT's exceptions for VTAB.
 ROWS = [
-  ('imagenet2012', 20_000, 'validation', 'train[99%:]', True, 0.05, 0),
-  ('cifar100', 10_000, 'test', 'train[98%:]', True, 0.05, 0),
-  ('oxford_iiit_pet', 500, 'test', 'train[90%:]', True, 0.05, 0),
-  ('vtab/dtd', 2_500, 'test', 'val200', True, 0.05, 448),
-  ('vtab/kitti', 2_500, 'test', 'val200', True, 1.0, 0),
-  ('vtab/smallnorb_azimuth', 2_500, 'test', 'val200', False, 0.05, 448),
+  ('imagenet2012', 20_000, 'validation', '99%', True, 0.05, 0),
+  ('cifar100', 10_000, 'test', '98%', True, 0.05, 0),
+  ('oxford_iiit_pet', 500, 'test', '90%', True, 0.05, 0),
+  ('vtab/dtd', 2_500, 'test', '', True, 0.05, 448),
+  ('vtab/kitti', 2_500, 'test', '', True, 1.0, 0),
+  ('vtab/smallnorb_azimuth', 2_500, 'test', '', False, 0.05, 448),
 ]
 
 
 @pytest.mark.parametrize(
-  ('name', 'steps', 'test', 'val', 'flip', 'min_area', 'resize'), ROWS
+  ('name', 'steps', 'test', 'tuned', 'flip', 'min_area', 'resize'), ROWS
 )
-def test_one_data_set(name, steps, test, val, flip, min_area, resize, load):
+def test_one_data_set(name, steps, test, tuned, flip, min_area, resize, load):
   config = load('transfer.py', f'b16,{name}')
   assert config.total == f'{steps} steps'
   assert config.evaluators.test.split == test
-  assert config.tune.val == val
+  assert (config.tune.train, config.tune.val, config.data.split) == (
+    (f'train[:{tuned}]', f'train[{tuned}:]', 'train')
+    if tuned
+    else ('train800', 'val200', 'train800val200')
+  )
   assert config.data.flip == flip
   assert config.data.crop_min_area == min_area
   assert round(config.data.crop_resize * 384) == resize
   assert config.data.image_size == '384'
   assert config.optimizer.polyak == 0
   assert config.batch_size == 512
-  assert config.optimizer.clip_norm == 1
+  o = config.optimizer
+  assert (o.name, o.decay, o.clip_norm) == ('sgd', 'cosine', 1)
   assert config.optimizer.weight_decay == 0
 
 
@@ -148,6 +174,12 @@ def test_what_is_asked_for_goes_before_the_recipe(load, tmp_path):
   for cell in axes.cells(config, str(tmp_path)):
     assert cell.config.total == '7 steps'
     assert cell.config.data.image_size == '64'
+
+
+def test_data_of_ones_own_take_as_long_as_vtab():
+  """With the splits that the config has."""
+  assert recipe.on('./mine') == {'data.name': './mine', 'total': '2500 steps'}
+  assert recipe.grid(fine_tuning('b16'), './mine').keys() == {'tune.axes'}
 
 
 def test_a_suite_of_folders(load, tmp_path):

@@ -193,6 +193,10 @@ def test_a_line_goes_through_a_family_in_order_of_compute():
   ]
   assert axes.get_xscale() == 'log'
   assert 'exaFLOPs' in axes.get_xlabel()
+  # Within a power of ten or two there are numbers between, beyond it are none.
+  assert {5, 10, 20} <= {*axes.get_xticks()}
+  wide = {*draw(scaling.table_6()).get_xticks()}
+  assert {100, 1000} <= wide and not {50, 200, 500} & wide
 
 
 def test_every_family_has_a_style_of_its_own():
@@ -246,15 +250,21 @@ def test_plot_has_both_panels_and_the_families_shown(mixed, figures):
   # Published points are the paler ones.
   alphas = [a.containers[0].lines[0].get_alpha() for a in (left, right)]
   assert alphas[1] < alphas[0]
+  # 1 is 100 %.
+  for axes in (left, right):
+    text = axes.yaxis.get_major_formatter()(0.5, 0)
+    assert text.endswith('%') and float(text[:-1]) == 50
 
 
-def test_other_metrics_are_no_percentages(tmp_path):
+def test_other_metrics_are_no_percentages(tmp_path, figures):
   made = report(
     tmp_path, {'b': [result('b16', 1.5, 1.0, 'test/loss')]}, 'test/loss'
   )
   assert made.markdown().splitlines()[0] == 'test/loss at the last step.'
   assert '| 1.5 |' in made.markdown()
   assert made.plot()
+  left, right = (x.yaxis.get_major_formatter() for x in figures[0].axes)
+  assert '%' not in left(1.5, 0) and '%' in right(0.5, 0)
 
 
 def test_no_plot_before_a_run_has_finished(tmp_path):

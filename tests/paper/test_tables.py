@@ -307,6 +307,22 @@ def test_a_part_of_vtab_has_no_means_but_counts(tmp_path):
   }
 
 
+def test_a_model_without_runs_of_vtab_has_none_of_its_tasks(tmp_path):
+  cells = {('./data', 'a'): [90], ('vtab/dtd', 'b'): [70]}
+  text = report(tmp_path, cells).markdown()
+  assert table(text)['VTAB (19 tasks)'] == {
+    '': 'VTAB (19 tasks)',
+    'a (ours)': '0 of 19 tasks',
+    'b (ours)': '1 of 19 tasks',
+  } | {
+    model: row['vtab'].text
+    for model, row in published.TABLE_2.items()
+    if 'vtab' in row
+  }
+  assert table(text)['./data']['b (ours)'] == 'n/a'
+  assert table(text, 'Mean')['a (ours)']['● DTD'] == 'n/a'
+
+
 def test_the_test_set_is_shown_whatever_chooses_the_step(tmp_path):
   made = report(
     tmp_path, {'cifar10': [90]}, 'val/accuracy', cifar10={'val/accuracy': 0.5}
