@@ -2,11 +2,13 @@
 
 import io
 
+import matplotlib.colors
 import matplotlib.image
 import pytest
 
 from vit_jax.bench import charts
 from vit_jax.bench.loop import Gap
+from vit_jax.training import plots
 
 
 def rate(variant, image_size, batch_size, contender, value):
@@ -64,6 +66,12 @@ def test_rates_over_image_sizes_are_those_of_the_best_batch(figures):
     (224, 30),
   ]
   assert list(theirs.lines[0].get_ydata()) == [95, 35]
+  for i, container in enumerate((ours, theirs)):
+    line = container.lines[0]
+    assert plots.style(i) == {
+      'color': line.get_color(),
+      'marker': line.get_marker(),
+    }
   (whiskers,) = ours.lines[2]
   assert whiskers.get_segments()[0][:, 1].tolist() == [89, 92]
   assert axes.get_xlabel() == 'image size in pixels'
@@ -71,6 +79,7 @@ def test_rates_over_image_sizes_are_those_of_the_best_batch(figures):
   assert axes.get_ylim()[0] == 0
   assert [text.get_text() for text in axes.get_xticklabels()] == ['64', '224']
   assert axes.get_xscale() == 'log' and not axes.get_xticks(minor=True).size
+  assert axes.xaxis.get_transform().base == 2
   assert axes.get_title() == 'b16, best batch size'
   assert 'slowest to fastest' in axes.get_ylabel()
   assert figures[0].get_suptitle() == 'inference: cpu'
@@ -97,6 +106,11 @@ def test_a_single_place_has_bars(figures):
   assert is_picture(charts.rates(rows, 'training'))
   (axes,) = figures[0].axes
   assert [bar.get_width() for bar in axes.patches] == [10, 10]
+  assert len({bar.get_facecolor() for bar in axes.patches}) == 2
+  # The picture is as high as it has bars, which do not touch one another.
+  assert figures[0].get_size_inches().tolist() == [8, 2.4]
+  heights = [bar.get_height() for bar in axes.patches]
+  assert heights == pytest.approx([0.6, 0.6])
   assert [text.get_text() for text in axes.get_yticklabels()] == [
     'ours',
     'theirs',
@@ -107,6 +121,11 @@ def test_a_single_place_has_bars(figures):
   assert bottom > top and axes.get_xlim()[0] == 0
   assert [text.get_text() for text in axes.texts] == ['10', '10']
   assert [text.xy for text in axes.texts] == [(12, 0), (12, 1)]
+  assert {
+    (*x.get_position(), x.get_verticalalignment()) for x in axes.texts
+  } == {(5, 0, 'center')}
+  lines = [axis.get_gridlines()[0] for axis in (axes.xaxis, axes.yaxis)]
+  assert [line.get_visible() for line in lines] == [True, False]
   whiskers = [c.lines[2][0] for c in axes.containers if hasattr(c, 'has_xerr')]
   assert [w.get_segments()[0][:, 0].tolist() for w in whiskers] == 2 * [[9, 12]]
   assert axes.get_xlabel() == (
@@ -167,6 +186,10 @@ def test_figure_12_has_speed_left_and_batches_right(figures):
   (legend,) = figures[0].legends
   labels = [text.get_text() for text in legend.get_texts()]
   assert labels == ['r50x1', 'b16', 'inference', 'training']
+  modes = legend.legend_handles[2:]
+  assert [mode.get_linestyle() for mode in modes] == ['-', '--']
+  assert [mode.get_markerfacecolor() for mode in modes] == ['#444444', 'white']
+  assert figures[0].get_size_inches().tolist() == [12, 5]
   # Also where a model before it in the legend is not drawn.
   colour = legend.legend_handles[1].get_color()
   for axes in (left, right):
@@ -222,6 +245,13 @@ def test_a_run(figures, gaps):
   above, below = figures[0].axes
   assert [bar.get_x() for bar in above.patches] == [0, 6, 9, 9.75]
   assert above.get_xlim() == (0, 10)
+  # The gaps have the colours of their sums, and saving a marker that shows.
+  _, _, *colours = (
+    matplotlib.colors.to_hex(x.get_facecolor()) for x in above.patches
+  )
+  drawn = [(x.get_color().lower(), x.get_marker()) for x in below.lines]
+  assert drawn == [*zip(colours, 's.', strict=True)]
+  assert {line.get_linestyle() for line in below.lines} == {'None'}
   assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
     'steps 6.00 s',
     'evaluating 3.00 s',

@@ -168,6 +168,53 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
   assert values[3] < values[0] - 0.5
 
 
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training, dtype):
+  """Normalised, and in autocast where ours computes in bfloat16."""
+  import torch
+
+  from vit_jax.bench import race, torch_peer
+
+  seen = []
+
+  class Noting(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.head = torch.nn.Linear(3, step.NUM_CLASSES)
+
+    def forward(self, images_BCHW):
+      logits_BC = self.head(images_BCHW.mean((2, 3)))
+      seen.append((images_BCHW.numpy(), logits_BC.dtype, self.training))
+      return logits_BC
+
+  monkeypatch.setattr(race, 'TURN_S', 0.0)
+  monkeypatch.setattr(timm, 'create_model', lambda **_: Noting())
+  mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
+  chosen = config(dtype)
+  chosen.data.update(mean=mean, std=std)
+  make = torch_peer.makers(training)['timm-eager']
+  assert make(chosen).turn() > 0
+  images_BHWC = (step.random_batch(chosen)['image'] / 255 - mean) / std
+  assert len(seen) == 3
+  for given_BCHW, logits_dtype, is_training in seen:
+    np.testing.assert_allclose(
+      given_BCHW.transpose(0, 2, 3, 1), images_BHWC, rtol=1e-4, atol=1e-5
+    )
+    assert (str(logits_dtype), is_training) == (f'torch.{dtype}', training)
+
+
+def test_contenders_of_timm_are_compiled_or_not():
+  from vit_jax.bench import torch_peer
+
+  for training in (False, True):
+    made = torch_peer.makers(training)
+    assert {name: make.keywords for name, make in made.items()} == {
+      'timm': {'training': training, 'compiled': True},
+      'timm-eager': {'training': training, 'compiled': False},
+    }
+
+
 def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
   del timm
   import torch
@@ -256,7 +303,13 @@ def test_only_plain_vits_are_written_plainly(variant, field):
 @pytest.mark.parametrize('name', ['timm', 'torch'])
 def test_a_missing_library_is_named(run, monkeypatch, task, name):
   monkeypatch.setitem(sys.modules, name, None)
+  share = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+  monkeypatch.setenv(share, '')  # for it to be as before afterwards
+  monkeypatch.delenv(share)
+  run(task, '--batch_sizes=2', '--variants=q16')
+  assert share not in os.environ
   status, out, err = run(task, '--batch_sizes=2', '--vs=timm-eager')
+  assert os.environ[share] == '.47'
   assert status == flags.EXIT_ENVIRONMENT
   assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
   assert not out  # before anything is asked of it

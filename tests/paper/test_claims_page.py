@@ -1,8 +1,10 @@
 """The report on claims: its tables, its page and what its pictures show."""
 
 import html.parser
+import io
 import types
 
+import matplotlib.image
 import pytest
 from etils import epath
 
@@ -175,7 +177,9 @@ def test_layers_are_drawn_in_their_order(figures):
     'a': [{f'distance/{i}': i + seed for i in range(3)} for seed in (0, 1)],
     'b': [{'distance/0': 5.0, 'distance/1': 4.0}],
   }
-  claims_page.draw(claims.CLAIMS['distance'], rows(**found))
+  png = claims_page.draw(claims.CLAIMS['distance'], rows(**found))
+  picture = matplotlib.image.imread(io.BytesIO(png))
+  assert picture.shape[:2] == (3 * 80, 5.5 * 80)
   (axes,) = figures[0].axes
   assert lines_of(axes) == {
     'a': [[0, 1, 2], [0.5, 1.5, 2.5]],
@@ -240,6 +244,7 @@ def test_values_of_seeds_are_dots_around_their_mean(figures):
     [],
   ]
   (bar,) = axes.containers  # of a single value there is no deviation
+  assert (bar.lines[0].get_marker(), bar.lines[0].get_color()) == ('|', 'black')
   assert bar.lines[0].get_xydata().tolist() == [[0.5, 2]]
   assert bar.lines[2][0].get_segments()[0][:, 0].tolist() == [0.25, 0.75]
   assert axes.get_ylim() == (3.5, -0.5) and axes.get_xlabel() == 'filters'

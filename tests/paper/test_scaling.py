@@ -249,7 +249,8 @@ def test_plot_has_both_panels_and_the_families_shown(mixed, figures):
   ]
   # Published points are the paler ones.
   alphas = [a.containers[0].lines[0].get_alpha() for a in (left, right)]
-  assert alphas[1] < alphas[0]
+  assert alphas[1] < alphas[0] == 1
+  assert figure.get_size_inches().tolist() == [13, 5.5]
   # 1 is 100 %.
   for axes in (left, right):
     text = axes.yaxis.get_major_formatter()(0.5, 0)
