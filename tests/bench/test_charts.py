@@ -106,7 +106,8 @@ def test_a_single_place_has_bars(figures):
   assert is_picture(charts.rates(rows, 'training'))
   (axes,) = figures[0].axes
   assert [bar.get_width() for bar in axes.patches] == [10, 10]
-  assert len({bar.get_facecolor() for bar in axes.patches}) == 2
+  colours = [matplotlib.colors.to_hex(x.get_facecolor()) for x in axes.patches]
+  assert colours == [colour.lower() for colour in plots.COLORS[:2]]
   # The picture is as high as it has bars, which do not touch one another.
   assert figures[0].get_size_inches().tolist() == [8, 2.4]
   heights = [bar.get_height() for bar in axes.patches]

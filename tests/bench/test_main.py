@@ -33,6 +33,12 @@ def test_what_is_not_given_is_what_the_help_says():
   assert parsed('input') == common | {'command': 'input', 'vs': None}
 
 
+def test_the_help_says_what_each_command_measures():
+  text = ' '.join(command._parser().format_help().split())
+  for name, module in command._COMMANDS.items():
+    assert f'{name} {module.__doc__.splitlines()[0]}' in text
+
+
 def test_lists_have_no_empty_names():
   given = parsed('train --variants=,b16,,s16 --image_sizes=64,32,')
   assert given['variants'] == ['b16', 's16']

@@ -34,6 +34,7 @@ def fine_tuning(model, **fields):
     ('h14', 384, 378),  # 27 patches are nearer than 28
     ('h14', 512, 518),  # as in table 2
     ('l16', 512, 512),
+    ('l16', 376, 368),  # and not 384, which is as near
     ('r50+b16', 384, 384),
     ('r50x1', 384, 384),
   ],

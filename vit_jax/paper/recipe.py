@@ -65,8 +65,8 @@ def _start_from(config: ConfigDict, model: str) -> None:
 def nearest_size(config: ConfigDict, pixels: int) -> int:
   """Returns the side nearest to this that the patches tile: 378 of 384 for /14.
 
-  Where there is none within 64 pixels it is `pixels`, for which the model will
-  say why.
+  Of two the smaller. Where there is none within 64 pixels it is `pixels`, for
+  which the model will say why.
   """
 
   def fits(side: int) -> bool:
