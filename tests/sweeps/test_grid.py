@@ -1,5 +1,6 @@
 """The table, the CSV file and the plot of a sweep against sums by hand."""
 
+import dataclasses
 import io
 
 import matplotlib.image
@@ -7,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.sweeps.grid import GridReport, GridRun
-from vit_jax.training import metric_log
+from vit_jax.training import metric_log, plots
 
 AXES = {
   'Kind': ['none', '1-D'],
@@ -195,6 +196,9 @@ def test_no_plot_before_a_run_has_finished(tmp_path, mixed):
     'results.csv',
     'table.md',
   }
+  assert sweep.summary(tmp_path / 'new') == sweep.markdown() + ''.join(
+    f'\nwritten  {tmp_path}/new/{name}' for name in ('results.csv', 'table.md')
+  )
 
 
 def test_cells_of_a_row_stand_beside_one_another(mixed):
@@ -245,6 +249,60 @@ def test_a_curve_that_is_flat_has_room_around_it(tmp_path):
   axes = Figure().subplots()
   sweep.draw_curves(axes)
   assert axes.get_ylim() == pytest.approx((0.49, 0.51))
+  # There is no half of a step.
+  assert all(x % 1 == 0 for x in axes.xaxis.get_major_locator()())
+  assert axes.xaxis.get_major_formatter()(12345) == '12,345'
+
+
+def test_single_runs_have_no_deviation_and_those_to_come_no_word(tmp_path):
+  cells = {('a',): result(0.5), ('b',): None, ('c',): result(0, 'diverged')}
+  sweep = report(tmp_path, cells, {'x': ['a', 'b', 'c']})
+  axes = Figure().subplots()
+  sweep.draw_last(axes)
+  assert axes.get_xlabel() == ''
+  assert [text.get_text() for text in axes.texts] == ['diverged']
+  assert axes.texts[0].xy == (0.01, pytest.approx(2))
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(
+  tmp_path, value
+):
+  cells = {
+    ('none', 'input', 'seed=0'): result(value),
+    ('none', 'input', 'seed=1'): result(0.5),
+    ('1-D', 'input', 'seed=0'): result(0.75),
+  }
+  sweep = report(tmp_path, cells)
+  for run in sweep.runs:
+    last = run.result['metrics']['test/accuracy']
+    write_curve(run, {2: 0.25, 4: last})
+  assert f'| none | {value} ± nan |' in sweep.markdown()
+  assert '| 1-D | 75.00 (n = 1) |' in sweep.markdown()
+  assert sweep.plot()
+  axes = Figure().subplots()
+  sweep.draw_curves(axes)
+  assert axes.get_ylim() == pytest.approx((0.74, 0.76))
+  alone = dataclasses.replace(sweep, runs=sweep.runs[:1])
+  assert alone.plot()
+
+
+def test_many_rows_and_columns_have_room_and_styles(tmp_path, figures):
+  """More than there are colours and markers, which come again."""
+  rows, columns = 'abcdefghij', 'klmnopq'
+  assert len(rows) > len(plots.COLORS) and len(columns) > len(plots.MARKERS)
+  cells = {(row, column): None for row in rows for column in columns}
+  cells['j', 'q'] = result(0.5)
+  sweep = report(tmp_path, cells, {'x': [*rows], 'y': [*columns]})
+  write_curve(sweep.runs[-1], {4: 0.5})
+  assert sweep.plot()
+  (figure,) = figures
+  # An inch and more for what is around them, 0.16 of one for each run.
+  assert figure.get_size_inches() == pytest.approx((12, 1.4 + 10 * 7 * 0.16))
+  _, right = figure.axes
+  color, marker = plots.COLORS[1], plots.MARKERS[0]
+  (line,) = (x for x in right.lines if len(x.get_xdata()))
+  assert (line.get_color(), line.get_marker()) == (color, marker)
 
 
 @pytest.mark.parametrize('metric', ['test/accuracy', 'test/loss'])
@@ -274,6 +332,10 @@ def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, figures):
     columns = ['', 'Added', 'input', 'every layer']
     assert texts == ['Kind', 'none', '1-D', *columns]
     assert percent == [True, True]
+    # Of one, and in as many inches as are needed at least.
+    for axis in (left.xaxis, right.yaxis):
+      assert axis.get_major_formatter().xmax == 1
+    assert figure.get_size_inches() == pytest.approx((12, 3.6))
     # As the curves are drawn.
     _, *rows, _, _, input_, every = figure.legends[0].get_lines()
     first, below, beside = right.lines

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import operator
 import statistics
 from collections.abc import Callable, Sequence
@@ -240,14 +241,15 @@ class GridReport:
     late: list[float] = []
     for (row, column), runs in self.groups.items():
       steps, values = self.curve(runs)
-      late += values[len(values) // 2 :]
+      late += filter(math.isfinite, values[len(values) // 2 :])
       color, marker, line = _style(rows.index(row), columns.index(column))
       axes.plot(
         steps, values, color=color, marker=marker, linestyle=line, markersize=4
       )
     # How a run starts would hide how the runs differ.
-    margin = 0.06 * (max(late) - min(late)) or 0.01
-    axes.set_ylim(min(late) - margin, max(late) + margin)
+    if late:
+      margin = 0.06 * (max(late) - min(late)) or 0.01
+      axes.set_ylim(min(late) - margin, max(late) + margin)
     axes.set_xlabel('step')
     axes.xaxis.set_major_formatter('{x:,.0f}')
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -285,7 +287,11 @@ def diverged(runs: Sequence[GridRun]) -> int:
 
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
   """Returns mean and deviation of a sample, None of a single value."""
-  deviation = statistics.stdev(values) if len(values) > 1 else None
+  deviation = None
+  if len(values) > 1:
+    # Which `statistics` does not take where a value is not finite.
+    is_known = all(map(math.isfinite, values))
+    deviation = statistics.stdev(values) if is_known else math.nan
   return statistics.mean(values), deviation
 
 
