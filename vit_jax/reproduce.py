@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-  # At full size each claim has data of its own.
-  data = 'digits' if args.scale == 'tpu' else args.data
-  names = _claims(args.claims, data)
   if args.scale == 'tpu':
+    # At full size each claim has data of its own.
     for name in ('data', 'budget', 'list', 'workdir', 'results'):
       if getattr(args, name) != _parser().get_default(name):
         raise ValueError(
           f'--scale=tpu has no use for --{name}: it prints commands and runs '
           'nothing.'
         )
+  names = _claims(args.claims, args.data)
+  if args.scale == 'tpu':
     for line in full_size.commands(names, args.topology, flags.config_named):
       print(line, flush=True)
     return None

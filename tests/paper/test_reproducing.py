@@ -145,11 +145,51 @@ def test_at_full_size_no_claim_is_left_out(monkeypatch):
   assert asked == list(claims.CLAIMS)
 
 
-@pytest.mark.parametrize('flag', ['--data=./images', '--budget=1h', '--list'])
+@pytest.mark.parametrize(
+  'flag',
+  ['--data=./images', '--budget=1h', '--list', '--workdir=x', '--results=x'],
+)
 def test_what_full_size_has_no_use_for_is_refused(capsys, flag):
   assert reproduce.main(['--scale=tpu', flag]) == 2
   name = flag.partition('=')[0]
-  assert f'has no use for {name}' in capsys.readouterr().err
+  out, err = capsys.readouterr()
+  assert out == '' and f'has no use for {name}' in err
+
+
+def test_the_report_has_the_command_that_goes_on(monkeypatch, tmp_path, capsys):
+  """Of the claims that the data are of, with what is not left to a default."""
+  given = []
+
+  class Page:
+    def __init__(self, names, reproduction, command):
+      given.append((names, command))
+
+    def write(self, folder):
+      return [folder / 'report.html', folder / 'report.md']
+
+    def counts(self):
+      return '7 claims'
+
+  made = types.SimpleNamespace(run=lambda budget_s: ())
+  monkeypatch.setattr(reproduce, 'Reproduction', lambda *_: made)
+  monkeypatch.setattr(reproduce.claims_page, 'ClaimsPage', Page)
+  data = ['--data=my images/', f'--workdir={tmp_path}']
+  for args in ([], data, [*data, '--claims=head', '--budget=1s']):
+    assert reproduce.main(args) == 0
+  again = 'python -m vit_jax.reproduce'
+  assert [command for _, command in given] == [
+    f'{again} --budget=2h --workdir=runs/reproduce',
+    f"{again} '--data=my images/' --budget=2h --workdir={tmp_path}",
+    f"{again} --claims=head '--data=my images/' --budget=2h "
+    f'--workdir={tmp_path}',
+  ]
+  assert capsys.readouterr().out.splitlines()[-3:] == [
+    f'written  {tmp_path}/report.html',
+    f'written  {tmp_path}/report.md',
+    '7 claims',
+  ]
+  every, those, one = (set(names) for names, _ in given)
+  assert every == set(claims.CLAIMS) > those and one == {'head'}
 
 
 def test_homes_are_those_of_their_users(command, tmp_path, monkeypatch):
