@@ -150,6 +150,14 @@ def test_sgd_is_that_of_bit():
     vit.get_config('r50x1,jft,lamb')
 
 
+def test_who_chooses_nothing_has_the_papers_base_model():
+  config = config_lib.base()
+  config_lib.choose_model(config, 'b16')
+  assert config_lib.base().model == config.model
+  o = config.optimizer
+  assert (o.name, o.b1, o.b2, o.momentum) == ('adam', 0.9, 0.999, 0.9)
+
+
 @pytest.mark.parametrize(
   'variant', ['r50x1', 'r50+b16', 'axial_b16', 'axial_r50x1']
 )
@@ -329,6 +337,7 @@ def test_an_objective_is_overridden_with_its_fields():
     ('optimizer.lr', 'False'),
     ('optimizer.lr', '__import__("os")'),
     ('data.flip', '2'),
+    ('data.flip', '1'),
     ('data.flip', '[]'),
     ('data.flip', 'no'),
   ],
@@ -380,7 +389,9 @@ def meta(examples=10, class_names=('a', 'b'), fixed=(), **changes):
     {'keep_last': 9, 'best_metric': 'test/loss', 'accum_steps': 2},
     {'mesh.data': 4, 'mesh.fsdp': 2, 'mesh.tensor': 2, 'data.workers': 3},
     {'model.remat': 'dots_saveable', 'data.dir': '/elsewhere'},
-    {'evaluators.test.split': 'val'},
+    {'evaluators.test.split': 'val', 'eval_only': True, 'gather': 'layer'},
+    {'wandb': 'mine', 'report': 'scaling', 'early_stopping': True},
+    {'sweep': (1,), 'sweep_skip': (2,), 'tune.val': 'train[:9]'},
   ],
   ids=str,
 )
@@ -412,6 +423,14 @@ def test_what_changes_learning_is_refused_by_name(key, value):
   assert f'  {key}: {before!r} -> {value!r}\n' in str(e.value)
   assert str(e.value).count('->') == 1
   assert 'another --workdir' in str(e.value)
+
+
+def test_all_changes_are_named_in_their_order():
+  changes = {'total': '9 epochs', 'batch_size': 8, 'optimizer.lr': 1.0}
+  with pytest.raises(ValueError) as e:
+    config_lib.check_resumable(meta(), meta(**changes))
+  names = [x.split(':')[0] for x in str(e.value).splitlines() if '->' in x]
+  assert names == ['  batch_size', '  optimizer.lr', '  total']
 
 
 def test_other_data_is_refused():
@@ -450,6 +469,14 @@ def test_fields_that_came_have_had_their_defaults():
   config_lib.check_resumable(old, meta())
   with pytest.raises(ValueError, match='  model.scan: False -> True\n'):
     config_lib.check_resumable(old, meta(**{'model.scan': True}))
+  # A ResNet's width is another than that of a ViT, which has no version.
+  config = config_lib.base()
+  config_lib.choose_model(config, 'r50x1')
+  resnet = meta() | {'config': json.loads(config.to_json())}
+  old = meta() | {'config': json.loads(config.to_json())}
+  for field in ('width', 'version'):
+    del old['config']['model'][field]
+  config_lib.check_resumable(old, resnet)
 
 
 def test_another_teacher_is_refused():

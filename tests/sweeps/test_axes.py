@@ -16,7 +16,7 @@ def names(config, workdir='w'):
 
 
 def test_every_combination_is_a_run_of_its_own(tmp_path):
-  config = small('optimizer.lr=0.001,3e-3', 'seed=0,1', 'data.flip=true')
+  config = small(' optimizer.lr = 0.001, 3e-3 ', 'seed=0,1', 'data.flip=true')
   cells = axes.cells(config, str(tmp_path))
   assert [
     (c.config.optimizer.lr, c.config.seed, c.config.data.flip) for c in cells
@@ -47,6 +47,7 @@ def test_skipped_combinations_have_no_run():
   config = small('optimizer.lr=0.1,0.2', 'seed=0,1,2')
   config.sweep_skip = ({'optimizer.lr': 0.1, 'seed': 1}, {'seed': 2})
   assert names(config) == ['lr=0.1_seed=0', 'lr=0.2_seed=0', 'lr=0.2_seed=1']
+  assert all(c.config.sweep_skip == () for c in axes.cells(config, 'w'))
   config.sweep_skip = ({'model.pool': 'cls'},)
   with pytest.raises(ValueError, match='sweep_skip leaves all'):
     axes.cells(config, 'w')

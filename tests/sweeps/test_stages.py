@@ -160,6 +160,13 @@ def test_a_second_sweep_in_a_workdir_is_refused(tmp_path, monkeypatch):
   assert seen
 
 
+def test_a_stage_may_say_its_seed(tmp_path):
+  config = digits.get_config()
+  config.stages = (('a', {'seed': 7}), ('b', {}))
+  (a, _), (b, _), (own, _) = stages.runs(config, str(tmp_path))
+  assert (a.seed, own.seed) == (7, 0) and b.seed not in (7, 0)
+
+
 def test_a_run_without_stages_is_itself(tmp_path):
   config = config_lib.base()
   assert stages.runs(config, 'anywhere') == [(config, 'anywhere')]
