@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import experiment, objectives, train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import flops
+from vit_jax.models import flops, variants
 from vit_jax.objectives.classification import Classification
 
 
@@ -112,6 +112,65 @@ def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   assert 0.04 < variance < 0.16
 
 
+def test_what_a_config_and_its_data_are_reach_the_run(
+  config, tmp_path, monkeypatch
+):
+  """Here of an objective whose model sees each image three times."""
+  given = {}
+
+  class Told:
+    def __init__(self, **kwargs):
+      given['run'] = kwargs
+
+    def wait_for(self, batches):
+      raise ValueError('enough')
+
+    def close(self):
+      pass
+
+  def train_batches(source, transform, **kwargs):
+    given['loader'] = kwargs
+    return (x for x in ())
+
+  monkeypatch.setattr(Taught, 'images_seen', 3)
+  monkeypatch.setattr(train, 'initial_state', lambda *_: (0, {}))
+  monkeypatch.setattr(train, 'Run', Told)
+  monkeypatch.setattr(train.loader, 'train_batches', train_batches)
+  config = taught(config, 0)
+  config.update(batch_size=16, seed=5)
+  config.data.update(repeats=2, balance=0.5)
+  with pytest.raises(ValueError, match='enough'):
+    train.train(config, str(tmp_path))
+  assert given['loader'] == {
+    'batch_size': 16,
+    'seed': 5,
+    'start_step': 0,
+    'process_index': 0,
+    'process_count': 1,
+    'workers': 0,
+    'repeats': 2,
+    'balance': 0.5,
+  }
+  made = made_of(config)
+  told = given['run']
+  assert told['forward_flops'] == 3 * made.forward_flops
+  assert (told['workdir'], told['batch_size']) == (str(tmp_path), 16)
+  assert told['shown'] == {'test/accuracy': 'highest'}
+  (checksum,) = told['meta'].pop('fixed')
+  assert isinstance(checksum, int)
+  assert told['meta'] == {
+    'config': json.loads(config.to_json()),
+    'model': variants.fields_of(made.objective.model),
+    'class_names': [*'0123456789'],
+    'examples': 1437,
+    'steps': 4,
+    'image_size': [8, 8],
+    'best': 'highest',
+    'elapsed_s': 0.0,
+    'since_log': [],
+  }
+
+
 def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
   train.train(taught(config, 0), str(tmp_path))
   other = Taught.fixed
@@ -196,6 +255,57 @@ def test_parameters_are_those_of_height_and_width(config):
     'y_embedding': (1, 2, 8),
     'x_embedding': (1, 4, 8),
   }
+
+
+def test_random_parameters_are_those_of_the_seed(config, monkeypatch):
+  """Of the first key of two, as the runs of earlier versions have it."""
+  config.seed, config.data.image_size = 7, '8x16'
+  made, given = made_of(config), []
+  monkeypatch.setattr(
+    experiment.variants, 'init', lambda *args: given.append(args)
+  )
+  made._new_params()
+  ((model, key, size),) = given
+  assert (model, size) == (made.objective.model, (8, 16))
+  np.testing.assert_array_equal(
+    jax.random.key_data(key),
+    jax.random.key_data(jax.random.split(jax.random.key(7))[0]),
+  )
+
+
+def test_devices_are_shared_out_by_the_models_width(config):
+  """Over which kernels are split into 16 rows each, and no fewer."""
+  config.model.width = 64
+  config.mesh.update(data=-1, fsdp=-1)
+  facts = experiment.facts_of(config, map(str, range(10)), 1437)
+  mesh = experiment.Experiment(config, facts).mesh
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 4, 'tensor': 1}
+
+
+def test_gradients_are_float32_and_split_as_parameters_are(config):
+  """Whatever the kernels are cast to, and the partitioner would do."""
+  config.model.dtype, config.mesh.fsdp = 'bfloat16', 8
+  facts = experiment.facts_of(config, map(str, range(10)), 1437)
+  made = experiment.Experiment(config, facts)
+  params = made.state_shapes['params']
+  batch = made.objective.batch_shapes(8)
+  key = jax.random.key(0)
+
+  def gradients(params, batch):
+    batch = made.objective.augment(batch, key)
+    given = made._to_use(params), (8, 8), {}, batch, key
+    return made._gradients(*given)[0]
+
+  program = jax.make_jaxpr(gradients)(params, batch)
+  assert {x.dtype for x in program.out_avals} == {jnp.dtype('float32')}
+  split = [
+    equation.params['sharding'].spec
+    for equation in program.eqns
+    if equation.primitive.name == 'sharding_constraint'
+  ]
+  kernels = [x for x in jax.tree.leaves(params) if 'fsdp' in x.sharding.spec]
+  # Those of batches name `data` with it.
+  assert sum('fsdp' in spec for spec in split) == len(kernels) > 5
 
 
 def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):

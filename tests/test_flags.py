@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -14,8 +15,10 @@ import jax
 import pytest
 
 from tests.conftest import ROOT
+from vit_jax import __main__ as entrance
 from vit_jax import flags
 from vit_jax.__main__ import COMMANDS
+from vit_jax.training import interrupts
 
 
 def _caused(by):
@@ -71,7 +74,18 @@ def test_statuses(capsys, error, status, words):
   assert flags.status(error) == status
   err = capsys.readouterr().err
   assert words in err
-  assert err.count('\n') == 1
+  assert err == err.strip() + '\n' and err.count('\n') == 1
+
+
+def test_whoever_asks_for_all_sees_where_an_error_came_from(monkeypatch):
+  said, error = [], ValueError('bad')
+  monkeypatch.setattr(
+    flags.absl_logging,
+    'debug',
+    lambda text, *args, **kwargs: said.append((text % args, kwargs)),
+  )
+  assert flags.status(error) == 2
+  assert said == [('bad', {'exc_info': error})]
 
 
 def test_an_error_of_ours_keeps_its_traceback():
@@ -81,11 +95,24 @@ def test_an_error_of_ours_keeps_its_traceback():
 
 def test_a_write_that_was_never_begun_is_no_message_of_its_own():
   program = (
+    'import logging\n'
+    'from absl import logging as absl_logging\n'
     'from vit_jax import flags\n'
     "flags.flags.FLAGS(['x'])\n"
+    'absl_logging.use_absl_handler()\n'
     'flags.show_messages()\n'
     'async def write(): pass\n'
     'left = write()\n'
+    # Nor is what its threads, tasks and callbacks say of it.
+    'try:\n'
+    "  raise OSError('full')\n"
+    'except OSError:\n'
+    "  logging.exception('a thread')\n"
+    "logging.getLogger('asyncio').error('a task')\n"
+    'class Left:\n'
+    '  def __del__(self):\n'
+    "    raise RuntimeError('Event loop is closed')\n"
+    'Left()\n'
   )
   done = subprocess.run(
     [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
@@ -94,7 +121,10 @@ def test_a_write_that_was_never_begun_is_no_message_of_its_own():
 
 
 def test_a_message_is_shown_once():
-  """Whatever a library has told the root logger, and by the last command."""
+  """Whatever a library has told the root logger, and by the last command.
+
+  So are those of commands without a config, with what they are before them.
+  """
   program = (
     'import logging\n'
     'logging.basicConfig(level=logging.INFO)\n'
@@ -103,11 +133,12 @@ def test_a_message_is_shown_once():
     'flags.show_messages()\n'
     'flags.show_messages()\n'
     "logging.getLogger('vit_jax.some').info('said')\n"
+    "flags.command(lambda _: logging.warning('careful'), None)\n"
   )
   done = subprocess.run(
     [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
   )
-  assert (done.returncode, done.stderr) == (0, 'said\n')
+  assert (done.returncode, done.stderr) == (0, 'said\nWARNING: careful\n')
 
 
 def test_of_an_error_over_many_lines_one_is_said(capsys):
@@ -136,6 +167,21 @@ def test_a_command_ends_with_what_it_returns(ended, status):
     return ended
 
   assert flags.command(run, args) == status and got == [args]
+
+
+def test_ctrl_c_is_raised_in_a_command(monkeypatch):
+  """And does not end it at once, as while it imports."""
+  monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    interrupts.end_at_once()
+    handlers = []
+    flags.command(
+      lambda _: handlers.append(signal.getsignal(signal.SIGINT)), None
+    )
+  finally:
+    signal.signal(signal.SIGINT, before)
+  assert handlers == [signal.default_int_handler]
 
 
 def test_a_command_ends_with_its_error(capsys):
@@ -282,6 +328,21 @@ def test_a_full_disk_is_one_message(tmp_path, size):
   assert done.returncode == flags.EXIT_ENVIRONMENT
   assert 'Traceback' not in done.stderr
   assert 'Make room on the disk' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize('args', [[], ['-h'], ['--help'], ['help'], ['hlep']])
+def test_whoever_asks_for_help_is_told_of_all_commands(
+  monkeypatch, capsys, args
+):
+  monkeypatch.setattr(interrupts, 'end_at_once', lambda: None)
+  monkeypatch.setattr(sys, 'argv', ['vit-jax', *args])
+  is_error = args == ['hlep']
+  assert entrance.main() == (2 if is_error else 0)
+  told, other = capsys.readouterr()[:: -1 if is_error else 1]
+  assert (
+    other == '' and told.startswith("error: No command 'hlep'.") is is_error
+  )
+  assert sum(f'  {name} ' in told for name in COMMANDS) == len(COMMANDS)
 
 
 @pytest.mark.parametrize('command', sorted({*COMMANDS} - {'train', 'plan'}))

@@ -49,7 +49,8 @@ def test_command_writes_a_palette_its_error_and_a_picture(
   assert np.abs(found).max() <= 1
   assert (np.diff(found.sum(-1)) >= 0).all()
   with Image.open(out.with_suffix('.png')) as picture:
-    assert picture.width > picture.height > 96
+    # Of ten images eight, six times as large as they are, beside each other.
+    assert picture.width == 8 * 6 * 16 > picture.height > 96
   # 24 means of evenly spread colours leave less than one mean, and not nothing.
   (error,) = (
     float(line.split()[1]) for line in shown.splitlines() if 'error' in line
@@ -78,9 +79,20 @@ def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
   assert 'colours.npy has no value below 0' in caplog.messages[-1]
 
 
+def test_as_many_colours_as_there_are_are_these():
+  """Of which some are next to each other, in each channel."""
+  colours = np.uint8([[0, 0, 0], [0, 1, 0], [2, 0, 0], [9, 9, 9]])
+  found = palette.fit(colours.repeat(50, 0), 4)
+  np.testing.assert_allclose(127.5 * (found + 1), colours, atol=1e-3)
+  with pytest.raises(ValueError, match='colours=5, and the images have 4 diff'):
+    palette.fit(colours, 5)
+
+
 def test_a_palette_of_bright_images_is_not_taken_for_another(tmp_path):
   rng = np.random.default_rng(0)
-  found = palette.fit(rng.integers(150, 256, (5000, 3), np.uint8), 8)
+  pixels = rng.integers(150, 256, (1000, 3), np.uint8)
+  found = palette.fit(pixels, 8)
+  np.testing.assert_array_equal(palette.fit(pixels, 8), found)
   np.save(tmp_path / 'bright.npy', found)
   assert palette.read(str(tmp_path / 'bright.npy')) == tuple(found.ravel())
   assert found[1:].min() > 0
@@ -172,6 +184,16 @@ def test_a_picture_has_images_the_same_in_colours_and_these(colours, shape):
   np.testing.assert_array_equal(found[:colours], want)
   assert (found[colours:] == 255).all()
   assert (picture[192:, columns * side :] == 255).all()
+
+
+def test_a_picture_narrower_than_its_colours_has_the_first_of_them():
+  palette_KC = np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3)
+  images = np.zeros((1, 96, 10, 3), np.uint8)
+  png = palette._picture(images, palette_KC)
+  picture = np.asarray(Image.open(io.BytesIO(png)))
+  assert picture.shape == (2 * 96 + 1, 10, 3)
+  want = np.rint(127.5 * (palette_KC[:10] + 1))
+  np.testing.assert_array_equal(picture[-1], want)
 
 
 def test_so_many_pixels_are_clustered(folder, tmp_path, monkeypatch, capsys):

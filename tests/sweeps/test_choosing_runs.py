@@ -381,17 +381,43 @@ def test_runs_that_were_measured_on_other_images_do_not_count(
   config.evaluators.fewshot.update(on=True, data='digits')
   running.run(config, str(tmp_path))
   assert 'Finished without evaluators.fewshot, which is not' in caplog.text
+  # One process of several says so.
+  caplog.clear()
+  with monkeypatch.context() as patch:
+    patch.setattr(running.jax, 'process_index', lambda: 1)
+    running.run(config, str(tmp_path))
+  assert not caplog.records
   config.evaluators.test.split = 'train[90%:]'
   message = "measured otherwise .evaluators.test.split: 'test' -> 'train.90%:.'"
   with pytest.raises(ValueError, match=message):
     running.run(config, str(tmp_path))
 
 
-@pytest.mark.parametrize(('first', 'best'), [(0.5, 2), (float('nan'), 4)])
-def test_early_stopping_takes_the_first_of_equal_steps(
-  monkeypatch, tmp_path, first, best
+def test_what_is_not_measured_any_more_may_have_been_measured_otherwise(
+  monkeypatch, tmp_path
 ):
-  fake_training(monkeypatch, lambda config, step: first if step == 2 else 0.5)
+  trained = fake_training(monkeypatch, lambda config, step: 0.5)
+  config = small('seed=0')
+  config.evaluators.fewshot.update(on=True, data='digits')
+  running.run(config, str(tmp_path))
+  saved = result(tmp_path, 'runs/seed=0')
+  assert saved['metrics'] == {'test/accuracy': 0.5, 'fewshot/accuracy': 0.5}
+  config.evaluators.fewshot.update(on=False, data='')
+  running.run(config, str(tmp_path))
+  assert trained == ['seed=0']
+
+
+NAN = float('nan')
+
+
+@pytest.mark.parametrize(
+  ('first', 'last', 'best'), [(0.5, 0.5, 2), (NAN, 0.5, 4), (NAN, NAN, 4)]
+)
+def test_early_stopping_takes_the_first_of_equal_steps(
+  monkeypatch, tmp_path, first, last, best
+):
+  """A NaN is the best of nothing, and where there is no other the last is."""
+  fake_training(monkeypatch, lambda config, step: first if step == 2 else last)
   config = small('seed=0')
   config.early_stopping = True
   running.run(config, str(tmp_path))

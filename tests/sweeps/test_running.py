@@ -82,6 +82,15 @@ def test_what_is_for_a_single_run_is_refused(fake, tmp_path, field, does):
   assert fake == []
 
 
+def test_images_of_several_classes_are_known_before_anything_runs(
+  fake, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(refusing.sources, 'has_several', lambda source: True)
+  with pytest.raises(ValueError, match='seed=0: .*several classes an image'):
+    running.run(small('seed=0'), str(tmp_path / 'w'))
+  assert fake == []
+
+
 def test_results_of_every_run(fake, tmp_path, monkeypatch, capfd):
   fake_clock(monkeypatch)
   running.run(small('optimizer.lr=0.1,0.2', 'seed=0,1'), str(tmp_path))
@@ -124,7 +133,12 @@ def test_results_of_every_run(fake, tmp_path, monkeypatch, capfd):
 
 def test_finished_runs_are_kept_and_more_seeds_added(fake, tmp_path):
   running.run(small('seed=0,1'), str(tmp_path))
-  before = (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes()
+  path = tmp_path / 'runs' / 'seed=0' / 'result.json'
+  # As of a version that stopped no run early.
+  result = json.loads(path.read_text())
+  del result['config']['early_stopping']
+  path.write_text(json.dumps(result))
+  before = path.read_bytes()
   running.run(small('seed=0,1'), str(tmp_path))
   assert fake == ['seed=0', 'seed=1']
   config = small('seed=2,1,0')
@@ -132,7 +146,7 @@ def test_finished_runs_are_kept_and_more_seeds_added(fake, tmp_path):
   config.log_every = '3 steps'
   running.run(config, str(tmp_path))
   assert fake == ['seed=0', 'seed=1', 'seed=2']
-  assert (tmp_path / 'runs' / 'seed=0' / 'result.json').read_bytes() == before
+  assert path.read_bytes() == before
   assert [row['seed'] for row in results(tmp_path)] == ['2', '1', '0']
 
 
@@ -164,7 +178,7 @@ def test_a_result_that_is_no_json_names_its_folder(fake, tmp_path):
 
 
 def test_a_run_that_diverges_is_noted_and_the_others_go_on(
-  fake, tmp_path, capfd
+  fake, tmp_path, capfd, caplog
 ):
   config = small('optimizer.lr=0.1,99,0.2', 'seed=0,1')
   for _ in range(2):  # it would diverge again: it is not run again
@@ -177,6 +191,8 @@ def test_a_run_that_diverges_is_noted_and_the_others_go_on(
   assert (row['test/accuracy'], row['steps']) == ('', '2')
   assert '| lr=99.0 | diverged |' in (tmp_path / 'table.md').read_text()
   assert 'diverged: Step 3: the loss is nan.' in capfd.readouterr().out
+  # It was measured by nothing, of which nothing has to be said.
+  assert not caplog.records
 
 
 @contextlib.contextmanager
@@ -238,6 +254,10 @@ def test_elapsed_time_counts_both_parts(fake, tmp_path, monkeypatch):
   saving.save_parameters(
     str(cell.workdir), {'w': np.zeros(1, np.float32)}, meta
   )
+  other = small('seed=0')
+  other.optimizer.lr = 0.5
+  with pytest.raises(ValueError, match='seed=0: .*another config'):
+    running.run(other, str(tmp_path))
   # A damaged one is not looked at, and left to the run itself.
   damaged = cell.workdir / 'checkpoints' / '7'
   damaged.mkdir()
@@ -436,6 +456,21 @@ def test_data_are_looked_at_as_training_opens_them(monkeypatch):
     (('digits', 'train[:7]'), {'data_dir': folder, 'split_seed': 3})
     for folder in (None, '/data')
   ]
+
+
+def test_time_left_is_that_of_runs_that_have_finished():
+  """On average; what diverged tells nothing, nor what others have timed."""
+  sweep = object.__new__(running._Sweep)
+  sweep._results = {
+    'a': {'status': 'diverged', 'elapsed_s': 5000.0},
+    'b': {'status': 'done'},
+  }
+  assert sweep._time_left(3) == ''
+  sweep._results |= {
+    'c': {'status': 'done', 'elapsed_s': 10.0},
+    'd': {'status': 'done', 'elapsed_s': 31.1},
+  }
+  assert sweep._time_left(3) == ', about 0:01:02 left'
 
 
 def test_a_sweep_that_starts_over_does_so_in_each_run(monkeypatch, tmp_path):
