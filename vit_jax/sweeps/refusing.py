@@ -168,7 +168,7 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
     new = config['evaluators'].get(name, {})
     changed = [
       f'evaluators.{name}.{field}: {old[field]!r} -> {new[field]!r}'
-      for field in old.keys() & new.keys() - {'on'}
+      for field in old.keys() & new.keys()
       if old[field] != new[field]
     ]
     if changed and new.get('on'):
