@@ -127,12 +127,19 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
   assert (pictures[0][:128] != pictures[0][132:]).any()
   np.testing.assert_array_equal(*pictures[:2])
   assert (pictures[1] != pictures[2]).any()
-  # The last row is drawn, however much is to be kept.
-  assert complete.main([*args, '--keep=0.99']) == 0
+  # 2.8 rows are 3, and the last one is drawn, however much is to be kept.
+  for keep in (0.7, 0.99):
+    assert complete.main([*args, f'--keep={keep}']) == 0
+    picture = np.asarray(Image.open(out))
+    own, sample = picture[:128, :160], picture[:128, 328:][:, :160]
+    np.testing.assert_array_equal(own[:96], sample[:96])
+    assert (own[96:] != sample[96:]).any()
+  # Where nothing but the likeliest is drawn, all samples are one.
+  assert complete.main([*args, '--keep=0.99', '--temperature=1e-6']) == 0
   picture = np.asarray(Image.open(out))
-  own, sample = picture[:128, :160], picture[:128, 328:][:, :160]
-  np.testing.assert_array_equal(own[:96], sample[:96])
-  assert (own[96:] != sample[96:]).any()
+  samples = [picture[:128, i * 164 :][:, :160] for i in (2, 3, 4)]
+  np.testing.assert_array_equal(samples[0], samples[1])
+  np.testing.assert_array_equal(samples[0], samples[2])
 
 
 @pytest.mark.parametrize(

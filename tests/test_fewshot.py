@@ -1,8 +1,10 @@
 """Few-shot evaluation as a command: figures, files, refusals, processes."""
 
+import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -272,7 +274,7 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
       checkpoint.preprocessing,
       resize_small=10,
       interpolation='bicubic',
-      mean=(0.25, 0.5, 0.5),
+      mean=(0.48145466, 0.5, 0.5),
       std=(0.1, 0.2, 0.3),
     )
     return dataclasses.replace(checkpoint, preprocessing=ways)
@@ -289,13 +291,13 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   _, out, _ = command(workdir, 'digits', *FEW, '--batch_size=16')
   assert (
     'images   the short side to 10 pixels, the centre of 8x8 cut out '
-    '(bicubic), mean 0.25 0.5 0.5, deviation 0.1 0.2 0.3\n'
+    '(bicubic), mean 0.4815 0.5 0.5, deviation 0.1 0.2 0.3\n'
   ) in out
   ((images, kwargs),) = made
   assert images.size == (8, 8)
   assert images.resize_small == 10
   assert images.interpolation == 'bicubic'
-  assert images.mean == (0.25, 0.5, 0.5)
+  assert images.mean == (0.48145466, 0.5, 0.5)
   assert images.std == (0.1, 0.2, 0.3)
   assert kwargs['batch_size'] == 16
 
@@ -317,6 +319,57 @@ def test_another_image_size_resizes_the_position_embeddings(
     rtol=0,
     atol=1e-5,
   )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """Each look at it comes 2.5 seconds after the one before."""
+  seconds = itertools.count(100, 2.5)
+  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+  monkeypatch.setattr(fewshot, 'time', clock)
+
+
+def test_how_long_the_model_ran_is_said(capsys, clock):
+  x_ND = np.ones((5000, 1024), np.float32)
+  found = fewshot._extract(lambda *_: x_ND, None, range(5000), 'test')
+  assert found is x_ND
+  assert capsys.readouterr().out == (
+    'run on   5,000 test images in 2.5 s, 2,000 images/s: 1,024 numbers each\n'
+  )
+
+
+@pytest.mark.parametrize(
+  ('converged', 'end'), [(True, ''), (False, ', which were not enough to conv')]
+)
+def test_how_a_probe_went_is_said(monkeypatch, capsys, clock, converged, end):
+  given = []
+  found = types.SimpleNamespace(
+    l2=0.5,
+    accuracy=0.75,
+    heldout_accuracy=0.625,
+    iterations=7,
+    converged=converged,
+  )
+  monkeypatch.setattr(
+    probe, 'fit_probe', lambda *args, **kwargs: given.append(kwargs) or found
+  )
+  kept = types.SimpleNamespace(
+    train_labels_N=0, test_labels_M=1, class_names=['a', 'b', 'c']
+  )
+  result = fewshot._probe(kept, 2, 3, 'a mesh')
+  assert (result.l2, result.accuracy) == (0.5, 0.75)
+  assert given == [{'num_classes': 3, 'mesh': 'a mesh'}]
+  assert capsys.readouterr().out.startswith(
+    'probed   all training images in 2.5 s: 62.50% on the tenth held out, then '
+    f'7 iterations on all{end}'
+  )
+
+
+def test_other_processes_say_and_make_nothing(monkeypatch, capsys, tmp_path):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  fewshot._say('something')
+  fewshot._make_folder(str(tmp_path / 'out'))
+  assert capsys.readouterr().out == '' and not any(tmp_path.iterdir())
 
 
 def test_images_that_went_are_said(capsys):
@@ -766,8 +819,19 @@ def test_layers_are_refused_before_the_model_runs(
 def test_distributed_joins_the_other_processes_first(
   command, workdir, monkeypatch
 ):
+  """And where one fails, it fails together with them."""
   calls = []
+
+  @contextlib.contextmanager
+  def failing_together():
+    calls.append('together')
+    with pytest.raises(SystemExit) as ended:
+      yield
+    calls.append(ended.value.code)
+    raise ended.value
+
   monkeypatch.setattr(processes, 'join', lambda: calls.append('joined'))
+  monkeypatch.setattr(processes, 'failing_together', failing_together)
 
   def open_checkpoint(path):
     calls.append('opened')
@@ -776,14 +840,16 @@ def test_distributed_joins_the_other_processes_first(
   monkeypatch.setattr(opening, 'open_checkpoint', open_checkpoint)
   assert command(workdir, 'digits')[0] == 2
   assert calls == ['opened']
-  assert command(workdir, 'digits', '--distributed')[0] == 2
-  assert calls == ['opened', 'joined', 'opened']
+  status, _, err = command(workdir, 'digits', '--distributed')
+  assert (status, err) == (2, 'error: enough\n')
+  assert calls[1:] == ['joined', 'together', 'opened', 2]
   layers = ('--layers=all', '--probe')
+  monkeypatch.setattr(processes, 'failing_together', contextlib.nullcontext)
   monkeypatch.setattr(
     fewshot, 'measure_layers', lambda args: calls.append('layers')
   )
   assert command(workdir, 'digits', '--distributed', *layers)[0] == 0
-  assert calls[3:] == ['joined', 'layers']
+  assert calls[5:] == ['joined', 'layers']
 
 
 def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
@@ -886,9 +952,16 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
     )
 
 
-def test_probes_of_all_layers_are_those_of_each(command, workdir, tmp_path):
+def test_probes_of_all_layers_are_those_of_each(
+  command, workdir, tmp_path, figures
+):
   status, out, err = command(workdir, 'digits', '--layers=all', '--probe')
   assert (status, err) == (0, '')
+  assert 'probed' not in out  # which only those do that did not converge
+  (figure,) = figures
+  assert figure.axes[0].get_title() == (
+    f'{workdir}\non digits: all of train, accuracy on test'
+  )
   with open(tmp_path / 'out' / 'layers.csv', newline='') as file:
     rows = {row['layer']: row for row in csv.DictReader(file)}
   assert [*rows] == ['block_0', 'block_1', 'pre_logits']
@@ -903,6 +976,19 @@ def test_probes_of_all_layers_are_those_of_each(command, workdir, tmp_path):
     assert float(rows[name]['accuracy']) == pytest.approx(
       float(alone['accuracy']), abs=0.006
     )
+
+
+def test_layers_that_do_not_converge_are_named(command, workdir, monkeypatch):
+  found = [
+    types.SimpleNamespace(l2=0.5, accuracy=0.5, iterations=n, converged=n != 8)
+    for n in (9, 8, 7)
+  ]
+  monkeypatch.setattr(probe, 'fit_probe', lambda *_, **__: found.pop(0))
+  args = ('--layers=all', '--probe', '--train_split=train[:20%]')
+  status, out, _ = command(workdir, 'digits', *args)
+  assert (status, found) == (0, [])
+  lines = [x for x in out.splitlines() if x.startswith('probed')]
+  assert lines == ['probed   block_1: 8 iterations were not enough to converge']
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import itertools
+import json
 
 import jax
 import numpy as np
@@ -92,6 +93,8 @@ def test_gradients_come_through_the_resized_positions():
   made = experiment_of(
     1,
     **{
+      'data.image_size': '8,8x16',
+      'optimizer.frozen': ('^embedding/',),
       'optimizer.lr': lr,
       'optimizer.decay': 'constant',
       'optimizer.momentum': 0.0,
@@ -99,9 +102,9 @@ def test_gradients_come_through_the_resized_positions():
       'optimizer.clip_norm': 0.0,
     },
   )
-  before, after, batch, metrics = step_of(made, (16, 16))
-  objective = made.objectives[16, 16]
-  resized = transfer.at_size(made.objective.model, before, (8, 8), (16, 16))
+  before, after, batch, metrics = step_of(made, (8, 16))
+  objective = made.objectives[8, 16]
+  resized = transfer.at_size(made.objective.model, before, (8, 8), (8, 16))
   key = jax.random.fold_in(jax.random.split(jax.random.key(0))[1], 0)
   key_augment, key_loss = jax.random.split(key)
   prepared = objective.augment(jax.tree.map(np.asarray, batch), key_augment)
@@ -110,17 +113,23 @@ def test_gradients_come_through_the_resized_positions():
     resized, {}, prepared, key_loss
   )
   np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
-  # Each of 2 x 2 positions takes part in 4 x 4: by thirds along either axis,
-  # after the class token's, which stays.
+  # Each of 2 x 2 positions takes part in 2 x 4: by thirds along the rows, after
+  # the class token's, which stays.
   share = np.array([[3, 0], [2, 1], [1, 2], [0, 3]]) / 3
-  matrix = np.eye(17, 5)
-  matrix[1:, 1:] = np.kron(share, share)
+  matrix = np.eye(9, 5)
+  matrix[1:, 1:] = np.kron(np.eye(2), share)
   name = 'Transformer', 'posembed_input', 'pos_embedding'
   grads = jax.device_get(grads)
+  # What is frozen has none, nor a part in their norm.
+  grads['embedding'] = jax.tree.map(np.zeros_like, grads['embedding'])
   inner = grads[name[0]][name[1]]
   inner[name[2]] = np.einsum('LX,BLD->BXD', matrix, inner[name[2]])
   want = jax.tree.map(lambda x, g: x - lr * g, before, grads)
   assert_close(after, want, rtol=1e-5, atol=1e-6)
+  for key, tree in (('grad_norm', grads), ('param_norm', want)):
+    squares = [np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(tree)]
+    assert metrics[key] == pytest.approx(np.sqrt(sum(squares)), rel=1e-5)
+  assert metrics['lr'] == np.float32(lr)
   moved = after[name[0]][name[1]][name[2]] - before[name[0]][name[1]][name[2]]
   assert np.abs(moved).min(-1).max() > 1e-6
 
@@ -132,16 +141,18 @@ def test_eight_devices_are_one_at_another_size():
   assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+RUN = {'evaluators.test.other_sizes': '16', 'log_every': '3 steps'}
+
+
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('whole')
-  config = small_config(**SEVERAL, **{'evaluators.test.other_sizes': '16'})
-  train.train(config, str(workdir))
+  train.train(small_config(**SEVERAL, **RUN), str(workdir))
   return workdir
 
 
 def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
-  """Cut between two steps of different sizes."""
+  """Cut between two steps of different sizes, before there is a row."""
   which = drawn(0, 4, 2)
   assert which[1] != which[2]
 
@@ -149,12 +160,21 @@ def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
   def notice():
     yield lambda step: step == 2
 
-  config = small_config(**SEVERAL, **{'evaluators.test.other_sizes': '16'})
+  before_s = []
+
+  def spied(**given):
+    before_s.append(given['meta']['elapsed_s'])
+    return run.Run(**given)
+
+  monkeypatch.setattr(train, 'Run', spied)
+  config = small_config(**SEVERAL, **RUN)
   with monkeypatch.context() as patched:
     patched.setattr(train, 'preemption_notice', notice)
     with pytest.raises(run.Preempted, match='saved step 2'):
       train.train(config, str(tmp_path))
+  saved = json.loads((tmp_path / 'checkpoints/2/meta/metadata').read_text())
   train.train(config, str(tmp_path))
+  assert before_s == [0, saved['meta']['elapsed_s']] and before_s[1] > 0
   got, want = (opening.open_checkpoint(str(x)) for x in (tmp_path, whole))
   assert_equal(got.params, want.params)
   metrics = [(x / 'metrics.csv').read_text() for x in (tmp_path, whole)]

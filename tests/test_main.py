@@ -611,11 +611,14 @@ def test_a_workdir_that_no_run_could_write_to(command, tmp_path, monkeypatch):
   assert f'{tmp_path} is not writable' in err
 
 
-def test_a_config_that_exits_has_not_trained(command, tmp_path):
+@pytest.mark.parametrize(
+  ('said', 'want'), [("'no data here'", 'no data here'), ('3', 3), ('', 1)]
+)
+def test_a_config_that_exits_has_not_trained(command, tmp_path, said, want):
   path = tmp_path / 'mine.py'
-  path.write_text("raise SystemExit('no data here')\n")
+  path.write_text(f'raise SystemExit({said})\n')
   status, *_ = command(f'--config={path}', f'--workdir={tmp_path}/run')
-  assert status == 'no data here'
+  assert status == want
 
 
 @pytest.mark.parametrize(
