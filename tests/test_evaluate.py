@@ -52,21 +52,31 @@ def save(path, **changes):
 
 
 def test_the_command_measures_by_the_names_of_classes(
-  tmp_path, capsys, monkeypatch
+  tmp_path, capsys, monkeypatch, figures
 ):
   monkeypatch.setattr(evaluate, 'MAX_CLASSES', 10)
   checkpoint = save(tmp_path / 'x')
-  out = tmp_path / 'out'
+  out = tmp_path / 'new' / 'out'
   status = evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
   assert status == 0
   source = sources.open_source('digits', 'test')
   transform = checkpoint.transform()
   images = np.stack([transform(source[i])['image'] for i in range(len(source))])
-  predicted_N = 9 - np.argmax(checkpoint.logits(images), -1)
+  scores_NC = np.asarray(checkpoint.logits(images))[:, ::-1]
+  predicted_N = np.argmax(scores_NC, -1)
   labels_N = source.labels()
   accuracy = np.mean(predicted_N == labels_N)
   text = capsys.readouterr().out
   assert f'accuracy           {accuracy:.2%}\n' in text
+  top5 = metrics.top_k_accuracy_score(labels_N, scores_NC, k=5)
+  assert f'of five            {top5:.2%}\n' in text and top5 < 1
+  names = ('classes.csv', 'confusion.csv', 'confusion.png')
+  assert text.endswith(
+    ''.join(f'written            {out}/{name}\n' for name in names)
+  )
+  (figure,) = figures
+  title = figure.axes[0].get_title()
+  assert title == f'{tmp_path}/x\non digits test'
   with (out / 'confusion.csv').open() as file:
     rows = list(csv.DictReader(file))
   assert [row['class'] for row in rows] == [*DIGITS[::-1]]
@@ -100,6 +110,7 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
 
   monkeypatch.setattr(features.Extractor, '__call__', some)
   out = tmp_path / 'out'
+  out.mkdir()
   evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
   assert 'images             5\n' in capsys.readouterr().out
   with (out / 'confusion.csv').open() as file:
@@ -224,20 +235,27 @@ def test_a_matrix_of_many_classes_has_no_names(monkeypatch, most, inches):
   monkeypatch.setattr(evaluate, 'MAX_NAMED', most)
   drawn = []
   monkeypatch.setattr(plots, 'png', drawn.append)
-  evaluate.plot(confused(), NAMES, 'a $title$')
+  names = ('$cat$', '=dog', 'cow\n', 'a,b', 'long' * 7)
+  evaluate.plot(confused(), names, 'a $title$')
   (figure,) = drawn
   assert figure.get_size_inches() == pytest.approx([inches + 1, inches])
-  axes, _ = figure.axes
+  axes, bar = figure.axes
+  assert bar.get_ylabel() == "share of the class's images"
   (image,) = axes.images
   np.testing.assert_allclose(
     image.get_array(),
     np.array([10, 4, 1, 2, 1])[:, None] ** -1.0 * confused().confusion_CC,
   )
   assert image.get_clim() == (0, 1)
-  for axis in (axes.xaxis, axes.yaxis):
-    texts = tuple(x.get_text() for x in axis.get_ticklabels())
-    assert (texts == NAMES) is (most == 5)
-  assert axes.get_title() == 'a $title$'
+  for axis, rotation in ((axes.xaxis, 90), (axes.yaxis, 0)):
+    labels = axis.get_ticklabels()
+    texts = [x.get_text() for x in labels]
+    named = ['$cat$', '=dog', r'cow\n', 'a,b', 'long' * 6]
+    assert (texts == named) is (most == 5)
+    if most == 5:
+      assert {x.get_rotation() for x in labels} == {rotation}
+      assert not any(x.get_parse_math() for x in labels)
+  assert axes.get_title() == 'a $title$' and not axes.title.get_parse_math()
   assert (axes.get_xlabel(), axes.get_ylabel()) == (
     *('predicted', 'class of the image'),
   )
