@@ -141,24 +141,29 @@ def test_eight_devices_are_one_at_another_size():
   assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-RUN = {'evaluators.test.other_sizes': '16', 'log_every': '3 steps'}
+RUN = SEVERAL | {
+  'seed': 1,
+  'total': '8 steps',
+  'log_every': '2 steps',
+  'evaluators.test.other_sizes': '16',
+}
 
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('whole')
-  train.train(small_config(**SEVERAL, **RUN), str(workdir))
+  train.train(small_config(**RUN), str(workdir))
   return workdir
 
 
 def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
-  """Cut between two steps of different sizes, before there is a row."""
-  which = drawn(0, 4, 2)
-  assert which[1] != which[2]
+  """Cut between two steps of different sizes, which one row is of."""
+  which = drawn(1, 8, 2)
+  assert which[4] != which[5]
 
   @contextlib.contextmanager
   def notice():
-    yield lambda step: step == 2
+    yield lambda step: step == 5
 
   before_s = []
 
@@ -167,12 +172,12 @@ def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
     return run.Run(**given)
 
   monkeypatch.setattr(train, 'Run', spied)
-  config = small_config(**SEVERAL, **RUN)
+  config = small_config(**RUN)
   with monkeypatch.context() as patched:
     patched.setattr(train, 'preemption_notice', notice)
-    with pytest.raises(run.Preempted, match='saved step 2'):
+    with pytest.raises(run.Preempted, match='saved step 5'):
       train.train(config, str(tmp_path))
-  saved = json.loads((tmp_path / 'checkpoints/2/meta/metadata').read_text())
+  saved = json.loads((tmp_path / 'checkpoints/5/meta/metadata').read_text())
   train.train(config, str(tmp_path))
   assert before_s == [0, saved['meta']['elapsed_s']] and before_s[1] > 0
   got, want = (opening.open_checkpoint(str(x)) for x in (tmp_path, whole))

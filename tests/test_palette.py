@@ -42,6 +42,7 @@ def test_command_writes_a_palette_its_error_and_a_picture(
 ):
   out = tmp_path / 'found.npy'
   args = [f'{folder}/', '--colours=24', f'--out={out}', '--image_size=16']
+  args.append('--split=train+test')
   assert palette.main(args) == 0
   shown = capsys.readouterr().out
   found = np.load(out)
