@@ -86,7 +86,7 @@ def save(folder, model, params, size):
 @pytest.fixture
 def photos(tmp_path):
   rng = np.random.default_rng(2)
-  paths = [tmp_path / f'{i}.png' for i in range(2)]
+  paths = [tmp_path / name for name in ('0.png', '1\t.png')]
   for path in paths:
     Image.fromarray(rng.integers(0, 256, (8, 10, 3), np.uint8)).save(path)
   return [str(path) for path in paths]
@@ -106,7 +106,8 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
     image = checkpoint.transform().image(data, path)
     colours = model.quantised(checkpoint.normalize(image[None]))
     (want,) = complete.bits(model, params, colours)
-    assert line == f'{path}  {want:.3f} bits a pixel'
+    shown = path.replace('\t', r'\t')
+    assert line == f'{shown}  {want:.3f} bits a pixel'
   # 2 rows of 5 images, 32 times as large, of 4 x 5 pixels.
   picture = np.asarray(Image.open(out))
   assert picture.shape == (2 * 132 - 4, 5 * 164 - 4, 3)

@@ -358,6 +358,24 @@ def test_a_gather_that_there_is_not_is_refused(config):
 
 
 @pytest.mark.parametrize(
+  ('batch_size', 'next_one'), [(12, 0), (24, 0), (6, 12), (13, 24), (20, 24)]
+)
+def test_a_batch_is_shared_by_data_and_fsdp_and_worked_off_in_parts(
+  config, batch_size, next_one
+):
+  """Of two, by six shares of five devices, which split the model."""
+  mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
+  config.update(batch_size=batch_size, accum_steps=2)
+  if not next_one:
+    experiment.check_batch_size(config, mesh)
+    return
+  with pytest.raises(
+    ValueError, match=f'use a multiple of 12, such as {next_one}.$'
+  ):
+    experiment.check_batch_size(config, mesh)
+
+
+@pytest.mark.parametrize(
   ('fields', 'refused'),
   [
     ({'version': 0}, 'version'),
