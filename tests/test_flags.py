@@ -252,6 +252,21 @@ def test_configs_are_known_by_their_names(before, arg, full):
   assert flags._full_config(arg, before) == full.format(ROOT / 'configs')
 
 
+def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path):
+  """In a clone, or where the package is installed."""
+  monkeypatch.setattr(flags, '__file__', str(tmp_path / 'vit_jax/flags.py'))
+  for place in ('vit_jax/configs/b.py', 'configs/a.py', 'configs/c.py'):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    full = flags._full_config(f'{path.stem}:x', '--config')
+    assert full == f'{path}:x'
+  assert flags._lack_of_config('d:x') == (
+    'd is no file: give the path of one, or a name: a, b, c.'
+  )
+  assert flags._lack_of_config(full) == ''
+
+
 @pytest.mark.parametrize(
   ('argv', 'named'),
   [
