@@ -522,6 +522,41 @@ def _numbers(config):
   }
 
 
+# What is not 0 of a config that says nothing, but for its model: once each, the
+# papers' numbers, and how much is kept or shown.
+NUMBERS = {
+  **dict.fromkeys(('accum_steps', 'data.repeats', 'mesh.fsdp'), 1),
+  **dict.fromkeys(('mesh.tensor', 'optimizer.layer_decay'), 1),
+  'mesh.data': -1,  # all devices
+  'batch_size': 4096,
+  'data.crop_min_area': 0.05,
+  'optimizer.lr': 1e-3,
+  'optimizer.b1': 0.9,
+  'optimizer.b2': 0.999,
+  'optimizer.momentum': 0.9,
+  'optimizer.weight_decay': 0.1,
+  'keep_last': 2,
+  'evaluators.fewshot.seeds': 3,
+  'evaluators.pictures.images': 8,
+}
+
+
+def test_what_nobody_asks_for_is_off():
+  config = config_lib.base()
+  numbers = {
+    field: value
+    for field, value in _numbers(config).items()
+    if value and not field.startswith('model.')
+  }
+  assert numbers == NUMBERS
+  flat = config_lib.flatten(config)
+  assert {field for field, value in flat.items() if value is True} == {
+    *('data.flip', 'evaluators.test.on', 'model.qkv_bias')
+  }
+  assert config.data.mean == config.data.std == (0.5, 0.5, 0.5)
+  assert config.evaluators.fewshot.shots == (1, 5, 10, 25)
+
+
 @pytest.mark.parametrize('variant', ['b16', 'r50x1', 'r50+b16'])
 def test_every_number_has_a_range_and_its_default_lies_in_it(variant):
   config = config_lib.base()

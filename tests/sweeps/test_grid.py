@@ -212,6 +212,13 @@ def test_cells_of_a_row_stand_beside_one_another(mixed):
     drawn[round(y, 6)] = round(x, 6), [round(end, 4) for end in whisker[:, 0]]
   assert drawn == {0: (0.6, [0.5, 0.7]), 0.85: (0.85, [0.7793, 0.9207])}
   assert axes.texts[0].xy == (0.01, pytest.approx(1.15))
+  assert axes.texts[0].get_verticalalignment() == 'center'
+  # Each in the colour of its row and the marker of its column, with two caps.
+  means = [container.lines[0] for container in axes.containers]
+  assert [(x.get_color(), x.get_marker()) for x in means] == [
+    (color, plots.MARKERS[0]) for color in plots.COLORS[:2]
+  ]
+  assert {len(x.lines[1]) for x in axes.containers} == {2}
   dots = {line.get_alpha() for line in axes.lines if line.get_marker() == '.'}
   assert dots == {0.4}
   # Between the rows, of which the first is on top.
@@ -329,15 +336,22 @@ def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, figures):
   if metric == 'test/loss':
     assert texts == ['x', 'a'] and percent == [False, False]
   else:
+    legend = figure.legends[0].get_lines()
     columns = ['', 'Added', 'input', 'every layer']
     assert texts == ['Kind', 'none', '1-D', *columns]
     assert percent == [True, True]
+    # What a line is named after has none itself.
+    assert [x.get_linestyle() != 'None' for x in legend] == [
+      *(False, True, True, False, False, True, True)
+    ]
+    assert [x.get_linewidth() for x in legend[1:3]] == [4, 4]
+    assert len(left.xaxis.get_major_locator().tick_values(0, 1)) == 6
     # Of one, and in as many inches as are needed at least.
     for axis in (left.xaxis, right.yaxis):
       assert axis.get_major_formatter().xmax == 1
     assert figure.get_size_inches() == pytest.approx((12, 3.6))
     # As the curves are drawn.
-    _, *rows, _, _, input_, every = figure.legends[0].get_lines()
+    _, *rows, _, _, input_, every = legend
     first, below, beside = right.lines
     assert [x.get_color() for x in rows] == [
       x.get_color() for x in (first, below)
