@@ -330,8 +330,11 @@ def test_names_cannot_steer_a_terminal_or_a_spreadsheet():
     return ''.join(predict.texts([[row]], format_name, names[:1], names[1:]))
 
   assert text('table') == '\\udcff\\n.png   1  =\\x1b[31mred   50.00%\n'
-  assert text('csv').splitlines()[1] == "\\udcff\\n.png,1,'=\\x1b[31mred,0.5"
+  _, line, end = text('csv').split('\n')
+  assert (line, end) == ("\\udcff\\n.png,1,'=\\x1b[31mred,0.5", '')
   assert json.loads(text('json')) == [row]
+  # As far as people read it, too.
+  assert text('json') == json.dumps([row], indent=2) + '\n'
 
 
 @pytest.mark.parametrize('format_name', ['table', 'csv', 'json'])

@@ -193,6 +193,8 @@ def test_no_more_is_chosen_by_than_is_trained_on():
     check('train[:90]', 'train[90:]')
   with pytest.raises(ValueError, match='val.* has 15 images, 5 of them not in'):
     check('train[:30]', 'train[30:45]')
+  with pytest.raises(ValueError, match='has 11 images, 10 of them not in'):
+    check('train[39:50]', 'train[50:]')
 
 
 def test_other_images_of_the_same_sets_are_no_overlap():

@@ -167,9 +167,13 @@ def test_a_stage_may_say_its_seed(tmp_path):
   assert (a.seed, own.seed) == (7, 0) and b.seed not in (7, 0)
 
 
-def test_a_run_without_stages_is_itself(tmp_path):
-  config = config_lib.base()
+def test_a_run_without_stages_is_itself(monkeypatch, capsys):
+  config, given = config_lib.base(), []
   assert stages.runs(config, 'anywhere') == [(config, 'anywhere')]
+  monkeypatch.setattr(train_lib, 'train', lambda *args: given.append(args))
+  stages.train(config, 'anywhere')
+  assert given == [(config, 'anywhere', False)]
+  assert capsys.readouterr().out == ''
 
 
 def test_longer_stages_are_refused(tmp_path):
