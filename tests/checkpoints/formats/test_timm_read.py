@@ -112,6 +112,14 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   assert 'without a position' not in warning
 
 
+def test_a_norm_after_pooling_is_that_of_a_mean(tmp_path):
+  """In a file alone: timm's classifiers of the class token have none."""
+  fields = TINY | {'width': 192, 'heads': 3, 'norm_pooled': True}
+  folder = Folder(tmp_path / 'x', **fields)
+  model = opening.open_checkpoint(f'{folder}/model.safetensors').model
+  assert (model.pool, model.registers, model.norm_pooled) == ('gap', 1, True)
+
+
 def test_what_patches_after_a_stem_leave_over_is_dropped(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', (64, 64), **TINY | {'stem_width': 64})
   folder.change_config(model_args__img_size=[72, 64])
@@ -120,10 +128,14 @@ def test_what_patches_after_a_stem_leave_over_is_dropped(tmp_path, caplog):
   assert '72x64 pixels, which patches of 32 do not tile' in warning
 
 
-def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
-  folder = Folder(tmp_path / 'x', **TINY | {'width': 192, 'heads': 3})
+@pytest.mark.parametrize(('name', 'first'), [('vit', 1), ('deit', 2)])
+def test_a_class_token_without_position_is_told_by_the_square(
+  tmp_path, caplog, name, first
+):
+  fields = TINY | {'name': name, 'width': 192, 'heads': 3}
+  folder = Folder(tmp_path / 'x', **fields)
   positions = folder.arrays()['pos_embed']
-  folder.change_arrays(pos_embed=positions[:, 1:])
+  folder.change_arrays(pos_embed=positions[:, first:])
   got = opening.open_checkpoint(f'{folder}/model.safetensors')
   name = 'Transformer/posembed_input/pos_embedding'
   table = got.weights().arrays[name]
@@ -131,8 +143,8 @@ def test_a_class_token_without_position_is_told_by_the_square(tmp_path, caplog):
   (warning,) = caplog.messages
   assert 'square images of 32 pixels' in warning
   assert 'and a class token without a position' in warning
-  np.testing.assert_array_equal(table[:, 1:], positions[:, 1:])
-  assert not table[:, 0].any()
+  np.testing.assert_array_equal(table[:, first:], positions[:, first:])
+  assert not table[:, :first].any()
   assert len(caplog.messages) == 1
 
 
@@ -175,7 +187,17 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
+    (
+      # Two tokens and no square, and fewer than the registers besides.
+      {
+        'cls_token': None,
+        'pos_embed': np.ones((1, 2, 48), np.float32),
+        'reg_token': np.ones((1, 4, 48), np.float32),
+      },
+      'position embeddings for 2 patches, which is no square',
+    ),
     ({'blocks.0.attn.q_bias': ONE}, 'as models of EVA have, with rotary emb'),
+    ({'blocks.0.attn.q_proj.weight': ONE}, 'as models of EVA have, with rot'),
     ({'blocks.0.gamma_1': ONE}, 'as models of EVA have, with rotary emb'),
     (
       {'blocks.0.attn.qkv.bias': None},

@@ -317,7 +317,9 @@ def _positions(
   first = has_cls + lookup.has('dist_token')
   before = 0, first, first + lookup.size('reg_token', 3, axis=1)
   if not stated:
-    squares = (n for n in before if math.isqrt(tokens - n) ** 2 == tokens - n)
+    squares = (
+      n for n in before if math.isqrt(max(tokens - n, 0)) ** 2 == tokens - n
+    )
     placed = next(squares, before[1])
     side = table.square_side(tokens - placed, lookup.path)
     return (side * stride, side * stride), placed
