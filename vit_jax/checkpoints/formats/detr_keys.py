@@ -78,8 +78,6 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
     prefix: before all but the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
-  if leaf not in _LEAVES:
-    raise KeyError(name)
   module = module or name
   if module.startswith(('mask_head/', 'bbox_attention/')):
     return module.replace('/', '.') + _LEAVES[leaf]

@@ -138,11 +138,10 @@ def read(
     file.setdefault(key, default)
   if kind == 'Siglip2' and takes:
     file['size'] = list(takes)
-    if is_there:
-      file.warn(
-        'images keep their aspect ratio, with any number of patches up to '
-        f'max_num_patches; here the whole image is resized to {takes}.'
-      )
+    file.warn(
+      'images keep their aspect ratio, with any number of patches up to '
+      f'max_num_patches; here the whole image is resized to {takes}.'
+    )
   makes, resize_small = _sizes(file, kind)
   if takes and makes != takes:
     file.warn(
