@@ -276,6 +276,12 @@ def test_a_file_of_two_towers_gives_its_image_tower(tmp_path, caplog):
   assert_same_numbers(got, checkpoint)
   n = len(arrays)
   assert f'only its image tower is read ({n} of {n + 2} arrays)' in caplog.text
+  # Of a tower alone, and of what was trained beside its optimizer, it is all.
+  caplog.clear()
+  saved(tmp_path, respelt(arrays, 'params/img/'))
+  step = {'opt/state/step': np.int64(3)}
+  saved(tmp_path, respelt(arrays, 'opt/target/') | step)
+  assert caplog.text == ''
 
 
 def test_without_positions_224_pixels_are_assumed_and_said(tmp_path, caplog):

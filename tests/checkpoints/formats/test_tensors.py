@@ -76,7 +76,10 @@ def test_an_average_over_time_is_preferred(torch, tmp_path):
   while saved:
     torch.save(saved, path)
     assert tensors.read(path)['x'] == len(saved) - 1
-    saved.popitem()
+    name, _ = saved.popitem()
+  # Where none was taken.
+  torch.save({'model_ema': None, name: {'x': torch.ones(1)}}, path)
+  assert tensors.read(path).keys() == {'x'}
 
 
 def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):

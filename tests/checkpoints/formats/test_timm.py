@@ -438,9 +438,15 @@ def compare_there(folder, checkpoint):
   return relative_difference(peer.run(images), logits_of(checkpoint, images))
 
 
-def test_before_a_norm_positions_take_the_bias_of_the_patches(tmp_path, timm):
-  checkpoint = random_checkpoint(None, (32, 48), **TINY | {'pre_norm': True})
-  convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_before_a_norm_positions_take_the_bias_of_the_patches(
+  tmp_path, timm, pool
+):
+  fields = TINY | {'pre_norm': True, 'pool': pool}
+  checkpoint = random_checkpoint(None, (32, 48), **fields)
+  weights = checkpoint.weights()
+  convert.write(weights, str(tmp_path / 'x'), 'float32')
+  assert 'embedding/bias' in weights.arrays
   assert 'patch_embed.proj.bias' not in load_file(
     tmp_path / 'x/model.safetensors'
   )

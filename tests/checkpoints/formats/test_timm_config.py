@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.checkpoints.formats.timm_folder import TINY_BIT, Folder
+from tests.checkpoints.formats.timm_folder import TINY, TINY_BIT, Folder
 from vit_jax.checkpoints import opening
 
 
@@ -19,6 +19,8 @@ CONTRADICTIONS = {
   'patch': ({'model_args__patch_size': 16}, 'patch_size is 16, .* have 8'),
   'channels': ({'model_args__in_chans': 1}, 'in_chans is 1, .* have 3'),
   'mlp': ({'model_args__mlp_ratio': 4}, 'mlp_ratio is 4, .* have 100 / 48'),
+  # One neuron more, of which timm would round down less than one.
+  'wider mlp': ({'model_args__mlp_ratio': 101 / 48}, 'mlp_ratio is 2.1.* 100'),
   'token': ({'model_args__class_token': False}, 'class_token is False, .* Tr'),
   'grid': ({'model_args__no_embed_class': True}, 'no_embed_class .* have Fal'),
   'positions': ({'model_args__pos_embed': ''}, "pos_embed is '', .* 'learn'"),
@@ -73,6 +75,9 @@ def test_contradicting_configurations_are_refused(folder, kind):
     ('resnet18', 'a ResNet, and there are only ViT'),
     ('vit_pe_spatial_tiny_patch16_512', 'whose rotary embeddings are RotaryE'),
     ('test_vit3', 'which pools registers, too'),
+    # Of some layers alone, not of the first.
+    ('vit_large_patch16_sapiens2', 'whose keys have fewer heads than its que'),
+    ('vit_pe_core_tiny_patch16_384', 'whose pooling has other heads than its'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):
@@ -105,6 +110,53 @@ def test_what_an_architecture_means_is_asked_of_timm(
   model = opening.open_checkpoint(str(folder)).model
   assert (model.gelu, model.heads) == (gelu, heads)
   assert model.layer_norm_epsilon == 1e-6
+
+
+@pytest.mark.parametrize(
+  ('args', 'final_epsilon', 'message'),
+  [
+    ({'act_layer': 'relu'}, 1e-6, r'whose MLP is Mlp with ReLU\(\)'),
+    ({'mlp_layer': 'GluMlp'}, 1e-6, 'whose MLP is GluMlp with GELU'),
+    ({}, 1e-5, 'whose norms differ in their epsilon'),
+  ],
+)
+def test_parts_that_no_name_has_yet_are_refused(
+  folder, timm, monkeypatch, args, final_epsilon, message
+):
+  create = timm.create_model
+  if 'mlp_layer' in args:
+    args = {'mlp_layer': getattr(timm.layers, args['mlp_layer'])}
+
+  def create_model(name, **kwargs):
+    model = create('vit_tiny_patch16_224', **args, **kwargs)
+    model.norm.eps = final_epsilon
+    return model
+
+  monkeypatch.setattr(timm, 'create_model', create_model)
+  folder.change_config(architecture='vit_wee_patch16_reg1_gap_256')
+  with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(folder))
+
+
+@pytest.mark.usefixtures('timm')
+def test_a_norm_that_is_stated_has_the_epsilon_that_timm_gives_it(tmp_path):
+  """And not that of the architecture, 1e-5 in CLIP."""
+  folder = Folder(tmp_path / 'x', **TINY, pre_norm=True)
+  folder.change_config(architecture='vit_base_patch32_clip_224')
+  model = opening.open_checkpoint(str(folder)).model
+  assert model.layer_norm_epsilon == 1e-5
+  for name in ('layernorm', 'layer_norm', 'LayerNormFp32'):
+    folder.change_config(model_args__norm_layer=name)
+    model = opening.open_checkpoint(str(folder)).model
+    assert model.layer_norm_epsilon == 1e-6
+
+
+def test_a_configuration_without_a_model_is_refused(folder):
+  config = folder.config()
+  del config['architecture']
+  folder.put_config(config)
+  with pytest.raises(ValueError, match='has neither architecture, as timm .*,'):
+    opening.open_checkpoint(str(folder))
 
 
 def test_what_only_timm_knows_needs_it(folder, monkeypatch):

@@ -1,4 +1,6 @@
-"""What timm has no model for, or no place."""
+"""What timm has no model for, or no place, and what its models are called."""
+
+import re
 
 import pytest
 
@@ -6,6 +8,8 @@ from tests.checkpoints.formats.timm_folder import HYBRID, TINY, TINY_BIT
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints.formats import timm as convert
 from vit_jax.checkpoints.formats import timm_config
+from vit_jax.checkpoints.formats.table import Weights
+from vit_jax.models import flops, variants
 
 UNWRITABLE = {
   'representation': (
@@ -92,12 +96,65 @@ def test_a_name_is_one_that_timm_has(timm, width, patch, has_both):
   assert (args['embed_dim'], args['patch_size']) == (width, patch)
 
 
-@pytest.mark.parametrize('width', [64, 192])
-def test_features_are_what_the_head_takes(width):
-  fields = TINY_BIT | {'layers': (3, 4, 6, 3), 'width': width}
-  checkpoint = random_checkpoint(None, (32, 32), **fields)
-  written = timm_config.config(checkpoint.weights(), {})
-  assert written['num_features'] == len(checkpoint.params['head']['kernel'])
+@pytest.mark.parametrize(
+  ('layers', 'width', 'name'),
+  [
+    ((3, 4, 6, 3), 64, 'resnetv2_50x1_bit'),
+    ((3, 4, 6, 3), 128, 'resnetv2_50x1_bit'),
+    ((3, 4, 6, 3), 192, 'resnetv2_50x3_bit'),
+    ((3, 4, 23, 3), 32, 'resnetv2_101x1_bit'),
+    ((3, 8, 36, 3), 64, 'resnetv2_152x2_bit'),
+  ],
+)
+def test_timm_multiplies_widths_by_the_factor_of_the_name(layers, width, name):
+  fields = {'name': 'resnet', 'layers': layers, 'width': width}
+  size = (32, 32)
+  model = variants.build(num_classes=7, image_size=size, **fields)
+  fields = variants.fields_of(model) | {'num_classes': 7}
+  written = timm_config.config(Weights({}, fields), {})
+  head = flops.param_shapes(model, size)['head']['kernel']
+  assert written['num_features'] == head.shape[0]
+  assert written['architecture'] == name
+  factor, args = int(name[-5]), written['model_args']
+  if width == 64 * factor:
+    assert args == {}
+    return
+  assert args['stem_chs'] * factor == width
+  # Of BiT: four times as many behind a unit, twice as many in the next stage.
+  widths = [4 * width, 8 * width, 16 * width, 32 * width]
+  assert [x * factor for x in args['channels']] == widths
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    TINY,
+    TINY | {'name': 'deit'},
+    TINY | {'stem_width': 64},
+    TINY | HYBRID | {'stem_layers': (2, 2, 2, 2)},
+    TINY_BIT,
+  ],
+)
+def test_the_ends_of_a_model_are_named_as_timm_does(timm, fields):
+  weights = random_checkpoint(None, (32, 32), **fields).weights()
+  written = timm_config.config(weights, {})
+  theirs = timm.get_pretrained_cfg(written['architecture']).to_dict()
+  for key in ('first_conv', 'classifier', 'fixed_input_size'):
+    want = theirs[key]
+    want = list(want) if isinstance(want, tuple) else want
+    assert written['pretrained_cfg'][key] == want, key
+
+
+@pytest.mark.parametrize('width', [192, 384, 768, 48])
+def test_a_distilled_model_has_the_name_of_its_width(timm, torch, width):
+  """Or that of the base model, where there is none."""
+  fields = TINY | {'name': 'deit', 'width': width}
+  weights = random_checkpoint(None, (32, 32), **fields).weights()
+  name = timm_config.config(weights, {})['architecture']
+  assert re.fullmatch(r'deit_\w+_distilled_patch16_224', name)
+  with torch.device('meta'):
+    theirs = timm.create_model(name)
+  assert theirs.embed_dim == (768 if width == 48 else width)
 
 
 def test_what_deit_without_a_classifier_gives_is_said(tmp_path):

@@ -73,6 +73,7 @@ def test_what_a_configuration_leaves_out_is_timms_default():
     ({'crop_mode': 'border'}, 0, 'bicubic', 'the whole image is resized'),
     ({'crop_mode': 'squash'}, 0, 'bicubic', 'the whole image is resized'),
     ({'crop_pct': 1.5}, 0, 'bicubic', 'crop_pct 1.5'),
+    ({'crop_pct': 2}, 0, 'bicubic', 'crop_pct 2 '),
   ],
 )
 def test_images_that_timm_prepares_otherwise_are_warned_about(
@@ -108,6 +109,7 @@ def test_the_centre_is_taken_where_it_is_large_enough(
   ('changes', 'message'),
   [
     ({'crop_pct': 0}, 'x.json: crop_pct is 0 and should be a share'),
+    ({'crop_pct': 2.1}, 'x.json: crop_pct is 2.1 and should be a share'),
     ({'crop_pct': '1'}, "x.json: crop_pct is '1' and should be a share"),
     ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),
     ({'std': [1, math.nan, 1]}, r'x.json: std is .* and should be three'),
