@@ -18,10 +18,16 @@ from tests.checkpoints.formats.hf_folder import (
 )
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, hf_images
+from vit_jax.checkpoints.formats import hf, hf_config, hf_images
+from vit_jax.checkpoints.formats.archive import Lookup
 
 # What BitConfig works out of its other values, and writes nevertheless.
 DERIVED = {'out_features', 'out_indices', 'stage_names', 'drop_path_rate'}
+FOR_TRAINING = {
+  'attention_probs_dropout_prob',
+  'hidden_dropout_prob',
+  'initializer_range',
+}
 
 
 @pytest.mark.parametrize('fields', [TINY, TINY_BIT], ids=['vit', 'bit'])
@@ -43,6 +49,10 @@ def test_the_configuration_is_what_transformers_would_write(
   if fields is TINY_BIT:
     for key in DERIVED:
       theirs.pop(key)
+  else:
+    # Of whoever trains it on.
+    for key in FOR_TRAINING:
+      assert ours[key] == getattr(transformers.ViTConfig(), key)
   assert ours == theirs
   processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'ours')
   processor.save_pretrained(tmp_path / 'theirs')
@@ -77,6 +87,13 @@ BAD_VIT = {
   'distilled': (
     put('vit.embeddings.distillation_token', (1, 1, 32)),
     'image_size is 32 x 32, and the position embeddings are for 15 patches',
+  ),
+  'distilled, of one token': (
+    lambda arrays: (
+      put('vit.embeddings.distillation_token', (1, 1, 32))(arrays)
+      | put('vit.embeddings.position_embeddings', (1, 1, 32))({})
+    ),
+    'the position embeddings are for 0 patches',
   ),
   'masked': (
     put('vit.embeddings.mask_token', (1, 1, 32)),
@@ -218,8 +235,9 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
   folder, transformers
 ):
   folder.change_config(
-    hidden_act=..., layer_norm_eps=..., qkv_bias=..., id2label=..., patch_size=8
+    hidden_act=..., layer_norm_eps=..., qkv_bias=..., id2label=...
   )
+  folder.change_config(patch_size=[8, 8])
   defaults = transformers.ViTConfig()
   model = folder.open().model
   assert (model.gelu, defaults.hidden_act) == ('exact', 'gelu')
@@ -231,6 +249,18 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
   with pytest.raises(ValueError, match='224 x 224'):
     folder.open()
   assert (defaults.num_attention_heads, defaults.image_size) == (12, 224)
+
+
+def test_the_stride_of_a_bit_is_32_unless_stated(transformers):
+  """Which halves the sides of four stages, and not of a fifth."""
+  assert transformers.BitConfig().output_stride == 32
+  arrays = {'embedder.convolution.weight': np.ones((32, 3, 7, 7))}
+  arrays |= {f'encoder.stages.{i}.layers.0.x': np.ones(1) for i in range(4)}
+  lookup = Lookup('x', arrays, str, 'BiT')
+  assert hf_config.bit_fields({}, lookup)['layers'] == (1, 1, 1, 1)
+  arrays['encoder.stages.4.layers.0.x'] = np.ones(1)
+  with pytest.raises(ValueError, match='output_stride is 32, .* has 64'):
+    hf_config.bit_fields({}, lookup)
 
 
 # Fields that transformers has no model for, and words of the way out.

@@ -63,7 +63,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
       )
   cls = config['model_type'] != 'ijepa'
   distils = lookup.has('cls_classifier.weight')
-  extra = lookup.size('embeddings.distillation_token', 3, axis=1)
+  extra = int(lookup.has('embeddings.distillation_token'))
   width, _, patch, _ = lookup.shape(
     'embeddings.patch_embeddings.projection.weight', 4
   )
