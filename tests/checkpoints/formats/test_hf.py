@@ -120,7 +120,12 @@ def their_output(torch, model, pixels_BHWC):
 
 # Whose distillation token nobody reads: it is written as no model of theirs.
 UNREAD = {
-  'DeiT without a teacher': ('DeiTForImageClassification', deit_config, {}),
+  # Of one patch: positions of it and of two tokens.
+  'DeiT without a teacher': (
+    'DeiTForImageClassification',
+    deit_config,
+    {'image_size': 8},
+  ),
   'body of DeiT': ('DeiTModel', deit_config, {'image_size': [32, 48]}),
 }
 
@@ -286,6 +291,12 @@ def test_classes_that_do_not_exclude_each_other_have_sigmoids(folder, tmp_path):
     opened = opening.open_checkpoint(str(path))
     assert opened.loss == loss
   np.testing.assert_allclose(opened.probabilities(np.zeros((1, 4))), 0.5)
+
+
+def test_folders_and_links_to_nothing_beside_it_are_passed_over(folder):
+  (folder.path / 'onnx').mkdir()
+  (folder.path / 'link').symlink_to('gone')
+  assert folder.open().model == folder.checkpoint.model
 
 
 def test_an_existing_target_is_refused(folder):

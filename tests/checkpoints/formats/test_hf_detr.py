@@ -167,6 +167,16 @@ def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
   assert_same(opening.open_checkpoint(folder), checkpoint)
 
 
+@pytest.mark.usefixtures('transformers')
+def test_the_peer_computes_in_float32_whatever_is_stored(tmp_path):
+  hf.write(make().weights(), str(tmp_path / 'x'), 'bfloat16')
+  peer = hf.open_peer(str(tmp_path / 'x'))
+  found = peer.run(np.zeros((1, *SIZE, 3)))
+  assert found.dtype == np.float32 and np.isfinite(found).all()
+  # Of seven classes, none of them, and a box.
+  assert (found.shape[-1], peer.boxes) == (7 + 1 + 4, 4)
+
+
 def test_the_sides_of_upright_images_are_named_by_their_length(tmp_path):
   """As the processor of transformers has them, whichever is the height."""
   weights = make().weights()
@@ -180,11 +190,142 @@ def test_the_sides_of_upright_images_are_named_by_their_length(tmp_path):
   assert images['size'] == {'shortest_edge': 64, 'longest_edge': 96}
 
 
+def test_the_sides_of_a_square_need_no_word(tmp_path):
+  weights = make().weights()
+  square = dataclasses.replace(
+    weights, fields=weights.fields | {'image_size': (64, 64)}
+  )
+  assert hf.write(square, str(tmp_path / 'x'), 'float32') == []
+
+
+def test_models_with_masks_are_written_as_the_panoptic_ones(tmp_path):
+  checkpoint = make(**MASKS, dropout=0.2)
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  config, images = (
+    json.loads((tmp_path / 'x' / name).read_text())
+    for name in ('config.json', 'preprocessor_config.json')
+  )
+  assert config['architectures'] == ['DetrForSegmentation']
+  assert config['dropout'] == 0.2
+  assert images['format'] == 'coco_panoptic'
+  keys = tensors.read_folder(str(tmp_path / 'x')).keys()
+  body = 'detr.model.backbone.conv_encoder.model'
+  assert {
+    'detr.bbox_predictor.layers.0.weight',
+    f'{body}.embedder.embedder.convolution.weight',
+    'detr.model.decoder.layernorm.weight',
+    'mask_head.lay1.weight',
+    'bbox_attention.q_linear.bias',
+  } <= keys
+  back = opening.open_checkpoint(str(tmp_path / 'x'))
+  assert_same(back, dataclasses.replace(checkpoint, model=back.model))
+  assert back.model.masks
+
+
+def test_their_processor_gives_our_pixels(tmp_path, transformers):
+  """Of images that fit already; smaller ones grow, and batches are padded."""
+  checkpoint = make()
+  images_of = checkpoint.preprocessing
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  process = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+  rng = np.random.default_rng(0)
+  wide, narrow = (
+    rng.integers(0, 256, (64, width, 3), np.uint8) for width in (96, 80)
+  )
+  found = process([wide, narrow], return_tensors='pt')
+  got_BHWC = found['pixel_values'].permute(0, 2, 3, 1).numpy()
+  for got, image in zip(got_BHWC, (wide, narrow), strict=True):
+    want = (image / 255 - images_of.mean) / images_of.std
+    got = got[:, : image.shape[1]]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+  assert not got_BHWC[1, :, 80:].any()
+  np.testing.assert_array_equal(found['pixel_mask'].sum((1, 2)) / 64, [96, 80])
+  small = process([wide[::2, ::2]], return_tensors='pt')
+  assert small['pixel_values'].shape == (1, 3, 64, 96)
+
+
 DILATED = {
   'backbone_layers': (3, 4, 6, 3),
   'backbone_width': 64,
   'dilation': True,
 }
+
+
+@pytest.mark.parametrize(
+  ('layers', 'name'),
+  [
+    ((3, 4, 6, 3), 'resnet50'),
+    ((3, 4, 23, 3), 'resnet101'),
+    ((3, 8, 36, 3), 'resnet152'),
+  ],
+)
+def test_a_dilated_backbone_is_named_for_timm(tmp_path, layers, name):
+  weights = make().weights()
+  fields = weights.fields | DILATED | {'backbone_layers': layers}
+  # Of its arrays one stands for all.
+  root = 'backbone/conv_root/kernel'
+  arrays = {root: weights.arrays[root]}
+  weights = dataclasses.replace(weights, fields=fields, arrays=arrays)
+  hf.write(weights, str(tmp_path / 'x'), 'float32')
+  assert tensors.read_folder(str(tmp_path / 'x')).keys() == {
+    'model.backbone.conv_encoder.model.conv1.weight'
+  }
+  config = json.loads((tmp_path / 'x/config.json').read_text())
+  assert config['architectures'] == ['DetrForObjectDetection']
+  assert config['dilation'] is True
+  backbone = config['backbone_config']
+  assert backbone['model_type'] == 'timm_backbone'
+  assert backbone['backbone'] == name
+  assert backbone['features_only'] and not backbone['use_pretrained_backbone']
+  assert backbone['num_channels'] == 3
+  # The last of four stages does not halve the sides any more, from 32 to 16.
+  assert backbone['out_indices'] == [1, 2, 3, 4]
+  assert backbone['output_stride'] == 16
+
+
+def test_keys_of_a_dilated_model_are_those_of_timm(tmp_path):
+  """And what its directory does not say is as in the published models."""
+  checkpoint = make(dilation=True, heads=8)
+  arrays = table.ours_to_file(
+    checkpoint.weights().arrays, detr_keys.table_of(detr_keys.TIMM, '')
+  )
+  body = 'model.backbone.conv_encoder.model'
+  assert {
+    f'{body}.conv1.weight',
+    f'{body}.bn1.running_mean',
+    f'{body}.layer2.1.bn3.running_var',
+    f'{body}.layer2.0.downsample.0.weight',
+    f'{body}.layer2.0.downsample.1.bias',
+    'model.decoder.layers.1.encoder_attn.q_proj.bias',
+    'model.decoder.layers.1.encoder_attn_layer_norm.weight',
+    'model.encoder.layers.0.fc1.weight',
+    'class_labels_classifier.weight',
+  } <= arrays.keys()
+  names = dict(enumerate(checkpoint.class_names))
+  config = {'model_type': 'detr', 'dilation': True, 'id2label': names}
+  path = str(tmp_path / 'x')
+  tensors.write_folder(path, {'config.json': config}, arrays, 'float32')
+  back = opening.open_checkpoint(path)
+  assert_same(back, checkpoint)
+  assert back.image_size == (800, 1333)
+
+
+@pytest.mark.parametrize(
+  ('stated', 'size'),
+  [
+    ({'size': {'shortest_edge': 64, 'longest_edge': 96}}, (64, 96)),
+    # As older versions wrote it.
+    ({'size': 64, 'max_size': 96}, (64, 96)),
+    ({'size': 64}, (64, 1333)),
+    ({'size': {'height': 96, 'width': 64}}, (96, 64)),
+    ({'size': None}, (800, 1333)),
+  ],
+)
+def test_the_sizes_of_a_processor_are_read(folder, stated, size):
+  place = folder / 'preprocessor_config.json'
+  images = json.loads(place.read_text()) | stated
+  place.write_text(json.dumps(images))
+  assert opening.open_checkpoint(str(folder)).image_size == size
 
 
 @pytest.mark.slow
@@ -203,7 +344,7 @@ def test_a_dilated_backbone_is_timms(tmp_path):
   ('name', 'fields'),
   [
     ('detr-r50.safetensors', {'heads': 8}),
-    ('detr-r50-dc5.safetensors', {'heads': 8, 'dilation': True}),
+    ('DETR-R50-DC5.safetensors', {'heads': 8, 'dilation': True}),
     ('detr-r50-panoptic.safetensors', MASKS | {'width': 128, 'heads': 16}),
   ],
 )
@@ -223,12 +364,23 @@ def test_files_of_the_original_open(tmp_path, name, fields, caplog):
     'bbox_embed.layers.2.bias',
   ):
     assert f'{prefix}{key}' in arrays
-  path = str(tmp_path / name)
+  # As torch.nn.MultiheadAttention has them, one after another.
+  attention = 'decoder_layer1/multihead_attn'
+  key = f'{prefix}transformer.decoder.layers.1.multihead_attn.in_proj_bias'
+  ours = checkpoint.weights().arrays
+  for i, part in enumerate(('query', 'key', 'value')):
+    want = ours[f'{attention}/{part}/bias'].ravel()
+    np.testing.assert_array_equal(np.split(arrays[key], 3)[i], want)
+  # The name of the file says it, and not that of its folder.
+  path = str(tmp_path / 'dc5' / name)
+  (tmp_path / 'dc5').mkdir()
   tensors.write_safetensors(path, arrays)
   back = opening.open_checkpoint(path)
   assert back.image_size == (800, 1333)
   assert_same(back, checkpoint)
   assert 'does not say whether its last stage is dilated' in caplog.text
+  is_dilated = 'by its name it is.' in caplog.text
+  assert is_dilated == checkpoint.model.dilation
 
 
 def test_a_pth_file_of_training_opens(tmp_path, torch):
@@ -238,6 +390,8 @@ def test_a_pth_file_of_training_opens(tmp_path, torch):
     checkpoint.weights().arrays, detr_keys.table_of(detr_keys.ORIGINAL, '')
   )
   model = {key: torch.from_numpy(x.copy()) for key, x in arrays.items()}
+  # Where it was trained with a BatchNorm that is not frozen.
+  model['backbone.0.body.bn1.num_batches_tracked'] = torch.tensor(7)
   path = tmp_path / 'checkpoint.pth'
   torch.save({'model': model, 'epoch': 3}, path)
   assert_same(opening.open_checkpoint(str(path)), checkpoint)

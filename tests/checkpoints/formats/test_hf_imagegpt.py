@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
@@ -21,6 +22,7 @@ FIELDS = {
   'heads': 4,
   'palette': igpt.even_palette(2),
 }
+ONE = np.ones(1, np.float32)
 # Of the largest output, float32 on both sides.
 TOLERANCE = 1e-5
 
@@ -60,6 +62,7 @@ def test_ours_gives_its_numbers_there_and_comes_back(
   config = transformers.ImageGPTConfig.from_pretrained(folder)
   rates = config.attn_pdrop, config.embd_pdrop, config.resid_pdrop
   assert rates == (0, 0, 0)
+  assert not config.tie_word_embeddings
   back = opening.open_checkpoint(folder)
   assert back.model == checkpoint.model
   assert back.preprocessing == checkpoint.preprocessing
@@ -68,6 +71,13 @@ def test_ours_gives_its_numbers_there_and_comes_back(
   for key, x in want.items():
     np.testing.assert_array_equal(got[key], x, err_msg=key)
   assert convert.main(['--check', folder, folder]) == 0
+
+
+@pytest.mark.usefixtures('transformers')
+def test_the_peer_computes_in_float32_whatever_is_stored(tmp_path):
+  hf.write(make().weights(), str(tmp_path / 'x'), 'bfloat16')
+  found = hf.open_peer(str(tmp_path / 'x')).run(images())
+  assert found.dtype == np.float32
 
 
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
@@ -118,6 +128,13 @@ def folder(tmp_path):
     ),
     ('preprocessor_config.json', {'clusters': None}, 'has no palette'),
     ('preprocessor_config.json', {'clusters': [[0, 1]]}, 'has no palette'),
+    ('preprocessor_config.json', {'clusters': 'greys'}, 'has no palette'),
+    ('preprocessor_config.json', {'clusters': {'0': 1}}, 'has no palette'),
+    (
+      'preprocessor_config.json',
+      {'clusters': [[0, 0, 0]] * 7 + [[0, 0, float('nan')]]},
+      'has no palette',
+    ),
     ('config.json', {'activation_function': 'gelu'}, 'quick_gelu'),
     ('config.json', {'n_head': 0}, 'n_head is 0'),
     ('config.json', {'n_head': 5}, 'not a multiple of model.heads 5'),
@@ -128,6 +145,48 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
   (folder / file).write_text(json.dumps(config | change))
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize('prefix', ['transformer.', ''])
+def test_masks_that_older_versions_saved_are_passed_over(folder, prefix):
+  """Nor need there be the number of heads, eight then, or a prefix."""
+  want = make().weights().arrays
+  place = folder / 'config.json'
+  config = json.loads(place.read_text())
+  del config['n_head']
+  place.write_text(json.dumps(config))
+  place = folder / 'model.safetensors'
+  stored = load_file(place)
+  arrays = {k.replace('transformer.', prefix): x for k, x in stored.items()}
+  masks = {'bias': np.ones((1, 1, 24, 24), np.uint8), 'masked_bias': -1e4 * ONE}
+  save_file(
+    arrays | {f'{prefix}h.1.attn.{name}': x for name, x in masks.items()}, place
+  )
+  found = opening.open_checkpoint(str(folder))
+  assert found.model.heads == 8
+  got = found.weights().arrays
+  assert got.keys() == want.keys()
+  for key, x in want.items():
+    np.testing.assert_array_equal(got[key].ravel(), x.ravel(), err_msg=key)
+
+
+@pytest.mark.parametrize(
+  ('stated', 'size'),
+  [
+    ({'height': 2, 'width': 8}, (2, 8)),
+    ({'height': 4, 'width': 6}, (4, 4)),
+    ({'shortest_edge': 16}, (4, 4)),
+  ],
+)
+def test_the_size_is_that_of_the_processor_where_it_fits(
+  tmp_path, stated, size, caplog
+):
+  hf.write(make((4, 4)).weights(), str(tmp_path / 'x'), 'float32')
+  place = tmp_path / 'x/preprocessor_config.json'
+  images = json.loads(place.read_text()) | {'size': stated}
+  place.write_text(json.dumps(images))
+  assert opening.open_checkpoint(str(tmp_path / 'x')).image_size == size
+  assert ('where the model takes (4, 4)' in caplog.text) == (size == (4, 4))
 
 
 def test_what_transformers_has_not_is_refused(tmp_path):

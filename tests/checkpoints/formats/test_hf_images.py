@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.checkpoints.formats.hf_folder import SIZE, TINY
 from tests.checkpoints.random_weights import (
@@ -31,6 +32,11 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers, resize_small):
   got = processor(image, return_tensors='pt').pixel_values
   want = (image.astype(np.float32) - 127.5) / 127.5
   np.testing.assert_array_equal(got[0].permute(1, 2, 0), want)
+  if resize_small:
+    # A grey one, of which theirs makes one of three channels.
+    grey = Image.fromarray(image[..., 0])
+    got = processor(grey, return_tensors='pt').pixel_values
+    np.testing.assert_array_equal(got[0, 2], want[..., 0])
 
 
 @pytest.mark.parametrize('interpolation', ['bilinear', 'bicubic'])
@@ -93,6 +99,16 @@ PROCESSORS = {
     | {'crop_size': 32},
     CROPPED,
     '',
+  ),
+  'crop of all there is': (
+    CROP | {'size': {'shortest_edge': 32}},
+    dataclasses.replace(CROPPED, resize_small=32),
+    '',
+  ),
+  'crop of what is not resized': (
+    CROP | {'do_resize': False},
+    dataclasses.replace(CROPPED, resize_small=0),
+    'do_resize is False',
   ),
   'the same crop': (
     SQUASH | {'do_center_crop': True, 'crop_size': 32},
@@ -177,6 +193,56 @@ def test_image_processors_scale_as_theirs(folder, kind):
   got = logits_of(folder.open(), images)
   # Sums of float32 in another order.
   assert relative_difference(got, want) < 1e-5
+
+
+def read(folder, model_type, **stated):
+  (folder / hf_images.FILE).write_text(json.dumps(stated))
+  return hf_images.read(str(folder), model_type, None)
+
+
+def test_a_crop_that_is_wider_than_what_is_resized_is_none(tmp_path):
+  crop = {'height': 64, 'width': 96}
+  for edge, resize_small, warnings in ((96, 96, 0), (95, 0, 1)):
+    preprocessing, size, found = read(
+      tmp_path, 'bit', size={'shortest_edge': edge}, crop_size=crop
+    )
+    assert (size, preprocessing.resize_small) == ((64, 96), resize_small)
+    assert len(found) == warnings
+
+
+@pytest.mark.parametrize(
+  'model_type',
+  [
+    *('vit', 'ijepa', 'deit', 'bit', 'dinov2', 'dinov3_vit', 'clip', 'siglip'),
+    'siglip2',
+    'imagegpt',
+  ],
+)
+def test_what_a_processor_does_not_say_is_its_default(
+  tmp_path, transformers, model_type
+):
+  """That of the class which transformers has for the type of model."""
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type}))
+  (tmp_path / hf_images.FILE).write_text('{}')
+  theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+  found, size, warnings = read(tmp_path, model_type)
+  assert found.interpolation == {2: 'bilinear', 3: 'bicubic'}[theirs.resample]
+  if model_type != 'imagegpt':
+    assert (found.mean, found.std) == (
+      tuple(theirs.image_mean),
+      tuple(theirs.image_std),
+    )
+  assert theirs.do_resize and theirs.do_normalize and theirs.do_rescale
+  assert theirs.rescale_factor == 1 / 255
+  if model_type == 'siglip2':
+    return  # Its images have any size.
+  crops = bool(theirs.do_center_crop)
+  makes = theirs.crop_size if crops else theirs.size
+  assert size == (makes['height'], makes['width'])
+  # A square that is resized as a whole and then cropped is not there here.
+  edge = theirs.size.get('shortest_edge')
+  assert found.resize_small == (edge if crops and edge else 0)
+  assert len(warnings) == (model_type == 'deit')
 
 
 def test_without_a_processor_images_are_those_of_the_paper(

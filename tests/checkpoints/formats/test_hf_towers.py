@@ -41,7 +41,12 @@ KINDS = {
     'Dinov2WithRegistersConfig',
     DINOV2 | {'num_register_tokens': 3},
   ),
-  'gated': ('Dinov2Model', 'Dinov2Config', DINOV2 | {'use_swiglu_ffn': True}),
+  'gated': (
+    'Dinov2Model',
+    'Dinov2Config',
+    # Which has its own activation whatever is stated.
+    DINOV2 | {'use_swiglu_ffn': True, 'hidden_act': 'relu'},
+  ),
   'DINOv3': (
     'DINOv3ViTModel',
     'DINOv3ViTConfig',
@@ -57,6 +62,8 @@ KINDS = {
     'DINOv3ViTConfig',
     SIZES
     | {
+      # One that there is in each layer is told from the first.
+      'num_hidden_layers': 1,
       'num_register_tokens': 2,
       'use_gated_mlp': True,
       'hidden_act': 'silu',
@@ -213,6 +220,8 @@ def test_what_patches_leave_over_of_an_image_is_not_seen(
   [
     ({'patch_size': 16}, 'patch_size is 16, and .* has 192 numbers a patch'),
     ({'num_patches': 9}, 'num_patches is 9, and the arrays have 16'),
+    # Whose default that is.
+    ({'patch_size': ...}, 'patch_size is 16, and .* has 192 numbers a patch'),
   ],
 )
 def test_contradicting_sizes_of_siglip_2_are_refused(
@@ -220,7 +229,9 @@ def test_contradicting_sizes_of_siglip_2_are_refused(
 ):
   save(transformers, torch, 'SigLIP 2', tmp_path / 'x')
   place = tmp_path / 'x/config.json'
-  place.write_text(json.dumps(json.loads(place.read_text()) | changes))
+  config = json.loads(place.read_text()) | changes
+  config = {key: x for key, x in config.items() if x is not ...}
+  place.write_text(json.dumps(config))
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
@@ -268,14 +279,51 @@ def test_images_are_scaled_as_clips_are(
   assert told == (where == 'nowhere')
 
 
-@pytest.mark.parametrize('kind', ['DINOv2', 'DINOv3'])
-def test_without_a_processor_they_are_scaled_as_published(
-  tmp_path, transformers, torch, kind
+@pytest.mark.parametrize(
+  ('kind', 'interpolation'),
+  [
+    ('DINOv2', 'bicubic'),
+    ('DINOv3', 'bilinear'),
+    ('SigLIP', 'bicubic'),
+    ('SigLIP 2', 'bilinear'),
+  ],
+)
+def test_without_a_processor_they_are_prepared_as_published(
+  tmp_path, transformers, torch, kind, interpolation
 ):
   save(transformers, torch, kind, tmp_path / 'x')
   found = opening.open_checkpoint(str(tmp_path / 'x')).preprocessing
+  assert found.interpolation == interpolation
+  if 'SigLIP' in kind:
+    assert (found.mean, found.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    return
   assert found.mean == (0.485, 0.456, 0.406)
   assert found.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize('kind', ['DINOv2', 'DINOv3', 'CLIP', 'SigLIP'])
+def test_what_a_configuration_leaves_out_has_their_defaults(
+  tmp_path, transformers, torch, kind
+):
+  save(transformers, torch, kind, tmp_path / 'x')
+  place = tmp_path / 'x/config.json'
+  config = json.loads(place.read_text())
+  left_out = {'hidden_act', 'layer_norm_eps', 'num_attention_heads'}
+  if kind == 'DINOv3':
+    # The others have an embedding for each patch.
+    left_out |= {'image_size', 'rope_theta'}
+  assert left_out <= config.keys()
+  place.write_text(json.dumps({k: config[k] for k in config.keys() - left_out}))
+  found = opening.open_checkpoint(str(tmp_path / 'x'))
+  defaults = getattr(transformers, KINDS[kind][1])()
+  model = found.model
+  gelus = {'gelu': 'exact', 'quick_gelu': 'quick', 'gelu_pytorch_tanh': 'tanh'}
+  assert model.gelu == gelus[defaults.hidden_act]
+  assert model.layer_norm_epsilon == defaults.layer_norm_eps
+  assert model.heads == defaults.num_attention_heads
+  assert model.rope == getattr(defaults, 'rope_theta', 0)
+  side = defaults.image_size if kind == 'DINOv3' else 32
+  assert found.image_size == (side, side)
 
 
 def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
@@ -291,7 +339,8 @@ def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'hidden_act': 'relu'}, "hidden_act is 'relu', and a model here has"),
+    # A gated MLP has it, and no other.
+    ({'hidden_act': 'silu'}, "hidden_act is 'silu', and a model here has"),
     ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
     ({'patch_size': 16}, 'patch_size is 16, and the arrays have 8'),
     ({'num_attention_heads': 5}, 'width 48 is not a multiple of .* 5'),
@@ -306,6 +355,17 @@ def test_contradicting_configurations_are_refused(
   place = tmp_path / 'x/config.json'
   place.write_text(json.dumps(json.loads(place.read_text()) | changes))
   with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+def test_another_activation_of_a_gated_mlp_is_refused(
+  tmp_path, transformers, torch
+):
+  save(transformers, torch, 'DINOv3, gated, no bias', tmp_path / 'x')
+  place = tmp_path / 'x/config.json'
+  changes = {'hidden_act': 'gelu'}
+  place.write_text(json.dumps(json.loads(place.read_text()) | changes))
+  with pytest.raises(ValueError, match="'gelu', and a gated MLP here has silu"):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 

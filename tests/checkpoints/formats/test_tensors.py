@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import pathlib
 import pickle
 import re
 import struct
@@ -80,6 +81,16 @@ def test_an_average_over_time_is_preferred(torch, tmp_path):
   # Where none was taken.
   torch.save({'model_ema': None, name: {'x': torch.ones(1)}}, path)
   assert tensors.read(path).keys() == {'x'}
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+def test_arrays_of_pytorch_stay_in_their_file(torch, tmp_path):
+  """And take no memory before they are looked at."""
+  path = tmp_path / 'x.pth'
+  torch.save({'x': torch.ones(9)}, path)
+  found = tensors.read(str(path))
+  assert str(path) in pathlib.Path('/proc/self/maps').read_text()
+  assert found['x'].sum() == 9
 
 
 def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):

@@ -116,7 +116,12 @@ def test_what_an_architecture_means_is_asked_of_timm(
   ('args', 'final_epsilon', 'message'),
   [
     ({'act_layer': 'relu'}, 1e-6, r'whose MLP is Mlp with ReLU\(\)'),
-    ({'mlp_layer': 'GluMlp'}, 1e-6, 'whose MLP is GluMlp with GELU'),
+    # A gate that comes last, and so is not that of SwiGLU.
+    (
+      {'mlp_layer': 'GluMlp', 'act_layer': 'silu'},
+      1e-6,
+      r'whose MLP is GluMlp with SiLU\(\)',
+    ),
     ({}, 1e-5, 'whose norms differ in their epsilon'),
   ],
 )
@@ -125,7 +130,7 @@ def test_parts_that_no_name_has_yet_are_refused(
 ):
   create = timm.create_model
   if 'mlp_layer' in args:
-    args = {'mlp_layer': getattr(timm.layers, args['mlp_layer'])}
+    args = args | {'mlp_layer': getattr(timm.layers, args['mlp_layer'])}
 
   def create_model(name, **kwargs):
     model = create('vit_tiny_patch16_224', **args, **kwargs)

@@ -44,6 +44,9 @@ def test_every_resizing_comes_back():
       pretrained = Stated(part, '')
       back = timm_images.read(pretrained, (side, side))
       assert (back, pretrained.warnings) == (preprocessing, [])
+  # Of quotients that need no more digits it is as timm writes it.
+  part, _ = timm_images.config(Preprocessing(256), (224, 224))
+  assert part['crop_pct'] == 0.875
 
 
 def test_resizing_that_timm_does_otherwise_is_said():

@@ -110,6 +110,10 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   (warning,) = caplog.messages
   assert 'does not say all of its model: 3 heads' in warning
   assert 'without a position' not in warning
+  # Nor does it matter whether it would have one.
+  for without in (False, True):
+    folder.change_config(model_args__no_embed_class=without)
+    assert opening.open_checkpoint(str(folder)).model.pool == 'gap'
 
 
 def test_a_norm_after_pooling_is_that_of_a_mean(tmp_path):
@@ -231,6 +235,7 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
   got = opening.open_checkpoint(str(tmp_path / 'x/model.safetensors'))
   assert got.model == want.model
+  assert got.image_size == (224, 224)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
   assert 'does not say how large its images are: 224x224' in warning
@@ -270,6 +275,10 @@ def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
   config = stated.Stated({'architecture': 'x'}, 'x/config.json')
   found = timm_config._rotation(kind(16, **given), config)
   assert tuple(found.values()) == want
+  if 'ref_feat_shape' in given:
+    # Without it positions are counted as they are in the image.
+    counted = kind(16, **given | {'ref_feat_shape': None})
+    assert timm_config._rotation(counted, config)['rope_side'] == -1
   # In ways that no name of timm has.
   others = {'grid_offset': 0.5, 'temperature': None}
   if name == 'RotaryEmbeddingDinoV3':

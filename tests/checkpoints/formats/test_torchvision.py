@@ -9,6 +9,7 @@ import pytest
 from configs import finetune
 from tests.checkpoints.random_weights import logits_of
 from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.experiment import check_config
 from vit_jax.models import flops, variants
 
@@ -100,6 +101,14 @@ def test_a_directory_of_timm_says_what_its_images_are(
   assert checkpoint.preprocessing.interpolation == 'bicubic'
   assert checkpoint.class_names == tuple('abcde')
   assert 'does not say' not in caplog.text
+  # Without a word on images they are those that timm assumes.
+  bare = {'architecture': 'tv_resnet50'}
+  (tmp_path / 'config.json').write_text(json.dumps(bare))
+  checkpoint = opening.open_checkpoint(str(tmp_path))
+  assert checkpoint.image_size == (224, 224)
+  assert checkpoint.preprocessing == Preprocessing(
+    256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+  )
   # Of the same arrays, with other layers between.
   for change, message in (
     ({'architecture': 'resnetaa50'}, "architecture is 'resnetaa50'"),
