@@ -118,8 +118,14 @@ def test_help_is_the_comment_at_the_top(script, tools):
     ('gke.sh', ['run', '--image=i'], 'needs --config'),
     ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
     ('gke.sh', ['logs', '--name=-a'], '--name=-a: only'),
+    ('gke.sh', ['logs', '--name=a-'], '--name=a-: only'),
     ('gke.sh', ['logs', f'--name={"a" * 43}'], 'at most 42'),
     ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),
+    (
+      'gke.sh',
+      ['run', '--image=i', '--topology=2x2x2x2', *TRAINING],
+      'topology=2x2x2x2 is no shape',
+    ),
     ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
     ('gke.sh', ['run', '--image=i', '--chips=0', *TRAINING], '--chips=0'),
     ('gke.sh', ['run', '--image=i', '--restarts=x', *TRAINING], '--restarts=x'),
@@ -230,9 +236,9 @@ DRY_RUNS = [
   ),
   (
     'gke.sh',
-    ['logs', '--name=n', '--worker=3', '--dry_run'],
+    ['logs', f'--name={"n" * 42}', '--worker=3', '--dry_run'],
     'kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/'
-    'jobset-name=n,batch.kubernetes.io/job-completion-index=3\n',
+    f'jobset-name={"n" * 42},batch.kubernetes.io/job-completion-index=3\n',
   ),
   (
     'gke.sh',
@@ -264,6 +270,31 @@ DRY_RUNS = [
 def test_dry_run_prints_the_commands_alone(script, args, printed, tools):
   assert tools.run(script, *args) == (0, printed, '')
   assert tools.calls() == []
+
+
+@pytest.mark.parametrize(
+  ('options', 'software'),
+  [
+    # As https://cloud.google.com/tpu/docs/runtimes has them.
+    (['--type=v2-8'], 'tpu-ubuntu2204-base'),
+    (['--type=v3-32'], 'tpu-ubuntu2204-base'),
+    (['--type=v5p-8'], 'v2-alpha-tpuv5'),
+    ([], 'v2-alpha-tpuv6e'),
+    (['--type=v6e-8', '--version=mine'], 'mine'),
+    (['--type=v9-8', '--version=new'], 'new'),
+  ],
+)
+def test_the_software_goes_with_the_type_unless_it_is_named(
+  options, software, tools
+):
+  status, out, _ = tools.run('tpu.sh', 'create', *options, '--dry_run')
+  assert status == 0 and f' --runtime-version={software}\n' in out
+
+
+def test_flags_of_xla_that_are_there_stay(tools):
+  args = ('--dry_run', '--processes=1', *TRAINING[:2], '--workdir=w')
+  _, out, _ = tools.run('multi_process.sh', *args, XLA_FLAGS='--xla_a=1')
+  assert "'XLA_FLAGS=--xla_a=1 --xla_force_host_platform_device_count=4'" in out
 
 
 def test_dry_run_of_all_is_that_of_the_steps(tools):

@@ -40,16 +40,17 @@ def manifest_of(tools, *options, more=()):
   return yaml.safe_load(text)
 
 
-def test_a_jobset_that_has_ended_is_not_run_again(tools):
+@pytest.mark.parametrize('how', ['Completed', 'Failed'])
+def test_a_jobset_that_has_ended_is_not_run_again(how, tools):
   tools.add(
     'kubectl',
-    '#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted Failed\n',
+    f'#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted {how}\n',
   )
   args = ('--name=n', '--image=h/i:1', *TRAINING)
   status, out, err = tools.run('gke.sh', 'run', *args)
   assert (status, out) == (2, '')
   assert err == (
-    'error: n has ended (Failed): first launch/gke.sh delete --name=n, then '
+    f'error: n has ended ({how}): first launch/gke.sh delete --name=n, then '
     'the run resumes.\n'
   )
 
@@ -238,6 +239,15 @@ def test_processes_know_one_another(tools):
     for i in range(3)
   ]
   assert out == logs[0]
+
+
+def test_logs_are_in_the_workdir_that_training_takes(tools):
+  """Whose ~ no shell expands."""
+  args = ('--processes=1', '--port=1', '--', '--config=c', '--workdir=~/w')
+  home = tools.folder / 'home'
+  status, _, err = tools.run('multi_process.sh', *args, HOME=str(home))
+  assert status == 0, err
+  assert (home / 'w/processes/0.log').exists()
 
 
 @pytest.mark.parametrize('failing', [0, 2])

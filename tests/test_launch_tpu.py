@@ -36,10 +36,12 @@ ATTEMPT = ['true', 'flock -n', 'scp', 'uv venv', 'nohup', 'tail', '/status']
 
 def test_tpu_up_does_it_all(tools):
   (tools.folder / 'plan').write_text('exit 0')
+  # A host that has just come up refuses ssh for a while.
+  (tools.folder / 'fail_ssh').write_text('2')
   status, out, err = tools.run('tpu.sh', *UP, *NASTY)
   assert status == 0, err
   assert 'attempt 1' in out  # of the log
-  assert actions(tools) == ['create', *ATTEMPT, 'delete']
+  assert actions(tools) == ['create', 'true', 'true', *ATTEMPT, 'delete']
 
 
 def suspend(tools):
