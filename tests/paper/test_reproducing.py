@@ -285,6 +285,21 @@ def test_the_report_kept_here_is_of_the_runs_kept_here(tmp_path):
     ) in first_page
 
 
+@pytest.mark.parametrize('data', ['digits', './cifar10'])
+def test_the_runs_kept_here_are_those_of_todays_configs(tmp_path, data):
+  """Or what they measured would no longer be what a config trains."""
+  made = reproducing.Reproduction(
+    reproduce._claims('', data),
+    data,
+    str(tmp_path),
+    str(ROOT / 'vit_jax/paper/results'),
+    flags.config_named,
+  )
+  for study in made.studies:
+    kept = evidence.read(made.path(study))
+    assert kept and len(made.rows(study)) == len(kept), study
+
+
 def test_runs_of_another_config_do_not_count(command, tmp_path, monkeypatch):
   fake_training(monkeypatch, accuracy)
   assert command('--budget=2h') == 0

@@ -130,6 +130,10 @@ def test_large_data(argument, few, loss, bias, test, warmup):
   assert 10 in config.evaluators.fewshot.shots
   assert config.report == 'scaling'
   assert config.loss.name == loss
+  is_21k = argument == 'imagenet21k'
+  assert config.total == ('30 epochs' if is_21k else '90 epochs')
+  assert config.data.split == ('train[51200:]' if is_21k else 'train')
+  assert config.batch_size == 4096
   assert config.evaluators.test.split == test
   assert config.optimizer.warmup.startswith(warmup)
   assert config.optimizer.decay == 'linear'

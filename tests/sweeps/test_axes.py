@@ -91,11 +91,15 @@ def test_posemb_is_table_8_and_one_row():
 
 def test_head_is_figure_9():
   config = ablation.get_config('head,./cifar10,model.width=256')
+  cells = axes.cells(config, 'w')
   heads = {
-    (c.config.model.pool, c.config.model.representation_size)
-    for c in axes.cells(config, 'w')
+    (c.config.model.pool, c.config.model.representation_size) for c in cells
   }
   assert heads == {('cls', 0), ('cls', 256), ('gap', 0), ('map', 0)}
+  # Each at every rate, with one seed where digits have three.
+  rates = {c.config.optimizer.lr for c in cells}
+  assert rates == {1e-3, 3e-3, 1e-2} and len(cells) == 4 * 3
+  assert len(axes.cells(ablation.get_config('head'), 'w')) == 4 * 3 * 3
   assert config.data.name == './cifar10'
 
 
