@@ -130,6 +130,7 @@ def folder(tmp_path):
     ('preprocessor_config.json', {'clusters': [[0, 1]]}, 'has no palette'),
     ('preprocessor_config.json', {'clusters': 'greys'}, 'has no palette'),
     ('preprocessor_config.json', {'clusters': {'0': 1}}, 'has no palette'),
+    ('preprocessor_config.json', {'clusters': [10**400] * 3}, 'has no palette'),
     (
       'preprocessor_config.json',
       {'clusters': [[0, 0, 0]] * 7 + [[0, 0, float('nan')]]},

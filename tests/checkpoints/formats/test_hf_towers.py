@@ -341,7 +341,13 @@ def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
   [
     # A gated MLP has it, and no other.
     ({'hidden_act': 'silu'}, "hidden_act is 'silu', and a model here has"),
+    ({'hidden_act': ['gelu']}, r"hidden_act is \['gelu'\], and a model here"),
     ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
+    ({'rope_theta': 'x'}, "rope_theta is 'x' and should be above 0"),
+    (
+      {'rope_theta': 10**400},
+      'rope_theta is 10.* should be above 0 and at mos',
+    ),
     ({'patch_size': 16}, 'patch_size is 16, and the arrays have 8'),
     ({'num_attention_heads': 5}, 'width 48 is not a multiple of .* 5'),
     ({'image_size': 'x'}, "image_size is 'x' and should"),
@@ -355,6 +361,19 @@ def test_contradicting_configurations_are_refused(
   place = tmp_path / 'x/config.json'
   place.write_text(json.dumps(json.loads(place.read_text()) | changes))
   with pytest.raises(ValueError, match=message):
+    opening.open_checkpoint(str(tmp_path / 'x'))
+
+
+def test_a_file_without_an_image_tower_is_refused(
+  tmp_path, transformers, torch
+):
+  save(transformers, torch, 'CLIP', tmp_path / 'x')
+  # Of a text tower, which is passed over.
+  arrays = {'text_model.final_layer_norm.bias': np.ones(3, np.float32)}
+  save_file(arrays, tmp_path / 'x/model.safetensors', {'format': 'pt'})
+  with pytest.raises(
+    ValueError, match="'embeddings.patch_embedding.weight' sh"
+  ):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 

@@ -24,6 +24,7 @@ def read(method, value):
     ('positive', 10**9, 10**9),
     ('epsilon', 1, 1.0),
     ('epsilon', 1e-300, 1e-300),
+    ('rgb', [1, -1.7e308, 10**308], (1.0, -1.7e308, 1e308)),
     ('sides', 1, (1, 1)),
     ('sides', MAX_SIDE, (MAX_SIDE, MAX_SIDE)),
     ('sides', [2, 3], (2, 3)),
@@ -48,7 +49,7 @@ def test_what_makes_sense_is_read(method, value, want):
     *(('positive', x, 'a positive integer') for x in (0, -1, True, 2.0, '1')),
     *(
       ('epsilon', x, 'above 0 and at most 1')
-      for x in (0, 1.001, -1, True, math.nan, '1e-6', None)
+      for x in (0, 1.001, -1, True, math.nan, '1e-6', None, 10**400)
     ),
     *(
       ('sides', x, 'a height and a width in pixels, from 1 to 65,536')
@@ -57,7 +58,10 @@ def test_what_makes_sense_is_read(method, value, want):
     ('sides', {'height': 2}, 'a height and a width'),
     *(
       ('rgb', x, 'three numbers, for red, green and blue')
-      for x in ([1, 2], [1, 2, 3, 4], True, [1, math.inf, 1], '1', {})
+      for x in (
+        *([1, 2], [1, 2, 3, 4], True, [1, math.inf, 1], '1', {}),
+        *(math.nan, [1, 10**400, 1], [1, 1, -(10**400)]),
+      )
     ),
     ('part', [1], 'an object'),
   ],
@@ -67,6 +71,12 @@ def test_what_makes_none_is_refused_by_key(method, value, message):
     read(method, value)
   found = str(e.value)
   assert found.startswith(f'x.json: key is {value!r} and should be {message}')
+
+
+def test_a_number_may_be_as_large_as_its_bound():
+  assert stated(1000).above_zero('key', 1000) == 1000.0
+  with pytest.raises(ValueError, match='above 0 and at most 1,000.$'):
+    stated(1000.1).above_zero('key', 1000)
 
 
 def test_a_side_may_stand_for_what_is_stated():

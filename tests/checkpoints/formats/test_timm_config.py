@@ -38,6 +38,10 @@ CONTRADICTIONS = {
   'norm': ({'model_args__norm_layer': 'rmsnorm'}, "norm_layer is 'rmsnorm'"),
   'scale': ({'model_args__init_values': 1}, 'init_values is 1, and the array'),
   'unknown': ({'model_args__block_fn': 'x'}, "block_fn is 'x', and whether"),
+  'many unknown': (
+    {f'model_args__{letter}': 1 for letter in 'hgfedcba'},
+    'model_args.a is 1, and whether',
+  ),
   'args': ({'model_args': [1]}, r'model_args is \[1\] and should be an obje'),
   'cfg': ({'pretrained_cfg': 1}, 'pretrained_cfg is 1 and should be an obje'),
   'size': (
@@ -161,6 +165,14 @@ def test_a_configuration_without_a_model_is_refused(folder):
   del config['architecture']
   folder.put_config(config)
   with pytest.raises(ValueError, match='has neither architecture, as timm .*,'):
+    opening.open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize('value', ['x', -1, 10**400])
+def test_a_layer_scale_that_is_no_number_is_refused(tmp_path, value):
+  folder = Folder(tmp_path / 'x', **TINY, layer_scale=0.1)
+  folder.change_config(model_args__init_values=value)
+  with pytest.raises(ValueError, match=f'init_values is {value!r} and should'):
     opening.open_checkpoint(str(folder))
 
 

@@ -113,6 +113,9 @@ def test_the_centre_is_taken_where_it_is_large_enough(
   [
     ({'crop_pct': 0}, 'x.json: crop_pct is 0 and should be a share'),
     ({'crop_pct': 2.1}, 'x.json: crop_pct is 2.1 and should be a share'),
+    # Of which the sides of images would be no number any more.
+    ({'crop_pct': 1e-320}, 'x.json: crop_pct is 1e-320 and should be a share'),
+    ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000: it should'),
     ({'crop_pct': '1'}, "x.json: crop_pct is '1' and should be a share"),
     ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),
     ({'std': [1, math.nan, 1]}, r'x.json: std is .* and should be three'),

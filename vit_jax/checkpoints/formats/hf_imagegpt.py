@@ -108,7 +108,7 @@ def _palette(path: str, colours: int) -> tuple[float, ...]:
   place = os.path.join(path, hf_images.FILE)
   try:
     found = np.array(_processor(path).get('clusters'), np.float64)
-  except (TypeError, ValueError):
+  except (OverflowError, TypeError, ValueError):
     found = np.empty(0)
   if found.ndim != 2 or found.shape[1] != 3 or not np.isfinite(found).all():
     raise ValueError(

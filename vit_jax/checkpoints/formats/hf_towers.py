@@ -174,8 +174,9 @@ def read(path: str, config: dict[str, Any]) -> File:
       'with the mean of the patches, and no model here does. Save its body, '
       'Dinov2Model.from_pretrained(...).save_pretrained(...), and give that.'
     )
-  prefixes = ('vision_model.', f'{model_type}.', 'model.', '')
-  prefix = next(p for p in prefixes if any(k.startswith(p) for k in arrays))
+  prefixes = ('vision_model.', f'{model_type}.', 'model.')
+  fitting = (p for p in prefixes if any(k.startswith(p) for k in arrays))
+  prefix = next(fitting, '')
   lookup = archive.Lookup(
     path,
     arrays,
@@ -237,7 +238,7 @@ def _fields(
     act = 'gelu'
   elif gated and family is _DINOV3:
     stated.refuse('hidden_act', ', and a gated MLP here has silu.')
-  if act not in GELUS:
+  if not isinstance(act, str) or act not in GELUS:
     stated.refuse('hidden_act', f', and a model here has {" or ".join(GELUS)}.')
   layers = lookup.key_of(family.layer.split('{')[0])
   pools = {'MAPHead_0/probe': 'map', 'cls': 'cls'}
@@ -261,7 +262,9 @@ def _fields(
     'layer_scale': 1e-4 * ('LayerScale_0' in family.modules),
     'swiglu': gated,
     'qkv_bias': lookup.has(key(f'{first}{_MSA}/query/bias')),
-    'rope': stated.get('rope_theta', 0.0),
+    'rope': (
+      stated.above_zero('rope_theta', 10**9) if 'rope_theta' in stated else 0.0
+    ),
     'num_classes': (
       lookup.size(key('head/kernel'), 2) if 'head' in family.modules else 0
     ),

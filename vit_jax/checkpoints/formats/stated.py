@@ -1,6 +1,6 @@
 """What a configuration states, read with distrust."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -83,12 +83,16 @@ class Stated(dict[str, Any]):
       self.refuse(key, ' and should be a positive integer.')
     return value
 
-  def epsilon(self, key: str) -> float:
-    """Returns what a norm adds to the variance, above 0 and at most 1."""
+  def above_zero(self, key: str, most: int) -> float:
+    """Returns a number above 0 and at most `most`."""
     value = self[key]
-    if type(value) not in (int, float) or not 0 < value <= 1:
-      self.refuse(key, ' and should be above 0 and at most 1.')
+    if type(value) not in (int, float) or not 0 < value <= most:
+      self.refuse(key, f' and should be above 0 and at most {most:,}.')
     return float(value)
+
+  def epsilon(self, key: str) -> float:
+    """Returns what a norm adds to the variance."""
+    return self.above_zero(key, 1)
 
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
     """Returns (H, W) in pixels; one number stands for both.
@@ -131,7 +135,9 @@ class Stated(dict[str, Any]):
     value = self[key]
     values = value if isinstance(value, list) else [value] * 3
     if len(values) != 3 or not all(
-      type(x) in (int, float) and math.isfinite(x) for x in values
+      # Integers may be larger than any of these.
+      type(x) in (int, float) and abs(x) <= sys.float_info.max
+      for x in values
     ):
       self.refuse(key, ' and should be three numbers, for red, green and blue.')
     red, green, blue = map(float, values)

@@ -167,8 +167,8 @@ def vit_facts(
     config.refuse(
       'architecture', f' of width {usual_width}, and the arrays have {width}.'
     )
-  if isinstance(args.get('init_values'), int | float):
-    facts['layer_scale'] = float(args['init_values'])
+  if 'init_values' in args:
+    facts['layer_scale'] = args.above_zero('init_values', 10**9)
   if 'num_heads' in args:
     facts['heads'] = args.positive('num_heads')
   if 'act_layer' in args:

@@ -78,7 +78,8 @@ def config(
 
 def _resize_small(found: Stated, size: tuple[int, int]) -> int:
   share, mode = found['crop_pct'], found['crop_mode']
-  if type(share) not in (int, float) or not 0 < share <= 2:
+  # Smaller ones are of more pixels than any image has.
+  if type(share) not in (int, float) or not 1e-5 < share <= 2:
     found.refuse(
       'crop_pct', ' and should be a share of the image, as in 0.875.'
     )
