@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.data import images
 from vit_jax.models import variants
+from vit_jax.paper import published
 from vit_jax.training import durations
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))
@@ -104,10 +105,30 @@ def test_the_row_of_a_model_is_that_of_its_other_spelling():
   for variant in ('b16', 'l32', 'l16', 'r50+b16', 'r50+l32', 'r50+l16'):
     slashed = f'{variant[:-2]}/{variant[-2:]}'
     assert vit.get_config(slashed) == vit.get_config(variant)
-  for size in ('s16', 'l32', 'l16'):
-    found, expected = map(vit.get_config, (f'vit5_{size}', size))
-    assert found.total == expected.total
-    assert found.optimizer == expected.optimizer
+
+
+@pytest.mark.parametrize(
+  ('variant', 'nearest'),
+  [
+    *((f'vit5_{size}', size) for size in ('s16', 'l32', 'l16')),
+    *((f'axial_{size}', size) for size in ('b16', 'l32', 'l16', 'r50x1')),
+    *(('ti16', 'b16'), ('s32', 'b32'), ('g14', 'h14'), ('G14', 'h14')),
+    *(('r26x1', 'r50x1'), ('r26+s32', 'r50+b32'), ('r+ti16', 'r50+b16')),
+  ],
+)
+def test_a_model_that_table_3_lacks_has_the_row_of_the_nearest(
+  variant, nearest
+):
+  found, expected = map(vit.get_config, (variant, nearest))
+  assert found.total == expected.total
+  assert found.optimizer == expected.optimizer
+
+
+def test_the_largest_resnet_has_the_epochs_of_table_6():
+  found, nearest = map(vit.get_config, ('r200x3', 'r152x2'))
+  assert found.optimizer == nearest.optimizer
+  epochs = {row.variant: row.epochs for row in published.TABLE_6}
+  assert found.total == f'{epochs["r200x3"]} epochs'
 
 
 @pytest.mark.parametrize(
@@ -919,6 +940,8 @@ def test_recipes_are_those_that_they_say(name):
     ('igpt', 'xl', "No size 'xl'. Did you mean l"),
     ('s4l', './cifar10,jigsaw', "'jigsaw' is not of S4L: use rotation or exe"),
     ('reproduce', 'posmeb', "No grid 'posmeb'. Did you mean posemb"),
+    ('reproduce', 'posemb,digits,model.posemb=none', 'set by the axis .posemb'),
+    ('transfer', 'b16,cifar10,seed=1', 'seed is set by the axis .seed'),
     ('noisy_student', 'digits,all', "'all' is no comparison: write compare"),
   ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import shutil
 import sys
 
@@ -341,17 +342,32 @@ def test_the_peer_runs_what_says_little(folder, bit_folder):
 
 
 @pytest.mark.usefixtures('transformers')
+def test_the_peer_does_not_report_a_pooler_that_nobody_has(tmp_path):
+  checkpoint = random_checkpoint(None, SIZE, **TINY, num_classes=0)
+  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
+  said, handler = [], logging.Handler()
+  handler.emit = said.append
+  theirs = logging.getLogger('transformers')
+  theirs.addHandler(handler)
+  try:
+    hf.open_peer(str(tmp_path / 'x'))
+  finally:
+    theirs.removeHandler(handler)
+  assert said == []
+
+
+@pytest.mark.usefixtures('transformers')
 def test_the_peer_leaves_their_logging_as_it_was(folder, transformers):
-  logging = transformers.utils.logging
-  logging.set_verbosity_info()
-  logging.enable_progress_bar()
+  theirs = transformers.utils.logging
+  theirs.set_verbosity_info()
+  theirs.enable_progress_bar()
   try:
     hf.open_peer(str(folder.path))
-    assert logging.get_verbosity() == logging.INFO
-    assert logging.is_progress_bar_enabled()
+    assert theirs.get_verbosity() == theirs.INFO
+    assert theirs.is_progress_bar_enabled()
   finally:
-    logging.set_verbosity_warning()
-    logging.disable_progress_bar()
+    theirs.set_verbosity_warning()
+    theirs.disable_progress_bar()
 
 
 def test_without_transformers_the_peer_says_what_to_install(
