@@ -3,6 +3,7 @@
 import io
 import pickle
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -150,6 +151,8 @@ def test_grey_palette_and_one_bit(photo, encode):
   jpeg = decode.decode(encode(grey, 'JPEG', quality=95), 'x')
   assert (jpeg[..., 0] == jpeg[..., 2]).all()
   assert np.abs(jpeg.astype(int) - expected).mean() < 2
+  scaled = decode.open_image(encode(grey, 'JPEG'), 'x').read(size=(6, 8))
+  assert scaled.shape == (7, 9, 3)
   palette = Image.fromarray(photo[:50, :70]).quantize(16)
   np.testing.assert_array_equal(
     decode.decode(encode(palette), 'x'), np.asarray(palette.convert('RGB'))
@@ -263,8 +266,11 @@ def test_pixels_pass_through_and_are_checked():
   assert decode.decode(image, 'x') is image
   part = decode.open_image(image, 'x').read(Box(1, 1, 1, 2))
   np.testing.assert_array_equal(part, image[1:2, 1:3])
-  with pytest.raises(decode.UnreadableImage, match=r'x: pixels must be uint8'):
-    decode.decode(image.astype(np.float32), 'x')
+  for wrong in (image.astype(np.float32), image[:, :, 0], image[:, :, :2]):
+    with pytest.raises(
+      decode.UnreadableImage, match=r'x: pixels must be uint8'
+    ):
+      decode.decode(wrong, 'x')
 
 
 def test_odd_files(odd_files):
@@ -305,6 +311,53 @@ def test_bombs_are_refused_before_they_are_decoded(odd_files, monkeypatch):
   for name in ('bomb.png', 'bigger_bomb.png', 'bomb.jpg'):
     with pytest.raises(decode.UnreadableImage, match='bomb'):
       decode.open_image(odd_files[name][0], name)
+
+
+@pytest.mark.parametrize('file_format', ['JPEG', 'PNG'])
+def test_an_image_may_have_as_many_pixels_as_is_said(
+  photo, encode, monkeypatch, file_format
+):
+  data = encode(photo[:4, :6], file_format)
+  monkeypatch.setattr(decode, 'MAX_PIXELS', 24)
+  assert decode.decode(data, 'x').shape == (4, 6, 3)
+  monkeypatch.setattr(decode, 'MAX_PIXELS', 23)
+  with pytest.raises(decode.UnreadableImage, match='6x4 pixels are more than'):
+    decode.decode(data, 'x')
+
+
+def test_no_part_of_a_truncated_image_is_read(odd_files):
+  """Not even of what is there."""
+  picture = decode.open_image(odd_files['cut_80.jpg'][0], 'x')
+  for height in (8, 55):
+    with pytest.raises(decode.UnreadableImage, match='truncated'):
+      picture.read(Box(0, 0, height, 90))
+
+
+def test_pillows_own_warnings_are_not_shown_and_others_are(encode):
+  data = encode(np.zeros((4, 6, 3), np.uint8))
+  with warnings.catch_warnings():
+    for _ in range(2):
+      decode.decode(data, 'x')
+    assert warnings.filters.count(decode._PILLOW_FILTER) == 1
+    warnings.warn_explicit('of a tag', UserWarning, 'a.py', 1, 'PIL.TiffImage')
+    with pytest.raises(UserWarning, match='of another'):
+      warnings.warn_explicit('of another', UserWarning, 'a.py', 1, 'PILLAR')
+
+
+def test_an_error_without_a_text_has_the_name_of_its_kind(encode, monkeypatch):
+  def fail(*args, **options):
+    raise EOFError
+
+  monkeypatch.setattr(Image, 'open', fail)
+  with pytest.raises(decode.UnreadableImage, match='image x: EOFError$'):
+    decode.decode(b'GIF89a', 'x')
+
+
+def test_postscript_is_no_image(photo, encode):
+  """For it is a program."""
+  data = encode(photo[:4, :6], 'EPS')
+  with pytest.raises(decode.UnreadableImage, match='not an image of a known'):
+    decode.decode(data, 'x')
 
 
 def test_errors_survive_the_way_between_processes():
