@@ -255,9 +255,11 @@ def test_texts_of_configs(text, want):
     ('randaugment(1, 2, 3, 4)', 'write randaugment'),
     ('randaugment(0)', 'at least 1 operation'),
     ('randaugment(2, 11)', 'from 0 to 10'),
+    ('randaugment(2, -1)', 'from 0 to 10'),
     ('randaugment(2, 9, -1)', 'not below 0'),
     ('autoaugment(svhn)', 'policies are cifar10 and imagenet'),
     ('3augment(2)', 'a share from 0 to 1'),
+    ('3augment(-0.1)', 'a share from 0 to 1'),
   ],
 )
 def test_texts_that_name_none(text, message):

@@ -77,7 +77,7 @@ def test_objects_are_as_large_as_they_are_and_apart():
   ]
   digits = {'train': squares[:10], 'test': squares[10:]}
   source = canvas.DigitsCanvas(digits, ('x',), 'train[-150:]+test[:150]', 0)
-  sides, counts = set(), np.zeros(4)
+  sides, ends, counts = set(), set(), np.zeros(4)
   for i in range(300):
     record = source[i]
     assert record['name'] == f'digits_canvas/{9850 + i}'
@@ -96,9 +96,15 @@ def test_objects_are_as_large_as_they_are_and_apart():
       assert x1 - x0 == y1 - y0 and area == mask_HW.sum() == (x1 - x0) ** 2
       assert mask_HW[y0:y1, x0:x1].all()
       sides.add(x1 - x0)
+      ends |= {('x', x0), ('y', y0), ('x', x1), ('y', y1)}
       want_HW[y0:y1, x0:x1] += 70 + 9 * label  # a sum where two overlap
     np.testing.assert_array_equal(record['image'], want_HW[..., None] + [0] * 3)
     counts[len(record['labels'])] += 1
+    # The same as ever: checkpoints were trained on these.
+    rng = np.random.RandomState([0, 9850 + i])
+    assert len(record['labels']) <= rng.choice([1, 2, 3])
+    assert record['labels'][0] % 10 == rng.randint(10)
+  assert {(x, end) for x in 'xy' for end in (0, 48)} <= ends
   assert sides == set(range(14, 25))
   # A third of 300 each is asked for, 5 deviations of 8; some do not fit.
   assert counts[0] == 0 and abs(counts[1] - 100) < 41

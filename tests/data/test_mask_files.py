@@ -1,11 +1,13 @@
 """COCO's annotations of images with mask files, by the command."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax.data import __main__ as command
-from vit_jax.data import segments, sources
+from vit_jax.data import mask_files, segments, sources
 
 pytest.importorskip('pycocotools')
 
@@ -43,6 +45,10 @@ def test_boxes_and_masks_are_those_of_the_files(root, capsys):
       np.sum(numbers_HW == number) for number in (1, 7)
     ]
     assert record['crowd'].tolist() == [False, False]
+  # Other tools take 0 for none.
+  written = json.loads((root / 'instances.json').read_text())
+  assert [x['id'] for x in written['images']] == [*range(1, 6)]
+  assert [x['id'] for x in written['annotations']] == [*range(1, 11)]
   assert command.main([str(root)]) == 2
   assert 'exists already' in capsys.readouterr().err
 
@@ -75,12 +81,17 @@ def test_what_does_not_fit_is_named(root, capsys):
   assert not (root / 'instances.json').exists()
 
 
-def test_masks_of_16_bits_and_of_one_are_read(root):
+def test_masks_of_more_bits_of_one_and_with_a_palette_are_read(root):
   """Of 255 objects and more, and of one an image."""
   numbers_HW = np.zeros((20, 30), np.uint16)
   numbers_HW[3:5, 4:9], numbers_HW[7:9, 1:3] = 256, 60_000
   Image.fromarray(numbers_HW).save(root / 'masks/0.png')
   Image.fromarray(numbers_HW > 256).save(root / 'masks/1.png')
+  Image.fromarray(numbers_HW.astype(np.int32)).save(root / 'masks/2.tif')
+  coloured = Image.fromarray((numbers_HW > 0).astype(np.uint8))
+  coloured.putpalette([0, 0, 0, 9, 9, 9])
+  coloured.save(root / 'masks/3.png')
+  (root / 'masks/2.png').unlink()
   for hidden in ('images/.2.jpg', 'masks/.2.png'):
     (root / hidden).write_bytes(b'of another system')
   assert command.main([str(root)]) == 0
@@ -89,6 +100,14 @@ def test_masks_of_16_bits_and_of_one_are_read(root):
   boxes = {r['name'][-5:]: r['boxes'].tolist() for r in source}
   assert boxes['0.jpg'] == [[4, 3, 9, 5], [1, 7, 3, 9]]
   assert boxes['1.jpg'] == [[1, 7, 3, 9]]
+  assert boxes['2.jpg'] == boxes['0.jpg']
+  assert boxes['3.jpg'] == [[1, 3, 9, 9]]
+
+
+def test_the_library_that_it_takes_is_named(root, monkeypatch):
+  monkeypatch.setattr(segments.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match='COCO from masks needs pycocotools'):
+    mask_files.instances(root, 'x')
 
 
 def test_folders_that_are_not_there_are_named(root, capsys):

@@ -56,6 +56,11 @@ def test_only_overlapping_classes_in_order(archive, inside):
   assert [r['label'] for r in pickle.loads(pickle.dumps(source))] == [0, 1, 1]
 
 
+def test_the_archive_may_lie_at_home(archive, monkeypatch):
+  monkeypatch.setenv('HOME', str(archive.parent))
+  assert len(objectnet.ObjectNet(f'~/{archive.name}')) == 3
+
+
 def test_two_pixels_of_border_are_gone(archive):
   image = objectnet.ObjectNet(str(archive))[0]['image']
   assert image.shape == (5, 8, 3) and image.dtype == np.uint8

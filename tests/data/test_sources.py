@@ -63,12 +63,14 @@ def test_digits_slices_and_seeds():
     return [source[i]['name'] for i in range(len(source))]
 
   assert names('train[:10%]+train[10%:]') == names('train')
+  assert [x['name'] for x in _open('digits', 'test')] == names('test', seed=0)
   assert set(names('test')) != set(names('test', seed=1))
   with pytest.raises(ValueError, match="digits has no split 'validaton'"):
     _open('digits', 'validaton')
 
 
-def test_flat_folder(flat):
+def test_flat_folder(flat, caplog):
+  caplog.set_level(logging.INFO, logger='vit_jax')
   train, test = _open(flat), _open(flat, 'test')
   assert train.class_names == ('cat', 'dog', 'emu')
   counts = [
@@ -76,6 +78,7 @@ def test_flat_folder(flat):
     for s in (train, test)
   ]
   assert counts == [[16, 8, 4], [4, 2, 1]]
+  assert not caplog.text  # there is nothing to say
   both = [s[i]['name'] for s in (train, test) for i in range(len(s))]
   assert len(set(both)) == 35
   for i in range(len(train)):
@@ -145,12 +148,20 @@ def test_relative_and_home_folders(flat, monkeypatch):
   monkeypatch.setenv('HOME', str(flat.parent))
   assert len(_open('./flat')) == len(_open('~/flat')) == 28
   assert len(_open('../' + flat.parent.name + '/flat')) == 28
+  # Also where TFDS has something of the name.
+  (flat.parent / 'mnist').mkdir()
+  (flat.parent / 'mnist/flat').symlink_to(flat)
+  assert len(_open('mnist/flat')) == 28
+  monkeypatch.chdir(flat)
+  monkeypatch.setenv('HOME', str(flat))
+  assert len(_open('.')) == len(_open('~')) == 28
   # Of a user that is not there, as the shell has it.
   with pytest.raises(FileNotFoundError, match='~nobody-of-this-name/flat'):
     _open('~nobody-of-this-name/flat')
 
 
 def test_ignored_entries_are_counted(flat, png, caplog):
+  (flat / 'cat' / '00.png').rename(flat / 'cat' / 'CAMERA.PNG')
   (flat / 'cat' / 'notes.txt').write_text('x')
   (flat / 'cat' / '.hidden.png').write_bytes(png)
   (flat / 'dog' / 'more').mkdir()
@@ -264,8 +275,13 @@ def test_classes_with_too_few_images_are_said(tmp_path, png, caplog):
   caplog.clear()
   _open(tmp_path, 'test')
   assert not caplog.text
-  for i in range(7):
+  _write(tmp_path / 'train' / 'two', 2, png)
+  for i in range(4):
     _write(tmp_path / 'train' / f'x{i}', 1, png)
   _open(tmp_path)
-  assert '8 of 10 classes have one or no' in caplog.text
+  assert ' image in train: dog, x0, x1, x2, x3\n' in caplog.text
+  for i in range(4, 7):
+    _write(tmp_path / 'train' / f'x{i}', 1, png)
+  _open(tmp_path)
+  assert '8 of 11 classes have one or no' in caplog.text
   assert 'dog, x0, x1, x2, x3, ...' in caplog.text

@@ -43,6 +43,10 @@ def _by_tfds(split):
     'train[12.5%:]+test[:-50%]',
     'train[10:50%]',
     'train[:1_00]',
+    'train[0:5]',
+    'train[:233]',
+    'train[-233:]',
+    'train[1%:100%]',
   ],
 )
 def test_same_examples_as_tfds(split):
@@ -56,6 +60,12 @@ def test_aliases():
   assert splits.select('val', _SPLITS, 'x').tolist() == _SPLITS['test']
   both = {'train': [1], 'val': [2], 'test': [3]}
   assert splits.select('test', both, 'x').tolist() == [3]
+  # The likelier one of two.
+  assert splits.select('validation', both, 'x').tolist() == [2]
+  both = {'validation': [4], 'test': [3]}
+  assert splits.select('val', both, 'x').tolist() == [4]
+  both = {'validation': [4], 'val': [2]}
+  assert splits.select('test', both, 'x').tolist() == [2]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +84,7 @@ def test_aliases():
     ('train[:101%]', 'exceeds the 233 examples'),
     ('train[9:9]', 'selects no example; sizes are train: 233, test: 7'),
     ('', "split '' of x is not valid"),
+    ('all[:5]', "x has no split 'all'; it has train, test"),
   ],
 )
 def test_refusals(split, message):
@@ -82,17 +93,26 @@ def test_refusals(split, message):
 
 
 def test_the_held_out_fifth_is_stratified():
-  labels = np.repeat([0, 1, 2, 3], [100, 20, 2, 1])
+  labels = np.repeat([0, 1, 2, 3, 4], [100, 20, 2, 1, 8])
   labels = np.random.default_rng(0).permutation(labels)
   found = splits.stratified_fifth(labels, seed=1)
   train, test = found['train'], found['test']
-  assert sorted(train + test) == list(range(123))
-  assert np.bincount(labels[test], minlength=4).tolist() == [20, 4, 1, 0]
+  assert sorted(train + test) == list(range(131))
+  # Of eight two are nearer to a fifth than one is.
+  assert np.bincount(labels[test]).tolist() == [20, 4, 1, 0, 2]
   assert found == splits.stratified_fifth(labels, seed=1)
   assert test != splits.stratified_fifth(labels, seed=2)['test']
   # The same as ever: what was held out once is not to be learned later.
   rng, want = np.random.RandomState(1), []
-  for label in range(3):
-    members = rng.permutation(np.flatnonzero(labels == label))
-    want += members[: max(1, len(members) // 5)].tolist()
+  for label, count in enumerate([20, 4, 1, 0, 2]):
+    members = np.flatnonzero(labels == label)
+    want += rng.permutation(members)[:count].tolist()
   assert test == sorted(want)
+
+
+def test_the_order_of_a_split_is_of_its_size_and_the_seed_alone():
+  """And the same as ever."""
+  parts = {'train': range(100, 109), 'test': range(9)}
+  found = splits.permuted(parts, 3)
+  want = np.random.RandomState(3).permutation(9)
+  assert found == {'train': (100 + want).tolist(), 'test': want.tolist()}

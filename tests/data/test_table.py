@@ -184,6 +184,9 @@ def test_what_is_no_table_is_refused(tmp_path):
   path.write_bytes(b'')
   with pytest.raises(ValueError, match='has no rows'):
     sources.open_source(str(path), 'train')
+  path.write_text(f'file,label\nx,{"a" * 200_000}\n')
+  with pytest.raises(ValueError, match='is no CSV file in UTF-8: field larg'):
+    sources.open_source(str(path), 'train')
   path.write_bytes(b'file,label\n\xff,a\n')
   with pytest.raises(ValueError, match='is no CSV file in UTF-8'):
     sources.open_source(str(path), 'train')

@@ -130,6 +130,12 @@ def test_the_fingerprint_is_of_the_split_and_the_folder(data_dir, tmp_path):
     for split in ('train', 'test', 'train')
   )
   assert one == again != other
+  # As of a set that was prepared anew, of other images.
+  info = data_dir / 'pets/1.0.0/dataset_info.json'
+  text = info.read_text()
+  info.write_text(text.replace('"1000"', '"1001"'))
+  assert _open('pets', 'train', data_dir).fingerprint() != one
+  info.write_text(text)
   (data_dir / 'pets').rename(tmp_path / 'pets')
   assert _open('pets', 'train', tmp_path).fingerprint() != one
 
@@ -360,10 +366,36 @@ BOXES = tfds.features.FeaturesDict(
 )
 
 
-@pytest.mark.parametrize('crowd', ['is_crowd', 'is_difficult'])
+INNER = dict(BOXES['objects'].feature)
+
+
+@pytest.mark.parametrize(
+  ('keys', 'features', 'want'),
+  [
+    (None, BOXES, True),
+    (('image', 'label'), BOXES, False),
+    (None, {'image': IMAGE, 'label': LABEL}, False),
+    (None, {'image': IMAGE, 'objects': TEXT}, False),
+    *(
+      (None, {'objects': tfds.features.Sequence(inner)}, False)
+      for inner in (
+        {'bbox': INNER['bbox']},
+        {'label': INNER['label']},
+        INNER | {'bbox': INNER['area']},
+        INNER | {'label': INNER['area']},
+      )
+    ),
+  ],
+)
+def test_sets_of_objects_are_told_by_boxes_with_classes(keys, features, want):
+  info = types.SimpleNamespace(features=features, supervised_keys=keys)
+  assert tfds_source._has_objects(info) == want
+
+
+@pytest.mark.parametrize('crowd', ['is_crowd', 'is_difficult', 'is_small'])
 def test_objects(tmp_path, encode, crowd):
-  """As TFDS' coco has them, and as its voc does, without areas."""
-  inner = dict(BOXES['objects'].feature)
+  """As TFDS' coco has them, as its voc does, without areas, and others."""
+  inner = dict(INNER)
   inner[crowd] = inner.pop('is_crowd')
   if crowd == 'is_difficult':
     del inner['area']
@@ -400,7 +432,7 @@ def test_objects(tmp_path, encode, crowd):
   # x0, y0, x1, y1 in pixels of an image twice as wide as high.
   np.testing.assert_allclose(record['boxes'], [[20, 5, 40, 15], [0, 0, 10, 10]])
   assert record['labels'].tolist() == [1, 0]
-  assert record['crowd'].tolist() == [False, True]
+  assert record['crowd'].tolist() == [False, crowd != 'is_small']
   areas = [150, 90] if 'area' in inner else [200, 100]
   assert record['area'].tolist() == areas
   assert record['size'] == (20, 40)

@@ -40,15 +40,17 @@ def test_frames_come_by_their_numbers(tmp_path, monkeypatch):
 def test_folders_of_frames(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   root = tmp_path / 'clips'
-  write(root / 'b', 3)
+  write(root / 'b.mp4', 3)  # a folder all the same
   write(root / 'a', 12)
   found = videos.open_videos(str(root), data_of())
   assert len(found) == 2 and found.edges.tolist() == [0, 12, 15]
   names = [found.frames[i]['name'] for i in range(15)]
-  assert [pathlib.Path(n).parent.name for n in names] == 12 * ['a'] + 3 * ['b']
+  assert [pathlib.Path(n).parent.name for n in names] == 12 * ['a'] + 3 * [
+    'b.mp4'
+  ]
   assert names == sorted(names)
   found.check(3, 1)
-  with pytest.raises(ValueError, match=r'/b/0000.png has 3 frames'):
+  with pytest.raises(ValueError, match=r'/b.mp4/0000.png has 3 frames'):
     found.check(2, 2)
   # What cannot be read is left out, of its own video.
   (root / 'a' / '0003.png').write_bytes(b'no image')
@@ -74,7 +76,7 @@ def test_video_files(tmp_path, monkeypatch, caplog):
   (tmp_path / 'notes.txt').write_text('no video')
   (tmp_path / '._a.avi').write_bytes(b'of another system')
   found = videos.open_videos(str(tmp_path), data_of())
-  assert found.edges.tolist() == [0, 10, 34]
+  assert found.edges.tolist() == [0, 10, 34] and len(found.frames) == 34
   # In any order.
   for index in (33, 12, 5, 13, 9, 10):
     record = found.frames[index]
