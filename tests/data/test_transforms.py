@@ -89,6 +89,46 @@ def test_odd_shapes(shape):
       assert crop.shape == (20, 24, 3) and (crop == 77).all()
 
 
+@pytest.mark.parametrize(
+  ('image', 'size'),
+  [
+    # The longest that are allowed, and the whole where that is one of them.
+    ((9, 700), (9, 12)),
+    ((700, 9), (12, 9)),
+    ((300, 321), (300, 321)),
+  ],
+)
+def test_an_image_with_no_part_to_draw_gives_its_largest(image, size):
+  transform = transforms.TrainTransform((16, 16), min_area=0.9999)
+  rng = np.random.default_rng(0)
+  boxes = [transform._random_box(*image, rng) for _ in range(9)]
+  assert {(box.height, box.width) for box in boxes} == {size}
+  for box in boxes:
+    assert 0 <= box.top <= image[0] - size[0]
+    assert 0 <= box.left <= image[1] - size[1]
+  assert (len(set(boxes)) > 5) == (size != image)
+
+
+def test_training_decodes_no_better_than_it_needs(photo, encode, monkeypatch):
+  """At a scale that is enough, and faster than what is measured."""
+  decoded = []
+  decode_rows = decode._JpegPicture._decode
+
+  def spy(self, factor, bottom, exact):
+    decoded.append((factor, exact))
+    return decode_rows(self, factor, bottom, exact)
+
+  monkeypatch.setattr(decode._JpegPicture, '_decode', spy)
+  jpeg = _record(encode(photo, 'JPEG'))
+  rng = np.random.default_rng(0)
+  transforms.TrainTransform((100, 160), min_area=1)(jpeg, rng)
+  transforms.TrainTransform((50, 60), resize=(60, 70))(jpeg, rng)
+  transforms.EvalTransform((100, 160))(jpeg)
+  transforms.EvalTransform((100, 160), 213)(jpeg)
+  transforms.EvalTransform((100, 160), interpolation='bicubic')(jpeg)
+  assert decoded == [(4, False), (4, False), (4, True), (2, True), (1, True)]
+
+
 def test_a_train_crop_is_the_resized_part(photo, encode):
   transform = transforms.TrainTransform((224, 224))
   box = transform._random_box(427, 640, np.random.default_rng(5))
@@ -242,6 +282,8 @@ def test_eval_accepts_files_and_names_bad_ones(photo, encode):
 def test_refusals():
   with pytest.raises(ValueError, match=r'min_area=0 must be in \(0, 1\]'):
     transforms.TrainTransform((8, 8), min_area=0)
+  with pytest.raises(ValueError, match=r'min_area=1.1 must be in \(0, 1\]'):
+    transforms.TrainTransform((8, 8), min_area=1.1)
   with pytest.raises(ValueError, match=r'image_size=\(0, 8\) must be'):
     transforms.TrainTransform((0, 8))
   for small in ((7, 9), (9, 7)):
@@ -249,14 +291,15 @@ def test_refusals():
       transforms.TrainTransform((8, 8), resize=small)
   with pytest.raises(ValueError, match="'cubic' must be one of bilinear"):
     transforms.EvalTransform((8, 8), interpolation='cubic')
-  with pytest.raises(ValueError, match='resize_small=16 .* at least 32'):
-    transforms.EvalTransform((8, 32), resize_small=16)
+  with pytest.raises(ValueError, match='resize_small=31 .* at least 32'):
+    transforms.EvalTransform((8, 32), resize_small=31)
+  transforms.EvalTransform((8, 32), resize_small=32)
 
 
 def test_a_config_is_applied_field_by_field():
   data = {
     'crop_min_area': 0.2,
-    'crop_resize': 1.25,
+    'crop_resize': 1.15,
     'flip': True,
     'augment': '3augment(0.3)',
     'erasing': 0.1,
@@ -268,14 +311,15 @@ def test_a_config_is_applied_field_by_field():
   images = Images.from_config(data | {'image_size': '24x32'}, (24, 32))
   assert dataclasses.asdict(images) == data | {'size': (24, 32)}
   augmentation = augmentations.ThreeAugment(0.3)
-  train = transforms.TrainTransform((24, 32), 0.2, (30, 40), augmentation)
+  train = transforms.TrainTransform((24, 32), 0.2, (28, 37), augmentation)
   assert images.train_transform() == train
   assert images.eval_transform() == transforms.EvalTransform(
     (24, 32), 40, 'bicubic'
   )
   assert Images((24, 32)).train_transform() == transforms.TrainTransform(
-    (24, 32), 0.05
+    (24, 32)
   )
+  assert transforms.TrainTransform((24, 32)).min_area == 0.05
 
 
 def test_wrong_labels_are_the_same_every_time():
@@ -305,7 +349,7 @@ def test_wrong_labels_are_the_same_wherever_the_folder_is():
     record = {'image': image, 'label': 3, 'name': name}
     return wrong(record, np.random.default_rng(0))['label']
 
-  assert given('./data/train/cat/1.jpg') == given('/mnt/x/train/cat/1.jpg')
+  assert given('./data/train/cat/1.jpg') == given('/mnt/x/cat/1.jpg')
   others = ('cat/2.jpg', 'dog/1.jpg', 'cat/\udcff.jpg')
   assert len({given(f'data/train/{x}') for x in ('cat/1.jpg', *others)}) == 4
 
@@ -395,7 +439,9 @@ def test_a_size_is_height_and_width(text, size):
   assert size_of(text) == size
 
 
-@pytest.mark.parametrize('text', ['', '0', '012', '1x', 'x1', '1x2x3', '-3'])
+@pytest.mark.parametrize(
+  'text', ['', '0', '012', '1x', 'x1', '1x2x3', '-3', '8x0', '8 ']
+)
 def test_what_is_no_size_is_refused(text):
   with pytest.raises(ValueError, match=f"^--size is '{text}': write the side"):
     size_of(text, '--size')

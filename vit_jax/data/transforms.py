@@ -124,15 +124,15 @@ class TrainTransform:
       box_height = int(rng.integers(min(round(smallest), tallest), tallest + 1))
       box_width = round(box_height * aspect)
       if (
-        0 < box_width <= width
+        box_width <= width
         and box_height * box_width >= self.min_area * height * width
       ):
         break
     else:
       # Too long an image: the largest part of an allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
-      box_height = max(1, min(height, round(width / aspect)))
-      box_width = max(1, min(width, round(height * aspect)))
+      box_height = min(height, round(width / aspect))
+      box_width = min(width, round(height * aspect))
     top = int(rng.integers(height - box_height + 1))
     left = int(rng.integers(width - box_width + 1))
     return Box(top, left, box_height, box_width)
