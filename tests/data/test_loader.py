@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +11,7 @@ import time
 from concurrent import futures
 
 import grain
+import jax
 import numpy as np
 import pytest
 
@@ -113,6 +116,7 @@ def test_workers_change_nothing(digits):
 
 
 def test_one_worker_is_a_process_of_its_own(monkeypatch):
+  """With two threads; without any there is a thread a core, up to 16."""
   asked = []
 
   class Options:
@@ -120,11 +124,20 @@ def test_one_worker_is_a_process_of_its_own(monkeypatch):
       asked.append(num_workers)
       raise StopIteration
 
+  read_options = grain.ReadOptions
+
+  def spy(*threads):
+    asked.append(threads)
+    return read_options(*threads)
+
   monkeypatch.setattr(loader.grain, 'MultiprocessingOptions', Options)
-  loader._iterate(grain.MapDataset.range(8), 4, 0)
+  monkeypatch.setattr(loader.grain, 'ReadOptions', spy)
+  for cores in (3, 40):
+    monkeypatch.setattr(loader.cores, 'usable_cores', lambda n=cores: n)
+    loader._iterate(grain.MapDataset.range(8), 4, 0)
   with pytest.raises(StopIteration):
     loader._iterate(grain.MapDataset.range(8), 4, 1)
-  assert asked == [1]
+  assert asked == [(3, 3), (16, 16), (2, 2), 1]
 
 
 def test_processes_share_the_global_batch(digits):
@@ -141,7 +154,7 @@ def test_processes_share_the_global_batch(digits):
   _assert_same(joined, whole)
 
 
-@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (1, 2)])
+@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (1, 2), (2, 1)])
 def test_every_epoch_has_every_example_once(count, batch_size):
   epochs = 4
   steps = -(-count * epochs // batch_size)
@@ -307,7 +320,14 @@ class Uneven:
 
 def index_alone(record, rng):
   del rng
-  return {'index': np.int32(record)}
+  return {'index': np.int32(record), 'is_worker': np.bool_(looks_like_worker())}
+
+
+def looks_like_worker():
+  """Whether what ends training does not end this process, which has no TPU."""
+  ignored = {signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+  on_cpu = os.environ['JAX_PLATFORMS'] == 'cpu' == jax.config.jax_platforms
+  return ignored == {signal.SIG_IGN} and on_cpu
 
 
 def uneven(steps, **kwargs):
@@ -315,7 +335,10 @@ def uneven(steps, **kwargs):
   with contextlib.closing(
     loader.train_batches(Uneven(), index_alone, **kwargs)
   ) as batches:
-    return np.concatenate([next(batches)['index'] for _ in range(steps)])
+    found = [next(batches) for _ in range(steps)]
+  for batch in found:
+    assert (batch['is_worker'] == (kwargs.get('workers', 0) > 0)).all()
+  return np.concatenate([batch['index'] for batch in found])
 
 
 @pytest.mark.parametrize('balance', [0.5, 1.0])
@@ -333,13 +356,16 @@ def test_classes_come_as_often_as_is_asked_for(balance):
     assert (np.abs(times - want_C[labels_N] / n_C[labels_N]) < 1).all()
     times_N += times
     largest.add(frozenset(epoch[labels_N[epoch] == 4]))
+    assert (np.diff(labels_N[epoch]) < 0).any()  # shuffled
   # Which ones of a class are left out changes, and any may be together: of 10
   # or 20 among 30 there are 30 million choices.
   assert times_N.min() > 0
   assert len(largest) == 20
 
 
-def test_balanced_batches_are_a_function_of_the_step():
+def test_balanced_batches_are_a_function_of_the_step(monkeypatch):
+  """Also in workers, wherever the model runs."""
+  monkeypatch.setenv('JAX_PLATFORMS', 'tpu')
   whole = uneven(12, balance=1.0)
   np.testing.assert_array_equal(
     uneven(4, balance=1.0, start_step=8), whole[80:]
@@ -373,6 +399,18 @@ def test_an_epoch_is_not_drawn_by_every_thread_that_asks(monkeypatch):
   assert sorted(drawn) == [0, 1]
   one_by_one = loader._Balanced(parent, np.arange(N) % 7, 1.0, 0)
   assert rows == [one_by_one[i] for i in indices]
+  # Of a long training, few are kept.
+  for epoch in range(5):
+    one_by_one[N * epoch]
+  assert [*one_by_one._kept] == [2, 3, 4]
+
+
+def test_a_class_without_examples_is_not_drawn():
+  labels_N = np.array([0, 0, 3, 3, 3, 3])
+  parent = grain.MapDataset.range(6).repeat()
+  balanced = loader._Balanced(parent, labels_N, 1.0, 0)
+  drawn = labels_N[[balanced[i] for i in range(60)]]
+  assert np.bincount(drawn).tolist() == [30, 0, 0, 30]
 
 
 @pytest.mark.parametrize(('count', 'tries'), [(30, 10), (4, 4), (1, 1)])

@@ -106,7 +106,9 @@ def train_batches(
     made = functools.partial(_of_step, source, transform, step_seed)
   examples = order.random_map(made, seed=transform_seed)
   mine = _ProcessBlocks(examples, local_size, process_index, process_count)
-  return _iterate(mine[start_step * local_size :], local_size, workers)
+  # Batches of one example would be one more than Python can count.
+  mine = mine[start_step * local_size : sys.maxsize // 2]
+  return _iterate(mine, local_size, workers)
 
 
 def _transformed(
