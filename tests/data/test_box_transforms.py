@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from vit_jax.data import box_transforms, loader, upright
+from vit_jax.data import box_transforms, decode, loader, upright
 
 # Colours of three rectangles on black, one of them cut by the border.
 COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
@@ -66,6 +66,12 @@ def test_evaluation_resizes_to_the_last_side():
   assert example['image'].shape == (128, 128, 3)
   assert example['size'].tolist() == [75, 100]
   assert example['labels'].tolist() == [0, 1, 2, -1]
+  assert {name: x.dtype for name, x in example.items()} == {
+    'image': np.uint8,
+    'size': np.int32,
+    'boxes': np.float32,
+    'labels': np.int32,
+  }
   assert_boxes_are_around(example)
 
 
@@ -83,6 +89,7 @@ def test_evaluation_resizes_to_the_last_side():
     # The largest that fits.
     ((150, 200), 0, (48, 48), (36, 48)),
     ((1, 1000), 0, (48, 48), (1, 48)),
+    ((1000, 1), 0, (48, 48), (48, 1)),
   ],
 )
 def test_sizes_are_those_of_the_original(image, short, canvas, size):
@@ -106,6 +113,8 @@ def test_training_keeps_boxes_around_what_they_show(stride):
   assert min(seen) < 3 and max(seen) == 3
   assert 5 < mirrored < 55
   assert len(sizes) > 10
+  # Of the whole, at each of the sides.
+  assert {(70, 93), (100, 133), (130, 173)} <= sizes
 
 
 def test_half_of_the_images_are_mirrored_and_half_are_parts():
@@ -159,6 +168,18 @@ def test_parts_end_where_the_image_does():
   parts = np.array([transform._part(90, 125, rng) for _ in range(400)])
   _, left, _, width = parts.T
   assert (left + width).max() == 125
+
+
+def test_parts_of_a_few_pixels_have_one_at_the_least():
+  """Of which each is a hundred after the resize."""
+  transform = box_transforms.TrainBoxTransform(
+    (99, 99), 1, crop_sides=(200,), crop=(10, 20)
+  )
+  rng = np.random.default_rng(0)
+  parts = np.array([transform._part(2, 3, rng) for _ in range(60)])
+  top, left, height, width = parts.T
+  assert set(top) == {0, 1} and set(left) == {0, 1, 2}
+  assert set(height) == set(width) == {1}
 
 
 def test_parts_of_a_small_image_are_as_large_as_it_is():
@@ -275,12 +296,39 @@ def test_masks_are_those_of_pytorchs_nearest():
   np.testing.assert_array_equal(example['masks'][:3, :75, :100], want[:, 0] > 0)
   assert not example['masks'][3].any()
   assert not example['masks'][:, 75:].any()
+  # Of four pixels each way the third, and an array of a few more.
+  transform = dataclasses.replace(
+    transform, image_size=(129, 127), mask_stride=4
+  )
+  fewer = transform(record(masks=list(masks)))['masks']
+  assert fewer.shape == (4, 33, 32)
+  np.testing.assert_array_equal(
+    fewer[:3, :19, :25], example['masks'][:3, 2:75:4, 2:100:4]
+  )
 
 
 def test_no_objects_are_no_error():
-  empty = record(boxes=np.zeros((0, 4)), labels=np.zeros(0))
-  example = box_transforms.EvalBoxTransform((150, 200), 3)(empty)
-  assert example['labels'].tolist() == [-1, -1, -1]
+  for boxes in (np.zeros((0, 4)), []):
+    empty = record(boxes=boxes, labels=np.zeros(0))
+    example = box_transforms.EvalBoxTransform((150, 200), 3)(empty)
+    assert example['labels'].tolist() == [-1, -1, -1]
+
+
+def test_training_decodes_no_better_than_it_needs(encode, monkeypatch):
+  """At a scale that is enough, and faster than what is measured."""
+  decoded = []
+  decode_rows = decode._JpegPicture._decode
+
+  def spy(self, factor, bottom, exact):
+    decoded.append((factor, exact))
+    return decode_rows(self, factor, bottom, exact)
+
+  monkeypatch.setattr(decode._JpegPicture, '_decode', spy)
+  jpeg = record(image=encode(record()['image'], 'JPEG'))
+  # 36 x 48 pixels, of which the image has four times as many.
+  box_transforms.TrainBoxTransform((48, 48), 3)(jpeg, None)
+  box_transforms.EvalBoxTransform((48, 48), 3)(jpeg)
+  assert decoded == [(4, False), (4, True)]
 
 
 def test_refusals():
@@ -295,6 +343,9 @@ def test_refusals():
     ValueError, match='rectangles has 1 objects without a mas'
   ):
     with_masks(record(masks=masks))
+  no_masks = {k: x for k, x in record().items() if k != 'masks'}
+  with pytest.raises(ValueError, match='has 3 objects without a mask'):
+    with_masks(no_masks)
   crowd = np.array([False, False, True])
   example = with_masks(record(masks=masks, crowd=crowd))
   assert example['masks'].any(axis=(1, 2)).tolist() == [True, True, False]

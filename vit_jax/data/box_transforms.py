@@ -95,10 +95,9 @@ class BoxTransform:
     rows_h, columns_w = (x[middle::stride] for x in pixels)
     shape = (-(-side // stride) for side in self.image_size)
     masks_Mhw = np.zeros((self.max_objects, *shape), bool)
-    for mask_hw, segmentation in zip(
-      masks_Mhw, (masks_of(record)[i] for i in kept), strict=False
-    ):
-      whole_HW = segments.mask(segmentation, record['size'])
+    masks = masks_of(record)
+    for mask_hw, i in zip(masks_Mhw, kept, strict=False):
+      whole_HW = segments.mask(masks[i], record['size'])
       found_hw = whole_HW[rows_h[:, None], columns_w[None]]
       mask_hw[: len(rows_h), : len(columns_w)] = found_hw
     return masks_Mhw
@@ -198,7 +197,7 @@ class TrainBoxTransform(BoxTransform):
     scale = _one(self.crop_sides, rng) / min(height, width)
     starts, sides = [], []
     for side in (height, width):
-      resized, (least, most) = max(1, round(scale * side)), self.crop
+      resized, (least, most) = round(scale * side), self.crop
       cut = int(rng.integers(min(least, resized), min(most, resized) + 1))
       start = int(rng.integers(resized - cut + 1))
       starts.append(min(round(start / scale), side - 1))
@@ -250,8 +249,8 @@ def masks_of(record: Record) -> Sequence[segments.Segmentation]:
   lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
   if lacking:
     raise ValueError(
-      f'{record.get("name", "An image")} has {lacking} objects without a mask, '
-      "and model.masks learns them: give COCO's segmentation of every object, "
+      f'{record["name"]} has {lacking} objects without a mask, and '
+      "model.masks learns them: give COCO's segmentation of every object, "
       'or switch it off.'
     )
   return masks

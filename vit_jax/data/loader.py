@@ -202,8 +202,7 @@ class _Balanced(grain.MapDataset):
     rows_N = rows_N[np.argsort(self._labels_N[rows_N], kind='stable')]
     edges_N = np.cumsum(self._weights_N[rows_N])
     points_N = (rng.random() + np.arange(N)) / N * edges_N[-1]
-    picked_N = np.minimum(np.searchsorted(edges_N, points_N), N - 1)
-    return rng.permutation(rows_N[picked_N])
+    return rng.permutation(rows_N[np.searchsorted(edges_N, points_N)])
 
 
 class _Repeated(grain.MapDataset):
