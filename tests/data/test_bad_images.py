@@ -262,7 +262,12 @@ def test_processes_that_see_other_data_are_refused(
   with pytest.raises(
     ValueError, match=f'^The processes see other data: {said}'
   ):
-    bad_images._refuse_different(_open(small))
+    _open(small, 'skip')
+
+
+def test_a_class_whose_name_is_no_utf_8(small):
+  (small / 'train/a').rename(small / 'train' / os.fsdecode(b'caf\xe9'))
+  assert len(bad_images.checked(_open(small), 'skip')) == 2
 
 
 def test_each_process_looks_at_its_own_share(small, monkeypatch, decoded):
@@ -370,7 +375,9 @@ def test_those_of_all_splits_are_said_at_once(tmp_path):
   config = config_lib.base()
   config.data.name = str(tmp_path)
   with pytest.raises(ValueError) as e:
-    bad_images.open_checked(config.data, 'train', build.splits(config))
+    bad_images.open_checked(
+      config.data, 'train', [*build.splits(config), 'all']
+    )
   assert f'{e.value}'.splitlines()[:3] == [
     '1 of 2 images are unreadable, and 1 of other splits:',
     f'  {tmp_path}/test/a/0.png: not an image of a known format',
@@ -389,6 +396,7 @@ def test_what_goes_while_training(tmp_path, caplog, on_bad_image):
     image.save(tmp_path / f'train/a/{i}.png')
   source = sources.open_source(str(tmp_path), 'train')
   source = bad_images.checked(source, on_bad_image)
+  assert not caplog.text  # nothing is left out
   few = sources.subset(source, [0])
   assert few.skips_unreadable == (on_bad_image == 'skip')
   names = [source[i]['name'] for i in range(4)]

@@ -27,7 +27,6 @@ def annotated(**changes):
         'category_id': 3,
         'bbox': [1.5, 2, 10, 20],
         'area': 150.5,
-        'iscrowd': 0,
         'segmentation': [[1.5, 2, 11.5, 2, 11.5, 22]],
       },
       {
@@ -83,6 +82,39 @@ def test_one_file_of_all_images(tmp_path):
     assert record['crowd'].tolist() == [False, True]
     assert record['area'].tolist() == [150.5, 1200]
     assert record['masks'] == [[[1.5, 2, 11.5, 2, 11.5, 22]], None]
+
+
+def test_a_segmentation_of_nothing_is_none(tmp_path):
+  write(tmp_path, changed(segmentation=[]))
+  source = sources.open_source(str(tmp_path), 'all')
+  masks = [source.objects(i)['masks'] for i in range(10)]
+  # As of the object beside it, in one image; the other four have a polygon.
+  assert [None, None] in masks and sum(map(any, masks)) == 4
+
+
+def test_the_seed_holds_out_images_and_orders_them(tmp_path):
+  def names(split, seed):
+    source = sources.open_source(str(tmp_path), split, split_seed=seed)
+    return [record['name'] for record in source]
+
+  write(tmp_path, annotated())
+  assert names('test', 0) == names('test', 0)
+  assert {*names('test', 0)} != {*names('test', 1)}
+  (tmp_path / 'instances.json').unlink()
+  write(tmp_path, annotated(), 'annotations/instances_train.json')
+  assert names('train', 0) != names('train', 1) != sorted(names('train', 1))
+  assert sorted(names('train', 0)) == sorted(names('train', 1))
+
+
+def test_a_folder_may_be_here_or_at_home(tmp_path, monkeypatch):
+  write(tmp_path, annotated())
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  for name in ('.', '~', '~/'):
+    source = sources.open_source(name, 'all')
+    # Not one of a class that is called images.
+    assert isinstance(source, sources.BoxedSource)
+    assert len(source) == 10 and source[0]['image']
 
 
 def test_files_of_train_and_val(tmp_path):
@@ -142,6 +174,9 @@ def changed(**fields):
       id='nested',
     ),
     ('[]', "has not COCO's lists images, annotations, categories"),
+    (annotated(categories=None), "has not COCO's lists images, annotations, c"),
+    (annotated(annotations={}), "has not COCO's lists images, annotations, c"),
+    (annotated(categories=[{'id': 'x', 'name': 'x'}]), 'whole numbers up to'),
     (annotated(images=[]), 'has no images'),
     (annotated(categories=[]), 'give at least one'),
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
@@ -159,7 +194,10 @@ def changed(**fields):
     ),
     (
       annotated(
-        images=[*annotated()['images'], annotated()['images'][2] | {'id': 5}]
+        images=[
+          *annotated()['images'],
+          annotated()['images'][2] | {'id': 5, 'file_name': './2.png'},
+        ]
       ),
       'has the image 2.png 2 times, which could be learned and tested both',
     ),
@@ -181,6 +219,14 @@ def changed(**fields):
     (changed(category_id=None), 'category_id None is no number'),
     (changed(category_id=True), 'category_id True is no number'),
     (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
+    (
+      annotated(annotations=[{'image_id': 10, 'bbox': [1, 2, 3, 4]}]),
+      'annotation None: has no category_id',
+    ),
+    (
+      annotated(annotations=[{'category_id': 1, 'bbox': [1, 2, 3, 4]}]),
+      'annotation None: has no image_id',
+    ),
     (
       annotated(
         images=[{'id': 1, 'file_name': 'a', 'width': 2, 'height': '1'}]
@@ -223,6 +269,7 @@ def test_bad_annotations_are_named(tmp_path, found, message):
     {'bbox': [40, 30, 0, 0]},
     {'area': 0},
     {'iscrowd': True},
+    {'iscrowd': 0},
     {'segmentation': None},
   ],
 )
@@ -399,6 +446,11 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
   (root / 'Annotations/c.xml').rename(root / 'Annotations/c 1.xml')
   (root / 'ImageSets/Main/train.txt').write_text('a -1\nb  1\nc 1\n')
   assert len(sources.open_source(str(root), 'train')) == 3
+  # Which is read anew once it has changed.
+  path = root / 'ImageSets/Main/train.txt'
+  path.write_text('a -1\nb  1\n')
+  os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+  assert len(sources.open_source(str(root), 'train')) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from vit_jax.data import cores
 def test_results_come_in_order_and_are_counted():
   """More than are handed to the threads at once."""
   bar = cores.progress('Trying', 4100, 'things', shown=False)
-  counted = []
+  counted, closed = [], []
   bar.update = lambda n=1: counted.append(n)
+  bar.close = lambda: closed.append(len(counted))
   found = [*cores.in_threads(lambda i: i * i, range(3, 4103), bar)]
   assert found == [i * i for i in range(3, 4103)]
-  assert sum(counted) == 4100
+  assert sum(counted) == 4100 and closed == [4100]
 
 
 def test_an_error_reaches_who_asked():

@@ -9,7 +9,7 @@ from PIL import Image
 
 from configs import small
 from vit_jax import train
-from vit_jax.data import bad_images, decode, sources
+from vit_jax.data import bad_images, decode, hub_source, sources
 
 datasets = pytest.importorskip('datasets')
 
@@ -128,9 +128,13 @@ def test_of_two_images_or_classes_none_is_chosen(write, column):
     sources.open_source(name, 'all')
 
 
-def test_images_without_a_class_are_refused(write):
+@pytest.mark.parametrize(
+  'label',
+  [datasets.ClassLabel(names=['a', 'b', 'c']), datasets.Value('int64')],
+)
+def test_images_without_a_class_are_refused(write, label):
   values = [None if i == 7 else i % 3 for i in range(30)]
-  name = write(datasets.ClassLabel(names=['a', 'b', 'c']), values)
+  name = write(label, values, column='label')
   with pytest.raises(ValueError, match='1 images of .* have no class'):
     sources.open_source(name, 'all')
 
@@ -178,6 +182,12 @@ def test_a_name_may_have_a_configuration(monkeypatch, name, asked):
     sources.open_source(f'hf://datasets/{name}', 'train')
   assert str(e.value) == f'hf://datasets/{name} cannot be loaded: {"x" * 300}'
   assert found == [asked]
+
+
+def test_the_library_that_it_takes_is_named(monkeypatch):
+  monkeypatch.setattr(hub_source.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match='^hf://datasets/a/b takes the library'):
+    sources.open_source('hf://datasets/a/b', 'train')
 
 
 def test_what_is_not_there_is_one_message(tmp_path):
