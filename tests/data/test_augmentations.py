@@ -258,6 +258,7 @@ def test_texts_of_configs(text, want):
     ('randaugment(2, -1)', 'from 0 to 10'),
     ('randaugment(2, 9, -1)', 'not below 0'),
     ('autoaugment(svhn)', 'policies are cifar10 and imagenet'),
+    ('autoaugment(ImageNet)', 'policies are cifar10 and imagenet'),
     ('3augment(2)', 'a share from 0 to 1'),
     ('3augment(-0.1)', 'a share from 0 to 1'),
   ],

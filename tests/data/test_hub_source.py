@@ -86,6 +86,14 @@ def test_splits_are_those_of_the_set(write):
     sources.open_source(name, 'exam')
 
 
+def test_a_set_for_testing_alone_is_not_split(write):
+  label = datasets.ClassLabel(names=['a', 'b', 'c'])
+  name = write(label, numbers(), ('test',))
+  assert len(sources.open_source(name, 'test')) == 30
+  with pytest.raises(ValueError, match="no split 'train'; it has test"):
+    sources.open_source(name, 'train')
+
+
 @pytest.mark.parametrize(
   ('kind', 'values', 'names'),
   [

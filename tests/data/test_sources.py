@@ -163,12 +163,13 @@ def test_relative_and_home_folders(flat, monkeypatch):
 def test_ignored_entries_are_counted(flat, png, caplog):
   (flat / 'cat' / '00.png').rename(flat / 'cat' / 'CAMERA.PNG')
   (flat / 'cat' / 'notes.txt').write_text('x')
+  (flat / 'cat' / 'notes.pdf').write_text('x')  # which Pillow only writes
   (flat / 'cat' / '.hidden.png').write_bytes(png)
   (flat / 'dog' / 'more').mkdir()
   (flat / '.git').mkdir()
   with caplog.at_level(logging.INFO, logger='vit_jax'):
     assert len(_open(flat)) == 28
-  assert 'Ignored 3 entries' in caplog.text
+  assert 'Ignored 4 entries' in caplog.text
 
 
 def test_what_lies_beside_is_said(tmp_path, png, caplog):
