@@ -395,6 +395,11 @@ def test_a_file_that_does_not_run_is_left_out(monkeypatch, capsys):
   with pytest.raises(ValueError, match='in none of float32, int8'):
     listening.choose(paths, 'faster', 3)
   assert 'does not run: no such operator\n' in capsys.readouterr().err
+  paths[1] = pathlib.Path('m.float16.onnx')
+  with pytest.raises(
+    ValueError, match='no int8 .*: choose .* float32, float16'
+  ):
+    listening.choose(paths, 'int8', 3)
 
 
 def test_a_token_is_not_empty_and_has_any_letters(monkeypatch, capsys):

@@ -118,12 +118,17 @@ def choose(
     threads: that it will run in.
 
   Raises:
-    ValueError: if it runs in neither of those that are timed.
+    ValueError: if there is none in that dtype, or none runs that is timed.
   """
   by_dtype = {path.stem.rpartition('.')[2]: path for path in paths}
   if len(paths) == 1:
     return paths[0]
   if dtype != 'faster':
+    if dtype not in by_dtype:
+      raise ValueError(
+        f'{paths[0].parent} has no {dtype} of this model: choose --dtype of '
+        f'{", ".join(by_dtype)}.'
+      )
     return by_dtype[dtype]
   seconds = {}
   for name, path in by_dtype.items():
