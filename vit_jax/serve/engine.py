@@ -27,8 +27,7 @@ from vit_jax.serve.uploads import Seen, View
 # Requests that wait or run; one more is refused.
 MAX_WAITING = 32
 MAX_BATCH = 4
-_MAX_IMAGES_BYTES = 16 << 20
-_MAX_ANSWERS_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20  # that are remembered of images, and of answers
 
 # From a view to an image as it has it.
 Sights = dict[View, Seen]
@@ -106,8 +105,8 @@ class Engine:
     self.counts: dict[tuple[str, str], float] = collections.defaultdict(float)
     self._views = list({model.view: None for model in models.values()})
     self._decoder = Decoder(self._views)
-    self._images = Remembered(_MAX_IMAGES_BYTES)
-    self._answers = Remembered(_MAX_ANSWERS_BYTES)
+    self._images = Remembered(_MAX_BYTES)
+    self._answers = Remembered(_MAX_BYTES)
     self._jobs: collections.deque[_Job | None] = collections.deque()
     self._changed = threading.Condition()
     self._seconds = 0.1  # that a request takes, as of late

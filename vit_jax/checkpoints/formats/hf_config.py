@@ -54,7 +54,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
       the arrays; names the file and key.
   """
   stated = Stated(_VIT_DEFAULTS | config, f'{lookup.path}/config.json')
-  for key in sorted(lookup.arrays):
+  for key in lookup.arrays:
     if key.endswith('mask_token'):
       raise ValueError(
         f'{lookup.path} has {key!r}: it paints masked images and classifies '
