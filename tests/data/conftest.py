@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.data import decode
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
@@ -35,6 +37,19 @@ def _encode(image, file_format='PNG', **options):
 def encode():
   """encode(pixels or Pillow image, format, **options) -> bytes."""
   return _encode
+
+
+@pytest.fixture
+def decodings(monkeypatch):
+  """A list of how JPEGs are decoded: by which factor, and if exactly."""
+  found, decode_rows = [], decode._JpegPicture._decode
+
+  def spy(self, factor, bottom, exact):
+    found.append((factor, exact))
+    return decode_rows(self, factor, bottom, exact)
+
+  monkeypatch.setattr(decode._JpegPicture, '_decode', spy)
+  return found
 
 
 def _bomb_png(side):

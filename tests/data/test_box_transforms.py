@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from vit_jax.data import box_transforms, decode, loader, upright
+from vit_jax.data import box_transforms, loader, upright
 
 # Colours of three rectangles on black, one of them cut by the border.
 COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
@@ -17,13 +17,16 @@ def record(**fields):
   image = np.zeros((150, 200, 3), np.uint8)
   for colour, (x0, y0, x1, y1) in zip(COLOURS, BOXES.astype(int), strict=True):
     image[y0:y1, x0:x1] = colour
+  masks = [np.all(image == colour, axis=2) for colour in COLOURS[:2]]
+  x0, y0, x1, y1 = BOXES[2].tolist()
   return {
     'image': image,
     'name': 'rectangles',
     'boxes': BOXES,
     'labels': np.array([0, 1, 2]),
     'size': image.shape[:2],
-    'masks': [np.all(image == colour, axis=2) for colour in COLOURS],
+    # As COCO has them, of which only the image says the size.
+    'masks': [*masks, [[x0, y0, x1, y0, x1, y1, x0, y1]]],
   } | fields
 
 
@@ -314,21 +317,13 @@ def test_no_objects_are_no_error():
     assert example['labels'].tolist() == [-1, -1, -1]
 
 
-def test_training_decodes_no_better_than_it_needs(encode, monkeypatch):
+def test_training_decodes_no_better_than_it_needs(encode, decodings):
   """At a scale that is enough, and faster than what is measured."""
-  decoded = []
-  decode_rows = decode._JpegPicture._decode
-
-  def spy(self, factor, bottom, exact):
-    decoded.append((factor, exact))
-    return decode_rows(self, factor, bottom, exact)
-
-  monkeypatch.setattr(decode._JpegPicture, '_decode', spy)
   jpeg = record(image=encode(record()['image'], 'JPEG'))
   # 36 x 48 pixels, of which the image has four times as many.
   box_transforms.TrainBoxTransform((48, 48), 3)(jpeg, None)
   box_transforms.EvalBoxTransform((48, 48), 3)(jpeg)
-  assert decoded == [(4, False), (4, True)]
+  assert decodings == [(4, False), (4, True)]
 
 
 def test_refusals():
@@ -343,6 +338,10 @@ def test_refusals():
     ValueError, match='rectangles has 1 objects without a mas'
   ):
     with_masks(record(masks=masks))
+  # Even where a crop keeps none of them, or it would be said after days.
+  pixels = np.arange(150), np.arange(200)
+  with pytest.raises(ValueError, match='has 1 objects without a mask'):
+    with_masks._masks(record(masks=masks), np.arange(0), pixels)
   no_masks = {k: x for k, x in record().items() if k != 'masks'}
   with pytest.raises(ValueError, match='has 3 objects without a mask'):
     with_masks(no_masks)

@@ -201,6 +201,13 @@ def run(*args):
   )
 
 
+TI16 = (
+  'plan',
+  f'--config={ROOT}/configs/vit.py:ti16',
+  '--topology=v3:2x2',
+  '--num_classes=9',
+  '--examples=14000000',
+)
 SMALL = (
   '--config=configs/vit.py:ti16',
   '--config.model.scan=True',
@@ -353,11 +360,7 @@ def test_what_the_search_finds_is_planned(monkeypatch, capsys, tmp_path):
     plan, 'report', lambda experiment, *_: planned.append(experiment) or ''
   )
   argv = [
-    'plan',
-    f'--config={ROOT}/configs/vit.py:ti16',
-    '--topology=v3:2x2',
-    '--num_classes=9',
-    '--examples=14000000',
+    *TI16,
     '--profile=1',
     '--search',
     f'--table={tmp_path}/plans.csv',
@@ -411,16 +414,9 @@ def test_without_a_search_the_config_itself_is_planned(monkeypatch, capsys):
   monkeypatch.setattr(plan, 'devices_of', devices_of)
   monkeypatch.setattr(plan, 'compile_step', compile_step)
   monkeypatch.setattr(plan, 'Experiment', on_cpus(described))
-  argv = [
-    'plan',
-    f'--config={ROOT}/configs/vit.py:ti16',
-    '--topology=v3:2x2',
-    '--num_classes=9',
-    '--examples=14000000',
-  ]
-  monkeypatch.setattr(sys, 'argv', argv)
+  monkeypatch.setattr(sys, 'argv', [*TI16])
   with flagsaver.flagsaver():
-    plan.parse_flags(argv, required=('config', 'topology'))
+    plan.parse_flags([*TI16], required=('config', 'topology'))
     plan.run([])
     said = capsys.readouterr().out.splitlines()
     assert (asked, compiled) == (['v3:2x2'], [192])

@@ -253,7 +253,8 @@ def test_the_curves_are_the_columns(tmp_path, figures):
   csv_path = _write_csv(tmp_path, _ROWS)
   png_path = tmp_path / 'curves.png'
   modules = set(sys.modules)
-  assert progress.plot_curves(csv_path, str(png_path), ['test/accuracy'])
+  best = ['test/accuracy', 'real/accuracy']
+  assert progress.plot_curves(csv_path, str(png_path), best)
   with Image.open(png_path) as image:
     assert image.format == 'PNG'
     # In inches: 2.5 for each of three panels, and 0.6 for the steps below.
