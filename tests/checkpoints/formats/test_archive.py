@@ -297,6 +297,25 @@ def test_what_fills_the_memory_fits(monkeypatch):
     archive.check_memory(4_096_001)
 
 
+@pytest.mark.parametrize(
+  ('said', 'fits'), [('max\n', 9000), ('8000\n', 8000), ('9' * 19, 9000)]
+)
+def test_a_container_may_have_less_than_the_machine(
+  tmp_path, monkeypatch, said, fits
+):
+  """Of its two files one is there, as the kernel has them."""
+  pages = {'SC_PAGE_SIZE': 9, 'SC_PHYS_PAGES': 1000}
+  monkeypatch.setattr(os, 'sysconf', pages.get)
+  for i in range(2):
+    files = [tmp_path / f'{i}/{name}' for name in ('v2', 'v1')]
+    files[i].parent.mkdir()
+    files[i].write_text(said)
+    monkeypatch.setattr(archive, '_CONTAINER_LIMITS', files)
+    archive.check_memory(fits)
+    with pytest.raises(ValueError, match='unpacks to 0 GB'):
+      archive.check_memory(fits + 1)
+
+
 # Where the directory has a field, its new bytes and the message.
 FIELDS = {
   'encrypted': (8, b'\x01\x00', 'encrypted'),

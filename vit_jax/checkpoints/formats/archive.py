@@ -5,9 +5,11 @@ archive before any memory is taken for it, and there is progress to see.
 """
 
 import collections
+import contextlib
 import dataclasses
 import math
 import os
+import pathlib
 import re
 import zipfile
 from collections.abc import Callable
@@ -23,6 +25,11 @@ from vit_jax.data import whole
 
 # The deepest published ResNet has 66 units, the deepest ViT 56 layers.
 _MAX_LAYERS = 1000
+# Of a container in Linux, by versions 2 and 1 of its control groups.
+_CONTAINER_LIMITS = (
+  pathlib.Path('/sys/fs/cgroup/memory.max'),
+  pathlib.Path('/sys/fs/cgroup/memory/memory.limit_in_bytes'),
+)
 
 
 def is_archive(path: str) -> bool:
@@ -131,10 +138,13 @@ def check_memory(needed_bytes: int) -> None:
     ValueError: with both sizes.
   """
   memory_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  for file in _CONTAINER_LIMITS:
+    with contextlib.suppress(OSError, ValueError):  # no file, or no limit: max
+      memory_bytes = min(memory_bytes, int(file.read_text()))
   if needed_bytes > memory_bytes:
     raise ValueError(
-      f'it unpacks to {needed_bytes / 1e9:,.0f} GB and this machine has '
-      f'{memory_bytes / 1e9:,.0f} GB of memory'
+      f'it unpacks to {needed_bytes / 1e9:,.0f} GB and this machine or '
+      f'container has {memory_bytes / 1e9:,.0f} GB of memory'
     )
 
 
