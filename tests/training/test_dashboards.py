@@ -349,10 +349,17 @@ def test_only_the_first_process_writes_and_only_where_asked(tmp_path, wandb):
   assert not wandb.inits and not (tmp_path / 'wandb_id').exists()
 
 
-def test_wandb_that_fails_at_the_start_is_one_message(tmp_path, wandb):
-  wandb.error = wandb.Error('No API key.\nTraceback')
+@pytest.mark.parametrize(
+  ('said', 'shown'),
+  [('No API key.\nTraceback', 'No API key.'), ('', 'Error')],
+)
+def test_wandb_that_fails_at_the_start_is_one_message(
+  tmp_path, wandb, said, shown
+):
+  wandb.error = wandb.Error(said)
   with pytest.raises(
-    ConnectionError, match=r"^config.wandb is 'vit', .* No API key. Log in with"
+    ConnectionError,
+    match=f"^config.wandb is 'vit', .* the run: {shown} Log in with",
   ):
     log_of(tmp_path, config=CONFIG)
 

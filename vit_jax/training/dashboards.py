@@ -210,10 +210,11 @@ class WandbRun:
         dir=None if '://' in workdir else workdir,
       )
     except wandb.Error as e:
+      reason = str(e).partition('\n')[0] or type(e).__name__
       raise ConnectionError(
         f'config.wandb is {project!r}, and Weights & Biases does not take the '
-        f'run: {str(e).splitlines()[0]} Log in with `wandb login`, set '
-        'WANDB_MODE=offline to send it later, or leave the field empty.'
+        f'run: {reason} Log in with `wandb login`, set WANDB_MODE=offline to '
+        'send it later, or leave the field empty.'
       ) from e
 
   def write(self, step: int, values: Values) -> None:
