@@ -148,8 +148,13 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
     opening.open_checkpoint(str(folder))
 
 
-@pytest.mark.parametrize('prefix', ['transformer.', ''])
-def test_masks_that_older_versions_saved_are_passed_over(folder, prefix):
+@pytest.mark.parametrize(
+  ('prefix', 'dtype', 'is_torch'),
+  [('transformer.', np.uint8, False), ('', bool, False), ('', bool, True)],
+)
+def test_masks_that_older_versions_saved_are_passed_over(
+  folder, prefix, dtype, is_torch, request
+):
   """Nor need there be the number of heads, eight then, or a prefix."""
   want = make().weights().arrays
   place = folder / 'config.json'
@@ -159,10 +164,15 @@ def test_masks_that_older_versions_saved_are_passed_over(folder, prefix):
   place = folder / 'model.safetensors'
   stored = load_file(place)
   arrays = {k.replace('transformer.', prefix): x for k, x in stored.items()}
-  masks = {'bias': np.ones((1, 1, 24, 24), np.uint8), 'masked_bias': -1e4 * ONE}
-  save_file(
-    arrays | {f'{prefix}h.1.attn.{name}': x for name, x in masks.items()}, place
-  )
+  masks = {'bias': np.ones((1, 1, 24, 24), dtype), 'masked_bias': -1e4 * ONE}
+  arrays |= {f'{prefix}h.1.attn.{name}': x for name, x in masks.items()}
+  if is_torch:
+    torch = request.getfixturevalue('torch')
+    place.unlink()
+    tensors = {key: torch.from_numpy(x) for key, x in arrays.items()}
+    torch.save(tensors, folder / 'pytorch_model.bin')
+  else:
+    save_file(arrays, place)
   found = opening.open_checkpoint(str(folder))
   assert found.model.heads == 8
   got = found.weights().arrays

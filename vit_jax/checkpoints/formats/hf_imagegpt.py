@@ -35,6 +35,8 @@ _CONFIG = {
 _BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
 _QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
+# That older versions saved, as bytes or as bool.
+_MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> File:
@@ -44,12 +46,7 @@ def read(path: str, config: dict[str, Any]) -> File:
     ValueError: if it has no palette, or one of another size than its
       embeddings, and as all formats.
   """
-  arrays = {
-    key: x
-    for key, x in tensors.read_folder(path).items()
-    # Masks that older versions saved.
-    if not key.endswith(('.attn.bias', '.attn.masked_bias'))
-  }
+  arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(
     path, arrays, lambda key: prefix + key, 'transformers ImageGPT'

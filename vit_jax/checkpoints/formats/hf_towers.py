@@ -160,10 +160,9 @@ def read(path: str, config: dict[str, Any]) -> File:
   family = FAMILIES[model_type]
   arrays = {
     key: x
-    for key, x in tensors.read_folder(path).items()
-    if not re.search(family.ignored, key)
+    for key, x in tensors.read_folder(path, family.ignored).items()
     # None of them are an empty array.
-    and (x.size or not key.endswith('register_tokens'))
+    if x.size or not key.endswith('register_tokens')
   }
   classifies = 'classifier.weight' in arrays
   if classifies and family is _SIGLIP:

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import struct
 import warnings
 import zipfile
@@ -34,6 +35,7 @@ _FOLDER_FILES = (
   'pytorch_model.bin',
   'pytorch_model.bin.index.json',
 )
+_NO_KEY = r'(?!)'  # a pattern
 _DTYPE_CODES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
 
@@ -42,24 +44,32 @@ def is_tensors(path: str) -> bool:
   return _is_safetensors(path) or _is_torch(path)
 
 
-def read(path: str) -> Flat:
+def read(path: str, ignored: str = _NO_KEY) -> Flat:
   """Returns every array of a .safetensors, .pth, .pt or .bin file.
 
   Of what training code saved, these are the parameters alone.
+
+  Args:
+    path: of the file.
+    ignored: pattern of the keys of arrays that are not looked at.
 
   Raises:
     ImportError: if PyTorch is needed and not installed.
     ValueError: naming the file, and the array that is damaged or no number.
   """
   if _is_safetensors(path):
-    return _read_safetensors(path)
+    return _read_safetensors(path, ignored)
   if _is_torch(path):
-    return _read_torch(path)
+    return _read_torch(path, ignored)
   raise ValueError(f'{path} is no .safetensors file and none of PyTorch.')
 
 
-def read_folder(folder: str) -> Flat:
+def read_folder(folder: str, ignored: str = _NO_KEY) -> Flat:
   """Returns every array of a directory in the layout of the Hugging Face hub.
+
+  Args:
+    folder: the directory.
+    ignored: as of `read`.
 
   Raises:
     FileNotFoundError: if it holds no file of tensors, or a part is missing.
@@ -69,7 +79,9 @@ def read_folder(folder: str) -> Flat:
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)
     if os.path.exists(path):
-      return _read_parts(path) if name.endswith('.json') else read(path)
+      if name.endswith('.json'):
+        return _read_parts(path, ignored)
+      return read(path, ignored)
   raise FileNotFoundError(
     f'{folder} has no weights: none of {", ".join(_FOLDER_FILES)}.'
   )
@@ -190,7 +202,7 @@ def _is_torch(path: str) -> bool:
   return any(name.endswith('/data.pkl') for name in names)
 
 
-def _read_safetensors(path: str) -> Flat:
+def _read_safetensors(path: str, ignored: str) -> Flat:
   what = 'its header'
   flat: Flat = {}
   try:
@@ -199,6 +211,8 @@ def _read_safetensors(path: str) -> Flat:
       archive.progress(f'reading {path}', os.path.getsize(path)) as bar,
     ):
       for key in file.keys():  # noqa: SIM118, it is no dictionary
+        if re.search(ignored, key):
+          continue
         what = f'the array {key!r}'
         _check_type(file.get_slice(key).get_dtype())
         flat[key] = file.get_tensor(key)
@@ -218,7 +232,7 @@ def _check_type(code: str) -> None:
     raise ValueError(f'its type is {code}, none of those of weights')
 
 
-def _read_parts(index_path: str) -> Flat:
+def _read_parts(index_path: str, ignored: str) -> Flat:
   """Returns the arrays of several files, found by their index."""
   folder = os.path.dirname(index_path)
   places = read_json(index_path).get('weight_map')
@@ -234,7 +248,7 @@ def _read_parts(index_path: str) -> Flat:
       raise FileNotFoundError(
         f'{index_path} names {name!r}, which is not there: fetch it too.'
       )
-    part = read(os.path.join(folder, name))
+    part = read(os.path.join(folder, name), ignored)
     for key, x in part.items():
       if places.get(key) != name:
         raise ValueError(
@@ -243,6 +257,8 @@ def _read_parts(index_path: str) -> Flat:
         )
       flat[key] = x
   for key in sorted(places.keys() - flat.keys()):
+    if re.search(ignored, key):
+      continue
     raise ValueError(
       f'{os.path.join(folder, places[key])} lacks the array {key!r}, which '
       f'{index_path} says is there.'
@@ -250,7 +266,7 @@ def _read_parts(index_path: str) -> Flat:
   return flat
 
 
-def _read_torch(path: str) -> Flat:
+def _read_torch(path: str, ignored: str) -> Flat:
   try:
     import torch
   except ImportError as e:
@@ -278,6 +294,8 @@ def _read_torch(path: str) -> Flat:
     state = _state_dict(saved)
     with archive.progress(f'reading {path}', os.path.getsize(path)) as bar:
       for key, x in state.items():
+        if re.search(ignored, key):
+          continue
         what = f'the array {key!r}'
         flat[key] = _to_numpy(x, torch)
         bar.update(flat[key].nbytes)
