@@ -46,6 +46,7 @@ def test_mfu_follows_from_the_speed():
   assert row['mfu'] == pytest.approx(0.5)
   assert 'mfu_per_image_s' not in row
   assert race.lines([row])[1].endswith('1.25 GiB, MFU 50.0%')
+  assert race.lines([row | {'mfu': 4e-6}])[1].endswith('GiB, MFU <0.1%')
 
 
 FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}

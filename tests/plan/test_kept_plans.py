@@ -73,6 +73,9 @@ def test_beside_it_is_markdown(path):
     '| `--config=a --config.accum_steps=4` | 8 | 2.50 | 100.0 | 80.0 (50.0%) '
     '| 200.0 to 250.0 | 0.125 |'
   )
+  # A table keeps four digits.
+  tiny = [row | {'mfu': '0.0000'} for row in plans.rows()]
+  assert ' 80.0 (<0.1%) |' in kept_plans.markdown(tiny)
   assert second == '| `--config=b` | does not fit: 9 GiB |  |  |  |  |  |'
 
 

@@ -79,7 +79,7 @@ def test_the_whole_line(clock):
   assert out.getvalue().splitlines() == [
     'step 1/10,000 0% | loss 6.90',
     'step 1,201/10,000 12% | loss 0.812 | acc 71.3% | 3,072 img/s | '
-    '1,536 img/s/core | MFU 77% | data wait 2% | 0:24:26 left',
+    '1,536 img/s/core | MFU 76.8% | data wait 2% | 0:24:26 left',
   ]
   assert shown.images_per_s_per_core == 1536
 
@@ -152,6 +152,15 @@ def test_no_mfu_where_unknown(clock, missing):
   shown.update(2, {}, 0.0)
   assert 'img/s' in out.getvalue()
   assert 'MFU' not in out.getvalue()
+
+
+def test_a_small_mfu_is_not_none(clock):
+  out = io.StringIO()
+  shown = _progress(clock, out, peak_flops=4e18)
+  shown.first_step_done(1)
+  clock.now_s += 50
+  shown.update(101, {}, 0.0)
+  assert '| MFU <0.1% |' in out.getvalue()
 
 
 def test_no_rates_without_steps_or_time(clock):
@@ -485,3 +494,11 @@ sys.exit(75)
   process.stdin.write(b'\n')
   process.stdin.close()
   assert process.wait() == 75
+
+
+@pytest.mark.parametrize(
+  ('share', 'text'),
+  [(0.7684, '76.8%'), (1, '100.0%'), (0.001, '0.1%'), (0.00099, '<0.1%')],
+)
+def test_no_share_of_the_peak_is_shown_as_nothing(share, text):
+  assert progress.mfu_text(share) == text

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.data import cores
+from vit_jax.training.progress import mfu_text
 
 # A round is a turn of each; one more, which warms up, does not count.
 ROUNDS = 9
@@ -17,10 +18,10 @@ ROUNDS = 9
 # that works off a queue to show its speed and not that of the host.
 TURN_S = 0.5
 
-_FACTS = {
-  'compile_s': ', compiled in {:.1f} s',
-  'memory_gib': ', {:.2f} GiB',
-  'mfu': ', MFU {:.1%}',
+_FACTS: Mapping[str, Callable[[Any], str]] = {
+  'compile_s': ', compiled in {:.1f} s'.format,
+  'memory_gib': ', {:.2f} GiB'.format,
+  'mfu': lambda share: f', MFU {mfu_text(share)}',
 }
 
 Row = dict[str, Any]
@@ -146,7 +147,7 @@ def lines(rows: Iterable[Row]) -> list[str]:
     found.append(
       f'  {row["contender"]:{width}}{row["images_per_s"]:9.1f}'
       f'  ({row["slowest"]:.1f} to {row["fastest"]:.1f})'
-      + ''.join(x.format(row[k]) for k, x in _FACTS.items() if k in row)
+      + ''.join(text(row[k]) for k, text in _FACTS.items() if k in row)
     )
   for row in rows:
     if 'ratio' in row:

@@ -57,6 +57,7 @@ from vit_jax.plan.kept_plans import FITS, PlanTable, markdown
 from vit_jax.plan.search import Search, TooLarge
 from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding
+from vit_jax.training.progress import mfu_text
 
 EXIT_TOO_LARGE = 1
 
@@ -125,7 +126,7 @@ def search(
     print(
       f'{step.peak_bytes / GIB:5.2f} {1e3 * cost.least_s:7.1f}-'
       f'{1e3 * cost.most_s:<7.1f} {cost.rate(cost.middle_s):9.1f} '
-      f'{cost.mfu(cost.middle_s):6.1%} {step.compile_s:6.0f} s'
+      f'{mfu_text(cost.mfu(cost.middle_s)):>6} {step.compile_s:6.0f} s'
     )
     return cost.middle_s, step
 

@@ -24,6 +24,7 @@ from vit_jax.objectives.objective import Facts
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.search import TooLarge
 from vit_jax.training import hardware
+from vit_jax.training.progress import mfu_text
 
 GIB = 2**30
 
@@ -296,13 +297,13 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     ),
     'computing': (
       f'{1e3 * cost.computing_s:,.1f} ms, MFU '
-      f'{cost.mfu(cost.computing_s):.1%}: {a_core:,.1f} images/s a core, '
+      f'{mfu_text(cost.mfu(cost.computing_s))}: {a_core:,.1f} images/s a core, '
       f'{a_core * cost.cores / cost.devices:,.1f} a device, '
       f'{a_core * cost.cores / cost.chips:,.1f} a chip'
     ),
     'step': '\n          '.join(
       f'{1e3 * s:,.1f} ms {what}: {cost.rate(s):,.1f} images/s a core, MFU '
-      f'{cost.mfu(s):.1%}'
+      f'{mfu_text(cost.mfu(s))}'
       for s, what in zip(
         bounds,
         ('if what is sent hides where it can', 'if nothing of it hides'),

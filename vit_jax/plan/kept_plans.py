@@ -11,6 +11,7 @@ from vit_jax.data import whole
 from vit_jax.plan.costs import GIB, Cost, Step
 from vit_jax.sweeps import grid
 from vit_jax.training import metric_log
+from vit_jax.training.progress import mfu_text
 
 # What was asked, what came out, and when and by what.
 _COLUMNS = (
@@ -141,7 +142,7 @@ def markdown(rows: Sequence[Row]) -> str:
         f'{images:g}',
         row['gib'],
         f'{float(row["computing_ms"]):,.1f}',
-        f'{rate:,.1f} ({float(row["mfu"]):.1%})',
+        f'{rate:,.1f} ({mfu_text(float(row["mfu"]))})',
         ' to '.join(steps),
         row['sent_gib'],
       ]

@@ -194,7 +194,7 @@ class Progress:
     ]
     if self.train_flops_per_image is not None and self.peak_flops is not None:
       mfu = images_per_s * self.train_flops_per_image / self.peak_flops
-      parts.append(f'MFU {mfu:.0%}')
+      parts.append(f'MFU {mfu_text(mfu)}')
     return [*parts, f'data wait {min(1.0, data_wait_s / seconds):.0%}']
 
   def _time_left(self, step: int, now: float) -> str:
@@ -379,6 +379,11 @@ def _points(rows: metric_log.Rows, name: str) -> tuple[list[int], list[float]]:
   """Returns the steps that have a metric, and its values there."""
   steps = [step for step, row in rows.items() if name in row]
   return steps, [float(rows[step][name]) for step in steps]
+
+
+def mfu_text(share: float) -> str:
+  """Formats an MFU for people; that of a tiny model is not nothing."""
+  return f'{share:.1%}' if share >= 0.001 else '<0.1%'
 
 
 def _rate_text(per_s: float) -> str:
