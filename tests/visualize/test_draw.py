@@ -159,7 +159,7 @@ def test_pictures_grow_by_what_is_in_them(drawn):
   for X in (7, 21):
     draw.filters(np.ones((X, 2, 2, 3)))
   for X in (1, 2):
-    draw.distances({f'{i}': ({'all': np.ones((2, 2))}, 0) for i in range(X)})
+    draw.distances([(f'{i}', {'all': np.ones((2, 2))}, 0) for i in range(X)])
   for X in (1, 8):
     draw.similarities({f'{i}': np.eye(5) for i in range(X)})
   sizes = np.array([figure.get_size_inches() for figure in drawn])
@@ -189,10 +189,10 @@ def test_distances_are_points_over_their_layers(drawn):
   all_XN = np.array([[1.0, 2, 3], [5, 4, 6]])
   row_XN, column_XN = all_XN[:, :2], 10 * all_XN[:, 1:]
   draw.distances(
-    {
-      '$': ({'all': all_XN}, 2.5),
-      '2': ({'row': row_XN, 'column': column_XN}, 0),
-    }
+    [
+      ('$', {'all': all_XN}, 2.5),
+      ('2', {'row': row_XN, 'column': column_XN}, 0),
+    ]
   )
   (figure,) = drawn
   one, two = figure.axes

@@ -228,16 +228,17 @@ def test_distances_are_means_over_images_in_pixels(seen, monkeypatch):
   monkeypatch.setattr(sections.distance_lib, 'mean_distances', mean_distances)
   monkeypatch.setattr(sections.distance_lib, 'uniform', lambda grid: grid[1])
   monkeypatch.setattr(draw, 'distances', panels.append)
-  section = sections.distance([subject_of(3, 'a'), subject_of(3, 'b')])
-  assert given == 2 * [(4, 2), (4, 1)]
+  section = sections.distance([subject_of(3, x) for x in 'abb'])
+  assert given == 3 * [(4, 2), (4, 1)]
   assert '3 images (figures 7' in section.text
-  assert {*section.arrays} == {'all', 'beside_1_all'}
+  assert {*section.arrays} == {'all', 'beside_1_all', 'beside_2_all'}
   want = np.mean([9 % 7, 10 % 7, 11 % 7])
   np.testing.assert_allclose(section.arrays['all'], np.full((5, 2), want))
   (figure,) = section.figures
   figure.draw()
-  assert [*panels[0]] == ['a', 'b']
-  found, uniform = panels[0]['b']
+  # One that is given twice is drawn twice.
+  assert [label for label, *_ in panels[0]] == ['a', 'b', 'b']
+  _, found, uniform = panels[0][1]
   assert uniform == 3 * 4
   np.testing.assert_allclose(found['all'], np.full((5, 2), want))
   one = sections.distance([subject_of(1)])
@@ -248,7 +249,7 @@ def test_distances_are_means_over_images_in_pixels(seen, monkeypatch):
   )
   axial = sections.distance([subject_of(2, 'a')])
   axial.figures[0].draw()
-  assert panels[1] == {'a': ({'row': 1, 'column': 2}, 0)}
+  assert panels[1] == [('a', {'row': 1, 'column': 2}, 0)]
   assert axial.arrays == {'row': 1, 'column': 2}
 
 

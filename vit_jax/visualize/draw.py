@@ -129,18 +129,17 @@ def heads(
 
 
 def distances(
-  panels: Mapping[str, tuple[dict[str, np.ndarray], float]],
+  panels: Sequence[tuple[str, dict[str, np.ndarray], float]],
 ) -> bytes:
   """Draws figure 11: mean attention distance of every head, by layer.
 
   Args:
-    panels: by the name of the model its distances XN, by the axis of the
+    panels: the name of each model, its distances XN by the axis of the
       attention, and the distance if it looked everywhere alike.
   """
   figure = plots.figure(1 + 4.2 * len(panels), 4.2)
   all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-  for axes, name in zip(all_axes, panels, strict=True):
-    found, uniform = panels[name]
+  for axes, (name, found, uniform) in zip(all_axes, panels, strict=True):
     for marker, (axis, pixels_XN) in zip('o_|', found.items(), strict=False):
       X, N = pixels_XN.shape
       axes.scatter(
@@ -160,9 +159,7 @@ def distances(
     plots.tidy(axes)
     axes.legend(frameon=False, fontsize='small')
   all_axes[0].set_ylabel('mean attention distance (pixels)')
-  furthest = max(
-    x.max() for found, _ in panels.values() for x in found.values()
-  )
+  furthest = max(x.max() for _, found, _ in panels for x in found.values())
   all_axes[0].set_ylim(0, 1.08 * furthest)
   return plots.png(figure, 110)
 

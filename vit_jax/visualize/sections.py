@@ -270,7 +270,7 @@ def distance(subjects: Sequence[Subject]) -> Section:
   on.
   """
   arrays: dict[str, np.ndarray] = {}
-  panels = {}
+  panels = []
   for i, subject in enumerate(subjects):
     sums: dict[str, np.ndarray] = {}
     for layers, batch in subject.at_work(f'distance {subject.label}'.strip()):
@@ -282,7 +282,7 @@ def distance(subjects: Sequence[Subject]) -> Section:
     uniform = 0.0
     if 'all' in means:
       uniform = distance_lib.uniform(layers.grid) * pixels
-    panels[subject.label] = (means, uniform)
+    panels.append((subject.label, means, uniform))
     prefix = f'beside_{i}_' if i else ''
     arrays |= {f'{prefix}{axis}': x for axis, x in means.items()}
   n = len(subjects[0].photographs)
