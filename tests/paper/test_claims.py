@@ -321,8 +321,23 @@ def test_a_seed_that_says_nothing_does_not_count(monkeypatch):
   changed = dataclasses.replace(claim, rule=rule)
   monkeypatch.setitem(CLAIMS, 'axial_gain', changed)
   found = rows(**{'ViT': 0.8, 'Axial-ViT': 0.9})
+  found[0].numbers[A] = math.nan  # seed 0
   some = findings.find('axial_gain', found, ['ViT', 'Axial-ViT'])
   assert some.reason.startswith('2 of 3 seeds: 0.1, 0.1; mean 0.1, between')
+  assert 'the best' not in some.reason
+
+
+@pytest.mark.parametrize('lost', ['ViT', 'Axial-ViT'])
+def test_what_has_no_number_has_not_learned(monkeypatch, lost):
+  """Where what is compared is another metric than what is learned."""
+  claim = CLAIMS['axial_gain']
+  rule = dataclasses.replace(claim.rule, quantity=lambda runs: [[0.1]])
+  changed = dataclasses.replace(claim, rule=rule)
+  monkeypatch.setitem(CLAIMS, 'axial_gain', changed)
+  found = rows(**{'ViT': 0.8, 'Axial-ViT': 0.9} | {lost: math.nan})
+  finding = findings.find('axial_gain', found, ['ViT', 'Axial-ViT'])
+  assert finding.verdict == rules.UNDECIDED
+  assert finding.reason.endswith('the best test/accuracy is nan, below 0.5')
 
 
 def test_every_claim_has_a_study_and_every_study_a_grid():

@@ -39,9 +39,12 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
     variants: that a seed needs to be complete.
   """
   claim = CLAIMS[name]
-  seeds = by_seed(rows, variants)
-  values = [claim.rule.quantity(runs) for runs in seeds.values()]
-  values = [value for value in values if np.isfinite(value).all()]
+  seeds = [
+    (claim.rule.quantity(runs), runs)
+    for runs in by_seed(rows, variants).values()
+  ]
+  seeds = [seed for seed in seeds if np.isfinite(seed[0]).all()]
+  values = [value for value, _ in seeds]
   lost = [row.key for row in rows if row.texts['status'] != 'done']
   reason = f'{len(values)} of {rules.MIN_SEEDS} seeds'
   if lost:
@@ -53,11 +56,13 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
     reason += f'; mean {mean:.3g}, between {low:.3g} and {high:.3g}'
   if values:
     metric, least = STUDIES[claim.study].learned
-    best = max(
-      statistics.mean(runs[variant][metric] for runs in seeds.values())
-      for variant in variants
+    best = np.max(
+      [
+        statistics.mean(runs[variant][metric] for _, runs in seeds)
+        for variant in variants
+      ]
     )
-    if best < least:
+    if not best >= least:  # NaN too
       reason += f'; the best {metric} is {best:.3g}, below {least:g}'
       return Finding(name, rules.UNDECIDED, reason)
   return Finding(name, claim.rule.verdict(values), reason)
