@@ -21,7 +21,7 @@ from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax import train
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, sources
@@ -411,6 +411,17 @@ def test_only_a_lack_of_memory_is_one(tmp_path, monkeypatch, kind):
     return
   assert str(e.value) == 'RESOURCE_EXHAUSTED: 9 bytes'
   assert e.value.experiment.config.batch_size == 16
+
+
+def test_checkpoints_are_closed_where_no_state_can_be_had(
+  tmp_path, monkeypatch
+):
+  closed = []
+  monkeypatch.setattr(saving.Checkpoints, 'close', lambda x: closed.append(x))
+  monkeypatch.setattr(train, 'initial_state', lambda *_: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    train.train(small_config(), str(tmp_path))
+  assert len(closed) == 1
 
 
 def test_a_workdir_that_is_none_is_refused_before_data_are_opened(

@@ -94,8 +94,19 @@ def train(
   )
   params = experiment.params_from(init) if init else None
   del init  # its arrays would stay as long as training does
-  with workdir_lock.held(workdir):
-    args = source, fixed, evaluators, params, workdir, start_over
+  with (
+    workdir_lock.held(workdir),
+    contextlib.closing(
+      saving.Checkpoints(
+        workdir,
+        config.keep_last,
+        config.best_metric,
+        build.best_of(config),
+        start_over,
+      )
+    ) as checkpoints,
+  ):
+    args = source, fixed, evaluators, params, workdir, checkpoints
     try:
       _train(experiment, *args, listener)
     except jax.errors.JaxRuntimeError as e:
@@ -122,15 +133,12 @@ def _train(
   evaluators: list[Evaluator],
   params: Params | None,
   workdir: str,
-  start_over: bool,
+  checkpoints: saving.Checkpoints,
   listener: Listener | None,
 ) -> None:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
-  durations, best = experiment.durations, build.best_of(config)
-  checkpoints = saving.Checkpoints(
-    workdir, config.keep_last, config.best_metric, best, start_over
-  )
+  durations = experiment.durations
   meta = {
     'config': json.loads(config.to_json()),
     'model': variants.fields_of(objective.model),
@@ -139,7 +147,7 @@ def _train(
     'steps': durations.total,
     'image_size': list(experiment.facts.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
-    'best': best,
+    'best': build.best_of(config),
     'elapsed_s': 0.0,
     'since_log': [],
   }
@@ -181,7 +189,6 @@ def _train(
     listener=listener,
   )
   with (
-    contextlib.closing(checkpoints),
     contextlib.closing(batches),
     contextlib.closing(run),
     preemption_notice() as preempted,
