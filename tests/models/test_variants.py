@@ -325,7 +325,9 @@ def test_what_is_just_possible_is_built():
 def test_what_models_say_of_themselves():
   """Each of other numbers down than across."""
   wide = {'image_size': (32, 64), 'depth': 5}
-  of_vit = '5 layers of 3 heads, width 192, 2x4 patches of 32x64 pixels'
+  of_vit = (
+    '5 layers of 3 heads, width 192, 2x4 patches of images of 32x64 pixels'
+  )
   for variant, fields, said in (
     ('ti16', wide, f'ViT, {of_vit}'),
     ('axial_ti16', wide, f'axial ViT, {of_vit}'),

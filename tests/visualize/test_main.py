@@ -111,7 +111,7 @@ def test_rollout_is_that_of_the_captured_attention(
   status, said, err, out = run('rollout', name, *files)
   assert (status, err) == (0, '')
   assert f'written  {out}/rollout.png and 10 more' in said
-  assert '2x3 patches of 16x24 pixels' in said
+  assert '2x3 patches of images of 16x24 pixels' in said
   kinds = [
     f'rollout-{image}-{kind}'
     for image in ('a', 'a-2', 'b')
@@ -304,7 +304,7 @@ def test_rows_and_columns_have_offsets_of_their_own(run):
 def test_another_image_size(run, checkpoints, files):
   status, said, _, out = run('rollout', 'cls', *files, '--image_size=32x40')
   assert status == 0
-  assert '4x5 patches of 32x40 pixels' in said
+  assert '4x5 patches of images of 32x40 pixels' in said
   assert np.load(out / 'rollout.npz')['maps'].shape == (1, 3, 4, 5)
 
 

@@ -290,7 +290,7 @@ class ViT(Model):
     return (
       f'{"axial " * self.axial}{"hybrid" if self.stem_width else "ViT"}, '
       f'{self.depth} layers of {self.heads} heads, width {self.width}, {h}x{w} '
-      f'patches of {H}x{W} pixels'
+      f'patches of images of {H}x{W} pixels'
     )
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
