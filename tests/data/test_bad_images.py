@@ -13,7 +13,14 @@ import simplejpeg
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import bad_images, decode, loader, sources, transforms
+from vit_jax.data import (
+  bad_images,
+  decode,
+  loader,
+  sources,
+  transforms,
+  whole,
+)
 from vit_jax.evaluators import build
 
 
@@ -327,7 +334,7 @@ def test_twenty_are_listed(tmp_path, count):
 )
 def test_corrupted_caches_are_ignored(small, decoded, content):
   first = bad_images.find_bad_images(_open(small))
-  (path,) = bad_images._cache_folder().glob('*.json')
+  (path,) = whole.cache_folder().glob('*.json')
   path.write_text(content)
   assert bad_images.find_bad_images(_open(small)) == first
   assert len(decoded) == 6
@@ -336,7 +343,7 @@ def test_corrupted_caches_are_ignored(small, decoded, content):
 
 def test_nothing_but_the_result_is_left_behind(small):
   bad_images.find_bad_images(_open(small))
-  assert [p.suffix for p in bad_images._cache_folder().iterdir()] == ['.json']
+  assert [p.suffix for p in whole.cache_folder().iterdir()] == ['.json']
 
 
 def test_a_cache_that_cannot_be_written(small, tmp_path, monkeypatch, caplog):

@@ -97,7 +97,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
     raise ValueError(f'{source} is no file in a bucket: gs://BUCKET/FILE.')
-  copy = _cache_folder().joinpath('gs', *parts)
+  copy = whole.cache_folder().joinpath('checkpoints', 'gs', *parts)
   checksum = copy.with_name(f'{copy.name}.sha256')
   if copy.exists():
     # One of an earlier version has none.
@@ -318,8 +318,3 @@ def _reason(error: Exception) -> str:
   """Returns the type of an error and the first line of its message."""
   lines = str(error).strip().splitlines() or ['']
   return f'{type(error).__name__}: {lines[0]}'.removesuffix(': ')
-
-
-def _cache_folder() -> pathlib.Path:
-  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  return pathlib.Path(base).expanduser() / 'vit_jax' / 'checkpoints'

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -152,7 +151,8 @@ def find_bad_images(source: Source) -> list[BadImage]:
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
   )
-  path = _cache_folder() / f'{hashlib.sha256(key.encode()).hexdigest()}.json'
+  name = hashlib.sha256(key.encode()).hexdigest()
+  path = whole.cache_folder() / f'{name}.json'
   cached = _read_cache(path)
   if cached is not None:
     return cached
@@ -195,11 +195,6 @@ def _examine(source: Source, index: int) -> BadImage | None:
     )
     return BadImage(index, record['name'], reason)
   return None
-
-
-def _cache_folder() -> pathlib.Path:
-  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  return pathlib.Path(base).expanduser() / 'vit_jax'
 
 
 def _read_cache(path: pathlib.Path) -> list[BadImage] | None:

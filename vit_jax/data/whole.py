@@ -24,6 +24,12 @@ def replace(target: str | os.PathLike[str], data: bytes) -> None:
     os.replace(partial, target)
 
 
+def cache_folder() -> pathlib.Path:
+  """Returns the folder for what can be had again, which need not exist."""
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  return pathlib.Path(base).expanduser() / 'vit_jax'
+
+
 @contextlib.contextmanager
 def new_file(target: str) -> Iterator[pathlib.Path]:
   """Gives a path to write to, which becomes `target` if nothing is raised.
