@@ -247,6 +247,11 @@ def feature_maps(
   return maps
 
 
+def total_stride(layers: Sequence[int]) -> int:
+  """Returns how many pixels lie between two places of the last feature map."""
+  return 4 * 2 ** max(len(layers) - 1, 0)
+
+
 class ResNet(Model):
   """Images to class logits, by convolutions.
 
@@ -288,7 +293,7 @@ class ResNet(Model):
     return f'ResNet for {H}x{W} pixels'
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    stride = 4 * 2 ** (len(self.layers) - 1)
+    stride = total_stride(self.layers)
     H, W = image_size
     return -(-H // stride), -(-W // stride)
 

@@ -296,7 +296,7 @@ class ViT(Model):
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stride = self.patch_size
     if self.stem_width:
-      stride *= 4 * 2 ** max(len(self.stem_layers) - 1, 0)
+      stride *= resnet.total_stride(self.stem_layers)
     return posemb.grid_shape(image_size, stride)
 
   def check(self, image_size: tuple[int, int]) -> None:

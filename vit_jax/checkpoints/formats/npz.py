@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vit_jax.checkpoints.formats import archive, bit, table
+from vit_jax.models import resnet
 
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
@@ -174,7 +175,7 @@ def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
   if lookup.has('conv_root/kernel'):
     *_, stem_width = lookup.shape('conv_root/kernel', 4)
     stem_layers = lookup.count(lookup.key_of('block'), bit.UNIT)
-    stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
+    stride *= resnet.total_stride(stem_layers)
   pixels = table.square_side(tokens - lookup.has('cls'), lookup.path) * stride
   return fields | {
     'stem_width': stem_width,

@@ -23,6 +23,7 @@ from vit_jax.checkpoints.formats import (
   torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.models import resnet
 from vit_jax.models.variants import SIZES
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
@@ -158,7 +159,7 @@ def _vit_fields(
   stem_width, stem_layers = _stem(lookup)
   stride = patch
   if stem_width:
-    stride *= 4 * 2 ** max(len(stem_layers) - 1, 0)
+    stride *= resnet.total_stride(stem_layers)
   stated = timm_config.image_size(config)
   if stated:
     stated = config.tiled(stated, stride)
