@@ -369,6 +369,24 @@ def test_postscript_is_no_image(photo, encode):
     decode.decode(data, 'x')
 
 
+def test_of_a_jpeg_of_several_pictures_the_first_counts(photo, encode):
+  exif = Image.Exif()
+  exif[0x0112] = 6  # on its side
+  one = encode(photo[:123, :217], 'JPEG', exif=exif)
+  other = Image.fromarray(photo[200:323, :217])
+  first = Image.fromarray(photo[:123, :217])
+  both = encode(first, 'MPO', exif=exif, save_all=True, append_images=[other])
+  assert Image.open(io.BytesIO(both)).n_frames == 2
+  for box, size in ((None, None), (Box(9, 8, 100, 90), (30, 30))):
+    got, want = (
+      decode.open_image(data, 'x').read(box, size) for data in (both, one)
+    )
+    np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(
+    decode.from_pillow(Image.open(io.BytesIO(both))), decode.decode(one, 'x')
+  )
+
+
 def test_errors_survive_the_way_between_processes():
   error = pickle.loads(pickle.dumps(decode.UnreadableImage('a.png', 'torn')))
   assert str(error) == 'cannot read image a.png: torn'

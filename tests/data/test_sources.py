@@ -162,6 +162,8 @@ def test_relative_and_home_folders(flat, monkeypatch):
 
 def test_ignored_entries_are_counted(flat, png, caplog):
   (flat / 'cat' / '00.png').rename(flat / 'cat' / 'CAMERA.PNG')
+  # A JPEG of several pictures.
+  (flat / 'dog' / '00.png').rename(flat / 'dog' / 'STEREO.MPO')
   (flat / 'cat' / 'notes.txt').write_text('x')
   (flat / 'cat' / 'notes.pdf').write_text('x')  # which Pillow only writes
   (flat / 'cat' / '.hidden.png').write_bytes(png)

@@ -374,5 +374,6 @@ def _image_extensions() -> frozenset[str]:
   return frozenset(
     extension
     for extension, name in Image.registered_extensions().items()
-    if name in decode.pillow_formats()
+    # MPO are JPEGs of several pictures, which Pillow opens as JPEG.
+    if name in (*decode.pillow_formats(), 'MPO')
   )
