@@ -215,7 +215,20 @@ def test_contenders_of_timm_are_compiled_or_not():
     }
 
 
-def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
+@pytest.mark.parametrize(
+  ('said', 'reason'),
+  [
+    # Of an error as long as PyTorch's, the first 100 characters.
+    (
+      f'no compiler here{80 * "!"}, and more\nand more',
+      f'no compiler here{80 * "!"}, an',
+    ),
+    ('', 'TypeError'),
+  ],
+)
+def test_timm_runs_eagerly_where_compiling_fails(
+  timm, monkeypatch, capsys, said, reason
+):
   del timm
   import torch
 
@@ -223,15 +236,13 @@ def test_timm_runs_eagerly_where_compiling_fails(timm, monkeypatch, capsys):
 
   def failing(model):
     def call(*args):
-      raise TypeError(f'no compiler here{80 * "!"}, and more\nand more')
+      raise TypeError(said)
 
     return call
 
   monkeypatch.setattr(torch, 'compile', failing)
   contender = torch_peer.contender(config(), True, compiled=True)
   assert contender.name.endswith('eager, for torch.compile failed')
-  # Of an error as long as PyTorch's, the first 100 characters.
-  reason = f'no compiler here{80 * "!"}, an'
   assert f'torch.compile failed, eager instead: {reason}\n' in (
     capsys.readouterr().out
   )

@@ -141,7 +141,7 @@ def _best(
     except Exception as e:  # a compiler may fail in any way it likes
       if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
         raise
-      reason = str(e).strip().splitlines()[0][:100]
+      reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
       print(f'torch.compile failed, eager instead: {reason}')
       how = 'eager, for torch.compile failed'
   return functools.partial(step_of, model), how, None
