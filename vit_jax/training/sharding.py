@@ -4,8 +4,9 @@ The mesh has three axes. The batch is split over `data` and `fsdp`; parameters,
 optimizer state and averages are split over `fsdp` and, for heads and MLP, over
 `tensor`. What is split over `fsdp` is gathered to be used, once a step (ZeRO-1,
 2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
-ZeRO-3), and its gradients are scattered. Which axes are longer than one decides
-what happens; the rules stay the same.
+ZeRO-3), and its gradients are scattered. Between steps it is split over `data`
+as well, where the parts are no less than a tile of TPU's memory. Which axes are
+longer than one decides what happens; the rules stay the same.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ from vit_jax.models.model import Axes
 from vit_jax.training import processes
 
 AXES = ('data', 'fsdp', 'tensor')
+# A TPU's memory is laid out in tiles of 16 rows (of bfloat16) and 128 lanes.
+_ROWS, _LANES = 16, 128
 BATCH = PartitionSpec(('data', 'fsdp'))
 
 # First match of the parameter's path wins.
@@ -64,7 +67,7 @@ def make_mesh(
     fitting = (
       n
       for n in range(1, most + 1)
-      if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= 16))
+      if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= _ROWS))
     )
     sizes['fsdp'] = max(fitting, default=1)
   shape = [sizes[axis] for axis in AXES]
@@ -110,7 +113,8 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 
   Optimizer state and averages carry the parameters' names at the end of their
   paths, so the same rules place them. An axis that does not divide its
-  dimension is left out for that array.
+  dimension is left out for that array. With what is split over `fsdp` `data`
+  splits further what would lie in each of its devices alike.
 
   Args:
     tree: arrays or their shapes.
@@ -118,7 +122,8 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
   """
 
   def place(path: tuple[Any, ...], x: Any) -> NamedSharding:
-    return NamedSharding(mesh, _fit(_rule(path), x.shape, mesh))
+    spec = _fit(_rule(path), x.shape, mesh)
+    return NamedSharding(mesh, _over_data(spec, x.shape, mesh))
 
   return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -131,9 +136,12 @@ def gather(params: Any, mesh: Mesh) -> Any:
 def scatter(grads: Any, mesh: Mesh) -> Any:
   """Returns gradients split as parameters are.
 
-  Without this the partitioner may keep whole gradients on every device.
+  Without this the partitioner may keep whole gradients on every device. Over
+  `fsdp` first: over it and `data` at once TPUs would sum gradients whole.
   """
-  return _constrained(grads, mesh, set())
+  grads = _constrained(grads, mesh, set())
+  shardings = tree_shardings(grads, mesh)
+  return jax.tree.map(jax.lax.with_sharding_constraint, grads, shardings)
 
 
 def _rule(path: tuple[Any, ...]) -> tuple[Axes, ...]:
@@ -181,6 +189,21 @@ def _fit(
         kept += (axis,)
     fitting.append(kept[0] if len(kept) == 1 else kept or None)
   return PartitionSpec(*fitting)
+
+
+def _over_data(
+  spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
+) -> PartitionSpec:
+  """Splits over `data` as well what `fsdp` splits, down to a tile."""
+  split: list[Axes] = []
+  for i, (axes, n) in enumerate(zip(spec, shape, strict=False)):
+    names = _names(axes)
+    parts = math.prod(mesh.shape[axis] for axis in (*names, 'data'))
+    tile = _LANES if i == len(shape) - 1 else _ROWS
+    if 'fsdp' in names and mesh.shape['data'] > 1 and n % (parts * tile) == 0:
+      axes = (*names, 'data')
+    split.append(axes)
+  return PartitionSpec(*split)
 
 
 def _names(axes: Axes) -> tuple[str, ...]:
