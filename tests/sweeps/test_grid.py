@@ -73,7 +73,7 @@ def test_table_has_means_deviations_and_gaps(mixed):
     '| Kind | input | every layer |\n'
     '| :-- | --: | --: |\n'
     '| none | 60.00 ± 10.00 | n/a |\n'
-    '| 1-D | 85.00 ± 7.07 (n = 2, 1 diverged) | diverged |\n'
+    '| 1-D | 85.00 ± 7.07 (n = 2, 1 diverged) | 2 diverged, 1 pending |\n'
   )
 
 
@@ -177,7 +177,9 @@ def test_plot_is_a_picture(mixed):
 def test_plot_says_which_cell_diverged_and_shows_every_run(mixed):
   axes = Figure().subplots()
   plotted(mixed).draw_last(axes)
-  assert [text.get_text() for text in axes.texts] == ['every layer: diverged']
+  assert [text.get_text() for text in axes.texts] == [
+    'every layer: 2 diverged, 1 pending'
+  ]
   dots = [
     list(line.get_xdata())
     for line in axes.lines

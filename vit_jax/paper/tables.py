@@ -190,7 +190,7 @@ class TransferReport(grid.GridReport):
       runs = self._runs(model, dataset)
       values = [100 * value for value in self.values(runs, metric)]
       lost = grid.diverged(runs)
-      cells[model] = Accuracies(values, lost, _why_missing(runs))
+      cells[model] = Accuracies(values, lost, grid.why_missing(runs))
     if not title:
       known = BENCHMARKS.get(dataset)
       title = known.title if known else dataset
@@ -302,17 +302,6 @@ def _with_groups(results: Results) -> Results:
     if set(SUITES[group]) <= results.keys()
   }
   return results | means
-
-
-def _why_missing(runs: Sequence[GridRun]) -> str:
-  """Returns what to say of runs of which none has the metric."""
-  states = {run.status for run in runs}
-  if not states or 'done' in states:
-    return 'n/a'
-  if len(states) == 1:
-    return states.pop()
-  lost = grid.diverged(runs)
-  return f'{lost} diverged, {len(runs) - lost} pending'
 
 
 def _is_variant(run: GridRun, variant: str) -> bool:

@@ -121,11 +121,9 @@ class GridReport:
     return text
 
   def _cell(self, runs: Sequence[GridRun], usual_n: int) -> str:
-    if not runs:
-      return 'n/a'
     values = self.values(runs)
     if not values:
-      return 'diverged' if diverged(runs) else 'pending'
+      return why_missing(runs)
     return mean_text(values, usual_n, diverged(runs), self.number)
 
   def when(self) -> str:
@@ -219,8 +217,9 @@ class GridReport:
         style = {'color': color, 'marker': marker, 'capsize': 3}
         axes.errorbar(mean, y, xerr=deviation, **style)
       elif diverged(runs):
+        why = why_missing(runs)
         axes.annotate(
-          f'{column}: diverged' if len(columns) > 1 else 'diverged',
+          f'{column}: {why}' if len(columns) > 1 else why,
           (0.01, y),
           xycoords=('axes fraction', 'data'),
           color=color,
@@ -283,6 +282,17 @@ class GridReport:
 def diverged(runs: Sequence[GridRun]) -> int:
   """Returns how many of the runs have."""
   return sum(run.status == 'diverged' for run in runs)
+
+
+def why_missing(runs: Sequence[GridRun]) -> str:
+  """Returns what to say of runs of which none has the metric."""
+  states = {run.status for run in runs}
+  if not states or 'done' in states:
+    return 'n/a'
+  if len(states) == 1:
+    return states.pop()
+  lost = diverged(runs)
+  return f'{lost} diverged, {len(runs) - lost} pending'
 
 
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
