@@ -228,8 +228,11 @@ def run_counts(monkeypatch):
 def test_only_the_images_that_are_needed_are_run(
   command, workdir, tmp_path, monkeypatch
 ):
+  """And all parameters are hashed for files of features alone."""
   counts = run_counts(monkeypatch)
-  assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0
+  with monkeypatch.context() as patched:
+    patched.delattr(feature_file, 'identity')
+    assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0
   assert counts == [30, 360]
   counts.clear()
   args = (*FEW, f'--features={tmp_path}/f.npz')

@@ -240,7 +240,8 @@ def _contents(
   """Returns what representations depend on, and their labels."""
   return feature_file.Contents(
     facts={
-      'parameters': feature_file.identity(original),
+      # Of no use, and long in the making for billions, where no file is kept.
+      'parameters': args.features and feature_file.identity(original),
       'layer': args.layer,
       'image_size': list(checkpoint.image_size),
       'preprocessing': dataclasses.asdict(checkpoint.preprocessing),
