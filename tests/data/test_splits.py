@@ -53,6 +53,17 @@ def test_same_examples_as_tfds(split):
   assert splits.select(split, _SPLITS, 'x').tolist() == _by_tfds(split)
 
 
+def test_joined_splits_are_not_taken_for_one_another():
+  """Or what is measured would be learned, or twice the same measured."""
+  with pytest.raises(ValueError, match=r"no split 'val'; it has train, test"):
+    splits.select('train+val', {'train': [1], 'test': [2]}, 'x')
+  only_val = {'train': [1], 'val': [2, 3]}
+  with pytest.raises(ValueError, match=r"no split 'test'; it has train, val"):
+    splits.select('val[:1] + test', only_val, 'x')
+  found = splits.select('train+validation[1:]', only_val, 'x')
+  assert found.tolist() == [1, 3]
+
+
 def test_aliases():
   only_val = {'train': [1], 'val': [2, 3]}
   assert splits.select('test', only_val, 'x').tolist() == [2, 3]

@@ -33,15 +33,17 @@ def select(
   """The examples that a split string names, int64, in its order.
 
   `test` finds `val` or `validation` where there is no `test`, and the other way
-  round; `all` is everything. `splits` has the examples of each split, in the
-  order to slice; messages call the dataset `owner`.
+  round, unless it is joined to others: `train+val` would learn what is tested.
+  `all` is everything. `splits` has the examples of each split, in the order to
+  slice; messages call the dataset `owner`.
 
   Raises:
     ValueError: The syntax is wrong, there is no such split, a bound exceeds the
       split, or nothing is selected.
   """
   chosen: list[int] = []
-  for part in re.split(r'\s*\+\s*', split):
+  parts = re.split(r'\s*\+\s*', split)
+  for part in parts:
     match = _PART.fullmatch(part)
     if not match:
       raise ValueError(f'split {split!r} of {owner} is not valid: {_HELP}')
@@ -49,7 +51,7 @@ def select(
       for examples in splits.values():
         chosen.extend(examples)
       continue
-    examples = splits[_resolve(match['name'], splits, owner)]
+    examples = splits[_resolve(match['name'], splits, owner, len(parts) > 1)]
     if match['start'] is not None:
       start, stop = _bounds(match['start'], match['stop'], len(examples), part)
       examples = examples[start:stop]
@@ -64,8 +66,12 @@ def select(
   return np.array(chosen, np.int64)
 
 
-def _resolve(name: str, splits: Mapping[str, Sequence[int]], owner: str) -> str:
+def _resolve(
+  name: str, splits: Mapping[str, Sequence[int]], owner: str, joined: bool
+) -> str:
   for candidate in (name, *_ALIASES.get(name, ())):
+    if joined and candidate != name and 'test' in (name, candidate):
+      continue
     if candidate in splits:
       return candidate
   raise ValueError(
