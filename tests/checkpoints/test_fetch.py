@@ -795,6 +795,16 @@ def test_a_model_of_timm_without_weights_has_no_tag(hub, timm, monkeypatch):
   assert not hub.calls
 
 
+def test_where_the_weights_with_quick_gelu_are_is_said(hub):
+  """timm reads them off a name without it, whose directory is of exact GELU."""
+  with pytest.raises(
+    ValueError,
+    match=r"as timm/vit_b_clip_224\.openai, .* 'vit_b_clip_quickgelu_224' and",
+  ):
+    fetch.local('timm://vit_b_clip_quickgelu_224.openai')
+  assert not hub.calls
+
+
 def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
   monkeypatch.setitem(sys.modules, 'timm', None)
   with pytest.raises(ImportError, match='no tag, and timm, .* as in timm://'):
