@@ -43,6 +43,11 @@ def test_a_permutation_sends_all_that_there_is():
     ('f32[8,128] all-reduce-start(%c)', 8 * 128 * 4),
     ('(f32[8,128], bf16[6]) all-reduce-start(%c, %d)', 8 * 128 * 4 + 12),
     ('(f32[8,128], f32[8,128]) collective-permute-start(%c)', 8 * 128 * 4),
+    (
+      '(f32[8,128], f32[8,128], u32[]{:S(2)}, u32[]{:S(2)}) '
+      'collective-permute-start(%c)',
+      8 * 128 * 4,
+    ),
   ],
 )
 def test_what_is_started_is_counted_once(operation, size):
@@ -215,12 +220,22 @@ ENTRY %main (p: f32[8,128]) -> f32[16,128] {
     STARTED.replace('OPERATION', 'async-start')
     .replace('KIND', 'async')
     .replace('ATTRIBUTES', ', calls=%inside.1'),
+    STARTED.replace('OPERATION', 'async-start')
+    .replace('KIND-done(%s)', 'async-done(%v)')
+    .replace(
+      'ATTRIBUTES',
+      ', calls=%inside.1\n'
+      '  %u = ((f32[8,128]), f32[16,128]) async-update(%s)\n'
+      '  %v = ((f32[8,128]), f32[16,128]) async-update(%u)',
+    ),
   ],
-  ids=['fusions', 'start and done', 'async call'],
+  ids=['fusions', 'start and done', 'async call', 'with updates'],
 )
 def test_a_gather_beside_other_work(text):
   program = hlo.read(text)
   assert program.collectives == (hlo.Collective('all-gather', 2, 16 * 512),)
+  (start,) = (x for x in program.events if isinstance(x, hlo.Start))
+  assert program.events[-1] == hlo.Done(start.name)
   for sent_s, whole_s in ((5, 7), (9, 9)):
     assert program.seconds(1.0, lambda _, s=sent_s: s) == whole_s
 

@@ -221,6 +221,7 @@ def _events(
   What SparseCores send is started without what is sent, which an update gives.
   """
   unsent: dict[str, list[Start]] = {}
+  started: dict[str, str] = {}  # by the name of its update
   for line in computations[computation]:
     if match := _CYCLES.search(line):
       yield Compute(int(match[1]), _source(line))
@@ -235,12 +236,13 @@ def _events(
       if '-start(' not in line:
         yield Done(_name(line))
     elif match := _DONE.search(line):
-      yield Done(match[1])
+      yield Done(started.get(match[1], match[1]))
     elif ' fusion(' in line:
       yield from _fused(computations.get(inner, []), inner)
     elif match := _UPDATE.search(line):
-      for start in unsent.pop(match[1], ()):
-        yield Start(_name(line), start.collective)
+      name = started[_name(line)] = started.get(match[1], match[1])
+      for start in unsent.pop(name, ()):
+        yield Start(name, start.collective)
     elif called and '-start(' in line:
       for event in _events(computations, inner):
         if isinstance(event, Start) and ' async-start()' in line:
@@ -324,7 +326,8 @@ def _collective(line: str) -> Collective | None:
   if started and kind == 'all-gather':
     size = size * devices // (devices + 1)
   elif started and kind == 'collective-permute':
-    size //= 2
+    # And on TPUs contexts.
+    size = (size - 4 * shapes.count('u32[]')) // 2
   elif kind == 'reduce-scatter':
     size *= devices
   return Collective(kind, devices, size)
