@@ -89,10 +89,12 @@ def test_the_fastest_that_fits_is_found(memory, params):
   assert config.accum_steps == 1 and not config.model.scan  # not touched
 
 
-def test_what_fits_as_it_is_takes_two_compilations():
-  compiled, tried = compiler(100, 1, 16, 16 * 8)
+@pytest.mark.parametrize('images', [8, 3])
+def test_what_fits_as_it_is_takes_two_compilations(images):
+  """However few images there are for a core."""
+  compiled, tried = compiler(100, 1, 16, 16 * images)
   config = vit.get_config('l16')
-  config.batch_size = 16 * 8
+  config.batch_size = 16 * images
   best = search.Search(config, 16, compiled).best()
   assert [fields['model.scan'] for fields in tried] == [True, False]
   assert best.fields['accum_steps'] == 1
@@ -117,6 +119,16 @@ def test_a_program_that_fits_only_with_the_loop_keeps_it(memory):
   assert best.fields['model.scan']
   kept = [*search.KEPT]
   assert tried == kept[: kept.index(best.fields['model.remat']) + 1]
+
+
+@pytest.mark.parametrize(('batch_size', 'tensor'), [(8, 2), (24, 2), (4, 4)])
+def test_cores_that_would_have_no_image_of_their_own_share(batch_size, tensor):
+  compiled, _ = compiler(100, 1, 16, batch_size)
+  config = vit.get_config('l16')
+  config.batch_size = batch_size
+  best = search.Search(config, 16, compiled).best()
+  assert best.fields['mesh.tensor'] == tensor
+  assert best.fields['accum_steps'] == 1
 
 
 def test_a_batch_smaller_than_the_topology_is_not_called_too_large():

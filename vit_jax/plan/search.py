@@ -9,7 +9,7 @@ for granted:
 - More images at a time are faster, and so is keeping more and gathering
   parameters once a step. Hence each way of keeping is tried with the most
   images that fit, and gathering layer by layer, or more cores for a layer, only
-  where few fit otherwise.
+  where few fit otherwise, and not all that there are.
 - What keeps less fits as many images at least.
 - Loops compile several times faster than the layers they stand for and take
   about as much memory: layers are unrolled for the best of them alone.
@@ -17,7 +17,7 @@ for granted:
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -32,6 +32,8 @@ PLACES: tuple[dict[str, Any], ...] = (
 )
 # Images at a time beyond which a core is hardly faster for more.
 ENOUGH = 8
+# Of a trial: the whole batch at a time, and nothing that is computed twice.
+ALL = {'accum_steps': 1, 'model.remat': 'none'}
 KEPT = ('none', 'cheap', 'nothing_saveable')
 
 
@@ -72,20 +74,34 @@ class Search:
   def best(self) -> Trial | None:
     """Returns the fastest combination that fits, or None."""
     looped: list[Trial] = []
-    for place in PLACES:
-      if self.devices % place['mesh.tensor'] == 0:
-        looped += self._looped(place)
-      if any(trial.images >= ENOUGH for trial in looped):
+    for place in self._places():
+      looped += self._looped(place)
+      if any(
+        trial.images >= ENOUGH or ALL.items() <= trial.fields.items()
+        for trial in looped
+      ):
         break
     if not looped:
       return None
     fastest = min(looped, key=lambda trial: trial.step_s)
     return min(self._unrolled(fastest), key=lambda trial: trial.step_s)
 
+  def _places(self) -> Sequence[dict[str, Any]]:
+    """Returns those that share out the batch evenly.
+
+    Where none does it is the first, which is refused when it is tried.
+    """
+    batch_size = self.config.batch_size
+    found = []
+    for place in PLACES:
+      shards, rest = divmod(self.devices, place['mesh.tensor'])
+      if not rest and batch_size % shards == 0:
+        found.append(place)
+    return found or PLACES[:1]
+
   def _looped(self, place: dict[str, Any]) -> Iterator[Trial]:
     """Yields the trial with the most images for each way of keeping."""
     shards = self.devices // place['mesh.tensor']
-    # A batch that is smaller than the topology is refused when it is tried.
     each = max(1, self.config.batch_size // shards)
     choices = [n for n in range(1, each + 1) if each % n == 0]
     for kept in KEPT:
