@@ -104,6 +104,17 @@ def _claims(text: str, data: str) -> list[str]:
   return [name for name in names if name not in left_out]
 
 
+def _spelt(data: str) -> str:
+  """Returns the name of data, a relative folder's as ./FOLDER.
+
+  Finished runs are known by it, to the letter.
+  """
+  if not (data.startswith(('.', '~', '/')) or data.endswith('/')):
+    return data
+  path = os.path.normpath(data)
+  return path if path.startswith(('.', '~', '/')) else f'./{path}'
+
+
 def _seconds(text: str) -> float:
   match = re.fullmatch(r'(\d+(?:\.\d+)?)([smhd])', text)
   if not match:
@@ -117,7 +128,12 @@ def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('reproduce', __doc__)
   add = parser.add_argument
   add('--claims', default='', help='Names from --list, between commas.')
-  add('--data', default='digits', help='digits, a folder of images or TFDS.')
+  add(
+    '--data',
+    default='digits',
+    type=_spelt,
+    help='digits, a folder of images or TFDS.',
+  )
   add('--budget', default='2h', help='How long runs are started: 90s, 2h, 1d.')
   add('--workdir', default='runs/reproduce', help='Receives runs and report.')
   add('--results', default=str(RESULTS), help='Folder of the CSV files.')

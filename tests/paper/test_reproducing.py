@@ -121,6 +121,19 @@ def test_data_of_like_names_have_folders_of_their_own(tmp_path):
   assert tmp_path / 'digits/posemb.csv' in paths
 
 
+@pytest.mark.parametrize(
+  ('data', 'said'),
+  [
+    *(('./a', './a'), ('./a/', './a'), ('a/', './a'), ('.//b/../a', './a')),
+    *(('~/a/', '~/a'), ('../a/', '../a'), ('/a/b/', '/a/b'), ('./', '.')),
+    # No folders, but the last may be one.
+    *((x, x) for x in ('digits', 'hf://datasets/a/b', 'vtab/dtd', 'a/b')),
+  ],
+)
+def test_runs_of_a_folder_are_found_however_it_is_spelt(data, said):
+  assert reproduce._parser().parse_args([f'--data={data}']).data == said
+
+
 def test_claims_of_other_data_are_left_out(tmp_path, monkeypatch, capsys):
   for c in range(2):
     (tmp_path / f'images/train/{c}').mkdir(parents=True)
@@ -179,8 +192,8 @@ def test_the_report_has_the_command_that_goes_on(monkeypatch, tmp_path, capsys):
   again = 'python -m vit_jax.reproduce'
   assert [command for _, command in given] == [
     f'{again} --budget=2h --workdir=runs/reproduce',
-    f"{again} '--data=my images/' --budget=2h --workdir={tmp_path}",
-    f"{again} --claims=head '--data=my images/' --budget=2h "
+    f"{again} '--data=./my images' --budget=2h --workdir={tmp_path}",
+    f"{again} --claims=head '--data=./my images' --budget=2h "
     f'--workdir={tmp_path}',
   ]
   assert capsys.readouterr().out.splitlines()[-3:] == [
