@@ -250,8 +250,8 @@ def test_findings_of_all_processes_come_together(monkeypatch):
   ('other', 'said'),
   [
     (None, ''),
-    ((2, None), '3, 2 images. Give all of them the same'),
-    ((3, 'x'), '3, 3 images, and other classes. Give all of them the same'),
+    ((2, None), '3 and 2 images. Give all of them the same'),
+    ((3, 'x'), '3 and 3 images, and other classes. Give all of them the same'),
   ],
 )
 def test_processes_that_see_other_data_are_refused(

@@ -128,7 +128,7 @@ def _refuse_different(source: Source) -> None:
   mine = [len(source), hashlib.sha256(names).hexdigest()]
   seen = _gather([mine])
   if any(other != mine for other in seen):
-    counts = ', '.join(f'{count:,}' for count, _ in seen)
+    counts = ' and '.join(f'{count:,}' for count, _ in seen)
     raise ValueError(
       f'The processes see other data: {counts} images'
       + (', and other classes' if len({x for _, x in seen}) > 1 else '')
