@@ -6,6 +6,7 @@ pickles are read with `weights_only`.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -138,7 +139,8 @@ def write_safetensors(
 
   Args:
     target: the new file.
-    arrays: by key. Each is made contiguous when its turn comes.
+    arrays: by key. Each is asked for twice, for its shape and for its values,
+      which are made contiguous when its turn comes.
     dtype: 'float32', 'bfloat16' or 'float16', that each is written as.
 
   Raises:
@@ -150,10 +152,11 @@ def write_safetensors(
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   end = 0
   for key in sorted(arrays):
-    begin, end = end, end + arrays[key].size * stored_dtype.itemsize
+    shape = arrays[key].shape
+    begin, end = end, end + math.prod(shape) * stored_dtype.itemsize
     header[key] = {
       'dtype': _DTYPE_CODES[dtype],
-      'shape': list(arrays[key].shape),
+      'shape': list(shape),
       'data_offsets': [begin, end],
     }
   head = json.dumps(header, separators=(',', ':')).encode()
