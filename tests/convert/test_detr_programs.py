@@ -9,6 +9,7 @@ import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
+from vit_jax.convert import __main__ as cli
 from vit_jax.convert import check, onnx, orbax, stablehlo
 
 # Of the largest output, float32 on both sides.
@@ -105,6 +106,16 @@ def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
   for key, part in [('logits', slice(-4)), ('boxes', slice(-4, None))]:
     difference = np.abs(got[..., part] - want[key]).max()
     assert difference < TOLERANCE * np.abs(want[key]).max(), key
+
+
+def test_of_which_size_the_images_of_a_program_are_is_said(tmp_path, capsys):
+  places = [str(tmp_path / name) for name in 'xy']
+  orbax.write(make(PLAIN), places[0], 'float32')
+  args = ['--to=stablehlo', '--image_size=48x32']
+  assert cli.main([*places, *args]) == 0
+  said = 'they are 48x32 pixels, without padding. For those on their side '
+  assert f'{said}there is --image_size=32x48.\n' in capsys.readouterr().out
+  assert stablehlo.open_peer(places[1]).image_size == (48, 32)
 
 
 @pytest.mark.parametrize('width', [48, 40])

@@ -86,6 +86,13 @@ def convert(args: argparse.Namespace) -> None:
       'That the loss was sigmoid: each class has a probability of its own, '
       'the sigmoid of its logit.',
     ]
+  if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
+    H, W = checkpoint.image_size
+    lost = [
+      *lost,
+      f'Images of any size and shape: they are {H}x{W} pixels, without '
+      f'padding. For those on their side there is --image_size={W}x{H}.',
+    ]
   for sentence in lost:
     _say(f'not held  {sentence}')
 
