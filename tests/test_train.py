@@ -481,6 +481,28 @@ def test_any_mesh_equals_one_device(one_device, mesh, gather):
   assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+  'gather', ['step', pytest.param('layer', marks=pytest.mark.slow)]
+)
+def test_state_over_fsdp_and_data_trains_as_on_one_device(gather):
+  sizes = {'model.width': 64, 'model.depth': 1, 'gather': gather}
+  _, want, want_metrics = run_steps({}, 1, steps=3, **sizes)
+  mesh = {'data': 2, 'fsdp': 2}
+  _, got, got_metrics = run_steps(mesh, 4, steps=3, **sizes)
+  assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
+  assert_close(got['average'], want['average'], rtol=1e-4, atol=1e-5)
+  assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
+  step, state, made = one_step_setup(mesh, jax.devices()[:4], **sizes)
+  head = state['params']['head']['kernel'].addressable_shards[0].data
+  assert head.shape == (16, 10)
+  # What is summed or gathered is of the model: nothing has all of the batch.
+  batch = sharding.global_batch(batch_of(48), made)
+  text = step.lower(state, {}, batch, np.int32(0)).compile().as_text()
+  sent = re.findall(r'\w+\[([\d,]+)\][^=]* all-(?:gather|reduce)\(', text)
+  assert '64,10' in sent
+  assert not [x for x in sent if '48' in x.split(',')]
+
+
 def test_fsdp_shards_parameters_optimizer_state_and_average():
   _, state, _ = one_step_setup({'fsdp': 8}, jax.devices())
   kernel = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'

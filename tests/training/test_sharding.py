@@ -61,9 +61,9 @@ def shapes(**fields):
   )
 
 
-def specs(tree, sizes=None):
+def specs(tree, sizes=MESH, devices=None):
   """Returns the PartitionSpec of every array by its path."""
-  mesh = sharding.make_mesh(MESH if sizes is None else sizes)
+  mesh = sharding.make_mesh(sizes, devices)
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): s.spec
     for path, s in jax.tree_util.tree_leaves_with_path(
@@ -74,9 +74,12 @@ def specs(tree, sizes=None):
 
 def same(spec, other, ndim):
   """Whether two specifications mean the same; missing axes are None."""
-  return [*spec] + [None] * (ndim - len(spec)) == (
-    [*other] + [None] * (ndim - len(other))
-  )
+
+  def axes(spec):
+    one = [x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in spec]
+    return one + [None] * (ndim - len(spec))
+
+  return axes(spec) == axes(other)
 
 
 def wanted(name):
@@ -107,6 +110,46 @@ def test_stacked_layers_are_placed_like_the_layers():
     layer = name.replace('/encoderblock/', '/encoderblock_0/')
     want = P(None, *unrolled[layer])
     assert same(specs(tree)[name], want, x.ndim), name
+
+
+LAYER = 'Transformer/encoderblock_0/'
+FSDP, BOTH = ('fsdp',), ('fsdp', 'data')
+
+
+@pytest.mark.parametrize(
+  ('width', 'rows', 'lanes'),
+  # A tile has 16 rows and 128 lanes: quarters of 32 have 8 rows.
+  [(32, FSDP, 'fsdp'), (64, BOTH, 'fsdp'), (512, BOTH, BOTH)],
+)
+def test_data_splits_further_what_fsdp_splits_down_to_a_tile(
+  width, rows, lanes
+):
+  tree = shapes(width=width, mlp_dim=width, representation_size=None)
+  want = {
+    'embedding/kernel': P(None, None, None, lanes),
+    'Transformer/posembed_input/pos_embedding': P(None, None, lanes),
+    f'{LAYER}MultiHeadDotProductAttention_1/key/kernel': P(
+      rows, 'tensor', None
+    ),
+    f'{LAYER}MultiHeadDotProductAttention_1/out/kernel': P(
+      'tensor', None, lanes
+    ),
+    f'{LAYER}MlpBlock_3/Dense_0/kernel': P(rows, 'tensor'),
+    f'{LAYER}MlpBlock_3/Dense_1/kernel': P(('tensor', *rows), None),
+    f'{LAYER}MlpBlock_3/Dense_1/bias': P(),
+    'Transformer/encoder_norm/scale': P(),
+    'head/kernel': P(rows, None),
+  }
+  got = specs(tree, {'data': 2, 'fsdp': 2, 'tensor': 1}, jax.devices()[:4])
+  for name, spec in want.items():
+    assert same(got[name], spec, leaves(tree)[name].ndim), name
+
+
+def test_data_alone_splits_nothing():
+  for name, spec in specs(
+    shapes(width=512), {**MESH, 'fsdp': 1, 'data': 4}
+  ).items():
+    assert 'data' not in jax.tree.leaves([*spec]), name
 
 
 @pytest.mark.parametrize('name', ['adam', 'sgd'])

@@ -195,14 +195,15 @@ def _over_data(
   spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
   """Splits over `data` as well what `fsdp` splits, down to a tile."""
+  if min(mesh.shape['data'], mesh.shape['fsdp']) == 1:
+    return spec
   split: list[Axes] = []
   for i, (axes, n) in enumerate(zip(spec, shape, strict=False)):
     names = _names(axes)
     parts = math.prod(mesh.shape[axis] for axis in (*names, 'data'))
     tile = _LANES if i == len(shape) - 1 else _ROWS
-    if 'fsdp' in names and mesh.shape['data'] > 1 and n % (parts * tile) == 0:
-      axes = (*names, 'data')
-    split.append(axes)
+    fits = 'fsdp' in names and n % (parts * tile) == 0
+    split.append((*names, 'data') if fits else axes)
   return PartitionSpec(*split)
 
 
