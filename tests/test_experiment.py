@@ -306,9 +306,9 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
     for equation in program.eqns
     if equation.primitive.name == 'sharding_constraint'
   ]
-  kernels = [x for x in jax.tree.leaves(params) if 'fsdp' in x.sharding.spec]
-  # Those of batches name `data` with it.
-  assert sum('fsdp' in spec for spec in split) == len(kernels) > 5
+  want = [x.sharding.spec for x in jax.tree.leaves(params)]
+  assert split[-len(want) :] == want
+  assert sum('fsdp' in spec for spec in want) > 5
 
 
 def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):

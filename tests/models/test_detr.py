@@ -354,7 +354,7 @@ def test_eight_devices_equal_one():
   got, _ = run(model, placed, batch['images'], batch['padding'])
   np.testing.assert_allclose(got, want, atol=TOLERANCE)
   hidden = placed['encoder_layer0']['linear1']['kernel'].sharding.spec
-  assert tuple(hidden) == ('fsdp', 'tensor')
+  assert tuple(hidden) == (('fsdp', 'data'), 'tensor')
 
 
 def test_bfloat16_is_close():
