@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import importlib.util
 
 import numpy as np
 import pytest
@@ -17,16 +18,18 @@ def record(**fields):
   image = np.zeros((150, 200, 3), np.uint8)
   for colour, (x0, y0, x1, y1) in zip(COLOURS, BOXES.astype(int), strict=True):
     image[y0:y1, x0:x1] = colour
-  masks = [np.all(image == colour, axis=2) for colour in COLOURS[:2]]
-  x0, y0, x1, y1 = BOXES[2].tolist()
+  masks = [np.all(image == colour, axis=2) for colour in COLOURS]
+  if importlib.util.find_spec('pycocotools'):
+    # As COCO has them, of which only the image says the size.
+    x0, y0, x1, y1 = BOXES[2].tolist()
+    masks[2] = [[x0, y0, x1, y0, x1, y1, x0, y1]]
   return {
     'image': image,
     'name': 'rectangles',
     'boxes': BOXES,
     'labels': np.array([0, 1, 2]),
     'size': image.shape[:2],
-    # As COCO has them, of which only the image says the size.
-    'masks': [*masks, [[x0, y0, x1, y0, x1, y1, x0, y1]]],
+    'masks': masks,
   } | fields
 
 
