@@ -309,6 +309,10 @@ def test_a_seed_that_is_not_complete_does_not_count():
   none = findings.find('axial_gain', lost, ['ViT', 'Axial-ViT'])
   assert none.verdict == rules.UNDECIDED
   assert none.reason == '0 of 3 seeds, 6 runs diverged'
+  some = findings.find(
+    'axial_gain', [*found[:-1], lost[-1]], ['ViT', 'Axial-ViT']
+  )
+  assert some.reason.startswith('2 of 3 seeds, 1 runs diverged: 0.1, 0.1; ')
 
 
 def test_a_seed_that_says_nothing_does_not_count(monkeypatch):

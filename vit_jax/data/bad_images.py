@@ -147,7 +147,7 @@ def find_bad_images(source: Source) -> list[BadImage]:
   process_index, process_count = jax.process_index(), jax.process_count()
   # Whatever could change the verdict on a file.
   key = (
-    f'{fingerprint} {len(source)} {process_index}/{process_count} '
+    f'{fingerprint} {process_index}/{process_count} '
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
   )

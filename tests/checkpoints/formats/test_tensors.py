@@ -253,6 +253,7 @@ def test_folders_are_read(torch, tmp_path):
   assert tensors.read_folder(str(tmp_path)).keys() == {'x'}
   write_parts(tmp_path, {'weight_map': parts})
   assert_same(tensors.read_folder(str(tmp_path)), want)
+  assert tensors.read_folder(str(tmp_path), '^y$').keys() == {'x'}
   save_file(ARRAYS, tmp_path / 'model.safetensors')
   assert_same(tensors.read_folder(str(tmp_path)), ARRAYS)
 
