@@ -145,6 +145,21 @@ def test_data_splits_further_what_fsdp_splits_down_to_a_tile(
     assert same(got[name], spec, leaves(tree)[name].ndim), name
 
 
+def test_gradients_are_scattered_over_fsdp_before_data():
+  """Over both at once TPUs would sum them whole."""
+  mesh = sharding.make_mesh(
+    {'data': 2, 'fsdp': 2, 'tensor': 1}, jax.devices()[:4]
+  )
+  tree = {'head': {'kernel': jax.ShapeDtypeStruct((64, 10), jnp.float32)}}
+  program = jax.make_jaxpr(lambda x: sharding.scatter(x, mesh))(tree)
+  found = [
+    equation.params['sharding'].spec
+    for equation in program.eqns
+    if equation.primitive.name == 'sharding_constraint'
+  ]
+  assert found == [P('fsdp', None), P(BOTH, None)]
+
+
 def test_data_alone_splits_nothing():
   for name, spec in specs(
     shapes(width=512), {**MESH, 'fsdp': 1, 'data': 4}
