@@ -120,6 +120,7 @@ def assert_refused(status, err, messages, lines=1, expected=2):
   ('config', 'messages'),
   [
     ('configs/digit.py', ['configs/digit.py is no file', 'digits, ']),
+    ('./configs', ['./configs is no file', 'digits, ']),
     ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
     ('configs/vit.py:61', ["No model variant '61'", 'as in l16']),
     # A patch of 61 pixels is possible, though not of these images.

@@ -240,19 +240,16 @@ def wait_for_moment(kind, workdir, process, rng):
     time.sleep(rng.uniform(0, 1.5))
 
 
-@pytest.mark.parametrize(('devices', 'seed'), [(1, 0), (8, 1)])
-def test_killed_runs_end_bit_for_bit_the_same(
-  command, undisturbed, tmp_path, devices, seed
-):
+def test_killed_runs_end_bit_for_bit_the_same(command, undisturbed, tmp_path):
   """SIGKILL in the middle of a save, after one, and at random moments."""
-  reference = undisturbed(devices)
-  rng = random.Random(100 * devices + seed)
+  reference = undisturbed(8)
+  rng = random.Random(801)
   kinds = ['saving', 'between saves', 'at random']
   rng.shuffle(kinds)
   program, saving = changed(WAITING_AT_THE_END), 0
   for kind in kinds:
     since_ns = time.time_ns()
-    process = command.start(tmp_path, devices, program=program)
+    process = command.start(tmp_path, 8, program=program)
     try:
       if wait_for_step(tmp_path, process, since_ns):
         wait_for_moment(kind, tmp_path, process, rng)
@@ -262,21 +259,20 @@ def test_killed_runs_end_bit_for_bit_the_same(
     _, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, err
   print(f'{len(kinds)} kills, {saving} of them while saving')
-  command.finish(tmp_path, devices)
+  command.finish(tmp_path, 8)
   assert_same_run(tmp_path, reference)
 
 
-@pytest.mark.parametrize(('devices', 'seed'), [(1, 0), (8, 1)])
 def test_preempted_runs_save_and_end_bit_for_bit_the_same(
-  command, undisturbed, tmp_path, devices, seed
+  command, undisturbed, tmp_path
 ):
   """SIGTERM at random moments of training, saves included, twice a run."""
-  reference = undisturbed(devices)
-  rng = random.Random(200 * devices + seed)
+  reference = undisturbed(1)
+  rng = random.Random(200)
   for _ in range(2):
     since_ns = time.time_ns()
     program = changed(WAITING_TO_BE_TOLD)
-    process = command.start(tmp_path, devices, program=program)
+    process = command.start(tmp_path, 1, program=program)
     try:
       assert wait_for_step(tmp_path, process, since_ns)
       time.sleep(rng.uniform(0, 0.5))
@@ -292,7 +288,7 @@ def test_preempted_runs_save_and_end_bit_for_bit_the_same(
     assert err.splitlines()[-1] == f'Preempted: saved step {step}.'
     assert last_row(tmp_path, since_ns) == step
     assert not is_saving(tmp_path)
-  command.finish(tmp_path, devices)
+  command.finish(tmp_path, 1)
   assert_same_run(tmp_path, reference)
 
 

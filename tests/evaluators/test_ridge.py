@@ -202,9 +202,9 @@ def test_moments(monkeypatch):
 def test_accuracy_counts_every_row_once(monkeypatch):
   monkeypatch.setattr(ridge, '_BLOCK', 4)
   x = np.float32([[0], [1], [2], [3], [4], [5], [6], [7], [8], [9]])
-  # Class 1 from x = 5 up: less the mean 4, the weight 1 beats the bias 0.5.
-  mean, w, b = np.array([4.0]), np.array([[0.0, 1.0]]), np.array([0.5, 0.0])
-  labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 0])
+  # Class 1 from x = 6 up: less the mean 4, the weight 1 beats the bias 1.5.
+  mean, w, b = np.array([4.0]), np.array([[0.0, 1.0]]), np.array([1.5, 0.0])
+  labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 0])
   assert ridge.accuracy(x, labels, mean, w, b) == 0.9
   assert ridge.accuracy(x[:5], labels[:5], mean, w, b) == 1
 

@@ -21,9 +21,9 @@ from tests.test_resume import WAITING_AT_THE_END, changed
 
 pytestmark = pytest.mark.slow
 
-KILLS = 6
+KILLS = 4
 STEPS = 40
-RATES = ('0.001', '0.03', '0.1')
+RATES = ('0.001', '0.1')
 SEEDS = ('0', '1')
 FOLDERS = [f'tune/lr={lr}' for lr in RATES]
 

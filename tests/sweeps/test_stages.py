@@ -42,6 +42,18 @@ ARGS = (
   '--config.objective.threshold=0.1',
 )
 
+# Of the three that Noisy Student has.
+TWO_GENERATIONS = '''
+from configs import noisy_student
+
+def get_config():
+  config = noisy_student.get_config()
+  config.stages = config.stages[:2]
+  config.teacher = 'stages/student_1'
+  config.objective.labels = 'stages/student_1.npz'
+  return config
+'''
+
 
 def small(argument='digits'):
   config = noisy_student.get_config(argument)
@@ -271,7 +283,8 @@ def test_a_sweep_of_stages(tmp_path):
 @pytest.mark.slow
 def test_killed_in_two_generations_it_ends_the_same(tmp_path):
   command = Command(tmp_path / 'cache')
-  given = {'config': 'configs/noisy_student.py', 'settings': ARGS}
+  (tmp_path / 'two.py').write_text(TWO_GENERATIONS)
+  given = {'config': f'{tmp_path}/two.py', 'settings': ARGS}
   reference, parts = tmp_path / 'whole', tmp_path / 'parts'
 
   def finish(workdir):
@@ -280,8 +293,8 @@ def test_killed_in_two_generations_it_ends_the_same(tmp_path):
     assert process.returncode == 0, err
 
   finish(reference)
-  places = ['stages/teacher', 'stages/student_1', 'stages/student_2', '.']
-  for n, place in enumerate(places[1::2]):
+  places = ['stages/teacher', 'stages/student_1', '.']
+  for n, place in enumerate(places[1:]):
     program = changed(WAITING_AT_THE_END)
     process = command.start(parts, 1, program=program, **given)
     try:
@@ -300,7 +313,7 @@ def test_killed_in_two_generations_it_ends_the_same(tmp_path):
       assert got[name].tobytes() == x.tobytes(), (place, name)
     metrics = [folder / place / 'metrics.csv' for folder in (parts, reference)]
     assert metrics[0].read_text() == metrics[1].read_text()
-  for place in places[:3]:
+  for place in places[:2]:
     labels = [
       np.load(f'{folder / place}.npz')['probabilities']
       for folder in (parts, reference)

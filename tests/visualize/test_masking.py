@@ -123,6 +123,10 @@ def test_a_trained_model_misses_what_its_maps_point_at(tmp_path):
     final_metrics(
       workdir,
       'configs/digits.py',
+      '--config.model.width=48',
+      '--config.model.depth=2',
+      '--config.model.mlp_dim=96',
+      '--config.model.heads=3',
       '--config.total=15 epochs',
       '--config.eval_every=100%',
       f'--config.seed={seed}',

@@ -78,6 +78,9 @@ def test_class_names(tmp_path, transformers):
   assert opening.open_checkpoint(str(tmp_path / 'y')).class_names == ()
   config = transformers.AutoConfig.from_pretrained(tmp_path / 'y')
   assert config.num_labels == 7
+  # Whatever their order in the file is.
+  config = {'id2label': {'1': 'crane', '0': 'heron'}}
+  assert hf_config.class_names(config, 2, 'x') == ('heron', 'crane')
 
 
 # A change of config.json or of the arrays, and what the refusal says.

@@ -322,9 +322,9 @@ OURS = {
   ),
   'BiT': ((64, 96), TINY_BIT),
   'BiT without head': ((64, 64), TINY_BIT | {'num_classes': 0}),
-  'BiT of 152 layers and other widths': (
+  'BiT of 101 layers and other widths': (
     (32, 32),
-    TINY_BIT | {'layers': (3, 8, 36, 3), 'width': 96},
+    TINY_BIT | {'layers': (3, 4, 23, 3), 'width': 96},
   ),
 }
 
@@ -388,7 +388,7 @@ SLOW = (
   'BiT',
   'hybrid without stage 4',
   'BiT without head',
-  'BiT of 152 layers and other widths',
+  'BiT of 101 layers and other widths',
 )
 
 
@@ -470,7 +470,7 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
   notes = convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
   resnet = resnet_of(kind)
   assert [note.split(':')[0] for note in notes] == NOTES.get(resnet, [])
-  tolerance = 1e-4 if '152' in kind else RESNET_TOLERANCE
+  tolerance = 1e-4 if '101' in kind else RESNET_TOLERANCE
   check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, tolerance)
   back = opening.open_checkpoint(str(tmp_path / 'x'))
   assert back.class_names == checkpoint.class_names
