@@ -114,12 +114,6 @@ def read(path: str, config: dict[str, Any]) -> File:
 
 def _lookup(path: str, arrays: Flat, naming: str) -> tuple[archive.Lookup, str]:
   """Returns the arrays by our names, and what is before most of their keys."""
-  # How often BatchNorm had been updated, which nothing reads.
-  arrays = {
-    key: x
-    for key, x in arrays.items()
-    if not key.endswith('.num_batches_tracked')
-  }
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
 
   def key_of(name: str) -> str:

@@ -36,7 +36,8 @@ _FOLDER_FILES = (
   'pytorch_model.bin',
   'pytorch_model.bin.index.json',
 )
-_NO_KEY = r'(?!)'  # a pattern
+# How often BatchNorm had been updated, which nothing reads.
+_COUNTS = r'\.num_batches_tracked$'
 _DTYPE_CODES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
 
@@ -45,7 +46,7 @@ def is_tensors(path: str) -> bool:
   return _is_safetensors(path) or _is_torch(path)
 
 
-def read(path: str, ignored: str = _NO_KEY) -> Flat:
+def read(path: str, ignored: str = _COUNTS) -> Flat:
   """Returns every array of a .safetensors, .pth, .pt or .bin file.
 
   Of what training code saved, these are the parameters alone.
@@ -65,7 +66,7 @@ def read(path: str, ignored: str = _NO_KEY) -> Flat:
   raise ValueError(f'{path} is no .safetensors file and none of PyTorch.')
 
 
-def read_folder(folder: str, ignored: str = _NO_KEY) -> Flat:
+def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
   """Returns every array of a directory in the layout of the Hugging Face hub.
 
   Args:

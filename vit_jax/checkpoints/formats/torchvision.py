@@ -36,12 +36,7 @@ def read(
 ) -> table.File:
   """Reads a file of tensors, or timm's directory with its config.json."""
   prefix = torch_table.prefix_of(arrays)
-  # How often BatchNorm had been updated, which nothing reads.
-  arrays = {
-    key.removeprefix(prefix): x
-    for key, x in arrays.items()
-    if not key.endswith('.num_batches_tracked')
-  }
+  arrays = {key.removeprefix(prefix): x for key, x in arrays.items()}
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
   width, *_ = lookup.shape('conv_root/kernel', 4)
   num_classes, _ = lookup.shape('head/kernel', 2)
