@@ -236,11 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('evaluate', __doc__)
   add = parser.add_argument
   add('checkpoint', help=WHAT_OPENS)
-  add(
-    'dataset',
-    help="'digits', a folder with one sub-folder a class, written with a "
-    "slash, a CSV file of images and labels, a TFDS name, or 'vtab/TASK'",
-  )
+  add('dataset', help=flags.WHAT_IS_LABELLED)
   add('--split', default='', help="default: the benchmark's, or test")
   flags.add_data(parser)
   add(

@@ -338,11 +338,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   add('checkpoint', help=WHAT_OPENS)
-  add(
-    'dataset',
-    help="'digits', a folder with one sub-folder a class, written with a "
-    "slash, a CSV file of images and labels, a TFDS name, or 'vtab/TASK'",
-  )
+  add('dataset', help=flags.WHAT_IS_LABELLED)
   add(
     '--shots',
     type=_shots,

@@ -68,6 +68,12 @@ ENDINGS = (
   jax.errors.JaxRuntimeError,
 )
 
+# The data sets of commands that need classes.
+WHAT_IS_LABELLED = (
+  "'digits', a folder with one sub-folder a class, written with a slash, a CSV "
+  "file of images and labels, a TFDS name, or 'vtab/TASK'"
+)
+
 CONFIG = config_flags.DEFINE_config_file(
   'config',
   None,
