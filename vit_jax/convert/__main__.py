@@ -46,9 +46,6 @@ TOLERANCE = 1e-4
 def convert(args: argparse.Namespace) -> None:
   """Converts a checkpoint, and prints what becomes of it.
 
-  Args:
-    args: from `parse`.
-
   Raises:
     FileExistsError: if there is something at the target.
     FileNotFoundError: if the source, or the target's folder, is not there.
@@ -81,18 +78,16 @@ def convert(args: argparse.Namespace) -> None:
   _say(f'written   {target}: {to}, {dtype}, {size_bytes / 1e6:,.1f} MB')
   is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
   if is_sigmoid and to in WEIGHTS and to != 'hf':
-    lost = [
-      *lost,
+    lost.append(
       'That the loss was sigmoid: each class has a probability of its own, '
-      'the sigmoid of its logit.',
-    ]
+      'the sigmoid of its logit.'
+    )
   if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
     H, W = checkpoint.image_size
-    lost = [
-      *lost,
+    lost.append(
       f'Images of any size and shape: they are {H}x{W} pixels, without '
-      f'padding. For those on their side there is --image_size={W}x{H}.',
-    ]
+      f'padding. For those on their side there is --image_size={W}x{H}.'
+    )
   for sentence in lost:
     _say(f'not held  {sentence}')
 
@@ -168,7 +163,7 @@ def _check(args: argparse.Namespace) -> int:
   return int(not check.agree(args.source, args.target, args.tolerance))
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags; exits with status 2 for those that make no sense."""
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
@@ -221,12 +216,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command.
-
-  Returns:
-    0; 1 if a check finds a difference; 2 for bad input.
-  """
-  args = parse(sys.argv[1:] if argv is None else argv)
+  """Runs the command; returns 0, 1 if a check finds a difference, or 2."""
+  args = parse(argv)
   return flags.command(_check if args.check else convert, args)
 
 
