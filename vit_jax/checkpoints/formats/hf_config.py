@@ -100,7 +100,7 @@ def vit_fields(config: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
   return fields | {
     'heads': stated.positive('num_attention_heads'),
     'gelu': GELUS[stated['hidden_act']],
-    'layer_norm_epsilon': stated.epsilon('layer_norm_eps'),
+    'layer_norm_epsilon': stated.above_zero('layer_norm_eps', 1),
     'image_size': (height, width),
   }
 

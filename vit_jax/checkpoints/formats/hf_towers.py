@@ -251,7 +251,7 @@ def _fields(
     'pool': pools[there[0]] if there else 'gap',
     'posemb': 'learned1d' if _POSITIONS in family.modules else 'none',
     'gelu': GELUS[act],
-    'layer_norm_epsilon': stated.epsilon('layer_norm_eps'),
+    'layer_norm_epsilon': stated.above_zero('layer_norm_eps', 1),
     'registers': (
       lookup.size(key('registers'), 3, axis=1)
       if 'registers' in family.modules

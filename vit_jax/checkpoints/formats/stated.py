@@ -90,10 +90,6 @@ class Stated(dict[str, Any]):
       self.refuse(key, f' and should be above 0 and at most {most:,}.')
     return float(value)
 
-  def epsilon(self, key: str) -> float:
-    """Returns what a norm adds to the variance."""
-    return self.above_zero(key, 1)
-
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
     """Returns (H, W) in pixels; one number stands for both.
 
