@@ -92,9 +92,6 @@ def race(
 
   In turns, so that whatever else the machine does hits all of them alike.
 
-  Args:
-    makers: each makes a contender.
-
   Returns:
     A row for each contender: `contender`, `images_per_s` (the median of the
     rounds), `slowest`, `fastest`, its facts, and for all but the first `ratio`,

@@ -43,11 +43,6 @@ class SpeedTask:
 def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
   """Measures every combination.
 
-  Args:
-    task: training or inference.
-    args: of the command.
-    output: takes the rows.
-
   Raises:
     ImportError: for a peer that is not installed.
     ValueError: for what cannot work, before anything is measured.

@@ -152,10 +152,7 @@ class Checkpoints:
     )
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Returns the `meta` of the newest checkpoint that has one.
-
-    Returns:
-      None where nothing was ever saved.
+    """Returns the `meta` of the newest checkpoint that has one, if any has.
 
     Raises:
       OSError, ValueError: as `restore`.

@@ -153,12 +153,7 @@ class Graph:
   def slice(
     self, x: Tensor, ranges: Mapping[int, tuple[int, int, int]]
   ) -> Tensor:
-    """Returns a part of a tensor.
-
-    Args:
-      x: tensor.
-      ranges: start, end and step by axis.
-    """
+    """Returns a part of a tensor, by (start, end, step) of some axes."""
     if not ranges:
       return x
     shape = list(x.shape)

@@ -74,11 +74,7 @@ def _give_memory_back() -> None:
 
 
 def main() -> int:
-  """Serves what lies in the folder `models` beside a board's serve.py.
-
-  Returns:
-    The exit status.
-  """
+  """Serves models/ beside a board's serve.py; returns the exit status."""
   parser = argparse.ArgumentParser(
     description='Serves the models of this folder, as a page and an API.'
   )

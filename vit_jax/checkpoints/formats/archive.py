@@ -228,9 +228,7 @@ def not_held(
 ) -> list[str]:
   """Says what an archive of parameters alone leaves out, a sentence each.
 
-  Args:
-    weights: that are written.
-    assumed: by the readers of the format; None for the default.
+  Its readers prepare images as is `assumed`; None for the default.
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()

@@ -24,10 +24,7 @@ WHAT_OPENS = (
 
 
 def read(path: str) -> File:
-  """Reads a checkpoint of any foreign format.
-
-  Args:
-    path: a file or directory.
+  """Reads a checkpoint, a file or directory of any foreign format.
 
   Raises:
     ValueError: if it is damaged, or of no known format.
