@@ -6,6 +6,7 @@ here for the models of the paper and its successors, and asked of timm for
 others.
 """
 
+import functools
 import re
 from typing import Any
 
@@ -310,42 +311,35 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
       f'{config.place}: architecture is {name!r}, whose heads and activation '
       f'only timm knows: pip install timm. ({e})'
     ) from e
+  refuse = functools.partial(config.refuse, 'architecture')
   if not timm.is_model(name):
-    config.refuse(
-      'architecture', f', which timm {timm.__version__} does not know.'
-    )
+    refuse(f', which timm {timm.__version__} does not know.')
   with torch.device('meta'):
     model: Any = timm.create_model(name, num_classes=0)
   if type(model) not in (VisionTransformer, Eva):
-    config.refuse(
-      'architecture',
+    refuse(
       f', a {type(model).__name__}, and there are only ViT, its hybrids and '
-      'BiT here.',
+      'BiT here.'
     )
   for layer in model.blocks:
     if type(layer) not in (Block, EvaBlock):
-      config.refuse(
-        'architecture',
+      refuse(
         f', whose layers are {type(layer).__name__} and not those of ViT, the '
-        'only ones here.',
+        'only ones here.'
       )
     N = layer.attn.num_heads
     if getattr(layer.attn, 'num_kv_heads', N) != N:
-      config.refuse(
-        'architecture',
+      refuse(
         ', whose keys have fewer heads than its queries: here they have as '
-        'many.',
+        'many.'
       )
   block: Any = model.blocks[0]
   if getattr(model, 'pool_include_prefix', False):
-    config.refuse(
-      'architecture', ', which pools registers, too: here only patches are.'
-    )
+    refuse(', which pools registers, too: here only patches are.')
   pooling = getattr(model, 'attn_pool', None)
   if pooling is not None and pooling.num_heads != block.attn.num_heads:
-    config.refuse(
-      'architecture',
-      ', whose pooling has other heads than its layers: here it has as many.',
+    refuse(
+      ', whose pooling has other heads than its layers: here it has as many.'
     )
   activation, usual = repr(block.mlp.act), _ACTIVATIONS
   if hasattr(block.mlp, 'gate_last') or hasattr(block.mlp, 'fc1_g'):
@@ -353,10 +347,9 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
       {} if getattr(block.mlp, 'gate_last', False) else {'SiLU()': 'exact'}
     )
   if activation not in usual:
-    config.refuse(
-      'architecture',
+    refuse(
       f', whose MLP is {type(block.mlp).__name__} with {activation}: here '
-      'there are GELU, its approximations and SwiGLU.',
+      'there are GELU, its approximations and SwiGLU.'
     )
   norms: list[Any] = [
     norm
@@ -373,7 +366,7 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
     if hasattr(norm, 'eps')
   ]
   if len({norm.eps for norm in norms}) > 1:
-    config.refuse('architecture', ', whose norms differ in their epsilon.')
+    refuse(', whose norms differ in their epsilon.')
   theirs = config.with_values({'global_pool': model.global_pool})
   return {
     'width': model.embed_dim,
