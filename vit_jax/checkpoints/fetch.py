@@ -88,11 +88,9 @@ def _published(source: str) -> str:
 
 
 def _from_bucket(source: str, copy_to: Callable) -> str:
-  """Returns the path of the copy of a file, copied if it is not there.
+  """Returns the path of the copy of gs://BUCKET/FILE, made if it is not there.
 
-  Args:
-    source: gs://BUCKET/FILE.
-    copy_to: `_copy` or `_download`.
+  `copy_to` is `_copy` or `_download`.
   """
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
