@@ -57,14 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument('--csv', metavar='FILE', help='writes a row a result')
     command.add_argument('--plot', metavar='FILE.png', help='draws a picture')
-  _grid_flags(added['train'], 'ti16', '16', train_steps.TASK.peers)
+  _grid_flags(added['train'], 'ti16', '16', train_steps.PEERS)
   added['train'].add_argument(
     '--devices',
     type=int,
     default=1,
     help='devices that share the batch; default: 1; on a CPU so many are made',
   )
-  _grid_flags(added['inference'], 'b16', '1,8', inference.TASK.peers)
+  _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
   added['inference'].set_defaults(devices=1)
   _grid_flags(added['capacity'], 'b16')
   added['capacity'].add_argument(

@@ -72,10 +72,7 @@ def _onnx(config: ConfigDict) -> Contender:
   )
 
 
-TASK = speed.SpeedTask(
-  'inference',
-  ('jax', 'flax'),
-  _ours,
-  {'onnx': _onnx, **torch_peer.makers(training=False)},
+PEERS = {'onnx': _onnx, **torch_peer.makers(training=False)}
+bench = functools.partial(
+  speed.bench, 'inference', ('jax', 'flax'), _ours, PEERS
 )
-bench = functools.partial(speed.bench, TASK)

@@ -1,7 +1,6 @@
 """Images/s over a grid of models, sizes and batch sizes."""
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import os
@@ -23,25 +22,23 @@ from vit_jax.training import hardware
 _ANY_VIT = ('dtype', 'scan', 'remat')
 
 
-@dataclasses.dataclass(frozen=True)
-class SpeedTask:
-  """What is measured.
+def bench(
+  what: str,
+  packages: Sequence[str],
+  ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender],
+  peers: Mapping[str, Callable[[ConfigDict], Contender]],
+  args: argparse.Namespace,
+  output: Output,
+) -> None:
+  """Measures every combination.
 
-  Attributes:
-    name: in titles.
+  Args:
+    what: is measured, for titles.
     packages: of ours, whose versions are worth a line.
     ours: makes our contender.
     peers: make those of `--vs`, by name.
-  """
-
-  name: str
-  packages: tuple[str, ...]
-  ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender]
-  peers: Mapping[str, Callable[[ConfigDict], Contender]]
-
-
-def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
-  """Measures every combination.
+    args: of the command.
+    output: takes the rows.
 
   Raises:
     ImportError: for a peer that is not installed.
@@ -49,8 +46,8 @@ def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
   """
   count = args.devices  # which share the images
   for peer in args.vs:
-    if peer not in task.peers:
-      raise ValueError(f'--vs={peer} is none of {", ".join(task.peers)}.')
+    if peer not in peers:
+      raise ValueError(f'--vs={peer} is none of {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
     # Half of a GPU is PyTorch's, of which JAX takes 3/4 unless told.
@@ -75,21 +72,21 @@ def bench(task: SpeedTask, args: argparse.Namespace, output: Output) -> None:
   kind = devices[0].device_kind
   for config in points:
     step.experiment_of(config, devices)  # refuses what cannot work
-  print(race.machine([*task.packages, *torch]))
-  print(f'{count} x {kind}, {task.name}, {args.dtype}')
+  print(race.machine([*packages, *torch]))
+  print(f'{count} x {kind}, {what}, {args.dtype}')
   for name, config in grid(
     list(zip(names, points, strict=True)),
     lambda point: '{} at {}, batch {}'.format(*point[0]),
   ):
-    makers = [functools.partial(task.ours, config, devices)]
-    makers += [functools.partial(task.peers[peer], config) for peer in args.vs]
+    makers = [functools.partial(ours, config, devices)]
+    makers += [functools.partial(peers[peer], config) for peer in args.vs]
     rows, too_large = race.race(makers)
     print(*race.lines(rows), *too_large, sep='\n', flush=True)
     keys = ('variant', 'image_size', 'batch_size')
     facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
     facts |= dict(zip(keys, name, strict=True))
     output.add([facts | row for row in rows])
-  title = f'{task.name}, {args.dtype}'
+  title = f'{what}, {args.dtype}'
   output.finish(functools.partial(charts.rates, title=title))
 
 

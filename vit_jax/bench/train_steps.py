@@ -119,10 +119,7 @@ def _plain_flax(config: ConfigDict) -> Contender:
   )
 
 
-TASK = speed.SpeedTask(
-  'training',
-  ('jax', 'flax', 'optax'),
-  _ours,
-  {'flax': _plain_flax, **torch_peer.makers(training=True)},
+PEERS = {'flax': _plain_flax, **torch_peer.makers(training=True)}
+bench = functools.partial(
+  speed.bench, 'training', ('jax', 'flax', 'optax'), _ours, PEERS
 )
-bench = functools.partial(speed.bench, TASK)
