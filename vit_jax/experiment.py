@@ -97,10 +97,7 @@ class Experiment:
   ):
     """Builds the experiment, or says why it cannot work.
 
-    Args:
-      config: from a file in `configs/`.
-      facts: of the data.
-      devices: that the mesh is laid over; None for all there are.
+    The mesh is laid over `devices`; None for all there are.
 
     Raises:
       ValueError: naming field, value and way out.
