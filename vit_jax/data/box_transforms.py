@@ -39,20 +39,24 @@ class BoxTransform:
   def _example(
     self,
     record: Record,
-    image: np.ndarray,
-    boxes_N4: np.ndarray,
-    pixels: tuple[np.ndarray, np.ndarray],
+    picture: decode.Picture,
+    part: Box,
+    short: int,
+    *,
+    exact: bool,
+    flip: bool = False,
   ) -> dict[str, np.ndarray]:
-    """Returns an example of a resized image and its boxes as shares of it.
-
-    `pixels` are those rows and columns of the record's image that are nearest
-    to the rows and columns of the resized.
-    """
-    if np.shape(boxes_N4) != (len(record['labels']), 4):
-      raise ValueError(
-        f'{record["name"]} has boxes of shape {np.shape(boxes_N4)} and '
-        f'{len(record["labels"])} labels: give x0, y0, x1, y1 for each.'
-      )
+    """Returns an example of a part of an image, resized and maybe mirrored."""
+    size = upright.fitted((part.height, part.width), self.image_size, short)
+    image = transforms.resize(picture.read(part, size, exact=exact), size)
+    corner_4 = np.array([part.left, part.top] * 2)
+    boxes_N4 = (boxes_of(record) - corner_4) / ([part.width, part.height] * 2)
+    # Of the record's image, those nearest to the resized one's.
+    rows = part.top + segments.nearest(part.height, size[0])
+    columns = part.left + segments.nearest(part.width, size[1])
+    if flip:
+      image, columns = image[:, ::-1], columns[::-1]
+      boxes_N4 = boxes_N4[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [1, 0, 1, 0]
     boxes_N4 = np.clip(boxes_N4, 0, 1)
     low_N2, high_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
     is_kept_N = np.all(high_N2 > low_N2, axis=1)
@@ -78,7 +82,8 @@ class BoxTransform:
       'labels': labels_M,
     }
     if self.mask_stride:
-      example['masks'] = self._masks(record, np.flatnonzero(is_kept_N), pixels)
+      kept = np.flatnonzero(is_kept_N)
+      example['masks'] = self._masks(record, kept, (rows, columns))
     return example
 
   def _masks(
@@ -171,22 +176,13 @@ class TrainBoxTransform(BoxTransform):
       ValueError: There are no boxes, or more than `max_objects`, or an object
         has no mask and masks are wanted.
     """
-    boxes_N4 = boxes_of(record)
     picture = decode.open_image(record['image'], record['name'])
     part = Box(0, 0, picture.height, picture.width)
     if self.crop_sides and rng.random() < 0.5:
       part = self._part(picture.height, picture.width, rng)
     short = _one(self.short_sides, rng) if self.short_sides else 0
-    size = upright.fitted((part.height, part.width), self.image_size, short)
-    image = transforms.resize(picture.read(part, size, exact=False), size)
-    corner_4 = np.array([part.left, part.top] * 2)
-    boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
-    rows = part.top + segments.nearest(part.height, size[0])
-    columns = part.left + segments.nearest(part.width, size[1])
-    if self.flip and rng.random() < 0.5:
-      image, columns = image[:, ::-1], columns[::-1]
-      boxes_N4 = boxes_N4[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [1, 0, 1, 0]
-    return self._example(record, image, boxes_N4, (rows, columns))
+    flip = self.flip and rng.random() < 0.5
+    return self._example(record, picture, part, short, exact=False, flip=flip)
 
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Returns the part of an image, in its own pixels.
@@ -211,31 +207,30 @@ class EvalBoxTransform(BoxTransform):
 
   def __call__(self, record: Record) -> dict[str, np.ndarray]:
     """Returns an example of a record, as `TrainBoxTransform` does."""
-    boxes_N4 = boxes_of(record)
     picture = decode.open_image(record['image'], record['name'])
+    whole = Box(0, 0, picture.height, picture.width)
     short = self.short_sides[-1] if self.short_sides else 0
-    size = upright.fitted(
-      (picture.height, picture.width), self.image_size, short
-    )
-    image = transforms.resize(picture.read(size=size), size)
-    boxes_N4 = boxes_N4 / ([picture.width, picture.height] * 2)
-    rows = segments.nearest(picture.height, size[0])
-    columns = segments.nearest(picture.width, size[1])
-    return self._example(record, image, boxes_N4, (rows, columns))
+    return self._example(record, picture, whole, short, exact=True)
 
 
 def boxes_of(record: Record) -> np.ndarray:
   """Returns the boxes of a record, float64 N4.
 
   Raises:
-    ValueError: It has none.
+    ValueError: It has none, or not one for each label.
   """
   if 'boxes' not in record:
     raise ValueError(
       f'{record["name"]} has no boxes, which objective.name=detection learns: '
       "give a folder with COCO's instances.json, or digits_canvas."
     )
-  return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
+  boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
+  if len(boxes_N4) != len(record['labels']):
+    raise ValueError(
+      f'{record["name"]} has boxes of shape {boxes_N4.shape} and '
+      f'{len(record["labels"])} labels: give x0, y0, x1, y1 for each.'
+    )
+  return boxes_N4
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:
