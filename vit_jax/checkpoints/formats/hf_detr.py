@@ -15,18 +15,10 @@ from vit_jax.checkpoints.formats import (
   detr_keys,
   hf_config,
   hf_images,
+  table,
   tensors,
 )
 from vit_jax.checkpoints.formats.stated import Stated, given
-from vit_jax.checkpoints.formats.table import (
-  File,
-  Flat,
-  Peer,
-  Preprocessing,
-  Weights,
-  check_writable,
-  ours_to_file,
-)
 from vit_jax.models.variants import STAGES
 
 # Of ImageNet's pixels; and the sides of images that the published models see.
@@ -50,7 +42,7 @@ _RESNET = {
 }
 
 
-def matches(arrays: Flat) -> bool:
+def matches(arrays: table.Flat) -> bool:
   """Tells whether a file of tensors is one of the original."""
   return any(
     f'{prefix}transformer.decoder.norm.weight' in arrays
@@ -58,7 +50,7 @@ def matches(arrays: Flat) -> bool:
   )
 
 
-def read_file(path: str, arrays: Flat) -> File:
+def read_file(path: str, arrays: table.Flat) -> table.File:
   """Reads a file of the original, of which these are the arrays."""
   lookup, prefix = _lookup(path, arrays, detr_keys.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), _HEADS
@@ -70,17 +62,17 @@ def read_file(path: str, arrays: Flat) -> File:
     f'it {"is" if dilation else "is not"}.'
   )
   fields = {'heads': heads, 'dilation': dilation, 'image_size': _SIZE}
-  return File(
+  return table.File(
     path=path,
     arrays=lookup.arrays,
     fields=_fields(lookup, detr_keys.ORIGINAL) | fields,
     table=detr_keys.table_of(detr_keys.ORIGINAL, prefix),
-    preprocessing=Preprocessing(mean=_MEAN, std=_STD),
+    preprocessing=table.Preprocessing(mean=_MEAN, std=_STD),
     warnings=(warning,),
   )
 
 
-def read(path: str, config: dict[str, Any]) -> File:
+def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json."""
   arrays = tensors.read_folder(path)
   naming = detr_keys.TIMM
@@ -102,7 +94,7 @@ def read(path: str, config: dict[str, Any]) -> File:
     'dilation': config.get('dilation') is True,
   }
   preprocessing, size = _images(path)
-  return File(
+  return table.File(
     path=path,
     arrays=lookup.arrays,
     fields=fields | {'image_size': size},
@@ -112,7 +104,9 @@ def read(path: str, config: dict[str, Any]) -> File:
   )
 
 
-def _lookup(path: str, arrays: Flat, naming: str) -> tuple[archive.Lookup, str]:
+def _lookup(
+  path: str, arrays: table.Flat, naming: str
+) -> tuple[archive.Lookup, str]:
   """Returns the arrays by our names, and what is before most of their keys."""
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
 
@@ -151,7 +145,7 @@ def _fields(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
   }
 
 
-def _images(path: str) -> tuple[Preprocessing, tuple[int, int]]:
+def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   """Returns what a directory says of images, and (H, W) that they fit into."""
   place = os.path.join(path, hf_images.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
@@ -171,14 +165,14 @@ def _images(path: str) -> tuple[Preprocessing, tuple[int, int]]:
   )
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens.
 
   Raises:
     ValueError: if transformers has no such model.
   """
   fields = weights.fields
-  check_writable(
+  table.check_writable(
     fields,
     'transformers has no DETR with',
     {'backbone': ('resnet',), 'backbone_version': (0,)},
@@ -223,7 +217,7 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   tensors.write_folder(
     target,
     {'config.json': config, hf_images.FILE: images},
-    ours_to_file(
+    table.ours_to_file(
       weights.arrays,
       detr_keys.table_of(naming, 'detr.' if fields['masks'] else ''),
     ),
@@ -267,7 +261,7 @@ def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def open_peer(path: str) -> Peer:
+def open_peer(path: str) -> table.Peer:
   """Opens a directory with transformers itself, in float32.
 
   Its outputs are the logits and boxes BQC, without masks.
@@ -288,4 +282,6 @@ def open_peer(path: str) -> Peer:
       found = model(pixel_values=pixels)
       return torch.cat([found.logits, found.pred_boxes], -1).numpy()
 
-  return Peer(f'transformers {transformers.__version__}', size, run, boxes=4)
+  return table.Peer(
+    f'transformers {transformers.__version__}', size, run, boxes=4
+  )

@@ -9,20 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, hf_images, tensors
+from vit_jax.checkpoints.formats import archive, hf_images, table, tensors
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  Entry,
-  File,
-  Peer,
-  Shapes,
-  Weights,
-  check_writable,
-  joined,
-  one,
-  ours_to_file,
-  square_side,
-)
 
 # What a model here has.
 _CONFIG = {
@@ -39,7 +27,7 @@ _PREFIX = 'transformer.'
 _MASKS = r'\.attn\.(masked_)?bias$'
 
 
-def read(path: str, config: dict[str, Any]) -> File:
+def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json.
 
   Raises:
@@ -73,7 +61,7 @@ def read(path: str, config: dict[str, Any]) -> File:
     'palette': _palette(path, rows - 1),
     'image_size': size,
   }
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields=fields,
@@ -97,7 +85,7 @@ def _size(path: str, positions: int) -> tuple[int, int]:
       height, width = Stated({key: stated}, path).sides(key)
       if height * width == positions:
         return height, width
-  side = square_side(positions, path)
+  side = table.square_side(positions, path)
   return side, side
 
 
@@ -120,14 +108,14 @@ def _palette(path: str, colours: int) -> tuple[float, ...]:
   return tuple(found.ravel().tolist())
 
 
-def write(weights: Weights, target: str, dtype: str) -> list[str]:
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens.
 
   Raises:
     ValueError: if transformers has no such model.
   """
   fields = weights.fields
-  check_writable(
+  table.check_writable(
     fields,
     'transformers has no ImageGPT with',
     {'causal': (True,), 'num_classes': (0,)},
@@ -158,14 +146,14 @@ def write(weights: Weights, target: str, dtype: str) -> list[str]:
   tensors.write_folder(
     target,
     {'config.json': config, hf_images.FILE: images},
-    ours_to_file(weights.arrays, lambda shapes: _table(shapes, _PREFIX)),
+    table.ours_to_file(weights.arrays, lambda shapes: _table(shapes, _PREFIX)),
     dtype,
   )
   return []
 
 
-def _table(shapes: Shapes, prefix: str) -> list[Entry]:
-  wte = Entry(
+def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
+  wte = table.Entry(
     (f'{prefix}wte.weight',),
     ('pixel_embedding', 'start_embedding'),
     lambda wte_KD, sos_D: (np.concatenate([wte_KD, sos_D[None]]),),
@@ -173,13 +161,15 @@ def _table(shapes: Shapes, prefix: str) -> list[Entry]:
   )
   entries = [
     wte,
-    one(
+    table.one(
       f'{prefix}wpe.weight',
       'pos_embedding',
       (lambda x: x[0], lambda x: x[None]),
     ),
-    one(f'{prefix}ln_f.weight', 'ln_f/scale'),
-    one('lm_head.weight', 'prediction/kernel', (np.transpose, np.transpose)),
+    table.one(f'{prefix}ln_f.weight', 'ln_f/scale'),
+    table.one(
+      'lm_head.weight', 'prediction/kernel', (np.transpose, np.transpose)
+    ),
   ]
   layer = 0
   while f'h{layer}/ln_1/scale' in shapes:
@@ -188,39 +178,40 @@ def _table(shapes: Shapes, prefix: str) -> list[Entry]:
   return entries
 
 
-def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
+def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
   D, N, K = shapes[f'{ours}/query/kernel']
   M = shapes[f'{ours}/mlp/Dense_0/kernel'][1]
   out = f'{ours}/out'
   entries = [
     *(
-      one(f'{theirs}.{x}.weight', f'{ours}/{x}/scale') for x in ('ln_1', 'ln_2')
+      table.one(f'{theirs}.{x}.weight', f'{ours}/{x}/scale')
+      for x in ('ln_1', 'ln_2')
     ),
-    joined(
+    table.joined(
       f'{theirs}.attn.c_attn.weight',
       tuple(f'{ours}/{x}/kernel' for x in _QKV),
       (lambda x: x.reshape(D, D), lambda x: x.reshape(D, N, K)),
       axis=1,
     ),
-    one(
+    table.one(
       f'{theirs}.attn.c_proj.weight',
       f'{out}/kernel',
       (lambda x: x.reshape(D, D), lambda x: x.reshape(N, K, D)),
     ),
-    one(f'{theirs}.mlp.c_fc.weight', f'{ours}/mlp/Dense_0/kernel'),
-    one(f'{theirs}.mlp.c_proj.weight', f'{ours}/mlp/Dense_1/kernel'),
+    table.one(f'{theirs}.mlp.c_fc.weight', f'{ours}/mlp/Dense_0/kernel'),
+    table.one(f'{theirs}.mlp.c_proj.weight', f'{ours}/mlp/Dense_1/kernel'),
   ]
   if f'{out}/bias' in shapes:
     return [
       *entries,
-      joined(
+      table.joined(
         f'{theirs}.attn.c_attn.bias',
         tuple(f'{ours}/{x}/bias' for x in _QKV),
         (lambda x: x.reshape(D), lambda x: x.reshape(N, K)),
       ),
-      one(f'{theirs}.attn.c_proj.bias', f'{out}/bias'),
-      one(f'{theirs}.mlp.c_fc.bias', f'{ours}/mlp/Dense_0/bias'),
-      one(f'{theirs}.mlp.c_proj.bias', f'{ours}/mlp/Dense_1/bias'),
+      table.one(f'{theirs}.attn.c_proj.bias', f'{out}/bias'),
+      table.one(f'{theirs}.mlp.c_fc.bias', f'{ours}/mlp/Dense_0/bias'),
+      table.one(f'{theirs}.mlp.c_proj.bias', f'{ours}/mlp/Dense_1/bias'),
     ]
   return entries + [
     _zeros(f'{theirs}.{name}.bias', size)
@@ -228,12 +219,14 @@ def _layer(shapes: Shapes, ours: str, theirs: str) -> list[Entry]:
   ]
 
 
-def _zeros(key: str, size: int) -> Entry:
+def _zeros(key: str, size: int) -> table.Entry:
   """Returns the entry of a bias that ours has not."""
-  return Entry((key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ())
+  return table.Entry(
+    (key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ()
+  )
 
 
-def open_peer(path: str) -> Peer:
+def open_peer(path: str) -> table.Peer:
   """Opens a directory with transformers itself, in float32.
 
   Its outputs are the mean of the tokens.
@@ -261,4 +254,4 @@ def open_peer(path: str) -> Peer:
 
   said = processor.crop_size if processor.do_center_crop else processor.size
   size = said['height'], said['width']
-  return Peer(f'transformers {transformers.__version__}', size, run)
+  return table.Peer(f'transformers {transformers.__version__}', size, run)

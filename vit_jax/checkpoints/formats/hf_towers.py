@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, hf_images, tensors, torch_table
+from vit_jax.checkpoints.formats import (
+  archive,
+  hf_images,
+  table,
+  tensors,
+  torch_table,
+)
 from vit_jax.checkpoints.formats.hf_config import GELUS, class_names
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.checkpoints.formats.table import (
-  Entry,
-  File,
-  Layout,
-  Shapes,
-  joined,
-  one,
-)
 
 _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
@@ -147,7 +145,7 @@ FAMILIES: Mapping[str, _Family] = {
 }
 
 
-def read(path: str, config: dict[str, Any]) -> File:
+def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json.
 
   CLIP's projection is the head, without a bias. A classifier of SigLIP reads
@@ -202,7 +200,7 @@ def read(path: str, config: dict[str, Any]) -> File:
   preprocessing, _, warnings = hf_images.read(
     path, model_type, fields['image_size']
   )
-  return File(
+  return table.File(
     path=path,
     arrays=arrays,
     fields=fields,
@@ -306,8 +304,8 @@ def _key(name: str, family: _Family) -> str:
 
 
 def _entries(
-  shapes: Shapes, lookup: archive.Lookup, family: _Family
-) -> list[Entry]:
+  shapes: table.Shapes, lookup: archive.Lookup, family: _Family
+) -> list[table.Entry]:
   found = []
   for name, shape in shapes.items():
     layout = torch_table.layout(name, shape)
@@ -317,7 +315,7 @@ def _entries(
         theirs = {'kernel': 'weight', 'bias': 'bias'}[leaf]
         key = lookup.key_of(f'head.attention.in_proj_{theirs}')
         names = tuple(f'{_POOLING}/{x}/{leaf}' for x in _QKV)
-        found.append(joined(key, names, layout))
+        found.append(table.joined(key, names, layout))
       continue
     key = lookup.key_of(_key(name, family))
     gate = key.replace('up_proj', 'gate_proj')
@@ -333,14 +331,14 @@ def _entries(
       layout = lambda x: x[0, 0], lambda x: x[None, None]
     elif name == _POSITIONS and key.endswith('.weight'):
       layout = lambda x: x[0], lambda x: x[None]
-    found.append(one(key, name, layout))
+    found.append(table.one(key, name, layout))
   return found
 
 
-def _gated(gate: str, up: str, name: str, layout: Layout) -> Entry:
+def _gated(gate: str, up: str, name: str, layout: table.Layout) -> table.Entry:
   """Returns the entry of a gated MLP's two parts, of which ours is one."""
   to_file, to_ours = layout
-  return Entry(
+  return table.Entry(
     (gate, up),
     (name,),
     lambda x: tuple(np.split(to_file(x), 2)),
