@@ -10,15 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import torch_table
-from vit_jax.checkpoints.formats.table import (
-  Entry,
-  Flat,
-  Layout,
-  Shapes,
-  joined,
-  one,
-)
+from vit_jax.checkpoints.formats import table, torch_table
 
 BACKBONE = 'patch_embed.backbone.'
 
@@ -82,7 +74,7 @@ class Stored(Mapping[str, np.ndarray]):
   once.
   """
 
-  def __init__(self, arrays: Flat):
+  def __init__(self, arrays: table.Flat):
     if 'Transformer/pre_norm/scale' in arrays:
       # Before a norm timm's patches have no bias: every position gets it.
       arrays = dict(arrays)
@@ -91,8 +83,8 @@ class Stored(Mapping[str, np.ndarray]):
       arrays[_POSITIONS] = positions_1LD
     self._arrays = arrays
     shapes = {name: x.shape for name, x in arrays.items()}
-    table = entries(shapes, places_registers='registers' in shapes)
-    self._entries = {entry.keys[0]: entry for entry in table}
+    found = entries(shapes, places_registers='registers' in shapes)
+    self._entries = {entry.keys[0]: entry for entry in found}
 
   def __getitem__(self, key: str) -> np.ndarray:
     entry = self._entries[key]
@@ -105,7 +97,9 @@ class Stored(Mapping[str, np.ndarray]):
     return len(self._entries)
 
 
-def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
+def plain(
+  arrays: table.Flat, prefix: str, *, placed: int, folds_cls: bool
+) -> table.Flat:
   """Returns the arrays of a ViT of any of timm's classes as a plain one's.
 
   What it leaves out becomes zeros: the bias of patches, and one of queries,
@@ -151,7 +145,7 @@ def plain(arrays: Flat, prefix: str, *, placed: int, folds_cls: bool) -> Flat:
   return found
 
 
-def _complete_layer(found: Flat, layer: str) -> None:
+def _complete_layer(found: table.Flat, layer: str) -> None:
   if f'{layer}attn.q_proj.weight' in found:
     parts = [found.pop(f'{layer}attn.{x}_proj.weight') for x in 'qkv']
     found[f'{layer}attn.qkv.weight'] = np.concatenate(parts)
@@ -170,7 +164,9 @@ def _complete_layer(found: Flat, layer: str) -> None:
       found[f'{layer}mlp.fc1.{leaf}'] = np.concatenate(parts)
 
 
-def turned_as_here(arrays: Flat, prefix: str, K: int, how: Turned) -> Flat:
+def turned_as_here(
+  arrays: table.Flat, prefix: str, K: int, how: Turned
+) -> table.Flat:
   """Returns the arrays with the numbers of queries and keys in our order.
 
   Attention does not see the order of the K numbers of a head. That of ours
@@ -197,11 +193,11 @@ def turned_as_here(arrays: Flat, prefix: str, K: int, how: Turned) -> Flat:
 
 
 def entries(
-  shapes: Shapes,
+  shapes: table.Shapes,
   prefix: str = '',
   grid_only: bool = False,
   places_registers: bool = False,
-) -> list[Entry]:
+) -> list[table.Entry]:
   """Returns the table of a file, an entry for each of its arrays.
 
   Args:
@@ -220,7 +216,7 @@ def entries(
     root = BACKBONE + ('stem.' if stages else '')
     modules = _VIT | {'conv_root': f'{root}conv', 'gn_root': f'{root}norm'}
     backbone = BACKBONE
-  table = []
+  found = []
   for name, shape in shapes.items():
     names = _together(name)
     if not names:
@@ -237,20 +233,20 @@ def entries(
     if name == 'head/kernel' and not is_vit:
       # BiT's head is a convolution of one pixel.
       layout = lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T
-    table.append(
-      joined(prefix + key, names, layout)
+    found.append(
+      table.joined(prefix + key, names, layout)
       if len(names) > 1
-      else one(prefix + key, name, layout)
+      else table.one(prefix + key, name, layout)
     )
-  return table
+  return found
 
 
-def _of_patches(first: int) -> Layout:
+def _of_patches(first: int) -> table.Layout:
   zeros = (0, 0), (first, 0), (0, 0)
   return lambda x: x[:, first:], lambda x: np.pad(x, zeros)
 
 
-def _with_registers(first: int, R: int) -> Layout:
+def _with_registers(first: int, R: int) -> table.Layout:
   def to_file(x: np.ndarray) -> np.ndarray:
     zeros = np.zeros((1, R, x.shape[-1]), x.dtype)
     return np.concatenate([x[:, :first], zeros, x[:, first:]], axis=1)
