@@ -157,11 +157,8 @@ class DETR(Model):
       'encoder_layers',
       'decoder_layers',
     ):
-      if (
-        not 1
-        <= getattr(self, field)
-        <= (MAX_LAYERS if field.endswith('layers') else 2**20)
-      ):
+      most = MAX_LAYERS if field.endswith('layers') else 2**20
+      if not 1 <= getattr(self, field) <= most:
         raise ValueError(
           f'model.{field} is {getattr(self, field):,}: it must be at least 1, '
           f'and layers at most {MAX_LAYERS:,}.'
