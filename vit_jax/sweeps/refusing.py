@@ -19,7 +19,7 @@ from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
-from vit_jax.models import flops, variants
+from vit_jax.models import flops
 from vit_jax.sweeps import choosing, stages
 from vit_jax.sweeps.axes import Cell
 
@@ -39,7 +39,6 @@ class KnownData:
   def __init__(self) -> None:
     self._by_config: dict[str, dict[str, Any]] = {}
     self._split = functools.cache(_split)
-    self._size = functools.cache(_size)
 
   def of(self, cell: Cell) -> dict[str, Any]:
     """Does what `train` does before the first step, as far as it costs nothing.
@@ -73,14 +72,12 @@ class KnownData:
       if entry.type == 'mean':
         tested, *_ = self._open(config, entry.split)
         check_classes(config, entry.split, tested, class_names)
-    params, gflops = self._size(
-      experiment.objective.model, experiment.facts.image_size
-    )
+    model, size = experiment.objective.model, experiment.facts.image_size
     return {
       'class_names': list(experiment.objective.class_names),
       'examples': examples,
-      'params': params,
-      'gflops': gflops,
+      'params': flops.count_params(model, size),
+      'gflops': flops.forward_flops(model, size) / 1e9,
     }
 
 
@@ -92,10 +89,6 @@ def _split(
   )
   classes, several = sources.class_names(source), sources.has_several(source)
   return classes, len(source), several
-
-
-def _size(model: variants.Model, size: tuple[int, int]) -> tuple[int, float]:
-  return flops.count_params(model, size), flops.forward_flops(model, size) / 1e9
 
 
 @contextlib.contextmanager
