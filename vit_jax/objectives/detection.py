@@ -151,8 +151,7 @@ class Detection(OfImages):
       image_size=facts.image_size,
       **config.model,
     )
-    names = {f.name for f in dataclasses.fields(cls)} & cls.defaults.keys()
-    fields = {name: o[name] for name in names}
+    fields = {name: o[name] for name in cls.defaults}
     return cls(
       model,
       Images.from_config(config.data, facts.image_size),
