@@ -180,12 +180,9 @@ def _applied(
 def _read(
   model: Any, shape: tuple[int, ...], pooled: dict[str, Array]
 ) -> Array:
-  """Returns what the output reads of each token, BL.
+  """Returns what the output reads of each token, BL, by their `shape` BLD.
 
-  Args:
-    model: whose tokens have the
-    shape: BLD.
-    pooled: `query` and `key` of the pooling head, where there is one.
+  `pooled` has `query` and `key` of the pooling head, where there is one.
   """
   B, L, _ = shape
   extra = len(model.extra_tokens)
