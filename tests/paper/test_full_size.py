@@ -94,15 +94,17 @@ def priced(monkeypatch):
 def test_core_days_are_those_of_all_runs(priced, monkeypatch):
   """5,400 steps of a second on 32 cores are 2 core-days, 1 of half the size."""
   monkeypatch.chdir(ROOT)
-  full = claims.FullSize('--config=configs/digits.py', 10, 70, runs=3)
+  full = claims.FullSize(
+    '--config=configs/digits.py --sweep=seed=0,1,2', 10, 70
+  )
   assert full_size.core_days(full, 'v3:4x4', flags.config_named) == (3, 6)
   assert [made.facts for made in priced] == [(0, 10, 70)]
 
 
 def test_of_a_sweep_each_model_is_compiled(priced, monkeypatch):
-  """And counts once, however many runs of one cost its flags are."""
+  """And counts once."""
   monkeypatch.chdir(ROOT)
-  full = claims.FullSize('--config=configs/ablation.py:head', runs=5)
+  full = claims.FullSize('--config=configs/ablation.py:head')
   days = full_size.core_days(full, 'v3:4x4', flags.config_named)
   assert days == (36, 72) and len(priced) == 36
 

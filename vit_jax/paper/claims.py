@@ -26,13 +26,11 @@ class FullSize:
     flags: of `vit_jax.main` after --workdir, config first.
     classes: of the data, for `plan`, which has them not at hand.
     examples: likewise.
-    runs: how many runs of the same cost the flags are.
   """
 
   flags: str
   classes: int = 1000
   examples: int = 1_281_167
-  runs: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +85,7 @@ STUDIES: Mapping[str, Study] = {
       FullSize(
         f'--config={IMAGENET.format("b16")} '
         '--sweep=model.posemb=none,learned1d,learned2d,relative '
-        '--sweep=seed=0,1,2',
-        runs=12,
+        '--sweep=seed=0,1,2'
       ),
     ),
   ),
@@ -97,17 +94,14 @@ STUDIES: Mapping[str, Study] = {
     full_size=(
       FullSize(
         f'--config={IMAGENET.format("b16")} --sweep=model.pool=cls,gap '
-        '--sweep=optimizer.lr=0.0003,0.001 --sweep=seed=0,1,2',
-        runs=12,
+        '--sweep=optimizer.lr=0.0003,0.001 --sweep=seed=0,1,2'
       ),
     ),
   ),
   'shape': Study(
     'A small ViT with one of depth, width, MLP and patches doubled (halved).',
     full_size=tuple(
-      FullSize(
-        f'--config={IMAGENET.format("b32")} {change}--sweep=seed=0,1,2', runs=3
-      )
+      FullSize(f'--config={IMAGENET.format("b32")} {change}--sweep=seed=0,1,2')
       for change in (
         '',
         '--config.model.depth=24 ',
@@ -120,7 +114,7 @@ STUDIES: Mapping[str, Study] = {
   'axial': Study(
     'A ViT, and one with row and column attention in turns.',
     full_size=tuple(
-      FullSize(f'--config={IMAGENET.format(model)} --sweep=seed=0,1,2', runs=3)
+      FullSize(f'--config={IMAGENET.format(model)} --sweep=seed=0,1,2')
       for model in ('b16', 'axial_b16')
     ),
   ),
@@ -130,8 +124,7 @@ STUDIES: Mapping[str, Study] = {
       FullSize(
         '--config=configs/finetune.py:b16,imagenet2012 '
         f'--config.init=vit/b16 --config.data.image_size={side} '
-        '--sweep=seed=0,1,2',
-        runs=3,
+        '--sweep=seed=0,1,2'
       )
       for side in (224, 384)
     ),
@@ -140,7 +133,7 @@ STUDIES: Mapping[str, Study] = {
     'A ViT and a hybrid of 64 patches and 4 layers, looked into.',
     measure='inside',
     full_size=tuple(
-      FullSize(f'--config={IMAGENET.format(model)} --sweep=seed=0,1,2', runs=3)
+      FullSize(f'--config={IMAGENET.format(model)} --sweep=seed=0,1,2')
       for model in ('l16', 'r50+l32')
     ),
   ),
@@ -151,7 +144,6 @@ STUDIES: Mapping[str, Study] = {
         f'--config=configs/vit.py:{model},{data} --sweep=seed=0,1,2',
         classes,
         examples,
-        runs=3,
       )
       for model in ('l16', 'r50x2')
       for data, classes, examples in (
@@ -176,8 +168,7 @@ STUDIES: Mapping[str, Study] = {
       FullSize(
         f'--config={IMAGENET.format("r50x1")} '
         f'--config.optimizer.name={name} --config.optimizer.weight_decay='
-        f'{decay} --sweep=optimizer.lr={rates} --sweep=seed=0,1,2',
-        runs=6,
+        f'{decay} --sweep=optimizer.lr={rates} --sweep=seed=0,1,2'
       )
       # That of SGD is a part of the gradient, as BiT has it.
       for name, decay, rates in (
@@ -195,7 +186,6 @@ STUDIES: Mapping[str, Study] = {
         f'--config.objective.rate={rate} --sweep=seed=0,1,2',
         21_843,
         14_197_122,
-        runs=3,
       )
       for target, rate in (
         ('mean_colour', 0.5),
@@ -211,8 +201,7 @@ STUDIES: Mapping[str, Study] = {
     full_size=(
       FullSize(
         '--config=configs/deit.py:s16 --config.teacher=runs/teacher '
-        '--sweep=seed=0,1,2',
-        runs=3,
+        '--sweep=seed=0,1,2'
       ),
     ),
   ),
@@ -220,9 +209,7 @@ STUDIES: Mapping[str, Study] = {
     'Of 40 labelled digits (of other data one in 200): three generations of '
     'Noisy Student, or the labelled alone for as many images.',
     full_size=(
-      FullSize(
-        '--config=configs/noisy_student.py:imagenet2012,compare', runs=9
-      ),
+      FullSize('--config=configs/noisy_student.py:imagenet2012,compare'),
     ),
   ),
   'igpt': Study(
@@ -230,9 +217,7 @@ STUDIES: Mapping[str, Study] = {
     'lengths of training.',
     learned=('layer3/10shot_accuracy', 0.3),
     full_size=(
-      FullSize(
-        '--config=configs/igpt.py:s,imagenet2012 --sweep=seed=0,1,2', runs=3
-      ),
+      FullSize('--config=configs/igpt.py:s,imagenet2012 --sweep=seed=0,1,2'),
     ),
   ),
   'detr': Study(
@@ -245,7 +230,6 @@ STUDIES: Mapping[str, Study] = {
         '--sweep=model.decoder_layers=1,6 --sweep=seed=0,1,2',
         91,
         118_287,
-        runs=6,
       ),
     ),
     data='digits',

@@ -3,6 +3,7 @@
 `plan` compiles each command's training step for TPUs that are not there.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -65,11 +66,15 @@ def core_days(
   """Returns the bounds of `plan` for all runs of a command."""
   config = config_of_flags(full.flags, config_of)
   trials = [config]
-  runs = full.runs
   if config.sweep:
     trials = [c.config for c in axes.cells(config, 'unused')]
-    runs = 1
   trials = [stage for trial in trials for stage in _stages(trial)]
+  # Of the runs that the flags sweep over the first stands for all.
+  runs = math.prod(
+    len(config_lib.split_commas(part.rpartition('=')[2]))
+    for part in full.flags.split()
+    if part.startswith('--sweep=')
+  )
   devices, chip = costs.devices_of(topology)
   low = high = 0.0
   for trial in trials:
