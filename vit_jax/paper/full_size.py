@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -12,11 +12,10 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.experiment import Experiment
 from vit_jax.paper.claims import CLAIMS, STUDIES, FullSize
+from vit_jax.paper.reproducing import Configs
 from vit_jax.plan import costs
 from vit_jax.plan.search import TooLarge
 from vit_jax.sweeps import axes
-
-Configs = Callable[[str], ConfigDict]
 
 
 def commands(
