@@ -14,7 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, saving
 from vit_jax.data import bad_images, images, loader, sources
 from vit_jax.evaluators import build
-from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
   Experiment,
   State,
@@ -89,9 +89,10 @@ def train(
   )
   experiment = Experiment(config, facts_of_source(config, source))
   fixed = experiment.place(experiment.objective.fixed())
-  evaluators = build.make_evaluators(
+  parts = Parts(
     config, experiment.objective, fixed, experiment.mesh, experiment.facts
   )
+  evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
   del init  # its arrays would stay as long as training does
   with (
@@ -246,7 +247,8 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     for x in (checkpoint.params, objective.fixed())
   )
   results: dict[str, Any] = {}
-  for evaluator in build.make_evaluators(config, objective, fixed, mesh, facts):
+  parts = Parts(config, objective, fixed, mesh, facts)
+  for evaluator in build.make_evaluators(parts):
     results |= evaluator.run(params)
   # Pictures belong to the TensorBoard of a training.
   return metric_log.metrics_and_pictures(results)[0]

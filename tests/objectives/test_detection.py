@@ -424,8 +424,8 @@ def test_a_run_is_used_at_the_scale_it_was_evaluated_at(tmp_path, monkeypatch):
   assert checkpoint.image_size == (32, 48)
   built = []
 
-  def none(config, objective, *_):
-    built.append(objective)
+  def none(parts):
+    built.append(parts.objective)
     return []
 
   monkeypatch.setattr(build, 'make_evaluators', none)

@@ -1,6 +1,5 @@
 """Evaluators as a config describes them."""
 
-import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data import segments
@@ -11,10 +10,9 @@ from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
 from vit_jax.evaluators.pictures import PicturesEvaluator
-from vit_jax.models.model import Params
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Best, Facts, Objective
+from vit_jax.objectives.objective import Best
 
 # By `type` of an entry of `config.evaluators`.
 EVALUATORS: dict[str, type[Evaluator]] = {
@@ -128,20 +126,13 @@ def shown(config: ConfigDict) -> dict[str, Best]:
   }
 
 
-def make_evaluators(
-  config: ConfigDict,
-  objective: Objective,
-  fixed: Params,
-  mesh: jax.sharding.Mesh,
-  facts: Facts,
-) -> list[Evaluator]:
-  """Returns the evaluators of a config, made of what `Parts` has.
+def make_evaluators(parts: Parts) -> list[Evaluator]:
+  """Returns the evaluators of a config.
 
   Raises:
     ValueError: for an entry that cannot work.
   """
-  parts = Parts(config, objective, fixed, mesh, facts)
   return [
     EVALUATORS[entry.type].from_entry(parts, name, entry)
-    for name, entry in entries(config).items()
+    for name, entry in entries(parts.config).items()
   ]
