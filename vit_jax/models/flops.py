@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.igpt import IGPT
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Model
 
 
 def count_params(model: Model, image_size: tuple[int, int]) -> int:

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import augment, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives.objective import Best, Facts, OfImages, sums
 
 LOSSES = ('softmax', 'sigmoid')

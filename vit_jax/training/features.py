@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.data import cores, loader
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Record, Source
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Model
 from vit_jax.training import sharding
 
 # From parameters and normalised images BHWC to anything with B rows.
