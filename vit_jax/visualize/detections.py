@@ -137,8 +137,7 @@ class Detector:
     height, width, _ = image_HWC.shape
     is_padding_1HW = padding(size_2[None], (height, width))
     images_1HWC = jnp.where(is_padding_1HW[..., None], 0.0, images_1HWC)
-    apply: Any = model.apply
-    logits_1QC, aux = apply(
+    logits_1QC, aux = model.apply(
       {'params': params},
       images_1HWC,
       is_padding_1HW,
