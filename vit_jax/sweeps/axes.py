@@ -154,10 +154,7 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
     cell_config.sweep = cell_config.sweep_skip = ()
     set_fields(cell_config, fields)
     flat = config_lib.flatten(cell_config)
-    if not any(
-      all(flat.get(k) == v for k, v in skip.items())
-      for skip in config.sweep_skip
-    ):
+    if not any(skip.items() <= flat.items() for skip in config.sweep_skip):
       found.append(Cell(labels, cell_config, folder(workdir, RUNS, labels)))
   if not found:
     raise ValueError(
