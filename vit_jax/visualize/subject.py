@@ -73,12 +73,8 @@ class Subject:
     """Returns the likeliest classes of each image and their probabilities."""
     found = []
     for layers, batch in self.at_work('labels'):
-      probabilities_BC = self.checkpoint.probabilities(layers.logits_BC)[
-        : len(batch)
-      ]
-      values, indices = jax.lax.top_k(
-        probabilities_BC, min(count, probabilities_BC.shape[1])
-      )
+      p_BC = self.checkpoint.probabilities(layers.logits_BC)[: len(batch)]
+      values, indices = jax.lax.top_k(p_BC, min(count, p_BC.shape[1]))
       found += [
         [(int(c), float(p)) for c, p in zip(*row, strict=True)]
         for row in zip(indices, values, strict=True)
