@@ -163,19 +163,17 @@ class ClaimsPage:
 
   def markdown(self, stem: str) -> str:
     """Returns the report with links to the pictures in the folder STEM."""
-    parts = [f'# {TITLE}', *self._about()]
-    parts.append(f'    {self._command}')
-    parts.append('writes it again, after the runs that are left.')
-    parts.append(
-      grid.table(
-        ['claim', 'of', 'verdict'],
-        [
-          [f'{f.claim.sentence} (`{f.name}`)', f.claim.source, f.verdict]
-          for f in self.found
-        ],
-        left=3,
-      ).rstrip()
-    )
+    rows = [
+      [f'{f.claim.sentence} (`{f.name}`)', f.claim.source, f.verdict]
+      for f in self.found
+    ]
+    parts = [
+      f'# {TITLE}',
+      *self._about(),
+      f'    {self._command}',
+      'writes it again, after the runs that are left.',
+      grid.table(['claim', 'of', 'verdict'], rows, left=3).rstrip(),
+    ]
     for study, found in self._by_study().items():
       heads, lines = self._numbers(study)
       parts += [
