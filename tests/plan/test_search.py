@@ -164,6 +164,16 @@ def test_each_way_of_keeping_begins_where_the_one_before_ended():
   assert best.images == 8
 
 
+def test_where_eight_images_fit_no_other_place_is_tried():
+  """Though none do without what is computed twice."""
+  compiled, tried = compiler(1.9, 1, 16, 16 * 8)
+  config = vit.get_config('l16')
+  config.batch_size = 16 * 8
+  best = search.Search(config, 16, compiled).best()
+  assert (best.images, best.fields['model.remat']) == (8, 'nothing_saveable')
+  assert {fields['gather'] for fields in tried} == {best.fields['gather']}
+
+
 def test_devices_are_not_divided_by_what_does_not_divide_them():
   compiled, tried = compiler(0.01, 1, 6, 6 * 4)
   config = vit.get_config('ti16')
