@@ -1,6 +1,7 @@
 """Which evaluators run, and what a run may be chosen by."""
 
 import pytest
+from PIL import Image
 
 from configs import digits
 from vit_jax import train
@@ -116,6 +117,22 @@ def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
   for other in (('b', 'a'), ('a',), ()):
     with pytest.raises(ValueError, match='of digits test are not those of tra'):
       evaluator.check_classes(config, 'test', other, ('a', 'b'))
+
+
+def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
+  for i, split in enumerate(['train', 'val']):
+    (tmp_path / split / 'a').mkdir(parents=True)
+    image = Image.new('RGB', (2, 2), (i, 0, 0))
+    image.save(tmp_path / split / 'a/1.png')
+  config = config_of()
+  config.data.name = str(tmp_path)
+  facts = Facts(('a',), 1, (16, 16))
+  parts = evaluator.Parts(config, Learns(), {}, None, facts)
+  assert len(parts.source('test')) == 1
+  config.data.split = 'train+val'
+  with pytest.raises(ValueError, match="no split 'test'; it has train, val"):
+    parts.source('test')
+  assert len(parts.source('val')) == 1  # as is asked for
 
 
 class Objects:

@@ -96,9 +96,21 @@ class Parts:
 
     Raises:
       ValueError: if its classes are not those of the training split, or are
-        those of objects where the objective learns one of an image.
+        those of objects where the objective learns one of an image, or if it is
+        only there by another name (`test` as `val`) and what is learned is
+        several splits joined.
     """
-    source = bad_images.open_checked(self.config.data, split)
+    data = self.config.data
+    if '+' in data.split:
+      # Of splits that are joined none is taken for another, so that what is
+      # measured is not learned without a word.
+      sources.open_source(
+        data.name,
+        f'{data.split}+{split}',
+        data_dir=data.dir or None,
+        split_seed=data.split_seed,
+      )
+    source = bad_images.open_checked(data, split)
     learns_one = self.objective.class_names and not isinstance(
       self.objective, Detection
     )
