@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import tracemalloc
 
 import jax
 import numpy as np
@@ -248,6 +249,21 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   np.savez(path, **whole)
   with pytest.raises(ValueError, match='old.npz holds no soft labels'):
     kept_in(path, None, source, 'mine', NAMES)
+
+
+def test_labels_are_in_memory_once(tmp_path):
+  """Those of ImageNet are 5 GB."""
+  labels = np.zeros((1000, 2000), np.float32)
+  names = tuple(map(str, range(2000)))
+  path = str(tmp_path / 'labels.npz')
+  np.savez(path, probabilities=labels, class_names=names, images='mine')
+  tracemalloc.start()
+  try:
+    kept_in(path, None, range(1000), 'mine', names)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak_bytes < 1.5 * labels.nbytes
 
 
 def test_a_batch_has_images_with_their_labels():

@@ -76,11 +76,11 @@ def kept(
       whole.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
   try:
-    with np.load(io.BytesIO(place.read_bytes())) as file:
-      probabilities_NC = file['probabilities']
-      said = str(file['images']), tuple(map(str, file['class_names']))
+    with place.open('rb') as file, np.load(file) as archive:
+      probabilities_NC = archive['probabilities']
+      said = str(archive['images']), tuple(map(str, archive['class_names']))
       # Older files do not have these two.
-      seed, sums = (file.get(key) for key in ('split_seed', 'teacher'))
+      seed, sums = (archive.get(key) for key in ('split_seed', 'teacher'))
   except (
     *(KeyError, OSError, ValueError, zipfile.BadZipFile),
     *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
