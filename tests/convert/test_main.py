@@ -294,7 +294,7 @@ def test_resizing_is_said_and_compared_at_the_new_size(run, workdir, tmp_path):
   target = tmp_path / 'larger.npz'
   status, out, _ = run(workdir, target, '--to=npz', '--image_size=48')
   assert status == 0
-  assert 'resized   position embeddings to images of 48x48 pixels' in out
+  assert 'resized   for images of 48x48 pixels\n' in out
   status, out, _ = run('--check', workdir, target)
   assert status == 0
   assert '8 random ones of 48x48 pixels' in out

@@ -114,7 +114,7 @@ def _adapt(
   if size != checkpoint.image_size:
     checkpoint = transfer.resized(checkpoint, size)
     H, W = size
-    _say(f'resized   position embeddings to images of {H}x{W} pixels')
+    _say(f'resized   for images of {H}x{W} pixels')
   if args.head != 'keep':
     checkpoint = transfer.with_head(checkpoint, args.head)
     kept = (
@@ -174,8 +174,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   parser.add_argument(
     '--image_size',
-    help='pixels, as in 384 or 384x512: resizes the position embeddings '
-    "(default: the source's)",
+    help='of the images in pixels, as in 384 or 384x512, for which learned '
+    "position embeddings are resized (default: the source's)",
   )
   parser.add_argument(
     '--head',
