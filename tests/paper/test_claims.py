@@ -312,7 +312,7 @@ def test_a_seed_that_is_not_complete_does_not_count():
   some = findings.find(
     'axial_gain', [*found[:-1], lost[-1]], ['ViT', 'Axial-ViT']
   )
-  assert some.reason.startswith('2 of 3 seeds, 1 runs diverged: 0.1, 0.1; ')
+  assert some.reason.startswith('2 of 3 seeds, 1 run diverged: 0.1, 0.1; ')
 
 
 def test_a_seed_that_says_nothing_does_not_count(monkeypatch):

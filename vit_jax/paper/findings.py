@@ -48,7 +48,7 @@ def find(name: str, rows: Sequence[RunRow], variants: Sequence[str]) -> Finding:
   lost = [row.key for row in rows if row.texts['status'] != 'done']
   reason = f'{len(values)} of {rules.MIN_SEEDS} seeds'
   if lost:
-    reason += f', {len(lost)} runs diverged'
+    reason += f', {len(lost)} {"run" if len(lost) == 1 else "runs"} diverged'
   if values:
     reason += ': ' + ', '.join(f'{rules.mean([v]):.3g}' for v in values)
   if len(values) >= 2:
