@@ -303,14 +303,24 @@ def test_what_fills_the_memory_fits(monkeypatch):
 def test_a_container_may_have_less_than_the_machine(
   tmp_path, monkeypatch, said, fits
 ):
-  """Of its two files one is there, as the kernel has them."""
+  """Or the groups around its own; of the files one is there."""
   pages = {'SC_PAGE_SIZE': 9, 'SC_PHYS_PAGES': 1000}
   monkeypatch.setattr(os, 'sysconf', pages.get)
-  for i in range(2):
-    files = [tmp_path / f'{i}/{name}' for name in ('v2', 'v1')]
-    files[i].parent.mkdir()
-    files[i].write_text(said)
-    monkeypatch.setattr(archive, '_CONTAINER_LIMITS', files)
+  own = tmp_path / 'own'
+  own.write_text('1:memory:/other\n0::/slurm/job 7/step\n')
+  monkeypatch.setattr(archive, '_OWN_GROUP', own)
+  for i, name in enumerate(
+    [
+      'memory.max',
+      'memory/memory.limit_in_bytes',
+      'slurm/job 7/memory.max',
+      'slurm/job 7/step/memory.max',
+    ]
+  ):
+    file = tmp_path / str(i) / name
+    file.parent.mkdir(parents=True)
+    file.write_text(said)
+    monkeypatch.setattr(archive, '_GROUPS', tmp_path / str(i))
     archive.check_memory(fits)
     with pytest.raises(ValueError, match='unpacks to 0 GB'):
       archive.check_memory(fits + 1)

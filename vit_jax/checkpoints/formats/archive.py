@@ -25,11 +25,9 @@ from vit_jax.data import whole
 
 # The deepest published ResNet has 66 units, the deepest ViT 56 layers.
 _MAX_LAYERS = 1000
-# Of a container in Linux, by versions 2 and 1 of its control groups.
-_CONTAINER_LIMITS = (
-  pathlib.Path('/sys/fs/cgroup/memory.max'),
-  pathlib.Path('/sys/fs/cgroup/memory/memory.limit_in_bytes'),
-)
+# Of a container or a job in Linux: its control group, and where those are.
+_OWN_GROUP = pathlib.Path('/proc/self/cgroup')
+_GROUPS = pathlib.Path('/sys/fs/cgroup')
 
 
 def is_archive(path: str) -> bool:
@@ -138,7 +136,11 @@ def check_memory(needed_bytes: int) -> None:
     ValueError: with both sizes.
   """
   memory_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  for file in _CONTAINER_LIMITS:
+  group = _GROUPS
+  with contextlib.suppress(OSError):
+    group /= _OWN_GROUP.read_text().partition('0::/')[2].strip()
+  files = [each / 'memory.max' for each in (group, *group.parents)]
+  for file in (*files, _GROUPS / 'memory/memory.limit_in_bytes'):  # version 1
     with contextlib.suppress(OSError, ValueError):  # no file, or no limit: max
       memory_bytes = min(memory_bytes, int(file.read_text()))
   if needed_bytes > memory_bytes:
