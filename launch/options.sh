@@ -82,15 +82,18 @@ need_shipped_config() {
 # Nor do they get the data and checkpoints of this machine; of what begins with /
 # nobody knows here what they have mounted.
 need_no_local_path() {
-  local arg word words
+  local arg word words before=''
   for arg in "${main_args[@]}"; do
     IFS=$' \n\'"=,:()' read -rd '' -a words <<< "$arg" || true
     for word in "${words[@]}"; do
       [[ $word == /* || ${word#./} == @(configs|vit_jax)/* ]] && continue
-      if [[ $word == @(.|..)/* ]] || [[ $word == *[./]* && -e $word ]]; then
+      # A name without / or . is seldom a file's, except a checkpoint's.
+      if [[ $word == @(.|..)/* ]] || [[ -e $word &&
+        ($word == *[./]* || $before == ?(*.)@(init|teacher)) ]]; then
         refuse "$word is on no host: name a bucket, or a folder or file that" \
           "all hosts have mounted, by its path from /."
       fi
+      before=$word
     done
   done
 }

@@ -108,6 +108,16 @@ def test_help_is_the_comment_at_the_top(script, tools):
       ['run', *TRAINING, '--config.evaluators.real.labels=CHANGELOG.md'],
       'CHANGELOG.md is on no host',
     ),
+    (
+      'gke.sh',
+      ['run', '--image=i', *TRAINING, '--config.init', 'LICENSE'],
+      'LICENSE is on no host',
+    ),
+    (
+      'tpu.sh',
+      ['up', '--', '--config=configs/deit.py:b16,teacher=tests', W],
+      'tests is on no host',
+    ),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
     ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
