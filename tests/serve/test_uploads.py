@@ -94,7 +94,7 @@ def png_of(width, height):
 
 BAD = {
   'nothing': (b'', 'There is no image'),
-  'text': (b'hello', 'no image of a format known here'),
+  'text': (b'hello', 'no image of a format known here: JPEG, PNG, WEBP,'),
   'postscript': (b'%!PS-Adobe-3.0 EPSF-3.0\n', 'no image of a format'),
   'a bomb': (png_of(60_000, 60_000), '60000 x 60000 pixels, more than'),
   'cut off': (KINDS['JPEG of 301 x 607'][:2000], 'is damaged'),

@@ -25,7 +25,7 @@ from vit_jax.data.upright import Box
 from vit_jax.serve.resizing import resize
 
 # Those that people have; each decoder more is one more to attack.
-FORMATS = ('JPEG', 'MPO', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 # Of addresses, libraries included, which are many times what is used.
 _MAX_MEMORY_BYTES = 2 << 30
