@@ -68,3 +68,9 @@ def test_bytes_of_names_that_are_no_text_are_escaped():
   said = [axes.title, *axes.legend().get_texts()]
   assert plots.png(figure)
   assert [text.get_text() for text in said] == ['é\n\\udc80', 'a\\udcff']
+
+
+def test_letters_that_the_font_lacks_are_no_warnings():
+  figure = plots.figure(2, 2)
+  figure.subplots().set_xticks([0], ['猫'])
+  assert plots.png(figure)

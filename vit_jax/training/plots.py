@@ -1,6 +1,7 @@
 """What all plots share: colours, a frame, and the way into a file."""
 
 import io
+import warnings
 from typing import Any
 
 # Okabe and Ito's, which colour-blind readers tell apart, with grey in place of
@@ -71,7 +72,10 @@ def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
     said = text.get_text().encode(errors='backslashreplace')
     text.set_text(said.decode())
   file = io.BytesIO()
-  drawn.savefig(
-    file, format='png', dpi=dots_per_inch, metadata={'Software': None}
-  )
+  with warnings.catch_warnings():
+    # A line for each letter that the font lacks; a box stands for it.
+    warnings.filterwarnings('ignore', 'Glyph')
+    drawn.savefig(
+      file, format='png', dpi=dots_per_inch, metadata={'Software': None}
+    )
   return file.getvalue()
