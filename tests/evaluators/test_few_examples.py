@@ -108,6 +108,11 @@ def test_plan_refuses(shots, seeds, labels, message):
     few_examples.plan(np.array(labels), 2, shots, seeds, ('cat', 'dog'))
 
 
+def test_one_class_is_not_told_from_anything():
+  with pytest.raises(ValueError, match='of one class: there is nothing'):
+    few_examples.plan(np.zeros(9, int), 1, (1,), 1)
+
+
 @pytest.mark.parametrize('width', [12, 40])
 def test_fixed_is_the_protocol_of_big_vision(width):
   """Its steps one by one: fewer and more shots (5 to 80) than features."""

@@ -60,13 +60,18 @@ def plan(
     By (k, seed) the positions of k C examples, int64, k of class 0 first.
 
   Raises:
-    ValueError: if a class has too few examples, or one of the numbers makes no
-      sense.
+    ValueError: if a class has too few examples, there is but one, or one of the
+      numbers makes no sense.
   """
   if min(shots, default=0) < 1 or seeds < 1:
     raise ValueError(
       f'shots is {tuple(shots)} and seeds is {seeds}: it takes at least 1 '
       'number of examples a class, each at least 1, and 1 draw.'
+    )
+  if num_classes == 1:
+    raise ValueError(
+      'All examples are of one class: there is nothing to tell it from. Give '
+      'at least two.'
     )
   ridge.check_labels('training', labels_N, num_classes)
   counts_C = np.bincount(labels_N, minlength=num_classes)
