@@ -179,8 +179,8 @@ def hold_out(labels_N: np.ndarray) -> np.ndarray:
   """
   if len(labels_N) < 10:
     raise ValueError(
-      f'{len(labels_N)} training examples are too few to hold a tenth out of. '
-      'Give a single penalty, or ten examples.'
+      f'{len(labels_N)} training examples are too few to hold a tenth out of: '
+      'a linear probe takes at least ten.'
     )
   order_N = np.random.RandomState(0).permutation(len(labels_N))
   order_N = order_N[np.argsort(labels_N[order_N], kind='stable')]
