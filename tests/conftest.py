@@ -115,6 +115,10 @@ def _messages_shown_as_before():
   yield
   ours.setLevel(before[0])
   ours.propagate, ours.handlers = before[1:]
+  root = logging.getLogger()
+  for handler in root.handlers[:]:
+    if type(handler) is logging.StreamHandler:  # none of pytest's
+      root.removeHandler(handler)
 
 
 @pytest.fixture

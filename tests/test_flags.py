@@ -157,6 +157,14 @@ def test_of_an_error_over_many_lines_one_is_said(capsys):
   assert capsys.readouterr().err == 'error: one\ntwo\n'
 
 
+@pytest.mark.parametrize('time', ['first', 'second'])
+def test_the_next_test_has_messages_of_its_own(time, capsys):
+  """Threads that are left would write to the stderr of this one, closed."""
+  for handler in logging.getLogger().handlers:
+    assert type(handler) is not logging.StreamHandler
+  flags.command(lambda _: None, argparse.Namespace())
+
+
 @pytest.mark.parametrize(('ended', 'status'), [(None, 0), (0, 0), (3, 3)])
 def test_a_command_ends_with_what_it_returns(ended, status):
   got = []
