@@ -43,7 +43,7 @@ ARGS = (
 )
 
 # Of the three that Noisy Student has.
-TWO_GENERATIONS = '''
+TWO_GENERATIONS = """
 from configs import noisy_student
 
 def get_config():
@@ -52,7 +52,7 @@ def get_config():
   config.teacher = 'stages/student_1'
   config.objective.labels = 'stages/student_1.npz'
   return config
-'''
+"""
 
 
 def small(argument='digits'):

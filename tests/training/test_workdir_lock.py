@@ -256,6 +256,16 @@ def test_since_when_a_run_is_there_is_said_in_utc(monkeypatch):
   assert abs(since.timestamp() - time.time()) < 3600
 
 
+def test_names_that_are_no_utf_8(tmp_path, monkeypatch):
+  """No array of a checkpoint can be saved there; images can be read."""
+  with pytest.raises(ValueError, match=r"udcff': no checkpoint can be saved"):
+    workdir_lock.check(f'{tmp_path}/\udcff')
+  monkeypatch.setattr(sys, 'argv', ['main', '--config.data.name=\udcff'])
+  with workdir_lock.held(str(tmp_path)):
+    assert 'data.name=\ufffd' in (tmp_path / 'lock').read_text()
+  assert workdir_lock._of_process_0('a \udcff') == 'a '
+
+
 @pytest.mark.parametrize('error', [BlockingIOError, PermissionError])
 def test_either_error_of_posix_says_that_another_run_is_there(
   tmp_path, monkeypatch, error

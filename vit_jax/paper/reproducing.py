@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import os
 import platform
 import statistics
 import time
@@ -87,7 +88,7 @@ class Reproduction:
     # Names that have one slug, as cifar10 and ./cifar10, are two data sets.
     self._folder = axes.slug(data)
     if self._folder != data:
-      self._folder += f'-{hashlib.sha256(data.encode()).hexdigest()[:6]}'
+      self._folder += f'-{hashlib.sha256(os.fsencode(data)).hexdigest()[:6]}'
     self._results = epath.Path(results) / self._folder
     wanted = {claims.CLAIMS[name].study for name in names}
     self.studies = [name for name in claims.STUDIES if name in wanted]

@@ -179,7 +179,7 @@ def _say(what: str) -> None:
     f'error: {what}{_last_checkpoint()} The same command goes on, with another '
     'number of processes too.\n'
   )
-  os.write(sys.stderr.fileno(), text.encode())
+  os.write(sys.stderr.fileno(), os.fsencode(text))
 
 
 def _exit() -> NoReturn:

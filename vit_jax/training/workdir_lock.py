@@ -47,6 +47,11 @@ def check(workdir: str) -> None:
   """
   if '://' in workdir:
     return
+  if os.fsencode(workdir).decode(errors='replace') != workdir:
+    raise ValueError(
+      f'--workdir={workdir!a}: no checkpoint can be saved in a folder whose '
+      'name is no UTF-8. Give another --workdir.'
+    )
   place = pathlib.Path(absolute(workdir))
   there = next(p for p in (place, *place.parents) if os.path.lexists(p))
   if not there.is_dir():
@@ -103,7 +108,7 @@ class _Held(Exception):
 
 
 def _of_process_0(text: str) -> str:
-  data = np.frombuffer(text.encode()[:1000].ljust(1000, b'\0'), np.uint8)
+  data = np.frombuffer(os.fsencode(text)[:1000].ljust(1000, b'\0'), np.uint8)
   data = np.asarray(multihost_utils.broadcast_one_to_all(data))
   return data.tobytes().rstrip(b'\0').decode(errors='ignore')
 
@@ -112,7 +117,7 @@ def _holder() -> str:
   now = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
   return (
     f'process {os.getpid()} on {socket.gethostname()} since {now} '
-    f'({shlex.join(sys.argv)[:300]})'
+    f'({os.fsencode(shlex.join(sys.argv)[:300]).decode(errors="replace")})'
   )
 
 
@@ -186,7 +191,7 @@ def _renew(path: epath.Path, holder: str, ended: threading.Event) -> None:
       found = _read(path)
       if found and not found.startswith(holder):
         text = f'error: {_Held(path, found)}\n'
-        os.write(sys.stderr.fileno(), text.encode())
+        os.write(sys.stderr.fileno(), os.fsencode(text))
         os._exit(2)  # before it writes anything more
       _write(path, holder)
     except Exception as e:  # of many kinds, and the next time it may work
