@@ -14,7 +14,8 @@ def stated(value, under=''):
 
 
 def read(method, value):
-  return getattr(stated(value), method)('key')
+  bound = [1] if method == 'above_zero' else []
+  return getattr(stated(value), method)('key', *bound)
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,8 @@ def read(method, value):
   [
     ('positive', 1, 1),
     ('positive', 10**9, 10**9),
-    ('epsilon', 1, 1.0),
-    ('epsilon', 1e-300, 1e-300),
+    ('above_zero', 1, 1.0),
+    ('above_zero', 1e-300, 1e-300),
     ('rgb', [1, -1.7e308, 10**308], (1.0, -1.7e308, 1e308)),
     ('sides', 1, (1, 1)),
     ('sides', MAX_SIDE, (MAX_SIDE, MAX_SIDE)),
@@ -39,7 +40,7 @@ def read(method, value):
 def test_what_makes_sense_is_read(method, value, want):
   found = read(method, value)
   assert found == want
-  if method == 'epsilon':
+  if method == 'above_zero':
     assert type(found) is float
 
 
@@ -48,7 +49,7 @@ def test_what_makes_sense_is_read(method, value, want):
   [
     *(('positive', x, 'a positive integer') for x in (0, -1, True, 2.0, '1')),
     *(
-      ('epsilon', x, 'above 0 and at most 1')
+      ('above_zero', x, 'above 0 and at most 1')
       for x in (0, 1.001, -1, True, math.nan, '1e-6', None, 10**400)
     ),
     *(
