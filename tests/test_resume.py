@@ -207,7 +207,7 @@ def wait_until(happened, process):
   while not happened():
     if process.poll() is not None:
       return False
-    time.sleep(0.001)
+    time.sleep(0.01)
   return True
 
 
@@ -241,7 +241,10 @@ def wait_for_moment(kind, workdir, process, rng):
 
 
 def test_killed_runs_end_bit_for_bit_the_same(command, undisturbed, tmp_path):
-  """SIGKILL in the middle of a save, after one, and at random moments."""
+  """SIGKILL in the middle of a save, after one, and at random moments.
+
+  The reference compiles its programs, which the others find in the cache.
+  """
   reference = undisturbed(8)
   rng = random.Random(801)
   kinds = ['saving', 'between saves', 'at random']
@@ -290,12 +293,6 @@ def test_preempted_runs_save_and_end_bit_for_bit_the_same(
     assert not is_saving(tmp_path)
   command.finish(tmp_path, 1)
   assert_same_run(tmp_path, reference)
-
-
-def test_compilation_cache_changes_no_bit(undisturbed, tmp_path):
-  """The other tests here compile nothing twice; this one compiles all."""
-  Command(tmp_path / 'empty').finish(tmp_path / 'run', 8)
-  assert_same_run(tmp_path / 'run', undisturbed(8))
 
 
 def wait_for_steps(process, workdir, count):

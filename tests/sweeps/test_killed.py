@@ -161,7 +161,7 @@ def test_a_grid_killed_at_any_moment_ends_the_same(
     process = command.grid(tmp_path, *AXES, program=program)
     try:
       while rows_written(tmp_path) < moment and process.poll() is None:
-        time.sleep(0.001)
+        time.sleep(0.01)
       # Saving, result.json and the tables come after a step.
       time.sleep(rng.choice([0, rng.uniform(0, 0.5)]))
     finally:
