@@ -23,9 +23,9 @@ of the lanes empty:
   copied, 4 % of a step of H/14.
 - What `attention` keeps of logits has queries last, B N L Q, as the compiler
   lays them out in any case, and the exponentials are summed by a product with
-  ones (`sum_keys`): the multiplier takes a seventh of the time that adding up
-  takes. Both ways round, not one alone: 6 % of a layer of L/16 on v5e, 7 % on
-  v6e.
+  ones (`sum_keys`). Both ways round, not one alone: 6 % of a layer of L/16 on
+  v5e and 7 % on v6e by the compiler's estimate, which overrates sums; nothing
+  and 2 % by its analysis of the schedule (`plan/README.md`).
 
 Others:
 
