@@ -209,7 +209,7 @@ def base() -> ConfigDict:
           'masks': False,
         },
         # Attention rollout on the first images of a split, and the filters of
-        # the patches, to TensorBoard at every evaluation.
+        # the patches, to TensorBoard or wandb at every evaluation.
         'pictures': {
           'type': 'pictures',
           'on': False,

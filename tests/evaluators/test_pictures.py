@@ -50,9 +50,10 @@ def mesh_of(data=1, fsdp=1, tensor=1):
   )
 
 
-def evaluator(model, mesh, count=3):
+def evaluator(model, mesh, count=3, wandb=''):
   config = digits.get_config()
   config.data.update(mean=MEAN, std=STD)
+  config.wandb = wandb
   names = tuple('0123456789')
   objective = Classification(model, Images(SIZE), names)
   return pictures.PicturesEvaluator.from_entry(
@@ -134,8 +135,9 @@ def test_a_resnet_is_refused(tensorboard):
     evaluator(model, mesh)
 
 
-def test_without_tensorboard_it_is_refused(monkeypatch):
+def test_without_a_dashboard_it_is_refused(monkeypatch):
   monkeypatch.setattr(pictures.importlib.util, 'find_spec', lambda name: None)
   mesh = mesh_of()
   with pytest.raises(ImportError, match=r"pip install -e '.\[tensorboard\]'"):
     evaluator(model_of(), mesh)
+  evaluator(model_of(), mesh, wandb='ours')

@@ -1,4 +1,4 @@
-"""What a model looks at, again and again while it learns, for TensorBoard."""
+"""What a model looks at, again and again while it learns, for dashboards."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -35,17 +35,11 @@ class PicturesEvaluator:
 
     Raises:
       ValueError: if the model has no attention, or the source has fewer images.
-      ImportError: if there is no TensorBoard to write to.
     """
     if model.attention not in ('all', 'axial'):
       raise ValueError(
         f'evaluators.{name} draws attention, which a {type(model).__name__} '
         'has not: switch it off.'
-      )
-    if not importlib.util.find_spec('tensorboard'):
-      raise ImportError(
-        f'evaluators.{name} writes to TensorBoard, which is not installed: pip '
-        "install -e '.[tensorboard]', or switch it off."
       )
     if not 0 < count <= len(source):
       raise ValueError(
@@ -74,7 +68,18 @@ class PicturesEvaluator:
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of a split of the run's data."""
+    """Returns the evaluator of a split of the run's data.
+
+    Raises:
+      ValueError: for an entry that cannot work.
+      ImportError: if nothing is there to show the pictures.
+    """
+    if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
+      raise ImportError(
+        f'evaluators.{name} writes to TensorBoard, which is not installed: pip '
+        "install -e '.[tensorboard]', name a project by --config.wandb, or "
+        'switch it off.'
+      )
     return cls(
       name,
       parts.objective.model,
