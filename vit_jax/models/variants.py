@@ -315,7 +315,7 @@ def build(
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
       f'model.name is {name!r}, which has no model.{strange[0]}: a name alone '
-      'chooses no model. Choose a variant, as with CONFIG:r50 on the command '
+      'chooses no model. Choose a variant, as with CONFIG:b16 on the command '
       'line or config_lib.choose_model in a config file.'
     )
   if dtype not in ('float32', 'bfloat16'):
