@@ -398,8 +398,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--output',
     default=OUTPUT,
     metavar='FOLDER',
-    help=f'for {report.CSV} and {report.PLOT}, which are replaced if they are '
-    f'there (default: {OUTPUT})',
+    help=f'for {report.CSV} and {report.PLOT}, or {layer_probe.CSV} and '
+    f'{layer_probe.PLOT}, which are replaced if they are there (default: '
+    f'{OUTPUT})',
   )
   add(
     '--distributed',

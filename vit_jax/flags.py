@@ -71,7 +71,8 @@ ENDINGS = (
 # The data sets of commands that need classes.
 WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder a class, written with a slash, a CSV "
-  "file of images and labels, a TFDS name, or 'vtab/TASK'"
+  "file of images and labels, a TFDS name, 'vtab/TASK', or "
+  "'hf://datasets/OWNER/NAME'"
 )
 
 CONFIG = config_flags.DEFINE_config_file(
