@@ -9,8 +9,8 @@ of them. The first value is the variant of a ViT, the second the data; the
 default is the paper's: Adam at 2e-4, batch 4096, 10,000 steps of warm-up,
 cosine decay, a million steps (14 epochs of JFT-300M; JFT is not public, the
 data is ImageNet-21k). It names no weight decay, and here is none. `small` is a
-small ViT for minutes on a CPU, on a folder of small images, whose labels, if
-it has any, are only used to measure few-shot accuracy on the way.
+small ViT for minutes on a CPU, on a folder of small images. Labels are not
+looked at, unless evaluators.fewshot measures with them on the way.
 
   objective.target=mean_colour     or downsized (4 x 4 colours), or pixels
   objective.rate=0.5               share of the patches that are corrupted:

@@ -10,9 +10,9 @@ or a folder of small images or a TFDS name. vit_jax/paper/claims.py says what is
 concluded of each.
 
 Every grid is as small as still trains: what it cannot decide, a longer `total`
-may, as in posemb,digits,total=40 epochs. The models have 32 to 64 channels and
-2 to 4 layers. Other data take more steps than digits do, or no ViT would learn
-what is looked for.
+may, as in posemb,digits,total=40 epochs. The models have 32 to 128 channels and
+1 to 6 layers. Most grids take more steps for other data than for digits, or no
+ViT would learn what is looked for.
 """
 
 import pathlib

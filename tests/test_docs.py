@@ -1,8 +1,10 @@
 """What the READMEs name exists: files, sections, commands, fields, classes."""
 
+import csv
 import functools
 import importlib
 import importlib.util
+import itertools
 import pathlib
 import re
 
@@ -10,9 +12,11 @@ import pytest
 from ml_collections import config_dict
 from PIL import Image
 
+from tests.test_imports import FLOORS
 from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.models import variants
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted(
@@ -113,6 +117,50 @@ def test_the_way_through_the_code():
     for name in re.findall(r'`(\w+)`', what):
       classes = [c for c in vars(module).values() if isinstance(c, type)]
       assert any(hasattr(owner, name) for owner in [module, *classes]), name
+
+
+def test_the_floors_are_all_there_in_their_order():
+  page = (_ROOT / 'README.md').read_text()
+  told = page.partition('test_imports.py`):\n\n')[2]
+  told = told.partition('    configs/ ')[0].replace(',\n', ',')
+  rooms = [
+    re.findall(r'\w+', re.split(r'\b/?  ', line)[0])
+    for line in told.splitlines()
+  ]
+  level = {room: i for i, floor in enumerate(FLOORS) for room in floor}
+  assert {*level} - {'flags', '__main__'} == {x for line in rooms for x in line}
+  for above, below in itertools.pairwise(rooms):
+    assert min(map(level.get, above)) >= max(map(level.get, below)), above
+
+
+def test_tables_have_all_of_their_kind():
+  configs = (_ROOT / 'configs/README.md').read_text()
+  assert {p.name for p in _ROOT.glob('configs/*.py')} == set(
+    re.findall(r'\[(\w+\.py)\]\(\1\)', configs)
+  )
+  learned = (_ROOT / 'vit_jax/objectives/README.md').read_text()
+  rows = re.findall(r'^\| `(\w+)` \| \[(.*)\]\(\2\)', learned, re.MULTILINE)
+  assert dict(rows) == {
+    name: f'{kind.__module__.rpartition(".")[2]}.py'
+    for name, kind in objectives.OBJECTIVES.items()
+  }
+  models = (_ROOT / 'vit_jax/models/README.md').read_text()
+  for cell in re.findall(r'^\| (`.*?) \|', models, re.MULTILINE):
+    for name in re.findall(r'`(\w+\+?[\w/]+)`', cell):
+      variants.fields(name)
+
+
+def test_runs_of_the_report_are_as_long_as_it_says():
+  steps: dict[str, set[int]] = {'detr': set(), 'others': set()}
+  for path in (_ROOT / 'vit_jax/paper/results/digits').glob('*.csv'):
+    kind = 'detr' if path.stem == 'detr' else 'others'
+    with path.open() as file:
+      steps[kind] |= {int(row['steps']) for row in csv.DictReader(file)}
+  (detr,) = steps['detr']
+  assert (
+    f'A run on digits has {min(steps["others"])} to {max(steps["others"])} '
+    f'steps, and of DETR {detr:,} '
+  ) in (_ROOT / 'vit_jax/paper/README.md').read_text()
 
 
 def test_snippets_run(tmp_path, monkeypatch):
