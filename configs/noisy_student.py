@@ -4,11 +4,12 @@
   python -m vit_jax.main --config=configs/noisy_student.py:./cifar10 ...
   python -m vit_jax.main --config=configs/noisy_student.py:digits,compare ...
 
-The value is the data: digits, of which 40 count as labelled, or a folder of
-small images or another data set, of which one in 200 does; all the others count
-as unlabelled. A teacher learns the labelled, and labels the others; a student
-learns both with noise (RandAugment, crops, dropout, stochastic depth); and it
-becomes the teacher, three times. The same command resumes it in any generation:
+The value is the data: digits, of which 40 count as labelled and the others as
+unlabelled, or a folder of small images or another data set, of which one in 200
+counts as labelled and all as unlabelled. A teacher learns the labelled, and
+labels the unlabelled; a student learns both with noise (RandAugment, crops,
+dropout, stochastic depth); and it becomes the teacher, three times. The same
+command resumes it in any generation:
 
   WORKDIR/stages/teacher/          the first teacher
   WORKDIR/stages/teacher.npz       what it says of the unlabelled
@@ -20,7 +21,7 @@ of the same teacher) and with the labelled alone; of any generation as many
 images are seen.
 
   data.split=train[:40]            the labelled
-  objective.unlabelled=train[40:]  the others: a split of the same data,
+  objective.unlabelled=train[40:]  the unlabelled: a split of the same data,
   objective.unlabelled_data=PATH   or of other data, with or without classes
   objective.threshold=0.3          least probability of the likeliest class
   objective.images_a_class=0       so many of each; 0: as the largest class has

@@ -11,7 +11,7 @@ each, and each of them turned four ways or copied eight times: a step computes
 eight or sixteen times the images of `batch_size`.
 
   data.split=train[:0.5%]          the labelled
-  objective.unlabelled=train       the others: a split of the same data,
+  objective.unlabelled=train       the unlabelled: a split of the same data,
   objective.unlabelled_data=PATH   or of other data, with or without classes
   objective.weight=1.0             the rotations' share, or that of the triplets
   model=b16                        another ViT; S4L's own is a ResNet-50 v2

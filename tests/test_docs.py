@@ -80,6 +80,22 @@ def test_commands_configs_and_files(page):
     assert (_ROOT / path).exists() or list(_ROOT.glob(path + '.py')), path
 
 
+@pytest.mark.parametrize(
+  'path', sorted(_ROOT.glob('configs/*.py')), ids=lambda p: p.stem
+)
+def test_fields_that_a_config_explains_have_the_values_it_says(path):
+  module = importlib.import_module(f'configs.{path.stem}')
+  known = config_lib.flatten(module.get_config())
+  for field, value in re.findall(
+    r'^  (\w[\w.]*)=(\S+)  ', module.__doc__, re.MULTILINE
+  ):
+    assert field in known or field == 'model', field
+    if value in ('True', 'False') or field in ('model', 'objective.name'):
+      continue  # another choice
+    said = type(known[field])(value)
+    assert known[field] == said or value.startswith(('./', 'PATH')), field
+
+
 def test_fields(page):
   config = config_lib.base()
   for objective in objectives.OBJECTIVES:
