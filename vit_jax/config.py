@@ -241,8 +241,8 @@ def base() -> ConfigDict:
         'posemb_at': 'input',
         # Row attention, then column attention; without a class token.
         'axial': False,
-        # tanh or exact, and LayerNorm's: for weights that were trained with
-        # others than the paper's.
+        # tanh, exact or quick, and LayerNorm's: for weights that were trained
+        # with others than the paper's.
         'gelu': 'tanh',
         'layer_norm_epsilon': 1e-6,
         # What plain ViTs after the paper have; see `models.vit`.

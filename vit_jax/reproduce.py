@@ -142,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     '--scale',
     choices=('small', 'tpu'),
     default='small',
-    help='tpu prints the commands of full size and what they take; runs none.',
+    help='tpu prints the commands of full size and, by the extra `plan`, what '
+    'they take; runs none.',
   )
   add('--topology', default='v3:16x16', help='Of --scale=tpu, as plan has it.')
   return parser

@@ -203,9 +203,9 @@ class ViT(Model):
     stem_layers: units of each of the stem's stages; its root alone if empty.
     dtype: of the computation; parameters are always float32.
     scan: one compiled layer looped over stacked parameters, which compiles
-      `depth` times faster, instead of `depth` unrolled layers.
-    remat: name of a policy of `jax.checkpoint_policies` for what a layer keeps
-      for the backward pass, or 'none' to keep everything.
+      several times faster, instead of `depth` unrolled layers.
+    remat: what a layer keeps for the backward pass, see `layers.remat`: 'none'
+      for everything, 'cheap', or a policy of `jax.checkpoint_policies`.
   """
 
   kind: ClassVar[str] = 'vit'
