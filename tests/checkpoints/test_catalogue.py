@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import PEERS
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
+from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.models import flops, variants
 
 NAMES = {
@@ -109,6 +110,11 @@ def test_published_sizes_are_those_of_the_parameters(name):
   mib = 4 * sum(math.prod(x.shape) for x in shapes) / 2**20
   # Of the table, whole MiB; the archive adds some kB.
   assert entry.size_mib == pytest.approx(mib, abs=1)
+
+
+def test_help_names_one_of_them():
+  (name,) = re.findall(r'by name (\S+)', WHAT_OPENS)
+  assert name in PUBLISHED
 
 
 def test_sizes_were_compared():

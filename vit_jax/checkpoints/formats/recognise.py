@@ -19,7 +19,8 @@ from vit_jax.checkpoints.formats.table import File, Flat, Format
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
   'big_vision, BiT), a timm or transformers directory, a .safetensors or .pth '
-  'file; by name gs://..., hf://ORG/MODEL or timm://NAME'
+  'file; by name augreg/b16 (`python -m vit_jax.models --pretrained` has all), '
+  'gs://..., hf://ORG/MODEL or timm://NAME'
 )
 
 
