@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -420,9 +421,20 @@ def test_flags_that_make_no_sense(run, workdir, tmp_path):
     assert message in err
 
 
-def test_every_format_says_which_types_it_writes():
+def test_every_format_says_which_types_it_writes(run):
+  """And the help says the same."""
+  _, out, _ = run('--help')
+  (told,) = re.findall(r'--dtype DTYPE +(.*?)--rollout', out, re.DOTALL)
+  of_type = {
+    dtype: {*formats.split(', ')}
+    for dtype, formats in re.findall(
+      r'(\w+) \((.*?)\)', ' '.join(told.split()).replace(' (default)', '')
+    )
+  }
   for name in cli.WEIGHTS + cli.PROGRAMS:
-    assert cli.writer(name).DTYPES[0] == 'float32'
+    first, *others = cli.writer(name).DTYPES
+    assert first == 'float32'
+    assert {*others} == {x for x, formats in of_type.items() if name in formats}
 
 
 @pytest.mark.slow
