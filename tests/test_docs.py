@@ -9,13 +9,16 @@ import pathlib
 import re
 
 import pytest
+from absl import flags as absl_flags
 from ml_collections import config_dict
 from PIL import Image
 
+from tests.test_flags import actions_of, module_of
 from tests.test_imports import FLOORS
 from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.__main__ import COMMANDS
 from vit_jax.models import variants
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -94,6 +97,37 @@ def test_fields_that_a_config_explains_have_the_values_it_says(path):
       continue  # another choice
     said = type(known[field])(value)
     assert known[field] == said or value.startswith(('./', 'PATH')), field
+
+
+def test_flags_of_commands(page):
+  _check_flags(page.read_text())
+
+
+def test_flags_in_docstrings():
+  for command in COMMANDS:
+    _check_flags(module_of(command).__doc__)
+  for path in _ROOT.glob('configs/*.py'):
+    _check_flags(importlib.import_module(f'configs.{path.stem}').__doc__)
+
+
+def _check_flags(text):
+  for module, rest in re.findall(
+    r'python -m (vit_jax\.\w+)\b([^`\n]*)', text.replace('\\\n', '')
+  ):
+    for name in re.findall(r'\s--(\w+)', rest):
+      assert name in _flags_of(module), f'{module} --{name}'
+
+
+@functools.cache
+def _flags_of(module):
+  (command,) = (name for name, (x, _) in COMMANDS.items() if x == module)
+  if command in ('train', 'plan'):
+    own = absl_flags.FLAGS.get_flags_for_module(module_of(command).__name__)
+    return {'config', *(flag.name for flag in own)}
+  options = (
+    x for _, action in actions_of(command) for x in action.option_strings
+  )
+  return {x.removeprefix('--') for x in options}
 
 
 def test_fields(page):

@@ -368,29 +368,40 @@ def test_whoever_asks_for_help_is_told_of_all_commands(
   assert sum(f'  {name} ' in told for name in COMMANDS) == len(COMMANDS)
 
 
-@pytest.mark.parametrize('command', sorted({*COMMANDS} - {'train', 'plan'}))
-def test_flags_are_explained_and_have_the_defaults_they_say(
-  command, monkeypatch
-):
+def module_of(command):
+  module = importlib.import_module(COMMANDS[command][0])
+  if hasattr(module, '__path__'):
+    module = importlib.import_module(f'{module.__name__}.__main__')
+  return module
+
+
+def actions_of(command):
+  """Returns the flags of a command and of what it divides into, by parser."""
   found = []
 
   def stop(parser, argv=None):
     found.append(parser)
     sys.exit()
 
-  monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', stop)
-  module = importlib.import_module(COMMANDS[command][0])
-  if hasattr(module, '__path__'):
-    module = importlib.import_module(f'{module.__name__}.__main__')
-  with pytest.raises(SystemExit):
-    module.main()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(argparse.ArgumentParser, 'parse_args', stop)
+    with pytest.raises(SystemExit):
+      module_of(command).main()
+  actions = []
   for parser in found:
     for action in parser._actions:
       if isinstance(action, argparse._SubParsersAction):
         found += action.choices.values()
-        continue
-      assert action.help, (parser.prog, action.dest)
-      said = re.search(r'default: (\S+?)[,;)]*(\s|$)', action.help)
-      if said and action.default not in (None, ''):
-        convert = action.type or str
-        assert convert(said[1]) == action.default, (parser.prog, action.dest)
+      else:
+        actions.append((parser, action))
+  return actions
+
+
+@pytest.mark.parametrize('command', sorted({*COMMANDS} - {'train', 'plan'}))
+def test_flags_are_explained_and_have_the_defaults_they_say(command):
+  for parser, action in actions_of(command):
+    assert action.help, (parser.prog, action.dest)
+    said = re.search(r'default: (\S+?)[,;)]*(\s|$)', action.help)
+    if said and action.default not in (None, ''):
+      convert = action.type or str
+      assert convert(said[1]) == action.default, (parser.prog, action.dest)
