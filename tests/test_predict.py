@@ -461,7 +461,7 @@ def test_objects_are_asked_for_from_a_threshold_on(
     _, _, err = command('x', *files, '--format=csv', f'--out={out}', *args)
   assert found[1:] == 2 * [(asked, str(out))] and out.is_dir()
   assert err.splitlines()[-1] == (
-    f'written {out}: an image for each file, coco.json'
+    f'written {out}: an image for each file that was read, coco.json'
   )
 
 

@@ -272,7 +272,7 @@ def _run(args: argparse.Namespace) -> int:
     sys.stdout.flush()  # for whoever waits at the end of a pipe
   if args.out:
     print(
-      f'written {args.out}: an image for each file, coco.json',
+      f'written {args.out}: an image for each file that was read, coco.json',
       file=sys.stderr,
     )
   return 1 if unreadable else 0
