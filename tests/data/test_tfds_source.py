@@ -304,6 +304,7 @@ def test_unknown_names(tmp_path, name, nearest, version):
   assert f'unknown dataset {name + version!r}; did you mean' in message
   assert nearest in message.split('?')[0]
   assert f'given as a path with a slash, such as ./{name}' in message
+  assert ".csv, 'hf://datasets/OWNER/NAME', " in message
 
 
 def test_a_name_that_is_like_no_other_has_no_hint(tmp_path):

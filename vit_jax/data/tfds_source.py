@@ -333,8 +333,9 @@ def _unknown(name: str, places: str) -> str:
   return (
     f'unknown dataset {name!r}{hint} Valid are digits, the datasets of TFDS '
     '(https://www.tensorflow.org/datasets/catalog), any dataset in the format '
-    f'of TFDS that lies in {places}, and folders of images, given as a path '
-    f'with a slash, such as ./{base}'
+    f'of TFDS that lies in {places}, tables whose name ends in .csv, '
+    "'hf://datasets/OWNER/NAME', and folders of images, given as a path with a "
+    f'slash, such as ./{base}'
   )
 
 
