@@ -414,6 +414,14 @@ def test_a_folder_of_pascal_voc(tmp_path):
   assert sources.open_source(str(root), 'train').fingerprint() != before
 
 
+def test_the_first_image_of_pascal_voc_may_be_the_one_that_is_missing(tmp_path):
+  root = write_voc(tmp_path)
+  (root / 'JPEGImages/a.jpg').unlink()
+  source = sources.open_source(str(root), 'all')
+  (bad,) = bad_images.find_bad_images(source)
+  assert bad.name == str(root / 'JPEGImages/a.jpg')
+
+
 def test_the_splits_of_pascal_voc(tmp_path):
   root = write_voc(tmp_path)
   for part, names in {'train': 'ab', 'val': 'cd', 'trainval': 'abcd'}.items():

@@ -305,8 +305,8 @@ def _image_folder(
   """Returns the folder that has the images of a file of annotations."""
   part = path.stem.removeprefix('instances_')
   folders = [
-    *(root / part, root / 'images' / part, root / 'images'),
-    *(root / voc.FOLDER, root),
+    root / voc.FOLDER,
+    *(root / part, root / 'images' / part, root / 'images', root),
   ]
   for folder in folders:
     if (folder / file).exists():
