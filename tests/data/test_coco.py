@@ -58,7 +58,8 @@ def write(root, found, file='instances.json', images='images', size=(40, 30)):
 
 
 def test_one_file_of_all_images(tmp_path):
-  write(tmp_path, annotated())
+  # As Windows begins a text.
+  write(tmp_path, '\ufeff' + json.dumps(annotated()))
   train, test = (
     sources.open_source(str(tmp_path), split) for split in ('train', 'test')
   )
@@ -426,7 +427,8 @@ def test_the_splits_of_pascal_voc(tmp_path):
   root = write_voc(tmp_path)
   for part, names in {'train': 'ab', 'val': 'cd', 'trainval': 'abcd'}.items():
     path = root / f'ImageSets/Main/{part}.txt'
-    path.write_text(''.join(f'{name}\n' for name in names) + ' \n')
+    text = ''.join(f'{name}\n' for name in names) + ' \n'
+    path.write_text(text, encoding='utf-8-sig')  # as Windows writes it
   source = sources.open_source(str(root), 'all')
   assert sorted(r['name'][-5:] for r in source) == [
     *('a.jpg', 'b.jpg', 'c.jpg', 'd.jpg')
@@ -467,6 +469,7 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
     ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'xmin': '99'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
+    ({'name': '</name><name>'}, 'category_id without a name is none of the'),
     ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
     ({'size': '<'}, 'c.xml is no XML in UTF-8, or was cut short'),
     ({'filename': 'a.jpg</filename><filename>'}, 'has the image a.jpg 2 times'),

@@ -217,7 +217,7 @@ def _read(
 
 def _json(path: pathlib.Path) -> Any:
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    return json.loads(path.read_text(encoding='utf-8-sig'))
   except (ValueError, RecursionError) as e:
     raise ValueError(
       f'{path} is no JSON, or was cut short: {e}. Fetch or write it anew.'

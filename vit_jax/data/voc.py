@@ -48,10 +48,11 @@ def read(path: pathlib.Path) -> dict[str, Any]:
   names: set[str] = set()
   files = {file.stem: _parsed(file) for file in _files(path)}
   for tree in files.values():
-    names |= {_text(x, 'name') for x in tree.iter('object')}
+    names |= {_text(x, 'name') for x in tree.iter('object')} - {''}
   stems = sorted(files)
   if path.is_file():
-    lines = map(str.strip, path.read_text().splitlines())
+    text = path.read_text(encoding='utf-8-sig')
+    lines = map(str.strip, text.splitlines())
     # Files of a class have a number behind each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
     lacking = [stem for stem in stems if stem not in files]
@@ -77,7 +78,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
       {
         'id': f'{i} of {stem}.xml',
         'image_id': stem,
-        'category_id': categories[_text(x, 'name')],
+        'category_id': categories.get(_text(x, 'name'), 'without a name'),
         'iscrowd': int(_text(x, 'difficult') == '1'),
         'bbox': _box(x),
       }
