@@ -75,6 +75,13 @@ def test_what_does_not_fit_is_named(root, capsys):
   Image.new('RGB', (30, 20)).save(root / 'masks/3.png')
   assert command.main([str(root)]) == 2
   assert '3.png has pixels of mode RGB' in capsys.readouterr().err
+  Image.new('L', (30, 20)).save(root / 'masks/3.png', format='JPEG')
+  assert command.main([str(root)]) == 2
+  assert '3.png is a JPEG, which changes the numbers' in capsys.readouterr().err
+  cut = (root / 'masks/2.png').read_bytes()[:50]
+  (root / 'masks/3.png').write_bytes(cut)
+  assert command.main([str(root)]) == 2
+  assert 'masks/3.png: image file is truncated' in capsys.readouterr().err
   (root / 'masks/3.png').unlink()
   assert command.main([str(root)]) == 2
   assert 'has no masks of 1 images, 3 among' in capsys.readouterr().err

@@ -182,7 +182,7 @@ class _JpegPicture(Picture):
     self._turn = Turn()
     if header.has_exif:
       # The segments show no fault, but Pillow may find one.
-      with _naming_errors(name):
+      with naming_errors(name):
         self._turn = upright.turn_of(_pillow_open(data))
     self.height, self.width = header.height, header.width
     if self._turn.transpose:
@@ -202,7 +202,7 @@ class _JpegPicture(Picture):
     image = self._decode(factor, top + height, exact)
     if image is None:
       factor = 1
-      with _naming_errors(self._name):
+      with naming_errors(self._name):
         image = upright.rgb(_pillow_open(self._data))
     return upright.upright(image, self._turn, box, whole, factor)
 
@@ -242,7 +242,7 @@ class _JpegPicture(Picture):
 
 
 @contextlib.contextmanager
-def _naming_errors(name: str):
+def naming_errors(name: str):
   """Turns whatever a damaged file makes Pillow raise into UnreadableImage."""
   # Pillow warns of things that are no fault of the user and that we decide
   # below (bombs, odd metadata). Loader threads run here, and
@@ -280,7 +280,7 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
   """Decodes any format at full size and upright."""
   if not data:
     raise UnreadableImage(name, 'the file is empty')
-  with _naming_errors(name):
+  with naming_errors(name):
     image = _pillow_open(data)
     _refuse_bomb(image.width, image.height, name)
     return from_pillow(image)

@@ -84,13 +84,19 @@ def _by_stem(place: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the number of the object of each pixel, HW."""
-  with Image.open(path) as image:
-    if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
-      raise ValueError(
-        f'{path} has pixels of mode {image.mode}: a mask has one number a '
-        'pixel, that of its object, or 0.'
-      )
-    return np.array(image).astype(np.int64)
+  with decode.naming_errors(str(path)), Image.open(path) as image:
+    numbers_HW = np.array(image)
+  if image.format in ('JPEG', 'MPO'):
+    raise ValueError(
+      f'{path} is a JPEG, which changes the numbers that are written to it: '
+      'save masks as PNG.'
+    )
+  if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
+    raise ValueError(
+      f'{path} has pixels of mode {image.mode}: a mask has one number a '
+      'pixel, that of its object, or 0.'
+    )
+  return numbers_HW.astype(np.int64)
 
 
 def _annotation(mask_HW: np.ndarray) -> dict[str, Any]:
