@@ -438,6 +438,17 @@ def test_what_the_originals_have_not_is_refused(tmp_path, fields, message):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+  ('name', 'way_out'), [('deit', 'timm, orbax'), ('detr', 'orbax')]
+)
+def test_another_kind_of_model_is_told_where_it_fits(tmp_path, name, way_out):
+  """Which is not here."""
+  weights = random_checkpoint(None, SIZE, **VIT).weights()
+  other = dataclasses.replace(weights, fields=weights.fields | {'name': name})
+  with pytest.raises(ValueError, match=f"name '{name}'.*use --to={way_out},"):
+    npz.write(other, str(tmp_path / 'x.npz'), 'float32')
+
+
 def test_what_a_file_cannot_hold_is_said(tmp_path):
   checkpoint = random_checkpoint(
     None, SIZE, **VIT, gelu='exact', layer_norm_epsilon=1e-12

@@ -26,8 +26,9 @@ LINEN_NUMBERS = {
   'MlpBlock_3': 'MlpBlock_0',
 }
 
-# The next of kin of what a format refuses because of a field.
-_HELD_BY = {'name': 'npz', 'pool': 'bigvision', 'stem_width': 'npz'}
+# The next of kin of what a format refuses because of a field, or of its name.
+_HELD_BY = {'pool': 'bigvision', 'stem_width': 'npz'}
+_KIND_HELD_BY = {'resnet': 'npz', 'deit': 'timm', 'igpt': 'hf'}
 
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
@@ -81,9 +82,11 @@ def check_vit(
     ValueError: naming the field and the formats that hold it.
   """
   fields = weights.fields
+  held_by = _HELD_BY | {'name': _KIND_HELD_BY.get(fields['name'])}
   ways_out = {
-    field: f'use {table.ELSEWHERE.replace("=", f"={held_by}, ")}'
-    for field, held_by in _HELD_BY.items()
+    field: f'use {table.ELSEWHERE.replace("=", f"={kin}, ")}'
+    for field, kin in held_by.items()
+    if kin
   }
   table.check_writable(
     fields,
