@@ -116,6 +116,9 @@ def test_of_which_size_the_images_of_a_program_are_is_said(tmp_path, capsys):
   said = 'they are 48x32 pixels, without padding. For those on their side '
   assert f'{said}there is --image_size=32x48.\n' in capsys.readouterr().out
   assert stablehlo.open_peer(places[1]).image_size == (48, 32)
+  square = [places[0], f'{places[1]}2', '--to=stablehlo', '--image_size=32']
+  assert cli.main(square) == 0
+  assert capsys.readouterr().out.endswith('32x32 pixels, without padding.\n')
 
 
 @pytest.mark.parametrize('width', [48, 40])

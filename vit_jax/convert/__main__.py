@@ -84,10 +84,12 @@ def convert(args: argparse.Namespace) -> None:
     )
   if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
     H, W = checkpoint.image_size
-    lost.append(
-      f'Images of any size and shape: they are {H}x{W} pixels, without '
-      f'padding. For those on their side there is --image_size={W}x{H}.'
+    sentence = (
+      f'Images of any size and shape: they are {H}x{W} pixels, without padding.'
     )
+    if H != W:
+      sentence += f' For those on their side there is --image_size={W}x{H}.'
+    lost.append(sentence)
   for sentence in lost:
     _say(f'not held  {sentence}')
 
