@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax.data import whole
 
 KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
@@ -55,6 +55,21 @@ def test_what_is_there_is_refused_untouched(tmp_path, new, is_folder):
       raise AssertionError('this should not run')
   assert list(tmp_path.iterdir()) == [target]
   assert target_text.read_text() == 'mine'
+
+
+def test_a_folder_of_somebody_else_is_refused_before_the_work(tmp_path):
+  if WITHOUT_ROOTS_RIGHTS is None:
+    pytest.skip('root may write everywhere, and there is no setpriv')
+  tmp_path.chmod(0o555)
+  code = 'import sys, vit_jax.data.whole as x; x.refuse_existing(sys.argv[1])'
+  target = str(tmp_path / 'x')
+  done = subprocess.run(
+    [*WITHOUT_ROOTS_RIGHTS, sys.executable, '-c', code, target],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert f'x cannot be written: {tmp_path} is not writable' in done.stderr
 
 
 def test_a_dangling_link_is_refused(tmp_path, new):

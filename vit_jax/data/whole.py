@@ -37,6 +37,7 @@ def new_file(target: str) -> Iterator[pathlib.Path]:
   Raises:
     FileExistsError: if something is there already.
     FileNotFoundError: if the folder it is to lie in does not exist.
+    PermissionError: if nothing can be written there.
   """
   refuse_existing(target)
   with _beside(pathlib.Path(target)) as partial:
@@ -74,6 +75,10 @@ def refuse_existing(target: str) -> None:
   if not path.parent.is_dir():
     raise FileNotFoundError(
       f'{target} cannot be written: there is no folder {path.parent}.'
+    )
+  if not os.access(path.parent, os.W_OK | os.X_OK):
+    raise PermissionError(
+      f'{target} cannot be written: {path.parent} is not writable.'
     )
 
 
