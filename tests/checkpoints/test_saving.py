@@ -363,10 +363,10 @@ def test_damage_is_what_was_read_and_makes_no_sense(
   outer.__cause__.__cause__ = error
   said = f'{type(error).__name__}: {error}'
   for given in (error, outer):
-    damage, hindrance = saving._judge(folder, given)
+    damage, hindrance = saving.judge(folder, given)
     assert (damage, hindrance) == ((said, '') if is_damage else ('', said))
   # What cannot be read is not judged.
-  damage, hindrance = saving._judge(folder / 'nowhere', error)
+  damage, hindrance = saving.judge(folder / 'nowhere', error)
   assert not damage and hindrance.startswith('FileNotFoundError: ')
 
 
@@ -534,6 +534,7 @@ import pathlib
 import shutil
 import sys
 from tests.checkpoints.test_saving import names_in, restored_from
+from vit_jax.checkpoints import opening
 run = pathlib.Path(sys.argv[1])
 checkpoints = run / 'checkpoints'
 for path in [checkpoints, *sorted((checkpoints / '2').rglob('*'))]:
@@ -548,6 +549,12 @@ for path in [checkpoints, *sorted((checkpoints / '2').rglob('*'))]:
     print(f'{path.relative_to(run)} {forbidden:o}: {outcome!r}')
     assert names_in(run) == before
 assert restored_from(run) == 2
+(checkpoints / '2').chmod(0)
+try:
+  opening.open_checkpoint(str(run))
+except ValueError as e:
+  print(f'opened: {e}')
+(checkpoints / '2').chmod(0o755)
 """
 
 
@@ -567,6 +574,7 @@ def test_files_of_somebody_else_are_no_damage(run):
   assert all('Permission denied' in outcomes[name] for name in refused)
   for name in ('/2/params', '/2/meta', '/2/metrics', '/2/params/d', ''):
     assert {f'checkpoints{name} {f}' for f in (777, 111)} <= refused
+  assert 'opened' in refused
   for name in ('params/manifest.ocdbt', 'meta/metadata', 'metrics/metrics'):
     assert f'checkpoints/2/{name} 777' in refused
 

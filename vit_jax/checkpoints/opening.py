@@ -220,8 +220,12 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
   try:
     yield
   except Exception as e:
+    # Which orbax says of a folder that cannot be read, too.
+    is_lacking = isinstance(e, FileNotFoundError)
+    hindrance = saving.judge(step_dir, e)[1] if is_lacking else ''
     raise ValueError(
-      f'The checkpoint {step_dir} cannot be read: {saving.first_line(e)}'
+      f'The checkpoint {step_dir} cannot be read: '
+      f'{hindrance or saving.first_line(e)}'
     ) from e
 
 

@@ -255,7 +255,7 @@ class Checkpoints:
     try:
       result = work(*args)
     except Exception as e:  # they are as many as there are files
-      damage, hindrance = _judge(folder, e)
+      damage, hindrance = judge(folder, e)
       # The reads that failed beside the first one would otherwise each be
       # printed with a traceback when they are collected.
       logging.getLogger('asyncio').setLevel(logging.CRITICAL)
@@ -365,7 +365,7 @@ class _FirstBest(checkpoint_managers.PreservationPolicy):
     return [i == first for i in range(len(values))]
 
 
-def _judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
+def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Returns what is wrong with a checkpoint's bytes, or with reading them.
 
   One of the two is empty. Damage it is only if all bytes can be read, and the
