@@ -164,6 +164,8 @@ def test_what_cannot_be_is_refused(vit, tmp_path):
     vit.predict(tmp_path / 'a.png')
   with pytest.raises(ValueError, match='number 1: pixels must be uint8'):
     vit.predict([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3))])
+  with pytest.raises(ValueError, match='number 0: floating point pixels'):
+    vit.predict(Image.new('F', (8, 8)))
   with pytest.raises(FileNotFoundError, match='No checkpoint at nowhere'):
     vit_jax.load('nowhere')
   assert not hasattr(vit_jax, 'save')

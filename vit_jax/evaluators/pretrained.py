@@ -165,6 +165,8 @@ def _read(image: Any, number: int) -> tuple[bytes | np.ndarray, str]:
   if isinstance(image, str | os.PathLike):
     path = os.fspath(image)
     return decode.read_file(path), path
+  name = f'number {number}'
   if hasattr(image, 'convert'):  # Pillow's
-    image = decode.from_pillow(image)
-  return np.asarray(image), f'number {number}'
+    with decode.naming_errors(name):
+      image = decode.from_pillow(image)
+  return np.asarray(image), name
