@@ -91,7 +91,8 @@ class Classification(OfImages):
       raise ValueError(
         f'{config.data.name} {config.data.split} has one class, '
         f'{facts.class_names[0]!r}: there is nothing to tell it from. Give at '
-        'least two, each in a folder of its own.'
+        'least two, each in a folder of its own or, as yes and no, in the '
+        'column label of a table.'
       )
     model = variants.build(
       num_classes=len(facts.class_names),
