@@ -294,7 +294,8 @@ def test_other_file_format(tmp_path, encode):
 
 @pytest.mark.parametrize('version', ['', ':3.0.2'])
 @pytest.mark.parametrize(
-  'name, nearest', [('cifar', 'cifar10'), ('digit', 'digits')]
+  'name, nearest',
+  [('cifar', 'cifar10'), ('digit', 'digits'), ('cifar-10', 'cifar10')],
 )
 def test_unknown_names(tmp_path, name, nearest, version):
   """What is near is near whichever version of it was asked for."""
