@@ -193,6 +193,8 @@ def test_what_lies_beside_is_said(tmp_path, png, caplog):
 def test_empty_folders(tmp_path, png):
   with pytest.raises(FileNotFoundError, match='no folder .*nowhere; give a'):
     _open(tmp_path / 'nowhere')
+  with pytest.raises(ValueError, match='gs://my/x.csv: images are read from'):
+    _open('gs://my/x.csv')
   with pytest.raises(ValueError, match='no images; the layout must be'):
     _open(tmp_path)
   _write(tmp_path / 'val' / 'a', 2, png)

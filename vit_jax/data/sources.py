@@ -132,6 +132,11 @@ def open_source(
     return vtab.open_task(name, split, data_dir)
   if name.startswith('hf://'):
     return hub_source.HubSource(name, split, split_seed)
+  if '://' in name:
+    raise ValueError(
+      f'{name}: images are read from disk alone, and no bucket or URL: copy or '
+      'mount them first.'
+    )
   if name == 'digits_canvas':
     digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
     names = digits['train'].class_names
