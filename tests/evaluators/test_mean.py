@@ -82,6 +82,10 @@ def test_metrics_are_those_at_every_size():
     assert MeanEvaluator.metrics(entry, Classification) == {
       f'{name}{suffix}': x for suffix in suffixes for name, x in best.items()
     }
+  for wrong in ('16,x', 'x'):
+    with pytest.raises(ValueError, match=f"^other_sizes is '{wrong}'"):
+      entry = ConfigDict({'other_sizes': wrong})
+      MeanEvaluator.metrics(entry, Classification)
 
 
 def test_sums_of_many_batches_lose_no_digit():

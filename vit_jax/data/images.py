@@ -122,18 +122,21 @@ def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
   return int(match[1]), int(match[2] or match[1])
 
 
-def sizes_of(text: str) -> tuple[tuple[int, int], ...]:
+def sizes_of(
+  text: str, what: str = 'data.image_size'
+) -> tuple[tuple[int, int], ...]:
   """Returns (height, width) of '224', or of each of '224,160,128x192'.
 
   Brackets around several, as in '(224,160)', keep them together where commas
   part other things.
 
   Raises:
-    ValueError: naming all that are no sizes, or are there twice.
+    ValueError: naming all that are no sizes, or are there twice; says `what`
+      they are.
   """
   parts = [part.strip() for part in str(text).strip('()').split(',')]
   if len(parts) == 1:
-    return (size_of(parts[0]),)
+    return (size_of(parts[0], what),)
   sizes: list[tuple[int, int]] = []
   wrong: list[str] = []
   for part in parts:
@@ -144,7 +147,7 @@ def sizes_of(text: str) -> tuple[tuple[int, int], ...]:
     wrong.append(repr(part))
   if wrong:
     raise ValueError(
-      f'data.image_size is {text!r}, of which {", ".join(wrong)} will not do: '
+      f'{what} is {text!r}, of which {", ".join(wrong)} will not do: '
       'write each side in pixels, as in 224, or height x width, as in 384x512, '
       'and none of them twice.'
     )

@@ -104,7 +104,7 @@ class MeanEvaluator:
 
 def _other_sizes(entry: ConfigDict) -> tuple[tuple[int, int], ...]:
   given = entry.get('other_sizes', '')
-  return images.sizes_of(given) if given else ()
+  return images.sizes_of(given, 'other_sizes') if given else ()
 
 
 def _suffix(size: tuple[int, int]) -> str:
