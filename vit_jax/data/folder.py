@@ -225,7 +225,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
     with path.open(newline='', encoding='utf-8-sig') as file:
-      rows: list[Row] = list(csv.DictReader(file))
+      rows: list[Row] = list(csv.DictReader(file, strict=True))
   except (UnicodeDecodeError, csv.Error) as e:
     raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
   if not rows:
