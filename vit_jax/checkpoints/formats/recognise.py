@@ -56,8 +56,9 @@ def read(path: str) -> File:
 
 
 def _no_checkpoint(path: str) -> ValueError:
-  if path.endswith('.onnx') or os.path.exists(
-    os.path.join(path, 'model.stablehlo')
+  if path.endswith('.onnx') or any(
+    os.path.exists(os.path.join(path, name))
+    for name in ('model.stablehlo', 'serve.py')  # the second for boards
   ):
     return ValueError(
       f'{path} is a program that was exported: give the checkpoint that it was '
