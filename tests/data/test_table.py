@@ -97,6 +97,10 @@ def test_splits_are_those_of_the_table(table):
     ('path,label', 'x,{label}', "the columns 'path', 'label': its first line"),
     ('file', 'x', "the columns 'file': its first line names 'file' and"),
     ('file,label,labels', 'x,a,a', "the columns 'file', 'label', 'labels'"),
+    *(
+      (f'file,label,split,{name}', 'x,a,train,a', f"'split', {name!r}: its .*")
+      for name in ('file', 'label', 'split')
+    ),
     ('file,label', 'x{i},', "image 1: label is '': name its class"),
     ('file,label', 'x{i}', 'image 1: label is None: name its class'),
     ('label,file', '{label},', "image 1: file is '': give its path"),

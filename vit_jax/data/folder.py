@@ -225,7 +225,8 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
     with path.open(newline='', encoding='utf-8-sig') as file:
-      rows: list[Row] = list(csv.DictReader(file, strict=True))
+      reader = csv.DictReader(file, strict=True)
+      rows: list[Row] = list(reader)
   except (UnicodeDecodeError, csv.Error) as e:
     raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
   if not rows:
@@ -239,11 +240,14 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
         'with a comma in it into double quotes; several classes have ; between '
         'them'
       )
-  given = [column for column in ('label', 'labels') if column in rows[0]]
-  if 'file' not in rows[0] or len(given) != 1:
+  columns = reader.fieldnames or ()
+  given = [column for column in columns if column in ('label', 'labels')]
+  others = [column for column in columns if column in ('file', 'split')]
+  if len(given) != 1 or 'file' not in others or len(set(others)) < len(others):
     raise ValueError(
-      f'{path} has the columns {", ".join(map(repr, rows[0]))}: its first line '
-      "names 'file' and 'label', or 'labels' where images have several classes"
+      f'{path} has the columns {", ".join(map(repr, columns))}: its first line '
+      "names 'file' and 'label', or 'labels' where images have several "
+      'classes, each once'
     )
   kind = Table if given == ['label'] else MultiLabelTable
   return kind(path, rows, split, split_seed)
