@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -188,6 +189,33 @@ def test_what_watches_the_time_ends_with_the_image(decoder, data):
     thread.join()
   assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
   assert decoder._process is process
+
+
+def test_an_answer_in_the_last_moment_costs_the_next_image_nothing(
+  decoder, monkeypatch
+):
+  kill, receive = decoder._process.kill, uploads.receive
+  late, answered = threading.Event(), threading.Event()
+
+  def kill_slowly():
+    late.set()
+    answered.wait()
+    time.sleep(0.1)
+    kill()
+
+  def receive_late(answers):
+    found = receive(answers)
+    answered.set()
+    late.wait()
+    return found
+
+  monkeypatch.setattr(decoder, '_seconds', 0.01)
+  monkeypatch.setattr(decoder._process, 'kill', kill_slowly)
+  monkeypatch.setattr(uploads, 'receive', receive_late)
+  assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+  assert decoder._process.poll() is not None
+  monkeypatch.undo()
+  assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
 
 
 def test_what_watches_the_start_ends_with_it():

@@ -80,7 +80,7 @@ class Decoder:
       if self._process.poll() is not None:
         self.close()
         self._start()
-      timer = threading.Timer(self._seconds, self._process.kill)
+      timer = threading.Timer(self._seconds, self._end)
       timer.start()
       try:
         uploads.send(self._questions, self._views, data)
@@ -93,6 +93,8 @@ class Decoder:
         ) from None
       finally:
         timer.cancel()
+        # Where it was about to end the process, the next image shall know.
+        timer.join()
     if 'error' in answer:
       raise uploads.UnreadableUpload(answer['error'])
     return [
@@ -104,10 +106,13 @@ class Decoder:
 
   def close(self) -> None:
     """Ends the process."""
-    self._process.kill()
-    self._process.wait()
+    self._end()
     for pipe in (self._questions, self._answers):
       try:
         pipe.close()
       except OSError:  # what was still to be written
         pass
+
+  def _end(self) -> None:
+    self._process.kill()
+    self._process.wait()
