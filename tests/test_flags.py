@@ -132,13 +132,16 @@ def test_a_message_is_shown_once():
     "flags.flags.FLAGS(['x'])\n"
     'flags.show_messages()\n'
     'flags.show_messages()\n'
-    "logging.getLogger('vit_jax.some').info('said')\n"
-    "flags.command(lambda _: logging.warning('careful'), None)\n"
+    "logging.getLogger('vit_jax.some').info('said of %s', 'a\\x1b[0m')\n"
+    "flags.command(lambda _: logging.warning('of\\x1b and\\nmore'), None)\n"
   )
   done = subprocess.run(
     [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True
   )
-  assert (done.returncode, done.stderr) == (0, 'said\nWARNING: careful\n')
+  assert (done.returncode, done.stderr) == (
+    0,
+    'said of a\\x1b[0m\nWARNING: of\\x1b and\nmore\n',
+  )
 
 
 def test_of_an_error_over_many_lines_one_is_said(capsys):
@@ -197,8 +200,11 @@ def test_a_command_ends_with_its_error(capsys):
     raise error
 
   assert flags.command(run, ValueError('bad')) == 2
+  assert flags.command(run, ValueError('no file a\x1b[0m\nthere')) == 2
   assert flags.command(run, KeyboardInterrupt()) == 130
-  assert capsys.readouterr().err == 'error: bad\ninterrupted\n'
+  assert capsys.readouterr().err == (
+    'error: bad\nerror: no file a\\x1b[0m\nthere\ninterrupted\n'
+  )
   with pytest.raises(KeyError):
     flags.command(run, KeyError('ours'))
 

@@ -195,7 +195,7 @@ def _last_line(error: Exception) -> str:
 
 def refuse(message: str) -> NoReturn:
   """Ends the command, as bad input does."""
-  print(f'error: {message}', file=sys.stderr)
+  say(f'error: {message}')
   sys.exit(EXIT_BAD_INPUT)
 
 
@@ -217,11 +217,11 @@ def status(error: BaseException) -> int:
     raise error
   absl_logging.debug('%s', error, exc_info=error)
   if way_out is None:
-    print(f'error: {error}', file=sys.stderr)
+    say(f'error: {error}')
     return EXIT_BAD_INPUT
   # Libraries report it over many lines.
   reason = str(error).strip().partition('\n')[0] or type(error).__name__
-  print(f'error: {reason:.600} {way_out}'.rstrip(), file=sys.stderr)
+  say(f'error: {reason:.600} {way_out}'.rstrip())
   return EXIT_ENVIRONMENT
 
 
@@ -258,7 +258,7 @@ def show_messages() -> None:
   interrupts.raise_errors()
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
-  ours.handlers = [logging.StreamHandler()]
+  ours.handlers = [_handler('%(message)s')]
   ours.propagate = False
 
 
@@ -280,6 +280,29 @@ def printable(text: str) -> str:
   return ''.join(
     c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
   )
+
+
+def lines(text: str) -> str:
+  """Returns a message for a terminal: `printable`, but for its line ends."""
+  return '\n'.join(map(printable, text.split('\n')))
+
+
+def say(text: str) -> None:
+  """Prints a message to stderr."""
+  print(lines(text), file=sys.stderr)
+
+
+class _Lines(logging.Formatter):
+  """Formats what is logged as `lines`."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return lines(super().format(record))
+
+
+def _handler(form: str) -> logging.Handler:
+  handler = logging.StreamHandler()
+  handler.setFormatter(_Lines(form))
+  return handler
 
 
 def cell(text: str) -> str:
@@ -350,7 +373,8 @@ def command(
     The exit status: what `run` returns, 0 for None, or that of `status`.
   """
   # By force, because importing JAX's friends brings handlers of their own.
-  logging.basicConfig(format='%(levelname)s: %(message)s', force=True)
+  handlers = [_handler('%(levelname)s: %(message)s')]
+  logging.basicConfig(handlers=handlers, force=True)
   try:
     interrupts.raise_errors()
     return run(args) or 0

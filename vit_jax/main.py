@@ -65,6 +65,7 @@ from vit_jax.flags import (
   EXIT_PREEMPTED,
   parse_flags,
   refuse,
+  say,
   show_messages,
   status,
 )
@@ -167,12 +168,12 @@ def _run() -> None:
   except train.DeviceMemoryError as e:
     if not (advice := memory.advice(e.experiment)):
       sys.exit(status(e))
-    print(f'error: {e} {advice}', file=sys.stderr)
+    say(f'error: {e} {advice}')
     sys.exit(EXIT_ENVIRONMENT)
   except ENDINGS as e:
     sys.exit(status(e))
   except run.Diverged as e:
-    print(f'error: {e}', file=sys.stderr)
+    say(f'error: {e}')
     sys.exit(EXIT_DIVERGED)
   except run.Preempted as e:
     print(e, file=sys.stderr)

@@ -261,7 +261,7 @@ def _run(args: argparse.Namespace) -> int:
     ):
       if isinstance(result, decode.UnreadableImage):
         unreadable += 1
-        tqdm.write(f'unreadable: {result}', file=sys.stderr)
+        tqdm.write(flags.lines(f'unreadable: {result}'), file=sys.stderr)
       else:
         yield result
 
