@@ -741,6 +741,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'optimizer.name': 'lars'}, "optimizer.name is 'lars'"),
     ({'optimizer.decay': 'cos'}, "optimizer.decay is 'cos'"),
     ({'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/accuracy'),
+    ({'evaluators.test.on': False}, 'none of the evaluators.* all are off'),
     ({'data.mean': (0.5,)}, 'give one number a channel'),
     ({'data.std': (0.5, 0.0, 0.5)}, 'data.std .* must be above 0'),
     ({'data.interpolation': 'cubic'}, "'cubic' must be one of bilinear"),

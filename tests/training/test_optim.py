@@ -509,6 +509,7 @@ def test_without_patterns_the_chain_is_the_plain_one():
     # Nothing of it is left to learn at any rate.
     ({'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)}, "'cls' of .* left to"),
     ({'frozen': ('(',)}, r"'\(' is no regular expression"),
+    ({'frozen': (0,)}, '0 is no regular expression'),
   ],
 )
 def test_patterns_that_match_nothing_are_refused(fields, message):

@@ -105,7 +105,7 @@ def best_of(config: ConfigDict) -> Best:
   if config.best_metric not in known:
     raise ValueError(
       f'best_metric is {config.best_metric!r}, which none of the evaluators '
-      f'gives: {", ".join(known)}.'
+      f'gives: {", ".join(known) or "all are off"}.'
     )
   return known[config.best_metric]
 

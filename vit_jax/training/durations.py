@@ -7,6 +7,8 @@ import re
 
 from ml_collections import ConfigDict
 
+# Of the int32 that steps are counted with on the devices.
+_MOST_STEPS = 2**31 - 1
 UNITS = ('steps', 'epochs', 'examples', '%')
 
 
@@ -57,6 +59,11 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
     raise ValueError(
       f'total is {config.total!r}, with {examples:,} examples and batch_size '
       f'{config.batch_size:,} less than one step: a smaller batch takes more.'
+    )
+  if total > _MOST_STEPS:
+    raise ValueError(
+      f'total is {config.total!r}, {total:,} steps: at most {_MOST_STEPS:,} '
+      'are counted.'
     )
   warmup = steps('optimizer.warmup', optimizer.warmup)
   if '%' in optimizer.warmup:

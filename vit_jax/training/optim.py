@@ -101,7 +101,7 @@ def first_match(params: Any, patterns: Sequence[str]) -> Any:
   for pattern in patterns:
     try:
       found = any(re.search(pattern, path) for path in jax.tree.leaves(paths))
-    except re.error as e:
+    except (re.error, TypeError) as e:
       raise ValueError(f'{pattern!r} is no regular expression: {e}.') from e
     if not found:
       raise ValueError(
