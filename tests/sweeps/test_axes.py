@@ -53,6 +53,22 @@ def test_skipped_combinations_have_no_run():
     axes.cells(config, 'w')
 
 
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('sweep', ('rates', (('low', {'seed': 1}),))),
+    ('sweep', (('rates', ('low', {'seed': 1})),)),
+    ('tune.axes', (('rates', (('low', 'seed'),)),)),
+    ('stages', ('first', {'seed': 1})),
+  ],
+)
+def test_what_lacks_a_comma_is_told_its_form(field, value):
+  config = small()
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=rf'config.{field} is .* as in \(\('):
+    axes.add_axes(config, [])
+
+
 def test_an_axis_of_the_command_replaces_that_of_the_config():
   config = ablation.get_config('head')
   before = names(config)
