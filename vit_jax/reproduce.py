@@ -52,6 +52,9 @@ def _run(args: argparse.Namespace) -> int | None:
           f'--scale=tpu has no use for --{name}: it prints commands and runs '
           'nothing.'
         )
+  for name in ('data', 'workdir', 'results'):
+    if not getattr(args, name):
+      raise ValueError(f'--{name} is empty: leave it out, or name one.')
   names = _claims(args.claims, args.data)
   if args.scale == 'tpu':
     for line in full_size.commands(names, args.topology, flags.config_named):

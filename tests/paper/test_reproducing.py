@@ -366,6 +366,9 @@ def test_a_run_too_long_for_the_budget_keeps_no_shorter_one_waiting(
 def test_what_is_refused(command, capsys):
   assert command('--claims=posem') == 2
   assert "No claim 'posem'" in capsys.readouterr().err
+  for flag in ('--data', '--results', '--workdir'):
+    assert command(f'{flag}=') == 2
+    assert f'{flag} is empty' in capsys.readouterr().err
   assert command('--budget=soon') == 2
   assert '--budget=soon is no time' in capsys.readouterr().err
 
