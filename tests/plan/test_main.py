@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 from configs import vit
@@ -182,12 +183,22 @@ def test_profile_is_of_the_longest():
 
 
 def test_topologies_that_are_none(monkeypatch):
-  with pytest.raises(ValueError, match='v3x4: write a generation.* v2, v3, v4'):
-    costs.devices_of('v3x4')
+  for name in ('v3x4', 'v3', 'v3:', 'v3:0x0', 'v3:2x', 'v3:2x-2'):
+    with pytest.raises(
+      ValueError, match=f'{name}: write a generation.* v2, v3, v4'
+    ):
+      costs.devices_of(name)
   monkeypatch.setattr(costs.importlib.util, 'find_spec', lambda name: None)
   monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
   with pytest.raises(ImportError, match=r"pip install .*'\.\[plan\]'"):
     costs.devices_of('v3:2x2')
+
+
+@pytest.mark.parametrize('name', ['num_classes', 'examples', 'profile'])
+def test_less_than_none_is_refused(name):
+  assert flags.FLAGS[name].parser.parse('0') == 0
+  with pytest.raises(ValueError, match='non-negative'):
+    flags.FLAGS[name].parser.parse('-1')
 
 
 def run(*args):

@@ -65,10 +65,16 @@ _TOPOLOGY = flags.DEFINE_string(
   'topology', '', 'Generation and chips, as in v3:16x16 or v5p:4x4x8.'
 )
 _NUM_CLASSES = flags.DEFINE_integer(
-  'num_classes', 0, 'Classes of the data, where it is not at hand.'
+  'num_classes',
+  0,
+  'Classes of the data, where it is not at hand.',
+  lower_bound=0,
 )
 _EXAMPLES = flags.DEFINE_integer(
-  'examples', 0, 'Training examples of the data, where it is not at hand.'
+  'examples',
+  0,
+  'Training examples of the data, where it is not at hand.',
+  lower_bound=0,
 )
 _SEARCH = flags.DEFINE_bool(
   'search',
@@ -83,7 +89,10 @@ _TABLE = flags.DEFINE_string(
   'by the same flags, compiler and JAX is printed and not compiled.',
 )
 _PROFILE = flags.DEFINE_integer(
-  'profile', 0, 'Prints so many of the operations that take longest.'
+  'profile',
+  0,
+  'Prints so many of the operations that take longest.',
+  lower_bound=0,
 )
 
 

@@ -134,7 +134,8 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
   Raises:
     ValueError: for a name that is none, or where libtpu is not installed.
   """
-  generation = topology.partition(':')[0]
+  match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
+  generation = match[1] if match else ''  # of no chips, libtpu would crash
   if generation not in hardware.TPU_CHIPS:
     raise ValueError(
       f'--topology={topology}: write a generation and its chips, as in '
