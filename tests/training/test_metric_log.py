@@ -200,7 +200,9 @@ def test_a_killed_run_leaves_every_finished_row(tmp_path):
   [
     ('epoch,loss\n1,2\n', "first column of .*metrics.csv is 'epoch'"),
     ('\nstep,loss\n1,2\n', "first column of .*metrics.csv is '' instead"),
-    ('step,loss\n1,2\n2\n3,4\n', "Line 3 of .*fit its 2 columns: '2'"),
+    ('step,loss\n1,2\n2\n3,4\n', "Line 3 .*fit its 2 columns of .*: '2'"),
+    ('step,loss\n1,2\n2,x\n', "Line 3 .*2 columns of numbers: '2,x'"),
+    ('step,loss,loss\n1,2,3\n', "twice: 'step,loss,loss'. Remove one"),
     ('step,loss\nx,2\n', "Line 2 of .*metrics.csv .*'x,2'. Repair"),
   ],
 )

@@ -157,6 +157,10 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
     ) from e
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
   header = next(lines, ['step']) or ['']
+  if len(set(header)) < len(header):
+    raise ValueError(
+      f'{path} has a column twice: {",".join(header)!r}. Remove one of them.'
+    )
   if header[0] != 'step':
     raise ValueError(
       f'The first column of {path} is {header[0]!r} instead of step: move '
@@ -164,14 +168,23 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
     )
   rows: Rows = {}
   for cells in lines:
-    if len(cells) != len(header) or not cells[0].isdecimal():
+    is_row = len(cells) == len(header) and cells[0].isdecimal()
+    if not (is_row and all(map(_is_number, filter(None, cells)))):
       raise ValueError(
         f'Line {lines.line_num} of {path} does not fit its {len(header)} '
-        f'columns: {",".join(cells)!r}. Repair or remove that line.'
+        f'columns of numbers: {",".join(cells)!r}. Repair or remove that line.'
       )
     named = zip(header[1:], cells[1:], strict=True)
     rows[int(cells[0])] = {name: cell for name, cell in named if cell}
   return header[1:], rows
+
+
+def _is_number(text: str) -> bool:
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
 
 
 def csv_line(cells: Sequence[Any]) -> str:
