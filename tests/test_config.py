@@ -628,6 +628,19 @@ def test_numbers_out_of_their_range_are_refused(field, value):
     config_lib.check_ranges(config)
 
 
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [('model.stem_layers', ('x',)), ('evaluators.fewshot.shots', (1, 'all'))],
+)
+def test_texts_among_numbers_are_refused(field, value):
+  config = config_lib.base()
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(
+    ValueError, match=f"^{field} .*'{value[-1]}' is no number"
+  ):
+    config_lib.check_ranges(config)
+
+
 @pytest.mark.parametrize('field', sorted(config_lib.RANGES))
 def test_ends_of_ranges(field):
   """A square bracket takes the end itself, a round one does not."""

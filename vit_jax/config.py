@@ -378,6 +378,8 @@ def check_ranges(config: ConfigDict) -> None:
       continue
     low, high = RANGES[field][1:-1].split(', ')
     for x in value if isinstance(value, list | tuple) else [value]:
+      if isinstance(x, str):
+        raise ValueError(f'{field} is {value!r}, of which {x!r} is no number.')
       above = x > float(low) or (x == float(low) and RANGES[field][0] == '[')
       below = x < float(high) or (x == float(high) and RANGES[field][-1] == ']')
       if not (above and below):
