@@ -85,6 +85,10 @@ def saved_so_far(workdir):
     (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
     (['--config.=1'], ["No config field ''"]),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
+    (
+      ['--config=configs/digits.py:masked', '--config.objective.rate=1'],
+      ['--config is given 2 times', 'digits.py, ', 'digits.py:masked'],
+    ),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
     (['--config.batch_size=1.5'], ['--config.batch_size=1.5', 'int']),
     (['--config.data.flip=maybe'], ['--config.data.flip=maybe', 'oolean']),

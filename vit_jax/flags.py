@@ -103,12 +103,14 @@ def parse_flags(
         raise flags.Error(f'config.{field} is a group: set its fields.')
     return rest
   except (flags.Error, OSError) as e:
+    _refuse_two_configs(argv)
     if lack := _lack_of_config(_named_config(argv)):
       refuse(f'--config={lack}')
     refuse(_last_line(e))
   except (SyntaxError, ImportError) as e:
     _refuse_config(argv, e)
   except (AttributeError, LookupError, TypeError, ValueError) as e:
+    _refuse_two_configs(argv)
     if re.search("attribute '(get_config|lock)'", str(e)):
       _refuse_config(argv, e)
     # The ways in which config_flags says that there is no such field.
@@ -128,6 +130,12 @@ def _parsed(argv: list[str]) -> list[str]:
     # absl takes help for a failure. A config that exits is one.
     is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
     sys.exit(0 if is_help else e.code or 1)
+
+
+def _refuse_two_configs(argv: list[str]) -> None:
+  """Says what is wrong where fields are set of several configs."""
+  if len(named := _named_configs(argv)) > 1:
+    refuse(f'--config is given {len(named)} times, {", ".join(named)}: once.')
 
 
 def _refuse_config(argv: list[str], error: Exception) -> NoReturn:
@@ -180,12 +188,15 @@ def _lack_of_config(text: str) -> str:
 
 
 def _named_config(argv: list[str]) -> str:
-  named = [
+  return ['', *_named_configs(argv)][-1]
+
+
+def _named_configs(argv: list[str]) -> list[str]:
+  return [
     match[1] or after
     for arg, after in zip(argv, [*argv[1:], ''], strict=True)
     if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
   ]
-  return named[-1] if named else ''
 
 
 def _last_line(error: Exception) -> str:
