@@ -131,15 +131,17 @@ class Detection(OfImages):
         f'{config.model.num_queries}: each object needs a query of its own, '
         'and there is at least one.'
       )
-    sides = {name: tuple(o[name]) for name in ('short_sides', 'crop_sides')}
-    least, most = o.crop
-    if min((*sides['short_sides'], *sides['crop_sides'], least)) < 1 or (
-      most < least
+    names = ('short_sides', 'crop_sides', 'crop')
+    sides = {name: tuple(o[name]) for name in names}
+    if (
+      not all(isinstance(n, int) and n > 0 for x in sides.values() for n in x)
+      or len(sides['crop']) != 2
+      or sides['crop'][1] < sides['crop'][0]
     ):
       raise ValueError(
         f'objective.short_sides is {sides["short_sides"]}, crop_sides '
-        f'{sides["crop_sides"]} and crop {tuple(o.crop)}: sides are pixels, '
-        'and a crop has its least one first.'
+        f'{sides["crop_sides"]} and crop {sides["crop"]}: sides are pixels, '
+        'and a crop has two, its least one first.'
       )
     if o.buckets != 1 and not 1 <= o.buckets <= len(sides['short_sides']):
       raise ValueError(
@@ -156,7 +158,7 @@ class Detection(OfImages):
       model,
       Images.from_config(config.data, facts.image_size),
       facts.class_names,
-      **fields | sides | {'crop': (least, most)},
+      **fields | sides,
     )
 
   def train_transform(self) -> TrainBoxTransform:
