@@ -309,10 +309,12 @@ def test_unknown_names(tmp_path, name, nearest, version):
 
 
 def test_a_name_that_is_like_no_other_has_no_hint(tmp_path):
-  with pytest.raises(
-    ValueError, match="unknown dataset 'xqzwv'. Valid are dig"
-  ):
-    _open('xqzwv', 'train', tmp_path)
+  # Names of folders without a slash among them.
+  for name in ('xqzwv', 'xqz-wv', '', 'x,q'):
+    with pytest.raises(
+      ValueError, match=f"unknown dataset '{name}'. Valid are dig"
+    ):
+      _open(name, 'train', tmp_path)
   for name, known in (
     ('cifar10', True),
     ('cifar10:3.0.2', True),

@@ -275,12 +275,7 @@ def _has_objects(info: tfds.core.DatasetInfo) -> bool:
 
 def is_known(name: str) -> bool:
   """Whether TFDS has a dataset of that name, prepared or not."""
-  return _own_name(name) in _known_names()
-
-
-def _own_name(name: str) -> str:
-  """Returns a dataset's name without its config and version."""
-  return re.split('[/:]', name)[0]
+  return re.split('[/:]', name)[0] in _known_names()
 
 
 def _known_names() -> list[str]:
@@ -300,8 +295,10 @@ def prepared_builder(
     data_dir = os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'
   in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
-  if not _own_name(name).isidentifier():
-    raise ValueError(_unknown(name, places))
+  try:
+    tfds.core.naming.parse_builder_name_kwargs(name)
+  except ValueError:  # with the rules of TFDS in it, over twenty lines
+    raise ValueError(_unknown(name, places)) from None
   try:
     builder = tfds.core.read_only_builder.builder_from_files(
       name, data_dir=data_dir
