@@ -85,9 +85,12 @@ def saved_so_far(workdir):
     (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
     (['--config.=1'], ["No config field ''"]),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
-    (
-      ['--config=configs/digits.py:masked', '--config.objective.rate=1'],
-      ['--config is given 2 times', 'digits.py, ', 'digits.py:masked'],
+    *(
+      (
+        ['--config=configs/digits.py:masked', f'--config.{field}=1'],
+        ['--config is given 2 times', 'digits.py, ', 'digits.py:masked'],
+      )
+      for field in ('objective.rate', 'seed')
     ),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
     (['--config.batch_size=1.5'], ['--config.batch_size=1.5', 'int']),

@@ -103,7 +103,8 @@ def parse_flags(
         raise flags.Error(f'config.{field} is a group: set its fields.')
     return rest
   except (flags.Error, OSError) as e:
-    _refuse_two_configs(argv)
+    if isinstance(e, flags.DuplicateFlagError):
+      _refuse_two_configs(argv)
     if lack := _lack_of_config(_named_config(argv)):
       refuse(f'--config={lack}')
     refuse(_last_line(e))
