@@ -84,21 +84,6 @@ def test_the_top_has_few_rooms():
   assert len(files) + len(folders) <= 26
 
 
-def test_names_are_used_once():
-  """A file or a class is found by its name, with or without a leading _."""
-  names, classes = [], []
-  for path in (ROOT / 'vit_jax').rglob('*.py'):
-    if not path.stem.startswith('__'):
-      names.append(path.stem)
-    for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, ast.ClassDef):
-        classes.append(node.name.lstrip('_'))
-  for found in (names, classes):
-    assert sorted(set(found)) == sorted(found), {
-      n for n in found if found.count(n) > 1
-    }
-
-
 def test_docstrings_begin_with_a_sentence():
   """And not with a list of arguments."""
   for path in (ROOT / 'vit_jax').rglob('*.py'):
