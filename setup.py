@@ -89,7 +89,6 @@ setuptools.setup(
     'vit_jax.configs',
   ],
   package_data={
-    'vit_jax.paper': ['results/*/*.csv'],
     'vit_jax.serve': ['page.html', 'requirements.txt'],
   },
   package_dir={'vit_jax.configs': 'configs'},

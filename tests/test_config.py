@@ -952,8 +952,6 @@ def test_recipes_are_those_that_they_say(name):
   [
     ('igpt', 'xl', "No size 'xl'. Did you mean l"),
     ('s4l', './cifar10,jigsaw', "'jigsaw' is not of S4L: use rotation or exe"),
-    ('reproduce', 'posmeb', "No grid 'posmeb'. Did you mean posemb"),
-    ('reproduce', 'posemb,digits,model.posemb=none', 'set by the axis .posemb'),
     ('transfer', 'b16,cifar10,seed=1', 'seed is set by the axis .seed'),
     ('noisy_student', 'digits,all', "'all' is no comparison: write compare"),
   ],

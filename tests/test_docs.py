@@ -1,6 +1,5 @@
 """What the READMEs name exists: files, sections, commands, fields, classes."""
 
-import csv
 import functools
 import importlib
 import importlib.util
@@ -71,6 +70,8 @@ def _anchors(page):
 
 
 def test_commands_configs_and_files(page):
+  if page.name == 'CHANGELOG.md':
+    pytest.skip('history names what has gone')
   text = page.read_text()
   for module in re.findall(r'python -m (vit_jax[\w.]*)', text):
     spec = importlib.util.find_spec(module)
@@ -198,19 +199,6 @@ def test_tables_have_all_of_their_kind():
   for cell in re.findall(r'^\| (`.*?) \|', models, re.MULTILINE):
     for name in re.findall(r'`(\w+\+?[\w/]+)`', cell):
       variants.fields(name)
-
-
-def test_runs_of_the_report_are_as_long_as_it_says():
-  steps: dict[str, set[int]] = {'detr': set(), 'others': set()}
-  for path in (_ROOT / 'vit_jax/paper/results/digits').glob('*.csv'):
-    kind = 'detr' if path.stem == 'detr' else 'others'
-    with path.open() as file:
-      steps[kind] |= {int(row['steps']) for row in csv.DictReader(file)}
-  (detr,) = steps['detr']
-  assert (
-    f'A run on digits has {min(steps["others"])} to {max(steps["others"])} '
-    f'steps, and of DETR {detr:,} '
-  ) in (_ROOT / 'vit_jax/paper/README.md').read_text()
 
 
 def test_snippets_run(tmp_path, monkeypatch):

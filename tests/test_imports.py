@@ -22,7 +22,6 @@ FLOORS = (
   {'bench'},
   {
     'flags',
-    'reproduce',
     'predict',
     'evaluate',
     'fewshot',

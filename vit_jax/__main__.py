@@ -22,7 +22,6 @@ COMMANDS = {
   'data': ('vit_jax.data', 'COCO annotations of images with masks'),
   'models': ('vit_jax.models', 'lists models: parameters, GFLOPs, tokens'),
   'plan': ('vit_jax.plan', 'what training takes on a TPU that is not there'),
-  'reproduce': ('vit_jax.reproduce', 'which claims of the paper hold'),
   'bench': ('vit_jax.bench', 'measures speed'),
   'curves': ('vit_jax.evaluators', 'several few-shot results in one picture'),
 }
