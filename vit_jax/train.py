@@ -27,7 +27,7 @@ from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Objective
 from vit_jax.training import metric_log, processes, sharding, workdir_lock
 from vit_jax.training.progress import phase
-from vit_jax.training.run import Listener, Preempted, Run, preemption_notice
+from vit_jax.training.run import Preempted, Run, preemption_notice
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +44,7 @@ class DeviceMemoryError(MemoryError):
     self.experiment = experiment
 
 
-def train(
-  config: ConfigDict,
-  workdir: str,
-  start_over: bool = False,
-  listener: Listener | None = None,
-) -> None:
+def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Trains, or resumes, what a config describes.
 
   Args:
@@ -57,7 +52,6 @@ def train(
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
     start_over: whether to start from step 0 where the workdir holds a run of
       which no checkpoint is whole.
-    listener: hears of the run, if someone wants to.
 
   Raises:
     ValueError: for a config or data that cannot work, before anything is built;
@@ -109,7 +103,7 @@ def train(
   ):
     args = source, fixed, evaluators, params, workdir, checkpoints
     try:
-      _train(experiment, *args, listener)
+      _train(experiment, *args)
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise
@@ -135,7 +129,6 @@ def _train(
   params: Params | None,
   workdir: str,
   checkpoints: saving.Checkpoints,
-  listener: Listener | None,
 ) -> None:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
@@ -187,7 +180,6 @@ def _train(
     start_step=start_step,
     batch_size=config.batch_size,
     forward_flops=experiment.forward_flops * objective.images_seen,
-    listener=listener,
   )
   with (
     contextlib.closing(batches),

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.bench import input as input_bench
-from vit_jax.bench import output, race
+from vit_jax.bench import race
 from vit_jax.data import benchmarks
 
 
@@ -98,9 +98,7 @@ def test_all_run_in_turns_on_one_core(monkeypatch, capsys, tmp_path, vs):
   asked = []
   monkeypatch.setattr(race, 'machine', lambda x: asked.extend(x) or 'a machine')
   file = tmp_path / 'a.csv'
-  input_bench.bench(
-    types.SimpleNamespace(vs=vs), output.Output(str(file), None)
-  )
+  input_bench.bench(types.SimpleNamespace(vs=vs, csv=str(file)))
   assert pinned == [(0, {3})]
   assert asked[-1] == ('flax' if vs else 'grain')
   with open(file, newline='') as f:

@@ -10,7 +10,7 @@ def parsed(text):
 
 
 def test_what_is_not_given_is_what_the_help_says():
-  common = {'csv': None, 'plot': None}
+  common = {'csv': None}
   grid = {'image_sizes': [224], 'dtype': 'float32', 'set': []}
   speeds = {'vs': [], 'devices': 1}
   assert parsed('train') == common | grid | speeds | {
@@ -22,13 +22,6 @@ def test_what_is_not_given_is_what_the_help_says():
     'command': 'inference',
     'variants': ['b16'],
     'batch_sizes': [1, 8],
-  }
-  assert parsed('capacity') == common | grid | {
-    'command': 'capacity',
-    'variants': ['b16'],
-    'modes': ['inference', 'training'],
-    'topology': '',
-    'memory_gib': None,
   }
   assert parsed('input') == common | {'command': 'input', 'vs': None}
 
@@ -54,14 +47,13 @@ def test_lists_have_no_empty_names():
     ('train --batch_sizes=x', "'x' is no list of whole numbers, as in 8,16"),
     ('train --batch_sizes=', '--batch_sizes: it is empty: give one or more'),
     ('train --variants=', '--variants: it is empty: give one or more'),
-    ('capacity --memory_gib=1 --modes=,', '--modes: it is empty'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --set=model.depth', '--set=model.depth: write FIELD=VALUE'),
     (
       'train --variants=ti16,r26+s32 --vs=flax',
       '--vs=flax has only plain ViTs',
     ),
-    ('train --plot=a.pdf', '--plot=a.pdf'),
+    ('input --csv=nowhere/a.csv', 'there is no folder nowhere'),
     ('train --devices=9', '--devices=9: there are 8 x cpu'),
     ('train --devices=0', '--devices=0: there are 8 x cpu'),
     ('train --devices=3', 'use a multiple of 3'),
@@ -71,13 +63,11 @@ def test_lists_have_no_empty_names():
     ('inference --batch_sizes=0', '--batch_sizes has 0: at least 1 image'),
     ('inference --batch_sizes=x', '--batch_sizes'),
     ('inference --variants=q16', 'q16'),
-    ('capacity', 'cpu does not tell how much memory it has: give --memory_gib'),
-    ('capacity --memory_gib=1 --modes=training,x', '--modes=x is none of'),
-    ('capacity --memory_gib=1 --variants=ti16,ti15', '15'),
   ],
 )
 def test_flags_that_make_no_sense(run, args, message):
-  status, out, err = run(*args.split(), small='r26' not in args)
+  is_small = 'r26' not in args and 'input' not in args
+  status, out, err = run(*args.split(), small=is_small)
   assert status == 2
   assert message in err
   assert 'images/s' not in out and 'images,' not in out

@@ -149,3 +149,12 @@ def test_the_machine_is_said_with_the_load_of_the_minute_before(monkeypatch):
   assert race.machine(['jax', 'flax']) == (
     'Python 3.99, jax jax.0, flax flax.0; 7 cores, load 1.3'
   )
+
+
+def test_rows_with_different_columns(tmp_path):
+  path = tmp_path / 'a.csv'
+  race.write([{'a': 1, 'b': 'x, y'}], str(path))
+  assert path.read_text() == 'a,b\n1,"x, y"\n'
+  race.write([{'a': 1, 'b': 'x, y'}, {'a': 2, 'c': 0.5}], str(path))
+  assert path.read_text() == 'a,b,c\n1,"x, y",\n2,,0.5\n'
+  race.write([{'a': 1}], None)

@@ -28,14 +28,13 @@ def config(dtype='float32'):
 
 @pytest.mark.slow
 def test_a_grid_beside_plain_flax(run, tmp_path):
-  files = tmp_path / 'a.csv', tmp_path / 'a.png'
+  file = tmp_path / 'a.csv'
   status, out, _ = run(
     'train',
     '--variants=ti16,ti32',
     '--vs=flax',
     '--batch_sizes=2',
-    f'--csv={files[0]}',
-    f'--plot={files[1]}',
+    f'--csv={file}',
   )
   assert status == 0
   titles = re.findall(r'^\[(\d) of 2.*\] (.*)$', out, re.M)
@@ -43,13 +42,11 @@ def test_a_grid_beside_plain_flax(run, tmp_path):
   line = r'^  ours +[\d.]+  \([\d.]+ to [\d.]+\), compiled in [\d.]+ s, '
   assert len(re.findall(line, out, re.M)) == 2
   assert len(re.findall(r'^ours / plain Flax .*: [\d.]+$', out, re.M)) == 2
-  assert f'4 rows written to {files[0]}' in out
-  with open(files[0], newline='') as f:
+  with open(file, newline='') as f:
     rows = list(csv.DictReader(f))
   assert [row['variant'] for row in rows] == 2 * ['ti16'] + 2 * ['ti32']
   assert all(float(row['images_per_s']) > 0 for row in rows)
   assert [bool(row['ratio']) for row in rows] == [False, True] * 2
-  assert files[1].read_bytes().startswith(b'\x89PNG')
 
 
 def test_plain_flax_works_in_place_too(monkeypatch):

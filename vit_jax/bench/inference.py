@@ -6,9 +6,6 @@
   timm        timm's model of the same architecture with torch.compile (eager
               where that fails, and it says so)
   timm-eager  the same without torch.compile
-
-The picture shows images/s over the image size where there are several, of the
-best batch size: the left panel of figure 12.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The input pipeline on one core.
 
-Decoding photographs of 640x427 pixels, cutting a
-random part of each and resizing it to 224x224.
+Decodes photographs of 640x427 pixels, cuts a random part of each and resizes it
+to 224x224.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vit_jax.bench import charts, race
-from vit_jax.bench.output import Output
+from vit_jax.bench import race
 from vit_jax.bench.race import Contender
 from vit_jax.data import augmentations, loader, transforms
 
@@ -28,7 +27,7 @@ _BATCH_SIZE = 64
 _BATCHES = 8
 
 
-def bench(args: argparse.Namespace, output: Output) -> None:
+def bench(args: argparse.Namespace) -> None:
   """Measures our loader, our transform alone and, with --vs, tf.data.
 
   Raises:
@@ -55,10 +54,7 @@ def bench(args: argparse.Namespace, output: Output) -> None:
     [functools.partial(Contender, *contender) for contender in turns.items()]
   )
   print(*race.lines(rows), sep='\n')
-  output.add(rows)
-  output.finish(
-    functools.partial(charts.bars, title='input pipeline, one core')
-  )
+  race.write(rows, args.csv)
 
 
 def _rate(batches: Iterator) -> float:

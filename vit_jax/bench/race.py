@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.data import cores
+from etils import epath
+
+from vit_jax.data import cores, whole
+from vit_jax.training import metric_log
 from vit_jax.training.progress import mfu_text
 
 # A round is a turn of each; one more, which warms up, does not count.
@@ -151,6 +154,15 @@ def lines(rows: Iterable[Row]) -> list[str]:
       name = row['contender']
       found.append(f'{rows[0]["contender"]} / {name}: {row["ratio"]:.2f}')
   return found
+
+
+def write(rows: Sequence[Row], path: str | None) -> None:
+  """Writes a CSV file anew, with a column for every name that a row has."""
+  if path:
+    names = dict.fromkeys(name for row in rows for name in row)
+    cells = [[row.get(name, '') for name in names] for row in rows]
+    text = ''.join(map(metric_log.csv_line, [[*names], *cells]))
+    whole.replace(epath.Path(path), text.encode())
 
 
 def machine(packages: Iterable[str]) -> str:

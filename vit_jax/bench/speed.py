@@ -11,9 +11,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.bench import charts, race, step, torch_peer
-from vit_jax.bench.output import Output, grid
-from vit_jax.bench.race import Contender
+from vit_jax.bench import race, step, torch_peer
+from vit_jax.bench.race import Contender, Row
 from vit_jax.models import variants
 from vit_jax.plan import aot
 from vit_jax.training import hardware
@@ -28,7 +27,6 @@ def bench(
   ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender],
   peers: Mapping[str, Callable[[ConfigDict], Contender]],
   args: argparse.Namespace,
-  output: Output,
 ) -> None:
   """Measures every combination.
 
@@ -38,7 +36,6 @@ def bench(
     ours: makes our contender.
     peers: make those of `--vs`, by name.
     args: of the command.
-    output: takes the rows.
 
   Raises:
     ImportError: for a peer that is not installed.
@@ -74,10 +71,9 @@ def bench(
     step.experiment_of(config, devices)  # refuses what cannot work
   print(race.machine([*packages, *torch]))
   print(f'{count} x {kind}, {what}, {args.dtype}')
-  for name, config in grid(
-    list(zip(names, points, strict=True)),
-    lambda point: '{} at {}, batch {}'.format(*point[0]),
-  ):
+  found: list[Row] = []
+  for number, (name, config) in enumerate(zip(names, points, strict=True), 1):
+    print(f'[{number} of {len(points)}]', '{} at {}, batch {}'.format(*name))
     makers = [functools.partial(ours, config, devices)]
     makers += [functools.partial(peers[peer], config) for peer in args.vs]
     rows, too_large = race.race(makers)
@@ -85,9 +81,8 @@ def bench(
     keys = ('variant', 'image_size', 'batch_size')
     facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
     facts |= dict(zip(keys, name, strict=True))
-    output.add([facts | row for row in rows])
-  title = f'{what}, {args.dtype}'
-  output.finish(functools.partial(charts.rates, title=title))
+    found += [facts | row for row in rows]
+    race.write(found, args.csv)
 
 
 def _check_plain(fields: ConfigDict) -> None:

@@ -26,11 +26,6 @@ from vit_jax.training import (
 )
 from vit_jax.training.durations import Durations
 
-# Is told what happens, when it does: 'batch' (there is one), 'step' (one was
-# handed to the devices, with its metrics), 'evaluate' and 'evaluated', 'save'
-# and 'saved', 'ended' (but for the last checkpoint) and 'written'.
-Listener = Callable[..., None]
-
 # Steps handed to the devices before the oldest one's loss is looked at: enough
 # to keep them busy, few enough to stop soon after a loss that is not finite.
 MAX_IN_FLIGHT = 3
@@ -60,7 +55,6 @@ class Run:
     start_step: int,
     batch_size: int,
     forward_flops: int,
-    listener: Listener | None = None,
   ):
     """Takes what `train` made.
 
@@ -77,9 +71,7 @@ class Run:
       start_step: steps taken before.
       batch_size: images a step.
       forward_flops: of one example.
-      listener: hears of the run, if someone wants to.
     """
-    self._tell = listener or (lambda *event: None)
     self._workdir = workdir
     self._shown = shown
     self._mesh = mesh
@@ -118,7 +110,6 @@ class Run:
     before_s = time.monotonic()
     batch = sharding.global_batch(next(batches), self._mesh)
     self._wait_s += time.monotonic() - before_s
-    self._tell('batch')
     return batch
 
   @contextlib.contextmanager
@@ -140,7 +131,6 @@ class Run:
 
   def take(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Takes a step's metrics, which the devices may still be working on."""
-    self._tell('step', metrics)
     self._in_flight.append((step, metrics))
     self._settle(MAX_IN_FLIGHT)
 
@@ -200,7 +190,6 @@ class Run:
 
   def evaluate(self, step: int, state: dict[str, Any]) -> None:
     """Runs the evaluators on the average, or else on the parameters."""
-    self._tell('evaluate')
     self._settle(0)
     found: dict[str, Any] = {}
     with self._progress.pause('evaluating'):
@@ -218,14 +207,12 @@ class Run:
         for k, v in self._eval_metrics.items()
       )
     )
-    self._tell('evaluated')
 
   def save(self, step: int, state: dict[str, Any]) -> None:
     """Saves a checkpoint, after making sure that it is worth keeping."""
     self._settle(0)
     metrics = self._eval_metrics if self.is_eval_step(step) else {}
     elapsed_s = self._progress.elapsed_s
-    self._tell('save')
     with self._progress.pause('saving'):
       self._checkpoints.save(
         step,
@@ -233,14 +220,11 @@ class Run:
         self._meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
         metrics,
       )
-    self._tell('saved')
     self._watch.progress()
 
   def finish(self) -> None:
     """Waits for the last checkpoint, draws the curves and prints a summary."""
-    self._tell('ended')
     self._checkpoints.wait()
-    self._tell('written')
     self._close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
       return
