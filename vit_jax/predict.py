@@ -174,7 +174,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
       # What is linked comes last, or the order on the disk would say by which
       # of its names a folder is called.
       folders[:] = sorted(
-        (x for x in folders if not x.startswith('.')),
+        (x for x in folders if not folder.is_hidden(x)),
         key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
       )
       inside += [

@@ -425,7 +425,7 @@ def test_the_first_image_of_pascal_voc_may_be_the_one_that_is_missing(tmp_path):
 
 def test_the_splits_of_pascal_voc(tmp_path):
   root = write_voc(tmp_path)
-  for part, names in {'train': 'ab', 'val': 'cd', 'trainval': 'abcd'}.items():
+  for part, names in {'train': 'ab', 'valid': 'cd', 'trainval': 'abcd'}.items():
     path = root / f'ImageSets/Main/{part}.txt'
     text = ''.join(f'{name}\n' for name in names) + ' \n'
     path.write_text(text, encoding='utf-8-sig')  # as Windows writes it
@@ -472,12 +472,62 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
     ({'name': '</name><name>'}, 'category_id without a name is none of the'),
     ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
     ({'size': '<'}, 'c.xml is no XML in UTF-8, or was cut short'),
-    ({'filename': 'a.jpg</filename><filename>'}, 'has the image a.jpg 2 times'),
   ],
 )
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
   with pytest.raises(ValueError, match=message):
     sources.open_source(str(write_voc(tmp_path, **changes)), 'train')
+
+
+def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
+  """Whatever `<filename>` says, which tools that rename files do not change."""
+  root = write_voc(tmp_path, filename='a.jpg</filename><filename>')
+  (root / 'JPEGImages/d.jpg').rename(root / 'JPEGImages/d.PNG')
+  (root / 'JPEGImages/._d.jpg').write_bytes(b'')
+  (root / 'Annotations/._d.xml').write_bytes(b'')
+  source = sources.open_source(str(root), 'all')
+  names = {os.path.basename(r['name']) for r in source}
+  assert names == {*(f'{x}.jpg' for x in 'abcef'), 'd.PNG'}
+  assert '1 of 6 XML files name another image' in caplog.text
+  assert 'such as c.xml names a.jpg. The image of the same' in caplog.text
+  # Without its own image, or with several.
+  (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
+  touch(root / 'JPEGImages')
+  with pytest.raises(ValueError, match='has the image a.jpg 2 times'):
+    sources.open_source(str(root), 'all')
+  path = root / 'Annotations/c.xml'
+  path.write_text(path.read_text().replace('>a.jpg<', '>x.jpg<'))
+  touch(path)
+  source = sources.open_source(str(root), 'all')
+  assert 'x.jpg' in {os.path.basename(r['name']) for r in source}
+  for extension in ('jpg', 'png'):
+    Image.new('RGB', (40, 30)).save(root / f'JPEGImages/c.{extension}')
+  touch(root / 'JPEGImages')
+  with pytest.raises(ValueError, match='c.jpg and c.png, and c.xml names neit'):
+    sources.open_source(str(root), 'all')
+
+
+def touch(path):
+  """Gives a file or folder another time, which may not change by itself."""
+  os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+
+
+@pytest.mark.parametrize('images', ['images', '.'])
+def test_folders_of_labelimg(tmp_path, images):
+  root = write_voc(tmp_path)
+  xml = root / ('annotations' if images == 'images' else '.')
+  (root / 'Annotations').rename(root / 'moved')
+  xml.mkdir(exist_ok=True)
+  (root / images).mkdir(exist_ok=True)
+  for old, new in (('moved', xml), ('JPEGImages', root / images)):
+    for path in (root / old).iterdir():
+      path.rename(new / path.name)
+    (root / old).rmdir()
+  # Beside images, XML may be something else.
+  (root / 'project.xml').write_text('<x/>')
+  source = sources.open_source(str(root), 'all')
+  assert len(source) == 6 and source.class_names == ('cat', 'dog')
+  assert bad_images.checked(source, 'error') is source
 
 
 def test_files_of_pascal_voc_may_leave_out_their_image(tmp_path):

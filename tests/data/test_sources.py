@@ -171,7 +171,7 @@ def test_ignored_entries_are_counted(flat, png, caplog):
   (flat / '.git').mkdir()
   with caplog.at_level(logging.INFO, logger='vit_jax'):
     assert len(_open(flat)) == 28
-  assert 'Ignored 4 entries' in caplog.text
+  assert 'Ignored 3 entries' in caplog.text
 
 
 def test_what_lies_beside_is_said(tmp_path, png, caplog):

@@ -73,6 +73,13 @@ def test_aliases():
   assert splits.select('test', both, 'x').tolist() == [3]
   # The likelier one of two.
   assert splits.select('validation', both, 'x').tolist() == [2]
+  for name in ('valid', 'validation'):
+    assert splits.select('val', {name: [4], 'test': [3]}, 'x').tolist() == [4]
+    assert splits.select('test', {name: [4]}, 'x').tolist() == [4]
+    assert splits.select('val + train', {name: [4], 'training': [3]}, 'x').size
+  assert splits.select('test', {'testing': [4], 'val': [3]}, 'x').tolist() == [
+    4
+  ]
   both = {'validation': [4], 'test': [3]}
   assert splits.select('val', both, 'x').tolist() == [4]
   both = {'validation': [4], 'val': [2]}

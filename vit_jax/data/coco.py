@@ -303,11 +303,10 @@ def _image_folder(
   root: pathlib.Path, path: pathlib.Path, file: str
 ) -> pathlib.Path:
   """Returns the folder that has the images of a file of annotations."""
+  if path.suffix != '.json':
+    return voc.image_folder(root)
   part = path.stem.removeprefix('instances_')
-  folders = [
-    root / voc.FOLDER,
-    *(root / part, root / 'images' / part, root / 'images', root),
-  ]
+  folders = (root / part, root / 'images' / part, root / 'images', root)
   for folder in folders:
     if (folder / file).exists():
       return folder

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import pathlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ _log = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 _NAMED = 5  # classes in a message
-_SPLIT_NAMES = ('train', 'val', 'validation', 'test')
 _LAYOUTS = (
   '<folder>/train/<class>/<image> and <folder>/test/<class>/<image>, '
   'or <folder>/<class>/<image>'
@@ -62,7 +62,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
       'of a dataset without any slash'
     )
-  found = {name: root / name for name in _SPLIT_NAMES if (root / name).is_dir()}
+  found = {name: root / name for name in splits.NAMES if (root / name).is_dir()}
   folders = found if 'train' in found else {'train': root}
   if found and 'train' not in found and set(sub_folders(root)) <= set(found):
     raise ValueError(
@@ -338,39 +338,78 @@ def _members_of(
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}
   for i, row in enumerate(rows):
-    if row['split'] not in _SPLIT_NAMES:
+    if row['split'] not in splits.NAMES:
       raise ValueError(
         f'{path}, image {i + 1}: split is {row["split"]!r}: use '
-        f'{", ".join(_SPLIT_NAMES)}'
+        f'{", ".join(splits.NAMES)}'
       )
     members.setdefault(row['split'], []).append(i)
   return members
 
 
+def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
+  """Lists a folder by name, without files that systems hide or add."""
+  if not folder.is_dir():
+    return []
+  entries = (x for x in os.scandir(folder) if not is_hidden(x.name))
+  return sorted(entries, key=lambda entry: entry.name)
+
+
+def is_hidden(name: str) -> bool:
+  """Whether a name starts with a dot, or belongs to macOS or a Synology NAS."""
+  return name.startswith(('.', '__MACOSX', '@eaDir'))
+
+
+def nfc(text: str) -> str:
+  """Composes accents: macOS and Linux may write one name in two ways."""
+  return unicodedata.normalize('NFC', text)
+
+
+def find(folder: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the path of a file as a table or an annotation names it.
+
+  If no file has that name, blanks around it, backslashes of Windows and the
+  form of its accents may differ.
+  """
+  forms = (name.strip(), name.strip().replace('\\', '/'))
+  names = [name, *forms, *map(nfc, forms)]
+  names += [unicodedata.normalize('NFD', x) for x in forms]
+  different = dict.fromkeys(names)
+  if len(different) > 1:  # otherwise a missing file is named later
+    for spelling in different:
+      if (folder / spelling).exists():
+        return folder / spelling
+  return folder / forms[-1]
+
+
 def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
   """The sorted names of the sub-folders."""
-  return tuple(
-    sorted(
-      entry.name
-      for entry in os.scandir(folder)
-      if entry.is_dir() and not entry.name.startswith('.')
-    )
-  )
+  return tuple(entry.name for entry in visible(folder) if entry.is_dir())
 
 
 def image_paths(folder: pathlib.Path) -> tuple[list[str], int]:
   """The sorted paths of images, and how many other entries there are."""
   # Also a folder called x.jpg: it is reported as unreadable, because it may
   # well be the user's mistake, where ignoring it would hide it.
-  entries = list(os.scandir(folder))
-  paths = sorted(e.path for e in entries if is_image_name(e.name))
+  entries = visible(folder)
+  paths = [e.path for e in entries if is_image_name(e.name)]
   return paths, len(entries) - len(paths)
+
+
+def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
+  """Returns the file names of a folder's images by name without extension."""
+  found: dict[str, list[str]] = {}
+  for entry in visible(folder):
+    if is_image_name(entry.name):
+      stem = nfc(os.path.splitext(entry.name)[0])
+      found.setdefault(stem, []).append(entry.name)
+  return found
 
 
 def is_image_name(name: str) -> bool:
   """Whether a file of this name is taken for an image: by its extension."""
   extension = os.path.splitext(name)[1].lower()
-  return not name.startswith('.') and extension in _image_extensions()
+  return not is_hidden(name) and extension in _image_extensions()
 
 
 @functools.cache

@@ -70,16 +70,14 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
 
 def _by_stem(place: pathlib.Path) -> dict[str, pathlib.Path]:
-  found: dict[str, pathlib.Path] = {}
-  for path in sorted(place.iterdir()):
-    if folder.is_image_name(path.name):
-      before = found.setdefault(path.stem, path)
-      if before != path:
-        raise ValueError(
-          f'{place} has {before.name} and {path.name}: masks and images have '
-          'the same names, so that two of one name cannot be told apart.'
-        )
-  return found
+  found = folder.by_stem(place)
+  for first, *others in found.values():
+    if others:
+      raise ValueError(
+        f'{place} has {first} and {others[0]}: masks and images have the same '
+        'names, so that two of one name cannot be told apart.'
+      )
+  return {stem: place / name for stem, (name,) in found.items()}
 
 
 def _numbers(path: pathlib.Path) -> np.ndarray:

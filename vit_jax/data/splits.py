@@ -19,12 +19,14 @@ _HELP = (
   'see https://www.tensorflow.org/datasets/splits'
 )
 
-# Names under which people look for the same thing.
-_ALIASES = {
-  'test': ('val', 'validation'),
-  'val': ('validation', 'test'),
-  'validation': ('val', 'test'),
-}
+# Names of the same split. If there is no test split, val is used, and the other
+# way round.
+SAME = (
+  ('train', 'training'),
+  ('val', 'valid', 'validation'),
+  ('test', 'testing'),
+)
+NAMES = tuple(name for names in SAME for name in names)
 
 
 def select(
@@ -32,8 +34,9 @@ def select(
 ) -> np.ndarray:
   """The examples that a split string names, int64, in its order.
 
-  `test` finds `val` or `validation` where there is no `test`, and the other way
-  round, unless it is joined to others: `train+val` would learn what is tested.
+  Splits have several names, see `SAME`. `test` finds `val` where there is no
+  `test`, and the other way round, unless it is joined to others: `train+val`
+  would learn what is tested.
   `all` is everything. `splits` has the examples of each split, in the order to
   slice; messages call the dataset `owner`.
 
@@ -69,9 +72,10 @@ def select(
 def _resolve(
   name: str, splits: Mapping[str, Sequence[int]], owner: str, joined: bool
 ) -> str:
-  for candidate in (name, *_ALIASES.get(name, ())):
-    if joined and candidate != name and 'test' in (name, candidate):
-      continue
+  train, val, test = SAME
+  own = next((names for names in SAME if name in names), ())
+  other = () if joined or own in ((), train) else val + test
+  for candidate in (name, *own, *other):
     if candidate in splits:
       return candidate
   raise ValueError(

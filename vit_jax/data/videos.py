@@ -192,13 +192,11 @@ class VideoFiles:
 
 def _video_files(root: pathlib.Path) -> list[str]:
   """Returns the paths of those that are not hidden, sorted."""
-  return sorted(
-    str(path)
-    for path in root.iterdir()
-    if path.suffix.lower() in FILES
-    and path.is_file()
-    and not path.name.startswith('.')
-  )
+  return [
+    entry.path
+    for entry in folder.visible(root)
+    if entry.name.lower().endswith(FILES) and entry.is_file()
+  ]
 
 
 def _with_numbers(path: str) -> list[str | int]:

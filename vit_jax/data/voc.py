@@ -1,16 +1,22 @@
 """Folders annotated as Pascal VOC is: an XML file for each image.
 
 `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and, where images are divided,
-`ImageSets/Main/train.txt` and others with a name a line. What is read becomes
-what COCO's JSON has, and is checked as that is.
+`ImageSets/Main/train.txt` and others with a name a line. labelImg's folders are
+read too: `annotations/` and `images/`, or all files in one folder. What is read
+becomes what COCO's JSON has, and is checked as that is.
 """
 
+import logging
 import pathlib
 import xml.etree.ElementTree
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-FOLDER = 'JPEGImages'
+from vit_jax.data import folder
+from vit_jax.data import splits as split_names
+
+_log = logging.getLogger(__name__)
+
 _Element = xml.etree.ElementTree.Element
 
 
@@ -19,20 +25,51 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
   `trainval` is left out where its halves are there.
   """
-  folder = root / 'Annotations'
-  if not any(folder.glob('*.xml')):
+  if not (files := _files(root)):
     return {}
-  names = ('train', 'val', 'test', 'trainval')
-  files = {name: root / f'ImageSets/Main/{name}.txt' for name in names}
-  found = {name: path for name, path in files.items() if path.is_file()}
-  if {'train', 'val'} <= found.keys():
+  names = (*split_names.NAMES, 'trainval')
+  lists = {name: root / f'ImageSets/Main/{name}.txt' for name in names}
+  found = {name: path for name, path in lists.items() if path.is_file()}
+  if 'train' in found and found.keys() & split_names.SAME[1]:
     found.pop('trainval', None)
-  return found or {'all': folder}
+  return found or {'all': next(iter(files.values())).parent}
 
 
 def modified_ns(path: pathlib.Path) -> int:
   """Returns when the files that `read` reads were last written."""
-  return max(x.stat().st_mtime_ns for x in [path, *_files(path)])
+  root = _root(path)
+  read = [path, image_folder(root), *_files(root).values()]
+  return max(x.stat().st_mtime_ns for x in read)
+
+
+def image_folder(root: pathlib.Path) -> pathlib.Path:
+  """Returns the folder of the images."""
+  folders = (root / 'JPEGImages', root / 'images')
+  return next((x for x in folders if x.is_dir()), root)
+
+
+def _root(path: pathlib.Path) -> pathlib.Path:
+  if path.is_file():
+    return path.parents[2]
+  return path.parent if path.name.lower() == 'annotations' else path
+
+
+def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
+  """Returns the files of annotations by stem.
+
+  Beside images, where XML may be anything, only those of the name of an image.
+  """
+  for place in (root / 'Annotations', root / 'annotations', root):
+    found = {
+      folder.nfc(entry.name[:-4]): pathlib.Path(entry.path)
+      for entry in folder.visible(place)
+      if entry.name.lower().endswith('.xml')
+    }
+    if place == root and found:
+      found = {x: found[x] for x in found.keys() & folder.by_stem(root)}
+    if found:
+      return dict(sorted(found.items()))
+  return {}
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -46,12 +83,13 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     ValueError: naming a file that is missing or damaged.
   """
   names: set[str] = set()
-  files = {file.stem: _parsed(file) for file in _files(path)}
+  root = _root(path)
+  files = {stem: _parsed(file) for stem, file in _files(root).items()}
   for tree in files.values():
     names |= {_text(x, 'name') for x in tree.iter('object')} - {''}
-  stems = sorted(files)
+  stems = list(files)
   if path.is_file():
-    text = path.read_text(encoding='utf-8-sig')
+    text = folder.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
     # Files of a class have a number behind each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
@@ -61,12 +99,13 @@ def read(path: pathlib.Path) -> dict[str, Any]:
         f'{path} names {len(lacking)} images without annotations, '
         f'{", ".join(lacking[:5])} among them: add them, or remove the lines.'
       )
+  images = _images(image_folder(root), {x: files[x] for x in stems})
   categories = {name: i for i, name in enumerate(sorted(names))}
   return {
     'images': [
       {
         'id': stem,
-        'file_name': _text(files[stem], 'filename') or f'{stem}.jpg',
+        'file_name': images[stem],
         **{
           side: _number(files[stem], f'size/{side}')
           for side in ('width', 'height')
@@ -89,9 +128,43 @@ def read(path: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _files(path: pathlib.Path) -> Iterable[pathlib.Path]:
-  folder = path if path.is_dir() else path.parents[2] / 'Annotations'
-  return sorted(folder.glob('*.xml'))
+def _images(
+  place: pathlib.Path, files: Mapping[str, _Element]
+) -> dict[str, str]:
+  """Returns the name of the image of each file of annotations.
+
+  That is the image of the same stem. Tools that rename files leave `<filename>`
+  as it was, so it only counts where there is no such image, or several.
+
+  Raises:
+    ValueError: two images have the stem, and `<filename>` is neither.
+  """
+  of_stem = folder.by_stem(place)
+  found, ignored = {}, []
+  for stem, tree in files.items():
+    said = _text(tree, 'filename')
+    names = of_stem.get(stem, [])
+    if said in names or not names:
+      found[stem] = said or f'{stem}.jpg'
+      continue
+    if len(names) > 1:
+      raise ValueError(
+        f'{place} has {" and ".join(names)}, and {stem}.xml names neither: '
+        'remove the wrong one.'
+      )
+    found[stem] = names[0]
+    if folder.find(place, said).is_file():
+      ignored.append(f'{stem}.xml names {said}')
+  if ignored:
+    _log.warning(
+      '%s: %d of %d XML files name another image than that of their own name, '
+      'such as %s. The image of the same name is used.',
+      place,
+      len(ignored),
+      len(files),
+      ignored[0],
+    )
+  return found
 
 
 def _parsed(path: pathlib.Path) -> _Element:
