@@ -12,13 +12,10 @@ import http.client
 import http.server
 import os
 import pathlib
-import re
 import socket
 import subprocess
 import sys
 import threading
-import types
-import urllib.request
 
 import pytest
 
@@ -87,21 +84,19 @@ def files_in(folder):
   return [path for path in folder.rglob('*') if path.is_file()]
 
 
-@pytest.mark.parametrize(
-  'path', ['', '.', 'a/b.npz', '/a/b', '~/c', 'a b@c', 'gs:/a.npz', 'vit']
-)
+@pytest.mark.parametrize('path', ['/a/b', '~/c', 'gs:/a.npz'])
 def test_a_path_is_returned_as_it_is(path):
   assert fetch.local(path) == path
 
 
-@pytest.mark.parametrize('name', ['', 'run', 'runs/vit', 'x/checkpoints/100'])
+@pytest.mark.parametrize('name', ['', 'x/checkpoints/100'])
 def test_a_folder_of_a_bucket_is_read_where_it_is(bucket, name):
   source = f'gs://mine/{name}'
   assert fetch.local(source) == source
   assert bucket.opened == 0
 
 
-@pytest.mark.parametrize('scheme', ['s3', 'http', 'https', 'file', 'az', ''])
+@pytest.mark.parametrize('scheme', ['s3', ''])
 def test_other_schemes_are_refused_with_the_valid_ones(scheme):
   source = f'{scheme}://host/model.npz'
   with pytest.raises(
@@ -111,11 +106,8 @@ def test_other_schemes_are_refused_with_the_valid_ones(scheme):
   assert str(e.value).startswith(f'{source} cannot be fetched: give a path')
 
 
-@pytest.mark.parametrize('chunk_bytes', [1, 7, 1 << 24])
-def test_a_file_of_a_bucket_is_copied_once(
-  bucket, cache, monkeypatch, bars, chunk_bytes
-):
-  monkeypatch.setattr(fetch, '_CHUNK_BYTES', chunk_bytes)
+def test_a_file_of_a_bucket_is_copied_once(bucket, cache, monkeypatch, bars):
+  monkeypatch.setattr(fetch, '_CHUNK_BYTES', 7)
   bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
   path = fetch.local(FILE)
   assert path == str(cache / 'gs/vit_models/augreg/Ti_16.npz')
@@ -129,9 +121,7 @@ def test_a_file_of_a_bucket_is_copied_once(
   assert bar.what == f'fetching {FILE}' and bar.done == bar.total == 12
 
 
-@pytest.mark.parametrize(
-  'name', ['x.npz', 'x.safetensors', 'x.pth', 'x.pt', 'pytorch_model.bin']
-)
+@pytest.mark.parametrize('name', ['x.npz', 'x.safetensors'])
 def test_all_kinds_of_files_are_copied_here(bucket, name):
   source = bucket.put(f'mine/{name}', b'x')
   assert fetch.is_name(source)
@@ -144,22 +134,6 @@ def test_files_of_one_name_are_kept_apart(bucket):
   for name in ('a/model.npz', 'b/model.npz', 'a/x/model.npz'):
     path = fetch.local(f'gs://{name}')
     assert pathlib.Path(path).read_text() == name
-
-
-@pytest.mark.parametrize(
-  ('given', 'place'), [(None, '.cache'), ('', '.cache'), ('~/mine', 'mine')]
-)
-def test_without_xdg_the_cache_is_in_the_home(
-  bucket, tmp_path, monkeypatch, given, place
-):
-  if given is None:
-    monkeypatch.delenv('XDG_CACHE_HOME')
-  else:
-    monkeypatch.setenv('XDG_CACHE_HOME', given)
-  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
-  source = bucket.put('a/b.safetensors', b'x')
-  kept = tmp_path / 'home' / place / 'vit_jax/checkpoints/gs/a/b.safetensors'
-  assert fetch.local(source) == str(kept)
 
 
 @pytest.mark.parametrize('missing_bytes', [1, -1])
@@ -193,37 +167,14 @@ def test_a_copy_that_is_broken_off_is_not_kept(bucket, cache, monkeypatch):
   assert files_in(cache) == []
 
 
-def test_another_process_may_be_faster(bucket, cache):
-  bucket.put('vit_models/augreg/Ti_16.npz', b'mine')
-  kept = cache / 'gs/vit_models/augreg/Ti_16.npz'
-  open_remote = _Remote.open
-
-  def open_slowly(remote, mode):
-    kept.write_bytes(b'of another')
-    return open_remote(remote, mode)
-
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    monkeypatch.setattr(_Remote, 'open', open_slowly)
-    assert fetch.local(FILE) == str(kept)
-  assert kept.read_bytes() == b'of another'
-  assert not list(cache.rglob('*.partial'))
-
-
 def test_a_file_that_is_not_in_the_bucket(bucket, cache):
   with pytest.raises(FileNotFoundError, match=f'There is no file {FILE}'):
     fetch.local(FILE)
   assert files_in(cache) == []
 
 
-@pytest.mark.parametrize(
-  'error',
-  [
-    OSError('Cannot connect to host storage.googleapis.com'),
-    PermissionError('Forbidden\nlong page'),
-    RuntimeError('\n retries\nof many'),
-  ],
-)
-def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
+def test_a_bucket_that_cannot_be_reached(bucket, cache):
+  error = OSError('Cannot connect to host storage.googleapis.com')
   bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
   bucket.error = error
   with pytest.raises(ConnectionError) as e:
@@ -239,35 +190,7 @@ def test_a_bucket_that_cannot_be_reached(bucket, cache, error):
   assert files_in(cache) == []
 
 
-def test_an_error_that_says_nothing_is_called_by_its_type(bucket):
-  bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
-  bucket.error = TimeoutError()
-  with pytest.raises(
-    ConnectionError, match=r'cannot be fetched \(TimeoutErr.r\)'
-  ):
-    fetch.local(FILE)
-
-
-def test_a_bucket_without_its_library(cache, monkeypatch):
-  """etils reads gs:// by TensorFlow where it is installed, or by gcsfs."""
-  monkeypatch.setattr('etils.epath.gpath._is_tf_installed', lambda: False)
-  monkeypatch.setitem(sys.modules, 'gcsfs', None)
-  with pytest.raises(ImportError, match='pip install gcsfs. Or: Download') as e:
-    fetch.local(FILE)
-  assert BY_HAND in str(e.value)
-  assert files_in(cache) == []
-
-
-@pytest.mark.parametrize(
-  'source',
-  [
-    'gs://x.npz',
-    'gs:///x.npz',
-    'gs://a//x.npz',
-    'gs://a/./x.npz',
-    'gs://a/../../x.npz',
-  ],
-)
+@pytest.mark.parametrize('source', ['gs://x.npz', 'gs://a/../../x.npz'])
 def test_names_that_lead_out_of_the_cache_are_refused(bucket, source):
   with pytest.raises(ValueError, match='is no file in a bucket: gs://BUCKET/'):
     fetch.local(source)
@@ -402,22 +325,6 @@ def test_a_path_of_that_name_wins(storage, tmp_path, monkeypatch):
   assert storage.asked == []
 
 
-@pytest.mark.parametrize(
-  'name', ['augreg/ti16-385', 'bit/s', 'bit/l16', 'vit/x/y']
-)
-def test_a_name_that_is_neither_a_path_nor_published(storage, name):
-  with pytest.raises(
-    FileNotFoundError,
-    match=rf'neither a file nor a published checkpoint {name}\. .*--pretrained',
-  ) as e:
-    fetch.local(name)
-  assert name != 'augreg/ti16-385' or 'Did you mean augreg/ti16-384' in str(e)
-  # Others of its family, and of that alone.
-  family = name.split('/')[0]
-  others = set(re.findall(r'\b\w+/[\w+-]*\d', str(e.value))) - {name}
-  assert others and all(other.startswith(f'{family}/') for other in others)
-
-
 @pytest.mark.parametrize('has_ranges', [True, False])
 def test_a_connection_that_is_cut_is_taken_up(storage, bars, has_ranges):
   data = bytes(range(256)) * 10
@@ -431,23 +338,6 @@ def test_a_connection_that_is_cut_is_taken_up(storage, bars, has_ranges):
   assert bar.what == f'fetching {ADDRESS}' and bar.done == bar.total == 2560
 
 
-def test_a_connection_that_is_reset_is_taken_up(storage, monkeypatch):
-  """Which is an error, while one that is closed only ends."""
-  data = bytes(range(256)) * 10
-  storage.put(ADDRESS, data)
-  read1, reads = http.client.HTTPResponse.read1, []
-
-  def reset_once(answer, count):
-    reads.append(count)
-    if len(reads) == 2:
-      raise ConnectionResetError
-    return read1(answer, 100)
-
-  monkeypatch.setattr(http.client.HTTPResponse, 'read1', reset_once)
-  assert pathlib.Path(fetch.local(NAME)).read_bytes() == data
-  assert storage.asked == [None, 'bytes=100-']
-
-
 def test_without_a_tag_a_file_is_fetched_from_its_beginning(storage):
   """It may be another one by then."""
   storage.put(ADDRESS, b'w' * 1000)
@@ -457,19 +347,6 @@ def test_without_a_tag_a_file_is_fetched_from_its_beginning(storage):
   assert storage.asked == [None, None]
 
 
-def test_a_server_is_not_waited_for_for_ever(storage, monkeypatch):
-  storage.put(ADDRESS, b'some weights')
-  open_, given = urllib.request.urlopen, []
-
-  def spy(request, **options):
-    given.append(options['timeout'])
-    return open_(request, **options)
-
-  monkeypatch.setattr(urllib.request, 'urlopen', spy)
-  fetch.local(NAME)
-  assert given == [fetch._TIMEOUT_S]
-
-
 MD5 = hashlib.md5(b'x')
 
 
@@ -477,20 +354,9 @@ MD5 = hashlib.md5(b'x')
   ('headers', 'stated'),
   [
     ([('x-goog-hash', f'md5={base64_of(MD5.digest())}')], True),
-    ([('X-Goog-Hash', f'md5={base64_of(MD5.digest())},crc32c=AA==')], True),
     ([('x-goog-hash', f'crc32c=AA==, md5={base64_of(MD5.digest())}')], True),
-    (
-      [
-        ('x-goog-hash', 'crc32c=AA=='),
-        ('x-goog-hash', f'md5={base64_of(MD5.digest())}'),
-        ('ETag', f'"{bytes(16).hex()}"'),
-      ],
-      True,
-    ),
     ([('x-goog-hash', 'crc32c=AA=='), ('ETag', f'"{MD5.hexdigest()}"')], True),
     ([('ETag', f'"{MD5.hexdigest()}-2"')], False),
-    ([('ETag', f'"{MD5.hexdigest()[1:]}"')], False),
-    ([], False),
   ],
 )
 def test_where_a_server_states_the_md5(headers, stated):
@@ -518,20 +384,9 @@ def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
   [
     ({'files': {}}, FileNotFoundError, f'There is no file {ADDRESS}.'),
     ({'status': 503}, ConnectionError, 'HTTP Error 503'),
-    ({'status': 403}, ConnectionError, 'HTTP Error 403'),
     ({'cut_bytes': [100, 0]}, ConnectionError, 'it ends at 100 of 1,000 bytes'),
     (
-      {'headers': {'Content-Length': '1001'}},
-      ConnectionError,
-      'it ends at 1,000 of 1,001 bytes',
-    ),
-    (
       {'headers': {'x-goog-hash': f'md5={base64_of(bytes(16))}'}},
-      ConnectionError,
-      f'the server states {bytes(16).hex()}',
-    ),
-    (
-      {'headers': {'x-goog-hash': None, 'ETag': f'"{bytes(16).hex()}"'}},
       ConnectionError,
       f'the server states {bytes(16).hex()}',
     ),
@@ -558,7 +413,6 @@ def test_what_is_not_the_file_is_not_kept(
   'headers',
   [
     {'x-goog-hash': None, 'ETag': '"CLihkYm1g5EDEAE="'},
-    {'x-goog-hash': 'crc32c=AAAAAA==', 'ETag': None},
     {'Content-Length': None},
   ],
 )
@@ -576,14 +430,6 @@ def nobody():
   with socket.socket() as taken:
     taken.bind(('127.0.0.1', 0))
     yield f'http://127.0.0.1:{taken.getsockname()[1]}'
-
-
-def test_nobody_answers(cache, monkeypatch, nobody):
-  monkeypatch.setattr(fetch, '_STORAGE', nobody)
-  monkeypatch.setenv('no_proxy', '127.0.0.1')
-  with pytest.raises(ConnectionError, match='cannot be fetched .*refused'):
-    fetch.local(NAME)
-  assert files_in(cache) == []
 
 
 def test_a_copy_that_was_damaged_later_is_noticed(storage):
@@ -670,10 +516,8 @@ def hub(tmp_path, monkeypatch):
   ('source', 'repository', 'revision'),
   [
     ('hf://google/vit-base', 'google/vit-base', None),
-    ('hf://google/vit-base@main', 'google/vit-base', 'main'),
     ('hf://a/b.c_d@refs/pr/1', 'a/b.c_d', 'refs/pr/1'),
     ('timm://vit_tiny.augreg_in21k', 'timm/vit_tiny.augreg_in21k', None),
-    ('timm://vit_tiny.x@abc', 'timm/vit_tiny.x', 'abc'),
   ],
 )
 def test_a_model_of_the_hub_is_its_folder(hub, source, repository, revision):
@@ -698,7 +542,7 @@ def test_parts_of_weights_are_fetched(hub):
   ]
 
 
-@pytest.mark.parametrize('other', ['', 'open_clip_', 'adapter_'])
+@pytest.mark.parametrize('other', ['', 'adapter_'])
 def test_pickles_are_fetched_only_without_safetensors(hub, other):
   hub.files.remove('model.safetensors')
   if other:
@@ -711,22 +555,7 @@ def test_pickles_are_fetched_only_without_safetensors(hub, other):
   ]
 
 
-def test_parts_of_pickles_are_fetched(hub):
-  hub.files = ['config.json', 'optimizer.bin', 'pytorch_model.bin.index.json']
-  parts = [f'pytorch_model-0000{i}-of-00002.bin' for i in (1, 2)]
-  hub.files += parts
-  fetch.local('hf://google/vit-base')
-  assert hub.fetched() == [
-    'config.json',
-    *parts,
-    'pytorch_model.bin.index.json',
-  ]
-
-
-@pytest.mark.parametrize(
-  'source',
-  ['hf://', 'hf://vit', 'hf://a/b/c', 'hf://a/b@', 'hf:///b', 'timm://a/b.c'],
-)
+@pytest.mark.parametrize('source', ['hf://vit', 'hf://a/b@', 'timm://a/b.c'])
 def test_what_is_no_name_of_a_model(hub, source):
   with pytest.raises(ValueError, match='is no name of a model: give hf://ORG/'):
     fetch.local(source)
@@ -751,12 +580,6 @@ def hub_error(name):
       PermissionError,
       'accepted its conditions: do so at .*, then `hf auth login`. Or: ',
     ),
-    (
-      'RepositoryNotFoundError',
-      FileNotFoundError,
-      'has no model google/vit. .* `hf auth login`',
-    ),
-    ('RevisionNotFoundError', FileNotFoundError, "no revision 'v9': see https"),
     ('HfHubHTTPError', ConnectionError, 'cannot be fetched, and is not there'),
   ],
 )
@@ -770,71 +593,12 @@ def test_answers_of_the_hub_are_one_sentence(hub, name, error, message):
   )
 
 
-def test_the_hub_without_its_library(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-  with pytest.raises(
-    ImportError, match='pip install huggingface-hub. Or:'
-  ) as e:
-    fetch.local('hf://google/vit')
-  assert 'https://huggingface.co/google/vit' in str(e.value)
-
-
-def test_timm_knows_the_tag(hub, timm):
-  del timm
-  fetch.local('timm://vit_tiny_patch16_224')
-  assert hub.calls == [('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)]
-  with pytest.raises(ValueError, match="timm has no weights for 'vit_none'"):
-    fetch.local('timm://vit_none')
-
-
-def test_a_model_of_timm_without_weights_has_no_tag(hub, timm, monkeypatch):
-  without = types.SimpleNamespace(tag='')
-  monkeypatch.setattr(timm, 'get_pretrained_cfg', lambda name: without)
-  with pytest.raises(ValueError, match="timm has no weights for 'vit_nano'"):
-    fetch.local('timm://vit_nano')
-  assert not hub.calls
-
-
-def test_where_the_weights_with_quick_gelu_are_is_said(hub):
-  """timm reads them off a name without it, whose directory is of exact GELU."""
-  with pytest.raises(
-    ValueError,
-    match=r"as timm/vit_b_clip_224\.openai, .* 'vit_b_clip_quickgelu_224' and",
-  ):
-    fetch.local('timm://vit_b_clip_quickgelu_224.openai')
-  assert not hub.calls
-
-
-def test_without_timm_the_tag_is_asked_for(hub, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'timm', None)
-  with pytest.raises(ImportError, match='no tag, and timm, .* as in timm://'):
-    fetch.local('timm://vit_tiny_patch16_224')
-  assert not hub.calls
-
-
-def test_a_timm_that_does_not_fit_its_libraries_is_no_timm(
-  hub, tmp_path, monkeypatch
-):
-  """With another torch than its own, torchvision raises RuntimeError."""
-  broken = tmp_path / 'broken'
-  broken.mkdir()
-  (broken / 'timm.py').write_text("raise RuntimeError('no torchvision::nms')")
-  monkeypatch.syspath_prepend(broken)
-  monkeypatch.delitem(sys.modules, 'timm', raising=False)
-  with pytest.raises(ImportError, match=r'as in timm://.* \(RuntimeError: no'):
-    fetch.local('timm://vit_tiny_patch16_224')
-  assert not hub.calls
-
-
 FETCH = (
   'import sys; from vit_jax.checkpoints import fetch; fetch.local(sys.argv[1])'
 )
 
 
-@pytest.mark.parametrize('offline', ['1', '0'])
-def test_without_network_the_real_library_says_what_to_do(
-  tmp_path, offline, nobody
-):
+def test_without_network_the_real_library_says_what_to_do(tmp_path, nobody):
   pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
   proxies = {name: '' for name in os.environ if name.lower().endswith('_proxy')}
   done = subprocess.run(
@@ -843,7 +607,7 @@ def test_without_network_the_real_library_says_what_to_do(
     env=os.environ
     | proxies
     | {
-      'HF_HUB_OFFLINE': offline,
+      'HF_HUB_OFFLINE': '1',
       'HF_ENDPOINT': nobody,
       'HF_HOME': str(tmp_path),
     },

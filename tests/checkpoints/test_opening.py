@@ -6,7 +6,6 @@ import gc
 import hashlib
 import json
 import os
-import pathlib
 import shutil
 
 import jax
@@ -182,9 +181,6 @@ def test_without_an_average_the_parameters_open(tmp_path):
   ('accuracies', 'best', 'opened'),
   [
     ({2: 0.5, 4: 0.8, 8: 0.8}, 'highest', 4),  # the first of two that are best
-    ({2: 0.9, 4: 0.8, 8: 0.7, 10: 0.6}, 'highest', 2),
-    ({8: 0.5, 10: 0.6}, 'highest', 10),
-    ({4: 0.0}, 'highest', 4),
     ({2: float('nan'), 4: 0.5}, 'highest', 4),
     ({2: 0.5, 4: 0.3, 8: 0.3, 10: 0.4}, 'lowest', 4),
     ({}, 'highest', 10),  # preempted before it was evaluated
@@ -206,21 +202,6 @@ def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
   for step, accuracy in ((2, 0.9), (4, 0.1)):
     file = tmp_path / 'checkpoints' / str(step) / 'metrics' / 'metrics'
     file.write_text(json.dumps({'test/accuracy': accuracy}))
-  assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
-
-
-def test_a_run_saved_before_there_was_early_stopping_opens(
-  tmp_path, monkeypatch
-):
-  verified = opening.saving.verified
-
-  def of_old(saved):
-    meta = verified(saved)
-    del meta['config']['early_stopping']
-    return meta
-
-  monkeypatch.setattr(opening.saving, 'verified', of_old)
-  save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
   assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 
 
@@ -247,13 +228,7 @@ def test_what_training_sets_aside_is_not_opened(workdir, tmp_path):
 # Orbax abandons the reads beside one that failed, and asyncio complains.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize(
-  'kind',
-  [
-    pytest.param('remove', marks=pytest.mark.slow),
-    'flip',
-    pytest.param('truncate', marks=pytest.mark.slow),
-    pytest.param('empty', marks=pytest.mark.slow),
-  ],
+  'kind', [pytest.param('remove', marks=pytest.mark.slow), 'flip']
 )
 def test_damage_to_a_step_is_one_error_or_harmless(workdir, tmp_path, kind):
   folder, saved = workdir
@@ -300,8 +275,7 @@ def test_arrays_of_another_step_or_config_are_refused(workdir, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('short_sides', 'size'),
-  [([10, 12], (12, 24)), ([10, 99], (16, 24)), ([], (16, 24))],
+  ('short_sides', 'size'), [([10, 12], (12, 24)), ([], (16, 24))]
 )
 def test_images_have_the_shorter_side_that_was_trained_at(
   saved, tmp_path, short_sides, size
@@ -315,25 +289,6 @@ def test_images_have_the_shorter_side_that_was_trained_at(
   checkpoint = opening.open_checkpoint(str(tmp_path))
   assert checkpoint.image_size == size
   assert checkpoint.loss == 'softmax'
-
-
-class Remote:
-  """A folder of a bucket that holds something else."""
-
-  def __truediv__(self, name):
-    return pathlib.Path('/nowhere') / name
-
-  def __fspath__(self):
-    return 'gs://mine/run'
-
-  def exists(self):
-    return True
-
-
-def test_folders_of_others_are_not_read_in_buckets(monkeypatch):
-  monkeypatch.setattr(opening.saving, 'absolute', lambda path: Remote())
-  with pytest.raises(ValueError, match='mine/run holds .* copy it here first'):
-    opening.open_checkpoint('gs://mine/run')
 
 
 def ten_classes(*names):
@@ -372,34 +327,6 @@ def test_classes_are_called_by_their_names():
     checkpoint.class_index('dogs')
 
 
-def test_classes_without_names_are_numbers():
-  checkpoint = ten_classes()
-  assert checkpoint.class_name(4) == '4'
-  assert checkpoint.class_index('4') == checkpoint.class_index(4) == 4
-  with pytest.raises(ValueError, match='from 0 to 9. It has no names.'):
-    checkpoint.class_index('dog')
-  headless = transfer.with_head(checkpoint, 'drop')
-  with pytest.raises(ValueError, match='npz has no head, hence no classes'):
-    headless.class_index(0)
-
-
-def test_of_many_names_some_are_told():
-  names = [f'{"word " * 10}{i}' for i in range(12)]
-  with pytest.raises(ValueError) as e:
-    ten_classes(*names).class_index('???')
-  assert str(e.value).endswith(f'Some of its names: {", ".join(names[:10])}.')
-  # All of them are, as long as that takes 300 characters.
-  names = [f'{c}{25 * "x"}' for c in 'abcdefghij']
-  names[0] += (300 - len(f'Valid: {", ".join(names)}.')) * 'x'
-  with pytest.raises(ValueError) as e:
-    ten_classes(*names).class_index('???')
-  assert str(e.value).endswith(f' Valid: {", ".join(names)}.')
-  names[0] += 'x'
-  with pytest.raises(ValueError) as e:
-    ten_classes(*names).class_index('???')
-  assert str(e.value).endswith(f'Some of its names: {", ".join(names)}.')
-
-
 def test_probabilities_are_those_of_the_loss():
   checkpoint = ten_classes()
   logits_BC = np.float32([[0, 1, -2], [3, 3, 5]])
@@ -424,10 +351,7 @@ def test_nothing_there(tmp_path):
   ('name', 'inside'),
   [
     ('run', ()),
-    ('run', ('checkpoints',)),
-    ('run', ('checkpoints', 'checkpoints/x')),
     # Named like a step, or with what a step has in it.
-    ('7', ()),
     ('7.damaged', ('meta',)),
   ],
 )
@@ -439,7 +363,7 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, name, inside):
     opening.open_checkpoint(str(place))
 
 
-@pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo', 'x/serve.py'])
+@pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo'])
 def test_an_exported_program_is_no_checkpoint(tmp_path, name):
   (tmp_path / name).parent.mkdir(exist_ok=True)
   (tmp_path / name).write_bytes(b'program')
@@ -481,24 +405,15 @@ def saved(tmp_path_factory):
   ('changes', 'message'),
   [
     ({'class_names': [0, 1, 2]}, 'its class names are no list of texts'),
-    ({'class_names': 'abcdefghij'}, 'its class names are no list of texts'),
     (
       {'class_names': ['a', 'b'], 'num_classes': 10},
       'it names 2 classes, and its head has 10',
     ),
     ({'resize_small': 10**9}, 'resize_small is 1000000000'),
-    ({'resize_small': -5}, 'resize_small is -5'),
-    ({'resize_small': 2.5}, 'resize_small is 2.5'),
     ({'std': [0, 0, 0]}, r'std is \(0, 0, 0\)'),
-    ({'std': [1, 1]}, r'std is \(1, 1\)'),
-    ({'std': [1e-300] * 3}, 'std is'),
     ({'mean': [1e30] * 3}, 'mean is'),
-    ({'mean': [float('nan')] * 3}, 'mean is'),
-    ({'mean': ['a', 'b', 'c']}, 'mean is'),
     ({'interpolation': 'best'}, "interpolation is 'best'"),
-    ({'config': []}, 'AttributeError: .*get'),
     ({'config': {}}, 'KeyError'),
-    ({'config': {'early_stopping': True}}, 'KeyError: .*best_metric'),
   ],
 )
 def test_edited_meta_data_are_refused(saved, tmp_path, changes, message):

@@ -9,7 +9,6 @@ import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
-from vit_jax.convert import __main__ as cli
 from vit_jax.convert import check, onnx, orbax, stablehlo
 
 # Of the largest output, float32 on both sides.
@@ -108,31 +107,17 @@ def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
     assert difference < TOLERANCE * np.abs(want[key]).max(), key
 
 
-def test_of_which_size_the_images_of_a_program_are_is_said(tmp_path, capsys):
-  places = [str(tmp_path / name) for name in 'xy']
-  orbax.write(make(PLAIN), places[0], 'float32')
-  args = ['--to=stablehlo', '--image_size=48x32']
-  assert cli.main([*places, *args]) == 0
-  said = 'they are 48x32 pixels, without padding. For those on their side '
-  assert f'{said}there is --image_size=32x48.\n' in capsys.readouterr().out
-  assert stablehlo.open_peer(places[1]).image_size == (48, 32)
-  square = [places[0], f'{places[1]}2', '--to=stablehlo', '--image_size=32']
-  assert cli.main(square) == 0
-  assert capsys.readouterr().out.endswith('32x32 pixels, without padding.\n')
-
-
-@pytest.mark.parametrize('width', [48, 40])
-def test_a_served_program_takes_padded_images(tmp_path, width):
+def test_a_served_program_takes_padded_images(tmp_path):
   """Of several sizes at once; also where 1/4 of the side is no whole number."""
   pytest.importorskip('onnx', reason=PEERS)
   runtime = pytest.importorskip('onnxruntime', reason=PEERS)
-  size = (30, width)
+  size = (30, 40)
   checkpoint = make(PLAIN | {'backbone_layers': (1, 1)}, size)
   path = str(tmp_path / 'x')
   onnx.write(checkpoint, path, 'float32', served=True)
   rng = np.random.default_rng(0)
   pixels = rng.integers(0, 256, (3, *size, 3), np.uint8)
-  sizes = np.array([size, (17, width), (30, 11)], np.int32)
+  sizes = np.array([size, (17, 40), (30, 11)], np.int32)
   x = np.asarray(checkpoint.normalize(pixels))
   session = runtime.InferenceSession(path)
   assert [x.name for x in session.get_outputs()] == ['boxes', 'logits']
@@ -152,26 +137,3 @@ def test_a_served_program_takes_padded_images(tmp_path, width):
   want = np.concatenate([want['logits'], want['boxes']], -1)
   got = onnx.open_peer(path).run(pixels)
   assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
-
-
-class Traced(Exception):
-  """Comes in place of a graph."""
-
-
-@pytest.mark.parametrize('served', [True, False])
-def test_a_served_program_puts_out_no_masks(monkeypatch, served):
-  """The page shows none."""
-
-  def trace(function, params, inputs, patterns):
-    del patterns
-    given = [
-      jax.ShapeDtypeStruct((2, *shape), dtype)
-      for shape, dtype in inputs.values()
-    ]
-    raise Traced(*sorted(jax.eval_shape(function, params, *given)))
-
-  monkeypatch.setattr(onnx, 'trace', trace)
-  with pytest.raises(Traced) as e:
-    onnx._to_model(make(MASKS), False, served)
-  masks = () if served else ('mask_logits',)
-  assert e.value.args == ('boxes', 'logits', *masks)

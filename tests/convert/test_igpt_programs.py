@@ -43,10 +43,6 @@ def test_programs_give_the_same(tmp_path, format_name, fields):
     assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
 
 
-def test_it_has_no_stem_that_int8_would_leave():
-  assert onnx._not_held(make().model, 'int8') == []
-
-
 def test_a_rollout_is_refused(tmp_path):
   pytest.importorskip('onnx', reason=PEERS)
   with pytest.raises(ValueError, match='which the model IGPT has not'):

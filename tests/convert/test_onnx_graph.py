@@ -50,8 +50,6 @@ def test_transpositions_are_joined_or_vanish():
     (np.ones((1, 6, 1, 1), np.float32), True),
     (np.ones(5, np.float32), False),
     ('alike', True),
-    ('otherwise', False),
-    ('not', False),
   ],
 )
 def test_element_by_element_goes_before_a_transposition(other, goes_before):
@@ -108,7 +106,7 @@ def test_the_batch_and_its_multiples_are_sizes(times):
   assert operators == [*sizes, *['Expand'] * 2, *['Identity'] * 2]
 
 
-@pytest.mark.parametrize('shape', [(7, BATCH), (BATCH + 1, 7), (BATCH, BATCH)])
+@pytest.mark.parametrize('shape', [(7, BATCH), (BATCH, BATCH)])
 def test_other_sizes_are_refused(shape):
   graph = Graph([images(1)])
   with pytest.raises(NotImplementedError, match='the shape '):
@@ -136,43 +134,7 @@ def test_small_constants_are_written_once_and_large_ones_apart():
   assert model.opset_import[0].version == onnx_graph.OPSET
 
 
-def test_nodes_are_named_after_what_they_belong_to():
-  x = images(4)
-  graph = Graph([x])
-  assert graph.node('Neg', [x], x.shape).name == 'Neg_0'
-  graph.scope = 'ViT/block_0'
-  y = graph.node('Cast', [x], x.shape, np.int32, to=6)
-  assert (y.name, y.dtype) == ('ViT/block_0/Cast_1', np.int32)
-  assert graph.node('Neg', [y], y.shape).dtype == np.int32
-
-
 def test_numbers_are_written_as_protocol_buffers_do():
   encoder = pytest.importorskip('google.protobuf.internal.encoder')
   for n in (0, 1, 127, 128, 255, 256, 16_383, 16_384, 2**31 - 1, 2**40 + 5):
     assert onnx_file._varint(n) == encoder._VarintBytes(n)
-
-
-def test_a_node_that_puts_out_another_shape_is_refused():
-  inference = pytest.importorskip('onnx.shape_inference', reason=PEERS)
-  x = images(4)
-  graph = Graph([x])
-  y = graph.node('Neg', [x], (BATCH, 5))
-  with pytest.raises(inference.InferenceError, match='4.*5|5.*4'):
-    onnx_file.check(*graph.to_model({'y': y}, {}))
-
-
-def test_a_model_of_the_largest_size_is_none_too_large(monkeypatch):
-  x = images(257)
-  graph = Graph([x])
-  y = graph.elementwise('Add', x, np.ones(257, np.float32))
-  model, weights = graph.to_model({'y': y}, {})
-  size_bytes = model.ByteSize() + 4 * 257
-  monkeypatch.setattr(onnx_file, 'MAX_BYTES', size_bytes)
-  onnx_file.check(model, weights)
-  monkeypatch.setattr(onnx_file, 'MAX_BYTES', size_bytes - 1)
-  with pytest.raises(ValueError, match=r'takes 0\.0 GB: use --to=stablehlo'):
-    onnx_file.check(model, weights)
-  # Zeros that take no memory.
-  zeros = np.broadcast_to(np.float32(0), 600_000_000)
-  with pytest.raises(ValueError, match=r'at most 2 GB, .* takes 2\.4 GB:'):
-    onnx_file.check(model, {'zeros': zeros})

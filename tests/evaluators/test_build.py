@@ -4,7 +4,6 @@ import pytest
 from PIL import Image
 
 from configs import digits
-from vit_jax import train
 from vit_jax.evaluators import build, evaluator
 from vit_jax.objectives.objective import Facts
 
@@ -28,10 +27,8 @@ def test_those_that_are_on_run():
   ('changes', 'message'),
   [
     ({'fewshot.on': True}, 'fewshot is on and its data is empty'),
-    ({'real.on': True}, 'real is on and its labels is empty'),
     ({'test.split': ''}, 'test is on and its split is empty'),
     ({'fewshot.data': 'digits'}, "fewshot.data is 'digits' and .* is off"),
-    ({'real.labels': 'x.json'}, "real.labels is 'x.json' and .* is off"),
     ({'test.type': 'men'}, "test.type is 'men'. Did you mean mean"),
   ],
 )
@@ -59,28 +56,6 @@ def test_metrics_are_known_before_anything_is_built():
   config.best_metric = 'fewshot/1shot_accuracy'
   with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which none"):
     build.best_of(config)
-
-
-def test_what_is_needed_besides_the_data_is_looked_for_first(
-  tmp_path, monkeypatch
-):
-  def opened(*_):
-    raise AssertionError('the data, which may take long')
-
-  monkeypatch.setattr(train.bad_images, 'open_checked', opened)
-  labels = {'real.on': True, 'real.labels': str(tmp_path / 'real.json')}
-  with pytest.raises(FileNotFoundError, match='no file .*real.json; get ReaL'):
-    train.train(config_of(**labels), str(tmp_path / 'run'))
-
-
-@pytest.mark.parametrize(
-  ('on', 'asks'), [({'coco.on': True}, ['evaluators.coco']), ({}, [])]
-)
-def test_what_coco_is_measured_by_is_asked_for_first(on, asks, monkeypatch):
-  asked = []
-  monkeypatch.setattr(build.segments, 'require_library', asked.append)
-  build.check(config_of(**on))
-  assert asked == asks
 
 
 def test_splits_are_those_of_the_runs_data():
@@ -158,19 +133,6 @@ class Learns:
     self.class_names = names
 
 
-def test_objects_are_nothing_for_who_learns_one_class(monkeypatch):
-  config = config_of()
-  monkeypatch.setattr(
-    evaluator.bad_images, 'open_checked', lambda data, split: Objects()
-  )
-  facts = Facts(('a', 'b'), 9, (16, 16))
-  with pytest.raises(ValueError, match='digits has objects with classes and'):
-    evaluator.Parts(config, Learns('a', 'b'), {}, None, facts).source('test')
-  # What learns none may look at such images.
-  parts = evaluator.Parts(config, Learns(), {}, None, facts)
-  assert isinstance(parts.source('test'), Objects)
-
-
 def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
   config = config_of()
   config.update(batch_size=48, accum_steps=3)
@@ -178,20 +140,3 @@ def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
   parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9, (16, 24)))
   assert parts.batches == {'batch_size': 16, 'mesh': 'mesh', 'workers': 2}
   assert parts.images.size == (16, 24)
-
-
-def test_what_is_extracted_is_shown_by_the_evaluators_name(monkeypatch):
-  made = []
-
-  def extractor(*args, **kwargs):
-    made.append((args, kwargs))
-    return lambda *args, **kwargs: (args, kwargs)
-
-  monkeypatch.setattr(evaluator.features, 'Extractor', extractor)
-  parts = evaluator.Parts(config_of(), None, {}, 0, Facts((), 9, (16, 16)))
-  extract = parts.extractor('val', 'function')
-  assert extract('params', 'source') == (
-    ('params', 'source'),
-    {'description': 'val'},
-  )
-  assert made == [(('function', parts.images), parts.batches)]

@@ -46,16 +46,7 @@ def test_what_was_written_is_read(path):
       ['layer: "block_1" -> "pre_logits"'],
     ),
     ({'facts': CONTENTS.facts | {'new': 3}}, ['new: null -> 3']),
-    (
-      {'facts': CONTENTS.facts | {'model': 'y' * 119, 'size': (8, 8)}},
-      [
-        'size: [8, 12] -> [8, 8]',
-        # At most 120 characters of it.
-        f'model: "{"x" * 118}" -> "{"y" * 119}...',
-      ],
-    ),
     ({'train_labels_N': np.array([0, 1, 0])}, ['train_labels: others']),
-    ({'test_labels_M': np.array([1])}, ['test_labels: others']),
     ({'class_names': ('dog', 'cat')}, ['class_names: others']),
   ],
 )
@@ -73,25 +64,6 @@ def test_damage_is_refused(path, tmp_path):
     file.truncate(300)
   with pytest.raises(ValueError, match='cannot be read as a file of features'):
     feature_file.read(path, CONTENTS)
-
-
-def test_a_file_is_there_or_can_be(path, tmp_path, monkeypatch):
-  assert feature_file.is_there(path)
-  assert not feature_file.is_there('')
-  assert not feature_file.is_there(str(tmp_path / 'new.npz'))
-  with pytest.raises(FileNotFoundError):
-    feature_file.is_there(str(tmp_path / 'no/new.npz'))
-  for found, there in (([True, False], None), ([True, True], True)):
-    monkeypatch.setattr(
-      feature_file.multihost_utils,
-      'process_allgather',
-      lambda x, found=found: np.array(found),
-    )
-    if there:
-      assert feature_file.is_there(str(tmp_path / 'new.npz'))
-      continue
-    with pytest.raises(ValueError, match='is there for some processes and not'):
-      feature_file.is_there(path)
 
 
 def test_a_checkpoint_is_known_by_its_model_and_all_of_its_numbers():

@@ -55,8 +55,7 @@ def run(setup, batch_size, devices, source=None):
 
 # 360 test digits: batches that fit, that leave a rest, that are too large.
 @pytest.mark.parametrize(
-  ('batch_size', 'devices'),
-  [(360, 1), (40, 8), (64, 1), (56, 8), (7, 1), (359, 1), (1000, 8)],
+  ('batch_size', 'devices'), [(40, 8), (56, 8), (7, 1), (1000, 8)]
 )
 def test_equals_a_plain_loop(setup, batch_size, devices):
   *_, correct, loss = setup

@@ -145,7 +145,6 @@ def test_equals_a_plain_loop_over_cropped_images(source, tmp_path, devices):
   [
     WORDNET_IDS,
     tuple(map(str, range(1000))),  # those of a checkpoint without names
-    tuple(f'{i:03}' for i in range(1000)),
     ('tench', 'goldfish', *(f'x{i}' for i in range(998))),
   ],
 )
@@ -157,9 +156,7 @@ def test_classes_in_the_order_of_imagenet(source, names):
   ('names', 'message'),
   [
     (WORDNET_IDS[:999], "needs a model of ImageNet's 1000 classes.*has 999"),
-    (('cat', 'dog'), r'evaluators\.objectnet needs a model .* has 2\.'),
     (sorted(map(str, range(1000))), "order, sorted .* from '0' to '999'"),
-    (sorted(f'word{i}' for i in range(1000)), "from 'word0' to 'word999'"),
     (WORDNET_IDS[::-1], "from 'n00000999' to 'n00000000'"),
   ],
 )

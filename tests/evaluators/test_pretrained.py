@@ -84,22 +84,6 @@ def test_predictions_are_the_softmax_in_order(vit, images):
       vit.predict(images[0], topk=none)
 
 
-def test_classes_as_likely_as_others_keep_their_order(vit, images):
-  C = 40
-  head = {
-    'kernel': np.zeros((vit.checkpoint.model.width, C)),
-    'bias': np.arange(C) % 2.0,
-  }
-  alike = dataclasses.replace(
-    vit.checkpoint,
-    model=vit.checkpoint.model.clone(num_classes=C),
-    params=vit.checkpoint.params | {'head': head},
-  )
-  found = pretrained.TrainedModel(alike).predict(images[0], topk=C)[0]
-  order = [*range(1, C, 2), *range(0, C, 2)]
-  assert [name for name, _ in found] == [str(c) for c in order]
-
-
 def test_layers(vit, images):
   checkpoint = vit.checkpoint
   _, aux = checkpoint.model.apply(
@@ -154,33 +138,6 @@ def test_more_images_than_a_batch(vit, images):
     found = vit._batches(given, lambda x, seen=seen: seen.append(x) or x)
     np.testing.assert_array_equal(found, given)
     assert [*map(len, seen)] == rows
-
-
-def test_what_cannot_be_is_refused(vit, tmp_path):
-  with pytest.raises(ValueError, match='no images'):
-    vit.logits([])
-  (tmp_path / 'a.png').write_text('no image')
-  with pytest.raises(ValueError, match='cannot read image .*a.png'):
-    vit.predict(tmp_path / 'a.png')
-  with pytest.raises(ValueError, match='number 1: pixels must be uint8'):
-    vit.predict([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3))])
-  with pytest.raises(ValueError, match='number 0: floating point pixels'):
-    vit.predict(Image.new('F', (8, 8)))
-  with pytest.raises(FileNotFoundError, match='No checkpoint at nowhere'):
-    vit_jax.load('nowhere')
-  assert not hasattr(vit_jax, 'save')
-
-
-def test_a_wrong_one_of_many_is_named_by_its_number(vit):
-  many = [np.zeros((8, 8, 3), np.uint8)] * 33 + [np.zeros((8, 8, 3))]
-  with pytest.raises(ValueError, match='number 33: pixels must be uint8'):
-    vit.features(many)
-
-
-def test_five_classes_are_told_unless_asked(vit, images):
-  assert [len(x) for x in vit.predict(images)] == [
-    min(5, vit.checkpoint.model.num_classes)
-  ] * 3
 
 
 def test_without_a_head_there_are_features(vit):

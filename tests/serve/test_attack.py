@@ -216,6 +216,7 @@ def slow(port, stop, ended):
         return
 
 
+@pytest.mark.edge
 def test_strangers_can_do_no_harm(server):
   folder, port, process = server
   kinds = attacks(port)
@@ -289,6 +290,7 @@ def test_strangers_can_do_no_harm(server):
   assert len(process.said) == 1  # where it is served
 
 
+@pytest.mark.edge
 def test_more_connections_than_are_held(server):
   """It is busy for others then, and is not when they are gone."""
   _, port, process = server

@@ -4,10 +4,8 @@ import argparse
 import io
 import pathlib
 import signal
-import sys
 import types
 
-import numpy as np
 import pytest
 
 from vit_jax.serve import __main__ as command
@@ -77,48 +75,3 @@ def test_what_is_converted_is_served_and_removed(opened, monkeypatch):
     'converting b.npz as b',
     'not held  b lost',
   ]
-
-
-def test_what_serving_needs_is_said(opened, monkeypatch):
-  package = sys.modules['vit_jax.serve']
-  monkeypatch.delattr(package, 'listening')
-  monkeypatch.delitem(sys.modules, 'vit_jax.serve.listening')
-  monkeypatch.setitem(sys.modules, 'uvicorn', None)
-  args = argparse.Namespace(checkpoints=['x.npz'])
-  with pytest.raises(
-    ImportError, match=r'uvicorn.*pip install .vit_jax\[serve'
-  ):
-    command._run(args)
-
-
-def test_the_command_says_what_it_takes(monkeypatch, capsys):
-  monkeypatch.setattr(sys, 'argv', ['serve', '--help'])
-  with pytest.raises(SystemExit):
-    command.main()
-  said = ' '.join(capsys.readouterr().out.split())
-  assert 'Serves checkpoints on this machine' in said
-  assert 'a workdir or one of its checkpoints/STEP' in said
-
-
-def test_the_shortest_of_a_few_times_is_a_models(monkeypatch):
-  """In as many threads as it will run in, of an image of its size."""
-  served_model = pytest.importorskip('vit_jax.serve.served_model')
-  seconds, asked = [3.0, 1.5, 2.0, 5.0], []
-
-  class Model:
-    view = types.SimpleNamespace(size=(3, 4))
-
-    def __init__(self, *args):
-      asked.append(args)
-
-    def run(self, seen):
-      asked.extend(seen)
-      return [types.SimpleNamespace(seconds=seconds.pop(0))]
-
-  monkeypatch.setattr(served_model, 'ServedModel', Model)
-  assert served_model.seconds_an_image('path', 2) == 1.5 and not seconds
-  assert asked[0] == ('path', 2)
-  for seen in asked[1:]:
-    assert seen.pixels_HWC.shape == (3, 4, 3)
-    assert seen.pixels_HWC.dtype == np.uint8
-    assert seen.size == (3, 4)

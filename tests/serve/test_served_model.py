@@ -136,53 +136,6 @@ def test_objects_are_the_last_but_one_class_and_in_the_image(
     assert answer.boxes_Q4.base is None and answer.probability_C.base is None
 
 
-def test_an_answer_takes_what_its_arrays_take():
-  answer = served_model.Answer(
-    np.zeros(3, np.float64),
-    None,
-    {'mean': np.zeros((2, 5, 5), np.float32), 'max': np.zeros(7, np.float16)},
-    np.zeros(100),
-    0.5,
-  )
-  assert answer.nbytes == 3 * 8 + 50 * 4 + 7 * 2
-  assert (
-    answer._replace(boxes_Q4=np.zeros((6, 4))).nbytes == answer.nbytes + 192
-  )
-
-
-def test_probabilities_of_large_logits_are_finite():
-  x_BC = np.float32([[-1e4, 0, 3], [1e4, 1e4, 0]])
-  softmax_BC = served_model._probabilities(x_BC, 'softmax')
-  odds = np.exp(3.0)
-  want_BC = [[0, 1 / (1 + odds), odds / (1 + odds)], [0.5, 0.5, 0]]
-  np.testing.assert_allclose(softmax_BC, want_BC, rtol=1e-12)
-  sigmoid_BC = served_model._probabilities(x_BC, 'sigmoid')
-  want_BC = [[0, 0.5, odds / (1 + odds)], [1, 1, 0.5]]
-  np.testing.assert_allclose(sigmoid_BC, want_BC, rtol=1e-12)
-  assert softmax_BC.dtype == sigmoid_BC.dtype == np.float64
-
-
-def test_a_map_of_nothing_is_black():
-  found = served_model.rollout(
-    np.zeros((2, 7, 7), np.float32),
-    np.zeros(7, np.float32),
-    (2, 3),
-    discard=0.0,
-    layer=None,
-  )
-  np.testing.assert_array_equal(found, np.zeros((2, 3)))
-
-
-def test_the_likeliest_come_first_and_equals_in_their_order():
-  model = types.SimpleNamespace(class_names=('cat', 'dog', 'cow', 'hen'))
-  found = server_lib._likeliest(np.array([0.1, 0.4, 0.4, 0.1]), model, 3)
-  assert found == [
-    {'index': 1, 'name': 'dog', 'probability': 0.4},
-    {'index': 2, 'name': 'cow', 'probability': 0.4},
-    {'index': 0, 'name': 'cat', 'probability': 0.1},
-  ]
-
-
 def test_many_equals_keep_their_order():
   """Which of a few they do however they are sorted."""
   model = types.SimpleNamespace(class_names=[str(c) for c in range(100)])

@@ -1,14 +1,12 @@
 """The table, the CSV file and the plot of a sweep against sums by hand."""
 
 import dataclasses
-import io
 
-import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.sweeps.grid import GridReport, GridRun
-from vit_jax.training import metric_log, plots
+from vit_jax.training import metric_log
 
 AXES = {
   'Kind': ['none', '1-D'],
@@ -168,12 +166,6 @@ def plotted(mixed):
   return mixed
 
 
-def test_plot_is_a_picture(mixed):
-  picture = matplotlib.image.imread(io.BytesIO(plotted(mixed).plot()))
-  assert picture.shape[1] == 1200
-  assert picture.std() > 0
-
-
 def test_plot_says_which_cell_diverged_and_shows_every_run(mixed):
   axes = Figure().subplots()
   plotted(mixed).draw_last(axes)
@@ -203,80 +195,8 @@ def test_no_plot_before_a_run_has_finished(tmp_path, mixed):
   )
 
 
-def test_cells_of_a_row_stand_beside_one_another(mixed):
-  """Three fifths of a row are shared out evenly, of what is in it alone."""
-  axes = Figure().subplots()
-  plotted(mixed).draw_last(axes)
-  drawn = {}
-  for container in axes.containers:
-    (x,), (y,) = container.lines[0].get_data()
-    (whisker,) = container.lines[2][0].get_segments()
-    drawn[round(y, 6)] = round(x, 6), [round(end, 4) for end in whisker[:, 0]]
-  assert drawn == {0: (0.6, [0.5, 0.7]), 0.85: (0.85, [0.7793, 0.9207])}
-  assert axes.texts[0].xy == (0.01, pytest.approx(1.15))
-  assert axes.texts[0].get_verticalalignment() == 'center'
-  # Each in the colour of its row and the marker of its column, with two caps.
-  means = [container.lines[0] for container in axes.containers]
-  assert [(x.get_color(), x.get_marker()) for x in means] == [
-    (color, plots.MARKERS[0]) for color in plots.COLORS[:2]
-  ]
-  assert {len(x.lines[1]) for x in axes.containers} == {2}
-  dots = {line.get_alpha() for line in axes.lines if line.get_marker() == '.'}
-  assert dots == {0.4}
-  # Between the rows, of which the first is on top.
-  (line,) = (x for x in axes.lines if list(x.get_xdata()) == [0, 1])
-  assert list(line.get_ydata()) == [0.5, 0.5]
-  assert axes.get_ylim() == (1.5, -0.5)
-  assert axes.get_title() == 'test/accuracy at the last step'
-  assert axes.get_xlabel() == 'mean ± standard deviation; dots are single runs'
-
-
-def test_curves_show_how_runs_end(mixed):
-  """By the later half of the steps: those of a start would hide the rest."""
-  axes = Figure().subplots()
-  plotted(mixed).draw_curves(axes)
-  assert [list(line.get_ydata()) for line in axes.lines] == [
-    [pytest.approx(0.4), pytest.approx(0.6)],
-    [pytest.approx(0.4), pytest.approx(0.85)],
-    [],
-  ]
-  margin = 0.06 * 0.25
-  assert axes.get_ylim() == pytest.approx((0.6 - margin, 0.85 + margin))
-  assert axes.get_xlabel() == 'step'
-  assert axes.get_title() == 'test/accuracy during training'
-  # A colour is a row, a marker and a line are a column.
-  first, below, beside = axes.lines
-  assert first.get_color() != below.get_color() == beside.get_color()
-  assert first.get_marker() == below.get_marker() != beside.get_marker()
-  assert first.get_linestyle() == below.get_linestyle()
-  assert below.get_linestyle() != beside.get_linestyle()
-
-
-def test_a_curve_that_is_flat_has_room_around_it(tmp_path):
-  sweep = report(tmp_path, {('none', 'input', 'seed=0'): result(0.5)})
-  write_curve(sweep.runs[0], {2: 0.5, 4: 0.5})
-  axes = Figure().subplots()
-  sweep.draw_curves(axes)
-  assert axes.get_ylim() == pytest.approx((0.49, 0.51))
-  # There is no half of a step.
-  assert all(x % 1 == 0 for x in axes.xaxis.get_major_locator()())
-  assert axes.xaxis.get_major_formatter()(12345) == '12,345'
-
-
-def test_single_runs_have_no_deviation_and_those_to_come_no_word(tmp_path):
-  cells = {('a',): result(0.5), ('b',): None, ('c',): result(0, 'diverged')}
-  sweep = report(tmp_path, cells, {'x': ['a', 'b', 'c']})
-  axes = Figure().subplots()
-  sweep.draw_last(axes)
-  assert axes.get_xlabel() == ''
-  assert [text.get_text() for text in axes.texts] == ['diverged']
-  assert axes.texts[0].xy == (0.01, pytest.approx(2))
-
-
-@pytest.mark.parametrize('value', [float('nan'), float('inf')])
-def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(
-  tmp_path, value
-):
+def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(tmp_path):
+  value = float('nan')
   cells = {
     ('none', 'input', 'seed=0'): result(value),
     ('none', 'input', 'seed=1'): result(0.5),
@@ -296,26 +216,8 @@ def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(
   assert alone.plot()
 
 
-def test_many_rows_and_columns_have_room_and_styles(tmp_path, figures):
-  """More than there are colours and markers, which come again."""
-  rows, columns = 'abcdefghij', 'klmnopq'
-  assert len(rows) > len(plots.COLORS) and len(columns) > len(plots.MARKERS)
-  cells = {(row, column): None for row in rows for column in columns}
-  cells['j', 'q'] = result(0.5)
-  sweep = report(tmp_path, cells, {'x': [*rows], 'y': [*columns]})
-  write_curve(sweep.runs[-1], {4: 0.5})
-  assert sweep.plot()
-  (figure,) = figures
-  # An inch and more for what is around them, 0.16 of one for each run.
-  assert figure.get_size_inches() == pytest.approx((12, 1.4 + 10 * 7 * 0.16))
-  _, right = figure.axes
-  color, marker = plots.COLORS[1], plots.MARKERS[0]
-  (line,) = (x for x in right.lines if len(x.get_xdata()))
-  assert (line.get_color(), line.get_marker()) == (color, marker)
-
-
-@pytest.mark.parametrize('metric', ['test/accuracy', 'test/loss'])
-def test_plot_explains_rows_and_columns(mixed, tmp_path, metric, figures):
+def test_plot_explains_rows_and_columns(mixed, tmp_path, figures):
+  metric = 'test/accuracy'
   made = plotted(mixed)
   if metric == 'test/loss':
     cells = {('a',): result(1.25, metric=metric)}

@@ -40,20 +40,6 @@ def test_methods_have_one_budget():
   assert len(images) == 7 and set(images.values()) == {budget}, images
 
 
-def test_of_a_folder_one_image_in_200_has_a_label():
-  config = teachers.get_config('unlabelled,./mine')
-  cells = axes.cells(config, 'anywhere')
-  assert len(cells) == 8  # One seed.
-  for cell in cells:
-    data = cell.config.data
-    assert (data.name, data.split) == ('./mine', 'train[:0.5%]')
-  noisy = next(c.config for c in cells if c.labels['method'] == 'Noisy Student')
-  assert noisy.objective.unlabelled == 'train[0.5%:]'
-  digits = axes.cells(teachers.get_config(), 'anywhere')
-  assert {c.config.data.split for c in digits} == {'train[:40]'}
-  assert len(digits) == 8 * 3
-
-
 def test_of_40_percent_of_the_labels_the_teacher_has_the_right_ones():
   config = teachers.get_config('wrong_labels')
   for cell in axes.cells(config, 'anywhere'):
@@ -62,10 +48,3 @@ def test_of_40_percent_of_the_labels_the_teacher_has_the_right_ones():
     assert [teacher.data.wrong_labels for teacher, _ in first] == (
       [] if cell.labels['teacher'] == 'none' else [0.0]
     )
-
-
-def test_a_grid_that_there_is_not_is_refused():
-  with pytest.raises(ValueError, match="No grid 'unlabeled'.*unlabelled"):
-    teachers.get_config('unlabeled')
-  with pytest.raises(ValueError, match="'method' of the sweep"):
-    teachers.get_config('unlabelled,batch_size=32')

@@ -193,25 +193,3 @@ def test_other_transformers_say_why_not(name, reason):
   )
   with pytest.raises(ValueError, match=reason):
     Layers(model, {}, np.zeros((1, 32, 32, 3)))
-
-
-def test_batches_share_what_is_compiled(monkeypatch):
-  # Of a shape that no other test has, or it would be compiled already.
-  model, params, _ = tiny('cls')
-  rng = np.random.default_rng(0)
-  batches = rng.uniform(-1, 1, (2, 5, *SIZE, 3)).astype(np.float32)
-  traced = []
-  weighted = attention.weighted
-
-  def note(*args):
-    traced.append(args)
-    return weighted(*args)
-
-  monkeypatch.setattr(attention, 'weighted', note)
-  counts = []
-  for images in batches:
-    layers = Layers(model, params, images)
-    assert len([*layers.attention()]) == 3
-    assert len([*layers.gradients(np.arange(5) % 3)]) == 3
-    counts.append(len(traced))
-  assert counts[0] == counts[1] > 0

@@ -5,8 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.training import plots
-from vit_jax.visualize import detections, draw, objects
+from vit_jax.visualize import detections, objects
 from vit_jax.visualize.detections import Said
 
 CANVAS = (16, 32)
@@ -99,32 +98,6 @@ def test_arrays_are_those_of_likely_objects(section_of):
   assert section.sheet.caption == 'centres of the boxes of each query'
 
 
-def test_eight_images_have_pictures_of_their_own(section_of):
-  section = section_of({f'{i}.png': said(i, [0.9]) for i in range(9)})
-  assert [f.name for f in section.figures] == [f'{i}-objects' for i in range(8)]
-  assert len(section.arrays['image']) == 9
-
-
-def test_a_picture_has_the_six_likeliest_objects(section_of, monkeypatch):
-  """Each with where its query looks, brightest where it looks most."""
-  sheets = []
-  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args))
-  one = said(0, [0.9 - 0.05 * i for i in range(8)])
-  section_of({'x.png': one}).figures[0].draw()
-  (((panels,), names),) = sheets
-  found, *titles = panels
-  assert (found, names) == ('found', [''])
-  assert titles == [
-    f'{NAMES[one.queries["labels"][i]]} {90 - 5 * i}%, query {i}'
-    for i in range(6)
-  ]
-  assert panels['found'].shape == (30 * 12, 40 * 12, 3)
-  for i, title in enumerate(titles):
-    map_HW = objects.seen(one, one.queries['attention'][i])
-    want = draw.overlay(one.shown_HWC, map_HW / map_HW.max())
-    np.testing.assert_array_equal(panels[title], want)
-
-
 def test_a_map_is_seen_without_the_padding():
   """A ramp over a canvas of which the image has 20 of 32 columns."""
   map_hw = np.tile(np.arange(8.0), (4, 1)) + 10 * np.arange(4.0)[:, None]
@@ -136,46 +109,3 @@ def test_a_map_is_seen_without_the_padding():
   inside = np.s_[4:-4, 4:-4]
   # Bilinear twice, between pixels a quarter of a patch apart.
   np.testing.assert_allclose(map_HW[inside], want[inside], atol=0.3)
-
-
-@pytest.mark.parametrize(
-  ('queries', 'grid'), [(3, (1, 3)), (7, (2, 5)), (22, (4, 5))]
-)
-def test_centres_are_coloured_by_the_shapes_of_their_boxes(
-  queries, grid, section_of, monkeypatch
-):
-  figures = []
-
-  def keep(figure, dots_per_inch):
-    assert dots_per_inch == 110  # as in all pictures
-    figures.append(figure)
-
-  monkeypatch.setattr(plots, 'png', keep)
-  section = section_of({f'{i}.png': said(i, [0.9]) for i in range(4)})
-  centres_NQ4 = section.arrays['centres'][:, :queries]
-  objects._queries(centres_NQ4)
-  (figure,) = figures
-  assert figure.axes[0].get_gridspec().get_geometry() == grid
-  for query, axes in enumerate(figure.axes):
-    assert axes.axison == (query < queries)
-    if query >= queries:
-      continue
-    (points,) = axes.collections
-    x, y, w, h = centres_NQ4[:, query].T
-    np.testing.assert_allclose(points.get_offsets(), np.stack([x, y], 1))
-    red, green, blue, _ = points.get_facecolors().T
-    np.testing.assert_allclose([red, blue], [w, h])
-    np.testing.assert_allclose(green, 1 - np.maximum(w, h))
-    # Row 0 of the image is above.
-    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 1), (1, 0))
-    assert axes.get_title() == f'query {query}'
-    assert axes.get_aspect() == 1
-    assert not [*axes.get_xticks(), *axes.get_yticks()]
-
-
-@pytest.mark.parametrize(('attention', 'classes'), [('all', 3), ('objects', 0)])
-def test_what_finds_no_objects_is_refused(attention, classes, monkeypatch):
-  monkeypatch.setattr(Model, 'attention', attention)
-  monkeypatch.setattr(Model, 'num_classes', classes)
-  with pytest.raises(ValueError, match='made finds no objects'):
-    objects.section(CHECKPOINT, ['x.png'], 0.5)

@@ -94,25 +94,6 @@ def test_what_is_right_looks_like_the_image(target, opened):
   assert np.abs(patches.astype(float) - want).max() <= bound
 
 
-def test_predictions_beyond_black_and_white_are_these(opened):
-  model = opened('pixels').model
-  values = np.array([[-9.0] * 12, [9.0] * 12])
-  patches = predictions.colours_of(model, Images(SIZE), values, (2, 2, 3))
-  want = np.broadcast_to(np.reshape([0, 255], (2, 1, 1, 1)), (2, 2, 2, 3))
-  np.testing.assert_array_equal(patches, want)
-
-
-def test_another_seed_hides_other_patches(opened, file, tmp_path):
-  kinds = []
-  for seed in (0, 0, 1):
-    args = ['masked', 'pixels', str(file), f'--out={tmp_path / "out"}']
-    assert command.main([*args, f'--seed={seed}']) == 0
-    with np.load(tmp_path / 'out' / 'masked.npz') as found:
-      kinds.append(found['kind'])
-  np.testing.assert_array_equal(kinds[0], kinds[1])
-  assert (kinds[0] != kinds[2]).any()
-
-
 def test_a_checkpoint_of_another_task_is_refused(
   opened, file, tmp_path, capsys
 ):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.visualize import draw, filters, sections, similarity
+from vit_jax.visualize import draw, filters, sections
 from vit_jax.visualize import subject as subject_lib
 from vit_jax.visualize.subject import Subject
 
@@ -81,11 +81,8 @@ def seen(monkeypatch):
   ('count', 'entries', 'attention', 'sizes'),
   [
     (5, 2 * 2 * 49, 'all', [2, 2, 1]),
-    (5, 3 * 2 * 49 - 1, 'all', [2, 2, 1]),
     (3, 5, 'all', [1, 1, 1]),
-    (3, 2**26, 'all', [3]),
     (40, 2**26, 'all', [32, 8]),
-    (2, 2**26, '', [1, 1]),
   ],
 )
 def test_as_many_images_at_once_as_leave_weights_small(
@@ -108,17 +105,6 @@ def test_as_many_images_at_once_as_leave_weights_small(
     at += size
 
 
-@pytest.mark.parametrize('count', [2, 9])
-def test_the_likeliest_classes_come_first(count, seen, monkeypatch):
-  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 49)
-  found = subject_of(3).top_classes(count)
-  assert len(found) == 3
-  for i, row in enumerate(found):
-    values = [(9 + i) % p for p in (2, 3, 5, 7)]
-    order = sorted(range(4), key=lambda c: -values[c])[:count]
-    assert row == [(c, values[c]) for c in order]
-
-
 @pytest.fixture
 def rolled(monkeypatch):
   """Makes maps that say whose they are, and collects sheets."""
@@ -137,38 +123,6 @@ def rolled(monkeypatch):
   monkeypatch.setattr(sections, 'rollout_maps', rollout_maps)
   monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
   return sheets
-
-
-def test_a_rollout_of_one_model_is_called_by_its_photograph(rolled):
-  section = sections.rollout([subject_of(9)])
-  assert section.text.startswith(
-    'How much of each patch reaches the output, over all layers (heads fused '
-    'by their mean). Brighter'
-  )
-  assert {k: x.shape for k, x in section.arrays.items()} == {
-    **{'files': (9,), 'maps': (1, 9, 2, 3)},
-    **{'fusions': (1,), 'classes': (1,)},
-  }
-  assert section.arrays['files'][1] == 'folder/1.png'
-  assert [(f.name, f.caption) for f in section.figures[3:6]] == [
-    ('rollout-1-overlay', '1: overlay'),
-    ('rollout-1-heat', '1: heat'),
-    ('rollout-1-masked', '1: masked'),
-  ]
-  assert len(section.figures) == 27
-  map_hw = section.arrays['maps'][0, 1]
-  shown = Photograph(1).shown()
-  for figure, kind in zip(section.figures[3:6], (0, 1, 2), strict=True):
-    function = (draw.overlay, draw.heat, draw.masked)[kind]
-    np.testing.assert_array_equal(
-      draw.pixels(figure.draw()), function(shown, map_hw)
-    )
-  section.sheet.draw()
-  ((lines, names),) = rolled
-  assert names == [*map(str, range(8))]  # of nine
-  for n, line in enumerate(lines):
-    assert [*line] == ['image', 'rollout', 'highest half']
-    np.testing.assert_array_equal(line['image'], Photograph(n).shown())
 
 
 def test_rollouts_side_by_side_are_called_by_what_differs(rolled):
@@ -214,45 +168,6 @@ def test_rollouts_side_by_side_are_called_by_what_differs(rolled):
   )
 
 
-def test_distances_are_means_over_images_in_pixels(seen, monkeypatch):
-  """Of three images, two at a time; a patch of 8 pixels over 2 rows has 4."""
-  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 49)
-  given = []
-
-  def mean_distances(layers, pixels, count):
-    given.append((pixels, count))
-    images = np.asarray(layers.logits_BC)[:count, -1:]
-    return {'all': np.broadcast_to(images.mean(0), (5, 2))}
-
-  panels = []
-  monkeypatch.setattr(sections.distance_lib, 'mean_distances', mean_distances)
-  monkeypatch.setattr(sections.distance_lib, 'uniform', lambda grid: grid[1])
-  monkeypatch.setattr(draw, 'distances', panels.append)
-  section = sections.distance([subject_of(3, x) for x in 'abb'])
-  assert given == 3 * [(4, 2), (4, 1)]
-  assert '3 images (figures 7' in section.text
-  assert {*section.arrays} == {'all', 'beside_1_all', 'beside_2_all'}
-  want = np.mean([9 % 7, 10 % 7, 11 % 7])
-  np.testing.assert_allclose(section.arrays['all'], np.full((5, 2), want))
-  (figure,) = section.figures
-  figure.draw()
-  # One that is given twice is drawn twice.
-  assert [label for label, *_ in panels[0]] == ['a', 'b', 'b']
-  _, found, uniform = panels[0][1]
-  assert uniform == 3 * 4
-  np.testing.assert_allclose(found['all'], np.full((5, 2), want))
-  one = sections.distance([subject_of(1)])
-  assert 'averaged over 1 image (figures 7' in one.text
-  # Of rows and columns none is drawn that looks everywhere.
-  monkeypatch.setattr(
-    sections.distance_lib, 'mean_distances', lambda *_: {'row': 1, 'column': 2}
-  )
-  axial = sections.distance([subject_of(2, 'a')])
-  axial.figures[0].draw()
-  assert panels[1] == [('a', {'row': 1, 'column': 2}, 0)]
-  assert axial.arrays == {'row': 1, 'column': 2}
-
-
 @pytest.mark.parametrize(
   ('name', 'what'),
   [('embedding', 'patch embedding'), ('conv_root', "ResNet's first conv")],
@@ -268,88 +183,3 @@ def test_filters_are_the_leading_28(name, what):
   assert '(4x5 pixels)' in section.text
   (figure,) = section.figures
   assert figure.caption.startswith(f'principal components of the {what}')
-
-
-@pytest.mark.parametrize('tables', [1, 2])
-def test_cosines_of_position_embeddings_are_named_by_layer(tables, monkeypatch):
-  x_XLD = np.random.default_rng(0).standard_normal((tables, 7, 5))
-  drawn = []
-  monkeypatch.setattr(similarity, 'tables', lambda checkpoint: x_XLD)
-  monkeypatch.setattr(draw, 'similarities', drawn.append)
-  section = sections.posemb(subject_of(0))
-  names = ['layer 1', 'layer 2'] if tables > 1 else ['']
-  assert section.arrays['names'].tolist() == names
-  want = [similarity.cosine(x, GRID) for x in x_XLD]
-  np.testing.assert_array_equal(section.arrays['cosines'], want)
-  assert 'position embedding of each patch (a tile)' in section.text
-  (figure,) = section.figures
-  assert figure.caption == 'cosine similarity, learned'
-  figure.draw()
-  assert [*drawn[0]] == names
-
-
-@pytest.mark.parametrize('alike', [True, False])
-def test_cosines_of_offsets_are_apart_where_they_differ_in_size(
-  alike, monkeypatch
-):
-  found = {'layer 1 row': np.eye(3)}
-  found['layer 1 column'] = np.eye(3 if alike else 5)
-  monkeypatch.setattr(similarity, 'of_offsets', lambda checkpoint: found)
-  subject = subject_of(0)
-  subject.checkpoint.model.posemb = 'relative'
-  section = sections.posemb(subject)
-  arrays = section.arrays
-  assert arrays['names'].tolist() == [*found]
-  if alike:
-    assert {*arrays} == {'cosines', 'names'}
-    assert arrays['cosines'].shape == (2, 3, 3)
-  else:
-    assert {*arrays} == {'layer_1_row', 'layer_1_column', 'names'}
-    assert arrays['layer_1_column'].shape == (5, 5)
-  assert 'every two offsets' in section.text
-  assert section.figures[0].caption == 'cosine similarity, relative'
-
-
-@pytest.mark.parametrize('extra', [('cls',), ()])
-def test_without_a_query_it_is_the_class_token_or_the_middle(
-  extra, monkeypatch
-):
-  """Weights of which each says its query and its key."""
-  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', 2 * 2 * 49)
-  (h, w), L = (2, 4), 8 + len(extra)
-  weights = np.arange(4.0)[:, None, None, None] + np.zeros((4, 2, L, L))
-  weights = weights + 10 * np.arange(L)[:, None] + 100 * np.arange(L)
-
-  class Layers:
-    grid = h, w
-
-    def __init__(self, *args):
-      pass
-
-    def attention(self):
-      return iter([{'all': weights[:2]}, {'all': weights[2:]}])
-
-  monkeypatch.setattr(subject_lib, 'Layers', Layers)
-  drawn = []
-  monkeypatch.setattr(draw, 'heads', lambda *args: drawn.append(args))
-  subject = subject_of(3)
-  subject.checkpoint.model.extra_tokens = extra
-  section = sections.attention(subject)
-  query = None if extra else (1, 2)
-  token = 'the class token' if extra else 'patch 1,2'
-  assert section.text.startswith(f'What {token} attends to.')
-  row = 0 if extra else 1 * w + 2
-  keys = np.reshape(100 * np.arange(len(extra), L) + 10 * row, (h, w))
-  maps = section.arrays['maps']
-  assert maps.shape == (3, 2, 2, h, w)
-  for image, layer, head in np.ndindex(3, 2, 2):
-    want = keys + 2 * layer + image % 2
-    np.testing.assert_array_equal(maps[image, layer, head], want)
-  assert [(f.name, f.caption) for f in section.figures] == [
-    (f'attention-{i}', f'{i}: attention of {token}') for i in range(3)
-  ]
-  section.figures[1].draw()
-  ((shown, maps_XNhw, names, asked),) = drawn
-  np.testing.assert_array_equal(shown, Photograph(1).shown())
-  np.testing.assert_array_equal(maps_XNhw, maps[1])
-  assert (names, asked) == (['1', '2'], query)

@@ -21,10 +21,6 @@ def test_cosines_are_those_of_pairs():
       np.testing.assert_allclose(here, want, rtol=1e-12)
 
 
-def test_zeros_are_similar_to_nothing():
-  np.testing.assert_array_equal(similarity.cosine(np.zeros((4, 3)), (2, 2)), 0)
-
-
 @pytest.mark.parametrize(('kind', 'X'), [('cls', 1), ('gap', 3), ('map', 1)])
 def test_tables_are_what_is_added(kind, X):
   """A model that does nothing but add them shows them in its tokens."""

@@ -39,9 +39,8 @@ def saved(tmp_path, arrays):
 
 
 @load_module
-@pytest.mark.parametrize('num_classes', [7, 0])
-def test_timm_gives_our_logits(timm, tmp_path, num_classes):
-  checkpoint = checkpoint_of(layers=(1, 2, 1), num_classes=num_classes)
+def test_timm_gives_our_logits(timm, tmp_path):
+  checkpoint = checkpoint_of(layers=(1, 2, 1), num_classes=7)
   path, _ = written(tmp_path, checkpoint)
   peer = npz_peer.open_peer(path)
   assert peer.framework == f'timm {timm.__version__}'
@@ -98,9 +97,8 @@ def test_keys_and_shapes_are_the_published_ones(tmp_path):
   assert all(x.dtype == np.float32 for x in arrays.values())
 
 
-@pytest.mark.parametrize('num_classes', [7, 0])
-def test_a_file_comes_back_key_for_key(tmp_path, num_classes):
-  checkpoint = checkpoint_of(num_classes=num_classes, layers=(1, 11))
+def test_a_file_comes_back_key_for_key(tmp_path):
+  checkpoint = checkpoint_of(num_classes=7, layers=(1, 11))
   path, want = written(tmp_path, checkpoint)
   assert 'resnet/block2/unit11/a/group_norm/gamma' in want
   again = opening.open_checkpoint(path)
@@ -140,6 +138,7 @@ def test_the_size_of_the_images_is_unknown_and_said(tmp_path, caplog):
   assert len(lines) == 1 and 'class names' in lines[0]
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
@@ -169,14 +168,9 @@ REFUSED = {
   'no root': (without(ROOT), f"'{ROOT}' .* absent"),
   'no units': (without('unit'), 'layers is empty'),
   'a missing kernel': (without(KERNEL), f"lacks the array '{KERNEL}'"),
-  'a missing stage': (without('block1'), 'block2/.*no place'),
   'a transposed kernel': (
     lambda a: a | {ROOT: a[ROOT].swapaxes(0, 2)},
     rf"'{ROOT}' has shape \(3, 7, 7, 32\)",
-  ),
-  'another width': (
-    lambda a: a | {ROOT: np.zeros((7, 7, 3, 64))},
-    r'has shape \(.*\) where \(.*\) is expected',
   ),
   'no width': (
     lambda a: a | {ROOT: np.zeros((7, 7, 0, 10**12))},
@@ -190,23 +184,9 @@ REFUSED = {
     lambda a: a | {HEAD: a[HEAD][0, 0]},
     f'{HEAD}.*4 dimensions',
   ),
-  'another array': (
-    lambda a: a | {'resnet/tail/kernel': np.zeros(3)},
-    'resnet/tail/kernel',
-  ),
   'a kernel twice': (
     lambda a: a | {KERNEL.replace('conv2d', 'conv2d_1'): a[KERNEL]},
     f'{KERNEL.removesuffix("/kernel")}.*no place',
-  ),
-  'more units than anyone has': (
-    lambda a: (
-      a | {f'resnet/block1/unit{i}/x': np.zeros(1) for i in range(1001)}
-    ),
-    ' layers, and 1,000',
-  ),
-  'a stage with an endless number': (
-    lambda a: a | {f'resnet/block{"9" * 5000}/unit01/x': np.zeros(1)},
-    'no place',
   ),
   'not a number': (
     lambda a: a | {'resnet/group_norm/beta': np.full(256, np.nan)},
@@ -220,15 +200,8 @@ def arrays(tmp_path_factory):
   return written(tmp_path_factory.mktemp('bit'), checkpoint_of())[1]
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(('change', 'message'), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_bit_file_is_refused(tmp_path, arrays, change, message):
   with pytest.raises(ValueError, match=f'saved.npz.*{message}'):
     saved(tmp_path, change(arrays))
-
-
-@load_module
-def test_what_timm_cannot_read_is_said(timm, tmp_path, arrays):
-  path = str(tmp_path / 'x.npz')
-  np.savez(path, **without('gamma')(arrays))
-  with pytest.raises(ValueError, match='x.npz: timm cannot read it.*gamma'):
-    npz_peer.open_peer(path)

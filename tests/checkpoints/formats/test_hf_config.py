@@ -86,17 +86,9 @@ def test_class_names(tmp_path, transformers):
 # A change of config.json or of the arrays, and what the refusal says.
 BAD_VIT = {
   'model_type': ({'model_type': 'swin'}, "model_type is 'swin'"),
-  'odd model_type': ({'model_type': ['vit']}, "model_type is \\['vit'\\]"),
   'distilled': (
     put('vit.embeddings.distillation_token', (1, 1, 32)),
     'image_size is 32 x 32, and the position embeddings are for 15 patches',
-  ),
-  'distilled, of one token': (
-    lambda arrays: (
-      put('vit.embeddings.distillation_token', (1, 1, 32))(arrays)
-      | put('vit.embeddings.position_embeddings', (1, 1, 32))({})
-    ),
-    'the position embeddings are for 0 patches',
   ),
   'masked': (
     put('vit.embeddings.mask_token', (1, 1, 32)),
@@ -112,29 +104,17 @@ BAD_VIT = {
     'num_hidden_layers is 1000000000, and the arrays have 2',
   ),
   'width': ({'hidden_size': 64}, 'hidden_size is 64.*have 32'),
-  'mlp': ({'intermediate_size': 64}, 'intermediate_size is 64.*have 48'),
   'patches': ({'patch_size': [8, 16]}, 'patch_size is .8, 16.'),
-  'channels': ({'num_channels': 1}, 'num_channels is 1.*have 3'),
   'image size': ({'image_size': 64}, '64 x 64.*16 patches of 8 x 8'),
-  'no image size': ({'image_size': '32'}, "image_size is '32'"),
   'three sizes': ({'image_size': [32, 32, 3]}, 'image_size is .32, 32, 3.'),
   'heads': ({'num_attention_heads': 5}, 'width 32.*model.heads 5'),
-  'no heads': ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
-  'half a head': ({'num_attention_heads': 0.5}, 'num_attention_heads is 0.5'),
   'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_eps is -1e-06 and'),
-  'epsilon of text': ({'layer_norm_eps': 'x'}, "layer_norm_eps is 'x' and"),
-  'no epsilon': ({'layer_norm_eps': 0}, 'layer_norm_eps is 0 and should'),
-  'epsilon of 1': ({'layer_norm_eps': 1.1}, 'layer_norm_eps is 1.1 and'),
-  'large epsilon': ({'layer_norm_eps': 1e300}, 'layer_norm_eps is 1e.300 and'),
-  'epsilon that is none': ({'layer_norm_eps': True}, 'layer_norm_eps is True'),
   'class names': ({'id2label': {'0': 'a', '1': 'b'}}, 'id2label.*0 to 6'),
-  'no names': ({'id2label': ['a'] * 7}, 'id2label.*0 to 6'),
   'no embedding': (
     drop('vit.embeddings.patch_embeddings.projection.weight'),
     'patch_embeddings.projection.weight.*absent',
   ),
   'no array': (drop(f'{QUERY}.weight'), f'lacks the array .{QUERY}.weight'),
-  'no bias': (drop(f'{QUERY}.bias'), f'lacks the array .{QUERY}.bias'),
   'shape': (
     put(f'{QUERY}.weight', (32, 16)),
     f'{QUERY}.weight. has shape .32, 16. where .32, 32.',
@@ -147,21 +127,12 @@ BAD_VIT = {
     put('vit.pooler.dense.weight', (32, 32)),
     'array .vit.pooler.dense.weight',
   ),
-  'classifier': (put('classifier.weight', (7,)), 'classifier.weight.*2 dim'),
 }
 BAD_BIT = {
   'bottleneck': ({'layer_type': 'bottleneck'}, "layer_type is 'bottleneck'"),
-  'padding': ({'global_padding': 'SAME'}, "global_padding is 'SAME'.*None"),
   'groups': ({'num_groups': 16}, 'num_groups is 16.*32'),
-  'factor': ({'width_factor': 2}, 'width_factor is 2.*1'),
-  'dynamic': (
-    {'embedding_dynamic_padding': True},
-    'embedding_dynamic_padding is True',
-  ),
   'stride': ({'output_stride': 8}, 'output_stride is 8.*16'),
   'depths': ({'depths': [1, 10**9, 1]}, 'depths is .*the arrays have .1, 2, 1'),
-  'widths': ({'hidden_sizes': [128, 256, 256]}, 'hidden_sizes is'),
-  'root': ({'embedding_size': 64}, 'embedding_size is 64.*have 32'),
   'array': (
     drop('bit.encoder.stages.1.layers.0.downsample.conv.weight'),
     'lacks the array .bit.encoder.stages.1.layers.0.downsample.conv.weight',
@@ -169,11 +140,13 @@ BAD_BIT = {
 }
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize('kind', BAD_VIT)
 def test_bad_directories_are_refused_by_key(folder, kind):
   check_refused(folder, *BAD_VIT[kind])
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize('kind', BAD_BIT)
 def test_bad_directories_of_bit_are_refused_by_key(bit_folder, kind):
   check_refused(bit_folder, *BAD_BIT[kind])
@@ -189,6 +162,7 @@ def check_refused(folder, change, words):
   assert str(folder.path) in str(e.value)
 
 
+@pytest.mark.edge
 def test_another_activation_of_the_pooler_is_refused(tmp_path):
   fields = TINY | {'num_classes': 0, 'representation_size': 20}
   folder = Folder(tmp_path / 'vit', random_checkpoint(None, SIZE, **fields))
@@ -197,12 +171,7 @@ def test_another_activation_of_the_pooler_is_refused(tmp_path):
     folder.open()
 
 
-def test_the_activation_of_a_pooler_that_is_not_there_is_any(folder):
-  want = folder.open().model
-  folder.change_config(pooler_act='relu')
-  assert folder.open().model == want
-
-
+@pytest.mark.edge
 def test_more_layers_than_any_model_has_are_refused(folder, bit_folder):
   """Building it would take hours, and a small file can claim it."""
   key = 'vit.encoder.layer.{}.output.dense.bias'
@@ -273,22 +242,15 @@ NO_MODEL = {
     'representation_size 20.*--head=drop',
   ),
   'map': (TINY | {'pool': 'map'}, "pool 'map'.*--to=timm"),
-  'positions': (TINY | {'posemb': 'relative'}, "'relative'.*--to=orbax"),
-  'every layer': (TINY | {'posemb_at': 'every_layer'}, 'posemb_at'),
-  'axial': (TINY | {'axial': True, 'pool': 'gap'}, 'axial True'),
   'hybrid': (
     TINY | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1,)},
     'stem_width 32.*--to=',
   ),
-  'representation': (
-    TINY | {'representation_size': 20},
-    'representation_size 20.*--head=representation.*--head=drop',
-  ),
   'version 1': (TINY_BIT | {'version': 1}, 'version 1, only 2.*onnx'),
-  'axial ResNet': (TINY_BIT | {'axial': True}, 'axial True.*onnx'),
 }
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize('kind', NO_MODEL)
 def test_what_transformers_has_no_model_for_is_refused(tmp_path, kind):
   fields, words = NO_MODEL[kind]

@@ -125,6 +125,7 @@ def check(mutation, path, words, checkpoint):
   assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.edge
 @of(FAST)
 def test_a_damaged_file_is_refused_or_unharmed(mutated):
   check(*mutated)
@@ -136,6 +137,7 @@ def test_a_thousand_damaged_files_are_refused_or_unharmed(mutated):
   check(*mutated)
 
 
+@pytest.mark.edge
 @of(EACH_ONCE[1::9])
 def test_a_refused_conversion_leaves_nothing(mutated, capsys):
   _, path, _, _ = mutated
@@ -150,6 +152,7 @@ def test_a_refused_conversion_leaves_nothing(mutated, capsys):
   assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.edge
 def test_the_payloads_would_run(tmp_path):
   """Else it would prove nothing that they do not."""
   pickle.loads(pickle.dumps(payload(tmp_path / 'mark')))

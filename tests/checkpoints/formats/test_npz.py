@@ -50,9 +50,7 @@ def to_linen(key):
 
 @pytest.mark.parametrize('path', [TINY, REP], ids=['tiny', 'rep'])
 @pytest.mark.parametrize('linen', [False, True], ids=['published', 'linen'])
-@pytest.mark.parametrize(
-  'prefix', ['', 'opt/target/', 'params/', 'params/img/']
-)
+@pytest.mark.parametrize('prefix', ['', 'opt/target/'])
 def test_all_spellings_give_the_same_parameters(tmp_path, path, linen, prefix):
   want = arrays(path)
   spelt = {
@@ -131,11 +129,6 @@ CHANGES = {
   ),
   'no layer 0': (without(MLP), MLP),
   'half of layer 1': (without(QUERY), QUERY),
-  'no head bias': (without('head/bias'), 'head/bias'),
-  'no final norm': (
-    without('Transformer/encoder_norm/scale'),
-    'Transformer/encoder_norm/scale',
-  ),
   'no class token': (without('cls'), '16|17|pos'),
   'another array': (replaced('tail/kernel', np.zeros(3)), 'tail/kernel'),
   'another layer': (
@@ -143,14 +136,8 @@ CHANGES = {
     'Transformer/encoderblock_',
   ),
   'a leaf under a leaf': (replaced('cls/deeper', np.zeros(3)), 'cls'),
-  'a leaf above a leaf': (replaced('Transformer', np.zeros(3)), 'Transformer'),
   'no name': (replaced('', np.zeros(3)), "''"),
   'transposed': (reshaped(QUERY, (16, 3, 48)), QUERY),
-  'flattened': (reshaped(QUERY, (-1,)), QUERY),
-  'flat first query': (
-    reshaped(QUERY.replace('_1/', '_0/', 1), (-1,)),
-    'encoderblock_0/MultiHeadDotProductAttention_1/query/kernel',
-  ),
   'heads that do not divide': (
     lambda a: (
       a
@@ -160,12 +147,7 @@ CHANGES = {
     ),
     'heads|query',
   ),
-  'scalar': (replaced('embedding/kernel', np.float32(0)), 'embedding/kernel'),
   'scalar root': (replaced('conv_root/kernel', np.float32(0)), 'conv_root'),
-  'heads too wide': (
-    replaced(QUERY.replace('block_1', 'block_0'), np.zeros((48, 3, 32))),
-    'encoderblock_0/.*query.* 3 heads of 32 where the width is 48',
-  ),
   'a width that nothing holds': (
     replaced('embedding/kernel', np.zeros((8, 8, 0, 10**12))),
     "'embedding/kernel' should have 4 dimensions, none of them 0",
@@ -173,13 +155,6 @@ CHANGES = {
   'more layers than anyone has': (
     lambda a: (
       a | {f'Transformer/encoderblock_{i}/x': np.zeros(1) for i in range(1001)}
-    ),
-    '1,001 layers',
-  ),
-  'more units than anyone has': (
-    lambda a: (
-      arrays(GOLDEN / 'tiny-stem_s7.npz')
-      | {f'block1/unit{i}/x': np.zeros(1) for i in range(1001)}
     ),
     '1,001 layers',
   ),
@@ -191,32 +166,15 @@ CHANGES = {
     replaced('embedding/kernel', np.zeros((0, 0, 3, 48))),
     'embedding/kernel|patch_size',
   ),
-  'no tokens': (
-    replaced('Transformer/posembed_input/pos_embedding', np.zeros((1, 0, 48))),
-    'patches|pos_embedding',
-  ),
   'no square': (
     replaced('Transformer/posembed_input/pos_embedding', np.zeros((1, 8, 48))),
     '7 patches',
   ),
   'text': (replaced('head/bias', np.array(['a'] * 10)), 'head/bias'),
-  'dates': (
-    replaced('head/bias', np.array(['2020-01-01'] * 10, 'datetime64[D]')),
-    'head/bias',
-  ),
-  'bytes': (
-    replaced('head/bias', np.zeros(10, np.dtype('V3'))),
-    'head/bias',
-  ),
-  'records': (
-    replaced('head/bias', np.zeros(10, [('a', 'f4'), ('b', 'f4')])),
-    'head/bias',
-  ),
-  'nothing': (lambda a: {}, 'embedding/kernel'),
-  'something else': (lambda a: {'x': np.zeros(3)}, 'embedding/kernel'),
 }
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(('change', 'names'), CHANGES.values(), ids=CHANGES)
 def test_what_is_no_vit_is_refused_by_file_and_key(tmp_path, change, names):
   path = tmp_path / 'changed.npz'
@@ -263,16 +221,14 @@ def npy_with_header(text):
   return b'\x93NUMPY\x01\x00' + len(header).to_bytes(2, 'little') + header
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   'data',
   {
     'empty': b'',
     'text': b'These are not the weights you are looking for.\n',
     'a single array': npy_bytes(),
-    'an empty zip': zip_of('x', b'')[-22:],
     'a zip of text': zip_of('cls', b'hello'),
-    'a zip of an empty array file': zip_of('cls.npy', b''),
-    'an array file without its data': zip_of('cls.npy', npy_bytes()[:-8]),
     'an array larger than any memory': zip_of(
       'cls.npy',
       npy_with_header(
@@ -280,9 +236,6 @@ def npy_with_header(text):
         + '0' * 15
         + '), }'
       ),
-    ),
-    'a header that is no literal': zip_of(
-      'cls.npy', npy_with_header("__import__('os').getcwd()")
     ),
   }.items(),
   ids=lambda x: x[0],
@@ -294,11 +247,11 @@ def test_what_is_no_npz_file_is_refused(tmp_path, data):
     opening.open_checkpoint(str(path))
 
 
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-def test_damage_anywhere_is_noticed_or_harmless(tmp_path, save):
+@pytest.mark.edge
+def test_damage_anywhere_is_noticed_or_harmless(tmp_path):
   """Bytes changed or cut off: the same parameters, or one ValueError."""
   whole, path = tmp_path / 'whole.npz', tmp_path / 'damaged.npz'
-  save(whole, **arrays())
+  np.savez_compressed(whole, **arrays())
   want = flat(opening.open_checkpoint(str(whole)).params)
   data = whole.read_bytes()
   rng = np.random.default_rng(0)
@@ -408,16 +361,7 @@ def test_bfloat16_arrays_are_numbers(tmp_path):
     np.testing.assert_array_equal(got[key], truncated, err_msg=key)
 
 
-def test_a_zeroed_head_is_said(tmp_path, caplog):
-  path = tmp_path / 'zeroed.npz'
-  np.savez(path, **arrays() | {'head/kernel': np.zeros((48, 10), np.float32)})
-  opening.open_checkpoint(str(path))
-  assert f'{path}: its head is all zeros' in caplog.text
-  caplog.clear()
-  opening.open_checkpoint(str(TINY))
-  assert caplog.text == ''
-
-
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('fields', 'message'),
   {
@@ -426,8 +370,6 @@ def test_a_zeroed_head_is_said(tmp_path, caplog):
       {'posemb': 'relative'},
       "posemb 'relative', only 'learned1d': use --to=orbax, onnx or stablehlo",
     ),
-    'shared': ({'posemb_at': 'shared'}, "posemb_at 'shared', only 'input'"),
-    'axial': ({'axial': True, 'pool': 'gap'}, 'axial True, only False'),
     'oblong': ({'size': (16, 64)}, 'image_size 16x64: .* square'),
   }.values(),
 )
@@ -438,6 +380,7 @@ def test_what_the_originals_have_not_is_refused(tmp_path, fields, message):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('name', 'way_out'), [('deit', 'timm, orbax'), ('detr', 'orbax')]
 )

@@ -1,7 +1,5 @@
 """Official .npz files as timm's own loader reads them."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -11,11 +9,9 @@ from tests.checkpoints.random_weights import (
   random_images,
   relative_difference,
 )
-from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import npz, npz_peer
 
-REP = ROOT / 'tests/golden' / 'tiny-rep_s7.npz'
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
 SIZE = (32, 32)
 
@@ -85,16 +81,3 @@ def test_models_that_timm_names_give_our_logits(
     scaled = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
     got = model(scaled).numpy()
   assert relative_difference(got, logits_of(checkpoint, images)) < tolerance
-
-
-@load_module
-def test_timm_has_no_representation_layer(timm):
-  with pytest.raises(ValueError, match='tiny-rep.*representation_size 32'):
-    npz_peer.open_peer(str(REP))
-
-
-def test_without_timm_it_says_what_to_install(monkeypatch):
-  for module in ('timm', 'timm.models', 'timm.models.vision_transformer'):
-    monkeypatch.setitem(sys.modules, module, None)
-  with pytest.raises(ImportError, match='pip install timm'):
-    npz_peer.open_peer(str(REP.with_name('tiny_s7.npz')))

@@ -39,6 +39,7 @@ LACKING = {
 }
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize('key', LACKING)
 def test_what_models_here_lack_is_refused(folder, key):
   folder.change_arrays(**{key: ONE})
@@ -48,6 +49,7 @@ def test_what_models_here_lack_is_refused(folder, key):
     opening.open_checkpoint(str(folder))
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -56,15 +58,10 @@ def test_what_models_here_lack_is_refused(folder, key):
     ({'blocks.1.attn.qkv.bias': None}, "lacks the array 'blocks.1.attn.qkv.bi"),
     ({'attn_pool.latent': ONE}, "global_pool is that of pool 'cls', and the a"),
     ({'blocks.1.ls1.gamma': ONE}, "has the array 'blocks.1.ls1.gamma', for wh"),
-    ({'norm_pre.weight': ONE}, "lacks the array 'norm_pre.bias'"),
     ({'more': ONE}, "has the array 'more', for which"),
     ({'patch_embed.proj.weight': None}, "'patch_embed.proj.weight' should hav"),
     ({'cls_token': None}, "pool 'cls', and the arrays are those of 'gap'"),
     ({'norm.bias': ONE}, r"'norm.bias' has shape \(1,\) where \(48,\)"),
-    (
-      {'head.bias': np.full(7, np.nan, np.float32)},
-      "'head.bias' has 7 values that are no finite",
-    ),
   ],
 )
 def test_wrong_arrays_are_refused(folder, changes, message):
@@ -76,13 +73,7 @@ def test_wrong_arrays_are_refused(folder, changes, message):
 
 @pytest.mark.parametrize(
   ('prefix', 'under'),
-  [
-    ('', None),
-    ('module.', 'model'),
-    ('_orig_mod.', 'state_dict'),
-    ('module._orig_mod.', 'model'),
-    ('model.', 'state_dict'),
-  ],
+  [('', None), ('module._orig_mod.', 'model'), ('model.', 'state_dict')],
 )
 def test_files_without_a_configuration_are_read(
   tmp_path, torch, caplog, prefix, under
@@ -182,6 +173,7 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
   assert relative_difference(logits_of(got, images), want) < TOLERANCE
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -191,18 +183,7 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
-    (
-      # Two tokens and no square, and fewer than the registers besides.
-      {
-        'cls_token': None,
-        'pos_embed': np.ones((1, 2, 48), np.float32),
-        'reg_token': np.ones((1, 4, 48), np.float32),
-      },
-      'position embeddings for 2 patches, which is no square',
-    ),
     ({'blocks.0.attn.q_bias': ONE}, 'as models of EVA have, with rotary emb'),
-    ({'blocks.0.attn.q_proj.weight': ONE}, 'as models of EVA have, with rot'),
-    ({'blocks.0.gamma_1': ONE}, 'as models of EVA have, with rotary emb'),
     (
       {'blocks.0.attn.qkv.bias': None},
       "has no array 'blocks.0.attn.qkv.bias': a directory with a config.json",

@@ -5,25 +5,6 @@ import pytest
 
 from vit_jax.checkpoints.formats import torch_table
 
-
-@pytest.mark.parametrize(
-  ('keys', 'prefix'),
-  [
-    (['a.weight', 'b.weight'], ''),
-    (['model.a', 'model.b'], 'model.'),
-    (['module._orig_mod.model.a', 'module._orig_mod.model.b'], None),
-    (['model.module.a', 'model.module.b'], 'model.module.'),
-    (['model.a', 'b'], ''),
-    (['module.model.a', 'module.b'], 'module.'),
-    (['models.a', 'models.b'], ''),
-    ([], ''),
-  ],
-)
-def test_what_wrappers_put_before_every_key(keys, prefix):
-  want = 'module._orig_mod.model.' if prefix is None else prefix
-  assert torch_table.prefix_of(iter(keys)) == want
-
-
 MODULES = {
   'cls': 'cls_token',
   'embedding': 'proj',

@@ -133,6 +133,7 @@ def test_what_a_training_put_before_the_names_is_left_out(
   jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
+@pytest.mark.edge
 @pytest.mark.parametrize(
   'change, message',
   [
