@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from vit_jax.data import decode, jpeg_header
 from vit_jax.data.upright import Box
@@ -105,11 +105,19 @@ def test_the_fast_dct_is_close(photo, encode):
 
 
 @pytest.mark.parametrize('orientation', range(1, 9))
-@pytest.mark.parametrize('file_format', ['JPEG', 'PNG', 'WEBP', 'TIFF'])
-def test_exif_orientation(photo, encode, file_format, orientation):
+@pytest.mark.parametrize(
+  'file_format, said_by',
+  [
+    *((x, 'exif') for x in ('JPEG', 'PNG', 'WEBP', 'TIFF')),
+    *((x, 'xmp') for x in ('JPEG', 'WEBP')),
+  ],
+)
+def test_orientation(photo, encode, file_format, said_by, orientation):
   exif = Image.Exif()
   exif[0x0112] = orientation
-  data = encode(photo[:80, :160], file_format, exif=exif)
+  xmp = f'<rdf tiff:Orientation="{orientation}"/>'.encode()
+  options = {'exif': exif} if said_by == 'exif' else {'xmp': xmp}
+  data = encode(photo[:80, :160], file_format, **options)
   reference = np.asarray(
     ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert('RGB')
   )
@@ -145,7 +153,7 @@ def test_jpegs_of_twelve_bits_are_refused_by_name(photo, encode, with_exif):
   exif[0x0112] = 6
   options = {'exif': exif} if with_exif else {}
   data = bytearray(encode(photo[:40, :60], 'JPEG', **options))
-  assert jpeg_header.read_header(data).has_exif == with_exif
+  assert jpeg_header.read_header(data).has_metadata == with_exif
   precision_at = jpeg_header.read_header(data).height_at - 1
   assert data[precision_at] == 8
   data[precision_at] = 12
@@ -178,14 +186,14 @@ def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
   np.testing.assert_array_equal(decoded[..., 0], expected)
 
 
-def _tiff(values, bits=16, most=None):
+def _tiff(values, bits=16, most=None, black=1):
   """A TIFF of one row of grey; `most` is its MaxSampleValue."""
   packed = ''.join(f'{x:0{bits}b}' for x in values)
   data = int(packed, 2).to_bytes(len(packed) // 8, 'big')
   if bits == 16:
     data = np.asarray(values, '<u2').tobytes()
   # Size, bits, no compression, 0 is black, where, one value a pixel, how many.
-  tags = {256: len(values), 257: 1, 258: bits, 259: 1, 262: 1, 273: 8}
+  tags = {256: len(values), 257: 1, 258: bits, 259: 1, 262: black, 273: 8}
   tags |= {277: 1, 278: 1, 279: len(data)} | ({281: most} if most else {})
   entries = [struct.pack('<HHIHH', tag, 3, 1, x, 0) for tag, x in tags.items()]
   head = struct.pack('<2sHI', b'II', 42, 8 + len(data))
@@ -209,6 +217,36 @@ def test_grey_tiffs_have_as_many_bits_as_they_say(tags, white):
   decoded = decode.decode(_tiff(values, **tags), 'x')
   expected = np.round(values * 255 / white)
   np.testing.assert_array_equal(decoded[0, :, 0], expected)
+
+
+def test_tiffs_of_16_bits_may_have_0_as_white():
+  values = np.array([0, 257, 65_535])
+  for black, expected in ((1, [0, 1, 255]), (0, [255, 254, 0])):
+    decoded = decode.decode(_tiff(values, black=black), 'x')
+    assert decoded[0, :, 0].tolist() == expected
+
+
+def test_12_bits_in_16_are_said_once_a_folder(encode, caplog):
+  for folder, most in (('dark', 4095), ('dark', 9), ('good', 4400)):
+    data = encode(np.array([[0, most]], np.uint16))
+    decode.decode(data, f'/{folder}/{most}.png')
+  (said,) = caplog.messages
+  assert 'in /dark are nearly black, such as /dark/4095.png' in said
+
+
+@pytest.mark.parametrize('text', ['damaged', 'long'])
+def test_the_text_of_a_png_is_no_reason_to_refuse(photo, encode, text):
+  info = PngImagePlugin.PngInfo()
+  info.add_text('Comment', 'x' * (2 << 20 if text == 'long' else 9), zip=True)
+  data = encode(photo[:40, :60], pnginfo=info)
+  if text == 'damaged':
+    at = data.index(b'zTXt') + 14
+    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+  with pytest.raises((OSError, ValueError)):
+    Image.open(io.BytesIO(data))
+  np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
+  with pytest.raises(decode.UnreadableImage):
+    decode.decode(data[:-3000], 'x')
 
 
 @pytest.mark.parametrize('value', [-1, 65_536])

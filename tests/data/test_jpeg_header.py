@@ -31,7 +31,7 @@ PLAIN = JpegHeader(
   components=3,
   height_at=2 + len(TABLES) + 5,
   lookahead=4,
-  has_exif=False,
+  has_metadata=False,
   can_stop_early=True,
 )
 
@@ -58,9 +58,8 @@ PLAIN = JpegHeader(
       for x in (0xC4, 0xC8, 0xCC, 0xBF, 0xD0, 0xDB, 0xE0, 0xFE)
     ),
     ([frame(), segment(0xDD, b'\0\5'), scan()], {'can_stop_early': False}),
-    ([frame(), EXIF, scan()], {'has_exif': True}),
-    ([frame(), EXIF, segment(0xE1, b'http:/'), scan()], {'has_exif': True}),
-    ([frame(), segment(0xE1, b'http:/'), scan()], {}),
+    ([frame(), EXIF, scan()], {'has_metadata': True}),
+    ([frame(), segment(0xE1, b'http:/'), scan()], {'has_metadata': True}),
     ([frame(), segment(0xE2, b'Exif\0\0'), scan()], {}),
     # A length of more than a byte.
     ([frame(), segment(0xFE, bytes(300)), scan()], {}),

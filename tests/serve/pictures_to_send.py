@@ -4,7 +4,7 @@ import functools
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 ORIENTATION = 0x0112
 
@@ -45,6 +45,15 @@ def every_kind():
   found['long JPEG turned'] = encoded(rgb[31, 400], 'JPEG', exif=exif)
   for kind in ('PNG', 'TIFF'):
     found[f'{kind} turned'] = encoded(rgb[70, 91], kind, exif=exif)
+  # Without EXIF, XMP says it.
+  text = f'<rdf tiff:Orientation="{exif[ORIENTATION]}"/>'
+  info = PngImagePlugin.PngInfo()
+  info.add_itxt('XML:com.adobe.xmp', text)
+  found['PNG turned by XMP'] = encoded(rgb[70, 91], 'PNG', pnginfo=info)
+  for kind in ('JPEG', 'WEBP'):
+    found[f'{kind} turned by XMP'] = encoded(
+      rgb[70, 91], kind, xmp=text.encode()
+    )
   found['progressive JPEG'] = encoded(some, 'JPEG', progressive=True)
   found['JPEG, full colour'] = encoded(some, 'JPEG', subsampling=0)
   found['grey JPEG'] = encoded(some.convert('L'), 'JPEG')

@@ -6,7 +6,7 @@ rows above the bottom of the part that is needed. Everything else, and JPEGs in
 CMYK, goes through Pillow. Both give the same pixels.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
-  - EXIF orientation is applied;
+  - the orientation is applied that EXIF says, or XMP if EXIF says none;
   - transparency is composited on white, which is how such files are meant to
     be seen; dropping alpha would reveal whatever colour hides beneath it;
   - 16-bit grey is scaled to 8 bits, never clipped, and that of a TIFF which
@@ -18,7 +18,7 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 import contextlib
 import functools
 import hashlib
-import io
+import logging
 import os
 import re
 import stat
@@ -38,7 +38,13 @@ MAX_PIXELS = 89_478_485
 
 # Bump when a change here could make another set of files unreadable: the
 # results of `check` are cached under it.
-DECODER_VERSION = 1
+DECODER_VERSION = 2
+
+# What 16-bit grey of 4095 is of 8 bits.
+_DARKEST = 16
+
+# In each process.
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 # As `warnings.filterwarnings` keeps it.
 _PILLOW_FILTER = ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
@@ -180,7 +186,7 @@ class _JpegPicture(Picture):
     self._name = name
     self._header = header
     self._turn = Turn()
-    if header.has_exif:
+    if header.has_metadata:
       # The segments show no fault, but Pillow may find one.
       with naming_errors(name):
         self._turn = upright.turn_of(_pillow_open(data))
@@ -273,7 +279,7 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes) -> Image.Image:
-  return Image.open(io.BytesIO(data), formats=pillow_formats())
+  return upright.open_image(data, pillow_formats())
 
 
 def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
@@ -283,7 +289,14 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
   with naming_errors(name):
     image = _pillow_open(data)
     _refuse_bomb(image.width, image.height, name)
-    return from_pillow(image)
+    pixels = from_pillow(image)
+  if image.mode.startswith('I') and 0 < pixels.max() <= _DARKEST:
+    _warn_once(
+      f'Images of 16 bits in {os.path.dirname(name)} are nearly black, such as '
+      f'{name}: their values are below 4096, as those of 12 bits. Write them '
+      'as 8 bits, or as TIFFs that say BitsPerSample=12 or MaxSampleValue=4095.'
+    )
+  return pixels
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:

@@ -14,7 +14,7 @@ class JpegHeader(NamedTuple):
     height_at: Where in the file the height is stored, in bytes.
     lookahead: How many decoded rows below a row can influence it: none, unless
       chroma has fewer rows than brightness and is interpolated.
-    has_exif: Whether there is an EXIF segment, hence maybe an orientation.
+    has_metadata: Whether there is EXIF or XMP, hence maybe an orientation.
     can_stop_early: Whether rows come top to bottom in one scan, without the
       restart markers whose absence we could not tell from damage.
   """
@@ -24,7 +24,7 @@ class JpegHeader(NamedTuple):
   components: int
   height_at: int
   lookahead: int
-  has_exif: bool
+  has_metadata: bool
   can_stop_early: bool
 
 
@@ -32,7 +32,7 @@ def read_header(data: bytes) -> JpegHeader | None:
   """Walks over the segments up to the first scan; None if that fails."""
   if data[:3] != b'\xff\xd8\xff':
     return None
-  at, frame_at, has_exif, restarts = 2, 0, False, False
+  at, frame_at, has_metadata, restarts = 2, 0, False, False
   while at + 4 <= len(data) and data[at] == 0xFF:
     marker = data[at + 1]
     length = data[at + 2] << 8 | data[at + 3]
@@ -42,7 +42,7 @@ def read_header(data: bytes) -> JpegHeader | None:
     if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
       frame_at = at
     elif marker == 0xE1:
-      has_exif |= data[at + 4 : at + 10] == b'Exif\0\0'
+      has_metadata = True
     elif marker == 0xDD:
       restarts = True
     at += 2 + length
@@ -64,6 +64,6 @@ def read_header(data: bytes) -> JpegHeader | None:
     components=components,
     height_at=frame_at + 5,
     lookahead=0 if tallest == 1 else 2 * tallest,
-    has_exif=has_exif,
+    has_metadata=has_metadata,
     can_stop_early=sequential and one_scan and not restarts,
   )

@@ -4,6 +4,8 @@ The data pipeline and the server's decoder share it, of which the latter runs
 where there is nothing else, and reads what strangers send.
 """
 
+import io
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +13,9 @@ from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
 # Of TIFF. The second is the brightest value that there is, which says nothing
-# of white unless it is the largest of so many bits.
-_BITS_TAG, _MOST_TAG = 258, 281
+# of white unless it is the largest of so many bits. The third is 0 if 0 is
+# white.
+_BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
 
@@ -44,8 +47,31 @@ _TURNS = {
 }
 
 
+def open_image(data: bytes, formats: Sequence[str]) -> Image.Image:
+  """Opens an image file with Pillow, a PNG without its text if need be.
+
+  Pillow refuses a PNG whose text is damaged or longer than 1 MiB.
+  """
+  try:
+    return Image.open(io.BytesIO(data), formats=formats)
+  except (OSError, ValueError):
+    if data[:8] != b'\x89PNG\r\n\x1a\n':
+      raise
+  parts, at = [data[:8]], 8
+  while at < len(data):
+    # A length, a name, that many bytes and a checksum.
+    end = at + 12 + int.from_bytes(data[at : at + 4])
+    if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
+      parts.append(data[at:end])
+    at = end
+  return Image.open(io.BytesIO(b''.join(parts)), formats=formats)
+
+
 def turn_of(image: Image.Image) -> Turn:
-  """Returns what EXIF says; damaged EXIF counts as none, as in every viewer.
+  """Returns the orientation of EXIF, or of XMP if EXIF has none.
+
+  This is Pillow's rule, and that of other libraries that use it. Damaged EXIF
+  counts as none, as in every viewer.
 
   Pixels of PNG and TIFF have to be loaded before: PNG may keep its EXIF behind
   them, and Pillow turns TIFF itself as it loads it.
@@ -135,6 +161,8 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
   white = _WHITES.get(said, 65535)
   if high > white:
     white = 65535
+  if tags.get(_COLOURS_TAG) == 0:  # Pillow inverts 8 bits by itself
+    pixels = white - pixels
   grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
   # One value may be transparent, of which the 8 bits know nothing.
   grey[pixels == image.info.get('transparency', -1)] = 255

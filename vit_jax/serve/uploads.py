@@ -9,7 +9,6 @@ of an animation the first frame.
 """
 
 import functools
-import io
 import json
 import resource
 import struct
@@ -98,7 +97,7 @@ def see(data: bytes, view: View) -> Seen:
 
 
 def _see(data: bytes, view: View) -> Seen:
-  image = Image.open(io.BytesIO(data), formats=_formats())
+  image = upright.open_image(data, _formats())
   width, height = image.size
   if width * height > MAX_PIXELS:
     raise UnreadableUpload(
