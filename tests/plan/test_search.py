@@ -77,7 +77,7 @@ def test_the_fastest_that_fits_is_found(memory, params):
   config = vit.get_config('l16')
   config.batch_size = 16 * 24
   config.mesh.data = config.mesh.fsdp = 4
-  best = search.Search(config, 16, compiled).best()
+  best = search.best(config, 16, compiled)
   want = fastest(*setting)
   assert (best is None) == (want is None)
   if best:
@@ -95,7 +95,7 @@ def test_what_fits_as_it_is_takes_two_compilations(images):
   compiled, tried = compiler(100, 1, 16, 16 * images)
   config = vit.get_config('l16')
   config.batch_size = 16 * images
-  best = search.Search(config, 16, compiled).best()
+  best = search.best(config, 16, compiled)
   assert [fields['model.scan'] for fields in tried] == [True, False]
   assert best.fields['accum_steps'] == 1
   assert best.fields['model.remat'] == 'none'
@@ -115,7 +115,7 @@ def test_a_program_that_fits_only_with_the_loop_keeps_it(memory):
 
   config = vit.get_config('l16')
   config.batch_size = 16 * 8
-  best = search.Search(config, 16, looped).best()
+  best = search.best(config, 16, looped)
   assert best.fields['model.scan']
   kept = [*search.KEPT]
   assert tried == kept[: kept.index(best.fields['model.remat']) + 1]
@@ -126,7 +126,7 @@ def test_cores_that_would_have_no_image_of_their_own_share(batch_size, tensor):
   compiled, _ = compiler(100, 1, 16, batch_size)
   config = vit.get_config('l16')
   config.batch_size = batch_size
-  best = search.Search(config, 16, compiled).best()
+  best = search.best(config, 16, compiled)
   assert best.fields['mesh.tensor'] == tensor
   assert best.fields['accum_steps'] == 1
 
@@ -140,7 +140,7 @@ def test_a_batch_smaller_than_the_topology_is_not_called_too_large():
   config = vit.get_config('ti16')
   config.batch_size = 8
   with pytest.raises(ValueError, match='8 by 1 parts'):
-    search.Search(config, 256, compiled).best()
+    search.best(config, 256, compiled)
 
 
 def test_each_way_of_keeping_begins_where_the_one_before_ended():
@@ -152,7 +152,7 @@ def test_each_way_of_keeping_begins_where_the_one_before_ended():
   compiled, tried = compiler(9, 1, 16, 16 * 24)
   config = vit.get_config('l16')
   config.batch_size = 16 * 24
-  best = search.Search(config, 16, compiled).best()
+  best = search.best(config, 16, compiled)
   assert [
     (x['model.remat'], 24 // x['accum_steps'], x['model.scan']) for x in tried
   ] == [
@@ -169,7 +169,7 @@ def test_where_eight_images_fit_no_other_place_is_tried():
   compiled, tried = compiler(1.9, 1, 16, 16 * 8)
   config = vit.get_config('l16')
   config.batch_size = 16 * 8
-  best = search.Search(config, 16, compiled).best()
+  best = search.best(config, 16, compiled)
   assert (best.images, best.fields['model.remat']) == (8, 'nothing_saveable')
   assert {fields['gather'] for fields in tried} == {best.fields['gather']}
 
@@ -178,5 +178,5 @@ def test_devices_are_not_divided_by_what_does_not_divide_them():
   compiled, tried = compiler(0.01, 1, 6, 6 * 4)
   config = vit.get_config('ti16')
   config.batch_size = 6 * 4
-  assert search.Search(config, 6, compiled).best() is None
+  assert search.best(config, 6, compiled) is None
   assert {fields['mesh.tensor'] for fields in tried} == {1, 2}

@@ -17,9 +17,6 @@ collectives run beside whatever the compiler has put between their start and
 their end, both with links at the speed that they are sold for. Where the step
 does not fit, the compiler says by how much, and the exit status is 1.
 
---table=FILE.csv keeps the plan, and prints it without compiling where it is
-there already: a loop over configs and topologies goes on where it was ended.
-
 --search tries parts of the batch, rematerialisation, loops over layers and
 meshes, and says which of those that fit is fastest, with its flags.
 
@@ -30,10 +27,8 @@ runs, and one in what is compiled here.
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -43,6 +38,7 @@ from ml_collections import ConfigDict
 from vit_jax.experiment import Experiment
 from vit_jax.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.objectives.objective import Facts
+from vit_jax.plan import search as searching
 from vit_jax.plan.costs import (
   GIB,
   Step,
@@ -53,8 +49,7 @@ from vit_jax.plan.costs import (
   profile,
   report,
 )
-from vit_jax.plan.kept_plans import FITS, PlanTable, markdown
-from vit_jax.plan.search import Search, TooLarge
+from vit_jax.plan.search import TooLarge
 from vit_jax.sweeps import axes
 from vit_jax.training import hardware, sharding
 from vit_jax.training.progress import mfu_text
@@ -81,12 +76,6 @@ _SEARCH = flags.DEFINE_bool(
   False,
   'Finds accum_steps, gather, mesh, model.scan and model.remat for the fastest '
   'step that fits, in ten to twenty compilations.',
-)
-_TABLE = flags.DEFINE_string(
-  'table',
-  '',
-  'CSV file to which the plan is added, with Markdown beside it. What is there '
-  'by the same flags, compiler and JAX is printed and not compiled.',
 )
 _PROFILE = flags.DEFINE_integer(
   'profile',
@@ -139,7 +128,7 @@ def search(
     )
     return cost.middle_s, step
 
-  best = Search(config, len(devices), compiled).best()
+  best = searching.best(config, len(devices), compiled)
   if best is None:
     raise TooLarge('nothing that was tried does. Take a larger topology')
   return best.fields, best.step
@@ -152,21 +141,14 @@ def run(argv: list[str]) -> None:
   # Arrays of this process, of which there are few, belong on its own CPU.
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
-  table, plan = None, _without_table(sys.argv[1:])
   try:
-    if _TABLE.value:
-      table = PlanTable(_TABLE.value)
-      if row := table.find(plan):
-        print(f'known     since {row["date"]} in {_TABLE.value}')
-        print(markdown([row]), end='')
-        sys.exit(0 if row['outcome'] == FITS else EXIT_TOO_LARGE)
     devices, chip = devices_of(_TOPOLOGY.value)
     facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
       f'{facts.examples:,} examples; batch {config.batch_size:,}'
     )
-    step, given = None, ''
+    step = None
     if _SEARCH.value:
       best, step = search(config, facts, devices, chip)
       axes.set_fields(config, best)
@@ -183,25 +165,11 @@ def run(argv: list[str]) -> None:
     print(report(experiment, step, cost))
     for line in profile(step.program, _PROFILE.value):
       print(line)
-    if table:
-      table.add(plan, given, step, cost)
-      print(f'written   {_TABLE.value}')
   except TooLarge as e:
-    if table:
-      table.add_too_large(plan, f'does not fit: {e}')
     print(f'error: The step does not fit: {e}.', file=sys.stderr)
     sys.exit(EXIT_TOO_LARGE)
   except ENDINGS as e:
     sys.exit(status(e))
-
-
-def _without_table(argv: Sequence[str]) -> str:
-  """Returns the other arguments, as a shell takes them."""
-  return shlex.join(
-    arg
-    for before, arg in pairwise(['', *argv])
-    if not {'-table', '--table'} & {before, arg.partition('=')[0]}
-  )
 
 
 if __name__ == '__main__':
