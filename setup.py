@@ -89,7 +89,7 @@ setuptools.setup(
     'vit_jax.configs',
   ],
   package_data={
-    'vit_jax.serve': ['page.html', 'requirements.txt'],
+    'vit_jax.tools.serve': ['page.html', 'requirements.txt'],
   },
   package_dir={'vit_jax.configs': 'configs'},
   entry_points={'console_scripts': ['vit-jax = vit_jax.__main__:main']},

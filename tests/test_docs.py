@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.util
-import itertools
 import pathlib
 import re
 
@@ -13,7 +12,6 @@ from ml_collections import config_dict
 from PIL import Image
 
 from tests.test_flags import actions_of, module_of
-from tests.test_imports import FLOORS
 from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
@@ -167,20 +165,6 @@ def test_the_way_through_the_code():
     for name in re.findall(r'`(\w+)`', what):
       classes = [c for c in vars(module).values() if isinstance(c, type)]
       assert any(hasattr(owner, name) for owner in [module, *classes]), name
-
-
-def test_the_floors_are_all_there_in_their_order():
-  page = (_ROOT / 'README.md').read_text()
-  told = page.partition('test_imports.py`):\n\n')[2]
-  told = told.partition('    configs/ ')[0].replace(',\n', ',')
-  rooms = [
-    re.findall(r'\w+', re.split(r'\b/?  ', line)[0])
-    for line in told.splitlines()
-  ]
-  level = {room: i for i, floor in enumerate(FLOORS) for room in floor}
-  assert {*level} - {'flags', '__main__'} == {x for line in rooms for x in line}
-  for above, below in itertools.pairwise(rooms):
-    assert min(map(level.get, above)) >= max(map(level.get, below)), above
 
 
 def test_tables_have_all_of_their_kind():

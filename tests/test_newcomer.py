@@ -18,7 +18,7 @@ from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.variants import Model
-from vit_jax.plan import aot
+from vit_jax.tools.plan import aot
 from vit_jax.training import run
 
 

@@ -7,6 +7,7 @@ more. The rest of what is public: `train.train` runs a config,
 the models as Flax modules.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -16,6 +17,9 @@ __all__ = ['load']
 
 if sys.argv[:1] == ['-m']:  # python -m vit_jax.COMMAND, before it is found
   interrupts.end_at_once()
+
+# `python -m vit_jax.serve` finds the commands of tools/ without their folder.
+__path__.append(os.path.join(__path__[0], 'tools'))
 
 
 def __getattr__(name: str) -> Any:

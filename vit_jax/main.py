@@ -69,8 +69,8 @@ from vit_jax.flags import (
   show_messages,
   status,
 )
-from vit_jax.plan import memory
 from vit_jax.sweeps import axes, running, stages
+from vit_jax.tools.plan import memory
 from vit_jax.training import processes, run
 
 # EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.

@@ -1,0 +1,160 @@
+"""Turns, medians and ratios, of contenders whose speed is known."""
+
+import itertools
+import types
+
+import pytest
+
+from vit_jax.tools.bench import race
+from vit_jax.tools.bench.race import Contender
+
+
+def scripted(name, *rates, **facts):
+  turns = iter(rates)
+  return lambda: Contender(name, lambda: next(turns), facts)
+
+
+def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
+  monkeypatch.setattr(race, 'ROUNDS', 3)
+  # The first turn warms up. The machine is slow in the second round.
+  rows, too_large = race.race(
+    [
+      scripted('ours', 999, 12, 1, 8, compile_s=2.5, memory_gib=None),
+      scripted('theirs', 0.001, 6, 0.25, 5),
+    ]
+  )
+  assert not too_large
+  assert rows[0] == {
+    'contender': 'ours',
+    'images_per_s': 8,
+    'slowest': 1,
+    'fastest': 12,
+    'compile_s': 2.5,
+  }
+  # Of 2, 4 and 1.6; the ratio of the medians would be 1.6.
+  assert rows[1]['ratio'] == 2
+  assert race.lines(rows) == [
+    'images/s, median of 3 rounds (slowest to fastest):',
+    '  ours                            8.0  (1.0 to 12.0), compiled in 2.5 s',
+    '  theirs                          5.0  (0.2 to 6.0)',
+    'ours / theirs: 2.00',
+  ]
+
+
+def test_mfu_follows_from_the_speed():
+  ((row,), _) = race.race([lambda: Contender('a', lambda: 400.0, FACTS)])
+  assert row['mfu'] == pytest.approx(0.5)
+  assert 'mfu_per_image_s' not in row
+  assert race.lines([row])[1].endswith('1.25 GiB, MFU 50.0%')
+  assert race.lines([row | {'mfu': 4e-6}])[1].endswith('GiB, MFU <0.1%')
+
+
+FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
+
+
+@pytest.mark.parametrize(
+  'message',
+  [
+    'RESOURCE_EXHAUSTED: 3 GiB\nmore',
+    'CUDA out of memory. Tried 3 GiB\nmore',
+    f'Out of memory{300 * "!"}',
+  ],
+)
+def test_what_does_not_fit_is_left_out(monkeypatch, message):
+  monkeypatch.setattr(race, 'ROUNDS', 1)
+
+  def too_large():
+    raise RuntimeError(message)
+
+  rows, sentences = race.race([too_large, scripted('b', 1, 2)])
+  assert [row['contender'] for row in rows] == ['b']
+  said = f'does not fit: {message.splitlines()[0][:200]}'
+  assert sentences == [f'contender 1 {said}']
+  # Nobody's speed but the first one's is what others are compared with.
+  first, b, c = scripted('a', 4, 4), scripted('b', 1, 2), scripted('c', 1, 1)
+  rows, _ = race.race([too_large, b, too_large, c])
+  assert not any('ratio' in row for row in rows)
+  rows, sentences = race.race([first, too_large, scripted('c', 1, 1)])
+  assert rows[1]['ratio'] == 4 and sentences == [f'contender 2 {said}']
+
+
+def test_other_errors_are_not_hidden():
+  def broken():
+    raise RuntimeError('the device is on fire')
+
+  with pytest.raises(RuntimeError, match='on fire'):
+    race.race([broken])
+
+
+class Device:
+  """Takes steps at once and needs 0.125 s for each, on a clock of its own."""
+
+  def __init__(self, first_s=0.125):
+    self.now = 0.0
+    self.queued = 0.0
+    self.steps = self.waits = 0
+    self.first_s = first_s
+
+  def start(self):
+    self.queued += 0.125 if self.steps else self.first_s
+    self.steps += 1
+
+  def wait(self):
+    self.now += self.queued
+    self.queued = 0.0
+    self.waits += 1
+
+
+def test_a_turn_has_as_many_steps_as_there_is_time_for(monkeypatch):
+  device = Device(first_s=30)  # compiles
+  clock = types.SimpleNamespace(perf_counter=lambda: device.now)
+  monkeypatch.setattr(race, 'time', clock)
+  turn = race.paced(device.start, device.wait, images=4)
+  assert turn() == 32
+  # One that compiles, one for the pace, 0.5 / 0.125 that count: these are
+  # queued, and waited for once.
+  assert (device.steps, device.waits) == (6, 3)
+  assert turn() == 32
+  assert (device.steps, device.waits) == (10, 4)
+
+
+@pytest.mark.parametrize(('step_s', 'rate'), [(2.0, 1.5), (2**-10, 307_200)])
+def test_a_turn_has_one_step_at_least_and_a_hundred_at_most(
+  monkeypatch, step_s, rate
+):
+  """All steps take one tick of the clock, of three images each."""
+  seconds = itertools.count(step=step_s)
+  clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
+  monkeypatch.setattr(race, 'time', clock)
+  turn = race.paced(lambda: None, lambda: None, images=3)
+  assert turn() == rate
+
+
+def test_contenders_take_turns_in_every_round():
+  """So that all see the same machine."""
+  taken = []
+
+  def turn(name):
+    return lambda: taken.append(name) or float(len(taken))
+
+  assert race.rounds([turn('a'), turn('b')], 3) == [[1, 3, 5], [2, 4, 6]]
+  assert taken == 3 * ['a', 'b']
+
+
+def test_the_machine_is_said_with_the_load_of_the_minute_before(monkeypatch):
+  monkeypatch.setattr(race.os, 'getloadavg', lambda: (1.26, 2.0, 3.0))
+  monkeypatch.setattr(race.cores, 'usable_cores', lambda: 7)
+  monkeypatch.setattr(race.platform, 'python_version', lambda: '3.99')
+  monkeypatch.setattr(race.importlib.metadata, 'version', '{}.0'.format)
+  assert race.machine(['jax', 'flax']) == (
+    'Python 3.99, jax jax.0, flax flax.0; 7 cores, load 1.3'
+  )
+
+
+def test_rows_with_different_columns(tmp_path):
+  path = tmp_path / 'a.csv'
+  race.write([{'a': 1, 'b': 'x, y'}], str(path))
+  assert path.read_text() == 'a,b\n1,"x, y"\n'
+  race.write([{'a': 1, 'b': 'x, y'}, {'a': 2, 'c': 0.5}], str(path))
+  assert path.read_text() == 'a,b,c\n1,"x, y",\n2,,0.5\n'
+  race.write([{'a': 1}], None)

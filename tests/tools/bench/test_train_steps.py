@@ -1,0 +1,394 @@
+"""Training steps, ours beside others."""
+
+import csv
+import functools
+import inspect
+import os
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.tools.bench.conftest import SMALL, assert_mfu
+from vit_jax import flags
+from vit_jax.models import flops
+from vit_jax.tools.bench import speed, step, train_steps
+from vit_jax.training import hardware
+
+
+def config(dtype='float32'):
+  small = ['model.depth=1', 'model.mlp_dim=64']
+  return step.config_of('ti16', 32, 4, dtype, small)
+
+
+@pytest.mark.slow
+def test_a_grid_beside_plain_flax(run, tmp_path):
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'train',
+    '--variants=ti16,ti32',
+    '--vs=flax',
+    '--batch_sizes=2',
+    f'--csv={file}',
+  )
+  assert status == 0
+  titles = re.findall(r'^\[(\d) of 2.*\] (.*)$', out, re.M)
+  assert titles == [('1', 'ti16 at 32, batch 2'), ('2', 'ti32 at 32, batch 2')]
+  line = r'^  ours +[\d.]+  \([\d.]+ to [\d.]+\), compiled in [\d.]+ s, '
+  assert len(re.findall(line, out, re.M)) == 2
+  assert len(re.findall(r'^ours / plain Flax .*: [\d.]+$', out, re.M)) == 2
+  with open(file, newline='') as f:
+    rows = list(csv.DictReader(f))
+  assert [row['variant'] for row in rows] == 2 * ['ti16'] + 2 * ['ti32']
+  assert all(float(row['images_per_s']) > 0 for row in rows)
+  assert [bool(row['ratio']) for row in rows] == [False, True] * 2
+
+
+def test_plain_flax_works_in_place_too(monkeypatch):
+  """Or its memory would have all of its state twice."""
+  programs = []
+
+  def timed(make):
+    programs.append(make())
+    return programs[0], {}
+
+  monkeypatch.setattr(speed, 'timed', timed)
+  sides = ('depth=1', 'width=8', 'heads=1', 'mlp_dim=8')
+  small = [f'model.{side}' for side in sides]
+  train_steps._plain_flax(step.config_of('ti16', 16, 1, 'float32', small))
+  memory = programs[0].memory_analysis()
+  assert memory.alias_size_in_bytes == memory.argument_size_in_bytes > 0
+
+
+def test_plain_flax_has_the_gradients_of_our_vit(monkeypatch):
+  """After the first step Adam's first moment has a tenth of them."""
+  made = []
+
+  def timed(make):
+    made.append((make(), inspect.getclosurevars(make).nonlocals['state']))
+    return made[0][0], {}
+
+  monkeypatch.setattr(speed, 'timed', timed)
+  sides = ('depth=1', 'width=8', 'heads=2', 'mlp_dim=12')
+  small = [f'model.{side}' for side in sides]
+  chosen = step.config_of('ti16', 32, 2, 'float32', small)
+  train_steps._plain_flax(chosen)
+  ((program, (params, moments)),) = made
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: np.float32(x + rng.normal(0, 0.1, x.shape)), params
+  )
+  _, (adam, *_) = program(params, moments)
+
+  def ours(flax):
+    return {
+      'cls': flax['cls'],
+      'embedding': flax['Conv_0'],
+      'Transformer': {
+        'posembed_input': {'pos_embedding': flax['pos']},
+        'encoderblock_0': {
+          'LayerNorm_0': flax['LayerNorm_0'],
+          'MultiHeadDotProductAttention_1': (
+            flax['MultiHeadDotProductAttention_0']
+          ),
+          'LayerNorm_2': flax['LayerNorm_1'],
+          'MlpBlock_3': {k: flax[k] for k in ('Dense_0', 'Dense_1')},
+        },
+        'encoder_norm': flax['LayerNorm_2'],
+      },
+      'head': flax['Dense_2'],
+    }
+
+  model, batch = step.objective_of(chosen).model, step.random_batch(chosen)
+
+  def loss(params):
+    images = batch['image'] / np.float32(127.5) - 1
+    logits, _ = model.apply({'params': params}, images)
+    return -jax.nn.log_softmax(logits)[np.arange(2), batch['label']].mean()
+
+  want = jax.grad(loss)(ours(params['params']))
+  got = jax.tree.map(lambda m: 10 * m, ours(adam.mu['params']))
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+  jax.tree.map(close, got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', ['ti16', 's32', 'r26+s32', 'r50x1'])
+def test_timm_has_the_same_architecture(timm, variant):
+  from vit_jax.tools.bench import torch_peer
+
+  chosen = step.config_of(variant, 64, 1, 'float32', [])
+  model = timm.create_model(**torch_peer.arguments(chosen))
+  theirs = sum(p.numel() for p in model.parameters())
+  assert theirs == flops.count_params(step.objective_of(chosen).model, (64, 64))
+
+
+def test_timm_is_found_where_torchvision_cannot_load_its_operators(timm):
+  """In a process of its own: here the fixture has declared them."""
+  del timm
+  code = 'from vit_jax.tools.bench import torch_peer; torch_peer.libraries()'
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_timm_learns_the_batch(timm, monkeypatch, dtype):
+  """What is timed is training: its loss falls."""
+  del timm
+  import torch
+
+  from vit_jax.tools.bench import race, torch_peer
+
+  losses = []
+  cross_entropy = torch.nn.functional.cross_entropy
+
+  def noting(*args):
+    losses.append(cross_entropy(*args))
+    return losses[-1]
+
+  monkeypatch.setattr(race, 'TURN_S', 0.0)
+  monkeypatch.setattr(torch.nn.functional, 'cross_entropy', noting)
+  contender = torch_peer.contender(config(dtype), True, compiled=False)
+  assert contender.name.endswith(', eager')
+  contender.turn()
+  contender.turn()
+  values = [loss.item() for loss in losses]
+  assert len(values) == 4
+  assert values[0] == pytest.approx(np.log(1000), rel=0.1)
+  assert values[3] < values[0] - 0.5
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training, dtype):
+  """Normalised, and in autocast where ours computes in bfloat16."""
+  import torch
+
+  from vit_jax.tools.bench import race, torch_peer
+
+  seen = []
+
+  class Noting(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.head = torch.nn.Linear(3, step.NUM_CLASSES)
+
+    def forward(self, images_BCHW):
+      logits_BC = self.head(images_BCHW.mean((2, 3)))
+      seen.append((images_BCHW.numpy(), logits_BC.dtype, self.training))
+      return logits_BC
+
+  monkeypatch.setattr(race, 'TURN_S', 0.0)
+  monkeypatch.setattr(timm, 'create_model', lambda **_: Noting())
+  mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
+  chosen = config(dtype)
+  chosen.data.update(mean=mean, std=std)
+  make = torch_peer.makers(training)['timm-eager']
+  assert make(chosen).turn() > 0
+  images_BHWC = (step.random_batch(chosen)['image'] / 255 - mean) / std
+  assert len(seen) == 3
+  for given_BCHW, logits_dtype, is_training in seen:
+    np.testing.assert_allclose(
+      given_BCHW.transpose(0, 2, 3, 1), images_BHWC, rtol=1e-4, atol=1e-5
+    )
+    assert (str(logits_dtype), is_training) == (f'torch.{dtype}', training)
+
+
+def test_contenders_of_timm_are_compiled_or_not():
+  from vit_jax.tools.bench import torch_peer
+
+  for training in (False, True):
+    made = torch_peer.makers(training)
+    assert {name: make.keywords for name, make in made.items()} == {
+      'timm': {'training': training, 'compiled': True},
+      'timm-eager': {'training': training, 'compiled': False},
+    }
+
+
+@pytest.mark.parametrize(
+  ('said', 'reason'),
+  [
+    # Of an error as long as PyTorch's, the first 100 characters.
+    (
+      f'no compiler here{80 * "!"}, and more\nand more',
+      f'no compiler here{80 * "!"}, an',
+    ),
+    ('', 'TypeError'),
+  ],
+)
+def test_timm_runs_eagerly_where_compiling_fails(
+  timm, monkeypatch, capsys, said, reason
+):
+  del timm
+  import torch
+
+  from vit_jax.tools.bench import torch_peer
+
+  def failing(model):
+    def call(*args):
+      raise TypeError(said)
+
+    return call
+
+  monkeypatch.setattr(torch, 'compile', failing)
+  contender = torch_peer.contender(config(), True, compiled=True)
+  assert contender.name.endswith('eager, for torch.compile failed')
+  assert f'torch.compile failed, eager instead: {reason}\n' in (
+    capsys.readouterr().out
+  )
+
+
+def test_timm_beside_ours(timm, run, monkeypatch, tmp_path):
+  del timm
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
+  file = tmp_path / 'a.csv'
+  status, out, _ = run(
+    'train', '--batch_sizes=2', '--vs=timm-eager', f'--csv={file}'
+  )
+  assert status == 0
+  assert re.search(r'^ours / timm [\d.]+, torch .*, eager: [\d.]+$', out, re.M)
+  assert_mfu(file, passes=3)
+
+
+@pytest.mark.slow
+def test_devices_share_the_batch(tmp_path):
+  """In a process of its own, which has one device until it is told."""
+  file = tmp_path / 'a.csv'
+  args = ('train', *SMALL, '--devices=2', '--batch_sizes=4', f'--csv={file}')
+  done = subprocess.run(
+    [sys.executable, '-m', 'vit_jax.bench', *args],
+    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert '2 x cpu, training, float32' in done.stdout
+  with open(file, newline='') as f:
+    (row,) = csv.DictReader(f)
+  assert row['devices'] == '2'
+
+
+def test_devices_are_not_compared_with_one(run, monkeypatch):
+  gpus = 2 * [types.SimpleNamespace(platform='gpu', device_kind='H200')]
+  monkeypatch.setattr(speed.jax, 'devices', lambda: gpus)
+  status, _, err = run('train', '--devices=2', '--vs=flax')
+  assert status == 2
+  assert '--devices=2: --vs=flax runs on one H200 alone' in err
+
+
+def test_as_many_devices_share_the_images_as_there_are():
+  assert speed._devices(8, []) == jax.devices()
+  # Of a CPU others use all that there is.
+  assert speed._devices(2, ['flax']) == jax.devices()[:2]
+
+
+@pytest.mark.parametrize(
+  ('variant', 'field'),
+  [
+    ('r50x1', "name is 'resnet'"),
+    ('r+ti16', 'stem_width is 64'),
+    ('axial_b16', "pool is 'gap'"),
+    ('vit5_s16', "gelu is 'exact'"),
+  ],
+)
+def test_only_plain_vits_are_written_plainly(variant, field):
+  how = ['model.depth=3', 'model.scan=True', 'model.remat=cheap']
+  plain = step.config_of('b32', 32, 1, 'bfloat16', how)
+  speed._check_plain(plain.model)
+  other = step.config_of(variant, 32, 1, 'float32', [])
+  with pytest.raises(ValueError, match=f'only plain ViTs .* model.{field}'):
+    speed._check_plain(other.model)
+
+
+@pytest.mark.parametrize('task', ['train', 'inference'])
+@pytest.mark.parametrize('name', ['timm', 'torch'])
+def test_a_missing_library_is_named(run, monkeypatch, task, name):
+  monkeypatch.setitem(sys.modules, name, None)
+  share = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+  monkeypatch.setenv(share, '')  # for it to be as before afterwards
+  monkeypatch.delenv(share)
+  run(task, '--batch_sizes=2', '--variants=q16')
+  assert share not in os.environ
+  status, out, err = run(task, '--batch_sizes=2', '--vs=timm-eager')
+  assert os.environ[share] == '.47'
+  assert status == flags.EXIT_ENVIRONMENT
+  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
+  assert not out  # before anything is asked of it
+
+
+def test_a_timm_that_cannot_be_imported_is_named(timm, run, monkeypatch):
+  """Importing it raises what is no ImportError."""
+  del timm
+
+  class Broken:
+    def find_spec(self, name, path=None, target=None):
+      if name == 'timm':
+        raise RuntimeError('operator torchvision::nms does not exist')
+
+  monkeypatch.delitem(sys.modules, 'timm')
+  monkeypatch.setattr(sys, 'meta_path', [Broken(), *sys.meta_path])
+  status, out, err = run('train', '--batch_sizes=2', '--vs=timm-eager')
+  assert status == flags.EXIT_ENVIRONMENT
+  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
+  assert '(operator torchvision::nms does not exist)' in err
+  assert not out
+
+
+@pytest.mark.parametrize(('cores', 'threads'), [(4, '18'), (40, '40')])
+def test_so_many_devices_are_made_of_a_cpu(run, monkeypatch, cores, threads):
+  """With threads for all of them to wait in."""
+  updated = []
+  monkeypatch.delenv('JAX_NUM_CPU_DEVICES')
+  monkeypatch.setenv('PJRT_NPROC', '')
+  monkeypatch.delenv('PJRT_NPROC')
+  monkeypatch.setattr(speed.os, 'cpu_count', lambda: cores)
+  monkeypatch.setattr(
+    speed.jax.config, 'update', lambda *args: updated.append(args)
+  )
+  status, _, err = run('train', '--devices=9')  # of eight that there are
+  assert status == 2 and 'there are 8 x cpu' in err
+  assert updated == [('jax_num_cpu_devices', 9)]
+  assert os.environ['PJRT_NPROC'] == threads
+  # One needs nothing, nor where it was said before.
+  updated.clear()
+  run('train', '--devices=1', '--batch_sizes=0')
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '8')
+  run('train', '--devices=9')
+  assert not updated
+
+
+def test_the_facts_of_a_program(monkeypatch):
+  now = iter([10.0, 13.5])
+  clock = types.SimpleNamespace(monotonic=lambda: next(now))
+  monkeypatch.setattr(speed, 'time', clock)
+  monkeypatch.setattr(speed.aot, 'peak_bytes', lambda program: 5 * 2**29)
+  assert speed.timed(lambda: 'a program') == (
+    'a program',
+    {'compile_s': 3.5, 'memory_gib': 2.5},
+  )
+
+
+def test_devices_share_the_peak(monkeypatch, count=4, passes=3):
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'x', 1e12)
+  devices = count * [types.SimpleNamespace(device_kind='x')]
+  found = speed.mfu_per_image_s(10**9, devices, passes)
+  share = passes * 1e9 / (1e12 * count)
+  assert found == {'mfu_per_image_s': pytest.approx(share)}
+  unknown = [types.SimpleNamespace(device_kind='y')]
+  assert speed.mfu_per_image_s(10**9, unknown, passes) == {}
+
+
+def test_a_batch_of_noise_has_all_values_there_are():
+  chosen = step.config_of('ti16', 32, 64, 'float32', [])
+  batch = step.random_batch(chosen)
+  image, label = batch['image'], batch['label']
+  assert (image.shape, image.dtype) == ((64, 32, 32, 3), np.uint8)
+  assert np.unique(image).tolist() == [*range(256)]
+  assert 0 <= label.min() < 100 and 900 < label.max() < step.NUM_CLASSES

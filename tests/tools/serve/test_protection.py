@@ -1,0 +1,133 @@
+"""What stands between the server and strangers, one request at a time."""
+
+import asyncio
+
+import pytest
+
+protection = pytest.importorskip(
+  'vit_jax.tools.serve.protection', reason='needs the extra `serve`'
+)
+from starlette.requests import Request  # noqa: E402
+
+
+def request_of(*chunks, **headers):
+  """Returns one whose body comes in parts, and breaks off at None."""
+  parts = list(chunks)
+
+  async def receive():
+    if parts[0] is None:
+      return {'type': 'http.disconnect'}
+    body = parts.pop(0)
+    return {'type': 'http.request', 'body': body, 'more_body': bool(parts)}
+
+  pairs = [
+    (name.replace('_', '-').encode(), value.encode())
+    for name, value in headers.items()
+  ]
+  return Request({'type': 'http', 'headers': pairs}, receive)
+
+
+def test_scripts_and_styles_are_known_by_their_hashes():
+  """Those that are in the documentation of the policy."""
+  page = "<style></style><script>alert('Hello, world.');</script>"
+  parts = protection.content_policy(page).split('; ')
+  policy = dict(part.split(' ', 1) for part in parts)
+  nothing = ('default-src', 'base-uri', 'form-action', 'frame-ancestors')
+  assert policy == dict.fromkeys(nothing, "'none'") | {
+    'script-src': "'sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng='",
+    'style-src': "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",
+    # Of photographs, and of what is drawn over them.
+    'img-src': "'self' blob: data:",
+    'connect-src': "'self'",
+  }
+  several = '<script>\n1\n</script> <script>2</script>'
+  # Of each one every character counts, as `openssl dgst -sha256` has it.
+  assert (
+    "script-src 'sha256-PBL+VNcqg2ezLpeQ7yj8J15XmnKAnnIb2qth9B/WTJ4=' "
+    "'sha256-1HNeOiZeFu7gP1lxi5tdAwGcB9i2xR+Q2jpmbuwTqzU=';"
+  ) in protection.content_policy(several)
+
+
+@pytest.mark.parametrize('hosts', [None, protection.LOOPBACK])
+@pytest.mark.parametrize(
+  ('host', 'is_this'),
+  [
+    ('localhost', True),
+    ('127.0.0.1:', True),
+    ('[::1]:8000', True),
+    ('evil.example:8000', False),
+    ('localhost.evil.example', False),
+    ('', False),
+  ],
+)
+def test_hosts_are_those_of_this_machine_where_any_are_said(
+  host, is_this, hosts
+):
+  if is_this or not hosts:
+    protection.check_origin(request_of(host=host), hosts)
+    return
+  with pytest.raises(protection.Refusal, match='is not served') as refused:
+    protection.check_origin(request_of(host=host), hosts)
+  assert refused.value.status == 403
+  assert repr(host) in refused.value.message
+
+
+@pytest.mark.parametrize(
+  ('site', 'mode', 'is_answered'),
+  [
+    ('same-origin', 'cors', True),
+    ('none', 'navigate', True),
+    ('cross-site', 'no-cors', False),
+    ('same-site', 'cors', False),
+    # A link to the page is followed from anywhere.
+    ('cross-site', 'navigate', True),
+  ],
+)
+def test_pages_of_other_sites_may_only_link_here(site, mode, is_answered):
+  request = request_of(sec_fetch_site=site, sec_fetch_mode=mode)
+  if is_answered:
+    protection.check_origin(request, None)
+    return
+  with pytest.raises(protection.Refusal, match='other sites') as refused:
+    protection.check_origin(request, None)
+  assert refused.value.status == 403
+
+
+def test_a_token_is_asked_for_where_there_is_one():
+  protection.check_token(request_of(), '')
+  protection.check_token(request_of(authorization='Bearer a'), '')
+  protection.check_token(request_of(authorization='Bearer a'), 'a')
+  for wrong in ('', 'a', 'Bearer ', 'Bearer b', 'Basic a', 'Bearer aa'):
+    with pytest.raises(protection.Refusal, match='Bearer TOKEN') as refused:
+      protection.check_token(request_of(authorization=wrong), 'a')
+    assert refused.value.status == 401
+    assert refused.value.headers == {'WWW-Authenticate': 'Bearer'}
+
+
+def read(bodies, request):
+  """Returns a body, and how many bytes counted while it was held."""
+
+  async def run():
+    async with bodies.held(request) as body:
+      return bytes(body), bodies.held_bytes
+
+  return asyncio.run(run())
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize(
+  ('request_', 'status'),
+  [
+    (request_of(b'abc', b'defg'), 413),
+    (request_of(b'', content_length='7'), 413),
+    (request_of(b'', content_length='x'), 413),
+    (request_of(b'abc', None), 400),
+  ],
+)
+def test_bodies_that_are_no_good_are_let_go(monkeypatch, request_, status):
+  monkeypatch.setattr(protection, 'MAX_BODY_BYTES', 6)
+  bodies = protection.Bodies()
+  with pytest.raises(protection.Refusal) as refused:
+    read(bodies, request_)
+  assert refused.value.status == status
+  assert bodies.held_bytes == 0

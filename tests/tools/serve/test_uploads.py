@@ -1,0 +1,205 @@
+"""What a model sees of files, beside what the rest of the package makes."""
+
+import io
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT
+from tests.tools.serve.pictures_to_send import encoded, every_kind, pixels
+from vit_jax.data.box_transforms import EvalBoxTransform
+from vit_jax.data.transforms import EvalTransform
+from vit_jax.tools.serve import uploads
+from vit_jax.tools.serve.decoder import Decoder
+from vit_jax.tools.serve.uploads import UnreadableUpload, View
+
+VIEWS = [
+  View((32, 48), 0, 'bilinear'),
+  View((32, 32), 40, 'bilinear'),
+  View((24, 36), 36, 'bicubic'),
+]
+KINDS = every_kind()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_pixels_are_those_of_the_checkpoint(kind):
+  for view in VIEWS:
+    got = uploads.see(KINDS[kind], view)
+    want = EvalTransform(*view[:3]).image(KINDS[kind], kind)
+    assert got.pixels_HWC.shape == want.shape
+    away = np.abs(got.pixels_HWC.astype(int) - want)
+    assert away.max() <= 1 and (away > 0).mean() < 1e-3
+
+
+def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
+  """Boxes are looked for in the whole of it."""
+  nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
+  for view in (View(VIEWS[0].size, 0, 'bilinear', True), VIEWS[1]):
+    transform = EvalBoxTransform(view.size, max_objects=0)
+    view = view._replace(resize_small=0, keeps_shape=True)
+    for kind, data in KINDS.items():
+      got = uploads.see(data, view)
+      want = transform({'image': data, 'name': kind} | nothing)
+      assert got.size == tuple(want['size']), kind
+      assert got.box == (0, 0, 1, 1)
+      away = np.abs(got.pixels_HWC.astype(int) - want['image'])
+      assert away.max() <= 1 and (away > 0).mean() < 1e-3, kind
+
+
+def test_the_box_is_the_part_that_is_seen():
+  """A white box there, on black, is all that a model sees."""
+  size = (200, 700)
+  view = View((32, 24), 40, 'bilinear')
+  data = encoded(Image.fromarray(pixels(*size)), 'PNG')
+  (H, W), box = size, uploads.see(data, view).box
+  top, left, height, width = box
+  # Of 32 x 24 pixels, where the shorter side has 40.
+  part = 32 / 40 * 200 / H, 24 / 40 * 200 / W
+  assert box == pytest.approx((*(20 / 200, 290 / 700), *part))
+  image = np.zeros((*size, 3), np.uint8)
+  image[
+    round(top * H) : round((top + height) * H),
+    round(left * W) : round((left + width) * W),
+  ] = 255
+  seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
+  assert seen.pixels_HWC[1:-1, 1:-1].min() == 255
+  image = 255 - image
+  seen = uploads.see(encoded(Image.fromarray(image), 'PNG'), view)
+  assert seen.pixels_HWC[1:-1, 1:-1].max() == 0
+
+
+def png_of(width, height):
+  """Returns the beginning of a PNG that claims to be as large."""
+  head = b'IHDR' + struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+  data = b'IDAT' + zlib.compress(bytes(1000))
+  return b'\x89PNG\r\n\x1a\n' + b''.join(
+    struct.pack('>I', len(x) - 4) + x + struct.pack('>I', zlib.crc32(x))
+    for x in (head, data)
+  )
+
+
+BAD = {
+  'nothing': (b'', 'There is no image'),
+  'text': (b'hello', 'no image of a format known here: JPEG, PNG, WEBP,'),
+  'postscript': (b'%!PS-Adobe-3.0 EPSF-3.0\n', 'no image of a format'),
+  'a bomb': (png_of(60_000, 60_000), '60000 x 60000 pixels, more than'),
+  'cut off': (KINDS['JPEG of 301 x 607'][:2000], 'is damaged'),
+  'a cut PNG': (KINDS['PNG with alpha'][:500], 'is damaged'),
+  'floats': (
+    encoded(Image.fromarray(np.ones((9, 9), np.float32)), 'TIFF'),
+    'no defined white',
+  ),
+}
+
+
+@pytest.mark.edge
+def test_an_image_may_have_as_many_pixels_as_are_said(monkeypatch):
+  data = encoded(Image.fromarray(pixels(8, 9)), 'PNG')
+  monkeypatch.setattr(uploads, 'MAX_PIXELS', 72)
+  assert uploads.see(data, VIEWS[0]).pixels_HWC.shape == (32, 48, 3)
+  monkeypatch.setattr(uploads, 'MAX_PIXELS', 71)
+  with pytest.raises(UnreadableUpload, match='has 9 x 8 pixels, more than 71:'):
+    uploads.see(data, VIEWS[0])
+
+
+@pytest.fixture(scope='module')
+def decoder():
+  decoder = Decoder(VIEWS, seconds=600)
+  yield decoder
+  decoder.close()
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize(('data', 'message'), BAD.values(), ids=BAD)
+def test_what_is_no_image_is_said(decoder, data, message):
+  with pytest.raises(UnreadableUpload, match=message):
+    decoder.see(data)
+
+
+def test_another_process_gives_the_same(decoder):
+  data = KINDS['JPEG turned 6']
+  for got, view in zip(decoder.see(data), VIEWS, strict=True):
+    want = uploads.see(data, view)
+    np.testing.assert_array_equal(got.pixels_HWC, want.pixels_HWC)
+    assert (got.box, got.size) == (want.box, want.size)
+
+
+@pytest.mark.edge
+def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
+  """And the next is decoded by another process."""
+  monkeypatch.setattr(decoder, '_seconds', 0.25)
+  os.kill(decoder._process.pid, signal.SIGSTOP)
+  with pytest.raises(UnreadableUpload, match='within 0.25 seconds'):
+    decoder.see(KINDS['JPEG of 9 x 7'])
+  monkeypatch.setattr(decoder, '_seconds', 600)
+  assert len(decoder.see(KINDS['JPEG of 9 x 7'])) == len(VIEWS)
+
+
+def test_what_strangers_send_fills_no_log():
+  """Pillow warns of much that it can read all the same."""
+  exif = b'Exif\0\0II*\0\x08\0\0\0\xff\0'
+  data = encoded(Image.fromarray(pixels(9, 7)), 'JPEG', exif=exif)
+  with pytest.warns(UserWarning, match='EXIF'):
+    want = uploads.see(data, VIEWS[0]).pixels_HWC
+  asked = io.BytesIO()
+  uploads.send(asked, VIEWS[:1], data)
+  result = subprocess.run(
+    [sys.executable, '-m', uploads.__name__],
+    cwd=ROOT,
+    input=asked.getvalue(),
+    capture_output=True,
+    env=os.environ | {'OPENBLAS_NUM_THREADS': '1'},
+    check=True,
+  )
+  assert result.stderr == b'' and result.stdout.endswith(want.tobytes())
+
+
+@pytest.mark.edge
+def test_what_takes_too_long_is_given_up_and_the_next_is_not(monkeypatch):
+  decoder = Decoder(VIEWS, seconds=1e-9)
+  try:
+    with pytest.raises(UnreadableUpload, match='cannot be decoded within'):
+      decoder.see(encoded(Image.fromarray(pixels(2000, 2000)), 'PNG'))
+    monkeypatch.setattr(decoder, '_seconds', 600)
+    assert len(decoder.see(KINDS['BMP'])) == len(VIEWS)
+  finally:
+    decoder.close()
+
+
+def test_the_process_has_limits_where_the_server_has_none():
+  """Whatever a decoder is made to do, it fills no memory and no disk."""
+  decoder = Decoder(VIEWS)
+  try:
+    memory, file, core = (
+      resource.prlimit(decoder._process.pid, limit)
+      for limit in (
+        resource.RLIMIT_AS,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_CORE,
+      )
+    )
+  finally:
+    decoder.close()
+  # No limit is -1, and the server may have a lower one itself.
+  assert 0 < min(memory) <= max(memory) <= uploads._MAX_MEMORY_BYTES
+  assert file == core == (0, 0)
+
+
+def test_messages_come_through():
+  pipe = io.BytesIO()
+  uploads.send(pipe, {'a': [1, 'ü']}, b'', b'\x00\xff' * 9)
+  pipe.seek(0)
+  assert uploads.receive(pipe) == ({'a': [1, 'ü']}, [b'', b'\x00\xff' * 9])
+  # Wherever the other end has stopped, nothing is made of a part.
+  sent = pipe.getvalue()
+  for end in range(len(sent)):
+    with pytest.raises(EOFError):
+      uploads.receive(io.BytesIO(sent[:end]))

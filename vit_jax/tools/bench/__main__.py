@@ -1,0 +1,133 @@
+"""Benchmarks, on whatever device is there.
+
+  python -m vit_jax.bench train --variants=ti16,b16 --vs=flax,timm
+  python -m vit_jax.bench inference --variants=b16 --vs=onnx,timm
+  python -m vit_jax.bench input --vs=tf.data
+
+Every command takes --csv=FILE; COMMAND --help says more. Several variants,
+sizes and batches run as a grid, one combination after the other. Peers are
+measured in turns with ours, so that other load on the machine hits all alike.
+Ratios are medians over the rounds, above 1 where ours is faster.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+
+from etils import epath
+
+from vit_jax import flags
+from vit_jax.tools.bench import inference, input, train_steps
+
+_COMMANDS = {'train': train_steps, 'inference': inference, 'input': input}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command; returns the exit status."""
+  return flags.command(_run, _parser().parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> None:
+  if args.csv and not (folder := epath.Path(args.csv).parent).is_dir():
+    raise FileNotFoundError(
+      f'--csv={args.csv}: there is no folder {folder}; make it first.'
+    )
+  _COMMANDS[args.command].bench(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = flags.parser('bench', __doc__)
+  commands = parser.add_subparsers(
+    required=True, metavar='COMMAND', dest='command'
+  )
+  added = {}
+  for name, module in _COMMANDS.items():
+    text = str(module.__doc__)
+    added[name] = command = commands.add_parser(
+      name,
+      help=text.splitlines()[0],
+      description=text,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument('--csv', metavar='FILE', help='writes a row a result')
+  _grid_flags(added['train'], 'ti16', '16', train_steps.PEERS)
+  added['train'].add_argument(
+    '--devices',
+    type=int,
+    default=1,
+    help='devices that share the batch; default: 1; on a CPU so many are made',
+  )
+  _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
+  added['inference'].set_defaults(devices=1)
+  added['input'].add_argument(
+    '--vs',
+    choices=['tf.data'],
+    help='also measure this, in turns with ours; needs TensorFlow',
+  )
+  return parser
+
+
+def _grid_flags(
+  command: argparse.ArgumentParser,
+  variant: str,
+  batch_sizes: str,
+  peers: Iterable[str],
+) -> None:
+  """Adds the flags that make a grid."""
+  command.add_argument(
+    '--variants',
+    type=_names,
+    default=[variant],
+    help=f'models; python -m vit_jax.models lists them; default: {variant}',
+  )
+  command.add_argument(
+    '--image_sizes',
+    type=_numbers,
+    default=[224],
+    help='sides in pixels; default: 224',
+  )
+  command.add_argument(
+    '--batch_sizes',
+    type=_numbers,
+    default=_numbers(batch_sizes),
+    help=f'images at once; default: {batch_sizes}',
+  )
+  command.add_argument(
+    '--dtype',
+    choices=['float32', 'bfloat16'],
+    default='float32',
+    help='of the computation; default: float32',
+  )
+  command.add_argument(
+    '--vs',
+    type=_names,
+    default=[],
+    help='also measure these, in turns with ours: of ' + ', '.join(peers),
+  )
+  command.add_argument(
+    '--set',
+    metavar='FIELD=VALUE',
+    action='append',
+    default=[],
+    help='a field of the config of ours, as in --set=model.remat=cheap; can be '
+    'given again',
+  )
+
+
+def _names(text: str) -> list[str]:
+  if names := [part for part in text.split(',') if part]:
+    return names
+  raise argparse.ArgumentTypeError('it is empty: give one or more')
+
+
+def _numbers(text: str) -> list[int]:
+  try:
+    return [int(part) for part in _names(text)]
+  except ValueError:
+    raise argparse.ArgumentTypeError(
+      f'{text!r} is no list of whole numbers, as in 8,16'
+    ) from None
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,75 @@
+"""From uint8 images in host memory to logits, on the first device.
+
+--vs names what runs in turns with ours:
+
+  onnx        our ONNX file in onnxruntime, on the CPU
+  timm        timm's model of the same architecture with torch.compile (eager
+              where that fails, and it says so)
+  timm-eager  the same without torch.compile
+"""
+
+import functools
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import opening
+from vit_jax.data import cores
+from vit_jax.tools.bench import race, speed, step, torch_peer
+from vit_jax.tools.bench.race import Contender
+from vit_jax.tools.plan import aot
+
+
+def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
+  """Returns the way of `predict`, images coming from host memory."""
+  (device,) = devices
+  experiment = step.experiment_of(config, devices)
+  program = aot.inference(experiment, device)
+  compiled, facts = speed.timed(lambda: program.lower().compile())
+  params = jax.device_put(experiment.new_params(), device)
+  images_BHWC = step.random_batch(config)['image']
+  logits: Any = None
+
+  def start() -> None:
+    nonlocal logits
+    logits = compiled(params, jax.device_put(images_BHWC, device))
+
+  turn = race.paced(
+    start, lambda: jax.block_until_ready(logits), config.batch_size
+  )
+  mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=1)
+  return Contender('ours', turn, facts | mfu)
+
+
+def _onnx(config: ConfigDict) -> Contender:
+  """Returns our weights in onnxruntime, on the CPU."""
+  from vit_jax.convert import onnx
+
+  experiment = step.experiment_of(config, jax.devices()[:1])
+  checkpoint = opening.Checkpoint(
+    'bench',
+    experiment.objective.model,
+    jax.tree.map(np.asarray, experiment.new_params()),
+    experiment.facts.image_size,
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'model.onnx')
+    onnx.write(checkpoint, path, 'float32')
+    peer = onnx.open_peer(path, cores.usable_cores())
+  images_BHWC = step.random_batch(config)['image']
+  return Contender(
+    peer.framework,
+    race.paced(lambda: peer.run(images_BHWC), lambda: None, config.batch_size),
+    {'dtype': 'float32'},  # whatever the model's own is
+  )
+
+
+PEERS = {'onnx': _onnx, **torch_peer.makers(training=False)}
+bench = functools.partial(
+  speed.bench, 'inference', ('jax', 'flax'), _ours, PEERS
+)

@@ -1,0 +1,151 @@
+"""The input pipeline on one core.
+
+Decodes photographs of 640x427 pixels, cuts a random part of each and resizes it
+to 224x224.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import importlib.resources
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vit_jax.data import augmentations, loader, transforms
+from vit_jax.tools.bench import race
+from vit_jax.tools.bench.race import Contender
+
+_IMAGE_SIZE = (224, 224)
+_BATCH_SIZE = 64
+_BATCHES = 8
+
+
+def bench(args: argparse.Namespace) -> None:
+  """Measures our loader, our transform alone and, with --vs, tf.data.
+
+  Raises:
+    ImportError: without TensorFlow, if tf.data is asked for.
+  """
+  # Before TensorFlow and OpenCV count the cores for their thread pools.
+  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+  photos = _Photos()
+  turns = {
+    'ours, batches': _our_batches(photos),
+    'ours, transform alone': _our_transform(photos),
+    'the same and RandAugment': _our_transform(photos, 'randaugment(2, 9)'),
+  }
+  packages = ['numpy', 'simplejpeg', 'opencv-python-headless', 'grain']
+  if args.vs:
+    turns |= {
+      f'tf.data, antialias={x}': _tf_data(photos, x) for x in (False, True)
+    }
+    # Which may be called tensorflow, or tensorflow-cpu.
+    packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
+  print(race.machine(packages))
+  print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
+  rows, _ = race.race(
+    [functools.partial(Contender, *contender) for contender in turns.items()]
+  )
+  print(*race.lines(rows), sep='\n')
+  race.write(rows, args.csv)
+
+
+def _rate(batches: Iterator) -> float:
+  """Returns images/s of the next batches."""
+  start_s = time.perf_counter()
+  for _ in range(_BATCHES):
+    next(batches)
+  return _BATCHES * _BATCH_SIZE / (time.perf_counter() - start_s)
+
+
+class _Photos:
+  """The two photographs that come with scikit-learn, in turns, as a source."""
+
+  class_names: tuple[str, ...] = ('china', 'flower')
+
+  def __init__(self):
+    folder = importlib.resources.files('sklearn.datasets.images')
+    self._photos = [
+      (folder / f'{name}.jpg').read_bytes() for name in self.class_names
+    ]
+
+  def __len__(self) -> int:
+    # As ImageNet. Grain shuffles a few hundred examples slower than a million.
+    return 1_281_167
+
+  def __getitem__(self, index: int) -> dict:
+    return {
+      'image': self._photos[index % 2],
+      'label': index % 2,
+      'name': self.class_names[index % 2],
+    }
+
+  def fingerprint(self) -> None:
+    return None
+
+
+def _our_transform(photos: _Photos, augment: str = '') -> Callable[[], float]:
+  transform = transforms.TrainTransform(
+    _IMAGE_SIZE, augmentation=augmentations.parse(augment)
+  )
+  rng = np.random.default_rng(0)
+
+  def batches() -> Iterator[None]:
+    for i in itertools.count():
+      transform(photos[i], rng)
+      if (i + 1) % _BATCH_SIZE == 0:
+        yield
+
+  return lambda: _rate(batches())
+
+
+def _our_batches(photos: _Photos) -> Callable[[], float]:
+  seeds = itertools.count()
+
+  def run() -> float:
+    batches = loader.train_batches(
+      photos,
+      transforms.TrainTransform(_IMAGE_SIZE),
+      batch_size=_BATCH_SIZE,
+      seed=next(seeds),
+    )
+    with contextlib.closing(batches):
+      return _rate(batches)
+
+  return run
+
+
+def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
+  """The usual recipe, with the decoder that skips what the crop leaves out."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  import tensorflow as tf
+
+  def transform(data, label):
+    box_start, box_size, _ = tf.image.sample_distorted_bounding_box(
+      tf.image.extract_jpeg_shape(data),
+      tf.zeros([0, 0, 4]),
+      area_range=(0.05, 1.0),
+      aspect_ratio_range=(3 / 4, 4 / 3),
+      min_object_covered=0,
+      use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.concat([box_start[:2], box_size[:2]], 0)
+    image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+    image = tf.image.resize(image, _IMAGE_SIZE, antialias=antialias)
+    return {'image': tf.cast(image, tf.uint8), 'label': label}
+
+  records = [photos[i] for i in range(2)]
+  data = [record['image'] for record in records]
+  labels = [record['label'] for record in records]
+  dataset = tf.data.Dataset.from_tensor_slices((data, labels)).repeat()
+  # One core: more parallel calls only add switching.
+  dataset = dataset.map(transform, num_parallel_calls=1).batch(_BATCH_SIZE)
+  dataset = dataset.prefetch(1)
+  return lambda: _rate(dataset.as_numpy_iterator())

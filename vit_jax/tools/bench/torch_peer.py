@@ -1,0 +1,180 @@
+"""timm's models in PyTorch, trained and applied as timm does it."""
+
+import functools
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import timm_config
+from vit_jax.data import cores, images
+from vit_jax.models import variants
+from vit_jax.tools.bench import race, step
+from vit_jax.tools.bench.race import Contender
+
+
+def arguments(config: ConfigDict) -> dict[str, Any]:
+  """Returns what `timm.create_model` takes for the model of a config.
+
+  Raises:
+    ValueError: if timm has no such model.
+  """
+  model = step.objective_of(config).model
+  image_size = images.size_of(config.data.image_size)
+  shapes = jax.eval_shape(
+    lambda: variants.init(model, jax.random.key(0), image_size)
+  )
+  # Arrays without memory: only the names and shapes count here.
+  params = jax.tree.map(
+    lambda x: np.broadcast_to(np.float32(0), x.shape), shapes
+  )
+  weights = opening.Checkpoint('', model, params, image_size).weights()
+  found = timm_config.config(weights, {})
+  return {
+    'model_name': found['architecture'],
+    'num_classes': step.NUM_CLASSES,
+    **found.get('model_args', {}),
+  }
+
+
+def makers(training: bool) -> dict[str, Callable[[ConfigDict], Contender]]:
+  """Returns what makes the contenders, by their names for `--vs`."""
+  make = functools.partial(contender, training=training)
+  return {
+    'timm': functools.partial(make, compiled=True),
+    'timm-eager': functools.partial(make, compiled=False),
+  }
+
+
+def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
+  """Returns a step, in autocast if in bfloat16.
+
+  Args:
+    config: of the model, batch size and dtype.
+    training: whether it is one of AdamW with cross-entropy, of a batch that is
+      on the device; or the way from images in host memory to logits.
+    compiled: whether to try `torch.compile`; what came of it is in the name.
+
+  Raises:
+    ImportError: if timm is not installed.
+  """
+  torch = libraries()
+  import timm
+
+  on_gpu = torch.cuda.is_available()
+  device = 'cuda' if on_gpu else 'cpu'
+  model: Any = timm.create_model(**arguments(config)).train(training)
+  # What convolutions on GPUs are fastest with; images come as BHWC anyway.
+  model = model.to(device, memory_format=torch.channels_last)
+  batch = step.random_batch(config)
+  images = torch.from_numpy(batch['image'])
+  mean, std = (
+    torch.tensor([255 * x for x in values], device=device)[:, None, None]
+    for values in (config.data.mean, config.data.std)
+  )
+  autocast = functools.partial(
+    torch.autocast,
+    device,
+    torch.bfloat16,
+    enabled=config.model.dtype == 'bfloat16',
+  )
+
+  def normalized(images: Any) -> Any:
+    return (images.permute(0, 3, 1, 2).float() - mean) / std
+
+  def infer(model: Any) -> None:
+    with torch.inference_mode(), autocast():
+      model(normalized(images.to(device)))
+
+  if training:
+    optimizer = torch.optim.AdamW(
+      model.parameters(),
+      lr=1e-3,
+      weight_decay=config.optimizer.weight_decay,
+      fused=True,
+    )
+    images = images.to(device)
+    labels = torch.from_numpy(batch['label']).long().to(device)
+
+  def learn(model: Any) -> None:
+    with autocast():
+      logits = model(normalized(images))
+      loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+  step_of = learn if training else infer
+  start, how, compile_s = _best(torch, model, step_of, compiled)
+  memory_gib = None
+  if on_gpu:  # which tells the most that a step has in use
+    start()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start()
+    torch.cuda.synchronize()
+    memory_gib = torch.cuda.max_memory_allocated() / 2**30
+  wait = torch.cuda.synchronize if on_gpu else lambda: None
+  return Contender(
+    f'timm {timm.__version__}, torch {torch.__version__}, {how}',
+    race.paced(start, wait, config.batch_size),
+    {'compile_s': compile_s, 'memory_gib': memory_gib},
+  )
+
+
+def _best(
+  torch: Any, model: Any, step_of: Callable[[Any], None], compiled: bool
+) -> tuple[Callable[[], None], str, float | None]:
+  """Returns a step, how it runs, and the seconds that compiling took."""
+  how = 'eager'
+  if compiled:
+    start = functools.partial(step_of, torch.compile(model))
+    started_s = time.monotonic()
+    try:
+      start()
+      return start, 'torch.compile', time.monotonic() - started_s
+    except Exception as e:  # a compiler may fail in any way it likes
+      if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
+        raise
+      reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
+      print(f'torch.compile failed, eager instead: {reason}')
+      how = 'eager, for torch.compile failed'
+  return functools.partial(step_of, model), how, None
+
+
+def libraries() -> Any:
+  """Returns torch, set up as JAX is.
+
+  Raises:
+    ImportError: if timm or torch is not installed.
+  """
+  try:
+    import torch
+
+    _import_torchvision(torch)
+    import timm  # noqa: F401
+  except (ImportError, RuntimeError) as e:
+    raise ImportError(
+      f'--vs=timm needs timm, torch and torchvision: pip install them. ({e})'
+    ) from e
+  torch.set_num_threads(cores.usable_cores())
+  # JAX, too, lets GPUs multiply float32 in TF32.
+  torch.set_float32_matmul_precision('high')
+  return torch
+
+
+def _import_torchvision(torch: Any) -> None:
+  try:
+    importlib.import_module('torchvision')
+  except RuntimeError:
+    # Beside a CPU build of torch, PyPI's torchvision cannot load its operators,
+    # and then stumbles over the names of these two. timm uses none of them.
+    for name in ('nms', 'qnms'):
+      torch.library.define(
+        f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
+      )

@@ -1,0 +1,93 @@
+"""Serves checkpoints on this machine, as a page and an API.
+
+  python -m vit_jax.serve CHECKPOINT [MORE ...] --port=8000
+
+Several are shown side by side. They run as ONNX, in float32; maps for a class
+are computed by JAX. `python -m vit_jax.convert CHECKPOINT board --to=board`
+writes the same for a machine without JAX.
+"""
+
+import argparse
+import pathlib
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import flags
+from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.tools.serve import board, options
+from vit_jax.visualize import photos
+from vit_jax.visualize.attention_maps import Layers
+from vit_jax.visualize.rollout import rollout
+
+
+def explained(
+  checkpoint: opening.Checkpoint,
+  pixels_HWC: np.ndarray,
+  number: int,
+  fusion: str,
+  discard: float,
+) -> np.ndarray:
+  """Returns rollout hw for a class, by JAX; see `engine.Explain`."""
+  layers = Layers(
+    checkpoint.model,
+    checkpoint.on_device,
+    checkpoint.normalize(jnp.asarray(pixels_HWC[None])),
+  )
+  return np.asarray(rollout(layers, fusion, discard, np.array([number])))[0]
+
+
+def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
+  """Returns checkpoints by the names that they are served by.
+
+  Raises:
+    FileNotFoundError: if nothing is at one of the paths.
+    ValueError: if one is none, or a damaged one.
+  """
+  checkpoints = [opening.open_checkpoint(path) for path in paths]
+  names = photos.unique_names([board.name_of(x.path) for x in checkpoints])
+  return dict(zip(names, checkpoints, strict=True))
+
+
+def _run(args: argparse.Namespace) -> None:
+  checkpoints = open_all(args.checkpoints)
+  # Here, because it needs the libraries of the extra `serve`.
+  try:
+    from vit_jax.tools.serve import listening
+  except ImportError as e:
+    raise ImportError(
+      f"{e}: serving needs pip install 'vit_jax[serve]'."
+    ) from e
+  # Or it would end without removing the folder.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  with tempfile.TemporaryDirectory() as folder:
+    for name, checkpoint in checkpoints.items():
+      print(f'converting {checkpoint.path} as {name}', flush=True)
+      lost = board.write_model(
+        checkpoint, pathlib.Path(folder), name, 'float32'
+      )
+      for sentence in lost:
+        print(f'not held  {sentence}', flush=True)
+    paths = [
+      pathlib.Path(folder) / f'{name}.float32.onnx' for name in checkpoints
+    ]
+    listening.serve(
+      args, paths, lambda name, *asked: explained(checkpoints[name], *asked)
+    )
+
+
+def main() -> int:
+  """Runs the command; returns its exit status."""
+  parser = flags.parser('serve', __doc__)
+  parser.add_argument('checkpoints', nargs='+', help=WHAT_OPENS)
+  options.add_flags(parser)
+  return flags.command(_run, parser.parse_args())
+
+
+if __name__ == '__main__':
+  sys.exit(main())
