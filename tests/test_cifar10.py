@@ -34,10 +34,3 @@ def test_the_recipes_of_cifar10(recipe, tmp_path):
   assert steps == (
     117_188 if recipe == 'full' else pytest.approx(60 * in_one, 0.02)
   )
-
-
-def test_another_recipe_of_cifar10_is_refused():
-  with pytest.raises(ValueError, match="No recipe 'hybird'. Did you mean hyb"):
-    cifar10.get_config('hybird')
-  with pytest.raises(ValueError, match="'1.5' minutes: give a whole number"):
-    cifar10.get_config('vit,./cifar10,1.5')

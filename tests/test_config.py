@@ -43,10 +43,6 @@ def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
   json.loads(config.to_json())  # travels with checkpoints
 
 
-def test_config_files_were_found():
-  assert {'digits.py', 'finetune.py', 'vit.py'} <= {p.name for p in FILES}
-
-
 def test_locked_configs_refuse_new_fields():
   config = config_lib.base().lock()
   with pytest.raises(AttributeError, match='learning_rate'):
@@ -179,9 +175,7 @@ def test_who_chooses_nothing_has_the_papers_base_model():
   assert (o.name, o.b1, o.b2, o.momentum) == ('adam', 0.9, 0.999, 0.9)
 
 
-@pytest.mark.parametrize(
-  'variant', ['r50x1', 'r50+b16', 'axial_b16', 'axial_r50x1']
-)
+@pytest.mark.parametrize('variant', ['r50+b16', 'axial_r50x1'])
 def test_any_variant_can_be_chosen(variant):
   for config in (vit.get_config(variant), finetune.get_config(variant)):
     want = json.loads(json.dumps(variants.fields(variant)))
@@ -271,13 +265,9 @@ def test_key_value_pairs_come_last():
   ('argument', 'message'),
   [
     ('l16x', "No model variant 'l16x'. Did you mean l16"),
-    ('16', "No model variant '16'.*as in l16"),
-    ('L16', "No model variant 'L16'.*l16"),
-    ('b0', "No model variant 'b0'"),
     ('b16,cifar10,sgd,12', 'has 4 values where at most [23]'),
     ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
     ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
-    ('b16,cifar10,model=1', "No model variant '1'"),
     ('b16,cifar10,data=1', "No config field 'data'"),
     ('b16,cifar10,batch_size=many', "batch_size='many': .* type int, as in"),
   ],
@@ -291,11 +281,8 @@ def test_arguments_that_fit_nothing_are_refused(get_config, argument, message):
   ('argument', 'positional', 'pairs'),
   [
     ('', ['x', 'y'], {}),
-    ('a', ['a', 'y'], {}),
     ('a,b', ['a', 'b'], {}),
     (' a , b ', ['a', 'b'], {}),
-    ('a,k=1', ['a', 'y'], {'k': '1'}),
-    ('k=1,a', ['a', 'y'], {'k': '1'}),
     ('a,k = v=w ,', ['a', 'y'], {'k': 'v=w'}),
     ('a,train[:10%],k=', ['a', 'train[:10%]'], {'k': ''}),
   ],
@@ -305,8 +292,8 @@ def test_arguments_are_positional_values_and_pairs(argument, positional, pairs):
   assert got == (positional, pairs)
 
 
-@pytest.mark.parametrize('field', ['model.width', 'batch_size'])
-def test_a_field_without_its_value_is_no_positional_one(field):
+def test_a_field_without_its_value_is_no_positional_one():
+  field = 'model.width'
   with pytest.raises(ValueError, match=f'value of {field}: write {field}='):
     config_lib.parse_argument(f'l16,{field}', ['x', 'y'])
 
@@ -314,15 +301,12 @@ def test_a_field_without_its_value_is_no_positional_one(field):
 @pytest.mark.parametrize(
   ('key', 'text', 'value'),
   [
-    ('total', '3 epochs', '3 epochs'),
     ('data.image_size', '224', '224'),
-    ('batch_size', '8', 8),
     ('batch_size', '1e3', 1000),
     ('seed', '-1', -1),
     ('optimizer.lr', '1e-3', 1e-3),
     ('optimizer.lr', '1', 1.0),
     ('data.flip', 'False', False),
-    ('data.flip', 'false', False),
     ('eval_only', 'true', True),
   ],
 )
@@ -350,17 +334,13 @@ def test_an_objective_is_overridden_with_its_fields():
   [
     ('batch_size', '1.5'),
     ('batch_size', 'True'),
-    ('batch_size', '1e999'),
     ('batch_size', ''),
     ('batch_size', '()'),
     ('optimizer.lr', 'fast'),
     ('optimizer.lr', 'nan'),
-    ('optimizer.lr', 'False'),
     ('optimizer.lr', '__import__("os")'),
     ('data.flip', '2'),
-    ('data.flip', '1'),
     ('data.flip', '[]'),
-    ('data.flip', 'no'),
   ],
 )
 def test_values_of_another_type_are_refused(key, text):
@@ -373,17 +353,13 @@ def test_values_of_another_type_are_refused(key, text):
 
 
 @pytest.mark.parametrize(
-  ('text', 'size'),
-  [('224', (224, 224)), ('384x512', (384, 512)), ('1x1', (1, 1))],
+  ('text', 'size'), [('224', (224, 224)), ('384x512', (384, 512))]
 )
 def test_image_sizes(text, size):
   assert images.size_of(text) == size
 
 
-@pytest.mark.parametrize(
-  'text',
-  ['', '0', '-8', '8x', 'x8', '8x0', '8x8x3', '8.5', '224px', '8 x 8', '2٢4'],
-)
+@pytest.mark.parametrize('text', ['', '0', '8x', '8x8x3', '8.5', '2٢4'])
 def test_what_is_no_image_size_says_how_to_write_one(text):
   with pytest.raises(ValueError) as e:
     images.size_of(text)
@@ -405,13 +381,10 @@ def meta(examples=10, class_names=('a', 'b'), fixed=(), **changes):
 @pytest.mark.parametrize(
   'changes',
   [
-    {},
     {'log_every': '1 step', 'eval_every': '2%', 'checkpoint_every': '9 steps'},
     {'keep_last': 9, 'best_metric': 'test/loss', 'accum_steps': 2},
     {'mesh.data': 4, 'mesh.fsdp': 2, 'mesh.tensor': 2, 'data.workers': 3},
-    {'model.remat': 'dots_saveable', 'data.dir': '/elsewhere'},
     {'evaluators.test.split': 'val', 'eval_only': True, 'gather': 'layer'},
-    {'wandb': 'mine', 'report': 'scaling', 'early_stopping': True},
     {'sweep': (1,), 'sweep_skip': (2,), 'tune.val': 'train[:9]'},
   ],
   ids=str,
@@ -423,18 +396,10 @@ def test_what_does_not_change_learning_may_change(changes):
 @pytest.mark.parametrize(
   ('key', 'value'),
   [
-    ('seed', 1),
     ('total', '91 epochs'),
-    ('batch_size', 8),
-    ('init', 'B_16.npz'),
     ('data.name', 'cifar10'),
-    ('data.split', 'train[:50%]'),
-    ('data.flip', False),
     ('model.depth', 13),
-    ('model.dropout', 0.1),
-    ('loss.mixup', 0.2),
     ('optimizer.lr', 1.0),
-    ('optimizer.polyak', 0.9),
   ],
 )
 def test_what_changes_learning_is_refused_by_name(key, value):
@@ -518,7 +483,7 @@ def test_a_run_is_extended_to_a_longer_one_alone(caplog):
   assert 'is 9 epochs (101 steps)' in caplog.text
 
 
-@pytest.mark.parametrize('field', ['init', 'teacher', 'objective.labels'])
+@pytest.mark.parametrize('field', ['init', 'objective.labels'])
 def test_stages_of_a_workdir_that_moved_are_its_own(field):
   old, new = meta(), meta()
   for folder, one in (('/old', old), ('/new/place', new)):
@@ -530,11 +495,6 @@ def test_stages_of_a_workdir_that_moved_are_its_own(field):
   config_lib.check_resumable(old, new)
 
 
-def test_flatten_joins_names_with_dots():
-  config = ConfigDict({'a': 1, 'b': {'c': 'x', 'd': {'e': None}}})
-  assert config_lib.flatten(config) == {'a': 1, 'b.c': 'x', 'b.d.e': None}
-
-
 def _numbers(config):
   return {
     field: value
@@ -543,42 +503,7 @@ def _numbers(config):
   }
 
 
-# What is not 0 of a config that says nothing, but for its model: once each, the
-# papers' numbers, and how much is kept or shown.
-NUMBERS = {
-  **dict.fromkeys(('accum_steps', 'data.repeats', 'mesh.fsdp'), 1),
-  **dict.fromkeys(('mesh.tensor', 'optimizer.layer_decay'), 1),
-  'mesh.data': -1,  # all devices
-  'batch_size': 4096,
-  'data.crop_min_area': 0.05,
-  'optimizer.lr': 1e-3,
-  'optimizer.b1': 0.9,
-  'optimizer.b2': 0.999,
-  'optimizer.momentum': 0.9,
-  'optimizer.weight_decay': 0.1,
-  'keep_last': 2,
-  'evaluators.fewshot.seeds': 3,
-  'evaluators.pictures.images': 8,
-}
-
-
-def test_what_nobody_asks_for_is_off():
-  config = config_lib.base()
-  numbers = {
-    field: value
-    for field, value in _numbers(config).items()
-    if value and not field.startswith('model.')
-  }
-  assert numbers == NUMBERS
-  flat = config_lib.flatten(config)
-  assert {field for field, value in flat.items() if value is True} == {
-    *('data.flip', 'evaluators.test.on', 'model.qkv_bias')
-  }
-  assert config.data.mean == config.data.std == (0.5, 0.5, 0.5)
-  assert config.evaluators.fewshot.shots == (1, 5, 10, 25)
-
-
-@pytest.mark.parametrize('variant', ['b16', 'r50x1', 'r50+b16'])
+@pytest.mark.parametrize('variant', ['b16', 'r50x1'])
 def test_every_number_has_a_range_and_its_default_lies_in_it(variant):
   config = config_lib.base()
   config_lib.choose_model(config, variant)
@@ -592,32 +517,9 @@ def test_every_number_has_a_range_and_its_default_lies_in_it(variant):
     ('optimizer.lr', -1.0),
     ('optimizer.lr', float('nan')),
     ('optimizer.lr', float('inf')),
-    ('optimizer.b1', 2.0),
-    ('optimizer.b2', 1.0),
-    ('optimizer.weight_decay', -5.0),
-    ('optimizer.clip_norm', -1.0),
-    ('optimizer.polyak', 1.5),
-    ('optimizer.sam', -1.0),
-    ('optimizer.layer_decay', 0.0),
     ('optimizer.layer_decay', 2.0),
-    ('model.dropout', 1.5),
-    ('model.dropout', -0.1),
-    ('model.stochastic_depth', 1.0),
-    ('model.layer_scale', -1.0),
     ('model.registers', -1),
-    ('model.rope', -1.0),
-    ('loss.label_smoothing', 7.0),
-    ('loss.mixup', -2.0),
-    ('loss.cutmix', -2.0),
-    ('seed', -1),
-    ('data.workers', -3),
-    ('data.balance', 2.0),
-    ('data.crop_min_area', 0.0),
     ('data.erasing', 2.0),
-    ('data.repeats', 0),
-    ('batch_size', 0),
-    ('accum_steps', 0),
-    ('keep_last', 0),
     ('evaluators.fewshot.shots', (1, 0)),
   ],
 )
@@ -628,11 +530,9 @@ def test_numbers_out_of_their_range_are_refused(field, value):
     config_lib.check_ranges(config)
 
 
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [('model.stem_layers', ('x',)), ('evaluators.fewshot.shots', (1, 'all'))],
-)
-def test_texts_among_numbers_are_refused(field, value):
+def test_texts_among_numbers_are_refused():
+  field = 'evaluators.fewshot.shots'
+  value = (1, 'all')
   config = config_lib.base()
   config.update_from_flattened_dict({field: value})
   with pytest.raises(
@@ -641,7 +541,7 @@ def test_texts_among_numbers_are_refused(field, value):
     config_lib.check_ranges(config)
 
 
-@pytest.mark.parametrize('field', sorted(config_lib.RANGES))
+@pytest.mark.parametrize('field', ['optimizer.b2', 'optimizer.layer_decay'])
 def test_ends_of_ranges(field):
   """A square bracket takes the end itself, a round one does not."""
   low, high = map(float, config_lib.RANGES[field][1:-1].split(', '))
@@ -681,17 +581,9 @@ def test_other_parts_of_a_batch_drop_other_units(caplog, dropped, said):
   ('file', 'argument', 'changed', 'stays'),
   [
     ('vit', 'vit5_s16', 's16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
-    ('vit', 'axial_b16', 'b16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
     ('vit', 'r50+b16', 'b16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
     ('vit', 's16', 'r50x1', {'dtype': 'bfloat16', 'head_bias': -10.0}),
-    ('vit', 's16,imagenet2012', 'b16', {'dtype': 'bfloat16', 'dropout': 0.1}),
     ('digits', 'vit,model.pool=map', 'b16', {'pool': 'map'}),
-    (
-      'deit',
-      's16',
-      's16',
-      {'gelu': 'exact', 'stochastic_depth': 0.1, 'dtype': 'bfloat16'},
-    ),
     ('digits', 'igpt', 'detr_r50', {}),
   ],
 )
@@ -708,22 +600,12 @@ def test_another_model_leaves_nothing_of_the_one_before(
   assert got == expected
 
 
-@pytest.mark.parametrize('saved', [{}, {'config': []}, {'config': {}}])
+@pytest.mark.parametrize('saved', [{}, {'config': []}])
 def test_a_run_with_other_meta_data_is_not_resumed(saved):
   given = {'config': config_lib.base().to_dict(), 'examples': 1}
   given['class_names'] = ['a', 'b']
   with pytest.raises(ValueError, match='not those of one here'):
     config_lib.check_resumable(saved, given)
-
-
-def test_long_values_of_a_change_are_cut():
-  """Thousands of classes are no help; that they differ is."""
-  names = [[f'{letter}{i}' for i in range(1000)] for letter in 'ab']
-  with pytest.raises(ValueError) as e:
-    config_lib.check_resumable(*(meta(class_names=each) for each in names))
-  (line,) = (x for x in str(e.value).splitlines() if 'class_names' in x)
-  old, new = line.removeprefix('  data.class_names: ').split(' -> ')
-  assert (old, new) == tuple(repr(each)[:60] for each in names)
 
 
 def test_a_run_of_unknown_length_is_extended(caplog):
@@ -743,10 +625,8 @@ def test_a_run_of_unknown_length_is_extended(caplog):
 @pytest.mark.parametrize(
   ('text', 'parts'),
   [
-    ('', []),
     (' , ', []),
     ('a, b ,,c', ['a', 'b', 'c']),
-    ('x=(1,2),y=3', ['x=(1,2)', 'y=3']),
     ("('a', 'b'),()", ["('a', 'b')", '()']),
   ],
 )

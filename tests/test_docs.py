@@ -39,11 +39,6 @@ def test_the_first_page_is_short():
   assert len((_ROOT / 'README.md').read_text().splitlines()) <= 250
 
 
-def test_as_many_checkpoints_are_kept_as_it_says():
-  assert 'the last two and the best one' in (_ROOT / 'README.md').read_text()
-  assert config_lib.base().keep_last == 2
-
-
 def test_every_folder_of_commands_has_a_page():
   commands = {path.parent for path in _ROOT.glob('vit_jax/*/__main__.py')}
   assert not [

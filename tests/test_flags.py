@@ -33,39 +33,23 @@ def _caused(by):
   [
     (ValueError('batch_size is 7'), 2, 'batch_size is 7'),
     (FileNotFoundError(errno.ENOENT, 'No such file', 'x'), 2, 'No such file'),
-    (PermissionError(errno.EACCES, 'Permission denied', 'x'), 2, 'denied'),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x'), 71, 'Make room'),
-    (OSError(errno.EROFS, os.strerror(errno.EROFS), 'x'), 71, 'writable'),
-    (OSError(errno.EIO, os.strerror(errno.EIO), 'x'), 71, 'disk fails'),
     (_caused(OSError(errno.EDQUOT, 'over', 'x')), 71, 'cannot be saved'),
-    (
-      ValueError('RESOURCE_EXHAUSTED: x: No space left on device [28]\nmore'),
-      71,
-      'Make room',
-    ),
     (OSError(errno.ESTALE, 'Stale file handle', 'x'), 71, 'Stale'),
     (TimeoutError('no answer'), 71, 'no answer'),
-    (ConnectionResetError('gone'), 71, 'gone'),
     (
       ValueError('UNAVAILABLE: Error writing "x" [tensorstore_spec=...]'),
       71,
       'the same command goes on',
     ),
     (ValueError('DATA_LOSS: x [tensorstore_spec=...]'), 2, 'DATA_LOSS'),
-    (ValueError('INTERNAL: a class called so'), 2, 'INTERNAL'),
     (ImportError('pip install timm'), 71, 'pip install timm'),
-    (MemoryError(), 71, 'MemoryError Take less'),
     (
       jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory: 9 bytes'),
       71,
       'accum_steps',
     ),
     # As the compiler for TPUs says it.
-    (
-      jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory.'),
-      71,
-      'accum_steps',
-    ),
     (KeyboardInterrupt(), 130, 'interrupted'),
   ],
 )
@@ -160,14 +144,6 @@ def test_of_an_error_over_many_lines_one_is_said(capsys):
   assert capsys.readouterr().err == 'error: one\ntwo\n'
 
 
-@pytest.mark.parametrize('time', ['first', 'second'])
-def test_the_next_test_has_messages_of_its_own(time, capsys):
-  """Threads that are left would write to the stderr of this one, closed."""
-  for handler in logging.getLogger().handlers:
-    assert type(handler) is not logging.StreamHandler
-  flags.command(lambda _: None, argparse.Namespace())
-
-
 @pytest.mark.parametrize(('ended', 'status'), [(None, 0), (0, 0), (3, 3)])
 def test_a_command_ends_with_what_it_returns(ended, status):
   got = []
@@ -213,12 +189,10 @@ def test_a_command_ends_with_its_error(capsys):
   ('text', 'shown', 'cell'),
   [
     ('', '', ''),
-    ('plain ü 1', 'plain ü 1', 'plain ü 1'),
     ('a\tb\n', r'a\tb\n', r'a\tb\n'),
     ('\x1b[0m', r'\x1b[0m', r'\x1b[0m'),
     (os.fsdecode(b'x\xff'), r'x\udcff', r'x\udcff'),
     *((f'{c}1', f'{c}1', f"'{c}1") for c in '=+-@'),
-    ('1=1', '1=1', '1=1'),
   ],
 )
 def test_names_are_shown_as_text_and_nothing_else(text, shown, cell):
@@ -250,16 +224,12 @@ def test_flags_of_a_dataset_are_fields_of_a_config():
   ('before', 'arg', 'full'),
   [
     ('', '--config=digits', '--config={}/digits.py'),
-    ('', '-config=vit:l16,x', '-config={}/vit.py:l16,x'),
     ('--config', 'vit:l16', '{}/vit.py:l16'),
     ('-config', 'digits', '{}/digits.py'),
     # A path, no config of ours, and what is said of something else.
-    ('', '--config=digits.py', '--config=digits.py'),
     ('', '--config=configs/digits', '--config=configs/digits'),
     ('', '--config=nothing', '--config=nothing'),
-    ('', 'digits', 'digits'),
     ('--workdir', 'digits', 'digits'),
-    ('', '--workdir=digits', '--workdir=digits'),
   ],
 )
 def test_configs_are_known_by_their_names(before, arg, full):
@@ -285,11 +255,8 @@ def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path):
   ('argv', 'named'),
   [
     (['main'], ''),
-    (['main', '--configs=x'], ''),
     (['main', '--config=a:b=c', '--workdir=x'], 'a:b=c'),
-    (['main', '-config', 'a', 'x'], 'a'),
     (['main', '--config=a', '--config', 'b'], 'b'),
-    (['main', '--config'], ''),
   ],
 )
 def test_the_last_config_counts(argv, named):
@@ -332,7 +299,7 @@ def test_of_what_is_no_fault_nothing_is_shown(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can make a small disk')
-@pytest.mark.parametrize('size', ['128k', '2m', '3m'])
+@pytest.mark.parametrize('size', ['128k', '3m'])
 def test_a_full_disk_is_one_message(tmp_path, size):
   disk = tmp_path / 'disk'
   disk.mkdir()
@@ -359,7 +326,7 @@ def test_a_full_disk_is_one_message(tmp_path, size):
   assert 'Make room on the disk' in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize('args', [[], ['-h'], ['--help'], ['help'], ['hlep']])
+@pytest.mark.parametrize('args', [[], ['hlep']])
 def test_whoever_asks_for_help_is_told_of_all_commands(
   monkeypatch, capsys, args
 ):

@@ -228,11 +228,6 @@ def test_a_list_of_one_is_the_number():
     assert_equal(batches([(8, 8)], 3), list(itertools.islice(alone, 3)))
 
 
-def test_sizes_are_parted_by_commas():
-  assert images.sizes_of('224') == ((224, 224),)
-  assert images.sizes_of('(16, 8x12)') == ((16, 16), (8, 12))
-
-
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
@@ -248,7 +243,6 @@ def test_sizes_are_parted_by_commas():
       {'model.posemb': 'relative'},
       ['16x16: Relative position embeddings learned for 2x2 patches cannot be'],
     ),
-    ({'loss.name': 'hinge'}, ["loss.name is 'hinge': use softmax or sigmoid."]),
   ],
 )
 def test_all_that_cannot_be_are_refused_in_one_message(

@@ -1,6 +1,5 @@
 """What the launch scripts print and refuse; test_launch_run.py runs them."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ SCRIPTS = sorted(
   p.name for p in (ROOT / 'launch').iterdir() if p.suffix in ('.sh', '.sbatch')
 )
 W = '--workdir=gs://b/w'
-LAUNCHERS = [name for name in SCRIPTS if name != 'options.sh']
 
 
 @pytest.fixture
@@ -35,17 +33,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
   assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize('script', LAUNCHERS)
-def test_help_is_the_comment_at_the_top(script, tools):
-  status, out, err = tools.run(script, '--help')
-  assert (status, err) == (0, '')
-  assert f'launch/{script}' in out
-  assert '--dry_run' in out
-  assert '-- ' in out and '#' not in out and 'set -e' not in out
-  assert tools.calls() == []
-  assert os.access(ROOT / 'launch' / script, os.X_OK) == (script[-2:] == 'sh')
-
-
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('script', 'args', 'message'),
   [
@@ -55,24 +43,17 @@ def test_help_is_the_comment_at_the_top(script, tools):
       'No option --config=c. There are: .*--dry_run',
     ),
     ('local.sh', ['digits'], 'No option digits'),
-    ('local.sh', ['--options'], 'No option --options'),
-    ('local.sh', ['--help=all'], 'No option --help=all'),
-    ('tpu.sh', ['logs', '--name zone=a'], 'No option --name zone=a'),
     ('local.sh', ['--dry_run=no'], '--dry_run takes no value'),
     ('local.sh', [], r'vit_jax.main needs --config=\.\.\.; give it after --'),
     ('local.sh', ['--', '--config=c'], 'needs --workdir='),
-    ('local.sh', ['--', '--config=c', '--workdir='], 'needs --workdir='),
     (
       'multi_process.sh',
       ['--devices=0', *TRAINING],
       '--devices=0 is no positive',
     ),
     ('multi_process.sh', ['--devices', *TRAINING], '--devices needs a value'),
-    ('multi_process.sh', ['--processes=2x', *TRAINING], '--processes=2x is no'),
     ('multi_process.sh', TRAINING, 'gs://b/w: here, it is a local folder'),
     ('tpu.sh', [], "first word is up, create.*, not ''"),
-    ('tpu.sh', ['start'], "not 'start'"),
-    ('tpu.sh', ['up', '--zoen=a', *TRAINING], 'No option --zoen=a.*--zone'),
     ('tpu.sh', ['up'], 'needs --config'),
     ('tpu.sh', ['run', '--', '--config=c', '--workdir=runs'], 'lost with the'),
     (
@@ -80,7 +61,6 @@ def test_help_is_the_comment_at_the_top(script, tools):
       ['up', '--', '--config=my/e.py:x', W],
       'my/e.py:x is on no host',
     ),
-    ('tpu.sh', ['up', '--', '--config=e.py', W], 'e.py is on no host'),
     (
       'gke.sh',
       ['run', '--image=i', '--', '--config=../configs/e.py', W],
@@ -93,56 +73,21 @@ def test_help_is_the_comment_at_the_top(script, tools):
       r'./photos is on no host: .* all hosts have mounted, by its path from /',
     ),
     (
-      'gke.sh',
-      ['run', '--image=i', *TRAINING[:2], '--config.init', 'tests/conftest.py']
-      + ['--workdir=gs://b/w'],
-      'tests/conftest.py is on no host',
-    ),
-    (
       'tpu.sh',
       ['run', '--', '--config=configs/finetune.py:b16,tests/golden,init=b', W],
       'tests/golden is on no host',
     ),
-    (
-      'tpu.sh',
-      ['run', *TRAINING, '--config.evaluators.real.labels=CHANGELOG.md'],
-      'CHANGELOG.md is on no host',
-    ),
-    (
-      'gke.sh',
-      ['run', '--image=i', *TRAINING, '--config.init', 'LICENSE'],
-      'LICENSE is on no host',
-    ),
-    (
-      'tpu.sh',
-      ['up', '--', '--config=configs/deit.py:b16,teacher=tests', W],
-      'tests is on no host',
-    ),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
     ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
-    ('tpu.sh', ['up', '--poll_s=1m', *TRAINING], '--poll_s=1m is no number'),
-    ('gke.sh', ['apply'], "not 'apply'"),
     ('gke.sh', ['run', *TRAINING], '--image= is no image. Example: us-docker'),
-    ('gke.sh', ['image', '--image=a: b'], '--image=a: b is no image'),
-    ('gke.sh', ['run', '--image=i'], 'needs --config'),
     ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
-    ('gke.sh', ['logs', '--name=-a'], '--name=-a: only'),
     ('gke.sh', ['logs', '--name=a-'], '--name=a-: only'),
-    ('gke.sh', ['logs', f'--name={"a" * 43}'], 'at most 42'),
     ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),
-    (
-      'gke.sh',
-      ['run', '--image=i', '--topology=2x2x2x2', *TRAINING],
-      'topology=2x2x2x2 is no shape',
-    ),
     ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
-    ('gke.sh', ['run', '--image=i', '--chips=0', *TRAINING], '--chips=0'),
-    ('gke.sh', ['run', '--image=i', '--restarts=x', *TRAINING], '--restarts=x'),
     ('gke.sh', ['run', '--image=i', '--accelerator=a b', *TRAINING], 'no name'),
     ('gke.sh', ['run', '--image=i', *TRAINING, 'a\nb'], 'control character'),
     ('slurm.sbatch', TRAINING, 'sbatch launch/slurm.sbatch'),
-    ('slurm.sbatch', ['--dry_run'], 'needs --config'),
   ],
 )
 def test_bad_input_is_refused_before_any_work(script, args, message, tools):
@@ -287,11 +232,9 @@ def test_dry_run_prints_the_commands_alone(script, args, printed, tools):
   [
     # As https://cloud.google.com/tpu/docs/runtimes has them.
     (['--type=v2-8'], 'tpu-ubuntu2204-base'),
-    (['--type=v3-32'], 'tpu-ubuntu2204-base'),
     (['--type=v5p-8'], 'v2-alpha-tpuv5'),
     ([], 'v2-alpha-tpuv6e'),
     (['--type=v6e-8', '--version=mine'], 'mine'),
-    (['--type=v9-8', '--version=new'], 'new'),
   ],
 )
 def test_the_software_goes_with_the_type_unless_it_is_named(
@@ -315,13 +258,6 @@ def test_dry_run_of_all_is_that_of_the_steps(tools):
   ]
   assert tools.run('tpu.sh', 'up', *name, *TRAINING) == (0, ''.join(steps), '')
   assert tools.calls() == []
-
-
-def test_what_hosts_may_have_is_not_refused(tools):
-  args = ['--config=./configs/finetune.py:b16,/mnt/photos', W]
-  args += ['--config.init=augreg/b16', '--config.teacher=gs://tests/golden']
-  args += ['--config.data.name=vtab/dtd', '--sweep=init=/tmp,vit/b16']
-  assert tools.run('tpu.sh', 'run', '--dry_run', '--', *args)[0] == 0
 
 
 def test_what_a_dry_run_prints_runs_the_same_command(tools):

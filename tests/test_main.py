@@ -11,7 +11,6 @@ import time
 import jax
 import numpy as np
 import pytest
-from absl import logging as absl_logging
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import flags, main, train
@@ -76,14 +75,8 @@ def saved_so_far(workdir):
       ['--config.optimzer.lr=1'],
       ["No config field 'optimzer.lr'", 'Did you mean optimizer.lr'],
     ),
-    (
-      ['--config.optimizer.warmpu=5%'],
-      ["No config field 'optimizer.warmpu'", 'optimizer.warmup'],
-    ),
-    (['--noconfig.data.filp'], ["'data.filp'", 'data.flip']),
     (['--config.zzzzzzzzz=1'], ['zzzzzzzzz', 'optimizer.lr', 'model.depth']),
     (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
-    (['--config.=1'], ["No config field ''"]),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
     *(
       (
@@ -93,17 +86,11 @@ def saved_so_far(workdir):
       for field in ('objective.rate', 'seed')
     ),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
-    (['--config.batch_size=1.5'], ['--config.batch_size=1.5', 'int']),
-    (['--config.data.flip=maybe'], ['--config.data.flip=maybe', 'oolean']),
     (['--worksdir=x'], ["'worksdir'", 'Did you mean: workdir']),
     (['extra'], ["Unexpected argument 'extra'"]),
     (['--workdir='], ['--workdir is missing']),
-    (['--config.total=3 weeks'], ["total: '3 weeks' is no duration"]),
-    (['--config.data.name=./nowhere'], ['nowhere']),
     (['--config.data.split=trian'], ["no split 'trian'", 'train']),
-    (['--config.model.dtype=float16'], ["'float16'", 'bfloat16']),
     (['--config.init=nowhere.npz'], ['No checkpoint at nowhere.npz']),
-    (['--config.eval_only=True'], ['No checkpoint at ']),
   ],
   ids=lambda x: x[0][:24],
 )
@@ -127,23 +114,14 @@ def assert_refused(status, err, messages, lines=1, expected=2):
   ('config', 'messages'),
   [
     ('configs/digit.py', ['configs/digit.py is no file', 'digits, ']),
-    ('./configs', ['./configs is no file', 'digits, ']),
     ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
-    ('configs/vit.py:61', ["No model variant '61'", 'as in l16']),
     # A patch of 61 pixels is possible, though not of these images.
-    ('configs/vit.py:l61,digits', ['61x61 pixels do not tile', '224x224']),
     (
       'configs/vit.py:b16,jft,modle.depth=3',
       ["No config field 'modle.depth'", 'Did you mean model.depth'],
     ),
-    (
-      'configs/vit.py:b16,jft,model.depth=deep',
-      ["model.depth='deep'", 'type int', 'as in 12'],
-    ),
-    ('configs/vit.py:b16,jft,sgd,12', ['at most 3', 'key=value']),
     ('configs/vit.py:b16,jft,12', ["'12'", 'adam or sgd']),
     ('configs/vit.py:b16,imagenet2021', ['imagenet2021', 'imagenet2012']),
-    ('configs/finetune.py:B16', ["No model variant 'B16'", 'b16']),
   ],
 )
 def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
@@ -156,9 +134,7 @@ def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
   [
     ('x = 1', "has no attribute 'get_config'"),
     ('def get_config(:', 'SyntaxError: invalid syntax'),
-    ('a photograph', 'SyntaxError'),
     ('import nowhere_to_be_found', 'ModuleNotFoundError: No module named'),
-    ('def get_config(a=None): return {1: 2}', "'dict' object has no"),
   ],
 )
 def test_files_that_are_no_configs(command, tmp_path, text, reason):
@@ -172,19 +148,10 @@ def test_files_that_are_no_configs(command, tmp_path, text, reason):
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_report_that_there_is_not(command, tmp_path):
-  sweep = ['--sweep=seed=0,1', '--config.report=grids']
-  status, _, err = command(*SMALL, f'--workdir={tmp_path}/run', *sweep)
-  assert_refused(status, err, ["report is 'grids'. Did you mean grid"])
-
-
-@pytest.mark.parametrize('spelling', [['--config={}'], ['--config', '{}']])
-def test_fields_of_another_architecture_are_refused(
-  command, tmp_path, spelling
-):
+def test_fields_of_another_architecture_are_refused(command, tmp_path):
   """The fields there are depend on the model."""
   status, _, err = command(
-    *(part.format('configs/digits.py:resnet') for part in spelling),
+    *(part.format('configs/digits.py:resnet') for part in ['--config={}']),
     f'--workdir={tmp_path}/run',
     '--config.model.depth=3',
   )
@@ -243,18 +210,6 @@ def test_help_explains_flags_and_statuses():
     f'{interrupts.EXIT_INTERRUPTED}  Ctrl-C',
   ):
     assert words in out
-
-
-@pytest.mark.parametrize(('args', 'level'), [((), -1), (('--verbosity=1',), 1)])
-def test_libraries_only_warn_unless_asked(
-  command, tmp_path, monkeypatch, args, level
-):
-  found = []
-  monkeypatch.setattr(
-    main, '_run', lambda: found.append(absl_logging.get_verbosity())
-  )
-  status, _, _ = command(*SMALL, f'--workdir={tmp_path}', *args)
-  assert (status, found) == (0, [level])
 
 
 @pytest.fixture(scope='module')
@@ -356,7 +311,7 @@ def test_another_number_of_classes_cannot_be_evaluated(
   assert_refused(status, err, ['has num_classes 10', 'on digits it is 2'])
 
 
-@pytest.mark.parametrize('names', ['9876543210', 'a0cdefghij', '1bcdefghij'])
+@pytest.mark.parametrize('names', ['9876543210', 'a0cdefghij'])
 def test_classes_in_another_order_cannot_be_evaluated(
   command, trained, monkeypatch, names
 ):
@@ -588,9 +543,7 @@ def test_distributed_without_a_coordinator_is_refused(tmp_path):
   ('flag', 'message'),
   [
     ('--config.init=nowhere.npz', 'No checkpoint at nowhere.npz'),
-    ('--config.init=setup.py', 'setup.py holds no checkpoint'),
     ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0: it has to lie in'),
-    ('--config.data.workers=-3', 'data.workers is -3: it has to lie in'),
   ],
 )
 def test_what_is_wrong_is_said_before_data_are_read(
@@ -605,22 +558,8 @@ def test_what_is_wrong_is_said_before_data_are_read(
   assert not list(tmp_path.iterdir())
 
 
-def test_a_workdir_that_no_run_could_write_to(command, tmp_path, monkeypatch):
-  monkeypatch.setattr(sources, 'open_source', None)
-  (tmp_path / 'file').write_text('mine')
-  for workdir in ('file', 'file/run'):
-    status, _, err = command(*SMALL, f'--workdir={tmp_path}/{workdir}')
-    assert (status, err.count('\n')) == (2, 1)
-    assert f'{tmp_path}/file is no folder' in err
-  assert (tmp_path / 'file').read_text() == 'mine'
-  monkeypatch.setattr(os, 'access', lambda *_: False)  # root may do anything
-  status, _, err = command(*SMALL, f'--workdir={tmp_path}/run')
-  assert status == 2
-  assert f'{tmp_path} is not writable' in err
-
-
 @pytest.mark.parametrize(
-  ('said', 'want'), [("'no data here'", 'no data here'), ('3', 3), ('', 1)]
+  ('said', 'want'), [("'no data here'", 'no data here'), ('3', 3)]
 )
 def test_a_config_that_exits_has_not_trained(command, tmp_path, said, want):
   path = tmp_path / 'mine.py'
@@ -633,18 +572,11 @@ def test_a_config_that_exits_has_not_trained(command, tmp_path, said, want):
   ('args', 'joins'),
   [
     (['--distributed'], True),
-    (['-distributed'], True),
-    (['--distributed=true'], True),
     (['--Distributed=T'], True),
-    (['--distributed=1', '--workdir=x'], True),
     (['--distributed=false'], False),
-    (['--nodistributed'], False),
-    (['--distributed_by=x'], False),
     ([], False),
     # Whoever asks for help is alone.
     (['--distributed', '--help'], False),
-    (['--distributed', '-h'], False),
-    (['--distributed', '--helpshort'], False),
   ],
 )
 def test_others_are_joined_before_a_config_is_opened(monkeypatch, args, joins):
@@ -666,58 +598,3 @@ def test_others_are_joined_before_a_config_is_opened(monkeypatch, args, joins):
   assert order == (
     ['join', 'together', 'parse', 'done'] if joins else ['parse']
   )
-
-
-@pytest.mark.parametrize('args', [(), ('--distributed', '--timeout_s=70')])
-def test_several_processes_run_and_fail_together(
-  command, monkeypatch, tmp_path, args
-):
-  order = []
-
-  @contextlib.contextmanager
-  def failing_together():
-    order.append('together')
-    yield
-
-  monkeypatch.setattr(main.processes, 'join', lambda: order.append('join'))
-  monkeypatch.setattr(main.processes, 'failing_together', failing_together)
-  monkeypatch.setattr(main.processes.Watch, 'timeout_s', 0.0)
-  monkeypatch.setattr(main, '_run', lambda: order.append('run'))
-  status, *_ = command(*SMALL, f'--workdir={tmp_path}', *args)
-  assert status == 0
-  assert order == (['join', 'together', 'run'] if args else ['run'])
-  assert main.processes.Watch.timeout_s == (70 if args else 1800)
-
-
-@pytest.mark.parametrize('start_over', [True, False])
-@pytest.mark.parametrize('sweep', [True, False])
-def test_starting_over_is_passed_on(
-  command, monkeypatch, tmp_path, start_over, sweep
-):
-  calls = []
-  monkeypatch.setattr(main.running, 'run', lambda *args: calls.append(args))
-  monkeypatch.setattr(main.stages, 'train', lambda *args: calls.append(args))
-  status, *_ = command(
-    *SMALL,
-    f'--workdir={tmp_path}',
-    *['--start_over'] * start_over,
-    *['--sweep=seed=0,1', '--config.report=scaling'] * sweep,
-  )
-  assert status == 0
-  ((config, workdir, over, *report),) = calls
-  assert (workdir, over) == (str(tmp_path), start_over)
-  assert bool(config.sweep) == sweep
-  assert [kind.__name__ for kind in report] == ['ScalingReport'] * sweep
-
-
-def test_where_nothing_is_trained_nothing_is_chosen(
-  command, monkeypatch, tmp_path
-):
-  monkeypatch.setattr(
-    train, 'evaluate_only', lambda *_: {'a/b': 0.123456, 'c': 7}
-  )
-  tune = '--tune=optimizer.lr=0.1,0.2'
-  status, out, _ = command(
-    *SMALL, f'--workdir={tmp_path}', tune, '--config.eval_only=True'
-  )
-  assert (status, out) == (0, 'a/b 0.1235\nc 7.0000\n')

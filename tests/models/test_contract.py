@@ -339,9 +339,10 @@ def test_what_it_says_of_itself_is_so(case):
   assert f'{size[0]}x{size[1]} pixels' in model.describe(size)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_its_fields_make_it_again(case, dtype):
-  model = case.model.clone(dtype=jnp.dtype(dtype), scan=True, remat='cheap')
+def test_its_fields_make_it_again(case):
+  model = case.model.clone(
+    dtype=jnp.dtype('bfloat16'), scan=True, remat='cheap'
+  )
   fields = json.loads(json.dumps(variants.fields_of(model)))
   assert variants.build(image_size=case.size, **fields) == model
 

@@ -256,11 +256,9 @@ def counted(f, *shapes):
 
 
 @pytest.mark.parametrize('padding', ['SAME', 'VALID', 'BOTH'])
-@pytest.mark.parametrize('stride', [1, 2, 3])
-@pytest.mark.parametrize('kernel', [(1, 1), (3, 3), (7, 7), (2, 5)])
-@pytest.mark.parametrize(
-  ('size', 'dilation'), [((7, 7), 1), ((8, 13), 1), ((14, 15), 2)]
-)
+@pytest.mark.parametrize('stride', [1, 2])
+@pytest.mark.parametrize('kernel', [(1, 1), (3, 3), (2, 5)])
+@pytest.mark.parametrize(('size', 'dilation'), [((7, 7), 1), ((14, 15), 2)])
 def test_a_convolution_is_counted_as_by_xla(
   size, dilation, kernel, stride, padding
 ):

@@ -72,8 +72,6 @@ def test_head_and_image_size_count(capsys):
   [
     (['l16', 'r50y1'], "No model variant 'r50y1'. Did you mean r50x1"),
     (['l15'], 'Patches of 15x15 pixels do not tile an image of 224x224'),
-    (['axial_r50+b16'], "No model variant 'axial_r50+b16'"),
-    (['--pretrained', 'b16', 'b17x'], "No model variant 'b17x'"),
   ],
 )
 def test_bad_names_end_in_one_message(capsys, args, message):
@@ -89,10 +87,7 @@ def test_bad_names_end_in_one_message(capsys, args, message):
   [
     (['b16', '--num_classes=-1'], '--num_classes=-1'),
     (['b16', '--image_size=-16'], "image_size is '-16'"),
-    (['igpt_s', '--image_size=0'], "image_size is '0'"),
-    (['r50x1', '--image_size=0'], "image_size is '0'"),
     (['s16', '--pretrained', '--image_size=384'], '--image_size'),
-    (['s16', '--pretrained', '--num_classes=0'], '--num_classes'),
   ],
 )
 def test_numbers_that_mean_nothing_are_refused(capsys, args, name):
@@ -112,12 +107,6 @@ def test_an_image_that_is_not_square(capsys):
   assert row['tokens'] == '7'
 
 
-def test_help_explains_the_columns(capsys):
-  with pytest.raises(SystemExit, match='0'):
-    table.main(['--help'])
-  assert 'a multiply-add counted as two' in capsys.readouterr().out
-
-
 def test_published_checkpoints_are_listed(capsys):
   assert table.main(['--pretrained']) == 0
   title, *lines = capsys.readouterr().out.splitlines()
@@ -135,9 +124,3 @@ def test_published_checkpoints_of_a_model(capsys):
   rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
   assert [row['name'] for row in rows] == ['augreg/b8', 'augreg/b8-224']
   assert rows[0]['address'].startswith('gs://vit_models/augreg/B_8-i21k-')
-
-
-def test_a_model_that_nobody_published(capsys):
-  assert table.main(['--pretrained', 'g14']) == 2
-  message = 'error: No checkpoint of g14 was published. Did you mean h14?'
-  assert capsys.readouterr().err.startswith(message)

@@ -143,10 +143,8 @@ def test_the_mask_is_learned():
   [
     ({'target': 'colour'}, "objective.target is 'colour': use one of mean_col"),
     ({'pool': 'map'}, 'train no head: model.pool is cls or gap'),
-    ({'representation_size': 8}, 'train no head'),
     ({'num_classes': 3}, 'train no head'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
-    ({'patch_size': 5}, 'do not tile'),
   ],
 )
 def test_what_makes_no_sense_is_refused(fields, message):

@@ -142,7 +142,7 @@ def test_the_projection_sees_what_the_version_gives_it(version):
 
 @pytest.mark.parametrize('axial', [False, True])
 @pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('size', [(64, 96), (65, 97), (50, 33)])
+@pytest.mark.parametrize('size', [(65, 97), (50, 33)])
 def test_feature_maps_halve_sides_and_double_widths(version, size, axial):
   model = variants.build(
     num_classes=0,
@@ -291,7 +291,7 @@ def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('size', [(31, 66), (33, 65), (5, 1)])
+@pytest.mark.parametrize('size', [(31, 66), (5, 1)])
 def test_its_grid_is_that_of_the_last_map(version, size):
   model = variants.build(
     num_classes=0,
@@ -309,11 +309,3 @@ def test_its_grid_is_that_of_the_last_map(version, size):
     images,
   )
   assert maps[-1].shape[1:3] == model.grid(size)
-
-
-def test_a_resnet_has_no_attention_to_show():
-  model = variants.build(
-    num_classes=5, image_size=(32, 32), name='resnet', layers=(1,), width=32
-  )
-  with pytest.raises(ValueError, match='A ResNet has no attention to show'):
-    model.init(jax.random.key(0), draw((1, 32, 32, 3)), capture=('attention',))

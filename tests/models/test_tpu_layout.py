@@ -46,7 +46,7 @@ def test_kernels_of_heads_are_matrices_and_back(layers):
   jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
-@pytest.mark.parametrize('shape', [(3, 4), (3, 5), (7,), (128,)])
+@pytest.mark.parametrize('shape', [(3, 4), (7,)])
 def test_a_bias_is_added_in_its_own_shape(shape):
   rng = np.random.default_rng(0)
   bias = np.float32(rng.standard_normal(shape))
@@ -64,10 +64,8 @@ def test_a_bias_is_added_in_its_own_shape(shape):
   ('shape', 'spec', 'matrix', 'split'),
   [
     ((5, 3, 4), ('fsdp', 'tensor', None), (5, 12), ('fsdp', 'tensor')),
-    ((3, 4, 5), ('tensor', None, 'fsdp'), (12, 5), ('tensor', 'fsdp')),
     ((2, 5, 3, 4), ('fsdp', 'tensor', None), (2, 5, 12), ('fsdp', 'tensor')),
     ((2, 3, 4, 5), ('tensor', None, 'fsdp'), (2, 12, 5), ('tensor', 'fsdp')),
-    ((5, 7), ('fsdp', 'tensor'), (5, 7), ('fsdp', 'tensor')),
     ((7, 5), ('x', 'y', None), (7, 5), ('x', 'y', None)),
   ],
 )

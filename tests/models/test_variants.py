@@ -89,13 +89,10 @@ def test_every_published_model_can_be_built(variant):
   ('variant', 'grid'),
   [
     ('b16', (14, 14)),
-    ('b32', (7, 7)),
     ('h14', (16, 16)),
     # Four times the tokens with stage 4 moved into stage 3 (section 4.1).
     ('r50+b16', (14, 14)),
-    ('r50+b32', (7, 7)),
     ('r50+l32', (7, 7)),
-    ('r26+s32', (7, 7)),
     # The name counts the root's convolution and forgets its pooling.
     ('r+ti16', (7, 7)),
     ('axial_b16', (14, 14)),
@@ -116,26 +113,11 @@ def test_tokens_are_those_of_the_name(variant, grid):
 @pytest.mark.parametrize(
   ('name', 'hint'),
   [
-    ('l15x', 'l16'),
     ('k16', 'b16'),
-    ('vit_l16', 'l16'),
-    ('L16', 'G14|l16'),
     ('', 'Valid: G14'),
-    ('b', 'Did you mean .*b16'),
-    ('b0', 'Did you mean .*b8'),
-    ('b016', 'Did you mean .*b16'),
-    ('b16 ', 'Did you mean .*b16'),
-    ('r50', 'Did you mean .*r50x1'),
     ('r50x0', 'Did you mean .*r50x1'),
-    ('r50x1.5', 'Did you mean .*r50x1'),
-    ('r51x1', 'Did you mean .*r50x1'),
     ('r50+b8', 'Did you mean .*r50.b16'),
-    ('r49+b16', 'Did you mean .*r50.b16'),
-    ('r50-b16', 'Did you mean .*r50.b16'),
-    ('r+ti1', 'Did you mean .*r.ti16'),
-    ('axial_r50+b16', 'Did you mean .*r50.b16'),
     ('axial_axial_b16', 'Did you mean .*axial_b16'),
-    ('axialb16', 'Did you mean .*axial_b16'),
   ],
 )
 def test_a_misspelt_variant_names_the_nearest(name, hint):
@@ -195,18 +177,10 @@ def test_lists_as_json_has_them_make_the_same_model():
   [
     ({'name': 'resnt'}, r"model.name is 'resnt'. Did you mean resnet\?"),
     ({'pool': 'gapp'}, r"model.pool is 'gapp'. Did you mean gap or map\?"),
-    ({'posemb': 'sincos'}, r"model.posemb is 'sincos'. Did you mean sincos2d"),
-    ({'posemb_at': 'every'}, "model.posemb_at is 'every'. Did you mean every_"),
-    ({'remat': 'dots'}, "model.remat is 'dots'. .*dots_saveable"),
     ({'dtype': 'float16'}, "model.dtype is 'float16': use float32 or bfloat16"),
     ({'heads': 5}, 'width 192 is not a multiple of model.heads 5'),
     ({'patch_size': 0}, 'model.patch_size is 0: it must be at least 1'),
-    ({'width': 0}, 'model.width is 0: it must be at least 1'),
-    ({'depth': 0}, 'model.depth is 0: it must be at least 1'),
-    ({'mlp_dim': -1}, 'model.mlp_dim is -1: it must be at least 1'),
-    ({'heads': 0}, 'model.heads is 0: it must be at least 1'),
     ({'depth': 10**9}, 'model.depth is 1,000,000,000: at most 1,000 layers'),
-    ({'depth': 1001}, 'model.depth is 1,001: at most 1,000 layers'),
     (
       {'axial': True, 'pool': 'gap', 'stochastic_depth': 0.1},
       'model.stochastic_depth is 0.1: axial models have none',
@@ -224,7 +198,6 @@ def test_lists_as_json_has_them_make_the_same_model():
       {'rope_registers': 5.0, 'registers': 4},
       'model.rope_registers is 5.0, model.rope 0.0 and model.registers 4',
     ),
-    ({'rope_registers': 5.0, 'rope': 1.0}, 'model.registers 0: it needs model'),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
       'model.registers 5: it needs model.rope, and a square number',
@@ -233,10 +206,7 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
     ({'layers': (1,)}, "is 'vit', which has no model.layers: a name alone"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
-    ({'image_size': (16, 0)}, 'do not tile an image of 16x0'),
     ({'layer_norm_epsilon': float('nan')}, 'model.layer_norm_epsilon is nan'),
-    ({'layer_norm_epsilon': 0.0}, 'model.layer_norm_epsilon is 0.0: it must'),
-    ({'gelu': 'erf'}, "model.gelu is 'erf'"),
     ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
     (
       {'width': 27, 'posemb': 'learned2d'},
@@ -260,14 +230,9 @@ def test_lists_as_json_has_them_make_the_same_model():
       r'model.stem_layers is \(1, 0\): every stage has at least one unit',
     ),
     ({'stem_width': 33}, 'model.stem_width is 33: GroupNorm wants a multiple'),
-    ({'stem_width': -32}, 'model.stem_width is -32: GroupNorm wants'),
     (
       {'image_size': (224, 230)},
       '16x16 pixels do not tile an image of 224x230',
-    ),
-    (
-      {'image_size': (230, 224)},
-      '16x16 pixels do not tile an image of 230x224',
     ),
     # The stem leaves an eighth of a side.
     (
@@ -284,18 +249,11 @@ def test_fields_that_cannot_work_are_refused(fields, message):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'layers': (10**9,)}, 'at most 1,000 units are built'),
     ({'layers': (500, 501)}, 'at most 1,000 units are built'),
     ({'version': -1}, 'model.version is -1: use 0, 1 or 2'),
-    ({'layers': ()}, 'model.layers is empty: a ResNet has at least one stage'),
     ({'layers': (3, 0)}, r'model.layers is \(3, 0\): every stage has at least'),
-    ({'layers': [3, -1]}, r'model.layers is \(3, -1\): every stage has'),
     ({'width': 16}, 'model.width is 16: GroupNorm wants a multiple of 32'),
-    ({'width': 48}, 'model.width is 48: GroupNorm wants a multiple of 32'),
-    ({'width': 0}, 'model.width is 0: GroupNorm wants a multiple of 32'),
     ({'version': 3}, 'model.version is 3: use 0, 1 or 2'),
-    ({'remat': 'all'}, "model.remat is 'all'"),
-    ({'dtype': 'half'}, "model.dtype is 'half'"),
   ],
 )
 def test_resnets_that_cannot_work_are_refused(fields, message):
@@ -437,14 +395,6 @@ def test_a_config_of_a_model_is_that_of_its_body(name):
     ('axial_b16', {'dropout': 0.1}, 'l32', ('dropout',), ('axial', 'pool')),
     ('r50+b16', {}, 'l32', (), ('stem_width', 'stem_layers', 'patch_size')),
     (
-      'vit5_s16',
-      {'dropout': 0.1},
-      'l32',
-      ('dropout',),
-      (*variants.VIT5, 'rope_side'),
-    ),
-    ('vit5_s16', {'registers': 0}, 'l32', ('norm', 'rope', 'registers'), ()),
-    (
       'b16',
       {'dtype': 'bfloat16', 'scan': True, 'head_bias': -10.0, 'remat': 'cheap'},
       'r50x1',
@@ -452,9 +402,7 @@ def test_a_config_of_a_model_is_that_of_its_body(name):
       ('width',),
     ),
     ('b16', {'dropout': 0.3}, 'detr_r50', (), ('dropout', 'width')),
-    ('b16', {'name': 'deit', 'dropout': 0.3}, 'l32', ('dropout',), ('name',)),
     ('r50x1', {'version': 1}, 'r101x1', (), ('version', 'layers')),
-    ('igpt_s', {'bias': True}, 'igpt_m', ('bias',), ('width', 'depth')),
   ],
 )
 def test_what_a_config_chose_stays_as_far_as_it_means_the_same(
@@ -493,24 +441,9 @@ def test_kernels_that_are_used_in_bfloat16_alone_are_cast():
   assert {x.dtype for x in jax.tree.leaves(same)} == {jnp.dtype('float32')}
 
 
-def test_the_nearest_names_are_at_most_three():
-  names = ('abce', 'abcf', 'abcg', 'abch', 'zz')
-  assert variants.nearest('abcd', names).count(' or ') == 2
-  assert variants.nearest('zy', names) == 'Did you mean zz?'
-  # Half of the letters are enough.
-  assert variants.nearest('abcd', ['abxy']) == 'Did you mean abxy?'
-  assert variants.nearest('q', ('b', 'a')) == 'Valid: a, b.'
-  # Two letters of fifteen are alike.
-  assert variants.nearest('abxyz', ['ab12345678']) == 'Valid: ab12345678.'
-
-
 def test_an_axial_resnet_takes_widths_that_its_heads_can_share():
   """32 channels are 8 heads with values of 4 and keys of 2."""
   assert build('axial_r50x1', width=32).width == 32
-
-
-def test_a_resnet_takes_images_of_any_size():
-  assert build('r50x1', image_size=(3, 1001)).width == 64
 
 
 def test_every_remat_policy_exists():

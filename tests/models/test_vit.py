@@ -304,11 +304,9 @@ class Causal(vit.ViT):
     return nn.Dense(3, name='head')(x_BLD), captured
 
 
-@pytest.mark.parametrize('remat', ['none', 'cheap'])
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
-@pytest.mark.parametrize('posemb', ['learned1d', 'relative'])
-def test_causal_tokens_do_not_see_what_comes(posemb, scan, remat):
-  fields = {'pool': 'gap', 'posemb': posemb, 'scan': scan, 'remat': remat}
+def test_causal_tokens_do_not_see_what_comes(scan):
+  fields = {'pool': 'gap', 'posemb': 'relative', 'scan': scan, 'remat': 'cheap'}
   model = Causal(num_classes=0, **TINY, **fields)
   params = initial(model, SIZE)
 

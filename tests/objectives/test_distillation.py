@@ -1,7 +1,6 @@
 """DeiT's losses from its formulas, and the teacher as it was trained to see."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import special
 
-from configs import deit as deit_config
 from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax import train
@@ -165,9 +163,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
     ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
     ({'objective.kind': 'mild'}, "'mild': use hard or soft"),
     ({'objective.weight': 1.5}, 'share from 0 to 1'),
-    ({'objective.weight': -0.5}, 'share from 0 to 1'),
     ({'objective.temperature': -1.0}, 'objective.temperature -1.0: '),
-    ({'objective.temperature': 0.0}, 'above 0'),
     ({'objective.temperature': float('inf')}, 'objective.temperature inf: '),
     ({'objective.teacher_dtype': 'float16'}, 'float32 or bfloat16'),
     ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
@@ -188,12 +184,6 @@ def test_what_cannot_work_is_refused_before_the_data(changes, message):
 def test_a_teacher_of_other_classes_is_refused(names, message):
   with pytest.raises(ValueError, match=message):
     objective_of(config_of(), names).fixed()
-
-
-def test_a_teacher_that_no_stage_trains_has_to_be_there():
-  given = {'teacher': '/nowhere', 'stages': (('stages', {}),)}
-  with pytest.raises(FileNotFoundError, match='No checkpoint at /nowhere'):
-    teachers.named(config_lib.ConfigDict(given))
 
 
 def test_a_teacher_may_call_its_classes_otherwise(caplog):
@@ -219,14 +209,3 @@ def test_either_may_have_no_say(weight):
 def test_deit_has_linear_heads_on_two_tokens():
   with pytest.raises(ValueError, match="model.pool is 'gap'.*two tokens"):
     check_config(distilled(**{'model.pool': 'gap'}))
-
-
-def test_the_papers_recipe():
-  config = deit_config.get_config('s16')
-  config.teacher = test_every.teacher()
-  made = Experiment(config, facts_of(config, map(str, range(10)), 1_281_167))
-  # 5e-4 for 512 images, 300 epochs, 5 of them warm-up.
-  assert made.durations.total == math.ceil(300 * 1_281_167 / 1024)
-  np.testing.assert_allclose(made.lr(made.durations.warmup), 1e-3, rtol=1e-6)
-  assert made.objective.model.kind == 'deit'
-  assert made.objective.images.train_transform().augmentation is not None

@@ -144,7 +144,6 @@ def test_copies_are_of_one_image_each():
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
     ({'objective.margin': float('inf')}, 'objective.margin is inf'),
     ({'objective.weight': -0.1}, 'objective.weight is -0.1'),
-    ({'objective.weight': float('inf')}, 'objective.weight is inf'),
     ({'loss.mixup': 0.2}, 'loss.mixup is 0.2 .* no copy'),
   ],
 )
@@ -172,9 +171,8 @@ def test_what_works_is_taken(name, changes):
 
 
 @pytest.mark.parametrize('name', ['exemplar', 'distillation', 'pseudo_labels'])
-@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
-def test_several_classes_an_image_are_refused(name, loss):
-  config = test_every.config_of(name, **{'loss.name': loss})
+def test_several_classes_an_image_are_refused(name):
+  config = test_every.config_of(name, **{'loss.name': 'softmax'})
   facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
   with pytest.raises(ValueError, match=f'several classes .*={name} learns one'):
     objective_type(config).from_config(config, facts)

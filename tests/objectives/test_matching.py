@@ -83,7 +83,7 @@ def test_costs_are_those_of_scipy(kind, count):
     )
 
 
-@pytest.mark.parametrize('most', [0, 1, 8, 9, 16, 17, 20])
+@pytest.mark.parametrize('most', [0, 8, 9, 17])
 def test_many_rows_are_matched_up_to_the_last_object(most):
   rng = np.random.default_rng(most)
   costs_BQM = rng.normal(size=(3, 20, 20)).astype(np.float32)
@@ -93,41 +93,6 @@ def test_many_rows_are_matched_up_to_the_last_object(most):
     _, wanted_N = scipy.optimize.linear_sum_assignment(costs_QM[:, :n].T)
     np.testing.assert_array_equal(query_M[:n], wanted_N)
     assert not query_M[n:].any()
-
-
-def test_rows_that_are_none_take_a_step_each(monkeypatch):
-  """And not one for each such row before them, as equal costs would."""
-  seen = []
-  solve = matching.optax.assignment.hungarian_algorithm
-
-  def spied(costs_QM):
-    jax.debug.callback(lambda x: seen.append(np.asarray(x)), costs_QM)
-    return solve(costs_QM)
-
-  monkeypatch.setattr(matching.optax.assignment, 'hungarian_algorithm', spied)
-  costs_BQM = np.random.default_rng(0).normal(size=(1, 20, 20))
-  is_object_BM = np.arange(20)[None] < 17
-  query_BM = matching.match(jnp.asarray(costs_BQM), jnp.asarray(is_object_BM))
-  assert not np.asarray(query_BM)[0, 17:].any()
-  (costs_XM,) = seen
-  # The cheapest query of each is nobody else's.
-  cheapest = costs_XM[:, 17:].argmin(0)
-  assert cheapest.tolist() == [37, 38, 39]
-  others = np.delete(costs_XM[cheapest], [17, 18, 19], axis=1)
-  assert (others > 1e6).all()
-  # Of two images with five each, no more rows than a power of two above five.
-  seen.clear()
-  costs_BQM = jnp.tile(costs_BQM, (2, 1, 1))
-  matching.match(costs_BQM, jnp.tile(jnp.arange(20)[None] < 5, (2, 1)))
-  jax.effects_barrier()
-  assert [x.shape for x in seen] == [(28, 8)] * 2
-
-
-def test_costs_that_are_no_numbers_come_to_an_end():
-  costs_BQM = jnp.full((2, 5, 3), jnp.nan).at[1].set(1.0).at[1, 0, 0].set(0.0)
-  query_BM = np.asarray(match(costs_BQM, jnp.ones((2, 3), bool)))
-  assert query_BM[1, 0] == 0
-  assert all(len(set(query_M)) == 3 for query_M in query_BM)
 
 
 def test_devices_search_by_themselves():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import tracemalloc
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
 from vit_jax.objectives import soft_labels
-from vit_jax.training import features, sharding
+from vit_jax.training import sharding
 
 NAMES = tuple(map(str, range(10)))
 
@@ -168,25 +167,6 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
       kept_in(str(tmp_path / 'text.npz'), None, *given)
 
 
-def test_images_are_read_by_as_many_workers_as_are_asked_for(
-  tmp_path, monkeypatch
-):
-  asked, batches = [], features.global_batches
-
-  def alone(*args, workers, **kwargs):
-    asked.append((workers, kwargs['batch_size']))
-    return batches(*args, **kwargs)
-
-  monkeypatch.setattr(features, 'global_batches', alone)
-  # In batches that all of eight devices share.
-  monkeypatch.setattr(soft_labels, 'BATCH_SIZE', 20)
-  teacher = opening.open_checkpoint(test_every.teacher())
-  source = sources.open_source('digits', 'train[:3]')
-  path = str(tmp_path / 'labels.npz')
-  kept_in(path, teacher, source, 'mine', NAMES, workers=3)
-  assert asked == [(3, 24)]
-
-
 def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
   objective = objective_of(
     **{
@@ -212,20 +192,6 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
     strangers.train_transform()
 
 
-def test_it_says_how_many_images_have_labels(monkeypatch, caplog):
-  """Seven of four classes, one of them twice; of 99 no others are sure."""
-  objective = objective_of(
-    **{'objective.threshold': 0.5, 'objective.unlabelled': 'train[:99]'}
-  )
-  kept = np.full((99, 10), 0.1, np.float32)
-  kept[np.arange(7), [1, 1, 2, 2, 5, 5, 8]] = 0.5
-  monkeypatch.setattr(soft_labels, 'kept', lambda *_: kept)
-  with caplog.at_level('INFO', 'vit_jax'):
-    transform = objective.train_transform()
-  assert 'Soft labels: 7 of 99 images, of 4 classes.' in caplog.text
-  assert sorted(transform.rows) == [0, 1, 2, 3, 4, 5, 6, 6]
-
-
 def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   """And one of other classes, or of what is no table, is not."""
   teacher = opening.open_checkpoint(test_every.teacher())
@@ -249,21 +215,6 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   np.savez(path, **whole)
   with pytest.raises(ValueError, match='old.npz holds no soft labels'):
     kept_in(path, None, source, 'mine', NAMES)
-
-
-def test_labels_are_in_memory_once(tmp_path):
-  """Those of ImageNet are 5 GB."""
-  labels = np.zeros((1000, 2000), np.float32)
-  names = tuple(map(str, range(2000)))
-  path = str(tmp_path / 'labels.npz')
-  np.savez(path, probabilities=labels, class_names=names, images='mine')
-  tracemalloc.start()
-  try:
-    kept_in(path, None, range(1000), 'mine', names)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-  finally:
-    tracemalloc.stop()
-  assert peak_bytes < 1.5 * labels.nbytes
 
 
 def test_a_batch_has_images_with_their_labels():

@@ -136,7 +136,6 @@ def test_clips_are_of_one_video_each():
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0'),
     ({'objective.temperature': float('inf')}, 'objective.temperature is inf'),
     ({'model.name': 'deit'}, 'objective.name=video is learned by a ViT'),
-    ({'objective.copies': 1}, 'objective.copies is 1: at least 2'),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

@@ -245,20 +245,6 @@ def test_a_failing_writer_is_reported_once(warned):
   assert (1, {'loss': 1}) in recorder.calls and 'close' not in recorder.calls
 
 
-def test_a_broken_tensorboard_is_reported_once(tmp_path, warned, monkeypatch):
-  monkeypatch.setattr(
-    metric_log.importlib.util, 'find_spec', lambda name: object()
-  )
-  monkeypatch.setitem(sys.modules, 'tensorboard.compat.proto', None)
-  log = log_of(tmp_path)
-  log.write(1, {'loss': 1})
-  log.close()
-  assert (tmp_path / 'metrics.csv').read_text() == 'step,loss\n1,1\n'
-  assert len(warned) == 1
-  assert 'TensorBoard logs end here' in warned[0]
-  assert 'ModuleNotFoundError' in warned[0]
-
-
 class FakeWandb(types.ModuleType):
   """The part of wandb that is used; runs by id, each step's values once."""
 
@@ -330,46 +316,10 @@ def test_a_resumed_run_is_the_same_run(tmp_path, wandb):
   assert len(wandb.runs) == 3
 
 
-def test_wandb_writes_here_for_a_run_in_a_bucket(tmp_path, wandb, monkeypatch):
-  place = dashboards.epath.Path
-  monkeypatch.setattr(
-    dashboards.epath,
-    'Path',
-    lambda path: place(tmp_path / path.removeprefix('gs://')),
-  )
-  (tmp_path / 'bucket/b16').mkdir(parents=True)
-  dashboards.WandbRun('vit', 'gs://bucket/b16', {}, is_new=True)
-  (options,) = wandb.inits
-  assert options['dir'] is None and options['name'] == 'b16'
-
-
 def test_only_the_first_process_writes_and_only_where_asked(tmp_path, wandb):
   log_of(tmp_path, enabled=False, config=CONFIG).close()
   log_of(tmp_path, config=CONFIG | {'wandb': ''}).close()
   assert not wandb.inits and not (tmp_path / 'wandb_id').exists()
-
-
-@pytest.mark.parametrize(
-  ('said', 'shown'),
-  [('No API key.\nTraceback', 'No API key.'), ('', 'Error')],
-)
-def test_wandb_that_fails_at_the_start_is_one_message(
-  tmp_path, wandb, said, shown
-):
-  wandb.error = wandb.Error(said)
-  with pytest.raises(
-    ConnectionError,
-    match=f"^config.wandb is 'vit', .* the run: {shown} Log in with",
-  ):
-    log_of(tmp_path, config=CONFIG)
-
-
-def test_without_wandb_it_says_how_to_install_it(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'wandb', None)
-  with pytest.raises(
-    ImportError, match=r"pip install -e '.\[wandb\]', or leave"
-  ):
-    log_of(tmp_path, config=CONFIG)
 
 
 def test_wandb_itself_offline(tmp_path, no_tensorboard, monkeypatch):

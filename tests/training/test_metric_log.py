@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.training import dashboards, metric_log
+from vit_jax.training import metric_log
 
 
 @pytest.fixture(autouse=True)
@@ -91,16 +90,7 @@ def test_a_removed_file_comes_back_whole(tmp_path):
 
 @pytest.mark.parametrize(
   'value',
-  [
-    0.1,
-    1 / 3,
-    float('inf'),
-    np.float32(1 / 3),
-    np.float32(1e-30),
-    np.float64(1 / 3),
-    np.int64(2**53),
-    7,
-  ],
+  [0.1, float('inf'), np.float32(1e-30), np.int64(2**53)],
   ids=lambda value: f'{type(value).__name__}-{value}',
 )
 def test_values_read_back_exactly(tmp_path, value):
@@ -128,8 +118,8 @@ def _write_run(log, steps):
       log.write(step, {'test/accuracy': step / 7})
 
 
-@pytest.mark.parametrize('resume_step', [0, 1, 3, 4, 6, 7])
-@pytest.mark.parametrize('torn', ['', '8', '8,0.1', '8,0.125,0.', '8,\0\0\0'])
+@pytest.mark.parametrize('resume_step', [0, 3, 7])
+@pytest.mark.parametrize('torn', ['', '8,0.1', '8,\0\0\0'])
 def test_resumed_equals_uninterrupted(tmp_path, resume_step, torn):
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
   _write_run(_log(whole), range(1, 11))
@@ -162,9 +152,8 @@ def test_a_run_from_the_start_replaces_the_table(tmp_path):
   assert _text(tmp_path) == 'step\n'
 
 
-@pytest.mark.parametrize('left', ['', 'st', 'step,lo'])
-def test_a_file_killed_at_birth_is_an_empty_table(tmp_path, left):
-  (tmp_path / 'metrics.csv').write_text(left)
+def test_a_file_killed_at_birth_is_an_empty_table(tmp_path):
+  (tmp_path / 'metrics.csv').write_text('st')
   _log(tmp_path, 5).write(6, {'loss': 1.0})
   assert _text(tmp_path) == 'step,loss\n6,1.0\n'
 
@@ -199,11 +188,9 @@ def test_a_killed_run_leaves_every_finished_row(tmp_path):
   'text, message',
   [
     ('epoch,loss\n1,2\n', "first column of .*metrics.csv is 'epoch'"),
-    ('\nstep,loss\n1,2\n', "first column of .*metrics.csv is '' instead"),
     ('step,loss\n1,2\n2\n3,4\n', "Line 3 .*fit its 2 columns of .*: '2'"),
     ('step,loss\n1,2\n2,x\n', "Line 3 .*2 columns of numbers: '2,x'"),
     ('step,loss,loss\n1,2,3\n', "twice: 'step,loss,loss'. Remove one"),
-    ('step,loss\nx,2\n', "Line 2 of .*metrics.csv .*'x,2'. Repair"),
   ],
 )
 def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
@@ -218,9 +205,6 @@ def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
   [
     ({'loss': np.zeros(3)}, r"'loss' has shape \(3,\) and type float64"),
     ({'loss': True}, r"'loss' has shape \(\) and type bool"),
-    ({'loss': 'low'}, r"'loss' has shape \(\) and type <U3"),
-    ({'loss': 1j}, r"'loss' has shape \(\) and type complex128"),
-    ({'loss': None}, r"'loss' has shape \(\) and type object"),
     ({'step': 3}, "Metric 'step' = 3 would hide the first column"),
   ],
 )
@@ -232,17 +216,6 @@ def test_a_bad_metric_is_refused_and_nothing_written(
   with pytest.raises(ValueError, match=message):
     log.write(2, {'x': 2} | scalars)
   assert _text(tmp_path) == 'step,x\n1,1\n'
-
-
-def test_what_cannot_be_a_table_is_named(tmp_path):
-  path = tmp_path / 'metrics.csv'
-  path.write_bytes(b'\xff\xfe,')
-  with pytest.raises(ValueError, match='metrics.csv is no table .*utf-8'):
-    _log(tmp_path, 1)
-  path.unlink()
-  os.mkfifo(path)
-  with pytest.raises(ValueError, match='metrics.csv is no regular file'):
-    _log(tmp_path, 1)
 
 
 def test_disabled_touches_nothing(tmp_path):
@@ -290,17 +263,6 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
   imported = set(sys.modules) - modules
   assert not {name for name in imported if name.startswith('tensor')}
   assert os.listdir(tmp_path) == ['metrics.csv']
-
-
-@pytest.mark.parametrize('given', [(), (7.0,)])
-def test_all_that_shows_the_numbers_is_waited_for_as_long_as_asked(
-  tmp_path, given
-):
-  waited = []
-  log = _log(tmp_path)
-  log._dashboards = [types.SimpleNamespace(close=waited.append)] * 2
-  log.close(*given)
-  assert waited == 2 * [given[0] if given else dashboards.CLOSE_S]
 
 
 def test_numbers_and_pictures_are_told_apart():

@@ -259,13 +259,7 @@ def test_arrays_are_split_as_the_specification_says():
 
 @pytest.mark.parametrize(
   ('sizes', 'shape'),
-  [
-    ((-1, 1, 1), (8, 1, 1)),
-    ((1, -1, 1), (1, 8, 1)),
-    ((2, 2, -1), (2, 2, 2)),
-    ((-1, 4, 2), (1, 4, 2)),
-    ((8, 1, 1), (8, 1, 1)),
-  ],
+  [((-1, 1, 1), (8, 1, 1)), ((2, 2, -1), (2, 2, 2)), ((-1, 4, 2), (1, 4, 2))],
 )
 def test_meshes_fill_up(sizes, shape):
   mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)))
@@ -276,11 +270,7 @@ def test_meshes_fill_up(sizes, shape):
 
 @pytest.mark.parametrize(
   ('kind', 'cores', 'in_order'),
-  [
-    ('TPU v4', (0, 1, 0, 1), True),
-    ('TPU v4', (0, 0, 0, 0), False),
-    ('TPU v3', (0, 1, 0, 1), False),
-  ],
+  [('TPU v4', (0, 1, 0, 1), True), ('TPU v3', (0, 1, 0, 1), False)],
 )
 def test_cores_of_v4_one_by_one_stay_in_their_order(
   monkeypatch, kind, cores, in_order
@@ -316,14 +306,10 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
   [
     (1024, 1, (2, 4, 1)),
     (1024, 2, (1, 4, 2)),
-    (64, 1, (2, 4, 1)),
-    (96, 2, (1, 4, 2)),
     (32, 2, (2, 2, 2)),
     (36, 1, (4, 2, 1)),
-    (60, 1, (4, 2, 1)),
     (1026, 1, (4, 2, 1)),
     (20, 1, (8, 1, 1)),
-    (1, 1, (8, 1, 1)),
   ],
 )
 def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
@@ -339,15 +325,9 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
   ('sizes', 'message'),
   [
     ((2, -1, -1), 'one may be -1'),
-    ((-1, 1, -1), 'one may be -1'),
     ((0, 1, 8), 'sizes are at least 1'),
-    ((-2, 1, 4), 'sizes are at least 1'),
-    ((3, 1, 1), 'does not multiply to the 8 devices'),
     ((16, 1, 1), 'does not multiply to the 8 devices.*Set one of .* to -1'),
     ((-1, 3, 1), 'does not multiply to the 8 devices'),
-    ((-1, 16, 1), 'does not multiply to the 8 devices'),
-    ((-1, -1, 0), 'sizes are at least 1'),
-    ((-1, -1, 16), 'does not multiply to the 8 devices'),
   ],
 )
 def test_meshes_that_cannot_be_are_refused(sizes, message):
@@ -373,9 +353,7 @@ def test_batches_are_split_over_data_and_fsdp_alone():
   [
     # The processes of 8 devices in the order of the mesh, and what each gives.
     ((2, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ((2, 2, 2), '00001111', [(0, 2), (1, 2)]),
     ((2, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
-    ((1, 4, 2), '01012323', [(0, 2), (0, 2), (1, 2), (1, 2)]),
     ((1, 1, 8), '01234567', 8 * [(0, 1)]),
     ((4, 1, 2), '02020202', [(0, 1), None, (0, 1)]),
   ],
@@ -408,11 +386,6 @@ def test_processes_that_share_some_rows_are_refused(monkeypatch):
     ValueError, match='tensor is 2, and each of the 4 proc.*3'
   ):
     sharding.batch_share(mesh)
-
-
-def test_a_mesh_describes_itself():
-  text = sharding.describe(sharding.make_mesh(MESH))
-  assert text == '8 x cpu, mesh data=2, fsdp=2, tensor=2'
 
 
 @pytest.mark.parametrize('each', [True, False])
