@@ -43,6 +43,8 @@ _EXTRAS_REQUIRE = {
   'hub': ['huggingface-hub>=1.0'],
   # Data sets as hf://datasets/OWNER/NAME.
   'hf': ['datasets>=4'],
+  # Images in HEIC, as phones take them.
+  'heif': ['pillow-heif>=1.0'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
   # COCO's average precision.

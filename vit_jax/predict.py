@@ -139,15 +139,8 @@ def find_objects(
       whole.replace(os.path.join(out, 'coco.json'), text.encode())
 
 
-def _raise(error: OSError) -> None:
-  raise error
-
-
 def find_files(paths: Sequence[str]) -> list[str]:
-  """Returns the files named, and the images in the folders named, sorted.
-
-  Folders whose names begin with a dot are left out, as such files are; those
-  that are linked are looked into once.
+  """Returns the files named, and the images of folders by `list_images`.
 
   Raises:
     FileNotFoundError: for a path that does not exist or a folder that has no
@@ -161,28 +154,8 @@ def find_files(paths: Sequence[str]) -> list[str]:
         raise FileNotFoundError(f'No file or folder at {path}.')
       found.append(path)
       continue
-    inside: list[str] = []
-    seen: set[str] = set()
-    for parent, folders, names in os.walk(
-      path, onerror=_raise, followlinks=True
-    ):
-      # Or a link to a folder above would lead around for ever.
-      if (place := os.path.realpath(parent)) in seen:
-        folders.clear()
-        continue
-      seen.add(place)
-      # What is linked comes last, or the order on the disk would say by which
-      # of its names a folder is called.
-      folders[:] = sorted(
-        (x for x in folders if not folder.is_hidden(x)),
-        key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
-      )
-      inside += [
-        os.path.join(parent, name)
-        for name in names
-        if folder.is_image_name(name)
-      ]
-    inside.sort()
+    inside, others = folder.list_images(path)
+    folder.warn_left_out(path, others)
     if not inside:
       raise FileNotFoundError(f'The folder {path} has no image files.')
     found += inside

@@ -1,5 +1,6 @@
 """Digits and folders as sources, and what is refused."""
 
+import importlib.util
 import logging
 import os
 import pathlib
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import sklearn.datasets
 
+from vit_jax import predict
 from vit_jax.data import sources
 
 
@@ -160,18 +162,82 @@ def test_relative_and_home_folders(flat, monkeypatch):
     _open('~nobody-of-this-name/flat')
 
 
-def test_ignored_entries_are_counted(flat, png, caplog):
-  (flat / 'cat' / '00.png').rename(flat / 'cat' / 'CAMERA.PNG')
+def test_images_are_told_by_extension_or_content(
+  flat, png, encode, photo, caplog
+):
+  (flat / 'cat/00.png').rename(flat / 'cat/CAMERA.PNG')
   # A JPEG of several pictures.
-  (flat / 'dog' / '00.png').rename(flat / 'dog' / 'STEREO.MPO')
-  (flat / 'cat' / 'notes.txt').write_text('x')
-  (flat / 'cat' / 'notes.pdf').write_text('x')  # which Pillow only writes
-  (flat / 'cat' / '.hidden.png').write_bytes(png)
-  (flat / 'dog' / 'more').mkdir()
-  (flat / '.git').mkdir()
-  with caplog.at_level(logging.INFO, logger='vit_jax'):
-    assert len(_open(flat)) == 28
-  assert 'Ignored 3 entries' in caplog.text
+  (flat / 'dog/00.png').rename(flat / 'dog/STEREO.MPO')
+  jpeg = encode(photo[:40, :60], 'JPEG')
+  for name in ('x.jpg_large', 'without', 'x.2019'):
+    (flat / 'cat' / name).write_bytes(jpeg)
+  (flat / 'cat/unreadable.jpg').write_bytes(b'x')
+  train = _open(flat)
+  assert len(train) + len(_open(flat, 'test')) == 39
+  assert not caplog.text
+  # Of other files some begin as images.
+  raw = encode(photo[:40, :60], 'TIFF')
+  others = {'x.txt': b'x', 'x.pdf': b'x', 'x.h5': b'\x89HDF\r\n\x1a\n'}
+  others |= {'clip.MPG': b'\0\0\1\xb3', 'x.nef': raw, 'x.jpg~': jpeg}
+  others |= {'phone.HEIC': b'\0\0\0\x1cftypheic', 'empty': b''}
+  for name, content in others.items():
+    (flat / 'cat' / name).write_bytes(content)
+  os.mkfifo(flat / 'dog/pipe')
+  (flat / 'cat/._x.png').write_bytes(png)
+  (flat / 'dog/more').mkdir()
+  for hidden in ('.git', '__MACOSX'):
+    (flat / hidden).mkdir()
+    (flat / hidden / 'x').write_bytes(png)
+  for _ in range(2):
+    assert len(_open(flat)) == len(train)
+  (said,) = caplog.messages
+  assert 'files that are not images are left out (2 without extension' in said
+  for extension in ('.txt', '.pdf', '.h5', '.mpg', '.nef', '.jpg~'):
+    assert f'1 {extension}' in said
+  assert importlib.util.find_spec('pillow_heif') or 'HEIC images need' in said
+
+
+def test_images_lie_at_any_depth(flat, png):
+  """Their class is the first folder, and `predict` sees the same ones."""
+  _write(flat / 'cat/session2/a', 4, png)
+  (flat / 'cat/session2/loop').symlink_to(flat / 'cat')
+  source = _open(flat, 'all')
+  names = [source[i]['name'] for i in range(len(source))]
+  assert len(names) == 39
+  assert sorted(names) == predict.find_files([str(flat)])
+  assert np.bincount(source.labels()).tolist() == [24, 10, 5]
+
+
+@pytest.mark.parametrize('val', ['val', 'valid', 'validation', 'testing'])
+def test_names_of_splits(tmp_path, png, val):
+  for name, count in (('training', 3), (val, 2)):
+    _write(tmp_path / name / 'a', count, png)
+  assert [len(_open(tmp_path, x)) for x in ('train', 'val', 'test')] == [
+    3,
+    2,
+    2,
+  ]
+  # Alone it may be a class.
+  (tmp_path / val).rename(tmp_path / 'match')
+  assert _open(tmp_path).class_names == ('match', 'training')
+
+
+def test_a_test_split_without_classes_is_left_out(tmp_path, png, caplog):
+  for name, count in (('train', 3), ('val', 2)):
+    _write(tmp_path / name / 'a', count, png)
+  _write(tmp_path / 'test', 4, png)
+  assert [len(_open(tmp_path, x)) for x in ('train', 'test')] == [3, 2]
+  assert 'test is left out: it has no class folders' in caplog.text
+
+
+def test_accents_may_be_written_in_two_ways(tmp_path, png):
+  train, val = 'caf\u00e9', 'cafe\u0301'
+  _write(tmp_path / 'train' / train, 3, png)
+  _write(tmp_path / 'train/tea', 3, png)
+  _write(tmp_path / 'val' / val, 2, png)
+  source = _open(tmp_path, 'val')
+  assert source.class_names == (train, 'tea')
+  assert source.labels().tolist() == [0, 0]
 
 
 def test_what_lies_beside_is_said(tmp_path, png, caplog):
@@ -195,7 +261,7 @@ def test_empty_folders(tmp_path, png):
     _open(tmp_path / 'nowhere')
   with pytest.raises(ValueError, match='gs://my/x.csv: images are read from'):
     _open('gs://my/x.csv')
-  with pytest.raises(ValueError, match='no images; the layout must be'):
+  with pytest.raises(ValueError, match='and no images; the layout must be'):
     _open(tmp_path)
   _write(tmp_path / 'val' / 'a', 2, png)
   with pytest.raises(ValueError, match='has val and no train: call so'):
@@ -208,7 +274,12 @@ def test_empty_folders(tmp_path, png):
   assert _open(tmp_path).class_names == ('a', 'val')
   (tmp_path / 'b').mkdir()
   (tmp_path / 'b' / 'readme.md').write_text('x')
-  with pytest.raises(ValueError, match=r'b has no images \(1 other entries\)'):
+  with pytest.raises(
+    ValueError, match=r'b has no images \(1 .md\); add images'
+  ):
+    _open(tmp_path)
+  (tmp_path / 'b/readme.md').rename(tmp_path / 'b/0.txt')
+  with pytest.raises(ValueError, match="YOLO's labels, export the data set in"):
     _open(tmp_path)
 
 

@@ -18,6 +18,7 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -42,6 +43,8 @@ DECODER_VERSION = 2
 
 # What 16-bit grey of 4095 is of 8 bits.
 _DARKEST = 16
+
+HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
 
 # In each process.
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -273,9 +276,16 @@ def naming_errors(name: str):
 
 @functools.cache
 def pillow_formats() -> tuple[str, ...]:
-  """The formats that Pillow reads, but EPS, which starts Ghostscript."""
+  """The formats that Pillow reads, HEIC too where pillow-heif is installed.
+
+  EPS is left out, because it starts Ghostscript, and formats that Pillow only
+  recognises.
+  """
   Image.init()
-  return tuple(name for name in Image.OPEN if name != 'EPS')
+  if importlib.util.find_spec('pillow_heif'):
+    importlib.import_module('pillow_heif').register_heif_opener()
+  left_out = ('EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF')
+  return tuple(name for name in Image.OPEN if name not in left_out)
 
 
 def _pillow_open(data: bytes) -> Image.Image:
@@ -286,6 +296,8 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
   """Decodes any format at full size and upright."""
   if not data:
     raise UnreadableImage(name, 'the file is empty')
+  if data[4:10] == b'ftyphe' and 'HEIF' not in pillow_formats():
+    raise UnreadableImage(name, HEIC_NEEDS)
   with naming_errors(name):
     image = _pillow_open(data)
     _refuse_bomb(image.width, image.height, name)

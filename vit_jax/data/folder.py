@@ -5,6 +5,7 @@ Or with their classes in a table.
 
 from __future__ import annotations
 
+import collections
 import csv
 import functools
 import logging
@@ -24,7 +25,19 @@ _log = logging.getLogger(__name__)
 # Of a table: its cells by column, None where a line is too short.
 Row = dict[str, Any]
 
+Counter = collections.Counter[str]
+_warn_once = functools.cache(_log.warning)
+
 _NAMED = 5  # classes in a message
+# Formats that files without a known extension may have. TIFF is not among them:
+# cameras' raw files begin in the same way.
+_BY_CONTENT = ('JPEG', 'PNG', 'GIF', 'WEBP', 'AVIF')
+_COPIES = ('~', '.bak', '.orig', '.part', '.tmp')
+_HEIC = ('.heic', '.heif')
+_YOLO = (
+  ". If these are YOLO's labels, export the data set in COCO's format from the "
+  'tool that wrote it, and give the folder with instances.json'
+)
 _LAYOUTS = (
   '<folder>/train/<class>/<image> and <folder>/test/<class>/<image>, '
   'or <folder>/<class>/<image>'
@@ -46,11 +59,11 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  Two layouts are understood. `train/`, and any of `val/`, `validation/` and
-  `test/`; or images without these, of which a fifth (of each class) becomes
-  `test`. Where the training side has class folders, the others have the same.
-  Where it has images alone, they have no labels. In both, hidden files and
-  files whose extension belongs to no image format are ignored.
+  Two layouts are understood. `train/`, and any of `val/` and `test/` (see
+  `splits.SAME` for other names); or images without these, of which a fifth (of
+  each class) becomes `test`. If the training side has class folders, the others
+  have the same. If it has images alone, they have no labels. `list_images` says
+  which files of these folders are images.
 
   Raises:
     FileNotFoundError: There is no such folder.
@@ -62,22 +75,30 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
       'of a dataset without any slash'
     )
-  found = {name: root / name for name in splits.NAMES if (root / name).is_dir()}
-  folders = found if 'train' in found else {'train': root}
-  if found and 'train' not in found and set(sub_folders(root)) <= set(found):
+  inside = set(sub_folders(root))
+  found = {name: root / name for name in splits.NAMES if name in inside}
+  # Alone, `training` may be a class.
+  has_train = 'train' in found or ('training' in found and len(found) > 1)
+  if found and not has_train and inside <= set(found):
     raise ValueError(
       f'{root} has {", ".join(found)} and no train: call so what there is to '
       'learn from, or give one of these folders, if its folders are classes'
     )
-  if (others := set(sub_folders(root)) - set(found)) and 'train' in found:
+  if (others := inside - set(found)) and has_train:
     _log.warning(
       '%s has the splits %s; its other folders are left out: %s',
       root,
       ', '.join(found),
       ', '.join(sorted(others)[:5]),
     )
-  kind = Folder if sub_folders(folders['train']) else Files
-  return kind(root, folders, split, split_seed)
+  folders = found if has_train else {'train': root}
+  if not sub_folders(next(iter(folders.values()))):
+    return Files(root, folders, split, split_seed)
+  for name, folder in list(folders.items()):
+    if not sub_folders(folder):
+      _log.warning('%s is left out: it has no class folders', folder)
+      del folders[name]
+  return Folder(root, folders, split, split_seed)
 
 
 class Files:
@@ -91,18 +112,18 @@ class Files:
     split_seed: int,
   ):
     """Lists the files of all splits, and takes those of one."""
-    self.class_names = sub_folders(folders['train'])
+    self.class_names = _class_names(next(iter(folders.values())))
     self._paths: list[str] = []
     self._labels: list[int] = []
     members = {}
+    left_out: Counter = collections.Counter()
     for split_name, folder in folders.items():
-      files, ignored = self._list(folder)
-      if ignored:
-        _log.info('Ignored %d entries of %s: no images', ignored, folder)
+      files = self._list(folder, left_out)
       first = len(self._paths)
       self._paths += [path for path, _ in files]
       self._labels += [label for _, label in files]
       members[split_name] = list(range(first, len(self._paths)))
+    warn_left_out(root, left_out)
     if folders == {'train': root}:
       members = splits.stratified_fifth(self._labels, split_seed)
     self._take(members, split, split_seed, f'folder {root}')
@@ -125,15 +146,18 @@ class Files:
   def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
     """Says what there is too little of; here nothing."""
 
-  def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
-    """The files of one split folder and their labels, and what is no image."""
-    paths, ignored = image_paths(folder)
+  def _list(
+    self, folder: pathlib.Path, left_out: Counter
+  ) -> list[tuple[str, int]]:
+    """Lists the images of a split with their labels, and counts other files."""
+    paths, others = list_images(folder)
+    left_out += others
     if not paths:
       raise ValueError(
-        f'{folder} has no class folders and no images; the layout must be '
-        f'{_LAYOUTS}, or the same without classes'
+        f'{folder} has no class folders and no images{_counted(others)}; the '
+        f'layout must be {_LAYOUTS}, or the same without classes'
       )
-    return [(path, 0) for path in paths], ignored
+    return [(path, 0) for path in paths]
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -150,37 +174,35 @@ class Files:
 class Folder(Files):
   """A folder with one sub-folder per class, as a labelled source."""
 
-  def _list(self, folder: pathlib.Path) -> tuple[list[tuple[str, int]], int]:
-    label_of = {name: label for label, name in enumerate(self.class_names)}
-    class_names = sub_folders(folder)
-    if not class_names:
-      raise ValueError(
-        f'{folder} has no class folders; the layout must be {_LAYOUTS}'
-      )
-    files, ignored = [], 0
-    if loose := image_paths(folder)[0]:
+  def _list(
+    self, folder: pathlib.Path, left_out: Counter
+  ) -> list[tuple[str, int]]:
+    label_of = {nfc(name): i for i, name in enumerate(self.class_names)}
+    files: list[tuple[str, int]] = []
+    if loose := sum(map(len, by_stem(folder).values())):
       _log.warning(
-        '%d images beside the class folders of %s are left out: they have no '
+        '%s images beside the class folders of %s are left out: they have no '
         'class',
-        len(loose),
+        loose,
         folder,
       )
-    for class_name in class_names:
-      if class_name not in label_of:
+    for class_name in sub_folders(folder):
+      if nfc(class_name) not in label_of:
         raise ValueError(
           f'class {class_name!r} of {folder} is not among the '
           f'{len(label_of)} classes of the train side; add it there, or remove '
           f'{folder / class_name}'
         )
-      paths, ignored_here = image_paths(folder / class_name)
-      ignored += ignored_here
+      paths, others = list_images(folder / class_name)
+      left_out += others
       if not paths:
         raise ValueError(
-          f'class folder {folder / class_name} has no images '
-          f'({ignored_here} other entries); add images to it or remove it'
+          f'class folder {folder / class_name} has no images'
+          f'{_counted(others)}; add images to it or remove it'
+          + (_YOLO if {*others} == {'.txt'} else '')
         )
-      files += [(path, label_of[class_name]) for path in paths]
-    return files, ignored
+      files += [(path, label_of[nfc(class_name)]) for path in paths]
+    return files
 
   def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
     labels, classes = np.array(self._labels), len(self.class_names)
@@ -387,13 +409,84 @@ def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
   return tuple(entry.name for entry in visible(folder) if entry.is_dir())
 
 
-def image_paths(folder: pathlib.Path) -> tuple[list[str], int]:
-  """The sorted paths of images, and how many other entries there are."""
-  # Also a folder called x.jpg: it is reported as unreadable, because it may
-  # well be the user's mistake, where ignoring it would hide it.
-  entries = visible(folder)
-  paths = [e.path for e in entries if is_image_name(e.name)]
-  return paths, len(entries) - len(paths)
+def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
+  """The names of the sub-folders, one if they differ in accents' form alone."""
+  return tuple({nfc(name): name for name in sub_folders(folder)}.values())
+
+
+def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
+  """Lists the images of a folder and its sub-folders.
+
+  Files with the extension of an image format are images, damaged or not. Other
+  files are if they begin as an image does, as downloads without an extension.
+  Hidden files and folders are ignored. Linked folders are looked into once.
+
+  Returns:
+    The paths, sorted, and how many other files there are by extension.
+
+  Raises:
+    OSError: A sub-folder cannot be read.
+  """
+  paths: list[str] = []
+  others: Counter = collections.Counter()
+  seen: set[str] = set()
+  for parent, folders, names in os.walk(
+    folder, onerror=_raise, followlinks=True
+  ):
+    # Or a link to a folder above would lead around for ever.
+    if (place := os.path.realpath(parent)) in seen:
+      folders.clear()
+      continue
+    seen.add(place)
+    # Links come last, or the order on the disk would say by which of its names
+    # a folder is called.
+    folders[:] = sorted(
+      (x for x in folders if not is_hidden(x)),
+      key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
+    )
+    for name in names:
+      path = os.path.join(parent, name)
+      if is_image_name(name) or not is_hidden(name) and _begins_as_image(path):
+        paths.append(path)
+      elif not is_hidden(name):
+        others[os.path.splitext(name)[1].lower() or 'without extension'] += 1
+  return sorted(paths), others
+
+
+def _raise(error: OSError) -> None:
+  raise error
+
+
+def _begins_as_image(path: str) -> bool:
+  # Copies by editors and browsers would be the same image twice, and HEIC
+  # begins as AVIF does.
+  if path.lower().endswith((*_COPIES, *_HEIC)) or not os.path.isfile(path):
+    return False
+  try:
+    with open(path, 'rb') as file:
+      start = file.read(16)
+  except OSError:
+    return False
+  formats = decode.pillow_formats()
+  return any(
+    x in formats and Image.OPEN[x][1](start) is True for x in _BY_CONTENT
+  )
+
+
+def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
+  """Warns of the files of a folder that `list_images` has not listed."""
+  if others:
+    _warn_once(
+      f'{root}: files that are not images are left out{_counted(others)}'
+    )
+
+
+def _counted(others: Counter) -> str:
+  if not others:
+    return ''
+  listed = ', '.join(f'{count} {name}' for name, count in others.most_common())
+  heic = f'. {decode.HEIC_NEEDS}' if others.keys() & {*_HEIC} else ''
+  return f' ({listed}{heic})'
 
 
 def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
@@ -407,7 +500,7 @@ def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
 
 
 def is_image_name(name: str) -> bool:
-  """Whether a file of this name is taken for an image: by its extension."""
+  """Whether a name has the extension of an image format."""
   extension = os.path.splitext(name)[1].lower()
   return not is_hidden(name) and extension in _image_extensions()
 

@@ -185,7 +185,7 @@ class ObjectNet(folder.Folder):
     self._paths: list[str] = []
     self._labels: list[int] = []
     for label, class_name in enumerate(self.class_names):
-      paths, _ = folder.image_paths(root / class_name)
+      paths, _ = folder.list_images(root / class_name)
       if not paths:
         raise ValueError(
           f'class folder {root / class_name} has no images; unpack the archive '

@@ -4,6 +4,7 @@ Frames lie video after video in their order, so that a frame is read as every
 other image is. A shot is a stretch of neighbouring frames.
 """
 
+import collections
 import dataclasses
 import logging
 import os
@@ -134,7 +135,7 @@ class FrameFolders(folder.Folder):
       ValueError: there is no folder of frames, or one without frames.
     """
     self.class_names = folder.sub_folders(root)
-    files, _ = self._list(root)
+    files = self._list(root, collections.Counter())
     # Frame 10 comes after frame 9, whether or not that is called 09.
     files.sort(key=lambda file: (file[1], _with_numbers(file[0])))
     self._paths = [path for path, _ in files]
