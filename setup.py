@@ -1,5 +1,8 @@
 """Packaging: `pip install -c requirements.txt -e .` (extras below)."""
 
+import pathlib
+import re
+
 import setuptools
 
 # Lower bounds of jax, flax, optax, orbax and grain are what requirements.txt
@@ -30,6 +33,14 @@ _INSTALL_REQUIRES = [
   'threadpoolctl>=3.5',
   'tqdm>=4.66',
 ]
+
+_VERSION = re.search(
+  "__version__ = '(.*)'",
+  pathlib.Path(__file__)
+  .with_name('vit_jax')
+  .joinpath('__init__.py')
+  .read_text(),
+)[1]
 
 _EXTRAS_REQUIRE = {
   # gcsfs: reading and writing gs:// paths, where TPU hosts keep their files.
@@ -82,7 +93,7 @@ _EXTRAS_REQUIRE = {
 
 setuptools.setup(
   name='vit_jax',
-  version='0.1.0',
+  version=_VERSION,
   description='Vision Transformer in JAX/Flax for TPUs, a reference code base',
   license='Apache-2.0',
   python_requires='>=3.11,<3.14',
@@ -91,6 +102,7 @@ setuptools.setup(
     'vit_jax.configs',
   ],
   package_data={
+    'vit_jax': ['py.typed'],
     'vit_jax.tools.serve': ['page.html', 'requirements.txt'],
   },
   package_dir={'vit_jax.configs': 'configs'},

@@ -1,6 +1,7 @@
 """A config made concrete, and what it refuses."""
 
 import dataclasses
+import importlib
 import json
 import types
 
@@ -12,11 +13,13 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import experiment, objectives, train
+from vit_jax import experiment, objectives
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import flops
 from vit_jax.objectives.classification import Classification
+
+train = importlib.import_module('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)

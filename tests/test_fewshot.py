@@ -24,12 +24,13 @@ from tqdm import tqdm
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import fewshot, train
+from vit_jax import fewshot
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, cores, sources, transforms
 from vit_jax.evaluators import feature_file, probe
 from vit_jax.evaluators import few_examples as protocol
 from vit_jax.models import variants
+from vit_jax.train import train
 from vit_jax.training import features, processes
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
@@ -50,7 +51,7 @@ def workdir(tmp_path_factory):
   config.update(total='4 steps', batch_size=64)
   config.data.image_size = '8'
   config.optimizer.warmup = '1 step'
-  train.train(config, str(folder))
+  train(config, str(folder))
   return folder
 
 

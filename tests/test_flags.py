@@ -330,7 +330,6 @@ def test_a_full_disk_is_one_message(tmp_path, size):
 def test_whoever_asks_for_help_is_told_of_all_commands(
   monkeypatch, capsys, args
 ):
-  monkeypatch.setattr(interrupts, 'end_at_once', lambda: None)
   monkeypatch.setattr(sys, 'argv', ['vit-jax', *args])
   is_error = args == ['hlep']
   assert entrance.main() == (2 if is_error else 0)

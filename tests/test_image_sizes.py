@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import functools
+import importlib
 import itertools
 import json
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.test_train import assert_close, assert_equal, small_config
-from vit_jax import train
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, loader, sources, transforms
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.training import run, sharding
+
+train = importlib.import_module('vit_jax.train')
 
 SIZES = ((8, 8), (12, 12), (8, 16))
 DEPTH_ONE = {'model.depth': 1, 'total': '4 steps', 'eval_every': '4 steps'}

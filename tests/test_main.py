@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import flags, main, train
+from vit_jax import flags, main
 from vit_jax.checkpoints import opening
 from vit_jax.data import augment, sources, transforms
 from vit_jax.training import interrupts
@@ -355,7 +355,7 @@ def test_evaluating_the_last_of_several_stages(command, tmp_path, monkeypatch):
     found.append((config.teacher, workdir))
     return {}
 
-  monkeypatch.setattr(train, 'evaluate_only', evaluate_only)
+  monkeypatch.setattr(main, 'evaluate_only', evaluate_only)
   monkeypatch.setenv('HOME', str(tmp_path))
   status, *_ = command(
     '--config=configs/noisy_student.py:digits',

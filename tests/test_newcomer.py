@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import objectives, train
+from vit_jax import objectives
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
@@ -20,6 +21,8 @@ from vit_jax.models import variants
 from vit_jax.models.variants import Model
 from vit_jax.tools.plan import aot
 from vit_jax.training import run
+
+train = importlib.import_module('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from flax import traverse_util
 from configs import digits
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax import train
 from vit_jax.checkpoints import opening
+from vit_jax.train import train
 
 WORKDIRS = pathlib.Path(__file__).parent / 'workdirs'
 GOLDEN = ROOT / 'tests/golden'
@@ -62,7 +62,7 @@ def test_they_open_as_they_did(name, unpacked):
 @pytest.mark.parametrize('name', ['vit', 'hybrid'])
 def test_they_resume_and_end_as_if_undisturbed(name, unpacked, capsys):
   workdir = unpacked(name)
-  train.train(config_of(workdir, name), str(workdir))
+  train(config_of(workdir, name), str(workdir))
   assert 'test/accuracy' in capsys.readouterr().out
   assert len((workdir / 'metrics.csv').read_text().splitlines()) == 13
   got = flat_params(workdir)

@@ -18,10 +18,11 @@ from PIL import Image
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import predict, train
+from vit_jax import predict
 from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
 from vit_jax.data import decode, transforms
+from vit_jax.train import train
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 
@@ -35,7 +36,7 @@ def workdir(tmp_path_factory):
   config.update(total='4 steps', batch_size=64)
   config.data.image_size = '8'
   config.optimizer.warmup = '1 step'
-  train.train(config, str(folder))
+  train(config, str(folder))
   return folder
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import pathlib
 import re
@@ -20,7 +21,6 @@ from PIL import Image
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
@@ -28,6 +28,8 @@ from vit_jax.data import bad_images, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.training import optim, run, sharding
+
+train = importlib.import_module('vit_jax.train')
 
 pytestmark = pytest.mark.usefixtures('garbage_of_this_file')
 

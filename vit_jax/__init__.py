@@ -1,31 +1,55 @@
 """Vision Transformer in JAX/Flax: models, training, evaluation, tools.
 
-`load` opens any checkpoint to label images with, `evaluators.pretrained` says
-more. The rest of what is public: `train.train` runs a config,
-`experiment.Experiment` makes one concrete,
-`checkpoints.opening.open_checkpoint` gives model and parameters, `models` has
-the models as Flax modules.
+The functions that programs call are here; each loads its module on first use,
+because importing JAX takes a second.
 """
 
+import importlib
 import os
 import sys
-from typing import Any
+import types
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.training import interrupts
+if TYPE_CHECKING:
+  from vit_jax.checkpoints.opening import open_checkpoint
+  from vit_jax.evaluators.pretrained import load
+  from vit_jax.experiment import Experiment
+  from vit_jax.models.variants import build_model
+  from vit_jax.train import train
 
-__all__ = ['load']
+__version__ = '0.1.0'  # setup.py reads it here
+__all__ = ['Experiment', 'build_model', 'load', 'open_checkpoint', 'train']
 
-if sys.argv[:1] == ['-m']:  # python -m vit_jax.COMMAND, before it is found
-  interrupts.end_at_once()
+_MODULES = {
+  'Experiment': 'experiment',
+  'build_model': 'models.variants',
+  'load': 'evaluators.pretrained',
+  'open_checkpoint': 'checkpoints.opening',
+  'train': 'train',
+}
 
 # `python -m vit_jax.serve` finds the commands of tools/ without their folder.
 __path__.append(os.path.join(__path__[0], 'tools'))
 
 
 def __getattr__(name: str) -> Any:
-  # Importing JAX takes a second, which only its users should pay.
-  if name == 'load':
-    from vit_jax.evaluators import pretrained
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  value = getattr(importlib.import_module(f'vit_jax.{_MODULES[name]}'), name)
+  setattr(sys.modules[__name__], name, value)
+  return value
 
-    return pretrained.load
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+  def __setattr__(self, name: str, value: Any) -> None:
+    # The import system stores `vit_jax.train`, the module, as an attribute of
+    # its package. The name belongs to the function.
+    if not (name in _MODULES and isinstance(value, types.ModuleType)):
+      super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

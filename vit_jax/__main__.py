@@ -6,8 +6,6 @@ A config can be named alone, from any folder: --config=digits, --config=vit:l16.
 import runpy
 import sys
 
-from vit_jax.training import interrupts
-
 # By name: the module, and what it is for.
 COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes, fine-tunes, evaluates a config'),
@@ -29,7 +27,6 @@ COMMANDS = {
 
 def main() -> int | None:
   """Runs a command as its module runs; returns 2 for one that is none."""
-  interrupts.end_at_once()
   name = sys.argv[1] if len(sys.argv) > 1 else ''
   if name in COMMANDS:
     del sys.argv[1]

@@ -57,7 +57,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from vit_jax import paper, train
+from vit_jax import paper
 from vit_jax.flags import (
   CONFIG,
   ENDINGS,
@@ -71,6 +71,7 @@ from vit_jax.flags import (
 )
 from vit_jax.sweeps import axes, running, stages
 from vit_jax.tools.plan import memory
+from vit_jax.train import DeviceMemoryError, evaluate_only
 from vit_jax.training import processes, run
 
 # EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.
@@ -161,11 +162,11 @@ def _run() -> None:
       running.run(config, workdir, _START_OVER.value, paper.report_type(config))
     elif config.eval_only:
       last, place = stages.runs(config, workdir)[-1]
-      for name, value in train.evaluate_only(last, place).items():
+      for name, value in evaluate_only(last, place).items():
         print(f'{name} {value:.4f}')
     else:
       stages.train(config, workdir, _START_OVER.value)
-  except train.DeviceMemoryError as e:
+  except DeviceMemoryError as e:
     if not (advice := memory.advice(e.experiment)):
       sys.exit(status(e))
     say(f'error: {e} {advice}')

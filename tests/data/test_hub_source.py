@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from configs import small
-from vit_jax import train
 from vit_jax.data import bad_images, decode, hub_source, sources
+from vit_jax.train import train
 
 datasets = pytest.importorskip('datasets')
 
@@ -208,5 +208,5 @@ def test_it_is_trained_on(write, tmp_path):
   config = small.get_config(f'{name},total=2 steps,batch_size=8')
   config.data.image_size = '4'
   config.model.update(width=8, depth=1, mlp_dim=8, heads=1)
-  train.train(config, str(tmp_path / 'run'))
+  train(config, str(tmp_path / 'run'))
   assert (tmp_path / 'run/curves.png').exists()

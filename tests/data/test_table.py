@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from configs import small
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.data import bad_images, sources
+from vit_jax.train import evaluate_only, train
 
 
 @pytest.fixture
@@ -152,14 +152,14 @@ def test_several_classes_an_image_are_learned(table, tmp_path):
   config.data.image_size = '4'
   config.model.update(width=8, depth=1, mlp_dim=8, heads=1)
   with pytest.raises(ValueError, match='several classes an image.*sigmoid'):
-    train.train(config, str(tmp_path / 'run'))
+    train(config, str(tmp_path / 'run'))
   assert not (tmp_path / 'run').exists()
   config.loss.name = 'sigmoid'
-  train.train(config, str(tmp_path / 'run'))
+  train(config, str(tmp_path / 'run'))
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.class_names == ('a', 'b', 'c')
   config.update(init=str(tmp_path / 'run'), eval_only=True)
-  found = train.evaluate_only(config, '')
+  found = evaluate_only(config, '')
   images, wanted = [], []
   source = sources.open_source(name, 'test')
   for i in range(len(source)):

@@ -1,11 +1,15 @@
 """Which evaluators run, and what a run may be chosen by."""
 
+import importlib
+
 import pytest
 from PIL import Image
 
 from configs import digits
 from vit_jax.evaluators import build, evaluator
 from vit_jax.objectives.objective import Facts
+
+train = importlib.import_module('vit_jax.train')
 
 
 def config_of(**changes):

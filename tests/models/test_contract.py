@@ -13,10 +13,10 @@ import pytest
 from configs import digits
 from tests.models import kinks
 from vit_jax import config as config_lib
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import flops, igpt, variants
+from vit_jax.train import train
 from vit_jax.training import sharding
 
 CLASSES = 5
@@ -622,11 +622,11 @@ def test_trained_saved_and_resumed_it_is_the_same(case, tmp_path):
     }
   )
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  train.train(config, str(whole))
+  train(config, str(whole))
   shutil.copytree(whole, parts)
   shutil.rmtree(parts / 'checkpoints/2')
   first = opening.open_checkpoint(str(parts))
-  train.train(config, str(parts))
+  train(config, str(parts))
   want, got = (opening.open_checkpoint(str(path)) for path in (whole, parts))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
   assert got.model == want.model == case.model.clone(num_classes=10, scan=True)

@@ -11,13 +11,13 @@ from flax import traverse_util
 from configs import detr as detr_config
 from tests.conftest import ROOT
 from tests.objectives import test_every
-from vit_jax import train
 from vit_jax.checkpoints.formats import detr_keys, table
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment, check_config
 from vit_jax.models import boxes, detr, flops
 from vit_jax.objectives import detection
 from vit_jax.objectives.objective import Facts
+from vit_jax.train import train
 from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
@@ -414,7 +414,7 @@ def test_the_original_is_not_trained_from_nothing(tmp_path):
   pytest.importorskip('pycocotools', reason='needs the extra `detection`')
   config = detr_config.get_config('r50,digits_canvas')
   with pytest.raises(ValueError, match='model.backbone_version is 0, .*init='):
-    train.train(config, str(tmp_path))
+    train(config, str(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 

@@ -10,12 +10,12 @@ from scipy import special
 
 from tests.objectives import test_every
 from vit_jax import config as config_lib
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
 from vit_jax.experiment import Experiment, check_config, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives import teachers
+from vit_jax.train import train
 
 CLASSES = 10
 
@@ -141,7 +141,7 @@ def test_no_gradient_reaches_the_teacher():
 def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   config = distilled(total='4 steps', checkpoint_every='2 steps')
   config.data.name = 'digits'
-  train.train(config, str(tmp_path / 'run'))
+  train(config, str(tmp_path / 'run'))
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.model.kind == 'deit'
   assert {'cls', 'dist', 'head', 'head_dist'} <= checkpoint.params.keys()
@@ -153,7 +153,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   orbax.write(other, str(tmp_path / 'other'), 'float32')
   config.teacher = str(tmp_path / 'other')
   with pytest.raises(ValueError, match=r'objective.fixed: .*\n  teacher: '):
-    train.train(config, str(tmp_path / 'run'))
+    train(config, str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize(

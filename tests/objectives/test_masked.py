@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from configs import digits
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
 from vit_jax.objectives import masked
 from vit_jax.objectives.masked import MaskedPatches
+from vit_jax.train import evaluate_only, train
 
 SIZE = (16, 24)
 P = 8
@@ -270,14 +270,14 @@ def config_of(**changes):
 )
 def test_fields_that_cannot_work(changes, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    train.train(config_of(**changes), str(tmp_path / 'w'))
+    train(config_of(**changes), str(tmp_path / 'w'))
   assert not (tmp_path / 'w').exists()
 
 
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('masked')
-  train.train(config_of(), str(workdir))
+  train(config_of(), str(workdir))
   return workdir
 
 
@@ -294,7 +294,7 @@ def test_it_is_measured_again_alike(pretrained):
   lines = (pretrained / 'metrics.csv').read_text().splitlines()
   columns, last = lines[0].split(','), lines[-1].split(',')
   want = float(last[columns.index('test/loss')])
-  found = train.evaluate_only(config_of(eval_only=True), str(pretrained))
+  found = evaluate_only(config_of(eval_only=True), str(pretrained))
   assert found['test/loss'] == pytest.approx(want, rel=1e-5)
 
 
@@ -303,7 +303,7 @@ def test_a_classifier_starts_from_its_body(pretrained, tmp_path, caplog):
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2, pool='gap')
   config.update(init=str(pretrained), total='1 step', eval_every='1 step')
   config.optimizer.update(lr=1e-12, warmup='0 steps')
-  train.train(config, str(tmp_path))
+  train(config, str(tmp_path))
   ours = opening.open_checkpoint(str(tmp_path)).params
   theirs = opening.open_checkpoint(str(pretrained)).params
   assert {*ours} - {*theirs} == {'head'}

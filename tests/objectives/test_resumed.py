@@ -9,8 +9,8 @@ import pytest
 
 from tests.objectives.test_every import config_of
 from tests.test_resume import assert_same_run, saved_steps
-from vit_jax import train
 from vit_jax.objectives import OBJECTIVES
+from vit_jax.train import train
 
 
 @pytest.mark.slow
@@ -28,10 +28,10 @@ def test_every_objective_resumes_bit_for_bit(name, tmp_path):
     }
   )
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  train.train(config, str(whole))
+  train(config, str(whole))
   # As if it had been killed before its last save, when its rows were written.
   shutil.copytree(whole, parts)
   shutil.rmtree(parts / 'checkpoints/8')
   assert saved_steps(parts) == [4]
-  train.train(config, str(parts))
+  train(config, str(parts))
   assert_same_run(parts, whole)

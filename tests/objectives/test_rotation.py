@@ -8,10 +8,10 @@ from PIL import Image
 from scipy import special
 
 from tests.objectives import test_every
-from vit_jax import train
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
+from vit_jax.train import train
 
 CLASSES, TURNS = 10, 4
 
@@ -148,13 +148,13 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
     **{'data.split': 'train[:100]', 'objective.unlabelled_data': str(folder)},
   )
   config.total, config.eval_every = '2 steps', '2 steps'
-  train.train(config, str(tmp_path / 'run'))
+  train(config, str(tmp_path / 'run'))
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert 'head_rotation' in checkpoint.params
   assert checkpoint.logits(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 10)
   after = test_every.config_of('classification', init=str(tmp_path / 'run'))
   after.total, after.eval_every = '2 steps', '2 steps'
-  train.train(after, str(tmp_path / 'after'))
+  train(after, str(tmp_path / 'after'))
   assert 'head_rotation' not in (
     opening.open_checkpoint(str(tmp_path / 'after')).params
   )

@@ -7,8 +7,7 @@ import types
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import train
-from vit_jax.sweeps import axes, running
+from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import metric_log, run
 
 SMALL = {
@@ -76,7 +75,7 @@ def fake_training(monkeypatch, accuracy):
       )
     log.close()
 
-  monkeypatch.setattr(train, 'train', fake_train)
+  monkeypatch.setattr(stages, 'train_one', fake_train)
   return trained
 
 

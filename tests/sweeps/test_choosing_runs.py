@@ -16,8 +16,7 @@ from tests.sweeps.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax import train
-from vit_jax.sweeps import axes, choosing, running
+from vit_jax.sweeps import axes, choosing, running, stages
 from vit_jax.training import metric_log, run
 
 # The way in which config_flags loads a config file.
@@ -258,7 +257,7 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
   fake, tmp_path, monkeypatch, stop_at
 ):
   config = small('seed=0,1', tune=[RATES])
-  train_whole = train.train
+  train_whole = stages.train_one
 
   def stopped(config, workdir, start_over):
     with run.preemption_notice():
@@ -266,7 +265,7 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
         os.kill(os.getpid(), signal.SIGTERM)
       train_whole(config, workdir)
 
-  monkeypatch.setattr(train, 'train', stopped)
+  monkeypatch.setattr(stages, 'train_one', stopped)
   with pytest.raises(run.Preempted, match='every run so far is saved'):
     running.run(config, str(tmp_path / 'stopped'))
   assert len(fake) == stop_at
@@ -332,7 +331,7 @@ def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):
       log.write(step, {f'{name}/loss': loss + config.optimizer.lr})
     log.close()
 
-  monkeypatch.setattr(train, 'train', fake_train)
+  monkeypatch.setattr(stages, 'train_one', fake_train)
   config = small(tune=['optimizer.lr=0.3,0.1,0.2'])
   config_lib.choose_objective(config, 'masked')
   config.update(best_metric='test/loss', early_stopping=True)

@@ -1,6 +1,7 @@
 """Running a sweep: what it writes, resuming it, and what it refuses."""
 
 import contextlib
+import importlib
 import json
 import time
 
@@ -15,10 +16,12 @@ from tests.sweeps.small_sweep import (
   small,
   table,
 )
-from vit_jax import main, train
+from vit_jax import main
 from vit_jax.checkpoints import saving
-from vit_jax.sweeps import axes, grid, running
+from vit_jax.sweeps import axes, grid, running, stages
 from vit_jax.training import metric_log, run
+
+train = importlib.import_module('vit_jax.train')
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -184,7 +187,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   config = small('seed=0,1')
   started = []
 
-  def counting(config, workdir, start_over, train=train.train):
+  def counting(config, workdir, start_over, train=stages.train_one):
     started.append(config.seed)
     if started == [0, 1]:
       monkeypatch.setattr(train_module, 'preemption_notice', preempted_at_3)
@@ -194,7 +197,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
       monkeypatch.setattr(train_module, 'preemption_notice', notice)
 
   train_module, notice = train, train.preemption_notice
-  monkeypatch.setattr(train, 'train', counting)
+  monkeypatch.setattr(stages, 'train_one', counting)
   stopped = tmp_path / 'stopped'
   with pytest.raises(run.Preempted, match='saved step 3'):
     running.run(config, str(stopped))
@@ -317,7 +320,7 @@ def test_a_preempted_sweep_has_the_status_of_a_preempted_run(
   def preempted(config, workdir, start_over):
     raise run.Preempted('Preempted: saved step 3.')
 
-  monkeypatch.setattr(train, 'train', preempted)
+  monkeypatch.setattr(stages, 'train_one', preempted)
   status, _, err = command(
     '--config=configs/digits.py', f'--workdir={tmp_path}', '--sweep=seed=0,1'
   )

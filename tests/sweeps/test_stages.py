@@ -19,7 +19,6 @@ from tests.test_resume import (
   wait_until,
 )
 from vit_jax import config as config_lib
-from vit_jax import train as train_lib
 from vit_jax.experiment import check_config
 from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import run
@@ -143,7 +142,7 @@ def test_a_diverged_stage_ends_its_run_alone(tmp_path, monkeypatch):
     pathlib.Path(workdir).mkdir(parents=True)
     raise run.Diverged('Step 3: the loss is nan')
 
-  monkeypatch.setattr(train_lib, 'train', diverging)
+  monkeypatch.setattr(stages, 'train_one', diverging)
   running.run(config, str(tmp_path))
   rows = table(tmp_path / 'results.csv')
   assert [row['status'] for row in rows] == 2 * ['diverged']
@@ -152,7 +151,7 @@ def test_a_diverged_stage_ends_its_run_alone(tmp_path, monkeypatch):
 def test_a_run_without_stages_is_itself(monkeypatch, capsys):
   config, given = config_lib.base(), []
   assert stages.runs(config, 'anywhere') == [(config, 'anywhere')]
-  monkeypatch.setattr(train_lib, 'train', lambda *args: given.append(args))
+  monkeypatch.setattr(stages, 'train_one', lambda *args: given.append(args))
   stages.train(config, 'anywhere')
   assert given == [(config, 'anywhere', False)]
   assert capsys.readouterr().out == ''
@@ -192,7 +191,7 @@ def test_preempted_between_stages(tmp_path, monkeypatch, capsys):
     if len(trained) == 2:
       signal.raise_signal(signal.SIGTERM)
 
-  monkeypatch.setattr(train_lib, 'train', fake_train)
+  monkeypatch.setattr(stages, 'train_one', fake_train)
   with pytest.raises(run.Preempted, match='every stage so far is saved'):
     stages.train(small(), str(tmp_path))
   assert (

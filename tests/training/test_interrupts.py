@@ -6,22 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import types
 
 import jax
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.__main__ import COMMANDS
 from vit_jax.training import interrupts, run
 
-# Stands for JAX, which all commands import, and does not come to an end.
-SLOW = """
-import pathlib, time
-pathlib.Path(__file__).with_name('reached').touch()
-time.sleep(100)
-"""
 # Where a shell runs the tests in the background, SIGINT is ignored. (With
 # `preexec_fn` Python forks, of which JAX warns once it has threads.)
 UNIGNORED = """
@@ -54,28 +46,6 @@ def start(*args, **environ):
     stderr=subprocess.PIPE,
     text=True,
   )
-
-
-@pytest.mark.parametrize(
-  'command',
-  [
-    # Whatever the name, one line of one module runs it.
-    ('vit_jax', 'train'),
-    ('vit_jax', 'models'),
-    *((module,) for module, _ in COMMANDS.values()),
-  ],
-  ids=' '.join,
-)
-def test_while_importing(tmp_path, command):
-  (tmp_path / 'jax').mkdir()
-  (tmp_path / 'jax/__init__.py').write_text(SLOW)
-  process = start('-m', *command, PYTHONPATH=f'{tmp_path}:{ROOT}')
-  while not (tmp_path / 'jax/reached').exists():
-    assert process.poll() is None, process.communicate()
-    time.sleep(0.01)
-  process.send_signal(signal.SIGINT)
-  assert process.communicate() == ('', 'interrupted\n')
-  assert process.returncode == 130
 
 
 def test_none_is_lost_in_a_callback():

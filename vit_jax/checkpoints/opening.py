@@ -27,9 +27,9 @@ from vit_jax.models.variants import Model
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Checkpoint:
-  """A trained model with all it takes to use it.
+  """A trained model with all it takes to use it; equal only to itself.
 
   Attributes:
     path: where it was read from.
@@ -49,6 +49,14 @@ class Checkpoint:
   preprocessing: table.Preprocessing = table.Preprocessing()
   class_names: tuple[str, ...] = ()
   loss: str = 'softmax'
+
+  def __repr__(self) -> str:
+    H, W = self.image_size
+    count = flops.count_params(self.model, self.image_size)
+    return (
+      f'Checkpoint({self.path!r}: {type(self.model).__name__}, {count:,} '
+      f'parameters, {self.model.num_classes:,} classes, {H}x{W} pixels)'
+    )
 
   @property
   def images(self) -> Images:

@@ -332,6 +332,33 @@ def build(
   return model
 
 
+def build_model(
+  variant: str,
+  *,
+  num_classes: int = 1000,
+  image_size: int | tuple[int, int] = 224,
+  **changes: Any,
+) -> Model:
+  """Returns a named model, as in `build_model('l16', num_classes=10)`.
+
+  Args:
+    variant: as `fields` takes it.
+    num_classes: 0 for a model without a head.
+    image_size: (H, W) in pixels, or one number for both.
+    **changes: fields of the model that differ from the variant's.
+
+  Raises:
+    ValueError: for values that cannot work, naming field, value and way out.
+  """
+  if isinstance(image_size, int):
+    image_size = image_size, image_size
+  return build(
+    num_classes=num_classes,
+    image_size=image_size,
+    **fields(variant) | changes,
+  )
+
+
 def fields_of(model: Model) -> dict[str, Any]:
   """Returns what `build` makes the same model of, as JSON has it."""
   found = {

@@ -11,12 +11,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import train as train_lib
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.experiment import check_config
 from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes
+from vit_jax.train import train as train_one
 from vit_jax.training.run import Preempted, preemption_notice
 
 
@@ -38,7 +38,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
         raise Preempted('Preempted: every stage so far is saved.')
       if config.stages and jax.process_index() == 0:
         print(f'stage {done + 1} of {len(config.stages) + 1}: {place}')
-      train_lib.train(stage, place, start_over)
+      train_one(stage, place, start_over)
 
 
 def check(config: ConfigDict) -> None:

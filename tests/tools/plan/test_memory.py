@@ -1,5 +1,6 @@
 """What is said where a step does not fit into a device."""
 
+import importlib
 import re
 import types
 
@@ -9,9 +10,10 @@ import pytest
 from configs import digits
 from tests.conftest import ROOT
 from tests.objectives import test_every
-from vit_jax import train
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.tools.plan import aot, memory
+
+train = importlib.import_module('vit_jax.train')
 
 # The config loader of ml_collections loads modules the old way.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
