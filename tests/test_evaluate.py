@@ -2,16 +2,19 @@
 
 import csv
 import dataclasses
+import importlib
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
 from tests.checkpoints.random_weights import random_checkpoint
-from vit_jax import evaluate
 from vit_jax.convert import orbax
 from vit_jax.data import sources
+from vit_jax.evaluators import confusion
 from vit_jax.training import features, plots
+
+evaluate = importlib.import_module('vit_jax.evaluate')
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 20, 'heads': 2}
 DIGITS = tuple(map(str, range(10)))
@@ -27,7 +30,7 @@ def test_measures_are_scikit_learns(C):
   scores_NC = rng.standard_normal((50, C))
   k = min(5, C - 1)  # of all, every answer would be right
   likeliest_Nk = np.argsort(-scores_NC, axis=1)[:, :k]
-  got = evaluate.measures(labels_N, likeliest_Nk, C)
+  got = confusion.measures(labels_N, likeliest_Nk, 'abcdefg'[:C])
   predicted_N = likeliest_Nk[:, 0]
   every = range(C)
   np.testing.assert_array_equal(
@@ -151,43 +154,43 @@ def test_classes_of_one_name_are_told_apart_or_refused():
     random_checkpoint(None, (8, 8), 4, **TINY), class_names=names
   )
   np.testing.assert_array_equal(
-    evaluate.same_classes(checkpoint, names), np.arange(4)
+    confusion.same_classes(checkpoint, names), np.arange(4)
   )
   np.testing.assert_array_equal(
-    evaluate.same_classes(checkpoint, names[:1]), [0]
+    confusion.same_classes(checkpoint, names[:1]), [0]
   )
   with pytest.raises(ValueError, match="several classes named 'crane'"):
-    evaluate.same_classes(checkpoint, names[:2])
+    confusion.same_classes(checkpoint, names[:2])
 
 
 def test_classes_without_names_are_told_by_their_number():
   checkpoint = random_checkpoint(None, (8, 8), 7, names=False, **TINY)
   np.testing.assert_array_equal(
-    evaluate.same_classes(checkpoint, DIGITS[:7]), np.arange(7)
+    confusion.same_classes(checkpoint, DIGITS[:7]), np.arange(7)
   )
   with pytest.raises(
     ValueError, match='has 7 classes without names, and .* 10'
   ):
-    evaluate.same_classes(checkpoint, DIGITS)
+    confusion.same_classes(checkpoint, DIGITS)
   checkpoint = random_checkpoint(None, (8, 8), 0, **TINY)
   with pytest.raises(ValueError, match='has no head: it predicts nothing'):
-    evaluate.same_classes(checkpoint, DIGITS)
-
-
-def confused():
-  """Returns measures of five classes, one without images, one never told."""
-  confusion_CC = np.zeros((5, 5), int)
-  confusion_CC[0, :3] = 6, 1, 3
-  confusion_CC[1, 1] = 4
-  confusion_CC[3, 0] = 2
-  return evaluate.Measures(0.625, 0.75, 2 / 3, confusion_CC)
+    confusion.same_classes(checkpoint, DIGITS)
 
 
 NAMES = ('cat', '=dog', 'cow', 'a,b', 'hen')
 
 
+def confused(names=NAMES):
+  """Returns measures of five classes, one without images, one never told."""
+  confusion_CC = np.zeros((5, 5), int)
+  confusion_CC[0, :3] = 6, 1, 3
+  confusion_CC[1, 1] = 4
+  confusion_CC[3, 0] = 2
+  return confusion.Measures(0.625, 0.75, 2 / 3, confusion_CC, names)
+
+
 def test_classes_have_a_line_each_if_there_is_something_to_say():
-  lines = evaluate.classes_csv(confused(), NAMES).splitlines()
+  lines = evaluate.classes_csv(confused()).splitlines()
   assert lines == [
     'class,images,accuracy,precision,taken_for,times',
     'cat,10,0.6,0.75,cow,3',
@@ -195,7 +198,7 @@ def test_classes_have_a_line_each_if_there_is_something_to_say():
     'cow,0,,0.0,,0',
     '"a,b",2,0.0,,cat,2',
   ]
-  assert evaluate.confusion_csv(confused(), NAMES).splitlines() == [
+  assert evaluate.confusion_csv(confused()).splitlines() == [
     'class,cat,\'=dog,cow,"a,b",hen',
     'cat,6,1,3,0,0',
     "'=dog,0,4,0,0,0",
@@ -206,8 +209,8 @@ def test_classes_have_a_line_each_if_there_is_something_to_say():
 
 
 def test_what_is_confused_most_comes_first():
-  assert evaluate._table(confused(), NAMES, 1600).splitlines() == [
-    'images             1,600',
+  assert evaluate.table(confused()).splitlines() == [
+    'images             16',
     'accuracy           62.50%',
     'balanced           66.67%',
     'taken for another  cat for cow, 3 times',
@@ -215,9 +218,9 @@ def test_what_is_confused_most_comes_first():
     'taken for another  cat for =dog, 1 times',
   ]
   confusion_CC = np.arange(49).reshape(7, 7) * 1000
-  found = evaluate.Measures(0.5, 0.75, 0.25, confusion_CC)
   names = ('a\n', *'bcdefg')
-  lines = evaluate._table(found, names, 3).splitlines()
+  found = confusion.Measures(0.5, 0.75, 0.25, confusion_CC, names)
+  lines = evaluate.table(found).splitlines()
   assert lines[2] == 'of five            75.00%'
   assert lines[4:] == [
     f'taken for another  {x}'
@@ -238,7 +241,7 @@ def test_a_matrix_of_many_classes_has_no_names(monkeypatch, most, inches):
   drawn = []
   monkeypatch.setattr(plots, 'png', drawn.append)
   names = ('$cat$', '=dog', 'cow\n', 'a,b', 'long' * 7)
-  evaluate.plot(confused(), names, 'a $title$')
+  evaluate.plot(confused(names), 'a $title$')
   (figure,) = drawn
   assert figure.get_size_inches() == pytest.approx([inches + 1, inches])
   axes, bar = figure.axes
@@ -275,7 +278,7 @@ def test_the_split_is_that_of_the_benchmark_unless_said(
   monkeypatch, args, split
 ):
   asked = []
-  monkeypatch.setattr(evaluate, 'evaluate', asked.append)
+  monkeypatch.setattr(evaluate, '_run', asked.append)
   assert evaluate.main(['x', *args]) == 0
   ((found),) = asked
   assert (found.checkpoint, found.dataset) == ('x', args[0])

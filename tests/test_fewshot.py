@@ -3,8 +3,8 @@
 import contextlib
 import csv
 import dataclasses
+import importlib
 import io
-import itertools
 import json
 import os
 import re
@@ -24,14 +24,16 @@ from tqdm import tqdm
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import fewshot
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, cores, sources, transforms
 from vit_jax.evaluators import feature_file, probe
 from vit_jax.evaluators import few_examples as protocol
+from vit_jax.evaluators import fewshot as library
 from vit_jax.models import variants
 from vit_jax.train import train
 from vit_jax.training import features, processes
+
+fewshot = importlib.import_module('vit_jax.fewshot')
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
 
@@ -325,62 +327,31 @@ def test_another_image_size_resizes_the_position_embeddings(
   )
 
 
-@pytest.fixture
-def clock(monkeypatch):
-  """Each look at it comes 2.5 seconds after the one before."""
-  seconds = itertools.count(100, 2.5)
-  clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
-  monkeypatch.setattr(fewshot, 'time', clock)
+def test_images_that_went_are_said(command, workdir, monkeypatch):
+  extract = features.Extractor.__call__
+
+  def some(self, params, source, description):
+    x_ND = extract(self, params, source, description)
+    x_ND[1] = -np.inf
+    return x_ND
+
+  monkeypatch.setattr(features.Extractor, '__call__', some)
+  status, _, err = command(workdir, 'digits', '--shots=1', '--seeds=1')
+  assert status == 2
+  assert '1 of 10 training images cannot be read any more' in err
 
 
-def test_how_long_the_model_ran_is_said(capsys, clock):
-  x_ND = np.ones((5000, 1024), np.float32)
-  found = fewshot._extract(lambda *_: x_ND, None, range(5000), 'test')
-  assert found is x_ND
-  assert capsys.readouterr().out == (
-    'run on   5,000 test images in 2.5 s, 2,000 images/s: 1,024 numbers each\n'
-  )
-
-
-@pytest.mark.parametrize(
-  ('converged', 'end'), [(True, ''), (False, ', which were not enough to conv')]
-)
-def test_how_a_probe_went_is_said(monkeypatch, capsys, clock, converged, end):
-  given = []
-  found = types.SimpleNamespace(
-    l2=0.5,
-    accuracy=0.75,
-    heldout_accuracy=0.625,
-    iterations=7,
-    converged=converged,
-  )
-  monkeypatch.setattr(
-    probe, 'fit_probe', lambda *args, **kwargs: given.append(kwargs) or found
-  )
-  kept = types.SimpleNamespace(
-    train_labels_N=0, test_labels_M=1, class_names=['a', 'b', 'c']
-  )
-  result = fewshot._probe(kept, 2, 3, 'a mesh')
-  assert (result.l2, result.accuracy) == (0.5, 0.75)
-  assert given == [{'num_classes': 3, 'mesh': 'a mesh'}]
-  assert capsys.readouterr().out.startswith(
-    'probed   all training images in 2.5 s: 62.50% on the tenth held out, then '
-    f'7 iterations on all{end}'
-  )
-
-
-def test_other_processes_say_and_make_nothing(monkeypatch, capsys, tmp_path):
-  monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  fewshot._say('something')
-  fewshot._make_folder(str(tmp_path / 'out'))
-  assert capsys.readouterr().out == '' and not any(tmp_path.iterdir())
-
-
-def test_images_that_went_are_said(capsys):
-  x_ND = np.ones((3, 2), np.float32)
-  x_ND[1] = -np.inf
-  with pytest.raises(ValueError, match='1 of 3 test images cannot be read any'):
-    fewshot._extract(lambda *_: x_ND, None, range(3), 'test')
+def test_the_library_prints_nothing_and_gives_the_same(
+  command, workdir, tmp_path, capsys
+):
+  curve = library.fewshot(workdir, 'digits', shots=(1, 3), seeds=2)
+  assert capsys.readouterr().out == ''
+  assert command(workdir, 'digits', *FEW)[0] == 0
+  rows = [(str(r.shots), str(r.seed), r.accuracy) for r in curve.results]
+  written = rows_of(tmp_path / 'out')
+  assert rows == [
+    (r['shots'], r['seed'], float(r['accuracy'])) for r in written
+  ]
 
 
 def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
@@ -643,7 +614,6 @@ def test_representations_that_are_not_finite_are_refused(
     (['--shots=200'], 'fewer than 200 shots'),
     (['--image_size=9'], 'an image of 9x9'),
     (['--image_size=9x'], "'9x'"),
-    (['--batch_size=12'], '--batch_size=12 cannot be shared evenly by 8 devi'),
     (['--batch_size=12'], 'use a multiple of 8, such as 16.'),
     (['--train_split=trian'], "no split 'trian'"),
     (['--features=/nowhere/f.npz'], 'there is no folder /nowhere'),
@@ -762,47 +732,12 @@ def test_usual_shots_and_seeds():
   assert fewshot.parse(['x', 'digits', '--shots=5, 1,5']).shots == (1, 5)
 
 
-@pytest.mark.parametrize(('said', 'images'), [(None, 512), (24, 24)])
-def test_each_of_eight_devices_has_64_images_unless_said(said, images):
-  mesh, found = fewshot._devices(types.SimpleNamespace(batch_size=said))
-  assert (mesh.size, found) == (8, images)
-
-
-def test_a_title_says_what_was_measured_on_what(monkeypatch, capsys, tmp_path):
-  titles = []
-  for name, made in {
-    'csv_text': lambda curve: 'text',
-    'plot': lambda curves, title: titles.append((curves, title)) or b'png',
-    'table': lambda curve: 'a table',
-  }.items():
-    monkeypatch.setattr(fewshot.report, name, made)
-  args = fewshot.parse(
-    ['some/run', 'some/data', '--layer=logits', f'--output={tmp_path}']
-  )
-  curve = object()
-  checkpoint = types.SimpleNamespace(image_size=(24, 32))
-  fewshot._write(curve, args, checkpoint)
-  assert titles == [
-    (
-      [curve],
-      'some/run, logits, 24x32 pixels\non some/data: shots of train, accuracy '
-      'on test',
-    )
-  ]
-  assert (tmp_path / 'fewshot.csv').read_bytes() == b'text'
-  assert (tmp_path / 'fewshot.png').read_bytes() == b'png'
-  assert capsys.readouterr().out == (
-    f'\na table\nwritten  {tmp_path}/fewshot.csv\n'
-    f'written  {tmp_path}/fewshot.png\n'
-  )
-
-
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
     (['--image_size=12x16'], '(12, 16) it was'),
     (['--train_split=train[:9]'], '9 training examples are too few'),
-    (['--batch_size=12'], '--batch_size=12 cannot be shared evenly'),
+    (['--batch_size=12'], 'batch_size is 12, which 8 devices cannot share'),
   ],
 )
 def test_layers_are_refused_before_the_model_runs(
@@ -817,7 +752,7 @@ def test_layers_are_refused_before_the_model_runs(
   flags = ('--layers=all', '--probe', *args)
   status, _, err = command(workdir, 'digits', *flags)
   assert status == 2 and message in err
-  assert not (tmp_path / 'out').exists()
+  assert not any((tmp_path / 'out').iterdir())
 
 
 def test_distributed_joins_the_other_processes_first(
@@ -849,9 +784,7 @@ def test_distributed_joins_the_other_processes_first(
   assert calls[1:] == ['joined', 'together', 'opened', 2]
   layers = ('--layers=all', '--probe')
   monkeypatch.setattr(processes, 'failing_together', contextlib.nullcontext)
-  monkeypatch.setattr(
-    fewshot, 'measure_layers', lambda args: calls.append('layers')
-  )
+  monkeypatch.setattr(fewshot, '_run', lambda args: calls.append('layers'))
   assert command(workdir, 'digits', '--distributed', *layers)[0] == 0
   assert calls[5:] == ['joined', 'layers']
 

@@ -5,10 +5,10 @@ import csv
 import numpy as np
 import pytest
 
-from vit_jax import fewshot
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.evaluators import few_examples
+from vit_jax.fewshot import main
 
 DINOV2 = {
   'hidden_size': 48,
@@ -31,7 +31,7 @@ def test_dinov2_of_transformers(tmp_path, transformers, torch):
       x += 0.1 * torch.randn(x.shape)
   model.save_pretrained(tmp_path / 'x')
 
-  status = fewshot.main(
+  status = main(
     [
       *(str(tmp_path / 'x'), 'digits', '--shots=1,5', '--seeds=2'),
       f'--output={tmp_path}/out',

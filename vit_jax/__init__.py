@@ -12,17 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from vit_jax.checkpoints.opening import open_checkpoint
+  from vit_jax.evaluators.confusion import evaluate
+  from vit_jax.evaluators.fewshot import fewshot
   from vit_jax.evaluators.pretrained import load
   from vit_jax.experiment import Experiment
   from vit_jax.models.variants import build_model
   from vit_jax.train import train
 
 __version__ = '0.1.0'  # setup.py reads it here
-__all__ = ['Experiment', 'build_model', 'load', 'open_checkpoint', 'train']
+__all__ = [
+  'Experiment',
+  'build_model',
+  'evaluate',
+  'fewshot',
+  'load',
+  'open_checkpoint',
+  'train',
+]
 
 _MODULES = {
   'Experiment': 'experiment',
   'build_model': 'models.variants',
+  'evaluate': 'evaluators.confusion',
+  'fewshot': 'evaluators.fewshot',
   'load': 'evaluators.pretrained',
   'open_checkpoint': 'checkpoints.opening',
   'train': 'train',

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import jax
 from absl import flags
@@ -17,6 +17,7 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
+from vit_jax.data import sources
 from vit_jax.models.variants import nearest
 from vit_jax.training import interrupts
 
@@ -311,8 +312,8 @@ class _Lines(logging.Formatter):
     return lines(super().format(record))
 
 
-def _handler(form: str) -> logging.Handler:
-  handler = logging.StreamHandler()
+def _handler(form: str, stream: TextIO | None = None) -> logging.Handler:
+  handler = logging.StreamHandler(stream)
   handler.setFormatter(_Lines(form))
   return handler
 
@@ -365,14 +366,9 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
   """Returns a dataset as `config.data` has it, by the flags of `add_data`."""
-  return ConfigDict(
-    {
-      'name': name,
-      'dir': args.data_dir,
-      'split_seed': args.split_seed,
-      'on_bad_image': args.on_bad_image,
-    }
-  )
+  given = {'name': name, 'dir': args.data_dir}
+  fields = 'split_seed', 'on_bad_image'
+  return sources.data_config(given | {x: getattr(args, x) for x in fields})
 
 
 def command(
@@ -385,8 +381,15 @@ def command(
     The exit status: what `run` returns, 0 for None, or that of `status`.
   """
   # By force, because importing JAX's friends brings handlers of their own.
-  handlers = [_handler('%(levelname)s: %(message)s')]
-  logging.basicConfig(handlers=handlers, force=True)
+  handler = _handler('%(levelname)s: %(message)s')
+  handler.setLevel(logging.WARNING)
+  logging.basicConfig(handlers=[handler], force=True)
+  # Library functions print nothing. The progress that they log is for stdout.
+  progress = _handler('%(message)s', sys.stdout)
+  progress.addFilter(lambda record: record.levelno == logging.INFO)
+  ours = logging.getLogger('vit_jax')
+  ours.setLevel(logging.INFO)
+  ours.handlers = [progress]
   try:
     interrupts.raise_errors()
     return run(args) or 0

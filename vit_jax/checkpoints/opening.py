@@ -160,19 +160,22 @@ class Checkpoint:
     )
 
 
-def open_checkpoint(path: str) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   """Opens any checkpoint; the format is found by looking.
 
   Args:
     path: a workdir (its newest step, or with `early_stopping` its best one) or
       one of its `checkpoints/STEP` folders (its Polyak average where it has
       one); a file or directory in one of the foreign formats; or a name that
-      `fetch.local` fetches.
+      `fetch.local` fetches. An open checkpoint is returned as it is.
 
   Raises:
     FileNotFoundError: if nothing is there.
     ValueError: if it is no checkpoint, or a damaged one.
   """
+  if isinstance(path, Checkpoint):
+    return path
+  path = os.fspath(path)
   place = saving.absolute(fetch.local(path))
   if not place.exists():
     raise FileNotFoundError(f'No checkpoint at {path}.')

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from vit_jax.data import canvas, coco, folder, hub_source, splits, vtab
 
@@ -96,6 +97,19 @@ def labelled(source: Source, name: str) -> LabelledSource:
       'images of each class in a folder of its own'
     )
   return source
+
+
+def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
+  """Returns what `config.data` says of where images are.
+
+  Args:
+    data: the name of a dataset, or its `name` and any of `dir`, `split_seed`
+      and `on_bad_image`, as `config.data` has them.
+  """
+  given = {'name': data} if isinstance(data, str) else dict(data)
+  return ConfigDict(
+    {'dir': '', 'split_seed': 0, 'on_bad_image': 'error'} | given
+  )
 
 
 def open_source(

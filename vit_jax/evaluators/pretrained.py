@@ -34,7 +34,7 @@ def load(path: str | os.PathLike) -> 'TrainedModel':
     FileNotFoundError: if nothing is there.
     ValueError: if it is no checkpoint, or a damaged one.
   """
-  return TrainedModel(opening.open_checkpoint(os.fspath(path)))
+  return TrainedModel(opening.open_checkpoint(path))
 
 
 class TrainedModel:

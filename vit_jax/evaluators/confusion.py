@@ -1,0 +1,136 @@
+"""Accuracy of any classifier by class, and which classes it confuses."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.checkpoints import opening
+from vit_jax.data import bad_images, sources
+from vit_jax.evaluators import few_examples
+from vit_jax.training import features, sharding
+
+BATCH_PER_DEVICE = 64
+
+
+class Measures(NamedTuple):
+  """What is measured of predictions.
+
+  Attributes:
+    accuracy: share of the images whose likeliest class is the right one.
+    top5: share of those with the right class among the five likeliest.
+    balanced: mean over the classes that have images of the share of theirs.
+    confusion_CC: images by class and by predicted class, integers.
+    class_names: C names.
+  """
+
+  accuracy: float
+  top5: float
+  balanced: float
+  confusion_CC: np.ndarray
+  class_names: tuple[str, ...]
+
+
+def measures(
+  labels_N: np.ndarray, likeliest_Nk: np.ndarray, class_names: Sequence[str]
+) -> Measures:
+  """Compares the right classes with the k <= 5 likeliest ones.
+
+  Args:
+    labels_N: the right classes.
+    likeliest_Nk: predicted ones, the likeliest first.
+    class_names: C names.
+  """
+  C = len(class_names)
+  confusion_CC = np.zeros((C, C), np.int64)
+  np.add.at(confusion_CC, (labels_N, likeliest_Nk[:, 0]), 1)
+  images_C = confusion_CC.sum(axis=1)
+  there = images_C > 0
+  right_C = np.diag(confusion_CC)
+  return Measures(
+    accuracy=float(right_C.sum() / len(labels_N)),
+    top5=float(np.mean(np.any(likeliest_Nk == labels_N[:, None], axis=1))),
+    balanced=float(np.mean(right_C[there] / images_C[there])),
+    confusion_CC=confusion_CC,
+    class_names=tuple(class_names),
+  )
+
+
+def same_classes(
+  checkpoint: opening.Checkpoint, names: tuple[str, ...]
+) -> np.ndarray:
+  """Returns the checkpoint's class for each class of a data set.
+
+  By name; by number where the checkpoint has no names.
+
+  Raises:
+    ValueError: if it has no head, or lacks a class.
+  """
+  C = checkpoint.model.num_classes
+  if not C:
+    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
+  if not checkpoint.class_names:
+    if len(names) != C:
+      raise ValueError(
+        f'{checkpoint.path} has {C:,} classes without names, and the data '
+        f'{len(names):,}: they cannot be told apart.'
+      )
+    return np.arange(C)
+  if tuple(names) == tuple(checkpoint.class_names):
+    return np.arange(C)
+  times = collections.Counter(checkpoint.class_names)
+  if twice := [name for name in names if times[name] > 1]:
+    raise ValueError(
+      f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
+      'be told apart by their names: give images of all its classes, in its '
+      'order.'
+    )
+  known = {name: i for i, name in enumerate(checkpoint.class_names)}
+  if missing := [name for name in names if name not in known]:
+    raise ValueError(
+      f'{checkpoint.path} does not know {len(missing):,} of the {len(names):,} '
+      f'classes, such as {missing[0]!r}; it knows '
+      f'{checkpoint.class_names[0]!r} and others. Fine-tune it on these, or '
+      'give images of what it knows.'
+    )
+  return np.array([known[name] for name in names])
+
+
+def evaluate(
+  checkpoint: opening.Checkpoint | str,
+  data: str | Mapping[str, Any],
+  split: str = '',
+) -> Measures:
+  """Runs a classifier on all images of a split.
+
+  Args:
+    checkpoint: an open one, or anything that `open_checkpoint` opens.
+    data: as `sources.data_config` takes it.
+    split: by default the benchmark's test split, or test.
+
+  Raises:
+    OSError: if checkpoint or data is missing.
+    ValueError: if they do not fit together.
+  """
+  checkpoint = opening.open_checkpoint(checkpoint)
+  config = sources.data_config(data)
+  split = split or few_examples.usual_splits(config.name)[1]
+  source = sources.labelled(
+    bad_images.open_checked(config, split), f'{config.name} {split}'
+  )
+  class_C = same_classes(checkpoint, source.class_names)
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  names = checkpoint.class_names or source.class_names
+  extractor = features.Extractor(
+    features.top_k(checkpoint.model, min(5, len(names))),
+    checkpoint.images,
+    batch_size=BATCH_PER_DEVICE * mesh.size,
+    mesh=mesh,
+  )
+  params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
+  likeliest_Nk = extractor(params, source, f'{split} images')
+  is_read_N = features.is_read(likeliest_Nk)
+  labels_N = class_C[source.labels()[is_read_N]]
+  return measures(labels_N, likeliest_Nk[is_read_N], names)

@@ -1,0 +1,297 @@
+"""Few-shot accuracy and linear probes of any checkpoint's frozen features."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.checkpoints import opening, transfer
+from vit_jax.data import sources
+from vit_jax.data.sources import Source
+from vit_jax.evaluators import (
+  feature_file,
+  few_examples,
+  layer_probe,
+  ridge,
+)
+from vit_jax.evaluators import probe as probe_lib
+from vit_jax.evaluators.fewshot_curves import Curve, ProbeResult
+from vit_jax.models import flops
+from vit_jax.training import features as features_lib
+from vit_jax.training import sharding
+
+_log = logging.getLogger(__name__)
+
+SHOTS, SEEDS = (1, 5, 10, 25), 5
+# Images at a time, which fit wherever a model was trained.
+BATCH_PER_DEVICE = 64
+
+
+def fewshot(
+  checkpoint: opening.Checkpoint | str,
+  data: str | Mapping[str, Any],
+  *,
+  shots: Sequence[int] = SHOTS,
+  seeds: int = SEEDS,
+  layer: str = 'pre_logits',
+  l2: str = 'choose',
+  probe: bool = False,
+  features: str = '',
+  **options: Any,
+) -> Curve:
+  """Measures few-shot accuracy on frozen features.
+
+  All processes call it together, share the work on the images and must see the
+  same files.
+
+  Args:
+    checkpoint: an open one, or anything that `open_checkpoint` opens.
+    data: as `sources.data_config` takes it.
+    shots: examples of each class.
+    seeds: how many times the shots are drawn.
+    layer: as `features.layer` takes it.
+    l2: 'choose' or 'fixed', see `few_examples.Shots`.
+    probe: whether to fit a logistic regression to all training examples too.
+    features: a .npz file that keeps the features of both splits, or has them.
+    **options: `train_split`, `test_split`, `image_size` and `batch_size`, with
+      defaults; see `_Subject`.
+
+  Returns:
+    The accuracy of every draw, and of the probe.
+
+  Raises:
+    OSError: if checkpoint, data or a folder is missing.
+    ValueError: for arguments that cannot work, before the model is run, or for
+      features that are not finite.
+  """
+  is_kept = feature_file.is_there(features)
+  subject = _Subject(checkpoint, data, **options)
+  train, test = subject.splits
+  function = features_lib.layer(subject.checkpoint.model, layer)
+  kept = feature_file.Contents(
+    facts={
+      # Takes long for billions of parameters, so only where a file needs it.
+      'parameters': features and feature_file.identity(subject.original),
+      'layer': layer,
+      **subject.facts(),
+    },
+    train_labels_N=train.labels(),
+    test_labels_M=test.labels(),
+    class_names=train.class_names,
+  )
+  drawn = few_examples.Shots(
+    kept.train_labels_N,
+    kept.test_labels_M,
+    kept.class_names,
+    shots=shots,
+    seeds=seeds,
+    l2=l2,
+  )
+  if probe:
+    probe_lib.hold_out(kept.train_labels_N)  # refuses too few before the work
+  only_shots = not (features or probe)
+  if is_kept:
+    train_XD, test_MD = feature_file.read(features, kept)
+    _say(f'read     {features}; the model is not run')
+  else:
+    some = sources.subset(train, drawn.rows_R.tolist()) if only_shots else train
+    train_XD, test_MD = subject.extract(function, (some, test))
+    if features and jax.process_index() == 0:
+      feature_file.write(features, kept, train_XD, test_MD)
+      _say(f'written  {features}')
+  shots_RD = train_XD if only_shots else train_XD[drawn.rows_R]
+  results = drawn.evaluate(shots_RD, test_MD)
+  probed = None
+  if probe:
+    started_s = time.monotonic()
+    found = subject.probe(train_XD, test_MD)
+    end = '' if found.converged else ', which were not enough to converge'
+    _say(
+      f'probed   all training images in {time.monotonic() - started_s:,.1f} s: '
+      f'{found.heldout_accuracy:.2%} on the tenth held out, then '
+      f'{found.iterations} iterations on all{end}'
+    )
+    probed = ProbeResult(found.l2, found.accuracy)
+  return Curve(subject.checkpoint.path, results, probed)
+
+
+def probe_layers(
+  checkpoint: opening.Checkpoint | str,
+  data: str | Mapping[str, Any],
+  **options: Any,
+) -> dict[str, ProbeResult]:
+  """Fits a linear probe to every layer.
+
+  Args, processes and errors are those of `fewshot`.
+
+  Returns:
+    By layer, in the order of the model.
+  """
+  subject = _Subject(checkpoint, data, **options)
+  model = subject.checkpoint.model
+  probe_lib.hold_out(subject.splits[0].labels())  # refuses too few
+  x_NX, x_MX = subject.extract(layer_probe.every_layer(model), subject.splits)
+  size = subject.checkpoint.image_size
+  train, test = (
+    layer_probe.split(model, subject.checkpoint.params, size, x)
+    for x in (x_NX, x_MX)
+  )
+  results = {}
+  for name in train:
+    found = subject.probe(train[name], test[name])
+    results[name] = ProbeResult(found.l2, found.accuracy)
+    if not found.converged:
+      _say(
+        f'probed   {name}: {found.iterations} iterations were not enough to '
+        'converge'
+      )
+  return results
+
+
+class _Subject:
+  """A checkpoint and the two splits that it is measured on.
+
+  Attributes:
+    original: the checkpoint as it is.
+    checkpoint: the same for images of the size asked for.
+    splits: training and test side.
+  """
+
+  def __init__(
+    self,
+    checkpoint: opening.Checkpoint | str,
+    data: str | Mapping[str, Any],
+    *,
+    train_split: str = '',
+    test_split: str = '',
+    image_size: tuple[int, int] | None = None,
+    batch_size: int | None = None,
+  ):
+    """Opens both, their images checked.
+
+    Args:
+      checkpoint: an open one, or what `open_checkpoint` takes.
+      data: as `sources.data_config` takes it.
+      train_split: by default the benchmark's, or train.
+      test_split: by default the benchmark's, or test.
+      image_size: (H, W) that position embeddings are resized for; by default
+        the checkpoint's own.
+      batch_size: images at a time over all devices; by default 64 on each.
+
+    Raises:
+      ValueError: if the splits have different classes, or something cannot
+        work.
+    """
+    self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+    count = self._mesh.size
+    self._batch_size = batch_size or BATCH_PER_DEVICE * count
+    if self._batch_size % count:
+      raise ValueError(
+        f'batch_size is {batch_size}, which {count} devices cannot share '
+        f'evenly: use a multiple of {count}, such as '
+        f'{-(-self._batch_size // count) * count}.'
+      )
+    self.original = self.checkpoint = opening.open_checkpoint(checkpoint)
+    if image_size:
+      self.checkpoint = transfer.resized(self.original, image_size)
+    self._data = sources.data_config(data)
+    name = self._data.name
+    train, test = few_examples.usual_splits(name)
+    self._names = train_split or train, test_split or test
+    _say(_describe(self.checkpoint))
+    self.splits = few_examples.open_splits(self._data, *self._names)
+    train_source, test_source = self.splits
+    _say(
+      f'data     {name}, {len(train_source.class_names):,} classes: '
+      f'{len(train_source):,} images of {self._names[0]}, '
+      f'{len(test_source):,} of {self._names[1]}'
+    )
+
+  def facts(self) -> dict[str, Any]:
+    """Returns what features depend on besides the parameters and the layer."""
+    train, test = self.splits
+    return {
+      'image_size': list(self.checkpoint.image_size),
+      'preprocessing': dataclasses.asdict(self.checkpoint.preprocessing),
+      'dataset': self._data.name,
+      'train_split': self._names[0],
+      'test_split': self._names[1],
+      'split_seed': self._data.split_seed,
+      'train_files': train.fingerprint(),
+      'test_files': test.fingerprint(),
+    }
+
+  def extract(
+    self, function: features_lib.Function, parts: Sequence[Source]
+  ) -> list[np.ndarray]:
+    """Returns the features ND of both parts, and logs how long it took.
+
+    Raises:
+      ValueError: if they are not finite, or an image cannot be read any more.
+    """
+    extractor = features_lib.Extractor(
+      function,
+      self.checkpoint.images,
+      batch_size=self._batch_size,
+      mesh=self._mesh,
+    )
+    everywhere = sharding.replicated(self._mesh)
+    params = sharding.place(self.checkpoint.params, everywhere)
+    found = []
+    for source, name in zip(parts, ('training', 'test'), strict=True):
+      started_s = time.monotonic()
+      x_ND = extractor(params, source, f'{name} images')
+      elapsed_s = time.monotonic() - started_s
+      if gone := np.sum(~features_lib.is_read(x_ND)):
+        raise ValueError(
+          f'{gone} of {len(x_ND)} {name} images cannot be read any more: run '
+          'it again, without them.'
+        )
+      ridge.check_finite(name, x_ND)
+      _say(
+        f'run on   {len(source):,} {name} images in {elapsed_s:,.1f} s, '
+        f'{len(source) / elapsed_s:,.0f} images/s: {x_ND.shape[1]:,} numbers '
+        'each'
+      )
+      found.append(x_ND)
+    return found
+
+  def probe(self, train_ND: np.ndarray, test_MD: np.ndarray) -> probe_lib.Probe:
+    """Fits a linear probe to the features of both splits."""
+    train, test = self.splits
+    return probe_lib.fit_probe(
+      train_ND,
+      train.labels(),
+      test_MD,
+      test.labels(),
+      num_classes=len(train.class_names),
+      mesh=self._mesh,
+    )
+
+
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    _log.info(text)
+
+
+def _describe(checkpoint: opening.Checkpoint) -> str:
+  """Returns the model, and what is done to its images."""
+  height, width = checkpoint.image_size
+  given = checkpoint.preprocessing
+  way = f'resized to {height}x{width} pixels'
+  if given.resize_small:
+    way = (
+      f'the short side to {given.resize_small} pixels, the centre of '
+      f'{height}x{width} cut out'
+    )
+  mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
+  return (
+    f'model    {type(checkpoint.model).__name__}, '
+    f'{flops.count_params(checkpoint.model, checkpoint.image_size):,} '
+    f'parameters, {checkpoint.path}\n'
+    f'images   {way} ({given.interpolation}), mean {mean}, deviation {std}'
+  )
