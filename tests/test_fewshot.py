@@ -344,6 +344,7 @@ def test_images_that_went_are_said(command, workdir, monkeypatch):
 def test_the_library_prints_nothing_and_gives_the_same(
   command, workdir, tmp_path, capsys
 ):
+  capsys.readouterr()  # of the training
   curve = library.fewshot(workdir, 'digits', shots=(1, 3), seeds=2)
   assert capsys.readouterr().out == ''
   assert command(workdir, 'digits', *FEW)[0] == 0
