@@ -114,8 +114,7 @@ def expected(name, p, grads, kind):
 
 
 @pytest.mark.parametrize(
-  'kind',
-  ['ViT', 'scan', pytest.param('hybrid', marks=pytest.mark.slow)],
+  'kind', ['ViT', 'scan', pytest.param('hybrid', marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize('name', ['lamb', 'muon'])
 def test_steps_are_those_of_the_recursion(name, kind):

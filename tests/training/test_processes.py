@@ -5,7 +5,6 @@ between the processes.
 """
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import types
 
@@ -32,7 +30,7 @@ from tests.test_resume import (
   saved_steps,
   wait_until,
 )
-from vit_jax.training import processes, sharding, workdir_lock
+from vit_jax.training import processes, workdir_lock
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
@@ -591,45 +589,6 @@ processes.saving.steps_in = lambda workdir: {listing}
   assert ('has finished no step' in err) == (listing == '1 / 0')
 
 
-def test_suspended_time_does_not_count(tmp_path):
-  process = watched(tmp_path, 1, 0)
-  assert process.stdout.readline()
-  process.send_signal(signal.SIGSTOP)
-  time.sleep(4)
-  process.send_signal(signal.SIGCONT)
-  _, err = process.communicate()
-  assert (process.returncode, err) == (0, '')
-
-
-def test_steps_evaluations_and_saves_are_progress(
-  command, monkeypatch, tmp_path
-):
-  calls = []
-
-  class Watch(processes.Watch):
-    def progress(self):
-      calls.append('progress')
-
-    def stop(self):
-      calls.append('stop')
-      super().stop()
-
-  monkeypatch.setattr(processes, 'Watch', Watch)
-  status, _, err = command(
-    '--config=configs/digits.py',
-    *TINY,
-    '--config.total=4 steps',
-    '--config.eval_every=2 steps',
-    '--config.checkpoint_every=1 step',
-    '--timeout_s=1000',
-    f'--workdir={tmp_path}',
-  )
-  assert status == 0, err
-  assert processes.Watch.timeout_s == 1000
-  # Four steps, two evaluations, four saves.
-  assert calls == 10 * ['progress'] + ['stop', 'stop']
-
-
 def test_process_numbers_come_from_the_environment(monkeypatch):
   """JAX itself reads only the coordinator's address from there."""
   calls, handled = [], []
@@ -652,54 +611,6 @@ def test_process_numbers_come_from_the_environment(monkeypatch):
     for n, i in [(None, None), (4, 3)]
   ]
   assert len(handled) == 2
-
-
-def test_an_abort_is_handled_by_c(monkeypatch):
-  """Which calls the function at once, where Python would wait to be back."""
-  handlers = {}
-
-  def libc(name):
-    del name
-
-    def handle(number, function):
-      handlers[number] = function.value
-
-    return types.SimpleNamespace(signal=handle)
-
-  monkeypatch.setattr(processes.ctypes, 'CDLL', libc)
-  processes._handle_abort()
-  address = ctypes.cast(processes._on_abort, ctypes.c_void_p).value
-  assert handlers == {signal.SIGABRT: address}
-
-
-def test_a_barrier_is_given_milliseconds(monkeypatch):
-  """JAX's client counts in them; it ends the process if it is kept waiting."""
-
-  def wait_at_barrier(name, timeout_in_ms):
-    waited.append(timeout_in_ms)
-
-  waited = []
-  client = types.SimpleNamespace(wait_at_barrier=wait_at_barrier)
-  monkeypatch.setattr(processes.distributed.global_state, 'client', client)
-  assert processes._meet('end', 1.5)
-  assert waited == [1500]
-  monkeypatch.setattr(processes.distributed.global_state, 'client', None)
-  assert processes._meet('end', 1.5)  # alone, nobody is missed
-
-
-def test_what_happened_is_said_once(monkeypatch, capfd):
-  """Two threads may notice; the second does not wait for the first."""
-  monkeypatch.setattr(processes, '_said', threading.Lock())
-  monkeypatch.setattr(processes, '_workdir', '')  # no run of other tests
-  processes._say('it hangs.')
-  second = threading.Thread(target=processes._say, args=['it.'], daemon=True)
-  second.start()
-  second.join(60)
-  assert not second.is_alive()
-  assert capfd.readouterr().err == (
-    'error: it hangs. The same command goes on, with another number of '
-    'processes too.\n'
-  )
 
 
 class Ended(BaseException):
@@ -728,7 +639,7 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize(
   ('patience_s', 'alike_after', 'looks'),
-  [(0, 0, 1), (0, 1, None), (3, 0, 1), (3, 3, 4), (3, 4, None)],
+  [(0, 1, None), (3, 3, 4), (3, 4, None)],
 )
 def test_all_look_again_for_as_long_as_a_file_may_be_late(
   monkeypatch, ended, patience_s, alike_after, looks
@@ -759,8 +670,6 @@ def test_all_look_again_for_as_long_as_a_file_may_be_late(
   [
     (RuntimeError('the disk is gone'), 1, 'RuntimeError: the disk is gone', 0),
     (SystemExit(2), 2, '', 0),
-    (SystemExit('no data here'), 1, 'no data here', 0),
-    (KeyboardInterrupt(), 1, 'KeyboardInterrupt', 0),
     # Perhaps another one is lost, of which JAX has not heard yet.
     (jax.errors.JaxRuntimeError('gloo'), 1, 'gloo', processes.HEARTBEAT_S),
   ],
@@ -847,106 +756,3 @@ def test_a_watch_ends_what_has_stood_still_for_so_long(
   over.stop()
   over._watch()
   assert len(said) == 1
-
-
-@pytest.mark.parametrize(('number', 'slept'), [(0, [('sleep', 1)]), (3, [])])
-def test_only_process_0_waits_for_the_others_to_speak(
-  monkeypatch, ended, number, slept
-):
-  state = processes.distributed.global_state
-  monkeypatch.setattr(state, 'process_id', number)
-  monkeypatch.setattr(state, 'num_processes', 4)
-  with pytest.raises(Ended, match='69'):
-    processes._exit()
-  assert ended == slept
-  assert processes._name() == f'Process {number} of 4'
-
-
-def test_the_last_checkpoint_is_named_where_one_is_known(monkeypatch, tmp_path):
-  def said(workdir, steps):
-    monkeypatch.setattr(processes, '_workdir', workdir)
-    monkeypatch.setattr(processes.saving, 'steps_in', steps)
-    return processes._last_checkpoint()
-
-  run = str(tmp_path)
-  assert said('', lambda workdir: [3]) == ''  # none has begun
-  assert said(run, lambda workdir: 1 // 0) == ''
-  assert said(run, lambda workdir: []) == ' No checkpoint had been saved yet.'
-  assert said(run, lambda workdir: [20, 40]) == (
-    f' The last good checkpoint is {tmp_path}/checkpoints/40.'
-  )
-
-
-def test_the_line_is_the_innermost_of_the_package(monkeypatch):
-  """Of the main thread, whichever asks."""
-  found = []
-
-  def asked():
-    thread = threading.Thread(
-      target=lambda: found.append(processes._main_thread_at())
-    )
-    thread.start()
-    thread.join()
-
-  def see():
-    sharding.on_each_device(lambda rows: asked())(np.zeros(1))
-    return [0]
-
-  processes.refuse_unlike(see, '')
-  asked()
-  assert re.fullmatch(r'training/sharding\.py:\d+ \(apply\)', found[0])
-  assert found[1] == 'a library'
-
-
-@pytest.mark.parametrize(
-  ('address', 'host'),
-  [('localhost:{}', 'localhost'), ('[2001:db8::1]:{}', '2001:db8::1')],
-)
-def test_whether_the_coordinator_answers(monkeypatch, address, host):
-  """Brackets are those of an address of IPv6."""
-  state = processes.distributed.global_state
-  connect, waits = socket.create_connection, []
-
-  def waiting(place, timeout=None):
-    assert place == (host, port)
-    waits.append(timeout)
-    return connect(('127.0.0.1', port), timeout)
-
-  monkeypatch.setattr(processes.socket, 'create_connection', waiting)
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    port = server.getsockname()[1]
-    monkeypatch.setattr(state, 'coordinator_address', address.format(port))
-    assert processes._coordinator_answers()
-  assert not processes._coordinator_answers()
-  # An answer that does not come is to be missed before the alarm of an abort.
-  assert all(0 < wait_s < processes.ABORT_S for wait_s in waits)
-
-
-@pytest.mark.parametrize(
-  ('joined', 'answers', 'what'),
-  [
-    (False, True, 'could not join the others: the lines above say why.'),
-    (
-      True,
-      False,
-      'lost process 0, which coordinates them: it does not answer.',
-    ),
-    (
-      True,
-      True,
-      'lost another process, or failed in C++: the lines above say ',
-    ),
-  ],
-)
-def test_an_abort_says_who_was_lost(monkeypatch, joined, answers, what):
-  """In what C calls; an alarm ends the process should that take for ever."""
-  calls = []
-  monkeypatch.setattr(processes.signal, 'alarm', calls.append)
-  monkeypatch.setattr(processes, '_joined', joined)
-  monkeypatch.setattr(processes, '_coordinator_answers', lambda: answers)
-  monkeypatch.setattr(processes, '_say', calls.append)
-  monkeypatch.setattr(processes, '_exit', lambda: calls.append('ended'))
-  processes._on_abort(signal.SIGABRT)
-  alarm, said, ended = calls
-  assert (alarm, ended) == (processes.ABORT_S, 'ended')
-  assert said.startswith(f'Process 0 of 1 {what}')

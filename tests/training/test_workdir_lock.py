@@ -1,18 +1,14 @@
 """Two runs in one workdir, as commands; and the lease that buckets get."""
 
-import datetime
 import importlib.util
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 
-import jax
-import numpy as np
 import pytest
 from etils import epath
 
@@ -242,48 +238,6 @@ def test_the_file_says_who_is_there_and_nothing_of_who_was(
     assert text.startswith(f'process {os.getpid()} on ')
 
 
-def test_since_when_a_run_is_there_is_said_in_utc(monkeypatch):
-  """Wherever it is: who reads that may be elsewhere."""
-  try:
-    with monkeypatch.context() as patched:
-      patched.setenv('TZ', 'EAST-5')
-      time.tzset()
-      holder = workdir_lock._holder()
-  finally:
-    time.tzset()
-  said = re.search(r' since (\S+ \S+) UTC \(', holder)[1]
-  since = datetime.datetime.fromisoformat(f'{said}+00:00')
-  assert abs(since.timestamp() - time.time()) < 3600
-
-
-def test_names_that_are_no_utf_8(tmp_path, monkeypatch):
-  """No array of a checkpoint can be saved there; images can be read."""
-  with pytest.raises(ValueError, match=r"udcff': no checkpoint can be saved"):
-    workdir_lock.check(f'{tmp_path}/\udcff')
-  monkeypatch.setattr(sys, 'argv', ['main', '--config.data.name=\udcff'])
-  with workdir_lock.held(str(tmp_path)):
-    assert 'data.name=\ufffd' in (tmp_path / 'lock').read_text()
-  assert workdir_lock._of_process_0('a \udcff') == 'a '
-
-
-@pytest.mark.parametrize('error', [BlockingIOError, PermissionError])
-def test_either_error_of_posix_says_that_another_run_is_there(
-  tmp_path, monkeypatch, error
-):
-  def lockf(file, how):
-    assert how == workdir_lock.fcntl.LOCK_EX | workdir_lock.fcntl.LOCK_NB
-    raise error
-
-  (tmp_path / 'lock').write_text('process 7 on node3\nmore\n')
-  monkeypatch.setattr(workdir_lock.fcntl, 'lockf', lockf)
-  with pytest.raises(
-    ValueError, match=f'^Another run is in .*{tmp_path.name}: process 7 on nod'
-  ):
-    with workdir_lock.held(str(tmp_path)):
-      pass
-  assert (tmp_path / 'lock').read_text() == 'process 7 on node3\nmore\n'
-
-
 def test_where_nothing_can_be_locked_a_run_is_warned_and_goes_on(
   tmp_path, monkeypatch, caplog
 ):
@@ -293,59 +247,3 @@ def test_where_nothing_can_be_locked_a_run_is_warned_and_goes_on(
   monkeypatch.setattr(workdir_lock.fcntl, 'lockf', lockf)
   with workdir_lock.held(str(tmp_path)):
     assert 'not supported): start no second run' in caplog.text
-
-
-def test_only_a_lease_of_its_own_is_given_back(lease, monkeypatch):
-  monkeypatch.setattr(workdir_lock, 'RENEW_S', 1e6)
-  with workdir_lock._leased(lease):
-    lease.write_text('process 7 on node3\nhere at 5 s\n')
-  assert lease.read_text().startswith('process 7')
-
-
-def test_a_lease_that_cannot_be_renewed_once_is_renewed_later(
-  lease, monkeypatch, caplog
-):
-  failed, renewed = threading.Event(), threading.Event()
-  write = workdir_lock._write
-
-  def failing_once(path, holder):
-    if threading.current_thread() is threading.main_thread():
-      write(path, holder)
-    elif not failed.is_set():
-      failed.set()
-      raise TimeoutError('no answer')
-    else:
-      write(path, holder)
-      renewed.set()
-
-  monkeypatch.setattr(workdir_lock, '_write', failing_once)
-  with workdir_lock._leased(lease):
-    assert renewed.wait(60)
-  assert caplog.text.count('could not be renewed: no answer') == 1
-
-
-def test_other_processes_hear_of_the_first_and_take_no_lock(
-  tmp_path, monkeypatch
-):
-  """The text is sent as bytes of a fixed number, and cut to it."""
-  sent = []
-
-  def broadcast(data):
-    sent.append(data)
-    return np.frombuffer('ä is held'.encode().ljust(1000, b'\0'), np.uint8)
-
-  monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  monkeypatch.setattr(
-    workdir_lock.multihost_utils, 'broadcast_one_to_all', broadcast
-  )
-  with pytest.raises(ValueError, match='^ä is held$'):
-    with workdir_lock.held(str(tmp_path / 'run')):
-      pass
-  assert not list(tmp_path.iterdir())
-  monkeypatch.setattr(
-    workdir_lock.multihost_utils, 'broadcast_one_to_all', lambda data: data
-  )
-  text = 'a' + 600 * 'ä'
-  assert workdir_lock._of_process_0(text) == 'a' + 499 * 'ä'
-  assert workdir_lock._of_process_0('') == ''
-  assert {x.shape for x in sent} == {(1000,)} and not sent[0].any()
