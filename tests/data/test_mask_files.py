@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vit_jax.data import __main__ as command
 from vit_jax.data import mask_files, segments, sources
@@ -109,6 +109,46 @@ def test_masks_of_more_bits_of_one_and_with_a_palette_are_read(root):
   assert boxes['1.jpg'] == [[1, 7, 3, 9]]
   assert boxes['2.jpg'] == boxes['0.jpg']
   assert boxes['3.jpg'] == [[1, 3, 9, 9]]
+
+
+def test_a_border_of_255_is_no_object(root, capsys):
+  (root / 'masks/0.png').rename(root / 'masks/0_mask.png')
+  for path in (root / 'masks').iterdir():
+    numbers_HW = np.array(Image.open(path))
+    numbers_HW[12:14] = 255
+    Image.fromarray(numbers_HW).save(path)
+  assert command.main([str(root)]) == 0
+  out, err = capsys.readouterr()
+  assert '5 images, 10 objects' in out
+  assert 'a border without an object: 5 of 5 masks have it' in err
+  written = json.loads((root / 'instances.json').read_text())
+  assert [x['id'] for x in written['annotations']] == [*range(1, 11)]
+  # Alone it is the object, and 255 objects are numbered up to it.
+  for numbers in ([255], [254, 255]):
+    (root / 'instances.json').unlink()
+    for path in (root / 'masks').iterdir():
+      numbers_HW = np.zeros((20, 30), np.uint8)
+      for i, number in enumerate(numbers):
+        numbers_HW[5 * i : 5 * i + 4] = number
+      Image.fromarray(numbers_HW).save(path)
+    assert command.main([str(root)]) == 0
+    assert f'{5 * len(numbers)} objects' in capsys.readouterr().out
+
+
+def test_masks_with_soft_edges_are_refused(root, capsys):
+  """And neither many objects nor objects of a pixel."""
+  path = root / 'masks/3.png'
+  disk = Image.new('L', (300, 200))
+  ImageDraw.Draw(disk).ellipse((20, 30, 250, 180), fill=255)
+  disk.resize((30, 20)).save(path)
+  assert command.main([str(root)]) == 2
+  err = capsys.readouterr().err
+  assert '3.png has ' in err and 'looks antialiased' in err
+  numbers_HW = np.zeros((20, 30), np.uint8)
+  numbers_HW[:18] = np.arange(90).reshape(9, 10).repeat(2, 0).repeat(3, 1)
+  numbers_HW[19, ::2] = 100 + np.arange(15)
+  Image.fromarray(numbers_HW).save(path)
+  assert command.main([str(root)]) == 0
 
 
 def test_the_library_that_it_takes_is_named(root, monkeypatch):

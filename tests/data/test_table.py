@@ -112,6 +112,7 @@ def test_splits_are_those_of_the_table(table):
     ('file,label', 'x{i},a, b', r"image 1: more cells than columns, \[' b'\]"),
     ('file,labels', 'x{i},{label},c', r"image 1: more cells .*\['c'\]: put a"),
     ('file,labels', ',a', "image 1: file is '': give its path"),
+    ('file,labels', ' ,a', "image 1: file is ' ': give its path"),
     (
       'file,label,split',
       'x{i},a,dev',
@@ -122,6 +123,64 @@ def test_splits_are_those_of_the_table(table):
 def test_other_tables_are_refused(table, head, line, message):
   with pytest.raises(ValueError, match=message):
     sources.open_source(table(head, line), 'train')
+
+
+@pytest.mark.parametrize(
+  'column, separator, refused',
+  [
+    ('label', ';', True),
+    ('label', '|', True),
+    ('label', ',', False),
+    ('label', ' ', False),
+    ('labels', ';', False),
+    ('labels', '|', True),
+    ('labels', ',', True),
+    ('labels', ' ', True),
+    ('labels', '-', False),
+  ],
+)
+def test_other_separators_are_named(table, column, separator, refused):
+  """Of names that share a part, unless one class may well be called so."""
+  name = table(f'file,{column}', f'images/{{i}}.png,"{{label}}{separator}x"')
+  if not refused:
+    assert len(sources.open_source(name, 'all')) == 30
+    return
+  message = f"'a[{separator}]x' in the column {column} looks like several"
+  with pytest.raises(ValueError, match=message):
+    sources.open_source(name, 'train')
+
+
+def test_half_as_many_parts_as_names_are_combinations(tmp_path):
+  rows = [
+    f'{i}.png,"{a},{b}"'
+    for i, (a, b) in enumerate((a, b) for a in 'abcd' for b in 'abcd')
+  ]
+  (tmp_path / 'x.csv').write_text('\n'.join(['file,label', *rows]))
+  with pytest.raises(ValueError, match="'a,b' in the column label looks like"):
+    sources.open_source(str(tmp_path / 'x.csv'), 'train')
+
+
+def test_names_without_shared_parts_are_classes(table):
+  """And so they are where a `;` says what separates."""
+  for line in (
+    'images/{i}.png,{label}|{label}{label}',
+    'images/{i}.png,{label} x;',
+  ):
+    source = sources.open_source(table('file,labels', line), 'all')
+    assert len(sources.class_names(source)) == 3
+
+
+def test_paths_may_be_spelled_otherwise(table, tmp_path):
+  (tmp_path / 'images').rename(tmp_path / 'cafe\u0301')
+  for line in (' cafe\u0301/{i}.png ', 'caf\u00e9\\{i}.png'):
+    name = table(line=f'{line},{{label}}', encoding='utf-8')
+    source = sources.open_source(name, 'all')
+    assert bad_images.checked(source, 'error') is source
+  # Which may be one image twice.
+  path = pathlib.Path(name)
+  path.write_text(path.read_text('utf-8') + '\ncafe\u0301/3.png,a', 'utf-8')
+  with pytest.raises(ValueError, match='image 31: .* is image 4 too'):
+    sources.open_source(name, 'all')
 
 
 def test_several_classes_an_image(table):

@@ -234,9 +234,8 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
 
   It has the columns `file`, relative to the folder of the table, and `label`,
   the name of the class, or `labels`, any number of names with `;` between them;
-  and may have `split`: `train`, and any of `val`, `validation` and `test`.
-  Without it a fifth (of each class, where there is one an image) becomes
-  `test`.
+  and may have `split`, a name of `splits.SAME`. Without it a fifth (of each
+  class, where there is one an image) becomes `test`.
 
   Raises:
     FileNotFoundError: There is no such file.
@@ -287,7 +286,7 @@ class Table(Folder):
       ValueError: A cell is wrong; names its line.
     """
     self._paths = _paths_of(path, rows)
-    named = [(row['label'] or '').strip() for row in rows]
+    named = [nfc(row['label'] or '').strip() for row in rows]
     for i, name in enumerate(named):
       if not name:
         raise ValueError(
@@ -295,6 +294,7 @@ class Table(Folder):
           'class'
         )
     self.class_names = tuple(sorted(set(named)))
+    _refuse_combinations(path, 'label', self.class_names)
     label_of = {name: label for label, name in enumerate(self.class_names)}
     self._labels = [label_of[name] for name in named]
     members = _members_of(path, rows, self._labels, split_seed)
@@ -315,12 +315,14 @@ class MultiLabelTable(Files):
       ValueError: A cell is wrong; names its line. No image has a class.
     """
     named = [
-      {name.strip() for name in (row['labels'] or '').split(';')} - {''}
+      {name.strip() for name in nfc(row['labels'] or '').split(';')} - {''}
       for row in rows
     ]
     self.class_names = tuple(sorted(set().union(*named)))
     if not self.class_names:
       raise ValueError(f'{path}: the column labels names no class')
+    if not any(';' in (row['labels'] or '') for row in rows):
+      _refuse_combinations(path, 'labels', self.class_names)
     label_of = {name: label for label, name in enumerate(self.class_names)}
     self._of_image = [[label_of[name] for name in names] for names in named]
     self._labels = list(range(len(rows)))
@@ -334,14 +336,45 @@ class MultiLabelTable(Files):
     return super().__getitem__(index) | {'label': label_C}
 
 
+def _refuse_combinations(
+  path: pathlib.Path, column: str, names: Sequence[str]
+) -> None:
+  """Refuses names that combine classes by another separator than `;`.
+
+  Combinations share parts. Names of one class may too, after a comma or a blank
+  ('red car', 'red bus'), so that in the column `label` these separators only
+  count if there are half as many parts as names.
+  """
+  for separator in ';|, ':
+    parts_of = {name: set(name.split(separator)) for name in names}
+    times = collections.Counter(x for parts in parts_of.values() for x in parts)
+    shared = [
+      name
+      for name, parts in parts_of.items()
+      if len(parts) > 1 and any(times[x] > 1 for x in parts)
+    ]
+    certain = separator in ';|' or column == 'labels'
+    if shared and (certain or 2 * len(times) <= len(names)):
+      keep = f'replace {separator!r} in it'
+      if column == 'labels':
+        keep = "write ';' behind it"
+      raise ValueError(
+        f'{path}: {shared[0]!r} in the column {column} looks like several '
+        f"classes with {separator!r} between them. Separate them by ';' in a "
+        f'column called labels. If it is one class, {keep}.'
+      )
+
+
 def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
+  paths: list[str] = []
   lines: dict[str, int] = {}
   for i, row in enumerate(rows, 1):
-    if not row['file']:
+    if not (row['file'] or '').strip():
       raise ValueError(
         f'{path}, image {i}: file is {row["file"]!r}: give its path'
       )
-    before = lines.setdefault(os.path.normpath(row['file']), i)
+    paths.append(str(find(path.parent, row['file'])))
+    before = lines.setdefault(os.path.normpath(paths[-1]), i)
     if before != i:
       raise ValueError(
         f'{path}, image {i}: {row["file"]!r} is image {before} too, and could '
@@ -349,7 +382,7 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
         "have several classes, a column 'labels' has all of one image, with ; "
         'between them'
       )
-  return [str(path.parent / row['file']) for row in rows]
+  return paths
 
 
 def _members_of(
@@ -360,12 +393,13 @@ def _members_of(
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}
   for i, row in enumerate(rows):
-    if row['split'] not in splits.NAMES:
+    name = (row['split'] or '').strip()
+    if name not in splits.NAMES:
       raise ValueError(
         f'{path}, image {i + 1}: split is {row["split"]!r}: use '
-        f'{", ".join(splits.NAMES)}'
+        f'{", ".join(names[0] for names in splits.SAME)}'
       )
-    members.setdefault(row['split'], []).append(i)
+    members.setdefault(name, []).append(i)
   return members
 
 

@@ -1,10 +1,14 @@
 """COCO's annotations of images that have their masks as files.
 
 As Penn-Fudan's pedestrians do: `images/` and `masks/` with files of the same
-names but for their extensions. A pixel of a mask is 0 where there is nothing
-and else the number of its object, and all objects are of one class.
+names but for their extensions and `_mask` behind those of masks. A pixel of a
+mask is 0 where there is nothing and else the number of its object, and all
+objects are of one class. 255 is a border that is left out, as in Pascal VOC,
+unless masks have it alone or 254 as well.
 """
 
+import itertools
+import logging
 import pathlib
 from typing import Any
 
@@ -13,6 +17,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from vit_jax.data import decode, folder, segments
+
+_log = logging.getLogger(__name__)
+_BORDER = 255
 
 
 def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
@@ -31,7 +38,10 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
       raise ValueError(
         f'{root} has no folder {kind}: give one with images/ and masks/.'
       )
-  paths = {kind: _by_stem(root / kind) for kind in ('images', 'masks')}
+  paths = {
+    'images': _by_stem(root / 'images'),
+    'masks': _by_stem(root / 'masks', '_mask'),
+  }
   if not paths['images']:
     raise ValueError(f'{root / "images"} has no images.')
   lacking = sorted(paths['images'].keys() - paths['masks'].keys())
@@ -42,6 +52,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     )
   images: list[dict[str, Any]] = []
   annotations: list[dict[str, Any]] = []
+  numbers: list[int] = []
   for i, (stem, path) in enumerate(
     tqdm(paths['images'].items(), unit=' images', delay=2, disable=None), 1
   ):
@@ -57,19 +68,27 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     images.append(
       {'id': i, 'file_name': path.name, 'height': height, 'width': width}
     )
-    for number in np.unique(numbers_HW[numbers_HW > 0]):
-      found = _annotation(numbers_HW == number)
+    for number in _objects(numbers_HW, paths['masks'][stem]):
+      numbers.append(number)
       annotations.append(
-        {'id': len(annotations) + 1, 'image_id': i, 'category_id': 0} | found
+        {'image_id': i, 'category_id': 0} | _annotation(numbers_HW == number)
       )
+  if _BORDER in numbers and {*numbers} != {_BORDER} and 254 not in numbers:
+    kept = [number != _BORDER for number in numbers]
+    annotations = [*itertools.compress(annotations, kept)]
+    _log.warning(
+      '255 is left out as a border without an object: %d of %d masks have it.',
+      len(kept) - sum(kept),
+      len(images),
+    )
   return {
     'images': images,
-    'annotations': annotations,
+    'annotations': [{'id': i} | x for i, x in enumerate(annotations, 1)],
     'categories': [{'id': 0, 'name': class_name}],
   }
 
 
-def _by_stem(place: pathlib.Path) -> dict[str, pathlib.Path]:
+def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
   found = folder.by_stem(place)
   for first, *others in found.values():
     if others:
@@ -77,7 +96,7 @@ def _by_stem(place: pathlib.Path) -> dict[str, pathlib.Path]:
         f'{place} has {first} and {others[0]}: masks and images have the same '
         'names, so that two of one name cannot be told apart.'
       )
-  return {stem: place / name for stem, (name,) in found.items()}
+  return {x.removesuffix(end): place / name for x, (name,) in found.items()}
 
 
 def _numbers(path: pathlib.Path) -> np.ndarray:
@@ -95,6 +114,30 @@ def _numbers(path: pathlib.Path) -> np.ndarray:
       'pixel, that of its object, or 0.'
     )
   return numbers_HW.astype(np.int64)
+
+
+def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
+  """Returns the numbers above 0.
+
+  Raises:
+    ValueError: most are of pixels without a neighbour of the same number but
+      with one of another, as greys at an edge are.
+  """
+  padded = np.pad(numbers_HW, 1)
+  row, column = padded[:, 1:-1], padded[1:-1]
+  around = row[:-2], row[2:], column[:, :-2], column[:, 2:]
+  same_HW = np.logical_or.reduce([x == numbers_HW for x in around])
+  edge_HW = np.logical_or.reduce([x > 0 for x in around]) & ~same_HW
+  found, of_pixel = np.unique(numbers_HW, return_inverse=True)
+  shares = np.bincount(of_pixel.ravel(), edge_HW.ravel())
+  shares /= np.bincount(of_pixel.ravel())
+  if np.sum(shares > 0.5) > max(3, len(found) / 2):
+    raise ValueError(
+      f'{path} has {len(found) - 1} numbers, most of them of pixels at edges: '
+      'it looks antialiased, or resized with interpolation. Write hard '
+      'edges, and resize it by nearest neighbours.'
+    )
+  return found[found > 0].tolist()
 
 
 def _annotation(mask_HW: np.ndarray) -> dict[str, Any]:
