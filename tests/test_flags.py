@@ -263,19 +263,6 @@ def test_the_last_config_counts(argv, named):
   assert flags._named_config(argv) == named
 
 
-@pytest.mark.filterwarnings('ignore:the load_module')
-def test_a_config_by_name_is_that_of_its_file():
-  config = flags.config_named('digits:resnet')
-  assert config.data.name == 'digits' and config.model.name == 'resnet'
-  with pytest.raises(ValueError, match='^gone is no file: .* digits, .* vit'):
-    flags.config_named('gone:x')
-  with pytest.raises(ValueError) as e:
-    flags.config_named('digits:nothing')
-  assert 'nothing' in str(e.value)
-  assert not str(e.value).startswith('ValueError')
-  assert '\n' not in str(e.value)
-
-
 def test_of_what_is_no_fault_nothing_is_shown(monkeypatch):
   """What one failed write does to the others, and libraries' tracebacks."""
   shown = []

@@ -35,7 +35,8 @@ _ENVIRONMENT = {
   'Input/output error': 'The disk fails: see the log of the system.',
   'Too many open files': 'Raise the limit, ulimit -n.',
   'Cannot allocate memory': 'Take less at a time, or a larger machine.',
-  'Out of memory': 'Take less at a time: in training by accum_steps, remat or '
+  'Out of memory': 'Take less at a time: in training by '
+  '--config.accum_steps=2, 4 or more, --config.model.remat=nothing_saveable or '
   'a smaller batch_size.',
 }
 _ERRNOS = {
@@ -157,21 +158,6 @@ def _full_config(arg: str, before: str) -> str:
     if path.stem == match[2]:
       return f'{match[1] or ""}{path}{match[3] or ""}'
   return arg
-
-
-def config_named(text: str) -> ConfigDict:
-  """Returns a config of configs/ by name and values, as in 'vit:l16'.
-
-  Raises:
-    ValueError: for values that it does not take, or if there is none.
-  """
-  path = _full_config(text, '--config')
-  if lack := _lack_of_config(path):
-    raise ValueError(lack)
-  try:
-    return flags.FLAGS['config'].parser.parse(path)
-  except ValueError as e:  # with a traceback of config_flags in it
-    raise ValueError(_last_line(e)) from e
 
 
 def _own_configs() -> list[pathlib.Path]:

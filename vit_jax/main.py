@@ -61,7 +61,6 @@ from vit_jax import paper
 from vit_jax.flags import (
   CONFIG,
   ENDINGS,
-  EXIT_ENVIRONMENT,
   EXIT_PREEMPTED,
   parse_flags,
   refuse,
@@ -70,8 +69,7 @@ from vit_jax.flags import (
   status,
 )
 from vit_jax.sweeps import axes, running, stages
-from vit_jax.tools.plan import memory
-from vit_jax.train import DeviceMemoryError, evaluate_only
+from vit_jax.train import evaluate_only
 from vit_jax.training import processes, run
 
 # EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.
@@ -166,11 +164,6 @@ def _run() -> None:
         print(f'{name} {value:.4f}')
     else:
       stages.train(config, workdir, _START_OVER.value)
-  except DeviceMemoryError as e:
-    if not (advice := memory.advice(e.experiment)):
-      sys.exit(status(e))
-    say(f'error: {e} {advice}')
-    sys.exit(EXIT_ENVIRONMENT)
   except ENDINGS as e:
     sys.exit(status(e))
   except run.Diverged as e:

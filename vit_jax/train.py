@@ -32,18 +32,6 @@ from vit_jax.training.run import Preempted, Run, preemption_notice
 _log = logging.getLogger(__name__)
 
 
-class DeviceMemoryError(MemoryError):
-  """A step does not fit into a device.
-
-  Attributes:
-    experiment: whose step it is.
-  """
-
-  def __init__(self, asked: str, experiment: Experiment):
-    super().__init__(asked)
-    self.experiment = experiment
-
-
 def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Trains, or resumes, what a config describes.
 
@@ -57,7 +45,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     ValueError: for a config or data that cannot work, before anything is built;
       if another run is in the workdir, or no checkpoint there is whole.
     OSError: if a checkpoint cannot be read now.
-    DeviceMemoryError: if a step does not fit into a device.
+    JaxRuntimeError: if a step does not fit into a device.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -101,13 +89,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
       )
     ) as checkpoints,
   ):
-    args = source, fixed, evaluators, params, workdir, checkpoints
-    try:
-      _train(experiment, *args)
-    except jax.errors.JaxRuntimeError as e:
-      if 'RESOURCE_EXHAUSTED' not in str(e):
-        raise
-      raise DeviceMemoryError(str(e).partition('\n')[0], experiment) from e
+    _train(experiment, source, fixed, evaluators, params, workdir, checkpoints)
 
 
 def _refuse_frozen_statistics(model: ConfigDict) -> None:
