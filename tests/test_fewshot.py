@@ -153,7 +153,8 @@ def test_output_says_what_was_done_and_where_it_is(command, workdir, tmp_path):
   assert [re.sub(r'\d+\.\d s, .* images/s', 'T', x) for x in out.splitlines()][
     :6
   ] == [
-    f'model    ViT, 5,530 parameters, {workdir}/checkpoints/4',
+    f'model    {workdir}/checkpoints/4: ViT, 5,530 parameters, 8x8 pixels, '
+    '10 classes with names',
     'images   resized to 8x8 pixels (bilinear), mean 0.5 0.5 0.5, deviation '
     '0.5 0.5 0.5',
     'data     digits, 10 classes: 1,437 images of train, 360 of test',

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from vit_jax.checkpoints.opening import open_checkpoint
+  from vit_jax.convert.convert import convert
   from vit_jax.evaluators.confusion import evaluate
   from vit_jax.evaluators.fewshot import fewshot
   from vit_jax.evaluators.pretrained import load
@@ -23,6 +24,7 @@ __version__ = '0.1.0'  # setup.py reads it here
 __all__ = [
   'Experiment',
   'build_model',
+  'convert',
   'evaluate',
   'fewshot',
   'load',
@@ -33,6 +35,7 @@ __all__ = [
 _MODULES = {
   'Experiment': 'experiment',
   'build_model': 'models.variants',
+  'convert': 'convert.convert',
   'evaluate': 'evaluators.confusion',
   'fewshot': 'evaluators.fewshot',
   'load': 'evaluators.pretrained',

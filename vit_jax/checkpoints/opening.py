@@ -51,11 +51,17 @@ class Checkpoint:
   loss: str = 'softmax'
 
   def __repr__(self) -> str:
-    H, W = self.image_size
-    count = flops.count_params(self.model, self.image_size)
+    return f'Checkpoint({self.path!r}: {self.describe()})'
+
+  def describe(self) -> str:
+    """Returns the kind of model, its size, its images and its head."""
+    model, (H, W) = self.model, self.image_size
+    head = 'no head'
+    if C := model.num_classes:
+      head = f'{C:,} classes {"with" if self.class_names else "without"} names'
+    count = flops.count_params(model, self.image_size)
     return (
-      f'Checkpoint({self.path!r}: {type(self.model).__name__}, {count:,} '
-      f'parameters, {self.model.num_classes:,} classes, {H}x{W} pixels)'
+      f'{type(model).__name__}, {count:,} parameters, {H}x{W} pixels, {head}'
     )
 
   @property

@@ -21,148 +21,33 @@ that is installed, and prints the largest difference.
 """
 
 import argparse
-import dataclasses
-import importlib
 import os
-import pathlib
 import sys
-import types
 from collections.abc import Sequence
-from typing import Any
 
 from vit_jax import flags
-from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints import transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
-from vit_jax.data import images, whole
-from vit_jax.models import flops
-
-# What takes a checkpoint's arrays, and what takes the model itself.
-WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
-PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
+from vit_jax.convert.convert import PROGRAMS, WEIGHTS, convert
+from vit_jax.data import images
 
 TOLERANCE = 1e-4
 
 
-def convert(args: argparse.Namespace) -> None:
-  """Converts a checkpoint, and prints what becomes of it.
+def _run(args: argparse.Namespace) -> int | None:
+  if args.check:
+    # Here, because it imports every framework's module.
+    from vit_jax.convert import check
 
-  Raises:
-    FileExistsError: if there is something at the target.
-    FileNotFoundError: if the source, or the target's folder, is not there.
-    ImportError: if a library is not installed, saying which.
-    ValueError: if the source cannot be read, or the target cannot hold it.
-  """
-  to, target, dtype = args.to, args.target, args.dtype
-  module = writer(to)
-  if dtype not in module.DTYPES:
-    raise ValueError(
-      f'--dtype={dtype} is none of --to={to}: use {" or ".join(module.DTYPES)}.'
-    )
-  if args.rollout and to != 'onnx':
-    raise ValueError('--rollout needs --to=onnx.')
-  size = (
-    images.size_of(args.image_size, '--image_size') if args.image_size else None
-  )
-  whole.refuse_existing(target)
-  checkpoint = opening.open_checkpoint(args.source)
-  if args.loss:
-    checkpoint = dataclasses.replace(checkpoint, loss=args.loss)
-  _say(f'read      {checkpoint.path}: {_describe(checkpoint)}')
-  checkpoint = _adapt(checkpoint, size or checkpoint.image_size, args)
-  given: Any = checkpoint.weights() if to in WEIGHTS else checkpoint
-  options = {'rollout': True} if args.rollout else {}
-  lost = module.write(given, target, dtype, **options)
-  path = pathlib.Path(target)
-  files = [file for file in (path, *path.rglob('*')) if file.is_file()]
-  size_bytes = sum(file.stat().st_size for file in files)
-  _say(f'written   {target}: {to}, {dtype}, {size_bytes / 1e6:,.1f} MB')
-  is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
-  if is_sigmoid and to in WEIGHTS and to != 'hf':
-    lost.append(
-      'That the loss was sigmoid: each class has a probability of its own, '
-      'the sigmoid of its logit.'
-    )
-  if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
-    H, W = checkpoint.image_size
-    sentence = (
-      f'Images of any size and shape: they are {H}x{W} pixels, without padding.'
-    )
-    if H != W:
-      sentence += f' For those on their side there is --image_size={W}x{H}.'
-    lost.append(sentence)
-  for sentence in lost:
-    _say(f'not held  {sentence}')
-
-
-def _say(line: str) -> None:
-  print(line, flush=True)
-
-
-def writer(to: str) -> types.ModuleType:
-  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`.
-
-  It is as `table.Format` says; those of programs take a `Checkpoint`.
-  """
-  folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
-  return importlib.import_module(f'vit_jax.{folder}.{to}')
-
-
-def _adapt(
-  checkpoint: opening.Checkpoint,
-  size: tuple[int, int],
-  args: argparse.Namespace,
-) -> opening.Checkpoint:
-  """Changes size, head and positions, and says so."""
-  if size != checkpoint.image_size:
-    checkpoint = transfer.resized(checkpoint, size)
-    H, W = size
-    _say(f'resized   for images of {H}x{W} pixels')
-  if args.head != 'keep':
-    checkpoint = transfer.with_head(checkpoint, args.head)
-    kept = (
-      ', the representation layer is kept'
-      if args.head == 'representation'
-      else ''
-    )
-    _say(f'dropped   the head, as --head={args.head} says{kept}')
-  if args.to not in WEIGHTS:
-    return checkpoint
-  model, body = checkpoint.model, checkpoint.model.body()
-  if model.kind != body.kind:
-    raise ValueError(
-      f'{checkpoint.path} is a {type(model).__name__}, and --to={args.to} '
-      f'has no place for what it predicts: --head=drop keeps its body, a '
-      f'{type(body).__name__}.'
-    )
-  learned = transfer.with_learned_positions(checkpoint)
-  if learned is not checkpoint:
-    _say(
-      'rewritten the position embeddings as learned 1-D ones: the same '
-      'numbers, which further training would change'
-    )
-  return learned
-
-
-def _describe(checkpoint: opening.Checkpoint) -> str:
-  model, (height, width) = checkpoint.model, checkpoint.image_size
-  names = 'with' if checkpoint.class_names else 'without'
-  head = (
-    f'{model.num_classes:,} classes {names} names'
-    if model.num_classes
-    else 'no head'
-  )
-  return (
-    f'{type(model).__name__}, '
-    f'{flops.count_params(model, checkpoint.image_size):,} parameters, '
-    f'{height}x{width} pixels, {head}'
-  )
-
-
-def _check(args: argparse.Namespace) -> int:
-  # Here, because it imports every framework's module.
-  from vit_jax.convert import check
-
-  return int(not check.agree(args.source, args.target, args.tolerance))
+    return int(not check.agree(args.source, args.target, args.tolerance))
+  size = args.image_size and images.size_of(args.image_size, '--image_size')
+  names = 'to', 'dtype', 'head', 'loss', 'rollout'
+  options = {name: getattr(args, name) for name in names}
+  for sentence in convert(
+    args.source, args.target, image_size=size or None, **options
+  ):
+    print(f'not held  {sentence}')
+  return None
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -220,7 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns 0, 1 if a check finds a difference, or 2."""
   args = parse(argv)
-  return flags.command(_check if args.check else convert, args)
+  return flags.command(_run, args)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,6 @@ from vit_jax.evaluators import (
 )
 from vit_jax.evaluators import probe as probe_lib
 from vit_jax.evaluators.fewshot_curves import Curve, ProbeResult
-from vit_jax.models import flops
 from vit_jax.training import features as features_lib
 from vit_jax.training import sharding
 
@@ -290,8 +289,6 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
     )
   mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
   return (
-    f'model    {type(checkpoint.model).__name__}, '
-    f'{flops.count_params(checkpoint.model, checkpoint.image_size):,} '
-    f'parameters, {checkpoint.path}\n'
+    f'model    {checkpoint.path}: {checkpoint.describe()}\n'
     f'images   {way} ({given.interpolation}), mean {mean}, deviation {std}'
   )

@@ -1,0 +1,126 @@
+"""Converts a checkpoint from any framework to any other."""
+
+import dataclasses
+import importlib
+import logging
+import os
+import pathlib
+import types
+
+from vit_jax.checkpoints import opening, transfer
+from vit_jax.data import whole
+
+_log = logging.getLogger(__name__)
+
+# Formats of a checkpoint's arrays, and formats of the model itself.
+WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
+PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
+
+
+def convert(
+  checkpoint: opening.Checkpoint | str,
+  target: str | os.PathLike,
+  to: str = 'timm',
+  *,
+  dtype: str = 'float32',
+  image_size: tuple[int, int] | None = None,
+  head: str = 'keep',
+  loss: str | None = None,
+  rollout: bool = False,
+) -> list[str]:
+  """Writes a checkpoint in another format.
+
+  Args:
+    checkpoint: an open one, or anything that `open_checkpoint` opens.
+    target: a new file or directory. It appears whole or not at all.
+    to: one of `WEIGHTS` or `PROGRAMS`.
+    dtype: of the arrays, one of the format's `DTYPES`.
+    image_size: (H, W) that position embeddings are resized for.
+    head: one of `transfer.HEADS`.
+    loss: 'softmax' or 'sigmoid', where the checkpoint does not say it.
+    rollout: whether an ONNX file also gives the attention rollout.
+
+  Returns:
+    Sentences on what the format cannot hold.
+
+  Raises:
+    FileExistsError: if there is something at the target.
+    FileNotFoundError: if the source, or the target's folder, is missing.
+    ImportError: if a library is not installed, naming it.
+    ValueError: if the source cannot be read, or the target cannot hold it.
+  """
+  target = os.fspath(target)
+  module = writer(to)
+  if dtype not in module.DTYPES:
+    raise ValueError(
+      f'--dtype={dtype} is none of --to={to}: use {" or ".join(module.DTYPES)}.'
+    )
+  if rollout and to != 'onnx':
+    raise ValueError('--rollout needs --to=onnx.')
+  whole.refuse_existing(target)
+  checkpoint = opening.open_checkpoint(checkpoint)
+  if loss:
+    checkpoint = dataclasses.replace(checkpoint, loss=loss)
+  _log.info('read      %s: %s', checkpoint.path, checkpoint.describe())
+  if image_size and image_size != checkpoint.image_size:
+    checkpoint = transfer.resized(checkpoint, image_size)
+    _log.info('resized   for images of %dx%d pixels', *image_size)
+  if head != 'keep':
+    checkpoint = transfer.with_head(checkpoint, head)
+    kept = ', the representation layer is kept'
+    what = kept if head == 'representation' else ''
+    _log.info('dropped   the head, as --head=%s says%s', head, what)
+  if to in WEIGHTS:
+    checkpoint = _as_arrays(checkpoint, to)
+  given = checkpoint.weights() if to in WEIGHTS else checkpoint
+  lost: list[str] = module.write(
+    given, target, dtype, **({'rollout': True} if rollout else {})
+  )
+  path = pathlib.Path(target)
+  files = [file for file in (path, *path.rglob('*')) if file.is_file()]
+  megabytes = sum(file.stat().st_size for file in files) / 1e6
+  _log.info(
+    'written   %s: %s, %s, %s MB', target, to, dtype, f'{megabytes:,.1f}'
+  )
+  is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
+  if is_sigmoid and to in WEIGHTS and to != 'hf':
+    lost.append(
+      'That the loss was sigmoid: each class has a probability of its own, '
+      'the sigmoid of its logit.'
+    )
+  if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
+    H, W = checkpoint.image_size
+    sentence = (
+      f'Images of any size and shape: they are {H}x{W} pixels, without padding.'
+    )
+    if H != W:
+      sentence += f' For those on their side there is --image_size={W}x{H}.'
+    lost.append(sentence)
+  return lost
+
+
+def writer(to: str) -> types.ModuleType:
+  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`.
+
+  It is as `table.Format` says; those of programs take a `Checkpoint`.
+  """
+  folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
+  return importlib.import_module(f'vit_jax.{folder}.{to}')
+
+
+def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
+  """Refuses another task, and makes positions those that formats have."""
+  model, body = checkpoint.model, checkpoint.model.body()
+  if model.kind != body.kind:
+    raise ValueError(
+      f'{checkpoint.path} is a {type(model).__name__}, and --to={to} '
+      f'has no place for what it predicts: --head=drop keeps its body, a '
+      f'{type(body).__name__}.'
+    )
+  learned = transfer.with_learned_positions(checkpoint)
+  if learned is not checkpoint:
+    _log.info(
+      'rewritten the position embeddings as learned 1-D ones: the same '
+      'numbers, which further training would change'
+    )
+  return learned
