@@ -27,7 +27,8 @@ from tqdm import tqdm
 from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
-from vit_jax.data import decode, folder, segments, whole
+from vit_jax.data import decode, folder, whole
+from vit_jax.projects.detr import segments
 
 BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
@@ -104,7 +105,8 @@ def find_objects(
   Yields:
     The path, and its rows of `COLUMNS` and `BOX` or why it could not be read.
   """
-  from vit_jax.visualize import detections, photos
+  from vit_jax.projects.detr import detections
+  from vit_jax.visualize import photos
 
   names = _class_names(checkpoint)
   detector = detections.Detector(checkpoint, threshold)

@@ -13,7 +13,8 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import backbone, flops, variants, vit
+from vit_jax.models import flops, variants, vit
+from vit_jax.projects.detr import backbone
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.attention_maps import Layers
 

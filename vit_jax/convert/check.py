@@ -12,8 +12,8 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import archive, hf, npz_peer, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.convert import onnx, stablehlo
-from vit_jax.models import detr
 from vit_jax.models.model import Params
+from vit_jax.projects.detr import model as detr
 
 # As many as fit anywhere; noise shows differences as well as photographs.
 IMAGES = 8

@@ -30,10 +30,12 @@ from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
-from vit_jax.models import detr, detr_layers, variants
+from vit_jax.models import variants
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.variants import Model
-from vit_jax.objectives import detection
+from vit_jax.projects.detr import layers as detr_layers
+from vit_jax.projects.detr import model as detr
+from vit_jax.projects.detr import objective as detection
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 

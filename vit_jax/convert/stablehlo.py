@@ -30,7 +30,8 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import whole
-from vit_jax.models import attention, detr
+from vit_jax.models import attention
+from vit_jax.projects.detr import model as detr
 
 DTYPES = ('float32', 'bfloat16')
 PLATFORMS = ('cpu', 'cuda', 'tpu')

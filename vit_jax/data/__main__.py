@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import flags
-from vit_jax.data import mask_files, whole
+from vit_jax.data import whole
+from vit_jax.projects.detr import mask_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import canvas, coco, folder, hub_source, splits, vtab
+from vit_jax.data import folder, hub_source, splits, vtab
+from vit_jax.projects.detr import canvas, coco
 
 Record = dict[str, Any]
 

@@ -2,9 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.data import segments
 from vit_jax.evaluators import real
-from vit_jax.evaluators.coco_ap import CocoEvaluator
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.few_examples import FewShotEvaluator
 from vit_jax.evaluators.mean import MeanEvaluator
@@ -13,6 +11,8 @@ from vit_jax.evaluators.pictures import PicturesEvaluator
 from vit_jax.models.variants import nearest
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
+from vit_jax.projects.detr import segments
+from vit_jax.projects.detr.evaluator import CocoEvaluator
 
 # By `type` of an entry of `config.evaluators`.
 EVALUATORS: dict[str, type[Evaluator]] = {

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from vit_jax.data import bad_images, sources
 from vit_jax.data.images import Images
 from vit_jax.models.model import Params
-from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.objective import Best, Facts, Objective
+from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features
 
 

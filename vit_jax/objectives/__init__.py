@@ -4,7 +4,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.exemplar import Exemplar
 from vit_jax.objectives.masked import MaskedPatches
@@ -13,6 +12,7 @@ from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
 from vit_jax.objectives.pseudo_labels import PseudoLabels
 from vit_jax.objectives.rotation import Rotation
 from vit_jax.objectives.video import VideoInvariances
+from vit_jax.projects.detr.objective import Detection
 
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {

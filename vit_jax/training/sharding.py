@@ -22,8 +22,9 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.models import detr_layers, heads, layers, tpu_layout
+from vit_jax.models import heads, layers, tpu_layout
 from vit_jax.models.model import Axes
+from vit_jax.projects.detr import layers as detr_layers
 from vit_jax.training import processes
 
 AXES = ('data', 'fsdp', 'tensor')

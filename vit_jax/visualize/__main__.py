@@ -31,10 +31,10 @@ from vit_jax import flags, predict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.data import bad_images, images, sources, whole
+from vit_jax.projects.detr import objects
 from vit_jax.visualize import (
   augmented,
   masking,
-  objects,
   page,
   photos,
   predictions,

@@ -25,9 +25,9 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from tests.tools.serve.pictures_to_send import every_kind
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.projects.detr import detections
 from vit_jax.tools.serve import board
 from vit_jax.tools.serve.uploads import Seen, View, see
-from vit_jax.visualize import detections
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 

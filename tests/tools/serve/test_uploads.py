@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from tests.tools.serve.pictures_to_send import encoded, every_kind, pixels
-from vit_jax.data.box_transforms import EvalBoxTransform
 from vit_jax.data.transforms import EvalTransform
+from vit_jax.projects.detr.box_transforms import EvalBoxTransform
 from vit_jax.tools.serve import uploads
 from vit_jax.tools.serve.decoder import Decoder
 from vit_jax.tools.serve.uploads import UnreadableUpload, View

@@ -8,13 +8,13 @@ from vit_jax.checkpoints.formats import (
   bigvision,
   bit,
   hf,
-  hf_detr,
   npz,
   tensors,
   timm,
   torchvision,
 )
 from vit_jax.checkpoints.formats.table import File, Flat, Format
+from vit_jax.projects.detr import hf_format as hf_detr
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '

@@ -9,13 +9,13 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import (
   archive,
-  detr_keys,
   table,
   timm_config,
   timm_images,
   torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.projects.detr import keys as detr_keys
 
 # Of files alone: what torchvision's weights were trained and measured with.
 _IMAGES = table.Preprocessing(

@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.visualize import detections, objects
-from vit_jax.visualize.detections import Said
+from vit_jax.projects.detr import detections, objects
+from vit_jax.projects.detr.detections import Said
 
 CANVAS = (16, 32)
 NAMES = ('cat', 'dog', 'bus')

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 from vit_jax.data import __main__ as command
-from vit_jax.data import mask_files, segments, sources
+from vit_jax.data import sources
+from vit_jax.projects.detr import mask_files, segments
 
 pytest.importorskip('pycocotools')
 

@@ -7,7 +7,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from vit_jax.data import box_transforms, loader, upright
+from vit_jax.data import loader, upright
+from vit_jax.projects.detr import box_transforms
 
 # Colours of three rectangles on black, one of them cut by the border.
 COLOURS = np.uint8([[255, 0, 0], [0, 255, 0], [0, 0, 255]])

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import decode, segments, splits, voc
+from vit_jax.data import decode, splits
+from vit_jax.projects.detr import segments, voc
 
 _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000

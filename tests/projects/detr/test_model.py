@@ -1,6 +1,6 @@
 """DETR, against its original, torchvision's ResNet, and identities.
 
-Against transformers: tests/checkpoints/formats/test_hf_detr.py.
+Against transformers: tests/projects/detr/test_hf_format.py.
 """
 
 import functools
@@ -13,18 +13,12 @@ import pytest
 from flax import traverse_util
 
 from tests.conftest import ROOT
-from vit_jax.checkpoints.formats import detr_keys, table
-from vit_jax.models import (
-  backbone,
-  detr,
-  detr_layers,
-  flops,
-  layers,
-  mask_head,
-  posemb,
-  resnet,
-  variants,
-)
+from vit_jax.checkpoints.formats import table
+from vit_jax.models import flops, layers, posemb, resnet, variants
+from vit_jax.projects.detr import backbone, mask_head
+from vit_jax.projects.detr import keys as detr_keys
+from vit_jax.projects.detr import layers as detr_layers
+from vit_jax.projects.detr import model as detr
 from vit_jax.training import sharding
 
 # Of values of a few units: both sides work in float32.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import segments
+from vit_jax.projects.detr import segments
 
 # By class: the sum of the matched objects' IoU, TP, and 2 TP + FP + FN.
 Tally = dict[int, np.ndarray]

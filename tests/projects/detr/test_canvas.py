@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from vit_jax.data import canvas, sources
+from vit_jax.data import sources
+from vit_jax.projects.detr import canvas
 
 
 def test_canvases_follow_from_split_and_index():

@@ -15,14 +15,16 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import segments
-from vit_jax.data.box_transforms import EvalBoxTransform, TrainBoxTransform
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.detr import DETR
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives import matching, set_losses
 from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
+from vit_jax.projects.detr import matching, segments, set_losses
+from vit_jax.projects.detr.box_transforms import (
+  EvalBoxTransform,
+  TrainBoxTransform,
+)
+from vit_jax.projects.detr.model import DETR
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import orbax
 from vit_jax.data import transforms
 from vit_jax.models import variants
+from vit_jax.projects.detr import detections
 from vit_jax.visualize import __main__ as visualize
-from vit_jax.visualize import detections, draw
+from vit_jax.visualize import draw
 
 NAMES = ('cat', 'dog', 'bus')
 SIZE = (32, 64)

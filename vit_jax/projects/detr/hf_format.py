@@ -12,7 +12,6 @@ import numpy as np
 
 from vit_jax.checkpoints.formats import (
   archive,
-  detr_keys,
   hf_config,
   hf_images,
   table,
@@ -20,6 +19,7 @@ from vit_jax.checkpoints.formats import (
 )
 from vit_jax.checkpoints.formats.stated import Stated, given
 from vit_jax.models.variants import STAGES
+from vit_jax.projects.detr import keys as detr_keys
 
 # Of ImageNet's pixels; and the sides of images that the published models see.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

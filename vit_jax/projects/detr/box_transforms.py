@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, segments, transforms, upright
+from vit_jax.data import decode, transforms, upright
 from vit_jax.data.upright import Box
+from vit_jax.projects.detr import segments
 
 Record = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax.assignment
 
-from vit_jax.models import boxes
+from vit_jax.projects.detr import boxes
 from vit_jax.training import sharding
 
 # What takes the place of a cost that is no number, of which the search would

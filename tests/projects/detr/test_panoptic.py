@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vit_jax.evaluators import panoptic
+from vit_jax.projects.detr import panoptic
 
 
 def segments_of(rng, crowds):

@@ -11,12 +11,15 @@ from flax import traverse_util
 from configs import detr as detr_config
 from tests.conftest import ROOT
 from tests.objectives import test_every
-from vit_jax.checkpoints.formats import detr_keys, table
+from vit_jax.checkpoints.formats import table
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment, check_config
-from vit_jax.models import boxes, detr, flops
-from vit_jax.objectives import detection
+from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
+from vit_jax.projects.detr import boxes
+from vit_jax.projects.detr import keys as detr_keys
+from vit_jax.projects.detr import model as detr
+from vit_jax.projects.detr import objective as detection
 from vit_jax.train import train
 from vit_jax.training import sharding
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.models import boxes
 from vit_jax.models.model import Batch
+from vit_jax.projects.detr import boxes
 
 
 def of_boxes(

@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from vit_jax.data import decode, folder, segments
+from vit_jax.data import decode, folder
+from vit_jax.projects.detr import segments
 
 _log = logging.getLogger(__name__)
 _BORDER = 255

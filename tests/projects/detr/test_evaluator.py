@@ -10,11 +10,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests.objectives import test_every
-from vit_jax.data import segments, sources
-from vit_jax.evaluators import coco_ap
+from vit_jax.data import sources
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import Experiment
-from vit_jax.objectives.detection import Detection
+from vit_jax.projects.detr import evaluator as coco_ap
+from vit_jax.projects.detr import segments
+from vit_jax.projects.detr.objective import Detection
 
 coco_mask = pytest.importorskip('pycocotools.mask')
 

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import decode, segments
-from vit_jax.data.box_transforms import EvalBoxTransform
-from vit_jax.models import boxes
-from vit_jax.objectives.detection import padding
+from vit_jax.data import decode
+from vit_jax.projects.detr import boxes, segments
+from vit_jax.projects.detr.box_transforms import EvalBoxTransform
+from vit_jax.projects.detr.objective import padding
 from vit_jax.visualize import draw
 
 # Pictures of smaller images are enlarged, so that names fit beside boxes.

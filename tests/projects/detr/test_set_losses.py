@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.objectives import matching, set_losses
+from vit_jax.projects.detr import matching, set_losses
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 of_boxes = jax.jit(set_losses.of_boxes)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from vit_jax.data import segments
+from vit_jax.projects.detr import segments
 
 coco_mask = pytest.importorskip('pycocotools.mask')
 SIZE = (30, 40)

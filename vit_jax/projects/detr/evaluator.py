@@ -11,15 +11,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import cores, segments
-from vit_jax.data.box_transforms import masks_of
+from vit_jax.data import cores
 from vit_jax.data.sources import BoxedSource
-from vit_jax.evaluators import panoptic
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.models import boxes
 from vit_jax.models.model import Batch, Params
-from vit_jax.objectives.detection import Detection
 from vit_jax.objectives.objective import Best, Objective
+from vit_jax.projects.detr import boxes, panoptic, segments
+from vit_jax.projects.detr.box_transforms import masks_of
+from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
 # What COCO's table has in its order: precision averaged over IoUs of .5 to .95,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import bad_images, coco, sources
+from vit_jax.data import bad_images, sources
+from vit_jax.projects.detr import coco
 
 
 def annotated(**changes):

@@ -9,8 +9,7 @@ import pytest
 import scipy.optimize
 
 from tests.conftest import ROOT
-from vit_jax.models import boxes
-from vit_jax.objectives import matching
+from vit_jax.projects.detr import boxes, matching
 from vit_jax.training import sharding
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'

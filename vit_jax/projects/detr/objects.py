@@ -11,9 +11,9 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.projects.detr.detections import Detector, Said, picture
 from vit_jax.training import plots
 from vit_jax.visualize import draw, photos
-from vit_jax.visualize.detections import Detector, Said, picture
 from vit_jax.visualize.sections import SHEET, Figure, Section
 
 # Objects of an image, and queries, in one picture.

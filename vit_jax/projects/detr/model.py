@@ -14,10 +14,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import backbone, mask_head, posemb, resnet
-from vit_jax.models.detr_layers import EPSILON, DecoderLayer, EncoderLayer
+from vit_jax.models import posemb, resnet
 from vit_jax.models.layers import MAX_LAYERS, repeated
 from vit_jax.models.model import Loop, Model
+from vit_jax.projects.detr import backbone, mask_head
+from vit_jax.projects.detr.layers import EPSILON, DecoderLayer, EncoderLayer
 
 Array = jax.Array
 

@@ -1,0 +1,1 @@
+"""Systems around the paper, each whole in its folder."""
