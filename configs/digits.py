@@ -15,7 +15,7 @@ About a minute each on 2 CPU cores, igpt some more. Of a held-out fifth: ViT
 """
 
 from vit_jax import config as config_lib
-from vit_jax.models.igpt import grey_palette
+from vit_jax.projects.igpt.model import grey_palette
 
 # The scans have 8 pixels. At twice the size crops move by parts of a pixel;
 # convolutional stems, which shrink the image four times, take four times the

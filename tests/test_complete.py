@@ -16,7 +16,8 @@ from vit_jax import complete
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
-from vit_jax.models import igpt, variants
+from vit_jax.models import variants
+from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 5)
 L = 20

@@ -23,7 +23,7 @@ from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.data import decode, whole
-from vit_jax.models.igpt import IGPT
+from vit_jax.projects.igpt.model import IGPT
 from vit_jax.visualize import draw
 
 # Side that images are enlarged to, about, what is between them, and for pixels

@@ -15,7 +15,8 @@ from tests.models import kinks
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
-from vit_jax.models import flops, igpt, variants
+from vit_jax.models import flops, variants
+from vit_jax.projects.igpt import model as igpt
 from vit_jax.train import train
 from vit_jax.training import sharding
 

@@ -23,7 +23,8 @@ from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.experiment import Experiment, check_config, facts_of
-from vit_jax.models import flops, igpt, variants
+from vit_jax.models import flops, variants
+from vit_jax.projects.igpt import model as igpt
 from vit_jax.training import sharding
 
 BATCH = 16

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Model
+from vit_jax.projects.igpt.model import IGPT
 
 
 def count_params(model: Model, image_size: tuple[int, int]) -> int:

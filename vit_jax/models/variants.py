@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import heads, posemb
 from vit_jax.models.deit import DistilledViT
-from vit_jax.models.igpt import IGPT
 from vit_jax.models.layers import GELUS, NORMS
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
@@ -20,6 +19,7 @@ from vit_jax.models.rotation_vit import RotationViT
 from vit_jax.models.video_vit import VideoViT
 from vit_jax.models.vit import ViT
 from vit_jax.projects.detr.model import DETR
+from vit_jax.projects.igpt.model import IGPT
 
 ARCHITECTURES: Mapping[str, Any] = {
   ViT.kind: ViT,

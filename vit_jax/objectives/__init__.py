@@ -8,11 +8,11 @@ from vit_jax.objectives.distillation import Distillation
 from vit_jax.objectives.exemplar import Exemplar
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
-from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
 from vit_jax.objectives.pseudo_labels import PseudoLabels
 from vit_jax.objectives.rotation import Rotation
 from vit_jax.objectives.video import VideoInvariances
 from vit_jax.projects.detr.objective import Detection
+from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
 
 # By `config.objective.name`.
 OBJECTIVES: dict[str, type[Objective]] = {

@@ -18,7 +18,6 @@ import numpy as np
 from vit_jax.checkpoints.formats import (
   archive,
   hf_config,
-  hf_imagegpt,
   hf_images,
   hf_towers,
   table,
@@ -26,6 +25,7 @@ from vit_jax.checkpoints.formats import (
   torch_table,
 )
 from vit_jax.projects.detr import hf_format as hf_detr
+from vit_jax.projects.igpt import hf_format as hf_imagegpt
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 

@@ -12,9 +12,10 @@ from tests.models.test_contract import random_params
 from vit_jax import config as config_lib
 from vit_jax.data.images import Images
 from vit_jax.experiment import facts_of
-from vit_jax.models import igpt, variants
+from vit_jax.models import variants
 from vit_jax.objectives import OBJECTIVES
-from vit_jax.objectives.pixels import Pixels, PixelsAndClasses
+from vit_jax.projects.igpt import model as igpt
+from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
 
 SIZE = (3, 4)
 L = 12

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from vit_jax.models import flops, igpt, variants
+from vit_jax.models import flops, variants
+from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 6)
 L = SIZE[0] * SIZE[1]

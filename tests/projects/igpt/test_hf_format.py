@@ -11,7 +11,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import hf, npz, timm
 from vit_jax.convert import __main__ as convert
-from vit_jax.models import igpt
+from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 6)
 FIELDS = {

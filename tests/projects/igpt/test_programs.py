@@ -6,7 +6,7 @@ import pytest
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
 from vit_jax.convert import onnx, stablehlo
-from vit_jax.models import igpt
+from vit_jax.projects.igpt import model as igpt
 
 # Of the largest output, float32 on both sides.
 TOLERANCE = 1e-5

@@ -18,9 +18,9 @@ from ml_collections import ConfigDict
 from vit_jax.data import augment, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.igpt import IGPT
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
+from vit_jax.projects.igpt.model import IGPT
 
 
 @dataclasses.dataclass(frozen=True)

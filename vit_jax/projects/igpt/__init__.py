@@ -1,0 +1,1 @@
+"""iGPT (ICML 2020): images as sequences of pixels."""
