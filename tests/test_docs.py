@@ -16,7 +16,6 @@ from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.__main__ import COMMANDS
-from vit_jax.models import variants
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted(
@@ -160,23 +159,6 @@ def test_the_way_through_the_code():
     for name in re.findall(r'`(\w+)`', what):
       classes = [c for c in vars(module).values() if isinstance(c, type)]
       assert any(hasattr(owner, name) for owner in [module, *classes]), name
-
-
-def test_tables_have_all_of_their_kind():
-  configs = (_ROOT / 'configs/README.md').read_text()
-  assert {p.name for p in _ROOT.glob('configs/*.py')} == set(
-    re.findall(r'\[(\w+\.py)\]\(\1\)', configs)
-  )
-  learned = (_ROOT / 'vit_jax/objectives/README.md').read_text()
-  rows = re.findall(r'^\| `(\w+)` \| \[(.*)\]\(\2\)', learned, re.MULTILINE)
-  assert dict(rows) == {
-    name: f'{kind.__module__.rpartition(".")[2]}.py'
-    for name, kind in objectives.OBJECTIVES.items()
-  }
-  models = (_ROOT / 'vit_jax/models/README.md').read_text()
-  for cell in re.findall(r'^\| (`.*?) \|', models, re.MULTILINE):
-    for name in re.findall(r'`(\w+\+?[\w/]+)`', cell):
-      variants.fields(name)
 
 
 def test_snippets_run(tmp_path, monkeypatch):

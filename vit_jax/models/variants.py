@@ -15,10 +15,10 @@ from vit_jax.models.layers import GELUS, NORMS
 from vit_jax.models.masked_vit import MaskedViT
 from vit_jax.models.model import Model
 from vit_jax.models.resnet import ResNet
-from vit_jax.models.rotation_vit import RotationViT
-from vit_jax.models.video_vit import VideoViT
 from vit_jax.models.vit import ViT
 from vit_jax.projects.detr.model import DETR
+from vit_jax.projects.few_labels.rotation_vit import RotationViT
+from vit_jax.projects.few_labels.video_vit import VideoViT
 from vit_jax.projects.igpt.model import IGPT
 
 ARCHITECTURES: Mapping[str, Any] = {

@@ -4,14 +4,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.models.variants import nearest
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.distillation import Distillation
-from vit_jax.objectives.exemplar import Exemplar
 from vit_jax.objectives.masked import MaskedPatches
 from vit_jax.objectives.objective import Objective
-from vit_jax.objectives.pseudo_labels import PseudoLabels
-from vit_jax.objectives.rotation import Rotation
-from vit_jax.objectives.video import VideoInvariances
 from vit_jax.projects.detr.objective import Detection
+from vit_jax.projects.few_labels.distillation import Distillation
+from vit_jax.projects.few_labels.exemplar import Exemplar
+from vit_jax.projects.few_labels.pseudo_labels import PseudoLabels
+from vit_jax.projects.few_labels.rotation import Rotation
+from vit_jax.projects.few_labels.video import VideoInvariances
 from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
 
 # By `config.objective.name`.

@@ -26,9 +26,9 @@ from vit_jax.data import bad_images, transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives import streams
 from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Example, Facts
+from vit_jax.projects.few_labels import streams
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tests.objectives import test_every
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import check_config
-from vit_jax.objectives import soft_labels
+from vit_jax.projects.few_labels import soft_labels
 from vit_jax.training import sharding
 
 NAMES = tuple(map(str, range(10)))

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import decode, sources, videos
+from vit_jax.data import decode, sources
+from vit_jax.projects.few_labels import videos
 
 
 def data_of(**changes):

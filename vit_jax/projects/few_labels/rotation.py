@@ -19,10 +19,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.models.rotation_vit import TURNS, RotationViT
-from vit_jax.objectives import streams
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
+from vit_jax.projects.few_labels import streams
+from vit_jax.projects.few_labels.rotation_vit import TURNS, RotationViT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,13 +32,17 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.data.videos import Videos, open_videos
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.models.video_vit import VideoViT
-from vit_jax.objectives import streams
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.exemplar import Exemplar, triplet_gaps, unit_vectors
 from vit_jax.objectives.objective import Example, Facts
+from vit_jax.projects.few_labels import streams
+from vit_jax.projects.few_labels.exemplar import (
+  Exemplar,
+  triplet_gaps,
+  unit_vectors,
+)
+from vit_jax.projects.few_labels.video_vit import VideoViT
+from vit_jax.projects.few_labels.videos import Videos, open_videos
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,9 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.data import sources, transforms
 from vit_jax.experiment import check_config
-from vit_jax.objectives import exemplar, objective_type
+from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
+from vit_jax.projects.few_labels import exemplar
 
 B, K, GROUP = 6, 3, 3
 

@@ -28,9 +28,10 @@ from vit_jax.data import augment, bad_images
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives import soft_labels, streams, teachers
+from vit_jax.objectives import teachers
 from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Example, Facts
+from vit_jax.projects.few_labels import soft_labels, streams
 
 _log = logging.getLogger(__name__)
 

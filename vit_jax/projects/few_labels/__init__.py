@@ -1,0 +1,1 @@
+"""Learning from few labels: distillation, Noisy Student, S4L and VIVI."""
