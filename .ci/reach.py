@@ -7,7 +7,7 @@ import re
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Most code passes through these tests, so they run last.
-LAST = ['tests/test_main.py', 'tests/test_train.py', 'tests/test_flags.py']
+LAST = ['tests/test_main.py', 'tests/test_train.py', 'tests/cli/test_flags.py']
 REGISTERED = re.compile(r'(vit_jax[\w.]*):\w+')
 
 

@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 from ml_collections import config_dict
 from PIL import Image
 
-from tests.test_flags import actions_of, module_of
+from tests.cli.test_flags import actions_of, module_of
 from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives

@@ -20,16 +20,7 @@ FLOORS = (
   {'sweeps'},
   {'paper'},
   {'tools'},
-  {
-    'flags',
-    'predict',
-    'evaluate',
-    'fewshot',
-    'palette',
-    'complete',
-    'main',
-    '__main__',
-  },
+  {'cli', 'main', '__main__'},
 )
 
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tests.launch_tools import NASTY, ROOT, TRAINING, Tools, wait_for
-from vit_jax import flags, main
+from vit_jax import main
+from vit_jax.cli import flags
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax import flags, main
+from vit_jax import main
 from vit_jax.checkpoints import opening
+from vit_jax.cli import flags
 from vit_jax.data import augment, sources, transforms
 from vit_jax.training import interrupts
 

@@ -43,8 +43,9 @@ _MODULES = {
   'train': 'train',
 }
 
-# `python -m vit_jax.serve` finds the commands of tools/ without their folder.
-__path__.append(os.path.join(__path__[0], 'tools'))
+# `python -m vit_jax.predict` and `python -m vit_jax.serve` find their commands
+# in cli/ and tools/.
+__path__ += [os.path.join(__path__[0], name) for name in ('cli', 'tools')]
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from vit_jax import paper
-from vit_jax.flags import (
+from vit_jax.cli.flags import (
   CONFIG,
   ENDINGS,
   EXIT_PREEMPTED,

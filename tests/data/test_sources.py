@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sklearn.datasets
 
-from vit_jax import predict
+from vit_jax.cli import predict
 from vit_jax.data import sources
 
 

@@ -25,9 +25,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vit_jax import flags
 from vit_jax.checkpoints import transfer
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.cli import flags
 from vit_jax.convert.convert import PROGRAMS, WEIGHTS, convert
 from vit_jax.data import images
 

@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from vit_jax import flags
+from vit_jax.cli import flags
 from vit_jax.data import whole
 from vit_jax.projects.detr import mask_files
 

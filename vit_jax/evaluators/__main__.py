@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from vit_jax import flags
+from vit_jax.cli import flags
 from vit_jax.data import whole
 from vit_jax.evaluators import fewshot_curves as report
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vit_jax import flags
 from vit_jax.checkpoints import catalogue
+from vit_jax.cli import flags
 from vit_jax.data import images
 from vit_jax.models import flops, variants
 

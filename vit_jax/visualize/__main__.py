@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from vit_jax import flags, predict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
+from vit_jax.cli import flags, predict
 from vit_jax.data import bad_images, images, sources, whole
 from vit_jax.projects.detr import objects
 from vit_jax.visualize import (

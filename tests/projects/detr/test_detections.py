@@ -13,9 +13,9 @@ from flax import traverse_util
 from PIL import Image, ImageDraw
 
 from tests.checkpoints.random_weights import random_arrays
-from vit_jax import predict
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.cli import predict
 from vit_jax.convert import orbax
 from vit_jax.data import transforms
 from vit_jax.models import variants

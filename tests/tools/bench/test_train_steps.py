@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.tools.bench.conftest import SMALL, assert_mfu
-from vit_jax import flags
+from vit_jax.cli import flags
 from vit_jax.models import flops
 from vit_jax.tools.bench import speed, step, train_steps
 from vit_jax.training import hardware

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from vit_jax import flags
+from vit_jax.cli import flags
 from vit_jax.tools.bench import inference, input, train_steps
 
 _COMMANDS = {'train': train_steps, 'inference': inference, 'input': input}

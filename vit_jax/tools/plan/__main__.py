@@ -35,8 +35,8 @@ import jax
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.experiment import Experiment
-from vit_jax.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import axes
 from vit_jax.tools.plan import search as searching

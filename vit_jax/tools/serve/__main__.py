@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.cli import flags
 from vit_jax.tools.serve import board, options
 from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers

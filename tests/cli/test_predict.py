@@ -18,8 +18,8 @@ from PIL import Image
 
 from configs import digits
 from tests.conftest import ROOT
-from vit_jax import predict
 from vit_jax.checkpoints import opening
+from vit_jax.cli import predict
 from vit_jax.convert import orbax
 from vit_jax.data import decode, transforms
 from vit_jax.train import train

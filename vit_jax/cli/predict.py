@@ -24,9 +24,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
+from vit_jax.cli import flags
 from vit_jax.data import decode, folder, whole
 from vit_jax.projects.detr import segments
 

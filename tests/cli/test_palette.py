@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from configs import igpt as igpt_config
-from vit_jax import palette
+from vit_jax.cli import palette
 
 
 def test_clusters_of_known_colours_are_found():

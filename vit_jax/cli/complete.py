@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.cli import flags
 from vit_jax.data import decode, whole
 from vit_jax.projects.igpt.model import IGPT
 from vit_jax.visualize import draw

@@ -162,7 +162,7 @@ def _full_config(arg: str, before: str) -> str:
 
 def _own_configs() -> list[pathlib.Path]:
   # In a clone they lie beside the package, when installed in it.
-  package = pathlib.Path(__file__).parent
+  package = pathlib.Path(__file__).parents[1]
   return [*package.parent.glob('configs/*.py'), *package.glob('configs/*.py')]
 
 

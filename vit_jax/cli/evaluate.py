@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax import flags
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.cli import flags
 from vit_jax.data import whole
 from vit_jax.evaluators import confusion, few_examples
 from vit_jax.evaluators.confusion import Measures

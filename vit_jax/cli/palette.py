@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import flags
+from vit_jax.cli import flags
 from vit_jax.data import bad_images, images, transforms, whole
 from vit_jax.data.sources import Source
 from vit_jax.visualize import draw

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 import jax
 from etils import epath
 
-from vit_jax import flags
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+from vit_jax.cli import flags
 from vit_jax.data import images, whole
 from vit_jax.evaluators import few_examples, fewshot, layer_probe
 from vit_jax.evaluators import fewshot_curves as report

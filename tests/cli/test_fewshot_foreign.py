@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from vit_jax.checkpoints import opening
+from vit_jax.cli.fewshot import main
 from vit_jax.data import sources
 from vit_jax.evaluators import few_examples
-from vit_jax.fewshot import main
 
 DINOV2 = {
   'hidden_size': 48,

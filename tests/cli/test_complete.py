@@ -12,10 +12,10 @@ from PIL import Image
 
 from configs import digits
 from tests.models.test_contract import random_params
-from vit_jax import complete
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
+from vit_jax.cli import complete
 from vit_jax.models import variants
 from vit_jax.projects.igpt import model as igpt
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import __main__ as entrance
-from vit_jax import flags
 from vit_jax.__main__ import COMMANDS
+from vit_jax.cli import flags
 from vit_jax.training import interrupts
 
 
@@ -238,7 +238,7 @@ def test_configs_are_known_by_their_names(before, arg, full):
 
 def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path):
   """In a clone, or where the package is installed."""
-  monkeypatch.setattr(flags, '__file__', str(tmp_path / 'vit_jax/flags.py'))
+  monkeypatch.setattr(flags, '__file__', str(tmp_path / 'vit_jax/cli/flags.py'))
   for place in ('vit_jax/configs/b.py', 'configs/a.py', 'configs/c.py'):
     path = tmp_path / place
     path.parent.mkdir(parents=True, exist_ok=True)

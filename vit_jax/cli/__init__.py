@@ -1,0 +1,1 @@
+"""Command lines: flags, exit status, and a module for each command."""
