@@ -15,7 +15,7 @@ Published for B/16 pre-trained on ImageNet-21k: CIFAR-10 98.95 %, ImageNet
 """
 
 from vit_jax import config as config_lib
-from vit_jax.paper import recipe
+from vit_jax.tools.paper import recipe
 
 
 def get_config(argument='b16,cifar10'):

@@ -27,8 +27,8 @@ small example on CIFAR-10.
 
 from vit_jax import config as config_lib
 from vit_jax.data import benchmarks
-from vit_jax.paper import recipe
 from vit_jax.sweeps import axes
+from vit_jax.tools.paper import recipe
 
 SEEDS = ('0', '1', '2')
 # Only ImageNet's models can be measured by these, which are off for others.

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.data import images
 from vit_jax.models import variants
-from vit_jax.paper import published
+from vit_jax.tools.paper import published
 from vit_jax.training import durations
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))

@@ -18,7 +18,6 @@ FLOORS = (
   {'experiment'},
   {'convert', 'train'},
   {'sweeps'},
-  {'paper'},
   {'tools'},
   {'cli', 'main', '__main__'},
 )

@@ -57,7 +57,6 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from vit_jax import paper
 from vit_jax.cli.flags import (
   CONFIG,
   ENDINGS,
@@ -69,6 +68,7 @@ from vit_jax.cli.flags import (
   status,
 )
 from vit_jax.sweeps import axes, running, stages
+from vit_jax.tools import paper
 from vit_jax.train import evaluate_only
 from vit_jax.training import processes, run
 

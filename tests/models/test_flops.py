@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.models import flops, variants
-from vit_jax.paper import published
+from vit_jax.tools.paper import published
 
 SIZE = (224, 224)
 

@@ -12,8 +12,8 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import table
 from vit_jax.models import variants
-from vit_jax.paper import recipe
 from vit_jax.sweeps import axes
+from vit_jax.tools.paper import recipe
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.data import benchmarks
 from vit_jax.models import variants
-from vit_jax.paper import published
+from vit_jax.tools.paper import published
 
 OTHER_NAMES = {'real', 'objectnet', 'objectnet/top5', 'vtab'}
 TABLES = {

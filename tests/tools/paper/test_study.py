@@ -7,8 +7,8 @@ import pytest
 from configs import scaling
 from vit_jax.data import images
 from vit_jax.models import flops, variants
-from vit_jax.paper import published
 from vit_jax.sweeps import axes
+from vit_jax.tools.paper import published
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.models import variants
-from vit_jax.paper import published, scaling
-from vit_jax.paper.scaling import Point, ScalingReport
 from vit_jax.sweeps.grid import GridRun
+from vit_jax.tools.paper import published, scaling
+from vit_jax.tools.paper.scaling import Point, ScalingReport
 from vit_jax.training import plots
 
 METRIC = 'fewshot/10shot_accuracy'

@@ -6,8 +6,8 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from vit_jax.paper import bars
-from vit_jax.paper.bars import Bar
+from vit_jax.tools.paper import bars
+from vit_jax.tools.paper.bars import Bar
 
 
 def draw(*found):

@@ -3,8 +3,8 @@
 from ml_collections import ConfigDict
 
 from vit_jax.models.variants import nearest
-from vit_jax.paper import scaling, tables
 from vit_jax.sweeps import grid
+from vit_jax.tools.paper import scaling, tables
 
 # By `config.report`.
 REPORTS: dict[str, type[grid.GridReport]] = {

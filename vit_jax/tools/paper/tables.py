@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
-from vit_jax.paper import bars, published
-from vit_jax.paper.bars import Bar
-from vit_jax.paper.published import Printed, Results
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import GridRun
+from vit_jax.tools.paper import bars, published
+from vit_jax.tools.paper.bars import Bar
+from vit_jax.tools.paper.published import Printed, Results
 
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.models import variants
-from vit_jax.paper import published
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import GridRun
+from vit_jax.tools.paper import published
 from vit_jax.training import plots
 
 # In the order of the legend.

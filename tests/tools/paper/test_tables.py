@@ -8,9 +8,9 @@ import pytest
 
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
-from vit_jax.paper import bars, published
-from vit_jax.paper.tables import TransferReport
 from vit_jax.sweeps.grid import GridRun
+from vit_jax.tools.paper import bars, published
+from vit_jax.tools.paper.tables import TransferReport
 
 VTAB = SUITES['vtab']
 DIVERGED, PENDING = 'diverged', 'pending'
