@@ -598,7 +598,7 @@ def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
   args = ('--train_split=train[:20%]', '--test_split=test[:16]')
   status, out, err = command('r', 'digits', *FEW, *args, '--layer=block_0')
   assert (status, err) == (0, '')
-  assert 'model    ResNet' in out
+  assert ': ResNet, ' in out
   assert '128 numbers each' in out
 
 
