@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,9 +30,10 @@ Counter = collections.Counter[str]
 _warn_once = functools.cache(_log.warning)
 
 _NAMED = 5  # classes in a message
-# Formats that files without a known extension may have. TIFF is not among them:
-# cameras' raw files begin in the same way.
-_BY_CONTENT = ('JPEG', 'PNG', 'GIF', 'WEBP', 'AVIF')
+# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin as TIFF does.
+_BEGINNINGS = re.compile(
+  rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
+)
 _COPIES = ('~', '.bak', '.orig', '.part', '.tmp')
 _HEIC = ('.heic', '.heif')
 _YOLO = (
@@ -492,19 +494,14 @@ def _raise(error: OSError) -> None:
 
 
 def _begins_as_image(path: str) -> bool:
-  # Copies by editors and browsers would be the same image twice, and HEIC
-  # begins as AVIF does.
-  if path.lower().endswith((*_COPIES, *_HEIC)) or not os.path.isfile(path):
+  # Copies by editors and browsers would be the same image twice.
+  if path.lower().endswith(_COPIES) or not os.path.isfile(path):
     return False
   try:
     with open(path, 'rb') as file:
-      start = file.read(16)
+      return bool(_BEGINNINGS.match(file.read(16)))
   except OSError:
     return False
-  formats = decode.pillow_formats()
-  return any(
-    x in formats and Image.OPEN[x][1](start) is True for x in _BY_CONTENT
-  )
 
 
 def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:

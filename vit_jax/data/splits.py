@@ -5,7 +5,8 @@ https://www.tensorflow.org/datasets/splits, without the unit `shard`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,18 +46,12 @@ def select(
       split, or nothing is selected.
   """
   chosen: list[int] = []
-  parts = re.split(r'\s*\+\s*', split)
-  for part in parts:
-    match = _PART.fullmatch(part)
-    if not match:
-      raise ValueError(f'split {split!r} of {owner} is not valid: {_HELP}')
-    if match['name'] == 'all' and match['start'] is None:
-      for examples in splits.values():
-        chosen.extend(examples)
-      continue
-    examples = splits[_resolve(match['name'], splits, owner, len(parts) > 1)]
-    if match['start'] is not None:
-      start, stop = _bounds(match['start'], match['stop'], len(examples), part)
+  for name, part in _parts(split, splits, owner):
+    examples = splits[name]
+    if part and part['start'] is not None:
+      start, stop = _bounds(
+        part['start'], part['stop'], len(examples), part.string
+      )
       examples = examples[start:stop]
     chosen.extend(examples)
   if not chosen:
@@ -69,8 +64,28 @@ def select(
   return np.array(chosen, np.int64)
 
 
+def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
+  """Those of the names of splits that `select` takes examples of."""
+  return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
+
+
+def _parts(
+  split: str, splits: Mapping[str, Any], owner: str
+) -> Iterator[tuple[str, re.Match[str] | None]]:
+  """Yields the names that a split string means, with the match of a slice."""
+  parts = re.split(r'\s*\+\s*', split)
+  for part in parts:
+    match = _PART.fullmatch(part)
+    if not match:
+      raise ValueError(f'split {split!r} of {owner} is not valid: {_HELP}')
+    if match['name'] == 'all' and match['start'] is None:
+      yield from ((name, None) for name in splits)
+    else:
+      yield _resolve(match['name'], splits, owner, len(parts) > 1), match
+
+
 def _resolve(
-  name: str, splits: Mapping[str, Sequence[int]], owner: str, joined: bool
+  name: str, splits: Mapping[str, Any], owner: str, joined: bool
 ) -> str:
   train, val, test = SAME
   own = next((names for names in SAME if name in names), ())

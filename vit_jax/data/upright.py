@@ -5,7 +5,6 @@ where there is nothing else, and reads what strangers send.
 """
 
 import io
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ _TURNS = {
 }
 
 
-def open_image(data: bytes, formats: Sequence[str]) -> Image.Image:
+def open_image(data: bytes, formats: tuple[str, ...]) -> Image.Image:
   """Opens an image file with Pillow, a PNG without its text if need be.
 
   Pillow refuses a PNG whose text is damaged or longer than 1 MiB.

@@ -183,7 +183,7 @@ def changed(**fields):
     (annotated(categories=[]), 'give at least one'),
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(categories=[{'id': 10**6, 'name': 'x'}]), 'whole numbers up to'),
-    (annotated(images=[{'id': 1}]), "'height' is missing"),
+    (annotated(images=[{'id': 1}]), "'file_name' is missing"),
     (annotated(images=[{'id': [1]}]), 'or its id no number .*unhashable'),
     (annotated(categories=['cat']), 'one is no object with them'),
     (
@@ -201,7 +201,7 @@ def changed(**fields):
           annotated()['images'][2] | {'id': 5, 'file_name': './2.png'},
         ]
       ),
-      'has the image 2.png 2 times, which could be learned and tested both',
+      'has the image .*/2.png 2 times, which could be learned and tested both',
     ),
     (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
@@ -218,7 +218,8 @@ def changed(**fields):
     (changed(bbox='1234'), 'bbox 1234 is not x, y, width, height'),
     (changed(area=-1), 'annotation 1: area -1 is no number from 0'),
     (changed(iscrowd=2), 'annotation 1: iscrowd 2 is neither 0 nor 1'),
-    (changed(category_id=None), 'category_id None is no number'),
+    (changed(category_id=None), 'annotation 1: has no category_id'),
+    (changed(category_id=1.5), 'category_id 1.5 is no number'),
     (changed(category_id=True), 'category_id True is no number'),
     (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
     (
@@ -231,9 +232,9 @@ def changed(**fields):
     ),
     (
       annotated(
-        images=[{'id': 1, 'file_name': 'a', 'width': 2, 'height': '1'}]
+        images=[{'id': 1, 'file_name': 'a', 'width': 2, 'height': 'x'}]
       ),
-      "says that a is 2 pixels wide and '1' high",
+      "says that a is 2 pixels wide and 'x' high",
     ),
     (changed(category_id=2), 'category_id 2 is none of the categories'),
     (
@@ -248,8 +249,7 @@ def changed(**fields):
     (changed(image_id=[1]), r'image_id \[1\] is no number'),
     (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),
     (changed(area='big'), "annotation 1: area 'big' is no number from 0"),
-    (changed(area=None), 'annotation 1: area None is no number from 0'),
-    (changed(iscrowd='0'), "annotation 1: iscrowd '0' is neither 0 nor 1"),
+    (changed(iscrowd='x'), "annotation 1: iscrowd 'x' is neither 0 nor 1"),
     (
       annotated(images=[{'id': 1, 'file_name': 5, 'width': 2, 'height': 2}]),
       'an image whose file_name is 5',
@@ -348,8 +348,112 @@ def test_other_categories_of_another_split(tmp_path):
     categories=[{'id': 3, 'name': 'cow'}, {'id': 1, 'name': 'dog'}]
   )
   write(tmp_path, other, 'annotations/instances_val.json')
-  with pytest.raises(ValueError, match='has other categories than'):
+  with pytest.raises(
+    ValueError, match="id 3 'cow', and a file beside it 'cat'"
+  ):
     sources.open_source(str(tmp_path), 'train')
+  # It may have fewer or more.
+  other['categories'] = [{'id': 5, 'name': 'cow'}, {'id': 1, 'name': 'dog'}]
+  other['annotations'] = other['annotations'][1::2]
+  other['annotations'][0]['iscrowd'] = 0
+  write(tmp_path, other, 'annotations/instances_val.json')
+  touch(tmp_path / 'annotations/instances_val.json')
+  for split in ('train', 'val'):
+    source = sources.open_source(str(tmp_path), split)
+    assert source.class_names == ('N/A', 'dog', 'N/A', 'cat', 'N/A', 'cow')
+
+
+def test_a_file_of_a_split_that_is_not_needed(tmp_path, caplog):
+  write(tmp_path, annotated(), 'annotations/instances_train.json')
+  write(tmp_path, changed(bbox=[]), 'annotations/instances_test.json')
+  assert len(sources.open_source(str(tmp_path), 'train')) == 10
+  assert 'Split test is left out. ' in caplog.text
+  for split in ('test', 'val', 'all', 'train+test'):
+    with pytest.raises(ValueError, match='1 wrong annotations'):
+      sources.open_source(str(tmp_path), split)
+
+
+def test_numbers_may_be_text_and_nulls_are_missing(tmp_path):
+  found = annotated()
+  for i, x in enumerate(found['images']):
+    x['id'] = (str, float)[i % 2](x['id'])
+    x |= ({'width': 40.0, 'height': '30'}, {'width': None})[i % 2]
+  for x in found['annotations'][::2]:
+    x |= {'image_id': str(x['image_id']), 'category_id': 3.0}
+    x |= {'area': None, 'iscrowd': None, 'segmentation': {}}
+  # Two points cover nothing.
+  polygons = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+  found['annotations'][0]['segmentation'] = polygons
+  write(tmp_path, annotated())
+  before = sources.open_source(str(tmp_path), 'all')
+  write(tmp_path, found)
+  touch(tmp_path / 'instances.json')
+  after = sources.open_source(str(tmp_path), 'all')
+  for i in range(10):
+    old, new = before.objects(i), after.objects(i)
+    assert old['size'] == new['size'] == (30, 40)
+    np.testing.assert_array_equal(old['boxes'], new['boxes'])
+    assert old['labels'].tolist() == new['labels'].tolist()
+    assert old['crowd'].tolist() == new['crowd'].tolist()
+    assert [x for x in new['area'] if x not in old['area']] in ([], [200.0])
+    assert new['masks'] in ([], [None, None], [polygons[1:], None])
+
+
+def test_layouts_of_labelling_tools(tmp_path):
+  for tool, file, images in (
+    ('cvat', 'annotations/instances_default.json', 'images/default'),
+    ('labelstudio', 'result.json', 'images'),
+    ('roboflow alone', '_annotations.coco.json', '.'),
+  ):
+    found = annotated()
+    if tool == 'labelstudio':
+      for x in found['images']:
+        x['file_name'] = f'images\\{x["file_name"]}'
+    root = write(tmp_path / tool, found, file, images)
+    for split, count in (('train', 8), ('val', 2)):
+      source = sources.open_source(str(root), split)
+      assert isinstance(source, sources.BoxedSource) and len(source) == count
+      assert bad_images.checked(source, 'error') is source
+  root = tmp_path / 'roboflow'
+  for part in ('train', 'valid'):
+    write(root, annotated(), f'{part}/_annotations.coco.json', part)
+  source = sources.open_source(str(root), 'test')
+  assert len(source) == 10 and '/valid/' in source[0]['name']
+  assert bad_images.checked(source, 'error') is source
+  # Elsewhere result.json may mean anything.
+  Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
+  (tmp_path / 'result.json').write_text('[]')
+  assert not coco.is_annotated(str(tmp_path))
+
+
+def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
+  caplog.set_level('INFO')
+  write(tmp_path, annotated())
+  sources.open_source(str(tmp_path), 'train[:8]')
+  assert '8 images, ' in caplog.text and ' of 2 classes, ' in caplog.text
+  path = tmp_path / 'instances.json'
+  for box, message in (
+    ([0.1, 0.2, 0.3, 0.1], 'shares of the image, such as .0.1, 0.2, 0.3, 0.1.'),
+    ([20, 10, 38, 25], 'two corners, such as .20, 10, 38, 25. of annotation 1'),
+    ('crowds', 'all of its 10 objects are crowds'),
+  ):
+    found = annotated()
+    for x in found['annotations']:
+      x |= {'iscrowd': 1} if box == 'crowds' else {'bbox': box}
+    path.write_text(json.dumps(found))
+    touch(path)
+    with pytest.raises(ValueError, match=message):
+      sources.open_source(str(tmp_path), 'train')
+  # A few may be like corners, or reach out of their image.
+  found = annotated()
+  found['annotations'][0]['bbox'] = [20, 10, 38, 25]
+  found['annotations'][1]['bbox'] = [1, 1, 0.5, 5]
+  found['annotations'][3]['bbox'] = [1, 1, 5, 0.5]
+  found['annotations'][5]['bbox'] = [1, 1, 5, 0.5]
+  path.write_text(json.dumps(found))
+  touch(path)
+  sources.open_source(str(tmp_path), 'train+test')
+  assert '3 of 10 objects are less than a pixel' in caplog.text
 
 
 def test_a_missing_image_is_named(tmp_path):
@@ -494,7 +598,7 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')
-  with pytest.raises(ValueError, match='has the image a.jpg 2 times'):
+  with pytest.raises(ValueError, match='has the image .*/a.jpg 2 times'):
     sources.open_source(str(root), 'all')
   path = root / 'Annotations/c.xml'
   path.write_text(path.read_text().replace('>a.jpg<', '>x.jpg<'))

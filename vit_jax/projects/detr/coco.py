@@ -1,27 +1,35 @@
 """Folders of images with objects, annotated in COCO's JSON or as Pascal VOC.
 
-Two layouts of COCO's: `annotations/instances_train2017.json` with its images in
-`train2017/` (or `images/train2017/`, or `images/`), and the same of val2017 and
-others; or one `instances.json` with its images in `images/` or beside it. That
-of VOC is in `voc`.
+Three layouts of COCO's: `annotations/instances_train2017.json` with its images
+in `train2017/` (or `images/train2017/`, or `images/`), and the same of val2017
+and others; one `instances.json` with its images in `images/` or beside it,
+which Label Studio calls `result.json` and CVAT
+`annotations/instances_default.json`; or Roboflow's
+`train/_annotations.coco.json` with its images beside it, and the same of
+`valid/`. Pascal VOC's layout is in `voc`.
 """
 
 import collections
 import functools
 import json
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.data import decode, splits
+from vit_jax.data import folder as folders
 from vit_jax.projects.detr import segments, voc
+
+_log = logging.getLogger(__name__)
 
 _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
+_ROBOFLOW = '_annotations.coco.json'
 # Of a category id without a category, as published models call it.
 NO_NAME = 'N/A'
 
@@ -34,12 +42,21 @@ def is_annotated(name: str) -> bool:
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the files of annotations by split; 'all' for one of all images."""
-  if (root / 'instances.json').is_file():
-    return {'all': root / 'instances.json'}
+  for name in ('instances.json', _ROBOFLOW, 'result.json'):
+    # Label Studio's folder has images; elsewhere the name may mean anything.
+    if (root / name).is_file() and (
+      name[0] != 'r' or (root / 'images').is_dir()
+    ):
+      return {'all': root / name}
+  files = {name: root / name / _ROBOFLOW for name in splits.NAMES}
+  if files := {name: path for name, path in files.items() if path.is_file()}:
+    return files
   files = {
     path.stem.removeprefix('instances_'): path
     for path in sorted(root.glob('annotations/instances_*.json'))
   }
+  if [*files] == ['default']:
+    return {'all': files['default']}
   without_year = {name: re.sub(r'\d+$', '', name) for name in files}
   times = collections.Counter(without_year.values())
   return {
@@ -72,31 +89,63 @@ class CocoFolder:
     """
     root = pathlib.Path(os.path.expanduser(name))
     files = _annotations(root)
+    needed = {'all'}
+    if 'all' not in files:
+      needed = splits.needed(split, files, f'folder {root}')
     self._images: list[_Image] = []
-    self.class_names: tuple[str, ...] = ()
+    names: dict[int, str] = {}
     members: dict[str, list[int]] = {}
     for part, path in files.items():
-      names, images = _read(path, _modified_ns(path))
-      if members and names != self.class_names:
-        raise ValueError(
-          f'{path} has other categories than the files beside it: give all of '
-          'them the same.'
-        )
-      self.class_names = names
-      folder = _image_folder(root, path, images[0].file)
+      try:
+        own, images = _read(root, path, _modified_ns(path))
+      except ValueError as e:
+        if part in needed:
+          raise
+        _log.warning('Split %s is left out. %s', part, e)
+        continue
+      for i, category in own.items():
+        if (other := names.setdefault(i, category)) != category:
+          raise ValueError(
+            f'{path} calls the category of id {i} {category!r}, and a file '
+            f'beside it {other!r}: give all files the same categories.'
+          )
       first = len(self._images)
-      self._images += [
-        image._replace(file=str(folder / image.file)) for image in images
-      ]
+      self._images += images
       members[part] = list(range(first, len(self._images)))
+    self.class_names = tuple(
+      names.get(i, NO_NAME) for i in range(max(names) + 1)
+    )
     if 'all' in files:
       members = splits.stratified_fifth([0] * len(self._images), split_seed)
     members = splits.permuted(members, split_seed)
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [self._images[i] for i in chosen]
+    if split.startswith('train'):
+      self._say_what_there_is(f'{root} {split}')
     self._state = ' '.join(
       f'{path} {_modified_ns(path)}' for path in files.values()
     )
+
+  def _say_what_there_is(self, name: str) -> None:
+    crowd_N = np.concatenate([image.crowd_N for image in self._images])
+    labels_N = np.concatenate([image.labels_N for image in self._images])
+    boxes_N4 = np.concatenate([image.boxes_N4 for image in self._images])
+    objects, counts = np.sum(~crowd_N), [len(x.crowd_N) for x in self._images]
+    classes = len(set(labels_N[~crowd_N]))
+    named = len(set(self.class_names) - {NO_NAME})
+    _log.info(
+      '%s: %d images, %d without objects; %d objects of %d of %d classes, %d '
+      'crowds; %.1f an image, %d at most',
+      *(name, len(counts), counts.count(0), objects, classes, named),
+      *(len(crowd_N) - objects, np.mean(counts), max(counts)),
+    )
+    tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
+    for count, what in (
+      (len(crowd_N) - objects, 'are crowds, which are not learned'),
+      (tiny, 'are less than a pixel wide or high'),
+    ):
+      if count > len(crowd_N) / 4:
+        _log.warning('%s: %d of %d objects %s', name, count, len(crowd_N), what)
 
   def __len__(self) -> int:
     return len(self._images)
@@ -140,9 +189,9 @@ class _Image(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _read(
-  path: pathlib.Path, modified_ns: int
-) -> tuple[tuple[str, ...], list[_Image]]:
-  """Returns the class names and images of a file, once for all its splits.
+  root: pathlib.Path, path: pathlib.Path, modified_ns: int
+) -> tuple[dict[int, str], list[_Image]]:
+  """Returns the categories and images of a file, once for all its splits.
 
   Raises:
     ValueError: naming every annotation that is wrong.
@@ -159,18 +208,18 @@ def _read(
   if not found['images']:
     raise ValueError(f'{path} has no images.')
   try:
+    found |= {key: [_plain(x) for x in found[key]] for key in lists}
     categories, entries = found['categories'], found['images']
     names = {x['id']: str(x['name']) for x in categories}
     images = {x['id']: x for x in entries}
-    sizes = {i: (x['height'], x['width']) for i, x in images.items()}
     files = {i: x['file_name'] for i, x in images.items()}
   except (KeyError, TypeError) as e:
     wrong = f'{e} is missing'
     if isinstance(e, TypeError):
       wrong = f'one is no object with them, or its id no number ({e})'
     raise ValueError(
-      f'{path}: an image needs id, file_name, width and height, a category id '
-      f'and name; {wrong}.'
+      f'{path}: an image needs id and file_name, a category id and name; '
+      f'{wrong}.'
     ) from e
   for kind, given in (('images', entries), ('categories', categories)):
     ids = collections.Counter(x['id'] for x in given)
@@ -179,21 +228,20 @@ def _read(
       raise ValueError(
         f'{path} has several {kind} of id {most!r}: give each an id of its own.'
       )
-  for i, size in sizes.items():
-    if not isinstance(files[i], str):
-      raise ValueError(f'{path} has an image whose file_name is {files[i]!r}.')
-    if not all(isinstance(side, int) and side > 0 for side in size):
-      raise ValueError(
-        f'{path} says that {files[i]} is {size[1]!r} pixels wide and '
-        f'{size[0]!r} high: give whole numbers above 0.'
-      )
-  paths = collections.Counter(map(os.path.normpath, files.values()))
-  ((most, times),) = paths.most_common(1)
+  for file in files.values():
+    if not isinstance(file, str):
+      raise ValueError(f'{path} has an image whose file_name is {file!r}.')
+  place = _image_folder(root, path, files[entries[0]['id']])
+  paths = {i: str(folders.find(place, file)) for i, file in files.items()}
+  ((most, times),) = collections.Counter(
+    map(os.path.normpath, paths.values())
+  ).most_common(1)
   if times > 1:
     raise ValueError(
       f'{path} has the image {most} {times} times, which could be learned and '
       'tested both: give it one entry with all of its objects.'
     )
+  sizes = {i: _size(x, paths[i], path) for i, x in images.items()}
   if not names or not all(
     isinstance(i, int) and 0 <= i <= _HIGHEST_ID for i in names
   ):
@@ -210,10 +258,81 @@ def _read(
       objects[x['image_id']].append(x)
   if problems:
     _refuse(path, problems)
-  class_names = tuple(names.get(i, NO_NAME) for i in range(max(names) + 1))
-  return class_names, [
-    _image(files[i], sizes[i], objects.get(i, ())) for i in images
-  ]
+  _refuse_improbable(path, found['annotations'], sizes)
+  return names, [_image(paths[i], sizes[i], objects.get(i, ())) for i in images]
+
+
+def _plain(entry: Any) -> Any:
+  """Returns an entry without nulls, and with numbers of one kind.
+
+  Tools write ids and sizes as 1, 1.0 or '1', and polygons of two points, which
+  cover nothing.
+  """
+  if not isinstance(entry, dict):
+    return entry
+  entry = {key: value for key, value in entry.items() if value is not None}
+  for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
+    value = entry.get(key)
+    if isinstance(value, float) and value.is_integer():
+      entry[key] = int(value)
+    elif (
+      isinstance(value, str) and value.isdecimal() and value == f'{int(value)}'
+    ):
+      entry[key] = int(value)
+  if isinstance(polygons := entry.get('segmentation'), list):
+    entry['segmentation'] = [
+      x for x in polygons if not isinstance(x, list) or len(x) > 4
+    ]
+  return entry
+
+
+def _size(
+  entry: Mapping[str, Any], file: str, path: pathlib.Path
+) -> tuple[int, int]:
+  """Returns (height, width) as annotated, or of the file if it is missing."""
+  if not {'height', 'width'} <= entry.keys():
+    image = decode.open_image(decode.read_file(file), file)
+    return image.height, image.width
+  size = entry['height'], entry['width']
+  if not all(isinstance(side, int) and side > 0 for side in size):
+    raise ValueError(
+      f'{path} says that {entry["file_name"]} is {size[1]!r} pixels wide and '
+      f'{size[0]!r} high: give whole numbers above 0.'
+    )
+  return size
+
+
+def _refuse_improbable(
+  path: pathlib.Path,
+  annotations: Sequence[Mapping[str, Any]],
+  sizes: Mapping[Any, tuple[int, int]],
+) -> None:
+  """Refuses boxes of another format, and objects of which none is learned."""
+  if not annotations:
+    return
+  if all(x.get('iscrowd') for x in annotations):
+    raise ValueError(
+      f'{path}: all of its {len(annotations)} objects are crowds, which are '
+      'neither learned nor measured: set iscrowd (VOC: difficult) to 0.'
+    )
+  boxes_N4 = np.array([x['bbox'] for x in annotations], np.float64)
+  first_N2, last_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
+  sizes_N2 = np.array([sizes[x['image_id']][::-1] for x in annotations])
+  outside_N = np.any(first_N2 + last_N2 > sizes_N2 + 1, axis=1)
+  are_corners = np.all((first_N2 < last_N2) & (last_N2 <= sizes_N2 + 1))
+  if boxes_N4.max() <= 1:
+    kind = 'shares of the image'
+  elif are_corners and np.mean(outside_N) > 1 / 3:
+    kind = 'two corners'
+  else:
+    return
+  example = annotations[int(np.argmax(outside_N))]
+  width, height = sizes_N2[np.argmax(outside_N)]
+  raise ValueError(
+    f'{path}: its boxes seem to be {kind}, such as {example["bbox"]} of '
+    f'annotation {_id_of(example)} in an image of {width}x{height}. Write x, '
+    'y, width and height in pixels.'
+  )
 
 
 def _json(path: pathlib.Path) -> Any:
@@ -257,7 +376,7 @@ def _problem(
   if crowd not in (0, 1):
     return f'iscrowd {crowd!r} is neither 0 nor 1'
   segmentation = annotation.get('segmentation')
-  return '' if segmentation is None else segments.problem(segmentation, size)
+  return segments.problem(segmentation, size) if segmentation else ''
 
 
 def _is_number(x: Any) -> bool:
@@ -307,9 +426,11 @@ def _image_folder(
   if path.suffix != '.json':
     return voc.image_folder(root)
   part = path.stem.removeprefix('instances_')
-  folders = (root / part, root / 'images' / part, root / 'images', root)
-  for folder in folders:
-    if (folder / file).exists():
-      return folder
+  if path.name == _ROBOFLOW:
+    part = path.parent.name
+  places = (root / part, root / 'images' / part, root / 'images', root)
+  for place in places:
+    if folders.find(place, file).exists():
+      return place
   # The first image may be the one that is missing.
-  return next(x for x in folders if x.is_dir())
+  return next(x for x in places if x.is_dir())

@@ -130,9 +130,9 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   same_HW = np.logical_or.reduce([x == numbers_HW for x in around])
   edge_HW = np.logical_or.reduce([x > 0 for x in around]) & ~same_HW
   found, of_pixel = np.unique(numbers_HW, return_inverse=True)
-  shares = np.bincount(of_pixel.ravel(), edge_HW.ravel())
-  shares /= np.bincount(of_pixel.ravel())
-  if np.sum(shares > 0.5) > max(3, len(found) / 2):
+  areas = np.bincount(of_pixel.ravel())
+  at_edges = np.bincount(of_pixel.ravel(), edge_HW.ravel())
+  if np.sum(at_edges > areas / 2) > max(3, len(found) / 2):
     raise ValueError(
       f'{path} has {len(found) - 1} numbers, most of them of pixels at edges: '
       'it looks antialiased, or resized with interpolation. Write hard '
