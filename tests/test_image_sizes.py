@@ -192,7 +192,7 @@ def test_a_crop_at_another_size_is_as_large_a_part():
   config = small_config(**{'data.image_size': '224', 'data.resize_small': 256})
   for size, want in (((224, 224), 256), ((160, 160), 183), ((288, 192), 329)):
     made = images.Images.from_config(config.data, size)
-    assert (made.size, made.resize_small) == (size, want)
+    assert (made.size, made.preprocessing.resize_small) == (size, want)
 
 
 def test_checkpoints_are_of_the_first_and_measured_at_others(whole):

@@ -157,6 +157,11 @@ def base() -> ConfigDict:
         'resize_small': 0,
         # bilinear or bicubic, when evaluating.
         'interpolation': 'bilinear',
+        # Whether the resize to resize_small gives both sides that many pixels.
+        'squash': False,
+        # vit_jax is fast; torchvision (which timm uses), transformers and
+        # dinov3 (transformers' processor) give the pixels of those libraries.
+        'resize_like': 'vit_jax',
         # Of each channel (RGB), for values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
         'std': (0.5, 0.5, 0.5),

@@ -449,5 +449,5 @@ def test_a_checkpoint_labels_images_as_it_is_preprocessed():
     np.testing.assert_allclose(got, want, rtol=0, atol=ATOL)
   transform = checkpoint.transform()
   assert transform.image_size == size
-  assert transform.resize_small == checkpoint.preprocessing.resize_small
-  assert transform.interpolation == 'bicubic'
+  assert transform.preprocessing == checkpoint.preprocessing
+  assert transform.preprocessing.interpolation == 'bicubic'

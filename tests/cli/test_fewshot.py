@@ -250,10 +250,10 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   ) in out
   ((images, kwargs),) = made
   assert images.size == (8, 8)
-  assert images.resize_small == 10
-  assert images.interpolation == 'bicubic'
-  assert images.mean == (0.48145466, 0.5, 0.5)
-  assert images.std == (0.1, 0.2, 0.3)
+  assert images.preprocessing.resize_small == 10
+  assert images.preprocessing.interpolation == 'bicubic'
+  assert images.preprocessing.mean == (0.48145466, 0.5, 0.5)
+  assert images.preprocessing.std == (0.1, 0.2, 0.3)
   assert kwargs['batch_size'] == 16
 
 
@@ -327,6 +327,8 @@ def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
       'mean': [0.5, 0.5, 0.5],
       'std': [0.5, 0.5, 0.5],
       'interpolation': 'bilinear',
+      'squash': False,
+      'resize_like': 'vit_jax',
     },
     'dataset': 'digits',
     'train_split': 'train',

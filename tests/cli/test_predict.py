@@ -100,7 +100,7 @@ def parse(text, format_name):
 def direct(checkpoint, path):
   """The softmax of the model itself, on one image, by class name."""
   transform = transforms.EvalTransform(
-    checkpoint.image_size, checkpoint.preprocessing.resize_small
+    checkpoint.image_size, checkpoint.preprocessing
   )
   image = transform.image(path.read_bytes(), str(path))
   logits, _ = checkpoint.model.apply(

@@ -153,6 +153,8 @@ def test_images_are_scaled_as_the_file_says(tmp_path):
     'mean': [0.485, 0.456, 0.406],
     'std': [0.229, 0.224, 0.225],
     'interpolation': 'bicubic',
+    'squash': False,
+    'resize_like': 'vit_jax',
     'dtype': 'float32',
     'loss': 'softmax',
     'class_names': [f'class {i}' for i in range(7)],

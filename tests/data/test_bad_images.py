@@ -21,6 +21,7 @@ from vit_jax.data import (
   transforms,
   whole,
 )
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.evaluators import build
 
 
@@ -75,7 +76,7 @@ def test_the_rest_trains(folder, unreadable, odd_files):
   for _ in range(3):  # Epochs.
     assert next(batches)['image'].shape == (len(source), 32, 32, 3)
   batches.close()
-  evaluate = transforms.EvalTransform((32, 32), resize_small=40)
+  evaluate = transforms.EvalTransform((32, 32), Preprocessing(40))
   for i in range(len(source)):
     evaluate(source[i])
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax.data import bad_images, decode, objectnet, transforms
+from vit_jax.data.preprocessing import Preprocessing
 
 NAMES = ROOT / 'tests/evaluators'
 NAMES /= 'objectnet_classes.json'
@@ -72,7 +73,9 @@ def test_a_model_sees_no_border(archive):
   """Resized by the transform of the evaluators, not a reddish edge is left."""
   record = objectnet.ObjectNet(str(archive))[2]
   for resize_small in (0, 8):
-    image = transforms.EvalTransform((4, 4), resize_small)(record)['image']
+    image = transforms.EvalTransform((4, 4), Preprocessing(resize_small))(
+      record
+    )['image']
     assert image.shape == (4, 4, 3)
     assert (image[..., 0] == image[..., 2]).all()  # grey: red is not
 

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from configs import digits
 from vit_jax.data import augment, sources, transforms
 from vit_jax.data.images import Images
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.evaluators import pictures
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models import variants
@@ -99,7 +100,7 @@ def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
   params = variants.init(model, jax.random.key(0), SIZE)
   source = sources.subset(sources.open_source('digits', 'test'), [5, 2])
   made = pictures.PicturesEvaluator(
-    'seen', model, Images(SIZE, mean=MEAN, std=STD), source, 2, mesh
+    'seen', model, Images(SIZE, Preprocessing(0, MEAN, STD)), source, 2, mesh
   )
   sheets = []
   sheet = draw.sheet

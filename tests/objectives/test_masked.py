@@ -10,6 +10,7 @@ import pytest
 from configs import digits
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
 from vit_jax.objectives import masked
@@ -33,7 +34,9 @@ def make(target='mean_colour', flip=False, **fields):
     target=target,
     **FIELDS,
   )
-  images = Images(SIZE, flip=flip, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+  images = Images(
+    SIZE, Preprocessing(0, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), flip=flip
+  )
   return MaskedPatches(model, images, **fields)
 
 

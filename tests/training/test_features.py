@@ -11,6 +11,7 @@ from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.checkpoints import opening
 from vit_jax.data import decode, sources, transforms
 from vit_jax.data.images import Images
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 from vit_jax.training import features
 
@@ -151,7 +152,7 @@ def extract(source, batch_size, devices=8, description='', **images):
   model, params = model_of(depth=2)
   extractor = features.Extractor(
     features.layer(model, 'pre_logits'),
-    Images(SIZE, **images),
+    Images(SIZE, Preprocessing(**images)),
     batch_size=batch_size,
     mesh=mesh_of(devices),
   )

@@ -7,6 +7,7 @@ from PIL import Image
 
 from vit_jax.checkpoints import opening
 from vit_jax.data.images import Images
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, TARGETS
 from vit_jax.objectives import masked as objective
@@ -80,7 +81,7 @@ def test_what_is_right_looks_like_the_image(target, opened):
   rng = np.random.default_rng(1)
   image = rng.integers(0, 256, (4, 6, 3)).repeat(4, 0).repeat(4, 1)
   image = image.astype(np.uint8)
-  images = Images(SIZE, mean=(0.2, 0.4, 0.6), std=(0.3, 0.2, 0.25))
+  images = Images(SIZE, Preprocessing(0, (0.2, 0.4, 0.6), (0.3, 0.2, 0.25)))
   right = objective.target(model, image[None], images.normalize(image[None]))
   patches = predictions.colours_of(
     model, images, np.asarray(right[0]), (P, P, 3)

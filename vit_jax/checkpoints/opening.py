@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from vit_jax.checkpoints import fetch, saving
 from vit_jax.checkpoints.formats import recognise, table
 from vit_jax.data import transforms
 from vit_jax.data.images import Images
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import flops, variants
 from vit_jax.models.variants import Model
 
@@ -46,7 +47,7 @@ class Checkpoint:
   model: Model
   params: dict[str, Any]
   image_size: tuple[int, int]
-  preprocessing: table.Preprocessing = table.Preprocessing()
+  preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
   loss: str = 'softmax'
 
@@ -67,7 +68,7 @@ class Checkpoint:
   @property
   def images(self) -> Images:
     """How images are brought to the model."""
-    return Images(self.image_size, **dataclasses.asdict(self.preprocessing))
+    return Images(self.image_size, self.preprocessing)
 
   def transform(self) -> transforms.EvalTransform:
     """Returns what brings an image to the size that the model sees."""
@@ -264,7 +265,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
         f'it names {len(names):,} classes, and its head has '
         f'{model.num_classes:,}'
       )
-    preprocessing = _preprocessing(config['data'])
+    preprocessing = Preprocessing.of(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = flops.param_shapes(model, size)
     params = _restore(step_dir / item, like)
@@ -287,16 +288,6 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     # Which configs did not have from the beginning.
     loss=config.get('loss', {}).get('name', 'softmax'),
   )
-
-
-def _preprocessing(data: Mapping[str, Any]) -> table.Preprocessing:
-  """Returns what a saved `config.data` says of it."""
-  saved: dict[str, Any] = {
-    name: tuple(data[name]) if name in ('mean', 'std') else data[name]
-    for name in vars(table.Preprocessing())
-    if name in data  # an older checkpoint has not all of them
-  }
-  return table.Preprocessing(**saved)
 
 
 def _restore(folder: epath.Path, like: Any) -> Any:

@@ -134,17 +134,12 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   model = checkpoint.model
   model.check(image_size)
   params = at_size(model, checkpoint.params, checkpoint.image_size, image_size)
-  preprocessing = checkpoint.preprocessing
-  scale = max(
-    new / old
-    for new, old in zip(image_size, checkpoint.image_size, strict=True)
-  )
   return dataclasses.replace(
     checkpoint,
     params=params,
     image_size=image_size,
-    preprocessing=dataclasses.replace(
-      preprocessing, resize_small=round(preprocessing.resize_small * scale)
+    preprocessing=checkpoint.preprocessing.scaled(
+      checkpoint.image_size, image_size
     ),
   )
 

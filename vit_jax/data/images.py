@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax.data import augment, augmentations, transforms
-from vit_jax.data.augment import MEAN, STD
+from vit_jax.data.preprocessing import Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,27 +19,21 @@ class Images:
 
   Attributes:
     size: (H, W) in pixels.
+    preprocessing: of evaluation; its mean and std are those of training, too.
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0, or how many times the size BiT's crop resizes to.
     flip: whether training images are mirrored at random.
     augment: what else is done to training images, see `augmentations.parse`.
     erasing: probability that a part of a training image becomes noise.
-    resize_small: of evaluation, see `transforms.EvalTransform`.
-    interpolation: of evaluation.
-    mean: of each channel, for values in [0, 1].
-    std: their standard deviations.
   """
 
   size: tuple[int, int]
+  preprocessing: Preprocessing = Preprocessing()
   crop_min_area: float = 0.05
   crop_resize: float = 0.0
   flip: bool = False
   augment: str = ''
   erasing: float = 0.0
-  resize_small: int = 0
-  interpolation: str = 'bilinear'
-  mean: tuple[float, ...] = MEAN
-  std: tuple[float, ...] = STD
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
@@ -51,21 +45,18 @@ class Images:
     Raises:
       ValueError: for fields that cannot work.
     """
-    mean, std = tuple(data['mean']), tuple(data['std'])
-    if len(mean) != 3 or len(std) != 3:
-      raise ValueError(
-        f'data.mean is {mean} and data.std {std}: give one number a channel, '
-        'red, green and blue.'
-      )
-    if not all(x > 0 for x in std):
-      raise ValueError(f'data.std is {std}: all must be above 0.')
-    names = {f.name for f in dataclasses.fields(cls)} - {'size', 'mean', 'std'}
-    fields = {name: data[name] for name in names}
+    names = {f.name for f in dataclasses.fields(cls)} - {
+      'size',
+      'preprocessing',
+    }
     first = sizes_of(data['image_size'])[0]
-    scale = max(new / old for new, old in zip(size, first, strict=True))
-    fields['resize_small'] = round(fields['resize_small'] * scale)
-    images = cls(size, mean=mean, std=std, **fields)
-    # Which check the rest.
+    try:
+      preprocessing = Preprocessing.of(data).scaled(first, size)
+      preprocessing.check(size)
+    except ValueError as e:
+      raise ValueError(f'data.{e}') from e
+    images = cls(size, preprocessing, **{name: data[name] for name in names})
+    # These check the other fields.
     images.train_transform()
     images.eval_transform()
     return images
@@ -82,9 +73,7 @@ class Images:
 
   def eval_transform(self) -> transforms.EvalTransform:
     """Returns what is done to an image that is measured."""
-    return transforms.EvalTransform(
-      self.size, self.resize_small, self.interpolation
-    )
+    return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
     """Returns what the images of a batch are: uint8 BHWC."""
@@ -92,7 +81,8 @@ class Images:
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
     """Returns uint8 images as float32 with the mean 0 and deviation 1."""
-    return augment.normalize(images_BHWC, self.mean, self.std)
+    mean, std = self.preprocessing.mean, self.preprocessing.std
+    return augment.normalize(images_BHWC, mean, std)
 
   def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Returns training images, each mirrored or not where `flip` is set."""

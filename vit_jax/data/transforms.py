@@ -15,8 +15,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data import decode, upright
+from vit_jax.data import decode
 from vit_jax.data.augmentations import Augmentation
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.data.upright import Box
 
 # One core per image: the loader already runs one image on every core.
@@ -24,10 +25,6 @@ cv2.setNumThreads(1)
 
 _ASPECTS = (3 / 4, 4 / 3)  # Width over height.
 _CROP_ATTEMPTS = 100
-
-INTERPOLATIONS = ('bilinear', 'bicubic')
-# Of an image in pixels, which is far beyond any model's.
-MAX_SIDE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,32 +151,20 @@ class OneOf:
 class EvalTransform:
   """The same pixels every time: a resize, and maybe a central crop.
 
-  resize_small=0 resizes the whole image to `image_size` (height, width),
-  whatever its aspect ratio, as the models of the paper expect. Otherwise the
-  shorter side is resized to `resize_small` pixels and the centre of
-  `image_size` cut out.
+  Attributes:
+    image_size: (height, width) of the output.
+    preprocessing: how images are resized to it.
 
   Raises:
-    ValueError: The crop would not fit into the resized image, or the
-      interpolation is neither 'bilinear' nor 'bicubic'.
+    ValueError: The crop does not fit into the resized image.
   """
 
   image_size: tuple[int, int]
-  resize_small: int = 0
-  interpolation: str = 'bilinear'
+  preprocessing: Preprocessing = Preprocessing()
 
   def __post_init__(self) -> None:
-    if self.interpolation not in INTERPOLATIONS:
-      raise ValueError(
-        f'interpolation={self.interpolation!r} must be one of '
-        f'{", ".join(INTERPOLATIONS)}'
-      )
     _check_size(self.image_size)
-    if self.resize_small and self.resize_small < max(self.image_size):
-      raise ValueError(
-        f'resize_small={self.resize_small} is less than the crop of image_size='
-        f'{tuple(self.image_size)}; use 0 or at least {max(self.image_size)}'
-      )
+    self.preprocessing.check(self.image_size)
 
   def __call__(
     self, record: Mapping[str, Any]
@@ -199,30 +184,10 @@ class EvalTransform:
       UnreadableImage: The image cannot be decoded; the message has `name`.
     """
     picture = decode.open_image(data, name)
-    if not self.resize_small:
-      image = picture.read(size=self._decoded(self.image_size))
-      return self._resize(image, self.image_size)
-    box = upright.central(picture.height, picture.width)
-    short = min(box.height, box.width)
-    size = (
-      round(box.height * self.resize_small / short),
-      round(box.width * self.resize_small / short),
-    )
-    image = self._resize(picture.read(box, self._decoded(size)), size)
-    top, left = ((size[i] - self.image_size[i]) // 2 for i in range(2))
-    height, width = self.image_size
-    # A copy, so that the crop does not keep the whole image alive.
-    return image[top : top + height, left : left + width].copy()
-
-  def _decoded(self, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Returns a size that a JPEG may be decoded near to, on the way to it."""
-    # Pillow's bicubic of all pixels is another than of fewer of them.
-    return size if self.interpolation == 'bilinear' else None
-
-  def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    if self.interpolation == 'bilinear':
-      return resize(image, size)
-    return upright.bicubic(image, size)
+    given, shape = self.preprocessing, (picture.height, picture.width)
+    plan = given.plan(shape, self.image_size)
+    pixels = picture.read(plan.box, plan.part if given.reduces else None)
+    return given.resize(pixels, plan, self.image_size, resize)
 
 
 def seed_of(name: str) -> int:

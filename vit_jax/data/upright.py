@@ -168,19 +168,6 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
   return Image.fromarray(grey)
 
 
-def central(height: int, width: int) -> Box:
-  """Returns the image, or its middle if one side is over twice the other.
-
-  A central crop never sees further, and a strip of 30,000 x 1 pixels, resized
-  as a whole, would fill the memory.
-  """
-  short = min(height, width)
-  # What is cut off is even, which leaves the centre where it was.
-  top = max(height - 2 * short, 0) // 2
-  left = max(width - 2 * short, 0) // 2
-  return Box(top, left, height - 2 * top, width - 2 * left)
-
-
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
   """Returns the largest of 1, 2, 4, 8 that leaves a part as large as a size.
 
@@ -189,13 +176,6 @@ def scale_factor(box: Box, size: tuple[int, int]) -> int:
   """
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
-
-
-def bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Returns it resized as Pillow does, with which such models were measured."""
-  return np.asarray(
-    Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
-  )
 
 
 def fitted(

@@ -284,7 +284,8 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   way = f'resized to {height}x{width} pixels'
   if given.resize_small:
     way = (
-      f'the short side to {given.resize_small} pixels, the centre of '
+      f'{"both sides" if given.squash else "the short side"} to '
+      f'{given.resize_small} pixels, the centre of '
       f'{height}x{width} cut out'
     )
   mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import decode
+from vit_jax.data import decode, transforms
 from vit_jax.data.images import Images
 
 # The longer side of pictures, in pixels: enough to see the patches of a small
@@ -38,7 +38,8 @@ class Photograph:
     data = decode.read_file(self.path)
     picture = decode.open_image(data, self.path)
     shape = picture.height, picture.width
-    if small := self.images.resize_small:
+    given = self.images.preprocessing
+    if small := given.resize_small:
       detail = min(shape) / small
       shape = self.images.size
     else:  # the whole image, which the model sees out of proportion
@@ -46,12 +47,10 @@ class Photograph:
     longer = max(shape)
     detail = min(max(detail, SMALLEST / longer), LARGEST / longer)
     height, width = (max(1, round(side * detail)) for side in shape)
-    shown = dataclasses.replace(
-      self.images,
-      size=(height, width),
-      resize_small=math.ceil(small * detail),  # so that the crop fits
-    )
-    return shown.eval_transform().image(data, self.path)
+    # Rounded up, so that the crop fits.
+    given = dataclasses.replace(given, resize_small=math.ceil(small * detail))
+    shown = transforms.EvalTransform((height, width), given)
+    return shown.image(data, self.path)
 
 
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:

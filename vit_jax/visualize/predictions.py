@@ -131,7 +131,8 @@ def colours_of(
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':
-    x_LPPC = values.reshape(L, *shape) * np.array(images.std) + images.mean
+    mean, std = images.preprocessing.mean, images.preprocessing.std
+    x_LPPC = values.reshape(L, *shape) * np.array(std) + mean
     return np.clip(np.round(255 * x_LPPC), 0, 255).astype(np.uint8)
   # The middle of each colour's 32 values.
   rgb = 32 * np.stack([values // 64, values // 8 % 8, values % 8], -1) + 16

@@ -57,7 +57,7 @@ def test_their_processor_resizes_as_ours(
   waves = np.stack([np.sin(y / 15), np.cos(x / 15), np.sin((x - y) / 20)], -1)
   image = np.uint8(127.5 + 127.5 * waves)
   got = processor(image, return_tensors='pt').pixel_values
-  want = EvalTransform(SIZE, resize_small, interpolation).image(image, 'x')
+  want = EvalTransform(SIZE, checkpoint.preprocessing).image(image, 'x')
   levels = got[0].permute(1, 2, 0).numpy() * 127.5 + 127.5
   assert np.abs(levels - want).max() < 2.5
 
@@ -113,6 +113,17 @@ PROCESSORS = {
     Preprocessing(),
     'do_resize is False',
   ),
+  'squashed and cropped': (
+    {'image_processor_type': 'DeiTImageProcessor', 'size': 40, 'crop_size': 32},
+    Preprocessing(40, interpolation='bicubic', squash=True),
+    '',
+  ),
+  'a share': (
+    {'image_processor_type': 'ConvNextImageProcessor', 'crop_pct': 0.8}
+    | {'size': {'shortest_edge': 32}},
+    Preprocessing(40, interpolation='bicubic'),
+    '',
+  ),
   'not cropped': (
     CROP | {'do_center_crop': False, 'size': {'shortest_edge': 32}},
     dataclasses.replace(CROPPED, resize_small=0),
@@ -140,6 +151,8 @@ def test_image_processors(folder, caplog, kind):
   got = checkpoint.preprocessing
   assert got.resize_small == want.resize_small
   assert got.interpolation == want.interpolation
+  assert got.squash == want.squash
+  assert got.resize_like == 'transformers'
   np.testing.assert_allclose(got.mean, want.mean, rtol=1e-12)
   np.testing.assert_allclose(got.std, want.std, rtol=1e-12)
   assert len(caplog.messages) == bool(words)
@@ -206,10 +219,10 @@ def test_what_a_processor_does_not_say_is_its_default(
   crops = bool(theirs.do_center_crop)
   makes = theirs.crop_size if crops else theirs.size
   assert size == (makes['height'], makes['width'])
-  # A square that is resized as a whole and then cropped is not there here.
-  edge = theirs.size.get('shortest_edge')
-  assert found.resize_small == (edge if crops and edge else 0)
-  assert len(warnings) == (model_type == 'deit')
+  edge = theirs.size.get('shortest_edge') or theirs.size['height']
+  assert found.resize_small == (edge if crops else 0)
+  assert found.squash == (model_type == 'deit')
+  assert not warnings
 
 
 def test_without_a_processor_images_are_those_of_the_paper(
@@ -217,7 +230,8 @@ def test_without_a_processor_images_are_those_of_the_paper(
 ):
   (folder.path / hf_images.FILE).unlink()
   (bit_folder.path / hf_images.FILE).unlink()
-  assert folder.open().preprocessing == Preprocessing()
+  want = Preprocessing(resize_like='transformers')
+  assert folder.open().preprocessing == want
   assert not caplog.messages
   assert bit_folder.open().image_size == (224, 224)
   assert '224 x 224 pixels are assumed' in caplog.text

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.data.transforms import MAX_SIDE
+from vit_jax.data.preprocessing import MAX_SIDE
 
 
 def stated(value, under=''):

@@ -5,11 +5,11 @@ import pytest
 
 from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.table import Entry, File, Preprocessing
-from vit_jax.data import transforms
+from vit_jax.data import preprocessing
 
 
 def test_the_ends_of_what_images_are_prepared_by():
-  most = transforms.MAX_SIDE
+  most = preprocessing.MAX_SIDE
   whole = Preprocessing(0, (-1e6, 0, 1e6), (1e-6, 1, 1e6))
   assert whole.interpolation == 'bilinear'
   assert Preprocessing(most, interpolation='bicubic').resize_small == most
@@ -19,7 +19,7 @@ def test_the_ends_of_what_images_are_prepared_by():
 @pytest.mark.parametrize(
   'fields',
   [
-    {'resize_small': transforms.MAX_SIDE + 1},
+    {'resize_small': preprocessing.MAX_SIDE + 1},
     {'mean': (0, 0, -1.1e6)},
     {'mean': (0, 0, 0, 0)},
     {'std': (0.9e-6, 1, 1)},

@@ -32,10 +32,16 @@ def test_their_transform_gives_our_pixels(tmp_path, timm, resize_small):
   np.testing.assert_allclose(got.permute(1, 2, 0), want, rtol=0, atol=1e-6)
 
 
+LIKE_TIMM = Preprocessing(resize_like='torchvision')
+
+
 def test_every_resizing_comes_back():
   for side in range(8, 520, 7):
     for resize_small in (0, *range(side, side + 200, 3)):
-      preprocessing = Preprocessing(resize_small)
+      squash = resize_small > side and resize_small % 2 == 1
+      preprocessing = dataclasses.replace(
+        LIKE_TIMM, resize_small=resize_small, squash=squash
+      )
       part, lines = timm_images.config(preprocessing, (side, side))
       assert lines == []
       # As timm computes it.
@@ -64,7 +70,11 @@ def images_of(**changes):
 def test_what_a_configuration_leaves_out_is_timms_default():
   preprocessing, warnings = images_of(mean=None)
   assert preprocessing == Preprocessing(
-    256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+    256,
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+    'bicubic',
+    resize_like='torchvision',
   )
   assert warnings == []
 
@@ -73,8 +83,6 @@ def test_what_a_configuration_leaves_out_is_timms_default():
   ('changes', 'resize_small', 'interpolation', 'message'),
   [
     ({'interpolation': 'lanczos'}, 256, 'bilinear', "interpolation is 'lancz"),
-    ({'crop_mode': 'border'}, 0, 'bicubic', 'the whole image is resized'),
-    ({'crop_pct': 1.5}, 0, 'bicubic', 'crop_pct 1.5'),
   ],
 )
 def test_images_that_timm_prepares_otherwise_are_warned_about(
@@ -103,7 +111,7 @@ def test_the_centre_is_taken_where_it_is_large_enough(
   assert how in warning
   assert preprocessing.resize_small == resize_small
   # Which refuses a part that is larger than the whole.
-  EvalTransform((32, 64), resize_small)
+  EvalTransform((32, 64), preprocessing)
 
 
 @pytest.mark.edge
@@ -111,6 +119,9 @@ def test_the_centre_is_taken_where_it_is_large_enough(
   ('changes', 'message'),
   [
     ({'crop_pct': 0}, 'x.json: crop_pct is 0 and should be a share'),
+    # timm would pad images with black.
+    ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1 and should be a share'),
+    ({'crop_mode': 'border'}, "x.json: crop_mode is 'border', and images are"),
     # Of which the sides of images would be no number any more.
     ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000: it should'),
     ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),

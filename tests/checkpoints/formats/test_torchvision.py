@@ -107,7 +107,11 @@ def test_a_directory_of_timm_says_what_its_images_are(
   checkpoint = opening.open_checkpoint(str(tmp_path))
   assert checkpoint.image_size == (224, 224)
   assert checkpoint.preprocessing == Preprocessing(
-    256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 'bicubic'
+    256,
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+    'bicubic',
+    resize_like='torchvision',
   )
   # Of the same arrays, with other layers between.
   for change, message in (

@@ -95,7 +95,7 @@ def test_the_teacher_sees_images_as_it_was_trained_to():
   objective = objective_of(config_of())
   teacher = objective.teacher
   assert teacher.image_size == (24, 24) != objective.images.size
-  assert teacher.preprocessing.mean != objective.images.mean
+  assert teacher.preprocessing.mean != objective.images.preprocessing.mean
   rng = np.random.default_rng(0)
   colours = rng.integers(0, 256, (5, 1, 1, 3), np.uint8)
   small, large = (

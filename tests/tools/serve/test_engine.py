@@ -14,6 +14,7 @@ import pytest
 
 from tests.tools.serve.pictures_to_send import every_kind
 from tests.tools.serve.test_server import checkpoint_of
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.tools.serve import board
 from vit_jax.tools.serve.__main__ import explained
 from vit_jax.tools.serve.uploads import Seen, View
@@ -167,7 +168,7 @@ class Pretended:
   batches = True
 
   def __init__(self, views=None):
-    self.view = View((2, 3), 0, 'bilinear')
+    self.view = View((2, 3), Preprocessing())
     self.ran, self._views = [], views
     self.begun, self.start = threading.Event(), threading.Event()
 

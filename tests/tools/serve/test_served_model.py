@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.tools.serve.uploads import Seen
 
 served_model, server_lib = (
@@ -78,7 +79,8 @@ def test_each_image_has_its_own_of_a_batch(tmp_path, monkeypatch):
   session = Session(outputs, {'images': (4, 6, 3)})
   model = opened(session, tmp_path, monkeypatch)
   assert (model.name, model.dtype) == ('a.b', 'float32')
-  assert model.view == ((4, 6), 40, 'bicubic', False)
+  given = Preprocessing(40, (0.5, 0.25, 0), (0.5, 1, 2), 'bicubic')
+  assert model.view == ((4, 6), given, False)
   assert (model.layers, model.grid) == (5, (1, 2))
   # Of those that nobody has named.
   assert model.class_names == ['0', '1', '2', '3']

@@ -172,7 +172,7 @@ def predict(port, data=b'', **query):
 def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
   """Classes, and maps by each way to fuse the heads."""
   checkpoint = checkpoints[name]
-  view = View(checkpoint.image_size, 50, 'bilinear')
+  view = View(checkpoint.image_size, checkpoint.preprocessing)
   images = np.stack([see(x, view).pixels_HWC for x in KINDS.values()])
   layers = Layers(
     checkpoint.model, checkpoint.params, checkpoint.normalize(images)
@@ -377,7 +377,7 @@ def test_objects_are_those_of_predict(tmp_path):
     assert (model['layers'], model['grid']) == (0, None)
     for kind in ('JPEG of 70 x 91', 'JPEG turned 6', 'PNG with alpha'):
       path = tmp_path / 'image'
-      seen = see(KINDS[kind], View((48, 48), 0, 'bilinear', True))
+      seen = see(KINDS[kind], View((48, 48), Preprocessing(), True))
       shown_HWC = seen.pixels_HWC[: seen.size[0], : seen.size[1]]
       Image.fromarray(shown_HWC).save(path, 'PNG')
       shown_HWC, want = detector(str(path))

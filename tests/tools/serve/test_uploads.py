@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from tests.tools.serve.pictures_to_send import encoded, every_kind, pixels
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 from vit_jax.projects.detr.box_transforms import EvalBoxTransform
 from vit_jax.tools.serve import uploads
@@ -22,9 +23,10 @@ from vit_jax.tools.serve.decoder import Decoder
 from vit_jax.tools.serve.uploads import UnreadableUpload, View
 
 VIEWS = [
-  View((32, 48), 0, 'bilinear'),
-  View((32, 32), 40, 'bilinear'),
-  View((24, 36), 36, 'bicubic'),
+  View((32, 48), Preprocessing()),
+  View((32, 32), Preprocessing(40)),
+  View((24, 36), Preprocessing(36, interpolation='bicubic')),
+  View((24, 24), Preprocessing(36, squash=True, resize_like='torchvision')),
 ]
 KINDS = every_kind()
 
@@ -33,7 +35,7 @@ KINDS = every_kind()
 def test_the_pixels_are_those_of_the_checkpoint(kind):
   for view in VIEWS:
     got = uploads.see(KINDS[kind], view)
-    want = EvalTransform(*view[:3]).image(KINDS[kind], kind)
+    want = EvalTransform(*view[:2]).image(KINDS[kind], kind)
     assert got.pixels_HWC.shape == want.shape
     away = np.abs(got.pixels_HWC.astype(int) - want)
     assert away.max() <= 1 and (away > 0).mean() < 1e-3
@@ -42,9 +44,9 @@ def test_the_pixels_are_those_of_the_checkpoint(kind):
 def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
   """Boxes are looked for in the whole of it."""
   nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
-  for view in (View(VIEWS[0].size, 0, 'bilinear', True), VIEWS[1]):
+  for view in VIEWS[:2]:
     transform = EvalBoxTransform(view.size, max_objects=0)
-    view = view._replace(resize_small=0, keeps_shape=True)
+    view = view._replace(keeps_shape=True)
     for kind, data in KINDS.items():
       got = uploads.see(data, view)
       want = transform({'image': data, 'name': kind} | nothing)
@@ -57,7 +59,7 @@ def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
 def test_the_box_is_the_part_that_is_seen():
   """A white box there, on black, is all that a model sees."""
   size = (200, 700)
-  view = View((32, 24), 40, 'bilinear')
+  view = View((32, 24), Preprocessing(40))
   data = encoded(Image.fromarray(pixels(*size)), 'PNG')
   (H, W), box = size, uploads.see(data, view).box
   top, left, height, width = box

@@ -262,7 +262,8 @@ def not_held(
 
 def _resizing(preprocessing: Preprocessing) -> str:
   part = (
-    f'the shorter side to {preprocessing.resize_small} pixels, then the centre'
+    f'{"both sides" if preprocessing.squash else "the shorter side"} to '
+    f'{preprocessing.resize_small} pixels, then the centre'
     if preprocessing.resize_small
     else 'the whole image'
   )

@@ -39,6 +39,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
   'ImageGPT': _HALF | {'do_center_crop': False, 'resample': 2, 'size': 256},
   'DeiT': _HALF | _CENTRE | {'size': 256},
   'Bit': _OPENAI,
+  # It resizes to 1 / crop_pct of the size, and cuts the centre out itself.
+  'ConvNext': _HALF
+  | {
+    'crop_pct': 224 / 256,
+    'do_center_crop': False,
+    'resample': 3,
+    'size': {'shortest_edge': 384},
+  },
   'CLIP': _OPENAI,
   'Siglip': _HALF | {'do_center_crop': False, 'resample': 3, 'size': 224},
   # Whose images are of no size of their own.
@@ -84,13 +92,16 @@ def config(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     'size': height_width,
   }
   if p.resize_small:
-    # The processor of ViT does not cut out the centre; any model may have this.
+    # ViT's processor cannot cut out the centre; these are for any model.
+    kind, edge = 'Bit', {'shortest_edge': p.resize_small}
+    if p.squash:
+      kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
     found |= {
       'crop_size': height_width,
       'do_center_crop': True,
       'do_convert_rgb': True,
-      'image_processor_type': 'BitImageProcessor',
-      'size': {'shortest_edge': p.resize_small},
+      'image_processor_type': f'{kind}ImageProcessor',
+      'size': edge,
     }
   return found
 
@@ -142,17 +153,22 @@ def read(
       'images keep their aspect ratio, with any number of patches up to '
       f'max_num_patches; here the whole image is resized to {takes}.'
     )
-  makes, resize_small = _sizes(file, kind)
+  makes, resize_small, squash = _sizes(file, kind)
   if takes and makes != takes:
     file.warn(
       f'makes images of {makes} pixels where the model takes {takes}; here the '
       'whole image is resized to that.'
     )
-    makes, resize_small = takes, 0
+    makes, resize_small, squash = takes, 0, False
   mean, std = _scaling(file)
   interpolation = file.interpolation('resample', _RESAMPLE)
   preprocessing = file.preprocessing(
-    resize_small=resize_small, mean=mean, std=std, interpolation=interpolation
+    resize_small=resize_small,
+    mean=mean,
+    std=std,
+    interpolation=interpolation,
+    squash=squash,
+    resize_like='dinov3' if kind == 'DINOv3ViT' else 'transformers',
   )
   return preprocessing, makes, tuple(file.warnings)
 
@@ -171,26 +187,32 @@ def _kind(file: Stated, model_type: str) -> str:
   return 'ViT'
 
 
-def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], int]:
-  """Returns the size of the processed images, and `resize_small`."""
+def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], int, bool]:
+  """Returns the size of processed images, `resize_small` and `squash`."""
   crop = file.sides('crop_size') if file['do_center_crop'] else None
   size = file['size']
-  if kind in ('Bit', 'CLIP') and isinstance(size, int):
+  if kind in ('Bit', 'CLIP', 'ConvNext') and isinstance(size, int):
     size = {'shortest_edge': size}
-  if isinstance(size, dict) and size.keys() == {'shortest_edge'}:
-    edge = size['shortest_edge']
-    makes = file.sides('size', [edge, edge])
-    if crop and edge >= max(crop) and file['do_resize']:
-      return crop, edge
-  else:
-    makes = file.sides('size')
-    if crop in (None, makes) and file['do_resize']:
-      return makes, 0
+  has_edge = isinstance(size, dict) and size.keys() == {'shortest_edge'}
+  if has_edge:
+    size = size['shortest_edge']
+  makes = file.sides('size', size)
+  if file['do_resize']:
+    edge, is_square = makes[0], makes[0] == makes[1]
+    if kind == 'ConvNext' and has_edge and not crop:
+      # From 384 pixels on it does not crop.
+      small = int(edge / file.above_zero('crop_pct', 1)) if edge < 384 else 0
+      return makes, small, False
+    if not has_edge and crop in (None, makes):
+      return makes, 0, False
+    if crop and is_square and edge >= max(crop):
+      if has_edge or crop[0] == crop[1]:
+        return crop, edge, not has_edge
   file.warn(
     f'do_resize is {file["do_resize"]}, size {file["size"]} and the crop '
     f'{crop}; here the whole image is resized.'
   )
-  return crop or makes, 0
+  return crop or makes, 0, False
 
 
 def _scaling(file: Stated) -> tuple[Rgb, Rgb]:

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.data.transforms import MAX_SIDE
+from vit_jax.data.preprocessing import MAX_SIDE, Preprocessing
 
 Rgb = tuple[float, float, float]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.data import transforms
+from vit_jax.data.preprocessing import Preprocessing
 
 # Of ViTs and ResNets, by field: what all foreign formats have.
 VIT_LIMITS: dict[str, tuple[Any, ...]] = {
@@ -34,9 +34,6 @@ VIT_LIMITS: dict[str, tuple[Any, ...]] = {
   'rope': (0,),
 }
 RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}
-# Of what pixels from 0 to 1 have subtracted; they are divided by no less than
-# its inverse. Beyond that float32 has no more numbers to tell images by.
-_MOST = 1e6
 # What holds every model.
 ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
@@ -45,51 +42,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 Reshape = Callable[[np.ndarray], np.ndarray]
 # From ours to that of a file, and the inverse; views.
 Layout = tuple[Reshape, Reshape]
-
-
-@dataclasses.dataclass(frozen=True)
-class Preprocessing:
-  """How images become what a model was trained on.
-
-  Attributes:
-    resize_small: 0 to resize the whole image to the model's size, or pixels of
-      the shorter side, of which the centre is cut out.
-    mean: of each channel (RGB), subtracted from values in [0, 1].
-    std: of each channel, divided by.
-    interpolation: 'bilinear' or 'bicubic', antialiased.
-  """
-
-  resize_small: int = 0
-  mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-  std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-  interpolation: str = 'bilinear'
-
-  def __post_init__(self) -> None:
-    """Refuses what no image can be prepared with."""
-    size = self.resize_small
-    if type(size) is not int or not 0 <= size <= transforms.MAX_SIDE:
-      raise ValueError(
-        f'resize_small is {size!r}: it should be 0, or pixels up to '
-        f'{transforms.MAX_SIDE:,}.'
-      )
-    for name, values in (('mean', self.mean), ('std', self.std)):
-      if len(values) != 3 or not all(
-        isinstance(x, int | float) and abs(x) <= _MOST for x in values
-      ):
-        raise ValueError(
-          f'{name} is {values!r:.200}: it should be three numbers of the size '
-          'of pixels from 0 to 1.'
-        )
-    if min(self.std) < 1 / _MOST:
-      raise ValueError(
-        f'std is {self.std}: pixels from 0 to 1 are divided by it, so it is '
-        'above 0.'
-      )
-    if self.interpolation not in transforms.INTERPOLATIONS:
-      raise ValueError(
-        f'interpolation is {self.interpolation!r}: it should be one of '
-        f'{", ".join(transforms.INTERPOLATIONS)}.'
-      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,10 +34,11 @@ def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
     found.refuse('std', ': it divides, so it must be above 0.')
   interpolation = found.interpolation('interpolation', _INTERPOLATIONS)
   return found.preprocessing(
-    resize_small=_resize_small(found, size),
     mean=mean,
     std=std,
     interpolation=interpolation,
+    resize_like='torchvision',
+    **_resize(found, size),
   )
 
 
@@ -60,14 +61,15 @@ def config(
     # timm rounds the quotient down, which rounding may have put below.
     if math.floor(min(size) / crop_pct) < resize_small:
       crop_pct = math.nextafter(crop_pct, 0)
-    if size[0] != size[1]:
+    if size[0] != size[1] and not preprocessing.squash:
       lines.append(
         f'Resizing the shorter side to {resize_small} pixels for images of '
         f'{size[0]}x{size[1]}: timm resizes until both sides are '
         f'{1 / crop_pct:.3g} times those.'
       )
+  squash = preprocessing.squash or not resize_small
   return {
-    'crop_mode': 'center' if resize_small else 'squash',
+    'crop_mode': 'squash' if squash else 'center',
     'crop_pct': crop_pct,
     'input_size': [3, *size],
     'interpolation': preprocessing.interpolation,
@@ -76,28 +78,35 @@ def config(
   }, lines
 
 
-def _resize_small(found: Stated, size: tuple[int, int]) -> int:
+def _resize(found: Stated, size: tuple[int, int]) -> dict[str, Any]:
+  """Returns `resize_small` and `squash`."""
   share, mode = found['crop_pct'], found['crop_mode']
   # Smaller ones are of more pixels than any image has.
-  if type(share) not in (int, float) or not 1e-5 < share <= 2:
+  if type(share) not in (int, float) or not 1e-5 < share <= 1:
     found.refuse(
       'crop_pct', ' and should be a share of the image, as in 0.875.'
     )
-  resize_small = math.floor(min(size) / share)
+  if mode not in ('center', 'squash'):
+    found.refuse(
+      'crop_mode',
+      ', and images are not padded here: it should be center or squash.',
+    )
   height, width = size
-  if mode == 'squash' and share == 1:
-    return 0
-  if mode == 'center' and resize_small >= max(size):
-    if height == width:
-      return resize_small
+  resize_small = math.floor(min(size) / share)
+  if mode == 'squash':
+    return {'resize_small': resize_small, 'squash': True} if share < 1 else {}
+  if height != width:
+    if resize_small < max(size):
+      resize_small = 0
     how = (
       f'the shorter side is resized to {resize_small} pixels and the '
       'centre taken'
+      if resize_small
+      else 'the whole image is resized'
     )
-  else:
-    resize_small, how = 0, 'the whole image is resized'
-  found.warn(
-    f'with crop_mode {mode!r}, crop_pct {share} and images of {height}x{width} '
-    f'pixels timm prepares images in a way that is not there here: {how}.'
-  )
-  return resize_small
+    found.warn(
+      f'with crop_mode {mode!r}, crop_pct {share} and images of '
+      f'{height}x{width} pixels timm prepares images in a way that is not '
+      f'there here: {how}.'
+    )
+  return {'resize_small': resize_small}

@@ -18,8 +18,11 @@ from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.projects.detr import keys as detr_keys
 
 # Of files alone: what torchvision's weights were trained and measured with.
-_IMAGES = table.Preprocessing(
-  256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+IMAGES = table.Preprocessing(
+  256,
+  mean=(0.485, 0.456, 0.406),
+  std=(0.229, 0.224, 0.225),
+  resize_like='torchvision',
 )
 _SIZE = (224, 224)
 
@@ -41,11 +44,11 @@ def read(
   width, *_ = lookup.shape('conv_root/kernel', 4)
   num_classes, _ = lookup.shape('head/kernel', 2)
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
-  size, preprocessing = _SIZE, _IMAGES
+  size, preprocessing = _SIZE, IMAGES
   if config is None:
     stated.warnings.append(
       f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
-      f'pixels of {_IMAGES.resize_small} are assumed.'
+      f'pixels of {IMAGES.resize_small} are assumed.'
     )
   else:
     timm_config.check_resnet(stated)

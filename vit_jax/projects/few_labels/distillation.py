@@ -106,9 +106,10 @@ class Distillation(Classification):
 
   def taught(self, fixed: Params, images_BHWC: jax.Array) -> jax.Array:
     """Returns the teacher's logits BC of augmented images."""
+    given = self.images.preprocessing
     mean_C, std_C = (
       255 * jnp.asarray(x, jnp.float32)[None, None, None]
-      for x in (self.images.mean, self.images.std)
+      for x in (given.mean, given.std)
     )
     images_BHWC = images_BHWC * std_C + mean_C
     size = self.teacher.image_size

@@ -63,9 +63,10 @@ class Pixels(OfImages):
         'and at most 1.'
       )
     images = Images.from_config(config.data, facts.image_size)
-    if (images.mean, images.std) != (augment.MEAN, augment.STD):
+    mean, std = images.preprocessing.mean, images.preprocessing.std
+    if (mean, std) != (augment.MEAN, augment.STD):
       raise ValueError(
-        f'data.mean is {images.mean} and data.std {images.std}: a palette has '
+        f'data.mean is {mean} and data.std {std}: a palette has '
         f'values in [-1, 1], for which both are {augment.MEAN}.'
       )
     model: Any = variants.build(

@@ -16,7 +16,7 @@ DTYPES = onnx.DTYPES
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = pathlib.Path(__file__).parent
 # Of the data pipeline what the server's decoder needs.
-_PIXELS = ('data/__init__.py', 'data/upright.py')
+_PIXELS = ('data/__init__.py', 'data/preprocessing.py', 'data/upright.py')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 

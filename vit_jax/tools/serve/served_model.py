@@ -1,5 +1,6 @@
 """A model as ONNX with its attention, and what its attention says."""
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 
+from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.tools.serve.uploads import Seen, View
 
 FUSIONS = ('mean', 'min', 'max')
@@ -77,16 +79,18 @@ class ServedModel:
       images, *sizes = self._session.get_inputs()
       shapes = {x.name: x.shape for x in self._session.get_outputs()}
       saved: Any = self._session.get_modelmeta().custom_metadata_map
-      self._mean, self._std = (
-        np.float32(json.loads(saved[key])) for key in ('mean', 'std')
+      given = Preprocessing.of(
+        {
+          # Numbers are stored as JSON, names as they are.
+          x.name: value if isinstance(x.default, str) else json.loads(value)
+          for x in dataclasses.fields(Preprocessing)
+          if (value := saved.get(x.name)) is not None
+        }
       )
+      self._mean = np.array(given.mean, np.float32)
+      self._std = np.array(given.std, np.float32)
       self.finds_objects = bool(sizes)
-      self.view = View(
-        tuple(images.shape[1:3]),
-        json.loads(saved['resize_small']),
-        saved['interpolation'],
-        self.finds_objects,
-      )
+      self.view = View(tuple(images.shape[1:3]), given, self.finds_objects)
       # The last of DETR's is no object.
       C = shapes['logits'][-1] - self.finds_objects
       self.class_names = json.loads(saved['class_names']) or [

@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, JpegImagePlugin
 
 from vit_jax.data import upright
+from vit_jax.data.preprocessing import Plan, Preprocessing
 from vit_jax.data.upright import Box
 from vit_jax.tools.serve.resizing import resize
 
@@ -42,16 +43,13 @@ class View(NamedTuple):
 
   Attributes:
     size: (height, width) in pixels.
-    resize_small: 0 for the whole image, or to how many pixels the shorter side
-      is resized, of which the centre is cut out.
-    interpolation: 'bilinear' or 'bicubic'.
+    preprocessing: how an image is resized to that.
     keeps_shape: whether the whole image is as large as fits into the upper left
       corner, its aspect ratio kept, and the rest is black.
   """
 
   size: tuple[int, int]
-  resize_small: int
-  interpolation: str
+  preprocessing: Preprocessing
   keeps_shape: bool = False
 
 
@@ -111,36 +109,31 @@ def _see(data: bytes, view: View) -> Seen:
     image.load()  # because TIFF is turned by that, and must not be twice
   turn = upright.turn_of(image)
   H, W = (width, height) if turn.transpose else (height, width)
-  box, part = Box(0, 0, H, W), view.size
+  given, size = view.preprocessing, view.size
   if view.keeps_shape:
-    part = upright.fitted((H, W), view.size)
-  elif view.resize_small:
-    box = upright.central(H, W)
-    short = min(box[2:])
-    h, w = (round(side * view.resize_small / short) for side in box[2:])
-    part = (h, w)
+    size = upright.fitted((H, W), size)
+    plan = Plan(Box(0, 0, H, W), size, (0, 0))
+  else:
+    plan = given.plan((H, W), size)
+  box, part, (top, left) = plan
   factor = 1
-  # As in `data/transforms.py`: bicubic is Pillow's of all pixels.
-  if reducible and view.interpolation == 'bilinear':
+  if reducible and given.reduces:
     factor = upright.scale_factor(box, part)
     image.draft(None, (width // factor, height // factor))
   pixels = upright.upright(upright.rgb(image), turn, box, (H, W), factor)
-  resized = resize if view.interpolation == 'bilinear' else upright.bicubic
-  pixels = resized(pixels, part)
+  pixels = given.resize(pixels, plan, size, resize)
   if view.keeps_shape:
     canvas = np.zeros((*view.size, 3), np.uint8)
-    canvas[: part[0], : part[1]] = pixels
-    return Seen(canvas, (0.0, 0.0, 1.0, 1.0), part)
-  cut = [(n - m) // 2 for n, m in zip(part, view.size, strict=True)]
-  (h, w), (top, left) = view.size, cut
+    canvas[: size[0], : size[1]] = pixels
+    return Seen(canvas, (0.0, 0.0, 1.0, 1.0), size)
+  h, w = size
   shares = (
     (box[0] + top / part[0] * box[2]) / H,
     (box[1] + left / part[1] * box[3]) / W,
     h / part[0] * box[2] / H,
     w / part[1] * box[3] / W,
   )
-  pixels = np.ascontiguousarray(pixels[top:, left:][:h, :w])
-  return Seen(pixels, shares, view.size)
+  return Seen(pixels, shares, size)
 
 
 @functools.cache
@@ -151,8 +144,10 @@ def _formats() -> tuple[str, ...]:
 
 
 def send(pipe: IO[bytes], message: Any, *data: bytes | bytearray) -> None:
-  """Writes a message for JSON and bytes, whose lengths come first."""
-  head = json.dumps([message, [len(part) for part in data]]).encode()
+  """Writes JSON of values and dataclasses, and bytes with their lengths."""
+  head = json.dumps(
+    [message, [len(part) for part in data]], default=vars
+  ).encode()
   for part in (struct.pack('>I', len(head)), head, *data):
     pipe.write(part)
   pipe.flush()
@@ -198,7 +193,10 @@ def main() -> None:
     except EOFError:
       return
     try:
-      seen = [see(data, View(tuple(size), *others)) for size, *others in views]
+      seen = [
+        see(data, View(tuple(size), Preprocessing.of(given), keeps_shape))
+        for size, given, keeps_shape in views
+      ]
     except UnreadableUpload as e:
       send(sys.stdout.buffer, {'error': str(e)})
       continue

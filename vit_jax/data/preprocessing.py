@@ -1,0 +1,200 @@
+"""How an image becomes the pixels that a model was trained on.
+
+One description for training, evaluation, prediction, serving and every
+checkpoint format. It needs Pillow and NumPy alone, because the server's decoder
+uses it where there is nothing else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.upright import Box
+
+INTERPOLATIONS = ('bilinear', 'bicubic')
+# 'dinov3' is transformers' processor of that name, which resizes floats.
+RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
+# Pixels of the longest side of an image, far beyond any model's.
+MAX_SIDE = 1 << 16
+# Largest mean, and one over the smallest deviation: float32 cannot tell images
+# apart by their pixels beyond that.
+_MOST = 1e6
+
+_Size = tuple[int, int]
+
+
+class Plan(NamedTuple):
+  """The way of one image to a model's size.
+
+  Attributes:
+    box: the part of the image that is resized.
+    part: (height, width) that the box is resized to.
+    cut: (top, left) in the resized box, where the model's image begins.
+  """
+
+  box: Box
+  part: _Size
+  cut: _Size
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+  """How images of any size are resized and scaled for a model.
+
+  The model's image size is not part of it: one preprocessing serves every size
+  that a model is used at, see `scaled`.
+
+  Attributes:
+    resize_small: 0 to resize the whole image to the model's size. Otherwise the
+      pixels that the shorter side is resized to before the centre is cut out.
+    mean: of each channel (RGB), subtracted from values in [0, 1].
+    std: of each channel, divided by.
+    interpolation: 'bilinear' or 'bicubic', antialiased.
+    squash: with `resize_small`, whether the resize gives the image the model's
+      aspect ratio, as DeiT's processor does, instead of keeping the image's.
+    resize_like: the library whose pixels are reproduced; timm's are those of
+      torchvision. They differ in how sides and crops are rounded.
+      'vit_jax' is fast: 'bilinear' uses OpenCV and decodes JPEGs at a reduced
+      size. The others resize all pixels with Pillow.
+  """
+
+  resize_small: int = 0
+  mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+  std: tuple[float, ...] = (0.5, 0.5, 0.5)
+  interpolation: str = 'bilinear'
+  squash: bool = False
+  resize_like: str = 'vit_jax'
+
+  def __post_init__(self) -> None:
+    """Raises ValueError for an invalid field."""
+    size = self.resize_small
+    if type(size) is not int or not 0 <= size <= MAX_SIDE:
+      raise ValueError(
+        f'resize_small is {size!r}: it should be 0, or pixels up to '
+        f'{MAX_SIDE:,}.'
+      )
+    for name, values in (('mean', self.mean), ('std', self.std)):
+      if len(values) != 3 or not all(
+        isinstance(x, int | float) and abs(x) <= _MOST for x in values
+      ):
+        raise ValueError(
+          f'{name} is {values!r:.200}: give one number a channel, red, green '
+          'and blue, of the size of pixels from 0 to 1.'
+        )
+    if min(self.std) < 1 / _MOST:
+      raise ValueError(
+        f'std is {self.std}: pixels from 0 to 1 are divided by it, so all must '
+        'be above 0.'
+      )
+    for name, valid in (
+      ('interpolation', INTERPOLATIONS),
+      ('squash', (False, True)),
+      ('resize_like', RESIZE_LIKE),
+    ):
+      if (value := getattr(self, name)) not in valid:
+        raise ValueError(
+          f'{name} is {value!r}: it must be one of '
+          f'{", ".join(map(str, valid))}.'
+        )
+
+  @classmethod
+  def of(cls, data: Mapping[str, Any]) -> Self:
+    """Reads the fields from `config.data`, or from JSON, old files included."""
+    found: dict[str, Any] = {
+      field.name: tuple(value) if isinstance(value, list) else value
+      for field in dataclasses.fields(cls)
+      if (value := data.get(field.name)) is not None
+    }
+    return cls(**found)
+
+  def scaled(self, old: _Size, new: _Size) -> Self:
+    """Returns the same for another image size: the resize grows with it."""
+    scale = max(n / o for n, o in zip(new, old, strict=True))
+    return dataclasses.replace(
+      self, resize_small=round(self.resize_small * scale)
+    )
+
+  def check(self, size: _Size) -> None:
+    """Raises ValueError if a crop of `size` does not fit the resized image."""
+    least = min(size) if self.squash else max(size)
+    if self.resize_small and self.resize_small < least:
+      raise ValueError(
+        f'resize_small is {self.resize_small}, less than the crop of '
+        f'{size[0]}x{size[1]} pixels: use 0, or at least {least}.'
+      )
+
+  def plan(self, shape: _Size, size: _Size) -> Plan:
+    """Returns how an image of (height, width) gets to the model's `size`."""
+    box, is_ours = Box(0, 0, *shape), self.resize_like == 'vit_jax'
+    if not self.resize_small:
+      return Plan(box, size, (0, 0))
+    if not self.squash:
+      # Cutting it shorter would change the rounding of most photographs.
+      box = _central(*shape, longest=2 if is_ours else 8)
+    sides = size if self.squash else box[2:]
+    height, width = (
+      (round if is_ours else int)(side * self.resize_small / min(sides))
+      for side in sides
+    )
+    halves = (height - size[0]) / 2, (width - size[1]) / 2
+    # torchvision rounds a half to the even number, transformers down.
+    rounds = round if self.resize_like == 'torchvision' else int
+    return Plan(box, (height, width), (rounds(halves[0]), rounds(halves[1])))
+
+  @property
+  def reduces(self) -> bool:
+    """Whether a JPEG may be decoded at a reduced size, which changes pixels."""
+    return (self.resize_like, self.interpolation) == ('vit_jax', 'bilinear')
+
+  def resize(
+    self,
+    image: np.ndarray,
+    plan: Plan,
+    size: _Size,
+    bilinear: Callable[[np.ndarray, _Size], np.ndarray],
+  ) -> np.ndarray:
+    """Returns uint8 pixels [*size, 3] of a decoded `plan.box`.
+
+    Args:
+      image: uint8 [H, W, 3], maybe decoded at a reduced size.
+      plan: of this image.
+      size: (height, width) of the result.
+      bilinear: the fast resize of 'vit_jax'.
+    """
+    (top, left), (height, width) = plan.cut, plan.part
+    filter_ = Image.Resampling[self.interpolation.upper()]
+    if self.reduces:
+      image = bilinear(image, plan.part)
+    elif self.resize_like == 'dinov3':
+      channels = [
+        np.asarray(Image.fromarray(channel).resize((width, height), filter_))
+        for channel in np.moveaxis(image.astype(np.float32), 2, 0)
+      ]
+      image = np.rint(np.stack(channels, -1)).clip(0, 255).astype(np.uint8)
+    else:
+      pillow = Image.fromarray(image)
+      if self.resize_like == 'transformers':
+        # PyTorch changes the width first. Pillow 13 begins with the height
+        # where that is faster. Both round to 8 bits in between.
+        pillow = pillow.resize((width, pillow.height), filter_)
+      image = np.asarray(pillow.resize((width, height), filter_))
+    if plan.part == size:
+      return image
+    height, width = size
+    # A copy, so that the crop does not keep the whole image alive.
+    return image[top : top + height, left : left + width].copy()
+
+
+def _central(height: int, width: int, longest: int) -> Box:
+  """Returns the image, or its middle if one side is over `longest` the other.
+
+  A central crop never sees further, and a strip of 30,000 x 1 pixels, resized
+  as a whole, would fill the memory.
+  """
+  most = longest * min(height, width)
+  # What is cut off is even, which leaves the centre where it was.
+  top, left = (max(side - most, 0) // 2 for side in (height, width))
+  return Box(top, left, height - 2 * top, width - 2 * left)
