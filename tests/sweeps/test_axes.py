@@ -53,14 +53,6 @@ def test_skipped_combinations_have_no_run():
     axes.cells(config, 'w')
 
 
-def test_what_lacks_a_comma_is_told_its_form():
-  field = 'sweep'
-  config = small()
-  config.update_from_flattened_dict({field: ('rates', (('low', {'seed': 1}),))})
-  with pytest.raises(ValueError, match=rf'config.{field} is .* as in \(\('):
-    axes.add_axes(config, [])
-
-
 def test_an_axis_of_the_command_replaces_that_of_the_config():
   config = ablation.get_config('head')
   before = names(config)

@@ -73,36 +73,14 @@ def add_axes(
   learning rates for each data set, all of these grids are changed.
 
   Raises:
-    ValueError: for what is no such text, or a field or value there is not; for
-      a sweep, grid or stages of the config in another form.
+    ValueError: for what is no such text, or a field or value there is not.
   """
-  _check_forms(config)
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
   for _, values in config.sweep:
     for _, fields in values:
       if (grid := fields.get('tune.axes')) is not None:
         fields['tune.axes'] = _extended(config, grid, 'tune', tunes)
-
-
-def _check_forms(config: ConfigDict) -> None:
-  """Refuses what lacks a comma, mostly: a tuple of one thing has one."""
-  axis_form = "('rates', (('low', {'optimizer.lr': 1e-3}),))"
-  for field, axes, form in (
-    ('sweep', config.sweep, axis_form),
-    ('tune.axes', config.tune.axes, axis_form),
-    # As an axis of runs that come first.
-    ('stages', (('', config.stages),), "('name', {'field': 'value'})"),
-  ):
-    try:
-      for _, values in axes:
-        for _, fields in values:
-          fields.items()
-    except (AttributeError, TypeError, ValueError):
-      given = config_lib.flatten(config)[field]
-      raise ValueError(
-        f'config.{field} is {given!r:.200}: it is a tuple, as in ({form},).'
-      ) from None
 
 
 def _extended(

@@ -3,18 +3,13 @@
 import contextlib
 import functools
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
-from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import fetch
-from vit_jax.checkpoints.saving import FOLDER, META, absolute, steps, verified
+from vit_jax.checkpoints import fetch, saving
 from vit_jax.data import sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import check_classes
@@ -22,8 +17,6 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.sweeps import choosing, stages
 from vit_jax.sweeps.axes import Cell
-
-_log = logging.getLogger(__name__)
 
 RESULT = 'result.json'
 DONE, DIVERGED = 'done', 'diverged'
@@ -130,96 +123,39 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   with _naming(cell.workdir):
     result = json.loads(path.read_text())
     config_lib.check_resumable(result, given)
-    _check_step(cell, result)
     _check_measured(result, given['config'])
-    if result['status'] == DONE and jax.process_index() == 0:
-      _mention_unmeasured(cell, result)
   return result
 
 
-def _check_step(cell: Cell, result: dict[str, Any]) -> None:
-  """Refuses a result of another step than is asked for, or without a metric."""
-  for field in ('early_stopping', 'best_metric'):
-    old, new = result['config'].get(field, False), cell.config[field]
-    if old != new and (field == 'early_stopping' or cell.config.early_stopping):
-      raise ValueError(
-        f'This run has finished with {field} {old!r}, which tells the step '
-        f'that counts; now it is {new!r}. Undo that, or give another --workdir.'
-      )
-  metric = cell.config.best_metric
-  if result['status'] == DONE and metric not in result['metrics']:
-    raise ValueError(
-      f'best_metric is {metric!r}, and this finished run has '
-      f'{", ".join(result["metrics"])}.'
-    )
-
-
 def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
-  """Refuses a result beside those that would be measured on something else."""
+  """Refuses a result that was measured otherwise than the config measures."""
+  old = result['config']
+  # By which the step is chosen that counts.
+  fields = ['early_stopping'] + ['best_metric'] * config['early_stopping']
+  pairs = {field: (old.get(field, False), config[field]) for field in fields}
   for name in {metric.split('/')[0] for metric in result['metrics']}:
-    old = result['config']['evaluators'].get(name, {})
-    new = config['evaluators'].get(name, {})
-    changed = [
-      f'evaluators.{name}.{field}: {old[field]!r} -> {new[field]!r}'
-      for field in old.keys() & new.keys()
-      if old[field] != new[field]
-    ]
-    if changed and new.get('on'):
-      raise ValueError(
-        f'This run has finished and was measured otherwise '
-        f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
-      )
-
-
-def _mention_unmeasured(cell: Cell, result: dict[str, Any]) -> None:
-  """Says which evaluators have been switched on since a run has finished."""
-  found = {metric.split('/')[0] for metric in result['metrics']}
-  asked = {metric.split('/')[0] for metric in build.metrics(cell.config)}
-  if lacking := sorted(asked - found):
-    _log.warning(
-      'Finished without %s, which is not in the tables: main with '
-      '--config.eval_only=True --config.init=%s measures it.',
-      ', '.join(f'evaluators.{name}' for name in lacking),
-      cell.workdir,
+    before, now = (c['evaluators'].get(name, {}) for c in (old, config))
+    if now.get('on'):
+      for field in before.keys() & now.keys():
+        pairs[f'evaluators.{name}.{field}'] = before[field], now[field]
+  changed = [f'{k}: {a!r} -> {b!r}' for k, (a, b) in pairs.items() if a != b]
+  if changed:
+    raise ValueError(
+      'This run has finished and was measured otherwise '
+      f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
     )
 
 
-def seconds_taken(cell: Cell) -> float:
-  """Returns the seconds that a run left unfinished has taken, 0 if it is new.
+def check_init(cell: Cell) -> None:
+  """Refuses a new run without the checkpoint that it starts from.
 
   Raises:
-    FileNotFoundError: if there is nothing that it could start from.
-    ValueError: if that was another run.
+    FileNotFoundError: naming it.
   """
-  runs = stages.runs(cell.config, str(cell.workdir))
-  metas = [_newest_meta(epath.Path(place) / FOLDER) for _, place in runs]
-  taken_s = sum(meta['elapsed_s'] for meta in metas if meta)
-  meta = metas[-1]
-  if meta is None:
-    init = runs[0][0].init
-    # Fetching a name may take long; `train` does.
-    if init and not fetch.is_name(init) and not absolute(init).exists():
-      raise FileNotFoundError(f'init: no checkpoint at {init}.')
-    return taken_s
-  last, _ = runs[-1]
-  config = json.loads(last.to_json())
-  with _naming(cell.workdir):
-    config_lib.check_resumable(meta, meta | {'config': config})
-  return taken_s
-
-
-def _newest_meta(folder: epath.Path) -> dict[str, Any] | None:
-  """Returns the `meta` of the newest checkpoint, None where there is none.
-
-  `Checkpoints` would remove half-saved ones in the background, where it would
-  meet that of `train` which does the same.
-  """
-  if not folder.exists():
-    return None
-  for step in reversed(steps(folder)):
-    # `train` steps over damaged ones, and says so.
-    with contextlib.suppress(Exception):
-      # A checkpointer would wait for all processes, and one may fail here.
-      handler = ocp.JsonCheckpointHandler()
-      return verified(handler.restore(folder / str(step) / META))
-  return None
+  config, place = stages.runs(cell.config, str(cell.workdir))[0]
+  init = config.init
+  # Fetching a name may take long; `train` does.
+  if not init or saving.steps_in(place) or fetch.is_name(init):
+    return
+  if not saving.absolute(init).exists():
+    raise FileNotFoundError(f'init: no checkpoint at {init}.')

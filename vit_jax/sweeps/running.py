@@ -107,14 +107,12 @@ class _Sweep:
     # By the folder of a run; processes but the first know no more of those
     # that they have trained than that.
     self._results: dict[epath.Path, dict[str, Any]] = {}
-    self._prior_s: dict[epath.Path, float] = {}
     possible = [cell for entry in self._entries for cell in entry.runs]
     for cell in self._trials + possible:
-      result = refusing.finished(cell, self._facts)
-      if result is None:
-        self._prior_s[cell.workdir] = refusing.seconds_taken(cell)
-      else:
+      if result := refusing.finished(cell, self._facts):
         self._results[cell.workdir] = result
+      else:
+        refusing.check_init(cell)
     processes.refuse_unlike(
       lambda: [x.workdir in self._results for x in self._trials + possible],
       f'The processes see other finished runs in {workdir}: put it on storage '
@@ -165,6 +163,7 @@ class _Sweep:
   def _train(self, cell: Cell) -> dict[str, Any]:
     """Returns the result of a run, which the main process saves."""
     facts = self._facts.of(cell)
+    prior_s = stages.elapsed_s(cell.config, str(cell.workdir))
     started_s = time.monotonic()
     status = DONE
     try:
@@ -179,7 +178,7 @@ class _Sweep:
       'chosen': cell.chosen,
       'status': status,
       **_measured(cell, status),
-      'elapsed_s': self._prior_s[cell.workdir] + time.monotonic() - started_s,
+      'elapsed_s': prior_s + time.monotonic() - started_s,
     }
     text = json.dumps(result, indent=2) + '\n'
     whole.replace(cell.workdir / RESULT, text.encode())

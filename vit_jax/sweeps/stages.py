@@ -6,11 +6,15 @@ WORKDIR. Each is a run as any other, so that the same command goes on wherever
 it was stopped.
 """
 
+import contextlib
+
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.evaluators import build
 from vit_jax.experiment import check_config
@@ -86,6 +90,23 @@ def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
     stage = _alone(config, workdir, {'seed': int(seed)} | fields)
     found.append((stage, str(absolute(workdir) / STAGES / name)))
   return [*found, (_alone(config, workdir, {}), workdir)]
+
+
+def elapsed_s(config: ConfigDict, workdir: str) -> float:
+  """Returns the seconds that a run has taken so far, with its stages."""
+  handler = ocp.JsonCheckpointHandler()
+  total_s = 0.0
+  for _, place in runs(config, workdir):
+    folder = absolute(place) / saving.FOLDER
+    for step in reversed(saving.steps(folder)):
+      # `train` reports damaged checkpoints, and goes on from an older one.
+      with contextlib.suppress(Exception):
+        meta = saving.verified(
+          handler.restore(folder / str(step) / saving.META)
+        )
+        total_s += meta['elapsed_s']
+        break
+  return total_s
 
 
 def _refuse_unknown(config: ConfigDict) -> None:
