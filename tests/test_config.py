@@ -325,7 +325,7 @@ def test_an_objective_is_overridden_with_its_fields():
   assert (config.objective.name, config.objective.weight) == ('rotation', 2.0)
   config_lib.override(config, {'objective': 'classification'})
   assert config.objective.to_dict() == {'name': 'classification'}
-  with pytest.raises(ValueError, match="No objective 'rotations'.*rotation"):
+  with pytest.raises(ValueError, match="'rotations'.*rotation"):
     config_lib.override(config, {'objective': 'rotations'})
 
 

@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from vit_jax import config as config_lib
-from vit_jax import experiment, objectives
+from vit_jax import experiment
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import flops
+from vit_jax.objectives import OBJECTIVES
 from vit_jax.objectives.classification import Classification
 
 train = importlib.import_module('vit_jax.train')
@@ -48,7 +49,7 @@ class Taught(Classification):
 
 @pytest.fixture
 def config(monkeypatch):
-  monkeypatch.setitem(objectives.OBJECTIVES, 'taught', Taught)
+  monkeypatch.setitem(OBJECTIVES, 'taught', f'{__name__}:Taught')
   config = digits.get_config()
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2)
   config.data.image_size = '8'

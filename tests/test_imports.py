@@ -3,11 +3,14 @@
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 
 from tests.conftest import ROOT
 
 # From the lowest; what stands together does not know the others' commands.
 FLOORS = (
+  {'register'},
   {'models', 'data', 'projects'},
   {'checkpoints'},
   {'training'},
@@ -71,3 +74,21 @@ def test_docstrings_begin_with_a_sentence():
       if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
         said = ast.get_docstring(node) or 'None.'
         assert not re.match(r'\s*\w+:\n', said), (path, said)
+
+
+def loaded_by(code):
+  """Returns the modules of the package that a fresh process has loaded."""
+  report = "import sys; print(*(m for m in sys.modules if m[:7] == 'vit_jax'))"
+  done = subprocess.run(
+    [sys.executable, '-c', f'{code}\n{report}'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return done.stdout.splitlines()[-1].split()
+
+
+def test_a_config_loads_little():
+  modules = loaded_by('import vit_jax.config')
+  assert len(modules) < 10, modules

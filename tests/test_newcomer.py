@@ -18,7 +18,7 @@ from vit_jax.data.images import Images
 from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Model
 from vit_jax.tools.plan import aot
 from vit_jax.training import run
 
@@ -79,7 +79,8 @@ class Brightness:
 
 @pytest.fixture
 def config(monkeypatch):
-  monkeypatch.setitem(objectives.OBJECTIVES, 'brightness', Brightness)
+  place = f'{__name__}:Brightness'
+  monkeypatch.setitem(objectives.OBJECTIVES, 'brightness', place)
   config = digits.get_config()
   config_lib.choose_objective(config, 'brightness')
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2)

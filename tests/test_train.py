@@ -27,6 +27,7 @@ from vit_jax.convert import orbax
 from vit_jax.data import bad_images, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
+from vit_jax.models.vit import ViT
 from vit_jax.training import optim, run, sharding
 
 train = importlib.import_module('vit_jax.train')
@@ -532,7 +533,7 @@ def test_accumulation_equals_one_batch(one_device):
 def test_scanned_layers_train_to_the_same_parameters(one_device):
   _, want, _ = one_device
   _, got, _ = run_steps({}, 1, **{'model.scan': True})
-  got = variants.unstack_layers(got['params'])
+  got = ViT.unstack_layers(got['params'])
   assert_close(got, want['params'], rtol=1e-4, atol=1e-5)
 
 

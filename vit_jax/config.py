@@ -12,8 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.models import variants
-from vit_jax.models.variants import nearest
 from vit_jax.objectives import OBJECTIVES
+from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -367,9 +367,8 @@ def choose_objective(config: ConfigDict, name: str) -> None:
   Raises:
     ValueError: if there is no such objective.
   """
-  if name not in OBJECTIVES:
-    raise ValueError(f'No objective {name!r}. {nearest(name, OBJECTIVES)}')
-  config.objective = ConfigDict({'name': name, **OBJECTIVES[name].defaults})
+  defaults = OBJECTIVES.load(name).defaults
+  config.objective = ConfigDict({'name': name, **defaults})
 
 
 def check_ranges(config: ConfigDict) -> None:
@@ -473,9 +472,9 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       f'{steps:,}',
     )
     old['total'] = new['total']
-  objective = OBJECTIVES.get(new.get('objective.name', ''))
-  # What did nothing may be switched off, as it has to be since it is refused.
-  unused = objective.unused if objective else {}
+  learned = new.get('objective.name')
+  # Unused fields may be reset to their off value when resuming.
+  unused = OBJECTIVES.load(learned).unused if learned in OBJECTIVES else {}
   changes = [
     f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())

@@ -69,7 +69,7 @@ def test_outputs_are_those_of_the_original(name):
 def test_scanned_layers_give_the_outputs_of_the_original(name):
   checkpoint, golden = open_golden(name)
   model = checkpoint.model.clone(scan=True)
-  params = variants.stack_layers(checkpoint.params)
+  params = model.stack_layers(checkpoint.params)
   logits, _ = apply(model, params, golden['images'])
   np.testing.assert_allclose(logits, golden['logits'], rtol=0, atol=ATOL)
 

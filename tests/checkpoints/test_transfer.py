@@ -130,7 +130,7 @@ def transfer_between(old_size, new_size, fields, scans=(False, False)):
   assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, new.params)
   assert all(type(x) is np.ndarray for x in jax.tree.leaves(got))
   return tuple(
-    flat(jax.device_get(variants.unstack_layers(tree)))
+    flat(jax.device_get(new.model.unstack_layers(tree)))
     for tree in (old.params, got, new.params)
   )
 
@@ -507,7 +507,7 @@ def test_resized_gives_the_logits_of_the_original_at_the_new_size():
     checkpoint = dataclasses.replace(
       checkpoint,
       model=checkpoint.model.clone(scan=True),
-      params=variants.stack_layers(checkpoint.params),
+      params=checkpoint.model.stack_layers(checkpoint.params),
     )
   larger = transfer.resized(checkpoint, (48, 48))
   assert larger.image_size == (48, 48)

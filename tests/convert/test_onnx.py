@@ -18,7 +18,6 @@ from tests.checkpoints.random_weights import (
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
 from vit_jax.convert import onnx_file, onnx_graph, onnx_patterns, onnx_trace
-from vit_jax.models import variants
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import FUSIONS, fuse
@@ -139,7 +138,7 @@ def test_scanned_and_rematerialised_layers_give_the_same_file(
   other = dataclasses.replace(
     plain,
     model=plain.model.clone(scan=True, remat='nothing_saveable'),
-    params=variants.stack_layers(plain.params),
+    params=plain.model.stack_layers(plain.params),
   )
   for name, checkpoint in (('plain', plain), ('other', other)):
     (tmp_path / name).mkdir()

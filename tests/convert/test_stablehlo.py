@@ -20,7 +20,6 @@ from tests.checkpoints.random_weights import (
 )
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import stablehlo
-from vit_jax.models import variants
 
 SIZE = (32, 48)
 VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
@@ -45,7 +44,7 @@ def small_checkpoint(name='vit', **fields):
   checkpoint = random_checkpoint(None, SIZE, **SMALL[name] | fields)
   if not checkpoint.model.scan:
     return checkpoint
-  stacked = variants.stack_layers(checkpoint.params)
+  stacked = checkpoint.model.stack_layers(checkpoint.params)
   return dataclasses.replace(
     checkpoint, params=jax.tree.map(np.asarray, stacked)
   )
@@ -56,7 +55,7 @@ def unscanned(checkpoint):
   return dataclasses.replace(
     checkpoint,
     model=checkpoint.model.clone(scan=False, remat='none'),
-    params=variants.unstack_layers(checkpoint.params),
+    params=checkpoint.model.unstack_layers(checkpoint.params),
   )
 
 

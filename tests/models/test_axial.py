@@ -85,7 +85,7 @@ def test_axial_vit_is_rows_then_columns(fields, scan):
     jax.eval_shape(lambda k: variants.init(model, k, size), jax.random.key(0))
   )
   images = normal(2, *size, 3)
-  used = variants.stack_layers(params) if scan else params
+  used = model.stack_layers(params) if scan else params
   y, aux = jax.jit(
     lambda p, x: model.clone(scan=scan).apply(
       {'params': p}, x, capture=('attention', 'blocks')

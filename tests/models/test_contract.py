@@ -424,11 +424,11 @@ ALONE = {
 )
 def test_scan_and_remat_change_no_number(case, changes):
   scan = changes.get('scan')
-  params = variants.stack_layers(case.params) if scan else case.params
+  params = case.model.stack_layers(case.params) if scan else case.params
   logits, aux, grads = case.compiled(**changes)(params, case.images)
   if scan:
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, grads)
-    grads = variants.unstack_layers(grads)
+    grads = case.model.unstack_layers(grads)
   assert_close((logits, aux, grads), case.plain)
 
 
@@ -475,8 +475,8 @@ def test_kernels_are_matrices_outside_of_a_loop():
 
 
 def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
-  stacked = variants.stack_layers(case.params)
-  back = variants.unstack_layers(stacked)
+  stacked = case.model.stack_layers(case.params)
+  back = case.model.unstack_layers(stacked)
   jax.tree.map(np.testing.assert_array_equal, back, case.params)
   wanted = jax.eval_shape(
     case.model.clone(scan=True).init, jax.random.key(0), case.images
@@ -492,10 +492,10 @@ def test_initial_parameters_do_not_depend_on_scan(case):
     lambda key: [variants.init(model, key, case.size) for model in models],
   )(jax.random.key(7))
   jax.tree.map(
-    np.testing.assert_array_equal, variants.unstack_layers(scan), loop
+    np.testing.assert_array_equal, case.model.unstack_layers(scan), loop
   )
   # Layers do not begin alike.
-  for name, x in leaves(variants.stack_layers(loop)).items():
+  for name, x in leaves(case.model.stack_layers(loop)).items():
     if 'encoderblock/' in name and name.endswith('query/kernel'):
       assert np.abs(x[0] - x[1]).max() > 0.01
 
@@ -632,12 +632,12 @@ def test_trained_saved_and_resumed_it_is_the_same(case, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
   assert got.model == want.model == case.model.clone(num_classes=10, scan=True)
   # Something was learned in either step.
-  for params in (case.params, variants.unstack_layers(first.params)):
+  for params in (case.params, case.model.unstack_layers(first.params)):
     assert any(
       not np.array_equal(x, y)
       for x, y in zip(
         jax.tree.leaves(params),
-        jax.tree.leaves(variants.unstack_layers(got.params)),
+        jax.tree.leaves(case.model.unstack_layers(got.params)),
         strict=True,
       )
       if x.shape == y.shape

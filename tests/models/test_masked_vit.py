@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.models import variants
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SAME, TARGETS
+from vit_jax.models.vit import ViT
 
 SIZE = (16, 24)
 FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'heads': 2}
@@ -57,7 +58,7 @@ def predict(model, params, images, kind, other=None):
 def test_its_body_is_a_vit(pool, target):
   model, params = make(pool=pool, target=target)
   body = model.body()
-  assert type(body) is variants.ARCHITECTURES['vit']
+  assert type(body) is ViT
   theirs = {k: x for k, x in params.items() if k not in model.task_params}
   assert jax.tree.map(np.shape, theirs) == jax.tree.map(np.shape, initial(body))
   y, want = body.apply({'params': theirs}, images_of())

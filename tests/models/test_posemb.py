@@ -177,7 +177,7 @@ def make(**fields):
 
 def run(model, params, images):
   if model.scan:
-    params = variants.stack_layers(params)
+    params = model.stack_layers(params)
   _, aux = jax.jit(
     lambda p, x: model.apply({'params': p}, x, capture=('attention', 'blocks'))
   )(params, images)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import axial, layers, variants, vit
+from vit_jax.models.resnet import ResNet
 
 SIZE = (16, 24)
 TINY = {'patch_size': 8, 'width': 24, 'depth': 3, 'mlp_dim': 48, 'heads': 3}
@@ -64,8 +65,8 @@ def test_scan_and_remat_change_no_number(remat):
   plain, params = make(dropout=0.3, stochastic_depth=0.4)
   other = plain.clone(scan=True, remat=remat)
   want, want_grads = logits_and_grads(plain, params)
-  got, got_grads = logits_and_grads(other, variants.stack_layers(params))
-  got_grads = variants.unstack_layers(got_grads)
+  got, got_grads = logits_and_grads(other, plain.stack_layers(params))
+  got_grads = plain.unstack_layers(got_grads)
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
   # Only the order of sums differs.
   jax.tree.map(
@@ -120,7 +121,7 @@ def test_branches_are_dropped_by_example_and_scaled():
 def test_a_vector_of_a_block_is_a_class_token_or_the_mean_of_the_grid():
   x_BLD = np.random.default_rng(0).standard_normal((2, 8, 24), np.float32)
   x_BhwC = x_BLD.reshape(2, 2, 4, 24)
-  resnet = variants.ResNet(5, (1,))
+  resnet = ResNet(5, (1,))
   for model, x, want in (
     (vit.ViT(5, **TINY, registers=1), x_BLD, x_BLD[:, 0]),
     (vit.ViT(5, **TINY, registers=2, pool='gap'), x_BLD, x_BLD[:, 2:].mean(1)),

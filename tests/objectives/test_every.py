@@ -23,7 +23,7 @@ from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, loader, sources
 from vit_jax.experiment import Experiment, check_config, facts_of
-from vit_jax.models import flops, variants
+from vit_jax.models import flops
 from vit_jax.projects.igpt import model as igpt
 from vit_jax.training import sharding
 
@@ -110,7 +110,8 @@ def config_of(name, **changes):
   config.total = '20 steps'
   # Not Adam: it scales up rounding where a true gradient is zero.
   config.optimizer.update(name='sgd', lr=0.1, warmup='1 step')
-  config.best_metric = f'test/{next(iter(objectives.OBJECTIVES[name].metrics))}'
+  first, *_ = objectives.OBJECTIVES.load(name).metrics
+  config.best_metric = f'test/{first}'
   config.update_from_flattened_dict(changes)
   return config
 
@@ -147,7 +148,7 @@ def run(name, devices=1, **changes):
   made = experiment_of(name, devices, **changes)
   params = new_params(name)
   if made.config.model.scan:
-    params = variants.stack_layers(params)
+    params = made.objective.model.stack_layers(params)
   state = made.start(made.place(params))
   fixed = made.place(made.objective.fixed())
   step = made.train_step()
@@ -188,7 +189,7 @@ def assert_close(got, want):
 
 
 def test_what_a_config_leaves_out_is_what_a_program_leaves_out(name):
-  kind = objectives.OBJECTIVES[name]
+  kind = objectives.OBJECTIVES.load(name)
   fields = {x.name: x.default for x in dataclasses.fields(kind)}
   own = kind.defaults.keys() & fields.keys()
   assert {k: kind.defaults[k] for k in own} == {k: fields[k] for k in own}
@@ -248,9 +249,8 @@ def test_what_it_makes_no_use_of_is_refused_and_may_be_switched_off(name):
   off = json.loads(config.to_json())
   meta = {'examples': 1, 'class_names': []}
   check_config(config)
-  assert objectives.OBJECTIVES[name].unused.keys() == (
-    UNUSED.get(name, {}).keys()
-  )
+  unused = objectives.OBJECTIVES.load(name).unused
+  assert unused.keys() == UNUSED.get(name, {}).keys()
   for field, value in UNUSED.get(name, {}).items():
     on = config.copy_and_resolve_references()
     config_lib.override(on, {field: str(value)})
@@ -338,9 +338,8 @@ def test_eight_devices_are_one(name):
 @EACH
 def test_a_scan_is_the_loop(name):
   stacked = run(name, **{'model.scan': True})
-  assert_close(
-    [(variants.unstack_layers(p), m) for p, m in stacked], plain(name)
-  )
+  of_scan = experiment_of(name).objective.model.unstack_layers
+  assert_close([(of_scan(p), m) for p, m in stacked], plain(name))
 
 
 @EACH

@@ -79,7 +79,7 @@ def test_a_mean_in_bfloat16_is_not_rounded_again():
 def test_scanned_layers_are_the_unrolled_ones():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
-  scanned, stacked = model.clone(scan=True), variants.stack_layers(params)
+  scanned, stacked = model.clone(scan=True), model.stack_layers(params)
   for name in ('pre_logits', 'block_0', 'block_1'):
     np.testing.assert_allclose(
       run_layer(scanned, stacked, images, name),

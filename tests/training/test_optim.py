@@ -514,7 +514,7 @@ def test_layers_before_others_learn_more_slowly(pool):
   assert 1 / 16 in got.values() and 1 in got.values()
   # The same of layers in a scan, and the rates are those.
   stacked = model.clone(scan=True)
-  stacked_p = variants.stack_layers(p)
+  stacked_p = model.stack_layers(p)
   lr = optim.schedule(LR, 'constant', 0, 9)
   found = []
   for m, params in ((model, p), (stacked, stacked_p)):
@@ -535,7 +535,7 @@ def test_layers_before_others_learn_more_slowly(pool):
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6),
     found[0],
-    variants.unstack_layers(found[1]),
+    model.unstack_layers(found[1]),
   )
 
 

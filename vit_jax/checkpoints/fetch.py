@@ -24,7 +24,7 @@ from etils import epath
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
 from vit_jax.checkpoints.formats import archive
 from vit_jax.data import whole
-from vit_jax.models.variants import nearest
+from vit_jax.register import nearest
 
 # Where public buckets are read without an account or a library.
 _STORAGE = 'https://storage.googleapis.com'

@@ -23,7 +23,8 @@ from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import flops, variants
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Model
+from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Checkpoint:
       )
     if str(text).isdecimal() and int(text) < C:
       return int(text)
-    hint = variants.nearest(str(text), names) if names else 'It has no names.'
+    hint = nearest(str(text), names) if names else 'It has no names.'
     if len(hint) > 300:
       hint = f'Some of its names: {", ".join(names[:10])}.'
     raise ValueError(
@@ -158,7 +159,7 @@ class Checkpoint:
     """Returns the same for the writers of foreign formats."""
     return table.Weights(
       arrays=traverse_util.flatten_dict(
-        variants.unstack_layers(self.params), sep='/'
+        self.model.unstack_layers(self.params), sep='/'
       ),
       fields=variants.fields_of(self.model) | {'image_size': self.image_size},
       preprocessing=self.preprocessing,

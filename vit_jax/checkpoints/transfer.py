@@ -9,8 +9,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.models import flops, posemb, variants
-from vit_jax.models.variants import Model
+from vit_jax.models import flops, posemb
+from vit_jax.models.model import Model
 
 HEADS = ('keep', 'representation', 'drop')
 
@@ -47,9 +47,9 @@ def to_new_task(
   _check_same_body(checkpoint, model)
   params = dict(checkpoint.params)
   if checkpoint.model.scan and not model.scan:
-    params = variants.unstack_layers(params)
+    params = model.unstack_layers(params)
   if model.scan and not checkpoint.model.scan:
-    params = jax.device_get(variants.stack_layers(params))
+    params = jax.device_get(model.stack_layers(params))
   old = checkpoint.model
   other = [
     name

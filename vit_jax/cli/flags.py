@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
 from vit_jax.data import sources
-from vit_jax.models.variants import nearest
+from vit_jax.register import nearest
 from vit_jax.training import interrupts
 
 # How commands end, besides 0. `main` has the rest of them.

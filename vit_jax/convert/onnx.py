@@ -30,9 +30,8 @@ from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
-from vit_jax.models import variants
 from vit_jax.models.masked_vit import MaskedViT
-from vit_jax.models.variants import Model
+from vit_jax.models.model import Model
 from vit_jax.projects.detr import layers as detr_layers
 from vit_jax.projects.detr import model as detr
 from vit_jax.projects.detr import objective as detection
@@ -190,7 +189,7 @@ def _to_model(
   try:
     graph, outputs = trace(
       function,
-      variants.unstack_layers(checkpoint.params),
+      checkpoint.model.unstack_layers(checkpoint.params),
       inputs,
       _patterns(model),
     )

@@ -2,27 +2,23 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.evaluators import real
 from vit_jax.evaluators.evaluator import Evaluator, Parts
-from vit_jax.evaluators.few_examples import FewShotEvaluator
-from vit_jax.evaluators.mean import MeanEvaluator
-from vit_jax.evaluators.objectnet_accuracy import ObjectNetEvaluator
-from vit_jax.evaluators.pictures import PicturesEvaluator
-from vit_jax.models.variants import nearest
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
-from vit_jax.projects.detr import segments
-from vit_jax.projects.detr.evaluator import CocoEvaluator
+from vit_jax.register import Register, nearest
 
 # By `type` of an entry of `config.evaluators`.
-EVALUATORS: dict[str, type[Evaluator]] = {
-  'mean': MeanEvaluator,
-  'real': real.RealEvaluator,
-  'objectnet': ObjectNetEvaluator,
-  'fewshot': FewShotEvaluator,
-  'coco': CocoEvaluator,
-  'pictures': PicturesEvaluator,
-}
+EVALUATORS = Register(
+  'type',
+  {
+    'mean': 'vit_jax.evaluators.mean:MeanEvaluator',
+    'real': 'vit_jax.evaluators.real:RealEvaluator',
+    'objectnet': 'vit_jax.evaluators.objectnet_accuracy:ObjectNetEvaluator',
+    'fewshot': 'vit_jax.evaluators.few_examples:FewShotEvaluator',
+    'coco': 'vit_jax.projects.detr.evaluator:CocoEvaluator',
+    'pictures': 'vit_jax.evaluators.pictures:PicturesEvaluator',
+  },
+)
 # Fields that an evaluator which is on must have.
 _REQUIRED = ('split', 'labels', 'data')
 
@@ -67,7 +63,9 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
   return {
     f'{name}/{metric}': best
     for name, entry in entries(config).items()
-    for metric, best in EVALUATORS[entry.type].metrics(entry, objective).items()
+    for metric, best in EVALUATORS.load(entry.type)
+    .metrics(entry, objective)
+    .items()
   }
 
 
@@ -79,10 +77,7 @@ def check(config: ConfigDict) -> None:
     FileNotFoundError: likewise.
   """
   for name, entry in entries(config).items():
-    if entry.type == 'real':
-      real.read_labels(entry.labels)
-    elif entry.type == 'coco':
-      segments.require_library(f'evaluators.{name}')
+    EVALUATORS.load(entry.type).check(name, entry)
 
 
 def splits(config: ConfigDict) -> list[str]:
@@ -133,6 +128,6 @@ def make_evaluators(parts: Parts) -> list[Evaluator]:
     ValueError: for an entry that cannot work.
   """
   return [
-    EVALUATORS[entry.type].from_entry(parts, name, entry)
+    EVALUATORS.load(entry.type).from_entry(parts, name, entry)
     for name, entry in entries(parts.config).items()
   ]

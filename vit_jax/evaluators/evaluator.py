@@ -1,6 +1,7 @@
 """What is measured: the contract of every evaluator, and what they are made of.
 
-An evaluator is one file beside this one, with a line in `build`.
+An evaluator is one class, which derives from `Evaluator`, with a line in
+`build.EVALUATORS`.
 """
 
 import dataclasses
@@ -27,8 +28,17 @@ class Evaluator(Protocol):
     name: prefix of the metrics.
   """
 
-  @property
-  def name(self) -> str: ...
+  name: str
+
+  @classmethod
+  def check(cls, name: str, entry: ConfigDict) -> None:
+    """Refuses an entry that cannot work, before any data are opened.
+
+    Raises:
+      ValueError: if something that the evaluator needs is missing.
+      FileNotFoundError: if a file of the entry is missing.
+    """
+    del name, entry
 
   @classmethod
   def metrics(

@@ -18,7 +18,7 @@ from vit_jax.data import bad_images, benchmarks
 from vit_jax.data.cores import usable_cores
 from vit_jax.data.sources import LabelledSource, Source, labelled, subset
 from vit_jax.evaluators import ridge
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import features
 
@@ -225,7 +225,7 @@ def _fit_fixed(
 FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}
 
 
-class FewShotEvaluator:
+class FewShotEvaluator(Evaluator):
   """Measures the accuracy of classifiers on a few examples of each class."""
 
   def __init__(

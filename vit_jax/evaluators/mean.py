@@ -10,14 +10,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import transfer
 from vit_jax.data import images
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import features, sharding
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanEvaluator:
+class MeanEvaluator(Evaluator):
   """Divides what an objective's `evaluate` sums by the examples.
 
   Attributes:

@@ -18,14 +18,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, objectnet
 from vit_jax.data.sources import LabelledSource, Source, labelled
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import features
 
 _NUM_IMAGENET_CLASSES = 1000
 
 
-class ObjectNetEvaluator:
+class ObjectNetEvaluator(Evaluator):
   """Measures top-1 and top-5 accuracy on the overlapping classes."""
 
   def __init__(

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Model
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import sharding
@@ -19,7 +19,7 @@ from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
 
-class PicturesEvaluator:
+class PicturesEvaluator(Evaluator):
   """Draws attention rollout on a few images, and the patch filters."""
 
   def __init__(

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import cores
 from vit_jax.data.sources import LabelledSource, Source, labelled
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import features
 
@@ -27,7 +27,7 @@ _NUM_IMAGES = 50_000
 _IMAGE_NAME = re.compile(r'(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+')
 
 
-class RealEvaluator:
+class RealEvaluator(Evaluator):
   """Measures top-1 accuracy against ReaL's labels and the original ones."""
 
   def __init__(
@@ -60,6 +60,12 @@ class RealEvaluator:
     self.name = name
     self._top = top
     self._source = source
+
+  @classmethod
+  def check(cls, name: str, entry: ConfigDict) -> None:
+    """Refuses a file of labels that is missing or damaged."""
+    del name
+    read_labels(entry.labels)
 
   @classmethod
   def metrics(

@@ -27,6 +27,7 @@ from vit_jax.checkpoints import catalogue
 from vit_jax.cli import flags
 from vit_jax.data import images
 from vit_jax.models import flops, variants
+from vit_jax.register import nearest
 
 # How the columns of a table are printed, by name.
 _MODEL_FORMATS = {
@@ -87,8 +88,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
     variants.fields(model)
     if model not in have:
       raise ValueError(
-        f'No checkpoint of {model} was published. '
-        f'{variants.nearest(model, have)}'
+        f'No checkpoint of {model} was published. {nearest(model, have)}'
       )
   return [
     {'name': name} | entry._asdict()

@@ -21,6 +21,18 @@ Axes = str | tuple[str, ...] | None
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 
 
+# Of `config.model.remat`: by name, the `jax.checkpoint_policies` without
+# arguments.
+REMAT = (
+  'none',
+  'cheap',
+  'nothing_saveable',
+  'dots_saveable',
+  'dots_with_no_batch_dims_saveable',
+  'everything_saveable',
+)
+
+
 class Loop(NamedTuple):
   """Equal layers that a model unrolls, or scans over.
 
@@ -43,6 +55,7 @@ class Model(nn.Module):
     optional_params: by the field that switches a part on, the names of its
       parameters: new where a checkpoint is without, left behind where the
       model is.
+    choices: by field, the texts that it may be.
     compute_fields: fields that decide how it is computed, and not what its
       parameters are.
     loops: what a scan stacks of it.
@@ -55,6 +68,7 @@ class Model(nn.Module):
   kind: ClassVar[str]
   task_params: ClassVar[tuple[str, ...]] = ('head',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+  choices: ClassVar[Mapping[str, tuple[str, ...]]] = {'remat': REMAT}
   compute_fields: ClassVar[tuple[str, ...]] = (
     'dropout',
     'stochastic_depth',
@@ -103,6 +117,37 @@ class Model(nn.Module):
       ValueError: naming field, value and way out.
     """
     raise NotImplementedError
+
+  @classmethod
+  def stack_layers(cls, params: Params) -> Params:
+    """Turns unrolled layers into the leading axis that a scanned model has."""
+    tree = {
+      name: cls.stack_layers(x) if isinstance(x, dict) else x
+      for name, x in params.items()
+    }
+    for prefix, first, stacked in cls.loops:
+      layers: list[Any] = []
+      while (name := f'{prefix}{first + len(layers)}') in tree:
+        layers.append(tree.pop(name))
+      if layers:
+        tree[stacked] = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
+    return tree
+
+  @classmethod
+  def unstack_layers(cls, params: Params) -> Params:
+    """Turns a scanned model's leading layer axis into unrolled layers."""
+    tree = {
+      name: cls.unstack_layers(x) if isinstance(x, dict) else x
+      for name, x in params.items()
+    }
+    for prefix, first, stacked in cls.loops:
+      if stacked in tree:
+        layers = tree.pop(stacked)
+        for i in range(len(jax.tree.leaves(layers)[0])):
+          tree[f'{prefix}{first + i}'] = jax.tree.map(
+            lambda x, i=i: x[i], layers
+          )
+    return tree
 
   def body(self) -> 'Model':
     """Returns the model without what only its task needs.

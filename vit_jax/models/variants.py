@@ -1,36 +1,32 @@
 """Named models of the paper and its successors, and from a name to a model."""
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, posemb
-from vit_jax.models.deit import DistilledViT
-from vit_jax.models.layers import GELUS, NORMS
-from vit_jax.models.masked_vit import MaskedViT
-from vit_jax.models.model import Model
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import ViT
-from vit_jax.projects.detr.model import DETR
-from vit_jax.projects.few_labels.rotation_vit import RotationViT
-from vit_jax.projects.few_labels.video_vit import VideoViT
-from vit_jax.projects.igpt.model import IGPT
+from vit_jax.register import Register, nearest
 
-ARCHITECTURES: Mapping[str, Any] = {
-  ViT.kind: ViT,
-  DistilledViT.kind: DistilledViT,
-  MaskedViT.kind: MaskedViT,
-  RotationViT.kind: RotationViT,
-  VideoViT.kind: VideoViT,
-  ResNet.kind: ResNet,
-  IGPT.kind: IGPT,
-  DETR.kind: DETR,
-}
+if TYPE_CHECKING:  # `vit_jax.config` does without Flax
+  from vit_jax.models.model import Model
+
+# By `config.model.name`.
+ARCHITECTURES = Register(
+  'model.name',
+  {
+    'vit': 'vit_jax.models.vit:ViT',
+    'deit': 'vit_jax.models.deit:DistilledViT',
+    'masked_vit': 'vit_jax.models.masked_vit:MaskedViT',
+    'rotation_vit': 'vit_jax.projects.few_labels.rotation_vit:RotationViT',
+    'video_vit': 'vit_jax.projects.few_labels.video_vit:VideoViT',
+    'resnet': 'vit_jax.models.resnet:ResNet',
+    'igpt': 'vit_jax.projects.igpt.model:IGPT',
+    'detr': 'vit_jax.projects.detr.model:DETR',
+  },
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,24 +123,6 @@ PUBLISHED = {
   'detr_r101': 'DETR, arXiv 2005.12872',
   'detr_r101_dc5': 'DETR, arXiv 2005.12872',
 }
-
-
-# The `jax.checkpoint_policies` that take no arguments.
-REMAT_POLICIES = (
-  'nothing_saveable',
-  'dots_saveable',
-  'dots_with_no_batch_dims_saveable',
-  'everything_saveable',
-)
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-  """Returns 'did you mean ...' with the valid names closest to `name`."""
-  valid = sorted(valid)
-  close = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
-  if close:
-    return f'Did you mean {" or ".join(close)}?'
-  return f'Valid: {", ".join(valid)}.'
 
 
 def fields(variant: str) -> dict[str, Any]:
@@ -244,7 +222,7 @@ def defaults(name: str) -> dict[str, Any]:
   """Returns the fields of an architecture that have a default, for a config."""
   found = {
     field.name: field.default
-    for field in ARCHITECTURES[name].own_fields()
+    for field in ARCHITECTURES.load(name).own_fields()
     if field.default is not dataclasses.MISSING
   }
   return {'name': name} | found | {'dtype': 'float32'}
@@ -285,7 +263,7 @@ def build(
   name: str = 'vit',
   dtype: str = 'float32',
   **model_fields: Any,
-) -> Model:
+) -> 'Model':
   """Returns a model after checking that its fields fit together.
 
   The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
@@ -296,22 +274,14 @@ def build(
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.
   """
-  choices = {
-    'name': tuple(ARCHITECTURES),
-    'pool': heads.POOLS,
-    'posemb': posemb.KINDS,
-    'posemb_at': posemb.PLACES,
-    'gelu': GELUS,
-    'norm': NORMS,
-    'remat': ('none', 'cheap', *REMAT_POLICIES),
-  }
-  for field, valid in choices.items():
-    value = ({'name': name} | model_fields).get(field, valid[0])
+  kind: type[Model] = ARCHITECTURES.load(name)
+  for field, valid in kind.choices.items():
+    value = model_fields.get(field, valid[0])
     if value not in valid:
       raise ValueError(
         f'model.{field} is {value!r}. {nearest(str(value), valid)}'
       )
-  own = {field.name for field in ARCHITECTURES[name].own_fields()}
+  own = {field.name for field in kind.own_fields()}
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
       f'model.name is {name!r}, which has no model.{strange[0]}: a name alone '
@@ -325,9 +295,8 @@ def build(
     field: tuple(value) if isinstance(value, list | tuple) else value
     for field, value in model_fields.items()
   }
-  model: Model = ARCHITECTURES[name](
-    num_classes=num_classes, dtype=jnp.dtype(dtype), **model_fields
-  )
+  fields: Any = {'num_classes': num_classes, 'dtype': jnp.dtype(dtype)}
+  model = kind(**fields, **model_fields)
   model.check(image_size)
   return model
 
@@ -338,7 +307,7 @@ def build_model(
   num_classes: int = 1000,
   image_size: int | tuple[int, int] = 224,
   **changes: Any,
-) -> Model:
+) -> 'Model':
   """Returns a named model, as in `build_model('l16', num_classes=10)`.
 
   Args:
@@ -359,7 +328,7 @@ def build_model(
   )
 
 
-def fields_of(model: Model) -> dict[str, Any]:
+def fields_of(model: 'Model') -> dict[str, Any]:
   """Returns what `build` makes the same model of, as JSON has it."""
   found = {
     field.name: getattr(model, field.name) for field in model.own_fields()
@@ -367,14 +336,14 @@ def fields_of(model: Model) -> dict[str, Any]:
   return {'name': model.kind} | found | {'dtype': jnp.dtype(model.dtype).name}
 
 
-def config_of(model: Model) -> dict[str, Any]:
+def config_of(model: 'Model') -> dict[str, Any]:
   """Returns what `config.model` has of a model, whatever its task."""
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}
   return fields | {'name': body['name']}
 
 
-def cast_kernels(model: Model, params: Any) -> Any:
+def cast_kernels(model: 'Model', params: Any) -> Any:
   """Returns parameters with those that it names in the model's dtype.
 
   The model uses them in that dtype only, so nothing changes but what has to be
@@ -391,7 +360,7 @@ def cast_kernels(model: Model, params: Any) -> Any:
 
 
 def init(
-  model: Model, key: jax.Array, image_size: tuple[int, int]
+  model: 'Model', key: jax.Array, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same for scanned and unrolled layers.
 
@@ -399,38 +368,4 @@ def init(
   """
   images_1HWC = jnp.zeros((1, *image_size, 3))
   params: Any = model.clone(scan=False).init(key, images_1HWC)['params']
-  return stack_layers(params) if model.scan else params
-
-
-_LOOPS = tuple(
-  dict.fromkeys(x for kind in ARCHITECTURES.values() for x in kind.loops)
-)
-
-
-def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
-  """Turns unrolled layers into the leading axis that a scanned model has."""
-  tree = {
-    name: stack_layers(x) if isinstance(x, dict) else x
-    for name, x in params.items()
-  }
-  for prefix, first, stacked in _LOOPS:
-    layers: list[Any] = []
-    while (name := f'{prefix}{first + len(layers)}') in tree:
-      layers.append(tree.pop(name))
-    if layers:
-      tree[stacked] = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
-  return tree
-
-
-def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
-  """Turns a scanned model's leading layer axis into unrolled layers."""
-  tree = {
-    name: unstack_layers(x) if isinstance(x, dict) else x
-    for name, x in params.items()
-  }
-  for prefix, first, stacked in _LOOPS:
-    if stacked in tree:
-      layers = tree.pop(stacked)
-      for i in range(len(jax.tree.leaves(layers)[0])):
-        tree[f'{prefix}{first + i}'] = jax.tree.map(lambda x, i=i: x[i], layers)
-  return tree
+  return model.stack_layers(params) if model.scan else params

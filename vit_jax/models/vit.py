@@ -8,6 +8,7 @@ follow, and a head. The dimension letters are those of `layers`.
 import collections
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -210,6 +211,14 @@ class ViT(Model):
 
   kind: ClassVar[str] = 'vit'
   task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
+  choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    **Model.choices,
+    'pool': heads.POOLS,
+    'posemb': posemb.KINDS,
+    'posemb_at': posemb.PLACES,
+    'gelu': layers.GELUS,
+    'norm': layers.NORMS,
+  }
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
   depth_loop: ClassVar[Loop] = LAYERS
   after_layers: ClassVar[str] = (

@@ -1,47 +1,44 @@
 """What is learned: `objective` is the contract, each other file keeps it."""
 
+from typing import TYPE_CHECKING
+
 from ml_collections import ConfigDict
 
-from vit_jax.models.variants import nearest
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.masked import MaskedPatches
-from vit_jax.objectives.objective import Objective
-from vit_jax.projects.detr.objective import Detection
-from vit_jax.projects.few_labels.distillation import Distillation
-from vit_jax.projects.few_labels.exemplar import Exemplar
-from vit_jax.projects.few_labels.pseudo_labels import PseudoLabels
-from vit_jax.projects.few_labels.rotation import Rotation
-from vit_jax.projects.few_labels.video import VideoInvariances
-from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
+from vit_jax.register import Register
+
+if TYPE_CHECKING:  # objectives load when a config names them
+  from vit_jax.objectives.objective import Objective
 
 # By `config.objective.name`.
-OBJECTIVES: dict[str, type[Objective]] = {
-  'classification': Classification,
-  'detection': Detection,
-  'distillation': Distillation,
-  'exemplar': Exemplar,
-  'masked': MaskedPatches,
-  'pixels': Pixels,
-  'pixels_and_classes': PixelsAndClasses,
-  'pseudo_labels': PseudoLabels,
-  'rotation': Rotation,
-  'video': VideoInvariances,
-}
+OBJECTIVES = Register(
+  'objective.name',
+  {
+    'classification': 'vit_jax.objectives.classification:Classification',
+    'detection': 'vit_jax.projects.detr.objective:Detection',
+    'distillation': 'vit_jax.projects.few_labels.distillation:Distillation',
+    'exemplar': 'vit_jax.projects.few_labels.exemplar:Exemplar',
+    'masked': 'vit_jax.objectives.masked:MaskedPatches',
+    'pixels': 'vit_jax.projects.igpt.objective:Pixels',
+    'pixels_and_classes': 'vit_jax.projects.igpt.objective:PixelsAndClasses',
+    'pseudo_labels': 'vit_jax.projects.few_labels.pseudo_labels:PseudoLabels',
+    'rotation': 'vit_jax.projects.few_labels.rotation:Rotation',
+    'video': 'vit_jax.projects.few_labels.video:VideoInvariances',
+  },
+)
 
 
-def objective_type(config: ConfigDict) -> type[Objective]:
+def objective_type(config: ConfigDict) -> type['Objective']:
   """Returns the objective that a config names.
 
   Raises:
-    ValueError: if there is none of that name, or its fields are not there.
+    ValueError: if the name is unknown, or a field of the objective is missing.
   """
   name = config.objective.name
-  if name not in OBJECTIVES:
-    raise ValueError(f'objective.name is {name!r}. {nearest(name, OBJECTIVES)}')
-  if missing := sorted(OBJECTIVES[name].defaults.keys() - config.objective):
+  kind: type[Objective] = OBJECTIVES.load(name)
+  if missing := sorted(kind.defaults.keys() - config.objective):
     raise ValueError(
       f'objective.name is {name!r}, and there is no objective.{missing[0]}: a '
       'name alone chooses no objective. Take a config of configs/ that has it, '
       f'or config_lib.choose_objective(config, {name!r}) in a config file.'
     )
-  return OBJECTIVES[name]
+  return kind

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from vit_jax.models import attention, variants
+from vit_jax.models import attention
 from vit_jax.models.axial import AxialBlock
 from vit_jax.models.layers import EncoderBlock, Projection
 from vit_jax.models.vit import Encoder
@@ -59,7 +59,7 @@ class Layers:
         'hybrid.'
       )
     self._model = model.clone(scan=False, remat='none')
-    self._params = variants.unstack_layers(params)
+    self._params = model.unstack_layers(params)
     self._images_BHWC = images_BHWC
     _, H, W, _ = images_BHWC.shape
     self.grid = model.grid((H, W))

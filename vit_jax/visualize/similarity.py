@@ -4,7 +4,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.models import posemb, variants
+from vit_jax.models import posemb
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -51,7 +51,7 @@ def of_offsets(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
   Of every two offsets between a query and a key, from -(L - 1) to L - 1.
   """
-  layers = variants.unstack_layers(checkpoint.params)['Transformer']
+  layers = checkpoint.model.unstack_layers(checkpoint.params)['Transformer']
   found = {}
   for i in range(checkpoint.model.depth):
     flat = traverse_util.flatten_dict(layers[f'encoderblock_{i}'])

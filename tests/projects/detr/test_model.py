@@ -312,10 +312,10 @@ def test_scan_and_remat_change_no_number():
   key = {'dropout': jax.random.key(2)}
   want = gradients(model, params, padding(), train=True, rngs=key)
   looped = model.clone(scan=True, remat='cheap')
-  stacked = variants.stack_layers(params)
+  stacked = model.stack_layers(params)
   got = gradients(looped, stacked, padding(), train=True, rngs=key)
   for path, x in traverse_util.flatten_dict(want, sep='/').items():
-    y = traverse_util.flatten_dict(variants.unstack_layers(got), sep='/')[path]
+    y = traverse_util.flatten_dict(model.unstack_layers(got), sep='/')[path]
     # Keys' biases have gradients of rounding alone.
     atol = 1e-4 * max(np.abs(x).max(), 0.1)
     np.testing.assert_allclose(y, x, rtol=0, atol=atol, err_msg=path)

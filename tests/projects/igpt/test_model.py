@@ -161,7 +161,7 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
   params, colours_BL = random_params(model), colours()
   want = pixels(model, params, colours_BL)
   if scan:
-    model, params = model.clone(scan=True), variants.stack_layers(params)
+    model, params = model.clone(scan=True), model.stack_layers(params)
   # What comes after the given pixels is not known yet, and makes no difference.
   known_BL = np.where(np.arange(L) < given, colours_BL, 0)
   _, aux = model.apply({'params': params}, known_BL, capture=('cache',))

@@ -263,7 +263,7 @@ def test_other_models_and_data_are_refused():
   name = 'pixels'
   config = digits.get_config()
   config_lib.choose_objective(config, name)
-  objective, facts = OBJECTIVES[name], facts_of(config, ('a', 'b'), 10)
+  objective, facts = OBJECTIVES.load(name), facts_of(config, ('a', 'b'), 10)
   with pytest.raises(ValueError, match="model.name is 'vit'.*igpt_s"):
     objective.from_config(config, facts)
   config_lib.choose_model(config, 'igpt_s')

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import cores
 from vit_jax.data.sources import BoxedSource
-from vit_jax.evaluators.evaluator import Parts
+from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.projects.detr import boxes, panoptic, segments
@@ -48,7 +48,7 @@ Found = tuple[
 ]
 
 
-class CocoEvaluator:
+class CocoEvaluator(Evaluator):
   """Measures the boxes of every image of a split, and with `masks` these.
 
   Attributes:
@@ -80,6 +80,12 @@ class CocoEvaluator:
     self.name = name
     self._objects, self._detect, self._batches = objects, detect, batches
     self._canvas = canvas
+
+  @classmethod
+  def check(cls, name: str, entry: ConfigDict) -> None:
+    """Refuses an entry while pycocotools is missing."""
+    del entry
+    segments.require_library(f'evaluators.{name}')
 
   @classmethod
   def metrics(

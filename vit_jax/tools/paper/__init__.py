@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.models.variants import nearest
+from vit_jax.register import nearest
 from vit_jax.sweeps import grid
 from vit_jax.tools.paper import scaling, tables
 

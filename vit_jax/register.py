@@ -1,0 +1,40 @@
+"""Classes by name, imported on first use.
+
+  OBJECTIVES['mine'] = 'my_package.objective:Mine'
+
+adds an objective from outside of this package. A config then names it.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+
+class Register(dict[str, str]):
+  """Maps names to 'module:Name' strings; `load` imports one of them."""
+
+  def __init__(self, field: str, places: dict[str, str]):
+    """Takes the config field that chooses a name, for messages."""
+    super().__init__(places)
+    self.field = field
+
+  def load(self, name: str) -> Any:
+    """Imports and returns the class of a name.
+
+    Raises:
+      ValueError: if the name is unknown; suggests the nearest names.
+    """
+    if name not in self:
+      raise ValueError(f'{self.field} is {name!r}. {nearest(name, self)}')
+    module, _, attribute = self[name].partition(':')
+    return getattr(importlib.import_module(module), attribute)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+  """Returns 'Did you mean ...' with the valid names closest to `name`."""
+  valid = sorted(valid)
+  close = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+  if close:
+    return f'Did you mean {" or ".join(close)}?'
+  return f'Valid: {", ".join(valid)}.'
