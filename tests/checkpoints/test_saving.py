@@ -427,6 +427,7 @@ except ValueError as e:
 """
 
 
+@pytest.mark.slow
 def test_files_of_somebody_else_are_no_damage(run):
   """Every file and folder of a step in turn, under the kernel's own rules."""
   if WITHOUT_ROOTS_RIGHTS is None:

@@ -612,6 +612,7 @@ DETR = {
 }
 
 
+@pytest.mark.slow
 def test_a_classifier_becomes_the_backbone_of_a_detector():
   """Its stages put the same out there, scanned or not; the rest is new."""
   size = (32, 48)

@@ -40,6 +40,9 @@ SMALL = {
 }
 
 
+SLOW = ('representation', 'gap', 'axial', 'every layer', 'resnet scan')
+
+
 def small_checkpoint(name='vit', **fields):
   checkpoint = random_checkpoint(None, SIZE, **SMALL[name] | fields)
   if not checkpoint.model.scan:
@@ -86,7 +89,13 @@ def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
     assert relative_difference(got, want[:batch]) < tolerance
 
 
-@pytest.mark.parametrize('name', SMALL)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else [])
+    for name in SMALL
+  ],
+)
 def test_small_models_of_every_kind_give_our_logits(tmp_path, name):
   checkpoint = small_checkpoint(name)
   check_logits(checkpoint, tmp_path / 'x')
@@ -98,9 +107,8 @@ def test_a_model_without_a_head_gives_its_representation(tmp_path):
   check_logits(small_checkpoint(num_classes=0), tmp_path / 'x')
 
 
-@pytest.mark.parametrize(
-  'variant', ['ti16', pytest.param('r+ti16', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', ['ti16', 'r+ti16'])
 def test_published_models_give_our_logits(tmp_path, variant):
   check_logits(random_checkpoint(variant), tmp_path / 'x')
 

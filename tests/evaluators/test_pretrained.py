@@ -180,6 +180,7 @@ def test_the_list_of_commands():
   assert done.stderr.startswith("error: No command 'tain'.")
 
 
+@pytest.mark.slow
 def test_a_config_by_name_from_any_folder(tmp_path):
   """With what it imports, and the status of the command itself."""
   for named in (['--config=digits:vit'], ['--config', 'digits:vit']):

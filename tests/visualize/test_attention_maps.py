@@ -86,7 +86,16 @@ def in_float64():
     yield
 
 
-@pytest.mark.parametrize('kind', [k for k in KINDS if k != 'stacked'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(
+      kind, marks=[] if kind in ('cls', 'map', 'axial') else pytest.mark.slow
+    )
+    for kind in KINDS
+    if kind != 'stacked'
+  ],
+)
 def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
   """Central differences of 1e-4 in float64, for weights of every layer."""
   model, params, images = tiny(kind, 'float64')
