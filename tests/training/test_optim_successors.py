@@ -262,7 +262,9 @@ def batch_of(made):
   }
 
 
-@pytest.mark.parametrize('accum_steps', [1, 4])
+@pytest.mark.parametrize(
+  'accum_steps', [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 def test_sam_takes_the_gradient_uphill(accum_steps):
   """As `optax.contrib.sam` does with the gradient's function."""
   made = experiment_of(**{'optimizer.sam': SAM, 'accum_steps': accum_steps})

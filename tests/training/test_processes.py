@@ -460,6 +460,7 @@ def test_all_end_where_one_cannot_read(training, alone, tmp_path):
   assert sorted(workdir.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_all_are_refused_a_workdir_in_use(training, tmp_path):
   instead = {0: PATIENT, 1: PATIENT}
   with workdir_lock.held(str(tmp_path)):

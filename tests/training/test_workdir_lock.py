@@ -44,6 +44,7 @@ def files_in(folder):
   return {p: (s.st_ino, s.st_size, s.st_mtime_ns) for p, s in stats.items()}
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
   args = (*LONG, f'--workdir={tmp_path}')
   first = start(*args)
