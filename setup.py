@@ -16,6 +16,8 @@ _INSTALL_REQUIRES = [
   # jax.export writes StableHLO files with it, and does not demand it.
   'flatbuffers>=24',
   'flax>=0.12.8',
+  # Checksums of files that Google Cloud Storage put together from parts.
+  'google-crc32c>=1.5',
   'grain>=0.2.18',
   'jax>=0.10.2',
   'matplotlib>=3.9',

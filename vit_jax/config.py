@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
-  r'model\.remat|data\.(dir|workers|on_bad_image)',
+  r'model\.remat|data\.(dir|workers|class_order|on_bad_image)',
   r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|extend',
 )
 
@@ -129,6 +129,11 @@ def base() -> ConfigDict:
         'split': 'train',
         # Seed of what is held out where the data brings no test set.
         'split_seed': 0,
+        # Order of classes that are numbers: 'text' (1, 10, 2, as torchvision
+        # sorts folders) or 'number' (1, 2, 10, as timm and TFDS do). Empty
+        # takes the order of text and says so where the two differ; a teacher
+        # or a checkpoint without class names is then refused.
+        'class_order': '',
         # Side in pixels, or height x width, as in '384x512'. Of several, as in
         # '224,160,128', each step has one, drawn evenly; checkpoints are of the
         # first, which is also what evaluators measure at.
@@ -317,8 +322,10 @@ def base() -> ConfigDict:
         # What the learning rate is multiplied by from one layer to the one
         # before it, for fine-tuning: 0.65 to 0.9.
         'layer_decay': 1.0,
-        # Decay of the Polyak average of the parameters; 0 for none. Where
-        # there is an average, it is what evaluators measure.
+        # Decay of the Polyak average of the parameters; 0 for none. Step t,
+        # from 0, has min(polyak, (1 + t) / (10 + t)), so that short runs do
+        # not average over the initial parameters. Where there is an average,
+        # it is what evaluators measure.
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh; -1 takes what the others leave,

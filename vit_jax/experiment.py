@@ -52,9 +52,17 @@ def facts_of(
 
 def facts_of_source(config: ConfigDict, source: sources.Source) -> Facts:
   """Returns the facts of the data that a config names, once they are open."""
+  names = sources.class_names(source)
+  if sources.has_two_orders(names) and not config.data.class_order:
+    _log.warning(
+      'The classes are numbers, in the order of text: %s, ..., as torchvision '
+      'sorts folders. data.class_order=number takes them by value, as timm '
+      'and TFDS do; data.class_order=text says that this is meant.',
+      ', '.join(names[:4]),
+    )
   return facts_of(
     config,
-    sources.class_names(source),
+    names,
     len(source),
     sources.has_several(source),
   )
@@ -276,9 +284,12 @@ class Experiment:
     params = optax.apply_updates(state['params'], updates)
     average = state['average']
     if average:
-      average = optax.incremental_update(
-        params, average, 1 - self.config.optimizer.polyak
+      # The average forgets the initial parameters within a few steps, as
+      # TensorFlow's ExponentialMovingAverage does it.
+      decay = jnp.minimum(
+        self.config.optimizer.polyak, (1 + step) / (10 + step)
       )
+      average = optax.incremental_update(params, average, 1 - decay)
     metrics |= {
       'grad_norm': optax.tree.norm(grads),
       # Tells parameters that are spoilt before the next loss does, and before

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening, saving
+from vit_jax.checkpoints import classes, opening, saving
 from vit_jax.data import bad_images, images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -215,7 +215,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   check_config(config)
   facts = facts_of_source(config, source)
   objective = objective_type(config).from_config(config, facts)
-  _check_same_task(checkpoint, objective, config.data.name)
+  _check_same_task(checkpoint, objective, config.data)
   params, fixed = (
     sharding.place(x, sharding.tree_shardings(x, mesh))
     for x in (checkpoint.params, objective.fixed())
@@ -229,25 +229,27 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
 
 
 def _check_same_task(
-  checkpoint: opening.Checkpoint, objective: Objective, data: str
+  checkpoint: opening.Checkpoint, objective: Objective, data: ConfigDict
 ) -> None:
   """Refuses to measure a checkpoint of another task than an objective's."""
   known, wanted = map(variants.fields_of, (checkpoint.model, objective.model))
   for field in ('name', 'num_classes', *known):
     if known[field] != wanted.get(field):
       raise ValueError(
-        f'{checkpoint.path} has {field} {known[field]!r} and on {data} it is '
-        f'{wanted.get(field)!r}: they cannot be compared.'
+        f'{checkpoint.path} has {field} {known[field]!r} and on {data.name} it '
+        f'is {wanted.get(field)!r}: they cannot be compared.'
       )
   theirs, ours = checkpoint.class_names, objective.class_names
   for i, (their, our) in enumerate(zip(theirs, ours, strict=False)):
     # The same classes may have other names elsewhere, such as WordNet's ids.
     if their != our and (their in ours or our in theirs):
       raise ValueError(
-        f'{checkpoint.path} has {their!r} as class {i} and {data} has '
+        f'{checkpoint.path} has {their!r} as class {i} and {data.name} has '
         f'{our!r}: they cannot be compared. `python -m vit_jax.evaluate` '
         'compares classes by their names.'
       )
+  if ours and theirs != ours:
+    classes.match_by_position(checkpoint, ours, data.class_order)
 
 
 def initial_state(

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 
+import google_crc32c
 import pytest
 
 import vit_jax
@@ -221,13 +222,14 @@ class Storage:
     cut_bytes: what an answer may bring before its connection is closed, one
       after another; then they are whole.
     has_ranges: whether it takes up an answer where it was cut.
+    late_bytes: how much later than asked for it takes it up.
     status: of every answer, if not 200.
     asked: the Range of each request, or None.
   """
 
   def __init__(self):
     self.files, self.headers = {}, {}
-    self.cut_bytes, self.has_ranges = [], True
+    self.cut_bytes, self.has_ranges, self.late_bytes = [], True, 0
     self.status, self.asked = None, []
 
   def put(self, address, data):
@@ -244,13 +246,15 @@ class Storage:
     data = self.files[path]
     md5 = hashlib.md5(data)
     headers = {
-      'x-goog-hash': f'crc32c=AAAAAA==,md5={base64_of(md5.digest())}',
+      'x-goog-hash': f'crc32c={crc32c_of(data)},md5={base64_of(md5.digest())}',
       'ETag': f'"{md5.hexdigest()}"',
     }
     same = request.headers['If-Range'] == headers['ETag']
     if asked and same and self.has_ranges:
       start = int(asked.removeprefix('bytes=').removesuffix('-'))
+      start += self.late_bytes
       request.send_response(206)
+      headers['Content-Range'] = f'bytes {start}-{len(data) - 1}/{len(data)}'
       data = data[start:]
     else:
       request.send_response(200)
@@ -262,6 +266,10 @@ class Storage:
     request.wfile.write(
       data[: self.cut_bytes.pop(0)] if self.cut_bytes else data
     )
+
+
+def crc32c_of(data):
+  return base64_of(google_crc32c.value(data).to_bytes(4))
 
 
 def base64_of(data):
@@ -354,8 +362,8 @@ MD5 = hashlib.md5(b'x')
   ('headers', 'stated'),
   [
     ([('x-goog-hash', f'md5={base64_of(MD5.digest())}')], True),
-    ([('x-goog-hash', f'crc32c=AA==, md5={base64_of(MD5.digest())}')], True),
-    ([('x-goog-hash', 'crc32c=AA=='), ('ETag', f'"{MD5.hexdigest()}"')], True),
+    ([('x-goog-hash', f'md5={base64_of(MD5.digest())}, a=AA==')], True),
+    ([('x-goog-hash', 'a=AA=='), ('ETag', f'"{MD5.hexdigest()}"')], True),
     ([('ETag', f'"{MD5.hexdigest()}-2"')], False),
   ],
 )
@@ -363,7 +371,8 @@ def test_where_a_server_states_the_md5(headers, stated):
   message = email.message.Message()
   for name, value in headers:
     message[name] = value
-  assert fetch._stated_md5(message) == (MD5.hexdigest() if stated else '')
+  found = fetch._stated_checksums(message)
+  assert found == ({'md5': MD5.hexdigest()} if stated else {})
 
 
 def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
@@ -389,6 +398,17 @@ def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
       {'headers': {'x-goog-hash': f'md5={base64_of(bytes(16))}'}},
       ConnectionError,
       f'the server states {bytes(16).hex()}',
+    ),
+    (
+      # As of a file that was put together from parts, which has no MD5.
+      {'headers': {'x-goog-hash': 'crc32c=AAAAAA==', 'ETag': '"x"'}},
+      ConnectionError,
+      f'{google_crc32c.value(b"w" * 1000):08x}, the server states 00000000',
+    ),
+    (
+      {'cut_bytes': [100], 'late_bytes': 50},
+      ConnectionError,
+      "bytes 100- were asked for and the server sent 'bytes 150-999/1000'",
     ),
   ],
 )

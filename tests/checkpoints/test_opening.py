@@ -205,11 +205,24 @@ def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
   assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 
 
-def test_damaged_metrics_are_named_where_they_decide(tmp_path):
+def test_damaged_metrics_change_no_choice_and_without_a_copy_are_named(
+  tmp_path,
+):
   save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
   step = tmp_path / 'checkpoints' / '2'
-  (step / 'metrics' / 'metrics').write_text('{"test/accur')
+  for text in ('{"test/accuracy": 0.09}', '{"test/accur'):
+    (step / 'metrics' / 'metrics').write_text(text)
+    assert opening.open_checkpoint(str(tmp_path)).path == str(step)
+  _edit(tmp_path, 2, metrics=None)  # as earlier versions saved it
   with pytest.raises(ValueError, match=f'The checkpoint {step} cannot be read'):
+    opening.open_checkpoint(str(tmp_path))
+
+
+def test_a_step_opens_under_its_own_number_alone(tmp_path):
+  save_workdir(tmp_path, [2], polyak=0.0)
+  folder = tmp_path / 'checkpoints'
+  (folder / '2').rename(folder / '40')
+  with pytest.raises(ValueError, match='saved as step 2.*rename .* to 2'):
     opening.open_checkpoint(str(tmp_path))
 
 

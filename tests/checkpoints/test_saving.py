@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax.checkpoints import saving
@@ -87,7 +88,7 @@ def test_restores_what_was_saved(two_steps):
   step, got = store.restore(shapes_of(state(0)))
   assert step == 2
   assert_is_state(got, 2)
-  assert store.latest_meta() == {'step': 2}
+  assert store.latest_meta()['step'] == 2
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(state(0)), strict=True):
     assert x.sharding == y.sharding
   store.close()
@@ -109,7 +110,7 @@ def test_what_changes_while_it_is_saved_is_not_saved(tmp_path, monkeypatch):
   rows.append(2.5)
   gate.set()
   store.wait()
-  assert store.latest_meta() == {'rows': [1.5]}
+  assert store.latest_meta()['rows'] == [1.5]
   store.close()
 
 
@@ -216,7 +217,7 @@ def test_a_step_is_saved_once(tmp_path):
     store.save(1, state(value), {'value': value}, {METRIC: 0.5})
     assert store.latest_step() == 1
   store.wait()
-  assert store.latest_meta() == {'value': 1}
+  assert store.latest_meta()['value'] == 1
   store.save(2, state(2), {}, {METRIC: 0.1})
   assert store.latest_step() == 2
   store.close()
@@ -481,10 +482,51 @@ def test_starting_over_is_for_runs_without_a_whole_checkpoint(run):
   assert restored_from(run, start_over=True) == 2
 
 
+def edit_meta(step_dir, change):
+  file = step_dir / 'meta' / 'metadata'
+  meta = json.loads(file.read_text())['meta']
+  change(meta)
+  file.write_text(json.dumps({'meta': meta, 'sha256': saving._digest(meta)}))
+
+
+def test_a_flipped_bit_of_metrics_changes_no_choice(tmp_path, caplog):
+  store = open_checkpoints(tmp_path)
+  for step, accuracy in enumerate([0.1, 0.5, 0.3]):
+    store.save(step, state(step), {}, {METRIC: accuracy})
+  store.close()
+  folder = tmp_path / 'checkpoints'
+  assert saving.steps(folder) == [1, 2]
+  for text in (json.dumps({METRIC: 0.7}), '{"test/acc'):
+    (folder / '2' / 'metrics' / 'metrics').write_text(text)
+    store = open_checkpoints(tmp_path)
+    assert store._manager.best_step() == 1
+    store.close()
+    text = (folder / '2' / 'metrics' / 'metrics').read_text()
+    assert json.loads(text) == {METRIC: 0.3}
+  assert caplog.text.count('are damaged and written anew') == 2
+
+
+def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
+  store = open_checkpoints(tmp_path)
+  for step in (1, 2):
+    store.save(step, state(step), {}, {})
+  store.close()
+  folder = tmp_path / 'checkpoints'
+  (folder / '2').rename(folder / '40')
+  with pytest.raises(ValueError, match='saved as step 2, and its folder .* 40'):
+    saving.read_meta(epath.Path(folder / '40'))
+  store = open_checkpoints(tmp_path)
+  store.latest_meta()
+  store.close()
+  assert saving.steps(folder) == [1]
+  assert 'saved as step 2' in caplog.text and (folder / '40.damaged').is_dir()
+
+
 @pytest.mark.parametrize('text', ['{"test/acc', '{"a": "b"}'])
-def test_damaged_metrics_are_set_aside_alone(run, text, caplog):
-  """At this start and at every later one."""
+def test_damaged_metrics_without_a_copy_are_set_aside_alone(run, text, caplog):
+  """At this start and at every later one, as of an earlier version."""
   (run / 'checkpoints' / '2' / 'metrics' / 'metrics').write_text(text)
+  edit_meta(run / 'checkpoints' / '2', lambda meta: meta.pop('metrics'))
   for _ in range(2):
     assert restored_from(run) == 2
     store = open_checkpoints(run)

@@ -9,6 +9,7 @@ import pytest
 from sklearn import metrics
 
 from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.checkpoints import classes
 from vit_jax.convert import orbax
 from vit_jax.data import sources
 from vit_jax.evaluators import confusion
@@ -143,27 +144,27 @@ def test_classes_of_one_name_are_told_apart_or_refused():
     random_checkpoint(None, (8, 8), 4, **TINY), class_names=names
   )
   np.testing.assert_array_equal(
-    confusion.same_classes(checkpoint, names), np.arange(4)
+    classes.same_classes(checkpoint, names), np.arange(4)
   )
   np.testing.assert_array_equal(
-    confusion.same_classes(checkpoint, names[:1]), [0]
+    classes.same_classes(checkpoint, names[:1]), [0]
   )
   with pytest.raises(ValueError, match="several classes named 'crane'"):
-    confusion.same_classes(checkpoint, names[:2])
+    classes.same_classes(checkpoint, names[:2])
 
 
 def test_classes_without_names_are_told_by_their_number():
   checkpoint = random_checkpoint(None, (8, 8), 7, names=False, **TINY)
   np.testing.assert_array_equal(
-    confusion.same_classes(checkpoint, DIGITS[:7]), np.arange(7)
+    classes.same_classes(checkpoint, DIGITS[:7]), np.arange(7)
   )
   with pytest.raises(
     ValueError, match='has 7 classes without names, and .* 10'
   ):
-    confusion.same_classes(checkpoint, DIGITS)
+    classes.same_classes(checkpoint, DIGITS)
   checkpoint = random_checkpoint(None, (8, 8), 0, **TINY)
   with pytest.raises(ValueError, match='has no head: it predicts nothing'):
-    confusion.same_classes(checkpoint, DIGITS)
+    classes.same_classes(checkpoint, DIGITS)
 
 
 NAMES = ('cat', '=dog', 'cow', 'a,b', 'hen')

@@ -22,6 +22,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.cli import predict
 from vit_jax.convert import orbax
 from vit_jax.data import decode, transforms
+from vit_jax.evaluators import confusion
 from vit_jax.train import train
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
@@ -127,6 +128,26 @@ def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
     assert got[name] == pytest.approx(p, abs=1e-6)
 
 
+def test_overflow_is_an_error_that_names_checkpoint_and_image(
+  command, images, workdir, tmp_path
+):
+  checkpoint = opening.open_checkpoint(str(workdir))
+  head = jax.tree.map(
+    lambda x: np.full_like(x, 3e38), checkpoint.params['head']
+  )
+  spoilt = dataclasses.replace(
+    checkpoint, params=checkpoint.params | {'head': head}
+  )
+  orbax.write(spoilt, str(tmp_path / 'spoilt'), 'float32')
+  path = str(images / FILES[0])
+  status, out, err = command(str(tmp_path / 'spoilt'), path, '--format=json')
+  assert (status, 'NaN' in out) == (2, False)
+  assert 'spoilt/checkpoints/0 gives numbers that are not finite' in err
+  assert path in err
+  with pytest.raises(ValueError, match='numbers that are not finite for image'):
+    confusion.evaluate(spoilt, 'digits')
+
+
 @pytest.mark.parametrize('which', ['workdir', 'npz'])
 def test_all_formats_give_the_models_own_probabilities(
   command, workdir, images, which
@@ -221,7 +242,7 @@ def test_nothing_readable_still_parses(command, tmp_path, format_name):
 
 def test_more_files_than_a_batch(command, tmp_path):
   """The last batch is not full; each file comes once, in order."""
-  n = predict.BATCH_SIZE + 3
+  n = 35
   for i in range(n):
     pixels = np.full((8, 8, 3), 7 * i, np.uint8)
     Image.fromarray(pixels).save(tmp_path / f'{i:03}.png')

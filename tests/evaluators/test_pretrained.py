@@ -135,7 +135,7 @@ def test_more_images_than_a_batch(vit, images):
   # One program, no larger than it has to be, for what is in no other order.
   for given, rows in ((many, [32, 32]), (images, [3])):
     seen = []
-    found = vit._batches(given, lambda x, seen=seen: seen.append(x) or x)
+    found = vit._all(given, lambda x, seen=seen: seen.append(x) or x)
     np.testing.assert_array_equal(found, given)
     assert [*map(len, seen)] == rows
 

@@ -51,7 +51,7 @@ def test_hidden_are_the_highest_pixels():
 @pytest.mark.parametrize('share', [0.0, 1.0])
 def test_nothing_and_everything_hidden(share, checkpoint):
   """Without a pixel left, all is labelled as a gray image is."""
-  subject, labels = masking.of_source(checkpoint, Images())
+  subject, labels = masking.of_source(checkpoint, Images(), '')
   np.testing.assert_array_equal(labels, np.arange(11) % 3)
   found = masking.rights(subject, labels, share)
   assert [*found] == [
@@ -103,8 +103,8 @@ def test_a_trained_model_misses_what_its_maps_point_at(tmp_path):
 
 
 def test_other_classes_are_refused(checkpoint):
-  with pytest.raises(ValueError, match='The data has other classes'):
-    masking.of_source(checkpoint, Images(('a', 'b', 'c')))
+  with pytest.raises(ValueError, match='does not know'):
+    masking.of_source(checkpoint, Images(('a', 'b', 'c')), '')
 
 
 def test_what_stands_for_hidden_pixels_is_rounded():

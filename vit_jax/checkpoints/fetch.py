@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from email.message import Message
 
+import google_crc32c
 from etils import epath
 
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
@@ -165,7 +166,7 @@ def _copy(source: str, target: pathlib.Path) -> None:
 
 
 def _download(source: str, target: pathlib.Path) -> None:
-  """Copies a file of a public bucket, of the size and MD5 that are stated.
+  """Copies a file of a public bucket, of the size and checksums stated.
 
   A connection that is cut is taken up again as long as each brings something.
   """
@@ -182,7 +183,13 @@ def _download(source: str, target: pathlib.Path) -> None:
         request.add_header('If-Range', stated['ETag'])
       try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-          if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+          if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
+            given = answer.headers['Content-Range'] or ''
+            if not given.startswith(f'bytes {start}-'):
+              raise ValueError(
+                f'bytes {start}- were asked for and the server sent {given!r}'
+              )
+          else:
             stated = answer.headers
             file.seek(0)
             file.truncate()
@@ -204,9 +211,9 @@ def _download(source: str, target: pathlib.Path) -> None:
       if not start < file.tell() < size_bytes:
         break
     _check_size(file.tell(), size_bytes)
-  md5 = _stated_md5(stated)
-  if md5 and md5 != (found := _digest(target, 'md5')):
-    raise ValueError(f'its MD5 is {found}, the server states {md5}')
+  for name, want in _stated_checksums(stated).items():
+    if want != (found := _CHECKSUMS[name](target)):
+      raise ValueError(f'its {name} is {found}, the server states {want}')
 
 
 def _check_size(found_bytes: int, stated_bytes: int) -> None:
@@ -214,20 +221,35 @@ def _check_size(found_bytes: int, stated_bytes: int) -> None:
     raise ValueError(f'it ends at {found_bytes:,} of {stated_bytes:,} bytes')
 
 
-def _stated_md5(headers: Message) -> str:
-  """Returns the MD5 of an answer of Google Cloud Storage, '' without one.
+def _crc32c(path: pathlib.Path) -> str:
+  checksum = google_crc32c.Checksum()
+  with open(path, 'rb') as file:
+    for _ in checksum.consume(file, _CHUNK_BYTES):
+      pass
+  return checksum.digest().hex()
 
-  x-goog-hash has it in base64 beside crc32c, in one header or two; so has the
-  ETag, in hexadecimal, of a file that was not put together from parts
+
+_CHECKSUMS = {
+  'md5': functools.partial(_digest, algorithm='md5'),
+  'crc32c': _crc32c,
+}
+
+
+def _stated_checksums(headers: Message) -> dict[str, str]:
+  """Returns what an answer of Google Cloud Storage states, in hexadecimal.
+
+  x-goog-hash has them in base64, in one header or two; the ETag is the MD5 of a
+  file that was not put together from parts
   (cloud.google.com/storage/docs/xml-api/reference-headers).
   """
+  tag = headers.get('ETag', '').strip('"')
+  found = {'md5': tag} if re.fullmatch('[0-9a-f]{32}', tag) else {}
   for value in headers.get_all('x-goog-hash', []):
     for part in value.split(','):
       name, _, text = part.strip().partition('=')
-      if name == 'md5':
-        return base64.b64decode(text).hex()
-  tag = headers.get('ETag', '').strip('"')
-  return tag if re.fullmatch('[0-9a-f]{32}', tag) else ''
+      if name in _CHECKSUMS:
+        found[name] = base64.b64decode(text).hex()
+  return found
 
 
 def _from_hub(source: str, name: str) -> str:

@@ -135,6 +135,18 @@ class Checkpoint:
     """
     return self._apply(self.on_device, images_BHWC)
 
+  def check_finite(self, outputs: np.ndarray, image: str) -> None:
+    """Refuses outputs that overflowed.
+
+    Raises:
+      ValueError: naming the checkpoint and the image.
+    """
+    if not np.all(np.isfinite(outputs)):
+      raise ValueError(
+        f'{self.path} gives numbers that are not finite for {image}. Its '
+        'parameters are damaged, or too large for its dtype.'
+      )
+
   def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
     """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
     if self.loss == 'sigmoid':
@@ -209,7 +221,7 @@ def _step_of(folder: epath.Path) -> int:
   kept = saving.steps(folder)
   newest = kept[-1]
   with _reading(folder / str(newest)):
-    meta = _meta(folder / str(newest))
+    meta = saving.read_meta(folder / str(newest))
     config = meta['config']
     # Which older runs do not have.
     if not config.get('early_stopping'):
@@ -219,18 +231,15 @@ def _step_of(folder: epath.Path) -> int:
   for step in kept:
     file = folder / str(step) / 'metrics' / 'metrics'
     with _reading(folder / str(step)):
-      metrics = json.loads(file.read_text()) if file.exists() else {}
+      metrics = saving.metrics_of(folder / str(step))
+      if metrics is None:  # saved by an earlier version
+        metrics = json.loads(file.read_text()) if file.exists() else {}
       value = float(metrics.get(metric, math.nan))
       if not math.isnan(value):
         measured[step] = value
   # Older runs could not choose by the lowest.
   choose = min if meta.get('best') == 'lowest' else max
   return choose(measured, key=lambda step: measured[step], default=newest)
-
-
-def _meta(step_dir: epath.Path) -> dict[str, Any]:
-  checkpointer = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-  return saving.verified(checkpointer.restore(step_dir / saving.META))
 
 
 @contextlib.contextmanager
@@ -250,7 +259,7 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
 
 def _open_step(step_dir: epath.Path) -> Checkpoint:
   with _reading(step_dir):
-    meta = _meta(step_dir)
+    meta = saving.read_meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
     names = meta['class_names']
     if not isinstance(names, list) or not all(

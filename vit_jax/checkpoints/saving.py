@@ -2,9 +2,10 @@
 
 A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
 `average` (where there is a Polyak average), `checksums`, and `meta`: the full
-config, class names, preprocessing and time spent.
+config, class names, preprocessing, time spent, the step and its metrics.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -76,7 +77,7 @@ class Checkpoints:
     self._sign = 1 if best == 'highest' else -1
     self._start_over = start_over
     self.directory.mkdir(parents=True, exist_ok=True)
-    self._set_aside_damaged_metrics()
+    self._mend_metrics()
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
@@ -145,7 +146,8 @@ class Checkpoints:
       args=ocp.args.Composite(
         **{name: ocp.args.PyTreeSave(tree) for name, tree in state.items()},
         **{CHECKSUMS: ocp.args.PyTreeSave(sums)},
-        **{META: _meta_args(meta)},
+        # The step and its metrics are here because `meta` has a checksum.
+        **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
       metrics=metrics,
       force=True,
@@ -158,7 +160,7 @@ class Checkpoints:
       OSError, ValueError: as `restore`.
     """
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
-    found = self._newest(args, lambda restored: verified(restored[META]))
+    found = self._newest(args, lambda step, got: verified(got[META], step))
     return found and found[1][META]['meta']
 
   def restore(self, like: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
@@ -190,7 +192,8 @@ class Checkpoints:
       for name, tree in like.items()
     }
 
-    def check(restored: Any) -> None:
+    def check(step: int, restored: Any) -> None:
+      del step
       for name in like:
         sums = checksums(restored[name])
         if not np.array_equal(sums, restored[CHECKSUMS][name]):
@@ -204,7 +207,7 @@ class Checkpoints:
     return found and (found[0], {name: found[1][name] for name in like})
 
   def _newest(
-    self, args: ocp.args.Composite, check: Callable[[Any], Any]
+    self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
     """Returns the newest step whose items pass a check, and these items."""
     # Not the manager's: after reading, its checkpointer waits for all
@@ -217,7 +220,7 @@ class Checkpoints:
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
         # Apart, since all compute together.
-        _, damage = self._attempt(step, check, restored)
+        _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
         break
@@ -275,33 +278,48 @@ class Checkpoints:
       damage = 'another process found it so'
     return result, damage
 
-  def _set_aside_damaged_metrics(self) -> None:
-    """Renames metrics that nobody can read; arrays are none the worse for it.
+  def _mend_metrics(self) -> None:
+    """Writes damaged metrics anew, as `meta` has them, or sets them aside.
 
-    The manager would not open with them. Their step is no longer the best one.
+    The manager chooses the best step by its own file, which has no checksum.
+    Checkpoints of earlier versions have no other copy: without it their step
+    is no longer the best one.
     """
 
-    def check(file: epath.Path) -> None:
+    def lost(step: int, file: epath.Path) -> dict[str, float] | None:
       try:
         text = file.read_text()
       except FileNotFoundError:
-        return
-      for value in json.loads(text).values():
-        float(value)
+        return None
+      saved = metrics_of(self.directory / str(step))
+      if saved is None:
+        for value in json.loads(text).values():
+          float(value)
+        return None
+      with contextlib.suppress(ValueError):  # not even JSON
+        if _digest(json.loads(text)) == _digest(saved):
+          return None
+      return saved
 
     for step in steps(self.directory):
       file = self.directory / str(step) / 'metrics' / 'metrics'
-      _, damage = self._attempt(step, check, file)
-      if damage:
-        _log.warning(
-          'The metrics of checkpoint %s are damaged (%s) and renamed to '
-          'metrics.damaged; it does not count as the best one any more.',
-          self.path(step),
-          damage,
-        )
-        if jax.process_index() == 0:
+      saved, damage = self._attempt(step, lost, step, file)
+      if saved is None and not damage:
+        continue
+      what = 'renamed to metrics.damaged; its step does not count as the best'
+      if saved is not None:
+        what = 'written anew'
+      _log.warning(
+        'The metrics of checkpoint %s are damaged and %s.',
+        self.path(step),
+        what,
+      )
+      if jax.process_index() == 0:
+        if saved is None:
           file.replace(file.with_name('metrics.damaged'))
-        multihost_utils.sync_global_devices('damaged metrics set aside')
+        else:
+          file.write_text(json.dumps(saved))
+      multihost_utils.sync_global_devices('damaged metrics mended')
 
   def _set_aside(self, step: int, damage: str) -> None:
     _log.warning(
@@ -485,15 +503,40 @@ def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 
-def verified(saved: dict[str, Any]) -> dict[str, Any]:
+def verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
   """Returns the `meta` of a checkpoint as it was read from its file.
 
   Raises:
-    ValueError: if it is not what was saved.
+    ValueError: if it is not what was saved, or was saved as another step.
   """
-  if _digest(saved['meta']) != saved['sha256']:
+  meta = saved['meta']
+  if _digest(meta) != saved['sha256']:
     raise ValueError('its meta data are not those saved')
-  return saved['meta']
+  if (was := meta.get('step', step)) != step:  # earlier versions have none
+    raise ValueError(
+      f'it was saved as step {was}, and its folder is called {step}: rename '
+      f'the folder to {was}'
+    )
+  return meta
+
+
+def read_meta(step_dir: epath.Path) -> dict[str, Any]:
+  """Returns the verified `meta` of a checkpoint.
+
+  Raises:
+    OSError, ValueError, LookupError, TypeError: if it is missing or damaged.
+  """
+  # A checkpointer would wait for all processes, and one may fail here.
+  restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
+  return verified(restored, int(step_dir.name))
+
+
+def metrics_of(step_dir: epath.Path) -> dict[str, float] | None:
+  """Returns the metrics in a checkpoint's `meta`, None if it has none."""
+  try:
+    return read_meta(step_dir).get('metrics')
+  except (ValueError, LookupError, TypeError, FileNotFoundError):
+    return None  # damaged, which `restore` deals with
 
 
 def _digest(meta: dict[str, Any]) -> str:

@@ -343,6 +343,13 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     help='of what is held out where the data bring no test split (default: 0)',
   )
   parser.add_argument(
+    '--class_order',
+    choices=('text', 'number'),
+    default='',
+    help='of classes that are numbers: 1, 10, 2 as text, which is how folders '
+    'are sorted, or 1, 2, 10',
+  )
+  parser.add_argument(
     '--on_bad_image',
     choices=('error', 'skip'),
     default='error',
@@ -353,7 +360,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
   """Returns a dataset as `config.data` has it, by the flags of `add_data`."""
   given = {'name': name, 'dir': args.data_dir}
-  fields = 'split_seed', 'on_bad_image'
+  fields = 'split_seed', 'class_order', 'on_bad_image'
   return sources.data_config(given | {x: getattr(args, x) for x in fields})
 
 

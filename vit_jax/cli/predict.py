@@ -17,20 +17,17 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
-import jax
-import numpy as np
 from tqdm import tqdm
 
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags
 from vit_jax.data import decode, folder, whole
+from vit_jax.evaluators import pretrained
 from vit_jax.projects.detr import segments
 
-BATCH_SIZE = 32
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
 THRESHOLD, TOPK = 0.7, 5
@@ -50,36 +47,13 @@ def predict(
     the checkpoint was trained with) or why it could not be read. There are
     `topk` rows a file, or as many as there are classes.
   """
-  names = _class_names(checkpoint)
-  topk = min(topk, len(names))
-  transform = checkpoint.transform()
-
-  @jax.jit
-  def top(logits_BC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.top_k(checkpoint.probabilities(logits_BC), topk)
-
-  def load(path: str) -> np.ndarray | decode.UnreadableImage:
-    try:
-      return transform.image(decode.read_file(path), path)
-    except decode.UnreadableImage as e:
-      return e
-
-  with futures.ThreadPoolExecutor() as pool:
-    for start in range(0, len(paths), BATCH_SIZE):
-      batch = paths[start : start + BATCH_SIZE]
-      loaded = list(pool.map(load, batch))
-      images_BHWC = np.zeros((BATCH_SIZE, *checkpoint.image_size, 3), np.uint8)
-      for i, image in enumerate(loaded):
-        if isinstance(image, np.ndarray):
-          images_BHWC[i] = image
-      values, indices = jax.device_get(top(checkpoint.logits(images_BHWC)))
-      for i, (path, image) in enumerate(zip(batch, loaded, strict=True)):
-        if isinstance(image, decode.UnreadableImage):
-          yield path, image
-          continue
-        ranked = enumerate(zip(indices[i], values[i], strict=True), 1)
-        rows = [(path, rank, names[c], float(p)) for rank, (c, p) in ranked]
-        yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+  found = pretrained.TrainedModel(checkpoint).stream(paths, topk)
+  for path, best in zip(paths, found, strict=True):
+    if isinstance(best, decode.UnreadableImage):
+      yield path, best
+      continue
+    rows = [(path, rank, *one) for rank, one in enumerate(best, 1)]
+    yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def _class_names(checkpoint: opening.Checkpoint) -> tuple[str, ...]:
@@ -225,20 +199,23 @@ def _run(args: argparse.Namespace) -> int:
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
+    least = THRESHOLD if args.threshold is None else args.threshold
     if finds_objects:
-      least = THRESHOLD if args.threshold is None else args.threshold
       results = find_objects(checkpoint, paths, least, args.out)
     else:
       results = predict(checkpoint, paths, args.topk or TOPK)
     # Silent where there is no terminal, or no time for anyone to wonder.
-    for _, result in tqdm(
+    for path, result in tqdm(
       results, total=len(paths), unit=' files', delay=2, disable=None
     ):
       if isinstance(result, decode.UnreadableImage):
         unreadable += 1
         tqdm.write(flags.lines(f'unreadable: {result}'), file=sys.stderr)
-      else:
-        yield result
+        continue
+      if not result:
+        line = f'{path}: no object has a probability of {least:g} or more'
+        tqdm.write(flags.lines(line), file=sys.stderr)
+      yield result
 
   names = checkpoint.class_names or (str(checkpoint.model.num_classes - 1),)
   columns = COLUMNS + BOX if finds_objects else COLUMNS

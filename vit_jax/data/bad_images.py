@@ -6,6 +6,7 @@ not do it again until a file or the decoder has changed.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -53,12 +54,7 @@ def open_checked(
     ValueError: as `sources.open_source` and `checked`.
     FileNotFoundError: as `sources.open_source`.
   """
-
-  def opened(split: str) -> Source:
-    return sources.open_source(
-      data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
-    )
-
+  opened = functools.partial(sources.open_config, data)
   return checked(opened(split), data.on_bad_image, map(opened, others))
 
 

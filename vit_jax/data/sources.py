@@ -104,13 +104,52 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
   """Returns what `config.data` says of where images are.
 
   Args:
-    data: the name of a dataset, or its `name` and any of `dir`, `split_seed`
-      and `on_bad_image`, as `config.data` has them.
+    data: the name of a dataset, or its `name` and any of `dir`, `split_seed`,
+      `class_order` and `on_bad_image`, as `config.data` has them.
   """
   given = {'name': data} if isinstance(data, str) else dict(data)
-  return ConfigDict(
-    {'dir': '', 'split_seed': 0, 'on_bad_image': 'error'} | given
+  usual = {'dir': '', 'split_seed': 0, 'class_order': ''}
+  return ConfigDict(usual | {'on_bad_image': 'error'} | given)
+
+
+def open_config(data: ConfigDict, split: str) -> Source:
+  """Opens a split of `config.data`, see `open_source`, its classes in order.
+
+  Raises:
+    ValueError: as `open_source`, or if its classes have no such order.
+    FileNotFoundError: as `open_source`.
+  """
+  source = open_source(
+    data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
   )
+  names, order = class_names(source), data.class_order
+  if not names or not order:
+    return source
+  if order not in ('text', 'number'):
+    raise ValueError(f'data.class_order is {order!r}: use text or number.')
+  if not all(map(_is_number, names)) or not isinstance(source, LabelledSource):
+    raise ValueError(
+      f'data.class_order is {order!r}, which is for images with one class each '
+      f'whose names are numbers; {data.name} has the class '
+      f'{next((x for x in names if not _is_number(x)), names[0])!r}. Leave it '
+      'empty.'
+    )
+  key = int if order == 'number' else str
+  ordered = tuple(sorted(names, key=key))
+  return source if ordered == names else Renumbered(source, ordered)
+
+
+def has_two_orders(names: Sequence[str]) -> bool:
+  """Whether names are numbers, sorted as text and not by value."""
+  return (
+    all(map(_is_number, names))
+    and list(names) == sorted(names)
+    and list(names) != sorted(names, key=int)
+  )
+
+
+def _is_number(name: str) -> bool:
+  return name.isascii() and name.isdigit()
 
 
 def open_source(
@@ -240,6 +279,22 @@ class LabelledSubset(Subset):
 
   def labels(self) -> np.ndarray:
     return self._source.labels()[self._indices]
+
+
+class Renumbered(LabelledSubset):
+  """A labelled source with its classes in another order."""
+
+  def __init__(self, source: LabelledSource, names: tuple[str, ...]):
+    super().__init__(source, range(len(source)))
+    self._number_C = np.array([names.index(x) for x in self.class_names])
+    self.class_names = names
+
+  def __getitem__(self, index: int) -> Record:
+    record = super().__getitem__(index)
+    return record | {'label': int(self._number_C[record['label']])}
+
+  def labels(self) -> np.ndarray:
+    return self._number_C[super().labels()].astype(np.int32)
 
 
 class BoxedSubset(Subset):

@@ -8,6 +8,7 @@ never the output's own.
 import contextlib
 import os
 import pathlib
+import secrets
 import shutil
 from collections.abc import Iterator
 
@@ -57,8 +58,8 @@ def new_folder(target: str) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
-  _remove(partial)
+  # Not the process id: two containers that share a folder may have the same.
+  partial = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.partial')
   try:
     yield partial
   finally:

@@ -1,13 +1,12 @@
 """Accuracy of any classifier by class, and which classes it confuses."""
 
-import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import classes, opening
 from vit_jax.data import bad_images, sources
 from vit_jax.evaluators import few_examples
 from vit_jax.training import features, sharding
@@ -58,46 +57,6 @@ def measures(
   )
 
 
-def same_classes(
-  checkpoint: opening.Checkpoint, names: tuple[str, ...]
-) -> np.ndarray:
-  """Returns the checkpoint's class for each class of a data set.
-
-  By name; by number where the checkpoint has no names.
-
-  Raises:
-    ValueError: if it has no head, or lacks a class.
-  """
-  C = checkpoint.model.num_classes
-  if not C:
-    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
-  if not checkpoint.class_names:
-    if len(names) != C:
-      raise ValueError(
-        f'{checkpoint.path} has {C:,} classes without names, and the data '
-        f'{len(names):,}: they cannot be told apart.'
-      )
-    return np.arange(C)
-  if tuple(names) == tuple(checkpoint.class_names):
-    return np.arange(C)
-  times = collections.Counter(checkpoint.class_names)
-  if twice := [name for name in names if times[name] > 1]:
-    raise ValueError(
-      f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
-      'be told apart by their names: give images of all its classes, in its '
-      'order.'
-    )
-  known = {name: i for i, name in enumerate(checkpoint.class_names)}
-  if missing := [name for name in names if name not in known]:
-    raise ValueError(
-      f'{checkpoint.path} does not know {len(missing):,} of the {len(names):,} '
-      f'classes, such as {missing[0]!r}; it knows '
-      f'{checkpoint.class_names[0]!r} and others. Fine-tune it on these, or '
-      'give images of what it knows.'
-    )
-  return np.array([known[name] for name in names])
-
-
 def evaluate(
   checkpoint: opening.Checkpoint | str,
   data: str | Mapping[str, Any],
@@ -120,7 +79,9 @@ def evaluate(
   source = sources.labelled(
     bad_images.open_checked(config, split), f'{config.name} {split}'
   )
-  class_C = same_classes(checkpoint, source.class_names)
+  class_C = classes.same_classes(
+    checkpoint, source.class_names, config.class_order
+  )
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
   names = checkpoint.class_names or source.class_names
   extractor = features.Extractor(
@@ -131,6 +92,8 @@ def evaluate(
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{split} images')
+  for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
+    checkpoint.check_finite(np.array(np.nan), f'image {row:,} of {split}')
   is_read_N = features.is_read(likeliest_Nk)
   labels_N = class_C[source.labels()[is_read_N]]
   return measures(labels_N, likeliest_Nk[is_read_N], names)

@@ -114,12 +114,7 @@ class Parts:
     if '+' in data.split:
       # Of splits that are joined none is taken for another, so that what is
       # measured is not learned without a word.
-      sources.open_source(
-        data.name,
-        f'{data.split}+{split}',
-        data_dir=data.dir or None,
-        split_seed=data.split_seed,
-      )
+      sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
     learns_one = self.objective.class_names and not isinstance(
       self.objective, Detection

@@ -272,7 +272,7 @@ class FewShotEvaluator(Evaluator):
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of any data."""
     data = parts.config.data.copy_and_resolve_references()
-    data.name = entry.data
+    data.update(name=entry.data, class_order='')
     train, test = usual_splits(entry.data)
     return cls(
       name,

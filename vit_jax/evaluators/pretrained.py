@@ -12,6 +12,8 @@ single one or many; they are prepared as the checkpoint's own were.
 """
 
 import os
+from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -70,26 +72,43 @@ class TrainedModel:
       UnreadableImage: naming the file.
       ValueError: if the model has no head, or `topk` is below 1.
     """
+    return list(map(_readable, self.stream(images, topk)))
+
+  def stream(
+    self, images: Any, topk: int = 5
+  ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
+    """Yields what `predict` returns, image after image.
+
+    An unreadable image gives its error, and the others go on.
+    """
     if topk < 1:
       raise ValueError(f'topk is {topk}: at least 1 prediction is needed.')
-    probability_BC = self.checkpoint.probabilities(self.logits(images))
-    most_Bk = np.argsort(-probability_BC, axis=1, kind='stable')[:, :topk]
-    return [
-      [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
-      for most_k, p_C in zip(most_Bk, probability_BC, strict=True)
-    ]
+    for logits_C in self._logits(images):
+      if isinstance(logits_C, decode.UnreadableImage):
+        yield logits_C
+        continue
+      p_C = np.asarray(self.checkpoint.probabilities(logits_C))
+      most_k = np.argsort(-p_C, kind='stable')[:topk]
+      yield [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
 
   def logits(self, images: Any) -> np.ndarray:
     """Returns float32 BC.
 
     Raises:
       UnreadableImage: naming the file.
-      ValueError: if the model has no head.
+      ValueError: if the model has no head, or logits are not finite.
     """
+    return np.stack([*map(_readable, self._logits(images))])
+
+  def _logits(self, images: Any) -> Iterator[np.ndarray | Exception]:
     if not self.checkpoint.model.num_classes:
       raise ValueError(f'{self.checkpoint.path} has no head: use features().')
     features.check_classifies(self.checkpoint.model)
-    return self._batches(images, self.checkpoint.logits)
+    found = self._each(images, self.checkpoint.logits)
+    for (_, name), logits_C in zip(_listed(images), found, strict=True):
+      if isinstance(logits_C, np.ndarray):
+        self.checkpoint.check_finite(logits_C, name)
+      yield logits_C
 
   def features(self, images: Any, layer: str = 'pre_logits') -> np.ndarray:
     """Returns a layer's representation, float32 BD.
@@ -106,7 +125,7 @@ class TrainedModel:
       self._layers[layer] = jax.jit(
         features.layer(self.checkpoint.model, layer)
       )
-    return self._batches(
+    return self._all(
       images,
       lambda x: self._layers[layer](
         self.checkpoint.on_device, self.checkpoint.normalize(jnp.asarray(x))
@@ -136,37 +155,58 @@ class TrainedModel:
       wanted = None if number is None else np.full(len(images_BHWC), number)
       return rollout_lib.rollout(layers, class_B=wanted)
 
-    return self._batches(images, maps)
+    return self._all(images, maps)
 
-  def _batches(self, images: Any, function: Any) -> np.ndarray:
+  def _all(self, images: Any, function: Any) -> np.ndarray:
+    return np.stack([*map(_readable, self._each(images, function))])
+
+  def _each(
+    self, images: Any, function: Any
+  ) -> Iterator[np.ndarray | decode.UnreadableImage]:
     """Applies a function to batches, padded so that it compiles once."""
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
       raise ValueError('There are no images to work on.')
     size = min(_BATCH_SIZE, len(listed))
-    found = []
-    for start in range(0, len(listed), size):
-      batch = listed[start : start + size]
-      images_BHWC = np.zeros((size, *self.image_size, 3), np.uint8)
-      for i, image in enumerate(batch):
-        images_BHWC[i] = transform.image(*_read(image, start + i))
-      found.append(np.asarray(function(images_BHWC))[: len(batch)])
-    return np.concatenate(found)
+
+    def load(named: tuple[Any, str]) -> np.ndarray | decode.UnreadableImage:
+      try:
+        return transform.image(_read(*named), named[1])
+      except decode.UnreadableImage as e:
+        return e
+
+    with futures.ThreadPoolExecutor() as pool:
+      for start in range(0, len(listed), size):
+        loaded = list(pool.map(load, listed[start : start + size]))
+        images_BHWC = np.zeros((size, *self.image_size, 3), np.uint8)
+        for i, image in enumerate(loaded):
+          if isinstance(image, np.ndarray):
+            images_BHWC[i] = image
+        rows = np.asarray(function(images_BHWC))
+        for image, row in zip(loaded, rows, strict=False):
+          yield row if isinstance(image, np.ndarray) else image
 
 
-def _listed(images: Any) -> list[Any]:
-  """Returns many images, also where one is given."""
+def _readable(found: Any) -> Any:
+  if isinstance(found, decode.UnreadableImage):
+    raise found
+  return found
+
+
+def _listed(images: Any) -> list[tuple[Any, str]]:
+  """Returns many images, also where one is given, with their names."""
   is_batch = isinstance(images, list | tuple) or np.ndim(images) == 4
-  return list(images) if is_batch else [images]
+  return [
+    (x, os.fspath(x) if isinstance(x, str | os.PathLike) else f'number {i}')
+    for i, x in enumerate(images if is_batch else [images])
+  ]
 
 
-def _read(image: Any, number: int) -> tuple[bytes | np.ndarray, str]:
-  """Returns what `transform.image` takes: the data and their name."""
+def _read(image: Any, name: str) -> bytes | np.ndarray:
+  """Returns what `transform.image` takes."""
   if isinstance(image, str | os.PathLike):
-    path = os.fspath(image)
-    return decode.read_file(path), path
-  name = f'number {number}'
+    return decode.read_file(name)
   if hasattr(image, 'convert'):  # Pillow's
     with decode.naming_errors(name):
       image = decode.from_pillow(image)
-  return np.asarray(image), name
+  return np.asarray(image)

@@ -1,13 +1,10 @@
 """Checkpoints that are learned from."""
 
 import functools
-import logging
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import opening
-
-_log = logging.getLogger(__name__)
+from vit_jax.checkpoints import classes, opening
 
 # What paths in the folder of a run's stages begin with; see `sweeps.stages`.
 STAGES = 'stages/'
@@ -37,12 +34,12 @@ def _opened(path: str) -> opening.Checkpoint:
 
 
 def check_classes(
-  teacher: opening.Checkpoint, class_names: tuple[str, ...]
+  teacher: opening.Checkpoint, class_names: tuple[str, ...], class_order: str
 ) -> None:
   """Refuses a teacher of other classes than the data have.
 
   The same classes may have other names, such as WordNet's ids: where no name is
-  in both, that is only said.
+  in both, they are compared by position.
 
   Raises:
     ValueError: naming them.
@@ -53,20 +50,12 @@ def check_classes(
       f'The teacher {teacher.path} knows {theirs} classes and the data '
       f'have {len(class_names)}: take one that was trained on them.'
     )
-  if teacher.class_names in ((), class_names):
+  if teacher.class_names == class_names:
     return
-  names = (
-    f'{", ".join(teacher.class_names[:3])}, ... and '
-    f'{", ".join(class_names[:3])}, ...'
-  )
   if set(teacher.class_names) & set(class_names):
     raise ValueError(
       f'The teacher {teacher.path} knows other classes, or in another '
-      f'order, than the data have: {names}'
+      f'order, than the data have: {", ".join(teacher.class_names[:3])}, ... '
+      f'and {", ".join(class_names[:3])}, ...'
     )
-  _log.warning(
-    'The teacher %s and the data name classes differently: %s. They are taken '
-    'for the same ones in the same order.',
-    teacher.path,
-    names,
-  )
+  classes.match_by_position(teacher, class_names, class_order)

@@ -49,7 +49,8 @@ class KnownData:
     self, config: ConfigDict, split: str
   ) -> tuple[tuple[str, ...], int, bool]:
     data = config.data
-    return self._split(data.name, split, data.dir, data.split_seed)
+    names = 'name', 'dir', 'split_seed', 'class_order'
+    return self._split(split, *(data[name] for name in names))
 
   def count(self, config: ConfigDict, split: str) -> int:
     """Returns the number of examples of a split of the config's data."""
@@ -75,11 +76,11 @@ class KnownData:
 
 
 def _split(
-  name: str, split: str, folder: str, split_seed: int
+  split: str, name: str, folder: str, split_seed: int, class_order: str
 ) -> tuple[tuple[str, ...], int, bool]:
-  source = sources.open_source(
-    name, split, data_dir=folder or None, split_seed=split_seed
-  )
+  given = {'dir': folder, 'split_seed': split_seed, 'class_order': class_order}
+  data = sources.data_config({'name': name} | given)
+  source = sources.open_config(data, split)
   classes, several = sources.class_names(source), sources.has_several(source)
   return classes, len(source), several
 

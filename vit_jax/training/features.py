@@ -103,6 +103,8 @@ def check_classifies(model: Model) -> None:
 def top_k(model: Model, k: int) -> Function:
   """Returns the function that gives the k likeliest classes, int32 Bk.
 
+  They are -2 where a logit is not finite.
+
   Raises:
     ValueError: if the model has none.
   """
@@ -110,7 +112,8 @@ def top_k(model: Model, k: int) -> Function:
 
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
     logits_BC, _ = model.apply({'params': params}, images_BHWC)
-    return jax.lax.top_k(logits_BC, k)[1]
+    is_finite_B1 = jnp.isfinite(logits_BC).all(-1, keepdims=True)
+    return jnp.where(is_finite_B1, jax.lax.top_k(logits_BC, k)[1], -2)
 
   return function
 

@@ -179,17 +179,13 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
     case 'detr':
       paths = predict.find_files(args.images)
       return objects.section(subject.checkpoint, paths, args.threshold)
-  source = sources.open_source(
-    args.data,
-    args.split,
-    data_dir=args.data_dir or None,
-    split_seed=args.split_seed,
-  )
+  source = sources.open_config(flags.data_of(args.data, args), args.split)
   some = sources.subset(source, range(min(len(source), args.most)))
   readable = bad_images.checked(some, args.on_bad_image)
   return masking.section(
     subject.checkpoint,
     sources.labelled(readable, f'{args.data} {args.split}'),
+    class_order=args.class_order,
     fusion=args.fusion or 'mean',
     discard=args.discard,
   )

@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.checkpoints.classes import same_classes
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data.sources import LabelledSource
 from vit_jax.visualize import draw
@@ -51,6 +52,7 @@ def rights(
   subject: Subject,
   labels_N: np.ndarray,
   share: float = SHARE,
+  class_order: str = '',
   **how: Any,
 ) -> dict[str, np.ndarray]:
   """Returns whether each image is labelled right, as booleans N.
@@ -98,23 +100,14 @@ def rights(
 
 
 def of_source(
-  checkpoint: Checkpoint, source: LabelledSource
+  checkpoint: Checkpoint, source: LabelledSource, class_order: str
 ) -> tuple[Subject, np.ndarray]:
   """Returns the images of labelled data as the model sees them, and labels.
 
   Raises:
     ValueError: if the classes are not those of the checkpoint.
   """
-  classes = len(source.class_names)
-  if checkpoint.class_names not in ((), source.class_names) or (
-    checkpoint.model.num_classes != classes
-  ):
-    raise ValueError(
-      f'The data has other classes than {checkpoint.path}: '
-      f'{", ".join(source.class_names[:5])}, ... ({classes}) and '
-      f'{", ".join(checkpoint.class_names[:5]) or "nameless"}, ... '
-      f'({checkpoint.model.num_classes}).'
-    )
+  class_C = same_classes(checkpoint, source.class_names, class_order)
   images = checkpoint.images
   transform = images.eval_transform()
   photographs, labels = [], []
@@ -125,17 +118,18 @@ def of_source(
     seen_HWC = np.asarray(example['image'])
     photographs.append(Photograph(name, name, seen_HWC, images))
     labels.append(example['label'])
-  return Subject(checkpoint, photographs), np.array(labels)
+  return Subject(checkpoint, photographs), class_C[labels]
 
 
 def section(
   checkpoint: Checkpoint,
   source: LabelledSource,
   share: float = SHARE,
+  class_order: str = '',
   **how: Any,
 ) -> Section:
   """Returns the accuracies, and which images were right, as a section."""
-  subject, labels_N = of_source(checkpoint, source)
+  subject, labels_N = of_source(checkpoint, source, class_order)
   found = rights(subject, labels_N, share, **how)
   n = len(labels_N)
   lines = [

@@ -288,6 +288,14 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
     'objects-7.png',
     'objects-tall.png',
   ]
+  # An image without objects is named.
+  arguments[3:] = ['--threshold=1', '--format=json']
+  monkeypatch.setattr(sys, 'argv', ['predict', *arguments])
+  assert predict.main() == 0
+  said = capsys.readouterr()
+  assert json.loads(said.out) == []
+  for file in files:
+    assert f'{file}: no object has a probability of 1 or more\n' in said.err
 
 
 @pytest.fixture(scope='module')

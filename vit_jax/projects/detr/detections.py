@@ -97,13 +97,14 @@ class Detector:
     nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
     transform = EvalBoxTransform(size, max_objects=0, short_sides=(short,))
     example = transform({'image': data, 'name': path, **nothing})
-    queries = self._likeliest(
-      self._checkpoint.on_device, example['image'], example['size']
+    queries = jax.device_get(
+      self._likeliest(
+        self._checkpoint.on_device, example['image'], example['size']
+      )
     )
+    self._checkpoint.check_finite(queries['scores'], path)
     seen_height, seen_width = example['size'].tolist()
-    return Said(
-      shown_HWC, size, (seen_height, seen_width), jax.device_get(queries)
-    )
+    return Said(shown_HWC, size, (seen_height, seen_width), queries)
 
   def order(self, said: Said) -> np.ndarray:
     """Returns the queries that are told of, the likeliest first."""

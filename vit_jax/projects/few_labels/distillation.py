@@ -42,6 +42,7 @@ class Distillation(Classification):
     weight: w, the teacher's share.
     temperature: t, of soft distillation.
     teacher_dtype: in which the teacher is kept and works.
+    class_order: `config.data.class_order`.
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {
@@ -56,6 +57,7 @@ class Distillation(Classification):
   weight: float = 0.5
   temperature: float = 3.0
   teacher_dtype: str = 'float32'
+  class_order: str = ''
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -89,6 +91,7 @@ class Distillation(Classification):
     return dataclasses.replace(
       super().from_config(config, facts),
       teacher=teacher,  # type: ignore[arg-type]
+      class_order=config.data.class_order,
     )
 
   def fixed(self) -> Params:
@@ -97,7 +100,7 @@ class Distillation(Classification):
     Raises:
       ValueError: if it knows other classes.
     """
-    teachers.check_classes(self.teacher, self.class_names)
+    teachers.check_classes(self.teacher, self.class_names, self.class_order)
     # NumPy has no such cast of its own.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),

@@ -143,7 +143,9 @@ class PseudoLabels(Classification):
       FileNotFoundError: likewise.
     """
     if self.teacher:
-      teachers.check_classes(self.teacher, self.class_names)
+      teachers.check_classes(
+        self.teacher, self.class_names, self.data.class_order
+      )
     source = bad_images.open_checked(self.data, self.data.split)
     soft_labels_NC = soft_labels.kept(
       self.labels,

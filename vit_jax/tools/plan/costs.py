@@ -185,9 +185,7 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
   usual = benchmarks.BENCHMARKS.get(name)
   if usual and split == usual.train:
     return usual.num_classes, usual.examples[0], False
-  source = sources.open_source(
-    name, split, data_dir=data.dir or None, split_seed=data.split_seed
-  )
+  source = sources.open_config(data, split)
   several = sources.has_several(source)
   return len(sources.class_names(source)), len(source), several
 

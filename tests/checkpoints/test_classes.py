@@ -1,0 +1,124 @@
+"""Classes that are numbers, compared with a checkpoint that has no names."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from configs import digits
+from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.checkpoints import opening
+from vit_jax.convert import orbax
+from vit_jax.convert.convert import convert
+from vit_jax.data import sources
+from vit_jax.evaluators.confusion import evaluate
+from vit_jax.experiment import facts_of_source
+from vit_jax.objectives import teachers
+from vit_jax.train import evaluate_only
+from vit_jax.training import features
+
+WIDE = {'patch_size': 4, 'width': 128, 'depth': 1, 'mlp_dim': 8, 'heads': 2}
+BY_TEXT = ('1', '10', *'23456789')
+BY_VALUE = (*'123456789', '10')
+
+
+def images_of(split, count):
+  source = sources.open_source('digits', split)
+  records = [source[i] for i in range(count)]
+  return np.stack([x['image'] for x in records]), [x['label'] for x in records]
+
+
+@pytest.fixture(scope='module')
+def nameless(tmp_path_factory):
+  """Random features and a fitted head, whose classes have no names."""
+  checkpoint = random_checkpoint(None, (8, 8), 10, names=False, **WIDE)
+  images, labels = images_of('train', 1000)
+  run = jax.jit(features.layer(checkpoint.model, 'pre_logits'))
+  x = np.asarray(run(checkpoint.params, checkpoint.normalize(images)))
+  fit = LinearDiscriminantAnalysis().fit(x, labels)
+  head = {'kernel': fit.coef_.T, 'bias': fit.intercept_}
+  params = checkpoint.params | {'head': jax.tree.map(np.float32, head)}
+  folder = tmp_path_factory.mktemp('nameless')
+  workdir = str(folder / 'run')
+  fitted = dataclasses.replace(checkpoint, params=params)
+  orbax.write(fitted, workdir, 'float32')
+  path = str(folder / 'nameless.npz')
+  convert(workdir, path, to='npz')
+  return path
+
+
+def numbered(folder, form):
+  for i, (image, label) in enumerate(zip(*images_of('test', 200), strict=True)):
+    place = folder / form.format(label + 1)
+    place.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(place / f'{i}.png')
+  return f'{folder}/'
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  return numbered(tmp_path_factory.mktemp('numbered'), '{}')
+
+
+def test_the_order_is_chosen_or_the_comparison_refused(
+  nameless, data, tmp_path, caplog
+):
+  padded = numbered(tmp_path / 'padded', '{:02}')
+  caplog.set_level('INFO')
+  right = evaluate(nameless, padded, 'train+test').accuracy
+  assert right > 0.8
+  assert "0 is '01', 1 is '02'" in caplog.text
+  with pytest.raises(ValueError, match='1, 10, 2, 3, .*1, 2, 3, 4.*class_orde'):
+    evaluate(nameless, data, 'train+test')
+  for order, accuracy in (('number', right), ('text', None)):
+    given = {'name': data, 'class_order': order}
+    found = evaluate(nameless, given, 'train+test')
+    assert found.accuracy == accuracy if accuracy else found.accuracy < 0.3
+  assert "9 is '10'" in caplog.text and "1 is '10'" in caplog.text
+
+
+def test_eval_only_and_teachers_ask_too(nameless, data):
+  config = digits.get_config()
+  config.update(init=nameless, eval_only=True)
+  config.data.update(name=data, image_size='8')
+  with pytest.raises(ValueError, match='data.class_order'):
+    evaluate_only(config, '')
+  config.data.class_order = 'number'
+  assert evaluate_only(config, '')['test/accuracy'] > 0.8
+  teacher = opening.open_checkpoint(nameless)
+  teachers.check_classes(teacher, BY_VALUE, '')
+  teachers.check_classes(teacher, BY_TEXT, 'text')
+  with pytest.raises(ValueError, match='--class_order=text or number'):
+    teachers.check_classes(teacher, BY_TEXT, '')
+
+
+def test_training_says_which_order_it_took(data, caplog):
+  config = digits.get_config()
+  config.data.name = data
+  for order, names in (('', BY_TEXT), ('text', BY_TEXT), ('number', BY_VALUE)):
+    config.data.class_order = order
+    source = sources.open_config(config.data, 'train')
+    caplog.clear()
+    assert facts_of_source(config, source).class_names == names
+    assert ('data.class_order=number' in caplog.text) == (order == '')
+    for i in range(0, len(source), 17):
+      folder = source[i]['name'].split('/')[-2]
+      assert names[source[i]['label']] == names[source.labels()[i]] == folder
+
+
+def test_an_order_that_there_is_none_of_is_refused(tmp_path):
+  for name in ('a', '1'):
+    (tmp_path / name).mkdir()
+    for i in range(2):
+      Image.new('RGB', (8, 8)).save(tmp_path / name / f'{i}.png')
+  config = sources.data_config(
+    {'name': f'{tmp_path}/', 'class_order': 'number'}
+  )
+  with pytest.raises(ValueError, match="'number'.*has the class 'a'"):
+    sources.open_config(config, 'train')
+  config.class_order = 'value'
+  with pytest.raises(ValueError, match="'value': use text or number"):
+    sources.open_config(config, 'train')

@@ -1,0 +1,90 @@
+"""Which class of a checkpoint is which class of the data."""
+
+import collections
+import logging
+
+import numpy as np
+
+from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.data import sources
+
+_log = logging.getLogger(__name__)
+
+_LISTED = 20
+
+
+def same_classes(
+  checkpoint: Checkpoint, names: tuple[str, ...], class_order: str = ''
+) -> np.ndarray:
+  """Returns the checkpoint's class for each class of a data set.
+
+  By name; by position where the checkpoint has no names.
+
+  Args:
+    checkpoint: with a head.
+    names: of the data's classes.
+    class_order: `config.data.class_order` of the data.
+
+  Raises:
+    ValueError: if it has no head, lacks a class, or the order is unknown.
+  """
+  C = checkpoint.model.num_classes
+  if not C:
+    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
+  if not checkpoint.class_names:
+    if len(names) != C:
+      raise ValueError(
+        f'{checkpoint.path} has {C:,} classes without names, and the data '
+        f'{len(names):,}: they cannot be told apart.'
+      )
+    match_by_position(checkpoint, names, class_order)
+    return np.arange(C)
+  if tuple(names) == tuple(checkpoint.class_names):
+    return np.arange(C)
+  times = collections.Counter(checkpoint.class_names)
+  if twice := [name for name in names if times[name] > 1]:
+    raise ValueError(
+      f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
+      'be told apart by their names: give images of all its classes, in its '
+      'order.'
+    )
+  known = {name: i for i, name in enumerate(checkpoint.class_names)}
+  if missing := [name for name in names if name not in known]:
+    raise ValueError(
+      f'{checkpoint.path} does not know {len(missing):,} of the {len(names):,} '
+      f'classes, such as {missing[0]!r}; it knows '
+      f'{checkpoint.class_names[0]!r} and others. Fine-tune it on these, or '
+      'give images of what it knows.'
+    )
+  return np.array([known[name] for name in names])
+
+
+def match_by_position(
+  checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
+) -> None:
+  """Logs which name meets which index of a checkpoint.
+
+  Raises:
+    ValueError: if the names are numbers, their order by text differs from the
+      order by value, and nobody has chosen.
+  """
+  if sources.has_two_orders(names) and not class_order:
+    by_value = sorted(names, key=int)
+    raise ValueError(
+      f'{checkpoint.path} has no names for these classes, and they have two '
+      f'orders: as text {_some(names)}, as torchvision sorts folders, or by '
+      f'value {_some(by_value)}, as timm and TFDS do. Choose the order of its '
+      'training: --class_order=text or number, in a config data.class_order.'
+    )
+  pairs = [f'{i} is {name!r}' for i, name in enumerate(names)]
+  if len(pairs) > _LISTED:
+    pairs = [*pairs[: _LISTED - 1], '...', pairs[-1]]
+  _log.info(
+    '%s and the data share no class names. Classes meet by position: %s.',
+    checkpoint.path,
+    ', '.join(pairs),
+  )
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+  return f'{", ".join(names[:4])}, ...'
