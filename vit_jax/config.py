@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.models import variants
+from vit_jax.models.fields import check_range
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.register import nearest
 
@@ -27,8 +28,8 @@ RESUMABLE = (
   r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|extend',
 )
 
-# What numbers may be, from least to most; of a tuple, each of its numbers. The
-# fields of an objective are that objective's to check.
+# The intervals that numbers lie in; of a tuple, each of its numbers. Models
+# declare the ranges of their fields, and objectives check theirs.
 RANGES = {
   'seed': '[0, 4294967295]',
   'batch_size': '[1, inf)',
@@ -52,25 +53,6 @@ RANGES = {
   'mesh.data': '[-1, inf)',
   'mesh.fsdp': '[-1, inf)',
   'mesh.tensor': '[-1, inf)',
-  'model.depth': '[1, 1000]',
-  'model.dropout': '[0, 1)',
-  'model.head_bias': '(-inf, inf)',
-  'model.heads': '[1, inf)',
-  'model.layer_norm_epsilon': '(0, 1]',
-  'model.layer_scale': '[0, inf)',
-  'model.layers': '[1, 1000]',
-  'model.mlp_dim': '[1, inf)',
-  'model.patch_size': '[1, 65536]',
-  'model.registers': '[0, 1024]',
-  'model.representation_size': '[0, inf)',
-  'model.rope': '[0, inf)',
-  'model.rope_registers': '[0, inf)',
-  'model.rope_side': '[-1, 65536]',
-  'model.stem_layers': '[1, 1000]',
-  'model.stem_width': '[0, inf)',
-  'model.stochastic_depth': '[0, 1)',
-  'model.version': '[0, 2]',
-  'model.width': '[1, inf)',
   'optimizer.b1': '[0, 1)',
   'optimizer.b2': '[0, 1)',
   'optimizer.clip_norm': '[0, inf)',
@@ -230,56 +212,9 @@ def base() -> ConfigDict:
       # What is learned: 'classification', or another of vit_jax/objectives,
       # which have fields of their own: `choose_objective` sets them.
       'objective': {'name': 'classification'},
-      'model': {
-        # 'vit', hybrids and axial ViTs included, or 'resnet', which has other
-        # fields: `choose_model` sets them.
-        'name': 'vit',
-        'patch_size': 16,
-        'width': 768,
-        'depth': 12,
-        'mlp_dim': 3072,
-        'heads': 12,
-        # Head on the class token ('cls'), the mean of all tokens ('gap') or
-        # attention pooling ('map').
-        'pool': 'cls',
-        # Width of the head's hidden tanh layer; 0 for a single linear layer.
-        'representation_size': 0,
-        'head_bias': 0.0,
-        # learned1d, learned2d, sincos2d, relative or none; the first three are
-        # added at the 'input', in 'every_layer' anew, or 'shared' by all.
-        'posemb': 'learned1d',
-        'posemb_at': 'input',
-        # Row attention, then column attention; without a class token.
-        'axial': False,
-        # tanh, exact or quick, and LayerNorm's: for weights that were trained
-        # with others than the paper's.
-        'gelu': 'tanh',
-        'layer_norm_epsilon': 1e-6,
-        # What plain ViTs after the paper have; see `models.vit`.
-        'registers': 0,
-        'norm': 'layer',
-        'pre_norm': False,
-        'norm_pooled': False,
-        'layer_scale': 0.0,
-        'swiglu': False,
-        'qkv_bias': True,
-        'qk_norm': False,
-        'attention_norm': False,
-        'mlp_norm': False,
-        'rope': 0.0,
-        'rope_side': 0,
-        'rope_registers': 0.0,
-        # Width of the ResNet before the patches, 0 for none, and the units of
-        # its stages.
-        'stem_width': 0,
-        'stem_layers': (),
-        'dropout': 0.0,
-        # Rate at which the last layer is left out, for each example.
-        'stochastic_depth': 0.0,
-        'dtype': 'float32',
-        'scan': False,
-        'remat': 'none',
-      },
+      # Its fields are listed by `python -m vit_jax.models --fields`; a resnet
+      # or detr has others, which `choose_model` sets.
+      'model': variants.defaults('vit') | variants.fields('b16'),
       # Of classification: softmax or sigmoid, how much of the label is spread
       # over all classes, and the alphas of mixup and CutMix, of which each
       # batch has one.
@@ -384,20 +319,9 @@ def check_ranges(config: ConfigDict) -> None:
   Raises:
     ValueError: naming the field, its value and its range.
   """
-  for field, value in flatten(config).items():
-    if field not in RANGES:
-      continue
-    low, high = RANGES[field][1:-1].split(', ')
-    for x in value if isinstance(value, list | tuple) else [value]:
-      if isinstance(x, str):
-        raise ValueError(f'{field} is {value!r}, of which {x!r} is no number.')
-      above = x > float(low) or (x == float(low) and RANGES[field][0] == '[')
-      below = x < float(high) or (x == float(high) and RANGES[field][-1] == ']')
-      if not (above and below):
-        raise ValueError(
-          f'{field} is {x}: it has to lie in {RANGES[field]}'
-          ' (a round bracket leaves out the end itself).'
-        )
+  known = flatten(config)
+  for field in known.keys() & RANGES.keys():
+    check_range(field, known[field], RANGES[field])
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:

@@ -37,6 +37,17 @@ def test_csv_of_some_models(capsys):
   assert [bool(row['source']) for row in rows] == [True, True, True, False]
 
 
+def test_fields_of_a_model_are_those_of_its_config(capsys):
+  for models, name in (([], 'vit'), (['r50x1'], 'resnet')):
+    assert table.main(['--fields', *models, '--format=csv']) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    listed = {row['field'].removeprefix('model.'): row for row in rows}
+    assert listed.keys() >= variants.defaults(name).keys() - {'name', 'dtype'}
+    assert listed['width']['values'] == '[1, inf)'
+    assert listed['remat']['values'].startswith('none, cheap, ')
+    assert all(row['meaning'] for row in rows)
+
+
 def test_a_table_of_some_models(capsys):
   """Numbers end where their titles do; a ResNet has no tokens."""
   assert table.main(['ti16', 'r50x1', '--num_classes=0']) == 0

@@ -179,37 +179,21 @@ def test_lists_as_json_has_them_make_the_same_model():
   ('fields', 'message'),
   [
     ({'name': 'resnt'}, r"model.name is 'resnt'. Did you mean resnet\?"),
-    ({'pool': 'gapp'}, r"model.pool is 'gapp'. Did you mean gap or map\?"),
     ({'dtype': 'float16'}, "model.dtype is 'float16': use float32 or bfloat16"),
     ({'heads': 5}, 'width 192 is not a multiple of model.heads 5'),
-    ({'patch_size': 0}, 'model.patch_size is 0: it must be at least 1'),
-    ({'depth': 10**9}, 'model.depth is 1,000,000,000: at most 1,000 layers'),
-    (
-      {'axial': True, 'pool': 'gap', 'stochastic_depth': 0.1},
-      'model.stochastic_depth is 0.1: axial models have none',
-    ),
-    (
-      {'axial': True, 'pool': 'gap', 'registers': 2},
-      'model.registers is 2 and model.rope 0.0: axial attention has rows',
-    ),
-    (
-      {'axial': True, 'pool': 'gap', 'rope': 10.0},
-      'model.registers is 0 and model.rope 10.0: axial attention has rows',
-    ),
     ({'rope': 10.0, 'heads': 32}, 'a head has 6 numbers: rotary embeddings'),
     (
-      {'rope_registers': 5.0, 'registers': 4},
-      'model.rope_registers is 5.0, model.rope 0.0 and model.registers 4',
+      {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
+      'model.registers 5: it needs a square number',
     ),
     (
-      {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
-      'model.registers 5: it needs model.rope, and a square number',
+      {'rope_registers': 5.0, 'rope': 1.0, 'registers': 0},
+      'model.registers 0: it needs a square number',
     ),
     ({'name': 'deit', 'representation_size': 8}, 'representation_size 8: DeiT'),
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
     ({'layers': (1,)}, "is 'vit', which has no model.layers: a name alone"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
-    ({'layer_norm_epsilon': float('nan')}, 'model.layer_norm_epsilon is nan'),
     ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
     (
       {'width': 27, 'posemb': 'learned2d'},
@@ -227,12 +211,6 @@ def test_lists_as_json_has_them_make_the_same_model():
       {'posemb': 'relative', 'posemb_at': 'shared'},
       "model.posemb_at is 'shared', but with model.posemb 'relative' nothing",
     ),
-    ({'stem_layers': (1,)}, r'stem_layers is \(1,\) and model.stem_width 0'),
-    (
-      {'stem_width': 64, 'stem_layers': (1, 0)},
-      r'model.stem_layers is \(1, 0\): every stage has at least one unit',
-    ),
-    ({'stem_width': 33}, 'model.stem_width is 33: GroupNorm wants a multiple'),
     (
       {'image_size': (224, 230)},
       '16x16 pixels do not tile an image of 224x230',
@@ -249,27 +227,11 @@ def test_fields_that_cannot_work_are_refused(fields, message):
     build('ti16', **fields)
 
 
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'layers': (500, 501)}, 'at most 1,000 units are built'),
-    ({'version': -1}, 'model.version is -1: use 0, 1 or 2'),
-    ({'layers': (3, 0)}, r'model.layers is \(3, 0\): every stage has at least'),
-    ({'width': 16}, 'model.width is 16: GroupNorm wants a multiple of 32'),
-    ({'version': 3}, 'model.version is 3: use 0, 1 or 2'),
-  ],
-)
-def test_resnets_that_cannot_work_are_refused(fields, message):
-  with pytest.raises(ValueError, match=message):
-    build('r50x1', **fields)
-
-
 def test_what_is_just_possible_is_built():
   for variant, fields in (
     ('ti16', {'depth': 1000}),
     ('ti16', {'rope': 10.0, 'registers': 4, 'rope_registers': 5.0}),
     ('ti16', {'name': 'deit', 'registers': 3}),
-    ('r50x1', {'layers': (500, 500)}),
     ('r50x1', {'width': 32, 'version': 0}),
     ('igpt_s', {'image_size': (256, 256)}),
     ('igpt_s', {'image_size': (1, 1), 'palette': (-1.0, 0.0, 1.0) * 2}),
@@ -450,7 +412,7 @@ def test_an_axial_resnet_takes_widths_that_its_heads_can_share():
 
 
 def test_every_remat_policy_exists():
-  for name in REMAT[2:]:
+  for name in REMAT:
     model = build('ti16').clone(remat=name, depth=1)
     shape = jax.eval_shape(
       lambda x, m=model: m.init_with_output(jax.random.key(0), x)[0][0],

@@ -2,11 +2,14 @@
 
   python -m vit_jax.models
   python -m vit_jax.models r50+b16 l16 --image_size=384 --format=csv
+  python -m vit_jax.models --fields
   python -m vit_jax.models --pretrained
 
-The last lists the checkpoints that were published, by the names that every
-command takes for a checkpoint, with the model, pixels a side, what it was
-trained on, top-1 accuracy on ImageNet and who says so, and the file.
+`--fields` lists the config fields of ViT, or of the models named, with their
+defaults and valid values. `--pretrained` lists the checkpoints that were
+published, by the names that every command takes for a checkpoint, with the
+model, pixels a side, what it was trained on, top-1 accuracy on ImageNet and who
+says so, and the file.
 
 GFLOPs are those of one image's forward pass, a multiply-add counted as two and
 multiplications by a convolution's padding not at all: 3 * forward * images is
@@ -27,6 +30,7 @@ from vit_jax.checkpoints import catalogue
 from vit_jax.cli import flags
 from vit_jax.data import images
 from vit_jax.models import flops, variants
+from vit_jax.models.fields import REQUIRED
 from vit_jax.register import nearest
 
 # How the columns of a table are printed, by name.
@@ -97,6 +101,27 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
   ]
 
 
+def fields(models: Sequence[str]) -> list[dict[str, Any]]:
+  """Returns a row for each config field of some models, or of ViT.
+
+  Raises:
+    ValueError: for an unknown name.
+  """
+  kinds = dict.fromkeys(variants.fields(m)['name'] for m in models or ['b16'])
+  return [
+    {
+      'field': f'model.{f.name}',
+      'default': '' if f.default is REQUIRED else f'{f.default!r:.12}',
+      'values': f.metadata['range']
+      or ', '.join(map(str, f.metadata['choices'])),
+      'meaning': f.metadata['doc'],
+    }
+    for kind in kinds
+    for f in variants.ARCHITECTURES.load(kind).own_fields()
+    if f.name not in ('num_classes', 'dtype')
+  ]
+
+
 def write(found: list[dict[str, Any]], formats: Mapping[str, str]) -> None:
   """Prints rows as a table.
 
@@ -127,10 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     'models', nargs='*', help='Names to list; all published ones if none.'
   )
-  parser.add_argument(
+  instead = parser.add_mutually_exclusive_group()
+  instead.add_argument(
     '--pretrained',
     action='store_true',
     help='List published checkpoints, of the models named or of all.',
+  )
+  instead.add_argument(
+    '--fields',
+    action='store_true',
+    help='List the config fields of ViT, or of the models named.',
   )
   parser.add_argument(
     '--format', choices=('table', 'csv'), default='table', help='Of the output.'
@@ -144,9 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   args = parser.parse_args(argv)
   given = args.image_size, args.num_classes
-  if args.pretrained and given != (None, None):
+  if (args.pretrained or args.fields) and given != (None, None):
     parser.error(
-      '--pretrained lists files as they are: leave out --image_size and '
+      '--pretrained and --fields build no model: leave out --image_size and '
       '--num_classes.'
     )
   if (args.num_classes or 0) < 0:
@@ -157,6 +188,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   if args.pretrained:
     found, formats = published(args.models), _CHECKPOINT_FORMATS
+  elif args.fields:
+    found = fields(args.models)
+    formats = dict.fromkeys(found[0], '')
   else:
     names = args.models or list(variants.PUBLISHED)
     classes = 1000 if args.num_classes is None else args.num_classes

@@ -10,7 +10,6 @@ from vit_jax.models.model import Partitions
 PARTITIONS: Partitions = (
   (r'head(_dist|_rotation|_next)?/kernel$', ('fsdp', None)),
 )
-POOLS = ('cls', 'gap', 'map')
 
 
 class MAPHead(nn.Module):

@@ -6,7 +6,6 @@ Dimensions are named as everywhere in this package: `B` batch, `H W` pixels,
 .npz files, so that reading one is a renaming and nothing more.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -36,56 +35,13 @@ PARTITIONS: Partitions = (
 EPSILON = 1e-6
 # Python builds a model layer by layer, which takes forever where a file claims
 # a billion of them.
-MAX_LAYERS = 1000
-# The originals compute the approximation by tanh, timm and transformers x times
-# the normal distribution function itself; on B/16 the logits differ by 1e-3.
-GELUS = ('tanh', 'exact', 'quick')
-NORMS = ('layer', 'rms')
+DEPTHS = '[1, 1000]'
+# The fields of a `ViT`, by `ViT.encoder_fields`.
+EncoderFields = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class EncoderFields:
-  """The fields of a `ViT` that its encoder and its layers work with."""
-
-  depth: int
-  mlp_dim: int
-  heads: int
-  posemb: str
-  posemb_at: str
-  axial: bool
-  gelu: str
-  swiglu: bool
-  norm: str
-  layer_norm_epsilon: float
-  pre_norm: bool
-  norm_pooled: bool
-  layer_scale: float
-  qkv_bias: bool
-  qk_norm: bool
-  attention_norm: bool
-  mlp_norm: bool
-  rope: float
-  rope_side: int
-  rope_registers: float
-  dropout: float
-  stochastic_depth: float
-  dtype: Any
-  scan: bool
-  remat: str
-
-
-def check_sizes(model: Any, *fields: str) -> None:
-  """Checks a transformer's sizes, in these fields; raises ValueError."""
-  for field in fields:
-    if getattr(model, field) < 1:
-      raise ValueError(
-        f'model.{field} is {getattr(model, field)}: it must be at least 1.'
-      )
-  if model.depth > MAX_LAYERS:
-    raise ValueError(
-      f'model.depth is {model.depth:,}: at most {MAX_LAYERS:,} layers are '
-      'built.'
-    )
+def check_heads(model: Any) -> None:
+  """Raises ValueError where heads cannot share a width equally."""
   if model.width % model.heads:
     raise ValueError(
       f'model.width {model.width} is not a multiple of model.heads '

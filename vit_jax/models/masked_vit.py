@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.fields import field
 from vit_jax.models.vit import ViT
 
 Array = jax.Array
@@ -28,16 +29,16 @@ class MaskedViT(ViT):
   """Images, and what of them is hidden, to predictions for every patch.
 
   Its body is a ViT without a head.
-
-  Attributes:
-    target: what is predicted of a patch: its 'mean_colour', one of 512; the
-      colours of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.
   """
 
   kind: ClassVar[str] = 'masked_vit'
   task_params: ClassVar[tuple[str, ...]] = ('mask_embedding', 'prediction')
 
-  target: str = 'mean_colour'
+  target: str = field(
+    'mean_colour',
+    "What is predicted of a patch: its 'mean_colour', one of 512; the colours "
+    "of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.",
+  )
 
   def outputs(self, side: int) -> tuple[int, ...]:
     """Returns the shape of the prediction for a patch of `side` pixels."""

@@ -19,8 +19,6 @@ Axes = str | tuple[str, ...] | None
 # From a pattern of paths to what splits the last dimensions of a parameter, so
 # that layers stacked for a scan need no rules of their own.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
-
-
 # Of `config.model.remat`: by name, the `jax.checkpoint_policies` without
 # arguments.
 REMAT = (
@@ -55,7 +53,6 @@ class Model(nn.Module):
     optional_params: by the field that switches a part on, the names of its
       parameters: new where a checkpoint is without, left behind where the
       model is.
-    choices: by field, the texts that it may be.
     compute_fields: fields that decide how it is computed, and not what its
       parameters are.
     loops: what a scan stacks of it.
@@ -68,7 +65,6 @@ class Model(nn.Module):
   kind: ClassVar[str]
   task_params: ClassVar[tuple[str, ...]] = ('head',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-  choices: ClassVar[Mapping[str, tuple[str, ...]]] = {'remat': REMAT}
   compute_fields: ClassVar[tuple[str, ...]] = (
     'dropout',
     'stochastic_depth',

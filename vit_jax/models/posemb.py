@@ -7,9 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-KINDS = ('learned1d', 'learned2d', 'sincos2d', 'relative', 'none')
-PLACES = ('input', 'every_layer', 'shared')
-
 _init = nn.initializers.normal(0.02)
 
 

@@ -16,15 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.axial import AxialConv
+from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.heads import classifier
-from vit_jax.models.layers import MAX_LAYERS, group_norm, remat
-from vit_jax.models.model import Loop, Model
+from vit_jax.models.layers import DEPTHS, group_norm, remat
+from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
 
 # Channels that a unit puts out for each it convolves.
 EXPANSION = 4
-VERSIONS = (0, 1, 2)
+# Of GroupNorm, which divides channels evenly.
+GROUPS = 32
 
 
 class StdConv(nn.Conv):
@@ -253,33 +255,46 @@ def total_stride(layers: Sequence[int]) -> int:
 
 
 class ResNet(Model):
-  """Images to class logits, by convolutions.
-
-  Attributes:
-    num_classes: C; 0 returns the pooled features themselves.
-    layers: units of each stage.
-    width: channels of the root, 64 times the width factor.
-    version: 0, 1 or 2, see the module.
-    axial: Axial-ResNet: row and column attention stand for the 3x3
-      convolutions (appendix D.6).
-    head_bias: initial bias of the head, see `ViT`.
-    dtype: of the computation; parameters are always float32.
-    scan: one compiled unit looped over the equal ones of a stage.
-    remat: what a unit keeps for the backward pass, see `ViT`.
-  """
+  """Images to class logits, by convolutions."""
 
   kind: ClassVar[str] = 'resnet'
   loops: ClassVar[tuple[Loop, ...]] = (UNITS,)
 
-  num_classes: int
-  layers: tuple[int, ...]
-  width: int = 64
-  version: int = 2
-  axial: bool = False
-  head_bias: float = 0.0
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  num_classes: int = field(
+    REQUIRED, 'C; 0 returns the pooled features.', range='[0, inf)'
+  )
+  layers: tuple[int, ...] = field(
+    REQUIRED, 'Units of each stage.', range=DEPTHS
+  )
+  width: int = field(
+    64,
+    'Channels of the root, 64 times the width factor.',
+    range='[1, inf)',
+    multiple=GROUPS,
+  )
+  version: int = field(
+    2,
+    'BiT (2), the stem of hybrids (1), or torchvision with frozen BatchNorm '
+    '(0).',
+    choices=(0, 1, 2),
+  )
+  axial: bool = field(
+    False,
+    'Axial-ResNet: row and column attention replace the 3x3 convolutions '
+    '(appendix D.6).',
+  )
+  head_bias: float = field(
+    0.0, 'Initial bias of the head.', range='(-inf, inf)'
+  )
+  dtype: Any = field(
+    jnp.float32, 'Of the computation; parameters are always float32.'
+  )
+  scan: bool = field(
+    False, 'Loops one compiled unit over the equal units of a stage.'
+  )
+  remat: str = field(
+    'none', 'What a unit keeps for the backward pass, see `ViT`.', choices=REMAT
+  )
 
   @property
   def num_blocks(self) -> int:
@@ -299,13 +314,10 @@ class ResNet(Model):
 
   def check(self, image_size: tuple[int, int]) -> None:
     del image_size  # the padding takes any
-    check_stages('layers', self.layers, 'width', self.width)
     if not self.layers:
       raise ValueError(
         'model.layers is empty: a ResNet has at least one stage.'
       )
-    if self.version not in VERSIONS:
-      raise ValueError(f'model.version is {self.version}: use 0, 1 or 2.')
 
   @nn.compact
   def __call__(
@@ -353,23 +365,3 @@ class ResNet(Model):
     if not self.num_classes:
       return y_BC, aux
     return classifier(y_BC, self.num_classes, self.head_bias), aux
-
-
-def check_stages(
-  layers_field: str, layers: Sequence[int], width_field: str, width: int
-) -> None:
-  """Checks the stages of a ResNet or a stem; raises ValueError."""
-  if any(n < 1 for n in layers):
-    raise ValueError(
-      f'model.{layers_field} is {tuple(layers)}: every stage has at least one '
-      'unit.'
-    )
-  if sum(layers) > MAX_LAYERS:
-    raise ValueError(
-      f'model.{layers_field} is {tuple(layers)}: at most {MAX_LAYERS:,} units '
-      'are built.'
-    )
-  if width < 32 or width % 32:
-    raise ValueError(
-      f'model.{width_field} is {width}: GroupNorm wants a multiple of 32.'
-    )

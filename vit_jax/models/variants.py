@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import fields as field_checks
 from vit_jax.register import Register, nearest
 
 if TYPE_CHECKING:  # `vit_jax.config` does without Flax
@@ -275,12 +276,6 @@ def build(
     ValueError: for values that cannot work, naming field, value and way out.
   """
   kind: type[Model] = ARCHITECTURES.load(name)
-  for field, valid in kind.choices.items():
-    value = model_fields.get(field, valid[0])
-    if value not in valid:
-      raise ValueError(
-        f'model.{field} is {value!r}. {nearest(str(value), valid)}'
-      )
   own = {field.name for field in kind.own_fields()}
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
@@ -295,8 +290,9 @@ def build(
     field: tuple(value) if isinstance(value, list | tuple) else value
     for field, value in model_fields.items()
   }
-  fields: Any = {'num_classes': num_classes, 'dtype': jnp.dtype(dtype)}
-  model = kind(**fields, **model_fields)
+  model_fields['num_classes'] = num_classes
+  field_checks.check(kind.own_fields(), model_fields)
+  model = kind(**model_fields | {'dtype': jnp.dtype(dtype)})
   model.check(image_size)
   return model
 

@@ -6,18 +6,17 @@ follow, and a head. The dimension letters are those of `layers`.
 """
 
 import collections
-import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import heads, layers, posemb, resnet
+from vit_jax.models import fields, heads, layers, posemb, resnet
 from vit_jax.models.axial import AxialBlock
-from vit_jax.models.model import Loop, Model
+from vit_jax.models.fields import REQUIRED, field
+from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
 
@@ -59,14 +58,14 @@ class Encoder(nn.Module):
     # What differs from layer to layer.
     inputs = (None if keys is None else keys[:-1], positions_XLD, rates)
 
-    fields: dict[str, Any] = {
+    of_block: dict[str, Any] = {
       'fields': f,
       'relative': extra if f.posemb == 'relative' else None,
       'capture': self.capture,
     }
     block: Any = layers.EncoderBlock
     if f.axial:
-      block, fields['grid'] = AxialBlock, grid
+      block, of_block['grid'] = AxialBlock, grid
     x_BLD, captured = layers.repeated(
       block,
       LAYERS,
@@ -78,7 +77,7 @@ class Encoder(nn.Module):
       scan=f.scan,
       policy=f.remat,
       is_initializing=self.is_initializing(),
-      fields=fields,
+      fields=of_block,
     )
     if not f.norm_pooled:
       x_BLD = layers.norm(x_BLD, f, 'encoder_norm')
@@ -151,74 +150,10 @@ class PatchEmbedding(nn.Module):
 
 
 class ViT(Model):
-  """Images to class logits.
-
-  Attributes:
-    num_classes: C; 0 returns the representation y of equation 4 itself.
-    patch_size: P, side of a patch in pixels (of the feature map where there is
-      a stem).
-    width: D.
-    depth: number of encoder layers.
-    mlp_dim: M.
-    heads: N; must divide D.
-    pool: 'cls' for the class token, 'gap' for the mean of all tokens, 'map' for
-      attention pooling (appendix D.3).
-    representation_size: width of the hidden tanh layer of the pre-training
-      head; 0 for the single linear layer of fine-tuning.
-    posemb: 'learned1d', 'learned2d', 'sincos2d', 'relative' or 'none' (appendix
-      D.4).
-    posemb_at: where the first three are added: at the 'input', at the
-      beginning of 'every_layer' with embeddings of its own, or 'shared' by all
-      layers.
-    axial: row attention and MLP, then column attention and MLP in every layer
-      (appendix D.6); there is no class token then.
-    gelu: 'tanh', the approximation of the originals, 'exact', or CLIP's
-      'quick', x sigmoid(1.702 x).
-    layer_norm_epsilon: added to the variance; another than the originals' is
-      for models that were trained with it.
-    registers: number of tokens that are learned and not read (2309.16588),
-      between the class token and the patches.
-    norm: 'layer' or 'rms'.
-    pre_norm: one more, before the first layer (CLIP).
-    norm_pooled: the final one after the pooling instead of before it.
-    layer_scale: initial value of a factor for each channel of what a branch
-      adds; 0 for none.
-    swiglu: a gated MLP, of three matrices instead of two.
-    qkv_bias: whether queries, keys and values have a bias.
-    qk_norm: a norm over every head of queries and keys.
-    attention_norm: one over all heads, before they are joined (BEiT-3).
-    mlp_norm: one inside the MLP, before its last layer (EVA-02).
-    rope: theta of rotary embeddings of the patches; 0 for none. They come
-      besides `posemb`.
-    rope_side: 0, or the side of the grid that they count, -1 for that of the
-      image at hand: see `posemb.rotation`.
-    rope_registers: theta of those of the registers, a square grid; 0 for none.
-    dropout: rate after every dense layer but q, k, v, and after adding the
-      position embeddings (appendix B.1).
-    stochastic_depth: rate at which the last layer is left out for an example,
-      each of its two branches by itself; from 0 in the first layer it grows
-      evenly. Not for axial models.
-    head_bias: initial bias of the head; -10 for the sigmoid loss, so that
-      training does not start with thousands of confident negatives.
-    stem_width: 0, or the width of the ResNet before the patches: a hybrid.
-    stem_layers: units of each of the stem's stages; its root alone if empty.
-    dtype: of the computation; parameters are always float32.
-    scan: one compiled layer looped over stacked parameters, which compiles
-      several times faster, instead of `depth` unrolled layers.
-    remat: what a layer keeps for the backward pass, see `layers.remat`: 'none'
-      for everything, 'cheap', or a policy of `jax.checkpoint_policies`.
-  """
+  """Images to class logits."""
 
   kind: ClassVar[str] = 'vit'
   task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
-  choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
-    **Model.choices,
-    'pool': heads.POOLS,
-    'posemb': posemb.KINDS,
-    'posemb_at': posemb.PLACES,
-    'gelu': layers.GELUS,
-    'norm': layers.NORMS,
-  }
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
   depth_loop: ClassVar[Loop] = LAYERS
   after_layers: ClassVar[str] = (
@@ -226,46 +161,156 @@ class ViT(Model):
   )
   cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
 
-  num_classes: int
-  patch_size: int
-  width: int
-  depth: int
-  mlp_dim: int
-  heads: int
-  pool: str = 'cls'
-  representation_size: int = 0
-  posemb: str = 'learned1d'
-  posemb_at: str = 'input'
-  axial: bool = False
-  gelu: str = 'tanh'
-  layer_norm_epsilon: float = layers.EPSILON
-  registers: int = 0
-  norm: str = 'layer'
-  pre_norm: bool = False
-  norm_pooled: bool = False
-  layer_scale: float = 0.0
-  swiglu: bool = False
-  qkv_bias: bool = True
-  qk_norm: bool = False
-  attention_norm: bool = False
-  mlp_norm: bool = False
-  rope: float = 0.0
-  rope_side: int = 0
-  rope_registers: float = 0.0
-  dropout: float = 0.0
-  stochastic_depth: float = 0.0
-  head_bias: float = 0.0
-  stem_width: int = 0
-  stem_layers: tuple[int, ...] = ()
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  num_classes: int = field(
+    REQUIRED,
+    'C; 0 returns the representation y of equation 4.',
+    range='[0, inf)',
+  )
+  patch_size: int = field(
+    REQUIRED,
+    'P, side of a patch in pixels; behind a stem, of its feature map.',
+    range='[1, 65536]',
+  )
+  width: int = field(REQUIRED, 'D.', range='[1, inf)')
+  depth: int = field(REQUIRED, 'Number of encoder layers.', range=layers.DEPTHS)
+  mlp_dim: int = field(REQUIRED, 'M.', range='[1, inf)')
+  heads: int = field(REQUIRED, 'N; must divide D.', range='[1, inf)')
+  pool: str = field(
+    'cls',
+    "The head reads the class token ('cls'), the mean of all tokens ('gap') or "
+    "attention pooling ('map', appendix D.3).",
+    choices=('cls', 'gap', 'map'),
+  )
+  representation_size: int = field(
+    0,
+    "Width of the pre-training head's hidden tanh layer; 0 for one linear "
+    'layer.',
+    range='[0, inf)',
+  )
+  posemb: str = field(
+    'learned1d',
+    'Kind of position embeddings (appendix D.4).',
+    choices=('learned1d', 'learned2d', 'sincos2d', 'relative', 'none'),
+  )
+  posemb_at: str = field(
+    'input',
+    "The first three kinds are added at the 'input', at the beginning of "
+    "'every_layer' with embeddings of its own, or 'shared' by all layers.",
+    choices=('input', 'every_layer', 'shared'),
+  )
+  axial: bool = field(
+    False,
+    'Row attention and MLP, then column attention and MLP in every layer '
+    '(appendix D.6), without a class token.',
+  )
+  gelu: str = field(
+    'tanh',
+    "The originals' approximation by tanh, the exact function, or CLIP's "
+    "'quick' x sigmoid(1.702 x).",
+    choices=('tanh', 'exact', 'quick'),
+  )
+  layer_norm_epsilon: float = field(
+    layers.EPSILON,
+    "Added to the variance; transformers' models have 1e-12.",
+    range='(0, 1]',
+  )
+  registers: int = field(
+    0,
+    'Learned tokens that are not read (2309.16588), between the class token '
+    'and the patches.',
+    range='[0, 1024]',
+    unless='axial',
+  )
+  norm: str = field('layer', 'LayerNorm or RMSNorm.', choices=('layer', 'rms'))
+  pre_norm: bool = field(False, 'A norm before the first layer (CLIP).')
+  norm_pooled: bool = field(
+    False, 'The final norm comes after the pooling instead of before it.'
+  )
+  layer_scale: float = field(
+    0.0,
+    'Initial value of a factor for each channel that a branch adds; 0 for no '
+    'factor.',
+    range='[0, inf)',
+  )
+  swiglu: bool = field(False, 'A gated MLP, of three matrices instead of two.')
+  qkv_bias: bool = field(True, 'Queries, keys and values have a bias.')
+  qk_norm: bool = field(False, 'A norm over every head of queries and keys.')
+  attention_norm: bool = field(
+    False, 'A norm over all heads, before they are joined (BEiT-3).'
+  )
+  mlp_norm: bool = field(
+    False, 'A norm inside the MLP, before its last layer (EVA-02).'
+  )
+  rope: float = field(
+    0.0,
+    'Theta of rotary embeddings of the patches, besides `posemb`; 0 for no '
+    'rotation.',
+    range='[0, inf)',
+    unless='axial',
+  )
+  rope_side: int = field(
+    0,
+    'Side of the grid that rotary embeddings count; -1 for the side of the '
+    'image at hand, 0 for coordinates in [-1, 1]. See `posemb.rotation`.',
+    range='[-1, 65536]',
+  )
+  rope_registers: float = field(
+    0.0,
+    'Theta of rotary embeddings of the registers, a square grid; 0 for no '
+    'rotation.',
+    range='[0, inf)',
+    needs='rope',
+  )
+  dropout: float = field(
+    0.0,
+    'Rate after every dense layer but q, k, v, and after adding the position '
+    'embeddings (appendix B.1).',
+    range='[0, 1)',
+  )
+  stochastic_depth: float = field(
+    0.0,
+    'Rate at which an example skips a branch of the last layer; it grows '
+    'evenly from 0 in the first layer.',
+    range='[0, 1)',
+    unless='axial',
+  )
+  head_bias: float = field(
+    0.0,
+    'Initial bias of the head; -10 for the sigmoid loss, which otherwise '
+    'starts with thousands of confident negatives.',
+    range='(-inf, inf)',
+  )
+  stem_width: int = field(
+    0,
+    'Width of the ResNet before the patches (a hybrid); 0 for none.',
+    range='[0, inf)',
+    multiple=resnet.GROUPS,
+  )
+  stem_layers: tuple[int, ...] = field(
+    (),
+    "Units of each of the stem's stages; empty for its root alone.",
+    range=layers.DEPTHS,
+    needs='stem_width',
+  )
+  dtype: Any = field(
+    jnp.float32, 'Of the computation; parameters are always float32.'
+  )
+  scan: bool = field(
+    False,
+    'Loops one compiled layer over stacked parameters instead of unrolling '
+    'the layers: compiles several times faster.',
+  )
+  remat: str = field(
+    'none',
+    "What a layer keeps for the backward pass: everything ('none'), `cheap`'s "
+    'choice of `layers.remat`, or a policy of `jax.checkpoint_policies`.',
+    choices=REMAT,
+  )
 
   @property
   def encoder_fields(self) -> layers.EncoderFields:
-    """The fields that the encoder and the pooling head share."""
-    names = [field.name for field in dataclasses.fields(layers.EncoderFields)]
-    return layers.EncoderFields(**{name: getattr(self, name) for name in names})
+    """These fields, as the encoder and the pooling head take them."""
+    return fields.frozen(self)
 
   @property
   def attention(self) -> str:
@@ -290,7 +335,7 @@ class ViT(Model):
     return self.depth
 
   def body(self) -> 'ViT':
-    own = {field.name: getattr(self, field.name) for field in ViT.own_fields()}
+    own = {f.name: getattr(self, f.name) for f in ViT.own_fields()}
     nothing = {'num_classes': 0, 'representation_size': 0, 'head_bias': 0.0}
     return ViT(**own | nothing, parent=None)
 
@@ -309,27 +354,11 @@ class ViT(Model):
     return posemb.grid_shape(image_size, stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    layers.check_sizes(self, 'patch_size', 'width', 'depth', 'mlp_dim', 'heads')
-    if not self.layer_norm_epsilon > 0:
-      raise ValueError(
-        f'model.layer_norm_epsilon is {self.layer_norm_epsilon}: it must be '
-        f'above 0, {layers.EPSILON} for the models of the paper.'
-      )
+    layers.check_heads(self)
     if self.axial and self.pool == 'cls':
       raise ValueError(
         "model.pool is 'cls': axial attention has no row or column for a class "
         "token. Use 'gap' or 'map'."
-      )
-    if self.axial and self.stochastic_depth:
-      raise ValueError(
-        f'model.stochastic_depth is {self.stochastic_depth}: axial models have '
-        'none, leave it at 0.'
-      )
-    if self.axial and (self.registers or self.rope):
-      raise ValueError(
-        f'model.registers is {self.registers} and model.rope {self.rope}: '
-        'axial attention has rows and columns of patches alone, leave both at '
-        '0.'
       )
     if self.rope and self.width // self.heads % 4:
       raise ValueError(
@@ -337,15 +366,11 @@ class ViT(Model):
         'numbers: rotary embeddings turn pairs of them by rows and by columns, '
         'which takes a multiple of 4.'
       )
-    if self.rope_registers and not (
-      self.rope
-      and self.registers
-      and math.isqrt(self.registers) ** 2 == self.registers
-    ):
+    side = math.isqrt(self.registers)
+    if self.rope_registers and side**2 != (self.registers or -1):
       raise ValueError(
-        f'model.rope_registers is {self.rope_registers}, model.rope '
-        f'{self.rope} and model.registers {self.registers}: it needs '
-        'model.rope, and a square number of registers.'
+        f'model.rope_registers is {self.rope_registers} and model.registers '
+        f'{self.registers}: it needs a square number of registers.'
       )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
@@ -357,15 +382,6 @@ class ViT(Model):
       raise ValueError(
         f'model.posemb_at is {self.posemb_at!r}, but with model.posemb '
         f"{self.posemb!r} nothing is added to the tokens: leave it at 'input'."
-      )
-    if self.stem_width:
-      resnet.check_stages(
-        'stem_layers', self.stem_layers, 'stem_width', self.stem_width
-      )
-    elif self.stem_layers:
-      raise ValueError(
-        f'model.stem_layers is {self.stem_layers} and model.stem_width 0: set '
-        'the width, 64 for a regular ResNet.'
       )
     self.grid(image_size)
 

@@ -321,9 +321,7 @@ def test_initial_scales_are_the_originals():
   ('fields', 'message'),
   [
     ({'palette': (0.0,) * 7}, 'model.palette has 7 numbers'),
-    ({'palette': (0.0, -1.01, 1.0) * 2}, r'not in \[-1, 1\]'),
     ({'size': (256, 257)}, 'Images of 256x257 pixels would be 65,792 tokens'),
-    ({'palette': (0.0, float('nan'), 1.0) * 2}, r'not in \[-1, 1\]'),
     ({'heads': 5}, 'model.width 32 is not a multiple of model.heads 5'),
   ],
 )

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import posemb, resnet
-from vit_jax.models.layers import MAX_LAYERS, repeated
-from vit_jax.models.model import Loop, Model
+from vit_jax.models.fields import REQUIRED, field
+from vit_jax.models.layers import DEPTHS, check_heads, repeated
+from vit_jax.models.model import REMAT, Loop, Model
 from vit_jax.projects.detr import backbone, mask_head
 from vit_jax.projects.detr.layers import EPSILON, DecoderLayer, EncoderLayer
 
@@ -55,28 +56,7 @@ def linear(x: Array, features: int, name: str) -> Array:
 
 
 class DETR(Model):
-  """Images to a class and a box for every query, and masks.
-
-  Attributes:
-    num_classes: C, those of real objects; 0 returns the queries' tokens.
-    num_queries: Q, above the objects of any image.
-    width: D, a multiple of 4.
-    heads: N; must divide D.
-    mlp_dim: M.
-    encoder_layers: their number.
-    decoder_layers: their number.
-    dropout: as `detr_layers.PostNormLayer` has it.
-    masks: whether every query tells a mask, too; for four stages.
-    backbone: 'resnet', or 'plain' for images of few pixels.
-    backbone_layers: units or convolutions of each stage.
-    backbone_width: of the first stage, before a ResNet expands it.
-    backbone_version: of the ResNet: 0 for weights trained elsewhere, which the
-      published ones have, and 1 for training from nothing.
-    dilation: whether the last stage dilates and keeps the sides (DC5).
-    dtype: of the computation; parameters are always float32.
-    scan: as `ViT` has it.
-    remat: likewise.
-  """
+  """Images to a class and a box for every query, and masks."""
 
   kind: ClassVar[str] = 'detr'
   # Boxes are those of any objects.
@@ -87,23 +67,51 @@ class DETR(Model):
   loops: ClassVar[tuple[Loop, ...]] = (ENCODER, DECODER, resnet.UNITS)
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
-  num_classes: int
-  num_queries: int = 100
-  width: int = 256
-  heads: int = 8
-  mlp_dim: int = 2048
-  encoder_layers: int = 6
-  decoder_layers: int = 6
-  dropout: float = 0.1
-  masks: bool = False
-  backbone: str = 'resnet'
-  backbone_layers: tuple[int, ...] = (3, 4, 6, 3)
-  backbone_width: int = 64
-  backbone_version: int = 0
-  dilation: bool = False
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  num_classes: int = field(
+    REQUIRED,
+    "C, classes of real objects; 0 returns the queries' tokens.",
+    range='[0, inf)',
+  )
+  num_queries: int = field(
+    100, 'Q, more than the objects of any image.', range='[1, 1048576]'
+  )
+  width: int = field(256, 'D.', range='[1, 1048576]', multiple=4)
+  heads: int = field(8, 'N; must divide D.', range='[1, 1048576]')
+  mlp_dim: int = field(2048, 'M.', range='[1, 1048576]')
+  encoder_layers: int = field(6, 'Number of encoder layers.', range=DEPTHS)
+  decoder_layers: int = field(6, 'Number of decoder layers.', range=DEPTHS)
+  dropout: float = field(
+    0.1, 'Rate, as `layers.PostNormLayer` has it.', range='[0, 1)'
+  )
+  masks: bool = field(False, 'Every query tells a mask, too; for four stages.')
+  backbone: str = field(
+    'resnet',
+    "'resnet', or 'plain' for images of few pixels.",
+    choices=backbone.KINDS,
+  )
+  backbone_layers: tuple[int, ...] = field(
+    (3, 4, 6, 3), 'Units or convolutions of each stage.', range=DEPTHS
+  )
+  backbone_width: int = field(
+    64,
+    'Width of the first stage, before a ResNet expands it.',
+    range='[1, inf)',
+    multiple=resnet.GROUPS,
+  )
+  backbone_version: int = field(
+    0,
+    'Version of the ResNet: 0 (frozen BatchNorm) for weights trained '
+    'elsewhere, 1 (GroupNorm) to train from nothing.',
+    choices=(0, 1),
+  )
+  dilation: bool = field(
+    False, 'The last stage dilates and keeps the sides (DC5).'
+  )
+  dtype: Any = field(
+    jnp.float32, 'Of the computation; parameters are always float32.'
+  )
+  scan: bool = field(False, 'As `ViT` has it.')
+  remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
 
   @property
   def attention(self) -> str:
@@ -150,42 +158,7 @@ class DETR(Model):
 
   def check(self, image_size: tuple[int, int]) -> None:
     del image_size  # the padding takes any
-    for field in (
-      'num_queries',
-      'width',
-      'heads',
-      'mlp_dim',
-      'encoder_layers',
-      'decoder_layers',
-    ):
-      most = MAX_LAYERS if field.endswith('layers') else 2**20
-      if not 1 <= getattr(self, field) <= most:
-        raise ValueError(
-          f'model.{field} is {getattr(self, field):,}: it must be at least 1, '
-          f'and layers at most {MAX_LAYERS:,}.'
-        )
-    if self.width % self.heads or self.width % 4:
-      raise ValueError(
-        f'model.width {self.width} is not a multiple of 4 and of model.heads '
-        f'{self.heads}: every head takes an equal share, and positions are '
-        'sines and cosines of rows and columns.'
-      )
-    if self.backbone not in backbone.KINDS:
-      raise ValueError(
-        f'model.backbone is {self.backbone!r}: use one of '
-        f'{", ".join(backbone.KINDS)}.'
-      )
-    if self.backbone_version not in (0, 1):
-      raise ValueError(
-        f'model.backbone_version is {self.backbone_version}: use 0 (BatchNorm, '
-        'frozen) or 1 (GroupNorm).'
-      )
-    resnet.check_stages(
-      'backbone_layers',
-      self.backbone_layers,
-      'backbone_width',
-      self.backbone_width,
-    )
+    check_heads(self)
     stages = len(self.backbone_layers)
     if not stages or (self.masks and stages <= mask_head.FINER):
       raise ValueError(

@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import attention, heads
+from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.layers import (
+  DEPTHS,
   MlpBlock,
   Projection,
-  check_sizes,
+  check_heads,
   constrain,
   repeated,
 )
-from vit_jax.models.model import Loop, Model
+from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
 # Keys and values of all layers, both XBLNK, and how many positions are filled.
@@ -176,22 +178,7 @@ def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
 
 
 class IGPT(Model):
-  """Images to class logits, and to logits of the colour of every pixel.
-
-  Attributes:
-    num_classes: C; 0 returns the representation, the mean of the last norm.
-    width: D.
-    depth: number of layers.
-    mlp_dim: M; 4 D in the published models.
-    heads: N; must divide D.
-    causal: whether a pixel is predicted of those before it, or of all (BERT).
-    bias: whether products in layers have one; the original's have none.
-    palette: R, G and B of K colours in [-1, 1], one after the other. Part of
-      the model and never trained.
-    dtype: of the computation; parameters are always float32.
-    scan: as `ViT` has it.
-    remat: likewise.
-  """
+  """Images to class logits, and to logits of the colour of every pixel."""
 
   kind: ClassVar[str] = 'igpt'
   compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
@@ -200,17 +187,33 @@ class IGPT(Model):
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
-  num_classes: int
-  width: int
-  depth: int
-  mlp_dim: int
-  heads: int
-  causal: bool = True
-  bias: bool = False
-  palette: tuple[float, ...] = even_palette(8)
-  dtype: Any = jnp.float32
-  scan: bool = False
-  remat: str = 'none'
+  num_classes: int = field(
+    REQUIRED,
+    'C; 0 returns the representation, the mean of the last norm.',
+    range='[0, inf)',
+  )
+  width: int = field(REQUIRED, 'D.', range='[1, inf)')
+  depth: int = field(REQUIRED, 'Number of layers.', range=DEPTHS)
+  mlp_dim: int = field(
+    REQUIRED, 'M; 4 D in the published models.', range='[1, inf)'
+  )
+  heads: int = field(REQUIRED, 'N; must divide D.', range='[1, inf)')
+  causal: bool = field(
+    True, 'A pixel is predicted from the pixels before it, or from all (BERT).'
+  )
+  bias: bool = field(
+    False, "Products in layers have a bias; the original's have none."
+  )
+  palette: tuple[float, ...] = field(
+    even_palette(8),
+    'R, G and B of K colours, one after the other; never trained.',
+    range='[-1.001, 1.001]',
+  )
+  dtype: Any = field(
+    jnp.float32, 'Of the computation; parameters are always float32.'
+  )
+  scan: bool = field(False, 'As `ViT` has it.')
+  remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
 
   @property
   def attention(self) -> str:
@@ -236,15 +239,11 @@ class IGPT(Model):
     )
 
   def check(self, image_size: tuple[int, int]) -> None:
-    check_sizes(self, 'width', 'depth', 'mlp_dim', 'heads')
+    check_heads(self)
     if len(self.palette) % 3 or len(self.palette) < 6:
       raise ValueError(
         f'model.palette has {len(self.palette)} numbers: give red, green and '
         'blue of at least two colours.'
-      )
-    if not np.all(np.abs(self.palette) <= 1.001):  # NaN too
-      raise ValueError(
-        'model.palette has values that are not in [-1, 1], which is 0 to 255.'
       )
     H, W = image_size
     if H * W > MAX_TOKENS:
