@@ -24,7 +24,7 @@ from tqdm import tqdm
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags
-from vit_jax.data import decode, folder, whole
+from vit_jax.data import decode, image_files, whole
 from vit_jax.evaluators import pretrained
 from vit_jax.projects.detr import segments
 
@@ -130,8 +130,8 @@ def find_files(paths: Sequence[str]) -> list[str]:
         raise FileNotFoundError(f'No file or folder at {path}.')
       found.append(path)
       continue
-    inside, others = folder.list_images(path)
-    folder.warn_left_out(path, others)
+    inside, others = image_files.list_images(path)
+    image_files.warn_left_out(path, others)
     if not inside:
       raise FileNotFoundError(f'The folder {path} has no image files.')
     found += inside

@@ -7,35 +7,32 @@ from __future__ import annotations
 
 import collections
 import csv
-import functools
 import logging
 import os
 import pathlib
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vit_jax.data import decode, splits
+from vit_jax.data.image_files import (
+  Counter,
+  by_stem,
+  counted,
+  find,
+  list_images,
+  nfc,
+  sub_folders,
+  warn_left_out,
+)
 
 _log = logging.getLogger(__name__)
 
 # Of a table: its cells by column, None where a line is too short.
 Row = dict[str, Any]
 
-Counter = collections.Counter[str]
-_warn_once = functools.cache(_log.warning)
-
 _NAMED = 5  # classes in a message
-# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin as TIFF does.
-_BEGINNINGS = re.compile(
-  rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
-)
-_COPIES = ('~', '.bak', '.orig', '.part', '.tmp')
-_HEIC = ('.heic', '.heif')
 _YOLO = (
   ". If these are YOLO's labels, export the data set in COCO's format from the "
   'tool that wrote it, and give the folder with instances.json'
@@ -156,7 +153,7 @@ class Files:
     left_out += others
     if not paths:
       raise ValueError(
-        f'{folder} has no class folders and no images{_counted(others)}; the '
+        f'{folder} has no class folders and no images{counted(others)}; the '
         f'layout must be {_LAYOUTS}, or the same without classes'
       )
     return [(path, 0) for path in paths]
@@ -200,7 +197,7 @@ class Folder(Files):
       if not paths:
         raise ValueError(
           f'class folder {folder / class_name} has no images'
-          f'{_counted(others)}; add images to it or remove it'
+          f'{counted(others)}; add images to it or remove it'
           + (_YOLO if {*others} == {'.txt'} else '')
         )
       files += [(path, label_of[nfc(class_name)]) for path in paths]
@@ -210,14 +207,14 @@ class Folder(Files):
     labels, classes = np.array(self._labels), len(self.class_names)
     for split, indices in members.items():
       counts = np.bincount(labels[indices], minlength=classes)
-      least = 2 if split == 'train' else 1
-      few = [self.class_names[i] for i in np.flatnonzero(counts < least)]
+      is_train = split in splits.SAME[0]
+      few = [self.class_names[i] for i in np.flatnonzero(counts < 1 + is_train)]
       if few:
         _log.warning(
           '%d of %d classes have %s image in %s: %s%s',
           len(few),
           classes,
-          'one or no' if split == 'train' else 'no',
+          'one or no' if is_train else 'no',
           split,
           ', '.join(few[:_NAMED]),
           ', ...' if len(few) > _NAMED else '',
@@ -229,6 +226,11 @@ class Folder(Files):
   def labels(self) -> np.ndarray:
     """The classes of all images, int32 [N]."""
     return np.array(self._labels, np.int32)
+
+
+def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
+  """The names of the sub-folders, one if they differ in accents' form alone."""
+  return tuple({nfc(name): name for name in sub_folders(folder)}.values())
 
 
 def open_table(name: str, split: str, split_seed: int) -> Files:
@@ -403,144 +405,3 @@ def _members_of(
       )
     members.setdefault(name, []).append(i)
   return members
-
-
-def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
-  """Lists a folder by name, without files that systems hide or add."""
-  if not folder.is_dir():
-    return []
-  entries = (x for x in os.scandir(folder) if not is_hidden(x.name))
-  return sorted(entries, key=lambda entry: entry.name)
-
-
-def is_hidden(name: str) -> bool:
-  """Whether a name starts with a dot, or belongs to macOS or a Synology NAS."""
-  return name.startswith(('.', '__MACOSX', '@eaDir'))
-
-
-def nfc(text: str) -> str:
-  """Composes accents: macOS and Linux may write one name in two ways."""
-  return unicodedata.normalize('NFC', text)
-
-
-def find(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the path of a file as a table or an annotation names it.
-
-  If no file has that name, blanks around it, backslashes of Windows and the
-  form of its accents may differ.
-  """
-  forms = (name.strip(), name.strip().replace('\\', '/'))
-  names = [name, *forms, *map(nfc, forms)]
-  names += [unicodedata.normalize('NFD', x) for x in forms]
-  different = dict.fromkeys(names)
-  if len(different) > 1:  # otherwise a missing file is named later
-    for spelling in different:
-      if (folder / spelling).exists():
-        return folder / spelling
-  return folder / forms[-1]
-
-
-def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
-  """The sorted names of the sub-folders."""
-  return tuple(entry.name for entry in visible(folder) if entry.is_dir())
-
-
-def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
-  """The names of the sub-folders, one if they differ in accents' form alone."""
-  return tuple({nfc(name): name for name in sub_folders(folder)}.values())
-
-
-def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
-  """Lists the images of a folder and its sub-folders.
-
-  Files with the extension of an image format are images, damaged or not. Other
-  files are if they begin as an image does, as downloads without an extension.
-  Hidden files and folders are ignored. Linked folders are looked into once.
-
-  Returns:
-    The paths, sorted, and how many other files there are by extension.
-
-  Raises:
-    OSError: A sub-folder cannot be read.
-  """
-  paths: list[str] = []
-  others: Counter = collections.Counter()
-  seen: set[str] = set()
-  for parent, folders, names in os.walk(
-    folder, onerror=_raise, followlinks=True
-  ):
-    # Or a link to a folder above would lead around for ever.
-    if (place := os.path.realpath(parent)) in seen:
-      folders.clear()
-      continue
-    seen.add(place)
-    # Links come last, or the order on the disk would say by which of its names
-    # a folder is called.
-    folders[:] = sorted(
-      (x for x in folders if not is_hidden(x)),
-      key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
-    )
-    for name in names:
-      path = os.path.join(parent, name)
-      if is_image_name(name) or not is_hidden(name) and _begins_as_image(path):
-        paths.append(path)
-      elif not is_hidden(name):
-        others[os.path.splitext(name)[1].lower() or 'without extension'] += 1
-  return sorted(paths), others
-
-
-def _raise(error: OSError) -> None:
-  raise error
-
-
-def _begins_as_image(path: str) -> bool:
-  # Copies by editors and browsers would be the same image twice.
-  if path.lower().endswith(_COPIES) or not os.path.isfile(path):
-    return False
-  try:
-    with open(path, 'rb') as file:
-      return bool(_BEGINNINGS.match(file.read(16)))
-  except OSError:
-    return False
-
-
-def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
-  """Warns of the files of a folder that `list_images` has not listed."""
-  if others:
-    _warn_once(
-      f'{root}: files that are not images are left out{_counted(others)}'
-    )
-
-
-def _counted(others: Counter) -> str:
-  if not others:
-    return ''
-  listed = ', '.join(f'{count} {name}' for name, count in others.most_common())
-  heic = f'. {decode.HEIC_NEEDS}' if others.keys() & {*_HEIC} else ''
-  return f' ({listed}{heic})'
-
-
-def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Returns the file names of a folder's images by name without extension."""
-  found: dict[str, list[str]] = {}
-  for entry in visible(folder):
-    if is_image_name(entry.name):
-      stem = nfc(os.path.splitext(entry.name)[0])
-      found.setdefault(stem, []).append(entry.name)
-  return found
-
-
-def is_image_name(name: str) -> bool:
-  """Whether a name has the extension of an image format."""
-  extension = os.path.splitext(name)[1].lower()
-  return not is_hidden(name) and extension in _image_extensions()
-
-
-@functools.cache
-def _image_extensions() -> frozenset[str]:
-  return frozenset(
-    extension
-    for extension, name in Image.registered_extensions().items()
-    # MPO are JPEGs of several pictures, which Pillow opens as JPEG.
-    if name in (*decode.pillow_formats(), 'MPO')
-  )

@@ -10,7 +10,7 @@ import os
 import pathlib
 from typing import Any
 
-from vit_jax.data import decode, folder
+from vit_jax.data import decode, folder, image_files
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class ObjectNet(folder.Folder):
     self._paths: list[str] = []
     self._labels: list[int] = []
     for label, class_name in enumerate(self.class_names):
-      paths, _ = folder.list_images(root / class_name)
+      paths, _ = image_files.list_images(root / class_name)
       if not paths:
         raise ValueError(
           f'class folder {root / class_name} has no images; unpack the archive '

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import decode, splits
-from vit_jax.data import folder as folders
+from vit_jax.data import decode, image_files, splits
 from vit_jax.projects.detr import segments, voc
 
 _log = logging.getLogger(__name__)
@@ -232,7 +231,7 @@ def _read(
     if not isinstance(file, str):
       raise ValueError(f'{path} has an image whose file_name is {file!r}.')
   place = _image_folder(root, path, files[entries[0]['id']])
-  paths = {i: str(folders.find(place, file)) for i, file in files.items()}
+  paths = {i: str(image_files.find(place, file)) for i, file in files.items()}
   ((most, times),) = collections.Counter(
     map(os.path.normpath, paths.values())
   ).most_common(1)
@@ -430,7 +429,7 @@ def _image_folder(
     part = path.parent.name
   places = (root / part, root / 'images' / part, root / 'images', root)
   for place in places:
-    if folders.find(place, file).exists():
+    if image_files.find(place, file).exists():
       return place
   # The first image may be the one that is missing.
   return next(x for x in places if x.is_dir())

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from vit_jax.data import decode, folder
+from vit_jax.data import decode, image_files
 from vit_jax.projects.detr import segments
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
 
 def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
-  found = folder.by_stem(place)
+  found = image_files.by_stem(place)
   for first, *others in found.values():
     if others:
       raise ValueError(

@@ -12,7 +12,7 @@ import xml.etree.ElementTree
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.data import folder
+from vit_jax.data import image_files
 from vit_jax.data import splits as split_names
 
 _log = logging.getLogger(__name__)
@@ -61,12 +61,12 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
-      folder.nfc(entry.name[:-4]): pathlib.Path(entry.path)
-      for entry in folder.visible(place)
+      image_files.nfc(entry.name[:-4]): pathlib.Path(entry.path)
+      for entry in image_files.visible(place)
       if entry.name.lower().endswith('.xml')
     }
     if place == root and found:
-      found = {x: found[x] for x in found.keys() & folder.by_stem(root)}
+      found = {x: found[x] for x in found.keys() & image_files.by_stem(root)}
     if found:
       return dict(sorted(found.items()))
   return {}
@@ -89,7 +89,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     names |= {_text(x, 'name') for x in tree.iter('object')} - {''}
   stems = list(files)
   if path.is_file():
-    text = folder.nfc(path.read_text(encoding='utf-8-sig'))
+    text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
     # Files of a class have a number behind each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
@@ -139,7 +139,7 @@ def _images(
   Raises:
     ValueError: two images have the stem, and `<filename>` is neither.
   """
-  of_stem = folder.by_stem(place)
+  of_stem = image_files.by_stem(place)
   found, ignored = {}, []
   for stem, tree in files.items():
     said = _text(tree, 'filename')
@@ -153,7 +153,7 @@ def _images(
         'remove the wrong one.'
       )
     found[stem] = names[0]
-    if folder.find(place, said).is_file():
+    if image_files.find(place, said).is_file():
       ignored.append(f'{stem}.xml names {said}')
   if ignored:
     _log.warning(

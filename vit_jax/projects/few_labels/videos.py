@@ -15,7 +15,14 @@ import cv2
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, cores, decode, folder, transforms
+from vit_jax.data import (
+  bad_images,
+  cores,
+  decode,
+  folder,
+  image_files,
+  transforms,
+)
 from vit_jax.data.sources import Record, RecordsByIndex, Source
 
 _log = logging.getLogger(__name__)
@@ -110,12 +117,12 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
       'folder of frames for each video'
     )
   video_files = _video_files(root)
-  if folder.sub_folders(root) and video_files:
+  if image_files.sub_folders(root) and video_files:
     raise ValueError(
       f'{root} has video files, such as {os.path.basename(video_files[0])}, '
       'and folders of frames: give one with either'
     )
-  if not folder.sub_folders(root):
+  if not image_files.sub_folders(root):
     files = VideoFiles(root, data.on_bad_image == 'skip')
     return Videos(files, files.edges)
   frames = bad_images.checked(FrameFolders(root), data.on_bad_image)
@@ -134,7 +141,7 @@ class FrameFolders(folder.Folder):
     Raises:
       ValueError: there is no folder of frames, or one without frames.
     """
-    self.class_names = folder.sub_folders(root)
+    self.class_names = image_files.sub_folders(root)
     files = self._list(root, collections.Counter())
     # Frame 10 comes after frame 9, whether or not that is called 09.
     files.sort(key=lambda file: (file[1], _with_numbers(file[0])))
@@ -195,7 +202,7 @@ def _video_files(root: pathlib.Path) -> list[str]:
   """Returns the paths of those that are not hidden, sorted."""
   return [
     entry.path
-    for entry in folder.visible(root)
+    for entry in image_files.visible(root)
     if entry.name.lower().endswith(FILES) and entry.is_file()
   ]
 

@@ -1,0 +1,164 @@
+"""The image files of folders, and their names.
+
+Training, `predict` and the annotations of objects see the same files by these
+functions.
+"""
+
+import collections
+import functools
+import logging
+import os
+import pathlib
+import re
+import unicodedata
+
+from PIL import Image
+
+from vit_jax.data import decode
+
+Counter = collections.Counter[str]
+
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
+
+# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin as TIFF does.
+_BEGINNINGS = re.compile(
+  rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
+)
+_COPIES = ('~', '.bak', '.orig', '.part', '.tmp')
+_HEIC = ('.heic', '.heif')
+
+
+def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
+  """Lists a folder by name, without files that systems hide or add."""
+  if not folder.is_dir():
+    return []
+  entries = (x for x in os.scandir(folder) if not is_hidden(x.name))
+  return sorted(entries, key=lambda entry: entry.name)
+
+
+def is_hidden(name: str) -> bool:
+  """Whether a name starts with a dot, or belongs to macOS or a Synology NAS."""
+  return name.startswith(('.', '__MACOSX', '@eaDir'))
+
+
+def nfc(text: str) -> str:
+  """Composes accents: macOS and Linux may write one name in two ways."""
+  return unicodedata.normalize('NFC', text)
+
+
+def find(folder: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the path of a file as a table or an annotation names it.
+
+  If no file has that name, blanks around it, backslashes of Windows and the
+  form of its accents may differ.
+  """
+  plain = name.strip().replace('\\', '/')
+  nfd = unicodedata.normalize('NFD', plain)
+  names = dict.fromkeys([name, name.strip(), plain, nfc(plain), nfd])
+  if len(names) > 1:  # a missing file is named later
+    for spelling in names:
+      if (folder / spelling).exists():
+        return folder / spelling
+  return folder / plain
+
+
+def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
+  """The sorted names of the sub-folders."""
+  return tuple(entry.name for entry in visible(folder) if entry.is_dir())
+
+
+def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
+  """Lists the images of a folder and its sub-folders.
+
+  Files with the extension of an image format are images, damaged or not. Other
+  files are if they begin as an image does, as downloads without an extension.
+  Hidden files and folders are ignored. Linked folders are looked into once.
+
+  Returns:
+    The paths, sorted, and how many other files there are by extension.
+
+  Raises:
+    OSError: A sub-folder cannot be read.
+  """
+  paths: list[str] = []
+  others: Counter = collections.Counter()
+  seen: set[str] = set()
+  for parent, folders, names in os.walk(
+    folder, onerror=_raise, followlinks=True
+  ):
+    # Or a link to a folder above would lead around for ever.
+    if (place := os.path.realpath(parent)) in seen:
+      folders.clear()
+      continue
+    seen.add(place)
+    # Links come last, or the order on the disk would say by which of its names
+    # a folder is called.
+    folders[:] = sorted(
+      (x for x in folders if not is_hidden(x)),
+      key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
+    )
+    for name in names:
+      path = os.path.join(parent, name)
+      if is_image_name(name) or not is_hidden(name) and _begins_as_image(path):
+        paths.append(path)
+      elif not is_hidden(name):
+        others[os.path.splitext(name)[1].lower() or 'without extension'] += 1
+  return sorted(paths), others
+
+
+def _raise(error: OSError) -> None:
+  raise error
+
+
+def _begins_as_image(path: str) -> bool:
+  # Copies by editors and browsers would be the same image twice.
+  if path.lower().endswith(_COPIES) or not os.path.isfile(path):
+    return False
+  try:
+    with open(path, 'rb') as file:
+      return bool(_BEGINNINGS.match(file.read(16)))
+  except OSError:
+    return False
+
+
+def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
+  """Warns of the files of a folder that `list_images` has not listed."""
+  if others:
+    _warn_once(
+      f'{root}: files that are not images are left out{counted(others)}'
+    )
+
+
+def counted(others: Counter) -> str:
+  """Returns how many files there are by extension, in brackets."""
+  if not others:
+    return ''
+  listed = ', '.join(f'{count} {name}' for name, count in others.most_common())
+  heic = f'. {decode.HEIC_NEEDS}' if others.keys() & {*_HEIC} else ''
+  return f' ({listed}{heic})'
+
+
+def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
+  """Returns the file names of a folder's images by name without extension."""
+  found: dict[str, list[str]] = {}
+  for entry in visible(folder):
+    if is_image_name(entry.name):
+      stem = nfc(os.path.splitext(entry.name)[0])
+      found.setdefault(stem, []).append(entry.name)
+  return found
+
+
+def is_image_name(name: str) -> bool:
+  """Whether a name has the extension of an image format."""
+  extension = os.path.splitext(name)[1].lower()
+  return not is_hidden(name) and extension in _image_extensions()
+
+
+@functools.cache
+def _image_extensions() -> frozenset[str]:
+  return frozenset(
+    extension
+    for extension, name in Image.registered_extensions().items()
+    # MPO are JPEGs of several pictures, which Pillow opens as JPEG.
+    if name in (*decode.pillow_formats(), 'MPO')
+  )
