@@ -1,6 +1,7 @@
 """Arrays that models here lack, and files without a configuration."""
 
 import dataclasses
+import json
 import sys
 
 import numpy as np
@@ -89,9 +90,47 @@ def test_files_without_a_configuration_are_read(
   assert got.image_size == (32, 32)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
-  assert 'does not say all of its model: 3 heads' in warning
+  assert 'does not say all of its model. Assumed are' in warning
   assert 'square images of 32 pixels' in warning
   assert 'without a position' not in warning
+
+
+@pytest.mark.parametrize('pool', ['token', 'avg', 'max'])
+def test_the_pooling_of_a_file_alone_is_a_stated_assumption(
+  tmp_path, timm, torch, caplog, pool
+):
+  torch.manual_seed(0)
+  model = timm.create_model(
+    'vit_tiny_patch16_224',
+    **{'global_pool': pool, 'fc_norm': False, 'num_classes': 5},
+    **{'depth': 2, 'img_size': 32},
+  ).eval()
+  for x in model.parameters():
+    torch.nn.init.normal_(x, std=0.1)
+  file = str(tmp_path / 'x.pth')
+  torch.save(model.state_dict(), file)
+  alone = opening.open_checkpoint(file)
+  (warning,) = caplog.messages
+  assert 'pooling by the class token (not avg, max or avgmax)' in warning
+  assert 'convert FILE DIRECTORY --to=timm' in warning
+  # As the warning says.
+  convert.write(alone.weights(), str(tmp_path / 'x'), 'float32')
+  place = tmp_path / 'x/config.json'
+  config = json.loads(place.read_text())
+  config['model_args']['global_pool'] = pool
+  place.write_text(json.dumps(config))
+  if pool == 'max':
+    with pytest.raises(ValueError, match="global_pool is 'max'"):
+      opening.open_checkpoint(str(tmp_path / 'x'))
+    return
+  stated = opening.open_checkpoint(str(tmp_path / 'x'))
+  images = random_images((32, 32))
+  with torch.inference_mode():
+    scaled = torch.tensor(images).permute(0, 3, 1, 2) / 127.5 - 1
+    want = model(scaled).numpy()
+  assert relative_difference(logits_of(stated, images), want) < TOLERANCE
+  is_right = relative_difference(logits_of(alone, images), want) < TOLERANCE
+  assert is_right == (pool == 'token')
 
 
 def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
@@ -99,7 +138,7 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', **fields)
   opening.open_checkpoint(f'{folder}/model.safetensors')
   (warning,) = caplog.messages
-  assert 'does not say all of its model: 3 heads' in warning
+  assert 'does not say all of its model. Assumed are' in warning
   assert 'without a position' not in warning
   # Nor does it matter whether it would have one.
   for without in (False, True):

@@ -28,6 +28,18 @@ from vit_jax.models.variants import SIZES
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
+# A file of arrays cannot tell these poolings from max, avgmax or one another.
+_POOLINGS = {
+  'cls': 'pooling by the class token (not avg, max or avgmax), ',
+  'gap': 'pooling by the mean of the patches (not max or avgmax), ',
+  'map': '',
+}
+_TO_STATE = (
+  'If any of it is wrong, logits are wrong: write a directory with `python -m '
+  'vit_jax.convert FILE DIRECTORY --to=timm`, correct its config.json '
+  '(model_args.global_pool, model_args.act_layer, pretrained_cfg.mean ...) and '
+  'give that.'
+)
 # What models of timm have and ours lack.
 _LACKING = {
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
@@ -220,12 +232,12 @@ def _vit_fields(
     facts['heads'] = _usual_heads(lookup.path, width)
   if not config:
     config.warnings.append(
-      f'{lookup.path} does not say all of its model: {facts["heads"]} heads, '
-      "timm's exact GELU and epsilon, and square images of "
-      f'{image_size[0]} pixels, resized as a whole to values in '
-      '[-1, 1], are assumed'
-      + (', and a class token without a position' if grid_only else '')
-      + '. A directory with a config.json says.'
+      f'{lookup.path} does not say all of its model. Assumed are '
+      f'{_POOLINGS[pool]}{facts["heads"]} heads, '
+      f"timm's exact GELU and epsilon of {facts['layer_norm_epsilon']:g}, "
+      + ('a class token without a position, ' if grid_only else '')
+      + f'square images of {image_size[0]} pixels, resized as a whole and '
+      f'bilinearly, and values in [-1, 1]. {_TO_STATE}'
     )
   if turned:
     arrays = timm_table.turned_as_here(
@@ -345,7 +357,8 @@ def _resnet_fields(
     image_size = (224, 224)
     config.warnings.append(
       f'{lookup.path} does not say how large its images are: 224x224 pixels, '
-      'resized as a whole to values in [-1, 1], are assumed.'
+      'resized as a whole and bilinearly, values in [-1, 1], and pooling by '
+      f'the mean (not max or avgmax) are assumed. {_TO_STATE}'
     )
   return (
     {

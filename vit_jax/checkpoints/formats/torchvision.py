@@ -48,7 +48,9 @@ def read(
   if config is None:
     stated.warnings.append(
       f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
-      f'pixels of {IMAGES.resize_small} are assumed.'
+      f"pixels of {IMAGES.resize_small}, bilinear, ImageNet's mean and "
+      'deviation, and pooling by the mean (not max or avgmax) are assumed. A '
+      "timm directory's config.json states others."
     )
   else:
     timm_config.check_resnet(stated)
