@@ -84,14 +84,14 @@ def share_of(seed, alpha, n=6):
   return share
 
 
-@pytest.mark.parametrize('alpha', [0.1, 0.2, 1.0, 8.0])
+@pytest.mark.parametrize('alpha', [0.2, 8.0])
 def test_mixup_is_a_convex_combination_with_the_neighbour(alpha):
   shares = [share_of(seed, alpha) for seed in range(20)]
   assert all(0.5 <= share <= 1 for share in shares)
   assert len(set(shares)) > 10
 
 
-@pytest.mark.parametrize('alpha', [0.2, 1.0, 4.0])
+@pytest.mark.parametrize('alpha', [0.2, 4.0])
 def test_shares_are_a_folded_beta_distribution(alpha):
   """Against the quantiles of 20,000 draws by NumPy."""
   n = 2000

@@ -34,7 +34,7 @@ def torchvision(torch):
 
 
 @pytest.mark.parametrize('negative', [False, True])
-@pytest.mark.parametrize('magnitude', [0, 3, 7, 10])
+@pytest.mark.parametrize('magnitude', [0, 7])
 @pytest.mark.parametrize('name', OPERATIONS)
 def test_operations_equal_torchvisions(
   torchvision, pixels, name, magnitude, negative
@@ -232,14 +232,10 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
     ('', None),
     ('randaugment', augmentations.RandAugment(2, 9)),
     ('randaugment(3, 7.5, 0.5)', augmentations.RandAugment(3, 7.5, 0.5)),
-    ('autoaugment', augmentations.AutoAugment('imagenet')),
     ('autoaugment(cifar10)', augmentations.AutoAugment('cifar10')),
     ('3augment(0.2)', augmentations.ThreeAugment(0.2)),
-    ('3augment', augmentations.ThreeAugment(0.3)),
     (' randaugment( 1 ,0, ) ', augmentations.RandAugment(1, 0)),
     ('randaugment(1, 10, 0)', augmentations.RandAugment(1, 10)),
-    ('3augment(0)', augmentations.ThreeAugment(0.0)),
-    ('3augment(1)', augmentations.ThreeAugment(1.0)),
   ],
 )
 def test_texts_of_configs(text, want):
@@ -251,16 +247,12 @@ def test_texts_of_configs(text, want):
   [
     ('rand', r"data\.augment is 'rand': write randaugment\(2, 9\)"),
     ('randaugment(2, 9', 'write randaugment'),
-    ('randaugment(a)', 'write randaugment'),
     ('randaugment(1, 2, 3, 4)', 'write randaugment'),
     ('randaugment(0)', 'at least 1 operation'),
     ('randaugment(2, 11)', 'from 0 to 10'),
-    ('randaugment(2, -1)', 'from 0 to 10'),
     ('randaugment(2, 9, -1)', 'not below 0'),
     ('autoaugment(svhn)', 'policies are cifar10 and imagenet'),
-    ('autoaugment(ImageNet)', 'policies are cifar10 and imagenet'),
     ('3augment(2)', 'a share from 0 to 1'),
-    ('3augment(-0.1)', 'a share from 0 to 1'),
   ],
 )
 def test_texts_that_name_none(text, message):

@@ -112,18 +112,6 @@ def test_vtab_has_the_columns_of_table_9():
     assert splits == ('train800val200', 'test', 'train800', 'val200')
 
 
-def test_titles_and_groups_outside_of_vtab():
-  found = [benchmarks.BENCHMARKS[name] for name in _SIZES]
-  assert {b.group for b in found} == {''}
-  assert [b.title for b in found] == [
-    'ImageNet',
-    'CIFAR-10',
-    'CIFAR-100',
-    'Oxford-IIIT Pets',
-    'Oxford Flowers-102',
-  ]
-
-
 def test_augmentation():
   every = benchmarks.BENCHMARKS.values()
   assert {b.title for b in every if not b.flip} == {
@@ -140,8 +128,3 @@ def test_augmentation():
   }
   assert {b.name for b in every if b.crop == 'inception'} == set(_SIZES)
   assert sum(b.crop == 'resize' for b in every) == 14
-
-
-def test_other_data_has_no_protocol():
-  assert './mine' not in benchmarks.BENCHMARKS
-  assert 'vtab/nothing' not in benchmarks.BENCHMARKS

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from configs import small
-from vit_jax.data import bad_images, decode, hub_source, sources
+from vit_jax.data import bad_images, decode, sources
 from vit_jax.train import train
 
 datasets = pytest.importorskip('datasets')
@@ -128,21 +128,16 @@ def test_which_column_has_the_classes_must_be_clear(write):
     sources.open_source(several, 'all')
 
 
-@pytest.mark.parametrize('column', ['img', 'kind'])
-def test_of_two_images_or_classes_none_is_chosen(write, column):
+def test_of_two_images_or_classes_none_is_chosen(write):
   label = datasets.ClassLabel(names=['a', 'b', 'c'])
-  name = write(label, numbers(), twice=column)
+  name = write(label, numbers(), twice='img')
   with pytest.raises(ValueError, match='its columns are img, kind, again'):
     sources.open_source(name, 'all')
 
 
-@pytest.mark.parametrize(
-  'label',
-  [datasets.ClassLabel(names=['a', 'b', 'c']), datasets.Value('int64')],
-)
-def test_images_without_a_class_are_refused(write, label):
+def test_images_without_a_class_are_refused(write):
   values = [None if i == 7 else i % 3 for i in range(30)]
-  name = write(label, values, column='label')
+  name = write(datasets.Value('int64'), values, column='label')
   with pytest.raises(ValueError, match='1 images of .* have no class'):
     sources.open_source(name, 'all')
 
@@ -172,30 +167,6 @@ def test_images_may_lie_beside_the_table_or_be_missing(write, tmp_path):
   assert source[0]['image'] == b'pixels'
   with pytest.raises(decode.UnreadableImage, match='all/1: There is no image'):
     source[1]
-
-
-@pytest.mark.parametrize(
-  ('name', 'asked'), [('a/b', ('a/b', None)), ('a/b:c', ('a/b', 'c'))]
-)
-def test_a_name_may_have_a_configuration(monkeypatch, name, asked):
-  """What the library says at length is cut."""
-  found = []
-
-  def load(*args):
-    found.append(args)
-    raise RuntimeError(f'{"x" * 999}\nand more')
-
-  monkeypatch.setattr(datasets, 'load_dataset', load)
-  with pytest.raises(ValueError) as e:
-    sources.open_source(f'hf://datasets/{name}', 'train')
-  assert str(e.value) == f'hf://datasets/{name} cannot be loaded: {"x" * 300}'
-  assert found == [asked]
-
-
-def test_the_library_that_it_takes_is_named(monkeypatch):
-  monkeypatch.setattr(hub_source.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ImportError, match='^hf://datasets/a/b takes the library'):
-    sources.open_source('hf://datasets/a/b', 'train')
 
 
 def test_what_is_not_there_is_one_message(tmp_path):

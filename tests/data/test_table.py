@@ -63,21 +63,6 @@ def test_images_and_classes_are_those_of_the_table(table, encoding):
   assert held_out[0] != held_out[1] != held_out[2]
 
 
-def test_a_table_may_lie_at_home_and_end_in_capitals(
-  table, tmp_path, monkeypatch
-):
-  table()
-  (tmp_path / 'x.csv').rename(tmp_path / 'X.CSV')
-  monkeypatch.setenv('HOME', str(tmp_path))
-  source = sources.open_source('~/X.CSV', 'train')
-  assert len(source) == 24
-  assert source[0]['name'].startswith(f'{tmp_path}/images/')
-  with pytest.raises(
-    FileNotFoundError, match=f'no file {tmp_path}/y.csv; give'
-  ):
-    sources.open_source('~/y.csv', 'train')
-
-
 def test_blanks_around_a_class_are_none_of_its_name(table):
   name = table(line='images/{i}.png, {label} ')
   assert sources.open_source(name, 'train').class_names == ('a', 'b', 'c')
@@ -102,17 +87,11 @@ def test_splits_are_those_of_the_table(table):
       for name in ('file', 'label', 'split')
     ),
     ('file,label', 'x{i},', "image 1: label is '': name its class"),
-    ('file,label', 'x{i}', 'image 1: label is None: name its class'),
     ('label,file', '{label},', "image 1: file is '': give its path"),
     ('file,label', 'x,{label}', "image 2: 'x' is image 1 too, and could be"),
-    ('file,labels', './x,{label}', "image 2: './x' is image 1 too, and could"),
     ('file,label,split', 'x,a,{split}', "image 2: 'x' is image 1 too, and"),
-    ('file,label', 'x{i}, ', "image 1: label is ' ': name its class"),
     ('file,labels', 'x{i},;', 'the column labels names no class'),
     ('file,label', 'x{i},a, b', r"image 1: more cells than columns, \[' b'\]"),
-    ('file,labels', 'x{i},{label},c', r"image 1: more cells .*\['c'\]: put a"),
-    ('file,labels', ',a', "image 1: file is '': give its path"),
-    ('file,labels', ' ,a', "image 1: file is ' ': give its path"),
     (
       'file,label,split',
       'x{i},a,dev',
@@ -129,14 +108,10 @@ def test_other_tables_are_refused(table, head, line, message):
   'column, separator, refused',
   [
     ('label', ';', True),
-    ('label', '|', True),
     ('label', ',', False),
-    ('label', ' ', False),
     ('labels', ';', False),
     ('labels', '|', True),
     ('labels', ',', True),
-    ('labels', ' ', True),
-    ('labels', '-', False),
   ],
 )
 def test_other_separators_are_named(table, column, separator, refused):

@@ -108,17 +108,6 @@ def test_the_seed_holds_out_images_and_orders_them(tmp_path):
   assert sorted(names('train', 0)) == sorted(names('train', 1))
 
 
-def test_a_folder_may_be_here_or_at_home(tmp_path, monkeypatch):
-  write(tmp_path, annotated())
-  monkeypatch.chdir(tmp_path)
-  monkeypatch.setenv('HOME', str(tmp_path))
-  for name in ('.', '~', '~/'):
-    source = sources.open_source(name, 'all')
-    # Not one of a class that is called images.
-    assert isinstance(source, sources.BoxedSource)
-    assert len(source) == 10 and source[0]['image']
-
-
 def test_files_of_train_and_val(tmp_path):
   for part in ('train2017', 'val2017'):
     write(tmp_path, annotated(), f'annotations/instances_{part}.json', part)
@@ -139,13 +128,6 @@ def test_the_fingerprint_changes_with_annotations(tmp_path):
   source = sources.open_source(str(tmp_path), 'all')
   assert source.fingerprint() != before
   assert any(2 in x['boxes'] for x in map(source.objects, range(len(source))))
-
-
-def test_a_folder_whose_name_is_no_utf_8(tmp_path):
-  folder = tmp_path / os.fsdecode(b'caf\xe9')
-  folder.mkdir()
-  source = sources.open_source(str(write(folder, annotated())), 'train')
-  assert bad_images.checked(source, 'error') is source
 
 
 def test_splits_that_differ_in_their_number_alone(tmp_path):
@@ -170,19 +152,9 @@ def changed(**fields):
   [
     (json.dumps(annotated())[:-20], 'is no JSON, or was cut short'),
     (b'\xff{}', 'instances.json is no JSON, .*: .*position 0'),
-    pytest.param(
-      '[' * 100_000,
-      'instances.json is no JSON, .*: .*recursion',
-      id='nested',
-    ),
     ('[]', "has not COCO's lists images, annotations, categories"),
-    (annotated(categories=None), "has not COCO's lists images, annotations, c"),
-    (annotated(annotations={}), "has not COCO's lists images, annotations, c"),
-    (annotated(categories=[{'id': 'x', 'name': 'x'}]), 'whole numbers up to'),
     (annotated(images=[]), 'has no images'),
-    (annotated(categories=[]), 'give at least one'),
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
-    (annotated(categories=[{'id': 10**6, 'name': 'x'}]), 'whole numbers up to'),
     (annotated(images=[{'id': 1}]), "'file_name' is missing"),
     (annotated(images=[{'id': [1]}]), 'or its id no number .*unhashable'),
     (annotated(categories=['cat']), 'one is no object with them'),
@@ -195,65 +167,27 @@ def changed(**fields):
       'several categories of id 3',
     ),
     (
-      annotated(
-        images=[
-          *annotated()['images'],
-          annotated()['images'][2] | {'id': 5, 'file_name': './2.png'},
-        ]
-      ),
-      'has the image .*/2.png 2 times, which could be learned and tested both',
-    ),
-    (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
       'says that a is 0 pixels wide and 2 high',
     ),
-    (annotated(annotations=[1]), 'annotation 1: is not an object'),
     (changed(bbox=[1, 2, -3, 4]), 'annotation 1: bbox .* has a negative side'),
     (changed(bbox=[1, 2, math.nan, 4]), 'is not x, y, width, height'),
-    (changed(bbox=[1, 2, 3]), 'is not x, y, width, height'),
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
-    (changed(bbox=[-5, 2, 3, 3]), r'lies outside its image of 40x30'),
-    (changed(bbox=[5, -9, 3, 3]), r'lies outside its image of 40x30'),
-    (changed(bbox=[5, 31, 3, 3]), r'lies outside its image of 40x30'),
-    (changed(bbox='1234'), 'bbox 1234 is not x, y, width, height'),
     (changed(area=-1), 'annotation 1: area -1 is no number from 0'),
     (changed(iscrowd=2), 'annotation 1: iscrowd 2 is neither 0 nor 1'),
     (changed(category_id=None), 'annotation 1: has no category_id'),
-    (changed(category_id=1.5), 'category_id 1.5 is no number'),
-    (changed(category_id=True), 'category_id True is no number'),
     (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
     (
       annotated(annotations=[{'image_id': 10, 'bbox': [1, 2, 3, 4]}]),
       'annotation None: has no category_id',
-    ),
-    (
-      annotated(annotations=[{'category_id': 1, 'bbox': [1, 2, 3, 4]}]),
-      'annotation None: has no image_id',
-    ),
-    (
-      annotated(
-        images=[{'id': 1, 'file_name': 'a', 'width': 2, 'height': 'x'}]
-      ),
-      "says that a is 2 pixels wide and 'x' high",
     ),
     (changed(category_id=2), 'category_id 2 is none of the categories'),
     (
       changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
       'annotation 1: segmentation has a polygon of 7 numbers',
     ),
-    (
-      changed(segmentation={'size': [40, 30], 'counts': [1200]}),
-      r'annotation 1: segmentation is RLE of size \[40, 30\]',
-    ),
     (changed(image_id=99), 'image_id 99 is none of the images'),
-    (changed(image_id=[1]), r'image_id \[1\] is no number'),
     (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),
-    (changed(area='big'), "annotation 1: area 'big' is no number from 0"),
-    (changed(iscrowd='x'), "annotation 1: iscrowd 'x' is neither 0 nor 1"),
-    (
-      annotated(images=[{'id': 1, 'file_name': 5, 'width': 2, 'height': 2}]),
-      'an image whose file_name is 5',
-    ),
   ],
 )
 def test_bad_annotations_are_named(tmp_path, found, message):
@@ -292,9 +226,7 @@ def test_ids_of_categories_go_up_to_10000(tmp_path):
     sources.open_source(str(tmp_path), 'all')
 
 
-@pytest.mark.parametrize(
-  'images', ['train2017', 'images/train2017', 'images', '.']
-)
+@pytest.mark.parametrize('images', ['train2017', '.'])
 def test_images_are_found_where_they_lie(tmp_path, images):
   file = 'annotations/instances_train2017.json'
   write(tmp_path, annotated(), file, images)
@@ -317,10 +249,9 @@ def test_images_are_found_where_they_lie(tmp_path, images):
   assert folder() == os.path.dirname(missing)
 
 
-@pytest.mark.parametrize(
-  ('times', 'end'), [(1, ''), (2, ''), (3, '  and 10 more\n')]
-)
-def test_bad_annotations_are_listed_up_to_20(tmp_path, times, end):
+def test_bad_annotations_are_listed_up_to_20(tmp_path):
+  times = 3
+  end = '  and 10 more\n'
   found = annotated()
   found['annotations'] *= times
   for annotation in found['annotations']:
@@ -545,8 +476,8 @@ def test_the_splits_of_pascal_voc(tmp_path):
     sources.open_source(str(root), 'all')
 
 
-@pytest.mark.parametrize('encoding', ['gb2312', 'nothing'])
-def test_encodings_that_are_not_read(tmp_path, encoding):
+def test_encodings_that_are_not_read(tmp_path):
+  encoding = 'nothing'
   root = write_voc(tmp_path)
   path = root / 'Annotations/c.xml'
   text = path.read_text()
@@ -573,7 +504,6 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
   [
     ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
-    ({'xmin': '99'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
     ({'name': '</name><name>'}, 'category_id without a name is none of the'),
     ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
     ({'size': '<'}, 'c.xml is no XML in UTF-8, or was cut short'),
@@ -617,8 +547,8 @@ def touch(path):
   os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
 
 
-@pytest.mark.parametrize('images', ['images', '.'])
-def test_folders_of_labelimg(tmp_path, images):
+def test_folders_of_labelimg(tmp_path):
+  images = 'images'
   root = write_voc(tmp_path)
   xml = root / ('annotations' if images == 'images' else '.')
   (root / 'Annotations').rename(root / 'moved')

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from vit_jax.data import __main__ as command
 from vit_jax.data import sources
-from vit_jax.projects.detr import mask_files, segments
+from vit_jax.projects.detr import segments
 
 pytest.importorskip('pycocotools')
 
@@ -150,19 +150,3 @@ def test_masks_with_soft_edges_are_refused(root, capsys):
   numbers_HW[19, ::2] = 100 + np.arange(15)
   Image.fromarray(numbers_HW).save(path)
   assert command.main([str(root)]) == 0
-
-
-def test_the_library_that_it_takes_is_named(root, monkeypatch):
-  monkeypatch.setattr(segments.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ImportError, match='COCO from masks needs pycocotools'):
-    mask_files.instances(root, 'x')
-
-
-def test_folders_that_are_not_there_are_named(root, capsys):
-  for path in (root / 'images').iterdir():
-    path.unlink()
-  assert command.main([str(root)]) == 2
-  assert f'{root}/images has no images.' in capsys.readouterr().err
-  (root / 'masks').rename(root / 'mask')
-  assert command.main([str(root)]) == 2
-  assert f'{root} has no folder masks: give one' in capsys.readouterr().err

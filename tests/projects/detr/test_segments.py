@@ -88,36 +88,21 @@ def test_masks_of_logits_are_those_of_pytorch():
     ({'size': [30, 40], 'counts': compressed(POLYGONS)}, ''),
     ({'size': [30, 40], 'counts': compressed(POLYGONS)[:-1]}, 'RLE'),
     ({'size': [30, 40], 'counts': ''}, 'RLE of 0 pixels .* has 1200'),
-    ({'size': [30, 40], 'counts': 'abc'}, 'RLE'),
     ({'size': [30, 40], 'counts': 'Pp'}, 'no whole numbers or text'),
     ({'size': [30, 40], 'counts': [1200]}, ''),
     ([[-400, 0, 400, 0, 400, -400]], ''),
     ([[-401, 0, 400, 0, 400, -400]], 'far outside its image of 40x30'),
     ([[1, 2, 3, 4, 5, 6], [1, 2]], 'polygon of 2 numbers'),
     ({'size': [30, 40], 'counts': [600.0, 600]}, 'no whole numbers'),
-    ({'size': (30, 40), 'counts': [1200]}, r'RLE of size \(30, 40\)'),
     ([[1, 2, 3, 4, 5]], 'polygon of 5 numbers'),
-    ([[1, 2, 3, 4]], 'polygon of 4 numbers'),
-    ([[1, 2, 3, 4, 5, float('nan')]], 'no list of numbers'),
     ([1, 2, 3], 'no list of numbers'),
-    ([[1, 2, 3, 4, 5, 1e7]], 'far outside its image of 40x30'),
-    ([[1, 2, 3, 4, 5, -(10**400)]], 'far outside its image of 40x30'),
     ([[1, 2, 3, 4, 5, float('inf')]], 'far outside its image of 40x30'),
     ('text', 'no list of polygons and no RLE'),
     ({'size': [40, 30], 'counts': [1200]}, r'RLE of size \[40, 30\]'),
     ({'size': [30, 40], 'counts': [1100]}, 'RLE of 1100 pixels .* has 1200'),
     ({'size': [30, 40], 'counts': [-1, 1201]}, 'no whole numbers'),
-    ({'size': [30, 40]}, 'no whole numbers'),
-    ({'counts': [1200]}, 'RLE of size None'),
   ],
 )
 def test_what_is_wrong_is_said(segmentation, message):
   found = segments.problem(segmentation, SIZE)
   assert re.search(message, found) if message else not found
-
-
-def test_who_needs_the_library_is_said(monkeypatch):
-  segments.require_library('this test')
-  monkeypatch.setattr(segments.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ImportError, match='^this test needs pycocotools, which'):
-    segments.require_library('this test')

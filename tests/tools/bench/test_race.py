@@ -54,11 +54,7 @@ FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
 
 @pytest.mark.parametrize(
   'message',
-  [
-    'RESOURCE_EXHAUSTED: 3 GiB\nmore',
-    'CUDA out of memory. Tried 3 GiB\nmore',
-    f'Out of memory{300 * "!"}',
-  ],
+  ['RESOURCE_EXHAUSTED: 3 GiB\nmore', 'CUDA out of memory. Tried 3 GiB\nmore'],
 )
 def test_what_does_not_fit_is_left_out(monkeypatch, message):
   monkeypatch.setattr(race, 'ROUNDS', 1)
@@ -139,16 +135,6 @@ def test_contenders_take_turns_in_every_round():
 
   assert race.rounds([turn('a'), turn('b')], 3) == [[1, 3, 5], [2, 4, 6]]
   assert taken == 3 * ['a', 'b']
-
-
-def test_the_machine_is_said_with_the_load_of_the_minute_before(monkeypatch):
-  monkeypatch.setattr(race.os, 'getloadavg', lambda: (1.26, 2.0, 3.0))
-  monkeypatch.setattr(race.cores, 'usable_cores', lambda: 7)
-  monkeypatch.setattr(race.platform, 'python_version', lambda: '3.99')
-  monkeypatch.setattr(race.importlib.metadata, 'version', '{}.0'.format)
-  assert race.machine(['jax', 'flax']) == (
-    'Python 3.99, jax jax.0, flax flax.0; 7 cores, load 1.3'
-  )
 
 
 def test_rows_with_different_columns(tmp_path):

@@ -13,9 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
 from tests.tools.bench.conftest import SMALL, assert_mfu
-from vit_jax.cli import flags
 from vit_jax.models import flops
 from vit_jax.tools.bench import speed, step, train_steps
 from vit_jax.training import hardware
@@ -128,16 +126,6 @@ def test_timm_has_the_same_architecture(timm, variant):
   assert theirs == flops.count_params(step.objective_of(chosen).model, (64, 64))
 
 
-def test_timm_is_found_where_torchvision_cannot_load_its_operators(timm):
-  """In a process of its own: here the fixture has declared them."""
-  del timm
-  code = 'from vit_jax.tools.bench import torch_peer; torch_peer.libraries()'
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
-  assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_timm_learns_the_batch(timm, monkeypatch, dtype):
   """What is timed is training: its loss falls."""
@@ -166,9 +154,9 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize('training', [False, True])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training, dtype):
+def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
   """Normalised, and in autocast where ours computes in bfloat16."""
+  dtype = 'bfloat16'
   import torch
 
   from vit_jax.tools.bench import race, torch_peer
@@ -212,39 +200,6 @@ def test_contenders_of_timm_are_compiled_or_not():
     }
 
 
-@pytest.mark.parametrize(
-  ('said', 'reason'),
-  [
-    # Of an error as long as PyTorch's, the first 100 characters.
-    (
-      f'no compiler here{80 * "!"}, and more\nand more',
-      f'no compiler here{80 * "!"}, an',
-    ),
-    ('', 'TypeError'),
-  ],
-)
-def test_timm_runs_eagerly_where_compiling_fails(
-  timm, monkeypatch, capsys, said, reason
-):
-  del timm
-  import torch
-
-  from vit_jax.tools.bench import torch_peer
-
-  def failing(model):
-    def call(*args):
-      raise TypeError(said)
-
-    return call
-
-  monkeypatch.setattr(torch, 'compile', failing)
-  contender = torch_peer.contender(config(), True, compiled=True)
-  assert contender.name.endswith('eager, for torch.compile failed')
-  assert f'torch.compile failed, eager instead: {reason}\n' in (
-    capsys.readouterr().out
-  )
-
-
 def test_timm_beside_ours(timm, run, monkeypatch, tmp_path):
   del timm
   monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
@@ -275,20 +230,7 @@ def test_devices_share_the_batch(tmp_path):
   assert row['devices'] == '2'
 
 
-def test_devices_are_not_compared_with_one(run, monkeypatch):
-  gpus = 2 * [types.SimpleNamespace(platform='gpu', device_kind='H200')]
-  monkeypatch.setattr(speed.jax, 'devices', lambda: gpus)
-  status, _, err = run('train', '--devices=2', '--vs=flax')
-  assert status == 2
-  assert '--devices=2: --vs=flax runs on one H200 alone' in err
-
-
-def test_as_many_devices_share_the_images_as_there_are():
-  assert speed._devices(8, []) == jax.devices()
-  # Of a CPU others use all that there is.
-  assert speed._devices(2, ['flax']) == jax.devices()[:2]
-
-
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('variant', 'field'),
   [
@@ -305,63 +247,6 @@ def test_only_plain_vits_are_written_plainly(variant, field):
   other = step.config_of(variant, 32, 1, 'float32', [])
   with pytest.raises(ValueError, match=f'only plain ViTs .* model.{field}'):
     speed._check_plain(other.model)
-
-
-@pytest.mark.parametrize('task', ['train', 'inference'])
-@pytest.mark.parametrize('name', ['timm', 'torch'])
-def test_a_missing_library_is_named(run, monkeypatch, task, name):
-  monkeypatch.setitem(sys.modules, name, None)
-  share = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
-  monkeypatch.setenv(share, '')  # for it to be as before afterwards
-  monkeypatch.delenv(share)
-  run(task, '--batch_sizes=2', '--variants=q16')
-  assert share not in os.environ
-  status, out, err = run(task, '--batch_sizes=2', '--vs=timm-eager')
-  assert os.environ[share] == '.47'
-  assert status == flags.EXIT_ENVIRONMENT
-  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
-  assert not out  # before anything is asked of it
-
-
-def test_a_timm_that_cannot_be_imported_is_named(timm, run, monkeypatch):
-  """Importing it raises what is no ImportError."""
-  del timm
-
-  class Broken:
-    def find_spec(self, name, path=None, target=None):
-      if name == 'timm':
-        raise RuntimeError('operator torchvision::nms does not exist')
-
-  monkeypatch.delitem(sys.modules, 'timm')
-  monkeypatch.setattr(sys, 'meta_path', [Broken(), *sys.meta_path])
-  status, out, err = run('train', '--batch_sizes=2', '--vs=timm-eager')
-  assert status == flags.EXIT_ENVIRONMENT
-  assert err.startswith('error: --vs=timm needs timm, torch and torchvision')
-  assert '(operator torchvision::nms does not exist)' in err
-  assert not out
-
-
-@pytest.mark.parametrize(('cores', 'threads'), [(4, '18'), (40, '40')])
-def test_so_many_devices_are_made_of_a_cpu(run, monkeypatch, cores, threads):
-  """With threads for all of them to wait in."""
-  updated = []
-  monkeypatch.delenv('JAX_NUM_CPU_DEVICES')
-  monkeypatch.setenv('PJRT_NPROC', '')
-  monkeypatch.delenv('PJRT_NPROC')
-  monkeypatch.setattr(speed.os, 'cpu_count', lambda: cores)
-  monkeypatch.setattr(
-    speed.jax.config, 'update', lambda *args: updated.append(args)
-  )
-  status, _, err = run('train', '--devices=9')  # of eight that there are
-  assert status == 2 and 'there are 8 x cpu' in err
-  assert updated == [('jax_num_cpu_devices', 9)]
-  assert os.environ['PJRT_NPROC'] == threads
-  # One needs nothing, nor where it was said before.
-  updated.clear()
-  run('train', '--devices=1', '--batch_sizes=0')
-  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '8')
-  run('train', '--devices=9')
-  assert not updated
 
 
 def test_the_facts_of_a_program(monkeypatch):

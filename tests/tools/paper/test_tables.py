@@ -277,11 +277,9 @@ def test_pending_and_diverged_runs_are_named(tmp_path):
   ('last', 'want'),
   [
     ([50, 50, 50], '50.00 ± 0.00'),
-    ([PENDING] * 3, '18 of 19 tasks'),
     ([PENDING, DIVERGED, PENDING], '18 of 19 tasks (1 diverged)'),
     # Seeds that have every task are compared with one another.
     ([50, DIVERGED, 50], '50.00 ± 0.00 (n = 2, 1 diverged)'),
-    ([PENDING, 69, PENDING], '51.00 (n = 1)'),
   ],
 )
 def test_the_mean_of_vtab_waits_for_all_tasks(tmp_path, last, want):
@@ -333,13 +331,6 @@ def test_the_test_set_is_shown_whatever_chooses_the_step(tmp_path):
   assert table(text)['CIFAR-10']['s16 (ours)'] == '90.00'
 
 
-def test_a_sweep_without_data_sets_is_refused():
-  with pytest.raises(
-    ValueError, match="axis 'Dataset', .* has 'lr', 'seed': .*report=grid"
-  ):
-    TransferReport(axes={'lr': [], 'seed': []}, averaged=[], metric='', runs=[])
-
-
 def titles(made):
   return [line.title for line in made.panels()]
 
@@ -387,26 +378,6 @@ def test_bars_are_means_and_deviations_beside_the_published(every, monkeypatch):
   assert by_title['Structured']['ViT-L/16 (JFT)'].mean == pytest.approx(
     statistics.mean(l16[t].mean for t in SUITES['structured']), abs=0.05
   )
-
-
-def test_two_data_sets_of_one_title_have_two_panels(tmp_path, monkeypatch):
-  made = report(tmp_path, {'cifar100': [90], 'vtab/cifar100': [80]})
-  panels, *_ = drawn(made, monkeypatch)
-  assert [(title, bar['s16 (ours)'].mean) for title, bar in panels] == [
-    ('CIFAR-100', 90),
-    ('● CIFAR-100', 80),
-  ]
-
-
-def test_a_bar_is_missing_with_its_reason(tmp_path, monkeypatch):
-  cells = {'cifar10': [DIVERGED], 'cifar100': [90]}
-  panels, *_ = drawn(report(tmp_path, cells), monkeypatch)
-  assert panels[0][1]['s16 (ours)'] == bars.Bar(None, missing='diverged')
-
-
-def test_no_plot_before_a_run_has_finished(tmp_path):
-  made = report(tmp_path, {'cifar10': [DIVERGED], 'cifar100': [PENDING]})
-  assert made.plot() is None
 
 
 def test_files_are_those_of_every_sweep(tmp_path, every):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,17 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from configs import vit
 from tests.conftest import ROOT
 from tests.objectives import test_every
 from vit_jax.experiment import Experiment
 from vit_jax.models import flops
-from vit_jax.tools.plan import __main__ as plan
 from vit_jax.tools.plan import costs, hlo
-from vit_jax.tools.plan.search import TooLarge
 from vit_jax.training import hardware, sharding
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -40,16 +35,6 @@ def devices(count, kind, per_chip):
     types.SimpleNamespace(device_kind=kind, coords=(i // per_chip, 0, 0))
     for i in range(count)
   ]
-
-
-def on_cpus(described):
-  """Returns what makes experiments, on CPUs for want of what is described."""
-
-  def experiment(config, facts, given):
-    assert given is described
-    return Experiment(config, facts)
-
-  return experiment
 
 
 def lines(text):
@@ -181,25 +166,6 @@ def test_profile_is_of_the_longest():
   ]
 
 
-def test_topologies_that_are_none(monkeypatch):
-  for name in ('v3x4', 'v3', 'v3:', 'v3:0x0', 'v3:2x', 'v3:2x-2'):
-    with pytest.raises(
-      ValueError, match=f'{name}: write a generation.* v2, v3, v4'
-    ):
-      costs.devices_of(name)
-  monkeypatch.setattr(costs.importlib.util, 'find_spec', lambda name: None)
-  monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
-  with pytest.raises(ImportError, match=r"pip install .*'\.\[plan\]'"):
-    costs.devices_of('v3:2x2')
-
-
-@pytest.mark.parametrize('name', ['num_classes', 'examples', 'profile'])
-def test_less_than_none_is_refused(name):
-  assert flags.FLAGS[name].parser.parse('0') == 0
-  with pytest.raises(ValueError, match='non-negative'):
-    flags.FLAGS[name].parser.parse('-1')
-
-
 def run(*args):
   return subprocess.run(
     [sys.executable, '-m', 'vit_jax.plan', *args],
@@ -211,13 +177,6 @@ def run(*args):
   )
 
 
-TI16 = (
-  'plan',
-  f'--config={ROOT}/configs/vit.py:ti16',
-  '--topology=v3:2x2',
-  '--num_classes=9',
-  '--examples=14000000',
-)
 SMALL = (
   '--config=configs/vit.py:ti16',
   '--config.model.scan=True',
@@ -339,6 +298,7 @@ def test_axes_of_the_mesh_may_split_those_of_the_topology():
   assert mesh.devices.shape == (4, 64, 1)
 
 
+@pytest.mark.edge
 @with_compiler
 def test_the_command_with_too_large_a_batch():
   done = run(
@@ -348,88 +308,12 @@ def test_the_command_with_too_large_a_batch():
   assert done.stderr.startswith('error: The step does not fit: it takes ')
 
 
+@pytest.mark.edge
 @with_compiler
 def test_the_command_with_an_odd_topology():
   done = run(*SMALL[:2], '--topology=v3:5x5')
   assert done.returncode == 2
   assert done.stderr.startswith('error: --topology=v3:5x5: ')
-
-
-def test_what_the_search_finds_is_planned(monkeypatch, capsys):
-  """The compiler and its machine are stood in for; the rest is real."""
-  described = devices(8, 'TPU v3', per_chip=2)
-  step = costs.Step(
-    hlo.CompiledProgram((hlo.Compute(94_000_000, 'a'),)), 1, 1, 1, 1.0
-  )
-  planned = []
-  monkeypatch.setattr(
-    plan, 'devices_of', lambda _: (described, hardware.TPU_CHIPS['v3'])
-  )
-  monkeypatch.setattr(plan, 'search', lambda *_: ({'accum_steps': 4}, step))
-  monkeypatch.setattr(
-    plan, 'report', lambda experiment, *_: planned.append(experiment) or ''
-  )
-  argv = [*TI16, '--profile=1', '--search']
-  monkeypatch.setattr(sys, 'argv', argv)
-  with flagsaver.flagsaver():
-    plan.parse_flags(argv, required=('config', 'topology'))
-    monkeypatch.setattr(plan, 'Experiment', on_cpus(described))
-    plan.run([])
-    assert planned[0].config.accum_steps == 4
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == (
-      'plan      imagenet21k, 9 classes, 14,000,000 examples; batch 4,096'
-    )
-    assert 'fastest   --config.accum_steps=4' in said
-    topology = r'topology  v3:2x2: 8 x cpu, mesh .*; batch in 4 parts'
-    assert any(re.fullmatch(topology, line) for line in said)
-    assert said[-1] == '100.0%  a'
-
-
-def test_without_a_search_the_config_itself_is_planned(monkeypatch, capsys):
-  """And what ends it has a message and a status."""
-  described = devices(8, 'TPU v3', per_chip=2)
-  step = costs.Step(
-    hlo.CompiledProgram((hlo.Compute(94_000_000, 'a'),)), 1, 1, 1, 1.0
-  )
-  asked, compiled = [], []
-
-  def devices_of(topology):
-    asked.append(topology)
-    return described, hardware.TPU_CHIPS['v3']
-
-  def compile_step(experiment):
-    compiled.append(experiment.config.model.width)
-    return step
-
-  def fail(ending):
-    def failing(_):
-      raise ending
-
-    return failing
-
-  monkeypatch.setattr(plan, 'devices_of', devices_of)
-  monkeypatch.setattr(plan, 'compile_step', compile_step)
-  monkeypatch.setattr(plan, 'Experiment', on_cpus(described))
-  monkeypatch.setattr(sys, 'argv', [*TI16])
-  with flagsaver.flagsaver():
-    plan.parse_flags([*TI16], required=('config', 'topology'))
-    plan.run([])
-    said = capsys.readouterr().out.splitlines()
-    assert (asked, compiled) == (['v3:2x2'], [192])
-    assert [line.split()[0] for line in said[:3]] == [
-      *('plan', 'topology', 'compiled')
-    ]
-    assert said[-1].startswith('schedule  ')
-    for name, ending, status, message in (
-      ('compile_step', TooLarge('9 GiB'), 1, 'The step does not fit: 9 GiB.'),
-      ('devices_of', ValueError('--topology=a'), 2, '--topology=a'),
-    ):
-      monkeypatch.setattr(plan, name, fail(ending))
-      with pytest.raises(SystemExit) as e:
-        plan.run([])
-      assert e.value.code == status
-      assert capsys.readouterr().err == f'error: {message}\n'
 
 
 @pytest.mark.parametrize(
@@ -438,9 +322,7 @@ def test_without_a_search_the_config_itself_is_planned(monkeypatch, capsys):
     ('TPU v5p', 'v5p', 1, 16),
     # As a topology has it, and as training does.
     ('TPU v4', 'v4', 2, 8),
-    ('TPU v4', 'v4', 1, 16),
     ('TPU v5 lite', 'v5e', 1, 8),
-    ('TPU v3', 'v3', 2, 8),
   ],
 )
 def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
@@ -479,155 +361,6 @@ def test_bytes_are_those_of_one_device():
     jax.ShapeDtypeStruct((), np.int32, sharding=whole),
   ]
   assert costs._bytes(tree) == 2 * 3 * 4 + 16 * 3 * 2 + 4
-
-
-def test_a_step_is_what_the_compiler_says_of_it(monkeypatch):
-  mesh = sharding.make_mesh({'data': 8, 'fsdp': 1, 'tensor': 1})
-  x = jax.ShapeDtypeStruct((5,), np.float32, sharding=sharding.replicated(mesh))
-  state = {'params': {'a': x}, 'opt_state': [x, x], 'average': {'a': x}}
-  lowered, now = object(), iter([3.0, 7.5])
-  monkeypatch.setattr(
-    costs.aot,
-    'training',
-    lambda _: types.SimpleNamespace(shapes=(state,), lower=lambda: lowered),
-  )
-  monkeypatch.setattr(costs.aot, 'peak_bytes', {'compiled': 99}.get)
-  monkeypatch.setattr(
-    costs, 'time', types.SimpleNamespace(monotonic=lambda: next(now))
-  )
-  monkeypatch.setattr(costs.hlo, 'read', {'text': 'a program'}.get)
-  monkeypatch.setattr(costs, '_compiled', {lowered: ('compiled', 'text')}.get)
-  assert costs.compile_step(None) == costs.Step('a program', 20, 60, 99, 4.5)
-
-  def fail(message):
-    def compiled(_):
-      raise jax.errors.JaxRuntimeError(message)
-
-    now = iter([0.0, 0.0])
-    monkeypatch.setattr(
-      costs, 'time', types.SimpleNamespace(monotonic=lambda: next(now))
-    )
-    monkeypatch.setattr(costs, '_compiled', compiled)
-
-  fail('RESOURCE_EXHAUSTED: too much')
-  with pytest.raises(TooLarge, match='RESOURCE_EXHAUSTED: too much'):
-    costs.compile_step(None)
-  fail('INTERNAL: a bug')
-  with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
-    costs.compile_step(None)
-
-
-def test_the_search_says_what_it_tries(monkeypatch, capsys):
-  """A compiler that fits 16 images of a core, and is faster without loops."""
-  chip, described = hardware.TPU_CHIPS['v3'], devices(8, 'TPU v3', per_chip=2)
-
-  def compile_step(config):
-    if 256 // 8 // config.accum_steps > 16:
-      raise TooLarge('it takes 20.00 GiB of a core that has 16.00, 4.00 too')
-    cycles = 94_000_000 * (2 if config.model.scan else 1)
-    program = hlo.CompiledProgram((hlo.Compute(cycles, 'a'),))
-    return costs.Step(program, 1, 1, 5 * costs.GIB, 61.7)
-
-  def priced(config, step, given, of):
-    assert (given, of) == (described, chip)
-    seconds = step.program.total_cycles / chip.clock_hz
-    # With loops all could hide, and in the middle between the bounds does not.
-    sent = (0.4, 2.0) if config.model.scan else (1.0, 1.5)
-    return costs.Cost(
-      seconds, *(s * seconds for s in sent), 0, 256, 1e9, 1e13, 0, 4, 8, 8
-    )
-
-  def experiment(config, *given):
-    assert given == ('facts', described)
-    return config
-
-  monkeypatch.setattr(plan, 'Experiment', experiment)
-  monkeypatch.setattr(plan, 'compile_step', compile_step)
-  monkeypatch.setattr(plan, 'costs', priced)
-  config = vit.get_config('ti16,batch_size=256')
-  fields, step = plan.search(config, 'facts', described, chip)
-  assert step.program.total_cycles == 94_000_000
-  assert (fields['accum_steps'], fields['model.scan']) == (2, False)
-  head, *rows = capsys.readouterr().out.splitlines()
-  assert head.split()[:7] == [
-    *('images', 'parts', 'gather', 'tensor', 'layers', 'remat', 'GiB')
-  ]
-  assert rows[0].split()[:6] == ['32', '1', 'step', '1', 'looped', 'none']
-  assert ' '.join(rows[0].split()[6:]) == ('20.00 GiB of a core that has 16.00')
-  # 0.1 to 0.15 s, of 8 cores and 1e13 FLOP/s.
-  assert rows[-1].split() == [
-    *('16', '2', 'step', '1', 'unrolled', 'none', '5.00', '100.0-150.0'),
-    *('256.0', '20.5%', '62', 's'),
-  ]
-
-  def fits_two_cores(config):
-    if config.mesh.tensor < 2:
-      raise TooLarge('no')
-    return step
-
-  monkeypatch.setattr(plan, 'compile_step', fits_two_cores)
-  fields, _ = plan.search(config, 'facts', described, chip)
-  assert (fields['gather'], fields['mesh.tensor']) == ('layer', 2)
-  # 256 images on four times two cores.
-  row = capsys.readouterr().out.splitlines()[-1]
-  assert row.split()[:6] == ['64', '1', 'layer', '2', 'unrolled', 'none']
-  monkeypatch.setattr(
-    plan, 'compile_step', lambda _: (_ for _ in ()).throw(TooLarge('no'))
-  )
-  with pytest.raises(TooLarge, match='nothing that was tried does'):
-    plan.search(config, 'facts', described, chip)
-
-
-def test_a_topology_is_described_where_there_is_no_tpu(monkeypatch):
-  """By a compiler that is told so, unless it is told something else."""
-  for name in costs._LIBTPU:
-    monkeypatch.setenv(name, '')  # for it to be as before afterwards
-    monkeypatch.delenv(name)
-  monkeypatch.setenv('TPU_MIN_LOG_LEVEL', '0')
-  monkeypatch.setenv('TPU_LIBRARY_PATH', '/somewhere')
-  installed = [None, 'libtpu']
-  monkeypatch.setattr(
-    costs.importlib.util, 'find_spec', lambda name: installed[0]
-  )
-  asked = []
-
-  def describe(platform, topology_name):
-    asked.append((platform, topology_name))
-    if topology_name.endswith('9x9'):
-      raise jax.errors.JaxRuntimeError('no such slice')
-    return types.SimpleNamespace(devices=('a', 'b'))
-
-  monkeypatch.setattr(costs.topologies, 'get_topology_desc', describe)
-  found = costs.devices_of('v5e:2x2')
-  assert found == (['a', 'b'], hardware.TPU_CHIPS['v5e'])
-  assert asked == [('tpu', 'v5e:2x2')]
-  told = {name: os.environ[name] for name in costs._LIBTPU}
-  assert told == costs._LIBTPU | {'TPU_MIN_LOG_LEVEL': '0'}
-  monkeypatch.delenv('TPU_LIBRARY_PATH')
-  installed.pop(0)
-  with pytest.raises(ValueError, match='^--topology=v5e:9x9: no such slice$'):
-    costs.devices_of('v5e:9x9')
-
-
-def test_the_text_is_the_compilers_own_where_it_writes_one():
-  class Lowered:
-    def __init__(self, text, *names):
-      self._text, self._names = text, names
-
-    def compile(self, options):
-      assert options['xla_dump_hlo_as_text'] is True
-      for name in self._names:
-        path = pathlib.Path(options['xla_dump_to'], name)
-        path.write_text(f'the text of {name}')
-      return types.SimpleNamespace(as_text=lambda: self._text)
-
-  compiled, text = costs._compiled(
-    Lowered('JAX', 'm.before.txt', 'm.after_codegen.txt', 'm.zip')
-  )
-  assert text == 'the text of m.after_codegen.txt'
-  assert compiled.as_text() == 'JAX'
-  assert costs._compiled(Lowered('JAX', 'm.before.txt'))[1] == 'JAX'
-  assert costs._compiled(Lowered(None))[1] == ''
 
 
 def test_what_is_sent_is_summed_by_kind_and_devices():
