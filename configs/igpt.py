@@ -26,7 +26,7 @@ Published: test NLL on 32 x 32 ImageNet 2.0895 nats a pixel (S), 2.0614 (M),
 """
 
 from vit_jax import config as config_lib
-from vit_jax.cli import palette as palette_lib
+from vit_jax.projects.igpt import palette as palette_lib
 
 RATES = {'s': 3e-3, 'm': 3e-3, 'l': 1e-3}
 

@@ -17,6 +17,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.cli import complete
 from vit_jax.models import variants
+from vit_jax.projects.igpt import completion
 from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 5)
@@ -37,7 +38,7 @@ def test_kept_keys_draw_what_the_whole_model_draws(given):
   model, params = make()
   rng = np.random.default_rng(1)
   start = rng.integers(0, 5, (3, L)).astype(np.int32)
-  got = complete.continued(model, params, start, given, KEY, 0.8)
+  got = completion.continued(model, params, start, given, KEY, 0.8)
   want = start.copy()
 
   @jax.jit
@@ -57,14 +58,14 @@ def test_draws_of_a_small_world_have_its_probabilities():
   """All images of two pixels in three colours, and their bits."""
   model, params = make((1, 2), 3)
   worlds = np.int32([*itertools.product(range(3), repeat=2)])
-  p = np.exp2(-2 * np.asarray(complete.bits(model, params, worlds)))
+  p = np.exp2(-2 * np.asarray(completion.bits(model, params, worlds)))
   assert p.sum() == pytest.approx(1, abs=1e-5)
   n = 20_000
   none = jnp.zeros((n, 2), jnp.int32)
-  drawn = np.asarray(complete.continued(model, params, none, 0, KEY, 1.0))
+  drawn = np.asarray(completion.continued(model, params, none, 0, KEY, 1.0))
   shares = np.bincount(3 * drawn[:, 0] + drawn[:, 1], minlength=9) / n
   assert (np.abs(shares - p) < 5 * np.sqrt(p * (1 - p) / n)).all()
-  cold = complete.continued(model, params, none[:1], 0, KEY, 1e-4)
+  cold = completion.continued(model, params, none[:1], 0, KEY, 1e-4)
   _, aux = model.apply({'params': params}, cold, capture=('pixels',))
   np.testing.assert_array_equal(cold, aux['pixels'].argmax(-1))
 
@@ -106,7 +107,7 @@ def test_command_draws_a_grid_and_tells_bits(tmp_path, photos, capsys):
     data = pathlib.Path(path).read_bytes()
     image = checkpoint.transform().image(data, path)
     colours = model.quantised(checkpoint.normalize(image[None]))
-    (want,) = complete.bits(model, params, colours)
+    (want,) = completion.bits(model, params, colours)
     shown = path.replace('\t', r'\t')
     assert line == f'{shown}  {want:.3f} bits a pixel'
   # 2 rows of 5 images, 32 times as large, of 4 x 5 pixels.

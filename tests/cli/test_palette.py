@@ -8,6 +8,7 @@ from PIL import Image
 
 from configs import igpt as igpt_config
 from vit_jax.cli import palette
+from vit_jax.projects.igpt import palette as library
 
 
 def test_clusters_of_known_colours_are_found():
@@ -16,12 +17,12 @@ def test_clusters_of_known_colours_are_found():
   which = rng.integers(0, 4, 20_000)
   noise = rng.normal(0, 3, (20_000, 3))
   pixels = np.uint8(np.rint(np.clip(means[which] + noise, 0, 255)))
-  found = palette.fit(pixels, 4)
+  found = library.fit(pixels, 4)
   assert found.dtype == np.float32
   order = np.argsort(means.sum(-1))
   # The mean of 5,000 is known to some 0.05.
   np.testing.assert_allclose(127.5 * (found + 1), means[order], atol=0.3)
-  same = palette.nearest(pixels, found)
+  same = library.nearest(pixels, found)
   np.testing.assert_allclose(same, means[which], atol=1)
 
 
@@ -56,7 +57,7 @@ def test_command_writes_a_palette_its_error_and_a_picture(
     float(line.split()[1]) for line in shown.splitlines() if 'error' in line
   )
   assert 5 < error < 30
-  assert palette.read(str(out)) == tuple(found.ravel().tolist())
+  assert library.read(str(out)) == tuple(found.ravel().tolist())
   config = igpt_config.get_config(f'tiny,./cifar10,{out}')
   assert config.model.palette == tuple(found.ravel().tolist())
   # The files are there now, and neither is replaced.
@@ -68,13 +69,13 @@ def test_command_writes_a_palette_its_error_and_a_picture(
 
 def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
   np.save(tmp_path / 'greys.npy', np.float32([[0], [0.5], [1]]))
-  got = palette.read(str(tmp_path / 'greys.npy'))
+  got = library.read(str(tmp_path / 'greys.npy'))
   assert got == (-1.0,) * 3 + (0.0,) * 3 + (1.0,) * 3
   # None of the published colours is quite black.
   np.save(
     tmp_path / 'colours.npy', np.float32([[0.25, 0.5, 1], [1, 0.5, 0.75]])
   )
-  got = palette.read(str(tmp_path / 'colours.npy'))
+  got = library.read(str(tmp_path / 'colours.npy'))
   assert got == (-0.5, 0, 1, 1, 0, 0.5)
   assert 'colours.npy has no value below 0' in caplog.messages[-1]
 
@@ -82,25 +83,25 @@ def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
 def test_as_many_colours_as_there_are_are_these():
   """Of which some are next to each other, in each channel."""
   colours = np.uint8([[0, 0, 0], [0, 1, 0], [2, 0, 0], [9, 9, 9]])
-  found = palette.fit(colours.repeat(50, 0), 4)
+  found = library.fit(colours.repeat(50, 0), 4)
   np.testing.assert_allclose(127.5 * (found + 1), colours, atol=1e-3)
   with pytest.raises(ValueError, match='colours=5, and the images have 4 diff'):
-    palette.fit(colours, 5)
+    library.fit(colours, 5)
 
 
 def test_what_is_no_palette_is_refused(tmp_path):
   path = tmp_path / 'x.npy'
   with pytest.raises(FileNotFoundError, match='No palette at .*x.npy: python'):
-    palette.read(str(path))
+    library.read(str(path))
   path.write_bytes(b'GIF89a')
   with pytest.raises(ValueError, match='x.npy is no .npy file of numbers'):
-    palette.read(str(path))
+    library.read(str(path))
   np.save(path, np.zeros((4, 2)))
   with pytest.raises(ValueError, match=r'has the shape \(4, 2\)'):
-    palette.read(str(path))
+    library.read(str(path))
   np.save(path, np.full((4, 3), 200.0))
   with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
-    palette.read(str(path))
+    library.read(str(path))
 
 
 def test_what_is_nearly_a_palette_is_refused(tmp_path):
@@ -108,23 +109,23 @@ def test_what_is_nearly_a_palette_is_refused(tmp_path):
   for shape in ((3,), (1, 3), (2, 3, 1)):
     np.save(path, np.zeros(shape))
     with pytest.raises(ValueError, match='has the shape'):
-      palette.read(str(path))
+      library.read(str(path))
   for wrong in (np.nan, 1.001, -1.001):
     np.save(path, np.float32([[0, wrong, 0], [0, 0, 0]]))
     with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
-      palette.read(str(path))
+      library.read(str(path))
   np.save(path, np.float32([[-1, 0, 1], [1, 1, 1]]))
-  assert palette.read(str(path)) == (-1, 0, 1, 1, 1, 1)
+  assert library.read(str(path)) == (-1, 0, 1, 1, 1, 1)
 
 
 def test_the_nearest_colour_is_rounded_to_a_pixel():
   colours_KC = np.float32([[-1, -1, -1], [0, 0, 0], [1, 1, 1]])
   pixels_NC = np.uint8([[0, 0, 0], [63, 63, 63], [64, 64, 64], [191, 191, 191]])
-  got = palette.nearest(pixels_NC, colours_KC)
+  got = library.nearest(pixels_NC, colours_KC)
   assert got.dtype == np.uint8
   # 127.5 is rounded to the even one.
   assert got[:, 0].tolist() == [0, 0, 128, 128]
-  assert palette.nearest(np.uint8([[192, 192, 192]]), colours_KC)[0, 0] == 255
+  assert library.nearest(np.uint8([[192, 192, 192]]), colours_KC)[0, 0] == 255
 
 
 def test_a_picture_has_images_the_same_in_colours_and_these():
@@ -133,12 +134,12 @@ def test_a_picture_has_images_the_same_in_colours_and_these():
   rng = np.random.default_rng(0)
   palette_KC = rng.uniform(-1, 1, (colours, 3)).astype(np.float32)
   images = rng.integers(0, 256, (2, 24, 30, 3), np.uint8)
-  png = palette._picture(images, palette_KC)
+  png = library._picture(images, palette_KC)
   picture = np.asarray(Image.open(io.BytesIO(png)))
   columns, lines = (3, 1)
   side = 240 // columns
   assert picture.shape == (2 * 96 + lines * side, 240, 3)
-  same = palette.nearest(images.reshape(-1, 3), palette_KC)
+  same = library.nearest(images.reshape(-1, 3), palette_KC)
   for row, want in ((0, images), (96, same.reshape(images.shape))):
     for i in range(2):
       part = picture[row:][:96, 120 * i :][:, :120]
