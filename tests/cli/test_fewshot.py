@@ -245,8 +245,8 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   monkeypatch.setattr(features, 'Extractor', Extractor)
   _, out, _ = command(workdir, 'digits', *FEW, '--batch_size=16')
   assert (
-    'images   the short side to 10 pixels, the centre of 8x8 cut out '
-    '(bicubic), mean 0.4815 0.5 0.5, deviation 0.1 0.2 0.3\n'
+    'images   resized to 8x8 pixels (the shorter side to 10 pixels, then '
+    'the centre, bicubic), mean 0.4815 0.5 0.5, deviation 0.1 0.2 0.3\n'
   ) in out
   ((images, kwargs),) = made
   assert images.size == (8, 8)

@@ -27,13 +27,7 @@ _Size = tuple[int, int]
 
 
 class Plan(NamedTuple):
-  """The way of one image to a model's size.
-
-  Attributes:
-    box: the part of the image that is resized.
-    part: (height, width) that the box is resized to.
-    cut: (top, left) in the resized box, where the model's image begins.
-  """
+  """The part of an image to resize, its new size, and the crop in that."""
 
   box: Box
   part: _Size
@@ -42,10 +36,7 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-  """How images of any size are resized and scaled for a model.
-
-  The model's image size is not part of it: one preprocessing serves every size
-  that a model is used at, see `scaled`.
+  """How images are resized and scaled for a model of any image size.
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
@@ -53,12 +44,11 @@ class Preprocessing:
     mean: of each channel (RGB), subtracted from values in [0, 1].
     std: of each channel, divided by.
     interpolation: 'bilinear' or 'bicubic', antialiased.
-    squash: with `resize_small`, whether the resize gives the image the model's
-      aspect ratio, as DeiT's processor does, instead of keeping the image's.
-    resize_like: the library whose pixels are reproduced; timm's are those of
-      torchvision. They differ in how sides and crops are rounded.
-      'vit_jax' is fast: 'bilinear' uses OpenCV and decodes JPEGs at a reduced
-      size. The others resize all pixels with Pillow.
+    squash: with `resize_small`, whether the resized image has the model's
+      aspect ratio instead of its own, as DeiT's processor does it.
+    resize_like: the library whose pixels are reproduced; they differ in how
+      they round sides and crops. 'vit_jax' is fast: 'bilinear' uses OpenCV and
+      decodes JPEGs at a reduced size. timm resizes with torchvision.
   """
 
   resize_small: int = 0
@@ -109,6 +99,13 @@ class Preprocessing:
       if (value := data.get(field.name)) is not None
     }
     return cls(**found)
+
+  def describe(self) -> str:
+    """Returns how images are resized, for people."""
+    sides = 'both sides' if self.squash else 'the shorter side'
+    part = f'{sides} to {self.resize_small} pixels, then the centre'
+    way = part if self.resize_small else 'the whole image'
+    return f'{way}, {self.interpolation}'
 
   def scaled(self, old: _Size, new: _Size) -> Self:
     """Returns the same for another image size: the resize grows with it."""

@@ -281,15 +281,9 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   """Returns the model, and what is done to its images."""
   height, width = checkpoint.image_size
   given = checkpoint.preprocessing
-  way = f'resized to {height}x{width} pixels'
-  if given.resize_small:
-    way = (
-      f'{"both sides" if given.squash else "the short side"} to '
-      f'{given.resize_small} pixels, the centre of '
-      f'{height}x{width} cut out'
-    )
   mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
   return (
     f'model    {checkpoint.path}: {checkpoint.describe()}\n'
-    f'images   {way} ({given.interpolation}), mean {mean}, deviation {std}'
+    f'images   resized to {height}x{width} pixels ({given.describe()}), '
+    f'mean {mean}, deviation {std}'
   )

@@ -237,10 +237,10 @@ def not_held(
   lines = []
   if weights.class_names:
     lines.append('The class names: the format has no place for them.')
-  if _resizing(actual) != _resizing(assumed):
+  if actual.describe() != assumed.describe():
     lines.append(
-      f'How images are resized ({_resizing(actual)}): its readers assume '
-      f'{_resizing(assumed)}.'
+      f'How images are resized ({actual.describe()}): its readers assume '
+      f'{assumed.describe()}.'
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
@@ -258,13 +258,3 @@ def not_held(
       '1e-6.'
     )
   return lines
-
-
-def _resizing(preprocessing: Preprocessing) -> str:
-  part = (
-    f'{"both sides" if preprocessing.squash else "the shorter side"} to '
-    f'{preprocessing.resize_small} pixels, then the centre'
-    if preprocessing.resize_small
-    else 'the whole image'
-  )
-  return f'{part}, {preprocessing.interpolation}'

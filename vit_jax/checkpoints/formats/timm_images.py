@@ -29,14 +29,10 @@ def read(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
     ValueError: if it makes no sense.
   """
   found = pretrained.with_values(_DEFAULTS | given(pretrained))
-  mean, std = found.rgb('mean'), found.rgb('std')
-  if min(std) <= 0:
-    found.refuse('std', ': it divides, so it must be above 0.')
-  interpolation = found.interpolation('interpolation', _INTERPOLATIONS)
   return found.preprocessing(
-    mean=mean,
-    std=std,
-    interpolation=interpolation,
+    mean=found.rgb('mean'),
+    std=found.rgb('std'),
+    interpolation=found.interpolation('interpolation', _INTERPOLATIONS),
     resize_like='torchvision',
     **_resize(found, size),
   )
