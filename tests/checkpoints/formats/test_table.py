@@ -1,11 +1,14 @@
 """Tables of arrays, and the numbers that images are prepared by."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from vit_jax.checkpoints.formats import table
 from vit_jax.checkpoints.formats.table import Entry, File, Preprocessing
 from vit_jax.data import preprocessing
+from vit_jax.models import variants
 
 
 def test_the_ends_of_what_images_are_prepared_by():
@@ -103,18 +106,33 @@ def test_a_missing_array_is_named():
 
 
 def test_what_a_format_cannot_hold_is_named_with_the_way_out():
-  limits = {'pool': ('cls', 'gap'), 'rope': (0,)}
-  table.check_writable({'pool': 'gap', 'rope': 0, 'more': 1}, 'X has', limits)
-  for fields, message in (
-    ({'pool': 'map', 'rope': 0}, "X has pool 'map', only 'cls' or 'gap': pay"),
+  """Each field but at its default, unless the format holds it."""
+  plain = variants.defaults('vit')
+  check = functools.partial(
+    table.check_writable,
+    what='X has',
+    names=('vit', 'deit'),
+    holds='pool=gap registers',
+    ways_out={'pool': 'pay'},
+  )
+  for held in (
+    {},
+    {'pool': 'gap', 'registers': 9},
+    {'dropout': 0.5, 'scan': True, 'head_bias': -1.0, 'dtype': 'bfloat16'},
+    {'width': 77, 'name': 'deit'},
+  ):
+    check(plain | held)
+  for lost, message in (
+    ({'pool': 'map'}, "X has pool 'map', only 'cls' or 'gap': pay"),
     (
-      {'pool': 'cls', 'rope': 1.5},
-      'X has rope 1.5, only 0: use --to=orbax, onnx or stablehlo.',
+      {'rope': 1.5},
+      'X has rope 1.5, only 0.0: use --to=orbax, onnx or stablehlo.',
     ),
+    ({'name': 'igpt'}, "X has name 'igpt', only 'vit' or 'deit': use --to"),
   ):
     with pytest.raises(ValueError) as e:
-      table.check_writable(fields, 'X has', limits, {'pool': 'pay'})
-    assert str(e.value) == message
+      check(plain | lost)
+    assert str(e.value).startswith(message)
 
 
 def test_patches_of_squares():

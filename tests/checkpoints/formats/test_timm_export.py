@@ -29,7 +29,7 @@ UNWRITABLE = {
     'registers 2, only 0',
   ),
   'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
-  'rotary': (TINY | {'rope': 100.0}, 'rope 100.0, only 0: use --to=orbax'),
+  'rotary': (TINY | {'rope': 100.0}, 'rope 100.0, only 0.0: use --to=orbax'),
   'every layer': (
     TINY | {'posemb_at': 'every_layer'},
     "posemb_at 'every_layer', only 'input': use --to=orbax",

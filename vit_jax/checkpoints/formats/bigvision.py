@@ -17,6 +17,7 @@ DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
 # What its training code saves parameters under.
 PREFIX = 'params/'
 
+_HOLDS = 'pool representation_size gelu layer_norm_epsilon posemb=sincos2d'
 _TOWER = 'params/img/'
 _POSITIONS = 'pos_embedding'
 _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
@@ -74,8 +75,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a checkpoint that big_vision and timm read, layers unrolled."""
-  values = {'posemb': ('learned1d', 'sincos2d'), 'stem_width': (0,)}
-  npz.check_vit(weights, 'A big_vision .npz file', values)
+  npz.check_vit(weights, 'A big_vision .npz file', _HOLDS)
   fields = weights.fields
   arrays = table.ours_to_file(
     weights.arrays,

@@ -75,7 +75,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   table.check_writable(
     fields,
     'A BiT .npz file cannot hold a model with',
-    {'name': ('resnet',)} | table.RESNET_LIMITS,
+    ('resnet',),
+    'width',
   )
   arrays = table.ours_to_file(weights.arrays, table.renamed(_key, _layout))
   archive.save(target, arrays, dtype)

@@ -111,25 +111,22 @@ def vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  limits = table.VIT_LIMITS | {
-    'name': ('vit', 'deit', 'resnet'),  # the last by `bit_config`
-    'pool': ('cls', 'gap'),
-    'stem_width': (0,),
-  }
+  holds = 'pool=gap gelu layer_norm_epsilon'
   ways_out = {'pool': f'use --to=timm or bigvision, or {table.ELSEWHERE}'}
   if fields['num_classes']:
-    limits['representation_size'] = (0,)
     ways_out['representation_size'] = (
       'its classifiers see the class token itself. Use --head=representation '
       'to leave out the classifier, or --head=drop for the representation '
       'layer too.'
     )
   elif fields['pool'] == 'gap':
-    limits['representation_size'] = (0,)
     ways_out['representation_size'] = (
       'its representation layers see the first token. Use --head=drop.'
     )
-  table.check_writable(fields, _NO_MODEL, limits, ways_out)
+  else:
+    holds += ' representation_size'
+  names = ('vit', 'deit', 'resnet')  # the last by `bit_config`
+  table.check_writable(fields, _NO_MODEL, names, holds, ways_out)
   height, width = fields['image_size']
   return {
     **_VIT,
@@ -189,7 +186,7 @@ def bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: if transformers has no such model.
   """
-  table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
+  table.check_writable(fields, _NO_MODEL, ('resnet',), 'width')
   return _BIT | _bit_sizes(fields)
 
 

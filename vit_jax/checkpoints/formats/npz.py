@@ -26,6 +26,10 @@ LINEN_NUMBERS = {
   'MlpBlock_3': 'MlpBlock_0',
 }
 
+_HOLDS = (
+  'pool=gap representation_size gelu layer_norm_epsilon stem_width stem_layers'
+)
+
 # The next of kin of what a format refuses because of a field, or of its name.
 _HELD_BY = {'pool': 'bigvision', 'stem_width': 'npz'}
 _KIND_HELD_BY = {'resnet': 'npz', 'deit': 'timm', 'igpt': 'hf'}
@@ -62,21 +66,19 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a checkpoint that the original loader and timm read."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
-  check_vit(weights, 'An official .npz file', {'pool': ('cls', 'gap')})
+  check_vit(weights, 'An official .npz file', _HOLDS)
   entries = table.renamed(lambda name: name, _layout)
   archive.save(target, table.ours_to_file(weights.arrays, entries), dtype)
   return archive.not_held(weights)
 
 
-def check_vit(
-  weights: table.Weights, target: str, limits: dict[str, tuple[Any, ...]]
-) -> None:
+def check_vit(weights: table.Weights, target: str, holds: str) -> None:
   """Refuses what the original code and its successors have no model for.
 
   Args:
     weights: to be written.
     target: the format, to begin a sentence with.
-    limits: by field, the values that the format can hold where it differs.
+    holds: as `table.check_writable` takes it.
 
   Raises:
     ValueError: naming the field and the formats that hold it.
@@ -91,7 +93,8 @@ def check_vit(
   table.check_writable(
     fields,
     f'{target} cannot hold a model with',
-    table.VIT_LIMITS | limits,
+    ('vit',),
+    holds,
     ways_out,
   )
   H, W = fields['image_size']

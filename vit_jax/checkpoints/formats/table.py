@@ -14,26 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from vit_jax.data.preprocessing import Preprocessing
+from vit_jax.models import variants
 
-# Of ViTs and ResNets, by field: what all foreign formats have.
-VIT_LIMITS: dict[str, tuple[Any, ...]] = {
-  'name': ('vit',),
-  'posemb': ('learned1d',),
-  'posemb_at': ('input',),
-  'axial': (False,),
-  'registers': (0,),
-  'norm': ('layer',),
-  'pre_norm': (False,),
-  'norm_pooled': (False,),
-  'layer_scale': (0,),
-  'swiglu': (False,),
-  'qkv_bias': (True,),
-  'qk_norm': (False,),
-  'attention_norm': (False,),
-  'mlp_norm': (False,),
-  'rope': (0,),
-}
-RESNET_LIMITS: dict[str, tuple[Any, ...]] = {'version': (2,), 'axial': (False,)}
+# Fields that no format has a place for, as they change no output or only where
+# `rope` is on, which is refused by itself.
+_NOT_STORED = {'head_bias', 'rope_side'}
 # What holds every model.
 ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
@@ -199,7 +184,8 @@ class Format(Protocol):
 def check_writable(
   fields: Mapping[str, Any],
   what: str,
-  limits: Mapping[str, tuple[Any, ...]],
+  names: tuple[str, ...],
+  holds: str,
   ways_out: Mapping[str, str] | None = None,
 ) -> None:
   """Refuses a model that a format cannot hold.
@@ -207,19 +193,37 @@ def check_writable(
   Args:
     fields: of `variants.build`.
     what: the beginning of a sentence about the models it can.
-    limits: by field, the values that the format holds.
+    names: of the architectures that the format holds.
+    holds: fields that it holds at any value, or, as 'field=value', at one value
+      besides the default; between spaces. It holds no other value of any field
+      than the default.
     ways_out: by field, where it is not `ELSEWHERE`.
 
   Raises:
     ValueError: naming the field, its value and the way out.
   """
-  for field, values in limits.items():
-    if fields[field] not in values:
-      way_out = (ways_out or {}).get(field, f'use {ELSEWHERE}')
-      raise ValueError(
-        f'{what} {field} {fields[field]!r}, only '
-        f'{" or ".join(map(repr, values))}: {way_out}'
-      )
+
+  def refuse(field: str, *values: Any) -> None:
+    way_out = (ways_out or {}).get(field, f'use {ELSEWHERE}')
+    raise ValueError(
+      f'{what} {field} {fields[field]!r}, only '
+      f'{" or ".join(map(repr, values))}: {way_out}'
+    )
+
+  name, held = fields['name'], holds.split()
+  if name not in names:
+    refuse('name', *names)
+  free = {
+    *held,
+    *_NOT_STORED,
+    *variants.ARCHITECTURES.load(name).compute_fields,
+  }
+  for field, default in variants.defaults(name).items():
+    more = [x.partition('=')[2] for x in held if x.startswith(f'{field}=')]
+    if field in free or fields[field] == default:
+      continue
+    if str(fields[field]) not in more:
+      refuse(field, default, *more)
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:

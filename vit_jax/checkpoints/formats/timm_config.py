@@ -99,6 +99,13 @@ _CLASSIFIERS: dict[str, Any] = {
   'deit': ['head', 'head_dist'],
   'resnet': 'head.fc',
 }
+_DEIT = 'gelu norm layer_scale qkv_bias qk_norm attention_norm mlp_norm '
+_HOLDS = {
+  'vit': _DEIT
+  + 'pool registers pre_norm norm_pooled stem_width=64 stem_layers',
+  'deit': _DEIT,
+  'resnet': 'width',
+}
 _NO_MODEL = 'timm has no model with'
 
 
@@ -416,7 +423,18 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
-  table.check_writable(fields, _NO_MODEL, {'name': tuple(_CLASSIFIERS)})
+  table.check_writable(
+    fields,
+    _NO_MODEL,
+    tuple(_HOLDS),
+    _HOLDS.get(fields['name'], ''),
+    {
+      'representation_size': (
+        'use --head=drop to leave out all of the head, or --to=npz.'
+      ),
+      'layer_norm_epsilon': f'use --to=hf, or {table.ELSEWHERE}',
+    },
+  )
   is_vit = fields['name'] != 'resnet'
   conv = 'stem.conv'
   if is_vit:
@@ -439,24 +457,6 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  limits = {'representation_size': (0,), 'layer_norm_epsilon': (_EPSILON,)} | {
-    field: table.VIT_LIMITS[field]
-    for field in ('posemb', 'posemb_at', 'axial', 'swiglu', 'rope')
-  }
-  if fields['name'] == 'deit':
-    limits |= {
-      'stem_width': (0,),
-      'registers': (0,),
-      'pre_norm': (False,),
-      'norm_pooled': (False,),
-    }
-  ways_out = {
-    'representation_size': (
-      'use --head=drop to leave out all of the head, or --to=npz.'
-    ),
-    'layer_norm_epsilon': f'use --to=hf, or {table.ELSEWHERE}',
-  }
-  table.check_writable(fields, _NO_MODEL, limits, ways_out)
   args = vit_args(fields)
   return {
     'architecture': _vit_architecture(fields),
@@ -515,7 +515,6 @@ def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  table.check_writable(fields, _NO_MODEL, table.RESNET_LIMITS)
   layers, width = tuple(fields['layers']), fields['width']
   if layers not in _BITS:
     raise ValueError(
@@ -546,7 +545,6 @@ def _vit_architecture(fields: dict[str, Any]) -> str:
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])
-    table.check_writable(fields, _NO_MODEL, {'stem_width': (64,)})
     if stages not in _HYBRIDS:
       raise ValueError(
         f'timm has no hybrid with stem_layers {stages}, only '

@@ -175,7 +175,9 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   table.check_writable(
     fields,
     'transformers has no DETR with',
-    {'backbone': ('resnet',), 'backbone_version': (0,)},
+    ('detr',),
+    'num_queries width heads mlp_dim encoder_layers decoder_layers masks '
+    'backbone_layers backbone_width dilation',
   )
   if not fields['num_classes']:
     raise ValueError(

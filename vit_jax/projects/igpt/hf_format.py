@@ -118,9 +118,14 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   table.check_writable(
     fields,
     'transformers has no ImageGPT with',
-    {'causal': (True,), 'num_classes': (0,)},
-    {'num_classes': 'its classifiers have no bias. Use --head=drop.'},
+    ('igpt',),
+    'bias palette',
   )
+  if fields['num_classes']:
+    raise ValueError(
+      f'transformers has no ImageGPT with num_classes {fields["num_classes"]} '
+      'here: its classifiers have no bias. Use --head=drop.'
+    )
   height, width = fields['image_size']
   palette = np.reshape(fields['palette'], (-1, 3))
   config = _CONFIG | {
