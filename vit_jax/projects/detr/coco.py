@@ -64,9 +64,9 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   } or voc.splits(root)
 
 
-def _modified_ns(path: pathlib.Path) -> int:
+def _modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   is_json = path.suffix == '.json'
-  return path.stat().st_mtime_ns if is_json else voc.modified_ns(path)
+  return path.stat().st_mtime_ns if is_json else voc.modified_ns(root, path)
 
 
 class CocoFolder:
@@ -96,7 +96,7 @@ class CocoFolder:
     members: dict[str, list[int]] = {}
     for part, path in files.items():
       try:
-        own, images = _read(root, path, _modified_ns(path))
+        own, images = _read(root, path, _modified_ns(root, path))
       except ValueError as e:
         if part in needed:
           raise
@@ -122,7 +122,7 @@ class CocoFolder:
     if split.startswith('train'):
       self._say_what_there_is(f'{root} {split}')
     self._state = ' '.join(
-      f'{path} {_modified_ns(path)}' for path in files.values()
+      f'{path} {_modified_ns(root, path)}' for path in files.values()
     )
 
   def _say_what_there_is(self, name: str) -> None:
@@ -196,7 +196,7 @@ def _read(
     ValueError: naming every annotation that is wrong.
   """
   del modified_ns
-  found = voc.read(path) if path.suffix != '.json' else _json(path)
+  found = voc.read(root, path) if path.suffix != '.json' else _json(path)
   lists = ('images', 'annotations', 'categories')
   if not isinstance(found, dict) or not all(
     isinstance(found.get(key), list) for key in lists
@@ -271,13 +271,9 @@ def _plain(entry: Any) -> Any:
     return entry
   entry = {key: value for key, value in entry.items() if value is not None}
   for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
-    value = entry.get(key)
-    if isinstance(value, float) and value.is_integer():
-      entry[key] = int(value)
-    elif (
-      isinstance(value, str) and value.isdecimal() and value == f'{int(value)}'
-    ):
-      entry[key] = int(value)
+    # Not of text such as 007, which may be another id than 7.
+    if re.fullmatch(r'(0|[1-9]\d{0,14})(\.0)?', str(entry.get(key))):
+      entry[key] = int(float(entry[key]))
   if isinstance(polygons := entry.get('segmentation'), list):
     entry['segmentation'] = [
       x for x in polygons if not isinstance(x, list) or len(x) > 4

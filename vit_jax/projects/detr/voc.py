@@ -35,9 +35,8 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
   return found or {'all': next(iter(files.values())).parent}
 
 
-def modified_ns(path: pathlib.Path) -> int:
+def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   """Returns when the files that `read` reads were last written."""
-  root = _root(path)
   read = [path, image_folder(root), *_files(root).values()]
   return max(x.stat().st_mtime_ns for x in read)
 
@@ -46,12 +45,6 @@ def image_folder(root: pathlib.Path) -> pathlib.Path:
   """Returns the folder of the images."""
   folders = (root / 'JPEGImages', root / 'images')
   return next((x for x in folders if x.is_dir()), root)
-
-
-def _root(path: pathlib.Path) -> pathlib.Path:
-  if path.is_file():
-    return path.parents[2]
-  return path.parent if path.name.lower() == 'annotations' else path
 
 
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -72,7 +65,7 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   return {}
 
 
-def read(path: pathlib.Path) -> dict[str, Any]:
+def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   """Returns COCO's lists for the images of a split.
 
   Classes are those of all splits, by the alphabet. Pixels count from 1 in VOC,
@@ -83,7 +76,6 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     ValueError: naming a file that is missing or damaged.
   """
   names: set[str] = set()
-  root = _root(path)
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   for tree in files.values():
     names |= {_text(x, 'name') for x in tree.iter('object')} - {''}
