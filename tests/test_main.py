@@ -1,6 +1,7 @@
 """The command as a user types it: messages and exit statuses."""
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -17,7 +18,9 @@ from vit_jax import main
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
 from vit_jax.data import augment, sources, transforms
-from vit_jax.training import interrupts
+from vit_jax.training import interrupts, processes
+
+train = importlib.import_module('vit_jax.train')
 
 GOLDEN = ROOT / 'tests' / 'golden'
 
@@ -356,7 +359,7 @@ def test_evaluating_the_last_of_several_stages(command, tmp_path, monkeypatch):
     found.append((config.teacher, workdir))
     return {}
 
-  monkeypatch.setattr(main, 'evaluate_only', evaluate_only)
+  monkeypatch.setattr(train, 'evaluate_only', evaluate_only)
   monkeypatch.setenv('HOME', str(tmp_path))
   status, *_ = command(
     '--config=configs/noisy_student.py:digits',
@@ -591,7 +594,7 @@ def test_others_are_joined_before_a_config_is_opened(monkeypatch, args, joins):
     order.append('done')
 
   monkeypatch.setattr(main, '_join', lambda: order.append('join'))
-  monkeypatch.setattr(main.processes, 'failing_together', failing_together)
+  monkeypatch.setattr(processes, 'failing_together', failing_together)
   monkeypatch.setattr(
     main, 'parse_flags', lambda argv: order.append('parse') or argv
   )

@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, sources, transforms
 from vit_jax.models import flops, variants
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Params, Partitions
 from vit_jax.objectives.objective import Facts
 from vit_jax.objectives.sizes import objectives_of
 from vit_jax.training import hardware, optim, sharding
@@ -189,17 +189,21 @@ class Experiment:
       'average': params if self.config.optimizer.polyak else {},
     }
 
+  @property
+  def _partitions(self) -> Partitions:
+    return self.objective.model.partitions
+
   def placed(self, shapes: Any) -> Any:
     """Returns shapes of parameters, or of what is named like them, placed."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       shapes,
-      sharding.tree_shardings(shapes, self.mesh),
+      sharding.tree_shardings(shapes, self.mesh, self._partitions),
     )
 
   def place(self, params: Params) -> Params:
     """Returns parameters on the devices."""
-    shardings = sharding.tree_shardings(params, self.mesh)
+    shardings = sharding.tree_shardings(params, self.mesh, self._partitions)
     return sharding.place(params, shardings)
 
   def _keys(self) -> jax.Array:
@@ -305,7 +309,7 @@ class Experiment:
     if self.mesh.shape['fsdp'] == 1 or self.config.gather == 'layer':
       return params
     cast = variants.cast_kernels(self.objective.model, params)
-    return sharding.gather(cast, self.mesh)
+    return sharding.gather(cast, self.mesh, self._partitions)
 
   def _accumulated(
     self, gradients: Callable[..., Any], batch: Batch, key: jax.Array
@@ -356,7 +360,7 @@ class Experiment:
 
     with sharding.activations(self.mesh):
       grads, metrics = jax.grad(loss, has_aux=True)(params)
-    grads = sharding.scatter(grads, self.mesh)
+    grads = sharding.scatter(grads, self.mesh, self._partitions)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
 
 

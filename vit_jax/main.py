@@ -67,10 +67,6 @@ from vit_jax.cli.flags import (
   show_messages,
   status,
 )
-from vit_jax.sweeps import axes, running, stages
-from vit_jax.tools import paper
-from vit_jax.train import evaluate_only
-from vit_jax.training import processes, run
 
 # EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.
 EXIT_DIVERGED = 65
@@ -106,7 +102,7 @@ _DISTRIBUTED = flags.DEFINE_bool(
 )
 _TIMEOUT_S = flags.DEFINE_float(
   'timeout_s',
-  processes.Watch.timeout_s,
+  1800.0,
   'Seconds after which training ends if no step, evaluation or save has '
   'finished. The first step includes compiling.',
   lower_bound=1.0,
@@ -116,6 +112,9 @@ _TIMEOUT_S = flags.DEFINE_float(
 def main(argv: list[str]) -> None:
   """Runs the command and turns what can go wrong into a message and a code."""
   del argv  # parse_flags leaves nothing
+  # Here and below, so that --help does without all that training needs.
+  from vit_jax.training import processes
+
   show_messages()
   processes.Watch.timeout_s = _TIMEOUT_S.value
   if not _DISTRIBUTED.value:
@@ -127,6 +126,8 @@ def main(argv: list[str]) -> None:
 
 
 def _join() -> None:
+  from vit_jax.training import processes
+
   try:
     processes.join()
   except ValueError as e:
@@ -142,6 +143,8 @@ def parse(argv: list[str]) -> list[str]:
   asks_for_help = any(re.match('--?(h|help.*)$', arg) for arg in argv)
   if asks_for_help or not any(map(together.fullmatch, argv)):
     return parse_flags(argv)
+  from vit_jax.training import processes
+
   _join()
   with processes.failing_together():
     return parse_flags(argv)
@@ -149,6 +152,10 @@ def parse(argv: list[str]) -> list[str]:
 
 def _run() -> None:
   config = CONFIG.value
+  from vit_jax.sweeps import REPORTS, axes, running, stages
+  from vit_jax.train import evaluate_only
+  from vit_jax.training import run
+
   # No shell expands what comes after --workdir=.
   workdir = os.path.expanduser(_WORKDIR.value)
   try:
@@ -157,7 +164,8 @@ def _run() -> None:
     axes.refuse_swept(config, overrides)
     # Where nothing is trained there is nothing to choose.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      running.run(config, workdir, _START_OVER.value, paper.report_type(config))
+      report = REPORTS.load(config.report)
+      running.run(config, workdir, _START_OVER.value, report)
     elif config.eval_only:
       last, place = stages.runs(config, workdir)[-1]
       for name, value in evaluate_only(last, place).items():

@@ -202,7 +202,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   )
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
-    if checkpoint.model.attention != 'objects':
+    if not checkpoint.model.any_size:
       size = 'x'.join(map(str, checkpoint.image_size))
       if images.size_of(size) not in images.sizes_of(config.data.image_size):
         _log.info(
@@ -216,8 +216,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   facts = facts_of_source(config, source)
   objective = objective_type(config).from_config(config, facts)
   _check_same_task(checkpoint, objective, config.data)
+  rules = objective.model.partitions
   params, fixed = (
-    sharding.place(x, sharding.tree_shardings(x, mesh))
+    sharding.place(x, sharding.tree_shardings(x, mesh, rules))
     for x in (checkpoint.params, objective.fixed())
   )
   results: dict[str, Any] = {}

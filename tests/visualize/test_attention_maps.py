@@ -190,8 +190,8 @@ def test_a_resnet_says_why_not(axial, reason):
 @pytest.mark.parametrize(
   ('name', 'reason'),
   [
-    ('igpt', 'IGPT, which has attention from pixel to pixel, which is not dra'),
-    ('detr', 'finds objects: `python -m vit_jax.visualize detr` shows'),
+    ('igpt', 'IGPT, which has attention of pixels, which is not drawn'),
+    ('detr', 'DETR, which has attention of objects, which is not drawn'),
   ],
 )
 def test_other_transformers_say_why_not(name, reason):

@@ -180,7 +180,7 @@ def _run(args: argparse.Namespace) -> int:
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if not checkpoint.model.num_classes:
     raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
-  finds_objects = checkpoint.model.attention == 'objects'
+  finds_objects = checkpoint.model.task == 'objects'
   if not finds_objects and (args.out or args.threshold is not None):
     raise ValueError(
       f'--out and --threshold are of boxes, and {args.checkpoint} finds none, '

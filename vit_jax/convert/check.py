@@ -10,10 +10,9 @@ import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import archive, hf, npz_peer, tensors, timm
-from vit_jax.checkpoints.formats.table import Peer
+from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.convert import onnx, stablehlo
 from vit_jax.models.model import Params
-from vit_jax.projects.detr import model as detr
 
 # As many as fit anywhere; noise shows differences as well as photographs.
 IMAGES = 8
@@ -111,21 +110,17 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
     checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
   )
 
-  has_boxes = exact.model.attention == 'objects'
-
   @jax.jit
-  def apply(params: Params, images_BHWC: jax.Array) -> jax.Array:
-    outputs, aux = exact.model.apply(
-      {'params': params}, exact.normalize(images_BHWC)
-    )
-    if not has_boxes:
-      return outputs
-    return jnp.concatenate([outputs, detr.detected(aux)['boxes']], -1)
+  def apply(params: Params, images_BHWC: jax.Array) -> dict[str, jax.Array]:
+    y, aux = exact.model.apply({'params': params}, exact.normalize(images_BHWC))
+    return exact.model.outputs(y, aux)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     # On a TPU and newer GPUs, float32 products would be rounded to less.
     with jax.default_matmul_precision('float32'):
-      return np.asarray(apply(exact.params, images_BHWC))
+      return compared(apply(exact.params, images_BHWC))
 
   framework = f'vit_jax on JAX {jax.__version__}'
+  images_1HWC = jnp.zeros((1, *exact.image_size, 3))
+  has_boxes = 'boxes' in jax.eval_shape(apply, exact.params, images_1HWC)
   return Peer(framework, exact.image_size, run, boxes=4 * has_boxes)

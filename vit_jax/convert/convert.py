@@ -88,7 +88,7 @@ def convert(
       'That the loss was sigmoid: each class has a probability of its own, '
       'the sigmoid of its logit.'
     )
-  if to in ('onnx', 'stablehlo') and checkpoint.model.attention == 'objects':
+  if to in ('onnx', 'stablehlo') and checkpoint.model.any_size:
     H, W = checkpoint.image_size
     sentence = (
       f'Images of any size and shape: they are {H}x{W} pixels, without padding.'

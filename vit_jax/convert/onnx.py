@@ -24,23 +24,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checkpoints.formats.table import Peer
+from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import whole
-from vit_jax.models.masked_vit import MaskedViT
-from vit_jax.models.model import Model
-from vit_jax.projects.detr import layers as detr_layers
-from vit_jax.projects.detr import model as detr
-from vit_jax.projects.detr import objective as detection
+from vit_jax.models.model import Model, padding
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'int8')
 
-# GroupNorm's, of the hybrids and of BiT.
+# Of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
 _EPSILONS = (1e-6, 1e-5)
 
 
@@ -104,8 +100,7 @@ def open_peer(path: str, threads: int = 0) -> Peer:
       f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
     ) from e
   names = [output.name for output in session.get_outputs()]
-  outputs = 'logits', 'pre_logits', 'predictions', 'boxes'
-  wanted = [x for x in outputs if x in names]
+  wanted = [x for x in COMPARED if x in names]
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
@@ -159,7 +154,7 @@ def _to_model(
     )
 
   inputs: dict[str, Any] = {'images': ((*checkpoint.image_size, 3), np.float32)}
-  if served and model.attention == 'objects':
+  if served and model.any_size:
     inputs['sizes'] = ((2,), np.int32)
 
   def function(
@@ -169,19 +164,17 @@ def _to_model(
       return _with_attention(model, params, images_BHWC)
     padded: dict[str, Any] = {}
     if size_B2 is not None:
-      is_padding_BHW = detection.padding(size_B2, checkpoint.image_size)
+      is_padding_BHW = padding(size_B2, checkpoint.image_size)
       images_BHWC = jnp.where(is_padding_BHW[..., None], 0.0, images_BHWC)
       padded['padding_BHW'] = is_padding_BHW
-    name = 'logits' if model.num_classes else 'pre_logits'
-    if isinstance(model, MaskedViT):
-      name = 'predictions'
     if rollout:
       y_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
       fused = [{'all': rollout_lib.fuse(x_BNLL)} for x_BNLL in layers]
       grid = model.grid(checkpoint.image_size)
-      return {name: y_BC, 'rollout': rollout_lib.maps(fused, read_BL, grid)}
+      maps_Bhw = rollout_lib.maps(fused, read_BL, grid)
+      return model.outputs(y_BC, {}) | {'rollout': maps_Bhw}
     y_BC, aux = model.apply({'params': params}, images_BHWC, **padded)
-    outputs = {name: y_BC, **detr.detected(aux)}
+    outputs = model.outputs(y_BC, aux)
     if served:  # which shows no masks
       outputs.pop('mask_logits', None)
     return outputs
@@ -226,8 +219,8 @@ def _patterns(model: Model) -> list[Pattern]:
   if model.attention in ('all', 'axial'):
     found.append(patterns.gelu(model.gelu))
     found.append(patterns.layer_norm(model.layer_norm_epsilon))
-  if model.attention == 'objects':
-    found.append(patterns.layer_norm(detr_layers.EPSILON))
+  else:
+    found += map(patterns.layer_norm, _EPSILONS)
   return [*found, patterns.softmax()]
 
 

@@ -27,11 +27,10 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.checkpoints.formats import archive
-from vit_jax.checkpoints.formats.table import Peer
+from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import whole
 from vit_jax.models import attention
-from vit_jax.projects.detr import model as detr
 
 DTYPES = ('float32', 'bfloat16')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -97,9 +96,7 @@ def open_peer(path: str) -> Peer:
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     scaled = (images_BHWC / np.float32(255) - mean_C) / std_C
     outputs = call(params, scaled)
-    if not has_boxes:
-      return np.asarray(outputs)
-    return np.concatenate([outputs['logits'], outputs['boxes']], -1)
+    return compared(outputs if has_boxes else {'logits': outputs})
 
   framework = f'jax.export of JAX {jax.__version__}'
   return Peer(framework, (H, W), run, boxes=4 * has_boxes)
@@ -113,8 +110,9 @@ def _export(
   def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> Any:
     tree = traverse_util.unflatten_dict(params, sep='/')
     y_BC, aux = model.apply({'params': tree}, images_BHWC)
-    y_BC, found = y_BC.astype(jnp.float32), detr.detected(aux)
-    return {'logits': y_BC, **found} if found else y_BC
+    y_BC = y_BC.astype(jnp.float32)
+    found = model.outputs(y_BC, aux)
+    return found if len(found) > 1 else y_BC
 
   (batch,) = jax.export.symbolic_shape('batch')
   shapes = (

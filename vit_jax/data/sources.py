@@ -13,6 +13,7 @@ the loader.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,9 +21,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import folder, hub_source, splits, vtab
-from vit_jax.projects.detr import canvas, coco
+from vit_jax.register import Register
 
 Record = dict[str, Any]
+
+# By a regular expression of `data.name`: a function of (name, split,
+# split_seed) that opens a source, or returns None if the name means another.
+SOURCES = Register(
+  'data.name',
+  {
+    'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
+    '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
+  },
+)
 
 
 class RecordsByIndex(Protocol):
@@ -186,17 +197,16 @@ def open_source(
     return vtab.open_task(name, split, data_dir)
   if name.startswith('hf://'):
     return hub_source.HubSource(name, split, split_seed)
+  for pattern in SOURCES:
+    if re.fullmatch(pattern, name, re.DOTALL):
+      found: Source | None = SOURCES.load(pattern)(name, split, split_seed)
+      if found is not None:
+        return found
   if '://' in name:
     raise ValueError(
       f'{name}: images are read from disk alone, and no bucket or URL: copy or '
       'mount them first.'
     )
-  if name == 'digits_canvas':
-    digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
-    names = digits['train'].class_names
-    return canvas.DigitsCanvas(digits, names, split, split_seed)
-  if coco.is_annotated(name):
-    return coco.CocoFolder(name, split, split_seed)
   if name.lower().endswith('.csv'):
     return folder.open_table(name, split, split_seed)
   if folder.is_folder_name(name):

@@ -17,7 +17,6 @@ from vit_jax.data import bad_images, sources
 from vit_jax.data.images import Images
 from vit_jax.models.model import Params
 from vit_jax.objectives.objective import Best, Facts, Objective
-from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features
 
 
@@ -116,9 +115,8 @@ class Parts:
       # measured is not learned without a word.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
-    learns_one = self.objective.class_names and not isinstance(
-      self.objective, Detection
-    )
+    o = self.objective
+    learns_one = o.class_names and o.model.task == 'classes'
     if learns_one and isinstance(source, sources.BoxedSource):
       raise ValueError(
         f'{self.config.data.name} has objects with classes and '

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.model import Model
-from vit_jax.projects.igpt.model import IGPT
 
 
 def count_params(model: Model, image_size: tuple[int, int]) -> int:
@@ -24,13 +23,13 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   Counts matrix products and convolutions, a multiply-add as two, which is the
   paper's convention: 3 * forward * images is the compute of table 6. What a
   convolution multiplies by the zeros of its padding does not count, as in XLA's
-  own analysis: the ResNets of table 6 would come out 4 % too high. iGPT's
-  include the colours that it predicts, as its training does.
+  own analysis: the ResNets of table 6 would come out 4 % too high. What only
+  training computes counts too, if the model says so: see `Model.counted`.
   """
   model = _looped(model)
-  apply: Any = model.apply
-  if model.kind == IGPT.kind:
-    apply = functools.partial(apply, capture=('pixels',))
+  # Not all models take `capture`.
+  more = {'capture': model.counted} if model.counted else {}
+  apply: Any = functools.partial(model.apply, **more)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   jaxpr = jax.make_jaxpr(lambda p, x: apply({'params': p}, x)[0])(
     param_shapes(model, image_size), images_1HWC

@@ -4,6 +4,7 @@ After the embedding of equation 1 some patches are corrupted; a linear layer on
 each patch's output tells its colours.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -40,7 +41,15 @@ class MaskedViT(ViT):
     "of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.",
   )
 
-  def outputs(self, side: int) -> tuple[int, ...]:
+  @property
+  def task(self) -> str:
+    return 'patches'
+
+  def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
+    del aux
+    return {'predictions': outputs}
+
+  def prediction_shape(self, side: int) -> tuple[int, ...]:
     """Returns the shape of the prediction for a patch of `side` pixels."""
     return {
       'mean_colour': (COLOURS,),
@@ -99,8 +108,8 @@ class MaskedViT(ViT):
         integers BL, of the patches alone. None corrupts nothing.
 
     Returns:
-      Predictions BL.. in float32, of the shape of `outputs` for each patch, and
-      a dict as that of `ViT`.
+      Predictions BL.. in float32, of `prediction_shape` for each patch, and a
+      dict as that of `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, D = x_BhwD.shape
@@ -114,7 +123,7 @@ class MaskedViT(ViT):
       'tokens': x_BLD,
       'pre_logits': self.represent(x_BLD),
     }
-    shape = self.outputs(images_BHWC.shape[1] // h)
+    shape = self.prediction_shape(images_BHWC.shape[1] // h)
     predicted = nn.DenseGeneral(
       shape, kernel_init=nn.initializers.zeros, name='prediction'
     )(x_BLD[:, -h * w :].astype(jnp.float32))

@@ -1,7 +1,7 @@
 """What every model says of itself, so that nobody else keeps lists of them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -58,6 +58,12 @@ class Model(nn.Module):
     loops: what a scan stacks of it.
     depth_loop: that of the layers that its depth counts, if there are such.
     after_layers: pattern of the paths of the parameters after those.
+    any_size: whether it takes images of any size, padded to one shape, which
+      `padding_BHW` says.
+    counted: names for `capture` of what only training computes, which counts
+      among its FLOPs.
+    partitions: rules for splitting its parameters over devices, besides those
+      of `sharding.RULES`.
     cast_params: patterns of the paths of parameters that are used in `dtype`
       alone.
   """
@@ -75,6 +81,9 @@ class Model(nn.Module):
   loops: ClassVar[tuple[Loop, ...]] = ()
   depth_loop: ClassVar[Loop | None] = None
   after_layers: ClassVar[str] = ''
+  any_size: ClassVar[bool] = False
+  counted: ClassVar[tuple[str, ...]] = ()
+  partitions: ClassVar[Partitions] = ()
   cast_params: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
@@ -85,6 +94,23 @@ class Model(nn.Module):
       for field in dataclasses.fields(cls)
       if field.name not in ('parent', 'name')
     )
+
+  @property
+  def task(self) -> str:
+    """What it tells: 'classes' of images, 'objects', 'pixels' or 'patches'."""
+    return 'classes'
+
+  @property
+  def vectors(self) -> tuple[str, ...]:
+    """Its outputs that are one vector for each image."""
+    return ('pre_logits', 'logits') if self.num_classes else ('pre_logits',)
+
+  def outputs(
+    self, outputs: jax.Array, aux: Mapping[str, Any]
+  ) -> dict[str, jax.Array]:
+    """Returns by name what `apply` tells of images, for export and serving."""
+    del aux
+    return {'logits' if self.num_classes else 'pre_logits': outputs}
 
   @property
   def attention(self) -> str:
@@ -187,3 +213,11 @@ class Model(nn.Module):
     axes = tuple(range(1, x_BXD.ndim - 1))
     grid_BXD = x_BXD[:, len(self.extra_tokens) :]
     return jnp.mean(grid_BXD, axis=axes, dtype=jnp.float32)
+
+
+def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:
+  """Returns where images of (height, width) are padding, bool BHW."""
+  rows_H, columns_W = (jnp.arange(n) for n in image_size)
+  return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (
+    columns_W[None, None] >= size_B2[:, 1, None, None]
+  )

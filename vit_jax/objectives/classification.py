@@ -99,10 +99,11 @@ class Classification(OfImages):
       image_size=facts.image_size,
       **config.model,
     )
-    if model.attention == 'objects':
+    if model.task != 'classes':
       raise ValueError(
-        f'model.name is {config.model.name!r}: it finds objects, and gives no '
-        'class to an image. Choose another variant, or configs/detr.py.'
+        f'model.name is {config.model.name!r}: it finds {model.task}, and '
+        'gives no class to an image. Choose another variant, or '
+        'configs/detr.py.'
       )
     own = {f.name for f in dataclasses.fields(cls)} & cls.defaults.keys()
     return cls(

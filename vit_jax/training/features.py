@@ -66,7 +66,7 @@ def layer(model: Model, name: str) -> Function:
       + f'or block_0 to block_{model.num_blocks - 1}.'
     )
 
-  if not match and model.attention == 'objects':
+  if not match and name not in model.vectors:
     raise ValueError(
       f'layer is {name!r}, of which a {type(model).__name__} has one for each '
       'query and none for the image: use block_N.'
@@ -92,8 +92,8 @@ def check_classifies(model: Model) -> None:
   Raises:
     ValueError: saying what it gives.
   """
-  if not model.num_classes or model.attention == 'objects':
-    what = 'has no head' if not model.num_classes else 'finds objects'
+  if 'logits' not in model.vectors:
+    what = f'finds {model.task}' if model.num_classes else 'has no head'
     raise ValueError(
       f'This model, a {type(model).__name__}, {what} and gives no class to an '
       'image as a whole.'

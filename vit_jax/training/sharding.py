@@ -23,8 +23,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.models import heads, layers, tpu_layout
-from vit_jax.models.model import Axes
-from vit_jax.projects.detr import layers as detr_layers
+from vit_jax.models.model import Axes, Partitions
 from vit_jax.training import processes
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -32,11 +31,10 @@ AXES = ('data', 'fsdp', 'tensor')
 _ROWS, _LANES = 16, 128
 BATCH = PartitionSpec(('data', 'fsdp'))
 
-# First match of the parameter's path wins.
-RULES = (
+# First match of the parameter's path wins, after `Model.partitions`.
+RULES: Partitions = (
   *layers.PARTITIONS,
   *heads.PARTITIONS,
-  *detr_layers.PARTITIONS,
   (r'(kernel|_embedding)$', ('fsdp',)),
 )
 
@@ -109,7 +107,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def tree_shardings(tree: Any, mesh: Mesh) -> Any:
+def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Returns the sharding of every array of a tree by the first rule that fits.
 
   Optimizer state and averages carry the parameters' names at the end of their
@@ -120,41 +118,45 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
   Args:
     tree: arrays or their shapes.
     mesh: from `make_mesh`.
+    partitions: the model's own rules, which come before `RULES`.
   """
 
   def place(path: tuple[Any, ...], x: Any) -> NamedSharding:
-    spec = _fit(_rule(path), x.shape, mesh)
+    spec = _fit(_rule(path, partitions), x.shape, mesh)
     return NamedSharding(mesh, _over_data(spec, x.shape, mesh))
 
   return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def gather(params: Any, mesh: Mesh) -> Any:
+def gather(params: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Returns parameters of which every core has all but what `tensor` splits."""
-  return _constrained(params, mesh, {'fsdp'})
+  return _constrained(params, mesh, partitions, {'fsdp'})
 
 
-def scatter(grads: Any, mesh: Mesh) -> Any:
+def scatter(grads: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Returns gradients split as parameters are.
 
   Without this the partitioner may keep whole gradients on every device. Over
   `fsdp` first: over it and `data` at once TPUs would sum gradients whole.
   """
-  grads = _constrained(grads, mesh, set())
-  shardings = tree_shardings(grads, mesh)
+  grads = _constrained(grads, mesh, partitions, set())
+  shardings = tree_shardings(grads, mesh, partitions)
   return jax.tree.map(jax.lax.with_sharding_constraint, grads, shardings)
 
 
-def _rule(path: tuple[Any, ...]) -> tuple[Axes, ...]:
+def _rule(path: tuple[Any, ...], partitions: Partitions) -> tuple[Axes, ...]:
   name = jax.tree_util.keystr(path, simple=True, separator='/')
-  return next((spec for pattern, spec in RULES if re.search(pattern, name)), ())
+  rules = (*partitions, *RULES)
+  return next((spec for pattern, spec in rules if re.search(pattern, name)), ())
 
 
-def _constrained(tree: Any, mesh: Mesh, without: set[str]) -> Any:
+def _constrained(
+  tree: Any, mesh: Mesh, partitions: Partitions, without: set[str]
+) -> Any:
   def place(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
     spec: tuple[Axes, ...] = tuple(
       tuple(axis for axis in _names(axes) if axis not in without)
-      for axes in _rule(path)
+      for axes in _rule(path, partitions)
     )
     matrix, spec = tpu_layout.as_matrix(x, spec)
     sharding = NamedSharding(mesh, _fit(spec, matrix.shape, mesh))

@@ -45,13 +45,8 @@ class Layers:
     """
     if model.attention not in ('all', 'axial'):
       has = 'has no attention to look at'
-      if model.attention == 'objects':
-        raise ValueError(
-          'This model finds objects: `python -m vit_jax.visualize detr` shows '
-          'what each of them attends to.'
-        )
       if model.attention:
-        has = 'has attention from pixel to pixel, which is not drawn here'
+        has = f'has attention of {model.attention}, which is not drawn here'
       elif model.axial:
         has = 'has convolutions between its attention, which mix tokens too'
       raise ValueError(

@@ -604,16 +604,6 @@ def test_linear_layers_begin_as_pytorchs():
     assert abs(np.mean(x)) < 0.02
 
 
-def test_objects_are_those_of_the_last_layer():
-  boxes_XBQ4 = np.arange(24).reshape(3, 1, 2, 4)
-  assert detr.detected({'tokens': 0}) == {}
-  assert detr.detected({'boxes': boxes_XBQ4})['boxes'].tolist() == (
-    boxes_XBQ4[2].tolist()
-  )
-  both = detr.detected({'boxes': boxes_XBQ4, 'mask_logits': 5})
-  assert both.keys() == {'boxes', 'mask_logits'} and both['mask_logits'] == 5
-
-
 def test_a_joined_convolution_is_that_of_features_beside_maps():
   rng = np.random.default_rng(0)
   x_BhwD = np.float32(rng.standard_normal((2, 4, 5, 6)))

@@ -151,6 +151,16 @@ class Peer:
   boxes: int = 0
 
 
+# Outputs of models that peers compare.
+COMPARED = ('logits', 'pre_logits', 'predictions', 'boxes')
+
+
+def compared(outputs: Mapping[str, Any]) -> np.ndarray:
+  """Returns a model's `COMPARED` outputs side by side."""
+  found = [np.asarray(outputs[name]) for name in COMPARED if name in outputs]
+  return np.concatenate(found, -1)
+
+
 class Format(Protocol):
   """What the module of a foreign format has."""
 

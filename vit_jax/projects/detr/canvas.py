@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data import splits
+from vit_jax.data.sources import Digits
 
 SIDE = 48
 # Of the square that a scan of 8 pixels is resized to.
@@ -16,6 +17,14 @@ _CANVASES = {'train': range(10_000), 'test': range(10_000, 10_500)}
 # Grey value from which a pixel belongs to a digit and its box.
 _INK = 64
 _ATTEMPTS = 100
+
+
+def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
+  """Opens a split of `digits_canvas`."""
+  del name
+  digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
+  names = digits['train'].class_names
+  return DigitsCanvas(digits, names, split, split_seed)
 
 
 class DigitsCanvas:

@@ -33,10 +33,13 @@ _ROBOFLOW = '_annotations.coco.json'
 NO_NAME = 'N/A'
 
 
-def is_annotated(name: str) -> bool:
-  """Whether a dataset name means a folder with annotated objects."""
-  is_path = name.startswith(('.', '~')) or '/' in name
-  return is_path and bool(_annotations(pathlib.Path(os.path.expanduser(name))))
+def open_annotated(
+  name: str, split: str, split_seed: int
+) -> 'CocoFolder | None':
+  """Opens a split of a folder; None if it has no annotated objects."""
+  if not _annotations(pathlib.Path(os.path.expanduser(name))):
+    return None
+  return CocoFolder(name, split, split_seed)
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -12,9 +12,9 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import decode
+from vit_jax.models.model import padding
 from vit_jax.projects.detr import boxes, segments
 from vit_jax.projects.detr.box_transforms import EvalBoxTransform
-from vit_jax.projects.detr.objective import padding
 from vit_jax.visualize import draw
 
 # Pictures of smaller images are enlarged, so that names fit beside boxes.

@@ -17,9 +17,14 @@ import jax.numpy as jnp
 from vit_jax.models import posemb, resnet
 from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.layers import DEPTHS, check_heads, repeated
-from vit_jax.models.model import REMAT, Loop, Model
+from vit_jax.models.model import REMAT, Loop, Model, Partitions
 from vit_jax.projects.detr import backbone, mask_head
-from vit_jax.projects.detr.layers import EPSILON, DecoderLayer, EncoderLayer
+from vit_jax.projects.detr.layers import (
+  EPSILON,
+  PARTITIONS,
+  DecoderLayer,
+  EncoderLayer,
+)
 
 Array = jax.Array
 
@@ -65,6 +70,8 @@ class DETR(Model):
     'masks': ('bbox_attention', 'mask_head')
   }
   loops: ClassVar[tuple[Loop, ...]] = (ENCODER, DECODER, resnet.UNITS)
+  any_size: ClassVar[bool] = True
+  partitions: ClassVar[Partitions] = PARTITIONS
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
   num_classes: int = field(
@@ -112,6 +119,21 @@ class DETR(Model):
   )
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
+
+  @property
+  def task(self) -> str:
+    return 'objects'
+
+  @property
+  def vectors(self) -> tuple[str, ...]:
+    return ()
+
+  def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns the last layer's logits and boxes BQ4, and masks."""
+    found = super().outputs(outputs, aux) | {'boxes': aux['boxes'][-1]}
+    if self.masks:
+      found['mask_logits'] = aux['mask_logits']
+    return found
 
   @property
   def attention(self) -> str:
@@ -316,14 +338,3 @@ class DETR(Model):
     )
     outputs_XBQD = decoded.pop('outputs')
     return memory_BLD, outputs_XBQD, encoded | decoded
-
-
-def detected(aux: Mapping[str, Any]) -> dict[str, Array]:
-  """Returns what a model's `aux` says of objects: nothing but for DETR.
-
-  `boxes` BQ4 of the last layer, and `mask_logits` where there are masks.
-  """
-  found = {'boxes': aux['boxes'][-1]} if 'boxes' in aux else {}
-  if 'mask_logits' in aux:
-    found['mask_logits'] = aux['mask_logits']
-  return found

@@ -6,7 +6,7 @@ none (equation 2); every decoder layer is matched for itself.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
 from vit_jax.models import variants
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Params, padding
 from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 from vit_jax.projects.detr import matching, segments, set_losses
 from vit_jax.projects.detr.box_transforms import (
@@ -369,14 +369,6 @@ class Detection(OfImages):
     return jnp.sum(weights_BL * nats_BL, axis=1) / jnp.where(
       total_B > 0, total_B, 1.0
     )
-
-
-def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:
-  """Returns where images of (height, width) are padding, bool BHW."""
-  rows_H, columns_W = (jnp.arange(n) for n in image_size)
-  return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (
-    columns_W[None, None] >= size_B2[:, 1, None, None]
-  )
 
 
 def dense_classes(

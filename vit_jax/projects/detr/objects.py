@@ -39,7 +39,7 @@ def section(
     ValueError: if it is none of DETR, or finds no object in any image.
   """
   model = checkpoint.model
-  if model.attention != 'objects' or not model.num_classes:
+  if model.task != 'objects' or not model.num_classes:
     raise ValueError(
       f'{checkpoint.path} finds no objects: give a checkpoint of DETR.'
     )

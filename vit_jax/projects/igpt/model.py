@@ -183,6 +183,7 @@ class IGPT(Model):
   kind: ClassVar[str] = 'igpt'
   compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS,)
+  counted: ClassVar[tuple[str, ...]] = ('pixels',)
   depth_loop: ClassVar[Loop] = LAYERS
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
@@ -214,6 +215,10 @@ class IGPT(Model):
   )
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
+
+  @property
+  def task(self) -> str:
+    return 'classes' if self.num_classes else 'pixels'
 
   @property
   def attention(self) -> str:
