@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 # From the lowest; what stands together does not know the others' commands.
 FLOORS = (
   {'register'},
-  {'models', 'data', 'projects'},
+  {'models', 'data'},
   {'checkpoints'},
   {'training'},
   {'objectives'},
@@ -21,6 +21,7 @@ FLOORS = (
   {'experiment'},
   {'convert', 'train'},
   {'sweeps'},
+  {'projects'},
   {'tools'},
   {'cli', 'main', '__main__'},
 )
@@ -76,19 +77,37 @@ def test_docstrings_begin_with_a_sentence():
         assert not re.match(r'\s*\w+:\n', said), (path, said)
 
 
-def loaded_by(code):
-  """Returns the modules of the package that a fresh process has loaded."""
-  report = "import sys; print(*(m for m in sys.modules if m[:7] == 'vit_jax'))"
+def loaded_by(*args):
+  """Returns the modules of the package that a fresh Python loads."""
   done = subprocess.run(
-    [sys.executable, '-c', f'{code}\n{report}'],
+    [sys.executable, '-X', 'importtime', *args],
     cwd=ROOT,
     capture_output=True,
     text=True,
     check=True,
   )
-  return done.stdout.splitlines()[-1].split()
+  return set(re.findall(r'\| +(vit_jax[\w.]*)$', done.stderr, re.MULTILINE))
 
 
 def test_a_config_loads_little():
-  modules = loaded_by('import vit_jax.config')
+  modules = loaded_by('-c', 'import vit_jax.config')
+  assert 'vit_jax.config' in modules
   assert len(modules) < 10, modules
+
+
+def test_help_loads_nothing_of_training():
+  modules = loaded_by('-m', 'vit_jax.main', '--help')
+  assert 'vit_jax.config' in modules
+  assert not modules & {'vit_jax.train', 'vit_jax.training.run'}
+
+
+def test_training_digits_loads_no_project_and_no_tool(tmp_path):
+  fields = {'total': '1 step', 'model.depth': 1, 'batch_size': 16}
+  modules = loaded_by(
+    *('-m', 'vit_jax.main', '--config=configs/digits.py'),
+    f'--workdir={tmp_path}/run',
+    *(f'--config.{name}={value}' for name, value in fields.items()),
+  )
+  assert 'vit_jax.train' in modules
+  outside = ('vit_jax.projects', 'vit_jax.tools')
+  assert not [m for m in modules if m.startswith(outside)]

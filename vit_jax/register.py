@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Register(dict[str, str]):
-  """Maps names to 'module:Name' strings; `load` imports one of them."""
+  """Maps names to 'module:Name' or 'module'; `load` imports one of them."""
 
   def __init__(self, field: str, places: dict[str, str]):
     """Takes the config field that chooses a name, for messages."""
@@ -20,7 +20,7 @@ class Register(dict[str, str]):
     self.field = field
 
   def load(self, name: str) -> Any:
-    """Imports and returns the class of a name.
+    """Imports and returns what a name stands for.
 
     Raises:
       ValueError: if the name is unknown; suggests the nearest names.
@@ -28,7 +28,8 @@ class Register(dict[str, str]):
     if name not in self:
       raise ValueError(f'{self.field} is {name!r}. {nearest(name, self)}')
     module, _, attribute = self[name].partition(':')
-    return getattr(importlib.import_module(module), attribute)
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -354,7 +354,7 @@ def test_layouts_of_labelling_tools(tmp_path):
   # Elsewhere result.json may mean anything.
   Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
   (tmp_path / 'result.json').write_text('[]')
-  assert not coco.is_annotated(str(tmp_path))
+  assert not coco.open_annotated(str(tmp_path), 'train', 0)
 
 
 def test_improbable_objects_are_refused_or_said(tmp_path, caplog):

@@ -1,9 +1,9 @@
 """Directories of transformers: config.json and model.safetensors.
 
 ViT, DeiT, I-JEPA (which is the ViT without a class token, classified by the
-mean of its tokens) and BiT; ImageGPT is in `hf_imagegpt`, DETR in `hf_detr`,
-and DINOv2 to SigLIP in `hf_towers`. Every key of a file is one of our names
-spelt differently, so that the table has one entry an array. The keys are those
+mean of its tokens) and BiT; DINOv2 to SigLIP are in `hf_towers`, ImageGPT and
+DETR in modules of `PROJECTS`. Every key of a file is one of our names spelt
+differently, so that the table has one entry an array. The keys are those
 that transformers 5 still writes, whatever its modules are called now.
 """
 
@@ -24,9 +24,17 @@ from vit_jax.checkpoints.formats import (
   tensors,
   torch_table,
 )
-from vit_jax.projects.detr import hf_format as hf_detr
-from vit_jax.projects.igpt import hf_format as hf_imagegpt
+from vit_jax.register import Register
 
+# By `model_type`: modules with `read`, `write` and `open_peer` of their own. A
+# model of ours is written by the module of its name.
+PROJECTS = Register(
+  'model_type',
+  {
+    'imagegpt': 'vit_jax.projects.igpt.hf_format',
+    'detr': 'vit_jax.projects.detr.hf_format',
+  },
+)
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _VIT = {
@@ -62,10 +70,8 @@ _BIT = {
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json."""
   model_type = config['model_type']
-  if model_type == 'imagegpt':
-    return hf_imagegpt.read(path, config)
-  if model_type == 'detr':
-    return hf_detr.read(path, config)
+  if model_type in PROJECTS:
+    return PROJECTS.load(model_type).read(path, config)
   if model_type in tuple(hf_towers.FAMILIES):
     return hf_towers.read(path, config)
   if model_type not in ('vit', 'deit', 'ijepa', 'bit'):
@@ -115,10 +121,9 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens."""
   fields = weights.fields
-  if fields['name'] == 'igpt':
-    return hf_imagegpt.write(weights, target, dtype)
-  if fields['name'] == 'detr':
-    return hf_detr.write(weights, target, dtype)
+  own = {'igpt': 'imagegpt'}.get(fields['name'], fields['name'])
+  if own in PROJECTS:
+    return PROJECTS.load(own).write(weights, target, dtype)
   if fields['name'] == 'resnet':
     config = hf_config.bit_config(fields)
     modules, model_type, name = _BIT, 'bit', 'Bit'
@@ -214,11 +219,10 @@ def _open_peer(path: str) -> table.Peer:
   import torch
   import transformers
 
-  openers = {'imagegpt': hf_imagegpt.open_peer, 'detr': hf_detr.open_peer}
   model_type = tensors.read_json(f'{path}/config.json')['model_type']
   with _quiet(transformers.utils.logging):
-    if model_type in openers:
-      return openers[model_type](path)
+    if model_type in PROJECTS:
+      return PROJECTS.load(model_type).open_peer(path)
     model, pooled = _load_model(path)
     processor: Any
     if any(

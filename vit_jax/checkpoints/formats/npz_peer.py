@@ -26,7 +26,7 @@ def open_peer(path: str) -> Peer:
     ValueError: if timm has no such model, or cannot read the file.
   """
   arrays = archive.load(path)
-  module = recognise.archive_format(arrays)
+  module = recognise.format_of(arrays, recognise.ARCHIVES)
   fields = module.read(path, arrays).fields
   fields |= variants.fields_of(variants.build(**fields))
   timm = timm_format.library()

@@ -2,19 +2,30 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
-from vit_jax.checkpoints.formats import (
-  archive,
-  bigvision,
-  bit,
-  hf,
-  npz,
-  tensors,
-  timm,
-  torchvision,
-)
+from vit_jax.checkpoints.formats import archive, hf, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
-from vit_jax.projects.detr import hf_format as hf_detr
+from vit_jax.register import Register
+
+# Modules as `table.Format` describes them. Each is asked whether arrays are
+# its own, in this order.
+TENSORS = Register(
+  'format',
+  {
+    'torchvision': 'vit_jax.checkpoints.formats.torchvision',
+    'detr': 'vit_jax.projects.detr.original',
+    'timm': 'vit_jax.checkpoints.formats.timm',
+  },
+)
+ARCHIVES = Register(
+  'format',
+  {
+    'bit': 'vit_jax.checkpoints.formats.bit',
+    'bigvision': 'vit_jax.checkpoints.formats.bigvision',
+    'npz': 'vit_jax.checkpoints.formats.npz',
+  },
+)
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
@@ -44,14 +55,10 @@ def read(path: str) -> File:
     return _read_folder(path)
   if tensors.is_tensors(path):
     arrays = tensors.read(path)
-    if hf_detr.matches(arrays):
-      return hf_detr.read_file(path, arrays)
-    if torchvision.matches(arrays):
-      return torchvision.read(path, arrays)
-    return timm.read(path, arrays)
+    return format_of(arrays, TENSORS).read(path, arrays)
   if archive.is_archive(path):
     arrays = archive.load(path)
-    return archive_format(arrays).read(path, arrays)
+    return format_of(arrays, ARCHIVES).read(path, arrays)
   raise _no_checkpoint(path)
 
 
@@ -79,17 +86,14 @@ def _read_folder(path: str) -> File:
     return file
   if 'architecture' in config:
     arrays = tensors.read_folder(path)
-    if torchvision.matches(arrays):
-      return torchvision.read(path, arrays, config)
-    return timm.read(path, arrays, config)
+    return format_of(arrays, TENSORS).read(path, arrays, config)
   raise ValueError(
     f'{place} has neither architecture, as timm writes it, nor model_type, as '
     'transformers does.'
   )
 
 
-def archive_format(arrays: Flat) -> Format:
-  """Returns the module of the format that an .npz file's keys belong to."""
-  if bit.matches(arrays):
-    return bit
-  return bigvision if bigvision.matches(arrays) else npz
+def format_of(arrays: Flat, register: Register) -> Format:
+  """Returns the first module of a register whose format has such arrays."""
+  modules: Iterator[Format] = map(register.load, register)
+  return next(module for module in modules if module.matches(arrays))

@@ -166,11 +166,13 @@ class Format(Protocol):
 
   DTYPES: tuple[str, ...]  # that it writes
 
-  def read(self, path: str, known: Any, /) -> File:
-    """Reads off what shapes and configuration say of a model.
+  def matches(self, arrays: Flat, /) -> bool:
+    """Tells whether these are the arrays of a file of this format."""
 
-    `known` is what `recognise` has read to tell the format: the arrays of an
-    .npz file, the config.json of a directory.
+  def read(
+    self, path: str, arrays: Flat, /, *config: Mapping[str, Any]
+  ) -> File:
+    """Reads a model off its arrays, and off config.json in a directory.
 
     Raises:
       ImportError: if it takes a library that is not installed.

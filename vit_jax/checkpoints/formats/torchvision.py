@@ -5,6 +5,8 @@ BatchNorm keeps the statistics that it was trained with.
 """
 
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 from vit_jax.checkpoints.formats import (
@@ -15,7 +17,6 @@ from vit_jax.checkpoints.formats import (
   torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
-from vit_jax.projects.detr import keys as detr_keys
 
 # Of files alone: what torchvision's weights were trained and measured with.
 IMAGES = table.Preprocessing(
@@ -25,6 +26,15 @@ IMAGES = table.Preprocessing(
   resize_like='torchvision',
 )
 _SIZE = (224, 224)
+LEAVES = torch_table.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
+# Patterns and their replacements in the paths of our modules, in this order.
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+RULES: Rules = (
+  (r'(conv|bn)_root', r'\g<1>1'),
+  (r'block(\d+)/unit(\d+)/', lambda m: f'layer{m[1]}.{int(m[2]) - 1}.'),
+  ('conv_proj', 'downsample.0'),
+  ('bn_proj', 'downsample.1'),
+)
 
 
 def matches(arrays: table.Flat) -> bool:
@@ -78,5 +88,7 @@ def _key_of(name: str) -> str:
   """Returns the key of an array of ours."""
   if name.startswith('head/'):
     return {'head/kernel': 'fc.weight', 'head/bias': 'fc.bias'}[name]
-  key = detr_keys.key_of(f'backbone/{name}', detr_keys.ORIGINAL)
-  return key.removeprefix('backbone.0.body.')
+  module, _, leaf = name.rpartition('/')
+  for pattern, to in RULES:
+    module = re.sub(pattern, to, module)
+  return module.replace('/', '.') + LEAVES[leaf]

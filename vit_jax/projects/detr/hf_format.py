@@ -1,8 +1,6 @@
-"""DETR: files of its original, and directories of transformers.
+"""DETR: directories of transformers.
 
-`DetrForObjectDetection` and, with masks, `DetrForSegmentation`. The files of
-the original hold arrays alone: how many heads there are is read off the mask
-head, or 8, and whether the last stage is dilated off the name of the file.
+`DetrForObjectDetection` and, with masks, `DetrForSegmentation`.
 """
 
 import os
@@ -22,10 +20,10 @@ from vit_jax.models.variants import STAGES
 from vit_jax.projects.detr import keys as detr_keys
 
 # Of ImageNet's pixels; and the sides of images that the published models see.
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_SIZE = (800, 1333)
-_HEADS = 8
-_MASKS = 'mask_head/lay1/kernel'
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = (800, 1333)
+HEADS = 8
+MASKS = 'mask_head/lay1/kernel'
 # What a model here has.
 _CONFIG = {
   'activation_function': 'relu',
@@ -42,45 +40,15 @@ _RESNET = {
 }
 
 
-def matches(arrays: table.Flat) -> bool:
-  """Tells whether a file of tensors is one of the original."""
-  return any(
-    f'{prefix}transformer.decoder.norm.weight' in arrays
-    for prefix in ('', 'detr.')
-  )
-
-
-def read_file(path: str, arrays: table.Flat) -> table.File:
-  """Reads a file of the original, of which these are the arrays."""
-  lookup, prefix = _lookup(path, arrays, detr_keys.ORIGINAL)
-  dilation, heads = 'dc5' in os.path.basename(path).lower(), _HEADS
-  if lookup.has(_MASKS):
-    width = lookup.shape('input_proj/kernel', 4)[0]
-    heads = lookup.shape(_MASKS, 4)[0] - width
-  warning = (
-    f'{path} does not say whether its last stage is dilated (DC5): by its name '
-    f'it {"is" if dilation else "is not"}.'
-  )
-  fields = {'heads': heads, 'dilation': dilation, 'image_size': _SIZE}
-  return table.File(
-    path=path,
-    arrays=lookup.arrays,
-    fields=_fields(lookup, detr_keys.ORIGINAL) | fields,
-    table=detr_keys.table_of(detr_keys.ORIGINAL, prefix),
-    preprocessing=table.Preprocessing(mean=_MEAN, std=_STD),
-    warnings=(warning,),
-  )
-
-
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json."""
   arrays = tensors.read_folder(path)
   naming = detr_keys.TIMM
   if any('.embedder.embedder.' in key for key in arrays):
     naming = detr_keys.OWN
-  lookup, prefix = _lookup(path, arrays, naming)
+  lookup, prefix = lookup_of(path, arrays, naming)
   stated = Stated(
-    {'encoder_attention_heads': _HEADS, 'decoder_attention_heads': _HEADS}
+    {'encoder_attention_heads': HEADS, 'decoder_attention_heads': HEADS}
     | config,
     f'{path}/config.json',
   )
@@ -89,7 +57,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   stated.check('the encoder has', {'decoder_attention_heads': heads})
   if naming == detr_keys.OWN:
     stated.part('backbone_config').check('a model here has', _RESNET)
-  fields = _fields(lookup, naming) | {
+  fields = fields_of(lookup, naming) | {
     'heads': heads,
     'dilation': config.get('dilation') is True,
   }
@@ -104,7 +72,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   )
 
 
-def _lookup(
+def lookup_of(
   path: str, arrays: table.Flat, naming: str
 ) -> tuple[archive.Lookup, str]:
   """Returns the arrays by our names, and what is before most of their keys."""
@@ -116,7 +84,7 @@ def _lookup(
   return archive.Lookup(path, arrays, key_of, 'DETR'), prefix
 
 
-def _fields(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
+def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
   """Returns the fields that the shapes of arrays decide."""
 
   def start(name: str, end: str) -> str:
@@ -139,7 +107,7 @@ def _fields(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
     'mlp_dim': lookup.shape('encoder_layer0/linear1/kernel', 2)[0],
     'encoder_layers': layers('encoder'),
     'decoder_layers': layers('decoder'),
-    'masks': lookup.has(_MASKS),
+    'masks': lookup.has(MASKS),
     'backbone_layers': lookup.count(start(first, end), unit),
     'backbone_width': lookup.shape('backbone/conv_root/kernel', 4)[0],
   }
@@ -149,7 +117,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   """Returns what a directory says of images, and (H, W) that they fit into."""
   place = os.path.join(path, hf_images.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
-  defaults = {'image_mean': [*_MEAN], 'image_std': [*_STD], 'size': [*_SIZE]}
+  defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
   file = Stated(defaults | given(values), place)
   size = file['size']
   if isinstance(size, dict) and size.keys() == {
@@ -158,7 +126,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   }:
     size = [size['shortest_edge'], size['longest_edge']]
   elif isinstance(size, int):
-    size = [size, file.get('max_size', _SIZE[1])]
+    size = [size, file.get('max_size', SIZE[1])]
   return (
     file.preprocessing(mean=file.rgb('image_mean'), std=file.rgb('image_std')),
     file.sides('size', size),

@@ -8,18 +8,13 @@ timm's, with the names of the original's torchvision, or its own.
 import re
 from collections.abc import Callable
 
-from vit_jax.checkpoints.formats import table, torch_table
+from vit_jax.checkpoints.formats import table, torch_table, torchvision
 from vit_jax.checkpoints.formats.table import Entry, Shapes
+from vit_jax.checkpoints.formats.torchvision import Rules
 
 ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
 
-_LEAVES = torch_table.LEAVES | {
-  'mean': '.running_mean',
-  'var': '.running_var',
-  'query_embed': '.weight',
-}
-# Patterns and what stands for them, one after the other.
-Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+_LEAVES = torchvision.LEAVES | {'query_embed': '.weight'}
 
 _QKV = ('query', 'key', 'value')
 _BODY = {
@@ -27,12 +22,6 @@ _BODY = {
   TIMM: 'model.backbone.conv_encoder.model.',
   OWN: 'model.backbone.conv_encoder.model.',
 }
-_TORCHVISION: Rules = (
-  (r'(conv|bn)_root', r'\g<1>1'),
-  (r'block(\d+)/unit(\d+)/', lambda m: f'layer{m[1]}.{int(m[2]) - 1}.'),
-  ('conv_proj', 'downsample.0'),
-  ('bn_proj', 'downsample.1'),
-)
 _RESNET: Rules = (
   (r'^(conv|bn)_root', r'embedder.embedder.\1'),
   (
@@ -82,7 +71,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
   if module.startswith(('mask_head/', 'bbox_attention/')):
     return module.replace('/', '.') + _LEAVES[leaf]
   if module.startswith('backbone/'):
-    rules = _RESNET if naming == OWN else _TORCHVISION
+    rules = _RESNET if naming == OWN else torchvision.RULES
     module, start = module.removeprefix('backbone/'), _BODY[naming]
   else:
     rules = _LAYERS[ORIGINAL if naming == ORIGINAL else OWN]

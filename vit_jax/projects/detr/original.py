@@ -1,0 +1,43 @@
+"""DETR: files of its original code.
+
+They hold arrays alone. The number of heads comes from the mask head, or is 8.
+The name of the file tells whether the last stage is dilated (DC5).
+"""
+
+import os
+from typing import Any
+
+from vit_jax.checkpoints.formats import table
+from vit_jax.projects.detr import hf_format
+from vit_jax.projects.detr import keys as detr_keys
+
+
+def matches(arrays: table.Flat) -> bool:
+  """Tells whether a file of tensors is one of the original."""
+  return any(
+    f'{prefix}transformer.decoder.norm.weight' in arrays
+    for prefix in ('', 'detr.')
+  )
+
+
+def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
+  """Reads a file of the original, of which these are the arrays."""
+  del config  # the original writes none
+  lookup, prefix = hf_format.lookup_of(path, arrays, detr_keys.ORIGINAL)
+  dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
+  if lookup.has(hf_format.MASKS):
+    width = lookup.shape('input_proj/kernel', 4)[0]
+    heads = lookup.shape(hf_format.MASKS, 4)[0] - width
+  warning = (
+    f'{path} does not say whether its last stage is dilated (DC5): by its name '
+    f'it {"is" if dilation else "is not"}.'
+  )
+  fields = {'heads': heads, 'dilation': dilation, 'image_size': hf_format.SIZE}
+  return table.File(
+    path=path,
+    arrays=lookup.arrays,
+    fields=hf_format.fields_of(lookup, detr_keys.ORIGINAL) | fields,
+    table=detr_keys.table_of(detr_keys.ORIGINAL, prefix),
+    preprocessing=table.Preprocessing(mean=hf_format.MEAN, std=hf_format.STD),
+    warnings=(warning,),
+  )
