@@ -15,7 +15,6 @@ About a minute each on 2 CPU cores, igpt some more. Of a held-out fifth: ViT
 """
 
 from vit_jax import config as config_lib
-from vit_jax.projects.igpt.model import grey_palette
 
 # The scans have 8 pixels. At twice the size crops move by parts of a pixel;
 # convolutional stems, which shrink the image four times, take four times the
@@ -62,6 +61,9 @@ def get_config(argument='vit'):
     config_lib.choose_objective(config, 'distillation')
     config.model.name = 'deit'
   if family == 'igpt':
+    # Here, because the others load no project.
+    from vit_jax.projects.igpt.model import grey_palette
+
     config_lib.choose_objective(config, 'pixels')
     config.best_metric = 'test/loss'
     config.model.palette = grey_palette(16)
