@@ -229,7 +229,7 @@ def _crc32c(path: pathlib.Path) -> str:
   return checksum.digest().hex()
 
 
-_CHECKSUMS = {
+_CHECKSUMS: dict[str, Callable[[pathlib.Path], str]] = {
   'md5': functools.partial(_digest, algorithm='md5'),
   'crc32c': _crc32c,
 }

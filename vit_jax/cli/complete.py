@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   names = 'keep', 'samples', 'temperature', 'seed'
   options = {name: getattr(args, name) for name in names}
-  found = []
+  found: list[completion.Completed] = []
   for one in completion.complete(args.checkpoint, args.images, **options):
     path = args.images[len(found)]
     print(f'{flags.printable(path)}  {one.bits:.3f} bits a pixel', flush=True)

@@ -100,7 +100,9 @@ class TrainedModel:
     """
     return np.stack([*map(_readable, self._logits(images))])
 
-  def _logits(self, images: Any) -> Iterator[np.ndarray | Exception]:
+  def _logits(
+    self, images: Any
+  ) -> Iterator[np.ndarray | decode.UnreadableImage]:
     if not self.checkpoint.model.num_classes:
       raise ValueError(f'{self.checkpoint.path} has no head: use features().')
     features.check_classifies(self.checkpoint.model)

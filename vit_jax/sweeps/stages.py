@@ -10,7 +10,6 @@ import contextlib
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
@@ -94,17 +93,13 @@ def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
 
 def elapsed_s(config: ConfigDict, workdir: str) -> float:
   """Returns the seconds that a run has taken so far, with its stages."""
-  handler = ocp.JsonCheckpointHandler()
   total_s = 0.0
   for _, place in runs(config, workdir):
     folder = absolute(place) / saving.FOLDER
     for step in reversed(saving.steps(folder)):
       # `train` reports damaged checkpoints, and goes on from an older one.
       with contextlib.suppress(Exception):
-        meta = saving.verified(
-          handler.restore(folder / str(step) / saving.META)
-        )
-        total_s += meta['elapsed_s']
+        total_s += saving.read_meta(folder / str(step))['elapsed_s']
         break
   return total_s
 
