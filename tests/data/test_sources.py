@@ -160,7 +160,12 @@ def test_images_are_told_by_extension_or_content(
   assert not caplog.text
   # Of other files some begin as images.
   raw = encode(photo[:40, :60], 'TIFF')
-  others = {'x.txt': b'x', 'x.pdf': b'x', 'x.h5': b'\x89HDF\r\n\x1a\n'}
+  others = {
+    'x.txt': b'x',
+    'x.bak': jpeg,
+    'x.pdf': b'x',
+    'x.h5': b'\x89HDF\r\n\x1a\n',
+  }
   others |= {'clip.MPG': b'\0\0\1\xb3', 'x.nef': raw, 'x.jpg~': jpeg}
   others |= {'phone.HEIC': b'\0\0\0\x1cftypheic', 'empty': b''}
   for name, content in others.items():
@@ -175,7 +180,7 @@ def test_images_are_told_by_extension_or_content(
     assert len(_open(flat)) == len(train)
   (said,) = caplog.messages
   assert 'files that are not images are left out (2 without extension' in said
-  for extension in ('.txt', '.pdf', '.h5', '.mpg', '.nef', '.jpg~'):
+  for extension in ('.txt', '.bak', '.pdf', '.h5', '.mpg', '.nef', '.jpg~'):
     assert f'1 {extension}' in said
   assert importlib.util.find_spec('pillow_heif') or 'HEIC images need' in said
 

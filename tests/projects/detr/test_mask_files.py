@@ -147,6 +147,6 @@ def test_masks_with_soft_edges_are_refused(root, capsys):
   assert '3.png has ' in err and 'looks antialiased' in err
   numbers_HW = np.zeros((20, 30), np.uint8)
   numbers_HW[:18] = np.arange(90).reshape(9, 10).repeat(2, 0).repeat(3, 1)
-  numbers_HW[19, ::2] = 100 + np.arange(15)
+  numbers_HW[18, ::2] = 100 + np.arange(15)
   Image.fromarray(numbers_HW).save(path)
   assert command.main([str(root)]) == 0
