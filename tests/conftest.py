@@ -11,6 +11,7 @@ import logging
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -192,3 +193,21 @@ def transformers(torch):
   transformers = pytest.importorskip('transformers', reason=PEERS)
   transformers.utils.logging.disable_progress_bar()
   return transformers
+
+
+@pytest.fixture
+def preempt_at(monkeypatch):
+  """Gives a function that has SIGTERM come in a step; None for in none."""
+  from vit_jax.training import run
+
+  take = run.Run.take
+
+  def at(step):
+    def told(self, number, metrics):
+      if number == step:
+        signal.raise_signal(signal.SIGTERM)
+      take(self, number, metrics)
+
+    monkeypatch.setattr(run.Run, 'take', told)
+
+  return at

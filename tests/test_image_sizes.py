@@ -15,7 +15,7 @@ from tests.test_train import assert_close, assert_equal, small_config
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, loader, sources, transforms
 from vit_jax.experiment import Experiment, facts_of
-from vit_jax.training import run, sharding
+from vit_jax.training import preemption, run, sharding
 
 train = importlib.import_module('vit_jax.train')
 
@@ -158,14 +158,10 @@ def whole(tmp_path_factory):
   return workdir
 
 
-def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
+def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch, preempt_at):
   """Cut between two steps of different sizes, which one row is of."""
   which = drawn(1, 8, 2)
   assert which[4] != which[5]
-
-  @contextlib.contextmanager
-  def notice():
-    yield lambda step: step == 5
 
   before_s = []
 
@@ -175,10 +171,10 @@ def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch):
 
   monkeypatch.setattr(train, 'Run', spied)
   config = small_config(**RUN)
-  with monkeypatch.context() as patched:
-    patched.setattr(train, 'preemption_notice', notice)
-    with pytest.raises(run.Preempted, match='saved step 5'):
-      train.train(config, str(tmp_path))
+  preempt_at(5)
+  with pytest.raises(preemption.Preempted, match='saved step 5'):
+    train.train(config, str(tmp_path))
+  preempt_at(None)
   saved = json.loads((tmp_path / 'checkpoints/5/meta/metadata').read_text())
   train.train(config, str(tmp_path))
   assert before_s == [0, saved['meta']['elapsed_s']] and before_s[1] > 0

@@ -18,7 +18,7 @@ from vit_jax import main
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
 from vit_jax.data import augment, sources, transforms
-from vit_jax.training import interrupts, processes
+from vit_jax.training import processes
 
 train = importlib.import_module('vit_jax.train')
 
@@ -211,7 +211,7 @@ def test_help_explains_flags_and_statuses():
     '2    bad input',
     f'{flags.EXIT_ENVIRONMENT}   the machine',
     f'{main.EXIT_PREEMPTED}   preempted',
-    f'{interrupts.EXIT_INTERRUPTED}  Ctrl-C',
+    f'{flags.EXIT_INTERRUPTED}  Ctrl-C',
   ):
     assert words in out
 
@@ -481,53 +481,6 @@ def test_a_signal_saves_and_exits_with_its_own_status(tmp_path, number):
   assert err.splitlines()[-1] == (
     f'Preempted: saved step {saved_steps(tmp_path)[-1]}.'
   )
-
-
-@pytest.mark.skipif(
-  signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
-  reason='Ctrl-C is ignored here',
-)
-@pytest.mark.parametrize('inner', [False, True])
-def test_the_second_ctrl_c_ends_at_once(tmp_path, inner):
-  """Even where no Python runs: the handler waits for the main thread.
-
-  Also where the first came before the notice that the second comes in.
-  """
-  code = f"""
-import contextlib, ctypes, signal, time
-from vit_jax.training import run
-with run.preemption_notice() as outer:
-  print('ready', flush=True)
-  while {inner} and not outer(0):
-    time.sleep(0.01)
-  with run.preemption_notice() if {inner} else contextlib.nullcontext():
-    libc = ctypes.CDLL(None)
-    print('pauses', flush=True)
-    while True:
-      libc.pause()
-      libc.sleep(60)
-"""
-  process = subprocess.Popen(
-    [sys.executable, '-c', code],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  try:
-    assert process.stdout.readline() == 'ready\n'
-    process.send_signal(signal.SIGINT)
-    # Two that come at once may be one.
-    err = process.stderr.readline() + process.stderr.readline()
-    assert process.stdout.readline() == 'pauses\n'
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    err += process.stderr.read()
-    process.communicate()
-  finally:
-    process.kill()
-  assert process.returncode == interrupts.EXIT_INTERRUPTED == 130
-  assert err.strip() == 'Ctrl-C: saving and ending; again to end at once.'
 
 
 def test_distributed_without_a_coordinator_is_refused(tmp_path):

@@ -1,6 +1,5 @@
 """A task that the package does not know takes one class and a registration."""
 
-import contextlib
 import dataclasses
 import importlib
 
@@ -20,7 +19,7 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.model import Model
 from vit_jax.tools.plan import aot
-from vit_jax.training import run
+from vit_jax.training import preemption
 
 train = importlib.import_module('vit_jax.train')
 
@@ -93,7 +92,7 @@ def config(monkeypatch):
 
 
 def test_it_trains_keeps_the_lowest_and_resumes(
-  config, tmp_path, monkeypatch, capsys
+  config, tmp_path, preempt_at, capsys
 ):
   # So high a rate makes it worse before it makes it better.
   config.optimizer.update(lr=0.1, decay='constant', warmup='0 steps')
@@ -105,14 +104,10 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   train.train(config, str(whole))
   assert 'best test/error' in capsys.readouterr().out
 
-  @contextlib.contextmanager
-  def notice():
-    yield lambda step: step == 2
-
-  with monkeypatch.context() as patch:
-    patch.setattr(train, 'preemption_notice', notice)
-    with pytest.raises(run.Preempted):
-      train.train(config, str(parts))
+  preempt_at(2)
+  with pytest.raises(preemption.Preempted):
+    train.train(config, str(parts))
+  preempt_at(None)
   train.train(config, str(parts))
   assert (whole / 'metrics.csv').read_text() == (
     parts / 'metrics.csv'

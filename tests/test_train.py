@@ -1,6 +1,5 @@
 """The training step against closed forms, and whole runs against each other."""
 
-import contextlib
 import dataclasses
 import gc
 import importlib
@@ -28,7 +27,7 @@ from vit_jax.data import bad_images, sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.vit import ViT
-from vit_jax.training import optim, run, sharding
+from vit_jax.training import optim, preemption, run, sharding
 
 train = importlib.import_module('vit_jax.train')
 
@@ -70,20 +69,6 @@ def assert_close(a, b, rtol, atol):
   )
 
 
-@pytest.fixture
-def preempt_at(monkeypatch):
-  """Gives a function that makes SIGTERM 'arrive' during a step."""
-
-  def at(step):
-    @contextlib.contextmanager
-    def notice():
-      yield lambda s: s == step
-
-    monkeypatch.setattr(train, 'preemption_notice', notice)
-
-  return at
-
-
 def read_metrics(workdir):
   lines = (pathlib.Path(workdir) / 'metrics.csv').read_text().splitlines()
   return lines[0], lines[1:]
@@ -109,7 +94,7 @@ def test_rows_are_means_of_the_same_steps_after_a_resumption(
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
   preempt_at(3)
-  with pytest.raises(run.Preempted, match='saved step 3'):
+  with pytest.raises(preemption.Preempted, match='saved step 3'):
     train.train(config, str(parts))
   preempt_at(None)
   # All of them, since one alone may be what merging has left and nobody reads.
@@ -134,7 +119,7 @@ def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
   preempt_at(2)
-  with pytest.raises(run.Preempted, match='saved step 2'):
+  with pytest.raises(preemption.Preempted, match='saved step 2'):
     train.train(config, str(parts))
   preempt_at(None)
   train.train(config, str(parts))
@@ -248,7 +233,7 @@ def test_changes_that_do_not_matter_are_resumed(
   reference, tmp_path, preempt_at
 ):
   preempt_at(5)
-  with pytest.raises(run.Preempted):
+  with pytest.raises(preemption.Preempted):
     train.train(small_config(**STATEFUL), str(tmp_path))
   preempt_at(None)
   changes = {
@@ -713,7 +698,7 @@ def test_rates_leave_out_the_step_that_compiles(
   monkeypatch.setattr(run.progress.Progress, 'first_step_done', first_step_done)
   monkeypatch.setattr(run.Run, 'hurry', lambda self: hurried.append(self))
   preempt_at(6)
-  with pytest.raises(run.Preempted):
+  with pytest.raises(preemption.Preempted):
     train.train(small_config(), str(tmp_path))
   assert len(hurried) == 1
   # In the last step there is nothing that would be left to do.

@@ -154,7 +154,8 @@ def _run() -> None:
   config = CONFIG.value
   from vit_jax.sweeps import REPORTS, axes, running, stages
   from vit_jax.train import evaluate_only
-  from vit_jax.training import run
+  from vit_jax.training.preemption import Preempted
+  from vit_jax.training.run import Diverged
 
   # No shell expands what comes after --workdir=.
   workdir = os.path.expanduser(_WORKDIR.value)
@@ -174,10 +175,10 @@ def _run() -> None:
       stages.train(config, workdir, _START_OVER.value)
   except ENDINGS as e:
     sys.exit(status(e))
-  except run.Diverged as e:
+  except Diverged as e:
     say(f'error: {e}')
     sys.exit(EXIT_DIVERGED)
-  except run.Preempted as e:
+  except Preempted as e:
     print(e, file=sys.stderr)
     sys.exit(EXIT_PREEMPTED)
 

@@ -26,8 +26,9 @@ from vit_jax.models.model import Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Objective
 from vit_jax.training import metric_log, processes, sharding, workdir_lock
+from vit_jax.training.preemption import Preempted, preemption_notice
 from vit_jax.training.progress import phase
-from vit_jax.training.run import Preempted, Run, preemption_notice
+from vit_jax.training.run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _train(
         run.evaluate(step, state)
       if run.is_checkpoint_step(step):
         run.save(step, state)
-      if preempted(step) and step < durations.total:
+      if preempted() and step < durations.total:
         run.save(step, state)
         run.hurry()
         raise Preempted(f'Preempted: saved step {step}.')

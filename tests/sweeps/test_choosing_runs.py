@@ -17,7 +17,7 @@ from tests.sweeps.small_sweep import (
 )
 from vit_jax import config as config_lib
 from vit_jax.sweeps import axes, choosing, running, stages
-from vit_jax.training import metric_log, run
+from vit_jax.training import metric_log, preemption, run
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -260,13 +260,13 @@ def test_a_stopped_tuning_ends_as_if_it_was_not(
   train_whole = stages.train_one
 
   def stopped(config, workdir, start_over):
-    with run.preemption_notice():
+    with preemption.preemption_notice():
       if len(fake) + 1 == stop_at:
         os.kill(os.getpid(), signal.SIGTERM)
       train_whole(config, workdir)
 
   monkeypatch.setattr(stages, 'train_one', stopped)
-  with pytest.raises(run.Preempted, match='every run so far is saved'):
+  with pytest.raises(preemption.Preempted, match='every run so far is saved'):
     running.run(config, str(tmp_path / 'stopped'))
   assert len(fake) == stop_at
   rows = table(tmp_path / 'stopped' / 'tune.csv')

@@ -1,6 +1,5 @@
 """Running a sweep: what it writes, resuming it, and what it refuses."""
 
-import contextlib
 import importlib
 import json
 import time
@@ -19,7 +18,7 @@ from tests.sweeps.small_sweep import (
 from vit_jax import main
 from vit_jax.checkpoints import saving
 from vit_jax.sweeps import axes, grid, running, stages
-from vit_jax.training import metric_log, run
+from vit_jax.training import metric_log, preemption
 
 train = importlib.import_module('vit_jax.train')
 
@@ -166,14 +165,9 @@ def test_a_run_that_diverges_is_noted_and_the_others_go_on(
   assert not caplog.records
 
 
-@contextlib.contextmanager
-def preempted_at_3():
-  yield lambda step: step == 3
-
-
 @pytest.mark.slow
 def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, preempt_at
 ):
   config = small('seed=0,1')
   started = []
@@ -181,16 +175,15 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   def counting(config, workdir, start_over, train=stages.train_one):
     started.append(config.seed)
     if started == [0, 1]:
-      monkeypatch.setattr(train_module, 'preemption_notice', preempted_at_3)
+      preempt_at(3)
     try:
       train(config, workdir)
     finally:
-      monkeypatch.setattr(train_module, 'preemption_notice', notice)
+      preempt_at(None)
 
-  train_module, notice = train, train.preemption_notice
   monkeypatch.setattr(stages, 'train_one', counting)
   stopped = tmp_path / 'stopped'
-  with pytest.raises(run.Preempted, match='saved step 3'):
+  with pytest.raises(preemption.Preempted, match='saved step 3'):
     running.run(config, str(stopped))
   assert [row['seed'] for row in results(stopped)] == ['0']
   assert '1 of 2 runs have finished' in (stopped / 'table.md').read_text()
@@ -298,7 +291,7 @@ def test_a_preempted_sweep_has_the_status_of_a_preempted_run(
   command, tmp_path, monkeypatch
 ):
   def preempted(config, workdir, start_over):
-    raise run.Preempted('Preempted: saved step 3.')
+    raise preemption.Preempted('Preempted: saved step 3.')
 
   monkeypatch.setattr(stages, 'train_one', preempted)
   status, _, err = command(

@@ -21,7 +21,7 @@ from tests.test_resume import (
 from vit_jax import config as config_lib
 from vit_jax.experiment import check_config
 from vit_jax.sweeps import axes, running, stages
-from vit_jax.training import run
+from vit_jax.training import preemption, run
 
 STEPS = 30
 ARGS = (
@@ -192,7 +192,7 @@ def test_preempted_between_stages(tmp_path, monkeypatch, capsys):
       signal.raise_signal(signal.SIGTERM)
 
   monkeypatch.setattr(stages, 'train_one', fake_train)
-  with pytest.raises(run.Preempted, match='every stage so far is saved'):
+  with pytest.raises(preemption.Preempted, match='every stage so far is saved'):
     stages.train(small(), str(tmp_path))
   assert (
     trained == [place for _, place in stages.runs(small(), str(tmp_path))][:2]

@@ -176,23 +176,11 @@ def assert_close_run(workdir, reference):
   assert {float(row['test/examples']) for row in evaluated} == {360.0}
 
 
-def assert_explained(result, what, workdir):
-  """One message, the last thing said, that names a checkpoint which exists."""
+def assert_lost(result, what='coordination service'):
+  """JAX's own lines say so, or ours if nothing moves."""
   status, err = result
   assert status == processes.EXIT_LOST == 69, err
-  lines = [line for line in err.splitlines() if line.startswith('error: ')]
-  assert lines == err.splitlines()[-1:], err
-  assert re.match(f'error: {what}', lines[0]), err
-  steps = saved_steps(workdir)
-  assert lines[0].endswith(
-    '. The same command goes on, with another number of processes too.'
-  )
-  known = None
-  if steps:
-    known = f'The last good checkpoint is {workdir}/checkpoints/{steps[-1]}.'
-  elif (workdir / 'metrics.csv').exists():
-    known = 'No checkpoint had been saved yet.'
-  assert known is None or f'. {known} The same' in lines[0]
+  assert what in err
 
 
 @pytest.mark.slow
@@ -319,7 +307,7 @@ def test_more_and_then_fewer_go_on(training, alone, tmp_path):
     wait_for_row(tmp_path, 22, both[0])
     both[1].kill()
     survivor = results_of(both)[0]
-  assert_explained(survivor, 'Process 0 of 2 lost another ', tmp_path)
+  assert_lost(survivor)
   assert 20 <= saved_steps(tmp_path)[-1] < 30
   since_ns = time.time_ns()
   with started(training, tmp_path, 4, *args, instead=slowly) as four:
@@ -340,7 +328,7 @@ def test_process_0_is_killed(training, tmp_path):
     both[0].kill()
     both[0].wait()
     result = results_of(both[1:])[0]
-  assert_explained(result, 'Process 1 of 2 lost process 0, ', tmp_path)
+  assert_lost(result)
 
 
 @pytest.mark.slow
@@ -365,9 +353,8 @@ def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
     four[victim].send_signal(number)
     others = [p for p in four if p is not four[victim]]
     results = results_of(others)
-  numbers = [i for i in range(4) if i != victim]
-  for i, result in zip(numbers, results, strict=True):
-    assert_explained(result, f'Process {i} of 4 lost ', tmp_path)
+  for result in results:
+    assert_lost(result)
 
 
 FAIL_IN_STEP_5 = """
@@ -403,7 +390,7 @@ def test_one_alone_fails(failing, code, status, last, training, tmp_path):
     results = results_of(both)
   assert results[failing][0] == status, results
   assert results[failing][1].splitlines()[-1] == last
-  assert_explained(results[other], f'Process {other} of 2 lost ', tmp_path)
+  assert_lost(results[other])
 
 
 READING_STEP_40 = """
@@ -498,7 +485,7 @@ jax.distributed.initialize = functools.partial(
   with started(training, tmp_path, 2, instead={0: code, 1: code}) as both:
     both[1 - present].kill()
     (result,) = results_of([both[present]])
-  assert_explained(result, f'Process {present} of 2 could not join', tmp_path)
+  assert_lost(result)
 
 
 HANG = """
@@ -518,11 +505,10 @@ def test_hanging_alone_ends_by_timeout(training, tmp_path):
     program=changed(HANG),
   )
   (result,) = results_of([process])
-  what = (
-    r'Process 0 of 1 has finished no step, evaluation or save for 1 s, waiting '
-    r'in train.py:\d+ \(_train\): .* raise --timeout_s\.'
+  assert_lost(
+    result, 'error: Process 0 has finished no step, evaluation or save'
   )
-  assert_explained(result, what, tmp_path)
+  assert re.search(r'train\.py", line \d+ in _train', result[1])
 
 
 @pytest.mark.slow
@@ -532,16 +518,16 @@ def test_all_that_hang_say_so(training, tmp_path):
     training, tmp_path, 2, *TINY, '--timeout_s=1', instead={0: HANG, 1: HANG}
   ) as both:
     results = results_of(both)
-  for i in range(2):
-    what = f'Process {i} of 2 has finished no step, '
-    assert_explained(results[i], what, tmp_path)
+  # The first to say so ends the other, which may say so as well.
+  assert [status for status, _ in results] == [69, 69]
+  assert any('has finished no step, ' in err for _, err in results)
 
 
 WATCHED = """
 import time
 from vit_jax.training.processes import Watch
 Watch.timeout_s = 3
-watch = Watch('{workdir}')
+watch = Watch()
 for _ in range({moves}):
   print('moves', flush=True)
   time.sleep(1)
@@ -551,10 +537,8 @@ time.sleep({sleep_s})
 """
 
 
-def watched(workdir, moves, sleep_s, then=''):
-  code = WATCHED.format(
-    workdir=workdir, moves=moves, sleep_s=sleep_s, then=then
-  )
+def watched(moves, sleep_s, then=''):
+  code = WATCHED.format(moves=moves, sleep_s=sleep_s, then=then)
   return subprocess.Popen(
     [sys.executable, '-c', code],
     cwd=ROOT,
@@ -565,53 +549,14 @@ def watched(workdir, moves, sleep_s, then=''):
 
 
 @pytest.mark.slow
-def test_what_moves_or_is_over_is_not_hanging(tmp_path):
-  moving = watched(tmp_path, 5, 1000)
-  over = watched(tmp_path, 0, 5, 'watch.stop()')
+def test_what_moves_or_is_over_is_not_hanging():
+  moving = watched(5, 1000)
+  over = watched(0, 5, 'watch.stop()')
   out, err = moving.communicate()
   assert out == 5 * 'moves\n'
-  assert_explained((moving.returncode, err), 'Process 0 of 1 has ', tmp_path)
+  assert_lost((moving.returncode, err), 'error: Process 0 has finished no step')
   _, err = over.communicate()
   assert (over.returncode, err) == (0, '')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('listing', ['time.sleep(1000)', '1 / 0'])
-def test_a_file_system_that_does_not_answer_keeps_nobody(tmp_path, listing):
-  then = f"""
-from vit_jax.training import processes
-if {listing != '1 / 0'}:  # which is waited for
-  processes.ABORT_S = processes.MEET_S = 1
-processes.saving.steps_in = lambda workdir: {listing}
-"""
-  process = watched(tmp_path, 0, 1000, then)
-  _, err = process.communicate()
-  assert process.returncode == processes.EXIT_LOST
-  assert ('has finished no step' in err) == (listing == '1 / 0')
-
-
-def test_process_numbers_come_from_the_environment(monkeypatch):
-  """JAX itself reads only the coordinator's address from there."""
-  calls, handled = [], []
-  monkeypatch.setattr(processes, '_handle_abort', lambda: handled.append(1))
-  monkeypatch.setattr(
-    jax.distributed, 'initialize', lambda **kwargs: calls.append(kwargs)
-  )
-  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
-  monkeypatch.delenv('JAX_PROCESS_ID', raising=False)
-  monkeypatch.setattr(processes, '_joined', False)
-  processes.join()
-  monkeypatch.setenv('JAX_NUM_PROCESSES', '4')
-  monkeypatch.setenv('JAX_PROCESS_ID', '3')
-  processes.join()
-  assert len(calls) == 1  # they are joined already
-  monkeypatch.setattr(processes, '_joined', False)
-  processes.join()
-  assert calls == [
-    {'num_processes': n, 'process_id': i, 'heartbeat_timeout_seconds': 30}
-    for n, i in [(None, None), (4, 3)]
-  ]
-  assert len(handled) == 2
 
 
 class Ended(BaseException):
@@ -664,96 +609,3 @@ def test_all_look_again_for_as_long_as_a_file_may_be_late(
     processes.refuse_unlike(lambda: [7, 8], 'they differ', *patience)
   assert len(seen) == (looks or patience_s + 1)
   assert ended == (len(seen) - 1) * [('sleep', 1)]
-
-
-@pytest.mark.parametrize(
-  ('error', 'status', 'said', 'late_s'),
-  [
-    (RuntimeError('the disk is gone'), 1, 'RuntimeError: the disk is gone', 0),
-    (SystemExit(2), 2, '', 0),
-    # Perhaps another one is lost, of which JAX has not heard yet.
-    (jax.errors.JaxRuntimeError('gloo'), 1, 'gloo', processes.HEARTBEAT_S),
-  ],
-)
-def test_who_fails_alone_ends_without_the_others(
-  monkeypatch, ended, capsys, error, status, said, late_s
-):
-  """Once they had the time to fail as well; and with them as ever."""
-  met, flushed = [], []
-  monkeypatch.setattr(sys.stdout, 'flush', lambda: flushed.append(1))
-  for alone in (True, False):
-    monkeypatch.setattr(
-      processes,
-      '_meet',
-      lambda where, timeout_s, alone=alone: met.append(timeout_s) or not alone,
-    )
-    with pytest.raises(BaseException) as e:
-      with processes.failing_together():
-        raise error
-    if alone:
-      assert isinstance(e.value, Ended) and e.value.args == (status,)
-      assert ended == [('sleep', late_s + processes.MEET_S)]
-      assert flushed  # which Python would do at its end
-      *_, last = ['', *capsys.readouterr().err.splitlines()]
-      assert last.endswith(said) and bool(last) == bool(said)
-    else:
-      assert e.value is error
-  assert met == 2 * [late_s + processes.MEET_S]
-  assert len(ended) == 1 and capsys.readouterr().err == ''
-
-
-@pytest.mark.parametrize(
-  ('timeout_s', 'moves', 'wanted'),
-  [(3.0, True, [1.0] * 4), (3.0, False, [1.0] * 3), (0.25, False, [0.25])],
-)
-def test_a_watch_ends_what_has_stood_still_for_so_long(
-  monkeypatch, ended, timeout_s, moves, wanted
-):
-  """By ticks of a second at the most; what has moved begins anew."""
-  said, ticks, lasts, threads, met = [], [], [], [], []
-
-  def thread(**options):
-    threads.append(options)
-    return types.SimpleNamespace(start=lambda: None)
-
-  monkeypatch.setattr(processes.threading, 'Thread', thread)
-  monkeypatch.setattr(processes, '_workdir', '')
-  watch = processes.Watch('runs/mine')
-  assert processes._workdir == 'runs/mine'
-  # Waited for by nobody, least of all by Python at its end.
-  assert threads == [{'target': watch._watch, 'daemon': True}]
-  watch.timeout_s = timeout_s
-
-  def wait(seconds):
-    ticks.append(seconds)
-    if len(ticks) == 2 and moves:
-      watch.progress()
-    return False
-
-  def timer(seconds, function, args):
-    last = types.SimpleNamespace(daemon=False)
-    last.start = lambda: lasts.append(last.daemon)
-    assert seconds == processes.ABORT_S + processes.MEET_S
-    assert (function, args) == (processes.os._exit, (69,))
-    return last
-
-  watch._stopped = types.SimpleNamespace(wait=wait)
-  monkeypatch.setattr(processes.threading, 'Timer', timer)
-  monkeypatch.setattr(processes, '_say', said.append)
-  monkeypatch.setattr(processes, '_meet', lambda *args: met.append(args))
-  monkeypatch.setattr(processes, '_main_thread_at', lambda: 'train.py:7 (_t)')
-  with pytest.raises(Ended, match='69'):
-    watch._watch()
-  # After the second of its ticks it had to begin anew, with that one counted.
-  assert ticks == wanted
-  assert said == [
-    'Process 0 of 1 has finished no step, evaluation or save for '
-    f'{timeout_s:g} s, waiting in train.py:7 (_t): a collective operation or '
-    'the data hangs. If it is only slow, raise --timeout_s.'
-  ]
-  assert lasts == [True] and met == [('hung', processes.MEET_S)]
-  over = processes.Watch('runs/mine')
-  over.timeout_s = timeout_s
-  over.stop()
-  over._watch()
-  assert len(said) == 1

@@ -30,7 +30,6 @@ def ending(tmp_path):
   ended._workdir, ended._shown = str(tmp_path), {'test/accuracy': 'highest'}
   ended._durations = types.SimpleNamespace(total=3)
   ended._hurried = False
-  ended._tell = noting('tell')
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
   ended._log = types.SimpleNamespace(close=noting('log'))
   ended._checkpoints = types.SimpleNamespace(
@@ -43,9 +42,7 @@ def ending(tmp_path):
 
 
 WHOLE = [
-  ('tell', 'ended'),
   ('wait',),
-  ('tell', 'written'),
   # Nothing is to be watched while dashboards are waited for.
   ('watch',),
   ('log', dashboards.CLOSE_S),
@@ -187,14 +184,11 @@ def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
   """The wait for the first step, which compiles, counts for no rate."""
   every_third = durations.Durations(7, 1, (), 3, 4, 3)
   books = Books(monkeypatch, durations=every_third)
-  told = []
-  books.run._tell = lambda *event: told.append(event[0])
   for step in range(1, 8):
     books.run.wait_for(iter([{}]))
     books.run.take(step, numbers(step))
     # Three are in flight, and no more.
     assert books.moved == max(0, step - run.MAX_IN_FLIGHT)
-  assert told == 7 * ['batch', 'step']
   assert [step for step, _ in books.rows] == [3]
   books.run._settle(0)
   assert books.begun == [1]

@@ -1,16 +1,13 @@
-"""Two runs in one workdir, as commands; and the lease that buckets get."""
+"""Two runs in one workdir, as commands; and what is said of a bucket."""
 
 import importlib.util
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-from etils import epath
 
 from tests.conftest import ROOT
 from tests.test_main import (
@@ -104,49 +101,6 @@ def test_a_lock_that_cannot_be_written_is_one_message(tmp_path):
       pass
 
 
-def write_at_once(path, text):
-  """As buckets do; on a disk the file is empty for a moment."""
-  beside = pathlib.Path(f'{path}.{threading.get_ident()}')
-  beside.write_text(text)
-  beside.replace(path)
-
-
-@pytest.fixture
-def lease(tmp_path, monkeypatch):
-  """A bucket's lock, on a disk and much faster."""
-  monkeypatch.setattr(workdir_lock, 'RENEW_S', 0.02)
-  monkeypatch.setattr(workdir_lock, 'STALE_S', 1.0)
-  lease = epath.Path(tmp_path) / 'lock'
-  monkeypatch.setattr(type(lease), 'write_text', write_at_once)
-  return lease
-
-
-def test_a_lease_that_is_renewed_refuses_others(lease, monkeypatch):
-  monkeypatch.setattr(workdir_lock, 'STALE_S', 1e6)
-  with workdir_lock._leased(lease):
-    with pytest.raises(Exception, match=f'process {os.getpid()} on .*another'):
-      with workdir_lock._leased(lease):
-        pass
-    assert lease.exists()
-  assert not lease.exists()
-
-
-def test_a_lease_of_a_killed_run_is_taken_over(lease):
-  lease.write_text('process 7 on node3\nhere at 5 s\n')
-  before_s = time.monotonic()
-  with workdir_lock._leased(lease):
-    assert time.monotonic() - before_s >= workdir_lock.STALE_S
-    assert lease.read_text().startswith(f'process {os.getpid()} on ')
-
-
-def test_a_lease_given_back_is_taken_at_once(lease, monkeypatch):
-  monkeypatch.setattr(workdir_lock, 'STALE_S', 1e6)
-  lease.write_text('process 7 on node3\nhere at 5 s\n')
-  threading.Timer(0.2, lease.unlink).start()
-  with workdir_lock._leased(lease):
-    pass
-
-
 BUCKET = """
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
@@ -159,15 +113,13 @@ class Bucket(MemoryFileSystem):
 for name in Bucket.protocol:
   fsspec.register_implementation(name, Bucket, clobber=True)
 from vit_jax.training import workdir_lock
-workdir_lock.RENEW_S = 0.1
-with workdir_lock.held('gs://bucket/run'):
-  assert list(Bucket.store) == ['/bucket/run/lock']
-  try:
-    with workdir_lock.held('gs://bucket/run'):
-      pass
-  except ValueError as e:
-    print(e)
-assert not Bucket.store
+for ended in (False, True):
+  with workdir_lock.held('gs://bucket/run'):
+    assert list(Bucket.store) == ['/bucket/run/lock']
+    if not ended:
+      with workdir_lock.held('gs://bucket/run'):
+        pass
+  assert not Bucket.store
 """
 
 
@@ -175,48 +127,14 @@ assert not Bucket.store
   importlib.util.find_spec('tensorflow') is not None,
   reason='etils reaches buckets through TensorFlow where it is installed',
 )
-def test_a_bucket_gets_a_lease():
+def test_a_bucket_has_no_lock_and_says_who_was_there():
   """Through the libraries that reach real ones, to one in memory."""
   done = subprocess.run(
     [sys.executable, '-c', BUCKET], cwd=ROOT, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith('Another run is in the workdir gs://bucket/run')
-
-
-SUSPENDED = """
-import sys, time
-from etils import epath
-from vit_jax.training import workdir_lock
-workdir_lock.RENEW_S = 0.1
-with workdir_lock._leased(epath.Path(sys.argv[1])):
-  print('leased', flush=True)
-  time.sleep(1000)
-"""
-
-
-def test_who_lost_the_lease_ends_and_says_so(lease):
-  process = subprocess.Popen(
-    [sys.executable, '-c', SUSPENDED, str(lease)],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  try:
-    assert process.stdout.readline() == 'leased\n'
-    suspend(process)
-    lease.write_text('process 7 on node3\nhere at 5 s\n')
-    process.send_signal(signal.SIGCONT)
-    # Suspended between its look and its writing, it writes once more.
-    while process.poll() is None:
-      lease.write_text('process 7 on node3\nhere at 5 s\n')
-      time.sleep(0.5)
-    _, err = process.communicate()
-  finally:
-    process.kill()
-  assert_refused(process.returncode, err, ['process 7 on node3', '--workdir'])
-  assert lease.read_text().startswith('process 7')
+  assert 'gs://bucket/run was not ended by process ' in done.stderr
+  assert done.stderr.count('stop one of the two') == 1
 
 
 def test_the_file_says_who_is_there_and_nothing_of_who_was(

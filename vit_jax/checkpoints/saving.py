@@ -346,7 +346,7 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Leaves preemption to `run.preemption_notice`, and fails at once."""
+  """Leaves preemption to `preemption_notice`, and fails at once."""
 
   def reached_preemption(self, step: int) -> bool:
     # JAX has the processes agree on one number alone. Orbax asks by steps, and

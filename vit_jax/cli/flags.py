@@ -6,7 +6,6 @@ import logging
 import pathlib
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NoReturn, TextIO
@@ -19,12 +18,12 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax import config as config_lib
 from vit_jax.data import sources
 from vit_jax.register import nearest
-from vit_jax.training import interrupts
 
 # How commands end, besides 0. `main` has the rest of them.
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
 # What is wrong with the machine and not with what was asked of it, by what the
 # system or the libraries call it, and the way out.
@@ -210,7 +209,7 @@ def status(error: BaseException) -> int:
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
-    return interrupts.EXIT_INTERRUPTED
+    return EXIT_INTERRUPTED
   way_out = _environment(error)
   if way_out is None and isinstance(error, jax.errors.JaxRuntimeError):
     raise error
@@ -246,29 +245,10 @@ def show_messages() -> None:
   """Shows what this package has to say, and only warnings of libraries."""
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
-  # Their errors with a traceback, of threads and tasks, come to us as well.
-  absl_logging.get_absl_handler().addFilter(_has_no_traceback)
-  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-  sys.unraisablehook = _unraisable
-  # One failed write of a checkpoint leaves others that were never begun. Python
-  # says so at its end, by the filters there were at the warning before.
-  warnings.filterwarnings('ignore', "coroutine '.*' was never awaited")
-  warnings.warn("coroutine '' was never awaited", RuntimeWarning, stacklevel=1)
-  interrupts.raise_errors()
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
   ours.handlers = [_handler('%(message)s')]
   ours.propagate = False
-
-
-def _unraisable(problem: 'sys.UnraisableHookArgs') -> None:
-  """Leaves out what one failed write of a checkpoint does to all others."""
-  if str(problem.exc_value) != 'Event loop is closed':
-    sys.__unraisablehook__(problem)
-
-
-def _has_no_traceback(record: logging.LogRecord) -> bool:
-  return not record.exc_info and 'Traceback (most' not in record.getMessage()
 
 
 def printable(text: str) -> str:
@@ -384,7 +364,6 @@ def command(
   ours.setLevel(logging.INFO)
   ours.handlers = [progress]
   try:
-    interrupts.raise_errors()
     return run(args) or 0
   except ENDINGS as e:
     return status(e)

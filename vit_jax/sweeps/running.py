@@ -32,7 +32,8 @@ from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log, processes, workdir_lock
-from vit_jax.training.run import Diverged, Preempted, preemption_notice
+from vit_jax.training.preemption import Preempted, preemption_notice
+from vit_jax.training.run import Diverged
 
 TUNE_CSV = 'tune.csv'
 
@@ -73,7 +74,7 @@ def run(
     with preemption_notice() as preempted:
       for trained, cell in enumerate(sweep.turns()):
         # Several processes have to agree on a step, which is up to their runs.
-        if trained and jax.process_count() == 1 and preempted(trained):
+        if trained and jax.process_count() == 1 and preempted():
           raise Preempted('Preempted: every run so far is saved.')
         sweep.train(cell)
         sweep.write()

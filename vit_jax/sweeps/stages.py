@@ -20,7 +20,7 @@ from vit_jax.experiment import check_config
 from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes
 from vit_jax.train import train as train_one
-from vit_jax.training.run import Preempted, preemption_notice
+from vit_jax.training.preemption import Preempted, preemption_notice
 
 
 def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
@@ -37,7 +37,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     check(config)  # before what it needs is trained for hours
   with preemption_notice() as preempted:
     for done, (stage, place) in enumerate(runs(config, workdir)):
-      if done and jax.process_count() == 1 and preempted(done):
+      if done and jax.process_count() == 1 and preempted():
         raise Preempted('Preempted: every stage so far is saved.')
       if config.stages and jax.process_index() == 0:
         print(f'stage {done + 1} of {len(config.stages) + 1}: {place}')

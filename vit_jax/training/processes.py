@@ -1,56 +1,41 @@
 """Several processes that train together, and what one does without another.
 
 A process that waits for a lost one in a collective operation waits for ever.
-JAX notices: each process sends heartbeats to process 0, and the others are told
-when one's stop. Then, or when process 0 is gone, a C++ thread of JAX aborts the
-process, as gloo's does where a connection breaks; nothing of Python is asked
-before. So `join` handles SIGABRT, to say what happened and what to do.
-
-`Watch` is for what heartbeats do not show: processes that are all alive and
-still do not move, be it for a collective operation or for the data.
+JAX notices within HEARTBEAT_S, logs it and aborts the process in C++. `Watch`
+is for processes that are all alive and still do not move.
 """
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import jax
 import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-import vit_jax
-from vit_jax.checkpoints import saving
-
 # sysexits.h calls it EX_UNAVAILABLE. Not 75, "try again", which some launch
 # scripts do without asking: it may have been an error that comes again.
 EXIT_LOST = 69
 
-# Without a heartbeat for so long, a process is lost. JAX sends two in this time
-# and would wait for 100 s.
+# Without a heartbeat for so long, a process is lost. JAX's default is 100 s.
 HEARTBEAT_S = 30
 # Within this time of a failure the others fail too, if it is for all to see.
 MEET_S = 15
 # What NFS takes at the most to show a new file to other machines.
 SEEN_S = 60
-# That writing a message may take once the process has been aborted.
-ABORT_S = 20
-
-_workdir = ''  # of the run under way
-_joined = False
-_said = threading.Lock()
 
 
 def join() -> None:
-  """Joins the other processes, and has their loss explained.
+  """Joins the other processes.
 
   Of the environment JAX itself reads only the coordinator's address, and all
   three variables from Slurm and on TPU.
@@ -62,16 +47,24 @@ def join() -> None:
   def number(variable: str) -> int | None:
     return int(os.environ[variable]) if variable in os.environ else None
 
-  global _joined
-  if _joined:
+  if distributed.global_state.client is not None:
     return
-  _handle_abort()
+  # JAX's abort gets its exit status. JAX calls no Python before (with a
+  # `missed_heartbeat_callback` it throws std::bad_cast), nor does `signal`.
+  libc = ctypes.CDLL(None)
+  libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+  libc.signal(signal.SIGABRT, ctypes.cast(_lost, ctypes.c_void_p))
   jax.distributed.initialize(
     num_processes=number('JAX_NUM_PROCESSES'),
     process_id=number('JAX_PROCESS_ID'),
     heartbeat_timeout_seconds=HEARTBEAT_S,
   )
-  _joined = True
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _lost(number: int) -> None:
+  del number
+  os._exit(EXIT_LOST)
 
 
 def refuse_unlike(
@@ -108,20 +101,18 @@ def failing_together() -> Iterator[None]:
   try:
     yield
   except BaseException as e:
-    # Losing another process may show here before JAX hears of it and aborts.
-    late_s = HEARTBEAT_S if isinstance(e, jax.errors.JaxRuntimeError) else 0
-    until_s = time.monotonic() + late_s + MEET_S
-    if not _meet('failed', late_s + MEET_S):
-      time.sleep(max(0.0, until_s - time.monotonic()))
-      status: int | str | None = 1
-      if isinstance(e, SystemExit):
-        status = e.code
-        if isinstance(status, str):
-          print(status, file=sys.stderr)
-      else:
+    client = distributed.global_state.client
+    assert client
+    try:
+      client.wait_at_barrier('vit_jax failed', 1000 * MEET_S)
+    except jax.errors.JaxRuntimeError:
+      # If another process is lost, JAX aborts this one meanwhile.
+      time.sleep(HEARTBEAT_S)
+      if not isinstance(e, SystemExit):
         traceback.print_exc()
       sys.stdout.flush()
-      os._exit(status if isinstance(status, int) else 1)
+      is_status = isinstance(e, SystemExit) and isinstance(e.code, int)
+      os._exit(e.code if is_status else 1)
     raise
 
 
@@ -134,10 +125,8 @@ class Watch:
 
   timeout_s: ClassVar[float] = 1800.0
 
-  def __init__(self, workdir: str):
-    """Starts watching a run, whose checkpoints are in `workdir`."""
-    global _workdir
-    _workdir = workdir
+  def __init__(self) -> None:
+    """Starts watching."""
     self._idle_s = 0.0
     self._stopped = threading.Event()
     threading.Thread(target=self._watch, daemon=True).start()
@@ -157,109 +146,13 @@ class Watch:
     while not self._stopped.wait(tick_s):
       self._idle_s += tick_s
       if self._idle_s >= self.timeout_s:
-        # Where that hangs too, as on a file system that does not answer.
-        last = threading.Timer(ABORT_S + MEET_S, os._exit, (EXIT_LOST,))
-        last.daemon = True
-        last.start()
-        _say(
-          f'{_name()} has finished no step, evaluation or save for '
-          f'{self.timeout_s:g} s, waiting in {_main_thread_at()}: a collective '
-          'operation or the data hangs. If it is only slow, raise --timeout_s.'
+        faulthandler.dump_traceback(sys.__stderr__)
+        number = distributed.global_state.process_id
+        text = (
+          f'error: Process {number} has finished no step, evaluation or save '
+          f'for {self.timeout_s:g} s: a collective operation or the data hangs '
+          'at the lines above. If it is only slow, raise --timeout_s. The same '
+          'command resumes from the last checkpoint.\n'
         )
-        # Where all hang, each shall say so before the first one is missed.
-        _meet('hung', MEET_S)
-        _exit()
-
-
-def _say(what: str) -> None:
-  """Says what happened and how to go on, once."""
-  if not _said.acquire(blocking=False):
-    return
-  text = (
-    f'error: {what}{_last_checkpoint()} The same command goes on, with another '
-    'number of processes too.\n'
-  )
-  os.write(sys.stderr.fileno(), os.fsencode(text))
-
-
-def _exit() -> NoReturn:
-  """Ends this process, whose main thread may never come back to do so."""
-  if distributed.global_state.process_id == 0:
-    time.sleep(1)  # or else the others would miss this one
-  os._exit(EXIT_LOST)
-
-
-def _name() -> str:
-  state = distributed.global_state
-  return f'Process {state.process_id} of {state.num_processes}'
-
-
-def _last_checkpoint() -> str:
-  if not _workdir:
-    return ''  # before training
-  try:
-    steps = saving.steps_in(_workdir)
-  except Exception:  # of as many kinds as there are file systems
-    return ''
-  if not steps:
-    return ' No checkpoint had been saved yet.'
-  folder = saving.absolute(_workdir) / saving.FOLDER
-  return f' The last good checkpoint is {folder / str(steps[-1])}.'
-
-
-def _main_thread_at() -> str:
-  """Returns the line of this package that the main thread is in."""
-  frame = sys._current_frames()[threading.main_thread().ident or 0]
-  package = os.path.dirname(vit_jax.__file__)
-  ours = [
-    f'{os.path.relpath(line.filename, package)}:{line.lineno} ({line.name})'
-    for line in traceback.extract_stack(frame)
-    if line.filename.startswith(package)
-  ]
-  return ours[-1] if ours else 'a library'
-
-
-def _meet(where: str, timeout_s: float) -> bool:
-  """Returns whether all processes come here within this time."""
-  client = distributed.global_state.client
-  if client is None:
-    return True  # alone
-  try:
-    client.wait_at_barrier(f'vit_jax {where}', round(1000 * timeout_s))
-  except jax.errors.JaxRuntimeError:
-    return False
-  return True
-
-
-def _handle_abort() -> None:
-  """Has SIGABRT explained.
-
-  By ctypes, since `signal.signal` calls no Python before the main thread is
-  back from C++, and the process is gone by then.
-  """
-  libc = ctypes.CDLL(None)
-  libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-  libc.signal(signal.SIGABRT, ctypes.cast(_on_abort, ctypes.c_void_p))
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _on_abort(number: int) -> None:
-  del number
-  signal.alarm(ABORT_S)  # ends the process if what follows cannot
-  if not _joined:
-    what = 'could not join the others: the lines above say why'
-  elif not _coordinator_answers():
-    what = 'lost process 0, which coordinates them: it does not answer'
-  else:
-    what = 'lost another process, or failed in C++: the lines above say which'
-  _say(f'{_name()} {what}.')
-  _exit()
-
-
-def _coordinator_answers() -> bool:
-  host, port = str(distributed.global_state.coordinator_address).rsplit(':', 1)
-  try:
-    socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
-  except OSError:
-    return False
-  return True
+        os.write(2, text.encode())
+        os._exit(EXIT_LOST)

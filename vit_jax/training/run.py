@@ -2,17 +2,13 @@
 
 import collections
 import contextlib
-import itertools
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models.model import Params
@@ -33,10 +29,6 @@ MAX_IN_FLIGHT = 3
 
 class Diverged(Exception):
   """The loss, the gradient or the parameters are not finite any more."""
-
-
-class Preempted(Exception):
-  """SIGTERM or Ctrl-C came; all is saved and the same command goes on."""
 
 
 class Run:
@@ -103,7 +95,7 @@ class Run:
       prior_s=meta['elapsed_s'],
       enabled=enabled,
     )
-    self._watch = processes.Watch(workdir)
+    self._watch = processes.Watch()
 
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
     """Returns the next batch on the devices, noting how long it took."""
@@ -258,122 +250,3 @@ class Run:
     self._watch.stop()
     self._log.close(patience_s)
     self._progress.close()
-
-
-# Each Ctrl-C since the outermost notice was opened.
-_CTRL_C: list[bytes] = []
-# What was received, of the notices that are open now.
-_NOTICES: list[threading.Event] = []
-
-
-# How often the processes have been asked, and whether the answer was yes once.
-_ASKED = itertools.count(1)
-_RECEIVED_BY_ALL = threading.Event()
-
-
-def _all_received(step: int) -> bool:
-  """Whether SIGTERM came to one of several processes, the same in all.
-
-  JAX has them agree on the number after the highest that any was asked by, and
-  knows no other. Steps would not do: those of a resumed run begin above it, and
-  those of the next run of a sweep below.
-  """
-  del step
-  if multihost_utils.reached_preemption_sync_point(next(_ASKED)):
-    _RECEIVED_BY_ALL.set()
-  return _RECEIVED_BY_ALL.is_set()
-
-
-@contextlib.contextmanager
-def preemption_notice() -> Iterator[Callable[[int], bool]]:
-  """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
-
-  With several processes JAX's own handler makes all of them agree on a step at
-  SIGTERM; alone, a handler of ours is enough. A second Ctrl-C ends the process,
-  where it is alone at once, even in the middle of compiling. What came before,
-  in a notice around this one, counts as well.
-  """
-  is_main = threading.current_thread() is threading.main_thread()
-  if jax.process_count() > 1:
-    with _ctrl_c_as_sigterm() if is_main else contextlib.nullcontext():
-      yield _all_received
-    return
-  if not is_main:
-    yield lambda step: False  # only the main thread can have handlers
-    return
-  received = threading.Event()
-  previous: dict[int, Any] = {}
-
-  def note(number: int, frame: Any) -> None:
-    received.set()
-    # Whoever runs several of these wants to know as well.
-    handler = previous[number]
-    if callable(handler) and handler is not signal.default_int_handler:
-      handler(number, frame)
-
-  with _ended_by_the_second_ctrl_c():
-    for number in map(int, (signal.SIGTERM, signal.SIGINT)):
-      previous[number] = signal.getsignal(number)
-      # Ignored in what a shell runs in the background, and so it stays.
-      if previous[number] != signal.SIG_IGN:
-        signal.signal(number, note)
-    notices = [*_NOTICES, received]
-    _NOTICES.append(received)
-    try:
-      yield lambda step: any(x.is_set() for x in notices)
-    finally:
-      _NOTICES.pop()
-      for number, handler in previous.items():
-        signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _ctrl_c_as_sigterm() -> Iterator[None]:
-  """Has one Ctrl-C do what SIGTERM does; a second one interrupts."""
-  previous = signal.getsignal(signal.SIGINT)
-
-  def once(number: int, frame: Any) -> None:
-    del frame
-    signal.signal(number, signal.default_int_handler)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-  # Ignored in what a shell runs in the background, and so it stays.
-  if previous != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, once)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def _ended_by_the_second_ctrl_c() -> Iterator[None]:
-  """Looks at the signals' numbers as they come.
-
-  A handler in Python would only run once the main thread is back from C++.
-  """
-  if not _NOTICES:
-    _CTRL_C.clear()
-  reader, writer = os.pipe()
-  os.set_blocking(writer, False)
-  previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-  def watch() -> None:
-    while number := os.read(reader, 1):
-      if number[0] != signal.SIGINT:
-        continue
-      _CTRL_C.append(number)
-      if len(_CTRL_C) > 1:
-        os._exit(128 + signal.SIGINT)
-      with contextlib.suppress(OSError):  # of a terminal that is gone
-        os.write(2, b'\nCtrl-C: saving and ending; again to end at once.\n')
-
-  thread = threading.Thread(target=watch, daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    signal.set_wakeup_fd(previous)
-    os.close(writer)
-    thread.join()
-    os.close(reader)

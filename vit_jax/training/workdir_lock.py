@@ -2,14 +2,8 @@
 
 On a disk the kernel holds the lock, on NFS too, and lets go of it when the
 process ends, however it ends. (An NFS server may take a minute or two to notice
-that a whole machine is gone.)
-
-A bucket has no locks. There the run writes who it is to WORKDIR/lock, and a new
-time every RENEW_S. A run that finds such a file watches it: if it changes,
-somebody is there; if it has not after STALE_S, nobody is. What this cannot do:
-of two runs that start within the same second, both may begin; the one that
-wrote first finds that out within RENEW_S and ends, as does one that was
-suspended for STALE_S and finds another in its place.
+that a whole machine is gone.) A bucket has no locks: there a run only says who
+wrote to it last and has not ended by itself.
 """
 
 import contextlib
@@ -20,7 +14,6 @@ import pathlib
 import shlex
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -35,8 +28,6 @@ from vit_jax.training import processes
 _log = logging.getLogger(__name__)
 
 FILE = 'lock'
-RENEW_S = 30.0
-STALE_S = 180.0
 
 
 def check(workdir: str) -> None:
@@ -74,16 +65,16 @@ def held(workdir: str) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     refusal = ''
     if jax.process_index() == 0:
-      take = _leased if '://' in workdir else _locked
+      take = _noted if '://' in workdir else _locked
       try:
         stack.enter_context(take(absolute(workdir) / FILE))
-      except Exception as e:  # a bucket has its own; the others wait to hear
+      except _Held as e:
         refusal = str(e)
-        if not isinstance(e, _Held):
-          refusal = (
-            f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
-            'writable or give another --workdir.'
-          )
+      except Exception as e:  # a bucket has its own; the others wait to hear
+        refusal = (
+          f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
+          'writable or give another --workdir.'
+        )
     refusal = _of_process_0(refusal)
     if refusal:
       raise ValueError(refusal)
@@ -98,13 +89,6 @@ def held(workdir: str) -> Iterator[None]:
 
 class _Held(Exception):
   """Another run is there."""
-
-  def __init__(self, path: epath.Path, content: str):
-    holder = content.partition('\n')[0]
-    super().__init__(
-      f'Another run is in the workdir {path.parent}: {holder}. Wait for its '
-      'end or stop it, and the same command goes on; or give another --workdir.'
-    )
 
 
 def _of_process_0(text: str) -> str:
@@ -135,7 +119,11 @@ def _locked(path: epath.Path) -> Iterator[None]:
       fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows either
       f.seek(0)
-      raise _Held(path, f.read()) from None
+      raise _Held(
+        f'Another run is in the workdir {path.parent}: {f.readline().strip()}. '
+        'Wait for its end or stop it, and the same command goes on; or give '
+        'another --workdir.'
+      ) from None
     except OSError as e:
       # Some file systems cannot lock; training worked there before.
       _log.warning('%s cannot be locked (%s): start no second run.', path, e)
@@ -146,64 +134,15 @@ def _locked(path: epath.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _leased(path: epath.Path) -> Iterator[None]:
-  """Holds a lease, which a thread renews."""
-  _wait_until_stale(path)
-  holder = _holder()
-  _write(path, holder)
-  ended = threading.Event()
-  thread = threading.Thread(
-    target=_renew, args=(path, holder, ended), daemon=True
-  )
-  thread.start()
+def _noted(path: epath.Path) -> Iterator[None]:
+  if path.exists():
+    _log.warning(
+      '%s was not ended by %s. If that run still writes there, stop one of the '
+      'two.',
+      *(path.parent, path.read_text().strip()),
+    )
+  path.write_text(_holder() + '\n')
   try:
     yield
   finally:
-    ended.set()
-    thread.join()
-    # What fails here only makes the next run wait.
-    with contextlib.suppress(Exception):
-      if _read(path).startswith(holder):
-        path.unlink()
-
-
-def _wait_until_stale(path: epath.Path) -> None:
-  found = _read(path)
-  until_s = time.monotonic() + STALE_S
-  if found:
-    _log.info(
-      'Another run was in %s: %s. Seeing for up to %g s whether it still is.',
-      path.parent,
-      found.partition('\n')[0],
-      STALE_S,
-    )
-  while found and time.monotonic() < until_s:
-    time.sleep(RENEW_S / 10)
-    now = _read(path)
-    if now and now != found:
-      raise _Held(path, now)
-    found = now
-
-
-def _renew(path: epath.Path, holder: str, ended: threading.Event) -> None:
-  while not ended.wait(RENEW_S):
-    try:
-      found = _read(path)
-      if found and not found.startswith(holder):
-        text = f'error: {_Held(path, found)}\n'
-        os.write(sys.stderr.fileno(), os.fsencode(text))
-        os._exit(2)  # before it writes anything more
-      _write(path, holder)
-    except Exception as e:  # of many kinds, and the next time it may work
-      _log.warning('%s could not be renewed: %s', path, e)
-
-
-def _read(path: epath.Path) -> str:
-  try:
-    return path.read_text()
-  except FileNotFoundError:
-    return ''
-
-
-def _write(path: epath.Path, holder: str) -> None:
-  path.write_text(f'{holder}\nhere at {time.time():.3f} s since 1970\n')
+    path.unlink(missing_ok=True)

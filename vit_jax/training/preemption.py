@@ -1,0 +1,72 @@
+"""SIGTERM and Ctrl-C: save, and end so that the same command goes on."""
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+_log = logging.getLogger(__name__)
+
+# JAX has several processes agree on the number after the highest that any of
+# them asked by. Steps would not do: the next run of a sweep begins below it.
+_ASKED = itertools.count(1)
+# The answer of the notice that is open.
+_open: Callable[[], bool] | None = None
+
+
+class Preempted(Exception):
+  """SIGTERM or Ctrl-C came; the state is saved and the same command goes on."""
+
+
+@contextlib.contextmanager
+def preemption_notice() -> Iterator[Callable[[], bool]]:
+  """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
+
+  Several processes get the same answer at the same step. A second Ctrl-C raises
+  KeyboardInterrupt. A notice inside another one, as of a run in a sweep, is the
+  same notice.
+  """
+  global _open
+  if _open:
+    yield _open
+    return
+  received = threading.Event()
+  several = jax.process_count() > 1
+
+  def note(number: int, frame: Any) -> None:
+    del frame
+    if number == signal.SIGINT:
+      signal.signal(signal.SIGINT, signal.default_int_handler)
+      _log.info('Ctrl-C: saving and ending; again to end at once.')
+    if several:
+      os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the others
+    else:
+      received.set()
+
+  def preempted() -> bool:
+    if several and multihost_utils.reached_preemption_sync_point(next(_ASKED)):
+      received.set()
+    return received.is_set()
+
+  previous: dict[signal.Signals, Any] = {}
+  if threading.current_thread() is threading.main_thread():
+    for number in (
+      (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
+    ):
+      # Ignored in what a shell runs in the background, and so it stays.
+      if signal.getsignal(number) != signal.SIG_IGN:
+        previous[number] = signal.signal(number, note)
+  _open = preempted
+  try:
+    yield preempted
+  finally:
+    _open = None
+    for number, handler in previous.items():
+      signal.signal(number, handler)
