@@ -178,7 +178,7 @@ def test_the_story_of_a_run(config):
 def test_parameters_are_those_of_height_and_width(config):
   """Of 2 rows and 4 columns of patches, each with half of the width."""
   config.data.image_size, config.model.posemb = '8x16', 'learned2d'
-  params = made_of(config).state_shapes['params']
+  params = made_of(config).state_shapes.params
   positions = params['Transformer']['posembed_input']
   assert {name: x.shape for name, x in positions.items()} == {
     'y_embedding': (1, 2, 8),
@@ -216,7 +216,7 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
   config.model.dtype, config.mesh.fsdp = 'bfloat16', 8
   facts = experiment.facts_of(config, map(str, range(10)), 1437)
   made = experiment.Experiment(config, facts)
-  params = made.state_shapes['params']
+  params = made.state_shapes.params
   batch = made.objective.batch_shapes(8)
   key = jax.random.key(0)
 

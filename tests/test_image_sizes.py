@@ -86,7 +86,7 @@ def step_of(made, size):
     sharding.global_batch(batch, made.mesh),
     np.int32(0),
   )
-  return before, jax.device_get(state['params']), batch, metrics
+  return before, jax.device_get(state.params), batch, metrics
 
 
 def test_gradients_come_through_the_resized_positions():

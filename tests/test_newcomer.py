@@ -6,6 +6,8 @@ import importlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from configs import digits
@@ -18,14 +20,15 @@ from vit_jax.evaluators import build
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import variants
 from vit_jax.models.model import Model
+from vit_jax.objectives.objective import OfImages
 from vit_jax.tools.plan import aot
-from vit_jax.training import preemption
+from vit_jax.training import preemption, sharding
 
 train = importlib.import_module('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)
-class Brightness:
+class Brightness(OfImages):
   """Learns how bright an image is on average, from 0 to `scale`."""
 
   defaults = {'scale': 2.0}
@@ -35,7 +38,6 @@ class Brightness:
   images: Images
   scale: float
   class_names: tuple[str, ...] = ()
-  images_seen = 1
 
   @classmethod
   def from_config(cls, config, facts):
@@ -76,10 +78,41 @@ class Brightness:
     return {'examples': mask_B.sum(), 'error': (error_B * mask_B).sum()}
 
 
+class Momentum(Brightness):
+  """Learns what a slow average of itself says of the image without noise.
+
+  Its state is that average, a centre of what it says, and the steps taken.
+  """
+
+  def new_state(self, params):
+    return {
+      'teacher': params,
+      'center': jnp.zeros(()),
+      'steps': jnp.zeros((), jnp.int32),
+    }
+
+  def loss_and_seen(self, params, fixed, state, batch, key):
+    x = batch['image']
+    noisy = x + 0.5 * jax.random.normal(key, x.shape)
+    x_B1, _ = self.model.apply({'params': params}, noisy)
+    wanted_B1, _ = self.model.apply({'params': state['teacher']}, x)
+    wanted_B = wanted_B1[:, 0] - state['center'] + batch['bright']
+    loss = jnp.mean((x_B1[:, 0] - wanted_B) ** 2)
+    return loss, ({'loss': loss}, {'center': wanted_B1.mean()})
+
+  def next_state(self, state, params, seen):
+    return {
+      'teacher': optax.incremental_update(params, state['teacher'], 0.1),
+      'center': 0.5 * state['center'] + 0.5 * seen['center'],
+      'steps': state['steps'] + 1,
+    }
+
+
 @pytest.fixture
 def config(monkeypatch):
-  place = f'{__name__}:Brightness'
-  monkeypatch.setitem(objectives.OBJECTIVES, 'brightness', place)
+  for kind in (Brightness, Momentum):
+    place = f'{__name__}:{kind.__name__}'
+    monkeypatch.setitem(objectives.OBJECTIVES, kind.__name__.lower(), place)
   config = digits.get_config()
   config_lib.choose_objective(config, 'brightness')
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2)
@@ -164,3 +197,76 @@ def test_it_is_planned(config):
   assert program.shapes[2].keys() == {'image'}
   compiled = program.lower().compile()
   assert aot.peak_bytes(compiled) > 0
+
+
+def state_after(config, batch, steps=2):
+  """Returns the state of a few steps on one batch."""
+  made = Experiment(config, facts_of(config, (), 1000))
+  state = made.start(made.new_params())
+  fixed = made.place(made.objective.fixed())
+  for step in range(steps):
+    rows = sharding.global_batch(batch, made.mesh)
+    state, metrics = made.train_step()(state, fixed, rows, np.int32(step))
+  return state, metrics
+
+
+@pytest.fixture
+def with_state(config):
+  config_lib.choose_objective(config, 'momentum')
+  config.optimizer.update(name='sgd', lr=0.1, warmup='0 steps')
+  config.batch_size = 16
+  return config
+
+
+def test_its_state_is_resumed(with_state, tmp_path, preempt_at):
+  """A run that forgot the teacher would learn something else."""
+  with_state.update(total='6 steps', eval_every='6 steps')
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  train.train(with_state, str(whole))
+  preempt_at(3)
+  with pytest.raises(preemption.Preempted):
+    train.train(with_state, str(parts))
+  preempt_at(None)
+  train.train(with_state, str(parts))
+  for file in ('metrics.csv', 'checkpoints/6/objective_state/_METADATA'):
+    assert (whole / file).read_text() == (parts / file).read_text()
+  ends = [
+    ocp.PyTreeCheckpointer().restore(path / 'checkpoints/6/objective_state')
+    for path in (whole, parts)
+  ]
+  assert ends[0].keys() == {'teacher', 'center', 'steps'}
+  assert ends[0]['steps'] == 6
+  jax.tree.map(np.testing.assert_array_equal, *ends)
+  one, other = (opening.open_checkpoint(str(path)) for path in (whole, parts))
+  jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+
+def test_its_state_is_the_same_on_a_mesh_and_in_parts(with_state):
+  images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8)
+  with_state.mesh.update(data=2, fsdp=4)
+  want, _ = state_after(with_state, {'image': images})
+  teacher = want.objective_state['teacher']
+  placed = [
+    jax.tree.map(lambda x: x.sharding, tree) for tree in (want.params, teacher)
+  ]
+  assert placed[0] == placed[1]
+  assert not all(x.is_fully_replicated for x in jax.tree.leaves(teacher))
+  assert want.objective_state['center'] != 0
+  with_state.accum_steps = 2
+  got, _ = state_after(with_state, {'image': images})
+  assert got.objective_state['steps'] == 2
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+    *(got, want),
+  )
+
+
+def test_its_state_serves_images_of_another_size(with_state):
+  with_state.data.image_size = '8,16'
+  images = np.zeros((16, 16, 16, 3), np.uint8)
+  state, metrics = state_after(with_state, {'image': images})
+  shapes = [
+    jax.tree.map(jnp.shape, tree)
+    for tree in (state.params, state.objective_state['teacher'])
+  ]
+  assert shapes[0] == shapes[1] and np.isfinite(metrics['loss'])

@@ -370,11 +370,11 @@ def run_steps(mesh_sizes, n_devices, steps=20, **overrides):
   step, state, mesh = one_step_setup(
     mesh_sizes, jax.devices()[:n_devices], **overrides
   )
-  history = [jax.device_get(state['params'])]
+  history = [jax.device_get(state.params)]
   for i in range(steps):
     batch = sharding.global_batch(batch_of(), mesh)
     state, metrics = step(state, {}, batch, np.int32(i))
-    history.append(jax.device_get(state['params']))
+    history.append(jax.device_get(state.params))
   return history, jax.device_get(state), jax.device_get(metrics)
 
 
@@ -402,7 +402,7 @@ def test_any_mesh_equals_one_device(one_device, mesh, gather):
   _, want, want_metrics = one_device
   devices = int(np.prod(list(mesh.values())))
   _, got, got_metrics = run_steps(mesh, devices, gather=gather)
-  assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
+  assert_close(got.params, want.params, rtol=1e-4, atol=1e-5)
   assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
 
 
@@ -414,11 +414,11 @@ def test_state_over_fsdp_and_data_trains_as_on_one_device(gather):
   _, want, want_metrics = run_steps({}, 1, steps=3, **sizes)
   mesh = {'data': 2, 'fsdp': 2}
   _, got, got_metrics = run_steps(mesh, 4, steps=3, **sizes)
-  assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
-  assert_close(got['average'], want['average'], rtol=1e-4, atol=1e-5)
+  assert_close(got.params, want.params, rtol=1e-4, atol=1e-5)
+  assert_close(got.average, want.average, rtol=1e-4, atol=1e-5)
   assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
   step, state, made = one_step_setup(mesh, jax.devices()[:4], **sizes)
-  head = state['params']['head']['kernel'].addressable_shards[0].data
+  head = state.params['head']['kernel'].addressable_shards[0].data
   assert head.shape == (16, 10)
   # What is summed or gathered is of the model: nothing has all of the batch.
   batch = sharding.global_batch(batch_of(48), made)
@@ -448,7 +448,7 @@ def test_fsdp_shards_the_state_of_what_is_not_frozen():
     jax.tree_util.keystr(path, simple=True, separator='/'): (
       x.addressable_shards[0].data.size / x.size
     )
-    for path, x in jax.tree_util.tree_leaves_with_path(state['opt_state'])
+    for path, x in jax.tree_util.tree_leaves_with_path(state.opt_state)
   }
   kernel = 'encoderblock_{}/MlpBlock_3/Dense_0/kernel'
   assert [size for name, size in sizes.items() if kernel.format(0) in name] == [
@@ -511,15 +511,15 @@ def test_accumulation_equals_one_batch(one_device):
   _, want, want_metrics = one_device
   for mesh, n in (({}, 1), ({'data': 2}, 2)):
     _, got, got_metrics = run_steps(mesh, n, accum_steps=4)
-    assert_close(got['params'], want['params'], rtol=1e-4, atol=1e-5)
+    assert_close(got.params, want.params, rtol=1e-4, atol=1e-5)
     assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
 
 
 def test_scanned_layers_train_to_the_same_parameters(one_device):
   _, want, _ = one_device
   _, got, _ = run_steps({}, 1, **{'model.scan': True})
-  got = ViT.unstack_layers(got['params'])
-  assert_close(got, want['params'], rtol=1e-4, atol=1e-5)
+  got = ViT.unstack_layers(got.params)
+  assert_close(got, want.params, rtol=1e-4, atol=1e-5)
 
 
 def test_polyak_average_is_the_closed_form(one_device):
@@ -528,7 +528,7 @@ def test_polyak_average_is_the_closed_form(one_device):
   for t, params in enumerate(history[1:]):
     decay = min(0.75, (1 + t) / (10 + t))
     want = jax.tree.map(lambda a, p, d=decay: d * a + (1 - d) * p, want, params)
-  assert_close(state['average'], want, rtol=1e-5, atol=1e-6)
+  assert_close(state.average, want, rtol=1e-5, atol=1e-6)
 
 
 def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):

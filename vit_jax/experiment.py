@@ -5,11 +5,13 @@ from a config and the facts of its data, so that what one of them refuses,
 compiles or measures is what the others run.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import optax
@@ -27,8 +29,22 @@ from vit_jax.training.durations import durations_of
 
 _log = logging.getLogger(__name__)
 
-# `params`, `opt_state` and `average`, which is empty without Polyak averaging.
-State = dict[str, Any]
+
+@flax.struct.dataclass
+class TrainState:
+  """What training carries from step to step, by the names on disk.
+
+  Attributes:
+    params: of the model.
+    opt_state: of the optimizer.
+    average: of the parameters, {} without Polyak averaging.
+    objective_state: what the objective updates besides, or {}.
+  """
+
+  params: Params
+  opt_state: optax.OptState
+  average: Params = dataclasses.field(default_factory=dict)
+  objective_state: Any = dataclasses.field(default_factory=dict)
 
 
 def facts_of(
@@ -133,7 +149,7 @@ class Experiment:
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes['params'])
+    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes.params)
     return jax.jit(self._new_params, out_shardings=shardings)()
 
   def params_from(self, checkpoint: opening.Checkpoint) -> Params:
@@ -159,7 +175,7 @@ class Experiment:
       )
     )
 
-  def start(self, params: Params) -> State:
+  def start(self, params: Params) -> TrainState:
     """Returns what training carries from step to step, at its beginning.
 
     The parameters given are used up: there is no room for them beside it.
@@ -171,7 +187,7 @@ class Experiment:
     return new_state(params)
 
   @functools.cached_property
-  def state_shapes(self) -> State:
+  def state_shapes(self) -> TrainState:
     """The state's `jax.ShapeDtypeStruct`s, with the sharding of each."""
     return self.placed(
       jax.eval_shape(lambda: self._new_state(self._new_params()))
@@ -182,12 +198,13 @@ class Experiment:
       self.objective.model, self._keys()[0], self.facts.image_size
     )
 
-  def _new_state(self, params: Params) -> State:
-    return {
-      'params': params,
-      'opt_state': self.optimizer.init(params),
-      'average': params if self.config.optimizer.polyak else {},
-    }
+  def _new_state(self, params: Params) -> TrainState:
+    return TrainState(
+      params=params,
+      opt_state=self.optimizer.init(params),
+      average=params if self.config.optimizer.polyak else {},
+      objective_state=self.objective.new_state(params),
+    )
 
   @property
   def _partitions(self) -> Partitions:
@@ -264,8 +281,8 @@ class Experiment:
     )
 
   def _train_step(
-    self, state: State, fixed: Params, batch: Batch, step: jax.Array
-  ) -> tuple[State, Metrics]:
+    self, state: TrainState, fixed: Params, batch: Batch, step: jax.Array
+  ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(self._keys()[1], step)
     key_augment, key_loss = jax.random.split(key)
     size = self.facts.image_size
@@ -274,19 +291,19 @@ class Experiment:
       size = height, width
     batch = self.objectives[size].augment(batch, key_augment)
 
-    def gradients(params: Params) -> tuple[Params, Metrics]:
-      given = self._to_use(params), size, fixed
+    def gradients(params: Params) -> tuple[Params, tuple[Metrics, Any]]:
+      given = self._to_use(params), size, fixed, state.objective_state
       of_part = functools.partial(self._gradients, *given)
       return self._accumulated(of_part, batch, key_loss)
 
-    grads, metrics = gradients(state['params'])
+    grads, (metrics, seen) = gradients(state.params)
     if rho := self.config.optimizer.sam:
-      grads, _ = gradients(optim.sharpest(state['params'], grads, rho))
+      grads, _ = gradients(optim.sharpest(state.params, grads, rho))
     updates, opt_state = self.optimizer.update(
-      grads, state['opt_state'], state['params']
+      grads, state.opt_state, state.params
     )
-    params = optax.apply_updates(state['params'], updates)
-    average = state['average']
+    params = optax.apply_updates(state.params, updates)
+    average = state.average
     if average:
       # The average forgets the initial parameters within a few steps, as
       # TensorFlow's ExponentialMovingAverage does it.
@@ -301,8 +318,10 @@ class Experiment:
       'param_norm': optax.tree.norm(params),
       'lr': self.lr(step),
     }
-    state = {'params': params, 'opt_state': opt_state, 'average': average}
-    return state, metrics
+    objective_state = self.objective.next_state(
+      state.objective_state, params, seen
+    )
+    return TrainState(params, opt_state, average, objective_state), metrics
 
   def _to_use(self, params: Params) -> Params:
     """Returns what the model works with: gathered, unless each layer does."""
@@ -313,7 +332,7 @@ class Experiment:
 
   def _accumulated(
     self, gradients: Callable[..., Any], batch: Batch, key: jax.Array
-  ) -> tuple[Params, Metrics]:
+  ) -> tuple[Params, tuple[Metrics, Any]]:
     """Returns means over the batch, worked off in `accum_steps` parts."""
     n = self.config.accum_steps
     if n == 1:
@@ -345,23 +364,29 @@ class Experiment:
     params: Params,
     size: tuple[int, int],
     fixed: Params,
+    state: Any,
     batch: Batch,
     key: jax.Array,
-  ) -> tuple[Params, Metrics]:
+  ) -> tuple[Params, tuple[Metrics, Any]]:
     objective = self.objectives[size]
+    structure = jax.tree.structure(params)
 
-    def loss(params: Params) -> tuple[jax.Array, Metrics]:
-      params = optim.stop_frozen(params, self.config.optimizer.frozen)
-      if size != self.facts.image_size:
-        params = transfer.at_size(
-          objective.model, params, self.facts.image_size, size
-        )
-      return objective.loss(params, fixed, batch, key, train=True)
+    def at_size(tree: Any) -> Any:
+      if size == self.facts.image_size or jax.tree.structure(tree) != structure:
+        return tree
+      return transfer.at_size(
+        objective.model, tree, self.facts.image_size, size
+      )
+
+    def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Any]]:
+      params = at_size(optim.stop_frozen(params, self.config.optimizer.frozen))
+      sized = {name: at_size(tree) for name, tree in state.items()}
+      return objective.loss_and_seen(params, fixed, sized, batch, key)
 
     with sharding.activations(self.mesh):
-      grads, metrics = jax.grad(loss, has_aux=True)(params)
+      grads, seen = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, self.mesh, self._partitions)
-    return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
+    return jax.tree.map(lambda x: x.astype(jnp.float32), grads), seen
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:

@@ -17,7 +17,7 @@ from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
   Experiment,
-  State,
+  TrainState,
   check_config,
   facts_of_source,
 )
@@ -133,7 +133,7 @@ def _train(
   is_first = jax.process_index() == 0
   with phase('building the model and its state', shown=is_first):
     start_step, state = initial_state(experiment, checkpoints, params)
-    checkpoints.prepare(state)
+    checkpoints.prepare(vars(state))
   # Of what was restored: a newer one may have been damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
@@ -258,16 +258,16 @@ def initial_state(
   experiment: Experiment,
   checkpoints: saving.Checkpoints,
   params: Params | None,
-) -> tuple[int, State]:
+) -> tuple[int, TrainState]:
   """Restores the newest checkpoint, or starts from `params` or at random.
 
   Returns:
     Steps taken so far, and the state, placed on the mesh.
   """
-  if restored := checkpoints.restore(experiment.state_shapes):
+  if restored := checkpoints.restore(vars(experiment.state_shapes)):
     step, state = restored
     _log.info('Resuming after step %d.', step)
-    return step, {'average': {}} | state
+    return step, TrainState(**state)
   if params is None:
     params = experiment.new_params()
   return 0, experiment.start(params)

@@ -156,7 +156,7 @@ def run(name, devices=1, **changes):
   for i, batch in enumerate(batches(name)):
     batch = sharding.global_batch(batch, made.mesh)
     state, metrics = step(state, fixed, batch, np.int32(i))
-    history.append(jax.device_get((state['params'], metrics)))
+    history.append(jax.device_get((state.params, metrics)))
   return history
 
 

@@ -292,7 +292,7 @@ def test_sam_takes_the_gradient_uphill(accum_steps):
     lambda x, old, u: np.testing.assert_allclose(
       x - old, u, rtol=1e-4, atol=1e-3 * np.abs(u).max() + 1e-7
     ),
-    jax.device_get(state['params']),
+    jax.device_get(state.params),
     start,
     jax.device_get(updates),
   )

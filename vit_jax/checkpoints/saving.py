@@ -1,8 +1,8 @@
 """Saving training with orbax and resuming it exactly.
 
 A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
-`average` (where there is a Polyak average), `checksums`, and `meta`: the full
-config, class names, preprocessing, time spent, the step and its metrics.
+`average` and `objective_state` (unless empty), `checksums`, and `meta`: the
+full config, class names, preprocessing, time spent, the step and its metrics.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FOLDER = 'checkpoints'
 META = 'meta'
 CHECKSUMS = 'checksums'
 # The items that are trees of arrays.
-_TREES = ('params', 'opt_state', 'average', CHECKSUMS)
+_TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
 # Of an array that several devices hold, each would save a slice: a program for
 # every shape and device, compiled while the first checkpoint keeps training
 # waiting. Arrays with smaller slices than these bytes are saved by one device.

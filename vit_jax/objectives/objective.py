@@ -19,6 +19,8 @@ from vit_jax.models.model import Batch, Metrics, Model, Params
 
 # Arrays by name, of one example, before it is in a batch.
 Example = dict[str, Any]
+# Trees of arrays by name.
+ObjectiveState = dict[str, Any]
 # Which values of a metric are good.
 Best = Literal['highest', 'lowest']
 
@@ -111,6 +113,15 @@ class Objective(Protocol):
     """
     ...
 
+  def new_state(self, params: Params) -> ObjectiveState:
+    """Returns what each step updates besides parameters; {} for nothing.
+
+    Examples are a momentum teacher and a centre. A tree with the names and
+    shapes of the parameters is sharded and, at another image size, resized
+    like them.
+    """
+    ...
+
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns what `loss` takes of a batch of training, on the devices.
 
@@ -133,6 +144,26 @@ class Objective(Protocol):
     """
     ...
 
+  def loss_and_seen(
+    self,
+    params: Params,
+    fixed: Params,
+    state: ObjectiveState,
+    batch: Batch,
+    key: jax.Array,
+  ) -> tuple[jax.Array, tuple[Metrics, Any]]:
+    """Returns what `loss` does in training, and the means for `next_state`.
+
+    Microbatches of an accumulated gradient have theirs averaged.
+    """
+    ...
+
+  def next_state(
+    self, state: ObjectiveState, params: Params, seen: Any
+  ) -> ObjectiveState:
+    """Returns the state after a step, by the new parameters and by `seen`."""
+    ...
+
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a batch whose `mask` is 1.
 
@@ -142,7 +173,7 @@ class Objective(Protocol):
 
 
 class OfImages:
-  """What most objectives have in common: no teacher, one image an example."""
+  """Most objectives: no teacher, no state, one image an example."""
 
   @property
   def images_seen(self) -> int:
@@ -152,6 +183,31 @@ class OfImages:
   def fixed(self) -> Params:
     """Returns nothing: there is no teacher."""
     return {}
+
+  def new_state(self, params: Params) -> ObjectiveState:
+    """Returns nothing: only parameters are updated."""
+    del params
+    return {}
+
+  def loss_and_seen(
+    self: Objective,
+    params: Params,
+    fixed: Params,
+    state: ObjectiveState,
+    batch: Batch,
+    key: jax.Array,
+  ) -> tuple[jax.Array, tuple[Metrics, Any]]:
+    """Returns what `loss` does in training."""
+    del state
+    loss, metrics = self.loss(params, fixed, batch, key, train=True)
+    return loss, (metrics, {})
+
+  def next_state(
+    self, state: ObjectiveState, params: Params, seen: Any
+  ) -> ObjectiveState:
+    """Returns the state, which is nothing."""
+    del params, seen
+    return state
 
 
 def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:

@@ -180,13 +180,13 @@ class Run:
     every = self._durations.checkpoint_every
     return step % every == 0 or self.is_eval_step(step)
 
-  def evaluate(self, step: int, state: dict[str, Any]) -> None:
+  def evaluate(self, step: int, state: Any) -> None:
     """Runs the evaluators on the average, or else on the parameters."""
     self._settle(0)
     found: dict[str, Any] = {}
     with self._progress.pause('evaluating'):
       for evaluator in self._evaluators:
-        found |= evaluator(state['average'] or state['params'])
+        found |= evaluator(state.average or state.params)
         self._watch.progress()
     self._eval_metrics, pictures = metric_log.metrics_and_pictures(found)
     self._log.write(step, self._eval_metrics)
@@ -200,7 +200,7 @@ class Run:
       )
     )
 
-  def save(self, step: int, state: dict[str, Any]) -> None:
+  def save(self, step: int, state: Any) -> None:
     """Saves a checkpoint, after making sure that it is worth keeping."""
     self._settle(0)
     metrics = self._eval_metrics if self.is_eval_step(step) else {}
@@ -208,7 +208,7 @@ class Run:
     with self._progress.pause('saving'):
       self._checkpoints.save(
         step,
-        state,
+        vars(state),
         self._meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
         metrics,
       )

@@ -262,7 +262,7 @@ def test_masks_on_eight_devices_are_those_on_one():
       sharding.global_batch(batch, made.mesh),
       np.int32(0),
     )
-    found.append(jax.device_get((state['params'], metrics)))
+    found.append(jax.device_get((state.params, metrics)))
   assert {'mask', 'dice'} <= found[0][1].keys()
   test_every.assert_close(found[1:], found[:1])
 
@@ -279,7 +279,7 @@ def test_batches_of_every_bucket_are_learned_from():
   objective = made.objective
   transform = objective.train_transform()
   source = sources.open_source('digits_canvas', 'train')
-  params, shapes = made.state_shapes['params'], set()
+  params, shapes = made.state_shapes.params, set()
   for seed in range(6):
     rng = np.random.default_rng(seed)
     of_batch = transform.of_batch(rng)
@@ -400,7 +400,7 @@ def test_the_originals_recipe():
   for epoch, lr in ((0, 1e-4), (199, 1e-4), (201, 1e-5)):
     assert float(made.lr(round(epoch * step))) == pytest.approx(lr)
   # What published counts say of R50's DETR with 91 classes.
-  leaves = jax.tree.leaves(made.state_shapes['params'])
+  leaves = jax.tree.leaves(made.state_shapes.params)
   assert sum(x.size for x in leaves) == pytest.approx(41.5e6, rel=0.01)
   # Of 11 short sides, 4, 4 and 3 have arrays of these.
   shares = {960: 4 / 11, 1184: 4 / 11, 1333: 3 / 11}

@@ -31,7 +31,7 @@ def test_the_state_stays_in_float32_and_is_reused():
   batch = step.random_batch(chosen)
   assert batch['image'].dtype == np.uint8
   after, metrics = compiled(state, {}, batch, np.int32(0))
-  assert all(x.is_deleted() for x in jax.tree.leaves(state['params']))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
   assert {'loss', 'grad_norm', 'lr'} <= metrics.keys()
   jax.block_until_ready(after)
 
@@ -82,7 +82,7 @@ def test_steps_are_those_of_training(count):
   optimizer = optax.adamw(
     o.lr, o.b1, o.b2, weight_decay=0.1, mask=optim.kernels
   )
-  params = jax.tree.map(np.asarray, state['params'])
+  params = jax.tree.map(np.asarray, state.params)
   opt_state = optimizer.init(params)
   compiled = aot.training(experiment).lower().compile()
 

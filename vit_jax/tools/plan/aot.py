@@ -81,7 +81,7 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
     return model.apply({'params': params}, images_BHWC)[0]
 
   arguments = (
-    experiment.state_shapes['params'],
+    experiment.state_shapes.params,
     experiment.objective.batch_shapes(config.batch_size)['image'],
   )
   return Program(

@@ -81,7 +81,7 @@ def compile_step(experiment: Experiment) -> Step:
     raise TooLarge(_reason(str(e))) from None
   compile_s = time.monotonic() - started_s
   state = program.shapes[0]
-  params_bytes = _bytes(state['params'])
+  params_bytes = _bytes(state.params)
   return Step(
     hlo.read(text),
     params_bytes,
