@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import flax
 import jax
@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, sources, transforms
+from vit_jax.evaluators import build
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params, Partitions
-from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.objective import Best, Facts
 from vit_jax.objectives.sizes import objectives_of
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
@@ -102,6 +103,9 @@ def check_config(config: ConfigDict) -> None:
 class Experiment:
   """What a config describes, on data and devices.
 
+  `check` refuses a config before its data are opened; `on` builds the
+  experiment once they are.
+
   Attributes:
     config: from a file in `configs/`.
     facts: of the data.
@@ -146,6 +150,30 @@ class Experiment:
     self.optimizer = optim.make(o, self.lr, self.objective.model)
     if o.frozen or o.lr_scales:
       _ = self.state_shapes  # which patterns that match nothing are refused in
+
+  @staticmethod
+  def check(config: ConfigDict) -> None:
+    """Refuses what is wrong with a config whatever its data are.
+
+    Opening and checking data may take long.
+
+    Raises:
+      ValueError: naming field, value and way out.
+      FileNotFoundError: if an evaluator's labels are missing.
+    """
+    check_config(config)
+    build.best_of(config)
+    build.check(config)
+
+  @classmethod
+  def on(cls, config: ConfigDict, source: sources.Source) -> Self:
+    """Returns the experiment on open data, over all devices."""
+    return cls(config, facts_of_source(config, source))
+
+  @functools.cached_property
+  def best(self) -> Best:
+    """Whether the highest or lowest `best_metric` is the best."""
+    return build.best_of(self.config)
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""

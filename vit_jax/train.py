@@ -33,7 +33,9 @@ from vit_jax.training.run import Run
 _log = logging.getLogger(__name__)
 
 
-def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
+def train(
+  config: ConfigDict, workdir: str, start_over: bool = False
+) -> dict[str, float]:
   """Trains, or resumes, what a config describes.
 
   Args:
@@ -41,6 +43,9 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
     start_over: whether to start from step 0 where the workdir holds a run of
       which no checkpoint is whole.
+
+  Returns:
+    The metrics of the last row of metrics.csv; {} in processes but the first.
 
   Raises:
     ValueError: for a config or data that cannot work, before anything is built;
@@ -51,9 +56,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     Preempted: after SIGTERM, once the state is saved.
   """
   # Before the data, which may take long to open and check.
-  check_config(config)
-  build.best_of(config)
-  build.check(config)
+  Experiment.check(config)
   workdir_lock.check(workdir)
   processes.refuse_unlike(
     lambda: [*saving.steps_in(workdir)[-1:], -1][:1],
@@ -70,7 +73,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)
   )
-  experiment = Experiment(config, facts_of_source(config, source))
+  experiment = Experiment.on(config, source)
   fixed = experiment.place(experiment.objective.fixed())
   parts = Parts(
     config, experiment.objective, fixed, experiment.mesh, experiment.facts
@@ -85,12 +88,14 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
         workdir,
         config.keep_last,
         config.best_metric,
-        build.best_of(config),
+        experiment.best,
         start_over,
       )
     ) as checkpoints,
   ):
-    _train(experiment, source, fixed, evaluators, params, workdir, checkpoints)
+    return _train(
+      experiment, source, fixed, evaluators, params, workdir, checkpoints
+    )
 
 
 def _refuse_frozen_statistics(model: ConfigDict) -> None:
@@ -112,7 +117,7 @@ def _train(
   params: Params | None,
   workdir: str,
   checkpoints: saving.Checkpoints,
-) -> None:
+) -> dict[str, float]:
   """Trains, or resumes, in a workdir that no other run is in."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
@@ -124,7 +129,7 @@ def _train(
     'steps': durations.total,
     'image_size': list(experiment.facts.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
-    'best': build.best_of(config),
+    'best': experiment.best,
     'elapsed_s': 0.0,
     'since_log': [],
   }
@@ -184,7 +189,7 @@ def _train(
         run.save(step, state)
         run.hurry()
         raise Preempted(f'Preempted: saved step {step}.')
-    run.finish()
+    return run.finish()
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.evaluators import build
-from vit_jax.experiment import check_config
+from vit_jax.experiment import Experiment
 from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes
 from vit_jax.train import train as train_one
@@ -60,16 +59,10 @@ def check(config: ConfigDict) -> None:
     stage = config.copy_and_resolve_references()
     try:
       axes.set_fields(stage, fields)
-      _check(stage)
+      Experiment.check(stage)
     except (ValueError, FileNotFoundError) as e:
       raise ValueError(f'stage {name}: {e}') from e
-  _check(config)
-
-
-def _check(config: ConfigDict) -> None:
-  check_config(config)
-  build.best_of(config)
-  build.check(config)
+  Experiment.check(config)
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:

@@ -106,6 +106,11 @@ class MetricLog:
       self._rewrite()
     self.show(step, {name: float(text) for name, text in cells.items()})
 
+  def last(self) -> dict[str, float]:
+    """Returns the metrics of the last step that has any."""
+    row = self._rows[max(self._rows)] if self._rows else {}
+    return {name: float(text) for name, text in row.items()}
+
   def close(self, wait_s: float = dashboards.CLOSE_S) -> None:
     """Waits until what shows the numbers has them; the table always does."""
     for dashboard in self._dashboards:

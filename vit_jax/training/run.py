@@ -214,12 +214,16 @@ class Run:
       )
     self._watch.progress()
 
-  def finish(self) -> None:
-    """Waits for the last checkpoint, draws the curves and prints a summary."""
+  def finish(self) -> dict[str, float]:
+    """Waits for the last checkpoint, draws the curves and prints a summary.
+
+    Returns:
+      The metrics of the last row, in the first process.
+    """
     self._checkpoints.wait()
     self._close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
-      return
+      return {}
     csv_path = os.path.join(self._workdir, 'metrics.csv')
     png_path = os.path.join(self._workdir, 'curves.png')
     files = [csv_path]
@@ -235,6 +239,7 @@ class Run:
         files=files,
       )
     )
+    return self._log.last()
 
   def hurry(self) -> None:
     """Has `close` not wait for long, as the machine may soon be gone."""
