@@ -26,6 +26,7 @@ small example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import from_init
 from vit_jax.data import benchmarks
 from vit_jax.sweeps import axes
 from vit_jax.tools.paper import recipe
@@ -46,7 +47,7 @@ def fields_on(config, name, suite):
   if name == 'imagenet2012':
     if suite == 'table2':
       fields |= {
-        'data.image_size': str(recipe.nearest_size(config, 512)),
+        'data.image_size': str(from_init.nearest_size(config, 512)),
         'optimizer.polyak': 0.9999,
       }
   elif name in benchmarks.BENCHMARKS:

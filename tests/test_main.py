@@ -1,6 +1,5 @@
 """The command as a user types it: messages and exit statuses."""
 
-import contextlib
 import importlib
 import os
 import shutil
@@ -18,7 +17,6 @@ from vit_jax import main
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
 from vit_jax.data import augment, sources, transforms
-from vit_jax.training import processes
 
 train = importlib.import_module('vit_jax.train')
 
@@ -523,35 +521,3 @@ def test_a_config_that_exits_has_not_trained(command, tmp_path, said, want):
   path.write_text(f'raise SystemExit({said})\n')
   status, *_ = command(f'--config={path}', f'--workdir={tmp_path}/run')
   assert status == want
-
-
-@pytest.mark.parametrize(
-  ('args', 'joins'),
-  [
-    (['--distributed'], True),
-    (['--Distributed=T'], True),
-    (['--distributed=false'], False),
-    ([], False),
-    # Whoever asks for help is alone.
-    (['--distributed', '--help'], False),
-  ],
-)
-def test_others_are_joined_before_a_config_is_opened(monkeypatch, args, joins):
-  """Which may open a checkpoint: and if it alone cannot, it ends alone."""
-  order = []
-
-  @contextlib.contextmanager
-  def failing_together():
-    order.append('together')
-    yield
-    order.append('done')
-
-  monkeypatch.setattr(main, '_join', lambda: order.append('join'))
-  monkeypatch.setattr(processes, 'failing_together', failing_together)
-  monkeypatch.setattr(
-    main, 'parse_flags', lambda argv: order.append('parse') or argv
-  )
-  assert main.parse(['main', *args]) == ['main', *args]
-  assert order == (
-    ['join', 'together', 'parse', 'done'] if joins else ['parse']
-  )

@@ -218,6 +218,7 @@ def with_state(config):
   return config
 
 
+@pytest.mark.filterwarnings('ignore:Sharding info not provided')
 def test_its_state_is_resumed(with_state, tmp_path, preempt_at):
   """A run that forgot the teacher would learn something else."""
   with_state.update(total='6 steps', eval_every='6 steps')

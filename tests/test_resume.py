@@ -46,7 +46,7 @@ def changed(code):
   return (
     '-c',
     f'{code}\nfrom absl import app\nfrom vit_jax import main\n'
-    'app.run(main.main, flags_parser=main.parse)',
+    'app.run(main.main, flags_parser=main.parse_flags)',
   )
 
 

@@ -5,7 +5,9 @@ duration take '90 epochs', '10000 steps', '1e6 examples' or '5%' of the run.
 """
 
 import ast
+import functools
 import logging
+import operator
 import re
 from typing import Any
 
@@ -489,12 +491,14 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
       continue
     if key not in known:
       raise ValueError(f'No config field {key!r}. {nearest(key, known)}')
+    *groups, field = key.split('.')
+    kind = functools.reduce(operator.getitem, groups, config).get_type(field)
     try:
-      value = _parse(text, type(known[key]))
+      value = _parse(text, kind)
     except (ValueError, SyntaxError, TypeError, OverflowError):
       raise ValueError(
-        f'{key}={text!r}: expected a value of type '
-        f'{type(known[key]).__name__}, as in {known[key]!r}.'
+        f'{key}={text!r}: expected a value of type {kind.__name__}, as in '
+        f'{known[key]!r}.'
       ) from None
     config.update_from_flattened_dict({key: value})
 

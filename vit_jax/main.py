@@ -51,7 +51,6 @@ limited number of times.
 """
 
 import os
-import re
 import sys
 
 from absl import app, flags
@@ -120,38 +119,17 @@ def main(argv: list[str]) -> None:
   if not _DISTRIBUTED.value:
     _run()
     return
-  _join()  # which `parse` has done, but where a file of flags says so
-  with processes.failing_together():
-    _run()
-
-
-def _join() -> None:
-  from vit_jax.training import processes
-
   try:
     processes.join()
   except ValueError as e:
     refuse(str(e))
-
-
-def parse(argv: list[str]) -> list[str]:
-  """Parses the command line, once the other processes are joined.
-
-  A config may open a checkpoint, and JAX joins nobody once it has worked.
-  """
-  together = re.compile('--?distributed(=(true|t|1))?', re.IGNORECASE)
-  asks_for_help = any(re.match('--?(h|help.*)$', arg) for arg in argv)
-  if asks_for_help or not any(map(together.fullmatch, argv)):
-    return parse_flags(argv)
-  from vit_jax.training import processes
-
-  _join()
   with processes.failing_together():
-    return parse_flags(argv)
+    _run()
 
 
 def _run() -> None:
   config = CONFIG.value
+  from vit_jax.checkpoints import from_init
   from vit_jax.sweeps import REPORTS, axes, running, stages
   from vit_jax.train import evaluate_only
   from vit_jax.training.preemption import Preempted
@@ -160,6 +138,7 @@ def _run() -> None:
   # No shell expands what comes after --workdir=.
   workdir = os.path.expanduser(_WORKDIR.value)
   try:
+    from_init.resolve(config)
     axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     axes.refuse_swept(config, overrides)
@@ -184,4 +163,4 @@ def _run() -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=parse)
+  app.run(main, flags_parser=parse_flags)

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import classes, opening, saving
+from vit_jax.checkpoints import classes, from_init, opening, saving
 from vit_jax.data import bad_images, images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -55,6 +55,7 @@ def train(
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
+  from_init.resolve(config)
   # Before the data, which may take long to open and check.
   Experiment.check(config)
   workdir_lock.check(workdir)

@@ -25,6 +25,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints import from_init
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import whole
 from vit_jax.evaluators import build
@@ -66,6 +67,7 @@ def run(
         f'{field} {does} a single run: use it without a sweep and with '
         f'--workdir={workdir}/runs/RUN.'
       )
+  from_init.resolve(config)
   sweep = _Sweep(config, workdir, start_over, report)
   # Two would each write tables of its own runs alone.
   with workdir_lock.held(workdir):

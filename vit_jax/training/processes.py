@@ -47,8 +47,6 @@ def join() -> None:
   def number(variable: str) -> int | None:
     return int(os.environ[variable]) if variable in os.environ else None
 
-  if distributed.global_state.client is not None:
-    return
   # JAX's abort gets its exit status. JAX calls no Python before (with a
   # `missed_heartbeat_callback` it throws std::bad_cast), nor does `signal`.
   libc = ctypes.CDLL(None)

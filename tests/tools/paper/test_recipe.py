@@ -9,7 +9,7 @@ from tests.checkpoints.formats.timm_folder import TINY
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import from_init, opening
 from vit_jax.checkpoints.formats import table
 from vit_jax.models import variants
 from vit_jax.sweeps import axes
@@ -24,6 +24,7 @@ def fine_tuning(model, **fields):
   config = config_lib.base()
   recipe.fine_tuning(config, model)
   config.update_from_flattened_dict(fields)
+  from_init.resolve(config)
   return config
 
 
@@ -37,7 +38,7 @@ def fine_tuning(model, **fields):
   ],
 )
 def test_sizes_are_tiled_by_patches(model, pixels, side):
-  assert recipe.nearest_size(fine_tuning(model), pixels) == side
+  assert from_init.nearest_size(fine_tuning(model), pixels) == side
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_sizes_are_tiled_by_patches(model, pixels, side):
 def test_no_size_is_taken_that_is_far(patch, side):
   """By more than 64 pixels: the model says what is wrong with the one asked."""
   config = fine_tuning('b16', **{'model.patch_size': patch})
-  assert recipe.nearest_size(config, 384) == side
+  assert from_init.nearest_size(config, 384) == side
 
 
 def test_a_checkpoint_brings_its_model_and_the_scaling_of_its_images():
@@ -187,3 +188,32 @@ def load():
 
   modules = {'finetune.py': finetune, 'transfer.py': transfer}
   return lambda name, argument: modules[name].get_config(argument)
+
+
+def test_a_config_opens_no_checkpoint(load, monkeypatch):
+  """What flags set goes before the checkpoint; the rest is its own."""
+  monkeypatch.setattr(from_init.opening, 'open_checkpoint', None)
+  path = str(GOLDEN / 'tiny-rep_s7.npz')
+  config = load('finetune.py', f'{path},digits,model.dropout=0.25')
+  suite = load('transfer.py', f'{path},table2')
+  config.data.std = (0.3, 0.3, 0.3)
+  monkeypatch.undo()
+  want = opening.open_checkpoint(path)
+  for given in (config, suite):
+    from_init.resolve(given)
+    assert given.model.name == 'vit' and given.model.dtype == 'bfloat16'
+    assert given.model.width == want.model.width
+    assert tuple(given.data.mean) == want.preprocessing.mean
+    assert given.data.image_size == '384'
+  assert config.model.dropout == 0.25 and config.data.std == (0.3, 0.3, 0.3)
+  assert suite.model.dropout == 0.0
+  sizes = {
+    fields['data.image_size']
+    for _, values in suite.sweep
+    for _, fields in values
+    if 'data.image_size' in fields
+  }
+  assert sizes == {'512'}
+  config = load('finetune.py', f'{path},digits,model.version=2')
+  with pytest.raises(ValueError, match="no field 'version'"):
+    from_init.resolve(config)

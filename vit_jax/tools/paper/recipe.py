@@ -1,21 +1,19 @@
 """Fine-tuning as in table 4 of the paper, as fields of a config."""
 
 import os
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import fetch, opening
+from vit_jax.checkpoints import fetch, from_init
 from vit_jax.data import benchmarks
-from vit_jax.models import variants
 from vit_jax.sweeps import axes
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 # Of data that table 4 does not have: VTAB's.
 STEPS = 2_500
-# Which is a new one.
-_OF_THE_HEAD = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 # BiT cuts 384 pixels out of 448.
 RESIZE = 448 / 384
 
@@ -23,8 +21,8 @@ RESIZE = 448 / 384
 def fine_tuning(config: ConfigDict, model: str) -> None:
   """Sets what table 4 has for all data in a config from `config.base`.
 
-  The model is a variant, or `init` and the model are a checkpoint's, with its
-  scaling of images.
+  The model is a variant, or is left to a checkpoint with its scaling of images:
+  see `from_init`.
 
   Raises:
     ValueError: if it is neither.
@@ -32,7 +30,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   _start_from(config, model)
   config.model.dtype = 'bfloat16'
   config.batch_size = 512
-  config.data.image_size = str(nearest_size(config, 384))
+  config.data.image_size = str(from_init.nearest_size(config, 384))
   config.optimizer.update(
     name='sgd',
     lr=0.01,
@@ -46,38 +44,10 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
 def _start_from(config: ConfigDict, model: str) -> None:
   try:
     config_lib.choose_model(config, model)
-    return
   except ValueError as e:
     if not (os.path.exists(model) or fetch.is_name(model)):
       raise ValueError(f'{e} There is no checkpoint of that name.') from None
-  checkpoint = opening.open_checkpoint(model)
-  fields = checkpoint.weights().fields
-  config.model = ConfigDict(variants.defaults(fields['name']))
-  left_out = {*_OF_THE_HEAD, *checkpoint.model.compute_fields}
-  config.model.update({k: v for k, v in fields.items() if k not in left_out})
-  config.init = model
-  given = checkpoint.preprocessing
-  config.data.update(
-    mean=given.mean, std=given.std, interpolation=given.interpolation
-  )
-
-
-def nearest_size(config: ConfigDict, pixels: int) -> int:
-  """Returns the side nearest to this that the patches tile: 378 of 384 for /14.
-
-  Of two the smaller. Where there is none within 64 pixels it is `pixels`, for
-  which the model will say why.
-  """
-
-  def fits(side: int) -> bool:
-    try:
-      variants.build(num_classes=0, image_size=(side, side), **config.model)
-      return True
-    except ValueError:
-      return False
-
-  near = (pixels + sign * n for n in range(65) for sign in (-1, 1))
-  return next(filter(fits, near), pixels)
+    from_init.choose(config, model)
 
 
 def on(name: str) -> dict[str, Any]:
@@ -107,6 +77,8 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width
+  if config.model.name == from_init.NAME:  # known by no more than its file name
+    convolutional = re.search(r'r\d+|resnet|bit', config.init.lower())
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES
   rate_axis = axes.axis(config, 'optimizer.lr', map(str, rates))

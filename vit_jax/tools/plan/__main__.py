@@ -35,6 +35,7 @@ import jax
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints import from_init
 from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.experiment import Experiment
 from vit_jax.objectives.objective import Facts
@@ -142,6 +143,7 @@ def run(argv: list[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
   try:
+    from_init.resolve(config)
     devices, chip = devices_of(_TOPOLOGY.value)
     facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(

@@ -1,0 +1,98 @@
+"""A config whose model is that of its initial checkpoint.
+
+No config file opens a checkpoint, which may have to be fetched: `choose` leaves
+the model open, with the name 'from_init', and `resolve` fills it in after the
+flags are parsed.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.checkpoints import opening
+from vit_jax.models import variants
+
+NAME = 'from_init'
+# Fine-tuning has a head of its own.
+_OF_THE_HEAD = ('num_classes', 'image_size', 'representation_size', 'head_bias')
+_OF_IMAGES = ('mean', 'std', 'interpolation')
+
+
+def choose(config: ConfigDict, path: str) -> None:
+  """Leaves the model and the scaling of images to a checkpoint.
+
+  Fields that are set later, by flags or by the config, are kept.
+  """
+  open_fields: dict[str, Any] = {}
+  for name in variants.ARCHITECTURES:
+    for field, default in variants.defaults(name).items():
+      open_fields.setdefault(field, placeholder(type(default)))
+  config.init = path
+  config.model = ConfigDict(open_fields | {'name': NAME})
+  for field in _OF_IMAGES:
+    kind = type(config.data[field])
+    del config.data[field]
+    config.data[field] = placeholder(kind)
+
+
+def resolve(config: ConfigDict) -> None:
+  """Fills in what `choose` left open; sizes become those that patches tile.
+
+  Raises:
+    FileNotFoundError, ValueError: as `opening.open_checkpoint`, or if a field
+      was set that the checkpoint's model lacks.
+  """
+  if config.model.name != NAME:
+    return
+  checkpoint = opening.open_checkpoint(config.init)
+  fields = checkpoint.weights().fields
+  left_out = {*_OF_THE_HEAD, *checkpoint.model.compute_fields}
+  model = variants.defaults(fields['name'])
+  model |= {k: v for k, v in fields.items() if k not in left_out}
+  given = {k: v for k, v in config.model.items() if v is not None}
+  if unknown := given.keys() - model.keys():
+    raise ValueError(
+      f'{config.init} has no field {min(unknown)!r} in its model. '
+      + variants.nearest(min(unknown), model)
+    )
+  with config.unlocked():
+    config.model = ConfigDict(model | given | {'name': fields['name']})
+    for field in _OF_IMAGES:
+      if config.data[field] is None:
+        config.data[field] = getattr(checkpoint.preprocessing, field)
+    config.data.image_size = _tiled(config, config.data.image_size)
+    config.sweep = tuple(
+      (axis, tuple((label, _all_tiled(config, x)) for label, x in values))
+      for axis, values in config.sweep
+    )
+
+
+def _all_tiled(config: ConfigDict, fields: dict[str, Any]) -> dict[str, Any]:
+  size = fields.get('data.image_size')
+  sized = {'data.image_size': _tiled(config, size)} if size else {}
+  return dict(fields) | sized
+
+
+def _tiled(config: ConfigDict, size: str) -> str:
+  return str(nearest_size(config, int(size))) if size.isdecimal() else size
+
+
+def nearest_size(config: ConfigDict, pixels: int) -> int:
+  """Returns the side nearest to this that the patches tile: 378 of 384 for /14.
+
+  Of two the smaller. Where there is none within 64 pixels, and as long as the
+  model is open, it is `pixels`.
+  """
+  if config.model.name == NAME:
+    return pixels
+
+  def fits(side: int) -> bool:
+    try:
+      variants.build(num_classes=0, image_size=(side, side), **config.model)
+      return True
+    except ValueError:
+      return False
+
+  near = (pixels + sign * n for n in range(65) for sign in (-1, 1))
+  return next(filter(fits, near), pixels)
