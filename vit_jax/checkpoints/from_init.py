@@ -12,6 +12,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.checkpoints import opening
 from vit_jax.models import variants
+from vit_jax.register import nearest
 
 NAME = 'from_init'
 # Fine-tuning has a head of its own.
@@ -54,7 +55,7 @@ def resolve(config: ConfigDict) -> None:
   if unknown := given.keys() - model.keys():
     raise ValueError(
       f'{config.init} has no field {min(unknown)!r} in its model. '
-      + variants.nearest(min(unknown), model)
+      + nearest(min(unknown), model)
     )
   with config.unlocked():
     config.model = ConfigDict(model | given | {'name': fields['name']})
