@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax import experiment
 from vit_jax.training import (
   dashboards,
   durations,
@@ -31,7 +32,9 @@ def ending(tmp_path):
   ended._durations = types.SimpleNamespace(total=3)
   ended._hurried = False
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
-  ended._log = types.SimpleNamespace(close=noting('log'))
+  ended._log = types.SimpleNamespace(
+    close=noting('log'), last=lambda: {'test/accuracy': 0.25}
+  )
   ended._checkpoints = types.SimpleNamespace(
     wait=noting('wait'), path='checkpoints/{}'.format
   )
@@ -54,7 +57,7 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
   ending, tmp_path, capsys
 ):
   ended, calls = ending
-  ended.finish()
+  assert ended.finish() == {'test/accuracy': 0.25}
   assert calls == WHOLE
   out = capsys.readouterr().out
   for words in (
@@ -258,7 +261,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
     monkeypatch,
     evaluators=[evaluator('test/examples', 1360.0), evaluator('a/b', 0.25)],
   )
-  state = {'params': 'p', 'average': 'a'}
+  state = experiment.TrainState('p', 'o', 'a')
   books.run.take(4, numbers(1.0))
   books.run.evaluate(4, state)
   assert books.moved == 1 + 2  # the step, and each evaluator
@@ -280,12 +283,12 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
   books.run.save(3, state)
   assert books.saved[1][3] == {}
   # Without an average it is the parameters that are measured.
-  books.run.evaluate(5, state | {'average': {}})
+  books.run.evaluate(5, state.replace(average={}))
   assert seen[2:] == ['p', 'p']
 
 
 def test_a_checkpoint_has_the_steps_that_no_row_has_yet(monkeypatch):
   books = Books(monkeypatch)
   books.run.take(1, numbers(1.0))
-  books.run.save(1, {})
+  books.run.save(1, experiment.TrainState('p', 'o'))
   assert books.saved[0][2]['since_log'] == [numbers(1.0)]
