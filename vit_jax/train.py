@@ -27,7 +27,6 @@ from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Objective
 from vit_jax.training import metric_log, processes, sharding, workdir_lock
 from vit_jax.training.preemption import Preempted, preemption_notice
-from vit_jax.training.progress import phase
 from vit_jax.training.run import Run
 
 _log = logging.getLogger(__name__)
@@ -137,9 +136,10 @@ def _train(
   if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
   is_first = jax.process_index() == 0
-  with phase('building the model and its state', shown=is_first):
-    start_step, state = initial_state(experiment, checkpoints, params)
-    checkpoints.prepare(vars(state))
+  if is_first:
+    print('building the model and its state ...', flush=True)
+  start_step, state = initial_state(experiment, checkpoints, params)
+  checkpoints.prepare(vars(state))
   # Of what was restored: a newer one may have been damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
@@ -233,7 +233,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   for evaluator in build.make_evaluators(parts):
     results |= evaluator.run(params)
   # Pictures belong to the TensorBoard of a training.
-  return metric_log.metrics_and_pictures(results)[0]
+  return metric_log.numbers(results)
 
 
 def _check_same_task(

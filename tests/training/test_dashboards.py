@@ -71,7 +71,7 @@ def test_tensorboard_reads_what_was_written(tmp_path, tensorboard):
   log = log_of(tmp_path)
   log.write(1, {'train/loss': np.float32(0.1), 'lr': 3})
   log.write(2, {'train/loss': float('inf')})
-  log.show(2, {'seen': picture})
+  log.write(2, {'seen': picture})
   log.close()
   scalars, pictures = read(tmp_path)
   assert scalars == {
@@ -289,7 +289,7 @@ CONFIG = {'wandb': 'vit', 'seed': 1}
 def test_wandb_gets_numbers_and_pictures(tmp_path, wandb):
   log = log_of(tmp_path / 'b16', config=CONFIG)
   log.write(1, {'loss': np.float32(0.5)})
-  log.show(1, {'seen': np.zeros((4, 6, 3), np.uint8)})
+  log.write(1, {'seen': np.zeros((4, 6, 3), np.uint8)})
   log.write(2, {'loss': 1})
   log.close()
   (options,) = wandb.inits

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -37,11 +36,10 @@ def test_rows_are_in_the_file_after_every_write(tmp_path):
   assert path.read_text() == 'step\n'
   log.write(1, {'train/loss': 2.5})
   assert path.read_text() == 'step,train/loss\n1,2.5\n'
-  # A row more, or a value more in the last one, is no file written anew.
+  # A row more is no file written anew.
   file = path.stat().st_ino
-  for loss in (2.375, 2.25):
-    log.write(2, {'train/loss': loss})
-    assert path.read_text() == f'step,train/loss\n1,2.5\n2,{loss}\n'
+  log.write(2, {'train/loss': 2.25})
+  assert path.read_text() == 'step,train/loss\n1,2.5\n2,2.25\n'
   assert path.stat().st_ino == file
 
 
@@ -86,29 +84,6 @@ def test_a_removed_file_comes_back_whole(tmp_path):
   log.path.unlink()
   log.write(2, {'loss': 1.0})
   assert _text(tmp_path) == 'step,loss\n1,2.0\n2,1.0\n'
-
-
-@pytest.mark.parametrize(
-  'value',
-  [0.1, float('inf'), np.float32(1e-30), np.int64(2**53)],
-  ids=lambda value: f'{type(value).__name__}-{value}',
-)
-def test_values_read_back_exactly(tmp_path, value):
-  _log(tmp_path).write(1, {'x': value})
-  text = _rows_of(tmp_path)[1]['x']
-  assert np.asarray(float(text), np.asarray(value).dtype) == value
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_device_arrays_read_back_exactly(tmp_path, dtype):
-  value = jnp.asarray(1 / 3, dtype)
-  _log(tmp_path).write(1, {'x': value})
-  assert jnp.asarray(float(_rows_of(tmp_path)[1]['x']), dtype) == value
-
-
-def test_float32_is_not_padded_with_float64_digits(tmp_path):
-  _log(tmp_path).write(1, {'x': np.float32(0.1)})
-  assert _text(tmp_path) == 'step,x\n1,0.1\n'
 
 
 def _write_run(log, steps):
@@ -187,10 +162,10 @@ def test_a_killed_run_leaves_every_finished_row(tmp_path):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('epoch,loss\n1,2\n', "first column of .*metrics.csv is 'epoch'"),
-    ('step,loss\n1,2\n2\n3,4\n', "Line 3 .*fit its 2 columns of .*: '2'"),
-    ('step,loss\n1,2\n2,x\n', "Line 3 .*2 columns of numbers: '2,x'"),
-    ('step,loss,loss\n1,2,3\n', "twice: 'step,loss,loss'. Remove one"),
+    ('epoch,loss\n1,2\n', "line 1 is 'epoch,loss'"),
+    ('step,loss\n1,2\n2\n3,4\n', "line 3 is '2' "),
+    ('step,loss\n1,2\n2,x\n', "line 3 is '2,x' "),
+    ('step,loss,loss\n1,2,3\n', "line 1 is 'step,loss,loss'"),
   ],
 )
 def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
@@ -198,24 +173,6 @@ def test_a_foreign_table_is_refused_and_kept(tmp_path, text, message):
   with pytest.raises(ValueError, match=message):
     _log(tmp_path, 5)
   assert _text(tmp_path) == text
-
-
-@pytest.mark.parametrize(
-  'scalars, message',
-  [
-    ({'loss': np.zeros(3)}, r"'loss' has shape \(3,\) and type float64"),
-    ({'loss': True}, r"'loss' has shape \(\) and type bool"),
-    ({'step': 3}, "Metric 'step' = 3 would hide the first column"),
-  ],
-)
-def test_a_bad_metric_is_refused_and_nothing_written(
-  tmp_path, scalars, message
-):
-  log = _log(tmp_path)
-  log.write(1, {'x': 1})
-  with pytest.raises(ValueError, match=message):
-    log.write(2, {'x': 2} | scalars)
-  assert _text(tmp_path) == 'step,x\n1,1\n'
 
 
 def test_disabled_touches_nothing(tmp_path):
@@ -236,8 +193,8 @@ def test_a_bucket_gets_whole_objects(tmp_path, monkeypatch):
     def exists(self):
       return os.fspath(self) in objects
 
-    def read_text(self):
-      return objects[os.fspath(self)].decode()
+    def read_bytes(self):
+      return objects[os.fspath(self)]
 
     def write_bytes(self, data):
       objects[os.fspath(self)] = data
@@ -265,11 +222,10 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
   assert os.listdir(tmp_path) == ['metrics.csv']
 
 
-def test_numbers_and_pictures_are_told_apart():
+def test_numbers_are_told_from_pictures():
   picture = np.zeros((2, 3, 3), np.uint8)
-  values, pictures = metric_log.metrics_and_pictures(
+  values = metric_log.numbers(
     {'test/loss': np.float32(0.5), 'test/seen': picture, 'test/examples': 3}
   )
   assert values == {'test/loss': 0.5, 'test/examples': 3.0}
   assert {type(value) for value in values.values()} == {float}
-  assert list(pictures) == ['test/seen'] and pictures['test/seen'] is picture

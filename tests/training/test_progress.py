@@ -43,7 +43,7 @@ class Terminal(io.StringIO):
         end = column + len(text)
         lines[-1] = lines[-1][:column] + text + lines[-1][end:]
         column = end
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 @pytest.fixture
@@ -149,18 +149,18 @@ def test_a_terminal_has_one_line_as_wide_as_it(clock, monkeypatch):
   assert out.screen() == ['step 1/10,000 0% | loss 6.90']
   clock.now_s += 1
   shown.update(2, {'train/loss': 5.9}, 0.0)
-  assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']  # One free: 29.
+  assert out.screen() == ['step 2/10,000 0% | loss 5.90']
   with shown.pause('saving'):
     assert out.screen() == ['step 2/10,000 0% | saving']
-  assert out.screen() == ['step 2/10,000 0% | loss 5.90 ']
+  assert out.screen() == ['step 2/10,000 0% | loss 5.90']
   shown.message('test accuracy 71.2%')
   assert out.screen() == [
     'test accuracy 71.2%',
-    'step 2/10,000 0% | loss 5.90 ',
+    'step 2/10,000 0% | loss 5.90',
   ]
   shown.close()
   shown.close()
-  assert out.screen()[1:] == ['step 2/10,000 0% | loss 5.90 ', '']
+  assert out.screen()[1:] == ['step 2/10,000 0% | loss 5.90', '']
 
 
 def test_a_file_has_whole_lines_only(clock, monkeypatch):

@@ -1,11 +1,10 @@
-"""The numbers of a run: metrics.csv, and what shows them."""
+"""The numbers of a run: metrics.csv, and the dashboards that show them."""
 
 import csv
 import functools
 import importlib.util
 import io
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,7 +55,6 @@ class MetricLog:
     self._enabled = enabled
     self._columns: list[str] = []
     self._rows: Rows = {}
-    self._last_row_at = 0
     self._dashboards: list[dashboards.Dashboard] = []
     if not enabled:
       return
@@ -75,36 +73,17 @@ class MetricLog:
       )
       self._dashboards.append(dashboards.Dashboard('wandb', lambda: run))
 
-  def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Adds metrics to the row of `step`; a metric given again is replaced.
+  def write(self, step: int, values: dashboards.Values) -> None:
+    """Adds numbers to the row of `step`; dashboards get them and pictures.
 
-    Args:
-      step: the training step.
-      scalars: numbers, or arrays of shape ().
-
-    Raises:
-      ValueError: a value is not a scalar, or a metric is named 'step'.
+    A metric given again is replaced.
     """
     if not self._enabled:
       return
-    if 'step' in scalars:
-      raise ValueError(
-        f"Metric 'step' = {scalars['step']} would hide the first column of "
-        f'{self.path}: rename the metric.'
-      )
-    cells = {name: _to_text(name, value) for name, value in scalars.items()}
-    new_columns = [name for name in cells if name not in self._columns]
-    is_last = not self._rows or step >= next(reversed(self._rows))
-    is_new_row = step not in self._rows
-    self._rows.setdefault(step, {}).update(cells)
-    self._columns += new_columns
-    is_local = '://' not in os.fspath(self.path)
-    can_append = is_last and not new_columns and is_local
-    if can_append and self.path.exists():
-      self._write_last_row(step, is_new_row)
-    else:
-      self._rewrite()
-    self.show(step, {name: float(text) for name, text in cells.items()})
+    if row := {k: str(v) for k, v in numbers(values).items()}:
+      self._write_row(step, row)
+    for dashboard in self._dashboards:
+      dashboard.write(step, values)
 
   def last(self) -> dict[str, float]:
     """Returns the metrics of the last step that has any."""
@@ -116,26 +95,23 @@ class MetricLog:
     for dashboard in self._dashboards:
       dashboard.close(wait_s)
 
-  def show(self, step: int, values: dashboards.Values) -> None:
-    """Passes numbers, and pictures uint8 HWC, to the dashboards alone."""
-    for dashboard in self._dashboards:
-      dashboard.write(step, values)
-
-  def _write_last_row(self, step: int, is_new_row: bool) -> None:
-    with open(self.path, 'r+b') as f:
-      if is_new_row:
-        self._last_row_at = f.seek(0, os.SEEK_END)
-      f.seek(self._last_row_at)
-      f.write(self._row_text(step).encode())
-      f.truncate()
+  def _write_row(self, step: int, row: dict[str, str]) -> None:
+    new_columns = [name for name in row if name not in self._columns]
+    is_next = step > max(self._rows, default=-1)
+    self._rows.setdefault(step, {}).update(row)
+    self._columns += new_columns
+    is_local = '://' not in os.fspath(self.path)
+    if is_next and not new_columns and is_local and self.path.exists():
+      with open(self.path, 'a', newline='') as f:
+        f.write(self._row_text(step))
+    else:
+      self._rewrite()
 
   def _rewrite(self) -> None:
     self._rows = dict(sorted(self._rows.items()))
     lines = [csv_line(['step', *self._columns])]
-    lines += [self._row_text(step) for step in self._rows]
-    data = ''.join(lines).encode()
-    self._last_row_at = len(data) - len(lines[-1].encode())
-    whole.replace(self.path, data)
+    lines += map(self._row_text, self._rows)
+    whole.replace(self.path, ''.join(lines).encode())
 
   def _row_text(self, step: int) -> str:
     row = self._rows[step]
@@ -150,46 +126,23 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   Raises:
     ValueError: the file is no such table.
   """
-  # A pipe would be waited for; epath takes it for a file.
-  local = pathlib.Path(path)
-  if local.exists() and not local.is_file():
-    raise ValueError(f'{path} is no regular file: move it away.')
-  try:
-    text = path.read_text()
-  except UnicodeDecodeError as e:
-    raise ValueError(
-      f'{path} is no table ({e}): move the file away, a run starts a new one.'
-    ) from e
+  text = path.read_bytes().decode(errors='replace')
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
-  header = next(lines, ['step']) or ['']
-  if len(set(header)) < len(header):
-    raise ValueError(
-      f'{path} has a column twice: {",".join(header)!r}. Remove one of them.'
-    )
-  if header[0] != 'step':
-    raise ValueError(
-      f'The first column of {path} is {header[0]!r} instead of step: move '
-      'the file away, a run starts a new one.'
-    )
+  cells = header = next(lines, ['step'])
   rows: Rows = {}
-  for cells in lines:
-    is_row = len(cells) == len(header) and cells[0].isdecimal()
-    if not (is_row and all(map(_is_number, filter(None, cells)))):
-      raise ValueError(
-        f'Line {lines.line_num} of {path} does not fit its {len(header)} '
-        f'columns of numbers: {",".join(cells)!r}. Repair or remove that line.'
-      )
-    named = zip(header[1:], cells[1:], strict=True)
-    rows[int(cells[0])] = {name: cell for name, cell in named if cell}
-  return header[1:], rows
-
-
-def _is_number(text: str) -> bool:
   try:
-    float(text)
-  except ValueError:
-    return False
-  return True
+    if header[:1] != ['step'] or len(set(header)) < len(header):
+      raise ValueError('the first column is not step, or two have one name')
+    for cells in lines:
+      row = dict(zip(header[1:], cells[1:], strict=True))
+      rows[int(cells[0])] = {name: cell for name, cell in row.items() if cell}
+      list(map(float, filter(None, cells)))
+  except (ValueError, IndexError) as e:
+    raise ValueError(
+      f'{path} is not a table of metrics: line {lines.line_num} is '
+      f'{",".join(cells)!r} ({e}). Repair it, or move the file away.'
+    ) from e
+  return header[1:], rows
 
 
 def csv_line(cells: Sequence[Any]) -> str:
@@ -199,20 +152,6 @@ def csv_line(cells: Sequence[Any]) -> str:
   return line.getvalue()
 
 
-def _to_text(name: str, value: Any) -> str:
-  number = np.asarray(value)
-  if number.shape or number.dtype.kind in 'bcOSU':
-    raise ValueError(
-      f'Metric {name!r} has shape {number.shape} and type {number.dtype}: '
-      'give one real number.'
-    )
-  return str(number[()])  # The shortest text that reads back as this number.
-
-
-def metrics_and_pictures(
-  found: Mapping[str, float | np.ndarray],
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-  """Tells apart what evaluators return."""
-  pictures = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
-  values = {k: float(v) for k, v in found.items() if k not in pictures}
-  return values, pictures
+def numbers(found: dashboards.Values) -> dict[str, float]:
+  """Returns what evaluators return without the pictures."""
+  return {k: float(v) for k, v in found.items() if np.ndim(v) == 0}

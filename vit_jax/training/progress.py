@@ -5,53 +5,15 @@ import dataclasses
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+import tqdm
 from etils import epath
 
 from vit_jax.data import whole
 from vit_jax.training import metric_log, plots
-
-
-@contextlib.contextmanager
-def phase(what: str, *, shown: bool = True) -> Iterator[None]:
-  """Says what is being done once that takes over a second.
-
-  On a terminal with the seconds so far, and taken away at the end; elsewhere a
-  line.
-
-  Args:
-    what: is done inside.
-    shown: False prints nothing.
-  """
-  out = sys.stdout
-  started_s, ended = time.monotonic(), threading.Event()
-  live = out.isatty()
-
-  def tell() -> None:
-    if ended.wait(1):
-      return
-    if not live:
-      _write(out, f'{what} ...\n')
-      return
-    while not ended.wait(0.5):
-      seconds = time.monotonic() - started_s
-      if not _write(out, f'\r{what} ... {seconds:.0f} s\x1b[K'):
-        return
-    _write(out, '\r\x1b[K')
-
-  teller = threading.Thread(target=tell, daemon=True)
-  if shown:
-    teller.start()
-  try:
-    yield
-  finally:
-    ended.set()
-    if shown:
-      teller.join()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -99,7 +61,13 @@ class Progress:
     # Since the first step, without pauses:
     self._trained_steps = 0
     self._trained_s = 0.0
-    self._live_line = ''
+    self._line = ''
+    # Of tqdm only the line that is rewritten: its rates know no pauses.
+    self._bar = tqdm.tqdm(
+      file=self.stream,
+      disable=not (self.enabled and self.stream.isatty()),
+      bar_format='{desc}',
+    )
 
   def first_step_done(self, step: int) -> None:
     """Starts the clock of the rates; without this call, `update` does."""
@@ -133,36 +101,32 @@ class Progress:
     if steps > 0 and seconds > 0:
       parts += self._rates(steps, seconds, data_wait_s)
       parts.append(self._time_left(step, now))
+    if self._bar.disable:
+      self.message(' | '.join(parts))
     self._show(' | '.join(parts))
 
   @contextlib.contextmanager
   def pause(self, reason: str) -> Iterator[None]:
     """Takes what runs inside out of the rates; a terminal shows `reason`."""
-    live_line = self._live_line
-    if self._on_terminal():
-      self._show(f'{self._position(self._step)} | {reason}')
+    before = self._line
+    self._show(f'{self._position(self._step)} | {reason}')
     began_at = self.clock()
     try:
       yield
     finally:
       self._paused_s += self.clock() - began_at
-      if self._on_terminal():
-        self._show(live_line)
+      self._show(before)
 
   def message(self, text: str) -> None:
     """Prints lines of their own, above the live line."""
-    if not self.enabled:
-      return
-    if self._live_line and self._on_terminal():
-      self._write('\r\x1b[K')
-    self._write(f'{text}\n')
-    self._show_again()
+    if not self._bar.disable:
+      self._bar.write(text, file=self.stream)
+    elif self.enabled:
+      self.enabled = _write(self.stream, f'{text}\n')
 
   def close(self) -> None:
     """Leaves the live line as it is and goes to the next one."""
-    if self._live_line and self._on_terminal():
-      self._write('\n')
-    self._live_line = ''
+    self._bar.close()
 
   @property
   def images_per_s_per_core(self) -> float | None:
@@ -181,6 +145,12 @@ class Progress:
   def core_days(self) -> float:
     """Days of one core, the paper's unit of cost (TPUv3-core-days)."""
     return self.elapsed_s * self.cores / 86_400
+
+  def _show(self, line: str) -> None:
+    self._line = line
+    # A longer line than the terminal is wide could not be rewritten.
+    width = shutil.get_terminal_size().columns - 1
+    self._bar.set_description_str(line[:width])
 
   def _position(self, step: int) -> str:
     percent = 100 * step // self.total_steps
@@ -206,25 +176,6 @@ class Progress:
     minutes, seconds = divmod(max(0, seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02} left'
-
-  def _on_terminal(self) -> bool:
-    return self.enabled and self.stream.isatty()
-
-  def _show(self, line: str) -> None:
-    self._live_line = line
-    if self._on_terminal():
-      self._show_again()
-    elif self.enabled:
-      self._write(f'{line}\n')
-
-  def _show_again(self) -> None:
-    if self._on_terminal():
-      width = shutil.get_terminal_size().columns - 1
-      # The escape sequence clears what a longer line left behind.
-      self._write(f'\r{self._live_line[:width]}\x1b[K')
-
-  def _write(self, text: str) -> None:
-    self.enabled &= _write(self.stream, text)
 
 
 def _write(stream: TextIO, text: str) -> bool:

@@ -114,7 +114,7 @@ class Run:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     saying: Any = contextlib.nullcontext()
     if not self._compiled:
-      saying = progress.phase(what, shown=jax.process_index() == 0)
+      self._progress.message(f'{what} ...')
     elif shapes not in self._compiled:
       saying = self._progress.pause(what)
     self._compiled.add(shapes)
@@ -188,10 +188,8 @@ class Run:
       for evaluator in self._evaluators:
         found |= evaluator(state.average or state.params)
         self._watch.progress()
-    self._eval_metrics, pictures = metric_log.metrics_and_pictures(found)
-    self._log.write(step, self._eval_metrics)
-    if pictures:
-      self._log.show(step, pictures)
+    self._eval_metrics = metric_log.numbers(found)
+    self._log.write(step, found)
     self._progress.message(
       f'step {step:,} evaluated: '
       + ', '.join(
