@@ -79,7 +79,7 @@ class Brightness(OfImages):
 
 
 class Momentum(Brightness):
-  """Learns what a slow average of itself says of the image without noise.
+  """Learns what a slow average of itself says of the mirrored image.
 
   Its state is that average, a centre of what it says, and the steps taken.
   """
@@ -93,9 +93,8 @@ class Momentum(Brightness):
 
   def loss_and_seen(self, params, fixed, state, batch, key):
     x = batch['image']
-    noisy = x + 0.5 * jax.random.normal(key, x.shape)
-    x_B1, _ = self.model.apply({'params': params}, noisy)
-    wanted_B1, _ = self.model.apply({'params': state['teacher']}, x)
+    x_B1, _ = self.model.apply({'params': params}, x)
+    wanted_B1, _ = self.model.apply({'params': state['teacher']}, x[:, :, ::-1])
     wanted_B = wanted_B1[:, 0] - state['center'] + batch['bright']
     loss = jnp.mean((x_B1[:, 0] - wanted_B) ** 2)
     return loss, ({'loss': loss}, {'center': wanted_B1.mean()})
