@@ -80,10 +80,11 @@ class MetricLog:
     """
     if not self._enabled:
       return
-    if row := {k: str(v) for k, v in numbers(values).items()}:
-      self._write_row(step, row)
+    found = numbers(values)
+    if found:
+      self._write_row(step, {name: str(x) for name, x in found.items()})
     for dashboard in self._dashboards:
-      dashboard.write(step, values)
+      dashboard.write(step, {**values, **found})
 
   def last(self) -> dict[str, float]:
     """Returns the metrics of the last step that has any."""
@@ -154,4 +155,6 @@ def csv_line(cells: Sequence[Any]) -> str:
 
 def numbers(found: dashboards.Values) -> dict[str, float]:
   """Returns what evaluators return without the pictures."""
-  return {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
+  return {
+    k: float(v) for k, v in found.items() if not isinstance(v, np.ndarray)
+  }
