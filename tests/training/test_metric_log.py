@@ -56,8 +56,8 @@ def test_writes_for_one_step_share_a_row(tmp_path):
 def test_a_replaced_value_may_be_shorter(tmp_path):
   log = _log(tmp_path)
   log.write(1, {'loss': 0.123456789})
-  log.write(1, {'loss': 2})
-  assert _text(tmp_path) == 'step,loss\n1,2\n'
+  log.write(1, {'loss': 2.0})
+  assert _text(tmp_path) == 'step,loss\n1,2.0\n'
 
 
 def test_a_new_metric_adds_a_column_to_all_rows(tmp_path):

@@ -109,8 +109,8 @@ def failing_together() -> Iterator[None]:
       if not isinstance(e, SystemExit):
         traceback.print_exc()
       sys.stdout.flush()
-      is_status = isinstance(e, SystemExit) and isinstance(e.code, int)
-      os._exit(e.code if is_status else 1)
+      status = e.code if isinstance(e, SystemExit) else 1
+      os._exit(status if isinstance(status, int) else 1)
     raise
 
 
@@ -144,7 +144,7 @@ class Watch:
     while not self._stopped.wait(tick_s):
       self._idle_s += tick_s
       if self._idle_s >= self.timeout_s:
-        faulthandler.dump_traceback(sys.__stderr__)
+        faulthandler.dump_traceback(2)
         number = distributed.global_state.process_id
         text = (
           f'error: Process {number} has finished no step, evaluation or save '
