@@ -52,13 +52,11 @@ class Images:
     first = sizes_of(data['image_size'])[0]
     try:
       preprocessing = Preprocessing.of(data).scaled(first, size)
-      preprocessing.check(size)
+      images = cls(size, preprocessing, **{name: data[name] for name in names})
+      images.eval_transform()
     except ValueError as e:
       raise ValueError(f'data.{e}') from e
-    images = cls(size, preprocessing, **{name: data[name] for name in names})
-    # These check the other fields.
     images.train_transform()
-    images.eval_transform()
     return images
 
   def train_transform(self) -> transforms.TrainTransform:
