@@ -507,7 +507,7 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
   config = config_lib.base()
   config_lib.check_ranges(config)
   del config.model  # its fields declare theirs
-  assert _numbers(config).keys() <= config_lib.RANGES.keys()
+  assert _numbers(config).keys() <= config_lib.VALID.keys()
 
 
 @pytest.mark.parametrize(
@@ -528,6 +528,24 @@ def test_numbers_out_of_their_range_are_refused(field, value):
     config_lib.check_ranges(config)
 
 
+@pytest.mark.parametrize(
+  'field',
+  [
+    'gather',
+    'loss.name',
+    'optimizer.decay',
+    'optimizer.momentum_dtype',
+    'optimizer.name',
+  ],
+)
+def test_unknown_choices_are_refused_with_the_known_ones(field):
+  config = config_lib.base()
+  config.update_from_flattened_dict({field: 'lion'})
+  known = ', '.join(config_lib.VALID[field])
+  with pytest.raises(ValueError, match=f"^{field} is 'lion': .* {known}"):
+    config_lib.check_ranges(config)
+
+
 def test_texts_among_numbers_are_refused():
   field = 'evaluators.fewshot.shots'
   value = (1, 'all')
@@ -542,10 +560,10 @@ def test_texts_among_numbers_are_refused():
 @pytest.mark.parametrize('field', ['optimizer.b2', 'optimizer.layer_decay'])
 def test_ends_of_ranges(field):
   """A square bracket takes the end itself, a round one does not."""
-  low, high = map(float, config_lib.RANGES[field][1:-1].split(', '))
+  low, high = map(float, config_lib.VALID[field][1:-1].split(', '))
   for end, bracket in (
-    (low, config_lib.RANGES[field][0]),
-    (high, config_lib.RANGES[field][-1]),
+    (low, config_lib.VALID[field][0]),
+    (high, config_lib.VALID[field][-1]),
   ):
     first, _, last = field.rpartition('.')
     config = ConfigDict({last: end})

@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.models import variants
-from vit_jax.models.fields import check_range
+from vit_jax.models.fields import Valid, check_value
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.register import nearest
 
@@ -30,9 +30,9 @@ RESUMABLE = (
   r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|extend',
 )
 
-# The intervals that numbers lie in; of a tuple, each of its numbers. Models
-# declare the ranges of their fields, and objectives check theirs.
-RANGES = {
+# The valid values of fields, intervals or choices; in a tuple, of each number.
+# Models and objectives declare those of their fields.
+VALID: dict[str, Valid] = {
   'seed': '[0, 4294967295]',
   'batch_size': '[1, inf)',
   'accum_steps': '[1, inf)',
@@ -52,6 +52,11 @@ RANGES = {
   'loss.label_smoothing': '[0, 1)',
   'loss.cutmix': '[0, inf)',
   'loss.mixup': '[0, inf)',
+  'gather': ('step', 'layer'),
+  'loss.name': ('softmax', 'sigmoid'),
+  'optimizer.decay': ('linear', 'cosine', 'constant', 'staircase'),
+  'optimizer.momentum_dtype': ('float32', 'bfloat16'),
+  'optimizer.name': ('adam', 'sgd', 'lamb', 'muon'),
   'mesh.data': '[-1, inf)',
   'mesh.fsdp': '[-1, inf)',
   'mesh.tensor': '[-1, inf)',
@@ -316,14 +321,14 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 
 
 def check_ranges(config: ConfigDict) -> None:
-  """Refuses numbers that are out of their range.
+  """Refuses values of fields that are not valid.
 
   Raises:
     ValueError: naming the field, its value and its range.
   """
   known = flatten(config)
-  for field in known.keys() & RANGES.keys():
-    check_range(field, known[field], RANGES[field])
+  for field in known.keys() & VALID.keys():
+    check_value(field, known[field], VALID[field])
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:

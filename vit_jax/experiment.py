@@ -131,8 +131,6 @@ class Experiment:
       ValueError: naming field, value and way out.
     """
     config_lib.check_ranges(config)
-    if config.gather not in ('step', 'layer'):
-      raise ValueError(f"gather is {config.gather!r}: use 'step' or 'layer'.")
     self.config, self.facts = config, facts
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)

@@ -22,16 +22,16 @@ def test_a_default_is_valid_and_anything_else_is_refused_by_name(field):
   number = isinstance(field.default, int | float) and not isinstance(
     field.default, bool
   )
-  assert of['range'] or of['choices'] or not number
+  assert of['valid'] or not number
   wrong = []
-  if of['range']:
-    low, high = map(float, of['range'][1:-1].split(', '))
-    wrong = [low - (of['range'][0] == '['), float('nan'), 'one']
-    wrong += [high + (of['range'][-1] == ']')]
+  if isinstance(of['valid'], tuple):
+    wrong = [-1, 'other']
+  elif of['valid']:
+    low, high = map(float, of['valid'][1:-1].split(', '))
+    wrong = [low - (of['valid'][0] == '['), float('nan'), 'one']
+    wrong += [high + (of['valid'][-1] == ']')]
     if isinstance(field.default, tuple):
       wrong = [(x,) for x in wrong]
-  if of['choices']:
-    wrong += [-1, 'other']
   if of['multiple'] > 1:
     wrong += [of['multiple'] + 1]
   for value in wrong:

@@ -142,7 +142,7 @@ def test_the_mask_is_learned():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'target': 'colour'}, "objective.target is 'colour': use one of mean_col"),
+    ({'target': 'colour'}, "model.target is 'colour': use one of mean_col"),
     ({'pool': 'map'}, 'train no head: model.pool is cls or gap'),
     ({'num_classes': 3}, 'train no head'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),

@@ -297,14 +297,6 @@ def test_the_fields_of_a_config_are_those_of_the_objective():
   assert (shapes['label'].shape, shapes['label'].dtype) == ((5,), np.int32)
 
 
-def test_other_losses_are_refused():
-  name = 'mean'
-  config = digits.get_config()
-  config.loss.name = name
-  with pytest.raises(ValueError, match=f'loss.name is {name!r}: use softmax'):
-    Classification.from_config(config, Facts(('a', 'b'), 9, (16, 16)))
-
-
 def test_data_without_labels_are_refused():
   config = digits.get_config()
   with pytest.raises(ValueError, match='digits train has no labels, which cla'):

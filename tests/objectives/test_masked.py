@@ -265,9 +265,9 @@ def config_of(**changes):
     ({'objective.rate': 1.5}, 'objective.rate is 1.5'),
     ({'objective.mask': -0.2}, 'objective.mask is -0.2'),
     ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1 together'),
-    ({'objective.other': -0.1}, 'objective.other -0.1'),
+    ({'objective.other': -0.1}, 'objective.other is -0.1'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),
-    ({'objective.other': float('nan')}, 'objective.other nan'),
+    ({'objective.other': float('nan')}, 'objective.other is nan'),
     ({'model.pool': 'map'}, 'train no head'),
   ],
 )

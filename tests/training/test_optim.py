@@ -88,10 +88,6 @@ def test_staircase_divides_by_ten_at_every_milestone():
   [
     (('staircase', 1, 10), 'optimizer.milestones has 0 entries'),
     (('linear', 1, 10, (5,)), 'the other decays none'),
-    (
-      ('cos', 1, 10),
-      "optimizer.decay is 'cos': use linear, cosine, constant or staircase",
-    ),
     (('linear', 10, 10), 'warm-up of 10 steps does not fit a run of 10'),
     (('linear', 11, 10), 'shorten optimizer.warmup or lengthen total'),
   ],
@@ -297,17 +293,6 @@ def test_only_kernels_decay(name, factor):
   ):
     want = start * (factor if key.endswith('kernel') else 1)
     np.testing.assert_allclose(got, want, rtol=RTOL, err_msg=key)
-
-
-def test_unknown_optimizer_is_refused():
-  with pytest.raises(ValueError, match="'lion': use adam, sgd, lamb or muon"):
-    make(name='lion', lr=optim.schedule(1.0, 'constant', 0, 9))
-
-
-def test_unknown_momentum_dtype_is_refused():
-  lr = optim.schedule(1.0, 'constant', 0, 9)
-  with pytest.raises(ValueError, match="'float16': use float32 or bfloat16"):
-    make(name='adam', lr=lr, momentum_dtype='float16')
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,9 @@ def fields(models: Sequence[str]) -> list[dict[str, Any]]:
     {
       'field': f'model.{f.name}',
       'default': '' if f.default is REQUIRED else f'{f.default!r:.12}',
-      'values': f.metadata['range']
-      or ', '.join(map(str, f.metadata['choices'])),
+      'values': valid
+      if isinstance(valid := f.metadata['valid'], str)
+      else ', '.join(map(str, valid)),
       'meaning': f.metadata['doc'],
     }
     for kind in kinds

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# An interval, as in '[0, 1)', or all values.
+Valid = str | tuple[Any, ...]
 # In place of a default: the field has to be given.
 REQUIRED = dataclasses.MISSING
 
@@ -19,8 +21,7 @@ def field(
   default: Any,
   doc: str,
   *,
-  range: str = '',
-  choices: tuple[Any, ...] = (),
+  valid: Valid = '',
   multiple: int = 1,
   unless: str = '',
   needs: str = '',
@@ -30,16 +31,14 @@ def field(
   Args:
     default: its default, or `REQUIRED`.
     doc: what it does, in a sentence.
-    range: the interval it lies in, as in '[0, 1)'; of a tuple, each number.
-    choices: the only values it takes.
+    valid: its values, as `check_value` takes them; empty for any.
     multiple: the number it is a multiple of.
     unless: another field; where that is set, this one stays at its default.
     needs: another field; where that is 0, this one stays at its default.
   """
   metadata = {
     'doc': doc,
-    'range': range,
-    'choices': choices,
+    'valid': valid,
     'multiple': multiple,
     'unless': unless,
     'needs': needs,
@@ -68,11 +67,8 @@ def check(
     of, name, value = f.metadata, prefix + f.name, values[f.name]
     if not of or value is REQUIRED:  # the constructor asks for it
       continue
-    if of['choices'] and value not in of['choices']:
-      valid = ', '.join(map(str, of['choices']))
-      raise ValueError(f'{name} is {value!r}: use one of {valid}.')
-    if of['range']:
-      check_range(name, value, of['range'])
+    if of['valid']:
+      check_value(name, value, of['valid'])
     if of['multiple'] > 1 and value % of['multiple']:
       raise ValueError(
         f'{name} is {value}: it has to be a multiple of {of["multiple"]}.'
@@ -92,21 +88,27 @@ def check(
       )
 
 
-def check_range(name: str, value: Any, range: str) -> None:
-  """Checks that a number, or each of a tuple, lies in an interval.
+def check_value(name: str, value: Any, valid: Valid) -> None:
+  """Checks a value, or each number of a tuple where `valid` is an interval.
 
   Raises:
-    ValueError: naming the field, its value and its range.
+    ValueError: naming the field, its value and the valid ones.
   """
-  low, high = map(float, range[1:-1].split(', '))
+  if isinstance(valid, tuple):
+    if value not in valid:
+      raise ValueError(
+        f'{name} is {value!r}: use one of {", ".join(map(str, valid))}.'
+      )
+    return
+  low, high = map(float, valid[1:-1].split(', '))
   for x in value if isinstance(value, list | tuple) else [value]:
     if not isinstance(x, int | float):
       raise ValueError(f'{name} is {value!r}, and {x!r} is not a number.')
-    above = x > low or (x == low and range[0] == '[')
-    below = x < high or (x == high and range[-1] == ']')
+    above = x > low or (x == low and valid[0] == '[')
+    below = x < high or (x == high and valid[-1] == ']')
     if not (above and below):
       raise ValueError(
-        f'{name} is {x}: it has to lie in {range}'
+        f'{name} is {x}: it has to lie in {valid}'
         ' (a round bracket leaves out the end itself).'
       )
 

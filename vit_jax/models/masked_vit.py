@@ -39,6 +39,7 @@ class MaskedViT(ViT):
     'mean_colour',
     "What is predicted of a patch: its 'mean_colour', one of 512; the colours "
     "of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.",
+    valid=TARGETS,
   )
 
   @property
@@ -63,10 +64,6 @@ class MaskedViT(ViT):
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    if self.target not in TARGETS:
-      raise ValueError(
-        f'objective.target is {self.target!r}: use one of {", ".join(TARGETS)}.'
-      )
     if self.target == 'downsized' and self.side(image_size) % SMALL:
       raise ValueError(
         f'Patches of {self.side(image_size)} pixels cannot be downsized to '

@@ -261,22 +261,22 @@ class ResNet(Model):
   loops: ClassVar[tuple[Loop, ...]] = (UNITS,)
 
   num_classes: int = field(
-    REQUIRED, 'C; 0 returns the pooled features.', range='[0, inf)'
+    REQUIRED, 'C; 0 returns the pooled features.', valid='[0, inf)'
   )
   layers: tuple[int, ...] = field(
-    REQUIRED, 'Units of each stage.', range=DEPTHS
+    REQUIRED, 'Units of each stage.', valid=DEPTHS
   )
   width: int = field(
     64,
     'Channels of the root, 64 times the width factor.',
-    range='[1, inf)',
+    valid='[1, inf)',
     multiple=GROUPS,
   )
   version: int = field(
     2,
     'BiT (2), the stem of hybrids (1), or torchvision with frozen BatchNorm '
     '(0).',
-    choices=(0, 1, 2),
+    valid=(0, 1, 2),
   )
   axial: bool = field(
     False,
@@ -284,7 +284,7 @@ class ResNet(Model):
     '(appendix D.6).',
   )
   head_bias: float = field(
-    0.0, 'Initial bias of the head.', range='(-inf, inf)'
+    0.0, 'Initial bias of the head.', valid='(-inf, inf)'
   )
   dtype: Any = field(
     jnp.float32, 'Of the computation; parameters are always float32.'
@@ -293,7 +293,7 @@ class ResNet(Model):
     False, 'Loops one compiled unit over the equal units of a stage.'
   )
   remat: str = field(
-    'none', 'What a unit keeps for the backward pass, see `ViT`.', choices=REMAT
+    'none', 'What a unit keeps for the backward pass, see `ViT`.', valid=REMAT
   )
 
   @property

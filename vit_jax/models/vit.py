@@ -164,39 +164,39 @@ class ViT(Model):
   num_classes: int = field(
     REQUIRED,
     'C; 0 returns the representation y of equation 4.',
-    range='[0, inf)',
+    valid='[0, inf)',
   )
   patch_size: int = field(
     REQUIRED,
     'P, side of a patch in pixels; behind a stem, of its feature map.',
-    range='[1, 65536]',
+    valid='[1, 65536]',
   )
-  width: int = field(REQUIRED, 'D.', range='[1, inf)')
-  depth: int = field(REQUIRED, 'Number of encoder layers.', range=layers.DEPTHS)
-  mlp_dim: int = field(REQUIRED, 'M.', range='[1, inf)')
-  heads: int = field(REQUIRED, 'N; must divide D.', range='[1, inf)')
+  width: int = field(REQUIRED, 'D.', valid='[1, inf)')
+  depth: int = field(REQUIRED, 'Number of encoder layers.', valid=layers.DEPTHS)
+  mlp_dim: int = field(REQUIRED, 'M.', valid='[1, inf)')
+  heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
   pool: str = field(
     'cls',
     "The head reads the class token ('cls'), the mean of all tokens ('gap') or "
     "attention pooling ('map', appendix D.3).",
-    choices=('cls', 'gap', 'map'),
+    valid=('cls', 'gap', 'map'),
   )
   representation_size: int = field(
     0,
     "Width of the pre-training head's hidden tanh layer; 0 for one linear "
     'layer.',
-    range='[0, inf)',
+    valid='[0, inf)',
   )
   posemb: str = field(
     'learned1d',
     'Kind of position embeddings (appendix D.4).',
-    choices=('learned1d', 'learned2d', 'sincos2d', 'relative', 'none'),
+    valid=('learned1d', 'learned2d', 'sincos2d', 'relative', 'none'),
   )
   posemb_at: str = field(
     'input',
     "The first three kinds are added at the 'input', at the beginning of "
     "'every_layer' with embeddings of its own, or 'shared' by all layers.",
-    choices=('input', 'every_layer', 'shared'),
+    valid=('input', 'every_layer', 'shared'),
   )
   axial: bool = field(
     False,
@@ -207,21 +207,21 @@ class ViT(Model):
     'tanh',
     "The originals' approximation by tanh, the exact function, or CLIP's "
     "'quick' x sigmoid(1.702 x).",
-    choices=('tanh', 'exact', 'quick'),
+    valid=('tanh', 'exact', 'quick'),
   )
   layer_norm_epsilon: float = field(
     layers.EPSILON,
     "Added to the variance; transformers' models have 1e-12.",
-    range='(0, 1]',
+    valid='(0, 1]',
   )
   registers: int = field(
     0,
     'Learned tokens that are not read (2309.16588), between the class token '
     'and the patches.',
-    range='[0, 1024]',
+    valid='[0, 1024]',
     unless='axial',
   )
-  norm: str = field('layer', 'LayerNorm or RMSNorm.', choices=('layer', 'rms'))
+  norm: str = field('layer', 'LayerNorm or RMSNorm.', valid=('layer', 'rms'))
   pre_norm: bool = field(False, 'A norm before the first layer (CLIP).')
   norm_pooled: bool = field(
     False, 'The final norm comes after the pooling instead of before it.'
@@ -230,7 +230,7 @@ class ViT(Model):
     0.0,
     'Initial value of a factor for each channel that a branch adds; 0 for no '
     'factor.',
-    range='[0, inf)',
+    valid='[0, inf)',
   )
   swiglu: bool = field(False, 'A gated MLP, of three matrices instead of two.')
   qkv_bias: bool = field(True, 'Queries, keys and values have a bias.')
@@ -245,51 +245,51 @@ class ViT(Model):
     0.0,
     'Theta of rotary embeddings of the patches, besides `posemb`; 0 for no '
     'rotation.',
-    range='[0, inf)',
+    valid='[0, inf)',
     unless='axial',
   )
   rope_side: int = field(
     0,
     'Side of the grid that rotary embeddings count; -1 for the side of the '
     'image at hand, 0 for coordinates in [-1, 1]. See `posemb.rotation`.',
-    range='[-1, 65536]',
+    valid='[-1, 65536]',
   )
   rope_registers: float = field(
     0.0,
     'Theta of rotary embeddings of the registers, a square grid; 0 for no '
     'rotation.',
-    range='[0, inf)',
+    valid='[0, inf)',
     needs='rope',
   )
   dropout: float = field(
     0.0,
     'Rate after every dense layer but q, k, v, and after adding the position '
     'embeddings (appendix B.1).',
-    range='[0, 1)',
+    valid='[0, 1)',
   )
   stochastic_depth: float = field(
     0.0,
     'Rate at which an example skips a branch of the last layer; it grows '
     'evenly from 0 in the first layer.',
-    range='[0, 1)',
+    valid='[0, 1)',
     unless='axial',
   )
   head_bias: float = field(
     0.0,
     'Initial bias of the head; -10 for the sigmoid loss, which otherwise '
     'starts with thousands of confident negatives.',
-    range='(-inf, inf)',
+    valid='(-inf, inf)',
   )
   stem_width: int = field(
     0,
     'Width of the ResNet before the patches (a hybrid); 0 for none.',
-    range='[0, inf)',
+    valid='[0, inf)',
     multiple=resnet.GROUPS,
   )
   stem_layers: tuple[int, ...] = field(
     (),
     "Units of each of the stem's stages; empty for its root alone.",
-    range=layers.DEPTHS,
+    valid=layers.DEPTHS,
     needs='stem_width',
   )
   dtype: Any = field(
@@ -304,7 +304,7 @@ class ViT(Model):
     'none',
     "What a layer keeps for the backward pass: everything ('none'), `cheap`'s "
     'choice of `layers.remat`, or a policy of `jax.checkpoint_policies`.',
-    choices=REMAT,
+    valid=REMAT,
   )
 
   @property

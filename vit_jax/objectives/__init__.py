@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
+from vit_jax.models.fields import check_value
 from vit_jax.register import Register
 
 if TYPE_CHECKING:  # objectives load when a config names them
@@ -31,7 +32,8 @@ def objective_type(config: ConfigDict) -> type['Objective']:
   """Returns the objective that a config names.
 
   Raises:
-    ValueError: if the name is unknown, or a field of the objective is missing.
+    ValueError: if the name is unknown, or a field of the objective is missing
+      or invalid.
   """
   name = config.objective.name
   kind: type[Objective] = OBJECTIVES.load(name)
@@ -41,4 +43,6 @@ def objective_type(config: ConfigDict) -> type['Objective']:
       'name alone chooses no objective. Take a config of configs/ that has it, '
       f'or config_lib.choose_objective(config, {name!r}) in a config file.'
     )
+  for field, valid in kind.valid.items():
+    check_value(f'objective.{field}', config.objective[field], valid)
   return kind

@@ -16,8 +16,6 @@ from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives.objective import Best, Facts, OfImages, sums
 
-LOSSES = ('softmax', 'sigmoid')
-
 
 @dataclasses.dataclass(frozen=True)
 class Classification(OfImages):
@@ -66,10 +64,6 @@ class Classification(OfImages):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
-    if config.loss.name not in LOSSES:
-      raise ValueError(
-        f'loss.name is {config.loss.name!r}: use softmax or sigmoid.'
-      )
     if not facts.class_names:
       raise ValueError(
         f'{config.data.name} {config.data.split} has no labels, which '

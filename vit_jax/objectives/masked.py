@@ -17,12 +17,14 @@ from ml_collections import ConfigDict
 from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
+from vit_jax.models.fields import Valid
 from vit_jax.models.masked_vit import (
   KEPT,
   MASKED,
   OTHER,
   SAME,
   SMALL,
+  TARGETS,
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
@@ -49,6 +51,12 @@ class MaskedPatches(OfImages):
     'mask': 0.8,
     'other': 0.1,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    'target': TARGETS,
+    'rate': '(0, 1]',
+    'mask': '[0, 1]',
+    'other': '[0, 1]',
+  }
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
@@ -72,12 +80,7 @@ class MaskedPatches(OfImages):
         f'model.name is {name!r}: patches are masked in a ViT. Choose a '
         'variant such as b16.'
       )
-    if not 0 < o.rate <= 1:
-      raise ValueError(
-        f'objective.rate is {o.rate}: the share of corrupted patches is above '
-        '0 and at most 1.'
-      )
-    if not (0 <= o.mask and 0 <= o.other and o.mask + o.other <= 1):
+    if o.mask + o.other > 1:
       raise ValueError(
         f'objective.mask is {o.mask} and objective.other {o.other}: these are '
         'shares of the corrupted patches, at most 1 together.'

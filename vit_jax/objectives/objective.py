@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Model, Params
 
 # Arrays by name, of one example, before it is in a batch.
@@ -59,6 +60,7 @@ class Objective(Protocol):
 
   Attributes:
     defaults: what `config.objective` has of this objective, besides its name.
+    valid: their valid values, as `fields.check_value` takes them.
     unused: fields of `config` that it does nothing with, and what they are when
       they are off: other values are refused.
     metrics: what `evaluate` sums, besides `examples`, and which of the means
@@ -68,6 +70,7 @@ class Objective(Protocol):
   """
 
   defaults: ClassVar[Mapping[str, Any]]
+  valid: ClassVar[Mapping[str, Valid]]
   unused: ClassVar[Mapping[str, Any]]
   metrics: ClassVar[Mapping[str, Best]]
 
@@ -174,6 +177,8 @@ class Objective(Protocol):
 
 class OfImages:
   """Most objectives: no teacher, no state, one image an example."""
+
+  valid: ClassVar[Mapping[str, Valid]] = {}
 
   @property
   def images_seen(self) -> int:

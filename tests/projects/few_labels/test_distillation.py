@@ -161,11 +161,10 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   [
     ({'teacher': ''}, 'teacher is empty: .*--config.teacher=PATH'),
     ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
-    ({'objective.kind': 'mild'}, "'mild': use hard or soft"),
-    ({'objective.weight': 1.5}, 'share from 0 to 1'),
-    ({'objective.temperature': -1.0}, 'objective.temperature -1.0: '),
-    ({'objective.temperature': float('inf')}, 'objective.temperature inf: '),
-    ({'objective.teacher_dtype': 'float16'}, 'float32 or bfloat16'),
+    ({'objective.kind': 'mild'}, "'mild': use one of hard, soft"),
+    ({'objective.weight': 1.5}, 'objective.weight is 1.5'),
+    ({'objective.temperature': 0.0}, 'objective.temperature is 0.0: '),
+    ({'objective.teacher_dtype': 'float16'}, 'one of float32, bfloat16'),
     ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
   ],
 )

@@ -264,7 +264,7 @@ def test_a_teacher_is_wanted_where_it_is_named_or_there_is_no_file(tmp_path):
     ({'objective.threshold': 1.5}, 'objective.threshold is 1.5'),
     ({'objective.threshold': -0.5}, 'objective.threshold is -0.5'),
     ({'objective.ratio': 0}, 'objective.ratio is 0'),
-    ({'objective.images_a_class': -1}, 'objective.images_a_class -1'),
+    ({'objective.images_a_class': -1}, 'objective.images_a_class is -1'),
     ({'loss.name': 'sigmoid'}, "loss.name is 'sigmoid': soft labels"),
   ],
 )

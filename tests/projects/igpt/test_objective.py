@@ -13,7 +13,7 @@ from vit_jax import config as config_lib
 from vit_jax.data.images import Images
 from vit_jax.experiment import facts_of
 from vit_jax.models import variants
-from vit_jax.objectives import OBJECTIVES
+from vit_jax.objectives import OBJECTIVES, objective_type
 from vit_jax.projects.igpt import model as igpt
 from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
 
@@ -244,7 +244,7 @@ def test_what_cannot_work_is_refused(changes, message):
   config_lib.choose_model(config, 'igpt_s')
   config.update_from_flattened_dict(changes)
   with pytest.raises(ValueError, match=message):
-    Pixels.from_config(config, facts_of(config, ('a', 'b'), 10))
+    objective_type(config).from_config(config, facts_of(config, ('a', 'b'), 10))
 
 
 @pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])

@@ -77,39 +77,39 @@ class DETR(Model):
   num_classes: int = field(
     REQUIRED,
     "C, classes of real objects; 0 returns the queries' tokens.",
-    range='[0, inf)',
+    valid='[0, inf)',
   )
   num_queries: int = field(
-    100, 'Q, more than the objects of any image.', range='[1, 1048576]'
+    100, 'Q, more than the objects of any image.', valid='[1, 1048576]'
   )
-  width: int = field(256, 'D.', range='[1, 1048576]', multiple=4)
-  heads: int = field(8, 'N; must divide D.', range='[1, 1048576]')
-  mlp_dim: int = field(2048, 'M.', range='[1, 1048576]')
-  encoder_layers: int = field(6, 'Number of encoder layers.', range=DEPTHS)
-  decoder_layers: int = field(6, 'Number of decoder layers.', range=DEPTHS)
+  width: int = field(256, 'D.', valid='[1, 1048576]', multiple=4)
+  heads: int = field(8, 'N; must divide D.', valid='[1, 1048576]')
+  mlp_dim: int = field(2048, 'M.', valid='[1, 1048576]')
+  encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
+  decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
   dropout: float = field(
-    0.1, 'Rate, as `layers.PostNormLayer` has it.', range='[0, 1)'
+    0.1, 'Rate, as `layers.PostNormLayer` has it.', valid='[0, 1)'
   )
   masks: bool = field(False, 'Every query tells a mask, too; for four stages.')
   backbone: str = field(
     'resnet',
     "'resnet', or 'plain' for images of few pixels.",
-    choices=backbone.KINDS,
+    valid=backbone.KINDS,
   )
   backbone_layers: tuple[int, ...] = field(
-    (3, 4, 6, 3), 'Units or convolutions of each stage.', range=DEPTHS
+    (3, 4, 6, 3), 'Units or convolutions of each stage.', valid=DEPTHS
   )
   backbone_width: int = field(
     64,
     'Width of the first stage, before a ResNet expands it.',
-    range='[1, inf)',
+    valid='[1, inf)',
     multiple=resnet.GROUPS,
   )
   backbone_version: int = field(
     0,
     'Version of the ResNet: 0 (frozen BatchNorm) for weights trained '
     'elsewhere, 1 (GroupNorm) to train from nothing.',
-    choices=(0, 1),
+    valid=(0, 1),
   )
   dilation: bool = field(
     False, 'The last stage dilates and keeps the sides (DC5).'
@@ -118,7 +118,7 @@ class DETR(Model):
     jnp.float32, 'Of the computation; parameters are always float32.'
   )
   scan: bool = field(False, 'As `ViT` has it.')
-  remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
+  remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
   @property
   def task(self) -> str:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
 from vit_jax.models import variants
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params, padding
 from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 from vit_jax.projects.detr import matching, segments, set_losses
@@ -66,6 +67,12 @@ class Detection(OfImages):
     'mask_stride': 1,
     'dense': 0.0,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    'max_objects': '[1, inf)',
+    'no_object': '(0, inf)',
+    'mask_stride': '[1, inf)',
+    **dict.fromkeys(('l1', 'giou', 'mask', 'dice', 'dense'), '[0, inf)'),
+  }
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
     'data.augment': '',
@@ -109,29 +116,15 @@ class Detection(OfImages):
       )
     if config.model.masks:
       segments.require_library('model.masks')
-    if o.mask_stride < 1:
-      raise ValueError(
-        f'objective.mask_stride is {o.mask_stride}: it is pixels, 1 or more.'
-      )
     if not facts.class_names:
       raise ValueError(
         f'{config.data.name} {config.data.split} has no classes, which '
         "detection learns: give a folder with COCO's instances.json."
       )
-    for name in ('l1', 'giou', 'no_object', 'mask', 'dice', 'dense'):
-      if not 0 <= o[name] < float('inf'):
-        raise ValueError(
-          f'objective.{name} is {o[name]}: a weight is 0 or above.'
-        )
-    if not o.no_object:
-      raise ValueError(
-        'objective.no_object is 0: nothing would learn that there is no object.'
-      )
-    if not 1 <= o.max_objects <= config.model.num_queries:
+    if o.max_objects > config.model.num_queries:
       raise ValueError(
         f'objective.max_objects is {o.max_objects} and model.num_queries '
-        f'{config.model.num_queries}: each object needs a query of its own, '
-        'and there is at least one.'
+        f'{config.model.num_queries}: each object needs a query of its own.'
       )
     names = ('short_sides', 'crop_sides', 'crop')
     sides = {name: tuple(o[name]) for name in names}

@@ -22,12 +22,11 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
 from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Facts
-
-KINDS = ('hard', 'soft')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +50,12 @@ class Distillation(Classification):
     'temperature': 3.0,
     'teacher_dtype': 'float32',
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    'kind': ('hard', 'soft'),
+    'weight': '[0, 1]',
+    'temperature': '(0, inf)',
+    'teacher_dtype': ('float32', 'bfloat16'),
+  }
 
   teacher: opening.Checkpoint = None  # type: ignore[assignment]
   kind: str = 'hard'
@@ -67,21 +72,7 @@ class Distillation(Classification):
       ValueError: for fields that cannot work, or data without labels.
       FileNotFoundError: if there is no teacher.
     """
-    given = config.objective
     teacher = teachers.named(config)
-    if given.kind not in KINDS:
-      raise ValueError(f'objective.kind is {given.kind!r}: use hard or soft.')
-    if not 0 <= given.weight <= 1 or not 0 < given.temperature < float('inf'):
-      raise ValueError(
-        f'objective.weight is {given.weight} and objective.temperature '
-        f'{given.temperature}: the first is a share from 0 to 1, the second '
-        'above 0.'
-      )
-    if given.teacher_dtype not in ('float32', 'bfloat16'):
-      raise ValueError(
-        f'objective.teacher_dtype is {given.teacher_dtype!r}: use float32 or '
-        'bfloat16.'
-      )
     check_one_class(config, facts)
     if config.loss.name != 'softmax':
       raise ValueError(

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import bad_images, transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification, check_one_class
 from vit_jax.objectives.objective import Example, Facts
@@ -83,6 +84,12 @@ class Exemplar(Classification):
     'margin': 0.5,
     'weight': 1.0,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    'copies': '[2, inf)',
+    'group': '[1, inf)',
+    'margin': '[0, inf)',
+    'weight': '[0, inf)',
+  }
 
   data: ConfigDict = None
   copies: int = 8
@@ -99,19 +106,12 @@ class Exemplar(Classification):
     """
     o = config.objective
     check_one_class(config, facts)
-    if o.copies < 2:
-      raise ValueError(
-        f'objective.copies is {o.copies}: at least 2 can be alike.'
-      )
-    if o.group < 1 or config.batch_size % (o.group * config.accum_steps):
+    if config.batch_size % (o.group * config.accum_steps):
       raise ValueError(
         f'objective.group is {o.group}: batch_size {config.batch_size} in '
         f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
         'so many; take a divisor of it.'
       )
-    for name in ('margin', 'weight'):
-      if not 0 <= o[name] < float('inf'):
-        raise ValueError(f'objective.{name} is {o[name]}: it is 0 or above.')
     if config.loss.mixup or config.loss.cutmix:
       raise ValueError(
         f'loss.mixup is {config.loss.mixup} and loss.cutmix '

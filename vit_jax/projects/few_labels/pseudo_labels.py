@@ -27,6 +27,7 @@ from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import augment, bad_images
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
 from vit_jax.objectives.classification import Classification, check_one_class
@@ -89,6 +90,11 @@ class PseudoLabels(Classification):
     'images_a_class': 0,
     'ratio': 1,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    'threshold': '[0, 1]',
+    'images_a_class': '[0, inf)',
+    'ratio': '[1, inf)',
+  }
 
   data: ConfigDict = None
   teacher: opening.Checkpoint | None = None
@@ -116,15 +122,6 @@ class PseudoLabels(Classification):
       raise ValueError(
         'objective.labels is empty: name the file that the soft labels are '
         'kept in, --config.objective.labels=PATH.npz.'
-      )
-    if not 0 <= o.threshold <= 1:
-      raise ValueError(
-        f'objective.threshold is {o.threshold}: it is a probability.'
-      )
-    if o.ratio < 1 or o.images_a_class < 0:
-      raise ValueError(
-        f'objective.ratio is {o.ratio} and objective.images_a_class '
-        f'{o.images_a_class}: the first is 1 or above, the second 0 or above.'
       )
     made = super().from_config(config, facts)
     teacher = None

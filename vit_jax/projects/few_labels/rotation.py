@@ -18,6 +18,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
@@ -38,6 +39,7 @@ class Rotation(Classification):
     **streams.DEFAULTS,
     'weight': 1.0,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {'weight': '[0, inf)'}
 
   data: ConfigDict = None
   weight: float = 1.0
@@ -49,7 +51,6 @@ class Rotation(Classification):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
-    o = config.objective
     model = streams.with_head(config, facts, RotationViT.kind)
     height, width = facts.image_size
     if height != width:
@@ -57,8 +58,6 @@ class Rotation(Classification):
         f'data.image_size is {height}x{width}: an image that is turned is as '
         'wide as it was high, so it has to be square.'
       )
-    if not 0 <= o.weight < float('inf'):
-      raise ValueError(f'objective.weight is {o.weight}: it is 0 or above.')
     return dataclasses.replace(
       super().from_config(config, facts),
       model=model,

@@ -32,6 +32,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record
 from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Example, Facts
@@ -106,6 +107,13 @@ class VideoInvariances(Exemplar):
     'length': 16,
     'temperature': 0.1,
   }
+  valid: ClassVar[Mapping[str, Valid]] = {
+    **Exemplar.valid,
+    'group': '[2, inf)',
+    'shots': '[2, inf)',
+    'frames': '[2, inf)',
+    'temperature': '(0, inf)',
+  }
 
   copies: int = 2
   videos: str = ''
@@ -122,19 +130,10 @@ class VideoInvariances(Exemplar):
       ValueError: for fields that cannot work, or data without labels.
     """
     o = config.objective
-    for name in ('shots', 'frames', 'group'):
-      if o[name] < 2:
-        raise ValueError(
-          f'objective.{name} is {o[name]}: at least 2 can be compared.'
-        )
     if o.length < o.frames:
       raise ValueError(
         f'objective.length is {o.length}: a shot has objective.frames='
         f'{o.frames} at least.'
-      )
-    if not 0 < o.temperature < float('inf'):
-      raise ValueError(
-        f'objective.temperature is {o.temperature}: it is above 0.'
       )
     return dataclasses.replace(
       super().from_config(config, facts),

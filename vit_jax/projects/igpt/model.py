@@ -191,14 +191,14 @@ class IGPT(Model):
   num_classes: int = field(
     REQUIRED,
     'C; 0 returns the representation, the mean of the last norm.',
-    range='[0, inf)',
+    valid='[0, inf)',
   )
-  width: int = field(REQUIRED, 'D.', range='[1, inf)')
-  depth: int = field(REQUIRED, 'Number of layers.', range=DEPTHS)
+  width: int = field(REQUIRED, 'D.', valid='[1, inf)')
+  depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
   mlp_dim: int = field(
-    REQUIRED, 'M; 4 D in the published models.', range='[1, inf)'
+    REQUIRED, 'M; 4 D in the published models.', valid='[1, inf)'
   )
-  heads: int = field(REQUIRED, 'N; must divide D.', range='[1, inf)')
+  heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
   causal: bool = field(
     True, 'A pixel is predicted from the pixels before it, or from all (BERT).'
   )
@@ -208,13 +208,13 @@ class IGPT(Model):
   palette: tuple[float, ...] = field(
     even_palette(8),
     'R, G and B of K colours, one after the other; never trained.',
-    range='[-1.001, 1.001]',
+    valid='[-1.001, 1.001]',
   )
   dtype: Any = field(
     jnp.float32, 'Of the computation; parameters are always float32.'
   )
   scan: bool = field(False, 'As `ViT` has it.')
-  remat: str = field('none', 'As `ViT` has it.', choices=REMAT)
+  remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
   @property
   def task(self) -> str:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import augment, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
+from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
 from vit_jax.projects.igpt.model import IGPT
@@ -36,6 +37,7 @@ class Pixels(OfImages):
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {'rate': 0.15}
+  valid: ClassVar[Mapping[str, Valid]] = {'rate': '(0, 1]'}
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
@@ -56,11 +58,6 @@ class Pixels(OfImages):
       raise ValueError(
         f'model.name is {config.model.name!r}: pixels are predicted by iGPT. '
         'Choose a variant such as igpt_s.'
-      )
-    if not 0 < o.rate <= 1:
-      raise ValueError(
-        f'objective.rate is {o.rate}: the share of hidden pixels is above 0 '
-        'and at most 1.'
       )
     images = Images.from_config(config.data, facts.image_size)
     mean, std = images.preprocessing.mean, images.preprocessing.std
