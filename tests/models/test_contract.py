@@ -111,6 +111,13 @@ ARCHITECTURES = (
 )
 
 
+# Each part of a model is in one of these; the others are slow tests.
+FAST = (
+  *('vit', 'vit-map', 'vit-representation', 'vit-relative-gap'),
+  *('vit-learned2d-every_layer', 'deit', 'vit5', 'clip-gap'),
+  *('axial-map-relative', 'hybrid', 'resnet-2', 'igpt'),
+)
+
 # Those that take seconds to compile: what both changes at once tell already is
 # left to the slow tests.
 HEAVY = (
@@ -121,9 +128,6 @@ HEAVY = (
   'resnet-2',
   'axial-resnet',
 )
-
-# Those of which the fast tests have only the cheapest.
-HEAVIEST = ('hybrid-4-stages', 'axial-resnet')
 
 # Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
 # of 8 pixels; a class token; a root that leaves a quarter of a side.
@@ -232,13 +236,15 @@ def architecture(name):
   return Architecture(name)
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def case(request):
-  return architecture(request.param)
-
-
 def slow_if(condition, *values, name):
   return pytest.param(*values, id=name, marks=[pytest.mark.slow] * condition)
+
+
+@pytest.fixture(
+  params=[slow_if(name not in FAST, name, name=name) for name in ARCHITECTURES]
+)
+def case(request):
+  return architecture(request.param)
 
 
 def random_params(model, size, rng):
@@ -411,7 +417,7 @@ ALONE = {
   [
     slow_if(
       (name in HEAVY and change != 'scan-remat')
-      or name in HEAVIEST
+      or name not in FAST
       or (change == 'remat' and name == 'igpt'),
       name,
       changes,
@@ -504,7 +510,9 @@ def test_initial_parameters_do_not_depend_on_scan(case):
   'case',
   [
     slow_if(
-      name in (*HEAVIEST, 'axial-map-relative', 'hybrid'), name, name=name
+      name not in FAST or name in ('axial-map-relative', 'hybrid'),
+      name,
+      name=name,
     )
     for name in ARCHITECTURES
   ],

@@ -85,7 +85,15 @@ def test_parameter_count_is_the_published_one(variant):
   assert f'{got / 1e6:.0f}M' == rounded
 
 
-@pytest.mark.parametrize('variant', RESNETS_AND_HYBRIDS)
+@pytest.mark.parametrize(
+  'variant',
+  [
+    pytest.param(
+      name, marks=pytest.mark.slow if name[-2:] in ('x2', 'x3', 'x4') else []
+    )
+    for name in RESNETS_AND_HYBRIDS
+  ],
+)
 def test_parameter_count_of_resnets_and_hybrids_is_the_published_one(variant):
   body, classified = count(variant, 0), count(variant)
   # The head's two arrays grow by the same with every class.

@@ -53,8 +53,9 @@ def predict(model, params, images, kind, other=None):
   return np.asarray(apply(model, params, images, kind, other))
 
 
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
-@pytest.mark.parametrize('target', TARGETS)
+@pytest.mark.parametrize(
+  ('pool', 'target'), [*zip(('cls', 'gap', 'cls'), TARGETS, strict=True)]
+)
 def test_its_body_is_a_vit(pool, target):
   model, params = make(pool=pool, target=target)
   body = model.body()

@@ -252,8 +252,9 @@ class OfPatches(vit.ViT):
     return y_BLC, {**captured, 'tokens': x_BLD}
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize(
+  ('pool', 'scan'), [('cls', False), ('gap', True)], ids=['loop', 'scan']
+)
 def test_another_task_on_the_same_body(pool, scan):
   """By name and by number it is the ViT's; only the head is another."""
   model, _ = make(pool=pool, scan=scan)

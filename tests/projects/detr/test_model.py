@@ -169,10 +169,16 @@ def test_nearest_is_pytorchs(torch, sizes):
 
 @pytest.mark.parametrize(
   ('layers', 'dilated'),
-  [((1, 2, 1, 3), False), ((1, 2, 1, 3), True)]
-  + [
-    pytest.param((3, 4, 6, 3), dilated, marks=pytest.mark.slow)
-    for dilated in (False, True)
+  [
+    ((1, 2, 1, 3), True),
+    *(
+      pytest.param(layers, dilated, marks=pytest.mark.slow)
+      for layers, dilated in (
+        ((1, 2, 1, 3), False),
+        ((3, 4, 6, 3), False),
+        ((3, 4, 6, 3), True),
+      )
+    ),
   ],
 )
 def test_the_resnet_is_torchvisions(torch, layers, dilated):
