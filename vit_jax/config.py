@@ -410,7 +410,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       f'{steps:,}',
     )
     old['total'] = new['total']
-  learned = new.get('objective.name')
+  learned = str(new.get('objective.name'))
   # Unused fields may be reset to their off value when resuming.
   unused = OBJECTIVES.load(learned).unused if learned in OBJECTIVES else {}
   changes = [

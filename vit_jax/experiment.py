@@ -81,7 +81,7 @@ def facts_of_source(config: ConfigDict, source: sources.Source) -> Facts:
     config,
     names,
     len(source),
-    sources.has_several(source),
+    source.several_labels,
   )
 
 
@@ -271,9 +271,8 @@ class Experiment:
   def _batch_sizes(self) -> list[tuple[int, int]]:
     """Returns the (H, W) that a batch may have, all as likely."""
     found = list(self.objectives)
-    of_buckets = getattr(self.objective, 'batch_sizes', None)
-    # Sizes and buckets are not had together.
-    return of_buckets() if of_buckets and len(found) == 1 else found
+    # Several image sizes and buckets exclude each other.
+    return found if len(found) > 1 else self.objective.batch_sizes()
 
   def story(self) -> str:
     """Returns what is about to be trained, in three lines."""

@@ -16,7 +16,7 @@ import pytest
 from vit_jax.data import decode, loader, sources, transforms
 
 
-class _Numbers:
+class _Numbers(sources.Source):
   """Images whose pixels and labels are their index."""
 
   class_names: tuple[str, ...] = ('any',)
@@ -296,7 +296,7 @@ def test_workers_in_programs(tmp_path, imports, run, command):
   assert result.stdout.startswith('labels ')
 
 
-class Uneven:
+class Uneven(sources.Source):
   """Five classes of 1, 2, 5, 12 and 30 examples, each its number."""
 
   labels_N = np.repeat(np.arange(5), (1, 2, 5, 12, 30))
@@ -404,7 +404,11 @@ def test_a_few_images_are_skipped_and_then_the_disk_is_to_blame(
 
 
 def test_what_has_no_labels_cannot_be_balanced():
+  class Unlabelled(sources.Source):
+    def __len__(self):
+      return 9
+
   with pytest.raises(ValueError, match='data.balance'):
     loader.train_batches(
-      range(9), index_alone, batch_size=3, seed=0, balance=1.0
+      Unlabelled(), index_alone, batch_size=3, seed=0, balance=1.0
     )

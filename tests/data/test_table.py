@@ -162,10 +162,10 @@ def test_several_classes_an_image(table):
   # Empty cells at the end of a line are no matter.
   name = table('file,labels', 'images/{i}.png, {label} ;b;;,, ')
   whole = sources.open_source(name, 'all')
-  assert sources.has_several(whole)
+  assert whole.several_labels
   assert sources.class_names(whole) == ('a', 'b', 'c')
   for source in (whole, sources.subset(whole, range(5, 25))):
-    assert sources.has_several(source)
+    assert source.several_labels
     assert sources.class_names(source) == ('a', 'b', 'c')
     for i in range(len(source)):
       record = source[i]
@@ -176,7 +176,7 @@ def test_several_classes_an_image(table):
   assert [len(part) for part in parts] == [24, 6]
   with pytest.raises(ValueError, match='several classes, and this needs one'):
     sources.labelled(whole, 'x')
-  assert not sources.has_several(sources.open_source(table(), 'train'))
+  assert not sources.open_source(table(), 'train').several_labels
 
 
 def test_several_classes_an_image_are_learned(table, tmp_path):

@@ -395,7 +395,7 @@ def test_several_classes_of_an_image_stay_what_they_are(photo):
 def test_each_step_has_one_of_several_transforms():
   """Evenly, and one of those that are several themselves."""
 
-  class Inner:
+  class Inner(transforms.PerStep):
     def of_batch(self, rng):
       return f'inner {rng.integers(2)}'
 

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from configs import digits
+from vit_jax.data.source import Source
 from vit_jax.evaluators import build, evaluator
 from vit_jax.objectives.objective import Facts
 
@@ -114,7 +115,7 @@ def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
   assert len(parts.source('val')) == 1  # as is asked for
 
 
-class Objects:
+class Objects(Source):
   """A source whose images have objects."""
 
   class_names = ('a', 'b')

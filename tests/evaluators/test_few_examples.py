@@ -250,7 +250,7 @@ def test_images_that_went_are_neither_shots_nor_tests():
   )
 
 
-class Source:
+class Source(sources.Source):
   """Images that are their own index."""
 
   def __init__(self, labels, class_names):

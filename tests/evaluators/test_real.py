@@ -12,6 +12,7 @@ from configs import digits
 from tests.conftest import ROOT
 from tests.evaluators.small import mesh_of, model_of
 from vit_jax.data import bad_images, folder, images
+from vit_jax.data.source import Source
 from vit_jax.evaluators import real
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.objectives.classification import Classification
@@ -28,7 +29,7 @@ SHARED = ROOT.parent / 'shared' / 'data'
 IDS = tuple(f'n{i:08}' for i in range(1000))
 
 
-class Images:
+class Images(Source):
   """A source of named images; records count how often they are read."""
 
   def __init__(self, numbers, labels, class_names=IDS, images=None):

@@ -26,6 +26,7 @@ from vit_jax.data.image_files import (
   sub_folders,
   warn_left_out,
 )
+from vit_jax.data.source import Source
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   return Folder(root, folders, split, split_seed)
 
 
-class Files:
+class Files(Source):
   """The image files of a folder, as a source without labels."""
 
   def __init__(

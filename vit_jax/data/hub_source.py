@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import decode, splits
+from vit_jax.data.source import Source
 
 PREFIX = 'hf://datasets/'
 
 
-class HubSource:
+class HubSource(Source):
   """One split of such a dataset, with images still encoded.
 
   Where it has nothing but `train`, a fifth of each class becomes `test`. The

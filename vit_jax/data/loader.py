@@ -25,6 +25,7 @@ from absl import flags
 from vit_jax.data import cores
 from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.sources import Source, labelled
+from vit_jax.data.transforms import PerStep
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +58,8 @@ def train_batches(
     source: The examples.
     transform: (record, generator) -> an example, arrays by name, such as
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers. Where it has a method `of_batch`, that gives the transform of all
-      examples of a step by a generator of the step's own, so that batches may
-      differ in shape.
+      workers. A `PerStep` gives another one for each step, so that batches
+      may differ in shape.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
@@ -101,7 +101,7 @@ def train_batches(
   if repeats > 1:
     order = _Repeated(order, batch_size, repeats)
   made = functools.partial(_transformed, source, transform)
-  if hasattr(transform, 'of_batch'):
+  if isinstance(transform, PerStep):
     order = order.map_with_index(lambda i, index: (index, i // batch_size))
     made = functools.partial(_of_step, source, transform, step_seed)
   examples = order.random_map(made, seed=transform_seed)
@@ -120,7 +120,7 @@ def _transformed(
 
 def _of_step(
   source: Source,
-  transform: Any,
+  transform: PerStep,
   seed: int,
   place: tuple[int, int],
   rng: np.random.Generator,
@@ -143,7 +143,7 @@ def _example(
     try:
       return transform(source[(index + tried) % len(source)]), not tried
     except UnreadableImage as e:
-      if not getattr(source, 'skips_unreadable', False):
+      if not source.skips_unreadable:
         raise
       last = e
       _log.warning('Skipped, the next image takes its place: %s', e)

@@ -7,7 +7,7 @@ A source has a length, `source[i]` is a record
 where `name` is for error messages. Those of a labelled source have 'label', an
 int, besides, and its `class_names` has a name per label. Where a record may
 have several classes, or none, `label` is uint8 [C] with 1 for its own, and the
-source says so: see `has_several`. Those of a source of objects have what
+source says so: see `Source`. Those of a source of objects have what
 `BoxedSource.objects` returns. Sources are pickled to the worker processes of
 the loader.
 """
@@ -15,15 +15,14 @@ the loader.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import folder, hub_source, splits, vtab
+from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
 from vit_jax.register import Register
-
-Record = dict[str, Any]
 
 # By a regular expression of `data.name`: a function of (name, split,
 # split_seed) that opens a source, or returns None if the name means another.
@@ -36,60 +35,11 @@ SOURCES = Register(
 )
 
 
-class RecordsByIndex(Protocol):
-  """What can be read, decoded or not."""
-
-  def __len__(self) -> int: ...
-
-  def __getitem__(self, index: int) -> Record: ...
-
-
-class Source(RecordsByIndex, Protocol):
-  """What the loader and the check read from."""
-
-  def fingerprint(self) -> str | None:
-    """Changes whenever the images may have; None if they need no check."""
-    ...
-
-
-@runtime_checkable
-class LabelledSource(Source, Protocol):
-  """A source whose records have a class."""
-
-  class_names: tuple[str, ...]
-
-  def labels(self) -> np.ndarray:
-    """The classes of all records, int32 [N], without decoding an image."""
-    ...
-
-
-@runtime_checkable
-class BoxedSource(Source, Protocol):
-  """A source whose records have objects, each with a class and a box."""
-
-  class_names: tuple[str, ...]
-
-  def objects(self, index: int) -> Mapping[str, Any]:
-    """What there is in an image, without decoding it.
-
-    `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
-    bool N, true for a box around many of a class that are not told apart;
-    `area` float N, in pixels; `size`, the image's (height, width); and where
-    there are masks `masks`, of each object what `segments.mask` takes, or None.
-    """
-    ...
-
-
 def class_names(source: Source) -> tuple[str, ...]:
   """The names of a source's classes; empty where it has no labels."""
   if isinstance(source, LabelledSource | BoxedSource):
     return source.class_names
-  return getattr(source, 'class_names', ()) if has_several(source) else ()
-
-
-def has_several(source: Source) -> bool:
-  """Whether a record may have several classes, or none."""
-  return getattr(source, 'several_labels', False)
+  return source.class_names if source.several_labels else ()
 
 
 def labelled(source: Source, name: str) -> LabelledSource:
@@ -98,7 +48,7 @@ def labelled(source: Source, name: str) -> LabelledSource:
   Raises:
     ValueError: The source, called `name`, has none.
   """
-  if has_several(source):
+  if source.several_labels:
     raise ValueError(
       f'{name} has images with several classes, and this needs one each: give '
       'a table with the column label in place of labels'
@@ -217,7 +167,7 @@ def open_source(
   return tfds_source.open_dataset(name, split, data_dir)
 
 
-class Digits:
+class Digits(Source):
   """The 1,797 handwritten digits of scikit-learn, 8x8, with a fifth as test.
 
   The grey values 0..16 become 0..255 in three equal channels.
@@ -260,15 +210,13 @@ class Digits:
     return None
 
 
-class Subset:
+class Subset(Source):
   """Some records of another source, in the order given."""
 
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source: Any = source
-    # Whether the next image takes the place of one that cannot be read any
-    # more.
-    self.skips_unreadable = getattr(source, 'skips_unreadable', False)
-    self.several_labels = has_several(source)
+    self.skips_unreadable = source.skips_unreadable
+    self.several_labels = source.several_labels
     self.class_names = class_names(source)
     self._indices = np.asarray(indices, np.int64)
 

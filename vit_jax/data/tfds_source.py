@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import cores, decode
+from vit_jax.data.source import Source
 
 # What `tfds build` needs, some of it undeclared. Only preparing a dataset does.
 _INSTALL = (
@@ -76,7 +77,7 @@ class ClassField:
     return value * len(self.class_names) // self.values
 
 
-class _Records:
+class _Records(Source):
   """One split of a prepared dataset of TFDS, with images still encoded."""
 
   def __init__(

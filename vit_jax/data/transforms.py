@@ -135,16 +135,23 @@ class TrainTransform:
     return Box(top, left, box_height, box_width)
 
 
+class PerStep:
+  """A training transform that is another one in each step."""
+
+  def of_batch(self, rng: np.random.Generator) -> Any:
+    """Returns the transform of a step, drawn by a generator of the step."""
+    raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class OneOf:
+class OneOf(PerStep):
   """Of these, each step has one for all of its examples, drawn evenly."""
 
   transforms: tuple[Any, ...]
 
   def of_batch(self, rng: np.random.Generator) -> Any:
-    """Returns the transform of a step, by a generator of its own."""
     drawn = self.transforms[rng.integers(len(self.transforms))]
-    return drawn.of_batch(rng) if hasattr(drawn, 'of_batch') else drawn
+    return drawn.of_batch(rng) if isinstance(drawn, PerStep) else drawn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """
   model = _looped(model)
   # Not all models take `capture`.
-  more = {'capture': model.counted} if model.counted else {}
+  more: dict[str, Any] = {'capture': model.counted} if model.counted else {}
   apply: Any = functools.partial(model.apply, **more)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   jaxpr = jax.make_jaxpr(lambda p, x: apply({'params': p}, x)[0])(

@@ -1,6 +1,6 @@
 """What an objective has to say of itself: the contract of every task.
 
-An objective is one file beside this one, with a line in `objectives/__init__`.
+An objective is one file, here or in a project, with a line in `OBJECTIVES`.
 It knows its model, what a record becomes, and the loss; the loop, the data
 pipeline, checkpoints and evaluators know none of that.
 """
@@ -108,6 +108,10 @@ class Objective(Protocol):
     """Returns what a batch of `size` examples of training is."""
     ...
 
+  def batch_sizes(self) -> list[tuple[int, int]]:
+    """Returns the (H, W) that a batch of training may have, all as likely."""
+    ...
+
   def fixed(self) -> Params:
     """Returns parameters of others, such as a teacher; {} for none.
 
@@ -184,6 +188,15 @@ class OfImages:
   def images_seen(self) -> int:
     """One: an example is an image."""
     return 1
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what a batch of `size` examples of training is."""
+    raise NotImplementedError
+
+  def batch_sizes(self) -> list[tuple[int, int]]:
+    """Returns the one size of `batch_shapes`."""
+    *_, H, W, _ = self.batch_shapes(1)['image'].shape
+    return [(H, W)]
 
   def fixed(self) -> Params:
     """Returns nothing: there is no teacher."""

@@ -81,7 +81,7 @@ def _split(
   given = {'dir': folder, 'split_seed': split_seed, 'class_order': class_order}
   data = sources.data_config({'name': name} | given)
   source = sources.open_config(data, split)
-  classes, several = sources.class_names(source), sources.has_several(source)
+  classes, several = sources.class_names(source), source.several_labels
   return classes, len(source), several
 
 

@@ -110,7 +110,7 @@ class BoxTransform:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainBoxTransform(BoxTransform):
+class TrainBoxTransform(BoxTransform, transforms.PerStep):
   """At random, one of two: the whole image, or a part of it.
 
   Attributes:

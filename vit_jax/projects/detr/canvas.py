@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data import splits
+from vit_jax.data.source import Source
 from vit_jax.data.sources import Digits
 
 SIDE = 48
@@ -27,7 +28,7 @@ def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
   return DigitsCanvas(digits, names, split, split_seed)
 
 
-class DigitsCanvas:
+class DigitsCanvas(Source):
   """One to three digits of random size and place on 48x48 pixels.
 
   10,000 canvases of `train` and 500 of `test` follow from the split, their

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data import decode, image_files, splits
+from vit_jax.data.source import Source
 from vit_jax.projects.detr import segments, voc
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def _modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   return path.stat().st_mtime_ns if is_json else voc.modified_ns(root, path)
 
 
-class CocoFolder:
+class CocoFolder(Source):
   """Images with objects of a folder, as a source.
 
   Classes are called by their category ids, from 0 to the highest one, as in

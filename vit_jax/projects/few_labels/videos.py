@@ -23,7 +23,7 @@ from vit_jax.data import (
   image_files,
   transforms,
 )
-from vit_jax.data.sources import Record, RecordsByIndex, Source
+from vit_jax.data.source import Record, RecordsByIndex, Source
 
 _log = logging.getLogger(__name__)
 

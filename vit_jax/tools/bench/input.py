@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from vit_jax.data import augmentations, loader, transforms
+from vit_jax.data.source import Source
 from vit_jax.tools.bench import race
 from vit_jax.tools.bench.race import Contender
 
@@ -65,7 +66,7 @@ def _rate(batches: Iterator) -> float:
   return _BATCHES * _BATCH_SIZE / (time.perf_counter() - start_s)
 
 
-class _Photos:
+class _Photos(Source):
   """The two photographs that come with scikit-learn, in turns, as a source."""
 
   class_names: tuple[str, ...] = ('china', 'flower')

@@ -186,7 +186,7 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
   if usual and split == usual.train:
     return usual.num_classes, usual.examples[0], False
   source = sources.open_config(data, split)
-  several = sources.has_several(source)
+  several = source.several_labels
   return len(sources.class_names(source)), len(source), several
 
 

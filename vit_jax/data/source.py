@@ -1,0 +1,59 @@
+"""The contract of sources: what is read, and what is known of it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Record = dict[str, Any]
+
+
+class RecordsByIndex(Protocol):
+  """What can be read, decoded or not."""
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> Record: ...
+
+
+class Source(RecordsByIndex, Protocol):
+  """What the loader and the check read from; sources derive from it.
+
+  Attributes:
+    class_names: a name for each label, if records have labels.
+    several_labels: whether a record may have several classes, or none.
+    skips_unreadable: whether the next image takes the place of one that became
+      unreadable.
+  """
+
+  class_names: tuple[str, ...] = ()
+  several_labels: bool = False
+  skips_unreadable: bool = False
+
+  def fingerprint(self) -> str | None:
+    """Changes whenever the images may have; None if they need no check."""
+    ...
+
+
+@runtime_checkable
+class LabelledSource(Source, Protocol):
+  """A source whose records have a class."""
+
+  def labels(self) -> np.ndarray:
+    """The classes of all records, int32 [N], without decoding an image."""
+    ...
+
+
+@runtime_checkable
+class BoxedSource(Source, Protocol):
+  """A source whose records have objects, each with a class and a box."""
+
+  def objects(self, index: int) -> Mapping[str, Any]:
+    """What there is in an image, without decoding it.
+
+    `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
+    bool N, true for a box around many of a class that are not told apart;
+    `area` float N, in pixels; `size`, the image's (height, width); and where
+    there are masks `masks`, of each object what `segments.mask` takes, or None.
+    """
+    ...
