@@ -397,7 +397,8 @@ class Experiment:
     structure = jax.tree.structure(params)
 
     def at_size(tree: Any) -> Any:
-      if size == self.facts.image_size or jax.tree.structure(tree) != structure:
+      is_like = jax.tree.structure(tree) == structure
+      if size == self.facts.image_size or not is_like:
         return tree
       return transfer.at_size(
         objective.model, tree, self.facts.image_size, size

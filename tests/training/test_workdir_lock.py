@@ -133,7 +133,7 @@ def test_a_bucket_has_no_lock_and_says_who_was_there():
     [sys.executable, '-c', BUCKET], cwd=ROOT, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
-  assert 'gs://bucket/run was not ended by process ' in done.stderr
+  assert 'run in gs://bucket/run did not end by itself: proc' in done.stderr
   assert done.stderr.count('stop one of the two') == 1
 
 

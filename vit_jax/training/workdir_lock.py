@@ -135,10 +135,11 @@ def _locked(path: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted(path: epath.Path) -> Iterator[None]:
+  """Says who may still write to a bucket, and writes who does now."""
   if path.exists():
     _log.warning(
-      '%s was not ended by %s. If that run still writes there, stop one of the '
-      'two.',
+      'The last run in %s did not end by itself: %s. If it still writes there, '
+      'stop one of the two.',
       *(path.parent, path.read_text().strip()),
     )
   path.write_text(_holder() + '\n')
