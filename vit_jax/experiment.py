@@ -394,10 +394,10 @@ class Experiment:
     key: jax.Array,
   ) -> tuple[Params, tuple[Metrics, Any]]:
     objective = self.objectives[size]
-    structure = jax.tree.structure(params)
+    structure: Any = jax.tree.structure(params)
 
     def at_size(tree: Any) -> Any:
-      is_like = jax.tree.structure(tree) == structure
+      is_like = structure == jax.tree.structure(tree)
       if size == self.facts.image_size or not is_like:
         return tree
       return transfer.at_size(

@@ -5,6 +5,8 @@ the model open, with the name 'from_init', and `resolve` fills it in after the
 flags are parsed.
 """
 
+import dataclasses
+import typing
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -25,10 +27,14 @@ def choose(config: ConfigDict, path: str) -> None:
 
   Fields that are set later, by flags or by the config, are kept.
   """
-  open_fields: dict[str, Any] = {}
+  open_fields: dict[str, Any] = {'dtype': placeholder(str)}
   for name in variants.ARCHITECTURES:
-    for field, default in variants.defaults(name).items():
-      open_fields.setdefault(field, placeholder(type(default)))
+    for field in variants.ARCHITECTURES.load(name).own_fields():
+      kind = typing.get_origin(field.type) or field.type
+      if field.default is not dataclasses.MISSING:
+        kind = type(field.default)
+      open_fields.setdefault(field.name, placeholder(kind))
+  del open_fields['num_classes']  # follows from the data
   config.init = path
   config.model = ConfigDict(open_fields | {'name': NAME})
   for field in _OF_IMAGES:

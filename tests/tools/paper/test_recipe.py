@@ -194,7 +194,9 @@ def test_a_config_opens_no_checkpoint(load, monkeypatch):
   """What flags set goes before the checkpoint; the rest is its own."""
   monkeypatch.setattr(from_init.opening, 'open_checkpoint', None)
   path = str(GOLDEN / 'tiny-rep_s7.npz')
-  config = load('finetune.py', f'{path},digits,model.dropout=0.25')
+  config = load(
+    'finetune.py', f'{path},digits,model.dropout=0.25,model.depth=1'
+  )
   suite = load('transfer.py', f'{path},table2')
   config.data.std = (0.3, 0.3, 0.3)
   monkeypatch.undo()
@@ -205,7 +207,8 @@ def test_a_config_opens_no_checkpoint(load, monkeypatch):
     assert given.model.width == want.model.width
     assert tuple(given.data.mean) == want.preprocessing.mean
     assert given.data.image_size == '384'
-  assert config.model.dropout == 0.25 and config.data.std == (0.3, 0.3, 0.3)
+  assert (config.model.dropout, config.model.depth) == (0.25, 1)
+  assert config.data.std == (0.3, 0.3, 0.3)
   assert suite.model.dropout == 0.0
   sizes = {
     fields['data.image_size']
