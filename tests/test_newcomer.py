@@ -32,7 +32,6 @@ class Brightness(OfImages):
   """Learns how bright an image is on average, from 0 to `scale`."""
 
   defaults = {'scale': 2.0}
-  valid = {}
   unused = {}
   metrics = {'error': 'lowest'}
   model: Model

@@ -375,9 +375,3 @@ def test_a_mean_or_a_deviation_that_is_not_assumed_is_said(name):
   (line,) = archive.not_held(Weights({}, {}, other))
   assert line.startswith('The mean (0.5, 0.5, 0.')
   assert archive.not_held(Weights({}, {}, other), other) == []
-
-
-def test_a_thousand_layers_are_none_too_many():
-  lookup_of().check_layers(1000)
-  with pytest.raises(ValueError, match='1,001 layers, and 1,000 are too many'):
-    lookup_of().check_layers(1001)

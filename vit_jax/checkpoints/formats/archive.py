@@ -23,8 +23,6 @@ from tqdm import tqdm
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import whole
 
-# The deepest published ResNet has 66 units, the deepest ViT 56 layers.
-_MAX_LAYERS = 1000
 # Of a container or a job in Linux: its control group, and where those are.
 _OWN_GROUP = pathlib.Path('/proc/self/cgroup')
 _GROUPS = pathlib.Path('/sys/fs/cgroup')
@@ -202,27 +200,11 @@ class Lookup:
       start: of their keys, as the file has it.
       pattern: of what follows; the last group tells layers apart, and one
         before it has the number of a stage. Without, all are one stage.
-
-    Raises:
-      ValueError: if no model has that many.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
-    self.check_layers(len(layers))
     stages = collections.Counter(int(*stage) for *stage, _ in layers)
     return tuple(stages[stage] for stage in sorted(stages))
-
-  def check_layers(self, layers: int) -> None:
-    """Refuses a model that would take hours to build.
-
-    Raises:
-      ValueError: with the number.
-    """
-    if layers > _MAX_LAYERS:
-      raise ValueError(
-        f'{self.path} is no {self.what} checkpoint: it claims {layers:,} '
-        f'layers, and {_MAX_LAYERS:,} are too many already.'
-      )
 
 
 def not_held(

@@ -160,7 +160,6 @@ def encoder_fields(
   dense = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2 + stacked)
   *depths, _, mlp_dim = dense
   depth = sum(depths or lookup.count(lookup.key_of(LAYERS), '(_[^/]+)/'))
-  lookup.check_layers(depth)
   if heads * head_width != width:
     raise ValueError(
       f'{lookup.path} is no {lookup.what} checkpoint: '
