@@ -521,7 +521,8 @@ def test_initial_parameters_do_not_depend_on_scan(case):
 def test_eight_devices_equal_one(case):
   mesh = sharding.make_mesh(MESH)
   params = jax.device_put(
-    case.params, sharding.tree_shardings(case.params, mesh)
+    case.params,
+    sharding.tree_shardings(case.params, mesh, case.model.partitions),
   )
   on_one_device = sum(
     x.addressable_shards[0].data.size for x in jax.tree.leaves(params)

@@ -349,7 +349,9 @@ def test_eight_devices_equal_one():
   x, pad = images(4), np.concatenate([padding(), padding()[:1]])
   want, _ = run(model, params, x, pad)
   mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
-  placed = jax.device_put(params, sharding.tree_shardings(params, mesh))
+  placed = jax.device_put(
+    params, sharding.tree_shardings(params, mesh, model.partitions)
+  )
   batch = sharding.global_batch({'images': x, 'padding': pad}, mesh)
   got, _ = run(model, placed, batch['images'], batch['padding'])
   np.testing.assert_allclose(got, want, atol=TOLERANCE)
