@@ -222,7 +222,7 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
 
   def gradients(params, batch):
     batch = made.objective.augment(batch, key)
-    given = made._to_use(params), (8, 8), {}, batch, key
+    given = made._to_use(params), (8, 8), {}, {}, batch, key
     return made._gradients(*given)[0]
 
   program = jax.make_jaxpr(gradients)(params, batch)
