@@ -105,7 +105,7 @@ setuptools.setup(
   ],
   package_data={
     'vit_jax': ['py.typed'],
-    'vit_jax.tools.serve': ['page.html', 'requirements.txt'],
+    'vit_jax.tools.serve': ['openapi.json', 'page.html', 'requirements.txt'],
   },
   package_dir={'vit_jax.configs': 'configs'},
   entry_points={'console_scripts': ['vit-jax = vit_jax.__main__:main']},

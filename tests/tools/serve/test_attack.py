@@ -42,7 +42,7 @@ def server(tmp_path_factory):
   folder = tmp_path_factory.mktemp('page') / 'board'
   board.write(checkpoint_of(), str(folder), 'float32')
   more = (
-    f'listening._MAX_CONNECTIONS, protection.HEADER_SECONDS = {PLACES}, 600'
+    f'protection.MAX_CONNECTIONS, protection.HEADER_SECONDS = {PLACES}, 600'
   )
   with running(folder, '--threads=1', more=more) as (port, process):
     yield folder, port, process
@@ -291,17 +291,39 @@ def test_strangers_can_do_no_harm(server):
 
 
 @pytest.mark.edge
-def test_more_connections_than_are_held(server):
-  """It is busy for others then, and is not when they are gone."""
+@pytest.mark.parametrize('begun', [b'', POST + LENGTH % 5000, b'pipelined'])
+def test_connections_that_wait_keep_nobody_away(server, begun):
+  """Silent ones, slow ones, and ones that ask without reading the answers."""
   _, port, process = server
-  held = [
-    socket.create_connection(('127.0.0.1', port)) for _ in range(PLACES + 20)
-  ]
-  with contextlib.suppress(ConnectionError):
-    assert ask(port, '/healthz')[0] == 503
-  for sent in held:
-    sent.close()
-  while ask(port, '/healthz')[0] == 503:
-    time.sleep(0.1)
+  if begun == b'pipelined':
+    begun = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n' * 9999
+  lines = len(process.said)
+  with contextlib.ExitStack() as stack:
+    for _ in range(2 * PLACES):
+      sent = socket.create_connection(('127.0.0.1', port))
+      stack.enter_context(sent)
+      sent.setblocking(False)
+      with contextlib.suppress(OSError):
+        sent.sendall(begun)
+    assert predict(port, GOOD)[0] == 200
   assert predict(port, GOOD)[0] == 200
-  assert process.poll() is None
+  assert process.poll() is None and len(process.said) == lines
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize('host', [b'localhost', b'evil.example'])
+@pytest.mark.parametrize('pause_s', [0, 0.1])
+def test_a_body_that_goes_wrong_fills_no_log(server, host, pause_s):
+  """Before and after its request is refused."""
+  _, port, process = server
+  lines = len(process.said)
+  head = b'POST /api/predict?top=0 HTTP/1.1\r\nHost: ' + host + b'\r\n'
+  with socket.create_connection(('127.0.0.1', port)) as sent:
+    sent.sendall(head + b'Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n')
+    time.sleep(pause_s)
+    sent.sendall(b'zz\r\nx')
+    with contextlib.suppress(ConnectionError):
+      while sent.recv(1 << 16):
+        pass
+  assert predict(port, GOOD)[0] == 200
+  assert len(process.said) == lines

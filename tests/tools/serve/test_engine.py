@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import json
 import socket
@@ -14,10 +15,8 @@ import pytest
 
 from tests.tools.serve.pictures_to_send import every_kind
 from tests.tools.serve.test_server import checkpoint_of
-from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.tools.serve import board
 from vit_jax.tools.serve.__main__ import explained
-from vit_jax.tools.serve.uploads import Seen, View
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 
@@ -33,6 +32,8 @@ _, uvicorn, engine_lib, protection, listening, served_model, server_lib = (
     'vit_jax.tools.serve.server',
   )
 )
+
+from starlette.exceptions import HTTPException  # noqa: E402
 
 DATA = every_kind()['JPEG turned 6']
 
@@ -64,7 +65,7 @@ def engine(paths, checkpoint):
 
 
 def test_rollout_for_a_class_is_that_of_jax(engine, checkpoint):
-  _, sights = engine.add(DATA)
+  _, sights = engine.add(DATA).result()
   (seen,) = sights.values()
   x = checkpoint.normalize(jnp.asarray(seen.pixels_HWC[None]))
   layers = Layers(checkpoint.model, checkpoint.params, x)
@@ -92,46 +93,10 @@ def test_rollout_is_that_of_jax(layer, discard):
   np.testing.assert_array_equal(weights, before)
 
 
-def held_up(model, monkeypatch):
-  """Has a model wait for an event, and returns it and the sizes of batches."""
-  sizes, start, run = [], threading.Event(), model.run
-
-  def slow(seen):
-    sizes.append(len(seen))
-    start.wait()
-    return run(seen)
-
-  monkeypatch.setattr(model, 'run', slow)
-  return sizes, start
-
-
-def test_what_waits_for_one_model_runs_at_once(engine, monkeypatch):
-  """In the order asked; int8 one by one, where others change an answer."""
-  model = engine.models['small']
-  run = model.run
-  sizes, start = held_up(model, monkeypatch)
-  found = {}
-  for data in list(every_kind().values())[:9]:
-    digest, sights = engine.add(data)
-    found[digest] = engine.answer(digest, sights[model.view], 'small')
-    while not sizes:
-      time.sleep(0.01)
-  start.set()
-  for digest, future in found.items():
-    probability_C = future.result().probability_C
-    seen = engine.known(digest)[model.view]
-    (alone,) = run([seen])
-    np.testing.assert_allclose(probability_C, alone.probability_C, atol=1e-5)
-  assert sizes == [1, 4, 4]
-  # Remembered, it does not run again.
-  engine.answer(digest, seen, 'small').result()
-  assert sizes == [1, 4, 4]
-
-
 def test_an_error_reaches_who_asked_and_the_next_is_answered(
   engine, monkeypatch, caplog
 ):
-  digest, sights = engine.add(DATA)
+  digest, sights = engine.add(DATA).result()
   seen = sights[engine.models['small'].view]
   with monkeypatch.context() as patched:
     patched.setattr(engine.models['small'], 'run', lambda x: 1 / 0)
@@ -141,138 +106,48 @@ def test_an_error_reaches_who_asked_and_the_next_is_answered(
   assert not caplog.records
 
 
-def test_whoever_asked_may_be_gone(engine, monkeypatch, caplog):
-  """As when the server ends, which cancels what it waits for."""
+def test_a_known_image_is_answered_while_others_are_decoded(
+  engine, monkeypatch
+):
+  """However many they are."""
+  (seen,) = engine.add(DATA).result()[1].values()
+  start = threading.Event()
+  see = engine._decoder.see
+  monkeypatch.setattr(
+    engine._decoder, 'see', lambda data: start.wait() and see(data)
+  )
+  with served(engine) as port:
+    digest = post(port)[2]['image']
+    waiting = [engine.add(DATA + bytes([i])) for i in range(50)]
+    assert post(port, f'image={digest}&discard=0.5', b'')[0] == 200
+    assert not any(future.done() for future in waiting)
+    for future in waiting[2:]:
+      future.cancel()
+    start.set()
+    assert waiting[1].result()[0] != digest
+
+
+def test_an_answer_is_computed_once(engine, monkeypatch):
+  digest, sights = engine.add(DATA).result()
+  assert digest == hashlib.sha256(DATA).hexdigest()
   model = engine.models['small']
-  sizes, start = held_up(model, monkeypatch)
-  futures, mapped = [], None
-  for data in list(every_kind().values())[:3]:
-    digest, sights = engine.add(data)
-    seen = sights[model.view]
-    futures.append(engine.answer(digest, seen, 'small'))
-    while not sizes:
-      time.sleep(0.01)
-    # Alone, so that nobody is left of those that are next.
-    mapped = mapped or engine.explained(seen, 'small', 0, 'mean', 0.0)
-  running, waiting, last = futures
-  assert waiting.cancel() and mapped.cancel() and not running.cancel()
-  start.set()
-  assert len(last.result().probability_C) == 7
-  assert sizes == [1, 1]
-  assert not caplog.records
-
-
-class Pretended:
-  """A decoder that sees black, and models that answer what they were given."""
-
-  batches = True
-
-  def __init__(self, views=None):
-    self.view = View((2, 3), Preprocessing())
-    self.ran, self._views = [], views
-    self.begun, self.start = threading.Event(), threading.Event()
-
-  def see(self, data):
-    black = np.zeros((2, 3, 3), np.uint8)
-    return [Seen(black, (0, 0, 1, 1), (2, 3)) for _ in self._views]
-
-  def run(self, seen):
-    self.ran.append(len(seen))
-    self.begun.set()
-    self.start.wait()
-    return [
-      served_model.Answer(np.arange(4.0), np.zeros((5, 4)), {}, None, 0.25)
-      for _ in seen
-    ]
-
-  def close(self):
-    pass
-
-
-@pytest.fixture
-def pretended(monkeypatch):
-  """An engine with two models that batch and one that does not."""
-  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
-  models = {name: Pretended() for name in ('a', 'b', 'alone')}
-  models['alone'].batches = False
-  calls = []
-
-  def explain(*args):
-    calls.append(args)
-    return len(calls)
-
-  engine = engine_lib.Engine(models, explain)
-  engine.calls = calls
-  yield engine
-  for model in models.values():
-    model.start.set()
-  engine.close()
-
-
-def test_others_go_on_waiting_while_one_model_runs(pretended):
-  """Whoever waits for the same model runs with the next, up to four of them."""
-  models = pretended.models
-  _, sights = pretended.add(b'')
-  seen = sights[models['a'].view]
-  done = []
-
-  def ask(name, digest):
-    future = pretended.answer(digest, seen, name)
-    future.add_done_callback(lambda _: done.append(digest))
-    return future
-
-  futures = [ask('a', 'a0')]
-  models['a'].begun.wait()
-  for digest in ('b0', 'a1', 'l0', 'a2', 'b1', 'l1', 'a3', 'a4', 'a5'):
-    name = 'alone' if digest[0] == 'l' else digest[0]
-    futures.append(ask(name, digest))
-    if digest == 'a3':
-      mapped = pretended.explained(seen, 'a', 7, 'max', 0.5)
-  for model in models.values():
-    model.start.set()
-  for future in futures:
-    assert future.result().seconds == 0.25
-  assert mapped.result() == 1
-  pretended.close()  # what is done with an answer may still be under way
-  ((name, pixels_HWC, *rest),) = pretended.calls
-  assert (name, *rest) == ('a', 7, 'max', 0.5)
-  assert pixels_HWC is seen.pixels_HWC
-  assert [model.ran for model in models.values()] == [[1, 4, 1], [2], [1, 1]]
-  assert done == ['a0', 'b0', 'b1', *('a1', 'a2', 'a3', 'a4'), 'l0', 'l1', 'a5']
-  assert dict(pretended.counts) == {
-    **{('images', 'a'): 6, ('batches', 'a'): 3, ('seconds', 'a'): 1.5},
-    **{('images', 'b'): 2, ('batches', 'b'): 1, ('seconds', 'b'): 0.5},
-    **{('images', 'alone'): 2, ('batches', 'alone'): 2},
-    ('seconds', 'alone'): 0.5,
-  }
-
-
-def test_what_is_remembered_is_counted(pretended):
-  for model in pretended.models.values():
-    model.start.set()
-  assert pretended.remembered_bytes == 0
-  digest, sights = pretended.add(b'abc')
-  # By what everybody calls it.
-  assert digest.startswith('ba7816bf8f01cfea414140de5dae2223b00361a3')
-  assert len(sights) == 1 and pretended.remembered_bytes == 18
-  assert pretended.known(digest) is sights and pretended.known('x') is None
-  assert pretended.add(b'abc')[1] is sights
-  (seen,) = sights.values()
-  for name in ('a', 'b'):
-    pretended.answer(digest, seen, name).result()
-  pretended.close()
-  for name in ('a', 'b'):
-    assert pretended.answer(digest, seen, name).done()
-  # Of each: four probabilities and five boxes of float64.
-  assert pretended.remembered_bytes == 18 + 2 * 8 * (4 + 20)
+  seen = sights[model.view]
+  first = engine.answer(digest, seen, 'small').result()
+  assert engine.remembered_bytes == seen.pixels_HWC.nbytes + first.nbytes
+  monkeypatch.setattr(model, 'run', lambda seen: 1 / 0)
+  assert engine.answer(digest, seen, 'small').result() is first
+  assert engine.counts['images', 'small'] == 1
+  assert engine.counts['seconds', 'small'] == first.seconds
+  assert engine.known(digest) is sights and engine.known('x') is None
 
 
 def test_places_are_counted(engine, monkeypatch):
   monkeypatch.setattr(engine_lib, 'MAX_WAITING', 1)
   with engine.place():
-    with pytest.raises(engine_lib.Busy) as refused, engine.place():
+    with pytest.raises(HTTPException) as refused, engine.place():
       pass
-    assert refused.value.seconds >= 1
+    assert refused.value.status_code == 503
+    assert int(refused.value.headers['Retry-After']) >= 1
   with engine.place():
     assert engine.waiting == 1
   assert engine.waiting == 0
@@ -296,20 +171,10 @@ def test_the_oldest_is_forgotten():
 
 
 @contextlib.contextmanager
-def served(engine, **options):
-  """Gives the port of the server in a thread, with the command's protocol.
-
-  `options` are uvicorn's.
-  """
+def served(engine):
+  """Gives the port of the server in a thread, with the command's settings."""
   app = server_lib.PageServer(engine, '', protection.LOOPBACK).app()
-  config = uvicorn.Config(
-    app,
-    http=protection.ImpatientProtocol,
-    h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
-    lifespan='off',
-    log_config=None,
-    **options,
-  )
+  config = listening.config_of(app)
   server = uvicorn.Server(config)
   listener = socket.create_server(('127.0.0.1', 0))
   thread = threading.Thread(target=server.run, args=[[listener]])
@@ -336,7 +201,7 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
   with served(engine) as port:
     status, _, answer = post(port, 'class=0&fusion=max&discard=0.5')
     assert status == 200
-    (seen,) = engine.add(DATA)[1].values()
+    (seen,) = engine.add(DATA).result()[1].values()
     want = engine.explain('small', seen.pixels_HWC, 0, 'max', 0.5)
     values = answer['map'].pop('values')
     np.testing.assert_allclose(values, want, atol=2e-6)
@@ -354,7 +219,7 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
         sent.sendall(head + b'Content-Length: 900\r\n\r\n123')
         assert answered(sent) == 503  # before the rest has come
     with monkeypatch.context() as patched:
-      patched.setattr(protection, 'MAX_BODIES_BYTES', 100)
+      patched.setattr(server_lib, 'MAX_BODIES_BYTES', 100)
       status, headers, body = post(port)
       assert status == 503 and int(headers['Retry-After']) >= 1
     for begun, answer in (
@@ -388,22 +253,12 @@ def later_s(monkeypatch):
   return later_s
 
 
-PATIENT = {'loop': 'asyncio', 'timeout_keep_alive': 6000}
-
-
 @pytest.mark.edge
-@pytest.mark.parametrize('before', [0, 1])
-def test_a_head_has_one_time_however_it_comes(
-  engine, monkeypatch, later_s, before
-):
-  """The first of a connection, and those after an answer."""
+def test_a_head_has_one_time_however_it_comes(engine, monkeypatch, later_s):
   monkeypatch.setattr(protection, 'HEADER_SECONDS', 600)
   head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
-  with served(engine, **PATIENT) as port:
+  with served(engine) as port:
     with socket.create_connection(('127.0.0.1', port)) as sent:
-      for _ in range(before):
-        sent.sendall(head + b'\r\n')
-        assert answered(sent) == 200
       sent.sendall(head)
       for seconds in (400, 300):
         # With an answer to others, what came is read and what was due is done.
@@ -412,42 +267,61 @@ def test_a_head_has_one_time_however_it_comes(
         with contextlib.suppress(ConnectionError):
           sent.sendall(b'X: 1\r\n')
       assert post(port)[0] == 200
-      sent.setblocking(False)
-      # Where it were open still, there would be nothing to read yet.
-      with contextlib.suppress(ConnectionError):
-        assert sent.recv(1) == b''
+      assert is_closed(sent)
 
 
 @pytest.mark.edge
-def test_a_body_that_nobody_reads_is_not_waited_for(
+def test_an_answer_comes_before_its_body_and_waits_for_it(
   engine, monkeypatch, later_s
 ):
+  """Until the body is complete or its time is over."""
   monkeypatch.setattr(protection, 'BODY_SECONDS', 600)
-  monkeypatch.setattr(protection, 'HEADER_SECONDS', 6000)
-  with served(engine, **PATIENT) as port:
-    with socket.create_connection(('127.0.0.1', port)) as sent:
-      head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
-      sent.sendall(head + b'Content-Length: 9000\r\n\r\n1')
-      assert answered(sent) == 200
-      # With an answer to others, what came is read and what was due is done.
-      assert post(port)[0] == 200
-      later_s[0] = 700
-      assert post(port)[0] == 200
-      sent.setblocking(False)
-      # Where it were open still, there would be nothing to read yet.
-      with contextlib.suppress(ConnectionError):
-        assert sent.recv(1) == b''
-    # One that arrives is no fault, nor is waiting for its end any more.
-    with socket.create_connection(('127.0.0.1', port)) as sent:
-      for _ in range(2):
-        sent.sendall(head + b'Content-Length: 2\r\n\r\n1')
+  monkeypatch.setattr(protection, 'HEADER_SECONDS', 60)
+  head = b'GET /healthz HTTP/1.1\r\nHost: localhost\r\n'
+  with served(engine) as port:
+    for rest in (b'', b'2' * 8999):
+      with socket.create_connection(('127.0.0.1', port)) as sent:
+        sent.sendall(head + b'Content-Length: 9000\r\n\r\n1')
         assert answered(sent) == 200
-        sent.sendall(b'2')
-      assert post(port)[0] == 200
-      later_s[0] = 1400
-      assert post(port)[0] == 200
-      sent.sendall(head + b'\r\n')
-      assert answered(sent) == 200
+        later_s[0] += 100
+        sent.sendall(b'')
+        assert post(port)[0] == 200
+        if rest:
+          sent.sendall(rest)
+          assert sent.recv(1) == b''
+          continue
+        assert not is_closed(sent)
+        later_s[0] += 700
+        assert post(port)[0] == 200
+        assert is_closed(sent)
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize('length', ['7', '9' * 5000])
+def test_large_bodies_are_refused(engine, monkeypatch, length):
+  """By what is said of them, and by what comes."""
+  monkeypatch.setattr(server_lib, 'MAX_BODY_BYTES', 6)
+  with served(engine) as port:
+    with socket.create_connection(('127.0.0.1', port)) as sent:
+      head = b'POST /api/predict HTTP/1.1\r\nHost: localhost\r\n'
+      sent.sendall(head + f'Content-Length: {length}\r\n\r\n'.encode())
+      assert answered(sent) == (413 if len(length) < 9 else 400)
+    connection = http.client.HTTPConnection('127.0.0.1', port)
+    with contextlib.closing(connection):
+      parts = iter([b'abc', b'defg'])
+      connection.request('POST', '/api/predict', parts, encode_chunked=True)
+      assert connection.getresponse().status == 413
+
+
+def is_closed(sent):
+  """Whether the server has closed a connection, without waiting for that."""
+  sent.setblocking(False)
+  try:
+    return sent.recv(1) == b''
+  except BlockingIOError:
+    return False
+  except ConnectionError:
+    return True
 
 
 def answered(sent):
@@ -456,13 +330,3 @@ def answered(sent):
   answer.begin()
   answer.read()
   return answer.status
-
-
-def test_the_faster_is_taken(paths, monkeypatch, capsys):
-  both = list(paths.values())
-  for dtype, path in paths.items():
-    assert listening.choose(both, dtype, 1) == path
-    assert listening.choose([path], 'faster', 1) == path
-  assert listening.choose(both, 'faster', 1) in both
-  said = capsys.readouterr().out
-  assert said.startswith('timed     small: float32 ') and 'int8' in said

@@ -1,90 +1,59 @@
-"""Where the server listens, and how the board's program ends."""
+"""Which file of a model is served, tokens, and what is said at the start."""
 
 import argparse
-import pathlib
-import socket
 import types
 
 import pytest
 
-engine_lib, protection, listening = (
-  pytest.importorskip(
-    f'vit_jax.tools.serve.{name}', reason='needs the extra `serve`'
-  )
-  for name in ('engine', 'protection', 'listening')
+from tests.tools.serve.test_server import checkpoint_of
+from vit_jax.tools.serve import board, options
+
+listening = pytest.importorskip(
+  'vit_jax.tools.serve.listening', reason='needs the extra `serve`'
 )
-# Without the extra there would be a module that was skipped halfway.
-Pretended = pytest.importorskip('tests.tools.serve.test_engine').Pretended
 
 
-@pytest.mark.parametrize(
-  ('host', 'url', 'hosts', 'family'),
-  [
-    ('127.0.0.1', '127.0.0.1', protection.LOOPBACK, socket.AF_INET),
-    ('0.0.0.0', '0.0.0.0', None, socket.AF_INET),
-  ],
-)
-def test_it_listens_where_it_is_told(
-  monkeypatch, capsys, host, url, hosts, family
+def test_the_faster_is_taken(tmp_path, capsys):
+  paths = {}
+  for dtype in ('float32', 'int8'):
+    board.write_model(checkpoint_of(), tmp_path, 'small', dtype)
+    paths[dtype] = tmp_path / f'small.{dtype}.onnx'
+  for dtype, path in paths.items():
+    assert listening.choose(paths, dtype, 1) == path
+    assert listening.choose({dtype: path}, 'faster', 1) == path
+  assert listening.choose(paths, 'faster', 1) in paths.values()
+  said = capsys.readouterr().out
+  assert said.startswith('timed     small.') and 'int8' in said
+  with pytest.raises(ValueError, match='--dtype is float16'):
+    listening.choose(paths, 'float16', 1)
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize('token', ['', 'a ', ' a', 'a b', 'ü', 'a\n'])
+def test_a_token_that_no_header_can_bring_is_refused(
+  token, monkeypatch, capsys
 ):
-  """And a name that others point at this machine is not answered there."""
-  found, listened = [], []
-  listen = socket.create_server
+  """Also from the environment."""
+  monkeypatch.setenv(options.TOKEN, token)
+  parser = argparse.ArgumentParser()
+  options.add_flags(parser)
+  for flags in ([f'--token={token}'], []):
+    with pytest.raises(SystemExit):
+      parser.parse_args(flags)
+    assert 'token' in capsys.readouterr().err
+  assert parser.parse_args(['--token=a-Secret!']).token == 'a-Secret!'
 
-  def create_server(address, **kwargs):
-    listened.append(address)
-    return listen((address[0], 0), **kwargs)  # where a port is free
 
-  def model(path, threads):
-    return types.SimpleNamespace(name=path.stem[:-8], view=threads)
-
-  class Server:
-    def __init__(self, config):
-      found.append(config)
-
-    def run(self, sockets):
-      (listener,) = sockets
-      found.append(listener.getsockname()[:2])
-      assert listener.family == family
-      listener.close()
-
-  class Pages:
-    def __init__(self, *args):
-      found.append(args)
-      args[0].close()
-
-    def app(self):
-      return None
-
-  monkeypatch.setattr(engine_lib, 'Decoder', Pretended)
-  monkeypatch.setattr(listening, 'ServedModel', model)
-  monkeypatch.setattr(
-    listening, '_give_memory_back', lambda: found.append('less memory')
-  )
-  monkeypatch.setattr(socket, 'create_server', create_server)
-  # The real one lets Python's logging write to what is captured here.
-  monkeypatch.setattr(listening.uvicorn, 'Config', lambda app, **given: given)
-  monkeypatch.setattr(listening.uvicorn, 'Server', Server)
-  monkeypatch.setattr(listening, 'PageServer', Pages)
-  args = argparse.Namespace(host=host, port=8123, token=None, threads=2)
-  paths = [pathlib.Path(f'{name}.float32.onnx') for name in ('a', 'b')]
-  try:
-    listening.serve(args, paths, max)
-  except OSError:
-    assert family == socket.AF_INET6
-    pytest.skip('there is no IPv6 here')
-  asked, (engine, *rest), config, (address, port) = found
-  assert asked == 'less memory' and listened == [(host, 8123)]
-  assert rest == ['', hosts] and engine.explain is max
-  assert [*engine.models] == ['a', 'b'] and engine._views == [2]
-  assert address == host
-  assert capsys.readouterr().out == f'serving   a, b at http://{url}:{port}\n'
-  assert config['http'] is protection.ImpatientProtocol
-  assert config['h11_max_incomplete_event_size'] == 16384
-  assert (config['limit_concurrency'], config['log_level']) == (256, 'error')
-  # Neither what strangers ask nor what is here is told.
-  for name in ('access_log', 'server_header', 'proxy_headers'):
-    assert config[name] is False
-  assert config['ws'] == 'none'
-  # Docker kills after 10 s what has not ended.
-  assert 0 < config['timeout_graceful_shutdown'] < 10
+@pytest.mark.edge
+@pytest.mark.parametrize(
+  ('host', 'token', 'warned'),
+  [('0.0.0.0', None, 1), ('0.0.0.0', 'x', 0), ('127.0.0.1', None, 0)],
+)
+def test_serving_everybody_is_warned_of(
+  host, token, warned, monkeypatch, capsys
+):
+  monkeypatch.setattr(listening, '_give_memory_back', lambda: 1 / 0)
+  args = types.SimpleNamespace(host=host, port=8000, token=token, threads=1)
+  with pytest.raises(ZeroDivisionError):
+    listening.serve(args, [])
+  assert capsys.readouterr().err.count('--token') == warned

@@ -4,13 +4,21 @@ import types
 
 import pytest
 
-queries, openapi, protection, uploads = (
+queries, server, served_model, uploads = (
   pytest.importorskip(
     f'vit_jax.tools.serve.{name}', reason='needs the extra `serve`'
   )
-  for name in ('queries', 'openapi', 'protection', 'uploads')
+  for name in ('queries', 'server', 'served_model', 'uploads')
 )
+from starlette.exceptions import HTTPException  # noqa: E402
+
 jsonschema = pytest.importorskip('jsonschema')
+
+
+PARAMETERS = (
+  *('model', 'image', 'top', 'threshold', 'map', 'fusion', 'discard'),
+  *('layer', 'class'),
+)
 
 
 def engine_of(classes=7, layers=3, explain=True, grid=(4, 6)):
@@ -34,7 +42,7 @@ def test_what_is_not_said_has_a_default(classes, top):
     *('first', '', top, 0.7, True, 'mean', 0.0, None, None)
   )
   assert queries.parse(
-    {'top': '', 'image': '', 'layer': '', 'class': ''}, engine_of(classes)
+    dict.fromkeys(PARAMETERS, ''), engine_of(classes)
   ) == queries.parse({}, engine_of(classes))
 
 
@@ -51,9 +59,9 @@ def test_each_parameter_is_what_it_is_called():
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
-  with pytest.raises(protection.Refusal, match='layer=0 .* the model has none'):
+  with pytest.raises(HTTPException, match='layer=0 .* the model has none'):
     queries.parse({'layer': '0'}, engine_of(layers=0, grid=None))
-  with pytest.raises(protection.Refusal, match='layer=1 .* from 0 to 0'):
+  with pytest.raises(HTTPException, match='layer=1 .* from 0 to 0'):
     queries.parse({'layer': '1'}, engine_of(layers=1))
 
 
@@ -64,41 +72,47 @@ def test_a_model_without_attention_has_no_layer_to_ask_for():
     ('top', ['1', '7', '000007'], ['0', '8', '-1', '1.5', '0000001']),
     ('layer', ['0', '2'], ['3', '-1', '²']),
     ('class', ['0', '6'], ['7', 'cat']),
-    ('threshold', ['0', '0.999'], ['1', '-0.1', 'nan', 'x', '']),
-    ('discard', ['0', '0.999'], ['1', '-0.1', 'nan', 'x', '']),
-    ('map', ['0', '1'], ['2', '']),
-    ('fusion', ['mean', 'min', 'max'], ['median', '']),
+    ('threshold', ['0', '0.999'], ['1', '-0.1', 'nan', 'x']),
+    ('discard', ['0', '0.999'], ['1', '-0.1', 'nan', 'x']),
+    ('map', ['0', '1'], ['2']),
+    ('fusion', ['mean', 'min', 'max'], ['median']),
     ('image', ['0' * 64], ['0' * 63, '0' * 65, 'A' * 64, '0' * 63 + 'g']),
-    ('model', ['first', 'second'], ['third', '']),
+    ('model', ['first', 'second'], ['third']),
   ],
 )
 def test_values_are_taken_up_to_their_bounds(name, good, bad):
   for value in good:
     queries.parse({name: value}, engine_of())
   for value in bad:
-    with pytest.raises(protection.Refusal) as refused:
+    with pytest.raises(HTTPException) as refused:
       queries.parse({name: value}, engine_of())
-    assert refused.value.status == 400
+    assert refused.value.status_code == 400
     said = f'{name}={value} is not possible: use '
-    assert refused.value.message.startswith(said)
+    assert refused.value.detail.startswith(said)
 
 
 def test_a_map_for_a_class_is_refused_where_there_is_none():
   for engine in (engine_of(explain=None), engine_of(grid=None)):
-    with pytest.raises(protection.Refusal, match='takes gradients') as refused:
+    with pytest.raises(HTTPException, match='takes gradients') as refused:
       queries.parse({'class': '0'}, engine)
-    assert refused.value.status == 400
+    assert refused.value.status_code == 400
     assert queries.parse({'layer': '0'}, engine).layer == 0
-  with pytest.raises(protection.Refusal, match='leave out layer') as refused:
+  with pytest.raises(HTTPException, match='leave out layer') as refused:
     queries.parse({'class': '0', 'layer': '0'}, engine_of())
-  assert refused.value.status == 400
+  assert refused.value.status_code == 400
 
 
 def test_the_description_has_the_parameters_that_are_taken():
-  predict = openapi.describe()['paths']['/api/predict']['post']
+  predict = queries.DESCRIPTION['paths']['/api/predict']['post']
   found = {x['name']: x for x in predict['parameters']}
-  names = 'model image top threshold map fusion discard layer class'
-  assert ' '.join(found) == names
+  assert tuple(found) == PARAMETERS
+  assert found['fusion']['schema']['enum'] == [*served_model.FUSIONS]
+  body = predict['requestBody']['description']
+  assert ', '.join(uploads.FORMATS) in body
+  responses = predict['responses']
+  most = f'{server.MAX_BODY_BYTES >> 20} MiB'
+  assert most in responses['413']['description']
+  assert f'{uploads.MAX_PIXELS:,} pixels' in responses['422']['description']
   assert {x['in'] for x in found.values()} == {'query'}
   assert all(x['description'] for x in found.values())
   schemas = {name: x['schema'] for name, x in found.items()}
@@ -118,7 +132,7 @@ def test_the_description_has_the_parameters_that_are_taken():
         continue
       try:
         queries.parse({name: str(value)}, engine_of(layers=9))
-      except protection.Refusal:
+      except HTTPException:
         assert not is_valid, (name, value)
       else:
         assert is_valid, (name, value)

@@ -265,6 +265,8 @@ def test_what_is_around_it(port):
     status, headers, body = ask(port, path)
     assert status == 404 and 'openapi.json' in body['error']
     assert headers['X-Content-Type-Options'] == 'nosniff'
+  # No redirect, which would lead to whatever host a request names.
+  assert ask(port, '/api/predict/', b'', Host='localhost.x')[0] == 404
 
 
 def test_an_answer_is_what_the_description_says(port):
@@ -407,7 +409,7 @@ def test_probabilities_of_several_classes_are_sigmoids(tmp_path):
   path = tmp_path / 'x.float32.onnx'
   images = checkpoint.transform().image(KINDS['BMP'], 'BMP')[None]
   served = served_model.ServedModel(path, 1)
-  (answer,) = served.run([Seen(images[0], (0, 0, 1, 1), (32, 48))])
+  answer = served.run(Seen(images[0], (0, 0, 1, 1), (32, 48)))
   want_C = jax.nn.sigmoid(checkpoint.logits(images))[0]
   np.testing.assert_allclose(answer.probability_C, want_C, atol=TOLERANCE)
 

@@ -1,25 +1,21 @@
 """What a model sees of files, beside what the rest of the package makes."""
 
-import io
 import os
 import resource
 import signal
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ROOT
 from tests.tools.serve.pictures_to_send import encoded, every_kind, pixels
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 from vit_jax.projects.detr.box_transforms import EvalBoxTransform
 from vit_jax.tools.serve import uploads
-from vit_jax.tools.serve.decoder import Decoder
+from vit_jax.tools.serve.decoder import MAX_MEMORY_BYTES, Decoder
 from vit_jax.tools.serve.uploads import UnreadableUpload, View
 
 VIEWS = [
@@ -134,6 +130,16 @@ def test_another_process_gives_the_same(decoder):
     assert (got.box, got.size) == (want.box, want.size)
 
 
+def test_warnings_about_an_image_fill_no_log(decoder, capfd):
+  """Pillow warns of images that it reads."""
+  exif = b'Exif\0\0II*\0\x08\0\0\0\xff\0'
+  data = encoded(Image.fromarray(pixels(9, 7)), 'JPEG', exif=exif)
+  with pytest.warns(UserWarning, match='EXIF'):
+    uploads.see(data, VIEWS[0])
+  decoder.see(data)
+  assert capfd.readouterr() == ('', '')
+
+
 @pytest.mark.edge
 def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
   """And the next is decoded by another process."""
@@ -143,25 +149,6 @@ def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
     decoder.see(KINDS['JPEG of 9 x 7'])
   monkeypatch.setattr(decoder, '_seconds', 600)
   assert len(decoder.see(KINDS['JPEG of 9 x 7'])) == len(VIEWS)
-
-
-def test_what_strangers_send_fills_no_log():
-  """Pillow warns of much that it can read all the same."""
-  exif = b'Exif\0\0II*\0\x08\0\0\0\xff\0'
-  data = encoded(Image.fromarray(pixels(9, 7)), 'JPEG', exif=exif)
-  with pytest.warns(UserWarning, match='EXIF'):
-    want = uploads.see(data, VIEWS[0]).pixels_HWC
-  asked = io.BytesIO()
-  uploads.send(asked, VIEWS[:1], data)
-  result = subprocess.run(
-    [sys.executable, '-m', uploads.__name__],
-    cwd=ROOT,
-    input=asked.getvalue(),
-    capture_output=True,
-    env=os.environ | {'OPENBLAS_NUM_THREADS': '1'},
-    check=True,
-  )
-  assert result.stderr == b'' and result.stdout.endswith(want.tobytes())
 
 
 @pytest.mark.edge
@@ -191,17 +178,5 @@ def test_the_process_has_limits_where_the_server_has_none():
   finally:
     decoder.close()
   # No limit is -1, and the server may have a lower one itself.
-  assert 0 < min(memory) <= max(memory) <= uploads._MAX_MEMORY_BYTES
+  assert 0 < min(memory) <= max(memory) <= MAX_MEMORY_BYTES
   assert file == core == (0, 0)
-
-
-def test_messages_come_through():
-  pipe = io.BytesIO()
-  uploads.send(pipe, {'a': [1, 'ü']}, b'', b'\x00\xff' * 9)
-  pipe.seek(0)
-  assert uploads.receive(pipe) == ({'a': [1, 'ü']}, [b'', b'\x00\xff' * 9])
-  # Wherever the other end has stopped, nothing is made of a part.
-  sent = pipe.getvalue()
-  for end in range(len(sent)):
-    with pytest.raises(EOFError):
-      uploads.receive(io.BytesIO(sent[:end]))

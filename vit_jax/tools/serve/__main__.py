@@ -33,7 +33,7 @@ def explained(
   fusion: str,
   discard: float,
 ) -> np.ndarray:
-  """Returns rollout hw for a class, by JAX; see `engine.Explain`."""
+  """Returns the rollout hw of a class; see `engine.Explain`."""
   layers = Layers(
     checkpoint.model,
     checkpoint.on_device,
@@ -43,11 +43,11 @@ def explained(
 
 
 def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
-  """Returns checkpoints by the names that they are served by.
+  """Returns checkpoints by their names on the page.
 
   Raises:
-    FileNotFoundError: if nothing is at one of the paths.
-    ValueError: if one is none, or a damaged one.
+    FileNotFoundError: if a path does not exist.
+    ValueError: if a path is not a checkpoint, or is damaged.
   """
   checkpoints = [opening.open_checkpoint(path) for path in paths]
   names = photos.unique_names([board.name_of(x.path) for x in checkpoints])
@@ -56,14 +56,14 @@ def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
 
 def _run(args: argparse.Namespace) -> None:
   checkpoints = open_all(args.checkpoints)
-  # Here, because it needs the libraries of the extra `serve`.
+  # Imported here: it needs the libraries of the extra `serve`.
   try:
     from vit_jax.tools.serve import listening
   except ImportError as e:
     raise ImportError(
       f"{e}: serving needs pip install 'vit_jax[serve]'."
     ) from e
-  # Or it would end without removing the folder.
+  # By default a process ends without removing its temporary folder.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   with tempfile.TemporaryDirectory() as folder:
     for name, checkpoint in checkpoints.items():

@@ -1,6 +1,6 @@
-"""A folder that serves a model where there is no JAX.
+"""A folder that serves a model without JAX.
 
-The server is that of `vit_jax/tools/serve/`, copied with what it imports.
+It has a copy of `vit_jax/tools/serve/` and of the modules that are imported.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ DTYPES = onnx.DTYPES
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = pathlib.Path(__file__).parent
-# Of the data pipeline what the server's decoder needs.
+# The part of the data pipeline that the server's decoder needs.
 _PIXELS = ('data/__init__.py', 'data/preprocessing.py', 'data/upright.py')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
@@ -32,12 +32,12 @@ if __name__ == '__main__':
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
-  With the dtype 'int8' there are both, of which the server takes the faster: on
-  some boards that is float32.
+  With the dtype 'int8', float32 is written too: on some boards it is faster,
+  and the server takes the faster one.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if there is nothing to predict, or the model cannot be written.
+    ValueError: if the model has no head, or cannot be written.
   """
   with whole.new_folder(target) as folder:
     root = folder / 'vit_jax'
@@ -50,8 +50,8 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     for name in _PIXELS:
       shutil.copyfile(_PACKAGE / name, root / name)
     for path in _SERVER.iterdir():
-      # This file and __main__ need JAX, which a board is without.
-      if path.suffix in ('.py', '.html') and path.stem not in (
+      # This file and __main__ need JAX.
+      if path.suffix in ('.py', '.html', '.json') and path.stem not in (
         '__main__',
         'board',
       ):
@@ -69,11 +69,11 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def write_model(
   checkpoint: Checkpoint, folder: pathlib.Path, name: str, dtype: str
 ) -> list[str]:
-  """Writes the file that the server opens, and returns what it cannot hold.
+  """Writes the file of a model, and returns what the file cannot hold.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if there is nothing to predict, or the model cannot be written.
+    ValueError: if the model has no head, or cannot be written.
   """
   if not checkpoint.model.num_classes:
     raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
@@ -86,9 +86,9 @@ def write_model(
 
 
 def name_of(path: str) -> str:
-  """Returns what a model is called: the last part of where it is from.
+  """Returns the name of a model: the last part of its path.
 
-  Of a step of a workdir, that of the workdir.
+  A checkpoint of a workdir has the name of the workdir.
   """
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':

@@ -1,118 +1,145 @@
-"""The other end of `uploads`: a process that decodes, with a time limit."""
+"""A process that decodes images, with limits of time and memory."""
 
+import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
-import threading
+import warnings
+from multiprocessing import connection
 
 import numpy as np
+from PIL import Image
 
-from vit_jax.tools.serve import options, uploads
+from vit_jax.data.preprocessing import Preprocessing
+from vit_jax.tools.serve import options
+from vit_jax.tools.serve.uploads import Seen, UnreadableUpload, View, see
 
 SECONDS = 10.0
-START_SECONDS = 60.0
+_START_SECONDS = 60.0
+# Address space, libraries included: many times the memory in use.
+MAX_MEMORY_BYTES = 2 << 30
 
 
 class Decoder:
   """Decodes one image at a time, in a process that is replaced if it hangs."""
 
-  def __init__(self, views: list[uploads.View], seconds: float = SECONDS):
-    """Starts it.
+  def __init__(self, views: list[View], seconds: float = SECONDS):
+    """Starts the process.
 
     Args:
       views: what each image becomes.
-      seconds: after which an image is given up.
+      seconds: time limit of an image.
 
     Raises:
-      OSError: the process cannot be started.
+      OSError: if the process cannot be started.
     """
     self._views = views
     self._seconds = seconds
-    self._lock = threading.Lock()
     self._start()
 
   def _start(self) -> None:
     root = os.fspath(pathlib.Path(__file__).parents[3])
     others = filter(None, [os.environ.get('PYTHONPATH')])
-    # What reads images of strangers need not know the secret.
+    # The process reads images of strangers and need not know the secret.
     env = {k: x for k, x in os.environ.items() if k != options.TOKEN}
-    self._process = subprocess.Popen(
-      [sys.executable, '-m', uploads.__name__],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      # Ctrl-C is not for it: it ends when nobody asks any more.
-      process_group=0,
-      # Threads of a library that multiplies matrices, which nobody does there.
-      env=env
-      | {
-        'PYTHONPATH': os.pathsep.join([root, *others]),
-        'OPENBLAS_NUM_THREADS': '1',
-      },
-    )
-    assert self._process.stdin and self._process.stdout
-    self._questions = self._process.stdin
-    self._answers = self._process.stdout
-    timer = threading.Timer(START_SECONDS, self._process.kill)
-    timer.start()
+    env['PYTHONPATH'] = os.pathsep.join([root, *others])
+    env['OPENBLAS_NUM_THREADS'] = '1'  # nothing multiplies matrices there
+    views = json.dumps(self._views, default=vars)
+    self._pipe, other = connection.Pipe()
+    with other:
+      self._process = subprocess.Popen(
+        [sys.executable, '-m', __name__, str(other.fileno()), views],
+        pass_fds=[other.fileno()],
+        process_group=0,  # Ctrl-C is for the server, which ends the process
+        env=env,
+      )
     try:
-      # What a module prints as it is imported is no message.
-      ready = self._answers.read(len(uploads.READY)) == uploads.READY
-    finally:
-      timer.cancel()
-    if not ready:
+      self._receive(_START_SECONDS)
+    except (EOFError, OSError):
       self.close()
       raise OSError(
-        'The process that decodes images does not begin, or prints something: '
-        'see above.'
-      )
+        'The process that decodes images does not start: see above.'
+      ) from None
 
-  def see(self, data: bytes | bytearray) -> list[uploads.Seen]:
-    """Returns an image file as each of the views has it.
+  def see(self, data: bytes | bytearray) -> list[Seen]:
+    """Returns an image file as each view has it.
 
     Raises:
-      UnreadableUpload: for what is no image, damaged, has too many pixels or
-        takes too long.
-      OSError: the process cannot be started.
+      UnreadableUpload: if it is not an image, is damaged, has too many pixels
+        or takes too long.
+      OSError: if the process cannot be started.
     """
-    with self._lock:
-      # It was given up, or ended while nobody asked, for want of memory, say.
-      if self._process.poll() is not None:
-        self.close()
-        self._start()
-      timer = threading.Timer(self._seconds, self._end)
-      timer.start()
-      try:
-        uploads.send(self._questions, self._views, data)
-        answer, pixels = uploads.receive(self._answers)
-      except (EOFError, OSError):
-        self.close()
-        raise uploads.UnreadableUpload(
-          f'The image cannot be decoded within {self._seconds:g} seconds and '
-          'the memory there is: send a simpler one.'
-        ) from None
-      finally:
-        timer.cancel()
-        # Where it was about to end the process, the next image shall know.
-        timer.join()
-    if 'error' in answer:
-      raise uploads.UnreadableUpload(answer['error'])
+    # A limit may have ended it since the last image.
+    if self._process.poll() is not None:
+      self.close()
+      self._start()
+    try:
+      self._pipe.send_bytes(data)
+      facts, error = json.loads(self._receive(self._seconds))
+      parts = [self._receive(self._seconds) for _ in facts]
+    except (EOFError, OSError):
+      self.close()
+      raise UnreadableUpload(
+        f'The image cannot be decoded within {self._seconds:g} seconds and '
+        'the available memory: send a simpler one.'
+      ) from None
+    if error:
+      raise UnreadableUpload(error)
     return [
-      uploads.Seen(
+      Seen(
         np.frombuffer(part, np.uint8).reshape(shape), tuple(box), tuple(size)
       )
-      for part, (shape, box, size) in zip(pixels, answer['seen'], strict=True)
+      for part, (shape, box, size) in zip(parts, facts, strict=True)
     ]
+
+  def _receive(self, seconds: float) -> bytes:
+    if not self._pipe.poll(seconds):
+      raise TimeoutError
+    return self._pipe.recv_bytes()
 
   def close(self) -> None:
     """Ends the process."""
-    self._end()
-    for pipe in (self._questions, self._answers):
-      try:
-        pipe.close()
-      except OSError:  # what was still to be written
-        pass
-
-  def _end(self) -> None:
     self._process.kill()
     self._process.wait()
+    self._pipe.close()
+
+
+def main() -> None:
+  """Decodes images for the server; runs in the process."""
+  warnings.simplefilter('ignore')
+  Image.MAX_IMAGE_PIXELS = None  # `see` has a limit of its own
+  for limit, most in (
+    (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
+    (resource.RLIMIT_FSIZE, 0),
+    (resource.RLIMIT_CORE, 0),
+  ):
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+      most = min(most, hard)
+    resource.setrlimit(limit, (most, most))
+  views = [
+    View(tuple(size), Preprocessing.of(given), keeps_shape)
+    for size, given, keeps_shape in json.loads(sys.argv[2])
+  ]
+  with connection.Connection(int(sys.argv[1])) as pipe:
+    pipe.send_bytes(b'ready')
+    while True:
+      try:
+        data = pipe.recv_bytes()
+      except EOFError:
+        return
+      seen, error = [], ''
+      try:
+        seen = [see(data, view) for view in views]
+      except UnreadableUpload as e:
+        error = str(e)
+      facts = [[x.pixels_HWC.shape, x.box, x.size] for x in seen]
+      pipe.send_bytes(json.dumps([facts, error]).encode())
+      for x in seen:
+        pipe.send_bytes(x.pixels_HWC.tobytes())
+
+
+if __name__ == '__main__':
+  main()

@@ -4,19 +4,16 @@ import argparse
 import ctypes
 import pathlib
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from vit_jax.tools.serve import options, protection
 from vit_jax.tools.serve.engine import Engine, Explain
 from vit_jax.tools.serve.served_model import ServedModel, seconds_an_image
 from vit_jax.tools.serve.server import PageServer
-
-# Connections at once, idle ones too.
-_MAX_CONNECTIONS = 256
 
 
 def serve(
@@ -24,47 +21,61 @@ def serve(
   paths: Sequence[pathlib.Path],
   explain: Explain | None = None,
 ) -> None:
-  """Serves models until it is told to end.
+  """Serves models until a signal ends it.
 
   Args:
-    args: of `options.add_flags`.
-    paths: of files NAME.DTYPE.onnx, one a name.
+    args: from `options.add_flags`.
+    paths: files NAME.DTYPE.onnx, one for each name.
     explain: see `Engine`.
   """
+  is_local = args.host in protection.LOOPBACK
+  if not is_local and not args.token:
+    print(
+      f'warning: Whoever reaches {args.host}:{args.port} is answered: give '
+      f'--token or ${options.TOKEN} to serve only those who know it.',
+      file=sys.stderr,
+    )
   _give_memory_back()
   opened = [ServedModel(path, args.threads) for path in paths]
   models = {model.name: model for model in opened}
-  hosts = protection.LOOPBACK if args.host in protection.LOOPBACK else None
+  hosts = protection.LOOPBACK if is_local else None
   engine = Engine(models, explain)
-  config = uvicorn.Config(
-    PageServer(engine, args.token or '', hosts).app(),
-    host=args.host,
-    port=args.port,
-    http=protection.ImpatientProtocol,
-    ws='none',
-    h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
-    limit_concurrency=_MAX_CONNECTIONS,
-    timeout_keep_alive=5,
-    timeout_graceful_shutdown=5,
-    access_log=False,
-    server_header=False,
-    proxy_headers=False,
-    # Not warnings, one for each request that is no HTTP: strangers would fill
-    # the log.
-    log_level='error',
-  )
+  app = PageServer(engine, args.token or '', hosts).app()
   family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
   listener = socket.create_server((args.host, args.port), family=family)
   port = listener.getsockname()[1]
   host = f'[{args.host}]' if ':' in args.host else args.host
   print(f'serving   {", ".join(models)} at http://{host}:{port}', flush=True)
-  uvicorn.Server(config).run([listener])
+  try:
+    uvicorn.Server(config_of(app)).run([listener])
+  finally:
+    engine.close()
+
+
+def config_of(app: ASGIApp) -> uvicorn.Config:
+  """Returns the settings of the server."""
+  return uvicorn.Config(
+    app,
+    http=protection.ImpatientProtocol,
+    loop='asyncio',
+    ws='none',
+    h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
+    # asyncio accepts as many at once, before any of them can be refused.
+    backlog=100,
+    timeout_graceful_shutdown=5,
+    headers=[('connection', 'close')],
+    access_log=False,
+    server_header=False,
+    proxy_headers=False,
+    # Warnings would be lines of the log that strangers write.
+    log_level='error',
+  )
 
 
 def _give_memory_back() -> None:
   """Makes glibc return large arrays to the system when they are freed.
 
-  It would keep them, for every thread: a third of all memory with ViT-B/16.
+  Otherwise it keeps them for each thread: a third of all memory with ViT-B/16.
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):
@@ -83,17 +94,17 @@ def main() -> int:
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='of models that are there in both (default: both are timed)',
+    help='of models that are there in both (default: times both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'
-  found: dict[str, list[pathlib.Path]] = {}
+  found: dict[str, dict[str, pathlib.Path]] = {}
   for path in sorted(folder.glob('*.*.onnx')):
-    found.setdefault(path.stem.rpartition('.')[0], []).append(path)
-  if not found:
-    print(f'error: There are no models in {folder}.', file=sys.stderr)
-    return 2
+    name, _, dtype = path.stem.rpartition('.')
+    found.setdefault(name, {})[dtype] = path
   try:
+    if not found:
+      raise FileNotFoundError(f'There are no models in {folder}.')
     serve(args, [choose(x, args.dtype, args.threads) for x in found.values()])
   except (OSError, ValueError) as e:
     print(f'error: {e}', file=sys.stderr)
@@ -104,59 +115,28 @@ def main() -> int:
 
 
 def choose(
-  paths: Sequence[pathlib.Path], dtype: str, threads: int
+  paths: dict[str, pathlib.Path], dtype: str, threads: int
 ) -> pathlib.Path:
-  """Returns the file of a model in one dtype or the other.
+  """Returns the file of a model in one dtype.
 
   Args:
-    paths: of the same model.
+    paths: files of a model by dtype.
     dtype: 'float32', 'int8', or 'faster' to time them.
-    threads: that it will run in.
+    threads: number of threads of the model.
 
   Raises:
-    ValueError: if there is none in that dtype, or none runs that is timed.
+    ValueError: if the dtype is missing, or a file cannot be run.
   """
-  by_dtype = {path.stem.rpartition('.')[2]: path for path in paths}
   if len(paths) == 1:
-    return paths[0]
-  if dtype != 'faster':
-    if dtype not in by_dtype:
-      raise ValueError(
-        f'{paths[0].parent} has no {dtype} of this model: choose --dtype of '
-        f'{", ".join(by_dtype)}.'
-      )
-    return by_dtype[dtype]
-  seconds = {}
-  for name, path in by_dtype.items():
-    try:
-      seconds[name] = _timed(path, threads)
-    except ValueError as e:
-      print(f'left out  {e}', file=sys.stderr, flush=True)
-  if not seconds:
-    raise ValueError(f'{paths[0]} runs in none of {", ".join(by_dtype)}.')
-  fastest = min(seconds, key=lambda name: seconds[name])
-  said = ', '.join(f'{name} {s * 1e3:.1f} ms' for name, s in seconds.items())
-  print(f'timed     {paths[0].stem.rpartition(".")[0]}: {said}', flush=True)
-  return by_dtype[fastest]
-
-
-def _timed(path: pathlib.Path, threads: int) -> float:
-  """Times a model in a process of its own, whose memory ends with it."""
-  program = (
-    'import sys, pathlib\n'
-    f'from {seconds_an_image.__module__} import seconds_an_image\n'
-    'print(seconds_an_image(pathlib.Path(sys.argv[1]), int(sys.argv[2])))'
-  )
-  root = pathlib.Path(__file__).parents[3]
-  result = subprocess.run(
-    [sys.executable, '-c', program, path, str(threads)],
-    cwd=root,
-    capture_output=True,
-    text=True,
-  )
-  if result.returncode:
-    said = result.stderr.strip().splitlines() or [
-      f'its process ended with status {result.returncode}'
-    ]
-    raise ValueError(f'{path} does not run: {said[-1]}')
-  return float(result.stdout)
+    return next(iter(paths.values()))
+  if dtype == 'faster':
+    _give_memory_back()
+    times = {x: seconds_an_image(path, threads) for x, path in paths.items()}
+    dtype = min(times, key=times.__getitem__)
+    said = ', '.join(f'{x} {1e3 * s:.1f} ms' for x, s in times.items())
+    print(f'timed     {paths[dtype].stem}: {said}', flush=True)
+  if dtype not in paths:
+    raise ValueError(
+      f'--dtype is {dtype}; this model is there in {", ".join(paths)}.'
+    )
+  return paths[dtype]

@@ -2,18 +2,19 @@
 
 import argparse
 import os
+import re
 
-# Of the environment: the token, which others do not see among the processes.
+# The environment variable of the token, which is hidden from other users.
 TOKEN = 'VIT_JAX_TOKEN'
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds what both commands take."""
+  """Adds the flags of both commands."""
   parser.add_argument(
     '--host',
     default='127.0.0.1',
-    help='address to listen at (default: 127.0.0.1, this machine alone; '
-    '0.0.0.0 is for all who reach it, wherefore --token)',
+    help='address to listen at (default: 127.0.0.1, for this machine alone; '
+    '0.0.0.0 is for everybody who reaches it, so give a --token too)',
   )
   parser.add_argument(
     '--port', type=_port, default=8000, help='(default: 8000; 0 for a free one)'
@@ -22,26 +23,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--token',
     type=_token,
     default=os.environ.get(TOKEN),
-    help=f'what whoever asks has to know (default: ${TOKEN}, which others on '
-    'this machine do not see among the processes, or none)',
+    help=f'secret that every request must have (default: ${TOKEN}, which other '
+    'users of this machine cannot see, or none)',
   )
   parser.add_argument(
     '--threads',
     type=int,
     default=0,
-    help='that a model runs in (default: 0, as many as cores)',
+    help='threads of a model (default: 0, as many as cores)',
   )
 
 
 def _token(text: str) -> str:
-  if not text:
+  # Headers lose blanks at their ends, and differ in other characters.
+  if not re.fullmatch('[!-~]+', text):
     raise argparse.ArgumentTypeError(
-      'it is empty, and everybody would be answered: give one, or leave it out.'
+      f'the token {text!r} is empty, or has a blank or another character that '
+      'headers do not keep: use letters, digits and punctuation of ASCII.'
     )
   return text
 
 
 def _port(text: str) -> int:
   if not text.isdecimal() or int(text) > 65535:
-    raise argparse.ArgumentTypeError(f'{text} is none: use 0 to 65535.')
+    raise argparse.ArgumentTypeError(f'{text} is not a port: use 0 to 65535.')
   return int(text)

@@ -1,22 +1,20 @@
-"""What stands between the server and strangers."""
+"""Limits on what strangers can ask and how long they may take."""
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import h11
-from starlette.requests import ClientDisconnect, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+MAX_CONNECTIONS = 256
 MAX_HEADER_BYTES = 16 << 10
-MAX_BODY_BYTES = 20 << 20
-# Of all requests at once.
-MAX_BODIES_BYTES = 64 << 20
 HEADER_SECONDS = 10.0
 BODY_SECONDS = 30.0
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
@@ -31,20 +29,11 @@ HEADERS = {
 }
 
 
-class Refusal(Exception):
-  """Ends a request with a status and a message."""
-
-  def __init__(self, status: int, message: str, **headers: str):
-    super().__init__(message)
-    self.status = status
-    self.message = message
-    self.headers = headers
-
-
 def content_policy(page: str) -> str:
-  """Returns the Content-Security-Policy of a page and nothing but it.
+  """Returns the Content-Security-Policy of a page.
 
-  Its one script and style are allowed by their hashes, its images are its own.
+  It allows the page's own script and style, by their hashes, and its own
+  images. Everything else is forbidden.
   """
 
   def hashed(tag: str) -> str:
@@ -63,124 +52,115 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Refuses what other sites make a browser ask.
+  """Refuses requests that other sites make a browser send.
 
   Args:
-    request: from anywhere.
-    hosts: by which the server is asked, without ports; None for any. Given,
-      a name that somebody points at this machine is none of them.
+    request: the request.
+    hosts: accepted host names, without ports; None accepts every name. A list
+      protects from names that a stranger points at this machine.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
   if hosts is not None and name not in hosts:
-    raise Refusal(403, f'The host {host!r:.100} is not served here.')
+    raise HTTPException(403, f'The host {host!r:.100} is not served here.')
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
     if request.headers.get('sec-fetch-mode') != 'navigate':
-      raise Refusal(403, 'Pages of other sites are not answered.')
+      raise HTTPException(403, 'Pages of other sites are not answered.')
 
 
 def check_token(request: Request, token: str) -> None:
-  """Refuses a request without `Authorization: Bearer TOKEN`, if there is one.
+  """Refuses a request without `Authorization: Bearer TOKEN`.
 
-  The comparison takes as long for any wrong one.
+  The comparison takes the same time for every wrong token.
   """
-  # As which Starlette decodes headers.
+  # Starlette decodes headers as Latin-1.
   given = request.headers.get('authorization', '').encode('latin-1')
   if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
-    raise Refusal(
+    raise HTTPException(
       401,
       'A token is needed, as the header Authorization: Bearer TOKEN.',
-      **{'WWW-Authenticate': 'Bearer'},
+      {'WWW-Authenticate': 'Bearer'},
     )
 
 
-class Bodies:
-  """Reads bodies of requests, within limits of size and time."""
+def lingering(app: ASGIApp) -> ASGIApp:
+  """Delays the end of an answer until its request has arrived.
 
-  def __init__(self) -> None:
-    """Holds none yet."""
-    self.held_bytes = 0
+  The connection closes with the answer. Closed earlier, a client that is still
+  sending its image would see a broken connection and no answer.
+  """
 
-  @contextlib.asynccontextmanager
-  async def held(self, request: Request) -> AsyncIterator[bytearray]:
-    """Gives a body, which counts until the end.
+  async def lingering_app(scope: Scope, receive: Receive, send: Send) -> None:
+    arriving = True
 
-    Raises:
-      Refusal: if it is too large, too slow, or too many are sent at once.
-    """
-    said = request.headers.get('content-length', '0')
-    if not said.isdecimal() or int(said) > MAX_BODY_BYTES:
-      raise _too_large()
-    body = bytearray()
-    try:
-      await self._read(request, body)
-      yield body
-    finally:
-      self.held_bytes -= len(body)
+    async def receive_part() -> Message:
+      nonlocal arriving
+      message = await receive()
+      arriving = message.get('more_body', False)
+      return message
 
-  async def _read(self, request: Request, body: bytearray) -> None:
-    try:
-      async with asyncio.timeout(BODY_SECONDS):
-        async for chunk in request.stream():
-          body += chunk
-          self.held_bytes += len(chunk)
-          if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
-          if self.held_bytes > MAX_BODIES_BYTES:
-            raise Refusal(
-              503, 'Too many images are sent at once.', **{'Retry-After': '5'}
-            )
-    except TimeoutError:
-      raise Refusal(
-        408, f'The image did not arrive within {BODY_SECONDS:g} seconds.'
-      ) from None
-    except ClientDisconnect:
-      raise Refusal(400, 'The image ended too early.') from None
+    async def send_part(message: Message) -> None:
+      if message['type'] == 'http.response.body' and arriving:
+        await send({**message, 'more_body': True})
+        while arriving:
+          await receive_part()
+        message = {'type': 'http.response.body'}
+      await send(message)
 
+    await app(scope, receive_part, send_part)
 
-def _too_large() -> Refusal:
-  return Refusal(
-    413, f'Images have at most {MAX_BODY_BYTES >> 20} MiB: send a smaller one.'
-  )
+  return lingering_app
 
 
 class ImpatientProtocol(H11Protocol):
-  """HTTP that waits only so long for the head of a request.
+  """HTTP that waits for slow clients only so long.
 
-  And for the rest of a body that nobody reads, as the request is answered: the
-  server itself would wait for ever.
+  A head may take `HEADER_SECONDS`, a body `BODY_SECONDS`, and an answer as long
+  as a body. When there are too many connections, the oldest of them makes room
+  for the newest, so clients that send or read nothing keep nobody away. Every
+  answer has the header `Connection: close`: there is no second request.
   """
 
   _deadline: asyncio.TimerHandle | None = None
+  _start = 0.0
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
+    self._start = self.loop.time()
     self._wait(HEADER_SECONDS)
+    if len(self.connections) > MAX_CONNECTIONS:
+      # A connection without a deadline waits for the model.
+      every = cast(set[ImpatientProtocol], self.connections)
+      waiting = [x for x in every if x._deadline]
+      oldest = min(waiting, key=lambda x: x._start)
+      self.connections.discard(oldest)
+      oldest.transport.abort()
 
   def data_received(self, data: bytes) -> None:
-    was_answered = self._is_answered()
+    was_head = self.cycle is None
     super().data_received(data)
-    if self._is_answered():
-      return
-    if self.conn.their_state is not h11.IDLE:
+    if self.cycle and not self.cycle.more_body:
       self._stop()
-    elif was_answered or self._deadline is None:
-      self._wait(HEADER_SECONDS)
+    elif self.cycle and was_head:
+      # The application answers a late body with an error of its own.
+      self._wait(BODY_SECONDS + 5)
+
+  def send_400_response(self, msg: str) -> None:
+    """Answers what is not HTTP, unless the application answers already."""
+    if self.cycle:
+      self.cycle.disconnected = True
+    if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+      super().send_400_response(msg)
+    else:
+      self.transport.abort()
 
   def on_response_complete(self) -> None:
-    if self._is_answered():
-      self._wait(BODY_SECONDS)
     super().on_response_complete()
+    self._wait(BODY_SECONDS)
 
   def connection_lost(self, exc: Exception | None) -> None:
     self._stop()
     super().connection_lost(exc)
-
-  def _is_answered(self) -> bool:
-    return (self.conn.our_state, self.conn.their_state) == (
-      h11.DONE,
-      h11.SEND_BODY,
-    )
 
   def _wait(self, seconds: float) -> None:
     self._stop()

@@ -1,29 +1,29 @@
-"""What is asked of an image, from the query of a request."""
+"""The parameters of a request to /api/predict."""
 
+import json
 import math
+import pathlib
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
 
 from vit_jax.tools.serve.engine import Engine
-from vit_jax.tools.serve.openapi import PARAMETERS, THRESHOLD
-from vit_jax.tools.serve.protection import Refusal
-from vit_jax.tools.serve.served_model import FUSIONS
+
+DESCRIPTION = json.loads(
+  pathlib.Path(__file__).with_name('openapi.json').read_text()
+)
+_PARAMETERS = DESCRIPTION['paths']['/api/predict']['post']['parameters']
 
 
 class Query(NamedTuple):
-  """What is asked.
+  """Values of the parameters, which openapi.json describes.
 
   Attributes:
-    model: its name.
-    image: the digest of one that was sent before; '' if it comes along.
-    top: how many classes.
-    threshold: the least probability of an object that is told of.
-    with_map: whether there is to be a map.
-    fusion: of the heads.
-    discard: share of each layer's weights.
-    layer: the only one to look at, from 0; None for all.
-    number: of the class to explain; None for what the image passes on.
+    image: '' if it is the body of the request.
+    layer: None for all layers.
+    number: index of the class to explain; None for the image as a whole.
   """
 
   model: str
@@ -38,79 +38,71 @@ class Query(NamedTuple):
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> Query:
-  """Returns what a request's parameters ask for.
+  """Returns the parameters of a request. An empty one counts as left out.
 
   Raises:
-    Refusal: naming the parameter, its value and the way out.
+    HTTPException: naming the parameter, its value and the way out.
   """
-  for name in given:
-    known = name in PARAMETERS
-    _check(known, name, given[name], f'use {", ".join(PARAMETERS)}')
+  given = {name: text for name, text in given.items() if text}
+  schemas = {x['name']: x['schema'] for x in _PARAMETERS}
+  for name, text in given.items():
+    if name not in schemas:
+      raise _impossible(name, text, f'use {", ".join(schemas)}')
   names = list(engine.models)
-  name = given.get('model', names[0])
-  _check(name in names, 'model', name, f'use {", ".join(names)}')
-  model = engine.models[name]
-  image = given.get('image', '')
-  _check(
-    bool(re.fullmatch('([0-9a-f]{64})?', image)),
-    'image',
-    image,
-    'use what an earlier answer says',
-  )
-  fusion = given.get('fusion', 'mean')
-  _check(fusion in FUSIONS, 'fusion', fusion, f'use {", ".join(FUSIONS)}')
-  wanted = given.get('map', '1')
-  _check(wanted in ('0', '1'), 'map', wanted, 'use 0 or 1')
-  query = Query(
-    model=name,
-    image=image,
-    top=_integer(given, 'top', 1, len(model.class_names))
-    or min(5, len(model.class_names)),
-    threshold=_share(given, 'threshold', THRESHOLD),
-    with_map=wanted == '1',
-    fusion=fusion,
-    discard=_share(given, 'discard', 0.0),
-    layer=_integer(given, 'layer', 0, model.layers - 1),
-    number=_integer(given, 'class', 0, len(model.class_names) - 1),
-  )
-  if query.number is not None:
-    if not (engine.explain and model.grid):
-      raise Refusal(
-        400,
-        'A map for a class takes gradients, which are not served here: leave '
-        'class out, or run python -m vit_jax.serve where JAX is installed.',
-      )
-    if query.layer is not None:
-      raise Refusal(
-        400, 'A map for a class is one of all layers: leave out layer.'
-      )
+  schemas['model'] = {'enum': names, 'default': names[0]}
+  model = engine.models[_value(given, 'model', schemas['model'])]
+  classes = len(model.class_names)
+  for name, limits in {
+    'top': {'maximum': classes, 'default': min(5, classes)},
+    'layer': {'maximum': model.layers - 1},
+    'class': {'maximum': classes - 1},
+  }.items():
+    schemas[name] = schemas[name] | limits
+  found = {name: _value(given, name, x) for name, x in schemas.items()}
+  number = found.pop('class')
+  found |= {'with_map': found.pop('map') == '1', 'number': number}
+  query = Query(**found | {'image': found['image'] or ''})
+  if number is not None and not (engine.explain and model.grid):
+    raise HTTPException(
+      400,
+      'A map for a class takes gradients, which are not served here: leave '
+      'class out, or run python -m vit_jax.serve where JAX is installed.',
+    )
+  if number is not None and query.layer is not None:
+    raise HTTPException(
+      400, 'A map for a class is one of all layers: leave out layer.'
+    )
   return query
 
 
-def _share(given: Mapping[str, str], name: str, otherwise: float) -> float:
-  text = given.get(name, str(otherwise))
-  try:
-    value = float(text)
-  except ValueError:
-    value = math.nan
-  _check(0 <= value < 1, name, text, 'use a number from 0 to below 1')
+def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
+  """Returns the value of a parameter, or its default."""
+  if (text := given.get(name)) is None:
+    return schema.get('default')
+  value: Any = text
+  if options := schema.get('enum'):
+    valid, way_out = text in options, f'use {", ".join(options)}'
+  elif schema['type'] == 'string':
+    valid = bool(re.fullmatch(schema['pattern'], text))
+    way_out = 'use the digest of an earlier answer'
+  elif schema['type'] == 'integer':
+    value = int(text) if re.fullmatch('[0-9]{1,6}', text) else -1
+    low, high = schema['minimum'], schema['maximum']
+    valid, way_out = low <= value <= high, f'use a number from {low} to {high}'
+    if high < low:
+      way_out = 'leave it out, the model has none'
+  else:
+    try:
+      value = float(text)
+    except ValueError:
+      value = math.nan
+    valid, way_out = 0 <= value < 1, 'use a number from 0 to below 1'
+  if not valid:
+    raise _impossible(name, text, way_out)
   return value
 
 
-def _integer(
-  given: Mapping[str, str], name: str, low: int, high: int
-) -> int | None:
-  text = given.get(name, '')
-  if not text:
-    return None
-  valid = bool(re.fullmatch('[0-9]{1,6}', text)) and low <= int(text) <= high
-  way_out = f'use a number from {low} to {high}'
-  if high < low:
-    way_out = 'leave it out, the model has none'
-  _check(valid, name, text, way_out)
-  return int(text)
-
-
-def _check(valid: bool, name: str, value: str, way_out: str) -> None:
-  if not valid:
-    raise Refusal(400, f'{name:.40}={value:.80} is not possible: {way_out}.')
+def _impossible(name: str, text: str, way_out: str) -> HTTPException:
+  return HTTPException(
+    400, f'{name:.40}={text:.80} is not possible: {way_out}.'
+  )

@@ -1,10 +1,9 @@
-"""A model as ONNX with its attention, and what its attention says."""
+"""A model as ONNX with its attention, and maps of that attention."""
 
 import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ FUSIONS = ('mean', 'min', 'max')
 
 
 class Answer(NamedTuple):
-  """What a model says of an image.
+  """The answer of a model about an image.
 
   Attributes:
     probability_C: float64; for DETR QC, the classes of what each query finds.
@@ -25,7 +24,7 @@ class Answer(NamedTuple):
     fused: by fusion of the heads, the layers' weights XLL; empty where the
       model has no attention that a map is made of.
     read_L: how much the output reads of each token.
-    seconds: that it took, an equal share of its batch.
+    seconds: duration of the run.
   """
 
   probability_C: np.ndarray
@@ -36,7 +35,7 @@ class Answer(NamedTuple):
 
   @property
   def nbytes(self) -> int:
-    """What it takes in memory."""
+    """Bytes in memory."""
     arrays = [self.probability_C, *self.fused.values()]
     return sum(x.nbytes for x in (*arrays, self.boxes_Q4) if x is not None)
 
@@ -45,32 +44,29 @@ class ServedModel:
   """A file of `convert/onnx.py`, ready to run.
 
   Attributes:
-    name: what it is called.
-    dtype: 'float32' or 'int8', as the name of its file says.
-    file_bytes: its size.
+    name: from the name of its file.
     view: how it sees images.
-    grid: (h, w) of the patches of a map; None where there is none.
-    layers: how many it has.
-    class_names: C of them, their numbers where nobody has named them.
+    grid: (h, w) of the patches of a map; None if there is no map.
+    layers: number of layers that a map can show.
+    class_names: of C classes; their numbers if they have no names.
     finds_objects: whether it is DETR.
-    about: what is said of it, for JSON.
+    about: facts for /api/models.
   """
 
   def __init__(self, path: pathlib.Path, threads: int):
-    """Opens it.
+    """Opens a file.
 
     Args:
       path: NAME.DTYPE.onnx.
-      threads: that it runs in; 0 leaves that to onnxruntime.
+      threads: number of threads; 0 leaves that to onnxruntime.
 
     Raises:
-      ValueError: if it is no file of this package with what is needed.
+      ValueError: if `convert --to=board` has not written the file.
     """
-    self.name, _, self.dtype = path.stem.rpartition('.')
-    self.file_bytes = path.stat().st_size
+    self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # What a run took is given back: memory is short where a page is served.
+    # A run gives its memory back, which is short on a board.
     options.enable_cpu_mem_arena = False
     try:
       self._session = onnxruntime.InferenceSession(
@@ -81,7 +77,7 @@ class ServedModel:
       saved: Any = self._session.get_modelmeta().custom_metadata_map
       given = Preprocessing.of(
         {
-          # Numbers are stored as JSON, names as they are.
+          # Numbers are stored as JSON, text as it is.
           x.name: value if isinstance(x.default, str) else json.loads(value)
           for x in dataclasses.fields(Preprocessing)
           if (value := saved.get(x.name)) is not None
@@ -91,93 +87,82 @@ class ServedModel:
       self._std = np.array(given.std, np.float32)
       self.finds_objects = bool(sizes)
       self.view = View(tuple(images.shape[1:3]), given, self.finds_objects)
-      # The last of DETR's is no object.
+      # DETR's last class means that there is no object.
       C = shapes['logits'][-1] - self.finds_objects
-      self.class_names = json.loads(saved['class_names']) or [
-        str(c) for c in range(C)
-      ]
+      names = json.loads(saved['class_names']) or range(C)
+      self.class_names = [_text(str(name)) for name in names]
       self._loss = saved['loss']
-      self.grid = tuple(json.loads(saved['grid'])) or None
-      self._description = saved['description']
+      has_map = 'attention_mean' in shapes
+      grid = tuple(json.loads(saved['grid'])) or None
+      self.grid = grid if has_map else None
+      self.layers = shapes['attention_mean'][1] if has_map else 0
+      self.about = {
+        'name': self.name,
+        'description': _text(saved['description']),
+        'dtype': dtype,
+        'megabytes': round(path.stat().st_size / 1e6, 2),
+        'image_size': self.view.size,
+        'classes': C,
+        'finds_objects': self.finds_objects,
+        'layers': self.layers,
+        'grid': self.grid,
+      }
     except Exception as e:
       raise ValueError(
-        f'{path} is no model that is served here, see python -m '
-        f'vit_jax.convert --to=board: {type(e).__name__}: {e}'
+        f'{path} is not a file for serving; write one with python -m '
+        f'vit_jax.convert --to=board ({type(e).__name__}: {e}).'
       ) from e
-    has_map = 'attention_mean' in shapes
-    self.grid = self.grid if has_map else None
-    self.layers = shapes['attention_mean'][1] if has_map else 0
 
-  @property
-  def about(self) -> dict[str, Any]:
-    return {
-      'name': self.name,
-      'description': self._description,
-      'dtype': self.dtype,
-      'megabytes': round(self.file_bytes / 1e6, 2),
-      'image_size': self.view.size,
-      'classes': len(self.class_names),
-      'finds_objects': self.finds_objects,
-      'layers': self.layers,
-      'grid': self.grid,
-    }
+  def run(self, seen: Seen) -> Answer:
+    """Answers an image as the model sees it.
 
-  @property
-  def batches(self) -> bool:
-    """Whether an image's answer is the same in any batch.
-
-    In int8, activations are quantised by the range they have in their batch:
-    what a stranger sends along would change it.
+    Images run one by one: onnxruntime takes more CPU time for each of a batch,
+    and int8 activations are quantised by the range of their batch.
     """
-    return self.dtype != 'int8'
-
-  def run(self, seen: Sequence[Seen]) -> list[Answer]:
-    """Answers images as the model sees them."""
     start = time.perf_counter()
-    images_BHWC = np.stack([x.pixels_HWC for x in seen])
-    given = {'images': (images_BHWC / np.float32(255) - self._mean) / self._std}
+    image_HWC = (seen.pixels_HWC / np.float32(255) - self._mean) / self._std
+    given = {'images': image_HWC[None]}
     if self.finds_objects:
-      given['sizes'] = np.array([x.size for x in seen], np.int32)
+      given['sizes'] = np.array([seen.size], np.int32)
     names = [x.name for x in self._session.get_outputs()]
-    found = dict(zip(names, self._session.run(names, given), strict=True))
-    probability_BC = _probabilities(found['logits'], self._loss)
-    boxes_BQ4 = None
+    outputs = self._session.run(names, given)
+    found = {name: x[0] for name, x in zip(names, outputs, strict=True)}
+    probability_C = _probabilities(found['logits'], self._loss)
+    boxes_Q4 = None
     if self.finds_objects:
-      probability_BC = probability_BC[..., :-1]
+      probability_C = probability_C[:, :-1]
       centre, size = np.split(found['boxes'], 2, axis=-1)
-      boxes_BQ4 = np.concatenate([centre - size / 2, centre + size / 2], -1)
-      boxes_BQ4 = boxes_BQ4.clip(0, 1)
-    B = len(seen)
-    seconds = (time.perf_counter() - start) / B
-    fusions = FUSIONS if self.grid else ()
-    # Copies, so that no image keeps its batch in memory.
-    return [
-      Answer(
-        probability_BC[i].copy(),
-        None if boxes_BQ4 is None else boxes_BQ4[i].copy(),
-        {name: found[f'attention_{name}'][i].copy() for name in fusions},
-        found['read'][i].copy() if self.grid else None,
-        seconds,
-      )
-      for i in range(B)
-    ]
+      boxes_Q4 = np.concatenate([centre - size / 2, centre + size / 2], -1)
+      boxes_Q4 = boxes_Q4.clip(0, 1)
+    return Answer(
+      probability_C,
+      boxes_Q4,
+      {x: found[f'attention_{x}'] for x in FUSIONS} if self.grid else {},
+      found['read'] if self.grid else None,
+      time.perf_counter() - start,
+    )
 
 
 def seconds_an_image(path: pathlib.Path, threads: int) -> float:
-  """Returns how long a model takes, the shortest of a few times."""
+  """Returns the shortest duration of a few runs."""
   model = ServedModel(path, threads)
   size = model.view.size
   black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
-  return min(model.run([black])[0].seconds for _ in range(4))
+  return min(model.run(black).seconds for _ in range(4))
 
 
-def _probabilities(logits_BC: np.ndarray, loss: str) -> np.ndarray:
-  """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
-  x_BC = logits_BC.astype(np.float64)
+def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
+  """Returns probabilities by softmax, or by a sigmoid of each class."""
+  x_C = logits_C.astype(np.float64)
   if loss == 'sigmoid':
-    return 0.5 + 0.5 * np.tanh(0.5 * x_BC)  # which overflows nowhere
-  exp_BC = np.exp(x_BC - x_BC.max(-1, keepdims=True))
-  return exp_BC / exp_BC.sum(-1, keepdims=True)
+    return 0.5 + 0.5 * np.tanh(0.5 * x_C)  # never overflows
+  exp_C = np.exp(x_C - x_C.max(-1, keepdims=True))
+  return exp_C / exp_C.sum(-1, keepdims=True)
+
+
+def _text(text: str) -> str:
+  """Replaces what UTF-8 cannot hold: file names with odd bytes have that."""
+  return text.encode(errors='replace').decode()
 
 
 def rollout(

@@ -12,46 +12,48 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from vit_jax.tools.serve import openapi, protection
-from vit_jax.tools.serve.engine import MAX_WAITING, Busy, Engine, Sights
-from vit_jax.tools.serve.protection import Refusal
-from vit_jax.tools.serve.queries import Query, parse
+from vit_jax.tools.serve import protection
+from vit_jax.tools.serve.engine import MAX_WAITING, Engine, Sights
+from vit_jax.tools.serve.queries import DESCRIPTION, Query, parse
 from vit_jax.tools.serve.served_model import Answer, ServedModel, rollout
 from vit_jax.tools.serve.uploads import UnreadableUpload
 
-PAGE = pathlib.Path(__file__).with_name('page.html')
+MAX_BODY_BYTES = 20 << 20
+MAX_BODIES_BYTES = 64 << 20  # of all requests at once
+
+_PAGE = pathlib.Path(__file__).with_name('page.html')
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class PageServer:
-  """The routes, and what they count."""
+  """The routes, and counters of their answers."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Reads the page, the last that is read of the disk.
+    """Reads the page; afterwards nothing is read from the disk.
 
     Args:
-      engine: that answers.
-      token: that all but the page, /healthz and /openapi.json, which say
-        nothing of the models, asks for; '' for none.
+      engine: answers about images.
+      token: needed for every route that tells something of the models; ''
+        for none.
       hosts: see `protection.check_origin`.
     """
     self._engine = engine
     self._token = token
     self._hosts = hosts
-    self._bodies = protection.Bodies()
+    self._arriving_bytes = 0
     self._counts: Counter[tuple[str, int]] = Counter()
-    self._page = PAGE.read_text()
+    self._page = _PAGE.read_text()
     self._policy = protection.content_policy(self._page)
-    self._description = openapi.describe()
 
-  def app(self) -> Starlette:
+  def app(self) -> ASGIApp:
     """Returns the application."""
-    routes: list[tuple[str, str, Callable[[Request], Any], bool]] = [
+    routes: list[tuple[str, str, Endpoint, bool]] = [
       ('/', 'GET', self._show_page, False),
       ('/healthz', 'GET', self._health, False),
       ('/openapi.json', 'GET', self._openapi, False),
@@ -59,55 +61,44 @@ class PageServer:
       ('/api/predict', 'POST', self._predict, True),
       ('/metrics', 'GET', self._metrics, True),
     ]
-    return Starlette(
+    errors = HTTPException, UnreadableUpload, OSError
+    app = Starlette(
       routes=[
-        Route(path, self._guarded(path, endpoint, secret), methods=[method])
+        Route(path, self._guarded(endpoint, secret), methods=[method])
         for path, method, endpoint, secret in routes
       ],
-      exception_handlers={HTTPException: self._no_route},
-      lifespan=self._lifespan,
+      exception_handlers=dict.fromkeys(errors, self._error),
     )
+    # It would redirect to whatever host a request names.
+    app.router.redirect_slashes = False
+    return protection.lingering(app)
 
-  @contextlib.asynccontextmanager
-  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-    yield
-    self._engine.close()
-
-  def _guarded(self, path: str, endpoint: Endpoint, secret: bool) -> Endpoint:
-    """Returns an endpoint behind what every request passes."""
+  def _guarded(self, endpoint: Endpoint, secret: bool) -> Endpoint:
+    """Returns an endpoint behind the checks of every request."""
 
     @functools.wraps(endpoint)
     async def guarded(request: Request) -> Response:
-      try:
-        protection.check_origin(request, self._hosts)
-        if secret:
-          protection.check_token(request, self._token)
-        response = await endpoint(request)
-      except Refusal as e:
-        response = _error(e.status, e.message, e.headers)
-      except Busy as e:
-        response = _error(
-          503,
-          f'All {MAX_WAITING} places are taken: ask again in {e.seconds} s.',
-          {'Retry-After': str(e.seconds)},
-        )
-      except UnreadableUpload as e:
-        response = _error(422, str(e))
-      except OSError as e:  # no process to decode
-        response = _error(503, str(e), {'Retry-After': '60'})
-      return self._counted(path, response)
+      protection.check_origin(request, self._hosts)
+      if secret:
+        protection.check_token(request, self._token)
+      return self._counted(request, await endpoint(request))
 
     return guarded
 
-  async def _no_route(self, request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = (
-      f'There is nothing of the kind: {error.detail}. See /openapi.json.'
-    )
-    response = _error(error.status_code, message, error.headers)
-    return self._counted('other', response)
+  async def _error(self, request: Request, error: Exception) -> Response:
+    status, message = 422, str(error)
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, HTTPException):
+      status, message, headers = error.status_code, error.detail, error.headers
+      if 'endpoint' not in request.scope:
+        message += '. See /openapi.json.'
+    elif isinstance(error, OSError):  # the decoder cannot be started
+      status, headers = 503, {'Retry-After': '60'}
+    response = JSONResponse({'error': message}, status, headers=headers)
+    return self._counted(request, response)
 
-  def _counted(self, path: str, response: Response) -> Response:
+  def _counted(self, request: Request, response: Response) -> Response:
+    path = request.scope['path'] if 'endpoint' in request.scope else 'other'
     self._counts[path, response.status_code] += 1
     for name, value in protection.HEADERS.items():
       response.headers[name] = value
@@ -125,7 +116,7 @@ class PageServer:
     return JSONResponse({'status': 'ok'})
 
   async def _openapi(self, request: Request) -> Response:
-    return JSONResponse(self._description)
+    return JSONResponse(DESCRIPTION)
 
   async def _models(self, request: Request) -> Response:
     engine = self._engine
@@ -140,18 +131,51 @@ class PageServer:
     if query.image:
       known = self._engine.known(query.image)
       if known is None:
-        raise Refusal(
+        raise HTTPException(
           404, f'The image {query.image} is not remembered: send it again.'
         )
       with self._engine.place():
         return await self._answered(query, query.image, known, 0.0)
-    self._engine.refuse_if_full()  # before it is read
-    async with self._bodies.held(request) as body:
+    self._engine.refuse_if_full()  # before the image arrives
+    async with self._body(request) as body:
       with self._engine.place():
         start = time.perf_counter()
-        digest, sights = await asyncio.to_thread(self._engine.add, body)
+        future = self._engine.add(body)
+        digest, sights = await asyncio.wrap_future(future)
         decode_seconds = time.perf_counter() - start
         return await self._answered(query, digest, sights, decode_seconds)
+
+  @contextlib.asynccontextmanager
+  async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+    """Reads a body, which counts towards the limit of all while it is used."""
+    too_large = (
+      f'Images have at most {MAX_BODY_BYTES >> 20} MiB: send a smaller.'
+    )
+    late = (
+      f'The image did not arrive within {protection.BODY_SECONDS:g} seconds.'
+    )
+    body = bytearray()
+    try:
+      try:
+        async with asyncio.timeout(protection.BODY_SECONDS):
+          if int(request.headers.get('content-length', '0')) > MAX_BODY_BYTES:
+            raise HTTPException(413, too_large)
+          async for chunk in request.stream():
+            body += chunk
+            self._arriving_bytes += len(chunk)
+            if len(body) > MAX_BODY_BYTES:
+              raise HTTPException(413, too_large)
+            if self._arriving_bytes > MAX_BODIES_BYTES:
+              raise HTTPException(
+                503, 'Too many images arrive at once.', {'Retry-After': '5'}
+              )
+      except TimeoutError:
+        raise HTTPException(408, late) from None
+      except ClientDisconnect:
+        raise HTTPException(400, 'The image ended too early.') from None
+      yield body
+    finally:
+      self._arriving_bytes -= len(body)
 
   async def _answered(
     self, query: Query, digest: str, sights: Sights, decode_seconds: float
@@ -209,7 +233,7 @@ class PageServer:
     for (path, status), count in sorted(self._counts.items()):
       labels = f'path="{path}",status="{status}"'
       lines.append(f'vit_requests_total{{{labels}}} {count}')
-    for what in ('images', 'batches', 'seconds'):
+    for what in ('images', 'seconds'):
       lines.append(f'# TYPE vit_model_{what}_total counter')
       for name in engine.models:
         total = engine.counts[what, name]
@@ -219,19 +243,13 @@ class PageServer:
       'waiting': engine.waiting,
       'waiting_most': MAX_WAITING,
       'remembered_bytes': engine.remembered_bytes,
-      'arriving_bytes': self._bodies.held_bytes,
+      'arriving_bytes': self._arriving_bytes,
     }
     for name, value in gauges.items():
       lines += [f'# TYPE vit_{name} gauge', f'vit_{name} {value}']
     return Response(
       '\n'.join(lines) + '\n', media_type='text/plain; version=0.0.4'
     )
-
-
-def _error(
-  status: int, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
-  return JSONResponse({'error': message}, status, headers=headers)
 
 
 def _escaped(label: str) -> str:
@@ -256,7 +274,7 @@ def _likeliest(
 def _objects(
   answer: Answer, model: ServedModel, threshold: float
 ) -> list[dict[str, Any]] | None:
-  """Returns what DETR finds, the likeliest first; None for other models."""
+  """Returns DETR's objects, the likeliest first; None for other models."""
   if answer.boxes_Q4 is None:
     return None
   found = []

@@ -1,20 +1,13 @@
-"""Image files from strangers as models see them, in a process of its own.
+"""Image files from strangers as models see them.
 
-It is started as `python -m vit_jax.serve.uploads`, answers on standard output
-what it reads on standard input, may write no file, and can be ended by whoever
-has waited enough. Pixels are those of `data/decode.py` and
-`data/transforms.py`, with Pillow and NumPy alone: JPEGs decoded at 1/2, 1/4 or
-1/8 where that is enough, upright, transparency on white, 16-bit grey scaled,
-of an animation the first frame.
+The pixels are those of `data/decode.py` and `data/transforms.py`, made with
+Pillow and NumPy alone: JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if
+that is large enough, images are turned upright, transparency is put on white,
+16-bit grey is scaled, and an animation is its first frame.
 """
 
 import functools
-import json
-import resource
-import struct
-import sys
-import warnings
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, JpegImagePlugin
@@ -24,18 +17,13 @@ from vit_jax.data.preprocessing import Plan, Preprocessing
 from vit_jax.data.upright import Box
 from vit_jax.tools.serve.resizing import resize
 
-# Those that people have; each decoder more is one more to attack.
+# The formats that people have; every further decoder could be attacked.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
-# Of addresses, libraries included, which are many times what is used.
-_MAX_MEMORY_BYTES = 2 << 30
-
-# What the process says first.
-READY = b'ready to decode\n'
 
 
 class UnreadableUpload(ValueError):
-  """Says why bytes are no image that is served."""
+  """Says why an image cannot be read."""
 
 
 class View(NamedTuple):
@@ -141,69 +129,3 @@ def _formats() -> tuple[str, ...]:
   """Returns those that this Pillow has."""
   Image.init()
   return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def send(pipe: IO[bytes], message: Any, *data: bytes | bytearray) -> None:
-  """Writes JSON of values and dataclasses, and bytes with their lengths."""
-  head = json.dumps(
-    [message, [len(part) for part in data]], default=vars
-  ).encode()
-  for part in (struct.pack('>I', len(head)), head, *data):
-    pipe.write(part)
-  pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> tuple[Any, list[bytes]]:
-  """Reads what `send` has written.
-
-  Raises:
-    EOFError: if the other end is closed.
-  """
-
-  def read(count: int) -> bytes:
-    data = pipe.read(count)
-    if len(data) < count:
-      raise EOFError
-    return data
-
-  (length,) = struct.unpack('>I', read(4))
-  message, lengths = json.loads(read(length))
-  return message, [read(count) for count in lengths]
-
-
-def main() -> None:
-  """Answers lists of views and an image until nobody asks any more."""
-  warnings.simplefilter('ignore')
-  # `see` decides by the number of pixels.
-  Image.MAX_IMAGE_PIXELS = None
-  for limit, most in (
-    (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
-    (resource.RLIMIT_FSIZE, 0),
-    (resource.RLIMIT_CORE, 0),
-  ):
-    _, hard = resource.getrlimit(limit)
-    if hard != resource.RLIM_INFINITY:
-      most = min(most, hard)
-    resource.setrlimit(limit, (most, most))
-  sys.stdout.buffer.write(READY)
-  sys.stdout.buffer.flush()
-  while True:
-    try:
-      views, (data,) = receive(sys.stdin.buffer)
-    except EOFError:
-      return
-    try:
-      seen = [
-        see(data, View(tuple(size), Preprocessing.of(given), keeps_shape))
-        for size, given, keeps_shape in views
-      ]
-    except UnreadableUpload as e:
-      send(sys.stdout.buffer, {'error': str(e)})
-      continue
-    found = [[x.pixels_HWC.shape, x.box, x.size] for x in seen]
-    pixels = (x.pixels_HWC.tobytes() for x in seen)
-    send(sys.stdout.buffer, {'seen': found}, *pixels)
-
-
-if __name__ == '__main__':
-  main()
