@@ -60,8 +60,8 @@ _EXTRAS_REQUIRE = {
   'heif': ['pillow-heif>=1.0'],
   # Writing ONNX files, and running them.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
-  # COCO's average precision.
-  'detection': ['pycocotools>=2.0.8'],
+  # COCO's average precision, panoptic quality and masks.
+  'detection': ['hotcoco>=1.3'],
   # The page, `vit_jax.serve`.
   'serve': [
     'onnx>=1.20',
@@ -90,7 +90,13 @@ _EXTRAS_REQUIRE = {
   # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
   # other versions of CUDA's libraries than the pins for JAX, so it wants an
   # index with CPU builds.
-  'peers': ['faster-coco-eval>=1.6', 'timm', 'torch>=2.5', 'transformers>=5'],
+  'peers': [
+    'faster-coco-eval>=1.6',
+    'pycocotools>=2.0.8',
+    'timm',
+    'torch>=2.5',
+    'transformers>=5',
+  ],
 }
 
 setuptools.setup(

@@ -127,7 +127,7 @@ def files_in(folder):
 def test_it_is_one_message_and_nothing_is_left(run, tmp_path, line):
   before = files_in(tmp_path)
   status, _, err = run(line)
-  if 'needs pycocotools, which is not installed' in err:
+  if 'needs hotcoco, which is not installed' in err:
     pytest.skip('needs the extra `detection`')
   assert status == 2, (status, err)
   assert 'Traceback' not in err

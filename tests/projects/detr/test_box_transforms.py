@@ -20,7 +20,7 @@ def record(**fields):
   for colour, (x0, y0, x1, y1) in zip(COLOURS, BOXES.astype(int), strict=True):
     image[y0:y1, x0:x1] = colour
   masks = [np.all(image == colour, axis=2) for colour in COLOURS]
-  if importlib.util.find_spec('pycocotools'):
+  if importlib.util.find_spec('hotcoco'):
     # As COCO has them, of which only the image says the size.
     x0, y0, x1, y1 = BOXES[2].tolist()
     masks[2] = [[x0, y0, x1, y0, x1, y1, x0, y1]]

@@ -184,7 +184,7 @@ def changed(**fields):
     (changed(category_id=2), 'category_id 2 is none of the categories'),
     (
       changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
-      'annotation 1: segmentation has a polygon of 7 numbers',
+      'annotation 1: segmentation has a polygon that is not x',
     ),
     (changed(image_id=99), 'image_id 99 is none of the images'),
     (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),

@@ -304,7 +304,7 @@ def with_masks():
 
 
 def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
-  coco_mask = pytest.importorskip('pycocotools.mask')
+  coco_mask = pytest.importorskip('hotcoco.mask')
   detector = detections.Detector(with_masks, 0.0)
   said = detector.said_of(files[0])
   found = detector.found(said)

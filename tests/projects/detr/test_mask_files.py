@@ -10,7 +10,7 @@ from vit_jax.data import __main__ as command
 from vit_jax.data import sources
 from vit_jax.projects.detr import segments
 
-pytest.importorskip('pycocotools')
+pytest.importorskip('hotcoco')
 
 
 @pytest.fixture

@@ -415,7 +415,7 @@ def test_the_originals_recipe():
 
 def test_the_original_is_not_trained_from_nothing(tmp_path):
   """Its BatchNorm would have no statistics, and its root stay as it fell."""
-  pytest.importorskip('pycocotools', reason='needs the extra `detection`')
+  pytest.importorskip('hotcoco', reason='needs the extra `detection`')
   config = detr_config.get_config('r50,digits_canvas')
   with pytest.raises(ValueError, match='model.backbone_version is 0, .*init='):
     train(config, str(tmp_path))

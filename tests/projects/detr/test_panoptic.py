@@ -7,6 +7,8 @@ import pytest
 
 from vit_jax.projects.detr import panoptic
 
+pytest.importorskip('hotcoco')
+
 
 def segments_of(rng, crowds):
   """Returns rectangles over each other, with classes of three."""
@@ -71,6 +73,15 @@ def by_definition(images):
   return np.mean(rows, axis=0) if rows else ()
 
 
+def quality(images):
+  return panoptic.quality(
+    [
+      (panoptic.written(want, background=True), panoptic.written(got))
+      for want, got in images
+    ]
+  )
+
+
 @pytest.mark.parametrize('crowds', [False, True])
 def test_rows_are_those_of_the_definition(crowds):
   values = []
@@ -78,7 +89,7 @@ def test_rows_are_those_of_the_definition(crowds):
     rng = np.random.default_rng(seed)
     wanted = [segments_of(rng, crowds) for _ in range(3)]
     images = [(want, moved(rng, want)) for want in wanted]
-    rows = panoptic.quality(itertools.starmap(panoptic.tally, images))
+    rows = quality(images)
     want = by_definition(images)
     assert list(rows) == list(panoptic.ROWS[: len(want)])
     np.testing.assert_allclose(list(rows.values()), want, rtol=1e-12)
@@ -149,21 +160,18 @@ def test_half_is_no_match_and_no_more_than_half_a_crowd():
     n = len(rows)
     return panoptic.Segments(index_HW, np.zeros(n, int), np.full(n, crowd))
 
-  half = panoptic.tally(segments(np.s_[:6]), segments(np.s_[2:8]))
-  assert half[0].tolist() == [0, 0, 2]
-  more = panoptic.tally(segments(np.s_[:7]), segments(np.s_[1:8]))
-  assert more[0].tolist() == [6 / 8, 1, 2]
+  half = quality([(segments(np.s_[:6]), segments(np.s_[2:8]))])
+  assert half == {'PQ': 0, 'SQ': 0, 'RQ': 0}
+  more = quality([(segments(np.s_[:7]), segments(np.s_[1:8]))])
+  assert more == {'PQ': 6 / 8, 'SQ': 6 / 8, 'RQ': 1}
   for stop, counted in ((4, True), (5, False)):
-    found = panoptic.tally(
-      segments(np.s_[:stop], crowd=True), segments(np.s_[:8])
-    )
-    assert bool(found) == counted
-  assert panoptic.quality([]) == panoptic.quality([{}]) == {}
+    crowd = segments(np.s_[:stop], crowd=True)
+    assert bool(quality([(crowd, segments(np.s_[:8]))])) == counted
+  assert quality([]) == quality([(segments(), segments())]) == {}
 
 
 def test_an_object_may_have_all_of_an_image():
   all_of_it = panoptic.Segments(
     np.zeros((2, 3), int), np.array([4]), np.array([False])
   )
-  rows = panoptic.tally(all_of_it, all_of_it)
-  assert {k: x.tolist() for k, x in rows.items()} == {4: [1, 1, 2]}
+  assert quality([(all_of_it, all_of_it)]) == {'PQ': 1, 'SQ': 1, 'RQ': 1}

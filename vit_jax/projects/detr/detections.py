@@ -209,7 +209,7 @@ def coco_results(
 ) -> list[dict[str, Any]]:
   """Returns what COCO's tools take of an image.
 
-  Masks are compressed RLE, for which it takes pycocotools.
+  Masks are compressed RLE, which needs hotcoco.
   """
   results: list[dict[str, Any]] = [
     {

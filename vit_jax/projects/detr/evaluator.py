@@ -1,5 +1,6 @@
 """Average precision of boxes and masks, as COCO measures it."""
 
+import collections
 import contextlib
 import functools
 import io
@@ -28,23 +29,17 @@ ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
-# Pixels that objects of a size have.
-_AREAS = {
-  'small': (0, 32**2),
-  'medium': (32**2, 96**2),
-  'large': (96**2, 1e5**2),
-}
 # What stands before those of masks.
 MASKS = 'mask_'
 # What was found in an image: labels, scores and (x0, y0, x1, y1) in its pixels,
-# and where masks are measured, those, as run lengths, and what counts for
-# panoptic quality.
+# and where masks are measured, those as RLE, and for panoptic quality the
+# annotated and the found segments.
 Found = tuple[
   np.ndarray,
   np.ndarray,
   np.ndarray,
   list[dict[str, Any]],
-  panoptic.Tally | None,
+  tuple[panoptic.Written, panoptic.Written] | None,
 ]
 
 
@@ -70,9 +65,8 @@ class CocoEvaluator(Evaluator):
     their logits BQhw of the canvas.
 
     Raises:
-      ValueError: there is no object, or pycocotools is not installed.
+      ValueError: there is no object.
     """
-    segments.require_library(f'evaluators.{name}')
     if not any(np.any(~x['crowd']) for x in objects):
       raise ValueError(
         f'evaluators.{name}.split has no objects to be found: give another.'
@@ -83,7 +77,7 @@ class CocoEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Refuses an entry while pycocotools is missing."""
+    """Refuses an entry while hotcoco is missing."""
     del entry
     segments.require_library(f'evaluators.{name}')
 
@@ -117,22 +111,28 @@ class CocoEvaluator(Evaluator):
         f'evaluators.{name}.masks is on and model.masks is off: switch that on '
         'too, or this off.'
       )
-    masks = objective.model.masks
-    if entry.split != (split := parts.config.data.split):
-      of_training = _objects_of(
-        parts.source(split), split, objective.max_objects, masks=masks
+
+    def objects_of(split: str) -> Iterator[Mapping[str, Any]]:
+      return _objects_of(
+        parts.source(split),
+        split,
+        objective.max_objects,
+        masks=objective.model.masks,
       )
-      # Looked at, and not kept: there may be a hundred thousand images.
-      for _ in of_training:
-        pass
-    source = parts.source(entry.split)
+
+    if entry.split != (split := parts.config.data.split):
+      # Checked and not kept: there may be a hundred thousand images.
+      collections.deque(objects_of(split), maxlen=0)
     objects = [
       x if entry.masks else {k: v for k, v in x.items() if k != 'masks'}
-      for x in _objects_of(
-        source, entry.split, objective.max_objects, masks=masks
-      )
+      for x in objects_of(entry.split)
     ]
-    _check_best(parts.config.best_metric, name, objects)
+    best = parts.config.best_metric.removeprefix(f'{name}/')
+    if best in ROWS and best not in average_precision(objects, {}):
+      raise ValueError(
+        f'best_metric is {name}/{best}, and evaluators.{name}.split has no '
+        f'object of that size: use {name}/AP.'
+      )
 
     def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
       logits_BQC, aux = objective.predict(params, batch)
@@ -146,7 +146,7 @@ class CocoEvaluator(Evaluator):
       jax.jit(detect, out_shardings=sharding.replicated(parts.mesh)),
       functools.partial(
         features.global_batches,
-        source,
+        parts.source(entry.split),
         objective.eval_transform(),
         **parts.batches,
       ),
@@ -168,11 +168,11 @@ class CocoEvaluator(Evaluator):
     objects = [self._objects[i] for i in kept]
     found = {i: found[index] for i, index in enumerate(kept)}
     rows = average_precision(objects, found)
-    tallies = [tally for *_, tally in found.values() if tally]
-    if tallies:
+    pairs = [pair for *_, pair in found.values() if pair]
+    if pairs:
       of_masks = average_precision(objects, found, 'segm')
       rows |= {MASKS + row: value for row, value in of_masks.items()}
-      rows |= panoptic.quality(tallies)
+      rows |= panoptic.quality(pairs)
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
@@ -183,7 +183,7 @@ class CocoEvaluator(Evaluator):
       wanted = self._objects[index_B[i]]
       shown = wanted['size']
       in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
-      in_image, tally = [], None
+      in_image, pair = [], None
       if masks:
         logits_Qhw = masks[0][i]
 
@@ -196,12 +196,18 @@ class CocoEvaluator(Evaluator):
           segments.run_lengths(logits_of(q) > 0, shown)
           for q in range(len(logits_Qhw))
         ]
-        tally = panoptic.tally(
-          panoptic.wanted(wanted),
-          panoptic.found(logits_of, scores_BQ[i], labels_BQ[i], shown),
+        found = panoptic.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
+        pair = (
+          panoptic.written(panoptic.wanted(wanted), background=True),
+          panoptic.written(found),
         )
-      found = labels_BQ[i], scores_BQ[i], in_pixels_Q4, in_image, tally
-      return int(index_B[i]), found
+      return int(index_B[i]), (
+        labels_BQ[i],
+        scores_BQ[i],
+        in_pixels_Q4,
+        in_image,
+        pair,
+      )
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
       return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
@@ -236,28 +242,6 @@ def _objects_of(
     )
 
 
-def _check_best(
-  best_metric: str, name: str, objects: Sequence[Mapping[str, Any]]
-) -> None:
-  """Refuses to choose by a row of a size that no object has.
-
-  Raises:
-    ValueError: naming the row.
-  """
-  size = best_metric.rpartition('_')[2]
-  if not best_metric.startswith(f'{name}/') or size not in _AREAS:
-    return
-  least, most = _AREAS[size]
-  if not any(
-    np.any(~x['crowd'] & (least <= x['area']) & (x['area'] <= most))
-    for x in objects
-  ):
-    raise ValueError(
-      f'best_metric is {best_metric!r}, and evaluators.{name}.split has no '
-      f'object of {least:,} to {most:,.0f} pixels: take {name}/AP.'
-    )
-
-
 def average_precision(
   objects: Sequence[Mapping[str, Any]],
   found: Mapping[int, Found],
@@ -271,79 +255,49 @@ def average_precision(
     kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask has all of
       its box.
   """
-  from pycocotools.coco import COCO
-  from pycocotools.cocoeval import COCOeval
+  from hotcoco import COCO, COCOeval
 
-  def shape(x: Mapping[str, Any], j: int) -> dict[str, Any]:
+  def extent(box_4: np.ndarray, mask: Any, size: Any) -> dict[str, Any]:
+    x0, y0, x1, y1 = map(float, box_4)
     if kind == 'bbox':
-      return {}
-    mask = x['masks'][j]
+      return {'bbox': [x0, y0, x1 - x0, y1 - y0]}
     if mask is None:
-      x0, y0, x1, y1 = map(float, x['boxes'][j])
       mask = [[x0, y0, x0, y1, x1, y1, x1, y0]]
-    return {'segmentation': segments.run_lengths(mask, x['size'])}
+    return {'segmentation': segments.run_lengths(mask, size)}
 
-  wanted: list[dict[str, Any]] = [
+  wanted = [
     {
       'image_id': i,
       'category_id': int(x['labels'][j]),
-      'bbox': _sides(x['boxes'][j]),
       'area': float(x['area'][j]),
       'iscrowd': int(x['crowd'][j]),
-      **shape(x, j),
     }
+    | extent(box_4, x['masks'][j] if kind == 'segm' else None, x['size'])
     for i, x in enumerate(objects)
-    for j in range(len(x['labels']))
+    for j, box_4 in enumerate(x['boxes'])
   ]
-  given: list[dict[str, Any]] = [
-    {
-      'image_id': i,
-      'category_id': int(label),
-      'score': float(score),
-      **extent,
-    }
-    for i, x in found.items()
-    for label, score, extent in zip(*x[:2], _extents(x, kind), strict=True)
+  given = [
+    {'image_id': i, 'category_id': int(labels[j]), 'score': float(scores[j])}
+    | extent(box_4, masks[j] if kind == 'segm' else None, objects[i]['size'])
+    for i, (labels, scores, boxes_N4, masks, *_) in found.items()
+    for j, box_4 in enumerate(boxes_N4)
   ]
   labels = sorted({x['category_id'] for x in (*wanted, *given)})
-
-  def table(annotations: list[dict[str, Any]]) -> COCO:
-    coco = COCO()
-    coco.dataset = {
+  truth = COCO(
+    {
       'images': [
         {'id': i, 'height': x['size'][0], 'width': x['size'][1]}
         for i, x in enumerate(objects)
       ],
-      'categories': [{'id': label} for label in labels],
+      'categories': [{'id': label, 'name': str(label)} for label in labels],
       # An id of 0 means no match there.
-      'annotations': [{'id': i, **x} for i, x in enumerate(annotations, 1)],
+      'annotations': [{'id': i} | x for i, x in enumerate(wanted, 1)],
     }
-    coco.createIndex()
-    return coco
-
+  )
+  measured = COCOeval(truth, truth.loadRes(given), kind)
+  # It prints a table.
   with contextlib.redirect_stdout(io.StringIO()):
-    measured = COCOeval(table(wanted), table(given), kind)
-    measured.evaluate()
-    measured.accumulate()
-    measured.summarize()
+    measured.run()
   # -1 stands for no object of that size.
   rows = zip(ROWS, measured.stats, strict=True)
   return {row: float(value) for row, value in rows if value >= 0}
-
-
-def _extents(found: Found, kind: str) -> list[dict[str, Any]]:
-  """Returns where each of what was found lies, and its area."""
-  if kind == 'bbox':
-    sides = map(_sides, found[2])
-    return [{'bbox': x, 'area': x[2] * x[3]} for x in sides]
-  from pycocotools import mask as coco_mask
-
-  return [
-    {'segmentation': x, 'area': float(coco_mask.area(x))} for x in found[3]
-  ]
-
-
-def _sides(box_4: np.ndarray) -> list[float]:
-  """Returns x, y, width and height of corners."""
-  x0, y0, x1, y1 = map(float, box_4)
-  return [x0, y0, x1 - x0, y1 - y0]

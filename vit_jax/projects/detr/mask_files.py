@@ -29,7 +29,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Boxes end behind an object's outermost pixels; masks are compressed RLE.
 
   Raises:
-    ValueError: pycocotools, a folder or a mask is missing, or an image and its
+    ValueError: hotcoco, a folder or a mask is missing, or an image and its
       mask differ in size.
     OSError: a file cannot be read.
   """

@@ -1,21 +1,20 @@
 """Panoptic quality of objects that do not overlap (1801.00868).
 
-Every pixel of an image is one object's or none's. Of a class, with TP, FP and
-FN matched, wrong and missed objects, PQ is the sum of the matched ones' IoU
-over TP + FP / 2 + FN / 2 (equation 1): SQ, their mean IoU, times RQ, the F1
-score of the matches. Those of the whole are means over the classes.
+Every pixel of an image belongs to one object or to none. PQ (equation 1) is SQ,
+the mean IoU of matched objects, times RQ, the F1 score of the matches. hotcoco
+counts them as COCO's panopticapi does, with one difference: pixels without an
+object are background here, and count against a segment that covers them.
 """
 
-import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.projects.detr import segments
 
-# By class: the sum of the matched objects' IoU, TP, and 2 TP + FP + FN.
-Tally = dict[int, np.ndarray]
+# COCO's annotations of an image's segments.
+Written = list[dict[str, Any]]
 ROWS = ('PQ', 'SQ', 'RQ')
 # Of DETR's code: the least probability of an object, and pixels of a smaller
 # one that are left out.
@@ -81,49 +80,57 @@ def found(
   return Segments(index_HW, labels_N, np.zeros(len(labels_N), bool))
 
 
-def tally(want: Segments, got: Segments) -> Tally:
-  """Compares what is wanted in an image with what was found.
+def written(x: Segments, *, background: bool = False) -> Written:
+  """Returns COCO's annotations of segments; class 0 is the background.
 
-  Neither a crowd counts nor what lies by more than a half in one of its class.
+  Crowds of a class become one, since panopticapi knows one an image.
   """
-  counted: Tally = collections.defaultdict(lambda: np.zeros(3))
-  both_NM = _common_pixels(want, got)
-  want_N, got_M = both_NM[:-1].sum(axis=1), both_NM[:, :-1].sum(axis=0)
-  both_NM = both_NM[:-1, :-1]
-  is_same_NM = want.labels_N[:, None] == got.labels_N[None]
-  iou_NM = both_NM / np.maximum(want_N[:, None] + got_M[None] - both_NM, 1)
-  # At most one of each: no two have more than half of a third.
-  is_match_NM = (iou_NM > 0.5) & is_same_NM & ~want.crowd_N[:, None]
-  in_crowd_M = np.sum(both_NM * (is_same_NM & want.crowd_N[:, None]), axis=0)
-  is_hit_M = is_match_NM.any(axis=0)
-  counts_N = ~want.crowd_N & (want_N > 0)
-  counts_M = (got_M > 0) & (is_hit_M | (in_crowd_M <= got_M / 2))
-  for i, j in np.argwhere(is_match_NM):
-    counted[int(got.labels_N[j])] += iou_NM[i, j], 1, 0
-  for label in (*want.labels_N[counts_N], *got.labels_N[counts_M]):
-    counted[int(label)] += 0, 0, 1
-  return dict(counted)
+  index_HW, crowd_N = x.index_HW, x.crowd_N
+  parts = [(x.labels_N[i] + 1, False, [i]) for i in np.flatnonzero(~crowd_N)]
+  for label in np.unique(x.labels_N[crowd_N]):
+    members = np.flatnonzero(crowd_N & (x.labels_N == label))
+    parts.append((label + 1, True, members))
+  if background:
+    parts.append((0, False, [-1]))
+  return [
+    {
+      'category_id': int(category),
+      'iscrowd': int(crowd),
+      'segmentation': segments.run_lengths(mask_HW, mask_HW.shape),
+    }
+    for category, crowd, members in parts
+    if (mask_HW := np.isin(index_HW, members)).any()
+  ]
 
 
-def quality(images: Iterable[Tally]) -> dict[str, float]:
-  """Returns PQ, SQ and RQ of images; nothing if there is no object at all."""
-  total: Tally = collections.defaultdict(lambda: np.zeros(3))
-  for image in images:
-    for label, counts_3 in image.items():
-      total[label] += counts_3
-  if not total:
-    return {}
-  rows_C3 = np.array(
-    [
-      (2 * iou / n, iou / max(hits, 1), 2 * hits / n)
-      for iou, hits, n in total.values()
+def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
+  """Returns PQ, SQ and RQ; nothing if there is no object at all.
+
+  Args:
+    images: annotations, with background, and what was found, of each.
+  """
+  sizes = [want[0]['segmentation']['size'] for want, _ in images]
+  labels = {x['category_id'] for pair in images for x in (*pair[0], *pair[1])}
+
+  def document(side: int) -> dict[str, Any]:
+    annotations = [
+      {'image_id': i} | x for i, pair in enumerate(images) for x in pair[side]
     ]
-  )
-  return dict(zip(ROWS, rows_C3.mean(axis=0).tolist(), strict=True))
+    return {
+      'images': [
+        {'id': i, 'height': H, 'width': W} for i, (H, W) in enumerate(sizes)
+      ],
+      'annotations': [{'id': i} | x for i, x in enumerate(annotations, 1)],
+      'categories': [
+        {'id': x, 'name': str(x), 'isthing': int(x > 0)} for x in labels
+      ],
+    }
 
+  from hotcoco import panoptic as hotcoco_panoptic
 
-def _common_pixels(want: Segments, got: Segments) -> np.ndarray:
-  """Returns how many pixels each two have in common; the last are of none."""
-  N, M = len(want.labels_N) + 1, len(got.labels_N) + 1
-  pairs = (want.index_HW % N) * M + got.index_HW % M
-  return np.bincount(pairs.reshape(-1), minlength=N * M).reshape(N, M)
+  if not labels - {0}:
+    return {}
+  measured = hotcoco_panoptic.PanopticEval(document(0), document(1))
+  measured.evaluate()
+  things = measured.results()['Things']
+  return {row: things[row.lower()] for row in ROWS if things['n']}
