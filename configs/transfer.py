@@ -1,4 +1,4 @@
-"""The paper's transfer evaluation: tables 2 and 9, figure 2.
+"""The paper's transfer evaluation: tables 2 and 9.
 
   python -m vit_jax.main --config=configs/transfer.py:MODEL,SUITE --workdir=...
 

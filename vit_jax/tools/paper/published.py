@@ -10,37 +10,19 @@ from typing import Any
 
 from vit_jax.data.benchmarks import SUITES
 
-
-@dataclasses.dataclass(frozen=True)
-class Printed:
-  """A figure as it is printed.
-
-  Attributes:
-    text: percent, with the standard deviation where there is one: 88.4 or
-      88.55 ± 0.04.
-  """
-
-  text: str
-
-  @property
-  def mean(self) -> float:
-    """In percent."""
-    return float(self.text.partition(' ± ')[0])
-
-  @property
-  def deviation(self) -> float | None:
-    """In percent, None where none is printed."""
-    _, plus_minus, text = self.text.partition(' ± ')
-    return float(text) if plus_minus else None
+# Percent, with the standard deviation where there is one: 88.4, 88.55 ± 0.04.
+Results = dict[str, str]
 
 
-Results = dict[str, Printed]
+def mean(text: str) -> float:
+  """Returns a printed figure without its deviation, in percent."""
+  return float(text.partition(' ± ')[0])
 
 
 def _row(names: str, texts: str) -> Results:
   """Returns the figures by name, without those printed as a dash."""
   return {
-    name: Printed(text.replace('±', ' ± '))
+    name: text.replace('±', ' ± ')
     for name, text in zip(names.split(), texts.split(), strict=True)
     if text != '-'
   }

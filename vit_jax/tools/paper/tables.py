@@ -1,18 +1,17 @@
-"""Sweeps over the paper's data sets as its tables 2 and 9 and its figure 2."""
+"""Sweeps over the paper's data sets as its tables 2 and 9."""
 
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import GridRun
-from vit_jax.tools.paper import bars, published
-from vit_jax.tools.paper.bars import Bar
-from vit_jax.tools.paper.published import Printed, Results
+from vit_jax.tools.paper import published
+from vit_jax.tools.paper.published import Results
 
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'
@@ -34,32 +33,18 @@ VTAB_TITLE = f'VTAB ({len(SUITES[VTAB])} tasks)'
 SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
-class Accuracies(NamedTuple):
-  """What one of our models has on one line.
-
-  Attributes:
-    values: of the seeds that have finished, in percent.
-    diverged: how many runs have.
-    missing: what stands for values where there are none.
-  """
-
-  values: list[float]
-  diverged: int
-  missing: str
-
-
 class Line(NamedTuple):
   """A data set, or a mean over several: a row of table 2, a column of table 9.
 
   Attributes:
     name: of the published results.
     title: for the reader.
-    cells: by the name of our model.
+    cells: text by the name of our model.
   """
 
   name: str
   title: str
-  cells: dict[str, Accuracies]
+  cells: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,41 +86,43 @@ class TransferReport(grid.GridReport):
     """Returns the table of lines by models."""
     lines = self.data_lines()
     if self._tasks:
-      lines.append(self._mean_line(VTAB, VTAB_TITLE))
+      lines.append(self._mean_line(VTAB, VTAB_TITLE, decimals=2))
     columns = self.published_columns(lines)
     rows = []
     for line in lines:
-      ours = (self._text(cell, 2) for cell in line.cells.values())
-      theirs = (_printed(line, results) for results in columns.values())
-      rows.append([line.title, *ours, *theirs])
+      theirs = (results.get(line.name, 'n/a') for results in columns.values())
+      rows.append([line.title, *line.cells.values(), *theirs])
     return grid.table(['', *self.models, *columns], rows)
 
   def _table_9(self) -> str:
     """Returns the table of models by lines, and what its marks mean."""
     lines = [
-      *map(self._line_of, self._tasks),
-      *self._group_lines(),
-      self._mean_line(VTAB, 'Mean'),
+      *(self._line_of(task, decimals=1) for task in self._tasks),
+      *(
+        self._mean_line(group, group.capitalize(), decimals=1)
+        for group in SYMBOLS
+        if set(SUITES[group]) <= set(self._tasks)
+      ),
+      self._mean_line(VTAB, 'Mean', decimals=1),
     ]
     groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks)
     legend = ', '.join(f'{SYMBOLS[group]} {group}' for group in groups)
-    rows = [
-      [model, *(self._text(line.cells[model], 1) for line in lines)]
+    models = {
+      model: {line.name: line.cells[model] for line in lines}
       for model in self.models
+    } | {k: _with_groups(row) for k, row in published.TABLE_9.items()}
+    rows = [
+      [model, *(texts.get(line.name, 'n/a') for line in lines)]
+      for model, texts in models.items()
     ]
-    for model, results in published.TABLE_9.items():
-      results = _with_groups(results)
-      rows.append([model, *(_printed(line, results) for line in lines)])
     return (
       f'VTAB-1k: {legend}. Means of groups are computed from their tasks.\n\n'
       + grid.table(['', *map(_head, lines)], rows)
     )
 
-  def _text(self, cell: Accuracies, decimals: int) -> str:
-    if not cell.values:
-      return cell.missing
+  def _text(self, values: Sequence[float], lost: int, decimals: int) -> str:
     return grid.mean_text(
-      cell.values, self._usual_n, cell.diverged, lambda x: f'{x:.{decimals}f}'
+      values, self._usual_n, lost, lambda x: f'{x:.{decimals}f}'
     )
 
   @property
@@ -183,28 +170,26 @@ class TransferReport(grid.GridReport):
     return lines
 
   def _line_of(
-    self, dataset: str, metric: str = METRIC, key: str = '', title: str = ''
+    self,
+    dataset: str,
+    metric: str = METRIC,
+    key: str = '',
+    title: str = '',
+    decimals: int = 2,
   ) -> Line:
     cells = {}
     for model in self.models:
       runs = self._runs(model, dataset)
-      values = [100 * value for value in self.values(runs, metric)]
-      lost = grid.diverged(runs)
-      cells[model] = Accuracies(values, lost, grid.why_missing(runs))
+      if values := [100 * value for value in self.values(runs, metric)]:
+        cells[model] = self._text(values, grid.diverged(runs), decimals)
+      else:
+        cells[model] = grid.why_missing(runs)
     if not title:
       known = BENCHMARKS.get(dataset)
       title = known.title if known else dataset
     return Line(key or dataset, title, cells)
 
-  def _group_lines(self) -> list[Line]:
-    """Returns the means of those groups of which all tasks are swept."""
-    return [
-      self._mean_line(group, group.capitalize())
-      for group in SYMBOLS
-      if set(SUITES[group]) <= set(self._tasks)
-    ]
-
-  def _mean_line(self, name: str, title: str) -> Line:
+  def _mean_line(self, name: str, title: str, decimals: int) -> Line:
     """Returns the unweighted mean of VTAB's or of a group's tasks."""
     tasks = SUITES[name]
     cells = {}
@@ -216,10 +201,14 @@ class TransferReport(grid.GridReport):
         seeds.setdefault(seed, []).append(run)
       values = [self.values(group, METRIC) for group in seeds.values()]
       means = [100 * statistics.mean(v) for v in values if len(v) == len(tasks)]
-      missing = f'{max(map(len, values), default=0)} of {len(tasks)} tasks'
-      if lost := grid.diverged(runs):
-        missing += f' ({lost} diverged)'
-      cells[model] = Accuracies(means, lost, missing)
+      lost = grid.diverged(runs)
+      if means:
+        cells[model] = self._text(means, lost, decimals)
+        continue
+      done = max(map(len, values), default=0)
+      cells[model] = f'{done} of {len(tasks)} tasks'
+      if lost:
+        cells[model] += f' ({lost} diverged)'
     return Line(name, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
@@ -227,81 +216,25 @@ class TransferReport(grid.GridReport):
 
     Those of table 2, and of table 5 those that are shaped like one of ours.
     """
-    columns = _table_2_columns()
+    columns = {
+      name: published.OBJECTNET.get(name, {}) | results
+      for name, results in published.TABLE_2.items()
+    }
     for (variant, data), results in published.TABLE_5.items():
       if any(_is_variant(run, variant) for run in self.runs):
         name = f'ViT-{variant[0].upper()}/{variant[1:]} ({data}, table 5)'
         columns[name] = results
-    return _only(columns, lines)
-
-  def panels(self) -> list[Line]:
-    """Returns what gets bars of its own.
-
-    Tasks of VTAB stand alone only where their group is not swept as a whole.
-    """
-    lines = self.data_lines()
-    if len(self._tasks) == len(SUITES[VTAB]):
-      lines.append(self._mean_line(VTAB, VTAB_TITLE))
-    groups = self._group_lines()
-    whole = {line.name for line in groups}
-    alone = [n for n in self._tasks if BENCHMARKS[n].group not in whole]
-    return [*lines, *groups, *map(self._line_of, alone)]
-
-  def plot(self) -> bytes | None:
-    """Returns bars for each of the `panels`, those of VTAB as in figure 2.
-
-    Beside ours are the models of table 2.
-    """
-    lines = self.panels()
-    if not any(cell.values for line in lines for cell in line.cells.values()):
-      return None
-    columns = _only(_table_2_columns(), lines)
-    panels = []
-    for line in lines:
-      ours = {
-        model: Bar(*grid.moments(cell.values))
-        if cell.values
-        else Bar(None, missing=cell.missing)
-        for model, cell in line.cells.items()
-      }
-      theirs = {
-        name: Bar(results[line.name].mean, results[line.name].deviation)
-        for name, results in columns.items()
-        if line.name in results
-      }
-      panels.append((_head(line), ours | theirs))
-    names = [*self.models, *columns]
-    return bars.png(panels, names, list(columns), f'{METRIC} in percent')
-
-
-def _table_2_columns() -> dict[str, Results]:
-  """Returns everything that is published of the models of table 2."""
-  return {
-    name: _with_groups(published.TABLE_9.get(name, {}))
-    | published.OBJECTNET.get(name, {})
-    | results
-    for name, results in published.TABLE_2.items()
-  }
-
-
-def _only(
-  columns: Mapping[str, Results], lines: Sequence[Line]
-) -> dict[str, Results]:
-  """Returns the columns that have a number on one of the lines."""
-  names = {line.name for line in lines}
-  return {k: v for k, v in columns.items() if names & v.keys()}
+    names = {line.name for line in lines}
+    return {k: v for k, v in columns.items() if names & v.keys()}
 
 
 def _with_groups(results: Results) -> Results:
   """Adds the means of VTAB's groups, which the paper draws but never prints."""
   means = {
-    group: Printed(
-      f'{statistics.mean(results[task].mean for task in SUITES[group]):.1f}'
-    )
-    for group in SYMBOLS
-    if set(SUITES[group]) <= results.keys()
+    group: statistics.mean(published.mean(results[task]) for task in tasks)
+    for group, tasks in ((group, SUITES[group]) for group in SYMBOLS)
   }
-  return results | means
+  return results | {group: f'{mean:.1f}' for group, mean in means.items()}
 
 
 def _is_variant(run: GridRun, variant: str) -> bool:
@@ -317,7 +250,3 @@ def _head(line: Line) -> str:
   if known is None or not known.group:
     return line.title
   return f'{SYMBOLS[known.group]} {line.title}'
-
-
-def _printed(line: Line, results: Results) -> str:
-  return results[line.name].text if line.name in results else 'n/a'
