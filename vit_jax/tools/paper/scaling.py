@@ -1,12 +1,9 @@
 """Accuracy against the compute of pre-training: figure 5 of the paper."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from vit_jax.models import variants
 from vit_jax.sweeps import grid
@@ -16,6 +13,11 @@ from vit_jax.training import plots
 
 # In the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
+
+# Where names stand beside their points, alternately, in points: so that those
+# of table 6 are all legible.
+_BELOW = ((6, -10), (6, -10))
+_OFFSETS = {'ViT': ((6, -10), (-4, 6)), 'Hybrid': ((-4, 6), (-4, 16))}
 
 
 class Point(NamedTuple):
@@ -130,15 +132,11 @@ class ScalingReport(grid.GridReport):
       if any(point.family == name for point in [*points, *published_points])
     ]
     plots.legend(figure, handles, 'lower center', columns=4)
-    annotate(left, points)
-    annotate(right, published_points)
     return plots.png(figure)
 
 
 def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
-  """Draws every model, and a line through those of a family."""
-  from matplotlib.ticker import LogLocator
-
+  """Draws every model with its name, and a line through each family."""
   for name in FAMILIES:
     members = [point for point in points if point.family == name]
     members.sort(key=lambda point: point.exaflops)
@@ -152,65 +150,22 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
         alpha=alpha,
         **_style(name),
       )
+    for i, point in enumerate(members):
+      offset = _OFFSETS.get(name, _BELOW)[i % 2]
+      axes.annotate(
+        point.name,
+        (point.exaflops, point.mean),
+        xytext=offset,
+        textcoords='offset points',
+        horizontalalignment='left' if offset[0] > 0 else 'right',
+        fontsize='small',
+        color=_style(name)['color'],
+      )
   axes.set_xscale('log')
   axes.margins(0.12)
-  low, high = (f(p.exaflops for p in points) for f in (min, max))
-  axes.xaxis.set_major_locator(
-    LogLocator(subs=(1,) if high > 50 * low else (1, 2, 5))
-  )
   axes.xaxis.set_major_formatter('{x:g}')
-  axes.xaxis.set_minor_formatter('')
   axes.set_xlabel('pre-training compute in exaFLOPs')
   plots.tidy(axes)
-
-
-def annotate(axes: Any, points: Sequence[Point]) -> None:
-  """Writes the names beside the points, each where it covers the least.
-
-  The picture has to be complete: where a name is depends on all else.
-  """
-  from matplotlib.transforms import Bbox
-
-  axes.figure.draw_without_rendering()
-  taken = []
-  for name in FAMILIES:
-    line = sorted((p.exaflops, p.mean) for p in points if p.family == name)
-    corners = axes.transData.transform(line) if line else []
-    for (x0, y0), (x1, y1) in itertools.pairwise(corners):
-      for t in np.linspace(0, 1, 30):
-        x, y = x0 + t * (x1 - x0), y0 + t * (y1 - y0)
-        taken.append(Bbox.from_bounds(x - 1, y - 1, 2, 2))
-    # A marker weighs more than a line.
-    taken += 5 * [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in corners]
-  for point in sorted(points, key=lambda point: point.exaflops):
-    text = axes.annotate(
-      point.name,
-      (point.exaflops, point.mean),
-      xytext=(0, 0),
-      textcoords='offset points',
-      verticalalignment='center',
-      fontsize='small',
-      color=_style(point.family)['color'],
-    )
-    _place(text, taken)
-    taken += 20 * [text.get_window_extent()]
-
-
-def _place(text: Any, taken: Sequence[Any]) -> None:
-  """Moves a name to where it overlaps the fewest of the boxes."""
-
-  def move(offset: tuple[int, int]) -> int:
-    x, _ = offset
-    text.set_position(offset)
-    text.set_horizontalalignment(
-      'left' if x > 0 else 'right' if x < 0 else 'center'
-    )
-    return text.get_window_extent().count_overlaps(taken)
-
-  # In points; below a rising line and above it are preferred.
-  sides = [(8, -9), (-8, 9), (8, 9), (-8, -9), (8, 0), (-8, 0)]
-  offsets = sides + [(x, y) for y in (-15, 15) for x in (8, -8, 0)]
-  move(min(offsets, key=move))
 
 
 def table_6() -> list[Point]:
