@@ -1,7 +1,7 @@
 """Memory and speed of the server beside Flask and Gradio, in one run.
 
   pip install flask gradio timm torch
-  python -m tests.serve.beside_others ti16 s16 b16 --threads 1 2
+  python -m tests.tools.serve.beside_others ti16 s16 b16 --threads 1 2
 
 All serve a model with random weights: a board's folder in float32 and in int8,
 a Gradio page with the same float32 file, and Flask with timm's model in

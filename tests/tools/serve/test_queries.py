@@ -38,9 +38,8 @@ def engine_of(classes=7, layers=3, explain=True, grid=(4, 6)):
 
 @pytest.mark.parametrize(('classes', 'top'), [(7, 5), (3, 3)])
 def test_what_is_not_said_has_a_default(classes, top):
-  assert queries.parse({}, engine_of(classes)) == queries.Query(
-    *('first', '', top, 0.7, True, 'mean', 0.0, None, None)
-  )
+  want = 'first', None, top, 0.7, '1', 'mean', 0, None, None
+  assert tuple(queries.parse({}, engine_of(classes)).values()) == want
   assert queries.parse(
     dict.fromkeys(PARAMETERS, ''), engine_of(classes)
   ) == queries.parse({}, engine_of(classes))
@@ -50,12 +49,12 @@ def test_each_parameter_is_what_it_is_called():
   digest = 'ab' * 32
   given = {'model': 'second', 'image': digest, 'top': '8', 'threshold': '0.25'}
   given |= {'map': '0', 'fusion': 'max', 'discard': '0.5', 'layer': '3'}
-  assert queries.parse(given, engine_of()) == queries.Query(
-    *('second', digest, 8, 0.25, False, 'max', 0.5, 3, None)
-  )
+  want = {'top': 8, 'threshold': 0.25, 'discard': 0.5, 'layer': 3}
+  want = given | want | {'class': None}
+  assert queries.parse(given, engine_of()) == want
   del given['layer']
-  found = queries.parse(given | {'class': '7', 'map': '1'}, engine_of())
-  assert (found.number, found.layer, found.with_map) == (7, None, True)
+  found = queries.parse(given | {'class': '7'}, engine_of())
+  assert (found['class'], found['layer']) == (7, None)
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
@@ -96,7 +95,7 @@ def test_a_map_for_a_class_is_refused_where_there_is_none():
     with pytest.raises(HTTPException, match='takes gradients') as refused:
       queries.parse({'class': '0'}, engine)
     assert refused.value.status_code == 400
-    assert queries.parse({'layer': '0'}, engine).layer == 0
+    assert queries.parse({'layer': '0'}, engine)['layer'] == 0
   with pytest.raises(HTTPException, match='leave out layer') as refused:
     queries.parse({'class': '0', 'layer': '0'}, engine_of())
   assert refused.value.status_code == 400

@@ -1,11 +1,11 @@
-"""The parameters of a request to /api/predict."""
+"""The parameters of /api/predict, checked by the schemas of openapi.json."""
 
 import json
 import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -17,28 +17,10 @@ DESCRIPTION = json.loads(
 _PARAMETERS = DESCRIPTION['paths']['/api/predict']['post']['parameters']
 
 
-class Query(NamedTuple):
-  """Values of the parameters, which openapi.json describes.
+def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
+  """Returns the values of all parameters; without a default None.
 
-  Attributes:
-    image: '' if it is the body of the request.
-    layer: None for all layers.
-    number: index of the class to explain; None for the image as a whole.
-  """
-
-  model: str
-  image: str
-  top: int
-  threshold: float
-  with_map: bool
-  fusion: str
-  discard: float
-  layer: int | None
-  number: int | None
-
-
-def parse(given: Mapping[str, str], engine: Engine) -> Query:
-  """Returns the parameters of a request. An empty one counts as left out.
+  An empty parameter counts as left out.
 
   Raises:
     HTTPException: naming the parameter, its value and the way out.
@@ -58,17 +40,14 @@ def parse(given: Mapping[str, str], engine: Engine) -> Query:
     'class': {'maximum': classes - 1},
   }.items():
     schemas[name] = schemas[name] | limits
-  found = {name: _value(given, name, x) for name, x in schemas.items()}
-  number = found.pop('class')
-  found |= {'with_map': found.pop('map') == '1', 'number': number}
-  query = Query(**found | {'image': found['image'] or ''})
-  if number is not None and not (engine.explain and model.grid):
+  query = {name: _value(given, name, x) for name, x in schemas.items()}
+  if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
       'A map for a class takes gradients, which are not served here: leave '
       'class out, or run python -m vit_jax.serve where JAX is installed.',
     )
-  if number is not None and query.layer is not None:
+  if query['class'] is not None and query['layer'] is not None:
     raise HTTPException(
       400, 'A map for a class is one of all layers: leave out layer.'
     )

@@ -6,7 +6,7 @@ import functools
 import pathlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from vit_jax.tools.serve import protection
 from vit_jax.tools.serve.engine import MAX_WAITING, Engine, Sights
-from vit_jax.tools.serve.queries import DESCRIPTION, Query, parse
+from vit_jax.tools.serve.queries import DESCRIPTION, parse
 from vit_jax.tools.serve.served_model import Answer, ServedModel, rollout
 from vit_jax.tools.serve.uploads import UnreadableUpload
 
@@ -27,6 +27,14 @@ MAX_BODY_BYTES = 20 << 20
 MAX_BODIES_BYTES = 64 << 20  # of all requests at once
 
 _PAGE = pathlib.Path(__file__).with_name('page.html')
+
+# Errors that are not HTTPExceptions: status, and message if it is not theirs.
+_ERRORS: dict[type[Exception], tuple[int, str]] = {
+  UnreadableUpload: (422, ''),
+  ClientDisconnect: (400, 'The image ended too early.'),
+  TimeoutError: (408, 'The image did not arrive in time.'),
+  OSError: (503, ''),  # the decoder cannot be started
+}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,13 +69,12 @@ class PageServer:
       ('/api/predict', 'POST', self._predict, True),
       ('/metrics', 'GET', self._metrics, True),
     ]
-    errors = HTTPException, UnreadableUpload, OSError
     app = Starlette(
       routes=[
         Route(path, self._guarded(endpoint, secret), methods=[method])
         for path, method, endpoint, secret in routes
       ],
-      exception_handlers=dict.fromkeys(errors, self._error),
+      exception_handlers=dict.fromkeys([HTTPException, *_ERRORS], self._error),
     )
     # It would redirect to whatever host a request names.
     app.router.redirect_slashes = False
@@ -86,14 +93,15 @@ class PageServer:
     return guarded
 
   async def _error(self, request: Request, error: Exception) -> Response:
-    status, message = 422, str(error)
-    headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):
       status, message, headers = error.status_code, error.detail, error.headers
       if 'endpoint' not in request.scope:
         message += '. See /openapi.json.'
-    elif isinstance(error, OSError):  # the decoder cannot be started
-      status, headers = 503, {'Retry-After': '60'}
+    else:
+      known = (x for kind, x in _ERRORS.items() if isinstance(error, kind))
+      status, message = next(known)
+      message = message or str(error)
+      headers = {'Retry-After': '60'} if status == 503 else None
     response = JSONResponse({'error': message}, status, headers=headers)
     return self._counted(request, response)
 
@@ -128,14 +136,14 @@ class PageServer:
 
   async def _predict(self, request: Request) -> Response:
     query = parse(request.query_params, self._engine)
-    if query.image:
-      known = self._engine.known(query.image)
+    if digest := query['image']:
+      known = self._engine.known(digest)
       if known is None:
         raise HTTPException(
-          404, f'The image {query.image} is not remembered: send it again.'
+          404, f'The image {digest} is not remembered: send it again.'
         )
       with self._engine.place():
-        return await self._answered(query, query.image, known, 0.0)
+        return await self._answered(query, digest, known, 0.0)
     self._engine.refuse_if_full()  # before the image arrives
     async with self._body(request) as body:
       with self._engine.place():
@@ -148,76 +156,69 @@ class PageServer:
   @contextlib.asynccontextmanager
   async def _body(self, request: Request) -> AsyncIterator[bytearray]:
     """Reads a body, which counts towards the limit of all while it is used."""
-    too_large = (
-      f'Images have at most {MAX_BODY_BYTES >> 20} MiB: send a smaller.'
+    too_large = HTTPException(
+      413, f'Images have at most {MAX_BODY_BYTES >> 20} MiB: send a smaller.'
     )
-    late = (
-      f'The image did not arrive within {protection.BODY_SECONDS:g} seconds.'
-    )
+    if int(request.headers.get('content-length', '0')) > MAX_BODY_BYTES:
+      raise too_large
     body = bytearray()
     try:
-      try:
-        async with asyncio.timeout(protection.BODY_SECONDS):
-          if int(request.headers.get('content-length', '0')) > MAX_BODY_BYTES:
-            raise HTTPException(413, too_large)
-          async for chunk in request.stream():
-            body += chunk
-            self._arriving_bytes += len(chunk)
-            if len(body) > MAX_BODY_BYTES:
-              raise HTTPException(413, too_large)
-            if self._arriving_bytes > MAX_BODIES_BYTES:
-              raise HTTPException(
-                503, 'Too many images arrive at once.', {'Retry-After': '5'}
-              )
-      except TimeoutError:
-        raise HTTPException(408, late) from None
-      except ClientDisconnect:
-        raise HTTPException(400, 'The image ended too early.') from None
+      async with asyncio.timeout(protection.BODY_SECONDS):
+        async for chunk in request.stream():
+          body += chunk
+          self._arriving_bytes += len(chunk)
+          if len(body) > MAX_BODY_BYTES:
+            raise too_large
+          if self._arriving_bytes > MAX_BODIES_BYTES:
+            raise HTTPException(
+              503, 'Too many images arrive at once.', {'Retry-After': '5'}
+            )
       yield body
     finally:
       self._arriving_bytes -= len(body)
 
   async def _answered(
-    self, query: Query, digest: str, sights: Sights, decode_seconds: float
+    self,
+    query: dict[str, Any],
+    digest: str,
+    sights: Sights,
+    decode_seconds: float,
   ) -> Response:
-    model = self._engine.models[query.model]
+    model = self._engine.models[query['model']]
     seen = sights[model.view]
-    future = self._engine.answer(digest, seen, query.model)
+    future = self._engine.answer(digest, seen, query['model'])
     answer: Answer = await asyncio.wrap_future(future)
     start = time.perf_counter()
     found = None
-    if model.grid and query.with_map:
-      if query.number is not None:
+    if model.grid and query['map'] == '1':
+      if query['class'] is not None:
         job = self._engine.explained(
-          seen, query.model, query.number, query.fusion, query.discard
+          seen, *(query[x] for x in ('model', 'class', 'fusion', 'discard'))
         )
         map_hw = await asyncio.wrap_future(job)
       else:
         assert answer.read_L is not None
         map_hw = await asyncio.to_thread(
           rollout,
-          answer.fused[query.fusion],
+          answer.fused[query['fusion']],
           answer.read_L,
           model.grid,
-          query.discard,
-          query.layer,
+          query['discard'],
+          query['layer'],
         )
       found = {
         'values': np.round(map_hw.astype(float), 6).tolist(),
-        'fusion': query.fusion,
-        'discard': query.discard,
-        'layer': query.layer,
-        'class': query.number,
+        **{x: query[x] for x in ('fusion', 'discard', 'layer', 'class')},
       }
     return JSONResponse(
       {
-        'model': query.model,
+        'model': query['model'],
         'image': digest,
         'box': seen.box,
         'classes': []
         if model.finds_objects
-        else _likeliest(answer.probability_C, model, query.top),
-        'objects': _objects(answer, model, query.threshold),
+        else _likeliest(answer.probability_C, model, query['top']),
+        'objects': _objects(answer, model, query['threshold']),
         'map': found,
         'seconds': {
           'decode': round(decode_seconds, 4),
