@@ -150,43 +150,43 @@ def changed(**fields):
 @pytest.mark.parametrize(
   'found, message',
   [
-    (json.dumps(annotated())[:-20], 'is no JSON, or was cut short'),
-    (b'\xff{}', 'instances.json is no JSON, .*: .*position 0'),
-    ('[]', "has not COCO's lists images, annotations, categories"),
-    (annotated(images=[]), 'has no images'),
-    (annotated(categories=[{'id': -1, 'name': 'x'}]), 'whole numbers up to'),
-    (annotated(images=[{'id': 1}]), "'file_name' is missing"),
-    (annotated(images=[{'id': [1]}]), 'or its id no number .*unhashable'),
-    (annotated(categories=['cat']), 'one is no object with them'),
+    (json.dumps(annotated())[:-20], 'is not JSON, or was cut short'),
+    (b'\xff{}', 'instances.json is not JSON, .*: .*position 0'),
+    ('[]', "needs COCO's lists images, categories and annotations"),
+    (annotated(images=[]), 'at least one image'),
+    (annotated(categories=[{'id': -1, 'name': 'x'}]), 'a whole number up to'),
+    (annotated(images=[{'id': 1}]), 'image 1: needs an id and a file_name'),
+    (annotated(images=[{'id': [1]}]), 'needs an id and a file_name'),
+    (annotated(categories=['cat']), "category 'cat' is not an object"),
     (
       annotated(images=2 * annotated()['images'][:1]),
-      'several images of id 10',
+      'the image id 10 2 times',
     ),
     (
       annotated(categories=[{'id': 3, 'name': x} for x in ('cat', 'dog')]),
-      'several categories of id 3',
+      'the category id 3 2 times',
     ),
     (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
-      'says that a is 0 pixels wide and 2 high',
+      'image 1: is 0 wide and 2 high',
     ),
-    (changed(bbox=[1, 2, -3, 4]), 'annotation 1: bbox .* has a negative side'),
+    (changed(bbox=[1, 2, -3, 4]), 'annotation 1: bbox .* is not x, y, width'),
     (changed(bbox=[1, 2, math.nan, 4]), 'is not x, y, width, height'),
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
-    (changed(area=-1), 'annotation 1: area -1 is no number from 0'),
-    (changed(iscrowd=2), 'annotation 1: iscrowd 2 is neither 0 nor 1'),
-    (changed(category_id=None), 'annotation 1: has no category_id'),
-    (annotated(annotations=[{'id': 7}]), 'annotation 7: has no bbox'),
+    (changed(area=-1), 'annotation 1: area is -1; it must be'),
+    (changed(iscrowd=2), 'annotation 1: iscrowd is 2; it must be 0 or 1'),
+    (changed(category_id=None), 'annotation 1: category_id is None'),
+    (annotated(annotations=[{'id': 7}]), 'annotation 7: image_id is None'),
     (
       annotated(annotations=[{'image_id': 10, 'bbox': [1, 2, 3, 4]}]),
-      'annotation None: has no category_id',
+      'annotation None: category_id is None',
     ),
-    (changed(category_id=2), 'category_id 2 is none of the categories'),
+    (changed(category_id=2), 'category_id is 2, which is not in the'),
     (
       changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
       'annotation 1: segmentation has a polygon that is not x',
     ),
-    (changed(image_id=99), 'image_id 99 is none of the images'),
+    (changed(image_id=99), 'image_id is 99, which is not in the'),
     (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),
   ],
 )
@@ -222,7 +222,7 @@ def test_ids_of_categories_go_up_to_10000(tmp_path):
   assert set(names[4:-1]) == {coco.NO_NAME}
   categories[-1]['id'] += 1
   write(tmp_path, annotated(categories=categories))
-  with pytest.raises(ValueError, match='whole numbers up to 10,000'):
+  with pytest.raises(ValueError, match='a whole number up to 10,000'):
     sources.open_source(str(tmp_path), 'all')
 
 
@@ -260,7 +260,7 @@ def test_bad_annotations_are_listed_up_to_20(tmp_path):
   with pytest.raises(ValueError, match=f'has {10 * times} wrong') as error:
     sources.open_source(str(tmp_path), 'train')
   said = str(error.value)
-  assert said.count('category_id 7') == min(10 * times, 20)
+  assert said.count('category_id is 7') == min(10 * times, 20)
   assert said.endswith(f'\n{end}Mend or remove them.')
   assert ('more' in said) == bool(end)
 
@@ -300,7 +300,7 @@ def test_a_file_of_a_split_that_is_not_needed(tmp_path, caplog):
   assert len(sources.open_source(str(tmp_path), 'train')) == 10
   assert 'Split test is left out. ' in caplog.text
   for split in ('test', 'val', 'all', 'train+test'):
-    with pytest.raises(ValueError, match='1 wrong annotations'):
+    with pytest.raises(ValueError, match='1 wrong entries'):
       sources.open_source(str(tmp_path), split)
 
 
@@ -361,12 +361,12 @@ def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   caplog.set_level('INFO')
   write(tmp_path, annotated())
   sources.open_source(str(tmp_path), 'train[:8]')
-  assert '8 images, ' in caplog.text and ' of 2 classes, ' in caplog.text
+  assert '8 images, ' in caplog.text and ' 2 classes' in caplog.text
   path = tmp_path / 'instances.json'
   for box, message in (
     ([0.1, 0.2, 0.3, 0.1], 'shares of the image, such as .0.1, 0.2, 0.3, 0.1.'),
     ([20, 10, 38, 25], 'two corners, such as .20, 10, 38, 25. of annotation 1'),
-    ('crowds', 'all of its 10 objects are crowds'),
+    ('crowds', 'all objects are crowds'),
   ):
     found = annotated()
     for x in found['annotations']:
@@ -384,7 +384,6 @@ def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   path.write_text(json.dumps(found))
   touch(path)
   sources.open_source(str(tmp_path), 'train+test')
-  assert '3 of 10 objects are less than a pixel' in caplog.text
 
 
 def test_a_missing_image_is_named(tmp_path):
@@ -482,7 +481,7 @@ def test_encodings_that_are_not_read(tmp_path):
   path = root / 'Annotations/c.xml'
   text = path.read_text()
   path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>\n{text}')
-  with pytest.raises(ValueError, match='c.xml is no XML in UTF-8'):
+  with pytest.raises(ValueError, match='c.xml is not XML in UTF-8'):
     sources.open_source(str(root), 'train')
 
 
@@ -502,11 +501,11 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* has a negative side'),
+    ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
-    ({'name': '</name><name>'}, 'category_id without a name is none of the'),
-    ({'width': 'w'}, "says that c.jpg is 'w40' pixels wide"),
-    ({'size': '<'}, 'c.xml is no XML in UTF-8, or was cut short'),
+    ({'name': '</name><name>'}, 'category_id is without a name, which is not'),
+    ({'width': 'w'}, "image c: is 'w40' wide"),
+    ({'size': '<'}, 'c.xml is not XML in UTF-8, or was cut short'),
   ],
 )
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
@@ -514,7 +513,7 @@ def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
     sources.open_source(str(write_voc(tmp_path, **changes)), 'train')
 
 
-def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
+def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path):
   """Whatever `<filename>` says, which tools that rename files do not change."""
   root = write_voc(tmp_path, filename='a.jpg</filename><filename>')
   (root / 'JPEGImages/d.jpg').rename(root / 'JPEGImages/d.PNG')
@@ -523,8 +522,6 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   source = sources.open_source(str(root), 'all')
   names = {os.path.basename(r['name']) for r in source}
   assert names == {*(f'{x}.jpg' for x in 'abcef'), 'd.PNG'}
-  assert '1 of 6 XML files name another image' in caplog.text
-  assert 'such as c.xml names a.jpg. The image of the same' in caplog.text
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')
@@ -538,7 +535,9 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   for extension in ('jpg', 'png'):
     Image.new('RGB', (40, 30)).save(root / f'JPEGImages/c.{extension}')
   touch(root / 'JPEGImages')
-  with pytest.raises(ValueError, match='c.jpg and c.png, and c.xml names neit'):
+  with pytest.raises(
+    ValueError, match='c.jpg and c.png have .* c.xml names neit'
+  ):
     sources.open_source(str(root), 'all')
 
 

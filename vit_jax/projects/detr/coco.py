@@ -16,8 +16,8 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class CocoFolder(Source):
     needed = {'all'}
     if 'all' not in files:
       needed = splits.needed(split, files, f'folder {root}')
-    self._images: list[_Image] = []
+    self._images: list[dict[str, Any]] = []
     names: dict[int, str] = {}
     members: dict[str, list[int]] = {}
     for part, path in files.items():
@@ -124,145 +124,97 @@ class CocoFolder(Source):
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [self._images[i] for i in chosen]
     if split.startswith('train'):
-      self._say_what_there_is(f'{root} {split}')
+      crowd_N = np.concatenate([image['crowd'] for image in self._images])
+      _log.info(
+        f'{root} {split}: {len(self._images)} images, {np.sum(~crowd_N)} '
+        f'objects and {np.sum(crowd_N)} crowds, {len(set(names.values()))} '
+        'classes'
+      )
     self._state = ' '.join(
       f'{path} {_modified_ns(root, path)}' for path in files.values()
     )
-
-  def _say_what_there_is(self, name: str) -> None:
-    crowd_N = np.concatenate([image.crowd_N for image in self._images])
-    labels_N = np.concatenate([image.labels_N for image in self._images])
-    boxes_N4 = np.concatenate([image.boxes_N4 for image in self._images])
-    objects, counts = np.sum(~crowd_N), [len(x.crowd_N) for x in self._images]
-    classes = len(set(labels_N[~crowd_N]))
-    named = len(set(self.class_names) - {NO_NAME})
-    _log.info(
-      '%s: %d images, %d without objects; %d objects of %d of %d classes, %d '
-      'crowds; %.1f an image, %d at most',
-      *(name, len(counts), counts.count(0), objects, classes, named),
-      *(len(crowd_N) - objects, np.mean(counts), max(counts)),
-    )
-    tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
-    for count, what in (
-      (len(crowd_N) - objects, 'are crowds, which are not learned'),
-      (tiny, 'are less than a pixel wide or high'),
-    ):
-      if count > len(crowd_N) / 4:
-        _log.warning('%s: %d of %d objects %s', name, count, len(crowd_N), what)
 
   def __len__(self) -> int:
     return len(self._images)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    path = self._images[index].file
+    path = self._images[index]['file']
     record = {'image': decode.read_file(path), 'name': path}
     return record | dict(self.objects(index))
 
   def objects(self, index: int) -> Mapping[str, Any]:
     """Returns what a record has besides its image."""
-    image = self._images[index]
-    return {
-      'boxes': image.boxes_N4,
-      'labels': image.labels_N,
-      'crowd': image.crowd_N,
-      'area': image.area_N,
-      'size': image.size,
-      'masks': json.loads(image.masks),
-    }
+    image = dict(self._images[index])
+    del image['file']
+    return image | {'masks': json.loads(image['masks'])}
 
   def fingerprint(self) -> str:
     """A hash of the paths, sizes and modification times of the files."""
-    files = (image.file for image in self._images)
+    files = (image['file'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
-
-
-class _Image(NamedTuple):
-  """An image with its objects, as `CocoFolder.objects` has them."""
-
-  file: str
-  size: tuple[int, int]
-  boxes_N4: np.ndarray
-  labels_N: np.ndarray
-  crowd_N: np.ndarray
-  area_N: np.ndarray
-  # JSON of all its segmentations: lists of numbers would take five times as
-  # much, in every worker.
-  masks: bytes
 
 
 @functools.lru_cache(maxsize=4)
 def _read(
   root: pathlib.Path, path: pathlib.Path, modified_ns: int
-) -> tuple[dict[int, str], list[_Image]]:
+) -> tuple[dict[int, str], list[dict[str, Any]]]:
   """Returns the categories and images of a file, once for all its splits.
 
   Raises:
-    ValueError: naming every annotation that is wrong.
+    ValueError: listing what is wrong.
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
-  lists = ('images', 'annotations', 'categories')
-  if not isinstance(found, dict) or not all(
-    isinstance(found.get(key), list) for key in lists
+  lists = ('images', 'categories', 'annotations')
+  if (
+    not isinstance(found, dict)
+    or not all(
+      isinstance(found.get(key), list) and found[key] for key in lists[:2]
+    )
+    or not isinstance(found.get('annotations'), list)
   ):
     raise ValueError(
-      f"{path} has not COCO's lists {', '.join(lists)} in one object."
+      f"{path} needs COCO's lists images, categories and annotations in one "
+      'object, with at least one image and one category.'
     )
-  if not found['images']:
-    raise ValueError(f'{path} has no images.')
-  try:
-    found |= {key: [_plain(x) for x in found[key]] for key in lists}
-    categories, entries = found['categories'], found['images']
-    names = {x['id']: str(x['name']) for x in categories}
-    images = {x['id']: x for x in entries}
-    files = {i: x['file_name'] for i, x in images.items()}
-  except (KeyError, TypeError) as e:
-    wrong = f'{e} is missing'
-    if isinstance(e, TypeError):
-      wrong = f'one is no object with them, or its id no number ({e})'
-    raise ValueError(
-      f'{path}: an image needs id and file_name, a category id and name; '
-      f'{wrong}.'
-    ) from e
-  for kind, given in (('images', entries), ('categories', categories)):
-    ids = collections.Counter(x['id'] for x in given)
-    ((most, times),) = ids.most_common(1) or ((None, 0),)
+  images, categories, annotations = (
+    [_plain(x) for x in found[key]] for key in lists
+  )
+  _refuse(path, 'image', images, _image_problem)
+  _refuse(path, 'category', categories, _category_problem)
+  names = {x['id']: str(x['name']) for x in categories}
+  place = _image_folder(root, path, images[0]['file_name'])
+  files = {
+    x['id']: str(image_files.find(place, x['file_name'])) for x in images
+  }
+  for what, values in (
+    ('image id', [x['id'] for x in images]),
+    ('category id', [x['id'] for x in categories]),
+    ('image', map(os.path.normpath, files.values())),
+  ):
+    ((most, times),) = collections.Counter(values).most_common(1)
     if times > 1:
       raise ValueError(
-        f'{path} has several {kind} of id {most!r}: give each an id of its own.'
+        f'{path} has the {what} {most} {times} times: give it one entry.'
       )
-  for file in files.values():
-    if not isinstance(file, str):
-      raise ValueError(f'{path} has an image whose file_name is {file!r}.')
-  place = _image_folder(root, path, files[entries[0]['id']])
-  paths = {i: str(image_files.find(place, file)) for i, file in files.items()}
-  ((most, times),) = collections.Counter(
-    map(os.path.normpath, paths.values())
-  ).most_common(1)
-  if times > 1:
+  sizes = {x['id']: _size(x, files[x['id']]) for x in images}
+  check = functools.partial(_annotation_problem, sizes=sizes, names=names)
+  _refuse(path, 'annotation', annotations, check)
+  if problem := _implausible(annotations, sizes):
+    raise ValueError(f'{path}: {problem}')
+  objects = collections.defaultdict(list)
+  for x in annotations:
+    objects[x['image_id']].append(x)
+  return names, [_image(files[i], sizes[i], objects[i]) for i in sizes]
+
+
+def _json(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text(encoding='utf-8-sig'))
+  except (ValueError, RecursionError) as e:
     raise ValueError(
-      f'{path} has the image {most} {times} times, which could be learned and '
-      'tested both: give it one entry with all of its objects.'
-    )
-  sizes = {i: _size(x, paths[i], path) for i, x in images.items()}
-  if not names or not all(
-    isinstance(i, int) and 0 <= i <= _HIGHEST_ID for i in names
-  ):
-    raise ValueError(
-      f'{path} has category ids {sorted(map(str, names))[:5]}: give at least '
-      f'one, whole numbers up to {_HIGHEST_ID:,}.'
-    )
-  problems, objects = [], collections.defaultdict(list)
-  for x in found['annotations']:
-    problem = _problem(x, sizes, names)
-    if problem:
-      problems.append(f'  annotation {_id_of(x)}: {problem}')
-    else:
-      objects[x['image_id']].append(x)
-  if problems:
-    _refuse(path, problems)
-  _refuse_improbable(path, found['annotations'], sizes)
-  return names, [_image(paths[i], sizes[i], objects.get(i, ())) for i in images]
+      f'{path} is not JSON, or was cut short: {e}. Fetch or write it anew.'
+    ) from e
 
 
 def _plain(entry: Any) -> Any:
@@ -285,137 +237,137 @@ def _plain(entry: Any) -> Any:
   return entry
 
 
-def _size(
-  entry: Mapping[str, Any], file: str, path: pathlib.Path
-) -> tuple[int, int]:
-  """Returns (height, width) as annotated, or of the file if it is missing."""
-  if not {'height', 'width'} <= entry.keys():
-    image = decode.open_image(decode.read_file(file), file)
-    return image.height, image.width
-  size = entry['height'], entry['width']
-  if not all(isinstance(side, int) and side > 0 for side in size):
-    raise ValueError(
-      f'{path} says that {entry["file_name"]} is {size[1]!r} pixels wide and '
-      f'{size[0]!r} high: give whole numbers above 0.'
-    )
-  return size
-
-
-def _refuse_improbable(
+def _refuse(
   path: pathlib.Path,
+  kind: str,
+  entries: Sequence[Any],
+  check: Callable[[dict[str, Any]], str],
+) -> None:
+  """Raises ValueError, listing the entries in which `check` finds a problem."""
+  problems = []
+  for x in entries:
+    if not isinstance(x, dict):
+      problems.append(f'  {kind} {x!r} is not an object with named values')
+    elif what := check(x):
+      problems.append(f'  {kind} {x.get("id")}: {what}')
+  if problems:
+    listed = '\n'.join(problems[:_LISTED])
+    if len(problems) > _LISTED:
+      listed += f'\n  and {len(problems) - _LISTED} more'
+    raise ValueError(
+      f'{path} has {len(problems)} wrong entries:\n{listed}\nMend or remove '
+      'them.'
+    )
+
+
+def _is_id(x: Any) -> bool:
+  return type(x) in (int, str)  # `true` is an int too
+
+
+def _image_problem(x: dict[str, Any]) -> str:
+  if not _is_id(x.get('id')) or not isinstance(x.get('file_name'), str):
+    return 'needs an id and a file_name'
+  sides = x.get('width', 1), x.get('height', 1)
+  if not all(isinstance(side, int) and side > 0 for side in sides):
+    return f'is {sides[0]!r} wide and {sides[1]!r} high; give pixels above 0'
+  return ''
+
+
+def _category_problem(x: dict[str, Any]) -> str:
+  i = x.get('id')
+  if type(i) is int and 0 <= i <= _HIGHEST_ID and 'name' in x:
+    return ''
+  return f'needs a name and an id, a whole number up to {_HIGHEST_ID:,}'
+
+
+def _annotation_problem(
+  x: dict[str, Any],
+  sizes: Mapping[Any, tuple[int, int]],
+  names: Mapping[int, str],
+) -> str:
+  for key, known in (('image_id', sizes), ('category_id', names)):
+    if not _is_id(x.get(key)) or x[key] not in known:
+      return f'{key} is {x.get(key)}, which is not in the file'
+  box, area, crowd = x.get('bbox'), x.get('area', 0), x.get('iscrowd', 0)
+  if (
+    not isinstance(box, list)
+    or len(box) != 4
+    or not all(map(segments.is_number, box))
+    or min(box[2:]) < 0
+  ):
+    return f'bbox {box} is not x, y, width, height'
+  H, W = size = sizes[x['image_id']]
+  left, top, width, height = box
+  if left + width < 0 or top + height < 0 or left > W or top > H:
+    return f'bbox {box} lies outside its image of {W}x{H}'
+  if not segments.is_number(area) or area < 0:
+    return f'area is {area!r}; it must be a number of 0 or more'
+  if crowd not in (0, 1):
+    return f'iscrowd is {crowd!r}; it must be 0 or 1'
+  segmentation = x.get('segmentation')
+  return segments.problem(segmentation, size) if segmentation else ''
+
+
+def _implausible(
   annotations: Sequence[Mapping[str, Any]],
   sizes: Mapping[Any, tuple[int, int]],
-) -> None:
-  """Refuses boxes of another format, and objects of which none is learned."""
+) -> str:
+  """Returns why all the boxes together cannot be right; empty if they can."""
   if not annotations:
-    return
+    return ''
   if all(x.get('iscrowd') for x in annotations):
-    raise ValueError(
-      f'{path}: all of its {len(annotations)} objects are crowds, which are '
-      'neither learned nor measured: set iscrowd (VOC: difficult) to 0.'
+    return (
+      'all objects are crowds, which are neither learned nor measured: set '
+      'iscrowd (VOC: difficult) to 0.'
     )
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float64)
   first_N2, last_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
-  sizes_N2 = np.array([sizes[x['image_id']][::-1] for x in annotations])
-  outside_N = np.any(first_N2 + last_N2 > sizes_N2 + 1, axis=1)
-  are_corners = np.all((first_N2 < last_N2) & (last_N2 <= sizes_N2 + 1))
+  sizes_N2 = np.array([sizes[x['image_id']][::-1] for x in annotations]) + 1
+  outside_N = np.any(first_N2 + last_N2 > sizes_N2, axis=1)
+  are_corners = np.all((first_N2 < last_N2) & (last_N2 <= sizes_N2))
   if boxes_N4.max() <= 1:
     kind = 'shares of the image'
   elif are_corners and np.mean(outside_N) > 1 / 3:
     kind = 'two corners'
   else:
-    return
+    return ''
   example = annotations[int(np.argmax(outside_N))]
-  width, height = sizes_N2[np.argmax(outside_N)]
-  raise ValueError(
-    f'{path}: its boxes seem to be {kind}, such as {example["bbox"]} of '
-    f'annotation {_id_of(example)} in an image of {width}x{height}. Write x, '
-    'y, width and height in pixels.'
+  return (
+    f'its boxes seem to be {kind}, such as {example["bbox"]} of annotation '
+    f'{example.get("id")}. Write x, y, width and height in pixels.'
   )
 
 
-def _json(path: pathlib.Path) -> Any:
-  try:
-    return json.loads(path.read_text(encoding='utf-8-sig'))
-  except (ValueError, RecursionError) as e:
-    raise ValueError(
-      f'{path} is no JSON, or was cut short: {e}. Fetch or write it anew.'
-    ) from e
-
-
-def _problem(
-  annotation: Any, sizes: Mapping[Any, Any], names: Mapping[Any, str]
-) -> str:
-  """Returns what is wrong with an annotation; empty for nothing."""
-  if not isinstance(annotation, dict):
-    return 'is not an object with a name for each value'
-  lacking = {'image_id', 'category_id', 'bbox'} - set(annotation)
-  if lacking:
-    return f'has no {min(lacking)}'
-  for key in ('image_id', 'category_id'):
-    if type(annotation[key]) not in (int, str):  # `true` is an int too
-      return f'{key} {annotation[key]} is no number'
-  size, box = sizes.get(annotation['image_id']), annotation['bbox']
-  if size is None:
-    return f'image_id {annotation["image_id"]} is none of the images'
-  if annotation['category_id'] not in names:
-    return f'category_id {annotation["category_id"]} is none of the categories'
-  if (
-    not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box))
-  ):
-    return f'bbox {box} is not x, y, width, height'
-  x, y, width, height = box
-  if min(width, height) < 0:
-    return f'bbox {box} has a negative side'
-  if x + width < 0 or y + height < 0 or x > size[1] or y > size[0]:
-    return f'bbox {box} lies outside its image of {size[1]}x{size[0]}'
-  area, crowd = annotation.get('area', 0), annotation.get('iscrowd', 0)
-  if not _is_number(area) or area < 0:
-    return f'area {area!r} is no number from 0'
-  if crowd not in (0, 1):
-    return f'iscrowd {crowd!r} is neither 0 nor 1'
-  segmentation = annotation.get('segmentation')
-  return segments.problem(segmentation, size) if segmentation else ''
-
-
-def _is_number(x: Any) -> bool:
-  # JSON has whole numbers that no float is as large as.
-  return isinstance(x, int | float) and abs(x) < 1e300
-
-
-def _id_of(annotation: Any) -> Any:
-  return annotation.get('id') if isinstance(annotation, dict) else annotation
-
-
-def _refuse(path: pathlib.Path, problems: list[str]) -> None:
-  listed = '\n'.join(problems[:_LISTED])
-  if len(problems) > _LISTED:
-    listed += f'\n  and {len(problems) - _LISTED} more'
-  raise ValueError(
-    f'{path} has {len(problems)} wrong annotations:\n{listed}\nMend or remove '
-    'them.'
-  )
+def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
+  """Returns (height, width) as annotated, or of the file if it is missing."""
+  if {'height', 'width'} <= entry.keys():
+    return entry['height'], entry['width']
+  image = decode.open_image(decode.read_file(file), file)
+  return image.height, image.width
 
 
 def _image(
-  file: str, size: tuple[int, int], annotations: Iterable[Any]
-) -> _Image:
-  annotations = list(annotations)
+  file: str, size: tuple[int, int], annotations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+  """Returns an image with its objects, as `CocoFolder.objects` has them.
+
+  `masks` are the JSON of all segmentations: lists of numbers would take five
+  times as much memory, in every worker.
+  """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)
   boxes_N4 = boxes_N4.reshape(-1, 4)
   boxes_N4[:, 2:] += boxes_N4[:, :2]
-  return _Image(
-    file,
-    size,
-    boxes_N4,
-    np.array([x['category_id'] for x in annotations], np.int32),
-    np.array([bool(x.get('iscrowd', 0)) for x in annotations], bool),
-    np.array(
-      [x.get('area', x['bbox'][2] * x['bbox'][3]) for x in annotations],
-      np.float64,
-    ),
-    json.dumps([x.get('segmentation') or None for x in annotations]).encode(),
-  )
+  areas = [x.get('area', x['bbox'][2] * x['bbox'][3]) for x in annotations]
+  masks = [x.get('segmentation') or None for x in annotations]
+  return {
+    'file': file,
+    'size': size,
+    'boxes': boxes_N4,
+    'labels': np.array([x['category_id'] for x in annotations], np.int32),
+    'crowd': np.array([x.get('iscrowd', 0) for x in annotations], bool),
+    'area': np.array(areas, np.float64),
+    'masks': json.dumps(masks).encode(),
+  }
 
 
 def _image_folder(

@@ -6,16 +6,12 @@ read too: `annotations/` and `images/`, or all files in one folder. What is read
 becomes what COCO's JSON has, and is checked as that is.
 """
 
-import logging
 import pathlib
 import xml.etree.ElementTree
-from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data import image_files
 from vit_jax.data import splits as split_names
-
-_log = logging.getLogger(__name__)
 
 _Element = xml.etree.ElementTree.Element
 
@@ -91,17 +87,15 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
         f'{path} names {len(lacking)} images without annotations, '
         f'{", ".join(lacking[:5])} among them: add them, or remove the lines.'
       )
-  images = _images(image_folder(root), {x: files[x] for x in stems})
+  of_stem = image_files.by_stem(image_folder(root))
   categories = {name: i for i, name in enumerate(sorted(names))}
   return {
     'images': [
       {
         'id': stem,
-        'file_name': images[stem],
-        **{
-          side: _number(files[stem], f'size/{side}')
-          for side in ('width', 'height')
-        },
+        'file_name': _image_name(stem, files[stem], of_stem.get(stem, [])),
+        'width': _number(files[stem], 'size/width'),
+        'height': _number(files[stem], 'size/height'),
       }
       for stem in stems
     ],
@@ -120,43 +114,21 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _images(
-  place: pathlib.Path, files: Mapping[str, _Element]
-) -> dict[str, str]:
-  """Returns the name of the image of each file of annotations.
+def _image_name(stem: str, tree: _Element, names: list[str]) -> str:
+  """Returns the image of a file of annotations, one of `names` of its stem.
 
-  That is the image of the same stem. Tools that rename files leave `<filename>`
-  as it was, so it only counts where there is no such image, or several.
-
-  Raises:
-    ValueError: two images have the stem, and `<filename>` is neither.
+  Tools that rename files leave `<filename>` as it was, so it only counts where
+  there is no image of that stem, or several.
   """
-  of_stem = image_files.by_stem(place)
-  found, ignored = {}, []
-  for stem, tree in files.items():
-    said = _text(tree, 'filename')
-    names = of_stem.get(stem, [])
-    if said in names or not names:
-      found[stem] = said or f'{stem}.jpg'
-      continue
-    if len(names) > 1:
-      raise ValueError(
-        f'{place} has {" and ".join(names)}, and {stem}.xml names neither: '
-        'remove the wrong one.'
-      )
-    found[stem] = names[0]
-    if image_files.find(place, said).is_file():
-      ignored.append(f'{stem}.xml names {said}')
-  if ignored:
-    _log.warning(
-      '%s: %d of %d XML files name another image than that of their own name, '
-      'such as %s. The image of the same name is used.',
-      place,
-      len(ignored),
-      len(files),
-      ignored[0],
+  said = _text(tree, 'filename')
+  if said in names or not names:
+    return said or f'{stem}.jpg'
+  if len(names) > 1:
+    raise ValueError(
+      f'{" and ".join(names)} have the same name, and {stem}.xml names neither '
+      'of them: remove the wrong one.'
     )
-  return found
+  return names[0]
 
 
 def _parsed(path: pathlib.Path) -> _Element:
@@ -165,7 +137,7 @@ def _parsed(path: pathlib.Path) -> _Element:
   # What it says of encodings that it does not know are the other two.
   except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
-      f'{path} is no XML in UTF-8, or was cut short: {e}. Fetch or write it '
+      f'{path} is not XML in UTF-8, or was cut short: {e}. Fetch or write it '
       'anew.'
     ) from e
 
@@ -175,21 +147,20 @@ def _text(x: _Element, path: str) -> str:
 
 
 def _number(x: _Element, path: str) -> Any:
-  """Returns a whole number, a fraction, or the text if it is neither."""
+  """Returns a number, or the text if it is not a number."""
   text = _text(x, path)
   try:
-    number = float(text)
+    return float(text)
   except ValueError:
     return text
-  return int(number) if number.is_integer() else number
 
 
 def _box(x: _Element) -> list[Any]:
-  """Returns x, y, width and height; what is no number stays as it is."""
+  """Returns x, y, width and height; what is not a number stays as it is."""
   corners = [
     _number(x, f'bndbox/{name}') for name in ('xmin', 'ymin', 'xmax', 'ymax')
   ]
-  if not all(isinstance(side, int | float) for side in corners):
+  if not all(isinstance(side, float) for side in corners):
     return corners
   x0, y0, x1, y1 = corners
   return [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]
