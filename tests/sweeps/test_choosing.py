@@ -106,14 +106,12 @@ def test_the_command_replaces_the_candidates_of_all_groups():
   ('tunes', 'fields', 'message'),
   [
     (['optimizer.lrr=1,2'], {}, "'optimizer.lrr'.*optimizer.lr"),
-    (['optimizer.lr=1', 'optimizer.lr=2'], {}, '--tune=.* is given twice'),
-    (['data.flip=true,false'], {}, "'data.flip' of the sweep and 'data.flip'"),
-    (['data.name=digits,./x'], {}, 'data.name cannot be tuned.*--sweep=data.n'),
+    (['data.flip=true,false'], {}, "data.flip: 'data.flip' and 'data.flip'"),
     ([RATES], {'tune.train': 'trian'}, "flip=True / lr=0.1: .*'trian'"),
     (['batch_size=16,17'], {}, 'flip=True / batch_size=17: .*multiple of 8'),
     ([RATES], {'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/'),
-    ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images'),
-    ([RATES], {'tune.val': 'test[:30]'}, 'has 30 of the .*test/accuracy is'),
+    ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images: choose by'),
+    ([RATES], {'tune.val': 'test[:30]'}, 'share 30 images: choose by'),
   ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
@@ -138,11 +136,11 @@ def test_no_more_is_chosen_by_than_is_trained_on():
 
   check('train[:30]', 'train[30:40]')
   check('train800', 'val200')  # of which the name does not tell
-  with pytest.raises(ValueError, match='train.* has 90 images, 50 of them not'):
+  with pytest.raises(ValueError, match='\\[:90.* not in data.split'):
     check('train[:90]', 'train[90:]')
-  with pytest.raises(ValueError, match='val.* has 15 images, 5 of them not in'):
+  with pytest.raises(ValueError, match='\\[30:45.* not in data.split'):
     check('train[:30]', 'train[30:45]')
-  with pytest.raises(ValueError, match='has 11 images, 10 of them not in'):
+  with pytest.raises(ValueError, match='\\[39:50.* not in data.split'):
     check('train[39:50]', 'train[50:]')
 
 
@@ -184,13 +182,3 @@ def test_nothing_is_chosen_before_all_was_tried():
   assert chosen({}) == ['', '']
   assert chosen({group: 1}) == ['no', 'yes']
   assert chosen({group: None}) == ['no', 'no']
-
-
-@pytest.mark.parametrize(
-  'field', ['seed', 'data.split', 'tune.val', 'best_metric', 'sweep']
-)
-def test_what_would_be_another_question_is_not_tuned(field):
-  config = small()
-  config.tune.axes = ((field, ((f'{field}=1', {field: '1'}),)),)
-  with pytest.raises(ValueError, match=f'^{field} cannot be tuned: candidates'):
-    entries(config)

@@ -176,13 +176,6 @@ def test_a_wrong_field_of_any_stage_is_refused_first(tmp_path, field, message):
   assert not list(tmp_path.rglob('checkpoints'))
 
 
-def test_stages_have_names_of_their_own(tmp_path):
-  config = small()
-  config.stages = 2 * config.stages[:1]
-  with pytest.raises(ValueError, match='name twice, teacher, teacher'):
-    stages.train(config, str(tmp_path))
-
-
 def test_preempted_between_stages(tmp_path, monkeypatch, capsys):
   trained = []
 

@@ -48,19 +48,18 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   Args:
     config: knows the field's type.
     field: dotted name, or `model` for variants.
-    values: as text. 1e-3 and 0.001 give the same label, and thereby the same
-      folder.
+    values: as text; 1e-3 and 0.001 are one value.
 
   Raises:
     ValueError: for a field or a value that there is not.
   """
-  entries = []
+  entries = {}
   for text in values:
     trial = config.copy_and_resolve_references()
     config_lib.override(trial, {field: text})
     value = config_lib.flatten(trial).get(field, text)
-    entries.append((f'{field.rpartition(".")[2]}={value}', {field: value}))
-  return field, tuple(entries)
+    entries[f'{field.rpartition(".")[2]}={value}'] = {field: value}
+  return field, tuple(entries.items())
 
 
 def add_axes(
@@ -86,19 +85,16 @@ def add_axes(
 def _extended(
   config: ConfigDict, axes: Sequence[Axis], flag: str, texts: Sequence[str]
 ) -> tuple[Axis, ...]:
-  given: dict[str, Axis] = {}
+  values: dict[str, list[str]] = {}
   for text in texts:
-    field, _, values = (part.strip() for part in text.partition('='))
-    if not values:
+    field, _, listed = (part.strip() for part in text.partition('='))
+    if not listed:
       raise ValueError(
         f'--{flag}={text}: write a field and its values, as in '
         f'--{flag}=optimizer.lr=0.001,0.003.'
       )
-    if field in given:
-      raise ValueError(
-        f'--{flag}={field}=... is given twice: give all values at once.'
-      )
-    given[field] = axis(config, field, config_lib.split_commas(values))
+    values.setdefault(field, []).extend(config_lib.split_commas(listed))
+  given = {name: axis(config, name, values[name]) for name in values}
   extended = []
   for old in axes:
     same = next((field for field in given if sets_only(old, field)), None)
@@ -110,25 +106,20 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
   """Refuses values for fields that the sweep sets, or the tuning chooses.
 
   Raises:
-    ValueError: naming the first such field and how to set it.
+    ValueError: naming the field and how to set it.
   """
-  owned = [('sweep', 'sweep', found) for found in config.sweep]
-  grids = [config.tune.axes]
+  grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
-    entry.get('tune.axes', ())
+    ('tune', entry.get('tune.axes', ()))
     for _, values in config.sweep
     for _, entry in values
   ]
-  owned += [('tuning', 'tune', found) for grid in grids for found in grid]
-  for field in fields:
-    for what, flag, found in owned:
-      if field in _fields(found):
-        hint = 'leave it out, every run has its own'
-        if sets_only(found, field):
-          hint = f'choose its values with --{flag}={field}=...'
-        raise ValueError(
-          f'{field} is set by the axis {found[0]!r} of the {what}: {hint}'
-        )
+  for flag, found in ((flag, found) for flag, grid in grids for found in grid):
+    for field in sorted(_fields(found) & set(fields)):
+      hint = 'leave it out, every run has its own'
+      if sets_only(found, field):
+        hint = f'choose its values with --{flag}={field}=...'
+      raise ValueError(f'{field} is set by the axis {found[0]!r}: {hint}')
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
@@ -165,25 +156,19 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
 
 
 def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
-  """Refuses axes that get in each other's way.
+  """Refuses two axes that set the same field or share a name.
 
   Raises:
     ValueError: naming them.
   """
-  owners = [(swept, f'{swept[0]!r} of the sweep') for swept in axes]
-  owners += [(tuned, f'{tuned[0]!r} of the tuning') for tuned in tune_axes]
-  seen: dict[str, str] = {}
-  for found, owner in owners:
-    for field in sorted(_fields(found)):
-      if field in seen:
+  owners: dict[str, str] = {}
+  for found in (*axes, *tune_axes):
+    for field in sorted(_fields(found) | {found[0]}):
+      if field in owners:
         raise ValueError(
-          f'The axes {seen[field]} and {owner} both set {field}.'
+          f'Two axes set {field}: {owners[field]!r} and {found[0]!r}.'
         )
-      seen[field] = owner
-  names = [found[0] for found, _ in owners]
-  for name in names:
-    if names.count(name) > 1:
-      raise ValueError(f'Two axes are named {name!r}.')
+      owners[field] = found[0]
 
 
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:

@@ -6,8 +6,10 @@ trial trains on `tune.train` and is measured on `tune.val`. The best combination
 is then set in all runs of the group, which train on the whole `data.split`.
 """
 
+import collections
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,16 +21,10 @@ from ml_collections import ConfigDict
 from vit_jax.data import splits
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
-from vit_jax.sweeps import axes
+from vit_jax.sweeps import axes, grid
 from vit_jax.sweeps.axes import Cell, Combination
-from vit_jax.training import metric_log
 
 TRIALS = 'tune'
-# What trials set themselves, or what would no longer be one question.
-_NOT_TUNED = (
-  r'seed|data\.(name|dir|split|split_seed)|evaluators\..*|tune\..*'
-  r'|best_metric|early_stopping|eval_only|report|sweep|sweep_skip'
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +77,8 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
     labels = {k: v for k, v in cell.labels.items() if k not in seeds}
     key = tuple(labels.values())
     if key not in groups:
-      candidates = _candidates(config, cell)
+      axes.check_axes(config.sweep, cell.config.tune.axes)
+      candidates = tuple(axes.combinations(cell.config.tune.axes))
       tried = candidates if len(candidates) > 1 else ()
       made = tuple(_trial(cell, labels, each, workdir) for each in tried)
       groups[key] = Group(labels, candidates, made)
@@ -90,32 +87,15 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
       for each in groups[key].candidates
     )
     found.append(PlannedRun(cell.labels, groups[key], runs))
-  seen: dict[epath.Path, Cell] = {}
-  trials = [trial for group in groups.values() for trial in group.trials]
-  for run in [run for entry in found for run in entry.runs] + trials:
-    first = seen.setdefault(run.workdir, run)
-    if first is not run:
+  cells = [run for entry in found for run in entry.runs]
+  cells += [trial for group in groups.values() for trial in group.trials]
+  for folder, n in collections.Counter(c.workdir for c in cells).items():
+    if n > 1:
       raise ValueError(
-        f'{first.name} and {run.name} would share the folder '
-        f'{run.workdir.name}: give every value of an axis once, with its own '
-        'label.'
+        f'{n} runs would share the folder {folder.name}: give every value of '
+        'an axis a label of its own.'
       )
   return found
-
-
-def _candidates(config: ConfigDict, cell: Cell) -> tuple[Combination, ...]:
-  tuned = cell.config.tune.axes
-  for name, values in tuned:
-    if not values:
-      raise ValueError(f'The axis {name!r} of the tuning has no values.')
-    for field in sorted({field for _, fields in values for field in fields}):
-      if re.fullmatch(_NOT_TUNED, field):
-        raise ValueError(
-          f'{field} cannot be tuned: candidates are compared on the same data, '
-          f'by the same metric. --sweep={field}=... runs every value.'
-        )
-  axes.check_axes(config.sweep, tuned)
-  return tuple(axes.combinations(tuned))
 
 
 def _with_candidate(
@@ -165,28 +145,21 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
     ValueError: if `tune.val` shares examples with either, or the trials have
       others than those that are trained on in the end.
   """
-  train, val = config.tune.train, config.tune.val
-  for field, part in (('tune.train', train), ('tune.val', val)):
-    n = _shared(config.data.split, part, count)
-    if 0 < n < (whole := _shared(part, part, count)):
+  whole, val = config.data.split, config.tune.val
+  for part in (config.tune.train, val):
+    if 0 < _shared(whole, part, count) < _shared(part, part, count):
       raise ValueError(
-        f'{field} {part!r} has {whole:,} images, {whole - n:,} of them not in '
-        f'data.split {config.data.split!r}: values would be chosen by more '
-        'than is trained on. Choose two parts of that.'
+        f'{part!r} has images that are not in data.split {whole!r}: set '
+        'tune.train and tune.val to two parts of it.'
       )
-  if n := _shared(train, val, count):
-    raise ValueError(
-      f'tune.train {train!r} and tune.val {val!r} share {n:,} images: a '
-      'candidate has to be measured on images that it was not trained on.'
-    )
   name = config.best_metric.split('/')[0]
   reported = config.evaluators.get(name, {}).get('split', '')
-  if n := reported and _shared(reported, val, count):
-    raise ValueError(
-      f'tune.val {val!r} has {n:,} of the images that {config.best_metric} is '
-      f'measured on: choose by a part of {config.data.split!r}, or look at '
-      'every value with --sweep.'
-    )
+  for other in (config.tune.train, reported):
+    if n := other and _shared(other, val, count):
+      raise ValueError(
+        f'tune.val {val!r} and {other!r} share {n:,} images: choose by a part '
+        f'of {whole!r} that is neither trained on nor reported.'
+      )
 
 
 def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
@@ -231,30 +204,18 @@ def csv_text(
   That is by `results`: what result.json holds, by the folder of the run.
   `choices` are the candidates that groups have taken, None if all diverged.
   """
-  names = dict.fromkeys(name for group in groups for name in group.labels)
-  tuned = dict.fromkeys(
-    field for g in groups for _, fields in g.candidates for field in fields
-  )
-  metrics = dict.fromkeys(
-    metric_of(trial.config)[0] for g in groups for trial in g.trials
-  )
-  counts = ('steps', 'elapsed_s')
-  lines = [[*names, *tuned, *metrics, 'status', 'chosen', *counts, 'folder']]
+  runs = []
   for group in groups:
     for n, trial in enumerate(group.trials):
-      chosen = ''
-      if group in choices:
-        chosen = 'yes' if choices[group] == n else 'no'
       if result := results.get(trial.workdir):
-        lines.append(
-          [
-            *(axes.value_of(name, group.labels[name]) for name in names),
-            *(result['chosen'].get(field, '') for field in tuned),
-            *(result['metrics'].get(name, '') for name in metrics),
-            result['status'],
-            chosen,
-            *(result[name] for name in counts),
-            f'{TRIALS}/{trial.workdir.name}',
-          ]
-        )
-  return ''.join(map(metric_log.csv_line, lines))
+        taken = ''
+        if group in choices:
+          taken = 'yes' if choices[group] == n else 'no'
+        known = {**result, 'taken': taken}
+        runs.append(grid.GridRun(group.labels, trial.workdir, known))
+  counts = {'chosen': 'taken', 'steps': 'steps', 'elapsed_s': 'elapsed_s'}
+  return grid.csv_text(
+    dict.fromkeys(name for group in groups for name in group.labels),
+    runs,
+    {name: operator.itemgetter(key) for name, key in counts.items()},
+  )

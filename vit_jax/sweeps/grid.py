@@ -5,9 +5,10 @@ import functools
 import math
 import operator
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from vit_jax.data import whole
@@ -72,23 +73,7 @@ class GridReport:
 
   def csv_text(self) -> str:
     """Returns a line for every run that has finished or diverged."""
-    finished = [(run, run.result) for run in self.runs if run.result]
-    metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
-    chosen = dict.fromkeys(f for _, r in finished for f in r.get('chosen', {}))
-    counts = self.counts()
-    lines = [[*self.axes, *chosen, 'status', *metrics, *counts, 'folder']]
-    lines += [
-      [
-        *(value_of(name, label) for name, label in run.labels.items()),
-        *(result.get('chosen', {}).get(field, '') for field in chosen),
-        result['status'],
-        *(result['metrics'].get(name, '') for name in metrics),
-        *(count(result) for count in counts.values()),
-        f'runs/{run.workdir.name}',
-      ]
-      for run, result in finished
-    ]
-    return ''.join(map(metric_log.csv_line, lines))
+    return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
     """Returns by column what the CSV file has of a result after its metrics."""
@@ -216,16 +201,6 @@ class GridReport:
         mean, deviation = moments(values)
         style = {'color': color, 'marker': marker, 'capsize': 3}
         axes.errorbar(mean, y, xerr=deviation, **style)
-      elif diverged(runs):
-        why = why_missing(runs)
-        axes.annotate(
-          f'{column}: {why}' if len(columns) > 1 else why,
-          (0.01, y),
-          xycoords=('axes fraction', 'data'),
-          color=color,
-          fontsize='small',
-          verticalalignment='center',
-        )
     for r in range(1, len(rows)):
       axes.axhline(r - 0.5, color='#cccccc', linewidth=0.8)
     axes.set_yticks(range(len(rows)), rows)
@@ -279,6 +254,34 @@ class GridReport:
     return handles
 
 
+def csv_text(
+  names: Iterable[str],
+  runs: Sequence[GridRun],
+  counts: Mapping[str, Callable[[dict[str, Any]], Any]],
+) -> str:
+  """Returns a line for every run that has finished or diverged.
+
+  `names` are those of the axes; `counts` computes the columns after the metrics
+  from a result.
+  """
+  finished = [(run, run.result) for run in runs if run.result]
+  metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
+  chosen = dict.fromkeys(f for _, r in finished for f in r.get('chosen', {}))
+  lines = [[*names, *chosen, 'status', *metrics, *counts, 'folder']]
+  lines += [
+    [
+      *(value_of(name, label) for name, label in run.labels.items()),
+      *(result.get('chosen', {}).get(field, '') for field in chosen),
+      result['status'],
+      *(result['metrics'].get(name, '') for name in metrics),
+      *(count(result) for count in counts.values()),
+      f'{run.workdir.parent.name}/{run.workdir.name}',
+    ]
+    for run, result in finished
+  ]
+  return ''.join(map(metric_log.csv_line, lines))
+
+
 def diverged(runs: Sequence[GridRun]) -> int:
   """Returns how many of the runs have."""
   return sum(run.status == 'diverged' for run in runs)
@@ -297,11 +300,8 @@ def why_missing(runs: Sequence[GridRun]) -> str:
 
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
   """Returns mean and deviation of a sample, None of a single value."""
-  deviation = None
-  if len(values) > 1:
-    # Which `statistics` does not take where a value is not finite.
-    is_known = all(map(math.isfinite, values))
-    deviation = statistics.stdev(values) if is_known else math.nan
+  # Unlike `statistics.stdev`, numpy's takes NaN.
+  deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
   return statistics.mean(values), deviation
 
 

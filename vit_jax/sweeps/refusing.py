@@ -9,10 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import fetch, saving
 from vit_jax.data import sources
-from vit_jax.evaluators import build
-from vit_jax.evaluators.evaluator import check_classes
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.sweeps import choosing, stages
@@ -59,17 +56,11 @@ class KnownData:
   def _find(self, config: ConfigDict) -> dict[str, Any]:
     stages.check(config)
     found = self._open(config, config.data.split)
-    class_names, examples, _ = found
     experiment = Experiment(config, facts_of(config, *found))
-    for entry in build.entries(config).values():
-      # The others open data of their own.
-      if entry.type == 'mean':
-        tested, *_ = self._open(config, entry.split)
-        check_classes(config, entry.split, tested, class_names)
     model, size = experiment.objective.model, experiment.facts.image_size
     return {
       'class_names': list(experiment.objective.class_names),
-      'examples': examples,
+      'examples': found[1],
       'params': flops.count_params(model, size),
       'gflops': flops.forward_flops(model, size) / 1e9,
     }
@@ -145,18 +136,3 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
       'This run has finished and was measured otherwise '
       f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
     )
-
-
-def check_init(cell: Cell) -> None:
-  """Refuses a new run without the checkpoint that it starts from.
-
-  Raises:
-    FileNotFoundError: naming it.
-  """
-  config, place = stages.runs(cell.config, str(cell.workdir))[0]
-  init = config.init
-  # Fetching a name may take long; `train` does.
-  if not init or saving.steps_in(place) or fetch.is_name(init):
-    return
-  if not saving.absolute(init).exists():
-    raise FileNotFoundError(f'init: no checkpoint at {init}.')

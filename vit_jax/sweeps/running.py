@@ -114,8 +114,6 @@ class _Sweep:
     for cell in self._trials + possible:
       if result := refusing.finished(cell, self._facts):
         self._results[cell.workdir] = result
-      else:
-        refusing.check_init(cell)
     processes.refuse_unlike(
       lambda: [x.workdir in self._results for x in self._trials + possible],
       f'The processes see other finished runs in {workdir}: put it on storage '
@@ -212,12 +210,7 @@ class _Sweep:
     )
 
   def _tell_start(self, cell: Cell) -> None:
-    # Without a choice as many are reported as with one.
-    reported = [
-      self._chosen(entry) or entry.runs[0]
-      for entry in self._entries
-      if self._choices.get(entry.group, 0) is not None
-    ]
+    reported = [self._chosen(entry) or entry.runs[0] for entry in self._entries]
     cells = self._trials + reported
     left = len(self._left(cells))
     what = 'trial ' if cell in self._trials else ''

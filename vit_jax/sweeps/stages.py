@@ -49,11 +49,6 @@ def check(config: ConfigDict) -> None:
   Raises:
     ValueError: naming stage, field, value and way out.
   """
-  names = [name for name, _ in config.stages]
-  if len(set(names)) < len(names):
-    raise ValueError(
-      f'stages has a name twice, {", ".join(names)}: each has a folder.'
-    )
   for name, fields in config.stages:
     # With the stages, by which a teacher is known that is still to be trained.
     stage = config.copy_and_resolve_references()
