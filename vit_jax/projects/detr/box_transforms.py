@@ -218,20 +218,14 @@ def boxes_of(record: Record) -> np.ndarray:
   """Returns the boxes of a record, float64 N4.
 
   Raises:
-    ValueError: It has none, or not one for each label.
+    ValueError: It has none.
   """
   if 'boxes' not in record:
     raise ValueError(
       f'{record["name"]} has no boxes, which objective.name=detection learns: '
       "give a folder with COCO's instances.json, or digits_canvas."
     )
-  boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
-  if len(boxes_N4) != len(record['labels']):
-    raise ValueError(
-      f'{record["name"]} has boxes of shape {boxes_N4.shape} and '
-      f'{len(record["labels"])} labels: give x0, y0, x1, y1 for each.'
-    )
-  return boxes_N4
+  return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:

@@ -68,14 +68,17 @@ class Detection(OfImages):
     'dense': 0.0,
   }
   valid: ClassVar[Mapping[str, Valid]] = {
-    'max_objects': '[1, inf)',
+    **dict.fromkeys(
+      ('short_sides', 'crop_sides', 'crop', 'max_objects', 'mask_stride'),
+      '[1, inf)',
+    ),
     'no_object': '(0, inf)',
-    'mask_stride': '[1, inf)',
     **dict.fromkeys(('l1', 'giou', 'mask', 'dice', 'dense'), '[0, inf)'),
   }
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
     'data.augment': '',
+    'data.balance': 0.0,
     'data.crop_resize': 0.0,
   }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
@@ -109,11 +112,6 @@ class Detection(OfImages):
         f'model.name is {config.model.name!r}: objects are found by DETR. '
         'Choose a variant such as detr_r50.'
       )
-    if config.data.balance:
-      raise ValueError(
-        f'data.balance is {config.data.balance}: images with objects have no '
-        'one class to be balanced by; leave it at 0.'
-      )
     if config.model.masks:
       segments.require_library('model.masks')
     if not facts.class_names:
@@ -126,34 +124,28 @@ class Detection(OfImages):
         f'objective.max_objects is {o.max_objects} and model.num_queries '
         f'{config.model.num_queries}: each object needs a query of its own.'
       )
-    names = ('short_sides', 'crop_sides', 'crop')
-    sides = {name: tuple(o[name]) for name in names}
-    if (
-      not all(isinstance(n, int) and n > 0 for x in sides.values() for n in x)
-      or len(sides['crop']) != 2
-      or sides['crop'][1] < sides['crop'][0]
-    ):
+    if len(o.crop) != 2 or o.crop[1] < o.crop[0]:
       raise ValueError(
-        f'objective.short_sides is {sides["short_sides"]}, crop_sides '
-        f'{sides["crop_sides"]} and crop {sides["crop"]}: sides are pixels, '
-        'and a crop has two, its least one first.'
+        f'objective.crop is {o.crop}: give the smallest and the largest side.'
       )
-    if o.buckets != 1 and not 1 <= o.buckets <= len(sides['short_sides']):
+    if o.buckets != 1 and not 1 <= o.buckets <= len(o.short_sides):
       raise ValueError(
         f'objective.buckets is {o.buckets} and objective.short_sides has '
-        f'{len(sides["short_sides"])}: each bucket has some of them.'
+        f'{len(o.short_sides)}: each bucket needs one of them.'
       )
     model: Any = variants.build(
       num_classes=len(facts.class_names),
       image_size=facts.image_size,
       **config.model,
     )
-    fields = {name: o[name] for name in cls.defaults}
     return cls(
       model,
       Images.from_config(config.data, facts.image_size),
       facts.class_names,
-      **fields | sides,
+      **{
+        name: tuple(o[name]) if isinstance(default, tuple) else o[name]
+        for name, default in cls.defaults.items()
+      },
     )
 
   def train_transform(self) -> TrainBoxTransform:
