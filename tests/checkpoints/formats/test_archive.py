@@ -1,11 +1,8 @@
 """Archives of arrays: what is written, and files made to do harm."""
 
 import io
-import os
 import pathlib
-import re
 import struct
-import sys
 import tracemalloc
 import zipfile
 
@@ -81,13 +78,6 @@ def test_an_archive_of_nothing_is_one(tmp_path):
   np.savez(tmp_path / 'x.npz')
   assert archive.is_archive(str(tmp_path / 'x.npz'))
   assert archive.load(str(tmp_path / 'x.npz')) == {}
-
-
-@pytest.mark.parametrize('version', [(1, 0), (2, 0)])
-def test_both_versions_of_headers_are_read(tmp_path, version):
-  x = np.arange(6, dtype=np.float32).reshape(2, 3)
-  path = zip_of(tmp_path / 'x.npz', [('x.npy', npy(x, version=version))])
-  same(archive.load(path)['x'], x)
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -170,89 +160,27 @@ def test_nothing_is_unpickled(tmp_path):
   path = zip_of(
     tmp_path / 'x.npz', [('a.npy', npy(np.ones(2))), ('b.npy', pickled)]
   )
-  with pytest.raises(ValueError, match="x.npz: the array 'b' .* object"):
+  with pytest.raises(ValueError, match="x.npz: the array 'b' .* Object arrays"):
     archive.load(path)
   assert not mark.exists()
 
 
 F4 = npy(np.ones(3, np.float32))
-# Name and bytes of an entry, what the message says of it.
 ENTRIES = {
-  'no array': ('k.npy', b'hello', "'k'.*magic"),
-  'less data': ('k.npy', F4[:-1], "'k'.*12 bytes, and 11 follow"),
-  'absurd shape': ('k.npy', claim((10**15, 10**15)), r"'k'.*claims the shape"),
-  'negative': ('k.npy', claim((-1,)), "'k'"),
-  'code': ('k.npy', header("__import__('os').getcwd()"), "'k'"),
-  'header of 4 GB': (
-    'k.npy',
-    b'\x93NUMPY\x02\x00' + b'\xff' * 4 + b' ' * 99,
-    "'k'",
-  ),
-  'version': ('k.npy', header('{}', (9, 0)), r"'k'.*version \(9, 0\)"),
-  'text': ('k.npy', npy(np.array(['abc'])), "'k'.*<U3, no number"),
-  'three bytes': ('k.npy', npy(np.zeros(2, 'V3')), "'k'.*V3, no number"),
-  'path': ('../../etc/passwd', b'root', "'../../etc/passwd'"),
+  'not an array': b'hello',
+  'less data': F4[:-1],
+  'absurd shape': claim((10**15, 10**15)),
+  'code': header("__import__('os').getcwd()"),
+  'text': npy(np.array(['abc'])),
+  'three bytes': npy(np.zeros(2, 'V3')),
 }
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize(
-  ('name', 'data', 'words'), ENTRIES.values(), ids=ENTRIES
-)
-def test_what_is_no_array_is_refused_by_name(tmp_path, name, data, words):
-  entries = [('first.npy', F4), (name, data)]
-  path = zip_of(tmp_path / 'x.npz', entries, zipfile.ZIP_STORED)
-  with pytest.raises(ValueError, match=f'(?s)x.npz: the array {words}'):
-    archive.load(path)
-
-
-@pytest.mark.filterwarnings('ignore:Duplicate name:UserWarning')
-@pytest.mark.parametrize('names', [('k.npy', 'k.npy'), ('k.npy', 'k')])
-def test_a_name_that_is_there_twice_is_refused(tmp_path, names):
-  path = zip_of(tmp_path / 'x.npz', [(name, F4) for name in names])
-  with pytest.raises(ValueError, match="x.npz: the array 'k'.*twice"):
-    archive.load(path)
-
-
-def directory_of(data):
-  """Returns where the directory's entry of the first file begins."""
-  return data.index(b'PK\x01\x02')
-
-
-def patched(path, offset, value):
-  """Changes the directory's entry and nothing else."""
-  data = bytearray(pathlib.Path(path).read_bytes())
-  place = directory_of(data) + offset
-  data[place : place + len(value)] = value
-  pathlib.Path(path).write_bytes(data)
-
-
-def test_what_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
-  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4)], zipfile.ZIP_DEFLATED)
-  patched(path, 24, struct.pack('<I', 3 << 30))
-  pages = {'SC_PAGE_SIZE': 4096, 'SC_PHYS_PAGES': (1 << 30) // 4096}
-  monkeypatch.setattr(os, 'sysconf', pages.get)
-  with pytest.raises(ValueError, match='x.npz.*unpacks to 3 GB.* has 1 GB'):
-    archive.load(path)
-
-
-# Where the directory has a field, its new bytes and the message.
-FIELDS = {
-  'encrypted': (8, b'\x01\x00', 'encrypted'),
-  'wrong checksum': (16, b'abcd', 'CRC'),
-  'larger than it is': (24, struct.pack('<I', 1 << 20), "'k'"),
-  'a place behind the end': (42, struct.pack('<I', 1 << 30), 'archive|k'),
-}
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize(
-  ('offset', 'value', 'words'), FIELDS.values(), ids=FIELDS
-)
-def test_a_directory_that_lies_is_refused(tmp_path, offset, value, words):
-  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4)], zipfile.ZIP_STORED)
-  patched(path, offset, value)
-  with pytest.raises(ValueError, match=f'(?s)x.npz.*{words}'):
+@pytest.mark.parametrize('data', ENTRIES.values(), ids=ENTRIES)
+def test_an_entry_that_is_not_an_array_of_numbers_is_named(tmp_path, data):
+  path = zip_of(tmp_path / 'x.npz', [('first.npy', F4), ('k.npy', data)])
+  with pytest.raises(ValueError, match="x.npz: the array 'k' cannot be read"):
     archive.load(path)
 
 
@@ -271,7 +199,7 @@ def test_a_flipped_byte_of_data_is_found(tmp_path):
 def test_a_file_that_ends_early_is_refused(tmp_path):
   path = zip_of(tmp_path / 'x.npz', [('k.npy', F4), ('l.npy', F4)])
   data = pathlib.Path(path).read_bytes()
-  pathlib.Path(path).write_bytes(data[: int(len(data) * 0.5)])
+  pathlib.Path(path).write_bytes(data[: len(data) // 2])
   assert archive.is_archive(path)
   with pytest.raises(ValueError, match='x.npz: the archive cannot be read'):
     archive.load(path)
@@ -279,58 +207,29 @@ def test_a_file_that_ends_early_is_refused(tmp_path):
 
 @pytest.mark.edge
 @pytest.mark.parametrize('data', [b'', b'\x93NUMPY'])
-def test_other_files_are_no_archives(tmp_path, data):
+def test_other_files_are_not_archives(tmp_path, data):
   (tmp_path / 'x').write_bytes(data)
   assert not archive.is_archive(str(tmp_path / 'x'))
-
-
-class Terminal(io.StringIO):
-  """Takes what is printed, as somebody sees it or as a file."""
-
-  def __init__(self, is_seen):
-    super().__init__()
-    self.is_seen = is_seen
-
-  def isatty(self):
-    return self.is_seen
-
-
-def test_a_bar_is_there_after_two_seconds_and_gone_at_the_end(monkeypatch):
-  now_s = [1e9]
-  terminal = Terminal(True)
-  monkeypatch.setattr('tqdm.std.time', lambda: now_s[0])
-  monkeypatch.setattr(sys, 'stderr', terminal)
-  with archive.progress('reading x', 4_000_000) as bar:
-    now_s[0] += 1.75
-    bar.update(500_000)
-    assert terminal.getvalue() == ''
-    now_s[0] += 0.25
-    bar.update(500_000)
-    shown = terminal.getvalue()
-  wanted = r'\rreading x:  25%.* 1.00M/4.00M .*B/s'
-  assert re.match(wanted, shown)
-  assert not ''.join(terminal.getvalue().split('\r')[-2:]).strip()
 
 
 def test_bars_count_the_bytes_of_arrays(tmp_path, bars):
   path = str(tmp_path / 'x.npz')
   archive.save(path, ARRAYS, 'float32')
-  got = archive.load(path)
+  archive.load(path)
   writing, reading = bars
   with zipfile.ZipFile(path) as file:
     unpacked = sum(info.file_size for info in file.infolist())
-  arrays_bytes = (12 + 3 + 1) * (4 if 'float32' == 'float32' else 2)
-  assert sum(x.nbytes for x in got.values()) == arrays_bytes
+  total = (12 + 3 + 1) * 4
   assert vars(writing) == {
     'what': f'writing {path}',
-    'total': arrays_bytes,
-    'done': arrays_bytes,
+    'total': total,
+    'done': total,
   }
   # Headers of arrays are not counted.
   assert vars(reading) == {
     'what': f'reading {path}',
     'total': unpacked,
-    'done': arrays_bytes,
+    'done': total,
   }
 
 

@@ -1,6 +1,5 @@
 """Files of tensors: read as they are, or refused by name; written the same."""
 
-import argparse
 import json
 import pathlib
 import pickle
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from vit_jax.checkpoints.formats import archive, tensors
+from vit_jax.checkpoints.formats import tensors
 
 ARRAYS = {
   'b.weight': np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -54,7 +53,7 @@ def test_safetensors_are_read_as_stored(tmp_path):
 
 
 @pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
-@pytest.mark.parametrize('under', [None, 'state_dict', 'model_ema'])
+@pytest.mark.parametrize('under', [None, 'state_dict'])
 def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
   state = {
     key: torch.tensor(x.astype(np.float32)).to(torch.bfloat16)
@@ -67,20 +66,9 @@ def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
   path = str(tmp_path / 'any.name')
   torch.save(saved, path, _use_new_zipfile_serialization=not legacy)
   assert tensors.is_tensors(path)
-  assert_same(tensors.read(path), ARRAYS)
-
-
-def test_an_average_over_time_is_preferred(torch, tmp_path):
-  path = str(tmp_path / 'x.pth')
-  names = ['model', 'state_dict', 'model_ema', 'state_dict_ema']
-  saved = {name: {'x': torch.full((1,), i)} for i, name in enumerate(names)}
-  while saved:
-    torch.save(saved, path)
-    assert tensors.read(path)['x'] == len(saved) - 1
-    name, _ = saved.popitem()
-  # Where none was taken.
-  torch.save({'model_ema': None, name: {'x': torch.ones(1)}}, path)
-  assert tensors.read(path).keys() == {'x'}
+  start = f'{under}.' if under else ''
+  want = {f'{start}{key}': x for key, x in ARRAYS.items()}
+  assert_same(tensors.read(path), want)
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
@@ -91,13 +79,6 @@ def test_arrays_of_pytorch_stay_in_their_file(torch, tmp_path):
   found = tensors.read(str(path))
   assert str(path) in pathlib.Path('/proc/self/maps').read_text()
   assert found['x'].sum() == 9
-
-
-def test_flags_beside_the_parameters_are_passed_over(torch, tmp_path):
-  path = str(tmp_path / 'x.pth')
-  flags = argparse.Namespace(lr=0.1)
-  torch.save({'model': {'x': torch.ones(1)}, 'args': flags}, path)
-  assert tensors.read(path).keys() == {'x'}
 
 
 def test_other_files_are_none(tmp_path):
@@ -117,33 +98,24 @@ def test_other_files_are_none(tmp_path):
     assert not tensors.is_tensors(str(path))
   np.savez(tmp_path / 'x.npz', x=np.ones(1))
   assert not tensors.is_tensors(str(tmp_path / 'x.npz'))
-  with pytest.raises(
-    ValueError, match=r'x is no .safetensors file and none of'
-  ):
+  with pytest.raises(ValueError, match='x is neither a .safetensors file nor'):
     tensors.read(str(path))
 
 
 DAMAGES = {
-  'length': (struct.pack('<Q', 1 << 60) + b'{}', 'header.*too large'),
-  'no JSON': (pack(b'{nonsense}'), 'its header cannot be read'),
-  'cut in the data': (pack({'x': entry(0, 4)}, b'123'), 'not fully covered'),
-  'overlap': (
-    pack({'x': entry(0, 4), 'y': entry(2, 6)}, b'123456'),
-    'invalid offset for tensor `y`',
-  ),
-  'complex': (
-    pack({'x': entry(0, 8, dtype='C64')}, b'12345678'),
-    "array 'x' cannot be read.*type is C64",
-  ),
+  'length': struct.pack('<Q', 1 << 60) + b'{}',
+  'not JSON': pack(b'{nonsense}'),
+  'cut in the data': pack({'x': entry(0, 4)}, b'123'),
+  'complex': pack({'x': entry(0, 8, dtype='C64')}, b'12345678'),
 }
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize(('raw', 'message'), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_safetensors_are_refused(tmp_path, raw, message):
+@pytest.mark.parametrize('raw', DAMAGES.values(), ids=DAMAGES)
+def test_damaged_safetensors_are_refused(tmp_path, raw):
   path = tmp_path / 'x.safetensors'
   path.write_bytes(raw)
-  with pytest.raises(ValueError, match=f'x.safetensors: .*{message}'):
+  with pytest.raises(ValueError, match=r'x.safetensors: .* cannot be read: '):
     tensors.read(str(path))
 
 
@@ -161,36 +133,38 @@ class Malice:
 def test_code_in_a_pickle_never_runs(torch, tmp_path, legacy):
   path, sign = tmp_path / 'x.pth', tmp_path / 'sign'
   torch.save(
-    {'x': Malice(sign)}, path, _use_new_zipfile_serialization=not legacy
+    {'x': Malice(sign), 'y': torch.ones(1)},
+    path,
+    _use_new_zipfile_serialization=not legacy,
   )
-  message = r'x.pth: the file cannot be read: .*io.open was not an allowed .*'
-  with pytest.raises(ValueError, match=message + 'state dict alone$') as e:
-    tensors.read(str(path))
+  if legacy:  # PyTorch lists the classes in a zip file alone
+    with pytest.raises(ValueError, match=r'x.pth: .*cannot be read: ') as e:
+      tensors.read(str(path))
+    # torch would tell over many lines how to run it.
+    assert 'weights_only' not in str(e.value)
+    assert '\n' not in str(e.value)
+  else:
+    assert tensors.read(str(path)).keys() == {'y'}
   assert not sign.exists()
-  # torch would tell over many lines how to run it.
-  assert 'weights_only' not in str(e.value)
-  assert '\n' not in str(e.value)
 
 
 NO_STATES = {
-  'no dictionary': (lambda torch: torch.ones(1), 'Tensor and no state dict'),
-  'no tensors': (lambda _: {'epoch': 3}, "'epoch' is a int and no tensor"),
-  'number as key': (lambda torch: {3: torch.ones(1)}, '3 is a Tensor'),
-  'sparse': (lambda torch: {'x': torch.eye(2).to_sparse()}, "'x'.*no dense"),
+  'not a dictionary': (lambda torch: torch.ones(1), 'no tensor in it has a'),
+  'a whole model': (
+    lambda torch: torch.nn.Linear(2, 3),
+    'no tensor in it has a name: save model.state_dict',
+  ),
+  'sparse': (lambda torch: {'x': torch.eye(2).to_sparse()}, "'x' cannot be"),
   'complex': (
     lambda torch: {'x': torch.ones(1, dtype=torch.complex64)},
-    "'x'.*complex64, none of those",
-  ),
-  'larger than the file': (
-    lambda torch: {'x': torch.ones(1).expand(1 << 40)},
-    r"'x'.*\(1099511627776,\), 4,398,046,511,104 bytes, and 4 are there",
+    "'x' cannot be read.*complex64",
   ),
 }
 
 
 @pytest.mark.edge
 @pytest.mark.parametrize(('make', 'message'), NO_STATES.values(), ids=NO_STATES)
-def test_what_is_no_state_dict_is_refused(torch, tmp_path, make, message):
+def test_what_is_not_a_state_dict_is_refused(torch, tmp_path, make, message):
   path = str(tmp_path / 'x.pth')
   torch.save(make(torch), path)
   with pytest.raises(ValueError, match=f'x.pth: .*{message}'):
@@ -236,13 +210,8 @@ def test_folders_are_read(torch, tmp_path):
 
 CONTRADICTIONS = {
   'nothing': ({}, 'no object weight_map'),
-  'outside': ({'weight_map': {'x': '../x'}}, r"names '\.\./x', which is no"),
-  'absolute': ({'weight_map': {'x': '/x'}}, "names '/x', which is no"),
-  'not listed': (
-    {'weight_map': {'z': 'one.safetensors'}},
-    "one.safetensors has the array 'x'.* is in None",
-  ),
-  'not there': (
+  'outside': ({'weight_map': {'x': '../x'}}, r"names '\.\./x', which is not"),
+  'lost': (
     {'weight_map': dict.fromkeys('xhgfedcba', 'one.safetensors')},
     "one.safetensors lacks the array 'a'",  # the first of many
   ),
@@ -323,21 +292,12 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path):
   assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
 
 
-def test_bars_count_the_bytes_of_arrays(torch, tmp_path, bars):
-  path = tmp_path / 'x'
-  # 2 * 3 and 5 * 2 numbers of four bytes.
+def test_bars_count_the_bytes_that_are_written(tmp_path, bars):
   arrays = {'a': np.ones((2, 3)), 'b': np.ones((5, 2))}
-  if 'safetensors' == 'torch':
-    torch.save({k: torch.ones(x.shape) for k, x in arrays.items()}, path)
-  else:
-    tensors.write_safetensors(str(path), arrays)
-    writing = bars.pop()
-    assert writing.what == f'writing {path}'
-    assert writing.done == writing.total == 64
-  tensors.read(str(path))
-  (reading,) = bars
-  assert reading.what == f'reading {path}'
-  assert (reading.done, reading.total) == (64, path.stat().st_size)
+  tensors.write_safetensors(str(tmp_path / 'x'), arrays)
+  (writing,) = bars
+  assert writing.what == f'writing {tmp_path / "x"}'
+  assert writing.done == writing.total == 4 * (2 * 3 + 5 * 2)
 
 
 def test_writing_takes_the_memory_of_one_array(tmp_path):
@@ -372,24 +332,3 @@ def test_existing_files_are_kept(tmp_path):
   with pytest.raises(FileExistsError, match='exists already'):
     tensors.write_safetensors(str(tmp_path / 'x'), {})
   assert (tmp_path / 'x').read_text() == 'mine'
-
-
-def test_a_file_that_unpacks_to_more_than_the_memory_is_refused(
-  torch, tmp_path, monkeypatch
-):
-  path = str(tmp_path / 'x.pth')
-  torch.save({'x': torch.zeros(1000)}, path)
-  with zipfile.ZipFile(path) as file:
-    parts = {name: file.read(name) for name in file.namelist()}
-  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as file:
-    for name, data in parts.items():
-      file.writestr(name, data)
-  unpacked = sum(map(len, parts.values()))
-
-  def full(needed_bytes):
-    assert needed_bytes == unpacked
-    raise ValueError('it unpacks to 9 GB')
-
-  monkeypatch.setattr(archive, 'check_memory', full)
-  with pytest.raises(ValueError, match=r'x.pth: .*it unpacks to 9 GB'):
-    tensors.read(path)

@@ -1,7 +1,10 @@
 """Arrays that models here lack, and files without a configuration."""
 
+import argparse
+import collections
 import dataclasses
 import json
+import pathlib
 import sys
 
 import numpy as np
@@ -72,24 +75,99 @@ def test_wrong_arrays_are_refused(folder, changes, message):
   assert str(folder) in str(e.value)
 
 
-@pytest.mark.parametrize(
-  ('prefix', 'under'),
-  [('', None), ('module._orig_mod.', 'model'), ('model.', 'state_dict')],
-)
+def other(state, torch):
+  """The same names with other values, which must not be read."""
+  return {key: torch.zeros_like(x) for key, x in state.items()}
+
+
+def under(prefix, state):
+  return {prefix + key: x for key, x in state.items()}
+
+
+# What training code saves around a state dict.
+WRAPPERS = {
+  'bare': lambda state, torch: state,
+  'DDP and compile': lambda state, torch: {
+    'model': under('module._orig_mod.', state)
+  },
+  'MMPretrain': lambda state, torch: {
+    'state_dict': under('backbone.', state),
+    'meta': {'epoch': 3},
+  },
+  'net': lambda state, torch: {'net': state, 'acc': 93.1, 'epoch': 200},
+  'model_state_dict': lambda state, torch: {
+    'model_state_dict': state,
+    'optimizer_state_dict': torch.optim.Adam([torch.ones(2)]).state_dict(),
+    'best_acc': np.float64(93.1),
+    'best_epoch': np.int64(7),
+    'class_weights': np.ones(3, np.float32),
+  },
+  'module of an attribute': lambda state, torch: under('net.module.', state),
+  'flags': lambda state, torch: {
+    'model': state,
+    'args': argparse.Namespace(lr=0.1, path=pathlib.PurePosixPath('x')),
+  },
+}
+# The same with arrays that are left out, and a name of theirs.
+WRAPPERS_OF_MORE = {
+  'Lightning, weighted loss': (
+    lambda state, torch: {
+      'state_dict': under('model.', state)
+      | {'criterion.weight': torch.ones(5)},
+      'hyper_parameters': collections.Counter(lr=1),
+    },
+    'state_dict.criterion.weight',
+  ),
+  'Lightning, metric': (
+    lambda state, torch: {
+      'state_dict': under('model.', state) | {'train_acc.tp': torch.ones(5)}
+    },
+    'state_dict.train_acc.tp',
+  ),
+  'torchvision': (
+    lambda state, torch: {
+      'model': other(state, torch),
+      'model_ema': under('module.', state) | {'n_averaged': torch.tensor(9)},
+    },
+    'model., model_ema.n_averaged',
+  ),
+  'DINO': (
+    lambda state, torch: {
+      'student': under('module.backbone.', other(state, torch)),
+      'teacher': under('backbone.', state)
+      | {'head.mlp.0.weight': torch.ones(2)},
+    },
+    'student.module.backbone., teacher.head.mlp.0.weight',
+  ),
+}
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+@pytest.mark.parametrize('name', [*WRAPPERS, *WRAPPERS_OF_MORE])
 def test_files_without_a_configuration_are_read(
-  tmp_path, torch, caplog, prefix, under
+  tmp_path, torch, caplog, name, legacy
 ):
+  if legacy and name in ('model_state_dict', 'flags'):
+    pytest.skip('PyTorch lists the classes in a zip file alone')
   fields = TINY | {'width': 192, 'heads': 3, 'gelu': 'exact'}
   want = random_checkpoint(None, (32, 32), names=False, **fields)
   convert.write(want.weights(), str(tmp_path / 'x'), 'float32')
   stored = load_file(tmp_path / 'x/model.safetensors')
-  state = {prefix + key: torch.tensor(x) for key, x in stored.items()}
-  torch.save({under: state} if under else state, tmp_path / 'x.pth')
+  state = {key: torch.tensor(x) for key, x in stored.items()}
+  wrap, left_out = WRAPPERS_OF_MORE.get(name) or (WRAPPERS[name], None)
+  torch.save(
+    wrap(state, torch),
+    tmp_path / 'x.pth',
+    _use_new_zipfile_serialization=not legacy,
+  )
   got = opening.open_checkpoint(str(tmp_path / 'x.pth'))
   assert got.model == want.model
   assert got.image_size == (32, 32)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
-  (warning,) = caplog.messages
+  *more, warning = caplog.messages
+  assert len(more) == bool(left_out)
+  if left_out:
+    assert f'left out: {left_out}.' in more[0]
   assert 'does not say all of its model. Assumed are' in warning
   assert 'square images of 32 pixels' in warning
   assert 'without a position' not in warning
@@ -176,7 +254,7 @@ def test_a_class_token_without_position_is_told_by_the_square(
   assert got.image_size == (32, 32)
   (warning,) = caplog.messages
   assert 'square images of 32 pixels' in warning
-  assert 'and a class token without a position' in warning
+  assert 'a class token without a position' in warning
   np.testing.assert_array_equal(table[:, first:], positions[:, first:])
   assert not table[:, :first].any()
   assert len(caplog.messages) == 1

@@ -1,19 +1,10 @@
-"""Reading and writing .npz archives of numeric arrays, trusting nobody.
-
-Beyond what NumPy's own reader does, what a header claims is checked against the
-archive before any memory is taken for it, and there is progress to see.
-"""
+"""Reads and writes .npz archives of numeric arrays, showing progress."""
 
 import collections
-import contextlib
 import dataclasses
-import math
-import os
-import pathlib
 import re
 import zipfile
 from collections.abc import Callable
-from typing import IO
 
 import ml_dtypes
 import numpy as np
@@ -23,10 +14,6 @@ from tqdm import tqdm
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import whole
 
-# Of a container or a job in Linux: its control group, and where those are.
-_OWN_GROUP = pathlib.Path('/proc/self/cgroup')
-_GROUPS = pathlib.Path('/sys/fs/cgroup')
-
 
 def is_archive(path: str) -> bool:
   """Tells whether a file starts as an .npz archive does."""
@@ -35,34 +22,52 @@ def is_archive(path: str) -> bool:
 
 
 def load(path: str) -> Flat:
-  """Returns every array of an archive, in memory once.
+  """Returns every array of an archive.
 
   Two-byte void arrays are bfloat16, which NumPy cannot name in a file.
 
   Raises:
-    ValueError: naming the file and the array that is damaged or no number.
+    ValueError: naming the file and the array that is damaged or not numeric.
   """
   what = 'the archive'
   flat: Flat = {}
   try:
-    with zipfile.ZipFile(path) as archive:
-      infos = archive.infolist()
-      total_bytes = sum(info.file_size for info in infos)
-      check_memory(total_bytes)
-      with progress(f'reading {path}', total_bytes) as bar:
-        for info in infos:
-          key = info.filename.removesuffix('.npy')
+    # Given a path, np.load leaves a damaged file open.
+    with open(path, 'rb') as file, np.load(file, allow_pickle=False) as archive:
+      infos = archive.zip.infolist()
+      with progress(f'reading {path}', sum(x.file_size for x in infos)) as bar:
+        for key in archive.files:
           what = f'the array {key!r}'
-          if key in flat:
-            raise ValueError('it is there twice')
-          with archive.open(info) as file:
-            flat[key] = _read_array(file, info.file_size, bar)
+          # A member that is not an array comes as bytes.
+          x = np.asarray(archive[key])
+          flat[key] = number(
+            x.view(ml_dtypes.bfloat16) if x.dtype == 'V2' else x
+          )
+          bar.update(x.nbytes)
   except Exception as e:
-    # A damaged directory can put all that follows into a name.
-    raise ValueError(
-      f'{path}: {what[:200]} cannot be read: {type(e).__name__}: {str(e)[:300]}'
-    ) from e
+    raise unreadable(path, what, e) from e
   return flat
+
+
+def number(x: np.ndarray) -> np.ndarray:
+  """Returns an array of integers or floating-point numbers as it is.
+
+  Raises:
+    ValueError: with another type.
+  """
+  if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
+    raise ValueError(f'its type {x.dtype} is not a type of weights')
+  return x
+
+
+def unreadable(path: str, what: str, error: Exception) -> ValueError:
+  """Returns the error for a damaged file, whatever its parser raised."""
+  # PyTorch gives the reason behind its advice on how to run the file anyway.
+  reason = str(error).rpartition('WeightsUnpickler error: ')[2]
+  reason = ' '.join(reason.partition('\n')[0].split())[:300]
+  return ValueError(
+    f'{path}: {what[:200]} cannot be read: {type(error).__name__}: {reason}'
+  )
 
 
 def save(target: str, flat: Flat, dtype: str) -> None:
@@ -103,49 +108,6 @@ def progress(what: str, total_bytes: int) -> tqdm:
     disable=None,
     leave=False,
   )
-
-
-def _read_array(file: IO[bytes], size_bytes: int, bar: tqdm) -> np.ndarray:
-  version = npy.read_magic(file)
-  if version not in ((1, 0), (2, 0)):
-    raise ValueError(f'its format has the unknown version {version}')
-  if version == (1, 0):
-    shape, _, dtype = npy.read_array_header_1_0(file)
-  else:
-    shape, _, dtype = npy.read_array_header_2_0(file)
-  if dtype != 'V2' and dtype.kind not in 'fiu':
-    raise ValueError(f'its type is {dtype}, no number')
-  claimed = math.prod(shape) * dtype.itemsize
-  if claimed != size_bytes - file.tell():
-    raise ValueError(
-      f'its header claims the shape {shape} of {dtype}, {claimed:,} bytes, and '
-      f'{size_bytes - file.tell():,} follow'
-    )
-  file.seek(0)
-  x = npy.read_array(file, allow_pickle=False)
-  bar.update(x.nbytes)
-  return x.view(ml_dtypes.bfloat16) if dtype == 'V2' else x
-
-
-def check_memory(needed_bytes: int) -> None:
-  """Refuses what cannot fit, such as a small file that unpacks to terabytes.
-
-  Raises:
-    ValueError: with both sizes.
-  """
-  memory_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  group = _GROUPS
-  with contextlib.suppress(OSError):
-    group /= _OWN_GROUP.read_text().partition('0::/')[2].strip()
-  files = [each / 'memory.max' for each in (group, *group.parents)]
-  for file in (*files, _GROUPS / 'memory/memory.limit_in_bytes'):  # version 1
-    with contextlib.suppress(OSError, ValueError):  # no file, or no limit: max
-      memory_bytes = min(memory_bytes, int(file.read_text()))
-  if needed_bytes > memory_bytes:
-    raise ValueError(
-      f'it unpacks to {needed_bytes / 1e9:,.0f} GB and this machine or '
-      f'container has {memory_bytes / 1e9:,.0f} GB of memory'
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import re
+from typing import Any
 
 from vit_jax.checkpoints.formats import archive, hf, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
@@ -26,6 +27,9 @@ ARCHIVES = Register(
     'npz': 'vit_jax.checkpoints.formats.npz',
   },
 )
+
+# Of an average over time, as 'state_dict_ema.' and 'teacher.backbone.'.
+_AVERAGE = re.compile(r'(?<![a-z])ema(?![a-z])|teacher')
 
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
@@ -54,8 +58,7 @@ def read(path: str) -> File:
   if is_folder:
     return _read_folder(path)
   if tensors.is_tensors(path):
-    arrays = tensors.read(path)
-    return format_of(arrays, TENSORS).read(path, arrays)
+    return _read_tensors(path, tensors.read(path))
   if archive.is_archive(path):
     arrays = archive.load(path)
     return format_of(arrays, ARCHIVES).read(path, arrays)
@@ -85,15 +88,58 @@ def _read_folder(path: str) -> File:
       return dataclasses.replace(file, loss='sigmoid')
     return file
   if 'architecture' in config:
-    arrays = tensors.read_folder(path)
-    return format_of(arrays, TENSORS).read(path, arrays, config)
+    return _read_tensors(path, tensors.read_folder(path), config)
   raise ValueError(
     f'{place} has neither architecture, as timm writes it, nor model_type, as '
     'transformers does.'
   )
 
 
+def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
+  """Reads the model among arrays that training code has wrapped."""
+  prefix, *others = _prefixes(arrays)
+  inside = _under(prefix, arrays)
+  file = format_of(inside, TENSORS).read(path, inside, *config)
+  left_out = sorted(
+    {
+      next((x for x in others if key.startswith(x)), key)
+      for key in arrays.keys() - {prefix + key for key in inside}
+    }
+  )
+  if not left_out:
+    return file
+  more = f' and {len(left_out) - 5} more' if len(left_out) > 5 else ''
+  warning = (
+    f'{path} holds more than a model. The model under {prefix!r} is read; '
+    f'left out: {", ".join(left_out[:5])}{more}.'
+  )
+  return dataclasses.replace(file, warnings=(warning, *file.warnings))
+
+
+def _prefixes(arrays: Flat) -> list[str]:
+  """Returns what wrappers put before the keys of a model, the best one first.
+
+  An average over time comes first, because it is what is evaluated. A model
+  inside another one, such as DETR's ResNet, does not count.
+  """
+  found: list[str] = []
+  dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))
+  for prefix in ('', *sorted(dict.fromkeys(dots), key=len)):
+    if prefix.startswith(tuple(found)):
+      continue
+    inside = _under(prefix, arrays)
+    if any(TENSORS.load(name).matches(inside) for name in TENSORS):
+      found.append(prefix)
+  found.sort(key=lambda prefix: not _AVERAGE.search(prefix))
+  return found or ['']
+
+
+def _under(prefix: str, arrays: Flat) -> Flat:
+  start = len(prefix)
+  return {k[start:]: x for k, x in arrays.items() if k.startswith(prefix)}
+
+
 def format_of(arrays: Flat, register: Register) -> Format:
   """Returns the first module of a register whose format has such arrays."""
-  modules: Iterator[Format] = map(register.load, register)
-  return next(module for module in modules if module.matches(arrays))
+  *modules, last = map(register.load, register)
+  return next((x for x in modules if x.matches(arrays)), last)

@@ -1,10 +1,9 @@
-"""Files of named tensors, .safetensors and PyTorch's, trusting nobody.
+"""Files of named tensors: .safetensors and PyTorch's.
 
-What a file is, is told by its first bytes. No code in it ever runs: PyTorch's
-pickles are read with `weights_only`.
+The first bytes tell which of them a file is. No code in it ever runs: PyTorch
+unpickles tensors, numbers and text alone (`weights_only`).
 """
 
-import argparse
 import json
 import math
 import os
@@ -13,12 +12,12 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors
+import safetensors.numpy
 
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
@@ -26,9 +25,6 @@ from vit_jax.data import whole
 
 # Of torch.save before version 1.6: a protocol, and a number that torch chose.
 _LEGACY_PICKLE = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'
-# Where training code puts the parameters beside its optimizer's state; the
-# average over time comes first, because it is what is evaluated.
-_STATE_DICTS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 
 _FOLDER_FILES = (
   'model.safetensors',
@@ -49,21 +45,33 @@ def is_tensors(path: str) -> bool:
 def read(path: str, ignored: str = _COUNTS) -> Flat:
   """Returns every array of a .safetensors, .pth, .pt or .bin file.
 
-  Of what training code saved, these are the parameters alone.
+  The keys of nested dictionaries are joined by dots.
 
   Args:
     path: of the file.
-    ignored: pattern of the keys of arrays that are not looked at.
+    ignored: pattern of the keys of arrays that are left out.
 
   Raises:
     ImportError: if PyTorch is needed and not installed.
-    ValueError: naming the file, and the array that is damaged or no number.
+    ValueError: naming the file, and the array that is damaged or not numeric.
   """
-  if _is_safetensors(path):
-    return _read_safetensors(path, ignored)
-  if _is_torch(path):
-    return _read_torch(path, ignored)
-  raise ValueError(f'{path} is no .safetensors file and none of PyTorch.')
+  if not is_tensors(path):
+    raise ValueError(f"{path} is neither a .safetensors file nor PyTorch's.")
+  load = _safetensors if _is_safetensors(path) else _torch
+  what = 'the file'
+  flat: Flat = {}
+  try:
+    for key, x in load(path).items():
+      what = f'the array {key!r}'
+      if not re.search(ignored, key):
+        flat[key] = archive.number(
+          x if isinstance(x, np.ndarray) else _to_numpy(x)
+        )
+  except ImportError:
+    raise
+  except Exception as e:
+    raise archive.unreadable(path, what, e) from e
+  return flat
 
 
 def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
@@ -206,34 +214,8 @@ def _is_torch(path: str) -> bool:
   return any(name.endswith('/data.pkl') for name in names)
 
 
-def _read_safetensors(path: str, ignored: str) -> Flat:
-  what = 'its header'
-  flat: Flat = {}
-  try:
-    with (
-      safetensors.safe_open(path, 'np') as file,
-      archive.progress(f'reading {path}', os.path.getsize(path)) as bar,
-    ):
-      for key in file.keys():  # noqa: SIM118, it is no dictionary
-        if re.search(ignored, key):
-          continue
-        what = f'the array {key!r}'
-        _check_type(file.get_slice(key).get_dtype())
-        flat[key] = file.get_tensor(key)
-        bar.update(flat[key].nbytes)
-  except Exception as e:
-    raise ValueError(
-      f'{path}: {what} cannot be read: {type(e).__name__}: {e}'
-    ) from e
-  return flat
-
-
-def _check_type(code: str) -> None:
-  # Of those with eight bits, NumPy has no types without more context.
-  if (
-    code not in _DTYPE_CODES.values() and code[0] not in 'IU' and code != 'F64'
-  ):
-    raise ValueError(f'its type is {code}, none of those of weights')
+def _safetensors(path: str) -> Flat:
+  return safetensors.numpy.load_file(path)
 
 
 def _read_parts(index_path: str, ignored: str) -> Flat:
@@ -246,109 +228,78 @@ def _read_parts(index_path: str, ignored: str) -> Flat:
   for name in sorted({str(name) for name in places.values()}):
     if name != os.path.basename(name) or name in ('', '.', '..'):
       raise ValueError(
-        f'{index_path} names {name!r}, which is no file beside it.'
+        f'{index_path} names {name!r}, which is not a file beside it.'
       )
-    if not os.path.isfile(os.path.join(folder, name)):
+    part = os.path.join(folder, name)
+    if not os.path.isfile(part):
       raise FileNotFoundError(
-        f'{index_path} names {name!r}, which is not there: fetch it too.'
+        f'{index_path} names {name!r}, which is missing: fetch it too.'
       )
-    part = read(os.path.join(folder, name), ignored)
-    for key, x in part.items():
-      if places.get(key) != name:
-        raise ValueError(
-          f'{os.path.join(folder, name)} has the array {key!r}, which '
-          f'{index_path} says is in {places.get(key)!r}.'
-        )
-      flat[key] = x
+    flat |= read(part, ignored)
   for key in sorted(places.keys() - flat.keys()):
-    if re.search(ignored, key):
-      continue
-    raise ValueError(
-      f'{os.path.join(folder, places[key])} lacks the array {key!r}, which '
-      f'{index_path} says is there.'
-    )
+    if not re.search(ignored, key):
+      raise ValueError(
+        f'{os.path.join(folder, places[key])} lacks the array {key!r}, which '
+        f'{index_path} says is there.'
+      )
   return flat
 
 
-def _read_torch(path: str, ignored: str) -> Flat:
+class _Ignored(dict):
+  """Stands for an object of any class but tensors, numbers and text."""
+
+  def __init__(self, *args: Any, **kwargs: Any) -> None:
+    super().__init__()
+
+  def __setstate__(self, state: Any) -> None:
+    pass
+
+
+def _torch(path: str) -> dict[str, Any]:
+  """Returns the tensors of a file of PyTorch's."""
   try:
     import torch
   except ImportError as e:
     raise ImportError(
-      f'{path} is a file of PyTorch: install it to read it, pip install torch, '
-      f'or convert the file to .safetensors where it is. ({e})'
+      f"{path} is a file of PyTorch's: pip install torch to read it, or "
+      f'convert it to .safetensors where it is. ({e})'
     ) from e
-  what = 'the file'
-  flat: Flat = {}
-  try:
-    is_zip = not _start(path).startswith(_LEGACY_PICKLE)
-    if is_zip:
-      with zipfile.ZipFile(path) as zipped:
-        archive.check_memory(sum(x.file_size for x in zipped.infolist()))
-    # Training code likes to save its flags beside the parameters.
-    with (
-      torch.serialization.safe_globals([argparse.Namespace]),
-      warnings.catch_warnings(),
-    ):
-      # About arrays that are refused below, and about how torch reads.
-      warnings.simplefilter('ignore')
-      saved = torch.load(
-        path, map_location='cpu', weights_only=True, mmap=is_zip
-      )
-    state = _state_dict(saved)
-    with archive.progress(f'reading {path}', os.path.getsize(path)) as bar:
-      for key, x in state.items():
-        if re.search(ignored, key):
-          continue
-        what = f'the array {key!r}'
-        flat[key] = _to_numpy(x, torch)
-        bar.update(flat[key].nbytes)
-  except Exception as e:
+  is_zip = not _start(path).startswith(_LEGACY_PICKLE)
+  # Training code saves its flags, metrics and NumPy numbers beside the weights.
+  names = {'argparse.Namespace'}
+  if is_zip:
+    names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+  with (
+    torch.serialization.safe_globals([(_Ignored, name) for name in names]),
+    warnings.catch_warnings(),
+  ):
+    # About types that are refused, and about how torch reads.
+    warnings.simplefilter('ignore')
+    saved = torch.load(path, 'cpu', weights_only=True, mmap=is_zip)
+  found = dict(_tensors(saved, torch.Tensor))
+  if not found:
     raise ValueError(
-      f'{path}: {what} cannot be read: {type(e).__name__}: {_reason(e)}'
-    ) from e
-  return flat
-
-
-def _reason(e: Exception) -> str:
-  """Returns what was found, without torch's advice on how to run it anyway."""
-  _, refused, found = str(e).rpartition('WeightsUnpickler error: ')
-  lines = found.splitlines() or ['']
-  reason = lines[0].split('. ')[0]
-  return f'{reason}: save the state dict alone' if refused else reason
-
-
-def _state_dict(saved: Any) -> dict[str, Any]:
-  """Returns the parameters in what training code saved."""
-  if isinstance(saved, dict):
-    for name in _STATE_DICTS:
-      if isinstance(saved.get(name), dict):
-        saved = saved[name]
-        break
-  if not isinstance(saved, dict):
-    raise ValueError(f'it holds a {type(saved).__name__} and no state dict')
-  for key, x in saved.items():
-    if not isinstance(key, str) or not hasattr(x, 'untyped_storage'):
-      raise ValueError(
-        f'its {key!r} is a {type(x).__name__} and no tensor, and none of '
-        f'{", ".join(_STATE_DICTS)} is a state dict'
-      )
-  return saved
-
-
-def _to_numpy(x: Any, torch: Any) -> np.ndarray:
-  """Returns a tensor as an array that shares its memory."""
-  if x.layout != torch.strided or x.is_quantized or x.device.type != 'cpu':
-    raise ValueError(f'it is no dense array but {x.layout}, {x.dtype}')
-  if x.nbytes > x.untyped_storage().nbytes():
-    raise ValueError(
-      f'it claims the shape {tuple(x.shape)}, {x.nbytes:,} bytes, and '
-      f'{x.untyped_storage().nbytes():,} are there'
+      'no tensor in it has a name: save model.state_dict() instead'
     )
+  return found
+
+
+def _tensors(
+  saved: Any, kind: type, start: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """Yields the tensors of nested dictionaries with their joined keys."""
+  for key, x in saved.items() if isinstance(saved, dict) else ():
+    if isinstance(key, str) and isinstance(x, kind):
+      yield f'{start}{key}', x
+    elif isinstance(key, str):
+      yield from _tensors(x, kind, f'{start}{key}.')
+
+
+def _to_numpy(x: Any) -> np.ndarray:
+  """Returns a dense tensor as an array that shares its memory."""
+  import torch
+
   x = x.detach()
   if x.dtype == torch.bfloat16:
     return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-  array = x.numpy()
-  if array.dtype.kind not in 'fiu':
-    raise ValueError(f'its type is {x.dtype}, none of those of weights')
-  return array
+  return x.numpy()

@@ -20,7 +20,6 @@ from vit_jax.checkpoints.formats import (
   timm_config,
   timm_images,
   timm_table,
-  torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.models import resnet
@@ -49,23 +48,21 @@ _LACKING = {
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Accepts all arrays, as the last format that is asked."""
-  del arrays
-  return True
+  """Tells whether these are the arrays of a ViT, a hybrid or BiT."""
+  return 'patch_embed.proj.weight' in arrays or 'stem.conv.weight' in arrays
 
 
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
   """Reads a file of tensors, or a directory with its config.json."""
-  prefix = torch_table.prefix_of(arrays)
   # As the originals of DINOv2 have them; the one hid patches in training.
   arrays = {
     key.replace('register_tokens', 'reg_token'): x
     for key, x in arrays.items()
-    if key != f'{prefix}mask_token'
+    if key != 'mask_token'
   }
-  lookup = archive.Lookup(path, arrays, lambda key: prefix + key, 'timm')
+  lookup = archive.Lookup(path, arrays, lambda key: key, 'timm')
   _refuse_lacking(lookup)
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
@@ -79,7 +76,7 @@ def read(
     path=path,
     arrays=arrays,
     fields=fields,
-    table=lambda shapes: timm_table.entries(shapes, prefix, grid_only),
+    table=lambda shapes: timm_table.entries(shapes, grid_only),
     preprocessing=preprocessing,
     class_names=timm_config.class_names(stated, fields['num_classes']),
     warnings=tuple(stated.warnings),
@@ -156,10 +153,9 @@ def peer(
 
 def _refuse_lacking(lookup: archive.Lookup) -> None:
   """Refuses what no model here has, in its own words."""
-  prefix = lookup.key_of('')
   for key in lookup.arrays:
     for pattern, what in _LACKING.items():
-      if re.search(pattern, key.removeprefix(prefix)):
+      if re.search(pattern, key):
         raise ValueError(
           f'{lookup.path} has the array {key!r}, {what}, and no model here has '
           'that.'
@@ -187,15 +183,13 @@ def _vit_fields(
   folds_cls = has_cls and pool != 'cls'
   if lookup.has('dist_token') and pool != 'cls':
     raise ValueError(
-      f'{lookup.path} has the array {lookup.key_of("dist_token")!r} and no '
-      'class token that is read: no model here is like that.'
+      f"{lookup.path} has the array 'dist_token' and no class token that is "
+      'read: no model here is like that.'
     )
   turned = known.pop('turned')
   if not config:
     _refuse_eva(lookup)
-  arrays = timm_table.plain(
-    lookup.arrays, lookup.key_of(''), placed=placed, folds_cls=folds_cls
-  )
+  arrays = timm_table.plain(lookup.arrays, placed=placed, folds_cls=folds_cls)
   lookup = dataclasses.replace(lookup, arrays=arrays)
   _, mlp_dim = lookup.shape('blocks.0.mlp.fc2.weight', 2)
   hidden, _ = lookup.shape('blocks.0.mlp.fc1.weight', 2)
@@ -203,7 +197,7 @@ def _vit_fields(
     'name': 'deit' if lookup.has('dist_token') else 'vit',
     'patch_size': patch,
     'width': width,
-    'depth': sum(lookup.count(lookup.key_of('blocks.'), r'(\d{1,6})\.')),
+    'depth': sum(lookup.count('blocks.', r'(\d{1,6})\.')),
     'mlp_dim': mlp_dim,
     'swiglu': hidden == 2 * mlp_dim,
     'norm': 'layer' if lookup.has('blocks.0.norm1.bias') else 'rms',
@@ -226,10 +220,9 @@ def _vit_fields(
   }
   if not config and not fields['qkv_bias']:
     # One lost array looks the same: no one would notice.
-    lost = lookup.key_of('blocks.0.attn.qkv.bias')
     raise ValueError(
-      f'{lookup.path} has no array {lost!r}: a directory with a config.json '
-      'says whether its model has none.'
+      f"{lookup.path} has no array 'blocks.0.attn.qkv.bias': a directory with "
+      'a config.json says whether its model has none.'
     )
   facts = timm_config.vit_facts(
     config, known, fields, grid_only, has_cls=has_cls
@@ -246,9 +239,7 @@ def _vit_fields(
       f'bilinearly, and values in [-1, 1]. {_TO_STATE}'
     )
   if turned:
-    arrays = timm_table.turned_as_here(
-      arrays, lookup.key_of(''), width // facts['heads'], turned
-    )
+    arrays = timm_table.turned_as_here(arrays, width // facts['heads'], turned)
   return fields | facts, arrays, grid_only
 
 
@@ -257,7 +248,7 @@ def _refuse_eva(lookup: archive.Lookup) -> None:
   for name in ('attn.q_bias', 'attn.q_proj.weight', 'gamma_1'):
     if lookup.has(f'blocks.0.{name}'):
       raise ValueError(
-        f'{lookup.path} has the array {lookup.key_of(f"blocks.0.{name}")!r}, '
+        f"{lookup.path} has the array 'blocks.0.{name}', "
         'as models of EVA have, with rotary embeddings or without: a directory '
         'with a config.json says which.'
       )
@@ -309,9 +300,7 @@ def _stem(lookup: archive.Lookup) -> tuple[int, tuple[int, ...]]:
 
 def _stages(lookup: archive.Lookup, prefix: str) -> tuple[int, ...]:
   """Returns the units of each stage of a ResNet."""
-  return lookup.count(
-    lookup.key_of(f'{prefix}stages.'), r'(\d{1,6})\.blocks\.(\d{1,6})\.'
-  )
+  return lookup.count(f'{prefix}stages.', r'(\d{1,6})\.blocks\.(\d{1,6})\.')
 
 
 def _positions(
@@ -329,7 +318,7 @@ def _positions(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{lookup.path} has no {lookup.key_of("pos_embed")!r} and does not say '
+      f"{lookup.path} has no 'pos_embed' and does not say "
       'how large its images are: give a directory with a config.json.'
     )
   _, tokens, _ = lookup.shape('pos_embed', 3)
@@ -347,7 +336,7 @@ def _positions(
     raise ValueError(
       f'{lookup.path}/config.json: images are of {stated[0]}x{stated[1]} '
       f'pixels, {patches} patches of {stride}, and '
-      f'{lookup.key_of("pos_embed")!r} has {tokens} tokens.'
+      f"'pos_embed' has {tokens} tokens."
     )
   return stated, tokens - patches
 

@@ -97,9 +97,7 @@ class Stored(Mapping[str, np.ndarray]):
     return len(self._entries)
 
 
-def plain(
-  arrays: table.Flat, prefix: str, *, placed: int, folds_cls: bool
-) -> table.Flat:
+def plain(arrays: table.Flat, *, placed: int, folds_cls: bool) -> table.Flat:
   """Returns the arrays of a ViT of any of timm's classes as a plain one's.
 
   What it leaves out becomes zeros: the bias of patches, and one of queries,
@@ -111,24 +109,21 @@ def plain(
   found = dict(arrays)
   for key in arrays:
     if match := re.fullmatch(
-      re.escape(prefix)
-      + r'(blocks\.\d+\.)(attn\.qkv|attn\.q_proj|mlp\.fc1_g)\.weight',
+      r'(blocks\.\d+\.)(attn\.qkv|attn\.q_proj|mlp\.fc1_g)\.weight',
       key,
     ):
-      _complete_layer(found, prefix + match[1])
-    elif key == prefix + 'patch_embed.proj.weight':
+      _complete_layer(found, match[1])
+    elif key == 'patch_embed.proj.weight':
       width = np.zeros(len(arrays[key]), np.float32)
       found.setdefault(key.replace('weight', 'bias'), width)
-    elif re.fullmatch(re.escape(prefix) + r'blocks\.\d+\.gamma_[12]', key):
+    elif re.fullmatch(r'blocks\.\d+\.gamma_[12]', key):
       found[f'{key[:-8]}.ls{key[-1]}.gamma'] = found.pop(key)
-  cls, positions, registers = (
-    prefix + name for name in ('cls_token', 'pos_embed', 'reg_token')
-  )
+  cls, positions, registers = 'cls_token', 'pos_embed', 'reg_token'
   if folds_cls:
     more = [found[registers]] if registers in found else []
     found[registers] = np.concatenate([found.pop(cls), *more], axis=1)
   # Whose positions stay where they are.
-  first = (cls in found) + (f'{prefix}dist_token' in found)
+  first = (cls in found) + ('dist_token' in found)
   if placed > first:
     rows = found[positions]
     R = placed - first
@@ -164,9 +159,7 @@ def _complete_layer(found: table.Flat, layer: str) -> None:
       found[f'{layer}mlp.fc1.{leaf}'] = np.concatenate(parts)
 
 
-def turned_as_here(
-  arrays: table.Flat, prefix: str, K: int, how: Turned
-) -> table.Flat:
+def turned_as_here(arrays: table.Flat, K: int, how: Turned) -> table.Flat:
   """Returns the arrays with the numbers of queries and keys in our order.
 
   Attention does not see the order of the K numbers of a head. That of ours
@@ -180,10 +173,9 @@ def turned_as_here(
     order = np.concatenate([2 * pairs, 2 * pairs + 1])
 
   def ordered(key: str, x: np.ndarray) -> np.ndarray:
-    name = key.removeprefix(prefix)
-    if re.fullmatch(r'blocks\.\d+\.attn\.[qk]_norm\.\w+', name):
+    if re.fullmatch(r'blocks\.\d+\.attn\.[qk]_norm\.\w+', key):
       return x[order]
-    if re.fullmatch(r'blocks\.\d+\.attn\.qkv\.\w+', name):
+    if re.fullmatch(r'blocks\.\d+\.attn\.qkv\.\w+', key):
       qkv = x.reshape(3, -1, K, *x.shape[1:]).copy()
       qkv[:2] = qkv[:2, :, order]
       return qkv.reshape(x.shape)
@@ -194,7 +186,6 @@ def turned_as_here(
 
 def entries(
   shapes: table.Shapes,
-  prefix: str = '',
   grid_only: bool = False,
   places_registers: bool = False,
 ) -> list[table.Entry]:
@@ -202,7 +193,6 @@ def entries(
 
   Args:
     shapes: of our arrays, by name.
-    prefix: of every key.
     grid_only: whether the class token has no position embedding, where ours has
       one: it is zero then.
     places_registers: whether registers have position embeddings, zeros, where
@@ -234,9 +224,9 @@ def entries(
       # BiT's head is a convolution of one pixel.
       layout = lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T
     found.append(
-      table.joined(prefix + key, names, layout)
+      table.joined(key, names, layout)
       if len(names) > 1
-      else table.one(prefix + key, name, layout)
+      else table.one(key, name, layout)
     )
   return found
 

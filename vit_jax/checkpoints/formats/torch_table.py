@@ -1,25 +1,11 @@
 """Our arrays as modules of PyTorch name them and lay them out."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from vit_jax.checkpoints.formats.table import SAME, Layout
 
-# What wrappers of PyTorch put before every key, one around the other.
-_PREFIXES = ('module.', '_orig_mod.', 'model.')
 LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
-
-
-def prefix_of(keys: Iterable[str]) -> str:
-  """Returns what wrappers of PyTorch put before every key; empty for none."""
-  keys, prefix = list(keys), ''
-  while keys:
-    further = (prefix + p for p in _PREFIXES)
-    fitting = (p for p in further if all(key.startswith(p) for key in keys))
-    if not (longer := next(fitting, '')):
-      break
-    prefix = longer
-  return prefix
 
 
 def key_of(name: str, modules: Mapping[str, str], layer: str, unit: str) -> str:

@@ -39,17 +39,14 @@ RULES: Rules = (
 
 def matches(arrays: table.Flat) -> bool:
   """Tells whether these are the arrays of such a ResNet."""
-  prefix = torch_table.prefix_of(arrays)
   known = ('conv1.weight', 'layer1.0.conv3.weight', 'fc.weight')
-  return all(f'{prefix}{key}' in arrays for key in known)
+  return all(key in arrays for key in known)
 
 
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
   """Reads a file of tensors, or timm's directory with its config.json."""
-  prefix = torch_table.prefix_of(arrays)
-  arrays = {key.removeprefix(prefix): x for key, x in arrays.items()}
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
   width, *_ = lookup.shape('conv_root/kernel', 4)
   num_classes, _ = lookup.shape('head/kernel', 2)
