@@ -443,10 +443,10 @@ def test_files_of_somebody_else_are_no_damage(run):
   outcomes = dict(line.split(': ', 1) for line in done.stdout.splitlines())
   refused = {name for name, outcome in outcomes.items() if outcome != '2'}
   assert all('Permission denied' in outcomes[name] for name in refused)
-  for name in ('/2/params', '/2/meta', '/2/metrics', '/2/params/d', ''):
+  for name in ('/2/params', '/2/meta', '/2/params/d', ''):
     assert {f'checkpoints{name} {f}' for f in (777, 111)} <= refused
   assert 'opened' in refused
-  for name in ('params/manifest.ocdbt', 'meta/metadata', 'metrics/metrics'):
+  for name in ('params/manifest.ocdbt', 'meta/metadata'):
     assert f'checkpoints/2/{name} 777' in refused
 
 
@@ -489,21 +489,32 @@ def edit_meta(step_dir, change):
   file.write_text(json.dumps({'meta': meta, 'sha256': saving._digest(meta)}))
 
 
-def test_a_flipped_bit_of_metrics_changes_no_choice(tmp_path, caplog):
+def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
+  """Whether `meta` has them or, of an earlier version, a file of their own."""
   store = open_checkpoints(tmp_path)
-  for step, accuracy in enumerate([0.1, 0.5, 0.3]):
+  for step, accuracy in enumerate([0.1, 0.9, 0.3, 0.2]):
     store.save(step, state(step), {}, {METRIC: accuracy})
   store.close()
   folder = tmp_path / 'checkpoints'
-  assert saving.steps(folder) == [1, 2]
+  assert saving.steps(folder) == [1, 2, 3]
+  edit_meta(folder / '2', lambda meta: meta.pop('metrics'))
+  (folder / '2/metrics').mkdir()
+  old = folder / '2/metrics/metrics'
+  meta = folder / '1/meta/metadata'
   for text in (json.dumps({METRIC: 0.7}), '{"test/acc'):
-    (folder / '2' / 'metrics' / 'metrics').write_text(text)
+    old.write_text(text)
     store = open_checkpoints(tmp_path)
-    assert store._manager.best_step() == 1
+    assert store._value(1) == 0.9
+    assert store._value(2) == (0.7 if text[-1] == '}' else -np.inf)
     store.close()
-    text = (folder / '2' / 'metrics' / 'metrics').read_text()
-    assert json.loads(text) == {METRIC: 0.3}
-  assert caplog.text.count('are damaged and written anew') == 2
+  meta.write_text(meta.read_text().replace('0.9', '0.8'))
+  store = open_checkpoints(tmp_path)
+  assert store._value(1) == -np.inf
+  store.save(4, state(4), {}, {METRIC: 0.2})
+  store.save(5, state(5), {}, {METRIC: 0.1})
+  store.close()
+  assert saving.steps(folder) == [3, 4, 5]
+  assert caplog.text.count('its step does not count as the best') == 3
 
 
 def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
@@ -522,28 +533,12 @@ def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
   assert 'saved as step 2' in caplog.text and (folder / '40.damaged').is_dir()
 
 
-@pytest.mark.parametrize('text', ['{"test/acc', '{"a": "b"}'])
-def test_damaged_metrics_without_a_copy_are_set_aside_alone(run, text, caplog):
-  """At this start and at every later one, as of an earlier version."""
-  (run / 'checkpoints' / '2' / 'metrics' / 'metrics').write_text(text)
-  edit_meta(run / 'checkpoints' / '2', lambda meta: meta.pop('metrics'))
-  for _ in range(2):
-    assert restored_from(run) == 2
-    store = open_checkpoints(run)
-    assert store._manager.best_step() == 1
-    store.close()
-  metrics = run / 'checkpoints' / '2' / 'metrics'
-  assert (metrics / 'metrics.damaged').read_text() == text
-  assert caplog.text.count('metrics of checkpoint') == 1
-
-
 def test_keeps_the_last_and_the_best(tmp_path):
   store = open_checkpoints(tmp_path)
   for step, accuracy in enumerate([0.1, 0.9, 0.3, None, 0.5, None]):
     metrics = {} if accuracy is None else {METRIC: accuracy}
     store.save(step, state(step), {}, metrics)
   store.wait()
-  assert store._manager.best_step() == 1
   store.close()
   kept = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
   assert kept == [1, 4, 5]

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import os
@@ -229,14 +228,10 @@ def _step_of(folder: epath.Path) -> int:
     metric = str(config['best_metric'])
   measured = {}
   for step in kept:
-    file = folder / str(step) / 'metrics' / 'metrics'
     with _reading(folder / str(step)):
-      metrics = saving.metrics_of(folder / str(step))
-      if metrics is None:  # saved by an earlier version
-        metrics = json.loads(file.read_text()) if file.exists() else {}
-      value = float(metrics.get(metric, math.nan))
-      if not math.isnan(value):
-        measured[step] = value
+      value = saving.metrics_of(folder / str(step)).get(metric, math.nan)
+    if not math.isnan(value):
+      measured[step] = value
   # Older runs could not choose by the lowest.
   choose = min if meta.get('best') == 'lowest' else max
   return choose(measured, key=lambda step: measured[step], default=newest)

@@ -5,7 +5,6 @@ A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
 full config, class names, preprocessing, time spent, the step and its metrics.
 """
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -77,14 +76,25 @@ class Checkpoints:
     self._sign = 1 if best == 'highest' else -1
     self._start_over = start_over
     self.directory.mkdir(parents=True, exist_ok=True)
-    self._mend_metrics()
+    self._metrics: dict[int, dict[str, float]] = {}
+    for step in steps(self.directory):
+      folder = self.directory / str(step)
+      metrics, damage = self._attempt(step, metrics_of, folder)
+      self._metrics[step] = metrics or {}
+      if damage:
+        _log.warning(
+          'The metrics of checkpoint %s are damaged (%s); its step does not '
+          'count as the best.',
+          folder,
+          damage,
+        )
     self._manager = self._open()
 
-  def _open(self) -> ocp.CheckpointManager:
-    def metric(metrics: Any) -> float:
-      value = metrics.get(self._best_metric)
-      return -np.inf if value is None else self._sign * value
+  def _value(self, step: int) -> float:
+    value = self._metrics.get(step, {}).get(self._best_metric)
+    return -np.inf if value is None else self._sign * value
 
+  def _open(self) -> ocp.CheckpointManager:
     return _Manager(
       self.directory,
       handler_registry=ocp.handlers.create_default_handler_registry(
@@ -95,11 +105,10 @@ class Checkpoints:
         # Slow storage takes longer than orbax's 20 minutes, every time. What
         # hangs is ended by the run's watch.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
-        best_fn=metric,
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [
             checkpoint_managers.LatestN(self._keep_last),
-            _FirstBest(metric),
+            _FirstBest(self._value),
           ]
         ),
       ),
@@ -149,9 +158,9 @@ class Checkpoints:
         # The step and its metrics are here because `meta` has a checksum.
         **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
-      metrics=metrics,
       force=True,
     )
+    self._metrics[step] = metrics
 
   def latest_meta(self) -> dict[str, Any] | None:
     """Returns the `meta` of the newest checkpoint that has one, if any has.
@@ -278,49 +287,6 @@ class Checkpoints:
       damage = 'another process found it so'
     return result, damage
 
-  def _mend_metrics(self) -> None:
-    """Writes damaged metrics anew, as `meta` has them, or sets them aside.
-
-    The manager chooses the best step by its own file, which has no checksum.
-    Checkpoints of earlier versions have no other copy: without it their step
-    is no longer the best one.
-    """
-
-    def lost(step: int, file: epath.Path) -> dict[str, float] | None:
-      try:
-        text = file.read_text()
-      except FileNotFoundError:
-        return None
-      saved = metrics_of(self.directory / str(step))
-      if saved is None:
-        for value in json.loads(text).values():
-          float(value)
-        return None
-      with contextlib.suppress(ValueError):  # not even JSON
-        if _digest(json.loads(text)) == _digest(saved):
-          return None
-      return saved
-
-    for step in steps(self.directory):
-      file = self.directory / str(step) / 'metrics' / 'metrics'
-      saved, damage = self._attempt(step, lost, step, file)
-      if saved is None and not damage:
-        continue
-      what = 'renamed to metrics.damaged; its step does not count as the best'
-      if saved is not None:
-        what = 'written anew'
-      _log.warning(
-        'The metrics of checkpoint %s are damaged and %s.',
-        self.path(step),
-        what,
-      )
-      if jax.process_index() == 0:
-        if saved is None:
-          file.replace(file.with_name('metrics.damaged'))
-        else:
-          file.write_text(json.dumps(saved))
-      multihost_utils.sync_global_devices('damaged metrics mended')
-
   def _set_aside(self, step: int, damage: str) -> None:
     _log.warning(
       'Checkpoint %s is damaged and stepped over (%s); renamed to %d.damaged.',
@@ -348,6 +314,10 @@ class Checkpoints:
 class _Manager(ocp.CheckpointManager):
   """Leaves preemption to `preemption_notice`, and fails at once."""
 
+  def metrics(self, step: int) -> None:
+    # Earlier versions had orbax save them, without a checksum.
+    del step
+
   def reached_preemption(self, step: int) -> bool:
     # JAX has the processes agree on one number alone. Orbax asks by steps, and
     # what is asked by other numbers would hear of nothing any more.
@@ -368,7 +338,7 @@ class _FirstBest(checkpoint_managers.PreservationPolicy):
   Orbax's own `BestN` keeps the last of them, and whatever a NaN leaves last.
   """
 
-  metric: Callable[[Any], float]
+  value: Callable[[int], float]
 
   def should_preserve(
     self,
@@ -377,7 +347,7 @@ class _FirstBest(checkpoint_managers.PreservationPolicy):
     context: checkpoint_managers.PreservationContext,
   ) -> Sequence[bool]:
     del context
-    values = [self.metric(x.metrics or {}) for x in checkpoints]
+    values = [self.value(x.step) for x in checkpoints]
     best = max((x for x in values if x > -np.inf), default=None)
     first = None if best is None else values.index(best)
     return [i == first for i in range(len(values))]
@@ -531,12 +501,17 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   return verified(restored, int(step_dir.name))
 
 
-def metrics_of(step_dir: epath.Path) -> dict[str, float] | None:
-  """Returns the metrics in a checkpoint's `meta`, None if it has none."""
-  try:
-    return read_meta(step_dir).get('metrics')
-  except (ValueError, LookupError, TypeError, FileNotFoundError):
-    return None  # damaged, which `restore` deals with
+def metrics_of(step_dir: epath.Path) -> dict[str, float]:
+  """Returns the metrics of a checkpoint.
+
+  Raises:
+    OSError, ValueError, LookupError, TypeError, AttributeError: as `read_meta`.
+  """
+  metrics = read_meta(step_dir).get('metrics')
+  if metrics is None:  # saved by an earlier version
+    file = step_dir / 'metrics' / 'metrics'
+    metrics = json.loads(file.read_text()) if file.exists() else {}
+  return {name: float(value) for name, value in metrics.items()}
 
 
 def _digest(meta: dict[str, Any]) -> str:
