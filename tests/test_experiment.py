@@ -75,7 +75,7 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   train.train(config, str(tmp_path))
   step = tmp_path / 'checkpoints' / '4'
   assert {p.name for p in step.iterdir() if p.is_dir()} == {
-    *('params', 'opt_state', 'checksums', 'meta', 'metrics')
+    *('params', 'opt_state', 'checksums', 'meta')
   }
   meta = json.loads((step / 'meta' / 'metadata').read_text())['meta']
   assert len(meta['fixed']) == 1

@@ -200,20 +200,18 @@ def test_a_run_that_stops_early_opens_at_its_best_step(
 def test_metrics_alone_do_not_stop_a_run_early(tmp_path):
   save_workdir(tmp_path, [2, 4], polyak=0.0)
   for step, accuracy in ((2, 0.9), (4, 0.1)):
-    file = tmp_path / 'checkpoints' / str(step) / 'metrics' / 'metrics'
-    file.write_text(json.dumps({'test/accuracy': accuracy}))
+    _edit(tmp_path, step, metrics={'test/accuracy': accuracy})
   assert opening.open_checkpoint(str(tmp_path)).path.endswith('/4')
 
 
-def test_damaged_metrics_change_no_choice_and_without_a_copy_are_named(
-  tmp_path,
-):
-  save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.9, 4: 0.1})
-  step = tmp_path / 'checkpoints' / '2'
-  for text in ('{"test/accuracy": 0.09}', '{"test/accur'):
-    (step / 'metrics' / 'metrics').write_text(text)
-    assert opening.open_checkpoint(str(tmp_path)).path == str(step)
-  _edit(tmp_path, 2, metrics=None)  # as earlier versions saved it
+def test_metrics_of_earlier_versions_are_in_a_file_of_their_own(tmp_path):
+  save_workdir(tmp_path, [2, 4], polyak=0.0, accuracies={2: 0.3, 4: 0.1})
+  step = tmp_path / 'checkpoints' / '4'
+  _edit(tmp_path, 4, metrics=None)
+  (step / 'metrics').mkdir()
+  (step / 'metrics' / 'metrics').write_text('{"test/accuracy": 0.9}')
+  assert opening.open_checkpoint(str(tmp_path)).path == str(step)
+  (step / 'metrics' / 'metrics').write_text('{"test/accur')
   with pytest.raises(ValueError, match=f'The checkpoint {step} cannot be read'):
     opening.open_checkpoint(str(tmp_path))
 
