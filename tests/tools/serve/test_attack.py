@@ -290,6 +290,18 @@ def test_strangers_can_do_no_harm(server):
   assert len(process.said) == 1  # where it is served
 
 
+def is_closed(sent):
+  """Whether the server has closed a connection, whatever it answered."""
+  try:
+    while sent.recv(1 << 16):
+      pass
+  except BlockingIOError:
+    return False
+  except ConnectionError:
+    pass
+  return True
+
+
 @pytest.mark.edge
 @pytest.mark.parametrize('begun', [b'', POST + LENGTH % 5000, b'pipelined'])
 def test_connections_that_wait_keep_nobody_away(server, begun):
@@ -299,13 +311,17 @@ def test_connections_that_wait_keep_nobody_away(server, begun):
     begun = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n' * 9999
   lines = len(process.said)
   with contextlib.ExitStack() as stack:
+    held = []
     for _ in range(2 * PLACES):
       sent = socket.create_connection(('127.0.0.1', port))
       stack.enter_context(sent)
       sent.setblocking(False)
       with contextlib.suppress(OSError):
         sent.sendall(begun)
+      held.append(sent)
     assert predict(port, GOOD)[0] == 200
+    # The oldest have made room.
+    assert sum(map(is_closed, held)) >= PLACES
   assert predict(port, GOOD)[0] == 200
   assert process.poll() is None and len(process.said) == lines
 

@@ -116,15 +116,19 @@ def test_a_known_image_is_answered_while_others_are_decoded(
   monkeypatch.setattr(
     engine._decoder, 'see', lambda data: start.wait() and see(data)
   )
-  with served(engine) as port:
-    digest = post(port)[2]['image']
-    waiting = [engine.add(DATA + bytes([i])) for i in range(50)]
-    assert post(port, f'image={digest}&discard=0.5', b'')[0] == 200
-    assert not any(future.done() for future in waiting)
-    for future in waiting[2:]:
-      future.cancel()
+  try:
+    with served(engine) as port:
+      digest = post(port)[2]['image']
+      waiting = [engine.add(DATA + bytes([i])) for i in range(50)]
+      assert post(port, f'image={digest}&discard=0.5', b'')[0] == 200
+      # An image that was decoded before also gets a new answer.
+      assert engine.answer('x', seen, 'small').result(timeout=60)
+      assert not any(future.done() for future in waiting)
+  finally:
     start.set()
-    assert waiting[1].result()[0] != digest
+  for future in waiting[2:]:
+    future.cancel()
+  assert waiting[1].result()[0] != digest
 
 
 def test_an_answer_is_computed_once(engine, monkeypatch):
