@@ -80,13 +80,6 @@ def saved_so_far(workdir):
     (['--config.zzzzzzzzz=1'], ['zzzzzzzzz', 'optimizer.lr', 'model.depth']),
     (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
-    *(
-      (
-        ['--config=configs/digits.py:masked', f'--config.{field}=1'],
-        ['--config is given 2 times', 'digits.py, ', 'digits.py:masked'],
-      )
-      for field in ('objective.rate', 'seed')
-    ),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
     (['--worksdir=x'], ["'worksdir'", 'Did you mean: workdir']),
     (['extra'], ["Unexpected argument 'extra'"]),
@@ -129,25 +122,6 @@ def assert_refused(status, err, messages, lines=1, expected=2):
 def test_bad_configs_end_in_one_message(command, tmp_path, config, messages):
   status, _, err = command(f'--config={config}', f'--workdir={tmp_path}/run')
   assert_refused(status, err, messages)
-
-
-@pytest.mark.parametrize(
-  ('text', 'reason'),
-  [
-    ('x = 1', "has no attribute 'get_config'"),
-    ('def get_config(:', 'SyntaxError: invalid syntax'),
-    ('import nowhere_to_be_found', 'ModuleNotFoundError: No module named'),
-  ],
-)
-def test_files_that_are_no_configs(command, tmp_path, text, reason):
-  file = tmp_path / 'file.py'
-  file.write_text(text)
-  # What another config of this process has left in the module of all.
-  sys.modules.pop('config_config', None)
-  status, _, err = command(f'--config={file}', f'--workdir={tmp_path}/run')
-  messages = [f'{file} is no config (', reason, 'one has a function get_config']
-  assert_refused(status, err, messages)
-  assert not (tmp_path / 'run').exists()
 
 
 def test_fields_of_another_architecture_are_refused(command, tmp_path):

@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from vit_jax import __main__ as entrance
 from vit_jax.__main__ import COMMANDS
 from vit_jax.cli import flags
+from vit_jax.data import sources
 
 
 def _caused(by):
@@ -30,7 +31,11 @@ def _caused(by):
     (ValueError('batch_size is 7'), 2, 'batch_size is 7'),
     (FileNotFoundError(errno.ENOENT, 'No such file', 'x'), 2, 'No such file'),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x'), 71, 'Make room'),
-    (_caused(OSError(errno.EDQUOT, 'over', 'x')), 71, 'cannot be saved'),
+    (
+      _caused(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), 'x')),
+      71,
+      'cannot be saved',
+    ),
     (OSError(errno.ESTALE, 'Stale file handle', 'x'), 71, 'Stale'),
     (TimeoutError('no answer'), 71, 'no answer'),
     (
@@ -155,55 +160,43 @@ def test_flags_of_a_dataset_are_fields_of_a_config():
   flags.add_data(parser)
   assert 'What it does.\n\n  as it is' in parser.format_help()
   assert parser.prog == 'python -m vit_jax.some'
-  base = {'name': 'x', 'dir': '', 'split_seed': 0, 'on_bad_image': 'error'}
+  base = sources.data_config('x').to_dict()
   assert flags.data_of('x', parser.parse_args([])).to_dict() == base
   given = ['--data_dir=/d', '--split_seed=7', '--on_bad_image=skip']
+  given += ['--class_order=number']
   assert flags.data_of('y', parser.parse_args(given)).to_dict() == {
-    **{'name': 'y', 'dir': '/d', 'split_seed': 7, 'on_bad_image': 'skip'}
+    **{'name': 'y', 'dir': '/d', 'split_seed': 7, 'on_bad_image': 'skip'},
+    'class_order': 'number',
   }
 
 
 @pytest.mark.parametrize(
-  ('before', 'arg', 'full'),
+  ('argv', 'full'),
   [
-    ('', '--config=digits', '--config={}/digits.py'),
-    ('--config', 'vit:l16', '{}/vit.py:l16'),
-    ('-config', 'digits', '{}/digits.py'),
-    # A path, no config of ours, and what is said of something else.
-    ('', '--config=configs/digits', '--config=configs/digits'),
-    ('', '--config=nothing', '--config=nothing'),
-    ('--workdir', 'digits', 'digits'),
+    (['--config=digits', '--workdir=x'], ['--config={}/digits.py', None]),
+    (['-config', 'vit:l16,a=b:c', 'x'], ['-config={}/vit.py:l16,a=b:c', None]),
+    (['--workdir', 'digits'], ['--workdir', 'digits']),
   ],
 )
-def test_configs_are_known_by_their_names(before, arg, full):
-  assert flags._full_config(arg, before) == full.format(ROOT / 'configs')
+def test_configs_are_known_by_their_names(argv, full):
+  want = [(text or argv[-1]).format(ROOT / 'configs') for text in full]
+  assert flags._full_configs(argv) == want
 
 
-def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path):
+def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path, capsys):
   """In a clone, or where the package is installed."""
   monkeypatch.setattr(flags, '__file__', str(tmp_path / 'vit_jax/cli/flags.py'))
   for place in ('vit_jax/configs/b.py', 'configs/a.py', 'configs/c.py'):
     path = tmp_path / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    full = flags._full_config(f'{path.stem}:x', '--config')
-    assert full == f'{path}:x'
-  assert flags._lack_of_config('d:x') == (
-    'd is no file: give the path of one, or a name: a, b, c.'
+    full = flags._full_configs([f'--config={path.stem}:x'])
+    assert full == [f'--config={path}:x'] == flags._full_configs(full)
+  with pytest.raises(SystemExit, match='2'):
+    flags._full_configs(['--config', 'd:x'])
+  assert capsys.readouterr().err == (
+    'error: --config=d is no file: give the path of one, or a name: a, b, c.\n'
   )
-  assert flags._lack_of_config(full) == ''
-
-
-@pytest.mark.parametrize(
-  ('argv', 'named'),
-  [
-    (['main'], ''),
-    (['main', '--config=a:b=c', '--workdir=x'], 'a:b=c'),
-    (['main', '--config=a', '--config', 'b'], 'b'),
-  ],
-)
-def test_the_last_config_counts(argv, named):
-  assert flags._named_config(argv) == named
 
 
 @pytest.mark.slow

@@ -406,8 +406,8 @@ def pretended(monkeypatch):
   What it is asked is in the list that comes back.
   """
 
-  def pretend(attention='self', **fields):
-    model = types.SimpleNamespace(num_classes=3, attention=attention, **fields)
+  def pretend(task):
+    model = types.SimpleNamespace(num_classes=3, task=task)
     checkpoint = types.SimpleNamespace(model=model, class_names=('a', 'b', 'c'))
     monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
     asked = []
@@ -427,17 +427,25 @@ def pretended(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('attention', 'args', 'message'),
+  ('task', 'args', 'message'),
   [
-    ('self', ['--threshold=0'], 'x finds none, only classes: leave them out'),
+    (
+      'classes',
+      ['--threshold=0'],
+      'x finds none, only classes',
+    ),
     ('objects', ['--topk=5'], 'x finds objects: say by --threshold how many'),
-    ('self', ['--threshold=1.1'], '--threshold=1.1: give a share from 0 to 1'),
+    (
+      'classes',
+      ['--threshold=1.1'],
+      '--threshold=1.1: give a share',
+    ),
   ],
 )
 def test_flags_of_another_kind_of_model_are_refused(
-  command, images, pretended, monkeypatch, attention, args, message
+  command, images, pretended, task, args, message
 ):
-  found = pretended(attention)
+  found = pretended(task)
   status, out, err = command('x', images / 'z.webp', *args)
   assert (status, out, found) == (2, '', [])
   assert message in err

@@ -15,11 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from etils import epath
 
-from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
-from vit_jax.data import whole
 from vit_jax.evaluators import confusion, few_examples
 from vit_jax.evaluators.confusion import Measures
 from vit_jax.training import metric_log, plots
@@ -32,34 +29,28 @@ MAX_CLASSES, MAX_NAMED = 1000, 40
 def classes_csv(found: Measures) -> str:
   """Returns a line for each class that has images or was predicted."""
   names, confusion_CC = found.class_names, found.confusion_CC
+  others_CC = confusion_CC - np.diag(np.diag(confusion_CC))
   rows = []
   for i, name in enumerate(names):
     images, predicted = confusion_CC[i].sum(), confusion_CC[:, i].sum()
     if not images and not predicted:
       continue
-    right = confusion_CC[i, i]
-    others = np.where(np.arange(len(names)) == i, 0, confusion_CC[i])
-    most = int(np.argmax(others))
-    rows.append(
-      [
-        flags.cell(name),
-        images,
-        right / images if images else '',
-        right / predicted if predicted else '',
-        flags.cell(names[most]) if others[most] else '',
-        others[most],
-      ]
-    )
+    right, most = confusion_CC[i, i], int(np.argmax(others_CC[i]))
+    times = others_CC[i, most]
+    row = [flags.cell(name), images, right / images if images else '']
+    row.append(right / predicted if predicted else '')
+    rows.append([*row, flags.cell(names[most]) if times else '', times])
   head = ['class', 'images', 'accuracy', 'precision', 'taken_for', 'times']
-  return ''.join(map(metric_log.csv_line, [head, *rows]))
+  return metric_log.csv_text([head, *rows])
 
 
 def confusion_csv(found: Measures) -> str:
   """Returns a row for each class, a column for each that was predicted."""
   cells = [flags.cell(name) for name in found.class_names]
   rows = zip(cells, found.confusion_CC.tolist(), strict=True)
-  lines = [['class', *cells], *([name, *row] for name, row in rows)]
-  return ''.join(map(metric_log.csv_line, lines))
+  return metric_log.csv_text(
+    [['class', *cells], *([name, *row] for name, row in rows)]
+  )
 
 
 def plot(found: Measures, title: str) -> bytes:
@@ -91,16 +82,12 @@ def _run(args: argparse.Namespace) -> None:
   data = flags.data_of(args.dataset, args)
   found = confusion.evaluate(args.checkpoint, data, args.split)
   print(table(found))
-  files = {'classes.csv': classes_csv(found).encode()}
+  files: dict[str, str | bytes] = {'classes.csv': classes_csv(found)}
   if len(found.class_names) <= MAX_CLASSES:
     title = f'{args.checkpoint}\non {args.dataset} {args.split}'
-    files['confusion.csv'] = confusion_csv(found).encode()
+    files['confusion.csv'] = confusion_csv(found)
     files['confusion.png'] = plot(found, title)
-  folder = epath.Path(args.output)
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, content in files.items():
-    whole.replace(folder / name, content)
-    print(f'written            {folder / name}')
+  flags.write_files(args.output, files)
 
 
 def table(found: Measures) -> str:
@@ -128,11 +115,9 @@ def table(found: Measures) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = flags.parser('evaluate', __doc__)
+  flags.add_subject(parser)
   add = parser.add_argument
-  add('checkpoint', help=WHAT_OPENS)
-  add('dataset', help=flags.WHAT_IS_LABELLED)
   add('--split', default='', help="default: the benchmark's, or test")
-  flags.add_data(parser)
   add(
     '--output',
     default=OUTPUT,

@@ -27,9 +27,8 @@ import jax
 from etils import epath
 
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
-from vit_jax.data import images, whole
+from vit_jax.data import images
 from vit_jax.evaluators import few_examples, fewshot, layer_probe
 from vit_jax.evaluators import fewshot_curves as report
 from vit_jax.training import processes
@@ -39,57 +38,51 @@ OUTPUT = 'runs/fewshot'
 
 def _run(args: argparse.Namespace) -> None:
   """Measures, prints a table and writes it with its picture."""
-  is_first = jax.process_index() == 0
   folder = epath.Path(args.output)
   checkpoint = opening.open_checkpoint(args.checkpoint)
   size = checkpoint.image_size
   if args.image_size:
     size = images.size_of(args.image_size, '--image_size')
+  is_first = jax.process_index() == 0
   if is_first:
     folder.mkdir(parents=True, exist_ok=True)  # before the work
-  options = {
-    'image_size': None if size == checkpoint.image_size else size,
-    **{
-      name: getattr(args, name)
-      for name in ('train_split', 'test_split', 'batch_size')
-    },
-  }
+  names = ['train_split', 'test_split', 'batch_size']
+  if not args.layers:
+    names += ['shots', 'seeds', 'layer', 'l2', 'probe', 'features']
+  options = {name: getattr(args, name) for name in names}
+  options['image_size'] = None if size == checkpoint.image_size else size
   data = flags.data_of(args.dataset, args)
-  place = f'{args.checkpoint}\non {args.dataset}'
+  H, W = size
+  what = 'all' if args.layers else f'{args.layer}, {H}x{W} pixels: shots'
+  title = (
+    f'{args.checkpoint}\non {args.dataset}: {what} of {args.train_split}, '
+    f'accuracy on {args.test_split}'
+  )
+  files: dict[str, str | bytes]
   if args.layers:
     found = fewshot.probe_layers(checkpoint, data, **options)
     table = layer_probe.table(found)
-    title = f'{place}: all of {args.train_split}, accuracy on {args.test_split}'
     files = {
-      layer_probe.CSV: layer_probe.csv_text(found).encode(),
+      layer_probe.CSV: layer_probe.csv_text(found),
       layer_probe.PLOT: layer_probe.plot(found, title),
     }
   else:
-    names = 'shots', 'seeds', 'layer', 'l2', 'probe', 'features'
-    options |= {name: getattr(args, name) for name in names}
     curve = fewshot.fewshot(checkpoint, data, **options)
     table = report.table(curve)
-    H, W = size
-    title = place.replace('\n', f', {args.layer}, {H}x{W} pixels\n') + (
-      f': shots of {args.train_split}, accuracy on {args.test_split}'
-    )
     files = {
-      report.CSV: report.csv_text(curve).encode(),
+      report.CSV: report.csv_text(curve),
       report.PLOT: report.plot([curve], title),
     }
   if is_first:
     print(f'\n{table}')
-    for name, content in files.items():
-      whole.replace(folder / name, content)
-      print(f'written  {folder / name}')
+    flags.write_files(args.output, files)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags; exits with status 2 for those that make no sense."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
-  add('checkpoint', help=WHAT_OPENS)
-  add('dataset', help=flags.WHAT_IS_LABELLED)
+  flags.add_subject(parser)
   add(
     '--shots',
     type=_shots,
@@ -133,7 +126,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   add('--train_split', default='', help="default: the benchmark's, or train")
   add('--test_split', default='', help="default: the benchmark's, or test")
-  flags.add_data(parser)
   add(
     '--image_size',
     help='pixels, as in 384 or 384x512: resizes the position embeddings '

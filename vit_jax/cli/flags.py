@@ -6,17 +6,17 @@ import logging
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TextIO
 
 import jax
 from absl import flags
 from absl import logging as absl_logging
+from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax.data import sources
+from vit_jax.data import sources, whole
 from vit_jax.register import nearest
 
 # How commands end, besides 0. `main` has the rest of them.
@@ -38,21 +38,8 @@ _ENVIRONMENT = {
   '--config.accum_steps=2, 4 or more, --config.model.remat=nothing_saveable or '
   'a smaller batch_size.',
 }
-_ERRNOS = {
-  errno.ENOSPC,
-  errno.EDQUOT,
-  errno.EROFS,
-  errno.EIO,
-  errno.EMFILE,
-  errno.ENFILE,
-  errno.ENOMEM,
-  # Of file systems and connections that may be back by the next time.
-  errno.ESTALE,
-  errno.ETIMEDOUT,
-  errno.ENOTCONN,
-  errno.EHOSTUNREACH,
-  errno.ENETUNREACH,
-}
+# File systems and connections that may be back by the next time.
+_ERRNOS = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTUNREACH, errno.ENETUNREACH}
 # What TensorStore says where storage, and not what is asked of it, is to blame.
 _PASSING = re.compile(
   '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
@@ -87,108 +74,69 @@ CONFIG = config_flags.DEFINE_config_file(
 def parse_flags(
   argv: list[str], required: Sequence[str] = ('config', 'workdir')
 ) -> list[str]:
-  """Parses the command line; what is wrong with it becomes one message."""
-  argv = [_full_config(arg, before) for before, arg in pairwise(['', *argv])]
+  """Parses the command line; bad flags become one message."""
+  argv = _full_configs(argv)
   try:
-    rest = _parsed(argv)
+    rest = flags.FLAGS(argv)
     if len(rest) > 1:
       raise flags.Error(f'Unexpected argument {rest[1]!r}.')
     for name in required:
       if not flags.FLAGS[name].value:
         raise flags.Error(f'--{name} is missing; --help explains it.')
-    CONFIG.value.lock()  # the first use, which reports a missing file
-    for field, value in config_flags.get_override_values(
-      flags.FLAGS['config']
-    ).items():
+    CONFIG.value.lock()
+    overrides = config_flags.get_override_values(flags.FLAGS['config'])
+    for field, value in overrides.items():
       if isinstance(value, ConfigDict):
         raise flags.Error(f'config.{field} is a group: set its fields.')
     return rest
+  except SystemExit as e:
+    # absl ends --help with 1.
+    is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
+    sys.exit(0 if is_help else e.code)
   except (flags.Error, OSError) as e:
-    if isinstance(e, flags.DuplicateFlagError):
-      _refuse_two_configs(argv)
-    if lack := _lack_of_config(_named_config(argv)):
-      refuse(f'--config={lack}')
-    refuse(_last_line(e))
-  except (SyntaxError, ImportError) as e:
-    _refuse_config(argv, e)
-  except (AttributeError, LookupError, TypeError, ValueError) as e:
-    _refuse_two_configs(argv)
-    if re.search("attribute '(get_config|lock)'", str(e)):
-      _refuse_config(argv, e)
-    # The ways in which config_flags says that there is no such field.
-    parser = flags.FLAGS['config'].parser
-    known = config_lib.flatten(parser.parse(_named_config(argv)))
-    for arg in argv:
-      match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
-      if match and match[1] not in known:
-        refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
+    # config_flags puts a traceback before its message.
+    refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
+  except (AttributeError, LookupError, TypeError, ValueError):
+    _refuse_unknown_field(argv)
     raise
 
 
-def _parsed(argv: list[str]) -> list[str]:
-  try:
-    return flags.FLAGS(argv)
-  except SystemExit as e:
-    # absl takes help for a failure. A config that exits is one.
-    is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
-    sys.exit(0 if is_help else e.code or 1)
+def _full_configs(argv: list[str]) -> list[str]:
+  """Returns the arguments with each --config=NAME as a path.
 
-
-def _refuse_two_configs(argv: list[str]) -> None:
-  """Says what is wrong where fields are set of several configs."""
-  if len(named := _named_configs(argv)) > 1:
-    refuse(f'--config is given {len(named)} times, {", ".join(named)}: once.')
-
-
-def _refuse_config(argv: list[str], error: Exception) -> NoReturn:
-  refuse(
-    f'{_named_config(argv)} is no config ({type(error).__name__}: {error}): '
-    'one has a function get_config that returns vit_jax.config.base(), changed;'
-    ' see configs/digits.py.'
-  )
-
-
-def _full_config(arg: str, before: str) -> str:
-  """Returns an argument with the path of a config that is only named."""
-  match = re.fullmatch(r'(--?config=)?(\w+)(:.*)?', arg)
-  if not match or not (match[1] or before in ('-config', '--config')):
-    return arg
-  for path in _own_configs():
-    if path.stem == match[2]:
-      return f'{match[1] or ""}{path}{match[3] or ""}'
-  return arg
-
-
-def _own_configs() -> list[pathlib.Path]:
-  # In a clone they lie beside the package, when installed in it.
+  A config is given as one argument or two; here it becomes one.
+  """
+  # In a clone the configs lie beside the package, when installed in it.
   package = pathlib.Path(__file__).parents[1]
-  return [*package.parent.glob('configs/*.py'), *package.glob('configs/*.py')]
+  own = {
+    path.stem: str(path)
+    for folder in (package, package.parent)
+    for path in folder.glob('configs/*.py')
+  }
+  full: list[str] = []
+  for arg in argv:
+    if full and full[-1] in ('-config', '--config'):
+      arg = f'{full.pop()}={arg}'
+    if match := re.fullmatch(r'(--?config=)([^:]+)(.*)', arg):
+      path = own.get(match[2], match[2])
+      if not pathlib.Path(path).is_file():
+        refuse(
+          f'--config={path} is no file: give the path of one, or a name: '
+          f'{", ".join(sorted(own))}.'
+        )
+      arg = f'{match[1]}{path}{match[3]}'
+    full.append(arg)
+  return full
 
 
-def _lack_of_config(text: str) -> str:
-  """Returns what to do where a config with its arguments is no file, or ''."""
-  path = text.partition(':')[0]
-  if not path or pathlib.Path(path).is_file():
-    return ''
-  names = ', '.join(sorted({x.stem for x in _own_configs()}))
-  return f'{path} is no file: give the path of one, or a name: {names}.'
-
-
-def _named_config(argv: list[str]) -> str:
-  return ['', *_named_configs(argv)][-1]
-
-
-def _named_configs(argv: list[str]) -> list[str]:
-  return [
-    match[1] or after
-    for arg, after in zip(argv, [*argv[1:], ''], strict=True)
-    if (match := re.fullmatch(r'--?config(?:=(.*))?', arg))
-  ]
-
-
-def _last_line(error: Exception) -> str:
-  """Returns a message without the traceback config_flags puts before it."""
-  return str(error).splitlines()[-1].strip().removeprefix('ValueError: ')
+def _refuse_unknown_field(argv: list[str]) -> None:
+  configs = [arg for arg in argv if re.match('--?config=', arg)]
+  given = flags.FLAGS['config'].parser.parse(configs[-1].partition('=')[2])
+  known = config_lib.flatten(given)
+  for arg in argv:
+    match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
+    if match and match[1] not in known:
+      refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
 
 
 def refuse(message: str) -> NoReturn:
@@ -252,17 +200,14 @@ def show_messages() -> None:
 
 
 def printable(text: str) -> str:
-  """Returns text for a terminal: control characters as their escapes.
-
-  So are the bytes of file names that are no UTF-8.
-  """
+  """Escapes control characters, and bytes of file names outside UTF-8."""
   return ''.join(
     c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
   )
 
 
 def lines(text: str) -> str:
-  """Returns a message for a terminal: `printable`, but for its line ends."""
+  """Returns a message for a terminal: `printable` line by line."""
   return '\n'.join(map(printable, text.split('\n')))
 
 
@@ -291,12 +236,7 @@ def cell(text: str) -> str:
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-  """Returns the parser of a command without a config.
-
-  Args:
-    name: of its module, after `vit_jax.`.
-    description: its documentation, shown as it is.
-  """
+  """Returns the parser of `python -m vit_jax.NAME`, without a config."""
   return argparse.ArgumentParser(
     prog=f'python -m vit_jax.{name}',
     description=description,
@@ -309,6 +249,16 @@ def positive(text: str) -> int:
   if not text.strip().isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
   return int(text)
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+  """Adds a checkpoint and the labelled dataset that it is measured on."""
+  # Here, so that training's --help does without the formats.
+  from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
+
+  parser.add_argument('checkpoint', help=WHAT_OPENS)
+  parser.add_argument('dataset', help=WHAT_IS_LABELLED)
+  add_data(parser)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -342,6 +292,16 @@ def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
   given = {'name': name, 'dir': args.data_dir}
   fields = 'split_seed', 'class_order', 'on_bad_image'
   return sources.data_config(given | {x: getattr(args, x) for x in fields})
+
+
+def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
+  """Writes the results of a command by name, and says where they are."""
+  place = epath.Path(folder)
+  place.mkdir(parents=True, exist_ok=True)
+  for name, content in files.items():
+    data = content.encode() if isinstance(content, str) else content
+    whole.replace(place / name, data)
+    print(f'written  {place / name}')
 
 
 def command(

@@ -56,11 +56,7 @@ def fewshot(
     l2: 'choose' or 'fixed', see `few_examples.Shots`.
     probe: whether to fit a logistic regression to all training examples too.
     features: a .npz file that keeps the features of both splits, or has them.
-    **options: `train_split`, `test_split`, `image_size` and `batch_size`, with
-      defaults; see `_Subject`.
-
-  Returns:
-    The accuracy of every draw, and of the probe.
+    **options: fields of `_Subject`.
 
   Raises:
     OSError: if checkpoint, data or a folder is missing.
@@ -71,50 +67,36 @@ def fewshot(
   subject = _Subject(checkpoint, data, **options)
   train, test = subject.splits
   function = features_lib.layer(subject.checkpoint.model, layer)
-  kept = feature_file.Contents(
-    facts={
-      # Takes long for billions of parameters, so only where a file needs it.
-      'parameters': features and feature_file.identity(subject.original),
-      'layer': layer,
-      **subject.facts(),
-    },
-    train_labels_N=train.labels(),
-    test_labels_M=test.labels(),
-    class_names=train.class_names,
-  )
+  labels_N, names = train.labels(), train.class_names
+  kept = {
+    'train_labels': labels_N,
+    'test_labels': test.labels(),
+    'class_names': np.array(names),
+  }
   drawn = few_examples.Shots(
-    kept.train_labels_N,
-    kept.test_labels_M,
-    kept.class_names,
-    shots=shots,
-    seeds=seeds,
-    l2=l2,
+    labels_N, kept['test_labels'], names, shots=shots, seeds=seeds, l2=l2
   )
+  # Hashing takes long for billions of parameters: only where a file needs it.
+  parameters = features and feature_file.identity(subject.original)
+  facts = {'parameters': parameters, 'layer': layer, **subject.facts()}
   if probe:
-    probe_lib.hold_out(kept.train_labels_N)  # refuses too few before the work
+    probe_lib.hold_out(labels_N)  # refuses too few before the work
   only_shots = not (features or probe)
   if is_kept:
-    train_XD, test_MD = feature_file.read(features, kept)
+    train_XD, test_MD = feature_file.read(features, facts, kept)
     _say(f'read     {features}; the model is not run')
   else:
     some = sources.subset(train, drawn.rows_R.tolist()) if only_shots else train
     train_XD, test_MD = subject.extract(function, (some, test))
     if features and jax.process_index() == 0:
-      feature_file.write(features, kept, train_XD, test_MD)
+      found = {'train_features': train_XD, 'test_features': test_MD}
+      feature_file.write(features, facts, found | kept)
       _say(f'written  {features}')
   shots_RD = train_XD if only_shots else train_XD[drawn.rows_R]
   results = drawn.evaluate(shots_RD, test_MD)
   probed = None
   if probe:
-    started_s = time.monotonic()
-    found = subject.probe(train_XD, test_MD)
-    end = '' if found.converged else ', which were not enough to converge'
-    _say(
-      f'probed   all training images in {time.monotonic() - started_s:,.1f} s: '
-      f'{found.heldout_accuracy:.2%} on the tenth held out, then '
-      f'{found.iterations} iterations on all{end}'
-    )
-    probed = ProbeResult(found.l2, found.accuracy)
+    probed = subject.probe('all training images', train_XD, test_MD)
   return Curve(subject.checkpoint.path, results, probed)
 
 
@@ -139,26 +121,11 @@ def probe_layers(
     layer_probe.split(model, subject.checkpoint.params, size, x)
     for x in (x_NX, x_MX)
   )
-  results = {}
-  for name in train:
-    found = subject.probe(train[name], test[name])
-    results[name] = ProbeResult(found.l2, found.accuracy)
-    if not found.converged:
-      _say(
-        f'probed   {name}: {found.iterations} iterations were not enough to '
-        'converge'
-      )
-  return results
+  return {name: subject.probe(name, train[name], test[name]) for name in train}
 
 
 class _Subject:
-  """A checkpoint and the two splits that it is measured on.
-
-  Attributes:
-    original: the checkpoint as it is.
-    checkpoint: the same for images of the size asked for.
-    splits: training and test side.
-  """
+  """A checkpoint, resized from `original`, and training and test splits."""
 
   def __init__(
     self,
@@ -180,10 +147,6 @@ class _Subject:
       image_size: (H, W) that position embeddings are resized for; by default
         the checkpoint's own.
       batch_size: images at a time over all devices; by default 64 on each.
-
-    Raises:
-      ValueError: if the splits have different classes, or something cannot
-        work.
     """
     self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
     count = self._mesh.size
@@ -227,11 +190,7 @@ class _Subject:
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
   ) -> list[np.ndarray]:
-    """Returns the features ND of both parts, and logs how long it took.
-
-    Raises:
-      ValueError: if they are not finite, or an image cannot be read any more.
-    """
+    """Returns the features ND of both parts, and logs how long it took."""
     extractor = features_lib.Extractor(
       function,
       self.checkpoint.images,
@@ -259,10 +218,13 @@ class _Subject:
       found.append(x_ND)
     return found
 
-  def probe(self, train_ND: np.ndarray, test_MD: np.ndarray) -> probe_lib.Probe:
-    """Fits a linear probe to the features of both splits."""
+  def probe(
+    self, name: str, train_ND: np.ndarray, test_MD: np.ndarray
+  ) -> ProbeResult:
+    """Fits a linear probe to the features of both splits, and logs it."""
+    started_s = time.monotonic()
     train, test = self.splits
-    return probe_lib.fit_probe(
+    found = probe_lib.fit_probe(
       train_ND,
       train.labels(),
       test_MD,
@@ -270,6 +232,13 @@ class _Subject:
       num_classes=len(train.class_names),
       mesh=self._mesh,
     )
+    end = '' if found.converged else ', which were not enough to converge'
+    _say(
+      f'probed   {name} in {time.monotonic() - started_s:,.1f} s: '
+      f'{found.heldout_accuracy:.2%} on the tenth held out, then '
+      f'{found.iterations} iterations on all{end}'
+    )
+    return ProbeResult(found.l2, found.accuracy)
 
 
 def _say(text: str) -> None:

@@ -53,7 +53,7 @@ def csv_text(curve: Curve) -> str:
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
   if curve.probe:
     lines.append((_ALL, '', *curve.probe))
-  return ''.join(map(metric_log.csv_line, lines))
+  return metric_log.csv_text(lines)
 
 
 def read_csv(path: str, label: str) -> Curve:
@@ -66,37 +66,27 @@ def read_csv(path: str, label: str) -> Curve:
   place = epath.Path(path)
   if not place.is_file():
     raise FileNotFoundError(f'No file {path}: give a {CSV}.')
+  results, probe = [], None
+  lines = csv.reader(place.read_text().splitlines())
   try:
-    lines = csv.reader(place.read_text().splitlines())
-    header = next(lines, [])
-    if tuple(header) != COLUMNS:
-      raise ValueError(f'its columns are {",".join(header)!r:.60}')
-    rows = [_parse(line, lines.line_num) for line in lines]
-    results = [row for row in rows if isinstance(row, Result)]
-    probe = next((row for row in rows if isinstance(row, ProbeResult)), None)
+    if tuple(next(lines, ())) != COLUMNS:
+      raise ValueError('other columns')
+    for shots, seed, *numbers in lines:
+      l2, accuracy = map(float, numbers)
+      if not 0 <= accuracy <= 1:
+        raise ValueError(f'accuracy is {accuracy}')
+      if shots == _ALL:
+        probe = ProbeResult(l2, accuracy)
+      else:
+        results.append(Result(int(shots), int(seed), l2, accuracy))
     if not results:
-      raise ValueError('it has no results')
+      raise ValueError('no results')
   except (ValueError, csv.Error) as e:
     raise ValueError(
-      f'{path} is no {CSV} with the columns {",".join(COLUMNS)}: {e}.'
+      f'{path} is no {CSV} with the columns {",".join(COLUMNS)}: line '
+      f'{lines.line_num}: {e}.'
     ) from None
   return Curve(label, results, probe)
-
-
-def _parse(line: Sequence[str], number: int) -> Result | ProbeResult:
-  """Returns what a line of the file says; raises ValueError for nonsense."""
-  try:
-    shots, seed, *numbers = line
-    l2, accuracy = map(float, numbers)
-    # Not a number is not in between, either.
-    if 0 <= accuracy <= 1:
-      if shots == _ALL:
-        return ProbeResult(l2, accuracy)
-      if int(shots) > 0:
-        return Result(int(shots), int(seed), l2, accuracy)
-  except ValueError:
-    pass
-  raise ValueError(f'line {number} is {",".join(line)!r:.60}')
 
 
 def table(curve: Curve) -> str:
@@ -137,13 +127,17 @@ def _number(l2: float) -> str:
 def plot(curves: Sequence[Curve], title: str = '') -> bytes:
   """Returns a picture of accuracy against shots, as a PNG."""
   figure = plots.figure(8.5, 4.8)
-  axes = figure.subplots()
+  axes = plots.accuracy_axes(
+    figure,
+    _wrapped(title),
+    'training examples of each class (log scale)',
+    'test accuracy',
+  )
   draw(axes, curves)
-  # Paths may have dollar signs, which would start a formula.
-  title = '\n'.join(textwrap.fill(line, 80) for line in title.splitlines())
-  axes.set_title(title, fontsize='medium', parse_math=False)
-  legend = plots.legend(figure, _legend(curves), 'right upper')
-  for text in legend.get_texts():
+  handles, labels = axes.get_legend_handles_labels()
+  # One entry for each label: curves share some.
+  entries = list(dict(zip(labels, handles, strict=True)).values())
+  for text in plots.legend(figure, entries, 'right upper').get_texts():
     text.set_parse_math(False)
   return plots.png(figure)
 
@@ -154,72 +148,46 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   Each curve is the mean over seeds in a band of one standard deviation to
   either side, with single seeds as dots and the linear probe as a line.
   """
-  from matplotlib.ticker import NullLocator, PercentFormatter
+  from matplotlib.ticker import NullLocator
 
   axes.set_xscale('log')
   for i, curve in enumerate(curves):
-    _draw(axes, curve, **plots.style(i))
+    label = _wrapped(curve.label, 30) if len(curves) > 1 else 'mean over seeds'
+    _draw(axes, curve, label, **plots.style(i))
   shots = sorted({result.shots for c in curves for result in c.results})
-  axes.set_xticks(shots, _labels(shots))
+  axes.set_xticks(shots, shots)
   axes.xaxis.set_minor_locator(NullLocator())
   axes.set_xlim(shots[0] / 1.15, shots[-1] * 1.15)
-  axes.yaxis.set_major_formatter(PercentFormatter(1))
-  axes.set_xlabel('training examples of each class (log scale)')
-  axes.set_ylabel('test accuracy')
-  plots.tidy(axes)
 
 
-def _draw(axes: Any, curve: Curve, color: str, marker: str) -> None:
+def _draw(axes: Any, curve: Curve, label: str, color: str, marker: str) -> None:
   groups = curve.by_shots()
   accuracies = [[r.accuracy for r in results] for results in groups.values()]
   means = np.array([statistics.mean(values) for values in accuracies])
   deviations = np.array(
     [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies]
   )
-  low, high = means - deviations, means + deviations
-  axes.fill_between([*groups], low, high, color=color, alpha=0.2, linewidth=0)
+  axes.plot([*groups], means, color=color, marker=marker, label=label)
   if any(deviations):
-    for k, values in zip(groups, accuracies, strict=True):
-      axes.plot([k] * len(values), values, '.', color=color, alpha=0.6)
-  axes.plot([*groups], means, color=color, marker=marker, markersize=5)
-  if curve.probe:
-    axes.axhline(curve.probe.accuracy, color=color, linestyle='--')
-
-
-def _labels(shots: Sequence[int]) -> list[str]:
-  """Returns the ticks' labels, empty where they would run into the last one."""
-  labels, last = [], 0.0
-  for k in shots:
-    labels.append(str(k) if k >= 1.12 * last else '')
-    last = k if labels[-1] else last
-  return labels
-
-
-def _legend(curves: Sequence[Curve]) -> list[Any]:
-  """Returns the checkpoints, where there are several, and what is drawn."""
-  from matplotlib.patches import Patch
-
-  color, marker = plots.style(0).values()
-  handles: list[Any] = []
-  if len(curves) > 1:
-    for i, curve in enumerate(curves):
-      label = textwrap.fill(curve.label, 30)
-      handles.append(plots.entry(label, **plots.style(i)))
-    color, marker = '#444444', ''
-  seeds = {len(r) for c in curves for r in c.by_shots().values()}
-  n = ' to '.join(map(str, sorted({min(seeds), max(seeds)})))
-  unit = 'seed' if n == '1' else 'seeds'
-  handles.append(plots.entry(f'mean of {n} {unit}', color=color, marker=marker))
-  if max(seeds) > 1:
-    handles += [
-      Patch(color=color, alpha=0.2, linewidth=0, label='± standard deviation'),
-      plots.entry('single seeds', color=color, marker='.', linestyle=''),
-    ]
-  if any(curve.probe for curve in curves):
-    handles.append(
-      plots.entry('linear probe\n(all examples)', color=color, linestyle='--')
+    low, high = means - deviations, means + deviations
+    style = {'color': color, 'alpha': 0.2, 'linewidth': 0}
+    axes.fill_between(
+      [*groups], low, high, label='± standard deviation', **style
     )
-  return handles
+    dots = [(k, x) for k, v in zip(groups, accuracies, strict=True) for x in v]
+    x_y = zip(*dots, strict=True)
+    axes.plot(*x_y, '.', color=color, alpha=0.6, label='single seeds')
+  if curve.probe:
+    axes.axhline(
+      curve.probe.accuracy,
+      color=color,
+      linestyle='--',
+      label='linear probe\n(all examples)',
+    )
+
+
+def _wrapped(text: str, width: int = 80) -> str:
+  return '\n'.join(textwrap.fill(line, width) for line in text.splitlines())
 
 
 def folder_labels(paths: Sequence[str]) -> list[str]:

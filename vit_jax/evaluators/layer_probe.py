@@ -1,6 +1,6 @@
 """Accuracy of a linear probe on every layer, as in figure 2 of iGPT."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def split(
 def csv_text(found: Mapping[str, ProbeResult]) -> str:
   """Returns a line for each layer: its name, penalty and accuracy."""
   rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
-  return ''.join(map(metric_log.csv_line, [('layer', 'l2', 'accuracy'), *rows]))
+  return metric_log.csv_text([('layer', 'l2', 'accuracy'), *rows])
 
 
 def table(found: Mapping[str, ProbeResult]) -> str:
@@ -64,26 +64,11 @@ def table(found: Mapping[str, ProbeResult]) -> str:
 
 def plot(found: Mapping[str, ProbeResult], title: str) -> bytes:
   """Returns a PNG of accuracy over depth."""
-  from matplotlib.ticker import PercentFormatter
-
   figure = plots.figure(7, 4)
-  axes = figure.subplots()
+  y_label = 'test accuracy of a linear probe'
+  axes = plots.accuracy_axes(figure, title, 'layer (the last: out)', y_label)
   accuracies = [x.accuracy for x in found.values()]
   axes.plot(range(len(found)), accuracies, markersize=5, **plots.style(0))
-  axes.set_xticks(range(len(found)), _ticks([*found]))
-  axes.set_xlabel('layer')
-  axes.set_ylabel('test accuracy of a linear probe')
-  axes.yaxis.set_major_formatter(PercentFormatter(1))
-  axes.set_title(title, fontsize='medium', parse_math=False)
-  plots.tidy(axes)
+  every = 1 + len(found) // 20
+  axes.set_xticks(range(0, len(found), every))
   return plots.png(figure)
-
-
-def _ticks(layers: Sequence[str]) -> list[str]:
-  """Returns the numbers of layers, as many as there is room for."""
-  every = 1 + len(layers) // 20
-  last = len(layers) - 1
-  return [
-    'out' if i == last else str(i) if i % every == 0 else ''
-    for i in range(len(layers))
-  ]

@@ -279,7 +279,7 @@ def csv_text(
     ]
     for run, result in finished
   ]
-  return ''.join(map(metric_log.csv_line, lines))
+  return metric_log.csv_text(lines)
 
 
 def diverged(runs: Sequence[GridRun]) -> int:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,11 @@ def csv_line(cells: Sequence[Any]) -> str:
   line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(cells)
   return line.getvalue()
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+  """Returns the lines of a CSV file."""
+  return ''.join(map(csv_line, rows))
 
 
 def numbers(found: dashboards.Values) -> dict[str, float]:

@@ -49,6 +49,20 @@ def tidy(axes: Any, lines: str = 'both') -> None:
   axes.spines[['top', 'right']].set_visible(False)
 
 
+def accuracy_axes(drawn: Any, title: str, x_label: str, y_label: str) -> Any:
+  """Adds axes for shares in percent under a title, and returns them."""
+  from matplotlib.ticker import PercentFormatter
+
+  axes = drawn.subplots()
+  axes.set_xlabel(x_label)
+  axes.set_ylabel(y_label)
+  axes.yaxis.set_major_formatter(PercentFormatter(1))
+  # Paths may have dollar signs, which would start a formula.
+  axes.set_title(title, fontsize='medium', parse_math=False, wrap=True)
+  tidy(axes)
+  return axes
+
+
 def entry(label: str, **style: Any) -> Any:
   """Returns a line of a legend."""
   from matplotlib.lines import Line2D

@@ -161,7 +161,7 @@ def write(rows: Sequence[Row], path: str | None) -> None:
   if path:
     names = dict.fromkeys(name for row in rows for name in row)
     cells = [[row.get(name, '') for name in names] for row in rows]
-    text = ''.join(map(metric_log.csv_line, [[*names], *cells]))
+    text = metric_log.csv_text([[*names], *cells])
     whole.replace(epath.Path(path), text.encode())
 
 
