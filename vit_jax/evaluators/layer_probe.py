@@ -66,7 +66,9 @@ def plot(found: Mapping[str, ProbeResult], title: str) -> bytes:
   """Returns a PNG of accuracy over depth."""
   figure = plots.figure(7, 4)
   y_label = 'test accuracy of a linear probe'
-  axes = plots.accuracy_axes(figure, title, 'layer (the last: out)', y_label)
+  axes = plots.accuracy_axes(
+    figure, title, 'layer (the last: pre_logits)', y_label
+  )
   accuracies = [x.accuracy for x in found.values()]
   axes.plot(range(len(found)), accuracies, markersize=5, **plots.style(0))
   every = 1 + len(found) // 20
