@@ -111,7 +111,7 @@ def test_every_group_takes_its_own_best(fake, tmp_path, monkeypatch, capfd):
   )
   assert lines[4] == (
     'run 4 of 10: flip=True / seed=3 / lr=0.3 '
-    f'({tmp_path}/runs/flip=True_seed=3_lr=0.3), about 0:01:10 left'
+    f'({tmp_path}/runs/flip=True_seed=3_lr=0.3)'
   )
   assert lines[-1] == f'written  {tmp_path}/tune.csv'
   assert '| flip=True | 83.50 ± 0.71 |\n| flip=False | 83.50 ±' in out

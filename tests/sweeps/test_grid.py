@@ -215,16 +215,8 @@ def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(tmp_path):
   assert alone.plot()
 
 
-def test_plot_explains_rows_and_columns(mixed, tmp_path, figures):
-  metric = 'test/accuracy'
-  made = plotted(mixed)
-  if metric == 'test/loss':
-    cells = {('a',): result(1.25, metric=metric)}
-    made = report(tmp_path, cells, {'x': ['a']}, metric)
-    log = metric_log.MetricLog(str(made.runs[0].workdir), None)
-    log.write(4, {metric: 1.25})
-    log.close()
-  assert made.plot()
+def test_plot_explains_rows_and_columns(mixed, figures):
+  assert plotted(mixed).plot()
   (figure,) = figures
   texts = [text.get_text() for text in figure.legends[0].get_texts()]
   left, right = figure.axes
@@ -236,29 +228,26 @@ def test_plot_explains_rows_and_columns(mixed, tmp_path, figures):
     any('%' in label.get_text() for label in labels)
     for labels in (left.get_xticklabels(), right.get_yticklabels())
   ]
-  if metric == 'test/loss':
-    assert texts == ['x', 'a'] and percent == [False, False]
-  else:
-    legend = figure.legends[0].get_lines()
-    columns = ['', 'Added', 'input', 'every layer']
-    assert texts == ['Kind', 'none', '1-D', *columns]
-    assert percent == [True, True]
-    # What a line is named after has none itself.
-    assert [x.get_linestyle() != 'None' for x in legend] == [
-      *(False, True, True, False, False, True, True)
-    ]
-    assert [x.get_linewidth() for x in legend[1:3]] == [4, 4]
-    assert len(left.xaxis.get_major_locator().tick_values(0, 1)) == 6
-    # Of one, and in as many inches as are needed at least.
-    for axis in (left.xaxis, right.yaxis):
-      assert axis.get_major_formatter().xmax == 1
-    assert figure.get_size_inches() == pytest.approx((12, 3.6))
-    # As the curves are drawn.
-    _, *rows, _, _, input_, every = legend
-    first, below, beside = right.lines
-    assert [x.get_color() for x in rows] == [
-      x.get_color() for x in (first, below)
-    ]
-    assert [x.get_marker() for x in (input_, every)] == [
-      x.get_marker() for x in (below, beside)
-    ]
+  legend = figure.legends[0].get_lines()
+  columns = ['', 'Added', 'input', 'every layer']
+  assert texts == ['Kind', 'none', '1-D', *columns]
+  assert percent == [True, True]
+  # What a line is named after has none itself.
+  assert [x.get_linestyle() != 'None' for x in legend] == [
+    *(False, True, True, False, False, True, True)
+  ]
+  assert [x.get_linewidth() for x in legend[1:3]] == [4, 4]
+  assert len(left.xaxis.get_major_locator().tick_values(0, 1)) == 6
+  # Of one, and in as many inches as are needed at least.
+  for axis in (left.xaxis, right.yaxis):
+    assert axis.get_major_formatter().xmax == 1
+  assert figure.get_size_inches() == pytest.approx((12, 3.6))
+  # As the curves are drawn.
+  _, *rows, _, _, input_, every = legend
+  first, below, beside = right.lines
+  assert [x.get_color() for x in rows] == [
+    x.get_color() for x in (first, below)
+  ]
+  assert [x.get_marker() for x in (input_, every)] == [
+    x.get_marker() for x in (below, beside)
+  ]

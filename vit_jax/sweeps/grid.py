@@ -129,12 +129,17 @@ class GridReport:
     name = metric or self.metric
     return [found[name] for found in metrics if name in found]
 
+  def label(self, run: GridRun, *apart: str) -> str:
+    """Returns a run's labels on all axes but those of seeds and `apart`."""
+    names = {*self.averaged, *apart}
+    return ', '.join(v for k, v in run.labels.items() if k not in names)
+
   @functools.cached_property
   def groups(self) -> dict[tuple[str, str], list[GridRun]]:
     """The runs of each row and column."""
     groups: dict[tuple[str, str], list[GridRun]] = {}
     for run in self.runs:
-      row = ', '.join(run.labels[name] for name in self._row_axes)
+      row = self.label(run, self.column_axis)
       column = run.labels.get(self.column_axis, self.metric)
       groups.setdefault((row or 'all runs', column), []).append(run)
     return groups

@@ -11,10 +11,8 @@ only what is new. After every run results.csv, table.md, plot.png and, with
 tuning, tune.csv are written to WORKDIR.
 """
 
-import datetime
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -216,17 +214,8 @@ class _Sweep:
     what = 'trial ' if cell in self._trials else ''
     _print(
       f'run {len(cells) - left + 1} of {len(cells)}: {what}{cell.name} '
-      f'({cell.workdir}){self._time_left(left)}'
+      f'({cell.workdir})'
     )
-
-  def _time_left(self, left: int) -> str:
-    """Returns how long what is left takes if it is as what has finished."""
-    results = [r for r in self._results.values() if 'elapsed_s' in r]
-    taken_s = [r['elapsed_s'] for r in results if r['status'] == DONE]
-    if not taken_s:
-      return ''
-    left_s = left * statistics.mean(taken_s)
-    return f', about {datetime.timedelta(seconds=round(left_s))} left'
 
   def _tell_choice(self, group: choosing.Group) -> None:
     if group not in self._choices or jax.process_index() != 0:
@@ -277,15 +266,10 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   metric = cell.config.best_metric
   counts, found = steps, {'steps': steps}
   if cell.config.early_stopping:
-    evaluated = [
-      step
-      for step, row in rows.items()
-      if not math.isnan(float(row.get(metric, math.nan)))
-    ]
+    values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
+    evaluated = [step for step in values if not math.isnan(values[step])]
     choose = max if build.best_of(cell.config) == 'highest' else min
-    counts = choose(
-      evaluated, key=lambda step: float(rows[step][metric]), default=steps
-    )
+    counts = choose(evaluated, key=values.__getitem__, default=steps)
     found['best_step'] = counts
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
   metrics = {

@@ -72,8 +72,7 @@ class ScalingReport(grid.GridReport):
     """Returns the runs of each model, one a seed."""
     models: dict[str, list[GridRun]] = {}
     for run in self.runs:
-      shown = [v for k, v in run.labels.items() if k not in self.averaged]
-      models.setdefault(', '.join(shown) or 'all runs', []).append(run)
+      models.setdefault(self.label(run) or 'all runs', []).append(run)
     return models
 
   def markdown(self) -> str:

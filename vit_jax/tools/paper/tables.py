@@ -26,10 +26,9 @@ EXTRAS = {
   )
 }
 
-# The suites of which there are means, VTAB and its groups, with what marks a
-# group's tasks in the heads of columns.
 VTAB = 'vtab'
 VTAB_TITLE = f'VTAB ({len(SUITES[VTAB])} tasks)'
+# Mark a group's tasks in the heads of columns.
 SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
@@ -56,18 +55,11 @@ class TransferReport(grid.GridReport):
   the test set, whatever metric chooses among the steps of a run.
   """
 
-  def __post_init__(self) -> None:
-    if DATASET not in self.axes:
-      raise ValueError(
-        f'The report transfer needs an axis {DATASET!r}, and the sweep has '
-        f'{", ".join(map(repr, self.axes))}: use --config.report=grid.'
-      )
-
   def markdown(self) -> str:
     """Returns table 2 and, for tasks of VTAB, table 9.
 
-    The mean of a group is that of its tasks. Its deviation is over the seeds'
-    means, and only seeds that have finished every task count.
+    The deviation of VTAB's mean is over the seeds' means, and only seeds that
+    have finished every task count.
     """
     parts = [self._caption(self._usual_n) + '\n']
     if len(self._tasks) < len(self.axes[DATASET]):
@@ -86,7 +78,7 @@ class TransferReport(grid.GridReport):
     """Returns the table of lines by models."""
     lines = self.data_lines()
     if self._tasks:
-      lines.append(self._mean_line(VTAB, VTAB_TITLE, decimals=2))
+      lines.append(self._mean_line(VTAB_TITLE, decimals=2))
     columns = self.published_columns(lines)
     rows = []
     for line in lines:
@@ -98,26 +90,20 @@ class TransferReport(grid.GridReport):
     """Returns the table of models by lines, and what its marks mean."""
     lines = [
       *(self._line_of(task, decimals=1) for task in self._tasks),
-      *(
-        self._mean_line(group, group.capitalize(), decimals=1)
-        for group in SYMBOLS
-        if set(SUITES[group]) <= set(self._tasks)
-      ),
-      self._mean_line(VTAB, 'Mean', decimals=1),
+      self._mean_line('Mean', decimals=1),
     ]
     groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks)
     legend = ', '.join(f'{SYMBOLS[group]} {group}' for group in groups)
     models = {
       model: {line.name: line.cells[model] for line in lines}
       for model in self.models
-    } | {k: _with_groups(row) for k, row in published.TABLE_9.items()}
+    } | published.TABLE_9
     rows = [
       [model, *(texts.get(line.name, 'n/a') for line in lines)]
       for model, texts in models.items()
     ]
-    return (
-      f'VTAB-1k: {legend}. Means of groups are computed from their tasks.\n\n'
-      + grid.table(['', *map(_head, lines)], rows)
+    return f'VTAB-1k: {legend}.\n\n' + grid.table(
+      ['', *map(_head, lines)], rows
     )
 
   def _text(self, values: Sequence[float], lost: int, decimals: int) -> str:
@@ -131,9 +117,7 @@ class TransferReport(grid.GridReport):
     return list(dict.fromkeys(map(self._model, self.runs)))
 
   def _model(self, run: GridRun) -> str:
-    apart = {DATASET, *self.averaged}
-    labels = [v for name, v in run.labels.items() if name not in apart]
-    return f'{", ".join(labels) or "model"} (ours)'
+    return f'{self.label(run, DATASET) or "model"} (ours)'
 
   def _runs(self, model: str, *datasets: str) -> list[GridRun]:
     return [
@@ -189,9 +173,9 @@ class TransferReport(grid.GridReport):
       title = known.title if known else dataset
     return Line(key or dataset, title, cells)
 
-  def _mean_line(self, name: str, title: str, decimals: int) -> Line:
-    """Returns the unweighted mean of VTAB's or of a group's tasks."""
-    tasks = SUITES[name]
+  def _mean_line(self, title: str, decimals: int) -> Line:
+    """Returns the unweighted mean of VTAB's tasks."""
+    tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:
       runs = self._runs(model, *tasks)
@@ -209,7 +193,7 @@ class TransferReport(grid.GridReport):
       cells[model] = f'{done} of {len(tasks)} tasks'
       if lost:
         cells[model] += f' ({lost} diverged)'
-    return Line(name, title, cells)
+    return Line(VTAB, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
     """Returns the published models that have a number on one of the lines.
@@ -226,15 +210,6 @@ class TransferReport(grid.GridReport):
         columns[name] = results
     names = {line.name for line in lines}
     return {k: v for k, v in columns.items() if names & v.keys()}
-
-
-def _with_groups(results: Results) -> Results:
-  """Adds the means of VTAB's groups, which the paper draws but never prints."""
-  means = {
-    group: statistics.mean(published.mean(results[task]) for task in tasks)
-    for group, tasks in ((group, SUITES[group]) for group in SYMBOLS)
-  }
-  return results | {group: f'{mean:.1f}' for group, mean in means.items()}
 
 
 def _is_variant(run: GridRun, variant: str) -> bool:
