@@ -28,7 +28,7 @@ class KnownData:
 
   def __init__(self) -> None:
     self._by_config: dict[str, dict[str, Any]] = {}
-    self._split = functools.cache(_split)
+    self._by_split: dict[tuple, tuple[tuple[str, ...], int, bool]] = {}
 
   def of(self, cell: Cell) -> dict[str, Any]:
     """Does what `train` does before the first step, as far as it costs nothing.
@@ -46,8 +46,12 @@ class KnownData:
     self, config: ConfigDict, split: str
   ) -> tuple[tuple[str, ...], int, bool]:
     data = config.data
-    names = 'name', 'dir', 'split_seed', 'class_order'
-    return self._split(split, *(data[name] for name in names))
+    key = split, data.name, data.dir, data.split_seed, data.class_order
+    if key not in self._by_split:
+      source = sources.open_config(data, split)
+      classes = sources.class_names(source)
+      self._by_split[key] = classes, len(source), source.several_labels
+    return self._by_split[key]
 
   def count(self, config: ConfigDict, split: str) -> int:
     """Returns the number of examples of a split of the config's data."""
@@ -64,16 +68,6 @@ class KnownData:
       'params': flops.count_params(model, size),
       'gflops': flops.forward_flops(model, size) / 1e9,
     }
-
-
-def _split(
-  split: str, name: str, folder: str, split_seed: int, class_order: str
-) -> tuple[tuple[str, ...], int, bool]:
-  given = {'dir': folder, 'split_seed': split_seed, 'class_order': class_order}
-  data = sources.data_config({'name': name} | given)
-  source = sources.open_config(data, split)
-  classes, several = sources.class_names(source), source.several_labels
-  return classes, len(source), several
 
 
 @contextlib.contextmanager
