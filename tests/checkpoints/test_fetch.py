@@ -185,8 +185,8 @@ def test_a_bucket_that_cannot_be_reached(bucket, cache):
   said = str(error).strip().splitlines()[0]
   assert f'({type(error).__name__}: {said})' in message
   assert '\n' not in message
-  by_hand = f'Download {BY_HAND}, or `gcloud storage cp {FILE} .`, and give the'
-  assert f'). {by_hand} path. A bucket' in message
+  by_hand = f'Download {BY_HAND} and give the path.'
+  assert f'). {by_hand} A bucket' in message
   assert 'gcloud auth application-default login' in message
   assert files_in(cache) == []
 

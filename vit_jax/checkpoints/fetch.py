@@ -7,7 +7,6 @@ SHA-256 beside them, models of the hub where its own library keeps them.
 
 import base64
 import contextlib
-import functools
 import hashlib
 import http.client
 import os
@@ -107,15 +106,12 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
       )
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
-  by_hand = f'Download {_address(source)}'
-  login = ''
+  by_hand = f'Download {_address(source)} and give the path.'
   if copy_to is _copy:
-    by_hand += f', or `gcloud storage cp {source} .`,'
-    login = (
+    by_hand += (
       ' A bucket that is not public wants `gcloud auth application-default '
       'login`.'
     )
-  by_hand += ' and give the path.'
   # Another process may have been faster.
   with contextlib.suppress(FileExistsError):
     with whole.new_file(os.fspath(copy)) as partial:
@@ -129,7 +125,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
         raise FileNotFoundError(f'There is no file {source}.') from e
       except Exception as e:
         raise ConnectionError(
-          f'{source} cannot be fetched ({_reason(e)}). {by_hand}{login}'
+          f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
         ) from e
       whole.replace(checksum, _checksum_line(partial, copy).encode())
   return os.fspath(copy)
@@ -230,7 +226,7 @@ def _crc32c(path: pathlib.Path) -> str:
 
 
 _CHECKSUMS: dict[str, Callable[[pathlib.Path], str]] = {
-  'md5': functools.partial(_digest, algorithm='md5'),
+  'md5': lambda path: _digest(path, 'md5'),
   'crc32c': _crc32c,
 }
 
@@ -276,14 +272,10 @@ def _from_hub(source: str, name: str) -> str:
       f'{source} is for those who accepted its conditions: do so at {page}, '
       f'then `hf auth login`. Or: {by_hand}'
     ) from e
-  except errors.RepositoryNotFoundError as e:
+  except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:
     raise FileNotFoundError(
-      f'The Hugging Face hub has no model {repository}. If it is a private '
-      'one, `hf auth login`.'
-    ) from e
-  except errors.RevisionNotFoundError as e:
-    raise FileNotFoundError(
-      f'{repository} has no revision {revision!r}: see {page}.'
+      f'The Hugging Face hub has no {source}: see {page}. If the model is '
+      'private, `hf auth login`.'
     ) from e
   except Exception as e:
     raise ConnectionError(
@@ -296,20 +288,17 @@ def _snapshot(repository: str, revision: str | None) -> str:
   """Returns the folder with the configuration and weights of a model."""
   import huggingface_hub
 
-  # What is in folders is for other runtimes.
-  download = functools.partial(
-    huggingface_hub.snapshot_download,
-    repository,
-    revision=revision,
-    ignore_patterns=['*/*'],
-  )
-  # Others of their kind are of other libraries, or adapters.
-  weights = ['model.safetensors', 'model-*.safetensors']
-  path = download(allow_patterns=['*.json', *weights])
-  if any(pathlib.Path(path).glob('model*.safetensors')):
-    return path
-  weights = ['pytorch_model.bin', 'pytorch_model-*.bin']
-  return download(allow_patterns=['*.json', *weights])
+  # Folders hold files of other runtimes; other names are of other libraries.
+  for stem, suffix in (('model', 'safetensors'), ('pytorch_model', 'bin')):
+    path = huggingface_hub.snapshot_download(
+      repository,
+      revision=revision,
+      ignore_patterns=['*/*'],
+      allow_patterns=['*.json', f'{stem}.{suffix}', f'{stem}-*.{suffix}'],
+    )
+    if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
+      break
+  return path
 
 
 def _with_tag(source: str, name: str) -> str:
