@@ -11,8 +11,7 @@ status is then 1.
 """
 
 import argparse
-import csv
-import io
+import itertools
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from vit_jax.cli import flags
 from vit_jax.data import decode, image_files, whole
 from vit_jax.evaluators import pretrained
 from vit_jax.projects.detr import segments
+from vit_jax.training import metric_log
 
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
@@ -43,23 +43,16 @@ def predict(
   """Labels files, in their order.
 
   Yields:
-    The path, and its rows of `COLUMNS` (probability: that of the loss that
-    the checkpoint was trained with) or why it could not be read. There are
-    `topk` rows a file, or as many as there are classes.
+    The path, and its rows of `COLUMNS`, `topk` or as many as there are
+    classes, or why it could not be read.
   """
   found = pretrained.TrainedModel(checkpoint).stream(paths, topk)
   for path, best in zip(paths, found, strict=True):
     if isinstance(best, decode.UnreadableImage):
       yield path, best
-      continue
-    rows = [(path, rank, *one) for rank, one in enumerate(best, 1)]
-    yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-
-
-def _class_names(checkpoint: opening.Checkpoint) -> tuple[str, ...]:
-  """Returns the names of a checkpoint's classes, numbers if it has none."""
-  count = checkpoint.model.num_classes
-  return tuple(map(checkpoint.class_name, range(count)))
+    else:
+      rows = [(path, rank, *one) for rank, one in enumerate(best, 1)]
+      yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def find_objects(
@@ -73,7 +66,7 @@ def find_objects(
   Args:
     checkpoint: of DETR.
     paths: of images.
-    threshold: the least probability of what is told.
+    threshold: the least probability of the objects.
     out: a folder for pictures and `coco.json`; empty for none.
 
   Yields:
@@ -82,7 +75,8 @@ def find_objects(
   from vit_jax.projects.detr import detections
   from vit_jax.visualize import photos
 
-  names = _class_names(checkpoint)
+  C = checkpoint.model.num_classes
+  names = tuple(map(checkpoint.class_name, range(C)))
   detector = detections.Detector(checkpoint, threshold)
   results: list[dict[str, Any]] = []
   each = zip(
@@ -102,12 +96,11 @@ def find_objects(
         results += detections.coco_results(image_id, found)
         drawn = detections.picture(shown_HWC, found, names)
         whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
-      rows = []
-      for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1):
-        row = dict(zip(COLUMNS, (path, rank, names[c], float(p)), strict=True))
-        corners = (round(float(x), 1) for x in box_4)
-        rows.append(row | dict(zip(BOX, corners, strict=True)))
-      yield path, rows
+      rows = [
+        (path, rank, names[c], float(p), *(round(float(x), 1) for x in box_4))
+        for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1)
+      ]
+      yield path, [dict(zip(COLUMNS + BOX, x, strict=True)) for x in rows]
   finally:
     # Also what was found before somebody ended it.
     if out:
@@ -116,13 +109,7 @@ def find_objects(
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-  """Returns the files named, and the images of folders by `list_images`.
-
-  Raises:
-    FileNotFoundError: for a path that does not exist or a folder that has no
-      image.
-    OSError: for a folder in them that cannot be read.
-  """
+  """Returns the files named, and the images of folders by `list_images`."""
   found = []
   for path in paths:
     if not os.path.isdir(path):
@@ -223,10 +210,7 @@ def _run(args: argparse.Namespace) -> int:
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # for whoever waits at the end of a pipe
   if args.out:
-    print(
-      f'written {args.out}: an image for each file that was read, coco.json',
-      file=sys.stderr,
-    )
+    flags.say(f'written {args.out}: an image for each file read, coco.json')
   return 1 if unreadable else 0
 
 
@@ -237,45 +221,36 @@ def texts(
   names: Sequence[str],
   columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
-  """Yields what is printed of the rows of each file, as they are found.
+  """Yields the text of the rows of each file in a format, as they are found.
 
-  Args:
-    found: rows, by file.
-    format_name: 'table', 'csv' or 'json'.
-    paths: of all files, and
-    names: of all classes, which say how wide a table is.
-    columns: of the rows.
+  The paths of all files and names of all classes give the width of a table.
   """
   if format_name == 'json':
     between = '[\n  '
-    for rows in found:
-      for row in rows:
-        yield between + json.dumps(row, indent=2).replace('\n', '\n  ')
-        between = ',\n  '
+    for row in itertools.chain.from_iterable(found):
+      yield between + json.dumps(row, indent=2).replace('\n', '\n  ')
+      between = ',\n  '
     yield '[]\n' if between[0] == '[' else '\n]\n'
   elif format_name == 'csv':
     yield ','.join(columns) + '\n'
-    for rows in found:
-      lines = io.StringIO()
-      writer = csv.DictWriter(lines, columns, lineterminator='\n')
-      for row in rows:
-        cells = {name: flags.cell(row[name]) for name in ('file', 'class')}
-        writer.writerow(row | cells)
-      yield lines.getvalue()
+    for row in itertools.chain.from_iterable(found):
+      cells = (row[name] for name in columns)
+      yield metric_log.csv_line(
+        [flags.cell(x) if isinstance(x, str) else x for x in cells]
+      )
   else:
     file_width, class_width = (
       max(len(flags.printable(text)) for text in column)
       for column in (paths, names)
     )
-    for rows in found:
-      for row in rows:
-        file, name = (flags.printable(row[key]) for key in ('file', 'class'))
-        yield (
-          f'{file:<{file_width}}  {row["rank"]:>2}  '
-          f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}'
-          + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
-          + '\n'
-        )
+    for row in itertools.chain.from_iterable(found):
+      file, name = (flags.printable(row[key]) for key in ('file', 'class'))
+      yield (
+        f'{file:<{file_width}}  {row["rank"]:>2}  '
+        f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}'
+        + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
+        + '\n'
+      )
 
 
 if __name__ == '__main__':

@@ -35,13 +35,7 @@ class Measures(NamedTuple):
 def measures(
   labels_N: np.ndarray, likeliest_Nk: np.ndarray, class_names: Sequence[str]
 ) -> Measures:
-  """Compares the right classes with the k <= 5 likeliest ones.
-
-  Args:
-    labels_N: the right classes.
-    likeliest_Nk: predicted ones, the likeliest first.
-    class_names: C names.
-  """
+  """Compares the right classes with the likeliest k <= 5, in order."""
   C = len(class_names)
   confusion_CC = np.zeros((C, C), np.int64)
   np.add.at(confusion_CC, (labels_N, likeliest_Nk[:, 0]), 1)
@@ -68,10 +62,6 @@ def evaluate(
     checkpoint: an open one, or anything that `open_checkpoint` opens.
     data: as `sources.data_config` takes it.
     split: by default the benchmark's test split, or test.
-
-  Raises:
-    OSError: if checkpoint or data is missing.
-    ValueError: if they do not fit together.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)

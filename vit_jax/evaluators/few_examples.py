@@ -123,11 +123,7 @@ class Shots:
     seeds: int,
     l2: str,
   ):
-    """Draws the shots as `plan` does.
-
-    Raises:
-      ValueError: as `plan`, and for another `l2` or test labels out of range.
-    """
+    """Draws the shots as `plan` does."""
     if l2 not in FITS:
       raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
     self._fit, self._num_classes = FITS[l2], len(class_names)
@@ -142,9 +138,6 @@ class Shots:
     """Returns what a linear classifier of every draw gives, in their order.
 
     Rows that an `Extractor` could not read are left out.
-
-    Raises:
-      ValueError: if features are not finite.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
@@ -239,24 +232,16 @@ class FewShotEvaluator(Evaluator):
     seeds: int,
     l2: str,
   ):
-    """Takes what the shots are drawn from, and the test set.
+    """Draws the shots from `train`; other options are those of `Shots`.
 
-    `extract` gives from parameters and a source the features of its images, in
-    its order. Of training images that are no shots nothing but the label is
-    read.
-
-    Raises:
-      ValueError: as `Shots`.
+    `extract` returns the features of a source's images, in its order, from
+    parameters and the source. Only the label is read of other training images.
     """
     self.name = name
     self._extract = extract
+    labels = train.labels(), test.labels()
     self._shots = Shots(
-      train.labels(),
-      test.labels(),
-      train.class_names,
-      shots=shots,
-      seeds=seeds,
-      l2=l2,
+      *labels, train.class_names, shots=shots, seeds=seeds, l2=l2
     )
     self._sources = subset(train, self._shots.rows_R.tolist()), test
 
@@ -284,11 +269,7 @@ class FewShotEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns the mean accuracy over draws as `NAME/5shot_accuracy`.
-
-    Raises:
-      ValueError: if features are not finite.
-    """
+    """Returns the mean accuracy over draws as `NAME/5shot_accuracy`."""
     extracted = (self._extract(params, source) for source in self._sources)
     results = self._shots.evaluate(*extracted)
     return {
@@ -308,11 +289,7 @@ def usual_splits(name: str) -> tuple[str, str]:
 def open_splits(
   data: ConfigDict, train_split: str, test_split: str
 ) -> tuple[LabelledSource, LabelledSource]:
-  """Opens both splits of what `config.data` describes, their images checked.
-
-  Raises:
-    ValueError: if their classes differ, and as `sources.open_source`.
-  """
+  """Opens two splits with the same classes, their images checked."""
   train, test = (
     labelled(bad_images.open_checked(data, split), f'{data.name} {split}')
     for split in (train_split, test_split)

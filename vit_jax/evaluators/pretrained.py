@@ -8,7 +8,8 @@
   vit.rollout(images, of='dog')            # Bhw
 
 Images are files' paths, pictures of Pillow or uint8 arrays HWC of any size, a
-single one or many; they are prepared as the checkpoint's own were.
+single one or many; they are prepared as the checkpoint's own were. An
+unreadable one raises UnreadableImage, which names the file.
 """
 
 import os
@@ -30,22 +31,15 @@ _BATCH_SIZE = 32
 
 
 def load(path: str | os.PathLike) -> 'TrainedModel':
-  """Opens any checkpoint, see `opening.open_checkpoint`.
-
-  Raises:
-    FileNotFoundError: if nothing is there.
-    ValueError: if it is no checkpoint, or a damaged one.
-  """
+  """Opens any checkpoint, see `opening.open_checkpoint`."""
   return TrainedModel(opening.open_checkpoint(path))
 
 
 class TrainedModel:
   """A trained model with what it takes to use it.
 
-  Attributes:
-    checkpoint: the model, its parameters and preprocessing.
-    class_names: C names; empty where the checkpoint has none.
-    image_size: (H, W) that images are brought to.
+  `class_names` is empty where the checkpoint has none; images are brought to
+  `image_size`, (H, W).
   """
 
   def __init__(self, checkpoint: opening.Checkpoint):
@@ -60,17 +54,9 @@ class TrainedModel:
   ) -> list[list[tuple[str, float]]]:
     """Returns the likeliest classes of each image, the likeliest first.
 
-    Args:
-      images: paths, pictures or arrays; see the module.
-      topk: classes an image, at most as many as there are.
-
-    Returns:
-      (name, probability) of each, by the loss that it was trained with; the
-      number for a nameless class.
-
-    Raises:
-      UnreadableImage: naming the file.
-      ValueError: if the model has no head, or `topk` is below 1.
+    There are `topk` pairs (name, probability), or as many as classes. The
+    probability is that of the loss in training; a nameless class has its
+    number for a name.
     """
     return list(map(_readable, self.stream(images, topk)))
 
@@ -92,12 +78,7 @@ class TrainedModel:
       yield [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
 
   def logits(self, images: Any) -> np.ndarray:
-    """Returns float32 BC.
-
-    Raises:
-      UnreadableImage: naming the file.
-      ValueError: if the model has no head, or logits are not finite.
-    """
+    """Returns float32 BC; raises ValueError where they are not finite."""
     return np.stack([*map(_readable, self._logits(images))])
 
   def _logits(
@@ -113,16 +94,7 @@ class TrainedModel:
       yield logits_C
 
   def features(self, images: Any, layer: str = 'pre_logits') -> np.ndarray:
-    """Returns a layer's representation, float32 BD.
-
-    Args:
-      images: paths, pictures or arrays; see the module.
-      layer: 'pre_logits', 'logits' or 'block_N', see `features.layer`.
-
-    Raises:
-      UnreadableImage: naming the file.
-      ValueError: if there is no such layer.
-    """
+    """Returns the representation of a `features.layer`, float32 BD."""
     if layer not in self._layers:
       self._layers[layer] = jax.jit(
         features.layer(self.checkpoint.model, layer)
@@ -135,16 +107,9 @@ class TrainedModel:
     )
 
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
-    """Returns where the model looks, Bhw, 1 at the most of each image.
+    """Returns where the model looks, Bhw, at most 1 in each image.
 
-    Args:
-      images: paths, pictures or arrays; see the module.
-      of: a class, by number or as `predict` calls it; None for what the whole
-        image passes on.
-
-    Raises:
-      UnreadableImage: naming the file.
-      ValueError: if the model has no attention, or no such class.
+    `of` is a class, by number or as `predict` calls it; None for any class.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 

@@ -76,15 +76,8 @@ def fit_probe(
   ties go to the higher penalty. From high to low, each fit starts from the one
   before.
 
-  All processes call it with the same arrays. The examples
-  are spread over the mesh's batch axes.
-
-  `l2_grid` has the penalties to choose from, of which a single one is taken as
-  it is; `tolerance` is that on the largest entry of the gradient.
-
-  Raises:
-    ValueError: for features that are not finite, labels out of range, or fewer
-      examples than a tenth can be held out of.
+  All processes call it with the same arrays, which are spread over the mesh's
+  batch axes. A single penalty in `l2_grid` is taken as it is.
   """
   ridge.check_finite('training', features_ND)
   ridge.check_finite('test', test_MD)
