@@ -75,10 +75,10 @@ def test_what_does_not_fit_is_named(root, capsys):
   assert '3.jpg has 30x20 pixels and' in capsys.readouterr().err
   Image.new('RGB', (30, 20)).save(root / 'masks/3.png')
   assert command.main([str(root)]) == 2
-  assert '3.png has pixels of mode RGB' in capsys.readouterr().err
+  assert '3.png is a PNG of mode RGB' in capsys.readouterr().err
   Image.new('L', (30, 20)).save(root / 'masks/3.png', format='JPEG')
   assert command.main([str(root)]) == 2
-  assert '3.png is a JPEG, which changes the numbers' in capsys.readouterr().err
+  assert '3.png is a JPEG of mode L' in capsys.readouterr().err
   cut = (root / 'masks/2.png').read_bytes()[:50]
   (root / 'masks/3.png').write_bytes(cut)
   assert command.main([str(root)]) == 2

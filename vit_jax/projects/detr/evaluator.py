@@ -128,7 +128,8 @@ class CocoEvaluator(Evaluator):
       for x in objects_of(entry.split)
     ]
     best = parts.config.best_metric.removeprefix(f'{name}/')
-    if best in ROWS and best not in average_precision(objects, {}):
+    row = best.removeprefix(MASKS)
+    if row in ROWS and row not in average_precision(objects, {}):
       raise ValueError(
         f'best_metric is {name}/{best}, and evaluators.{name}.split has no '
         f'object of that size: use {name}/AP.'

@@ -29,22 +29,18 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Boxes end behind an object's outermost pixels; masks are compressed RLE.
 
   Raises:
-    ValueError: hotcoco, a folder or a mask is missing, or an image and its
-      mask differ in size.
+    ValueError: an image or a mask is missing, or they differ in size.
     OSError: a file cannot be read.
   """
   segments.require_library('COCO from masks')
-  for kind in ('images', 'masks'):
-    if not (root / kind).is_dir():
-      raise ValueError(
-        f'{root} has no folder {kind}: give one with images/ and masks/.'
-      )
   paths = {
     'images': _by_stem(root / 'images'),
     'masks': _by_stem(root / 'masks', '_mask'),
   }
   if not paths['images']:
-    raise ValueError(f'{root / "images"} has no images.')
+    raise ValueError(
+      f'{root / "images"} has no images: give a folder of images/ and masks/.'
+    )
   lacking = sorted(paths['images'].keys() - paths['masks'].keys())
   if lacking:
     raise ValueError(
@@ -104,15 +100,12 @@ def _numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the number of the object of each pixel, HW."""
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
-  if image.format in ('JPEG', 'MPO'):
+  one_number = image.mode in ('1', 'L', 'P', 'I', 'I;16')
+  # JPEG changes the numbers that are written to it.
+  if image.format in ('JPEG', 'MPO') or not one_number:
     raise ValueError(
-      f'{path} is a JPEG, which changes the numbers that are written to it: '
-      'save masks as PNG.'
-    )
-  if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
-    raise ValueError(
-      f'{path} has pixels of mode {image.mode}: a mask has one number a '
-      'pixel, that of its object, or 0.'
+      f'{path} is a {image.format} of mode {image.mode}: save masks as PNG '
+      'with one number a pixel, that of its object, or 0.'
     )
   return numbers_HW.astype(np.int64)
 

@@ -53,20 +53,8 @@ class Detection(OfImages):
       the backbone to tell objects apart.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    'short_sides': (),
-    'crop_sides': (),
-    'crop': (384, 600),
-    'buckets': 1,
-    'max_objects': 100,
-    'l1': 5.0,
-    'giou': 2.0,
-    'no_object': 0.1,
-    'mask': 1.0,
-    'dice': 1.0,
-    'mask_stride': 1,
-    'dense': 0.0,
-  }
+  # Those of the fields below.
+  defaults: ClassVar[Mapping[str, Any]]
   valid: ClassVar[Mapping[str, Valid]] = {
     **dict.fromkeys(
       ('short_sides', 'crop_sides', 'crop', 'max_objects', 'mask_stride'),
@@ -354,6 +342,13 @@ class Detection(OfImages):
     return jnp.sum(weights_BL * nats_BL, axis=1) / jnp.where(
       total_B > 0, total_B, 1.0
     )
+
+
+Detection.defaults = {
+  x.name: x.default
+  for x in dataclasses.fields(Detection)
+  if x.default is not dataclasses.MISSING
+}
 
 
 def dense_classes(
