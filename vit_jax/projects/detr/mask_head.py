@@ -6,10 +6,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.models import attention
 from vit_jax.models.layers import Projection, group_norm
+from vit_jax.projects.detr import segments
 
 Array = jax.Array
 
@@ -22,17 +22,14 @@ FINER = 3
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
   """Resizes two axes to (h, w) pixels, as PyTorch's 'nearest' does.
 
-  Of the pixels of x, which start at 0, those at or before where the new ones
-  start: rows i H / h, rounded down.
+  Of the pixels of x, those of `segments.nearest`.
   """
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:
       x = jnp.repeat(x, new // old, i)
     else:
-      scale = np.float32(old) / np.float32(new)
-      at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int32)
-      x = jnp.take(x, np.minimum(at, old - 1), i)
+      x = jnp.take(x, segments.nearest(old, new), i)
   return x
 
 

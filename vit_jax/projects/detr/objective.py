@@ -126,15 +126,12 @@ class Detection(OfImages):
       image_size=facts.image_size,
       **config.model,
     )
-    return cls(
-      model,
-      Images.from_config(config.data, facts.image_size),
-      facts.class_names,
-      **{
-        name: tuple(o[name]) if isinstance(default, tuple) else o[name]
-        for name, default in cls.defaults.items()
-      },
-    )
+    fields: dict[str, Any] = {
+      name: tuple(o[name]) if isinstance(default, tuple) else o[name]
+      for name, default in cls.defaults.items()
+    }
+    images = Images.from_config(config.data, facts.image_size)
+    return cls(model, images, facts.class_names, **fields)
 
   def train_transform(self) -> TrainBoxTransform:
     """Returns what makes an example of a record."""

@@ -86,12 +86,14 @@ def written(x: Segments, *, background: bool = False) -> Written:
   Crowds of a class become one, since panopticapi knows one an image.
   """
   index_HW, crowd_N = x.index_HW, x.crowd_N
-  parts = [(x.labels_N[i] + 1, False, [i]) for i in np.flatnonzero(~crowd_N)]
+  parts: list[tuple[int, bool, Any]] = [
+    (x.labels_N[i] + 1, False, i) for i in np.flatnonzero(~crowd_N)
+  ]
   for label in np.unique(x.labels_N[crowd_N]):
     members = np.flatnonzero(crowd_N & (x.labels_N == label))
     parts.append((label + 1, True, members))
   if background:
-    parts.append((0, False, [-1]))
+    parts.append((0, False, -1))
   return [
     {
       'category_id': int(category),

@@ -72,7 +72,7 @@ def run_lengths(
   if not isinstance(segmentation, Mapping):
     return coco_mask.merge(coco_mask.frPyObjects(list(segmentation), *size))
   if isinstance(segmentation['counts'], list):
-    return coco_mask.frPyObjects(segmentation, *size)
+    return coco_mask.frPyObjects(dict(segmentation), *size)
   return dict(segmentation)
 
 
