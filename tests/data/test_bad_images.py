@@ -226,9 +226,7 @@ def test_a_class_whose_name_is_no_utf_8(small, caplog):
   assert len(bad_images.checked(_open(small), 'skip')) == 2
 
 
-@pytest.mark.parametrize(
-  'content', ['', '{"a": 1}', '[[1, 2]]', '[["x", "", ""]]']
-)
+@pytest.mark.parametrize('content', ['', '{"a": 1}', '[[1, 2]]'])
 def test_corrupted_caches_are_ignored(small, decoded, content):
   first = bad_images.find_bad_images(_open(small))
   (path,) = whole.cache_folder().glob('*.json')

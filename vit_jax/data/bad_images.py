@@ -5,13 +5,13 @@ kept in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`), so that a restart does
 not do it again until a file or the decoder has changed.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
-import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -149,15 +149,20 @@ def find_bad_images(source: Source) -> list[BadImage]:
   )
   name = hashlib.sha256(key.encode()).hexdigest()
   path = whole.cache_folder() / f'{name}.json'
-  cached = _read_cache(path)
-  if cached is not None:
-    return cached
+  # Without a file there, or with something else in it, they are looked for.
+  with contextlib.suppress(OSError, ValueError, TypeError):
+    return [BadImage(*x) for x in json.loads(path.read_text())]
   indices = range(process_index, len(source), process_count)
   bar = cores.progress('Checking images', len(indices), 'images')
   found = cores.in_threads(lambda i: _examine(source, i), indices, bar)
   bad = [image for image in found if image is not None]
   if all(image.in_its_bytes for image in bad):
-    _write_cache(path, bad)
+    text = json.dumps([dataclasses.astuple(b) for b in bad])
+    try:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      whole.replace(path, text.encode())
+    except OSError as e:  # a read-only home must not keep one from training
+      _log.warning('The result of the image check is not kept: %s', e)
   return bad
 
 
@@ -191,23 +196,3 @@ def _examine(source: Source, index: int) -> BadImage | None:
     )
     return BadImage(index, record['name'], reason)
   return None
-
-
-def _read_cache(path: pathlib.Path) -> list[BadImage] | None:
-  """None if there is no such file, or nothing sensible in it."""
-  try:
-    return [
-      BadImage(int(index), str(name), str(reason))
-      for index, name, reason, _ in json.loads(path.read_text())
-    ]
-  except (OSError, ValueError, TypeError):
-    return None
-
-
-def _write_cache(path: pathlib.Path, bad: Sequence[BadImage]) -> None:
-  text = json.dumps([dataclasses.astuple(b) for b in bad])
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole.replace(path, text.encode())
-  except OSError as error:  # A read-only home must not keep one from training.
-    _log.warning('Could not keep the result of the image check: %s', error)
