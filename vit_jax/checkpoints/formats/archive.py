@@ -63,8 +63,10 @@ def number(x: np.ndarray) -> np.ndarray:
 def unreadable(path: str, what: str, error: Exception) -> ValueError:
   """Returns the error for a damaged file, whatever its parser raised."""
   # PyTorch gives the reason behind its advice on how to run the file anyway.
-  reason = str(error).rpartition('WeightsUnpickler error: ')[2]
+  _, refused, reason = str(error).rpartition('WeightsUnpickler error: ')
   reason = ' '.join(reason.partition('\n')[0].split())[:300]
+  if refused:
+    reason = f'{reason.partition(". ")[0]}: save the state dict alone'
   return ValueError(
     f'{path}: {what[:200]} cannot be read: {type(error).__name__}: {reason}'
   )
