@@ -270,10 +270,16 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
   for args, message in [
     ((TINY, 'nowhere.png'), 'No file or folder at nowhere.png'),
     ((TINY, tmp_path / 'void'), f'The folder {tmp_path}/void has no image'),
-    (('nowhere.npz', images), 'No checkpoint at nowhere.npz'),
-    ((tmp_path / 'void', images), f'{tmp_path}/void holds no checkpoint'),
-    ((images / 'z.webp', images), 'z.webp holds no checkpoint: give'),
-    ((headless(tmp_path), images), 'headless.npz has no head'),
+    (('nowhere.npz', images / 'z.webp'), 'No checkpoint at nowhere.npz'),
+    (
+      (tmp_path / 'void', images / 'z.webp'),
+      f'{tmp_path}/void holds no checkpoint',
+    ),
+    (
+      (images / 'z.webp', images / 'z.webp'),
+      'z.webp holds no checkpoint: give',
+    ),
+    ((headless(tmp_path), images / 'z.webp'), 'headless.npz has no head'),
   ]:
     status, out, err = command(*args)
     assert status == 2
@@ -285,7 +291,7 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (['--topk=0'], 'at least 1'),
+    (['--topk=0'], 'whole number above 0'),
     (['--format=xml'], "'table', 'csv', 'json'|table, csv, json"),
   ],
 )

@@ -134,7 +134,7 @@ def main() -> int:
   )
   parser.add_argument(
     '--topk',
-    type=int,
+    type=flags.positive,
     help=f'of classes: predictions a file (default: {TOPK})',
   )
   parser.add_argument(
@@ -157,8 +157,6 @@ def main() -> int:
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
     parser.error(f'--threshold={args.threshold}: give a share from 0 to 1.')
-  if args.topk is not None and args.topk < 1:
-    parser.error(f'--topk={args.topk}: at least 1 prediction is needed.')
   return flags.command(_run, args)
 
 
