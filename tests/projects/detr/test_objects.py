@@ -13,7 +13,7 @@ NAMES = ('cat', 'dog', 'bus')
 
 
 class Model:
-  attention = 'objects'
+  task = 'objects'
   num_classes = 3
 
   def grid(self, size):
