@@ -18,8 +18,7 @@ from tests.checkpoints.formats.hf_folder import (
 )
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, hf_config, hf_images
-from vit_jax.checkpoints.formats.archive import Lookup
+from vit_jax.checkpoints.formats import hf, hf_families, hf_images
 
 # What BitConfig works out of its other values, and writes nevertheless.
 DERIVED = {'out_features', 'out_indices', 'stage_names', 'drop_path_rate'}
@@ -80,7 +79,7 @@ def test_class_names(tmp_path, transformers):
   assert config.num_labels == 7
   # Whatever their order in the file is.
   config = {'id2label': {'1': 'crane', '0': 'heron'}}
-  assert hf_config.class_names(config, 2, 'x') == ('heron', 'crane')
+  assert hf_families.class_names(config, 2, 'x') == ('heron', 'crane')
 
 
 # A change of config.json or of the arrays, and what the refusal says.
@@ -88,24 +87,20 @@ BAD_VIT = {
   'model_type': ({'model_type': 'swin'}, "model_type is 'swin'"),
   'distilled': (
     put('vit.embeddings.distillation_token', (1, 1, 32)),
-    'image_size is 32 x 32, and the position embeddings are for 15 patches',
-  ),
-  'masked': (
-    put('vit.embeddings.mask_token', (1, 1, 32)),
-    'mask_token.*masked images',
+    "position_embeddings' has shape .1, 16, 32. where .1, 17, 32.",
   ),
   'relu': (
     {'hidden_act': 'relu'},
-    "hidden_act is 'relu'.*'gelu_pytorch_tanh' or .* or 'quick_gelu'",
+    "hidden_act is 'relu'.*gelu_pytorch_tanh, .*, quick_gelu",
   ),
   'no biases': ({'qkv_bias': False}, 'qkv_bias is False.*True'),
-  'depth': (
-    {'num_hidden_layers': 10**9},
-    'num_hidden_layers is 1000000000, and the arrays have 2',
+  'sizes': (
+    {'num_hidden_layers': 10**9, 'hidden_size': 64},
+    'vit.: hidden_size is 64, .*have 32; num_hidden_layers is 1000000000, and '
+    'the arrays have 2',
   ),
-  'width': ({'hidden_size': 64}, 'hidden_size is 64.*have 32'),
   'patches': ({'patch_size': [8, 16]}, 'patch_size is .8, 16.'),
-  'image size': ({'image_size': 64}, '64 x 64.*16 patches of 8 x 8'),
+  'image size': ({'image_size': 64}, r'\(1, 17, 32\) where \(1, 65, 32\)'),
   'three sizes': ({'image_size': [32, 32, 3]}, 'image_size is .32, 32, 3.'),
   'heads': ({'num_attention_heads': 5}, 'width 32.*model.heads 5'),
   'epsilon': ({'layer_norm_eps': -1e-6}, 'layer_norm_eps is -1e-06 and'),
@@ -178,12 +173,12 @@ def test_more_layers_than_any_model_has_are_refused(folder, bit_folder):
   extra = {key.format(i): np.zeros(1, np.float32) for i in range(2000)}
   folder.change_arrays(lambda arrays: extra | arrays)
   folder.change_config(num_hidden_layers=2000)
-  with pytest.raises(ValueError, match='2,000 layers'):
+  with pytest.raises(ValueError, match='model.depth is 2000'):
     folder.open()
   key = 'bit.encoder.stages.{}.layers.0.conv1.weight'
   extra = {key.format(i): np.zeros(1, np.float32) for i in range(2000)}
   bit_folder.change_arrays(lambda arrays: extra | arrays)
-  with pytest.raises(ValueError, match='2,001 layers'):
+  with pytest.raises(ValueError, match=r'depths is \[1, 2, 1\], and'):
     bit_folder.open()
 
 
@@ -214,25 +209,28 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
   model = folder.open().model
   assert (model.gelu, defaults.hidden_act) == ('exact', 'gelu')
   assert model.layer_norm_epsilon == defaults.layer_norm_eps == 1e-12
+  folder.change_config(image_size=...)
+  with pytest.raises(ValueError, match=r'where \(1, 785, 32\)'):
+    folder.open()
   folder.change_config(num_attention_heads=...)
   with pytest.raises(ValueError, match='model.heads 12'):
-    folder.open()
-  folder.change_config(image_size=...)
-  with pytest.raises(ValueError, match='224 x 224'):
     folder.open()
   assert (defaults.num_attention_heads, defaults.image_size) == (12, 224)
 
 
-def test_the_stride_of_a_bit_is_32_unless_stated(transformers):
+def test_the_stride_of_a_bit_is_32_unless_stated(tmp_path, transformers):
   """Which halves the sides of four stages, and not of a fifth."""
   assert transformers.BitConfig().output_stride == 32
-  arrays = {'embedder.convolution.weight': np.ones((32, 3, 7, 7))}
-  arrays |= {f'encoder.stages.{i}.layers.0.x': np.ones(1) for i in range(4)}
-  lookup = Lookup('x', arrays, str, 'BiT')
-  assert hf_config.bit_fields({}, lookup)['layers'] == (1, 1, 1, 1)
-  arrays['encoder.stages.4.layers.0.x'] = np.ones(1)
-  with pytest.raises(ValueError, match='output_stride is 32, .* has 64'):
-    hf_config.bit_fields({}, lookup)
+  for stages in (4, 5):
+    fields = TINY_BIT | {'layers': (1,) * stages}
+    checkpoint = random_checkpoint(None, (64, 64), **fields)
+    folder = Folder(tmp_path / str(stages), checkpoint)
+    folder.change_config(output_stride=...)
+    if stages == 4:
+      assert folder.open().model.layers == (1,) * 4
+      continue
+    with pytest.raises(ValueError, match='output_stride is 32, .* have 64'):
+      folder.open()
 
 
 # Fields that transformers has no model for, and words of the way out.

@@ -313,7 +313,7 @@ def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
   model = transformers.Dinov2ForImageClassification(config)
   model.save_pretrained(tmp_path / 'x')
   with pytest.raises(
-    ValueError, match=r"has 'classifier.weight'.* Save its bo"
+    ValueError, match=r"is a dinov2 with 'classifier.weight'.* Save its bo"
   ):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
@@ -323,11 +323,11 @@ def test_a_classifier_of_dinov2_is_refused(tmp_path, transformers):
   ('changes', 'message'),
   [
     # A gated MLP has it, and no other.
-    ({'hidden_act': 'silu'}, "hidden_act is 'silu', and a model here has"),
+    ({'hidden_act': 'silu'}, "hidden_act is 'silu', and there is no"),
     ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
     (
-      {'rope_theta': 10**400},
-      'rope_theta is 10.* should be above 0 and at mos',
+      {'layer_norm_eps': 10**400},
+      'layer_norm_eps is 10.* should be above 0 and at mos',
     ),
     ({'num_attention_heads': 5}, 'width 48 is not a multiple of .* 5'),
     ({'num_register_tokens': 1}, 'num_register_tokens is 1, and .* have 0'),

@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.stated import (
+  SQUARE,
+  Key,
+  Stated,
+  named,
+  written,
+)
 from vit_jax.data.preprocessing import MAX_SIDE
 
 
@@ -92,13 +98,34 @@ def test_parts_are_named_by_what_leads_to_them():
   assert Stated({}, 'y.json').warnings == []
 
 
-def test_one_of_several_values_or_none_will_do():
-  for value in (1, 2):
-    stated(value).check('it has', {'key': (1, 2), 'other': 3})
-  with pytest.raises(ValueError, match='key is 3, and it has 1 or 2.$'):
-    stated(3).check('it has', {'key': (1, 2)})
-  with pytest.raises(ValueError, match='key is 0, and it has None.$'):
-    stated(0).check('it has', {'key': None})
+KEYS = {
+  'dim': Key('width'),
+  'act': Key('gelu', named({'tanh': 'tanh', 'new': 'tanh'}), 'new'),
+  'patch': Key('patch_size', SQUARE),
+  'groups': Key(only=(32, None)),
+  'rest': Key(),
+}
+
+
+def test_a_table_reads_what_it_writes():
+  fields = {'width': 3, 'gelu': 'tanh', 'patch_size': 8}
+  config = written(KEYS, fields)
+  assert config == {'dim': 3, 'act': 'tanh', 'patch': 8, 'groups': 32}
+  arrays = {'width': 3, 'patch_size': 8}
+  for changes in ({}, {'patch': [8, 8], 'rest': 'x', 'dim': None}):
+    found = Stated(config | changes, 'x.json').fields(KEYS, arrays, 'vit')
+    assert found == {'gelu': 'tanh'}
+  assert Stated({}, 'x.json').fields(KEYS, arrays, 'vit') == {'gelu': 'tanh'}
+
+
+def test_all_contradictions_are_listed():
+  found = Stated({'dim': 4, 'patch': [8, 9], 'groups': 1}, 'x.json', 'a.')
+  with pytest.raises(ValueError) as e:
+    found.fields(KEYS, {'width': 3, 'patch_size': 8}, 'vit')
+  assert str(e.value) == (
+    'x.json (vit): a.dim is 4, and the arrays have 3; a.patch is [8, 9], and '
+    'the arrays have 8; a.groups is 1, and models here have 32.'
+  )
 
 
 def test_a_choice_is_by_their_name():

@@ -12,9 +12,15 @@ def folder(tmp_path):
 
 
 CONTRADICTIONS = {
-  'depth': ({'model_args__depth': 10**9}, 'model_args.depth is .* have 2'),
-  'width': ({'model_args__embed_dim': 64}, 'embed_dim is 64, .* have 48'),
-  'mlp': ({'model_args__mlp_ratio': 4}, 'mlp_ratio is 4, .* have 100 / 48'),
+  'sizes': (
+    {
+      'model_args__depth': 10**9,
+      'model_args__embed_dim': 64,
+      'model_args__mlp_ratio': 4,
+    },
+    r'\(vit_base_patch16_224\): model_args.depth is 1000000000, .* have 2; '
+    'model_args.embed_dim is 64, .* have 48; .*mlp_ratio is 4, .* have 2.08',
+  ),
   # One neuron more, of which timm would round down less than one.
   'token': ({'model_args__class_token': False}, 'class_token is False, .* Tr'),
   'grid': ({'model_args__no_embed_class': True}, 'no_embed_class .* have Fal'),
@@ -29,6 +35,10 @@ CONTRADICTIONS = {
     "global_pool is 'max', and there is no such model here, only token, avg",
   ),
   'act': ({'model_args__act_layer': 'relu'}, "act_layer is 'relu', and there"),
+  'norm': (
+    {'model_args__norm_layer': 'rmsnorm'},
+    "norm_layer is 'rmsnorm', .* have 'layernorm'",
+  ),
   'scale': ({'model_args__init_values': 1}, 'init_values is 1, and the array'),
   'unknown': ({'model_args__block_fn': 'x'}, "block_fn is 'x', and whether"),
   'args': ({'model_args': [1]}, r'model_args is \[1\] and should be an obje'),
@@ -64,8 +74,8 @@ def test_contradicting_configurations_are_refused(folder, kind):
   ('name', 'message'),
   [
     ('vit_of_tomorrow', 'which timm .* does not know'),
-    ('naflexvit_base_patch16_gap', 'a NaFlexVit, and there are only ViT'),
-    ('resnet18', 'a ResNet, and there are only ViT'),
+    ('naflexvit_base_patch16_gap', 'a NaFlexVit: only ViT'),
+    ('resnet18', 'a ResNet: only ViT'),
     ('test_vit3', 'which pools registers, too'),
     # Of some layers alone, not of the first.
   ],
@@ -175,7 +185,7 @@ def test_older_configurations_are_read(folder):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'architecture': 'resnetv2_50'}, "architecture is 'resnetv2_50', and of"),
+    ({'architecture': 'resnetv2_50'}, "'resnetv2_50', and only resnetv2_"),
     ({'model_args__global_pool': 'max'}, "global_pool is 'max', and models he"),
     ({'model_args__output_stride': 8}, 'output_stride is 8, and whether'),
   ],

@@ -48,7 +48,7 @@ LACKING = {
 def test_what_models_here_lack_is_refused(folder, key):
   folder.change_arrays(**{key: ONE})
   with pytest.raises(
-    ValueError, match=f"has the array '{key}', {LACKING[key]}"
+    ValueError, match=f"has the array '{key}': {LACKING[key]}"
   ):
     opening.open_checkpoint(str(folder))
 
@@ -300,10 +300,10 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
-    ({'blocks.0.attn.q_bias': ONE}, 'as models of EVA have, with rotary emb'),
+    ({'blocks.0.attn.q_bias': ONE}, 'as BEiT and EVA have, with rotary emb'),
     (
       {'blocks.0.attn.qkv.bias': None},
-      "has no array 'blocks.0.attn.qkv.bias': a directory with a config.json",
+      "has no array 'blocks.0.attn.qkv.bias': give a directory whose config",
     ),
   ],
 )
@@ -318,7 +318,7 @@ def test_a_perception_encoder_without_its_configuration_is_refused(tmp_path):
   folder = Folder(tmp_path / 'x', **TINY | {'pool': 'map'})
   cls_11D = np.zeros((1, 1, TINY['width']), np.float32)
   folder.change_arrays(cls_token=cls_11D)
-  with pytest.raises(ValueError, match='as the Perception Encoder has, whose'):
+  with pytest.raises(ValueError, match='as the Perception Encoder has beside'):
     opening.open_checkpoint(f'{folder}/model.safetensors')
 
 

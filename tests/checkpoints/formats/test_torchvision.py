@@ -8,7 +8,7 @@ import pytest
 
 from configs import finetune
 from tests.checkpoints.random_weights import logits_of
-from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints import from_init, opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.experiment import check_config
 from vit_jax.models import flops, variants
@@ -157,5 +157,6 @@ def test_another_resnet_is_refused(torch, file, tmp_path, change, message):
 def test_it_can_be_fine_tuned_from(file):
   """Its frozen statistics are a version of ResNets as any."""
   config = finetune.get_config(f'{file},cifar10')
+  from_init.resolve(config)
   check_config(config)
   assert config.model.version == 0

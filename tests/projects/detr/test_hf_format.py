@@ -388,7 +388,11 @@ def folder(tmp_path):
   [
     ('config.json', {'activation_function': 'gelu'}, "'gelu'.*'relu'"),
     ('config.json', {'encoder_attention_heads': 0}, 'heads is 0'),
-    ('config.json', {'decoder_attention_heads': 2}, 'the encoder has 4'),
+    (
+      'config.json',
+      {'decoder_attention_heads': 2},
+      'heads is 2, .* have 4',
+    ),
     ('config.json', {'id2label': {'0': 'a'}}, 'keys 0 to 6'),
     ('preprocessor_config.json', {'size': {'height': -1}}, 'size is'),
   ],

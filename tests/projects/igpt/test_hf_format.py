@@ -65,7 +65,9 @@ def test_ours_gives_its_numbers_there_and_comes_back(
   assert not config.tie_word_embeddings
   back = opening.open_checkpoint(folder)
   assert back.model == checkpoint.model
-  assert back.preprocessing == checkpoint.preprocessing
+  assert back.preprocessing == dataclasses.replace(
+    images_as, resize_like='transformers'
+  )
   want, got = checkpoint.weights().arrays, back.weights().arrays
   assert got.keys() == want.keys()
   for key, x in want.items():

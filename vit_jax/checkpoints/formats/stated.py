@@ -1,8 +1,12 @@
-"""What a configuration states, read with distrust."""
+"""Configurations of other libraries: one table to read and to write each.
+
+A table has a `Key` by each name in a config.json. `Stated.fields` reads by it,
+and `written` writes by it.
+"""
 
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from vit_jax.data.preprocessing import MAX_SIDE, Preprocessing
 
@@ -55,17 +59,42 @@ class Stated(dict[str, Any]):
       self.refuse(key, ' and should be an object.')
     return self.with_values(given(part), f'{self.under}{key}.')
 
-  def check(self, what: str, wanted: Mapping[str, Any]) -> None:
-    """Refuses a value that is there and not the one wanted.
+  def fields(
+    self, keys: Mapping[str, 'Key'], arrays: Mapping[str, Any], name: str
+  ) -> dict[str, Any]:
+    """Returns the fields that only the configuration knows.
 
     Args:
-      what: has the values that are wanted.
-      wanted: by key; tuples where any of them will do.
+      keys: the table of the format.
+      arrays: the fields that the arrays show; what is stated must agree.
+      name: of the architecture, for messages.
+
+    Raises:
+      ValueError: for an invalid value, or with all keys that contradict the
+        arrays or the models here.
     """
-    for key, values in wanted.items():
-      values = values if isinstance(values, tuple) else (values,)
-      if key in self and self[key] not in values:
-        self.refuse(key, f', and {what} {" or ".join(map(repr, values))}.')
+    stated = self.with_values(
+      {key: row.default for key, row in keys.items()} | given(self)
+    )
+    facts: dict[str, Any] = {}
+    wrong: list[str] = []
+    for key, (field, kind, _, only) in keys.items():
+      if stated[key] is None or not (field or only):
+        continue
+      value = stated[key] if only else kind.read(stated, key)
+      wanted = only or (arrays.get(field),)
+      if not only and field not in arrays:
+        facts[field] = value
+      elif value not in wanted:
+        by_default = '' if key in self else ' by default'
+        wrong.append(
+          f'{self.under}{key} is {stated[key]!r}{by_default}, and '
+          f'{"models here" if only else "the arrays"} have '
+          f'{kind.write(wanted[0])!r:.100}'
+        )
+    if wrong:
+      raise ValueError(f'{self.place} ({name}): {"; ".join(wrong)}.')
+    return facts
 
   def choice(self, key: str, names: Mapping[str, Any]) -> Any:
     """Returns what is ours by their name."""
@@ -152,3 +181,65 @@ class Stated(dict[str, Any]):
       return Preprocessing(**fields)
     except ValueError as e:
       raise ValueError(f'{self.place}: {e}') from e
+
+
+class Kind(NamedTuple):
+  """How a value of ours is read from a key, which may refuse, and written."""
+
+  read: Callable[[Stated, str], Any] = lambda stated, key: stated[key]
+  write: Callable[[Any], Any] = lambda value: value
+
+
+class Key(NamedTuple):
+  """How a key of a configuration and a field of ours state each other.
+
+  Attributes:
+    field: of ours; empty if there is none.
+    kind: how its value is read and written.
+    default: value of a key that a file leaves out; None if that says nothing.
+    only: instead of a field, the values that models here have.
+  """
+
+  field: str = ''
+  kind: Kind = Kind()
+  default: Any = None
+  only: tuple[Any, ...] = ()
+
+
+def named(names: Mapping[str, Any]) -> Kind:
+  """Returns the kind of a value that has a name; writes the first of several.
+
+  Args:
+    names: our values by their names.
+  """
+  ours = {value: theirs for theirs, value in reversed([*names.items()])}
+  return Kind(lambda stated, key: stated.choice(key, names), ours.__getitem__)
+
+
+def only(values: Mapping[str, Any]) -> dict[str, Key]:
+  """Returns the keys that have one value in all models here."""
+  return {key: Key(only=(value,)) for key, value in values.items()}
+
+
+def written(
+  keys: Mapping[str, Key], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the configuration of `fields`, those with a key among them."""
+  return {
+    key: row.only[0] if row.only else row.kind.write(fields[row.field])
+    for key, row in keys.items()
+    if row.only or row.field in fields
+  }
+
+
+def _square(stated: Stated, key: str) -> Any:
+  value = stated[key]
+  is_pair = isinstance(value, list) and len(value) == 2
+  return value[0] if is_pair and value[0] == value[1] else value
+
+
+POSITIVE = Kind(Stated.positive)
+EPSILON = Kind(lambda stated, key: stated.above_zero(key, 1))
+LARGE = Kind(lambda stated, key: stated.above_zero(key, 10**9))
+SQUARE = Kind(_square)
+SIDES = Kind(Stated.sides, lambda hw: hw[0] if hw[0] == hw[1] else [*hw])

@@ -39,11 +39,17 @@ _TO_STATE = (
   '(model_args.global_pool, model_args.act_layer, pretrained_cfg.mean ...) and '
   'give that.'
 )
-# What models of timm have and ours lack.
+# What models here lack, by patterns of keys.
 _LACKING = {
   r'\.mlp\.w12\.': 'a gated MLP as the DINOv2 authors name it',
   r'(^|\.)rope\.|rel_pos|relative_position': 'relative positions',
-  r'\.running_mean$': 'BatchNorm',
+  r'\.running_mean$': "BatchNorm in another place than torchvision's ResNet",
+}
+# What a file alone does not show, by arrays that it may have.
+_NEEDS_CONFIG = {
+  'blocks.0.attn.q_bias': 'BEiT and EVA have, with rotary embeddings or not',
+  'blocks.0.attn.q_proj.weight': 'EVA-02 has, with rotary embeddings or not',
+  'blocks.0.gamma_1': 'BEiT, EVA and DeiT III have',
 }
 
 
@@ -63,7 +69,7 @@ def read(
     if key != 'mask_token'
   }
   lookup = archive.Lookup(path, arrays, lambda key: key, 'timm')
-  _refuse_lacking(lookup)
+  _refuse_lacking(lookup, alone=config is None)
   fields_of = _resnet_fields if lookup.has('stem.conv.weight') else _vit_fields
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
   fields, arrays, grid_only = fields_of(lookup, stated)
@@ -151,26 +157,52 @@ def peer(
   return table.Peer(f'timm {library().__version__}', image_size, run)
 
 
-def _refuse_lacking(lookup: archive.Lookup) -> None:
-  """Refuses what no model here has, in its own words."""
+def _refuse_lacking(lookup: archive.Lookup, alone: bool) -> None:
+  """Refuses arrays that no model here has, or that a file `alone` leaves open.
+
+  Raises:
+    ValueError: naming the array, and the models that have it.
+  """
   for key in lookup.arrays:
     for pattern, what in _LACKING.items():
       if re.search(pattern, key):
         raise ValueError(
-          f'{lookup.path} has the array {key!r}, {what}, and no model here has '
-          'that.'
+          f'{lookup.path} has the array {key!r}: {what}, which no model here '
+          'has.'
         )
+  if not alone:
+    return
+  needs = {key: what for key, what in _NEEDS_CONFIG.items() if lookup.has(key)}
+  if lookup.has('attn_pool.latent') and lookup.has('cls_token'):
+    needs['attn_pool.latent'] = 'the Perception Encoder has beside a cls_token'
+  for key, what in needs.items():
+    raise ValueError(
+      f'{lookup.path} has the array {key!r}, as {what}: give a '
+      'directory with the config.json, which says the rest.'
+    )
+  if lookup.has('blocks.0.norm1.weight') and not lookup.has(
+    'blocks.0.attn.qkv.bias'
+  ):
+    # One lost array looks the same: no one would notice.
+    raise ValueError(
+      f"{lookup.path} has no array 'blocks.0.attn.qkv.bias': give a directory "
+      'whose config.json says that its model has none.'
+    )
 
 
 def _vit_fields(
   lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], table.Flat, bool]:
   """Returns the fields, the arrays, and if only patches have positions."""
-  width, _, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
+  width, channels, patch, _ = lookup.shape('patch_embed.proj.weight', 4)
+  stem_width = 0
+  stem_layers: tuple[int, ...] = ()
+  if root := _root(lookup):
+    stem_width, channels, *_ = lookup.shape(root, 4)
+    stem_layers = _stages(lookup, timm_table.BACKBONE)
   known = timm_config.known_facts(config)
   has_cls = lookup.has('cls_token')
   pool = _pool(lookup, config, timm_config.stated_pool(config, known))
-  stem_width, stem_layers = _stem(lookup)
   stride = patch
   if stem_width:
     stride *= resnet.total_stride(stem_layers)
@@ -187,8 +219,6 @@ def _vit_fields(
       'read: no model here is like that.'
     )
   turned = known.pop('turned')
-  if not config:
-    _refuse_eva(lookup)
   arrays = timm_table.plain(lookup.arrays, placed=placed, folds_cls=folds_cls)
   lookup = dataclasses.replace(lookup, arrays=arrays)
   _, mlp_dim = lookup.shape('blocks.0.mlp.fc2.weight', 2)
@@ -218,14 +248,9 @@ def _vit_fields(
     'representation_size': lookup.size('pre_logits.fc.weight', 2),
     'num_classes': lookup.size('head.weight', 2),
   }
-  if not config and not fields['qkv_bias']:
-    # One lost array looks the same: no one would notice.
-    raise ValueError(
-      f"{lookup.path} has no array 'blocks.0.attn.qkv.bias': a directory with "
-      'a config.json says whether its model has none.'
-    )
+  found = fields | {'channels': channels}
   facts = timm_config.vit_facts(
-    config, known, fields, grid_only, has_cls=has_cls
+    config, known, found, grid_only, has_cls=has_cls
   )
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, width)
@@ -241,24 +266,6 @@ def _vit_fields(
   if turned:
     arrays = timm_table.turned_as_here(arrays, width // facts['heads'], turned)
   return fields | facts, arrays, grid_only
-
-
-def _refuse_eva(lookup: archive.Lookup) -> None:
-  """Refuses a file of EVA's, with rotary embeddings or without."""
-  for name in ('attn.q_bias', 'attn.q_proj.weight', 'gamma_1'):
-    if lookup.has(f'blocks.0.{name}'):
-      raise ValueError(
-        f"{lookup.path} has the array 'blocks.0.{name}', "
-        'as models of EVA have, with rotary embeddings or without: a directory '
-        'with a config.json says which.'
-      )
-  # Others of timm's that are pooled by attention have no class token.
-  if lookup.has('attn_pool.latent') and lookup.has('cls_token'):
-    raise ValueError(
-      f'{lookup.path} has the arrays attn_pool.latent and cls_token, as the '
-      'Perception Encoder has, whose queries and keys turn: a directory with a '
-      'config.json says.'
-    )
 
 
 def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:
@@ -289,13 +296,13 @@ def _usual_heads(path: str, width: int) -> int:
   )
 
 
-def _stem(lookup: archive.Lookup) -> tuple[int, tuple[int, ...]]:
-  """Returns `stem_width` and `stem_layers`."""
+def _root(lookup: archive.Lookup) -> str | None:
+  """Returns the first convolution of a hybrid."""
   for stem in ('stem.', ''):
-    key = f'{timm_table.BACKBONE}{stem}conv.weight'
-    if lookup.has(key):
-      return lookup.size(key, 4), _stages(lookup, timm_table.BACKBONE)
-  return 0, ()
+    name = f'{timm_table.BACKBONE}{stem}conv.weight'
+    if lookup.has(name):
+      return name
+  return None
 
 
 def _stages(lookup: archive.Lookup, prefix: str) -> tuple[int, ...]:
@@ -345,7 +352,7 @@ def _resnet_fields(
   lookup: archive.Lookup, config: Stated
 ) -> tuple[dict[str, Any], table.Flat, bool]:
   """Returns the fields, the arrays, and False: a ResNet has no positions."""
-  timm_config.check_bit(config)
+  timm_config.check_resnet(config, timm_config.BIT)
   width, *_ = lookup.shape('stem.conv.weight', 4)
   image_size = timm_config.image_size(config)
   if image_size is None:

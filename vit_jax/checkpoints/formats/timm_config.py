@@ -1,9 +1,7 @@
 """The config.json of timm's models, from our fields and to them.
 
-Sizes come from the arrays; the configuration says what arrays cannot, and is
-refused where it contradicts them. What it leaves to the architecture is known
-here for the models of the paper and its successors, and asked of timm for
-others.
+What a configuration leaves to the architecture is known here for the models of
+the paper and its successors, and asked of timm for others.
 """
 
 import functools
@@ -11,7 +9,18 @@ import re
 from typing import Any
 
 from vit_jax.checkpoints.formats import table
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.stated import (
+  LARGE,
+  POSITIVE,
+  SIDES,
+  SQUARE,
+  Key,
+  Kind,
+  Stated,
+  named,
+  only,
+  written,
+)
 from vit_jax.checkpoints.formats.timm_table import BACKBONE, Turned
 from vit_jax.models import variants
 
@@ -41,7 +50,6 @@ _KNOWN = re.compile(
   rf'(?:vit|deit)_({"|".join(_SIZES)})_(?:distilled_)?'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
-_GELUS = {'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}
 # How PyTorch prints layers: timm has classes of its own, and uses PyTorch's.
 _ACTIVATIONS = {
   'GELU()': 'exact',
@@ -50,48 +58,72 @@ _ACTIVATIONS = {
   "GELU(approximate='tanh')": 'tanh',
   'QuickGELU()': 'quick',
 }
-_POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
+_POOL = named({'token': 'cls', 'avg': 'gap', 'map': 'map'})
 _EPSILON = 1e-6
-# Arguments that make no difference to what a trained model puts out, or that
-# the arrays answer.
-_FREE_VIT = {
-  'act_layer',
-  'attn_drop_rate',
-  'drop_path_rate',
-  'drop_rate',
-  'dynamic_img_pad',
-  'dynamic_img_size',
-  'fc_norm',
-  'fix_init',
-  'global_pool',
-  'img_size',
-  'mlp_ratio',
-  'norm_layer',
-  'num_classes',
-  'num_heads',
-  'patch_drop_rate',
-  'pos_drop_rate',
-  'proj_drop_rate',
-  'strict_img_size',
-  'weight_init',
+_NORM = Kind(
+  # Without the parts that timm ignores.
+  lambda stated, key: re.sub('_|norm|fp32', '', str(stated[key]).lower()),
+  lambda norm: f'{norm}norm',
+)
+
+
+def _free(keys: str) -> dict[str, Key]:
+  """Returns keys that change no output, or that are read elsewhere."""
+  return dict.fromkeys(keys.split(), Key())
+
+
+# Of model_args, for a ViT. Others are refused.
+_VIT = {
+  'act_layer': Key(
+    'gelu',
+    named({'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}),
+  ),
+  'class_token': Key('class_token'),
+  'depth': Key('depth'),
+  'embed_dim': Key('width'),
+  'in_chans': Key('channels'),
+  'init_values': Key('layer_scale', LARGE),
+  'mlp_ratio': Key('mlp_ratio'),
+  'no_embed_class': Key('grid_only'),
+  'norm_layer': Key('norm', _NORM),
+  'num_heads': Key('heads', POSITIVE),
+  'patch_size': Key('patch_size', SQUARE),
+  'pos_embed': Key(
+    'posemb', named({'learn': 'learned1d', 'none': 'none', '': 'none'})
+  ),
+  'pre_norm': Key('pre_norm'),
+  'qk_norm': Key('qk_norm'),
+  'qkv_bias': Key('qkv_bias'),
+  'reg_tokens': Key('registers'),
+  'scale_attn_norm': Key('attention_norm'),
+  'scale_mlp_norm': Key('mlp_norm'),
+  **only({'final_norm': True, 'pool_include_prefix': False, 'proj_bias': True}),
+  **_free(
+    'attn_drop_rate drop_path_rate drop_rate dynamic_img_pad dynamic_img_size '
+    'fc_norm fix_init global_pool img_size num_classes patch_drop_rate '
+    'pos_drop_rate proj_drop_rate strict_img_size weight_init'
+  ),
 }
-_FREE_BIT = {
-  'channels',
-  'drop_path_rate',
-  'drop_rate',
-  'num_classes',
-  'stem_chs',
-  'zero_init_last',
+# The same arguments, for a ResNet.
+_RESNET_ARGS = only({'global_pool': 'avg', 'in_chans': 3}) | _free(
+  'channels drop_path_rate drop_rate num_classes stem_chs zero_init_last'
+)
+# Values that are not written, because timm has them anyway.
+_USUAL = {
+  'init_values': 0.0,
+  'norm_layer': 'layernorm',
+  'pos_embed': 'learn',
+  'pre_norm': False,
+  'qk_norm': False,
+  'qkv_bias': True,
+  'reg_tokens': 0,
+  'scale_attn_norm': False,
+  'scale_mlp_norm': False,
 }
-# What a model of timm has to be for there to be one here.
-_PLAIN_VIT = {
-  'final_norm': True,
-  'pool_include_prefix': False,
-  'proj_bias': True,
-}
-_PLAIN_BIT = {'global_pool': 'avg', 'in_chans': 3}
-# By the names of today's timm and of before.
-_RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
+BIT = 'resnetv2_.*_bit.*'
+# By the names of today's timm and of before. Others have the same arrays, and
+# pool or blur between them.
+RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
 # Of the models that can be written.
 _CLASSIFIERS: dict[str, Any] = {
@@ -118,7 +150,7 @@ def stated_pool(config: Stated, known: dict[str, Any]) -> str | None:
   args = config.part('model_args')
   part = args if 'global_pool' in args else config
   if part.get('global_pool') is not None:
-    return str(part.choice('global_pool', _POOLS))
+    return str(_POOL.read(part, 'global_pool'))
   return known['pool']
 
 
@@ -145,90 +177,53 @@ def vit_facts(
       the arrays.
   """
   args = config.part('model_args')
-  patch, width, mlp_dim = (
-    found[field] for field in ('patch_size', 'width', 'mlp_dim')
-  )
-  sizes = _vit_sizes(found) | {
-    'class_token': has_cls,
-    'in_chans': 3,
-    'no_embed_class': grid_only if has_cls else (False, True),
-    'pre_norm': found['pre_norm'],
-    'qk_norm': found['qk_norm'],
-    'qkv_bias': found['qkv_bias'],
-    'scale_attn_norm': found['attention_norm'],
-    'scale_mlp_norm': found['mlp_norm'],
-    'reg_tokens': found['registers'] - (has_cls and found['pool'] != 'cls'),
-    'patch_size': (patch, [patch, patch]),
-    'pos_embed': 'learn' if found['posemb'] != 'none' else ('none', ''),
-  }
-  if not found['layer_scale']:
-    sizes['init_values'] = None
-  _check(args, sizes, _PLAIN_VIT, _FREE_VIT | {'init_values'})
+  width, mlp_dim = found['width'], found['mlp_dim']
   ratio = args.get('mlp_ratio')
-  if ratio is not None and not (
-    isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
-  ):
-    args.refuse('mlp_ratio', f', and the arrays have {mlp_dim} / {width}.')
-  facts = {key: known[key] for key in known.keys() - {'pool'}}
-  usual_width = facts.pop('width')
-  if config and 'embed_dim' not in args and usual_width != width:
+  fits = isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
+  arrays = found | {
+    'class_token': has_cls,
+    'grid_only': grid_only if has_cls else args.get('no_embed_class'),
+    'mlp_ratio': ratio if fits else mlp_dim / width,
+    'registers': found['registers'] - (has_cls and found['pool'] != 'cls'),
+  }
+  if found['layer_scale']:
+    # Arrays have no trace of its first value.
+    del arrays['layer_scale']
+  facts = {key: known[key] for key in known.keys() - {'pool', 'width'}}
+  if config and 'embed_dim' not in args and known['width'] != width:
     config.refuse(
-      'architecture', f' of width {usual_width}, and the arrays have {width}.'
+      'architecture',
+      f' of width {known["width"]}, and the arrays have {width}.',
     )
-  if 'init_values' in args:
-    facts['layer_scale'] = args.above_zero('init_values', 10**9)
-  if 'num_heads' in args:
-    facts['heads'] = args.positive('num_heads')
-  if 'act_layer' in args:
-    facts['gelu'] = args.choice('act_layer', _GELUS)
   if 'norm_layer' in args:
-    # Without what timm ignores in it.
-    name = str(args['norm_layer']).replace('_', '').lower()
-    wanted = f'{found["norm"]}norm'
-    if name not in (wanted, f'{wanted}fp32'):
-      args.refuse('norm_layer', f', and the arrays are those of a {wanted}.')
     facts['layer_norm_epsilon'] = _EPSILON
-  return facts
+  return facts | _read(config, _VIT, arrays)
 
 
-def check_bit(config: Stated) -> None:
-  """Refuses the config.json of a ResNet that is none of BiT's.
+def check_resnet(config: Stated, names: str) -> None:
+  """Refuses a config.json whose ResNet does more than its arrays show.
 
-  Raises:
-    ValueError: naming the key.
-  """
-  if config and '_bit' not in str(config['architecture']):
-    config.refuse(
-      'architecture',
-      ', and of the ResNets there are only those of BiT here, resnetv2_*_bit.',
-    )
-  _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
-
-
-def check_resnet(config: Stated) -> None:
-  """Refuses the config.json of a ResNet that is not torchvision's.
-
-  Others have the same arrays, and pool or blur between them.
+  Args:
+    config: the config.json; empty where there is only a file.
+    names: pattern of the architectures that are read.
 
   Raises:
     ValueError: naming the key.
   """
-  if not re.fullmatch(_RESNET, str(config['architecture'])):
-    config.refuse(
-      'architecture',
-      ', and of the ResNets with BatchNorm there are resnet26, 50, 101, 152 '
-      'and 200 here.',
-    )
-  _check(config.part('model_args'), {}, _PLAIN_BIT, _FREE_BIT)
+  if config and not re.match(
+    rf'(?:{names})($|\.)', str(config['architecture'])
+  ):
+    config.refuse('architecture', f', and only {names} is read.')
+  _read(config, _RESNET_ARGS, {})
 
 
-def _check(
-  args: Stated, sizes: dict[str, Any], plain: dict[str, Any], free: set[str]
-) -> None:
-  args.check('the arrays have', sizes)
-  args.check('models here have', plain)
-  for key in sorted(args.keys() - sizes.keys() - plain.keys() - free):
+def _read(
+  config: Stated, keys: dict[str, Key], arrays: dict[str, Any]
+) -> dict[str, Any]:
+  args = config.part('model_args')
+  for key in sorted(args.keys() - keys.keys()):
     args.refuse(key, ', and whether a model here can do that is not known.')
+  return args.fields(keys, arrays, str(config.get('architecture')))
 
 
 def pretrained_cfg(config: Stated) -> Stated:
@@ -325,63 +320,46 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
     model: Any = timm.create_model(name, num_classes=0)
   if type(model) not in (VisionTransformer, Eva):
     refuse(
-      f', a {type(model).__name__}, and there are only ViT, its hybrids and '
-      'BiT here.'
+      f', a {type(model).__name__}: only ViT, its hybrids and BiT are read.'
     )
   for layer in model.blocks:
     if type(layer) not in (Block, EvaBlock):
-      refuse(
-        f', whose layers are {type(layer).__name__} and not those of ViT, the '
-        'only ones here.'
-      )
-    N = layer.attn.num_heads
-    if getattr(layer.attn, 'num_kv_heads', N) != N:
-      refuse(
-        ', whose keys have fewer heads than its queries: here they have as '
-        'many.'
-      )
+      refuse(f', whose layers are {type(layer).__name__} and not those of ViT.')
   block: Any = model.blocks[0]
+  heads = {layer.attn.num_heads for layer in model.blocks}
+  heads |= {
+    getattr(x.attn, 'num_kv_heads', x.attn.num_heads) for x in model.blocks
+  }
+  if getattr(model, 'attn_pool', None) is not None:
+    heads.add(model.attn_pool.num_heads)
+  if len(heads) > 1:
+    refuse(f', whose attention has different numbers of heads, {heads}.')
   if getattr(model, 'pool_include_prefix', False):
     refuse(', which pools registers, too: here only patches are.')
-  pooling = getattr(model, 'attn_pool', None)
-  if pooling is not None and pooling.num_heads != block.attn.num_heads:
-    refuse(
-      ', whose pooling has other heads than its layers: here it has as many.'
-    )
   activation, usual = repr(block.mlp.act), _ACTIVATIONS
   if hasattr(block.mlp, 'gate_last') or hasattr(block.mlp, 'fc1_g'):
-    usual = (
-      {} if getattr(block.mlp, 'gate_last', False) else {'SiLU()': 'exact'}
-    )
-  if activation not in usual:
+    usual = {'SiLU()': 'exact'}
+  if activation not in usual or getattr(block.mlp, 'gate_last', False):
     refuse(
       f', whose MLP is {type(block.mlp).__name__} with {activation}: here '
       'there are GELU, its approximations and SwiGLU.'
     )
-  norms: list[Any] = [
-    norm
-    for norm in (
-      block.norm1,
-      block.norm2,
-      block.attn.q_norm,
-      model.norm,
-      model.fc_norm,
-      getattr(model, 'norm_pre', None),
-      getattr(block.attn, 'norm', None),
-      getattr(block.mlp, 'norm', None),
-    )
-    if hasattr(norm, 'eps')
-  ]
-  if len({norm.eps for norm in norms}) > 1:
-    refuse(', whose norms differ in their epsilon.')
+  epsilons = {
+    x.eps
+    for part in (model, block, block.attn, block.mlp)
+    for name, x in part.named_children()
+    if 'norm' in name and hasattr(x, 'eps')
+  }
+  if len(epsilons) > 1:
+    refuse(f', whose norms differ in their epsilon, {epsilons}.')
   theirs = config.with_values({'global_pool': model.global_pool})
   return {
     'width': model.embed_dim,
-    'heads': block.attn.num_heads,
+    'heads': heads.pop(),
     'gelu': usual[activation],
-    'layer_norm_epsilon': block.norm1.eps,
+    'layer_norm_epsilon': epsilons.pop(),
     **_rotation(getattr(model, 'rope', None), config),
-    'pool': theirs.choice('global_pool', _POOLS),
+    'pool': _POOL.read(theirs, 'global_pool'),
   }
 
 
@@ -474,43 +452,17 @@ def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
   ratio = mlp_dim / width
   if int(width * ratio) != mlp_dim:
     ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
+  fields = fields | {'class_token': fields['pool'] == 'cls', 'mlp_ratio': ratio}
+  keys = {key: row for key, row in _VIT.items() if row.field}
   return {
-    **_vit_sizes(fields),
-    'act_layer': _invert(_GELUS, fields['gelu']),
-    # timm's default for 'avg' is a LayerNorm after the mean.
-    'fc_norm': fields['norm_pooled'],
-    'global_pool': _invert(_POOLS, fields['pool']),
-    'img_size': size[0] if size[0] == size[1] else list(size),
-    'mlp_ratio': ratio,
-    'num_heads': fields['heads'],
-    **_vit_switches(fields),
-  }
-
-
-def _vit_switches(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns arguments for what a field has that is not the default."""
-  names = {
-    'registers': 'reg_tokens',
-    'layer_scale': 'init_values',
-    'pre_norm': 'pre_norm',
-    'qk_norm': 'qk_norm',
-    'attention_norm': 'scale_attn_norm',
-    'mlp_norm': 'scale_mlp_norm',
-  }
-  found = {theirs: fields[x] for x, theirs in names.items() if fields[x]}
-  if not fields['qkv_bias']:
-    found['qkv_bias'] = False
-  if fields['norm'] == 'rms':
-    found['norm_layer'] = 'rmsnorm'
-  return found
-
-
-def _vit_sizes(fields: dict[str, Any]) -> dict[str, Any]:
-  return {
-    'class_token': fields['pool'] == 'cls',
-    'depth': fields['depth'],
-    'embed_dim': fields['width'],
-    'patch_size': fields['patch_size'],
+    'fc_norm': fields['norm_pooled'],  # timm's default for 'avg' is True
+    'global_pool': _POOL.write(fields['pool']),
+    'img_size': SIDES.write(size),
+    **{
+      key: value
+      for key, value in written(keys, fields).items()
+      if key not in _USUAL or _USUAL[key] != value
+    },
   }
 
 
@@ -561,7 +513,3 @@ def _vit_architecture(fields: dict[str, Any]) -> str:
     if fields['width'] == size.width and patch in patches:
       return f'vit_{name}_patch{patch}_224'
   return 'vit_base_patch16_224'
-
-
-def _invert(names: dict[str, str], value: str) -> str:
-  return next(theirs for theirs, ours in names.items() if ours == value)

@@ -60,7 +60,7 @@ def read(
       "timm directory's config.json states others."
     )
   else:
-    timm_config.check_resnet(stated)
+    timm_config.check_resnet(stated, timm_config.RESNET)
     size = timm_config.image_size(stated) or _SIZE
     preprocessing = timm_images.read(timm_config.pretrained_cfg(stated), size)
   return table.File(

@@ -10,12 +10,12 @@ import numpy as np
 
 from vit_jax.checkpoints.formats import (
   archive,
-  hf_config,
+  hf_families,
   hf_images,
   table,
   tensors,
 )
-from vit_jax.checkpoints.formats.stated import Stated, given
+from vit_jax.checkpoints.formats.stated import Stated, given, only
 from vit_jax.models.variants import STAGES
 from vit_jax.projects.detr import keys as detr_keys
 
@@ -52,11 +52,11 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     | config,
     f'{path}/config.json',
   )
-  stated.check('a model here has', _CONFIG)
+  stated.fields(only(_CONFIG), {}, 'detr')
   heads = stated.positive('encoder_attention_heads')
-  stated.check('the encoder has', {'decoder_attention_heads': heads})
+  stated.fields(only({'decoder_attention_heads': heads}), {}, 'detr')
   if naming == detr_keys.OWN:
-    stated.part('backbone_config').check('a model here has', _RESNET)
+    stated.part('backbone_config').fields(only(_RESNET), {}, 'detr')
   fields = fields_of(lookup, naming) | {
     'heads': heads,
     'dilation': config.get('dilation') is True,
@@ -68,7 +68,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     fields=fields | {'image_size': size},
     table=detr_keys.table_of(naming, prefix),
     preprocessing=preprocessing,
-    class_names=hf_config.class_names(config, fields['num_classes'], path),
+    class_names=hf_families.class_names(config, fields['num_classes'], path),
   )
 
 
@@ -168,7 +168,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     'encoder_layers': fields['encoder_layers'],
     'model_type': 'detr',
     'num_queries': fields['num_queries'],
-    **hf_config.labels(fields['num_classes'], weights.class_names),
+    **hf_families.labels(fields['num_classes'], weights.class_names),
   }
   H, W = fields['image_size']
   short, long = sorted((H, W))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints.formats import archive, hf_images, table, tensors
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.stated import Stated, only
 
 # What a model here has.
 _CONFIG = {
@@ -42,7 +42,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   rows, width = lookup.shape('wte.weight', 2)
   positions, _ = lookup.shape('wpe.weight', 2)
   stated = Stated({'n_head': 8} | config, f'{path}/config.json')
-  stated.check('a model here has', _CONFIG)
+  stated.fields(only(_CONFIG), {}, 'imagegpt')
   size = _size(path, positions)
   preprocessing, _, warnings = hf_images.read(path, 'imagegpt', size)
   fields = {
