@@ -124,12 +124,7 @@ class CocoFolder(Source):
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [self._images[i] for i in chosen]
     if split.startswith('train'):
-      crowd_N = np.concatenate([image['crowd'] for image in self._images])
-      _log.info(
-        f'{root} {split}: {len(self._images)} images, {np.sum(~crowd_N)} '
-        f'objects and {np.sum(crowd_N)} crowds, {len(set(names.values()))} '
-        'classes'
-      )
+      _say_what_there_is(f'{root} {split}', self._images, names)
     self._state = ' '.join(
       f'{path} {_modified_ns(root, path)}' for path in files.values()
     )
@@ -152,6 +147,27 @@ class CocoFolder(Source):
     """A hash of the paths, sizes and modification times of the files."""
     files = (image['file'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
+
+
+def _say_what_there_is(
+  name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
+) -> None:
+  """Logs how much is learned from, and warns of what is improbable."""
+  crowd_N = np.concatenate([image['crowd'] for image in images])
+  boxes_N4 = np.concatenate([image['boxes'] for image in images])
+  count, crowds = len(crowd_N), int(np.sum(crowd_N))
+  _log.info(
+    f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
+    f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
+    'objects an image'
+  )
+  tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
+  for some, what in (
+    (crowds, 'are crowds, which are not learned'),
+    (tiny, 'are less than a pixel wide or high'),
+  ):
+    if some > count / 4:
+      _log.warning(f'{name}: {some} of {count} objects {what}.')
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,12 +6,15 @@ read too: `annotations/` and `images/`, or all files in one folder. What is read
 becomes what COCO's JSON has, and is checked as that is.
 """
 
+import logging
 import pathlib
 import xml.etree.ElementTree
 from typing import Any
 
 from vit_jax.data import image_files
 from vit_jax.data import splits as split_names
+
+_log = logging.getLogger(__name__)
 
 _Element = xml.etree.ElementTree.Element
 
@@ -88,6 +91,20 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
         f'{", ".join(lacking[:5])} among them: add them, or remove the lines.'
       )
   of_stem = image_files.by_stem(image_folder(root))
+  there = {name for found in of_stem.values() for name in found}
+  # Tools that rename files leave `<filename>` as it was.
+  others = [
+    f'{stem}.xml names {said}'
+    for stem in stems
+    if (said := _text(files[stem], 'filename')) in there
+    and said not in of_stem.get(stem, [said])
+  ]
+  if others:
+    _log.warning(
+      f'{root}: {len(others)} of {len(stems)} XML files name the image of '
+      f'another file, such as {others[0]}. The image of the same name as the '
+      'XML file is used.'
+    )
   categories = {name: i for i, name in enumerate(sorted(names))}
   return {
     'images': [
@@ -117,8 +134,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 def _image_name(stem: str, tree: _Element, names: list[str]) -> str:
   """Returns the image of a file of annotations, one of `names` of its stem.
 
-  Tools that rename files leave `<filename>` as it was, so it only counts where
-  there is no image of that stem, or several.
+  `<filename>` counts only where there is no image of that stem, or several.
   """
   said = _text(tree, 'filename')
   if said in names or not names:
