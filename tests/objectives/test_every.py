@@ -239,7 +239,11 @@ UNUSED = {
   'pixels': OF_CLASSES,
   'pixels_and_classes': OF_CLASSES,
   'detection': OF_CLASSES
-  | {'data.augment': '3augment', 'data.crop_resize': 1.2},
+  | {
+    'data.augment': '3augment',
+    'data.balance': 0.5,
+    'data.crop_resize': 1.2,
+  },
 }
 
 
