@@ -6,7 +6,7 @@ empty folder, PHOTO for an image, BROKEN for one that is cut off, and OUT for
 where results would go.
 """
 
-import importlib
+import importlib.util
 import pathlib
 import shlex
 import sys
@@ -106,8 +106,12 @@ def run(tmp_path, monkeypatch, capfd, command):
     if name == 'train':
       return command(*args)
     module = commands[name][0]
-    if (ROOT / module.replace('.', '/')).is_dir():
-      module += '.__main__'
+    # `python -m` finds the commands of cli/ and tools/ without their folder.
+    place = importlib.util.find_spec(module)
+    folder = pathlib.Path(place.origin).relative_to(ROOT).with_suffix('')
+    if folder.name == '__init__':
+      folder = folder.with_name('__main__')
+    module = '.'.join(folder.parts)
     monkeypatch.setattr(sys, 'argv', [name, *args])
     capfd.readouterr()
     try:

@@ -124,7 +124,7 @@ FSDP, BOTH = ('fsdp',), ('fsdp', 'data')
 def test_data_splits_further_what_fsdp_splits_down_to_a_tile(
   width, rows, lanes
 ):
-  tree = shapes(width=width, mlp_dim=width, representation_size=None)
+  tree = shapes(width=width, mlp_dim=width, representation_size=0)
   want = {
     'embedding/kernel': P(None, None, None, lanes),
     'Transformer/posembed_input/pos_embedding': P(None, None, lanes),

@@ -375,7 +375,7 @@ def test_the_report_says_what_there_is_not(run, files):
     (('detr', 'cls', '{image}'), 'finds no objects: give a checkpoint of DETR'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
-    (('masking', 'cls', 'digits', '--split=test'), 'other classes'),
+    (('masking', 'cls', 'digits', '--split=test'), 'does not know 10 of'),
   ],
 )
 def test_bad_input_is_one_message(args, message, run, files, tmp_path):

@@ -229,7 +229,9 @@ def _step_of(folder: epath.Path) -> int:
   measured = {}
   for step in kept:
     with _reading(folder / str(step)):
-      value = saving.metrics_of(folder / str(step)).get(metric, math.nan)
+      place = folder / str(step)
+      metrics = saving.metrics_of(place, saving.read_meta(place))
+      value = metrics.get(metric, math.nan)
     if not math.isnan(value):
       measured[step] = value
   # Older runs could not choose by the lowest.

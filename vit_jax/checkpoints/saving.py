@@ -79,7 +79,10 @@ class Checkpoints:
     self._metrics: dict[int, dict[str, float]] = {}
     for step in steps(self.directory):
       folder = self.directory / str(step)
-      metrics, damage = self._attempt(step, metrics_of, folder)
+      meta, damage = self._attempt(step, read_meta, folder)
+      if damage:
+        continue  # `restore` steps over it and says so
+      metrics, damage = self._attempt(step, metrics_of, folder, meta)
       self._metrics[step] = metrics or {}
       if damage:
         _log.warning(
@@ -501,13 +504,13 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   return verified(restored, int(step_dir.name))
 
 
-def metrics_of(step_dir: epath.Path) -> dict[str, float]:
-  """Returns the metrics of a checkpoint.
+def metrics_of(step_dir: epath.Path, meta: dict[str, Any]) -> dict[str, float]:
+  """Returns the metrics of a checkpoint, given its `meta`.
 
   Raises:
-    OSError, ValueError, LookupError, TypeError, AttributeError: as `read_meta`.
+    OSError, ValueError, AttributeError: if they are damaged.
   """
-  metrics = read_meta(step_dir).get('metrics')
+  metrics = meta.get('metrics')
   if metrics is None:  # saved by an earlier version
     file = step_dir / 'metrics' / 'metrics'
     metrics = json.loads(file.read_text()) if file.exists() else {}

@@ -24,7 +24,6 @@ import sys
 from collections.abc import Sequence
 
 import jax
-from etils import epath
 
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
@@ -38,14 +37,10 @@ OUTPUT = 'runs/fewshot'
 
 def _run(args: argparse.Namespace) -> None:
   """Measures, prints a table and writes it with its picture."""
-  folder = epath.Path(args.output)
   checkpoint = opening.open_checkpoint(args.checkpoint)
   size = checkpoint.image_size
   if args.image_size:
     size = images.size_of(args.image_size, '--image_size')
-  is_first = jax.process_index() == 0
-  if is_first:
-    folder.mkdir(parents=True, exist_ok=True)  # before the work
   names = ['train_split', 'test_split', 'batch_size']
   if not args.layers:
     names += ['shots', 'seeds', 'layer', 'l2', 'probe', 'features']
@@ -73,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
       report.CSV: report.csv_text(curve),
       report.PLOT: report.plot([curve], title),
     }
-  if is_first:
+  if jax.process_index() == 0:
     print(f'\n{table}')
     flags.write_files(args.output, files)
 

@@ -38,8 +38,14 @@ _ENVIRONMENT = {
   '--config.accum_steps=2, 4 or more, --config.model.remat=nothing_saveable or '
   'a smaller batch_size.',
 }
-# File systems and connections that may be back by the next time.
-_ERRNOS = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTUNREACH, errno.ENETUNREACH}
+# Storage that cannot be read now and may be back by the next time.
+_ERRNOS = {
+  errno.EIO,
+  errno.ESTALE,
+  errno.ENOTCONN,
+  errno.EHOSTUNREACH,
+  errno.ENETUNREACH,
+}
 # What TensorStore says where storage, and not what is asked of it, is to blame.
 _PASSING = re.compile(
   '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
@@ -93,6 +99,8 @@ def parse_flags(
     # absl ends --help with 1.
     is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
     sys.exit(0 if is_help else e.code)
+  except (SyntaxError, ImportError) as e:
+    refuse(f'A config cannot be read: {type(e).__name__}: {e}.')
   except (flags.Error, OSError) as e:
     # config_flags puts a traceback before its message.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
