@@ -351,7 +351,7 @@ REFUSED = {
   ),
   'more layers than anyone has': (
     lambda a: a | {DENSE: np.zeros((1001, 1, 1), np.int8)},
-    '1,001 layers',
+    'depth is 1001',
   ),
   'no bias': (
     lambda a: {k: x for k, x in a.items() if k != f'{QUERY}/bias'},

@@ -156,7 +156,7 @@ CHANGES = {
     lambda a: (
       a | {f'Transformer/encoderblock_{i}/x': np.zeros(1) for i in range(1001)}
     ),
-    '1,001 layers',
+    'depth is 1001',
   ),
   'not a number': (
     replaced('cls', np.full((1, 1, 48), np.nan)),
