@@ -176,11 +176,11 @@ def assert_close_run(workdir, reference):
   assert {float(row['test/examples']) for row in evaluated} == {360.0}
 
 
-def assert_lost(result, what='coordination service'):
+def assert_lost(result, what='(coordination|distributed) service'):
   """JAX's own lines say so, or ours if nothing moves."""
   status, err = result
   assert status == processes.EXIT_LOST == 69, err
-  assert what in err
+  assert re.search(what, err), err
 
 
 @pytest.mark.slow
@@ -389,7 +389,7 @@ def test_one_alone_fails(failing, code, status, last, training, tmp_path):
   with started(training, tmp_path, 2, *LONG, *TINY, instead=instead) as both:
     results = results_of(both)
   assert results[failing][0] == status, results
-  assert results[failing][1].splitlines()[-1] == last
+  assert last in results[failing][1].splitlines()  # JAX may say more
   assert_lost(results[other])
 
 
