@@ -195,7 +195,7 @@ def test_configs_lie_beside_the_package_or_in_it(monkeypatch, tmp_path, capsys):
   with pytest.raises(SystemExit, match='2'):
     flags._full_configs(['--config', 'd:x'])
   assert capsys.readouterr().err == (
-    'error: --config=d is no file: give the path of one, or a name: a, b, c.\n'
+    'error: --config=d is not a file. Give a path, or a name: a, b, c.\n'
   )
 
 

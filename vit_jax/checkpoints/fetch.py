@@ -232,7 +232,7 @@ _CHECKSUMS: dict[str, Callable[[pathlib.Path], str]] = {
 
 
 def _stated_checksums(headers: Message) -> dict[str, str]:
-  """Returns what an answer of Google Cloud Storage states, in hexadecimal.
+  """Returns the checksums that Google Cloud Storage states, in hexadecimal.
 
   x-goog-hash has them in base64, in one header or two; the ETag is the MD5 of a
   file that was not put together from parts

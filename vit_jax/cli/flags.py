@@ -100,11 +100,13 @@ def parse_flags(
     is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
     sys.exit(0 if is_help else e.code)
   except (SyntaxError, ImportError) as e:
-    refuse(f'A config cannot be read: {type(e).__name__}: {e}.')
+    refuse(f'The config cannot be read: {type(e).__name__}: {e}.')
   except (flags.Error, OSError) as e:
     # config_flags puts a traceback before its message.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
-  except (AttributeError, LookupError, TypeError, ValueError):
+  except (AttributeError, LookupError, TypeError, ValueError) as e:
+    if "attribute 'get_config'" in str(e):
+      refuse('The config has no function get_config; see configs/digits.py.')
     _refuse_unknown_field(argv)
     raise
 
@@ -129,7 +131,7 @@ def _full_configs(argv: list[str]) -> list[str]:
       path = own.get(match[2], match[2])
       if not pathlib.Path(path).is_file():
         refuse(
-          f'--config={path} is no file: give the path of one, or a name: '
+          f'--config={path} is not a file. Give a path, or a name: '
           f'{", ".join(sorted(own))}.'
         )
       arg = f'{match[1]}{path}{match[3]}'

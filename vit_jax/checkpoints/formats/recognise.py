@@ -117,7 +117,7 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 
 
 def _prefixes(arrays: Flat) -> list[str]:
-  """Returns what wrappers put before the keys of a model, the best one first.
+  """Returns the key prefixes of a model's wrappers, the best one first.
 
   An average over time comes first, because it is what is evaluated. A model
   inside another one, such as DETR's ResNet, does not count.

@@ -194,7 +194,7 @@ class Key(NamedTuple):
   """How a key of a configuration and a field of ours state each other.
 
   Attributes:
-    field: of ours; empty if there is none.
+    field: our name for it; empty if we have no such field.
     kind: how its value is read and written.
     default: value of a key that a file leaves out; None if that says nothing.
     only: instead of a field, the values that models here have.
