@@ -231,7 +231,10 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     ((workdir, tmp_path / 'a/b', '--to=npz'), f'no folder {tmp_path}/a'),
     ((tmp_path / 'nowhere', new, '--to=npz'), 'No checkpoint at'),
     ((there, new, '--to=npz'), f'{there} holds no checkpoint: give a workdir'),
-    ((workdir, new, '--to=npz', '--dtype=int8'), '--dtype=int8 is none of'),
+    (
+      (workdir, new, '--to=npz', '--dtype=int8'),
+      '--dtype=int8 does not go with --to=npz',
+    ),
     ((workdir, new, '--to=npz', '--rollout'), '--rollout needs --to=onnx'),
     ((workdir, new, '--to=npz', '--image_size=x'), "image_size is 'x'"),
     ((workdir, new, '--to=npz', '--image_size=33'), 'do not tile an image'),

@@ -53,7 +53,8 @@ def convert(
   module = writer(to)
   if dtype not in module.DTYPES:
     raise ValueError(
-      f'--dtype={dtype} is none of --to={to}: use {" or ".join(module.DTYPES)}.'
+      f'--dtype={dtype} does not go with --to={to}: use '
+      f'{" or ".join(module.DTYPES)}.'
     )
   if rollout and to != 'onnx':
     raise ValueError('--rollout needs --to=onnx.')
