@@ -108,7 +108,7 @@ def assert_refused(status, err, messages, lines=1, expected=2):
 @pytest.mark.parametrize(
   ('config', 'messages'),
   [
-    ('configs/digit.py', ['configs/digit.py is no file', 'digits, ']),
+    ('configs/digit.py', ['configs/digit.py is not a file', 'digits, ']),
     ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
     # A patch of 61 pixels is possible, though not of these images.
     (

@@ -80,10 +80,9 @@ class Checkpoints:
     for step in steps(self.directory):
       folder = self.directory / str(step)
       meta, damage = self._attempt(step, read_meta, folder)
-      if damage:
-        continue  # `restore` steps over it and says so
-      metrics, damage = self._attempt(step, metrics_of, folder, meta)
-      self._metrics[step] = metrics or {}
+      if not damage:
+        metrics, damage = self._attempt(step, metrics_of, folder, meta)
+        self._metrics[step] = metrics or {}
       if damage:
         _log.warning(
           'The metrics of checkpoint %s are damaged (%s); its step does not '
