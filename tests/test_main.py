@@ -16,7 +16,7 @@ from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
 from vit_jax import main
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
-from vit_jax.data import augment, sources, transforms
+from vit_jax.data import device_augmentation, sources, transforms
 
 train = importlib.import_module('vit_jax.train')
 
@@ -257,7 +257,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   images = np.stack([e['image'] for e in examples])
   labels = np.array([e['label'] for e in examples])
   logits, _ = checkpoint.model.apply(
-    {'params': checkpoint.params}, augment.normalize(images)
+    {'params': checkpoint.params}, device_augmentation.normalize(images)
   )
   log_probabilities = np.asarray(jax.nn.log_softmax(logits))
   losses = -log_probabilities[range(360), labels]

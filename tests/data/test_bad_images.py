@@ -12,12 +12,12 @@ from PIL import Image
 
 from vit_jax import config as config_lib
 from vit_jax.data import (
+  atomic_files,
   bad_images,
   decode,
   loader,
   sources,
   transforms,
-  whole,
 )
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.evaluators import build
@@ -229,7 +229,7 @@ def test_a_class_whose_name_is_no_utf_8(small, caplog):
 @pytest.mark.parametrize('content', ['', '{"a": 1}', '[[1, 2]]'])
 def test_corrupted_caches_are_ignored(small, decoded, content):
   first = bad_images.find_bad_images(_open(small))
-  (path,) = whole.cache_folder().glob('*.json')
+  (path,) = atomic_files.cache_folder().glob('*.json')
   path.write_text(content)
   assert bad_images.find_bad_images(_open(small)) == first
   assert len(decoded) == 6
@@ -238,7 +238,7 @@ def test_corrupted_caches_are_ignored(small, decoded, content):
 
 def test_nothing_but_the_result_is_left_behind(small):
   bad_images.find_bad_images(_open(small))
-  assert [p.suffix for p in whole.cache_folder().iterdir()] == ['.json']
+  assert [p.suffix for p in atomic_files.cache_folder().iterdir()] == ['.json']
 
 
 def test_refusals(small):

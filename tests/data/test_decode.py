@@ -10,7 +10,7 @@ import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin
 
 from vit_jax.data import decode, jpeg_header
-from vit_jax.data.upright import Box
+from vit_jax.data.orientation import Box
 
 
 def _pillow(data):

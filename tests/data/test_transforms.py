@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import augmentations, decode, sources, transforms
+from vit_jax.data import decode, host_augmentation, sources, transforms
 from vit_jax.data.images import Images, size_of
 from vit_jax.data.preprocessing import Preprocessing
 
@@ -312,7 +312,7 @@ def test_a_config_is_applied_field_by_field():
   size = {'image_size': '24x32'}
   images = Images.from_config(data | given | size, (24, 32))
   assert images == Images((24, 32), Preprocessing(**given), **data)
-  augmentation = augmentations.ThreeAugment(0.3)
+  augmentation = host_augmentation.ThreeAugment(0.3)
   train = transforms.TrainTransform((24, 32), 0.2, (28, 37), augmentation)
   assert images.train_transform() == train
   assert images.eval_transform() == transforms.EvalTransform(

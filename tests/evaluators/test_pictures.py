@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import digits
-from vit_jax.data import augment, sources, transforms
+from vit_jax.data import device_augmentation, sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.evaluators import pictures
@@ -84,7 +84,9 @@ def test_they_are_the_rollout_and_the_filters(axes, tensorboard, monkeypatch):
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(SIZE)
   images = np.stack([transform(source[i])['image'] for i in range(3)])
-  want = rollout(Layers(model, params, augment.normalize(images, MEAN, STD)))
+  want = rollout(
+    Layers(model, params, device_augmentation.normalize(images, MEAN, STD))
+  )
   np.testing.assert_allclose(drawn, want, atol=1e-5)
   components = filters.principal_components(
     np.asarray(params['embedding']['kernel']), 28

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import augmentations
+from vit_jax.data import host_augmentation
 from vit_jax.visualize import augmented, draw
 
 
@@ -37,8 +37,8 @@ def test_eight_images_are_in_the_picture_and_all_in_the_arrays(
 def test_values_are_those_of_magnitude_10(path):
   """Either way, negative first, where an operation has two."""
   names = augmented.section([path], (8, 12)).arrays['operations'].tolist()
-  for name in augmentations.RANDAUGMENT:
-    operation = augmentations.OPERATIONS[name]
+  for name in host_augmentation.RANDAUGMENT:
+    operation = host_augmentation.OPERATIONS[name]
     found = [x for x in names if x.split()[0] == name]
     if not operation.end:
       assert found == [name]

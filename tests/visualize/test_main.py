@@ -13,7 +13,7 @@ from PIL import Image
 from tests.checkpoints.random_weights import random_checkpoint, random_images
 from tests.visualize.captured import of_captured
 from vit_jax.checkpoints import opening
-from vit_jax.data import augment, sources
+from vit_jax.data import device_augmentation, sources
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import distance, draw, masking, photos, rollout, sections
 from vit_jax.visualize.attention_maps import Layers
@@ -79,7 +79,7 @@ def seen_by(checkpoint, files):
   """Returns the files, normalised; no crop, and no name, is involved."""
   photographs = photos.load(files, checkpoint)
   return np.asarray(
-    augment.normalize(np.stack([p.seen_HWC for p in photographs]))
+    device_augmentation.normalize(np.stack([p.seen_HWC for p in photographs]))
   )
 
 

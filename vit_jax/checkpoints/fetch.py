@@ -23,7 +23,7 @@ from etils import epath
 
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
 from vit_jax.checkpoints.formats import archive
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.register import nearest
 
 # Where public buckets are read without an account or a library.
@@ -95,7 +95,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
     raise ValueError(f'{source} is no file in a bucket: gs://BUCKET/FILE.')
-  copy = whole.cache_folder().joinpath('checkpoints', 'gs', *parts)
+  copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
   checksum = copy.with_name(f'{copy.name}.sha256')
   if copy.exists():
     # One of an earlier version has none.
@@ -114,7 +114,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
     )
   # Another process may have been faster.
   with contextlib.suppress(FileExistsError):
-    with whole.new_file(os.fspath(copy)) as partial:
+    with atomic_files.new_file(os.fspath(copy)) as partial:
       try:
         copy_to(source, partial)
       except ImportError as e:
@@ -127,7 +127,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
         raise ConnectionError(
           f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
         ) from e
-      whole.replace(checksum, _checksum_line(partial, copy).encode())
+      atomic_files.replace(checksum, _checksum_line(partial, copy).encode())
   return os.fspath(copy)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.projects.igpt import completion
 from vit_jax.visualize import draw
 
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
     path = args.images[len(found)]
     print(f'{flags.printable(path)}  {one.bits:.3f} bits a pixel', flush=True)
     found.append(one)
-  whole.replace(args.out, draw.png(completion.picture(found)))
+  atomic_files.replace(args.out, draw.png(completion.picture(found)))
   print(f'written  {args.out}')
 
 

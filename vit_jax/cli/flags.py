@@ -16,7 +16,7 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax.data import sources, whole
+from vit_jax.data import atomic_files, sources
 from vit_jax.register import nearest
 
 # How commands end, besides 0. `main` has the rest of them.
@@ -310,7 +310,7 @@ def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
   place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     data = content.encode() if isinstance(content, str) else content
-    whole.replace(place / name, data)
+    atomic_files.replace(place / name, data)
     print(f'written  {place / name}')
 
 

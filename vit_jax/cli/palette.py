@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.cli import flags
-from vit_jax.data import images, whole
+from vit_jax.data import atomic_files, images
 from vit_jax.projects.igpt import palette
 
 
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   picture = str(pathlib.Path(args.out).with_suffix('.png'))
   for path in (args.out, picture):
-    whole.refuse_existing(path)
+    atomic_files.refuse_existing(path)
   size = images.size_of(args.image_size, '--image_size')
   data = flags.data_of(args.dataset, args)
   found = palette.palette(data, args.colours, args.split, size)
-  with whole.new_file(args.out) as new, new.open('wb') as file:
+  with atomic_files.new_file(args.out) as new, new.open('wb') as file:
     np.save(file, found.colours_KC)
-  whole.replace(picture, found.picture())
+  atomic_files.replace(picture, found.picture())
   print(
     f'data     {args.dataset} {args.split}: {found.pixels:,} pixels of '
     f'{len(found.images_BHWC):,} images\n'

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags
-from vit_jax.data import decode, image_files, whole
+from vit_jax.data import atomic_files, decode, image_files
 from vit_jax.evaluators import pretrained
 from vit_jax.projects.detr import segments
 from vit_jax.training import metric_log
@@ -95,7 +95,7 @@ def find_objects(
       if out:
         results += detections.coco_results(image_id, found)
         drawn = detections.picture(shown_HWC, found, names)
-        whole.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
+        atomic_files.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
       rows = [
         (path, rank, names[c], float(p), *(round(float(x), 1) for x in box_4))
         for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1)
@@ -105,7 +105,7 @@ def find_objects(
     # Also what was found before somebody ended it.
     if out:
       text = json.dumps(results, indent=1)
-      whole.replace(os.path.join(out, 'coco.json'), text.encode())
+      atomic_files.replace(os.path.join(out, 'coco.json'), text.encode())
 
 
 def find_files(paths: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import pathlib
 import types
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def convert(
     )
   if rollout and to != 'onnx':
     raise ValueError('--rollout needs --to=onnx.')
-  whole.refuse_existing(target)
+  atomic_files.refuse_existing(target)
   checkpoint = opening.open_checkpoint(checkpoint)
   if loss:
     checkpoint = dataclasses.replace(checkpoint, loss=loss)

@@ -29,7 +29,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.models.model import Model, padding
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
@@ -67,7 +67,7 @@ def write(
         f'A {type(checkpoint.model).__name__} consists of convolutions, which '
         'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
-  with whole.new_file(target) as path:
+  with atomic_files.new_file(target) as path:
     model, weights = _to_model(checkpoint, rollout, served)
     onnx_file.check(model, weights)
     if dtype == 'int8':

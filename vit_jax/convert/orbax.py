@@ -9,7 +9,7 @@ import json
 from vit_jax import config as config_lib
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.checkpoints.saving import save_parameters
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.models import variants
 
 DTYPES = ('float32',)
@@ -31,6 +31,6 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     'image_size': list(checkpoint.image_size),
     'elapsed_s': 0.0,
   }
-  with whole.new_folder(target) as folder:
+  with atomic_files.new_folder(target) as folder:
     save_parameters(str(folder), checkpoint.params, meta)
   return []

@@ -29,7 +29,7 @@ from flax import traverse_util
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.models import attention
 
 DTYPES = ('float32', 'bfloat16')
@@ -60,7 +60,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     'loss': checkpoint.loss,
     'class_names': list(checkpoint.class_names),
   }
-  with whole.new_folder(target) as folder:
+  with atomic_files.new_folder(target) as folder:
     (folder / MODEL).write_bytes(program)
     archive.save(os.fspath(folder / PARAMS), params, 'float32')
     (folder / META).write_text(f'{json.dumps(meta, indent=2)}\n')

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax.cli import flags
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.projects.detr import mask_files
 
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
   target = pathlib.Path(args.folder) / 'instances.json'
-  whole.refuse_existing(str(target))
+  atomic_files.refuse_existing(str(target))
   found = mask_files.instances(target.parent, args.class_name)
-  with whole.new_file(str(target)) as partial:
+  with atomic_files.new_file(str(target)) as partial:
     partial.write_text(json.dumps(found), encoding='utf-8')
   print(
     f'written  {target}: {len(found["images"])} images, '

@@ -21,7 +21,7 @@ import simplejpeg
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.data import cores, decode, sources, whole
+from vit_jax.data import atomic_files, cores, decode, sources
 from vit_jax.data.sources import Source, subset
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def find_bad_images(source: Source) -> list[BadImage]:
     f'simplejpeg {simplejpeg.__version__}'
   )
   name = hashlib.sha256(key.encode()).hexdigest()
-  path = whole.cache_folder() / f'{name}.json'
+  path = atomic_files.cache_folder() / f'{name}.json'
   # Without a file there, or with something else in it, they are looked for.
   with contextlib.suppress(OSError, ValueError, TypeError):
     return [BadImage(*x) for x in json.loads(path.read_text())]
@@ -160,7 +160,7 @@ def find_bad_images(source: Source) -> list[BadImage]:
     text = json.dumps([dataclasses.astuple(b) for b in bad])
     try:
       path.parent.mkdir(parents=True, exist_ok=True)
-      whole.replace(path, text.encode())
+      atomic_files.replace(path, text.encode())
     except OSError as e:  # a read-only home must not keep one from training
       _log.warning('The result of the image check is not kept: %s', e)
   return bad

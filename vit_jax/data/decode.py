@@ -31,8 +31,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from vit_jax.data import jpeg_header, upright
-from vit_jax.data.upright import Box, Turn
+from vit_jax.data import jpeg_header, orientation
+from vit_jax.data.orientation import Box, Turn
 
 # Pillow's own limit against decompression bombs, at which Pillow only warns.
 MAX_PIXELS = 89_478_485
@@ -192,7 +192,7 @@ class _JpegPicture(Picture):
     if header.has_metadata:
       # The segments show no fault, but Pillow may find one.
       with naming_errors(name):
-        self._turn = upright.turn_of(_pillow_open(data))
+        self._turn = orientation.turn_of(_pillow_open(data))
     self.height, self.width = header.height, header.width
     if self._turn.transpose:
       self.height, self.width = self.width, self.height
@@ -206,14 +206,14 @@ class _JpegPicture(Picture):
   ) -> np.ndarray:
     box = box or Box(0, 0, self.height, self.width)
     whole = self.height, self.width
-    factor = upright.scale_factor(box, size) if size else 1
-    top, _, height, _ = upright.stored(box, whole, self._turn)
+    factor = orientation.scale_factor(box, size) if size else 1
+    top, _, height, _ = orientation.stored(box, whole, self._turn)
     image = self._decode(factor, top + height, exact)
     if image is None:
       factor = 1
       with naming_errors(self._name):
-        image = upright.rgb(_pillow_open(self._data))
-    return upright.upright(image, self._turn, box, whole, factor)
+        image = orientation.rgb(_pillow_open(self._data))
+    return orientation.upright(image, self._turn, box, whole, factor)
 
   def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
     """Rows from the top to at least `bottom`, with both sides over `factor`.
@@ -289,7 +289,7 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes) -> Image.Image:
-  return upright.open_image(data, pillow_formats())
+  return orientation.open_image(data, pillow_formats())
 
 
 def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
@@ -318,8 +318,8 @@ def from_pillow(image: Image.Image) -> np.ndarray:
     ValueError: its values have no defined colours.
     OSError: Pillow cannot read it to the end.
   """
-  pixels = upright.rgb(image)
-  turn = upright.turn_of(image)
+  pixels = orientation.rgb(image)
+  turn = orientation.turn_of(image)
   height, width = pixels.shape[:2]
   size = (width, height) if turn.transpose else (height, width)
-  return upright.upright(pixels, turn, Box(0, 0, *size), size)
+  return orientation.upright(pixels, turn, Box(0, 0, *size), size)

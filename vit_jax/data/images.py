@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from vit_jax.data import augment, augmentations, transforms
+from vit_jax.data import device_augmentation, host_augmentation, transforms
 from vit_jax.data.preprocessing import Preprocessing
 
 
@@ -23,7 +23,7 @@ class Images:
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0, or how many times the size BiT's crop resizes to.
     flip: whether training images are mirrored at random.
-    augment: what else is done to training images, see `augmentations.parse`.
+    augment: further operations, see `host_augmentation.parse`.
     erasing: probability that a part of a training image becomes noise.
   """
 
@@ -66,7 +66,7 @@ class Images:
       self.size,
       self.crop_min_area,
       (height, width) if self.crop_resize else None,
-      augmentations.parse(self.augment),
+      host_augmentation.parse(self.augment),
     )
 
   def eval_transform(self) -> transforms.EvalTransform:
@@ -80,18 +80,24 @@ class Images:
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
     """Returns uint8 images as float32 with the mean 0 and deviation 1."""
     mean, std = self.preprocessing.mean, self.preprocessing.std
-    return augment.normalize(images_BHWC, mean, std)
+    return device_augmentation.normalize(images_BHWC, mean, std)
 
   def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Returns training images, each mirrored or not where `flip` is set."""
-    return augment.random_flip(key, images_BHWC) if self.flip else images_BHWC
+    return (
+      device_augmentation.random_flip(key, images_BHWC)
+      if self.flip
+      else images_BHWC
+    )
 
   def varied(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Returns normalised training images, mirrored and erased as is set."""
     images_BHWC = self.flipped(images_BHWC, key)
     if self.erasing:
       key = jax.random.fold_in(key, 1)
-      images_BHWC = augment.random_erasing(key, images_BHWC, self.erasing)
+      images_BHWC = device_augmentation.random_erasing(
+        key, images_BHWC, self.erasing
+      )
     return images_BHWC
 
 

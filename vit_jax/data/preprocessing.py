@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.upright import Box
+from vit_jax.data.orientation import Box
 
 INTERPOLATIONS = ('bilinear', 'bicubic')
 # 'dinov3' is transformers' processor of that name, which resizes floats.

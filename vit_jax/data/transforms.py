@@ -16,9 +16,9 @@ import cv2
 import numpy as np
 
 from vit_jax.data import decode
-from vit_jax.data.augmentations import Augmentation
+from vit_jax.data.host_augmentation import Augmentation
+from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Preprocessing
-from vit_jax.data.upright import Box
 
 # One core per image: the loader already runs one image on every core.
 cv2.setNumThreads(1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from vit_jax.cli import flags
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.evaluators import fewshot_curves as report
 
 
@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> None:
   curves = list(map(report.read_csv, args.files, labels))
   output = epath.Path(args.output)
   output.parent.mkdir(parents=True, exist_ok=True)
-  whole.replace(output, report.plot(curves))
+  atomic_files.replace(output, report.plot(curves))
   for curve in curves:
     print(f'{curve.label}\n{report.table(curve)}')
   print(f'written  {output}')

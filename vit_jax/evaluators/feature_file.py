@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.checkpoints.saving import checksums
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 _WAY_OUT = 'Give another --features, or remove it to have them computed anew.'
 
@@ -44,7 +44,7 @@ def is_there(path: str) -> bool:
       'folder that all of them share.'
     )
   if not np.any(found):
-    whole.refuse_existing(path)
+    atomic_files.refuse_existing(path)
   return bool(np.all(found))
 
 
@@ -52,7 +52,7 @@ def write(
   path: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
   """Writes a new file: facts of JSON's types, and arrays by name."""
-  with whole.new_file(path) as partial, open(partial, 'wb') as file:
+  with atomic_files.new_file(path) as partial, open(partial, 'wb') as file:
     text = np.array(json.dumps(facts))
     np.savez(file, allow_pickle=False, facts=text, **arrays)
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import augment, transforms
+from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Model, Params
@@ -146,7 +146,7 @@ class Classification(OfImages):
     key_flip, key_mixup = jax.random.split(key)
     images = self.images.varied(self.images.normalize(batch['image']), key_flip)
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
-    images, labels = augment.mixed(
+    images, labels = device_augmentation.mixed(
       key_mixup, images, labels, self.mixup, self.cutmix
     )
     return {'image': images, 'label': labels}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.sweeps.axes import value_of
 from vit_jax.training import metric_log, plots
 
@@ -59,10 +59,10 @@ class GridReport:
   def write(self, folder: epath.Path) -> None:
     """Writes the files; there is no plot until a run has finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole.replace(folder / CSV, self.csv_text().encode())
-    whole.replace(folder / TABLE, self.markdown().encode())
+    atomic_files.replace(folder / CSV, self.csv_text().encode())
+    atomic_files.replace(folder / TABLE, self.markdown().encode())
     if png := self.plot():
-      whole.replace(folder / PLOT, png)
+      atomic_files.replace(folder / PLOT, png)
 
   def summary(self, folder: epath.Path) -> str:
     """Returns what ends the command: the table, and where the files are."""

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import from_init
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.evaluators import build
 from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
@@ -180,7 +180,7 @@ class _Sweep:
       'elapsed_s': prior_s + time.monotonic() - started_s,
     }
     text = json.dumps(result, indent=2) + '\n'
-    whole.replace(cell.workdir / RESULT, text.encode())
+    atomic_files.replace(cell.workdir / RESULT, text.encode())
     # As a later command reads it, so that its tables are the same.
     return json.loads(text)
 
@@ -191,7 +191,7 @@ class _Sweep:
     self._make_report().write(self._folder)
     if self._trials:
       text = choosing.csv_text(self._groups, self._results, self._choices)
-      whole.replace(self._folder / TUNE_CSV, text.encode())
+      atomic_files.replace(self._folder / TUNE_CSV, text.encode())
 
   def _make_report(self) -> grid.GridReport:
     runs = []

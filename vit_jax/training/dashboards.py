@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class EventFile:
   def _flush(self) -> None:
     self._flushed_at_s = time.monotonic()
     if isinstance(self._file, io.BytesIO):
-      whole.replace(self._path, self._file.getvalue())
+      atomic_files.replace(self._path, self._file.getvalue())
     else:
       self._file.flush()
 
@@ -197,7 +197,7 @@ class WandbRun:
       ) from e
     kept = epath.Path(workdir) / 'wandb_id'
     if is_new or not kept.exists():
-      whole.replace(kept, uuid.uuid4().hex.encode())
+      atomic_files.replace(kept, uuid.uuid4().hex.encode())
     self._image = wandb.Image
     try:
       self._run = wandb.init(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.training import dashboards
 
 # By step, in order: the step's metrics, as text, so that a table that is read
@@ -112,7 +112,7 @@ class MetricLog:
     self._rows = dict(sorted(self._rows.items()))
     lines = [csv_line(['step', *self._columns])]
     lines += map(self._row_text, self._rows)
-    whole.replace(self.path, ''.join(lines).encode())
+    atomic_files.replace(self.path, ''.join(lines).encode())
 
   def _row_text(self, step: int) -> str:
     row = self._rows[step]

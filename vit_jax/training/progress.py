@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import tqdm
 from etils import epath
 
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
 
@@ -242,7 +242,7 @@ def plot_curves(
   locator = all_axes[-1].xaxis.get_major_locator()
   locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()
-  whole.replace(png_path, plots.png(figure))
+  atomic_files.replace(png_path, plots.png(figure))
   return True
 
 

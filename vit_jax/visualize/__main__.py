@@ -30,7 +30,7 @@ from tqdm import tqdm
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags, predict
-from vit_jax.data import bad_images, images, sources, whole
+from vit_jax.data import atomic_files, bad_images, images, sources
 from vit_jax.projects.detr import objects
 from vit_jax.visualize import (
   augmented,
@@ -139,7 +139,7 @@ def _run(args: argparse.Namespace) -> None:
     made[f'{args.what}.npz'] = arrays.getvalue
   out.mkdir(parents=True, exist_ok=True)
   for name in tqdm(made, unit=' pictures', delay=2, disable=None):
-    whole.replace(out / name, made[name]())
+    atomic_files.replace(out / name, made[name]())
   more = f' and {len(made) - 1} more' if len(made) > 1 else ''
   print(f'{said}{about}written  {out / next(iter(made))}{more}')
 

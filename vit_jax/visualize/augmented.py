@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import augmentations, decode
+from vit_jax.data import decode, host_augmentation
 from vit_jax.data.transforms import EvalTransform
 from vit_jax.visualize import draw
 from vit_jax.visualize.sections import SHEET, Figure, Section
@@ -54,8 +54,8 @@ def section(paths: Sequence[str], size: tuple[int, int]) -> Section:
 def _ends() -> dict[str, tuple]:
   """Returns by label what each operation applies, and its value."""
   found: dict[str, tuple] = {}
-  for name in augmentations.RANDAUGMENT:
-    operation = augmentations.OPERATIONS[name]
+  for name in host_augmentation.RANDAUGMENT:
+    operation = host_augmentation.OPERATIONS[name]
     if not operation.end:
       found[name] = operation.apply, 0.0
       continue

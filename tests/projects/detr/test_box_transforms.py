@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from vit_jax.data import loader, upright
+from vit_jax.data import loader, orientation
 from vit_jax.projects.detr import box_transforms
 
 # Colours of three rectangles on black, one of them cut by the border.
@@ -98,7 +98,7 @@ def test_evaluation_resizes_to_the_last_side():
   ],
 )
 def test_sizes_are_those_of_the_original(image, short, canvas, size):
-  assert upright.fitted(image, canvas, short) == size
+  assert orientation.fitted(image, canvas, short) == size
 
 
 @pytest.mark.parametrize('stride', [0, 1, 4])
@@ -209,7 +209,7 @@ def test_batches_have_few_shapes_and_every_side_its_share():
       weights[side] += 1 / len(of_batch.short_sides)
     # 4:3 is as large as without buckets.
     for side in of_batch.short_sides:
-      size = upright.fitted((480, 640), of_batch.image_size, side)
+      size = orientation.fitted((480, 640), of_batch.image_size, side)
       assert size == (side, int(side * 640 / 480))
   assert sorted(shapes) == [(960, 960), (1184, 1184), (1333, 1333)]
   assert all(len(groups) == 1 for groups in shapes.values())

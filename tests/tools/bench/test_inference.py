@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.tools.bench.conftest import assert_mfu
-from vit_jax.data import augment
+from vit_jax.data import device_augmentation
 from vit_jax.tools.bench import inference, step
 from vit_jax.tools.plan import aot
 from vit_jax.training import hardware
@@ -70,7 +70,9 @@ def test_what_is_timed_gives_logits():
   params = jax.tree.map(
     lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), program.shapes[0]
   )
-  logits, _ = model.apply({'params': params}, augment.normalize(images))
+  logits, _ = model.apply(
+    {'params': params}, device_augmentation.normalize(images)
+  )
   np.testing.assert_allclose(
     program.lower().compile()(params, images), logits, rtol=1e-4, atol=1e-4
   )

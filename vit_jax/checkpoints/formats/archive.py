@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from tqdm import tqdm
 
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 
 def is_archive(path: str) -> bool:
@@ -84,7 +84,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
   stored_dtype = np.dtype(dtype)
   total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
   with (
-    whole.new_file(target) as path,
+    atomic_files.new_file(target) as path,
     zipfile.ZipFile(path, 'w') as archive,
     progress(f'writing {target}', total) as bar,
   ):

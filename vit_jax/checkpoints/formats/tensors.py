@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 # Of torch.save before version 1.6: a protocol, and a number that torch chose.
 _LEGACY_PICKLE = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'
@@ -128,7 +128,7 @@ def write_folder(
     configs: JSON objects by file name.
     arrays, dtype: as of `write_safetensors`, as are the errors.
   """
-  with whole.new_folder(target) as folder:
+  with atomic_files.new_folder(target) as folder:
     for name, config in configs.items():
       text = json.dumps(config, indent=2, sort_keys=True)
       (folder / name).write_text(f'{text}\n', 'utf-8')
@@ -171,7 +171,7 @@ def write_safetensors(
   head = json.dumps(header, separators=(',', ':')).encode()
   head += b' ' * (-len(head) % 8)
   with (
-    whole.new_file(target) as path,
+    atomic_files.new_file(target) as path,
     open(path, 'wb') as file,
     archive.progress(f'writing {target}', end) as bar,
   ):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, transforms, upright
-from vit_jax.data.upright import Box
+from vit_jax.data import decode, orientation, transforms
+from vit_jax.data.orientation import Box
 from vit_jax.projects.detr import segments
 
 Record = Mapping[str, Any]
@@ -48,7 +48,7 @@ class BoxTransform:
     flip: bool = False,
   ) -> dict[str, np.ndarray]:
     """Returns an example of a part of an image, resized and maybe mirrored."""
-    size = upright.fitted((part.height, part.width), self.image_size, short)
+    size = orientation.fitted((part.height, part.width), self.image_size, short)
     image = transforms.resize(picture.read(part, size, exact=exact), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = (boxes_of(record) - corner_4) / ([part.width, part.height] * 2)

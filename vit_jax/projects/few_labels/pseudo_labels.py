@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import augment, bad_images
+from vit_jax.data import bad_images, device_augmentation
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import Valid
@@ -197,7 +197,7 @@ class PseudoLabels(Classification):
     )
     labels = jnp.concatenate([labels_BC[:, None], batch['soft']], axis=1)
     images_NHWC = self.images.normalize(images.reshape(-1, *images.shape[2:]))
-    images_NHWC, labels_NC = augment.mixed(
+    images_NHWC, labels_NC = device_augmentation.mixed(
       key_mixup,
       self.images.varied(images_NHWC, key_flip),
       labels.reshape(-1, labels.shape[-1]),

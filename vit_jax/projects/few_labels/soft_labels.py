@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 from vit_jax.data.sources import Source
 from vit_jax.training import features, sharding
 
@@ -73,7 +73,7 @@ def kept(
         teacher=teachers,
       )
       place.parent.mkdir(parents=True, exist_ok=True)
-      whole.replace(place, file.getvalue())
+      atomic_files.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
   try:
     with place.open('rb') as file, np.load(file) as archive:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import augment, transforms
+from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.fields import Valid
@@ -61,10 +61,10 @@ class Pixels(OfImages):
       )
     images = Images.from_config(config.data, facts.image_size)
     mean, std = images.preprocessing.mean, images.preprocessing.std
-    if (mean, std) != (augment.MEAN, augment.STD):
+    if (mean, std) != (device_augmentation.MEAN, device_augmentation.STD):
       raise ValueError(
         f'data.mean is {mean} and data.std {std}: a palette has '
-        f'values in [-1, 1], for which both are {augment.MEAN}.'
+        f'values in [-1, 1], for which both are {device_augmentation.MEAN}.'
       )
     model: Any = variants.build(
       num_classes=0, image_size=facts.image_size, **config.model

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vit_jax.data import augmentations, loader, transforms
+from vit_jax.data import host_augmentation, loader, transforms
 from vit_jax.data.source import Source
 from vit_jax.tools.bench import race
 from vit_jax.tools.bench.race import Contender
@@ -94,7 +94,7 @@ class _Photos(Source):
 
 def _our_transform(photos: _Photos, augment: str = '') -> Callable[[], float]:
   transform = transforms.TrainTransform(
-    _IMAGE_SIZE, augmentation=augmentations.parse(augment)
+    _IMAGE_SIZE, augmentation=host_augmentation.parse(augment)
   )
   rng = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.data import cores, whole
+from vit_jax.data import atomic_files, cores
 from vit_jax.training import metric_log
 from vit_jax.training.progress import mfu_text
 
@@ -162,7 +162,7 @@ def write(rows: Sequence[Row], path: str | None) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     cells = [[row.get(name, '') for name in names] for row in rows]
     text = metric_log.csv_text([[*names], *cells])
-    whole.replace(epath.Path(path), text.encode())
+    atomic_files.replace(epath.Path(path), text.encode())
 
 
 def machine(packages: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from vit_jax.data import augment
+from vit_jax.data import device_augmentation
 from vit_jax.experiment import Experiment
 from vit_jax.models import attention
 from vit_jax.objectives.objective import Objective
@@ -75,7 +75,7 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
   config, model = experiment.config, experiment.objective.model
 
   def apply(params: Any, images_BHWC: Any) -> Any:
-    images_BHWC = augment.normalize(
+    images_BHWC = device_augmentation.normalize(
       images_BHWC, config.data.mean, config.data.std
     )
     return model.apply({'params': params}, images_BHWC)[0]

@@ -9,14 +9,14 @@ import shutil
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
 DTYPES = onnx.DTYPES
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = pathlib.Path(__file__).parent
 # The part of the data pipeline that the server's decoder needs.
-_PIXELS = ('data/__init__.py', 'data/preprocessing.py', 'data/upright.py')
+_PIXELS = ('data/__init__.py', 'data/preprocessing.py', 'data/orientation.py')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 
@@ -39,7 +39,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     ImportError: if ONNX is not installed.
     ValueError: if the model has no head, or cannot be written.
   """
-  with whole.new_folder(target) as folder:
+  with atomic_files.new_folder(target) as folder:
     root = folder / 'vit_jax'
     package = root / 'tools' / 'serve'
     package.mkdir(parents=True)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
-from vit_jax.data import upright
+from vit_jax.data import orientation
+from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Plan, Preprocessing
-from vit_jax.data.upright import Box
 from vit_jax.tools.serve.resizing import resize
 
 # The formats that people have; every further decoder could be attacked.
@@ -83,7 +83,7 @@ def see(data: bytes, view: View) -> Seen:
 
 
 def _see(data: bytes, view: View) -> Seen:
-  image = upright.open_image(data, _formats())
+  image = orientation.open_image(data, _formats())
   width, height = image.size
   if width * height > MAX_PIXELS:
     raise UnreadableUpload(
@@ -95,20 +95,22 @@ def _see(data: bytes, view: View) -> Seen:
   )
   if not reducible:
     image.load()  # because TIFF is turned by that, and must not be twice
-  turn = upright.turn_of(image)
+  turn = orientation.turn_of(image)
   H, W = (width, height) if turn.transpose else (height, width)
   given, size = view.preprocessing, view.size
   if view.keeps_shape:
-    size = upright.fitted((H, W), size)
+    size = orientation.fitted((H, W), size)
     plan = Plan(Box(0, 0, H, W), size, (0, 0))
   else:
     plan = given.plan((H, W), size)
   box, part, (top, left) = plan
   factor = 1
   if reducible and given.reduces:
-    factor = upright.scale_factor(box, part)
+    factor = orientation.scale_factor(box, part)
     image.draft(None, (width // factor, height // factor))
-  pixels = upright.upright(upright.rgb(image), turn, box, (H, W), factor)
+  pixels = orientation.upright(
+    orientation.rgb(image), turn, box, (H, W), factor
+  )
   pixels = given.resize(pixels, plan, size, resize)
   if view.keeps_shape:
     canvas = np.zeros((*view.size, 3), np.uint8)

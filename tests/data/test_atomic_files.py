@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 
-KINDS = {'file': whole.new_file, 'folder': whole.new_folder}
+KINDS = {'file': atomic_files.new_file, 'folder': atomic_files.new_folder}
 
 
 def fill(path, text):
@@ -62,7 +62,9 @@ def test_a_folder_of_somebody_else_is_refused_before_the_work(tmp_path):
   if WITHOUT_ROOTS_RIGHTS is None:
     pytest.skip('root may write everywhere, and there is no setpriv')
   tmp_path.chmod(0o555)
-  code = 'import sys, vit_jax.data.whole as x; x.refuse_existing(sys.argv[1])'
+  code = (
+    'import sys, vit_jax.data.atomic_files as x; x.refuse_existing(sys.argv[1])'
+  )
   target = str(tmp_path / 'x')
   done = subprocess.run(
     [*WITHOUT_ROOTS_RIGHTS, sys.executable, '-c', code, target],
@@ -93,7 +95,7 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path, new):
 def test_a_file_is_replaced_or_left(tmp_path, monkeypatch):
   target = tmp_path / 'target'
   for text in (b'first', b'second'):
-    whole.replace(target, text)
+    atomic_files.replace(target, text)
     assert target.read_bytes() == text
 
   def fail(*args):
@@ -101,17 +103,17 @@ def test_a_file_is_replaced_or_left(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, 'replace', fail)
   with pytest.raises(OSError, match='no space'):
-    whole.replace(target, b'third')
+    atomic_files.replace(target, b'third')
   assert list(tmp_path.iterdir()) == [target]
   assert target.read_bytes() == b'second'
 
 
 WRITER = """
 import signal, sys, time
-from vit_jax.data import whole
+from vit_jax.data import atomic_files
 # In the background of a shell it would be ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-with getattr(whole, sys.argv[1])(sys.argv[2]) as path:
+with getattr(atomic_files, sys.argv[1])(sys.argv[2]) as path:
   (path / 'inside' if path.is_dir() else path).write_text('half')
   print('half', flush=True)
   time.sleep(60)
@@ -134,7 +136,7 @@ def test_a_killed_writer_leaves_no_output(tmp_path, number):
   # Nobody is left to remove it, and its name says what it is.
   assert len(left) == (number == signal.SIGKILL)
   assert all(re.fullmatch(r'\.target\.\w+\.partial', name) for name in left)
-  with whole.new_file(str(target)) as path:
+  with atomic_files.new_file(str(target)) as path:
     fill(path, 'all')
   assert target.exists()
 
@@ -164,6 +166,6 @@ def test_a_file_in_a_bucket_is_written_there(monkeypatch):
     def write_bytes(self, data):
       written[self.path] = data
 
-  monkeypatch.setattr(whole.epath, 'Path', Bucket)
-  whole.replace(f'{scheme}://bucket/x', b'data')
+  monkeypatch.setattr(atomic_files.epath, 'Path', Bucket)
+  atomic_files.replace(f'{scheme}://bucket/x', b'data')
   assert written == {f'{scheme}://bucket/x': b'data'}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from vit_jax.data import augmentations, transforms
-from vit_jax.data.augmentations import OPERATIONS
+from vit_jax.data import host_augmentation, transforms
+from vit_jax.data.host_augmentation import OPERATIONS
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_policies_are_torchvisions(torchvision, policy):
   theirs = torchvision.AutoAugment(
     torchvision.AutoAugmentPolicy(policy)
   ).policies
-  assert augmentations.AutoAugment(policy).pairs() == [
+  assert host_augmentation.AutoAugment(policy).pairs() == [
     [(name, probability, magnitude or 0) for name, probability, magnitude in x]
     for x in theirs
   ]
@@ -93,9 +93,9 @@ def test_rand_augment_draws_all_operations_alike(pixels, monkeypatch):
   recording = {
     name: type(name, (), {'__call__': note(name)})() for name in OPERATIONS
   }
-  monkeypatch.setattr(augmentations, 'OPERATIONS', recording)
+  monkeypatch.setattr(host_augmentation, 'OPERATIONS', recording)
   rng = np.random.default_rng(0)
-  augment = augmentations.RandAugment(2, 5, 0.5)
+  augment = host_augmentation.RandAugment(2, 5, 0.5)
   for _ in range(2000):
     np.testing.assert_array_equal(augment(pixels, rng), pixels)
   assert len(drawn) == 4000
@@ -122,10 +122,10 @@ def test_operations_of_a_policy_come_as_often_as_it_says(pixels, monkeypatch):
 
     return record
 
-  monkeypatch.setitem(augmentations._POLICIES, 'imagenet', policy)
+  monkeypatch.setitem(host_augmentation._POLICIES, 'imagenet', policy)
   recording = {name: recorder(name) for name in 'ABCDEF'}
-  monkeypatch.setattr(augmentations, 'OPERATIONS', recording)
-  augment = augmentations.AutoAugment('imagenet')
+  monkeypatch.setattr(host_augmentation, 'OPERATIONS', recording)
+  augment = host_augmentation.AutoAugment('imagenet')
   rng = np.random.default_rng(0)
   for _ in range(3000):
     augment(pixels[:1, :1], rng)
@@ -142,7 +142,7 @@ def test_operations_of_a_policy_come_as_often_as_it_says(pixels, monkeypatch):
 def test_either_direction_is_as_likely(pixels):
   image, rng = Image.fromarray(pixels), np.random.default_rng(0)
   values = []
-  operation = augmentations.Operation(lambda _, v: values.append(v), 8.0)
+  operation = host_augmentation.Operation(lambda _, v: values.append(v), 8.0)
   for _ in range(400):
     operation(image, 5, rng)
   assert set(values) == {-4.0, 4.0}
@@ -165,21 +165,21 @@ def test_colours_are_jittered_in_any_order_and_as_far_as_is_said(
       found.append((name, value))
       return image
 
-    return augmentations.Operation(record)
+    return host_augmentation.Operation(record)
 
   names = ('Brightness', 'Contrast', 'Color')
   recording = {name: recorder(name) for name in names}
-  monkeypatch.setattr(augmentations, 'OPERATIONS', recording)
+  monkeypatch.setattr(host_augmentation, 'OPERATIONS', recording)
   radii = []
 
   def blur(radius):
     radii.append(radius)
     return ImageFilter.BoxBlur(0)
 
-  monkeypatch.setattr(augmentations.ImageFilter, 'GaussianBlur', blur)
+  monkeypatch.setattr(host_augmentation.ImageFilter, 'GaussianBlur', blur)
   rng = np.random.default_rng(0)
   for _ in range(300):
-    augmentations.ThreeAugment(0.4)(pixels[:1, :1], rng)
+    host_augmentation.ThreeAugment(0.4)(pixels[:1, :1], rng)
   orders = {
     tuple(name for name, _ in found[i : i + 3]) for i in range(0, 900, 3)
   }
@@ -201,7 +201,7 @@ def test_magnitudes_stay_in_their_range(pixels):
 
 
 def test_three_augment_is_grey_solarized_or_blurred(pixels):
-  augment = augmentations.ThreeAugment(0.0)
+  augment = host_augmentation.ThreeAugment(0.0)
   grey = np.array(Image.fromarray(pixels).convert('L'))[..., None]
   solarized = np.where(pixels < 128, pixels, 255 - pixels)
   rng = np.random.default_rng(0)
@@ -222,7 +222,9 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
   _, counts = np.unique(kinds, return_counts=True)
   assert len(counts) == 3
   assert np.all(np.abs(counts - 100) < 5 * 8.2)
-  jittered = augmentations.ThreeAugment(0.5)(pixels, np.random.default_rng(1))
+  jittered = host_augmentation.ThreeAugment(0.5)(
+    pixels, np.random.default_rng(1)
+  )
   assert not np.array_equal(jittered, augment(pixels, np.random.default_rng(1)))
 
 
@@ -230,16 +232,16 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
   ('text', 'want'),
   [
     ('', None),
-    ('randaugment', augmentations.RandAugment(2, 9)),
-    ('randaugment(3, 7.5, 0.5)', augmentations.RandAugment(3, 7.5, 0.5)),
-    ('autoaugment(cifar10)', augmentations.AutoAugment('cifar10')),
-    ('3augment(0.2)', augmentations.ThreeAugment(0.2)),
-    (' randaugment( 1 ,0, ) ', augmentations.RandAugment(1, 0)),
-    ('randaugment(1, 10, 0)', augmentations.RandAugment(1, 10)),
+    ('randaugment', host_augmentation.RandAugment(2, 9)),
+    ('randaugment(3, 7.5, 0.5)', host_augmentation.RandAugment(3, 7.5, 0.5)),
+    ('autoaugment(cifar10)', host_augmentation.AutoAugment('cifar10')),
+    ('3augment(0.2)', host_augmentation.ThreeAugment(0.2)),
+    (' randaugment( 1 ,0, ) ', host_augmentation.RandAugment(1, 0)),
+    ('randaugment(1, 10, 0)', host_augmentation.RandAugment(1, 10)),
   ],
 )
 def test_texts_of_configs(text, want):
-  assert augmentations.parse(text) == want
+  assert host_augmentation.parse(text) == want
 
 
 @pytest.mark.parametrize(
@@ -257,13 +259,13 @@ def test_texts_of_configs(text, want):
 )
 def test_texts_that_name_none(text, message):
   with pytest.raises(ValueError, match=message):
-    augmentations.parse(text)
+    host_augmentation.parse(text)
 
 
 @pytest.mark.parametrize('text', ['randaugment', 'autoaugment', '3augment'])
 def test_they_follow_the_crop_and_the_generator(pixels, text):
   plain = transforms.TrainTransform((24, 16))
-  augmentation = augmentations.parse(text)
+  augmentation = host_augmentation.parse(text)
   varied = dataclasses.replace(plain, augmentation=augmentation)
   record = {'image': pixels, 'name': 'x', 'label': 3}
   seen = set()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.data import augment
+from vit_jax.data import device_augmentation
 from vit_jax.data import images as images_lib
 
 
@@ -16,7 +16,7 @@ def images(n, dtype=np.uint8):
 
 def test_unit_range_is_the_papers_scaling_at_all_256_values():
   values = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
-  got = augment.normalize(np.repeat(values, 3, axis=-1))
+  got = device_augmentation.normalize(np.repeat(values, 3, axis=-1))
   assert got.dtype == np.float32
   want = (np.arange(256) - 127.5) / 127.5
   for channel in range(3):
@@ -30,7 +30,7 @@ def test_unit_range_is_the_papers_scaling_at_all_256_values():
 def test_each_channel_has_its_own_mean_and_deviation():
   mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
   values = images(5)
-  got = augment.normalize(values, mean, std)
+  got = device_augmentation.normalize(values, mean, std)
   want = (values / 255.0 - np.array(mean)) / np.array(std)
   # Values up to 3 in float32.
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
@@ -39,7 +39,9 @@ def test_each_channel_has_its_own_mean_and_deviation():
 def flips(n, seed):
   """Returns which images were mirrored; fails if anything else happened."""
   before = images(n, np.float32)
-  after = np.asarray(augment.random_flip(jax.random.key(seed), before))
+  after = np.asarray(
+    device_augmentation.random_flip(jax.random.key(seed), before)
+  )
   mirrored = (after == before[:, :, ::-1]).all((1, 2, 3))
   kept = (after == before).all((1, 2, 3))
   assert (mirrored ^ kept).all()
@@ -60,7 +62,7 @@ def test_flip_differs_between_keys_and_not_with_the_same():
 def test_flip_is_left_to_right():
   image = np.zeros((64, 2, 3, 1), np.float32)
   image[:, 0, 0] = 1  # top left
-  after = np.asarray(augment.random_flip(jax.random.key(0), image))
+  after = np.asarray(device_augmentation.random_flip(jax.random.key(0), image))
   assert set(np.argmax(after.reshape(64, -1), 1)) == {0, 2}
 
 
@@ -68,7 +70,7 @@ def share_of(seed, alpha, n=6):
   """Mixes, checks that it is one convex combination, and returns its share."""
   x, y = images(n, np.float32), np.eye(n, dtype=np.float32)
   mixed_x, mixed_y = jax.device_get(
-    augment.mixup(jax.random.key(seed), x, y, alpha)
+    device_augmentation.mixup(jax.random.key(seed), x, y, alpha)
   )
   share = mixed_y[0, 0]  # every image has a class of its own
   partner = np.roll(np.arange(n), 1)
@@ -96,7 +98,9 @@ def test_shares_are_a_folded_beta_distribution(alpha):
   """Against the quantiles of 20,000 draws by NumPy."""
   n = 2000
   mix = jax.vmap(
-    lambda key: augment.mixup(key, np.zeros((2, 1, 1, 1)), np.eye(2), alpha)[1]
+    lambda key: device_augmentation.mixup(
+      key, np.zeros((2, 1, 1, 1)), np.eye(2), alpha
+    )[1]
   )
   shares = np.asarray(mix(jax.random.split(jax.random.key(0), n))[:, 0, 0])
   draws = np.random.default_rng(0).beta(alpha, alpha, 20_000)
@@ -113,14 +117,18 @@ def test_shares_are_a_folded_beta_distribution(alpha):
 def test_one_share_serves_the_whole_batch():
   """So that a batch shared by many devices needs no more randomness."""
   y = np.eye(6, dtype=np.float32)
-  _, mixed = augment.mixup(jax.random.key(0), images(6, np.float32), y, 1.0)
+  _, mixed = device_augmentation.mixup(
+    jax.random.key(0), images(6, np.float32), y, 1.0
+  )
   assert len(set(np.diag(np.asarray(mixed)))) == 1
 
 
 def test_erasing_makes_rectangles_noise():
   """As often, as large and as long as its paper says."""
   images = jnp.full((600, 24, 32, 3), 7.0)
-  got = np.asarray(augment.random_erasing(jax.random.key(0), images, 0.25))
+  got = np.asarray(
+    device_augmentation.random_erasing(jax.random.key(0), images, 0.25)
+  )
   changed = (got != 7).any(-1)
   erased = changed.any((1, 2))
   # A binomial of 600 draws: 150 and a deviation of 10.6.
@@ -128,7 +136,9 @@ def test_erasing_makes_rectangles_noise():
   noise = got[changed]
   assert abs(noise.mean()) < 0.02
   assert abs(noise.std() - 1) < 0.02
-  whole = np.asarray(augment.random_erasing(jax.random.key(0), images, 1.0))
+  whole = np.asarray(
+    device_augmentation.random_erasing(jax.random.key(0), images, 1.0)
+  )
   found = []
   for inside in (whole != 7).any(-1):
     rows, columns = inside.any(1), inside.any(0)
@@ -166,7 +176,7 @@ def test_erasing_makes_rectangles_noise():
 @pytest.mark.parametrize('shape', [(9, 1, 64, 3), (9, 64, 1, 3)])
 def test_what_no_rectangle_fits_in_is_not_erased(shape):
   images = jnp.full(shape, 7.0)
-  got = augment.random_erasing(jax.random.key(0), images, 1.0)
+  got = device_augmentation.random_erasing(jax.random.key(0), images, 1.0)
   np.testing.assert_array_equal(got, images)
 
 
@@ -184,7 +194,9 @@ def test_images_are_mirrored_and_erased_where_that_is_asked_for():
     for flip in (False, True)
   )
   np.testing.assert_array_equal(plain, before)
-  np.testing.assert_array_equal(mirrored, augment.random_flip(key, before))
+  np.testing.assert_array_equal(
+    mirrored, device_augmentation.random_flip(key, before)
+  )
   assert (mirrored != plain).any()
   # Noise of the same places, whatever was there.
   is_noise = (erased != plain).any(-1)
@@ -200,7 +212,7 @@ def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   shares, sides, inner = [], set(), 0
   corners = set()
   for seed in range(200):
-    got, mixed = augment.cutmix(
+    got, mixed = device_augmentation.cutmix(
       jax.random.key(seed), images.astype(jnp.float32), labels, 1.0
     )
     got, mixed = np.asarray(got), np.asarray(mixed)
@@ -242,18 +254,20 @@ def test_a_batch_has_mixup_or_cutmix():
   args = images, labels
 
   def of(key, *alphas):
-    return [np.asarray(x) for x in augment.mixed(key, *args, *alphas)]
+    return [
+      np.asarray(x) for x in device_augmentation.mixed(key, *args, *alphas)
+    ]
 
   key = jax.random.key(0)
   for got, want in (
     (of(key, 0, 0), args),
-    (of(key, 0.3, 0), augment.mixup(key, *args, 0.3)),
-    (of(key, 0, 0.3), augment.cutmix(key, *args, 0.3)),
+    (of(key, 0.3, 0), device_augmentation.mixup(key, *args, 0.3)),
+    (of(key, 0, 0.3), device_augmentation.cutmix(key, *args, 0.3)),
   ):
     for x, y in zip(got, want, strict=True):
       np.testing.assert_array_equal(x, y)
   # Beta(10,000, 10,000) is next to 1/2, Beta(0.01, 0.01) next to 0 or 1.
-  mixed = jax.jit(lambda key: augment.mixed(key, *args, 1e4, 0.01))
+  mixed = jax.jit(lambda key: device_augmentation.mixed(key, *args, 1e4, 0.01))
   cut = kept = 0
   for seed in range(100):
     pixels, shares = mixed(jax.random.key(seed))
