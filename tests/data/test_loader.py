@@ -132,9 +132,9 @@ def test_one_worker_is_a_process_of_its_own(monkeypatch):
   monkeypatch.setattr(loader.grain, 'ReadOptions', spy)
   for cores in (3, 40):
     monkeypatch.setattr(loader.cores, 'usable_cores', lambda n=cores: n)
-    loader._iterate(grain.MapDataset.range(8), 4, 0)
+    loader._iterate(grain.MapDataset.range(8), 0)
   with pytest.raises(StopIteration):
-    loader._iterate(grain.MapDataset.range(8), 4, 1)
+    loader._iterate(grain.MapDataset.range(8), 1)
   assert asked == [(3, 3), (16, 16), (2, 2), 1]
 
 
@@ -379,9 +379,8 @@ def test_balanced_batches_are_a_function_of_the_step(monkeypatch):
 
 def test_a_class_without_examples_is_not_drawn():
   labels_N = np.array([0, 0, 3, 3, 3, 3])
-  parent = grain.MapDataset.range(6).repeat()
-  balanced = loader._Balanced(parent, labels_N, 1.0, 0)
-  drawn = labels_N[[balanced[i] for i in range(60)]]
+  balance = loader._Balance(labels_N, 1.0, 0)
+  drawn = labels_N[[balance(i, 0) for i in range(60)]]
   assert np.bincount(drawn).tolist() == [30, 0, 0, 30]
 
 

@@ -117,7 +117,7 @@ def test_a_split_without_labels_is_refused(tmp_path, encode, monkeypatch):
   monkeypatch.setitem(globals(), '_example', without)
   source = _open('pets', 'train', _prepare(tmp_path, encode))
   for read in (source.labels, lambda: source[0]):
-    with pytest.raises(ValueError, match='A record has label -1, which is no'):
+    with pytest.raises(ValueError, match='A record has label -1, which is not'):
       read()
 
 
@@ -141,15 +141,15 @@ def test_the_fingerprint_is_of_the_split_and_the_folder(data_dir, tmp_path):
 def test_neighbouring_values_share_a_class(values, classes):
   """As many to each as there can be, in their order."""
   names = tuple(map(str, range(classes)))
-  label = tfds_source.ClassField('x', values, names)
+  label = tfds_source.class_field('x', values, names)
   assert label.fields == {'x': ()}
-  found = [label({'x': np.int64(i)}) for i in range(values)]
+  found = [label.classify({'x': np.int64(i)}) for i in range(values)]
   assert found == sorted(found) and set(found) == set(range(classes))
   counts = np.bincount(found)
   assert counts.max() - counts.min() <= 1
   for wrong in (-1, values):
-    with pytest.raises(ValueError, match=f'has x {wrong}, which is no class'):
-      label({'x': wrong})
+    with pytest.raises(ValueError, match=f'has x {wrong}, which is not'):
+      label.classify({'x': wrong})
 
 
 IMAGE, LABEL = tfds.features.Image(), tfds.features.ClassLabel(num_classes=2)

@@ -9,7 +9,7 @@ from vit_jax.data import vtab
 @pytest.mark.parametrize(('count', 'label'), [(3, 0), (4, 1), (10, 7)])
 def test_clevr_count(count, label):
   task = vtab.TASKS['clevr_count'].label
-  assert task({'objects': {'size': np.zeros(count)}}) == label
+  assert task.classify({'objects': {'size': np.zeros(count)}}) == label
   assert task.class_names[label] == f'{count} objects'
 
 
@@ -29,7 +29,7 @@ def test_clevr_distance(nearest, label):
   # Only the third number is the depth, and only the nearest object counts.
   coords = np.array([[0, 1, 120], [300, 9.7, nearest]], np.float32)
   for order in (coords, coords[::-1]):
-    assert task({'objects': {'pixel_coords': order}}) == label
+    assert task.classify({'objects': {'pixel_coords': order}}) == label
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_kitti(objects, label):
     # Only the third number is ahead.
     'location': np.array([(-50, 1, z) for _, z in objects], np.float32),
   }
-  assert task({'objects': fields}) == label
+  assert task.classify({'objects': fields}) == label

@@ -95,20 +95,21 @@ def train_batches(
   order = grain.MapDataset.range(len(source))
   if balance:
     labels_N = labelled(source, 'the source for data.balance').labels()
-    order = _Balanced(order.repeat(), labels_N, balance, order_seed)
+    drawn = _Balance(labels_N, balance, order_seed)
+    order = order.repeat().map_with_index(drawn)
   else:
     order = order.shuffle(order_seed).repeat()
   if repeats > 1:
-    order = _Repeated(order, batch_size, repeats)
+    repeated = functools.partial(_repeated, order, batch_size, repeats)
+    order = grain.MapDataset.range(len(order)).map(repeated)
   made = functools.partial(_transformed, source, transform)
   if isinstance(transform, PerStep):
     order = order.map_with_index(lambda i, index: (index, i // batch_size))
     made = functools.partial(_of_step, source, transform, step_seed)
   examples = order.random_map(made, seed=transform_seed)
-  mine = _ProcessBlocks(examples, local_size, process_index, process_count)
-  # Batches of one example would be one more than Python can count.
-  mine = mine[start_step * local_size : sys.maxsize // 2]
-  return _iterate(mine, local_size, workers)
+  # Grain counts batches with floats, of which the largest is past sys.maxsize.
+  batches = examples[: sys.maxsize // 2].batch(local_size)
+  return _iterate(batches[process_index::process_count][start_step:], workers)
 
 
 def _transformed(
@@ -150,49 +151,32 @@ def _example(
   raise last
 
 
-# Or each of the loader's threads would draw an epoch of its own. Not the
-# object's, which travels to worker processes.
+# Not the object's, which travels to worker processes.
 _DRAWING = threading.Lock()
-_EPOCHS_KEPT = 3
+_EPOCHS_KEPT = 3  # where one ends, threads are in several at once
 
 
-class _Balanced(grain.MapDataset):
-  """Examples of each epoch drawn by class, instead of each once.
+class _Balance:
+  """Draws the examples of each epoch by class, instead of each once.
 
   By systematic resampling: an example comes as often as its share of the epoch
   says, but for less than one time, and so does a class.
   """
 
-  def __init__(
-    self,
-    parent: grain.MapDataset,
-    labels_N: np.ndarray,
-    balance: float,
-    seed: int,
-  ):
-    super().__init__(parent)
+  def __init__(self, labels_N: np.ndarray, balance: float, seed: int):
     self._labels_N, self._seed = labels_N, seed
     images_C = np.maximum(np.bincount(labels_N), 1)
     self._weights_N = (images_C**-balance)[labels_N]
     self._kept: dict[int, np.ndarray] = {}
 
-  def __len__(self) -> int:
-    return len(self._parent)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
+  def __call__(self, index: int, _: int) -> int:
     epoch, position = divmod(index, len(self._labels_N))
-    drawn_N = self._kept.get(epoch)
-    if drawn_N is None:
-      with _DRAWING:
-        drawn_N = self._kept.get(epoch)
-        if drawn_N is None:
-          drawn_N = self._drawn(epoch)
-          # At its end, threads are in several at once.
-          kept = [*self._kept.items(), (epoch, drawn_N)]
-          self._kept = dict(kept[-_EPOCHS_KEPT:])
-    return int(drawn_N[position])
+    with _DRAWING:  # or each thread would draw the epoch
+      if epoch not in self._kept:
+        if len(self._kept) == _EPOCHS_KEPT:
+          del self._kept[next(iter(self._kept))]
+        self._kept[epoch] = self._drawn(epoch)
+      return int(self._kept[epoch][position])
 
   def _drawn(self, epoch: int) -> np.ndarray:
     N = len(self._labels_N)
@@ -205,45 +189,17 @@ class _Balanced(grain.MapDataset):
     return rng.permutation(rows_N[np.searchsorted(edges_N, points_N)])
 
 
-class _Repeated(grain.MapDataset):
-  """Every batch several times a smaller one, the last time cut off if need be.
+def _repeated(
+  order: grain.MapDataset, batch_size: int, repeats: int, index: int
+) -> int:
+  """The example at an index, if each batch repeats a smaller one.
 
-  So neighbours, which are mixed, are different examples.
+  So neighbours, which are mixed, are different examples. The last repeat is cut
+  off if need be.
   """
-
-  def __init__(self, parent: grain.MapDataset, batch_size: int, repeats: int):
-    super().__init__(parent)
-    self._batch_size, self._different = batch_size, -(-batch_size // repeats)
-
-  def __len__(self) -> int:
-    return len(self._parent)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
-    step, position = divmod(index, self._batch_size)
-    return self._parent[step * self._different + position % self._different]
-
-
-class _ProcessBlocks(grain.MapDataset):
-  """Of each global batch the contiguous block that belongs to one process."""
-
-  def __init__(
-    self, parent: grain.MapDataset, block: int, index: int, count: int
-  ):
-    super().__init__(parent)
-    self._block, self._index, self._count = block, index, count
-
-  def __len__(self) -> int:
-    return len(self._parent) // (self._block * self._count) * self._block
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
-    step, position = divmod(index, self._block)
-    return self._parent[
-      (step * self._count + self._index) * self._block + position
-    ]
+  step, position = divmod(index, batch_size)
+  different = -(-batch_size // repeats)
+  return order[step * different + position % different]
 
 
 def eval_batches(
@@ -279,8 +235,8 @@ def eval_batches(
   examples = grain.MapDataset.range(padded_size).map(
     functools.partial(_padded, source, transform)
   )
-  mine = _ProcessBlocks(examples, local_size, process_index, process_count)
-  return _iterate(mine, local_size, workers)
+  batches = examples.batch(local_size)
+  return _iterate(batches[process_index::process_count], workers)
 
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
@@ -306,14 +262,13 @@ def _local_batch_size(batch_size: int, process_count: int) -> int:
 
 
 def _iterate(
-  examples: grain.MapDataset, local_size: int, workers: int
+  batches: grain.MapDataset, workers: int
 ) -> grain.DatasetIterator[Batch]:
   """Makes batches ahead of time, in threads or in worker processes.
 
   Whole batches are the unit of work, which costs a few of them in memory but
   far less overhead per image than images would.
   """
-  batches = examples.batch(local_size)
   if not workers:
     threads = min(cores.usable_cores(), 16)
     return iter(batches.to_iter_dataset(grain.ReadOptions(threads, threads)))

@@ -1,6 +1,7 @@
 """The contract of sources: what is read, and what is known of it."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -57,3 +58,19 @@ class BoxedSource(Source, Protocol):
     there are masks `masks`, of each object what `segments.mask` takes, or None.
     """
     ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+  """How a record of TFDS gets its class.
+
+  Attributes:
+    class_names: a name for each class.
+    fields: the names of the fields that are read. For a list, the names of its
+      own fields; () is all of them.
+    classify: these fields of a record -> the class; picklable.
+  """
+
+  class_names: tuple[str, ...]
+  fields: Mapping[str, tuple[str, ...]]
+  classify: Callable[[Mapping[str, Any]], int]

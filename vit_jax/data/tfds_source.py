@@ -1,36 +1,32 @@
 """Datasets of TensorFlow Datasets (TFDS), read without TensorFlow."""
 
-import dataclasses
 import difflib
+import functools
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import cores, decode
-from vit_jax.data.source import Source
+from vit_jax.data.source import Label, Source
 
 # What `tfds build` needs, some of it undeclared. Only preparing a dataset does.
 _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'
 )
-# Sets of the paper that TFDS has no builder for, and what to do about it.
-_WITHOUT_BUILDER = {
-  'imagenet21k': (
-    'TFDS cannot prepare it. Give one of these instead:\n'
-    '  its images, which https://image-net.org has for those who register, in '
-    'one folder a class: --config.data.name=/path/to/imagenet21k\n'
-    '  another set: --config=configs/vit.py:b16,imagenet2012 or '
-    '--config=configs/vit.py:b16,./my_folder\n'
-    '  weights that were trained on it: --config=configs/finetune.py:'
-    'b16,./my_folder --config.init=augreg/b16; python -m vit_jax.models '
-    '--pretrained lists them'
-  )
-}
+# TFDS has no builder for it.
+_IMAGENET21K = (
+  'TFDS cannot prepare imagenet21k. Give one of these instead:\n'
+  '  its images from https://image-net.org, in one folder a class: '
+  '--config.data.name=/path/to/imagenet21k\n'
+  '  another data set: --config=configs/vit.py:b16,imagenet2012\n'
+  '  weights that were trained on it: --config=configs/finetune.py:'
+  'b16,./my_folder --config.init=augreg/b16'
+)
 
 # Names of the field that has an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
@@ -39,42 +35,23 @@ _CROWD = ('is_crowd', 'is_difficult')
 # Records of large images stay below a GB.
 _READ_TOGETHER = 512
 
-# Names of fields. Of those that are lists, the names of theirs; () is all.
-Fields = Mapping[str, tuple[str, ...]]
 
-
-class Label(Protocol):
-  """How a record of TFDS gets its class, from the fields that are read."""
-
-  @property
-  def class_names(self) -> tuple[str, ...]: ...
-
-  @property
-  def fields(self) -> Fields: ...
-
-  def __call__(self, record: Mapping[str, Any]) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassField:
+def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
   """The class is a field; neighbouring ones of its values may share a class."""
+  classify = functools.partial(_class_of, field, values, len(names))
+  return Label(names, {field: ()}, classify)
 
-  field: str
-  values: int
-  class_names: tuple[str, ...]
 
-  @property
-  def fields(self) -> Fields:
-    return {self.field: ()}
-
-  def __call__(self, record: Mapping[str, Any]) -> int:
-    value = int(record[self.field])
-    if not 0 <= value < self.values:
-      raise ValueError(
-        f'A record has {self.field} {value}, which is no class: its split has '
-        'no labels. Use another.'
-      )
-    return value * len(self.class_names) // self.values
+def _class_of(
+  field: str, values: int, classes: int, record: Mapping[str, Any]
+) -> int:
+  value = int(record[field])
+  if not 0 <= value < values:
+    raise ValueError(
+      f'A record has {field} {value}, which is not a class: its split has no '
+      'labels. Use another.'
+    )
+  return value * classes // values
 
 
 class _Records(Source):
@@ -85,7 +62,7 @@ class _Records(Source):
     name: str,
     builder: tfds.core.DatasetBuilder,
     split: str,
-    fields: Fields,
+    fields: Mapping[str, tuple[str, ...]],
     *,
     title: str,
     image: str,
@@ -95,7 +72,7 @@ class _Records(Source):
     Messages have the name, and names of records begin with the title.
 
     Raises:
-      ValueError: The dataset has no such split, or not these fields.
+      ValueError: The dataset has no such split.
     """
     features = builder.info.features
     self._image = image
@@ -104,15 +81,15 @@ class _Records(Source):
     self._fingerprint = (
       f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
     )
-    wanted: dict[str, tuple[str, ...]] = {image: (), **fields}
-    if self._file_name:
-      wanted[self._file_name] = ()
+    names = {self._file_name: ()} if self._file_name else {}
     # Other images of a record, such as masks, are not even looked at.
-    self._fields = _some(name, features, wanted)
+    self._fields = _some(features, {image: (), **fields, **names})
     try:
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
       )
+      if not len(self._records):
+        raise ValueError('it selects no example')
     except ValueError as error:
       sizes = ', '.join(
         f'{key}: {info.num_examples}'
@@ -122,8 +99,6 @@ class _Records(Source):
         f'split {split!r} of {name} cannot be read; it has the splits {sizes}, '
         f'and slices such as train[:98%]. TFDS says: {error}'
       ) from None
-    if not len(self._records):
-      raise ValueError(f'split {split!r} of {name} selects no example')
 
   def __len__(self) -> int:
     return len(self._records)
@@ -164,20 +139,19 @@ class TfdsSource(_Records):
 
     Pixels are multiplied by `scale`; images are decoded if it is not 1.
     """
-    super().__init__(
-      name, builder, split, label.fields, title=title, image=image
-    )
+    fields = label.fields
+    super().__init__(name, builder, split, fields, title=title, image=image)
     self.class_names = label.class_names
     self._label = label
     self._scale = scale
-    self._label_fields = _some(name, builder.info.features, label.fields)
+    self._label_fields = _some(builder.info.features, fields)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     record, name = self._read(index)
     image = record[self._image]
     if self._scale != 1:
       image = decode.decode(image, name) * np.uint8(self._scale)
-    return {'image': image, 'label': self._label(record), 'name': name}
+    return {'image': image, 'label': self._label.classify(record), 'name': name}
 
   def labels(self) -> np.ndarray:
     """The classes of all records, int32 [N]; every record is read."""
@@ -188,7 +162,7 @@ class TfdsSource(_Records):
         records = self._records.__getitems__(positions)
         for i, record in zip(positions, records, strict=True):
           fields = self._label_fields.deserialize_example_np(record)
-          labels[i] = self._label(fields)
+          labels[i] = self._label.classify(fields)
         bar.update(len(positions))
     return labels
 
@@ -258,7 +232,7 @@ def open_dataset(
     name,
     builder,
     split,
-    label=ClassField(field, len(names), names),
+    label=class_field(field, len(names), names),
     title=f'{name}/{split}',
     image=image,
   )
@@ -292,26 +266,18 @@ def prepared_builder(
     FileNotFoundError: It is not prepared, or not in a random access format.
     ValueError: TFDS knows no such dataset.
   """
-  if data_dir is not None:
-    data_dir = os.path.expanduser(data_dir)
+  data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'
-  in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
-  try:
-    tfds.core.naming.parse_builder_name_kwargs(name)
-  except ValueError:  # with the rules of TFDS in it, over twenty lines
-    raise ValueError(_unknown(name, places)) from None
   try:
     builder = tfds.core.read_only_builder.builder_from_files(
       name, data_dir=data_dir
     )
-  except tfds.core.DatasetNotFoundError:
-    if name in _WITHOUT_BUILDER:
-      raise FileNotFoundError(
-        f'dataset {name} is not prepared in {places}, and '
-        f'{_WITHOUT_BUILDER[name]}'
-      ) from None
+  except ValueError:  # with twenty lines of rules if it is about the name
+    if name == 'imagenet21k':
+      raise FileNotFoundError(_IMAGENET21K) from None
     if not is_known(name):
       raise ValueError(_unknown(name, places)) from None
+    in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
     raise FileNotFoundError(
       f'dataset {name} is not prepared in {places}. Prepare it once:\n'
       f'  {_INSTALL}\n'
@@ -363,22 +329,16 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
 
 
 def _some(
-  name: str, features: tfds.features.FeaturesDict, fields: Fields
+  features: tfds.features.FeaturesDict, fields: Mapping[str, tuple[str, ...]]
 ) -> tfds.features.FeaturesDict:
   """The features to parse records with when only these fields are wanted.
 
   `tfds.decode.PartialDecoding` does the same with TensorFlow alone.
   """
   chosen = {}
-  try:
-    for field, inner in fields.items():
-      chosen[field] = features[field]
-      if inner:
-        every = features[field].feature
-        chosen[field] = tfds.features.Sequence({k: every[k] for k in inner})
-  except KeyError as error:
-    raise ValueError(
-      f'dataset {name} has no {error}; its features are '
-      f'{", ".join(sorted(features))}'
-    ) from None
+  for field, inner in fields.items():
+    chosen[field] = features[field]
+    if inner:
+      every = features[field].feature
+      chosen[field] = tfds.features.Sequence({k: every[k] for k in inner})
   return tfds.features.FeaturesDict(chosen)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vit_jax.data.source import Label
+
 if TYPE_CHECKING:  # Importing TFDS takes a second.
-  from vit_jax.data.tfds_source import Label, TfdsSource
+  from vit_jax.data.tfds_source import TfdsSource
 
 _log = logging.getLogger(__name__)
 
@@ -30,26 +32,6 @@ _Start = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class FromObjects:
-  """Classes that follow from the objects in an image; see `tfds_source.Label`.
-
-  `classify` goes from the fields of each object that are read, each of one row
-  an object, to the class.
-  """
-
-  of_object: tuple[str, ...]
-  classify: Callable[[Mapping[str, Any]], int]
-  class_names: tuple[str, ...]
-
-  @property
-  def fields(self) -> dict[str, tuple[str, ...]]:
-    return {'objects': self.of_object}
-
-  def __call__(self, record: Mapping[str, Any]) -> int:
-    return self.classify(record['objects'])
-
-
-@dataclasses.dataclass(frozen=True)
 class Task:
   """One task.
 
@@ -59,7 +41,7 @@ class Task:
     tfds: name of the dataset.
     num_classes: C.
     test_examples: in its test split.
-    label: the field of TFDS with the class, or how it follows from the objects.
+    label: the field of TFDS with the class, or how it follows from `objects`.
     values: of that field, where there are more than C and neighbours share one.
     val: where its validation split begins.
     test: where its test split begins, which goes on to the end.
@@ -71,26 +53,27 @@ class Task:
   tfds: str
   num_classes: int
   test_examples: int
-  label: str | FromObjects = 'label'
+  label: str | Label = 'label'
   values: int = 0
   val: _Start = ('validation', 0)
   test: _Start = ('test', 0)
   scale: int = 1
 
 
-def _count(objects: Mapping[str, Any]) -> int:
+def _count(record: Mapping[str, Any]) -> int:
   """CLEVR's images have 3 to 10 objects."""
-  return len(objects['size']) - 3
+  return len(record['objects']['size']) - 3
 
 
-def _nearest_object(objects: Mapping[str, Any]) -> int:
+def _nearest_object(record: Mapping[str, Any]) -> int:
   """Distance of CLEVR's nearest object, in its own unit; edges to the left."""
-  distance = np.asarray(objects['pixel_coords'])[:, 2].min()
+  distance = np.asarray(record['objects']['pixel_coords'])[:, 2].min()
   return int(np.searchsorted((8.0, 8.5, 9.0, 9.5, 10.0), distance))
 
 
-def _nearest_vehicle(objects: Mapping[str, Any]) -> int:
+def _nearest_vehicle(record: Mapping[str, Any]) -> int:
   """Distance of KITTI's nearest car, van or truck, in metres ahead."""
+  objects = record['objects']
   is_vehicle = np.asarray(objects['type']) < 3
   metres = np.asarray(objects['location']).reshape(-1, 3)[is_vehicle, 2]
   return int(np.searchsorted((8.0, 20.0, 999.0), metres.min(initial=1000.0)))
@@ -127,14 +110,15 @@ TASKS: dict[str, Task] = {
   # CLEVR's own test split comes without objects.
   'clevr_count': Task(
     'Clevr-Count', 'structured', 'clevr', 8, 15_000,
-    FromObjects(
-      ('size',), _count, tuple(f'{n} objects' for n in range(3, 11))),
+    Label(
+      tuple(f'{n} objects' for n in range(3, 11)), {'objects': ('size',)},
+      _count),
     val=('train', 90), test=('validation', 0)),
   'clevr_distance': Task(
     'Clevr-Dist', 'structured', 'clevr', 6, 15_000,
-    FromObjects(
-      ('pixel_coords',), _nearest_object,
-      ('to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10')),
+    Label(
+      ('to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10'),
+      {'objects': ('pixel_coords',)}, _nearest_object),
     val=('train', 90), test=('validation', 0)),
   'dmlab': Task(
     'DMLab', 'structured', 'dmlab', 6, 22_735),
@@ -146,9 +130,9 @@ TASKS: dict[str, Task] = {
     'label_orientation', 40, val=('train', 80), test=('train', 90), scale=255),
   'kitti': Task(
     'KITTI-Dist', 'structured', 'kitti', 4, 711,
-    FromObjects(
-      ('type', 'location'), _nearest_vehicle,
-      ('to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle'))),
+    Label(
+      ('to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle'),
+      {'objects': ('type', 'location')}, _nearest_vehicle)),
   'smallnorb_azimuth': Task(
     'sNORB-Azim', 'structured', 'smallnorb', 18, 12_150,
     'label_azimuth', val=('test', 0), test=('test', 50)),
@@ -175,12 +159,11 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
       f'{", ".join(SPLITS)}'
     )
   builder = tfds_source.prepared_builder(task.tfds, data_dir)
-  label = _label(task, builder.info.features)
   source = tfds_source.TfdsSource(
     task.tfds,
     builder,
     tfds_split(task, split, builder.info.splits),
-    label=label,
+    label=_label(task, builder.info),
     title=f'{name}/{split}',
     scale=task.scale,
   )
@@ -200,21 +183,15 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
 
   TFDS' own splits have their sizes as `num_examples` of each.
   """
-
-  def start(part: _Start) -> int:
-    name, percent = part
-    if name not in sizes:
-      raise ValueError(
-        f'dataset {task.tfds} has no split {name!r} but {", ".join(sizes)}, '
-        f'and is not the one that {task.title} of VTAB is made from'
-      )
-    return sizes[name].num_examples * percent // 100
-
-  val = start(task.val)
+  val, test = (
+    # A split that is missing is named when the label is looked for.
+    sizes[name].num_examples * percent // 100 if name in sizes else 0
+    for name, percent in (task.val, task.test)
+  )
   parts = {
     'train800': 'train[:800]',
     'val200': f'{task.val[0]}[{val}:{val + 200}]',
-    'test': f'{task.test[0]}[{start(task.test)}:]',
+    'test': f'{task.test[0]}[{test}:]',
   }
   parts['train800val200'] = f'{parts["train800"]}+{parts["val200"]}'
   return parts[split]
@@ -232,25 +209,30 @@ def _task(name: str) -> Task:
   return TASKS[key]
 
 
-def _label(task: Task, features: Mapping[str, Any]) -> Label:
-  """How records get their class; checks that the dataset is the right one."""
+def _label(task: Task, info: Any) -> Label:
+  """How records get their class.
+
+  Raises:
+    ValueError: it is another dataset, by its splits or the field of its class.
+  """
   from vit_jax.data import tfds_source
 
-  field = 'objects' if isinstance(task.label, FromObjects) else task.label
-  if field not in features:
+  field = 'objects' if isinstance(task.label, Label) else task.label
+  feature = info.features.get(field)
+  found = getattr(feature, 'num_classes', 0)
+  values = task.values or task.num_classes
+  if isinstance(task.label, Label):
+    found = values = 0
+  splits = {'train', task.val[0], task.test[0]}
+  if feature is None or found != values or not splits <= info.splits.keys():
     raise ValueError(
-      f'dataset {task.tfds} has no {field!r}, so it is not the one that '
-      f'{task.title} of VTAB is made from; its features are '
-      f'{", ".join(sorted(features))}'
+      f'dataset {task.tfds} is not the one that {task.title} of VTAB is made '
+      f'from, which has {" and ".join(sorted(splits))}, and {field!r}'
+      f'{f" of {values} classes" if values else ""}; it has the splits '
+      f'{", ".join(info.splits)}, the features '
+      f'{", ".join(sorted(info.features))} and {found} classes'
     )
-  if isinstance(task.label, FromObjects):
+  if isinstance(task.label, Label):
     return task.label
-  values = getattr(features[field], 'num_classes', 0)
-  if values != (task.values or task.num_classes):
-    raise ValueError(
-      f'dataset {task.tfds} has {values} classes, so it is not the one that '
-      f'{task.title} of VTAB is made from, which has '
-      f'{task.values or task.num_classes}'
-    )
-  names = features[field].names if not task.values else range(task.num_classes)
-  return tfds_source.ClassField(field, values, tuple(map(str, names)))
+  names = feature.names if not task.values else range(task.num_classes)
+  return tfds_source.class_field(field, values, tuple(map(str, names)))
