@@ -234,7 +234,13 @@ OF_CLASSES = {
   'loss.mixup': 0.8,
   'loss.cutmix': 1.0,
 }
+SOFTMAX = {'loss.name': 'sigmoid'}
+UNMIXED = {'loss.mixup': 0.8, 'loss.cutmix': 1.0}
 UNUSED = {
+  'distillation': SOFTMAX,
+  'pseudo_labels': SOFTMAX,
+  'exemplar': UNMIXED,
+  'video': UNMIXED,
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
   'pixels_and_classes': OF_CLASSES,

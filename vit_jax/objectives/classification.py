@@ -37,8 +37,6 @@ class Classification(OfImages):
     wrong_labels: share of the training images that are given another class.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {}
-  unused: ClassVar[Mapping[str, Any]] = {}
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',
@@ -58,8 +56,7 @@ class Classification(OfImages):
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective of `config.loss`.
 
-    A subclass has those of its fields that are in `defaults` from
-    `config.objective`.
+    The fields that a subclass declares come from `config.objective`.
 
     Raises:
       ValueError: for fields that cannot work, or data without labels.
@@ -99,7 +96,6 @@ class Classification(OfImages):
         'gives no class to an image. Choose another variant, or '
         'configs/detr.py.'
       )
-    own = {f.name for f in dataclasses.fields(cls)} & cls.defaults.keys()
     return cls(
       model=model,
       images=Images.from_config(config.data, facts.image_size),
@@ -110,7 +106,7 @@ class Classification(OfImages):
       cutmix=config.loss.cutmix,
       several_labels=facts.several_labels,
       wrong_labels=config.data.wrong_labels,
-      **{name: config.objective[name] for name in own},
+      **cls.options(config),
     )
 
   def train_transform(self) -> Any:

@@ -180,9 +180,40 @@ class Objective(Protocol):
 
 
 class OfImages:
-  """Most objectives: no teacher, no state, one image an example."""
+  """Most objectives: no teacher, no state, one image an example.
 
+  Fields that a subclass declares by `fields.field` are those of
+  `config.objective`; `defaults` and `valid` come from their declarations.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {}
   valid: ClassVar[Mapping[str, Valid]] = {}
+  unused: ClassVar[Mapping[str, Any]] = {}
+
+  def __init_subclass__(cls) -> None:
+    """Adds the declared fields to those of the base class."""
+    super().__init_subclass__()
+    # The decorator `dataclass` has not replaced them yet.
+    own = {
+      name: x
+      for name, x in vars(cls).items()
+      if isinstance(x, dataclasses.Field) and 'valid' in x.metadata
+    }
+    cls.defaults = {**cls.defaults, **{k: x.default for k, x in own.items()}}
+    cls.valid = {
+      **cls.valid,
+      **{k: x.metadata['valid'] for k, x in own.items() if x.metadata['valid']},
+    }
+
+  @classmethod
+  def options(cls, config: ConfigDict) -> dict[str, Any]:
+    """Returns the values of the declared fields, as `cls` takes them."""
+    names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return {
+      name: tuple(value) if isinstance(value, list) else value
+      for name, value in config.objective.items()
+      if name in names & cls.defaults.keys()
+    }
 
   @property
   def images_seen(self) -> int:

@@ -77,7 +77,7 @@ def test_masks_of_logits_are_those_of_pytorch():
     ({'size': [30, 40], 'counts': [600.0, 600]}, 'neither text nor'),
     ([[1, 2, 3, 4, 5, 6, 7]], 'not x and y of 3 points'),
     ([1, 2, 3], 'not x and y of 3 points'),
-    ([[1, 2, 3, 4, 5, float('inf')]], 'not a list of numbers'),
+    ([[1, 2, 3, 4, 5, float('inf')]], 'not x and y of 3 points'),
     ('text', 'not x and y of 3 points'),
     ({'size': [40, 30], 'counts': [1200]}, r'RLE of size \[40, 30\]'),
     ({'size': [30, 40], 'counts': [1100]}, 'RLE of 1100 of 1200 pixels'),

@@ -165,7 +165,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
     ({'objective.weight': 1.5}, 'objective.weight is 1.5'),
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0: '),
     ({'objective.teacher_dtype': 'float16'}, 'one of float32, bfloat16'),
-    ({'loss.name': 'sigmoid'}, 'distillation has softmax'),
+    ({'loss.name': 'sigmoid'}, "makes no use of loss.name='sigmoid'"),
   ],
 )
 def test_what_cannot_work_is_refused_before_the_data(changes, message):

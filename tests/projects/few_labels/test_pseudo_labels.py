@@ -6,6 +6,7 @@ import io
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from scipy import special
 
 from tests.objectives import test_every
@@ -22,8 +23,12 @@ def objective_of(**changes):
   return test_every.experiment_of('pseudo_labels', **changes).objective
 
 
-def kept_in(*args, split_seed=0, workers=0):
-  return soft_labels.kept(*args, split_seed, workers)
+def kept_in(path, teacher, source, images, names, split_seed=0):
+  name, _, split = images.partition(' ')
+  data = ConfigDict(
+    {'name': name, 'split': split, 'split_seed': split_seed, 'workers': 0}
+  )
+  return soft_labels.kept(path, teacher, source, data, names)
 
 
 def test_the_loss_is_that_of_the_formula():
@@ -145,18 +150,18 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)
   assert np.array_equal(kept_in(path, None, *given), made)
   others = sources.open_source('digits', 'train[:299]'), *given[1:]
-  with pytest.raises(ValueError, match='has soft labels of 300 images of digi'):
+  with pytest.raises(ValueError, match=r'of shape .300, 10. of digits train'):
     kept_in(path, None, *others)
-  with pytest.raises(ValueError, match='and not of the 300 of other train'):
+  with pytest.raises(ValueError, match='of other train .*other images'):
     kept_in(path, None, source, 'other train', NAMES)
   with pytest.raises(ValueError, match='no .*gone.npz, and no teacher'):
     kept_in(str(tmp_path / 'gone.npz'), None, *given)
-  with pytest.raises(ValueError, match='of data.split_seed=0 and not 1: remo'):
+  with pytest.raises(ValueError, match='other split_seed.: remo'):
     kept_in(path, None, *given, split_seed=1)
   other = dataclasses.replace(
     teacher, params=jax.tree.map(lambda x: 2 * x, teacher.params)
   )
-  with pytest.raises(ValueError, match='of another teacher than .*: remove'):
+  with pytest.raises(ValueError, match='other teacher.: remove'):
     kept_in(path, other, *given)
   assert np.array_equal(kept_in(path, teacher, *given), made)
   array = io.BytesIO()
@@ -183,10 +188,11 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
   )
   transform = objective.train_transform()
   assert len(transform.rows) == 40
-  path, teacher, source, *others = given[0]
+  path, teacher, source, data, names = given[0]
   assert (path, teacher) == (objective.labels, objective.teacher)
-  assert len(source) == 99
-  assert others == ['digits train[:99]', NAMES, 3, 2]
+  assert len(source) == 99 and names == NAMES
+  assert (data.name, data.split) == ('digits', 'train[:99]')
+  assert (data.split_seed, data.workers) == (3, 2)
   strangers = dataclasses.replace(objective, class_names=NAMES[::-1])
   with pytest.raises(ValueError, match='knows other classes, or in another'):
     strangers.train_transform()
@@ -198,23 +204,21 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   source = sources.open_source('digits', 'train[:3]')
   kept = np.random.default_rng(0).random((3, 10), np.float32)
   path = str(tmp_path / 'old.npz')
-  whole = {'probabilities': kept, 'class_names': NAMES, 'images': 'mine'}
+  whole = {'probabilities': kept, 'class_names': NAMES, 'images': 'mine all'}
   np.savez(path, **whole)
-  found = kept_in(path, teacher, source, 'mine', NAMES, split_seed=3)
+  found = kept_in(path, teacher, source, 'mine all', NAMES, split_seed=3)
   np.testing.assert_array_equal(found, kept)
-  with pytest.raises(
-    ValueError, match='of 3 images of mine and 10 classes, an'
-  ):
-    kept_in(path, None, source, 'mine', NAMES[::-1])
+  with pytest.raises(ValueError, match='of mine all, and .*other class_names'):
+    kept_in(path, None, source, 'mine all', NAMES[::-1])
   np.savez(path, **whole | {'probabilities': kept[0]})
   with pytest.raises(
-    ValueError, match='soft labels of 10 images of mine and 0'
+    ValueError, match=r'soft labels of shape .10,. of mine all'
   ):
-    kept_in(path, None, source, 'mine', NAMES)
+    kept_in(path, None, source, 'mine all', NAMES)
   del whole['images']
   np.savez(path, **whole)
   with pytest.raises(ValueError, match='old.npz holds no soft labels'):
-    kept_in(path, None, source, 'mine', NAMES)
+    kept_in(path, None, source, 'mine all', NAMES)
 
 
 def test_a_batch_has_images_with_their_labels():
@@ -265,7 +269,7 @@ def test_a_teacher_is_wanted_where_it_is_named_or_there_is_no_file(tmp_path):
     ({'objective.threshold': -0.5}, 'objective.threshold is -0.5'),
     ({'objective.ratio': 0}, 'objective.ratio is 0'),
     ({'objective.images_a_class': -1}, 'objective.images_a_class is -1'),
-    ({'loss.name': 'sigmoid'}, "loss.name is 'sigmoid': soft labels"),
+    ({'loss.name': 'sigmoid'}, "makes no use of loss.name='sigmoid'"),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

@@ -149,7 +149,7 @@ def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
 
   with pytest.raises(ValueError, match=r'has 24 frames: objective.shots=9'):
     open_with(**{'objective.shots': 9, 'objective.frames': 3})
-  with pytest.raises(FileNotFoundError, match='no folder .*/none; give one'):
+  with pytest.raises(FileNotFoundError, match='No folder .*/none; give'):
     open_with(**{'objective.videos': str(tmp_path / 'none')})
 
 

@@ -34,7 +34,7 @@ def test_frames_come_by_their_numbers(tmp_path, monkeypatch):
   names = [pathlib.Path(found.frames[i]['name']).stem for i in range(12)]
   assert names == [str(i) for i in range(12)]
   (tmp_path / 'clips/b.mp4').write_bytes(b'video')
-  with pytest.raises(ValueError, match='has video files, such as b.mp4, '):
+  with pytest.raises(ValueError, match='has 1 video files .* and 1 folders'):
     videos.open_videos(str(tmp_path / 'clips'), data_of())
 
 
@@ -59,11 +59,11 @@ def test_folders_of_frames(tmp_path, monkeypatch):
     videos.open_videos(str(root), data_of())
   rest = videos.open_videos(str(root), data_of(on_bad_image='skip'))
   assert rest.edges.tolist() == [0, 11, 14]
-  with pytest.raises(ValueError, match='neither folders of frames nor video'):
+  with pytest.raises(ValueError, match='has 0 video files .* and 0 folders'):
     videos.open_videos(str(root / 'a'), data_of())
 
 
-def test_video_files(tmp_path, monkeypatch, caplog):
+def test_video_files(tmp_path, monkeypatch):
   """Frames that are redder by the number, in two containers and codecs."""
   for name, codec, frames in (('b.mp4', 'mp4v', 24), ('a.avi', 'MJPG', 10)):
     writer = cv2.VideoWriter(
@@ -94,17 +94,11 @@ def test_video_files(tmp_path, monkeypatch, caplog):
   (tmp_path / 'c.mov').write_bytes(b'no video')
   with pytest.raises(ValueError, match=r'1 of 3 videos .*: .*/c.mov'):
     videos.open_videos(str(tmp_path), data_of())
-  rest = videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
-  assert rest.edges.tolist() == [0, 10, 34]
-  assert rest.frames[10]['name'].startswith(f'{tmp_path}/b.mp4, ')
-  assert caplog.messages[-1].endswith(f'cannot be decoded: {tmp_path}/c.mov')
+  (tmp_path / 'c.mov').unlink()
   (tmp_path / 'a.avi').rename(tmp_path / 'd.AVI')
   (tmp_path / 'b.mp4').unlink()
-  rest = videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
+  rest = videos.open_videos(str(tmp_path), data_of())
   assert rest.edges.tolist() == [0, 10]
-  (tmp_path / 'd.AVI').unlink()
-  with pytest.raises(ValueError, match='1 of 1 videos cannot be decoded'):
-    videos.open_videos(str(tmp_path), data_of(on_bad_image='skip'))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +124,15 @@ def test_a_file_may_say_a_few_frames_more_than_it_has(
 
   monkeypatch.setattr(cv2, 'VideoCapture', Capture)
   monkeypatch.setattr(videos, '_frame', frame)
-  assert videos._readable_frames('x.mp4') == taken
+  assert videos._length('x.mp4') == taken
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'clips').mkdir()
-  with pytest.raises(ValueError, match=f'{tmp_path}/clips has neither folders'):
+  with pytest.raises(ValueError, match=f'{tmp_path}/clips has 0 video files'):
     videos.open_videos('~/clips', data_of())
-  with pytest.raises(FileNotFoundError, match=f'no folder {tmp_path}/other; '):
+  with pytest.raises(FileNotFoundError, match=f'No folder {tmp_path}/other; '):
     videos.open_videos('~/other', data_of())
 
 

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
+_IDS = (int, str)  # `true` is an int too, by isinstance
 _ROBOFLOW = '_annotations.coco.json'
 # Of a category id without a category, as published models call it.
 NO_NAME = 'N/A'
@@ -38,9 +39,9 @@ def open_annotated(
   name: str, split: str, split_seed: int
 ) -> 'CocoFolder | None':
   """Opens a split of a folder; None if it has no annotated objects."""
-  if not _annotations(pathlib.Path(os.path.expanduser(name))):
-    return None
-  return CocoFolder(name, split, split_seed)
+  root = pathlib.Path(name).expanduser()
+  files = _annotations(root)
+  return CocoFolder(root, files, split, split_seed) if files else None
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -48,7 +49,7 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
     # Label Studio's folder has images; elsewhere the name may mean anything.
     if (root / name).is_file() and (
-      name[0] != 'r' or (root / 'images').is_dir()
+      name != 'result.json' or (root / 'images').is_dir()
     ):
       return {'all': root / name}
   files = {name: root / name / _ROBOFLOW for name in splits.NAMES}
@@ -81,23 +82,27 @@ class CocoFolder(Source):
   missing.
   """
 
-  def __init__(self, name: str, split: str, split_seed: int):
+  def __init__(
+    self,
+    root: pathlib.Path,
+    files: Mapping[str, pathlib.Path],
+    split: str,
+    split_seed: int,
+  ):
     """Reads the annotations of a split and checks them.
 
-    Of one `instances.json` a fifth of the images becomes `test`; the splits of
+    A fifth of the images of one `instances.json` becomes `test`; the splits of
     `annotations/` are called without the year, unless several differ in that.
 
     Raises:
       ValueError: Annotations are damaged, or wrong; each is named.
     """
-    root = pathlib.Path(os.path.expanduser(name))
-    files = _annotations(root)
-    needed = {'all'}
+    owner, needed = f'folder {root}', {'all'}
     if 'all' not in files:
-      needed = splits.needed(split, files, f'folder {root}')
-    self._images: list[dict[str, Any]] = []
+      needed = splits.needed(split, files, owner)
+    every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
-    members: dict[str, list[int]] = {}
+    members: dict[str, Sequence[int]] = {}
     for part, path in files.items():
       try:
         own, images = _read(root, path, _modified_ns(root, path))
@@ -112,17 +117,15 @@ class CocoFolder(Source):
             f'{path} calls the category of id {i} {category!r}, and a file '
             f'beside it {other!r}: give all files the same categories.'
           )
-      first = len(self._images)
-      self._images += images
-      members[part] = list(range(first, len(self._images)))
+      members[part] = range(len(every), len(every) + len(images))
+      every += images
     self.class_names = tuple(
       names.get(i, NO_NAME) for i in range(max(names) + 1)
     )
     if 'all' in files:
-      members = splits.stratified_fifth([0] * len(self._images), split_seed)
-    members = splits.permuted(members, split_seed)
-    chosen = splits.select(split, members, f'folder {root}')
-    self._images = [self._images[i] for i in chosen]
+      members = {**splits.stratified_fifth([0] * len(every), split_seed)}
+    chosen = splits.select(split, splits.permuted(members, split_seed), owner)
+    self._images = [every[i] for i in chosen]
     if split.startswith('train'):
       _say_what_there_is(f'{root} {split}', self._images, names)
     self._state = ' '.join(
@@ -135,7 +138,7 @@ class CocoFolder(Source):
   def __getitem__(self, index: int) -> dict[str, Any]:
     path = self._images[index]['file']
     record = {'image': decode.read_file(path), 'name': path}
-    return record | dict(self.objects(index))
+    return {**record, **self.objects(index)}
 
   def objects(self, index: int) -> Mapping[str, Any]:
     """Returns what a record has besides its image."""
@@ -181,25 +184,18 @@ def _read(
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
-  lists = ('images', 'categories', 'annotations')
-  if (
-    not isinstance(found, dict)
-    or not all(
-      isinstance(found.get(key), list) and found[key] for key in lists[:2]
-    )
-    or not isinstance(found.get('annotations'), list)
-  ):
+  keys = ('images', 'categories', 'annotations')
+  lists = [found.get(x) if isinstance(found, dict) else None for x in keys]
+  if not all(isinstance(x, list) for x in lists) or not all(lists[:2]):
     raise ValueError(
       f"{path} needs COCO's lists images, categories and annotations in one "
       'object, with at least one image and one category.'
     )
-  images, categories, annotations = (
-    [_plain(x) for x in found[key]] for key in lists
-  )
+  images, categories, annotations = ([*map(_plain, x)] for x in lists)
   _refuse(path, 'image', images, _image_problem)
   _refuse(path, 'category', categories, _category_problem)
-  names = {x['id']: str(x['name']) for x in categories}
   place = _image_folder(root, path, images[0]['file_name'])
+  names = {x['id']: str(x['name']) for x in categories}
   files = {
     x['id']: str(image_files.find(place, x['file_name'])) for x in images
   }
@@ -243,7 +239,7 @@ def _plain(entry: Any) -> Any:
     return entry
   entry = {key: value for key, value in entry.items() if value is not None}
   for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
-    # Not of text such as 007, which may be another id than 7.
+    # Text such as 007 stays: it may be another id than 7.
     if re.fullmatch(r'(0|[1-9]\d{0,14})(\.0)?', str(entry.get(key))):
       entry[key] = int(float(entry[key]))
   if isinstance(polygons := entry.get('segmentation'), list):
@@ -264,24 +260,20 @@ def _refuse(
   for x in entries:
     if not isinstance(x, dict):
       problems.append(f'  {kind} {x!r} is not an object with named values')
-    elif what := check(x):
-      problems.append(f'  {kind} {x.get("id")}: {what}')
+    elif problem := check(x):
+      problems.append(f'  {kind} {x.get("id")}: {problem}')
+  if more := len(problems) - _LISTED:
+    problems[_LISTED:] = [f'  and {more} more'] * (more > 0)
   if problems:
-    listed = '\n'.join(problems[:_LISTED])
-    if len(problems) > _LISTED:
-      listed += f'\n  and {len(problems) - _LISTED} more'
     raise ValueError(
-      f'{path} has {len(problems)} wrong entries:\n{listed}\nMend or remove '
-      'them.'
+      f'{path} has {max(more + _LISTED, 0)} wrong entries:\n'
+      + '\n'.join(problems)
+      + '\nMend or remove them.'
     )
 
 
-def _is_id(x: Any) -> bool:
-  return type(x) in (int, str)  # `true` is an int too
-
-
 def _image_problem(x: dict[str, Any]) -> str:
-  if not _is_id(x.get('id')) or not isinstance(x.get('file_name'), str):
+  if type(x.get('id')) not in _IDS or not isinstance(x.get('file_name'), str):
     return 'needs an id and a file_name'
   sides = x.get('width', 1), x.get('height', 1)
   if not all(isinstance(side, int) and side > 0 for side in sides):
@@ -302,26 +294,20 @@ def _annotation_problem(
   names: Mapping[int, str],
 ) -> str:
   for key, known in (('image_id', sizes), ('category_id', names)):
-    if not _is_id(x.get(key)) or x[key] not in known:
+    if type(x.get(key)) not in _IDS or x[key] not in known:
       return f'{key} is {x.get(key)}, which is not in the file'
   box, area, crowd = x.get('bbox'), x.get('area', 0), x.get('iscrowd', 0)
-  if (
-    not isinstance(box, list)
-    or len(box) != 4
-    or not all(map(segments.is_number, box))
-    or min(box[2:]) < 0
-  ):
+  if not segments.are_numbers(box) or len(box) != 4 or min(box[2:]) < 0:
     return f'bbox {box} is not x, y, width, height'
   H, W = size = sizes[x['image_id']]
   left, top, width, height = box
   if left + width < 0 or top + height < 0 or left > W or top > H:
     return f'bbox {box} lies outside its image of {W}x{H}'
-  if not segments.is_number(area) or area < 0:
+  if not segments.are_numbers([area]) or area < 0:
     return f'area is {area!r}; it must be a number of 0 or more'
   if crowd not in (0, 1):
     return f'iscrowd is {crowd!r}; it must be 0 or 1'
-  segmentation = x.get('segmentation')
-  return segments.problem(segmentation, size) if segmentation else ''
+  return segments.problem(x.get('segmentation') or [], size)
 
 
 def _implausible(

@@ -44,16 +44,16 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
       return f'segmentation is RLE of {sum(counts)} of {math.prod(size)} pixels'
     return ''
   for x in segmentation if isinstance(segmentation, list) else [None]:
-    if not isinstance(x, list) or len(x) < 6 or len(x) % 2:
-      return 'segmentation has a polygon that is not x and y of 3 points'
-    if not all(map(is_number, x)):
-      return 'segmentation has a polygon that is not a list of numbers'
+    if not are_numbers(x) or len(x) < 6 or len(x) % 2:
+      return f'segmentation has {x!r:.60}, which is not x and y of 3 points'
   return ''
 
 
-def is_number(x: Any) -> bool:
-  """Whether a value is a finite number; JSON's may exceed every float."""
-  return isinstance(x, int | float) and abs(x) < 1e300
+def are_numbers(x: Any) -> bool:
+  """Whether a list has finite numbers alone; JSON's may exceed every float."""
+  return isinstance(x, list) and all(
+    isinstance(number, int | float) and abs(number) < 1e300 for number in x
+  )
 
 
 def run_lengths(

@@ -2,8 +2,8 @@
 
 `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and, where images are divided,
 `ImageSets/Main/train.txt` and others with a name a line. labelImg's folders are
-read too: `annotations/` and `images/`, or all files in one folder. What is read
-becomes what COCO's JSON has, and is checked as that is.
+read too: `annotations/` and `images/`, or all files in one folder. `read` gives
+the lists that COCO's JSON has; `coco` checks them.
 """
 
 import logging
@@ -49,7 +49,7 @@ def image_folder(root: pathlib.Path) -> pathlib.Path:
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the files of annotations by stem.
 
-  Beside images, where XML may be anything, only those of the name of an image.
+  Beside images, where XML may be anything, a file needs the name of an image.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
@@ -72,45 +72,39 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   crowds: neither learned, nor missed when they are not found.
 
   Raises:
-    ValueError: naming a file that is missing or damaged.
+    ValueError: naming a file that is missing, or cannot belong to an image.
   """
-  names: set[str] = set()
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
-  for tree in files.values():
-    names |= {_text(x, 'name') for x in tree.iter('object')} - {''}
   stems = list(files)
   if path.is_file():
     text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
     # Files of a class have a number behind each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
-    lacking = [stem for stem in stems if stem not in files]
-    if lacking:
+    if lacking := [stem for stem in stems if stem not in files]:
       raise ValueError(
         f'{path} names {len(lacking)} images without annotations, '
         f'{", ".join(lacking[:5])} among them: add them, or remove the lines.'
       )
   of_stem = image_files.by_stem(image_folder(root))
   there = {name for found in of_stem.values() for name in found}
+  said = {stem: _text(files[stem], 'filename') for stem in stems}
+  images = {x: _image_name(x, said[x], of_stem.get(x, [])) for x in stems}
   # Tools that rename files leave `<filename>` as it was.
-  others = [
-    f'{stem}.xml names {said}'
-    for stem in stems
-    if (said := _text(files[stem], 'filename')) in there
-    and said not in of_stem.get(stem, [said])
-  ]
+  others = [x for x in stems if said[x] in there and said[x] != images[x]]
   if others:
     _log.warning(
       f'{root}: {len(others)} of {len(stems)} XML files name the image of '
-      f'another file, such as {others[0]}. The image of the same name as the '
-      'XML file is used.'
+      f'another file, such as {others[0]}.xml {said[others[0]]}. The image of '
+      'the same name as the XML file is used.'
     )
-  categories = {name: i for i, name in enumerate(sorted(names))}
+  names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
+  categories = {name: i for i, name in enumerate(sorted(names - {''}))}
   return {
     'images': [
       {
         'id': stem,
-        'file_name': _image_name(stem, files[stem], of_stem.get(stem, [])),
+        'file_name': images[stem],
         'width': _number(files[stem], 'size/width'),
         'height': _number(files[stem], 'size/height'),
       }
@@ -131,26 +125,25 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _image_name(stem: str, tree: _Element, names: list[str]) -> str:
+def _image_name(stem: str, said: str, names: list[str]) -> str:
   """Returns the image of a file of annotations, one of `names` of its stem.
 
   `<filename>` counts only where there is no image of that stem, or several.
   """
-  said = _text(tree, 'filename')
-  if said in names or not names:
-    return said or f'{stem}.jpg'
-  if len(names) > 1:
+  if len(names) == 1:
+    return names[0]
+  if names and said not in names:
     raise ValueError(
       f'{" and ".join(names)} have the same name, and {stem}.xml names neither '
       'of them: remove the wrong one.'
     )
-  return names[0]
+  return said or f'{stem}.jpg'
 
 
 def _parsed(path: pathlib.Path) -> _Element:
   try:
     return xml.etree.ElementTree.parse(path).getroot()
-  # What it says of encodings that it does not know are the other two.
+  # An unknown encoding is one of the other two.
   except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
       f'{path} is not XML in UTF-8, or was cut short: {e}. Fetch or write it '
@@ -173,10 +166,9 @@ def _number(x: _Element, path: str) -> Any:
 
 def _box(x: _Element) -> list[Any]:
   """Returns x, y, width and height; what is not a number stays as it is."""
-  corners = [
-    _number(x, f'bndbox/{name}') for name in ('xmin', 'ymin', 'xmax', 'ymax')
-  ]
-  if not all(isinstance(side, float) for side in corners):
-    return corners
-  x0, y0, x1, y1 = corners
+  names = ('xmin', 'ymin', 'xmax', 'ymax')
+  sides = [_number(x, f'bndbox/{name}') for name in names]
+  if not all(isinstance(side, float) for side in sides):
+    return sides
+  x0, y0, x1, y1 = sides
   return [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]

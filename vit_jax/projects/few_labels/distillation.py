@@ -22,7 +22,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
 from vit_jax.objectives.classification import Classification, check_one_class
@@ -37,31 +37,18 @@ class Distillation(Classification):
     teacher: of any architecture and image size; sees the same augmented images,
       resized to its own size and scaled as it was trained. None while a stage
       of the run has yet to train it.
-    kind: 'hard' or 'soft'.
-    weight: w, the teacher's share.
-    temperature: t, of soft distillation.
-    teacher_dtype: in which the teacher is kept and works.
     class_order: `config.data.class_order`.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    'kind': 'hard',
-    'weight': 0.5,
-    'temperature': 3.0,
-    'teacher_dtype': 'float32',
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {
-    'kind': ('hard', 'soft'),
-    'weight': '[0, 1]',
-    'temperature': '(0, inf)',
-    'teacher_dtype': ('float32', 'bfloat16'),
-  }
+  unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
+  kind: str = field('hard', 'What is learned of it.', valid=('hard', 'soft'))
+  weight: float = field(0.5, "w, the teacher's share.", valid='[0, 1]')
+  temperature: float = field(3.0, 't, of soft distillation.', valid='(0, inf)')
+  teacher_dtype: str = field(
+    'float32', 'Of the teacher at work.', valid=('float32', 'bfloat16')
+  )
   teacher: opening.Checkpoint = None  # type: ignore[assignment]
-  kind: str = 'hard'
-  weight: float = 0.5
-  temperature: float = 3.0
-  teacher_dtype: str = 'float32'
   class_order: str = ''
 
   @classmethod
@@ -74,11 +61,6 @@ class Distillation(Classification):
     """
     teacher = teachers.named(config)
     check_one_class(config, facts)
-    if config.loss.name != 'softmax':
-      raise ValueError(
-        f'loss.name is {config.loss.name!r}: a teacher tells one class an '
-        'image, so distillation has softmax.'
-      )
     return dataclasses.replace(
       super().from_config(config, facts),
       teacher=teacher,  # type: ignore[arg-type]

@@ -22,14 +22,14 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, transforms
+from vit_jax.data import transforms
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.classification import Classification, check_one_class
+from vit_jax.objectives.classification import check_one_class
 from vit_jax.objectives.objective import Example, Facts
-from vit_jax.projects.few_labels import streams
+from vit_jax.projects.few_labels.streams import TwoStreams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,36 +66,20 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exemplar(Classification):
-  """Learns `batch['label']`, and which images are copies of the same.
+class Exemplar(TwoStreams):
+  """Learns `batch['label']`, and which images are copies of the same."""
 
-  Attributes:
-    data: `config.data`, with the name and split of the unlabelled images.
-    copies: K.
-    group: rows of a batch among which the hardest copies are looked for.
-    margin: m, by which others have to be farther than copies.
-    weight: w, of the triplets.
-  """
+  # A mix of two images is not a copy of one.
+  unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    **streams.DEFAULTS,
-    'copies': 8,
-    'group': 16,
-    'margin': 0.5,
-    'weight': 1.0,
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {
-    'copies': '[2, inf)',
-    'group': '[1, inf)',
-    'margin': '[0, inf)',
-    'weight': '[0, inf)',
-  }
-
-  data: ConfigDict = None
-  copies: int = 8
-  group: int = 16
-  margin: float = 0.5
-  weight: float = 1.0
+  copies: int = field(8, 'K.', valid='[2, inf)')
+  group: int = field(
+    16, 'Rows that the hardest copies are looked for in.', valid='[1, inf)'
+  )
+  margin: float = field(
+    0.5, 'm, by which other images have to be farther.', valid='[0, inf)'
+  )
+  weight: float = field(1.0, 'w, of the triplets.', valid='[0, inf)')
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -104,33 +88,26 @@ class Exemplar(Classification):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
-    o = config.objective
     check_one_class(config, facts)
-    if config.batch_size % (o.group * config.accum_steps):
+    group = config.objective.group
+    if config.batch_size % (group * config.accum_steps):
       raise ValueError(
-        f'objective.group is {o.group}: batch_size {config.batch_size} in '
+        f'objective.group is {group}: batch_size {config.batch_size} in '
         f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
         'so many; take a divisor of it.'
       )
-    if config.loss.mixup or config.loss.cutmix:
-      raise ValueError(
-        f'loss.mixup is {config.loss.mixup} and loss.cutmix '
-        f'{config.loss.cutmix}: what is mixed is no copy of one image. Set '
-        'both to 0.'
-      )
-    return dataclasses.replace(
-      super().from_config(config, facts), data=streams.unlabelled_data(config)
-    )
+    return super().from_config(config, facts)
 
   def train_transform(self) -> Any:
-    """Returns what makes copies of a record, and of an unlabelled image.
+    """Returns the function that makes copies of both images.
 
     Raises:
       ValueError: if the unlabelled images cannot be opened.
       FileNotFoundError: likewise.
     """
-    source = bad_images.open_checked(self.data, self.data.split)
-    return Copies(super().train_transform(), source, self.copies)
+    return Copies(
+      super().train_transform(), self.open_unlabelled(), self.copies
+    )
 
   @property
   def images_seen(self) -> int:
@@ -154,20 +131,18 @@ class Exemplar(Classification):
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     B, G = len(labels), self.group
-    streams_of = [
-      batch[name].reshape(B // G, G, *batch[name].shape[1:])
-      for name in ('image', 'unlabelled')
-    ]
-    images = jnp.concatenate(streams_of, axis=1)
-    images_NHWC = self.images.varied(
-      self.images.normalize(images.reshape(-1, *images.shape[3:])), key
+    images = jnp.concatenate(
+      [
+        batch[name].reshape(B // G, G, *batch[name].shape[1:])
+        for name in ('image', 'unlabelled')
+      ],
+      axis=1,
     )
+    owner_GN = batch['owner'].reshape(B // G, G, 2).swapaxes(1, 2)
     return {
-      'image': images_NHWC.reshape(images.shape),
+      'image': self.varied(images, key),
       'label': labels.reshape(B // G, G, -1),
-      'owner': jnp.swapaxes(batch['owner'].reshape(-1, G, 2), 1, 2).reshape(
-        -1, 2 * G
-      ),
+      'owner': owner_GN.reshape(B // G, 2 * G),
     }
 
   def loss(

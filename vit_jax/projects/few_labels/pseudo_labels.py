@@ -24,15 +24,16 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import bad_images, device_augmentation
+from vit_jax.data import device_augmentation
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import Classification, check_one_class
+from vit_jax.objectives.classification import check_one_class
 from vit_jax.objectives.objective import Example, Facts
-from vit_jax.projects.few_labels import soft_labels, streams
+from vit_jax.projects.few_labels import soft_labels
+from vit_jax.projects.few_labels.streams import TwoStreams
 
 _log = logging.getLogger(__name__)
 
@@ -70,38 +71,27 @@ class WithPseudoLabels:
 
 
 @dataclasses.dataclass(frozen=True)
-class PseudoLabels(Classification):
+class PseudoLabels(TwoStreams):
   """Learns `batch['label']` and `batch['soft']`.
 
   Attributes:
-    data: `config.data`, with the name and split of the unlabelled images.
     teacher: None where its labels are in the file, or a stage of the run has
       yet to train it.
-    labels: path of the file of soft labels, which is made if it is not there.
-    threshold: least probability of the likeliest class.
-    images_a_class: see `soft_labels.balanced`.
-    ratio: r, pseudo-labelled images to a labelled one.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    **streams.DEFAULTS,
-    'labels': '',
-    'threshold': 0.3,
-    'images_a_class': 0,
-    'ratio': 1,
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {
-    'threshold': '[0, 1]',
-    'images_a_class': '[0, inf)',
-    'ratio': '[1, inf)',
-  }
+  unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
-  data: ConfigDict = None
+  labels: str = field('', 'File of soft labels; made if it is missing.')
+  threshold: float = field(
+    0.3, 'Least probability of the likeliest class.', valid='[0, 1]'
+  )
+  images_a_class: int = field(
+    0, 'As `soft_labels.balanced` has it.', valid='[0, inf)'
+  )
+  ratio: int = field(
+    1, 'r, pseudo-labelled images to a labelled one.', valid='[1, inf)'
+  )
   teacher: opening.Checkpoint | None = None
-  labels: str = ''
-  threshold: float = 0.3
-  images_a_class: int = 0
-  ratio: int = 1
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -111,28 +101,21 @@ class PseudoLabels(Classification):
       ValueError: for fields that cannot work, or data without labels.
       FileNotFoundError: if there is no teacher.
     """
-    o = config.objective
+    labels, teacher = config.objective.labels, None
     check_one_class(config, facts)
-    if config.loss.name != 'softmax':
-      raise ValueError(
-        f'loss.name is {config.loss.name!r}: soft labels are probabilities of '
-        'one class an image, so they have softmax.'
-      )
-    if not o.labels:
+    if not labels:
       raise ValueError(
         'objective.labels is empty: name the file that the soft labels are '
         'kept in, --config.objective.labels=PATH.npz.'
       )
-    made = super().from_config(config, facts)
-    teacher = None
-    if config.teacher or not absolute(o.labels).exists():
+    if config.teacher or not absolute(labels).exists():
       teacher = teachers.named(config)
     return dataclasses.replace(
-      made, data=streams.unlabelled_data(config), teacher=teacher
+      super().from_config(config, facts), teacher=teacher
     )
 
   def train_transform(self) -> Any:
-    """Returns what makes an example of a record, once images are labelled.
+    """Returns the function that makes an example, once images are labelled.
 
     Raises:
       ValueError: if the unlabelled images cannot be opened, or the labels be
@@ -143,15 +126,9 @@ class PseudoLabels(Classification):
       teachers.check_classes(
         self.teacher, self.class_names, self.data.class_order
       )
-    source = bad_images.open_checked(self.data, self.data.split)
+    source = self.open_unlabelled()
     soft_labels_NC = soft_labels.kept(
-      self.labels,
-      self.teacher,
-      source,
-      f'{self.data.name} {self.data.split}',
-      self.class_names,
-      self.data.split_seed,
-      self.data.workers,
+      self.labels, self.teacher, source, self.data, self.class_names
     )
     rows = soft_labels.balanced(
       soft_labels_NC, self.threshold, self.images_a_class
@@ -192,14 +169,14 @@ class PseudoLabels(Classification):
     """
     key_flip, key_mixup = jax.random.split(key)
     labels_BC = optax.smooth_labels(self._labels(batch), self.label_smoothing)
-    images = jnp.concatenate(
-      [batch['image'][:, None], batch['unlabelled']], axis=1
-    )
     labels = jnp.concatenate([labels_BC[:, None], batch['soft']], axis=1)
-    images_NHWC = self.images.normalize(images.reshape(-1, *images.shape[2:]))
+    images = self.varied(
+      jnp.concatenate([batch['image'][:, None], batch['unlabelled']], axis=1),
+      key_flip,
+    )
     images_NHWC, labels_NC = device_augmentation.mixed(
       key_mixup,
-      self.images.varied(images_NHWC, key_flip),
+      images.reshape(-1, *images.shape[2:]),
       labels.reshape(-1, labels.shape[-1]),
       self.mixup,
       self.cutmix,

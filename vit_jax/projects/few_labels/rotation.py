@@ -9,40 +9,49 @@ at. All of them are turned by 0, 90, 180 and 270 degrees; with w the weight,
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images
-from vit_jax.models.fields import Valid
+from vit_jax.data.sources import Record, Source
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import Facts
-from vit_jax.projects.few_labels import streams
-from vit_jax.projects.few_labels.rotation_vit import TURNS, RotationViT
+from vit_jax.objectives.objective import Example, Facts
+from vit_jax.projects.few_labels.second_heads import TURNS, RotationViT
+from vit_jax.projects.few_labels.streams import TwoStreams
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotation(Classification):
-  """Learns `batch['label']`, and how `batch['unlabelled']` is turned.
+class WithAnother:
+  """An example of a record, and of another image drawn at random.
 
   Attributes:
-    data: `config.data`, with the name and split of the unlabelled images.
-    weight: w, of the rotations.
+    transform: of both.
+    unlabelled: where the other is drawn from.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    **streams.DEFAULTS,
-    'weight': 1.0,
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {'weight': '[0, inf)'}
+  transform: TrainTransform
+  unlabelled: Source
 
-  data: ConfigDict = None
-  weight: float = 1.0
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    """Returns 'image' and 'label' of the record, and 'unlabelled'."""
+    example = self.transform(record, rng)
+    other = self.unlabelled[int(rng.integers(len(self.unlabelled)))]
+    return {**example, 'unlabelled': self.transform(other, rng)['image']}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotation(TwoStreams):
+  """Learns `batch['label']`, and how `batch['unlabelled']` is turned."""
+
+  second_head: ClassVar[str] = RotationViT.kind
+
+  weight: float = field(1.0, 'w, of the rotations.', valid='[0, inf)')
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -51,28 +60,22 @@ class Rotation(Classification):
     Raises:
       ValueError: for fields that cannot work, or data without labels.
     """
-    model = streams.with_head(config, facts, RotationViT.kind)
     height, width = facts.image_size
     if height != width:
       raise ValueError(
         f'data.image_size is {height}x{width}: an image that is turned is as '
         'wide as it was high, so it has to be square.'
       )
-    return dataclasses.replace(
-      super().from_config(config, facts),
-      model=model,
-      data=streams.unlabelled_data(config),
-    )
+    return super().from_config(config, facts)
 
   def train_transform(self) -> Any:
-    """Returns what makes 'image', 'label' and 'unlabelled' of a record.
+    """Returns the function that makes an example of both streams.
 
     Raises:
       ValueError: if the unlabelled images cannot be opened.
       FileNotFoundError: likewise.
     """
-    source = bad_images.open_checked(self.data, self.data.split)
-    return streams.TwoStreams(super().train_transform(), source)
+    return WithAnother(super().train_transform(), self.open_unlabelled())
 
   @property
   def images_seen(self) -> int:
@@ -87,10 +90,8 @@ class Rotation(Classification):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns what `Classification` does, and `unlabelled` float32 BHWC."""
     key, key_unlabelled = jax.random.split(key)
-    images_BHWC = self.images.normalize(batch['unlabelled'])
-    return super().augment(batch, key) | {
-      'unlabelled': self.images.varied(images_BHWC, key_unlabelled)
-    }
+    unlabelled_BHWC = self.varied(batch['unlabelled'], key_unlabelled)
+    return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
 
   def loss(
     self,

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.saving import absolute
@@ -27,85 +28,68 @@ def kept(
   path: str,
   teacher: opening.Checkpoint | None,
   source: Source,
-  images: str,
+  data: ConfigDict,
   class_names: tuple[str, ...],
-  split_seed: int,
-  workers: int,
 ) -> np.ndarray:
-  """Returns the probabilities float32 NC of a file, which is made if need be.
+  """Returns the probabilities float32 NC of a file, after making it if needed.
 
   All processes call it together, with a path that all of them see. The teacher
   labels each image as it would be measured, without noise.
 
   Args:
     path: of the file; it appears whole or not at all.
-    teacher: of the classes; may be None where there is the file.
+    teacher: of the classes; may be None if the file exists.
     source: the images.
-    images: what they are called.
+    data: as `config.data`, with their name and split.
     class_names: C names.
-    split_seed: which images their split has depends on it.
-    workers: processes that read and decode.
 
   Raises:
-    ValueError: if the file is none of these images and classes, or of another
-      teacher than the one given, or there is neither file nor teacher.
+    ValueError: if the file holds other images, classes or another teacher's
+      labels, or neither file nor teacher exists.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
-  teachers = np.array([], np.uint32)
+  wanted: dict[str, Any] = {
+    'images': f'{data.name} {data.split}',
+    'class_names': class_names,
+    'split_seed': data.split_seed,
+  }
   if teacher:
-    teachers = np.asarray(saving.checksums(teacher.params))
+    wanted['teacher'] = saving.checksums(teacher.params)
   if not found:
     if teacher is None:
       raise ValueError(
         f'objective.labels: there is no {path}, and no teacher to make it: '
         'name one, --config.teacher=PATH.'
       )
-    probabilities_NC = _labelled(teacher, source, workers)
+    probabilities_NC = _labelled(teacher, source, data.workers)
     if jax.process_index() == 0:
       file = io.BytesIO()
-      np.savez(
-        file,
-        probabilities=probabilities_NC,
-        class_names=np.array(class_names),
-        images=np.array(images),
-        split_seed=np.array(split_seed),
-        teacher=teachers,
-      )
+      np.savez(file, probabilities=probabilities_NC, **wanted)
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
   try:
     with place.open('rb') as file, np.load(file) as archive:
       probabilities_NC = archive['probabilities']
-      said = str(archive['images']), tuple(map(str, archive['class_names']))
-      # Older files do not have these two.
-      seed, sums = (archive.get(key) for key in ('split_seed', 'teacher'))
+      # Older files lack the other two.
+      held = {name: archive[name] for name in ('images', 'class_names')}
+      held |= {x: archive[x] for x in wanted if x in archive}
   except (
     *(KeyError, OSError, ValueError, zipfile.BadZipFile),
     *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
   ) as e:
     raise ValueError(f'{path} holds no soft labels: {e}') from e
-  if probabilities_NC.shape != (len(source), len(class_names)) or said != (
-    images,
-    class_names,
-  ):
-    N, C = (*probabilities_NC.shape, 0, 0)[:2]
+  other = [
+    name for name, x in held.items() if not np.array_equal(x, wanted[name])
+  ]
+  if other or probabilities_NC.shape != (len(source), len(class_names)):
     raise ValueError(
-      f'{path} has soft labels of {N:,} images of {said[0]} and {C:,} classes, '
-      f'and not of the {len(source):,} of {images} and {len(class_names):,} '
-      'classes: remove it, or name another file, '
-      '--config.objective.labels=PATH.'
-    )
-  other = ''
-  if seed is not None and seed != split_seed:
-    other = f'data.split_seed={seed} and not {split_seed}'
-  elif teacher and sums is not None and not np.array_equal(sums, teachers):
-    other = f'another teacher than {teacher.path}'
-  if other:
-    raise ValueError(
-      f'{path} has soft labels of {other}: remove it, or name another file, '
-      '--config.objective.labels=PATH.'
+      f'{path} has soft labels of shape {probabilities_NC.shape} of '
+      f'{held["images"]}, and {len(source):,} images of {wanted["images"]} and '
+      f'{len(class_names):,} classes are wanted'
+      + (f' (other {" and ".join(other)})' if other else '')
+      + ': remove it, or name another file, --config.objective.labels=PATH.'
     )
   return probabilities_NC
 

@@ -1,64 +1,66 @@
-"""Batches of two streams: labelled examples, and images without labels."""
+"""Objectives of two streams: labelled examples, and images without labels."""
 
 import dataclasses
+from typing import ClassVar, Self
 
-import numpy as np
+import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data.sources import Record, Source
-from vit_jax.data.transforms import TrainTransform
-from vit_jax.models import variants
-from vit_jax.models.model import Model
-from vit_jax.objectives.objective import Example, Facts
-
-# Fields of `config.objective` that say where the second stream comes from.
-DEFAULTS = {'unlabelled': 'train', 'unlabelled_data': ''}
-
-
-def unlabelled_data(config: ConfigDict) -> ConfigDict:
-  """Returns `config.data` with the name and split of the second stream.
-
-  They are `objective.unlabelled_data`, or that of the labelled if it is empty,
-  and `objective.unlabelled`.
-  """
-  o, data = config.objective, config.data.copy_and_resolve_references()
-  data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
-  return data
-
-
-def with_head(config: ConfigDict, facts: Facts, kind: str) -> Model:
-  """Returns the ViT of a config with a head for what images without labels say.
-
-  Raises:
-    ValueError: if the config's is no ViT, or cannot work.
-  """
-  if config.model.name != 'vit':
-    raise ValueError(
-      f'model.name is {config.model.name!r}: objective.name='
-      f'{config.objective.name} is learned by a ViT with a second head. Choose '
-      'a variant such as b16.'
-    )
-  return variants.build(
-    num_classes=len(facts.class_names),
-    image_size=facts.image_size,
-    **{**config.model, 'name': kind},
-  )
+from vit_jax.data import bad_images
+from vit_jax.data.sources import Source
+from vit_jax.models.fields import field
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoStreams:
-  """An example of a record, and of another image drawn at random.
+class TwoStreams(Classification):
+  """Learns the classes of `config.data`, and more of other images.
 
   Attributes:
-    transform: of both.
-    unlabelled: where the other is drawn from.
+    data: `config.data`, with the name and split of the unlabelled images.
+    second_head: the architecture that takes the place of a ViT: a ViT with a
+      head for the unlabelled images. Empty for the config's own.
   """
 
-  transform: TrainTransform
-  unlabelled: Source
+  second_head: ClassVar[str] = ''
 
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image' and 'label' of the record, and 'unlabelled'."""
-    example = self.transform(record, rng)
-    other = self.unlabelled[int(rng.integers(len(self.unlabelled)))]
-    return {**example, 'unlabelled': self.transform(other, rng)['image']}
+  unlabelled: str = field('train', 'Split of the images without labels.')
+  unlabelled_data: str = field('', 'Their data; empty for `config.data.name`.')
+  data: ConfigDict = None
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective of `config.objective`.
+
+    Raises:
+      ValueError: for fields that cannot work, or data without labels.
+    """
+    config = config.copy_and_resolve_references()
+    o, data = config.objective, config.data
+    if cls.second_head:
+      if config.model.name != 'vit':
+        raise ValueError(
+          f'model.name is {config.model.name!r}: objective.name={o.name} is '
+          'learned by a ViT with a second head. Choose a variant such as b16.'
+        )
+      config.model.name = cls.second_head
+    made = super().from_config(config, facts)
+    data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
+    return dataclasses.replace(made, data=data)
+
+  def open_unlabelled(self) -> Source:
+    """Opens the images without labels.
+
+    Raises:
+      ValueError: if they cannot be opened.
+      FileNotFoundError: likewise.
+    """
+    return bad_images.open_checked(self.data, self.data.split)
+
+  def varied(self, images: jax.Array, key: jax.Array) -> jax.Array:
+    """Normalises and varies uint8 images [..., H, W, C], each by itself."""
+    images_NHWC = images.reshape(-1, *images.shape[-3:])
+    return self.images.varied(self.images.normalize(images_NHWC), key).reshape(
+      images.shape
+    )

@@ -21,7 +21,6 @@ an MLP from all shots before; here a linear layer does from the last one.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -32,17 +31,16 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources import Record
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Example, Facts
-from vit_jax.projects.few_labels import streams
 from vit_jax.projects.few_labels.exemplar import (
   Exemplar,
   triplet_gaps,
   unit_vectors,
 )
-from vit_jax.projects.few_labels.video_vit import VideoViT
+from vit_jax.projects.few_labels.second_heads import VideoViT
 from vit_jax.projects.few_labels.videos import Videos, open_videos
 
 
@@ -89,38 +87,19 @@ class VideoInvariances(Exemplar):
   """Learns `batch['label']`, and what is alike in `batch['clip']`.
 
   The margin is m, the weight w, the group as in `Exemplar`.
-
-  Attributes:
-    videos: folder of videos; empty for made ones of the unlabelled images.
-    shots: S.
-    frames: F.
-    length: most frames that a shot goes over.
-    temperature: t.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    **Exemplar.defaults,
-    'copies': 2,
-    'videos': '',
-    'shots': 2,
-    'frames': 2,
-    'length': 16,
-    'temperature': 0.1,
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {
-    **Exemplar.valid,
-    'group': '[2, inf)',
-    'shots': '[2, inf)',
-    'frames': '[2, inf)',
-    'temperature': '(0, inf)',
-  }
+  second_head: ClassVar[str] = VideoViT.kind
 
-  copies: int = 2
-  videos: str = ''
-  shots: int = 2
-  frames: int = 2
-  length: int = 16
-  temperature: float = 0.1
+  copies: int = field(2, 'K.', valid='[2, inf)')
+  group: int = field(16, 'As `Exemplar` has it.', valid='[2, inf)')
+  videos: str = field(
+    '', 'Folder of videos; empty for moving images of `unlabelled`.'
+  )
+  shots: int = field(2, 'S.', valid='[2, inf)')
+  frames: int = field(2, 'F.', valid='[2, inf)')
+  length: int = field(16, 'Most frames that a shot goes over.')
+  temperature: float = field(0.1, 't.', valid='(0, inf)')
 
   @classmethod
   def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
@@ -135,10 +114,7 @@ class VideoInvariances(Exemplar):
         f'objective.length is {o.length}: a shot has objective.frames='
         f'{o.frames} at least.'
       )
-    return dataclasses.replace(
-      super().from_config(config, facts),
-      model=streams.with_head(config, facts, VideoViT.kind),
-    )
+    return super().from_config(config, facts)
 
   def train_transform(self) -> Any:
     """Returns what makes an example of a record, and of a video.
@@ -187,11 +163,8 @@ class VideoInvariances(Exemplar):
     images = jnp.concatenate(
       [image[:, None], batch['clip'].reshape(B, -1, *rest)], axis=1
     )
-    images_NHWC = self.images.varied(
-      self.images.normalize(images.reshape(-1, *rest)), key
-    )
     return {
-      'image': images_NHWC.reshape(B // G, G, -1, *rest),
+      'image': self.varied(images, key).reshape(B // G, G, -1, *rest),
       'label': labels.reshape(B // G, G, -1),
       'video': batch['video'].reshape(B // G, G),
     }

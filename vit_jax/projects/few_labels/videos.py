@@ -1,4 +1,4 @@
-"""Videos, whose frames are records: files, folders of frames, made ones.
+"""Videos, whose frames are records: files, folders of frames, moving images.
 
 Frames lie video after video in their order, so that a frame is read as every
 other image is. A shot is a stretch of neighbouring frames.
@@ -6,8 +6,6 @@ other image is. A shot is a stretch of neighbouring frames.
 
 import collections
 import dataclasses
-import logging
-import os
 import pathlib
 import re
 
@@ -25,17 +23,14 @@ from vit_jax.data import (
 )
 from vit_jax.data.source import Record, RecordsByIndex, Source
 
-_log = logging.getLogger(__name__)
-
-# Of a made video: shots, frames of each, and the least side in pixels.
-_SHOTS, _FRAMES, _SIDE = 3, 8, 16
-# Extensions of video files, and frames that one may lack at its end.
+# Extensions of video files, and how many frames a file may lack at its end.
 FILES = ('.mp4', '.m4v', '.mov', '.avi', '.mkv', '.webm')
 _MOST_LACKING = 10
-# How far a made video goes: across and down in shares of the side, turned by
-# degrees, and grown by the logarithm of the size; and which change in a shot.
-_MOST = (0.25, 0.25, 30.0, 0.3)
-_SHOT_KINDS = ((0, 1), (2,), (3,))
+# How far an image moves: across and down in shares of the side, turned by
+# degrees, and grown by the logarithm of the size. A shot changes one of the
+# tuples of columns, in so many frames; smaller images are enlarged.
+_MOST = np.array([0.25, 0.25, 30.0, 0.3])
+_SHOTS, _FRAMES, _SIDE = ((0, 1), (2,), (3,)), 8, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,38 +92,40 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
   """Opens the videos of a folder, or makes some of images; frames are checked.
 
   Args:
-    path: of a folder with a folder of frames for each video, which come in the
-      order of their names, or of video files. Empty for a made video of every
-      image of `data`.
+    path: of a folder with video files, or with a folder of frames for each
+      video, which come in the order of their numbers. Empty for a video of
+      every image of `data`, which moves.
     data: as `config.data`.
 
   Raises:
-    ValueError: if there is none, or frames or images are unreadable.
-    FileNotFoundError: likewise.
+    ValueError: if there is no video, or one or its frames are unreadable.
+    FileNotFoundError: if there is no folder.
   """
   if not path:
     images = bad_images.open_checked(data, data.split)
-    edges = np.arange(len(images) + 1) * (_SHOTS * _FRAMES)
+    edges = np.arange(len(images) + 1) * len(_SHOTS) * _FRAMES
     return Videos(MovingImages(images), edges)
-  root = pathlib.Path(os.path.expanduser(path))
+  root = pathlib.Path(path).expanduser()
   if not root.is_dir():
-    raise FileNotFoundError(
-      f'no folder {root}; give one with video files, or with a '
-      'folder of frames for each video'
-    )
-  video_files = _video_files(root)
-  if image_files.sub_folders(root) and video_files:
+    raise FileNotFoundError(f'No folder {root}; give a folder with videos.')
+  files = [
+    entry.path
+    for entry in image_files.visible(root)
+    if entry.name.lower().endswith(FILES) and entry.is_file()
+  ]
+  folders = image_files.sub_folders(root)
+  if bool(files) == bool(folders):
     raise ValueError(
-      f'{root} has video files, such as {os.path.basename(video_files[0])}, '
-      'and folders of frames: give one with either'
+      f'{root} has {len(files)} video files ({", ".join(FILES)}) and '
+      f'{len(folders)} folders of frames: give a folder with one kind of them.'
     )
-  if not image_files.sub_folders(root):
-    files = VideoFiles(root, data.on_bad_image == 'skip')
-    return Videos(files, files.edges)
+  if files:
+    found = VideoFiles(files)
+    return Videos(found, found.edges)
   frames = bad_images.checked(FrameFolders(root), data.on_bad_image)
-  videos = frames.labels()  # type: ignore[attr-defined]
-  # None of those of which no frame can be read.
-  starts = np.unique(videos, return_index=True)[1]
+  # Videos without a readable frame are left out.
+  labels = frames.labels()  # type: ignore[attr-defined]
+  starts = np.unique(labels, return_index=True)[1]
   return Videos(frames, np.append(starts, len(frames)))
 
 
@@ -139,52 +136,45 @@ class FrameFolders(folder.Folder):
     """Lists them.
 
     Raises:
-      ValueError: there is no folder of frames, or one without frames.
+      ValueError: a folder has no frames.
     """
     self.class_names = image_files.sub_folders(root)
     files = self._list(root, collections.Counter())
     # Frame 10 comes after frame 9, whether or not that is called 09.
-    files.sort(key=lambda file: (file[1], _with_numbers(file[0])))
+    files.sort(
+      key=lambda file: (
+        file[1],
+        re.sub('[0-9]+', lambda m: m[0].zfill(20), pathlib.Path(file[0]).name),
+      )
+    )
     self._paths = [path for path, _ in files]
     self._labels = [video for _, video in files]
 
 
 class VideoFiles:
-  """The frames of a folder's video files, each decoded when it is asked for.
+  """The frames of video files, each decoded when it is asked for.
 
   Attributes:
-    edges: as in `Videos`, in the order of the files' names.
+    edges: as in `Videos`.
   """
 
-  def __init__(self, root: pathlib.Path, skip: bool):
-    """Looks how long they are, and whether their last frame can be decoded.
+  def __init__(self, paths: list[str]):
+    """Counts the frames, and checks that the last one can be decoded.
 
     Raises:
-      ValueError: there is none, or one is unreadable and may not be skipped.
+      ValueError: naming the files that cannot be decoded.
     """
-    paths = _video_files(root)
-    if not paths:
-      raise ValueError(
-        f'{root} has neither folders of frames nor video files '
-        f'({", ".join(FILES)})'
-      )
     bar = cores.progress('Checking videos', len(paths), 'videos')
     lengths = list(
-      cores.in_threads(
-        lambda i: _readable_frames(paths[i]), range(len(paths)), bar
-      )
+      cores.in_threads(lambda i: _length(paths[i]), range(len(paths)), bar)
     )
-    bad = [p for p, n in zip(paths, lengths, strict=True) if not n]
-    if bad and (not skip or len(bad) == len(paths)):
+    bad = [path for path, n in zip(paths, lengths, strict=True) if not n]
+    if bad:
       raise ValueError(
         f'{len(bad)} of {len(paths)} videos cannot be decoded: '
-        f'{", ".join(bad[:5])}. Repair or remove them, or train without them: '
-        '--config.data.on_bad_image=skip'
+        f'{", ".join(bad[:5])}. Repair or remove them.'
       )
-    if bad:
-      _log.warning('Left out, they cannot be decoded: %s', ', '.join(bad))
-    self._paths = [p for p in paths if p not in bad]
-    self.edges = np.cumsum([0, *(n for n in lengths if n)])
+    self._paths, self.edges = paths, np.cumsum([0, *lengths])
 
   def __len__(self) -> int:
     return int(self.edges[-1])
@@ -198,29 +188,11 @@ class VideoFiles:
     return {'image': image, 'name': f'{path}, frame {frame}'}
 
 
-def _video_files(root: pathlib.Path) -> list[str]:
-  """Returns the paths of those that are not hidden, sorted."""
-  return [
-    entry.path
-    for entry in image_files.visible(root)
-    if entry.name.lower().endswith(FILES) and entry.is_file()
-  ]
-
-
-def _with_numbers(path: str) -> list[str | int]:
-  """Returns the parts of a file's name, of which every second is a number."""
-  parts = re.split('([0-9]+)', os.path.basename(path))
-  return [int(part) if i % 2 else part for i, part in enumerate(parts)]
-
-
-def _readable_frames(path: str) -> int:
-  """Returns how many frames a file says it has, less those it lacks."""
-  count = int(cv2.VideoCapture(path).get(cv2.CAP_PROP_FRAME_COUNT))
-  # What a file says of itself may be a few too many.
-  for last in range(count - 1, max(count - 1 - _MOST_LACKING, -1), -1):
-    if _frame(path, last) is not None:
-      return last + 1
-  return 0
+def _length(path: str) -> int:
+  """Returns the number of frames, which may be less than a file says."""
+  said = int(cv2.VideoCapture(path).get(cv2.CAP_PROP_FRAME_COUNT))
+  counts = range(said, max(said - _MOST_LACKING, 0), -1)
+  return next((n for n in counts if _frame(path, n - 1) is not None), 0)
 
 
 def _frame(path: str, frame: int) -> np.ndarray | None:
@@ -232,30 +204,30 @@ def _frame(path: str, frame: int) -> np.ndarray | None:
 
 
 class MovingImages:
-  """A made video of each image: it drifts, turns and grows, a shot each.
+  """A video of each image: it drifts, turns and grows, a shot each.
 
-  The first frame is the image; the three come in random order, and each goes on
-  evenly from where the one before has ended. What comes in from outside mirrors
-  the image. A video follows from the name of its image.
+  The first frame is the image; the shots come in random order, and each goes on
+  evenly from the end of the shot before. Pixels from outside mirror the image.
+  A video follows from the name of its image.
   """
 
   def __init__(self, images: Source):
-    """Takes the images; smaller ones than 16 pixels are enlarged."""
+    """Takes the images."""
     self._images = images
 
   def __len__(self) -> int:
-    return len(self._images) * _SHOTS * _FRAMES
+    return len(self._images) * len(_SHOTS) * _FRAMES
 
   def __getitem__(self, index: int) -> Record:
-    video, frame = divmod(index, _SHOTS * _FRAMES)
+    video, frame = divmod(index, len(_SHOTS) * _FRAMES)
     record = self._images[video]
     image = decode.decode(record['image'], record['name'])
     pose = poses(transforms.seed_of(record['name']))[frame]
+    across, down, turn, grow = pose
     height, width = image.shape[:2]
     scale = max(1.0, _SIDE / min(height, width))
     size = round(width * scale), round(height * scale)
     centre = (width - 1) / 2, (height - 1) / 2
-    across, down, turn, grow = pose
     matrix = cv2.getRotationMatrix2D(centre, turn, scale * np.exp(grow))
     matrix[:, 2] += (
       (size[0] - width) / 2 + across * size[0],
@@ -266,15 +238,12 @@ class MovingImages:
 
 
 def poses(seed: int) -> np.ndarray:
-  """Returns (across, down, turn, grow) of the frames of a made video.
-
-  Shares of width and height, degrees, and the logarithm of the size.
-  """
+  """Returns (across, down, turn, grow) of the frames of a moving image."""
   rng = np.random.RandomState(seed)
   pose, found = np.zeros(len(_MOST)), []
-  for which in rng.permutation(len(_SHOT_KINDS)):
-    columns = list(_SHOT_KINDS[which])
-    ends = rng.uniform(-1, 1, len(columns)) * np.array(_MOST)[columns]
+  for shot in rng.permutation(len(_SHOTS)):
+    columns = list(_SHOTS[shot])
+    ends = rng.uniform(-1, 1, len(columns)) * _MOST[columns]
     for share in np.linspace(0, 1, _FRAMES):
       pose[columns] = share * ends
       found.append(pose.copy())
