@@ -26,8 +26,8 @@ from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, cores, sources, transforms
 from vit_jax.evaluators import feature_file
-from vit_jax.evaluators import few_examples as protocol
 from vit_jax.evaluators import fewshot as library
+from vit_jax.evaluators import shots as protocol
 from vit_jax.models import variants
 from vit_jax.train import train
 from vit_jax.training import features

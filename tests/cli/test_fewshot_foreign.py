@@ -8,7 +8,7 @@ import pytest
 from vit_jax.checkpoints import opening
 from vit_jax.cli.fewshot import main
 from vit_jax.data import sources
-from vit_jax.evaluators import few_examples
+from vit_jax.evaluators.shots import Shots
 
 DINOV2 = {
   'hidden_size': 48,
@@ -42,7 +42,7 @@ def test_dinov2_of_transformers(tmp_path, transformers, torch):
     rows = list(csv.DictReader(f))
 
   train, test = (sources.open_source('digits', x) for x in ('train', 'test'))
-  shots = few_examples.Shots(
+  shots = Shots(
     train.labels(),
     test.labels(),
     train.class_names,

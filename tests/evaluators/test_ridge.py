@@ -20,7 +20,15 @@ def problem(n, d, scales='even', seed=0):
     x = x * 10 ** rng.uniform(-4, 4, d) + 10 ** rng.uniform(-2, 4, d)
   elif scales == 'worse':
     x = x * 10 ** rng.uniform(-6, 6, d)
-  return x.astype(np.float32), labels, ridge.one_vs_rest(labels, CLASSES)
+  x = x.astype(np.float32)
+  if scales != 'even':
+    x = standardised(x)
+  return x, labels, ridge.one_vs_rest(labels, CLASSES)
+
+
+def standardised(x):
+  mean, std = ridge.moments(x)
+  return (x - mean) / std
 
 
 def reference(x, y, l2):
@@ -88,7 +96,7 @@ def test_an_example_with_a_feature_of_its_own(size):
   x, _, y = problem(60, 10)
   x = np.pad(x, ((0, 0), (0, 1)))
   x[7, -1] = size
-  l2 = 2.0**-10
+  x, l2 = standardised(x), 2.0**-10
   np.testing.assert_allclose(
     ridge.Ridge(x, y).leave_one_out(l2), left_out(x, y, l2), atol=1e-5
   )

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.cli import flags
-from vit_jax.evaluators import confusion, few_examples
+from vit_jax.data import benchmarks
+from vit_jax.evaluators import confusion
 from vit_jax.evaluators.confusion import Measures
 from vit_jax.training import metric_log, plots
 
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     f'if they are there (default: {OUTPUT})',
   )
   args = parser.parse_args(argv)
-  args.split = args.split or few_examples.usual_splits(args.dataset)[1]
+  args.split = args.split or benchmarks.usual_splits(args.dataset)[1]
   return flags.command(_run, args)
 
 

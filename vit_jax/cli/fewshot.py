@@ -27,9 +27,9 @@ import jax
 
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
-from vit_jax.data import images
-from vit_jax.evaluators import few_examples, fewshot, layer_probe
-from vit_jax.evaluators import fewshot_curves as report
+from vit_jax.data import benchmarks, images
+from vit_jax.evaluators import fewshot
+from vit_jax.evaluators import fewshot_report as report
 from vit_jax.training import processes
 
 OUTPUT = 'runs/fewshot'
@@ -56,10 +56,10 @@ def _run(args: argparse.Namespace) -> None:
   files: dict[str, str | bytes]
   if args.layers:
     found = fewshot.probe_layers(checkpoint, data, **options)
-    table = layer_probe.table(found)
+    table = report.layers_table(found)
     files = {
-      layer_probe.CSV: layer_probe.csv_text(found),
-      layer_probe.PLOT: layer_probe.plot(found, title),
+      report.LAYERS_CSV: report.layers_csv(found),
+      report.LAYERS_PLOT: report.layers_plot(found, title),
     }
   else:
     curve = fewshot.fewshot(checkpoint, data, **options)
@@ -136,8 +136,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--output',
     default=OUTPUT,
     metavar='FOLDER',
-    help=f'for {report.CSV} and {report.PLOT}, or {layer_probe.CSV} and '
-    f'{layer_probe.PLOT}, which are replaced if they are there (default: '
+    help=f'for {report.CSV} and {report.PLOT}, or {report.LAYERS_CSV} and '
+    f'{report.LAYERS_PLOT}, which are replaced if they are there (default: '
     f'{OUTPUT})',
   )
   add(
@@ -153,7 +153,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
     if getattr(args, name) != parser.get_default(name):
       parser.error(f'--layers=all has no use for --{name}.')
-  train, test = few_examples.usual_splits(args.dataset)
+  train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test
   return args

@@ -135,3 +135,9 @@ SUITES: dict[str, tuple[str, ...]] = {
   group: tuple(b.name for b in _VTAB if b.group == group)
   for group in ('natural', 'specialised', 'structured')
 }
+
+
+def usual_splits(name: str) -> tuple[str, str]:
+  """Returns the split that shots are drawn from, and the one for testing."""
+  usual = BENCHMARKS.get(name)
+  return (usual.train, usual.test) if usual else ('train', 'test')

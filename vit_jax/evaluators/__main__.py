@@ -2,7 +2,7 @@
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
 
-They are called as their folders are.
+Each curve is named after the folder of its file.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from etils import epath
 
 from vit_jax.cli import flags
 from vit_jax.data import atomic_files
-from vit_jax.evaluators import fewshot_curves as report
+from vit_jax.evaluators import fewshot_report as report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ EVALUATORS = Register(
     'mean': 'vit_jax.evaluators.mean:MeanEvaluator',
     'real': 'vit_jax.evaluators.real:RealEvaluator',
     'objectnet': 'vit_jax.evaluators.objectnet_accuracy:ObjectNetEvaluator',
-    'fewshot': 'vit_jax.evaluators.few_examples:FewShotEvaluator',
+    'fewshot': 'vit_jax.evaluators.fewshot:FewShotEvaluator',
     'coco': 'vit_jax.projects.detr.evaluator:CocoEvaluator',
     'pictures': 'vit_jax.evaluators.pictures:PicturesEvaluator',
   },

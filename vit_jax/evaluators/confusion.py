@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoints import classes, opening
-from vit_jax.data import bad_images, sources
-from vit_jax.evaluators import few_examples
+from vit_jax.data import bad_images, benchmarks, sources
 from vit_jax.training import features, sharding
 
 BATCH_PER_DEVICE = 64
@@ -65,7 +64,7 @@ def evaluate(
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)
-  split = split or few_examples.usual_splits(config.name)[1]
+  split = split or benchmarks.usual_splits(config.name)[1]
   source = sources.labelled(
     bad_images.open_checked(config, split), f'{config.name} {split}'
   )

@@ -1,25 +1,26 @@
 """Few-shot accuracy and linear probes of any checkpoint's frozen features."""
 
 import dataclasses
+import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import sources
-from vit_jax.data.sources import Source
-from vit_jax.evaluators import (
-  feature_file,
-  few_examples,
-  layer_probe,
-  ridge,
-)
+from vit_jax.data import bad_images, benchmarks, sources
+from vit_jax.data.sources import LabelledSource, Source
+from vit_jax.evaluators import feature_file, ridge
 from vit_jax.evaluators import probe as probe_lib
-from vit_jax.evaluators.fewshot_curves import Curve, ProbeResult
+from vit_jax.evaluators.evaluator import Evaluator, Parts
+from vit_jax.evaluators.fewshot_report import Curve, ProbeResult
+from vit_jax.evaluators.shots import Shots
+from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import features as features_lib
 from vit_jax.training import sharding
 
@@ -53,7 +54,7 @@ def fewshot(
     shots: examples of each class.
     seeds: how many times the shots are drawn.
     layer: as `features.layer` takes it.
-    l2: 'choose' or 'fixed', see `few_examples.Shots`.
+    l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to fit a logistic regression to all training examples too.
     features: a .npz file that keeps the features of both splits, or has them.
     **options: fields of `_Subject`.
@@ -73,7 +74,7 @@ def fewshot(
     'test_labels': test.labels(),
     'class_names': np.array(names),
   }
-  drawn = few_examples.Shots(
+  drawn = Shots(
     labels_N, kept['test_labels'], names, shots=shots, seeds=seeds, l2=l2
   )
   # Hashing takes long for billions of parameters: only where a file needs it.
@@ -105,7 +106,7 @@ def probe_layers(
   data: str | Mapping[str, Any],
   **options: Any,
 ) -> dict[str, ProbeResult]:
-  """Fits a linear probe to every layer.
+  """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
   Args, processes and errors are those of `fewshot`.
 
@@ -115,13 +116,27 @@ def probe_layers(
   subject = _Subject(checkpoint, data, **options)
   model = subject.checkpoint.model
   probe_lib.hold_out(subject.splits[0].labels())  # refuses too few
-  x_NX, x_MX = subject.extract(layer_probe.every_layer(model), subject.splits)
-  size = subject.checkpoint.image_size
-  train, test = (
-    layer_probe.split(model, subject.checkpoint.params, size, x)
-    for x in (x_NX, x_MX)
+  names = [*(f'block_{i}' for i in range(model.num_blocks)), 'pre_logits']
+  layers = [features_lib.layer(model, name) for name in names]
+
+  def every_layer(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    # Compiled, the model runs once for all layers.
+    found = [layer(params, images_BHWC) for layer in layers]
+    return jnp.concatenate(found, axis=-1)
+
+  image_1HWC = jax.ShapeDtypeStruct(
+    (1, *subject.checkpoint.image_size, 3), jnp.float32
   )
-  return {name: subject.probe(name, train[name], test[name]) for name in train}
+  widths = [
+    jax.eval_shape(layer, subject.checkpoint.params, image_1HWC).shape[-1]
+    for layer in layers
+  ]
+  train, test = (
+    np.split(x_NX, np.cumsum(widths)[:-1], axis=-1)
+    for x_NX in subject.extract(every_layer, subject.splits)
+  )
+  found = map(subject.probe, names, train, test)
+  return dict(zip(names, found, strict=True))
 
 
 class _Subject:
@@ -162,10 +177,10 @@ class _Subject:
       self.checkpoint = transfer.resized(self.original, image_size)
     self._data = sources.data_config(data)
     name = self._data.name
-    train, test = few_examples.usual_splits(name)
+    train, test = benchmarks.usual_splits(name)
     self._names = train_split or train, test_split or test
     _say(_describe(self.checkpoint))
-    self.splits = few_examples.open_splits(self._data, *self._names)
+    self.splits = open_splits(self._data, *self._names)
     train_source, test_source = self.splits
     _say(
       f'data     {name}, {len(train_source.class_names):,} classes: '
@@ -256,3 +271,89 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
     f'images   resized to {height}x{width} pixels ({given.describe()}), '
     f'mean {mean}, deviation {std}'
   )
+
+
+class FewShotEvaluator(Evaluator):
+  """Measures the accuracy of classifiers on a few examples of each class."""
+
+  def __init__(
+    self,
+    name: str,
+    extract: Callable[[Any, Source], np.ndarray],
+    train: LabelledSource,
+    test: LabelledSource,
+    *,
+    shots: Sequence[int],
+    seeds: int,
+    l2: str,
+  ):
+    """Draws the shots from `train`; other options are those of `Shots`.
+
+    `extract` returns the features of a source's images, in its order, from
+    parameters and the source. Only the label is read of other training images.
+    """
+    self.name = name
+    self._extract = extract
+    labels = train.labels(), test.labels()
+    self._shots = Shots(
+      *labels, train.class_names, shots=shots, seeds=seeds, l2=l2
+    )
+    self._sources = sources.subset(train, self._shots.rows_R.tolist()), test
+
+  @classmethod
+  def metrics(
+    cls, entry: ConfigDict, objective: type[Objective]
+  ) -> Mapping[str, Best]:
+    """Returns the accuracy for each number of shots."""
+    del objective
+    return {f'{k}shot_accuracy': 'highest' for k in entry.shots}
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Builds the evaluator; its data may differ from the run's."""
+    data = parts.config.data.copy_and_resolve_references()
+    data.update(name=entry.data, class_order='')
+    train, test = benchmarks.usual_splits(entry.data)
+    return cls(
+      name,
+      parts.extractor(
+        name, features_lib.layer(parts.objective.model, entry.layer)
+      ),
+      *open_splits(data, entry.train_split or train, entry.test_split or test),
+      shots=entry.shots,
+      seeds=entry.seeds,
+      l2=entry.l2,
+    )
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns the mean accuracy over draws as `NAME/5shot_accuracy`."""
+    extracted = (self._extract(params, source) for source in self._sources)
+    results = self._shots.evaluate(*extracted)
+    return {
+      f'{self.name}/{k}shot_accuracy': float(
+        np.mean([r.accuracy for r in results if r.shots == k])
+      )
+      for k in dict.fromkeys(r.shots for r in results)
+    }
+
+
+def open_splits(
+  data: ConfigDict, train_split: str, test_split: str
+) -> tuple[LabelledSource, LabelledSource]:
+  """Opens two splits with the same classes; checks their images and labels."""
+  train, test = (
+    sources.labelled(
+      bad_images.open_checked(data, split), f'{data.name} {split}'
+    )
+    for split in (train_split, test_split)
+  )
+  both = (train.class_names, test.class_names)
+  for i, (a, b) in enumerate(itertools.zip_longest(*both)):
+    if a != b:
+      raise ValueError(
+        f'The classes of {data.name} {test_split} are not those of '
+        f'{train_split}: class {i} is {b!r} and not {a!r}.'
+      )
+  ridge.check_labels('training', train.labels(), len(train.class_names))
+  ridge.check_labels('test', test.labels(), len(test.class_names))
+  return train, test

@@ -77,29 +77,15 @@ def fit_probe(
   before.
 
   All processes call it with the same arrays, which are spread over the mesh's
-  batch axes. A single penalty in `l2_grid` is taken as it is.
+  batch axes. A single penalty in `l2_grid` is taken as it is. Features are
+  finite, labels in [0, num_classes).
   """
-  ridge.check_finite('training', features_ND)
-  ridge.check_finite('test', test_MD)
-  ridge.check_labels('training', labels_N, num_classes)
-  ridge.check_labels('test', test_labels_M, num_classes)
-  if not l2_grid or not all(0 < l2 < math.inf for l2 in l2_grid):
-    raise ValueError(
-      f'l2_grid is {tuple(l2_grid)}: penalties are positive numbers.'
-    )
   mean_D, std_D = ridge.moments(features_ND)
-
-  def standardise(rows_BD: np.ndarray) -> np.ndarray:
-    # float64 for a moment: means may be large beside deviations.
-    x_BD = np.empty(rows_BD.shape, np.float32)
-    for i in range(0, len(rows_BD), _BLOCK):
-      x_BD[i : i + _BLOCK] = (rows_BD[i : i + _BLOCK] - mean_D) / std_D
-    return x_BD
-
-  data = (
-    _spread(features_ND, mesh, standardise),
-    _spread(labels_N.astype(np.int32), mesh),
-  )
+  # float64 for a moment: means may be large beside deviations.
+  x_ND = np.empty(features_ND.shape, np.float32)
+  for i in range(0, len(x_ND), _BLOCK):
+    x_ND[i : i + _BLOCK] = (features_ND[i : i + _BLOCK] - mean_D) / std_D
+  data = _spread(x_ND, mesh), _spread(labels_N.astype(np.int32), mesh)
   everywhere = sharding.replicated(mesh)
   fit, measure = (
     jax.jit(function, out_shardings=everywhere)
@@ -244,25 +230,11 @@ def _accuracy(
   return jnp.sum(weight_N * is_right_N) / jnp.sum(weight_N)
 
 
-def _spread(
-  x: np.ndarray,
-  mesh: jax.sharding.Mesh,
-  function: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> jax.Array:
-  """Places rows, padded with zeros, on the mesh's batch axes.
-
-  All processes have the same `x`, and each makes by `function` what its devices
-  hold of it.
-  """
+def _spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+  """Places rows that all processes have, padded, on the mesh's batch axes."""
   shards = mesh.shape['data'] * mesh.shape['fsdp']
-  count = math.ceil(len(x) / shards) * shards
-
-  def part(index: Any) -> np.ndarray:
-    start, stop, _ = index[0].indices(count)
-    rows = function(x[start:stop])
-    missing = [(0, stop - start - len(rows))] + [(0, 0)] * (x.ndim - 1)
-    return np.pad(rows, missing) if missing[0][1] else rows
-
+  missing = [(0, -len(x) % shards)] + [(0, 0)] * (x.ndim - 1)
+  x = np.pad(x, missing) if missing[0][1] else x
   return jax.make_array_from_callback(
-    (count, *x.shape[1:]), NamedSharding(mesh, sharding.BATCH), part
+    x.shape, NamedSharding(mesh, sharding.BATCH), lambda index: x[index]
   )

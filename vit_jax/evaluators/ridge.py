@@ -3,7 +3,6 @@
 Dimension letters: N examples, M of them, D features, C classes, R = min(N, D).
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +19,6 @@ L2_GRID = tuple(2.0**power for power in range(-10, 21))
 # so few, the differences between penalties by far less.
 LEFT_OUT = 1000
 
-# Rounding of the eigenvalues of X'X, relative to the penalty, from which on X
-# itself is decomposed.
-_ROUNDING = 1e-6
-# The least `d`, below, at which r / d is more than rounding.
-_LEAST_D = 1e-10
 # Rows of features that are brought to float64 at a time.
 _BLOCK = 4096
 
@@ -116,86 +110,45 @@ class Ridge:
   """
 
   def __init__(self, x_ND: np.ndarray, y_NC: np.ndarray):
-    """Takes finite features, with which it computes in float64, and targets."""
-    self._given = x_ND, y_NC
+    """Takes features standardised by `moments`, and targets.
+
+    Of other features eigenvalues may be so large that they are rounded by more
+    than the penalty. Computes in float64.
+    """
     x_ND = np.asarray(x_ND, np.float64)
     self._x_mean_D, self._y_mean_C = x_ND.mean(axis=0), y_NC.mean(axis=0)
-    self._x_ND, self._y_NC = x_ND - self._x_mean_D, y_NC - self._y_mean_C
+    x_ND = x_ND - self._x_mean_D
+    self._y_NC = y_NC - self._y_mean_C
     self._is_dual = len(x_ND) <= x_ND.shape[1]
-
-  @functools.cached_property
-  def _by_eigenvectors(self) -> tuple[np.ndarray, ...]:
-    """Returns v_R, A_DR, B_NR and T_RC, squaring X, which is fast."""
-    x_ND = self._x_ND
     if self._is_dual:
       v_R, b_NR = np.linalg.eigh(x_ND @ x_ND.T)
-      return self._terms(np.maximum(v_R, 0), x_ND.T @ b_NR, b_NR)
-    v_R, a_DR = np.linalg.eigh(x_ND.T @ x_ND)
-    return self._terms(np.maximum(v_R, 0), a_DR, x_ND @ a_DR)
-
-  @functools.cached_property
-  def _by_svd(self) -> tuple[np.ndarray, ...]:
-    """Returns the same without squaring, ten times slower."""
-    u_NR, s_R, v_RD = np.linalg.svd(self._x_ND, full_matrices=False)
-    if self._is_dual:
-      return self._terms(s_R**2, v_RD.T * s_R, u_NR)
-    return self._terms(s_R**2, v_RD.T, u_NR * s_R)
-
-  def _terms(
-    self, v_R: np.ndarray, a_DR: np.ndarray, b_NR: np.ndarray
-  ) -> tuple[np.ndarray, ...]:
-    # Changes nothing but in the dual form, where the constant vector is among
-    # the eigenvectors of eigenvalue 0: as it is the intercept's, it is taken
-    # out here, so that r and d need no differences of nearly equal numbers.
+      a_DR = x_ND.T @ b_NR
+    else:
+      v_R, a_DR = np.linalg.eigh(x_ND.T @ x_ND)
+      b_NR = x_ND @ a_DR
+    # In the dual form the constant vector, which is the intercept's, is among
+    # the eigenvectors of eigenvalue 0. Without it r and d need no differences
+    # of nearly equal numbers.
     b_NR -= b_NR.mean(axis=0)
-    return v_R, a_DR, b_NR, b_NR.T @ self._y_NC
-
-  def _for(self, l2: float) -> tuple[np.ndarray, ...]:
-    """Returns 1 / (v + l2)_R, A_DR, B_NR and T_RC, exact for such a penalty."""
-    if not l2 > 0:
-      raise ValueError(f'l2 is {l2}: the penalty has to be positive.')
-    terms = self._by_eigenvectors
-    if np.finfo(np.float64).eps * terms[0].max() > _ROUNDING * l2:
-      terms = self._by_svd
-    v_R, *others = terms
-    return 1 / (v_R + l2), *others
+    self._v_R, self._a_DR, self._b_NR = np.maximum(v_R, 0), a_DR, b_NR
+    self._t_RC = b_NR.T @ self._y_NC
 
   def fit(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights W, float64 DC, and the intercept b, float64 C.
-
-    Raises:
-      ValueError: unless l2 is positive.
-    """
-    inverse_R, a_DR, _, t_RC = self._for(l2)
-    w_DC = a_DR @ (inverse_R[:, None] * t_RC)
+    """Returns the weights W, float64 DC, and the intercept b, float64 C."""
+    w_DC = self._a_DR @ (self._t_RC / (self._v_R + l2)[:, None])
     return w_DC, self._y_mean_C - self._x_mean_D @ w_DC
 
   def leave_one_out(
     self, l2: float, rows_M: np.ndarray | slice = slice(None)
   ) -> np.ndarray:
-    """Returns what a fit of all others predicts for examples, float64 MC.
-
-    Raises:
-      ValueError: unless l2 is positive.
-    """
-    inverse_R, _, b_NR, t_RC = self._for(l2)
-    b_MR = b_NR[rows_M]
-    r_MC, d_M = b_MR @ (inverse_R[:, None] * t_RC), b_MR**2 @ inverse_R
-    x_ND, y_NC = self._given
-    y_MC = y_NC[rows_M]
-    if self._is_dual:
-      # Both are over l2 so far, which cancels.
-      return y_MC - r_MC / d_M[:, None]
-    r_MC, d_M = self._y_NC[rows_M] - r_MC, 1 - 1 / len(x_ND) - d_M
-    # Where nothing is left to divide by, it takes a fit of the others.
-    is_near_M = d_M < _LEAST_D
-    predicted_MC = y_MC - r_MC / np.where(is_near_M, 1, d_M)[:, None]
-    for i in np.flatnonzero(is_near_M):
-      row = np.arange(len(x_ND))[rows_M][i]
-      others = Ridge(np.delete(x_ND, row, 0), np.delete(y_NC, row, 0))
-      w_DC, b_C = others.fit(l2)
-      predicted_MC[i] = x_ND[row] @ w_DC + b_C
-    return predicted_MC
+    """Predicts examples by a fit of all others, float64 MC."""
+    b_MR, y_MC = self._b_NR[rows_M], self._y_NC[rows_M]
+    inverse_R = 1 / (self._v_R + l2)
+    r_MC, d_M = b_MR @ (inverse_R[:, None] * self._t_RC), b_MR**2 @ inverse_R
+    # In the dual form r and d are both over l2 so far, which cancels.
+    if not self._is_dual:
+      r_MC, d_M = y_MC - r_MC, 1 - 1 / len(self._b_NR) - d_M
+    return self._y_mean_C + y_MC - r_MC / d_M[:, None]
 
 
 def choose_l2(
@@ -203,8 +156,8 @@ def choose_l2(
 ) -> float:
   """Returns the penalty with the best leave-one-out accuracy.
 
-  Ties go to the lower squared error, which is leave-one-out as well. Of more
-  than `LEFT_OUT` examples so many are left out, evenly spread over them.
+  Ties go to the lower leave-one-out squared error. At most `LEFT_OUT` examples
+  are left out, evenly spread over all.
 
   Args:
     ridge: of targets from `one_vs_rest`.

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.evaluators import __main__
-from vit_jax.evaluators import fewshot_curves as report
-from vit_jax.evaluators.few_examples import Result
+from vit_jax.evaluators import fewshot_report as report
+from vit_jax.evaluators.shots import Result
 
 # Not in order: 1 and 10 shots with three seeds, 5 with one.
 CURVE = report.Curve(
@@ -192,3 +192,16 @@ def test_all_wrong_and_all_right_are_results(tmp_path):
     Result(1, 0, 2.0, 0.0),
     Result(2, 3, 4.0, 1.0),
   ]
+
+
+def test_layers_have_a_row_each_and_the_best_is_marked():
+  accuracies = {'block_0': 0.89, 'block_1': 0.9, 'pre_logits': 0.89}
+  found = {k: report.ProbeResult(2.0, x) for k, x in accuracies.items()}
+  assert report.layers_table(found).splitlines() == [
+    'block_0      89.00%',
+    'block_1      90.00%  best',
+    'pre_logits   89.00%',
+  ]
+  assert report.layers_csv(found) == (
+    'layer,l2,accuracy\nblock_0,2.0,0.89\nblock_1,2.0,0.9\npre_logits,2.0,0.89\n'
+  )

@@ -1,4 +1,4 @@
-"""What a few-shot evaluation leaves behind: fewshot.csv and a picture."""
+"""Tables and pictures of few-shot accuracy, and of linear probes of layers."""
 
 import csv
 import dataclasses
@@ -7,19 +7,20 @@ import os
 import pathlib
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from vit_jax.evaluators.few_examples import Result
+from vit_jax.evaluators.shots import Result
 from vit_jax.training import metric_log, plots
 
 CSV, PLOT = 'fewshot.csv', 'fewshot.png'
+LAYERS_CSV, LAYERS_PLOT = 'layers.csv', 'layers.png'
 
 COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
-# Stands for the shots of the linear probe, which has every example.
+# The shots of the linear probe, which has every example.
 _ALL = 'all'
 
 
@@ -32,7 +33,7 @@ class ProbeResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """What was measured on one checkpoint, with the label of its legend."""
+  """Results of one checkpoint, with its label for legends."""
 
   label: str
   results: Sequence[Result]
@@ -47,7 +48,7 @@ class Curve:
 
 
 def csv_text(curve: Curve) -> str:
-  """Returns a line for every result, the probe last with 'all' as its shots."""
+  """Returns a line for every result; the probe's is last, with shots 'all'."""
   lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
@@ -57,7 +58,7 @@ def csv_text(curve: Curve) -> str:
 
 
 def read_csv(path: str, label: str) -> Curve:
-  """Reads what `csv_text` gave.
+  """Reads the text of `csv_text` from a file.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -153,37 +154,36 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   axes.set_xscale('log')
   for i, curve in enumerate(curves):
     label = _wrapped(curve.label, 30) if len(curves) > 1 else 'mean over seeds'
-    _draw(axes, curve, label, **plots.style(i))
+    color = plots.style(i)['color']
+    accuracies = {
+      k: [r.accuracy for r in results]
+      for k, results in curve.by_shots().items()
+    }
+    means = np.array([*map(statistics.mean, accuracies.values())])
+    deviations = np.array(
+      [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies.values()]
+    )
+    axes.plot([*accuracies], means, label=label, **plots.style(i))
+    if any(deviations):
+      axes.fill_between(
+        [*accuracies],
+        means - deviations,
+        means + deviations,
+        label='± standard deviation',
+        color=color,
+        alpha=0.2,
+        linewidth=0,
+      )
+      dots = [(k, x) for k, values in accuracies.items() for x in values]
+      x_y = zip(*dots, strict=True)
+      axes.plot(*x_y, '.', color=color, alpha=0.6, label='single seeds')
+    if curve.probe:
+      label = 'linear probe\n(all examples)'
+      axes.axhline(curve.probe.accuracy, color=color, ls='--', label=label)
   shots = sorted({result.shots for c in curves for result in c.results})
   axes.set_xticks(shots, shots)
   axes.xaxis.set_minor_locator(NullLocator())
   axes.set_xlim(shots[0] / 1.15, shots[-1] * 1.15)
-
-
-def _draw(axes: Any, curve: Curve, label: str, color: str, marker: str) -> None:
-  groups = curve.by_shots()
-  accuracies = [[r.accuracy for r in results] for results in groups.values()]
-  means = np.array([statistics.mean(values) for values in accuracies])
-  deviations = np.array(
-    [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies]
-  )
-  axes.plot([*groups], means, color=color, marker=marker, label=label)
-  if any(deviations):
-    low, high = means - deviations, means + deviations
-    style = {'color': color, 'alpha': 0.2, 'linewidth': 0}
-    axes.fill_between(
-      [*groups], low, high, label='± standard deviation', **style
-    )
-    dots = [(k, x) for k, v in zip(groups, accuracies, strict=True) for x in v]
-    x_y = zip(*dots, strict=True)
-    axes.plot(*x_y, '.', color=color, alpha=0.6, label='single seeds')
-  if curve.probe:
-    axes.axhline(
-      curve.probe.accuracy,
-      color=color,
-      linestyle='--',
-      label='linear probe\n(all examples)',
-    )
 
 
 def _wrapped(text: str, width: int = 80) -> str:
@@ -197,3 +197,32 @@ def folder_labels(paths: Sequence[str]) -> list[str]:
   if len(set(names)) == len(names):
     return names
   return [os.path.dirname(path) or '.' for path in paths]
+
+
+def layers_csv(found: Mapping[str, ProbeResult]) -> str:
+  """Returns a line for each layer: its name, penalty and accuracy."""
+  rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
+  return metric_log.csv_text([('layer', 'l2', 'accuracy'), *rows])
+
+
+def layers_table(found: Mapping[str, ProbeResult]) -> str:
+  """Returns the accuracies for a terminal and marks the best."""
+  best = max(found, key=lambda name: found[name].accuracy)
+  return '\n'.join(
+    f'{name:<10}  {x.accuracy:7.2%}{"  best" if name == best else ""}'
+    for name, x in found.items()
+  )
+
+
+def layers_plot(found: Mapping[str, ProbeResult], title: str) -> bytes:
+  """Returns a PNG of accuracy over depth."""
+  figure = plots.figure(7, 4)
+  y_label = 'test accuracy of a linear probe'
+  axes = plots.accuracy_axes(
+    figure, title, 'layer (the last: pre_logits)', y_label
+  )
+  accuracies = [x.accuracy for x in found.values()]
+  axes.plot(range(len(found)), accuracies, markersize=5, **plots.style(0))
+  every = 1 + len(found) // 20
+  axes.set_xticks(range(0, len(found), every))
+  return plots.png(figure)
