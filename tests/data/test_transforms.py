@@ -8,7 +8,13 @@ import pytest
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import decode, host_augmentation, sources, transforms
+from vit_jax.data import (
+  decode,
+  host_augmentation,
+  resizing,
+  sources,
+  transforms,
+)
 from vit_jax.data.images import Images, size_of
 from vit_jax.data.preprocessing import Preprocessing
 
@@ -262,9 +268,9 @@ def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
   image[:, 2000] = 255
   image = image if axis else image.transpose(1, 0, 2)
   sizes = []
-  resize = transforms.resize
+  resize = resizing.resize
   monkeypatch.setattr(
-    transforms, 'resize', lambda i, s: sizes.append(s) or resize(i, s)
+    resizing, 'resize', lambda i, s: sizes.append(s) or resize(i, s)
   )
   ours = transforms.EvalTransform((31, 31), Preprocessing(50)).image(image, 'x')
   assert np.take(ours, 15, axis).min() == 255 and ours.sum() == 31 * 3 * 255

@@ -25,7 +25,7 @@ import re
 import stat
 import struct
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import simplejpeg
@@ -146,8 +146,20 @@ class Picture:
     return self._image[top : top + height, left : left + width]
 
 
-def open_image(data: bytes | np.ndarray, name: str) -> Picture:
+def open_image(
+  data: bytes | np.ndarray,
+  name: str,
+  *,
+  formats: Sequence[str] = (),
+  max_pixels: int = 0,
+) -> Picture:
   """Opens an image, or pixels uint8 [H, W, 3]; a JPEG without decoding it.
+
+  Args:
+    data: the file, or pixels.
+    name: of the file, for errors.
+    formats: the only ones that are read, JPEG included; empty for all.
+    max_pixels: limit of pixels; 0 for `MAX_PIXELS`.
 
   Raises:
     UnreadableImage: Not an image, damaged, or of too many pixels; it has
@@ -162,8 +174,8 @@ def open_image(data: bytes | np.ndarray, name: str) -> Picture:
     return Picture(data)
   header = jpeg_header.read_header(data)
   if header is None or header.components not in (1, 3):
-    return Picture(_decode_with_pillow(data, name))
-  _refuse_bomb(header.width, header.height, name)
+    return Picture(_decode_with_pillow(data, name, formats, max_pixels))
+  _refuse_bomb(header.width, header.height, name, max_pixels)
   return _JpegPicture(data, name, header)
 
 
@@ -172,11 +184,12 @@ def decode(data: bytes | np.ndarray, name: str) -> np.ndarray:
   return open_image(data, name).read()
 
 
-def _refuse_bomb(width: int, height: int, name: str) -> None:
-  if width * height > MAX_PIXELS:
+def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
+  most = most or MAX_PIXELS
+  if width * height > most:
     raise UnreadableImage(
       name,
-      f'{width}x{height} pixels are more than the limit of {MAX_PIXELS} '
+      f'{width}x{height} pixels are more than the limit of {most} '
       '(a decompression bomb?); scale the file down',
     )
 
@@ -192,7 +205,7 @@ class _JpegPicture(Picture):
     if header.has_metadata:
       # The segments show no fault, but Pillow may find one.
       with naming_errors(name):
-        self._turn = orientation.turn_of(_pillow_open(data))
+        self._turn = orientation.turn_of(_pillow_open(data, ('JPEG',)))
     self.height, self.width = header.height, header.width
     if self._turn.transpose:
       self.height, self.width = self.width, self.height
@@ -212,7 +225,7 @@ class _JpegPicture(Picture):
     if image is None:
       factor = 1
       with naming_errors(self._name):
-        image = orientation.rgb(_pillow_open(self._data))
+        image = orientation.rgb(_pillow_open(self._data, ('JPEG',)))
     return orientation.upright(image, self._turn, box, whole, factor)
 
   def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
@@ -288,19 +301,24 @@ def pillow_formats() -> tuple[str, ...]:
   return tuple(name for name in Image.OPEN if name not in left_out)
 
 
-def _pillow_open(data: bytes) -> Image.Image:
-  return orientation.open_image(data, pillow_formats())
+def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
+  """Opens a file of one of the formats, or of any if there are none."""
+  known = [x for x in pillow_formats() if not formats or x in formats]
+  return orientation.open_image(data, tuple(known))
 
 
-def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
+def _decode_with_pillow(
+  data: bytes, name: str, formats: Sequence[str], max_pixels: int
+) -> np.ndarray:
   """Decodes any format at full size and upright."""
   if not data:
     raise UnreadableImage(name, 'the file is empty')
-  if data[4:10] == b'ftyphe' and 'HEIF' not in pillow_formats():
+  is_heic = data[4:10] == b'ftyphe'
+  if is_heic and not formats and 'HEIF' not in pillow_formats():
     raise UnreadableImage(name, HEIC_NEEDS)
   with naming_errors(name):
-    image = _pillow_open(data)
-    _refuse_bomb(image.width, image.height, name)
+    image = _pillow_open(data, formats)
+    _refuse_bomb(image.width, image.height, name, max_pixels)
     pixels = from_pillow(image)
   if image.mode.startswith('I') and 0 < pixels.max() <= _DARKEST:
     _warn_once(

@@ -1,8 +1,4 @@
-"""What is made of a picture's pixels, with Pillow and NumPy alone.
-
-The data pipeline and the server's decoder share it, of which the latter runs
-where there is nothing else, and reads what strangers send.
-"""
+"""Turns opened images upright and makes their pixels uint8 RGB."""
 
 import io
 from typing import Any, NamedTuple

@@ -1,12 +1,11 @@
 """How an image becomes the pixels that a model was trained on.
 
 One description for training, evaluation, prediction, serving and every
-checkpoint format. It needs Pillow and NumPy alone, because the server's decoder
-uses it where there is nothing else.
+checkpoint format.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -146,25 +145,21 @@ class Preprocessing:
     """Whether a JPEG may be decoded at a reduced size, which changes pixels."""
     return (self.resize_like, self.interpolation) == ('vit_jax', 'bilinear')
 
-  def resize(
-    self,
-    image: np.ndarray,
-    plan: Plan,
-    size: _Size,
-    bilinear: Callable[[np.ndarray, _Size], np.ndarray],
-  ) -> np.ndarray:
+  def resize(self, image: np.ndarray, plan: Plan, size: _Size) -> np.ndarray:
     """Returns uint8 pixels [*size, 3] of a decoded `plan.box`.
 
     Args:
       image: uint8 [H, W, 3], maybe decoded at a reduced size.
       plan: of this image.
       size: (height, width) of the result.
-      bilinear: the fast resize of 'vit_jax'.
     """
     (top, left), (height, width) = plan.cut, plan.part
     filter_ = Image.Resampling[self.interpolation.upper()]
     if self.reduces:
-      image = bilinear(image, plan.part)
+      # Imported here: the server's own process never needs OpenCV.
+      from vit_jax.data.resizing import resize
+
+      image = resize(image, plan.part)
     elif self.resize_like == 'dinov3':
       channels = [
         np.asarray(Image.fromarray(channel).resize((width, height), filter_))

@@ -4,11 +4,11 @@ import types
 
 import pytest
 
-queries, server, served_model, uploads = (
+server, served_model, decoder = (
   pytest.importorskip(
     f'vit_jax.tools.serve.{name}', reason='needs the extra `serve`'
   )
-  for name in ('queries', 'server', 'served_model', 'uploads')
+  for name in ('server', 'served_model', 'decoder')
 )
 from starlette.exceptions import HTTPException  # noqa: E402
 
@@ -39,10 +39,10 @@ def engine_of(classes=7, layers=3, explain=True, grid=(4, 6)):
 @pytest.mark.parametrize(('classes', 'top'), [(7, 5), (3, 3)])
 def test_what_is_not_said_has_a_default(classes, top):
   want = 'first', None, top, 0.7, '1', 'mean', 0, None, None
-  assert tuple(queries.parse({}, engine_of(classes)).values()) == want
-  assert queries.parse(
+  assert tuple(server.parse({}, engine_of(classes)).values()) == want
+  assert server.parse(
     dict.fromkeys(PARAMETERS, ''), engine_of(classes)
-  ) == queries.parse({}, engine_of(classes))
+  ) == server.parse({}, engine_of(classes))
 
 
 def test_each_parameter_is_what_it_is_called():
@@ -51,17 +51,17 @@ def test_each_parameter_is_what_it_is_called():
   given |= {'map': '0', 'fusion': 'max', 'discard': '0.5', 'layer': '3'}
   want = {'top': 8, 'threshold': 0.25, 'discard': 0.5, 'layer': 3}
   want = given | want | {'class': None}
-  assert queries.parse(given, engine_of()) == want
+  assert server.parse(given, engine_of()) == want
   del given['layer']
-  found = queries.parse(given | {'class': '7'}, engine_of())
+  found = server.parse(given | {'class': '7'}, engine_of())
   assert (found['class'], found['layer']) == (7, None)
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
   with pytest.raises(HTTPException, match='layer=0 .* the model has none'):
-    queries.parse({'layer': '0'}, engine_of(layers=0, grid=None))
+    server.parse({'layer': '0'}, engine_of(layers=0, grid=None))
   with pytest.raises(HTTPException, match='layer=1 .* from 0 to 0'):
-    queries.parse({'layer': '1'}, engine_of(layers=1))
+    server.parse({'layer': '1'}, engine_of(layers=1))
 
 
 @pytest.mark.edge
@@ -81,10 +81,10 @@ def test_a_model_without_attention_has_no_layer_to_ask_for():
 )
 def test_values_are_taken_up_to_their_bounds(name, good, bad):
   for value in good:
-    queries.parse({name: value}, engine_of())
+    server.parse({name: value}, engine_of())
   for value in bad:
     with pytest.raises(HTTPException) as refused:
-      queries.parse({name: value}, engine_of())
+      server.parse({name: value}, engine_of())
     assert refused.value.status_code == 400
     said = f'{name}={value} is not possible: use '
     assert refused.value.detail.startswith(said)
@@ -93,32 +93,32 @@ def test_values_are_taken_up_to_their_bounds(name, good, bad):
 def test_a_map_for_a_class_is_refused_where_there_is_none():
   for engine in (engine_of(explain=None), engine_of(grid=None)):
     with pytest.raises(HTTPException, match='takes gradients') as refused:
-      queries.parse({'class': '0'}, engine)
+      server.parse({'class': '0'}, engine)
     assert refused.value.status_code == 400
-    assert queries.parse({'layer': '0'}, engine)['layer'] == 0
+    assert server.parse({'layer': '0'}, engine)['layer'] == 0
   with pytest.raises(HTTPException, match='leave out layer') as refused:
-    queries.parse({'class': '0', 'layer': '0'}, engine_of())
+    server.parse({'class': '0', 'layer': '0'}, engine_of())
   assert refused.value.status_code == 400
 
 
 def test_the_description_has_the_parameters_that_are_taken():
-  predict = queries.DESCRIPTION['paths']['/api/predict']['post']
+  predict = server.DESCRIPTION['paths']['/api/predict']['post']
   found = {x['name']: x for x in predict['parameters']}
   assert tuple(found) == PARAMETERS
   assert found['fusion']['schema']['enum'] == [*served_model.FUSIONS]
   body = predict['requestBody']['description']
-  assert ', '.join(uploads.FORMATS) in body
+  assert ', '.join(decoder.FORMATS) in body
   responses = predict['responses']
   most = f'{server.MAX_BODY_BYTES >> 20} MiB'
   assert most in responses['413']['description']
-  assert f'{uploads.MAX_PIXELS:,} pixels' in responses['422']['description']
+  assert f'{decoder.MAX_PIXELS:,} pixels' in responses['422']['description']
   assert {x['in'] for x in found.values()} == {'query'}
   assert all(x['description'] for x in found.values())
   schemas = {name: x['schema'] for name, x in found.items()}
   defaults = {k: x['default'] for k, x in schemas.items() if 'default' in x}
   assert sorted(defaults) == ['discard', 'fusion', 'map', 'threshold', 'top']
   asked = {k: str(x) for k, x in defaults.items()}
-  assert queries.parse(asked, engine_of()) == queries.parse({}, engine_of())
+  assert server.parse(asked, engine_of()) == server.parse({}, engine_of())
   # Both take and refuse the same, up to what follows from the model.
   for name, schema in schemas.items():
     values = [*schema.get('enum', ()), 'x']
@@ -130,7 +130,7 @@ def test_the_description_has_the_parameters_that_are_taken():
       if schema.get('type') == 'string' and 'enum' not in schema:
         continue
       try:
-        queries.parse({name: str(value)}, engine_of(layers=9))
+        server.parse({name: str(value)}, engine_of(layers=9))
       except HTTPException:
         assert not is_valid, (name, value)
       else:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.preprocessing import Preprocessing
-from vit_jax.tools.serve.uploads import Seen
+from vit_jax.tools.serve.decoder import Seen
 
 served_model, server_lib = (
   pytest.importorskip(

@@ -27,7 +27,7 @@ from tests.tools.serve.pictures_to_send import every_kind
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.projects.detr import detections
 from vit_jax.tools.serve import board
-from vit_jax.tools.serve.uploads import Seen, View, see
+from vit_jax.tools.serve.decoder import Seen, View, see
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
 
@@ -62,7 +62,7 @@ signal.signal(
   signal.SIGUSR1,
   lambda *_: (gc.collect(), trim(0), os.write(1, b'cleaned\\n')),
 )
-for name in ('jax', 'flax', 'cv2', 'torch', 'simplejpeg', 'vit_jax.models'):
+for name in ('jax', 'flax', 'torch', 'vit_jax.models'):
   sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition('/')[0])
@@ -256,9 +256,6 @@ def test_what_is_around_it(port):
   for path, methods in api['paths'].items():
     (method,) = methods
     assert ask(port, path, method=method.upper())[0] not in (404, 405)
-  text = ask(port, '/metrics')[2]
-  assert re.search(r'^vit_model_images_total\{model="small"\} \d', text, re.M)
-  assert re.search(r'^vit_waiting 0$', text, re.M)
   status, headers, _ = ask(port, '/api/predict', method='DELETE')
   assert (status, headers['Allow']) == (405, 'POST')
   for path in ('/models/small.float32.onnx', '/../serve.py', '/%2e%2e/etc'):
@@ -313,7 +310,7 @@ def test_the_token_is_asked_for(folder):
   with running(folder, f'--token={TOKEN}', '--dtype=int8') as (port, _):
     data = KINDS['BMP']
     for wrong in ({}, {'Authorization': f'Bearer {TOKEN[:-1]}'}):
-      for path in ('/api/predict', '/api/models', '/metrics'):
+      for path in ('/api/predict', '/api/models'):
         sent = data if 'predict' in path else None
         status, headers, _ = ask(port, path, sent, **wrong)
         assert (status, headers['WWW-Authenticate']) == (401, 'Bearer')

@@ -1,6 +1,6 @@
 """A folder that serves a model without JAX.
 
-It has a copy of `vit_jax/tools/serve/` and of the modules that are imported.
+It has a copy of the server and of the modules that it imports.
 """
 
 import pathlib
@@ -14,9 +14,9 @@ from vit_jax.data import atomic_files
 DTYPES = onnx.DTYPES
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
-_SERVER = pathlib.Path(__file__).parent
-# The part of the data pipeline that the server's decoder needs.
-_PIXELS = ('data/__init__.py', 'data/preprocessing.py', 'data/orientation.py')
+_SERVER = _PACKAGE / 'tools' / 'serve'
+# The modules that decode and resize images.
+_PIXELS = ('decode', 'jpeg_header', 'orientation', 'preprocessing', 'resizing')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 
@@ -40,22 +40,18 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     ValueError: if the model has no head, or cannot be written.
   """
   with atomic_files.new_folder(target) as folder:
-    root = folder / 'vit_jax'
-    package = root / 'tools' / 'serve'
-    package.mkdir(parents=True)
-    (root / '__init__.py').write_text(
-      '"""The part of vit_jax that serves."""\n'
-    )
-    (root / 'data').mkdir()
-    for name in _PIXELS:
-      shutil.copyfile(_PACKAGE / name, root / name)
-    for path in _SERVER.iterdir():
-      # This file and __main__ need JAX.
-      if path.suffix in ('.py', '.html', '.json') and path.stem not in (
-        '__main__',
-        'board',
-      ):
-        shutil.copyfile(path, package / path.name)
+    # The other modules of the server need JAX.
+    served = [
+      path
+      for path in _SERVER.iterdir()
+      if path.suffix in ('.py', '.html', '.json')
+      and path.stem not in ('__main__', 'board')
+    ]
+    pixels = [_PACKAGE / 'data' / f'{name}.py' for name in _PIXELS]
+    for path in (_PACKAGE / '__init__.py', *pixels, *served):
+      copy = folder / 'vit_jax' / path.relative_to(_PACKAGE)
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(path, copy)
     shutil.copyfile(_SERVER / 'requirements.txt', folder / 'requirements.txt')
     (folder / 'serve.py').write_text(_START)
     (folder / 'models').mkdir()
@@ -77,12 +73,8 @@ def write_model(
   """
   if not checkpoint.model.num_classes:
     raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
-  return onnx.write(
-    checkpoint,
-    str(folder / f'{name}.{dtype}.onnx'),
-    dtype,
-    served=True,
-  )
+  path = str(folder / f'{name}.{dtype}.onnx')
+  return onnx.write(checkpoint, path, dtype, served=True)
 
 
 def name_of(path: str) -> str:

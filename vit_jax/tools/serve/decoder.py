@@ -1,6 +1,11 @@
-"""A process that decodes images, with limits of time and memory."""
+"""Image files from strangers as models see them, decoded in another process.
+
+The pixels are those of `predict`, made by the same functions. The process has
+limits of time and memory and is replaced if it hangs.
+"""
 
 import json
+import logging
 import os
 import pathlib
 import resource
@@ -8,18 +13,100 @@ import subprocess
 import sys
 import warnings
 from multiprocessing import connection
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from vit_jax.data.preprocessing import Preprocessing
+from vit_jax.data import decode, orientation
+from vit_jax.data.orientation import Box
+from vit_jax.data.preprocessing import Plan, Preprocessing
 from vit_jax.tools.serve import options
-from vit_jax.tools.serve.uploads import Seen, UnreadableUpload, View, see
 
+# The formats that people have; every further decoder could be attacked.
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
+MAX_PIXELS = 50_000_000
 SECONDS = 10.0
 _START_SECONDS = 60.0
 # Address space, libraries included: many times the memory in use.
 MAX_MEMORY_BYTES = 2 << 30
+
+
+class UnreadableUpload(ValueError):
+  """Says why an image cannot be read."""
+
+
+class View(NamedTuple):
+  """How a model sees images.
+
+  Attributes:
+    size: (height, width) in pixels.
+    preprocessing: how an image is resized to that.
+    keeps_shape: whether the whole image is as large as fits into the upper left
+      corner, its aspect ratio kept, and the rest is black.
+  """
+
+  size: tuple[int, int]
+  preprocessing: Preprocessing
+  keeps_shape: bool = False
+
+
+class Seen(NamedTuple):
+  """An image as a model sees it.
+
+  Attributes:
+    pixels_HWC: uint8 RGB.
+    box: the visible part of the upright image: top, left, height, width as
+      shares.
+    size: (height, width) of the pixels that are not padding.
+  """
+
+  pixels_HWC: np.ndarray
+  box: tuple[float, ...]
+  size: tuple[int, int]
+
+
+def see(data: bytes, view: View) -> Seen:
+  """Returns an image file as a model sees it.
+
+  Raises:
+    UnreadableUpload: if it is not an image, is damaged or has too many pixels.
+  """
+  try:
+    with decode.naming_errors('upload'):
+      return _see(data, view)
+  except decode.UnreadableImage as e:
+    raise UnreadableUpload(
+      f'The image cannot be read: {e.reason:.200}. Send one of '
+      f'{", ".join(FORMATS)} with at most {MAX_PIXELS:,} pixels.'
+    ) from e
+
+
+def _see(data: bytes, view: View) -> Seen:
+  picture = decode.open_image(
+    data, 'upload', formats=FORMATS, max_pixels=MAX_PIXELS
+  )
+  H, W = picture.height, picture.width
+  given, size = view.preprocessing, view.size
+  if view.keeps_shape:
+    size = orientation.fitted((H, W), size)
+    plan = Plan(Box(0, 0, H, W), size, (0, 0))
+  else:
+    plan = given.plan((H, W), size)
+  pixels = picture.read(plan.box, plan.part if given.reduces else None)
+  pixels = given.resize(pixels, plan, size)
+  if view.keeps_shape:
+    canvas = np.zeros((*view.size, 3), np.uint8)
+    canvas[: size[0], : size[1]] = pixels
+    return Seen(canvas, (0.0, 0.0, 1.0, 1.0), size)
+  box, part, (top, left) = plan
+  h, w = size
+  shares = (
+    (box.top + top / part[0] * box.height) / H,
+    (box.left + left / part[1] * box.width) / W,
+    h / part[0] * box.height / H,
+    w / part[1] * box.width / W,
+  )
+  return Seen(pixels, shares, size)
 
 
 class Decoder:
@@ -41,10 +128,10 @@ class Decoder:
 
   def _start(self) -> None:
     root = os.fspath(pathlib.Path(__file__).parents[3])
-    others = filter(None, [os.environ.get('PYTHONPATH')])
     # The process reads images of strangers and need not know the secret.
     env = {k: x for k, x in os.environ.items() if k != options.TOKEN}
-    env['PYTHONPATH'] = os.pathsep.join([root, *others])
+    paths = filter(None, [root, env.get('PYTHONPATH')])
+    env['PYTHONPATH'] = os.pathsep.join(paths)
     env['OPENBLAS_NUM_THREADS'] = '1'  # nothing multiplies matrices there
     views = json.dumps(self._views, default=vars)
     self._pipe, other = connection.Pipe()
@@ -108,16 +195,14 @@ class Decoder:
 
 def main() -> None:
   """Decodes images for the server; runs in the process."""
+  # Warnings would be lines of the log that strangers write.
   warnings.simplefilter('ignore')
-  Image.MAX_IMAGE_PIXELS = None  # `see` has a limit of its own
+  logging.disable()
   for limit, most in (
     (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
     (resource.RLIMIT_FSIZE, 0),
     (resource.RLIMIT_CORE, 0),
   ):
-    _, hard = resource.getrlimit(limit)
-    if hard != resource.RLIM_INFINITY:
-      most = min(most, hard)
     resource.setrlimit(limit, (most, most))
   views = [
     View(tuple(size), Preprocessing.of(given), keeps_shape)

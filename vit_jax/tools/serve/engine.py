@@ -4,7 +4,6 @@ Images and answers are kept for a while in memory, never on disk, by the digest
 of the image. A slider that moves sends nothing and runs no model again.
 """
 
-import collections
 import contextlib
 import functools
 import hashlib
@@ -18,9 +17,8 @@ from typing import Any
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from vit_jax.tools.serve.decoder import Decoder
+from vit_jax.tools.serve.decoder import Decoder, Seen, View
 from vit_jax.tools.serve.served_model import Answer, ServedModel
-from vit_jax.tools.serve.uploads import Seen, View
 
 # Requests that wait or run; one more is refused.
 MAX_WAITING = 32
@@ -42,27 +40,25 @@ class Remembered:
   def __init__(self, max_bytes: int):
     """Remembers nothing yet."""
     self._max_bytes = max_bytes
-    self._found: collections.OrderedDict[Any, tuple[Any, int]] = (
-      collections.OrderedDict()
-    )
+    self._found: dict[Any, tuple[Any, int]] = {}  # the last used is last
     self._lock = threading.Lock()
-    self.nbytes = 0
+    self._nbytes = 0
 
   def get(self, key: Any) -> Any:
     """Returns a value, or None."""
     with self._lock:
-      if key not in self._found:
-        return None
-      self._found.move_to_end(key)
-      return self._found[key][0]
+      value, nbytes = self._found.pop(key, (None, 0))
+      if value is not None:
+        self._found[key] = value, nbytes
+      return value
 
   def put(self, key: Any, value: Any, nbytes: int) -> None:
     """Remembers a value, and forgets what was not used for longest."""
     with self._lock:
-      self.nbytes += nbytes - self._found.pop(key, (None, 0))[1]
+      self._nbytes += nbytes - self._found.pop(key, (None, 0))[1]
       self._found[key] = value, nbytes
-      while self.nbytes > self._max_bytes and len(self._found) > 1:
-        self.nbytes -= self._found.popitem(last=False)[1][1]
+      while self._nbytes > self._max_bytes and len(self._found) > 1:
+        self._nbytes -= self._found.pop(next(iter(self._found)))[1]
 
 
 class Engine:
@@ -72,7 +68,6 @@ class Engine:
     models: by name.
     explain: computes the map of a class; None where there is no JAX.
     waiting: number of requests that have a place.
-    counts: images and their seconds, by ('images' or 'seconds', model).
   """
 
   def __init__(
@@ -82,7 +77,6 @@ class Engine:
     self.models = models
     self.explain = explain
     self.waiting = 0
-    self.counts: dict[tuple[str, str], float] = collections.defaultdict(float)
     self._views = list({model.view: None for model in models.values()})
     self._decoder = Decoder(self._views)
     self._images = Remembered(_MAX_BYTES)
@@ -92,10 +86,6 @@ class Engine:
     self._decoding, self._running = (
       futures.ThreadPoolExecutor(1) for _ in range(2)
     )
-
-  @property
-  def remembered_bytes(self) -> int:
-    return self._images.nbytes + self._answers.nbytes
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
@@ -157,8 +147,6 @@ class Engine:
 
   def _answer(self, digest: str, seen: Seen, model: str) -> Answer:
     answer = self.models[model].run(seen)
-    self.counts['images', model] += 1
-    self.counts['seconds', model] += answer.seconds
     self._answers.put((digest, model), answer, answer.nbytes)
     return answer
 

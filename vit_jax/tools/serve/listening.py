@@ -63,7 +63,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     # asyncio accepts as many at once, before any of them can be refused.
     backlog=100,
     timeout_graceful_shutdown=5,
-    headers=[('connection', 'close')],
+    headers=list(protection.HEADERS.items()),
     access_log=False,
     server_header=False,
     proxy_headers=False,

@@ -19,7 +19,9 @@ HEADER_SECONDS = 10.0
 BODY_SECONDS = 30.0
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
 
+# Of every answer.
 HEADERS = {
+  'Connection': 'close',
   'Cross-Origin-Opener-Policy': 'same-origin',
   'Cross-Origin-Resource-Policy': 'same-origin',
   'Permissions-Policy': 'camera=(self), microphone=(), geolocation=()',

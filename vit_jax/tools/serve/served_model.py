@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from vit_jax.data.preprocessing import Preprocessing
-from vit_jax.tools.serve.uploads import Seen, View
+from vit_jax.tools.serve.decoder import Seen, View
 
 FUSIONS = ('mean', 'min', 'max')
 

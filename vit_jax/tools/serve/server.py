@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import json
+import math
 import pathlib
+import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from vit_jax.tools.serve import protection
-from vit_jax.tools.serve.engine import MAX_WAITING, Engine, Sights
-from vit_jax.tools.serve.queries import DESCRIPTION, parse
+from vit_jax.tools.serve.decoder import UnreadableUpload
+from vit_jax.tools.serve.engine import Engine, Sights
 from vit_jax.tools.serve.served_model import Answer, ServedModel, rollout
-from vit_jax.tools.serve.uploads import UnreadableUpload
 
 MAX_BODY_BYTES = 20 << 20
 MAX_BODIES_BYTES = 64 << 20  # of all requests at once
 
-_PAGE = pathlib.Path(__file__).with_name('page.html')
+_FOLDER = pathlib.Path(__file__).parent
+DESCRIPTION = json.loads((_FOLDER / 'openapi.json').read_text())
+_PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 
 # Errors that are not HTTPExceptions: status, and message if it is not theirs.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
@@ -40,7 +43,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class PageServer:
-  """The routes, and counters of their answers."""
+  """The routes."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
     """Reads the page; afterwards nothing is read from the disk.
@@ -55,8 +58,7 @@ class PageServer:
     self._token = token
     self._hosts = hosts
     self._arriving_bytes = 0
-    self._counts: Counter[tuple[str, int]] = Counter()
-    self._page = _PAGE.read_text()
+    self._page = (_FOLDER / 'page.html').read_text()
     self._policy = protection.content_policy(self._page)
 
   def app(self) -> ASGIApp:
@@ -67,7 +69,6 @@ class PageServer:
       ('/openapi.json', 'GET', self._openapi, False),
       ('/api/models', 'GET', self._models, True),
       ('/api/predict', 'POST', self._predict, True),
-      ('/metrics', 'GET', self._metrics, True),
     ]
     app = Starlette(
       routes=[
@@ -88,7 +89,7 @@ class PageServer:
       protection.check_origin(request, self._hosts)
       if secret:
         protection.check_token(request, self._token)
-      return self._counted(request, await endpoint(request))
+      return await endpoint(request)
 
     return guarded
 
@@ -102,18 +103,7 @@ class PageServer:
       status, message = next(known)
       message = message or str(error)
       headers = {'Retry-After': '60'} if status == 503 else None
-    response = JSONResponse({'error': message}, status, headers=headers)
-    return self._counted(request, response)
-
-  def _counted(self, request: Request, response: Response) -> Response:
-    path = request.scope['path'] if 'endpoint' in request.scope else 'other'
-    self._counts[path, response.status_code] += 1
-    for name, value in protection.HEADERS.items():
-      response.headers[name] = value
-    response.headers.setdefault(
-      'Content-Security-Policy', "default-src 'none'; frame-ancestors 'none'"
-    )
-    return response
+    return JSONResponse({'error': message}, status, headers=headers)
 
   async def _show_page(self, request: Request) -> Response:
     return HTMLResponse(
@@ -228,33 +218,73 @@ class PageServer:
       }
     )
 
-  async def _metrics(self, request: Request) -> Response:
-    engine = self._engine
-    lines = ['# TYPE vit_requests_total counter']
-    for (path, status), count in sorted(self._counts.items()):
-      labels = f'path="{path}",status="{status}"'
-      lines.append(f'vit_requests_total{{{labels}}} {count}')
-    for what in ('images', 'seconds'):
-      lines.append(f'# TYPE vit_model_{what}_total counter')
-      for name in engine.models:
-        total = engine.counts[what, name]
-        labels = f'model="{_escaped(name)}"'
-        lines.append(f'vit_model_{what}_total{{{labels}}} {total}')
-    gauges = {
-      'waiting': engine.waiting,
-      'waiting_most': MAX_WAITING,
-      'remembered_bytes': engine.remembered_bytes,
-      'arriving_bytes': self._arriving_bytes,
-    }
-    for name, value in gauges.items():
-      lines += [f'# TYPE vit_{name} gauge', f'vit_{name} {value}']
-    return Response(
-      '\n'.join(lines) + '\n', media_type='text/plain; version=0.0.4'
+
+def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
+  """Returns the values of all parameters; without a default None.
+
+  The schemas are those of openapi.json, with limits of the model. An empty
+  parameter counts as left out.
+
+  Raises:
+    HTTPException: naming the parameter, its value and the way out.
+  """
+  given = {name: text for name, text in given.items() if text}
+  schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
+  for name, text in given.items():
+    if name not in schemas:
+      raise _impossible(name, text, f'use {", ".join(schemas)}')
+  names = list(engine.models)
+  schemas['model'] = {'enum': names, 'default': names[0]}
+  model = engine.models[_value(given, 'model', schemas['model'])]
+  classes = len(model.class_names)
+  schemas['top'] |= {'maximum': classes, 'default': min(5, classes)}
+  schemas['layer'] |= {'maximum': model.layers - 1}
+  schemas['class'] |= {'maximum': classes - 1}
+  query = {name: _value(given, name, x) for name, x in schemas.items()}
+  if query['class'] is not None and not (engine.explain and model.grid):
+    raise HTTPException(
+      400,
+      'A map for a class takes gradients, which are not served here: leave '
+      'class out, or run python -m vit_jax.serve where JAX is installed.',
     )
+  if query['class'] is not None and query['layer'] is not None:
+    raise HTTPException(
+      400, 'A map for a class is one of all layers: leave out layer.'
+    )
+  return query
 
 
-def _escaped(label: str) -> str:
-  return label.replace('\\', r'\\').replace('"', r'\"').replace('\n', r'\n')
+def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
+  """Returns the value of a parameter, or its default."""
+  if (text := given.get(name)) is None:
+    return schema.get('default')
+  value: Any = text
+  if options := schema.get('enum'):
+    valid, way_out = text in options, f'use {", ".join(options)}'
+  elif schema['type'] == 'string':
+    valid = bool(re.fullmatch(schema['pattern'], text))
+    way_out = 'use the digest of an earlier answer'
+  elif schema['type'] == 'integer':
+    value = int(text) if re.fullmatch('[0-9]{1,6}', text) else -1
+    low, high = schema['minimum'], schema['maximum']
+    valid, way_out = low <= value <= high, f'use a number from {low} to {high}'
+    if high < low:
+      way_out = 'leave it out, the model has none'
+  else:
+    try:
+      value = float(text)
+    except ValueError:
+      value = math.nan
+    valid, way_out = 0 <= value < 1, 'use a number from 0 to below 1'
+  if not valid:
+    raise _impossible(name, text, way_out)
+  return value
+
+
+def _impossible(name: str, text: str, way_out: str) -> HTTPException:
+  return HTTPException(
+    400, f'{name:.40}={text:.80} is not possible: {way_out}.'
+  )
 
 
 def _likeliest(
