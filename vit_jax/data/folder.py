@@ -92,72 +92,113 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       ', '.join(sorted(others)[:5]),
     )
   folders = found if has_train else {'train': root}
-  if not sub_folders(next(iter(folders.values()))):
-    return Files(root, folders, split, split_seed)
-  for name, folder in list(folders.items()):
-    if not sub_folders(folder):
+  train = next(iter(folders.values()))
+  # One class where names differ in the form of accents alone.
+  class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
+  paths: list[str] = []
+  labels: list[int] = []
+  members: dict[str, Sequence[int]] = {}
+  left_out: Counter = collections.Counter()
+  for name, folder in folders.items():
+    if class_names and not sub_folders(folder):
       _log.warning('%s is left out: it has no class folders', folder)
-      del folders[name]
-  return Folder(root, folders, split, split_seed)
-
-
-class Files(Source):
-  """The image files of a folder, as a source without labels."""
-
-  def __init__(
-    self,
-    root: pathlib.Path,
-    folders: dict[str, pathlib.Path],
-    split: str,
-    split_seed: int,
-  ):
-    """Lists the files of all splits, and takes those of one."""
-    self.class_names = _class_names(next(iter(folders.values())))
-    self._paths: list[str] = []
-    self._labels: list[int] = []
-    members = {}
-    left_out: Counter = collections.Counter()
-    for split_name, folder in folders.items():
-      files = self._list(folder, left_out)
-      first = len(self._paths)
-      self._paths += [path for path, _ in files]
-      self._labels += [label for _, label in files]
-      members[split_name] = list(range(first, len(self._paths)))
-    warn_left_out(root, left_out)
-    if folders == {'train': root}:
-      members = splits.stratified_fifth(self._labels, split_seed)
-    self._take(members, split, split_seed, f'folder {root}')
-
-  def _take(
-    self,
-    members: Mapping[str, Sequence[int]],
-    split: str,
-    split_seed: int,
-    name: str,
-  ) -> None:
-    """Keeps of all images those of one split, of the members of each."""
-    if split.startswith('train'):
-      self._mention_few(members)
-    members = splits.permuted(members, split_seed)
-    chosen = splits.select(split, members, name)
-    self._paths = [self._paths[i] for i in chosen]
-    self._labels = [self._labels[i] for i in chosen]
-
-  def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
-    """Says what there is too little of; here nothing."""
-
-  def _list(
-    self, folder: pathlib.Path, left_out: Counter
-  ) -> list[tuple[str, int]]:
-    """Lists the images of a split with their labels, and counts other files."""
-    paths, others = list_images(folder)
+      continue
+    files, others = list_files(folder, class_names)
     left_out += others
+    members[name] = range(len(paths), len(paths) + len(files))
+    paths += [path for path, _ in files]
+    labels += [label for _, label in files]
+  warn_left_out(root, left_out)
+  if train == root:
+    members = splits.stratified_fifth(labels, split_seed)
+  if split.startswith('train') and class_names:
+    _warn_of_few(labels, members, class_names)
+  chosen = _chosen(split, members, split_seed, f'folder {root}')
+  paths = [paths[i] for i in chosen]
+  if not class_names:
+    return Files(paths)
+  return LabelledFiles(paths, [labels[i] for i in chosen], class_names)
+
+
+def list_files(
+  folder: pathlib.Path, class_names: Sequence[str]
+) -> tuple[list[tuple[str, int]], Counter]:
+  """Lists the images of a folder with their labels, and counts other files.
+
+  Labels are those of its sub-folders; 0 if there are no `class_names`.
+
+  Raises:
+    ValueError: There are no images, or a class has none or is unknown.
+  """
+  if not class_names:
+    paths, others = list_images(folder)
     if not paths:
       raise ValueError(
         f'{folder} has no class folders and no images{counted(others)}; the '
         f'layout must be {_LAYOUTS}, or the same without classes'
       )
-    return [(path, 0) for path in paths]
+    return [(path, 0) for path in paths], others
+  if loose := sum(map(len, by_stem(folder).values())):
+    _log.warning(
+      '%s images beside the class folders of %s are left out: they have no '
+      'class',
+      loose,
+      folder,
+    )
+  label_of = {nfc(name): i for i, name in enumerate(class_names)}
+  files: list[tuple[str, int]] = []
+  left_out: Counter = collections.Counter()
+  for name in sub_folders(folder):
+    if nfc(name) not in label_of:
+      raise ValueError(
+        f'class {name!r} of {folder} is not among the {len(label_of)} classes '
+        f'of the train side; add it there, or remove {folder / name}'
+      )
+    paths, others = list_images(folder / name)
+    left_out += others
+    if not paths:
+      raise ValueError(
+        f'class folder {folder / name} has no images{counted(others)}; add '
+        'images to it or remove it' + (_YOLO if {*others} == {'.txt'} else '')
+      )
+    files += [(path, label_of[nfc(name)]) for path in paths]
+  return files, left_out
+
+
+def _chosen(
+  split: str, members: Mapping[str, Sequence[int]], seed: int, owner: str
+) -> np.ndarray:
+  return splits.select(split, splits.permuted(members, seed), owner)
+
+
+def _warn_of_few(
+  labels: Sequence[int],
+  members: Mapping[str, Sequence[int]],
+  class_names: Sequence[str],
+) -> None:
+  """Warns of classes with too few images to learn or to measure."""
+  for split, indices in members.items():
+    own = np.array(labels)[np.array(indices, int)]
+    counts = np.bincount(own, minlength=len(class_names))
+    is_train = split in splits.SAME[0]
+    few = [class_names[i] for i in np.flatnonzero(counts < 1 + is_train)]
+    if few:
+      _log.warning(
+        '%d of %d classes have %s image in %s: %s%s',
+        len(few),
+        len(class_names),
+        'one or no' if is_train else 'no',
+        split,
+        ', '.join(few[:_NAMED]),
+        ', ...' if len(few) > _NAMED else '',
+      )
+
+
+class Files(Source):
+  """Image files, as a source without labels."""
+
+  def __init__(self, paths: list[str]):
+    self._paths = paths
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -171,55 +212,14 @@ class Files(Source):
     return f'folder {decode.state_of_files(self._paths)}'
 
 
-class Folder(Files):
-  """A folder with one sub-folder per class, as a labelled source."""
+class LabelledFiles(Files):
+  """Image files with a class each."""
 
-  def _list(
-    self, folder: pathlib.Path, left_out: Counter
-  ) -> list[tuple[str, int]]:
-    label_of = {nfc(name): i for i, name in enumerate(self.class_names)}
-    files: list[tuple[str, int]] = []
-    if loose := sum(map(len, by_stem(folder).values())):
-      _log.warning(
-        '%s images beside the class folders of %s are left out: they have no '
-        'class',
-        loose,
-        folder,
-      )
-    for class_name in sub_folders(folder):
-      if nfc(class_name) not in label_of:
-        raise ValueError(
-          f'class {class_name!r} of {folder} is not among the '
-          f'{len(label_of)} classes of the train side; add it there, or remove '
-          f'{folder / class_name}'
-        )
-      paths, others = list_images(folder / class_name)
-      left_out += others
-      if not paths:
-        raise ValueError(
-          f'class folder {folder / class_name} has no images'
-          f'{counted(others)}; add images to it or remove it'
-          + (_YOLO if {*others} == {'.txt'} else '')
-        )
-      files += [(path, label_of[nfc(class_name)]) for path in paths]
-    return files
-
-  def _mention_few(self, members: Mapping[str, Sequence[int]]) -> None:
-    labels, classes = np.array(self._labels), len(self.class_names)
-    for split, indices in members.items():
-      counts = np.bincount(labels[indices], minlength=classes)
-      is_train = split in splits.SAME[0]
-      few = [self.class_names[i] for i in np.flatnonzero(counts < 1 + is_train)]
-      if few:
-        _log.warning(
-          '%d of %d classes have %s image in %s: %s%s',
-          len(few),
-          classes,
-          'one or no' if is_train else 'no',
-          split,
-          ', '.join(few[:_NAMED]),
-          ', ...' if len(few) > _NAMED else '',
-        )
+  def __init__(
+    self, paths: list[str], labels: list[int], class_names: tuple[str, ...]
+  ):
+    super().__init__(paths)
+    self._labels, self.class_names = labels, class_names
 
   def __getitem__(self, index: int) -> dict:
     return super().__getitem__(index) | {'label': self._labels[index]}
@@ -229,9 +229,24 @@ class Folder(Files):
     return np.array(self._labels, np.int32)
 
 
-def _class_names(folder: pathlib.Path) -> tuple[str, ...]:
-  """The names of the sub-folders, one if they differ in accents' form alone."""
-  return tuple({nfc(name): name for name in sub_folders(folder)}.values())
+class MultiLabelFiles(Files):
+  """Image files with any number of classes each."""
+
+  several_labels = True
+
+  def __init__(
+    self,
+    paths: list[str],
+    labels: list[list[int]],
+    class_names: tuple[str, ...],
+  ):
+    super().__init__(paths)
+    self._labels, self.class_names = labels, class_names
+
+  def __getitem__(self, index: int) -> dict:
+    label_C = np.zeros(len(self.class_names), np.uint8)
+    label_C[self._labels[index]] = 1
+    return super().__getitem__(index) | {'label': label_C}
 
 
 def open_table(name: str, split: str, split_seed: int) -> Files:
@@ -247,6 +262,39 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     ValueError: It is no such table; names the line.
   """
   path = pathlib.Path(os.path.expanduser(name))
+  rows, column = _read_table(path)
+  several = column == 'labels'
+  paths = _paths_of(path, rows)
+  cells = [nfc(row[column] or '') for row in rows]
+  named = [
+    {name.strip() for name in cell.split(';' if several else '\n')} - {''}
+    for cell in cells
+  ]
+  for i, names in enumerate(named, 1):
+    if not several and len(names) != 1:
+      raise ValueError(
+        f'{path}, image {i}: label is {cells[i - 1]!r}: name its class'
+      )
+  class_names = tuple(sorted(set().union(*named)))
+  if not class_names:
+    raise ValueError(f'{path}: the column labels names no class')
+  if not several or not any(';' in cell for cell in cells):
+    _refuse_combinations(path, column, class_names)
+  label_of = {name: label for label, name in enumerate(class_names)}
+  labels = [[label_of[name] for name in names] for names in named]
+  strata = [0 if several else own[0] for own in labels]
+  members = _members_of(path, rows, strata, split_seed)
+  if split.startswith('train') and not several:
+    _warn_of_few(strata, members, class_names)
+  chosen = _chosen(split, members, split_seed, f'table {path}')
+  paths = [paths[i] for i in chosen]
+  if several:
+    return MultiLabelFiles(paths, [labels[i] for i in chosen], class_names)
+  return LabelledFiles(paths, [strata[i] for i in chosen], class_names)
+
+
+def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
+  """Returns the rows of a table, and which column has its classes."""
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
@@ -275,70 +323,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
       "names 'file' and 'label', or 'labels' where images have several "
       'classes, each once'
     )
-  kind = Table if given == ['label'] else MultiLabelTable
-  return kind(path, rows, split, split_seed)
-
-
-class Table(Folder):
-  """The images of a table with a class each, as a labelled source."""
-
-  def __init__(
-    self, path: pathlib.Path, rows: list[Row], split: str, split_seed: int
-  ):
-    """Takes the images of a split.
-
-    Raises:
-      ValueError: A cell is wrong; names its line.
-    """
-    self._paths = _paths_of(path, rows)
-    named = [nfc(row['label'] or '').strip() for row in rows]
-    for i, name in enumerate(named):
-      if not name:
-        raise ValueError(
-          f'{path}, image {i + 1}: label is {rows[i]["label"]!r}: name its '
-          'class'
-        )
-    self.class_names = tuple(sorted(set(named)))
-    _refuse_combinations(path, 'label', self.class_names)
-    label_of = {name: label for label, name in enumerate(self.class_names)}
-    self._labels = [label_of[name] for name in named]
-    members = _members_of(path, rows, self._labels, split_seed)
-    self._take(members, split, split_seed, f'table {path}')
-
-
-class MultiLabelTable(Files):
-  """The images of a table with any number of classes each."""
-
-  several_labels = True
-
-  def __init__(
-    self, path: pathlib.Path, rows: list[Row], split: str, split_seed: int
-  ):
-    """Takes the images of a split.
-
-    Raises:
-      ValueError: A cell is wrong; names its line. No image has a class.
-    """
-    named = [
-      {name.strip() for name in nfc(row['labels'] or '').split(';')} - {''}
-      for row in rows
-    ]
-    self.class_names = tuple(sorted(set().union(*named)))
-    if not self.class_names:
-      raise ValueError(f'{path}: the column labels names no class')
-    if not any(';' in (row['labels'] or '') for row in rows):
-      _refuse_combinations(path, 'labels', self.class_names)
-    label_of = {name: label for label, name in enumerate(self.class_names)}
-    self._of_image = [[label_of[name] for name in names] for names in named]
-    self._labels = list(range(len(rows)))
-    self._paths = _paths_of(path, rows)
-    members = _members_of(path, rows, [0] * len(rows), split_seed)
-    self._take(members, split, split_seed, f'table {path}')
-
-  def __getitem__(self, index: int) -> dict:
-    label_C = np.zeros(len(self.class_names), np.uint8)
-    label_C[self._of_image[self._labels[index]]] = 1
-    return super().__getitem__(index) | {'label': label_C}
+  return rows, given[0]
 
 
 def _refuse_combinations(

@@ -1,9 +1,9 @@
 """From a record to the pixels that a model sees.
 
 Both transforms turn a record {'image', 'name'} of a source into {'image': uint8
-[H, W, 3]}, and its 'label', where it has one, into int32; one uint8 [C] of
-several classes stays. Images stay uint8 until they are on the device, where
-scaling to [-1, 1] and flips happen.
+[H, W, 3]}. A 'label' becomes int32, or stays uint8 [C] if images have several
+classes. Scaling to [-1, 1] and flips happen on the device. A transform raises
+UnreadableImage if the image cannot be decoded.
 """
 
 import dataclasses
@@ -29,26 +29,21 @@ class TrainTransform:
   """A random part of the image: the "inception crop", or BiT's.
 
   The inception crop has an aspect ratio uniform in (3/4, 4/3), and a height
-  uniform between that of a part of `min_area` and the largest that fits,
-  anywhere in the image, and is resized. This is the distribution of
-  tf.image.sample_distorted_bounding_box, with which the models of the paper
-  were trained; with a uniform area instead, as elsewhere, parts would be larger
-  on average.
+  uniform between that of a part of `min_area` and the largest that fits, and is
+  resized. This is the distribution of tf.image.sample_distorted_bounding_box,
+  with which the models of the paper were trained. A uniform area, as elsewhere,
+  would give larger parts on average.
 
-  BiT's (arXiv 1912.11370) resizes the whole image, whatever its aspect ratio,
-  and cuts a part of fixed size out of that, anywhere.
+  BiT's crop (arXiv 1912.11370) resizes the whole image, whatever its aspect
+  ratio, and cuts a part of fixed size out of it.
 
   Attributes:
     image_size: (height, width) of the output.
     min_area: smallest share of the image that the inception crop takes; 1 is
       always the whole image, squashed to size.
-    resize: (height, width) to which BiT's crop resizes the image. None, for
-      the inception crop.
-    augmentation: what is then done to the pixels, if anything.
-
-  Raises:
-    ValueError: `min_area` is not in (0, 1], `image_size` is not positive, or
-      `resize` is smaller.
+    resize: (height, width) to which BiT's crop resizes the image, at least
+      `image_size`; None for the inception crop.
+    augmentation: changes the pixels of the crop.
   """
 
   image_size: tuple[int, int]
@@ -57,12 +52,6 @@ class TrainTransform:
   augmentation: Augmentation | None = None
 
   def __post_init__(self) -> None:
-    _check_size(self.image_size)
-    if not 0 < self.min_area <= 1:
-      raise ValueError(
-        f'min_area={self.min_area} must be in (0, 1]; it is the smallest share '
-        'of the image that a training crop covers'
-      )
     if self.resize and any(
       a < b for a, b in zip(self.resize, self.image_size, strict=True)
     ):
@@ -75,11 +64,7 @@ class TrainTransform:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record and its own generator to {'image'} and maybe 'label'.
-
-    Raises:
-      UnreadableImage: The image cannot be decoded.
-    """
+    """A record and its own generator to {'image'} and maybe 'label'."""
     picture = decode.open_image(record['image'], record['name'])
     if self.resize:
       image = self._cut(picture, self.resize, rng)
@@ -133,16 +118,16 @@ class TrainTransform:
 
 
 class PerStep:
-  """A training transform that is another one in each step."""
+  """Draws a training transform for each step."""
 
   def of_batch(self, rng: np.random.Generator) -> Any:
-    """Returns the transform of a step, drawn by a generator of the step."""
+    """Returns a step's transform, drawn by the step's generator."""
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class OneOf(PerStep):
-  """Of these, each step has one for all of its examples, drawn evenly."""
+  """Draws one of several transforms for all examples of a step, evenly."""
 
   transforms: tuple[Any, ...]
 
@@ -157,27 +142,19 @@ class EvalTransform:
 
   Attributes:
     image_size: (height, width) of the output.
-    preprocessing: how images are resized to it.
-
-  Raises:
-    ValueError: The crop does not fit into the resized image.
+    preprocessing: how images are resized to it; a crop has to fit.
   """
 
   image_size: tuple[int, int]
   preprocessing: Preprocessing = Preprocessing()
 
   def __post_init__(self) -> None:
-    _check_size(self.image_size)
     self.preprocessing.check(self.image_size)
 
   def __call__(
     self, record: Mapping[str, Any]
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record to {'image'} and maybe 'label'.
-
-    Raises:
-      UnreadableImage: The image cannot be decoded.
-    """
+    """A record to {'image'} and maybe 'label'."""
     image = self.image(record['image'], record['name'])
     return {'image': image} | _label(record)
 
@@ -195,7 +172,7 @@ class EvalTransform:
 
 
 def seed_of(name: str) -> int:
-  """Returns what is the same for a record's name wherever its folder is."""
+  """Returns a seed from the last two parts of a record's path."""
   last = '/'.join(name.split('/')[-2:])
   return zlib.crc32(last.encode(errors='surrogateescape'))
 
@@ -204,8 +181,8 @@ def seed_of(name: str) -> int:
 class WrongLabels:
   """A transform that gives a share of the images another class.
 
-  Which images and which class follow from their names, so that it is the same
-  every time an image is seen; all other classes are as likely.
+  The choice follows from an image's name, so it is the same in every epoch; all
+  other classes are as likely.
 
   Attributes:
     transform: of the images.
@@ -220,7 +197,6 @@ class WrongLabels:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, Any]:
-    """A record and the generator to {'image', 'label'}, as it has a class."""
     if 'label' not in record:
       return self.transform(record, rng)
     own = np.random.RandomState(seed_of(record['name']))
@@ -237,7 +213,6 @@ class WithoutLabel:
   transform: TrainTransform | EvalTransform
 
   def __call__(self, record: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
-    """A record, and the generator of a training transform, to {'image'}."""
     unlabelled = {k: v for k, v in record.items() if k != 'label'}
     return self.transform(unlabelled, *rng)
 
@@ -247,10 +222,3 @@ def _label(record: Mapping[str, Any]) -> dict[str, np.ndarray | np.int32]:
     return {}
   label = record['label']
   return {'label': label if np.ndim(label) else np.int32(label)}
-
-
-def _check_size(image_size: tuple[int, int]) -> None:
-  if min(image_size) < 1:
-    raise ValueError(
-      f'image_size={tuple(image_size)} must be a positive (height, width)'
-    )

@@ -218,12 +218,12 @@ def _label(task: Task, info: Any) -> Label:
   from vit_jax.data import tfds_source
 
   field = 'objects' if isinstance(task.label, Label) else task.label
-  feature = info.features.get(field)
+  feature = dict(info.features).get(field)
   found = getattr(feature, 'num_classes', 0)
   values = task.values or task.num_classes
   if isinstance(task.label, Label):
     found = values = 0
-  splits = {'train', task.val[0], task.test[0]}
+  splits = {task.val[0], task.test[0]}
   if feature is None or found != values or not splits <= info.splits.keys():
     raise ValueError(
       f'dataset {task.tfds} is not the one that {task.title} of VTAB is made '

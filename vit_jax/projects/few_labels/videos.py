@@ -4,7 +4,6 @@ Frames lie video after video in their order, so that a frame is read as every
 other image is. A shot is a stretch of neighbouring frames.
 """
 
-import collections
 import dataclasses
 import pathlib
 import re
@@ -129,7 +128,7 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
   return Videos(frames, np.append(starts, len(frames)))
 
 
-class FrameFolders(folder.Folder):
+class FrameFolders(folder.LabelledFiles):
   """The frames of a folder's folders, each a video, in the order of names."""
 
   def __init__(self, root: pathlib.Path):
@@ -138,8 +137,8 @@ class FrameFolders(folder.Folder):
     Raises:
       ValueError: a folder has no frames.
     """
-    self.class_names = image_files.sub_folders(root)
-    files = self._list(root, collections.Counter())
+    names = image_files.sub_folders(root)
+    files, _ = folder.list_files(root, names)
     # Frame 10 comes after frame 9, whether or not that is called 09.
     files.sort(
       key=lambda file: (
@@ -147,8 +146,8 @@ class FrameFolders(folder.Folder):
         re.sub('[0-9]+', lambda m: m[0].zfill(20), pathlib.Path(file[0]).name),
       )
     )
-    self._paths = [path for path, _ in files]
-    self._labels = [video for _, video in files]
+    paths, videos = map(list, zip(*files, strict=True))
+    super().__init__(paths, videos, names)
 
 
 class VideoFiles:
