@@ -19,21 +19,22 @@ def test_loops_count_as_often_as_they_run():
 
 
 def test_collectives_and_what_each_device_sends():
-  gather, scatter, reduce = hlo.read(TEXT).collectives
+  gather, scatter, *reductions = hlo.read(TEXT).collectives
   size = 8 * 128 * 4
-  assert gather == hlo.Collective('all-gather', 2, size, 1)
+  assert gather == hlo.Collective('all-gather', 2, size)
   assert gather.sent_bytes() == size / 2
-  assert scatter == hlo.Collective('reduce-scatter', 4, size, 1)
+  assert scatter == hlo.Collective('reduce-scatter', 4, size)
   assert scatter.sent_bytes() == size * 3 / 4
-  assert reduce == hlo.Collective('all-reduce', 4, 8 * 128 * 2 + 3 * 2, 3)
-  assert reduce.sent_bytes() == 3 * 2 * 3 / 4 * (8 * 128 * 2 + 3 * 2)
+  reduction = hlo.Collective('all-reduce', 4, 8 * 128 * 2 + 3 * 2)
+  assert reductions == 3 * [reduction]
+  assert reduction.sent_bytes() == 2 * 3 / 4 * (8 * 128 * 2 + 3 * 2)
 
 
 def test_a_permutation_sends_all_that_there_is():
   """A device's whole array goes to another one, and no part is its own."""
   size = 8 * 128 * 4
-  permutation = hlo.Collective('collective-permute', 2, size, 3)
-  assert permutation.sent_bytes() == 3 * size
+  permutation = hlo.Collective('collective-permute', 2, size)
+  assert permutation.sent_bytes() == size
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,8 @@ def test_what_is_started_is_counted_once(operation, size):
   """By the shapes of these operations in XLA's shape inference."""
   old = 'f32[8,128]{1,0:T(8,128)} all-gather(%c)'
   assert old in TEXT
-  found = hlo.read(TEXT.replace(old, operation)).collectives[0]
-  assert (found.bytes, found.count) == (size, 1)
+  found = hlo.read(TEXT.replace(old, operation)).collectives
+  assert len(found) == 5 and found[0].bytes == size
 
 
 def test_what_sparse_cores_send_is_sent_from_its_update_on():
@@ -168,8 +169,7 @@ def test_what_the_schedule_hides():
   assert seconds(start, work) == SENT_S
   # Nor is anything waited for that is no collective, such as a copy.
   assert seconds(work, hlo.Done('copy'), work) == 8
-  body = hlo.Repeat(3, (start, work, done, work))
-  assert seconds(body) == 3 * (SENT_S + 4)
+  assert seconds(*3 * (start, work, done, work)) == 3 * (SENT_S + 4)
 
 
 FUSED = """

@@ -1,4 +1,4 @@
-"""What the TPU's compiler makes of a training step, and what that costs."""
+"""A training step compiled for TPU, and its cost in time and memory."""
 
 import collections
 import dataclasses
@@ -22,7 +22,6 @@ from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.tools.plan import aot, hlo
-from vit_jax.tools.plan.search import TooLarge
 from vit_jax.training import hardware
 from vit_jax.training.progress import mfu_text
 
@@ -33,8 +32,8 @@ GIB = 2**30
 # 14.2 million images of its fall 2011 release.
 _KNOWN = {'imagenet21k': (21_843, 14_197_122)}
 
-# libtpu looks for its machine on the network, complains that there is none, and
-# lets one process at a time use the TPU, which this one does not.
+# Otherwise libtpu looks for a TPU on the network, complains that it finds none,
+# and keeps other processes from using it.
 _LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
@@ -45,15 +44,19 @@ _LIBTPU = {
 }
 
 
+class TooLarge(Exception):
+  """The step does not fit into the memory of a core."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What the compiler made of a training step.
+  """A compiled training step.
 
   Attributes:
-    program: its costs.
-    params_bytes: of the parameters, in each core.
-    optimizer_bytes: of the optimizer's state and the average of parameters.
-    peak_bytes: the most that is in use, with these.
+    program: its operations with their estimated cycles.
+    params_bytes: bytes of the parameters in each core.
+    optimizer_bytes: bytes of the optimizer's state and averaged parameters.
+    peak_bytes: the most memory in use, parameters and optimizer included.
     compile_s: seconds that compiling took.
   """
 
@@ -92,10 +95,10 @@ def compile_step(experiment: Experiment) -> Step:
 
 
 def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-  """Returns a compiled program, and it as text.
+  """Returns a compiled program and its text.
 
-  TPUs' compiler writes the text itself: there are programs, as those of TPU7x
-  and some of v6e, that an older JAX cannot read.
+  The TPU's compiler writes the text itself, because an older JAX cannot read
+  programs of TPU7x and some of v6e.
   """
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile(
@@ -107,7 +110,7 @@ def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
 
 
 def _bytes(tree: Any) -> int:
-  """Returns what one device holds of the arrays of a tree."""
+  """Returns the bytes that the arrays of a tree take on one device."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
@@ -115,7 +118,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns what the compiler says of memory: needed, and there."""
+  """Returns the memory that the compiler needs and has, as a sentence."""
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
@@ -124,18 +127,19 @@ def _reason(message: str) -> str:
     f'it takes {needed:.2f} GiB of a core that has {there:.2f}, '
     f'{needed - there:.2f} too much. Try more of --config.accum_steps, '
     '--config.model.remat=nothing_saveable, --config.gather=layer with '
-    '--config.mesh.fsdp=-1, or a larger topology; --search finds out'
+    '--config.mesh.fsdp=-1, or a larger topology'
   )
 
 
 def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
-  """Returns the devices of a topology, and what its chips are.
+  """Returns the devices of a topology, and facts of its chips.
 
   Raises:
-    ValueError: for a name that is none, or where libtpu is not installed.
+    ImportError: if libtpu is not installed.
+    ValueError: if the topology is unknown.
   """
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
-  generation = match[1] if match else ''  # of no chips, libtpu would crash
+  generation = match[1] if match else ''  # libtpu crashes on zero chips
   if generation not in hardware.TPU_CHIPS:
     raise ValueError(
       f'--topology={topology}: write a generation and its chips, as in '
@@ -192,45 +196,41 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a step costs, by the compiler's estimate.
+  """The cost of a step, by the compiler's estimate.
 
   Attributes:
-    computing_s: without what is sent between devices.
-    least_s: with it, if all hides that the schedule runs beside something.
-    most_s: with it, if nothing hides.
-    sent_bytes: by each device.
-    images: in the batch.
-    image_flops: of training, for each image.
-    peak_flops: of all chips.
-    hbm_bytes: that a device has.
-    chips: in all.
-    cores: in all, see `hardware.cores_per_device`.
-    devices: in all.
+    computing_s: seconds without collectives.
+    least_s: seconds if collectives hide behind what the schedule runs beside
+      them.
+    most_s: seconds if nothing hides them.
+    sent_bytes: bytes that each device sends.
+    flops: of the largest image size, for the whole batch.
+    peak_flops: FLOP/s of all chips.
+    hbm_bytes: memory of a device.
+    images: images in the batch.
+    chips: number of chips.
+    cores: number of cores, see `hardware.cores_per_device`.
+    devices: number of devices.
   """
 
   computing_s: float
   least_s: float
   most_s: float
   sent_bytes: float
-  images: int
-  image_flops: float
+  flops: float
   peak_flops: float
   hbm_bytes: float
+  images: int
   chips: int
   cores: int
   devices: int
-
-  @property
-  def middle_s(self) -> float:
-    """Between both bounds, by which steps are compared."""
-    return (self.least_s + self.most_s) / 2
 
   def rate(self, step_s: float) -> float:
     """Returns images/s of a core."""
     return self.images / step_s / self.cores
 
-  def mfu(self, step_s: float) -> float:
-    return self.images * self.image_flops / step_s / self.peak_flops
+  def mfu(self, step_s: float) -> str:
+    return mfu_text(self.flops / step_s / self.peak_flops)
 
 
 def costs(
@@ -239,81 +239,80 @@ def costs(
   devices: Sequence[jax.Device],
   chip: hardware.TpuChip,
 ) -> Cost:
-  """Returns what a step costs.
+  """Returns the cost of a step, with links at their full speed.
 
-  Both bounds have links at their full speed. At the most, the devices of a chip
-  send theirs apart; at the least, what one has sent the other need not.
+  The upper bound assumes that the devices of a chip each send their own data;
+  the lower bound assumes that shared data is sent once per chip.
   """
   coords = {tuple(d.coords) for d in devices}
   per_chip = len(devices) // len(coords)
-  # Where the topology has both cores of a v4 chip as devices of their own, as
-  # one device they would work together.
+  # The topology may list both cores of a v4 chip as devices; training uses
+  # them as one.
   cores = len(coords) * max(per_chip, hardware.cores_per_device(devices[0]))
   axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
   speed = chip.sent_bytes_per_s(axes) or math.inf
-  program = step.program
+  program, images = step.program, experiment.config.batch_size
   size, objective = aot.largest(experiment)
+  image_flops = objective.images_seen * flops.forward_flops(
+    objective.model, size
+  )
   computing_s = program.total_cycles / chip.clock_hz
   sent_bytes = sum(c.sent_bytes() for c in program.collectives)
   return Cost(
-    computing_s,
-    program.seconds(chip.clock_hz, lambda c: c.sent_bytes() / speed),
-    computing_s + sent_bytes * per_chip / speed,
-    sent_bytes,
-    experiment.config.batch_size,
-    3 * objective.images_seen * flops.forward_flops(objective.model, size),
-    len(coords) * hardware.chip_flops(devices[0]),
-    chip.hbm_gib * GIB / per_chip,
-    len(coords),
-    cores,
-    len(devices),
+    computing_s=computing_s,
+    least_s=program.seconds(chip.clock_hz, lambda c: c.sent_bytes() / speed),
+    most_s=computing_s + sent_bytes * per_chip / speed,
+    sent_bytes=sent_bytes,
+    flops=images * 3 * image_flops,
+    peak_flops=len(coords) * hardware.chip_flops(devices[0]),
+    hbm_bytes=chip.hbm_gib * GIB / per_chip,
+    images=images,
+    chips=len(coords),
+    cores=cores,
+    devices=len(devices),
   )
 
 
-def share_of_largest(experiment: Experiment) -> float:
-  """Returns what the mean step computes of one of the largest size."""
-  size, objective = aot.largest(experiment)
-  return experiment.forward_flops / flops.forward_flops(objective.model, size)
-
-
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
-  """Returns what there is to say of a step that fits, a line each."""
+  """Returns the costs of a step that fits, a line each."""
   total = experiment.durations.total
-  mean_flops = experiment.objective.images_seen * experiment.forward_flops
-  exaflops = total * cost.images * 3 * mean_flops / 1e18
-  bounds = cost.least_s, cost.most_s
-  share = share_of_largest(experiment)
+  size, objective = aot.largest(experiment)
+  # FLOPs of the mean step as a share of a step at the largest image size.
+  share = experiment.forward_flops / flops.forward_flops(objective.model, size)
   a_core = cost.rate(cost.computing_s)
+  bounds = (cost.least_s, cost.most_s)
   days = [total * share * s / 86_400 * cost.cores for s in bounds]
   hours = [total * share * s / 3_600 for s in bounds]
+  step_texts = [
+    f'{1e3 * s:,.1f} ms {what}: {cost.rate(s):,.1f} images/s a core, MFU '
+    + cost.mfu(s)
+    for s, what in zip(
+      bounds,
+      ('if what is sent hides where it can', 'if nothing of it hides'),
+      strict=True,
+    )
+  ]
+  rest_bytes = step.peak_bytes - step.params_bytes - step.optimizer_bytes
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
     'memory': (
       f'{_gib(step.peak_bytes)} of {_gib(cost.hbm_bytes)} at the most: '
       f'parameters {_gib(step.params_bytes)}, optimizer '
-      f'{_gib(step.optimizer_bytes)}, all else '
-      + _gib(step.peak_bytes - step.params_bytes - step.optimizer_bytes)
+      f'{_gib(step.optimizer_bytes)}, all else {_gib(rest_bytes)}'
     ),
     'computing': (
-      f'{1e3 * cost.computing_s:,.1f} ms, MFU '
-      f'{mfu_text(cost.mfu(cost.computing_s))}: {a_core:,.1f} images/s a core, '
+      f'{1e3 * cost.computing_s:,.1f} ms, MFU {cost.mfu(cost.computing_s)}: '
+      f'{a_core:,.1f} images/s a core, '
       f'{a_core * cost.cores / cost.devices:,.1f} a device, '
       f'{a_core * cost.cores / cost.chips:,.1f} a chip'
     ),
-    'step': '\n          '.join(
-      f'{1e3 * s:,.1f} ms {what}: {cost.rate(s):,.1f} images/s a core, MFU '
-      f'{mfu_text(cost.mfu(s))}'
-      for s, what in zip(
-        bounds,
-        ('if what is sent hides where it can', 'if nothing of it hides'),
-        strict=True,
-      )
-    ),
+    'step': '\n          '.join(step_texts),
     'sent': '\n          '.join(
       [_gib(cost.sent_bytes), *_collectives(step.program)]
     ),
     'schedule': (
-      f'{total:,} steps of {cost.images:,}: {exaflops:,.4g} exaFLOPs, '
+      f'{total:,} steps of {cost.images:,}: '
+      f'{total * share * cost.flops / 1e18:,.4g} exaFLOPs, '
       f'{span(days, ".4g")} core-days, {span(hours, ".1f")} hours here'
       + (', of all sizes by their operations' if share < 1 else '')
     ),
@@ -322,7 +321,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
 
 
 def span(bounds: Sequence[float], form: str) -> str:
-  """Returns bounds as text, once where they are the same."""
+  """Returns bounds as text, once if they are equal."""
   return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 
 
@@ -331,19 +330,19 @@ def _gib(count: float) -> str:
 
 
 def _collectives(program: hlo.CompiledProgram) -> list[str]:
-  """Returns what is sent, by kind and number of devices."""
+  """Returns lines about collectives, by kind and number of devices."""
   found: dict[tuple[str, int], list[hlo.Collective]] = {}
   for each in program.collectives:
     found.setdefault((each.kind, each.devices), []).append(each)
   return [
-    f'{sum(each.count for each in same)} x {kind} over {n}: '
+    f'{len(same)} x {kind} over {n}: '
     f'{_gib(sum(round(each.sent_bytes()) for each in same))}'
     for (kind, n), same in sorted(found.items())
   ]
 
 
 def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
-  """Returns the operations that take longest, all layers' together."""
+  """Returns the operations that take longest, summed over layers."""
   cycles: collections.Counter[str] = collections.Counter()
   for name, number in program.cycles.items():
     cycles[re.sub(r'block_\d+', 'block_*', name)] += number

@@ -1,9 +1,9 @@
-"""What a compiled TPU program will cost, read off its HLO text.
+"""The cost of a compiled TPU program, read from its HLO text.
 
 libtpu's compiler writes its own estimate, `estimated_cycles`, beside every
 operation that it has scheduled. Operations in the body of a loop count as often
-as the loop runs. Collectives have no such estimate; their bytes are counted,
-and the schedule tells what is computed between their start and their end.
+as the loop runs. Collectives have no such estimate: their bytes are counted,
+and the schedule shows what is computed between their start and their end.
 """
 
 import collections
@@ -12,6 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 _NAME = r'%?([\w.\-]+)'
 _COMPUTATION = re.compile(rf'(ENTRY )?{_NAME} \(.*\{{\s*$')
@@ -40,24 +41,21 @@ _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
-@dataclasses.dataclass(frozen=True)
-class Collective:
-  """Communication that a step does, perhaps many times.
+class Collective(NamedTuple):
+  """Communication between devices.
 
   Attributes:
     kind: as in HLO, such as 'all-reduce'.
-    devices: that take part, in each of the groups.
-    bytes: of the whole array, which a gather or a reduction is about.
-    count: times in a step.
+    devices: number of devices in each group.
+    bytes: size of the whole array that is gathered or reduced.
   """
 
   kind: str
   devices: int
   bytes: int
-  count: int = 1
 
   def sent_bytes(self) -> float:
-    """Bytes that every device at least has to send, in all of its times.
+    """Returns the fewest bytes that every device has to send.
 
     Rings reach the bound: each device passes on (n - 1) / n of the array, and
     twice that where it is summed and then gathered.
@@ -67,71 +65,51 @@ class Collective:
       share *= 2
     elif self.kind == 'collective-permute':
       share = 1.0
-    return share * self.bytes * self.count
+    return share * self.bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Compute:
-  """An operation that a core works on.
-
-  Attributes:
-    cycles: it takes.
-    source: the operation of the model that it comes from.
-  """
+class Compute(NamedTuple):
+  """Work of a core, and the operation of the model that asked for it."""
 
   cycles: int
   source: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """A collective is started, and runs beside what follows until its `Done`."""
+class Start(NamedTuple):
+  """The start of a collective, which runs until the `Done` of its name."""
 
   name: str
   collective: Collective
 
 
-@dataclasses.dataclass(frozen=True)
-class Done:
-  """What was started under a name is waited for."""
+class Done(NamedTuple):
+  """The wait for a collective."""
 
   name: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Repeat:
-  """Events that are gone through so many times."""
-
-  trips: int
-  events: 'Events'
-
-
-Events = tuple[Compute | Start | Done | Repeat, ...]
+Event = Compute | Start | Done
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-  """What a core does in a program, in the order of its schedule."""
+  """The work of a core in the order of its schedule, loops written out."""
 
-  events: Events
+  events: tuple[Event, ...]
 
   @functools.cached_property
   def cycles(self) -> Mapping[str, int]:
     """Cycles of one core, by the operation of the model that asked for them."""
     cycles: collections.Counter[str] = collections.Counter()
-    for event, times in _counted(self.events, 1):
+    for event in self.events:
       if isinstance(event, Compute):
-        cycles[event.source] += times * event.cycles
+        cycles[event.source] += event.cycles
     return cycles
 
   @functools.cached_property
   def collectives(self) -> tuple[Collective, ...]:
     """In the order of the program."""
-    return tuple(
-      dataclasses.replace(event.collective, count=times)
-      for event, times in _counted(self.events, 1)
-      if isinstance(event, Start)
-    )
+    return tuple(x.collective for x in self.events if isinstance(x, Start))
 
   @property
   def total_cycles(self) -> int:
@@ -143,32 +121,24 @@ class CompiledProgram:
     """Returns how long the program takes if collectives hide where they can.
 
     Links carry one collective after another, from its start, or when they have
-    done with the one before, until it is waited for. Nothing else is assumed to
-    be slower for it.
+    finished the one before, until it is waited for. Computation is assumed not
+    to slow down meanwhile.
 
     Args:
       clock_hz: cycles a second.
-      sent_s: seconds of a collective, of `count` 1, with all links to itself.
+      sent_s: seconds of a collective that has all links to itself.
     """
     now = links = 0.0
     ends: dict[str, float] = {}
-
-    def play(events: Events) -> None:
-      nonlocal now, links
-      for event in events:
-        match event:
-          case Compute():
-            now += event.cycles / clock_hz
-          case Start():
-            links = max(now, links) + sent_s(event.collective)
-            ends[event.name] = links
-          case Done():
-            now = max(now, ends.get(event.name, now))
-          case Repeat():
-            for _ in range(event.trips):
-              play(event.events)
-
-    play(self.events)
+    for event in self.events:
+      match event:
+        case Compute():
+          now += event.cycles / clock_hz
+        case Start():
+          links = max(now, links) + sent_s(event.collective)
+          ends[event.name] = links
+        case Done():
+          now = max(now, ends.get(event.name, now))
     return max(now, links)
 
 
@@ -176,26 +146,15 @@ def read(text: str) -> CompiledProgram:
   """Reads the text of a compiled program, `Compiled.as_text()`.
 
   Raises:
-    ValueError: if it is not that of a program for TPU.
+    ValueError: if the program is not for TPU.
   """
   computations, entry = _computations(text)
   if not entry:
-    raise ValueError('This is no text of a compiled program: it has no ENTRY.')
+    raise ValueError('The text is not a compiled program: it has no ENTRY.')
   program = CompiledProgram(tuple(_events(computations, entry)))
   if not program.cycles:
     raise ValueError('The program has no estimates: it is not one for TPU.')
   return program
-
-
-def _counted(
-  events: Events, times: int
-) -> Iterator[tuple[Compute | Start | Done, int]]:
-  """Yields every event and how often it happens."""
-  for event in events:
-    if isinstance(event, Repeat):
-      yield from _counted(event.events, times * event.trips)
-    else:
-      yield event, times
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -215,10 +174,10 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 def _events(
   computations: Mapping[str, list[str]], computation: str
-) -> Iterator[Compute | Start | Done | Repeat]:
-  """Yields what happens in a computation.
+) -> Iterator[Event]:
+  """Yields the events of a computation.
 
-  What SparseCores send is started without what is sent, which an update gives.
+  SparseCores start a collective without its array, which an update brings.
   """
   unsent: dict[str, list[Start]] = {}
   started: dict[str, str] = {}  # by the name of its update
@@ -230,7 +189,7 @@ def _events(
     if match := _LOOP.search(line):
       condition, body = match.groups()
       trips = _trips(line, computations[condition])
-      yield Repeat(trips, tuple(_events(computations, body)))
+      yield from trips * tuple(_events(computations, body))
     elif found := _collective(line):
       yield Start(_name(line), found)
       if '-start(' not in line:
@@ -252,21 +211,21 @@ def _events(
         elif not isinstance(event, Done):
           yield event
     elif called and ' custom-call(' in line:
-      # On another core, whose cycles are not those of this one.
+      # It runs on another core, so its cycles do not count here.
       for event in _events(computations, inner):
         if isinstance(event, Start | Done):
           yield event
     elif called and (' call(' in line or ' conditional(' in line):
-      # Of branches one is run; the first stands for all.
+      # One branch runs; the first stands for all.
       yield from _events(computations, inner)
 
 
 def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
-  """Yields what a fusion starts of collectives, or waits for.
+  """Yields the collectives that a fusion starts or waits for.
 
-  libtpu writes a reduce-scatter as one of an all-reduce and a slice. A gather
-  that runs beside fusions stands in all of them, by its channel: in the first
-  it is started, and in the last it is waited for.
+  libtpu writes a reduce-scatter as a fusion of an all-reduce and a slice. A
+  gather that runs beside fusions stands in all of them, with one channel: the
+  first fusion starts it, and the last one waits for it.
   """
   is_scatter = computation.startswith('all-reduce-scatter')
   is_start, is_end = (
@@ -278,7 +237,7 @@ def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
   for line in lines:
     if found := _collective(line):
       if is_scatter:
-        found = dataclasses.replace(found, kind='reduce-scatter')
+        found = found._replace(kind='reduce-scatter')
       channel = _CHANNEL.search(line)
       name = f'channel {channel[1]}' if channel else _name(line)
       if not is_end:
@@ -288,7 +247,7 @@ def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
 
 
 def _name(line: str) -> str:
-  """Returns the name of what a line computes."""
+  """Returns the name of the value that a line computes."""
   return line.partition(' = ')[0].split()[-1].removeprefix('%')
 
 
