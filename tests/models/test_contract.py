@@ -118,17 +118,6 @@ FAST = (
   *('axial-map-relative', 'hybrid', 'resnet-2', 'igpt'),
 )
 
-# Those that take seconds to compile: what both changes at once tell already is
-# left to the slow tests.
-HEAVY = (
-  'axial-map-relative',
-  'hybrid',
-  'hybrid-4-stages',
-  'resnet-1',
-  'resnet-2',
-  'axial-resnet',
-)
-
 # Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
 # of 8 pixels; a class token; a root that leaves a quarter of a side.
 SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
@@ -397,15 +386,15 @@ def test_rounding_passes_no_kink(case):
     assert 0.3 < (x > 0).mean() < 0.8
 
 
-# What both change at once is a failure of either; the one alone has those that
-# it goes other ways in.
+# One program tells whether any of these changes moves a number; the slow tests
+# tell which.
 CHANGES = {
+  'all': {'scan': True, 'remat': 'nothing_saveable', 'mesh': MESH},
   'scan': {'scan': True},
   'remat': {'remat': 'nothing_saveable'},
-  'scan-remat': {'scan': True, 'remat': 'nothing_saveable'},
+  'mesh': {'mesh': MESH},
 }
-
-
+# The models whose code differs in a loop, or where it is computed again.
 ALONE = {
   'scan': ('vit', 'igpt', 'hybrid', 'resnet-2'),
   'remat': ('vit', 'vit-map', 'axial', 'igpt'),
@@ -416,9 +405,7 @@ ALONE = {
   ('case', 'changes'),
   [
     slow_if(
-      (name in HEAVY and change != 'scan-remat')
-      or name not in FAST
-      or (change == 'remat' and name == 'igpt'),
+      name not in FAST or (change != 'all' and name != 'vit'),
       name,
       changes,
       name=f'{name}-{change}',
@@ -428,14 +415,32 @@ ALONE = {
   ],
   indirect=['case'],
 )
-def test_scan_and_remat_change_no_number(case, changes):
+def test_scan_remat_and_eight_devices_change_no_number(case, changes):
+  fields = {k: v for k, v in changes.items() if k != 'mesh'}
   scan = changes.get('scan')
   params = case.model.stack_layers(case.params) if scan else case.params
-  logits, aux, grads = case.compiled(**changes)(params, case.images)
+  images = case.images
+  if 'mesh' in changes:
+    params, images = split(params, images, case.model.partitions)
+  logits, aux, grads = case.compiled(**fields)(params, images)
   if scan:
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, grads)
     grads = case.model.unstack_layers(grads)
   assert_close((logits, aux, grads), case.plain)
+
+
+def split(params, images, partitions):
+  """Returns them over eight devices, most of the parameters in parts."""
+  mesh = sharding.make_mesh(MESH)
+  params = jax.device_put(
+    params, sharding.tree_shardings(params, mesh, partitions)
+  )
+  on_one_device = sum(
+    x.addressable_shards[0].data.size for x in jax.tree.leaves(params)
+  )
+  total = sum(x.size for x in jax.tree.leaves(params))
+  assert on_one_device < 0.7 * total
+  return params, sharding.global_batch({'images': images}, mesh)['images']
 
 
 def recomputed(jaxpr):
@@ -491,7 +496,11 @@ def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
 
 
 # They are stacked once they are made, as those of all are above.
-@pytest.mark.parametrize('case', ['vit', 'axial', 'resnet-2'], indirect=True)
+@pytest.mark.parametrize(
+  'case',
+  [slow_if(name != 'vit', name, name=name) for name in ('vit', 'resnet-2')],
+  indirect=True,
+)
 def test_initial_parameters_do_not_depend_on_scan(case):
   models = (case.model, case.model.clone(scan=True))
   loop, scan = jax.jit(
@@ -504,33 +513,6 @@ def test_initial_parameters_do_not_depend_on_scan(case):
   for name, x in leaves(case.model.stack_layers(loop)).items():
     if 'encoderblock/' in name and name.endswith('query/kernel'):
       assert np.abs(x[0] - x[1]).max() > 0.01
-
-
-@pytest.mark.parametrize(
-  'case',
-  [
-    slow_if(
-      name not in FAST or name in ('axial-map-relative', 'hybrid'),
-      name,
-      name=name,
-    )
-    for name in ARCHITECTURES
-  ],
-  indirect=True,
-)
-def test_eight_devices_equal_one(case):
-  mesh = sharding.make_mesh(MESH)
-  params = jax.device_put(
-    case.params,
-    sharding.tree_shardings(case.params, mesh, case.model.partitions),
-  )
-  on_one_device = sum(
-    x.addressable_shards[0].data.size for x in jax.tree.leaves(params)
-  )
-  total = sum(x.size for x in jax.tree.leaves(params))
-  assert on_one_device < 0.7 * total
-  batch = sharding.global_batch({'images': case.images}, mesh)
-  assert_close(case.compute(params, batch['images']), case.plain)
 
 
 def test_bfloat16_is_close_to_float32(case):
@@ -555,7 +537,14 @@ def test_bfloat16_is_close_to_float32(case):
   assert 1e-4 < error < 0.03
 
 
-@pytest.mark.parametrize('case', SYMMETRIC, indirect=True)
+@pytest.mark.parametrize(
+  'case',
+  [
+    slow_if(name not in ('vit', 'clip-gap', 'hybrid'), name, name=name)
+    for name in SYMMETRIC
+  ],
+  indirect=True,
+)
 def test_a_transposed_model_sees_in_the_transposed_image_the_same(case):
   def transpose(path, x):
     if x.ndim == 4 and path[-1].key == 'kernel':

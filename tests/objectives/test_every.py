@@ -34,7 +34,7 @@ TOLERANCE = 1e-4
 
 DETR = {
   'num_queries': 5,
-  'encoder_layers': 2,
+  'encoder_layers': 1,
   'decoder_layers': 2,
   'backbone': 'plain',
   'backbone_layers': (1, 1, 1),
@@ -48,18 +48,16 @@ def name(request):
   return request.param
 
 
-# What hangs on the model rather than on what it learns: two are tested fast.
-EACH = pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(
-      name,
-      marks=[] if name in ('classification', 'masked') else pytest.mark.slow,
-    )
-    for name in objectives.OBJECTIVES
-  ],
-  indirect=True,
-)
+def only_fast(*names):
+  """Marks the other objectives as slow."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      pytest.param(name, marks=[] if name in names else pytest.mark.slow)
+      for name in objectives.OBJECTIVES
+    ],
+    indirect=True,
+  )
 
 
 @functools.cache
@@ -123,9 +121,14 @@ def experiment_of(name, devices=1, **changes):
 
 
 @functools.cache
+def plain_experiment(name):
+  return experiment_of(name)
+
+
+@functools.cache
 def batches(name, steps=3):
   """Returns the batches of the first steps, as training makes them."""
-  made = experiment_of(name)
+  made = plain_experiment(name)
   stream = loader.train_batches(
     sources.open_source(made.config.data.name, 'train'),
     made.objective.train_transform(),
@@ -139,8 +142,15 @@ def batches(name, steps=3):
 
 @functools.cache
 def new_params(name):
-  """Returns what every run starts from, on the host, a layer apart."""
-  return jax.device_get(experiment_of(name).new_params())
+  """Returns what every run starts from, on the host, a layer apart.
+
+  New heads and biases are zero, and what they multiply would get no gradient.
+  """
+  params = jax.device_get(plain_experiment(name).new_params())
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda x: x + np.float32(0.02 * rng.standard_normal(x.shape)), params
+  )
 
 
 def run(name, devices=1, **changes):
@@ -212,7 +222,7 @@ def test_a_name_alone_chooses_no_objective():
 
 
 def test_batches_are_as_it_says(name):
-  shapes = experiment_of(name).objective.batch_shapes(BATCH)
+  shapes = plain_experiment(name).objective.batch_shapes(BATCH)
   (batch, *_) = batches(name)
   assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
     k: (x.shape, x.dtype) for k, x in shapes.items()
@@ -274,7 +284,7 @@ def test_what_it_makes_no_use_of_is_refused_and_may_be_switched_off(name):
 
 def test_it_says_how_many_images_the_model_sees(name):
   """By the operations of its loss, of which a teacher's are no part."""
-  made = experiment_of(name)
+  made = plain_experiment(name)
   if name == 'distillation':
     assert made.objective.images_seen == 1
     return
@@ -286,7 +296,7 @@ def test_it_says_how_many_images_the_model_sees(name):
       jax.random.key(0),
       train=True,
     )[0]
-  )(made.new_params(), batches(name)[0])
+  )(new_params(name), batches(name)[0])
   counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops
   assert 0.8 < counted / made.objective.images_seen < 1.25
 
@@ -316,48 +326,43 @@ def test_steps_learn_and_say_their_loss(name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
   first, last = history[0][0], history[-1][0]
   changed = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, first, last)
-  assert np.mean(jax.tree.leaves(changed)) > 0.5
+  assert np.mean(jax.tree.leaves(changed)) > 0.9
 
 
-def test_gradients_are_finite(name):
-  params, objective = new_params(name), experiment_of(name).objective
-  # As initialised, what a new head multiplies has no gradient.
-  keys = iter(jax.random.split(jax.random.key(1), 1000))
-  params = jax.tree.map(
-    lambda x: x + 0.02 * jax.random.normal(next(keys), x.shape), params
-  )
-  batch = objective.augment(batches(name)[0], jax.random.key(2))
-  grads, _ = jax.jit(
-    jax.grad(functools.partial(objective.loss, train=True), has_aux=True)
-  )(params, objective.fixed(), batch, jax.random.key(3))
-  for path, grad in jax.tree_util.tree_leaves_with_path(grads):
-    assert np.isfinite(grad).all(), path
-  some = [bool(np.any(x)) for x in jax.tree.leaves(grads)]
-  assert np.mean(some) > 0.9
+MESH = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
 
 
+def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):
+  """If this fails, the slow tests tell which of the two changes a number."""
+  # A loop around the matching of objects takes 12 seconds to compile.
+  parts = 1 if name == 'detection' else 2
+  assert_close(run(name, devices=8, accum_steps=parts, **MESH), plain(name))
+
+
+@only_fast()
 def test_accumulation_is_one_batch(name):
   assert_close(run(name, accum_steps=4), plain(name))
 
 
+@only_fast()
 def test_eight_devices_are_one(name):
-  mesh = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
-  assert_close(run(name, devices=8, **mesh), plain(name))
+  assert_close(run(name, devices=8, **MESH), plain(name))
 
 
-@EACH
+# These hang on the model rather than on what it learns.
+@only_fast('masked')
 def test_a_scan_is_the_loop(name):
   stacked = run(name, **{'model.scan': True})
   of_scan = experiment_of(name).objective.model.unstack_layers
   assert_close([(of_scan(p), m) for p, m in stacked], plain(name))
 
 
-@EACH
+@only_fast('classification')
 def test_rematerialisation_changes_nothing(name):
   assert_close(run(name, **{'model.remat': 'cheap'}), plain(name))
 
 
-@EACH
+@only_fast('classification')
 def test_bfloat16_is_near_float32(name):
   got = run(name, **{'model.dtype': 'bfloat16'})
   for (_, metrics), (_, want) in zip(got, plain(name), strict=True):
@@ -365,7 +370,7 @@ def test_bfloat16_is_near_float32(name):
 
 
 def test_evaluation_counts_what_is_not_masked(name):
-  made = experiment_of(name)
+  made = plain_experiment(name)
   params, objective = made.place(new_params(name)), made.objective
   source = sources.open_source(made.config.data.name, 'test')
   stream = loader.eval_batches(source, objective.eval_transform(), batch_size=8)
