@@ -504,12 +504,12 @@ def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
   for text in (json.dumps({METRIC: 0.7}), '{"test/acc'):
     old.write_text(text)
     store = open_checkpoints(tmp_path)
-    assert store._value(1) == 0.9
-    assert store._value(2) == (0.7 if text[-1] == '}' else -np.inf)
+    assert store._metrics[1] == {METRIC: 0.9}
+    assert store._metrics[2] == ({METRIC: 0.7} if text[-1] == '}' else {})
     store.close()
   meta.write_text(meta.read_text().replace('0.9', '0.8'))
   store = open_checkpoints(tmp_path)
-  assert store._value(1) == -np.inf
+  assert store._metrics[1] == {}
   store.save(4, state(4), {}, {METRIC: 0.2})
   store.save(5, state(5), {}, {METRIC: 0.1})
   store.close()

@@ -229,8 +229,7 @@ def _step_of(folder: epath.Path) -> int:
   measured = {}
   for step in kept:
     with _reading(folder / str(step)):
-      place = folder / str(step)
-      metrics = saving.metrics_of(place, saving.read_meta(place))
+      metrics = saving.read_metrics(folder / str(step))
       value = metrics.get(metric, math.nan)
     if not math.isnan(value):
       measured[step] = value

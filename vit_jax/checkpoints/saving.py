@@ -35,14 +35,10 @@ _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
 # waiting. Arrays with smaller slices than these bytes are saved by one device.
 _LEAST_SLICE = 2**20
 
-# What TensorStore says of bytes that it read, or that are not there. It says
-# PERMISSION_DENIED, UNAVAILABLE or UNKNOWN, among others, of reading itself.
-_CODES_OF_DAMAGE = (
-  'DATA_LOSS',
-  'FAILED_PRECONDITION',
-  'INVALID_ARGUMENT',
-  'NOT_FOUND',
-  'OUT_OF_RANGE',
+# TensorStore's codes for missing or wrong bytes. Other codes, such as
+# UNAVAILABLE, are about reading.
+_DAMAGE = re.compile(
+  '(DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE): '
 )
 
 
@@ -62,10 +58,9 @@ class Checkpoints:
     Args:
       workdir: any path that `etils.epath` understands, gs:// included.
       keep_last: how many of the latest to keep.
-      best_metric: name of the metric whose best value is kept besides.
-      best: 'highest' or 'lowest', which values are good.
-      start_over: whether a run without a whole checkpoint is forgotten instead
-        of refused.
+      best_metric: name of the metric whose best checkpoint is kept besides.
+      best: 'highest' or 'lowest', whichever values are better.
+      start_over: whether to ignore damaged checkpoints if none is whole.
 
     Raises:
       OSError: if a checkpoint's metrics cannot be read now.
@@ -79,10 +74,8 @@ class Checkpoints:
     self._metrics: dict[int, dict[str, float]] = {}
     for step in steps(self.directory):
       folder = self.directory / str(step)
-      meta, damage = self._attempt(step, read_meta, folder)
-      if not damage:
-        metrics, damage = self._attempt(step, metrics_of, folder, meta)
-        self._metrics[step] = metrics or {}
+      metrics, damage = self._attempt(step, read_metrics, folder)
+      self._metrics[step] = metrics or {}
       if damage:
         _log.warning(
           'The metrics of checkpoint %s are damaged (%s); its step does not '
@@ -92,9 +85,14 @@ class Checkpoints:
         )
     self._manager = self._open()
 
-  def _value(self, step: int) -> float:
-    value = self._metrics.get(step, {}).get(self._best_metric)
-    return -np.inf if value is None else self._sign * value
+  def _best_step(self) -> int | None:
+    """Returns the first of the steps with the best value, as sweeps do."""
+    values = {
+      step: self._sign * metrics.get(self._best_metric, np.nan)
+      for step, metrics in self._metrics.items()
+    }
+    known = [step for step, value in values.items() if not np.isnan(value)]
+    return max(known, key=values.__getitem__, default=None)
 
   def _open(self) -> ocp.CheckpointManager:
     return _Manager(
@@ -108,10 +106,7 @@ class Checkpoints:
         # hangs is ended by the run's watch.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-          [
-            checkpoint_managers.LatestN(self._keep_last),
-            _FirstBest(self._value),
-          ]
+          [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
         ),
       ),
     )
@@ -123,15 +118,6 @@ class Checkpoints:
   def latest_step(self) -> int | None:
     """Returns the newest step, saved or being saved, if there is any."""
     return self._manager.latest_step()
-
-  def prepare(self, state: dict[str, Any]) -> None:
-    """Compiles what saving computes, so that training need not stop for it.
-
-    Args:
-      state: trees of arrays by item name, as `save` will be given them.
-    """
-    for tree in filter(None, state.values()):
-      checksums(tree)
 
   def save(
     self,
@@ -150,13 +136,12 @@ class Checkpoints:
     """
     if step in self._manager.all_steps():
       return
-    state = {name: tree for name, tree in state.items() if tree}
-    sums = {name: checksums(tree) for name, tree in state.items()}
+    trees = {name: tree for name, tree in state.items() if tree}
+    trees[CHECKSUMS] = {name: checksums(tree) for name, tree in trees.items()}
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        **{name: ocp.args.PyTreeSave(tree) for name, tree in state.items()},
-        **{CHECKSUMS: ocp.args.PyTreeSave(sums)},
+        **{name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()},
         # The step and its metrics are here because `meta` has a checksum.
         **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
@@ -171,14 +156,13 @@ class Checkpoints:
       OSError, ValueError: as `restore`.
     """
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
-    found = self._newest(args, lambda step, got: verified(got[META], step))
+    found = self._newest(args, lambda step, got: _verified(got[META], step))
     return found and found[1][META]['meta']
 
   def restore(self, like: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Restores the newest checkpoint that is whole.
 
-    Newer ones, whose files are there to be read and do not hold what was saved,
-    are renamed to STEP.damaged with a warning.
+    Damaged newer checkpoints are renamed to STEP.damaged with a warning.
 
     Args:
       like: trees of `jax.ShapeDtypeStruct` with shardings, by item name. The
@@ -188,19 +172,17 @@ class Checkpoints:
       The step and the trees, or None where nothing was ever saved.
 
     Raises:
-      OSError: if a checkpoint cannot be read now, be it whole or not.
-      ValueError: if there are checkpoints, and none is whole. Nothing is
+      OSError: if a checkpoint cannot be read now, damaged or not.
+      ValueError: if there are checkpoints, and all are damaged. Nothing is
         renamed then.
     """
     like = {name: tree for name, tree in like.items() if tree}
-    whole = jax.sharding.NamedSharding(
-      jax.tree.leaves(like)[0].sharding.mesh, jax.sharding.PartitionSpec()
-    )
+    leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
+    mesh = next(iter(leaves.values()))[0].sharding.mesh
+    on_all = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     sums_like = {
-      name: jax.ShapeDtypeStruct(
-        (len(jax.tree.leaves(tree)),), jnp.uint32, sharding=whole
-      )
-      for name, tree in like.items()
+      name: jax.ShapeDtypeStruct((len(found),), jnp.uint32, sharding=on_all)
+      for name, found in leaves.items()
     }
 
     def check(step: int, restored: Any) -> None:
@@ -210,11 +192,11 @@ class Checkpoints:
         if not np.array_equal(sums, restored[CHECKSUMS][name]):
           raise ValueError(f'the arrays of {name} are not those saved')
 
-    args = ocp.args.Composite(
-      **{k: ocp.args.StandardRestore(tree) for k, tree in like.items()},
-      **{CHECKSUMS: ocp.args.StandardRestore(sums_like)},
-    )
-    found = self._newest(args, check)
+    trees = like | {CHECKSUMS: sums_like}
+    args = {
+      name: ocp.args.StandardRestore(tree) for name, tree in trees.items()
+    }
+    found = self._newest(ocp.args.Composite(**args), check)
     return found and (found[0], {name: found[1][name] for name in like})
 
   def _newest(
@@ -237,24 +219,20 @@ class Checkpoints:
         break
       damaged[step] = damage
       del restored  # before the next one, where there is room for one alone
-    if found is None:
-      self._refuse_to_start_over(damaged)
+    lost = [f'{step} ({damage})' for step, damage in damaged.items()]
+    lost += sorted(p.name for p in self.directory.glob('*.damaged'))
+    if lost and not found and not self._start_over:
+      raise ValueError(
+        f'No checkpoint in {self.directory} is whole: {", ".join(lost)}. To '
+        'train again from step 0, which replaces metrics.csv, add '
+        '--start_over or give another --workdir.'
+      )
     if damaged:
       self._manager.close()
       for step, damage in damaged.items():
         self._set_aside(step, damage)
       self._manager = self._open()
     return found
-
-  def _refuse_to_start_over(self, damaged: dict[int, str]) -> None:
-    lost = [f'{step} ({damage})' for step, damage in damaged.items()]
-    lost += sorted(p.name for p in self.directory.glob('*.damaged'))
-    if lost and not self._start_over:
-      raise ValueError(
-        f'No checkpoint in {self.directory} is whole: {", ".join(lost)}. To '
-        'train again from step 0, which replaces metrics.csv, add '
-        '--start_over or give another --workdir.'
-      )
 
   def _attempt(
     self, step: int, work: Callable[..., Any], *args: Any
@@ -268,10 +246,9 @@ class Checkpoints:
     result, damage, hindrance = None, '', ''
     try:
       result = work(*args)
-    except Exception as e:  # they are as many as there are files
+    except Exception as e:  # damaged files fail in many ways
       damage, hindrance = judge(folder, e)
-      # The reads that failed beside the first one would otherwise each be
-      # printed with a traceback when they are collected.
+      # Python would print a traceback for each concurrent read that failed.
       logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     flags = np.array([bool(damage), bool(hindrance)])
     damaged, hindered = (
@@ -285,11 +262,10 @@ class Checkpoints:
       )
       error.errno = errno.EIO  # so that all processes end with one status
       raise error
-    if damaged and not damage:
-      damage = 'another process found it so'
-    return result, damage
+    return result, damage or ('another process found it so' if damaged else '')
 
   def _set_aside(self, step: int, damage: str) -> None:
+    self._metrics.pop(step, None)
     _log.warning(
       'Checkpoint %s is damaged and stepped over (%s); renamed to %d.damaged.',
       self.path(step),
@@ -334,13 +310,13 @@ class _Manager(ocp.CheckpointManager):
 
 
 @dataclasses.dataclass
-class _FirstBest(checkpoint_managers.PreservationPolicy):
-  """Keeps the best checkpoint, of equal ones the first, as sweeps count.
+class _Best(checkpoint_managers.PreservationPolicy):
+  """Keeps the best checkpoint.
 
-  Orbax's own `BestN` keeps the last of them, and whatever a NaN leaves last.
+  Orbax's own `BestN` needs metrics that it saves itself, without a checksum.
   """
 
-  value: Callable[[int], float]
+  best_step: Callable[[], int | None]
 
   def should_preserve(
     self,
@@ -349,18 +325,16 @@ class _FirstBest(checkpoint_managers.PreservationPolicy):
     context: checkpoint_managers.PreservationContext,
   ) -> Sequence[bool]:
     del context
-    values = [self.value(x.step) for x in checkpoints]
-    best = max((x for x in values if x > -np.inf), default=None)
-    first = None if best is None else values.index(best)
-    return [i == first for i in range(len(values))]
+    best = self.best_step()
+    return [x.step == best for x in checkpoints]
 
 
 def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Returns what is wrong with a checkpoint's bytes, or with reading them.
 
-  One of the two is empty. Damage it is only if all bytes can be read, and the
-  error is about them: orbax says that a file is not there where its folder
-  cannot be read, and fails for want of memory too.
+  One of the two is empty. A checkpoint is damaged only if all bytes can be read
+  and the error is about them: orbax reports a missing file where the folder
+  cannot be read, and also fails for lack of memory.
   """
   try:
     _read_all(folder)
@@ -368,10 +342,10 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
     return '', first_line(e)
   while error.__cause__:
     error = error.__cause__  # type: ignore[assignment]
-  code = re.match('[A-Z_]+(?=: )', str(error))
   of_bytes = (ValueError, LookupError, TypeError, AttributeError)
+  is_coded = re.match('[A-Z_]+: ', str(error))
   if isinstance(error, (*of_bytes, FileNotFoundError)) and (
-    not code or code[0] in _CODES_OF_DAMAGE
+    not is_coded or _DAMAGE.match(str(error))
   ):
     return first_line(error), ''
   return '', first_line(error)
@@ -389,7 +363,7 @@ def _read_all(folder: epath.Path) -> None:
 
 def first_line(error: BaseException) -> str:
   """Returns the type of an error and what it says, in a line."""
-  # What TensorStore appends says nothing to anybody else.
+  # TensorStore appends its specification.
   text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
   return f'{type(error).__name__}: {text}'[:300]
 
@@ -425,18 +399,11 @@ def is_step(path: epath.Path) -> bool:
 
 
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
-  """Writes a new workdir that holds parameters alone, as those of step 0.
+  """Writes a new workdir with NumPy parameters alone, as `checkpoints/0`.
 
-  Unlike saving while training, which hands all arrays over at once, this takes
-  little memory beside the parameters themselves.
-
-  Args:
-    workdir: receives `checkpoints/0`.
-    params: tree of NumPy arrays.
-    meta: what JSON can hold.
+  Unlike saving while training, this copies no arrays.
   """
   handler = ocp.CompositeCheckpointHandler(
-    # Nothing changes the arrays meanwhile, so that no copy need be made first.
     params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False),
     **{CHECKSUMS: ocp.StandardCheckpointHandler()},
     **{META: ocp.JsonCheckpointHandler()},
@@ -475,7 +442,7 @@ def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 
-def verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
+def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
   """Returns the `meta` of a checkpoint as it was read from its file.
 
   Raises:
@@ -500,16 +467,17 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   """
   # A checkpointer would wait for all processes, and one may fail here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
-  return verified(restored, int(step_dir.name))
+  return _verified(restored, int(step_dir.name))
 
 
-def metrics_of(step_dir: epath.Path, meta: dict[str, Any]) -> dict[str, float]:
-  """Returns the metrics of a checkpoint, given its `meta`.
+def read_metrics(step_dir: epath.Path) -> dict[str, float]:
+  """Returns the verified metrics of a checkpoint.
 
   Raises:
-    OSError, ValueError, AttributeError: if they are damaged.
+    OSError, ValueError, LookupError, TypeError, AttributeError: if they are
+      missing or damaged.
   """
-  metrics = meta.get('metrics')
+  metrics = read_meta(step_dir).get('metrics')
   if metrics is None:  # saved by an earlier version
     file = step_dir / 'metrics' / 'metrics'
     metrics = json.loads(file.read_text()) if file.exists() else {}
