@@ -3,7 +3,7 @@
 import pytest
 
 from configs import cifar10
-from vit_jax.experiment import Experiment, check_config
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import stages
@@ -13,7 +13,7 @@ from vit_jax.sweeps import stages
 def test_the_recipes_of_cifar10(recipe, tmp_path):
   """All stages of them, on as many images as it has."""
   config = cifar10.get_config(f'{recipe},/data/mine')
-  check_config(config)
+  CheckedConfig(config)
   found = stages.runs(config, str(tmp_path))
   kinds = [stage.model.name for stage, _ in found]
   assert kinds == (['resnet', 'deit'] if recipe == 'deit' else ['vit'])
@@ -21,7 +21,7 @@ def test_the_recipes_of_cifar10(recipe, tmp_path):
   assert first.data.name == '/data/mine'
   size = int(first.data.image_size)
   names = tuple('abcdefghij')
-  experiment = Experiment(first, Facts(names, 50_000, (size, size)))
+  experiment = Experiment(CheckedConfig(first), Facts(names, 50_000))
   model = experiment.objective.model
   params = flops.count_params(model, (size, size))
   # The published model of `full` has 2.8 million with a bias more or less.
@@ -29,7 +29,7 @@ def test_the_recipes_of_cifar10(recipe, tmp_path):
   assert low < params < high
   minute = cifar10.get_config(f'{recipe},/data/mine,1')
   (short, _), *_ = stages.runs(minute, str(tmp_path))
-  once = Experiment(short, Facts(names, 50_000, (size, size)))
+  once = Experiment(CheckedConfig(short), Facts(names, 50_000))
   steps, in_one = experiment.durations.total, once.durations.total
   assert steps == (
     117_188 if recipe == 'full' else pytest.approx(60 * in_one, 0.02)

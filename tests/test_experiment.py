@@ -19,6 +19,7 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.models import flops
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 
 train = importlib.import_module('vit_jax.train')
 
@@ -30,8 +31,8 @@ class Taught(Classification):
   teacher_seed: int = 0
 
   @classmethod
-  def from_config(cls, config, facts):
-    made = super().from_config(config, facts)
+  def from_config(cls, config, image_size):
+    made = super().from_config(config, image_size)
     return dataclasses.replace(made, teacher_seed=config.objective.seed)
 
   def fixed(self):
@@ -66,8 +67,8 @@ def taught(config, seed):
 def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   config.mesh.fsdp = 4
   config = taught(config, 0)
-  facts = experiment.facts_of(config, map(str, range(10)), 1437)
-  made = experiment.Experiment(config, facts)
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  made = experiment.Experiment(experiment.CheckedConfig(config), facts)
   fixed = made.place(made.objective.fixed())
   (kernel,) = jax.tree.leaves(fixed)
   assert kernel.addressable_shards[0].data.shape == (16, 10)
@@ -102,8 +103,10 @@ def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
 
   monkeypatch.setattr(Taught, 'loss', loss)
   config.batch_size, config.accum_steps = 64, 64
-  facts = experiment.facts_of(config, map(str, range(10)), 1437)
-  made = experiment.Experiment(taught(config, 0), facts, jax.devices()[:1])
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  made = experiment.Experiment(
+    experiment.CheckedConfig(taught(config, 0), jax.devices()[:1]), facts
+  )
   state = made.start(made.new_params())
   batch = {
     name: np.zeros(x.shape, x.dtype)
@@ -145,9 +148,10 @@ def test_what_is_wrong_is_said_before_the_data_are_opened(
 
 
 def made_of(config, names=tuple('0123456789'), **facts):
-  found = experiment.facts_of(config, names, 1437)
+  found = Facts(names, 1437)
   return experiment.Experiment(
-    config, dataclasses.replace(found, **facts), jax.devices()[:2]
+    experiment.CheckedConfig(config, jax.devices()[:2]),
+    dataclasses.replace(found, **facts),
   )
 
 
@@ -206,16 +210,16 @@ def test_devices_are_shared_out_by_the_models_width(config):
   """Over which kernels are split into 16 rows each, and no fewer."""
   config.model.width = 64
   config.mesh.update(data=-1, fsdp=-1)
-  facts = experiment.facts_of(config, map(str, range(10)), 1437)
-  mesh = experiment.Experiment(config, facts).mesh
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  mesh = experiment.Experiment(experiment.CheckedConfig(config), facts).mesh
   assert dict(mesh.shape) == {'data': 2, 'fsdp': 4, 'tensor': 1}
 
 
 def test_gradients_are_float32_and_split_as_parameters_are(config):
   """Whatever the kernels are cast to, and the partitioner would do."""
   config.model.dtype, config.mesh.fsdp = 'bfloat16', 8
-  facts = experiment.facts_of(config, map(str, range(10)), 1437)
-  made = experiment.Experiment(config, facts)
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  made = experiment.Experiment(experiment.CheckedConfig(config), facts)
   params = made.state_shapes.params
   batch = made.objective.batch_shapes(8)
   key = jax.random.key(0)

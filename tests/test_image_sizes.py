@@ -14,7 +14,8 @@ import pytest
 from tests.test_train import assert_close, assert_equal, small_config
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import images, loader, sources, transforms
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import preemption, run, sharding
 
 train = importlib.import_module('vit_jax.train')
@@ -67,8 +68,8 @@ def experiment_of(devices, **changes):
     | {'optimizer.name': 'sgd', 'optimizer.warmup': '0 steps', 'batch_size': 8}
     | changes
   )
-  facts = facts_of(config, map(str, range(10)), 1437)
-  return Experiment(config, facts, jax.devices()[:devices])
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  return Experiment(CheckedConfig(config, jax.devices()[:devices]), facts)
 
 
 def step_of(made, size):

@@ -17,10 +17,10 @@ from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
 from vit_jax.evaluators import build
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import variants
 from vit_jax.models.model import Model
-from vit_jax.objectives.objective import OfImages
+from vit_jax.objectives.objective import Facts, OfImages
 from vit_jax.tools.plan import aot
 from vit_jax.training import preemption, sharding
 
@@ -40,11 +40,9 @@ class Brightness(OfImages):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def from_config(cls, config, facts):
-    model = variants.build(
-      num_classes=1, image_size=facts.image_size, **config.model
-    )
-    images = Images.from_config(config.data, facts.image_size)
+  def from_config(cls, config, image_size):
+    model = variants.build(num_classes=1, image_size=image_size, **config.model)
+    images = Images.from_config(config.data, image_size)
     return cls(model, images, config.objective.scale)
 
   def train_transform(self):
@@ -184,14 +182,16 @@ def test_it_is_measured(config, tmp_path):
 
 
 def test_it_stops_early_and_is_chosen_by(config):
-  assert build.best_of(config) == 'lowest'
+  assert build.shown(config)[config.best_metric] == 'lowest'
   config.best_metric = 'test/accuracy'
   with pytest.raises(ValueError, match='none of the evaluators .*test/error'):
-    build.best_of(config)
+    build.shown(config)
 
 
 def test_it_is_planned(config):
-  experiment = Experiment(config, facts_of(config, (), 1000), jax.devices()[:2])
+  experiment = Experiment(
+    CheckedConfig(config, jax.devices()[:2]), Facts((), 1000)
+  )
   program = aot.training(experiment)
   assert program.shapes[2].keys() == {'image'}
   compiled = program.lower().compile()
@@ -200,7 +200,7 @@ def test_it_is_planned(config):
 
 def state_after(config, batch, steps=2):
   """Returns the state of a few steps on one batch."""
-  made = Experiment(config, facts_of(config, (), 1000))
+  made = Experiment(CheckedConfig(config), Facts((), 1000))
   state = made.start(made.new_params())
   fixed = made.place(made.objective.fixed())
   for step in range(steps):

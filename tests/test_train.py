@@ -24,9 +24,10 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, sources
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import variants
 from vit_jax.models.vit import ViT
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import optim, preemption, run, sharding
 
 train = importlib.import_module('vit_jax.train')
@@ -295,13 +296,17 @@ def one_step_setup(mesh_sizes, devices, **overrides):
   config.optimizer.update(lr=0.1, decay='linear', warmup='1 step')
   config.total = '100 steps'
   config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1} | mesh_sizes
-  made = Experiment(config, facts_of(config, map(str, range(10)), 100), devices)
+  made = Experiment(
+    CheckedConfig(config, devices), Facts(tuple(map(str, range(10))), 100)
+  )
   return made.train_step(), made.start(made.new_params()), made.mesh
 
 
 def test_what_a_run_starts_from_takes_no_room_beside_its_state():
   config = small_config(**{'optimizer.polyak': 0.5})
-  made = Experiment(config, facts_of(config, map(str, range(10)), 100))
+  made = Experiment(
+    CheckedConfig(config), Facts(tuple(map(str, range(10))), 100)
+  )
   params = made.new_params()
   state = made.start(params)
   assert all(x.is_deleted() for x in jax.tree.leaves(params))

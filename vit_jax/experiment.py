@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import flax
 import jax
@@ -19,11 +19,10 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import images, sources, transforms
-from vit_jax.evaluators import build
+from vit_jax.data import sources, transforms
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params, Partitions
-from vit_jax.objectives.objective import Best, Facts
+from vit_jax.objectives.objective import Facts
 from vit_jax.objectives.sizes import objectives_of
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
@@ -48,27 +47,8 @@ class TrainState:
   objective_state: Any = dataclasses.field(default_factory=dict)
 
 
-def facts_of(
-  config: ConfigDict,
-  class_names: Sequence[str],
-  examples: int,
-  several_labels: bool = False,
-) -> Facts:
-  """Returns the facts of the data that a config names.
-
-  Raises:
-    ValueError: for an image size that is none.
-  """
-  return Facts(
-    tuple(class_names),
-    examples,
-    images.sizes_of(config.data.image_size)[0],
-    several_labels,
-  )
-
-
-def facts_of_source(config: ConfigDict, source: sources.Source) -> Facts:
-  """Returns the facts of the data that a config names, once they are open."""
+def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
+  """Returns the facts of a config's data, which are open."""
   names = sources.class_names(source)
   if sources.has_two_orders(names) and not config.data.class_order:
     _log.warning(
@@ -77,65 +57,68 @@ def facts_of_source(config: ConfigDict, source: sources.Source) -> Facts:
       'and TFDS do; data.class_order=text says that this is meant.',
       ', '.join(names[:4]),
     )
-  return facts_of(
-    config,
-    names,
-    len(source),
-    source.several_labels,
-  )
+  return Facts(names, len(source), source.several_labels)
 
 
-def check_config(config: ConfigDict) -> None:
-  """Refuses what is wrong with a config whatever its data are.
+class CheckedConfig:
+  """A config that passed every check that needs no data.
 
   Opening and checking data may take long.
 
-  Raises:
-    ValueError: naming field, value and way out.
+  Attributes:
+    config: from a file in `configs/`.
+    mesh: of the devices.
+    objectives: what is learned, by the (H, W) of the images.
   """
-  config_lib.check_ranges(config)
-  check_batch_size(
-    config, sharding.make_mesh(config.mesh, width=config.model.width)
-  )
-  objectives_of(config, facts_of(config, ('a', 'b'), 1))
+
+  def __init__(
+    self, config: ConfigDict, devices: Sequence[jax.Device] | None = None
+  ):
+    """Checks a config.
+
+    Args:
+      config: from a file in `configs/`.
+      devices: of the mesh; None for all there are.
+
+    Raises:
+      ValueError: naming field, value and way out.
+      FileNotFoundError: if there is no teacher.
+    """
+    config_lib.check_ranges(config)
+    self.config = config
+    self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
+    check_batch_size(config, self.mesh)
+    self.objectives = objectives_of(config)
 
 
 class Experiment:
   """What a config describes, on data and devices.
-
-  `check` refuses a config before its data are opened; `on` builds the
-  experiment once they are.
 
   Attributes:
     config: from a file in `configs/`.
     facts: of the data.
     mesh: of the devices.
     objectives: what is learned, by the (H, W) of the images; each step has one.
-    objective: the first one, of which checkpoints are.
+    image_size: the first (H, W), of which checkpoints are.
+    objective: the objective at `image_size`.
     durations: of the run.
     lr: learning rate at each step.
     optimizer: of all parameters.
   """
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    facts: Facts,
-    devices: Sequence[jax.Device] | None = None,
-  ):
-    """Builds the experiment, or says why it cannot work.
-
-    The mesh is laid over `devices`; None for all there are.
+  def __init__(self, checked: CheckedConfig, facts: Facts):
+    """Builds the experiment of a config on data.
 
     Raises:
-      ValueError: naming field, value and way out.
+      ValueError: if the config does not fit the data, naming the way out.
     """
-    config_lib.check_ranges(config)
-    self.config, self.facts = config, facts
-    self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
-    check_batch_size(config, self.mesh)
-    self.objectives = objectives_of(config, facts)
-    self.objective = self.objectives[facts.image_size]
+    self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
+    config = self.config
+    self.objectives = {
+      size: objective.on_data(config, facts)
+      for size, objective in checked.objectives.items()
+    }
+    self.image_size, self.objective = next(iter(self.objectives.items()))
     self.durations = durations_of(config, facts.examples)
     o = config.optimizer
     self.lr = optim.schedule(
@@ -148,30 +131,6 @@ class Experiment:
     self.optimizer = optim.make(o, self.lr, self.objective.model)
     if o.frozen or o.lr_scales:
       _ = self.state_shapes  # which patterns that match nothing are refused in
-
-  @staticmethod
-  def check(config: ConfigDict) -> None:
-    """Refuses what is wrong with a config whatever its data are.
-
-    Opening and checking data may take long.
-
-    Raises:
-      ValueError: naming field, value and way out.
-      FileNotFoundError: if an evaluator's labels are missing.
-    """
-    check_config(config)
-    build.best_of(config)
-    build.check(config)
-
-  @classmethod
-  def on(cls, config: ConfigDict, source: sources.Source) -> Self:
-    """Returns the experiment on open data, over all devices."""
-    return cls(config, facts_of_source(config, source))
-
-  @functools.cached_property
-  def best(self) -> Best:
-    """Whether the highest or lowest `best_metric` is the best."""
-    return build.best_of(self.config)
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""
@@ -196,7 +155,7 @@ class Experiment:
       transfer.to_new_task(
         checkpoint,
         self.objective.model,
-        self.facts.image_size,
+        self.image_size,
         self.new_params(),
       )
     )
@@ -220,9 +179,7 @@ class Experiment:
     )
 
   def _new_params(self) -> Params:
-    return variants.init(
-      self.objective.model, self._keys()[0], self.facts.image_size
-    )
+    return variants.init(self.objective.model, self._keys()[0], self.image_size)
 
   def _new_state(self, params: Params) -> TrainState:
     return TrainState(
@@ -281,7 +238,7 @@ class Experiment:
     sizes = ', '.join(f'{h}x{w}' for h, w in dict.fromkeys(self._batch_sizes()))
     return (
       f'model  {type(model).__name__}, '
-      f'{flops.count_params(model, facts.image_size):,} parameters, '
+      f'{flops.count_params(model, self.image_size):,} parameters, '
       f'{self.forward_flops / 1e9:.3g} GFLOPs an image of {sizes} pixels\n'
       f'data   {config.data.name} {config.data.split}: '
       f'{facts.examples:,} images'
@@ -310,7 +267,7 @@ class Experiment:
   ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(self._keys()[1], step)
     key_augment, key_loss = jax.random.split(key)
-    size = self.facts.image_size
+    size = self.image_size
     if len(self.objectives) > 1:  # the step is compiled for each
       *_, height, width, _ = batch['image'].shape
       size = height, width
@@ -398,11 +355,9 @@ class Experiment:
 
     def at_size(tree: Any) -> Any:
       is_like = structure == jax.tree.structure(tree)
-      if size == self.facts.image_size or not is_like:
+      if size == self.image_size or not is_like:
         return tree
-      return transfer.at_size(
-        objective.model, tree, self.facts.image_size, size
-      )
+      return transfer.at_size(objective.model, tree, self.image_size, size)
 
     def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Any]]:
       params = at_size(optim.stop_frozen(params, self.config.optimizer.frozen))

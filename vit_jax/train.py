@@ -16,15 +16,14 @@ from vit_jax.data import bad_images, images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
+  CheckedConfig,
   Experiment,
   TrainState,
-  check_config,
-  facts_of_source,
+  facts_of,
 )
 from vit_jax.models import variants
 from vit_jax.models.model import Params
-from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import metric_log, processes, sharding, workdir_lock
 from vit_jax.training.preemption import Preempted, preemption_notice
 from vit_jax.training.run import Run
@@ -56,7 +55,9 @@ def train(
   """
   from_init.resolve(config)
   # Before the data, which may take long to open and check.
-  Experiment.check(config)
+  checked = CheckedConfig(config)
+  build.check(config)
+  shown = build.shown(config)
   workdir_lock.check(workdir)
   processes.refuse_unlike(
     lambda: [*saving.steps_in(workdir)[-1:], -1][:1],
@@ -73,7 +74,7 @@ def train(
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)
   )
-  experiment = Experiment.on(config, source)
+  experiment = Experiment(checked, facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   parts = Parts(
     config, experiment.objective, fixed, experiment.mesh, experiment.facts
@@ -88,13 +89,13 @@ def train(
         workdir,
         config.keep_last,
         config.best_metric,
-        experiment.best,
+        shown[config.best_metric],
         start_over,
       )
     ) as checkpoints,
   ):
     return _train(
-      experiment, source, fixed, evaluators, params, workdir, checkpoints
+      experiment, source, fixed, evaluators, shown, params, workdir, checkpoints
     )
 
 
@@ -114,6 +115,7 @@ def _train(
   source: sources.Source,
   fixed: Params,
   evaluators: list[Evaluator],
+  shown: dict[str, Best],
   params: Params | None,
   workdir: str,
   checkpoints: saving.Checkpoints,
@@ -127,9 +129,9 @@ def _train(
     'class_names': list(objective.class_names),
     'examples': len(source),
     'steps': durations.total,
-    'image_size': list(experiment.facts.image_size),
+    'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
-    'best': experiment.best,
+    'best': shown[config.best_metric],
     'elapsed_s': 0.0,
     'since_log': [],
   }
@@ -139,7 +141,6 @@ def _train(
   if is_first:
     print('building the model and its state ...', flush=True)
   start_step, state = initial_state(experiment, checkpoints, params)
-  checkpoints.prepare(vars(state))
   # Of what was restored: a newer one may have been damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
@@ -164,7 +165,7 @@ def _train(
     durations=durations,
     checkpoints=checkpoints,
     evaluators=[evaluator.run for evaluator in evaluators],
-    shown=build.shown(config),
+    shown=shown,
     meta=meta,
     start_step=start_step,
     batch_size=config.batch_size,
@@ -218,10 +219,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
         )
       config.data.image_size = size
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
-  mesh = sharding.make_mesh(config.mesh, width=config.model.width)
-  check_config(config)
-  facts = facts_of_source(config, source)
-  objective = objective_type(config).from_config(config, facts)
+  checked, facts = CheckedConfig(config), facts_of(config, source)
+  mesh = checked.mesh
+  objective = next(iter(checked.objectives.values())).on_data(config, facts)
   _check_same_task(checkpoint, objective, config.data)
   rules = objective.model.partitions
   params, fixed = (

@@ -15,7 +15,7 @@ from vit_jax.convert import orbax
 from vit_jax.convert.convert import convert
 from vit_jax.data import sources
 from vit_jax.evaluators.confusion import evaluate
-from vit_jax.experiment import facts_of_source
+from vit_jax.experiment import facts_of
 from vit_jax.objectives import teachers
 from vit_jax.train import evaluate_only
 from vit_jax.training import features
@@ -102,7 +102,7 @@ def test_training_says_which_order_it_took(data, caplog):
     config.data.class_order = order
     source = sources.open_config(config.data, 'train')
     caplog.clear()
-    assert facts_of_source(config, source).class_names == names
+    assert facts_of(config, source).class_names == names
     assert ('data.class_order=number' in caplog.text) == (order == '')
     for i in range(0, len(source), 17):
       folder = source[i]['name'].split('/')[-2]

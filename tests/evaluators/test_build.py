@@ -52,7 +52,7 @@ def test_metrics_are_known_before_anything_is_built():
     'fewshot/5shot_accuracy': 'highest',
   }
   config.best_metric = 'test/loss'
-  assert build.best_of(config) == 'lowest'
+  assert build.shown(config)[config.best_metric] == 'lowest'
   assert [*build.shown(config).items()] == [
     ('fewshot/2shot_accuracy', 'highest'),
     ('test/accuracy', 'highest'),
@@ -60,7 +60,7 @@ def test_metrics_are_known_before_anything_is_built():
   ]
   config.best_metric = 'fewshot/1shot_accuracy'
   with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which none"):
-    build.best_of(config)
+    build.shown(config)
 
 
 def test_splits_are_those_of_the_runs_data():
@@ -86,7 +86,7 @@ def test_splits_are_those_of_the_runs_data():
 
 def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
   config = config_of()
-  facts = Facts(('a', 'c'), 9, (16, 16))
+  facts = Facts(('a', 'c'), 9)
   parts = evaluator.Parts(config, Learns(), {}, None, facts)
   monkeypatch.setattr(
     evaluator.bad_images, 'open_checked', lambda data, split: Objects()
@@ -106,7 +106,7 @@ def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
     image.save(tmp_path / split / 'a/1.png')
   config = config_of()
   config.data.name = str(tmp_path)
-  facts = Facts(('a',), 1, (16, 16))
+  facts = Facts(('a',), 1)
   parts = evaluator.Parts(config, Learns(), {}, None, facts)
   assert len(parts.source('test')) == 1
   config.data.split = 'train+val'
@@ -141,7 +141,7 @@ class Learns:
 def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
   config = config_of()
   config.update(batch_size=48, accum_steps=3)
-  config.data.workers = 2
-  parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9, (16, 24)))
+  config.data.update(workers=2, image_size='16x24')
+  parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9))
   assert parts.batches == {'batch_size': 16, 'mesh': 'mesh', 'workers': 2}
   assert parts.images.size == (16, 24)

@@ -128,7 +128,7 @@ def test_equals_a_plain_loop_over_cropped_images(source, tmp_path, devices):
     Classification(model, Images((8, 8)), WORDNET_IDS),
     {},
     mesh,
-    Facts(WORDNET_IDS, 7, (8, 8)),
+    Facts(WORDNET_IDS, 7),
   )
   entry = ConfigDict({'data': str(tmp_path)})
   params = jax.device_put(params, sharding.replicated(mesh))

@@ -53,12 +53,13 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 
 def evaluator(model, mesh, count=3, wandb=''):
   config = digits.get_config()
-  config.data.update(mean=MEAN, std=STD)
+  size = 'x'.join(map(str, SIZE))
+  config.data.update(mean=MEAN, std=STD, image_size=size)
   config.wandb = wandb
   names = tuple('0123456789')
   objective = Classification(model, Images(SIZE), names)
   return pictures.PicturesEvaluator.from_entry(
-    Parts(config, objective, {}, mesh, Facts(names, 9, SIZE)),
+    Parts(config, objective, {}, mesh, Facts(names, 9)),
     'seen',
     ConfigDict({'split': 'test', 'images': count}),
   )

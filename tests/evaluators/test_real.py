@@ -211,7 +211,7 @@ def test_over_devices(sample, labels_path, devices, monkeypatch):
     Classification(model, images.Images((8, 8)), IDS),
     {},
     mesh,
-    Facts(IDS, 23, (8, 8)),
+    Facts(IDS, 23),
   )
   opened = []
   monkeypatch.setattr(

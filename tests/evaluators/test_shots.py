@@ -10,7 +10,8 @@ from vit_jax.data import sources
 from vit_jax.evaluators import fewshot, ridge
 from vit_jax.evaluators import shots as shots_lib
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
+from vit_jax.objectives.objective import Facts
 
 CLASSES = 5
 
@@ -351,7 +352,9 @@ def test_digits_by_their_pixels():
 
 
 def parts_of(config):
-  experiment = Experiment(config, facts_of(config, tuple('0123456789'), 1000))
+  experiment = Experiment(
+    CheckedConfig(config), Facts(tuple('0123456789'), 1000)
+  )
   return Parts(
     config, experiment.objective, {}, experiment.mesh, experiment.facts
   )

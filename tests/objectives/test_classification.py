@@ -12,7 +12,7 @@ from configs import digits
 from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.data.images import Images
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
 
@@ -39,6 +39,10 @@ KEY = jax.random.key(0)
 def make(name='softmax', flip=False, **fields):
   images = Images((4, 4), flip=flip)
   return Classification(Linear(), images, loss_name=name, **fields)
+
+
+def classified(config, facts, size=(16, 16)):
+  return Classification.from_config(config, size).on_data(config, facts)
 
 
 def params():
@@ -211,9 +215,9 @@ def test_one_class_alone_is_refused():
   config = digits.get_config()
   with pytest.raises(
     ValueError,
-    match="has one class, 'cat': there is nothing.* column label of a table",
+    match="has one class, 'cat', and .* column label of a table",
   ):
-    Classification.from_config(config, Facts(('cat',), 9, (16, 16)))
+    classified(config, Facts(('cat',), 9))
 
 
 def several(name='sigmoid', **fields):
@@ -256,16 +260,16 @@ def test_one_class_each_is_as_several_with_one():
 
 def test_several_classes_want_the_sigmoid_loss():
   config = digits.get_config()
-  facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
+  facts = Facts(('cat', 'dog'), 9, several_labels=True)
   with pytest.raises(ValueError, match='loss.name=sigmoid'):
-    Classification.from_config(config, facts)
+    classified(config, facts)
   config.loss.name = 'sigmoid'
-  made = Classification.from_config(config, facts)
+  made = classified(config, facts)
   shape = made.batch_shapes(5)['label']
   assert (shape.shape, shape.dtype) == ((5, 2), np.uint8)
   config.data.wrong_labels = 0.1
   with pytest.raises(ValueError, match='wrong_labels is 0.1 .* several'):
-    Classification.from_config(config, facts)
+    classified(config, facts)
 
 
 def test_wrong_labels_are_those_of_training_alone():
@@ -280,14 +284,14 @@ def test_detr_gives_no_class_to_an_image():
   config = test_every.config_of('classification')
   config_lib.choose_model(config, 'detr_r50')
   with pytest.raises(ValueError, match="model.name is 'detr': it finds obj"):
-    check_config(config)
+    CheckedConfig(config)
 
 
 def test_the_fields_of_a_config_are_those_of_the_objective():
   config = digits.get_config()
   config.loss.update(name='sigmoid', label_smoothing=0.1, mixup=0.2, cutmix=0.3)
   config.data.wrong_labels = 0.4
-  made = Classification.from_config(config, Facts(('a', 'b'), 9, (16, 24)))
+  made = classified(config, Facts(('a', 'b'), 9), (16, 24))
   assert (made.loss_name, made.label_smoothing) == ('sigmoid', 0.1)
   assert (made.mixup, made.cutmix, made.wrong_labels) == (0.2, 0.3, 0.4)
   assert (made.class_names, made.images.size) == (('a', 'b'), (16, 24))
@@ -299,8 +303,8 @@ def test_the_fields_of_a_config_are_those_of_the_objective():
 
 def test_data_without_labels_are_refused():
   config = digits.get_config()
-  with pytest.raises(ValueError, match='digits train has no labels, which cla'):
-    Classification.from_config(config, Facts((), 9, (16, 16)))
+  with pytest.raises(ValueError, match='train has no labels, and .*=cla'):
+    classified(config, Facts((), 9))
 
 
 def test_a_smoothed_class_of_several_is_wanted_by_more_than_half():

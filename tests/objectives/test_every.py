@@ -22,8 +22,9 @@ from vit_jax import objectives
 from vit_jax.checkpoints.formats import table
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, loader, sources
-from vit_jax.experiment import Experiment, check_config, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
+from vit_jax.objectives.objective import Facts
 from vit_jax.projects.igpt import model as igpt
 from vit_jax.training import sharding
 
@@ -116,8 +117,8 @@ def config_of(name, **changes):
 
 def experiment_of(name, devices=1, **changes):
   config = config_of(name, **changes)
-  facts = facts_of(config, map(str, range(10)), 1437)
-  return Experiment(config, facts, jax.devices()[:devices])
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  return Experiment(CheckedConfig(config, jax.devices()[:devices]), facts)
 
 
 @functools.cache
@@ -268,14 +269,14 @@ def test_what_it_makes_no_use_of_is_refused_and_may_be_switched_off(name):
   config = config_of(name)
   off = json.loads(config.to_json())
   meta = {'examples': 1, 'class_names': []}
-  check_config(config)
+  CheckedConfig(config)
   unused = objectives.OBJECTIVES.load(name).unused
   assert unused.keys() == UNUSED.get(name, {}).keys()
   for field, value in UNUSED.get(name, {}).items():
     on = config.copy_and_resolve_references()
     config_lib.override(on, {field: str(value)})
     with pytest.raises(ValueError, match=f'={name} makes no use of {field}='):
-      check_config(on)
+      CheckedConfig(on)
     on = json.loads(on.to_json())
     config_lib.check_resumable({'config': on} | meta, {'config': off} | meta)
     with pytest.raises(ValueError, match=f'{field}: .* -> '):

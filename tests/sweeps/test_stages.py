@@ -19,7 +19,7 @@ from tests.test_resume import (
   wait_until,
 )
 from vit_jax import config as config_lib
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import preemption, run
 
@@ -99,12 +99,12 @@ def test_a_teacher_of_another_architecture(tmp_path):
     ('resnet', {'model': 'r50x1', 'objective': 'classification'}),
   )
   config.teacher = 'stages/resnet'
-  check_config(config)
+  CheckedConfig(config)
   (teacher, _), (student, _) = stages.runs(config, str(tmp_path))
   assert (teacher.model.name, student.model.name) == ('resnet', 'deit')
-  check_config(teacher)
+  CheckedConfig(teacher)
   with pytest.raises(FileNotFoundError, match='No checkpoint at .*/stages/res'):
-    check_config(student)
+    CheckedConfig(student)
 
 
 def test_a_stage_that_there_is_not_yet_is_refused_first(tmp_path):

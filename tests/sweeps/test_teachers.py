@@ -3,7 +3,8 @@
 import pytest
 
 from configs import teachers
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
+from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import axes, choosing, refusing, stages
 
 
@@ -25,7 +26,9 @@ def test_methods_have_one_budget():
       stage.teacher = stage.teacher and cell.config.teacher
       # A stage that is yet to be trained is not looked for.
       stage.stages = cell.config.stages
-      made = Experiment(stage, facts_of(stage, map(str, range(10)), 40))
+      made = Experiment(
+        CheckedConfig(stage), Facts(tuple(map(str, range(10))), 40)
+      )
       shapes = made.objective.batch_shapes(stage.batch_size)
       *_, height, width, channels = shapes['image'].shape
       a_step = sum(

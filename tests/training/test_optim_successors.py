@@ -12,8 +12,9 @@ from flax import traverse_util
 from configs import digits
 from tests.checkpoints.random_weights import random_arrays
 from vit_jax import config as config_lib
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import variants
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import optim
 
 LR, B1, B2, DECAY, STEPS = 0.03, 0.8, 0.95, 0.3, 4
@@ -250,8 +251,8 @@ def experiment_of(**changes):
   config.optimizer.warmup = '0 steps'
   config.optimizer.weight_decay = 0.0
   config.update_from_flattened_dict(changes)
-  facts = facts_of(config, map(str, range(10)), 1437)
-  return Experiment(config, facts, jax.devices()[:1])
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  return Experiment(CheckedConfig(config, jax.devices()[:1]), facts)
 
 
 def batch_of(made):

@@ -90,11 +90,11 @@ def splits(config: ConfigDict) -> list[str]:
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
 
-def best_of(config: ConfigDict) -> Best:
-  """Returns which values of `best_metric` are good.
+def shown(config: ConfigDict) -> dict[str, Best]:
+  """Returns what stands for a run: `best_metric`, and each evaluator's first.
 
   Raises:
-    ValueError: if none of the evaluators gives it, or as `entries`.
+    ValueError: if no evaluator gives `best_metric`, or as `entries`.
   """
   known = metrics(config)
   if config.best_metric not in known:
@@ -102,21 +102,12 @@ def best_of(config: ConfigDict) -> Best:
       f'best_metric is {config.best_metric!r}, which none of the evaluators '
       f'gives: {", ".join(known) or "all are off"}.'
     )
-  return known[config.best_metric]
-
-
-def shown(config: ConfigDict) -> dict[str, Best]:
-  """Returns what stands for a run: `best_metric`, and each evaluator's first.
-
-  Raises:
-    ValueError: as `entries`.
-  """
   found: dict[str, str] = {}
-  for name in metrics(config):
+  for name in known:
     found.setdefault(name.partition('/')[0], name)
   return {
     name: best
-    for name, best in metrics(config).items()
+    for name, best in known.items()
     if name in (config.best_metric, *found.values())
   }
 

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, sources
-from vit_jax.data.images import Images
+from vit_jax.data.images import Images, sizes_of
 from vit_jax.models.model import Params
 from vit_jax.objectives.objective import Best, Facts, Objective
 from vit_jax.training import features
@@ -85,10 +85,15 @@ class Parts:
   mesh: jax.sharding.Mesh
   facts: Facts
 
+  @property
+  def image_size(self) -> tuple[int, int]:
+    """The (H, W) in pixels that evaluators measure at."""
+    return sizes_of(self.config.data.image_size)[0]
+
   @functools.cached_property
   def images(self) -> Images:
     """How images are brought to the model."""
-    return Images.from_config(self.config.data, self.facts.image_size)
+    return Images.from_config(self.config.data, self.image_size)
 
   @property
   def batches(self) -> dict[str, Any]:

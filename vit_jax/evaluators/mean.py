@@ -50,7 +50,7 @@ class MeanEvaluator(Evaluator):
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of the objective on a split."""
-    sizes = parts.facts.image_size, *_other_sizes(entry)
+    sizes = parts.image_size, *_other_sizes(entry)
     batches = functools.partial(
       features.global_batches, parts.source(entry.split), **parts.batches
     )
@@ -66,10 +66,10 @@ class MeanEvaluator(Evaluator):
     batches: Callable[..., Iterable[Batch]],
   ) -> Self:
     """Returns the evaluator for images of a size (H, W)."""
-    own, objective = parts.facts.image_size, parts.objective
+    own, objective = parts.image_size, parts.objective
     if size != own:
-      facts = dataclasses.replace(parts.facts, image_size=size)
-      objective = type(objective).from_config(parts.config, facts)
+      objective = type(objective).from_config(parts.config, size)
+      objective = objective.on_data(parts.config, parts.facts)
 
     def sums(params: Params, fixed: Params, batch: Batch) -> Metrics:
       if size != own:

@@ -14,7 +14,13 @@ from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Model, Params
-from vit_jax.objectives.objective import Best, Facts, OfImages, sums
+from vit_jax.objectives.objective import (
+  Best,
+  Facts,
+  OfImages,
+  check_classes,
+  sums,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Classification(OfImages):
     wrong_labels: share of the training images that are given another class.
   """
 
+  # Whether an image must have exactly one class.
+  one_class: ClassVar[bool] = False
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',
@@ -53,43 +61,16 @@ class Classification(OfImages):
   wrong_labels: float = 0.0
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.loss`.
 
     The fields that a subclass declares come from `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
     """
-    if not facts.class_names:
-      raise ValueError(
-        f'{config.data.name} {config.data.split} has no labels, which '
-        'classification learns: put the images of each class in a folder of '
-        'its own.'
-      )
-    if facts.several_labels and config.loss.name != 'sigmoid':
-      raise ValueError(
-        f'{config.data.name} has several classes an image, and loss.name is '
-        f'{config.loss.name!r}, of one: use --config.loss.name=sigmoid.'
-      )
-    if facts.several_labels and config.data.wrong_labels:
-      raise ValueError(
-        f'data.wrong_labels is {config.data.wrong_labels} and '
-        f'{config.data.name} has several classes an image: there is no single '
-        'one that could be wrong. Set it to 0.'
-      )
-    if len(facts.class_names) == 1:
-      raise ValueError(
-        f'{config.data.name} {config.data.split} has one class, '
-        f'{facts.class_names[0]!r}: there is nothing to tell it from. Give at '
-        'least two, each in a folder of its own or, as yes and no, in the '
-        'column label of a table.'
-      )
-    model = variants.build(
-      num_classes=len(facts.class_names),
-      image_size=facts.image_size,
-      **config.model,
-    )
+    # `on_data` sets the number of classes.
+    model = variants.build(num_classes=2, image_size=image_size, **config.model)
     if model.task != 'classes':
       raise ValueError(
         f'model.name is {config.model.name!r}: it finds {model.task}, and '
@@ -98,15 +79,40 @@ class Classification(OfImages):
       )
     return cls(
       model=model,
-      images=Images.from_config(config.data, facts.image_size),
-      class_names=facts.class_names,
+      images=Images.from_config(config.data, image_size),
       loss_name=config.loss.name,
       label_smoothing=config.loss.label_smoothing,
       mixup=config.loss.mixup,
       cutmix=config.loss.cutmix,
-      several_labels=facts.several_labels,
       wrong_labels=config.data.wrong_labels,
       **cls.options(config),
+    )
+
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with the classes of the data.
+
+    Raises:
+      ValueError: for data without labels, with a single class, or with several
+        labels an image where one is learned.
+    """
+    names, several = facts.class_names, facts.several_labels
+    check_classes(config, facts, self.one_class)
+    if several and self.loss_name != 'sigmoid':
+      raise ValueError(
+        f'{config.data.name} has several classes an image, and loss.name is '
+        f'{self.loss_name!r}, of one: use --config.loss.name=sigmoid.'
+      )
+    if several and self.wrong_labels:
+      raise ValueError(
+        f'data.wrong_labels is {self.wrong_labels} and {config.data.name} has '
+        'several classes an image: there is no single one that could be wrong. '
+        'Set it to 0.'
+      )
+    return dataclasses.replace(
+      self,
+      model=self.model.clone(num_classes=len(names)),
+      class_names=names,
+      several_labels=several,
     )
 
   def train_transform(self) -> Any:
@@ -212,16 +218,3 @@ class Classification(OfImages):
         optax.sigmoid_binary_cross_entropy(logits_BC, labels_BC), -1
       )
     return optax.softmax_cross_entropy(logits_BC, labels_BC)
-
-
-def check_one_class(config: ConfigDict, facts: Facts) -> None:
-  """Refuses data with several classes an image, for what learns one.
-
-  Raises:
-    ValueError: naming the data and the objective.
-  """
-  if facts.several_labels:
-    raise ValueError(
-      f'{config.data.name} has several classes an image, and '
-      f'objective.name={config.objective.name} learns one: use classification.'
-    )

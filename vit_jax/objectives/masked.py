@@ -28,7 +28,7 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
+from vit_jax.objectives.objective import OF_CLASSES, Best, OfImages, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class MaskedPatches(OfImages):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
@@ -86,10 +86,8 @@ class MaskedPatches(OfImages):
         'shares of the corrupted patches, at most 1 together.'
       )
     fields = {**config.model, 'name': MaskedViT.kind, 'target': o.target}
-    model: Any = variants.build(
-      num_classes=0, image_size=facts.image_size, **fields
-    )
-    images = Images.from_config(config.data, facts.image_size)
+    model: Any = variants.build(num_classes=0, image_size=image_size, **fields)
+    images = Images.from_config(config.data, image_size)
     return cls(model, images, o.rate, o.mask, o.other)
 
   def train_transform(self) -> transforms.WithoutLabel:

@@ -33,13 +33,11 @@ class Facts:
   Attributes:
     class_names: C names by label; empty where the data have no labels.
     examples: in an epoch.
-    image_size: (H, W) in pixels, of `config.data`.
     several_labels: whether an image may have several classes, or none.
   """
 
   class_names: tuple[str, ...]
   examples: int
-  image_size: tuple[int, int]
   several_labels: bool = False
 
 
@@ -81,11 +79,19 @@ class Objective(Protocol):
   def class_names(self) -> tuple[str, ...]: ...
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective of a config.
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    """Returns the objective of a config, before its data are open.
 
     Raises:
-      ValueError: for fields, or data, that cannot work.
+      ValueError: for fields that cannot work.
+    """
+    ...
+
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with the classes of the data.
+
+    Raises:
+      ValueError: for data that the objective cannot learn.
     """
     ...
 
@@ -215,6 +221,11 @@ class OfImages:
       if name in names & cls.defaults.keys()
     }
 
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective as it is: it needs no labels."""
+    del config, facts
+    return self
+
   @property
   def images_seen(self) -> int:
     """One: an example is an image."""
@@ -263,3 +274,30 @@ def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
   """Returns what `evaluate` does, of what was found of each example, B."""
   kept = {k: jnp.sum(jnp.where(mask_B > 0, x, 0.0)) for k, x in found.items()}
   return {'examples': jnp.sum(mask_B)} | kept
+
+
+def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
+  """Refuses data whose classes cannot be learned.
+
+  Args:
+    config: of the run, for messages.
+    facts: of its data.
+    one_class: whether an image must have exactly one class.
+
+  Raises:
+    ValueError: naming the data and the objective.
+  """
+  names, learned = facts.class_names, config.objective.name
+  if len(names) < 2:
+    found = f'one class, {names[0]!r}' if names else 'no labels'
+    raise ValueError(
+      f'{config.data.name} {config.data.split} has {found}, and '
+      f'objective.name={learned} learns to tell classes apart: give at least '
+      'two, each in a folder of its own or, as yes and no, in the column label '
+      'of a table.'
+    )
+  if facts.several_labels and one_class:
+    raise ValueError(
+      f'{config.data.name} has several classes an image, and '
+      f'objective.name={learned} learns one: use classification.'
+    )

@@ -1,6 +1,5 @@
 """The same objective for images of several sizes."""
 
-import dataclasses
 import operator
 
 import jax
@@ -11,12 +10,10 @@ from vit_jax.data import images
 from vit_jax.models import flops
 from vit_jax.models.model import Model
 from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Facts, Objective
+from vit_jax.objectives.objective import Objective
 
 
-def objectives_of(
-  config: ConfigDict, facts: Facts
-) -> dict[tuple[int, int], Objective]:
+def objectives_of(config: ConfigDict) -> dict[tuple[int, int], Objective]:
   """Returns the objective of each of `data.image_size`, the first one's first.
 
   They differ in what they make of records. Their parameters are those of the
@@ -37,28 +34,23 @@ def objectives_of(
       f'objective.name={config.objective.name} makes no use of '
       f'{", ".join(on)}: switch that off.'
     )
-  first, *others = images.sizes_of(config.data.image_size)
-  if not others:
-    return {facts.image_size: kind.from_config(config, facts)}
-  found: dict[tuple[int, int], Objective] = {}
-  wrong: dict[str, str] = {}
-  if config.objective.get('buckets', 1) != 1:
+  sizes = images.sizes_of(config.data.image_size)
+  if len(sizes) > 1 and config.objective.get('buckets', 1) != 1:
     raise ValueError(
       f'data.image_size is {config.data.image_size!r} and objective.buckets '
       f'{config.objective.buckets}: buckets are sizes of a batch too. Choose '
       'one size or one bucket.'
     )
-  for size in (first, *others):
+  found: dict[tuple[int, int], Objective] = {}
+  wrong: dict[str, str] = {}
+  for size in sizes:
     try:
-      objective = kind.from_config(
-        config, dataclasses.replace(facts, image_size=size)
-      )
-      found[size] = objective
-      if first in found:
-        _check_carried(objective.model, first, size)
+      found[size] = kind.from_config(config, size)
+      if len(found) > 1:
+        _check_carried(found[size].model, next(iter(found)), size)
     except ValueError as e:
       wrong[f'{size[0]}x{size[1]}'] = str(e)
-  if len({*wrong.values()}) == 1 and len(wrong) == 1 + len(others):
+  if len(wrong) == len(sizes) and len({*wrong.values()}) == 1:
     raise ValueError(next(iter(wrong.values())))  # whatever the size
   if wrong:
     raise ValueError(

@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.data import sources
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.experiment import Experiment
 from vit_jax.models import flops
+from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import choosing, stages
 from vit_jax.sweeps.axes import Cell
 
@@ -28,7 +29,7 @@ class KnownData:
 
   def __init__(self) -> None:
     self._by_config: dict[str, dict[str, Any]] = {}
-    self._by_split: dict[tuple, tuple[tuple[str, ...], int, bool]] = {}
+    self._by_split: dict[tuple, Facts] = {}
 
   def of(self, cell: Cell) -> dict[str, Any]:
     """Does what `train` does before the first step, as far as it costs nothing.
@@ -42,29 +43,27 @@ class KnownData:
         self._by_config[key] = self._find(cell.config)
     return self._by_config[key]
 
-  def _open(
-    self, config: ConfigDict, split: str
-  ) -> tuple[tuple[str, ...], int, bool]:
+  def _open(self, config: ConfigDict, split: str) -> Facts:
     data = config.data
     key = split, data.name, data.dir, data.split_seed, data.class_order
     if key not in self._by_split:
       source = sources.open_config(data, split)
       classes = sources.class_names(source)
-      self._by_split[key] = classes, len(source), source.several_labels
+      self._by_split[key] = Facts(classes, len(source), source.several_labels)
     return self._by_split[key]
 
   def count(self, config: ConfigDict, split: str) -> int:
     """Returns the number of examples of a split of the config's data."""
-    return self._open(config, split)[1]
+    return self._open(config, split).examples
 
   def _find(self, config: ConfigDict) -> dict[str, Any]:
-    stages.check(config)
-    found = self._open(config, config.data.split)
-    experiment = Experiment(config, facts_of(config, *found))
-    model, size = experiment.objective.model, experiment.facts.image_size
+    checked = stages.check(config)
+    facts = self._open(config, config.data.split)
+    experiment = Experiment(checked, facts)
+    model, size = experiment.objective.model, experiment.image_size
     return {
       'class_names': list(experiment.objective.class_names),
-      'examples': found[1],
+      'examples': facts.examples,
       'params': flops.count_params(model, size),
       'gflops': flops.forward_flops(model, size) / 1e9,
     }

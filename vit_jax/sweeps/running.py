@@ -268,7 +268,7 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   if cell.config.early_stopping:
     values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
     evaluated = [step for step in values if not math.isnan(values[step])]
-    choose = max if build.best_of(cell.config) == 'highest' else min
+    choose = max if build.shown(cell.config)[metric] == 'highest' else min
     counts = choose(evaluated, key=values.__getitem__, default=steps)
     found['best_step'] = counts
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)

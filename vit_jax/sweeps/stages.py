@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.experiment import Experiment
+from vit_jax.evaluators import build
+from vit_jax.experiment import CheckedConfig
 from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes
 from vit_jax.train import train as train_one
@@ -43,8 +44,11 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
       train_one(stage, place, start_over)
 
 
-def check(config: ConfigDict) -> None:
+def check(config: ConfigDict) -> CheckedConfig:
   """Refuses what is wrong with any stage of a config, whatever its data are.
+
+  Returns:
+    The config of the last stage, the run itself.
 
   Raises:
     ValueError: naming stage, field, value and way out.
@@ -54,10 +58,16 @@ def check(config: ConfigDict) -> None:
     stage = config.copy_and_resolve_references()
     try:
       axes.set_fields(stage, fields)
-      Experiment.check(stage)
+      _checked(stage)
     except (ValueError, FileNotFoundError) as e:
       raise ValueError(f'stage {name}: {e}') from e
-  Experiment.check(config)
+  return _checked(config)
+
+
+def _checked(config: ConfigDict) -> CheckedConfig:
+  build.check(config)
+  build.shown(config)
+  return CheckedConfig(config)
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:

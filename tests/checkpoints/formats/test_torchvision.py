@@ -10,7 +10,7 @@ from configs import finetune
 from tests.checkpoints.random_weights import logits_of
 from vit_jax.checkpoints import from_init, opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 from vit_jax.models import flops, variants
 
 TOLERANCE = 1e-4
@@ -158,5 +158,5 @@ def test_it_can_be_fine_tuned_from(file):
   """Its frozen statistics are a version of ResNets as any."""
   config = finetune.get_config(f'{file},cifar10')
   from_init.resolve(config)
-  check_config(config)
+  CheckedConfig(config)
   assert config.model.version == 0

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from tests.objectives import test_every
 from vit_jax.data import sources
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.experiment import Experiment
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.projects.detr import evaluator as coco_ap
 from vit_jax.projects.detr import segments
 from vit_jax.projects.detr.objective import Detection
@@ -327,7 +327,9 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
 def test_the_evaluator_runs_on_a_model(parts):
   entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
-  params = Experiment(parts.config, parts.facts, jax.devices()[:1]).new_params()
+  params = Experiment(
+    CheckedConfig(parts.config, jax.devices()[:1]), parts.facts
+  ).new_params()
   rows = evaluator.run(params)
   assert {
     f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP', 'PQ')

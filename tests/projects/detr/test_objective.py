@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.objectives import test_every
 from vit_jax.checkpoints.formats import table
 from vit_jax.data import sources
-from vit_jax.experiment import Experiment, check_config
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
@@ -35,11 +35,16 @@ def golden():
     return dict(file)
 
 
+def detected(config, facts, size=(32, 32)):
+  made = detection.Detection.from_config(config, size)
+  return made.on_data(config, facts)
+
+
 def objective_of(**changes):
   """Returns an objective of the golden file's queries and classes."""
   model = detr.DETR(num_classes=6, num_queries=7, backbone='plain')
   config = test_every.config_of('detection')
-  images = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+  images = detected(config, Facts(NAMES, 1))
   return dataclasses.replace(images, model=model, dense=0.0, **changes)
 
 
@@ -364,7 +369,7 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
 def test_fields_that_cannot_work(changes, message):
   config = test_every.config_of('detection', **changes)
   with pytest.raises(ValueError, match=message):
-    objective_type(config).from_config(config, Facts(NAMES, 1, (32, 32)))
+    objective_type(config).from_config(config, (32, 32))
 
 
 def test_sizes_of_batches_and_of_buckets_are_not_had_together():
@@ -377,14 +382,14 @@ def test_sizes_of_batches_and_of_buckets_are_not_had_together():
     },
   )
   with pytest.raises(ValueError, match=r'objective.buckets 2: .*one bucket'):
-    check_config(config)
+    CheckedConfig(config)
 
 
 def test_data_without_classes_or_boxes():
   config = test_every.config_of('detection')
   with pytest.raises(ValueError, match='has no classes, which detection'):
-    detection.Detection.from_config(config, Facts((), 1, (32, 32)))
-  objective = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+    detected(config, Facts((), 1))
+  objective = detected(config, Facts(NAMES, 1))
   digit = sources.open_source('digits', 'train')[0]
   with pytest.raises(ValueError, match='has no boxes, which objective.name='):
     objective.train_transform()(digit, np.random.default_rng(0))
@@ -394,7 +399,7 @@ def test_the_originals_recipe():
   """300 epochs, the last 100 at a tenth; the backbone's root stays."""
   config = detr_config.get_config('r50,./coco')
   names = tuple(str(i) for i in range(91))
-  made = Experiment(config, Facts(names, 118_287, (1333, 1333)))
+  made = Experiment(CheckedConfig(config), Facts(names, 118_287))
   step = 118_287 / 64
   assert made.durations.total == pytest.approx(300 * step, abs=1)
   for epoch, lr in ((0, 1e-4), (199, 1e-4), (201, 1e-5)):
@@ -431,10 +436,10 @@ def test_fields_reach_what_makes_examples():
     'objective.max_objects': 5,
     'objective.l1': 0.0,
   }
-  facts = Facts(NAMES, 1, (32, 48))
+  facts = Facts(NAMES, 1)
   for flip in (False, True):
     config = test_every.config_of('detection', **changes | {'data.flip': flip})
-    made = detection.Detection.from_config(config, facts)
+    made = detected(config, facts, (32, 48))
     assert made.train_transform().flip == flip
   assert (made.l1, made.max_objects) == (0.0, config.model.num_queries)
   for stride, masks, want in ((3, True, 3), (3, False, 0)):
@@ -467,7 +472,7 @@ def test_fields_may_be_as_little_as_one():
   config = test_every.config_of(
     'detection', **{f'objective.{k}': x for k, x in fields.items()}
   )
-  made = detection.Detection.from_config(config, Facts(NAMES, 1, (32, 32)))
+  made = detected(config, Facts(NAMES, 1))
   assert {k: getattr(made, k) for k in fields} == fields
 
 

@@ -12,9 +12,10 @@ from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.convert import orbax
-from vit_jax.experiment import Experiment, check_config, facts_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
 from vit_jax.objectives import teachers
+from vit_jax.objectives.objective import Facts
 from vit_jax.train import train
 
 CLASSES = 10
@@ -25,8 +26,8 @@ def config_of(**changes):
 
 
 def objective_of(config, names=range(CLASSES)):
-  facts = facts_of(config, map(str, names), 1437)
-  return Experiment(config, facts, jax.devices()[:1]).objective
+  facts = Facts(tuple(map(str, names)), 1437)
+  return Experiment(CheckedConfig(config, jax.devices()[:1]), facts).objective
 
 
 def distilled(**changes):
@@ -170,7 +171,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
 )
 def test_what_cannot_work_is_refused_before_the_data(changes, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
-    check_config(config_of(**changes))
+    CheckedConfig(config_of(**changes))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +208,9 @@ def test_a_teacher_without_names_is_taken_as_it_is(caplog):
 @pytest.mark.parametrize('weight', [0.0, 1.0])
 def test_either_may_have_no_say(weight):
   changes = {'objective.weight': weight, 'objective.temperature': 0.5}
-  check_config(config_of(**changes))
+  CheckedConfig(config_of(**changes))
 
 
 def test_deit_has_linear_heads_on_two_tokens():
   with pytest.raises(ValueError, match="model.pool is 'gap'.*two tokens"):
-    check_config(distilled(**{'model.pool': 'gap'}))
+    CheckedConfig(distilled(**{'model.pool': 'gap'}))

@@ -8,7 +8,7 @@ from scipy import special
 
 from tests.objectives import test_every
 from vit_jax.data import sources, transforms
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
 from vit_jax.projects.few_labels import exemplar
@@ -150,7 +150,7 @@ def test_copies_are_of_one_image_each():
 )
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    check_config(test_every.config_of('exemplar', **changes))
+    CheckedConfig(test_every.config_of('exemplar', **changes))
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,13 @@ def test_what_cannot_work_is_refused(changes, message):
   ],
 )
 def test_what_works_is_taken(name, changes):
-  check_config(test_every.config_of(name, **changes))
+  CheckedConfig(test_every.config_of(name, **changes))
 
 
 @pytest.mark.parametrize('name', ['exemplar', 'distillation', 'pseudo_labels'])
 def test_several_classes_an_image_are_refused(name):
   config = test_every.config_of(name, **{'loss.name': 'softmax'})
-  facts = Facts(('cat', 'dog'), 9, (16, 16), several_labels=True)
+  facts = Facts(('cat', 'dog'), 9, several_labels=True)
+  made = objective_type(config).from_config(config, (16, 16))
   with pytest.raises(ValueError, match=f'several classes .*={name} learns one'):
-    objective_type(config).from_config(config, facts)
+    made.on_data(config, facts)

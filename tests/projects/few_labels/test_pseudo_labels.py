@@ -12,7 +12,7 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 from vit_jax.projects.few_labels import soft_labels
 from vit_jax.training import sharding
 
@@ -274,4 +274,4 @@ def test_a_teacher_is_wanted_where_it_is_named_or_there_is_no_file(tmp_path):
 )
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    check_config(test_every.config_of('pseudo_labels', **changes))
+    CheckedConfig(test_every.config_of('pseudo_labels', **changes))

@@ -10,7 +10,8 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
+from vit_jax.objectives.objective import Facts
 from vit_jax.train import train
 
 CLASSES, TURNS = 10, 4
@@ -75,8 +76,10 @@ def test_both_streams_come_from_their_splits():
   names = {'data.split': 'train[:5]', 'objective.unlabelled': 'train[5:9]'}
   config = test_every.config_of('rotation', **names)
   config.data.crop_min_area = 1.0
-  facts = test_every.facts_of(config, map(str, range(10)), 5)
-  objective = test_every.Experiment(config, facts, jax.devices()[:1]).objective
+  facts = Facts(tuple(map(str, range(10))), 5)
+  objective = test_every.Experiment(
+    test_every.CheckedConfig(config, jax.devices()[:1]), facts
+  ).objective
   transform = objective.train_transform()
   few, others = (
     [transform.transform(x, None)['image'] for x in source]
@@ -108,8 +111,10 @@ def test_unlabelled_images_may_be_of_other_data():
     'objective.unlabelled': 'test',
   }
   config = test_every.config_of('rotation', **names)
-  facts = test_every.facts_of(config, map(str, range(10)), 1437)
-  found = test_every.Experiment(config, facts, jax.devices()[:1]).objective.data
+  facts = Facts(tuple(map(str, range(10))), 1437)
+  found = test_every.Experiment(
+    test_every.CheckedConfig(config, jax.devices()[:1]), facts
+  ).objective.data
   assert (found.name, found.split) == ('digits_canvas', 'test')
   assert (config.data.name, config.data.split) == ('digits', 'train')
 
@@ -177,4 +182,4 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
 )
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    check_config(test_every.config_of('rotation', **changes))
+    CheckedConfig(test_every.config_of('rotation', **changes))

@@ -7,7 +7,7 @@ from scipy import special
 
 from tests.objectives import test_every
 from vit_jax.data import sources
-from vit_jax.experiment import check_config
+from vit_jax.experiment import CheckedConfig
 
 B, GROUP, S, F, K = 6, 3, 3, 2, 2
 FIELDS = {
@@ -140,7 +140,7 @@ def test_clips_are_of_one_video_each():
 )
 def test_what_cannot_work_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    check_config(test_every.config_of('video', **changes))
+    CheckedConfig(test_every.config_of('video', **changes))
 
 
 def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
@@ -155,7 +155,7 @@ def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
 
 def test_a_shot_may_go_over_no_more_frames_than_it_has():
   fields = {'shots': 2, 'frames': 3, 'length': 3, 'group': 2}
-  check_config(
+  CheckedConfig(
     test_every.config_of(
       'video', **{f'objective.{k}': x for k, x in fields.items()}
     )

@@ -11,9 +11,10 @@ from configs import digits
 from tests.models.test_contract import random_params
 from vit_jax import config as config_lib
 from vit_jax.data.images import Images
-from vit_jax.experiment import facts_of
+from vit_jax.experiment import CheckedConfig
 from vit_jax.models import variants
-from vit_jax.objectives import OBJECTIVES, objective_type
+from vit_jax.objectives import OBJECTIVES
+from vit_jax.objectives.objective import Facts
 from vit_jax.projects.igpt import model as igpt
 from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
 
@@ -244,7 +245,7 @@ def test_what_cannot_work_is_refused(changes, message):
   config_lib.choose_model(config, 'igpt_s')
   config.update_from_flattened_dict(changes)
   with pytest.raises(ValueError, match=message):
-    objective_type(config).from_config(config, facts_of(config, ('a', 'b'), 10))
+    CheckedConfig(config)
 
 
 @pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
@@ -253,7 +254,7 @@ def test_a_config_says_the_share_and_the_data_the_classes(objective):
   config_lib.choose_objective(config, 'pixels')
   config_lib.choose_model(config, 'igpt_s')
   config.objective.rate = 1.0
-  made = objective.from_config(config, facts_of(config, ('a', 'b'), 10))
+  made = objective.from_config(config, (8, 8))
   names = ('a', 'b') if objective is PixelsAndClasses else ()
   assert (made.rate, made.class_names) == (1.0, names)
   assert made.model.num_classes == len(names)
@@ -263,13 +264,13 @@ def test_other_models_and_data_are_refused():
   name = 'pixels'
   config = digits.get_config()
   config_lib.choose_objective(config, name)
-  objective, facts = OBJECTIVES.load(name), facts_of(config, ('a', 'b'), 10)
+  objective = OBJECTIVES.load(name)
   with pytest.raises(ValueError, match="model.name is 'vit'.*igpt_s"):
-    objective.from_config(config, facts)
+    objective.from_config(config, (8, 8))
   config_lib.choose_model(config, 'igpt_s')
-  unlabelled = facts_of(config, (), 10)
+  made, unlabelled = objective.from_config(config, (8, 8)), Facts((), 10)
   if name == 'pixels':
-    assert objective.from_config(config, unlabelled).class_names == ()
+    assert made.on_data(config, unlabelled).class_names == ()
   else:
     with pytest.raises(ValueError, match='digits train has no labels'):
-      objective.from_config(config, unlabelled)
+      made.on_data(config, unlabelled)

@@ -15,7 +15,7 @@ import pytest
 from configs import vit
 from tests.conftest import ROOT
 from tests.objectives import test_every
-from vit_jax.experiment import Experiment
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
 from vit_jax.tools.plan import costs, hlo
 from vit_jax.training import hardware, sharding
@@ -60,7 +60,7 @@ def test_report_of_l16():
   step = costs.Step(program, 2 * 2**30, 2**30, 5 * 2**30, 61.7)
   facts = costs.facts_given(config, 21_843, 1_000_000)
   where = devices(32, 'TPU v3', per_chip=2), hardware.TPU_CHIPS['v3']
-  experiment = Experiment(config, facts)
+  experiment = Experiment(CheckedConfig(config), facts)
   cost = costs.costs(experiment, step, *where)
   text = costs.report(experiment, step, cost)
   found = lines(text)
@@ -97,7 +97,7 @@ def test_report_of_l16():
   # A step in two is of a quarter of the pixels; L/16 at 112 has 30.8 GFLOPs of
   # 123.1.
   config.data.image_size = '224,112'
-  experiment = Experiment(config, facts)
+  experiment = Experiment(CheckedConfig(config), facts)
   cost = costs.costs(experiment, step, *where)
   two_sizes = costs.report(experiment, step, cost)
   exaflops = re.search(r'([\d.]+) exaFLOPs', two_sizes)
@@ -308,7 +308,9 @@ def test_the_command_with_an_odd_topology():
 def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
   chip = hardware.TPU_CHIPS[generation]
   config = vit.get_config('ti16,batch_size=64')
-  experiment = Experiment(config, costs.facts_given(config, 9, 14_000_000))
+  experiment = Experiment(
+    CheckedConfig(config), costs.facts_given(config, 9, 14_000_000)
+  )
   program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
   step = costs.Step(program, 1, 1, 1, 1.0)
   cost = costs.costs(experiment, step, devices(8, kind, per_chip), chip)
@@ -365,7 +367,9 @@ def test_what_is_sent_is_summed_by_kind_and_devices():
 def test_links_are_those_of_a_slice_wherever_it_lies():
   """An axis of all 16 chips of v2 is a ring, whose chips have two links."""
   config = vit.get_config('ti16,batch_size=64')
-  experiment = Experiment(config, costs.facts_given(config, 9, 14_000_000))
+  experiment = Experiment(
+    CheckedConfig(config), costs.facts_given(config, 9, 14_000_000)
+  )
   reduction = hlo.Collective('all-reduce', 32, 2**30)
   program = hlo.CompiledProgram((hlo.Start('r', reduction), hlo.Compute(1, '')))
   step = costs.Step(program, 1, 1, 1, 1.0)
@@ -388,7 +392,9 @@ def test_links_are_those_of_a_slice_wherever_it_lies():
 def test_all_images_that_the_model_sees_of_an_example_count():
   """Of exemplars two copies each, with and without labels."""
   config = test_every.config_of('exemplar')
-  experiment = Experiment(config, costs.facts_given(config, 10, 1437))
+  experiment = Experiment(
+    CheckedConfig(config), costs.facts_given(config, 10, 1437)
+  )
   program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
   step = costs.Step(program, 1, 1, 1, 1.0)
   cost = costs.costs(

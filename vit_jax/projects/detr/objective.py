@@ -73,7 +73,7 @@ class Detection(OfImages):
 
   model: DETR
   images: Images
-  class_names: tuple[str, ...]
+  class_names: tuple[str, ...] = ()
   short_sides: tuple[int, ...] = ()
   crop_sides: tuple[int, ...] = ()
   crop: tuple[int, int] = (384, 600)
@@ -88,11 +88,11 @@ class Detection(OfImages):
   dense: float = 0.0
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without classes.
+      ValueError: for fields that cannot work.
     """
     o = config.objective
     if config.model.name != DETR.kind:
@@ -102,11 +102,6 @@ class Detection(OfImages):
       )
     if config.model.masks:
       segments.require_library('model.masks')
-    if not facts.class_names:
-      raise ValueError(
-        f'{config.data.name} {config.data.split} has no classes, which '
-        "detection learns: give a folder with COCO's instances.json."
-      )
     if o.max_objects > config.model.num_queries:
       raise ValueError(
         f'objective.max_objects is {o.max_objects} and model.num_queries '
@@ -121,17 +116,31 @@ class Detection(OfImages):
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(o.short_sides)}: each bucket needs one of them.'
       )
+    # `on_data` sets the number of classes.
     model: Any = variants.build(
-      num_classes=len(facts.class_names),
-      image_size=facts.image_size,
-      **config.model,
+      num_classes=1, image_size=image_size, **config.model
     )
     fields: dict[str, Any] = {
       name: tuple(o[name]) if isinstance(default, tuple) else o[name]
       for name, default in cls.defaults.items()
     }
-    images = Images.from_config(config.data, facts.image_size)
-    return cls(model, images, facts.class_names, **fields)
+    images = Images.from_config(config.data, image_size)
+    return cls(model, images, **fields)
+
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with the classes of the data.
+
+    Raises:
+      ValueError: for data without classes.
+    """
+    names = facts.class_names
+    if not names:
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has no classes, which '
+        "detection learns: give a folder with COCO's instances.json."
+      )
+    model = self.model.clone(num_classes=len(names))
+    return dataclasses.replace(self, model=model, class_names=names)
 
   def train_transform(self) -> TrainBoxTransform:
     """Returns what makes an example of a record."""

@@ -25,8 +25,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import Classification, check_one_class
-from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.classification import Classification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Distillation(Classification):
     class_order: `config.data.class_order`.
   """
 
+  one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   kind: str = field('hard', 'What is learned of it.', valid=('hard', 'soft'))
@@ -52,17 +52,16 @@ class Distillation(Classification):
   class_order: str = ''
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of a config with `config.teacher`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
       FileNotFoundError: if there is no teacher.
     """
     teacher = teachers.named(config)
-    check_one_class(config, facts)
     return dataclasses.replace(
-      super().from_config(config, facts),
+      super().from_config(config, image_size),
       teacher=teacher,  # type: ignore[arg-type]
       class_order=config.data.class_order,
     )

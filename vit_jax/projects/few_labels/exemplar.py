@@ -27,8 +27,7 @@ from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.classification import check_one_class
-from vit_jax.objectives.objective import Example, Facts
+from vit_jax.objectives.objective import Example
 from vit_jax.projects.few_labels.streams import TwoStreams
 
 
@@ -69,6 +68,7 @@ class Copies:
 class Exemplar(TwoStreams):
   """Learns `batch['label']`, and which images are copies of the same."""
 
+  one_class: ClassVar[bool] = True
   # A mix of two images is not a copy of one.
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
@@ -82,13 +82,12 @@ class Exemplar(TwoStreams):
   weight: float = field(1.0, 'w, of the triplets.', valid='[0, inf)')
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
     """
-    check_one_class(config, facts)
     group = config.objective.group
     if config.batch_size % (group * config.accum_steps):
       raise ValueError(
@@ -96,7 +95,7 @@ class Exemplar(TwoStreams):
         f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
         'so many; take a divisor of it.'
       )
-    return super().from_config(config, facts)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns the function that makes copies of both images.

@@ -30,8 +30,7 @@ from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import check_one_class
-from vit_jax.objectives.objective import Example, Facts
+from vit_jax.objectives.objective import Example
 from vit_jax.projects.few_labels import soft_labels
 from vit_jax.projects.few_labels.streams import TwoStreams
 
@@ -79,6 +78,7 @@ class PseudoLabels(TwoStreams):
       yet to train it.
   """
 
+  one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
@@ -94,15 +94,14 @@ class PseudoLabels(TwoStreams):
   teacher: opening.Checkpoint | None = None
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective` and `config.teacher`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
       FileNotFoundError: if there is no teacher.
     """
     labels, teacher = config.objective.labels, None
-    check_one_class(config, facts)
     if not labels:
       raise ValueError(
         'objective.labels is empty: name the file that the soft labels are '
@@ -111,7 +110,7 @@ class PseudoLabels(TwoStreams):
     if config.teacher or not absolute(labels).exists():
       teacher = teachers.named(config)
     return dataclasses.replace(
-      super().from_config(config, facts), teacher=teacher
+      super().from_config(config, image_size), teacher=teacher
     )
 
   def train_transform(self) -> Any:

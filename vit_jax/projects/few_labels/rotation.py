@@ -21,7 +21,7 @@ from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import Example, Facts
+from vit_jax.objectives.objective import Example
 from vit_jax.projects.few_labels.second_heads import TURNS, RotationViT
 from vit_jax.projects.few_labels.streams import TwoStreams
 
@@ -54,19 +54,19 @@ class Rotation(TwoStreams):
   weight: float = field(1.0, 'w, of the rotations.', valid='[0, inf)')
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
     """
-    height, width = facts.image_size
+    height, width = image_size
     if height != width:
       raise ValueError(
         f'data.image_size is {height}x{width}: an image that is turned is as '
         'wide as it was high, so it has to be square.'
       )
-    return super().from_config(config, facts)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns the function that makes an example of both streams.

@@ -10,7 +10,6 @@ from vit_jax.data import bad_images
 from vit_jax.data.sources import Source
 from vit_jax.models.fields import field
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +29,11 @@ class TwoStreams(Classification):
   data: ConfigDict = None
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
     """
     config = config.copy_and_resolve_references()
     o, data = config.objective, config.data
@@ -45,7 +44,7 @@ class TwoStreams(Classification):
           'learned by a ViT with a second head. Choose a variant such as b16.'
         )
       config.model.name = cls.second_head
-    made = super().from_config(config, facts)
+    made = super().from_config(config, image_size)
     data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
     return dataclasses.replace(made, data=data)
 

@@ -34,7 +34,7 @@ from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import Example, Facts
+from vit_jax.objectives.objective import Example
 from vit_jax.projects.few_labels.exemplar import (
   Exemplar,
   triplet_gaps,
@@ -102,11 +102,11 @@ class VideoInvariances(Exemplar):
   temperature: float = field(0.1, 't.', valid='(0, inf)')
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for fields that cannot work.
     """
     o = config.objective
     if o.length < o.frames:
@@ -114,7 +114,7 @@ class VideoInvariances(Exemplar):
         f'objective.length is {o.length}: a shot has objective.frames='
         f'{o.frames} at least.'
       )
-    return super().from_config(config, facts)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns what makes an example of a record, and of a video.

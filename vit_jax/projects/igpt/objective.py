@@ -20,7 +20,14 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
+from vit_jax.objectives.objective import (
+  OF_CLASSES,
+  Best,
+  Facts,
+  OfImages,
+  check_classes,
+  sums,
+)
 from vit_jax.projects.igpt.model import IGPT
 
 
@@ -47,7 +54,7 @@ class Pixels(OfImages):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of `config.objective`, without labels.
 
     Raises:
@@ -59,7 +66,7 @@ class Pixels(OfImages):
         f'model.name is {config.model.name!r}: pixels are predicted by iGPT. '
         'Choose a variant such as igpt_s.'
       )
-    images = Images.from_config(config.data, facts.image_size)
+    images = Images.from_config(config.data, image_size)
     mean, std = images.preprocessing.mean, images.preprocessing.std
     if (mean, std) != (device_augmentation.MEAN, device_augmentation.STD):
       raise ValueError(
@@ -67,7 +74,7 @@ class Pixels(OfImages):
         f'values in [-1, 1], for which both are {device_augmentation.MEAN}.'
       )
     model: Any = variants.build(
-      num_classes=0, image_size=facts.image_size, **config.model
+      num_classes=0, image_size=image_size, **config.model
     )
     return cls(model, images, o.rate)
 
@@ -172,28 +179,15 @@ class PixelsAndClasses(Pixels):
     'pixel_loss': 'lowest',
   }
 
-  @classmethod
-  def from_config(cls, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective of `config.objective`.
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: for fields that cannot work, or data without labels.
+      ValueError: for data whose classes cannot be learned.
     """
-    if facts.several_labels:
-      raise ValueError(
-        f'{config.data.name} has several classes an image, and '
-        'objective.name=pixels_and_classes learns one: use classification, or '
-        'pixels alone.'
-      )
-    if not facts.class_names:
-      raise ValueError(
-        f'{config.data.name} {config.data.split} has no labels, which '
-        'objective.name=pixels_and_classes learns: use pixels, or put the '
-        'images of each class in a folder of its own.'
-      )
-    made = super().from_config(config, facts)
-    model = made.model.clone(num_classes=len(facts.class_names))
-    return dataclasses.replace(made, model=model, class_names=facts.class_names)
+    check_classes(config, facts, one_class=True)
+    model = self.model.clone(num_classes=len(facts.class_names))
+    return dataclasses.replace(self, model=model, class_names=facts.class_names)
 
   def train_transform(self) -> transforms.TrainTransform:
     """Returns what makes 'image' and 'label' of a record."""

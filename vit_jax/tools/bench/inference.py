@@ -55,7 +55,7 @@ def _onnx(config: ConfigDict) -> Contender:
     'bench',
     experiment.objective.model,
     jax.tree.map(np.asarray, experiment.new_params()),
-    experiment.facts.image_size,
+    experiment.image_size,
   )
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'model.onnx')

@@ -7,13 +7,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.experiment import Experiment, facts_of
+from vit_jax.data.images import sizes_of
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
 
 NUM_CLASSES = 1000
-# So many that the warm-up fits at any batch, and 32 bits count the steps.
-_EXAMPLES = 10**7
+# So many examples that the warm-up fits at any batch, and 32 bits count the
+# steps.
+_FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
 # That rows are named by.
 _NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
 
@@ -62,7 +64,7 @@ def experiment_of(
   config: ConfigDict, devices: Sequence[jax.Device]
 ) -> Experiment:
   """Returns the experiment of a config on data with `NUM_CLASSES` classes."""
-  return Experiment(config, _facts(config), devices)
+  return Experiment(CheckedConfig(config, devices), _FACTS)
 
 
 def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
@@ -79,8 +81,6 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
 
 def objective_of(config: ConfigDict) -> Objective:
   """Returns the objective, with the model, of a config."""
-  return objective_type(config).from_config(config, _facts(config))
-
-
-def _facts(config: ConfigDict) -> Facts:
-  return facts_of(config, [*map(str, range(NUM_CLASSES))], _EXAMPLES)
+  size = sizes_of(config.data.image_size)[0]
+  made = objective_type(config).from_config(config, size)
+  return made.on_data(config, _FACTS)

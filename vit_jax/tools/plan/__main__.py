@@ -30,7 +30,7 @@ from absl import app, flags
 
 from vit_jax.checkpoints import from_init
 from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
-from vit_jax.experiment import Experiment
+from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.tools.plan.costs import (
   TooLarge,
   compile_step,
@@ -82,7 +82,7 @@ def run(argv: list[str]) -> None:
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
       f'{facts.examples:,} examples; batch {config.batch_size:,}'
     )
-    experiment = Experiment(config, facts, devices)
+    experiment = Experiment(CheckedConfig(config, devices), facts)
     print(
       f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
       f'batch in {config.accum_steps} parts',
