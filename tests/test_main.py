@@ -303,7 +303,7 @@ def test_classes_in_another_order_cannot_be_evaluated(
     *SMALL, f'--workdir={trained[0]}', '--config.eval_only=True'
   )
   assert_refused(
-    status, err, [f"has '0' as class 0 and digits has '{names[0]}'"]
+    status, err, [f"has '0' as class 0 and the data have '{names[0]}'"]
   )
 
 

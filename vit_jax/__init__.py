@@ -11,26 +11,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from vit_jax.checkpoints.opening import open_checkpoint
-  from vit_jax.convert.convert import convert
-  from vit_jax.evaluators.confusion import evaluate
-  from vit_jax.evaluators.fewshot import fewshot
-  from vit_jax.evaluators.pretrained import load
-  from vit_jax.experiment import Experiment
-  from vit_jax.models.variants import build_model
-  from vit_jax.train import train
+  from vit_jax.checkpoints.opening import open_checkpoint as open_checkpoint
+  from vit_jax.convert.convert import convert as convert
+  from vit_jax.evaluators.confusion import evaluate as evaluate
+  from vit_jax.evaluators.fewshot import fewshot as fewshot
+  from vit_jax.evaluators.pretrained import load as load
+  from vit_jax.experiment import Experiment as Experiment
+  from vit_jax.models.variants import build_model as build_model
+  from vit_jax.train import train as train
 
 __version__ = '0.1.0'  # setup.py reads it here
-__all__ = [
-  'Experiment',
-  'build_model',
-  'convert',
-  'evaluate',
-  'fewshot',
-  'load',
-  'open_checkpoint',
-  'train',
-]
 
 _MODULES = {
   'Experiment': 'experiment',
@@ -42,6 +32,7 @@ _MODULES = {
   'open_checkpoint': 'checkpoints.opening',
   'train': 'train',
 }
+__all__ = list(_MODULES)
 
 # `python -m vit_jax.predict` and `python -m vit_jax.serve` find their commands
 # in cli/ and tools/.

@@ -23,7 +23,7 @@ from vit_jax.experiment import (
 )
 from vit_jax.models import variants
 from vit_jax.models.model import Params
-from vit_jax.objectives.objective import Best, Objective
+from vit_jax.objectives.objective import Best
 from vit_jax.training import metric_log, processes, sharding, workdir_lock
 from vit_jax.training.preemption import Preempted, preemption_notice
 from vit_jax.training.run import Run
@@ -140,7 +140,12 @@ def _train(
   is_first = jax.process_index() == 0
   if is_first:
     print('building the model and its state ...', flush=True)
-  start_step, state = initial_state(experiment, checkpoints, params)
+  if restored := checkpoints.restore(vars(experiment.state_shapes)):
+    start_step, state = restored[0], TrainState(**restored[1])
+    _log.info('Resuming after step %d.', start_step)
+  else:
+    start_step = 0
+    state = experiment.start(params or experiment.new_params())
   # Of what was restored: a newer one may have been damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
@@ -222,7 +227,18 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   checked, facts = CheckedConfig(config), facts_of(config, source)
   mesh = checked.mesh
   objective = next(iter(checked.objectives.values())).on_data(config, facts)
-  _check_same_task(checkpoint, objective, config.data)
+  known, wanted = map(variants.fields_of, (checkpoint.model, objective.model))
+  for field in ('name', *known):
+    if field != 'num_classes' and known[field] != wanted.get(field):
+      raise ValueError(
+        f'{checkpoint.path} has {field} {known[field]!r} and on '
+        f'{config.data.name} it is {wanted.get(field)!r}: they cannot be '
+        'compared.'
+      )
+  if objective.class_names:
+    classes.check_same(
+      checkpoint, objective.class_names, config.data.class_order
+    )
   rules = objective.model.partitions
   params, fixed = (
     sharding.place(x, sharding.tree_shardings(x, mesh, rules))
@@ -234,46 +250,3 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     results |= evaluator.run(params)
   # Pictures belong to the TensorBoard of a training.
   return metric_log.numbers(results)
-
-
-def _check_same_task(
-  checkpoint: opening.Checkpoint, objective: Objective, data: ConfigDict
-) -> None:
-  """Refuses to measure a checkpoint of another task than an objective's."""
-  known, wanted = map(variants.fields_of, (checkpoint.model, objective.model))
-  for field in ('name', 'num_classes', *known):
-    if known[field] != wanted.get(field):
-      raise ValueError(
-        f'{checkpoint.path} has {field} {known[field]!r} and on {data.name} it '
-        f'is {wanted.get(field)!r}: they cannot be compared.'
-      )
-  theirs, ours = checkpoint.class_names, objective.class_names
-  for i, (their, our) in enumerate(zip(theirs, ours, strict=False)):
-    # The same classes may have other names elsewhere, such as WordNet's ids.
-    if their != our and (their in ours or our in theirs):
-      raise ValueError(
-        f'{checkpoint.path} has {their!r} as class {i} and {data.name} has '
-        f'{our!r}: they cannot be compared. `python -m vit_jax.evaluate` '
-        'compares classes by their names.'
-      )
-  if ours and theirs != ours:
-    classes.match_by_position(checkpoint, ours, data.class_order)
-
-
-def initial_state(
-  experiment: Experiment,
-  checkpoints: saving.Checkpoints,
-  params: Params | None,
-) -> tuple[int, TrainState]:
-  """Restores the newest checkpoint, or starts from `params` or at random.
-
-  Returns:
-    Steps taken so far, and the state, placed on the mesh.
-  """
-  if restored := checkpoints.restore(vars(experiment.state_shapes)):
-    step, state = restored
-    _log.info('Resuming after step %d.', step)
-    return step, TrainState(**state)
-  if params is None:
-    params = experiment.new_params()
-  return 0, experiment.start(params)

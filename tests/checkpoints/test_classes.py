@@ -10,13 +10,12 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import classes, opening
 from vit_jax.convert import orbax
 from vit_jax.convert.convert import convert
 from vit_jax.data import sources
 from vit_jax.evaluators.confusion import evaluate
 from vit_jax.experiment import facts_of
-from vit_jax.objectives import teachers
 from vit_jax.train import evaluate_only
 from vit_jax.training import features
 
@@ -89,10 +88,10 @@ def test_eval_only_and_teachers_ask_too(nameless, data):
   config.data.class_order = 'number'
   assert evaluate_only(config, '')['test/accuracy'] > 0.8
   teacher = opening.open_checkpoint(nameless)
-  teachers.check_classes(teacher, BY_VALUE, '')
-  teachers.check_classes(teacher, BY_TEXT, 'text')
+  classes.check_same(teacher, BY_VALUE, '')
+  classes.check_same(teacher, BY_TEXT, 'text')
   with pytest.raises(ValueError, match='--class_order=text or number'):
-    teachers.check_classes(teacher, BY_TEXT, '')
+    classes.check_same(teacher, BY_TEXT, '')
 
 
 def test_training_says_which_order_it_took(data, caplog):

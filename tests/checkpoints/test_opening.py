@@ -413,11 +413,6 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'class_names': [0, 1, 2]}, 'its class names are no list of texts'),
-    (
-      {'class_names': ['a', 'b'], 'num_classes': 10},
-      'it names 2 classes, and its head has 10',
-    ),
     ({'resize_small': 10**9}, 'resize_small is 1000000000'),
     ({'std': [0, 0, 0]}, r'std is \(0, 0, 0\)'),
     ({'mean': [1e30] * 3}, 'mean is'),

@@ -28,14 +28,14 @@ def ending(tmp_path):
   log.write(3, {'train/loss': 0.5, 'test/accuracy': 0.25})
   log.close()
   ended = object.__new__(run.Run)
-  ended._workdir, ended._shown = str(tmp_path), {'test/accuracy': 'highest'}
-  ended._durations = types.SimpleNamespace(total=3)
+  ended.workdir, ended.shown = str(tmp_path), {'test/accuracy': 'highest'}
+  ended.durations = types.SimpleNamespace(total=3)
   ended._hurried = False
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
   ended._log = types.SimpleNamespace(
     close=noting('log'), last=lambda: {'test/accuracy': 0.25}
   )
-  ended._checkpoints = types.SimpleNamespace(
+  ended.checkpoints = types.SimpleNamespace(
     wait=noting('wait'), path='checkpoints/{}'.format
   )
   ended._progress = types.SimpleNamespace(

@@ -37,7 +37,7 @@ def same_classes(
         f'{checkpoint.path} has {C:,} classes without names, and the data '
         f'{len(names):,}: they cannot be told apart.'
       )
-    match_by_position(checkpoint, names, class_order)
+    _match_by_position(checkpoint, names, class_order)
     return np.arange(C)
   if tuple(names) == tuple(checkpoint.class_names):
     return np.arange(C)
@@ -59,7 +59,43 @@ def same_classes(
   return np.array([known[name] for name in names])
 
 
-def match_by_position(
+def check_same(
+  checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
+) -> None:
+  """Refuses a checkpoint of other classes than the data have.
+
+  The same classes may have other names, such as WordNet's ids: names that are
+  not in both are compared by position.
+
+  Args:
+    checkpoint: with a head.
+    names: of the data's classes.
+    class_order: `config.data.class_order` of the data.
+
+  Raises:
+    ValueError: naming the first class that differs.
+  """
+  C, theirs = checkpoint.model.num_classes, checkpoint.class_names
+  way_out = (
+    'Give a checkpoint of the same classes. `python -m vit_jax.evaluate` '
+    'compares classes by their names.'
+  )
+  if C != len(names):
+    raise ValueError(
+      f'{checkpoint.path} has {C:,} classes and the data have {len(names):,}. '
+      f'{way_out}'
+    )
+  for i, (their, our) in enumerate(zip(theirs, names, strict=False)):
+    if their != our and (their in names or our in theirs):
+      raise ValueError(
+        f'{checkpoint.path} has {their!r} as class {i} and the data have '
+        f'{our!r}. {way_out}'
+      )
+  if theirs != names:
+    _match_by_position(checkpoint, names, class_order)
+
+
+def _match_by_position(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
 ) -> None:
   """Logs which name meets which index of a checkpoint.

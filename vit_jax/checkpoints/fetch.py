@@ -1,8 +1,8 @@
 """Checkpoints by name: published, in a bucket, or of the Hugging Face hub.
 
 Whatever was fetched once is kept and needs no network again: files of buckets
-in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`) with their
-SHA-256 beside them, models of the hub where its own library keeps them.
+in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`), models of the
+hub where its own library keeps them.
 """
 
 import base64
@@ -17,6 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
+from typing import Any
 
 import google_crc32c
 from etils import epath
@@ -49,7 +50,7 @@ def local(source: str) -> str:
     FileNotFoundError: if there is no such file, model or revision.
     ImportError: if a library is not installed, saying which.
     PermissionError: if one has to log in to have it.
-    ValueError: if the name is none, or what was kept is damaged.
+    ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')
   if not separator:
@@ -96,14 +97,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
     raise ValueError(f'{source} is no file in a bucket: gs://BUCKET/FILE.')
   copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
-  checksum = copy.with_name(f'{copy.name}.sha256')
   if copy.exists():
-    # One of an earlier version has none.
-    if checksum.exists() and checksum.read_text() != _checksum_line(copy, copy):
-      raise ValueError(
-        f'{copy} is not what was fetched: its SHA-256 is not that of '
-        f'{checksum.name}. Remove the file, and it is fetched again.'
-      )
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
   by_hand = f'Download {_address(source)} and give the path.'
@@ -127,7 +121,6 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
         raise ConnectionError(
           f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
         ) from e
-      atomic_files.replace(checksum, _checksum_line(partial, copy).encode())
   return os.fspath(copy)
 
 
@@ -135,16 +128,6 @@ def _address(source: str) -> str:
   """Returns where gs://BUCKET/FILE is read by https."""
   path = urllib.parse.quote(source.removeprefix('gs://'))
   return f'{_STORAGE}/{path}'
-
-
-def _checksum_line(file: pathlib.Path, name: pathlib.Path) -> str:
-  """Returns what `sha256sum` prints, and `sha256sum -c` reads."""
-  return f'{_digest(file, "sha256")}  {name.name}\n'
-
-
-def _digest(path: pathlib.Path, algorithm: str) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _copy(source: str, target: pathlib.Path) -> None:
@@ -208,7 +191,7 @@ def _download(source: str, target: pathlib.Path) -> None:
         break
     _check_size(file.tell(), size_bytes)
   for name, want in _stated_checksums(stated).items():
-    if want != (found := _CHECKSUMS[name](target)):
+    if want != (found := _digest(target, _CHECKSUMS[name]())):
       raise ValueError(f'its {name} is {found}, the server states {want}')
 
 
@@ -217,17 +200,16 @@ def _check_size(found_bytes: int, stated_bytes: int) -> None:
     raise ValueError(f'it ends at {found_bytes:,} of {stated_bytes:,} bytes')
 
 
-def _crc32c(path: pathlib.Path) -> str:
-  checksum = google_crc32c.Checksum()
+def _digest(path: pathlib.Path, checksum: Any) -> str:
   with open(path, 'rb') as file:
-    for _ in checksum.consume(file, _CHUNK_BYTES):
-      pass
+    while chunk := file.read(_CHUNK_BYTES):
+      checksum.update(chunk)
   return checksum.digest().hex()
 
 
-_CHECKSUMS: dict[str, Callable[[pathlib.Path], str]] = {
-  'md5': lambda path: _digest(path, 'md5'),
-  'crc32c': _crc32c,
+_CHECKSUMS: dict[str, Callable[[], Any]] = {
+  'md5': hashlib.md5,
+  'crc32c': google_crc32c.Checksum,
 }
 
 

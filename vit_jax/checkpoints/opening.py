@@ -258,19 +258,10 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     meta = saving.read_meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
     names = meta['class_names']
-    if not isinstance(names, list) or not all(
-      isinstance(name, str) for name in names
-    ):
-      raise ValueError(f'its class names are no list of texts: {names!r:.200}')
     # Before `model`, the config's and the classes told what it was.
     classes = meta.get('num_classes', len(names))
     fields = meta.get('model', config['model'] | {'num_classes': classes})
     model = variants.build(image_size=size, **fields)
-    if names and len(names) != model.num_classes:
-      raise ValueError(
-        f'it names {len(names):,} classes, and its head has '
-        f'{model.num_classes:,}'
-      )
     preprocessing = Preprocessing.of(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = flops.param_shapes(model, size)

@@ -4,7 +4,7 @@ import functools
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import classes, opening
+from vit_jax.checkpoints import opening
 
 # What paths in the folder of a run's stages begin with; see `sweeps.stages`.
 STAGES = 'stages/'
@@ -31,31 +31,3 @@ def named(config: ConfigDict) -> opening.Checkpoint | None:
 def _opened(path: str) -> opening.Checkpoint:
   """Opens a teacher once, where a config is checked before it is used."""
   return opening.open_checkpoint(path)
-
-
-def check_classes(
-  teacher: opening.Checkpoint, class_names: tuple[str, ...], class_order: str
-) -> None:
-  """Refuses a teacher of other classes than the data have.
-
-  The same classes may have other names, such as WordNet's ids: where no name is
-  in both, they are compared by position.
-
-  Raises:
-    ValueError: naming them.
-  """
-  theirs = teacher.model.num_classes
-  if theirs != len(class_names):
-    raise ValueError(
-      f'The teacher {teacher.path} knows {theirs} classes and the data '
-      f'have {len(class_names)}: take one that was trained on them.'
-    )
-  if teacher.class_names == class_names:
-    return
-  if set(teacher.class_names) & set(class_names):
-    raise ValueError(
-      f'The teacher {teacher.path} knows other classes, or in another '
-      f'order, than the data have: {", ".join(teacher.class_names[:3])}, ... '
-      f'and {", ".join(class_names[:3])}, ...'
-    )
-  classes.match_by_position(teacher, class_names, class_order)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -31,49 +32,40 @@ class Diverged(Exception):
   """The loss, the gradient or the parameters are not finite any more."""
 
 
+@dataclasses.dataclass(kw_only=True)
 class Run:
-  """Keeps the books of one run."""
+  """Keeps the books of one run.
 
-  def __init__(
-    self,
-    *,
-    workdir: str,
-    mesh: jax.sharding.Mesh,
-    durations: Durations,
-    checkpoints: Checkpoints,
-    evaluators: Sequence[Callable[[Params], Mapping[str, Any]]],
-    shown: Mapping[str, str],
-    meta: dict[str, Any],
-    start_step: int,
-    batch_size: int,
-    forward_flops: int,
-  ):
-    """Takes what `train` made.
+  Attributes:
+    workdir: receives metrics and curves.
+    mesh: that batches are laid out on.
+    durations: of the run.
+    checkpoints: of the workdir.
+    evaluators: from parameters to metrics and pictures by name.
+    shown: metrics that the curves and the summary have, and whether higher or
+      lower values are better.
+    meta: goes into every checkpoint, with the seconds that were trained in
+      `elapsed_s` and the metrics of steps that no row has yet in `since_log`.
+    start_step: steps taken before.
+    batch_size: images a step.
+    forward_flops: of one example.
+  """
 
-    Args:
-      workdir: receives metrics and curves.
-      mesh: that batches are laid out on.
-      durations: of the run.
-      checkpoints: of the workdir.
-      evaluators: from parameters to metrics and pictures by name.
-      shown: metrics that the curves and the summary have, and which of their
-        values are good.
-      meta: goes into every checkpoint, with the seconds that were trained in
-        `elapsed_s` and the metrics of steps that no row has yet in `since_log`.
-      start_step: steps taken before.
-      batch_size: images a step.
-      forward_flops: of one example.
-    """
-    self._workdir = workdir
-    self._shown = shown
-    self._mesh = mesh
-    self._durations = durations
-    self._checkpoints = checkpoints
-    self._evaluators = evaluators
-    self._meta = meta
-    self._start_step = start_step
+  workdir: str
+  mesh: jax.sharding.Mesh
+  durations: Durations
+  checkpoints: Checkpoints
+  evaluators: Sequence[Callable[[Params], Mapping[str, Any]]]
+  shown: Mapping[str, str]
+  meta: dict[str, Any]
+  start_step: int
+  batch_size: int
+  forward_flops: int
+
+  def __post_init__(self) -> None:
+    """Opens the log and starts the clocks."""
     self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
-    self._since_log: list[dict[str, float]] = list(meta['since_log'])
+    self._since_log: list[dict[str, float]] = list(self.meta['since_log'])
     self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
     self._hurried = False
@@ -83,16 +75,19 @@ class Run:
     enabled = jax.process_index() == 0
     # Only a resumed run has rows to keep.
     self._log = metric_log.MetricLog(
-      workdir, start_step or None, enabled=enabled, config=meta['config']
+      self.workdir,
+      self.start_step or None,
+      enabled=enabled,
+      config=self.meta['config'],
     )
     self._progress = progress.Progress(
-      total_steps=self._durations.total,
-      start_step=start_step,
-      batch_size=batch_size,
+      total_steps=self.durations.total,
+      start_step=self.start_step,
+      batch_size=self.batch_size,
       cores=jax.device_count() * hardware.cores_per_device(device),
-      train_flops_per_image=3 * forward_flops,
+      train_flops_per_image=3 * self.forward_flops,
       peak_flops=peak_flops and peak_flops * jax.device_count(),
-      prior_s=meta['elapsed_s'],
+      prior_s=self.meta['elapsed_s'],
       enabled=enabled,
     )
     self._watch = processes.Watch()
@@ -100,15 +95,15 @@ class Run:
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
     """Returns the next batch on the devices, noting how long it took."""
     before_s = time.monotonic()
-    batch = sharding.global_batch(next(batches), self._mesh)
+    batch = sharding.global_batch(next(batches), self.mesh)
     self._wait_s += time.monotonic() - before_s
     return batch
 
   @contextlib.contextmanager
   def compiling(self, batch: dict[str, jax.Array]) -> Iterator[None]:
-    """Says that the step inside is compiled, if batches of such shapes are new.
+    """Says that the step inside is compiled if the batch's shapes are new.
 
-    After the first, that is no part of the rates either.
+    Later compilations do not count towards images/s either.
     """
     what = 'compiling the training step'
     shapes = tuple((name, x.shape) for name, x in batch.items())
@@ -145,19 +140,19 @@ class Run:
           f'{self._last_checkpoint()} In a new --workdir, lower optimizer.lr, '
           'lengthen optimizer.warmup or set optimizer.clip_norm.'
         )
-      if step == self._start_step + 1:
+      if step == self.start_step + 1:
         # Compiling took most of it, which would spoil the rates.
         self._progress.first_step_done(step)
         self._wait_s = 0.0
       self._since_log.append(metrics)
-      if step % self._durations.log_every == 0 or step == self._durations.total:
+      if step % self.durations.log_every == 0 or step == self.durations.total:
         self._write(step)
 
   def _last_checkpoint(self) -> str:
-    step = self._checkpoints.latest_step()
+    step = self.checkpoints.latest_step()
     if step is None:
       return 'No checkpoint had been saved yet.'
-    return f'The last good checkpoint is {self._checkpoints.path(step)}.'
+    return f'The last good checkpoint is {self.checkpoints.path(step)}.'
 
   def _write(self, step: int) -> None:
     means = {
@@ -172,12 +167,12 @@ class Run:
 
   def is_eval_step(self, step: int) -> bool:
     """Whether the evaluators run after this step: the last one in any case."""
-    d = self._durations
-    return step % d.eval_every == 0 or step == d.total
+    every, total = self.durations.eval_every, self.durations.total
+    return step % every == 0 or step == total
 
   def is_checkpoint_step(self, step: int) -> bool:
     """Whether this step is saved; evaluated ones are, to have the best."""
-    every = self._durations.checkpoint_every
+    every = self.durations.checkpoint_every
     return step % every == 0 or self.is_eval_step(step)
 
   def evaluate(self, step: int, state: Any) -> None:
@@ -185,7 +180,7 @@ class Run:
     self._settle(0)
     found: dict[str, Any] = {}
     with self._progress.pause('evaluating'):
-      for evaluator in self._evaluators:
+      for evaluator in self.evaluators:
         found |= evaluator(state.average or state.params)
         self._watch.progress()
     self._eval_metrics = metric_log.numbers(found)
@@ -204,10 +199,10 @@ class Run:
     metrics = self._eval_metrics if self.is_eval_step(step) else {}
     elapsed_s = self._progress.elapsed_s
     with self._progress.pause('saving'):
-      self._checkpoints.save(
+      self.checkpoints.save(
         step,
         vars(state),
-        self._meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
+        self.meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
         metrics,
       )
     self._watch.progress()
@@ -218,20 +213,20 @@ class Run:
     Returns:
       The metrics of the last row, in the first process.
     """
-    self._checkpoints.wait()
+    self.checkpoints.wait()
     self._close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
       return {}
-    csv_path = os.path.join(self._workdir, 'metrics.csv')
-    png_path = os.path.join(self._workdir, 'curves.png')
+    csv_path = os.path.join(self.workdir, 'metrics.csv')
+    png_path = os.path.join(self.workdir, 'curves.png')
     files = [csv_path]
-    if progress.plot_curves(csv_path, png_path, self._shown):
+    if progress.plot_curves(csv_path, png_path, self.shown):
       files.append(png_path)
     print(
       progress.summary_text(
         csv_path,
-        self._shown,
-        checkpoint=self._checkpoints.path(self._durations.total),
+        self.shown,
+        checkpoint=self.checkpoints.path(self.durations.total),
         images_per_s_per_core=self._progress.images_per_s_per_core,
         core_days=self._progress.core_days,
         files=files,

@@ -38,11 +38,6 @@ def check(workdir: str) -> None:
   """
   if '://' in workdir:
     return
-  if os.fsencode(workdir).decode(errors='replace') != workdir:
-    raise ValueError(
-      f'--workdir={workdir!a}: no checkpoint can be saved in a folder whose '
-      'name is no UTF-8. Give another --workdir.'
-    )
   place = pathlib.Path(absolute(workdir))
   there = next(p for p in (place, *place.parents) if os.path.lexists(p))
   if not there.is_dir():

@@ -10,11 +10,10 @@ from scipy import special
 
 from tests.objectives import test_every
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import classes, opening
 from vit_jax.convert import orbax
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
-from vit_jax.objectives import teachers
 from vit_jax.objectives.objective import Facts
 from vit_jax.train import train
 
@@ -177,8 +176,8 @@ def test_what_cannot_work_is_refused_before_the_data(changes, message):
 @pytest.mark.parametrize(
   ('names', 'message'),
   [
-    (range(9), 'knows 10 classes and the data have 9'),
-    (range(1, 11), 'in another order'),
+    (range(9), 'has 10 classes and the data have 9'),
+    (range(1, 11), "has '0' as class 0 and the data have '1'"),
   ],
 )
 def test_a_teacher_of_other_classes_is_refused(names, message):
@@ -197,8 +196,8 @@ def test_a_teacher_without_names_is_taken_as_it_is(caplog):
   caplog.set_level('INFO')
   named = opening.open_checkpoint(test_every.teacher())
   nameless = dataclasses.replace(named, class_names=())
-  teachers.check_classes(nameless, tuple('abcdefghij'), '')
-  teachers.check_classes(named, tuple('0123456789'), '')
+  classes.check_same(nameless, tuple('abcdefghij'), '')
+  classes.check_same(named, tuple('0123456789'), '')
   ours = [x for x in caplog.records if x.name.startswith('vit_jax.')]
   (said,) = [x for x in ours if 'Classes meet' in x.getMessage()]
   assert all(x.levelname == 'INFO' for x in ours)

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import classes, opening
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
@@ -72,7 +72,7 @@ class Distillation(Classification):
     Raises:
       ValueError: if it knows other classes.
     """
-    teachers.check_classes(self.teacher, self.class_names, self.class_order)
+    classes.check_same(self.teacher, self.class_names, self.class_order)
     # NumPy has no such cast of its own.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),

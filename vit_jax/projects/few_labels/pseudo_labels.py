@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import classes, opening
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import device_augmentation
 from vit_jax.data.sources import Record, Source
@@ -122,9 +122,7 @@ class PseudoLabels(TwoStreams):
       FileNotFoundError: likewise.
     """
     if self.teacher:
-      teachers.check_classes(
-        self.teacher, self.class_names, self.data.class_order
-      )
+      classes.check_same(self.teacher, self.class_names, self.data.class_order)
     source = self.open_unlabelled()
     soft_labels_NC = soft_labels.kept(
       self.labels, self.teacher, source, self.data, self.class_names
