@@ -20,7 +20,7 @@ from vit_jax.evaluators import build
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import variants
 from vit_jax.models.model import Model
-from vit_jax.objectives.objective import Facts, OfImages
+from vit_jax.objectives.objective import Facts, Objective
 from vit_jax.tools.plan import aot
 from vit_jax.training import preemption, sharding
 
@@ -28,7 +28,7 @@ train = importlib.import_module('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)
-class Brightness(OfImages):
+class Brightness(Objective):
   """Learns how bright an image is on average, from 0 to `scale`."""
 
   defaults = {'scale': 2.0}
@@ -44,15 +44,6 @@ class Brightness(OfImages):
     model = variants.build(num_classes=1, image_size=image_size, **config.model)
     images = Images.from_config(config.data, image_size)
     return cls(model, images, config.objective.scale)
-
-  def train_transform(self):
-    return transforms.WithoutLabel(self.images.train_transform())
-
-  def eval_transform(self):
-    return transforms.WithoutLabel(self.images.eval_transform())
-
-  def batch_shapes(self, size):
-    return {'image': self.images.batch_shape(size)}
 
   def fixed(self):
     return {'scale': np.float32(self.scale)}

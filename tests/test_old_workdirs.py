@@ -12,7 +12,7 @@ from flax import traverse_util
 from configs import digits
 from tests.conftest import ROOT
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, saving
 from vit_jax.train import train
 
 WORKDIRS = pathlib.Path(__file__).parent / 'workdirs'
@@ -41,7 +41,7 @@ def flat_params(workdir):
 def final_params(workdir):
   """Returns the parameters of step 12, and not their Polyak average."""
   like = opening.open_checkpoint(str(workdir)).params
-  params = opening._restore(workdir / 'checkpoints' / '12' / 'params', like)
+  params = saving.read_arrays(workdir / 'checkpoints' / '12' / 'params', like)
   return traverse_util.flatten_dict(params, sep='/')
 
 

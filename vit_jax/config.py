@@ -361,19 +361,12 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
-  try:
-    old, new = (
-      flatten(meta['config'])
-      | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
-      | {'objective.fixed': meta.get('fixed', [])}
-      for meta in (saved, given)
-    )
-  except (AttributeError, LookupError, TypeError) as e:
-    raise ValueError(
-      'This workdir holds a run whose meta data are not those of one here '
-      f'({type(e).__name__}: {e}): give another --workdir.'
-    ) from e
-
+  old, new = (
+    flatten(meta['config'])
+    | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
+    | {'objective.fixed': meta.get('fixed', [])}
+    for meta in (saved, given)
+  )
   # The code makes them absolute, and a workdir may have moved since.
   for fields in (old, new):
     for key in ('init', 'teacher', 'objective.labels'):

@@ -290,13 +290,6 @@ def _with_tag(source: str, name: str) -> str:
     ImportError: if only timm knows the tag, and it is not installed.
     ValueError: if the hub has no weights under this name.
   """
-  if '_quickgelu' in name:
-    raise ValueError(
-      f'{source}: the hub has these weights as '
-      f'timm/{name.replace("_quickgelu", "")}, whose config.json says exact '
-      'GELU: download it, make its architecture '
-      f'{re.split("[.@]", name)[0]!r} and give the path of the folder.'
-    )
   if '.' in name:
     return name
   example = 'timm://vit_base_patch16_224.augreg_in21k'

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
@@ -265,11 +264,11 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     preprocessing = Preprocessing.of(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = flops.param_shapes(model, size)
-    params = _restore(step_dir / item, like)
+    params = saving.read_arrays(step_dir / item, like)
     if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
       raise ValueError(f'the arrays of {item} are not those of its config')
     sums_like = jax.eval_shape(saving.checksums, like)
-    sums = _restore(step_dir / saving.CHECKSUMS, {item: sums_like})
+    sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
     if not np.array_equal(saving.checksums(params), sums[item]):
       raise ValueError(f'the arrays of {item} are not those saved')
   if short_sides := config.get('objective', {}).get('short_sides'):
@@ -284,20 +283,6 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     class_names=tuple(names),
     # Which configs did not have from the beginning.
     loss=config.get('loss', {}).get('name', 'softmax'),
-  )
-
-
-def _restore(folder: epath.Path, like: Any) -> Any:
-  """Returns those of a folder's arrays that `like` has, for NumPy."""
-  return ocp.PyTreeCheckpointer().restore(
-    folder,
-    args=ocp.args.PyTreeRestore(
-      item=like,
-      restore_args=jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
-      ),
-      partial_restore=True,
-    ),
   )
 
 

@@ -470,6 +470,20 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   return _verified(restored, int(step_dir.name))
 
 
+def read_arrays(item_dir: epath.Path, like: Any) -> Any:
+  """Returns the NumPy arrays of an item of a checkpoint that `like` has."""
+  return ocp.PyTreeCheckpointer().restore(
+    item_dir,
+    args=ocp.args.PyTreeRestore(
+      item=like,
+      restore_args=jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like
+      ),
+      partial_restore=True,
+    ),
+  )
+
+
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
   """Returns the verified metrics of a checkpoint.
 

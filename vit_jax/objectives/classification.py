@@ -17,14 +17,14 @@ from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives.objective import (
   Best,
   Facts,
-  OfImages,
+  Objective,
   check_classes,
   sums,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(OfImages):
+class Classification(Objective):
   """Learns `batch['label']` from `batch['image']`.
 
   Attributes:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.fields import Valid
@@ -28,11 +27,11 @@ from vit_jax.models.masked_vit import (
   MaskedViT,
 )
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, OfImages, sums
+from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatches(OfImages):
+class MaskedPatches(Objective):
   """Learns the colours of corrupted patches from the others.
 
   Attributes:
@@ -89,18 +88,6 @@ class MaskedPatches(OfImages):
     model: Any = variants.build(num_classes=0, image_size=image_size, **fields)
     images = Images.from_config(config.data, image_size)
     return cls(model, images, o.rate, o.mask, o.other)
-
-  def train_transform(self) -> transforms.WithoutLabel:
-    """Returns what makes an 'image' of a record."""
-    return transforms.WithoutLabel(self.images.train_transform())
-
-  def eval_transform(self) -> transforms.WithoutLabel:
-    """Returns the same for evaluation."""
-    return transforms.WithoutLabel(self.images.eval_transform())
-
-  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC."""
-    return {'image': self.images.batch_shape(size)}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns images, what of them is corrupted, and what they show.

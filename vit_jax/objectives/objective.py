@@ -7,13 +7,15 @@ pipeline, checkpoints and evaluators know none of that.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.data import transforms
+from vit_jax.data.images import Images
 from vit_jax.data.sources import Record
 from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Model, Params
@@ -22,13 +24,13 @@ from vit_jax.models.model import Batch, Metrics, Model, Params
 Example = dict[str, Any]
 # Trees of arrays by name.
 ObjectiveState = dict[str, Any]
-# Which values of a metric are good.
+# Whether higher or lower values of a metric are better.
 Best = Literal['highest', 'lowest']
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What an objective has to know of the data.
+  """The facts of the data that an objective needs.
 
   Attributes:
     class_names: C names by label; empty where the data have no labels.
@@ -41,8 +43,7 @@ class Facts:
   several_labels: bool = False
 
 
-# Fields that mean nothing where images are not varied as a class allows it, and
-# what they are then.
+# Config fields that need class labels, with their "off" values.
 OF_CLASSES: Mapping[str, Any] = {
   'data.erasing': 0.0,
   'data.wrong_labels': 0.0,
@@ -53,148 +54,32 @@ OF_CLASSES: Mapping[str, Any] = {
 }
 
 
-class Objective(Protocol):
+class Objective:
   """What is learned, and of what.
 
+  The defaults here are those of most objectives: images without labels, no
+  teacher, no state, one image an example. Subclasses are frozen dataclasses.
+
   Attributes:
-    defaults: what `config.objective` has of this objective, besides its name.
+    defaults: the fields of `config.objective`, besides its name.
     valid: their valid values, as `fields.check_value` takes them.
-    unused: fields of `config` that it does nothing with, and what they are when
-      they are off: other values are refused.
-    metrics: what `evaluate` sums, besides `examples`, and which of the means
-      are good; the first one stands for the others.
-    model: what its checkpoints open as.
-    class_names: C names; empty where nothing is classified.
-  """
-
-  defaults: ClassVar[Mapping[str, Any]]
-  valid: ClassVar[Mapping[str, Valid]]
-  unused: ClassVar[Mapping[str, Any]]
-  metrics: ClassVar[Mapping[str, Best]]
-
-  @property
-  def model(self) -> Model: ...
-
-  @property
-  def class_names(self) -> tuple[str, ...]: ...
-
-  @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of a config, before its data are open.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
-    ...
-
-  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective with the classes of the data.
-
-    Raises:
-      ValueError: for data that the objective cannot learn.
-    """
-    ...
-
-  def train_transform(
-    self,
-  ) -> Callable[[Record, np.random.Generator], Example]:
-    """Returns what makes an example of a record, on the CPU; picklable."""
-    ...
-
-  def eval_transform(self) -> Callable[[Record], Example]:
-    """Returns the same for evaluation, which is never random."""
-    ...
-
-  @property
-  def images_seen(self) -> int:
-    """How many images the model sees for an example of training."""
-    ...
-
-  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what a batch of `size` examples of training is."""
-    ...
-
-  def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) that a batch of training may have, all as likely."""
-    ...
-
-  def fixed(self) -> Params:
-    """Returns parameters of others, such as a teacher; {} for none.
-
-    They are placed like the model's and never updated. They follow from the
-    config alone, so that a resumed run finds the same.
-    """
-    ...
-
-  def new_state(self, params: Params) -> ObjectiveState:
-    """Returns what each step updates besides parameters; {} for nothing.
-
-    Examples are a momentum teacher and a centre. A tree with the names and
-    shapes of the parameters is sharded and, at another image size, resized
-    like them.
-    """
-    ...
-
-  def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns what `loss` takes of a batch of training, on the devices.
-
-    Works on the whole batch, before it is split for gradient accumulation.
-    """
-    ...
-
-  def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
-  ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and means to be logged.
-
-    `loss` is among the means.
-    """
-    ...
-
-  def loss_and_seen(
-    self,
-    params: Params,
-    fixed: Params,
-    state: ObjectiveState,
-    batch: Batch,
-    key: jax.Array,
-  ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns what `loss` does in training, and the means for `next_state`.
-
-    Microbatches of an accumulated gradient have theirs averaged.
-    """
-    ...
-
-  def next_state(
-    self, state: ObjectiveState, params: Params, seen: Any
-  ) -> ObjectiveState:
-    """Returns the state after a step, by the new parameters and by `seen`."""
-    ...
-
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the examples of a batch whose `mask` is 1.
-
-    They are called as in `metrics`, and `examples` is the number of examples.
-    """
-    ...
-
-
-class OfImages:
-  """Most objectives: no teacher, no state, one image an example.
-
-  Fields that a subclass declares by `fields.field` are those of
-  `config.objective`; `defaults` and `valid` come from their declarations.
+    unused: fields of `config` that the objective ignores, with their "off"
+      values; other values are refused.
+    metrics: what `evaluate` sums, besides `examples`, and whether higher or
+      lower means are better; the first one stands for the others.
+    model: the model that checkpoints are opened with.
+    images: how images are brought to the model.
+    class_names: C names; empty if nothing is classified.
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {}
   valid: ClassVar[Mapping[str, Valid]] = {}
   unused: ClassVar[Mapping[str, Any]] = {}
+  metrics: ClassVar[Mapping[str, Best]]
+
+  model: Model
+  images: Images
+  class_names: tuple[str, ...]
 
   def __init_subclass__(cls) -> None:
     """Adds the declared fields to those of the base class."""
@@ -221,43 +106,100 @@ class OfImages:
       if name in names & cls.defaults.keys()
     }
 
+  @classmethod
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    """Returns the objective of a config, before its data are open.
+
+    Raises:
+      ValueError: for fields that cannot work.
+    """
+    raise NotImplementedError
+
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective as it is: it needs no labels."""
+    """Returns the objective with the classes of the data, if it learns any.
+
+    Raises:
+      ValueError: for data that the objective cannot learn.
+    """
     del config, facts
     return self
 
+  def train_transform(
+    self,
+  ) -> Callable[[Record, np.random.Generator], Example]:
+    """Returns the picklable function from a record to a training example."""
+    return transforms.WithoutLabel(self.images.train_transform())
+
+  def eval_transform(self) -> Callable[[Record], Example]:
+    """Returns the function for evaluation, which is never random."""
+    return transforms.WithoutLabel(self.images.eval_transform())
+
   @property
   def images_seen(self) -> int:
-    """One: an example is an image."""
+    """How many images the model sees for an example of training."""
     return 1
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what a batch of `size` examples of training is."""
-    raise NotImplementedError
+    """Returns the shapes of a batch of `size` training examples."""
+    return {'image': self.images.batch_shape(size)}
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the one size of `batch_shapes`."""
+    """Returns the (H, W) that a training batch may have, all equally likely."""
     *_, H, W, _ = self.batch_shapes(1)['image'].shape
     return [(H, W)]
 
   def fixed(self) -> Params:
-    """Returns nothing: there is no teacher."""
+    """Returns parameters of another model, such as a teacher; {} for none.
+
+    They are placed like the model's and never updated. They follow from the
+    config alone, so that a resumed run finds the same.
+    """
     return {}
 
   def new_state(self, params: Params) -> ObjectiveState:
-    """Returns nothing: only parameters are updated."""
+    """Returns the state that each step updates besides parameters.
+
+    Examples are a momentum teacher and a centre. A tree with the names and
+    shapes of the parameters is sharded and, at another image size, resized
+    like them.
+    """
     del params
     return {}
 
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Turns a training batch into the input of `loss`, on the devices.
+
+    Works on the whole batch, before it is split for gradient accumulation.
+    """
+    raise NotImplementedError
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and means to be logged.
+
+    `loss` is among the means.
+    """
+    raise NotImplementedError
+
   def loss_and_seen(
-    self: Objective,
+    self,
     params: Params,
     fixed: Params,
     state: ObjectiveState,
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns what `loss` does in training."""
+    """Returns `loss` in training, and the means for `next_state`.
+
+    Microbatches of an accumulated gradient have theirs averaged.
+    """
     del state
     loss, metrics = self.loss(params, fixed, batch, key, train=True)
     return loss, (metrics, {})
@@ -265,13 +207,20 @@ class OfImages:
   def next_state(
     self, state: ObjectiveState, params: Params, seen: Any
   ) -> ObjectiveState:
-    """Returns the state, which is nothing."""
+    """Returns the state after a step, from the new parameters and `seen`."""
     del params, seen
     return state
 
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the examples of a batch whose `mask` is 1.
+
+    They are named as in `metrics`, and `examples` is the number of examples.
+    """
+    raise NotImplementedError
+
 
 def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
-  """Returns what `evaluate` does, of what was found of each example, B."""
+  """Sums per-example values B over the rows whose mask is 1."""
   kept = {k: jnp.sum(jnp.where(mask_B > 0, x, 0.0)) for k, x in found.items()}
   return {'examples': jnp.sum(mask_B)} | kept
 

@@ -50,10 +50,10 @@ def make_mesh(
     sizes: devices along `data`, `fsdp` and `tensor`; one may be -1 for what the
       others leave, or both `data` and `fsdp`, which then share it by `width`.
     devices: to use instead of all there are.
-    width: of the model. Its kernels are split over `fsdp` into no less than 16
-      rows: TPUs gather less than a tile of their memory as a sum of zeros. And
-      of eight devices or more into no more parts than half of them: over all of
-      them TPUs sum gradients whole where they should scatter them.
+    width: of the model. Kernels are split over `fsdp` into 16 rows or more:
+      TPUs gather less than a tile of their memory as a sum of zeros. With eight
+      or more devices, `fsdp` covers at most half of them: over all of them,
+      TPUs all-reduce gradients instead of reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -70,19 +70,14 @@ def make_mesh(
     )
     sizes['fsdp'] = max(fitting, default=1)
   shape = [sizes[axis] for axis in AXES]
-  if any(n < 1 and n != -1 for n in shape) or shape.count(-1) > 1:
+  if shape.count(-1) == 1:
+    rest = -math.prod(shape)
+    shape[shape.index(-1)] = len(devices) // rest if rest > 0 else 0
+  if min(shape) < 1 or math.prod(shape) != len(devices):
     raise ValueError(
-      f'mesh is {sizes}: sizes are at least 1, and one may be -1, or data and '
-      'fsdp together.'
-    )
-  if -1 in shape:
-    rest = math.prod(n for n in shape if n != -1)
-    shape[shape.index(-1)] = len(devices) // rest
-  if math.prod(shape) != len(devices):
-    raise ValueError(
-      f'mesh {given} does not multiply to the {len(devices)} '
-      'devices that there are. Set one of data, fsdp, tensor to -1 to fill '
-      'it up.'
+      f'mesh {given} does not multiply to the {len(devices)} devices that '
+      'there are. Sizes are at least 1; set one of data, fsdp, tensor to -1, '
+      'or both data and fsdp, to fill it up.'
     )
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
   if devices[0].device_kind == 'TPU v4' and devices[-1].core_on_chip:

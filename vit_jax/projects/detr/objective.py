@@ -19,7 +19,13 @@ from vit_jax.data.images import Images
 from vit_jax.models import variants
 from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Params, padding
-from vit_jax.objectives.objective import OF_CLASSES, Best, Facts, OfImages, sums
+from vit_jax.objectives.objective import (
+  OF_CLASSES,
+  Best,
+  Facts,
+  Objective,
+  sums,
+)
 from vit_jax.projects.detr import matching, segments, set_losses
 from vit_jax.projects.detr.box_transforms import (
   EvalBoxTransform,
@@ -29,7 +35,7 @@ from vit_jax.projects.detr.model import DETR
 
 
 @dataclasses.dataclass(frozen=True)
-class Detection(OfImages):
+class Detection(Objective):
   """Learns the classes, boxes and masks of an image's objects.
 
   Attributes:

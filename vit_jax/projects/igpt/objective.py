@@ -24,7 +24,7 @@ from vit_jax.objectives.objective import (
   OF_CLASSES,
   Best,
   Facts,
-  OfImages,
+  Objective,
   check_classes,
   sums,
 )
@@ -32,7 +32,7 @@ from vit_jax.projects.igpt.model import IGPT
 
 
 @dataclasses.dataclass(frozen=True)
-class Pixels(OfImages):
+class Pixels(Objective):
   """Learns the colours of pixels.
 
   Attributes:
@@ -77,18 +77,6 @@ class Pixels(OfImages):
       num_classes=0, image_size=image_size, **config.model
     )
     return cls(model, images, o.rate)
-
-  def train_transform(self) -> Any:
-    """Returns what makes an 'image' of a record."""
-    return transforms.WithoutLabel(self.images.train_transform())
-
-  def eval_transform(self) -> Any:
-    """Returns the same for evaluation."""
-    return transforms.WithoutLabel(self.images.eval_transform())
-
-  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC."""
-    return {'image': self.images.batch_shape(size)}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns images and, where pixels are hidden, which.
