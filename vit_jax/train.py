@@ -194,7 +194,6 @@ def _train(
         run.save(step, state)
       if preempted() and step < durations.total:
         run.save(step, state)
-        run.hurry()
         raise Preempted(f'Preempted: saved step {step}.')
     return run.finish()
 

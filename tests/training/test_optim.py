@@ -470,7 +470,7 @@ def test_without_patterns_the_chain_is_the_plain_one():
     ({'lr_scales': (('^scale', 2.0),)}, "'\\^scale' of .*no parameter"),
     # Nothing of it is left to learn at any rate.
     ({'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)}, "'cls' of .* left to"),
-    ({'frozen': ('(',)}, r"'\(' is no regular expression"),
+    ({'frozen': ('(',)}, r"'\(' of .* is not a regular expression"),
   ],
 )
 def test_patterns_that_match_nothing_are_refused(fields, message):

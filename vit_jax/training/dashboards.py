@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -24,36 +24,29 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot grow: each flush writes the file anew.
 _BUCKET_FLUSH_S = 60
-# How long a run waits for what is not written yet: at its end, and where it is
-# told to end or fails, when other processes wait no longer than
-# `processes.MEET_S` and a machine may soon be gone.
+# Seconds that a run waits for its dashboards at its end, and before its end if
+# it fails or is preempted: other processes wait `processes.MEET_S` then.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
 # Numbers, and pictures as uint8 HWC, by name.
 Values = Mapping[str, float | np.ndarray]
 
 
-class Writer(Protocol):
-  """Where a `Dashboard` passes things on to."""
-
-  def write(self, step: int, values: Values) -> None: ...
-  def flush(self) -> None: ...
-  def close(self) -> None: ...
-
-
 class Dashboard:
-  """Passes on what it is given, in a thread that nobody waits for.
+  """Writes in a thread that nobody waits for.
 
   Imports take seconds and writing may block on a slow file system; the training
-  loop must feel neither. Whatever fails is reported once and ends this alone.
+  loop must feel neither. A failure is reported once and ends this thread alone.
   """
 
-  def __init__(self, name: str, open_writer: Callable[[], Writer]):
+  def __init__(
+    self, name: str, open_writer: 'Callable[[], EventFile | WandbRun]'
+  ):
     """Starts the thread, which opens the writer.
 
     Args:
       name: for messages.
-      open_writer: may fail, as all that the writer does.
+      open_writer: opens the writer; it may fail.
     """
     self._name, self._open, self._is_closed = name, open_writer, False
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]

@@ -7,9 +7,8 @@ import re
 
 from ml_collections import ConfigDict
 
-# Of the int32 that steps are counted with on the devices.
+# Devices count steps in int32.
 _MOST_STEPS = 2**31 - 1
-UNITS = ('steps', 'epochs', 'examples', '%')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +54,11 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
     return max(1, steps(field, config[field]))
 
   total = steps('total', config.total)
-  if total < 1:
+  if not 1 <= total <= _MOST_STEPS:
     raise ValueError(
-      f'total is {config.total!r}, with {examples:,} examples and batch_size '
-      f'{config.batch_size:,} less than one step: a smaller batch takes more.'
-    )
-  if total > _MOST_STEPS:
-    raise ValueError(
-      f'total is {config.total!r}, {total:,} steps: at most {_MOST_STEPS:,} '
-      'are counted.'
+      f'total is {config.total!r}, {total:,} steps of batch_size '
+      f'{config.batch_size:,} over {examples:,} examples. Set it to at least '
+      f'one step and at most {_MOST_STEPS:,}.'
     )
   warmup = steps('optimizer.warmup', optimizer.warmup)
   if '%' in optimizer.warmup:
@@ -110,8 +105,8 @@ def steps_of(
     or (match[2] == '%' and total_steps is None)
   ):
     raise ValueError(
-      f'{duration!r} is no duration: write a number and one of '
-      f'{", ".join(UNITS)}, as in "90 epochs"'
+      f'{duration!r} is no duration: write a number and one of steps, epochs, '
+      'examples, %, as in "90 epochs"'
       + (' (not a percentage of itself).' if '%' in str(duration) else '.')
     )
   number = float(match[1])

@@ -68,7 +68,6 @@ class Run:
     self._since_log: list[dict[str, float]] = list(self.meta['since_log'])
     self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
-    self._hurried = False
     self._eval_metrics: dict[str, float] = {}
     device = jax.devices()[0]
     peak_flops = hardware.peak_flops(device)
@@ -234,15 +233,13 @@ class Run:
     )
     return self._log.last()
 
-  def hurry(self) -> None:
-    """Has `close` not wait for long, as the machine may soon be gone."""
-    self._hurried = True
-
   def close(self) -> None:
-    """Writes what is still in memory."""
-    # Where one of several fails or diverges, the others do not wait for long.
-    hurried = self._hurried or jax.process_count() > 1
-    self._close(dashboards.BRIEF_S if hurried else dashboards.CLOSE_S)
+    """Writes what is still in memory.
+
+    Before the end of the run it does not wait for long: the machine may soon be
+    gone, and other processes that fail too wait no longer.
+    """
+    self._close(dashboards.BRIEF_S)
 
   def _close(self, patience_s: float) -> None:
     self._watch.stop()
