@@ -131,7 +131,9 @@ def test_a_bucket_gets_the_file_once_a_minute(
 ):
   objects = []
   monkeypatch.setattr(
-    dashboards.whole, 'replace', lambda path, data: objects.append((path, data))
+    dashboards.atomic_files,
+    'replace',
+    lambda path, data: objects.append((path, data)),
   )
   now_s = [1000.0]
   clock = types.SimpleNamespace(

@@ -76,7 +76,7 @@ def test_what_is_less_than_a_step_is_done_after_each():
 
 def test_a_run_of_no_step_is_refused():
   with pytest.raises(
-    ValueError, match="total is '1 epoch', with 7 examples and batch_size 16 le"
+    ValueError, match="total is '1 epoch', 0 steps of batch_size 16 over 7 exa"
   ):
     of(7)
   assert of(9).total == 1
