@@ -112,6 +112,7 @@ setuptools.setup(
   package_data={
     'vit_jax': ['py.typed'],
     'vit_jax.data': ['objectnet.json'],
+    'vit_jax.tools.paper': ['published.csv'],
     'vit_jax.tools.serve': ['openapi.json', 'page.html', 'requirements.txt'],
   },
   package_dir={'vit_jax.configs': 'configs'},

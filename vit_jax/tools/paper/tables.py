@@ -200,10 +200,7 @@ class TransferReport(grid.GridReport):
 
     Those of table 2, and of table 5 those that are shaped like one of ours.
     """
-    columns = {
-      name: published.OBJECTNET.get(name, {}) | results
-      for name, results in published.TABLE_2.items()
-    }
+    columns = dict(published.TABLE_2)
     for (variant, data), results in published.TABLE_5.items():
       if any(_is_variant(run, variant) for run in self.runs):
         name = f'ViT-{variant[0].upper()}/{variant[1:]} ({data}, table 5)'
