@@ -1,6 +1,5 @@
 """Inference beside other frameworks."""
 
-import csv
 import re
 
 import jax
@@ -9,31 +8,20 @@ import pytest
 
 from tests.tools.bench.conftest import assert_mfu
 from vit_jax.data import device_augmentation
-from vit_jax.tools.bench import inference, step
+from vit_jax.tools.bench import step
 from vit_jax.tools.plan import aot
 from vit_jax.training import hardware
 
 
-def test_ours_alone(run, monkeypatch, tmp_path):
+def test_ours_alone(run, monkeypatch):
   monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
-  file = tmp_path / 'a.csv'
-  status, out, _ = run(
-    'inference', '--variants=ti16', '--batch_sizes=1,3', f'--csv={file}'
-  )
+  status, out, _ = run('inference', '--variants=ti16', '--batch_sizes=1,3')
   assert status == 0
   assert ', inference, float32' in out
   assert re.findall(r' batch (\d+)$', out, re.M) == ['1', '3']
   assert len(re.findall(r'^  ours +[\d.]+  \([\d.]+ to ', out, re.M)) == 2
   assert ' / ' not in out
-  assert_mfu(file, passes=1)
-  with open(file, newline='') as f:
-    rows = list(csv.DictReader(f))
-  assert [row['batch_size'] for row in rows] == ['1', '3']
-  for row in rows:
-    assert (row['device'], row['devices'], row['dtype']) == (
-      *('cpu', '1', 'float32'),
-    )
-    assert (row['variant'], row['image_size']) == ('ti16', '32')
+  assert_mfu(run.rows, passes=1)
 
 
 @pytest.mark.parametrize('name', ['onnx', 'timm-eager'])
@@ -51,13 +39,6 @@ def test_beside_another_framework(run, request, name):
   framework = {'onnx': 'onnxruntime', 'timm-eager': 'timm'}[name]
   assert len(re.findall(rf'^  {framework} [\d.]+.* [\d.]+  \(', out, re.M)) == 2
   assert len(re.findall(rf'^ours / {framework} .*: [\d.]+$', out, re.M)) == 2
-
-
-def test_onnx_says_that_it_computes_in_float32():
-  pytest.importorskip('onnx', reason='needs the extra `onnx`')
-  pytest.importorskip('onnxruntime', reason='needs the extra `onnx`')
-  config = step.config_of('ti16', 32, 2, 'bfloat16', ['model.depth=1'])
-  assert inference._onnx(config).facts['dtype'] == 'float32'
 
 
 def test_what_is_timed_gives_logits():

@@ -19,7 +19,7 @@ def test_lists_have_no_empty_names():
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    ('train --vs=keras', '--vs=keras is none of flax, timm, timm-eager'),
+    ('train --vs=keras', '--vs=keras is unknown: use flax, timm, timm-eager'),
     ('train --variants=q16', "No model variant 'q16'"),
     ('train --batch_sizes=4,0', '--batch_sizes has 0: at least 1 image'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),

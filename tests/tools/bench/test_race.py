@@ -17,13 +17,12 @@ def scripted(name, *rates, **facts):
 def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
   monkeypatch.setattr(race, 'ROUNDS', 3)
   # The first turn warms up. The machine is slow in the second round.
-  rows, too_large = race.race(
+  rows = race.race(
     [
       scripted('ours', 999, 12, 1, 8, compile_s=2.5, memory_gib=None),
       scripted('theirs', 0.001, 6, 0.25, 5),
     ]
   )
-  assert not too_large
   assert rows[0] == {
     'contender': 'ours',
     'images_per_s': 8,
@@ -42,7 +41,7 @@ def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
 
 
 def test_mfu_follows_from_the_speed():
-  ((row,), _) = race.race([lambda: Contender('a', lambda: 400.0, FACTS)])
+  (row,) = race.race([lambda: Contender('a', lambda: 400.0, FACTS)])
   assert row['mfu'] == pytest.approx(0.5)
   assert 'mfu_per_image_s' not in row
   assert race.lines([row])[1].endswith('1.25 GiB, MFU 50.0%')
@@ -56,22 +55,24 @@ FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
   'message',
   ['RESOURCE_EXHAUSTED: 3 GiB\nmore', 'CUDA out of memory. Tried 3 GiB\nmore'],
 )
-def test_what_does_not_fit_is_left_out(monkeypatch, message):
+def test_what_does_not_fit_is_left_out(monkeypatch, message, capsys):
   monkeypatch.setattr(race, 'ROUNDS', 1)
 
   def too_large():
     raise RuntimeError(message)
 
-  rows, sentences = race.race([too_large, scripted('b', 1, 2)])
-  assert [row['contender'] for row in rows] == ['b']
-  said = f'does not fit: {message.splitlines()[0][:200]}'
-  assert sentences == [f'contender 1 {said}']
-  # Nobody's speed but the first one's is what others are compared with.
-  first, b, c = scripted('a', 4, 4), scripted('b', 1, 2), scripted('c', 1, 1)
-  rows, _ = race.race([too_large, b, too_large, c])
-  assert not any('ratio' in row for row in rows)
-  rows, sentences = race.race([first, too_large, scripted('c', 1, 1)])
-  assert rows[1]['ratio'] == 4 and sentences == [f'contender 2 {said}']
+  rows = race.race([too_large, scripted('b', 1, 2), scripted('c', 1, 1)])
+  said = f'does not fit: {message.splitlines()[0][:200]}\n'
+  assert capsys.readouterr().out == f'contender 1 {said}'
+  # Others are compared with the first that fits, which is named.
+  assert [(row['contender'], row.get('ratio')) for row in rows] == [
+    ('b', None),
+    ('c', 2),
+  ]
+  assert race.lines(rows)[-1] == 'b / c: 2.00'
+  rows = race.race([scripted('a', 4, 4), too_large, scripted('c', 1, 1)])
+  assert rows[1]['ratio'] == 4
+  assert capsys.readouterr().out == f'contender 2 {said}'
 
 
 def test_other_errors_are_not_hidden():
@@ -135,12 +136,3 @@ def test_contenders_take_turns_in_every_round():
 
   assert race.rounds([turn('a'), turn('b')], 3) == [[1, 3, 5], [2, 4, 6]]
   assert taken == 3 * ['a', 'b']
-
-
-def test_rows_with_different_columns(tmp_path):
-  path = tmp_path / 'a.csv'
-  race.write([{'a': 1, 'b': 'x, y'}], str(path))
-  assert path.read_text() == 'a,b\n1,"x, y"\n'
-  race.write([{'a': 1, 'b': 'x, y'}, {'a': 2, 'c': 0.5}], str(path))
-  assert path.read_text() == 'a,b,c\n1,"x, y",\n2,,0.5\n'
-  race.write([{'a': 1}], None)

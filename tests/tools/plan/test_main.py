@@ -61,7 +61,7 @@ def test_report_of_l16():
   facts = costs.facts_given(config, 21_843, 1_000_000)
   where = devices(32, 'TPU v3', per_chip=2), hardware.TPU_CHIPS['v3']
   experiment = Experiment(CheckedConfig(config), facts)
-  cost = costs.costs(experiment, step, *where)
+  cost = costs.Cost(experiment, program, *where)
   text = costs.report(experiment, step, cost)
   found = lines(text)
   assert found['compiled'] == 'in 62 s'
@@ -98,7 +98,7 @@ def test_report_of_l16():
   # 123.1.
   config.data.image_size = '224,112'
   experiment = Experiment(CheckedConfig(config), facts)
-  cost = costs.costs(experiment, step, *where)
+  cost = costs.Cost(experiment, program, *where)
   two_sizes = costs.report(experiment, step, cost)
   exaflops = re.search(r'([\d.]+) exaFLOPs', two_sizes)
   assert float(exaflops[1]) == pytest.approx(5.17 * 0.625, rel=0.005)
@@ -313,7 +313,7 @@ def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
   )
   program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
   step = costs.Step(program, 1, 1, 1, 1.0)
-  cost = costs.costs(experiment, step, devices(8, kind, per_chip), chip)
+  cost = costs.Cost(experiment, program, devices(8, kind, per_chip), chip)
   chips = 8 // per_chip
   assert (cost.cores, cost.chips, cost.devices) == (cores, chips, 8)
   assert cost.hbm_bytes == chip.hbm_gib * costs.GIB / per_chip
@@ -372,7 +372,6 @@ def test_links_are_those_of_a_slice_wherever_it_lies():
   )
   reduction = hlo.Collective('all-reduce', 32, 2**30)
   program = hlo.CompiledProgram((hlo.Start('r', reduction), hlo.Compute(1, '')))
-  step = costs.Step(program, 1, 1, 1, 1.0)
 
   def sent_s(places):
     cores = [
@@ -380,7 +379,7 @@ def test_links_are_those_of_a_slice_wherever_it_lies():
       for x in places
       for _ in range(2)
     ]
-    cost = costs.costs(experiment, step, cores, hardware.TPU_CHIPS['v2'])
+    cost = costs.Cost(experiment, program, cores, hardware.TPU_CHIPS['v2'])
     return cost.most_s - cost.computing_s
 
   both_cores = 2 * 2 * 31 / 32 * 2**30
@@ -397,8 +396,8 @@ def test_all_images_that_the_model_sees_of_an_example_count():
   )
   program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
   step = costs.Step(program, 1, 1, 1, 1.0)
-  cost = costs.costs(
-    experiment, step, devices(8, 'TPU v3', 2), hardware.TPU_CHIPS['v3']
+  cost = costs.Cost(
+    experiment, program, devices(8, 'TPU v3', 2), hardware.TPU_CHIPS['v3']
   )
   forward = flops.forward_flops(experiment.objective.model, (16, 16))
   assert cost.flops == cost.images * 3 * 4 * forward

@@ -4,17 +4,15 @@
   python -m vit_jax.bench inference --variants=b16 --vs=onnx,timm
   python -m vit_jax.bench input --vs=tf.data
 
-Every command takes --csv=FILE; COMMAND --help says more. Several variants,
-sizes and batches run as a grid, one combination after the other. Peers are
-measured in turns with ours, so that other load on the machine hits all alike.
+COMMAND --help says more. Several variants, sizes and batches run as a grid, one
+combination after the other. Peers are measured in turns with ours, so that
+other load on the machine affects all alike.
 Ratios are medians over the rounds, above 1 where ours is faster.
 """
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-
-from etils import epath
 
 from vit_jax.cli import flags
 from vit_jax.tools.bench import inference, input, train_steps
@@ -28,10 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  if args.csv and not (folder := epath.Path(args.csv).parent).is_dir():
-    raise FileNotFoundError(
-      f'--csv={args.csv}: there is no folder {folder}; make it first.'
-    )
   _COMMANDS[args.command].bench(args)
 
 
@@ -43,13 +37,12 @@ def _parser() -> argparse.ArgumentParser:
   added = {}
   for name, module in _COMMANDS.items():
     text = str(module.__doc__)
-    added[name] = command = commands.add_parser(
+    added[name] = commands.add_parser(
       name,
       help=text.splitlines()[0],
       description=text,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument('--csv', metavar='FILE', help='writes a row a result')
   _grid_flags(added['train'], 'ti16', '16', train_steps.PEERS)
   added['train'].add_argument(
     '--devices',
@@ -125,7 +118,7 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in _names(text)]
   except ValueError:
     raise argparse.ArgumentTypeError(
-      f'{text!r} is no list of whole numbers, as in 8,16'
+      f'{text!r} is not a list of whole numbers, as in 8,16'
     ) from None
 
 

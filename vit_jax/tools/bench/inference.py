@@ -3,8 +3,7 @@
 --vs names what runs in turns with ours:
 
   onnx        our ONNX file in onnxruntime, on the CPU
-  timm        timm's model of the same architecture with torch.compile (eager
-              where that fails, and it says so)
+  timm        timm's model of the same architecture with torch.compile
   timm-eager  the same without torch.compile
 """
 
@@ -26,7 +25,7 @@ from vit_jax.tools.plan import aot
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
-  """Returns the way of `predict`, images coming from host memory."""
+  """Returns what `predict` runs, with images from host memory."""
   (device,) = devices
   experiment = step.experiment_of(config, devices)
   program = aot.inference(experiment, device)
@@ -65,7 +64,6 @@ def _onnx(config: ConfigDict) -> Contender:
   return Contender(
     peer.framework,
     race.paced(lambda: peer.run(images_BHWC), lambda: None, config.batch_size),
-    {'dtype': 'float32'},  # whatever the model's own is
   )
 
 

@@ -51,11 +51,8 @@ def bench(args: argparse.Namespace) -> None:
     packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
   print(race.machine(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
-  rows, _ = race.race(
-    [functools.partial(Contender, *contender) for contender in turns.items()]
-  )
-  print(*race.lines(rows), sep='\n')
-  race.write(rows, args.csv)
+  makers = [functools.partial(Contender, *pair) for pair in turns.items()]
+  print(*race.lines(race.race(makers)), sep='\n')
 
 
 def _rate(batches: Iterator) -> float:

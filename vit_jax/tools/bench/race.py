@@ -1,4 +1,4 @@
-"""Contenders that run in turns, and what came out."""
+"""Contenders that run in turns, and the table of their speeds."""
 
 import dataclasses
 import importlib.metadata
@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
-from vit_jax.data import atomic_files, cores
-from vit_jax.training import metric_log
+from vit_jax.data import cores
 from vit_jax.training.progress import mfu_text
 
-# A round is a turn of each; one more, which warms up, does not count.
+# In a round each contender has a turn. One more turn warms up.
 ROUNDS = 9
-# About what a turn takes where a single step takes less: enough for a device
-# that works off a queue to show its speed and not that of the host.
+# Seconds of a turn, if a step takes less: long enough that the speed of the
+# device counts and not that of the host.
 TURN_S = 0.5
 
 _FACTS: Mapping[str, Callable[[Any], str]] = {
@@ -37,8 +34,8 @@ class Contender:
   Attributes:
     name: in tables.
     turn: runs it once and returns images/s.
-    facts: what is known of it after the race, by the name of a column:
-      `compile_s`, `memory_gib`, `mfu_per_image_s` (MFU of one image/s).
+    facts: `compile_s`, `memory_gib` and `mfu_per_image_s` (MFU of one
+      image/s), as far as they are known.
   """
 
   name: str
@@ -88,21 +85,18 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> float:
   return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
-def race(
-  makers: Iterable[Callable[[], Contender]],
-) -> tuple[list[Row], list[str]]:
+def race(makers: Iterable[Callable[[], Contender]]) -> list[Row]:
   """Runs contenders in turns, ours first.
 
-  In turns, so that whatever else the machine does hits all of them alike.
+  In turns, so that whatever else the machine does affects all of them alike.
+  A contender that does not fit into memory is reported and left out.
 
   Returns:
     A row for each contender: `contender`, `images_per_s` (the median of the
-    rounds), `slowest`, `fastest`, its facts, and for all but the first `ratio`,
-    that of the first one's speed to its own, if that ran. And for each that
-    did not fit into memory a sentence.
+    rounds), `slowest`, `fastest`, its facts, and `ratio` for all but the first:
+    the first one's speed divided by its own.
   """
-  contenders, too_large = [], []
-  has_first = True
+  contenders = []
   for number, maker in enumerate(makers, 1):
     try:
       contender = maker()
@@ -111,9 +105,8 @@ def race(
     except RuntimeError as e:
       if not is_out_of_memory(e):
         raise
-      has_first = has_first and number > 1
       said = str(e).splitlines()[0][:200]
-      too_large.append(f'contender {number} does not fit: {said}')
+      print(f'contender {number} does not fit: {said}')
   rates = rounds([contender.turn for contender in contenders], ROUNDS)
   rows = []
   for contender, found in zip(contenders, rates, strict=True):
@@ -123,17 +116,17 @@ def race(
       'slowest': min(found),
       'fastest': max(found),
     }
-    if has_first and found is not rates[0]:
+    if found is not rates[0]:
       row['ratio'] = ratio(rates[0], found)
     facts = {k: v for k, v in contender.facts.items() if v is not None}
     if share := facts.pop('mfu_per_image_s', None):
       row['mfu'] = share * row['images_per_s']
     rows.append(row | facts)
-  return rows, too_large
+  return rows
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-  """Whether JAX or PyTorch says so."""
+  """Whether JAX or PyTorch ran out of memory."""
   text = str(error)
   return 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower()
 
@@ -156,17 +149,8 @@ def lines(rows: Iterable[Row]) -> list[str]:
   return found
 
 
-def write(rows: Sequence[Row], path: str | None) -> None:
-  """Writes a CSV file anew, with a column for every name that a row has."""
-  if path:
-    names = dict.fromkeys(name for row in rows for name in row)
-    cells = [[row.get(name, '') for name in names] for row in rows]
-    text = metric_log.csv_text([[*names], *cells])
-    atomic_files.replace(epath.Path(path), text.encode())
-
-
 def machine(packages: Iterable[str]) -> str:
-  """Returns what runs here: the load is that of the minute before."""
+  """Returns versions, cores, and the load of the last minute."""
   versions = ', '.join(f'{p} {importlib.metadata.version(p)}' for p in packages)
   load = os.getloadavg()[0]
   return (

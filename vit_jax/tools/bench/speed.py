@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import variants
 from vit_jax.tools.bench import race, step, torch_peer
-from vit_jax.tools.bench.race import Contender, Row
+from vit_jax.tools.bench.race import Contender
 from vit_jax.tools.plan import aot
 from vit_jax.training import hardware
 
-# What says how a model is computed, and not which it is.
+# Fields that change how a model is computed, not its architecture.
 _ANY_VIT = ('dtype', 'scan', 'remat')
 
 
@@ -31,28 +31,28 @@ def bench(
   """Measures every combination.
 
   Args:
-    what: is measured, for titles.
-    packages: of ours, whose versions are worth a line.
+    what: for titles, such as 'training'.
+    packages: whose versions are printed.
     ours: makes our contender.
-    peers: make those of `--vs`, by name.
+    peers: functions that make the contenders of `--vs`, by name.
     args: of the command.
 
   Raises:
     ImportError: for a peer that is not installed.
-    ValueError: for what cannot work, before anything is measured.
+    ValueError: if a combination cannot work, before anything is measured.
   """
   count = args.devices  # which share the images
   for peer in args.vs:
     if peer not in peers:
-      raise ValueError(f'--vs={peer} is none of {", ".join(peers)}.')
+      raise ValueError(f'--vs={peer} is unknown: use {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
-    # Half of a GPU is PyTorch's, of which JAX takes 3/4 unless told.
+    # Leaves half of a GPU's memory to PyTorch; JAX's default is 3/4.
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
-    # XLA has as many threads as cores, in which devices wait for one another:
-    # for ever, where what one of them is still to do has no thread left.
+    # XLA has as many threads as cores. Devices wait for one another in them,
+    # for ever if the last device finds no thread left.
     threads = max(os.cpu_count() or 1, 2 * count)
     os.environ.setdefault('PJRT_NPROC', str(threads))
   names = list(
@@ -64,33 +64,26 @@ def bench(
       _check_plain(config.model)
     if torch:
       torch_peer.libraries()
-      torch_peer.arguments(config)  # refuses a model that timm has not
+      torch_peer.arguments(config)  # refuses models that timm lacks
   devices = _devices(count, args.vs)
   kind = devices[0].device_kind
   for config in points:
     step.experiment_of(config, devices)  # refuses what cannot work
   print(race.machine([*packages, *torch]))
   print(f'{count} x {kind}, {what}, {args.dtype}')
-  found: list[Row] = []
   for number, (name, config) in enumerate(zip(names, points, strict=True), 1):
     print(f'[{number} of {len(points)}]', '{} at {}, batch {}'.format(*name))
     makers = [functools.partial(ours, config, devices)]
     makers += [functools.partial(peers[peer], config) for peer in args.vs]
-    rows, too_large = race.race(makers)
-    print(*race.lines(rows), *too_large, sep='\n', flush=True)
-    keys = ('variant', 'image_size', 'batch_size')
-    facts = {'device': kind, 'devices': count, 'dtype': config.model.dtype}
-    facts |= dict(zip(keys, name, strict=True))
-    found += [facts | row for row in rows]
-    race.write(found, args.csv)
+    print(*race.lines(race.race(makers)), sep='\n', flush=True)
 
 
 def _check_plain(fields: ConfigDict) -> None:
   for name, plain in variants.defaults('vit').items():
     if name not in _ANY_VIT and (value := fields.get(name)) != plain:
       raise ValueError(
-        '--vs=flax has only plain ViTs to compare with, and not one whose '
-        f'model.{name} is {value!r}.'
+        f'--vs=flax has only plain ViTs: leave it out where model.{name} is '
+        f'{value!r}.'
       )
 
 
@@ -98,7 +91,7 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
   """Returns the devices that share the images.
 
   Raises:
-    ValueError: if there are fewer, or others could not have as many.
+    ValueError: if there are fewer, or peers would run on one alone.
   """
   devices = jax.devices()
   kind = devices[0].device_kind
@@ -112,7 +105,7 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
 
 
 def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-  """Returns the compiled program, and the facts of it that a contender has."""
+  """Returns a compiled program, and the facts of its contender."""
   started_s = time.monotonic()
   compiled = make()
   compile_s = time.monotonic() - started_s
@@ -123,13 +116,13 @@ def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 def mfu_per_image_s(
   forward_flops: int, devices: Sequence[jax.Device], passes: int
 ) -> dict[str, float]:
-  """Returns the fact of the MFU of one image/s, if the devices' peak is known.
+  """Returns the MFU of one image/s as a fact, if the devices' peak is known.
 
   Args:
     forward_flops: of an image.
     devices: that share the images.
-    passes: how many times the work of the forward pass is done: training takes
-      3, because going back takes 2.
+    passes: work of a step in forward passes: 3 for training, because the
+      backward pass takes 2.
   """
   peak = hardware.peak_flops(devices[0])
   if not peak:

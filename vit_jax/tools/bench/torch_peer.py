@@ -19,7 +19,7 @@ from vit_jax.tools.bench.race import Contender
 
 
 def arguments(config: ConfigDict) -> dict[str, Any]:
-  """Returns what `timm.create_model` takes for the model of a config.
+  """Returns the arguments of `timm.create_model` for the model of a config.
 
   Raises:
     ValueError: if timm has no such model.
@@ -43,7 +43,7 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
 
 
 def makers(training: bool) -> dict[str, Callable[[ConfigDict], Contender]]:
-  """Returns what makes the contenders, by their names for `--vs`."""
+  """Returns functions that make the contenders, by their names for `--vs`."""
   make = functools.partial(contender, training=training)
   return {
     'timm': functools.partial(make, compiled=True),
@@ -56,12 +56,13 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
 
   Args:
     config: of the model, batch size and dtype.
-    training: whether it is one of AdamW with cross-entropy, of a batch that is
-      on the device; or the way from images in host memory to logits.
-    compiled: whether to try `torch.compile`; what came of it is in the name.
+    training: whether a step is AdamW with cross-entropy on a batch on the
+      device, or goes from images in host memory to logits.
+    compiled: whether to use `torch.compile`.
 
   Raises:
     ImportError: if timm is not installed.
+    ValueError: if `torch.compile` fails.
   """
   torch = libraries()
   import timm
@@ -109,10 +110,23 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
-  step_of = learn if training else infer
-  start, how, compile_s = _best(torch, model, step_of, compiled)
-  memory_gib = None
-  if on_gpu:  # which tells the most that a step has in use
+  compile_s = memory_gib = None
+  if compiled:
+    model = torch.compile(model)
+  start = functools.partial(learn if training else infer, model)
+  if compiled:
+    started_s = time.monotonic()
+    try:
+      start()
+    except Exception as e:  # a compiler may fail in any way
+      if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
+        raise
+      reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
+      raise ValueError(
+        f'--vs=timm: torch.compile fails here ({reason}): use --vs=timm-eager.'
+      ) from e
+    compile_s = time.monotonic() - started_s
+  if on_gpu:
     start()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -121,30 +135,11 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
     memory_gib = torch.cuda.max_memory_allocated() / 2**30
   wait = torch.cuda.synchronize if on_gpu else lambda: None
   return Contender(
-    f'timm {timm.__version__}, torch {torch.__version__}, {how}',
+    f'timm {timm.__version__}, torch {torch.__version__}, '
+    + ('torch.compile' if compiled else 'eager'),
     race.paced(start, wait, config.batch_size),
     {'compile_s': compile_s, 'memory_gib': memory_gib},
   )
-
-
-def _best(
-  torch: Any, model: Any, step_of: Callable[[Any], None], compiled: bool
-) -> tuple[Callable[[], None], str, float | None]:
-  """Returns a step, how it runs, and the seconds that compiling took."""
-  how = 'eager'
-  if compiled:
-    start = functools.partial(step_of, torch.compile(model))
-    started_s = time.monotonic()
-    try:
-      start()
-      return start, 'torch.compile', time.monotonic() - started_s
-    except Exception as e:  # a compiler may fail in any way it likes
-      if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
-        raise
-      reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
-      print(f'torch.compile failed, eager instead: {reason}')
-      how = 'eager, for torch.compile failed'
-  return functools.partial(step_of, model), how, None
 
 
 def libraries() -> Any:
@@ -156,7 +151,15 @@ def libraries() -> Any:
   try:
     import torch
 
-    _import_torchvision(torch)
+    try:
+      importlib.import_module('torchvision')
+    except RuntimeError:
+      # Beside a CPU build of torch, PyPI's torchvision cannot load its
+      # operators and stumbles over these two names. timm uses neither.
+      for name in ('nms', 'qnms'):
+        torch.library.define(
+          f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
+        )
     import timm  # noqa: F401
   except (ImportError, RuntimeError) as e:
     raise ImportError(
@@ -166,15 +169,3 @@ def libraries() -> Any:
   # JAX, too, lets GPUs multiply float32 in TF32.
   torch.set_float32_matmul_precision('high')
   return torch
-
-
-def _import_torchvision(torch: Any) -> None:
-  try:
-    importlib.import_module('torchvision')
-  except RuntimeError:
-    # Beside a CPU build of torch, PyPI's torchvision cannot load its operators,
-    # and then stumbles over the names of these two. timm uses none of them.
-    for name in ('nms', 'qnms'):
-      torch.library.define(
-        f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
-      )

@@ -14,9 +14,8 @@ CPU best with a device on each, unless steps take but a few milliseconds.
 --vs names what runs in turns with it, on the same images:
 
   flax        the same ViT written plainly with Flax's own layers, and AdamW
-  timm        timm's model of the same architecture with torch.compile (eager
-              where that fails, and it says so), fused AdamW, autocast if
-              --dtype=bfloat16
+  timm        timm's model of the same architecture with torch.compile, fused
+              AdamW, autocast if --dtype=bfloat16
   timm-eager  the same without torch.compile
 
 A device that cannot hold a batch says so, and the grid goes on.
@@ -39,7 +38,7 @@ from vit_jax.training import sharding
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
-  """Returns the training step of `train`, with a batch that is there."""
+  """Returns the training step of `train`, its batch on the device."""
   experiment = step.experiment_of(config, devices)
   program = aot.training(experiment)
   compiled, facts = speed.timed(lambda: program.lower().compile())

@@ -32,9 +32,9 @@ from vit_jax.checkpoints import from_init
 from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.tools.plan.costs import (
+  Cost,
   TooLarge,
   compile_step,
-  costs,
   devices_of,
   facts_given,
   profile,
@@ -89,7 +89,7 @@ def run(argv: list[str]) -> None:
       flush=True,
     )
     step = compile_step(experiment)
-    cost = costs(experiment, step, devices, chip)
+    cost = Cost(experiment, step.program, devices, chip)
     print(report(experiment, step, cost))
     for line in profile(step.program, _PROFILE.value):
       print(line)

@@ -194,17 +194,16 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
   return len(sources.class_names(source)), len(source), several
 
 
-@dataclasses.dataclass(frozen=True)
 class Cost:
   """The cost of a step, by the compiler's estimate.
 
   Attributes:
     computing_s: seconds without collectives.
     least_s: seconds if collectives hide behind what the schedule runs beside
-      them.
-    most_s: seconds if nothing hides them.
+      them, and data that the devices of a chip share is sent once.
+    most_s: seconds if nothing hides them, and each device sends its own data.
     sent_bytes: bytes that each device sends.
-    flops: of the largest image size, for the whole batch.
+    flops: of the whole batch at the largest image size.
     peak_flops: FLOP/s of all chips.
     hbm_bytes: memory of a device.
     images: images in the batch.
@@ -213,17 +212,35 @@ class Cost:
     devices: number of devices.
   """
 
-  computing_s: float
-  least_s: float
-  most_s: float
-  sent_bytes: float
-  flops: float
-  peak_flops: float
-  hbm_bytes: float
-  images: int
-  chips: int
-  cores: int
-  devices: int
+  def __init__(
+    self,
+    experiment: Experiment,
+    program: hlo.CompiledProgram,
+    devices: Sequence[jax.Device],
+    chip: hardware.TpuChip,
+  ):
+    """Takes links at their full speed."""
+    coords = {tuple(d.coords) for d in devices}
+    self.devices, self.chips = len(devices), len(coords)
+    per_chip = self.devices // self.chips
+    # The topology may list both cores of a v4 chip as devices; training uses
+    # them as one.
+    device_cores = hardware.cores_per_device(devices[0])
+    self.cores = self.chips * max(per_chip, device_cores)
+    self.peak_flops = self.chips * hardware.chip_flops(devices[0])
+    self.hbm_bytes = chip.hbm_gib * GIB / per_chip
+    axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
+    speed = chip.sent_bytes_per_s(axes) or math.inf
+    self.sent_bytes = sum(c.sent_bytes() for c in program.collectives)
+    self.computing_s = program.total_cycles / chip.clock_hz
+    self.least_s = program.seconds(
+      chip.clock_hz, lambda c: c.sent_bytes() / speed
+    )
+    self.most_s = self.computing_s + self.sent_bytes * per_chip / speed
+    self.images = experiment.config.batch_size
+    size, objective = aot.largest(experiment)
+    image_flops = flops.forward_flops(objective.model, size)
+    self.flops = 3 * self.images * objective.images_seen * image_flops
 
   def rate(self, step_s: float) -> float:
     """Returns images/s of a core."""
@@ -231,46 +248,6 @@ class Cost:
 
   def mfu(self, step_s: float) -> str:
     return mfu_text(self.flops / step_s / self.peak_flops)
-
-
-def costs(
-  experiment: Experiment,
-  step: Step,
-  devices: Sequence[jax.Device],
-  chip: hardware.TpuChip,
-) -> Cost:
-  """Returns the cost of a step, with links at their full speed.
-
-  The upper bound assumes that the devices of a chip each send their own data;
-  the lower bound assumes that shared data is sent once per chip.
-  """
-  coords = {tuple(d.coords) for d in devices}
-  per_chip = len(devices) // len(coords)
-  # The topology may list both cores of a v4 chip as devices; training uses
-  # them as one.
-  cores = len(coords) * max(per_chip, hardware.cores_per_device(devices[0]))
-  axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
-  speed = chip.sent_bytes_per_s(axes) or math.inf
-  program, images = step.program, experiment.config.batch_size
-  size, objective = aot.largest(experiment)
-  image_flops = objective.images_seen * flops.forward_flops(
-    objective.model, size
-  )
-  computing_s = program.total_cycles / chip.clock_hz
-  sent_bytes = sum(c.sent_bytes() for c in program.collectives)
-  return Cost(
-    computing_s=computing_s,
-    least_s=program.seconds(chip.clock_hz, lambda c: c.sent_bytes() / speed),
-    most_s=computing_s + sent_bytes * per_chip / speed,
-    sent_bytes=sent_bytes,
-    flops=images * 3 * image_flops,
-    peak_flops=len(coords) * hardware.chip_flops(devices[0]),
-    hbm_bytes=chip.hbm_gib * GIB / per_chip,
-    images=images,
-    chips=len(coords),
-    cores=cores,
-    devices=len(devices),
-  )
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
