@@ -236,6 +236,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
       '--dtype=int8 does not go with --to=npz',
     ),
     ((workdir, new, '--to=npz', '--rollout'), '--rollout needs --to=onnx'),
+    ((workdir, new, '--to=npz', '--opset=20'), '--opset needs --to=onnx'),
     ((workdir, new, '--to=npz', '--image_size=x'), "image_size is 'x'"),
     ((workdir, new, '--to=npz', '--image_size=33'), 'do not tile an image'),
     ((workdir, new, '--to=npz', '--head=representation'), 'no representation'),

@@ -182,7 +182,6 @@ def test_the_graph_has_the_nodes_that_runtimes_are_fast_at(tmp_path):
     if x.data_type == onnx.TensorProto.FLOAT
   )
   assert used <= stored < used + 10
-  assert onnx.load(path).opset_import[0].version == onnx_graph.OPSET
 
 
 def test_an_axial_layer_has_them_for_rows_and_for_columns(tmp_path):
@@ -399,6 +398,95 @@ def test_int8_weights_have_seven_bits(tmp_path):
   assert {np.abs(x.astype(int)).max() for x in stored} == {64}
   # A scale for every output: each uses the range.
   assert all((np.abs(x.astype(int)).max(0) >= 63).all() for x in stored)
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'cls',
+    'hybrid',
+    'bit',
+    'RMSNorm, registers, rotary',
+    pytest.param('no head', marks=pytest.mark.slow),
+    pytest.param('axial, relative, map', marks=pytest.mark.slow),
+  ],
+)
+def test_float16_computes_as_jax_does_in_float16(tmp_path, kind):
+  fields, size = CASES[kind]
+  checkpoint = random_checkpoint(None, size, **fields)
+  (tmp_path / 'half').mkdir()
+  whole = write(tmp_path, checkpoint)
+  path = write(tmp_path / 'half', checkpoint, 'float16')
+  # All but small constants, and the names of the nodes, are half as large.
+  names = (onnx.load(path).ByteSize() - sum(weights_of(path).values())) * 2
+  assert (tmp_path / 'half/model.onnx').stat().st_size < (
+    (tmp_path / 'model.onnx').stat().st_size / 2 + names
+  )
+  assert sum(weights_of(path).values()) < 0.55 * sum(weights_of(whole).values())
+  session = onnxruntime.InferenceSession(path)
+  for x in (*session.get_inputs(), *session.get_outputs()):
+    assert x.type == 'tensor(float)'
+  images = random_images(size, 3)
+  half = checkpoint.model.clone(dtype=jnp.dtype('float16'))
+  want = logits_of(dataclasses.replace(checkpoint, model=half), images)
+  got = onnx_format.open_peer(path).run(images)
+  assert got.dtype == np.float32
+  # float16 has steps of 1e-3; the sides round in other places.
+  assert relative_difference(got, want.astype(np.float32)) < 4e-3
+  assert 1e-5 < relative_difference(got, logits_of(checkpoint, images)) < 4e-3
+
+
+def weights_of(path):
+  """Returns the bytes of each large constant of a file."""
+  found = {x.name: len(x.raw_data) for x in onnx.load(path).graph.initializer}
+  return {name: size for name, size in found.items() if size > 500}
+
+
+# What each needs beside the operators that are in every opset.
+@pytest.mark.parametrize(
+  ('kind', 'opset', 'ir_version'),
+  [
+    ('cls', 20, 9),  # Gelu
+    ('quick GELU', 17, 8),  # LayerNormalization
+    ('bit', 13, 7),
+  ],
+)
+def test_files_have_the_oldest_versions_that_hold_them(
+  tmp_path, kind, opset, ir_version
+):
+  fields, size = CASES[kind]
+  checkpoint = random_checkpoint(None, size, **fields)
+  model = onnx.load(write(tmp_path, checkpoint))
+  assert [(x.domain, x.version) for x in model.opset_import] == [('', opset)]
+  assert model.ir_version == ir_version
+  # One version less lacks an operator: the checker of ONNX says so, too.
+  if opset > onnx_graph.OLDEST:
+    model.opset_import[0].version -= 1
+    with pytest.raises(onnx.checker.ValidationError):
+      onnx.checker.check_model(model)
+
+
+@pytest.mark.parametrize('opset', [20, 22])
+def test_a_later_opset_gives_the_same_numbers(tmp_path, opset):
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  path = write(tmp_path, checkpoint, opset=opset)
+  assert onnx.load(path).opset_import[0].version == opset
+  check_logits(onnx_format.open_peer(path), checkpoint)
+
+
+@pytest.mark.parametrize(
+  ('opset', 'message'),
+  [
+    (19, r'--opset=19: .*\(Gelu 20\).* from 20 to'),
+    (16, r'LayerNormalization 17, Gelu 20'),
+    (99, 'up to'),
+  ],
+)
+def test_an_opset_without_an_operator_is_refused(tmp_path, opset, message):
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  with pytest.raises(ValueError, match=message):
+    write(tmp_path, checkpoint, opset=opset)
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_bfloat16_models_compute_in_float32_and_that_is_said(tmp_path):

@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int | None:
 
     return int(not check.agree(args.source, args.target, args.tolerance))
   size = args.image_size and images.size_of(args.image_size, '--image_size')
-  names = 'to', 'dtype', 'head', 'loss', 'rollout'
+  names = 'to', 'dtype', 'head', 'loss', 'rollout', 'opset'
   options = {name: getattr(args, name) for name in names}
   for sentence in convert(
     args.source, args.target, image_size=size or None, **options
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--dtype',
     default='float32',
     help='float32 (default), bfloat16 (bigvision, timm, hf, stablehlo), '
-    'float16 (timm, hf), int8 (onnx, board)',
+    'float16 (timm, hf, onnx), int8 (onnx, board)',
   )
   parser.add_argument(
     '--rollout',
@@ -89,12 +89,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     help='with --to=onnx, put out the attention rollout too',
   )
   parser.add_argument(
+    '--opset',
+    type=flags.positive,
+    help='with --to=onnx, the version of its operators (default: the least '
+    'that the model needs)',
+  )
+  parser.add_argument(
     '--tolerance',
     type=float,
     default=TOLERANCE,
     help='with --check, the largest difference, as a share of the largest '
     f'output, that is no failure (default: {TOLERANCE:g}; bfloat16 takes 0.02, '
-    'int8 0.1)',
+    'float16 0.005, int8 0.1)',
   )
   args = parser.parse_args(argv)
   if not args.check and args.to is None:

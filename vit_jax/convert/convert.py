@@ -27,6 +27,7 @@ def convert(
   head: str = 'keep',
   loss: str | None = None,
   rollout: bool = False,
+  opset: int | None = None,
 ) -> list[str]:
   """Writes a checkpoint in another format.
 
@@ -39,6 +40,7 @@ def convert(
     head: one of `transfer.HEADS`.
     loss: 'softmax' or 'sigmoid', where the checkpoint does not say it.
     rollout: whether an ONNX file also gives the attention rollout.
+    opset: of an ONNX file; the least that the model needs if None.
 
   Returns:
     Sentences on what the format cannot hold.
@@ -56,8 +58,10 @@ def convert(
       f'--dtype={dtype} does not go with --to={to}: use '
       f'{" or ".join(module.DTYPES)}.'
     )
-  if rollout and to != 'onnx':
-    raise ValueError('--rollout needs --to=onnx.')
+  options = {'rollout': rollout, 'opset': opset}
+  given = {name: value for name, value in options.items() if value}
+  if given and to != 'onnx':
+    raise ValueError(f'--{min(given)} needs --to=onnx.')
   atomic_files.refuse_existing(target)
   checkpoint = opening.open_checkpoint(checkpoint)
   if loss:
@@ -73,10 +77,8 @@ def convert(
     _log.info('dropped   the head, as --head=%s says%s', head, what)
   if to in WEIGHTS:
     checkpoint = _as_arrays(checkpoint, to)
-  given = checkpoint.weights() if to in WEIGHTS else checkpoint
-  lost: list[str] = module.write(
-    given, target, dtype, **({'rollout': True} if rollout else {})
-  )
+  written = checkpoint.weights() if to in WEIGHTS else checkpoint
+  lost: list[str] = module.write(written, target, dtype, **given)
   path = pathlib.Path(target)
   files = [file for file in (path, *path.rglob('*')) if file.is_file()]
   megabytes = sum(file.stat().st_size for file in files) / 1e6

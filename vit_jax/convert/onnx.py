@@ -34,7 +34,7 @@ from vit_jax.models.model import Model, padding
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
-DTYPES = ('float32', 'int8')
+DTYPES = ('float32', 'float16', 'int8')
 
 # Of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
 _EPSILONS = (1e-6, 1e-5)
@@ -46,18 +46,22 @@ def write(
   dtype: str,
   rollout: bool = False,
   served: bool = False,
+  opset: int | None = None,
 ) -> list[str]:
   """Writes a file that any batch size runs through.
 
+  In 'float16' the model computes as it does in JAX: norms and softmax are in
+  float32, and so are inputs and outputs.
   With the dtype 'int8', the weights of all matrix products are, and with them
   the products; convolutions stay in float32. `rollout` puts out the attention
   rollout besides. Where a model is `served`, what that is computed of is put
-  out if there is any, and DETR's images have `sizes`.
+  out if there is any, and DETR's images have `sizes`. The `opset` is the least
+  that has all operators, or the one given.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if there is no attention to roll out, or the model is too large
-      for one file.
+    ValueError: if there is no attention to roll out, the model is too large
+      for one file, or the opset lacks an operator.
   """
   _library('onnx')
   if dtype == 'int8':
@@ -68,13 +72,14 @@ def write(
         'in int8 are slower than in float32 and far off: use --dtype=float32.'
       )
   with atomic_files.new_file(target) as path:
-    model, weights = _to_model(checkpoint, rollout, served)
+    computes = 'float32' if dtype == 'int8' else dtype
+    model, weights = _to_model(checkpoint, rollout, served, computes, opset)
     onnx_file.check(model, weights)
     if dtype == 'int8':
       _quantize(onnx_file.joined(model, weights), path)
     else:
       onnx_file.save(model, weights, path)
-  return _not_held(checkpoint.model, dtype)
+  return _not_held(checkpoint.model, dtype, computes)
 
 
 def open_peer(path: str, threads: int = 0) -> Peer:
@@ -114,11 +119,11 @@ def open_peer(path: str, threads: int = 0) -> Peer:
   return Peer(framework, (H, W), run, boxes=4 * ('boxes' in wanted))
 
 
-def _not_held(model: Model, dtype: str) -> list[str]:
+def _not_held(model: Model, dtype: str, computes: str) -> list[str]:
   lines = []
-  if model.dtype != jnp.float32:
+  if model.dtype not in (jnp.float32, jnp.dtype(computes)):
     lines.append(
-      f'That the model computes in {model.dtype}: the file does in float32.'
+      f'That the model computes in {model.dtype}: the file does in {computes}.'
     )
   if dtype == 'int8' and getattr(model, 'stem_width', False):
     lines.append(
@@ -138,11 +143,15 @@ def _library(name: str) -> Any:
 
 
 def _to_model(
-  checkpoint: Checkpoint, rollout: bool, served: bool
+  checkpoint: Checkpoint,
+  rollout: bool,
+  served: bool,
+  dtype: str,
+  opset: int | None,
 ) -> tuple[Any, dict[str, np.ndarray]]:
   """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
   model = checkpoint.model.clone(
-    scan=False, remat='none', dtype=jnp.dtype('float32')
+    scan=False, remat='none', dtype=jnp.dtype(dtype)
   )
   if rollout and model.attention != 'all':
     kind = f'the model {type(model).__name__}'
@@ -195,7 +204,8 @@ def _to_model(
   if served:  # to people, as `predict` calls them
     names = map(checkpoint.class_name, range(len(checkpoint.class_names)))
     metadata['class_names'] = json.dumps([*names])
-  return graph.to_model(outputs, metadata)
+  outputs = {name: graph.cast(x, np.float32) for name, x in outputs.items()}
+  return graph.to_model(outputs, metadata, opset)
 
 
 def _with_attention(

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-# Of 2025: runtimes refuse a file that is newer than they are, and nothing later
-# says more about the operators used here.
-OPSET = 23
-IR_VERSION = 11
 NCHW = (0, 3, 1, 2)  # from the axes of BHWC
 NHWC = (0, 2, 3, 1)  # and back
+# Softmax and the reductions mean something else in earlier opsets, which all
+# runtimes of the last years are past.
+OLDEST = 13
 SMALL_BYTES = 1024  # and no more has a constant that is written once
 
 
@@ -166,6 +165,17 @@ class Graph:
     axes = np.array(list(ranges), np.int64)
     return self.node('Slice', [x, starts, ends, axes, steps], shape)
 
+  def cast(self, x: Value, dtype: Any) -> Value:
+    """Returns a value in another dtype."""
+    from onnx import helper
+
+    if x.dtype == dtype:
+      return x
+    if isinstance(x, np.ndarray):
+      return x.astype(dtype)
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return self.elementwise('Cast', x, dtype=dtype, to=to)
+
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
     """Returns a shape whose first size is so many times that of the batch."""
     first, (first_size, *sizes) = self._inputs[0], shape
@@ -194,7 +204,10 @@ class Graph:
     return name
 
   def to_model(
-    self, outputs: Mapping[str, Value], metadata: Mapping[str, str]
+    self,
+    outputs: Mapping[str, Value],
+    metadata: Mapping[str, str],
+    opset: int | None = None,
   ) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns an `onnx.ModelProto` of what the outputs need, and its weights.
 
@@ -204,6 +217,10 @@ class Graph:
     Args:
       outputs: by the names they get.
       metadata: entries of `metadata_props`.
+      opset: the version of the operators; the least that has all if None.
+
+    Raises:
+      ValueError: if the opset lacks an operator, or is unknown.
     """
     from onnx import helper, numpy_helper
 
@@ -228,11 +245,10 @@ class Graph:
           if name not in weights
         ],
       ),
-      opset_imports=[helper.make_opsetid('', OPSET)],
-      ir_version=IR_VERSION,
       producer_name='vit_jax',
     )
     helper.set_model_props(model, dict(metadata))
+    _set_opset(model, opset)
     return model, weights
 
   def _live(self, outputs: Mapping[str, Value]) -> list[tuple]:
@@ -243,6 +259,53 @@ class Graph:
         needed.update(node[1])
         live.append(node)
     return live[::-1]
+
+
+def _set_opset(model: Any, opset: int | None) -> None:
+  """Sets a model's opset and the IR version that goes with it.
+
+  Runtimes refuse files that are newer than they are. Hence the default is the
+  least opset that has all operators, and not the newest.
+
+  Raises:
+    ValueError: if an opset is given that lacks an operator, or is unknown.
+  """
+  from onnx import defs, helper
+
+  newest = defs.onnx_opset_version()
+  needed: dict[str, int] = {}
+  for node in model.graph.node:
+    opsets = range(OLDEST, newest)
+    since = next((n for n in opsets if _is_valid(node, n)), newest)
+    needed[node.op_type] = max(since, needed.get(node.op_type, OLDEST))
+  least = max(needed.values())
+  if opset is not None and not least <= opset <= newest:
+    why = f'the installed package onnx knows opsets up to {newest}'
+    if opset < least:
+      missing = (f'{k} {n}' for k, n in needed.items() if n > opset)
+      why = f'operators of this model need a later one ({", ".join(missing)})'
+    raise ValueError(
+      f'--opset={opset}: {why}. Choose one from {least} to {newest}, or leave '
+      'it out.'
+    )
+  version = helper.make_opsetid('', opset or least)
+  model.ClearField('opset_import')
+  model.opset_import.append(version)
+  model.ir_version = helper.find_min_ir_version_for([version])
+
+
+def _is_valid(node: Any, opset: int) -> bool:
+  """Whether an opset has a node's operator, inputs and attributes."""
+  from onnx import IR_VERSION, checker
+
+  context = checker.C.CheckerContext()
+  context.ir_version = IR_VERSION
+  context.opset_imports = {'': opset}
+  try:
+    checker.check_node(node, context)
+  except checker.ValidationError:
+    return False
+  return True
 
 
 def describe(name: str, x: Value) -> Any:

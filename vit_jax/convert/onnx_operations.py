@@ -58,7 +58,7 @@ def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
     **more,
   )
   if op == 'AveragePool':
-    y = graph.elementwise('Mul', y, np.array(np.prod(window), np.float32))
+    y = graph.elementwise('Mul', y, np.array(np.prod(window), out.dtype))
   return graph.transpose(y, NHWC)
 
 
@@ -86,8 +86,11 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
   y = graph.node(
     'MatMul',
     [
-      graph.reshape(a, [*batch_sizes, *kept_rows, k]),
-      graph.reshape(b, [*batch_sizes, k, _size(columns)]),
+      graph.cast(graph.reshape(x, sizes), out.dtype)
+      for x, sizes in (
+        (a, [*batch_sizes, *kept_rows, k]),
+        (b, [*batch_sizes, k, _size(columns)]),
+      )
     ],
     [*batch_sizes, *kept_rows, _size(columns)],
   )
@@ -186,13 +189,6 @@ def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
   return graph.node('Pad', [x, pads, value], out.shape)
 
 
-def _cast(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  from onnx import helper
-
-  to = helper.np_dtype_to_tensor_dtype(out.dtype)
-  return graph.elementwise('Cast', x, dtype=out.dtype, to=to)
-
-
 def _cumulative_sum(graph: Graph, out: Any, params: Any, x: Value) -> Value:
   axis = np.array(params['axis'], np.int64)
   return graph.node(
@@ -240,15 +236,17 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     'Concat', xs, out.shape, axis=params['dimension']
   ),
   'conv_general_dilated': _convolution,
-  'convert_element_type': _cast,
+  'convert_element_type': lambda graph, out, params, x: graph.cast(
+    x, out.dtype
+  ),
   'cumsum': _cumulative_sum,
   'dot_general': _dot,
   'erfc': lambda graph, out, params, x: graph.elementwise(
-    'Sub', np.array(1, np.float32), graph.elementwise('Erf', x)
+    'Sub', np.array(1, out.dtype), graph.elementwise('Erf', x)
   ),
   'gather': _gather,
   'integer_pow': lambda graph, out, params, x: graph.elementwise(
-    'Pow', x, np.array(params['y'], np.float32)
+    'Pow', x, np.array(params['y'], out.dtype)
   ),
   'max': _maximum,
   'pad': _pad,

@@ -42,16 +42,15 @@ def layer_norm(epsilon: float) -> Pattern:
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
     params = {'bias': bias, 'scale': scale}
-    layer = nn.LayerNorm(epsilon=epsilon, dtype=np.float32)
+    layer = nn.LayerNorm(epsilon=epsilon, dtype=x.dtype)
     return layer.apply({'params': params}, x)
 
-  return Pattern(
-    function,
-    2,
-    lambda graph, x, bias, scale: graph.node(
-      'LayerNormalization', [x, scale, bias], x.shape, epsilon=epsilon
-    ),
-  )
+  def emit(graph: Graph, x: Value, bias: Value, scale: Value) -> Value:
+    # It has one dtype, and computes mean and variance in float32 in any case.
+    inputs = [graph.cast(value, x.dtype) for value in (x, scale, bias)]
+    return graph.node('LayerNormalization', inputs, x.shape, epsilon=epsilon)
+
+  return Pattern(function, 2, emit)
 
 
 def group_norm(epsilon: float) -> Pattern:
@@ -64,12 +63,13 @@ def group_norm(epsilon: float) -> Pattern:
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
     params = {'bias': bias, 'scale': scale}
     layer = nn.GroupNorm(
-      32, epsilon=epsilon, dtype=np.float32, use_fast_variance=False
+      32, epsilon=epsilon, dtype=x.dtype, use_fast_variance=False
     )
     return layer.apply({'params': params}, x)
 
   def emit(graph: Graph, x: Value, bias: np.ndarray, scale: np.ndarray):
-    x = graph.transpose(x, NCHW)
+    dtype = x.dtype
+    x = graph.cast(graph.transpose(x, NCHW), np.float32)
     B, C, h, w = x.shape
     y = graph.reshape(x, (B, 32, C // 32 * h * w))
     ones, zeros = np.ones(32, np.float32), np.zeros(32, np.float32)
@@ -79,7 +79,7 @@ def group_norm(epsilon: float) -> Pattern:
     y = graph.reshape(y, x.shape)
     y = graph.elementwise('Mul', y, scale.reshape(1, C, 1, 1))
     y = graph.elementwise('Add', y, bias.reshape(1, C, 1, 1))
-    return graph.transpose(y, NHWC)
+    return graph.transpose(graph.cast(y, dtype), NHWC)
 
   return Pattern(
     function, 2, emit, lambda shape: len(shape) == 4 and shape[3] % 32 == 0
@@ -98,8 +98,8 @@ def max_pool() -> Pattern:
 
   def emit(graph: Graph, x: Value) -> Value:
     x = graph.transpose(x, NCHW)
-    least = np.finfo(np.float32).min
-    border = np.asarray(function(np.full((1, *x.shape[2:], 1), least)))
+    least = np.finfo(x.dtype).min
+    border = np.asarray(function(np.full((1, *x.shape[2:], 1), least, x.dtype)))
     border = border.transpose(NCHW)
     y = graph.node(
       'MaxPool',

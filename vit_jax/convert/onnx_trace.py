@@ -151,12 +151,12 @@ class _Reader:
     """
     first = eqns[0]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)
-    if x is None or x.aval.dtype != np.float32 or not x.aval.shape:
+    if x is None or x.aval.dtype.kind != 'f' or not x.aval.shape:
       return None
     for pattern in self._patterns:
       if not pattern.fits(x.aval.shape):
         continue
-      traced = self._traced(pattern, tuple(x.aval.shape))
+      traced = self._traced(pattern, tuple(x.aval.shape), x.aval.dtype)
       if traced.eqns[0].primitive != first.primitive:
         continue
       length = len(traced.eqns)
@@ -167,13 +167,13 @@ class _Reader:
     return None
 
 
-def _traced(pattern: Pattern, shape: tuple[Any, ...]) -> Any:
-  """Returns the operations of a pattern for x of a shape."""
+def _traced(pattern: Pattern, shape: tuple[Any, ...], dtype: Any) -> Any:
+  """Returns the operations of a pattern for x of a shape and a dtype."""
   more = [
     jax.ShapeDtypeStruct(shape[-1:], np.float32)
     for _ in range(pattern.arguments)
   ]
-  x = jax.ShapeDtypeStruct(shape, np.float32)
+  x = jax.ShapeDtypeStruct(shape, dtype)
   return jax.make_jaxpr(pattern.function)(x, *more).jaxpr
 
 

@@ -11,7 +11,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx
 from vit_jax.data import atomic_files
 
-DTYPES = onnx.DTYPES
+DTYPES = ('float32', 'int8')
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = _PACKAGE / 'tools' / 'serve'
