@@ -57,6 +57,7 @@ VALID: dict[str, Valid] = {
   'optimizer.decay': ('linear', 'cosine', 'constant', 'staircase'),
   'optimizer.momentum_dtype': ('float32', 'bfloat16'),
   'optimizer.name': ('adam', 'sgd', 'lamb', 'muon'),
+  'mesh.slice': '[-1, inf)',
   'mesh.data': '[-1, inf)',
   'mesh.fsdp': '[-1, inf)',
   'mesh.tensor': '[-1, inf)',
@@ -270,9 +271,10 @@ def base() -> ConfigDict:
         # it is what evaluators measure.
         'polyak': 0.0,
       },
-      # Devices along each axis of the mesh; -1 takes what the others leave,
-      # which data and fsdp share out if both are -1.
-      'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
+      # Devices along each axis of the mesh. slice=-1 takes the TPU slices that
+      # there are; -1 elsewhere takes what the others leave of a slice, which
+      # data and fsdp share out if both are -1.
+      'mesh': {'slice': -1, 'data': -1, 'fsdp': 1, 'tensor': 1},
       # When parameters that are split over fsdp are put together: once a 'step'
       # (fastest) or in each 'layer' (least memory).
       'gather': 'step',

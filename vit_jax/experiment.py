@@ -376,7 +376,7 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   Raises:
     ValueError: naming the next batch size that can.
   """
-  shards = mesh.shape['data'] * mesh.shape['fsdp']
+  shards = sharding.shards(mesh)
   unit = shards * config.accum_steps
   if config.batch_size % unit:
     raise ValueError(

@@ -330,7 +330,7 @@ def test_steps_learn_and_say_their_loss(name):
   assert np.mean(jax.tree.leaves(changed)) > 0.9
 
 
-MESH = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
+MESH = {'mesh.slice': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
 
 
 def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):

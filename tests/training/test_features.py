@@ -190,9 +190,9 @@ def test_processes_that_share_rows_read_the_same_images(monkeypatch):
   """Four with a mesh of two rows, each of two processes."""
   devices = [types.SimpleNamespace(process_index=i // 2) for i in range(8)]
   mesh = types.SimpleNamespace(
-    devices=np.array(devices).reshape(2, 1, 4),
+    devices=np.array(devices).reshape(1, 2, 1, 4),
     size=8,
-    shape={'data': 2, 'fsdp': 1, 'tensor': 4},
+    shape={'slice': 1, 'data': 2, 'fsdp': 1, 'tensor': 4},
   )
   monkeypatch.setattr(jax, 'process_count', lambda: 4)
   monkeypatch.setattr(features.sharding, 'global_batch', lambda batch, _: batch)

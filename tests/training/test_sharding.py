@@ -259,11 +259,17 @@ def test_arrays_are_split_as_the_specification_says():
 
 @pytest.mark.parametrize(
   ('sizes', 'shape'),
-  [((-1, 1, 1), (8, 1, 1)), ((2, 2, -1), (2, 2, 2)), ((-1, 4, 2), (1, 4, 2))],
+  [
+    ((-1, -1, 1, 1), (1, 8, 1, 1)),
+    ((1, 2, 2, -1), (1, 2, 2, 2)),
+    ((-1, -1, 4, 2), (1, 1, 4, 2)),
+    ((2, -1, 2, 1), (2, 2, 2, 1)),
+    ((4, 1, 1, -1), (4, 1, 1, 2)),
+  ],
 )
 def test_meshes_fill_up(sizes, shape):
   mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)))
-  assert mesh.axis_names == ('data', 'fsdp', 'tensor')
+  assert mesh.axis_names == ('slice', 'data', 'fsdp', 'tensor')
   assert mesh.devices.shape == shape
   assert sorted(d.id for d in mesh.devices.flat) == list(range(8))
 
@@ -277,7 +283,8 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
 ):
   """As topologies have them that are compiled for; JAX places all others."""
   devices = [
-    types.SimpleNamespace(device_kind=kind, core_on_chip=core) for core in cores
+    types.SimpleNamespace(platform='tpu', device_kind=kind, core_on_chip=core)
+    for core in cores
   ]
   asked, made = [], []
 
@@ -292,10 +299,10 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
   sharding.make_mesh({'data': 2, 'fsdp': -1, 'tensor': 1}, devices)
   want = devices if in_order else devices[::-1]
   ((placed, axes, types_of_axes),) = made
-  assert placed.shape == (2, 2, 1) and list(placed.flat) == want
+  assert placed.shape == (1, 2, 2, 1) and list(placed.flat) == want
   # What lies where is for the partitioner to find out.
   assert axes == sharding.AXES
-  assert types_of_axes == 3 * (jax.sharding.AxisType.Auto,)
+  assert types_of_axes == 4 * (jax.sharding.AxisType.Auto,)
   # An axis may be a part of one of the topology.
   wanted = [] if in_order else [{'allow_split_physical_axes': True}]
   assert asked == wanted
@@ -304,12 +311,12 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
 @pytest.mark.parametrize(
   ('width', 'tensor', 'shape'),
   [
-    (1024, 1, (2, 4, 1)),
-    (1024, 2, (1, 4, 2)),
-    (32, 2, (2, 2, 2)),
-    (36, 1, (4, 2, 1)),
-    (1026, 1, (4, 2, 1)),
-    (20, 1, (8, 1, 1)),
+    (1024, 1, (1, 2, 4, 1)),
+    (1024, 2, (1, 1, 4, 2)),
+    (32, 2, (1, 2, 2, 2)),
+    (36, 1, (1, 4, 2, 1)),
+    (1026, 1, (1, 4, 2, 1)),
+    (20, 1, (1, 8, 1, 1)),
   ],
 )
 def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
@@ -324,21 +331,58 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
 @pytest.mark.parametrize(
   ('sizes', 'message'),
   [
-    ((2, -1, -1), 'set one of .* to -1'),
-    ((0, 1, 8), 'Sizes are at least 1'),
-    ((0, -1, 8), 'Sizes are at least 1'),
-    ((16, 1, 1), 'does not multiply to the 8 devices'),
-    ((-1, 3, 1), 'does not multiply to the 8 devices'),
+    ((1, 2, -1, -1), 'set one of .* to -1'),
+    ((1, 0, 1, 8), 'Sizes are at least 1'),
+    ((1, 0, -1, 8), 'Sizes are at least 1'),
+    ((1, 16, 1, 1), 'does not multiply to the 8 devices'),
+    ((1, -1, 3, 1), 'does not multiply to the 8 devices'),
+    ((2, 8, 1, 1), 'does not multiply to the 4 devices of each of 2 slices'),
   ],
 )
 def test_meshes_that_cannot_be_are_refused(sizes, message):
-  named = dict(zip(sharding.AXES, sizes, strict=True))
+  named = dict(zip(sharding.AXES[1:], sizes[1:], strict=True))
   with pytest.raises(ValueError, match=message) as e:
-    sharding.make_mesh(named)
+    sharding.make_mesh(named | {'slice': sizes[0]})
   assert str(named) in str(e.value)
 
 
-def test_batches_are_split_over_data_and_fsdp_alone():
+def test_tpu_slices_are_the_first_axis(monkeypatch):
+  monkeypatch.setattr(sharding, 'Mesh', lambda placed, *_, **__: placed)
+  devices = [
+    types.SimpleNamespace(
+      platform='tpu',
+      device_kind='TPU v5 lite',
+      core_on_chip=0,
+      slice_index=i % 2,
+      coords=(i // 2 % 2, i // 4, 0),
+    )
+    for i in range(8)
+  ]
+  sizes = {'data': -1, 'fsdp': 2, 'tensor': 1}
+  placed = sharding.make_mesh(sizes, devices)
+  assert placed.shape == (2, 2, 2, 1)
+  for index, inside in enumerate(placed):
+    assert {device.slice_index for device in inside.flat} == {index}
+  with pytest.raises(ValueError, match=r'mesh\.slice is 4.*in 2 slices.*-1'):
+    sharding.make_mesh(sizes | {'slice': 4}, devices)
+
+
+@pytest.mark.parametrize('count', [0, 3])
+def test_devices_that_slices_do_not_share_evenly_are_refused(count):
+  sizes = {'slice': count, 'data': -1, 'fsdp': 1, 'tensor': 1}
+  with pytest.raises(ValueError, match=f'mesh.slice is {count}, and 8 devices'):
+    sharding.make_mesh(sizes)
+
+
+def test_state_is_whole_in_every_slice():
+  """Only gradients and metrics cross between slices."""
+  mesh = sharding.make_mesh({'slice': 2, 'data': 2, 'fsdp': 2, 'tensor': 1})
+  tree = shapes(width=64, mlp_dim=128)
+  for placed in jax.tree.leaves(sharding.tree_shardings(tree, mesh)):
+    assert 'slice' not in jax.tree.leaves(tuple(placed.spec))
+
+
+def test_batches_are_split_over_all_axes_but_tensor():
   mesh = sharding.make_mesh(MESH)
   image = np.arange(8 * 3).reshape(8, 3)
   batch = sharding.global_batch({'image': image, 'label': image[:, 0]}, mesh)
@@ -353,10 +397,12 @@ def test_batches_are_split_over_data_and_fsdp_alone():
   ('shape', 'process_of', 'shares'),
   [
     # The processes of 8 devices in the order of the mesh, and what each gives.
-    ((2, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ((2, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
-    ((1, 1, 8), '01234567', 8 * [(0, 1)]),
-    ((4, 1, 2), '02020202', [(0, 1), None, (0, 1)]),
+    ((1, 2, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ((2, 1, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ((1, 2, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((2, 1, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((1, 1, 1, 8), '01234567', 8 * [(0, 1)]),
+    ((1, 4, 1, 2), '02020202', [(0, 1), None, (0, 1)]),
   ],
 )
 def test_processes_that_share_rows_give_the_same_part(
@@ -379,9 +425,9 @@ def test_processes_that_share_rows_give_the_same_part(
 def test_processes_that_share_some_rows_are_refused(monkeypatch):
   devices = [types.SimpleNamespace(process_index=i // 3) for i in range(12)]
   mesh = types.SimpleNamespace(
-    devices=np.array(devices).reshape(3, 2, 2),
+    devices=np.array(devices).reshape(1, 3, 2, 2),
     size=12,
-    shape={'data': 3, 'fsdp': 2, 'tensor': 2},
+    shape={'slice': 1, 'data': 3, 'fsdp': 2, 'tensor': 2},
   )
   with pytest.raises(
     ValueError, match='tensor is 2, and each of the 4 proc.*3'

@@ -232,8 +232,7 @@ def _accuracy(
 
 def _spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
   """Places rows that all processes have, padded, on the mesh's batch axes."""
-  shards = mesh.shape['data'] * mesh.shape['fsdp']
-  missing = [(0, -len(x) % shards)] + [(0, 0)] * (x.ndim - 1)
+  missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x
   return jax.make_array_from_callback(
     x.shape, NamedSharding(mesh, sharding.BATCH), lambda index: x[index]

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import tpu_layout
+from vit_jax.models.model import BATCH_AXES
 
 Array = jax.Array
 
@@ -137,11 +138,11 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   padded: Any = _padded
   mesh = jax.sharding.get_abstract_mesh()
   B, _, N, _ = qkv[0].shape
-  parts = math.prod(mesh.shape.get(axis, 1) for axis in ('data', 'fsdp'))
+  parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
     # JAX shares out all of it but the lengths.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
-    spec = jax.sharding.PartitionSpec(('data', 'fsdp'), None, heads)
+    spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(
       padded, in_specs=spec, out_specs=spec, check_vma=False
     )

@@ -14,6 +14,8 @@ Params = Any
 Batch = dict[str, jax.Array]
 # Scalars by name.
 Metrics = dict[str, jax.Array]
+# The axes of the device mesh that split a batch.
+BATCH_AXES = ('slice', 'data', 'fsdp')
 # What splits a dimension of a parameter: axes of the device mesh, or none.
 Axes = str | tuple[str, ...] | None
 # From a pattern of paths to what splits the last dimensions of a parameter, so

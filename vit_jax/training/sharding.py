@@ -1,12 +1,14 @@
 """The device mesh and the rules that place every array on it.
 
-The mesh has three axes. The batch is split over `data` and `fsdp`; parameters,
-optimizer state and averages are split over `fsdp` and, for heads and MLP, over
-`tensor`. What is split over `fsdp` is gathered to be used, once a step (ZeRO-1,
-2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
-ZeRO-3), and its gradients are scattered. Between steps it is split over `data`
-as well, where the parts are no less than a tile of TPU's memory. Which axes are
-longer than one decides what happens; the rules stay the same.
+The mesh has four axes. The batch is split over `slice`, `data` and `fsdp`;
+parameters, optimizer state and averages are split over `fsdp` and, for heads
+and MLP, over `tensor`. Each TPU slice holds all of them: only gradients and
+metrics cross the network between slices. Arrays split over `fsdp` are gathered
+for use, once a step (ZeRO-1, 2004.13336: every core updates its part of the
+weights) or layer by layer (FSDP, ZeRO-3), and their gradients are scattered.
+Between steps they are split over `data` as well, where the parts are no smaller
+than a tile of the TPU's memory. The lengths of the axes decide what happens;
+the rules stay the same.
 """
 
 import contextlib
@@ -23,13 +25,13 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.models import heads, layers, tpu_layout
-from vit_jax.models.model import Axes, Partitions
+from vit_jax.models.model import BATCH_AXES, Axes, Partitions
 from vit_jax.training import processes
 
-AXES = ('data', 'fsdp', 'tensor')
+AXES = ('slice', 'data', 'fsdp', 'tensor')
 # A TPU's memory is laid out in tiles of 16 rows (of bfloat16) and 128 lanes.
 _ROWS, _LANES = 16, 128
-BATCH = PartitionSpec(('data', 'fsdp'))
+BATCH = PartitionSpec(BATCH_AXES)
 
 # First match of the parameter's path wins, after `Model.partitions`.
 RULES: Partitions = (
@@ -44,24 +46,29 @@ def make_mesh(
   devices: Sequence[jax.Device] | None = None,
   width: int = 1,
 ) -> Mesh:
-  """Returns the mesh over all devices.
+  """Arranges all devices in a mesh with the axes `AXES`.
 
   Args:
-    sizes: devices along `data`, `fsdp` and `tensor`; one may be -1 for what the
-      others leave, or both `data` and `fsdp`, which then share it by `width`.
-    devices: to use instead of all there are.
-    width: of the model. Kernels are split over `fsdp` into 16 rows or more:
-      TPUs gather less than a tile of their memory as a sum of zeros. With eight
-      or more devices, `fsdp` covers at most half of them: over all of them,
-      TPUs all-reduce gradients instead of reduce-scattering them.
+    sizes: devices along each axis. `slice` may be -1 or missing: the number of
+      TPU slices. One of the others may be -1: what is left of a slice. Both
+      `data` and `fsdp` may be -1: they share it by `width`.
+    devices: default to all devices.
+    width: of the model. Its kernels are split over `fsdp` into parts of at
+      least 16 rows, because TPUs gather less than a tile of their memory as a
+      sum of zeros. With eight or more devices in a slice, `fsdp` covers at most
+      half of them. If it covers all, the TPU compiler all-reduces gradients
+      instead of reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
   """
-  given, sizes = dict(sizes), dict(sizes)
   devices = jax.devices() if devices is None else devices
+  slices = _slices(devices, sizes.get('slice', -1))
+  inside = len(slices[0])
+  given = {axis: sizes[axis] for axis in AXES[1:]}
+  sizes = dict(given)
   if sizes['data'] == sizes['fsdp'] == -1 and sizes['tensor'] > 0:
-    rest = len(devices) // sizes['tensor']
+    rest = inside // sizes['tensor']
     most = rest // 2 if rest >= 8 else rest
     fitting = (
       n
@@ -69,32 +76,69 @@ def make_mesh(
       if rest % n == 0 and (n == 1 or (width % n == 0 and width // n >= _ROWS))
     )
     sizes['fsdp'] = max(fitting, default=1)
-  shape = [sizes[axis] for axis in AXES]
+  shape = list(sizes.values())
   if shape.count(-1) == 1:
     rest = -math.prod(shape)
-    shape[shape.index(-1)] = len(devices) // rest if rest > 0 else 0
-  if min(shape) < 1 or math.prod(shape) != len(devices):
+    shape[shape.index(-1)] = inside // rest if rest > 0 else 0
+  if min(shape) < 1 or math.prod(shape) != inside:
     raise ValueError(
-      f'mesh {given} does not multiply to the {len(devices)} devices that '
-      'there are. Sizes are at least 1; set one of data, fsdp, tensor to -1, '
-      'or both data and fsdp, to fill it up.'
+      f'mesh {given} does not multiply to the {inside} devices of each of '
+      f'{len(slices)} slices. Sizes are at least 1; set one of data, fsdp, '
+      'tensor to -1, or both data and fsdp, to fill it up.'
     )
+  placed = np.stack([_placed(shape, each) for each in slices])
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
+  return Mesh(placed, AXES, axis_types=types)
+
+
+def _slices(
+  devices: Sequence[jax.Device], count: int
+) -> list[Sequence[jax.Device]]:
+  """Groups devices by TPU slice, or into `count` equal parts unless it is -1.
+
+  Devices of other platforms form one slice: their `slice_index` differs between
+  hosts, and state may be split over the hosts' network.
+  """
+  found: dict[int, list[jax.Device]] = {}
+  for device in devices:
+    is_tpu = device.platform == 'tpu'
+    index = getattr(device, 'slice_index', 0) if is_tpu else 0
+    found.setdefault(index, []).append(device)
+  if count in (-1, len(found)):
+    return [found[index] for index in sorted(found)]
+  if count < 1 or len(devices) % count or (len(found) > 1 and count > 1):
+    raise ValueError(
+      f'mesh.slice is {count}, and {len(devices)} devices in {len(found)} '
+      'slices cannot be shared evenly that way. Leave it at -1 to take the '
+      "devices' own slices."
+    )
+  size = len(devices) // count
+  return [devices[i : i + size] for i in range(0, len(devices), size)]
+
+
+def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
+  """Returns the devices of one slice as an array of a shape."""
   if devices[0].device_kind == 'TPU v4' and devices[-1].core_on_chip:
-    # A topology that is compiled for has v4's cores one by one, which
-    # `jax.make_mesh` has no order for.
-    return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=types)
+    # A topology that is compiled for lists v4's cores one by one, and
+    # `create_device_mesh` knows no order for them.
+    return np.asarray(devices).reshape(shape)
   # An axis of the mesh may be a part of one of the topology: 64 of 16 x 16.
-  placed = mesh_utils.create_device_mesh(
+  return mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
-  return Mesh(placed, AXES, axis_types=types)
 
 
 def describe(mesh: Mesh) -> str:
   """Returns the devices and the axes in words."""
-  axes = ', '.join(f'{axis}={n}' for axis, n in mesh.shape.items())
+  axes = ', '.join(
+    f'{axis}={n}' for axis, n in mesh.shape.items() if axis != 'slice' or n > 1
+  )
   return f'{mesh.size} x {mesh.devices.flat[0].device_kind}, mesh {axes}'
+
+
+def shards(mesh: Mesh | jax.sharding.AbstractMesh) -> int:
+  """Returns the number of parts that the mesh splits a batch into."""
+  return math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -217,11 +261,11 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
   Raises:
     ValueError: if processes have some rows in common and others not.
   """
-  rows: dict[int, set[tuple[int, int]]] = {}
-  for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
-    rows.setdefault(device.process_index, set()).add((data, fsdp))
+  rows: dict[int, set[tuple[int, ...]]] = {}
+  for (*row, _), device in np.ndenumerate(mesh.devices):
+    rows.setdefault(device.process_index, set()).add(tuple(row))
   parts = sorted({tuple(sorted(found)) for found in rows.values()})
-  if sum(map(len, parts)) != mesh.shape['data'] * mesh.shape['fsdp']:
+  if sum(map(len, parts)) != shards(mesh):
     raise ValueError(
       f'mesh.tensor is {mesh.shape["tensor"]}, and each of the {len(rows)} '
       f'processes has {mesh.size // len(rows)} devices: one has to be a '
@@ -269,7 +313,7 @@ def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
   def apply(*rows: jax.Array) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
-    parts = math.prod(mesh.shape.get(axis, 1) for axis in ('data', 'fsdp'))
+    parts = shards(mesh)
     if parts == 1 or len(rows[0]) % parts:
       return function(*rows)
     # What a loop starts from is the same on all, which JAX would refuse.
