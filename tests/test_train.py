@@ -235,9 +235,11 @@ def test_changes_that_do_not_matter_are_resumed(
 ):
   preempt_at(5)
   with pytest.raises(preemption.Preempted):
-    train.train(small_config(**STATEFUL), str(tmp_path))
+    config = small_config(**STATEFUL, **{'mesh.slice': 2, 'mesh.fsdp': 2})
+    train.train(config, str(tmp_path))
   preempt_at(None)
   changes = {
+    'mesh.slice': 1,
     'log_every': '3 steps',
     'mesh.data': 4,
     'mesh.fsdp': 2,

@@ -47,6 +47,8 @@ SGD = (
 FSDP = ('--config.mesh.fsdp=-1', '--config.mesh.data=1')
 # Over two processes each, which have the same images then.
 TENSOR = ('--config.mesh.tensor=4',)
+# Four processes, two to a slice.
+SLICES = ('--config.mesh.slice=2', '--config.mesh.fsdp=4')
 # So that none is done before it is disturbed.
 LONG = ('--config.total=9000 steps',)
 # Compiles in seconds, and is not saved before it is disturbed.
@@ -184,18 +186,23 @@ def assert_lost(result, what='(coordination|distributed) service'):
 
 
 @pytest.mark.slow
-def test_several_train_like_one(training, alone, tmp_path):
+@pytest.mark.parametrize('mesh', [TENSOR, SLICES], ids=['tensor', 'slices'])
+def test_several_train_like_one(training, alone, tmp_path, mesh):
   """With images in common; the tests below end with others, and with FSDP."""
-  finish(training, tmp_path, 4, *SGD, *TENSOR)
+  finish(training, tmp_path, 4, *SGD, *mesh)
   assert_close_run(tmp_path, alone)
 
 
 @pytest.mark.slow
 def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
-  """One of them is told, by Ctrl-C; both save the same step: status 75."""
+  """One of them is told, by Ctrl-C; both save the same step: status 75.
+
+  Each is a slice, and the run goes on with four slices.
+  """
   since_ns = time.time_ns()
   instead = {0: SLOW_STEPS.format(first=1), 1: UNIGNORED}
-  with started(training, tmp_path, 2, *SGD, instead=instead) as both:
+  args = (*SGD, '--config.mesh.slice=2')
+  with started(training, tmp_path, 2, *args, instead=instead) as both:
     wait_for_row(tmp_path, 1, both[0], since_ns)
     both[1].send_signal(signal.SIGINT)
     results = results_of(both)
@@ -203,7 +210,7 @@ def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
   step = saved_steps(tmp_path)[-1]
   for _, err in results:
     assert f'Preempted: saved step {step}.' in err
-  finish(training, tmp_path, 2, *SGD)
+  finish(training, tmp_path, 4, *SGD, '--config.mesh.slice=4')
   assert_close_run(tmp_path, alone)
 
 
