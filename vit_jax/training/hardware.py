@@ -103,6 +103,8 @@ class TpuChip:
     ring: chips along an axis of a slice from which on its ends are linked, too;
       where links go in three directions, if all axes are multiples of it.
     is_3d: whether a chip has six links and not four.
+    network_bytes_per_s: a chip's share of its host's network, one way; 0 if no
+      figure is published.
   """
 
   clock_hz: float
@@ -110,6 +112,7 @@ class TpuChip:
   link_bytes_per_s: float
   ring: int
   is_3d: bool = False
+  network_bytes_per_s: float = 0
 
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
     """Returns what the chip of a slice with the fewest links sends in all.
@@ -135,12 +138,15 @@ class TpuChip:
 # chip's bidirectional bandwidth, over its links; of v2 and v3 496 and 656
 # Gbit/s a link (Norrie et al.). Rings: a pod's whole axis, of 16 chips, or 32
 # on v3, and cubes of 4 x 4 x 4 (the same pages, and Jouppi et al.).
+# Network: two adapters of 100 Gbit/s for the 8 chips of a host of v5e, four of
+# 200 on v6e, 50 Gbit/s a chip on v5p (https://cloud.google.com/tpu/docs/v6e and
+# .../v5p).
 TPU_CHIPS = {
   'v2': TpuChip(700e6, 16, 62e9, 16),
   'v3': TpuChip(940e6, 32, 82e9, 32),
   'v4': TpuChip(1050e6, 32, 50e9, 4, is_3d=True),
-  'v5e': TpuChip(1500e6, 16, 50e9, 16),
-  'v5p': TpuChip(1750e6, 95, 100e9, 4, is_3d=True),
-  'v6e': TpuChip(1750e6, 32, 100e9, 16),
+  'v5e': TpuChip(1500e6, 16, 50e9, 16, network_bytes_per_s=3.125e9),
+  'v5p': TpuChip(1750e6, 95, 100e9, 4, is_3d=True, network_bytes_per_s=6.25e9),
+  'v6e': TpuChip(1750e6, 32, 100e9, 16, network_bytes_per_s=12.5e9),
   'tpu7x': TpuChip(2200e6, 192, 100e9, 4, is_3d=True),
 }

@@ -172,6 +172,40 @@ def test_what_the_schedule_hides():
   assert seconds(*3 * (start, work, done, work)) == 3 * (SENT_S + 4)
 
 
+BETWEEN = """
+ENTRY %main (p: bf16[6,8,128]) -> bf16[6,8,128] {
+  %p = bf16[6,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %t = token[] after-all()
+  %recv.2 = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) recv(%t), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-reduce.1_0",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{SLICES}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send.2 = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%p, %t), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-reduce.1_0",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{SLICES}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send-done.2 = token[] send-done(%send.2), channel_id=4
+  %f = f32[8,128] fusion(%p), kind=kLoop, "estimated_cycles":"7"
+  %recv-done.2 = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, token[]) recv-done(%recv.2), channel_id=3
+  ROOT %g = bf16[6,8,128] fusion(%p), kind=kLoop, "estimated_cycles":"5"
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+  ('slices', 'count'), [('1,2', 2), ('1,2,3,4', 4), ('1:16', 16)]
+)
+def test_slices_sum_their_parts_of_the_gradients(slices, count):
+  program = hlo.read(BETWEEN.replace('SLICES', slices))
+  (found,) = program.collectives
+  size = 6 * 8 * 128 * 2
+  assert found == hlo.Collective('all-reduce', count, size, between_slices=True)
+  assert found.sent_bytes() == 2 * (count - 1) / count * size
+  # From the `send` on, beside the first 7 cycles.
+  assert program.seconds(1.0, lambda _: 10.0) == 10 + 5
+
+
+def test_links_and_network_do_not_wait_for_each_other():
+  inside = hlo.Collective('all-gather', 2, 64)
+  start, done = hlo.Start('g', inside), hlo.Done('g')
+  between = hlo.Start('h', inside._replace(between_slices=True))
+  assert seconds(start, between, done, hlo.Done('h')) == SENT_S
+
+
 FUSED = """
 %start.1 (x: f32[8,128]) -> (f32[8,128], f32[16,128]) {
   %g.1 = f32[16,128] all-gather(%x), channel_id=9, replica_groups=[4,2]<=[8]

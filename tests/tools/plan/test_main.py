@@ -30,9 +30,12 @@ def with_compiler(test):
   return pytest.mark.slow(skip(test))
 
 
-def devices(count, kind, per_chip):
+def devices(count, kind, per_chip, slices=1):
   return [
-    types.SimpleNamespace(device_kind=kind, coords=(i // per_chip, 0, 0))
+    types.SimpleNamespace(
+      device_kind=kind, coords=(i // per_chip, 0, 0), slice_index=index
+    )
+    for index in range(slices)
     for i in range(count)
   ]
 
@@ -87,6 +90,7 @@ def test_report_of_l16():
   assert found['sent'] == '4.84 GiB'
   assert '2 x all-reduce over 32: 3.88 GiB' in text
   assert '1 x all-gather over 32: 0.97 GiB' in text
+  assert 'network' not in found
   # 14 epochs: 54,688 steps of 0.1 s on 32 cores. Table 6: 783 exaFLOPs are 7
   # epochs of 303M images, these are 14M.
   assert found['schedule'].startswith('54,688 steps of 256: 5.17')
@@ -112,6 +116,34 @@ def test_report_of_l16():
     [3.053 * 0.625 * 0.75, 4.595 * 0.625 * 0.75], abs=0.06
   )
   assert two_sizes.endswith('hours here, of all sizes by their operations')
+
+
+def test_report_of_several_slices():
+  """Each of 2 x 8 chips of v5e sends its part over the data-centre network."""
+  config = vit.get_config('l16,batch_size=256')
+  part = hlo.Collective('all-reduce', 2, 2**20, between_slices=True)
+  program = hlo.CompiledProgram(
+    (hlo.Compute(15_000_000, 'a'), *2 * (hlo.Start('h', part), hlo.Done('h')))
+  )
+  step = costs.Step(program, 2**30, 2**30, 4 * 2**30, 1.0)
+  facts = costs.facts_given(config, 21_843, 1_000_000)
+  where = devices(8, 'TPU v5 lite', 1, slices=2), hardware.TPU_CHIPS['v5e']
+  experiment = Experiment(CheckedConfig(config), facts)
+  cost = costs.Cost(experiment, program, *where)
+  assert (cost.chips, cost.cores, cost.devices) == (16, 16, 16)
+  assert cost.sent_bytes == 0 and cost.network_bytes == 2 * 2**20
+  # Two adapters of 100 Gbit/s for eight chips: 3.125 GB/s each.
+  assert cost.network_s == 2 * 2**20 / 3.125e9
+  for found_s in (cost.most_s, cost.least_s):
+    assert found_s == pytest.approx(0.01 + cost.network_s)
+  text = costs.report(experiment, step, cost)
+  assert '2.0 MiB to other slices by each device, 0.7 ms' in text
+  assert '2 x all-reduce over 2 slices: 0.00 GiB' in text
+
+
+def test_slices_without_a_known_network_are_refused():
+  with pytest.raises(ValueError, match='--slices=2.*of v3.*Known are v5e, v5p'):
+    costs.devices_of('v3:4x4', 2)
 
 
 def counts(*args):
@@ -375,7 +407,9 @@ def test_links_are_those_of_a_slice_wherever_it_lies():
 
   def sent_s(places):
     cores = [
-      types.SimpleNamespace(device_kind='TPU v2', coords=(x, 5, 0))
+      types.SimpleNamespace(
+        device_kind='TPU v2', coords=(x, 5, 0), slice_index=0
+      )
       for x in places
       for _ in range(2)
     ]

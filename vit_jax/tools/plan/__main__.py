@@ -3,6 +3,8 @@
   python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v3:16x16
   python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 \
     --config.accum_steps=16 --config.model.remat=nothing_saveable
+  python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v5e:16x16 \
+    --slices=2 --config.batch_size=8192
 
 compiles the real training step with the TPU's own compiler, which runs on any
 machine (`pip install -c requirements.txt -e '.[plan]'`). It prints for each
@@ -13,7 +15,8 @@ core-days.
 The estimate is for a step whose batch is on the devices, and leaves out
 collectives. Their time is added in two ways: in full, and only the part that
 does not run beside computation in the compiled schedule. Both assume links at
-their advertised speed. If the step does not fit, the compiler says by how much,
+their advertised speed. With several slices the bytes between them are counted
+apart. If the step does not fit, the compiler says by how much,
 and the exit status is 1.
 
 A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its
@@ -47,6 +50,12 @@ EXIT_TOO_LARGE = 1
 _TOPOLOGY = flags.DEFINE_string(
   'topology', '', 'Generation and chips, as in v3:16x16 or v5p:4x4x8.'
 )
+_SLICES = flags.DEFINE_integer(
+  'slices',
+  1,
+  'TPU slices of that topology, joined by the data-centre network.',
+  lower_bound=1,
+)
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
   0,
@@ -76,7 +85,7 @@ def run(argv: list[str]) -> None:
   config = flags.FLAGS.config
   try:
     from_init.resolve(config)
-    devices, chip = devices_of(_TOPOLOGY.value)
+    devices, chip = devices_of(_TOPOLOGY.value, _SLICES.value)
     facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '

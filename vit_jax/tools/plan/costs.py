@@ -131,12 +131,14 @@ def _reason(message: str) -> str:
   )
 
 
-def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
-  """Returns the devices of a topology, and facts of its chips.
+def devices_of(
+  topology: str, slices: int = 1
+) -> tuple[list[jax.Device], hardware.TpuChip]:
+  """Returns the devices of slices of a topology, and facts of its chips.
 
   Raises:
     ImportError: if libtpu is not installed.
-    ValueError: if the topology is unknown.
+    ValueError: if the topology is unknown, or the network between its slices.
   """
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
   generation = match[1] if match else ''  # libtpu crashes on zero chips
@@ -144,6 +146,13 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
     raise ValueError(
       f'--topology={topology}: write a generation and its chips, as in '
       f'v3:16x16; known are {", ".join(hardware.TPU_CHIPS)}.'
+    )
+  chip = hardware.TPU_CHIPS[generation]
+  if slices > 1 and not chip.network_bytes_per_s:
+    known = [k for k, v in hardware.TPU_CHIPS.items() if v.network_bytes_per_s]
+    raise ValueError(
+      f'--slices={slices}: the speed of the network between slices of '
+      f'{generation} is not published. Known are {", ".join(known)}.'
     )
   for name, value in _LIBTPU.items():
     os.environ.setdefault(name, value)
@@ -156,11 +165,11 @@ def devices_of(topology: str) -> tuple[list[jax.Device], hardware.TpuChip]:
     )
   try:
     described = topologies.get_topology_desc(
-      platform='tpu', topology_name=topology
+      platform='tpu', topology_name=topology, num_slices=slices
     )
   except jax.errors.JaxRuntimeError as e:
     raise ValueError(f'--topology={topology}: {e}') from None
-  return list(described.devices), hardware.TPU_CHIPS[generation]
+  return list(described.devices), chip
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
@@ -202,7 +211,9 @@ class Cost:
     least_s: seconds if collectives hide behind what the schedule runs beside
       them, and data that the devices of a chip share is sent once.
     most_s: seconds if nothing hides them, and each device sends its own data.
-    sent_bytes: bytes that each device sends.
+    sent_bytes: bytes that each device sends inside its slice.
+    network_bytes: bytes that each device sends to other slices.
+    network_s: seconds that these take.
     flops: of the whole batch at the largest image size.
     peak_flops: FLOP/s of all chips.
     hbm_bytes: memory of a device.
@@ -219,9 +230,10 @@ class Cost:
     devices: Sequence[jax.Device],
     chip: hardware.TpuChip,
   ):
-    """Takes links at their full speed."""
-    coords = {tuple(d.coords) for d in devices}
-    self.devices, self.chips = len(devices), len(coords)
+    """Takes links and network at their full speed."""
+    coords = {tuple(d.coords) for d in devices}  # alike in each slice
+    self.devices = len(devices)
+    self.chips = len({(d.slice_index, *d.coords) for d in devices})
     per_chip = self.devices // self.chips
     # The topology may list both cores of a v4 chip as devices; training uses
     # them as one.
@@ -231,12 +243,25 @@ class Cost:
     self.hbm_bytes = chip.hbm_gib * GIB / per_chip
     axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
     speed = chip.sent_bytes_per_s(axes) or math.inf
-    self.sent_bytes = sum(c.sent_bytes() for c in program.collectives)
+    # Each device sends its own part of the gradients to other slices.
+    network = chip.network_bytes_per_s / per_chip or math.inf
+    self.sent_bytes, self.network_bytes = (
+      sum(
+        c.sent_bytes()
+        for c in program.collectives
+        if c.between_slices == between
+      )
+      for between in (False, True)
+    )
+    self.network_s = self.network_bytes / network
     self.computing_s = program.total_cycles / chip.clock_hz
     self.least_s = program.seconds(
-      chip.clock_hz, lambda c: c.sent_bytes() / speed
+      chip.clock_hz,
+      lambda c: c.sent_bytes() / (network if c.between_slices else speed),
     )
-    self.most_s = self.computing_s + self.sent_bytes * per_chip / speed
+    self.most_s = (
+      self.computing_s + self.sent_bytes * per_chip / speed + self.network_s
+    )
     self.images = experiment.config.batch_size
     size, objective = aot.largest(experiment)
     image_flops = flops.forward_flops(objective.model, size)
@@ -287,6 +312,10 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     'sent': '\n          '.join(
       [_gib(cost.sent_bytes), *_collectives(step.program)]
     ),
+    'network': (
+      f'{cost.network_bytes / 2**20:,.1f} MiB to other slices by each device, '
+      f'{1e3 * cost.network_s:,.1f} ms'
+    ),
     'schedule': (
       f'{total:,} steps of {cost.images:,}: '
       f'{total * share * cost.flops / 1e18:,.4g} exaFLOPs, '
@@ -294,6 +323,8 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
       + (', of all sizes by their operations' if share < 1 else '')
     ),
   }
+  if not cost.network_bytes:
+    del rows['network']
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
 
 
@@ -308,13 +339,14 @@ def _gib(count: float) -> str:
 
 def _collectives(program: hlo.CompiledProgram) -> list[str]:
   """Returns lines about collectives, by kind and number of devices."""
-  found: dict[tuple[str, int], list[hlo.Collective]] = {}
+  found: dict[tuple[bool, str, int], list[hlo.Collective]] = {}
   for each in program.collectives:
-    found.setdefault((each.kind, each.devices), []).append(each)
+    key = (each.between_slices, each.kind, each.devices)
+    found.setdefault(key, []).append(each)
   return [
-    f'{len(same)} x {kind} over {n}: '
+    f'{len(same)} x {kind} over {n}{" slices" if between else ""}: '
     f'{_gib(sum(round(each.sent_bytes()) for each in same))}'
-    for (kind, n), same in sorted(found.items())
+    for (between, kind, n), same in sorted(found.items())
   ]
 
 

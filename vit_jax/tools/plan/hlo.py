@@ -39,6 +39,12 @@ _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
 _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
+# Slices exchange arrays through their hosts: a pair of `send` and `recv` with
+# one name, the slices that take part as in {1,2}, and the kind of collective.
+_BETWEEN = re.compile(
+  r' (send|recv)\(.*_xla_host_transfer_rendezvous="([^"]*)".*'
+  r'_xla_megascale_target="\{([^}]*)\}.*_xla_megascale_transfer_type="(\w+)"'
+)
 
 
 class Collective(NamedTuple):
@@ -48,11 +54,14 @@ class Collective(NamedTuple):
     kind: as in HLO, such as 'all-reduce'.
     devices: number of devices in each group.
     bytes: size of the whole array that is gathered or reduced.
+    between_slices: whether it crosses the network between slices; `devices` is
+      the number of slices then.
   """
 
   kind: str
   devices: int
   bytes: int
+  between_slices: bool = False
 
   def sent_bytes(self) -> float:
     """Returns the fewest bytes that every device has to send.
@@ -120,26 +129,28 @@ class CompiledProgram:
   ) -> float:
     """Returns how long the program takes if collectives hide where they can.
 
-    Links carry one collective after another, from its start, or when they have
-    finished the one before, until it is waited for. Computation is assumed not
-    to slow down meanwhile.
+    The links of a slice carry one collective after another, from its start, or
+    when they have finished the one before, until it is waited for; so does the
+    network between slices. Computation is assumed not to slow down meanwhile.
 
     Args:
       clock_hz: cycles a second.
       sent_s: seconds of a collective that has all links to itself.
     """
-    now = links = 0.0
+    now = 0.0
+    free = {False: 0.0, True: 0.0}  # when the links and the network are
     ends: dict[str, float] = {}
     for event in self.events:
       match event:
         case Compute():
           now += event.cycles / clock_hz
         case Start():
-          links = max(now, links) + sent_s(event.collective)
-          ends[event.name] = links
+          found = event.collective
+          end = max(now, free[found.between_slices]) + sent_s(found)
+          free[found.between_slices] = ends[event.name] = end
         case Done():
           now = max(now, ends.get(event.name, now))
-    return max(now, links)
+    return max(now, *free.values())
 
 
 def read(text: str) -> CompiledProgram:
@@ -194,6 +205,12 @@ def _events(
       yield Start(_name(line), found)
       if '-start(' not in line:
         yield Done(_name(line))
+    elif match := _BETWEEN.search(line):
+      operation, name, *_ = match.groups()
+      if operation == 'send':
+        yield Start(name, _exchange(line, match))
+      else:
+        started[_name(line)] = name
     elif match := _DONE.search(line):
       yield Done(started.get(match[1], match[1]))
     elif ' fusion(' in line:
@@ -271,16 +288,30 @@ def _source(line: str) -> str:
   return re.sub(r'^(jit\([^)]*\)/)+', '', match[1])
 
 
+def _exchange(line: str, match: re.Match[str]) -> Collective:
+  _, _, target, transfer = match.groups()
+  first, *last = map(int, re.split('[,:]', target))
+  slices = last[-1] - first + 1 if last else 1
+  kind = transfer.lower().replace('_', '-')
+  shapes, _, _ = line.partition(' = (')[2].partition(', u32[]')
+  size = sum(_sizes(shapes)) * (slices if kind == 'all-gather' else 1)
+  return Collective(kind, slices, size, between_slices=True)
+
+
+def _sizes(shapes: str) -> list[int]:
+  """Returns the bytes of each array in the text of a type."""
+  return [
+    int(bits or 8) * math.prod(map(int, filter(None, dims.split(',')))) // 8
+    for bits, dims in _ARRAY.findall(shapes)
+  ]
+
+
 def _collective(line: str) -> Collective | None:
   match = _ASYNC.search(line)
   if not match:
     return None
   shapes, kind, started = match.groups()
-  sizes = [
-    int(bits or 8) * math.prod(map(int, filter(None, dims.split(',')))) // 8
-    for bits, dims in _ARRAY.findall(shapes)
-  ]
-  devices, size = _devices(line), sum(sizes)
+  devices, size = _devices(line), sum(_sizes(shapes))
   # A gather or permutation that is started has its operands in the tuple, too.
   if started and kind == 'all-gather':
     size = size * devices // (devices + 1)
