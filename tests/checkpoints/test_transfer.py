@@ -36,10 +36,19 @@ def apply(model, params, images):
 
 
 def model_like(model, image_size, **fields):
+  """Returns the model and the parameters of its start, with a head of zeros."""
   model = model.clone(**fields)
-  init = jax.jit(lambda key: variants.init(model, key, image_size))
-  fresh = init(jax.random.key(1))
+  fresh = random_params(model, image_size, seed=1)
+  fresh['head'] = jax.tree.map(np.zeros_like, fresh['head'])
   return model, fresh
+
+
+def random_params(model, image_size, seed):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.standard_normal(x.shape).astype(np.float32),
+    shapes_of(model, image_size),
+  )
 
 
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
@@ -107,11 +116,7 @@ def untrained(image_size, seed, scan=False, **fields):
   model = variants.build(
     num_classes=3, image_size=image_size, scan=scan, **fields
   )
-  rng = np.random.default_rng(seed)
-  params = jax.tree.map(
-    lambda x: rng.standard_normal(x.shape).astype(np.float32),
-    shapes_of(model, image_size),
-  )
+  params = random_params(model, image_size, seed)
   return opening.Checkpoint('old', model, params, image_size)
 
 

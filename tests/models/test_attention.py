@@ -21,6 +21,16 @@ def arrays(queries, keys, dtype=np.float32):
   )
 
 
+def with_gradients(function, q, k, v, dy):
+  """Returns the result and its three gradients, compiled as one program."""
+
+  def run(q, k, v, dy):
+    y, vjp = jax.vjp(function, q, k, v)
+    return y, *vjp(dy)
+
+  return jax.jit(run)(q, k, v, dy)
+
+
 def formula(q_BQNK, k_BLNK, v_BLNK, dy_BQNK):
   """Equations 6 and 7 and their gradients, head by head in float64."""
   results = [np.zeros(x.shape) for x in (q_BQNK, q_BQNK, k_BLNK, v_BLNK)]
@@ -57,15 +67,14 @@ def test_attention_and_its_gradients_are_those_of_the_formula(
   np.testing.assert_allclose(
     attention.attend(q, k, v), want[0], rtol=1e-5, atol=1e-6
   )
-  y, vjp = jax.vjp(attention.attend, q, k, v)
-  for got, expected in zip((y, *vjp(dy)), want, strict=True):
+  results = with_gradients(attention.attend, q, k, v, dy)
+  for got, expected in zip(results, want, strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
 
 
 def test_large_logits_do_not_overflow(parts):
   q, k, v, dy = arrays(7, 7)
-  y, vjp = jax.vjp(attention.attend, 100 * q, 100 * k, v)
-  for x in (y, *vjp(dy)):
+  for x in with_gradients(attention.attend, 100 * q, 100 * k, v, dy):
     assert np.isfinite(x).all()
 
 
@@ -177,7 +186,7 @@ def test_cheap_rematerialisation_does_no_matrix_product_twice():
     block = layers.remat(layers.EncoderBlock, policy, in_loop=False)(
       encoder_fields
     )
-    params = block.init(jax.random.key(1), x)
+    params = jax.eval_shape(block.init, jax.random.key(1), x)
 
     def loss(params):
       return jnp.sum(block.apply(params, x)[0] ** 2)
@@ -221,11 +230,13 @@ MASKS = ('random', 'causal', 'padding', 'one for all')
 def test_masked_attention_and_its_gradients(parts, kind):
   q, k, v, dy = arrays(10, 6)
   mask = make_mask(kind, 10, 6)
-  want, want_vjp = jax.vjp(lambda *qkv: with_infinities(*qkv, mask), q, k, v)
-  got, vjp = jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)
+  want, got = (
+    with_gradients(lambda *qkv, f=f: f(*qkv, mask), q, k, v, dy)
+    for f in (with_infinities, attention.attend)
+  )
   primal = jax.jit(attention.attend)(q, k, v, mask)
-  np.testing.assert_allclose(primal, want, rtol=1e-5, atol=1e-6)
-  for x, expected in zip((got, *vjp(dy)), (want, *want_vjp(dy)), strict=True):
+  np.testing.assert_allclose(primal, want[0], rtol=1e-5, atol=1e-6)
+  for x, expected in zip(got, want, strict=True):
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
 
 
@@ -247,10 +258,10 @@ def test_masks_in_bfloat16(parts, kind):
 
 def test_a_mask_that_hides_nothing_changes_nothing(parts):
   q, k, v, dy = arrays(7, 7)
-  want, want_vjp = jax.vjp(attention.attend, q, k, v)
+  want = with_gradients(attention.attend, q, k, v, dy)
   mask = jnp.ones((1, 7, 7), bool)
-  got, vjp = jax.vjp(lambda *qkv: attention.attend(*qkv, mask), q, k, v)
-  for x, expected in zip((got, *vjp(dy)), (want, *want_vjp(dy)), strict=True):
+  got = with_gradients(lambda *qkv: attention.attend(*qkv, mask), q, k, v, dy)
+  for x, expected in zip(got, want, strict=True):
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -273,13 +284,13 @@ def test_all_ways_of_attention_take_a_mask(kind, relative):
   x = jax.random.normal(jax.random.key(0), (B, 6, 12))
   mask = make_mask(kind, 6, 6)
   module = layers.MultiHeadAttention(3, relative, weights=True)
-  params = module.init(jax.random.key(1), x)
+  params = jax.jit(module.init)(jax.random.key(1), x)
 
   def loss(params, module):
     y, weights = module.apply(params, x, mask_BQL=mask)
     return jnp.sum(y**2), (y, weights)
 
-  grad = jax.grad(loss, has_aux=True)
+  grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
   grads, (y, weights) = grad(params, module)
   whole = jnp.broadcast_to(mask, (B, 6, 6))[:, None]
   assert not np.where(whole, 0, weights).any()
@@ -393,9 +404,9 @@ def test_cudnn_is_asked_for_no_gradient_that_it_has_not(monkeypatch, kind):
   q, k, v, dy = arrays(8, 6)
   mask = None if kind is None else make_mask(kind, 8, 6)
   whole = jnp.ones((1, 1, 6), bool) if mask is None else mask
-  want, want_vjp = jax.vjp(lambda *qkv: with_infinities(*qkv, whole), q, k, v)
+  want = with_gradients(lambda *qkv: with_infinities(*qkv, whole), q, k, v, dy)
   got, vjp = jax.vjp(lambda *qkv: attention._cudnn(*qkv, mask), q, k, v)
-  for x, expected in zip((got, *vjp(dy)), (want, *want_vjp(dy)), strict=True):
+  for x, expected in zip((got, *vjp(dy)), want, strict=True):
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
   # Several devices share a batch of masks, but not one mask for all.
   assert asked == [('cudnn', mask is not None and (len(mask), 1, 8, 6) or None)]

@@ -394,10 +394,12 @@ CHANGES = {
   'remat': {'remat': 'nothing_saveable'},
   'mesh': {'mesh': MESH},
 }
-# The models whose code differs in a loop, or where it is computed again.
+# The models whose code differs in a loop, where it is computed again, or over
+# several devices.
 ALONE = {
   'scan': ('vit', 'igpt', 'hybrid', 'resnet-2'),
   'remat': ('vit', 'vit-map', 'axial', 'igpt'),
+  'mesh': ('vit', 'deit', 'igpt', 'hybrid'),
 }
 
 

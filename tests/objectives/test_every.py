@@ -49,16 +49,10 @@ def name(request):
   return request.param
 
 
-def only_fast(*names):
-  """Marks the other objectives as slow."""
-  return pytest.mark.parametrize(
-    'name',
-    [
-      pytest.param(name, marks=[] if name in names else pytest.mark.slow)
-      for name in objectives.OBJECTIVES
-    ],
-    indirect=True,
-  )
+def fast_and_slow(fast, *slow):
+  """Chooses objectives for what hangs on the model rather than on them."""
+  slow = [pytest.param(name, marks=pytest.mark.slow) for name in slow]
+  return pytest.mark.parametrize('name', [fast, *slow], indirect=True)
 
 
 @functools.cache
@@ -334,36 +328,29 @@ MESH = {'mesh.slice': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
 
 
 def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):
-  """If this fails, the slow tests tell which of the two changes a number."""
   # A loop around the matching of objects takes 12 seconds to compile.
   parts = 1 if name == 'detection' else 2
   assert_close(run(name, devices=8, accum_steps=parts, **MESH), plain(name))
 
 
-@only_fast()
+@fast_and_slow('classification', 'detection')
 def test_accumulation_is_one_batch(name):
   assert_close(run(name, accum_steps=4), plain(name))
 
 
-@only_fast()
-def test_eight_devices_are_one(name):
-  assert_close(run(name, devices=8, **MESH), plain(name))
-
-
-# These hang on the model rather than on what it learns.
-@only_fast('masked')
+@fast_and_slow('masked', 'classification', 'pixels', 'detection', 'video')
 def test_a_scan_is_the_loop(name):
   stacked = run(name, **{'model.scan': True})
   of_scan = experiment_of(name).objective.model.unstack_layers
   assert_close([(of_scan(p), m) for p, m in stacked], plain(name))
 
 
-@only_fast('classification')
+@fast_and_slow('classification', 'masked', 'pixels', 'detection', 'video')
 def test_rematerialisation_changes_nothing(name):
   assert_close(run(name, **{'model.remat': 'cheap'}), plain(name))
 
 
-@only_fast('classification')
+@fast_and_slow('classification', 'masked', 'pixels', 'detection')
 def test_bfloat16_is_near_float32(name):
   got = run(name, **{'model.dtype': 'bfloat16'})
   for (_, metrics), (_, want) in zip(got, plain(name), strict=True):

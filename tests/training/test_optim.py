@@ -486,7 +486,7 @@ def test_layers_before_others_learn_more_slowly(pool):
   model = variants.build(
     num_classes=5, image_size=(8, 8), pool=pool, norm_pooled=True, **LAYERED
   )
-  p = variants.init(model, jax.random.key(0), (8, 8))
+  p = jax.jit(lambda key: variants.init(model, key, (8, 8)))(jax.random.key(0))
   factors = optim.layer_factors(model, 0.5)
   got = dict(zip(names(p), jax.tree.leaves(factors(p)), strict=True))
   before = {'cls', 'embedding', 'posembed_input'}
@@ -506,8 +506,8 @@ def test_layers_before_others_learn_more_slowly(pool):
     given = {'lr': lr, 'model': m, 'weight_decay': 0.1}
     grads = jax.tree.map(jnp.ones_like, params)
     plain, scaled = (
-      optimizer.update(grads, optimizer.init(params), params)[0]
-      for optimizer in (make(**given), make(**given, layer_decay=0.5))
+      jax.jit(lambda g, p, o=o: o.update(g, o.init(p), p)[0])(grads, params)
+      for o in (make(**given), make(**given, layer_decay=0.5))
     )
     for x, y, factor in zip(
       jax.tree.leaves(plain),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.visualize.captured import of_captured
-from tests.visualize.test_attention_maps import KINDS, SIZE, tiny
+from tests.visualize.test_attention_maps import SIZE, tiny
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 
@@ -131,16 +131,13 @@ def test_where_nothing_speaks_for_a_class_its_map_is_0():
   np.testing.assert_array_equal(maps, np.zeros((1, 2, 2)))
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['cls', 'map', 'axial'])
 def test_a_batch_is_one_by_one(kind):
   model, params, images = tiny(kind)
-  class_B = np.array([2, 1]) if True else None
+  class_B = np.array([2, 1])
   got = rollout.rollout(layers_of(kind), 'max', 0.3, class_B=class_B)
   alone = rollout.rollout(
-    Layers(model, params, images[1:]),
-    'max',
-    0.3,
-    class_B=class_B[1:] if True else None,
+    Layers(model, params, images[1:]), 'max', 0.3, class_B=class_B[1:]
   )
   np.testing.assert_allclose(got[1:], alone, rtol=1e-4)
 
