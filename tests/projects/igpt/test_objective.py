@@ -13,7 +13,6 @@ from vit_jax import config as config_lib
 from vit_jax.data.images import Images
 from vit_jax.experiment import CheckedConfig
 from vit_jax.models import variants
-from vit_jax.objectives import OBJECTIVES
 from vit_jax.objectives.objective import Facts
 from vit_jax.projects.igpt import model as igpt
 from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
@@ -254,23 +253,23 @@ def test_a_config_says_the_share_and_the_data_the_classes(objective):
   config_lib.choose_objective(config, 'pixels')
   config_lib.choose_model(config, 'igpt_s')
   config.objective.rate = 1.0
-  made = objective.from_config(config, (8, 8))
+  facts = Facts(('a', 'b'), 10)
+  made = objective.from_config(config, (8, 8)).on_data(config, facts)
   names = ('a', 'b') if objective is PixelsAndClasses else ()
   assert (made.rate, made.class_names) == (1.0, names)
   assert made.model.num_classes == len(names)
 
 
 def test_other_models_and_data_are_refused():
-  name = 'pixels'
   config = digits.get_config()
-  config_lib.choose_objective(config, name)
-  objective = OBJECTIVES.load(name)
+  config_lib.choose_objective(config, 'pixels')
   with pytest.raises(ValueError, match="model.name is 'vit'.*igpt_s"):
-    objective.from_config(config, (8, 8))
+    Pixels.from_config(config, (8, 8))
   config_lib.choose_model(config, 'igpt_s')
-  made, unlabelled = objective.from_config(config, (8, 8)), Facts((), 10)
-  if name == 'pixels':
-    assert made.on_data(config, unlabelled).class_names == ()
-  else:
-    with pytest.raises(ValueError, match='digits train has no labels'):
-      made.on_data(config, unlabelled)
+  alone, both = (
+    kind.from_config(config, (8, 8)) for kind in (Pixels, PixelsAndClasses)
+  )
+  unlabelled = Facts((), 10)
+  assert alone.on_data(config, unlabelled).class_names == ()
+  with pytest.raises(ValueError, match='digits train has no labels'):
+    both.on_data(config, unlabelled)
