@@ -189,12 +189,12 @@ def test_disabled_prints_nothing_but_counts(clock):
   assert shown.images_per_s_per_core == 512
 
 
-def _write_csv(tmp_path, rows):
+def _log(tmp_path, rows):
   log = metric_log.MetricLog(str(tmp_path / 'run'), None)
   for step, scalars in rows.items():
     log.write(step, scalars)
   log.close()
-  return str(tmp_path / 'run/metrics.csv')
+  return log
 
 
 _ROWS = {
@@ -208,11 +208,11 @@ _ROWS = {
 
 
 def test_the_curves_are_the_columns(tmp_path, figures):
-  csv_path = _write_csv(tmp_path, _ROWS)
+  log = _log(tmp_path, _ROWS)
   png_path = tmp_path / 'curves.png'
   modules = set(sys.modules)
   best = ['test/accuracy', 'real/accuracy']
-  assert progress.plot_curves(csv_path, str(png_path), best)
+  assert progress.plot_curves(log, str(png_path), best)
   with Image.open(png_path) as image:
     assert image.format == 'PNG'
     # In inches: 2.5 for each of three panels, and 0.6 for the steps below.
@@ -272,24 +272,23 @@ def test_the_curves_are_the_columns(tmp_path, figures):
 
 
 def test_nothing_to_draw(tmp_path):
-  csv_path = _write_csv(tmp_path, {1: {'train/grad_norm': 3.0}})
+  log = _log(tmp_path, {1: {'train/grad_norm': 3.0}})
   assert (
-    progress.plot_curves(
-      csv_path, str(tmp_path / 'curves.png'), ['test/accuracy']
-    )
+    progress.plot_curves(log, str(tmp_path / 'curves.png'), ['test/accuracy'])
     is False
   )
   assert os.listdir(tmp_path) == ['run']
 
 
-def test_the_summary(tmp_path):
-  text = progress.summary_text(
-    _write_csv(tmp_path, _ROWS),
+def test_the_summary(tmp_path, clock):
+  shown = _progress(clock, io.StringIO(), cores=2, prior_s=533.088)
+  shown.first_step_done(1)
+  clock.now_s += 0.0005
+  text = shown.summary(
+    _log(tmp_path, _ROWS),
     {'test/accuracy': 'highest', 'real/accuracy': 'highest'},
-    checkpoint='/runs/a/checkpoints/1200',
-    images_per_s_per_core=1834.4,
-    core_days=0.01234,
-    files=['/runs/a/metrics.csv', '/runs/a/curves.png'],
+    '/runs/a/checkpoints/1200',
+    ['/runs/a/metrics.csv', '/runs/a/curves.png'],
   )
   assert text.splitlines() == [
     'best real/accuracy   50.00% at step 400',
@@ -297,11 +296,14 @@ def test_the_summary(tmp_path):
     'best test/accuracy   91.25% at step 400',
     'final test/accuracy  87.50% at step 1,200',
     'checkpoint           /runs/a/checkpoints/1200',
-    'speed                1,834 images/s per core',
     'cost                 0.0123 core-days',
     'written              /runs/a/metrics.csv',
     'written              /runs/a/curves.png',
   ]
+  clock.now_s += 10
+  shown.update(101, {}, 0.0)
+  text = shown.summary(_log(tmp_path, {}), {}, 'a', [])
+  assert text.startswith('checkpoint  a\nspeed       2,560 images/s per core\n')
 
 
 def test_a_status_survives_a_pipe_that_nobody_reads():

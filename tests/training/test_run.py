@@ -11,8 +11,13 @@ from vit_jax.training import (
   durations,
   metric_log,
   processes,
+  progress,
   run,
 )
+
+
+class Fast(progress.Progress):
+  images_per_s_per_core, core_days = 7.0, 0.5
 
 
 @pytest.fixture
@@ -30,15 +35,20 @@ def ending(tmp_path):
   ended.workdir, ended.shown = str(tmp_path), {'test/accuracy': 'highest'}
   ended.durations = types.SimpleNamespace(total=3)
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
-  ended._log = types.SimpleNamespace(
-    close=noting('log'), last=lambda: {'test/accuracy': 0.25}
-  )
+  ended._log = log
+  log.close = noting('log')
   ended.checkpoints = types.SimpleNamespace(
     wait=noting('wait'), path='checkpoints/{}'.format
   )
-  ended._progress = types.SimpleNamespace(
-    close=noting('progress'), images_per_s_per_core=7.0, core_days=0.5
+  ended._progress = Fast(
+    total_steps=3,
+    start_step=0,
+    batch_size=1,
+    cores=1,
+    train_flops_per_image=None,
+    peak_flops=None,
   )
+  ended._progress.close = noting('progress')
   return ended, calls
 
 
@@ -55,7 +65,7 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
   ending, tmp_path, capsys
 ):
   ended, calls = ending
-  assert ended.finish() == {'test/accuracy': 0.25}
+  assert ended.finish() == {'train/loss': 0.5, 'test/accuracy': 0.25}
   assert calls == WHOLE
   out = capsys.readouterr().out
   for words in (

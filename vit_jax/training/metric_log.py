@@ -27,6 +27,7 @@ class MetricLog:
 
   Attributes:
     path: the CSV file.
+    columns: names of the metrics.
   """
 
   def __init__(
@@ -53,14 +54,14 @@ class MetricLog:
     """
     self.path = epath.Path(workdir) / 'metrics.csv'
     self._enabled = enabled
-    self._columns: list[str] = []
+    self.columns: list[str] = []
     self._rows: Rows = {}
     self._dashboards: list[dashboards.Dashboard] = []
     if not enabled:
       return
     self.path.parent.mkdir(parents=True, exist_ok=True)
     if resume_step is not None and self.path.exists():
-      self._columns, rows = read_table(self.path)
+      self.columns, rows = read_table(self.path)
       self._rows = {s: row for s, row in rows.items() if s <= resume_step}
     self._rewrite()
     if importlib.util.find_spec('tensorboard'):
@@ -86,6 +87,11 @@ class MetricLog:
     for dashboard in self._dashboards:
       dashboard.write(step, {**values, **found})
 
+  def points(self, name: str) -> tuple[list[int], list[float]]:
+    """Returns the steps that have a metric, and its values there."""
+    steps = [step for step, row in self._rows.items() if name in row]
+    return steps, [float(self._rows[step][name]) for step in steps]
+
   def last(self) -> dict[str, float]:
     """Returns the metrics of the last step that has any."""
     row = self._rows[max(self._rows)] if self._rows else {}
@@ -97,10 +103,10 @@ class MetricLog:
       dashboard.close(wait_s)
 
   def _write_row(self, step: int, row: dict[str, str]) -> None:
-    new_columns = [name for name in row if name not in self._columns]
+    new_columns = [name for name in row if name not in self.columns]
     is_next = step > max(self._rows, default=-1)
     self._rows.setdefault(step, {}).update(row)
-    self._columns += new_columns
+    self.columns += new_columns
     is_local = '://' not in os.fspath(self.path)
     if is_next and not new_columns and is_local and self.path.exists():
       with open(self.path, 'a', newline='') as f:
@@ -110,13 +116,13 @@ class MetricLog:
 
   def _rewrite(self) -> None:
     self._rows = dict(sorted(self._rows.items()))
-    lines = [csv_line(['step', *self._columns])]
+    lines = [csv_line(['step', *self.columns])]
     lines += map(self._row_text, self._rows)
     atomic_files.replace(self.path, ''.join(lines).encode())
 
   def _row_text(self, step: int) -> str:
     row = self._rows[step]
-    return csv_line([str(step), *(row.get(c, '') for c in self._columns)])
+    return csv_line([str(step), *(row.get(c, '') for c in self.columns)])
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:

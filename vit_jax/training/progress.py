@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import tqdm
-from etils import epath
 
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
@@ -146,6 +145,41 @@ class Progress:
     """Days of one core, the paper's unit of cost (TPUv3-core-days)."""
     return self.elapsed_s * self.cores / 86_400
 
+  def summary(
+    self,
+    log: metric_log.MetricLog,
+    metrics: Mapping[str, str],
+    checkpoint: str,
+    files: Sequence[str],
+  ) -> str:
+    """Returns the aligned lines that end a run.
+
+    Args:
+      log: of the run.
+      metrics: names of columns; their best value ('highest' or 'lowest'), its
+        earliest step and the final value are given.
+      checkpoint: path of the last checkpoint.
+      files: paths of what else was written.
+    """
+    lines: list[tuple[str, str]] = []
+    for name in log.columns:
+      steps, values = log.points(name)
+      if name in metrics and steps:
+        choose = max if metrics[name] == 'highest' else min
+        best = choose(range(len(steps)), key=lambda i: values[i])
+        form = '.2%' if name.endswith('accuracy') else '.4f'
+        for which, i in (('best', best), ('final', -1)):
+          lines.append(
+            (f'{which} {name}', f'{values[i]:{form}} at step {steps[i]:,}')
+          )
+    lines.append(('checkpoint', checkpoint))
+    if speed := self.images_per_s_per_core:
+      lines.append(('speed', f'{_rate_text(speed)} images/s per core'))
+    lines.append(('cost', f'{self.core_days:.3g} core-days'))
+    lines += [('written', path) for path in files]
+    width = max(len(label) for label, _ in lines)
+    return '\n'.join(f'{label:<{width}}  {text}' for label, text in lines)
+
   def _show(self, line: str) -> None:
     self._line = line
     # A longer line than the terminal is wide could not be rewritten.
@@ -200,30 +234,26 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 
 
 def plot_curves(
-  csv_path: str, png_path: str, metrics: Iterable[str] = ()
+  log: metric_log.MetricLog, png_path: str, metrics: Iterable[str] = ()
 ) -> bool:
   """Draws loss, other metrics and learning rate of a run against steps.
 
-  Panels without a column in the file are left out.
+  Panels without a column in the log are left out.
 
   Args:
-    csv_path: the run's `metrics.csv`.
+    log: of the run.
     png_path: the picture.
-    metrics: such as `test/accuracy`, each of which has a panel for all that
-      are called so.
+    metrics: such as `test/accuracy`; each has a panel for all metrics of the
+      same name.
 
   Returns:
     Whether there was anything to draw; if not, no picture is written.
-
-  Raises:
-    ValueError: the file is no table that `MetricLog` wrote.
   """
-  columns, rows = metric_log.read_table(epath.Path(csv_path))
   named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [
     (
       'learning rate' if name == 'lr' else name,
-      [c for c in columns if c.endswith(f'/{name}') and _points(rows, c)[0]],
+      [c for c in log.columns if c.endswith(f'/{name}') and log.points(c)[0]],
     )
     for name in dict.fromkeys(named)
   ]
@@ -235,7 +265,7 @@ def plot_curves(
   sources = dict.fromkeys(_source(c) for _, names in panels for c in names)
   colors = {source: f'C{i}' for i, source in enumerate(sources)}
   for axes, (title, names) in zip(all_axes, panels, strict=True):
-    _draw_panel(axes, title, names, rows, colors)
+    _draw_panel(axes, title, names, log, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
   # With one step alone, it alone: a second tick would be a part of a step.
@@ -250,14 +280,14 @@ def _draw_panel(
   axes: Any,
   title: str,
   names: list[str],
-  rows: metric_log.Rows,
+  log: metric_log.MetricLog,
   colors: dict[str, str],
 ) -> None:
   from matplotlib.ticker import PercentFormatter
 
   for name in names:
     source = _source(name)
-    steps, values = _points(rows, name)
+    steps, values = log.points(name)
     # Evaluations are few: their points are marked, and lie on top.
     is_few = source != 'train' or len(steps) == 1
     axes.plot(
@@ -277,59 +307,9 @@ def _draw_panel(
     axes.legend(frameon=False)
 
 
-def summary_text(
-  csv_path: str,
-  metrics: Mapping[str, str],
-  *,
-  checkpoint: str,
-  images_per_s_per_core: float | None,
-  core_days: float,
-  files: Sequence[str],
-) -> str:
-  """Returns the aligned lines that end a run.
-
-  Args:
-    csv_path: the run's `metrics.csv`.
-    metrics: of which columns to give the best value ('highest' or 'lowest' is
-      best), the earliest step that
-      reached it, and the final value.
-    checkpoint: path of the last checkpoint.
-    images_per_s_per_core: training speed, left out if None.
-    core_days: cost of the run, earlier parts included.
-    files: paths of what else was written.
-  """
-  columns, rows = metric_log.read_table(epath.Path(csv_path))
-  lines: list[tuple[str, str]] = []
-  for name in columns:
-    steps, values = _points(rows, name)
-    if name in metrics and steps:
-      choose = max if metrics[name] == 'highest' else min
-      best = choose(range(len(steps)), key=lambda i: values[i])
-      form = '.2%' if name.endswith('accuracy') else '.4f'
-      for which, i in (('best', best), ('final', -1)):
-        lines.append(
-          (f'{which} {name}', f'{values[i]:{form}} at step {steps[i]:,}')
-        )
-  lines.append(('checkpoint', checkpoint))
-  if images_per_s_per_core is not None:
-    lines.append(
-      ('speed', f'{_rate_text(images_per_s_per_core)} images/s per core')
-    )
-  lines.append(('cost', f'{core_days:.3g} core-days'))
-  lines += [('written', path) for path in files]
-  width = max(len(label) for label, _ in lines)
-  return '\n'.join(f'{label:<{width}}  {text}' for label, text in lines)
-
-
 def _source(name: str) -> str:
   """Returns where a metric comes from: 'train', or an evaluator's name."""
   return name.rsplit('/', 1)[0]
-
-
-def _points(rows: metric_log.Rows, name: str) -> tuple[list[int], list[float]]:
-  """Returns the steps that have a metric, and its values there."""
-  steps = [step for step, row in rows.items() if name in row]
-  return steps, [float(rows[step][name]) for step in steps]
 
 
 def mfu_text(share: float) -> str:

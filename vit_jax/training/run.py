@@ -216,21 +216,12 @@ class Run:
     self._close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
       return {}
-    csv_path = os.path.join(self.workdir, 'metrics.csv')
     png_path = os.path.join(self.workdir, 'curves.png')
-    files = [csv_path]
-    if progress.plot_curves(csv_path, png_path, self.shown):
+    files = [os.fspath(self._log.path)]
+    if progress.plot_curves(self._log, png_path, self.shown):
       files.append(png_path)
-    print(
-      progress.summary_text(
-        csv_path,
-        self.shown,
-        checkpoint=self.checkpoints.path(self.durations.total),
-        images_per_s_per_core=self._progress.images_per_s_per_core,
-        core_days=self._progress.core_days,
-        files=files,
-      )
-    )
+    checkpoint = self.checkpoints.path(self.durations.total)
+    print(self._progress.summary(self._log, self.shown, checkpoint, files))
     return self._log.last()
 
   def close(self) -> None:
