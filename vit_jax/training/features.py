@@ -55,23 +55,13 @@ def layer(model: Model, name: str) -> Function:
     ValueError: if the model has no such layer.
   """
   match = re.fullmatch(r'block_(\d+)', name)
-  if not (
-    name == 'pre_logits'
-    or (name == 'logits' and model.num_classes)
-    or (match and int(match[1]) < model.num_blocks)
-  ):
+  is_block = match and int(match[1]) < model.num_blocks
+  if not is_block and name not in model.vectors:
+    known = *model.vectors, f'block_0 to block_{model.num_blocks - 1}'
     raise ValueError(
-      f'layer is {name!r}: use pre_logits, '
-      + ('logits, ' if model.num_classes else '')
-      + f'or block_0 to block_{model.num_blocks - 1}.'
+      f'layer is {name!r}. For a {type(model).__name__} use one of '
+      f'{", ".join(known)}.'
     )
-
-  if not match and name not in model.vectors:
-    raise ValueError(
-      f'layer is {name!r}, of which a {type(model).__name__} has one for each '
-      'query and none for the image: use block_N.'
-    )
-
   captured = {'capture': ('blocks',)} if match else {}
 
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
