@@ -126,54 +126,29 @@ def _slice(graph: Graph, out: Any, params: Any, x: Tensor) -> Value:
 def _gather(
   graph: Graph, out: Any, params: Any, x: Value, start: Value
 ) -> Value:
-  """Rows of a table, places on an axis, or a range, as of x[:, 1:], x[:, 0]."""
-  if isinstance(start, Tensor):
-    return _rows(graph, out, params, x, start)
-  if not isinstance(x, Tensor):
-    raise NotImplementedError('gathering from a constant')
+  """A range or places of one axis, as of x[:, 1:], x[:, [0, 2]], table[i]."""
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
-  rest = [i for i in range(len(sizes)) if i not in numbers.start_index_map]
-  whole = all(sizes[i] == x.shape[i] for i in rest)
-  if whole and start.ndim == 2 and start.shape[1] == 1:
-    return _places(graph, out, params, x, start[:, 0])
-  if start.shape != (1,) or not whole:
-    raise NotImplementedError('gathering at more than one index')
-  (axis,), first = numbers.start_index_map, int(start[0])
-  if not 0 <= first <= x.shape[axis] - sizes[axis]:
-    raise NotImplementedError('gathering out of bounds')
-  y = graph.slice(x, {axis: (first, first + sizes[axis], 1)})
-  return graph.reshape(y, out.shape)
-
-
-def _places(
-  graph: Graph, out: Any, params: Any, x: Tensor, index: np.ndarray
-) -> Value:
-  """What is at several places of one axis, as of x[:, [0, 0, 2]]."""
-  numbers = params['dimension_numbers']
-  (axis,) = numbers.start_index_map
-  rest = tuple(i for i in range(len(out.shape)) if i != axis)
-  if numbers.collapsed_slice_dims != (axis,) or numbers.offset_dims != rest:
-    raise NotImplementedError('gathering at more than one index')
-  if index.min() < 0 or index.max() >= x.shape[axis]:
-    raise NotImplementedError('gathering out of bounds')
-  places = index.astype(np.int64)
-  return graph.node('Gather', [x, places], out.shape, axis=axis)
-
-
-def _rows(
-  graph: Graph, out: Any, params: Any, table: Value, start: Tensor
-) -> Value:
-  """The rows of a table that whole numbers tell, as of an embedding."""
-  numbers, sizes = params['dimension_numbers'], params['slice_sizes']
-  if (
-    numbers.collapsed_slice_dims != (0,)
-    or numbers.start_index_map != (0,)
-    or numbers.offset_dims != (len(out.shape) - 1,)
-    or sizes != (1, table.shape[1])
+  (axis,) = numbers.start_index_map[:1]
+  if start.shape[-1] != 1 or any(
+    sizes[i] != x.shape[i] for i in range(len(sizes)) if i != axis
   ):
-    raise NotImplementedError('gathering anything but rows')
+    raise NotImplementedError('gathering at more than one index')
+  if isinstance(start, np.ndarray):
+    if start.min() < 0 or start.max() > x.shape[axis] - sizes[axis]:
+      raise NotImplementedError('gathering out of bounds')
+    if isinstance(x, np.ndarray):
+      raise NotImplementedError('gathering from a constant')
+    if start.shape == (1,):
+      first = int(start[0])
+      y = graph.slice(x, {axis: (first, first + sizes[axis], 1)})
+      return graph.reshape(y, out.shape)
+    start = start.astype(np.int64)
+  places = range(axis, axis + len(start.shape) - 1)
+  rest = tuple(i for i in range(len(out.shape)) if i not in places)
+  if numbers.collapsed_slice_dims != (axis,) or numbers.offset_dims != rest:
+    raise NotImplementedError('gathering anything but whole rows')
   index = graph.reshape(start, start.shape[:-1])
-  return graph.node('Gather', [table, index], out.shape, table.dtype, axis=0)
+  return graph.node('Gather', [x, index], out.shape, x.dtype, axis=axis)
 
 
 def _argmin(graph: Graph, out: Any, params: Any, x: Value) -> Value:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 from vit_jax.convert.onnx_graph import Graph, Tensor, Value, is_static
 from vit_jax.convert.onnx_operations import ELEMENTWISE, OPERATIONS
@@ -100,7 +100,7 @@ class _Reader:
     while i < len(jaxpr.eqns):
       eqn = jaxpr.eqns[i]
       self._graph.scope = str(eqn.source_info.name_stack)
-      found = self._find(jaxpr.eqns[i:])
+      found = self._find(jaxpr, i)
       if found is not None:
         pattern, length, atoms, out = found
         env[out] = pattern.emit(self._graph, *map(read, atoms))
@@ -143,27 +143,29 @@ class _Reader:
     return [OPERATIONS[name](self._graph, out, params, *repeated)]
 
   def _find(
-    self, eqns: Sequence[Any]
+    self, jaxpr: Any, start: int
   ) -> tuple[Pattern, int, list[Any], Any] | None:
-    """Returns the pattern that operations begin with.
+    """Returns the pattern that operations from `start` on are.
 
     With it, how many they are, the inputs and the output.
     """
-    first = eqns[0]
+    first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)
     if x is None or x.aval.dtype.kind != 'f' or not x.aval.shape:
       return None
     for pattern in self._patterns:
       if not pattern.fits(x.aval.shape):
         continue
-      traced = self._traced(pattern, tuple(x.aval.shape), x.aval.dtype)
-      if traced.eqns[0].primitive != first.primitive:
+      wanted = self._traced(pattern, tuple(x.aval.shape), x.aval.dtype)
+      if wanted.eqns[0].primitive != first.primitive:
         continue
-      length = len(traced.eqns)
-      same = _match(traced.eqns, eqns[:length])
-      if same is not None and all(v in same for v in traced.invars):
-        atoms = [same[v] for v in traced.invars]
-        return pattern, length, atoms, same[traced.outvars[0]]
+      length = len(wanted.eqns)
+      found = _part(jaxpr, start, length)
+      # Printed, variables are named by their order.
+      if str(found) == str(_part(wanted, 0, length)):
+        order = [_inputs(wanted.eqns).index(v) for v in wanted.invars]
+        atoms = [found.invars[n] for n in order]
+        return pattern, length, atoms, found.outvars[0]
     return None
 
 
@@ -177,32 +179,20 @@ def _traced(pattern: Pattern, shape: tuple[Any, ...], dtype: Any) -> Any:
   return jax.make_jaxpr(pattern.function)(x, *more).jaxpr
 
 
-def _match(
-  wanted: Sequence[Any], found: Sequence[Any]
-) -> dict[Any, Any] | None:
-  """Returns what the variables of a pattern are where it was found."""
-  if len(wanted) != len(found):
-    return None
-  same: dict[Any, Any] = {}
-  for want, have in zip(wanted, found, strict=True):
-    if want.primitive != have.primitive or not all(
-      _equal(x, have.params.get(key)) for key, x in want.params.items()
-    ):
-      return None
-    for a, b in zip(want.invars, have.invars, strict=True):
-      if isinstance(a, Literal) or isinstance(b, Literal):
-        if not (
-          isinstance(a, Literal) and isinstance(b, Literal) and a.val == b.val
-        ):
-          return None
-      elif same.setdefault(a, b) is not b:
-        return None
-    same |= zip(want.outvars, have.outvars, strict=True)
-  return same
+def _part(jaxpr: Any, start: int, length: int) -> Any:
+  """Returns some operations that follow each other as a program."""
+  eqns = jaxpr.eqns[start : start + length]
+  return jaxpr.replace(
+    constvars=[],
+    invars=_inputs(eqns),
+    outvars=eqns[-1].outvars,
+    eqns=eqns,
+    debug_info=jaxpr.debug_info.with_unknown_names(),
+  )
 
 
-def _equal(a: Any, b: Any) -> bool:
-  if isinstance(a, ClosedJaxpr) and isinstance(b, ClosedJaxpr):
-    # Equal ones are different objects. Printed, variables go by order.
-    return not a.consts and not b.consts and str(a) == str(b)
-  return a == b
+def _inputs(eqns: Sequence[Any]) -> list[Any]:
+  """Returns the variables that operations take from before, in their order."""
+  made = {v for eqn in eqns for v in eqn.outvars}
+  taken = (a for eqn in eqns for a in eqn.invars if not isinstance(a, Literal))
+  return [v for v in dict.fromkeys(taken) if v not in made]
