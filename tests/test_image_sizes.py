@@ -230,10 +230,8 @@ def test_a_list_of_one_is_the_number():
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
-    (
-      {'data.image_size': '8,1.5,16x,8'},
-      ["'8,1.5,16x,8', of which '1.5', '16x', '8' will not do"],
-    ),
+    ({'data.image_size': '8,1.5'}, ["image_size is '1.5': write the side in"]),
+    ({'data.image_size': '8,8x8'}, ["is '8,8x8': give each size once"]),
     (
       {'data.image_size': '8,9,16,10x12'},
       ['9x9: Patches of 4x4', '10x12: Patches of 4x4', 'not all of which can'],

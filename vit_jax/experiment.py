@@ -49,7 +49,7 @@ class TrainState:
 
 def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
   """Returns the facts of a config's data, which are open."""
-  names = sources.class_names(source)
+  names = source.class_names
   if sources.has_two_orders(names) and not config.data.class_order:
     _log.warning(
       'The classes are numbers, in the order of text: %s, ..., as torchvision '

@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin
 
-from vit_jax.data import decode, jpeg_header
+from vit_jax.data import decode
 from vit_jax.data.orientation import Box
 
 
@@ -46,7 +46,7 @@ def test_only_plain_jpegs_are_decoded_in_part(photo, encode):
     ({'progressive': True}, False),
     ({'restart_marker_rows': 2}, False),
   ]:
-    header = jpeg_header.read_header(encode(photo, 'JPEG', **options))
+    header = decode.read_header(encode(photo, 'JPEG', **options))
     assert header.can_stop_early is expected
 
 
@@ -150,8 +150,8 @@ def test_jpegs_of_twelve_bits_are_refused_by_name(photo, encode):
   exif = Image.Exif()
   exif[0x0112] = 6
   data = bytearray(encode(photo[:40, :60], 'JPEG', exif=exif))
-  assert jpeg_header.read_header(data).has_metadata
-  precision_at = jpeg_header.read_header(data).height_at - 1
+  assert decode.read_header(data).has_metadata
+  precision_at = decode.read_header(data).height_at - 1
   assert data[precision_at] == 8
   data[precision_at] = 12
   with pytest.raises(decode.UnreadableImage, match='image x.jpg: not an image'):

@@ -245,21 +245,22 @@ def test_texts_of_configs(text, want):
 
 
 @pytest.mark.parametrize(
-  ('text', 'message'),
+  'text',
   [
-    ('rand', r"data\.augment is 'rand': write randaugment\(2, 9\)"),
-    ('randaugment(2, 9', 'write randaugment'),
-    ('randaugment(1, 2, 3, 4)', 'write randaugment'),
-    ('randaugment(0)', 'at least 1 operation'),
-    ('randaugment(2, 11)', 'from 0 to 10'),
-    ('randaugment(2, 9, -1)', 'not below 0'),
-    ('autoaugment(svhn)', 'policies are cifar10 and imagenet'),
-    ('3augment(2)', 'a share from 0 to 1'),
+    'rand',
+    'randaugment(2, 9',
+    'randaugment(1, 2, 3, 4)',
+    'randaugment(0)',
+    'randaugment(2, 11)',
+    'randaugment(2, 9, -1)',
+    'autoaugment(svhn)',
+    '3augment(2)',
   ],
 )
-def test_texts_that_name_none(text, message):
-  with pytest.raises(ValueError, match=message):
+def test_other_texts_are_refused(text):
+  with pytest.raises(ValueError) as e:
     host_augmentation.parse(text)
+  assert str(e.value).startswith(f'data.augment is {text!r}: write randaugment')
 
 
 @pytest.mark.parametrize('text', ['randaugment', 'autoaugment', '3augment'])

@@ -59,7 +59,7 @@ def test_images_and_classes_are_those_of_the_set(write):
   position = {pixels(i).tobytes(): i for i in range(30)}
   seen = set()
   for source in parts:
-    assert sources.class_names(source) == ('c', 'a', 'b')
+    assert source.class_names == ('c', 'a', 'b')
     source = pickle.loads(pickle.dumps(source))
     for i in range(len(source)):
       record = source[i]
@@ -105,7 +105,7 @@ def test_classes_that_are_a_plain_column(write, kind, values, names):
   values = [values[x] for x in numbers()]
   label = datasets.Value(kind)
   source = sources.open_source(write(label, values, column='label'), 'all')
-  assert sources.class_names(source) == names
+  assert source.class_names == names
   np.testing.assert_array_equal(np.bincount(source.labels()), [10, 10, 10])
   position = {pixels(i).tobytes(): i for i in range(30)}
   for i in range(30):

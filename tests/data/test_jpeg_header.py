@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from vit_jax.data.jpeg_header import JpegHeader, read_header
+from vit_jax.data.decode import JpegHeader, read_header
 
 
 def segment(marker, content=b''):

@@ -187,7 +187,7 @@ def test_training_refusals(digits):
     _train(digits, 1, batch_size=30, process_count=4)
   with pytest.raises(ValueError, match='batch_size=0 must be a positive'):
     _train(digits, 1, batch_size=0)
-  with pytest.raises(ValueError, match='training source has no examples'):
+  with pytest.raises(ValueError, match='source has no examples'):
     _train(_Numbers(0), 1)
 
 
@@ -253,7 +253,7 @@ def test_eval_workers_change_nothing(count):
 def test_eval_refusals():
   with pytest.raises(ValueError, match='batch_size=9 .* the 2 processes'):
     _evaluate(_Numbers(3), batch_size=9, process_count=2)
-  with pytest.raises(ValueError, match='evaluation source has no examples'):
+  with pytest.raises(ValueError, match='source has no examples'):
     _evaluate(_Numbers(0), batch_size=8)
 
 

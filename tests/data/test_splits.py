@@ -85,7 +85,7 @@ def test_aliases():
   [
     ('trian', "x has no split 'trian'; it has train, test"),
     ('train[', "split 'train\\[' of x is not valid: use names"),
-    ('train[:]', "slice of split 'train\\[:\\]' is not valid"),
+    ('train[:]', "split 'train\\[:\\]' of x is not valid"),
     ('train[a:]', 'is not valid'),
     ('train[:1.5]', 'is not valid'),
     ('train[:234]', "slice 'train\\[:234\\]' exceeds the 233 examples"),

@@ -142,7 +142,7 @@ def test_names_without_shared_parts_are_classes(table):
     'images/{i}.png,{label} x;',
   ):
     source = sources.open_source(table('file,labels', line), 'all')
-    assert len(sources.class_names(source)) == 3
+    assert len(source.class_names) == 3
 
 
 def test_paths_may_be_spelled_otherwise(table, tmp_path):
@@ -163,10 +163,10 @@ def test_several_classes_an_image(table):
   name = table('file,labels', 'images/{i}.png, {label} ;b;;,, ')
   whole = sources.open_source(name, 'all')
   assert whole.several_labels
-  assert sources.class_names(whole) == ('a', 'b', 'c')
+  assert whole.class_names == ('a', 'b', 'c')
   for source in (whole, sources.subset(whole, range(5, 25))):
     assert source.several_labels
-    assert sources.class_names(source) == ('a', 'b', 'c')
+    assert source.class_names == ('a', 'b', 'c')
     for i in range(len(source)):
       record = source[i]
       own = 'cab'[int(record['name'].split('/')[-1][:-4]) % 3]
@@ -210,7 +210,7 @@ def test_an_image_may_have_no_class(table, tmp_path):
   text = pathlib.Path(name).read_text().replace(',a', ',')
   pathlib.Path(name).write_text(text)
   source = sources.open_source(name, 'all')
-  assert sources.class_names(source) == ('b', 'c')
+  assert source.class_names == ('b', 'c')
   counts = np.bincount([source[i]['label'].sum() for i in range(30)])
   np.testing.assert_array_equal(counts, [10, 20])
 

@@ -261,12 +261,12 @@ def test_unknown_names(tmp_path, name, nearest):
   assert f'unknown dataset {name + version!r}; did you mean' in message
   assert nearest in message.split('?')[0]
   assert f'given as a path with a slash, such as ./{name}' in message
-  assert ".csv, 'hf://datasets/OWNER/NAME', " in message
+  assert "(.csv), 'hf://datasets/OWNER/NAME', " in message
 
 
 def test_datasets_that_tfds_does_not_know(tmp_path, encode):
   """They have no builder, but their files may well be there."""
-  with pytest.raises(ValueError, match='in the format of TFDS that lies in'):
+  with pytest.raises(ValueError, match='in the format of TFDS in '):
     _open('imagenet22k', 'train', tmp_path)
   data_dir = _prepare(tmp_path, encode, name='imagenet22k')
   assert len(_open('imagenet22k', 'train', data_dir)) == 7
@@ -354,7 +354,7 @@ def test_objects(tmp_path, encode, crowd):
   source = _open('found', 'train', tmp_path)
   assert isinstance(source, sources.BoxedSource)
   assert not isinstance(source, sources.LabelledSource)
-  assert sources.class_names(source) == ('cat', 'dog')
+  assert source.class_names == ('cat', 'dog')
   record = source[0]
   assert record['name'] == 'found/train/0/a.jpg'
   assert decode.decode(record['image'], 'a').shape == (20, 40, 3)

@@ -1,8 +1,7 @@
 """Outputs that appear whole or not at all.
 
-They are written under a hidden name beside their own, which is removed when
-anything is raised. A process that is killed outright leaves that name behind,
-never the output's own.
+They are written under a hidden name beside their own, which is removed if
+anything is raised. A killed process leaves only the hidden name behind.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ def replace(target: str | os.PathLike[str], data: bytes) -> None:
 
 
 def cache_folder() -> pathlib.Path:
-  """Returns the folder for what can be had again, which need not exist."""
+  """Returns the folder for files that can be made again; it may not exist."""
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   return pathlib.Path(base).expanduser() / 'vit_jax'
 
@@ -63,7 +62,10 @@ def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
   try:
     yield partial
   finally:
-    _remove(partial)
+    if partial.is_dir():
+      shutil.rmtree(partial)
+    else:
+      partial.unlink(missing_ok=True)
 
 
 def refuse_existing(target: str) -> None:
@@ -81,10 +83,3 @@ def refuse_existing(target: str) -> None:
     raise PermissionError(
       f'{target} cannot be written: {path.parent} is not writable.'
     )
-
-
-def _remove(path: pathlib.Path) -> None:
-  if path.is_dir():
-    shutil.rmtree(path)
-  else:
-    path.unlink(missing_ok=True)

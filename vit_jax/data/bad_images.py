@@ -33,7 +33,7 @@ _LISTED = 20
 class BadImage:
   """An unreadable image: its position in the source, its file, and why.
 
-  What does not lie in its bytes may have passed by the next time.
+  If `in_its_bytes` is false, the next attempt may succeed.
   """
 
   index: int
@@ -47,12 +47,8 @@ def open_checked(
 ) -> Source:
   """Opens a split of `config.data`, and checks its images.
 
-  Where it has unreadable ones and may not, those of the `others` are looked for
-  too, so that all of them are said at once.
-
-  Raises:
-    ValueError: as `sources.open_source` and `checked`.
-    FileNotFoundError: as `sources.open_source`.
+  A refusal lists the unreadable images of the splits `others` too. Raises the
+  errors of `sources.open_source` and `checked`.
   """
   opened = functools.partial(sources.open_config, data)
   return checked(opened(split), data.on_bad_image, map(opened, others))
@@ -63,15 +59,14 @@ def checked(
 ) -> Source:
   """Returns a source without its unreadable images.
 
-  All processes share the work and call it together, and drop what any of them
-  finds, or their batches would not fit together. With `skip`, what turns out to
-  be unreadable later is skipped too. Sources whose pixels are decoded already
-  return as they are. What is unreadable of the `others` is only said, in a
-  refusal.
+  All processes call it together, share the work and drop the same images. With
+  `skip`, images that become unreadable later are skipped too. A source of
+  decoded pixels is returned itself.
 
   Raises:
     ValueError: `on_bad_image` is `error` and there are unreadable images, or it
-      is `skip` and no image is left, or it is neither.
+      is `skip` and no image is left, or it is neither. Lists the unreadable
+      images of the `others` too.
   """
   if on_bad_image not in ('error', 'skip'):
     raise ValueError(
@@ -80,9 +75,9 @@ def checked(
   bad = _find_in_all_processes(source)
   if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
     return source
-  elsewhere = []
-  if on_bad_image == 'error':
-    elsewhere = [x for other in others for x in _find_in_all_processes(other)]
+  if on_bad_image == 'skip':
+    others = ()
+  elsewhere = [x for other in others for x in _find_in_all_processes(other)]
   # Splits may have images in common.
   lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
   listed = '\n'.join(lines[:_LISTED])
@@ -113,14 +108,8 @@ def _find_in_all_processes(source: Source) -> list[BadImage]:
 
 
 def _refuse_different(source: Source) -> None:
-  """Refuses data of which the processes see other images or classes.
-
-  As of a folder on the disk of each, of which one copy is not whole.
-
-  Raises:
-    ValueError: in all of them, saying what they see.
-  """
-  names = '\0'.join(sources.class_names(source)).encode(errors='surrogatepass')
+  """Raises ValueError in all processes if their copies of the data differ."""
+  names = '\0'.join(source.class_names).encode(errors='surrogatepass')
   mine = [len(source), hashlib.sha256(names).hexdigest()]
   seen = _gather([mine])
   if any(other != mine for other in seen):

@@ -44,9 +44,8 @@ class Benchmark:
 # Of ImageNet with ResNets and hybrids, beyond its own.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
 
-# Where a mirrored image would be of another class, and where one would that is
-# cut and enlarged: the tasks are about places, distances and numbers of things
-# (BiT, arXiv 1912.11370).
+# Tasks about places, distances and numbers of things, whose class would change
+# with a mirrored or a cut and enlarged image (BiT, arXiv 1912.11370).
 _NO_FLIP = ('dsprites_location', 'dsprites_orientation', 'smallnorb_azimuth')
 _NO_CROP = (
   'clevr_count',

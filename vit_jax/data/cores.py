@@ -1,4 +1,4 @@
-"""Work on all CPU cores, and how far it is."""
+"""Work on all CPU cores, with a progress bar."""
 
 import os
 import sys
@@ -34,10 +34,7 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
 def in_threads(
   function: Callable[[int], _T], indices: Sequence[int], bar: tqdm
 ) -> Iterator[_T]:
-  """Yields what a function that reads or decodes gives, in order.
-
-  Threads, because reading and decoding release the GIL.
-  """
+  """Yields a function's results in order; reading and decoding free the GIL."""
   with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
     # In pieces, because an epoch of pending results is millions of objects.
     for start in range(0, len(indices), 4096):

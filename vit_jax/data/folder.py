@@ -1,7 +1,4 @@
-"""Folders of images: one sub-folder per class, or images without classes.
-
-Or with their classes in a table.
-"""
+"""Folders and tables of images, with or without classes."""
 
 from __future__ import annotations
 
@@ -30,10 +27,9 @@ from vit_jax.data.source import Source
 
 _log = logging.getLogger(__name__)
 
-# Of a table: its cells by column, None where a line is too short.
+# The cells of a table's line by column, None if the line is too short.
 Row = dict[str, Any]
 
-_NAMED = 5  # classes in a message
 _YOLO = (
   ". If these are YOLO's labels, export the data set in COCO's format from the "
   'tool that wrote it, and give the folder with instances.json'
@@ -59,15 +55,13 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  Two layouts are understood. `train/`, and any of `val/` and `test/` (see
-  `splits.SAME` for other names); or images without these, of which a fifth (of
-  each class) becomes `test`. If the training side has class folders, the others
-  have the same. If it has images alone, they have no labels. `list_images` says
-  which files of these folders are images.
+  The folder has `train/`, and any of `val/` and `test/` (see `splits.SAME` for
+  other names). Otherwise a fifth of the images, or of each class, becomes
+  `test`. Images have labels if `train/` has sub-folders, one for each class.
 
   Raises:
     FileNotFoundError: There is no such folder.
-    ValueError: It has neither of the layouts, or no such split.
+    ValueError: Its layout is another, or it has no such split.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -86,10 +80,8 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   if (others := inside - set(found)) and has_train:
     _log.warning(
-      '%s has the splits %s; its other folders are left out: %s',
-      root,
-      ', '.join(found),
-      ', '.join(sorted(others)[:5]),
+      f'{root} has the splits {", ".join(found)}; its other folders are left '
+      f'out: {", ".join(sorted(others)[:5])}'
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
@@ -113,7 +105,8 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     members = splits.stratified_fifth(labels, split_seed)
   if split.startswith('train') and class_names:
     _warn_of_few(labels, members, class_names)
-  chosen = _chosen(split, members, split_seed, f'folder {root}')
+  members = splits.permuted(members, split_seed)
+  chosen = splits.select(split, members, f'folder {root}')
   paths = [paths[i] for i in chosen]
   if not class_names:
     return Files(paths)
@@ -140,10 +133,8 @@ def list_files(
     return [(path, 0) for path in paths], others
   if loose := sum(map(len, by_stem(folder).values())):
     _log.warning(
-      '%s images beside the class folders of %s are left out: they have no '
-      'class',
-      loose,
-      folder,
+      f'{loose} images beside the class folders of {folder} are left out: they '
+      'have no class'
     )
   label_of = {nfc(name): i for i, name in enumerate(class_names)}
   files: list[tuple[str, int]] = []
@@ -165,12 +156,6 @@ def list_files(
   return files, left_out
 
 
-def _chosen(
-  split: str, members: Mapping[str, Sequence[int]], seed: int, owner: str
-) -> np.ndarray:
-  return splits.select(split, splits.permuted(members, seed), owner)
-
-
 def _warn_of_few(
   labels: Sequence[int],
   members: Mapping[str, Sequence[int]],
@@ -180,17 +165,12 @@ def _warn_of_few(
   for split, indices in members.items():
     own = np.array(labels)[np.array(indices, int)]
     counts = np.bincount(own, minlength=len(class_names))
-    is_train = split in splits.SAME[0]
-    few = [class_names[i] for i in np.flatnonzero(counts < 1 + is_train)]
+    least = 2 if split in splits.SAME[0] else 1
+    few = [class_names[i] for i in np.flatnonzero(counts < least)]
     if few:
       _log.warning(
-        '%d of %d classes have %s image in %s: %s%s',
-        len(few),
-        len(class_names),
-        'one or no' if is_train else 'no',
-        split,
-        ', '.join(few[:_NAMED]),
-        ', ...' if len(few) > _NAMED else '',
+        f'{len(few)} of {len(class_names)} classes have fewer than {least} '
+        f'images in {split}, such as {", ".join(few[:5])}'
       )
 
 
@@ -252,29 +232,29 @@ class MultiLabelFiles(Files):
 def open_table(name: str, split: str, split_seed: int) -> Files:
   """Opens the images of a CSV file; see `sources.open_source`.
 
-  It has the columns `file`, relative to the folder of the table, and `label`,
-  the name of the class, or `labels`, any number of names with `;` between them;
-  and may have `split`, a name of `splits.SAME`. Without it a fifth (of each
-  class, where there is one an image) becomes `test`.
+  Its columns are `file`, relative to the folder of the table; `label`, the name
+  of the class, or `labels`, any number of names with `;` between them; and
+  maybe `split`, a name of `splits.SAME`. Without it a fifth of the images, or
+  of each class, becomes `test`.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: It is no such table; names the line.
+    ValueError: A line is wrong; names it.
   """
   path = pathlib.Path(os.path.expanduser(name))
   rows, column = _read_table(path)
   several = column == 'labels'
   paths = _paths_of(path, rows)
-  cells = [nfc(row[column] or '') for row in rows]
+  cells = [nfc(row[column] or '').strip() for row in rows]
+  if not several and '' in cells:
+    i = cells.index('')
+    raise ValueError(
+      f'{path}, image {i + 1}: label is {rows[i][column]!r}: name its class'
+    )
   named = [
-    {name.strip() for name in cell.split(';' if several else '\n')} - {''}
+    {name.strip() for name in cell.split(';')} - {''} if several else {cell}
     for cell in cells
   ]
-  for i, names in enumerate(named, 1):
-    if not several and len(names) != 1:
-      raise ValueError(
-        f'{path}, image {i}: label is {cells[i - 1]!r}: name its class'
-      )
   class_names = tuple(sorted(set().union(*named)))
   if not class_names:
     raise ValueError(f'{path}: the column labels names no class')
@@ -286,7 +266,8 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
   members = _members_of(path, rows, strata, split_seed)
   if split.startswith('train') and not several:
     _warn_of_few(strata, members, class_names)
-  chosen = _chosen(split, members, split_seed, f'table {path}')
+  members = splits.permuted(members, split_seed)
+  chosen = splits.select(split, members, f'table {path}')
   paths = [paths[i] for i in chosen]
   if several:
     return MultiLabelFiles(paths, [labels[i] for i in chosen], class_names)
@@ -331,9 +312,9 @@ def _refuse_combinations(
 ) -> None:
   """Refuses names that combine classes by another separator than `;`.
 
-  Combinations share parts. Names of one class may too, after a comma or a blank
-  ('red car', 'red bus'), so that in the column `label` these separators only
-  count if there are half as many parts as names.
+  Combinations share parts. So may names of one class ('red car', 'red bus'): in
+  the column `label`, a comma or a blank separates only if there are at most
+  half as many parts as names.
   """
   for separator in ';|, ':
     parts_of = {name: set(name.split(separator)) for name in names}

@@ -174,11 +174,7 @@ class RandAugment:
 
   def __post_init__(self) -> None:
     if self.count < 1 or not 0 <= self.magnitude <= _MOST or self.deviation < 0:
-      raise ValueError(
-        f'data.augment is randaugment({self.count}, {self.magnitude:g}, '
-        f'{self.deviation:g}): there is at least 1 operation, magnitudes go '
-        f'from 0 to {_MOST}, and their deviation is not below 0.'
-      )
+      raise ValueError(f'{self} is out of range')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -201,11 +197,7 @@ class AutoAugment:
   policy: str = 'imagenet'
 
   def __post_init__(self) -> None:
-    if self.policy not in _POLICIES:
-      raise ValueError(
-        f'data.augment is autoaugment({self.policy}): the policies are '
-        f'{" and ".join(_POLICIES)}.'
-      )
+    self.pairs()  # raises KeyError for another policy
 
   def pairs(self) -> list[list[tuple[str, float, int]]]:
     """Returns the pairs of (operation, probability, magnitude)."""
@@ -245,10 +237,7 @@ class ThreeAugment:
 
   def __post_init__(self) -> None:
     if not 0 <= self.jitter <= 1:
-      raise ValueError(
-        f'data.augment is 3augment({self.jitter:g}): colours are jittered by '
-        'a share from 0 to 1.'
-      )
+      raise ValueError(f'{self} is out of range')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -271,26 +260,24 @@ def parse(text: str) -> Augmentation | None:
   """Returns the augmentation that `config.data.augment` names, if any.
 
   Raises:
-    ValueError: for a text that names none.
+    ValueError: for an unknown name or numbers out of range.
   """
+  if not text:
+    return None
   kinds: dict[str, Callable[..., Augmentation]] = {
     'randaugment': lambda n=2, *m: RandAugment(int(n), *map(float, m)),
     'autoaugment': AutoAugment,
     '3augment': lambda *jitter: ThreeAugment(*map(float, jitter)),
   }
-  if not text:
-    return None
   match = re.fullmatch(r'(\w+)(?:\((.*)\))?', text.strip())
   try:
-    return kinds[match[1]](*_arguments(match[2]))  # type: ignore[index]
-  except (KeyError, TypeError, ValueError) as e:
-    if str(e).startswith('data.augment'):
-      raise
+    name, numbers = match.groups('')  # type: ignore[union-attr]
+    parts = [part.strip() for part in numbers.split(',')]
+    return kinds[name](*filter(None, parts))
+  except (AttributeError, KeyError, TypeError, ValueError):
     raise ValueError(
-      f'data.augment is {text!r}: write randaugment(2, 9), autoaugment(imagenet'
-      ') or autoaugment(cifar10), 3augment(0.3), or nothing.'
+      f'data.augment is {text!r}: write randaugment(n, m), with n of 1 or more '
+      f'and m from 0 to {_MOST}, maybe with a deviation of 0 or more behind '
+      'them; autoaugment(imagenet) or autoaugment(cifar10); 3augment(j), with '
+      'j from 0 to 1; or nothing.'
     ) from None
-
-
-def _arguments(text: str | None) -> list[str]:
-  return [part.strip() for part in (text or '').split(',') if part.strip()]

@@ -1,7 +1,4 @@
-"""Datasets of the Hugging Face hub, by its library `datasets` (extra `hf`).
-
-hf://datasets/OWNER/NAME, or hf://datasets/OWNER/NAME:CONFIG
-"""
+"""Datasets of the Hugging Face hub: hf://datasets/OWNER/NAME[:CONFIG]."""
 
 import importlib.util
 from typing import Any
@@ -15,19 +12,19 @@ PREFIX = 'hf://datasets/'
 
 
 class HubSource(Source):
-  """One split of such a dataset, with images still encoded.
+  """One split of a dataset, with images still encoded.
 
-  Where it has nothing but `train`, a fifth of each class becomes `test`. The
-  order to slice is that of `split_seed`, because many are sorted by class.
+  If `train` is the only split, a fifth of each class becomes `test`. Slices
+  refer to an order by `split_seed`, because many datasets are sorted by class.
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Fetches the dataset, all splits of it, and takes one.
+    """Fetches all splits and takes one.
 
     Raises:
-      ImportError: The extra is not installed.
-      ValueError: There is no such dataset, or split; or it is not one of
-        images with a class each.
+      ImportError: The extra `hf` is not installed.
+      ValueError: The dataset or the split does not exist, or images do not have
+        one class each.
     """
     if not importlib.util.find_spec('datasets'):
       raise ImportError(
@@ -47,7 +44,7 @@ class HubSource(Source):
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
     values = whole[self._label][:]
-    # None of a column of names or numbers, which are the classes themselves.
+    # A column of plain names or numbers has the classes themselves.
     names = getattr(first.features[self._label], 'names', None)
     known = range(len(names)) if names else sorted(set(values) - {None})
     self.class_names = tuple(map(str, names or known))

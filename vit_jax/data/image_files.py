@@ -1,8 +1,4 @@
-"""The image files of folders, and their names.
-
-Training, `predict` and the annotations of objects see the same files by these
-functions.
-"""
+"""The image files of folders, for training, `predict` and annotations alike."""
 
 import collections
 import functools
@@ -20,7 +16,7 @@ Counter = collections.Counter[str]
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin as TIFF does.
+# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin like TIFF.
 _BEGINNINGS = re.compile(
   rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
 )
@@ -47,10 +43,9 @@ def nfc(text: str) -> str:
 
 
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the path of a file as a table or an annotation names it.
+  """Returns the path of a file that a table or an annotation names.
 
-  If no file has that name, blanks around it, backslashes of Windows and the
-  form of its accents may differ.
+  Blanks around the name, backslashes and the form of accents may differ.
   """
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)
@@ -70,12 +65,11 @@ def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
 def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   """Lists the images of a folder and its sub-folders.
 
-  Files with the extension of an image format are images, damaged or not. Other
-  files are if they begin as an image does, as downloads without an extension.
-  Hidden files and folders are ignored. Linked folders are looked into once.
+  A file is an image by its extension or its first bytes. Hidden files and
+  folders are ignored. Linked folders are followed once.
 
   Returns:
-    The paths, sorted, and how many other files there are by extension.
+    The paths, sorted, and the number of other files by extension.
 
   Raises:
     OSError: A sub-folder cannot be read.
@@ -86,22 +80,23 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   for parent, folders, names in os.walk(
     folder, onerror=_raise, followlinks=True
   ):
-    # Or a link to a folder above would lead around for ever.
+    # A link to a folder above would never end.
     if (place := os.path.realpath(parent)) in seen:
       folders.clear()
       continue
     seen.add(place)
-    # Links come last, or the order on the disk would say by which of its names
-    # a folder is called.
+    # A folder is called by its own name rather than by a link.
     folders[:] = sorted(
       (x for x in folders if not is_hidden(x)),
       key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
     )
     for name in names:
       path = os.path.join(parent, name)
-      if is_image_name(name) or not is_hidden(name) and _begins_as_image(path):
+      if is_hidden(name):
+        continue
+      if is_image_name(name) or _begins_as_image(path):
         paths.append(path)
-      elif not is_hidden(name):
+      else:
         others[os.path.splitext(name)[1].lower() or 'without extension'] += 1
   return sorted(paths), others
 

@@ -1,6 +1,5 @@
 """Images of records, as a config's `data` brings them to a model."""
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from vit_jax.data.preprocessing import Preprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """How images are brought to a model: in training, and to be measured.
+  """How images are brought to a model, in training and in evaluation.
 
   Attributes:
     size: (H, W) in pixels.
@@ -37,10 +36,10 @@ class Images:
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Returns those of `config.data`, at one of the sizes that it is used at.
+    """Reads `config.data`, for one of several image sizes.
 
-    A resize before a central crop is that of the first of its own sizes, and
-    grows with the crop.
+    `resize_small` belongs to the first size of `data.image_size` and grows with
+    the size.
 
     Raises:
       ValueError: for fields that cannot work.
@@ -60,7 +59,7 @@ class Images:
     return images
 
   def train_transform(self) -> transforms.TrainTransform:
-    """Returns what is done to a training image before it is in a batch."""
+    """Returns the transform of training images."""
     height, width = (round(self.crop_resize * side) for side in self.size)
     return transforms.TrainTransform(
       self.size,
@@ -70,11 +69,11 @@ class Images:
     )
 
   def eval_transform(self) -> transforms.EvalTransform:
-    """Returns what is done to an image that is measured."""
+    """Returns the transform of evaluation images."""
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
-    """Returns what the images of a batch are: uint8 BHWC."""
+    """Returns the shape of the images of a batch, uint8 BHWC."""
     return jax.ShapeDtypeStruct((size, *self.size, 3), np.uint8)
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
@@ -119,30 +118,13 @@ def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
 def sizes_of(
   text: str, what: str = 'data.image_size'
 ) -> tuple[tuple[int, int], ...]:
-  """Returns (height, width) of '224', or of each of '224,160,128x192'.
-
-  Brackets around several, as in '(224,160)', keep them together where commas
-  part other things.
+  """Returns the (height, width) of each of '224', or of '(224,160,128x192)'.
 
   Raises:
-    ValueError: naming all that are no sizes, or are there twice; says `what`
-      they are.
+    ValueError: if one is not a size, or is there twice; calls it `what`.
   """
-  parts = [part.strip() for part in str(text).strip('()').split(',')]
-  if len(parts) == 1:
-    return (size_of(parts[0], what),)
-  sizes: list[tuple[int, int]] = []
-  wrong: list[str] = []
-  for part in parts:
-    with contextlib.suppress(ValueError):
-      if (size := size_of(part)) not in sizes:
-        sizes.append(size)
-        continue
-    wrong.append(repr(part))
-  if wrong:
-    raise ValueError(
-      f'{what} is {text!r}, of which {", ".join(wrong)} will not do: '
-      'write each side in pixels, as in 224, or height x width, as in 384x512, '
-      'and none of them twice.'
-    )
-  return tuple(sizes)
+  parts = str(text).strip('()').split(',')
+  sizes = tuple(size_of(part.strip(), what) for part in parts)
+  if len(set(sizes)) < len(sizes):
+    raise ValueError(f'{what} is {text!r}: give each size once.')
+  return sizes

@@ -1,11 +1,10 @@
 """Batches of a source, as a pure function of the seed and the step.
 
-The order of the examples of each epoch and the random numbers of each example
-follow from the seed and a running index, never from what was read before. So
-the batch at step n is bit for bit the same whether the steps before it were
-read or skipped, and for any number of threads, workers and processes. The step
-number therefore is the whole state of the input pipeline: a checkpoint needs no
-iterator state, and may even be resumed on another number of hosts.
+The order of the examples and the random numbers of each example follow from the
+seed and a running index. So the batch at step n is bit for bit the same whether
+the steps before it were read or skipped, for any number of threads, workers and
+processes. A checkpoint needs no iterator state, and may be resumed on another
+number of hosts.
 """
 
 import functools
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 Batch = dict[str, np.ndarray]
 Transform = Callable[[Any, np.random.Generator], Any]
 
-# Images in a row: with more, it is the disk and not the images.
+# After this many failures in a row, blame the disk instead of the images.
 _MOST_SKIPPED = 10
 
 
@@ -58,36 +57,32 @@ def train_batches(
     source: The examples.
     transform: (record, generator) -> an example, arrays by name, such as
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers. A `PerStep` gives another one for each step, so that batches
-      may differ in shape.
+      workers. A `PerStep` gives a transform for each step, so that batches may
+      differ in shape.
     batch_size: Examples per step over all processes.
     seed: Of the order and of the transform.
     start_step: The step of the first batch.
-    process_index: Of the `process_count` processes that share each batch, which
-      one this is. Local batches in their order make up the global batch.
-    process_count: How many processes there are.
+    process_index: Of this process. The local batches of all processes, in their
+      order, make up the global batch.
+    process_count: How many processes share each batch.
     workers: Worker processes of this process; 0 uses threads, which is enough
-      up to about a dozen cores. A script that asks for workers needs an
+      up to about a dozen cores. A script with workers needs an
       `if __name__ == '__main__'` guard, because they import it anew.
     repeats: How many times each batch has the same example, transformed anew
       each time.
-    balance: 0 for every example once an epoch, 1 for every class as often as
-      any other: an example of a class of n comes in proportion to n^-balance,
-      and an epoch is as long as before.
+    balance: 0 for every example once an epoch, 1 for every class equally often.
+      An example of a class of n comes in proportion to n^-balance.
 
   Returns:
-    An iterator of such arrays with a leading axis of b = batch_size //
-    process_count examples. Close it to stop its threads and workers.
+    An iterator of arrays with a leading axis of b = batch_size // process_count
+    examples. Close it to stop its threads and workers.
 
   Raises:
     ValueError: `batch_size` is not a multiple of `process_count`, the source is
       empty, or has no labels to balance.
-    UnreadableImage: While iterating, unless the source skips them; see
-      `bad_images` for how to avoid that.
+    UnreadableImage: While iterating, unless the source skips them.
   """
-  local_size = _local_batch_size(batch_size, process_count)
-  if not len(source):
-    raise ValueError('the training source has no examples')
+  local_size = _local_batch_size(source, batch_size, process_count)
   # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
   order_seed, transform_seed, step_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(3)
@@ -115,7 +110,7 @@ def train_batches(
 def _transformed(
   source: Source, transform: Transform, index: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-  """An example; Grain itself would account for every record that it reads."""
+  """An example. Grain's own sources would log every record that they read."""
   return _example(source, index, lambda record: transform(record, rng))[0]
 
 
@@ -135,10 +130,10 @@ def _of_step(
 def _example(
   source: Source, index: int, transform: Callable[[Any], Any]
 ) -> tuple[dict[str, Any], bool]:
-  """Returns a transformed example, and whether it is that of the index.
+  """Returns a transformed example, and whether it has that index.
 
-  Where unreadable images are skipped, the next one takes the place of one that
-  could be read when training began and cannot any more.
+  If unreadable images are skipped, the next one takes the place of one that has
+  become unreadable.
   """
   for tried in range(min(len(source), _MOST_SKIPPED)):
     try:
@@ -159,8 +154,8 @@ _EPOCHS_KEPT = 3  # where one ends, threads are in several at once
 class _Balance:
   """Draws the examples of each epoch by class, instead of each once.
 
-  By systematic resampling: an example comes as often as its share of the epoch
-  says, but for less than one time, and so does a class.
+  Systematic resampling: the count of an example, and of a class, differs from
+  its share of the epoch by less than one.
   """
 
   def __init__(self, labels_N: np.ndarray, balance: float, seed: int):
@@ -213,24 +208,15 @@ def eval_batches(
 ) -> grain.DatasetIterator[Batch]:
   """Every example exactly once over all processes, in the source's order.
 
-  All processes yield the same number of full batches: what the source lacks to
-  a multiple of `batch_size` is padded with examples of mask 0.
-
-  Args are those of `train_batches`; the transform takes a record alone.
+  All processes yield the same number of full batches, padded with examples of
+  mask 0. A skipped image counts as padding. Arguments and errors are those of
+  `train_batches`; the transform takes a record alone.
 
   Returns:
-    An iterator of batches as in `train_batches`, with 'mask' float32 [b]
-    of 1 and 0, and 'index' int32 [b], the position in `source` or -1. What is
-    skipped is padding as well, with the next image in its place.
-
-  Raises:
-    ValueError: `batch_size` is not a multiple of `process_count`, or the source
-      is empty.
-    UnreadableImage: While iterating.
+    An iterator of batches as in `train_batches`, with 'mask' float32 [b] of 1
+    and 0, and 'index' int32 [b], the position in `source` or -1.
   """
-  local_size = _local_batch_size(batch_size, process_count)
-  if not len(source):
-    raise ValueError('the evaluation source has no examples')
+  local_size = _local_batch_size(source, batch_size, process_count)
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(
     functools.partial(_padded, source, transform)
@@ -240,8 +226,7 @@ def eval_batches(
 
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
-  """An example, or behind the last one padding."""
-  # Padding repeats the last example, so that it has the right shape.
+  """An example; after the last one its copies as padding, of the same shape."""
   position = min(index, len(source) - 1)
   example, is_it = _example(source, position, transform)
   real = is_it and position == index
@@ -252,7 +237,11 @@ def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
   }
 
 
-def _local_batch_size(batch_size: int, process_count: int) -> int:
+def _local_batch_size(
+  source: Source, batch_size: int, process_count: int
+) -> int:
+  if not len(source):
+    raise ValueError('the source has no examples')
   if batch_size < 1 or batch_size % process_count:
     raise ValueError(
       f'batch_size={batch_size} must be a positive multiple of the '
@@ -266,8 +255,7 @@ def _iterate(
 ) -> grain.DatasetIterator[Batch]:
   """Makes batches ahead of time, in threads or in worker processes.
 
-  Whole batches are the unit of work, which costs a few of them in memory but
-  far less overhead per image than images would.
+  The unit of work is a batch: less overhead per image, a few batches in memory.
   """
   if not workers:
     threads = min(cores.usable_cores(), 16)
@@ -294,11 +282,10 @@ def _end_with_parent() -> None:
 
 
 def _set_up_worker(worker_index: int, worker_count: int) -> None:
-  """Keeps a worker off the TPU or GPU, and at work until it is ended.
+  """Keeps a worker off the TPU or GPU, and alive as long as its parent.
 
-  What ends training reaches the whole group of processes, and the step or
-  evaluation that is under way still needs its batches. It ends with whoever
-  started it, however that ended.
+  Signals that end training reach the whole group of processes, but the current
+  step or evaluation still needs its batches.
   """
   del worker_index, worker_count
   threading.Thread(target=_end_with_parent, daemon=True).start()

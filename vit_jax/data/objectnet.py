@@ -32,14 +32,12 @@ IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
 class ObjectNet(folder.LabelledFiles):
   """The images of ObjectNet's classes that overlap ImageNet, as a source.
 
-  Labels are positions in `class_names`, the sorted folder names; their classes
-  in ImageNet are in `IMAGENET_CLASSES`.
+  Labels are positions among the sorted folder names; `IMAGENET_CLASSES` has
+  their classes in ImageNet.
   """
 
   def __init__(self, name: str):
     """Lists the files of the unpacked archive, or of its folder `images`.
-
-    That has a folder for each class; others than the 113 are left out.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -68,12 +66,8 @@ class ObjectNet(folder.LabelledFiles):
       )
     if missing := sorted(IMAGENET_CLASSES.keys() - {*names}):
       _log.warning(
-        'ObjectNet in %s lacks %d of %d classes, so accuracies will not be '
-        'comparable: %s',
-        root,
-        len(missing),
-        len(IMAGENET_CLASSES),
-        ', '.join(missing),
+        f'ObjectNet in {root} lacks {len(missing)} of {len(IMAGENET_CLASSES)} '
+        f'classes, so accuracies will not compare: {", ".join(missing)}'
       )
     labels = [names.index(name) for name, _ in found]
     super().__init__([path for _, path in found], labels, names)
@@ -91,5 +85,5 @@ class ObjectNet(folder.LabelledFiles):
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}
 
   def fingerprint(self) -> str:
-    """Changes with the files, and is not that of the same images uncropped."""
+    """Differs from that of the same files with their border."""
     return f'objectnet {super().fingerprint()}'

@@ -7,9 +7,8 @@ import numpy as np
 from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
-# Of TIFF. The second is the brightest value that there is, which says nothing
-# of white unless it is the largest of so many bits. The third is 0 if 0 is
-# white.
+# Tags of TIFF: bits, brightest value (white, if it is the largest of so many
+# bits), and 0 if the value 0 is white.
 _BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
@@ -29,17 +28,6 @@ class Turn(NamedTuple):
   transpose: bool = False
   flip_rows: bool = False
   flip_columns: bool = False
-
-
-_TURNS = {
-  2: Turn(flip_columns=True),
-  3: Turn(flip_rows=True, flip_columns=True),
-  4: Turn(flip_rows=True),
-  5: Turn(transpose=True),
-  6: Turn(transpose=True, flip_columns=True),
-  7: Turn(transpose=True, flip_rows=True, flip_columns=True),
-  8: Turn(transpose=True, flip_rows=True),
-}
 
 
 def open_image(data: bytes, formats: tuple[str, ...]) -> Image.Image:
@@ -63,18 +51,16 @@ def open_image(data: bytes, formats: tuple[str, ...]) -> Image.Image:
 
 
 def turn_of(image: Image.Image) -> Turn:
-  """Returns the orientation of EXIF, or of XMP if EXIF has none.
+  """Returns the orientation of EXIF, or of XMP if EXIF has none, as in Pillow.
 
-  This is Pillow's rule, and that of other libraries that use it. Damaged EXIF
-  counts as none, as in every viewer.
-
-  Pixels of PNG and TIFF have to be loaded before: PNG may keep its EXIF behind
-  them, and Pillow turns TIFF itself as it loads it.
+  Damaged EXIF is ignored, as in every viewer. Pixels of PNG and TIFF have to be
+  loaded before: EXIF may follow them in a PNG, and Pillow turns a TIFF itself.
   """
   try:
-    return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1), Turn())
+    tag = image.getexif().get(_ORIENTATION_TAG, 1)
   except Exception:
-    return Turn()
+    tag = 1
+  return Turn(tag in (5, 6, 7, 8), tag in (3, 4, 7, 8), tag in (2, 3, 6, 7))
 
 
 def upright(
@@ -84,12 +70,12 @@ def upright(
   size: tuple[int, int],
   factor: int = 1,
 ) -> np.ndarray:
-  """Returns a part of pixels [H, W, 3] that are not upright yet.
+  """Cuts a part out of stored pixels [H, W, 3] and turns it upright.
 
   Args:
-    image: decoded at 1/factor, to the part's last row at the least.
-    turn: what makes it upright.
-    box: the part. Rounded outwards, so that no pixel of it is lost.
+    image: decoded at 1/factor, at least to the part's last row.
+    turn: makes it upright.
+    box: the part, rounded outwards.
     size: (height, width) of the whole image, upright.
     factor: 1, 2, 4 or 8.
   """
@@ -110,7 +96,7 @@ def upright(
 
 
 def stored(box: Box, size: tuple[int, int], turn: Turn) -> Box:
-  """Returns a part of an upright image of a size, before it was turned."""
+  """Returns the place of a part in the stored image, before it is turned."""
   top, left, height, width = box
   if turn.flip_rows:
     top = size[0] - top - height
@@ -167,8 +153,7 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
   """Returns the largest of 1, 2, 4, 8 that leaves a part as large as a size.
 
-  libjpeg also offers the scales between, such as 3/8, but it has no vector code
-  for them, which makes them slower than the next larger power of two.
+  libjpeg has no vector code for other scales, such as 3/8.
   """
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
@@ -177,15 +162,13 @@ def scale_factor(box: Box, size: tuple[int, int]) -> int:
 def fitted(
   size: tuple[int, int], most: tuple[int, int], short: int = 0
 ) -> tuple[int, int]:
-  """Returns the (height, width) to which DETR resizes an image of a size.
-
-  Rounded as the original rounds it.
+  """Returns the (height, width) to which DETR resizes an image, as it rounds.
 
   Args:
     size: of the image.
     most: of the array that it has to fit in.
-    short: of its shorter side, unless the longer becomes longer than that of
-      the array; 0 for the largest that fits.
+    short: pixels of the shorter side, if the longer side then fits; 0 for the
+      largest that fits.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

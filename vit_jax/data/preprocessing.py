@@ -18,8 +18,8 @@ INTERPOLATIONS = ('bilinear', 'bicubic')
 RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
 # Pixels of the longest side of an image, far beyond any model's.
 MAX_SIDE = 1 << 16
-# Largest mean, and one over the smallest deviation: float32 cannot tell images
-# apart by their pixels beyond that.
+# Largest mean, and one over the smallest deviation: beyond that, float32 cannot
+# tell pixels apart.
 _MOST = 1e6
 
 _Size = tuple[int, int]
@@ -38,16 +38,16 @@ class Preprocessing:
   """How images are resized and scaled for a model of any image size.
 
   Attributes:
-    resize_small: 0 to resize the whole image to the model's size. Otherwise the
-      pixels that the shorter side is resized to before the centre is cut out.
+    resize_small: 0 to resize the whole image to the model's size; else the
+      pixels of the shorter side, before the centre is cut out.
     mean: of each channel (RGB), subtracted from values in [0, 1].
     std: of each channel, divided by.
     interpolation: 'bilinear' or 'bicubic', antialiased.
     squash: with `resize_small`, whether the resized image has the model's
-      aspect ratio instead of its own, as DeiT's processor does it.
-    resize_like: the library whose pixels are reproduced; they differ in how
-      they round sides and crops. 'vit_jax' is fast: 'bilinear' uses OpenCV and
-      decodes JPEGs at a reduced size. timm resizes with torchvision.
+      aspect ratio instead of its own, as in DeiT's processor.
+    resize_like: the library whose rounding of sides and crops is reproduced.
+      'vit_jax' is fast: 'bilinear' uses OpenCV and decodes JPEGs at a reduced
+      size. timm resizes with torchvision.
   """
 
   resize_small: int = 0

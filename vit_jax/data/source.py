@@ -1,4 +1,4 @@
-"""The contract of sources: what is read, and what is known of it."""
+"""The contract of sources."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 
 class RecordsByIndex(Protocol):
-  """What can be read, decoded or not."""
+  """Records, their images decoded or not."""
 
   def __len__(self) -> int: ...
 
@@ -18,12 +18,12 @@ class RecordsByIndex(Protocol):
 
 
 class Source(RecordsByIndex, Protocol):
-  """What the loader and the check read from; sources derive from it.
+  """Records that the loader and the image check read; sources derive from it.
 
   Attributes:
-    class_names: a name for each label, if records have labels.
+    class_names: a name for each label; empty if records have no labels.
     several_labels: whether a record may have several classes, or none.
-    skips_unreadable: whether the next image takes the place of one that became
+    skips_unreadable: whether the next image replaces one that became
       unreadable.
   """
 
@@ -50,12 +50,12 @@ class BoxedSource(Source, Protocol):
   """A source whose records have objects, each with a class and a box."""
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """What there is in an image, without decoding it.
+    """The objects of an image, without decoding it.
 
     `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
-    bool N, true for a box around many of a class that are not told apart;
-    `area` float N, in pixels; `size`, the image's (height, width); and where
-    there are masks `masks`, of each object what `segments.mask` takes, or None.
+    bool N, true for a box around many objects of a class; `area` float N, in
+    pixels; `size`, the image's (height, width); and `masks`, if there are any,
+    an argument of `segments.mask` or None for each object.
     """
     ...
 

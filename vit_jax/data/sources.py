@@ -1,15 +1,13 @@
 """Datasets as random access: digits, folders, TFDS, VTAB and the hub's.
 
-A source has a length, `source[i]` is a record
+A source has a length, and `source[i]` is a record
 
   {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
-where `name` is for error messages. Those of a labelled source have 'label', an
-int, besides, and its `class_names` has a name per label. Where a record may
-have several classes, or none, `label` is uint8 [C] with 1 for its own, and the
-source says so: see `Source`. Those of a source of objects have what
-`BoxedSource.objects` returns. Sources are pickled to the worker processes of
-the loader.
+where `name` is for error messages. A labelled source adds 'label', an int. If a
+record may have several classes or none, 'label' is uint8 [C] of 0 and 1. A
+source of objects adds the values of `BoxedSource.objects`. Sources are pickled
+to the worker processes of the loader.
 """
 
 import hashlib
@@ -35,19 +33,8 @@ SOURCES = Register(
 )
 
 
-def class_names(source: Source) -> tuple[str, ...]:
-  """The names of a source's classes; empty where it has no labels."""
-  if isinstance(source, LabelledSource | BoxedSource):
-    return source.class_names
-  return source.class_names if source.several_labels else ()
-
-
 def labelled(source: Source, name: str) -> LabelledSource:
-  """The source itself, for what cannot do without labels.
-
-  Raises:
-    ValueError: The source, called `name`, has none.
-  """
+  """Returns the source itself, or raises ValueError if it has no labels."""
   if source.several_labels:
     raise ValueError(
       f'{name} has images with several classes, and this needs one each: give '
@@ -62,11 +49,10 @@ def labelled(source: Source, name: str) -> LabelledSource:
 
 
 def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
-  """Returns what `config.data` says of where images are.
+  """Returns the fields of `config.data` that a source is opened with.
 
   Args:
-    data: the name of a dataset, or its `name` and any of `dir`, `split_seed`,
-      `class_order` and `on_bad_image`, as `config.data` has them.
+    data: the name of a dataset, or its `name` and any of the other fields.
   """
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'dir': '', 'split_seed': 0, 'class_order': ''}
@@ -74,7 +60,7 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
 
 
 def open_config(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, see `open_source`, its classes in order.
+  """Opens a split of `config.data`, its classes in `data.class_order`.
 
   Raises:
     ValueError: as `open_source`, or if its classes have no such order.
@@ -83,7 +69,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
   )
-  names, order = class_names(source), data.class_order
+  names, order = source.class_names, data.class_order
   if not names or not order:
     return source
   if order not in ('text', 'number'):
@@ -123,22 +109,20 @@ def open_source(
   """Opens one split of a dataset, its images unread: see `bad_images`.
 
   Args:
-    name: `digits`, or `digits_canvas`, which has them to be found, or a folder
-      (a path with a separator, or one that starts with `.` or `~`; with COCO's
-      annotations, see `coco`, its images have objects, without sub-folders
-      they have no labels), or a CSV file (see `folder.open_table`), or
-      `hf://datasets/OWNER/NAME` of the Hugging Face hub (see `hub_source`), or
-      a dataset of TFDS such as `imagenet2012` or `oxford_iiit_pet:4.0.0`,
-      prepared in the format array_record, or a task of VTAB-1k such as
-      `vtab/dtd`, see `vtab`, on such a dataset.
+    name: `digits` or `digits_canvas` (digits to be found); a folder (a path
+      with a separator, or one that starts with `.` or `~`), see `folder` and
+      `projects.detr.coco`; a CSV file, see `folder.open_table`;
+      `hf://datasets/OWNER/NAME`, see `hub_source`; a dataset of TFDS such as
+      `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of VTAB-1k
+      such as `vtab/dtd`, see `vtab`.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has `train800`, `val200`, `train800val200` and `test` alone.
     data_dir: Where TFDS has its datasets; None is TFDS' own default.
-    split_seed: What is held out where a dataset has no test split of its own,
-      and the order that slices of digits and folders refer to.
+    split_seed: Decides which images are held out if a dataset has no test
+      split, and the order that slices of digits and folders refer to.
 
   Raises:
-    ValueError: Something of the above is wrong, and how to put it right.
+    ValueError: An argument is wrong; says the way out.
     FileNotFoundError: There is no such folder or prepared dataset.
   """
   if name == 'digits':
@@ -217,7 +201,7 @@ class Subset(Source):
     self._source: Any = source
     self.skips_unreadable = source.skips_unreadable
     self.several_labels = source.several_labels
-    self.class_names = class_names(source)
+    self.class_names = source.class_names
     self._indices = np.asarray(indices, np.int64)
 
   def __len__(self) -> int:

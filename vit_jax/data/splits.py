@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-_PART = re.compile(
-  r'(?P<name>[\w-]+)(\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?'
-)
-_BOUND = re.compile(r'(?P<value>-?\d+(_\d+)*(\.\d+)?)(?P<unit>%?)')
+_BOUND = r'(-?\d+(?:_\d+)*(?:\.\d+)?%?)?'
+_PART = re.compile(rf'([\w-]+)(?:\[(?!:\]){_BOUND}:{_BOUND}\])?')
 _HELP = (
   'use names of splits, each with at most one slice, joined by +, like '
   'train, train[:98%], train[500:] or train[:-1000]+test; '
@@ -37,9 +35,12 @@ def select(
 
   Splits have several names, see `SAME`. `test` finds `val` where there is no
   `test`, and the other way round, unless it is joined to others: `train+val`
-  would learn what is tested.
-  `all` is everything. `splits` has the examples of each split, in the order to
-  slice; messages call the dataset `owner`.
+  would learn what is tested. `all` is everything.
+
+  Args:
+    split: the split string.
+    splits: the examples of each split, in the order to slice.
+    owner: the name of the dataset in messages.
 
   Raises:
     ValueError: The syntax is wrong, there is no such split, a bound exceeds the
@@ -47,13 +48,7 @@ def select(
   """
   chosen: list[int] = []
   for name, part in _parts(split, splits, owner):
-    examples = splits[name]
-    if part and part['start'] is not None:
-      start, stop = _bounds(
-        part['start'], part['stop'], len(examples), part.string
-      )
-      examples = examples[start:stop]
-    chosen.extend(examples)
+    chosen.extend(splits[name][_slice(part, len(splits[name]))])
   if not chosen:
     raise ValueError(
       f'split {split!r} of {owner} selects no example; sizes are '
@@ -65,23 +60,23 @@ def select(
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
-  """Those of the names of splits that `select` takes examples of."""
+  """Returns the names of the splits that `select` takes examples of."""
   return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
 
 
 def _parts(
   split: str, splits: Mapping[str, Any], owner: str
-) -> Iterator[tuple[str, re.Match[str] | None]]:
-  """Yields the names that a split string means, with the match of a slice."""
+) -> Iterator[tuple[str, re.Match[str]]]:
+  """Yields the names that a split string means, with their match."""
   parts = re.split(r'\s*\+\s*', split)
   for part in parts:
     match = _PART.fullmatch(part)
     if not match:
       raise ValueError(f'split {split!r} of {owner} is not valid: {_HELP}')
-    if match['name'] == 'all' and match['start'] is None:
-      yield from ((name, None) for name in splits)
+    if part == 'all':
+      yield from ((name, match) for name in splits)
     else:
-      yield _resolve(match['name'], splits, owner, len(parts) > 1), match
+      yield _resolve(match[1], splits, owner, len(parts) > 1), match
 
 
 def _resolve(
@@ -99,32 +94,24 @@ def _resolve(
   )
 
 
-def _bounds(start: str, stop: str, size: int, part: str) -> tuple[int, int]:
-  """The non-negative bounds of a slice, as TFDS rounds them."""
-  matches = [_BOUND.fullmatch(text) for text in (start, stop)]
-  if not (start or stop) or any(
-    text and not match
-    for text, match in zip((start, stop), matches, strict=True)
-  ):
-    raise ValueError(f'slice of split {part!r} is not valid: {_HELP}')
-  # TFDS: one % makes both bounds percentages.
-  percent = any(match and match['unit'] for match in matches)
-  bounds = []
-  for match, default in zip(matches, (0, size), strict=True):
-    if match is None:
-      bounds.append(default)
+def _slice(part: re.Match[str], size: int) -> slice:
+  """The slice of a match, its bounds rounded as TFDS rounds them."""
+  bounds: list[int | None] = []
+  for text in part.groups()[1:]:
+    if not text:
+      bounds.append(None)
       continue
-    value = float(match['value'])
-    if percent:
+    value = float(text.rstrip('%'))
+    if '%' in part[0]:  # TFDS: one % makes both bounds percentages.
       value = round(value * size / 100)
     elif not value.is_integer():
-      raise ValueError(f'slice of split {part!r} is not valid: {_HELP}')
+      raise ValueError(f'split {part[0]!r} is not valid: {_HELP}')
     if abs(value) > size:
       raise ValueError(
-        f'slice {part!r} exceeds the {size} examples of that split'
+        f'slice {part[0]!r} exceeds the {size} examples of that split'
       )
-    bounds.append(int(value) if value >= 0 else size + int(value))
-  return bounds[0], bounds[1]
+    bounds.append(int(value))
+  return slice(*bounds)
 
 
 def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:

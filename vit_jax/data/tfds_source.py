@@ -18,15 +18,6 @@ _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'
 )
-# TFDS has no builder for it.
-_IMAGENET21K = (
-  'TFDS cannot prepare imagenet21k. Give one of these instead:\n'
-  '  its images from https://image-net.org, in one folder a class: '
-  '--config.data.name=/path/to/imagenet21k\n'
-  '  another data set: --config=configs/vit.py:b16,imagenet2012\n'
-  '  weights that were trained on it: --config=configs/finetune.py:'
-  'b16,./my_folder --config.init=augreg/b16'
-)
 
 # Names of the field that has an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
@@ -67,13 +58,7 @@ class _Records(Source):
     title: str,
     image: str,
   ):
-    """Opens the split.
-
-    Messages have the name, and names of records begin with the title.
-
-    Raises:
-      ValueError: The dataset has no such split.
-    """
+    """Opens the split; names of records begin with the title."""
     features = builder.info.features
     self._image = image
     self._title = title
@@ -104,7 +89,7 @@ class _Records(Source):
     return len(self._records)
 
   def fingerprint(self) -> str:
-    """The folder of the dataset, which has its version, its bytes, the split.
+    """The folder with its version, its bytes and the split.
 
     TFDS writes the files once and never changes them.
     """
@@ -135,10 +120,7 @@ class TfdsSource(_Records):
     image: str = 'image',
     scale: int = 1,
   ):
-    """Opens the split, as `_Records` does.
-
-    Pixels are multiplied by `scale`; images are decoded if it is not 1.
-    """
+    """Opens the split; decodes images if pixels are to be multiplied."""
     fields = label.fields
     super().__init__(name, builder, split, fields, title=title, image=image)
     self.class_names = label.class_names
@@ -170,13 +152,13 @@ class TfdsSource(_Records):
 class TfdsObjects(_Records):
   """Images with objects, such as `coco/2017` and `voc/2012`.
 
-  What VOC calls difficult counts like COCO's crowds, as in `voc`.
+  Objects that VOC calls difficult count like COCO's crowds.
   """
 
   def __init__(
     self, name: str, builder: tfds.core.DatasetBuilder, split: str, title: str
   ):
-    """Opens the split, as `_Records` does."""
+    """Opens the split."""
     every = builder.info.features['objects'].feature
     self._crowd = next((f for f in _CROWD if f in every), None)
     inner = ('bbox', 'label', self._crowd, 'area' if 'area' in every else None)
@@ -220,8 +202,8 @@ def open_dataset(
 
   Raises:
     FileNotFoundError: It is not prepared, or not in a random access format.
-    ValueError: TFDS knows no such dataset, the dataset has no such split, or
-      it is not one of labelled images or objects.
+    ValueError: The dataset or its split does not exist, or its images have
+      neither a class nor objects.
   """
   builder = prepared_builder(name, data_dir)
   if _has_objects(builder.info):
@@ -239,7 +221,7 @@ def open_dataset(
 
 
 def _has_objects(info: tfds.core.DatasetInfo) -> bool:
-  """Whether images have objects with boxes and classes, and none themselves."""
+  """Whether objects have boxes and classes, and images themselves do not."""
   objects = dict(info.features).get('objects')
   every = dict(getattr(objects, 'feature', None) or {})
   kinds = {'bbox': tfds.features.BBoxFeature, 'label': tfds.features.ClassLabel}
@@ -273,8 +255,6 @@ def prepared_builder(
       name, data_dir=data_dir
     )
   except ValueError:  # with twenty lines of rules if it is about the name
-    if name == 'imagenet21k':
-      raise FileNotFoundError(_IMAGENET21K) from None
     if not is_known(name):
       raise ValueError(_unknown(name, places)) from None
     in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
@@ -303,10 +283,9 @@ def _unknown(name: str, places: str) -> str:
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
     f'unknown dataset {name!r}{hint} Valid are digits, the datasets of TFDS '
-    '(https://www.tensorflow.org/datasets/catalog), any dataset in the format '
-    f'of TFDS that lies in {places}, tables whose name ends in .csv, '
-    "'hf://datasets/OWNER/NAME', and folders of images, given as a path with a "
-    f'slash, such as ./{base}'
+    '(https://www.tensorflow.org/datasets/catalog) and those in the format of '
+    f"TFDS in {places}, tables (.csv), 'hf://datasets/OWNER/NAME', and folders "
+    f'of images, given as a path with a slash, such as ./{base}'
   )
 
 
@@ -331,9 +310,9 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
 def _some(
   features: tfds.features.FeaturesDict, fields: Mapping[str, tuple[str, ...]]
 ) -> tfds.features.FeaturesDict:
-  """The features to parse records with when only these fields are wanted.
+  """The features to parse some fields with.
 
-  `tfds.decode.PartialDecoding` does the same with TensorFlow alone.
+  `tfds.decode.PartialDecoding` needs TensorFlow for this.
   """
   chosen = {}
   for field, inner in fields.items():

@@ -9,7 +9,6 @@ Where TFDS has no validation split, it is cut from another at a percentage.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.data.source import Label
+from vit_jax.register import nearest
 
 if TYPE_CHECKING:  # Importing TFDS takes a second.
   from vit_jax.data.tfds_source import TfdsSource
@@ -40,12 +40,12 @@ class Task:
     group: 'natural', 'specialised' or 'structured'.
     tfds: name of the dataset.
     num_classes: C.
-    test_examples: in its test split.
+    test_examples: size of its test split.
     label: the field of TFDS with the class, or how it follows from `objects`.
-    values: of that field, where there are more than C and neighbours share one.
-    val: where its validation split begins.
-    test: where its test split begins, which goes on to the end.
-    scale: what pixels are multiplied by to be in 0..255.
+    values: number of values of that field if neighbours share a class; else 0.
+    val: start of its validation split.
+    test: start of its test split, which goes on to the end.
+    scale: factor that brings pixels to 0..255.
   """
 
   title: str
@@ -66,13 +66,13 @@ def _count(record: Mapping[str, Any]) -> int:
 
 
 def _nearest_object(record: Mapping[str, Any]) -> int:
-  """Distance of CLEVR's nearest object, in its own unit; edges to the left."""
+  """Class of the distance of CLEVR's nearest object, in its own unit."""
   distance = np.asarray(record['objects']['pixel_coords'])[:, 2].min()
   return int(np.searchsorted((8.0, 8.5, 9.0, 9.5, 10.0), distance))
 
 
 def _nearest_vehicle(record: Mapping[str, Any]) -> int:
-  """Distance of KITTI's nearest car, van or truck, in metres ahead."""
+  """Class of the distance of KITTI's nearest car, van or truck, in metres."""
   objects = record['objects']
   is_vehicle = np.asarray(objects['type']) < 3
   metres = np.asarray(objects['location']).reshape(-1, 3)[is_vehicle, 2]
@@ -169,20 +169,14 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
   )
   if split == 'test' and len(source) != task.test_examples:
     _log.warning(
-      'The test split of %s has %d images where the benchmark has %d: '
-      'accuracies will not compare with published ones',
-      name,
-      len(source),
-      task.test_examples,
+      f'The test split of {name} has {len(source)} images where the benchmark '
+      f'has {task.test_examples}: accuracies will not compare'
     )
   return source
 
 
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
-  """Returns the split string of TFDS for one of `SPLITS`.
-
-  TFDS' own splits have their sizes as `num_examples` of each.
-  """
+  """Returns the split string of TFDS for one of `SPLITS`."""
   val, test = (
     # A split that is missing is named when the label is looked for.
     sizes[name].num_examples * percent // 100 if name in sizes else 0
@@ -200,11 +194,9 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
 def _task(name: str) -> Task:
   key = name.removeprefix(PREFIX)
   if key not in TASKS:
-    near = difflib.get_close_matches(key, TASKS, n=3, cutoff=0.5)
-    hint = f' Did you mean {" or ".join(PREFIX + n for n in near)}?'
     raise ValueError(
-      f'unknown task {name!r}.{hint if near else ""} VTAB has '
-      f'{", ".join(TASKS)}; a folder is given as ./{name}'
+      f'unknown task {name!r}. {nearest(key, TASKS)} A folder is given as '
+      f'./{name}'
     )
   return TASKS[key]
 

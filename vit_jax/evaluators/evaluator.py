@@ -128,7 +128,7 @@ class Parts:
         f'objective.name={self.config.objective.name} learns one class an '
         'image: use configs/detr.py, or a folder for each class.'
       )
-    found = sources.class_names(source)
+    found = source.class_names
     check_classes(self.config, split, found, self.facts.class_names)
     return source
 

@@ -48,7 +48,7 @@ class KnownData:
     key = split, data.name, data.dir, data.split_seed, data.class_order
     if key not in self._by_split:
       source = sources.open_config(data, split)
-      classes = sources.class_names(source)
+      classes = source.class_names
       self._by_split[key] = Facts(classes, len(source), source.several_labels)
     return self._by_split[key]
 

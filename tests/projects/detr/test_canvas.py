@@ -13,7 +13,7 @@ def test_canvases_follow_from_split_and_index():
   )
   assert (len(train), len(test)) == (10_000, 500)
   assert isinstance(test, sources.BoxedSource)
-  assert sources.class_names(test) == tuple('0123456789')
+  assert test.class_names == tuple('0123456789')
   again = sources.open_source('digits_canvas', 'train')
   for key, x in train[7].items():
     np.testing.assert_array_equal(x, again[7][key])
@@ -64,7 +64,7 @@ def test_held_out_canvases_have_digits_of_their_own(seed):
 def test_a_subset_keeps_its_objects():
   source = sources.open_source('digits_canvas', 'test')
   part = sources.subset(source, [3, 1])
-  assert sources.class_names(part) == source.class_names
+  assert part.class_names == source.class_names
   np.testing.assert_array_equal(
     part.objects(0)['boxes'], source.objects(3)['boxes']
   )

@@ -67,7 +67,7 @@ def test_one_file_of_all_images(tmp_path):
   assert (len(train), len(test)) == (8, 2)
   assert isinstance(train, sources.BoxedSource)
   # By category ids from 0 on, as published models count.
-  assert sources.class_names(train) == ('N/A', 'dog', 'N/A', 'cat')
+  assert train.class_names == ('N/A', 'dog', 'N/A', 'cat')
   records = [*train, *test]
   assert len({record['name'] for record in records}) == 10
   for record in records:

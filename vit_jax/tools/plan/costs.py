@@ -200,7 +200,7 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
     return usual.num_classes, usual.examples[0], False
   source = sources.open_config(data, split)
   several = source.several_labels
-  return len(sources.class_names(source)), len(source), several
+  return len(source.class_names), len(source), several
 
 
 class Cost:
