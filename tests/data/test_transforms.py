@@ -11,7 +11,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import (
   decode,
   host_augmentation,
-  resizing,
+  preprocessing,
   sources,
   transforms,
 )
@@ -268,9 +268,9 @@ def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
   image[:, 2000] = 255
   image = image if axis else image.transpose(1, 0, 2)
   sizes = []
-  resize = resizing.resize
+  resize = preprocessing.resize
   monkeypatch.setattr(
-    resizing, 'resize', lambda i, s: sizes.append(s) or resize(i, s)
+    preprocessing, 'resize', lambda i, s: sizes.append(s) or resize(i, s)
   )
   ours = transforms.EvalTransform((31, 31), Preprocessing(50)).image(image, 'x')
   assert np.take(ours, 15, axis).min() == 255 and ours.sum() == 31 * 3 * 255

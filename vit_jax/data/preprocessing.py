@@ -5,6 +5,7 @@ checkpoint format.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -156,9 +157,6 @@ class Preprocessing:
     (top, left), (height, width) = plan.cut, plan.part
     filter_ = Image.Resampling[self.interpolation.upper()]
     if self.reduces:
-      # Imported here: the server's own process never needs OpenCV.
-      from vit_jax.data.resizing import resize
-
       image = resize(image, plan.part)
     elif self.resize_like == 'dinov3':
       channels = [
@@ -190,3 +188,39 @@ def _central(height: int, width: int, longest: int) -> Box:
   # What is cut off is even, which leaves the centre where it was.
   top, left = (max(side - most, 0) // 2 for side in (height, width))
   return Box(top, left, height - 2 * top, width - 2 * left)
+
+
+def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Bilinear resize of uint8 [H, W, 3], antialiased along sides that shrink.
+
+  Close to Pillow's BILINEAR at a quarter of its time. Its triangle filter grows
+  with the scale n/m; relative to plain bilinear sampling it blurs with a
+  variance of ((n/m)^2 - 1) / 6, which is 1/2 at the scale of two. So are the
+  three taps 1/4, 1/2, 1/4: sides that are closer to that than to none get them
+  before they are sampled. Sides more than twice too long are averaged down to
+  twice the size first. An image that has the `size` (height, width) is returned
+  itself.
+  """
+  if image.shape[:2] == tuple(size):
+    return image
+  cv2 = _opencv()
+  twice = tuple(min(n, 2 * m) for n, m in zip(image.shape, size, strict=False))
+  if twice != image.shape[:2]:
+    image = cv2.resize(image, twice[::-1], interpolation=cv2.INTER_AREA)
+  variances = [((n / m) ** 2 - 1) / 6 for n, m in zip(twice, size, strict=True)]
+  taps = [3 if variance > 1 / 4 else 1 for variance in variances]
+  if max(taps) > 1:
+    # sigmaX=0 asks for the taps above, for which OpenCV has the fastest code.
+    image = cv2.GaussianBlur(
+      image, taps[::-1], sigmaX=0, borderType=cv2.BORDER_REPLICATE
+    )
+  return cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
+
+
+@functools.cache
+def _opencv() -> Any:
+  """Imports OpenCV on first use: the server's own process does without."""
+  import cv2
+
+  cv2.setNumThreads(1)  # the loader already runs one image on every core
+  return cv2

@@ -17,8 +17,7 @@ import numpy as np
 from vit_jax.data import decode
 from vit_jax.data.host_augmentation import Augmentation
 from vit_jax.data.orientation import Box
-from vit_jax.data.preprocessing import Preprocessing
-from vit_jax.data.resizing import resize
+from vit_jax.data.preprocessing import Preprocessing, resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # Width over height.
 _CROP_ATTEMPTS = 100

@@ -16,7 +16,7 @@ DTYPES = ('float32', 'int8')
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = _PACKAGE / 'tools' / 'serve'
 # The modules that decode and resize images.
-_PIXELS = ('decode', 'orientation', 'preprocessing', 'resizing')
+_PIXELS = ('decode', 'orientation', 'preprocessing')
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 
