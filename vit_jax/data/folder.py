@@ -78,10 +78,10 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'{root} has {", ".join(found)} and no train: call so what there is to '
       'learn from, or give one of these folders, if its folders are classes'
     )
-  if (others := inside - set(found)) and has_train:
+  if (beside := inside - set(found)) and has_train:
     _log.warning(
       f'{root} has the splits {", ".join(found)}; its other folders are left '
-      f'out: {", ".join(sorted(others)[:5])}'
+      f'out: {", ".join(sorted(beside)[:5])}'
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
@@ -89,7 +89,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
   paths: list[str] = []
   labels: list[int] = []
-  members: dict[str, Sequence[int]] = {}
+  members: dict[str, list[int]] = {}
   left_out: Counter = collections.Counter()
   for name, folder in folders.items():
     if class_names and not sub_folders(folder):
@@ -97,7 +97,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       continue
     files, others = list_files(folder, class_names)
     left_out += others
-    members[name] = range(len(paths), len(paths) + len(files))
+    members[name] = [*range(len(paths), len(paths) + len(files))]
     paths += [path for path, _ in files]
     labels += [label for _, label in files]
   warn_left_out(root, left_out)
@@ -163,10 +163,9 @@ def _warn_of_few(
 ) -> None:
   """Warns of classes with too few images to learn or to measure."""
   for split, indices in members.items():
-    own = np.array(labels)[np.array(indices, int)]
-    counts = np.bincount(own, minlength=len(class_names))
+    counts = collections.Counter(labels[i] for i in indices)
     least = 2 if split in splits.SAME[0] else 1
-    few = [class_names[i] for i in np.flatnonzero(counts < least)]
+    few = [name for i, name in enumerate(class_names) if counts[i] < least]
     if few:
       _log.warning(
         f'{len(few)} of {len(class_names)} classes have fewer than {least} '
