@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on a TPU slice of a Google Kubernetes Engine cluster, as a JobSet.
+# Trains on TPU slices of a Google Kubernetes Engine cluster, as a JobSet.
 #
 #   launch/gke.sh image --image=us-docker.pkg.dev/PROJECT/REPOSITORY/vit_jax
 #   launch/gke.sh run --name=l16 --image=... --topology=4x4 -- \
@@ -7,12 +7,14 @@
 #
 #   image     builds the container image of this code and uploads it
 #   run       starts training (-- arguments of vit_jax.main), or resumes it
-#   logs      follows what host --worker=0 says
+#   logs      follows what host --worker=0 of the first slice says
 #   status    of the JobSet and its hosts
 #   stop      saves and gives the TPU back; `run` with the same words resumes
 #   delete    ends it; needed before the same name trains something else
 #
 # Preempted or failed hosts start again and resume, --restarts times at most.
+# --slices=N trains on N slices of the topology, each a node pool of its own.
+# --nodes takes spot, flex-start or reservation=NAME; --queue a queue of Kueue.
 # --dry_run only prints the commands. Needed: kubectl with a cluster that has
 # TPU nodes and JobSet, and for `image` docker.
 
@@ -25,11 +27,15 @@ image=''
 # Or tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
 accelerator=tpu-v6e-slice
 topology=4x4
+slices=1                   # each with that topology
 chips=4                    # of a host
+nodes=''                   # on demand
+queue=''                   # without Kueue
 service_account=default    # of Kubernetes
 restarts=20
 worker=0                   # host whose log to follow
-options=(name image accelerator topology chips service_account restarts worker)
+options=(name image accelerator topology slices chips nodes queue
+  service_account restarts worker)
 
 case "${1:-}" in
   image | run | logs | status | stop | delete) command=$1 ;;
@@ -43,16 +49,27 @@ case "${1:-}" in
     ;;
 esac
 take_options "${@:2}"
-# Pods are called NAME-slice-0-HOST-abcde, and names end at 63 letters.
+# Pods are called NAME-slice-SLICE-HOST-abcde, and names end at 63 letters.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
   refuse "--name=$name: only a-z, 0-9 and -, first a letter, at most 42."
-for word in accelerator service_account; do
+for word in accelerator service_account ${queue:+queue}; do
   [[ ${!word} =~ ^[a-z0-9][-a-z0-9.]*$ ]] ||
-    refuse "--$word=${!word} is no name."
+    refuse "--$word=${!word} is not a name in Kubernetes."
 done
-for number in chips restarts worker; do
-  [[ ${!number} =~ ^[0-9]+$ ]] || refuse "--$number=${!number} is no number."
+for number in slices chips restarts worker; do
+  [[ ${!number} =~ ^[0-9]+$ ]] ||
+    refuse "--$number=${!number} is not a whole number."
 done
+((slices)) || refuse "--slices=0: give 1 or more."
+if [[ $nodes =~ ^(spot|flex-start)$ ]]; then
+  selector="cloud.google.com/gke-$nodes: \"true\""
+elif [[ $nodes =~ ^reservation=([a-z]([-a-z0-9]*[a-z0-9])?)$ ]]; then
+  selector="cloud.google.com/reservation-name: \"${BASH_REMATCH[1]}\""
+elif [[ -n $nodes ]]; then
+  refuse "--nodes=$nodes: give spot, flex-start or reservation=NAME."
+else
+  selector='# any node'
+fi
 if [[ $command == run || $command == image ]]; then
   [[ $image =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
     refuse "--image=$image is no image. Example:" \
@@ -83,12 +100,13 @@ manifest() {
   ((hosts /= chips))
   args=$(yaml_list "${main_args[@]}") || exit
   local -A words=([NAME]=$name [IMAGE]=$image [ACCELERATOR]=$accelerator
-    [TOPOLOGY]=$topology [CHIPS]=$chips [HOSTS]=$hosts [RESTARTS]=$restarts
-    [SERVICE_ACCOUNT]=$service_account [ARGS]=$args)
+    [TOPOLOGY]=$topology [SLICES]=$slices [CHIPS]=$chips [HOSTS]=$hosts
+    [RESTARTS]=$restarts [SERVICE_ACCOUNT]=$service_account [NODES]=$selector
+    [LABELS]="{${queue:+kueue.x-k8s.io/queue-name: \"$queue\"}}" [ARGS]=$args)
   text=$(< "$(dirname "$0")/jobset.yaml")
   # The arguments come last: what is in them is not replaced.
-  for key in NAME IMAGE ACCELERATOR TOPOLOGY CHIPS HOSTS RESTARTS \
-    SERVICE_ACCOUNT ARGS; do
+  for key in NAME IMAGE ACCELERATOR TOPOLOGY SLICES CHIPS HOSTS RESTARTS \
+    SERVICE_ACCOUNT NODES LABELS ARGS; do
     text=${text//__"$key"__/"${words[$key]}"}
   done
   printf '%s\n' "$text"
@@ -120,8 +138,9 @@ case "$command" in
     fi
     ;;
   logs)
-    run kubectl logs --follow --tail=100 \
-      "--selector=$pods,batch.kubernetes.io/job-completion-index=$worker"
+    host="jobset.sigs.k8s.io/job-index=0"
+    host+=",batch.kubernetes.io/job-completion-index=$worker"
+    run kubectl logs --follow --tail=100 "--selector=$pods,$host"
     ;;
   status)
     run kubectl get "jobset/$name"

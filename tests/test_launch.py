@@ -85,7 +85,15 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     ('gke.sh', ['logs', '--name=a-'], '--name=a-: only'),
     ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),
     ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
-    ('gke.sh', ['run', '--image=i', '--accelerator=a b', *TRAINING], 'no name'),
+    (
+      'gke.sh',
+      ['run', '--image=i', '--accelerator=a b', *TRAINING],
+      '--accelerator=a b is not a name',
+    ),
+    ('gke.sh', ['run', '--image=i', '--slices=0', *TRAINING], '1 or more'),
+    ('gke.sh', ['status', '--nodes=cheap'], 'spot, flex-start or reservation='),
+    ('gke.sh', ['status', '--nodes=reservation=A b'], 'reservation=NAME'),
+    ('gke.sh', ['status', '--queue=a b'], '--queue=a b is not a name'),
     ('gke.sh', ['run', '--image=i', *TRAINING, 'a\nb'], 'control character'),
     ('slurm.sbatch', TRAINING, 'sbatch launch/slurm.sbatch'),
   ],
@@ -193,7 +201,8 @@ DRY_RUNS = [
     'gke.sh',
     ['logs', f'--name={"n" * 42}', '--worker=3', '--dry_run'],
     'kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/'
-    f'jobset-name={"n" * 42},batch.kubernetes.io/job-completion-index=3\n',
+    f'jobset-name={"n" * 42},jobset.sigs.k8s.io/job-index=0,'
+    'batch.kubernetes.io/job-completion-index=3\n',
   ),
   (
     'gke.sh',

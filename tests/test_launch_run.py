@@ -68,7 +68,9 @@ def test_manifest_holds_what_was_asked_for(tools):
   spec = manifest['spec']
   assert manifest['metadata']['name'] == 'n'
   assert spec['failurePolicy']['maxRestarts'] == 7
+  assert manifest['metadata']['labels'] == {}
   (slices,) = spec['replicatedJobs']
+  assert slices['replicas'] == 1
   job = slices['template']['spec']
   assert (job['parallelism'], job['completions']) == (8, 8)  # 32 chips by 4
   # What https://cloud.google.com/tpu/docs/tpu-gke-multislice has for a slice.
@@ -90,6 +92,34 @@ def test_manifest_holds_what_was_asked_for(tools):
   ]
   got = [kubernetes_reads(arg) for arg in container['args']]
   assert got == [*TRAINING[1:], *NASTY]
+
+
+@pytest.mark.parametrize(
+  ('nodes', 'label'),
+  [
+    ('spot', {'gke-spot': 'true'}),
+    ('flex-start', {'gke-flex-start': 'true'}),
+    ('reservation=ours-1', {'reservation-name': 'ours-1'}),
+  ],
+)
+def test_manifest_of_several_slices(tools, nodes, label):
+  """As https://cloud.google.com/tpu/docs/tpu-gke-multislice and Kueue's."""
+  manifest = manifest_of(
+    tools, '--slices=4', '--topology=4x4', f'--nodes={nodes}', '--queue=team'
+  )
+  assert manifest['metadata']['labels'] == {'kueue.x-k8s.io/queue-name': 'team'}
+  (slices,) = manifest['spec']['replicatedJobs']
+  job = slices['template']['spec']
+  assert (slices['replicas'], job['parallelism']) == (4, 4)
+  pod = job['template']['spec']
+  ((key, value),) = label.items()
+  assert pod['nodeSelector'][f'cloud.google.com/{key}'] == value
+  (volume,) = pod['volumes']
+  assert volume['emptyDir'] == {'medium': 'Memory'}
+  (container,) = pod['containers']
+  (mount,) = container['volumeMounts']
+  assert mount == {'name': volume['name'], 'mountPath': '/dev/shm'}
+  assert [port['containerPort'] for port in container['ports']] == [8471, 8080]
 
 
 def test_manifest_ends_on_what_would_come_again_and_restarts_on_all_else(tools):
