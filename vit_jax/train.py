@@ -95,7 +95,7 @@ def train(
     ) as checkpoints,
   ):
     return _train(
-      experiment, source, fixed, evaluators, shown, params, workdir, checkpoints
+      experiment, source, fixed, evaluators, params, shown, workdir, checkpoints
     )
 
 
@@ -115,8 +115,8 @@ def _train(
   source: sources.Source,
   fixed: Params,
   evaluators: list[Evaluator],
-  shown: dict[str, Best],
   params: Params | None,
+  shown: dict[str, Best],
   workdir: str,
   checkpoints: saving.Checkpoints,
 ) -> dict[str, float]:
