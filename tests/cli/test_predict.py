@@ -21,8 +21,9 @@ from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
 from vit_jax.cli import predict
 from vit_jax.convert import orbax
-from vit_jax.data import decode, transforms
-from vit_jax.evaluators import confusion
+from vit_jax.data import transforms
+from vit_jax.evaluators import confusion, pretrained
+from vit_jax.projects.detr import detections
 from vit_jax.train import train
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
@@ -119,10 +120,10 @@ def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
   orbax.write(several, str(tmp_path / 'copy'), 'float32')
   copy = opening.open_checkpoint(str(tmp_path / 'copy'))
   path = str(images / FILES[0])
-  ((_, rows),) = predict.predict(copy, [path], 10)
+  (found,) = pretrained.TrainedModel(copy).predict(path, 10)
   image = copy.transform().image(pathlib.Path(path).read_bytes(), path)
   want = 1 / (1 + np.exp(-np.asarray(checkpoint.logits(image[None]))[0]))
-  got = {row['class']: row['probability'] for row in rows}
+  got = dict(found)
   assert list(got.values()) == sorted(got.values(), reverse=True)
   for name, p in zip(copy.class_names, want, strict=True):
     assert got[name] == pytest.approx(p, abs=1e-6)
@@ -417,16 +418,8 @@ def pretended(monkeypatch):
     checkpoint = types.SimpleNamespace(model=model, class_names=('a', 'b', 'c'))
     monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
     asked = []
-
-    def answer(checkpoint, paths, *args):
-      asked.append(args)
-      yield paths[0], decode.UnreadableImage(paths[0], 'torn')
-      for path in paths[1:]:
-        row = dict.fromkeys(predict.COLUMNS + predict.BOX[: 4 * len(args) - 4])
-        yield path, [row | {'file': path, 'class': 'b'}]
-
-    for name in ('predict', 'find_objects'):
-      monkeypatch.setattr(predict, name, answer)
+    monkeypatch.setattr(pretrained, 'TrainedModel', asked.append)
+    monkeypatch.setattr(detections, 'find', lambda *args: asked.append(args))
     return asked
 
   return pretend
@@ -438,9 +431,9 @@ def pretended(monkeypatch):
     (
       'classes',
       ['--threshold=0'],
-      'x finds none, only classes',
+      'x predicts classes, without --threshold',
     ),
-    ('objects', ['--topk=5'], 'x finds objects: say by --threshold how many'),
+    ('objects', ['--topk=5'], 'x predicts objects, without --topk'),
     (
       'classes',
       ['--threshold=1.1'],

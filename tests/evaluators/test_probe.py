@@ -138,27 +138,6 @@ def test_a_tenth_of_each_class_is_held_out():
   assert [*np.flatnonzero(is_heldout)] == sorted(ordered[5::10])
 
 
-def test_of_penalties_as_good_the_highest_is_kept(monkeypatch):
-  """Each fit begins where the one before ended; the first process says so."""
-  accuracies, begun, shown = {1.0: 0.25, 0.1: 0.5, 0.01: 0.5}, [], []
-  progress = probe.cores.progress
-
-  def fit(params, l2):
-    begun.append(params)
-    return l2, 3, None
-
-  def noted(*args, **kwargs):
-    shown.append(kwargs['shown'])
-    return progress(*args, **kwargs)
-
-  monkeypatch.setattr(probe.cores, 'progress', noted)
-  monkeypatch.setattr(jax, 'process_index', lambda: 0)
-  found = probe._choose(fit, accuracies.get, 'zeros', (0.1, 0.01, 1.0))
-  assert found == (0.1, 0.5, 0.1)
-  assert begun == ['zeros', 1.0, 0.1]
-  assert shown == [0 == 0]
-
-
 def test_classes_that_are_rare_or_absent_do_no_harm():
   x, labels = examples()
   labels = np.where(labels == 3, 2, labels)

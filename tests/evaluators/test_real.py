@@ -237,7 +237,7 @@ def test_refuses_other_data(sample, labels_path):
   refuse(
     Images(numbers, labels, IDS[:10]),
     labels_path,
-    r"evaluators\.real needs data with ImageNet's 1000 classes; this has 10\.",
+    r"evaluators\.real needs ImageNet's 1000 classes; there are 10\.",
   )
   for name in (
     'imagenet2012/validation/7',
@@ -256,28 +256,16 @@ def test_refuses_other_data(sample, labels_path):
     refuse(
       Images([number, *numbers], [0, *labels]),
       labels_path,
-      f'val_{number:08}.JPEG: .* numbers from 1 to 50000',
+      f'image of ImageNet .*val_{number:08}.JPEG is',
     )
 
 
 def test_refuses_classes_in_another_order(sample, labels_path):
-  numbers, labels = numbers_and_labels(sample)
-  others = [(label + 1) % 1000 for label in labels]
+  words = sorted(f'class {i}' for i in range(1000))
+  source = Images(*numbers_and_labels(sample), tuple(words))
   refuse(
-    Images(numbers, others),
-    labels_path,
-    r'only \d+\.\d% of the labels are among .* not in .* order; name their',
+    source, labels_path, "ImageNet's classes in ImageNet's order, sorted by"
   )
-  # Errors of the original labels are not to be taken for it.
-  wrong = [c if i % 5 > 1 else others[i] for i, c in enumerate(labels)]
-  real.RealEvaluator(
-    'real', lambda params, s: None, Images(numbers, wrong), labels_path
-  )
-
-
-def test_refuses_images_without_labels(labels_path, sample):
-  numbers = [int(row['number']) for row in sample if not row['real']]
-  refuse(Images(numbers, numbers), labels_path, 'no labels for any')
 
 
 def changed(path, tmp_path, number, classes):
@@ -288,13 +276,13 @@ def changed(path, tmp_path, number, classes):
   return new
 
 
-@pytest.mark.parametrize('classes', [7, ['7'], [1000], [True]])
+@pytest.mark.parametrize('classes', [7, ['7'], [1000]])
 def test_refuses_what_are_no_classes(sample, labels_path, tmp_path, classes):
   path = changed(labels_path, tmp_path, 41, classes)
   refuse(
     Images(*numbers_and_labels(sample)),
     path,
-    r'changed\.json is not .*: for image 41 it has .* in place of a list of cl',
+    r'changed\.json is not .* lists of classes from 0 to 999: ',
   )
 
 
@@ -302,8 +290,8 @@ def test_refuses_what_are_no_classes(sample, labels_path, tmp_path, classes):
   ('data', 'message'),
   [
     (b'', 'Expecting value'),
-    (b'7', 'it has no list in place of 50000 lists'),
-    (json.dumps([[1]] * 49_999).encode(), 'it has 49999 items in place of'),
+    (b'7', 'has no len'),
+    (json.dumps([[1]] * 49_999).encode(), '49999 items'),
   ],
 )
 def test_refuses_damaged_files(sample, tmp_path, data, message):
@@ -312,5 +300,5 @@ def test_refuses_damaged_files(sample, tmp_path, data, message):
   refuse(
     Images(*numbers_and_labels(sample)),
     path,
-    rf"damaged\.json is not ReaL's real\.json: .*({message})",
+    rf"damaged\.json is not ReaL's real\.json, 50000 lists .*({message})",
   )

@@ -296,13 +296,3 @@ def test_axial_resnet_replaces_every_3x3_convolution():
         shape = tables[name][f'relative_{kind}'].shape
         assert shape == (2 * length - 1, width)
   assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, plain)
-
-
-def test_what_axial_layers_cannot_do_is_refused():
-  fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'heads': 2}
-  block = axial.AxialBlock(
-    (2, 3), vit.ViT(num_classes=0, **fields).encoder_fields
-  )
-  more = {'mask_BQL': np.ones((1, 6, 6), bool)}
-  with pytest.raises(ValueError, match='takes no mask of all tokens, no stoch'):
-    block.init(jax.random.key(0), normal(1, 6, 8), **more)

@@ -289,49 +289,6 @@ def test_what_a_task_changes_of_the_tokens_is_encoded():
   np.testing.assert_array_equal(other, hidden)
 
 
-class Causal(vit.ViT):
-  """Tokens that look at themselves and those before them, as iGPT's do."""
-
-  @nn.compact
-  def __call__(self, images_BHWC, *, train=False, capture=()):
-    x_BhwD, x_BLD = self.embed(images_BHWC)
-    L = x_BLD.shape[1]
-    x_BLD, captured = self.encode(
-      x_BLD,
-      x_BhwD.shape[1:3],
-      train=train,
-      capture=capture,
-      mask_BQL=jnp.tril(jnp.ones((1, L, L), bool)),
-    )
-    return nn.Dense(3, name='head')(x_BLD), captured
-
-
-@pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
-def test_causal_tokens_do_not_see_what_comes(scan):
-  fields = {'pool': 'gap', 'posemb': 'relative', 'scan': scan, 'remat': 'cheap'}
-  model = Causal(num_classes=0, **TINY, **fields)
-  params = initial(model, SIZE)
-
-  @jax.jit
-  def run(x):
-    def of_patch(j):
-      # What the outputs up to j have to do with the pixels.
-      return jax.grad(lambda x: jnp.sum(outputs(x)[:, : j + 1] ** 2))(x)
-
-    return outputs(x), of_patch(3)
-
-  def outputs(x):
-    return model.apply({'params': params}, x)[0]
-
-  x = images()
-  y, dx = run(x)
-  # Patch 3 is the first of the second row.
-  other, _ = run(x.at[:, 8:, :8].set(0.5))
-  np.testing.assert_array_equal(other[:, :3], y[:, :3])
-  assert (np.abs(other - y).max((0, 2))[3:] > 1e-4).all()
-  assert not dx[:, 8:, 8:].any() and dx[:, :8].any() and dx[:, 8:, :8].any()
-
-
 @pytest.mark.parametrize('is_axial', [False, True])
 def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
   """The positions, and of every layer attention, the MLP and its inside.

@@ -1,11 +1,11 @@
-"""Completes photographs with a causal iGPT, and tells how likely they are.
+"""Completes photographs with a causal iGPT, and prints their likelihood.
 
   python -m vit_jax.complete CHECKPOINT photo.jpg --keep=0.5 --samples=4 \
       --out=complete.png
 
-Rows of pixels from the top are kept and the others are drawn, pixel after
-pixel, of what the model thinks of them. The picture has a row for each
-photograph: itself in the model's colours, what is kept of it, and the samples.
+Keeps rows of pixels from the top and samples the others from the model, pixel
+after pixel. The picture has a row for each photograph: the photograph in the
+model's colours, its kept part, and the samples.
 """
 
 import argparse

@@ -1,18 +1,17 @@
-"""What a classifier gets right and what it takes for what, class by class.
+"""Reports accuracy per class and the confusion matrix.
 
   python -m vit_jax.evaluate CHECKPOINT DATASET --output=runs/evaluate
 
-runs any checkpoint on all images of a split and prints its accuracy, that of
-its five likeliest classes, and the balanced one, to which every class counts
-the same however many images it has. It writes classes.csv, each class with what
-it is taken for most, and for up to 1,000 classes confusion.csv and
-confusion.png (a row for each class of the images, a column for each that was
-predicted).
+runs any checkpoint on all images of a split and prints top-1 and top-5 accuracy
+and the balanced one, the mean over classes. It writes classes.csv, each class
+with the class it is taken for most, and for up to 1,000 classes confusion.csv
+and confusion.png (a row for each class of the images, a column for each that
+was predicted).
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from vit_jax.evaluators.confusion import Measures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Of which a matrix is written, a few megabytes; with names along the picture.
+# The most classes for a matrix, of a few megabytes, and for names beside it.
 MAX_CLASSES, MAX_NAMED = 1000, 40
 
 
@@ -92,25 +91,20 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def table(found: Measures) -> str:
-  """Returns the measures, and what is confused most, for a terminal."""
-  names = found.class_names
-  lines: Mapping[str, str] = {
-    'images': f'{found.confusion_CC.sum():,}',
-    'accuracy': f'{found.accuracy:.2%}',
-    **({'of five': f'{found.top5:.2%}'} if len(names) > 5 else {}),
-    'balanced': f'{found.balanced:.2%}',
-  }
-  # Of the cells that are not 0, as there may be 21,843 times as many classes.
+  """Returns the measures and the most confused classes for a terminal."""
+  names = list(map(flags.printable, found.class_names))
+  lines = [('images', f'{found.confusion_CC.sum():,}')]
+  lines.append(('accuracy', f'{found.accuracy:.2%}'))
+  if len(names) > 5:
+    lines.append(('of five', f'{found.top5:.2%}'))
+  lines.append(('balanced', f'{found.balanced:.2%}'))
+  # Only cells above 0, because there may be 21,843 times as many classes.
   pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]
   pairs.sort(key=lambda pair: -found.confusion_CC[pair])
-  return '\n'.join(
-    [f'{name:<17}  {text}' for name, text in lines.items()]
-    + [
-      f'taken for another  {flags.printable(names[i])} for '
-      f'{flags.printable(names[j])}, {found.confusion_CC[i, j]:,} times'
-      for i, j in pairs[:5]
-    ]
-  )
+  for i, j in pairs[:5]:
+    times = f'{found.confusion_CC[i, j]:,} times'
+    lines.append(('taken for another', f'{names[i]} for {names[j]}, {times}'))
+  return '\n'.join(f'{name:<17}  {text}' for name, text in lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

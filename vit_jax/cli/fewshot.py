@@ -4,15 +4,14 @@
 
 draws the shots of every class for each seed, fits them by least squares and
 measures accuracy on the whole test split, with no step of training. It prints a
-table and writes fewshot.csv and fewshot.png. With --probe it fits a logistic
-regression to all training examples besides.
+table and writes fewshot.csv and fewshot.png. --probe also fits a logistic
+regression to all training examples.
 
---layers=all fits one to every layer and draws accuracy over depth, layers.csv
-and layers.png, in place of the shots.
+--layers=all fits one to every layer instead, and writes accuracy over depth,
+layers.csv and layers.png.
 
 --features=FILE.npz keeps the representations of both splits, for other tools
-and for the next time: where the file is there already and holds what is asked
-for, the model is not run again.
+and for the next time: if the file has them already, the model is not run.
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
 
@@ -36,45 +35,34 @@ OUTPUT = 'runs/fewshot'
 
 
 def _run(args: argparse.Namespace) -> None:
-  """Measures, prints a table and writes it with its picture."""
   checkpoint = opening.open_checkpoint(args.checkpoint)
-  size = checkpoint.image_size
-  if args.image_size:
-    size = images.size_of(args.image_size, '--image_size')
   names = ['train_split', 'test_split', 'batch_size']
   if not args.layers:
     names += ['shots', 'seeds', 'layer', 'l2', 'probe', 'features']
   options = {name: getattr(args, name) for name in names}
-  options['image_size'] = None if size == checkpoint.image_size else size
+  H, W = checkpoint.image_size
+  if args.image_size:
+    H, W = images.size_of(args.image_size, '--image_size')
+  options['image_size'] = None if (H, W) == checkpoint.image_size else (H, W)
   data = flags.data_of(args.dataset, args)
-  H, W = size
   what = 'all' if args.layers else f'{args.layer}, {H}x{W} pixels: shots'
   title = (
     f'{args.checkpoint}\non {args.dataset}: {what} of {args.train_split}, '
     f'accuracy on {args.test_split}'
   )
-  files: dict[str, str | bytes]
   if args.layers:
     found = fewshot.probe_layers(checkpoint, data, **options)
-    table = report.layers_table(found)
-    files = {
-      report.LAYERS_CSV: report.layers_csv(found),
-      report.LAYERS_PLOT: report.layers_plot(found, title),
-    }
+    table, files = report.layers_table(found), report.layers_files(found, title)
   else:
     curve = fewshot.fewshot(checkpoint, data, **options)
-    table = report.table(curve)
-    files = {
-      report.CSV: report.csv_text(curve),
-      report.PLOT: report.plot([curve], title),
-    }
+    table, files = report.table(curve), report.files(curve, title)
   if jax.process_index() == 0:
     print(f'\n{table}')
     flags.write_files(args.output, files)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Returns the flags; exits with status 2 for those that make no sense."""
+  """Returns the flags; exits with status 2 if they contradict each other."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   flags.add_subject(parser)
@@ -136,9 +124,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--output',
     default=OUTPUT,
     metavar='FOLDER',
-    help=f'for {report.CSV} and {report.PLOT}, or {report.LAYERS_CSV} and '
-    f'{report.LAYERS_PLOT}, which are replaced if they are there (default: '
-    f'{OUTPUT})',
+    help=f'for the .csv and .png, which are replaced (default: {OUTPUT})',
   )
   add(
     '--distributed',
@@ -150,9 +136,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.error('--layers=all takes --probe.')
   if args.layers and args.features:
     parser.error('--layers=all keeps no --features.')
-  for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
-    if getattr(args, name) != parser.get_default(name):
-      parser.error(f'--layers=all has no use for --{name}.')
   train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test

@@ -1,4 +1,4 @@
-"""What command lines share: the config, what is shown, and how they end."""
+"""Shared by commands: the config flag, messages and exit status."""
 
 import argparse
 import errno
@@ -19,24 +19,28 @@ from vit_jax import config as config_lib
 from vit_jax.data import atomic_files, sources
 from vit_jax.register import nearest
 
-# How commands end, besides 0. `main` has the rest of them.
+# Exit statuses besides 0; `main` has more.
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# What is wrong with the machine and not with what was asked of it, by what the
-# system or the libraries call it, and the way out.
+# Faults of the machine, by patterns of the words of systems and libraries, and
+# the ways out.
 _ENVIRONMENT = {
-  'No space left on device': 'Make room on the disk, or write elsewhere.',
-  'Disk quota exceeded': 'Make room on the disk, or write elsewhere.',
-  'Read-only file system': 'Make it writable, or write elsewhere.',
-  'Input/output error': 'The disk fails: see the log of the system.',
+  'No space left on device|Disk quota exceeded|Read-only file system': (
+    'Make room on the disk, or write elsewhere.'
+  ),
   'Too many open files': 'Raise the limit, ulimit -n.',
-  'Cannot allocate memory': 'Take less at a time, or a larger machine.',
-  'Out of memory': 'Take less at a time: in training by '
-  '--config.accum_steps=2, 4 or more, --config.model.remat=nothing_saveable or '
-  'a smaller batch_size.',
+  'Cannot allocate memory|Out of memory': (
+    'Take less at a time: in training by --config.accum_steps=2, 4 or more, '
+    '--config.model.remat=nothing_saveable or a smaller batch_size.'
+  ),
+  # TensorStore's words where storage is to blame.
+  '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
+  ': .*tensorstore': (
+    'Once it can be written or read, the same command goes on.'
+  ),
 }
 # Storage that cannot be read now and may be back by the next time.
 _ERRNOS = {
@@ -46,13 +50,7 @@ _ERRNOS = {
   errno.EHOSTUNREACH,
   errno.ENETUNREACH,
 }
-# What TensorStore says where storage, and not what is asked of it, is to blame.
-_PASSING = re.compile(
-  '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
-  ': .*tensorstore',
-  re.DOTALL,
-)
-# What commands end with in one message; anything else is an error of ours.
+# Errors that end a command with one message; any other is a bug of ours.
 ENDINGS = (
   ValueError,
   OSError,
@@ -62,7 +60,7 @@ ENDINGS = (
   jax.errors.JaxRuntimeError,
 )
 
-# The data sets of commands that need classes.
+# Help for the data sets of commands that need classes.
 WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder a class, written with a slash, a CSV "
   "file of images and labels, a TFDS name, 'vtab/TASK', or "
@@ -156,7 +154,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def status(error: BaseException) -> int:
-  """Prints what ended a command, and returns its exit status.
+  """Prints the error that ended a command, and returns its exit status.
 
   Args:
     error: one of `ENDINGS`.
@@ -182,25 +180,22 @@ def status(error: BaseException) -> int:
 
 
 def _environment(error: BaseException | None) -> str | None:
-  """Returns the way out where the machine is to blame, else None."""
+  """Returns the way out if the machine is to blame, else None."""
   while error:
-    for sign, way_out in _ENVIRONMENT.items():
-      if sign.lower() in str(error).lower():
+    said = 'Out of memory' if isinstance(error, MemoryError) else str(error)
+    for pattern, way_out in _ENVIRONMENT.items():
+      if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
         return way_out
-    if isinstance(error, MemoryError):
-      return _ENVIRONMENT['Cannot allocate memory']
     if isinstance(error, ImportError | TimeoutError | ConnectionError) or (
       isinstance(error, OSError) and error.errno in _ERRNOS
     ):
       return ''
-    if isinstance(error, ValueError) and _PASSING.match(str(error)):
-      return 'Once it can be written or read, the same command goes on.'
     error = error.__cause__
   return None
 
 
 def show_messages() -> None:
-  """Shows what this package has to say, and only warnings of libraries."""
+  """Shows messages of this package, and only warnings of libraries."""
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
   ours = logging.getLogger('vit_jax')
@@ -272,7 +267,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-  """Adds what commands say of a dataset without a config; see `data_of`."""
+  """Adds the flags that describe a dataset without a config; see `data_of`."""
   parser.add_argument(
     '--data_dir', default='', help='where TFDS has its data sets'
   )
@@ -280,7 +275,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     '--split_seed',
     type=int,
     default=0,
-    help='of what is held out where the data bring no test split (default: 0)',
+    help='of the test split where the data have none (default: 0)',
   )
   parser.add_argument(
     '--class_order',
@@ -298,14 +293,14 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
-  """Returns a dataset as `config.data` has it, by the flags of `add_data`."""
+  """Returns the fields of `config.data` from the flags of `add_data`."""
   given = {'name': name, 'dir': args.data_dir}
   fields = 'split_seed', 'class_order', 'on_bad_image'
   return sources.data_config(given | {x: getattr(args, x) for x in fields})
 
 
 def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
-  """Writes the results of a command by name, and says where they are."""
+  """Writes the results of a command by name, and prints where they are."""
   place = epath.Path(folder)
   place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
@@ -323,11 +318,11 @@ def command(
   Returns:
     The exit status: what `run` returns, 0 for None, or that of `status`.
   """
-  # By force, because importing JAX's friends brings handlers of their own.
+  # By force, because libraries bring handlers of their own.
   handler = _handler('%(levelname)s: %(message)s')
   handler.setLevel(logging.WARNING)
   logging.basicConfig(handlers=[handler], force=True)
-  # Library functions print nothing. The progress that they log is for stdout.
+  # Library functions print nothing; the progress that they log goes to stdout.
   progress = _handler('%(message)s', sys.stdout)
   progress.addFilter(lambda record: record.levelno == logging.INFO)
   ours = logging.getLogger('vit_jax')

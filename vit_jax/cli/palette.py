@@ -1,11 +1,10 @@
-"""Finds the colours that stand for all others in images, for iGPT.
+"""Chooses a palette for iGPT from the images of a data set.
 
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 
 clusters pixels by k-means in RGB and writes the means, from dark to bright, as
-float32 (colours, 3) in [-1, 1]; a picture beside it shows them, and some images
-before and after. configs/igpt.py takes the file, and it travels in the
-checkpoint from there on.
+float32 (colours, 3) in [-1, 1]. A picture beside it shows them, and some images
+before and after. configs/igpt.py takes the file; checkpoints keep the colours.
 """
 
 import argparse

@@ -23,9 +23,8 @@ from tqdm import tqdm
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags
-from vit_jax.data import atomic_files, decode, image_files
+from vit_jax.data import decode, image_files
 from vit_jax.evaluators import pretrained
-from vit_jax.projects.detr import segments
 from vit_jax.training import metric_log
 
 COLUMNS = ('file', 'rank', 'class', 'probability')
@@ -35,77 +34,6 @@ THRESHOLD, TOPK = 0.7, 5
 MAX_WIDTH = 40
 
 Row = dict[str, Any]
-
-
-def predict(
-  checkpoint: opening.Checkpoint, paths: Sequence[str], topk: int
-) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
-  """Labels files, in their order.
-
-  Yields:
-    The path, and its rows of `COLUMNS`, `topk` or as many as there are
-    classes, or why it could not be read.
-  """
-  found = pretrained.TrainedModel(checkpoint).stream(paths, topk)
-  for path, best in zip(paths, found, strict=True):
-    if isinstance(best, decode.UnreadableImage):
-      yield path, best
-    else:
-      rows = [(path, rank, *one) for rank, one in enumerate(best, 1)]
-      yield path, [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-
-
-def find_objects(
-  checkpoint: opening.Checkpoint,
-  paths: Sequence[str],
-  threshold: float,
-  out: str,
-) -> Iterator[tuple[str, list[Row] | decode.UnreadableImage]]:
-  """Finds objects in files, in their order.
-
-  Args:
-    checkpoint: of DETR.
-    paths: of images.
-    threshold: the least probability of the objects.
-    out: a folder for pictures and `coco.json`; empty for none.
-
-  Yields:
-    The path, and its rows of `COLUMNS` and `BOX` or why it could not be read.
-  """
-  from vit_jax.projects.detr import detections
-  from vit_jax.visualize import photos
-
-  C = checkpoint.model.num_classes
-  names = tuple(map(checkpoint.class_name, range(C)))
-  detector = detections.Detector(checkpoint, threshold)
-  results: list[dict[str, Any]] = []
-  each = zip(
-    paths,
-    photos.unique_names(paths) if out else paths,
-    detections.coco_ids(paths),
-    strict=True,
-  )
-  try:
-    for path, stem, image_id in each:
-      try:
-        shown_HWC, found = detector(path)
-      except decode.UnreadableImage as e:
-        yield path, e
-        continue
-      if out:
-        results += detections.coco_results(image_id, found)
-        drawn = detections.picture(shown_HWC, found, names)
-        atomic_files.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
-      rows = [
-        (path, rank, names[c], float(p), *(round(float(x), 1) for x in box_4))
-        for rank, (c, p, box_4) in enumerate(zip(*found[:3], strict=True), 1)
-      ]
-      yield path, [dict(zip(COLUMNS + BOX, x, strict=True)) for x in rows]
-  finally:
-    # Also what was found before somebody ended it.
-    if out:
-      text = json.dumps(results, indent=1)
-      atomic_files.replace(os.path.join(out, 'coco.json'), text.encode())
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
@@ -128,28 +56,26 @@ def find_files(paths: Sequence[str]) -> list[str]:
 def main() -> int:
   """Runs the command; returns its exit status."""
   parser = flags.parser('predict', __doc__)
-  parser.add_argument('checkpoint', help=recognise.WHAT_OPENS)
-  parser.add_argument(
-    'images', nargs='+', help='image files, and folders searched for images'
-  )
-  parser.add_argument(
+  add = parser.add_argument
+  add('checkpoint', help=recognise.WHAT_OPENS)
+  add('images', nargs='+', help='image files, and folders searched for images')
+  add(
     '--topk',
     type=flags.positive,
     help=f'of classes: predictions a file (default: {TOPK})',
   )
-  parser.add_argument(
+  add(
     '--format',
     choices=('table', 'csv', 'json'),
     default='table',
     help='table for people (default), csv, or json: a list of objects',
   )
-  parser.add_argument(
+  add(
     '--threshold',
     type=float,
-    help='least probability of what DETR finds and is told of '
-    f'(default: {THRESHOLD})',
+    help=f'of DETR: least probability of objects (default: {THRESHOLD})',
   )
-  parser.add_argument(
+  add(
     '--out',
     help="of DETR: folder for the images with boxes and masks, and COCO's "
     'results',
@@ -166,33 +92,29 @@ def _run(args: argparse.Namespace) -> int:
   if not checkpoint.model.num_classes:
     raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
   finds_objects = checkpoint.model.task == 'objects'
-  if not finds_objects and (args.out or args.threshold is not None):
-    raise ValueError(
-      f'--out and --threshold are of boxes, and {args.checkpoint} finds none, '
-      'only classes: leave them out.'
-    )
-  if finds_objects and args.topk:
-    raise ValueError(
-      f'--topk is of classes, and {args.checkpoint} finds objects: say by '
-      '--threshold how many.'
-    )
-  if args.out:
-    if getattr(checkpoint.model, 'masks', False):
-      segments.require_library(f'--out with the masks of {args.checkpoint}')
-    os.makedirs(args.out, exist_ok=True)
+  for name in ('topk',) if finds_objects else ('out', 'threshold'):
+    if getattr(args, name) is not None:
+      task = 'objects' if finds_objects else 'classes'
+      raise ValueError(
+        f'{args.checkpoint} predicts {task}, without --{name}: leave it out.'
+      )
+  least = THRESHOLD if args.threshold is None else args.threshold
+  results: Iterator[Any]
+  if finds_objects:
+    from vit_jax.projects.detr import detections
+
+    results = detections.find(checkpoint, paths, least, args.out)
+  else:
+    model = pretrained.TrainedModel(checkpoint)
+    results = model.stream(paths, args.topk or TOPK)
+  columns = COLUMNS + BOX if finds_objects else COLUMNS
   unreadable = 0
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    least = THRESHOLD if args.threshold is None else args.threshold
-    if finds_objects:
-      results = find_objects(checkpoint, paths, least, args.out)
-    else:
-      results = predict(checkpoint, paths, args.topk or TOPK)
     # Silent where there is no terminal, or no time for anyone to wonder.
-    for path, result in tqdm(
-      results, total=len(paths), unit=' files', delay=2, disable=None
-    ):
+    bar = tqdm(results, total=len(paths), unit=' files', delay=2, disable=None)
+    for path, result in zip(paths, bar, strict=True):
       if isinstance(result, decode.UnreadableImage):
         unreadable += 1
         tqdm.write(flags.lines(f'unreadable: {result}'), file=sys.stderr)
@@ -200,10 +122,10 @@ def _run(args: argparse.Namespace) -> int:
       if not result:
         line = f'{path}: no object has a probability of {least:g} or more'
         tqdm.write(flags.lines(line), file=sys.stderr)
-      yield result
+      rows = [(path, rank, *one) for rank, one in enumerate(result, 1)]
+      yield [dict(zip(columns, row, strict=True)) for row in rows]
 
   names = checkpoint.class_names or (str(checkpoint.model.num_classes - 1),)
-  columns = COLUMNS + BOX if finds_objects else COLUMNS
   for text in texts(readable(), args.format, paths, names, columns):
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # for whoever waits at the end of a pipe
@@ -219,36 +141,39 @@ def texts(
   names: Sequence[str],
   columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
-  """Yields the text of the rows of each file in a format, as they are found.
+  """Yields the rows of each file as text in a format, as they are found.
 
   The paths of all files and names of all classes give the width of a table.
   """
+  rows = itertools.chain.from_iterable(found)
   if format_name == 'json':
     between = '[\n  '
-    for row in itertools.chain.from_iterable(found):
+    for row in rows:
       yield between + json.dumps(row, indent=2).replace('\n', '\n  ')
       between = ',\n  '
     yield '[]\n' if between[0] == '[' else '\n]\n'
-  elif format_name == 'csv':
-    yield ','.join(columns) + '\n'
-    for row in itertools.chain.from_iterable(found):
+    return
+  if format_name == 'csv':
+    yield metric_log.csv_line(columns)
+    for row in rows:
       cells = (row[name] for name in columns)
       yield metric_log.csv_line(
         [flags.cell(x) if isinstance(x, str) else x for x in cells]
       )
-  else:
-    file_width, class_width = (
-      max(len(flags.printable(text)) for text in column)
-      for column in (paths, names)
+    return
+  file_width, class_width = (
+    max(len(flags.printable(text)) for text in column)
+    for column in (paths, names)
+  )
+  class_width = min(class_width, MAX_WIDTH)
+  for row in rows:
+    file, name = (flags.printable(row[key]) for key in ('file', 'class'))
+    yield (
+      f'{file:<{file_width}}  {row["rank"]:>2}  {name:<{class_width}}  '
+      f'{row["probability"]:7.2%}'
+      + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
+      + '\n'
     )
-    for row in itertools.chain.from_iterable(found):
-      file, name = (flags.printable(row[key]) for key in ('file', 'class'))
-      yield (
-        f'{file:<{file_width}}  {row["rank"]:>2}  '
-        f'{name:<{min(class_width, MAX_WIDTH)}}  {row["probability"]:7.2%}'
-        + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
-        + '\n'
-      )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,7 @@
-"""Evaluators as a config describes them."""
+"""Evaluators as a config describes them.
+
+All functions raise ValueError for an entry that cannot work.
+"""
 
 from ml_collections import ConfigDict
 
@@ -19,16 +22,12 @@ EVALUATORS = Register(
     'pictures': 'vit_jax.evaluators.pictures:PicturesEvaluator',
   },
 )
-# Fields that an evaluator which is on must have.
+# Fields that must not be empty if the evaluator is on.
 _REQUIRED = ('split', 'labels', 'data')
 
 
 def entries(config: ConfigDict) -> dict[str, ConfigDict]:
-  """Returns the entries of `config.evaluators` that are on.
-
-  Raises:
-    ValueError: for an entry that cannot work as it stands.
-  """
+  """Returns the entries of `config.evaluators` that are on."""
   found = {}
   for name, entry in config.evaluators.items():
     if entry.type not in EVALUATORS:
@@ -54,11 +53,7 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def metrics(config: ConfigDict) -> dict[str, Best]:
-  """Returns the metrics that a run may be chosen by, before anything is built.
-
-  Raises:
-    ValueError: as `entries`.
-  """
+  """Returns the metrics that may be `best_metric`, before anything is built."""
   objective = objective_type(config)
   return {
     f'{name}/{metric}': best
@@ -70,54 +65,36 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses what cannot be measured, before any data are opened.
+  """Refuses entries that cannot work, before any data are opened.
 
   Raises:
-    ValueError: as `entries`, or for what an evaluator needs besides the data.
-    FileNotFoundError: likewise.
+    FileNotFoundError: if a file that an evaluator needs is missing.
   """
   for name, entry in entries(config).items():
     EVALUATORS.load(entry.type).check(name, entry)
 
 
 def splits(config: ConfigDict) -> list[str]:
-  """Returns the splits of the training's data that evaluators look at.
-
-  Raises:
-    ValueError: as `entries`.
-  """
+  """Returns the splits of the training's data that evaluators look at."""
   found = entries(config).values()
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
 
 def shown(config: ConfigDict) -> dict[str, Best]:
-  """Returns what stands for a run: `best_metric`, and each evaluator's first.
-
-  Raises:
-    ValueError: if no evaluator gives `best_metric`, or as `entries`.
-  """
+  """Returns `best_metric` and the first metric of each evaluator."""
   known = metrics(config)
   if config.best_metric not in known:
     raise ValueError(
       f'best_metric is {config.best_metric!r}, which none of the evaluators '
       f'gives: {", ".join(known) or "all are off"}.'
     )
-  found: dict[str, str] = {}
-  for name in known:
-    found.setdefault(name.partition('/')[0], name)
-  return {
-    name: best
-    for name, best in known.items()
-    if name in (config.best_metric, *found.values())
-  }
+  first = {name.partition('/')[0]: name for name in reversed(known)}
+  names = {config.best_metric, *first.values()}
+  return {name: best for name, best in known.items() if name in names}
 
 
 def make_evaluators(parts: Parts) -> list[Evaluator]:
-  """Returns the evaluators of a config.
-
-  Raises:
-    ValueError: for an entry that cannot work.
-  """
+  """Builds the evaluators of a config."""
   return [
     EVALUATORS.load(entry.type).from_entry(parts, name, entry)
     for name, entry in entries(parts.config).items()

@@ -1,13 +1,9 @@
-"""What is measured: the contract of every evaluator, and what they are made of.
-
-An evaluator is one class, which derives from `Evaluator`, with a line in
-`build.EVALUATORS`.
-"""
+"""The contract of evaluators: one class each, with a line in `build`."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import jax
 import numpy as np
@@ -25,17 +21,17 @@ class Evaluator(Protocol):
 
   Attributes:
     name: prefix of the metrics.
+    fixed_metrics: the metrics, if they do not depend on the entry.
   """
 
   name: str
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {}
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
     """Refuses an entry that cannot work, before any data are opened.
 
-    Raises:
-      ValueError: if something that the evaluator needs is missing.
-      FileNotFoundError: if a file of the entry is missing.
+    Raises ValueError or FileNotFoundError.
     """
     del name, entry
 
@@ -43,16 +39,13 @@ class Evaluator(Protocol):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns what a run may be chosen by, without the prefix.
-
-    From an entry of `config.evaluators` and an objective that need not have
-    been built.
-    """
-    ...
+    """Returns the metrics that may be `best_metric`, without the prefix."""
+    del entry, objective
+    return cls.fixed_metrics
 
   @classmethod
   def from_entry(cls, parts: 'Parts', name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of an entry of `config.evaluators`.
+    """Builds the evaluator of an entry of `config.evaluators`.
 
     Raises:
       ValueError: for an entry that cannot work.
@@ -62,14 +55,14 @@ class Evaluator(Protocol):
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
     """Returns metrics by name, the same in every process.
 
-    Arrays are pictures, uint8 HWC, which the first process has to show.
+    Arrays are pictures, uint8 HWC, of the first process alone.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What evaluators are made of.
+  """The parts of a run that evaluators are built from.
 
   Attributes:
     config: of the run.
@@ -92,14 +85,14 @@ class Parts:
 
   @functools.cached_property
   def images(self) -> Images:
-    """How images are brought to the model."""
+    """How images are prepared for the model."""
     return Images.from_config(self.config.data, self.image_size)
 
   @property
   def batches(self) -> dict[str, Any]:
-    """What `features.global_batches` takes besides source and transform."""
+    """Arguments of `features.global_batches` besides source and transform."""
     return {
-      # What fits when training fits when evaluating.
+      # A batch that fits in training fits in evaluation.
       'batch_size': self.config.batch_size // self.config.accum_steps,
       'mesh': self.mesh,
       'workers': self.config.data.workers,
@@ -109,15 +102,14 @@ class Parts:
     """Opens a split of the data that the model is trained on.
 
     Raises:
-      ValueError: if its classes are not those of the training split, or are
-        those of objects where the objective learns one of an image, or if it is
-        only there by another name (`test` as `val`) and what is learned is
-        several splits joined.
+      ValueError: if its classes differ from those of the training split, if
+        they belong to objects and the objective learns one class an image, or
+        if joined training splits may hold it by another name (`test` as `val`).
     """
     data = self.config.data
     if '+' in data.split:
-      # Of splits that are joined none is taken for another, so that what is
-      # measured is not learned without a word.
+      # Refuses the join if this split may be part of it by another name, so
+      # that a run never measures the images that it trains on.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
     o = self.objective
@@ -128,27 +120,15 @@ class Parts:
         f'objective.name={self.config.objective.name} learns one class an '
         'image: use configs/detr.py, or a folder for each class.'
       )
-    found = source.class_names
-    check_classes(self.config, split, found, self.facts.class_names)
+    if source.class_names != self.facts.class_names:
+      raise ValueError(
+        f'The classes of {data.name} {split} are not those of {data.split}.'
+      )
     return source
 
   def extractor(
     self, name: str, function: features.Function
   ) -> Callable[[Any, sources.Source], np.ndarray]:
-    """Returns what applies a function of images to those of a source."""
+    """Returns a function of parameters and a source to its images' rows."""
     extract = features.Extractor(function, self.images, **self.batches)
     return functools.partial(extract, description=name)
-
-
-def check_classes(
-  config: ConfigDict,
-  split: str,
-  found: tuple[str, ...],
-  class_names: tuple[str, ...],
-) -> None:
-  """Raises ValueError where a split has other classes than the training has."""
-  if found != class_names:
-    raise ValueError(
-      f'The classes of {config.data.name} {split} are not those of '
-      f'{config.data.split}.'
-    )

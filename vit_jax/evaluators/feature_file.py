@@ -1,4 +1,4 @@
-"""Representations of a data set in a file: .npz, for NumPy and anybody else."""
+"""A .npz file of the features of a data set."""
 
 import hashlib
 import json
@@ -29,23 +29,18 @@ def identity(checkpoint: Checkpoint) -> str:
 
 
 def is_there(path: str) -> bool:
-  """Whether there is such a file, for all processes alike.
+  """Whether the first process sees the file, which all of them then read.
 
   Raises:
     FileNotFoundError: if the file and its folder are missing.
-    ValueError: if only some processes see it.
   """
   if not path:
     return False
-  found = multihost_utils.process_allgather(np.array(os.path.exists(path)))
-  if np.any(found) and not np.all(found):
-    raise ValueError(
-      f'{path} is there for some processes and not for others: put it into a '
-      'folder that all of them share.'
-    )
-  if not np.any(found):
-    atomic_files.refuse_existing(path)
-  return bool(np.all(found))
+  is_found = np.array(os.path.exists(path))
+  if multihost_utils.broadcast_one_to_all(is_found):
+    return True
+  atomic_files.refuse_existing(path)
+  return False
 
 
 def write(
@@ -71,7 +66,7 @@ def read(
       kept = dict(json.loads(str(file['facts'])))
       train_ND, test_MD = file['train_features'], file['test_features']
       others = [k for k, x in arrays.items() if not np.array_equal(file[k], x)]
-  except Exception as e:  # damage shows in as many ways as there are bytes
+  except Exception as e:  # zip, npy and JSON fail in many ways
     raise ValueError(
       f'{path} cannot be read as a file of features ({type(e).__name__}: {e}). '
       f'{_WAY_OUT}'

@@ -77,7 +77,7 @@ def fewshot(
   drawn = Shots(
     labels_N, kept['test_labels'], names, shots=shots, seeds=seeds, l2=l2
   )
-  # Hashing takes long for billions of parameters: only where a file needs it.
+  # Only a file needs the hash, which takes long for billions of parameters.
   parameters = features and feature_file.identity(subject.original)
   facts = {'parameters': parameters, 'layer': layer, **subject.facts()}
   if probe:
@@ -140,7 +140,7 @@ def probe_layers(
 
 
 class _Subject:
-  """A checkpoint, resized from `original`, and training and test splits."""
+  """A checkpoint, resized from `original`, with training and test splits."""
 
   def __init__(
     self,
@@ -219,11 +219,6 @@ class _Subject:
       started_s = time.monotonic()
       x_ND = extractor(params, source, f'{name} images')
       elapsed_s = time.monotonic() - started_s
-      if gone := np.sum(~features_lib.is_read(x_ND)):
-        raise ValueError(
-          f'{gone} of {len(x_ND)} {name} images cannot be read any more: run '
-          'it again, without them.'
-        )
       ridge.check_finite(name, x_ND)
       _say(
         f'run on   {len(source):,} {name} images in {elapsed_s:,.1f} s, '

@@ -16,9 +16,7 @@ from etils import epath
 from vit_jax.evaluators.shots import Result
 from vit_jax.training import metric_log, plots
 
-CSV, PLOT = 'fewshot.csv', 'fewshot.png'
-LAYERS_CSV, LAYERS_PLOT = 'layers.csv', 'layers.png'
-
+CSV = 'fewshot.csv'
 COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
 # The shots of the linear probe, which has every example.
 _ALL = 'all'
@@ -100,8 +98,6 @@ def table(curve: Curve) -> str:
     text = f'{statistics.mean(accuracies):.2f}'
     if len(results) > 1:
       text += f' ± {statistics.stdev(accuracies):.2f}'
-    if len(results) != n:
-      text += f' ({len(results)} {"seed" if len(results) == 1 else "seeds"})'
     rows.append((str(shots), text, _range([r.l2 for r in results])))
   if curve.probe:
     accuracy = f'{100 * curve.probe.accuracy:.2f}'
@@ -197,6 +193,21 @@ def folder_labels(paths: Sequence[str]) -> list[str]:
   if len(set(names)) == len(names):
     return names
   return [os.path.dirname(path) or '.' for path in paths]
+
+
+def files(curve: Curve, title: str) -> dict[str, str | bytes]:
+  """Returns the table and the picture of one checkpoint, by file name."""
+  return {CSV: csv_text(curve), 'fewshot.png': plot([curve], title)}
+
+
+def layers_files(
+  found: Mapping[str, ProbeResult], title: str
+) -> dict[str, str | bytes]:
+  """Returns the table and the picture of all layers, by file name."""
+  return {
+    'layers.csv': layers_csv(found),
+    'layers.png': layers_plot(found, title),
+  }
 
 
 def layers_csv(found: Mapping[str, ProbeResult]) -> str:

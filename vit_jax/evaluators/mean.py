@@ -1,4 +1,4 @@
-"""Means of what an objective measures, over each example of a split once."""
+"""Means of an objective's measures over a split, each example once."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from vit_jax.training import features, sharding
 
 @dataclasses.dataclass(frozen=True)
 class MeanEvaluator(Evaluator):
-  """Divides what an objective's `evaluate` sums by the examples.
+  """Divides the sums of an objective's `evaluate` by the examples.
 
   Attributes:
     name: prefix of the metrics, as in `test/loss`.
@@ -26,7 +26,7 @@ class MeanEvaluator(Evaluator):
       `examples` among them.
     batches: starts one pass over the split, as global device arrays.
     suffix: of the metrics, as in `test/loss_96x96`.
-    others: that measure the same at other sizes of the images.
+    others: evaluators of the same at other image sizes.
   """
 
   name: str
@@ -39,7 +39,7 @@ class MeanEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns those of the objective, and those at other sizes."""
+    """Returns the objective's metrics, at its size and at other sizes."""
     suffixes = '', *map(_suffix, _other_sizes(entry))
     return {
       f'{metric}{suffix}': best
@@ -49,7 +49,7 @@ class MeanEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of the objective on a split."""
+    """Builds the evaluator of the objective on a split."""
     sizes = parts.image_size, *_other_sizes(entry)
     batches = functools.partial(
       features.global_batches, parts.source(entry.split), **parts.batches
@@ -65,7 +65,7 @@ class MeanEvaluator(Evaluator):
     name: str,
     batches: Callable[..., Iterable[Batch]],
   ) -> Self:
-    """Returns the evaluator for images of a size (H, W)."""
+    """Builds the evaluator for images of a size (H, W)."""
     own, objective = parts.image_size, parts.objective
     if size != own:
       objective = type(objective).from_config(parts.config, size)

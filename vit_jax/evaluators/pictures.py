@@ -1,7 +1,6 @@
-"""What a model looks at, again and again while it learns, for dashboards."""
+"""Pictures of attention and filters during training, for dashboards."""
 
 import importlib.util
-from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -12,7 +11,6 @@ from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Model
-from vit_jax.objectives.objective import Best, Objective
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.attention_maps import Layers
@@ -38,8 +36,8 @@ class PicturesEvaluator(Evaluator):
     """
     if model.attention not in ('all', 'axial'):
       raise ValueError(
-        f'evaluators.{name} draws attention, which a {type(model).__name__} '
-        'has not: switch it off.'
+        f'evaluators.{name} draws attention, and a {type(model).__name__} has '
+        'none to draw: switch it off.'
       )
     if not 0 < count <= len(source):
       raise ValueError(
@@ -59,20 +57,11 @@ class PicturesEvaluator(Evaluator):
     self._look = jax.jit(look, out_shardings=self._replicated)
 
   @classmethod
-  def metrics(
-    cls, entry: ConfigDict, objective: type[Objective]
-  ) -> Mapping[str, Best]:
-    """Returns nothing: pictures are no measure."""
-    del entry, objective
-    return {}
-
-  @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of a split of the run's data.
+    """Builds the evaluator of a split of the run's data.
 
     Raises:
-      ValueError: for an entry that cannot work.
-      ImportError: if nothing is there to show the pictures.
+      ImportError: if no dashboard is there to show the pictures.
     """
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
@@ -90,7 +79,7 @@ class PicturesEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns pictures uint8 HWC by name; none but in the first process."""
+    """Returns pictures uint8 HWC by name in the first process, else nothing."""
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():

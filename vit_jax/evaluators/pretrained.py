@@ -1,4 +1,4 @@
-"""The front door for programs: a checkpoint to label images with and look into.
+"""A checkpoint as an object that labels images and shows where it looks.
 
   import vit_jax
   vit = vit_jax.load('runs/mine')          # or any file, folder or name
@@ -7,9 +7,9 @@
   vit.features(images, layer='block_3')    # BD
   vit.rollout(images, of='dog')            # Bhw
 
-Images are files' paths, pictures of Pillow or uint8 arrays HWC of any size, a
-single one or many; they are prepared as the checkpoint's own were. An
-unreadable one raises UnreadableImage, which names the file.
+Images are paths, pictures of Pillow or uint8 arrays HWC of any size, a single
+one or a list. They are prepared as the checkpoint's own were. An unreadable
+image raises UnreadableImage, which names the file.
 """
 
 import os
@@ -36,10 +36,9 @@ def load(path: str | os.PathLike) -> 'TrainedModel':
 
 
 class TrainedModel:
-  """A trained model with what it takes to use it.
+  """A trained model with its preprocessing and class names.
 
-  `class_names` is empty where the checkpoint has none; images are brought to
-  `image_size`, (H, W).
+  `class_names` may be empty; images are resized to `image_size`, (H, W).
   """
 
   def __init__(self, checkpoint: opening.Checkpoint):
@@ -54,23 +53,20 @@ class TrainedModel:
   ) -> list[list[tuple[str, float]]]:
     """Returns the likeliest classes of each image, the likeliest first.
 
-    There are `topk` pairs (name, probability), or as many as classes. The
-    probability is that of the loss in training; a nameless class has its
-    number for a name.
+    Each has `topk` pairs (name, probability), or as many as classes. The loss
+    of the training decides between softmax and sigmoid; a nameless class is
+    called by its number.
     """
     return list(map(_readable, self.stream(images, topk)))
 
   def stream(
     self, images: Any, topk: int = 5
   ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
-    """Yields what `predict` returns, image after image.
-
-    An unreadable image gives its error, and the others go on.
-    """
+    """Yields the result of `predict`, or the error, for each image."""
     if topk < 1:
       raise ValueError(f'topk is {topk}: at least 1 prediction is needed.')
     for logits_C in self._logits(images):
-      if isinstance(logits_C, decode.UnreadableImage):
+      if _is_error(logits_C):
         yield logits_C
         continue
       p_C = np.asarray(self.checkpoint.probabilities(logits_C))
@@ -81,15 +77,13 @@ class TrainedModel:
     """Returns float32 BC; raises ValueError where they are not finite."""
     return np.stack([*map(_readable, self._logits(images))])
 
-  def _logits(
-    self, images: Any
-  ) -> Iterator[np.ndarray | decode.UnreadableImage]:
+  def _logits(self, images: Any) -> Iterator[Any]:
     if not self.checkpoint.model.num_classes:
       raise ValueError(f'{self.checkpoint.path} has no head: use features().')
     features.check_classifies(self.checkpoint.model)
     found = self._each(images, self.checkpoint.logits)
     for (_, name), logits_C in zip(_listed(images), found, strict=True):
-      if isinstance(logits_C, np.ndarray):
+      if not _is_error(logits_C):
         self.checkpoint.check_finite(logits_C, name)
       yield logits_C
 
@@ -109,7 +103,7 @@ class TrainedModel:
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns where the model looks, Bhw, at most 1 in each image.
 
-    `of` is a class, by number or as `predict` calls it; None for any class.
+    `of` is a class, by number or name; None for any class.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 
@@ -127,10 +121,8 @@ class TrainedModel:
   def _all(self, images: Any, function: Any) -> np.ndarray:
     return np.stack([*map(_readable, self._each(images, function))])
 
-  def _each(
-    self, images: Any, function: Any
-  ) -> Iterator[np.ndarray | decode.UnreadableImage]:
-    """Applies a function to batches, padded so that it compiles once."""
+  def _each(self, images: Any, function: Any) -> Iterator[Any]:
+    """Yields the row or error of each image; pads batches to compile once."""
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
       raise ValueError('There are no images to work on.')
@@ -142,26 +134,29 @@ class TrainedModel:
       except decode.UnreadableImage as e:
         return e
 
+    blank_HWC = np.zeros((*self.image_size, 3), np.uint8)
     with futures.ThreadPoolExecutor() as pool:
       for start in range(0, len(listed), size):
         loaded = list(pool.map(load, listed[start : start + size]))
-        images_BHWC = np.zeros((size, *self.image_size, 3), np.uint8)
-        for i, image in enumerate(loaded):
-          if isinstance(image, np.ndarray):
-            images_BHWC[i] = image
-        rows = np.asarray(function(images_BHWC))
+        filled = [blank_HWC if _is_error(x) else x for x in loaded]
+        filled += [blank_HWC] * (size - len(filled))
+        rows = np.asarray(function(np.stack(filled)))
         for image, row in zip(loaded, rows, strict=False):
-          yield row if isinstance(image, np.ndarray) else image
+          yield image if _is_error(image) else row
+
+
+def _is_error(found: Any) -> bool:
+  return isinstance(found, decode.UnreadableImage)
 
 
 def _readable(found: Any) -> Any:
-  if isinstance(found, decode.UnreadableImage):
+  if _is_error(found):
     raise found
   return found
 
 
 def _listed(images: Any) -> list[tuple[Any, str]]:
-  """Returns many images, also where one is given, with their names."""
+  """Returns a list of one or many images with their names."""
   is_batch = isinstance(images, list | tuple) or np.ndim(images) == 4
   return [
     (x, os.fspath(x) if isinstance(x, str | os.PathLike) else f'number {i}')

@@ -5,7 +5,7 @@ Dimension letters: N training examples, M test examples, D features, C classes.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +19,11 @@ from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
 # Penalties that are tried, on standardised features and for the mean of the
-# losses: from next to none up to one that leaves little but the class means.
+# losses: from nearly nothing to one that leaves little but the class means.
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
-# Largest entry of the gradient of the mean loss at the end of a fit, with which
-# probabilities are right to about 1e-4. float32 gets to a hundredth of it.
+# Largest entry of the gradient of the mean loss at the end of a fit.
+# Probabilities are then right to about 1e-4; float32 reaches a hundredth of it.
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 
@@ -71,10 +71,9 @@ def fit_probe(
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
   with standardised features x, by L-BFGS: scikit-learn's `LogisticRegression`
-  with C = 1 / (N l2). The penalty is the one with the best accuracy on every
-  tenth example of the training set, held out, in random order within a class;
-  ties go to the higher penalty. From high to low, each fit starts from the one
-  before.
+  with C = 1 / (N l2). The penalty is the one with the best accuracy on a tenth
+  of the training set, see `hold_out`; ties go to the higher penalty. From high
+  to low, each fit starts from the one before.
 
   All processes call it with the same arrays, which are spread over the mesh's
   batch axes. A single penalty in `l2_grid` is taken as it is. Features are
@@ -102,12 +101,20 @@ def fit_probe(
     rest_N, heldout_N = (
       _spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
     )
-    l2, heldout_accuracy, params = _choose(
-      lambda params, l2: fit(params, *data, rest_N, l2, tolerance),
-      lambda params: measure(params, *data, heldout_N),
-      params,
-      l2_grid,
-    )
+    heldout_accuracy, tried = -1.0, params
+    is_first = jax.process_index() == 0
+    with cores.progress(
+      'linear probe', len(l2_grid), 'fits', shown=is_first
+    ) as bar:
+      for penalty in sorted(l2_grid, reverse=True):
+        tried, iterations, _ = fit(tried, *data, rest_N, penalty, tolerance)
+        accuracy = float(measure(tried, *data, heldout_N))
+        bar.set_postfix_str(
+          f'l2 {penalty:.1e}: {iterations} iterations, {accuracy:.2%} held out'
+        )
+        bar.update()
+        if accuracy > heldout_accuracy:
+          l2, heldout_accuracy, params = penalty, accuracy, tried
   ones_N = _spread(np.ones(len(labels_N), np.float32), mesh)
   params, iterations, size = jax.device_get(
     fit(params, *data, ones_N, l2, tolerance)
@@ -124,30 +131,6 @@ def fit_probe(
     kernel_DC=kernel_DC,
     bias_C=bias_C,
   )
-
-
-def _choose(
-  fit: Callable[[Any, float], tuple[Any, jax.Array, jax.Array]],
-  measure: Callable[[Any], jax.Array],
-  params: Any,
-  l2_grid: Sequence[float],
-) -> tuple[float, float, Any]:
-  """Returns the best penalty, its held-out accuracy, and its parameters."""
-  best: tuple[float, float, Any] = (0.0, -1.0, params)
-  is_first = jax.process_index() == 0
-  with cores.progress(
-    'linear probe', len(l2_grid), 'fits', shown=is_first
-  ) as bar:
-    for l2 in sorted(l2_grid, reverse=True):
-      params, iterations, _ = fit(params, l2)
-      accuracy = float(measure(params))
-      bar.set_postfix_str(
-        f'l2 {l2:.1e}: {iterations} iterations, {accuracy:.2%} held out'
-      )
-      bar.update()
-      if accuracy > best[1]:
-        best = l2, accuracy, params
-  return best
 
 
 def hold_out(labels_N: np.ndarray) -> np.ndarray:
@@ -169,8 +152,8 @@ def hold_out(labels_N: np.ndarray) -> np.ndarray:
 
 
 def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
-  # Accelerators multiply float32 with fewer digits unless told not to, and
-  # then no gradient comes near zero.
+  # Accelerators multiply float32 with fewer digits by default, and then no
+  # gradient comes near zero.
   product_NC = jnp.dot(
     x_ND, params['kernel'], precision=jax.lax.Precision.HIGHEST
   )

@@ -6,16 +6,14 @@
   python -m vit_jax.models --pretrained
 
 `--fields` lists the config fields of ViT, or of the models named, with their
-defaults and valid values. `--pretrained` lists the checkpoints that were
-published, by the names that every command takes for a checkpoint, with the
-model, pixels a side, what it was trained on, top-1 accuracy on ImageNet and who
-says so, and the file.
+defaults and valid values. `--pretrained` lists the published checkpoints by the
+names that every command takes for a checkpoint, with the model, pixels a side,
+training data, top-1 accuracy on ImageNet and its source, and the file.
 
-GFLOPs are those of one image's forward pass, a multiply-add counted as two and
-multiplications by a convolution's padding not at all: 3 * forward * images is
+GFLOPs are those of one image's forward pass. A multiply-add counts as two, a
+multiplication by a convolution's padding not at all: 3 * forward * images is
 the compute of the paper's table 6. Tokens are the encoder's, with the class
-token. Any name of the grammar is understood, listed or not: s7, r101x2,
-r26+l16, axial_l32.
+token. Names that are not listed work too: s7, r101x2, r26+l16, axial_l32.
 """
 
 import argparse
@@ -33,24 +31,12 @@ from vit_jax.models import flops, variants
 from vit_jax.models.fields import REQUIRED
 from vit_jax.register import nearest
 
-# How the columns of a table are printed, by name.
-_MODEL_FORMATS = {
-  'model': '',
-  'parameters': ',',
-  'gflops': '.2f',
-  'tokens': ',',
-  'source': '',
-}
-_CHECKPOINT_FORMATS = {
-  'name': '',
-  'model': '',
-  'image_size': 'd',
-  'data': '',
-  'accuracy': 'g',
-  'accuracy_from': '',
-  'size_mib': ',',
-  'address': '',
-}
+# Columns of the tables: names, and after a colon the format of the cells.
+_MODELS = 'model parameters:, gflops:.2f tokens:, source'
+_CHECKPOINTS = (
+  'name model image_size:d data accuracy:g accuracy_from size_mib:, address'
+)
+_FIELDS = 'field default values meaning'
 _TITLES = {
   'gflops': 'GFLOPs',
   'image_size': 'pixels',
@@ -66,7 +52,7 @@ def rows(
   """Yields a row for each named model.
 
   Raises:
-    ValueError: for a name that is none, or an image size it cannot take.
+    ValueError: for an unknown name, or an image size it cannot take.
   """
   for name in names:
     model = variants.build(
@@ -85,7 +71,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
   """Returns a row for each published checkpoint of some models, or of all.
 
   Raises:
-    ValueError: for a name that is none, or of which nothing was published.
+    ValueError: for an unknown name, or one without published checkpoints.
   """
   have = {entry.model for entry in catalogue.PUBLISHED.values()}
   for model in models:
@@ -123,55 +109,42 @@ def fields(models: Sequence[str]) -> list[dict[str, Any]]:
   ]
 
 
-def write(found: list[dict[str, Any]], formats: Mapping[str, str]) -> None:
-  """Prints rows as a table.
-
-  Args:
-    found: each with the same columns.
-    formats: by column, after a colon in a format string.
-  """
-  cells = [
-    {
-      column: '' if row[column] is None else format(row[column], spec)
-      for column, spec in formats.items()
-    }
-    for row in found
-  ]
-  cells.insert(0, {column: _TITLES.get(column, column) for column in formats})
-  widths = {c: max(len(row[c]) for row in cells) for c in formats}
-  for row in cells:
-    aligned = (
-      f'{row[c]:{">" if spec else "<"}{widths[c]}}'
-      for c, spec in formats.items()
-    )
+def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
+  """Prints rows as a table; `columns` have the format of their cells."""
+  lines = [[_TITLES.get(name, name) for name in columns]]
+  for row in found:
+    cells = ((row[name], form) for name, form in columns.items())
+    lines.append(['' if x is None else f'{x:{form}}' for x, form in cells])
+  widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+  sides = ['>' if form else '<' for form in columns.values()]
+  for line in lines:
+    aligned = map('{:{}{}}'.format, line, sides, widths)
     print('  '.join(aligned).rstrip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit status."""
   parser = flags.parser('models', __doc__)
-  parser.add_argument(
-    'models', nargs='*', help='Names to list; all published ones if none.'
-  )
-  instead = parser.add_mutually_exclusive_group()
-  instead.add_argument(
+  add = parser.add_argument
+  add('models', nargs='*', help='Names to list; all published ones if none.')
+  add(
     '--pretrained',
     action='store_true',
     help='List published checkpoints, of the models named or of all.',
   )
-  instead.add_argument(
+  add(
     '--fields',
     action='store_true',
     help='List the config fields of ViT, or of the models named.',
   )
-  parser.add_argument(
+  add(
     '--format', choices=('table', 'csv'), default='table', help='Of the output.'
   )
-  parser.add_argument(
+  add(
     '--image_size',
     help='Side of the image in pixels, or height x width (default: 224).',
   )
-  parser.add_argument(
+  add(
     '--num_classes', type=int, help='Of the head; 0 for none (default: 1000).'
   )
   args = parser.parse_args(argv)
@@ -188,24 +161,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
   if args.pretrained:
-    found, formats = published(args.models), _CHECKPOINT_FORMATS
+    found, shape = published(args.models), _CHECKPOINTS
   elif args.fields:
-    found = fields(args.models)
-    formats = dict.fromkeys(found[0], '')
+    found, shape = fields(args.models), _FIELDS
   else:
     names = args.models or list(variants.PUBLISHED)
     classes = 1000 if args.num_classes is None else args.num_classes
-    listed = rows(
-      names, images.size_of(args.image_size or '224', '--image_size'), classes
-    )
+    size = images.size_of(args.image_size or '224', '--image_size')
+    listed = rows(names, size, classes)
     shown = tqdm(
       listed, total=len(names), unit=' models', delay=1, disable=None
     )
-    found, formats = list(shown), _MODEL_FORMATS
+    found, shape = list(shown), _MODELS
+  columns = dict(name.partition(':')[::2] for name in shape.split())
   if args.format == 'table':
-    write(found, formats)
+    write(found, columns)
     return
-  writer = csv.DictWriter(sys.stdout, list(formats), lineterminator='\n')
+  writer = csv.DictWriter(sys.stdout, list(columns), lineterminator='\n')
   writer.writeheader()
   writer.writerows(found)
 

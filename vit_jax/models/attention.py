@@ -1,18 +1,18 @@
 """Equations 6 and 7 without keeping the attention weights.
 
-The weights A are the largest thing that a layer computes, L x L for each head,
-and differentiating as written keeps them for every layer. As in FlashAttention
-(2205.14135) only the logarithm of each softmax's denominator is kept here; A is
-computed again going back, and with y = A v its gradient needs no sum over A:
+The weights A are the largest arrays of a layer, L x L for each head. As in
+FlashAttention (2205.14135) only the logarithm of each softmax's denominator is
+kept; the backward pass computes A again, and with y = A v its gradient needs no
+sum over A:
 
   dS = A * (dy v^T - sum_K(dy * y))
 
 Long sequences take a part of the queries at a time, so that memory grows with
 the tokens and not with their square. In bfloat16 the logits are rounded to
-bfloat16, as PyTorch's autocast does; the softmax works in float32 in any case.
+bfloat16, as in PyTorch's autocast; the softmax always works in float32.
 
-A mask BQL is true where a query may look; its B and its Q may be 1, for all
-alike. A query that may look nowhere gets zeros, and gives none a gradient.
+A mask BQL is true where a query may look; its B and its Q may be 1. A query
+that may look nowhere gets zeros and passes on no gradient.
 """
 
 import contextlib
@@ -30,13 +30,12 @@ from vit_jax.models.model import BATCH_AXES
 
 Array = jax.Array
 
-# What `layers.remat` has to keep, so that nothing here is done twice.
+# For `layers.remat`, which keeps the results of this file.
 NAME = 'attention'
-# At this many the logits of a layer are no larger than the activations of its
-# MLP, about; 1,024 x 1,024 pixels in patches of 16 are 4,096 tokens.
+# With so many the logits of a layer are about as large as the activations of
+# its MLP; 1,024 x 1,024 pixels in patches of 16 are 4,096 tokens.
 MAX_QUERIES = 1024
-# Without gradients the parts are traced one by one, and a file can claim images
-# of any size.
+# Without gradients each part is traced, and a file can claim any image size.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)
@@ -44,10 +43,7 @@ _PORTABLE = contextvars.ContextVar('portable', default=False)
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-  """Has what is traced within take no kernel of this machine's alone.
-
-  For programs that run elsewhere: files, and those of devices not here.
-  """
+  """Traces without kernels of this machine, for programs that run elsewhere."""
   token = _PORTABLE.set(True)
   try:
     yield
@@ -56,7 +52,7 @@ def portable() -> Iterator[None]:
 
 
 def on_gpu() -> bool:
-  """Whether what is traced runs on this machine, and that on GPUs."""
+  """Whether the traced program runs on the GPUs of this machine."""
   return jax.default_backend() == 'gpu' and not _PORTABLE.get()
 
 
@@ -70,7 +66,7 @@ def attend(
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
-    # It has no gradient of masks of odd lengths.
+    # cuDNN has no gradient of masks of odd lengths.
     and (mask_BQL is None and Q > 1 or _even(q_BQNK, k_BLNK))
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
@@ -100,8 +96,8 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 def _product(axes: str, *arrays: Array) -> Array:
   """Returns a product of heads first, as B.NK.
 
-  Asked for B.NK itself, `einsum` has the factors change places, which takes
-  CPUs up to a tenth of a step of Ti/16.
+  For B.NK itself `einsum` swaps the factors, which costs CPUs up to a tenth of
+  a step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -114,7 +110,7 @@ def _cudnn(
     return way(q_BQNK, k_BLNK, v_BLNK)
   B, _, L = mask_BQL.shape
   looks_BQ = jnp.any(mask_BQL, axis=-1)
-  # Who looks nowhere would get NaN for a gradient, and so looks everywhere.
+  # Queries that look nowhere would get NaN gradients, so they look everywhere.
   mask_BNQL = (mask_BQL | ~looks_BQ[..., None])[:, None]
   mask_BNQL = jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L))
   y_BQNK = _fused(q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL)
@@ -140,7 +136,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX shares out all of it but the lengths.
+    # JAX splits everything but the lengths.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(
@@ -150,10 +146,9 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
 
 
 def _padded(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  """Shows cuDNN even lengths, and how many of them are to be used.
+  """Pads to even lengths and tells cuDNN how many of them to use.
 
-  It has gradients of odd ones, too. JAX 0.10 to 0.12 asks it for none, as is
-  right for biases alone.
+  cuDNN has gradients of odd lengths too, but JAX 0.10 to 0.12 asks for none.
   """
   B, Q, *_ = q_BQNK.shape
   arrays = (
@@ -180,7 +175,7 @@ def _attend(
   Q = q_BQNK.shape[1]
   if Q <= MAX_QUERIES:
     return attend(q_BQNK, mask_BQL)
-  # Not a loop of XLA, which no converter knows.
+  # Not a loop of XLA, which converters do not know.
   rows = max(MAX_QUERIES, math.ceil(Q / MAX_UNROLLED))
   differs = _differs(mask_BQL)
   parts = []

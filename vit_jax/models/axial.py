@@ -1,7 +1,6 @@
 """Axial attention (appendix D.6): along rows, then along columns.
 
-Tokens see those of their own row, then those of their own column, which costs
-L * (h + w) instead of L * L.
+It costs L * (h + w) instead of L * L.
 """
 
 from typing import Any
@@ -22,9 +21,9 @@ HEADS = 8
 class AxialBlock(nn.Module):
   """A layer of Axial-ViT: row attention and MLP, column attention and MLP.
 
-  Takes and returns what `EncoderBlock` does; tokens are the grid's, in raster
-  order, without a class token. Captured attention has the entries `row`
-  (BhNww) and `column` (BwNhh).
+  Has the interface of `EncoderBlock`. Tokens are the grid's, in raster order,
+  without a class token. Captured attention has the entries `row` (BhNww) and
+  `column` (BwNhh).
   """
 
   grid: tuple[int, int]
@@ -39,14 +38,9 @@ class AxialBlock(nn.Module):
     key: Array | None = None,
     positions_LD: Array | None = None,
     drop_rate: Array | None = None,
-    mask_BQL: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    if any(x is not None for x in (mask_BQL, drop_rate, rotation)):
-      raise ValueError(
-        'Axial attention takes no mask of all tokens, no stochastic depth and '
-        'no rotary embeddings.'
-      )
+    del drop_rate, rotation  # see `unless` of the fields
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)
@@ -71,11 +65,11 @@ class AxialBlock(nn.Module):
     x_BwhD, columns = along('column', x_BhwD.swapaxes(1, 2), keys[1])
     x_BLD = x_BwhD.swapaxes(1, 2).reshape(B, L, D)
 
-    attention = {
-      'row': rows.get('attention'),
-      'column': columns.get('attention'),
+    captured = {'row': rows, 'column': columns}
+    found = {
+      'attention': {k: x.get('attention') for k, x in captured.items()},
+      'blocks': x_BLD,
     }
-    found = {'attention': attention, 'blocks': x_BLD}
     return x_BLD, {name: found[name] for name in self.capture}
 
 
@@ -85,9 +79,9 @@ class PositionSensitiveAttention(nn.Module):
     y_o = sum_p a_op (v_p + r^v_{p-o})
     a_op = softmax_p(q_o k_p + q_o r^q_{p-o} + k_p r^k_{p-o})
 
-  with keys half as wide as values and embeddings r shared by all heads. Where
-  they normalise the three logits by batch statistics, these are divided by the
-  root of the key width: GroupNorm has no place on a single logit.
+  with keys half as wide as values and embeddings r shared by all heads. The
+  logits are divided by the root of the key width; the authors normalise the
+  three terms by batch statistics, for which GroupNorm is no substitute.
   """
 
   features: int
@@ -135,7 +129,7 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """What stands in Axial-ResNet for a 3x3 convolution: row, then column.
+  """Axial-ResNet's substitute for a 3x3 convolution: row, then column.
 
   A stride is an average pooling at the end, as in the authors' code.
   """

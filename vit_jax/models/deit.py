@@ -4,7 +4,7 @@ Touvron et al., "Training data-efficient image transformers & distillation
 through attention" (2012.12877), section 4.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -21,8 +21,8 @@ class DistilledViT(ViT):
   averages their softmax.
   """
 
-  kind: ClassVar[str] = 'deit'
-  task_params: ClassVar[tuple[str, ...]] = ('head', 'head_dist')
+  kind = 'deit'
+  task_params = ('head', 'head_dist')
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:

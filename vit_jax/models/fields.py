@@ -1,9 +1,8 @@
 """Fields of models, each declared once.
 
-`field` takes the default, the documentation, the valid values and where the
-field applies. The config, the checks of `variants.build`, the list of
-`python -m vit_jax.models --fields` and the limits of foreign formats come from
-that declaration.
+The config, the checks of `variants.build`, the list of `python -m
+vit_jax.models --fields` and the limits of foreign formats come from that
+declaration.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ from typing import Any
 
 # An interval, as in '[0, 1)', or all values.
 Valid = str | tuple[Any, ...]
-# In place of a default: the field has to be given.
+# Instead of a default: the field has to be given.
 REQUIRED = dataclasses.MISSING
 
 
@@ -36,13 +35,9 @@ def field(
     unless: another field; where that is set, this one stays at its default.
     needs: another field; where that is 0, this one stays at its default.
   """
-  metadata = {
-    'doc': doc,
-    'valid': valid,
-    'multiple': multiple,
-    'unless': unless,
-    'needs': needs,
-  }
+  metadata = dict(
+    doc=doc, valid=valid, multiple=multiple, unless=unless, needs=needs
+  )
   return dataclasses.field(default=default, metadata=metadata)
 
 

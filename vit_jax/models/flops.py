@@ -20,14 +20,13 @@ def count_params(model: Model, image_size: tuple[int, int]) -> int:
 def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the operations of one image's forward pass.
 
-  Counts matrix products and convolutions, a multiply-add as two, which is the
-  paper's convention: 3 * forward * images is the compute of table 6. What a
-  convolution multiplies by the zeros of its padding does not count, as in XLA's
-  own analysis: the ResNets of table 6 would come out 4 % too high. What only
-  training computes counts too, if the model says so: see `Model.counted`.
+  Counts matrix products and convolutions, a multiply-add as two, as the paper
+  does: 3 * forward * images is the compute of table 6. As in XLA's analysis, a
+  convolution's products with its padding do not count; with them the ResNets of
+  table 6 would come out 4 % too high. See also `Model.counted`.
   """
   model = _looped(model)
-  # Not all models take `capture`.
+  # Only some models take `capture`.
   more: dict[str, Any] = {'capture': model.counted} if model.counted else {}
   apply: Any = functools.partial(model.apply, **more)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
@@ -76,7 +75,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def _conv_multiply_adds(eqn: Any) -> int:
-  """Returns those of a convolution without the ones on its padding's zeros."""
+  """Returns the multiply-adds of a convolution without those of its padding."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape

@@ -33,15 +33,14 @@ PARTITIONS: Partitions = (
 )
 # The originals' epsilon of LayerNorm, timm's too; transformers has 1e-12.
 EPSILON = 1e-6
-# Python builds a model layer by layer, which takes forever where a file claims
-# a billion of them.
+# A file may claim a billion layers, and Python builds a model layer by layer.
 DEPTHS = '[1, 1000]'
-# The fields of a `ViT`, by `ViT.encoder_fields`.
+# See `ViT.encoder_fields`.
 EncoderFields = Any
 
 
 def check_heads(model: Any) -> None:
-  """Raises ValueError where heads cannot share a width equally."""
+  """Raises ValueError if the heads cannot share the width equally."""
   if model.width % model.heads:
     raise ValueError(
       f'model.width {model.width} is not a multiple of model.heads '
@@ -50,10 +49,10 @@ def check_heads(model: Any) -> None:
 
 
 def constrain(x: Array, axes: str) -> Array:
-  """Keeps an array as the rules for its axes split it, where there are any.
+  """Keeps an array split by the rules for its axes, if there are any.
 
-  And on GPUs its last axis together in memory: where position embeddings are
-  added, the compiler has the examples last otherwise, in all layers.
+  On GPUs, also keeps its last axis contiguous: after position embeddings are
+  added, the compiler would put the examples last in all layers.
   """
   if attention.on_gpu():
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
@@ -61,36 +60,33 @@ def constrain(x: Array, axes: str) -> Array:
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
-  """Drops out at a rate below 1 with a key, and not without."""
-  # Keys are passed by hand because `make_rng` folds in the module's path, which
-  # differs between scanned and unrolled layers.
+  """Drops out at a rate below 1; without a key, returns `x`."""
+  # `make_rng` folds in the module's path, which differs between scanned and
+  # unrolled layers, so callers pass keys.
   if key is None or not rate:
     return x
   kept = jax.random.bernoulli(key, 1 - rate, x.shape)
-  # What it is for: see `tpu_layout`.
+  # See `tpu_layout`.
   kept = jax.lax.optimization_barrier(kept)
   return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
 def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
-  """Drops what a layer adds to an example, and scales up what it keeps.
+  """Drops a layer's branch for some examples and scales up the others.
 
-  Stochastic depth (1603.09382): with a key and a rate; without, keeps all.
+  Stochastic depth (1603.09382). Without a key or a rate, keeps all.
   """
   if rate is None or key is None:
     return y_BLD
-  # Not attention's own, of its dropout. The MLP's last dropout has this same
-  # key, and the first B of its BLD draws are those here: too few to matter.
+  # Not the key of attention's dropout. The MLP's last dropout has the same key,
+  # and the first B of its BLD draws are those here: too few to matter.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
 
 
 def norm(x: Array, fields: EncoderFields, name: str) -> Array:
-  """Normalises the last dimension with the parameters called `name`.
-
-  LayerNorm, or RMSNorm (1910.07467), which has no mean and no bias.
-  """
+  """Applies LayerNorm or RMSNorm (1910.07467) to the last dimension."""
   module: Any = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}[fields.norm]
   epsilon = fields.layer_norm_epsilon
   return module(epsilon=epsilon, dtype=fields.dtype, name=name)(x)
@@ -105,9 +101,8 @@ def group_norm(
 ) -> Array:
   """Normalises images in groups of channels, 32 of them in BiT (1912.11370).
 
-  With the variance from the differences to the mean: as the mean of the squares
-  less the square of the mean, which Flax takes unless told, it costs a
-  ResNet's logits a decimal place.
+  The variance comes from the differences to the mean. Flax's default, the mean
+  of squares less the squared mean, costs a ResNet's logits a decimal place.
   """
   return nn.GroupNorm(
     groups,
@@ -120,12 +115,11 @@ def group_norm(
 
 
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
-  """Returns a module class whose activations are computed again going back.
+  """Returns a module class that recomputes activations in the backward pass.
 
   The policy is 'none' to keep everything; 'cheap' to keep the results of matrix
-  products and of attention, and to compute again what lies between them; or the
-  name of one of `jax.checkpoint_policies` for what is kept. A loop, of a scan
-  around it, keeps the two computations apart already.
+  products and of attention; or the name of one of `jax.checkpoint_policies`. A
+  scan around it (`in_loop`) keeps the two computations apart already.
   """
   if policy == 'none':
     return block
@@ -154,21 +148,21 @@ def repeated(
   is_initializing: bool,
   fields: dict[str, Any],
 ) -> tuple[Array, dict[str, Any]]:
-  """Returns tokens after equal layers, and what they capture, stacked.
+  """Applies equal layers; returns tokens and the captured, stacked.
 
-  It is called inside a compact method, and makes the parameters there.
+  Makes its parameters in the compact method that calls it.
 
   Args:
     block: class of a layer; takes tokens, `inputs` and `shared`.
-    loop: its names.
+    loop: names of the layers.
     x_BLD: tokens.
-    inputs: what differs from layer to layer, along the first axis.
-    shared: what is the same for all.
+    inputs: arrays with an entry for each layer along the first axis.
+    shared: arrays for all layers.
     heads: N.
     depth: number of layers.
-    scan: whether they are one, looped over.
-    policy: as `remat` has it.
-    is_initializing: as the module that calls it is.
+    scan: whether to loop over one compiled layer.
+    policy: as `remat` takes it.
+    is_initializing: that of the calling module.
     fields: of the layer.
   """
   # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
@@ -199,7 +193,7 @@ def repeated(
 
 
 class LayerScale(nn.Module):
-  """What a branch adds, times a factor for each channel (2103.17239)."""
+  """Multiplies a branch by a factor for each channel (2103.17239)."""
 
   initial: float
 
@@ -213,9 +207,9 @@ class LayerScale(nn.Module):
 class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
-  Or, with `swiglu`, SwiGLU (2002.05202): silu(a) b of two halves a, b of the
-  first layer, which is twice as wide, in place of the GELU. With `norm`, fields
-  that say which, one more before the second layer (NormFormer, 2110.09456).
+  `swiglu` (2002.05202): silu(a) b of two halves a, b of the first layer, which
+  is twice as wide, instead of the GELU. `norm` has the fields of one more norm
+  before the second layer (NormFormer, 2110.09456).
   """
 
   mlp_dim: int
@@ -255,14 +249,8 @@ class MlpBlock(nn.Module):
 class Projection(nn.Module):
   """A dense layer between tokens and their heads, multiplied as a matrix.
 
-  It has the parameters of `nn.DenseGeneral`; see `tpu_layout`.
-
-  Attributes:
-    features: of the output: (N, K), or (D,).
-    axes: how many of the last axes of the input are contracted.
-    dtype: of the computation.
-    bias: whether there is one.
-    kernel_init: of the kernel as a matrix.
+  It has the parameters of `nn.DenseGeneral`; see `tpu_layout`. The output's
+  `features` are (N, K) or (D,); the last `axes` of the input are contracted.
   """
 
   features: tuple[int, ...]
@@ -294,16 +282,14 @@ class MultiHeadAttention(nn.Module):
 
   Attributes:
     heads: N.
-    relative: None, or the number of tokens before the patches where relative
-      position embeddings are added (appendix D.4).
-    dtype: of the computation; the softmax works in float32 in any case.
-    weights: whether to return the attention weights, too.
-    bias: whether queries, keys and values have one.
-    norm: fields that say which norm queries and keys have (2302.05442), or
-      None for none.
-    dropout: rate at which weights are dropped out, with a key.
-    out_norm: the same of what the heads have gathered, all together
-      (2110.09456).
+    relative: the number of tokens before the patches, to add relative position
+      embeddings (appendix D.4); or None.
+    dtype: of the computation; the softmax always works in float32.
+    weights: whether to return the attention weights.
+    bias: whether queries, keys and values have a bias.
+    norm: fields of a norm of queries and keys (2302.05442), or None.
+    dropout: of the weights, with a key.
+    out_norm: fields of a norm of the joined heads (2110.09456), or None.
   """
 
   heads: int
@@ -325,19 +311,11 @@ class MultiHeadAttention(nn.Module):
     rotation: posemb.Rotation | None = None,
     key: Array | None = None,
   ) -> tuple[Array, Array | None]:
-    """Gathers values by how well queries and keys match.
+    """Returns the attended tokens BQD, and the weights BNQL in float32 or None.
 
-    Args:
-      queries_BQD: tokens that look.
-      keys_BLD: tokens that they look at; None for the queries themselves.
-      values_BLD: tokens that they gather from; None for the keys.
-      mask_BQL: true where a query may look, B and Q of which may be 1; None for
-        everywhere.
-      rotation: how the last of queries and keys are turned; None for not.
-      key: of the weights' dropout; None for none.
-
-    Returns:
-      The attended tokens BQD, and the weights BNQL in float32 or None.
+    Keys default to the queries and values to the keys. A query may look where
+    `mask_BQL` is true, B and Q of which may be 1, or everywhere without it.
+    `rotation` is for the last queries and keys, `key` for the weights' dropout.
     """
     keys_BLD = queries_BQD if keys_BLD is None else keys_BLD
     values_BLD = keys_BLD if values_BLD is None else values_BLD
@@ -378,8 +356,7 @@ class MultiHeadAttention(nn.Module):
 class EncoderBlock(nn.Module):
   """One layer of the encoder: equations 2 and 3.
 
-  `relative` is as `MultiHeadAttention` has it, `capture` as the model's
-  `__call__`.
+  `relative` is as `MultiHeadAttention` takes it, `capture` as the model does.
   """
 
   fields: EncoderFields
@@ -393,14 +370,13 @@ class EncoderBlock(nn.Module):
     key: Array | None = None,
     positions_LD: Array | None = None,
     drop_rate: Array | None = None,
-    mask_BQL: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer and what `capture` names of it.
+    """Returns the tokens after this layer and its captured intermediates.
 
-    Without a key it does not drop out. Position embeddings are added to the
-    input where given, and either branch is dropped at `drop_rate`. Mask and
-    rotation are as `MultiHeadAttention` takes them.
+    Without a key nothing is dropped out. Position embeddings are added to the
+    input, and either branch is dropped at `drop_rate`. `rotation` is as
+    `MultiHeadAttention` takes it.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)
@@ -418,7 +394,7 @@ class EncoderBlock(nn.Module):
       f if f.qk_norm else None,
       out_norm=f if f.attention_norm else None,
       name='MultiHeadDotProductAttention_1',
-    )(y_BLD, mask_BQL=mask_BQL, rotation=rotation)
+    )(y_BLD, rotation=rotation)
     y_BLD = dropout(y_BLD, f.dropout, key_msa)
     if f.layer_scale:
       y_BLD = LayerScale(f.layer_scale, name='LayerScale_0')(y_BLD)

@@ -1,11 +1,11 @@
 """A ViT that predicts what hidden patches show (section 4.6, appendix B.1.2).
 
-After the embedding of equation 1 some patches are corrupted; a linear layer on
-each patch's output tells its colours.
+Some patches are corrupted after the embedding of equation 1. A linear layer on
+each patch's output predicts its colours.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,13 +27,10 @@ KEPT, MASKED, OTHER, SAME = range(4)
 
 
 class MaskedViT(ViT):
-  """Images, and what of them is hidden, to predictions for every patch.
+  """Images and their hidden patches to predictions for every patch."""
 
-  Its body is a ViT without a head.
-  """
-
-  kind: ClassVar[str] = 'masked_vit'
-  task_params: ClassVar[tuple[str, ...]] = ('mask_embedding', 'prediction')
+  kind = 'masked_vit'
+  task_params = ('mask_embedding', 'prediction')
 
   target: str = field(
     'mean_colour',
@@ -75,11 +72,10 @@ class MaskedViT(ViT):
         'Masked patches train no head: model.pool is cls or gap, and '
         'model.representation_size 0.'
       )
-    h, w = self.grid(image_size)
-    if h * w < 2:
+    if self.grid(image_size) == (1, 1):
       raise ValueError(
-        f'The image has {h * w} patch: there is none left to predict it from. '
-        'Choose a smaller model.patch_size or a larger data.image_size.'
+        'The image is a single patch, with no other to predict it from. Choose '
+        'a smaller model.patch_size or a larger data.image_size.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -100,9 +96,8 @@ class MaskedViT(ViT):
       images_BHWC: images in [-1, 1].
       train: whether to drop out, which needs the random key 'dropout'.
       capture: as `ViT` takes it.
-      corruption: what becomes of each patch (`KEPT`, `MASKED`, `OTHER` or
-        `SAME`) and, for `OTHER`, the index of the patch in its place; both
-        integers BL, of the patches alone. None corrupts nothing.
+      corruption: for each patch `KEPT`, `MASKED`, `OTHER` or `SAME` and, for
+        `OTHER`, the index of the patch in its place; both integers BL.
 
     Returns:
       Predictions BL.. in float32, of `prediction_shape` for each patch, and a

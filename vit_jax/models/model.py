@@ -1,4 +1,4 @@
-"""What every model says of itself, so that nobody else keeps lists of them."""
+"""The contract of models."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,12 @@ Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 # The axes of the device mesh that split a batch.
 BATCH_AXES = ('slice', 'data', 'fsdp')
-# What splits a dimension of a parameter: axes of the device mesh, or none.
+# The axes of the device mesh that split a dimension of a parameter.
 Axes = str | tuple[str, ...] | None
-# From a pattern of paths to what splits the last dimensions of a parameter, so
-# that layers stacked for a scan need no rules of their own.
+# From a pattern of paths to the axes of a parameter's last dimensions, so that
+# layers stacked for a scan share the rules.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
-# Of `config.model.remat`: by name, the `jax.checkpoint_policies` without
-# arguments.
+# Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
   'none',
   'cheap',
@@ -34,10 +33,9 @@ REMAT = (
 
 
 class Loop(NamedTuple):
-  """Equal layers that a model unrolls, or scans over.
+  """Names of equal layers that a model unrolls or scans over.
 
-  Their names are the prefix and numbers from `first`, or `stacked` for all of
-  them, one array for each parameter.
+  Unrolled, the prefix and numbers from `first`; scanned, `stacked`.
   """
 
   prefix: str
@@ -50,22 +48,17 @@ class Model(nn.Module):
 
   Attributes:
     kind: its name in `variants.ARCHITECTURES` and in `config.model.name`.
-    task_params: names of its parameters, at the top of their tree, that belong
-      to its task and not to its body.
+    task_params: top-level names of the parameters of its task, not its body.
     optional_params: by the field that switches a part on, the names of its
-      parameters: new where a checkpoint is without, left behind where the
-      model is.
-    compute_fields: fields that decide how it is computed, and not what its
-      parameters are.
-    loops: what a scan stacks of it.
-    depth_loop: that of the layers that its depth counts, if there are such.
-    after_layers: pattern of the paths of the parameters after those.
-    any_size: whether it takes images of any size, padded to one shape, which
-      `padding_BHW` says.
-    counted: names for `capture` of what only training computes, which counts
-      among its FLOPs.
-    partitions: rules for splitting its parameters over devices, besides those
-      of `sharding.RULES`.
+      parameters. Transfer initialises them if the checkpoint lacks them, and
+      drops them if the model does.
+    compute_fields: fields that change the computation and not the parameters.
+    loops: the layers that a scan stacks.
+    depth_loop: the loop of the layers that its depth counts, or None.
+    after_layers: pattern of the paths of the parameters after those layers.
+    any_size: whether it takes padded images of any size with `padding_BHW`.
+    counted: names for `capture` of computations of training alone, for FLOPs.
+    partitions: rules for splitting its parameters, beside `sharding.RULES`.
     cast_params: patterns of the paths of parameters that are used in `dtype`
       alone.
   """
@@ -99,7 +92,7 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """What it tells: 'classes' of images, 'objects', 'pixels' or 'patches'."""
+    """What it predicts: 'classes', 'objects', 'pixels' or 'patches'."""
     return 'classes'
 
   @property
@@ -110,7 +103,7 @@ class Model(nn.Module):
   def outputs(
     self, outputs: jax.Array, aux: Mapping[str, Any]
   ) -> dict[str, jax.Array]:
-    """Returns by name what `apply` tells of images, for export and serving."""
+    """Names the outputs of `apply` that export and serving give."""
     del aux
     return {'logits' if self.num_classes else 'pre_logits': outputs}
 
@@ -118,9 +111,9 @@ class Model(nn.Module):
   def attention(self) -> str:
     """How tokens attend to each other in every layer.
 
-    'all' to all, 'axial' to their row and then to their column, 'pixels' to all
-    or to those before them, 'objects' to all that are not padding, and queries
-    to them; empty where layers are anything but attention.
+    'all': to all; 'axial': to their row, then to their column; 'pixels': to all
+    or to earlier ones; 'objects': to all but padding, and queries to them;
+    empty: not at all.
     """
     return ''
 
@@ -135,11 +128,7 @@ class Model(nn.Module):
     raise NotImplementedError
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Checks that the fields fit together, and the images.
-
-    Raises:
-      ValueError: naming field, value and way out.
-    """
+    """Raises ValueError unless the fields and the image size fit together."""
     raise NotImplementedError
 
   @classmethod
@@ -174,17 +163,13 @@ class Model(nn.Module):
     return tree
 
   def body(self) -> 'Model':
-    """Returns the model without what only its task needs.
-
-    Its parameters are those of this one without `task_params`.
-    """
+    """Returns the model without its task and `task_params`."""
     return self.clone(num_classes=0, parent=None)
 
   def parts(self) -> Mapping[str, 'Model']:
-    """Returns by name the parts of it that are the body of another model.
+    """Returns by name the parts that a checkpoint of another model can start.
 
-    A checkpoint of that one can start them. Their fields are called by the name
-    of the part and their own: `backbone_layers`.
+    Names of their fields start with the part's: `backbone_layers`.
     """
     return {}
 
@@ -197,7 +182,7 @@ class Model(nn.Module):
     raise NotImplementedError
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    """Returns what kind of model it is, in a line."""
+    """Describes the model in a line."""
     raise NotImplementedError
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
@@ -206,10 +191,7 @@ class Model(nn.Module):
     return len(self.extra_tokens) + h * w
 
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
-    """Returns one vector BD an image of a block's output.
-
-    That of the class token, or else the mean over all positions of the grid.
-    """
+    """Returns the class token of a block's output, or the grid's mean, BD."""
     if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))

@@ -11,12 +11,10 @@ _init = nn.initializers.normal(0.02)
 
 
 class PositionEmbedding(nn.Module):
-  """Makes what is added to the tokens, for one layer or for each.
+  """Makes the embeddings for one layer or for each of `layers`, X.
 
-  Attributes:
-    kind: 'learned1d', one vector a token; 'learned2d', one of D/2 a column
-      joined with one of D/2 a row; or 'sincos2d', the fixed table.
-    layers: X, how many to make.
+  The kind is 'learned1d', one vector a token; 'learned2d', one of D/2 a column
+  joined with one of D/2 a row; or 'sincos2d', the fixed table.
   """
 
   kind: str
@@ -51,9 +49,9 @@ class PositionEmbedding(nn.Module):
 def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   """Returns fixed sine-cosine embeddings (1, h * w, D), float32.
 
-  Those of "Better plain ViT baselines" (2205.01580), which takes them from MoCo
-  v3: [sin(x f), cos(x f), sin(y f), cos(y f)] with column x, row y and the D/4
-  frequencies f_i = 10000^(-i / (D/4 - 1)).
+  As in "Better plain ViT baselines" (2205.01580) and MoCo v3: [sin(x f),
+  cos(x f), sin(y f), cos(y f)] with column x, row y and the D/4 frequencies
+  f_i = 10000^(-i / (D/4 - 1)).
   """
   y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
   i = np.arange(D // 4)
@@ -65,10 +63,9 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
 def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
   """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
 
-  Rows and columns are counted over what is `inside` an image and not padding,
-  and the last of them is 2 pi. Of the row y come the first D/2 numbers, of the
-  column x the others: sin(y f_i) and cos(y f_i) in turn, with the D/4
-  frequencies f_i = 10000^(-i / (D/4)).
+  Rows and columns are counted where `inside` is true, outside of padding, up to
+  2 pi. The first D/2 numbers are sin(y f_i) and cos(y f_i) in turn of the row
+  y, the others those of the column x, with f_i = 10000^(-i / (D/4)).
   """
   inside_Bhw = inside_Bhw.astype(jnp.float32)
   periods = jnp.asarray(10_000.0 ** (np.arange(D // 4) / (D // 4)), jnp.float32)
@@ -76,7 +73,7 @@ def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
   for axis in (1, 2):
     count_Bhw = jnp.cumsum(inside_Bhw, axis)
     last = jax.lax.slice_in_dim(count_Bhw, -1, None, axis=axis)
-    # As the original does, so that a row or column of padding alone is finite.
+    # 1e-6 as in the original: a row of padding alone stays finite.
     x_Bhw1 = (count_Bhw / (last + 1e-6) * (2 * np.pi))[..., None]
     turns = x_Bhw1 / periods[None, None, None]
     both = jnp.stack([jnp.sin(turns), jnp.cos(turns)], axis=-1)
@@ -112,10 +109,10 @@ def rotation(
 
 
 def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
-  """Returns queries or keys, turned: number j pairs with number j + K/2.
+  """Rotates queries or keys: number j pairs with number j + K/2.
 
-  `by` is for the last of the tokens; those before are turned by nothing, as
-  cutting them off would move all the others on a TPU.
+  `by` is for the last tokens. The others are rotated by nothing, because
+  cutting them off would move all tokens on a TPU.
   """
   extra = x_BLNK.shape[1] - len(by[0])
   cos_1L1k, sin_1L1k = (
@@ -138,10 +135,9 @@ def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
 class RelativeKeys(nn.Module):
   """The extra attention of 1-D relative position embeddings (appendix D.4).
 
-  The query is the original one, the key an embedding of the offset p_q - p_k
+  The key is an embedding, of width D for all heads, of the offset p_q - p_k
   between two patches in raster order; the logits are added to those of the
-  content. An embedding has width D, of which every head takes its part. A class
-  token has no position, hence no offset.
+  content. A class token has no position, hence no offset.
   """
 
   @nn.compact
@@ -183,11 +179,10 @@ def resize(
 ) -> np.ndarray:
   """Interpolates position embeddings for another image size (section 3.2).
 
-  Bilinear with aligned corners, as the original code means it: position i of
-  the new grid reads the old one at i * (old - 1) / (new - 1). (The original
-  calls `scipy.ndimage.zoom`, which for some sizes, 16 to 30 for instance,
-  zeroes the last row and column; this does not.) Those of the `extra` tokens
-  before the grid, a class token for instance, are kept as they are.
+  Bilinear with aligned corners: position i of the new grid reads the old one at
+  i * (old - 1) / (new - 1). The original code calls `scipy.ndimage.zoom`, which
+  zeroes the last row and column for some sizes, such as 16 to 30. Embeddings of
+  the `extra` tokens before the grid stay.
 
   Returns:
     float32 array (X, extra + new_h * new_w, D).
@@ -219,10 +214,10 @@ def resize_all(
 ) -> Any:
   """Interpolates every table of positions in a tree of parameters.
 
-  Tables along one axis are interpolated as `resize` does it; those of offsets
-  along one axis (axial attention) so that an offset keeps its share of the
-  image's side. `like` has the arrays, or shapes, of the model for the new grid
-  (h, w) of tokens. What comes of JAX's arrays are JAX's, of NumPy's NumPy's.
+  Tables along one axis are interpolated as in `resize`; in tables of offsets
+  along one axis (axial attention) an offset keeps its share of the image's
+  side. `like` has the arrays or shapes of the model for the new grid (h, w).
+  JAX's arrays give JAX's, NumPy's give NumPy's.
 
   Raises:
     ValueError: for relative embeddings of two-dimensional grids, whose offsets

@@ -3,13 +3,12 @@
 The bottleneck ResNet of He et al. as Big Transfer (1912.11370) changes it, in
 two versions: 1 normalises after a convolution and ends a unit with the
 activation (the stem of the hybrids), 2 normalises and activates before (the
-published BiT weights). Version 0 is before that change, as torchvision has it
-and with its BatchNorm frozen, for weights that were trained elsewhere (the
-backbone of DETR). Parameter names are those of the published hybrids.
+published BiT weights). Version 0 is torchvision's, with its BatchNorm frozen
+(the backbone of DETR). Parameter names are those of the published hybrids.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -32,10 +31,8 @@ GROUPS = 32
 class StdConv(nn.Conv):
   """Convolution whose kernel is standardised (Qiao et al., 2019).
 
-  Over height, width and input channels, with the population's deviation. The
-  originals differ in where epsilon stands: version 1 adds 1e-5 to the
-  deviation, version 2 adds 1e-10 to the variance. They differ in the padding of
-  strided convolutions too: version 2 pads both sides alike.
+  Over height, width and input channels, with the population's deviation.
+  Version 1 adds 1e-5 to the deviation, version 2 adds 1e-10 to the variance.
   """
 
   version: int = 1
@@ -53,7 +50,7 @@ class StdConv(nn.Conv):
 
 
 class FrozenBatchNorm(nn.Module):
-  """BatchNorm with the statistics it was trained with; nothing of it learns."""
+  """BatchNorm with fixed statistics and parameters."""
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
@@ -116,53 +113,39 @@ class Unit(nn.Module):
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
     """Returns BhwC with h and w divided by the stride, C = 4 * width."""
-    unit = self._version_2 if self.version == 2 else self._version_1
-    return unit(x_BhwC)
-
-  def _version_1(self, x: Array) -> Array:
-    version, residual = self.version, x
-    if self._needs_projection(x):
-      residual = _norm(self._projection(x), version, 'gn_proj')
-    y = _conv(x, self.width, 1, 1, version, 'conv1')
-    y = nn.relu(_norm(y, version, 'gn1'))
-    y = nn.relu(_norm(self._middle(y), version, 'gn2'))
-    y = _conv(y, EXPANSION * self.width, 1, 1, version, 'conv3')
-    # Every unit starts as the identity.
-    y = _norm(y, version, 'gn3', nn.initializers.zeros)
-    return nn.relu(residual + y)
-
-  def _version_2(self, x: Array) -> Array:
-    y = nn.relu(_norm(x, 2, 'gn1'))
-    residual = self._projection(y) if self._needs_projection(x) else x
-    y = _conv(y, self.width, 1, 1, 2, 'conv1')
-    y = self._middle(nn.relu(_norm(y, 2, 'gn2')))
-    y = nn.relu(_norm(y, 2, 'gn3'))
-    return residual + _conv(y, EXPANSION * self.width, 1, 1, 2, 'conv3')
-
-  def _needs_projection(self, x: Array) -> bool:
-    return self.stride > 1 or x.shape[-1] != EXPANSION * self.width
-
-  def _projection(self, x: Array) -> Array:
-    return _conv(
-      x, EXPANSION * self.width, 1, self.stride, self.version, 'conv_proj'
-    )
-
-  def _middle(self, x: Array) -> Array:
+    version, C = self.version, EXPANSION * self.width
+    # Version 2 normalises before each convolution, the others after.
+    names = ('gn2', 'gn3') if version == 2 else ('gn1', 'gn2')
+    y = residual = x_BhwC
+    if version == 2:
+      y = nn.relu(_norm(y, version, 'gn1'))
+    if self.stride > 1 or x_BhwC.shape[-1] != C:
+      residual = _conv(y, C, 1, self.stride, version, 'conv_proj')
+      if version < 2:
+        residual = _norm(residual, version, 'gn_proj')
+    y = _conv(y, self.width, 1, 1, version, 'conv1')
+    y = nn.relu(_norm(y, version, names[0]))
     if self.axial:
-      return AxialConv(self.width, self.stride, x.dtype, name='axial2')(x)
-    return _conv(
-      x, self.width, 3, self.stride, self.version, 'conv2', self.dilation
-    )
+      y = AxialConv(self.width, self.stride, y.dtype, name='axial2')(y)
+    else:
+      dilation = self.dilation
+      y = _conv(y, self.width, 3, self.stride, version, 'conv2', dilation)
+    y = nn.relu(_norm(y, version, names[1]))
+    y = _conv(y, C, 1, 1, version, 'conv3')
+    if version == 2:
+      return residual + y
+    # Every unit starts as the identity.
+    return nn.relu(residual + _norm(y, version, 'gn3', nn.initializers.zeros))
 
 
-# The first of a stage, with the stride, is unlike the others.
+# The first unit of a stage, with the stride, differs.
 UNITS = Loop('unit', 2, 'units')
 
 
 class Stage(nn.Module):
   """Units of one width, the first of which may have a stride.
 
-  The others may be dilated, and see as far then as after a stride of so many.
+  The others may be dilated, to see as far as after such a stride.
   """
 
   units: int
@@ -210,14 +193,14 @@ def feature_maps(
   scan: bool = False,
   remat: str = 'none',
 ) -> list[Array]:
-  """Returns what the root and every stage put out, BhwC.
+  """Returns the outputs of the root and of every stage, BhwC.
 
   The root convolves 7x7/2 and max-pools 3x3/2; every stage after the first
   halves the sides and doubles the width. The last, if `dilated`, keeps the
   sides and dilates its convolutions instead (DC5).
 
-  A function and not a module, so that the parameters stand where the published
-  files have them: beside the caller's own.
+  As a function it makes its parameters beside the caller's own, where the
+  published files have them.
   """
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
   if version < 2:
@@ -250,15 +233,15 @@ def feature_maps(
 
 
 def total_stride(layers: Sequence[int]) -> int:
-  """Returns how many pixels lie between two places of the last feature map."""
+  """Returns the pixels between two places of the last feature map."""
   return 4 * 2 ** max(len(layers) - 1, 0)
 
 
 class ResNet(Model):
   """Images to class logits, by convolutions."""
 
-  kind: ClassVar[str] = 'resnet'
-  loops: ClassVar[tuple[Loop, ...]] = (UNITS,)
+  kind = 'resnet'
+  loops = (UNITS,)
 
   num_classes: int = field(
     REQUIRED, 'C; 0 returns the pooled features.', valid='[0, inf)'
@@ -329,8 +312,8 @@ class ResNet(Model):
   ) -> tuple[Array, dict[str, Any]]:
     """Computes the logits of images in [-1, 1], of any size.
 
-    `train` makes no difference here. `capture` may name 'blocks', the outputs
-    of the stages: a list, as they differ in shape.
+    `train` changes nothing. `capture` may name 'blocks', a list of the outputs
+    of the stages.
 
     Returns:
       Logits BC in float32 and a dict with `stem` (of the root, BhwC), `tokens`

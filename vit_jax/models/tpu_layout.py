@@ -78,34 +78,25 @@ def sum_by_product(x_BNLQ: Array) -> Array:
 
 def as_matrices(params: Any) -> Any:
   """Returns parameters with the kernels of attention as D x D matrices."""
-
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim)
-    if axis is None:
-      return x
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-  return jax.tree_util.tree_map_with_path(reshape, params)
+  return _reshaped(params, (-1,), 2)
 
 
 def of_heads(params: Any, heads: int) -> Any:
   """Undoes `as_matrices`."""
+  return _reshaped(params, (heads, -1), 1)
 
-  def reshape(path: tuple[Any, ...], x: Array) -> Array:
-    axis = _heads_axis(path, x.ndim + 1)
-    if axis is None:
+
+def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
+  """Gives kernels of attention `new` axes for the `replaced` ones of heads."""
+
+  def one(path: tuple[Any, ...], x: Array) -> Array:
+    *_, module, name = (entry.key for entry in path)
+    if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
       return x
-    return x.reshape(*x.shape[:axis], heads, -1, *x.shape[axis + 1 :])
+    axis = x.ndim - replaced - (module == 'out')
+    return x.reshape(*x.shape[:axis], *new, *x.shape[axis + replaced :])
 
-  return jax.tree_util.tree_map_with_path(reshape, params)
-
-
-def _heads_axis(path: tuple[Any, ...], ndim: int) -> int | None:
-  """Returns the axis N that K follows, for kernels of attention."""
-  *_, module, name = (entry.key for entry in path)
-  if name != 'kernel' or module not in ('query', 'key', 'value', 'out'):
-    return None
-  return ndim - 3 if module == 'out' else ndim - 2
+  return jax.tree_util.tree_map_with_path(one, params)
 
 
 def as_matrix(

@@ -130,89 +130,67 @@ def fields(variant: str) -> dict[str, Any]:
   """Returns the fields of a variant, as `build` takes them.
 
   A variant is a size and a patch size in pixels (l16); a ResNet's depth and
-  width factor (r50x1); a stem's depth and what a ViT would be called that has
-  as many tokens (r50+b16); axial_ before one of the first two; vit5_ before the
-  first, for images of 224 pixels; igpt_ and a size of iGPT; detr_ and its
-  ResNet (detr_r50), _dc5 after it where its last stage is dilated.
+  width factor (r50x1); a stem's depth and the name of a ViT that has as many
+  tokens (r50+b16); axial_ before one of the first two; vit5_ before the first,
+  for images of 224 pixels; igpt_ and a size of iGPT; detr_ and its ResNet
+  (detr_r50), _dc5 after it where its last stage is dilated.
 
   Raises:
-    ValueError: if the name is none; names the nearest.
+    ValueError: if there is no such variant; names the nearest.
   """
-  name = variant.removeprefix('axial_')
-  axial = name != variant
-  found: dict[str, Any] | None = None
-  if variant in {f'igpt_{size}' for size in IGPT_SIZES}:
-    size = IGPT_SIZES[variant.removeprefix('igpt_')]
-    found = {'name': 'igpt'} | dataclasses.asdict(size)
-  elif match := re.fullmatch(r'detr_r(\d+)(_dc5)?', variant):
-    found = _detr(int(match[1]), bool(match[2]))
-  elif match := re.fullmatch(r'vit5_([a-zA-Z]+)/?([1-9]\d*)', variant):
-    found = _vit(None, match[1], int(match[2]), axial=False)
-    if found:
-      found |= VIT5 | {'rope_side': 224 // int(match[2])}
-  elif match := re.fullmatch(r'r(\d+)x([1-9]\d*)', name):
-    found = _resnet(int(match[1]), int(match[2]), axial)
-  elif match := re.fullmatch(r'(?:r(\d*)\+)?([a-zA-Z]+)/?([1-9]\d*)', name):
-    found = _vit(match[1], match[2], int(match[3]), axial)
-  if found is None:
+  try:
+    return _fields(variant)
+  except LookupError:
     raise ValueError(
       f'No model variant {variant!r}. {nearest(variant, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
       'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
       'igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
-    )
-  return found
+    ) from None
 
 
-def _detr(depth: int, dilation: bool) -> dict[str, Any] | None:
-  if depth not in STAGES:
-    return None
-  return {
-    'name': 'detr',
-    'backbone_layers': STAGES[depth],
-    'dilation': dilation,
-  }
+def _fields(variant: str) -> dict[str, Any]:
+  """Returns the fields of a variant, or raises LookupError."""
+  if match := re.fullmatch(r'igpt_(\w)', variant):
+    return {'name': 'igpt'} | dataclasses.asdict(IGPT_SIZES[match[1]])
+  if match := re.fullmatch(r'detr_r(\d+)(_dc5)?', variant):
+    layers = STAGES[int(match[1])]
+    dilation = bool(match[2])
+    return {'name': 'detr', 'backbone_layers': layers, 'dilation': dilation}
+  if match := re.fullmatch(r'(axial_)?r(\d+)x([1-9]\d*)', variant):
+    return {
+      'name': 'resnet',
+      'layers': STAGES[int(match[2])],
+      'width': 64 * int(match[3]),
+      # Wang et al. start from He et al., whose order is version 1.
+      'version': 1 if match[1] else 2,
+      'axial': bool(match[1]),
+    }
+  match = re.fullmatch(
+    r'(axial_|vit5_|r\d*\+)?([a-zA-Z]+)/?([1-9]\d*)', variant
+  )
+  if not match:
+    raise LookupError
+  kind, stride = match[1] or '', int(match[3])
+  found: dict[str, Any] = {'name': 'vit', 'patch_size': stride}
+  found |= dataclasses.asdict(SIZES[match[2]])
+  if kind == 'axial_':
+    return found | {'axial': True, 'pool': 'gap'}
+  if kind == 'vit5_':
+    return found | VIT5 | {'rope_side': 224 // stride}
+  return found | _stem(kind[1:-1], stride) if kind else found
 
 
-def _resnet(depth: int, factor: int, axial: bool) -> dict[str, Any] | None:
-  if depth not in STAGES:
-    return None
-  return {
-    'name': 'resnet',
-    'layers': STAGES[depth],
-    'width': 64 * factor,
-    # Wang et al. start from the ResNet of He et al., whose order is version 1.
-    'version': 1 if axial else 2,
-    'axial': axial,
-  }
-
-
-def _vit(
-  stem: str | None, size: str, stride: int, axial: bool
-) -> dict[str, Any] | None:
-  if size not in SIZES or (axial and stem is not None):
-    return None
-  found = {'name': 'vit', 'patch_size': stride}
-  if axial:
-    found |= {'axial': True, 'pool': 'gap'}
-  if stem is not None:
-    hybrid = _stem(stem, stride)
-    if hybrid is None:
-      return None
-    found |= hybrid
-  return found | dataclasses.asdict(SIZES[size])
-
-
-def _stem(depth: str, stride: int) -> dict[str, Any] | None:
+def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns a hybrid's fields for tokens of `stride` pixels a side."""
-  if not depth:
+  if not depth and stride > 1:
     # The root alone. AugReg's names count its convolution and forget its
     # pooling, so that a token of R+Ti/16 is 32 pixels wide.
-    return {'stem_width': 64, 'patch_size': stride // 2} if stride > 1 else None
-  layers = STAGES.get(int(depth))
-  if layers is None or stride not in (16, 32):
-    return None
+    return {'stem_width': 64, 'patch_size': stride // 2}
+  if not depth or stride not in (16, 32):
+    raise LookupError
+  layers = STAGES[int(depth)]
   if stride == 16:
     # Stage 4 is removed and its layers are moved into stage 3 (section 4.1).
     layers = (*layers[:2], sum(layers[2:]))
@@ -232,9 +210,9 @@ def defaults(name: str) -> dict[str, Any]:
 def succeed(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns all fields of a variant in a config that had another model.
 
-  What came with that (a stem, axial attention, the parts of ViT-5) goes with
-  it. What the config chose besides stays as far as it means the same: between
-  kinds of ViT all, else the computation and the head's bias.
+  The parts of the other variant (a stem, axial attention, those of ViT-5) go.
+  Other choices of the config stay: between kinds of ViT all, else the fields of
+  the computation and the head's bias.
 
   Args:
     before: fields of the other model.
@@ -267,10 +245,9 @@ def build(
 ) -> 'Model':
   """Returns a model after checking that its fields fit together.
 
-  The image size (H, W) in pixels is for the check alone. `name` is 'vit' (the
-  hybrids and Axial-ViT too), 'deit', 'masked_vit', 'rotation_vit',
-  'video_vit', 'resnet', 'igpt' or 'detr', `dtype` that of the computation, and
-  the others are fields of that model.
+  The image size (H, W) in pixels is for the check alone. `name` is one of
+  `ARCHITECTURES`, `dtype` that of the computation, and the others are fields of
+  that model.
 
   Raises:
     ValueError: for values that cannot work, naming field, value and way out.
@@ -325,7 +302,7 @@ def build_model(
 
 
 def fields_of(model: 'Model') -> dict[str, Any]:
-  """Returns what `build` makes the same model of, as JSON has it."""
+  """Returns the arguments of `build` for the same model, as JSON has them."""
   found = {
     field.name: getattr(model, field.name) for field in model.own_fields()
   }
@@ -333,17 +310,16 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns what `config.model` has of a model, whatever its task."""
+  """Returns the fields of `config.model` for a model, whatever its task."""
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}
   return fields | {'name': body['name']}
 
 
 def cast_kernels(model: 'Model', params: Any) -> Any:
-  """Returns parameters with those that it names in the model's dtype.
+  """Casts the parameters that a model uses in its dtype only to that dtype.
 
-  The model uses them in that dtype only, so nothing changes but what has to be
-  stored and sent.
+  They take less memory, and the results stay the same.
   """
 
   def cast(path: Any, x: jax.Array) -> jax.Array:

@@ -1,8 +1,9 @@
 """The Vision Transformer of section 3.1, equations 1 to 4.
 
-Images are cut into patches, or a ResNet's feature map is (the hybrids); every
-patch becomes a token, position embeddings are added, the encoder's layers
-follow, and a head. The dimension letters are those of `layers`.
+An image, or a ResNet's feature map of it (the hybrids), is cut into patches.
+Every patch becomes a token, the encoder adds position embeddings and applies
+its layers, and a head reads the result. The dimension letters are those of
+`layers`.
 """
 
 import collections
@@ -14,111 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import fields, heads, layers, posemb, resnet
-from vit_jax.models.axial import AxialBlock
+from vit_jax.models.encoder import LAYERS, Encoder
 from vit_jax.models.fields import REQUIRED, field
-from vit_jax.models.model import REMAT, Loop, Model
+from vit_jax.models.model import REMAT, Model
 
 Array = jax.Array
-
-
-LAYERS = Loop('encoderblock_', 0, 'encoderblock')
-
-
-class Encoder(nn.Module):
-  """Position embeddings, `depth` layers and the final LayerNorm."""
-
-  fields: layers.EncoderFields
-  registers: int = 0
-  capture: tuple[str, ...] = ()
-
-  @nn.compact
-  def __call__(
-    self,
-    x_BLD: Array,
-    grid: tuple[int, int],
-    key: Array | None = None,
-    mask_BQL: Array | None = None,
-  ) -> tuple[Array, dict[str, Any]]:
-    """Returns the encoded tokens BLD and the captured, stacked by layer.
-
-    `x_BLD` has the tokens of the patches, a grid (h, w), last and in raster
-    order. Without a key for dropout nothing is dropped out. `mask_BQL` is as
-    `layers.MultiHeadAttention` takes it.
-    """
-    f = self.fields
-    extra = x_BLD.shape[1] - grid[0] * grid[1]
-    keys = None if key is None else jax.random.split(key, f.depth + 1)
-    x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
-    x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
-    if f.pre_norm:
-      x_BLD = layers.norm(x_BLD, f, 'pre_norm')
-    rates = None
-    if f.stochastic_depth and keys is not None:
-      rates = jnp.linspace(0, f.stochastic_depth, f.depth)
-    # What differs from layer to layer.
-    inputs = (None if keys is None else keys[:-1], positions_XLD, rates)
-
-    of_block: dict[str, Any] = {
-      'fields': f,
-      'relative': extra if f.posemb == 'relative' else None,
-      'capture': self.capture,
-    }
-    block: Any = layers.EncoderBlock
-    if f.axial:
-      block, of_block['grid'] = AxialBlock, grid
-    x_BLD, captured = layers.repeated(
-      block,
-      LAYERS,
-      x_BLD,
-      inputs,
-      (mask_BQL, self._rotation(x_BLD, grid)),
-      heads=f.heads,
-      depth=f.depth,
-      scan=f.scan,
-      policy=f.remat,
-      is_initializing=self.is_initializing(),
-      fields=of_block,
-    )
-    if not f.norm_pooled:
-      x_BLD = layers.norm(x_BLD, f, 'encoder_norm')
-    return x_BLD, captured
-
-  def _add_positions(
-    self, x_BLD: Array, grid: tuple[int, int]
-  ) -> tuple[Array, Array | None]:
-    """Returns the tokens, and the embeddings XLD that the layers add."""
-    f = self.fields
-    if f.posemb in ('none', 'relative'):
-      return x_BLD, None
-    _, L, D = x_BLD.shape
-    extra = L - grid[0] * grid[1] - self.registers
-    table_XLD = posemb.PositionEmbedding(
-      f.posemb,
-      f.depth if f.posemb_at == 'every_layer' else 1,
-      name='posembed_input',
-    )(grid, extra, D)
-    if self.registers:
-      nothing = jnp.zeros((len(table_XLD), self.registers, D))
-      parts = [table_XLD[:, :extra], nothing, table_XLD[:, extra:]]
-      table_XLD = jnp.concatenate(parts, axis=1)
-    if f.posemb_at == 'input':
-      return x_BLD + table_XLD.astype(x_BLD.dtype), None
-    return x_BLD, jnp.broadcast_to(table_XLD, (f.depth, L, D))
-
-  def _rotation(
-    self, x_BLD: Array, grid: tuple[int, int]
-  ) -> posemb.Rotation | None:
-    """Returns how the layers turn the queries and keys of the last tokens."""
-    f = self.fields
-    if not f.rope:
-      return None
-    K = x_BLD.shape[-1] // f.heads
-    found = posemb.rotation(grid, K, f.rope, f.rope_side)
-    if not f.rope_registers:
-      return found
-    side = math.isqrt(self.registers)
-    first = posemb.rotation((side, side), K, f.rope_registers, side)
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), first, found)
 
 
 class PatchEmbedding(nn.Module):
@@ -152,14 +53,15 @@ class PatchEmbedding(nn.Module):
 class ViT(Model):
   """Images to class logits."""
 
-  kind: ClassVar[str] = 'vit'
+  kind = 'vit'
   task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
-  loops: ClassVar[tuple[Loop, ...]] = (LAYERS, resnet.UNITS)
-  depth_loop: ClassVar[Loop] = LAYERS
-  after_layers: ClassVar[str] = (
-    '^(Transformer/encoder_norm|pooled_norm|MAPHead_0|pre_logits|prediction|head)'
+  loops = (LAYERS, resnet.UNITS)
+  depth_loop = LAYERS
+  after_layers = (
+    '^(Transformer/encoder_norm|pooled_norm|MAPHead_0|pre_logits|prediction|'
+    'head)'
   )
-  cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
+  cast_params = (r'^Transformer/.*/kernel$',)
 
   num_classes: int = field(
     REQUIRED,
@@ -309,7 +211,7 @@ class ViT(Model):
 
   @property
   def encoder_fields(self) -> layers.EncoderFields:
-    """These fields, as the encoder and the pooling head take them."""
+    """These fields, for the encoder and the pooling head."""
     return fields.frozen(self)
 
   @property
@@ -318,16 +220,12 @@ class ViT(Model):
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:
-    # A class derived from this one may have more, after the one that is read.
     read = ('cls',) if self.pool == 'cls' else ()
     return (*read, *self.registers * ('registers',))
 
   @property
   def class_tokens(self) -> int:
-    """How many of the extra tokens are read: all but registers.
-
-    Learned positions have a place for them too.
-    """
+    """The number of extra tokens that are read, which have positions too."""
     return len(self.extra_tokens) - self.registers
 
   @property
@@ -420,11 +318,10 @@ class ViT(Model):
     return logits_BC, aux | more
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
-    """Returns the patches' embeddings, and the tokens that start with them.
+    """Computes equation 1 without the positions, which `encode` adds.
 
-    Of equation 1, all but the positions, which `encode` adds. This and the
-    methods after it are called inside a compact method, of this class or of one
-    derived from it, and make the parameters of this class there.
+    This method and the next ones make their parameters in the compact method
+    that calls them, of this class or a derived one.
 
     Returns:
       The embeddings BhwD of images in [-1, 1], and the tokens BLD:
@@ -447,7 +344,7 @@ class ViT(Model):
     x_BLD = x_BhwD.reshape(B, h * w, D)
     extra = []
     for name, n in collections.Counter(self.extra_tokens).items():
-      # Several that begin as equals would stay equal.
+      # Several tokens that start equal would stay equal.
       init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
       x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
       extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))
@@ -460,19 +357,15 @@ class ViT(Model):
     *,
     train: bool = False,
     capture: tuple[str, ...] = (),
-    mask_BQL: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured: equations 2 and 3.
 
-    `x_BLD` is from `embed`, or what has been made of it; a token may look where
-    `mask_BQL` is true, B and Q of which may be 1, or everywhere without it.
+    `x_BLD` comes from `embed`, changed or not.
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None
-    encoder = Encoder(
-      self.encoder_fields, self.registers, capture, name='Transformer'
-    )
-    return encoder(x_BLD, grid, key, mask_BQL)
+    encoder = Encoder(self.encoder_fields, capture, name='Transformer')
+    return encoder(x_BLD, grid, key)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""
@@ -494,7 +387,7 @@ class ViT(Model):
     return y_BD
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns logits BC of the representation, and what else there is to say.
+    """Returns logits BC of the representation, and more outputs by name.
 
     `x_BLD` are the encoded tokens.
     """

@@ -16,8 +16,8 @@ from flax import struct
 
 from vit_jax.models import attention
 from vit_jax.models.axial import AxialBlock
+from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import EncoderBlock, Projection
-from vit_jax.models.vit import Encoder
 
 Array = jax.Array
 

@@ -1,8 +1,9 @@
 """Objects that DETR finds in photographs: boxes, masks, COCO's results."""
 
 import collections
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,11 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.data import decode
+from vit_jax.data import atomic_files, decode
 from vit_jax.models.model import padding
 from vit_jax.projects.detr import boxes, segments
 from vit_jax.projects.detr.box_transforms import EvalBoxTransform
-from vit_jax.visualize import draw
+from vit_jax.visualize import draw, photos
 
 # Pictures of smaller images are enlarged, so that names fit beside boxes.
 _LEAST_SIDE = 480
@@ -154,6 +155,45 @@ class Detector:
         1, -1, *model.grid((height, width))
       )
     return {name: x[0] for name, x in said.items()}
+
+
+def find(
+  checkpoint: Checkpoint, paths: Sequence[str], threshold: float, out: str = ''
+) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
+  """Yields (class, probability, x0, y0, x1, y1) of each object, file by file.
+
+  The likeliest objects come first, none below the threshold. An unreadable file
+  yields its error. A folder `out` receives pictures and COCO's results.
+  """
+  C = checkpoint.model.num_classes
+  names = tuple(map(checkpoint.class_name, range(C)))
+  detector = Detector(checkpoint, threshold)
+  results: list[dict[str, Any]] = []
+  if out:
+    if checkpoint.model.masks:
+      segments.require_library(f'--out with the masks of {checkpoint.path}')
+    os.makedirs(out, exist_ok=True)
+  each = zip(paths, photos.unique_names(paths), coco_ids(paths), strict=True)
+  try:
+    for path, stem, image_id in each:
+      try:
+        shown_HWC, found = detector(path)
+      except decode.UnreadableImage as e:
+        yield e
+        continue
+      if out:
+        results += coco_results(image_id, found)
+        drawn = picture(shown_HWC, found, names)
+        atomic_files.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
+      yield [
+        (names[c], float(p), *(round(float(x), 1) for x in box_4))
+        for c, p, box_4 in zip(*found[:3], strict=True)
+      ]
+  finally:
+    # Results so far are written on Ctrl-C too.
+    if out:
+      text = json.dumps(results, indent=1)
+      atomic_files.replace(os.path.join(out, 'coco.json'), text.encode())
 
 
 def picture(

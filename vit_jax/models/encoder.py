@@ -1,0 +1,110 @@
+"""The encoder: equations 2 and 3 of section 3.1, layer after layer."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import layers, posemb
+from vit_jax.models.axial import AxialBlock
+from vit_jax.models.model import Loop
+
+Array = jax.Array
+
+LAYERS = Loop('encoderblock_', 0, 'encoderblock')
+
+
+class Encoder(nn.Module):
+  """Position embeddings, `depth` layers and the final norm."""
+
+  fields: layers.EncoderFields
+  capture: tuple[str, ...] = ()
+
+  @nn.compact
+  def __call__(
+    self,
+    x_BLD: Array,
+    grid: tuple[int, int],
+    key: Array | None = None,
+  ) -> tuple[Array, dict[str, Any]]:
+    """Returns the encoded tokens BLD and the captured, stacked by layer.
+
+    `x_BLD` has the tokens of the patches, a grid (h, w), last and in raster
+    order. Without a key nothing is dropped out.
+    """
+    f = self.fields
+    extra = x_BLD.shape[1] - grid[0] * grid[1]
+    keys = None if key is None else jax.random.split(key, f.depth + 1)
+    x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
+    x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
+    if f.pre_norm:
+      x_BLD = layers.norm(x_BLD, f, 'pre_norm')
+
+    rates = None
+    if f.stochastic_depth and keys is not None:
+      rates = jnp.linspace(0, f.stochastic_depth, f.depth)
+    inputs = (None if keys is None else keys[:-1], positions_XLD, rates)
+
+    of_block: dict[str, Any] = {
+      'fields': f,
+      'relative': extra if f.posemb == 'relative' else None,
+      'capture': self.capture,
+    }
+    block: Any = layers.EncoderBlock
+    if f.axial:
+      block, of_block['grid'] = AxialBlock, grid
+    x_BLD, captured = layers.repeated(
+      block,
+      LAYERS,
+      x_BLD,
+      inputs,
+      (self._rotation(x_BLD, grid),),
+      heads=f.heads,
+      depth=f.depth,
+      scan=f.scan,
+      policy=f.remat,
+      is_initializing=self.is_initializing(),
+      fields=of_block,
+    )
+    if not f.norm_pooled:
+      x_BLD = layers.norm(x_BLD, f, 'encoder_norm')
+    return x_BLD, captured
+
+  def _add_positions(
+    self, x_BLD: Array, grid: tuple[int, int]
+  ) -> tuple[Array, Array | None]:
+    """Returns the tokens, and the embeddings XLD that the layers add."""
+    f = self.fields
+    if f.posemb in ('none', 'relative'):
+      return x_BLD, None
+    _, L, D = x_BLD.shape
+    extra = L - grid[0] * grid[1] - f.registers
+    table_XLD = posemb.PositionEmbedding(
+      f.posemb,
+      f.depth if f.posemb_at == 'every_layer' else 1,
+      name='posembed_input',
+    )(grid, extra, D)
+    if f.registers:
+      nothing = jnp.zeros((len(table_XLD), f.registers, D))
+      parts = [table_XLD[:, :extra], nothing, table_XLD[:, extra:]]
+      table_XLD = jnp.concatenate(parts, axis=1)
+    if f.posemb_at == 'input':
+      return x_BLD + table_XLD.astype(x_BLD.dtype), None
+    return x_BLD, jnp.broadcast_to(table_XLD, (f.depth, L, D))
+
+  def _rotation(
+    self, x_BLD: Array, grid: tuple[int, int]
+  ) -> posemb.Rotation | None:
+    """Returns the rotation of the last tokens' queries and keys."""
+    f = self.fields
+    if not f.rope:
+      return None
+    K = x_BLD.shape[-1] // f.heads
+    found = posemb.rotation(grid, K, f.rope, f.rope_side)
+    if not f.rope_registers:
+      return found
+    side = math.isqrt(f.registers)
+    first = posemb.rotation((side, side), K, f.rope_registers, side)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), first, found)
