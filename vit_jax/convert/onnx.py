@@ -79,7 +79,18 @@ def write(
       _quantize(onnx_file.joined(model, weights), path)
     else:
       onnx_file.save(model, weights, path)
-  return _not_held(checkpoint.model, dtype, computes)
+  lost = []
+  if checkpoint.model.dtype not in (jnp.float32, jnp.dtype(computes)):
+    lost.append(
+      f'That the model computes in {checkpoint.model.dtype}: the file does in '
+      f'{computes}.'
+    )
+  if dtype == 'int8' and 'conv_root' in checkpoint.params:
+    lost.append(
+      "The convolutions of the stem in int8, which onnxruntime's are slower "
+      'and far off in: they stay float32.'
+    )
+  return lost
 
 
 def open_peer(path: str, threads: int = 0) -> Peer:
@@ -117,20 +128,6 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   framework = f'onnxruntime {runtime.__version__}'
   return Peer(framework, (H, W), run, boxes=4 * ('boxes' in wanted))
-
-
-def _not_held(model: Model, dtype: str, computes: str) -> list[str]:
-  lines = []
-  if model.dtype not in (jnp.float32, jnp.dtype(computes)):
-    lines.append(
-      f'That the model computes in {model.dtype}: the file does in {computes}.'
-    )
-  if dtype == 'int8' and getattr(model, 'stem_width', False):
-    lines.append(
-      "The convolutions of the stem in int8, which onnxruntime's are slower "
-      'and far off in: they stay float32.'
-    )
-  return lines
 
 
 def _library(name: str) -> Any:

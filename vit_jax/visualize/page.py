@@ -29,15 +29,6 @@ _PAGE = string.Template("""<!doctype html>
     font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
   h1 { font-size: 1.5rem; overflow-wrap: anywhere; margin-bottom: 0; }
   h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
-$style</style>
-</head>
-<body>
-<h1>$title</h1>
-$body
-</body>
-</html>
-""")
-_STYLE = """\
   h3 { margin: 1.5rem 0 0.5rem; overflow-wrap: anywhere; }
   p { max-width: 45rem; }
   nav a { margin-right: 1rem; }
@@ -55,7 +46,14 @@ _STYLE = """\
   table { border-collapse: collapse; margin-bottom: 0.75rem; }
   td { padding: 0 1rem 0 0; font-variant-numeric: tabular-nums; }
   .none { color: #555; font-style: italic; }
-"""
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$body
+</body>
+</html>
+""")
 
 
 def report(subject: Subject, fusion: str, discard: float) -> str:
@@ -85,12 +83,9 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
   count = flops.count_params(checkpoint.model, checkpoint.image_size)
   about = html.escape(f'{what}; {count:,} parameters.')
   body = [f'<p>{about}</p>', f'<nav>{" ".join(links)}</nav>', *body]
-  return document(subject.label, _STYLE, '\n'.join(body))
-
-
-def document(title: str, style: str, body: str) -> str:
-  """Returns a page that needs no other file; `body` and `style` are HTML."""
-  return _PAGE.substitute(title=html.escape(title), style=style, body=body)
+  return _PAGE.substitute(
+    title=html.escape(subject.label), body='\n'.join(body)
+  )
 
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
@@ -117,25 +112,21 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
       )
       lines.append(f'<table>{"".join(rows)}</table>')
     lines.append('<div class="images">')
-    shown_HWC = photograph.shown()
-    pictures = {'image': shown_HWC}
+    pictures = {'image': (shown_HWC := photograph.shown())}
     for name, map_hw in maps.items():
       pictures |= sections.over(shown_HWC, map_hw, name)
-    lines += [
-      figure(draw.png(image_HWC), caption)
-      for caption, image_HWC in pictures.items()
-    ]
+    lines += [_figure(draw.png(x), caption) for caption, x in pictures.items()]
     lines.append('</div>')
   return '\n'.join(lines)
 
 
 def _plots(section: Section, kind: str = 'fitting') -> str:
   """Returns what a section says, and its pictures at their own size."""
-  figures = [figure(x.draw(), x.caption, kind) for x in section.figures]
+  figures = [_figure(x.draw(), x.caption, kind) for x in section.figures]
   return '\n'.join([f'<p>{html.escape(section.text)}</p>', *figures])
 
 
-def figure(png: bytes, caption: str, kind: str = '') -> str:
+def _figure(png: bytes, caption: str, kind: str = '') -> str:
   """Returns a picture and what it shows; `kind` is a class of the style."""
   data = base64.b64encode(png).decode()
   caption = html.escape(caption)

@@ -80,34 +80,24 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
 
   lines = [{title: _enlarged(x) for title, x in row.items()} for row in rows]
   names = [photograph.name for photograph in subject.photographs]
-  images, hidden, guesses, _ = (
-    np.stack(x) for x in zip(*(row.values() for row in rows), strict=True)
-  )
+
+  def figure(name: str, caption: str, part: slice) -> Figure:
+    draw_it = functools.partial(draw.sheet, lines[part], names[part])
+    return Figure(name, caption, draw_it)
+
+  columns = (np.stack(x) for x in zip(*(r.values() for r in rows), strict=True))
   return Section(
     'Masked patches',
     f'{rate:.0%} of the patches are corrupted: most are replaced by the '
     'mask (gray), a few by another patch, and a few stay. Of each the model '
     f'predicts {_WHAT[model.target]}.',
-    {
-      'kind': np.stack(kinds),
-      'images': images,
-      'hidden': hidden,
-      'predicted': guesses,
-      'files': subject.files,
-    },
+    dict(zip(('images', 'hidden', 'predicted'), columns, strict=False))
+    | {'kind': np.stack(kinds), 'files': subject.files},
     [
-      Figure(
-        f'{name}-masked',
-        f'{name}: masked patches',
-        functools.partial(draw.sheet, [line], [name]),
-      )
-      for name, line in zip(names, lines, strict=True)
+      figure(f'{name}-masked', f'{name}: masked patches', slice(n, n + 1))
+      for n, name in enumerate(names)
     ],
-    Figure(
-      'masked',
-      'masked patches',
-      functools.partial(draw.sheet, lines[:SHEET], names[:SHEET]),
-    ),
+    figure('masked', 'masked patches', slice(SHEET)),
   )
 
 

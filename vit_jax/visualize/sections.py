@@ -5,6 +5,7 @@ who look, and a few words about both.
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -78,24 +79,17 @@ def rollout(
   arrays = {'files': subjects[0].files}
   panels: dict[str, tuple[Subject, np.ndarray]] = {}
   for i, subject in enumerate(subjects):
-    indices: list[int | None] = [
-      subject.checkpoint.class_index(text) for text in classes
-    ]
-    ways = [
-      (fusion, index) for fusion in fusions for index in indices or [None]
-    ]
-    maps_KNhw, names = [], []
-    for fusion, index in ways:
+    checkpoint = subject.checkpoint
+    indices = [checkpoint.class_index(text) for text in classes]
+    ways = list(itertools.product(fusions, indices or [None]))
+    names = ['' if c is None else checkpoint.class_name(c) for _, c in ways]
+    maps_KNhw = []
+    for (fusion, index), name in zip(ways, names, strict=True):
       class_N = index if index is None else np.full(len(subject.files), index)
       maps_KNhw.append(rollout_maps(subject, fusion, discard, class_N))
-      names.append(
-        '' if index is None else subject.checkpoint.class_name(index)
-      )
-      name = pathlib.PurePath(subject.label).name
-      title = [f'{i + 1}: {name}'] if len(subjects) > 1 else []
-      title += [fusion] if len(fusions) > 1 else []
-      title += [names[-1]] if names[-1] else []
-      panels['\n'.join(title)] = subject, maps_KNhw[-1]
+      model = f'{i + 1}: {pathlib.PurePath(subject.label).name}'
+      title = [model] * (len(subjects) > 1) + [fusion] * (len(fusions) > 1)
+      panels['\n'.join(filter(None, [*title, name]))] = subject, maps_KNhw[-1]
     prefix = f'beside_{i}_' if i else ''
     arrays |= {
       f'{prefix}maps': np.stack(maps_KNhw),
@@ -111,12 +105,10 @@ def rollout(
 
   def sheet() -> bytes:
     shown = subjects[0].photographs[:SHEET]
-    lines = []
-    for n, photograph in enumerate(shown):
-      lines.append({'image': photograph.shown()})
-      for title, (subject, maps_Nhw) in panels.items():
-        shown_HWC = subject.photographs[n].shown()
-        lines[-1] |= over(shown_HWC, maps_Nhw[n], title)
+    lines = [{'image': photograph.shown()} for photograph in shown]
+    for title, (subject, maps_Nhw) in panels.items():
+      for n, line in enumerate(lines):
+        line |= over(subject.photographs[n].shown(), maps_Nhw[n], title)
     return draw.sheet(lines, [photograph.name for photograph in shown])
 
   how = f'heads fused by their {", ".join(fusions)}'
@@ -136,7 +128,7 @@ def rollout(
 
 
 def over(
-  shown_HWC: np.ndarray, map_hw: np.ndarray, title: str = ''
+  shown_HWC: np.ndarray, map_hw: np.ndarray, title: str
 ) -> dict[str, np.ndarray]:
   """Returns a map over a photograph, and its highest half, by their titles."""
   title = f'{title}: ' if title else ''
@@ -169,10 +161,9 @@ def rollout_maps(
 def _of_map(
   photograph: Photograph, map_hw: np.ndarray, title: str
 ) -> Iterator[Figure]:
-  name, caption = photograph.name, photograph.name
-  for part in title.splitlines():
-    name += f'-{_safe(part)}'
-    caption += f', {part}'
+  parts = [photograph.name, *title.splitlines()]
+  caption = ', '.join(parts)
+  name = '-'.join([photograph.name, *map(_safe, parts[1:])])
   for kind in ('overlay', 'heat', 'masked'):
 
     def make(kind: str = kind) -> bytes:
@@ -325,7 +316,8 @@ def posemb(subject: Subject) -> Section:
     ValueError: if the model has none.
   """
   checkpoint = subject.checkpoint
-  if getattr(checkpoint.model, 'posemb', '') == 'relative':
+  kind = similarity.kind_of(checkpoint)
+  if kind == 'relative':
     panels = similarity.of_offsets(checkpoint)
     text = (
       'Cosine similarity of the embeddings of every two offsets between query '
@@ -346,7 +338,7 @@ def posemb(subject: Subject) -> Section:
   # Tables of rows and of columns may differ in length.
   if len({x.shape for x in panels.values()}) == 1:
     arrays = {'cosines': np.array([*panels.values()])}
-  caption = f'cosine similarity, {checkpoint.model.posemb}'
+  caption = f'cosine similarity, {kind}'
   return Section(
     'Position embeddings',
     text,

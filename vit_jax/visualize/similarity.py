@@ -5,6 +5,7 @@ from flax import traverse_util
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models import posemb
+from vit_jax.models.vit import ViT
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -20,6 +21,12 @@ def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   return (x_LD @ x_LD.T).reshape(h, w, h, w)
 
 
+def kind_of(checkpoint: Checkpoint) -> str:
+  """Returns the kind of a model's position embeddings, or 'none'."""
+  model = checkpoint.model
+  return model.posemb if isinstance(model, ViT) else 'none'
+
+
 def tables(checkpoint: Checkpoint) -> np.ndarray:
   """Returns the embeddings XLD that a model adds to its tokens.
 
@@ -28,8 +35,7 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
   Raises:
     ValueError: if the model adds none.
   """
-  model = checkpoint.model
-  kind = getattr(model, 'posemb', 'none')
+  model, kind = checkpoint.model, kind_of(checkpoint)
   if kind in ('none', 'relative'):
     raise ValueError(
       f'{checkpoint.path} adds no position embeddings to its tokens '
