@@ -346,6 +346,21 @@ def test_no_worker_outlives_a_killed_run(command, tmp_path):
     time.sleep(0.1)
 
 
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_run_in_one_message(command, tmp_path):
+  args = ('--config.data.workers=1', '--config.total=9000 steps')
+  process = command.start(tmp_path, 1, *args)
+  wait_for_steps(process, tmp_path, 2)
+  for pid in map(int, members(process.pid)):
+    command_line = pathlib.Path(f'/proc/{pid}/cmdline').read_text()
+    if 'multiprocessing-fork' in command_line:
+      os.kill(pid, signal.SIGKILL)
+  _, err = process.communicate()
+  assert process.returncode == 71
+  assert 'error: Worker process was terminated' in err
+  assert 'data.workers' in err and 'Traceback' not in err
+
+
 def members(group):
   """Returns the processes of a group but those that wait to be reaped."""
   found = []

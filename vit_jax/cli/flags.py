@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TextIO
 
-import jax
 from absl import flags
 from absl import logging as absl_logging
 from etils import epath
@@ -29,7 +28,12 @@ EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 # the ways out.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
-    'Make room on the disk, or write elsewhere.'
+    'Make room on the disk, or write elsewhere. The batches of '
+    '--config.data.workers need room in /dev/shm.'
+  ),
+  'Worker process was terminated': (
+    'The system ended a worker, usually for lack of memory: lower '
+    '--config.data.workers or --config.batch_size.'
   ),
   'Too many open files': 'Raise the limit, ulimit -n.',
   'Cannot allocate memory|Out of memory': (
@@ -57,7 +61,7 @@ ENDINGS = (
   ImportError,
   MemoryError,
   KeyboardInterrupt,
-  jax.errors.JaxRuntimeError,
+  RuntimeError,
 )
 
 # Help for the data sets of commands that need classes.
@@ -160,14 +164,14 @@ def status(error: BaseException) -> int:
     error: one of `ENDINGS`.
 
   Raises:
-    JaxRuntimeError: the error itself, if neither the input nor the machine is
-      to blame.
+    RuntimeError: the error itself, if neither the input nor the machine is to
+      blame.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
     return EXIT_INTERRUPTED
   way_out = _environment(error)
-  if way_out is None and isinstance(error, jax.errors.JaxRuntimeError):
+  if way_out is None and isinstance(error, RuntimeError):
     raise error
   absl_logging.debug('%s', error, exc_info=error)
   if way_out is None:
