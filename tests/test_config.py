@@ -616,14 +616,6 @@ def test_another_model_leaves_nothing_of_the_one_before(
   assert got == expected
 
 
-@pytest.mark.parametrize('saved', [{}, {'config': []}])
-def test_a_run_with_other_meta_data_is_not_resumed(saved):
-  given = {'config': config_lib.base().to_dict(), 'examples': 1}
-  given['class_names'] = ['a', 'b']
-  with pytest.raises(ValueError, match='not those of one here'):
-    config_lib.check_resumable(saved, given)
-
-
 def test_a_run_of_unknown_length_is_extended(caplog):
   """Of a workdir from before its length was noted; and a shorter one is not."""
   longer = meta(extend=True, total='9 epochs') | {'steps': 2000}

@@ -234,7 +234,7 @@ def test_a_list_of_one_is_the_number():
     ({'data.image_size': '8,8x8'}, ["is '8,8x8': give each size once"]),
     (
       {'data.image_size': '8,9,16,10x12'},
-      ['9x9: Patches of 4x4', '10x12: Patches of 4x4', 'not all of which can'],
+      ['9x9: Patches of 4x4', '10x12: Patches of 4x4', 'with invalid sizes'],
     ),
     (
       {'model.posemb': 'relative'},

@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 @flax.struct.dataclass
 class TrainState:
-  """What training carries from step to step, by the names on disk.
+  """The state that training carries from step to step, by the names on disk.
 
   Attributes:
     params: of the model.
     opt_state: of the optimizer.
     average: of the parameters, {} without Polyak averaging.
-    objective_state: what the objective updates besides, or {}.
+    objective_state: the state that the objective updates, or {}.
   """
 
   params: Params
@@ -130,7 +130,7 @@ class Experiment:
     )
     self.optimizer = optim.make(o, self.lr, self.objective.model)
     if o.frozen or o.lr_scales:
-      _ = self.state_shapes  # which patterns that match nothing are refused in
+      _ = self.state_shapes  # refuses patterns that match nothing
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""
@@ -161,10 +161,7 @@ class Experiment:
     )
 
   def start(self, params: Params) -> TrainState:
-    """Returns what training carries from step to step, at its beginning.
-
-    The parameters given are used up: there is no room for them beside it.
-    """
+    """Returns the state at the beginning of training. Donates `params`."""
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     new_state = jax.jit(
       self._new_state, donate_argnums=0, out_shardings=shardings
@@ -194,7 +191,7 @@ class Experiment:
     return self.objective.model.partitions
 
   def placed(self, shapes: Any) -> Any:
-    """Returns shapes of parameters, or of what is named like them, placed."""
+    """Attaches shardings to shapes."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       shapes,
@@ -211,13 +208,13 @@ class Experiment:
     return jax.random.split(jax.random.key(self.config.seed))
 
   def train_transform(self) -> Any:
-    """Returns what makes an example of a record: at the step's size."""
+    """Returns the function from a record to an example of the step's size."""
     each = [x.train_transform() for x in self.objectives.values()]
     return transforms.OneOf(tuple(each)) if len(each) > 1 else each[0]
 
   @functools.cached_property
   def forward_flops(self) -> int:
-    """The operations of an image, the mean over the sizes."""
+    """FLOPs of an image's forward pass, averaged over the sizes."""
     sizes = self._batch_sizes()
     counts = {}
     for size in set(sizes):
@@ -226,13 +223,13 @@ class Experiment:
     return sum(counts[size] for size in sizes) // len(sizes)
 
   def _batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) that a batch may have, all as likely."""
+    """Returns the (H, W) that a batch may have, all equally likely."""
     found = list(self.objectives)
     # Several image sizes and buckets exclude each other.
     return found if len(found) > 1 else self.objective.batch_sizes()
 
   def story(self) -> str:
-    """Returns what is about to be trained, in three lines."""
+    """Describes model, data and run in three lines."""
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
     sizes = ', '.join(f'{h}x{w}' for h, w in dict.fromkeys(self._batch_sizes()))
@@ -295,8 +292,7 @@ class Experiment:
       average = optax.incremental_update(params, average, 1 - decay)
     metrics |= {
       'grad_norm': optax.tree.norm(grads),
-      # Tells parameters that are spoilt before the next loss does, and before
-      # they are saved.
+      # Shows parameters that are not finite before they are saved.
       'param_norm': optax.tree.norm(params),
       'lr': self.lr(step),
     }
@@ -306,7 +302,7 @@ class Experiment:
     return TrainState(params, opt_state, average, objective_state), metrics
 
   def _to_use(self, params: Params) -> Params:
-    """Returns what the model works with: gathered, unless each layer does."""
+    """Gathers the parameters, unless each layer gathers its own."""
     if self.mesh.shape['fsdp'] == 1 or self.config.gather == 'layer':
       return params
     cast = variants.cast_kernels(self.objective.model, params)
@@ -315,13 +311,12 @@ class Experiment:
   def _accumulated(
     self, gradients: Callable[..., Any], batch: Batch, key: jax.Array
   ) -> tuple[Params, tuple[Metrics, Any]]:
-    """Returns means over the batch, worked off in `accum_steps` parts."""
+    """Averages gradients and metrics over `accum_steps` microbatches."""
     n = self.config.accum_steps
     if n == 1:
       return gradients(batch, key)
 
-    # Rows are dealt out in turn, so that every device splits its own rows and
-    # none travel.
+    # Microbatches take rows in turn, so that no row changes its device.
     def split(x: jax.Array) -> jax.Array:
       return x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1)
 
@@ -371,7 +366,7 @@ class Experiment:
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """Refuses a batch that cannot be shared out evenly.
+  """Refuses a batch size that devices and microbatches do not divide.
 
   Raises:
     ValueError: naming the next batch size that can.

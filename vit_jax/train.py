@@ -39,15 +39,15 @@ def train(
   Args:
     config: from a file in `configs/`.
     workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
-    start_over: whether to start from step 0 where the workdir holds a run of
-      which no checkpoint is whole.
+    start_over: whether to start from step 0 if all checkpoints of the workdir
+      are damaged.
 
   Returns:
-    The metrics of the last row of metrics.csv; {} in processes but the first.
+    The metrics of the last row of metrics.csv in the first process, else {}.
 
   Raises:
-    ValueError: for a config or data that cannot work, before anything is built;
-      if another run is in the workdir, or no checkpoint there is whole.
+    ValueError: for a config or data that cannot work; if another run is in the
+      workdir, or all checkpoints there are damaged.
     OSError: if a checkpoint cannot be read now.
     JaxRuntimeError: if a step does not fit into a device.
     Diverged: if the loss stops being finite.
@@ -100,13 +100,14 @@ def train(
 
 
 def _refuse_frozen_statistics(model: ConfigDict) -> None:
-  """Refuses to train from nothing what is normalised by no statistics."""
+  """Refuses a frozen BatchNorm without a checkpoint for its statistics."""
   for field in ('version', 'backbone_version'):
     if model.get(field) == 0 and model.get('backbone', 'resnet') == 'resnet':
       raise ValueError(
-        f'model.{field} is 0, a BatchNorm whose statistics are those of a '
-        'checkpoint: name one, --config.init=resnet50.pth. From nothing take '
-        f'--config.model.{field}=1, and of DETR --config.optimizer.frozen="()".'
+        f'model.{field} is 0, a BatchNorm whose statistics come from a '
+        'checkpoint. Name one, as in --config.init=resnet50.pth. To start from '
+        f'random parameters set --config.model.{field}=1, and for DETR '
+        '--config.optimizer.frozen="()".'
       )
 
 
@@ -146,7 +147,7 @@ def _train(
   else:
     start_step = 0
     state = experiment.start(params or experiment.new_params())
-  # Of what was restored: a newer one may have been damaged.
+  # Again, as the newest checkpoint may be damaged and an older one restored.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
@@ -184,7 +185,7 @@ def _train(
     for step in range(start_step + 1, durations.total + 1):
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
-      # What is not on the devices by now would be copied again in every step.
+      # An array on the host would be copied in every step.
       with run.compiling(batch), jax.transfer_guard('disallow'):
         state, metrics = train_step(state, fixed, batch, steps_taken)
       run.take(step, metrics)
@@ -201,8 +202,8 @@ def _train(
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   """Measures `config.init`, or else the workdir's last checkpoint.
 
-  Images are as large as in its training, but for DETR, which takes any size:
-  for it the config says how large they are, and what part of that is padding.
+  Images have the size of its training. DETR takes any size: the config says
+  how large images are, and how much of that is padding.
 
   Returns:
     The evaluators' metrics.

@@ -30,9 +30,9 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # The items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Of an array that several devices hold, each would save a slice: a program for
-# every shape and device, compiled while the first checkpoint keeps training
-# waiting. Arrays with smaller slices than these bytes are saved by one device.
+# Devices that hold the same array each save a slice if it has at least these
+# bytes. Slicing compiles a program for every shape and device, for which the
+# first checkpoint keeps training waiting.
 _LEAST_SLICE = 2**20
 
 # TensorStore's codes for missing or wrong bytes. Other codes, such as
@@ -102,8 +102,8 @@ class Checkpoints:
       ),
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        # Slow storage takes longer than orbax's 20 minutes, every time. What
-        # hangs is ended by the run's watch.
+        # Slow storage takes longer than orbax's 20 minutes. The run's watch
+        # ends a save that hangs.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
@@ -203,8 +203,8 @@ class Checkpoints:
     self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
     """Returns the newest step whose items pass a check, and these items."""
-    # Not the manager's: after reading, its checkpointer waits for all
-    # processes, and one that has met damage would not come.
+    # The manager's own handler waits for all processes after reading, and a
+    # process that has met damage would not come.
     handler = ocp.CompositeCheckpointHandler()
     damaged: dict[int, str] = {}
     found = None
@@ -212,13 +212,13 @@ class Checkpoints:
       folder = self.directory / str(step)
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
-        # Apart, since all compute together.
+        # A second attempt, since all processes compute checksums together.
         _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
         break
       damaged[step] = damage
-      del restored  # before the next one, where there is room for one alone
+      del restored  # there may be room for one alone
     lost = [f'{step} ({damage})' for step, damage in damaged.items()]
     lost += sorted(p.name for p in self.directory.glob('*.damaged'))
     if lost and not found and not self._start_over:
@@ -237,7 +237,7 @@ class Checkpoints:
   def _attempt(
     self, step: int, work: Callable[..., Any], *args: Any
   ) -> tuple[Any, str]:
-    """Returns what `work` gives, and what damage it or another process met.
+    """Returns the result of `work`, and the damage that any process met.
 
     Raises:
       OSError: if any process cannot read the checkpoint now.
@@ -297,14 +297,14 @@ class _Manager(ocp.CheckpointManager):
     del step
 
   def reached_preemption(self, step: int) -> bool:
-    # JAX has the processes agree on one number alone. Orbax asks by steps, and
-    # what is asked by other numbers would hear of nothing any more.
+    # JAX lets the processes agree on a single number. If orbax asked by steps,
+    # `preemption_notice`, which asks by other numbers, would hear nothing.
     del step
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
-    # After an error of one process orbax's own waits for all the others, which
-    # wait for that one, as long as a save may take, and nobody says what.
+    # After an error in one process orbax waits for the others, which wait for
+    # that process, as long as a save may take and without a message.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
 
@@ -371,8 +371,7 @@ def first_line(error: BaseException) -> str:
 def steps(folder: epath.Path) -> list[int]:
   """Returns the steps of the checkpoints in a folder, in order.
 
-  Whatever is not named as one is left out: 50.damaged, half-saved ones, and
-  anything else that somebody has put there.
+  Other names are left out, such as 50.damaged and unfinished checkpoints.
 
   Raises:
     OSError: if the folder cannot be listed.
@@ -380,7 +379,7 @@ def steps(folder: epath.Path) -> list[int]:
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
   except FileNotFoundError:
-    return []  # as of a folder in a bucket with nothing in it
+    return []  # an empty folder does not exist in a bucket
 
 
 def steps_in(workdir: str) -> list[int]:
@@ -389,12 +388,10 @@ def steps_in(workdir: str) -> list[int]:
 
 
 def is_step(path: epath.Path) -> bool:
-  """Whether a path is named as a checkpoint that was saved to its end."""
-  # Not `isdigit`, which takes the digits of all scripts and superscripts too.
+  """Whether a path has the name of a finished checkpoint."""
   if not re.fullmatch('0|[1-9][0-9]*', path.name):
     return False
-  # On a disk half-saved ones have other names. Looking would be wrong there: it
-  # finds nothing where it is not allowed to.
+  # On a disk unfinished checkpoints have other names.
   return '://' not in os.fspath(path) or ocp.utils.is_checkpoint_finalized(path)
 
 
@@ -437,7 +434,7 @@ def _trees(
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
-  # Written in the background, when the caller's may be another by then.
+  # A copy, as it is written in the background.
   meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
@@ -446,7 +443,7 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
   """Returns the `meta` of a checkpoint as it was read from its file.
 
   Raises:
-    ValueError: if it is not what was saved, or was saved as another step.
+    ValueError: if it was changed, or saved as another step.
   """
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
@@ -465,7 +462,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   Raises:
     OSError, ValueError, LookupError, TypeError: if it is missing or damaged.
   """
-  # A checkpointer would wait for all processes, and one may fail here.
+  # A checkpointer would wait for all processes, of which one may fail here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
   return _verified(restored, int(step_dir.name))
 
@@ -507,7 +504,7 @@ def checksums(tree: Any) -> jax.Array | np.ndarray:
   """Returns the sum modulo 2^32 of the bits of every array, in tree order.
 
   The order of summation does not matter, so that any sharding gives the same.
-  NumPy arrays are summed where they are: a device would take a copy of all.
+  NumPy arrays are summed on the host, which needs no copy on a device.
   """
   if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
     sums = [

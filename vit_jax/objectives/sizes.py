@@ -16,12 +16,11 @@ from vit_jax.objectives.objective import Objective
 def objectives_of(config: ConfigDict) -> dict[tuple[int, int], Objective]:
   """Returns the objective of each of `data.image_size`, the first one's first.
 
-  They differ in what they make of records. Their parameters are those of the
-  first, which `transfer.at_size` brings to the others.
+  They share the parameters of the first, which `transfer.at_size` resizes.
 
   Raises:
-    ValueError: naming every size that cannot be, and why, or fields that the
-      objective would do nothing with.
+    ValueError: naming every invalid size, and why, or fields that the objective
+      ignores.
   """
   kind = objective_type(config)
   on = [
@@ -54,8 +53,8 @@ def objectives_of(config: ConfigDict) -> dict[tuple[int, int], Objective]:
     raise ValueError(next(iter(wrong.values())))  # whatever the size
   if wrong:
     raise ValueError(
-      f'data.image_size is {config.data.image_size!r}, not all of which can '
-      'be:\n' + '\n'.join(f'  {size}: {why}' for size, why in wrong.items())
+      f'data.image_size is {config.data.image_size!r}, with invalid sizes:\n'
+      + '\n'.join(f'  {size}: {why}' for size, why in wrong.items())
     )
   return found
 
@@ -63,7 +62,7 @@ def objectives_of(config: ConfigDict) -> dict[tuple[int, int], Objective]:
 def _check_carried(
   model: Model, first: tuple[int, int], size: tuple[int, int]
 ) -> None:
-  """Refuses a size that the parameters of the first one cannot serve."""
+  """Refuses a size to which the parameters cannot be resized."""
   jax.eval_shape(
     lambda params: transfer.at_size(model, params, first, size),
     flops.param_shapes(model, first),

@@ -1,4 +1,4 @@
-"""Checkpoints that are learned from."""
+"""The checkpoint that a student learns from."""
 
 import functools
 
@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 
-# What paths in the folder of a run's stages begin with; see `sweeps.stages`.
+# Prefix of paths in the folder of a run's stages; see `sweeps.stages`.
 STAGES = 'stages/'
 
 
@@ -19,8 +19,8 @@ def named(config: ConfigDict) -> opening.Checkpoint | None:
   """
   if not config.teacher:
     raise ValueError(
-      'teacher is empty: name the checkpoint that is to be learned from, '
-      '--config.teacher=PATH; any that opens will do.'
+      'teacher is empty: name the checkpoint to learn from, '
+      '--config.teacher=PATH; any format that opens will do.'
     )
   if config.stages and config.teacher.startswith(STAGES):
     return None

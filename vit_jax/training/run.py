@@ -1,4 +1,4 @@
-"""What happens around the steps of a run: watching, evaluating, saving."""
+"""Around the steps of a run: watching, evaluating, saving."""
 
 import collections
 import contextlib
@@ -23,8 +23,8 @@ from vit_jax.training import (
 )
 from vit_jax.training.durations import Durations
 
-# Steps handed to the devices before the oldest one's loss is looked at: enough
-# to keep them busy, few enough to stop soon after a loss that is not finite.
+# Steps in flight before the loss of the oldest is read: enough to keep devices
+# busy, few enough to stop soon after a loss that is not finite.
 MAX_IN_FLIGHT = 3
 
 
@@ -165,12 +165,12 @@ class Run:
     self._wait_s = 0.0
 
   def is_eval_step(self, step: int) -> bool:
-    """Whether the evaluators run after this step: the last one in any case."""
+    """Whether the evaluators run after this step, as after the last."""
     every, total = self.durations.eval_every, self.durations.total
     return step % every == 0 or step == total
 
   def is_checkpoint_step(self, step: int) -> bool:
-    """Whether this step is saved; evaluated ones are, to have the best."""
+    """Whether this step is saved, as every evaluated step is."""
     every = self.durations.checkpoint_every
     return step % every == 0 or self.is_eval_step(step)
 
@@ -193,7 +193,7 @@ class Run:
     )
 
   def save(self, step: int, state: Any) -> None:
-    """Saves a checkpoint, after making sure that it is worth keeping."""
+    """Saves a checkpoint of a step whose metrics are finite."""
     self._settle(0)
     metrics = self._eval_metrics if self.is_eval_step(step) else {}
     elapsed_s = self._progress.elapsed_s
