@@ -212,7 +212,8 @@ def test_devices_are_shared_out_by_the_models_width(config):
   config.mesh.update(data=-1, fsdp=-1)
   facts = Facts(tuple(map(str, range(10))), 1437)
   mesh = experiment.Experiment(experiment.CheckedConfig(config), facts).mesh
-  assert dict(mesh.shape) == {'data': 2, 'fsdp': 4, 'tensor': 1}
+  shape = {'slice': 1, 'data': 2, 'fsdp': 4, 'tensor': 1}
+  assert dict(mesh.shape) == shape
 
 
 def test_gradients_are_float32_and_split_as_parameters_are(config):
