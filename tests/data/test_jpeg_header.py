@@ -28,11 +28,9 @@ EXIF = segment(0xE1, b'Exif\0\0' + bytes(9))
 PLAIN = JpegHeader(
   height=20,
   width=30,
-  components=3,
   height_at=2 + len(TABLES) + 5,
   lookahead=4,
   has_metadata=False,
-  can_stop_early=True,
 )
 
 
@@ -44,20 +42,19 @@ PLAIN = JpegHeader(
     ([frame(factors=(0x14, 0x11, 0x11)), scan()], {'lookahead': 8}),
     ([frame(factors=(0x21, 0x11, 0x11)), scan()], {'lookahead': 0}),
     ([frame(factors=(0x11, 0x11, 0x12)), scan()], {'lookahead': 4}),
-    ([frame(factors=(0x11,)), scan(1)], {'components': 1, 'lookahead': 0}),
-    ([frame(factors=()), scan(0)], {'components': 0, 'lookahead': 0}),
+    ([frame(factors=(0x11,)), scan(1)], {'lookahead': 0}),
     # Extended sequential, progressive, and the last kind that there is.
     ([frame(0xC1), scan()], {}),
-    ([frame(0xC2), scan()], {'can_stop_early': False}),
-    ([frame(0xCF), scan()], {'can_stop_early': False}),
+    ([frame(0xC2), scan()], {'height_at': 0}),
+    ([frame(0xCF), scan()], {'height_at': 0}),
     # A scan for each component.
-    ([frame(), scan(1)], {'can_stop_early': False}),
+    ([frame(), scan(1)], {'height_at': 0}),
     # Tables, and what is none of the frame's before and after it.
     *(
       ([frame(), segment(x, bytes(12)), scan()], {})
       for x in (0xC4, 0xC8, 0xCC, 0xBF, 0xD0, 0xDB, 0xE0, 0xFE)
     ),
-    ([frame(), segment(0xDD, b'\0\5'), scan()], {'can_stop_early': False}),
+    ([frame(), segment(0xDD, b'\0\5'), scan()], {'height_at': 0}),
     ([frame(), EXIF, scan()], {'has_metadata': True}),
     ([frame(), segment(0xE1, b'http:/'), scan()], {'has_metadata': True}),
     ([frame(), segment(0xE2, b'Exif\0\0'), scan()], {}),
@@ -84,6 +81,9 @@ def test_a_header_that_is_cut_is_none():
   [
     START + frame(height=0) + scan(),
     START + TABLES + scan(),
+    # Without components, and with those of CMYK.
+    START + frame(factors=()) + scan(0),
+    START + frame(factors=(0x11,) * 4) + scan(4),
     START + frame() + b'x' + scan(),
     b'\xff\xd9' + frame() + scan(),
     # A frame that claims no content, with a scan where its size would be.

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -165,7 +166,7 @@ def open_image(
       )
     return Picture(data)
   header = read_header(data)
-  if header is None or header.components not in (1, 3):
+  if header is None:
     return Picture(_decode_with_pillow(data, name, formats, max_pixels))
   _refuse_bomb(header.width, header.height, name, max_pixels)
   return _JpegPicture(data, name, header)
@@ -196,26 +197,23 @@ class JpegHeader(NamedTuple):
   Attributes:
     height: Rows as stored.
     width: Columns as stored.
-    components: 1 grey, 3 colour, 4 CMYK.
-    height_at: Position of the height in the file, in bytes.
+    height_at: Position of the height in the file, in bytes; 0 if the decoder
+      cannot stop early, because rows do not come top to bottom in one scan, or
+      restart markers are missing then, which would look like damage.
     lookahead: How many decoded rows below a row can influence it: 0, unless
       chroma has fewer rows than brightness and is interpolated.
     has_metadata: Whether there is EXIF or XMP, hence maybe an orientation.
-    can_stop_early: Whether rows come top to bottom in one scan, without restart
-      markers, whose absence would look like damage.
   """
 
   height: int
   width: int
-  components: int
   height_at: int
   lookahead: int
   has_metadata: bool
-  can_stop_early: bool
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-  """Reads the segments up to the first scan; None if they are damaged."""
+  """Reads the segments up to the first scan; None if damaged, or for CMYK."""
   if data[:3] != b'\xff\xd8\xff':
     return None
   at, frame_at, has_metadata, restarts = 2, 0, False, False
@@ -237,7 +235,7 @@ def read_header(data: bytes) -> JpegHeader | None:
   if not frame_at or frame_at + 10 > len(data) or at + 5 > len(data):
     return None
   height, width, components = struct.unpack_from('>HHB', data, frame_at + 5)
-  if not height or not width:
+  if not height or not width or components not in (1, 3):
     return None
   # Three bytes per component, the middle one with the sampling factors.
   sampling = data[frame_at + 11 : frame_at + 10 + 3 * components : 3]
@@ -247,11 +245,9 @@ def read_header(data: bytes) -> JpegHeader | None:
   return JpegHeader(
     height=height,
     width=width,
-    components=components,
-    height_at=frame_at + 5,
+    height_at=frame_at + 5 if sequential and one_scan and not restarts else 0,
     lookahead=0 if tallest == 1 else 2 * tallest,
     has_metadata=has_metadata,
-    can_stop_early=sequential and one_scan and not restarts,
   )
 
 
@@ -296,7 +292,7 @@ class _JpegPicture(Picture):
     """
     data: bytes | bytearray = self._data
     rows = self._header.height
-    if self._header.can_stop_early:
+    if self._header.height_at:
       # A sequential JPEG is decoded from top to bottom: with a smaller height
       # in its header the decoder stops there, and saves the work below.
       rows = min(rows, bottom + self._header.lookahead * factor)
@@ -361,9 +357,25 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
-  """Opens a file of one of the formats, or of any if there are none."""
+  """Opens a file of one of the formats, or of any if there are none.
+
+  Pillow refuses a PNG whose text is damaged or longer than 1 MiB: it is opened
+  without its text.
+  """
   known = [x for x in pillow_formats() if not formats or x in formats]
-  return orientation.open_image(data, tuple(known))
+  try:
+    return Image.open(io.BytesIO(data), formats=known)
+  except (OSError, ValueError):
+    if data[:8] != b'\x89PNG\r\n\x1a\n':
+      raise
+  parts, at = [data[:8]], 8
+  while at < len(data):
+    # A length, a name, that many bytes and a checksum.
+    end = at + 12 + int.from_bytes(data[at : at + 4])
+    if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
+      parts.append(data[at:end])
+    at = end
+  return Image.open(io.BytesIO(b''.join(parts)), formats=known)
 
 
 def _decode_with_pillow(

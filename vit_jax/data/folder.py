@@ -176,8 +176,14 @@ def _warn_of_few(
 class Files(Source):
   """Image files, as a source without labels."""
 
-  def __init__(self, paths: list[str]):
-    self._paths = paths
+  def __init__(
+    self,
+    paths: list[str],
+    labels: Sequence[Any] = (),
+    class_names: tuple[str, ...] = (),
+  ):
+    self._paths, self._labels = paths, labels
+    self.class_names = class_names
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -192,13 +198,7 @@ class Files(Source):
 
 
 class LabelledFiles(Files):
-  """Image files with a class each."""
-
-  def __init__(
-    self, paths: list[str], labels: list[int], class_names: tuple[str, ...]
-  ):
-    super().__init__(paths)
-    self._labels, self.class_names = labels, class_names
+  """Image files with a class each, an int."""
 
   def __getitem__(self, index: int) -> dict:
     return super().__getitem__(index) | {'label': self._labels[index]}
@@ -209,18 +209,9 @@ class LabelledFiles(Files):
 
 
 class MultiLabelFiles(Files):
-  """Image files with any number of classes each."""
+  """Image files with a list of classes each."""
 
   several_labels = True
-
-  def __init__(
-    self,
-    paths: list[str],
-    labels: list[list[int]],
-    class_names: tuple[str, ...],
-  ):
-    super().__init__(paths)
-    self._labels, self.class_names = labels, class_names
 
   def __getitem__(self, index: int) -> dict:
     label_C = np.zeros(len(self.class_names), np.uint8)

@@ -96,15 +96,13 @@ class HubSource(Source):
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   """The columns that hold the image and its class."""
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
-  labels = [
-    k for k, f in features.items() if isinstance(f, datasets.ClassLabel)
+  of_kind = {
+    kind: [k for k, f in features.items() if isinstance(f, kind)]
+    for kind in (datasets.ClassLabel, datasets.Value)
+  }
+  labels = of_kind[datasets.ClassLabel] or [
+    k for k in of_kind[datasets.Value] if k in ('label', 'class')
   ]
-  if not labels:
-    labels = [
-      k
-      for k in ('label', 'class')
-      if isinstance(features.get(k), datasets.Value)
-    ]
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(
       f'{name} is not one of images with one class each; its columns are '

@@ -37,7 +37,7 @@ _MOST_SKIPPED = 10
 
 def train_batches(
   source: Source,
-  transform: Transform,
+  transform: Transform | PerStep,
   *,
   batch_size: int,
   seed: int,
@@ -97,10 +97,8 @@ def train_batches(
   if repeats > 1:
     repeated = functools.partial(_repeated, order, batch_size, repeats)
     order = grain.MapDataset.range(len(order)).map(repeated)
-  made = functools.partial(_transformed, source, transform)
-  if isinstance(transform, PerStep):
-    order = order.map_with_index(lambda i, index: (index, i // batch_size))
-    made = functools.partial(_of_step, source, transform, step_seed)
+  order = order.map_with_index(lambda i, index: (index, i // batch_size))
+  made = functools.partial(_transformed, source, transform, step_seed)
   examples = order.random_map(made, seed=transform_seed)
   # Grain counts batches with floats, of which the largest is past sys.maxsize.
   batches = examples[: sys.maxsize // 2].batch(local_size)
@@ -108,23 +106,20 @@ def train_batches(
 
 
 def _transformed(
-  source: Source, transform: Transform, index: int, rng: np.random.Generator
-) -> dict[str, Any]:
-  """An example. Grain's own sources would log every record that they read."""
-  return _example(source, index, lambda record: transform(record, rng))[0]
-
-
-def _of_step(
   source: Source,
-  transform: PerStep,
-  seed: int,
+  transform: Transform | PerStep,
+  step_seed: int,
   place: tuple[int, int],
   rng: np.random.Generator,
 ) -> dict[str, Any]:
-  """An example by its index and the step of its batch."""
+  """An example by its index and the step of its batch.
+
+  Grain's own sources would log every record that they read.
+  """
   index, step = place
-  of_batch = transform.of_batch(np.random.default_rng((seed, step)))
-  return _transformed(source, of_batch, index, rng)
+  if isinstance(transform, PerStep):
+    transform = transform.of_batch(np.random.default_rng((step_seed, step)))
+  return _example(source, index, lambda record: transform(record, rng))[0]
 
 
 def _example(

@@ -1,6 +1,5 @@
 """Turns opened images upright and makes their pixels uint8 RGB."""
 
-import io
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,26 +27,6 @@ class Turn(NamedTuple):
   transpose: bool = False
   flip_rows: bool = False
   flip_columns: bool = False
-
-
-def open_image(data: bytes, formats: tuple[str, ...]) -> Image.Image:
-  """Opens an image file with Pillow, a PNG without its text if need be.
-
-  Pillow refuses a PNG whose text is damaged or longer than 1 MiB.
-  """
-  try:
-    return Image.open(io.BytesIO(data), formats=formats)
-  except (OSError, ValueError):
-    if data[:8] != b'\x89PNG\r\n\x1a\n':
-      raise
-  parts, at = [data[:8]], 8
-  while at < len(data):
-    # A length, a name, that many bytes and a checksum.
-    end = at + 12 + int.from_bytes(data[at : at + 4])
-    if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
-      parts.append(data[at:end])
-    at = end
-  return Image.open(io.BytesIO(b''.join(parts)), formats=formats)
 
 
 def turn_of(image: Image.Image) -> Turn:

@@ -50,13 +50,11 @@ class _Records(Source):
 
   def __init__(
     self,
-    name: str,
     builder: tfds.core.DatasetBuilder,
     split: str,
     fields: Mapping[str, tuple[str, ...]],
-    *,
     title: str,
-    image: str,
+    image: str = 'image',
   ):
     """Opens the split; names of records begin with the title."""
     features = builder.info.features
@@ -81,8 +79,8 @@ class _Records(Source):
         for key, info in builder.info.splits.items()
       )
       raise ValueError(
-        f'split {split!r} of {name} cannot be read; it has the splits {sizes}, '
-        f'and slices such as train[:98%]. TFDS says: {error}'
+        f'split {split!r} of {builder.name} cannot be read; it has the splits '
+        f'{sizes}, and slices such as train[:98%]. TFDS says: {error}'
       ) from None
 
   def __len__(self) -> int:
@@ -111,22 +109,19 @@ class TfdsSource(_Records):
 
   def __init__(
     self,
-    name: str,
     builder: tfds.core.DatasetBuilder,
     split: str,
-    *,
     label: Label,
     title: str,
     image: str = 'image',
     scale: int = 1,
   ):
     """Opens the split; decodes images if pixels are to be multiplied."""
-    fields = label.fields
-    super().__init__(name, builder, split, fields, title=title, image=image)
+    super().__init__(builder, split, label.fields, title, image)
     self.class_names = label.class_names
     self._label = label
     self._scale = scale
-    self._label_fields = _some(builder.info.features, fields)
+    self._label_fields = _some(builder.info.features, label.fields)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     record, name = self._read(index)
@@ -155,15 +150,13 @@ class TfdsObjects(_Records):
   Objects that VOC calls difficult count like COCO's crowds.
   """
 
-  def __init__(
-    self, name: str, builder: tfds.core.DatasetBuilder, split: str, title: str
-  ):
+  def __init__(self, builder: tfds.core.DatasetBuilder, split: str, title: str):
     """Opens the split."""
     every = builder.info.features['objects'].feature
     self._crowd = next((f for f in _CROWD if f in every), None)
     inner = ('bbox', 'label', self._crowd, 'area' if 'area' in every else None)
     fields = {'objects': tuple(filter(None, inner))}
-    super().__init__(name, builder, split, fields, title=title, image='image')
+    super().__init__(builder, split, fields, title)
     self.class_names = tuple(every['label'].names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
@@ -207,17 +200,11 @@ def open_dataset(
   """
   builder = prepared_builder(name, data_dir)
   if _has_objects(builder.info):
-    return TfdsObjects(name, builder, split, f'{name}/{split}')
+    return TfdsObjects(builder, split, f'{name}/{split}')
   image, field = _keys(name, builder.info)
   names = tuple(builder.info.features[field].names)
-  return TfdsSource(
-    name,
-    builder,
-    split,
-    label=class_field(field, len(names), names),
-    title=f'{name}/{split}',
-    image=image,
-  )
+  label = class_field(field, len(names), names)
+  return TfdsSource(builder, split, label, f'{name}/{split}', image)
 
 
 def _has_objects(info: tfds.core.DatasetInfo) -> bool:

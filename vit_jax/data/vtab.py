@@ -160,11 +160,10 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
     )
   builder = tfds_source.prepared_builder(task.tfds, data_dir)
   source = tfds_source.TfdsSource(
-    task.tfds,
     builder,
     tfds_split(task, split, builder.info.splits),
-    label=_label(task, builder.info),
-    title=f'{name}/{split}',
+    _label(task, builder.info),
+    f'{name}/{split}',
     scale=task.scale,
   )
   if split == 'test' and len(source) != task.test_examples:
