@@ -490,7 +490,7 @@ def test_representations_that_are_not_finite_are_refused(
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (['--shots=0'], "'0' is no whole number above 0"),
+    (['--shots=0'], "'0' is not a whole number above 0"),
     (['--l2=best'], 'choose'),
     (['--shots=200'], 'fewer than 200 shots'),
     (['--image_size=9'], 'an image of 9x9'),

@@ -256,7 +256,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 def positive(text: str) -> int:
   """Returns a whole number above 0, for the `type` of a flag."""
   if not text.strip().isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'{text!r} is no whole number above 0')
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number above 0')
   return int(text)
 
 

@@ -14,12 +14,12 @@ BATCH_PER_DEVICE = 64
 
 
 class Measures(NamedTuple):
-  """What is measured of predictions.
+  """Measures of a classifier's predictions.
 
   Attributes:
-    accuracy: share of the images whose likeliest class is the right one.
-    top5: share of those with the right class among the five likeliest.
-    balanced: mean over the classes that have images of the share of theirs.
+    accuracy: share of the images whose likeliest class is right.
+    top5: share of the images with the right class among the five likeliest.
+    balanced: mean of the accuracies of the classes that have images.
     confusion_CC: images by class and by predicted class, integers.
     class_names: C names.
   """

@@ -189,7 +189,7 @@ class _Subject:
     )
 
   def facts(self) -> dict[str, Any]:
-    """Returns what features depend on besides the parameters and the layer."""
+    """Returns all that features depend on besides parameters and layer."""
     train, test = self.splits
     return {
       'image_size': list(self.checkpoint.image_size),
@@ -257,14 +257,14 @@ def _say(text: str) -> None:
 
 
 def _describe(checkpoint: opening.Checkpoint) -> str:
-  """Returns the model, and what is done to its images."""
-  height, width = checkpoint.image_size
+  """Describes the model and its preprocessing."""
+  H, W = checkpoint.image_size
   given = checkpoint.preprocessing
   mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
   return (
     f'model    {checkpoint.path}: {checkpoint.describe()}\n'
-    f'images   resized to {height}x{width} pixels ({given.describe()}), '
-    f'mean {mean}, deviation {std}'
+    f'images   resized to {H}x{W} pixels ({given.describe()}), mean {mean}, '
+    f'deviation {std}'
   )
 
 

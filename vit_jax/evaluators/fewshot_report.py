@@ -72,8 +72,6 @@ def read_csv(path: str, label: str) -> Curve:
       raise ValueError('other columns')
     for shots, seed, *numbers in lines:
       l2, accuracy = map(float, numbers)
-      if not 0 <= accuracy <= 1:
-        raise ValueError(f'accuracy is {accuracy}')
       if shots == _ALL:
         probe = ProbeResult(l2, accuracy)
       else:
@@ -82,7 +80,7 @@ def read_csv(path: str, label: str) -> Curve:
       raise ValueError('no results')
   except (ValueError, csv.Error) as e:
     raise ValueError(
-      f'{path} is no {CSV} with the columns {",".join(COLUMNS)}: line '
+      f'{path} is not a {CSV} with the columns {",".join(COLUMNS)}: line '
       f'{lines.line_num}: {e}.'
     ) from None
   return Curve(label, results, probe)
@@ -101,7 +99,7 @@ def table(curve: Curve) -> str:
     rows.append((str(shots), text, _range([r.l2 for r in results])))
   if curve.probe:
     accuracy = f'{100 * curve.probe.accuracy:.2f}'
-    rows.append((_ALL, accuracy, f'{_number(curve.probe.l2)} (linear probe)'))
+    rows.append((_ALL, accuracy, f'{_range([curve.probe.l2])} (linear probe)'))
   widths = [max(len(row[i]) for row in rows) for i in range(2)]
   return ''.join(
     f'{shots:>{widths[0]}}  {text:<{widths[1]}}  {l2}\n'
@@ -110,15 +108,14 @@ def table(curve: Curve) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-  low, high = _number(min(values)), _number(max(values))
-  return low if low == high else f'{low} to {high}'
-
-
-def _number(l2: float) -> str:
-  """Returns 2^10 for 1024, as the grid has powers of two."""
-  if l2 > 0 and math.log2(l2).is_integer():
-    return f'2^{math.log2(l2):.0f}'
-  return f'{l2:.3g}'
+  """Returns '2^-2 to 2^10', as the grid has powers of two."""
+  texts = (
+    f'2^{math.log2(l2):.0f}'
+    if l2 > 0 and math.log2(l2).is_integer()
+    else f'{l2:.3g}'
+    for l2 in (min(values), max(values))
+  )
+  return ' to '.join(dict.fromkeys(texts))
 
 
 def plot(curves: Sequence[Curve], title: str = '') -> bytes:

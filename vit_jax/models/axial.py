@@ -81,7 +81,7 @@ class PositionSensitiveAttention(nn.Module):
 
   with keys half as wide as values and embeddings r shared by all heads. The
   logits are divided by the root of the key width; the authors normalise the
-  three terms by batch statistics, for which GroupNorm is no substitute.
+  three terms by batch statistics, which GroupNorm cannot replace.
   """
 
   features: int

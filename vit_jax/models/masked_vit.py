@@ -21,8 +21,8 @@ TARGETS = ('mean_colour', 'downsized', 'pixels')
 COLOURS = 512
 # Patches are downsized to so many pixels a side.
 SMALL = 4
-# What becomes of a patch: nothing, or it is to be predicted and is replaced by
-# the mask, replaced by another patch of the image, or left as it is.
+# A patch is kept, or it is predicted and replaced by the mask, replaced by
+# another patch of the image, or left as it is.
 KEPT, MASKED, OTHER, SAME = range(4)
 
 

@@ -91,7 +91,7 @@ def rotation(
 
   RoFormer (2104.09864) in two dimensions: the token of row y and column x turns
   pair j of its query's and key's numbers by y f_j, and pair j + K/4 by x f_j,
-  with f_j = theta^(-j / (K/4)). Of a grid of h rows, row i is y =
+  with f_j = theta^(-j / (K/4)). Row i of a grid of h rows is y =
 
     i side / h                 with a `side` (EVA-02 2303.11331, ViT-5), which
                                is that of the grid that was trained on

@@ -1,9 +1,9 @@
-"""What only the TPU's compiler asks for, and what it was measured to gain.
+"""Layouts for the TPU's compiler, and their measured gains.
 
 A TPU keeps an array's last axis along the 128 lanes of its registers and the
-axis before it in tiles of 8 or 16 rows. Whatever fits badly is padded, and
-copied on its way in and out. The parameters and what is computed are the same
-without all this; shares are of a training step.
+axis before it in tiles of 8 or 16 rows. Other shapes are padded, and copied on
+their way in and out. None of this changes parameters or results. Shares are of
+a training step.
 
 Heads. Arrays with an axis N of heads and an axis K of 64 or 80 leave up to half
 of the lanes empty:
@@ -21,11 +21,11 @@ of the lanes empty:
   H/14, whose heads have 80, and 2 % of one of L/16.
 - `attention.attend` has heads after tokens, B L N K: heads first would be
   copied, 4 % of a step of H/14.
-- What `attention` keeps of logits has queries last, B N L Q, as the compiler
-  lays them out in any case, and the exponentials are summed by a product with
-  ones (`sum_keys`). Both ways round, not one alone: 6 % of a layer of L/16 on
-  v5e and 7 % on v6e by the compiler's estimate, which overrates sums; nothing
-  and 2 % by its analysis of the schedule (`plan/README.md`).
+- `attention` computes logits with queries last, B N L Q, as the compiler lays
+  them out in any case, and sums exponentials by a product with ones
+  (`sum_keys`), forward and backward: 6 % of a layer of L/16 on v5e and 7 % on
+  v6e by the compiler's estimate, which overrates sums; nothing and 2 % by its
+  analysis of the schedule (`plan/README.md`).
 
 Others:
 
