@@ -56,14 +56,10 @@ def save(model: Any, weights: dict[str, np.ndarray], path: os.PathLike) -> None:
   rest.CopyFrom(model)
   rest.ClearField('graph')
   # The length of everything inside comes before it.
-  starts = {name: _tensor_start(name, x) for name, x in weights.items()}
-  heads = {
-    name: _start(_GRAPH_INITIALIZER, len(start) + weights[name].nbytes) + start
-    for name, start in starts.items()
-  }
+  heads = {name: _tensor_head(name, x) for name, x in weights.items()}
   graph = model.graph.SerializeToString()
   size_bytes = len(graph) + sum(
-    len(heads[name]) + x.nbytes for name, x in weights.items()
+    len(head) + weights[name].nbytes for name, head in heads.items()
   )
   with open(path, 'wb') as file:
     file.write(rest.SerializeToString())
@@ -85,13 +81,14 @@ def joined(model: Any, weights: dict[str, np.ndarray]) -> Any:
   return whole
 
 
-def _tensor_start(name: str, x: np.ndarray) -> bytes:
-  """Returns all of a `TensorProto` that comes before its values."""
+def _tensor_head(name: str, x: np.ndarray) -> bytes:
+  """Returns all of an initializer of a graph that comes before its values."""
   import onnx
 
   dtype = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
   tensor = onnx.TensorProto(name=name, dims=x.shape, data_type=dtype)
-  return tensor.SerializeToString() + _start(_TENSOR_RAW_DATA, x.nbytes)
+  start = tensor.SerializeToString() + _start(_TENSOR_RAW_DATA, x.nbytes)
+  return _start(_GRAPH_INITIALIZER, len(start) + x.nbytes) + start
 
 
 def _start(field: int, size_bytes: int) -> bytes:

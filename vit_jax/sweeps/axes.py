@@ -1,5 +1,6 @@
 """The axes of `config.sweep` and `config.tune`, and the cells they span."""
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -205,6 +206,15 @@ def seed_axes(config: ConfigDict) -> list[str]:
 def sets_only(found: Axis, field: str) -> bool:
   """Whether an axis is one of this field alone."""
   return {key for _, fields in found[1] for key in fields} == {field}
+
+
+@contextlib.contextmanager
+def naming(what: object) -> Iterator[None]:
+  """Puts before a message what it is about."""
+  try:
+    yield
+  except (ValueError, FileNotFoundError) as e:
+    raise ValueError(f'{what}: {e}') from e
 
 
 def _fields(found: Axis) -> set[str]:

@@ -116,6 +116,7 @@ def _with_candidate(
 def _trial(
   cell: Cell, labels: dict[str, str], candidate: Combination, workdir: str
 ) -> Cell:
+  """Returns a candidate's run on one part of the data, measured on another."""
   trial = _with_candidate(cell, labels, candidate, workdir, TRIALS)
   tune, config = trial.config.tune, trial.config
   config.data.split = tune.train
@@ -181,9 +182,10 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
 
 
 def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
-  """Returns which trial's result is best, the first of equal ones.
+  """Returns the index of the best trial, the first of equal ones.
 
-  Those that diverged have none, and a NaN is none; None if that is all.
+  Ignores trials that diverged or whose metric is NaN; returns None if no trial
+  is left.
   """
   metric, good = metric_of(group.trials[0].config)
   sign = 1 if good == 'highest' else -1
@@ -207,10 +209,10 @@ def csv_text(
   runs = []
   for group in groups:
     for n, trial in enumerate(group.trials):
+      taken = (
+        ('yes' if choices[group] == n else 'no') if group in choices else ''
+      )
       if result := results.get(trial.workdir):
-        taken = ''
-        if group in choices:
-          taken = 'yes' if choices[group] == n else 'no'
         known = {**result, 'taken': taken}
         runs.append(grid.GridRun(group.labels, trial.workdir, known))
   counts = {'chosen': 'taken', 'steps': 'steps', 'elapsed_s': 'elapsed_s'}

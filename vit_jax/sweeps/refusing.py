@@ -1,9 +1,7 @@
 """What a sweep refuses before its first run, and what it finds finished."""
 
-import contextlib
 import functools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,7 +11,7 @@ from vit_jax.data import sources
 from vit_jax.experiment import Experiment
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
-from vit_jax.sweeps import choosing, stages
+from vit_jax.sweeps import axes, choosing, stages
 from vit_jax.sweeps.axes import Cell
 
 RESULT = 'result.json'
@@ -39,7 +37,7 @@ class KnownData:
     """
     key = json.dumps(json.loads(cell.config.to_json()) | {'seed': None})
     if key not in self._by_config:
-      with _naming(cell.name):
+      with axes.naming(cell.name):
         self._by_config[key] = self._find(cell.config)
     return self._by_config[key]
 
@@ -69,15 +67,6 @@ class KnownData:
     }
 
 
-@contextlib.contextmanager
-def _naming(what: object) -> Iterator[None]:
-  """Puts before a message what it is about."""
-  try:
-    yield
-  except (ValueError, FileNotFoundError) as e:
-    raise ValueError(f'{what}: {e}') from e
-
-
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Refuses runs that could not work, before any is started.
 
@@ -91,7 +80,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
       facts.of(trial)
     if group.trials:
       count = functools.partial(facts.count, config)
-      with _naming(group.name):
+      with axes.naming(group.name):
         choosing.check_held_out(config, count)
 
 
@@ -105,7 +94,7 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   if not path.exists():
     return None
   given = facts.of(cell) | {'config': json.loads(cell.config.to_json())}
-  with _naming(cell.workdir):
+  with axes.naming(cell.workdir):
     result = json.loads(path.read_text())
     config_lib.check_resumable(result, given)
     _check_measured(result, given['config'])

@@ -56,11 +56,9 @@ def check(config: ConfigDict) -> CheckedConfig:
   for name, fields in config.stages:
     # With the stages, by which a teacher is known that is still to be trained.
     stage = config.copy_and_resolve_references()
-    try:
+    with axes.naming(f'stage {name}'):
       axes.set_fields(stage, fields)
       _checked(stage)
-    except (ValueError, FileNotFoundError) as e:
-      raise ValueError(f'stage {name}: {e}') from e
   return _checked(config)
 
 

@@ -28,6 +28,18 @@ from vit_jax.visualize.subject import Subject
 
 SHARE = 0.3
 
+# What is hidden: nothing; the highest or lowest values of the rollout, or the
+# highest of that for the class that the model sees; as many at random, by a map
+# with a value for each patch, enlarged as the others are, or by single pixels.
+_NAMES = {
+  'none': 'none hidden',
+  'highest': 'highest rollout',
+  'lowest': 'lowest rollout',
+  'class': 'highest rollout for the class it sees',
+  'patches': 'at random, by patches',
+  'pixels': 'at random, single pixels',
+}
+
 
 def hide(
   image_HWC: np.ndarray,
@@ -49,26 +61,15 @@ def hide(
 
 
 def rights(
-  subject: Subject,
-  labels_N: np.ndarray,
-  share: float = SHARE,
-  class_order: str = '',
-  **how: Any,
+  subject: Subject, labels_N: np.ndarray, share: float = SHARE, **how: Any
 ) -> dict[str, np.ndarray]:
-  """Returns whether each image is labelled right, as booleans N.
+  """Returns whether each image is labelled right, as booleans N by `_NAMES`.
 
   Args:
     subject: a checkpoint and N images.
     labels_N: indices of their classes.
     share: of the pixels that are hidden.
     **how: `fusion` and `discard` of `rollout`.
-
-  Returns:
-    Of the images as they are ('none' hidden); without the 'highest' or
-    'lowest' values of the rollout; without the highest ones of the rollout for
-    the 'class' that the model sees; and without as many at random: of a map
-    with a random value for each of the 'patches', enlarged like the others,
-    or single 'pixels'.
   """
   checkpoint = subject.checkpoint
   size = checkpoint.image_size
@@ -113,10 +114,9 @@ def of_source(
   photographs, labels = [], []
   for i in range(len(source)):
     record = source[i]
-    example = transform(record)
-    name = record['name']
+    example, path = transform(record), record['name']
     seen_HWC = np.asarray(example['image'])
-    photographs.append(Photograph(name, name, seen_HWC, images))
+    photographs.append(Photograph(path, path, seen_HWC, images))
     labels.append(example['label'])
   return Subject(checkpoint, photographs), class_C[labels]
 
@@ -124,32 +124,20 @@ def of_source(
 def section(
   checkpoint: Checkpoint,
   source: LabelledSource,
-  share: float = SHARE,
   class_order: str = '',
   **how: Any,
 ) -> Section:
   """Returns the accuracies, and which images were right, as a section."""
   subject, labels_N = of_source(checkpoint, source, class_order)
-  found = rights(subject, labels_N, share, **how)
-  n = len(labels_N)
+  found = rights(subject, labels_N, **how)
   lines = [
     f'  {_NAMES[kind]:<40} {right_N.mean():7.2%}'
     for kind, right_N in found.items()
   ]
   return Section(
     title='Masking',
-    text=f'Accuracy on {n} images with {share:.0%} of the pixels hidden:\n'
-    + '\n'.join(lines),
+    text=f'Accuracy on {len(labels_N)} images with {SHARE:.0%} of the pixels '
+    'hidden:\n' + '\n'.join(lines),
     arrays=found | {'labels': labels_N},
     figures=(),
   )
-
-
-_NAMES = {
-  'none': 'none hidden',
-  'highest': 'highest rollout',
-  'lowest': 'lowest rollout',
-  'class': 'highest rollout for the class it sees',
-  'patches': 'at random, by patches',
-  'pixels': 'at random, single pixels',
-}
