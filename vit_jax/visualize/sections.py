@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def rollout(
   panels: dict[str, tuple[Subject, np.ndarray]] = {}
   for i, subject in enumerate(subjects):
     checkpoint = subject.checkpoint
-    indices = [checkpoint.class_index(text) for text in classes]
+    indices: list[Any] = [checkpoint.class_index(text) for text in classes]
     ways = list(itertools.product(fusions, indices or [None]))
     names = ['' if c is None else checkpoint.class_name(c) for _, c in ways]
     maps_KNhw = []
