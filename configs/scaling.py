@@ -8,8 +8,8 @@
 Every model sees the same examples; then its representations are frozen and
 classified from 10 examples a class. The first value is the data of
 pre-training, the second that of the few examples, by default the same
-(ImageNet for ImageNet-21k). plot.png has the families' curves beside those of
-table 6, table.md and results.csv the parameters and exaFLOPs.
+(ImageNet for ImageNet-21k). plot.png has the families' curves, table.md and
+results.csv the parameters and exaFLOPs.
 
 digits and folders of small images take small ViTs, ResNets and hybrids, named
 by layers x width; digits three seeds. Any TFDS name takes the models of table 6

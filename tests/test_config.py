@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 
 from configs import finetune, vit
 from tests.conftest import ROOT
+from tests.tools.paper import table_6
 from vit_jax import config as config_lib
 from vit_jax.data import images
 from vit_jax.models import variants
-from vit_jax.tools.paper import published
 from vit_jax.training import durations
 
 FILES = sorted((ROOT / 'configs').glob('*.py'))
@@ -123,7 +123,7 @@ def test_a_model_that_table_3_lacks_has_the_row_of_the_nearest(
 def test_the_largest_resnet_has_the_epochs_of_table_6():
   found, nearest = map(vit.get_config, ('r200x3', 'r152x2'))
   assert found.optimizer == nearest.optimizer
-  epochs = {row.variant: row.epochs for row in published.TABLE_6}
+  epochs = {row.variant: row.epochs for row in table_6.TABLE_6}
   assert found.total == f'{epochs["r200x3"]} epochs'
 
 

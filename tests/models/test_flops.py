@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.tools.paper import table_6
 from vit_jax.models import flops, variants
-from vit_jax.tools.paper import published
 
 SIZE = (224, 224)
 
@@ -233,13 +233,13 @@ NOT_AS_PRINTED = {
       marks=[pytest.mark.slow]
       * row.variant.startswith(('r101', 'r152', 'r200')),
     )
-    for row in published.TABLE_6
+    for row in table_6.TABLE_6
   ],
   ids=lambda row: f'{row.variant}-{row.epochs}',
 )
 def test_compute_is_that_of_table_6(row):
   exaflops = (
-    3 * forward_flops(row.variant) * row.epochs * published.JFT_IMAGES / 1e18
+    3 * forward_flops(row.variant) * row.epochs * table_6.JFT_IMAGES / 1e18
   )
   printed_well = (row.variant, row.epochs) not in NOT_AS_PRINTED
   assert (exaflops == pytest.approx(row.exaflops, rel=0.02)) == printed_well
@@ -250,7 +250,7 @@ def test_compute_is_that_of_table_6(row):
 def test_l16_takes_the_compute_of_table_6_exactly():
   """783: with the 18,291 classes of JFT, nothing is left to rounding."""
   forward = flops.forward_flops(build('l16', 18_291), SIZE)
-  exaflops = 3 * forward * 7 * published.JFT_IMAGES / 1e18
+  exaflops = 3 * forward * 7 * table_6.JFT_IMAGES / 1e18
   assert exaflops == pytest.approx(783, rel=0.001)
 
 

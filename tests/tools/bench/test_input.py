@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 
 from PIL import Image
 
@@ -67,10 +68,5 @@ def test_ours_is_measured(run, monkeypatch):
   finally:
     os.sched_setaffinity(0, cores)
   assert status == 0
-  assert 'ours, batches / ours, transform alone: ' in out
-  assert [(x['contender'], 'ratio' in x) for x in run.rows] == [
-    ('ours, batches', False),
-    ('ours, transform alone', True),
-    ('the same and RandAugment', True),
-  ]
-  assert all(x['images_per_s'] > 0 for x in run.rows)
+  for name in ('ours, transform alone', 'the same and RandAugment'):
+    assert re.search(rf'^ours, batches / {name}: [\d.]+$', out, re.M)

@@ -11,28 +11,20 @@ from vit_jax.tools.bench.race import Contender
 
 def scripted(name, *rates, **facts):
   turns = iter(rates)
-  return lambda: Contender(name, lambda: next(turns), facts)
+  return lambda: Contender(name, lambda: next(turns), **facts)
 
 
 def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
   monkeypatch.setattr(race, 'ROUNDS', 3)
   # The first turn warms up. The machine is slow in the second round.
-  rows = race.race(
+  lines = race.race(
     [
       scripted('ours', 999, 12, 1, 8, compile_s=2.5, memory_gib=None),
       scripted('theirs', 0.001, 6, 0.25, 5),
     ]
   )
-  assert rows[0] == {
-    'contender': 'ours',
-    'images_per_s': 8,
-    'slowest': 1,
-    'fastest': 12,
-    'compile_s': 2.5,
-  }
-  # Of 2, 4 and 1.6; the ratio of the medians would be 1.6.
-  assert rows[1]['ratio'] == 2
-  assert race.lines(rows) == [
+  # The ratio is the median of 2, 4 and 1.6; that of the medians would be 1.6.
+  assert lines == [
     'images/s, median of 3 rounds (slowest to fastest):',
     '  ours                            8.0  (1.0 to 12.0), compiled in 2.5 s',
     '  theirs                          5.0  (0.2 to 6.0)',
@@ -40,15 +32,12 @@ def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
   ]
 
 
-def test_mfu_follows_from_the_speed():
-  (row,) = race.race([lambda: Contender('a', lambda: 400.0, FACTS)])
-  assert row['mfu'] == pytest.approx(0.5)
-  assert 'mfu_per_image_s' not in row
-  assert race.lines([row])[1].endswith('1.25 GiB, MFU 50.0%')
-  assert race.lines([row | {'mfu': 4e-6}])[1].endswith('GiB, MFU <0.1%')
-
-
-FACTS = {'mfu_per_image_s': 0.5 / 400, 'memory_gib': 1.25}
+@pytest.mark.parametrize(
+  ('share', 'text'), [(0.5 / 400, '50.0%'), (1e-8, '<0.1%')]
+)
+def test_mfu_follows_from_the_speed(share, text):
+  made = Contender('a', lambda: 400.0, memory_gib=1.25, mfu_per_image_s=share)
+  assert race.race([lambda: made])[1].endswith(f', 1.25 GiB, MFU {text}')
 
 
 @pytest.mark.parametrize(
@@ -61,17 +50,13 @@ def test_what_does_not_fit_is_left_out(monkeypatch, message, capsys):
   def too_large():
     raise RuntimeError(message)
 
-  rows = race.race([too_large, scripted('b', 1, 2), scripted('c', 1, 1)])
+  lines = race.race([too_large, scripted('b', 1, 2), scripted('c', 1, 1)])
   said = f'does not fit: {message.splitlines()[0][:200]}\n'
   assert capsys.readouterr().out == f'contender 1 {said}'
   # Others are compared with the first that fits, which is named.
-  assert [(row['contender'], row.get('ratio')) for row in rows] == [
-    ('b', None),
-    ('c', 2),
-  ]
-  assert race.lines(rows)[-1] == 'b / c: 2.00'
-  rows = race.race([scripted('a', 4, 4), too_large, scripted('c', 1, 1)])
-  assert rows[1]['ratio'] == 4
+  assert len(lines) == 4 and lines[-1] == 'b / c: 2.00'
+  lines = race.race([scripted('a', 4, 4), too_large, scripted('c', 1, 1)])
+  assert lines[-1] == 'a / c: 4.00'
   assert capsys.readouterr().out == f'contender 2 {said}'
 
 
@@ -127,12 +112,13 @@ def test_a_turn_has_one_step_at_least_and_a_hundred_at_most(
   assert turn() == rate
 
 
-def test_contenders_take_turns_in_every_round():
+def test_contenders_take_turns_in_every_round(monkeypatch):
   """So that all see the same machine."""
+  monkeypatch.setattr(race, 'ROUNDS', 3)
   taken = []
 
-  def turn(name):
-    return lambda: taken.append(name) or float(len(taken))
+  def contender(name):
+    return Contender(name, lambda: taken.append(name) or 1.0)
 
-  assert race.rounds([turn('a'), turn('b')], 3) == [[1, 3, 5], [2, 4, 6]]
-  assert taken == 3 * ['a', 'b']
+  race.race([lambda: contender('a'), lambda: contender('b')])
+  assert taken == 4 * ['a', 'b']

@@ -5,10 +5,10 @@ import csv
 import pytest
 
 from configs import scaling
+from tests.tools.paper import table_6
 from vit_jax.data import images
 from vit_jax.models import flops, variants
 from vit_jax.sweeps import axes
-from vit_jax.tools.paper import published
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -71,8 +71,8 @@ def test_folders_take_small_models_with_smaller_patches_and_one_seed():
 def test_large_models_are_those_of_table_6():
   config = scaling.get_config('imagenet2012')
   cells = {c.labels['Model']: c.config for c in axes.cells(config, 'w')}
-  assert set(cells) == {row.model for row in published.TABLE_6}
-  variant_of = {row.model: row.variant for row in published.TABLE_6}
+  assert set(cells) == {row.model for row in table_6.TABLE_6}
+  variant_of = {row.model: row.variant for row in table_6.TABLE_6}
   for name, model in models(config, 1000).items():
     fields = variants.fields(variant_of[name])
     for field, value in fields.items():

@@ -22,11 +22,8 @@ _COMMANDS = {'train': train_steps, 'inference': inference, 'input': input}
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; returns the exit status."""
-  return flags.command(_run, _parser().parse_args(argv))
-
-
-def _run(args: argparse.Namespace) -> None:
-  _COMMANDS[args.command].bench(args)
+  args = _parser().parse_args(argv)
+  return flags.command(_COMMANDS[args.command].bench, args)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
     start, lambda: jax.block_until_ready(logits), config.batch_size
   )
   mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=1)
-  return Contender('ours', turn, facts | mfu)
+  return Contender('ours', turn, **facts, mfu_per_image_s=mfu)
 
 
 def _onnx(config: ConfigDict) -> Contender:
@@ -67,7 +67,12 @@ def _onnx(config: ConfigDict) -> Contender:
   )
 
 
-PEERS = {'onnx': _onnx, **torch_peer.makers(training=False)}
+_timm = functools.partial(torch_peer.contender, training=False)
+PEERS: dict[str, Callable[[ConfigDict], Contender]] = {
+  'onnx': _onnx,
+  'timm': functools.partial(_timm, compiled=True),
+  'timm-eager': functools.partial(_timm, compiled=False),
+}
 bench = functools.partial(
   speed.bench, 'inference', ('jax', 'flax'), _ours, PEERS
 )

@@ -52,7 +52,7 @@ def bench(args: argparse.Namespace) -> None:
   print(race.machine(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
   makers = [functools.partial(Contender, *pair) for pair in turns.items()]
-  print(*race.lines(race.race(makers)), sep='\n')
+  print(*race.race(makers), sep='\n')
 
 
 def _rate(batches: Iterator) -> float:

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vit_jax.data import cores
@@ -18,14 +18,6 @@ ROUNDS = 9
 # device counts and not that of the host.
 TURN_S = 0.5
 
-_FACTS: Mapping[str, Callable[[Any], str]] = {
-  'compile_s': ', compiled in {:.1f} s'.format,
-  'memory_gib': ', {:.2f} GiB'.format,
-  'mfu': lambda share: f', MFU {mfu_text(share)}',
-}
-
-Row = dict[str, Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
@@ -34,13 +26,16 @@ class Contender:
   Attributes:
     name: in tables.
     turn: runs it once and returns images/s.
-    facts: `compile_s`, `memory_gib` and `mfu_per_image_s` (MFU of one
-      image/s), as far as they are known.
+    compile_s: seconds that compiling took.
+    memory_gib: the most memory in use.
+    mfu_per_image_s: MFU of one image/s.
   """
 
   name: str
   turn: Callable[[], float]
-  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  compile_s: float | None = None
+  memory_gib: float | None = None
+  mfu_per_image_s: float | None = None
 
 
 def paced(
@@ -72,29 +67,11 @@ def paced(
   return turn
 
 
-def rounds(
-  turns: Sequence[Callable[[], float]], count: int
-) -> list[list[float]]:
-  """Returns what each turn gave in each of some rounds."""
-  found = [[turn() for turn in turns] for _ in range(count)]
-  return [list(values) for values in zip(*found, strict=True)]
-
-
-def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-  """Returns the median over the rounds: both sides saw the same machine."""
-  return statistics.median(x / y for x, y in zip(a, b, strict=True))
-
-
-def race(makers: Iterable[Callable[[], Contender]]) -> list[Row]:
-  """Runs contenders in turns, ours first.
+def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
+  """Runs contenders in turns, ours first, and returns a table of speeds.
 
   In turns, so that whatever else the machine does affects all of them alike.
   A contender that does not fit into memory is reported and left out.
-
-  Returns:
-    A row for each contender: `contender`, `images_per_s` (the median of the
-    rounds), `slowest`, `fastest`, its facts, and `ratio` for all but the first:
-    the first one's speed divided by its own.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -107,46 +84,35 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[Row]:
         raise
       said = str(e).splitlines()[0][:200]
       print(f'contender {number} does not fit: {said}')
-  rates = rounds([contender.turn for contender in contenders], ROUNDS)
-  rows = []
-  for contender, found in zip(contenders, rates, strict=True):
-    row = {
-      'contender': contender.name,
-      'images_per_s': statistics.median(found),
-      'slowest': min(found),
-      'fastest': max(found),
-    }
-    if found is not rates[0]:
-      row['ratio'] = ratio(rates[0], found)
-    facts = {k: v for k, v in contender.facts.items() if v is not None}
-    if share := facts.pop('mfu_per_image_s', None):
-      row['mfu'] = share * row['images_per_s']
-    rows.append(row | facts)
-  return rows
+  taken = [[each.turn() for each in contenders] for _ in range(ROUNDS)]
+  rates = [*zip(*taken, strict=True)]
+  lines = [f'images/s, median of {ROUNDS} rounds (slowest to fastest):']
+  width = max([26, *(len(each.name) for each in contenders)])
+  for each, found in zip(contenders, rates, strict=True):
+    median = statistics.median(found)
+    lines.append(
+      f'  {each.name:{width}}{median:9.1f}'
+      f'  ({min(found):.1f} to {max(found):.1f})'
+    )
+    if each.compile_s is not None:
+      lines[-1] += f', compiled in {each.compile_s:.1f} s'
+    if each.memory_gib is not None:
+      lines[-1] += f', {each.memory_gib:.2f} GiB'
+    if each.mfu_per_image_s is not None:
+      lines[-1] += f', MFU {mfu_text(median * each.mfu_per_image_s)}'
+  for each, found in zip(contenders[1:], rates[1:], strict=True):
+    # The median over the rounds, in which both sides saw the same machine.
+    ratio = statistics.median(
+      x / y for x, y in zip(rates[0], found, strict=True)
+    )
+    lines.append(f'{contenders[0].name} / {each.name}: {ratio:.2f}')
+  return lines
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
   """Whether JAX or PyTorch ran out of memory."""
   text = str(error)
   return 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower()
-
-
-def lines(rows: Iterable[Row]) -> list[str]:
-  """Returns the table that a person reads."""
-  rows = list(rows)
-  found = [f'images/s, median of {ROUNDS} rounds (slowest to fastest):']
-  width = max([26, *(len(row['contender']) for row in rows)])
-  for row in rows:
-    found.append(
-      f'  {row["contender"]:{width}}{row["images_per_s"]:9.1f}'
-      f'  ({row["slowest"]:.1f} to {row["fastest"]:.1f})'
-      + ''.join(text(row[k]) for k, text in _FACTS.items() if k in row)
-    )
-  for row in rows:
-    if 'ratio' in row:
-      name = row['contender']
-      found.append(f'{rows[0]["contender"]} / {name}: {row["ratio"]:.2f}')
-  return found
 
 
 def machine(packages: Iterable[str]) -> str:

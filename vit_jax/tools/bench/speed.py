@@ -75,7 +75,7 @@ def bench(
     print(f'[{number} of {len(points)}]', '{} at {}, batch {}'.format(*name))
     makers = [functools.partial(ours, config, devices)]
     makers += [functools.partial(peers[peer], config) for peer in args.vs]
-    print(*race.lines(race.race(makers)), sep='\n', flush=True)
+    print(*race.race(makers), sep='\n', flush=True)
 
 
 def _check_plain(fields: ConfigDict) -> None:
@@ -115,8 +115,8 @@ def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 def mfu_per_image_s(
   forward_flops: int, devices: Sequence[jax.Device], passes: int
-) -> dict[str, float]:
-  """Returns the MFU of one image/s as a fact, if the devices' peak is known.
+) -> float | None:
+  """Returns the MFU of one image/s, if the devices' peak is known.
 
   Args:
     forward_flops: of an image.
@@ -125,6 +125,4 @@ def mfu_per_image_s(
       backward pass takes 2.
   """
   peak = hardware.peak_flops(devices[0])
-  if not peak:
-    return {}
-  return {'mfu_per_image_s': passes * forward_flops / (peak * len(devices))}
+  return passes * forward_flops / (peak * len(devices)) if peak else None

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,15 +38,6 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
     'model_name': found['architecture'],
     'num_classes': step.NUM_CLASSES,
     **found.get('model_args', {}),
-  }
-
-
-def makers(training: bool) -> dict[str, Callable[[ConfigDict], Contender]]:
-  """Returns functions that make the contenders, by their names for `--vs`."""
-  make = functools.partial(contender, training=training)
-  return {
-    'timm': functools.partial(make, compiled=True),
-    'timm-eager': functools.partial(make, compiled=False),
   }
 
 
@@ -138,7 +128,8 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
     f'timm {timm.__version__}, torch {torch.__version__}, '
     + ('torch.compile' if compiled else 'eager'),
     race.paced(start, wait, config.batch_size),
-    {'compile_s': compile_s, 'memory_gib': memory_gib},
+    compile_s,
+    memory_gib,
   )
 
 

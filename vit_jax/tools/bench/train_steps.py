@@ -24,7 +24,7 @@ A device that cannot hold a batch says so, and the grid goes on.
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +56,7 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
     start, lambda: jax.block_until_ready((state, metrics)), config.batch_size
   )
   mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=3)
-  return Contender('ours', turn, facts | mfu)
+  return Contender('ours', turn, **facts, mfu_per_image_s=mfu)
 
 
 def _plain_flax(config: ConfigDict) -> Contender:
@@ -114,11 +114,16 @@ def _plain_flax(config: ConfigDict) -> Contender:
   return Contender(
     f'plain Flax {importlib.metadata.version("flax")}',
     race.paced(start, lambda: jax.block_until_ready(state), config.batch_size),
-    facts,
+    **facts,
   )
 
 
-PEERS = {'flax': _plain_flax, **torch_peer.makers(training=True)}
+_timm = functools.partial(torch_peer.contender, training=True)
+PEERS: dict[str, Callable[[ConfigDict], Contender]] = {
+  'flax': _plain_flax,
+  'timm': functools.partial(_timm, compiled=True),
+  'timm-eager': functools.partial(_timm, compiled=False),
+}
 bench = functools.partial(
   speed.bench, 'training', ('jax', 'flax', 'optax'), _ours, PEERS
 )

@@ -1,44 +1,22 @@
 """The results that the paper prints (arXiv 2010.11929v2).
 
-`published.csv` has a row for each model of tables 2, 5, 6 and 9, and percents
-by the names of data sets in `data.benchmarks`. Three columns are measured on a
+`published.csv` has a row for each model of tables 2, 5 and 9, and percents by
+the names of data sets in `data.benchmarks`. Three columns are measured on a
 model of imagenet2012: 'real' (its ReaL labels), 'objectnet' and
 'objectnet/top5' (appendix D.9). 'vtab' is the unweighted mean of VTAB's 19
 tasks. Table 2 has means and standard deviations of three fine-tuning runs.
 
 Noisy Student's 88.4 on ImageNet is from its own paper; the paper prints 88.5
-beside it, of Touvron et al. (2020). H/14 on JFT differs between tables 5 and 6,
-as printed.
+beside it, of Touvron et al. (2020).
 """
 
 import csv
 import pathlib
-from typing import NamedTuple
 
 # Percent, with the standard deviation where there is one: 88.4, 88.55 ± 0.04.
 Results = dict[str, str]
-# Images of JFT, in which table 6 counts its epochs.
-JFT_IMAGES = 303e6
 # Columns of published.csv that are not results.
-_FACTS = ('table', 'model', 'variant', 'pretraining', 'epochs', 'exaflops')
-
-
-class Pretrained(NamedTuple):
-  """A model of table 6, pre-trained on JFT-300M.
-
-  Attributes:
-    model: the printed name.
-    variant: of `models.variants`.
-    epochs: of pre-training.
-    exaflops: of pre-training, 3 x forward x images, a multiply-add as two.
-    results: after fine-tuning at 384 pixels.
-  """
-
-  model: str
-  variant: str
-  epochs: int
-  exaflops: float
-  results: Results
+_FACTS = ('table', 'model', 'variant', 'pretraining')
 
 
 def mean(text: str) -> float:
@@ -62,11 +40,4 @@ TABLE_2 = {row['model']: results for row, results in _table(2)}
 TABLE_5 = {
   (row['variant'], row['pretraining']): results for row, results in _table(5)
 }
-TABLE_6 = tuple(
-  Pretrained(
-    *(row['model'], row['variant'], int(row['epochs'])),
-    *(int(row['exaflops']), results),
-  )
-  for row, results in _table(6)
-)
 TABLE_9 = {row['model']: results for row, results in _table(9)}

@@ -5,19 +5,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.models import variants
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import GridRun
-from vit_jax.tools.paper import published
 from vit_jax.training import plots
 
 # In the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
-# Where names stand beside their points, alternately, in points: so that those
-# of table 6 are all legible.
-_BELOW = ((6, -10), (6, -10))
-_OFFSETS = {'ViT': ((6, -10), (-4, 6)), 'Hybrid': ((-4, 6), (-4, 16))}
+# Where names stand beside their points, in turns.
+_OFFSETS = ((6, -10), (-4, 6))
 
 
 class Point(NamedTuple):
@@ -39,16 +35,16 @@ class Point(NamedTuple):
 
 
 def exaflops(result: Mapping[str, Any]) -> float:
-  """Returns what a run has computed, as table 6 counts it.
+  """Returns the compute of a run as the paper counts it in table 6.
 
-  That is 3 x forward x images: the backward pass takes twice the forward one's.
+  That is 3 x forward x images: the backward pass takes twice the forward pass.
   """
   images = result['steps'] * result['config']['batch_size']
   return 3 * result['gflops'] * images / 1e9
 
 
 def family(model: Mapping[str, Any]) -> str:
-  """Returns which of `FAMILIES` the model of a config belongs to."""
+  """Returns the one of `FAMILIES` that the model of a config belongs to."""
   if 'axial' not in model:
     return 'Other'
   if model['axial']:
@@ -60,9 +56,9 @@ def family(model: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingReport(grid.GridReport):
-  """The models of a sweep by the compute that they took.
+  """The models of a sweep by the compute of their training.
 
-  Each combination of the axes but seeds is a model.
+  Each combination of the axes except seeds is a model.
   """
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -103,38 +99,28 @@ class ScalingReport(grid.GridReport):
     return points
 
   def plot(self) -> bytes | None:
-    """Returns figure 5: left our models, right those of table 6.
-
-    They stand apart because they were measured on other data.
-    """
+    """Returns figure 5 of the models that have finished."""
     points = self.points()
     if not points:
       return None
     # Here, because it is slow to import.
     from matplotlib.ticker import PercentFormatter
 
-    figure = plots.figure(13, 5.5)
-    left, right = figure.subplots(1, 2)
-    draw_points(left, points, alpha=1)
-    left.set_title('Models of this sweep')
-    left.set_ylabel(f'{self.metric} {self.when()}')
+    figure = plots.figure(8, 5.5)
+    axes = figure.subplots()
+    draw_points(axes, points)
+    axes.set_ylabel(f'{self.metric} {self.when()}')
     if self.is_percentage():
-      left.yaxis.set_major_formatter(PercentFormatter(1))
-    published_points = table_6()
-    draw_points(right, published_points, alpha=0.55)
-    right.set_title('Published: 7 or 14 epochs of JFT-300M (table 6)')
-    right.set_ylabel('ImageNet accuracy after fine-tuning')
-    right.yaxis.set_major_formatter(PercentFormatter(1))
+      axes.yaxis.set_major_formatter(PercentFormatter(1))
+    families = {point.family for point in points}
     handles = [
-      plots.entry(name, **_style(name))
-      for name in FAMILIES
-      if any(point.family == name for point in [*points, *published_points])
+      plots.entry(name, **_style(name)) for name in FAMILIES if name in families
     ]
     plots.legend(figure, handles, 'lower center', columns=4)
     return plots.png(figure)
 
 
-def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
+def draw_points(axes: Any, points: Sequence[Point]) -> None:
   """Draws every model with its name, and a line through each family."""
   for name in FAMILIES:
     members = [point for point in points if point.family == name]
@@ -146,11 +132,10 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
         # A length of nothing draws no cap.
         [point.deviation or math.nan for point in members],
         capsize=3,
-        alpha=alpha,
         **_style(name),
       )
     for i, point in enumerate(members):
-      offset = _OFFSETS.get(name, _BELOW)[i % 2]
+      offset = _OFFSETS[i % 2]
       axes.annotate(
         point.name,
         (point.exaflops, point.mean),
@@ -165,22 +150,6 @@ def draw_points(axes: Any, points: Sequence[Point], alpha: float) -> None:
   axes.xaxis.set_major_formatter('{x:g}')
   axes.set_xlabel('pre-training compute in exaFLOPs')
   plots.tidy(axes)
-
-
-def table_6() -> list[Point]:
-  """Returns the models of table 6, by their accuracy on ImageNet."""
-  points = []
-  for row in published.TABLE_6:
-    fields = variants.fields(row.variant)
-    points.append(
-      Point(
-        row.model.replace('ViT-', ''),
-        family(variants.defaults(fields['name']) | fields),
-        row.exaflops,
-        published.mean(row.results['imagenet2012']) / 100,
-      )
-    )
-  return points
 
 
 def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
-from vit_jax.tools.serve import board, options
+from vit_jax.tools.serve import board
 from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
@@ -56,13 +56,8 @@ def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
 
 def _run(args: argparse.Namespace) -> None:
   checkpoints = open_all(args.checkpoints)
-  # Imported here: it needs the libraries of the extra `serve`.
-  try:
-    from vit_jax.tools.serve import listening
-  except ImportError as e:
-    raise ImportError(
-      f"{e}: serving needs pip install 'vit_jax[serve]'."
-    ) from e
+  from vit_jax.tools.serve import listening
+
   # By default a process ends without removing its temporary folder.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   with tempfile.TemporaryDirectory() as folder:
@@ -83,9 +78,18 @@ def _run(args: argparse.Namespace) -> None:
 
 def main() -> int:
   """Runs the command; returns its exit status."""
+  # Imported here: it needs the libraries of the extra `serve`.
+  try:
+    from vit_jax.tools.serve import listening
+  except ImportError as e:
+    print(
+      f"error: {e}: serving needs pip install 'vit_jax[serve]'.",
+      file=sys.stderr,
+    )
+    return 2
   parser = flags.parser('serve', __doc__)
   parser.add_argument('checkpoints', nargs='+', help=WHAT_OPENS)
-  options.add_flags(parser)
+  listening.add_flags(parser)
   return flags.command(_run, parser.parse_args())
 
 

@@ -20,8 +20,9 @@ import numpy as np
 from vit_jax.data import decode, orientation
 from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Plan, Preprocessing
-from vit_jax.tools.serve import options
 
+# The environment variable of the token, which is hidden from other users.
+TOKEN = 'VIT_JAX_TOKEN'
 # The formats that people have; every further decoder could be attacked.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
@@ -129,7 +130,7 @@ class Decoder:
   def _start(self) -> None:
     root = os.fspath(pathlib.Path(__file__).parents[3])
     # The process reads images of strangers and need not know the secret.
-    env = {k: x for k, x in os.environ.items() if k != options.TOKEN}
+    env = {k: x for k, x in os.environ.items() if k != TOKEN}
     paths = filter(None, [root, env.get('PYTHONPATH')])
     env['PYTHONPATH'] = os.pathsep.join(paths)
     env['OPENBLAS_NUM_THREADS'] = '1'  # nothing multiplies matrices there

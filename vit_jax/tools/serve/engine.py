@@ -5,7 +5,6 @@ of the image. A slider that moves sends nothing and runs no model again.
 """
 
 import contextlib
-import functools
 import hashlib
 import math
 import threading
@@ -155,8 +154,9 @@ class Engine:
   ) -> futures.Future[np.ndarray]:
     """Returns the map hw of what speaks for a class."""
     assert self.explain
-    asked = model, seen.pixels_HWC, number, fusion, discard
-    return self._running.submit(functools.partial(self.explain, *asked))
+    return self._running.submit(
+      self.explain, model, seen.pixels_HWC, number, fusion, discard
+    )
 
   def close(self) -> None:
     """Ends the threads and the decoder; what still waits is dropped."""

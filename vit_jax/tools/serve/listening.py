@@ -2,7 +2,9 @@
 
 import argparse
 import ctypes
+import os
 import pathlib
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from collections.abc import Sequence
 import uvicorn
 from starlette.types import ASGIApp
 
-from vit_jax.tools.serve import options, protection
+from vit_jax.tools.serve import protection
+from vit_jax.tools.serve.decoder import TOKEN
 from vit_jax.tools.serve.engine import Engine, Explain
 from vit_jax.tools.serve.served_model import ServedModel, seconds_an_image
 from vit_jax.tools.serve.server import PageServer
@@ -24,7 +27,7 @@ def serve(
   """Serves models until a signal ends it.
 
   Args:
-    args: from `options.add_flags`.
+    args: from `add_flags`.
     paths: files NAME.DTYPE.onnx, one for each name.
     explain: see `Engine`.
   """
@@ -32,7 +35,7 @@ def serve(
   if not is_local and not args.token:
     print(
       f'warning: Whoever reaches {args.host}:{args.port} is answered: give '
-      f'--token or ${options.TOKEN} to serve only those who know it.',
+      f'--token or ${TOKEN} to serve only those who know it.',
       file=sys.stderr,
     )
   _give_memory_back()
@@ -84,12 +87,54 @@ def _give_memory_back() -> None:
     libc.mallopt(M_ARENA_MAX, 2)
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of both commands."""
+  parser.add_argument(
+    '--host',
+    default='127.0.0.1',
+    help='address to listen at (default: 127.0.0.1, for this machine alone; '
+    '0.0.0.0 is for everybody who reaches it, so give a --token too)',
+  )
+  parser.add_argument(
+    '--port', type=_port, default=8000, help='(default: 8000; 0 for a free one)'
+  )
+  parser.add_argument(
+    '--token',
+    type=_token,
+    default=os.environ.get(TOKEN),
+    help=f'secret that every request must have (default: ${TOKEN}, which other '
+    'users of this machine cannot see, or none)',
+  )
+  parser.add_argument(
+    '--threads',
+    type=int,
+    default=0,
+    help='threads of a model (default: 0, as many as cores)',
+  )
+
+
+def _token(text: str) -> str:
+  # Headers lose blanks at their ends, and differ in other characters.
+  if not re.fullmatch('[!-~]+', text):
+    raise argparse.ArgumentTypeError(
+      f'the token {text!r} is empty, or has a blank or another character that '
+      'headers do not keep: use letters, digits and punctuation of ASCII.'
+    )
+  return text
+
+
+def _port(text: str) -> int:
+  if not text.isdecimal() or int(text) > 65535:
+    raise argparse.ArgumentTypeError(f'{text} is not a port: use 0 to 65535.')
+  return int(text)
+
+
 def main() -> int:
   """Serves models/ beside a board's serve.py; returns the exit status."""
   parser = argparse.ArgumentParser(
     description='Serves the models of this folder, as a page and an API.'
   )
-  options.add_flags(parser)
+  add_flags(parser)
   parser.add_argument(
     '--dtype',
     choices=('faster', 'float32', 'int8'),
@@ -120,12 +165,12 @@ def choose(
   """Returns the file of a model in one dtype.
 
   Args:
-    paths: files of a model by dtype.
+    paths: files of a model by dtype, 'float32' and 'int8' or one of them.
     dtype: 'float32', 'int8', or 'faster' to time them.
     threads: number of threads of the model.
 
   Raises:
-    ValueError: if the dtype is missing, or a file cannot be run.
+    ValueError: if a file cannot be run.
   """
   if len(paths) == 1:
     return next(iter(paths.values()))
@@ -135,8 +180,4 @@ def choose(
     dtype = min(times, key=times.__getitem__)
     said = ', '.join(f'{x} {1e3 * s:.1f} ms' for x, s in times.items())
     print(f'timed     {paths[dtype].stem}: {said}', flush=True)
-  if dtype not in paths:
-    raise ValueError(
-      f'--dtype is {dtype}; this model is there in {", ".join(paths)}.'
-    )
   return paths[dtype]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import json
 import math
 import pathlib
@@ -42,38 +41,49 @@ _ERRORS: dict[type[Exception], tuple[int, str]] = {
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+def _always(response: Response) -> Endpoint:
+  async def answer(request: Request) -> Response:
+    return response
+
+  return answer
+
+
 class PageServer:
   """The routes."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Reads the page; afterwards nothing is read from the disk.
+    """Answers nothing yet.
 
     Args:
       engine: answers about images.
-      token: needed for every route that tells something of the models; ''
-        for none.
+      token: needed for /api/, which names the models; '' for no token.
       hosts: see `protection.check_origin`.
     """
     self._engine = engine
     self._token = token
     self._hosts = hosts
     self._arriving_bytes = 0
-    self._page = (_FOLDER / 'page.html').read_text()
-    self._policy = protection.content_policy(self._page)
 
   def app(self) -> ASGIApp:
-    """Returns the application."""
-    routes: list[tuple[str, str, Endpoint, bool]] = [
-      ('/', 'GET', self._show_page, False),
-      ('/healthz', 'GET', self._health, False),
-      ('/openapi.json', 'GET', self._openapi, False),
-      ('/api/models', 'GET', self._models, True),
-      ('/api/predict', 'POST', self._predict, True),
+    """Returns the application, which reads nothing from the disk later."""
+    models = [
+      model.about
+      | {'explains_classes': bool(self._engine.explain and model.grid)}
+      for model in self._engine.models.values()
+    ]
+    page = (_FOLDER / 'page.html').read_text()
+    policy = {'Content-Security-Policy': protection.content_policy(page)}
+    routes: list[tuple[str, str, Endpoint]] = [
+      ('/', 'GET', _always(HTMLResponse(page, headers=policy))),
+      ('/healthz', 'GET', _always(JSONResponse({'status': 'ok'}))),
+      ('/openapi.json', 'GET', _always(JSONResponse(DESCRIPTION))),
+      ('/api/models', 'GET', _always(JSONResponse({'models': models}))),
+      ('/api/predict', 'POST', self._predict),
     ]
     app = Starlette(
       routes=[
-        Route(path, self._guarded(endpoint, secret), methods=[method])
-        for path, method, endpoint, secret in routes
+        Route(path, self._guarded(endpoint), methods=[method])
+        for path, method, endpoint in routes
       ],
       exception_handlers=dict.fromkeys([HTTPException, *_ERRORS], self._error),
     )
@@ -81,13 +91,13 @@ class PageServer:
     app.router.redirect_slashes = False
     return protection.lingering(app)
 
-  def _guarded(self, endpoint: Endpoint, secret: bool) -> Endpoint:
+  def _guarded(self, endpoint: Endpoint) -> Endpoint:
     """Returns an endpoint behind the checks of every request."""
 
-    @functools.wraps(endpoint)
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
-      if secret:
+      # Not request.url, of which the header Host is a part.
+      if request.scope['path'].startswith('/api/'):
         protection.check_token(request, self._token)
       return await endpoint(request)
 
@@ -104,25 +114,6 @@ class PageServer:
       message = message or str(error)
       headers = {'Retry-After': '60'} if status == 503 else None
     return JSONResponse({'error': message}, status, headers=headers)
-
-  async def _show_page(self, request: Request) -> Response:
-    return HTMLResponse(
-      self._page, headers={'Content-Security-Policy': self._policy}
-    )
-
-  async def _health(self, request: Request) -> Response:
-    return JSONResponse({'status': 'ok'})
-
-  async def _openapi(self, request: Request) -> Response:
-    return JSONResponse(DESCRIPTION)
-
-  async def _models(self, request: Request) -> Response:
-    engine = self._engine
-    models = [
-      model.about | {'explains_classes': bool(engine.explain and model.grid)}
-      for model in engine.models.values()
-    ]
-    return JSONResponse({'models': models})
 
   async def _predict(self, request: Request) -> Response:
     query = parse(request.query_params, self._engine)
