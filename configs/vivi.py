@@ -7,13 +7,12 @@
 The value is the data whose classes are learned: digits, of which 40 count as
 labelled, or a folder of small images or another data set, of which one in 200
 does. The videos are made of all of them, each image drifting, turning and
-growing; or those of a folder of video files, or with a folder of frames for
-each. A batch has as many videos as labelled images, of each `shots` times
-`frames` times `copies` images, 8 unless told: a step computes nine times the
-images of `batch_size`.
+growing; or those of a folder with a folder of frames for each. A batch has as
+many videos as labelled images, of each `shots` times `frames` times `copies`
+images, 8 unless told: a step computes nine times the images of `batch_size`.
 
   data.split=train[:40]            the labelled
-  objective.videos=./clips         ./clips/NAME.mp4, or ./clips/NAME/0001.jpg
+  objective.videos=./clips         ./clips/NAME/000001.jpg and so on
   objective.unlabelled=train       without videos, the images that move: a split
   objective.unlabelled_data=PATH   of the same data, or of other data
   objective.shots=2                in their order, each in its part of a video

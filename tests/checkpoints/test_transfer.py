@@ -13,8 +13,9 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.models import fields as model_fields
 from vit_jax.models import flops, variants, vit
-from vit_jax.projects.detr import backbone
+from vit_jax.projects.detr import layers as backbone
 from vit_jax.visualize import rollout, similarity
 from vit_jax.visualize.attention_maps import Layers
 
@@ -631,9 +632,7 @@ def test_a_classifier_becomes_the_backbone_of_a_detector():
   images = np.random.default_rng(0).normal(size=(2, *size, 3))
   images = images.astype(np.float32)
   _, want = old.model.apply({'params': old.params}, images, capture=('blocks',))
-  bound = backbone.Backbone(
-    'resnet', 32, (1, 3, 1, 1), 1, False, np.float32, True, 'none'
-  )
+  bound = backbone.Backbone(model_fields.frozen(model))
   maps = bound.apply({'params': params['backbone']}, images)
   for got, x_BhwC in zip(maps, want['blocks'], strict=True):
     np.testing.assert_allclose(got, x_BhwC, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,6 @@ from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
 from vit_jax.data import atomic_files
 from vit_jax.projects.igpt import completion
-from vit_jax.visualize import draw
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +67,8 @@ def _run(args: argparse.Namespace) -> None:
     path = args.images[len(found)]
     print(f'{flags.printable(path)}  {one.bits:.3f} bits a pixel', flush=True)
     found.append(one)
-  atomic_files.replace(args.out, draw.png(completion.picture(found)))
+  shown = [pathlib.Path(path).name for path in args.images]
+  atomic_files.replace(args.out, completion.picture(found, shown))
   print(f'written  {args.out}')
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Importing TFDS takes a second.
 
 _log = logging.getLogger(__name__)
 
-# Begins the name of a task.
+# Of the name of a task, and not of a dataset or a folder.
 PREFIX = 'vtab/'
 SPLITS = ('train800', 'val200', 'train800val200', 'test')
 

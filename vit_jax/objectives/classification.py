@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
-from vit_jax.models import variants
 from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives.objective import (
   Best,
@@ -45,6 +44,7 @@ class Classification(Objective):
 
   # Whether an image must have exactly one class.
   one_class: ClassVar[bool] = False
+  _classes: ClassVar[int] = 2
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
     'loss': 'lowest',
@@ -61,32 +61,22 @@ class Classification(Objective):
   wrong_labels: float = 0.0
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.loss`.
-
-    The fields that a subclass declares come from `config.objective`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
-    # `on_data` sets the number of classes.
-    model = variants.build(num_classes=2, image_size=image_size, **config.model)
-    if model.task != 'classes':
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    found = super()._arguments(config, image_size)
+    if (task := found['model'].task) != 'classes':
       raise ValueError(
-        f'model.name is {config.model.name!r}: it finds {model.task}, and '
-        'gives no class to an image. Choose another variant, or '
-        'configs/detr.py.'
+        f'model.name is {config.model.name!r}: it finds {task}, and gives no '
+        'class to an image. Choose another variant, or configs/detr.py.'
       )
-    return cls(
-      model=model,
-      images=Images.from_config(config.data, image_size),
-      loss_name=config.loss.name,
-      label_smoothing=config.loss.label_smoothing,
-      mixup=config.loss.mixup,
-      cutmix=config.loss.cutmix,
-      wrong_labels=config.data.wrong_labels,
-      **cls.options(config),
-    )
+    return found | {
+      'loss_name': config.loss.name,
+      'label_smoothing': config.loss.label_smoothing,
+      'mixup': config.loss.mixup,
+      'cutmix': config.loss.cutmix,
+      'wrong_labels': config.data.wrong_labels,
+    }
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data.

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Record
+from vit_jax.models import variants
 from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Model, Params
 
@@ -76,6 +77,8 @@ class Objective:
   valid: ClassVar[Mapping[str, Valid]] = {}
   unused: ClassVar[Mapping[str, Any]] = {}
   metrics: ClassVar[Mapping[str, Best]]
+  # Of the model, before `on_data` sets them.
+  _classes: ClassVar[int] = 0
 
   model: Model
   images: Images
@@ -112,8 +115,20 @@ class Objective:
 
     Raises:
       ValueError: for fields that cannot work.
+      FileNotFoundError: if a checkpoint is missing.
     """
-    raise NotImplementedError
+    return cls(**cls._arguments(config, image_size))
+
+  @classmethod
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    """Returns the arguments of `cls`, after the checks of `from_config`."""
+    model = variants.build(
+      num_classes=cls._classes, image_size=image_size, **config.model
+    )
+    images = Images.from_config(config.data, image_size)
+    return {'model': model, 'images': images} | cls.options(config)
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data, if it learns any.

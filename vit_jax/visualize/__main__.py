@@ -31,7 +31,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags, predict
 from vit_jax.data import atomic_files, bad_images, images, sources
-from vit_jax.projects.detr import objects
+from vit_jax.projects.detr import detections
 from vit_jax.visualize import (
   augmented,
   masking,
@@ -178,7 +178,7 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return predictions.section(subject, args.rate, args.seed)
     case 'detr':
       paths = predict.find_files(args.images)
-      return objects.section(subject.checkpoint, paths, args.threshold)
+      return detections.section(subject.checkpoint, paths, args.threshold)
   source = sources.open_config(flags.data_of(args.data, args), args.split)
   some = sources.subset(source, range(min(len(source), args.most)))
   readable = bad_images.checked(some, args.on_bad_image)

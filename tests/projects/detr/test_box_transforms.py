@@ -68,7 +68,7 @@ def assert_mask_is(mask_hw, is_it_HW):
 
 
 def test_evaluation_resizes_to_the_last_side():
-  transform = box_transforms.EvalBoxTransform((128, 128), 4, (60, 75))
+  transform = box_transforms.BoxTransform((128, 128), 4, (60, 75))
   example = transform(record())
   assert example['image'].shape == (128, 128, 3)
   assert example['size'].tolist() == [75, 100]
@@ -103,7 +103,7 @@ def test_sizes_are_those_of_the_original(image, short, canvas, size):
 
 @pytest.mark.parametrize('stride', [0, 1, 4])
 def test_training_keeps_boxes_around_what_they_show(stride):
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (160, 180), 5, (70, 100, 130), stride, (90, 120), (60, 110), flip=True
   )
   seen, mirrored, sizes = [], 0, set()
@@ -124,7 +124,7 @@ def test_training_keeps_boxes_around_what_they_show(stride):
 
 def test_half_of_the_images_are_mirrored_and_half_are_parts():
   """Parts are squares here, and the whole is none."""
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (160, 180), 5, (70,), 0, (90,), (60, 60), flip=True
   )
   parts, mirrored = 0, 0
@@ -149,7 +149,7 @@ def test_half_of_the_images_are_mirrored_and_half_are_parts():
 )
 def test_parts_have_every_place_and_side(short, sides, least):
   """In pixels of the image, which is resized before they are taken."""
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (99, 99), 1, crop_sides=(short,), crop=(40, 60)
   )
   rng = np.random.default_rng(0)
@@ -166,7 +166,7 @@ def test_parts_have_every_place_and_side(short, sides, least):
 
 def test_parts_end_where_the_image_does():
   """A third of 125 pixels is 41.7, and three times 42 are 126."""
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (99, 99), 1, crop_sides=(30,), crop=(20, 42)
   )
   rng = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def test_parts_end_where_the_image_does():
 
 def test_parts_of_a_few_pixels_have_one_at_the_least():
   """Of which each is a hundred after the resize."""
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (99, 99), 1, crop_sides=(200,), crop=(10, 20)
   )
   rng = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_parts_of_a_few_pixels_have_one_at_the_least():
 
 
 def test_parts_of_a_small_image_are_as_large_as_it_is():
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (99, 99), 1, crop_sides=(30,), crop=(40, 60)
   )
   rng = np.random.default_rng(0)
@@ -198,9 +198,7 @@ def test_parts_of_a_small_image_are_as_large_as_it_is():
 
 def test_batches_have_few_shapes_and_every_side_its_share():
   sides = tuple(range(480, 801, 32))
-  transform = box_transforms.TrainBoxTransform(
-    (1333, 1333), 5, sides, 0, buckets=3
-  )
+  transform = box_transforms.BoxTransform((1333, 1333), 5, sides, 0, buckets=3)
   shapes, weights = {}, collections.Counter()
   for seed in range(2000):
     of_batch = transform.of_batch(np.random.default_rng(seed))
@@ -222,7 +220,7 @@ def test_batches_have_few_shapes_and_every_side_its_share():
 
 @pytest.mark.parametrize('processes', [1, 2])
 def test_buckets_follow_from_the_step(processes):
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (96, 96), 5, (32, 48, 64), 2, (60,), (40, 60), flip=True, buckets=3
   )
   source = Rectangles()
@@ -264,7 +262,7 @@ class Rectangles:
 
 
 def test_the_same_generator_gives_the_same_example():
-  transform = box_transforms.TrainBoxTransform(
+  transform = box_transforms.BoxTransform(
     (160, 180), 5, (70, 100), 2, (90,), (60, 80), flip=True
   )
   first, again = (
@@ -277,7 +275,7 @@ def test_boxes_are_clipped_and_those_without_area_dropped():
   boxes = np.float32(
     [[-50, -20, 50, 75], [10, 10, 10, 50], [300, 10, 400, 50], [0, 0, 9, 9]]
   )
-  example = box_transforms.EvalBoxTransform((150, 200), 3)(
+  example = box_transforms.BoxTransform((150, 200), 3)(
     record(
       boxes=boxes,
       labels=np.arange(4),
@@ -292,7 +290,7 @@ def test_boxes_are_clipped_and_those_without_area_dropped():
 def test_masks_are_those_of_pytorchs_nearest():
   torch = pytest.importorskip('torch')
   masks = np.random.default_rng(0).random((3, 150, 200)) < 0.5
-  transform = box_transforms.EvalBoxTransform((128, 128), 4, (60, 75), 1)
+  transform = box_transforms.BoxTransform((128, 128), 4, (60, 75), 1)
   example = transform(record(masks=list(masks)))
   want = torch.nn.functional.interpolate(
     torch.from_numpy(masks).float()[:, None], (75, 100), mode='nearest'
@@ -315,7 +313,7 @@ def test_masks_are_those_of_pytorchs_nearest():
 def test_no_objects_are_no_error():
   for boxes in (np.zeros((0, 4)), []):
     empty = record(boxes=boxes, labels=np.zeros(0))
-    example = box_transforms.EvalBoxTransform((150, 200), 3)(empty)
+    example = box_transforms.BoxTransform((150, 200), 3)(empty)
     assert example['labels'].tolist() == [-1, -1, -1]
 
 
@@ -323,16 +321,16 @@ def test_training_decodes_no_better_than_it_needs(encode, decodings):
   """At a scale that is enough, and faster than what is measured."""
   jpeg = record(image=encode(record()['image'], 'JPEG'))
   # 36 x 48 pixels, of which the image has four times as many.
-  box_transforms.TrainBoxTransform((48, 48), 3)(jpeg, None)
-  box_transforms.EvalBoxTransform((48, 48), 3)(jpeg)
+  box_transforms.BoxTransform((48, 48), 3)(jpeg, np.random.default_rng(0))
+  box_transforms.BoxTransform((48, 48), 3)(jpeg)
   assert decodings == [(4, False), (4, True)]
 
 
 def test_refusals():
-  transform = box_transforms.EvalBoxTransform((150, 200), 2)
+  transform = box_transforms.BoxTransform((150, 200), 2)
   with pytest.raises(ValueError, match='rectangles has 3 objects and .* 2: ra'):
     transform(record())
-  with_masks = box_transforms.EvalBoxTransform((150, 200), 3, (), 1)
+  with_masks = box_transforms.BoxTransform((150, 200), 3, (), 1)
   masks = [*record()['masks'][:2], None]
   with pytest.raises(
     ValueError, match='rectangles has 1 objects without a mas'

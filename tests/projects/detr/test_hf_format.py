@@ -12,7 +12,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import hf, npz, table, tensors, timm
 from vit_jax.convert import __main__ as convert
-from vit_jax.projects.detr import keys as detr_keys
+from vit_jax.projects.detr import hf_format as detr_keys
 
 # Of the largest output, float32 on both sides, behind a ResNet.
 TOLERANCE = 1e-4

@@ -14,10 +14,11 @@ from flax import traverse_util
 
 from tests.conftest import ROOT
 from vit_jax.checkpoints.formats import table
-from vit_jax.models import flops, layers, posemb, resnet, variants
-from vit_jax.projects.detr import backbone, mask_head
-from vit_jax.projects.detr import keys as detr_keys
+from vit_jax.models import fields, flops, layers, posemb, resnet, variants
+from vit_jax.projects.detr import hf_format as detr_keys
+from vit_jax.projects.detr import layers as backbone
 from vit_jax.projects.detr import layers as detr_layers
+from vit_jax.projects.detr import mask_head
 from vit_jax.projects.detr import model as detr
 from vit_jax.training import sharding
 
@@ -453,9 +454,20 @@ def test_a_frozen_norm_is_torchs(torch):
   np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
+def plain_backbone(layers, dilated):
+  model = detr.DETR(
+    num_classes=3,
+    backbone='plain',
+    backbone_width=32,
+    backbone_layers=layers,
+    dilation=dilated,
+  )
+  return backbone.PlainBackbone(fields.frozen(model))
+
+
 @pytest.mark.parametrize('dilated', [False, True])
 def test_plain_stages_halve_sides_and_double_widths(dilated):
-  module = backbone.PlainBackbone(32, (2, 3), dilated, jnp.float32)
+  module = plain_backbone((2, 3), dilated)
   x = images(1, (8, 12))
   shapes = jax.eval_shape(module.init, jax.random.key(0), x)['params']
   rng = np.random.default_rng(0)
@@ -485,7 +497,7 @@ def test_plain_stages_halve_sides_and_double_widths(dilated):
 
 def test_a_plain_stage_is_normalised_by_channels():
   """Of 32 channels each is a group; small ones tell epsilon."""
-  module = backbone.PlainBackbone(32, (1,), False, jnp.float32)
+  module = plain_backbone((1,), False)
   x = 1e-3 * images(2, (8, 12))
   params = jax.jit(module.init)(jax.random.key(0), x)['params']
   kernel = params['conv1_1']['kernel']
@@ -518,7 +530,7 @@ def test_every_branch_of_a_layer_drops_out_by_a_key_of_its_own(
 
   monkeypatch.setattr(detr_layers, 'dropout', note)
   monkeypatch.setattr(layers, 'dropout', note)
-  fields = {'heads': 2, 'mlp_dim': 24, 'dropout': 0.25, 'dtype': jnp.float32}
+  model = detr.DETR(num_classes=3, heads=2, mlp_dim=24, dropout=0.25)
   x, queries = jnp.ones((1, 6, 8)), jnp.ones((1, 5, 8))
   key = 'key' if train else None
   branch, weights = (1, 6, 8), (1, 2, 6, 6)
@@ -539,7 +551,7 @@ def test_every_branch_of_a_layer_drops_out_by_a_key_of_its_own(
       ],
     ),
   ):
-    layer = kind(**fields)
+    layer = kind(fields.frozen(model))
     calls.clear()
     jax.eval_shape(
       lambda layer=layer, args=args: layer.init(jax.random.key(0), *args)

@@ -17,10 +17,10 @@ from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
-from vit_jax.projects.detr import boxes
-from vit_jax.projects.detr import keys as detr_keys
+from vit_jax.projects.detr import hf_format as detr_keys
 from vit_jax.projects.detr import model as detr
 from vit_jax.projects.detr import objective as detection
+from vit_jax.projects.detr import set_losses
 from vit_jax.train import train
 from vit_jax.training import sharding
 
@@ -145,7 +145,7 @@ def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
 
 def test_results_are_the_originals(golden):
   sizes = [(480, 640), (320, 640), (480, 213)]
-  scores_BQ, labels_BQ, corners_BQ4 = boxes.likeliest(
+  scores_BQ, labels_BQ, corners_BQ4 = set_losses.likeliest(
     jnp.asarray(golden['logits'][-1]), jnp.asarray(golden['boxes'][-1])
   )
   for i, (height, width) in enumerate(sizes):
@@ -303,7 +303,7 @@ def test_batches_of_every_bucket_are_learned_from():
 
 
 def test_padding_is_right_of_and_below_an_image():
-  is_padding_BHW = detection.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
+  is_padding_BHW = detr.padding(jnp.array([[2, 3], [4, 5]]), (4, 5))
   want_HW = np.ones((4, 5), bool)
   want_HW[:2, :3] = False
   np.testing.assert_array_equal(is_padding_BHW[0], want_HW)

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.projects.detr import detections, objects
+from vit_jax.projects.detr import detections
 from vit_jax.projects.detr.detections import Said
 
 CANVAS = (16, 32)
@@ -54,7 +54,7 @@ def section_of(monkeypatch):
       return every[path]
 
     monkeypatch.setattr(detections.Detector, 'said_of', said_of)
-    return objects.section(CHECKPOINT, [*every], 0.5)
+    return detections.section(CHECKPOINT, [*every], 0.5)
 
   return make
 
@@ -101,7 +101,7 @@ def test_arrays_are_those_of_likely_objects(section_of):
 def test_a_map_is_seen_without_the_padding():
   """A ramp over a canvas of which the image has 20 of 32 columns."""
   map_hw = np.tile(np.arange(8.0), (4, 1)) + 10 * np.arange(4.0)[:, None]
-  map_HW = objects.seen(said(0, []), map_hw)
+  map_HW = detections.seen(said(0, []), map_hw)
   assert map_HW.shape == (30, 40)
   # Centres of pixels: of 30 rows over 4 patches, of 40 columns over 5.
   y, x = (np.arange(30) + 0.5) * 4 / 30 - 0.5, (np.arange(40) + 0.5) / 8 - 0.5

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vit_jax.projects.detr import panoptic
+from vit_jax.projects.detr import segments as panoptic
 
 pytest.importorskip('hotcoco')
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax.projects.detr import matching, set_losses
+from vit_jax.projects.detr import set_losses
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 of_boxes = jax.jit(set_losses.of_boxes)
@@ -35,10 +35,10 @@ def objects_of(golden, rows=5):
 
 @jax.jit
 def matched(logits_BQC, boxes_BQ4, objects):
-  costs_BQM = matching.costs(
+  costs_BQM = set_losses.costs(
     logits_BQC, boxes_BQ4, objects['labels'], objects['boxes'], 5.0, 2.0
   )
-  return matching.match(costs_BQM, objects['labels'] >= 0)
+  return set_losses.match(costs_BQM, objects['labels'] >= 0)
 
 
 def test_losses_of_the_original(golden):
@@ -101,7 +101,7 @@ def test_what_is_said_in_bfloat16_is_added_up_in_float32(golden):
     assert got[name].dtype == np.float32
     np.testing.assert_allclose(got[name], x_B, rtol=1e-5, err_msg=name)
   costs = [
-    matching.costs(
+    set_losses.costs(
       x[-1], golden['boxes'][-1], objects['labels'], objects['boxes'], 5.0, 2.0
     )
     for x in (half[0], half[0].astype(jnp.float32))

@@ -11,7 +11,7 @@ from vit_jax.data import sources, transforms
 from vit_jax.experiment import CheckedConfig
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
-from vit_jax.projects.few_labels import exemplar
+from vit_jax.projects.few_labels import s4l as exemplar
 
 B, K, GROUP = 6, 3, 3
 
@@ -108,7 +108,9 @@ def test_copies_are_of_one_image_each():
   source = sources.open_source('digits', 'train[:5]')
   example = transform(source[2], np.random.default_rng(0))
   assert example['label'] == source[2]['label']
-  owners = {transforms.seed_of(x['name']) for x in transform.unlabelled}
+  owners = {
+    transforms.seed_of(x['name']) for x in transform.keywords['unlabelled']
+  }
   ours, others = example['owner'].view(np.uint32)
   assert ours == transforms.seed_of(source[2]['name']) and others in owners
   assert len({x.tobytes() for x in example['image']}) > 1
@@ -119,9 +121,8 @@ def test_copies_are_of_one_image_each():
       'data.crop_min_area': 1.0,
     }
   ).train_transform()
-  known = [
-    whole.transform(whole.unlabelled[i], None)['image'] for i in range(2)
-  ]
+  make, unlabelled = (whole.keywords[x] for x in ('transform', 'unlabelled'))
+  known = [make(unlabelled[i], None)['image'] for i in range(2)]
   seen = set()
   for seed in range(30):
     example = whole(source[seed % 5], np.random.default_rng(seed))

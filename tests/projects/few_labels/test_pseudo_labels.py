@@ -13,7 +13,7 @@ from tests.objectives import test_every
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import CheckedConfig
-from vit_jax.projects.few_labels import soft_labels
+from vit_jax.projects.few_labels import pseudo_labels as soft_labels
 from vit_jax.training import sharding
 
 NAMES = tuple(map(str, range(10)))
@@ -187,14 +187,14 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
     soft_labels, 'kept', lambda *args: given.append(args) or labels
   )
   transform = objective.train_transform()
-  assert len(transform.rows) == 40
+  assert len(transform.keywords['rows']) == 40
   path, teacher, source, data, names = given[0]
   assert (path, teacher) == (objective.labels, objective.teacher)
   assert len(source) == 99 and names == NAMES
   assert (data.name, data.split) == ('digits', 'train[:99]')
   assert (data.split_seed, data.workers) == (3, 2)
   strangers = dataclasses.replace(objective, class_names=NAMES[::-1])
-  with pytest.raises(ValueError, match='as class . and the data have'):
+  with pytest.raises(ValueError, match='knows other classes, or in another'):
     strangers.train_transform()
 
 
@@ -228,11 +228,17 @@ def test_a_batch_has_images_with_their_labels():
   )
   transform = objective.train_transform()
   labels = kept_in(
-    objective.labels, None, transform.unlabelled, 'digits train[:99]', NAMES
+    objective.labels,
+    None,
+    transform.keywords['unlabelled'],
+    'digits train[:99]',
+    NAMES,
   )
   digits, drawn = sources.open_source('digits', 'train'), []
   known = [
-    transform.transform(transform.unlabelled[i], None)['image']
+    transform.keywords['transform'](transform.keywords['unlabelled'][i], None)[
+      'image'
+    ]
     for i in range(99)
   ]
   for seed in range(100):

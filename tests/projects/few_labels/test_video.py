@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import special
 
 from tests.objectives import test_every
@@ -106,7 +107,9 @@ def test_clips_are_of_one_video_each():
   transform = objective.train_transform()
   source = sources.open_source('digits', 'train[:5]')
   known = [
-    transform.transform(transform.videos.frames[i], None)['image'].tobytes()
+    transform.keywords['transform'](
+      transform.keywords['videos'].frames[i], None
+    )['image'].tobytes()
     for i in range(48)
   ]
   seen = set()
@@ -149,7 +152,15 @@ def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
 
   with pytest.raises(ValueError, match=r'has 24 frames: objective.shots=9'):
     open_with(**{'objective.shots': 9, 'objective.frames': 3})
-  with pytest.raises(FileNotFoundError, match='No folder .*/none; give'):
+  for name, count in (('a', 5), ('b', 3)):
+    (tmp_path / name).mkdir()
+    for i in range(count):
+      Image.new('RGB', (16, 16)).save(tmp_path / name / f'{i}.png')
+  with pytest.raises(ValueError, match=r'/b/0.png has 3 frames: .* take 4'):
+    open_with(**{'objective.videos': str(tmp_path)})
+  (tmp_path / 'b/3.png').write_bytes((tmp_path / 'b/2.png').read_bytes())
+  open_with(**{'objective.videos': str(tmp_path)})
+  with pytest.raises(ValueError, match='/none has no folders'):
     open_with(**{'objective.videos': str(tmp_path / 'none')})
 
 

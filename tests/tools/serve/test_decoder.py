@@ -14,7 +14,7 @@ from PIL import Image
 from tests.tools.serve.pictures_to_send import encoded, every_kind, pixels
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.data.transforms import EvalTransform
-from vit_jax.projects.detr.box_transforms import EvalBoxTransform
+from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.tools.serve import decoder as decoder_lib
 from vit_jax.tools.serve.decoder import (
   MAX_MEMORY_BYTES,
@@ -45,7 +45,7 @@ def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
   """Boxes are looked for in the whole of it."""
   nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
   for view in VIEWS[:2]:
-    transform = EvalBoxTransform(view.size, max_objects=0)
+    transform = BoxTransform(view.size, max_objects=0)
     view = view._replace(keeps_shape=True)
     for kind, data in KINDS.items():
       got = decoder_lib.see(data, view)

@@ -20,39 +20,98 @@ Record = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class BoxTransform:
-  """What training and evaluation do alike.
+class BoxTransform(transforms.PerStep):
+  """From a record with boxes to an example.
+
+  With a generator it draws one of two at random: the whole image, or a part of
+  it. Without one it takes the whole image, as evaluation does.
 
   Attributes:
     image_size: (H, W) of the arrays.
     max_objects: M, the rows of objects.
-    short_sides: that images are resized to, of which the last is that of
+    short_sides: that images are resized to; the last one is that of
       evaluation. No side becomes longer than that of the array, nor the long
       one than its longer side. Empty for the largest images that fit.
     mask_stride: pixels from one to the next of the masks; 0 for no masks.
+    crop_sides: short sides before a part is taken; empty for the whole image
+      always.
+    crop: least and largest sides of that part in pixels.
+    flip: whether images are mirrored at random.
+    buckets: how many shapes the arrays of a batch may have. Each has as many
+      of `short_sides`, and is smaller than `image_size` as the longest of them
+      is shorter than the last, but for what makes its sides multiples of 32.
   """
 
   image_size: tuple[int, int]
   max_objects: int
   short_sides: tuple[int, ...] = ()
   mask_stride: int = 0
+  crop_sides: tuple[int, ...] = ()
+  crop: tuple[int, int] = (384, 600)
+  flip: bool = False
+  buckets: int = 1
 
-  def _example(
-    self,
-    record: Record,
-    picture: decode.Picture,
-    part: Box,
-    short: int,
-    *,
-    exact: bool,
-    flip: bool = False,
+  def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
+    """Returns the transform of all images of a batch.
+
+    A short side is as likely as without buckets.
+    """
+    if self.buckets == 1:
+      return self
+    return self._of_bucket(int(rng.integers(len(self.short_sides))))
+
+  def sizes(self) -> list[tuple[int, int]]:
+    """Returns (H, W) of a batch's arrays for each short side, all as likely."""
+    if self.buckets == 1:
+      return [self.image_size]
+    sides = range(len(self.short_sides))
+    return [self._of_bucket(i).image_size for i in sides]
+
+  def _of_bucket(self, chosen: int) -> 'BoxTransform':
+    groups = np.array_split(np.arange(len(self.short_sides)), self.buckets)
+    group = next(g for g in groups if chosen in g)
+    sides = tuple(self.short_sides[i] for i in group)
+    share = max(sides) / max(self.short_sides)
+    H, W = (
+      min(side, 32 * math.ceil(side * share / 32)) for side in self.image_size
+    )
+    return dataclasses.replace(
+      self, image_size=(H, W), short_sides=sides, buckets=1
+    )
+
+  def __call__(
+    self, record: Record, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns an example of a part of an image, resized and maybe mirrored."""
+    """Returns an example of a record.
+
+    Args:
+      record: with `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
+        N4 and `labels` int32 N, and `crowd` bool N where there are crowds.
+      rng: its own generator; None for evaluation.
+
+    Returns:
+      `image` uint8 HWC; `size`, the (height, width) of it without padding;
+      `boxes` float32 M4, (cx, cy, w, h) as shares of that; `labels` int32 M,
+      -1 in rows without an object; and with `mask_stride` `masks` bool Mhw.
+
+    Raises:
+      UnreadableImage: The image cannot be decoded.
+      ValueError: There are no boxes, or more than `max_objects`, or an object
+        has no mask and masks are wanted.
+    """
+    picture = decode.open_image(record['image'], record['name'])
+    part, flip = Box(0, 0, picture.height, picture.width), False
+    short = self.short_sides[-1] if self.short_sides else 0
+    if rng is not None:
+      if self.crop_sides and rng.random() < 0.5:
+        part = self._part(picture.height, picture.width, rng)
+      short = _one(self.short_sides, rng) if self.short_sides else 0
+      flip = self.flip and rng.random() < 0.5
     size = orientation.fitted((part.height, part.width), self.image_size, short)
-    image = transforms.resize(picture.read(part, size, exact=exact), size)
+    image = transforms.resize(picture.read(part, size, exact=rng is None), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = (boxes_of(record) - corner_4) / ([part.width, part.height] * 2)
-    # Of the record's image, those nearest to the resized one's.
+    # The pixels of the record's image that are nearest to the resized ones.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -61,7 +120,7 @@ class BoxTransform:
     boxes_N4 = np.clip(boxes_N4, 0, 1)
     low_N2, high_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
     is_kept_N = np.all(high_N2 > low_N2, axis=1)
-    # What is a crowd has no box of one object.
+    # A crowd has no box of one object.
     is_kept_N &= ~np.asarray(record.get('crowd', np.zeros(len(low_N2), bool)))
     count = np.sum(is_kept_N)
     if count > self.max_objects:
@@ -97,93 +156,15 @@ class BoxTransform:
 
     Each pixel of them is that in the middle of `mask_stride`.
     """
-    stride, middle = self.mask_stride, self.mask_stride // 2
-    rows_h, columns_w = (x[middle::stride] for x in pixels)
-    shape = (-(-side // stride) for side in self.image_size)
+    masks, middle = masks_of(record), self.mask_stride // 2
+    rows_h, columns_w = (x[middle :: self.mask_stride] for x in pixels)
+    shape = (-(-side // self.mask_stride) for side in self.image_size)
     masks_Mhw = np.zeros((self.max_objects, *shape), bool)
-    masks = masks_of(record)
     for mask_hw, i in zip(masks_Mhw, kept, strict=False):
       whole_HW = segments.mask(masks[i], record['size'])
       found_hw = whole_HW[rows_h[:, None], columns_w[None]]
       mask_hw[: len(rows_h), : len(columns_w)] = found_hw
     return masks_Mhw
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainBoxTransform(BoxTransform, transforms.PerStep):
-  """At random, one of two: the whole image, or a part of it.
-
-  Attributes:
-    crop_sides: short sides before a part is taken; empty for the whole image
-      always.
-    crop: least and largest sides of that part in pixels.
-    flip: whether images are mirrored at random.
-    buckets: how many shapes the arrays of a batch may have. Each has as many
-      of `short_sides`, and is smaller than `image_size` as the longest of them
-      is shorter than the last, but for what makes its sides multiples of 32.
-  """
-
-  crop_sides: tuple[int, ...] = ()
-  crop: tuple[int, int] = (384, 600)
-  flip: bool = False
-  buckets: int = 1
-
-  def of_batch(self, rng: np.random.Generator) -> 'TrainBoxTransform':
-    """Returns the transform of all images of a batch.
-
-    A short side is as likely as without buckets.
-    """
-    if self.buckets == 1:
-      return self
-    return self._of_bucket(int(rng.integers(len(self.short_sides))))
-
-  def sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch's arrays for each short side, all as likely."""
-    if self.buckets == 1:
-      return [self.image_size]
-    sides = range(len(self.short_sides))
-    return [self._of_bucket(i).image_size for i in sides]
-
-  def _of_bucket(self, chosen: int) -> 'TrainBoxTransform':
-    groups = np.array_split(np.arange(len(self.short_sides)), self.buckets)
-    group = next(g for g in groups if chosen in g)
-    sides = tuple(self.short_sides[i] for i in group)
-    share = max(sides) / max(self.short_sides)
-    H, W = (
-      min(side, 32 * math.ceil(side * share / 32)) for side in self.image_size
-    )
-    return dataclasses.replace(
-      self, image_size=(H, W), short_sides=sides, buckets=1
-    )
-
-  def __call__(
-    self, record: Record, rng: np.random.Generator
-  ) -> dict[str, np.ndarray]:
-    """Returns an example of a record.
-
-    Args:
-      record: with `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
-        N4 and `labels` int32 N, and `crowd` bool N where there are crowds.
-      rng: its own generator.
-
-    Returns:
-      `image` uint8 HWC; `size`, the (height, width) of it that is no padding;
-      `boxes` float32 M4, (cx, cy, w, h) as shares of that; `labels` int32 M, -1
-      for rows that are none; and with `mask_stride` `masks` bool Mhw, of 1 of
-      so many pixels of the image each way.
-
-    Raises:
-      UnreadableImage: The image cannot be decoded.
-      ValueError: There are no boxes, or more than `max_objects`, or an object
-        has no mask and masks are wanted.
-    """
-    picture = decode.open_image(record['image'], record['name'])
-    part = Box(0, 0, picture.height, picture.width)
-    if self.crop_sides and rng.random() < 0.5:
-      part = self._part(picture.height, picture.width, rng)
-    short = _one(self.short_sides, rng) if self.short_sides else 0
-    flip = self.flip and rng.random() < 0.5
-    return self._example(record, picture, part, short, exact=False, flip=flip)
 
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Returns the part of an image, in its own pixels.
@@ -202,18 +183,6 @@ class TrainBoxTransform(BoxTransform, transforms.PerStep):
     return Box(*starts, *sides)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalBoxTransform(BoxTransform):
-  """The same pixels every time: the whole image, resized."""
-
-  def __call__(self, record: Record) -> dict[str, np.ndarray]:
-    """Returns an example of a record, as `TrainBoxTransform` does."""
-    picture = decode.open_image(record['image'], record['name'])
-    whole = Box(0, 0, picture.height, picture.width)
-    short = self.short_sides[-1] if self.short_sides else 0
-    return self._example(record, picture, whole, short, exact=True)
-
-
 def boxes_of(record: Record) -> np.ndarray:
   """Returns the boxes of a record, float64 N4.
 
@@ -229,10 +198,10 @@ def boxes_of(record: Record) -> np.ndarray:
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:
-  """Returns what each object of a record has for `segments.mask`.
+  """Returns the segmentation of each object of a record.
 
   Raises:
-    ValueError: One that is no crowd has none.
+    ValueError: An object that is not a crowd lacks its mask.
   """
   masks = record.get('masks', [None] * len(record['labels']))
   crowd = record.get('crowd', [False] * len(masks))

@@ -11,7 +11,7 @@ from vit_jax.data.source import Source
 from vit_jax.data.sources import Digits
 
 SIDE = 48
-# Of the square that a scan of 8 pixels is resized to.
+# Sides of the square that a scan of 8 pixels is resized to.
 _LEAST, _MOST = 14, 24
 _COUNTS = (1, 2, 3)
 _CANVASES = {'train': range(10_000), 'test': range(10_000, 10_500)}
@@ -57,7 +57,7 @@ class DigitsCanvas(Source):
     return {'image': image, 'name': f'digits_canvas/{position}'} | objects
 
   def objects(self, index: int) -> Mapping[str, np.ndarray]:
-    """Returns what a record has besides its image."""
+    """Returns the objects of a record."""
     return self._made(int(self._positions[index]))[1]
 
   def fingerprint(self) -> None:
@@ -75,24 +75,21 @@ class DigitsCanvas(Source):
       square = _free_square(is_taken_HW, rng)
       if square is None:
         break
-      top, left, side = square
-      is_taken_HW[top : top + side, left : left + side] = True
-      glyph = cv2.resize(record['image'], (side, side))
-      canvas[top : top + side, left : left + side] = glyph
+      is_taken_HW[square] = True
+      canvas[square] = cv2.resize(record['image'], canvas[square].shape[:2])
       mask_HW = np.zeros((SIDE, SIDE), bool)
-      mask_HW[top : top + side, left : left + side] = glyph[:, :, 0] >= _INK
+      mask_HW[square] = canvas[square][:, :, 0] >= _INK
       masks.append(mask_HW)
       rows, columns = np.nonzero(mask_HW)
       low = columns.min(), rows.min()
       boxes.append((*low, columns.max() + 1, rows.max() + 1))
       labels.append(record['label'])
     boxes_N4 = np.array(boxes, np.float32)
-    sizes_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
     return canvas, {
       'boxes': boxes_N4,
       'labels': np.array(labels, np.int32),
       'crowd': np.zeros(len(labels), bool),
-      'area': np.prod(sizes_N2, axis=1),
+      'area': np.prod(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1),
       'size': (SIDE, SIDE),
       'masks': masks,
     }
@@ -100,11 +97,12 @@ class DigitsCanvas(Source):
 
 def _free_square(
   is_taken_HW: np.ndarray, rng: np.random.RandomState
-) -> tuple[int, int, int] | None:
-  """Returns (top, left, side) of a free square, or None if none is found."""
+) -> tuple[slice, slice] | None:
+  """Returns the pixels of a free square, or None if none is found."""
   for _ in range(_ATTEMPTS):
     side = rng.randint(_LEAST, _MOST + 1)
     top, left = rng.randint(SIDE - side + 1, size=2)
-    if not is_taken_HW[top : top + side, left : left + side].any():
-      return int(top), int(left), int(side)
+    square = slice(top, top + side), slice(left, left + side)
+    if not is_taken_HW[square].any():
+      return square
   return None

@@ -31,7 +31,7 @@ _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
 _IDS = (int, str)  # `true` is an int too, by isinstance
 _ROBOFLOW = '_annotations.coco.json'
-# Of a category id without a category, as published models call it.
+# The class of an id without a category, as published models call it.
 NO_NAME = 'N/A'
 
 
@@ -52,8 +52,12 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
       name != 'result.json' or (root / 'images').is_dir()
     ):
       return {'all': root / name}
-  files = {name: root / name / _ROBOFLOW for name in splits.NAMES}
-  if files := {name: path for name, path in files.items() if path.is_file()}:
+  files = {
+    name: path
+    for name in splits.NAMES
+    if (path := root / name / _ROBOFLOW).is_file()
+  }
+  if files:
     return files
   files = {
     path.stem.removeprefix('instances_'): path
@@ -67,11 +71,6 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
     name if times[without_year[name]] > 1 else without_year[name]: path
     for name, path in files.items()
   } or voc.splits(root)
-
-
-def _modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  is_json = path.suffix == '.json'
-  return path.stat().st_mtime_ns if is_json else voc.modified_ns(root, path)
 
 
 class CocoFolder(Source):
@@ -97,39 +96,31 @@ class CocoFolder(Source):
     Raises:
       ValueError: Annotations are damaged, or wrong; each is named.
     """
-    owner, needed = f'folder {root}', {'all'}
-    if 'all' not in files:
-      needed = splits.needed(split, files, owner)
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
-    members: dict[str, Sequence[int]] = {}
+    members: dict[str, list[int]] = {}
     for part, path in files.items():
-      try:
-        own, images = _read(root, path, _modified_ns(root, path))
-      except ValueError as e:
-        if part in needed:
-          raise
-        _log.warning('Split %s is left out. %s', part, e)
-        continue
+      own, images = _read(root, path, voc.modified_ns(root, path))
       for i, category in own.items():
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
             f'{path} calls the category of id {i} {category!r}, and a file '
             f'beside it {other!r}: give all files the same categories.'
           )
-      members[part] = range(len(every), len(every) + len(images))
+      members[part] = list(range(len(every), len(every) + len(images)))
       every += images
     self.class_names = tuple(
       names.get(i, NO_NAME) for i in range(max(names) + 1)
     )
     if 'all' in files:
-      members = {**splits.stratified_fifth([0] * len(every), split_seed)}
-    chosen = splits.select(split, splits.permuted(members, split_seed), owner)
+      members = splits.stratified_fifth([0] * len(every), split_seed)
+    members = splits.permuted(members, split_seed)
+    chosen = splits.select(split, members, f'folder {root}')
     self._images = [every[i] for i in chosen]
     if split.startswith('train'):
       _say_what_there_is(f'{root} {split}', self._images, names)
     self._state = ' '.join(
-      f'{path} {_modified_ns(root, path)}' for path in files.values()
+      f'{path} {voc.modified_ns(root, path)}' for path in files.values()
     )
 
   def __len__(self) -> int:
@@ -141,7 +132,7 @@ class CocoFolder(Source):
     return {**record, **self.objects(index)}
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns what a record has besides its image."""
+    """Returns the objects of a record."""
     image = dict(self._images[index])
     del image['file']
     return image | {'masks': json.loads(image['masks'])}
@@ -156,9 +147,9 @@ def _say_what_there_is(
   name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
 ) -> None:
   """Logs how much is learned from, and warns of what is improbable."""
-  crowd_N = np.concatenate([image['crowd'] for image in images])
+  crowds = sum(int(np.sum(image['crowd'])) for image in images)
   boxes_N4 = np.concatenate([image['boxes'] for image in images])
-  count, crowds = len(crowd_N), int(np.sum(crowd_N))
+  count = len(boxes_N4)
   _log.info(
     f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
     f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
@@ -185,7 +176,9 @@ def _read(
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
   keys = ('images', 'categories', 'annotations')
-  lists = [found.get(x) if isinstance(found, dict) else None for x in keys]
+  lists: list[Any] = [
+    found.get(x) if isinstance(found, dict) else None for x in keys
+  ]
   if not all(isinstance(x, list) for x in lists) or not all(lists[:2]):
     raise ValueError(
       f"{path} needs COCO's lists images, categories and annotations in one "
@@ -376,8 +369,6 @@ def _image_folder(
   root: pathlib.Path, path: pathlib.Path, file: str
 ) -> pathlib.Path:
   """Returns the folder that has the images of a file of annotations."""
-  if path.suffix != '.json':
-    return voc.image_folder(root)
   part = path.stem.removeprefix('instances_')
   if path.name == _ROBOFLOW:
     part = path.parent.name

@@ -1,10 +1,10 @@
 """Average precision of boxes and masks, as COCO measures it."""
 
-import collections
 import contextlib
+import dataclasses
 import functools
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -17,8 +17,7 @@ from vit_jax.data.sources import BoxedSource
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best, Objective
-from vit_jax.projects.detr import boxes, panoptic, segments
-from vit_jax.projects.detr.box_transforms import masks_of
+from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
@@ -39,41 +38,29 @@ Found = tuple[
   np.ndarray,
   np.ndarray,
   list[dict[str, Any]],
-  tuple[panoptic.Written, panoptic.Written] | None,
+  tuple[segments.Written, segments.Written] | None,
 ]
 
 
+@dataclasses.dataclass
 class CocoEvaluator(Evaluator):
   """Measures the boxes of every image of a split, and with `masks` these.
 
   Attributes:
     name: prefix of the metrics.
+    objects: of each image.
+    detect: gives of a batch indices B, scores BQ, classes BQ, corners BQ4 as
+      shares of the image, sizes B2 in pixels of the canvas and, where masks are
+      measured, their logits BQhw of the canvas.
+    batches: gives the batches of the split.
+    canvas: (H, W).
   """
 
-  def __init__(
-    self,
-    name: str,
-    objects: Sequence[Mapping[str, Any]],
-    detect: Callable[[Params, Batch], tuple[jax.Array, ...]],
-    batches: Callable[[], Iterable[Batch]],
-    canvas: tuple[int, int],
-  ):
-    """Takes the images' objects, and what finds some in a batch.
-
-    `detect` gives indices B, scores BQ, classes BQ, corners BQ4 as shares of
-    the image, sizes B2 in pixels of the canvas and, where masks are measured,
-    their logits BQhw of the canvas.
-
-    Raises:
-      ValueError: there is no object.
-    """
-    if not any(np.any(~x['crowd']) for x in objects):
-      raise ValueError(
-        f'evaluators.{name}.split has no objects to be found: give another.'
-      )
-    self.name = name
-    self._objects, self._detect, self._batches = objects, detect, batches
-    self._canvas = canvas
+  name: str
+  objects: Sequence[Mapping[str, Any]]
+  detect: Callable[[Params, Batch], tuple[jax.Array, ...]]
+  batches: Callable[[], Iterable[Batch]]
+  canvas: tuple[int, int]
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
@@ -87,7 +74,7 @@ class CocoEvaluator(Evaluator):
   ) -> Mapping[str, Best]:
     """Returns COCO's rows, and with `masks` those of masks too."""
     del objective
-    of_masks = (*(MASKS + row for row in ROWS), *panoptic.ROWS)
+    of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
 
   @classmethod
@@ -96,9 +83,8 @@ class CocoEvaluator(Evaluator):
 
     Raises:
       ValueError: the objective finds no objects, or no masks and the entry
-        asks for these; the data have none, or an image of it or of the training
-        has more of them than there may be; or the run is chosen by objects of a
-        size that there is not.
+        asks for these; the data have none; or the run is chosen by objects of a
+        size that the split lacks.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -111,33 +97,32 @@ class CocoEvaluator(Evaluator):
         f'evaluators.{name}.masks is on and model.masks is off: switch that on '
         'too, or this off.'
       )
-
-    def objects_of(split: str) -> Iterator[Mapping[str, Any]]:
-      return _objects_of(
-        parts.source(split),
-        split,
-        objective.max_objects,
-        masks=objective.model.masks,
+    source = parts.source(entry.split)
+    if not isinstance(source, BoxedSource):
+      raise ValueError(
+        f"{entry.split} has images without boxes: give a folder with COCO's "
+        'instances.json, or digits_canvas.'
       )
-
-    if entry.split != (split := parts.config.data.split):
-      # Checked and not kept: there may be a hundred thousand images.
-      collections.deque(objects_of(split), maxlen=0)
+    # Masks would fill the memory.
     objects = [
-      x if entry.masks else {k: v for k, v in x.items() if k != 'masks'}
-      for x in objects_of(entry.split)
+      {
+        k: x
+        for k, x in source.objects(i).items()
+        if entry.masks or k != 'masks'
+      }
+      for i in range(len(source))
     ]
     best = parts.config.best_metric.removeprefix(f'{name}/')
-    row = best.removeprefix(MASKS)
-    if row in ROWS and row not in average_precision(objects, {}):
+    rows = average_precision(objects, {})
+    if not rows or best.removeprefix(MASKS) in {*ROWS} - rows.keys():
       raise ValueError(
         f'best_metric is {name}/{best}, and evaluators.{name}.split has no '
-        f'object of that size: use {name}/AP.'
+        f'object of that size{"" if rows else ", nor any other"}: give another.'
       )
 
     def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
       logits_BQC, aux = objective.predict(params, batch)
-      found = boxes.likeliest(logits_BQC, aux['boxes'][-1])
+      found = set_losses.likeliest(logits_BQC, aux['boxes'][-1])
       logits = (aux['mask_logits'],) if entry.masks else ()
       return batch['index'], *found, batch['size'], *logits
 
@@ -147,7 +132,7 @@ class CocoEvaluator(Evaluator):
       jax.jit(detect, out_shardings=sharding.replicated(parts.mesh)),
       functools.partial(
         features.global_batches,
-        parts.source(entry.split),
+        source,
         objective.eval_transform(),
         **parts.batches,
       ),
@@ -160,20 +145,20 @@ class CocoEvaluator(Evaluator):
     Those of sizes that no object has are left out.
     """
     found: dict[int, Found] = {}
-    outputs = (self._detect(params, batch) for batch in self._batches())
+    outputs = (self.detect(params, batch) for batch in self.batches())
     # Masks of a whole split would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
     # Without images that cannot be read any more.
     kept = sorted(found)
-    objects = [self._objects[i] for i in kept]
+    objects = [self.objects[i] for i in kept]
     found = {i: found[index] for i, index in enumerate(kept)}
     rows = average_precision(objects, found)
     pairs = [pair for *_, pair in found.values() if pair]
     if pairs:
       of_masks = average_precision(objects, found, 'segm')
       rows |= {MASKS + row: value for row, value in of_masks.items()}
-      rows |= panoptic.quality(pairs)
+      rows |= segments.quality(pairs)
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
@@ -181,7 +166,7 @@ class CocoEvaluator(Evaluator):
     index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
     def of(i: int) -> tuple[int, Found]:
-      wanted = self._objects[index_B[i]]
+      wanted = self.objects[index_B[i]]
       shown = wanted['size']
       in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
       in_image, pair = [], None
@@ -190,17 +175,17 @@ class CocoEvaluator(Evaluator):
 
         def logits_of(query: int) -> np.ndarray:
           return segments.in_pixels(
-            logits_Qhw[query], self._canvas, size_B2[i], shown
+            logits_Qhw[query], self.canvas, size_B2[i], shown
           )
 
         in_image = [
           segments.run_lengths(logits_of(q) > 0, shown)
           for q in range(len(logits_Qhw))
         ]
-        found = panoptic.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
+        found = segments.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
         pair = (
-          panoptic.written(panoptic.wanted(wanted), background=True),
-          panoptic.written(found),
+          segments.written(segments.wanted(wanted), background=True),
+          segments.written(found),
         )
       return int(index_B[i]), (
         labels_BQ[i],
@@ -212,35 +197,6 @@ class CocoEvaluator(Evaluator):
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
       return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
-
-
-def _objects_of(
-  source: Any, split: str, most: int, *, masks: bool
-) -> Iterator[Mapping[str, Any]]:
-  """Yields the objects of each image.
-
-  Raises:
-    ValueError: an image has too many, the source has none at all, or masks are
-      wanted and an object has none.
-  """
-  if not isinstance(source, BoxedSource):
-    raise ValueError(
-      f"{split} has images without boxes: give a folder with COCO's "
-      'instances.json, or digits_canvas.'
-    )
-  largest = 0
-  for i in range(len(source)):
-    x = source.objects(i)
-    largest = max(largest, int(np.sum(~x['crowd'])))
-    if masks:
-      masks_of({'name': f'Image {i} of {split}', **x})
-    yield x
-  if largest > most:
-    raise ValueError(
-      f'An image of {split} has {largest} objects and '
-      f'objective.max_objects is {most}: raise it; model.num_queries have to '
-      'be as many.'
-    )
 
 
 def average_precision(

@@ -1,9 +1,14 @@
-"""DETR: directories of transformers.
+"""DETR: directories of transformers, and the names of its arrays.
 
-`DetrForObjectDetection` and, with masks, `DetrForSegmentation`.
+`DetrForObjectDetection` and, with masks, `DetrForSegmentation`. transformers
+saves arrays by the names of the original in the panoptic head, and elsewhere by
+the names that its modules once had; its backbone is timm's, with the names of
+the original's torchvision, or its own.
 """
 
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +19,107 @@ from vit_jax.checkpoints.formats import (
   hf_images,
   table,
   tensors,
+  torch_table,
+  torchvision,
 )
 from vit_jax.checkpoints.formats.stated import Stated, given, only
+from vit_jax.checkpoints.formats.table import Entry, Shapes
+from vit_jax.checkpoints.formats.torchvision import Rules
 from vit_jax.models.variants import STAGES
-from vit_jax.projects.detr import keys as detr_keys
 
-# Of ImageNet's pixels; and the sides of images that the published models see.
+ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
+
+_LEAVES = torchvision.LEAVES | {'query_embed': '.weight'}
+
+_QKV = ('query', 'key', 'value')
+_BODY = {
+  ORIGINAL: 'backbone.0.body.',
+  TIMM: 'model.backbone.conv_encoder.model.',
+  OWN: 'model.backbone.conv_encoder.model.',
+}
+_UNITS: Rules = (
+  (r'^(conv|bn)_root', r'embedder.embedder.\1'),
+  (
+    r'block(\d+)/unit(\d+)/',
+    lambda m: f'encoder.stages.{int(m[1]) - 1}.layers.{int(m[2]) - 1}.',
+  ),
+  (r'(conv|bn)(\d)$', lambda m: f'layer.{int(m[2]) - 1}.{m[1]}'),
+  (r'(conv|bn)_proj', r'shortcut.\1'),
+  ('conv$', 'convolution'),
+  ('bn$', 'normalization'),
+)
+_LAYERS: dict[str, Rules] = {
+  ORIGINAL: (
+    (r'^(en|de)coder_layer', r'transformer.\1coder.layers.'),
+    ('out$', 'out_proj'),
+    ('^decoder_norm', 'transformer.decoder.norm'),
+  ),
+  OWN: (
+    (r'^(en|de)coder_layer', r'model.\1coder.layers.'),
+    (r'/(q|k|v)(uery|ey|alue)$', r'.\1_proj'),
+    ('out$', 'out_proj'),
+    ('linear', 'fc'),
+    ('multihead_attn', 'encoder_attn'),
+    ('norm1$', 'self_attn_layer_norm'),
+    (r'(encoder.*)norm2$', r'\1final_layer_norm'),
+    ('norm2$', 'encoder_attn_layer_norm'),
+    ('norm3$', 'final_layer_norm'),
+    ('^decoder_norm', 'model.decoder.layernorm'),
+    ('^input_proj', 'model.input_projection'),
+    ('^query_embed', 'model.query_position_embeddings'),
+    ('^class_embed', 'class_labels_classifier'),
+    ('^bbox_embed', 'bbox_predictor'),
+  ),
+}
+
+
+def key_of(name: str, naming: str, prefix: str = '') -> str:
+  """Returns the key of an array of ours.
+
+  Args:
+    name: of ours.
+    naming: `ORIGINAL`, `TIMM` or `OWN`.
+    prefix: before all but the panoptic head.
+  """
+  module, _, leaf = name.rpartition('/')
+  module = module or name
+  if module.startswith(('mask_head/', 'bbox_attention/')):
+    return module.replace('/', '.') + _LEAVES[leaf]
+  if module.startswith('backbone/'):
+    rules = _UNITS if naming == OWN else torchvision.RULES
+    module, start = module.removeprefix('backbone/'), _BODY[naming]
+  else:
+    rules = _LAYERS[ORIGINAL if naming == ORIGINAL else OWN]
+    start = ''
+  for pattern, to in rules:
+    module = re.sub(pattern, to, module)
+  module = re.sub(r'layers_(\d)', r'layers.\1', module)
+  return prefix + start + module.replace('/', '.') + _LEAVES[leaf]
+
+
+def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
+  """Returns the table, as of a `File`; its arguments are those of `key_of`."""
+
+  def entries(shapes: Shapes) -> list[Entry]:
+    found = []
+    for name, shape in shapes.items():
+      layout = torch_table.layout(name, shape)
+      module, _, leaf = name.rpartition('/')
+      attention, _, projection = module.rpartition('/')
+      if naming != ORIGINAL or projection not in _QKV:
+        found.append(table.one(key_of(name, naming, prefix), name, layout))
+      elif projection == 'query':
+        # The original has queries, keys and values in one array.
+        key = key_of(f'{attention}/in_proj/{leaf}', naming, prefix)
+        key = key.replace('in_proj.', 'in_proj_')
+        names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
+        found.append(table.joined(key, names, layout))
+    return found
+
+  return entries
+
+
+# ImageNet's; and the sides of images that the published models see.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (800, 1333)
 HEADS = 8
@@ -41,11 +141,11 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory, of which `config` is the config.json."""
+  """Reads a directory; `config` is its config.json."""
   arrays = tensors.read_folder(path)
-  naming = detr_keys.TIMM
+  naming = TIMM
   if any('.embedder.embedder.' in key for key in arrays):
-    naming = detr_keys.OWN
+    naming = OWN
   lookup, prefix = lookup_of(path, arrays, naming)
   stated = Stated(
     {'encoder_attention_heads': HEADS, 'decoder_attention_heads': HEADS}
@@ -55,7 +155,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   stated.fields(only(_CONFIG), {}, 'detr')
   heads = stated.positive('encoder_attention_heads')
   stated.fields(only({'decoder_attention_heads': heads}), {}, 'detr')
-  if naming == detr_keys.OWN:
+  if naming == OWN:
     stated.part('backbone_config').fields(only(_RESNET), {}, 'detr')
   fields = fields_of(lookup, naming) | {
     'heads': heads,
@@ -66,7 +166,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     path=path,
     arrays=lookup.arrays,
     fields=fields | {'image_size': size},
-    table=detr_keys.table_of(naming, prefix),
+    table=table_of(naming, prefix),
     preprocessing=preprocessing,
     class_names=hf_families.class_names(config, fields['num_classes'], path),
   )
@@ -77,11 +177,10 @@ def lookup_of(
 ) -> tuple[archive.Lookup, str]:
   """Returns the arrays by our names, and what is before most of their keys."""
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
-
-  def key_of(name: str) -> str:
-    return detr_keys.key_of(name, naming, prefix)
-
-  return archive.Lookup(path, arrays, key_of, 'DETR'), prefix
+  lookup = archive.Lookup(
+    path, arrays, lambda name: key_of(name, naming, prefix), 'DETR'
+  )
+  return lookup, prefix
 
 
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
@@ -95,7 +194,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
     return sum(lookup.count(start(name, '.layers.'), r'(\d+)\.'))
 
   end, unit = '.layer', r'(\d{1,6})\.(\d+)\.'
-  if naming == detr_keys.OWN:
+  if naming == OWN:
     end, unit = '.stages.', r'(\d{1,6})\.layers\.(\d+)\.'
   first = 'backbone/block1/unit1/conv1/kernel'
   queries, width = lookup.shape('query_embed', 2)
@@ -114,7 +213,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
-  """Returns what a directory says of images, and (H, W) that they fit into."""
+  """Returns the preprocessing of a directory, and (H, W) of its images."""
   place = os.path.join(path, hf_images.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
@@ -151,7 +250,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     raise ValueError(
       'transformers has no DETR without classes: use --head=keep.'
     )
-  naming = detr_keys.TIMM if fields['dilation'] else detr_keys.OWN
+  naming = TIMM if fields['dilation'] else OWN
   task = 'Segmentation' if fields['masks'] else 'ObjectDetection'
   config = _CONFIG | {
     'architectures': [f'DetrFor{task}'],
@@ -189,7 +288,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     {'config.json': config, hf_images.FILE: images},
     table.ours_to_file(
       weights.arrays,
-      detr_keys.table_of(naming, 'detr.' if fields['masks'] else ''),
+      table_of(naming, 'detr.' if fields['masks'] else ''),
     ),
     dtype,
   )

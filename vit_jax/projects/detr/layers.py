@@ -1,7 +1,7 @@
-"""The layers of DETR's encoder and decoder (2005.12872, appendix A.3).
+"""DETR's backbone, and the layers of its encoder and decoder (2005.12872).
 
-Norms come after the sums. Q is the number of queries; the other dimension
-letters are those of `layers`.
+Norms come after the sums, as in appendix A.3. Q is the number of queries; the
+other dimension letters are those of `models.layers`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from vit_jax.models.layers import MultiHeadAttention, constrain, dropout
+from vit_jax.models import resnet
+from vit_jax.models.layers import (
+  MultiHeadAttention,
+  constrain,
+  dropout,
+  group_norm,
+)
 from vit_jax.models.model import Partitions
 
 Array = jax.Array
@@ -20,25 +26,20 @@ PARTITIONS: Partitions = (
   (r'linear1/bias$', ('tensor',)),
   (r'linear2/kernel$', (('tensor', 'fsdp'), None)),
 )
-# Of LayerNorm.
-EPSILON = 1e-5
+BACKBONES = ('resnet', 'plain')
+EPSILON = 1e-5  # of LayerNorm
 
 
 class PostNormLayer(nn.Module):
   """What layers of encoder and decoder share: a norm after every sum.
 
   Attributes:
-    heads: N.
-    mlp_dim: M.
-    dropout: rate after attention's softmax, after every branch and in the MLP.
-    dtype: of the computation.
+    of: the fields of DETR. Dropout follows attention's softmax and every
+      branch, and is in the MLP.
     capture: as the model's `__call__` has it.
   """
 
-  heads: int
-  mlp_dim: int
-  dropout: float
-  dtype: Any
+  of: Any
   capture: tuple[str, ...] = ()
 
   def attend(
@@ -58,10 +59,10 @@ class PostNormLayer(nn.Module):
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
     key_weights, key_branch = _split(key, 2)
     y_BQD, weights_BNQL = MultiHeadAttention(
-      self.heads,
-      dtype=self.dtype,
+      self.of.heads,
+      dtype=self.of.dtype,
       weights='attention' in self.capture,
-      dropout=self.dropout,
+      dropout=self.of.dropout,
       name=name,
     )(
       x_BQD + places_BQD,
@@ -70,7 +71,7 @@ class PostNormLayer(nn.Module):
       mask_B1L,
       key=key_weights,
     )
-    y_BQD = x_BQD + dropout(y_BQD, self.dropout, key_branch)
+    y_BQD = x_BQD + dropout(y_BQD, self.of.dropout, key_branch)
     return self.norm(y_BQD, norm), weights_BNQL
 
   def mlp(self, x_BLD: Array, norm: str, key: Array | None) -> Array:
@@ -78,17 +79,17 @@ class PostNormLayer(nn.Module):
     key_hidden, key_branch = _split(key, 2)
     init: dict[str, Any] = {
       'kernel_init': nn.initializers.xavier_uniform(),
-      'dtype': self.dtype,
+      'dtype': self.of.dtype,
     }
-    y_BLM = nn.relu(nn.Dense(self.mlp_dim, name='linear1', **init)(x_BLD))
-    y_BLM = dropout(y_BLM, self.dropout, key_hidden)
+    y_BLM = nn.relu(nn.Dense(self.of.mlp_dim, name='linear1', **init)(x_BLD))
+    y_BLM = dropout(y_BLM, self.of.dropout, key_hidden)
     y_BLD = nn.Dense(x_BLD.shape[-1], name='linear2', **init)(y_BLM)
-    y_BLD = dropout(y_BLD, self.dropout, key_branch)
+    y_BLD = dropout(y_BLD, self.of.dropout, key_branch)
     return self.norm(x_BLD + y_BLD, norm)
 
   def norm(self, x: Array, name: str) -> Array:
     """Returns LayerNorm of the last dimension."""
-    return nn.LayerNorm(EPSILON, dtype=self.dtype, name=name)(x)
+    return nn.LayerNorm(EPSILON, dtype=self.of.dtype, name=name)(x)
 
 
 class EncoderLayer(PostNormLayer):
@@ -151,3 +152,59 @@ class DecoderLayer(PostNormLayer):
 
 def _split(key: Array | None, n: int) -> Sequence[Array | None]:
   return [None] * n if key is None else list(jax.random.split(key, n))
+
+
+class PlainBackbone(nn.Module):
+  """Stages of 3x3 convolutions, each after the root at half the side.
+
+  For images too small for a ResNet's root, to be trained from nothing.
+  """
+
+  of: Any  # the fields of DETR
+
+  @nn.compact
+  def __call__(self, x_BHWC: Array) -> list[Array]:
+    """Returns the output of every stage, BhwC, from 1/2 of the sides on."""
+    maps = []
+    x = x_BHWC
+    for i, units in enumerate(self.of.backbone_layers):
+      keeps = self.of.dilation and i == len(self.of.backbone_layers) - 1
+      for j in range(units):
+        y = nn.Conv(
+          self.of.backbone_width * 2**i,
+          (3, 3),
+          1 if j or keeps else 2,
+          kernel_dilation=2 if j and keeps else 1,
+          use_bias=False,
+          kernel_init=nn.initializers.he_normal(),
+          dtype=self.of.dtype,
+          name=f'conv{i + 1}_{j + 1}',
+        )(x)
+        y = group_norm(y, 1e-5, f'gn{i + 1}_{j + 1}')
+        x = nn.relu(x + y if x.shape == y.shape else y)
+      maps.append(x)
+    return maps
+
+
+class Backbone(nn.Module):
+  """A ResNet's root and stages, or plain ones."""
+
+  of: Any  # the fields of DETR
+
+  @nn.compact
+  def __call__(self, images_BHWC: Array) -> list[Array]:
+    """Returns the outputs of the stages, BhwC, finest first."""
+    images_BHWC = images_BHWC.astype(self.of.dtype)
+    f = self.of
+    if f.backbone == 'plain':
+      return PlainBackbone(f, name='plain')(images_BHWC)
+    maps = resnet.feature_maps(
+      images_BHWC,
+      width=f.backbone_width,
+      layers=f.backbone_layers,
+      version=f.backbone_version,
+      dilated=f.dilation,
+      scan=f.scan,
+      remat=f.remat,
+    )
+    return maps[1:]

@@ -7,7 +7,6 @@ objects are of one class. 255 is a border that is left out, as in Pascal VOC,
 unless masks have it alone or 254 as well.
 """
 
-import itertools
 import logging
 import pathlib
 from typing import Any
@@ -24,7 +23,7 @@ _BORDER = 255
 
 
 def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
-  """Returns what COCO's `instances.json` has of a folder's images.
+  """Returns COCO's `instances.json` for the images of a folder.
 
   Boxes end behind an object's outermost pixels; masks are compressed RLE.
 
@@ -33,54 +32,57 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     OSError: a file cannot be read.
   """
   segments.require_library('COCO from masks')
-  paths = {
-    'images': _by_stem(root / 'images'),
-    'masks': _by_stem(root / 'masks', '_mask'),
-  }
-  if not paths['images']:
-    raise ValueError(
-      f'{root / "images"} has no images: give a folder of images/ and masks/.'
-    )
-  lacking = sorted(paths['images'].keys() - paths['masks'].keys())
+  from hotcoco import mask as coco_mask
+
+  paths = _by_stem(root / 'images')
+  masks = _by_stem(root / 'masks', '_mask')
+  lacking = sorted(paths.keys() - masks.keys()) or ['images'] * (not paths)
   if lacking:
     raise ValueError(
-      f'{root / "masks"} has no masks of {len(lacking)} images, '
-      f'{", ".join(lacking[:5])} among them: add them, or remove the images.'
+      f'{root} has {len(paths)} images and {len(masks)} masks, and lacks '
+      f'{", ".join(lacking[:5])}: give images/ and a mask of each in masks/.'
     )
   images: list[dict[str, Any]] = []
   annotations: list[dict[str, Any]] = []
-  numbers: list[int] = []
-  for i, (stem, path) in enumerate(
-    tqdm(paths['images'].items(), unit=' images', delay=2, disable=None), 1
-  ):
-    numbers_HW = _numbers(paths['masks'][stem])
+  bar = tqdm(paths.items(), unit=' images', delay=2, disable=None)
+  for i, (stem, path) in enumerate(bar, 1):
+    numbers_HW = _numbers(masks[stem])
     height, width = numbers_HW.shape
     # As it will be learned from: turned as its EXIF data say.
     image = decode.open_image(decode.read_file(str(path)), str(path))
     if (image.height, image.width) != (height, width):
       raise ValueError(
-        f'{path} has {image.width}x{image.height} pixels and '
-        f'{paths["masks"][stem]} {width}x{height}: make them the same.'
+        f'{path} has {image.width}x{image.height} pixels and {masks[stem]} '
+        f'{width}x{height}: make them the same.'
       )
     images.append(
       {'id': i, 'file_name': path.name, 'height': height, 'width': width}
     )
-    for number in _objects(numbers_HW, paths['masks'][stem]):
-      numbers.append(number)
+    for number in _objects(numbers_HW, masks[stem]):
+      rle = segments.run_lengths(numbers_HW == number, (height, width))
       annotations.append(
-        {'image_id': i, 'category_id': 0} | _annotation(numbers_HW == number)
+        {
+          'id': number,
+          'image_id': i,
+          'category_id': 0,
+          'iscrowd': 0,
+          'bbox': coco_mask.to_bbox(rle).astype(int).tolist(),
+          'area': int(coco_mask.area(rle)),
+          'segmentation': rle | {'counts': rle['counts'].decode()},
+        }
       )
-  if _BORDER in numbers and {*numbers} != {_BORDER} and 254 not in numbers:
-    kept = [number != _BORDER for number in numbers]
-    annotations = [*itertools.compress(annotations, kept)]
+  numbers = {x['id'] for x in annotations}
+  if _BORDER in numbers and numbers != {_BORDER} and 254 not in numbers:
+    objects = [x for x in annotations if x['id'] != _BORDER]
     _log.warning(
       '255 is left out as a border without an object: %d of %d masks have it.',
-      len(kept) - sum(kept),
+      len(annotations) - len(objects),
       len(images),
     )
+    annotations = objects
   return {
     'images': images,
-    'annotations': [{'id': i} | x for i, x in enumerate(annotations, 1)],
+    'annotations': [x | {'id': i} for i, x in enumerate(annotations, 1)],
     'categories': [{'id': 0, 'name': class_name}],
   }
 
@@ -132,15 +134,3 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
       'edges, and resize it by nearest neighbours.'
     )
   return found[found > 0].tolist()
-
-
-def _annotation(mask_HW: np.ndarray) -> dict[str, Any]:
-  rows, columns = np.nonzero(mask_HW)
-  x, y = int(columns.min()), int(rows.min())
-  written = segments.run_lengths(mask_HW, mask_HW.shape)
-  return {
-    'bbox': [x, y, int(columns.max()) + 1 - x, int(rows.max()) + 1 - y],
-    'area': len(rows),
-    'iscrowd': 0,
-    'segmentation': written | {'counts': written['counts'].decode()},
-  }

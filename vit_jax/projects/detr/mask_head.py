@@ -13,8 +13,7 @@ from vit_jax.projects.detr import segments
 
 Array = jax.Array
 
-# Of GroupNorm.
-EPSILON, GROUPS = 1e-5, 8
+EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
 # Feature maps that masks are refined with, besides the encoder's.
 FINER = 3
 

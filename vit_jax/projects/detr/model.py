@@ -7,21 +7,23 @@ class or that there is none, its box and, with `masks`, its mask. The dimension
 letters are those of `layers`, and Q is the number of queries.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import posemb, resnet
+from vit_jax.models import fields, posemb, resnet
 from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.layers import DEPTHS, check_heads, repeated
-from vit_jax.models.model import REMAT, Loop, Model, Partitions
-from vit_jax.projects.detr import backbone, mask_head
+from vit_jax.models.model import REMAT, Loop, Model, Partitions, padding
+from vit_jax.projects.detr import mask_head
 from vit_jax.projects.detr.layers import (
+  BACKBONES,
   EPSILON,
   PARTITIONS,
+  Backbone,
   DecoderLayer,
   EncoderLayer,
 )
@@ -74,49 +76,27 @@ class DETR(Model):
   partitions: ClassVar[Partitions] = PARTITIONS
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
-  num_classes: int = field(
-    REQUIRED,
-    "C, classes of real objects; 0 returns the queries' tokens.",
-    valid='[0, inf)',
-  )
-  num_queries: int = field(
-    100, 'Q, more than the objects of any image.', valid='[1, 1048576]'
-  )
+  num_classes: int = field(REQUIRED, 'C; 0 returns tokens.', valid='[0, inf)')
+  num_queries: int = field(100, 'Q, more than objects.', valid='[1, 1048576]')
   width: int = field(256, 'D.', valid='[1, 1048576]', multiple=4)
   heads: int = field(8, 'N; must divide D.', valid='[1, 1048576]')
   mlp_dim: int = field(2048, 'M.', valid='[1, 1048576]')
   encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
   decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
-  dropout: float = field(
-    0.1, 'Rate, as `layers.PostNormLayer` has it.', valid='[0, 1)'
-  )
+  dropout: float = field(0.1, 'Rate of encoder and decoder.', valid='[0, 1)')
   masks: bool = field(False, 'Every query tells a mask, too; for four stages.')
-  backbone: str = field(
-    'resnet',
-    "'resnet', or 'plain' for images of few pixels.",
-    valid=backbone.KINDS,
-  )
+  backbone: str = field('resnet', 'Plain for few pixels.', valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(
     (3, 4, 6, 3), 'Units or convolutions of each stage.', valid=DEPTHS
   )
   backbone_width: int = field(
-    64,
-    'Width of the first stage, before a ResNet expands it.',
-    valid='[1, inf)',
-    multiple=resnet.GROUPS,
+    64, 'Of the first stage.', valid='[1, inf)', multiple=resnet.GROUPS
   )
   backbone_version: int = field(
-    0,
-    'Version of the ResNet: 0 (frozen BatchNorm) for weights trained '
-    'elsewhere, 1 (GroupNorm) to train from nothing.',
-    valid=(0, 1),
+    0, '0 has frozen BatchNorm, 1 GroupNorm to train anew.', valid=(0, 1)
   )
-  dilation: bool = field(
-    False, 'The last stage dilates and keeps the sides (DC5).'
-  )
-  dtype: Any = field(
-    jnp.float32, 'Of the computation; parameters are always float32.'
-  )
+  dilation: bool = field(False, 'The last stage keeps the sides (DC5).')
+  dtype: Any = field(jnp.float32, 'Of the computation.')
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
@@ -227,17 +207,7 @@ class DETR(Model):
     if isinstance(images_BHWC, Sequence):
       maps = images_BHWC
     else:
-      maps = backbone.Backbone(
-        self.backbone,
-        self.backbone_width,
-        self.backbone_layers,
-        self.backbone_version,
-        self.dilation,
-        self.dtype,
-        self.scan,
-        self.remat,
-        name='backbone',
-      )(images_BHWC)
+      maps = Backbone(fields.frozen(self), name='backbone')(images_BHWC)
     x_BhwD = nn.Conv(
       self.width,
       (1, 1),
@@ -292,19 +262,12 @@ class DETR(Model):
   ) -> tuple[Array, Array, dict[str, Any]]:
     """Returns the encoded tokens, every decoder layer's, and the captured."""
     B, _, D = x_BLD.shape
-    fields = {
-      'heads': self.heads,
-      'mlp_dim': self.mlp_dim,
-      'dropout': self.dropout,
-      'dtype': self.dtype,
-      'capture': capture,
-    }
     loop: dict[str, Any] = {
       'heads': self.heads,
       'scan': self.scan,
       'policy': self.remat,
       'is_initializing': self.is_initializing(),
-      'fields': fields,
+      'fields': {'of': fields.frozen(self), 'capture': capture},
     }
     keys: list[Array | None] = [None, None]
     if key is not None:
@@ -338,3 +301,22 @@ class DETR(Model):
     )
     outputs_XBQD = decoded.pop('outputs')
     return memory_BLD, outputs_XBQD, encoded | decoded
+
+
+def predicted(
+  model: Any,
+  params: Any,
+  normalize: Callable[[Array], Array],
+  images_BHWC: Array,
+  size_B2: Array,
+  **more: Any,
+) -> tuple[Array, dict[str, Any]]:
+  """Returns a detector's outputs for uint8 images of the sizes (h, w).
+
+  Their padding is 0 after they are normalised, as the original has it.
+  """
+  is_padding_BHW = padding(size_B2, images_BHWC.shape[1:3])
+  images_BHWC = jnp.where(
+    is_padding_BHW[..., None], 0.0, normalize(images_BHWC)
+  )
+  return model.apply({'params': params}, images_BHWC, is_padding_BHW, **more)

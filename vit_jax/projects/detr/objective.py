@@ -16,9 +16,8 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
-from vit_jax.models import variants
-from vit_jax.models.fields import Valid
-from vit_jax.models.model import Batch, Metrics, Params, padding
+from vit_jax.models.fields import field
+from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import (
   OF_CLASSES,
   Best,
@@ -26,12 +25,11 @@ from vit_jax.objectives.objective import (
   Objective,
   sums,
 )
-from vit_jax.projects.detr import matching, segments, set_losses
-from vit_jax.projects.detr.box_transforms import (
-  EvalBoxTransform,
-  TrainBoxTransform,
-)
-from vit_jax.projects.detr.model import DETR
+from vit_jax.projects.detr import segments, set_losses
+from vit_jax.projects.detr.box_transforms import BoxTransform
+from vit_jax.projects.detr.model import DETR, predicted
+
+_SIDE, _ANY = '[1, inf)', '[0, inf)'  # valid sides, and weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,33 +40,8 @@ class Detection(Objective):
     model: says what each query finds.
     images: how images are normalised, and whether they are mirrored.
     class_names: C names.
-    short_sides: as `BoxTransform` has it.
-    crop_sides: as `TrainBoxTransform` has it.
-    crop: likewise.
-    buckets: likewise; each shape is compiled for itself.
-    max_objects: rows for the objects of an image.
-    l1: weight of the boxes' L1 distance, in losses and costs.
-    giou: weight of their generalised IoU, likewise.
-    no_object: weight of the cross-entropy of queries that are left.
-    mask: weight of the focal loss of the masks, where the model has any.
-    dice: weight of their other loss, likewise.
-    mask_stride: as `BoxTransform` has it; the original's is 1, for which an
-      image takes max_objects times its pixels in bytes.
-    dense: weight of the classes that encoded places say by the head of the
-      queries; 0 for none. From nothing, and on few images, it is what teaches
-      the backbone to tell objects apart.
   """
 
-  # Those of the fields below.
-  defaults: ClassVar[Mapping[str, Any]]
-  valid: ClassVar[Mapping[str, Valid]] = {
-    **dict.fromkeys(
-      ('short_sides', 'crop_sides', 'crop', 'max_objects', 'mask_stride'),
-      '[1, inf)',
-    ),
-    'no_object': '(0, inf)',
-    **dict.fromkeys(('l1', 'giou', 'mask', 'dice', 'dense'), '[0, inf)'),
-  }
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
     'data.augment': '',
@@ -76,30 +49,30 @@ class Detection(Objective):
     'data.crop_resize': 0.0,
   }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  _classes: ClassVar[int] = 1
 
   model: DETR
   images: Images
   class_names: tuple[str, ...] = ()
-  short_sides: tuple[int, ...] = ()
-  crop_sides: tuple[int, ...] = ()
-  crop: tuple[int, int] = (384, 600)
-  buckets: int = 1
-  max_objects: int = 100
-  l1: float = 5.0
-  giou: float = 2.0
-  no_object: float = 0.1
-  mask: float = 1.0
-  dice: float = 1.0
-  mask_stride: int = 1
-  dense: float = 0.0
+  short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
+  crop_sides: tuple[int, ...] = field((), 'Likewise.', valid=_SIDE)
+  crop: tuple[int, int] = field((384, 600), 'Likewise.', valid=_SIDE)
+  buckets: int = field(1, 'Likewise; each shape is compiled for itself.')
+  max_objects: int = field(100, 'Rows for objects of an image.', valid=_SIDE)
+  l1: float = field(5.0, 'Weight of the L1 of boxes, in costs too.', valid=_ANY)
+  giou: float = field(2.0, 'Weight of their GIoU, likewise.', valid=_ANY)
+  no_object: float = field(0.1, 'Weight of free queries.', valid='(0, inf)')
+  mask: float = field(1.0, "Weight of the masks' focal loss.", valid=_ANY)
+  dice: float = field(1.0, 'Weight of their dice loss.', valid=_ANY)
+  # The original's is 1: max_objects times an image's pixels in bytes.
+  mask_stride: int = field(1, 'See `BoxTransform`.', valid=_SIDE)
+  # Teaches a backbone to tell objects apart from few images.
+  dense: float = field(0.0, 'Weight of the classes of places.', valid=_ANY)
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     o = config.objective
     if config.model.name != DETR.kind:
       raise ValueError(
@@ -122,16 +95,7 @@ class Detection(Objective):
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(o.short_sides)}: each bucket needs one of them.'
       )
-    # `on_data` sets the number of classes.
-    model: Any = variants.build(
-      num_classes=1, image_size=image_size, **config.model
-    )
-    fields: dict[str, Any] = {
-      name: tuple(o[name]) if isinstance(default, tuple) else o[name]
-      for name, default in cls.defaults.items()
-    }
-    images = Images.from_config(config.data, image_size)
-    return cls(model, images, **fields)
+    return super()._arguments(config, image_size)
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data.
@@ -148,9 +112,9 @@ class Detection(Objective):
     model = self.model.clone(num_classes=len(names))
     return dataclasses.replace(self, model=model, class_names=names)
 
-  def train_transform(self) -> TrainBoxTransform:
-    """Returns what makes an example of a record."""
-    return TrainBoxTransform(
+  def train_transform(self) -> BoxTransform:
+    """Returns the function that makes an example of a record."""
+    return BoxTransform(
       self.images.size,
       self.max_objects,
       self.short_sides,
@@ -161,18 +125,13 @@ class Detection(Objective):
       self.buckets,
     )
 
+  def eval_transform(self) -> BoxTransform:
+    """Returns the same, which evaluation calls without a generator."""
+    return self.train_transform()
+
   def batch_sizes(self) -> list[tuple[int, int]]:
     """Returns (H, W) of a batch for each short side, all as likely."""
     return self.train_transform().sizes()
-
-  def eval_transform(self) -> EvalBoxTransform:
-    """Returns the same for evaluation."""
-    return EvalBoxTransform(
-      self.images.size,
-      self.max_objects,
-      self.short_sides,
-      self.mask_stride * self.model.masks,
-    )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM.
@@ -235,19 +194,13 @@ class Detection(Objective):
   def predict(
     self, params: Params, batch: Batch, key: jax.Array | None = None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns what the model says of a batch of images; in training with a key.
-
-    Their padding is 0 after they are normalised, as the original has it.
-    """
-    is_padding_BHW = padding(batch['size'], batch['image'].shape[1:3])
-    images_BHWC = jnp.where(
-      is_padding_BHW[..., None], 0.0, self.images.normalize(batch['image'])
-    )
-    apply: Any = self.model.apply
-    return apply(
-      {'params': params},
-      images_BHWC,
-      is_padding_BHW,
+    """Returns the model's outputs; the key is that of a training step."""
+    return predicted(
+      self.model,
+      params,
+      self.images.normalize,
+      batch['image'],
+      batch['size'],
       train=key is not None,
       rngs=None if key is None else {'dropout': key},
     )
@@ -306,7 +259,7 @@ class Detection(Objective):
 
   def _matches(self, outputs: Batch, objects: Batch) -> jax.Array:
     """Returns the query of each object in each layer, XBM."""
-    costs_XBQM = jax.vmap(matching.costs, (0, 0, None, None, None, None))(
+    costs_XBQM = jax.vmap(set_losses.costs, (0, 0, None, None, None, None))(
       jax.lax.stop_gradient(outputs['logits']),
       jax.lax.stop_gradient(outputs['boxes']),
       objects['labels'],
@@ -318,7 +271,7 @@ class Detection(Objective):
     # Images stay outermost, as devices share them.
     costs_NQM = costs_XBQM.swapaxes(0, 1).reshape(B * X, Q, M)
     is_object_NM = jnp.repeat(objects['labels'] >= 0, X, axis=0)
-    query_NM = matching.match(costs_NQM, is_object_NM)
+    query_NM = set_losses.match(costs_NQM, is_object_NM)
     return query_NM.reshape(B, X, M).swapaxes(0, 1)
 
   def _dense(
@@ -354,13 +307,6 @@ class Detection(Objective):
     return jnp.sum(weights_BL * nats_BL, axis=1) / jnp.where(
       total_B > 0, total_B, 1.0
     )
-
-
-Detection.defaults = {
-  x.name: x.default
-  for x in dataclasses.fields(Detection)
-  if x.default is not dataclasses.MISSING
-}
 
 
 def dense_classes(

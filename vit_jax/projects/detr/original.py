@@ -9,7 +9,6 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import table
 from vit_jax.projects.detr import hf_format
-from vit_jax.projects.detr import keys as detr_keys
 
 
 def matches(arrays: table.Flat) -> bool:
@@ -21,9 +20,9 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
-  """Reads a file of the original, of which these are the arrays."""
+  """Reads a file of the original, with these arrays."""
   del config  # the original writes none
-  lookup, prefix = hf_format.lookup_of(path, arrays, detr_keys.ORIGINAL)
+  lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
   if lookup.has(hf_format.MASKS):
     width = lookup.shape('input_proj/kernel', 4)[0]
@@ -36,8 +35,8 @@ def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
   return table.File(
     path=path,
     arrays=lookup.arrays,
-    fields=hf_format.fields_of(lookup, detr_keys.ORIGINAL) | fields,
-    table=detr_keys.table_of(detr_keys.ORIGINAL, prefix),
+    fields=hf_format.fields_of(lookup, hf_format.ORIGINAL) | fields,
+    table=hf_format.table_of(hf_format.ORIGINAL, prefix),
     preprocessing=table.Preprocessing(mean=hf_format.MEAN, std=hf_format.STD),
     warnings=(warning,),
   )

@@ -3,17 +3,29 @@
 COCO's `segmentation` of an object is a list of polygons, x and y by turns in
 pixels, or run lengths of zeros and ones down the columns (RLE), compressed or
 not. hotcoco decides which pixels a polygon has, as pycocotools does.
+
+Panoptic quality (1801.00868) is of objects that do not overlap: every pixel
+belongs to one object or to none. PQ (equation 1) is SQ, the mean IoU of matched
+objects, times RQ, the F1 score of the matches. hotcoco counts them as COCO's
+panopticapi does, with one difference: pixels without an object are background
+here, and count against a segment that covers them.
 """
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import cv2
 import numpy as np
 
 Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
+# COCO's annotations of an image's segments.
+Written = list[dict[str, Any]]
+ROWS = ('PQ', 'SQ', 'RQ')
+# The least probability of an object, and the most pixels of one that is left
+# out, as in DETR's code.
+_LIKELY, _SMALL = 0.85, 4
 
 
 def require_library(what: str) -> None:
@@ -26,7 +38,7 @@ def require_library(what: str) -> None:
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
-  """Returns what is wrong with COCO's segmentation; empty for nothing.
+  """Returns the fault of COCO's segmentation; empty if it is valid.
 
   `size` is the (height, width) of its image.
   """
@@ -49,7 +61,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
   return ''
 
 
-def are_numbers(x: Any) -> bool:
+def are_numbers(x: Any) -> TypeGuard[list[float]]:
   """Whether a list has finite numbers alone; JSON's may exceed every float."""
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
@@ -76,7 +88,9 @@ def run_lengths(
   return dict(segmentation)
 
 
-def mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
+def mask(
+  segmentation: Segmentation | None, size: tuple[int, int]
+) -> np.ndarray:
   """Returns the pixels of a segmentation, bool HW; see `run_lengths`."""
   if isinstance(segmentation, np.ndarray):
     return segmentation
@@ -119,3 +133,116 @@ def nearest(old: int, new: int) -> np.ndarray:
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
   return np.minimum(at, old - 1)
+
+
+class Segments(NamedTuple):
+  """Objects of an image that do not overlap.
+
+  Attributes:
+    index_HW: the object of each pixel, from 0 on; -1 for none.
+    labels_N: their classes.
+    crowd_N: whether each is many objects that are not told apart.
+  """
+
+  index_HW: np.ndarray
+  labels_N: np.ndarray
+  crowd_N: np.ndarray
+
+
+def wanted(objects: Mapping[str, Any]) -> Segments:
+  """Returns annotated objects: where they overlap, the smaller one is in front.
+
+  Args:
+    objects: as `BoxedSource.objects` has them, with masks; a crowd without one
+      has none here either.
+  """
+  size = objects['size']
+  masks = [mask(x, size) for x in objects['masks']]
+  index_HW = np.full(size, -1)
+  for i in sorted(range(len(masks)), key=lambda i: -np.sum(masks[i])):
+    index_HW[masks[i]] = i
+  return Segments(index_HW, objects['labels'], objects['crowd'])
+
+
+def found(
+  logits_of: Callable[[int], np.ndarray],
+  scores_N: np.ndarray,
+  labels_N: np.ndarray,
+  size: tuple[int, int],
+) -> Segments:
+  """Gives each pixel to the query with the highest positive logit.
+
+  As in DETR's code, unlikely objects and those of few pixels are left out;
+  there every pixel is some query's, as there are classes of background too.
+
+  Args:
+    logits_of: gives those HW of a query, asked for one after the other: all of
+      them would take gigabytes of a photograph.
+    scores_N: probabilities of the queries' objects.
+    labels_N: their classes.
+    size: (H, W).
+  """
+  index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
+  for i in np.flatnonzero(scores_N > _LIKELY):
+    logits_HW = logits_of(int(i))
+    index_HW[logits_HW > best_HW] = i
+    best_HW = np.maximum(best_HW, logits_HW)
+  counts_N = np.bincount(index_HW[index_HW >= 0])
+  index_HW[np.isin(index_HW, np.flatnonzero(counts_N <= _SMALL))] = -1
+  return Segments(index_HW, labels_N, np.zeros(len(labels_N), bool))
+
+
+def written(x: Segments, *, background: bool = False) -> Written:
+  """Returns COCO's annotations of segments; class 0 is the background.
+
+  Crowds of a class become one, since panopticapi knows one an image.
+  """
+  alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
+  parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
+  for label in np.unique(x.labels_N[crowds]):
+    parts.append((label + 1, 1, crowds[x.labels_N[crowds] == label]))
+  parts += [(0, 0, -1)] * background
+  return [
+    {
+      'category_id': int(category),
+      'iscrowd': crowd,
+      'segmentation': run_lengths(mask_HW, mask_HW.shape),
+    }
+    for category, crowd, members in parts
+    if (mask_HW := np.isin(x.index_HW, members)).any()
+  ]
+
+
+def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
+  """Returns PQ, SQ and RQ; nothing if there is no object at all.
+
+  Args:
+    images: annotations, with background, and what was found, of each.
+  """
+  from hotcoco import panoptic as hotcoco_panoptic
+
+  sides: list[Written] = [[], []]
+  for i, pair in enumerate(images):
+    for side, annotations in zip(sides, pair, strict=True):
+      side += [
+        {'id': len(side) + j, 'image_id': i} | x
+        for j, x in enumerate(annotations, 1)
+      ]
+  labels = {x['category_id'] for side in sides for x in side}
+  if not labels - {0}:
+    return {}
+  sizes = [want[0]['segmentation']['size'] for want, _ in images]
+  about = {
+    'images': [
+      {'id': i, 'height': H, 'width': W} for i, (H, W) in enumerate(sizes)
+    ],
+    'categories': [
+      {'id': x, 'name': str(x), 'isthing': int(x > 0)} for x in labels
+    ],
+  }
+  measured = hotcoco_panoptic.PanopticEval(
+    *(about | {'annotations': side} for side in sides)
+  )
+  measured.evaluate()
+  things = measured.results()['Things']
+  return {row: things[row.lower()] for row in ROWS if things['n']}

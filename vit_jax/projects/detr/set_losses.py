@@ -1,15 +1,152 @@
-"""Losses of a set of predicted boxes, each matched with one object or none.
+"""Boxes, which query answers for which object, and what that costs.
 
-Sums over an image each, so that whoever calls can divide by what a whole batch
+Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
+`match` gives each object of an image a query of its own, so that the costs of
+all pairs together are as low as they can be (equation 1 of 2005.12872). Losses
+are sums over an image, so that whoever calls can divide by what a whole batch
 has, however it is split.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.assignment
 
 from vit_jax.models.model import Batch
-from vit_jax.projects.detr import boxes
+from vit_jax.training import sharding
+
+# Below any area that float32 can tell from none, and its square above 0, so
+# that boxes without area have gradients.
+_LEAST_AREA = 1e-12
+
+
+def corners(boxes_X4: jax.Array) -> jax.Array:
+  """Returns (x0, y0, x1, y1) of (cx, cy, w, h)."""
+  centre_X2, size_X2 = jnp.split(boxes_X4, 2, axis=-1)
+  return jnp.concatenate(
+    [centre_X2 - size_X2 / 2, centre_X2 + size_X2 / 2], axis=-1
+  )
+
+
+def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
+  """Returns the GIoU of boxes given by their corners, in [-1, 1].
+
+  Intersection over union, less the share of the smallest box around both that
+  neither covers (1902.09630, algorithm 1). Leading dimensions broadcast. Boxes
+  without area give finite values and gradients.
+  """
+
+  def area(low_X2: jax.Array, high_X2: jax.Array) -> jax.Array:
+    return jnp.prod(jnp.maximum(high_X2 - low_X2, 0), axis=-1)
+
+  a0_X2, a1_X2 = jnp.split(a_X4, 2, axis=-1)
+  b0_X2, b1_X2 = jnp.split(b_X4, 2, axis=-1)
+  both_X = area(jnp.maximum(a0_X2, b0_X2), jnp.minimum(a1_X2, b1_X2))
+  around_X = area(jnp.minimum(a0_X2, b0_X2), jnp.maximum(a1_X2, b1_X2))
+  either_X = area(a0_X2, a1_X2) + area(b0_X2, b1_X2) - both_X
+  either_X = jnp.maximum(either_X, _LEAST_AREA)
+  around_X = jnp.maximum(around_X, _LEAST_AREA)
+  return both_X / either_X - (around_X - either_X) / around_X
+
+
+def likeliest(
+  logits_BQC: jax.Array, boxes_BQ4: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns each query's likeliest class of an object, and its box.
+
+  Args:
+    logits_BQC: of C - 1 classes and of no object.
+    boxes_BQ4: (cx, cy, w, h) as shares of the image without padding.
+
+  Returns:
+    Probabilities float32 BQ, classes int32 BQ, and corners float32 BQ4 as
+    shares of the image.
+  """
+  p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))[..., :-1]
+  labels_BQ = jnp.argmax(p_BQC, axis=-1)
+  return jnp.max(p_BQC, axis=-1), labels_BQ, corners(boxes_BQ4)
+
+
+# Replaces costs that are not finite, with which the search would not end. The
+# loss is not finite then either, and training says so.
+_WORST = 1e6
+
+
+def costs(
+  logits_BQC: jax.Array,
+  boxes_BQ4: jax.Array,
+  labels_BM: jax.Array,
+  targets_BM4: jax.Array,
+  l1: float,
+  giou: float,
+) -> jax.Array:
+  """Returns the cost of each object with each query, float32 BQM.
+
+  -p(class) + l1 |difference of the boxes| - giou GIoU: the probability itself
+  instead of its logarithm, as in section 3.1.
+
+  Args:
+    logits_BQC: of C - 1 classes and of no object.
+    boxes_BQ4: predicted (cx, cy, w, h).
+    labels_BM: classes of objects; -1 for an empty row.
+    targets_BM4: their boxes.
+    l1: weight of the boxes' L1 distance.
+    giou: weight of their generalised IoU.
+  """
+  p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))
+  p_BQM = jnp.take_along_axis(p_BQC, jnp.maximum(labels_BM, 0)[:, None], axis=2)
+  a_BQ14, b_B1M4 = boxes_BQ4[:, :, None], targets_BM4[:, None]
+  distance_BQM = jnp.sum(jnp.abs(a_BQ14 - b_B1M4), axis=-1)
+  iou_BQM = generalized_iou(corners(a_BQ14), corners(b_B1M4))
+  return l1 * distance_BQM - p_BQM - giou * iou_BQM
+
+
+def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
+  """Returns the query of each object, int32 BM.
+
+  The sum of the costs of `is_object_BM` is the lowest if no two objects have
+  the same query; M is at most Q. Empty rows get query 0 and come last. The
+  search covers as many rows as the fullest image of this device, up to a power
+  of two.
+  """
+  _, Q, M = costs_BQM.shape
+  costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
+
+  def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
+    is_object_B1m = is_object_BM[:, None, :m]
+    # An empty row has a query of its own behind the others, which no
+    # object takes, and is done with in one step. With equal costs for all it
+    # would try the queries of all such rows before it.
+    is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
+    costs_BXm = jnp.concatenate(
+      [
+        jnp.where(is_object_B1m, costs_BQM[:, :, :m], 2 * _WORST),
+        jnp.where(is_own_Bmm, 0.0, 2 * _WORST),
+      ],
+      axis=1,
+    )
+    found_Bm = jax.vmap(_query_of_each)(costs_BXm)
+    return jnp.pad(jnp.where(found_Bm < Q, found_Bm, 0), ((0, 0), (0, M - m)))
+
+  sizes = [*(2**i for i in range(3, M.bit_length()) if 2**i < M), M]
+
+  def search(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
+    most = jnp.max(jnp.sum(is_object_BM, axis=1))
+    return jax.lax.switch(
+      jnp.searchsorted(jnp.array(sizes), most),
+      [functools.partial(first, m) for m in sizes],
+      costs_BQM,
+      is_object_BM,
+    )
+
+  return sharding.on_each_device(search)(costs_BQM, is_object_BM)
+
+
+def _query_of_each(costs_QM: jax.Array) -> jax.Array:
+  query_M, object_M = optax.assignment.hungarian_algorithm(costs_QM)
+  return jnp.zeros_like(object_M).at[object_M].set(query_M)
 
 
 def of_boxes(
@@ -25,7 +162,7 @@ def of_boxes(
     logits_BQC: of C - 1 classes and of no object.
     boxes_BQ4: predicted (cx, cy, w, h).
     query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for a row that is none, and their `boxes`
+    objects: `labels` int32 BM, -1 for an empty row, and their `boxes`
       float32 BM4.
     no_object: weight of the cross-entropy of queries without an object.
 
@@ -44,7 +181,7 @@ def of_boxes(
   def total(x_BM: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(is_object_BM, x_BM, 0.0), axis=1)
 
-  # Rows that are none go behind the last query, where they are dropped.
+  # Empty rows go behind the last query, where they are dropped.
   place_BM = jnp.where(is_object_BM, query_BM, Q)
   wanted_BQ = jax.vmap(
     lambda place_M, labels_M: (
@@ -56,9 +193,7 @@ def of_boxes(
   )
   weight_BQ = jnp.where(wanted_BQ == C - 1, no_object, 1.0)
   found_BM4 = at(boxes_BQ4.astype(jnp.float32))
-  iou_BM = boxes.generalized_iou(
-    boxes.corners(found_BM4), boxes.corners(targets_BM4)
-  )
+  iou_BM = generalized_iou(corners(found_BM4), corners(targets_BM4))
   return {
     'ce': jnp.sum(weight_BQ * nats_BQ, axis=1),
     'l1': total(jnp.sum(jnp.abs(found_BM4 - targets_BM4), axis=-1)),
@@ -75,7 +210,7 @@ def of_masks(
   Args:
     mask_logits_BQhw: predicted, brought to the size of the objects' masks.
     query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for a row that is none, and `masks` BMHW of 1
+    objects: `labels` int32 BM, -1 for an empty row, and `masks` BMHW of 1
       and 0.
 
   Returns:

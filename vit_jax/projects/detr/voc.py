@@ -35,8 +35,10 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  """Returns when the files that `read` reads were last written."""
-  read = [path, image_folder(root), *_files(root).values()]
+  """Returns when a file of annotations, or those of VOC, were last written."""
+  read = [path]
+  if path.suffix != '.json':
+    read += [image_folder(root), *_files(root).values()]
   return max(x.stat().st_mtime_ns for x in read)
 
 
@@ -104,7 +106,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
     'images': [
       {
         'id': stem,
-        'file_name': images[stem],
+        'file_name': str(image_folder(root) / images[stem]),
         'width': _number(files[stem], 'size/width'),
         'height': _number(files[stem], 'size/height'),
       }

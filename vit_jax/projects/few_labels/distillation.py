@@ -13,7 +13,7 @@ divides the soft term by the classes as well, 1,000 times less of it.)
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,19 +52,12 @@ class Distillation(Classification):
   class_order: str = ''
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of a config with `config.teacher`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-      FileNotFoundError: if there is no teacher.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     teacher = teachers.named(config)
-    return dataclasses.replace(
-      super().from_config(config, image_size),
-      teacher=teacher,  # type: ignore[arg-type]
-      class_order=config.data.class_order,
-    )
+    own = {'teacher': teacher, 'class_order': config.data.class_order}
+    return super()._arguments(config, image_size) | own
 
   def fixed(self) -> Params:
     """Returns the teacher's parameters.

@@ -7,66 +7,45 @@ noise, the loss is the mean over all (1 + r) B of
 
   CE(softmax(student(noised image)), y or q).
 
+The teacher's labels are kept in a NumPy archive: `probabilities` float32 NC of
+all images in their order, `class_names` of C, `images`, the name and split of
+the data, `split_seed` of the split, and `teacher`, the checksums of its
+parameters.
+
 The noise is what the config has of it: `data.augment`, `model.dropout`,
 `model.stochastic_depth`.
 """
 
 import dataclasses
+import functools
+import io
 import logging
+import zipfile
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import classes, opening
+from vit_jax.checkpoints import classes, opening, saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import device_augmentation
+from vit_jax.data import atomic_files, device_augmentation
 from vit_jax.data.sources import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
 from vit_jax.objectives.objective import Example
-from vit_jax.projects.few_labels import soft_labels
 from vit_jax.projects.few_labels.streams import TwoStreams
+from vit_jax.training import features, sharding
 
 _log = logging.getLogger(__name__)
 
-
-@dataclasses.dataclass(frozen=True)
-class WithPseudoLabels:
-  """An example of a record, and of images drawn from those with soft labels.
-
-  Attributes:
-    transform: of all.
-    unlabelled: the images.
-    soft_labels_NC: of all of them.
-    rows: which are drawn from.
-    ratio: r, images to a record.
-  """
-
-  transform: TrainTransform
-  unlabelled: Source
-  soft_labels_NC: np.ndarray
-  rows: np.ndarray
-  ratio: int
-
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image', 'label', 'unlabelled' [r, H, W, 3], 'soft' [r, C]."""
-    example = self.transform(record, rng)
-    rows = self.rows[rng.integers(len(self.rows), size=self.ratio)]
-    images = [
-      self.transform(self.unlabelled[int(row)], rng)['image'] for row in rows
-    ]
-    return {
-      **example,
-      'unlabelled': np.stack(images),
-      'soft': self.soft_labels_NC[rows],
-    }
+BATCH_SIZE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,25 +61,15 @@ class PseudoLabels(TwoStreams):
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
-  threshold: float = field(
-    0.3, 'Least probability of the likeliest class.', valid='[0, 1]'
-  )
-  images_a_class: int = field(
-    0, 'As `soft_labels.balanced` has it.', valid='[0, inf)'
-  )
-  ratio: int = field(
-    1, 'r, pseudo-labelled images to a labelled one.', valid='[1, inf)'
-  )
+  threshold: float = field(0.3, 'Least top probability.', valid='[0, 1]')
+  images_a_class: int = field(0, 'As `balanced` has it.', valid='[0, inf)')
+  ratio: int = field(1, 'r, images to a labelled one.', valid='[1, inf)')
   teacher: opening.Checkpoint | None = None
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective` and `config.teacher`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-      FileNotFoundError: if there is no teacher.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     labels, teacher = config.objective.labels, None
     if not labels:
       raise ValueError(
@@ -109,27 +78,17 @@ class PseudoLabels(TwoStreams):
       )
     if config.teacher or not absolute(labels).exists():
       teacher = teachers.named(config)
-    return dataclasses.replace(
-      super().from_config(config, image_size), teacher=teacher
-    )
+    return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example, once images are labelled.
-
-    Raises:
-      ValueError: if the unlabelled images cannot be opened, or the labels be
-        used.
-      FileNotFoundError: likewise.
-    """
+    """Returns the function that makes an example, once images are labelled."""
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
     source = self.open_unlabelled()
-    soft_labels_NC = soft_labels.kept(
+    soft_labels_NC = kept(
       self.labels, self.teacher, source, self.data, self.class_names
     )
-    rows = soft_labels.balanced(
-      soft_labels_NC, self.threshold, self.images_a_class
-    )
+    rows = balanced(soft_labels_NC, self.threshold, self.images_a_class)
     known = np.unique(soft_labels_NC[rows].argmax(1))
     _log.info(
       'Soft labels: %d of %d images, of %d classes.',
@@ -137,8 +96,13 @@ class PseudoLabels(TwoStreams):
       len(source),
       len(known),
     )
-    return WithPseudoLabels(
-      super().train_transform(), source, soft_labels_NC, rows, self.ratio
+    return functools.partial(
+      example_of,
+      transform=super().train_transform(),
+      unlabelled=source,
+      soft_labels_NC=soft_labels_NC,
+      rows=rows,
+      ratio=self.ratio,
     )
 
   @property
@@ -210,3 +174,150 @@ class PseudoLabels(TwoStreams):
       'accuracy': jnp.mean(hit[:, 0]),
       'agreement': jnp.mean(hit[:, 1:]),
     }
+
+
+def example_of(
+  record: Record,
+  rng: np.random.Generator,
+  *,
+  transform: TrainTransform,
+  unlabelled: Source,
+  soft_labels_NC: np.ndarray,
+  rows: np.ndarray,
+  ratio: int,
+) -> Example:
+  """Returns an example of a record, and of r images drawn from `rows`.
+
+  They are 'image' and 'label', 'unlabelled' [r, H, W, 3] and 'soft' [r, C].
+  """
+  example = transform(record, rng)
+  drawn = rows[rng.integers(len(rows), size=ratio)]
+  images = [transform(unlabelled[int(row)], rng)['image'] for row in drawn]
+  return {
+    **example,
+    'unlabelled': np.stack(images),
+    'soft': soft_labels_NC[drawn],
+  }
+
+
+def kept(
+  path: str,
+  teacher: opening.Checkpoint | None,
+  source: Source,
+  data: ConfigDict,
+  class_names: tuple[str, ...],
+) -> np.ndarray:
+  """Returns the probabilities float32 NC of a file, after making it if needed.
+
+  All processes call it together, with a path that all of them see. The teacher
+  labels each image as it would be measured, without noise.
+
+  Args:
+    path: of the file; it appears whole or not at all.
+    teacher: of the classes; may be None if the file exists.
+    source: the images.
+    data: as `config.data`, with their name and split.
+    class_names: C names.
+
+  Raises:
+    ValueError: if the file holds other images, classes or another teacher's
+      labels, or neither file nor teacher exists.
+  """
+  place = absolute(path)
+  found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
+  wanted: dict[str, Any] = {
+    'images': f'{data.name} {data.split}',
+    'class_names': class_names,
+    'split_seed': data.split_seed,
+  }
+  if teacher:
+    wanted['teacher'] = saving.checksums(teacher.params)
+  if not found:
+    if teacher is None:
+      raise ValueError(
+        f'objective.labels: there is no {path}, and no teacher to make it: '
+        'name one, --config.teacher=PATH.'
+      )
+    probabilities_NC = _labelled(teacher, source, data.workers)
+    if jax.process_index() == 0:
+      file = io.BytesIO()
+      np.savez(file, probabilities=probabilities_NC, **wanted)
+      place.parent.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace(place, file.getvalue())
+    multihost_utils.sync_global_devices('soft labels are kept')
+  try:
+    with place.open('rb') as file, np.load(file) as archive:
+      probabilities_NC = archive['probabilities']
+      # Older files lack the other two.
+      held = {name: archive[name] for name in ('images', 'class_names')}
+      held |= {x: archive[x] for x in wanted if x in archive}
+  except (
+    *(KeyError, OSError, ValueError, zipfile.BadZipFile),
+    *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
+  ) as e:
+    raise ValueError(f'{path} holds no soft labels: {e}') from e
+  other = [
+    name for name, x in held.items() if not np.array_equal(x, wanted[name])
+  ]
+  if other or probabilities_NC.shape != (len(source), len(class_names)):
+    raise ValueError(
+      f'{path} has soft labels of shape {probabilities_NC.shape} of '
+      f'{held["images"]}, and {len(source):,} images of {wanted["images"]} and '
+      f'{len(class_names):,} classes are wanted'
+      + (f' (other {" and ".join(other)})' if other else '')
+      + ': remove it, or name another file, --config.objective.labels=PATH.'
+    )
+  return probabilities_NC
+
+
+def _labelled(
+  teacher: opening.Checkpoint, source: Source, workers: int
+) -> np.ndarray:
+  """Returns the teacher's probabilities NC, in every process."""
+  mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
+  batch_size = -(-BATCH_SIZE // mesh.size) * mesh.size
+  params = sharding.place(teacher.params, sharding.replicated(mesh))
+
+  def probabilities(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    logits_BC, _ = teacher.model.apply({'params': params}, images_BHWC)
+    return jax.nn.softmax(logits_BC.astype(jnp.float32))
+
+  label = features.Extractor(
+    probabilities,
+    teacher.images,
+    batch_size=batch_size,
+    mesh=mesh,
+    workers=workers,
+  )
+  return label(params, source, 'Labelling images')
+
+
+def balanced(
+  probabilities_NC: np.ndarray, threshold: float, images_a_class: int
+) -> np.ndarray:
+  """Returns which images are learned from, as often as they are, int64.
+
+  Those whose likeliest class has at least the probability `threshold`; of each
+  class as many, the likeliest first, and again from the first where a class
+  lacks some.
+
+  Args:
+    probabilities_NC: of all images.
+    threshold: from 0 to 1.
+    images_a_class: how many; 0 for as many as the largest class has. A class
+      without any stays without.
+
+  Raises:
+    ValueError: if no image reaches the threshold.
+  """
+  top_N, classes_N = probabilities_NC.max(1), probabilities_NC.argmax(1)
+  rows = np.argsort(-top_N, kind='stable')
+  rows = rows[top_N[rows] >= threshold]
+  if not rows.size:
+    raise ValueError(
+      f'objective.threshold is {threshold}, and the teacher is not so sure of '
+      f'any image; of the surest {top_N.max():.3f}. Lower it.'
+    )
+  members = [rows[classes_N[rows] == c] for c in np.unique(classes_N[rows])]
+  n = images_a_class or max(map(len, members))
+  return np.concatenate([np.resize(each, n) for each in members])

@@ -1,7 +1,7 @@
 """Objectives of two streams: labelled examples, and images without labels."""
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 from ml_collections import ConfigDict
@@ -29,12 +29,9 @@ class TwoStreams(Classification):
   data: ConfigDict = None
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     config = config.copy_and_resolve_references()
     o, data = config.objective, config.data
     if cls.second_head:
@@ -44,9 +41,9 @@ class TwoStreams(Classification):
           'learned by a ViT with a second head. Choose a variant such as b16.'
         )
       config.model.name = cls.second_head
-    made = super().from_config(config, image_size)
+    found = super()._arguments(config, image_size)
     data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
-    return dataclasses.replace(made, data=data)
+    return found | {'data': data}
 
   def open_unlabelled(self) -> Source:
     """Opens the images without labels.

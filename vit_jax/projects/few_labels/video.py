@@ -15,71 +15,45 @@ the weight,
            of those of all videos,
 
 others being those of a group of `objective.group` rows. The three levels are
-those of its section 3: exemplars (see `exemplar`), a shot as the mean of its
+those of its section 3: exemplars (see `s4l`), a shot as the mean of its
 frames, and prediction across shots by InfoNCE. The paper predicts by an LSTM or
 an MLP from all shots before; here a linear layer does from the last one.
+
+Frames are records, and lie video after video in their order. A shot is a
+stretch of neighbouring frames.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self
+import functools
+import pathlib
+from typing import Any, ClassVar
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data.sources import Record
+from vit_jax.data import bad_images, decode, folder, image_files, transforms
+from vit_jax.data.source import Record, RecordsByIndex, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Example
-from vit_jax.projects.few_labels.exemplar import (
+from vit_jax.projects.few_labels.s4l import (
   Exemplar,
   triplet_gaps,
   unit_vectors,
 )
 from vit_jax.projects.few_labels.second_heads import VideoViT
-from vit_jax.projects.few_labels.videos import Videos, open_videos
 
-
-@dataclasses.dataclass(frozen=True)
-class WithClip:
-  """An example of a record, and a part of a video drawn at random.
-
-  Attributes:
-    labelled: transform of the record.
-    transform: of each copy of a frame.
-    videos: one of which is drawn.
-    shots: S.
-    frames: F.
-    copies: K.
-    length: most frames that a shot goes over.
-  """
-
-  labelled: Any
-  transform: TrainTransform
-  videos: Videos
-  shots: int
-  frames: int
-  copies: int
-  length: int
-
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image', 'label', 'clip' uint8 [S, F, K, H, W, 3], 'video'."""
-    example = self.labelled(record, rng)
-    video = int(rng.integers(len(self.videos)))
-    rows_SF = self.videos.clip(video, self.shots, self.frames, self.length, rng)
-    images = []
-    for row in rows_SF.flat:
-      frame = self.videos.frames[int(row)]
-      images += [
-        self.transform(frame, rng)['image'] for _ in range(self.copies)
-      ]
-    shape = *rows_SF.shape, self.copies, *images[0].shape
-    clip = np.stack(images).reshape(shape)
-    return {**example, 'clip': clip, 'video': np.int32(video)}
+# How far an image moves: across and down in shares of the side, turned by
+# degrees, and grown by the logarithm of the size. A shot changes one of the
+# tuples of columns, in so many frames; smaller images are enlarged.
+_MOST = np.array([0.25, 0.25, 30.0, 0.3])
+_SHOTS, _FRAMES, _SIDE = ((0, 1), (2,), (3,)), 8, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,46 +67,43 @@ class VideoInvariances(Exemplar):
 
   copies: int = field(2, 'K.', valid='[2, inf)')
   group: int = field(16, 'As `Exemplar` has it.', valid='[2, inf)')
-  videos: str = field(
-    '', 'Folder of videos; empty for moving images of `unlabelled`.'
-  )
+  videos: str = field('', 'Their folder; empty for moving images.')
   shots: int = field(2, 'S.', valid='[2, inf)')
   frames: int = field(2, 'F.', valid='[2, inf)')
   length: int = field(16, 'Most frames that a shot goes over.')
   temperature: float = field(0.1, 't.', valid='(0, inf)')
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     o = config.objective
     if o.length < o.frames:
       raise ValueError(
         f'objective.length is {o.length}: a shot has objective.frames='
         f'{o.frames} at least.'
       )
-    return super().from_config(config, image_size)
+    return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns what makes an example of a record, and of a video.
-
-    Raises:
-      ValueError: if the videos cannot be opened, or are too short.
-      FileNotFoundError: likewise.
-    """
+    """Returns the function that makes an example of a record and a video."""
     videos = open_videos(self.videos, self.data)
-    videos.check(self.shots, self.frames)
-    return WithClip(
-      Classification.train_transform(self),
-      self.images.train_transform(),
-      videos,
-      self.shots,
-      self.frames,
-      self.copies,
-      self.length,
+    lengths, least = np.diff(videos.edges), self.shots * self.frames
+    if min(lengths) < least:
+      first = videos.edges[np.argmin(lengths)]
+      raise ValueError(
+        f'The video that begins with {videos.frames[int(first)]["name"]} has '
+        f'{min(lengths)} frames: objective.shots={self.shots} of '
+        f'objective.frames={self.frames} take {least}. Remove it, or take '
+        'fewer.'
+      )
+    return functools.partial(
+      example_of,
+      labelled=Classification.train_transform(self),
+      transform=self.images.train_transform(),
+      videos=videos,
+      clip=(self.shots, self.frames, self.length),
+      copies=self.copies,
     )
 
   @property
@@ -248,3 +219,149 @@ class VideoInvariances(Exemplar):
       similarity / self.temperature, own
     )
     return jnp.mean(losses), jnp.mean(jnp.argmax(similarity, -1) == own)
+
+
+def example_of(
+  record: Record,
+  rng: np.random.Generator,
+  *,
+  labelled: Any,
+  transform: TrainTransform,
+  videos: 'Videos',
+  clip: tuple[int, int, int],
+  copies: int,
+) -> Example:
+  """Returns an example of a record, and a clip of a video drawn at random.
+
+  They are 'image' and 'label', 'clip' uint8 [S, F, K, H, W, 3] and 'video'.
+  """
+  example = labelled(record, rng)
+  video = int(rng.integers(len(videos)))
+  rows_SF = videos.clip(video, *clip, rng)
+  frames = (videos.frames[int(row)] for row in rows_SF.flat)
+  images = np.stack(
+    [transform(x, rng)['image'] for x in frames for _ in range(copies)]
+  )
+  shape = *rows_SF.shape, copies, *images.shape[1:]
+  return {**example, 'clip': images.reshape(shape), 'video': np.int32(video)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Videos:
+  """Videos of any length.
+
+  Attributes:
+    frames: of all of them.
+    edges: int64 [V + 1], video v has the frames from edges[v] to before
+      edges[v + 1].
+  """
+
+  frames: RecordsByIndex
+  edges: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.edges) - 1
+
+  def clip(
+    self,
+    video: int,
+    shots: int,
+    frames: int,
+    length: int,
+    rng: np.random.Generator,
+  ) -> np.ndarray:
+    """Returns the frames [shots, frames] of a part of a video, in order.
+
+    Each of as many equal parts of the video has a shot, at most `length`
+    neighbouring frames anywhere in it, of which `frames` are drawn.
+    """
+    first, end = self.edges[video : video + 2]
+    bounds = first + (end - first) * np.arange(shots + 1) // shots
+    found = []
+    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+      within = min(length, high - low)
+      low = low + rng.integers(high - low - within + 1)
+      found.append(low + np.sort(rng.choice(within, frames, replace=False)))
+    return np.stack(found)
+
+
+def open_videos(path: str, data: ConfigDict) -> Videos:
+  """Opens the videos of a folder, or makes some of images; frames are checked.
+
+  Args:
+    path: of a folder with a folder of frames for each video, which come in the
+      order of their numbers. Empty for a video of every image of `data`, which
+      moves.
+    data: as `config.data`.
+
+  Raises:
+    ValueError: if there is no video, or frames are unreadable.
+  """
+  if not path:
+    images = bad_images.open_checked(data, data.split)
+    edges = np.arange(len(images) + 1) * len(_SHOTS) * _FRAMES
+    return Videos(MovingImages(images), edges)
+  root = pathlib.Path(path).expanduser()
+  if not (names := image_files.sub_folders(root)):
+    raise ValueError(
+      f'{root} has no folders of frames: write the frames of each video into a '
+      f'folder of its own, as by ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
+    )
+  files, _ = folder.list_files(root, names)
+  # Frame 10 comes after frame 9, which has a shorter name.
+  files.sort(key=lambda file: (file[1], len(file[0]), file[0]))
+  paths, videos = map(list, zip(*files, strict=True))
+  frames = bad_images.checked(
+    folder.LabelledFiles(paths, videos, names), data.on_bad_image
+  )
+  # Videos without a readable frame are left out.
+  labels = frames.labels()  # type: ignore[attr-defined]
+  starts = np.unique(labels, return_index=True)[1]
+  return Videos(frames, np.append(starts, len(frames)))
+
+
+class MovingImages:
+  """A video of each image: it drifts, turns and grows, a shot each.
+
+  The first frame is the image; the shots come in random order, and each goes on
+  evenly from the end of the shot before. Pixels from outside mirror the image.
+  A video follows from the name of its image.
+  """
+
+  def __init__(self, images: Source):
+    """Takes the images."""
+    self._images = images
+
+  def __len__(self) -> int:
+    return len(self._images) * len(_SHOTS) * _FRAMES
+
+  def __getitem__(self, index: int) -> Record:
+    video, frame = divmod(index, len(_SHOTS) * _FRAMES)
+    record = self._images[video]
+    image = decode.decode(record['image'], record['name'])
+    pose = poses(transforms.seed_of(record['name']))[frame]
+    across, down, turn, grow = pose
+    height, width = image.shape[:2]
+    scale = max(1.0, _SIDE / min(height, width))
+    size = round(width * scale), round(height * scale)
+    centre = (width - 1) / 2, (height - 1) / 2
+    matrix = cv2.getRotationMatrix2D(centre, turn, scale * np.exp(grow))
+    matrix[:, 2] += (
+      (size[0] - width) / 2 + across * size[0],
+      (size[1] - height) / 2 + down * size[1],
+    )
+    moved = cv2.warpAffine(image, matrix, size, borderMode=cv2.BORDER_REFLECT)
+    return {'image': moved, 'name': f'{record["name"]}, frame {frame}'}
+
+
+def poses(seed: int) -> np.ndarray:
+  """Returns (across, down, turn, grow) of the frames of a moving image."""
+  rng = np.random.RandomState(seed)
+  pose, found = np.zeros(len(_MOST)), []
+  for shot in rng.permutation(len(_SHOTS)):
+    columns = list(_SHOTS[shot])
+    ends = rng.uniform(-1, 1, len(columns)) * _MOST[columns]
+    for share in np.linspace(0, 1, _FRAMES):
+      pose[columns] = share * ends
+      found.append(pose.copy())
+  return np.array(found)

@@ -11,10 +11,9 @@ import numpy as np
 from vit_jax.checkpoints import opening
 from vit_jax.data import decode
 from vit_jax.projects.igpt.model import IGPT
+from vit_jax.visualize import draw
 
-# Side that images are enlarged to, about, what is between them, and for pixels
-# that are not kept.
-_SIDE, _GAP, _GREY = 128, 4, 128
+_GREY = 128  # of pixels that are not kept
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'given'))
@@ -67,6 +66,7 @@ def continued(
   return colours_BL
 
 
+@functools.partial(jax.jit, static_argnames='model')
 def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
   """Returns the bits a pixel of images, -log2 p(image) / L, B."""
   _, aux = model.apply({'params': params}, colours_BL, capture=('pixels',))
@@ -134,7 +134,7 @@ def complete(
   # One after the other, as the keys and values of all would not fit.
   for i, image_HWC in enumerate(images_BHWC):
     image_1HWC = checkpoint.normalize(jnp.asarray(image_HWC[None]))
-    colours_1L, bits_1 = _read(model, params, image_1HWC)
+    colours_1L = model.quantised(image_1HWC)
     drawn_SL = continued(
       model,
       params,
@@ -147,35 +147,19 @@ def complete(
       model.painted(np.asarray(colours_1L)[0]).reshape(H, W, 3),
       model.painted(np.asarray(drawn_SL)).reshape(-1, H, W, 3),
       kept,
-      float(bits_1[0]),
+      float(bits(model, params, colours_1L)[0]),
     )
 
 
-def picture(found: Sequence[Completed]) -> np.ndarray:
-  """Returns a row for each photograph: itself, what is kept, the samples."""
+def picture(found: Sequence[Completed], names: Sequence[str]) -> bytes:
+  """Returns a PNG with a row for each photograph, called by its name.
+
+  Its columns are the photograph, what is kept of it, and the samples.
+  """
   rows = []
   for own_HWC, samples_SHWC, kept, _ in found:
     seen_HWC = own_HWC.copy()
     seen_HWC[kept:] = _GREY
-    rows.append([own_HWC, seen_HWC, *samples_SHWC])
-  return _grid(np.array(rows))
-
-
-@functools.partial(jax.jit, static_argnames='model')
-def _read(
-  model: IGPT, params: Any, images_BHWC: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the colours BL of images, and their bits a pixel B."""
-  colours_BL = model.quantised(images_BHWC)
-  return colours_BL, bits(model, params, colours_BL)
-
-
-def _grid(images_RCHWC: np.ndarray) -> np.ndarray:
-  """Returns rows R and columns C of images as one, enlarged."""
-  times = max(_SIDE // images_RCHWC.shape[2], 1)
-  big = images_RCHWC.repeat(times, 2).repeat(times, 3)
-  padding = ((0, 0), (0, 0), (0, _GAP), (0, _GAP), (0, 0))
-  big = np.pad(big, padding, constant_values=255)
-  R, C, H, W, _ = big.shape
-  joined = big.swapaxes(1, 2).reshape(R * H, C * W, 3)
-  return joined[:-_GAP, :-_GAP]
+    samples = {f'sample {i}': x for i, x in enumerate(samples_SHWC, 1)}
+    rows.append({'photograph': own_HWC, 'kept': seen_HWC} | samples)
+  return draw.sheet(rows, names)

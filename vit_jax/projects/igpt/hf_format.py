@@ -28,7 +28,7 @@ _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory, of which `config` is the config.json.
+  """Reads a directory; `config` is its config.json.
 
   Raises:
     ValueError: if it has no palette, or one of another size than its

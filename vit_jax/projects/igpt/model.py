@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import attention, heads
+from vit_jax.models import attention, fields, heads
 from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.layers import (
   DEPTHS,
@@ -55,21 +55,11 @@ class Block(nn.Module):
   """One layer: attention, then an MLP, each after a norm.
 
   Attributes:
-    heads: N.
-    mlp_dim: M.
-    depth: of the model, which decides the initial scale.
-    causal: whether a token looks at those up to itself only.
-    bias: whether products have one.
-    dtype: of the computation.
+    of: the fields of IGPT.
     capture: as the model's `__call__` has it, and 'cache' for keys and values.
   """
 
-  heads: int
-  mlp_dim: int
-  depth: int
-  causal: bool
-  bias: bool
-  dtype: Any
+  of: Any
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -84,7 +74,7 @@ class Block(nn.Module):
     Where keys and values BLNK are `kept`, the tokens are the one at a position.
     """
     x_BLD = constrain(x_BLD, 'BLD')
-    y_BLD = rms_norm(self.dtype, 'ln_1')(x_BLD)
+    y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
     captured: dict[str, Any] = {}
     if 'blocks' in self.capture:
       captured['blocks'] = y_BLD
@@ -92,13 +82,13 @@ class Block(nn.Module):
       x_BLD + self._attend(y_BLD, kept, position, captured), 'BLD'
     )
     y_BLD = MlpBlock(
-      self.mlp_dim,
+      self.of.mlp_dim,
       'quick',
-      dtype=self.dtype,
-      bias=self.bias,
+      dtype=self.of.dtype,
+      bias=self.of.bias,
       kernel_init=nn.initializers.normal(0.02),
       name='mlp',
-    )(rms_norm(self.dtype, 'ln_2')(x_BLD))
+    )(rms_norm(self.of.dtype, 'ln_2')(x_BLD))
     return x_BLD + y_BLD, captured
 
   def _attend(
@@ -112,9 +102,9 @@ class Block(nn.Module):
 
     def project(name: str) -> Array:
       return Projection(
-        (self.heads, D // self.heads),
-        dtype=self.dtype,
-        bias=self.bias,
+        (self.of.heads, D // self.of.heads),
+        dtype=self.of.dtype,
+        bias=self.of.bias,
         kernel_init=nn.initializers.normal(D**-0.5),
         name=name,
       )(y_BLD)
@@ -136,16 +126,16 @@ class Block(nn.Module):
     if position is not None:
       mask_BQL = (jnp.arange(k_BLNK.shape[1]) <= position)[None, None]
       z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
-    elif self.causal:
+    elif self.of.causal:
       z_BQNK = self._causal(q_BQNK, k_BLNK, v_BLNK)
     else:
       z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
     return Projection(
       (D,),
       axes=2,
-      dtype=self.dtype,
-      bias=self.bias,
-      kernel_init=nn.initializers.normal((D * self.depth) ** -0.5),
+      dtype=self.of.dtype,
+      bias=self.of.bias,
+      kernel_init=nn.initializers.normal((D * self.of.depth) ** -0.5),
       name='out',
     )(z_BQNK)
 
@@ -165,7 +155,7 @@ class Block(nn.Module):
 
   def _mask(self, start: int, end: int, keys: int) -> Array | None:
     """Returns where the queries from `start` to `end` may look, BQL."""
-    if not self.causal:
+    if not self.of.causal:
       return None
     return jnp.asarray(
       (np.arange(keys)[None] <= np.arange(start, end)[:, None])[None]
@@ -188,31 +178,17 @@ class IGPT(Model):
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
-  num_classes: int = field(
-    REQUIRED,
-    'C; 0 returns the representation, the mean of the last norm.',
-    valid='[0, inf)',
-  )
+  num_classes: int = field(REQUIRED, 'C; 0 for the mean.', valid='[0, inf)')
   width: int = field(REQUIRED, 'D.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
-  mlp_dim: int = field(
-    REQUIRED, 'M; 4 D in the published models.', valid='[1, inf)'
-  )
+  mlp_dim: int = field(REQUIRED, 'M; 4 D as published.', valid='[1, inf)')
   heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
-  causal: bool = field(
-    True, 'A pixel is predicted from the pixels before it, or from all (BERT).'
-  )
-  bias: bool = field(
-    False, "Products in layers have a bias; the original's have none."
-  )
+  causal: bool = field(True, 'From pixels before, not from all (BERT).')
+  bias: bool = field(False, 'Layers have one; the original has none.')
   palette: tuple[float, ...] = field(
-    even_palette(8),
-    'R, G and B of K colours, one after the other; never trained.',
-    valid='[-1.001, 1.001]',
+    even_palette(8), 'R, G and B of K colours.', valid='[-1.001, 1.001]'
   )
-  dtype: Any = field(
-    jnp.float32, 'Of the computation; parameters are always float32.'
-  )
+  dtype: Any = field(jnp.float32, 'Of the computation.')
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
@@ -332,15 +308,7 @@ class IGPT(Model):
       is_initializing=self.is_initializing(),
       heads=self.heads,
       depth=self.depth,
-      fields={
-        'heads': self.heads,
-        'mlp_dim': self.mlp_dim,
-        'depth': self.depth,
-        'causal': self.causal,
-        'bias': self.bias,
-        'dtype': self.dtype,
-        'capture': capture,
-      },
+      fields={'of': fields.frozen(self), 'capture': capture},
     )
     if 'cache' in captured:
       filled = jnp.int32(L) if position is None else position + 1

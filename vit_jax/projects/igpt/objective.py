@@ -17,8 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
-from vit_jax.models import variants
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import (
   OF_CLASSES,
@@ -38,45 +37,37 @@ class Pixels(Objective):
   Attributes:
     model: predicts every pixel.
     images: how images are brought to the model.
-    rate: share of the pixels that are hidden, and predicted, where the model is
-      not causal.
-    class_names: none.
+    class_names: C names if classes are learned besides.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {'rate': 0.15}
-  valid: ClassVar[Mapping[str, Valid]] = {'rate': '(0, 1]'}
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   model: IGPT
   images: Images
-  rate: float = 0.15
+  rate: float = field(0.15, 'Share of hidden pixels (BERT).', valid='(0, 1]')
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`, without labels.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
-    o = config.objective
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     if config.model.name != IGPT.kind:
       raise ValueError(
         f'model.name is {config.model.name!r}: pixels are predicted by iGPT. '
         'Choose a variant such as igpt_s.'
       )
-    images = Images.from_config(config.data, image_size)
-    mean, std = images.preprocessing.mean, images.preprocessing.std
-    if (mean, std) != (device_augmentation.MEAN, device_augmentation.STD):
+    found = super()._arguments(config, image_size)
+    images = found['images'].preprocessing
+    if (images.mean, images.std) != (
+      device_augmentation.MEAN,
+      device_augmentation.STD,
+    ):
       raise ValueError(
-        f'data.mean is {mean} and data.std {std}: a palette has '
+        f'data.mean is {images.mean} and data.std {images.std}: a palette has '
         f'values in [-1, 1], for which both are {device_augmentation.MEAN}.'
       )
-    model: Any = variants.build(
-      num_classes=0, image_size=image_size, **config.model
-    )
-    return cls(model, images, o.rate)
+    return found
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Returns images and, where pixels are hidden, which.
@@ -99,26 +90,34 @@ class Pixels(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean over images of the nats a predicted pixel."""
+    """Returns the mean loss over images, and the means of what is measured."""
     del fixed, key, train
-    loss = jnp.mean(self._predict(params, batch)[1])
-    return loss, {'loss': loss}
+    found = self._measured(batch, *self._predict(params, batch))
+    means = {name: jnp.mean(x_B) for name, x_B in found.items()}
+    return means['loss'], means
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    What is hidden of an image follows from its `index` in the data, so that
-    every evaluation asks the same.
+    The hidden pixels of an image follow from its `index` in the data, so that
+    every evaluation asks the same. Its class is told with no pixel hidden.
     """
     del fixed
-    _, nats_B = self._predict(params, self._asked(batch))
-    return sums(batch['mask'], {'loss': nats_B})
-
-  def _asked(self, batch: Batch) -> Batch:
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
       jax.random.key(0), batch['index']
     )
-    return self._prepared(batch, keys_B)
+    asked = self._prepared(batch, keys_B)
+    outputs, nats_B = self._predict(params, asked)
+    if self.class_names and not self.model.causal:
+      outputs, _ = self.model.apply({'params': params}, asked['image'])
+    return sums(batch['mask'], self._measured(batch, outputs, nats_B))
+
+  def _measured(
+    self, batch: Batch, logits_BC: jax.Array, nats_B: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Returns metrics of each image, B: the nats a predicted pixel."""
+    del batch, logits_BC
+    return {'loss': nats_B}
 
   def _prepared(self, batch: Batch, keys_B: jax.Array) -> Batch:
     found = batch | {'image': self.images.normalize(batch['image'])}
@@ -155,11 +154,7 @@ class Pixels(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class PixelsAndClasses(Pixels):
-  """Learns classes, and the colours of pixels besides: L_gen + L_clf.
-
-  Attributes:
-    class_names: C names.
-  """
+  """Learns classes, and the colours of pixels besides: L_gen + L_clf."""
 
   metrics: ClassVar[Mapping[str, Best]] = {
     'accuracy': 'highest',
@@ -178,62 +173,27 @@ class PixelsAndClasses(Pixels):
     return dataclasses.replace(self, model=model, class_names=facts.class_names)
 
   def train_transform(self) -> transforms.TrainTransform:
-    """Returns what makes 'image' and 'label' of a record."""
+    """Returns the function from a record to 'image' and 'label'."""
     return self.images.train_transform()
 
   def eval_transform(self) -> transforms.EvalTransform:
-    """Returns the same for evaluation."""
+    """Returns the function for evaluation."""
     return self.images.eval_transform()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns images uint8 BHWC and labels int32 B."""
-    return super().batch_shapes(size) | {
-      'label': jax.ShapeDtypeStruct((size,), np.int32)
-    }
+    label = jax.ShapeDtypeStruct((size,), np.int32)
+    return super().batch_shapes(size) | {'label': label}
 
-  def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
-  ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean over images of both losses, added up."""
-    del fixed, key, train
-    logits_BC, nats_B = self._predict(params, batch)
-    hit_B, loss_B = _classified(logits_BC, batch['label'])
-    loss, pixel_loss = jnp.mean(loss_B + nats_B), jnp.mean(nats_B)
-    return loss, {
-      'loss': loss,
-      'accuracy': jnp.mean(hit_B),
-      'pixel_loss': pixel_loss,
-    }
-
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the images whose `mask` is 1.
-
-    Pixels are asked for as `Pixels` does it; the class is told of the image
-    with nothing hidden.
-    """
-    del fixed
-    asked = self._asked(batch)
-    logits_BC, nats_B = self._predict(params, asked)
-    if not self.model.causal:
-      logits_BC, _ = self.model.apply({'params': params}, asked['image'])
-    hit_B, loss_B = _classified(logits_BC, batch['label'])
-    return sums(
-      batch['mask'],
-      {'accuracy': hit_B, 'loss': loss_B + nats_B, 'pixel_loss': nats_B},
+  def _measured(
+    self, batch: Batch, logits_BC: jax.Array, nats_B: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Returns metrics of each image, B: both losses added up, and parts."""
+    loss_B = optax.softmax_cross_entropy_with_integer_labels(
+      logits_BC, batch['label']
     )
-
-
-def _classified(
-  logits_BC: jax.Array, label_B: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns whether the likeliest class is right, and the cross-entropy."""
-  return (
-    jnp.argmax(logits_BC, -1) == label_B,
-    optax.softmax_cross_entropy_with_integer_labels(logits_BC, label_B),
-  )
+    return {
+      'loss': loss_B + nats_B,
+      'accuracy': jnp.argmax(logits_BC, -1) == batch['label'],
+      'pixel_loss': nats_B,
+    }

@@ -15,13 +15,12 @@ from vit_jax.visualize import draw
 
 _log = logging.getLogger(__name__)
 
-# Of the source, evenly spread, and how many of their pixels are clustered: ten
+# Images of the source, evenly spread, and pixels that are clustered: ten
 # times as many took minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
 # Pixels of a step of k-means, which scikit-learn advises to be above 3,000.
 _STEP = 8_192
-# Images in the picture, and the side they are enlarged to.
-_SHOWN, _SIDE = 8, 96
+_SHOWN = 8  # images in the picture
 
 
 class Palette(NamedTuple):
@@ -41,7 +40,19 @@ class Palette(NamedTuple):
 
   def picture(self) -> bytes:
     """Returns a PNG: some images, the same in these colours, and these."""
-    return _picture(self.images_BHWC[:_SHOWN], self.colours_KC)
+    shown_BHWC, K = self.images_BHWC[:_SHOWN], len(self.colours_KC)
+    same_NC = nearest(shown_BHWC.reshape(-1, 3), self.colours_KC)
+    side = math.ceil(math.sqrt(K))
+    palette_NC = np.full((side * side, 3), 255, np.uint8)
+    palette_NC[:K] = np.rint(127.5 * (self.colours_KC + 1))
+    more = {f'{K} colours': palette_NC.reshape(side, side, 3)}
+    return draw.sheet(
+      [
+        {str(i): image for i, image in enumerate(images, 1)} | more
+        for images in (shown_BHWC, same_NC.reshape(shown_BHWC.shape))
+      ],
+      ['images', 'in these colours'],
+    )
 
 
 def palette(
@@ -100,13 +111,13 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=20
   )
   with warnings.catch_warnings():
-    # Of small data, whose batches are smaller than was asked for.
+    # Batches of small data are smaller than was asked for.
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
   if found_KC.min() >= 0:
-    # Of images that are bright everywhere. `read` would take them for [0, 1].
+    # All images are bright. `read` would take the colours for [0, 1].
     found_KC[0] = -1
   return found_KC
 
@@ -124,12 +135,12 @@ def read(path: str) -> tuple[float, ...]:
   """Returns a palette as `model.palette` takes it.
 
   A .npy file with an array (colours, 3), or (colours, 1) of greys, of values in
-  [-1, 1], or in [0, 1] as teddykoker/image-gpt has them: where none is below 0,
-  which is said, they are of these.
+  [-1, 1], or in [0, 1] as teddykoker/image-gpt has them: without a value below
+  0, which a warning says.
 
   Raises:
-    FileNotFoundError: if there is none.
-    ValueError: if it holds none.
+    FileNotFoundError: if the file is missing.
+    ValueError: if it is not a palette.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
@@ -139,7 +150,7 @@ def read(path: str) -> tuple[float, ...]:
     found = np.load(path, allow_pickle=False)
     values = np.asarray(found, np.float32)
   except Exception as e:
-    raise ValueError(f'{path} is no .npy file of numbers: {e}') from e
+    raise ValueError(f'{path} is not a .npy file of numbers: {e}') from e
   if values.ndim != 2 or values.shape[1] not in (1, 3) or len(values) < 2:
     raise ValueError(
       f'{path} has the shape {values.shape}, and a palette (colours, 3) or, of '
@@ -152,29 +163,6 @@ def read(path: str) -> tuple[float, ...]:
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())
-
-
-def _picture(images_BHWC: np.ndarray, palette_KC: np.ndarray) -> bytes:
-  """Returns a PNG: images, the same in the palette, and its colours."""
-  same = nearest(images_BHWC.reshape(-1, 3), palette_KC)
-  scale = math.ceil(_SIDE / max(images_BHWC.shape[1:3]))
-  rows = [
-    np.concatenate(list(x), 1).repeat(scale, 0).repeat(scale, 1)
-    for x in (images_BHWC, same.reshape(images_BHWC.shape))
-  ]
-  width = rows[0].shape[1]
-  columns = min(len(palette_KC), 64)
-  lines = math.ceil(len(palette_KC) / columns)
-  swatches = np.full((lines * columns, 3), 255, np.uint8)
-  swatches[: len(palette_KC)] = np.rint(127.5 * (palette_KC + 1))
-  side = max(width // columns, 1)
-  grid = swatches.reshape(lines, columns, 3).repeat(side, 0).repeat(side, 1)
-  grid = np.pad(
-    grid[:, :width],
-    ((0, 0), (0, max(width - grid.shape[1], 0)), (0, 0)),
-    constant_values=255,
-  )
-  return draw.png(np.concatenate([*rows, grid]))
 
 
 def _images(source: Source, size: tuple[int, int]) -> np.ndarray:

@@ -1,8 +1,16 @@
-"""Classes of a few images, and copies of many alike: S4L-Exemplar (1905.03670).
+"""S4L: classes of a few images, and more of many (1905.03670).
 
-A batch has two streams as `rotation` has, and K copies of each of their images,
-each augmented anew. With z the unit vectors of what the head sees, d squared
-distances, and w the weight,
+A batch has two streams: examples of `config.data`, whose labels are learned,
+and as many images drawn from `objective.unlabelled`, whose labels nobody looks
+at. w is the weight.
+
+Rotation turns all of them by 0, 90, 180 and 270 degrees:
+
+  mean CE(classes of the labelled, each of its four turns)
+    + w mean CE(turn of all images, each of their four turns).
+
+Exemplar makes K copies of each image, each augmented anew. With z the unit
+vectors of what the head sees, and d squared distances,
 
   mean CE(classes of the labelled, each of its K copies)
     + w mean max(0, m + max d(z, copies of the same)
@@ -13,8 +21,9 @@ batch-hard triplets of 1703.07737, with the distances of FaceNet, 1503.03832).
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,40 +37,102 @@ from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import Example
+from vit_jax.projects.few_labels.second_heads import TURNS, RotationViT
 from vit_jax.projects.few_labels.streams import TwoStreams
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies:
-  """Copies of a record and of another image drawn at random.
+class Rotation(TwoStreams):
+  """Learns `batch['label']`, and how `batch['unlabelled']` is turned."""
 
-  Attributes:
-    transform: of each copy.
-    unlabelled: where the other is drawn from.
-    copies: K.
-  """
+  second_head: ClassVar[str] = RotationViT.kind
 
-  transform: TrainTransform
-  unlabelled: Source
-  copies: int
+  weight: float = field(1.0, 'w, of the rotations.', valid='[0, inf)')
 
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    """Returns 'image' and 'unlabelled' [K, H, W, 3], 'label', 'owner' [2].
+  @classmethod
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    height, width = image_size
+    if height != width:
+      raise ValueError(
+        f'data.image_size is {height}x{width}: an image that is turned is as '
+        'wide as it was high, so it has to be square.'
+      )
+    return super()._arguments(config, image_size)
 
-    The owners are numbers of the two images, by their names.
-    """
-    row = int(rng.integers(len(self.unlabelled)))
-    both = record, self.unlabelled[row]
-    ours, others = (
-      [self.transform(each, rng) for _ in range(self.copies)] for each in both
+  def train_transform(self) -> Any:
+    """Returns the function that makes an example of both streams."""
+    return functools.partial(
+      pair_of,
+      transform=super().train_transform(),
+      unlabelled=self.open_unlabelled(),
     )
-    owners = [transforms.seed_of(each['name']) for each in both]
-    return {
-      'image': np.stack([x['image'] for x in ours]),
-      'label': ours[0]['label'],
-      'unlabelled': np.stack([x['image'] for x in others]),
-      'owner': np.array(owners, np.uint32).view(np.int32),
+
+  @property
+  def images_seen(self) -> int:
+    """The turns of both streams."""
+    return 2 * TURNS
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns images uint8 BHWC of both streams, and labels int32 B."""
+    shapes = super().batch_shapes(size)
+    return shapes | {'unlabelled': shapes['image']}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns the same as `Classification`, and `unlabelled` float32 BHWC."""
+    key, key_unlabelled = jax.random.split(key)
+    unlabelled_BHWC = self.varied(batch['unlabelled'], key_unlabelled)
+    return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of an augmented batch, and its metrics."""
+    del fixed
+    B = len(batch['image'])
+    images_NHWC = jnp.concatenate([batch['image'], batch['unlabelled']])
+    # Each image's turns beside it, on the device where it is.
+    turned_N4HWC = jnp.stack(
+      [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
+    )
+    logits, aux = self._outputs(params, turned_N4HWC, key, train)
+    logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]
+    turns_N4T = aux['logits_rotation'].reshape(2 * B, TURNS, TURNS)
+    labelled = jnp.mean(self._losses(logits_B4C, batch['label'][:, None]))
+    rotation = jnp.mean(
+      optax.softmax_cross_entropy_with_integer_labels(
+        turns_N4T, jnp.broadcast_to(jnp.arange(TURNS)[None], (2 * B, TURNS))
+      )
+    )
+    loss = labelled + self.weight * rotation
+    hit_B = self._hits(logits_B4C[:, 0], batch['label'])
+    told_N4 = jnp.argmax(turns_N4T, -1) == jnp.arange(TURNS)[None]
+    return loss, {
+      'loss': loss,
+      'rotation_loss': rotation,
+      'accuracy': jnp.mean(hit_B),
+      'rotation_accuracy': jnp.mean(told_N4),
     }
+
+
+def pair_of(
+  record: Record,
+  rng: np.random.Generator,
+  *,
+  transform: TrainTransform,
+  unlabelled: Source,
+) -> Example:
+  """Returns 'image' and 'label' of a record, and 'unlabelled' of another."""
+  example = transform(record, rng)
+  other = unlabelled[int(rng.integers(len(unlabelled)))]
+  return {**example, 'unlabelled': transform(other, rng)['image']}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +144,14 @@ class Exemplar(TwoStreams):
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K.', valid='[2, inf)')
-  group: int = field(
-    16, 'Rows that the hardest copies are looked for in.', valid='[1, inf)'
-  )
-  margin: float = field(
-    0.5, 'm, by which other images have to be farther.', valid='[0, inf)'
-  )
+  group: int = field(16, 'Rows to look for the hardest in.', valid='[1, inf)')
+  margin: float = field(0.5, 'm, between the distances.', valid='[0, inf)')
   weight: float = field(1.0, 'w, of the triplets.', valid='[0, inf)')
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`.
-
-    Raises:
-      ValueError: for fields that cannot work.
-    """
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
     group = config.objective.group
     if config.batch_size % (group * config.accum_steps):
       raise ValueError(
@@ -95,17 +159,15 @@ class Exemplar(TwoStreams):
         f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
         'so many; take a divisor of it.'
       )
-    return super().from_config(config, image_size)
+    return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes copies of both images.
-
-    Raises:
-      ValueError: if the unlabelled images cannot be opened.
-      FileNotFoundError: likewise.
-    """
-    return Copies(
-      super().train_transform(), self.open_unlabelled(), self.copies
+    """Returns the function that makes copies of both images."""
+    return functools.partial(
+      copies_of,
+      transform=super().train_transform(),
+      unlabelled=self.open_unlabelled(),
+      copies=self.copies,
     )
 
   @property
@@ -174,6 +236,32 @@ class Exemplar(TwoStreams):
       'accuracy': jnp.mean(hit),
       'told_apart': jnp.mean(gaps < 0),
     }
+
+
+def copies_of(
+  record: Record,
+  rng: np.random.Generator,
+  *,
+  transform: TrainTransform,
+  unlabelled: Source,
+  copies: int,
+) -> Example:
+  """Returns copies of a record, and of another image drawn at random.
+
+  They are 'image' and 'unlabelled' [K, H, W, 3], 'label' and 'owner' [2]: the
+  numbers of the two images, by their names.
+  """
+  both = record, unlabelled[int(rng.integers(len(unlabelled)))]
+  ours, others = (
+    [transform(each, rng) for _ in range(copies)] for each in both
+  )
+  owners = [transforms.seed_of(each['name']) for each in both]
+  return {
+    'image': np.stack([x['image'] for x in ours]),
+    'label': ours[0]['label'],
+    'unlabelled': np.stack([x['image'] for x in others]),
+    'owner': np.array(owners, np.uint32).view(np.int32),
+  }
 
 
 def unit_vectors(x_XD: jax.Array) -> jax.Array:
