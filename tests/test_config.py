@@ -661,11 +661,6 @@ PUBLISHED = {
     'evaluators.test.split': 'validation',
     'model.name': 'deit',
   },
-  'deit:b16,./mine': {
-    'data.name': './mine',
-    'evaluators.test.split': 'test',
-  },
-  'deit:small,./mine': {'data.name': './mine', 'model.name': 'deit'},
   'vit5:s16': {
     'total': '800 epochs',
     'batch_size': 2048,
@@ -684,12 +679,6 @@ PUBLISHED = {
   },
   'vit5:vit5_b16': {'optimizer.lr': 3e-3, 'model.stochastic_depth': 0.2},
   'vit5:h14': {'optimizer.lr': 3e-3, 'model.stochastic_depth': 0.6},
-  # Eight patches of four pixels a side.
-  'vit5:small,./mine': {
-    'data.name': './mine',
-    'model.rope_side': 8,
-    'model.norm': 'rms',
-  },
   'vit5:l16,./mine': {
     'optimizer.lr': 3e-3,
     'model.stochastic_depth': 0.45,
@@ -728,13 +717,7 @@ PUBLISHED = {
     'data.image_size': '32',
     'evaluators.test.split': 'validation',
   },
-  'igpt:m,./mine': {
-    'data.name': './mine',
-    'evaluators.test.split': 'test',
-    'optimizer.lr': 3e-3,
-  },
   'igpt:l': {'optimizer.lr': 1e-3},
-  'igpt:tiny,./mine': {'data.name': './mine', 'data.crop_min_area': 1.0},
   'detr:r50,./coco': {
     'total': '300 epochs',
     'batch_size': 64,
@@ -757,70 +740,21 @@ PUBLISHED = {
     'evaluators.coco.split': 'validation',
     'evaluators.test.split': 'validation',
   },
-  'detr:r101_dc5,./mine': {
-    'data.name': './mine',
-    'model.backbone_layers': (3, 4, 23, 3),
-    'model.dilation': True,
-  },
-  'detr:small,./mine': {
-    'data.name': './mine',
-    'model.backbone': 'plain',
-    'evaluators.test.split': 'test',
-  },
-  # One to three on a canvas of 48x48 pixels.
-  'detr:digits': {
-    'data.name': 'digits_canvas',
-    'data.image_size': '48',
-    'objective.max_objects': 3,
-  },
-  'masked:small,./mine': {'data.name': './mine', 'best_metric': 'test/loss'},
   'masked:b16,./mine': {
     'data.name': './mine',
     'data.split': 'train',
-    'evaluators.test.split': 'test',
-  },
-  'noisy_student:digits': {
-    'data.split': 'train[:40]',
-    'objective.unlabelled': 'train[40:]',
-  },
-  'noisy_student:./mine': {
-    'data.name': './mine',
-    'data.split': 'train[:0.5%]',
     'evaluators.test.split': 'test',
   },
   'noisy_student:imagenet2012': {
     'data.split': 'train[:0.5%]',
     'evaluators.test.split': 'validation',
   },
-  # Of a video eight images.
-  'vivi:digits': {
-    'data.split': 'train[:40]',
-    'objective.shots': 2,
-    'objective.frames': 2,
-    'objective.copies': 2,
-  },
-  'vivi:./mine': {'data.name': './mine', 'data.split': 'train[:0.5%]'},
   # That of SPT_LSA_ViT but for crops.
   'cifar10:full': {
     'total': '300 epochs',
     'model.depth': 9,
     'model.width': 192,
     'data.augment': 'autoaugment(cifar10)',
-  },
-  'cifar10:deit,./mine,10': {
-    'data.name': './mine',
-    'teacher': 'stages/teacher',
-  },
-  'digits:masked': {'objective.name': 'masked', 'evaluators.fewshot.on': True},
-  'small:./mine': {'data.name': './mine'},
-  's4l:./cifar10': {
-    'data.split': 'train[:0.5%]',
-    'objective.name': 'rotation',
-    'data.augment': '',
-  },
-  's4l:./cifar10,exemplar': {
-    'objective.name': 'exemplar',
-    'data.augment': 'randaugment(2, 5)',
   },
 }
 

@@ -159,6 +159,7 @@ def whole(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted(whole, tmp_path, monkeypatch, preempt_at):
   """Cut between two steps of different sizes, which one row is of."""
   which = drawn(1, 8, 2)

@@ -358,6 +358,7 @@ def copy(trained, tmp_path):
   return tmp_path / 'run'
 
 
+@pytest.mark.slow
 def test_checkpoints_of_somebody_else_are_left_as_they_are(copy):
   if WITHOUT_ROOTS_RIGHTS is None:
     pytest.skip('root may read everything, and there is no setpriv')

@@ -153,7 +153,7 @@ def test_it_trains_keeps_the_lowest_and_resumes(
 
 
 def test_it_is_measured(config, tmp_path):
-  config.update(total='150 steps', eval_every='100%')
+  config.update(total='50 steps', eval_every='100%')
   train.train(config, str(tmp_path))
   checkpoint = opening.open_checkpoint(str(tmp_path))
   config.eval_only = True
@@ -162,7 +162,7 @@ def test_it_is_measured(config, tmp_path):
   transform = transforms.EvalTransform((8, 8))
   images = np.stack([transform(source[i])['image'] for i in range(len(source))])
   bright = 2 * (images / 255).mean((1, 2, 3))
-  x, _ = checkpoint.model.apply(
+  x, _ = jax.jit(checkpoint.model.apply)(
     {'params': checkpoint.params}, (images / 127.5 - 1).astype(np.float32)
   )
   want = ((np.asarray(x)[:, 0] - bright) ** 2).mean()

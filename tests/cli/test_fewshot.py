@@ -703,14 +703,13 @@ def test_probes_of_all_layers_are_those_of_each(
   assert out.count('  best\n') == 1
   assert matplotlib.image.imread(tmp_path / 'out' / 'layers.png').ndim == 3
   assert not (tmp_path / 'out' / 'fewshot.csv').exists()
-  for name in ('block_0', 'pre_logits'):
-    args = ('--probe', f'--layer={name}', *FEW)
-    assert command(workdir, 'digits', *args)[0] == 0
-    with open(tmp_path / 'out' / 'fewshot.csv', newline='') as file:
-      (alone,) = [r for r in csv.DictReader(file) if r['shots'] == 'all']
-    assert float(rows[name]['accuracy']) == pytest.approx(
-      float(alone['accuracy']), abs=0.006
-    )
+  args = ('--probe', '--layer=block_0', *FEW)
+  assert command(workdir, 'digits', *args)[0] == 0
+  with open(tmp_path / 'out' / 'fewshot.csv', newline='') as file:
+    (alone,) = [r for r in csv.DictReader(file) if r['shots'] == 'all']
+  assert float(rows['block_0']['accuracy']) == pytest.approx(
+    float(alone['accuracy']), abs=0.006
+  )
 
 
 @pytest.mark.parametrize(

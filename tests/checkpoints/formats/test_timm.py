@@ -185,7 +185,26 @@ def scaled(torch, images, mean, std):
   return torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32))
 
 
-@pytest.mark.parametrize('kind', THEIRS | SUCCESSORS)
+# Deeper, or near to another kind.
+SLOW_THEIRS = (
+  'by its name',
+  'BiT without classes',
+  'no classes',
+  'SigLIP, mean',
+  'FlexiViT',
+  'DINOv3 with biases',
+  'EVA-02, larger',
+  'EVA-02 at its size',
+)
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW_THEIRS))
+    for kind in THEIRS | SUCCESSORS
+  ],
+)
 def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   model = save_theirs(timm, torch, kind, tmp_path / 'x')
   ours = opening.open_checkpoint(str(tmp_path / 'x'))
@@ -214,14 +233,11 @@ def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
     'DINOv3',
     'EVA-02',
     'RoPE-ViT, columns before rows',
-    'FlexiViT',
-    'CLIP',
-    'registers',
     'register with positions',
   ],
 )
-def test_theirs_gives_its_numbers_at_other_sizes(tmp_path, timm, torch, kind):
-  """Another one and one that is not square, with the same positions.
+def test_theirs_gives_its_numbers_at_another_size(tmp_path, timm, torch, kind):
+  """Which is not square, with the same positions.
 
   timm resizes them with bicubic interpolation, here it is the paper's code's.
   """
@@ -229,24 +245,23 @@ def test_theirs_gives_its_numbers_at_other_sizes(tmp_path, timm, torch, kind):
   native = opening.open_checkpoint(str(tmp_path / 'x'))
   name, args = (THEIRS | SUCCESSORS)[kind]
   images_of = model.pretrained_cfg['mean'], model.pretrained_cfg['std']
-  for grid in ((4, 4), (3, 5)):
-    size = tuple(native.model.patch_size * n for n in grid)
-    assert size != native.image_size
-    theirs = timm.create_model(
-      name, **{'num_classes': 5} | args | {'img_size': size}
-    )
-    state = model.state_dict()
-    if 'pos_embed' in state:
-      extra = 0 if model.no_embed_class else model.num_prefix_tokens
-      old = native.model.grid(native.image_size)
-      table = posemb.resize(state['pos_embed'].numpy(), old, grid, extra)
-      state['pos_embed'] = torch.from_numpy(table)
-    theirs.load_state_dict(state)
-    images = random_images(size)
-    with torch.inference_mode():
-      want = theirs.eval()(scaled(torch, images, *images_of)).numpy()
-    got = logits_of(transfer.resized(native, size), images)
-    assert relative_difference(got, want) < TOLERANCE, size
+  grid = (3, 5)
+  size = tuple(native.model.patch_size * n for n in grid)
+  theirs = timm.create_model(
+    name, **{'num_classes': 5} | args | {'img_size': size}
+  )
+  state = model.state_dict()
+  if 'pos_embed' in state:
+    extra = 0 if model.no_embed_class else model.num_prefix_tokens
+    old = native.model.grid(native.image_size)
+    table = posemb.resize(state['pos_embed'].numpy(), old, grid, extra)
+    state['pos_embed'] = torch.from_numpy(table)
+  theirs.load_state_dict(state)
+  images = random_images(size)
+  with torch.inference_mode():
+    want = theirs.eval()(scaled(torch, images, *images_of)).numpy()
+  got = logits_of(transfer.resized(native, size), images)
+  assert relative_difference(got, want) < TOLERANCE
 
 
 @pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])
