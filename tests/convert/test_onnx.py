@@ -108,8 +108,9 @@ def operators(path):
   return collections.Counter(n.op_type for n in onnx.load(path).graph.node)
 
 
-# Of each part of a model one case is fast.
+# One case of each part of a model is fast.
 SLOW = (
+  *('axial resnet', 'bit', 'learned2d', 'representation'),
   *('gap', 'no head', 'one head', 'exact GELU', 'relative', 'no positions'),
   *('no square', 'quick GELU', 'axial', 'root', 'bit of odd size'),
 )
@@ -144,7 +145,12 @@ def test_models_of_the_paper_give_our_logits(tmp_path, variant):
 
 
 @pytest.mark.parametrize(
-  ('fields', 'size'), [(VIT, SMALL), (STEM, LARGE)], ids=['vit', 'hybrid']
+  ('fields', 'size'),
+  [
+    (VIT, SMALL),
+    pytest.param(STEM, LARGE, marks=pytest.mark.slow),
+  ],
+  ids=['vit', 'hybrid'],
 )
 def test_scanned_and_rematerialised_layers_give_the_same_file(
   tmp_path, fields, size
@@ -203,7 +209,12 @@ def test_a_resnet_is_in_the_layout_of_onnx_throughout(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('fields', 'size'), [(VIT, SMALL), (STEM, LARGE)], ids=['tanh', 'hybrid']
+  ('fields', 'size'),
+  [
+    (VIT, SMALL),
+    pytest.param(STEM, LARGE, marks=pytest.mark.slow),
+  ],
+  ids=['tanh', 'hybrid'],
 )
 def test_functions_that_are_not_recognised_are_written_out(
   tmp_path, monkeypatch, fields, size
@@ -358,7 +369,14 @@ INT8 = {
 }
 
 
-@pytest.mark.parametrize('fields', INT8.values(), ids=INT8)
+@pytest.mark.parametrize(
+  'fields',
+  [
+    INT8['cls'],
+    pytest.param(INT8['axial'], marks=pytest.mark.slow),
+  ],
+  ids=INT8,
+)
 def test_int8_is_smaller_and_close(tmp_path, caplog, fields):
   checkpoint = random_checkpoint(None, SMALL, **fields)
   (tmp_path / 'int8').mkdir()

@@ -275,10 +275,11 @@ _SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'imports, run, command',
   [
-    pytest.param('', 'main()', ['script.py'], marks=pytest.mark.slow),
+    ('', 'main()', ['script.py']),
     ('from absl import app', 'app.run(main)', ['-m', 'script']),
   ],
 )
