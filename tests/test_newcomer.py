@@ -153,7 +153,7 @@ def test_it_trains_keeps_the_lowest_and_resumes(
 
 
 def test_it_is_measured(config, tmp_path):
-  config.update(total='50 steps', eval_every='100%')
+  config.update(total='150 steps', eval_every='100%')
   train.train(config, str(tmp_path))
   checkpoint = opening.open_checkpoint(str(tmp_path))
   config.eval_only = True
