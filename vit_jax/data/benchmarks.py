@@ -11,19 +11,18 @@ class Benchmark:
 
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
-    title: as the paper's tables have it.
+    title: in the paper's tables.
     num_classes: C.
-    tune_train: split that a candidate of the grid is trained on.
-    tune_val: split that it is chosen by.
-    examples: of `train`, `test`, `tune_train` and `tune_val`.
-    steps: of fine-tuning (table 4).
-    train: split of the final run.
+    tune_train: training split of the grid's candidates.
+    tune_val: split that chooses the candidate.
+    examples: sizes of `train`, `test`, `tune_train` and `tune_val`.
+    steps: steps of fine-tuning (table 4).
+    train: training split of the final run.
     test: split that is reported.
-    learning_rates: that are tried (table 4).
-    group: of VTAB: 'natural', 'specialised' or 'structured'; empty for others.
+    learning_rates: candidates (table 4).
+    group: VTAB's 'natural', 'specialised' or 'structured'; empty for others.
     flip: whether training images are mirrored at random.
-    crop: of training images: 'inception', 'resize' (BiT's: resized, then a
-      random part) or 'none'.
+    crop: of training images: 'inception', 'resize' (BiT's) or 'none'.
   """
 
   name: str
@@ -41,7 +40,7 @@ class Benchmark:
   crop: str = 'inception'
 
 
-# Of ImageNet with ResNets and hybrids, beyond its own.
+# More candidates for ImageNet with ResNets and hybrids.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
 
 # Tasks about places, distances and numbers of things, whose class would change
@@ -75,18 +74,6 @@ def _vtab(key: str, task: vtab.Task) -> Benchmark:
   )
 
 
-def _cifar(name: str, title: str, num_classes: int) -> Benchmark:
-  return Benchmark(
-    name=name,
-    title=title,
-    num_classes=num_classes,
-    tune_train='train[:98%]',
-    tune_val='train[98%:]',
-    examples=(50_000, 10_000, 49_000, 1_000),
-    steps=10_000,
-  )
-
-
 _TABLE_2 = (
   Benchmark(
     name='imagenet2012',
@@ -99,8 +86,18 @@ _TABLE_2 = (
     steps=20_000,
     learning_rates=(0.003, 0.01, 0.03),
   ),
-  _cifar('cifar10', 'CIFAR-10', 10),
-  _cifar('cifar100', 'CIFAR-100', 100),
+  *(
+    Benchmark(
+      name=f'cifar{num_classes}',
+      title=f'CIFAR-{num_classes}',
+      num_classes=num_classes,
+      tune_train='train[:98%]',
+      tune_val='train[98%:]',
+      examples=(50_000, 10_000, 49_000, 1_000),
+      steps=10_000,
+    )
+    for num_classes in (10, 100)
+  ),
   Benchmark(
     name='oxford_iiit_pet',
     title='Oxford-IIIT Pets',

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Of each channel, for values in [0, 1]: takes them to [-1, 1], as in the paper.
+# Take values in [0, 1] to [-1, 1], as in the paper.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -15,10 +15,7 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Returns uint8 RGB images as float32, with the mean 0 and deviation 1.
-
-  Mean and deviation of each channel are those of values in [0, 1].
-  """
+  """Subtracts a mean and divides by a deviation, both of values in [0, 1]."""
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
   )

@@ -118,7 +118,7 @@ def list_files(
 ) -> tuple[list[tuple[str, int]], Counter]:
   """Lists the images of a folder with their labels, and counts other files.
 
-  Labels are those of its sub-folders; 0 if there are no `class_names`.
+  Sub-folders give the labels; without `class_names` all are 0.
 
   Raises:
     ValueError: There are no images, or a class has none or is unknown.

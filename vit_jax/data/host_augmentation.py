@@ -1,9 +1,8 @@
 """Random changes of training images, one by one, on the CPU.
 
-The operations and their ranges are those of AutoAugment (1805.09501, table 6),
-applied as Pillow does it. Magnitudes count from 0, which leaves an image as it
-is, to 10, the far end of the range, as in torchvision and in the recipe of
-DeiT; the papers' own code counts some of them the other way round.
+Pillow applies the operations and ranges of AutoAugment (1805.09501, table 6).
+Magnitudes count from 0, no change, to 10, the end of the range, as in
+torchvision and DeiT; the papers' code counts some the other way round.
 """
 
 import dataclasses
@@ -15,14 +14,14 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 _MOST = 10
-_GREY = (128, 128, 128)  # where nothing of the image is left
+_GREY = (128, 128, 128)  # fills the empty area
 
 # Changes uint8 pixels HWC with random numbers of the example's own.
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def _moved(image: Image.Image, *matrix: float) -> Image.Image:
-  """Returns what an affine matrix finds for every place of the result."""
+  """Transforms an image by an affine matrix."""
   return image.transform(
     image.size,
     Image.Transform.AFFINE,
@@ -38,12 +37,12 @@ def _rotated(image: Image.Image, degrees: float) -> Image.Image:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """What is done to an image.
+  """An operation on an image.
 
   Attributes:
-    apply: takes an image and a value, 0 to leave it as it is.
-    end: of the values, that of magnitude 10; 0 where there is no magnitude.
-    signed: whether either direction is as likely.
+    apply: takes an image and a value; 0 changes nothing.
+    end: the value of magnitude 10; 0 if the operation has no magnitude.
+    signed: whether the value may be negative, as likely as not.
   """
 
   apply: Callable[[Image.Image, float], Image.Image]
@@ -68,7 +67,7 @@ OPERATIONS = {
   'Identity': Operation(lambda image, _: image, signed=False),
   'ShearX': Operation(lambda image, v: _moved(image, 1, v, 0, 0, 1, 0), 0.3),
   'ShearY': Operation(lambda image, v: _moved(image, 1, 0, 0, v, 1, 0), 0.3),
-  # Of the side; the paper says 150 pixels of 331.
+  # A share of the side; the paper says 150 pixels of 331.
   'TranslateX': Operation(
     lambda image, v: _moved(image, 1, 0, -int(v * image.width), 0, 1, 0),
     150 / 331,
@@ -159,13 +158,12 @@ _POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-  """A number of operations in a row, each drawn from all (1909.13719).
+  """Several operations in a row, drawn from all (1909.13719).
 
   Attributes:
-    count: of operations, N of the paper.
-    magnitude: of all of them, M of the paper, from 0 to 10.
-    deviation: of a normal distribution around it, for each operation; DeiT has
-      0.5.
+    count: number of operations, N of the paper.
+    magnitude: M of the paper, from 0 to 10.
+    deviation: standard deviation of each operation's magnitude; 0.5 in DeiT.
   """
 
   count: int = 2
@@ -188,7 +186,7 @@ class RandAugment:
 
 @dataclasses.dataclass(frozen=True)
 class AutoAugment:
-  """One of a policy's pairs of operations, as its paper found them.
+  """One pair of operations, drawn from a policy of its paper.
 
   Attributes:
     policy: 'imagenet' or 'cifar10', the data that it was found on.
@@ -229,8 +227,8 @@ class ThreeAugment:
   DeiT III (2204.07118, section 3.2).
 
   Attributes:
-    jitter: brightness, contrast and saturation are multiplied by a number from
-      1 - jitter to 1 + jitter each, in random order.
+    jitter: brightness, contrast and saturation are each multiplied by a number
+      from 1 - jitter to 1 + jitter, in random order.
   """
 
   jitter: float = 0.3

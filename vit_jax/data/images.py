@@ -18,7 +18,7 @@ class Images:
 
   Attributes:
     size: (H, W) in pixels.
-    preprocessing: of evaluation; its mean and std are those of training, too.
+    preprocessing: of evaluation; training has the same mean and std.
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0, or how many times the size BiT's crop resizes to.
     flip: whether training images are mirrored at random.

@@ -170,7 +170,7 @@ class TfdsObjects(_Records):
     return self._objects(*self._read(index))
 
   def _objects(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    # Of a JPEG this takes its header alone.
+    # A JPEG is not decoded for this.
     picture = decode.open_image(record['image'], name)
     objects = record['objects']
     # ymin, xmin, ymax, xmax as shares of the sides.

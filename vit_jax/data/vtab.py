@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Importing TFDS takes a second.
 
 _log = logging.getLogger(__name__)
 
-# Of the name of a task, and not of a dataset or a folder.
+# Begins the name of a task.
 PREFIX = 'vtab/'
 SPLITS = ('train800', 'val200', 'train800val200', 'test')
 
