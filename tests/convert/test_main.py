@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints.random_weights import logits_of, random_checkpoint
+from tests.conftest import PEERS
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import __main__ as cli
@@ -288,3 +289,16 @@ def test_the_check_computes_in_float32_what_was_trained_in_less(tmp_path):
   want = logits_of(exact, images)
   assert np.abs(want - logits_of(checkpoint, images)).max() > 1e-4
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_a_board_is_a_folder_that_serves(run, workdir, tmp_path):
+  """The server's own tests run it; here it is the command that finds it."""
+  for name in ('onnx', 'onnxruntime'):
+    pytest.importorskip(name, reason=PEERS)
+  status, _, err = run(workdir, tmp_path / 'board', '--to=board')
+  assert status == 0, err
+  (model,) = (tmp_path / 'board' / 'models').glob('*.onnx')
+  assert (tmp_path / 'board' / 'serve.py').exists()
+  status, said, err = run('--check', workdir, model)
+  assert status == 0, err
+  assert 'onnxruntime' in said

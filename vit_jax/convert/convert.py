@@ -108,6 +108,8 @@ def writer(to: str) -> types.ModuleType:
   It is as `table.Format` says; those of programs take a `Checkpoint`.
   """
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
+  if to == 'board':  # the server copies itself
+    folder = 'tools.serve'
   return importlib.import_module(f'vit_jax.{folder}.{to}')
 
 
