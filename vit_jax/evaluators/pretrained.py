@@ -137,7 +137,7 @@ class TrainedModel:
     blank_HWC = np.zeros((*self.image_size, 3), np.uint8)
     with futures.ThreadPoolExecutor() as pool:
       for start in range(0, len(listed), size):
-        loaded = list(pool.map(load, listed[start : start + size]))
+        loaded: list[Any] = list(pool.map(load, listed[start : start + size]))
         filled = [blank_HWC if _is_error(x) else x for x in loaded]
         filled += [blank_HWC] * (size - len(filled))
         rows = np.asarray(function(np.stack(filled)))
