@@ -90,8 +90,11 @@ def open_peer(path: str) -> Peer:
   opener: Callable[[str], Peer] = _ours
   fallible: tuple[type[Exception], ...] = ()
   if os.path.exists(place := os.path.join(path, 'config.json')):
-    module = hf if 'model_type' in tensors.read_json(place) else timm
-    opener, fallible = module.open_peer, (ImportError,)
+    config = tensors.read_json(place)
+    # Nothing runs transformers' wrappers of timm, which have both.
+    if not config.keys() >= {'model_type', 'architecture'}:
+      module = hf if 'model_type' in config else timm
+      opener, fallible = module.open_peer, (ImportError,)
   elif os.path.isfile(path) and archive.is_archive(path):
     opener, fallible = npz_peer.open_peer, (ImportError, ValueError)
   try:

@@ -68,7 +68,7 @@ class Encoder(nn.Module):
       is_initializing=self.is_initializing(),
       fields=of_block,
     )
-    if not f.norm_pooled:
+    if f.final_norm and not f.norm_pooled:
       x_BLD = layers.norm(x_BLD, f, 'encoder_norm')
     return x_BLD, captured
 

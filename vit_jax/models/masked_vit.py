@@ -67,7 +67,11 @@ class MaskedViT(ViT):
         f'{SMALL} x {SMALL}: choose a multiple of {SMALL} as patch size, or '
         'another objective.target.'
       )
-    if self.pool == 'map' or self.representation_size or self.num_classes:
+    if (
+      self.pool not in ('cls', 'gap')
+      or self.representation_size
+      or self.num_classes
+    ):
       raise ValueError(
         'Masked patches train no head: model.pool is cls or gap, and '
         'model.representation_size 0.'

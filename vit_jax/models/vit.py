@@ -79,9 +79,9 @@ class ViT(Model):
   heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
   pool: str = field(
     'cls',
-    "The head reads the class token ('cls'), the mean of all tokens ('gap') or "
-    "attention pooling ('map', appendix D.3).",
-    valid=('cls', 'gap', 'map'),
+    "The head reads the class token ('cls'), the mean of all tokens ('gap'), "
+    "both side by side ('cls+gap') or attention pooling ('map', appendix D.3).",
+    valid=('cls', 'gap', 'map', 'cls+gap'),
   )
   representation_size: int = field(
     0,
@@ -125,8 +125,11 @@ class ViT(Model):
   )
   norm: str = field('layer', 'LayerNorm or RMSNorm.', valid=('layer', 'rms'))
   pre_norm: bool = field(False, 'A norm before the first layer (CLIP).')
+  final_norm: bool = field(True, 'A norm after the last layer.')
   norm_pooled: bool = field(
-    False, 'The final norm comes after the pooling instead of before it.'
+    False,
+    'The final norm comes after the pooling instead of before it.',
+    needs='final_norm',
   )
   layer_scale: float = field(
     0.0,
@@ -220,7 +223,7 @@ class ViT(Model):
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:
-    read = ('cls',) if self.pool == 'cls' else ()
+    read = ('cls',) if 'cls' in self.pool else ()
     return (*read, *self.registers * ('registers',))
 
   @property
@@ -253,10 +256,10 @@ class ViT(Model):
 
   def check(self, image_size: tuple[int, int]) -> None:
     layers.check_heads(self)
-    if self.axial and self.pool == 'cls':
+    if self.axial and 'cls' in self.pool:
       raise ValueError(
-        "model.pool is 'cls': axial attention has no row or column for a class "
-        "token. Use 'gap' or 'map'."
+        f'model.pool is {self.pool!r}: axial attention has no row or column '
+        "for a class token. Use 'gap' or 'map'."
       )
     if self.rope and self.width // self.heads % 4:
       raise ValueError(
@@ -377,6 +380,8 @@ class ViT(Model):
       y_BD = heads.MAPHead(f, name='MAPHead_0')(patches_BLD)
     else:
       y_BD = jnp.mean(patches_BLD, axis=1)
+    if self.pool == 'cls+gap':
+      y_BD = jnp.concatenate([x_BLD[:, 0], y_BD], axis=1)
     if self.norm_pooled:
       y_BD = layers.norm(y_BD, f, 'pooled_norm')
     if self.representation_size:

@@ -263,7 +263,7 @@ def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
   assert found.size('BIAS', 1) == 0
   with pytest.raises(ValueError, match="'kernel' should have 2 dimensions"):
     found.size('KERNEL', 2)
-  with pytest.raises(ValueError, match="x.npz is no X .*'bias'.* is absent"):
+  with pytest.raises(ValueError, match="x.npz is not a X .*'bias'.* is absent"):
     found.shape('BIAS', 1)
 
 

@@ -40,7 +40,7 @@ def saved(tmp_path, arrays):
 
 @load_module
 def test_timm_gives_our_logits(timm, tmp_path):
-  checkpoint = checkpoint_of(layers=(1, 2, 1), num_classes=7)
+  checkpoint = checkpoint_of(layers=(3, 4, 6, 3), num_classes=7)
   path, _ = written(tmp_path, checkpoint)
   peer = npz_peer.open_peer(path)
   assert peer.framework == f'timm {timm.__version__}'
@@ -48,7 +48,7 @@ def test_timm_gives_our_logits(timm, tmp_path):
   images = random_images((96, 64))
   want = logits_of(checkpoint, images)
   # timm adds 1e-8 to the variance of a kernel and BiT 1e-10.
-  assert relative_difference(peer.run(images), want) < 1e-5
+  assert relative_difference(peer.run(images), want) < 2e-4
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ REFUSED = {
   'a missing kernel': (without(KERNEL), f"lacks the array '{KERNEL}'"),
   'a transposed kernel': (
     lambda a: a | {ROOT: a[ROOT].swapaxes(0, 2)},
-    rf"'{ROOT}' has shape \(3, 7, 7, 32\)",
+    rf"'{ROOT}' of shape \(3, 7, 7, 32\)",
   ),
   'no width': (
     lambda a: a | {ROOT: np.zeros((7, 7, 0, 10**12))},

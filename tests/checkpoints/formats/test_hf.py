@@ -23,7 +23,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, hf_images
+from vit_jax.checkpoints.formats import hf, image_configs
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 # Sums of float32 in another order.
@@ -318,7 +318,7 @@ def test_the_peer_makes_nothing_up(folder, change, words):
 def test_the_peer_runs_what_says_little(folder, bit_folder):
   """No name of a class and no processor; one that only knows a side."""
   folder.change_config(architectures=...)
-  (folder.path / hf_images.FILE).unlink()
+  (folder.path / image_configs.FILE).unlink()
   images = random_images(SIZE)
   peer = hf.open_peer(str(folder.path))
   assert peer.image_size == SIZE
@@ -328,5 +328,5 @@ def test_the_peer_runs_what_says_little(folder, bit_folder):
     'image_processor_type': 'BitImageProcessor',
     'do_center_crop': False,
   }
-  (bit_folder.path / hf_images.FILE).write_text(json.dumps(stated))
+  (bit_folder.path / image_configs.FILE).write_text(json.dumps(stated))
   assert hf.open_peer(str(bit_folder.path)).image_size == (224, 224)

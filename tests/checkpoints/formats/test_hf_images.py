@@ -15,7 +15,7 @@ from tests.checkpoints.random_weights import (
   random_images,
   relative_difference,
 )
-from vit_jax.checkpoints.formats import hf, hf_images
+from vit_jax.checkpoints.formats import hf, image_configs
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 
@@ -145,7 +145,7 @@ PROCESSORS = {
 @pytest.mark.parametrize('kind', PROCESSORS)
 def test_image_processors(folder, caplog, kind):
   stated, want, words = PROCESSORS[kind]
-  (folder.path / hf_images.FILE).write_text(json.dumps(stated))
+  (folder.path / image_configs.FILE).write_text(json.dumps(stated))
   checkpoint = folder.open()
   assert checkpoint.image_size == SIZE
   got = checkpoint.preprocessing
@@ -167,7 +167,7 @@ def test_image_processors(folder, caplog, kind):
 def test_image_processors_scale_as_theirs(folder, kind):
   stated = PROCESSORS[kind][0]
   stated = {'image_processor_type': 'ViTImageProcessor'} | stated
-  (folder.path / hf_images.FILE).write_text(json.dumps(stated))
+  (folder.path / image_configs.FILE).write_text(json.dumps(stated))
   images = random_images(SIZE)
   want = hf.open_peer(str(folder.path)).run(images)
   got = logits_of(folder.open(), images)
@@ -176,8 +176,8 @@ def test_image_processors_scale_as_theirs(folder, kind):
 
 
 def read(folder, model_type, **stated):
-  (folder / hf_images.FILE).write_text(json.dumps(stated))
-  return hf_images.read(str(folder), model_type, None)
+  (folder / image_configs.FILE).write_text(json.dumps(stated))
+  return image_configs.of_hf(str(folder), model_type, None)
 
 
 def test_a_crop_that_is_wider_than_what_is_resized_is_none(tmp_path):
@@ -203,7 +203,7 @@ def test_what_a_processor_does_not_say_is_its_default(
 ):
   """That of the class which transformers has for the type of model."""
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type}))
-  (tmp_path / hf_images.FILE).write_text('{}')
+  (tmp_path / image_configs.FILE).write_text('{}')
   theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
   found, size, warnings = read(tmp_path, model_type)
   assert found.interpolation == {2: 'bilinear', 3: 'bicubic'}[theirs.resample]
@@ -228,8 +228,8 @@ def test_what_a_processor_does_not_say_is_its_default(
 def test_without_a_processor_images_are_those_of_the_paper(
   folder, bit_folder, caplog
 ):
-  (folder.path / hf_images.FILE).unlink()
-  (bit_folder.path / hf_images.FILE).unlink()
+  (folder.path / image_configs.FILE).unlink()
+  (bit_folder.path / image_configs.FILE).unlink()
   want = Preprocessing(resize_like='transformers')
   assert folder.open().preprocessing == want
   assert not caplog.messages
@@ -253,7 +253,7 @@ def test_without_a_processor_images_are_those_of_the_paper(
   ],
 )
 def test_processors_that_make_no_sense_are_refused(folder, change, words):
-  folder.change_config(hf_images.FILE, **change)
+  folder.change_config(image_configs.FILE, **change)
   with pytest.raises(ValueError, match=words) as e:
     folder.open()
-  assert hf_images.FILE in str(e.value)
+  assert image_configs.FILE in str(e.value)

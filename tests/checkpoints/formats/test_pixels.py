@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from vit_jax.checkpoints.formats import hf_images, timm_images, torchvision
+from vit_jax.checkpoints.formats import image_configs, torchvision
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.data import decode
 from vit_jax.data.transforms import EvalTransform
@@ -86,9 +86,9 @@ def test_pixels_of_transformers(tmp_path, transformers, name):
   model_type, kind, values = PROCESSORS[name]
   values |= {'image_processor_type': f'{kind}ImageProcessor'}
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type}))
-  (tmp_path / hf_images.FILE).write_text(json.dumps(values))
+  (tmp_path / image_configs.FILE).write_text(json.dumps(values))
   processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-  preprocessing, size, warnings = hf_images.read(
+  preprocessing, size, warnings = image_configs.of_hf(
     str(tmp_path), model_type, SIZE
   )
   assert (size, warnings) == (SIZE, ())
@@ -112,7 +112,7 @@ def test_pixels_of_transformers(tmp_path, transformers, name):
 def test_pixels_of_timm(timm, mode, share, interpolation):
   values = {'crop_mode': mode, 'crop_pct': share, 'mean': [0.0] * 3}
   values |= {'std': [1.0] * 3, 'interpolation': interpolation}
-  preprocessing = timm_images.read(Stated(values, 'x'), SIZE)
+  preprocessing = image_configs.of_timm(Stated(values, 'x'), SIZE)
   transform = timm.data.create_transform(224, **values)
 
   def theirs(pixels):

@@ -72,18 +72,6 @@ def test_what_makes_none_is_refused_by_key(method, value, message):
   assert found.startswith(f'x.json: key is {value!r} and should be {message}')
 
 
-def test_a_number_may_be_as_large_as_its_bound():
-  assert stated(1000).above_zero('key', 1000) == 1000.0
-  with pytest.raises(ValueError, match='above 0 and at most 1,000.$'):
-    stated(1000.1).above_zero('key', 1000)
-
-
-def test_a_side_may_stand_for_what_is_stated():
-  assert stated('shortest').sides('key', [4, 5]) == (4, 5)
-  with pytest.raises(ValueError, match="key is 'shortest' and should"):
-    stated('shortest').sides('key', 0)
-
-
 def test_parts_are_named_by_what_leads_to_them():
   outer = Stated({'a': {'b': {'c': 1}}}, 'x.json')
   inner = outer.part('a').part('b')
@@ -126,26 +114,6 @@ def test_all_contradictions_are_listed():
     'x.json (vit): a.dim is 4, and the arrays have 3; a.patch is [8, 9], and '
     'the arrays have 8; a.groups is 1, and models here have 32.'
   )
-
-
-def test_a_choice_is_by_their_name():
-  names = {'avg': 'gap', 'token': 'cls'}
-  assert stated('token').choice('key', names) == 'cls'
-  for value in ('gap', ['avg'], None):
-    with pytest.raises(ValueError, match='no such model here, only avg, token'):
-      stated(value).choice('key', names)
-
-
-def test_an_interpolation_is_ours_or_bilinear():
-  names = {'bilinear': 2, 'bicubic': 3}
-  for value, want, count in ((2, 'bilinear', 0), (3, 'bicubic', 0)):
-    found = stated(value)
-    assert found.interpolation('key', names) == want
-    assert len(found.warnings) == count
-  found = stated(1)
-  assert found.interpolation('key', names) == 'bilinear'
-  (warning,) = found.warnings
-  assert warning.startswith('x.json: key is 1; here')
 
 
 @pytest.mark.parametrize(

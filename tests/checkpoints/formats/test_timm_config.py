@@ -74,10 +74,9 @@ def test_contradicting_configurations_are_refused(folder, kind):
   ('name', 'message'),
   [
     ('vit_of_tomorrow', 'which timm .* does not know'),
-    ('naflexvit_base_patch16_gap', 'a NaFlexVit: only ViT'),
-    ('resnet18', 'a ResNet: only ViT'),
-    ('test_vit3', 'which pools registers, too'),
-    # Of some layers alone, not of the first.
+    ('naflexvit_base_patch16_gap', 'and no model .* of a NaFlexVit'),
+    ('resnet18', 'and no .* of a ResNet'),
+    ('test_vit3', 'and no .* pooled registers'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):
@@ -116,14 +115,14 @@ def test_what_an_architecture_means_is_asked_of_timm(
 @pytest.mark.parametrize(
   ('args', 'final_epsilon', 'message'),
   [
-    ({'act_layer': 'relu'}, 1e-6, r'whose MLP is Mlp with ReLU\(\)'),
+    ({'act_layer': 'relu'}, 1e-6, r'a Mlp with ReLU\(\)'),
     # A gate that comes last, and so is not that of SwiGLU.
     (
       {'mlp_layer': 'GluMlp', 'act_layer': 'silu'},
       1e-6,
-      r'whose MLP is GluMlp with SiLU\(\)',
+      r'a GluMlp with SiLU\(\)',
     ),
-    ({}, 1e-5, 'whose norms differ in their epsilon'),
+    ({}, 1e-5, 'norms of different epsilons'),
   ],
 )
 def test_parts_that_no_name_has_yet_are_refused(

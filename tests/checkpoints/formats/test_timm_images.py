@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.checkpoints.formats.timm_folder import TINY
 from tests.checkpoints.random_weights import random_checkpoint, random_images
+from vit_jax.checkpoints.formats import image_configs
 from vit_jax.checkpoints.formats import timm as convert
-from vit_jax.checkpoints.formats import timm_images
 from vit_jax.checkpoints.formats.stated import Stated
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
@@ -42,21 +42,21 @@ def test_every_resizing_comes_back():
       preprocessing = dataclasses.replace(
         LIKE_TIMM, resize_small=resize_small, squash=squash
       )
-      part, lines = timm_images.config(preprocessing, (side, side))
+      part, lines = image_configs.to_timm(preprocessing, (side, side))
       assert lines == []
       # As timm computes it.
       if resize_small:
         assert math.floor(side / part['crop_pct']) == resize_small
       pretrained = Stated(part, '')
-      back = timm_images.read(pretrained, (side, side))
+      back = image_configs.of_timm(pretrained, (side, side))
       assert (back, pretrained.warnings) == (preprocessing, [])
   # Of quotients that need no more digits it is as timm writes it.
-  part, _ = timm_images.config(Preprocessing(256), (224, 224))
+  part, _ = image_configs.to_timm(Preprocessing(256), (224, 224))
   assert part['crop_pct'] == 0.875
 
 
 def test_resizing_that_timm_does_otherwise_is_said():
-  _, lines = timm_images.config(Preprocessing(64), (32, 48))
+  _, lines = image_configs.to_timm(Preprocessing(64), (32, 48))
   (line,) = lines
   assert line.startswith('Resizing the shorter side to 64 pixels for images of')
   assert line.endswith('until both sides are 2 times those.')
@@ -64,7 +64,7 @@ def test_resizing_that_timm_does_otherwise_is_said():
 
 def images_of(**changes):
   pretrained = Stated(changes, 'x.json')
-  return timm_images.read(pretrained, (224, 224)), pretrained.warnings
+  return image_configs.of_timm(pretrained, (224, 224)), pretrained.warnings
 
 
 def test_what_a_configuration_leaves_out_is_timms_default():
@@ -106,7 +106,7 @@ def test_the_centre_is_taken_where_it_is_large_enough(
   crop_pct, resize_small, how
 ):
   pretrained = Stated({'crop_pct': crop_pct}, 'x.json')
-  preprocessing = timm_images.read(pretrained, (32, 64))
+  preprocessing = image_configs.of_timm(pretrained, (32, 64))
   (warning,) = pretrained.warnings
   assert how in warning
   assert preprocessing.resize_small == resize_small

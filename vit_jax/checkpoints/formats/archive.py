@@ -121,12 +121,14 @@ class Lookup:
     arrays: by the file's keys.
     key_of: from a name to the key of the file.
     what: the file should be.
+    shown: from that key to the one that messages name.
   """
 
   path: str
   arrays: Flat
   key_of: Callable[[str], str]
   what: str
+  shown: Callable[[str], str] = str
 
   def has(self, name: str) -> bool:
     """Tells whether the file has an array."""
@@ -144,8 +146,8 @@ class Lookup:
     if x is None or x.ndim != ndim or not x.size:
       found = 'absent' if x is None else f'of shape {x.shape}'
       raise ValueError(
-        f'{self.path} is no {self.what} checkpoint: {key!r} should have {ndim} '
-        f'dimensions, none of them 0, and is {found}.'
+        f'{self.path} is not a {self.what} checkpoint: {self.shown(key)!r} '
+        f'should have {ndim} dimensions, none of them 0, and is {found}.'
       )
     return x.shape
 

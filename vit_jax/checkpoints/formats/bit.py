@@ -8,7 +8,7 @@ letter. The head is a convolution of one pixel.
 import re
 from collections.abc import Iterable
 
-from vit_jax.checkpoints.formats import archive, table
+from vit_jax.checkpoints.formats import archive, table, torchvision
 
 DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
@@ -17,21 +17,19 @@ IMAGE_SIZE = (224, 224)
 # What follows 'block' in the keys of a unit: numbers of the stage and of it.
 UNIT = r'(\d)/(unit\d+)/'
 
-_CONV = 'standardized_conv2d/kernel'
-_NAMES = {
-  'conv_root/kernel': f'root_block/{_CONV}',
-  'gn_final/scale': 'group_norm/gamma',
-  'gn_final/bias': 'group_norm/beta',
-  'head/kernel': 'head/conv2d/kernel',
-  'head/bias': 'head/conv2d/bias',
-}
-_NAMES_IN_UNIT = {'conv_proj/kernel': f'a/proj/{_CONV}'}
-for _number, _letter in enumerate('abc', 1):
-  _NAMES_IN_UNIT |= {
-    f'conv{_number}/kernel': f'{_letter}/{_CONV}',
-    f'gn{_number}/scale': f'{_letter}/group_norm/gamma',
-    f'gn{_number}/bias': f'{_letter}/group_norm/beta',
-  }
+_CONV = 'standardized_conv2d'
+# Patterns and their replacements in our names, in this order.
+_RULES: torchvision.Rules = (
+  ('^conv_root', f'root_block/{_CONV}'),
+  ('^head', 'head/conv2d'),
+  ('conv_proj', f'a/proj/{_CONV}'),
+  (r'(?<=unit)(\d)(?=/)', r'0\1'),
+  (r'conv(\d)/', lambda m: f'{" abc"[int(m[1])]}/{_CONV}/'),
+  (r'gn(\d)', lambda m: f'{" abc"[int(m[1])]}/group_norm'),
+  ('gn_final', 'group_norm'),
+  ('group_norm/scale', 'group_norm/gamma'),
+  ('group_norm/bias', 'group_norm/beta'),
+)
 
 
 def matches(arrays: Iterable[str]) -> bool:
@@ -92,11 +90,9 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 def _key(name: str) -> str:
   """Returns the published key of one of our names."""
-  if name in _NAMES:
-    return PREFIX + _NAMES[name]
-  block, unit, rest = name.split('/', 2)
-  number = int(unit.removeprefix('unit'))
-  return f'{PREFIX}{block}/unit{number:02d}/{_NAMES_IN_UNIT[rest]}'
+  for pattern, to in _RULES:
+    name = re.sub(pattern, to, name)
+  return PREFIX + name
 
 
 def _layout(name: str, shape: tuple[int, ...]) -> table.Layout:

@@ -1,40 +1,30 @@
 """Directories of transformers: config.json and model.safetensors.
 
-Read are ViT, DeiT, I-JEPA (the ViT without a class token, classified by the
-mean of its tokens), BiT, DINOv2 (with registers, too), DINOv3, and the image
-towers of CLIP, SigLIP and SigLIP 2, alone or beside their text towers. Written
-are the first four. SigLIP 2 of a fixed resolution is saved as SigLIP; the
-others take images of any aspect ratio there, and here the square that their
-position embeddings are for. ImageGPT and DETR are in modules of `PROJECTS`.
-Keys are those that transformers 5 still writes, whatever its modules are called
-now.
+`FAMILIES` has what is read. Written are ViT, DeiT, I-JEPA (the ViT without a
+class token, classified by the mean of its tokens) and BiT. SigLIP 2 of a fixed
+resolution is saved as SigLIP; the others take images of any aspect ratio there,
+and here the square that their position embeddings are for. ImageGPT and DETR
+are in modules of `PROJECTS`.
 """
 
 import contextlib
 import math
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from vit_jax.checkpoints.formats import (
-  archive,
-  hf_images,
+  image_configs,
   table,
   tensors,
+  timm,
   torch_table,
+  torch_vit,
 )
 from vit_jax.checkpoints.formats.hf_families import (
-  CLIP,
-  DEIT,
   FAMILIES,
-  POOLING,
-  POSITIONS,
-  QKV,
-  SIGLIP,
-  Family,
   class_names,
   labels,
 )
@@ -52,16 +42,21 @@ PROJECTS = Register(
 )
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-_UNIT = 'encoder.stages.{}.layers.{}.'
-_LAYER = 'Transformer/encoderblock_0/'
+# The image halves of models that have one of text, too.
+_TOWERS = {
+  'CLIPModel': 'CLIPVisionModelWithProjection',
+  'SiglipModel': 'SiglipVisionModel',
+}
+# With a teacher, DeiT has two classifiers.
+_CLS_HEAD = {(f'head/{leaf}', 'deit') for leaf in ('kernel', 'bias')}
 _NO_MODEL = 'vit_jax writes no ViT, DeiT, I-JEPA or BiT of transformers with'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory, of which `config` is the config.json.
 
-  CLIP's projection is the head, without a bias. A classifier of SigLIP reads
-  the mean of the tokens, which is all that is kept of its pooling then.
+  CLIP's projection is the head, without a bias. A classifier of CLIP or SigLIP
+  reads the mean of the tokens, and what else pools them is left out.
 
   Raises:
     ValueError: as all formats.
@@ -69,53 +64,39 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   model_type = config['model_type']
   if model_type in PROJECTS:
     return PROJECTS.load(model_type).read(path, config)
-  if model_type not in tuple(FAMILIES):
+  if model_type == 'timm_wrapper':
+    arrays = tensors.read_folder(path)
+    inside = {k.removeprefix('timm_model.'): x for k, x in arrays.items()}
+    return timm.read(path, inside, config)
+  if not isinstance(model_type, str) or model_type not in FAMILIES:
+    kinds = ', '.join(map(str, config.get('architectures') or ())) or 'none'
     raise ValueError(
-      f'{path}/config.json: model_type is {model_type!r}, which is not read. '
-      f'Read are {", ".join([*FAMILIES, *PROJECTS])}.'
+      f'{path}/config.json: model_type is {model_type!r} (architectures: '
+      f'{kinds}), which is not read. Read are '
+      f'{", ".join([*FAMILIES, *PROJECTS])} and timm_wrapper.'
     )
   family = FAMILIES[model_type]
-  arrays = {
-    key: x
-    for key, x in tensors.read_folder(path, family.ignored).items()
-    # Registers that are switched off are an empty array.
-    if x.size or not key.endswith('register_tokens')
-  }
-  if 'cls_classifier.weight' in arrays:
-    family = DEIT
-  classifies = any('classifier.' in key for key in arrays)
-  if classifies and family is SIGLIP:
-    arrays = {k: x for k, x in arrays.items() if '.head.' not in k}
-  elif classifies and 'classifier' not in family.modules.get('head', ''):
-    raise ValueError(
-      f"{path} is a {model_type} with 'classifier.weight', and models here "
-      'lack what its classifier reads. Save its body alone: '
-      'AutoModel.from_pretrained(...).save_pretrained(...).'
-    )
-  prefixes = ('vision_model.', f'{model_type}.', 'model.')
-  fitting = (p for p in prefixes if any(k.startswith(p) for k in arrays))
-  prefix = next(fitting, '')
-  lookup = archive.Lookup(
+  named = torch_vit.Arrays(
     path,
-    arrays,
-    lambda key: key if key in arrays else _prefixed(key, prefix),
-    f'transformers {model_type}',
+    {
+      key: x
+      for key, x in tensors.read_folder(path, family.ignored).items()
+      # Registers that are switched off are an empty array.
+      if x.size or not key.endswith('register_tokens')
+    },
+    'hf',
+    model_type == 'bit',
+    rf'({model_type}\.)?((vision_model|model|vit)\.)?',
   )
   of_images = config.get('vision_config') or config
   stated = Stated(of_images, f'{path}/config.json')
-  if model_type.startswith('siglip2'):
-    _unfold_patches(lookup, stated)
-  _complete(lookup)
   fields_of = _bit_fields if model_type == 'bit' else _vit_fields
-  fields = fields_of(lookup, family, stated, model_type)
-  preprocessing, size, warnings = hf_images.read(
+  fields, classifies = fields_of(named, stated, model_type)
+  preprocessing, size, warnings = image_configs.of_hf(
     path, model_type, fields.get('image_size')
   )
-  return table.File(
-    path=path,
-    arrays=arrays,
-    fields=fields | {'image_size': size},
-    table=lambda shapes: _entries(shapes, lookup.key_of, family, arrays),
+  return named.file(
+    fields | {'image_size': size},
     preprocessing=preprocessing,
     class_names=(
       class_names(config, fields['num_classes'], path) if classifies else ()
@@ -124,108 +105,72 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   )
 
 
-def _prefixed(key: str, prefix: str) -> str:
-  return key if 'classifier' in key else prefix + key
-
-
-def _complete(lookup: archive.Lookup) -> None:
-  """Adds biases that are zero, and joins what is one array of ours."""
-  arrays = lookup.arrays
-  # All of a block's queries, keys and values have a bias, or none.
-  for key, x in list(arrays.items()):
-    sibling = key.replace('.k_proj.', '.q_proj.').replace('weight', 'bias')
-    if key.endswith(('patch_embedding.weight', 'visual_projection.weight')) or (
-      key.endswith('.k_proj.weight') and sibling in arrays
-    ):
-      arrays.setdefault(
-        key.replace('weight', 'bias'), np.zeros(len(x), np.float32)
-      )
-  dist, positions = (
-    lookup.key_of(f'embeddings.{name}')
-    for name in ('distillation_token', 'position_embeddings')
-  )
-  if dist in arrays and not lookup.has('cls_classifier.weight'):
-    # A register, which has no position here.
-    if lookup.shape('embeddings.position_embeddings', 3)[1] > 1:
-      arrays[dist] = arrays[dist] + arrays[positions][:, 1:2]
-      arrays[positions] = np.delete(arrays[positions], 1, axis=1)
-
-
 def _vit_fields(
-  lookup: archive.Lookup, family: Family, stated: Stated, model_type: str
-) -> dict[str, Any]:
-  def key(name: str) -> str:
-    return _key(name, family)
-
-  def has(name: str) -> bool:
-    return name in family.modules and lookup.has(key(name))
-
-  def size(name: str, ndim: int = 2, axis: int = 0) -> int:
-    module = name.removesuffix('/kernel')
-    return lookup.size(key(name), ndim, axis) if module in family.modules else 0
-
-  width, channels, patch, _ = lookup.shape(key('embedding/kernel'), 4)
-  gated = [
-    lookup.has(family.layer.format(0) + x)
-    for x in ('mlp.weights_in.weight', 'mlp.gate_proj.weight')
-  ]
-  down = key(f'{_LAYER}MlpBlock_3/Dense_1/kernel')
-  if not lookup.has(down):
-    down = down.replace('fc2', 'weights_out')
+  named: torch_vit.Arrays, stated: Stated, model_type: str
+) -> tuple[dict[str, Any], bool]:
+  """Returns the fields, and whether there is a classifier."""
+  family = FAMILIES[model_type]
+  lookup = named.lookup(f'transformers {model_type}')
+  head = named.key_of('head/kernel')
+  classifies = lookup.has('head/kernel') and 'classifier' in head
+  fixed = dict(family.fields)
+  if classifies and family.classifier is None:
+    raise ValueError(
+      f'{named.path} is a {model_type} with {head!r}, and what such a '
+      'classifier reads is not known here. Save its body alone: '
+      'AutoModel.from_pretrained(...).save_pretrained(...).'
+    )
+  if classifies:
+    fixed |= family.classifier or {}
+    for name in [name for name in named if re.match(family.unused, name)]:
+      del named[name]
+  if model_type.startswith('siglip2'):
+    _unfold_patches(named, stated)
+  found, channels, stride = torch_vit.fields(lookup)
   # The gated MLP of DINOv2 is SwiGLU whatever its configuration says.
-  if gated[1] and stated.get('hidden_act', 'gelu') != 'silu':
-    stated.refuse('hidden_act', ', and a gated MLP here has silu.')
-  if any(gated):
+  if found['swiglu']:
+    act = stated.get('hidden_act', 'gelu')
+    if model_type == 'dinov3_vit' and act != 'silu':
+      stated.refuse('hidden_act', ', and a gated MLP here has silu.')
     stated['hidden_act'] = 'gelu'
-  pools = {'MAPHead_0/probe': 'map', 'cls': 'cls'}
-  classifies = any('classifier.' in key for key in lookup.arrays)
-  fields: dict[str, Any] = {
-    'name': 'deit' if family is DEIT else 'vit',
-    'patch_size': patch,
-    'width': width,
-    'depth': sum(
-      lookup.count(lookup.key_of(family.layer.split('{')[0]), r'(\d{1,6})\.')
-    ),
-    'mlp_dim': lookup.shape(down, 2)[1],
-    'pool': next((pools[x] for x in pools if has(x)), 'gap'),
-    'posemb': 'learned1d' if POSITIONS in family.modules else 'none',
-    'registers': size('registers', 3, axis=1),
-    'pre_norm': 'Transformer/pre_norm' in family.modules,
-    'layer_scale': 1e-4 * ('LayerScale_0' in family.modules),
-    'swiglu': any(gated),
-    'qkv_bias': lookup.has(
-      key(f'{_LAYER}MultiHeadDotProductAttention_1/query/bias')
-    ),
+  found |= {'pool': 'cls'} | fixed
+  if classifies:
     # A classifier sees the class token itself, and no file has both.
-    'representation_size': 0 if classifies else size('pre_logits/kernel'),
-    'num_classes': size('head/kernel'),
-  }
-  fields |= stated.fields(
-    family.config, fields | {'channels': channels}, model_type
-  )
-  return fields | {'image_size': stated.tiled(fields['image_size'], patch)}
+    found['representation_size'] = 0
+  stated.setdefault('image_size', 224)
+  sides = stated.tiled(stated.sides('image_size'), stride)
+  read = {
+    'deit': ('cls', 'dist'),
+    'vit': () if found['pool'] in ('gap', 'map') else ('cls',),
+  }[found['name']]
+  registers = lookup.size('registers', 3, axis=1)
+  known = found | {'channels': channels, 'registers': registers}
+  known |= stated.fields(family.config, known, model_type)
+  del known['channels']
+  named.settle(read, stride, sides, stated)
+  known['registers'] = lookup.size('registers', 3, axis=1)
+  return known | {'image_size': sides}, classifies
 
 
 def _bit_fields(
-  lookup: archive.Lookup, family: Family, stated: Stated, model_type: str
-) -> dict[str, Any]:
-  width, channels, *_ = lookup.shape(_key('conv_root/kernel', family), 4)
-  layers = lookup.count(
-    lookup.key_of('encoder.stages.'), r'(\d{1,6})\.layers\.(\d+)\.'
-  )
+  named: torch_vit.Arrays, stated: Stated, model_type: str
+) -> tuple[dict[str, Any], bool]:
+  lookup = named.lookup('transformers bit')
+  width, channels, *_ = lookup.shape('conv_root/kernel', 4)
+  layers = torch_vit.units(lookup)
   sizes = _bit_sizes(layers, width)
   stated.setdefault('output_stride', 32)
   # A greater one changes nothing.
   stride = max(sizes['stride'], stated.positive('output_stride'))
   found = sizes | {'stride': stride, 'width': width, 'channels': channels}
-  stated.fields(family.config, found, model_type)
+  stated.fields(FAMILIES[model_type].config, found, model_type)
   return {
     'name': 'resnet',
     'version': 2,
     'layers': layers,
     'width': width,
-    'num_classes': lookup.size(_key('head/kernel', family), 2),
-  }
+    'num_classes': lookup.size('head/kernel', 2),
+  }, lookup.has('head/kernel')
 
 
 def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
@@ -237,75 +182,23 @@ def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
   }
 
 
-def _unfold_patches(lookup: archive.Lookup, stated: Stated) -> None:
+def _unfold_patches(named: torch_vit.Arrays, stated: Stated) -> None:
   """Gives SigLIP 2's patches two dimensions, and its images a size."""
+  lookup = named.lookup('SigLIP 2')
   stated.setdefault('patch_size', 16)
   patch = stated.positive('patch_size')
-  key = lookup.key_of(_key('embedding/kernel', SIGLIP))
-  _, columns = lookup.shape(key, 2)
+  name = 'embedding/kernel'
+  _, columns = lookup.shape(name, 2)
   if columns != 3 * patch**2:
-    stated.refuse('patch_size', f', and {key} has {columns} numbers a patch.')
+    stated.refuse(
+      'patch_size', f', and {named.key_of(name)} has {columns} numbers a patch.'
+    )
   # Theirs has the channels of a pixel side by side.
-  lookup.arrays[key] = (
-    lookup.arrays[key].reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
-  )
-  count, _ = lookup.shape(_key(POSITIONS, SIGLIP), 2)
+  named[name] = named[name].reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+  _, count, _ = lookup.shape(torch_vit.POSITIONS, 3)
   if stated.get('num_patches', count) != count:
     stated.refuse('num_patches', f', and the arrays have {count}.')
   stated['image_size'] = patch * math.isqrt(count)
-
-
-def _key(name: str, family: Family) -> str:
-  """Returns the key of an array of ours, without prefix."""
-  key = torch_table.key_of(name, family.modules, family.layer, _UNIT)
-  return re.sub(r'(layer_scale[12])\.weight$', r'\1.lambda1', key)
-
-
-def _entries(
-  shapes: table.Shapes,
-  key_of: Callable[[str], str],
-  family: Family,
-  arrays: table.Flat,
-) -> list[table.Entry]:
-  """Returns the table; `arrays` of a file, if any, decide between names."""
-  found = []
-  for name, shape in shapes.items():
-    layout = torch_table.layout(name, shape)
-    if name.startswith(f'{POOLING}/') and '/out/' not in name:
-      part, leaf = name.split('/')[-2:]
-      if part == 'query':
-        theirs = {'kernel': 'weight', 'bias': 'bias'}[leaf]
-        key = key_of(f'head.attention.in_proj_{theirs}')
-        names = tuple(f'{POOLING}/{x}/{leaf}' for x in QKV)
-        found.append(table.joined(key, names, layout))
-      continue
-    key = key_of(_key(name, family))
-    gate = key.replace('up_proj', 'gate_proj')
-    packed = key.replace('.fc1.', '.weights_in.').replace(
-      '.fc2.', '.weights_out.'
-    )
-    if gate != key and gate in arrays:
-      found.append(_gated(gate, key, name, layout))
-      continue
-    if packed in arrays:
-      key = packed
-    if name == 'cls' and family is CLIP:
-      layout = lambda x: x[0, 0], lambda x: x[None, None]
-    elif name == POSITIONS and key.endswith('.weight'):
-      layout = lambda x: x[0], lambda x: x[None]
-    found.append(table.one(key, name, layout))
-  return found
-
-
-def _gated(gate: str, up: str, name: str, layout: table.Layout) -> table.Entry:
-  """Returns the entry of a gated MLP's two parts, of which ours is one."""
-  to_file, to_ours = layout
-  return table.Entry(
-    (gate, up),
-    (name,),
-    lambda x: tuple(np.split(to_file(x), 2)),
-    lambda a, b: (to_ours(np.concatenate([a, b])),),
-  )
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
@@ -322,7 +215,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     model_type, name = 'deit', 'DeiT'
   elif fields['pool'] != 'cls':
     model_type, name = 'ijepa', 'IJepa'
-  family = DEIT if model_type == 'deit' else FAMILIES[model_type]
+  family = FAMILIES[model_type]
   num_classes = fields['num_classes']
   known = fields | {'channels': 3}
   config: dict[str, Any] = {'dtype': dtype, 'model_type': model_type}
@@ -346,14 +239,19 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     if weights.loss == 'sigmoid':
       config['problem_type'] = 'multi_label_classification'
   config['architectures'] = [name + task]
+  key_of = torch_vit.namer('hf', model_type == 'bit')
+
+  def key_below(name: str) -> str:
+    key = key_of(name)
+    if 'classifier' not in key:
+      return prefix + key
+    return f'cls_{key}' if (name, model_type) in _CLS_HEAD else key
+
   arrays = table.ours_to_file(
-    weights.arrays,
-    lambda shapes: _entries(
-      shapes, lambda key: _prefixed(key, prefix), family, {}
-    ),
+    weights.arrays, table.renamed(key_below, torch_table.layout)
   )
-  images = hf_images.config(weights.preprocessing, fields['image_size'])
-  configs = {'config.json': config, hf_images.FILE: images}
+  images = image_configs.to_hf(weights.preprocessing, fields['image_size'])
+  configs = {'config.json': config, image_configs.FILE: images}
   tensors.write_folder(target, configs, arrays, dtype)
   return _not_held(weights)
 
@@ -410,7 +308,10 @@ def open_peer(path: str) -> table.Peer:
       model takes no images.
   """
   try:
-    return _open_peer(path)
+    import transformers
+
+    with _quiet(transformers.utils.logging):
+      return _open_peer(path)
   except ImportError as e:
     raise ImportError(
       'transformers cannot run: pip install transformers torch torchvision '
@@ -419,86 +320,53 @@ def open_peer(path: str) -> table.Peer:
 
 
 def _open_peer(path: str) -> table.Peer:
-  import torch
   import transformers
 
-  model_type = tensors.read_json(f'{path}/config.json')['model_type']
-  with _quiet(transformers.utils.logging):
-    if model_type in PROJECTS:
-      return PROJECTS.load(model_type).open_peer(path)
-    model, pooled = _load_model(path)
-    processor: Any
-    if any(
-      os.path.exists(os.path.join(path, name))
-      for name in (hf_images.FILE, hf_images.BOTH)
-    ):
-      processor = transformers.AutoImageProcessor.from_pretrained(path)
-    else:
-      p, *_ = hf_images.read(path, model_type, (224, 224))
-      processor = transformers.ViTImageProcessor(
-        image_mean=list(p.mean), image_std=list(p.std)
-      )
+  config = transformers.AutoConfig.from_pretrained(path)
+  model_type = config.model_type
+  if model_type in PROJECTS:
+    return PROJECTS.load(model_type).open_peer(path)
+  model, has_pooler = _load_model(path, config)
 
-  def run(images_BHWC: np.ndarray) -> np.ndarray:
-    pixels = processor(
-      list(images_BHWC),
-      do_resize=False,
-      do_center_crop=False,
-      input_data_format='channels_last',
-      return_tensors='pt',
-    )
-    with torch.inference_mode():
-      outputs = model(**pixels)
-    if 'logits' in outputs:
-      return outputs.logits.numpy()
-    tokens = outputs.last_hidden_state
-    if 'image_embeds' in outputs:
-      return outputs.image_embeds.numpy()
-    if model.config.model_type == 'ijepa':
-      return tokens.mean(1).numpy()
-    if pooled:
-      return outputs.pooler_output.flatten(1).numpy()
-    return tokens[:, 0].numpy()
+  def outputs(pixels: Any) -> Any:
+    found = model(pixels)
+    for name in ('logits', 'image_embeds'):
+      if name in found:
+        return found[name]
+    if model_type == 'ijepa':
+      return found.last_hidden_state.mean(1)
+    if has_pooler:
+      return found.pooler_output.flatten(1)
+    return found.last_hidden_state[:, 0]
 
-  if model.config.model_type == 'bit':
-    size = processor.crop_size if processor.do_center_crop else processor.size
-    height, width = (
-      size.get(side) or size['shortest_edge'] for side in ('height', 'width')
-    )
-  else:
-    of_images = getattr(model.config, 'vision_config', model.config)
+  takes = None
+  if model_type != 'bit':
+    of_images = getattr(config, 'vision_config', config)
     # One number stands for both.
-    height, width = np.broadcast_to(of_images.image_size, 2).tolist()
-  return table.Peer(
-    f'transformers {transformers.__version__}', (height, width), run
-  )
+    takes = tuple(np.broadcast_to(of_images.image_size, 2).tolist())
+  p, size, _ = image_configs.of_hf(path, model_type, takes)
+  framework = f'transformers {transformers.__version__}'
+  return timm.peer(framework, outputs, size, p.mean, p.std)
 
 
-def _load_model(path: str) -> tuple[Any, bool]:
+def _load_model(path: str, config: Any) -> tuple[Any, bool]:
   """Returns a model of transformers, and whether the file has its pooler."""
   import torch
   import transformers
 
-  config = transformers.AutoConfig.from_pretrained(path)
-  name = (config.architectures or ('',))[0]
+  name = (config.architectures or ('AutoModelForImageClassification',))[0]
   if config.model_type.startswith('siglip2'):
     raise ValueError(
       f'{path} is a {name}, to which transformers gives patches of images of '
       'any shape instead of images: nothing can be compared.'
     )
-  auto: Any = transformers.AutoModelForImageClassification
   options = {}
   if name in ('CLIPModel', 'CLIPVisionModelWithProjection'):
-    auto = transformers.CLIPVisionModelWithProjection
     # Of the configuration of both towers, not of that of images.
     options['projection_dim'] = config.projection_dim
-  elif name == 'SiglipModel':
-    auto = transformers.SiglipVisionModel
-  elif name.endswith('Model'):
-    auto = transformers.AutoModel
-  elif name.endswith('WithTeacher'):
-    auto = transformers.DeiTForImageClassificationWithTeacher
-  model, report = auto.from_pretrained(
+  model, report = getattr(
+    transformers, _TOWERS.get(name, name)
+  ).from_pretrained(
     path,
     dtype=torch.float32,
     # Else they would be in a report that nobody sees.
@@ -508,16 +376,18 @@ def _load_model(path: str) -> tuple[Any, bool]:
   )
   # The one thing that transformers makes up without being told to.
   pooler = {'pooler.dense.weight', 'pooler.dense.bias'}
-  pooled = not pooler <= set(report['missing_keys'])
-  report['missing_keys'] = set(report['missing_keys']) - pooler
+  missing = set(report['missing_keys'])
   ignored = FAMILIES[config.model_type].ignored
-  report['unexpected_keys'] = {
-    key for key in report['unexpected_keys'] if not re.search(ignored, key)
+  report |= {
+    'missing_keys': missing - pooler,
+    'unexpected_keys': {
+      key for key in report['unexpected_keys'] if not re.search(ignored, key)
+    },
   }
   for what, keys in report.items():
     if keys:
       raise ValueError(f'{path}: transformers reports {what}: {keys}.')
-  return model.eval(), pooled
+  return model.eval(), not pooler <= missing
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""How transformers names what is ours, for each type of model.
+"""What transformers' config.json says of each type of model that is read.
 
-A family has a table of its arrays and a table of its config.json, both used to
-read and to write. Sizes come from the arrays, and a configuration that
-contradicts them is refused.
+Sizes come from the arrays, and a configuration that contradicts them is
+refused. The same tables write it.
 """
 
 import dataclasses
@@ -28,10 +27,7 @@ GELU = named(
     'quick_gelu': 'quick',
   }
 )
-QKV = ('query', 'key', 'value')
-POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
-POSITIONS = 'Transformer/posembed_input/pos_embedding'
-_MSA = 'MultiHeadDotProductAttention_1'
+_POSITIONS = {'posemb': 'learned1d', 'layer_scale': 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +35,22 @@ class Family:
   """A type of model.
 
   Attributes:
-    modules: theirs by ours, those of a layer by what follows `layer`.
-    layer: theirs before what is in a layer, with {} for its number.
     config: the table of config.json.
+    fields: of ours that all of its models have.
+    classifier: the same with a classifier; None if it cannot be read.
     ignored: pattern of keys that say nothing of the images' features.
+    unused: pattern of our names that a classifier does not use.
   """
 
-  modules: dict[str, str]
-  layer: str
   config: dict[str, Key]
+  fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  classifier: Mapping[str, Any] | None = dataclasses.field(default_factory=dict)
   ignored: str = 'embeddings.mask_token$'
+  unused: str = '$^'
 
 
 def _config(
-  act: str, epsilon: float, more: dict[str, Key], heads: int = 12
+  act: str, epsilon: float, more: Mapping[str, Key], heads: int = 12
 ) -> dict[str, Key]:
   """Returns a table with the defaults of transformers."""
   return {
@@ -68,61 +66,14 @@ def _config(
   }
 
 
-_LAYERS = {
-  'LayerNorm_0': 'layernorm_before',
-  **{f'{_MSA}/{x}': f'attention.attention.{x}' for x in QKV},
-  f'{_MSA}/out': 'attention.output.dense',
-  'LayerNorm_2': 'layernorm_after',
-  'MlpBlock_3/Dense_0': 'intermediate.dense',
-  'MlpBlock_3/Dense_1': 'output.dense',
-}
-_IJEPA = Family(
-  _LAYERS
-  | {
-    POSITIONS: 'embeddings.position_embeddings',
-    'embedding': 'embeddings.patch_embeddings.projection',
-    'Transformer/encoder_norm': 'layernorm',
-    'head': 'classifier',
-  },
-  'encoder.layer.{}.',
-  _config(
-    'gelu',
-    1e-12,
-    {
-      'intermediate_size': Key('mlp_dim'),
-      'qkv_bias': Key('qkv_bias', default=True),
-      **only({'pooler_act': 'tanh'}),
-    },
-  ),
-)
-_VIT = dataclasses.replace(
-  _IJEPA,
-  modules=_IJEPA.modules
-  | {
-    'cls': 'embeddings.cls_token',
-    # A distillation token that no classifier reads.
-    'registers': 'embeddings.distillation_token',
-    'pre_logits': 'pooler.dense',
-  },
-)
-DEIT = dataclasses.replace(
-  _IJEPA,
-  modules=_IJEPA.modules
-  | {
-    'cls': 'embeddings.cls_token',
-    'dist': 'embeddings.distillation_token',
-    'head': 'cls_classifier',
-    'head_dist': 'distillation_classifier',
-  },
+_MLP = {'intermediate_size': Key('mlp_dim')}
+_BIAS = _MLP | {'qkv_bias': Key('qkv_bias', default=True)}
+_REGISTERS = {'num_register_tokens': Key('registers')}
+_VIT = Family(
+  _config('gelu', 1e-12, _BIAS | only({'pooler_act': 'tanh'})), _POSITIONS
 )
 # The pre-activation BiT is our ResNet of version 2.
 _BIT = Family(
-  {
-    'conv_root': 'embedder.convolution',
-    'gn_final': 'norm',
-    'head': 'classifier.1',
-  },
-  '',
   {
     'depths': Key('depths'),
     'embedding_size': Key('width'),
@@ -141,84 +92,49 @@ _BIT = Family(
     ),
   },
 )
-_DINO = {
-  'cls': 'embeddings.cls_token',
-  'registers': 'embeddings.register_tokens',
-  'LayerNorm_0': 'norm1',
-  'LayerScale_0': 'layer_scale1',
-  'LayerNorm_2': 'norm2',
-  'LayerScale_1': 'layer_scale2',
-}
-_REGISTERS = {'num_register_tokens': Key('registers')}
-_FC = {'MlpBlock_3/Dense_0': 'mlp.fc1', 'MlpBlock_3/Dense_1': 'mlp.fc2'}
+_DINO = {'layer_scale': 1e-4}
 _DINOV2 = Family(
-  {k: x for k, x in _VIT.modules.items() if k not in ('head', 'pre_logits')}
-  | _DINO
-  | _FC,
-  'encoder.layer.{}.',
   _config('gelu', 1e-6, _REGISTERS),
+  _POSITIONS | _DINO,
+  {'pool': 'cls+gap'},
 )
-_PROJECTIONS = {f'{_MSA}/{x}': f'{x[0]}_proj' for x in QKV}
-_DINOV3 = Family(
-  _DINO
-  | {name: f'attention.{x}' for name, x in _PROJECTIONS.items()}
-  | {
-    'embedding': 'embeddings.patch_embeddings',
-    f'{_MSA}/out': 'attention.o_proj',
-    'MlpBlock_3/Dense_0': 'mlp.up_proj',
-    'MlpBlock_3/Dense_1': 'mlp.down_proj',
-    'Transformer/encoder_norm': 'norm',
-  },
-  'layer.{}.',
-  _config(
-    'gelu', 1e-5, {'rope_theta': Key('rope', LARGE, 100.0), **_REGISTERS}, 6
-  ),
-)
-_TOWER = {name: f'self_attn.{x}' for name, x in _PROJECTIONS.items()} | {
-  POSITIONS: 'embeddings.position_embedding.weight',
-  'embedding': 'embeddings.patch_embedding',
-  'LayerNorm_0': 'layer_norm1',
-  f'{_MSA}/out': 'self_attn.out_proj',
-  'LayerNorm_2': 'layer_norm2',
-  **_FC,
-  'Transformer/encoder_norm': 'post_layernorm',
-}
 _TEXT = r'^text_|^logit_|position_ids$'
-CLIP = Family(
-  _TOWER
-  | {
-    'cls': 'embeddings.class_embedding',
-    'Transformer/pre_norm': 'pre_layrnorm',
-    'head': 'visual_projection',
-  },
-  'encoder.layers.{}.',
-  _config('quick_gelu', 1e-5, {}),
+_CLIP = Family(
+  _config('quick_gelu', 1e-5, _MLP),
+  _POSITIONS | {'pre_norm': True},
+  # Of the tokens as the last layer leaves them.
+  {'pool': 'gap', 'final_norm': False},
   _TEXT,
+  'Transformer/encoder_norm/',
 )
 SIGLIP = Family(
-  _TOWER
-  | {
-    'MAPHead_0/probe': 'head.probe',
-    'MAPHead_0/LayerNorm_0': 'head.layernorm',
-    'MAPHead_0/MlpBlock_0/Dense_0': 'head.mlp.fc1',
-    'MAPHead_0/MlpBlock_0/Dense_1': 'head.mlp.fc2',
-    f'{POOLING}/out': 'head.attention.out_proj',
-    'head': 'classifier',
-  },
-  'encoder.layers.{}.',
-  _config('gelu_pytorch_tanh', 1e-6, {}),
+  _config('gelu_pytorch_tanh', 1e-6, _MLP),
+  _POSITIONS | {'pool': 'map'},
+  {'pool': 'gap'},
   _TEXT,
+  'MAPHead_0/',
 )
 FAMILIES: Mapping[str, Family] = {
   'vit': _VIT,
-  'deit': _VIT,  # without a teacher
-  'ijepa': _IJEPA,
+  'deit': _VIT,
+  'ijepa': dataclasses.replace(_VIT, fields=_POSITIONS | {'pool': 'gap'}),
+  'vit_mae': dataclasses.replace(_VIT, ignored='^decoder'),
+  'vit_msn': Family(_config('gelu', 1e-6, _BIAS), _POSITIONS),
   'bit': _BIT,
   'dinov2': _DINOV2,
   'dinov2_with_registers': _DINOV2,
-  'dinov3_vit': _DINOV3,
-  'clip': CLIP,
-  'clip_vision_model': CLIP,
+  'dinov3_vit': Family(
+    _config(
+      'gelu',
+      1e-5,
+      _MLP | _REGISTERS | {'rope_theta': Key('rope', LARGE, 100.0)},
+      6,
+    ),
+    _DINO,
+    None,
+  ),
+  'clip': _CLIP,
+  'clip_vision_model': _CLIP,
   'siglip': SIGLIP,
   'siglip_vision_model': SIGLIP,
   'siglip2': SIGLIP,

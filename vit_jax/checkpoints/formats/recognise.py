@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import archive, hf, tensors
+from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
@@ -99,6 +99,12 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
   """Reads the model among arrays that training code has wrapped."""
   prefix, *others = _prefixes(arrays)
   inside = _under(prefix, arrays)
+  if not config and not any(TENSORS.load(x).matches(inside) for x in TENSORS):
+    keys = ', '.join(sorted(arrays)[:3])
+    raise ValueError(
+      f'{path} has no model that is known here among its {len(arrays)} arrays '
+      f'({keys} ...).{table.looks_like(arrays)} It should be {WHAT_OPENS}.'
+    )
   file = format_of(inside, TENSORS).read(path, inside, *config)
   left_out = sorted(
     {

@@ -97,7 +97,7 @@ class Stated(dict[str, Any]):
     return facts
 
   def choice(self, key: str, names: Mapping[str, Any]) -> Any:
-    """Returns what is ours by their name."""
+    """Returns our value by its name there."""
     value = self[key]
     if not isinstance(value, str) or value not in names:
       valid = ', '.join(names)
@@ -106,10 +106,9 @@ class Stated(dict[str, Any]):
 
   def positive(self, key: str) -> int:
     """Returns an integer above 0."""
-    value = self[key]
-    if type(value) is not int or value < 1:
+    if type(self[key]) is not int or self[key] < 1:
       self.refuse(key, ' and should be a positive integer.')
-    return value
+    return self[key]
 
   def above_zero(self, key: str, most: int) -> float:
     """Returns a number above 0 and at most `most`."""
@@ -119,32 +118,29 @@ class Stated(dict[str, Any]):
     return float(value)
 
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
-    """Returns (H, W) in pixels; one number stands for both.
+    """Returns (H, W) in pixels of a value, by default of the key's.
 
-    Args:
-      key: of it.
-      value: that stands for what is stated; None for that itself.
+    One number stands for both.
     """
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
       found = [found['height'], found['width']]
-    if not isinstance(found, list):
-      found = [found, found]
-    if len(found) != 2 or not all(
-      type(x) is int and 1 <= x <= MAX_SIDE for x in found
+    pair = found if isinstance(found, list) else [found, found]
+    if [type(x) for x in pair] != [int, int] or not (
+      1 <= min(pair) <= max(pair) <= MAX_SIDE
     ):
       self.refuse(
         key,
         ' and should be a height and a width in pixels, from 1 to '
         f'{MAX_SIDE:,}.',
       )
-    return found[0], found[1]
+    return pair[0], pair[1]
 
   def tiled(self, sides: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Returns (H, W) in pixels without what whole patches leave over.
+    """Returns (H, W) in pixels without the rest that whole patches leave.
 
-    Others drop it unseen, as a convolution does: SigLIP sees 378 of its 384
-    pixels, and timm has it as a model of 378 too. A warning says so.
+    Other libraries drop it silently: SigLIP sees 378 of its 384 pixels, and
+    timm has it as a model of 378, too.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
@@ -156,8 +152,8 @@ class Stated(dict[str, Any]):
 
   def rgb(self, key: str) -> Rgb:
     """Returns a number for each channel; one stands for all."""
-    value = self[key]
-    values = value if isinstance(value, list) else [value] * 3
+    value = self[key] if isinstance(self[key], list) else [self[key]]
+    values = value * 3 if len(value) == 1 else value
     if len(values) != 3 or not all(
       # Integers may be larger than any of these.
       type(x) in (int, float) and abs(x) <= sys.float_info.max

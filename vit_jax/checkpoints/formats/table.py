@@ -8,7 +8,8 @@ arrays in the right shapes and no others.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,22 +175,15 @@ class Format(Protocol):
   ) -> File:
     """Reads a model off its arrays, and off config.json in a directory.
 
-    Raises:
-      ImportError: if it takes a library that is not installed.
-      ValueError: if there is no such model here, or the configuration
-        contradicts the arrays; names the file and key.
+    Raises ImportError if it takes a library that is not installed, and
+    ValueError, which names file and key, if no model here is like that.
     """
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory, whole or not at all.
 
-    Returns:
-      What the format cannot hold or its readers compute otherwise, a sentence
-      each.
-
-    Raises:
-      ValueError: if the format has no such model.
-      FileExistsError: if something is there already.
+    Returns a sentence on each thing that the format cannot hold or its readers
+    compute otherwise. Raises ValueError if the format has no such model.
     """
 
 
@@ -246,16 +240,15 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
     shapes: of our arrays, by name.
 
   Raises:
-    ValueError: naming the key that is missing, left over, of another shape or
+    ValueError: naming the keys that are missing, left over, of another shape or
       not finite.
   """
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
-  for key in sorted(file.arrays.keys() - known):
-    raise ValueError(
-      f'{file.path} has the array {key!r}, for which a model of this shape has '
-      'no place.'
-    )
+  wrong = [
+    f'has the array {key!r}, for which a model of this shape has no place'
+    for key in sorted(file.arrays.keys() - known)
+  ]
   ours: Flat = {}
   for entry in entries:
     # Zeros that take no memory.
@@ -263,17 +256,48 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
     expected = entry.to_file(*zeros)
     stored = []
     for key, like in zip(entry.keys, expected, strict=True):
-      if key not in file.arrays:
-        raise ValueError(f'{file.path} lacks the array {key!r}.')
-      x = file.arrays[key]
-      if x.shape != like.shape:
-        raise ValueError(
-          f'{file.path}: {key!r} has shape {x.shape} where {like.shape} is '
-          'expected.'
+      x = file.arrays.get(key)
+      if x is None:
+        wrong.append(f'lacks the array {key!r}')
+      elif x.shape != like.shape:
+        wrong.append(
+          f'has {key!r} of shape {x.shape} where {like.shape} is expected'
         )
-      stored.append(_finite_float32(x, key, file.path))
-    ours |= zip(entry.ours, entry.to_ours(*stored), strict=True)
+      elif not wrong:
+        stored.append(_finite_float32(x, key, file.path))
+    if not wrong:
+      ours |= zip(entry.ours, entry.to_ours(*stored), strict=True)
+  if wrong:
+    more = f', and {len(wrong) - 5} more' if len(wrong) > 5 else ''
+    kind = looks_like(file.arrays.keys() - known)
+    raise ValueError(f'{file.path} {"; ".join(wrong[:5])}{more}.{kind}')
   return ours
+
+
+# What files are that nothing here reads, by patterns of their keys.
+_LOOKS = {
+  r'relative_position|rel_pos': 'BEiT, data2vec or another model with relative '
+  'positions',
+  r'(^|\.)visual\.|resblocks': "open_clip's or OpenAI's CLIP: convert it with "
+  'transformers',
+  r'(^|\.)embeds\.': "timm's NaFlexViT",
+  r'decoder_blocks|decoder_embed': 'MAE with its decoder: remove what begins '
+  "with 'decoder_'",
+  r'running_mean': 'a network with BatchNorm, other than ResNet-50, 101 or 152 '
+  'with the classifier and the names of torchvision',
+  r'(^|\.)layers\.\d\.blocks\.': 'Swin',
+  r'dwconv|conv_dw': 'ConvNeXt',
+  r'(^|\.)rope\.': 'a ViT with learned rotary frequencies',
+}
+
+
+def looks_like(keys: Iterable[str]) -> str:
+  """Returns a sentence on the model that has such keys; empty if unknown."""
+  all_keys = '\n'.join(keys)
+  for pattern, what in _LOOKS.items():
+    if re.search(pattern, all_keys, re.MULTILINE):
+      return f' It looks like {what}.'
+  return ''
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:

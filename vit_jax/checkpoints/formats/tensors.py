@@ -5,11 +5,9 @@ unpickles tensors, numbers and text alone (`weights_only`).
 """
 
 import json
-import math
 import os
 import pathlib
 import re
-import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -34,7 +32,6 @@ _FOLDER_FILES = (
 )
 # How often BatchNorm had been updated, which nothing reads.
 _COUNTS = r'\.num_batches_tracked$'
-_DTYPE_CODES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
 
 def is_tensors(path: str) -> bool:
@@ -142,44 +139,21 @@ def write_safetensors(
 ) -> None:
   """Writes a .safetensors file, whole or not at all.
 
-  The library's own writer wants every array contiguous at once, which doubles
-  the memory where they are transposed views. The same arrays give the same
-  bytes.
+  The same arrays give the same bytes.
 
   Args:
     target: the new file.
-    arrays: by key. Each is asked for twice, for its shape and for its values,
-      which are made contiguous when its turn comes.
+    arrays: by key.
     dtype: 'float32', 'bfloat16' or 'float16', that each is written as.
 
   Raises:
     FileExistsError: if something is there already.
     ValueError: if an array has values that the type cannot hold.
   """
-  stored_dtype = np.dtype(dtype)
-  # As PyTorch's readers want it.
-  header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
-  end = 0
-  for key in sorted(arrays):
-    shape = arrays[key].shape
-    begin, end = end, end + math.prod(shape) * stored_dtype.itemsize
-    header[key] = {
-      'dtype': _DTYPE_CODES[dtype],
-      'shape': list(shape),
-      'data_offsets': [begin, end],
-    }
-  head = json.dumps(header, separators=(',', ':')).encode()
-  head += b' ' * (-len(head) % 8)
-  with (
-    atomic_files.new_file(target) as path,
-    open(path, 'wb') as file,
-    archive.progress(f'writing {target}', end) as bar,
-  ):
-    file.write(struct.pack('<Q', len(head)) + head)
-    for key in sorted(arrays):
-      stored = _as_dtype(arrays[key], stored_dtype, key)
-      file.write(stored.reshape(-1).view(np.uint8).data)
-      bar.update(stored.nbytes)
+  stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
+  with atomic_files.new_file(target) as path:
+    # As PyTorch's readers want it.
+    safetensors.numpy.save_file(stored, path, {'format': 'pt'})
 
 
 def _as_dtype(x: np.ndarray, dtype: np.dtype, key: str) -> np.ndarray:

@@ -4,11 +4,10 @@ What a configuration leaves to the architecture is known here for the models of
 the paper and its successors, and asked of timm for others.
 """
 
-import functools
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import table
+from vit_jax.checkpoints.formats import table, torch_vit
 from vit_jax.checkpoints.formats.stated import (
   LARGE,
   POSITIVE,
@@ -21,7 +20,6 @@ from vit_jax.checkpoints.formats.stated import (
   only,
   written,
 )
-from vit_jax.checkpoints.formats.timm_table import BACKBONE, Turned
 from vit_jax.models import variants
 
 # timm's names of sizes, and the patch sizes that it has them with.
@@ -58,8 +56,18 @@ _ACTIVATIONS = {
   "GELU(approximate='tanh')": 'tanh',
   'QuickGELU()': 'quick',
 }
+# Of a file without a configuration.
+_UNKNOWN: dict[str, Any] = {
+  'width': None,
+  'heads': None,
+  'pool': None,
+  'gelu': 'exact',
+  'layer_norm_epsilon': 1e-6,
+  'rope': 0.0,
+  'rope_side': 0,
+  'turned': None,
+}
 _POOL = named({'token': 'cls', 'avg': 'gap', 'map': 'map'})
-_EPSILON = 1e-6
 _NORM = Kind(
   # Without the parts that timm ignores.
   lambda stated, key: re.sub('_|norm|fp32', '', str(stated[key]).lower()),
@@ -141,63 +149,41 @@ _HOLDS = {
 _NO_MODEL = 'timm has no model with'
 
 
-def stated_pool(config: Stated, known: dict[str, Any]) -> str | None:
-  """Returns the pooling that is asked for, if any is.
-
-  Raises:
-    ValueError: if there is none such here.
-  """
-  args = config.part('model_args')
-  part = args if 'global_pool' in args else config
-  if part.get('global_pool') is not None:
-    return str(_POOL.read(part, 'global_pool'))
-  return known['pool']
-
-
-def vit_facts(
-  config: Stated,
-  known: dict[str, Any],
-  found: dict[str, Any],
-  grid_only: bool,
-  *,
-  has_cls: bool,
+def read(
+  config: Stated, arrays: dict[str, Any], known: dict[str, Any]
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not show.
 
   Args:
-    config: the config.json; empty where there is only a file, of which the
-      heads are returned as None.
+    config: the config.json; empty where there is only a file.
+    arrays: what the arrays show of the fields, and of timm's arguments.
     known: of `known_facts`.
-    found: the fields that the arrays show.
-    grid_only: whether only the patches have position embeddings.
-    has_cls: whether there is a class token, read or not.
 
   Raises:
-    ValueError: if there is no such model here, or the configuration contradicts
+    ValueError: if no model here is like that, or the configuration contradicts
       the arrays.
   """
   args = config.part('model_args')
-  width, mlp_dim = found['width'], found['mlp_dim']
+  width, mlp_dim = arrays['width'], arrays['mlp_dim']
   ratio = args.get('mlp_ratio')
   fits = isinstance(ratio, int | float) and abs(ratio * width - mlp_dim) < 1
-  arrays = found | {
-    'class_token': has_cls,
-    'grid_only': grid_only if has_cls else args.get('no_embed_class'),
-    'mlp_ratio': ratio if fits else mlp_dim / width,
-    'registers': found['registers'] - (has_cls and found['pool'] != 'cls'),
-  }
-  if found['layer_scale']:
+  arrays = arrays | {'mlp_ratio': ratio if fits else mlp_dim / width}
+  if not arrays['class_token']:
+    arrays['grid_only'] = args.get('no_embed_class')
+  if arrays['layer_scale']:
     # Arrays have no trace of its first value.
     del arrays['layer_scale']
-  facts = {key: known[key] for key in known.keys() - {'pool', 'width'}}
   if config and 'embed_dim' not in args and known['width'] != width:
     config.refuse(
       'architecture',
       f' of width {known["width"]}, and the arrays have {width}.',
     )
+  facts = {
+    key: known[key] for key in known.keys() - {'pool', 'width', 'turned'}
+  }
   if 'norm_layer' in args:
-    facts['layer_norm_epsilon'] = _EPSILON
-  return facts | _read(config, _VIT, arrays)
+    facts['layer_norm_epsilon'] = _UNKNOWN['layer_norm_epsilon']
+  return facts | _read_args(config, _VIT, arrays)
 
 
 def check_resnet(config: Stated, names: str) -> None:
@@ -206,18 +192,14 @@ def check_resnet(config: Stated, names: str) -> None:
   Args:
     config: the config.json; empty where there is only a file.
     names: pattern of the architectures that are read.
-
-  Raises:
-    ValueError: naming the key.
   """
-  if config and not re.match(
-    rf'(?:{names})($|\.)', str(config['architecture'])
-  ):
+  name = str(config.get('architecture'))
+  if config and not re.match(rf'(?:{names})($|\.)', name):
     config.refuse('architecture', f', and only {names} is read.')
-  _read(config, _RESNET_ARGS, {})
+  _read_args(config, _RESNET_ARGS, {})
 
 
-def _read(
+def _read_args(
   config: Stated, keys: dict[str, Key], arrays: dict[str, Any]
 ) -> dict[str, Any]:
   args = config.part('model_args')
@@ -232,11 +214,7 @@ def pretrained_cfg(config: Stated) -> Stated:
 
 
 def image_size(config: Stated) -> tuple[int, int] | None:
-  """Returns (H, W) in pixels that a configuration is for, if it says so.
-
-  Raises:
-    ValueError: if they are no sizes.
-  """
+  """Returns (H, W) in pixels that a configuration is for, if it says so."""
   args, pretrained = config.part('model_args'), pretrained_cfg(config)
   if 'img_size' in args:
     return args.sides('img_size')
@@ -248,56 +226,52 @@ def image_size(config: Stated) -> tuple[int, int] | None:
 
 
 def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
-  """Returns the names of classes, empty where there are none.
+  """Returns the names of the classes of the head, if a configuration has them.
 
   Raises:
-    ValueError: if the configuration has another number of classes than the
-      arrays.
+    ValueError: if the configuration has another number of classes.
   """
   known = config.with_values(pretrained_cfg(config) | config)
   if known.get('num_classes', num_classes) != num_classes:
     known.refuse(
       'num_classes', f', and the head in the arrays has {num_classes:,}.'
     )
-  for key in ('label_names', 'labels') if num_classes else ():
-    names = known.get(key)
-    if names is None:
-      continue
-    if not isinstance(names, list) or len(names) != num_classes:
-      raise ValueError(
-        f'{config.place}: {key} should be a list of {num_classes:,} names, one '
-        'for each class of the head.'
-      )
-    return tuple(map(str, names))
-  return ()
+  names = known.get('label_names', known.get('labels'))
+  if names is None or not num_classes:
+    return ()
+  if not isinstance(names, list) or len(names) != num_classes:
+    raise ValueError(
+      f'{config.place}: label_names should be a list of {num_classes:,} names, '
+      'one for each class of the head.'
+    )
+  return tuple(map(str, names))
 
 
 def known_facts(config: Stated) -> dict[str, Any]:
   """Returns what the name of a ViT's architecture says, or timm's default.
 
   Those are `width`, `heads` and `pool`, all None where there is no name, and
-  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, None without
-  rotary embeddings.
+  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, as
+  `torch_vit.Arrays.turn` takes it, None without rotary embeddings.
 
   Raises:
     ImportError: if only timm knows them, and it is not installed.
-    ValueError: if there is no such model here.
+    ValueError: if no model here is like that.
   """
-  facts: dict[str, Any] = {
-    'gelu': 'exact',
-    'layer_norm_epsilon': _EPSILON,
-    'rope': 0.0,
-    'rope_side': 0,
-    'turned': None,
-  }
   if not config:
-    return facts | {'pool': None, 'heads': None, 'width': None}
+    return _UNKNOWN
   name = str(config['architecture']).split('.')[0]
   match = _KNOWN.fullmatch(name)
   if not match:
-    return _ask_timm(name, config)
-  size, _ = _SIZES[match[1]]
-  return facts | {'pool': 'cls', 'heads': size.heads, 'width': size.width}
+    facts = _ask_timm(name, config)
+  else:
+    size, _ = _SIZES[match[1]]
+    facts = _UNKNOWN | {'heads': size.heads, 'width': size.width, 'pool': 'cls'}
+  args = config.part('model_args')
+  part = args if 'global_pool' in args else config
+  if part.get('global_pool') is not None:
+    facts = facts | {'pool': _POOL.read(part, 'global_pool')}
+  return facts
 
 
 def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
@@ -305,88 +279,95 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
   try:
     import timm
     import torch
-    from timm.models.eva import Eva, EvaBlock
-    from timm.models.vision_transformer import Block, VisionTransformer
   except (ImportError, RuntimeError) as e:
     # The second is a torchvision built for another torch.
     raise ImportError(
       f'{config.place}: architecture is {name!r}, whose heads and activation '
       f'only timm knows: pip install timm. ({e})'
     ) from e
-  refuse = functools.partial(config.refuse, 'architecture')
   if not timm.is_model(name):
-    refuse(f', which timm {timm.__version__} does not know.')
+    config.refuse(
+      'architecture', f', which timm {timm.__version__} does not know.'
+    )
   with torch.device('meta'):
     model: Any = timm.create_model(name, num_classes=0)
-  if type(model) not in (VisionTransformer, Eva):
-    refuse(
-      f', a {type(model).__name__}: only ViT, its hybrids and BiT are read.'
+  if wrong := _unlike(model):
+    config.refuse(
+      'architecture', f', and no model here has {", ".join(wrong)}.'
     )
-  for layer in model.blocks:
-    if type(layer) not in (Block, EvaBlock):
-      refuse(f', whose layers are {type(layer).__name__} and not those of ViT.')
-  block: Any = model.blocks[0]
-  heads = {layer.attn.num_heads for layer in model.blocks}
-  heads |= {
-    getattr(x.attn, 'num_kv_heads', x.attn.num_heads) for x in model.blocks
+  block = model.blocks[0]
+  rope = getattr(model, 'rope', None)
+  theirs = config.with_values({'global_pool': model.global_pool})
+  return _UNKNOWN | {
+    'width': model.embed_dim,
+    'heads': block.attn.num_heads,
+    'gelu': _activation(block.mlp),
+    'layer_norm_epsilon': _epsilons(model).pop(),
+    'pool': _POOL.read(theirs, 'global_pool'),
+    **({} if rope is None else _rotation(rope)),
   }
-  if getattr(model, 'attn_pool', None) is not None:
-    heads.add(model.attn_pool.num_heads)
-  if len(heads) > 1:
-    refuse(f', whose attention has different numbers of heads, {heads}.')
-  if getattr(model, 'pool_include_prefix', False):
-    refuse(', which pools registers, too: here only patches are.')
-  activation, usual = repr(block.mlp.act), _ACTIVATIONS
-  if hasattr(block.mlp, 'gate_last') or hasattr(block.mlp, 'fc1_g'):
-    usual = {'SiLU()': 'exact'}
-  if activation not in usual or getattr(block.mlp, 'gate_last', False):
-    refuse(
-      f', whose MLP is {type(block.mlp).__name__} with {activation}: here '
-      'there are GELU, its approximations and SwiGLU.'
-    )
-  epsilons = {
+
+
+def _activation(mlp: Any) -> str | None:
+  """Returns our name of an activation, None without one."""
+  is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
+  names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
+  return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))
+
+
+def _epsilons(model: Any) -> set[float]:
+  block = model.blocks[0]
+  return {
     x.eps
     for part in (model, block, block.attn, block.mlp)
     for name, x in part.named_children()
     if 'norm' in name and hasattr(x, 'eps')
   }
-  if len(epsilons) > 1:
-    refuse(f', whose norms differ in their epsilon, {epsilons}.')
-  theirs = config.with_values({'global_pool': model.global_pool})
-  return {
-    'width': model.embed_dim,
-    'heads': heads.pop(),
-    'gelu': usual[activation],
-    'layer_norm_epsilon': epsilons.pop(),
-    **_rotation(getattr(model, 'rope', None), config),
-    'pool': _POOL.read(theirs, 'global_pool'),
+
+
+def _unlike(model: Any) -> list[str]:
+  """Returns what models here lack of a model of timm."""
+  from timm.models.eva import Eva, EvaBlock
+  from timm.models.vision_transformer import Block, VisionTransformer
+
+  if type(model) not in (VisionTransformer, Eva):
+    return [f'the architecture of a {type(model).__name__}']
+  kinds = {type(x) for x in model.blocks} - {Block, EvaBlock}
+  if kinds:
+    return [f'layers that are {x.__name__}' for x in kinds]
+  attention = [x.attn for x in model.blocks]
+  attention += [x for x in [getattr(model, 'attn_pool', None)] if x]
+  heads = {x.num_heads for x in attention}
+  heads |= {getattr(x, 'num_kv_heads', x.num_heads) for x in attention}
+  mlp, epsilons = model.blocks[0].mlp, _epsilons(model)
+  rope = getattr(model, 'rope', None)
+  lacking = {
+    f'attention with different numbers of heads, {heads}': len(heads) > 1,
+    'pooled registers': getattr(model, 'pool_include_prefix', False),
+    f'a {type(mlp).__name__} with {mlp.act!r}': _activation(mlp) is None,
+    f'norms of different epsilons, {epsilons}': len(epsilons) > 1,
+    f'rotary embeddings of such a {type(rope).__name__}': (
+      rope is not None and not _rotation(rope)
+    ),
   }
+  return [what for what, is_so in lacking.items() if is_so]
 
 
-def _rotation(rope: Any, config: Stated) -> dict[str, Any]:
-  """Returns `rope`, `rope_side` and `turned` of timm's rotary embeddings."""
-  from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
-
-  if rope is None:
-    return {'rope': 0.0, 'rope_side': 0, 'turned': None}
-  known: bool = False
-  side = 0
-  if type(rope) is RotaryEmbeddingDinoV3:
+def _rotation(rope: Any) -> dict[str, Any]:
+  """Returns `rope`, `rope_side` and `turned`; nothing if no model has it."""
+  side, known = 0, False
+  if type(rope).__name__ == 'RotaryEmbeddingDinoV3':
     known = rope.normalize_coords == 'separate' and rope.min_period is None
-  elif type(rope) is RotaryEmbeddingCat:
+  elif type(rope).__name__ == 'RotaryEmbeddingCat':
     side, width = rope.ref_feat_shape or (-1, -1)
     known = rope.grid_type == 'index' and side == width
     known &= not (rope.in_pixels or rope.linear_bands)
   if not known or rope.grid_offset or rope.temperature is None:
-    config.refuse(
-      'architecture',
-      f', whose rotary embeddings are {type(rope).__name__} in a way that is '
-      'not here: there are those of DINOv3, EVA-02 and RoPE-ViT.',
-    )
+    return {}
   return {
     'rope': float(rope.temperature),
     'rope_side': side,
-    'turned': Turned(not rope.rotate_half, rope.grid_indexing == 'xy'),
+    'turned': (not rope.rotate_half, rope.grid_indexing == 'xy'),
   }
 
 
@@ -414,18 +395,15 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
     },
   )
   is_vit = fields['name'] != 'resnet'
-  conv = 'stem.conv'
-  if is_vit:
-    conv = 'patch_embed.proj'
-    if fields['stem_width']:
-      stem = 'stem.' if fields['stem_layers'] else ''
-      conv = f'{BACKBONE}{stem}conv'
+  root = 'embedding' if is_vit and not fields['stem_width'] else 'conv_root'
+  stages = bool(is_vit and fields['stem_layers'])
+  key = torch_vit.namer('timm', not is_vit, stages)(f'{root}/kernel')
   num_classes = {'num_classes': fields['num_classes']}
   pretrained = {
     **images,
     **num_classes,
     'classifier': _CLASSIFIERS[fields['name']],
-    'first_conv': conv,
+    'first_conv': key.removesuffix('.weight'),
     'fixed_input_size': is_vit,
   }
   if weights.class_names:

@@ -11,9 +11,9 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import (
   archive,
+  image_configs,
   table,
   timm_config,
-  timm_images,
   torch_table,
 )
 from vit_jax.checkpoints.formats.stated import Stated
@@ -62,7 +62,9 @@ def read(
   else:
     timm_config.check_resnet(stated, timm_config.RESNET)
     size = timm_config.image_size(stated) or _SIZE
-    preprocessing = timm_images.read(timm_config.pretrained_cfg(stated), size)
+    preprocessing = image_configs.of_timm(
+      timm_config.pretrained_cfg(stated), size
+    )
   return table.File(
     path=path,
     arrays=arrays,

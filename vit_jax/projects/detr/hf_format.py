@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import (
   archive,
   hf_families,
-  hf_images,
+  image_configs,
   table,
   tensors,
   torch_table,
@@ -214,7 +214,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   """Returns the preprocessing of a directory, and (H, W) of its images."""
-  place = os.path.join(path, hf_images.FILE)
+  place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
   file = Stated(defaults | given(values), place)
@@ -285,7 +285,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   }
   tensors.write_folder(
     target,
-    {'config.json': config, hf_images.FILE: images},
+    {'config.json': config, image_configs.FILE: images},
     table.ours_to_file(
       weights.arrays,
       table_of(naming, 'detr.' if fields['masks'] else ''),

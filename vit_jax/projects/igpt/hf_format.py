@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, hf_images, table, tensors
+from vit_jax.checkpoints.formats import archive, image_configs, table, tensors
 from vit_jax.checkpoints.formats.stated import Stated, only
 
 # What a model here has.
@@ -44,7 +44,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   stated = Stated({'n_head': 8} | config, f'{path}/config.json')
   stated.fields(only(_CONFIG), {}, 'imagegpt')
   size = _size(path, positions)
-  preprocessing, _, warnings = hf_images.read(path, 'imagegpt', size)
+  preprocessing, _, warnings = image_configs.of_hf(path, 'imagegpt', size)
   fields = {
     'name': 'igpt',
     'num_classes': 0,
@@ -72,7 +72,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 
 
 def _processor(path: str) -> dict[str, Any]:
-  place = os.path.join(path, hf_images.FILE)
+  place = os.path.join(path, image_configs.FILE)
   return tensors.read_json(place) if os.path.exists(place) else {}
 
 
@@ -90,7 +90,7 @@ def _size(path: str, positions: int) -> tuple[int, int]:
 
 
 def _palette(path: str, colours: int) -> tuple[float, ...]:
-  place = os.path.join(path, hf_images.FILE)
+  place = os.path.join(path, image_configs.FILE)
   try:
     found = np.array(_processor(path).get('clusters'), np.float64)
   except (OverflowError, TypeError, ValueError):
@@ -143,14 +143,14 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     'tie_word_embeddings': False,
     'vocab_size': len(palette) + 1,
   }
-  images = hf_images.config(weights.preprocessing, fields['image_size']) | {
+  images = image_configs.to_hf(weights.preprocessing, fields['image_size']) | {
     'clusters': palette.tolist(),
     'do_color_quantize': True,
     'image_processor_type': 'ImageGPTImageProcessor',
   }
   tensors.write_folder(
     target,
-    {'config.json': config, hf_images.FILE: images},
+    {'config.json': config, image_configs.FILE: images},
     table.ours_to_file(weights.arrays, lambda shapes: _table(shapes, _PREFIX)),
     dtype,
   )

@@ -1,0 +1,495 @@
+"""ViTs and ResNets of PyTorch: what their arrays are called and how they lie.
+
+Reading knows every name of the tables below, whichever library it is from.
+Writing takes the first name of timm or of transformers.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.checkpoints.formats import archive, table, torch_table
+from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.models import resnet
+
+BACKBONE = 'patch_embed.backbone.'
+POSITIONS = 'Transformer/posembed_input/pos_embedding'
+QKV = ('query', 'key', 'value')
+FIRST = 'Transformer/encoderblock_0/'
+_MSA = 'MultiHeadDotProductAttention_1'
+_POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
+_MLP = 'MlpBlock_3/Dense_0'
+
+# Names of our modules: of timm, of transformers ('-' for none), and those that
+# are only read: of transformers 5, CLIP, SigLIP, DINO and torchvision.
+_NAMES = {
+  'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
+  'class_token',
+  'dist': 'dist_token embeddings.distillation_token',
+  POSITIONS: 'pos_embed embeddings.position_embeddings '
+  'embeddings.position_embedding.weight encoder.pos_embedding',
+  'embedding': 'patch_embed.proj embeddings.patch_embeddings.projection '
+  'embeddings.patch_embeddings embeddings.patch_embedding conv_proj',
+  'registers': 'reg_token embeddings.register_tokens register_tokens '
+  'storage_tokens',
+  'Transformer/pre_norm': 'norm_pre - pre_layrnorm',
+  'Transformer/encoder_norm': 'norm layernorm post_layernorm encoder.ln',
+  'MAPHead_0/probe': 'attn_pool.latent - head.probe',
+  'MAPHead_0/LayerNorm_0': 'attn_pool.norm - head.layernorm',
+  'MAPHead_0/MlpBlock_0/Dense_0': 'attn_pool.mlp.fc1 - head.mlp.fc1',
+  'MAPHead_0/MlpBlock_0/Dense_1': 'attn_pool.mlp.fc2 - head.mlp.fc2',
+  f'{_POOLING}/query': 'attn_pool.q -',
+  f'{_POOLING}/key+value': 'attn_pool.kv -',
+  f'{_POOLING}/query+key+value': '- - head.attention.in_proj',
+  f'{_POOLING}/out': 'attn_pool.proj - head.attention.out_proj',
+  'pooled_norm': 'fc_norm - pooler.layernorm',
+  'pre_logits': 'pre_logits.fc pooler.dense heads.pre_logits',
+  'head': 'head classifier cls_classifier visual_projection heads.head',
+  'head_dist': 'head_dist distillation_classifier',
+}
+# The same of the modules of a layer.
+_IN_LAYER = {
+  'LayerNorm_0': 'norm1 layernorm_before layer_norm1 ln_1',
+  f'{_MSA}/query+key+value': 'attn.qkv - self_attention.in_proj',
+  **{
+    f'{_MSA}/{x}': f'attn.{x[0]} attention.attention.{x} attn.{x[0]}_proj '
+    f'attention.{x[0]}_proj self_attn.{x[0]}_proj'
+    for x in QKV
+  },
+  f'{_MSA}/query_norm': 'attn.q_norm -',
+  f'{_MSA}/key_norm': 'attn.k_norm -',
+  f'{_MSA}/out_norm': 'attn.norm -',
+  f'{_MSA}/out': 'attn.proj attention.output.dense attention.o_proj '
+  'self_attn.out_proj self_attention.out_proj',
+  'LayerScale_0': 'ls1 - layer_scale1 gamma_1 lambda_1',
+  'LayerNorm_2': 'norm2 layernorm_after layer_norm2 ln_2',
+  _MLP: 'mlp.fc1 intermediate.dense mlp.weights_in mlp.w12 mlp.0 mlp.linear_1',
+  f'{_MLP}+gate': 'mlp.fc1_g - mlp.gate_proj mlp.w1',
+  f'{_MLP}+up': 'mlp.fc1_x - mlp.up_proj mlp.w2',
+  'MlpBlock_3/inner_norm': 'mlp.norm -',
+  'MlpBlock_3/Dense_1': 'mlp.fc2 output.dense mlp.weights_out mlp.w3 '
+  'mlp.down_proj mlp.3 mlp.linear_2',
+  'LayerScale_1': 'ls2 - layer_scale2 gamma_2 lambda_2',
+}
+# BiT, and what is before the patches of a hybrid.
+_RESNET = {
+  'conv_root': 'stem.conv embedder.convolution',
+  'gn_root': 'stem.norm -',
+  'gn_final': 'norm norm',
+  'head': 'head.fc classifier.1',
+}
+_LAYER = re.compile(
+  r'(?:blocks|(?:encoder\.)?layers?(?:\.encoder_layer)?)[._](\d{1,6})\.(.+)'
+)
+_UNIT = re.compile(
+  r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
+  r'(downsample\.)?(conv|norm)(\d?)'
+)
+# Arrays beside which a bias may be zero, and is left out then.
+_WITHOUT_BIAS = (
+  'patch_embed.proj.weight',
+  'patch_embedding.weight',
+  'visual_projection.weight',
+  'q_bias',
+  'q_proj.bias',
+)
+# Where layers and the units of a ResNet are written.
+_PLACES = {
+  'timm': ('blocks.{}.', 'stages.{}.blocks.{}.'),
+  'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
+}
+# Single arrays that look like the bias or the factor of a module.
+_LEAVES = (
+  (r'in_proj_(weight|bias)$', r'in_proj.\1'),
+  (r'\.([qkv])_bias$', r'.\1.bias'),
+  (r'\.((?:gamma|lambda)_\d)$', r'.\1.gamma'),
+)
+
+
+def _theirs(names: Mapping[str, str]) -> dict[str, str]:
+  return {key: ours for ours, row in names.items() for key in row.split()}
+
+
+_OURS, _OURS_IN_LAYER = _theirs(_NAMES), _theirs(_IN_LAYER)
+
+
+def _ours_of(key: str, is_bit: bool) -> str:
+  """Returns our name of an array, '' if there is no such name."""
+  in_stem = key.startswith(BACKBONE)
+  key = key.removeprefix(BACKBONE)
+  for pattern, to in _LEAVES:
+    key = re.sub(pattern, to, key)
+  if key in _OURS and not is_bit:
+    return _OURS[key]
+  module, _, leaf = key.rpartition('.')
+  known = _theirs(_RESNET) if is_bit else _OURS
+  if match := _UNIT.fullmatch(module):
+    stage, unit, down, part, number = match.groups()
+    part = 'gn' if part == 'norm' else part
+    name = f'block{int(stage) + 1}/unit{int(unit) + 1}/{part}'
+    name += '_proj' if down else number
+  elif in_stem:
+    part = module.removeprefix('stem.')
+    name = {'conv': 'conv_root', 'norm': 'gn_root'}.get(part, '')
+  elif match := _LAYER.fullmatch(module):
+    name = _OURS_IN_LAYER.get(match[2], '')
+    name = name and f'Transformer/encoderblock_{int(match[1])}/{name}'
+  else:
+    name = known.get(module, '')
+  is_norm = re.search('norm|Norm|Scale|gn', name)
+  leaf = {
+    'weight': 'scale' if is_norm else 'kernel',
+    'gamma': 'scale',
+    'lambda1': 'scale',
+    'bias': 'bias',
+  }.get(leaf, '')
+  return f'{name}/{leaf}' if name and leaf else ''
+
+
+def namer(
+  library: str, is_bit: bool = False, stages: bool = False
+) -> Callable[[str], str]:
+  """Returns the function from a name of ours to the key that a library writes.
+
+  Args:
+    library: 'timm' or 'hf'.
+    is_bit: whether the model is a ResNet.
+    stages: whether the stem of a hybrid has more than its root.
+  """
+  layer, unit = _PLACES[library]
+  rows = _RESNET if is_bit else _NAMES | _IN_LAYER
+  column = [*_PLACES].index(library)
+  # Of arrays that it does not write, the name in a message is another one's.
+  modules = {
+    ours: next(x for x in (row.split()[column], *row.split()) if x != '-')
+    for ours, row in rows.items()
+  }
+  if not is_bit:
+    unit = BACKBONE + unit
+    root = BACKBONE + 'stem.' * stages
+    modules |= {'conv_root': f'{root}conv', 'gn_root': f'{root}norm'}
+
+  def key_of(name: str) -> str:
+    key = torch_table.key_of(name, modules, layer, unit)
+    return re.sub(r'\.(ls[12])\.weight$', r'.\1.gamma', key)
+
+  return key_of
+
+
+class Arrays(dict[str, np.ndarray]):
+  """Arrays of a file by our names, as PyTorch lays them out.
+
+  Attributes:
+    path: of the file.
+    keys_of: key of the file by our name; with the part, where it has several.
+    others: arrays of the file that have no name here.
+  """
+
+  def __init__(
+    self,
+    path: str,
+    stored: table.Flat,
+    library: str,
+    is_bit: bool = False,
+    prefix: str = '',
+  ):
+    """Renames arrays of a file.
+
+    Args:
+      path: of the file.
+      stored: by key.
+      library: 'timm' or 'hf', whose names messages use for absent arrays.
+      is_bit: whether the file is a ResNet's.
+      prefix: pattern of what keys begin with.
+    """
+    super().__init__()
+    self.path = path
+    self.keys_of: dict[str, str] = {}
+    self.others: table.Flat = {}
+    self._prefix = ''
+    for key, x in stored.items():
+      inside = re.sub(f'^{prefix}', '', key)
+      name = _ours_of(inside, is_bit)
+      if name in ('embedding/kernel', 'conv_root/kernel'):
+        self._prefix = key.removesuffix(inside)
+      module, _, leaf = name.rpartition('/')
+      start, _, last = module.rpartition('/')
+      parts = last.split('+')
+      if len(parts) > 1 and parts[-1] == 'value':
+        rows = len(x) // len(parts) if x.ndim else 0
+        for i, part in enumerate(parts):
+          rest = x[i * rows : (i + 1) * rows] if rows else x
+          self._put(f'{start}/{part}/{leaf}', rest, key, f' ({part})')
+      else:
+        self._put(name, x, key)
+    self._join_gates()
+    self._add_zeros()
+    stages = any(name.startswith('block1/') for name in self)
+    self._namer = namer(library, is_bit, stages)
+
+  def _put(self, name: str, x: np.ndarray, key: str, part: str = '') -> None:
+    if not name or name in self:
+      self.others[key] = x
+      return
+    if '/' not in name or name in (POSITIONS, 'MAPHead_0/probe'):
+      x = x[(None,) * (3 - x.ndim)]
+    elif name == 'head/kernel' and x.shape[2:] == (1, 1):
+      x = x[:, :, 0, 0]  # BiT's head is a convolution of one pixel
+    self[name], self.keys_of[name] = x, key + part
+
+  def _join_gates(self) -> None:
+    for name in [name for name in self if '+up' in name]:
+      gate_name, whole = name.replace('+up', '+gate'), name.replace('+up', '')
+      up, gate = self.pop(name), self.get(gate_name)
+      if gate is not None and gate.ndim and gate.shape == up.shape:
+        up = np.concatenate([self.pop(gate_name), up])
+      self._put(whole, up, self.keys_of[name])
+
+  def _add_zeros(self) -> None:
+    """Adds the biases that a library leaves out."""
+    for name in [name for name in self if name.endswith('/kernel')]:
+      bias, key = name.replace('kernel', 'bias'), self.keys_of[name]
+      if name.endswith('/key/kernel'):
+        # Models may have a bias of queries and none of keys.
+        key = self.keys_of.get(bias.replace('/key/', '/query/'), '')
+      if key.endswith(_WITHOUT_BIAS) and bias not in self and self[name].ndim:
+        zeros = np.zeros(len(self[name]), np.float32)
+        self._put(bias, zeros, self.keys_of[name], ' (bias)')
+
+  def key_of(self, name: str) -> str:
+    """Returns the key of an array, or what it should be called."""
+    if name in self.keys_of:
+      return self.keys_of[name]
+    key = self._prefix + self._namer(name)
+    if match := re.fullmatch(r'(Transformer/encoderblock_)(\d+)(/.+)', name):
+      for i in range(10):
+        if of_other := self.keys_of.get(f'{match[1]}{i}{match[3]}'):
+          number = rf'(?<=[._]){i}(?=\.)'
+          key = re.sub(number, match[2], of_other, count=1)
+    # The key of another array must never stand for this one.
+    return name if key in {*self.keys_of.values(), *self.others} else key
+
+  def lookup(self, what: str) -> archive.Lookup:
+    """Returns these arrays, to infer the fields of a model from."""
+    return archive.Lookup(self.path, self, lambda x: x, what, self.key_of)
+
+  def file(self, fields: dict[str, Any], **more: Any) -> table.File:
+    """Returns the file that has these arrays, with `more` of its attributes."""
+    return table.File(
+      path=self.path,
+      arrays={self.key_of(name): x for name, x in self.items()} | self.others,
+      fields=fields,
+      table=table.renamed(self.key_of, torch_table.layout),
+      **more,
+    )
+
+  def settle(
+    self,
+    read: tuple[str, ...],
+    stride: int,
+    stated: tuple[int, int] | None,
+    config: Stated,
+  ) -> tuple[tuple[int, int], int]:
+    """Makes tokens and positions those of a plain ViT.
+
+    A token that is not read becomes a register. Registers get their positions
+    added, and tokens without a position get one of zeros. Patches of grey
+    images become those of colours.
+
+    Args:
+      read: of the tokens 'cls' and 'dist'.
+      stride: pixels from a patch to the next.
+      stated: (H, W) of images in pixels, if a configuration says so.
+      config: gets the warnings.
+
+    Returns:
+      (H, W) in pixels, and how many tokens before the patches had positions.
+
+    Raises:
+      ValueError: if the positions are for other images than stated, or arrays
+        have different widths.
+    """
+    lookup = self.lookup('ViT')
+    tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
+    width = lookup.shape('embedding/kernel', 4)[0]
+    for name in (*tokens, *(x for x in (POSITIONS,) if x in self)):
+      if (shape := lookup.shape(name, 3))[::2] != (1, width):
+        raise ValueError(
+          f'{self.path}: {self.key_of(name)!r} has shape {shape} where the '
+          f'width is {width}.'
+        )
+    if (kernel := self['embedding/kernel']).shape[1] == 1:
+      # As Pillow makes grey of colours.
+      grey = np.float32([0.299, 0.587, 0.114])[:, None, None]
+      self['embedding/kernel'] = kernel * grey
+      config.warn('its images are grey; here they are RGB, made grey by L.')
+    counts = [self[name].shape[1] for name in tokens]
+    size, placed = _placed(self, counts, stride, stated)
+    if folded := [x for x in tokens if x not in read]:
+      rows = np.concatenate([self.pop(name) for name in folded], axis=1)
+      self._put('registers', rows, self.keys_of[folded[0]])
+    first = sum(name in self for name in read)
+    if POSITIONS in self and placed < first:
+      zeros = (0, 0), (first - placed, 0), (0, 0)
+      self[POSITIONS] = np.pad(self[POSITIONS], zeros)
+    elif placed > first:
+      rows = self['registers'].astype(np.float32)
+      rows[:, : placed - first] += self[POSITIONS][:, first:placed]
+      self['registers'] = rows
+      rest = np.s_[first:placed]
+      self[POSITIONS] = np.delete(self[POSITIONS], rest, axis=1)
+    return size, placed
+
+  def turn(self, K: int, neighbours: bool, columns_first: bool) -> None:
+    """Orders the K numbers of a head in queries and keys as they turn here.
+
+    Attention does not see that order. Ours turns number j and number j + K/2
+    together, by rows in the first K/4 pairs.
+
+    Args:
+      K: numbers of a head.
+      neighbours: whether the file's pairs are neighbours.
+      columns_first: whether its first K/4 pairs turn by columns.
+    """
+    pairs = np.arange(K // 2)
+    if columns_first:
+      pairs = np.roll(pairs, K // 4)
+    order = np.concatenate([pairs, pairs + K // 2])
+    if neighbours:
+      order = np.concatenate([2 * pairs, 2 * pairs + 1])
+    for name, x in self.items():
+      if re.search(rf'{_MSA}/(query|key)(_norm)?/', name):
+        heads = x.reshape(-1, K, *x.shape[1:])
+        self[name] = heads[:, order].reshape(x.shape)
+
+
+def _placed(
+  arrays: Arrays,
+  counts: list[int],
+  stride: int,
+  stated: tuple[int, int] | None,
+) -> tuple[tuple[int, int], int]:
+  """Returns the image size, and how many of the first tokens have positions.
+
+  Those are none, all but registers, or all.
+  """
+  path, key = arrays.path, arrays.key_of(POSITIONS)
+  if POSITIONS not in arrays:
+    if stated:
+      return stated, 0
+    raise ValueError(
+      f'{path} has no {key!r} and does not say how large its images are: give '
+      'a directory with a config.json.'
+    )
+  rows = arrays[POSITIONS].shape[1]
+  unplaced = arrays['registers'].shape[1] if 'registers' in arrays else 0
+  possible = 0, sum(counts) - unplaced, sum(counts)
+  if not stated:
+    squares = (
+      n for n in possible if math.isqrt(max(rows - n, 0)) ** 2 == rows - n
+    )
+    placed = next(squares, possible[1])
+    side = table.square_side(rows - placed, path) * stride
+    return (side, side), placed
+  patches = (stated[0] // stride) * (stated[1] // stride)
+  if rows - patches not in possible:
+    raise ValueError(
+      f'{path}/config.json: images are of {stated[0]}x{stated[1]} pixels, '
+      f'{patches} patches of {stride}, and {key!r} has {rows} tokens.'
+    )
+  return stated, rows - patches
+
+
+def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
+  """Returns what the arrays of a ViT show of its fields.
+
+  Returns:
+    The fields, the channels of images, and the pixels from a patch to the next.
+
+  Raises:
+    ValueError: if a necessary array is absent.
+  """
+
+  def has(name: str) -> bool:
+    return lookup.has(name)
+
+  width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
+  stem_width, stem_layers, stride = 0, (), patch
+  if has('conv_root/kernel'):
+    stem_width, channels, *_ = lookup.shape('conv_root/kernel', 4)
+    stem_layers = units(lookup)
+    stride *= resnet.total_stride(stem_layers)
+  elif channels not in (1, 3):
+    raise ValueError(
+      f'{lookup.path}: {lookup.shown("embedding/kernel")!r} is for images of '
+      f'{channels} channels, and images here have 3, or 1 that is grey.'
+    )
+  _, mlp_dim = lookup.shape(f'{FIRST}MlpBlock_3/Dense_1/kernel', 2)
+  hidden, _ = lookup.shape(f'{FIRST}MlpBlock_3/Dense_0/kernel', 2)
+  return (
+    {
+      'name': 'deit' if has('head_dist/kernel') else 'vit',
+      'patch_size': patch,
+      'width': width,
+      'depth': sum(lookup.count('Transformer/encoderblock_', r'(\d{1,6})/')),
+      'mlp_dim': mlp_dim,
+      'swiglu': hidden == 2 * mlp_dim,
+      'norm': 'layer' if has(f'{FIRST}LayerNorm_0/bias') else 'rms',
+      'pre_norm': has('Transformer/pre_norm/scale'),
+      'norm_pooled': has('pooled_norm/scale'),
+      # What it began with is of no use any more.
+      'layer_scale': 1e-4 * has(f'{FIRST}LayerScale_0/scale'),
+      'qkv_bias': has(f'{FIRST}{_MSA}/query/bias'),
+      'qk_norm': has(f'{FIRST}{_MSA}/query_norm/scale'),
+      'attention_norm': has(f'{FIRST}{_MSA}/out_norm/scale'),
+      'mlp_norm': has(f'{FIRST}MlpBlock_3/inner_norm/scale'),
+      'stem_width': stem_width,
+      'stem_layers': stem_layers,
+      'posemb': 'learned1d' if has(POSITIONS) else 'none',
+      'representation_size': lookup.size('pre_logits/kernel', 2),
+      'num_classes': lookup.size('head/kernel', 2),
+    },
+    channels,
+    stride,
+  )
+
+
+def units(lookup: archive.Lookup) -> tuple[int, ...]:
+  """Returns the units of each stage of a ResNet."""
+  return lookup.count('block', r'(\d{1,6})/unit(\d{1,6})/')
+
+
+def to_timm(arrays: table.Flat) -> table.Flat:
+  """Returns our arrays as those of timm's file, which joins some of them."""
+  arrays = dict(arrays)
+  is_bit = 'embedding/kernel' not in arrays
+  first = int('cls' in arrays)
+  if 'Transformer/pre_norm/scale' in arrays:
+    # Before a norm timm's patches have no bias: every position gets it.
+    positions_1LD = np.array(arrays[POSITIONS])
+    positions_1LD[:, first:] += arrays.pop('embedding/bias')
+    arrays[POSITIONS] = positions_1LD
+  if 'registers' in arrays and POSITIONS in arrays:
+    cls, patches = np.split(arrays[POSITIONS], [first], axis=1)
+    none = np.zeros_like(arrays['registers'])
+    arrays[POSITIONS] = np.concatenate([cls, none, patches], axis=1)
+  stages = any(name.startswith('block1/') for name in arrays)
+  key_of = namer('timm', is_bit, stages)
+  stored: dict[str, dict[str, np.ndarray]] = {}
+  for name, x in arrays.items():
+    name_there = re.sub(r'_1/(query|key|value)/', '_1/query+key+value/', name)
+    name_there = re.sub(r'_0/(key|value)/', '_0/key+value/', name_there)
+    there = torch_table.layout(name, x.shape)[0](x)
+    if is_bit and name == 'head/kernel':
+      there = there[:, :, None, None]
+    part = name.rpartition('/')[0].rpartition('/')[2]
+    stored.setdefault(key_of(name_there), {})[part] = there
+  return {
+    key: np.concatenate([parts[x] for x in QKV if x in parts])
+    if len(parts) > 1
+    else next(iter(parts.values()))
+    for key, parts in stored.items()
+  }
