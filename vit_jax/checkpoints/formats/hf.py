@@ -133,16 +133,18 @@ def _vit_fields(
     if model_type == 'dinov3_vit' and act != 'silu':
       stated.refuse('hidden_act', ', and a gated MLP here has silu.')
     stated['hidden_act'] = 'gelu'
-  found |= {'pool': 'cls'} | fixed
+  pools = {'MAPHead_0/probe': 'map', 'cls': 'cls'}
+  pool = next((pools[name] for name in pools if lookup.has(name)), 'gap')
+  found |= {'pool': pool} | fixed
   if classifies:
     # A classifier sees the class token itself, and no file has both.
     found['representation_size'] = 0
-  stated.setdefault('image_size', 224)
+  if stated.get('image_size') is None:
+    stated['image_size'] = 224
   sides = stated.tiled(stated.sides('image_size'), stride)
-  read = {
-    'deit': ('cls', 'dist'),
-    'vit': () if found['pool'] in ('gap', 'map') else ('cls',),
-  }[found['name']]
+  read = ('cls',) * ('cls' in found['pool'])
+  if found['name'] == 'deit':
+    read += ('dist',)
   registers = lookup.size('registers', 3, axis=1)
   known = found | {'channels': channels, 'registers': registers}
   known |= stated.fields(family.config, known, model_type)
@@ -156,21 +158,15 @@ def _bit_fields(
   named: torch_vit.Arrays, stated: Stated, model_type: str
 ) -> tuple[dict[str, Any], bool]:
   lookup = named.lookup('transformers bit')
-  width, channels, *_ = lookup.shape('conv_root/kernel', 4)
-  layers = torch_vit.units(lookup)
-  sizes = _bit_sizes(layers, width)
+  fields = torch_vit.bit_fields(lookup)
+  sizes = _bit_sizes(fields['layers'], fields['width'])
   stated.setdefault('output_stride', 32)
   # A greater one changes nothing.
   stride = max(sizes['stride'], stated.positive('output_stride'))
-  found = sizes | {'stride': stride, 'width': width, 'channels': channels}
+  _, channels, *_ = lookup.shape('conv_root/kernel', 4)
+  found = fields | sizes | {'stride': stride, 'channels': channels}
   stated.fields(FAMILIES[model_type].config, found, model_type)
-  return {
-    'name': 'resnet',
-    'version': 2,
-    'layers': layers,
-    'width': width,
-    'num_classes': lookup.size('head/kernel', 2),
-  }, lookup.has('head/kernel')
+  return fields, lookup.has('head/kernel')
 
 
 def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:

@@ -109,7 +109,7 @@ _CLIP = Family(
 )
 SIGLIP = Family(
   _config('gelu_pytorch_tanh', 1e-6, _MLP),
-  _POSITIONS | {'pool': 'map'},
+  _POSITIONS,
   {'pool': 'gap'},
   _TEXT,
   'MAPHead_0/',
@@ -117,7 +117,7 @@ SIGLIP = Family(
 FAMILIES: Mapping[str, Family] = {
   'vit': _VIT,
   'deit': _VIT,
-  'ijepa': dataclasses.replace(_VIT, fields=_POSITIONS | {'pool': 'gap'}),
+  'ijepa': _VIT,
   'vit_mae': dataclasses.replace(_VIT, ignored='^decoder'),
   'vit_msn': Family(_config('gelu', 1e-6, _BIAS), _POSITIONS),
   'bit': _BIT,

@@ -125,7 +125,7 @@ class Stated(dict[str, Any]):
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
       found = [found['height'], found['width']]
-    pair = found if isinstance(found, list) else [found, found]
+    pair: list[Any] = found if isinstance(found, list) else [found, found]
     if [type(x) for x in pair] != [int, int] or not (
       1 <= min(pair) <= max(pair) <= MAX_SIDE
     ):

@@ -79,16 +79,7 @@ def read(
     preprocessing = dataclasses.replace(torchvision.IMAGES, resize_small=0)
   else:
     fields = _vit_fields(named, stated, preprocessing)
-  if config is not None:
-    preprocessing = image_configs.of_timm(
-      timm_config.pretrained_cfg(stated), fields['image_size']
-    )
-  return named.file(
-    fields,
-    preprocessing=preprocessing,
-    class_names=timm_config.class_names(stated, fields['num_classes']),
-    warnings=tuple(stated.warnings),
-  )
+  return named.file(fields, **timm_config.rest(stated, fields, preprocessing))
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
@@ -301,7 +292,6 @@ def _usual_heads(path: str, width: int) -> int:
 def _resnet_fields(named: torch_vit.Arrays, config: Stated) -> dict[str, Any]:
   lookup = named.lookup('timm')
   timm_config.check_resnet(config, timm_config.BIT)
-  width, *_ = lookup.shape('conv_root/kernel', 4)
   image_size = timm_config.image_size(config)
   if image_size is None:
     image_size = (224, 224)
@@ -310,14 +300,7 @@ def _resnet_fields(named: torch_vit.Arrays, config: Stated) -> dict[str, Any]:
       'resized as a whole and bilinearly, values in [-1, 1], and pooling by '
       f'the mean (not max or avgmax) are assumed. {_TO_STATE}'
     )
-  return {
-    'name': 'resnet',
-    'version': 2,
-    'layers': torch_vit.units(lookup),
-    'width': width,
-    'num_classes': lookup.size('head/kernel', 2),
-    'image_size': image_size,
-  }
+  return torch_vit.bit_fields(lookup) | {'image_size': image_size}
 
 
 def _not_held(weights: table.Weights) -> list[str]:

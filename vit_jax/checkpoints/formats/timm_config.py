@@ -7,7 +7,7 @@ the paper and its successors, and asked of timm for others.
 import re
 from typing import Any
 
-from vit_jax.checkpoints.formats import table, torch_vit
+from vit_jax.checkpoints.formats import image_configs, table, torch_vit
 from vit_jax.checkpoints.formats.stated import (
   LARGE,
   POSITIVE,
@@ -208,14 +208,14 @@ def _read_args(
   return args.fields(keys, arrays, str(config.get('architecture')))
 
 
-def pretrained_cfg(config: Stated) -> Stated:
+def _pretrained_cfg(config: Stated) -> Stated:
   """Returns the part on images and classes; older timm wrote nothing else."""
   return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
 def image_size(config: Stated) -> tuple[int, int] | None:
   """Returns (H, W) in pixels that a configuration is for, if it says so."""
-  args, pretrained = config.part('model_args'), pretrained_cfg(config)
+  args, pretrained = config.part('model_args'), _pretrained_cfg(config)
   if 'img_size' in args:
     return args.sides('img_size')
   size = pretrained.get('input_size')
@@ -225,26 +225,42 @@ def image_size(config: Stated) -> tuple[int, int] | None:
   return pretrained.sides('input_size', size[1:] if channels_first else size)
 
 
-def class_names(config: Stated, num_classes: int) -> tuple[str, ...]:
-  """Returns the names of the classes of the head, if a configuration has them.
+def rest(
+  config: Stated, fields: dict[str, Any], images: table.Preprocessing
+) -> dict[str, Any]:
+  """Returns the attributes of a `table.File` that a configuration decides.
+
+  Args:
+    config: the config.json; empty where there is only a file.
+    fields: of the model.
+    images: the preprocessing where there is only a file.
 
   Raises:
     ValueError: if the configuration has another number of classes.
   """
-  known = config.with_values(pretrained_cfg(config) | config)
+  num_classes = fields['num_classes']
+  known = config.with_values(_pretrained_cfg(config) | config)
   if known.get('num_classes', num_classes) != num_classes:
     known.refuse(
       'num_classes', f', and the head in the arrays has {num_classes:,}.'
     )
-  names = known.get('label_names', known.get('labels'))
-  if names is None or not num_classes:
-    return ()
-  if not isinstance(names, list) or len(names) != num_classes:
+  names = known.get('label_names', known.get('labels')) if num_classes else None
+  if names is not None and (
+    not isinstance(names, list) or len(names) != num_classes
+  ):
     raise ValueError(
       f'{config.place}: label_names should be a list of {num_classes:,} names, '
       'one for each class of the head.'
     )
-  return tuple(map(str, names))
+  if config:
+    images = image_configs.of_timm(
+      _pretrained_cfg(config), fields['image_size']
+    )
+  return {
+    'preprocessing': images,
+    'class_names': tuple(map(str, names or ())),
+    'warnings': tuple(config.warnings),
+  }
 
 
 def known_facts(config: Stated) -> dict[str, Any]:
@@ -413,17 +429,6 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  args = vit_args(fields)
-  return {
-    'architecture': _vit_architecture(fields),
-    'num_features': fields['width'],
-    'global_pool': args['global_pool'],
-    'model_args': args,
-  }
-
-
-def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns the arguments of timm's ViT for fields of ours."""
   width, mlp_dim, size = (
     fields[field] for field in ('width', 'mlp_dim', 'image_size')
   )
@@ -432,15 +437,22 @@ def vit_args(fields: dict[str, Any]) -> dict[str, Any]:
     ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
   fields = fields | {'class_token': fields['pool'] == 'cls', 'mlp_ratio': ratio}
   keys = {key: row for key, row in _VIT.items() if row.field}
-  return {
+  pool = _POOL.write(fields['pool'])
+  args = {
     'fc_norm': fields['norm_pooled'],  # timm's default for 'avg' is True
-    'global_pool': _POOL.write(fields['pool']),
+    'global_pool': pool,
     'img_size': SIDES.write(size),
     **{
       key: value
       for key, value in written(keys, fields).items()
       if key not in _USUAL or _USUAL[key] != value
     },
+  }
+  return {
+    'architecture': _vit_architecture(fields),
+    'num_features': width,
+    'global_pool': pool,
+    'model_args': args,
   }
 
 

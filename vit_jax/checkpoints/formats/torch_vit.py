@@ -323,7 +323,7 @@ class Arrays(dict[str, np.ndarray]):
         )
     if (kernel := self['embedding/kernel']).shape[1] == 1:
       # As Pillow makes grey of colours.
-      grey = np.float32([0.299, 0.587, 0.114])[:, None, None]
+      grey = np.array([[[0.299]], [[0.587]], [[0.114]]], np.float32)
       self['embedding/kernel'] = kernel * grey
       config.warn('its images are grey; here they are RGB, made grey by L.')
     counts = [self[name].shape[1] for name in tokens]
@@ -417,7 +417,8 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
     return lookup.has(name)
 
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
-  stem_width, stem_layers, stride = 0, (), patch
+  stem_width, stride = 0, patch
+  stem_layers: tuple[int, ...] = ()
   if has('conv_root/kernel'):
     stem_width, channels, *_ = lookup.shape('conv_root/kernel', 4)
     stem_layers = units(lookup)
@@ -460,6 +461,17 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
 def units(lookup: archive.Lookup) -> tuple[int, ...]:
   """Returns the units of each stage of a ResNet."""
   return lookup.count('block', r'(\d{1,6})/unit(\d{1,6})/')
+
+
+def bit_fields(lookup: archive.Lookup) -> dict[str, Any]:
+  """Returns what the arrays of a BiT show of its fields."""
+  return {
+    'name': 'resnet',
+    'version': 2,
+    'layers': units(lookup),
+    'width': lookup.shape('conv_root/kernel', 4)[0],
+    'num_classes': lookup.size('head/kernel', 2),
+  }
 
 
 def to_timm(arrays: table.Flat) -> table.Flat:

@@ -11,7 +11,6 @@ from typing import Any
 
 from vit_jax.checkpoints.formats import (
   archive,
-  image_configs,
   table,
   timm_config,
   torch_table,
@@ -48,10 +47,7 @@ def read(
 ) -> table.File:
   """Reads a file of tensors, or timm's directory with its config.json."""
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
-  width, *_ = lookup.shape('conv_root/kernel', 4)
-  num_classes, _ = lookup.shape('head/kernel', 2)
   stated = Stated(config or {}, os.path.join(path, 'config.json'))
-  size, preprocessing = _SIZE, IMAGES
   if config is None:
     stated.warnings.append(
       f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
@@ -59,27 +55,21 @@ def read(
       'deviation, and pooling by the mean (not max or avgmax) are assumed. A '
       "timm directory's config.json states others."
     )
-  else:
-    timm_config.check_resnet(stated, timm_config.RESNET)
-    size = timm_config.image_size(stated) or _SIZE
-    preprocessing = image_configs.of_timm(
-      timm_config.pretrained_cfg(stated), size
-    )
+  timm_config.check_resnet(stated, timm_config.RESNET)
+  fields = {
+    'name': 'resnet',
+    'version': 0,
+    'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
+    'width': lookup.shape('conv_root/kernel', 4)[0],
+    'num_classes': lookup.shape('head/kernel', 2)[0],
+    'image_size': timm_config.image_size(stated) or _SIZE,
+  }
   return table.File(
     path=path,
     arrays=arrays,
-    fields={
-      'name': 'resnet',
-      'version': 0,
-      'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
-      'width': width,
-      'num_classes': num_classes,
-      'image_size': size,
-    },
+    fields=fields,
     table=table.renamed(_key_of, torch_table.layout),
-    preprocessing=preprocessing,
-    class_names=timm_config.class_names(stated, num_classes),
-    warnings=tuple(stated.warnings),
+    **timm_config.rest(stated, fields, IMAGES),
   )
 
 
