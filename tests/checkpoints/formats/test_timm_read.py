@@ -46,7 +46,7 @@ ONE = np.ones(1, np.float32)
     ('stages.0.blocks.0.norm1.running_mean', 'a network with BatchNorm'),
     ('embeds.proj.weight', "timm's NaFlexViT"),
     ('visual.transformer.resblocks.0.ln_1.weight', "open_clip's or OpenAI's"),
-    ('decoder_blocks.0.norm1.weight', 'MAE with its decoder'),
+    ('embeddings.patch_embeddings.mask', 'a file of transformers'),
   ],
 )
 def test_what_models_here_lack_is_named(folder, tmp_path, key, what):

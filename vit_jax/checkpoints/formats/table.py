@@ -281,8 +281,8 @@ _LOOKS = {
   r'(^|\.)visual\.|resblocks': "open_clip's or OpenAI's CLIP: convert it with "
   'transformers',
   r'(^|\.)embeds\.': "timm's NaFlexViT",
-  r'decoder_blocks|decoder_embed': 'MAE with its decoder: remove what begins '
-  "with 'decoder_'",
+  r'embeddings\.patch_embed': 'a file of transformers: give its folder with '
+  'config.json',
   r'running_mean': 'a network with BatchNorm, other than ResNet-50, 101 or 152 '
   'with the classifier and the names of torchvision',
   r'(^|\.)layers\.\d\.blocks\.': 'Swin',

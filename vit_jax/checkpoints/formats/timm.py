@@ -45,6 +45,7 @@ _TURNING = re.compile(
 # What hid patches in training, and what can be computed.
 _UNUSED = re.compile(
   r'(^|\.)(mask_token|local_cls_norm\.\w+|bias_mask|rope_embed\.periods)$'
+  '|^decoder_'
 )
 _PERIODS = 'rope_embed.periods'
 
