@@ -117,9 +117,12 @@ def _transformed(
   Grain's own sources would log every record that they read.
   """
   index, step = place
+  of_step: Transform
   if isinstance(transform, PerStep):
-    transform = transform.of_batch(np.random.default_rng((step_seed, step)))
-  return _example(source, index, lambda record: transform(record, rng))[0]
+    of_step = transform.of_batch(np.random.default_rng((step_seed, step)))
+  else:
+    of_step = transform
+  return _example(source, index, lambda record: of_step(record, rng))[0]
 
 
 def _example(
