@@ -294,6 +294,16 @@ def test_other_categories_of_another_split(tmp_path):
     assert source.class_names == ('N/A', 'dog', 'N/A', 'cat', 'N/A', 'cow')
 
 
+def test_a_file_of_a_split_that_is_not_needed(tmp_path, caplog):
+  write(tmp_path, annotated(), 'annotations/instances_train.json')
+  write(tmp_path, changed(bbox=[]), 'annotations/instances_test.json')
+  assert len(sources.open_source(str(tmp_path), 'train')) == 10
+  assert 'Split test is left out. ' in caplog.text
+  for split in ('test', 'val', 'all', 'train+test'):
+    with pytest.raises(ValueError, match='1 wrong entries'):
+      sources.open_source(str(tmp_path), split)
+
+
 def test_numbers_may_be_text_and_nulls_are_missing(tmp_path):
   found = annotated()
   for i, x in enumerate(found['images']):

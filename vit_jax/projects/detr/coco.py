@@ -94,13 +94,23 @@ class CocoFolder(Source):
     `annotations/` are called without the year, unless several differ in that.
 
     Raises:
-      ValueError: Annotations are damaged, or wrong; each is named.
+      ValueError: Annotations of the split are wrong; each is named. A warning
+        leaves out other splits whose annotations are wrong.
     """
+    needed = {'all'}
+    if 'all' not in files:
+      needed = splits.needed(split, files, f'folder {root}')
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
     members: dict[str, list[int]] = {}
     for part, path in files.items():
-      own, images = _read(root, path, voc.modified_ns(root, path))
+      try:
+        own, images = _read(root, path, voc.modified_ns(root, path))
+      except ValueError as e:
+        if part in needed:
+          raise
+        _log.warning('Split %s is left out. %s', part, e)
+        continue
       for i, category in own.items():
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
