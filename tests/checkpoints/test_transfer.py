@@ -470,7 +470,9 @@ def test_two_tokens_before_the_patches_stay_before_them():
 
   # Onto another task, with positions from the checkpoint and heads afresh.
   model = resized.model.clone(num_classes=4)
-  fresh = jax.device_get(variants.init(model, jax.random.key(1), new_size))
+  fresh = jax.device_get(
+    jax.jit(lambda key: variants.init(model, key, new_size))(jax.random.key(1))
+  )
   params = transfer.to_new_task(checkpoint, model, new_size, fresh)
   np.testing.assert_array_equal(params['dist'], checkpoint.params['dist'])
   for name in ('head', 'head_dist'):
@@ -626,7 +628,9 @@ def test_a_classifier_becomes_the_backbone_of_a_detector():
     None, size, 5, name='resnet', layers=(1, 3, 1, 1), width=32, version=1
   )
   model = variants.build(image_size=size, scan=True, **DETR)
-  fresh = jax.device_get(variants.init(model, jax.random.key(0), size))
+  fresh = jax.device_get(
+    jax.jit(lambda key: variants.init(model, key, size))(jax.random.key(0))
+  )
   params = transfer.to_new_task(old, model, size, fresh)
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
   images = np.random.default_rng(0).normal(size=(2, *size, 3))

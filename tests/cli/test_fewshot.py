@@ -592,7 +592,9 @@ def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
   model = variants.build(
     num_classes=0, image_size=(32, 32), name='resnet', layers=(1,), width=32
   )
-  params = variants.init(model, jax.random.key(0), (32, 32))
+  params = jax.jit(lambda key: variants.init(model, key, (32, 32)))(
+    jax.random.key(0)
+  )
   checkpoint = opening.Checkpoint(
     'resnet', model, jax.device_get(params), (32, 32)
   )

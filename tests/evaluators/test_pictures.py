@@ -71,7 +71,9 @@ def evaluator(model, mesh, count=3, wandb=''):
 def test_they_are_the_rollout_and_the_filters(axes, tensorboard, monkeypatch):
   model = model_of(VIT | {'scan': True})
   mesh = mesh_of(**axes)
-  params = variants.init(model, jax.random.key(0), SIZE)
+  params = jax.jit(lambda key: variants.init(model, key, SIZE))(
+    jax.random.key(0)
+  )
   placed = jax.device_put(params, sharding.tree_shardings(params, mesh))
   drawn = []
   monkeypatch.setattr(
@@ -100,7 +102,9 @@ def test_they_are_the_rollout_and_the_filters(axes, tensorboard, monkeypatch):
 def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
   """As many as there are, each as the model is shown it."""
   model, mesh = model_of(), mesh_of()
-  params = variants.init(model, jax.random.key(0), SIZE)
+  params = jax.jit(lambda key: variants.init(model, key, SIZE))(
+    jax.random.key(0)
+  )
   source = sources.subset(sources.open_source('digits', 'test'), [5, 2])
   made = pictures.PicturesEvaluator(
     'seen', model, Images(SIZE, Preprocessing(0, MEAN, STD)), source, 2, mesh

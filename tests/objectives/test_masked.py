@@ -167,7 +167,7 @@ def test_flipped_images_have_flipped_targets(target):
 @pytest.mark.parametrize('target', TARGETS)
 def test_loss_is_that_of_numpy(target):
   made = make(target)
-  params = variants.init(made.model, KEY, SIZE)
+  params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   keys = iter(jax.random.split(KEY, 1000))
   params = jax.tree.map(
     lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params
@@ -230,7 +230,7 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
 
 def test_what_is_not_corrupted_does_not_count():
   made = make('pixels')
-  params = variants.init(made.model, KEY, SIZE)
+  params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': uint8_images()}, KEY)
   kept = np.asarray(batch['kind'])[..., None] == KEPT
   other = batch | {'target': np.where(kept, 1e6, batch['target'])}
@@ -242,7 +242,7 @@ def test_what_is_not_corrupted_does_not_count():
 
 def test_at_the_start_all_colours_are_as_likely():
   made = make()
-  params = variants.init(made.model, KEY, SIZE)
+  params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': uint8_images()}, KEY)
   loss, _ = made.loss(params, {}, batch, KEY, train=False)
   assert float(loss) == pytest.approx(np.log(512), rel=1e-5)

@@ -52,7 +52,9 @@ def test_a_resnet_gives_the_mean_of_each_stage():
   model = variants.build(
     num_classes=3, image_size=SIZE, name='resnet', layers=(1, 1), width=32
   )
-  params = variants.init(model, jax.random.key(0), (32, 32))
+  params = jax.jit(lambda key: variants.init(model, key, (32, 32)))(
+    jax.random.key(0)
+  )
   images = np.random.default_rng(0).normal(size=(2, 32, 32, 3))
   _, aux = model.apply({'params': params}, images, capture=('blocks',))
   assert len(aux['blocks']) == 2

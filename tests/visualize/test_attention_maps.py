@@ -159,7 +159,9 @@ class Causal(vit.ViT):
 
 def test_layers_of_a_model_with_a_mask():
   model = Causal(posemb_at='shared', **TINY)
-  params = variants.init(model, jax.random.key(0), SIZE)
+  params = jax.jit(lambda key: variants.init(model, key, SIZE))(
+    jax.random.key(0)
+  )
   images = np.random.default_rng(0).uniform(-1, 1, (2, *SIZE, 3))
   _, aux = model.apply({'params': params}, images, capture=('attention',))
   layers = Layers(model, params, images)

@@ -1,6 +1,7 @@
 """DeiT's losses from its formulas, and the teacher as it was trained to see."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +64,10 @@ def test_losses_are_the_papers(kind, token):
     'image': rng.normal(0, 1, (6, 16, 16, 3)).astype(np.float32),
     'label': rng.dirichlet(np.ones(CLASSES), 6).astype(np.float32),
   }
-  loss, metrics = objective.loss(
-    params, fixed, batch, jax.random.key(0), train=True
+  loss, metrics = jax.jit(functools.partial(objective.loss, train=True))(
+    params, fixed, batch, jax.random.key(0)
   )
-  mean, aux = objective.model.apply({'params': params}, batch['image'])
+  mean, aux = jax.jit(objective.model.apply)({'params': params}, batch['image'])
   taught = np.asarray(objective.taught(fixed, batch['image']), np.float64)
   student = aux['logits_cls'] if token else mean
   told = aux['logits_dist'] if token else mean
@@ -130,10 +131,12 @@ def test_no_gradient_reaches_the_teacher():
     test_every.batches('distillation')[0], jax.random.key(0)
   )
   params, fixed = made.new_params(), objective.fixed()
-  grads = jax.grad(
-    lambda fixed: objective.loss(
-      params, fixed, batch, jax.random.key(0), train=True
-    )[0]
+  grads = jax.jit(
+    jax.grad(
+      lambda fixed: objective.loss(
+        params, fixed, batch, jax.random.key(0), train=True
+      )[0]
+    )
   )(fixed)
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 

@@ -300,7 +300,9 @@ def test_operations_include_the_colours_that_are_predicted():
 
 def test_initial_scales_are_the_originals():
   model = build((16, 16), width=256, mlp_dim=1024)
-  params = variants.init(model, jax.random.key(0), (16, 16))
+  params = jax.jit(lambda key: variants.init(model, key, (16, 16)))(
+    jax.random.key(0)
+  )
   wanted = {
     'pixel_embedding': 0.02,
     'start_embedding': 0.02,

@@ -140,7 +140,7 @@ def test_probabilities_of_a_small_world_sum_to_one():
 
 def test_untrained_pixels_are_all_alike():
   made = make()
-  params = variants.init(made.model, KEY, SIZE)
+  params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': images()}, KEY)
   loss, _ = made.loss(params, {}, batch, KEY, train=True)
   assert loss == pytest.approx(np.log(COLOURS), rel=1e-6)
