@@ -1,12 +1,11 @@
 """Layers beside the whole model, and gradients beside differences."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import attention, variants, vit
+from vit_jax.models import attention, variants
 from vit_jax.visualize.attention_maps import Layers
 
 TINY = dict(patch_size=4, width=8, depth=3, mlp_dim=16, heads=2, num_classes=3)
@@ -141,35 +140,6 @@ def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
         np.testing.assert_allclose(
           flat[entry], difference, rtol=1e-5, atol=1e-9
         )
-
-
-class Causal(vit.ViT):
-  """Tokens that look at themselves and those before them."""
-
-  @nn.compact
-  def __call__(self, images_BHWC, *, train=False, capture=()):
-    x_BhwD, x_BLD = self.embed(images_BHWC)
-    L = x_BLD.shape[1]
-    mask = jnp.tril(jnp.ones((1, L, L), bool))
-    x_BLD, captured = self.encode(
-      x_BLD, x_BhwD.shape[1:3], capture=capture, mask_BQL=mask
-    )
-    return nn.Dense(3, name='head')(x_BLD[:, -1]), {'tokens': x_BLD, **captured}
-
-
-def test_layers_of_a_model_with_a_mask():
-  model = Causal(posemb_at='shared', **TINY)
-  params = jax.jit(lambda key: variants.init(model, key, SIZE))(
-    jax.random.key(0)
-  )
-  images = np.random.default_rng(0).uniform(-1, 1, (2, *SIZE, 3))
-  _, aux = model.apply({'params': params}, images, capture=('attention',))
-  layers = Layers(model, params, images)
-  for got, want in zip(layers.attention(), aux['attention'], strict=True):
-    np.testing.assert_allclose(got['all'], want, atol=1e-6)
-    assert not np.triu(got['all'], 1).any()
-  for weights, gradients in layers.gradients(jnp.array([0, 2])):
-    assert weights['all'].shape == gradients['all'].shape
 
 
 @pytest.mark.parametrize(
