@@ -136,6 +136,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.error('--layers=all takes --probe.')
   if args.layers and args.features:
     parser.error('--layers=all keeps no --features.')
+  for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
+    if getattr(args, name) != parser.get_default(name):
+      parser.error(f'--layers=all does not use --{name}: leave it out.')
   train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test
