@@ -520,7 +520,8 @@ def test_only_gpus_have_their_tokens_kept_in_rows(monkeypatch):
 
 
 def test_activations_are_shared_out_by_their_examples():
-  mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
+  sizes = {'slice': 2, 'data': 2, 'fsdp': 2, 'tensor': 1}
+  mesh = sharding.make_mesh(sizes)
   x_BLD = sharding.place(
     np.ones((8, 4, 4), np.float32), sharding.replicated(mesh)
   )
