@@ -108,9 +108,8 @@ def _slices(
     return [found[index] for index in sorted(found)]
   if count < 1 or len(devices) % count or (len(found) > 1 and count > 1):
     raise ValueError(
-      f'mesh.slice is {count}, and {len(devices)} devices in {len(found)} '
-      'slices cannot be shared evenly that way. Leave it at -1 to take the '
-      "devices' own slices."
+      f'mesh.slice is {count}, which does not fit {len(devices)} devices (TPU '
+      f'slices: {len(found)}). Set it to -1 to take the slices that there are.'
     )
   size = len(devices) // count
   return [devices[i : i + size] for i in range(0, len(devices), size)]
