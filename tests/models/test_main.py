@@ -37,6 +37,24 @@ def test_csv_of_some_models(capsys):
   assert [bool(row['source']) for row in rows] == [True, True, True, False]
 
 
+def test_parameters_of_a_model_add_up(capsys):
+  assert table.main(['ti16', '--params']) == 0
+  out = capsys.readouterr().out
+  rows = [line.split('|')[1:5] for line in out.splitlines() if '|' in line]
+  shapes = {name.strip(): shape.strip() for name, shape, *_ in rows[1:]}
+  assert shapes['embedding/kernel'] == '(16, 16, 3, 192)'
+  # DeiT's table 1 (2012.12877): 5.7 million, of 12 layers.
+  counts = [int(count.replace(',', '')) for *_, count in rows[1:]]
+  assert sum(counts) == 5_717_416
+  assert '5,717,416' in out.splitlines()[-1]
+
+
+def test_parameters_of_no_model_are_refused(capsys):
+  with pytest.raises(SystemExit):
+    table.main(['--params'])
+  assert 'l16 --params' in capsys.readouterr().err
+
+
 def test_fields_of_a_model_are_those_of_its_config(capsys):
   for models, name in (([], 'vit'), (['r50x1'], 'resnet')):
     assert table.main(['--fields', *models, '--format=csv']) == 0

@@ -2,13 +2,15 @@
 
   python -m vit_jax.models
   python -m vit_jax.models r50+b16 l16 --image_size=384 --format=csv
+  python -m vit_jax.models l16 --params
   python -m vit_jax.models --fields
   python -m vit_jax.models --pretrained
 
-`--fields` lists the config fields of ViT, or of the models named, with their
-defaults and valid values. `--pretrained` lists the published checkpoints by the
-names that every command takes for a checkpoint, with the model, pixels a side,
-training data, top-1 accuracy on ImageNet and its source, and the file.
+`--params` lists the parameters of the models named, with shapes, dtypes and
+sums. `--fields` lists the config fields of ViT, or of the models named, with
+their defaults and valid values. `--pretrained` lists the published checkpoints
+by the names that every command takes for a checkpoint, with the model, pixels a
+side, training data, top-1 accuracy on ImageNet and its source, and the file.
 
 GFLOPs are those of one image's forward pass. A multiply-add counts as two, a
 multiplication by a convolution's padding not at all: 3 * forward * images is
@@ -18,10 +20,12 @@ token. Names that are not listed work too: s7, r101x2, r26+l16, axial_l32.
 
 import argparse
 import csv
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from tqdm import tqdm
 
 from vit_jax.checkpoints import catalogue
@@ -65,6 +69,27 @@ def rows(
       'tokens': model.num_tokens(image_size) if model.attention else None,
       'source': variants.PUBLISHED.get(name, ''),
     }
+
+
+def parameters(
+  names: Sequence[str], image_size: tuple[int, int], num_classes: int
+) -> Iterator[str]:
+  """Yields a table of parameters for each named model.
+
+  Raises:
+    ValueError: for an unknown name, or an image size it cannot take.
+  """
+  from clu import parameter_overview
+
+  for name in names:
+    model = variants.build(
+      num_classes=num_classes, image_size=image_size, **variants.fields(name)
+    )
+    shapes = jax.eval_shape(
+      functools.partial(variants.init, model, image_size=image_size),
+      jax.random.key(0),
+    )
+    yield parameter_overview.get_parameter_overview(shapes, include_stats=False)
 
 
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
@@ -138,6 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     help='List the config fields of ViT, or of the models named.',
   )
   add(
+    '--params',
+    action='store_true',
+    help='List the parameters of the models named.',
+  )
+  add(
     '--format', choices=('table', 'csv'), default='table', help='Of the output.'
   )
   add(
@@ -148,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--num_classes', type=int, help='Of the head; 0 for none (default: 1000).'
   )
   args = parser.parse_args(argv)
+  if args.params and (not args.models or args.pretrained or args.fields):
+    parser.error('--params takes names of models, as in l16 --params.')
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):
     parser.error(
@@ -168,6 +200,10 @@ def _run(args: argparse.Namespace) -> None:
     names = args.models or list(variants.PUBLISHED)
     classes = 1000 if args.num_classes is None else args.num_classes
     size = images.size_of(args.image_size or '224', '--image_size')
+    if args.params:
+      for table in parameters(names, size, classes):
+        print(table)
+      return
     listed = rows(names, size, classes)
     shown = tqdm(
       listed, total=len(names), unit=' models', delay=1, disable=None
