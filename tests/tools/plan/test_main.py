@@ -407,9 +407,7 @@ def test_links_are_those_of_a_slice_wherever_it_lies():
 
   def sent_s(places):
     cores = [
-      types.SimpleNamespace(
-        device_kind='TPU v2', coords=(x, 5, 0), slice_index=0
-      )
+      types.SimpleNamespace(device_kind='TPU v2', coords=(x, 5, 0))
       for x in places
       for _ in range(2)
     ]

@@ -233,7 +233,9 @@ class Cost:
     """Takes links and network at their full speed."""
     coords = {tuple(d.coords) for d in devices}  # alike in each slice
     self.devices = len(devices)
-    self.chips = len({(d.slice_index, *d.coords) for d in devices})
+    # Devices of a single slice do not have the attribute.
+    slices = {getattr(d, 'slice_index', 0) for d in devices}
+    self.chips = len(coords) * len(slices)
     per_chip = self.devices // self.chips
     # The topology may list both cores of a v4 chip as devices; training uses
     # them as one.
