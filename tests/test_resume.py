@@ -64,13 +64,11 @@ main.main = run_and_wait
 # that is.
 WAITING_TO_BE_TOLD = """
 import time
-from vit_jax.training import run
+from vit_jax.training import preemption, run
 take = run.Run.take
 def take_and_wait(self, step, metrics):
   take(self, step, metrics)
-  while step == self._start_step + 45 and not any(
-    notice.is_set() for notice in run._NOTICES
-  ):
+  while step == self.start_step + 45 and not preemption._open():
     time.sleep(0.01)
 run.Run.take = take_and_wait
 """

@@ -104,8 +104,10 @@ def failing_together() -> Iterator[None]:
     try:
       client.wait_at_barrier('vit_jax failed', 1000 * MEET_S)
     except jax.errors.JaxRuntimeError:
-      # If another process is lost, JAX aborts this one meanwhile.
-      time.sleep(HEARTBEAT_S)
+      # If another process is lost, JAX aborts this one meanwhile. An error of a
+      # collective operation may come before the loss is noticed.
+      of_jax = isinstance(e, jax.errors.JaxRuntimeError)
+      time.sleep(HEARTBEAT_S * (2 if of_jax else 1))
       if not isinstance(e, SystemExit):
         traceback.print_exc()
       sys.stdout.flush()

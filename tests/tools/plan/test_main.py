@@ -307,7 +307,7 @@ def test_axes_of_the_mesh_may_split_those_of_the_topology():
   mesh = sharding.make_mesh(
     {'data': -1, 'fsdp': -1, 'tensor': 1}, described, 1024
   )
-  assert mesh.devices.shape == (4, 64, 1)
+  assert mesh.devices.shape == (1, 4, 64, 1)
 
 
 @pytest.mark.edge

@@ -103,7 +103,8 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
     keys = ', '.join(sorted(arrays)[:3])
     raise ValueError(
       f'{path} has no model that is known here among its {len(arrays)} arrays '
-      f'({keys} ...).{table.looks_like(arrays)} It should be {WHAT_OPENS}.'
+      f'({keys} ...); the ViTs of timm have patch_embed.proj.weight.'
+      f'{table.looks_like(arrays)} It should be {WHAT_OPENS}.'
     )
   file = format_of(inside, TENSORS).read(path, inside, *config)
   left_out = sorted(
