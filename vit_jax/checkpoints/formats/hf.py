@@ -9,6 +9,7 @@ are in modules of `PROJECTS`.
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -316,6 +317,7 @@ def open_peer(path: str) -> table.Peer:
 
 
 def _open_peer(path: str) -> table.Peer:
+  import torch
   import transformers
 
   config = transformers.AutoConfig.from_pretrained(path)
@@ -341,8 +343,29 @@ def _open_peer(path: str) -> table.Peer:
     # One number stands for both.
     takes = tuple(np.broadcast_to(of_images.image_size, 2).tolist())
   p, size, _ = image_configs.of_hf(path, model_type, takes)
-  framework = f'transformers {transformers.__version__}'
-  return timm.peer(framework, outputs, size, p.mean, p.std)
+  processor: Any
+  if any(
+    os.path.exists(os.path.join(path, name))
+    for name in (image_configs.FILE, image_configs.BOTH)
+  ):
+    processor = transformers.AutoImageProcessor.from_pretrained(path)
+  else:
+    processor = transformers.ViTImageProcessor(
+      image_mean=list(p.mean), image_std=list(p.std)
+    )
+
+  def run(images_BHWC: np.ndarray) -> np.ndarray:
+    pixels = processor(
+      list(images_BHWC),
+      do_resize=False,
+      do_center_crop=False,
+      input_data_format='channels_last',
+      return_tensors='pt',
+    )
+    with torch.inference_mode():
+      return outputs(pixels['pixel_values']).numpy()
+
+  return table.Peer(f'transformers {transformers.__version__}', size, run)
 
 
 def _load_model(path: str, config: Any) -> tuple[Any, bool]:
