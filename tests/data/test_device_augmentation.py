@@ -205,6 +205,22 @@ def test_images_are_mirrored_and_erased_where_that_is_asked_for():
   np.testing.assert_array_equal(both[~is_noise], mirrored[~is_noise])
 
 
+def test_a_share_of_the_images_is_erased_mirrored_or_not():
+  images = images_lib.Images((24, 32), flip=True, erasing=0.25)
+  # Brighter to the right, so that a mirrored row falls.
+  before = jnp.broadcast_to(jnp.arange(32.0)[:, None], (2000, 24, 32, 3))
+  after = np.asarray(images.varied(before, jax.random.key(5)))
+  is_plain = after == np.asarray(before)
+  is_mirrored = after == np.asarray(before)[:, :, ::-1]
+  mirrored = is_mirrored.sum((1, 2, 3)) > is_plain.sum((1, 2, 3))
+  erased = ~np.where(mirrored[:, None, None, None], is_mirrored, is_plain).all(
+    (1, 2, 3)
+  )
+  for share, want in ((mirrored.mean(), 0.5), (erased.mean(), 0.25)):
+    assert abs(share - want) < 5 * np.sqrt(want * (1 - want) / 2000)
+  assert abs(np.corrcoef(mirrored, erased)[0, 1]) < 5 / np.sqrt(2000)
+
+
 def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   B, H, W, C = 4, 20, 30, 5
   images = jnp.broadcast_to(jnp.arange(B)[:, None, None, None], (B, H, W, 3))
