@@ -137,9 +137,9 @@ def batches(name, steps=3):
 
 @functools.cache
 def new_params(name):
-  """Returns what every run starts from, on the host, a layer apart.
+  """Returns the initial parameters of every run, perturbed, on the host.
 
-  New heads and biases are zero, and what they multiply would get no gradient.
+  New heads are zero, so that layers below them would get no gradient.
   """
   params = jax.device_get(plain_experiment(name).new_params())
   rng = np.random.default_rng(1)

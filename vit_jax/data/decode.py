@@ -357,7 +357,7 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
-  """Opens a file of one of the formats, or of any if there are none.
+  """Opens a file of one of the formats; of any format if the list is empty.
 
   Pillow refuses a PNG whose text is damaged or longer than 1 MiB: it is opened
   without its text.

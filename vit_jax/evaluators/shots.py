@@ -40,8 +40,8 @@ def plan(
 ) -> dict[tuple[int, int], np.ndarray]:
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
-  The draws are the same for ever, those of one seed contain one another (the
-  5 shots are among the 10), and they do not depend on what else is drawn.
+  The draws never change between versions. The 5 shots of a seed are among its
+  10 shots, and a draw does not depend on the other draws.
   `class_names` are for messages.
 
   Returns:

@@ -162,7 +162,7 @@ def repeated(
     depth: number of layers.
     scan: whether to loop over one compiled layer.
     policy: as `remat` takes it.
-    is_initializing: that of the calling module.
+    is_initializing: the calling module's `is_initializing()`.
     fields: of the layer.
   """
   # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.

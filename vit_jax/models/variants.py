@@ -210,7 +210,7 @@ def defaults(name: str) -> dict[str, Any]:
 def succeed(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns all fields of a variant in a config that had another model.
 
-  The parts of the other variant (a stem, axial attention, those of ViT-5) go.
+  Parts of the other variant go: a stem, axial attention, the parts of ViT-5.
   Other choices of the config stay: between kinds of ViT all, else the fields of
   the computation and the head's bias.
 

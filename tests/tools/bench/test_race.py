@@ -23,7 +23,7 @@ def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
       scripted('theirs', 0.001, 6, 0.25, 5),
     ]
   )
-  # The ratio is the median of 2, 4 and 1.6; that of the medians would be 1.6.
+  # The median of the ratios 2, 4 and 1.6. The ratio of the medians is 1.6.
   assert lines == [
     'images/s, median of 3 rounds (slowest to fastest):',
     '  ours                            8.0  (1.0 to 12.0), compiled in 2.5 s',

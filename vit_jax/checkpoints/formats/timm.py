@@ -138,7 +138,7 @@ def peer(
   mean: Sequence[float],
   std: Sequence[float],
 ) -> table.Peer:
-  """Returns what a model of torch makes of scaled images, as a peer.
+  """Wraps a PyTorch model that takes scaled images as a peer.
 
   Args:
     framework: its name and version.

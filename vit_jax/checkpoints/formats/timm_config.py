@@ -342,7 +342,7 @@ def _epsilons(model: Any) -> set[float]:
 
 
 def _unlike(model: Any) -> list[str]:
-  """Returns what models here lack of a model of timm."""
+  """Lists the parts of a model of timm that no model here has."""
   from timm.models.eva import Eva, EvaBlock
   from timm.models.vision_transformer import Block, VisionTransformer
 

@@ -381,7 +381,7 @@ def _placed(
 ) -> tuple[tuple[int, int], int]:
   """Returns the image size, and how many of the first tokens have positions.
 
-  Those are none, all but registers, or all.
+  Either no first token has a position, or the class token, or registers too.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
@@ -411,7 +411,7 @@ def _placed(
 
 
 def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
-  """Returns what the arrays of a ViT show of its fields.
+  """Reads the fields of a ViT from the shapes of its arrays.
 
   Returns:
     The fields, the channels of images, and the pixels from a patch to the next.
@@ -471,7 +471,7 @@ def units(lookup: archive.Lookup) -> tuple[int, ...]:
 
 
 def bit_fields(lookup: archive.Lookup) -> dict[str, Any]:
-  """Returns what the arrays of a BiT show of its fields."""
+  """Reads the fields of a BiT from the shapes of its arrays."""
   return {
     'name': 'resnet',
     'version': 2,

@@ -107,7 +107,7 @@ def _numbers(path: pathlib.Path) -> np.ndarray:
   if image.format in ('JPEG', 'MPO') or not one_number:
     raise ValueError(
       f'{path} is a {image.format} of mode {image.mode}: save masks as PNG '
-      'with one number a pixel, that of its object, or 0.'
+      'whose pixels are the numbers of their objects, or 0.'
     )
   return numbers_HW.astype(np.int64)
 
