@@ -66,7 +66,7 @@ def test_table_has_means_and_deviations_in_percent():
   assert report.table(CURVE).splitlines() == [
     'shots  accuracy in %, mean ± standard deviation of 3 seeds  l2',
     '    1  30.00 ± 5.00                                         2^10',
-    '    5  60.00                                                2^1',
+    '    5  60.00 (seeds: 1)                                     2^1',
     '   10  80.00 ± 10.00                                        2^-2 to 2^2',
     '  all  98.75                                                2^-3 (linear '
     'probe)',

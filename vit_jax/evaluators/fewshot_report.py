@@ -96,6 +96,8 @@ def table(curve: Curve) -> str:
     text = f'{statistics.mean(accuracies):.2f}'
     if len(results) > 1:
       text += f' ± {statistics.stdev(accuracies):.2f}'
+    if len(results) != n:
+      text += f' (seeds: {len(results)})'
     rows.append((str(shots), text, _range([r.l2 for r in results])))
   if curve.probe:
     accuracy = f'{100 * curve.probe.accuracy:.2f}'
