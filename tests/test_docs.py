@@ -1,10 +1,12 @@
-"""What the READMEs name exists: files, sections, commands, fields, classes."""
+"""What READMEs and the site name exists: files, sections, commands, fields."""
 
 import functools
 import importlib
 import importlib.util
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 from absl import flags as absl_flags
@@ -20,10 +22,11 @@ from vit_jax.__main__ import COMMANDS
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted(
   path
-  for folder in ['.', 'configs', 'launch', 'vit_jax']
-  for path in (_ROOT / folder).glob(
-    '**/*.md' if folder == 'vit_jax' else '*.md'
-  )
+  for pattern in [
+    *('*.md', 'configs/*.md', 'docs/*.md', 'docs/[!_]*/**/*.md'),
+    *('launch/*.md', 'vit_jax/**/*.md'),
+  ]
+  for path in _ROOT.glob(pattern)
   if path.name != 'CHANGELOG.md'  # history names what has gone
 )
 _STEP = re.compile(r'\| \d+ \| \[.*\]\((.*)\) \| (.*) \| (\d+) \|')
@@ -159,6 +162,15 @@ def test_the_way_through_the_code():
     for name in re.findall(r'`(\w+)`', what):
       classes = [c for c in vars(module).values() if isinstance(c, type)]
       assert any(hasattr(owner, name) for owner in [module, *classes]), name
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+  pytest.importorskip('sphinx', reason='needs the extra `docs`')
+  build = [sys.executable, '-m', 'sphinx', '-W', '-q', _ROOT / 'docs', tmp_path]
+  done = subprocess.run(build, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'index.html').exists()
 
 
 def test_snippets_run(tmp_path, monkeypatch):
