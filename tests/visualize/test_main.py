@@ -2,7 +2,6 @@
 
 import base64
 import html.parser
-import pathlib
 import re
 
 import jax
@@ -13,9 +12,9 @@ from PIL import Image
 from tests.checkpoints.random_weights import random_checkpoint, random_images
 from tests.visualize.captured import of_captured
 from vit_jax.checkpoints import opening
-from vit_jax.data import device_augmentation, sources
+from vit_jax.data import device_augmentation
 from vit_jax.visualize import __main__ as command
-from vit_jax.visualize import distance, draw, masking, photos, rollout, sections
+from vit_jax.visualize import distance, draw, photos, rollout, sections
 from vit_jax.visualize.attention_maps import Layers
 
 SMALL = dict(patch_size=8, width=16, depth=2, mlp_dim=24, heads=2)
@@ -375,7 +374,6 @@ def test_the_report_says_what_there_is_not(run, files):
     (('detr', 'cls', '{image}'), 'finds no objects: give a checkpoint of DETR'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
-    (('masking', 'cls', 'digits', '--split=test'), 'does not know 10 of'),
   ],
 )
 def test_bad_input_is_one_message(args, message, run, files, tmp_path):
@@ -397,28 +395,6 @@ def test_bad_input_is_one_message(args, message, run, files, tmp_path):
   assert not out.exists()
 
 
-def test_augmentations_are_shown_at_both_ends(run, files):
-  """Without a checkpoint; of Pillow's own, those that need no formula."""
-  status, said, err, out = run('augmentations', *files, '--image_size=16x24')
-  assert (status, err) == (0, '')
-  assert f'written  {out}/augmentations.png and 1 more' in said
-  assert 'model' not in said
-  found = np.load(out / 'augmentations.npz')
-  names = found['operations'].tolist()
-  assert names[:3] == ['Identity', 'ShearX (-0.3)', 'ShearX (0.3)']
-  # Nine have two directions, two have one, and three no magnitude.
-  assert len(names) == 2 * 9 + 2 + 3
-  assert found['images'].shape == (23, 3, 16, 24, 3)
-  image = found['images'][0, 2]
-  np.testing.assert_array_equal(image, np.asarray(Image.open(files[2])))
-  made = dict(zip(names, found['images'][:, 2], strict=True))
-  np.testing.assert_array_equal(made['Posterize (4)'], image & 0xF0)
-  np.testing.assert_array_equal(made['Solarize (256)'], 255 - image)
-  dark = np.asarray(Image.fromarray(image).point(lambda x: x * 0.1))
-  np.testing.assert_allclose(made['Brightness (-0.9)'], dark, atol=1)
-  assert (made['TranslateX (0.453)'][:, :10] == 128).all()
-
-
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
@@ -432,45 +408,6 @@ def test_wrong_options_are_refused(args, message, run, capsys):
     run(*args)
   assert stopped.value.code == 2
   assert message in capsys.readouterr().err
-
-
-def test_masking_takes_the_first_images_of_a_split(
-  run, checkpoints, tmp_path, monkeypatch
-):
-  """A folder of two classes, of which one image cannot be read."""
-  names = ('cat', 'dog')
-  monkeypatch.setitem(MODELS, 'two', {'num_classes': 2})
-  object.__setattr__(checkpoints('two'), 'class_names', names)
-  for i in range(6):
-    for split in ('train', 'val', 'test'):
-      path = tmp_path / 'data' / split / names[i % 2] / f'{i}.png'
-      path.parent.mkdir(parents=True, exist_ok=True)
-      Image.new('RGB', (24, 16), (i, 0, 0)).save(path)
-  given = []
-
-  def rights(subject, labels_N, **how):
-    given.append((subject, labels_N, how))
-    return {kind: labels_N > 9 for kind in masking._NAMES}
-
-  monkeypatch.setattr(masking, 'rights', rights)
-  data = str(tmp_path / 'data')
-  source = sources.open_source(data, 'val')
-  first = [source[i]['name'] for i in range(4)]
-  labels = [source[i]['label'] for i in range(4)]
-  pathlib.Path(first.pop(1)).write_text('none')
-  labels.pop(1)
-  status, said, err, out = run(
-    *('masking', 'two', data, '--split=val', '--most=4', '--fusion=min'),
-    *('--discard=0.2', '--on_bad_image=skip'),
-  )
-  assert status == 0, err
-  ((subject, labels_N, how),) = given
-  assert how == {'fusion': 'min', 'discard': 0.2}
-  assert [p.path for p in subject.photographs] == first
-  assert labels_N.tolist() == labels
-  assert f'Accuracy on {len(first)} images with 30% of the pixels hid' in said
-  assert re.search('  none hidden +0.00%\n  highest rollout +0.00%\n', said)
-  assert f'written  {out}/masking.npz\n' in said
 
 
 def test_a_sheet_has_every_class(run, files):

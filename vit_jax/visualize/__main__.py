@@ -7,9 +7,7 @@
   python -m vit_jax.visualize distance CHECKPOINT a_folder/ --beside=HYBRID
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
-  python -m vit_jax.visualize masking CHECKPOINT DATASET
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
-  python -m vit_jax.visualize augmentations a_folder/
   python -m vit_jax.visualize detr DETR street.jpg a_folder/ --out=seen
 
 Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
@@ -30,16 +28,9 @@ from tqdm import tqdm
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags, predict
-from vit_jax.data import atomic_files, bad_images, images, sources
+from vit_jax.data import atomic_files, images
 from vit_jax.projects.detr import detections
-from vit_jax.visualize import (
-  augmented,
-  masking,
-  page,
-  photos,
-  predictions,
-  sections,
-)
+from vit_jax.visualize import page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -77,22 +68,11 @@ _KINDS = {
     'offset, offset), or by their names where they differ in size; names of '
     'the tables.',
   ),
-  'masking': (
-    'the accuracy that is left without the pixels of highest rollout, beside '
-    'as many at random',
-    'Arrays: none, highest, lowest, class, patches, pixels (image): whether it '
-    'was labelled right; labels.',
-  ),
   'masked': (
     'of a model that configs/masked.py trained: an image, what is hidden of '
     'it, and what the model predicts there',
     'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in its '
     'place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
-  ),
-  'augmentations': (
-    'what the operations of RandAugment do to images, at both ends of their '
-    'magnitudes; of no checkpoint',
-    'Arrays: images (operation, image, H, W, RGB); operations; files.',
   ),
   'detr': (
     'of DETR: what the query of each found object attends to, in the first '
@@ -113,22 +93,16 @@ def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
   if out.exists() and not out.is_dir():
     raise ValueError(f'--out={args.out} is a file: name a folder.')
-  said, about = '', ''
+  said = ''
   made: dict[str, Callable[[], bytes]] = {}
-  if args.what != 'augmentations':
-    subject = _subject(args, args.checkpoint)
-    checkpoint = subject.checkpoint
-    about = checkpoint.model.describe(checkpoint.image_size)
-    about = f'model    {about}\n'
+  subject = _subject(args, args.checkpoint)
+  checkpoint = subject.checkpoint
+  about = checkpoint.model.describe(checkpoint.image_size)
   if args.what == 'report':
     html = page.report(subject, args.fusion or 'mean', args.discard)
     made['report.html'] = lambda: html.encode(errors='backslashreplace')
   else:
-    if args.what == 'augmentations':
-      size = images.size_of(args.image_size or '224', '--image_size')
-      section = augmented.section(predict.find_files(args.images), size)
-    else:
-      section = _section(args, subject)
+    section = _section(args, subject)
     said = f'{section.title}. {section.text}\n'
     for figure in [section.sheet, *section.figures]:
       if figure:
@@ -141,7 +115,7 @@ def _run(args: argparse.Namespace) -> None:
   for name in tqdm(made, unit=' pictures', delay=2, disable=None):
     atomic_files.replace(out / name, made[name]())
   more = f' and {len(made) - 1} more' if len(made) > 1 else ''
-  print(f'{said}{about}written  {out / next(iter(made))}{more}')
+  print(f'{said}model    {about}\nwritten  {out / next(iter(made))}{more}')
 
 
 def _subject(args: argparse.Namespace, path: str) -> Subject:
@@ -176,19 +150,8 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return sections.posemb(subject)
     case 'masked':
       return predictions.section(subject, args.rate, args.seed)
-    case 'detr':
-      paths = predict.find_files(args.images)
-      return detections.section(subject.checkpoint, paths, args.threshold)
-  source = sources.open_config(flags.data_of(args.data, args), args.split)
-  some = sources.subset(source, range(min(len(source), args.most)))
-  readable = bad_images.checked(some, args.on_bad_image)
-  return masking.section(
-    subject.checkpoint,
-    sources.labelled(readable, f'{args.data} {args.split}'),
-    class_order=args.class_order,
-    fusion=args.fusion or 'mean',
-    discard=args.discard,
-  )
+  paths = predict.find_files(args.images)
+  return detections.section(subject.checkpoint, paths, args.threshold)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,20 +162,8 @@ def _parser() -> argparse.ArgumentParser:
       what, help=text, description=f'{what}: {text}.', epilog=arrays
     )
     add = kind.add_argument
-    if what != 'augmentations':
-      add('checkpoint', help=recognise.WHAT_OPENS)
-    if what == 'masking':
-      add('data', help='labelled images: a folder, a TFDS name, or digits')
-      add('--split', default='test', help='of the data (default: test)')
-      add(
-        '--most',
-        type=flags.positive,
-        default=500,
-        help='images, the first of the split or slice, all of which are held '
-        'in memory (default: 500)',
-      )
-      flags.add_data(kind)
-    elif what not in ('filters', 'posemb'):
+    add('checkpoint', help=recognise.WHAT_OPENS)
+    if what not in ('filters', 'posemb'):
       add('images', nargs='+', help='image files, and folders that hold some')
     add(
       '--out',
@@ -224,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
       help='pixels that the model is to see, as in 512 or 384x512; position '
       'embeddings are interpolated (default: those of the checkpoint, or 224)',
     )
-    if what in ('report', 'rollout', 'masking'):
+    if what in ('report', 'rollout'):
       add(
         '--fusion',
         choices=tuple(FUSIONS),
