@@ -15,6 +15,7 @@
 # Preempted or failed hosts start again and resume, --restarts times at most.
 # --slices=N trains on N slices of the topology, each a node pool of its own.
 # --nodes takes spot, flex-start or reservation=NAME; --queue a queue of Kueue.
+# --data_bucket=NAME mounts a bucket at /data, to be read, by Cloud Storage FUSE.
 # --dry_run only prints the commands. Needed: kubectl with a cluster that has
 # TPU nodes and JobSet, and for `image` docker.
 
@@ -24,17 +25,18 @@ source "$(dirname "$0")/options.sh"
 
 name=vit-jax
 image=''
-# Or tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
+# Or tpu7x, tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
 accelerator=tpu-v6e-slice
 topology=4x4
 slices=1                   # each with that topology
 chips=4                    # of a host
 nodes=''                   # on demand
 queue=''                   # without Kueue
+data_bucket=''             # without /data
 service_account=default    # of Kubernetes
 restarts=20
 worker=0                   # host whose log to follow
-options=(name image accelerator topology slices chips nodes queue
+options=(name image accelerator topology slices chips nodes queue data_bucket
   service_account restarts worker)
 
 case "${1:-}" in
@@ -70,12 +72,27 @@ elif [[ -n $nodes ]]; then
 else
   selector='# any node'
 fi
+annotations='{}' mount='# no bucket' volume='# no bucket'
+if [[ -n $data_bucket ]]; then
+  [[ $data_bucket =~ ^[a-z0-9][-a-z0-9_.]*$ ]] ||
+    refuse "--data_bucket=$data_bucket: give the bucket's name, without gs://."
+  annotations='{gke-gcsfuse/volumes: "true"}'
+  mount='- {name: data, mountPath: /data, readOnly: true}'
+  volume='- {name: data, csi: {driver: gcsfuse.csi.storage.gke.io,'
+  volume+=' readOnly: true, volumeAttributes: {mountOptions: implicit-dirs,'
+  volume+=" bucketName: \"$data_bucket\"}}}"
+fi
 if [[ $command == run || $command == image ]]; then
   [[ $image =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
     refuse "--image=$image is no image. Example:" \
       us-docker.pkg.dev/PROJECT/REPOSITORY/vit_jax
 fi
 pods="jobset.sigs.k8s.io/jobset-name=$name"
+if [[ $command == image ]]; then
+  need_tool docker https://docs.docker.com/engine/install
+else
+  need_tool kubectl https://kubernetes.io/docs/tasks/tools
+fi
 
 # As a YAML list. Kubernetes replaces $(NAME) in arguments, and reads $$ as $.
 yaml_list() {
@@ -98,15 +115,19 @@ manifest() {
     refuse "--topology=$topology has $hosts chips, which hosts of" \
       "--chips=$chips do not divide."
   ((hosts /= chips))
+  ((slices == 1 || hosts > 1)) ||
+    refuse "--slices=$slices: slices of one host, as --topology=$topology with" \
+      "--chips=$chips, cannot be joined. Give a larger topology."
   args=$(yaml_list "${main_args[@]}") || exit
   local -A words=([NAME]=$name [IMAGE]=$image [ACCELERATOR]=$accelerator
     [TOPOLOGY]=$topology [SLICES]=$slices [CHIPS]=$chips [HOSTS]=$hosts
     [RESTARTS]=$restarts [SERVICE_ACCOUNT]=$service_account [NODES]=$selector
-    [LABELS]="{${queue:+kueue.x-k8s.io/queue-name: \"$queue\"}}" [ARGS]=$args)
+    [LABELS]="{${queue:+kueue.x-k8s.io/queue-name: \"$queue\"}}"
+    [ANNOTATIONS]=$annotations [MOUNT]=$mount [VOLUME]=$volume [ARGS]=$args)
   text=$(< "$(dirname "$0")/jobset.yaml")
   # The arguments come last: what is in them is not replaced.
   for key in NAME IMAGE ACCELERATOR TOPOLOGY SLICES CHIPS HOSTS RESTARTS \
-    SERVICE_ACCOUNT NODES LABELS ARGS; do
+    SERVICE_ACCOUNT NODES LABELS ANNOTATIONS MOUNT VOLUME ARGS; do
     text=${text//__"$key"__/"${words[$key]}"}
   done
   printf '%s\n' "$text"

@@ -104,6 +104,12 @@ need_bucket() {
       "in a bucket: --workdir=gs://BUCKET/FOLDER."
 }
 
+# A dry run needs no tool.
+need_tool() {
+  $dry_run || command -v "$1" > /dev/null ||
+    refuse "$1 is not installed. See $2."
+}
+
 # Prints words so that any shell reads the same words again.
 quoted() {
   local word quote=\' escaped="'\\''" line=''

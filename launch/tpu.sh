@@ -17,6 +17,9 @@
 #   stop      tells training to save and end; `run` or `up` resumes it
 #   delete    gives the TPU back; the hosts' disks are lost
 #
+# It stands on the Cloud TPU API, which serves v2 to v6e and gets fixes alone:
+# Google advises GKE (launch/gke.sh) or Compute Engine, and has TPU7x there only.
+#
 # --dry_run only prints the commands. Needed: gcloud, logged in, with a project
 # (--project or `gcloud config set project`); for pods also
 # `ssh-add ~/.ssh/google_compute_engine`.
@@ -56,6 +59,9 @@ take_options "${@:2}"
 [[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is no number of a host."
 [[ $poll_s =~ ^[0-9]+$ ]] || refuse "--poll_s=$poll_s is no number of seconds."
 
+[[ $type != @(tpu7x|v7x)* ]] ||
+  refuse "--type=$type: the Cloud TPU API does not have TPU7x. Use" \
+    "launch/gke.sh run --accelerator=tpu7x --topology=... instead."
 # https://cloud.google.com/tpu/docs/runtimes
 if [[ $version == default ]]; then
   case "$type" in
@@ -67,6 +73,7 @@ if [[ $version == default ]]; then
   esac
 fi
 
+need_tool gcloud https://cloud.google.com/sdk/docs/install
 place=("--zone=$zone")
 [[ $project == default ]] || place+=("--project=$project")
 tpus=(gcloud compute tpus)

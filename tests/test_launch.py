@@ -77,6 +77,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
       ['run', '--', '--config=configs/finetune.py:b16,tests/golden,init=b', W],
       'tests/golden is on no host',
     ),
+    ('tpu.sh', ['create', '--type=tpu7x-8'], 'gke.sh run --accelerator=tpu7x'),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
     ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
@@ -91,8 +92,14 @@ def test_bash_and_shellcheck_have_no_complaint(script):
       '--accelerator=a b is not a name',
     ),
     ('gke.sh', ['run', '--image=i', '--slices=0', *TRAINING], '1 or more'),
+    (
+      'gke.sh',
+      ['run', '--image=i', '--slices=2', '--topology=2x2', *TRAINING],
+      'of one host, as --topology=2x2 .* larger topology',
+    ),
     ('gke.sh', ['status', '--nodes=cheap'], 'spot, flex-start or reservation='),
     ('gke.sh', ['status', '--nodes=reservation=A b'], 'reservation=NAME'),
+    ('gke.sh', ['status', '--data_bucket=gs://b'], 'without gs://'),
     ('gke.sh', ['status', '--queue=a b'], '--queue=a b is not a name'),
     ('gke.sh', ['run', '--image=i', *TRAINING, 'a\nb'], 'control character'),
     ('slurm.sbatch', TRAINING, 'sbatch launch/slurm.sbatch'),
@@ -104,6 +111,26 @@ def test_bad_input_is_refused_before_any_work(script, args, message, tools):
   assert err.startswith('error: ') and err.count('\n') == 1
   assert re.search(message, err), err
   assert tools.calls() == []
+
+
+@pytest.mark.parametrize(
+  ('script', 'command', 'missing'),
+  [
+    ('tpu.sh', 'up', 'gcloud'),
+    ('gke.sh', 'image', 'docker'),
+    ('gke.sh', 'run', 'kubectl'),
+  ],
+)
+def test_a_missing_tool_is_named(script, command, missing, tools, tmp_path):
+  for name in ('bash', 'dirname'):
+    (tmp_path / 'few').mkdir(exist_ok=True)
+    (tmp_path / 'few' / name).symlink_to(shutil.which(name))
+  image = ['--image=i'] * (script == 'gke.sh')
+  status, out, err = tools.run(
+    script, command, *image, *TRAINING, PATH=f'{tmp_path}/few'
+  )
+  assert (status, out) == (2, '')
+  assert re.match(f'error: {missing} is not installed. See https://', err), err
 
 
 GCLOUD_SSH = 'gcloud compute tpus tpu-vm ssh t --zone=z --project=p --quiet'

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import yaml
 from tests.launch_tools import NASTY, ROOT, TRAINING, Tools, wait_for
 from vit_jax import main
 from vit_jax.cli import flags
+from vit_jax.training import processes
 
 
 @pytest.fixture
@@ -122,6 +124,26 @@ def test_manifest_of_several_slices(tools, nodes, label):
   assert [port['containerPort'] for port in container['ports']] == [8471, 8080]
 
 
+def test_manifest_mounts_a_bucket(tools):
+  """As https://cloud.google.com/kubernetes-engine/docs/how-to/
+  cloud-storage-fuse-csi-driver-ephemeral has it."""
+  (slices,) = manifest_of(tools, '--data_bucket=b_1')['spec']['replicatedJobs']
+  template = slices['template']['spec']['template']
+  assert template['metadata']['annotations'] == {'gke-gcsfuse/volumes': 'true'}
+  volume = template['spec']['volumes'][-1]
+  assert volume['csi'] == {
+    'driver': 'gcsfuse.csi.storage.gke.io',
+    'readOnly': True,
+    'volumeAttributes': {'bucketName': 'b_1', 'mountOptions': 'implicit-dirs'},
+  }
+  mount = template['spec']['containers'][0]['volumeMounts'][-1]
+  assert mount == {
+    'name': volume['name'],
+    'mountPath': '/data',
+    'readOnly': True,
+  }
+
+
 def test_manifest_ends_on_what_would_come_again_and_restarts_on_all_else(tools):
   spec = manifest_of(tools, '--chips=8', '--topology=2x4')['spec']
   job = spec['replicatedJobs'][0]['template']['spec']
@@ -145,17 +167,41 @@ def test_manifest_ends_on_what_would_come_again_and_restarts_on_all_else(tools):
   ]
 
 
-def test_manifest_has_the_schema_of_jobset(tools):
+@pytest.mark.parametrize(
+  'options',
+  [
+    (),
+    ('--slices=4', '--topology=16x16', '--queue=team', '--data_bucket=b'),
+    ('--accelerator=tpu7x', '--topology=4x4x4', '--nodes=flex-start'),
+  ],
+)
+def test_manifest_has_the_schema_of_jobset(options, tools):
   jsonschema = pytest.importorskip('jsonschema')
   schema = json.loads((ROOT / 'tests/jobset_schema.json').read_text())
   validator = jsonschema.validators.validator_for(schema)(schema)
   validator.check_schema(schema)
-  manifest = manifest_of(tools, more=NASTY)
+  manifest = manifest_of(tools, *options, more=NASTY)
   validator.validate(manifest)
   job = manifest['spec']['replicatedJobs'][0]['template']['spec']
   job['template']['spec']['nodeSelectors'] = {}
   with pytest.raises(jsonschema.ValidationError, match='nodeSelectors'):
     validator.validate(manifest)
+
+
+def test_task_of_skypilot():
+  """As https://docs.skypilot.co/en/latest/reference/yaml-spec.html."""
+  task = yaml.safe_load((ROOT / 'launch/sky.yaml').read_text())
+  resources = task['resources']
+  assert resources['accelerators'] == 'tpu-v6e-16'
+  assert resources['job_recovery'] == {
+    'recover_on_exit_codes': [processes.EXIT_LOST, flags.EXIT_PREEMPTED]
+  }
+  python, *words = shlex.split(task['run'])
+  assert python == 'env/bin/python'
+  assert ' env\n' in task['setup']  # made by uv
+  assert words[:3] == ['-m', 'vit_jax.main', '--distributed']
+  (folder,) = task['file_mounts']
+  assert f'--config.data.dir={folder}' in words
 
 
 def copied_to_image(name):

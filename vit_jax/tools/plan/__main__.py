@@ -16,8 +16,12 @@ The estimate is for a step whose batch is on the devices, and leaves out
 collectives. Their time is added in two ways: in full, and only the part that
 does not run beside computation in the compiled schedule. Both assume links at
 their advertised speed. With several slices the bytes between them are counted
-apart. If the step does not fit, the compiler says by how much,
-and the exit status is 1.
+apart. If the step does not fit, the compiler says by how much, and the exit
+status is 1.
+
+The last lines say what losing a slice costs, and how often to save, for the
+failures that --slice_mtbf_h, --restart_min and --save_s describe. Their
+defaults are not measured.
 
 A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its
 chips: v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, any other two. A
@@ -43,6 +47,7 @@ from vit_jax.tools.plan.costs import (
   profile,
   report,
 )
+from vit_jax.tools.plan.failures import Failures
 from vit_jax.training import sharding
 
 EXIT_TOO_LARGE = 1
@@ -55,6 +60,18 @@ _SLICES = flags.DEFINE_integer(
   1,
   'TPU slices of that topology, joined by the data-centre network.',
   lower_bound=1,
+)
+_SLICE_MTBF_H = flags.DEFINE_float(
+  'slice_mtbf_h',
+  168.0,
+  'Hours between two failures or preemptions of one slice.',
+  lower_bound=0.01,
+)
+_RESTART_MIN = flags.DEFINE_float(
+  'restart_min', 10.0, 'Minutes from a failure to the next step.', lower_bound=0
+)
+_SAVE_S = flags.DEFINE_float(
+  'save_s', 5.0, 'Seconds that training waits for a save.', lower_bound=0.01
 )
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
@@ -100,6 +117,9 @@ def run(argv: list[str]) -> None:
     step = compile_step(experiment)
     cost = Cost(experiment, step.program, devices, chip)
     print(report(experiment, step, cost))
+    mtbf_s = 3600 * _SLICE_MTBF_H.value / _SLICES.value
+    failures = Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
+    print(failures.report(cost.most_s, experiment.durations.checkpoint_every))
     for line in profile(step.program, _PROFILE.value):
       print(line)
   except TooLarge as e:

@@ -1,0 +1,51 @@
+"""What lost slices cost a run, and how often to save.
+
+A run that loses a slice starts again on all slices, from the newest checkpoint.
+"""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Failures:
+  """How often a run fails, and what that takes.
+
+  Attributes:
+    mtbf_s: mean time between two failures of any slice.
+    restart_s: time from a failure to the next step.
+    save_s: time that training waits for a checkpoint.
+  """
+
+  mtbf_s: float
+  restart_s: float
+  save_s: float
+
+  def interval_s(self) -> float:
+    """Returns the time between checkpoints that loses least.
+
+    Young, "A first order approximation to the optimum checkpoint interval",
+    1974; Daly, 2006, has terms of higher order, which matter only where saving
+    takes as long as a run lasts between failures.
+    """
+    return math.sqrt(2 * self.save_s * self.mtbf_s)
+
+  def lost_s(self, interval_s: float) -> float:
+    """Returns what a failure costs on average."""
+    return interval_s / 2 + self.restart_s
+
+  def lost_share(self, interval_s: float) -> float:
+    """Returns the share of time lost to failures and to saving."""
+    return self.save_s / interval_s + self.lost_s(interval_s) / self.mtbf_s
+
+  def report(self, step_s: float, every: int) -> str:
+    """Returns lines about a run that saves every so many steps."""
+    set_s, best_s = every * step_s, self.interval_s()
+    best = max(1, round(best_s / step_s))
+    return (
+      f'failures  one every {self.mtbf_s / 3600:,.1f} h, each costing '
+      f'{self.lost_s(set_s) / 60:,.1f} min: half of checkpoint_every and a '
+      f'restart; {self.lost_share(set_s):.1%} of the time with saving\n'
+      f'          {self.lost_share(best_s):.1%} with '
+      f"--config.checkpoint_every='{best} steps', {best_s / 60:,.1f} min"
+    )
