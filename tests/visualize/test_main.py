@@ -371,7 +371,6 @@ def test_the_report_says_what_there_is_not(run, files):
     (('rollout', 'resnet', '{image}'), 'ResNet, which has no attention'),
     (('posemb', 'resnet'), 'no position embeddings'),
     (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
-    (('detr', 'cls', '{image}'), 'finds no objects: give a checkpoint of DETR'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
   ],

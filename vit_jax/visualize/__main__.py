@@ -8,7 +8,6 @@
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
-  python -m vit_jax.visualize detr DETR street.jpg a_folder/ --out=seen
 
 Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
 a single file, report.html. Files of these names are replaced.
@@ -29,7 +28,6 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags, predict
 from vit_jax.data import atomic_files, images
-from vit_jax.projects.detr import detections
 from vit_jax.visualize import page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.sections import Section
@@ -73,13 +71,6 @@ _KINDS = {
     'it, and what the model predicts there',
     'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in its '
     'place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
-  ),
-  'detr': (
-    'of DETR: what the query of each found object attends to, in the first '
-    'eight images, and where the boxes of each query lie in all of them '
-    '(figures 6 and 7 of its paper)',
-    'Arrays: of each object image, query, label, score, box, map (h, w); '
-    'centres (image, query, cx cy w h), shares of the image; files.',
   ),
 }
 
@@ -125,9 +116,8 @@ def _subject(args: argparse.Namespace, path: str) -> Subject:
     checkpoint = transfer.resized(
       checkpoint, images.size_of(args.image_size, '--image_size')
     )
-  # DETR's looks at one image after the other, of any size.
-  given = [] if args.what == 'detr' else getattr(args, 'images', [])
-  loaded = photos.load(predict.find_files(given), checkpoint)
+  given = predict.find_files(getattr(args, 'images', []))
+  loaded = photos.load(given, checkpoint)
   return Subject(checkpoint, loaded, path)
 
 
@@ -148,10 +138,7 @@ def _section(args: argparse.Namespace, subject: Subject) -> Section:
       return sections.first_filters(subject)
     case 'posemb':
       return sections.posemb(subject)
-    case 'masked':
-      return predictions.section(subject, args.rate, args.seed)
-  paths = predict.find_files(args.images)
-  return detections.section(subject.checkpoint, paths, args.threshold)
+  return predictions.section(subject, args.rate, args.seed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,13 +203,6 @@ def _parser() -> argparse.ArgumentParser:
         f'(default: {predictions.RATE})',
       )
       add('--seed', type=int, default=0, help='which ones (default: 0)')
-    if what == 'detr':
-      add(
-        '--threshold',
-        type=_share,
-        default=predict.THRESHOLD,
-        help=f'least probability of an object (default: {predict.THRESHOLD})',
-      )
     if what in ('rollout', 'distance'):
       add(
         '--beside',

@@ -20,7 +20,7 @@ from vit_jax.convert import orbax
 from vit_jax.data import transforms
 from vit_jax.models import variants
 from vit_jax.projects.detr import detections
-from vit_jax.visualize import __main__ as visualize
+from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.visualize import draw
 
 NAMES = ('cat', 'dog', 'bus')
@@ -197,68 +197,53 @@ def test_results_are_rounded_as_coco_takes_them():
 class TwoLayers:
   """A model whose layers say different things, each query the same."""
 
-  def grid(self, size):
-    return size[0] // 8, size[1] // 8
-
-  def apply(self, variables, images_BHWC, is_padding_BHW, capture):
-    _, H, W, _ = images_BHWC.shape
-    heads_2NQL = np.random.default_rng(0).random((2, 3, 1, H * W // 64))
+  def apply(self, variables, images_BHWC, is_padding_BHW):
+    shapes = images_BHWC.shape[1:3], is_padding_BHW.shape[1:]
+    assert shapes == ((32, 64), (32, 64))
     aux = {'boxes': np.array([[[[0.5] * 4]], [[[0.25, 0.5, 0.5, 1.0]]]])}
-    if capture:
-      assert capture == ('attention',)
-      aux['decoder_attention'] = heads_2NQL[:, None]
     return np.log([[[0.3, 0.6, 0.1]]]), aux
 
 
-@pytest.mark.parametrize('attention', [None, True])
-def test_the_last_layer_says_where_objects_are(attention, files):
+def test_the_last_layer_says_where_objects_are(files):
   model = TwoLayers()
   one = Checkpoint('made', model, {}, SIZE, Preprocessing(mean=MEAN, std=STD))
-  asked = {} if attention is None else {'attention': attention}
-  detector = detections.Detector(one, 0.5, **asked)
-  said = detector.said_of(files[0])
-  assert (said.canvas, said.size) == ((32, 64), (24, 64))
-  assert said.queries.keys() == {
-    *('scores', 'labels', 'boxes', *(['attention'] * bool(attention)))
-  }
-  np.testing.assert_allclose(said.queries['scores'], [0.6], rtol=1e-5)
-  np.testing.assert_array_equal(said.queries['labels'], [1])
-  np.testing.assert_allclose(said.queries['boxes'], [[0, 0, 0.5, 1]])
-  if attention:
-    last_NQL = np.random.default_rng(0).random((2, 3, 1, 32))[-1]
-    np.testing.assert_allclose(
-      said.queries['attention'],
-      last_NQL.mean(0).reshape(1, 4, 8),
-      rtol=1e-6,
-    )
+  _, found = detections.Detector(one, 0.5)(files[0])
+  np.testing.assert_allclose(found.scores_N, [0.6], rtol=1e-5)
+  np.testing.assert_array_equal(found.labels_N, [1])
+  np.testing.assert_allclose(found.boxes_N4, [[0, 0, 48, 36]], rtol=1e-6)
+  assert found.masks_NHW is None
 
 
 def test_images_are_resized_by_their_shorter_side(tmp_path):
   """Rounded as the original does: 47 by 62 are 32 by 32 * 62 / 47 = 42.2."""
   path = str(tmp_path / 'a.png')
   Image.fromarray(np.zeros((47, 62, 3), np.uint8)).save(path)
-  one = Checkpoint('made', TwoLayers(), {}, SIZE, Preprocessing())
-  said = detections.Detector(one, 0.5).said_of(path)
-  assert (said.canvas, said.size) == ((32, 64), (32, 42))
+  seen = []
+
+  class Sized(TwoLayers):
+    def apply(self, variables, images_BHWC, is_padding_BHW):
+      jax.debug.callback(lambda x: seen.append(np.array(x)), is_padding_BHW)
+      return super().apply(variables, images_BHWC, is_padding_BHW)
+
+  one = Checkpoint('made', Sized(), {}, SIZE, Preprocessing())
+  detections.Detector(one, 0.5)(path)
+  jax.effects_barrier()
+  assert (~seen[0][0]).sum() == 32 * 42
 
 
-def test_as_likely_as_the_threshold_is_likely_enough(checkpoint):
-  said = detections.Said(
-    np.zeros((10, 20, 3), np.uint8),
-    (8, 8),
-    (4, 8),
-    {
-      'scores': np.array([0.2, 0.5, 0.7, 0.5]),
-      'labels': np.array([0, 1, 2, 0]),
-      'boxes': np.array([[0, 0, 1, 1]] * 3 + [[-1, 0.25, 0.5, 2]]),
-    },
-  )
+def test_as_likely_as_the_threshold_is_likely_enough(
+  checkpoint, files, monkeypatch
+):
   detector = detections.Detector(checkpoint, 0.5)
-  assert detector.order(said).tolist() == [2, 1, 3]
-  found = detector.found(said)
+  queries = {
+    'scores': np.array([0.2, 0.5, 0.7, 0.5]),
+    'labels': np.array([0, 1, 2, 0]),
+    'boxes': np.array([[0, 0, 1, 1]] * 3 + [[-1, 0.25, 0.5, 2]]),
+  }
+  monkeypatch.setattr(detector, '_likeliest', lambda *args: queries)
+  _, found = detector(files[0])
   assert found.labels_N.tolist() == [2, 1, 0]
-  assert found.boxes_N4.tolist() == [[0, 0, 20, 10]] * 2 + [[0, 2.5, 10, 10]]
-  assert found.masks_NHW is None
+  assert found.boxes_N4.tolist() == [[0, 0, 96, 36]] * 2 + [[0, 9, 48, 36]]
 
 
 def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
@@ -306,11 +291,21 @@ def with_masks():
 def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
   coco_mask = pytest.importorskip('hotcoco.mask')
   detector = detections.Detector(with_masks, 0.0)
-  said = detector.said_of(files[0])
-  found = detector.found(said)
+  _, found = detector(files[0])
   assert found.masks_NHW.shape == (4, 36, 96)
+  example = BoxTransform(SIZE, max_objects=0, short_sides=(32,))(
+    {
+      'image': np.asarray(Image.open(files[0])),
+      'name': '7.png',
+      'boxes': np.zeros((0, 4)),
+      'labels': (),
+    }
+  )
+  queries = detector._likeliest(
+    with_masks.on_device, example['image'], example['size']
+  )
   # The image fills 24 of 32 rows; a point of it is one of the canvas.
-  logits_hw = said.queries['mask_logits'][detector.order(said)[0]]
+  logits_hw = queries['mask_logits'][np.argmax(queries['scores'])]
   fine_HW = jax.image.resize(logits_hw, SIZE, 'linear', antialias=False)
   rows, columns = np.arange(36) * 24 // 36, np.arange(96) * 64 // 96
   want_HW = np.asarray(fine_HW)[rows[:, None], columns] > 0
@@ -343,39 +338,3 @@ def test_a_picture_has_the_mask_where_it_is():
   # Half of each.
   inside = drawn[221:259, 121:159]
   assert close(inside, (255 + ink(1)) / 2)
-
-
-def test_attention_of_objects_and_centres_of_queries(
-  checkpoint, files, tmp_path, capsys, monkeypatch
-):
-  def load(paths, checkpoint):
-    assert not paths  # but one image after the other
-    return []
-
-  monkeypatch.setattr(visualize.photos, 'load', load)
-  orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
-  out = tmp_path / 'seen'
-  command = ['detr', str(tmp_path / 'detr'), *files, f'--out={out}']
-  assert visualize.main([*command, '--threshold=0']) == 0
-  with np.load(out / 'detr.npz') as file:
-    arrays = dict(file)
-  assert sorted(p.name for p in out.iterdir()) == [
-    *('7-objects.png', 'detr.npz', 'queries.png', 'tall-objects.png')
-  ]
-  assert arrays['image'].tolist() == [0] * 4 + [1] * 4
-  # All that a query attends to lies on the image: 24 of 32 rows, of stride 4.
-  maps = arrays['map']
-  np.testing.assert_allclose(maps.sum((1, 2)), 1, rtol=1e-5)
-  assert maps.shape == (8, 16, 16)
-  assert not maps[:4, 6:].any() and not maps[4:, :, 6:].any()
-  _, found = detections.Detector(checkpoint, 0.0)(files[1])
-  np.testing.assert_allclose(
-    arrays['box'][4:] * [36, 96, 36, 96], found.boxes_N4, atol=1e-3
-  )
-  for i, query in enumerate(arrays['query']):
-    cx, cy, w, h = arrays['centres'][arrays['image'][i], query]
-    box = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
-    np.testing.assert_allclose(box, arrays['box'][i], atol=1e-5)
-  capsys.readouterr()
-  assert visualize.main([*command, '--threshold=0.999']) == 2
-  assert 'lower --threshold' in capsys.readouterr().err

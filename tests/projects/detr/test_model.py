@@ -238,7 +238,6 @@ def test_outputs_are_as_documented(name):
     'pre_logits': (3, 5, 64),
     'blocks': (2, 3, h * w, 64),
     'attention': (2, 3, 8, h * w, h * w),
-    'decoder_attention': (3, 3, 8, 5, h * w),
   }
   if model.masks:
     shapes['mask_logits'] = (3, 5, 12, 20)
@@ -248,13 +247,11 @@ def test_outputs_are_as_documented(name):
   want = np.asarray(aux['pre_logits']) @ head['kernel'] + head['bias']
   np.testing.assert_allclose(logits, want, atol=TOLERANCE)
   assert (h, w) == ((2, 3) if model.masks else (12, 20))
-  for key, attention in aux.items():
-    if 'attention' in key:
-      np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+  np.testing.assert_allclose(aux['attention'].sum(-1), 1, rtol=1e-5)
   outside = np.asarray(
     mask_head.nearest(padding(), (h, w)).reshape(3, 1, 1, h * w)
   )
-  assert not (aux['decoder_attention'] * outside[None]).any()
+  assert not (aux['attention'] * outside[None]).any()
   body, plain = run(
     model.body(),
     {k: x for k, x in params.items() if k != 'class_embed'},

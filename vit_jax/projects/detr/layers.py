@@ -135,7 +135,7 @@ class DecoderLayer(PostNormLayer):
     key_self, key_cross, key_mlp = _split(key, 3)
     x = constrain(x_BQD, 'BLD'), queries_1QD
     x_BQD, _ = self.attend('self_attn', 'norm1', x, x, None, key_self)
-    x_BQD, weights_BNQL = self.attend(
+    x_BQD, _ = self.attend(
       'multihead_attn',
       'norm2',
       (x_BQD, queries_1QD),
@@ -144,10 +144,7 @@ class DecoderLayer(PostNormLayer):
       key_cross,
     )
     x_BQD = self.mlp(x_BQD, 'norm3', key_mlp)
-    found: dict[str, Array | None] = {'outputs': x_BQD}
-    if 'attention' in self.capture:
-      found['decoder_attention'] = weights_BNQL
-    return x_BQD, found
+    return x_BQD, {'outputs': x_BQD}
 
 
 def _split(key: Array | None, n: int) -> Sequence[Array | None]:

@@ -192,9 +192,8 @@ class DETR(Model):
       padding_BHW: true where images are padded, at any resolution; None for
         nowhere. An image of padding alone gives finite numbers.
       train: whether to drop out, which needs the random key 'dropout'.
-      capture: more to return: 'blocks' (tokens after each encoder layer, X x
-        BLD) and 'attention' (the softmax weights of the encoder, `attention`, X
-        x BNLL, and of the decoder to it, `decoder_attention`, X x BNQL).
+      capture: more to return, of each encoder layer: 'blocks' (its tokens, X x
+        BLD) and 'attention' (the softmax weights, X x BNLL).
 
     Returns:
       Logits BQC of the last layer, where the last of the C + 1 classes stands
