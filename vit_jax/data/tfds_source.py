@@ -21,8 +21,6 @@ _INSTALL = (
 
 # Names of the field that has an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
-# Names of what says that an object is neither learned nor counted.
-_CROWD = ('is_crowd', 'is_difficult')
 # Records of large images stay below a GB.
 _READ_TOGETHER = 512
 
@@ -45,20 +43,36 @@ def _class_of(
   return value * classes // values
 
 
-class _Records(Source):
-  """One split of a prepared dataset of TFDS, with images still encoded."""
+class TfdsSource(Source):
+  """One split of a prepared dataset, images still encoded, a class each."""
 
   def __init__(
     self,
     builder: tfds.core.DatasetBuilder,
     split: str,
-    fields: Mapping[str, tuple[str, ...]],
+    label: Label,
     title: str,
     image: str = 'image',
+    scale: int = 1,
   ):
-    """Opens the split; names of records begin with the title."""
+    """Opens the split.
+
+    Args:
+      builder: of the dataset.
+      split: of TFDS.
+      label: how a record gets its class.
+      title: names of records begin with it.
+      image: the field of the image.
+      scale: of pixels; images are decoded if it is not 1.
+
+    Raises:
+      ValueError: The split does not exist, or is empty.
+    """
     features = builder.info.features
+    self.class_names = label.class_names
     self._image = image
+    self._label = label
+    self._scale = scale
     self._title = title
     self._file_name = next((f for f in _FILE_NAMES if f in features), None)
     self._fingerprint = (
@@ -66,7 +80,8 @@ class _Records(Source):
     )
     names = {self._file_name: ()} if self._file_name else {}
     # Other images of a record, such as masks, are not even looked at.
-    self._fields = _some(features, {image: (), **fields, **names})
+    self._fields = _some(features, {image: (), **label.fields, **names})
+    self._label_fields = _some(features, label.fields)
     try:
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -93,38 +108,13 @@ class _Records(Source):
     """
     return self._fingerprint
 
-  def _read(self, index: int) -> tuple[Mapping[str, Any], str]:
-    """Returns the fields of a record and its name."""
+  def __getitem__(self, index: int) -> dict[str, Any]:
     record = self._fields.deserialize_example_np(
       self._records[index], decoders={self._image: tfds.decode.SkipDecoding()}
     )
     name = f'{self._title}/{index}'
     if self._file_name:
       name += f'/{record[self._file_name].decode()}'
-    return record, name
-
-
-class TfdsSource(_Records):
-  """Images with a class each."""
-
-  def __init__(
-    self,
-    builder: tfds.core.DatasetBuilder,
-    split: str,
-    label: Label,
-    title: str,
-    image: str = 'image',
-    scale: int = 1,
-  ):
-    """Opens the split; decodes images if pixels are to be multiplied."""
-    super().__init__(builder, split, label.fields, title, image)
-    self.class_names = label.class_names
-    self._label = label
-    self._scale = scale
-    self._label_fields = _some(builder.info.features, label.fields)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    record, name = self._read(index)
     image = record[self._image]
     if self._scale != 1:
       image = decode.decode(image, name) * np.uint8(self._scale)
@@ -144,77 +134,19 @@ class TfdsSource(_Records):
     return labels
 
 
-class TfdsObjects(_Records):
-  """Images with objects, such as `coco/2017` and `voc/2012`.
-
-  Objects that VOC calls difficult count like COCO's crowds.
-  """
-
-  def __init__(self, builder: tfds.core.DatasetBuilder, split: str, title: str):
-    """Opens the split."""
-    every = builder.info.features['objects'].feature
-    self._crowd = next((f for f in _CROWD if f in every), None)
-    inner = ('bbox', 'label', self._crowd, 'area' if 'area' in every else None)
-    fields = {'objects': tuple(filter(None, inner))}
-    super().__init__(builder, split, fields, title)
-    self.class_names = tuple(every['label'].names)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    record, name = self._read(index)
-    return {'image': record['image'], 'name': name} | self._objects(
-      record, name
-    )
-
-  def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns what a record has besides its image, see `BoxedSource`."""
-    return self._objects(*self._read(index))
-
-  def _objects(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    # A JPEG is not decoded for this.
-    picture = decode.open_image(record['image'], name)
-    objects = record['objects']
-    # ymin, xmin, ymax, xmax as shares of the sides.
-    shares_N4 = np.asarray(objects['bbox'], np.float32).reshape(-1, 4)
-    sides_4 = np.array([picture.width, picture.height] * 2, np.float32)
-    boxes_N4 = shares_N4[:, [1, 0, 3, 2]] * sides_4[None]
-    sides_N2 = boxes_N4[:, 2:] - boxes_N4[:, :2]
-    crowd = objects[self._crowd] if self._crowd else np.zeros(len(boxes_N4))
-    return {
-      'boxes': boxes_N4,
-      'labels': np.asarray(objects['label'], np.int32),
-      'crowd': np.asarray(crowd, bool),
-      'area': np.asarray(objects.get('area', np.prod(sides_N2, axis=1)), float),
-      'size': (picture.height, picture.width),
-    }
-
-
-def open_dataset(
-  name: str, split: str, data_dir: str | None
-) -> TfdsSource | TfdsObjects:
+def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
   """Opens one split of a dataset; see `sources.open_source`.
 
   Raises:
     FileNotFoundError: It is not prepared, or not in a random access format.
-    ValueError: The dataset or its split does not exist, or its images have
-      neither a class nor objects.
+    ValueError: The dataset or its split does not exist, or its images do not
+      have one class each.
   """
   builder = prepared_builder(name, data_dir)
-  if _has_objects(builder.info):
-    return TfdsObjects(builder, split, f'{name}/{split}')
   image, field = _keys(name, builder.info)
   names = tuple(builder.info.features[field].names)
   label = class_field(field, len(names), names)
   return TfdsSource(builder, split, label, f'{name}/{split}', image)
-
-
-def _has_objects(info: tfds.core.DatasetInfo) -> bool:
-  """Whether objects have boxes and classes, and images themselves do not."""
-  objects = dict(info.features).get('objects')
-  every = dict(getattr(objects, 'feature', None) or {})
-  kinds = {'bbox': tfds.features.BBoxFeature, 'label': tfds.features.ClassLabel}
-  return info.supervised_keys is None and all(
-    isinstance(every.get(name), kind) for name, kind in kinds.items()
-  )
 
 
 def is_known(name: str) -> bool:
@@ -289,7 +221,8 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
   ):
     raise ValueError(
       f'dataset {name} is not one of images with one class each; its features '
-      f'are {", ".join(sorted(features))}'
+      f'are {", ".join(sorted(features))}. Objects are read from a folder with '
+      "COCO's or Pascal VOC's annotations"
     )
   return keys[0], keys[1]
 
