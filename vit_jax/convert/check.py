@@ -91,8 +91,10 @@ def open_peer(path: str) -> Peer:
   fallible: tuple[type[Exception], ...] = ()
   if os.path.exists(place := os.path.join(path, 'config.json')):
     config = tensors.read_json(place)
-    # Nothing runs transformers' wrappers of timm, which have both.
-    if not config.keys() >= {'model_type', 'architecture'}:
+    # Nothing runs transformers' wrappers of timm, which have both. ImageGPT and
+    # DETR take other inputs there, and are opened by this package alone.
+    is_wrapped = config.keys() >= {'model_type', 'architecture'}
+    if not is_wrapped and config.get('model_type') not in hf.PROJECTS:
       module = hf if 'model_type' in config else timm
       opener, fallible = module.open_peer, (ImportError,)
   elif os.path.isfile(path) and archive.is_archive(path):

@@ -1,4 +1,4 @@
-"""DETR of transformers and of its original: theirs here, ours there."""
+"""DETR of transformers and of its original."""
 
 import dataclasses
 import json
@@ -10,8 +10,16 @@ import pytest
 
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, npz, table, tensors, timm
+from vit_jax.checkpoints.formats import (
+  hf,
+  hf_families,
+  npz,
+  table,
+  tensors,
+  timm,
+)
 from vit_jax.convert import __main__ as convert
+from vit_jax.convert import orbax
 from vit_jax.projects.detr import hf_format as detr_keys
 
 # Of the largest output, float32 on both sides, behind a ResNet.
@@ -44,6 +52,33 @@ def make(**fields):
     preprocessing=table.Preprocessing(
       mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     ),
+  )
+
+
+def write(checkpoint, folder):
+  """Writes a directory as transformers does."""
+  model, images = checkpoint.model, checkpoint.preprocessing
+  short, long = checkpoint.image_size
+  tensors.write_folder(
+    str(folder),
+    {
+      'config.json': {
+        'model_type': 'detr',
+        'encoder_attention_heads': model.heads,
+        'decoder_attention_heads': model.heads,
+        **hf_families.labels(model.num_classes, checkpoint.class_names),
+      },
+      'preprocessor_config.json': {
+        'image_mean': list(images.mean),
+        'image_std': list(images.std),
+        'size': {'shortest_edge': short, 'longest_edge': long},
+      },
+    },
+    table.ours_to_file(
+      checkpoint.weights().arrays,
+      detr_keys.table_of(detr_keys.OWN, 'detr.' * model.masks),
+    ),
+    'float32',
   )
 
 
@@ -123,144 +158,23 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
     assert_close(aux['mask_logits'], want.pred_masks)
 
 
-def found_by(checkpoint, pixels):
-  """Returns logits and boxes beside one another."""
-  logits, aux = checkpoint.model.apply(
-    {'params': checkpoint.params}, checkpoint.normalize(pixels)
-  )
-  return np.concatenate([logits, aux['boxes'][-1]], -1)
-
-
-@pytest.mark.usefixtures('transformers')
 def test_a_wrong_box_fails_the_check(tmp_path, capsys):
   checkpoint, whole, wrong = make(), str(tmp_path / 'x'), str(tmp_path / 'y')
-  hf.write(checkpoint.weights(), whole, 'float32')
+  orbax.write(checkpoint, whole, 'float32')
   params = jax.tree.map(np.array, checkpoint.params)
   params['bbox_embed']['layers_2']['bias'] += 1
   changed = dataclasses.replace(checkpoint, params=params)
-  hf.write(changed.weights(), wrong, 'float32')
+  orbax.write(changed, wrong, 'float32')
   assert convert.main(['--check', whole, wrong]) == 1
   out = capsys.readouterr().out
   assert 'ABOVE' in out and re.search(r'the same for (\d+) of \1\n', out)
 
 
-@pytest.mark.usefixtures('transformers')
-@pytest.mark.parametrize(
-  'fields', [{}, pytest.param(MASKS, marks=pytest.mark.slow)]
-)
-def test_ours_gives_its_numbers_there_and_comes_back(tmp_path, fields):
-  checkpoint, folder = make(**fields), str(tmp_path / 'x')
-  assert hf.write(checkpoint.weights(), folder, 'float32') == []
-  peer = hf.open_peer(folder)
-  assert peer.image_size == SIZE
-  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
-  got, want = peer.run(pixels), found_by(checkpoint, pixels)
-  for part in (slice(-4), slice(-4, None)):
-    assert_close(got[..., part], want[..., part])
-  assert_same(opening.open_checkpoint(folder), checkpoint)
-
-
-@pytest.mark.usefixtures('transformers')
-def test_the_peer_computes_in_float32_whatever_is_stored(tmp_path):
-  hf.write(make().weights(), str(tmp_path / 'x'), 'bfloat16')
-  peer = hf.open_peer(str(tmp_path / 'x'))
-  found = peer.run(np.zeros((1, *SIZE, 3)))
-  assert found.dtype == np.float32 and np.isfinite(found).all()
-  # Of seven classes, none of them, and a box.
-  assert (found.shape[-1], peer.boxes) == (7 + 1 + 4, 4)
-
-
-def test_the_sides_of_upright_images_are_named_by_their_length(tmp_path):
-  """As the processor of transformers has them, whichever is the height."""
-  weights = make().weights()
-  upright = dataclasses.replace(
-    weights, fields=weights.fields | {'image_size': (96, 64)}
-  )
-  (line,) = hf.write(upright, str(tmp_path / 'x'), 'float32')
-  assert 'a canvas of 64x96 pixels and not 96x64' in line
-  assert opening.open_checkpoint(str(tmp_path / 'x')).image_size == (64, 96)
-  images = json.loads((tmp_path / 'x/preprocessor_config.json').read_text())
-  assert images['size'] == {'shortest_edge': 64, 'longest_edge': 96}
-
-
-def test_models_with_masks_are_written_as_the_panoptic_ones(tmp_path):
-  checkpoint = make(**MASKS, dropout=0.2)
-  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
-  config, images = (
-    json.loads((tmp_path / 'x' / name).read_text())
-    for name in ('config.json', 'preprocessor_config.json')
-  )
-  assert config['architectures'] == ['DetrForSegmentation']
-  assert config['dropout'] == 0.2
-  assert images['format'] == 'coco_panoptic'
-  keys = tensors.read_folder(str(tmp_path / 'x')).keys()
-  body = 'detr.model.backbone.conv_encoder.model'
-  assert {
-    'detr.bbox_predictor.layers.0.weight',
-    f'{body}.embedder.embedder.convolution.weight',
-    'detr.model.decoder.layernorm.weight',
-    'mask_head.lay1.weight',
-    'bbox_attention.q_linear.bias',
-  } <= keys
-  back = opening.open_checkpoint(str(tmp_path / 'x'))
-  assert_same(back, dataclasses.replace(checkpoint, model=back.model))
-  assert back.model.masks
-
-
-def test_their_processor_gives_our_pixels(tmp_path, transformers):
-  """Of images that fit already; smaller ones grow, and batches are padded."""
-  checkpoint = make()
-  images_of = checkpoint.preprocessing
-  hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
-  process = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
-  rng = np.random.default_rng(0)
-  wide, narrow = (
-    rng.integers(0, 256, (64, width, 3), np.uint8) for width in (96, 80)
-  )
-  found = process([wide, narrow], return_tensors='pt')
-  got_BHWC = found['pixel_values'].permute(0, 2, 3, 1).numpy()
-  for got, image in zip(got_BHWC, (wide, narrow), strict=True):
-    want = (image / 255 - images_of.mean) / images_of.std
-    got = got[:, : image.shape[1]]
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
-  assert not got_BHWC[1, :, 80:].any()
-  np.testing.assert_array_equal(found['pixel_mask'].sum((1, 2)) / 64, [96, 80])
-  small = process([wide[::2, ::2]], return_tensors='pt')
-  assert small['pixel_values'].shape == (1, 3, 64, 96)
-
-
-DILATED = {
-  'backbone_layers': (3, 4, 6, 3),
-  'backbone_width': 64,
-  'dilation': True,
-}
-
-
-@pytest.mark.parametrize(
-  ('layers', 'name'), [((3, 4, 6, 3), 'resnet50'), ((3, 4, 23, 3), 'resnet101')]
-)
-def test_a_dilated_backbone_is_named_for_timm(tmp_path, layers, name):
-  weights = make().weights()
-  fields = weights.fields | DILATED | {'backbone_layers': layers}
-  # Of its arrays one stands for all.
-  root = 'backbone/conv_root/kernel'
-  arrays = {root: weights.arrays[root]}
-  weights = dataclasses.replace(weights, fields=fields, arrays=arrays)
-  hf.write(weights, str(tmp_path / 'x'), 'float32')
-  assert tensors.read_folder(str(tmp_path / 'x')).keys() == {
-    'model.backbone.conv_encoder.model.conv1.weight'
-  }
-  config = json.loads((tmp_path / 'x/config.json').read_text())
-  assert config['architectures'] == ['DetrForObjectDetection']
-  assert config['dilation'] is True
-  backbone = config['backbone_config']
-  assert backbone['model_type'] == 'timm_backbone'
-  assert backbone['backbone'] == name
-  assert backbone['features_only'] and not backbone['use_pretrained_backbone']
-  assert backbone['num_channels'] == 3
-  # The last of four stages does not halve the sides any more, from 32 to 16.
-  assert backbone['out_indices'] == [1, 2, 3, 4]
-  assert backbone['output_stride'] == 16
+@pytest.mark.parametrize('fields', [{}, MASKS | {'width': 128}])
+def test_a_directory_has_every_array_of_the_model(tmp_path, fields):
+  checkpoint = make(**fields)
+  write(checkpoint, tmp_path / 'x')
+  assert_same(opening.open_checkpoint(str(tmp_path / 'x')), checkpoint)
 
 
 def test_keys_of_a_dilated_model_are_those_of_timm(tmp_path):
@@ -305,18 +219,6 @@ def test_the_sizes_of_a_processor_are_read(folder, stated, size):
   images = json.loads(place.read_text()) | stated
   place.write_text(json.dumps(images))
   assert opening.open_checkpoint(str(folder)).image_size == size
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('timm', 'transformers')
-def test_a_dilated_backbone_is_timms(tmp_path):
-  checkpoint, folder = make(**DILATED), str(tmp_path / 'x')
-  hf.write(checkpoint.weights(), folder, 'float32')
-  assert convert.main(['--check', folder, folder]) == 0
-  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
-  want = hf.open_peer(folder).run(pixels)
-  assert_close(found_by(checkpoint, pixels), want)
-  assert_same(opening.open_checkpoint(folder), checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +280,7 @@ def test_a_pth_file_of_training_opens(tmp_path, torch):
 
 @pytest.fixture
 def folder(tmp_path):
-  hf.write(make().weights(), str(tmp_path / 'x'), 'float32')
+  write(make(), tmp_path / 'x')
   return tmp_path / 'x'
 
 
@@ -405,21 +307,7 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'backbone_version': 1}, 'no DETR with backbone_version 1'),
-    ({'dilation': True}, "backbone is timm's then"),
-    ({'num_classes': 0, 'names': False}, 'without classes'),
-  ],
-)
-def test_what_transformers_has_not_is_refused(tmp_path, fields, message):
-  with pytest.raises(ValueError, match=message):
-    hf.write(make(**fields).weights(), str(tmp_path / 'x'), 'float32')
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize('module', [npz, timm])
+@pytest.mark.parametrize('module', [hf, npz, timm])
 def test_other_formats_have_no_detr(module, tmp_path):
   with pytest.raises(ValueError, match="name 'detr'"):
     module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')

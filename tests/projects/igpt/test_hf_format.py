@@ -1,6 +1,5 @@
-"""transformers' ImageGPT: theirs here, ours there, and what is refused."""
+"""transformers' ImageGPT: theirs here, and what is refused."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -9,8 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, npz, timm
-from vit_jax.convert import __main__ as convert
+from vit_jax.checkpoints.formats import hf, npz, table, tensors, timm
+from vit_jax.projects.igpt import hf_format
 from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 6)
@@ -43,43 +42,37 @@ def assert_close(got, want):
   assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
 
 
-@pytest.mark.parametrize(
-  ('bias', 'resize_small'), [(False, 0), (True, 0), (False, 8)]
-)
-def test_ours_gives_its_numbers_there_and_comes_back(
-  tmp_path, transformers, bias, resize_small
-):
-  checkpoint, folder = make(bias=bias), str(tmp_path / 'x')
-  images_as = dataclasses.replace(
-    checkpoint.preprocessing, resize_small=resize_small
+def write(checkpoint, folder):
+  """Writes a directory as transformers does."""
+  model, (H, W) = checkpoint.model, checkpoint.image_size
+  tensors.write_folder(
+    str(folder),
+    {
+      'config.json': {'model_type': 'imagegpt', 'n_head': model.heads},
+      'preprocessor_config.json': {
+        'clusters': model.colours_KC.tolist(),
+        'image_processor_type': 'ImageGPTImageProcessor',
+        'size': {'height': H, 'width': W},
+      },
+    },
+    table.ours_to_file(
+      checkpoint.weights().arrays,
+      lambda shapes: hf_format._table(shapes, 'transformer.'),
+    ),
+    'float32',
   )
-  checkpoint = dataclasses.replace(checkpoint, preprocessing=images_as)
-  assert hf.write(checkpoint.weights(), folder, 'float32') == []
-  peer = hf.open_peer(folder)
-  assert peer.image_size == SIZE
-  assert_close(peer.run(images()), checkpoint.logits(images()))
-  # Nor is there dropout where it is trained on: theirs is 0.1 unless said.
-  config = transformers.ImageGPTConfig.from_pretrained(folder)
-  rates = config.attn_pdrop, config.embd_pdrop, config.resid_pdrop
-  assert rates == (0, 0, 0)
-  assert not config.tie_word_embeddings
-  back = opening.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_directory_has_every_array_of_the_model(tmp_path, bias):
+  checkpoint = make(bias=bias)
+  write(checkpoint, tmp_path / 'x')
+  back = opening.open_checkpoint(str(tmp_path / 'x'))
   assert back.model == checkpoint.model
-  assert back.preprocessing == dataclasses.replace(
-    images_as, resize_like='transformers'
-  )
   want, got = checkpoint.weights().arrays, back.weights().arrays
   assert got.keys() == want.keys()
   for key, x in want.items():
     np.testing.assert_array_equal(got[key], x, err_msg=key)
-  assert convert.main(['--check', folder, folder]) == 0
-
-
-@pytest.mark.usefixtures('transformers')
-def test_the_peer_computes_in_float32_whatever_is_stored(tmp_path):
-  hf.write(make().weights(), str(tmp_path / 'x'), 'bfloat16')
-  found = hf.open_peer(str(tmp_path / 'x')).run(images())
-  assert found.dtype == np.float32
 
 
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
@@ -116,7 +109,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
 
 @pytest.fixture
 def folder(tmp_path):
-  hf.write(make().weights(), str(tmp_path / 'x'), 'float32')
+  write(make(), tmp_path / 'x')
   return tmp_path / 'x'
 
 
@@ -186,7 +179,7 @@ def test_masks_that_older_versions_saved_are_passed_over(
 def test_the_size_is_that_of_the_processor_where_it_fits(
   tmp_path, stated, size, caplog
 ):
-  hf.write(make((4, 4)).weights(), str(tmp_path / 'x'), 'float32')
+  write(make((4, 4)), tmp_path / 'x')
   place = tmp_path / 'x/preprocessor_config.json'
   images = json.loads(place.read_text()) | {'size': stated}
   place.write_text(json.dumps(images))
@@ -195,17 +188,7 @@ def test_the_size_is_that_of_the_processor_where_it_fits(
 
 
 @pytest.mark.edge
-def test_what_transformers_has_not_is_refused(tmp_path):
-  for fields, message in (
-    ({'causal': False}, 'no ImageGPT with causal False'),
-    ({'num_classes': 3}, '--head=drop'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      hf.write(make(**fields).weights(), str(tmp_path / 'x'), 'float32')
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize('module', [npz, timm])
+@pytest.mark.parametrize('module', [hf, npz, timm])
 def test_other_formats_have_no_igpt(module, tmp_path):
   with pytest.raises(ValueError, match="name 'igpt'"):
     module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')
