@@ -37,7 +37,7 @@ def to_new_task(
     NumPy parameters for `model`.
 
   Raises:
-    ValueError: naming the field in which the bodies differ.
+    ValueError: naming all fields in which the bodies differ.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -75,20 +75,29 @@ def _check_same_body(
   checkpoint: Checkpoint, model: Model, prefix: str = ''
 ) -> None:
   old, new = checkpoint.model.body(), model.body()
+  wrong = []
   if type(old) is not type(new):
-    raise ValueError(
-      f'{checkpoint.path} is a {type(old).__name__} and config.model a '
-      f'{type(new).__name__}: choose the config variant of the checkpoint.'
-    )
-  for field in old.own_fields():
-    was, wanted = getattr(old, field.name), getattr(new, field.name)
+    wrong = [f'a {type(old).__name__}; config.model is a {type(new).__name__}']
+  else:
     may_differ = (*old.compute_fields, *old.optional_params)
-    if field.name not in may_differ and was != wanted:
-      raise ValueError(
-        f'{checkpoint.path} has {field.name} {_shown(was)} and '
-        f'config.model.{prefix}{field.name} is {_shown(wanted)}: choose the '
-        'config variant of the checkpoint.'
+    for name in (field.name for field in old.own_fields()):
+      was, wanted = getattr(old, name), getattr(new, name)
+      if name not in may_differ and was != wanted:
+        wrong.append(
+          f'{name} {_shown(was)}; config.model.{prefix}{name} is '
+          f'{_shown(wanted)}'
+        )
+  if wrong:
+    way_out = 'Set them as the checkpoint has them.'
+    if not prefix:
+      way_out = (
+        f'--config=configs/finetune.py:{checkpoint.path},DATA takes the model '
+        'of the checkpoint.'
       )
+    raise ValueError(
+      f'{checkpoint.path} has another body than config.model. It has '
+      f'{", and ".join(wrong)}. {way_out}'
+    )
 
 
 def _shown(value: Any) -> str:

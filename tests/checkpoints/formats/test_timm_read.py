@@ -39,6 +39,19 @@ ONE = np.ones(1, np.float32)
 
 
 @pytest.mark.edge
+@pytest.mark.parametrize('is_folder', [True, False])
+def test_swin_is_named(timm, tmp_path, is_folder):
+  name = 'swin_tiny_patch4_window7_224'
+  model = timm.create_model(name, depths=(1, 1, 1, 1), embed_dim=24)
+  arrays = {key: x.numpy() for key, x in model.state_dict().items()}
+  save_file(arrays, tmp_path / 'model.safetensors')
+  (tmp_path / 'config.json').write_text(json.dumps({'architecture': name}))
+  path = tmp_path if is_folder else tmp_path / 'model.safetensors'
+  with pytest.raises(ValueError, match='It looks like Swin'):
+    opening.open_checkpoint(str(path))
+
+
+@pytest.mark.edge
 @pytest.mark.parametrize(
   ('key', 'what'),
   [
@@ -47,6 +60,7 @@ ONE = np.ones(1, np.float32)
     ('embeds.proj.weight', "timm's NaFlexViT"),
     ('visual.transformer.resblocks.0.ln_1.weight', "open_clip's or OpenAI's"),
     ('embeddings.patch_embeddings.mask', 'a file of transformers'),
+    ('model.model.2.cv1.conv.weight', 'a YOLO of Ultralytics'),
   ],
 )
 def test_what_models_here_lack_is_named(folder, tmp_path, key, what):

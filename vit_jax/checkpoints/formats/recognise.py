@@ -106,7 +106,10 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
       f'({keys} ...); the ViTs of timm have patch_embed.proj.weight.'
       f'{table.looks_like(arrays)} It should be {WHAT_OPENS}.'
     )
-  file = format_of(inside, TENSORS).read(path, inside, *config)
+  try:
+    file = format_of(inside, TENSORS).read(path, inside, *config)
+  except ValueError as e:
+    raise ValueError(f'{e}{table.looks_like(inside)}') from e
   left_out = sorted(
     {
       next((x for x in others if key.startswith(x)), key)

@@ -276,6 +276,8 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
 
 # What files are that nothing here reads, by patterns of their keys.
 _LOOKS = {
+  r'(^|\.)layers\.\d\.blocks\.': 'Swin',
+  r'(^|\.)model\.\d+\.(conv|cv\d|m)\.': 'a YOLO of Ultralytics',
   r'relative_position|rel_pos': 'BEiT, data2vec or another model with relative '
   'positions',
   r'(^|\.)visual\.|resblocks': "open_clip's or OpenAI's CLIP: convert it with "
@@ -285,7 +287,6 @@ _LOOKS = {
   'config.json',
   r'running_mean': 'a network with BatchNorm, other than ResNet-50, 101 or 152 '
   'with the classifier and the names of torchvision',
-  r'(^|\.)layers\.\d\.blocks\.': 'Swin',
   r'dwconv|conv_dw': 'ConvNeXt',
   r'(^|\.)rope\.': 'a ViT with learned rotary frequencies',
 }
