@@ -64,7 +64,7 @@ class RealEvaluator(Evaluator):
     agreement, scored = real_accuracy(self._original_N, self._labels)
     if scored >= _ENOUGH and agreement < _LEAST_AGREEMENT:
       raise ValueError(
-        f"evaluators.{name}: the data's own labels agree with {labels_path} for "
+        f"evaluators.{name}: the data's labels agree with {labels_path} for "
         f'{agreement:.0%} of {scored:,} images, where ImageNet has about 90 %. '
         'The images are in folders of other classes, have the names of other '
         'images, or the items of the file are in another order.'

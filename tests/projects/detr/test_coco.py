@@ -554,7 +554,7 @@ def touch(path):
   os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
 
 
-def test_folders_of_labelimg(tmp_path):
+def test_folders_of_labelimg(tmp_path, monkeypatch):
   images = 'images'
   root = write_voc(tmp_path)
   xml = root / ('annotations' if images == 'images' else '.')
@@ -567,7 +567,8 @@ def test_folders_of_labelimg(tmp_path):
     (root / old).rmdir()
   # Beside images, XML may be something else.
   (root / 'project.xml').write_text('<x/>')
-  source = sources.open_source(str(root), 'all')
+  monkeypatch.chdir(root.parent)
+  source = sources.open_source(f'./{root.name}', 'all')
   assert len(source) == 6 and source.class_names == ('cat', 'dog')
   assert bad_images.checked(source, 'error') is source
 

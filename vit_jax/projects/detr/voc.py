@@ -106,7 +106,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
     'images': [
       {
         'id': stem,
-        'file_name': str(image_folder(root) / images[stem]),
+        'file_name': str(image_folder(root).absolute() / images[stem]),
         'width': _number(files[stem], 'size/width'),
         'height': _number(files[stem], 'size/height'),
       }
