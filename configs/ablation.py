@@ -12,7 +12,7 @@ each of what it has and a ViT has not.
 
 The data are digits with three seeds, or a folder as in configs/small.py with
 one: posemb,./cifar10 (--sweep=seed=0,1,2 runs more). Each grid is one command,
-which resumes where it stopped and writes results.csv, table.md and plot.png.
+which resumes where it stopped and writes results.csv and table.md.
 
 On digits and 2 CPU cores, beside other work, the 27 runs of posemb took 9
 minutes and the 36 of head 18. Without position embeddings 87.7 % of the

@@ -15,7 +15,7 @@ wrong_labels: 40 % of the labels are wrong, and a teacher of the same recipe has
 right ones: no teacher, DeiT hard and soft.
 
 Digits have three seeds, a folder one (--sweep=seed=0,1,2 runs more). The same
-command resumes, and leaves results.csv, table.md and plot.png.
+command resumes, and leaves results.csv and table.md.
 """
 
 from vit_jax import config as config_lib

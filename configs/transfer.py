@@ -10,7 +10,7 @@ them), or data sets joined by +: TFDS names, vtab/TASK, folders.
 On each data set the learning rates of table 4 are tried on a part of the
 training set and measured on the rest of it; the best one is then trained on all
 of it with three seeds. The table has their mean and deviation beside the
-published numbers. The same command resumes; table.md, plot.png, results.csv and
+published numbers. The same command resumes; table.md, results.csv and
 tune.csv grow with every run.
 
     l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json

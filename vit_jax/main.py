@@ -13,7 +13,7 @@ all. --config.init=CHECKPOINT starts from other weights;
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
 runs every combination, each in a folder of its own in WORKDIR/runs/, and writes
-results.csv, table.md and plot.png. The first axis gives the rows of the table,
+results.csv and table.md. The first axis gives the rows of the table,
 the second the columns, and seeds are averaged. The same command again resumes
 the sweep; with more values it runs only what is new. A config can bring axes
 too, as configs/ablation.py does; --sweep then replaces the values of an axis or

@@ -1,12 +1,8 @@
-"""The table, the CSV file and the plot of a sweep against sums by hand."""
-
-import dataclasses
+"""The table and the CSV file of a sweep against sums by hand."""
 
 import pytest
-from matplotlib.figure import Figure
 
 from vit_jax.sweeps.grid import GridReport, GridRun
-from vit_jax.training import metric_log
 
 AXES = {
   'Kind': ['none', '1-D'],
@@ -138,52 +134,9 @@ def test_other_metrics_are_no_percentages(tmp_path):
   )
 
 
-def write_curve(run, points):
-  log = metric_log.MetricLog(str(run.workdir), None)
-  for step, accuracy in points.items():
-    log.write(step, {'train/loss': 1.0})
-    if accuracy is not None:
-      log.write(step, {'test/accuracy': accuracy})
-  log.close()
-
-
-def test_curves_are_means_over_steps_that_all_runs_have(tmp_path):
-  cells = {
-    ('none', 'input', f'seed={i}'): r
-    for i, r in enumerate([result(0.5), result(0.7), result(0, 'diverged')])
-  }
-  sweep = report(tmp_path, cells)
-  write_curve(sweep.runs[0], {1: None, 2: 0.1, 4: 0.5})
-  write_curve(sweep.runs[1], {2: 0.3, 3: 0.4, 4: 0.7})
-  write_curve(sweep.runs[2], {2: 0.9})  # and diverged
-  steps, values = sweep.curve(sweep.runs)
-  assert steps == [2, 4]
-  assert values == pytest.approx([0.2, 0.6])
-
-
-def plotted(mixed):
-  for run in mixed.runs:
-    if run.status == 'done':
-      write_curve(run, {2: 0.4, 4: run.result['metrics']['test/accuracy']})
-  return mixed
-
-
-def test_plot_shows_every_run(mixed):
-  axes = Figure().subplots()
-  plotted(mixed).draw_last(axes)
-  dots = [
-    list(line.get_xdata())
-    for line in axes.lines
-    if line.get_linestyle() == 'None' and line.get_marker() == '.'
-  ]
-  assert dots == [[0.5, 0.6, 0.7], [0.8, 0.9], []]
-  assert [t.get_text() for t in axes.get_yticklabels()] == ['none', '1-D']
-
-
-def test_no_plot_before_a_run_has_finished(tmp_path, mixed):
+def test_tables_are_written_before_a_run_has_finished(tmp_path):
   cells = {('none', 'input', 'seed=0'): result(0, 'diverged')}
   sweep = report(tmp_path, cells)
-  assert sweep.plot() is None
   sweep.write(tmp_path / 'new')
   assert {p.name for p in (tmp_path / 'new').iterdir()} == {
     'results.csv',
@@ -202,52 +155,5 @@ def test_a_metric_that_is_no_number_leaves_the_others_to_be_seen(tmp_path):
     ('1-D', 'input', 'seed=0'): result(0.75),
   }
   sweep = report(tmp_path, cells)
-  for run in sweep.runs:
-    last = run.result['metrics']['test/accuracy']
-    write_curve(run, {2: 0.25, 4: last})
   assert f'| none | {value} ± nan |' in sweep.markdown()
   assert '| 1-D | 75.00 (n = 1) |' in sweep.markdown()
-  assert sweep.plot()
-  axes = Figure().subplots()
-  sweep.draw_curves(axes)
-  assert axes.get_ylim() == pytest.approx((0.74, 0.76))
-  alone = dataclasses.replace(sweep, runs=sweep.runs[:1])
-  assert alone.plot()
-
-
-def test_plot_explains_rows_and_columns(mixed, figures):
-  assert plotted(mixed).plot()
-  (figure,) = figures
-  texts = [text.get_text() for text in figure.legends[0].get_texts()]
-  left, right = figure.axes
-  # A line for each value of the metric, in either.
-  for axes, both in ((left, [True, False]), (right, [True, True])):
-    lines = axes.get_xgridlines()[0], axes.get_ygridlines()[0]
-    assert [line.get_visible() for line in lines] == both
-  percent = [
-    any('%' in label.get_text() for label in labels)
-    for labels in (left.get_xticklabels(), right.get_yticklabels())
-  ]
-  legend = figure.legends[0].get_lines()
-  columns = ['', 'Added', 'input', 'every layer']
-  assert texts == ['Kind', 'none', '1-D', *columns]
-  assert percent == [True, True]
-  # What a line is named after has none itself.
-  assert [x.get_linestyle() != 'None' for x in legend] == [
-    *(False, True, True, False, False, True, True)
-  ]
-  assert [x.get_linewidth() for x in legend[1:3]] == [4, 4]
-  assert len(left.xaxis.get_major_locator().tick_values(0, 1)) == 6
-  # Of one, and in as many inches as are needed at least.
-  for axis in (left.xaxis, right.yaxis):
-    assert axis.get_major_formatter().xmax == 1
-  assert figure.get_size_inches() == pytest.approx((12, 3.6))
-  # As the curves are drawn.
-  _, *rows, _, _, input_, every = legend
-  first, below, beside = right.lines
-  assert [x.get_color() for x in rows] == [
-    x.get_color() for x in (first, below)
-  ]
-  assert [x.get_marker() for x in (input_, every)] == [
-    x.get_marker() for x in (below, beside)
-  ]

@@ -101,13 +101,11 @@ def test_results_of_every_run(fake, tmp_path, monkeypatch, capfd):
   assert out.endswith(
     (tmp_path / 'table.md').read_text()
     + ''.join(
-      f'\nwritten  {tmp_path}/{name}'
-      for name in ('results.csv', 'table.md', 'plot.png')
+      f'\nwritten  {tmp_path}/{name}' for name in ('results.csv', 'table.md')
     )
     + '\n'
   )
   assert '| lr=0.1 | 10.50 ± 0.71 |\n| lr=0.2 | 20.50 ± 0.71 |\n' in out
-  assert (tmp_path / 'plot.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_finished_runs_are_kept_and_more_seeds_added(fake, tmp_path):
@@ -269,7 +267,7 @@ def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):
     assert (folder / 'curves.png').exists()
     columns, steps = metric_log.read_table(folder / 'metrics.csv')
     assert steps[2]['test/accuracy'] == row['test/accuracy']
-  assert out.endswith(f'written  {tmp_path}/plot.png\n')
+  assert out.endswith(f'written  {tmp_path}/table.md\n')
 
 
 @pytest.mark.parametrize(

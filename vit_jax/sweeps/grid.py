@@ -1,8 +1,7 @@
-"""What a sweep leaves behind: results.csv, table.md and plot.png."""
+"""The tables of a sweep: results.csv and table.md."""
 
 import dataclasses
 import functools
-import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +12,9 @@ from etils import epath
 
 from vit_jax.data import atomic_files
 from vit_jax.sweeps.axes import value_of
-from vit_jax.training import metric_log, plots
+from vit_jax.training import metric_log
 
-CSV, TABLE, PLOT = 'results.csv', 'table.md', 'plot.png'
+CSV, TABLE = 'results.csv', 'table.md'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class GridReport:
   Attributes:
     axes: the labels by the name of the axis.
     averaged: the axes of seeds.
-    metric: what the table and the plot show, of the step that counts.
+    metric: in the table, of the step that counts.
     runs: all, whether finished or not.
   """
 
@@ -57,18 +56,19 @@ class GridReport:
   runs: Sequence[GridRun]
 
   def write(self, folder: epath.Path) -> None:
-    """Writes the files; there is no plot until a run has finished."""
+    """Writes the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_files.replace(folder / CSV, self.csv_text().encode())
-    atomic_files.replace(folder / TABLE, self.markdown().encode())
-    if png := self.plot():
-      atomic_files.replace(folder / PLOT, png)
+    for name, data in self.files().items():
+      atomic_files.replace(folder / name, data)
+
+  def files(self) -> dict[str, bytes]:
+    """Returns the files by name."""
+    return {CSV: self.csv_text().encode(), TABLE: self.markdown().encode()}
 
   def summary(self, folder: epath.Path) -> str:
     """Returns what ends the command: the table, and where the files are."""
-    names = [n for n in (CSV, TABLE, PLOT) if (folder / n).exists()]
     return self.markdown() + '\n'.join(
-      ['', *(f'written  {folder / name}' for name in names)]
+      ['', *(f'written  {folder / name}' for name in self.files())]
     )
 
   def csv_text(self) -> str:
@@ -165,99 +165,6 @@ class GridReport:
     apart = {self.column_axis, *self.averaged}
     return [name for name in self.axes if name not in apart]
 
-  def plot(self) -> bytes | None:
-    """Returns a picture of the table and of how its numbers came about.
-
-    Left the metric of each row and column, right the metric against steps.
-
-    Returns:
-      A PNG, or None where no run has finished.
-    """
-    if not self.values(self.runs):
-      return None
-    # Here, because it is slow to import.
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    row_height = max(0.4, 0.16 * len(self.columns))
-    figure = plots.figure(12, max(3.6, 1.4 + len(self.rows) * row_height))
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    self.draw_last(left)
-    self.draw_curves(right)
-    left.xaxis.set_major_locator(MaxNLocator(6))
-    if self.is_percentage():
-      left.xaxis.set_major_formatter(PercentFormatter(1))
-      right.yaxis.set_major_formatter(PercentFormatter(1))
-    plots.tidy(left, 'x')
-    plots.tidy(right)
-    plots.legend(figure, self._legend(), 'right upper')
-    return plots.png(figure)
-
-  def draw_last(self, axes: Any) -> None:
-    """Draws every run as a dot, and their mean and standard deviation."""
-    rows, columns = self.rows, self.columns
-    for (row, column), runs in self.groups.items():
-      r = rows.index(row)
-      color, marker, _ = _style(r, columns.index(column))
-      beside = [x for x in columns if (row, x) in self.groups]
-      y = r + 0.6 * ((beside.index(column) + 0.5) / len(beside) - 0.5)
-      values = self.values(runs)
-      axes.plot(values, [y] * len(values), '.', color=color, alpha=0.4)
-      if values:
-        mean, deviation = moments(values)
-        style = {'color': color, 'marker': marker, 'capsize': 3}
-        axes.errorbar(mean, y, xerr=deviation, **style)
-    for r in range(1, len(rows)):
-      axes.axhline(r - 0.5, color='#cccccc', linewidth=0.8)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
-    axes.set_title(f'{self.metric} {self.when()}')
-    if any(len(self.values(runs)) > 1 for runs in self.groups.values()):
-      axes.set_xlabel('mean ± standard deviation; dots are single runs')
-
-  def draw_curves(self, axes: Any) -> None:
-    """Draws the metric against steps, the mean of the runs of a group."""
-    rows, columns = self.rows, self.columns
-    late: list[float] = []
-    for (row, column), runs in self.groups.items():
-      steps, values = self.curve(runs)
-      late += filter(math.isfinite, values[len(values) // 2 :])
-      color, marker, line = _style(rows.index(row), columns.index(column))
-      axes.plot(
-        steps, values, color=color, marker=marker, linestyle=line, markersize=4
-      )
-    # How a run starts would hide how the runs differ.
-    if late:
-      margin = 0.06 * (max(late) - min(late)) or 0.01
-      axes.set_ylim(min(late) - margin, max(late) + margin)
-    axes.set_xlabel('step')
-    axes.xaxis.set_major_formatter('{x:,.0f}')
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(f'{self.metric} during training')
-
-  def curve(self, runs: Sequence[GridRun]) -> tuple[list[int], list[float]]:
-    """Returns steps that all finished runs have, and their mean metric."""
-    curves = []
-    for run in runs:
-      if run.status == 'done':
-        _, rows = metric_log.read_table(run.workdir / 'metrics.csv')
-        has = {s: row for s, row in rows.items() if self.metric in row}
-        curves.append({s: float(row[self.metric]) for s, row in has.items()})
-    common = sorted(set.intersection(*map(set, curves))) if curves else []
-    return common, [statistics.mean(c[s] for c in curves) for s in common]
-
-  def _legend(self) -> list[Any]:
-    """Returns what explains the colours of rows and the lines of columns."""
-    handles = [plots.entry(', '.join(self._row_axes), linestyle='')]
-    for r, row in enumerate(self.rows):
-      handles.append(plots.entry(row, color=_style(r, 0)[0], linewidth=4))
-    if name := self.column_axis:
-      handles += [plots.entry(text, linestyle='') for text in ('', name)]
-      for c, column in enumerate(self.columns):
-        _, marker, line = _style(0, c)
-        style = {'color': '#444444', 'marker': marker, 'linestyle': line}
-        handles.append(plots.entry(column, **style))
-    return handles
-
 
 def csv_text(
   names: Iterable[str],
@@ -321,15 +228,6 @@ def mean_text(
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)
   return f'{text} ({", ".join(notes)})' if notes else text
-
-
-def _style(row: int, column: int) -> tuple[str, str, Any]:
-  """Returns the colour of a row, and the marker and the line of a column."""
-  return (
-    plots.COLORS[row % len(plots.COLORS)],
-    plots.MARKERS[column % len(plots.MARKERS)],
-    plots.LINES[column % len(plots.LINES)],
-  )
 
 
 def table(

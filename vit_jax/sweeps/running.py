@@ -7,8 +7,8 @@ run in WORKDIR/tune/; the run then takes the best candidate.
 
 A run that has finished leaves result.json and is not run again, so that the
 same command goes on where it stopped, and one with more values on an axis runs
-only what is new. After every run results.csv, table.md, plot.png and, with
-tuning, tune.csv are written to WORKDIR.
+only what is new. After every run results.csv, table.md and, with tuning,
+tune.csv are written to WORKDIR.
 """
 
 import json

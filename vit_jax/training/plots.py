@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 # Okabe and Ito's, which colour-blind readers tell apart, with grey in place of
-# yellow, which is too pale for lines; and a marker and a line for each column.
+# yellow, which is too pale for lines; and a marker for each column.
 COLORS = (
   '#0072B2',
   '#D55E00',
@@ -17,7 +17,6 @@ COLORS = (
   '#999999',
 )
 MARKERS = 'os^Dvp'
-LINES = ('-', '--', ':', '-.')
 
 
 def style(i: int) -> dict[str, Any]:

@@ -98,6 +98,11 @@ class ScalingReport(grid.GridReport):
         points.append(Point(name, kind, exaflops(result), mean, deviation))
     return points
 
+  def files(self) -> dict[str, bytes]:
+    """Adds figure 5, once a run has finished."""
+    png = self.plot()
+    return super().files() | ({'plot.png': png} if png else {})
+
   def plot(self) -> bytes | None:
     """Returns figure 5 of the models that have finished."""
     points = self.points()
