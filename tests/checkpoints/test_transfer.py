@@ -498,7 +498,7 @@ def test_attention_maps_of_patches_after_two_tokens():
   images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3))
   layers = Layers(checkpoint.model, checkpoint.params, images)
   for weights in layers.attention():
-    assert weights['all'].shape == (2, 2, 2 + 6, 2 + 6)
+    assert weights.shape == (2, 2, 2 + 6, 2 + 6)
   half_each = np.tile([0.5, 0.5, *[0] * 6], (2, 1))
   np.testing.assert_array_equal(layers.read_BL, half_each)
   assert rollout.rollout(layers).shape == (2, 2, 3)

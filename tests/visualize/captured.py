@@ -14,5 +14,5 @@ def of_captured(attention_XBNLL, grid, class_tokens):
   read_BL = np.zeros((B, L), np.float32)
   count = class_tokens or grid[0] * grid[1]
   read_BL[:, slice(count) if class_tokens else slice(L - count, L)] = 1 / count
-  fused = [{'all': rollout.fuse(x_BNLL)} for x_BNLL in attention_XBNLL]
+  fused = [rollout.fuse(x_BNLL) for x_BNLL in attention_XBNLL]
   return rollout.maps(fused, read_BL, grid)

@@ -95,7 +95,7 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
   rng = np.random.default_rng(0)
   maps_XNhw = rng.random((3, 4, 2, 5)) * np.arange(12).reshape(3, 4, 1, 1)
   image = rng.integers(0, 256, (20, 40, 3), np.uint8)
-  draw.heads(image, maps_XNhw, ['1', '2', '2b'], query)
+  draw.heads(image, maps_XNhw, query)
   (figure,) = drawn
   photograph, axes = figure.axes
   np.testing.assert_array_equal(photograph.images[0].get_array(), image)
@@ -111,7 +111,7 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
   np.testing.assert_allclose(axes.get_xticks(), [2, 8, 14, 20])
   np.testing.assert_allclose(axes.get_yticks(), [0.5, 3.5, 6.5])
   assert labels(axes.get_xticklabels()) == ['1', '2', '3', '4']
-  assert labels(axes.get_yticklabels()) == ['1', '2', '2b']
+  assert labels(axes.get_yticklabels()) == ['1', '2', '3']
   assert (axes.get_xlabel(), axes.get_ylabel()) == ('head', 'layer')
   assert len(photograph.patches) == (2 if query else 0)
   for frame in photograph.patches:  # around the patch, pixels' edges at halves
@@ -126,33 +126,25 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
 
 
 def test_distances_are_points_over_their_layers(drawn):
-  all_XN = np.array([[1.0, 2, 3], [5, 4, 6]])
-  row_XN, column_XN = all_XN[:, :2], 10 * all_XN[:, 1:]
-  draw.distances(
-    [
-      ('$', {'all': all_XN}, 2.5),
-      ('2', {'row': row_XN, 'column': column_XN}, 0),
-    ]
-  )
+  one_XN = np.array([[1.0, 2, 3], [5, 4, 6]])
+  two_XN = 10 * one_XN[:, 1:]
+  draw.distances([('$', one_XN, 2.5), ('2', two_XN, 4)])
   (figure,) = drawn
   one, two = figure.axes
-  for axes, found in ((one, [all_XN]), (two, [row_XN, column_XN])):
-    for points, want_XN in zip(axes.collections, found, strict=True):
-      layer, head = np.indices(want_XN.shape).reshape(2, -1)
-      at = np.stack([layer + 1, want_XN.ravel()], -1)
-      np.testing.assert_array_equal(points.get_offsets(), at)
-      np.testing.assert_array_equal(points.get_array(), head)
+  for axes, want_XN, uniform in ((one, one_XN, 2.5), (two, two_XN, 4)):
+    (points,) = axes.collections
+    layer, head = np.indices(want_XN.shape).reshape(2, -1)
+    at = np.stack([layer + 1, want_XN.ravel()], -1)
+    np.testing.assert_array_equal(points.get_offsets(), at)
+    np.testing.assert_array_equal(points.get_array(), head)
+    (line,) = axes.lines
+    assert set(line.get_ydata()) == {uniform}
+    said = labels(axes.get_legend().get_texts())
+    assert said == ['a head', 'all patches alike']
     assert axes.get_xlabel() == 'layer'
     assert all(float(x).is_integer() for x in axes.get_xticks())
   assert (one.get_title(), two.get_title()) == ('$', '2')
   assert not one.title.get_parse_math()
-  (line,) = one.lines
-  assert set(line.get_ydata()) == {2.5} and not two.lines
-  said = [labels(axes.get_legend().get_texts()) for axes in (one, two)]
-  assert said == [
-    ['a head', 'all patches alike'],
-    ['a head along each row', 'a head along each column'],
-  ]
   # One scale for both, from 0, with some room above.
   assert one.get_ylim() == two.get_ylim() == (0, pytest.approx(1.08 * 60))
   assert one.get_ylabel().endswith('(pixels)') and not two.get_ylabel()

@@ -175,40 +175,16 @@ def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   )
 
 
-def test_axial_attention_stays_in_its_row_and_column(run, checkpoints, files):
-  status, _, _, out = run('attention', 'axial', *files, '--query=1,2')
-  assert status == 0
-  maps = np.load(out / 'attention.npz')['maps']
-  assert maps.shape == (3, 4, 2, 2, 3)
-  np.testing.assert_allclose(maps.sum((3, 4)), 1, rtol=1e-5)
-  np.testing.assert_array_equal(maps[:, ::2, :, 0], 0)  # of row 1
-  np.testing.assert_array_equal(maps[:, 1::2, :, :, :2], 0)  # of column 2
-  attention = captured(checkpoints('axial'), files)
-  rows_XBhNww, columns_XBwNhh = attention['row'], attention['column']
-  np.testing.assert_allclose(
-    maps[:, ::2, :, 1], rows_XBhNww[:, :, 1, :, 2].swapaxes(0, 1), rtol=1e-4
-  )
-  np.testing.assert_allclose(
-    maps[:, 1::2, ..., 2],
-    columns_XBwNhh[:, :, 2, :, 1].swapaxes(0, 1),
-    rtol=1e-4,
-  )
-
-
 def test_distances_of_models_side_by_side(run, checkpoints, files):
-  status, _, _, out = run(
-    'distance', 'cls', *files, '--beside=hybrid', '--beside=axial'
-  )
+  status, _, _, out = run('distance', 'cls', *files, '--beside=hybrid')
   assert status == 0
   assert pictures(out) == ['distance']
   arrays = np.load(out / 'distance.npz')
-  assert {*arrays} == {
-    *('all', 'beside_1_all', 'beside_2_row', 'beside_2_column')
-  }
+  assert {*arrays} == {'all', 'beside_1_all'}
   for key, name, patch in (('all', 'cls', 8), ('beside_1_all', 'hybrid', 4)):
     checkpoint = checkpoints(name)
     one_by_one = [
-      distance.mean_distances(layers_of(checkpoint, [file]), patch)['all']
+      distance.mean_distances(layers_of(checkpoint, [file]), patch)
       for file in files
     ]
     np.testing.assert_allclose(
@@ -357,7 +333,7 @@ def test_the_report_says_what_there_is_not(run, files):
   status, _, _, out = run('report', 'resnet', files[0])  # one is enough
   assert status == 0
   text = html.unescape((out / 'report.html').read_text())
-  for reason in ['ResNet, which has no attention', "embeddings.*'none'"]:
+  for reason in ['ResNet. Attention is drawn of', "embeddings.*'none'"]:
     assert re.search(reason, text)
 
 
@@ -368,7 +344,7 @@ def test_the_report_says_what_there_is_not(run, files):
     (('rollout', 'headless', '{image}', '--class=0'), 'has no head'),
     (('rollout', 'cls', '{text}'), 'text.jpg: not an image of a known format'),
     (('rollout', 'cls', '{dot}'), 'dot.png has 1x1 pixels.*2x3 patches'),
-    (('rollout', 'resnet', '{image}'), 'ResNet, which has no attention'),
+    (('rollout', 'resnet', '{image}'), 'ResNet. Attention is drawn of'),
     (('posemb', 'resnet'), 'no position embeddings'),
     (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),

@@ -87,7 +87,7 @@ def by_definition(layers_NLL, read_L, fusion, discard, gradients=None):
 @pytest.mark.parametrize('kind', ['cls', 'gap', 'map', 'hybrid', 'deit'])
 def test_every_fusion_is_its_formula(kind, fusion, discard):
   layers = layers_of(kind)
-  weights = [np.asarray(layer['all']) for layer in layers.attention()]
+  weights = [np.asarray(x_BNLL) for x_BNLL in layers.attention()]
   read_BL = {
     'cls': np.eye(7)[[0, 0]],
     'hybrid': np.eye(7)[[0, 0]],
@@ -113,11 +113,11 @@ def test_a_class_weighs_attention_by_its_gradients(fusion, discard):
   got = rollout.rollout(layers, fusion, discard, class_B)
   for i in range(2):
     want = by_definition(
-      [np.asarray(w['all'][i]) for w, _ in found],
+      [np.asarray(w[i]) for w, _ in found],
       np.eye(7)[0],
       fusion,
       discard,
-      [np.asarray(g['all'][i]) for _, g in found],
+      [np.asarray(g[i]) for _, g in found],
     )
     np.testing.assert_allclose(got[i], want, rtol=1e-4)
 
@@ -127,11 +127,11 @@ def test_where_nothing_speaks_for_a_class_its_map_is_0():
   fused = rollout.fuse(weights, gradients_BNQL=-weights)
   np.testing.assert_array_equal(fused, np.zeros((1, 5, 5)))
   read_BL = np.eye(5, dtype=np.float32)[:1]
-  maps = rollout.maps([{'all': fused}], read_BL, (2, 2))
+  maps = rollout.maps([fused], read_BL, (2, 2))
   np.testing.assert_array_equal(maps, np.zeros((1, 2, 2)))
 
 
-@pytest.mark.parametrize('kind', ['cls', 'map', 'axial'])
+@pytest.mark.parametrize('kind', ['cls', 'map'])
 def test_a_batch_is_one_by_one(kind):
   model, params, images = tiny(kind)
   class_B = np.array([2, 1])
@@ -140,28 +140,6 @@ def test_a_batch_is_one_by_one(kind):
     Layers(model, params, images[1:]), 'max', 0.3, class_B=class_B[1:]
   )
   np.testing.assert_allclose(got[1:], alone, rtol=1e-4)
-
-
-def test_axial_layers_mix_rows_and_then_columns():
-  """As one matrix over all tokens, made with Kronecker products."""
-  layers = layers_of('axial')
-  h, w = layers.grid
-  R = np.broadcast_to(np.eye(h * w), (2, h * w, h * w))
-  for layer in layers.attention():
-    for axis in ('row', 'column'):
-      a = np.zeros((2, h, w, h, w))
-      fused_Bxyy = np.asarray(layer[axis], np.float64).mean(2)
-      for x in range(fused_Bxyy.shape[1]):
-        mixed = fused_Bxyy[:, x] + np.eye(fused_Bxyy.shape[-1])
-        mixed /= mixed.sum(-1, keepdims=True)
-        if axis == 'row':
-          a[:, x, :, x, :] = mixed
-        else:
-          a[:, :, x, :, x] = mixed
-      R = a.reshape(2, h * w, h * w) @ R
-  want = R.mean(1).reshape(2, h, w)
-  want /= want.max((1, 2), keepdims=True)
-  np.testing.assert_allclose(rollout.rollout(layers), want, rtol=1e-5)
 
 
 def test_uniform_attention_gives_the_uniform_map():

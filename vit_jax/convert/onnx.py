@@ -26,7 +26,6 @@ import numpy as np
 
 from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.convert import onnx_file
 from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import atomic_files
@@ -63,7 +62,7 @@ def write(
     ValueError: if there is no attention to roll out, the model is too large
       for one file, or the opset lacks an operator.
   """
-  _library('onnx')
+  checker = _library('onnx').checker
   if dtype == 'int8':
     _library('onnxruntime')
     if not checkpoint.model.attention:
@@ -73,12 +72,13 @@ def write(
       )
   with atomic_files.new_file(target) as path:
     computes = 'float32' if dtype == 'int8' else dtype
-    model, weights = _to_model(checkpoint, rollout, served, computes, opset)
-    onnx_file.check(model, weights)
+    model = _to_model(checkpoint, rollout, served, computes, opset)
     if dtype == 'int8':
-      _quantize(onnx_file.joined(model, weights), path)
+      _quantize(model, path)
     else:
-      onnx_file.save(model, weights, path)
+      path.write_bytes(model.SerializeToString())
+    del model  # the checker reads the file again
+    checker.check_model(path, full_check=True)
   lost = []
   if checkpoint.model.dtype not in (jnp.float32, jnp.dtype(computes)):
     lost.append(
@@ -145,18 +145,15 @@ def _to_model(
   served: bool,
   dtype: str,
   opset: int | None,
-) -> tuple[Any, dict[str, np.ndarray]]:
-  """Returns an `onnx.ModelProto` and its weights, as `Graph.to_model` does."""
+) -> Any:
+  """Returns an `onnx.ModelProto`."""
   model = checkpoint.model.clone(
     scan=False, remat='none', dtype=jnp.dtype(dtype)
   )
   if rollout and model.attention != 'all':
-    kind = f'the model {type(model).__name__}'
-    if model.attention == 'axial':
-      kind = 'axial attention'
     raise ValueError(
-      f'--rollout needs attention from every token to every other, which '
-      f'{kind} has not: leave it out.'
+      f'--rollout needs attention between all tokens, which a '
+      f'{type(model).__name__} lacks: leave it out.'
     )
 
   inputs: dict[str, Any] = {'images': ((*checkpoint.image_size, 3), np.float32)}
@@ -175,7 +172,7 @@ def _to_model(
       padded['padding_BHW'] = is_padding_BHW
     if rollout:
       y_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
-      fused = [{'all': rollout_lib.fuse(x_BNLL)} for x_BNLL in layers]
+      fused = [rollout_lib.fuse(x_BNLL) for x_BNLL in layers]
       grid = model.grid(checkpoint.image_size)
       maps_Bhw = rollout_lib.maps(fused, read_BL, grid)
       return model.outputs(y_BC, {}) | {'rollout': maps_Bhw}

@@ -17,7 +17,8 @@ NHWC = (0, 2, 3, 1)  # and back
 # Softmax and the reductions mean something else in earlier opsets, which all
 # runtimes of the last years are past.
 OLDEST = 13
-SMALL_BYTES = 1024  # and no more has a constant that is written once
+SMALL_BYTES = 1024  # equal constants up to this size are written once
+MAX_BYTES = 2**31 - 2**22  # of weights, in a file of Protocol Buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,11 +209,8 @@ class Graph:
     outputs: Mapping[str, Value],
     metadata: Mapping[str, str],
     opset: int | None = None,
-  ) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns an `onnx.ModelProto` of what the outputs need, and its weights.
-
-    The weights are apart, so that there need not be a copy of them; the small
-    constants are in the model.
+  ) -> Any:
+    """Returns an `onnx.ModelProto` of the nodes that the outputs need.
 
     Args:
       outputs: by the names they get.
@@ -220,7 +218,8 @@ class Graph:
       opset: the version of the operators; the least that has all if None.
 
     Raises:
-      ValueError: if the opset lacks an operator, or is unknown.
+      ValueError: if the opset lacks an operator or is unknown, or the weights
+        are too large for a file.
     """
     from onnx import helper, numpy_helper
 
@@ -229,7 +228,12 @@ class Graph:
     live = self._live(outputs)
     used = {name for _, names, *_ in live for name in names}
     constants = {k: x for k, x in self._constants.items() if k in used}
-    weights = {k: x for k, x in constants.items() if x.nbytes > SMALL_BYTES}
+    size_bytes = sum(x.nbytes for x in constants.values())
+    if size_bytes > MAX_BYTES:
+      raise ValueError(
+        'An ONNX file holds at most 2 GB, and this model takes '
+        f'{size_bytes / 1e9:.1f} GB: use --to=stablehlo or orbax.'
+      )
     model = helper.make_model(
       helper.make_graph(
         [
@@ -237,19 +241,15 @@ class Graph:
           for op, names, out, attributes in live
         ],
         'vit_jax',
-        [describe(x.name, x) for x in self._inputs],
-        [describe(name, x) for name, x in outputs.items()],
-        [
-          numpy_helper.from_array(x, name)
-          for name, x in constants.items()
-          if name not in weights
-        ],
+        [_describe(x.name, x) for x in self._inputs],
+        [_describe(name, x) for name, x in outputs.items()],
+        [numpy_helper.from_array(x, name) for name, x in constants.items()],
       ),
       producer_name='vit_jax',
     )
     helper.set_model_props(model, dict(metadata))
     _set_opset(model, opset)
-    return model, weights
+    return model
 
   def _live(self, outputs: Mapping[str, Value]) -> list[tuple]:
     """Returns the nodes that outputs depend on."""
@@ -308,7 +308,7 @@ def _is_valid(node: Any, opset: int) -> bool:
   return True
 
 
-def describe(name: str, x: Value) -> Any:
+def _describe(name: str, x: Value) -> Any:
   """Returns the `onnx.ValueInfoProto` of a value."""
   from onnx import helper
 

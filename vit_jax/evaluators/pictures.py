@@ -34,10 +34,10 @@ class PicturesEvaluator(Evaluator):
     Raises:
       ValueError: if the model has no attention, or the source has fewer images.
     """
-    if model.attention not in ('all', 'axial'):
+    if model.attention != 'all':
       raise ValueError(
-        f'evaluators.{name} draws attention, and a {type(model).__name__} has '
-        'none to draw: switch it off.'
+        f'evaluators.{name} draws attention between all tokens, and a '
+        f'{type(model).__name__} has no such attention: switch it off.'
       )
     if not 0 < count <= len(source):
       raise ValueError(

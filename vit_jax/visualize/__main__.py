@@ -53,8 +53,8 @@ _KINDS = {
   ),
   'distance': (
     'how far heads look, in pixels (figures 7 and 11 of the paper)',
-    'Arrays: all (layer, head), or row and column, in pixels; beside_1_all and '
-    'so on for further models.',
+    'Arrays: all (layer, head), in pixels; beside_1_all and so on for further '
+    'models.',
   ),
   'filters': (
     'principal components of the patch embedding (figure 7)',

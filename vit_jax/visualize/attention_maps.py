@@ -15,15 +15,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from vit_jax.models import attention
-from vit_jax.models.axial import AxialBlock
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import EncoderBlock, Projection
 
 Array = jax.Array
-
-# By the name of the axis that it goes along: 'all', or 'row' and 'column' where
-# the model is axial.
-Attention = dict[str, Array]
 
 
 class Layers:
@@ -41,17 +36,12 @@ class Layers:
     """Runs the model once, on images that are normalised.
 
     Raises:
-      ValueError: if the model has no attention.
+      ValueError: if the model has no attention between all tokens.
     """
-    if model.attention not in ('all', 'axial'):
-      has = 'has no attention to look at'
-      if model.attention:
-        has = f'has attention of {model.attention}, which is not drawn here'
-      elif model.axial:
-        has = 'has convolutions between its attention, which mix tokens too'
+    if model.attention != 'all':
       raise ValueError(
-        f'This model is a {type(model).__name__}, which {has}: use a ViT or a '
-        'hybrid.'
+        f'This model is a {type(model).__name__}. Attention is drawn of ViTs '
+        'and hybrids, where every patch attends to every other: use one.'
       )
     self._model = model.clone(scan=False, remat='none')
     self._params = model.unstack_layers(params)
@@ -62,16 +52,13 @@ class Layers:
       self._model, self._params, images_BHWC
     )
 
-  def attention(self) -> Iterator[Attention]:
-    """Yields the softmax weights of each layer, from the first to the last.
-
-    Of 'all' tokens BNLL; or of each 'row', BhNww, and each 'column', BwNhh.
-    """
+  def attention(self) -> Iterator[Array]:
+    """Yields the softmax weights BNLL of each layer, from the first."""
     for layer in self._layers:
       params = self._params['Transformer'][layer.name]
       yield _weights(layer.block, params, *layer.inputs)
 
-  def gradients(self, class_B: Array) -> Iterator[tuple[Attention, Attention]]:
+  def gradients(self, class_B: Array) -> Iterator[tuple[Array, Array]]:
     """Yields the weights and what they do to a logit, from the last layer.
 
     The gradient is that of the logit with respect to each entry of a layer's
@@ -194,7 +181,7 @@ def _read(
 
 def _is_layer(context: Any) -> bool:
   return (
-    isinstance(context.module, EncoderBlock | AxialBlock)
+    isinstance(context.module, EncoderBlock)
     and isinstance(context.module.parent, Encoder)
     and context.method_name == '__call__'
   )
@@ -203,54 +190,46 @@ def _is_layer(context: Any) -> bool:
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(
   module: Any, params: Any, x_BLD: Array, *others: Array | None
-) -> Attention:
+) -> Array:
   _, captured = module.apply({'params': params}, x_BLD, None, *others)
-  found = captured['attention']
-  return found if isinstance(found, dict) else {'all': found}
+  return captured['attention']
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _backward(
   module: Any, params: Any, dx_BLD: Array, x_BLD: Array, *others: Array | None
-) -> tuple[Attention, Attention, Array]:
+) -> tuple[Array, Array, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 
   With y = A v, the gradient of A is dy v^T. y is what the norm takes that all
   heads have together, where there is one, and else the output's projection.
   """
 
-  def run(x_BLD: Array, zeros: dict[Any, Array]) -> Any:
-    values, attended = {}, {}
+  def run(x_BLD: Array, zero: Any) -> Any:
+    found: dict[str, Array] = {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      *above, name = context.module.path or ('',)
-      path = tuple(above)
+      name = (context.module.path or ('',))[-1]
       is_normed = name == 'out_norm' and context.method_name == '__call__'
       if not (is_normed or isinstance(context.module, Projection)):
         return next_fun(*args, **kwargs)
-      if is_normed or (name == 'out' and path not in attended):
-        (y,) = args
-        attended[path] = y
-        args = (y + zeros.get(path, 0),)
+      if is_normed or (name == 'out' and 'y' not in found):
+        (found['y'],) = args
+        args = (found['y'] + zero,)
       result = next_fun(*args, **kwargs)
       if name == 'value':
-        values[path] = result
+        found['value'] = result
       return result
 
     with nn.intercept_methods(note):
       out_BLD, captured = module.apply({'params': params}, x_BLD, None, *others)
-    return out_BLD, (captured['attention'], values, attended)
+    return out_BLD, (captured['attention'], found)
 
-  _, (_, _, shapes) = jax.eval_shape(lambda x: run(x, {}), x_BLD)
-  zeros = {path: jnp.zeros(s.shape, s.dtype) for path, s in shapes.items()}
-  _, vjp, (weights, values, _) = jax.vjp(run, x_BLD, zeros, has_aux=True)
+  _, (_, shapes) = jax.eval_shape(lambda x: run(x, 0), x_BLD)
+  zeros = jnp.zeros(shapes['y'].shape, shapes['y'].dtype)
+  _, vjp, (weights_BNQL, found) = jax.vjp(run, x_BLD, zeros, has_aux=True)
   dx_BLD, dy = vjp(dx_BLD)
-  if not isinstance(weights, dict):
-    weights = {'all': weights}
-  gradients = {}
-  for path, v_BLNK in values.items():
-    axis = path[0] if len(path) > 1 else 'all'
-    dy_BQNK = dy[path].reshape(*dy[path].shape[:2], *v_BLNK.shape[2:])
-    gradient = jnp.einsum('BQNK,BLNK->BNQL', dy_BQNK, v_BLNK)
-    gradients[axis] = gradient.reshape(weights[axis].shape)
-  return weights, gradients, dx_BLD
+  v_BLNK = found['value']
+  dy_BQNK = dy.reshape(*dy.shape[:2], *v_BLNK.shape[2:])
+  gradients_BNQL = jnp.einsum('BQNK,BLNK->BNQL', dy_BQNK, v_BLNK)
+  return weights_BNQL, gradients_BNQL, dx_BLD

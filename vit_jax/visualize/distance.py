@@ -6,8 +6,6 @@ attention. A class token is nowhere; its query and its key are left out, and the
 weights of the other keys divided by their sum.
 """
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,19 +17,17 @@ Array = jax.Array
 
 def mean_distances(
   layers: Layers, pixels_per_patch: float, images: int | None = None
-) -> dict[str, np.ndarray]:
-  """Returns the distances XN in pixels of all layers and heads, by axis.
+) -> np.ndarray:
+  """Returns the distances XN in pixels of all layers and heads.
 
   Averaged over the first `images` of the batch, or over all.
   """
-  h, w = layers.grid
-  grids = {'all': (h, w), 'row': (1, w), 'column': (h, 1)}
-  found = collections.defaultdict(list)
-  for weights in layers.attention():
-    for axis, x in weights.items():
-      distance_BN = of_weights(x, grids[axis], pixels_per_patch)
-      found[axis].append(distance_BN[:images].mean(0))
-  return {axis: np.stack(means) for axis, means in found.items()}
+  return np.stack(
+    [
+      of_weights(x_BNLL, layers.grid, pixels_per_patch)[:images].mean(0)
+      for x_BNLL in layers.attention()
+    ]
+  )
 
 
 def of_weights(
@@ -40,9 +36,8 @@ def of_weights(
   """Returns the mean distance BN, in pixels.
 
   Args:
-    weights_BNLL: softmax weights, those of patches last; rows or columns that
-      attend on their own may come after B, and are averaged.
-    grid: (h, w) of the patches that attend to each other.
+    weights_BNLL: softmax weights, those of patches last.
+    grid: (h, w) of the patches.
     pixels_per_patch: from one patch to the next.
   """
   h, w = grid
@@ -54,8 +49,7 @@ def of_weights(
   mean_BNL = jnp.einsum(
     '...QL,QL->...Q', weights_BNLL, distance_LL.astype(weights_BNLL.dtype)
   ) / jnp.where(sums_BNL > 0, sums_BNL, 1)
-  mean_BN = jnp.mean(mean_BNL, axis=-1)
-  return mean_BN.reshape(mean_BN.shape[0], -1, mean_BN.shape[-1]).mean(1)
+  return jnp.mean(mean_BNL, axis=-1)
 
 
 def between(grid: tuple[int, int]) -> np.ndarray:

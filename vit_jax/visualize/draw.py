@@ -95,7 +95,6 @@ def sheet(
 def heads(
   shown_HWC: np.ndarray,
   maps_XNhw: np.ndarray,
-  names: Sequence[str],
   query: tuple[int, int] | None,
 ) -> bytes:
   """Draws one token's attention in every layer (down) and head (across).
@@ -103,7 +102,6 @@ def heads(
   Args:
     shown_HWC: the photograph.
     maps_XNhw: weights; each map is drawn from 0 to its own largest value.
-    names: X, of the layers.
     query: (row, column) of the patch, None for the class token.
   """
   X, N, h, w = maps_XNhw.shape
@@ -123,43 +121,41 @@ def heads(
   largest = maps_XNhw.max(axis=(2, 3), keepdims=True)
   _mosaic(axes, maps_XNhw / np.where(largest > 0, largest, 1), vmin=0, vmax=1)
   axes.set_xticks(_middles(N, w), range(1, N + 1))
-  axes.set_yticks(_middles(X, h), names)
+  axes.set_yticks(_middles(X, h), range(1, X + 1))
   axes.set(xlabel='head', ylabel='layer')
   return plots.png(figure, 110)
 
 
 def distances(
-  panels: Sequence[tuple[str, dict[str, np.ndarray], float]],
+  panels: Sequence[tuple[str, np.ndarray, float]],
 ) -> bytes:
   """Draws figure 11: mean attention distance of every head, by layer.
 
   Args:
-    panels: the name of each model, its distances XN by the axis of the
-      attention, and the distance if it looked everywhere alike.
+    panels: the name of each model, its distances XN, and the distance if it
+      looked everywhere alike.
   """
   figure = plots.figure(1 + 4.2 * len(panels), 4.2)
   all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-  for axes, (name, found, uniform) in zip(all_axes, panels, strict=True):
-    for marker, (axis, pixels_XN) in zip('o_|', found.items(), strict=False):
-      X, N = pixels_XN.shape
-      axes.scatter(
-        np.repeat(np.arange(1, X + 1), N),
-        pixels_XN.ravel(),
-        c=np.tile(np.arange(N), X),
-        cmap='viridis',
-        marker=marker,
-        label='a head' if axis == 'all' else f'a head along each {axis}',
-      )
-    if uniform:
-      label = 'all patches alike'
-      axes.axhline(uniform, color='0.5', linestyle='--', label=label)
+  for axes, (name, pixels_XN, uniform) in zip(all_axes, panels, strict=True):
+    X, N = pixels_XN.shape
+    axes.scatter(
+      np.repeat(np.arange(1, X + 1), N),
+      pixels_XN.ravel(),
+      c=np.tile(np.arange(N), X),
+      cmap='viridis',
+      marker='o',
+      label='a head',
+    )
+    label = 'all patches alike'
+    axes.axhline(uniform, color='0.5', linestyle='--', label=label)
     axes.set_title(name, parse_math=False, fontsize='medium')
     axes.set(xlabel='layer')
     axes.xaxis.get_major_locator().set_params(integer=True)
     plots.tidy(axes)
     axes.legend(frameon=False, fontsize='small')
   all_axes[0].set_ylabel('mean attention distance (pixels)')
-  furthest = max(x.max() for _, found, _ in panels for x in found.values())
+  furthest = max(pixels_XN.max() for _, pixels_XN, _ in panels)
   all_axes[0].set_ylim(0, 1.08 * furthest)
   return plots.png(figure, 110)
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.visualize.attention_maps import Attention, Layers
+from vit_jax.visualize.attention_maps import Layers
 
 Array = jax.Array
 
@@ -46,18 +46,12 @@ def rollout(
       image as a whole passes on.
   """
   if class_B is None:
-    found = [
-      {axis: fuse(x, fusion, discard) for axis, x in weights.items()}
-      for weights in layers.attention()
-    ]
+    found = [fuse(x_BNLL, fusion, discard) for x_BNLL in layers.attention()]
   else:
     # They come from the last layer to the first.
     found = [
-      {
-        axis: fuse(x, fusion, discard, gradients[axis])
-        for axis, x in weights.items()
-      }
-      for weights, gradients in layers.gradients(class_B)
+      fuse(x_BNLL, fusion, discard, gradients_BNLL)
+      for x_BNLL, gradients_BNLL in layers.gradients(class_B)
     ][::-1]
   return maps(found, layers.read_BL, layers.grid)
 
@@ -68,50 +62,43 @@ def fuse(
   discard: float = 0.0,
   gradients_BNQL: Array | None = None,
 ) -> Array:
-  """Returns one BQL for all heads; rows or columns may come after B."""
+  """Returns one BQL for all heads."""
   if gradients_BNQL is not None:
     weights_BNQL = jax.nn.relu(weights_BNQL * gradients_BNQL)
-  fused = FUSIONS[fusion](weights_BNQL, axis=-3)
-  B = fused.shape[0]
-  flat = fused.reshape(B, -1)
+  fused_BQL = FUSIONS[fusion](weights_BNQL, axis=1)
+  B = fused_BQL.shape[0]  # which an exported program does not know
+  flat = fused_BQL.reshape(B, -1)
   if count := int(discard * flat.shape[1]):
     lowest = jnp.argsort(flat, axis=1)[:, :count]
     flat = flat.at[jnp.arange(B)[:, None], lowest].set(0)
-    fused = flat.reshape(fused.shape)
+    fused_BQL = flat.reshape(fused_BQL.shape)
   if gradients_BNQL is not None:
-    sums = jnp.sum(fused, axis=-1).reshape(B, -1)
-    most = jnp.max(sums, axis=1).reshape(B, *[1] * (fused.ndim - 1))
-    fused = fused / jnp.where(most > 0, most, 1)
-  return fused
+    sums_BQ = jnp.sum(fused_BQL, axis=-1)
+    most_B11 = jnp.max(sums_BQ, axis=1)[:, None, None]
+    fused_BQL = fused_BQL / jnp.where(most_B11 > 0, most_B11, 1)
+  return fused_BQL
 
 
-def mixing(fused: Array) -> Array:
+def mixing(fused_BLL: Array) -> Array:
   """Returns (A + I) / 2 with rows divided by their sums."""
-  identity = jnp.eye(fused.shape[-1], dtype=fused.dtype)
-  a = fused + jnp.broadcast_to(identity, fused.shape)
-  return a / jnp.sum(a, axis=-1, keepdims=True)
+  a_BLL = fused_BLL + jnp.eye(fused_BLL.shape[-1], dtype=fused_BLL.dtype)[None]
+  return a_BLL / jnp.sum(a_BLL, axis=-1, keepdims=True)
 
 
 def maps(
-  fused: Sequence[Attention], read_BL: Array, grid: tuple[int, int]
+  fused: Sequence[Array], read_BL: Array, grid: tuple[int, int]
 ) -> Array:
   """Returns the maps Bhw of layers whose heads are fused.
 
   Args:
-    fused: of each layer, from the first to the last.
+    fused: weights BLL of each layer, from the first to the last.
     read_BL: how much the output reads of each token, those of patches last.
     grid: (h, w) of the patches.
   """
   h, w = grid
   row: Any = read_BL  # one row of the product needs no product of matrices
-  for layer in reversed(fused):
-    if 'all' in layer:
-      row = jnp.einsum('BQ,BQL->BL', row, mixing(layer['all']))
-      continue
-    row = row.reshape(-1, h, w)
-    row = jnp.einsum('Bqw,Bwqh->Bhw', row, mixing(layer['column']))
-    row = jnp.einsum('Bhq,Bhqw->Bhw', row, mixing(layer['row']))
-    row = row.reshape(-1, h * w)
+  for fused_BLL in reversed(fused):
+    row = jnp.einsum('BQ,BQL->BL', row, mixing(fused_BLL))
   row = row[:, row.shape[1] - h * w :]
   # Where all has been discarded on the way, the map is 0 everywhere.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)

@@ -183,8 +183,7 @@ def attention(
 ) -> Section:
   """What a token attends to, in every layer and head.
 
-  The arrays are `maps` (BXNhw; of an axial model one layer along rows and one
-  along columns, in turns) and `files`.
+  The arrays are `maps` (BXNhw) and `files`.
 
   The token is the patch at (row, column) `query`; without one, the class token
   or, where there is none, the patch in the middle.
@@ -193,7 +192,6 @@ def attention(
     ValueError: if there is no such patch.
   """
   class_token = 'cls' in subject.checkpoint.model.extra_tokens
-  layers_names: list[str] = []
   found = []
   for layers, batch in subject.at_work('attention'):
     h, w = layers.grid
@@ -204,12 +202,13 @@ def attention(
         f'There is no patch {query[0]},{query[1]}: the model has {h} rows and '
         f'{w} columns of patches, counted from 0.'
       )
-    maps, layers_names = [], []
-    for i, weights in enumerate(layers.attention()):
-      for axis in sorted(weights, reverse=True):  # rows come before columns
-        weights_X = np.asarray(weights[axis])
-        maps.append(_attended(axis, weights_X, query, (h, w)))
-        layers_names.append(f'{i + 1}' if axis == 'all' else f'{i + 1} {axis}')
+    maps = []
+    for weights_BNLL in layers.attention():
+      B, N, L, _ = weights_BNLL.shape
+      extra = L - h * w
+      row = extra + query[0] * w + query[1] if query else 0
+      to_patches_BNL = np.asarray(weights_BNLL[:, :, row, extra:])
+      maps.append(to_patches_BNL.reshape(B, N, h, w))
     found.append(np.stack(maps, axis=1)[: len(batch)])
   maps_BXNhw = np.concatenate(found)
   token = f'patch {query[0]},{query[1]}' if query else 'the class token'
@@ -218,7 +217,7 @@ def attention(
     return Figure(
       f'attention-{photograph.name}',
       f'{photograph.name}: attention of {token}',
-      lambda: draw.heads(photograph.shown(), maps_XNhw, layers_names, query),
+      lambda: draw.heads(photograph.shown(), maps_XNhw, query),
     )
 
   return Section(
@@ -230,53 +229,24 @@ def attention(
   )
 
 
-def _attended(
-  axis: str,
-  weights: np.ndarray,
-  query: tuple[int, int] | None,
-  grid: tuple[int, int],
-) -> np.ndarray:
-  """Returns a token's weights as maps BNhw, 0 where it does not look."""
-  h, w = grid
-  if axis == 'all':
-    extra = weights.shape[-1] - h * w
-    row = extra + query[0] * w + query[1] if query else 0
-    B, N = weights.shape[:2]
-    return weights[:, :, row, extra:].reshape(B, N, h, w)
-  assert query  # an axial model has no class token
-  B, _, N = weights.shape[:3]
-  maps_BNhw = np.zeros((B, N, h, w), weights.dtype)
-  y, x = query
-  if axis == 'row':
-    maps_BNhw[:, :, y] = weights[:, y, :, x]
-  else:
-    maps_BNhw[..., x] = weights[:, x, :, y]
-  return maps_BNhw
-
-
 def distance(subjects: Sequence[Subject]) -> Section:
   """How far heads look, for one model or several side by side.
 
-  The arrays are the distances XN in pixels, averaged over the images: `all`, or
-  `row` and `column`; those of the second model start with `beside_1_`, and so
-  on.
+  The arrays are the distances XN in pixels, averaged over the images: `all`,
+  `beside_1_all` for the second model, and so on.
   """
   arrays: dict[str, np.ndarray] = {}
   panels = []
   for i, subject in enumerate(subjects):
-    sums: dict[str, np.ndarray] = {}
+    sum_XN: Any = 0
     for layers, batch in subject.at_work(f'distance {subject.label}'.strip()):
       pixels = subject.checkpoint.image_size[0] / layers.grid[0]
-      of_image = distance_lib.mean_distances(layers, pixels, len(batch))
-      for axis, mean_XN in of_image.items():
-        sums[axis] = sums.get(axis, 0) + len(batch) * mean_XN
-    means = {k: x / len(subject.photographs) for k, x in sums.items()}
-    uniform = 0.0
-    if 'all' in means:
-      uniform = distance_lib.uniform(layers.grid) * pixels
-    panels.append((subject.label, means, uniform))
-    prefix = f'beside_{i}_' if i else ''
-    arrays |= {f'{prefix}{axis}': x for axis, x in means.items()}
+      mean_XN = distance_lib.mean_distances(layers, pixels, len(batch))
+      sum_XN += len(batch) * mean_XN
+    uniform = distance_lib.uniform(layers.grid) * pixels
+    mean_XN = sum_XN / len(subject.photographs)
+    panels.append((subject.label, mean_XN, uniform))
+    arrays[f'beside_{i}_all' if i else 'all'] = mean_XN
   n = len(subjects[0].photographs)
   return Section(
     'Mean attention distance',
