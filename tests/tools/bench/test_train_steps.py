@@ -1,14 +1,11 @@
 """Training steps, ours beside others."""
 
-import functools
-import inspect
 import os
 import re
 import subprocess
 import sys
 import types
 
-import jax
 import numpy as np
 import pytest
 
@@ -24,87 +21,13 @@ def config(dtype='float32'):
 
 
 @pytest.mark.slow
-def test_a_grid_beside_plain_flax(run):
-  status, out, _ = run(
-    'train',
-    '--variants=ti16,ti32',
-    '--vs=flax',
-    '--batch_sizes=2',
-  )
+def test_a_grid(run):
+  status, out, _ = run('train', '--variants=ti16,ti32', '--batch_sizes=2')
   assert status == 0
   titles = re.findall(r'^\[(\d) of 2.*\] (.*)$', out, re.M)
   assert titles == [('1', 'ti16 at 32, batch 2'), ('2', 'ti32 at 32, batch 2')]
   line = r'^  ours +[\d.]+  \([\d.]+ to [\d.]+\), compiled in [\d.]+ s, '
   assert len(re.findall(line, out, re.M)) == 2
-  assert len(re.findall(r'^ours / plain Flax .*: [\d.]+$', out, re.M)) == 2
-
-
-def test_plain_flax_works_in_place_too(monkeypatch):
-  """Or its memory would have all of its state twice."""
-  programs = []
-
-  def timed(make):
-    programs.append(make())
-    return programs[0], {}
-
-  monkeypatch.setattr(speed, 'timed', timed)
-  sides = ('depth=1', 'width=8', 'heads=1', 'mlp_dim=8')
-  small = [f'model.{side}' for side in sides]
-  train_steps._plain_flax(step.config_of('ti16', 16, 1, 'float32', small))
-  memory = programs[0].memory_analysis()
-  assert memory.alias_size_in_bytes == memory.argument_size_in_bytes > 0
-
-
-def test_plain_flax_has_the_gradients_of_our_vit(monkeypatch):
-  """After the first step Adam's first moment has a tenth of them."""
-  made = []
-
-  def timed(make):
-    made.append((make(), inspect.getclosurevars(make).nonlocals['state']))
-    return made[0][0], {}
-
-  monkeypatch.setattr(speed, 'timed', timed)
-  sides = ('depth=1', 'width=8', 'heads=2', 'mlp_dim=12')
-  small = [f'model.{side}' for side in sides]
-  chosen = step.config_of('ti16', 32, 2, 'float32', small)
-  train_steps._plain_flax(chosen)
-  ((program, (params, moments)),) = made
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: np.float32(x + rng.normal(0, 0.1, x.shape)), params
-  )
-  _, (adam, *_) = program(params, moments)
-
-  def ours(flax):
-    return {
-      'cls': flax['cls'],
-      'embedding': flax['Conv_0'],
-      'Transformer': {
-        'posembed_input': {'pos_embedding': flax['pos']},
-        'encoderblock_0': {
-          'LayerNorm_0': flax['LayerNorm_0'],
-          'MultiHeadDotProductAttention_1': (
-            flax['MultiHeadDotProductAttention_0']
-          ),
-          'LayerNorm_2': flax['LayerNorm_1'],
-          'MlpBlock_3': {k: flax[k] for k in ('Dense_0', 'Dense_1')},
-        },
-        'encoder_norm': flax['LayerNorm_2'],
-      },
-      'head': flax['Dense_2'],
-    }
-
-  model, batch = step.objective_of(chosen).model, step.random_batch(chosen)
-
-  def loss(params):
-    images = batch['image'] / np.float32(127.5) - 1
-    logits, _ = model.apply({'params': params}, images)
-    return -jax.nn.log_softmax(logits)[np.arange(2), batch['label']].mean()
-
-  want = jax.grad(loss)(ours(params['params']))
-  got = jax.tree.map(lambda m: 10 * m, ours(adam.mu['params']))
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
-  jax.tree.map(close, got, want)
 
 
 @pytest.mark.slow
@@ -224,25 +147,6 @@ def test_devices_share_the_batch():
   )
   assert done.returncode == 0, done.stderr
   assert '2 x cpu, training, float32' in done.stdout
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize(
-  ('variant', 'field'),
-  [
-    ('r50x1', "name is 'resnet'"),
-    ('r+ti16', 'stem_width is 64'),
-    ('axial_b16', "pool is 'gap'"),
-    ('vit5_s16', "gelu is 'exact'"),
-  ],
-)
-def test_only_plain_vits_are_written_plainly(variant, field):
-  how = ['model.depth=3', 'model.scan=True', 'model.remat=cheap']
-  plain = step.config_of('b32', 32, 1, 'bfloat16', how)
-  speed._check_plain(plain.model)
-  other = step.config_of(variant, 32, 1, 'float32', [])
-  with pytest.raises(ValueError, match=f'only plain ViTs.* model.{field}'):
-    speed._check_plain(other.model)
 
 
 def test_the_facts_of_a_program(monkeypatch):

@@ -1,6 +1,6 @@
 """Benchmarks, on whatever device is there.
 
-  python -m vit_jax.bench train --variants=ti16,b16 --vs=flax,timm
+  python -m vit_jax.bench train --variants=ti16,b16 --vs=timm
   python -m vit_jax.bench inference --variants=b16 --vs=onnx,timm
   python -m vit_jax.bench input --vs=tf.data
 

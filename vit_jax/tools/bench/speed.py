@@ -11,14 +11,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.models import variants
 from vit_jax.tools.bench import race, step, torch_peer
 from vit_jax.tools.bench.race import Contender
 from vit_jax.tools.plan import aot
 from vit_jax.training import hardware
-
-# Fields that change how a model is computed, not its architecture.
-_ANY_VIT = ('dtype', 'scan', 'remat')
 
 
 def bench(
@@ -60,8 +56,6 @@ def bench(
   )
   points = [step.config_of(*name, args.dtype, args.set) for name in names]
   for config in points:
-    if 'flax' in args.vs:
-      _check_plain(config.model)
     if torch:
       torch_peer.libraries()
       torch_peer.arguments(config)  # refuses models that timm lacks
@@ -76,15 +70,6 @@ def bench(
     makers = [functools.partial(ours, config, devices)]
     makers += [functools.partial(peers[peer], config) for peer in args.vs]
     print(*race.race(makers), sep='\n', flush=True)
-
-
-def _check_plain(fields: ConfigDict) -> None:
-  for name, plain in variants.defaults('vit').items():
-    if name not in _ANY_VIT and (value := fields.get(name)) != plain:
-      raise ValueError(
-        f'--vs=flax has only plain ViTs: leave it out where model.{name} is '
-        f'{value!r}.'
-      )
 
 
 def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
