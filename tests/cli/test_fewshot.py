@@ -4,14 +4,11 @@ import csv
 import dataclasses
 import importlib
 import io
-import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import types
 
 import jax
 import matplotlib.image
@@ -25,7 +22,6 @@ from configs import digits
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import benchmarks, cores, sources, transforms
-from vit_jax.evaluators import feature_file
 from vit_jax.evaluators import fewshot as library
 from vit_jax.evaluators import shots as protocol
 from vit_jax.models import variants
@@ -110,7 +106,7 @@ def test_figures_are_those_of_features_by_hand(
   command, workdir, tmp_path, whole
 ):
   """Whether only the shots are run through the model, or all images."""
-  extra = [f'--features={tmp_path}/f.npz'] if whole else []
+  extra = ['--probe'] if whole else []
   status, out, err = command(
     workdir, 'digits', '--l2=fixed', '--shots=1,5', '--seeds=3', *extra
   )
@@ -129,7 +125,7 @@ def test_figures_are_those_of_features_by_hand(
   want = drawn.evaluate(
     one_by_one(checkpoint, source)[drawn.rows_R], one_by_one(checkpoint, test)
   )
-  rows = rows_of(tmp_path / 'out')
+  rows = [r for r in rows_of(tmp_path / 'out') if r['shots'] != 'all']
   assert [(int(r['shots']), int(r['seed'])) for r in rows] == [
     (k, seed) for k in (1, 5) for seed in range(3)
   ]
@@ -150,8 +146,7 @@ def test_a_probe_has_all_images_and_a_row_of_its_own(
 ):
   """With scikit-learn's accuracy at the same penalty."""
   counts = run_counts(monkeypatch)
-  args = (*FEW, '--probe', f'--features={tmp_path}/f.npz')
-  status, out, err = command(workdir, 'digits', *args)
+  status, out, err = command(workdir, 'digits', *FEW, '--probe')
   assert (status, err) == (0, '')
   assert counts == [1437, 360]
   *shots, last = rows_of(tmp_path / 'out')
@@ -160,14 +155,14 @@ def test_a_probe_has_all_images_and_a_row_of_its_own(
   accuracy, l2 = float(last['accuracy']), float(last['l2'])
   assert 'not enough to converge' not in out
   assert f'  all  {100 * accuracy:.2f} ' in out
-  with np.load(tmp_path / 'f.npz') as file:
-    scaler = preprocessing.StandardScaler().fit(file['train_features'])
-    model = linear_model.LogisticRegression(
-      C=1 / (1437 * l2), max_iter=5000, tol=1e-6
-    ).fit(scaler.transform(file['train_features']), file['train_labels'])
-    want = model.score(
-      scaler.transform(file['test_features']), file['test_labels']
-    )
+  checkpoint = opening.open_checkpoint(str(workdir))
+  train, test = (sources.open_source('digits', x) for x in ('train', 'test'))
+  train_ND, test_MD = (one_by_one(checkpoint, x) for x in (train, test))
+  scaler = preprocessing.StandardScaler().fit(train_ND)
+  model = linear_model.LogisticRegression(
+    C=1 / (1437 * l2), max_iter=5000, tol=1e-6
+  ).fit(scaler.transform(train_ND), train.labels())
+  want = model.score(scaler.transform(test_MD), test.labels())
   # Two of 360 images may lie on a border.
   assert accuracy == pytest.approx(want, abs=2.5 / 360)
   assert want > max(float(r['accuracy']) for r in shots)
@@ -186,19 +181,10 @@ def run_counts(monkeypatch):
   return counts
 
 
-def test_only_the_images_that_are_needed_are_run(
-  command, workdir, tmp_path, monkeypatch
-):
-  """And all parameters are hashed for files of features alone."""
+def test_only_the_images_that_are_needed_are_run(command, workdir, monkeypatch):
   counts = run_counts(monkeypatch)
-  with monkeypatch.context() as patched:
-    patched.delattr(feature_file, 'identity')
-    assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0
+  assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0
   assert counts == [30, 360]
-  counts.clear()
-  args = (*FEW, f'--features={tmp_path}/f.npz')
-  assert command(workdir, 'digits', *args)[0] == 0
-  assert counts == [1437, 360]
 
 
 def test_splits_and_seeds_of_the_data_are_taken(command, workdir, monkeypatch):
@@ -258,18 +244,23 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
 
 
 def test_another_image_size_resizes_the_position_embeddings(
-  command, workdir, tmp_path
+  command, workdir, monkeypatch
 ):
-  path = tmp_path / 'f.npz'
-  status, out, _ = command(
-    workdir, 'digits', *FEW, '--image_size=12x16', f'--features={path}'
-  )
+  found = []
+  extract = features.Extractor.__call__
+
+  def kept(*args):
+    found.append(extract(*args))
+    return found[-1]
+
+  monkeypatch.setattr(features.Extractor, '__call__', kept)
+  status, out, _ = command(workdir, 'digits', *FEW, '--image_size=12x16')
   assert status == 0
   assert 'resized to 12x16 pixels' in out
   checkpoint = transfer.resized(opening.open_checkpoint(str(workdir)), (12, 16))
   test = sources.subset(sources.open_source('digits', 'test'), range(3))
   np.testing.assert_allclose(
-    np.load(path)['test_features'][:3],
+    found[1][:3],
     one_by_one(checkpoint, test),
     rtol=0,
     atol=1e-5,
@@ -289,182 +280,6 @@ def test_the_library_prints_nothing_and_gives_the_same(
   }
 
 
-def test_features_and_labels_are_kept_for_anybody(command, workdir, tmp_path):
-  path = tmp_path / 'f.npz'
-  status, out, _ = command(
-    workdir, 'digits', *FEW, '--layer=block_1', f'--features={path}'
-  )
-  assert status == 0
-  assert f'written  {path}\n' in out
-  checkpoint = opening.open_checkpoint(str(workdir))
-  with np.load(path, allow_pickle=False) as file:
-    assert set(file) == {
-      'train_features',
-      'train_labels',
-      'test_features',
-      'test_labels',
-      'class_names',
-      'facts',
-    }
-    assert list(file['class_names']) == [str(i) for i in range(10)]
-    assert file['train_features'].shape == (1437, 16)
-    assert file['train_features'].dtype == np.float32
-    for split in ('train', 'test'):
-      source = sources.open_source('digits', split)
-      np.testing.assert_array_equal(file[f'{split}_labels'], source.labels())
-    facts = json.loads(str(file['facts']))
-    # Not the pre-logits, which come after one more LayerNorm.
-    pre_logits = one_by_one(
-      checkpoint, sources.subset(sources.open_source('digits', 'test'), [0])
-    )
-    assert np.abs(file['test_features'][0] - pre_logits).max() > 0.01
-  assert facts == {
-    'parameters': feature_file.identity(checkpoint),
-    'layer': 'block_1',
-    'image_size': [8, 8],
-    'preprocessing': {
-      'resize_small': 0,
-      'mean': [0.5, 0.5, 0.5],
-      'std': [0.5, 0.5, 0.5],
-      'interpolation': 'bilinear',
-      'squash': False,
-      'resize_like': 'vit_jax',
-    },
-    'dataset': 'digits',
-    'train_split': 'train',
-    'test_split': 'test',
-    'split_seed': 0,
-    'train_files': None,
-    'test_files': None,
-  }
-
-
-@pytest.fixture(scope='module')
-def kept(workdir, tmp_path_factory):
-  """A file of features, and the CSV file that came with it."""
-  folder = tmp_path_factory.mktemp('kept')
-  path = folder / 'f.npz'
-  args = (*FEW, f'--features={path}', f'--output={folder}')
-  assert fewshot.main([str(workdir), 'digits', *args]) == 0
-  return path, (folder / 'fewshot.csv').read_text()
-
-
-def test_features_that_are_kept_need_no_model(
-  command, workdir, kept, tmp_path, monkeypatch
-):
-  path, table = kept
-  monkeypatch.delattr(features, 'Extractor')
-  before = path.read_bytes()
-  status, out, err = command(workdir, 'digits', *FEW, f'--features={path}')
-  assert (status, err) == (0, '')
-  assert f'read     {path}; the model is not run\n' in out
-  assert (tmp_path / 'out' / 'fewshot.csv').read_text() == table
-  # Other shots need no other features.
-  status, _, _ = command(workdir, 'digits', '--shots=7', f'--features={path}')
-  assert status == 0
-  assert len(rows_of(tmp_path / 'out')) == 5
-  assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-  ('args', 'lines'),
-  [
-    (['--layer=block_0'], ['layer: "pre_logits" -> "block_0"']),
-    (
-      ['--train_split=train[:90%]'],
-      ['train_split: "train" -> "train[:90%]"', 'train_labels: others'],
-    ),
-  ],
-)
-def test_features_of_something_else_are_refused(
-  command, workdir, kept, tmp_path, args, lines
-):
-  path, _ = kept
-  before = path.read_bytes()
-  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}', *args)
-  assert status == 2
-  assert err.splitlines() == [
-    f'error: {path} holds features of something else:',
-    *(f'  {line}' for line in lines),
-    'Give another --features, or remove it to have them computed anew.',
-  ]
-  assert path.read_bytes() == before
-  assert not (tmp_path / 'out' / 'fewshot.csv').exists()
-
-
-def test_features_of_another_checkpoint_are_refused(
-  command, workdir, kept, monkeypatch
-):
-  path, _ = kept
-  opened = opening.open_checkpoint
-
-  def changed(path):
-    checkpoint = opened(path)
-    params = jax.tree.map(np.copy, checkpoint.params)
-    params['cls'][0, 0, 0] += 1e-6
-    return dataclasses.replace(checkpoint, params=params)
-
-  monkeypatch.setattr(opening, 'open_checkpoint', changed)
-  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
-  assert status == 2
-  old, new = re.findall('[0-9a-f]{64}', err)
-  assert old != new
-  assert f'  parameters: "{old}" -> "{new}"\n' in err
-
-
-def test_identity_is_of_parameters_and_of_the_model(workdir):
-  checkpoint = opening.open_checkpoint(str(workdir))
-  identity = feature_file.identity
-  assert identity(checkpoint) == identity(opening.open_checkpoint(str(workdir)))
-  exact = checkpoint.model.clone(gelu='exact')
-  others = [
-    dataclasses.replace(checkpoint, model=exact),
-    opening.open_checkpoint(str(TINY)),
-  ]
-  assert len({identity(c) for c in (checkpoint, *others)}) == 3
-  weights = checkpoint.weights()
-  turned = types.SimpleNamespace(
-    fields=dict(reversed(weights.fields.items())), arrays=weights.arrays
-  )
-  other_order = types.SimpleNamespace(weights=lambda: turned)
-  assert identity(other_order) == identity(checkpoint)
-
-
-@pytest.mark.parametrize('kind', ['cut', 'other'])
-def test_a_damaged_file_of_features_is_one_error(
-  command, workdir, kept, tmp_path, kind
-):
-  data = kept[0].read_bytes()
-  path = tmp_path / 'f.npz'
-  if kind == 'cut':
-    damaged = [data[: len(data) * i // 5] for i in range(1, 5)]
-  else:
-    damaged = [TINY.read_bytes()]
-  for content in damaged:
-    path.write_bytes(content)
-    status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
-    assert status == 2
-    assert re.match(f'error: {path} .*--features.*\n$', err)
-    assert path.read_bytes() == content
-
-
-def test_nothing_half_written_is_left(command, workdir, tmp_path, monkeypatch):
-  """When writing the features fails, and when what comes after it does."""
-
-  def fail(file, **arrays):
-    file.write(b'half')
-    raise OSError('disk full')
-
-  path = tmp_path / 'features' / 'f.npz'
-  path.parent.mkdir()
-  with monkeypatch.context() as m:
-    m.setattr(np, 'savez', fail)
-    status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
-  assert (status, err) == (2, 'error: disk full\n')
-  assert not any(path.parent.iterdir())
-  assert not (tmp_path / 'out').exists()
-
-
 def test_representations_that_are_not_finite_are_refused(
   command, workdir, tmp_path, monkeypatch
 ):
@@ -477,14 +292,12 @@ def test_representations_that_are_not_finite_are_refused(
     return dataclasses.replace(checkpoint, params=params)
 
   monkeypatch.setattr(opening, 'open_checkpoint', diverged)
-  path = tmp_path / 'f.npz'
-  status, _, err = command(workdir, 'digits', *FEW, f'--features={path}')
+  status, _, err = command(workdir, 'digits', *FEW, '--probe')
   assert status == 2
   assert err == (
     'error: The features of 1437 of 1437 training images are not finite, first '
     'those of row 0. Has the model diverged, or did images become unreadable?\n'
   )
-  assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -495,7 +308,6 @@ def test_representations_that_are_not_finite_are_refused(
     (['--shots=200'], 'fewer than 200 shots'),
     (['--image_size=9'], 'an image of 9x9'),
     (['--batch_size=12'], 'use a multiple of 8, such as 16.'),
-    (['--features=/nowhere/f.npz'], 'there is no folder /nowhere'),
   ],
 )
 def test_bad_flags_are_refused_before_the_model_runs(
@@ -552,24 +364,6 @@ def test_an_unreadable_image_is_refused_or_left_out(
   status, out, _ = command(workdir, str(folder), *FEW, '--on_bad_image=skip')
   assert status == 0
   assert len(rows_of(tmp_path / 'out')) == 4
-
-
-def test_features_of_images_that_have_changed_are_refused(
-  command, workdir, folder, tmp_path
-):
-  path = tmp_path / 'f.npz'
-  args = (workdir, str(folder), *FEW, f'--features={path}')
-  assert command(*args)[0] == 0
-  assert command(*args)[0] == 0
-  changed = set()
-  for split in ('test', 'train'):
-    source = sources.open_source(str(folder), split)
-    shutil.copy(source[0]['name'], source[1]['name'])
-    changed.add(split)
-    status, _, err = command(*args)
-    assert status == 2
-    for name in ('train', 'test'):
-      assert (f'{name}_files: "folder ' in err) == (name in changed)
 
 
 def test_layers_are_refused_before_the_model_runs(
@@ -657,36 +451,21 @@ GLOO = '(Gloo|Rank|is|connected|to|peer|ranks|Expected|number|of|[^A-Za-z])*'
 
 @pytest.mark.slow
 def test_two_processes_measure_what_one_does(workdir, tmp_path):
-  """And one of them prints and writes, the features too."""
+  """And one of them prints and writes."""
   args = (*FEW, '--batch_size=64', '--probe')
-  alone, kept, again = (tmp_path / name for name in ('alone', 'kept', 'again'))
+  alone, folder = tmp_path / 'alone', tmp_path / 'both'
   finish([start(workdir, 'digits', f'--output={alone}', *args)])
   *shots, probed = rows_of(alone)
-  for folder in (kept, again):
-    outs = finish(
-      start_two(workdir, folder, *args, f'--features={tmp_path}/f.npz')
-    )
-    assert re.fullmatch(GLOO, outs[1]), outs[1]
-    assert ('the model is not run' in outs[0]) is (folder == again)
-    assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
-    assert os.listdir(folder) == ['0']
-    *shots_of_two, probed_by_two = rows_of(folder / '0')
-    assert shots_of_two == shots
-    # Sums in another order decide about an image on a border.
-    assert float(probed_by_two['accuracy']) == pytest.approx(
-      float(probed['accuracy']), abs=2.5 / 360
-    )
-  with np.load(tmp_path / 'f.npz') as file:
-    source = sources.open_source('digits', 'train')
-    np.testing.assert_allclose(
-      file['train_features'][[0, 700, 1436]],
-      one_by_one(
-        opening.open_checkpoint(str(workdir)),
-        sources.subset(source, [0, 700, 1436]),
-      ),
-      rtol=0,
-      atol=1e-5,
-    )
+  outs = finish(start_two(workdir, folder, *args))
+  assert re.fullmatch(GLOO, outs[1]), outs[1]
+  assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
+  assert os.listdir(folder) == ['0']
+  *shots_of_two, probed_by_two = rows_of(folder / '0')
+  assert shots_of_two == shots
+  # Sums in another order decide about an image on a border.
+  assert float(probed_by_two['accuracy']) == pytest.approx(
+    float(probed['accuracy']), abs=2.5 / 360
+  )
 
 
 def test_probes_of_all_layers_are_those_of_each(
@@ -718,7 +497,7 @@ def test_probes_of_all_layers_are_those_of_each(
   ('args', 'message'),
   [
     (('--layers=all',), '--layers=all takes --probe'),
-    (('--layers=all', '--probe', '--features=x.npz'), 'keeps no --features'),
+    (('--layers=all', '--probe', '--l2=fixed'), 'does not use --l2'),
   ],
 )
 def test_layers_without_what_they_need_are_refused(command, args, message):

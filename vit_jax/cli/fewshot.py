@@ -10,9 +10,6 @@ regression to all training examples.
 --layers=all fits one to every layer instead, and writes accuracy over depth,
 layers.csv and layers.png.
 
---features=FILE.npz keeps the representations of both splits, for other tools
-and for the next time: if the file has them already, the model is not run.
-
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
 
 draws several checkpoints into one picture.
@@ -38,7 +35,7 @@ def _run(args: argparse.Namespace) -> None:
   checkpoint = opening.open_checkpoint(args.checkpoint)
   names = ['train_split', 'test_split', 'batch_size']
   if not args.layers:
-    names += ['shots', 'seeds', 'layer', 'l2', 'probe', 'features']
+    names += ['shots', 'seeds', 'layer', 'l2', 'probe']
   options = {name: getattr(args, name) for name in names}
   H, W = checkpoint.image_size
   if args.image_size:
@@ -101,12 +98,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     choices=('all',),
     help='with --probe: fit it to each layer, and nothing to the shots',
   )
-  add(
-    '--features',
-    default='',
-    metavar='FILE.npz',
-    help='keep the representations of both splits, or use those kept there',
-  )
   add('--train_split', default='', help="default: the benchmark's, or train")
   add('--test_split', default='', help="default: the benchmark's, or test")
   add(
@@ -134,8 +125,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
     parser.error('--layers=all takes --probe.')
-  if args.layers and args.features:
-    parser.error('--layers=all keeps no --features.')
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
     if getattr(args, name) != parser.get_default(name):
       parser.error(f'--layers=all does not use --{name}: leave it out.')

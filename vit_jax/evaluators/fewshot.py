@@ -1,6 +1,5 @@
 """Few-shot accuracy and linear probes of any checkpoint's frozen features."""
 
-import dataclasses
 import itertools
 import logging
 import time
@@ -15,8 +14,8 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import bad_images, benchmarks, sources
 from vit_jax.data.sources import LabelledSource, Source
-from vit_jax.evaluators import feature_file, ridge
 from vit_jax.evaluators import probe as probe_lib
+from vit_jax.evaluators import ridge
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.fewshot_report import Curve, ProbeResult
 from vit_jax.evaluators.shots import Shots
@@ -40,7 +39,6 @@ def fewshot(
   layer: str = 'pre_logits',
   l2: str = 'choose',
   probe: bool = False,
-  features: str = '',
   **options: Any,
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
@@ -56,7 +54,6 @@ def fewshot(
     layer: as `features.layer` takes it.
     l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to fit a logistic regression to all training examples too.
-    features: a .npz file that keeps the features of both splits, or has them.
     **options: fields of `_Subject`.
 
   Raises:
@@ -64,36 +61,23 @@ def fewshot(
     ValueError: for arguments that cannot work, before the model is run, or for
       features that are not finite.
   """
-  is_kept = feature_file.is_there(features)
   subject = _Subject(checkpoint, data, **options)
   train, test = subject.splits
   function = features_lib.layer(subject.checkpoint.model, layer)
-  labels_N, names = train.labels(), train.class_names
-  kept = {
-    'train_labels': labels_N,
-    'test_labels': test.labels(),
-    'class_names': np.array(names),
-  }
+  labels_N = train.labels()
   drawn = Shots(
-    labels_N, kept['test_labels'], names, shots=shots, seeds=seeds, l2=l2
+    labels_N,
+    test.labels(),
+    train.class_names,
+    shots=shots,
+    seeds=seeds,
+    l2=l2,
   )
-  # Only a file needs the hash, which takes long for billions of parameters.
-  parameters = features and feature_file.identity(subject.original)
-  facts = {'parameters': parameters, 'layer': layer, **subject.facts()}
   if probe:
     probe_lib.hold_out(labels_N)  # refuses too few before the work
-  only_shots = not (features or probe)
-  if is_kept:
-    train_XD, test_MD = feature_file.read(features, facts, kept)
-    _say(f'read     {features}; the model is not run')
-  else:
-    some = sources.subset(train, drawn.rows_R.tolist()) if only_shots else train
-    train_XD, test_MD = subject.extract(function, (some, test))
-    if features and jax.process_index() == 0:
-      found = {'train_features': train_XD, 'test_features': test_MD}
-      feature_file.write(features, facts, found | kept)
-      _say(f'written  {features}')
-  shots_RD = train_XD if only_shots else train_XD[drawn.rows_R]
+  some = train if probe else sources.subset(train, drawn.rows_R.tolist())
+  train_XD, test_MD = subject.extract(function, (some, test))
+  shots_RD = train_XD[drawn.rows_R] if probe else train_XD
   results = drawn.evaluate(shots_RD, test_MD)
   probed = None
   if probe:
@@ -140,7 +124,7 @@ def probe_layers(
 
 
 class _Subject:
-  """A checkpoint, resized from `original`, with training and test splits."""
+  """A checkpoint with training and test splits."""
 
   def __init__(
     self,
@@ -172,35 +156,19 @@ class _Subject:
         f'evenly: use a multiple of {count}, such as '
         f'{-(-self._batch_size // count) * count}.'
       )
-    self.original = self.checkpoint = opening.open_checkpoint(checkpoint)
+    self.checkpoint = opening.open_checkpoint(checkpoint)
     if image_size:
-      self.checkpoint = transfer.resized(self.original, image_size)
-    self._data = sources.data_config(data)
-    name = self._data.name
-    train, test = benchmarks.usual_splits(name)
-    self._names = train_split or train, test_split or test
+      self.checkpoint = transfer.resized(self.checkpoint, image_size)
+    config = sources.data_config(data)
+    usual_train, usual_test = benchmarks.usual_splits(config.name)
+    names = train_split or usual_train, test_split or usual_test
     _say(_describe(self.checkpoint))
-    self.splits = open_splits(self._data, *self._names)
-    train_source, test_source = self.splits
-    _say(
-      f'data     {name}, {len(train_source.class_names):,} classes: '
-      f'{len(train_source):,} images of {self._names[0]}, '
-      f'{len(test_source):,} of {self._names[1]}'
-    )
-
-  def facts(self) -> dict[str, Any]:
-    """Returns all that features depend on besides parameters and layer."""
+    self.splits = open_splits(config, *names)
     train, test = self.splits
-    return {
-      'image_size': list(self.checkpoint.image_size),
-      'preprocessing': dataclasses.asdict(self.checkpoint.preprocessing),
-      'dataset': self._data.name,
-      'train_split': self._names[0],
-      'test_split': self._names[1],
-      'split_seed': self._data.split_seed,
-      'train_files': train.fingerprint(),
-      'test_files': test.fingerprint(),
-    }
+    _say(
+      f'data     {config.name}, {len(train.class_names):,} classes: '
+      f'{len(train):,} images of {names[0]}, {len(test):,} of {names[1]}'
+    )
 
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
