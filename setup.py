@@ -108,7 +108,7 @@ setuptools.setup(
   version=_VERSION,
   description='Vision Transformer in JAX/Flax for TPUs, a reference code base',
   license='Apache-2.0',
-  python_requires='>=3.11,<3.14',
+  python_requires='>=3.11,<3.15',
   packages=[
     *setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
     'vit_jax.configs',
