@@ -15,7 +15,6 @@ import yaml
 from tests.launch_tools import NASTY, ROOT, TRAINING, Tools, wait_for
 from vit_jax import main
 from vit_jax.cli import flags
-from vit_jax.training import processes
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_task_of_skypilot():
   resources = task['resources']
   assert resources['accelerators'] == 'tpu-v6e-16'
   assert resources['job_recovery'] == {
-    'recover_on_exit_codes': [processes.EXIT_LOST, flags.EXIT_PREEMPTED]
+    'recover_on_exit_codes': flags.EXIT_PREEMPTED
   }
   python, *words = shlex.split(task['run'])
   assert python == 'env/bin/python'
